@@ -1,0 +1,169 @@
+//! The moment a save counts: everything synced, the manifest last, then one rename.
+//!
+//! A crash before the rename leaves `step-N.tmp`, which nobody reads and the next [`begin`] removes; a
+//! crash after it leaves a whole checkpoint. There is no pointer file that could disagree. Only rank 0
+//! calls these functions, and only one save of a run is under way at a time.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::durable::{remove_folder, rename, sync_folder, write_file};
+use crate::manifest::{MANIFEST, Manifest, PieceList};
+use crate::read::Checkpoint;
+use crate::steps::{self, SaveStage};
+use crate::write::{data_file, list_file};
+use crate::{CheckpointError, Result};
+
+/// Makes the empty folder `step-N.tmp` under `checkpoints` (which is created) and returns its path.
+/// Removes what an interrupted save of any step left behind.
+///
+/// # Errors
+/// [`CheckpointError::Write`] or [`CheckpointError::Read`] when the folder cannot be used.
+pub fn begin(checkpoints: &Path, step: u64) -> Result<PathBuf> {
+    fs::create_dir_all(checkpoints).map_err(CheckpointError::writing(checkpoints))?;
+    for folder in steps::list(checkpoints)? {
+        match folder.stage {
+            SaveStage::Unfinished => remove_folder(&folder.path)?,
+            SaveStage::Replaced => settle_replaced(checkpoints, folder.step)?,
+            SaveStage::Committed => {}
+        }
+    }
+    let tmp = steps::unfinished(checkpoints, step);
+    fs::create_dir(&tmp).map_err(CheckpointError::writing(&tmp))?;
+    sync_folder(checkpoints)?;
+    Ok(tmp)
+}
+
+/// Turns `tmp`, as [`begin`] named it and into which `ranks` ranks have written, into the checkpoint
+/// `step-N` beside it, replacing an older one of the same step, and returns its path. `state` is kept for
+/// the caller: step, sampler cursor, configuration.
+///
+/// # Errors
+/// [`CheckpointError::NotWhole`] when the pieces do not cover every tensor exactly once, or a rank wrote
+/// nothing; [`CheckpointError::Write`], [`CheckpointError::Read`]. In every case `tmp` is removed and
+/// older checkpoints are untouched.
+///
+/// # Panics
+/// When `tmp` is not named `step-N.tmp`.
+pub fn commit(tmp: &Path, state: Value, ranks: usize) -> Result<PathBuf> {
+    let named = tmp.file_name().and_then(|name| name.to_str()).and_then(steps::parse);
+    let Some((step, SaveStage::Unfinished)) = named else {
+        panic!("{} was not made by begin", tmp.display());
+    };
+    let checkpoints = tmp.parent().expect("a path that ends in a name has a parent");
+    let sealed = seal(tmp, step, state, ranks).and_then(|()| publish(checkpoints, tmp, step));
+    if sealed.is_err() {
+        // Best effort: the first error is the one to tell, and the next `begin` tries again.
+        let _ = remove_folder(tmp);
+    }
+    sealed
+}
+
+/// Removes a save that a rank could not finish.
+///
+/// # Errors
+/// [`CheckpointError::Write`] when the folder cannot be removed.
+pub fn discard(tmp: &Path) -> Result<()> {
+    remove_folder(tmp)
+}
+
+/// Removes all but the newest `keep` (at least 1) whole checkpoints; returns the removed folders. Call it
+/// only after [`commit`]. Damaged checkpoints are neither counted nor touched.
+///
+/// # Errors
+/// [`CheckpointError::Read`] or [`CheckpointError::Write`].
+///
+/// # Panics
+/// When `keep` is 0.
+pub fn purge(checkpoints: &Path, keep: usize) -> Result<Vec<PathBuf>> {
+    assert!(keep >= 1, "a purge that keeps nothing would lose the run");
+    let whole = steps::list(checkpoints)?.into_iter().filter(|folder| {
+        folder.stage == SaveStage::Committed
+            && Checkpoint::open(&folder.path).and_then(|checkpoint| checkpoint.check_files()).is_ok()
+    });
+    let mut removed = Vec::new();
+    for folder in whole.skip(keep) {
+        // Under its other name a half-removed checkpoint is nobody's newest.
+        let going = steps::unfinished(checkpoints, folder.step);
+        rename(&folder.path, &going)?;
+        sync_folder(checkpoints)?;
+        remove_folder(&going)?;
+        removed.push(folder.path);
+    }
+    Ok(removed)
+}
+
+/// Checks what the ranks wrote, writes the manifest, removes the piece lists; all synced.
+fn seal(tmp: &Path, step: u64, state: Value, ranks: usize) -> Result<()> {
+    let lists = (0..ranks)
+        .map(|rank| Ok((data_file(rank), piece_list(tmp, rank)?)))
+        .collect::<Result<Vec<(String, PieceList)>>>()?;
+    let manifest =
+        Manifest::merge(step, state, lists).map_err(|reason| CheckpointError::NotWhole { reason })?;
+    write_file(&tmp.join(MANIFEST), &manifest.encode())?;
+    for rank in 0..ranks {
+        let list = tmp.join(list_file(rank));
+        fs::remove_file(&list).map_err(CheckpointError::writing(&list))?;
+    }
+    sync_folder(tmp)
+}
+
+/// What `rank` wrote, with its data file as long as it says.
+fn piece_list(tmp: &Path, rank: usize) -> Result<PieceList> {
+    let path = tmp.join(list_file(rank));
+    let bytes = match fs::read(&path) {
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+            return Err(CheckpointError::NotWhole {
+                reason: format!("rank {rank} has written nothing to {}", tmp.display()),
+            });
+        }
+        other => other.map_err(CheckpointError::reading(&path))?,
+    };
+    let list: PieceList = serde_json::from_slice(&bytes).map_err(|cause| CheckpointError::NotWhole {
+        reason: format!("the piece list {} is damaged: {cause}", path.display()),
+    })?;
+    let data = tmp.join(data_file(rank));
+    let found = fs::metadata(&data).map_err(CheckpointError::reading(&data))?.len();
+    if found != list.file_bytes {
+        return Err(CheckpointError::WrongSize {
+            path: data,
+            expected: list.file_bytes,
+            found,
+            tensor: None,
+        });
+    }
+    Ok(list)
+}
+
+/// Renames a sealed folder to its final name. An older checkpoint of the step steps aside first, and
+/// back if the rename fails; a crash between the two renames leaves it readable as `step-N.replaced`.
+fn publish(checkpoints: &Path, tmp: &Path, step: u64) -> Result<PathBuf> {
+    let target = steps::committed(checkpoints, step);
+    let aside = steps::replaced(checkpoints, step);
+    let replaces = target.symlink_metadata().is_ok();
+    if replaces {
+        remove_folder(&aside)?;
+        rename(&target, &aside)?;
+    }
+    if let Err(error) = rename(tmp, &target) {
+        if replaces {
+            let _ = fs::rename(&aside, &target);
+        }
+        return Err(error);
+    }
+    sync_folder(checkpoints)?;
+    if replaces {
+        remove_folder(&aside)?;
+    }
+    Ok(target)
+}
+
+/// After a crash in [`publish`]: the older checkpoint goes if the newer arrived, else takes its name back.
+fn settle_replaced(checkpoints: &Path, step: u64) -> Result<()> {
+    let target = steps::committed(checkpoints, step);
+    let aside = steps::replaced(checkpoints, step);
+    if target.symlink_metadata().is_ok() { remove_folder(&aside) } else { rename(&aside, &target) }
+}

@@ -1,0 +1,184 @@
+//! What can go wrong between a tensor in memory and its bytes on disk.
+//!
+//! Each message says what was given, what was expected and what to do, and contains its cause (the
+//! cause is not repeated as `source()`), so printing the error alone tells everything.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// An error of a checkpoint or of a Hugging Face folder.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The disk refused to read.
+    #[error("cannot read {}: {cause}{}", .path.display(), read_advice(.cause))]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+
+    /// The disk refused to write, rename, sync or remove.
+    #[error(
+        "cannot write {}: {cause}{}; what was there before is untouched",
+        .path.display(), write_advice(.cause)
+    )]
+    Write {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+
+    /// The folder holds no committed checkpoint.
+    #[error("{} is no checkpoint: {reason}", .path.display())]
+    NotACheckpoint {
+        /// The folder.
+        path: PathBuf,
+        /// What is missing, and what to give instead.
+        reason: String,
+    },
+
+    /// The manifest cannot be trusted or understood.
+    #[error("the manifest {} cannot be used: {reason}", .path.display())]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// What the ranks wrote does not add up to whole tensors.
+    #[error("the checkpoint would not be whole: {reason}; it was not committed")]
+    NotWhole {
+        /// Which tensor or rank, and what is missing or double.
+        reason: String,
+    },
+
+    /// A file is shorter or longer than the manifest says.
+    #[error(
+        "{} has {found} bytes and {expected} were expected{}: load another checkpoint or copy \
+         this one again", .path.display(), needed_for(.tensor.as_ref())
+    )]
+    WrongSize {
+        /// The file.
+        path: PathBuf,
+        /// Bytes it must have.
+        expected: u64,
+        /// Bytes it has; 0 when it is not there.
+        found: u64,
+        /// The tensor that was being read, if any.
+        tensor: Option<String>,
+    },
+
+    /// The bytes on disk are not the bytes that were saved.
+    #[error(
+        "{tensor} is damaged: the checksum of its piece, elements {} to {} (bytes {} to {} of {}), \
+         does not match: load another checkpoint or copy this one again",
+        .elements.start, .elements.end, .bytes.start, .bytes.end, .path.display()
+    )]
+    Damaged {
+        /// State and name.
+        tensor: String,
+        /// The piece, in elements of the whole tensor.
+        elements: std::ops::Range<u64>,
+        /// The piece, in bytes of its file.
+        bytes: std::ops::Range<u64>,
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// The checkpoint has no such tensor.
+    #[error("no {wanted} in {}{}", .path.display(), nearest_is(.nearest.as_ref()))]
+    UnknownTensor {
+        /// State and name that were asked for.
+        wanted: String,
+        /// The checkpoint or folder.
+        path: PathBuf,
+        /// The most similar tensor that it has.
+        nearest: Option<String>,
+    },
+
+    /// More elements were asked for than the tensor has.
+    #[error(
+        "{tensor} in {} has shape {shape:?}, so elements {} to {} do not exist: was it saved by \
+         another model?", .path.display(), .range.start, .range.end
+    )]
+    OutsideTensor {
+        /// State and name.
+        tensor: String,
+        /// Its shape on disk.
+        shape: Vec<usize>,
+        /// What was asked for.
+        range: std::ops::Range<u64>,
+        /// The checkpoint or folder.
+        path: PathBuf,
+    },
+
+    /// A folder or file is not what Hugging Face's programs write.
+    #[error("{} cannot be imported: {reason}", .path.display())]
+    HuggingFace {
+        /// The folder or file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+
+    /// A safetensors file whose header contradicts itself or its length.
+    #[error("{} is damaged or no safetensors file: {reason}", .path.display())]
+    TensorFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with the header.
+        reason: String,
+    },
+}
+
+impl CheckpointError {
+    /// Turns an I/O error on `path` into [`CheckpointError::Read`].
+    pub(crate) fn reading(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError + '_ {
+        move |cause| CheckpointError::Read { path: path.to_path_buf(), cause }
+    }
+
+    /// Turns an I/O error on `path` into [`CheckpointError::Write`].
+    pub(crate) fn writing(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError + '_ {
+        move |cause| CheckpointError::Write { path: path.to_path_buf(), cause }
+    }
+}
+
+fn read_advice(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::PermissionDenied => "; give this user the right to read it",
+        io::ErrorKind::NotADirectory => "; a part of this path is a file and no folder",
+        _ => "",
+    }
+}
+
+fn write_advice(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; free space there, keep fewer checkpoints, or choose another folder"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "; give this user the right to write there or choose another folder"
+        }
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            "; a file stands where a folder is needed: move it away or choose another folder"
+        }
+        _ => "",
+    }
+}
+
+fn needed_for(tensor: Option<&String>) -> String {
+    tensor.map_or_else(String::new, |tensor| format!(", {tensor} needs them"))
+}
+
+fn nearest_is(nearest: Option<&String>) -> String {
+    nearest.map_or_else(
+        || "; it holds no tensors".to_string(),
+        |name| format!("; the nearest that it has is {name}"),
+    )
+}

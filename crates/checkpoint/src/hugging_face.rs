@@ -1,0 +1,210 @@
+//! A Hugging Face model folder: `config.json` and safetensors, in one file or several.
+//!
+//! Only headers are read on opening. Numbers come as f32 whatever the file holds (F32, F16 or BF16),
+//! converted through a small window, so an import needs no copy of the file in memory.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::float_formats::{bf16_to_f32, f16_to_f32};
+use crate::nearest::nearest;
+use crate::tensor_file::{self, Entry, elements};
+use crate::{CheckpointError, Result};
+
+pub(crate) const CONFIG: &str = "config.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Elements that are converted at a time.
+const CONVERT_ELEMENTS: usize = 1 << 16;
+
+/// A model folder, open for reading.
+#[derive(Debug)]
+pub struct HuggingFaceDir {
+    dir: PathBuf,
+    config: Value,
+    tensors: Vec<(PathBuf, Entry)>,
+    /// Name to position in `tensors`.
+    positions: BTreeMap<String, usize>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl HuggingFaceDir {
+    /// Opens `dir`: reads its configuration and the headers of its safetensors files, and checks them.
+    ///
+    /// # Errors
+    /// [`CheckpointError::HuggingFace`] when files are missing or are no JSON,
+    /// [`CheckpointError::TensorFile`] and [`CheckpointError::WrongSize`] for damaged ones,
+    /// [`CheckpointError::Read`].
+    pub fn open(dir: &Path) -> Result<HuggingFaceDir> {
+        if !dir.is_dir() {
+            return Err(bad(dir, "there is no such folder"));
+        }
+        let config_path = dir.join(CONFIG);
+        let Some(config) = json::<Value>(&config_path)? else {
+            return Err(bad(dir, "it has no config.json; give the folder of a Hugging Face model"));
+        };
+        if !config.is_object() {
+            return Err(bad(&config_path, "it is no JSON object"));
+        }
+        let tensors = if dir.join(SINGLE).exists() {
+            let path = dir.join(SINGLE);
+            tensor_file::entries(&path)?.into_iter().map(|entry| (path.clone(), entry)).collect()
+        } else {
+            sharded(dir)?
+        };
+        let positions = tensors.iter().enumerate().map(|(at, (_, entry))| (entry.name.clone(), at)).collect();
+        Ok(HuggingFaceDir { dir: dir.to_path_buf(), config, tensors, positions })
+    }
+
+    /// What `config.json` says.
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
+    /// All tensors, in the order in which they lie in the files.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.iter().map(|(_, entry)| entry.name.as_str())
+    }
+
+    /// Whether there is such a tensor.
+    pub fn contains(&self, name: &str) -> bool {
+        self.positions.contains_key(name)
+    }
+
+    /// Shape of a tensor.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownTensor`], which names the nearest known.
+    pub fn shape(&self, name: &str) -> Result<&[usize]> {
+        Ok(&self.find(name)?.1.shape)
+    }
+
+    /// Fills `out` with the elements `range` of the flattened tensor, converted to f32.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownTensor`], [`CheckpointError::OutsideTensor`], [`CheckpointError::Read`];
+    /// [`CheckpointError::HuggingFace`] for a type that is no F32, F16 or BF16.
+    ///
+    /// # Panics
+    /// When `out` is not as long as the range.
+    pub fn read_f32(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
+        let (path, entry) = self.find(name)?;
+        let whole = elements(&entry.shape).expect("checked against the file when it was opened");
+        if range.start > range.end || range.end > whole {
+            return Err(CheckpointError::OutsideTensor {
+                tensor: name.to_string(),
+                shape: entry.shape.clone(),
+                range,
+                path: self.dir.clone(),
+            });
+        }
+        assert_eq!(out.len() as u64, range.end - range.start, "{name}: the buffer does not fit {range:?}");
+        let convert = match entry.dtype.as_str() {
+            "F32" => None,
+            "F16" => Some(f16_to_f32 as fn(u16) -> f32),
+            "BF16" => Some(bf16_to_f32 as fn(u16) -> f32),
+            other => {
+                let reason = format!("{name} is {other}, and only F32, F16 and BF16 can be read");
+                return Err(bad(path, &reason));
+            }
+        };
+        let file = File::open(path).map_err(CheckpointError::reading(path))?;
+        let read = match convert {
+            None => file.read_exact_at(bytemuck::cast_slice_mut(out), entry.bytes.start + range.start * 4),
+            Some(convert) => read_halves(&file, entry.bytes.start + range.start * 2, convert, out),
+        };
+        read.map_err(CheckpointError::reading(path))
+    }
+
+    fn find(&self, name: &str) -> Result<&(PathBuf, Entry)> {
+        self.positions.get(name).map(|&at| &self.tensors[at]).ok_or_else(|| CheckpointError::UnknownTensor {
+            wanted: name.to_string(),
+            path: self.dir.clone(),
+            nearest: nearest(name, self.names()).map(str::to_string),
+        })
+    }
+}
+
+/// Two-byte elements from byte `at` on.
+fn read_halves(file: &File, mut at: u64, convert: fn(u16) -> f32, out: &mut [f32]) -> io::Result<()> {
+    let mut halves = vec![0u16; out.len().min(CONVERT_ELEMENTS)];
+    for part in out.chunks_mut(CONVERT_ELEMENTS) {
+        let halves = &mut halves[..part.len()];
+        file.read_exact_at(bytemuck::cast_slice_mut(halves), at)?;
+        for (value, &half) in part.iter_mut().zip(halves.iter()) {
+            *value = convert(half);
+        }
+        at += 2 * part.len() as u64;
+    }
+    Ok(())
+}
+
+/// The tensors that the index lists, from all of its files.
+fn sharded(dir: &Path) -> Result<Vec<(PathBuf, Entry)>> {
+    let index_path = dir.join(INDEX);
+    let Some(Index { weight_map }) = json(&index_path)? else {
+        return Err(bad(dir, &no_safetensors(dir)));
+    };
+    let mut files: Vec<&String> = weight_map.values().collect();
+    files.sort();
+    files.dedup();
+    let mut tensors = Vec::with_capacity(weight_map.len());
+    for file in files {
+        if Path::new(file).file_name() != Some(file.as_ref()) {
+            return Err(bad(&index_path, &format!("{file:?} is not the name of a file in this folder")));
+        }
+        let path = dir.join(file);
+        if !path.exists() {
+            let reason = format!("it needs {file}, which is not in the folder: download it too");
+            return Err(bad(&index_path, &reason));
+        }
+        let listed = tensor_file::entries(&path)?
+            .into_iter()
+            .filter(|entry| weight_map.get(&entry.name) == Some(file))
+            .map(|entry| (path.clone(), entry));
+        tensors.extend(listed);
+    }
+    if tensors.len() != weight_map.len() {
+        let missing = weight_map.iter().find(|(name, _)| tensors.iter().all(|(_, e)| e.name != **name));
+        let (name, file) = missing.expect("fewer tensors than names");
+        return Err(bad(&index_path, &format!("it says that {name} is in {file}, and it is not")));
+    }
+    Ok(tensors)
+}
+
+fn no_safetensors(dir: &Path) -> String {
+    if dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists() {
+        "its weights are a pickle (pytorch_model.bin), which may run code when read; convert them with \
+         transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT, \
+         safe_serialization=True)"
+            .to_string()
+    } else {
+        format!("it has neither {SINGLE} nor {INDEX}; give the folder of a Hugging Face model")
+    }
+}
+
+/// A JSON file; `None` when it is not there.
+fn json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>> {
+    let bytes = match fs::read(path) {
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(CheckpointError::reading(path))?,
+    };
+    let parsed = serde_json::from_slice(&bytes);
+    parsed.map(Some).map_err(|cause| bad(path, &format!("it is not the JSON that is expected: {cause}")))
+}
+
+fn bad(path: &Path, reason: &str) -> CheckpointError {
+    CheckpointError::HuggingFace { path: path.to_path_buf(), reason: reason.to_string() }
+}

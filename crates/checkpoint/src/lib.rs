@@ -1,0 +1,42 @@
+//! Training state on disk: saved by any layout, loaded into any other, never half there.
+//!
+//! The way of a save: [`begin`] makes `step-N.tmp`; every rank streams its file with [`write_rank`];
+//! rank 0 checks that the pieces cover every tensor exactly once, writes the manifest and renames the
+//! folder in [`commit`]; [`purge`] then removes what is old. The way of a load: [`newest`] finds the
+//! highest step that is whole, and [`Checkpoint::read`] assembles any element range of any tensor from
+//! whatever pieces hold it, each verified against its blake3 before its bytes are used.
+//! [`HuggingFaceDir`] and [`write_hugging_face`] are the door to other programs.
+//!
+//! This crate knows no rank's role, strategy or model: a piece is a name, a global shape, an element
+//! type and a range of the flattened tensor.
+#![forbid(unsafe_code)]
+
+mod commit;
+mod durable;
+mod error;
+mod float_formats;
+mod hugging_face;
+mod hugging_face_export;
+mod manifest;
+mod nearest;
+mod read;
+mod steps;
+mod tensor_file;
+mod verify;
+mod write;
+
+pub use commit::{begin, commit, discard, purge};
+pub use error::CheckpointError;
+pub use float_formats::{bf16_to_f32, f16_to_f32};
+pub use hugging_face::HuggingFaceDir;
+pub use hugging_face_export::{ReadTensor, write_hugging_face};
+pub use manifest::{StoredPiece, StoredTensor};
+pub use read::{Checkpoint, Newest, READ_WINDOW_BYTES, Skipped, newest};
+pub use verify::{Statistics, TensorReport};
+pub use write::{Fill, Piece, write_rank};
+
+/// Every fallible call of this crate fails with a [`CheckpointError`].
+pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
+
+// Files hold little-endian numbers, and buffers are read and written as they lie in memory.
+const _: () = assert!(cfg!(target_endian = "little"));

@@ -1,0 +1,264 @@
+//! What a checkpoint holds: the one file that makes a folder of bytes a checkpoint.
+//!
+//! `manifest.json` lists every tensor of every state with its global shape and the pieces that tile it,
+//! each with file, byte offset, element range and blake3, and carries the caller's own state. Its first
+//! field is the blake3 of all that follows that line, so a flipped bit in a cursor or a shape is found as
+//! surely as one in a tensor. Coverage is checked when a manifest is made and again when it is read.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use phalanx_trace::DType;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::tensor_file::elements;
+use crate::{CheckpointError, Result};
+
+/// Name of the manifest in its folder.
+pub(crate) const MANIFEST: &str = "manifest.json";
+
+const FORMAT: &str = "phalanx-checkpoint";
+const VERSION: u32 = 1;
+
+/// What one rank wrote; lives from `write_rank` to `commit`.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct PieceList {
+    pub(crate) file_bytes: u64,
+    pub(crate) pieces: Vec<PieceRecord>,
+}
+
+/// One piece as its rank describes it.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct PieceRecord {
+    pub(crate) state: String,
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: DType,
+    pub(crate) range: [u64; 2],
+    pub(crate) offset: u64,
+    pub(crate) blake3: String,
+}
+
+/// The manifest, without its checksum.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    pub(crate) format: String,
+    pub(crate) version: u32,
+    pub(crate) step: u64,
+    pub(crate) ranks: usize,
+    /// The caller's own: sampler cursor, configuration ...
+    pub(crate) state: Value,
+    /// Name and bytes of each file.
+    pub(crate) files: BTreeMap<String, u64>,
+    /// Ordered by state, then name.
+    pub(crate) tensors: Vec<StoredTensor>,
+}
+
+/// A whole tensor on disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredTensor {
+    /// `parameters`, `exp_avg` ...
+    pub state: String,
+    /// Name of the parameter.
+    pub name: String,
+    /// Type of an element.
+    pub dtype: DType,
+    /// Global shape.
+    pub shape: Vec<usize>,
+    /// Its pieces in the order of their elements: no gap, no overlap.
+    pub pieces: Vec<StoredPiece>,
+}
+
+/// A part of a tensor, contiguous in one file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredPiece {
+    /// Name of the file in the checkpoint's folder.
+    pub file: String,
+    /// Where the piece begins, in bytes from the start of the file.
+    pub offset: u64,
+    /// First element and the one after the last, of the flattened tensor.
+    pub range: [u64; 2],
+    /// Checksum of its bytes, in hexadecimal.
+    pub blake3: String,
+}
+
+impl StoredTensor {
+    /// Elements of the whole tensor.
+    pub fn elements(&self) -> u64 {
+        elements(&self.shape).expect("checked when the manifest was made or read")
+    }
+
+    /// State and name, as files and messages spell them.
+    pub fn label(&self) -> String {
+        format!("{}/{}", self.state, self.name)
+    }
+}
+
+impl StoredPiece {
+    /// The piece in elements of its tensor.
+    pub fn elements(&self) -> Range<u64> {
+        self.range[0]..self.range[1]
+    }
+
+    /// The piece in bytes of its file.
+    pub fn bytes(&self, dtype: DType) -> Range<u64> {
+        self.offset..self.offset + (self.range[1] - self.range[0]) * dtype.bytes() as u64
+    }
+}
+
+impl Manifest {
+    /// Merges the lists of all ranks.
+    ///
+    /// # Errors
+    /// What is wrong, in words: ranks that disagree about a tensor, a gap, an overlap.
+    pub(crate) fn merge(
+        step: u64,
+        state: Value,
+        lists: Vec<(String, PieceList)>,
+    ) -> Result<Manifest, String> {
+        let ranks = lists.len();
+        let mut files = BTreeMap::new();
+        let mut tensors: BTreeMap<(String, String), StoredTensor> = BTreeMap::new();
+        for (file, list) in lists {
+            files.insert(file.clone(), list.file_bytes);
+            for record in list.pieces {
+                let PieceRecord { state, name, shape, dtype, range, offset, blake3 } = record;
+                let key = (state.clone(), name.clone());
+                let tensor = tensors.entry(key).or_insert_with(|| StoredTensor {
+                    state,
+                    name,
+                    dtype,
+                    shape: shape.clone(),
+                    pieces: Vec::new(),
+                });
+                if tensor.shape != shape || tensor.dtype != dtype {
+                    return Err(format!(
+                        "{} is {} of shape {:?} in {} and {} of shape {shape:?} in {file}",
+                        tensor.label(),
+                        tensor.dtype.name(),
+                        tensor.shape,
+                        tensor.pieces[0].file,
+                        dtype.name(),
+                    ));
+                }
+                tensor.pieces.push(StoredPiece { file: file.clone(), offset, range, blake3 });
+            }
+        }
+        let mut tensors: Vec<StoredTensor> = tensors.into_values().collect();
+        for tensor in &mut tensors {
+            tensor.pieces.sort_by_key(|piece| piece.range);
+        }
+        let manifest =
+            Manifest { format: FORMAT.to_string(), version: VERSION, step, ranks, state, files, tensors };
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// The bytes of `manifest.json`.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let json = serde_json::to_string_pretty(self).expect("a manifest has only names and numbers");
+        let rest = json.strip_prefix("{\n").expect("a pretty object opens with its own line");
+        format!("{{\n  \"blake3\": \"{}\",\n{rest}\n", digest(rest.as_bytes())).into_bytes()
+    }
+
+    /// Reads and checks `bytes`, found at `path`.
+    pub(crate) fn decode(path: &Path, bytes: &[u8]) -> Result<Manifest> {
+        let decoded = checked_text(bytes).and_then(|text| {
+            let versioned: Versioned = serde_json::from_str(text).map_err(|cause| cause.to_string())?;
+            if versioned.format != FORMAT || versioned.version != VERSION {
+                return Err(format!(
+                    "it is {} version {}, and this program reads {FORMAT} version {VERSION}: use the \
+                     program that wrote it, or a newer one",
+                    versioned.format, versioned.version
+                ));
+            }
+            let manifest: Manifest = serde_json::from_str(text).map_err(|cause| cause.to_string())?;
+            manifest.check()?;
+            Ok(manifest)
+        });
+        decoded.map_err(|reason| CheckpointError::Manifest { path: path.to_path_buf(), reason })
+    }
+
+    /// Every tensor is tiled exactly once by pieces that lie within known files.
+    fn check(&self) -> Result<(), String> {
+        for file in self.files.keys() {
+            if Path::new(file).file_name() != Some(file.as_ref()) {
+                return Err(format!("{file:?} is not the name of a file in this folder"));
+            }
+        }
+        for pair in self.tensors.windows(2) {
+            if (&pair[0].state, &pair[0].name) >= (&pair[1].state, &pair[1].name) {
+                return Err(format!("{} and {} are out of order", pair[0].label(), pair[1].label()));
+            }
+        }
+        self.tensors.iter().try_for_each(|tensor| self.check_coverage(tensor))
+    }
+
+    fn check_coverage(&self, tensor: &StoredTensor) -> Result<(), String> {
+        let label = tensor.label();
+        let whole = elements(&tensor.shape)
+            .filter(|count| count.checked_mul(tensor.dtype.bytes() as u64).is_some())
+            .ok_or_else(|| format!("{label} has an impossible shape {:?}", tensor.shape))?;
+        let mut covered = 0;
+        let mut before = "";
+        for piece in &tensor.pieces {
+            let [start, end] = piece.range;
+            let file = &piece.file;
+            if start < covered {
+                return Err(format!(
+                    "elements {start} to {} of {label} are saved twice, in {before} and in {file}",
+                    covered.min(end)
+                ));
+            }
+            if start > covered {
+                return Err(format!("elements {covered} to {start} of {label} were saved by no rank"));
+            }
+            if end <= start || end > whole {
+                return Err(format!(
+                    "{file} has elements {start} to {end} of {label}, which has {whole} elements"
+                ));
+            }
+            let file_bytes = self.files.get(file).copied().unwrap_or(0);
+            let length = (end - start) * tensor.dtype.bytes() as u64;
+            if piece.offset.checked_add(length).is_none_or(|last| last > file_bytes) {
+                return Err(format!(
+                    "elements {start} to {end} of {label} lie outside {file} of {file_bytes} bytes"
+                ));
+            }
+            covered = end;
+            before = file;
+        }
+        if covered < whole {
+            return Err(format!("elements {covered} to {whole} of {label} were saved by no rank"));
+        }
+        Ok(())
+    }
+}
+
+#[derive(Deserialize)]
+struct Versioned {
+    format: String,
+    version: u32,
+}
+
+/// The text of a manifest whose first field matches the rest.
+fn checked_text(bytes: &[u8]) -> Result<&str, String> {
+    let damaged = "it is damaged or was edited: load another checkpoint or copy this one again";
+    let text = str::from_utf8(bytes).map_err(|_| damaged.to_string())?;
+    let (stated, rest) = text
+        .strip_prefix("{\n  \"blake3\": \"")
+        .and_then(|text| text.split_once("\",\n"))
+        .ok_or_else(|| damaged.to_string())?;
+    let rest = rest.strip_suffix('\n').unwrap_or(rest);
+    if digest(rest.as_bytes()) != stated {
+        return Err(damaged.to_string());
+    }
+    Ok(text)
+}
+
+/// blake3 in hexadecimal.
+pub(crate) fn digest(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex().to_string()
+}

@@ -1,0 +1,175 @@
+//! The safetensors format: 8 bytes of header length, a JSON header, the tensors one after another.
+//!
+//! Written here rather than taken from the `safetensors` crate because that crate wants the whole file
+//! in memory or mapped; we stream. Follows <https://huggingface.co/docs/safetensors>; the tests hold
+//! what is written against the crate's own reader.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use phalanx_trace::DType;
+use serde::Deserialize;
+
+use crate::{CheckpointError, Result};
+
+/// Largest header that the format allows.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// A tensor about to be written.
+pub(crate) struct NewEntry {
+    pub(crate) key: String,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: u64,
+}
+
+/// The first bytes of a file that holds `entries` in that order: length and header, padded with spaces
+/// to a multiple of 8. The same entries give the same bytes.
+pub(crate) fn header(entries: &[NewEntry], metadata: &[(&str, &str)]) -> Vec<u8> {
+    let mut fields = Vec::with_capacity(entries.len() + 1);
+    if !metadata.is_empty() {
+        let pairs: Vec<_> =
+            metadata.iter().map(|(key, value)| format!("{}:{}", quoted(key), quoted(value))).collect();
+        fields.push(format!("\"__metadata__\":{{{}}}", pairs.join(",")));
+    }
+    let mut begin = 0;
+    for entry in entries {
+        let end = begin + entry.bytes;
+        let shape: Vec<_> = entry.shape.iter().map(usize::to_string).collect();
+        fields.push(format!(
+            "{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{begin},{end}]}}",
+            quoted(&entry.key),
+            format_name(entry.dtype),
+            shape.join(","),
+        ));
+        begin = end;
+    }
+    let mut json = format!("{{{}}}", fields.join(","));
+    while json.len() % 8 != 0 {
+        json.push(' ');
+    }
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(json.as_bytes());
+    bytes
+}
+
+/// A tensor found in a file.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    /// As the file spells it: `F32`, `BF16`, `I64` ...
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<usize>,
+    /// Where its data lies, from the start of the file.
+    pub(crate) bytes: Range<u64>,
+}
+
+#[derive(Deserialize)]
+struct RawEntry {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: [u64; 2],
+}
+
+/// Reads the header of `path` and checks it against itself and the length of the file. Entries come in
+/// the order of their data.
+///
+/// # Errors
+/// [`CheckpointError::TensorFile`] for a header that makes no sense, [`CheckpointError::WrongSize`] for
+/// a file cut short or too long, [`CheckpointError::Read`].
+pub(crate) fn entries(path: &Path) -> Result<Vec<Entry>> {
+    let bad = |reason: String| CheckpointError::TensorFile { path: path.to_path_buf(), reason };
+    let file = File::open(path).map_err(CheckpointError::reading(path))?;
+    let found = file.metadata().map_err(CheckpointError::reading(path))?.len();
+    if found < 8 {
+        return Err(bad(format!("{found} bytes are too few for a header")));
+    }
+    let mut length = [0; 8];
+    file.read_exact_at(&mut length, 0).map_err(CheckpointError::reading(path))?;
+    let length = u64::from_le_bytes(length);
+    if length > MAX_HEADER_BYTES || length > found - 8 {
+        return Err(bad(format!("its header claims {length} bytes, the file has {found}")));
+    }
+    let mut json = vec![0; length as usize];
+    file.read_exact_at(&mut json, 8).map_err(CheckpointError::reading(path))?;
+    let entries = parse(&json, 8 + length).map_err(bad)?;
+    let expected = entries.last().map_or(8 + length, |last| last.bytes.end);
+    if found != expected {
+        return Err(CheckpointError::WrongSize { path: path.to_path_buf(), expected, found, tensor: None });
+    }
+    Ok(entries)
+}
+
+/// The entries of a header, ordered and checked to lie one after another from `data_start`.
+fn parse(json: &[u8], data_start: u64) -> Result<Vec<Entry>, String> {
+    let raw: BTreeMap<String, serde_json::Value> =
+        serde_json::from_slice(json).map_err(|cause| format!("its header is no JSON object: {cause}"))?;
+    let mut entries = Vec::with_capacity(raw.len());
+    for (name, value) in raw {
+        if name == "__metadata__" {
+            continue;
+        }
+        let entry: RawEntry = serde_json::from_value(value)
+            .map_err(|cause| format!("its header describes {name} wrongly: {cause}"))?;
+        let [begin, end] = entry.data_offsets;
+        let place = data_start.checked_add(begin).zip(data_start.checked_add(end));
+        let Some((begin, end)) = place.filter(|(begin, end)| begin <= end) else {
+            return Err(format!("the offsets of {name} are impossible"));
+        };
+        let Some(count) = elements(&entry.shape) else {
+            return Err(format!("{name} has an impossible shape {:?}", entry.shape));
+        };
+        let needed = element_bytes(&entry.dtype).map(|bytes| count.checked_mul(bytes));
+        if needed.is_some_and(|needed| needed != Some(end - begin)) {
+            return Err(format!(
+                "{name} of shape {:?} and type {} does not fit its {} bytes",
+                entry.shape,
+                entry.dtype,
+                end - begin
+            ));
+        }
+        entries.push(Entry { name, dtype: entry.dtype, shape: entry.shape, bytes: begin..end });
+    }
+    entries.sort_by_key(|entry| (entry.bytes.start, entry.bytes.end));
+    let mut expected = data_start;
+    for entry in &entries {
+        if entry.bytes.start != expected {
+            return Err(format!("{} does not begin where the tensor before it ends", entry.name));
+        }
+        expected = entry.bytes.end;
+    }
+    Ok(entries)
+}
+
+/// Elements of a shape; `None` when they exceed 64 bits.
+pub(crate) fn elements(shape: &[usize]) -> Option<u64> {
+    shape.iter().try_fold(1u64, |count, &size| count.checked_mul(size as u64))
+}
+
+fn format_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "F64",
+        DType::F32 => "F32",
+        DType::BF16 => "BF16",
+        DType::F16 => "F16",
+        DType::U32 => "U32",
+    }
+}
+
+/// Bytes of one element; `None` for a type that is newer than this list.
+fn element_bytes(name: &str) -> Option<u64> {
+    match name {
+        "BOOL" | "U8" | "I8" | "F8_E4M3" | "F8_E5M2" => Some(1),
+        "F16" | "BF16" | "U16" | "I16" => Some(2),
+        "F32" | "U32" | "I32" => Some(4),
+        "F64" | "U64" | "I64" => Some(8),
+        _ => None,
+    }
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

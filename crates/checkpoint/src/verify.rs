@@ -1,0 +1,154 @@
+//! Every byte of a checkpoint compared with its checksum, and each tensor described by a few numbers.
+//!
+//! One pass, one window: the bytes that are hashed are the bytes that are summed. Sums are in f64.
+
+use phalanx_trace::DType;
+use serde::Serialize;
+
+use crate::float_formats::{bf16_to_f32, f16_to_f32};
+use crate::manifest::{StoredPiece, StoredTensor};
+use crate::read::{Checkpoint, scan};
+use crate::{CheckpointError, Result};
+
+/// What [`Checkpoint::verify_all`] says about one tensor.
+#[derive(Clone, Debug, Serialize)]
+pub struct TensorReport {
+    /// `parameters`, `exp_avg` ...
+    pub state: String,
+    /// Name of the parameter.
+    pub name: String,
+    /// Type of an element: `f32` ...
+    pub dtype: DType,
+    /// Global shape.
+    pub shape: Vec<usize>,
+    /// In how many pieces it lies.
+    pub pieces: usize,
+    /// One message per damaged piece; empty when all is well.
+    pub damage: Vec<String>,
+    /// Of all elements; `None` when a piece is damaged.
+    pub statistics: Option<Statistics>,
+}
+
+/// Numbers about the finite elements of a tensor; NaN (null in JSON) when it has none.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Statistics {
+    /// Smallest element.
+    pub min: f64,
+    /// Largest element.
+    pub max: f64,
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Root of the mean square.
+    pub rms: f64,
+    /// How many elements are NaN or infinite.
+    pub non_finite: u64,
+}
+
+impl Checkpoint {
+    /// Reads everything. `progress` is told the bytes of each piece as it is done.
+    ///
+    /// # Errors
+    /// None for damage, which is in the reports; [`CheckpointError::Read`] when the disk fails.
+    pub fn verify_all(&self, progress: &mut dyn FnMut(u64)) -> Result<Vec<TensorReport>> {
+        self.tensors().iter().map(|tensor| self.verify(tensor, progress)).collect()
+    }
+
+    fn verify(&self, tensor: &StoredTensor, progress: &mut dyn FnMut(u64)) -> Result<TensorReport> {
+        let mut damage = Vec::new();
+        let mut sums = Sums::default();
+        for piece in &tensor.pieces {
+            match self.verify_piece(tensor, piece, &mut sums) {
+                Ok(()) => {}
+                Err(error @ (CheckpointError::Damaged { .. } | CheckpointError::WrongSize { .. })) => {
+                    damage.push(error.to_string());
+                }
+                Err(error) => return Err(error),
+            }
+            let bytes = piece.bytes(tensor.dtype);
+            progress(bytes.end - bytes.start);
+        }
+        Ok(TensorReport {
+            state: tensor.state.clone(),
+            name: tensor.name.clone(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.clone(),
+            pieces: tensor.pieces.len(),
+            statistics: damage.is_empty().then(|| sums.statistics()),
+            damage,
+        })
+    }
+
+    fn verify_piece(&self, tensor: &StoredTensor, piece: &StoredPiece, sums: &mut Sums) -> Result<()> {
+        let file = self.open_file(tensor, piece)?;
+        let mut hasher = blake3::Hasher::new();
+        scan(&file, piece.bytes(tensor.dtype), &mut |bytes| {
+            hasher.update(bytes);
+            sums.add_all(tensor.dtype, bytes);
+        })
+        .map_err(CheckpointError::reading(&self.dir().join(&piece.file)))?;
+        self.compare(tensor, piece, &hasher)
+    }
+}
+
+/// What statistics are made of.
+struct Sums {
+    finite: u64,
+    non_finite: u64,
+    min: f64,
+    max: f64,
+    sum: f64,
+    squares: f64,
+}
+
+impl Default for Sums {
+    fn default() -> Sums {
+        let (min, max) = (f64::INFINITY, f64::NEG_INFINITY);
+        Sums { finite: 0, non_finite: 0, min, max, sum: 0.0, squares: 0.0 }
+    }
+}
+
+impl Sums {
+    /// Adds whole elements of `dtype`. Windows are a multiple of 8 bytes from the start of a piece, so no
+    /// element is cut.
+    fn add_all(&mut self, dtype: DType, bytes: &[u8]) {
+        match dtype {
+            DType::F64 => self.each(bytes, f64::from_le_bytes),
+            DType::F32 => self.each(bytes, |b| f64::from(f32::from_le_bytes(b))),
+            DType::U32 => self.each(bytes, |b| f64::from(u32::from_le_bytes(b))),
+            DType::BF16 => self.each(bytes, |b| f64::from(bf16_to_f32(u16::from_le_bytes(b)))),
+            DType::F16 => self.each(bytes, |b| f64::from(f16_to_f32(u16::from_le_bytes(b)))),
+        }
+    }
+
+    fn each<const BYTES: usize>(&mut self, bytes: &[u8], value: impl Fn([u8; BYTES]) -> f64) {
+        let (elements, cut) = bytes.as_chunks::<BYTES>();
+        assert!(cut.is_empty(), "a window cut an element");
+        for &element in elements {
+            self.add(value(element));
+        }
+    }
+
+    fn add(&mut self, value: f64) {
+        if !value.is_finite() {
+            self.non_finite += 1;
+            return;
+        }
+        self.finite += 1;
+        self.min = self.min.min(value);
+        self.max = self.max.max(value);
+        self.sum += value;
+        self.squares += value * value;
+    }
+
+    fn statistics(&self) -> Statistics {
+        let count = self.finite as f64;
+        let or_nan = |value: f64| if self.finite == 0 { f64::NAN } else { value };
+        Statistics {
+            min: or_nan(self.min),
+            max: or_nan(self.max),
+            mean: self.sum / count,
+            rms: (self.squares / count).sqrt(),
+            non_finite: self.non_finite,
+        }
+    }
+}

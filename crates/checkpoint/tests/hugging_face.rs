@@ -1,0 +1,182 @@
+//! Hugging Face folders in and out, against a folder that transformers wrote and the safetensors crate.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use phalanx_checkpoint::{CheckpointError, HuggingFaceDir, Result, write_hugging_face};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+use tempfile::tempdir;
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/gpt2")
+}
+
+/// Writes what `model` holds to `out`, in its own order.
+fn copy(model: &HuggingFaceDir, out: &Path) -> Result<()> {
+    let tensors: Vec<(String, Vec<usize>)> =
+        model.names().map(|name| (name.to_string(), model.shape(name).unwrap().to_vec())).collect();
+    write_hugging_face(out, model.config(), &tensors, &mut |index, range, values| {
+        model.read_f32(&tensors[index].0, range, values)
+    })
+}
+
+#[test]
+fn the_golden_folder_is_read() {
+    let model = HuggingFaceDir::open(&golden()).unwrap();
+    assert_eq!(model.config()["n_embd"], 32);
+    let file = fs::read(golden().join("model.safetensors")).unwrap();
+    let oracle = SafeTensors::deserialize(&file).unwrap();
+    assert_eq!(model.names().count(), oracle.len());
+    for (name, view) in oracle.tensors() {
+        assert_eq!(model.shape(&name).unwrap(), view.shape());
+        let expected: Vec<f32> =
+            view.data().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        let mut values = vec![0.0; expected.len()];
+        model.read_f32(&name, 0..expected.len() as u64, &mut values).unwrap();
+        assert_eq!(values, expected, "{name}");
+        let (from, to) = (expected.len() / 3, expected.len() / 2);
+        model.read_f32(&name, from as u64..to as u64, &mut values[..to - from]).unwrap();
+        assert_eq!(values[..to - from], expected[from..to], "{name}");
+    }
+}
+
+/// What transformers wrote, read and written in its order, is what transformers wrote: byte for byte.
+#[test]
+fn a_round_trip_is_byte_identical() {
+    let folders = [tempdir().unwrap(), tempdir().unwrap()];
+    copy(&HuggingFaceDir::open(&golden()).unwrap(), folders[0].path()).unwrap();
+    copy(&HuggingFaceDir::open(folders[0].path()).unwrap(), folders[1].path()).unwrap();
+    let read = |folder: &Path, name: &str| fs::read(folder.join(name)).unwrap();
+    let model = read(&golden(), "model.safetensors");
+    for folder in &folders {
+        assert!(read(folder.path(), "model.safetensors") == model);
+        assert_eq!(read(folder.path(), "config.json"), read(folders[0].path(), "config.json"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+    let config: Value = serde_json::from_slice(&read(folders[1].path(), "config.json")).unwrap();
+    let expected: Value = serde_json::from_slice(&read(&golden(), "config.json")).unwrap();
+    assert_eq!(config, expected);
+}
+
+#[test]
+fn an_export_that_fails_leaves_the_older() {
+    let folder = tempdir().unwrap();
+    copy(&HuggingFaceDir::open(&golden()).unwrap(), folder.path()).unwrap();
+    let before = fs::read(folder.path().join("model.safetensors")).unwrap();
+    let missing = || CheckpointError::NotACheckpoint { path: PathBuf::new(), reason: "gone".into() };
+    let failed =
+        write_hugging_face(
+            folder.path(),
+            &json!({}),
+            &[("w".into(), vec![4])],
+            &mut |_, _, _| Err(missing()),
+        );
+    assert!(failed.unwrap_err().to_string().contains("gone"));
+    assert!(fs::read(folder.path().join("model.safetensors")).unwrap() == before);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+
+    let file = folder.path().join("config.json/model");
+    let error = write_hugging_face(&file, &json!({}), &[], &mut |_, _, _| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("config.json/model"), "{error}");
+}
+
+#[test]
+fn half_precision_and_shards() {
+    let folder = tempdir().unwrap();
+    let dir = folder.path();
+    fs::write(dir.join("config.json"), "{}").unwrap();
+    // More than one window of conversion.
+    let long: Vec<u8> = (0..150_000u32).flat_map(|i| ((i % 0x7f00) as u16).to_le_bytes()).collect();
+    let short: Vec<u8> = [0x3c00u16, 0xc000, 0x0001, 0x7bff].iter().flat_map(|v| v.to_le_bytes()).collect();
+    let bf16 = TensorView::new(Dtype::BF16, vec![150_000], &long).unwrap();
+    let f16 = TensorView::new(Dtype::F16, vec![2, 2], &short).unwrap();
+    let mask = TensorView::new(Dtype::U8, vec![8], &short).unwrap();
+    let first = [("b", bf16)];
+    let second = [("h", f16), ("mask", mask)];
+    safetensors::serialize_to_file(first, None, &dir.join("model-00001-of-00002.safetensors")).unwrap();
+    safetensors::serialize_to_file(second, None, &dir.join("model-00002-of-00002.safetensors")).unwrap();
+    let map = json!({ "b": "model-00001-of-00002.safetensors", "h": "model-00002-of-00002.safetensors",
+        "mask": "model-00002-of-00002.safetensors" });
+    let index = dir.join("model.safetensors.index.json");
+    fs::write(&index, json!({ "metadata": {}, "weight_map": map }).to_string()).unwrap();
+
+    let model = HuggingFaceDir::open(dir).unwrap();
+    let mut names: Vec<&str> = model.names().collect();
+    names.sort_unstable();
+    assert_eq!(names, ["b", "h", "mask"]);
+    let mut values = [0.0; 4];
+    model.read_f32("h", 0..4, &mut values).unwrap();
+    assert_eq!(values, [1.0, -2.0, 2f32.powi(-24), 65504.0]);
+    let mut values = vec![0.0; 149_990];
+    model.read_f32("b", 10..150_000, &mut values).unwrap();
+    for (at, value) in values.iter().enumerate() {
+        assert_eq!(value.to_bits() >> 16, (at as u32 + 10) % 0x7f00);
+    }
+    let error = model.read_f32("mask", 0..1, &mut [0.0]).unwrap_err().to_string();
+    assert!(error.contains("mask is U8"), "{error}");
+    let error = model.read_f32("hh", 0..1, &mut [0.0]).unwrap_err().to_string();
+    assert!(error.ends_with("nearest that it has is h"), "{error}");
+    let error = model.read_f32("h", 3..5, &mut [0.0; 2]).unwrap_err().to_string();
+    assert!(error.contains("[2, 2]"), "{error}");
+
+    for (map, word) in [
+        (json!({ "b": "model-00002-of-00002.safetensors" }), "and it is not"),
+        (json!({ "b": "model-00003-of-00003.safetensors" }), "download it too"),
+        (json!({ "b": "../model.safetensors" }), "not the name of a file"),
+        (json!([]), "not the JSON"),
+    ] {
+        fs::write(&index, json!({ "weight_map": map }).to_string()).unwrap();
+        let error = HuggingFaceDir::open(dir).unwrap_err().to_string();
+        assert!(error.contains(word), "{word:?} in {error}");
+    }
+}
+
+#[test]
+fn folders_that_are_no_models() {
+    let folder = tempdir().unwrap();
+    let dir = folder.path();
+    let message = || HuggingFaceDir::open(dir).unwrap_err().to_string();
+    assert!(HuggingFaceDir::open(&dir.join("none")).unwrap_err().to_string().contains("no such folder"));
+    assert!(message().contains("no config.json"));
+    fs::write(dir.join("config.json"), "{ \"n_embd\": ").unwrap();
+    assert!(message().contains("config.json"));
+    fs::write(dir.join("config.json"), "[]").unwrap();
+    assert!(message().contains("no JSON object"));
+    fs::write(dir.join("config.json"), "{}").unwrap();
+    assert!(message().contains("neither model.safetensors"));
+    fs::write(dir.join("pytorch_model.bin"), "pickle").unwrap();
+    assert!(message().contains("save_pretrained"));
+}
+
+#[test]
+fn damaged_headers() {
+    let golden = fs::read(golden().join("model.safetensors")).unwrap();
+    let header = |json: &str, data: usize| {
+        [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &vec![0; data]].concat()
+    };
+    let cases: [(Vec<u8>, &str); 11] = [
+        (vec![], "too few"),
+        (golden[..golden.len() - 7].to_vec(), "were expected"),
+        ([&golden[..], b"tail"].concat(), "were expected"),
+        (golden[..100].to_vec(), "header claims"),
+        (u64::MAX.to_le_bytes().to_vec(), "header claims"),
+        (header("[1, 2]", 0), "no JSON object"),
+        (header(r#"{"w":{"dtype":"F32","shape":[2]}}"#, 8), "describes w wrongly"),
+        (header(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), "does not fit"),
+        (header(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#, 12), "does not begin"),
+        (header(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#, 8), "impossible"),
+        (
+            header(r#"{"w":{"dtype":"X9","shape":[9223372036854775807,4],"data_offsets":[0,8]}}"#, 8),
+            "impossible shape",
+        ),
+    ];
+    for (bytes, word) in cases {
+        let folder = tempdir().unwrap();
+        fs::write(folder.path().join("config.json"), "{}").unwrap();
+        fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+        let error = HuggingFaceDir::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains(word) && error.contains("model.safetensors"), "{word:?} in {error}");
+    }
+}

@@ -1,0 +1,45 @@
+//! Why a collective did not happen. Every message names ranks, calls and places, because nobody
+//! else can: the peers of the failed rank may be gone when it is read.
+
+/// What a wait returns instead of the buffers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CollectiveError {
+    /// A rank or the launcher ended the job.
+    #[error("the job ended because of rank {rank}: {reason}")]
+    Aborted {
+        /// The rank that failed.
+        rank: usize,
+        /// In its words, or in the launcher's.
+        reason: String,
+    },
+    /// Two ranks issued different collectives. No byte was moved.
+    #[error("ranks disagree: {report}")]
+    Disagreement {
+        /// Both ranks, both calls, both places in the source.
+        report: String,
+    },
+    /// A rank did not come before the deadline.
+    #[error("rank {rank} did not come: {report}")]
+    Missing {
+        /// The rank that was waited for.
+        rank: usize,
+        /// What was waited for, how long, and what the missing rank did last.
+        report: String,
+    },
+    /// A rank ended in good order while others still wanted it.
+    #[error("rank {rank} has left: {report}")]
+    Left {
+        /// The rank that ended.
+        rank: usize,
+        /// What was waited for, and what the rank did last.
+        report: String,
+    },
+    /// A peer offered a buffer that is not inside its arena, or its arena cannot be mapped.
+    #[error("the buffer of rank {rank} cannot be read: {report}")]
+    Unreadable {
+        /// The rank that offered it.
+        rank: usize,
+        /// Offset, length and arena, or the system's error.
+        report: String,
+    },
+}

@@ -1,0 +1,135 @@
+//! The one trait of process groups, and its typed operations.
+//!
+//! Implementations provide [`Group::submit`]; callers use the methods of `dyn Group`, which take
+//! tensors, remember the caller's place in the source and return [`Pending`]. Calls of one group
+//! happen in the order of submission on every rank, beside the caller's computation.
+
+use phalanx_tensor::Tensor;
+use phalanx_trace::CollectiveOp;
+
+use crate::call::{Buffers, Call};
+use crate::pending::Pending;
+use crate::statistics::Statistics;
+
+/// Ranks that do collectives together. Passed as `&dyn Group`, never ambient.
+pub trait Group: Send + Sync {
+    /// `data`, later `tensor`, `pipeline`.
+    fn name(&self) -> &'static str;
+
+    /// This rank's place in the group.
+    fn rank(&self) -> usize;
+
+    /// Ranks in the group.
+    fn world_size(&self) -> usize;
+
+    /// Starts a call that [`Call::check`] accepts.
+    fn submit(&self, call: Call) -> Pending<Buffers>;
+
+    /// What was done since this was last asked; the sums start again.
+    fn take_statistics(&self) -> Statistics;
+}
+
+fn source(buffers: Buffers) -> Tensor {
+    buffers.source.expect("a flight keeps its buffers")
+}
+
+fn target(buffers: Buffers) -> Tensor {
+    buffers.target.expect("a flight keeps its buffers")
+}
+
+fn both(buffers: Buffers) -> (Tensor, Tensor) {
+    let Buffers { source, target } = buffers;
+    source.zip(target).expect("a flight keeps its buffers")
+}
+
+impl dyn Group + '_ {
+    fn start(&self, call: Call) -> Pending<Buffers> {
+        call.check(self.rank(), self.world_size());
+        self.submit(call)
+    }
+
+    /// x becomes the sum over the ranks; any number of elements.
+    #[track_caller]
+    pub fn all_reduce(&self, x: Tensor) -> Pending<Tensor> {
+        self.start(Call::new(CollectiveOp::AllReduce, Some(x), None)).map(source)
+    }
+
+    /// shard (+)= this rank's part of the sum of `whole`, as `accumulate` says; whole
+    /// `[world * n]`, shard `[n]`. Returns both; `whole` is unchanged.
+    #[track_caller]
+    pub fn reduce_scatter(&self, whole: Tensor, shard: Tensor, accumulate: bool) -> Pending<(Tensor, Tensor)> {
+        let call = Call::new(CollectiveOp::ReduceScatter, Some(whole), Some(shard));
+        self.start(Call { accumulate, ..call }).map(both)
+    }
+
+    /// This rank's part of `whole` `[world * n]` becomes the sum; the rest is unspecified.
+    #[track_caller]
+    pub fn reduce_scatter_in_place(&self, whole: Tensor) -> Pending<Tensor> {
+        self.start(Call::new(CollectiveOp::ReduceScatter, Some(whole), None)).map(source)
+    }
+
+    /// Part r of `whole` `[world * n]` becomes the shard `[n]` of rank r. Returns (shard, whole).
+    #[track_caller]
+    pub fn all_gather(&self, shard: Tensor, whole: Tensor) -> Pending<(Tensor, Tensor)> {
+        self.start(Call::new(CollectiveOp::AllGather, Some(shard), Some(whole))).map(both)
+    }
+
+    /// The same where this rank's part of `whole` `[world * n]` is already in place.
+    #[track_caller]
+    pub fn all_gather_in_place(&self, whole: Tensor) -> Pending<Tensor> {
+        self.start(Call::new(CollectiveOp::AllGather, None, Some(whole))).map(target)
+    }
+
+    /// x becomes the root's x.
+    #[track_caller]
+    pub fn broadcast(&self, x: Tensor, root: usize) -> Pending<Tensor> {
+        self.start(Call::new(CollectiveOp::Broadcast, Some(x), None).with_root(root)).map(source)
+    }
+
+    /// The root's x becomes the sum over the ranks; the others' is unspecified afterwards.
+    #[track_caller]
+    pub fn reduce(&self, x: Tensor, root: usize) -> Pending<Tensor> {
+        self.start(Call::new(CollectiveOp::Reduce, Some(x), None).with_root(root)).map(source)
+    }
+
+    /// Part r of the root's `whole` `[world * n]` becomes `part` `[n]` of rank r. Only the root gives
+    /// and gets back a whole. Returns (part, whole).
+    #[track_caller]
+    pub fn gather(&self, part: Tensor, whole: Option<Tensor>, root: usize) -> Pending<(Tensor, Option<Tensor>)> {
+        let call = Call::new(CollectiveOp::Gather, Some(part), whole).with_root(root);
+        self.start(call).map(|b| (b.source.expect("a flight keeps its buffers"), b.target))
+    }
+
+    /// `part` `[n]` of rank r becomes part r of the root's `whole` `[world * n]`. Only the root gives
+    /// and gets back a whole. Returns (whole, part).
+    #[track_caller]
+    pub fn scatter(&self, whole: Option<Tensor>, part: Tensor, root: usize) -> Pending<(Option<Tensor>, Tensor)> {
+        let call = Call::new(CollectiveOp::Scatter, whole, Some(part)).with_root(root);
+        self.start(call).map(|b| (b.source, b.target.expect("a flight keeps its buffers")))
+    }
+
+    /// Part q of `to` `[world * n]` becomes this rank's part of `from` `[world * n]` of rank q.
+    /// Returns (from, to).
+    #[track_caller]
+    pub fn all_to_all(&self, from: Tensor, to: Tensor) -> Pending<(Tensor, Tensor)> {
+        self.start(Call::new(CollectiveOp::AllToAll, Some(from), Some(to))).map(both)
+    }
+
+    /// x goes to rank `to`, which must receive it: a rendezvous in the order of submission.
+    #[track_caller]
+    pub fn send(&self, x: Tensor, to: usize) -> Pending<Tensor> {
+        self.start(Call::new(CollectiveOp::Send, Some(x), None).with_root(to)).map(source)
+    }
+
+    /// x becomes what rank `from` sends.
+    #[track_caller]
+    pub fn recv(&self, x: Tensor, from: usize) -> Pending<Tensor> {
+        self.start(Call::new(CollectiveOp::Recv, None, Some(x)).with_root(from)).map(target)
+    }
+
+    /// Nobody is done before everybody came.
+    #[track_caller]
+    pub fn barrier(&self) -> Pending<()> {
+        self.start(Call::new(CollectiveOp::Barrier, None, None)).map(|_| ())
+    }
+}

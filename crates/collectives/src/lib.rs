@@ -1,0 +1,29 @@
+//! Process groups: who takes part in a collective, and how its bytes move.
+//!
+//! [`Group`] is the one trait that the rest of the engine sees, always passed, never ambient. Work in
+//! flight owns its buffers ([`Pending`]). Implementations: [`Solo`] for a world of one,
+//! [`shared_memory`] for ranks of one host as threads or as processes, [`MetaGroup`] that only
+//! records. Every reduction adds along one fixed tree ([`reduction`]), so whoever moves the bytes,
+//! the sums have the same bits. Every call is compared with the peers' before a byte moves.
+
+pub mod bench;
+pub mod call;
+pub mod error;
+pub mod group;
+pub mod meta;
+pub mod parts;
+pub mod pending;
+pub mod reduction;
+pub mod shared_memory;
+pub mod solo;
+pub mod statistics;
+
+pub use call::{Buffers, Call};
+pub use error::CollectiveError;
+pub use group::Group;
+pub use meta::MetaGroup;
+pub use pending::Pending;
+pub use phalanx_trace::CollectiveOp;
+pub use shared_memory::{Endpoint, HostJob, Options, join, threads};
+pub use solo::Solo;
+pub use statistics::Statistics;

@@ -1,0 +1,49 @@
+//! Who owns which part of a buffer.
+//!
+//! Scatters and gathers have equal parts, so their counts are multiples of the world. All_reduce and
+//! reduce take any count: parts are whole cache lines and the last ones may be short or empty. Sums
+//! are element by element, so the cut changes no bit.
+
+use std::ops::Range;
+
+/// Elements in a cache line of the narrowest type that is summed.
+const LINE: usize = 16;
+
+/// Elements of part `rank` of `count` when `world_size` ranks share the work of a reduction.
+pub fn uneven(count: usize, world_size: usize, rank: usize) -> Range<usize> {
+    let part = longest(count, world_size);
+    (rank * part).min(count)..((rank + 1) * part).min(count)
+}
+
+/// Elements of the longest of the uneven parts, which is part 0.
+pub fn longest(count: usize, world_size: usize) -> usize {
+    count.div_ceil(world_size).next_multiple_of(LINE).min(count)
+}
+
+/// Elements of part `rank` of `count`, a multiple of `world_size`.
+pub fn equal(count: usize, world_size: usize, rank: usize) -> Range<usize> {
+    debug_assert_eq!(count % world_size, 0);
+    let part = count / world_size;
+    rank * part..(rank + 1) * part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uneven_parts_tile_the_buffer() {
+        for world_size in 1..10 {
+            for count in [0, 1, 15, 16, 17, 100, 1000, 1024, 4097] {
+                let mut end = 0;
+                for rank in 0..world_size {
+                    let part = uneven(count, world_size, rank);
+                    assert!(part.len() <= longest(count, world_size));
+                    assert_eq!(part.start, end);
+                    end = part.end;
+                }
+                assert_eq!(end, count, "{count} over {world_size}");
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The calls of one group in one rank, in their order: numbers them, announces them, and runs the
+//! algorithm of each.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use phalanx_tensor::{DType, Tensor};
+use phalanx_trace::{CollectiveOp, Site};
+
+use crate::call::{self, Call};
+use crate::error::CollectiveError;
+use crate::parts;
+use crate::shared_memory::control::now_ms;
+use crate::shared_memory::descriptor::Descriptor;
+use crate::shared_memory::endpoint::{Host, Options};
+use crate::shared_memory::meeting::{Meeting, Place, Tables};
+use crate::shared_memory::memory::Span;
+use crate::shared_memory::{
+    all_gather, all_reduce, all_to_all, broadcast, gather, point_to_point, reduce, reduce_scatter, scatter,
+};
+
+/// A call without its tensors, which stay in the Pending.
+#[derive(Clone, Copy)]
+pub(crate) struct Transfer {
+    pub(crate) op: CollectiveOp,
+    pub(crate) dtype: DType,
+    /// Elements of the whole.
+    pub(crate) count: usize,
+    pub(crate) accumulate: bool,
+    /// As in [`Call::buffers`]; empty where the call has none.
+    pub(crate) source: Span,
+    pub(crate) target: Span,
+    root: Option<usize>,
+    site: Site,
+}
+
+impl Transfer {
+    pub(crate) fn new(call: &mut Call, world_size: usize) -> Transfer {
+        let span = |tensor: &mut Option<Tensor>| {
+            tensor.as_mut().map_or(Span::EMPTY, |tensor| {
+                let view = tensor.view_mut();
+                Span { address: view.address().as_ptr(), bytes: view.bytes() }
+            })
+        };
+        Transfer {
+            op: call.op,
+            dtype: call.dtype(),
+            count: call.count(world_size),
+            accumulate: call.accumulate,
+            source: span(&mut call.buffers.source),
+            target: span(&mut call.buffers.target),
+            root: call.root,
+            site: call.site,
+        }
+    }
+
+    /// Whether source and target are one buffer.
+    pub(crate) fn in_place(&self) -> bool {
+        self.source.address.is_null() || self.target.address.is_null()
+    }
+
+    /// The root of a call that has one.
+    pub(crate) fn root(&self) -> usize {
+        self.root.expect("Call::check saw the root")
+    }
+
+    /// Where it was asked for.
+    pub(crate) fn site(&self) -> Site {
+        self.site
+    }
+
+    /// What peers may read of member `rank`.
+    fn offered(&self, rank: usize, world_size: usize) -> Span {
+        if self.op != CollectiveOp::AllGather || !self.in_place() {
+            return self.source;
+        }
+        let part = parts::equal(self.count, world_size, rank);
+        self.target.range(part.start * self.dtype.bytes(), part.len() * self.dtype.bytes())
+    }
+}
+
+/// See the module's head.
+pub(crate) struct Channel {
+    pub(crate) host: Arc<Host>,
+    options: Options,
+    group: &'static str,
+    hash: u32,
+    index: usize,
+    members: Vec<usize>,
+    rank: usize,
+    /// Calls of the whole group so far.
+    calls: u64,
+    /// Messages with each member so far.
+    messages: Vec<u64>,
+    tables: Tables,
+}
+
+impl Channel {
+    /// `members` are world ranks, among them this host's.
+    pub(crate) fn new(
+        host: Arc<Host>,
+        options: Options,
+        group: &'static str,
+        index: usize,
+        members: Vec<usize>,
+    ) -> Channel {
+        let rank = members.iter().position(|m| *m == host.rank);
+        let rank = rank.unwrap_or_else(|| panic!("rank {} is no member of {group} {members:?}", host.rank));
+        host.control.slot(index, host.rank).name.write(group, 0);
+        let (messages, tables) = (vec![0; members.len()], Tables::new(members.len()));
+        let hash = hash(group, &members);
+        Channel { host, options, group, hash, index, members, rank, calls: 0, messages, tables }
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(crate) fn world_size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Runs one call to its end; returns the bytes that peers have read here. A failure ends the job for
+    /// everybody.
+    pub(crate) fn execute(&mut self, t: &Transfer) -> Result<u64, CollectiveError> {
+        let result = self.host.aborted().and_then(|()| self.attempt(t));
+        if let Err(error) = &result {
+            self.host.abort_because(error);
+        }
+        result
+    }
+
+    fn attempt(&mut self, t: &Transfer) -> Result<u64, CollectiveError> {
+        let pair = if matches!(t.op, CollectiveOp::Send | CollectiveOp::Recv) { t.root } else { None };
+        let number = pair.map_or(&mut self.calls, |peer| &mut self.messages[peer]);
+        *number += 1;
+        let (rank, world_size) = (self.rank, self.members.len());
+        let offered = t.offered(rank, world_size);
+        let descriptor = Descriptor {
+            group: self.hash,
+            sequence: *number,
+            op: t.op,
+            dtype: t.dtype,
+            accumulate: t.accumulate,
+            count: t.count as u64,
+            root: t.root,
+            source: self.host.memory.offer(offered),
+            source_bytes: offered.bytes as u64,
+        };
+        let cell = self.host.control.rank(self.host.rank);
+        cell.channel.store(self.index as u32 + 1, Ordering::Relaxed);
+        cell.heartbeat_ms.store(now_ms(), Ordering::Relaxed);
+        let place = Place {
+            host: &self.host,
+            options: &self.options,
+            group: self.group,
+            channel: self.index,
+            members: &self.members,
+            rank,
+            pair,
+        };
+        let mut meeting = Meeting::new(place, &mut self.tables);
+        meeting.meet(&descriptor, t.site, offered.address)?;
+        let m = &mut meeting;
+        match t.op {
+            CollectiveOp::AllReduce => all_reduce::run(m, t),
+            CollectiveOp::ReduceScatter => reduce_scatter::run(m, t),
+            CollectiveOp::AllGather => all_gather::run(m, t),
+            CollectiveOp::Broadcast => broadcast::run(m, t),
+            CollectiveOp::Reduce => reduce::run(m, t),
+            CollectiveOp::Gather => gather::run(m, t),
+            CollectiveOp::Scatter => scatter::run(m, t),
+            CollectiveOp::AllToAll => all_to_all::run(m, t),
+            CollectiveOp::Send | CollectiveOp::Recv => point_to_point::run(m, t),
+            // Everybody has come: that was all.
+            CollectiveOp::Barrier => Ok(()),
+        }?;
+        Ok(call::sent_bytes(t.op, t.dtype, t.count, t.root, rank, world_size))
+    }
+}
+
+/// FNV-1a over the name and the members.
+fn hash(group: &str, members: &[usize]) -> u32 {
+    let members = members.iter().flat_map(|m| (*m as u32).to_le_bytes());
+    let bytes = group.bytes().chain([0]).chain(members);
+    bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}

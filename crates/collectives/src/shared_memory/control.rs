@@ -1,0 +1,376 @@
+//! The control block: everything that ranks of one host know of each other.
+//!
+//! One mapping, all atomics, valid when zero: a header with the abort record, a cell per rank (what it
+//! does, for people), then for every channel (a group) a slot per rank and a slot per ordered pair of
+//! ranks. A slot is written by its owner alone: a counter on which peers sleep, and two descriptors, of
+//! which the older may still be read while the newer is written.
+//!
+//! Memory order: a descriptor, or data in an arena, is written before its owner advances the counter
+//! (sequentially consistent) and read after a peer has seen the counter (acquire).
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use phalanx_tensor::Region;
+use rustix::thread::futex;
+
+use crate::shared_memory::descriptor::DescriptorCell;
+
+/// Groups that one endpoint can make.
+pub(crate) const CHANNELS: usize = 16;
+/// Most ranks on one host: bounds the block, checked on joining.
+pub(crate) const MAX_WORLD: usize = 1024;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX1");
+
+/// Text in shared memory: bytes in words, the tail of what does not fit.
+#[repr(C)]
+pub(crate) struct Text<const WORDS: usize> {
+    length: AtomicU32,
+    line: AtomicU32,
+    words: [AtomicU64; WORDS],
+}
+
+impl<const WORDS: usize> Text<WORDS> {
+    /// `line` 0 means none.
+    pub(crate) fn write(&self, text: &str, line: u32) {
+        let bytes = &text.as_bytes()[text.len().saturating_sub(WORDS * 8)..];
+        for (word, chunk) in self.words.iter().zip(bytes.chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..chunk.len()].copy_from_slice(chunk);
+            word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
+        }
+        self.line.store(line, Ordering::Relaxed);
+        self.length.store(bytes.len() as u32, Ordering::Release);
+    }
+
+    pub(crate) fn read(&self) -> String {
+        let length = (self.length.load(Ordering::Acquire) as usize).min(WORDS * 8);
+        let bytes = self.words.iter().flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes());
+        let text = String::from_utf8_lossy(&bytes.take(length).collect::<Vec<u8>>()).into_owned();
+        match self.line.load(Ordering::Relaxed) {
+            0 => text,
+            line => format!("{text}:{line}"),
+        }
+    }
+}
+
+/// Why the job ended. `state`: 0 running, 1 being written, 2 written.
+#[repr(C, align(64))]
+pub(crate) struct AbortRecord {
+    state: AtomicU32,
+    rank: AtomicU32,
+    disagreement: AtomicU32,
+    reason: Text<192>,
+}
+
+/// What a reader finds in the abort record.
+pub(crate) struct Abort {
+    pub(crate) rank: usize,
+    pub(crate) disagreement: bool,
+    pub(crate) reason: String,
+}
+
+#[repr(C, align(64))]
+struct Header {
+    magic: AtomicU64,
+    world: AtomicU32,
+    cores: AtomicU32,
+    abort: AbortRecord,
+}
+
+/// What a rank does, for people and for the launcher.
+#[repr(C, align(64))]
+pub(crate) struct RankCell {
+    /// See [`Life`].
+    pub(crate) life: AtomicU32,
+    /// 1 + the channel that was used last; 0 for none.
+    pub(crate) channel: AtomicU32,
+    /// 1 + the step that was noted last; 0 for none.
+    pub(crate) step: AtomicU64,
+    /// Monotonic milliseconds of the last sign of life.
+    pub(crate) heartbeat_ms: AtomicU64,
+    /// Bytes of the rank's arena; 0 until it has one.
+    pub(crate) arena_bytes: AtomicU64,
+}
+
+/// Values of [`RankCell::life`].
+pub(crate) struct Life;
+impl Life {
+    pub(crate) const JOINED: u32 = 1;
+    pub(crate) const LEFT: u32 = 2;
+}
+
+/// One rank's place in a channel. Counter and sleepers share the line that waiting peers watch.
+#[repr(C, align(128))]
+pub(crate) struct Slot {
+    /// Advances by one at every step of every collective, wrapping.
+    counter: AtomicU32,
+    /// Threads asleep on the counter.
+    sleepers: AtomicU32,
+    /// Descriptors of the calls with even and with odd numbers.
+    pub(crate) descriptors: [DescriptorCell; 2],
+    /// The group's name in this rank.
+    pub(crate) name: Text<4>,
+}
+
+impl Slot {
+    pub(crate) fn counter(&self) -> u32 {
+        self.counter.load(Ordering::Acquire)
+    }
+
+    /// The descriptor that was written last.
+    pub(crate) fn newest(&self) -> &DescriptorCell {
+        let [even, odd] = &self.descriptors;
+        if even.sequence() > odd.sequence() { even } else { odd }
+    }
+
+    /// Advances the counter to `value` and wakes who sleeps on it.
+    pub(crate) fn publish(&self, value: u32) {
+        // Sequentially consistent, as are the sleeper's two steps: either it sees the new value or
+        // this sees the sleeper.
+        self.counter.store(value, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) != 0 {
+            self.wake();
+        }
+    }
+
+    pub(crate) fn wake(&self) {
+        let _ = futex::wake(&self.counter, futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    /// Sleeps while the counter is at `seen`, for `limit` at most.
+    pub(crate) fn sleep(&self, seen: u32, limit: Duration) {
+        let limit = futex::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        if self.counter.load(Ordering::SeqCst) == seen {
+            // Woken, timed out, interrupted or changed before: the caller looks again in every case.
+            let _ = futex::wait(&self.counter, futex::Flags::empty(), seen, Some(&limit));
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The mapped block, behind safe accessors.
+pub(crate) struct Control {
+    region: Region,
+    world: usize,
+}
+
+const RANKS_AT: usize = size_of::<Header>().next_multiple_of(128);
+
+const fn slots_at(world: usize) -> usize {
+    (RANKS_AT + world * size_of::<RankCell>()).next_multiple_of(128)
+}
+
+impl Control {
+    /// Bytes of the block of a world.
+    pub(crate) fn bytes(world: usize) -> usize {
+        slots_at(world) + CHANNELS * (world + world * world) * size_of::<Slot>()
+    }
+
+    /// Fills in a zeroed block.
+    pub(crate) fn create(region: Region, world: usize, cores: usize) -> Control {
+        assert!((1..=MAX_WORLD).contains(&world), "{world} ranks on one host");
+        assert!(region.bytes() >= Control::bytes(world));
+        let control = Control { region, world };
+        let header = control.header();
+        header.world.store(world as u32, Ordering::Relaxed);
+        header.cores.store(cores as u32, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        control
+    }
+
+    /// Opens a block that a launcher created for `world` ranks.
+    pub(crate) fn open(region: Region, world: usize) -> std::io::Result<Control> {
+        let invalid = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
+        if !(1..=MAX_WORLD).contains(&world) || region.bytes() < Control::bytes(world) {
+            return Err(invalid(format!("a control block of {} bytes for {world} ranks", region.bytes())));
+        }
+        let control = Control { region, world };
+        let magic = control.header().magic.load(Ordering::Acquire);
+        let made_for = control.header().world.load(Ordering::Relaxed) as usize;
+        if magic != MAGIC || made_for != world {
+            return Err(invalid(format!("the control block was made for {made_for} ranks, not {world}")));
+        }
+        Ok(control)
+    }
+
+    pub(crate) fn world(&self) -> usize {
+        self.world
+    }
+
+    /// Cores of the host, as who created the block counted them: equal for all ranks.
+    pub(crate) fn cores(&self) -> usize {
+        self.header().cores.load(Ordering::Relaxed) as usize
+    }
+
+    /// The `index`-th T of a table at `offset`.
+    fn at<T>(&self, offset: usize, index: usize) -> &T {
+        let start = offset + index * size_of::<T>();
+        assert!(start + size_of::<T>() <= self.region.bytes() && start.is_multiple_of(align_of::<T>()));
+        // SAFETY: the range lies in the mapping (asserted), which lives as long as self and starts at a
+        // page; T (private callers: Header, RankCell, Slot) is made of atomics only, for which every
+        // bit pattern is valid and concurrent writes by other processes are defined.
+        unsafe { &*self.region.base().add(start).cast::<T>() }
+    }
+
+    fn header(&self) -> &Header {
+        self.at(0, 0)
+    }
+
+    pub(crate) fn rank(&self, rank: usize) -> &RankCell {
+        assert!(rank < self.world);
+        self.at(RANKS_AT, rank)
+    }
+
+    /// The place of `rank` in collectives of a channel.
+    pub(crate) fn slot(&self, channel: usize, rank: usize) -> &Slot {
+        assert!(channel < CHANNELS && rank < self.world);
+        self.at(slots_at(self.world), channel * (self.world + self.world * self.world) + rank)
+    }
+
+    /// The place of `rank` in sends and receives between it and `peer`.
+    pub(crate) fn pair(&self, channel: usize, rank: usize, peer: usize) -> &Slot {
+        assert!(channel < CHANNELS && rank < self.world && peer < self.world);
+        let row = channel * (self.world + self.world * self.world) + (1 + rank) * self.world;
+        self.at(slots_at(self.world), row + peer)
+    }
+
+    /// Ends the job for everybody; only the first reason stays.
+    pub(crate) fn abort(&self, abort: Abort) {
+        let record = &self.header().abort;
+        if record.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            record.rank.store(abort.rank as u32, Ordering::Relaxed);
+            record.disagreement.store(abort.disagreement.into(), Ordering::Relaxed);
+            record.reason.write(&abort.reason, 0);
+            record.state.store(2, Ordering::SeqCst);
+        }
+        self.wake_all();
+    }
+
+    /// The reason why the job ended, if it did.
+    pub(crate) fn aborted(&self) -> Option<Abort> {
+        let record = &self.header().abort;
+        if record.state.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        // The writer may be between its two steps, or have died there: bounded.
+        for _ in 0..100 {
+            if record.state.load(Ordering::Acquire) == 2 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Some(Abort {
+            rank: record.rank.load(Ordering::Relaxed) as usize,
+            disagreement: record.disagreement.load(Ordering::Relaxed) != 0,
+            reason: record.reason.read(),
+        })
+    }
+
+    /// Whether the job has ended: cheap.
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.header().abort.state.load(Ordering::Relaxed) != 0
+    }
+
+    /// Makes every sleeper look around.
+    pub(crate) fn wake_all(&self) {
+        for channel in 0..CHANNELS {
+            for rank in 0..self.world {
+                self.wake_sleepers(self.slot(channel, rank));
+                for peer in 0..self.world {
+                    self.wake_sleepers(self.pair(channel, rank, peer));
+                }
+            }
+        }
+    }
+
+    fn wake_sleepers(&self, slot: &Slot) {
+        if slot.sleepers.load(Ordering::SeqCst) != 0 {
+            slot.wake();
+        }
+    }
+
+    /// What `rank` did last, for people.
+    pub(crate) fn last_activity(&self, rank: usize) -> String {
+        let cell = self.rank(rank);
+        let life = cell.life.load(Ordering::Acquire);
+        if life == 0 {
+            return "has not joined".to_string();
+        }
+        let step = match cell.step.load(Ordering::Relaxed) {
+            0 => String::new(),
+            step => format!("step {}, ", step - 1),
+        };
+        let call = match (cell.channel.load(Ordering::Relaxed) as usize).checked_sub(1) {
+            Some(channel) if channel < CHANNELS => self.last_call(channel, rank),
+            _ => "no collective yet".to_string(),
+        };
+        let silent_s = now_ms().saturating_sub(cell.heartbeat_ms.load(Ordering::Relaxed)) as f64 / 1e3;
+        let left = if life == Life::LEFT { ", then left" } else { "" };
+        format!("{step}{call}{left}; last sign of life {silent_s:.1} s ago")
+    }
+
+    /// The newest call of `rank` on a channel: of the group or of one of its pairs.
+    fn last_call(&self, channel: usize, rank: usize) -> String {
+        let pairs = (0..self.world).filter(|p| *p != rank).map(|p| self.pair(channel, rank, p));
+        let slots = std::iter::once(self.slot(channel, rank)).chain(pairs);
+        let newest = slots.flat_map(|s| &s.descriptors).max_by_key(|d| d.started_ms());
+        let group = self.slot(channel, rank).name.read();
+        match newest {
+            Some(cell) if cell.started_ms() > 0 => cell.describe(&group),
+            _ => "no collective yet".to_string(),
+        }
+    }
+}
+
+/// Milliseconds of the host's monotonic clock, the same in every process.
+pub(crate) fn now_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_of_a_block_do_not_overlap() {
+        let world = 3;
+        let region = Region::anonymous(Control::bytes(world)).unwrap();
+        let control = Control::create(region, world, 2);
+        let mut number = 0;
+        let mut all = Vec::new();
+        for channel in 0..CHANNELS {
+            for rank in 0..world {
+                all.push(control.slot(channel, rank));
+                all.extend((0..world).map(|peer| control.pair(channel, rank, peer)));
+            }
+        }
+        for slot in &all {
+            number += 1;
+            slot.publish(number);
+        }
+        for (i, slot) in all.iter().enumerate() {
+            assert_eq!(slot.counter(), i as u32 + 1);
+        }
+        assert!(control.aborted().is_none());
+    }
+
+    #[test]
+    fn long_text_keeps_its_tail() {
+        let text = Text::<2> { length: 0.into(), line: 0.into(), words: Default::default() };
+        text.write("a/very/long/path/to/file.rs", 7);
+        assert_eq!(text.read(), "/path/to/file.rs:7");
+    }
+
+    #[test]
+    fn the_first_abort_stays() {
+        let control = Control::create(Region::anonymous(Control::bytes(1)).unwrap(), 1, 1);
+        for reason in ["first", "second"] {
+            control.abort(Abort { rank: 0, disagreement: false, reason: reason.into() });
+        }
+        assert_eq!(control.aborted().unwrap().reason, "first");
+    }
+}

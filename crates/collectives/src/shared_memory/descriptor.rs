@@ -1,0 +1,144 @@
+//! What every rank must agree on before a byte moves.
+//!
+//! The numbers that are compared lie in one cache line; the call site follows as bytes of text, read
+//! only to explain a disagreement, because a `&'static str` means nothing in another process.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use phalanx_trace::{CollectiveOp, DType, Site};
+
+use crate::shared_memory::control::{Text, now_ms};
+
+/// One rank's side of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    /// Hash of the group's name and members.
+    pub(crate) group: u32,
+    /// Number of the call in its channel, from 1.
+    pub(crate) sequence: u64,
+    pub(crate) op: CollectiveOp,
+    pub(crate) dtype: DType,
+    pub(crate) accumulate: bool,
+    /// Elements of the whole.
+    pub(crate) count: u64,
+    /// Root, or the peer of a send or recv.
+    pub(crate) root: Option<usize>,
+    /// Where the buffer that peers read starts, in the terms of the job's memory, and its bytes.
+    pub(crate) source: u64,
+    pub(crate) source_bytes: u64,
+}
+
+/// A descriptor in shared memory.
+#[repr(C, align(64))]
+pub(crate) struct DescriptorCell {
+    kind: AtomicU64,
+    sequence: AtomicU64,
+    count: AtomicU64,
+    root: AtomicU64,
+    source: AtomicU64,
+    source_bytes: AtomicU64,
+    started_ms: AtomicU64,
+    site: Text<16>,
+}
+
+const DTYPES: [DType; 5] = [DType::F64, DType::F32, DType::BF16, DType::F16, DType::U32];
+
+impl DescriptorCell {
+    /// Written by the owner before it advances its counter.
+    pub(crate) fn write(&self, d: &Descriptor, site: Site) {
+        let dtype = DTYPES.iter().position(|t| *t == d.dtype).expect("all types are listed") as u64;
+        let kind = u64::from(d.group) << 32 | (d.op as u64) << 16 | dtype << 8 | u64::from(d.accumulate);
+        self.kind.store(kind, Ordering::Relaxed);
+        self.sequence.store(d.sequence, Ordering::Relaxed);
+        self.count.store(d.count, Ordering::Relaxed);
+        self.root.store(d.root.map_or(u64::MAX, |r| r as u64), Ordering::Relaxed);
+        self.source.store(d.source, Ordering::Relaxed);
+        self.source_bytes.store(d.source_bytes, Ordering::Relaxed);
+        self.started_ms.store(now_ms(), Ordering::Relaxed);
+        self.site.write(site.file, site.line);
+    }
+
+    /// None when the numbers name no operation or type: another program, or another version.
+    pub(crate) fn read(&self) -> Option<Descriptor> {
+        let kind = self.kind.load(Ordering::Relaxed);
+        let root = self.root.load(Ordering::Relaxed);
+        Some(Descriptor {
+            group: (kind >> 32) as u32,
+            sequence: self.sequence.load(Ordering::Relaxed),
+            op: CollectiveOp::from_number((kind >> 16) as u8)?,
+            dtype: *DTYPES.get((kind >> 8) as u8 as usize)?,
+            accumulate: kind & 1 == 1,
+            count: self.count.load(Ordering::Relaxed),
+            root: (root != u64::MAX).then_some(root as usize),
+            source: self.source.load(Ordering::Relaxed),
+            source_bytes: self.source_bytes.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Number of the call; 0 when there was none yet.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence.load(Ordering::Relaxed)
+    }
+
+    /// When the call was started, monotonic; 0 when there was none yet.
+    pub(crate) fn started_ms(&self) -> u64 {
+        self.started_ms.load(Ordering::Relaxed)
+    }
+
+    /// `reduce_scatter of 1024 f32, accumulating (call 3 of group data) at src/x.rs:10`
+    pub(crate) fn describe(&self, group: &str) -> String {
+        let Some(d) = self.read() else { return format!("a call of group {group} that cannot be read") };
+        let accumulate = if d.accumulate { ", accumulating" } else { "" };
+        let root = match (d.op, d.root) {
+            (CollectiveOp::Send, Some(root)) => format!(" to rank {root}"),
+            (CollectiveOp::Recv, Some(root)) => format!(" from rank {root}"),
+            (_, Some(root)) => format!(" with root {root}"),
+            (_, None) => String::new(),
+        };
+        format!(
+            "{}{root} of {} {}{accumulate} (call {} of group {group}) at {}",
+            d.op.name(),
+            d.count,
+            d.dtype.name(),
+            d.sequence,
+            self.site.read()
+        )
+    }
+}
+
+impl Descriptor {
+    /// Which of a slot's two descriptors this call uses.
+    pub(crate) fn parity(&self) -> usize {
+        (self.sequence % 2) as usize
+    }
+
+    /// Bytes that others may read from member `rank` in this call.
+    pub(crate) fn offered_bytes(&self, rank: usize, world_size: usize) -> u64 {
+        use CollectiveOp::*;
+        let is_root = self.root == Some(rank);
+        let elements = match self.op {
+            AllReduce | ReduceScatter | Reduce | AllToAll | Send => self.count,
+            Broadcast | Scatter if is_root => self.count,
+            Gather if !is_root => self.count / world_size as u64,
+            AllGather => self.count / world_size as u64,
+            Broadcast | Scatter | Gather | Recv | Barrier => 0,
+        };
+        elements * self.dtype.bytes() as u64
+    }
+
+    /// Whether two ranks of a group mean the same collective. Buffers are each rank's own.
+    pub(crate) fn agrees_with(&self, peer: &Descriptor) -> bool {
+        let own = Descriptor { source: 0, source_bytes: 0, ..*self };
+        own == Descriptor { source: 0, source_bytes: 0, ..*peer }
+    }
+
+    /// Whether rank `a` with this call and rank `b` with the other are the two ends of one message.
+    pub(crate) fn complements(&self, a: usize, other: &Descriptor, b: usize) -> bool {
+        let ends = matches!(
+            (self.op, other.op),
+            (CollectiveOp::Send, CollectiveOp::Recv) | (CollectiveOp::Recv, CollectiveOp::Send)
+        );
+        let same = |d: &Descriptor| (d.group, d.sequence, d.dtype, d.count);
+        ends && (self.root, other.root) == (Some(b), Some(a)) && same(self) == same(other)
+    }
+}

@@ -1,0 +1,87 @@
+//! The launcher's side of a host: makes the memory that the ranks share, watches, and ends the job.
+//!
+//! Everything is a memfd: it lives as long as some process has it open, and has no name to clean up.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use phalanx_tensor::Region;
+use rustix::fs::MemfdFlags;
+
+use crate::shared_memory::control::{Abort, Control, now_ms};
+use crate::shared_memory::endpoint::cores;
+
+/// See the module's head.
+pub struct HostJob {
+    control_fd: OwnedFd,
+    arenas: Vec<OwnedFd>,
+    control: Arc<Control>,
+}
+
+impl HostJob {
+    /// The shared memory of `world_size` ranks; arenas are empty until their ranks size them.
+    ///
+    /// # Errors
+    /// The system's, when it refuses memory or descriptors.
+    pub fn new(world_size: usize) -> std::io::Result<HostJob> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let control_fd = rustix::fs::memfd_create("phalanx-control", flags)?;
+        let bytes = Control::bytes(world_size);
+        rustix::fs::ftruncate(&control_fd, bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&control_fd, rustix::fs::SealFlags::SHRINK)?;
+        let region = Region::shared(control_fd.as_fd(), bytes)?;
+        let arena = |rank: usize| rustix::fs::memfd_create(format!("phalanx-arena-{rank}"), flags);
+        let arenas = (0..world_size).map(arena).collect::<Result<Vec<_>, _>>()?;
+        let control = Arc::new(Control::create(region, world_size, cores()));
+        Ok(HostJob { control_fd, arenas, control })
+    }
+
+    /// The descriptors that a rank needs, by their numbers in this process: the control block, then the
+    /// arena of each rank. They are closed on exec unless [`HostJob::pass_to`] keeps them open.
+    pub fn inherited_fds(&self) -> Vec<RawFd> {
+        std::iter::once(&self.control_fd).chain(&self.arenas).map(|fd| fd.as_raw_fd()).collect()
+    }
+
+    /// Lets the child that `command` will start inherit [`HostJob::inherited_fds`] under the same numbers.
+    /// Other children of this process do not get them.
+    pub fn pass_to(&self, command: &mut Command) {
+        let fds = self.inherited_fds();
+        let keep = move || {
+            for fd in &fds {
+                // SAFETY: only borrowed for this call; the child has its own copy of the parent's table,
+                // where the number is open because the HostJob outlived the fork.
+                let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(*fd) };
+                rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
+            }
+            Ok(())
+        };
+        // SAFETY: between fork and exec the closure makes system calls only; it neither allocates nor
+        // locks.
+        unsafe { command.pre_exec(keep) };
+    }
+
+    /// Ends the job for all ranks, naming the one that caused it.
+    pub fn abort(&self, rank: usize, reason: &str) {
+        self.control.abort(Abort { rank, disagreement: false, reason: reason.to_string() });
+    }
+
+    /// Whether somebody ended the job: the rank that caused it, and why.
+    pub fn aborted(&self) -> Option<(usize, String)> {
+        self.control.aborted().map(|a| (a.rank, a.reason))
+    }
+
+    /// What a rank did last: its step, its last collective and where that was asked for.
+    pub fn last_activity(&self, rank: usize) -> String {
+        self.control.last_activity(rank)
+    }
+
+    /// How long a rank has been silent: it signs at every step, collective, and while it waits.
+    pub fn silent_for(&self, rank: usize) -> Duration {
+        let cell = self.control.rank(rank);
+        let last_ms = cell.heartbeat_ms.load(std::sync::atomic::Ordering::Relaxed);
+        Duration::from_millis(if last_ms == 0 { 0 } else { now_ms().saturating_sub(last_ms) })
+    }
+}

@@ -1,0 +1,146 @@
+//! How a buffer of one rank is read by another.
+//!
+//! Threads offer addresses. Processes offer offsets in their arenas, memfds that every rank can map: the
+//! reader checks offset and length against the peer's published arena, and maps it at first use. Arenas
+//! are sealed against shrinking before they are published, so a checked range cannot vanish.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use phalanx_tensor::Region;
+
+use crate::error::CollectiveError;
+use crate::shared_memory::control::Control;
+
+/// A piece of this rank's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub(crate) address: *mut u8,
+    pub(crate) bytes: usize,
+}
+
+// SAFETY: a span is two numbers. Who may follow it when is kept by Pending, which owns the tensor.
+unsafe impl Send for Span {}
+
+impl Span {
+    pub(crate) const EMPTY: Span = Span { address: std::ptr::null_mut(), bytes: 0 };
+
+    /// A piece of the piece.
+    pub(crate) fn range(self, start: usize, bytes: usize) -> Span {
+        assert!(start + bytes <= self.bytes, "{bytes} bytes at {start} of {self:?}");
+        // SAFETY: stays inside (asserted).
+        Span { address: unsafe { self.address.add(start) }, bytes }
+    }
+
+    /// Overwrites the piece with as many bytes from `source`.
+    ///
+    /// # Safety
+    /// The piece is this rank's to write, the source is readable and unwritten meanwhile, and they do not
+    /// overlap.
+    pub(crate) unsafe fn fill_from(self, source: *const u8) {
+        if self.bytes > 0 {
+            // SAFETY: passed on.
+            unsafe { std::ptr::copy_nonoverlapping(source, self.address, self.bytes) };
+        }
+    }
+}
+
+/// How offered buffers are found.
+pub(crate) enum Memory {
+    /// All ranks in one address space.
+    Threads,
+    /// Each rank's arena is a file.
+    Processes(Arenas),
+}
+
+pub(crate) struct Arenas {
+    /// A file per rank.
+    files: Vec<OwnedFd>,
+    /// Base and bytes of this rank's own mapping.
+    own: OnceLock<(usize, usize)>,
+    peers: Vec<OnceLock<Region>>,
+}
+
+impl Arenas {
+    pub(crate) fn new(files: Vec<OwnedFd>) -> Arenas {
+        let peers = files.iter().map(|_| OnceLock::new()).collect();
+        Arenas { files, own: OnceLock::new(), peers }
+    }
+
+    /// Gives this rank's arena its size and maps it.
+    pub(crate) fn create(&self, rank: usize, bytes: usize) -> std::io::Result<Region> {
+        let bytes = bytes.max(1).next_multiple_of(4096);
+        let file = &self.files[rank];
+        rustix::fs::ftruncate(file, bytes as u64)?;
+        // Peers map what is published: from here on nobody, this rank included, can make it smaller.
+        let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
+        rustix::fs::fcntl_add_seals(file, seals)?;
+        let region = Region::shared(file.as_fd(), bytes)?;
+        let first = self.own.set((region.base().expose_provenance(), region.bytes())).is_ok();
+        assert!(first, "a rank has one arena");
+        Ok(region)
+    }
+
+    fn offset(&self, span: Span) -> u64 {
+        let (base, bytes) = *self.own.get().expect("Endpoint::arena comes before the first collective");
+        let offset = span.address.addr().wrapping_sub(base);
+        assert!(
+            offset <= bytes && span.bytes <= bytes - offset,
+            "a tensor of {} bytes outside the rank's arena cannot be read by other processes",
+            span.bytes
+        );
+        offset as u64
+    }
+
+    fn mapped(&self, control: &Control, rank: usize) -> std::io::Result<&Region> {
+        if let Some(region) = self.peers[rank].get() {
+            return Ok(region);
+        }
+        let bytes = control.rank(rank).arena_bytes.load(Ordering::Acquire);
+        let length = rustix::fs::fstat(&self.files[rank])?.st_size as u64;
+        let sealed = rustix::fs::fcntl_get_seals(&self.files[rank])?;
+        if bytes == 0 || bytes > length || !sealed.contains(rustix::fs::SealFlags::SHRINK) {
+            let text = format!("an arena of {bytes} bytes in a file of {length}, seals {sealed:?}");
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
+        }
+        let region = Region::shared(self.files[rank].as_fd(), bytes as usize)?;
+        Ok(self.peers[rank].get_or_init(|| region))
+    }
+}
+
+impl Memory {
+    /// What peers are told about a buffer.
+    pub(crate) fn offer(&self, span: Span) -> u64 {
+        match self {
+            _ if span.bytes == 0 => 0,
+            Memory::Threads => span.address.expose_provenance() as u64,
+            Memory::Processes(arenas) => arenas.offset(span),
+        }
+    }
+
+    /// Where `bytes` that `rank` offered as `source` lie here.
+    pub(crate) fn find(
+        &self,
+        control: &Control,
+        rank: usize,
+        source: u64,
+        bytes: u64,
+    ) -> Result<*const u8, CollectiveError> {
+        if bytes == 0 {
+            return Ok(std::ptr::null());
+        }
+        let arenas = match self {
+            Memory::Threads => return Ok(std::ptr::with_exposed_provenance(source as usize)),
+            Memory::Processes(arenas) => arenas,
+        };
+        let unreadable = |report: String| CollectiveError::Unreadable { rank, report };
+        let region = arenas.mapped(control, rank).map_err(|e| unreadable(e.to_string()))?;
+        let length = region.bytes() as u64;
+        if source > length || bytes > length - source {
+            return Err(unreadable(format!("{bytes} bytes at {source} of an arena of {length}")));
+        }
+        // SAFETY: inside the mapping (checked), which lives as long as self.
+        Ok(unsafe { region.base().add(source as usize) })
+    }
+}

@@ -1,0 +1,183 @@
+//! The communication stream of one group in one rank: calls run one at a time in the order of their
+//! submission, by whoever is there.
+//!
+//! Either the owner thread takes the next call, which overlaps it with the submitter's computation, or
+//! a caller who waits runs what is left of the queue up to its own call itself, without a hand-over.
+//! Without overlap the submitter runs its call at once and there is no thread. One flag, `running`,
+//! says that somebody is at it; everybody else sleeps. A call is bounded by the channel's deadline, and
+//! so is every sleep here.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crate::error::CollectiveError;
+use crate::pending::Progress;
+use crate::shared_memory::channel::{Channel, Transfer};
+use crate::statistics::Tally;
+
+pub(crate) struct Stream {
+    state: Mutex<State>,
+    /// The owner thread sleeps here until there is work.
+    work: Condvar,
+    /// Waiting callers sleep here until a call is over.
+    done: Condvar,
+    channel: Mutex<Channel>,
+    pub(crate) tally: Tally,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Transfer>,
+    submitted: u64,
+    completed: u64,
+    /// Somebody runs a call.
+    running: bool,
+    /// The owner thread sleeps.
+    idle: bool,
+    /// Callers asleep.
+    waiters: usize,
+    /// The group is gone: the owner thread ends after the queue.
+    closed: bool,
+    /// No call after `completed` will ever complete.
+    failed: Option<CollectiveError>,
+}
+
+impl Stream {
+    pub(crate) fn new(channel: Channel) -> Stream {
+        Stream {
+            state: Mutex::default(),
+            work: Condvar::new(),
+            done: Condvar::new(),
+            channel: Mutex::new(channel),
+            tally: Tally::default(),
+        }
+    }
+
+    /// Puts a call behind the others for the owner thread; returns its ticket.
+    pub(crate) fn enqueue(&self, transfer: Transfer) -> u64 {
+        let mut state = self.lock();
+        state.submitted += 1;
+        if state.failed.is_none() {
+            state.queue.push_back(transfer);
+        }
+        if state.idle && !state.running {
+            self.work.notify_one();
+        }
+        state.submitted
+    }
+
+    /// Runs a call now, behind the others.
+    pub(crate) fn run(&self, transfer: Transfer) -> u64 {
+        let ticket = self.enqueue(transfer);
+        // Whoever waits for the ticket gets the error, if there is one.
+        let _ = self.wait(ticket);
+        ticket
+    }
+
+    /// Starts the thread that runs calls beside the submitter.
+    pub(crate) fn own(self: &Arc<Self>, name: &str) -> std::io::Result<JoinHandle<()>> {
+        let stream = Arc::clone(self);
+        std::thread::Builder::new().name(name.to_string()).spawn(move || stream.serve())
+    }
+
+    /// Lets the owner thread end when everything submitted is over.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.work.notify_one();
+    }
+
+    fn serve(&self) {
+        let mut state = self.lock();
+        loop {
+            if !state.running && !state.queue.is_empty() {
+                state = self.run_next(state);
+            } else if state.closed && state.queue.is_empty() {
+                return;
+            } else {
+                state.idle = true;
+                state = self.work.wait(state).expect("no panic under this lock");
+                state.idle = false;
+            }
+        }
+    }
+
+    /// Runs the first call of the queue; the lock is free meanwhile.
+    fn run_next<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let transfer = state.queue.pop_front().expect("the caller saw a call");
+        state.running = true;
+        drop(state);
+        let start = Instant::now();
+        let mut channel = self.channel.lock().expect("a panic in a call is caught");
+        // A panic in a call (a bug, or a tensor outside the arena) must not leave the others waiting for
+        // a thread that is gone.
+        let result = catch_unwind(AssertUnwindSafe(|| channel.execute(&transfer)));
+        let result = result.unwrap_or_else(|payload| {
+            let reason = panic_text(&*payload);
+            Err(channel.host.abort(&format!("{reason} in a collective at {}", transfer.site())))
+        });
+        drop(channel);
+        let mut state = self.lock();
+        state.running = false;
+        match result {
+            Ok(sent_bytes) => {
+                state.completed += 1;
+                self.tally.completed(sent_bytes, start.elapsed());
+            }
+            Err(error) => {
+                state.queue.clear();
+                state.failed = Some(error);
+            }
+        }
+        if state.waiters > 0 {
+            self.done.notify_all();
+        }
+        if state.idle && !state.queue.is_empty() {
+            self.work.notify_one();
+        }
+        state
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under this lock")
+    }
+}
+
+impl Progress for Stream {
+    fn wait(&self, ticket: u64) -> Result<(), CollectiveError> {
+        let mut state = self.lock();
+        if state.completed >= ticket {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let result = loop {
+            if state.completed >= ticket {
+                break Ok(());
+            }
+            if let Some(error) = &state.failed {
+                break Err(error.clone());
+            }
+            if !state.running && !state.queue.is_empty() {
+                state = self.run_next(state);
+            } else {
+                state.waiters += 1;
+                state = self.done.wait(state).expect("no panic under this lock");
+                state.waiters -= 1;
+            }
+        };
+        self.tally.blocked(start.elapsed());
+        result
+    }
+
+    fn is_done(&self, ticket: u64) -> bool {
+        let state = self.lock();
+        state.completed >= ticket || state.failed.is_some()
+    }
+}
+
+fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|t| t.to_string());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".to_string())
+}

@@ -1,0 +1,67 @@
+//! A world of one: an implementation, not an `if`.
+//!
+//! Sums of one rank are that rank's values, so everything is a copy from source to target, or
+//! nothing. It is over when submit returns.
+
+use phalanx_trace::CollectiveOp;
+
+use crate::call::{Buffers, Call};
+use crate::group::Group;
+use crate::pending::Pending;
+use crate::reduction;
+use crate::statistics::{Statistics, Tally};
+
+/// See the module's head.
+pub struct Solo {
+    name: &'static str,
+    tally: Tally,
+}
+
+impl Solo {
+    /// A group of one rank.
+    pub fn new(name: &'static str) -> Solo {
+        Solo { name, tally: Tally::default() }
+    }
+}
+
+impl Group for Solo {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+    fn rank(&self) -> usize {
+        0
+    }
+    fn world_size(&self) -> usize {
+        1
+    }
+
+    fn submit(&self, call: Call) -> Pending<Buffers> {
+        let start = std::time::Instant::now();
+        let Call { op, accumulate, mut buffers, .. } = call;
+        if let Buffers { source: Some(source), target: Some(target) } = &mut buffers {
+            let (dtype, elements) = (source.dtype(), source.shape().elements());
+            let from = source.view().address().as_ptr().cast_const();
+            let to = target.view_mut().address().as_ptr();
+            let sums = op == CollectiveOp::ReduceScatter && accumulate;
+            // On a device without memory (a dry run) there is nothing to move.
+            if !from.is_null() && !to.is_null() {
+                // SAFETY: two tensors, owned here, with the same number of elements (Call::check).
+                unsafe {
+                    if sums {
+                        reduction::sum(dtype, &[from], to, elements, true);
+                    } else {
+                        std::ptr::copy_nonoverlapping(from, to, elements * dtype.bytes());
+                    }
+                }
+            }
+        }
+        let busy = start.elapsed();
+        self.tally.completed(0, busy);
+        self.tally.blocked(busy);
+        Pending::ready(buffers)
+    }
+
+    fn take_statistics(&self) -> Statistics {
+        self.tally.take()
+    }
+}

@@ -1,0 +1,119 @@
+//! What the tests of groups share: tensors with known values, ranks as threads, the naive oracle.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::sync::Arc;
+
+use phalanx_collectives::{Endpoint, Group, Options, threads};
+use phalanx_tensor::buffer::Element;
+use phalanx_tensor::meta::Meta;
+use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
+
+/// Host memory without a plan; no kernel is run.
+pub fn host() -> Device {
+    Device::new(Arc::new(Meta { threads: 1 }), Arena::heap())
+}
+
+pub fn tensor<T: Element>(device: &Device, values: &[T]) -> Tensor {
+    let mut tensor = device.alloc(T::DTYPE, [values.len()], Category::Communication, "test");
+    tensor.view_mut().into_slice::<T>().copy_from_slice(values);
+    tensor
+}
+
+pub fn values<T: Element>(tensor: &Tensor) -> Vec<T> {
+    tensor.view().as_slice::<T>().to_vec()
+}
+
+pub fn zeros(device: &Device, dtype: DType, elements: usize) -> Tensor {
+    device.alloc(dtype, [elements], Category::Communication, "zeros")
+}
+
+/// Element `i` of rank `rank`: of very different sizes, so that every order of additions gives other bits.
+pub fn value(rank: usize, i: usize) -> f64 {
+    let h = ((rank * 7919 + i * 104_729 + 12_345) as u32).wrapping_mul(2_654_435_761);
+    (f64::from(h) / f64::from(u32::MAX) - 0.5) * 10f64.powi((h % 9) as i32 - 4)
+}
+
+/// What a type needs for the oracle.
+pub trait Sample: Element + PartialEq + std::fmt::Debug + std::ops::Add<Output = Self> {
+    fn sample(rank: usize, i: usize) -> Self;
+    fn bits(self) -> u64;
+}
+impl Sample for f32 {
+    fn sample(rank: usize, i: usize) -> f32 {
+        value(rank, i) as f32
+    }
+    fn bits(self) -> u64 {
+        self.to_bits().into()
+    }
+}
+impl Sample for f64 {
+    fn sample(rank: usize, i: usize) -> f64 {
+        value(rank, i) / 3.0
+    }
+    fn bits(self) -> u64 {
+        self.to_bits()
+    }
+}
+impl Sample for u32 {
+    fn sample(rank: usize, i: usize) -> u32 {
+        (rank * 1_000_003 + i * 17) as u32
+    }
+    fn bits(self) -> u64 {
+        self.into()
+    }
+}
+
+/// The values of one rank.
+pub fn sample<T: Sample>(rank: usize, elements: usize) -> Vec<T> {
+    (0..elements).map(|i| T::sample(rank, i)).collect()
+}
+
+/// The law of sums, as it is written: the oracle.
+pub fn tree<T: Sample>(x: &[T]) -> T {
+    match x.len() {
+        1 => x[0],
+        n => {
+            let (low, high) = x.split_at(n.next_power_of_two() / 2);
+            tree(low) + tree(high)
+        }
+    }
+}
+
+/// The sum over `world` ranks of their samples.
+pub fn summed<T: Sample>(world: usize, elements: usize) -> Vec<T> {
+    let column = |i| tree(&(0..world).map(|r| T::sample(r, i)).collect::<Vec<T>>());
+    (0..elements).map(column).collect()
+}
+
+#[track_caller]
+pub fn same_bits<T: Sample>(got: &[T], expected: &[T], what: &str) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (i, (a, b)) in got.iter().zip(expected).enumerate() {
+        assert!(a.bits() == b.bits(), "{what}: element {i} is {a:?}, not {b:?}");
+    }
+}
+
+/// Runs `body` once per rank on its own thread with an endpoint; results by rank. A panic is returned.
+pub fn ranks<R: Send>(
+    world: usize,
+    options: &Options,
+    body: impl Fn(Endpoint) -> R + Sync,
+) -> Vec<std::thread::Result<R>> {
+    std::thread::scope(|scope| {
+        let run = |endpoint: Endpoint| {
+            let (body, options) = (&body, options.clone());
+            let name = format!("rank-{}", endpoint.rank());
+            let builder = std::thread::Builder::new().name(name);
+            builder.spawn_scoped(scope, move || body(endpoint.with_options(options))).unwrap()
+        };
+        let handles: Vec<_> = threads(world).into_iter().map(run).collect();
+        handles.into_iter().map(|h| h.join()).collect()
+    })
+}
+
+/// The same for ranks that must not panic, given a group of all.
+pub fn groups<R: Send>(world: usize, overlap: bool, body: impl Fn(&dyn Group) -> R + Sync) -> Vec<R> {
+    let options = Options { overlap, ..Options::default() };
+    let results = ranks(world, &options, |endpoint| body(&*endpoint.group("data")));
+    results.into_iter().map(|r| r.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+}

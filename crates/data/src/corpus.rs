@@ -1,0 +1,241 @@
+//! Text files and folders become a list of documents, in an order that depends on their names alone.
+//!
+//! Every file is read once when the corpus is opened, so that what is skipped and how many bytes
+//! there are is known before anything is tokenised. A file that the user names must be UTF-8; inside
+//! a folder, files that are not text are skipped and counted. Documents are then read again in
+//! blocks, so a corpus larger than memory is no problem.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use crate::{DataError, Result};
+
+/// How much of a file is read at a time.
+pub(crate) const BLOCK_BYTES: usize = 1 << 20;
+
+/// A folder of Rust's build products, whose text is nobody's training text.
+const BUILD_FOLDER: &str = "target";
+
+/// Which text a user asked for.
+#[derive(Clone, Debug, Default)]
+pub struct CorpusSpec {
+    /// Files and folders, in the order of their documents. Folders are walked to their leaves.
+    pub paths: Vec<PathBuf>,
+    /// With or without the dot, in any case: only files inside folders that end so. Empty: all text.
+    pub extensions: Vec<String>,
+}
+
+/// One text file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// Where it is read from.
+    pub path: PathBuf,
+    /// Its size when the corpus was opened; never 0.
+    pub bytes: u64,
+}
+
+/// A file inside a folder that gives no document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// The file.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: SkipReason,
+}
+
+/// Why a file inside a folder gives no document. Files of other extensions, hidden files, folders
+/// named `target` and links to folders are left out without a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SkipReason {
+    /// It has bytes that are not UTF-8, or zero bytes.
+    NotText,
+    /// It has no bytes.
+    Empty,
+}
+
+/// The documents of a run's text; at least one.
+#[derive(Clone, Debug)]
+pub struct Corpus {
+    documents: Vec<Document>,
+    skipped: Vec<Skipped>,
+    origin: String,
+}
+
+impl Corpus {
+    /// Finds the documents: a named file is one; a folder gives its text files sorted by name, folder
+    /// by folder, following links to files but not to folders (so loops cannot occur).
+    ///
+    /// # Errors
+    /// [`DataError::MissingPath`], [`DataError::NotUtf8`] for a named file that is not text,
+    /// [`DataError::NoText`] when no document is found, [`DataError::Read`] for what cannot be read.
+    pub fn open(spec: &CorpusSpec) -> Result<Corpus> {
+        let names: Vec<String> = spec.paths.iter().map(|path| path.display().to_string()).collect();
+        let mut corpus = Corpus { documents: Vec::new(), skipped: Vec::new(), origin: names.join(", ") };
+        let extensions: Vec<String> =
+            spec.extensions.iter().map(|text| text.trim_start_matches('.').to_lowercase()).collect();
+        for path in &spec.paths {
+            let metadata = fs::metadata(path).map_err(DataError::reading(path))?;
+            if metadata.is_dir() {
+                corpus.walk(path, &extensions)?;
+            } else if metadata.is_file() {
+                corpus.add_named(path)?;
+            } else {
+                // A pipe could be read only once, and every text is read at least twice.
+                let cause = io::Error::other("it is neither a file nor a folder");
+                return Err(DataError::Read { path: path.clone(), cause });
+            }
+        }
+        if corpus.documents.is_empty() {
+            return Err(corpus.no_text(spec));
+        }
+        Ok(corpus)
+    }
+
+    /// In the order of their tokens.
+    pub fn documents(&self) -> &[Document] {
+        &self.documents
+    }
+
+    /// The files inside folders that are not text.
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
+    }
+
+    /// The sum over the documents.
+    pub fn bytes(&self) -> u64 {
+        self.documents.iter().map(|document| document.bytes).sum()
+    }
+
+    /// The paths that were asked for, as one text for messages.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    fn add_named(&mut self, path: &Path) -> Result<()> {
+        let mut bytes = 0;
+        for_each_block(path, &|text| text.len(), &mut |text, _| {
+            bytes += text.len() as u64;
+            Ok(())
+        })?;
+        self.add(path.to_path_buf(), bytes);
+        Ok(())
+    }
+
+    fn walk(&mut self, folder: &Path, extensions: &[String]) -> Result<()> {
+        for path in sorted_entries(folder)? {
+            let name = path.file_name().unwrap_or_default();
+            if name.as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
+            // Of a link this is the link's own kind: a folder behind a link is not walked.
+            let own = fs::symlink_metadata(&path).map_err(DataError::reading(&path))?;
+            if own.is_dir() {
+                if name != BUILD_FOLDER {
+                    self.walk(&path, extensions)?;
+                }
+            } else if is_wanted(&path, extensions) && fs::metadata(&path).is_ok_and(|found| found.is_file()) {
+                self.add_found(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_found(&mut self, path: PathBuf) -> Result<()> {
+        let (mut bytes, mut zeros) = (0, false);
+        let read = for_each_block(&path, &|text| text.len(), &mut |text, _| {
+            bytes += text.len() as u64;
+            zeros |= text.as_bytes().contains(&0);
+            Ok(())
+        });
+        match read {
+            Ok(()) if !zeros => self.add(path, bytes),
+            Ok(()) | Err(DataError::NotUtf8 { .. }) => {
+                self.skipped.push(Skipped { path, reason: SkipReason::NotText });
+            }
+            Err(other) => return Err(other),
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, path: PathBuf, bytes: u64) {
+        if bytes == 0 {
+            self.skipped.push(Skipped { path, reason: SkipReason::Empty });
+        } else {
+            self.documents.push(Document { path, bytes });
+        }
+    }
+
+    fn no_text(&self, spec: &CorpusSpec) -> DataError {
+        let given = if spec.paths.is_empty() { "an empty list of paths" } else { &self.origin };
+        let count = |reason| self.skipped.iter().filter(|skipped| skipped.reason == reason).count();
+        let (empty, not_text) = (count(SkipReason::Empty), count(SkipReason::NotText));
+        let mut found = format!("{empty} empty files, {not_text} that are not UTF-8 text");
+        if !spec.extensions.is_empty() {
+            found += &format!(", and no other file that ends in {}", spec.extensions.join(" or "));
+        }
+        DataError::NoText { given: given.to_string(), found }
+    }
+}
+
+/// The entries of `folder` by name, so that every machine walks in the same order.
+fn sorted_entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).map_err(DataError::reading(folder))?;
+    let mut paths = Vec::new();
+    for entry in entries {
+        paths.push(entry.map_err(DataError::reading(folder))?.path());
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// Whether the extensions, lower case and without dot, are none or include that of `path`.
+fn is_wanted(path: &Path, extensions: &[String]) -> bool {
+    let extension = path.extension().and_then(OsStr::to_str).map(str::to_lowercase);
+    extensions.is_empty() || extension.is_some_and(|extension| extensions.contains(&extension))
+}
+
+/// Reads a text file in blocks and hands it out in parts: `take(text, last)` gets the text up to the
+/// place that `last_cut` names (0: not yet, read on) and, once, the end of the file with `last` set.
+///
+/// # Errors
+/// [`DataError::NotUtf8`] with the offset of the first bad byte, the errors of reading, those of `take`.
+pub(crate) fn for_each_block(
+    path: &Path,
+    last_cut: &dyn Fn(&str) -> usize,
+    take: &mut dyn FnMut(&str, bool) -> Result<()>,
+) -> Result<()> {
+    let mut file = File::open(path).map_err(DataError::reading(path))?;
+    let mut text = String::new();
+    // Bytes read but not yet decoded: on return to the top at most three, a character's beginning.
+    let mut bytes: Vec<u8> = Vec::new();
+    let mut decoded = 0u64;
+    loop {
+        let read = file.by_ref().take(BLOCK_BYTES as u64).read_to_end(&mut bytes);
+        let at_end = read.map_err(DataError::reading(path))? < BLOCK_BYTES;
+        let valid = match str::from_utf8(&bytes) {
+            Ok(all) => all,
+            Err(e) if e.error_len().is_none() && !at_end => {
+                str::from_utf8(&bytes[..e.valid_up_to()]).expect("valid up to there")
+            }
+            Err(e) => {
+                let position = decoded + e.valid_up_to() as u64;
+                return Err(DataError::NotUtf8 { path: path.to_path_buf(), position });
+            }
+        };
+        text.push_str(valid);
+        let length = valid.len();
+        decoded += length as u64;
+        bytes.drain(..length);
+
+        let end = if at_end { text.len() } else { last_cut(&text) };
+        if end > 0 || at_end {
+            take(&text[..end], at_end)?;
+            text.drain(..end);
+        }
+        if at_end {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What can go wrong between a path in the configuration and a sample in a batch.
+//!
+//! Each message says what was given, what was expected and what to do, and contains its cause (the
+//! cause is not repeated as `source()`), so printing the error alone tells everything.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// An error of the data: the user's files, paths or numbers.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// A tokenizer's name that is neither a known word nor an existing file.
+    #[error(
+        "unknown tokenizer {given:?}: expected \"byte\", \"char\", \"gpt2\" or the path of a \
+         tokenizer.json{}", did_you_mean(*.nearest)
+    )]
+    UnknownTokenizer {
+        /// What the user wrote.
+        given: String,
+        /// The word that was probably meant.
+        nearest: Option<&'static str>,
+    },
+
+    /// A tokenizer's path to nothing.
+    #[error(
+        "tokenizer file {} does not exist: give the path of a Hugging Face tokenizer.json (or of the \
+         folder that holds it), or \"byte\", \"char\" or \"gpt2\"", .path.display()
+    )]
+    TokenizerMissing {
+        /// What the user wrote.
+        path: PathBuf,
+    },
+
+    /// A tokenizer's file that does not describe one.
+    #[error(
+        "{} holds no tokenizer that can be used: {reason}; give a Hugging Face tokenizer.json, or one \
+         that a run of Phalanx wrote", .path.display()
+    )]
+    TokenizerFile {
+        /// The file.
+        path: PathBuf,
+        /// Why it does not.
+        reason: String,
+    },
+
+    /// `char` without text.
+    #[error(
+        "the tokenizer \"char\" takes its vocabulary from the text, and no text was given: name text \
+         files or folders, or choose another tokenizer"
+    )]
+    CharNeedsText,
+
+    /// Text with a character that the text of the vocabulary did not have.
+    #[error(
+        "character {character:?} (at byte {position} of the text) is not in the vocabulary of {vocab} \
+         characters: remove it, or make the tokens and train on a text that contains it"
+    )]
+    UnknownCharacter {
+        /// The character.
+        character: char,
+        /// The byte of the text at which it stands.
+        position: usize,
+        /// The number of characters in the vocabulary.
+        vocab: usize,
+    },
+
+    /// Text that a `tokenizer.json` refuses.
+    #[error("the tokenizer cannot encode the text: {reason}")]
+    Encode {
+        /// The refusal of the `tokenizers` library.
+        reason: String,
+    },
+
+    /// An error of encoding, with the document in which it occurred.
+    #[error("in {}: {cause}", .path.display())]
+    InDocument {
+        /// The document.
+        path: PathBuf,
+        /// The error.
+        cause: Box<DataError>,
+    },
+
+    /// A path to nothing.
+    #[error(
+        "no such file or folder: {}; check the spelling (relative paths start at the current folder)",
+        .path.display()
+    )]
+    MissingPath {
+        /// What the user wrote.
+        path: PathBuf,
+    },
+
+    /// A named text file that is not text.
+    #[error(
+        "{} is not UTF-8 text: its byte {position} begins no valid character; convert the file, or \
+         leave it out", .path.display()
+    )]
+    NotUtf8 {
+        /// The file.
+        path: PathBuf,
+        /// The offset of the first bad byte.
+        position: u64,
+    },
+
+    /// Paths without a single document.
+    #[error(
+        "no text found in {given} ({found}): name UTF-8 text files, or folders that hold them and that \
+         are not hidden"
+    )]
+    NoText {
+        /// The paths.
+        given: String,
+        /// What was found instead.
+        found: String,
+    },
+
+    /// Fewer tokens than one sample.
+    #[error(
+        "{origin} has {given} tokens, and one sample needs {needed} (a sequence of {} and the token \
+         after it): give more text, a shorter sequence, or another validation part", .needed - 1
+    )]
+    TooShort {
+        /// Which tokens.
+        origin: String,
+        /// How many there are.
+        given: usize,
+        /// How many are needed.
+        needed: usize,
+    },
+
+    /// A validation part that is none.
+    #[error(
+        "a validation part of {given} is impossible: give a number from 0 (none) to less than 1, as 0.1 \
+         for the last tenth"
+    )]
+    ValidationFraction {
+        /// What the user wrote.
+        given: f64,
+    },
+
+    /// A token that the vocabulary does not have.
+    #[error(
+        "token {position} of {origin} is id {id}, and the vocabulary has {vocab} ids (0 to {}): the \
+         tokens were made by another tokenizer, or the vocabulary must be larger",
+        .vocab.saturating_sub(1)
+    )]
+    TokenOutOfRange {
+        /// Which tokens.
+        origin: String,
+        /// The number of the first such token, from 0.
+        position: usize,
+        /// Its id.
+        id: i64,
+        /// The number of ids of the vocabulary.
+        vocab: usize,
+    },
+
+    /// A file of no known format.
+    #[error(
+        "{} is no token file: {reason}. Known are Phalanx's own (made by `phalanx tokenize`), nanoGPT's \
+         and llm.c's .bin, and Megatron's .bin with its .idx", .path.display()
+    )]
+    NotTokenFile {
+        /// The file.
+        path: PathBuf,
+        /// Why it is none.
+        reason: String,
+    },
+
+    /// A file whose header and length disagree.
+    #[error(
+        "{} is damaged or cut short: {what}, so {expected} bytes were expected, and it has {found}; \
+         copy it or make it again", .path.display()
+    )]
+    WrongSize {
+        /// The file.
+        path: PathBuf,
+        /// What the expectation follows from.
+        what: String,
+        /// Bytes expected.
+        expected: u64,
+        /// Bytes found.
+        found: u64,
+    },
+
+    /// A file whose header has impossible values.
+    #[error(
+        "the header of {} is damaged, or of a kind that is not read: {reason}; copy the file or make it \
+         again", .path.display()
+    )]
+    BadHeader {
+        /// The file.
+        path: PathBuf,
+        /// Which values.
+        reason: String,
+    },
+
+    /// The system refused to read.
+    #[error("cannot read {}: {cause}", .path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's error.
+        cause: io::Error,
+    },
+
+    /// The system refused to write: no permission, no space.
+    #[error("cannot write {}: {cause}; an earlier file of that name is as it was", .path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        cause: io::Error,
+    },
+}
+
+impl DataError {
+    /// Turns an I/O error on `path` into [`DataError::MissingPath`] or [`DataError::Read`].
+    pub(crate) fn reading(path: &Path) -> impl FnOnce(io::Error) -> DataError + '_ {
+        move |cause| {
+            let path = path.to_path_buf();
+            if cause.kind() == io::ErrorKind::NotFound {
+                DataError::MissingPath { path }
+            } else {
+                DataError::Read { path, cause }
+            }
+        }
+    }
+
+    /// Turns an I/O error on `path` into [`DataError::Write`].
+    pub(crate) fn writing(path: &Path) -> impl FnOnce(io::Error) -> DataError + '_ {
+        move |cause| DataError::Write { path: path.to_path_buf(), cause }
+    }
+}
+
+fn did_you_mean(nearest: Option<&'static str>) -> String {
+    nearest.map_or_else(String::new, |word| format!("; did you mean \"{word}\"?"))
+}

@@ -1,0 +1,88 @@
+//! The two foreign formats of one file.
+//!
+//! llm.c (`dev/data/data_common.py`): 256 little-endian 32-bit integers, of which the first three are
+//! a magic number, a version and the number of tokens; then the ids. nanoGPT (`prepare.py`): 16-bit
+//! ids and nothing else, so that all there is to check is that the length is even.
+
+use std::path::Path;
+
+use super::{IdType, Layout, TokenFormat};
+use crate::{DataError, Result};
+
+const LLM_C_HEADER_BYTES: usize = 256 * 4;
+
+/// Magic number, version, id type, vocabulary: GPT-2's tokens, and Llama 3's.
+const LLM_C: [(u32, u32, IdType, usize); 2] =
+    [(20_240_520, 1, IdType::U16, 50_257), (20_240_801, 7, IdType::U32, 128_256)];
+
+/// Beginnings of files that are named `.bin` (or are taken for one) and hold no tokens.
+const FOREIGN: [(&[u8], &str); 4] = [
+    (b"PK\x03\x04", "it is a zip archive, as PyTorch's checkpoints are"),
+    (b"\x1f\x8b", "it is compressed by gzip"),
+    (b"\x93NUMPY", "it is a NumPy array; write its 16-bit ids with `tofile`"),
+    (b"PAR1", "it is a Parquet file"),
+];
+
+/// The layout of llm.c's file, or `None` when the magic number is another.
+pub(super) fn read_llm_c(path: &Path, bytes: &[u8]) -> Result<Option<Layout>> {
+    let Some((magic, _)) = bytes.split_first_chunk() else {
+        return Ok(None);
+    };
+    let magic = u32::from_le_bytes(*magic);
+    let Some((_, version, ids, vocab)) = LLM_C.into_iter().find(|(known, ..)| *known == magic) else {
+        return Ok(None);
+    };
+    let wrong_size = |what: String, expected: u64| DataError::WrongSize {
+        path: path.to_path_buf(),
+        what,
+        expected,
+        found: bytes.len() as u64,
+    };
+    let Some(header) = bytes.first_chunk::<LLM_C_HEADER_BYTES>() else {
+        return Err(wrong_size("its magic number is llm.c's".to_string(), LLM_C_HEADER_BYTES as u64));
+    };
+    let (fields, _) = header.as_chunks::<4>();
+    let (found_version, count) = (u32::from_le_bytes(fields[1]), u32::from_le_bytes(fields[2]));
+    if found_version != version {
+        return Err(DataError::BadHeader {
+            path: path.to_path_buf(),
+            reason: format!("llm.c's magic number {magic} goes with version {version}, not {found_version}"),
+        });
+    }
+    let expected = LLM_C_HEADER_BYTES as u64 + u64::from(count) * ids.bytes() as u64;
+    if bytes.len() as u64 != expected {
+        return Err(wrong_size(format!("its header (llm.c's) counts {count} tokens"), expected));
+    }
+    Ok(Some(Layout {
+        format: TokenFormat::LlmC,
+        ids,
+        data: LLM_C_HEADER_BYTES..bytes.len(),
+        vocab: Some(vocab),
+        tokenizer: 0..0,
+    }))
+}
+
+/// The layout of nanoGPT's file, which anything named `.bin` that is no known format can be.
+pub(super) fn read_nano_gpt(path: &Path, bytes: &[u8]) -> Result<Layout> {
+    let refuse =
+        |reason: &str| Err(DataError::NotTokenFile { path: path.to_path_buf(), reason: reason.to_string() });
+    if let Some((_, reason)) = FOREIGN.iter().find(|(beginning, _)| bytes.starts_with(beginning)) {
+        return refuse(reason);
+    }
+    if bytes.is_empty() {
+        return refuse("it is empty");
+    }
+    if path.extension().is_none_or(|extension| extension != "bin") {
+        return refuse("it has no known header, and bare 16-bit ids are only read from a file named .bin");
+    }
+    if !bytes.len().is_multiple_of(2) {
+        return Err(DataError::WrongSize {
+            path: path.to_path_buf(),
+            what: "it has no known header, so it would be nanoGPT's ids of 2 bytes each".to_string(),
+            expected: bytes.len() as u64 + 1,
+            found: bytes.len() as u64,
+        });
+    }
+    let (format, ids) = (TokenFormat::NanoGpt, IdType::U16);
+    Ok(Layout { format, ids, data: 0..bytes.len(), vocab: None, tokenizer: 0..0 })
+}

@@ -1,0 +1,121 @@
+//! Megatron-LM's pair of files (`megatron/core/datasets/indexed_dataset.py`): `.bin` holds the ids of
+//! all documents in order, `.idx` their width and bounds.
+//!
+//! `.idx`: `MMIDIDX\0\0`, u64 version 1, u8 id type, u64 sequences, u64 documents (34 bytes); then i32
+//! lengths, i64 byte offsets of the sequences, i64 numbers of the documents' first sequences, and for
+//! multimodal data i8 modes. Megatron's writers put the sequences one after the other, and only such
+//! files are read: then all tokens in order are the `.bin` as it is.
+
+use std::path::{Path, PathBuf};
+
+use super::map::FileMap;
+use super::{IdType, Layout, TokenFormat};
+use crate::{DataError, Result};
+
+const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
+const HEADER_BYTES: u64 = 34;
+
+/// The `.bin` that `path` means: itself, the one beside an `.idx`, or `path` as a prefix.
+pub(super) fn data_path(path: &Path) -> PathBuf {
+    let is_index = path.extension().is_some_and(|extension| extension == "idx");
+    if is_index && read_magic(path) {
+        return path.with_extension("bin");
+    }
+    let mut with_bin = path.as_os_str().to_owned();
+    with_bin.push(".bin");
+    let with_bin = PathBuf::from(with_bin);
+    if !path.exists() && with_bin.is_file() { with_bin } else { path.to_path_buf() }
+}
+
+/// The layout of the `.bin` at `path`, of `data_bytes`, or `None` when no Megatron index lies beside.
+pub(super) fn read_index(path: &Path, data_bytes: u64) -> Result<Option<Layout>> {
+    let index_path = path.with_extension("idx");
+    if index_path == path || !read_magic(&index_path) {
+        return Ok(None);
+    }
+    let index = FileMap::open(&index_path)?;
+    let header = read_header(&index_path, &index)?;
+    let width = header.ids.bytes() as u64;
+    let start = HEADER_BYTES as usize;
+    let lengths_end = start + 4 * header.sequences as usize;
+    let (lengths, _) = index[start..lengths_end].as_chunks::<4>();
+    let (offsets, _) = index[lengths_end..lengths_end + 8 * header.sequences as usize].as_chunks::<8>();
+
+    let mut end = 0u64;
+    for (number, (length, offset)) in lengths.iter().zip(offsets).enumerate() {
+        let (length, offset) = (i32::from_le_bytes(*length), i64::from_le_bytes(*offset));
+        let follows = u64::try_from(offset) == Ok(end);
+        let (true, Ok(length)) = (follows, u64::try_from(length)) else {
+            return Err(DataError::BadHeader {
+                path: index_path,
+                reason: format!(
+                    "sequence {number} is {length} tokens at byte {offset}, and byte {end} was \
+                     expected; only sequences one after the other can be read"
+                ),
+            });
+        };
+        end += length * width;
+    }
+    if end != data_bytes {
+        return Err(DataError::WrongSize {
+            path: path.to_path_buf(),
+            what: format!("its index {} counts {} tokens", index_path.display(), end / width),
+            expected: end,
+            found: data_bytes,
+        });
+    }
+    Ok(Some(Layout {
+        format: TokenFormat::Megatron,
+        ids: header.ids,
+        data: 0..end as usize,
+        vocab: None,
+        tokenizer: 0..0,
+    }))
+}
+
+struct IndexHeader {
+    ids: IdType,
+    sequences: u64,
+}
+
+/// Reads and checks the first 34 bytes, and that the index is long enough for what they count.
+fn read_header(path: &Path, index: &[u8]) -> Result<IndexHeader> {
+    let found = index.len() as u64;
+    let wrong_size =
+        |what: String, expected| DataError::WrongSize { path: path.to_path_buf(), what, expected, found };
+    let bad = |reason: String| DataError::BadHeader { path: path.to_path_buf(), reason };
+    if found < HEADER_BYTES {
+        return Err(wrong_size("it is a Megatron index".to_string(), HEADER_BYTES));
+    }
+    let number = |at: usize| {
+        let bytes: [u8; 8] = index[at..at + 8].try_into().expect("eight bytes of the header");
+        u64::from_le_bytes(bytes)
+    };
+    let (version, sequences, documents) = (number(9), number(18), number(26));
+    if version != 1 {
+        return Err(bad(format!("version {version} of a Megatron index; version 1 is known")));
+    }
+    let ids = match index[17] {
+        1 => IdType::U8,
+        2 => IdType::I8,
+        3 => IdType::I16,
+        4 => IdType::I32,
+        5 => IdType::I64,
+        8 => IdType::U16,
+        6 | 7 => return Err(bad("its ids are floating-point numbers".to_string())),
+        other => return Err(bad(format!("id type {other} of a Megatron index; 1 to 8 are known"))),
+    };
+    let body = sequences.checked_mul(12).zip(documents.checked_mul(8)).and_then(|(s, d)| s.checked_add(d));
+    let plain = body.and_then(|body| body.checked_add(HEADER_BYTES)).unwrap_or(u64::MAX);
+    // Multimodal data adds a byte for each sequence, which changes nothing here.
+    if found != plain && Some(found) != plain.checked_add(sequences) {
+        return Err(wrong_size(format!("it counts {sequences} sequences, {documents} documents"), plain));
+    }
+    Ok(IndexHeader { ids, sequences })
+}
+
+fn read_magic(path: &Path) -> bool {
+    use std::io::Read;
+    let mut magic = [0u8; MAGIC.len()];
+    std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == *MAGIC
+}

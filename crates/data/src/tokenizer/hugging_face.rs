@@ -1,0 +1,109 @@
+//! A `tokenizer.json` of Hugging Face, by their `tokenizers` crate.
+//!
+//! Truncation and padding, which such a file may order, are switched off: they are for batches of
+//! sentences and would silently lose most of a document.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use tokenizers::{ModelWrapper, Tokenizer};
+
+use crate::{DataError, Result};
+
+/// Tokens by which known model families end a text; a tokenizer.json does not say which of its
+/// special tokens does.
+const END_OF_TEXT: [&str; 6] =
+    ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[SEP]"];
+
+/// The opened tokenizer and the file's content, which a run keeps.
+pub(super) struct HuggingFace {
+    tokenizer: Tokenizer,
+    content: String,
+    vocab_size: usize,
+    separator: Option<u32>,
+}
+
+impl HuggingFace {
+    /// Opens the content of a tokenizer.json. The error is a reason to print.
+    pub(super) fn from_json(content: &str) -> Result<HuggingFace, String> {
+        let mut tokenizer: Tokenizer = content.parse().map_err(|e| {
+            format!("it is not a Hugging Face tokenizer.json of a kind that is known here: {e}")
+        })?;
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|e| format!("its truncation cannot be switched off: {e}"))?;
+        let vocab: HashMap<String, u32> = tokenizer.get_vocab(true);
+        check_added_tokens(content, &tokenizer)?;
+        // The largest id counts, not the number of tokens: ids may have holes.
+        let Some(largest) = vocab.values().max() else {
+            return Err("its vocabulary is empty".to_string());
+        };
+        let separator = END_OF_TEXT.iter().find_map(|token| vocab.get(*token)).copied();
+        let vocab_size = *largest as usize + 1;
+        Ok(HuggingFace { tokenizer, content: content.to_string(), vocab_size, separator })
+    }
+
+    pub(super) fn content(&self) -> &str {
+        &self.content
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    pub(super) fn separator(&self) -> Option<u32> {
+        self.separator
+    }
+
+    /// The family of the model: `BPE`, `Unigram`, ...
+    pub(super) fn model(&self) -> &'static str {
+        match self.tokenizer.get_model() {
+            ModelWrapper::BPE(_) => "BPE",
+            ModelWrapper::WordPiece(_) => "WordPiece",
+            ModelWrapper::WordLevel(_) => "WordLevel",
+            ModelWrapper::Unigram(_) => "Unigram",
+        }
+    }
+
+    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let add_special_tokens = false;
+        match self.tokenizer.encode_fast(text, add_special_tokens) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(e) => Err(DataError::Encode { reason: e.to_string() }),
+        }
+    }
+
+    pub(super) fn decode(&self, ids: &[u32]) -> String {
+        let skip_special_tokens = false;
+        let decoded = self.tokenizer.decode(ids, skip_special_tokens);
+        decoded.unwrap_or_else(|_| char::REPLACEMENT_CHARACTER.to_string())
+    }
+}
+
+/// The part of the file that the library does not check.
+#[derive(Deserialize)]
+struct AddedTokens {
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+}
+
+#[derive(Deserialize)]
+struct AddedToken {
+    id: u32,
+    content: String,
+}
+
+/// Where an added token's id is not the next free one, the library gives it another and only logs it
+/// (tokenizers 0.23.2); a model trained with the file's ids would read the wrong ones.
+fn check_added_tokens(content: &str, tokenizer: &Tokenizer) -> Result<(), String> {
+    let file: AddedTokens = serde_json::from_str(content).map_err(|e| format!("its added tokens: {e}"))?;
+    for AddedToken { id, content } in file.added_tokens {
+        let given = tokenizer.token_to_id(&content);
+        if given != Some(id) {
+            let given = given.map_or("none".to_string(), |given| given.to_string());
+            return Err(format!(
+                "its added token {content:?} has id {id}, and the tokenizers library gives it {given}"
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,231 @@
+//! Text to ids and back, in four kinds: bytes, the characters of a text, GPT-2's byte-pair encoding,
+//! and whatever a Hugging Face `tokenizer.json` describes.
+//!
+//! A run keeps its tokenizer in one file, `tokenizer.json`, so that text can be decoded when the
+//! training text is long gone. For the Hugging Face kind it is that library's own file, unchanged; the
+//! other kinds write `{"kind":"byte"}`, `{"kind":"gpt2"}` or `{"kind":"char","chars":"..."}`.
+//!
+//! Special tokens: nothing is added around a text. Their spelling inside a text is plain text to
+//! `gpt2` (as tiktoken's `encode_ordinary`, which nanoGPT uses) and the special token to a
+//! `tokenizer.json` (as `transformers` does).
+
+mod char_vocabulary;
+mod gpt2;
+mod hugging_face;
+mod spec;
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+pub use spec::TokenizerSpec;
+
+use crate::atomic_file::AtomicFile;
+use crate::{Corpus, DataError, Result};
+use char_vocabulary::CharVocabulary;
+use hugging_face::HuggingFace;
+
+/// The name of the tokenizer's file in a run folder.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// A vocabulary and the way to it from text and back. Cheap to share between threads.
+pub struct Tokenizer {
+    kind: Kind,
+}
+
+enum Kind {
+    Byte,
+    Char(Box<CharVocabulary>),
+    Gpt2,
+    HuggingFace(Box<HuggingFace>),
+}
+
+/// Our own form of the tokenizer file; any other JSON is taken for Hugging Face's.
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chars: Option<String>,
+}
+
+impl Tokenizer {
+    /// Makes the tokenizer that `spec` asks for. `corpus` gives `char` its vocabulary; the other kinds
+    /// do not read it.
+    ///
+    /// # Errors
+    /// [`DataError::CharNeedsText`] for `char` without a corpus, the errors of reading the corpus, and
+    /// [`DataError::TokenizerFile`] for a file that is no Hugging Face tokenizer.
+    pub fn open(spec: &TokenizerSpec, corpus: Option<&Corpus>) -> Result<Tokenizer> {
+        match spec {
+            TokenizerSpec::Byte => Ok(Tokenizer::byte()),
+            TokenizerSpec::Gpt2 => Ok(Tokenizer::gpt2()),
+            TokenizerSpec::Char => {
+                let corpus = corpus.ok_or(DataError::CharNeedsText)?;
+                Ok(Tokenizer { kind: Kind::Char(Box::new(CharVocabulary::of_corpus(corpus)?)) })
+            }
+            TokenizerSpec::HuggingFace(path) => {
+                let content = fs::read(path).map_err(DataError::reading(path))?;
+                Tokenizer::from_json(&content, path)
+            }
+        }
+    }
+
+    /// [`TokenizerSpec::from_key`], then [`Tokenizer::open`], with the errors of both.
+    pub fn from_key(key: &str, corpus: Option<&Corpus>) -> Result<Tokenizer> {
+        Tokenizer::open(&TokenizerSpec::from_key(key)?, corpus)
+    }
+
+    /// Each byte of UTF-8 is its own id: 256 ids, no text is unknown.
+    pub fn byte() -> Tokenizer {
+        Tokenizer { kind: Kind::Byte }
+    }
+
+    /// GPT-2's byte-pair encoding: 50257 ids, no text is unknown.
+    pub fn gpt2() -> Tokenizer {
+        Tokenizer { kind: Kind::Gpt2 }
+    }
+
+    /// The vocabulary of the distinct characters of `text`, in code point order.
+    pub fn char_of(text: &str) -> Tokenizer {
+        Tokenizer { kind: Kind::Char(Box::new(CharVocabulary::of_text(text))) }
+    }
+
+    /// The tokenizer saved by [`Tokenizer::save`] in the folder `run`.
+    ///
+    /// # Errors
+    /// [`DataError::MissingPath`] without such a file, [`DataError::TokenizerFile`] with a damaged one.
+    pub fn load(run: &Path) -> Result<Tokenizer> {
+        let path = run.join(TOKENIZER_FILE);
+        let content = fs::read(&path).map_err(DataError::reading(&path))?;
+        Tokenizer::from_json(&content, &path)
+    }
+
+    /// Writes [`TOKENIZER_FILE`] into the folder `run`, whole or not at all.
+    ///
+    /// # Errors
+    /// [`DataError::Write`].
+    pub fn save(&self, run: &Path) -> Result<()> {
+        let mut file = AtomicFile::create(&run.join(TOKENIZER_FILE))?;
+        file.write(self.to_json().as_bytes())?;
+        file.commit()
+    }
+
+    /// The content of the tokenizer's file.
+    pub fn to_json(&self) -> String {
+        let (kind, chars) = match &self.kind {
+            Kind::HuggingFace(tokenizer) => return tokenizer.content().to_string(),
+            Kind::Byte => ("byte", None),
+            Kind::Gpt2 => ("gpt2", None),
+            Kind::Char(vocabulary) => ("char", Some(vocabulary.to_string())),
+        };
+        let saved = Saved { kind: Some(kind.to_string()), chars };
+        serde_json::to_string(&saved).expect("two optional strings are always JSON")
+    }
+
+    /// The tokenizer that the content of a tokenizer file describes; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// [`DataError::TokenizerFile`].
+    pub fn from_json(content: &[u8], origin: &Path) -> Result<Tokenizer> {
+        let refuse = |reason: String| DataError::TokenizerFile { path: origin.to_path_buf(), reason };
+        let content = str::from_utf8(content).map_err(|e| refuse(format!("it is not UTF-8: {e}")))?;
+        let saved: Saved = serde_json::from_str(content)
+            .map_err(|e| refuse(format!("it is not the JSON of a tokenizer: {e}")))?;
+        let kind = match (saved.kind.as_deref(), saved.chars) {
+            (None, _) => Kind::HuggingFace(Box::new(HuggingFace::from_json(content).map_err(refuse)?)),
+            (Some("byte"), None) => Kind::Byte,
+            (Some("gpt2"), None) => Kind::Gpt2,
+            (Some("char"), Some(chars)) => {
+                Kind::Char(Box::new(CharVocabulary::from_chars(&chars).map_err(refuse)?))
+            }
+            (Some(kind), chars) => {
+                let given = if chars.is_some() { "with" } else { "without" };
+                return Err(refuse(format!(
+                    "kind {kind:?} {given} chars; expected \"byte\" or \"gpt2\" without, or \"char\" with"
+                )));
+            }
+        };
+        Ok(Tokenizer { kind })
+    }
+
+    /// The ids of `text`, without anything added around it.
+    ///
+    /// # Errors
+    /// [`DataError::UnknownCharacter`] for `char`, [`DataError::Encode`] for a `tokenizer.json`.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        match &self.kind {
+            Kind::Byte => Ok(text.bytes().map(u32::from).collect()),
+            Kind::Char(vocabulary) => vocabulary.encode(text),
+            Kind::Gpt2 => Ok(gpt2::encode(text)),
+            Kind::HuggingFace(tokenizer) => tokenizer.encode(text),
+        }
+    }
+
+    /// The text of `ids`. Never fails: an id outside the vocabulary (a model may have spare rows) and
+    /// bytes that are not UTF-8 (a cut character) become U+FFFD; a `tokenizer.json` drops such ids.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        match &self.kind {
+            Kind::Byte => decode_bytes(ids),
+            Kind::Char(vocabulary) => vocabulary.decode(ids),
+            Kind::Gpt2 => gpt2::decode(ids),
+            Kind::HuggingFace(tokenizer) => tokenizer.decode(ids),
+        }
+    }
+
+    /// One more than the largest id.
+    pub fn vocab_size(&self) -> usize {
+        match &self.kind {
+            Kind::Byte => 256,
+            Kind::Char(vocabulary) => vocabulary.len(),
+            Kind::Gpt2 => gpt2::VOCAB_SIZE,
+            Kind::HuggingFace(tokenizer) => tokenizer.vocab_size(),
+        }
+    }
+
+    /// The id that stands between two documents, where the vocabulary has one: `<|endoftext|>` for
+    /// `gpt2`, the first known end-of-text token of a `tokenizer.json`, none for bytes and characters.
+    pub fn separator(&self) -> Option<u32> {
+        match &self.kind {
+            Kind::Byte | Kind::Char(_) => None,
+            Kind::Gpt2 => Some(gpt2::END_OF_TEXT),
+            Kind::HuggingFace(tokenizer) => tokenizer.separator(),
+        }
+    }
+
+    /// Kind and size in a few words, for people: `gpt2, 50257 ids`.
+    pub fn describe(&self) -> String {
+        let kind = match &self.kind {
+            Kind::Byte => "byte".to_string(),
+            Kind::Char(_) => "char".to_string(),
+            Kind::Gpt2 => "gpt2".to_string(),
+            Kind::HuggingFace(tokenizer) => format!("tokenizer.json ({})", tokenizer.model()),
+        };
+        format!("{kind}, {} ids", self.vocab_size())
+    }
+
+    /// The last byte of `text` before which it may be cut so that the two parts, encoded one by one,
+    /// give the ids of the whole whatever text follows; 0 when there is no such place.
+    pub(crate) fn last_cut(&self, text: &str) -> usize {
+        match &self.kind {
+            Kind::Byte | Kind::Char(_) => text.len(),
+            Kind::Gpt2 => gpt2::last_cut(text),
+            // Normalisers and added prefixes may look at the whole text.
+            Kind::HuggingFace(_) => 0,
+        }
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tokenizer({})", self.describe())
+    }
+}
+
+fn decode_bytes(ids: &[u32]) -> String {
+    // 0xff occurs in no UTF-8, so an id above 255 becomes U+FFFD like any other stray byte.
+    let bytes: Vec<u8> = ids.iter().map(|&id| u8::try_from(id).unwrap_or(0xff)).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}

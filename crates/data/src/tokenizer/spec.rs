@@ -1,0 +1,111 @@
+//! The word or path by which a user names a tokenizer.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::TOKENIZER_FILE;
+use crate::{DataError, Result};
+
+const WORDS: [&str; 3] = ["byte", "char", "gpt2"];
+
+/// Which tokenizer, resolved from the user's word but not yet opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizerSpec {
+    /// `byte`: 256 ids.
+    Byte,
+    /// `char`: the distinct characters of the training text.
+    Char,
+    /// `gpt2`: byte-pair encoding, 50257 ids.
+    Gpt2,
+    /// The path of an existing Hugging Face `tokenizer.json`.
+    HuggingFace(PathBuf),
+}
+
+impl TokenizerSpec {
+    /// Reads `byte`, `char`, `gpt2`, or the path of a `tokenizer.json` or of a folder that holds one.
+    ///
+    /// # Errors
+    /// [`DataError::TokenizerMissing`] for a path to nothing, [`DataError::UnknownTokenizer`] with the
+    /// nearest word for anything else.
+    pub fn from_key(key: &str) -> Result<TokenizerSpec> {
+        match key {
+            "byte" => return Ok(TokenizerSpec::Byte),
+            "char" => return Ok(TokenizerSpec::Char),
+            "gpt2" => return Ok(TokenizerSpec::Gpt2),
+            _ => {}
+        }
+        let path = Path::new(key);
+        let inside = path.join(TOKENIZER_FILE);
+        if path.is_file() {
+            Ok(TokenizerSpec::HuggingFace(path.to_path_buf()))
+        } else if inside.is_file() {
+            Ok(TokenizerSpec::HuggingFace(inside))
+        } else if key.contains(['/', '\\']) || key.ends_with(".json") || path.is_dir() {
+            Err(DataError::TokenizerMissing { path: path.to_path_buf() })
+        } else {
+            Err(DataError::UnknownTokenizer { given: key.to_string(), nearest: nearest(key) })
+        }
+    }
+}
+
+/// The key that [`TokenizerSpec::from_key`] reads.
+impl fmt::Display for TokenizerSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TokenizerSpec::Byte => f.write_str("byte"),
+            TokenizerSpec::Char => f.write_str("char"),
+            TokenizerSpec::Gpt2 => f.write_str("gpt2"),
+            TokenizerSpec::HuggingFace(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// The known word that was probably meant: a beginning of it, or at most two edits away.
+fn nearest(given: &str) -> Option<&'static str> {
+    let given = given.trim().to_lowercase();
+    let distance = |word: &str| {
+        let begins = given.len() >= 2 && (given.starts_with(word) || word.starts_with(&given));
+        if begins { 1 } else { edits(&given, word) }
+    };
+    WORDS.into_iter().map(|word| (distance(word), word)).filter(|(d, _)| *d <= 2).min().map(|(_, w)| w)
+}
+
+/// Levenshtein's distance: insertions, deletions and substitutions from `a` to `b`.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_word() {
+        let table = [
+            ("bytes", Some("byte")),
+            ("Byte", Some("byte")),
+            ("bite", Some("byte")),
+            ("character", Some("char")),
+            ("cahr", Some("char")),
+            ("gpt-2", Some("gpt2")),
+            ("gpt", Some("gpt2")),
+            ("GPT4", Some("gpt2")),
+            ("sentencepiece", None),
+            ("", None),
+        ];
+        for (given, expected) in table {
+            assert_eq!(nearest(given), expected, "{given}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The tokens of a run behind one type, whether they lie in memory or in a mapped file.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::token_file::{NARROW_VOCAB, TokenFile};
+use crate::{DataError, Result};
+
+/// A span of tokens. Cloning and splitting share the tokens themselves.
+#[derive(Clone)]
+pub struct Tokens {
+    source: Source,
+    range: Range<usize>,
+    /// Names the tokens in messages: a file, the paths of a text, a part of either.
+    origin: String,
+    vocab: Option<usize>,
+}
+
+#[derive(Clone)]
+enum Source {
+    Narrow(Arc<Vec<u16>>),
+    Wide(Arc<Vec<u32>>),
+    File(Arc<TokenFile>),
+}
+
+impl Tokens {
+    /// Tokens in memory, of a vocabulary of `vocab` ids; `origin` names them in messages.
+    ///
+    /// # Errors
+    /// [`DataError::TokenOutOfRange`] for an id that the vocabulary does not have.
+    pub fn from_ids(origin: &str, ids: &[u32], vocab: usize) -> Result<Tokens> {
+        if let Some(position) = ids.iter().position(|&id| id as usize >= vocab) {
+            let (origin, id) = (origin.to_string(), i64::from(ids[position]));
+            return Err(DataError::TokenOutOfRange { origin, position, id, vocab });
+        }
+        let mut store = TokenStore::new(vocab);
+        store.extend(ids);
+        Ok(store.into_tokens(origin.to_string()))
+    }
+
+    /// The tokens of a token file, which stay there.
+    ///
+    /// # Errors
+    /// Those of [`TokenFile::open`].
+    pub fn open(path: &Path) -> Result<Tokens> {
+        TokenFile::open(path).map(Tokens::from)
+    }
+
+    /// The number of tokens.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// What the tokens are called in messages.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// The number of ids of the vocabulary, where it is known.
+    pub fn vocab_size(&self) -> Option<usize> {
+        self.vocab
+    }
+
+    /// The bytes of memory that the tokens take; 0 for a mapped file, whose pages the kernel may drop.
+    pub fn resident_bytes(&self) -> usize {
+        match &self.source {
+            Source::Narrow(ids) => ids.capacity() * size_of::<u16>(),
+            Source::Wide(ids) => ids.capacity() * size_of::<u32>(),
+            Source::File(_) => 0,
+        }
+    }
+
+    /// Copies the tokens from number `at` on into the whole of `out`.
+    ///
+    /// Panics when `at + out.len()` is beyond [`Tokens::len`].
+    pub fn read(&self, at: usize, out: &mut [u32]) {
+        assert!(
+            at <= self.len() && out.len() <= self.len() - at,
+            "{} tokens from {at} on of {} that {} has",
+            out.len(),
+            self.len(),
+            self.origin
+        );
+        let start = self.range.start + at;
+        let end = start + out.len();
+        match &self.source {
+            Source::Narrow(ids) => {
+                out.iter_mut().zip(&ids[start..end]).for_each(|(out, id)| *out = u32::from(*id));
+            }
+            Source::Wide(ids) => out.copy_from_slice(&ids[start..end]),
+            Source::File(file) => file.read(start, out),
+        }
+    }
+
+    /// Checks every token of the source (of all parts that it was split into) against a vocabulary of
+    /// `vocab` ids. Free for tokens in memory whose vocabulary is known to be no larger; a file is
+    /// read once, whatever its header says.
+    ///
+    /// # Errors
+    /// [`DataError::TokenOutOfRange`] with the first token that is out of range.
+    pub fn check_vocab(&self, vocab: usize) -> Result<()> {
+        let first = match &self.source {
+            Source::File(file) => return file.check_vocab(vocab),
+            _ if self.vocab.is_some_and(|own| own <= vocab) => None,
+            Source::Narrow(ids) => first_beyond(ids, vocab),
+            Source::Wide(ids) => first_beyond(ids, vocab),
+        };
+        match first {
+            None => Ok(()),
+            Some((position, id)) => {
+                Err(DataError::TokenOutOfRange { origin: self.origin.clone(), position, id, vocab })
+            }
+        }
+    }
+
+    /// The training part and the validation part, which is the last `validation` of the tokens: with
+    /// 0.1 the last tenth, with 0 empty. The training part is rounded down, as nanoGPT's
+    /// `int(0.9 * n)`.
+    ///
+    /// # Errors
+    /// [`DataError::ValidationFraction`] outside of `0.0..1.0`.
+    pub fn split(&self, validation: f64) -> Result<(Tokens, Tokens)> {
+        if !(0.0..1.0).contains(&validation) {
+            return Err(DataError::ValidationFraction { given: validation });
+        }
+        // 1 - 0.9 is a little less than 0.1 in f64, and a tenth of ten tokens is one.
+        let rounding = 1e-6;
+        let training = (self.len() as f64 * (1.0 - validation) + rounding) as usize;
+        let cut = self.range.start + training;
+        let part = |name: &str, range| Tokens {
+            source: self.source.clone(),
+            range,
+            origin: format!("the {name} part of {}", self.origin),
+            vocab: self.vocab,
+        };
+        let (start, end) = (self.range.start, self.range.end);
+        Ok((part("training", start..cut), part("validation", cut..end)))
+    }
+}
+
+impl From<TokenFile> for Tokens {
+    fn from(file: TokenFile) -> Tokens {
+        Tokens {
+            range: 0..file.len(),
+            origin: file.path().display().to_string(),
+            vocab: file.vocab_size(),
+            source: Source::File(Arc::new(file)),
+        }
+    }
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tokens({} tokens of {})", self.len(), self.origin)
+    }
+}
+
+/// Tokens being gathered in memory, as narrow as their vocabulary allows.
+pub(crate) struct TokenStore {
+    ids: Growing,
+    vocab: usize,
+}
+
+enum Growing {
+    Narrow(Vec<u16>),
+    Wide(Vec<u32>),
+}
+
+impl TokenStore {
+    pub(crate) fn new(vocab: usize) -> TokenStore {
+        let ids = match vocab <= NARROW_VOCAB {
+            true => Growing::Narrow(Vec::new()),
+            false => Growing::Wide(Vec::new()),
+        };
+        TokenStore { ids, vocab }
+    }
+
+    /// Appends ids, which must be below the vocabulary's size.
+    pub(crate) fn extend(&mut self, ids: &[u32]) {
+        debug_assert!(ids.iter().all(|&id| (id as usize) < self.vocab));
+        match &mut self.ids {
+            Growing::Narrow(all) => all.extend(ids.iter().map(|&id| id as u16)),
+            Growing::Wide(all) => all.extend(ids),
+        }
+    }
+
+    pub(crate) fn into_tokens(self, origin: String) -> Tokens {
+        let (source, count) = match self.ids {
+            Growing::Narrow(mut ids) => {
+                ids.shrink_to_fit();
+                let count = ids.len();
+                (Source::Narrow(Arc::new(ids)), count)
+            }
+            Growing::Wide(mut ids) => {
+                ids.shrink_to_fit();
+                let count = ids.len();
+                (Source::Wide(Arc::new(ids)), count)
+            }
+        };
+        Tokens { source, range: 0..count, origin, vocab: Some(self.vocab) }
+    }
+}
+
+/// The first id that a vocabulary of `vocab` ids does not have, with its place.
+fn first_beyond<T: Copy + Into<i64>>(ids: &[T], vocab: usize) -> Option<(usize, i64)> {
+    let place = ids.iter().position(|&id| id.into() >= vocab as i64)?;
+    Some((place, ids[place].into()))
+}

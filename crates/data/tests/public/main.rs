@@ -1,0 +1,49 @@
+//! The crate from outside: every kind of tokenizer, corpus and token file, good and bad, and the
+//! samples that come of them. One binary, because linking the tokenizers takes longer than the tests.
+
+mod corpora;
+mod samples;
+mod token_files;
+mod tokenizers;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use phalanx_data::{Corpus, CorpusSpec, DataError};
+use tempfile::TempDir;
+
+/// A folder that vanishes at the end of the test.
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+/// Writes a file, with the folders above it.
+fn write(path: PathBuf, content: impl AsRef<[u8]>) -> PathBuf {
+    fs::create_dir_all(path.parent().expect("a file in a folder")).expect("folders");
+    fs::write(&path, content).expect("a file");
+    path
+}
+
+fn corpus(paths: &[&Path]) -> Result<Corpus, DataError> {
+    let paths = paths.iter().map(|path| path.to_path_buf()).collect();
+    Corpus::open(&CorpusSpec { paths, extensions: Vec::new() })
+}
+
+/// The names in `folder`, sorted: to see that nothing was left behind.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Asserts that the message of an error contains every one of `parts`.
+#[track_caller]
+fn assert_says<T>(result: Result<T, DataError>, parts: &[&str]) {
+    let Err(error) = result else { panic!("no error, but expected one that says {parts:?}") };
+    let message = error.to_string();
+    for part in parts {
+        assert!(message.contains(part), "{part:?} is missing in: {message}");
+    }
+}

@@ -1,0 +1,83 @@
+//! Initial values: a function of seed, parameter name and element index alone.
+//!
+//! A counter-based generator (SplitMix64's finaliser over key and counter, Steele et al., OOPSLA 2014)
+//! gives element `i` its own bits, so every rank fills any range of any parameter and the whole is the
+//! same whatever the layout.
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All zero.
+    Zeros,
+    /// All one.
+    Ones,
+    /// Normal with this standard deviation and mean 0.
+    Normal(f32),
+}
+
+impl Init {
+    /// Elements `start ..` of the parameter `name`.
+    pub fn fill(self, seed: u64, name: &str, start: u64, out: &mut [f32]) {
+        match self {
+            Init::Zeros => out.fill(0.0),
+            Init::Ones => out.fill(1.0),
+            Init::Normal(std) => {
+                let key = key(seed, name);
+                for (i, value) in out.iter_mut().enumerate() {
+                    *value = std * normal(key, start + i as u64);
+                }
+            }
+        }
+    }
+}
+
+/// Mixes seed and name (FNV-1a) into the generator's key.
+fn key(seed: u64, name: &str) -> u64 {
+    let start = mix(seed ^ 0x9e37_79b9_7f4a_7c15);
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
+    mix(start ^ hash)
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// One standard normal number (Box and Muller) for this counter.
+fn normal(key: u64, counter: u64) -> f32 {
+    let bits = mix(key.wrapping_add(counter.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    // Upper and lower 32 bits as two uniforms, the first in (0, 1].
+    let u = ((bits >> 32) as f32 + 1.0) * (1.0 / 4_294_967_296.0);
+    let v = (bits as u32 >> 8) as f32 * (1.0 / 16_777_216.0);
+    (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_range_gives_the_same_values() {
+        let mut whole = vec![0.0; 1000];
+        Init::Normal(0.02).fill(7, "h.0.weight", 0, &mut whole);
+        let mut part = vec![0.0; 300];
+        Init::Normal(0.02).fill(7, "h.0.weight", 450, &mut part);
+        assert_eq!(part, whole[450..750]);
+        Init::Normal(0.02).fill(7, "h.1.weight", 450, &mut part);
+        assert_ne!(part, whole[450..750]);
+    }
+
+    #[test]
+    fn moments_are_those_of_a_normal() {
+        let n = 200_000;
+        let mut x = vec![0.0; n];
+        Init::Normal(1.0).fill(1, "w", 0, &mut x);
+        let moment = |p: i32| x.iter().map(|v| (*v as f64).powi(p)).sum::<f64>() / n as f64;
+        // Standard errors of the moments: 1/sqrt(n), sqrt(2/n), sqrt(96/n); five of each.
+        assert!(moment(1).abs() < 5.0 / (n as f64).sqrt());
+        assert!((moment(2) - 1.0).abs() < 5.0 * (2.0 / n as f64).sqrt());
+        assert!((moment(4) - 3.0).abs() < 5.0 * (96.0 / n as f64).sqrt());
+        assert!(x.iter().all(|v| v.is_finite()));
+    }
+}

@@ -1,0 +1,141 @@
+//! What a layer is.
+//!
+//! A layer declares its parameters and has `forward` and, under it, `backward`. It owns no memory: it
+//! receives parameters as views and gradients as places to write, and gets its activations from the
+//! device. What forward keeps for backward is a struct with a name, handed around as [`Saved`].
+//!
+//! Activations are shared (`Arc`): a residual path and a layer's saved input are one tensor. Its memory
+//! goes back to the arena with the last owner, at the same place of the program in every step.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View, ViewMut};
+
+use crate::init::Init;
+
+/// A tensor between layers.
+pub type Activation = Arc<Tensor>;
+
+/// What a layer's forward keeps for its backward.
+pub type Saved = Box<dyn Any + Send>;
+
+/// Where and how a layer runs.
+pub struct Context<'a> {
+    /// The device that computes.
+    pub device: &'a Device,
+    /// Whether a backward will follow; without, nothing is kept.
+    pub training: bool,
+}
+
+impl Context<'_> {
+    /// Memory for an activation.
+    #[track_caller]
+    pub fn activation(&self, shape: impl Into<Shape>, name: &'static str) -> Tensor {
+        self.device.alloc(DType::F32, shape, Category::Activations, name)
+    }
+}
+
+/// A parameter as a layer declares it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterSpec {
+    /// Full name, as in the family's checkpoint files. Equal names are one parameter (tied).
+    pub name: String,
+    /// Extents.
+    pub shape: Vec<usize>,
+    /// Initial values.
+    pub init: Init,
+}
+
+impl ParameterSpec {
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Weight decay acts on matrices only.
+    pub fn decays(&self) -> bool {
+        self.shape.len() >= 2
+    }
+}
+
+/// Where a parameter's gradient goes. The first write of a micro-batch may overwrite what is there,
+/// every later one adds.
+pub struct Gradient<'a> {
+    view: ViewMut<'a>,
+    accumulate: &'a mut bool,
+}
+
+impl<'a> Gradient<'a> {
+    /// A gradient in `view`; `accumulate` says whether something is there already, and is set by the
+    /// first write.
+    pub fn new(view: ViewMut<'a>, accumulate: &'a mut bool) -> Gradient<'a> {
+        Gradient { view, accumulate }
+    }
+
+    /// The memory, and whether to add to it (or to overwrite).
+    pub fn write(&mut self) -> (ViewMut<'_>, bool) {
+        let accumulate = std::mem::replace(self.accumulate, true);
+        (self.view.reborrow(), accumulate)
+    }
+}
+
+/// One differentiable piece of a model. See the module's head.
+pub trait Layer: Send + Sync {
+    /// Its parameters, in the order in which `forward` and `backward` receive them.
+    fn parameters(&self) -> Vec<ParameterSpec>;
+
+    /// `y = f(x)`, or `residual + f(x)` when a residual is given.
+    fn forward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        x: Activation,
+        residual: Option<Activation>,
+    ) -> (Activation, Saved);
+
+    /// `dx = fᵀ(dy)`, or `residual + fᵀ(dy)`; parameter gradients are written where `gradients` says.
+    /// `None` when the input has no gradient (token ids).
+    fn backward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        gradients: &mut [Gradient],
+        saved: Saved,
+        dy: Activation,
+        residual: Option<Activation>,
+    ) -> Option<Activation>;
+}
+
+/// What a layer saved, as the type it saved.
+pub fn restore<T: 'static>(saved: Saved) -> T {
+    *saved.downcast::<T>().unwrap_or_else(|_| panic!("saved is not {}", std::any::type_name::<T>()))
+}
+
+/// A place for `residual + something`: the residual's own memory when nobody else holds it, else a
+/// copy; without a residual, fresh memory. The flag says whether to add.
+#[track_caller]
+pub(crate) fn sum_target(
+    cx: &Context,
+    residual: Option<Activation>,
+    shape: Shape,
+    name: &'static str,
+) -> (Tensor, bool) {
+    match residual.map(Arc::try_unwrap) {
+        None => (cx.activation(shape, name), false),
+        Some(Ok(unique)) => (unique, true),
+        Some(Err(shared)) => {
+            let mut copy = cx.activation(shape, name);
+            cx.device.copy(shared.view(), copy.view_mut());
+            (copy, true)
+        }
+    }
+}
+
+/// `y`, plus the residual if there is one, for layers that cannot add it on the way.
+pub(crate) fn add_residual(cx: &Context, mut y: Tensor, residual: Option<Activation>) -> Activation {
+    if let Some(residual) = residual {
+        cx.device.add(residual.view(), y.view_mut());
+    }
+    Arc::new(y)
+}

@@ -1,0 +1,27 @@
+//! Layers with hand-written forward and backward, and their composition.
+//!
+//! A layer knows its mathematics and nothing else: no rank, no group, no memory of its own. See
+//! [`layer`] for the contract, [`combinators`] for composition, [`network`] for what an engine runs.
+#![forbid(unsafe_code)]
+
+pub mod attention;
+pub mod combinators;
+pub mod embedding;
+pub mod gelu;
+pub mod head;
+pub mod init;
+pub mod layer;
+pub mod layer_norm;
+pub mod linear;
+pub mod network;
+
+pub use attention::Attention;
+pub use combinators::{Residual, Sequence};
+pub use embedding::Embedding;
+pub use gelu::Gelu;
+pub use head::{Head, LinearCrossEntropy};
+pub use init::Init;
+pub use layer::{Activation, Context, Gradient, Layer, ParameterSpec, Saved};
+pub use layer_norm::LayerNorm;
+pub use linear::Linear;
+pub use network::{Block, Network};

@@ -1,0 +1,85 @@
+//! The linear layer, with bias, in either weight layout.
+
+use std::sync::Arc;
+
+use phalanx_tensor::{Layout, View, Weight};
+
+use crate::init::Init;
+use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Saved, restore, sum_target};
+
+/// `y = x · w + b`.
+pub struct Linear {
+    /// Names are `prefix.weight`, `prefix.bias`.
+    pub prefix: String,
+    /// Width of x.
+    pub inputs: usize,
+    /// Width of y.
+    pub outputs: usize,
+    /// `[in, out]` (GPT-2's `Conv1D`) or `[out, in]`.
+    pub layout: Layout,
+    /// Initial weight; the bias starts at zero.
+    pub init: Init,
+}
+
+struct SavedLinear {
+    /// `[.., in]`
+    x: Activation,
+}
+
+impl Linear {
+    fn weight<'a>(&self, matrix: View<'a>) -> Weight<'a> {
+        Weight { matrix, layout: self.layout }
+    }
+}
+
+impl Layer for Linear {
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let shape = match self.layout {
+            Layout::InOut => vec![self.inputs, self.outputs],
+            Layout::OutIn => vec![self.outputs, self.inputs],
+        };
+        vec![
+            ParameterSpec { name: format!("{}.weight", self.prefix), shape, init: self.init },
+            ParameterSpec { name: format!("{}.bias", self.prefix), shape: vec![self.outputs], init: Init::Zeros },
+        ]
+    }
+
+    /// x: `[batch, seq, in]` -> y: `[batch, seq, out]`
+    fn forward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        x: Activation,
+        residual: Option<Activation>,
+    ) -> (Activation, Saved) {
+        let [batch, seq, _] = x.dims();
+        let mut y = cx.activation([batch, seq, self.outputs], "linear.y");
+        let weight = self.weight(parameters[0]);
+        let residual = residual.as_ref().map(|r| r.view());
+        cx.device.linear(x.view(), weight, Some(parameters[1]), residual, y.view_mut());
+        (Arc::new(y), Box::new(SavedLinear { x }))
+    }
+
+    /// dx = dy · wᵀ; dw, db as `gradients` says.
+    fn backward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        gradients: &mut [Gradient],
+        saved: Saved,
+        dy: Activation,
+        residual: Option<Activation>,
+    ) -> Option<Activation> {
+        let SavedLinear { x } = restore(saved);
+        let [dw, db] = gradients else { panic!("a linear layer has two parameters") };
+        let (view, accumulate) = dw.write();
+        cx.device.linear_weight_gradient(x.view(), dy.view(), view, self.layout, accumulate);
+        let (view, accumulate) = db.write();
+        cx.device.bias_gradient(dy.view(), view, accumulate);
+        let shape = x.shape();
+        drop(x);
+        let (mut dx, add) = sum_target(cx, residual, shape, "linear.dx");
+        cx.device.linear_input_gradient(dy.view(), self.weight(parameters[0]), dx.view_mut(), add);
+        Some(Arc::new(dx))
+    }
+}

@@ -1,0 +1,6 @@
+//! Model families, each as a sequence of blocks with the names of its Hugging Face files.
+#![forbid(unsafe_code)]
+
+pub mod gpt2;
+
+pub use gpt2::{Gpt2, ModelError};

@@ -1,0 +1,67 @@
+//! The update rule of one flat range of parameters.
+
+use phalanx_tensor::{AdamW, Device, Sgd, View, ViewMut};
+
+/// An update rule with its constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    /// Adam with decoupled weight decay (arXiv 1711.05101), as `torch.optim.AdamW`.
+    AdamW {
+        /// Decay of the first moment.
+        beta1: f32,
+        /// Decay of the second moment.
+        beta2: f32,
+        /// Added to the root of the second moment.
+        eps: f32,
+        /// Of matrices.
+        weight_decay: f32,
+    },
+    /// Gradient descent with momentum, as `torch.optim.SGD`.
+    Sgd {
+        /// Decay of the velocity.
+        momentum: f32,
+        /// Of matrices.
+        weight_decay: f32,
+    },
+}
+
+/// What an update of one range reads beside its memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Number of this step, from 1.
+    pub number: u64,
+    /// Learning rate of this step.
+    pub lr: f32,
+    /// Whether weight decay acts on this range.
+    pub decays: bool,
+}
+
+impl Rule {
+    /// Names of the states, each as large as the parameters, as PyTorch calls them.
+    pub fn states(&self) -> &'static [&'static str] {
+        match self {
+            Rule::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+            Rule::Sgd { .. } => &["momentum_buffer"],
+        }
+    }
+
+    /// Updates parameters `p` and `states` (in the order of [`Rule::states`]) from `g * scale[0]`; all
+    /// flat, of equal length.
+    pub fn apply(&self, device: &Device, step: Step, p: ViewMut, g: View, states: Vec<ViewMut>, scale: View) {
+        let decay = |weight_decay: f32| if step.decays { weight_decay } else { 0.0 };
+        match *self {
+            Rule::AdamW { beta1, beta2, eps, weight_decay } => {
+                let [m, v]: [ViewMut; 2] = states.try_into().expect("AdamW has two states");
+                let weight_decay = decay(weight_decay);
+                let numbers = AdamW { lr: step.lr, beta1, beta2, eps, weight_decay, step: step.number };
+                device.adamw(numbers, p, g, m, v, scale);
+            }
+            Rule::Sgd { momentum, weight_decay } => {
+                let [velocity]: [ViewMut; 1] = states.try_into().expect("SGD has one state");
+                let weight_decay = decay(weight_decay);
+                let numbers = Sgd { lr: step.lr, momentum, weight_decay, first: step.number == 1 };
+                device.sgd(numbers, p, g, velocity, scale);
+            }
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! ZeRO 0 to 3 over chunks (Rajbhandari et al., arXiv 1910.02054; chunks as in Colossal-AI's Gemini).
+//!
+//! | stage | parameters | gradients | optimizer | step on |
+//! |---|---|---|---|---|
+//! | 0 | whole | whole | whole | whole |
+//! | 1 | whole | whole until reduced | shard | shard |
+//! | 2 | whole | shard | shard | shard |
+//! | 3 | shard | shard | shard | shard |
+//!
+//! The stages differ only in what is resident: all of them reduce along the same tree, take norms over
+//! the same blocks and update element by element, so parameters and states agree to the bit.
+//!
+//! A step is: for each block `acquire`, compute, `release`, and in backward `open_gradients` before and
+//! `reduce` after; then [`Zero::finish_gradients`], [`Zero::clip`], [`Zero::update`], which publishes.
+
+mod gradients;
+mod parameters;
+mod pieces;
+mod update;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use phalanx_collectives::{CollectiveError, Group};
+use phalanx_layers::{Gradient, Network};
+use phalanx_memory::Prefetch;
+use phalanx_optim::Rule;
+use phalanx_plan::{ChunkLayout, Stage};
+use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View};
+
+use gradients::GradientChunks;
+use parameters::ParameterChunks;
+pub use pieces::{Extent, Piece};
+
+/// What may be chosen about [`Zero`]. None of it changes a bit of the result but `defer`.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Which of parameters, gradients and states are sharded.
+    pub stage: Stage,
+    /// Whether communication runs beside computation.
+    pub overlap: bool,
+    /// Chunks gathered ahead of their use (stage 3).
+    pub prefetch: usize,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// Reduce once after the last micro-batch instead of after each.
+    pub defer: bool,
+    /// The update rule; its states are allocated here.
+    pub rule: Rule,
+}
+
+/// Which chunk holds what, for blocks: fixed before the run.
+struct Map {
+    layout: Arc<ChunkLayout>,
+    /// By parameter.
+    shapes: Vec<Shape>,
+    /// By parameter.
+    decays: Vec<bool>,
+    /// By block, the head last: parameters in the order of the layer.
+    uses: Vec<Vec<usize>>,
+    /// By block: distinct chunks, ascending.
+    chunks: Vec<Vec<usize>>,
+    rank: u64,
+    world: u64,
+}
+
+impl Map {
+    fn new(network: &Network, layout: Arc<ChunkLayout>, rank: usize, world: usize) -> Map {
+        let chunks_of = |uses: &Vec<usize>| {
+            let mut chunks: Vec<usize> = uses.iter().map(|p| layout.placed[*p].chunk).collect();
+            chunks.sort_unstable();
+            chunks.dedup();
+            chunks
+        };
+        Map {
+            shapes: network.parameters.iter().map(|p| Shape::from(p.shape.as_slice())).collect(),
+            decays: network.parameters.iter().map(|p| p.decays()).collect(),
+            chunks: network.uses.iter().map(chunks_of).collect(),
+            uses: network.uses.clone(),
+            layout,
+            rank: rank as u64,
+            world: world as u64,
+        }
+    }
+
+    fn chunk_count(&self) -> usize {
+        self.layout.chunk_elements.len()
+    }
+
+    fn whole(&self, chunk: usize) -> std::ops::Range<usize> {
+        0..self.layout.chunk_elements[chunk] as usize
+    }
+
+    /// This rank's shard of a chunk, in elements of the chunk.
+    fn shard(&self, chunk: usize) -> std::ops::Range<usize> {
+        let range = self.layout.shard(chunk, self.rank, self.world);
+        range.start as usize..range.end as usize
+    }
+
+    /// Elements of a parameter within its chunk.
+    fn range(&self, parameter: usize) -> std::ops::Range<usize> {
+        let placed = &self.layout.placed[parameter];
+        placed.offset as usize..(placed.offset + placed.elements) as usize
+    }
+}
+
+/// Parameters, gradients and optimizer states of one rank. See the module's head.
+pub struct Zero {
+    device: Device,
+    group: Arc<dyn Group>,
+    map: Map,
+    options: Options,
+    parameters: ParameterChunks,
+    gradients: GradientChunks,
+    /// By chunk, then by state of the rule: the part that this rank updates.
+    states: Vec<Vec<Tensor>>,
+    /// Sums of squares of all blocks of the model, f64.
+    squares: Option<Tensor>,
+    norm: Tensor,
+    clip_factor: Tensor,
+    orders: BTreeMap<&'static str, Prefetch>,
+}
+
+impl Zero {
+    /// Allocates what stays resident. `orders` gives the chunk uses of each phase as the dry run saw
+    /// them; a phase without an order is not prefetched.
+    pub fn new(
+        device: &Device,
+        group: Arc<dyn Group>,
+        network: &Network,
+        layout: Arc<ChunkLayout>,
+        options: Options,
+        orders: &BTreeMap<&'static str, Vec<u32>>,
+    ) -> Zero {
+        let map = Map::new(network, layout, group.rank(), group.world_size());
+        let parameters = ParameterChunks::new(device, &map, options.stage);
+        let gradients = GradientChunks::new(device, &map, &options);
+        let state = |chunk: usize| {
+            let elements = update::stepped(&map, options.stage, chunk).len();
+            let one = |_| device.alloc(DType::F32, [elements], Category::Optimizer, "optimizer_state");
+            options.rule.states().iter().map(one).collect()
+        };
+        let states = (0..map.chunk_count()).map(state).collect();
+        let blocks = map.layout.blocks as usize;
+        let squares = device.alloc(DType::F64, [blocks], Category::Workspace, "norm.squares");
+        let scalar = |name| device.alloc(DType::F32, [1], Category::Workspace, name);
+        let depth = options.prefetch;
+        let orders = orders.iter().map(|(phase, order)| (*phase, Prefetch::new(order.clone(), depth))).collect();
+        Zero {
+            norm: scalar("norm"),
+            clip_factor: scalar("norm.clip_factor"),
+            device: device.clone(),
+            group,
+            map,
+            options,
+            parameters,
+            gradients,
+            states,
+            squares: Some(squares),
+            orders,
+        }
+    }
+
+    /// The process group of the data axis.
+    pub fn group(&self) -> &dyn Group {
+        &*self.group
+    }
+
+    /// Starts a phase: uses are counted from its first.
+    pub fn begin(&mut self, phase: &'static str) {
+        let prefetch = self.orders.entry(phase).or_insert_with(|| Prefetch::new(Vec::new(), 0));
+        prefetch.restart();
+        self.parameters.phase = phase;
+    }
+
+    /// Starts micro-batch `index` of a step.
+    pub fn begin_micro_batch(&mut self, index: usize) {
+        self.gradients.begin_micro_batch(&self.map, index, self.options.micro_batches);
+    }
+
+    /// Makes the parameters of `block` readable, and starts to fetch what comes next.
+    ///
+    /// # Errors
+    /// When a gather fails.
+    pub fn acquire(&mut self, block: usize) -> Result<(), CollectiveError> {
+        let prefetch = self.orders.get_mut(self.parameters.phase).expect("a phase has begun");
+        self.parameters.acquire(&self.device, &*self.group, &self.map, prefetch, block, self.options.overlap)
+    }
+
+    /// Gives up the gathered chunks of `block` that nobody needs next.
+    ///
+    /// # Errors
+    /// When a gather that was under way fails.
+    pub fn release(&mut self, block: usize) -> Result<(), CollectiveError> {
+        let prefetch = self.orders.get(self.parameters.phase).expect("a phase has begun");
+        self.parameters.release(&self.map, prefetch, block)
+    }
+
+    /// The parameters of an acquired block, in the order of its layer.
+    pub fn parameters(&self, block: usize) -> Vec<View<'_>> {
+        self.parameters.views(&self.map, block)
+    }
+
+    /// The same, and where their gradients go, once [`Zero::open_gradients`] was called.
+    pub fn parameters_and_gradients(&mut self, block: usize) -> (Vec<View<'_>>, Vec<Gradient<'_>>) {
+        (self.parameters.views(&self.map, block), self.gradients.slots(&self.map, block))
+    }
+
+    /// Makes room for the gradients of `block`.
+    ///
+    /// # Errors
+    /// When a reduction that held the room fails.
+    pub fn open_gradients(&mut self, block: usize) -> Result<(), CollectiveError> {
+        self.gradients.open(&self.device, &self.map, block)
+    }
+
+    /// Notes that the gradients of `block` are written; reduces every chunk that is thereby complete.
+    ///
+    /// # Errors
+    /// When an earlier reduction fails.
+    pub fn reduce(&mut self, block: usize) -> Result<(), CollectiveError> {
+        self.gradients.reduce(&self.device, &*self.group, &self.map, &self.options, block)
+    }
+
+    /// Waits until the gradients of the step are reduced and where the update needs them.
+    ///
+    /// # Errors
+    /// When a reduction fails.
+    pub fn finish_gradients(&mut self) -> Result<(), CollectiveError> {
+        self.gradients.finish(&self.device, &*self.group, &self.map, self.options.stage)
+    }
+
+    /// Waits until parameters that were published are whole everywhere.
+    ///
+    /// # Errors
+    /// When a gather fails.
+    pub fn settle(&mut self) -> Result<(), CollectiveError> {
+        self.parameters.settle()
+    }
+}

@@ -1,0 +1,135 @@
+//! The search for the chunk size with the least waste, after Colossal-AI's Gemini
+//! (`search_utils.py`), with its knobs.
+//!
+//! From the larger of the minimum and the largest ordinary parameter, sizes are tried at equal steps;
+//! each is priced by packing the parameters in order, and the first with the least waste wins.
+//! Parameters beyond mean + 3 sigma do not push the size up: they will have chunks of their own.
+//! Unlike Gemini, the chunk which such a giant closes early is counted as waste.
+//!
+//! C candidates and P parameters cost C * P additions; C is at most [`MAX_CANDIDATES`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::chunks::ChunkError;
+
+/// Sizes that one search tries at most; a wider range is searched at wider steps.
+pub const MAX_CANDIDATES: u64 = 2048;
+
+/// A minimum or a range above this part of the model is cut to it, so that a small model still has
+/// several chunks and communication has something to overlap with.
+pub const PARTS_AT_LEAST: u64 = 8;
+
+/// Elements in one unit of the `_mb` knobs. Gemini compares them with element counts, whatever their
+/// names say, and so does this: the same number gives the same chunks.
+const MEBI: f64 = 1_048_576.0;
+
+/// Gemini's knobs.
+///
+/// The `_mb` knobs are in 2^20 *elements*, as Gemini treats them. Both are cut to an eighth of the
+/// model (outliers aside), so the sizes tried lie between an eighth and a quarter of a small model: it
+/// gets four to eight chunks unless one parameter demands more.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Search {
+    /// Width of the range of sizes tried, in 2^20 elements.
+    pub search_range_mb: f64,
+    /// Step between sizes in elements, rounded up to whole blocks on every rank; without it, the
+    /// smallest such step.
+    pub hidden_dim: Option<u64>,
+    /// Smallest size tried, in 2^20 elements.
+    pub min_chunk_size_mb: f64,
+}
+
+impl Default for Search {
+    fn default() -> Self {
+        Search { search_range_mb: 32.0, hidden_dim: None, min_chunk_size_mb: 32.0 }
+    }
+}
+
+/// A chunk size that was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Candidate {
+    /// Elements of a chunk.
+    pub chunk_elements: u64,
+    /// Elements of all chunks that hold no parameter.
+    pub waste_elements: u64,
+}
+
+/// All candidates, smallest size first, and the one to take: the first with the least waste.
+///
+/// `padded`: elements of each parameter, padded to blocks, in order, none of them 0, at least one.
+/// `elements`: real elements of all parameters. `unit`: what every chunk is a multiple of.
+///
+/// # Errors
+/// A knob that is negative, not a number, or a step of 0.
+pub(crate) fn search(
+    padded: &[u64],
+    elements: u64,
+    unit: u64,
+    knobs: &Search,
+) -> Result<(Candidate, Vec<Candidate>), ChunkError> {
+    let minimum = knob_elements("min_chunk_size_mb", knobs.min_chunk_size_mb)?;
+    let range = knob_elements("search_range_mb", knobs.search_range_mb)?;
+    if knobs.hidden_dim == Some(0) {
+        return Err(ChunkError::Knob { knob: "hidden_dim", given: 0.0, expected: "at least 1" });
+    }
+    let total: u64 = padded.iter().sum();
+    let limit = outlier_limit(padded);
+    let ordinary = || padded.iter().copied().filter(|p| *p as f64 <= limit);
+    let part = (ordinary().sum::<u64>() / PARTS_AT_LEAST).max(1);
+    let largest = ordinary().max().unwrap_or(unit);
+
+    let range = range.min(part);
+    let wanted_step = knobs.hidden_dim.unwrap_or(unit).min(total).next_multiple_of(unit);
+    let step = wanted_step.max((range / (MAX_CANDIDATES - 1)).next_multiple_of(unit));
+    let start = minimum.min(part).max(largest).next_multiple_of(unit);
+
+    let try_size = |chunk_elements| Candidate {
+        chunk_elements,
+        waste_elements: packed_elements(padded, chunk_elements, unit) - elements,
+    };
+    let tried: Vec<Candidate> = (0..=range / step).map(|i| try_size(start + i * step)).collect();
+    let mut best = tried[0];
+    for candidate in &tried {
+        if candidate.waste_elements < best.waste_elements {
+            best = *candidate;
+        }
+    }
+    Ok((best, tried))
+}
+
+/// Elements that the chunks of this size take together, padding and tails included. It follows
+/// `chunks::pack` step by step, without writing anything down.
+fn packed_elements(padded: &[u64], size: u64, unit: u64) -> u64 {
+    let mut closed = 0;
+    let mut open = 0;
+    for &parameter in padded {
+        if parameter > size {
+            closed += if open > 0 { size } else { 0 };
+            closed += parameter.next_multiple_of(unit);
+            open = 0;
+        } else if open + parameter > size {
+            closed += size;
+            open = parameter;
+        } else {
+            open += parameter;
+        }
+    }
+    closed + open.next_multiple_of(unit)
+}
+
+/// Mean + 3 standard deviations (of the population) of the parameter sizes.
+fn outlier_limit(padded: &[u64]) -> f64 {
+    let count = padded.len() as f64;
+    let mean = padded.iter().map(|p| *p as f64).sum::<f64>() / count;
+    let variance = padded.iter().map(|p| (*p as f64 - mean).powi(2)).sum::<f64>() / count;
+    mean + 3.0 * variance.sqrt()
+}
+
+/// A knob in 2^20 elements -> elements; beyond `u64` it saturates.
+fn knob_elements(knob: &'static str, given: f64) -> Result<u64, ChunkError> {
+    if !given.is_finite() || given < 0.0 {
+        return Err(ChunkError::Knob { knob, given, expected: "a number that is not negative" });
+    }
+    Ok((given * MEBI).round() as u64)
+}

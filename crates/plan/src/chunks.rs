@@ -1,0 +1,285 @@
+//! The chunk layout: where each parameter lies.
+//!
+//! Parameters in execution order form one flat canonical space in which each starts at a multiple of
+//! [`BLOCK`] elements. That space depends on the model alone, so norms taken block by block are the
+//! same for every chunk size and world. Chunks are consecutive spans of it: a parameter is never split,
+//! one larger than a chunk gets its own, and every chunk is a whole number of blocks on every rank.
+//!
+//! ```text
+//! canonical  | wte ............ | wpe .. | h0 ... | h1 ... | h2 ... | ln |
+//! chunks     [ 0: own size      ][ 1 ............... ][ 2 ............ ]
+//! ```
+//!
+//! Source: chunk-based memory management of PatrickStar and Colossal-AI's Gemini; blocks are ours.
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use crate::chunk_search::{Candidate, Search, search};
+
+/// Elements of a block: what norms are summed over, and the grain of every shard.
+pub const BLOCK: u64 = 4096;
+
+/// Most ranks that a layout is made for; keeps every sum far from overflow.
+const MAX_WORLD: u64 = 1 << 20;
+
+/// Most elements of one model.
+const MAX_ELEMENTS: u64 = 1 << 50;
+
+/// A parameter, as the layout sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ParameterSize {
+    /// Name, for error messages and tables.
+    pub name: String,
+    /// Elements, at least 1.
+    pub elements: u64,
+}
+
+/// How large chunks are.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub enum ChunkSize {
+    /// The size with the least waste.
+    Auto(Search),
+    /// This many elements, rounded up to whole blocks on every rank; at most the model.
+    Elements(u64),
+    /// No packing: one parameter a chunk. The baseline to compare with.
+    None,
+}
+
+/// Where one parameter lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Placed {
+    /// Number of the parameter in execution order.
+    pub parameter: usize,
+    /// Its chunk.
+    pub chunk: usize,
+    /// First element in the chunk: a multiple of [`BLOCK`].
+    pub offset: u64,
+    /// Elements, without padding.
+    pub elements: u64,
+}
+
+/// A piece of one parameter in a span of a chunk. Both ranges have the same length.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Segment {
+    /// Number of the parameter.
+    pub parameter: usize,
+    /// Elements of the parameter.
+    pub in_parameter: Range<u64>,
+    /// Elements of the chunk.
+    pub in_chunk: Range<u64>,
+}
+
+/// Which parameter lies where in which chunk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ChunkLayout {
+    /// Elements of each chunk, padding included: a multiple of [`BLOCK`] * world.
+    pub chunk_elements: Vec<u64>,
+    /// By parameter: offsets rise within a chunk, chunks rise.
+    pub placed: Vec<Placed>,
+    /// Canonical index of each chunk's first block.
+    pub first_block: Vec<u64>,
+    /// Blocks of the canonical space.
+    pub blocks: u64,
+    /// Elements of all chunks that hold no parameter.
+    pub waste_elements: u64,
+    /// The sizes that the search tried, smallest first; empty where there was none.
+    pub searched: Vec<Candidate>,
+}
+
+/// Why parameters cannot be laid out.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ChunkError {
+    /// There is nothing to lay out.
+    #[error("the model has no parameters: a chunk layout needs at least one")]
+    NoParameters,
+    /// A parameter without elements.
+    #[error("parameter `{name}` has no elements: check the sizes in the model's configuration")]
+    EmptyParameter {
+        /// Its name.
+        name: String,
+    },
+    /// Too few or too many ranks.
+    #[error("a chunk cannot be shared by {world} ranks: expected 1 to {MAX_WORLD}")]
+    World {
+        /// Ranks asked for.
+        world: u64,
+    },
+    /// More elements than are counted safely.
+    #[error("the model exceeds {MAX_ELEMENTS} elements at parameter `{name}`: check its shape")]
+    TooLarge {
+        /// The parameter that goes beyond.
+        name: String,
+    },
+    /// A knob with a value that means nothing.
+    #[error("`{knob}` is {given}: expected {expected}")]
+    Knob {
+        /// Name in the configuration.
+        knob: &'static str,
+        /// Value given.
+        given: f64,
+        /// Values that mean something.
+        expected: &'static str,
+    },
+}
+
+/// Lays the parameters, in execution order, out in chunks for `world` ranks.
+///
+/// All chunks have one size, save those of a parameter larger than that size and the last, which
+/// is trimmed to what it holds.
+///
+/// # Errors
+/// No parameters, an empty one, a world or a model outside the bounds, or a knob that means nothing.
+pub fn lay_out(
+    parameters: &[ParameterSize],
+    world: u64,
+    size: &ChunkSize,
+) -> Result<ChunkLayout, ChunkError> {
+    if world == 0 || world > MAX_WORLD {
+        return Err(ChunkError::World { world });
+    }
+    let unit = BLOCK * world;
+    let padded = pad(parameters)?;
+    let elements: u64 = parameters.iter().map(|p| p.elements).sum();
+    let (size, searched) = match size {
+        ChunkSize::Auto(knobs) => {
+            let (best, tried) = search(&padded, elements, unit, knobs)?;
+            (best.chunk_elements, tried)
+        }
+        ChunkSize::Elements(0) => {
+            return Err(ChunkError::Knob { knob: "chunk_elements", given: 0.0, expected: "at least 1" });
+        }
+        ChunkSize::Elements(wanted) => {
+            let model: u64 = padded.iter().sum();
+            ((*wanted).min(model).next_multiple_of(unit), Vec::new())
+        }
+        ChunkSize::None => (0, Vec::new()),
+    };
+    let mut layout = pack(parameters, &padded, size, unit);
+    layout.searched = searched;
+    layout.waste_elements = layout.chunk_elements.iter().sum::<u64>() - elements;
+    Ok(layout)
+}
+
+/// Elements of each parameter, padded to blocks.
+fn pad(parameters: &[ParameterSize]) -> Result<Vec<u64>, ChunkError> {
+    if parameters.is_empty() {
+        return Err(ChunkError::NoParameters);
+    }
+    let mut total = 0;
+    let pad_one = |p: &ParameterSize| {
+        if p.elements == 0 {
+            return Err(ChunkError::EmptyParameter { name: p.name.clone() });
+        }
+        if p.elements > MAX_ELEMENTS - total {
+            return Err(ChunkError::TooLarge { name: p.name.clone() });
+        }
+        total += p.elements;
+        Ok(p.elements.next_multiple_of(BLOCK))
+    };
+    parameters.iter().map(pad_one).collect()
+}
+
+/// Packs in order. A `size` of 0 gives every parameter its own chunk.
+fn pack(parameters: &[ParameterSize], padded: &[u64], size: u64, unit: u64) -> ChunkLayout {
+    let mut layout = ChunkLayout {
+        chunk_elements: Vec::new(),
+        placed: Vec::with_capacity(parameters.len()),
+        first_block: Vec::new(),
+        blocks: 0,
+        waste_elements: 0,
+        searched: Vec::new(),
+    };
+    // Elements in use of the last chunk, if more may follow in it.
+    let mut open: Option<u64> = None;
+    for (parameter, (given, &padded)) in parameters.iter().zip(padded).enumerate() {
+        let offset = match open {
+            Some(used) if used + padded <= size => used,
+            _ => {
+                layout.first_block.push(layout.blocks);
+                layout.chunk_elements.push(size.max(padded.next_multiple_of(unit)));
+                0
+            }
+        };
+        open = (padded <= size).then_some(offset + padded);
+        let chunk = layout.chunk_elements.len() - 1;
+        layout.placed.push(Placed { parameter, chunk, offset, elements: given.elements });
+        layout.blocks += padded / BLOCK;
+    }
+    if let (Some(used), Some(last)) = (open, layout.chunk_elements.last_mut()) {
+        *last = used.next_multiple_of(unit);
+    }
+    layout
+}
+
+impl ChunkLayout {
+    /// Number of chunks.
+    pub fn chunks(&self) -> usize {
+        self.chunk_elements.len()
+    }
+
+    /// Elements of the largest chunk: what a buffer for any chunk must hold.
+    pub fn largest_chunk(&self) -> u64 {
+        self.chunk_elements.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Elements of all chunks, padding included.
+    pub fn padded_elements(&self) -> u64 {
+        self.chunk_elements.iter().sum()
+    }
+
+    /// The elements of a chunk that one rank owns: the `rank`-th of `world` equal parts, whole blocks.
+    ///
+    /// # Panics
+    /// On a rank outside the world, or a world that the layout was not made for.
+    pub fn shard(&self, chunk: usize, rank: u64, world: u64) -> Range<u64> {
+        assert!(rank < world, "rank {rank} is outside a world of {world}");
+        let elements = self.chunk_elements[chunk];
+        assert_eq!(elements % (BLOCK * world), 0, "chunk {chunk} has no whole blocks on {world} ranks");
+        let part = elements / world;
+        rank * part..(rank + 1) * part
+    }
+
+    /// The parameters of a chunk, as a range of their numbers.
+    pub fn parameters(&self, chunk: usize) -> Range<usize> {
+        let start = self.placed.partition_point(|p| p.chunk < chunk);
+        let end = self.placed.partition_point(|p| p.chunk <= chunk);
+        start..end
+    }
+
+    /// The real parameter elements in an element range of a chunk, in order, without padding.
+    pub fn segments(&self, chunk: usize, range: Range<u64>) -> impl Iterator<Item = Segment> + '_ {
+        let placed = &self.placed[self.parameters(chunk)];
+        let first = placed.partition_point(|p| p.offset + p.elements <= range.start);
+        placed[first..].iter().take_while(move |p| p.offset < range.end).filter_map(move |p| {
+            let start = p.offset.max(range.start);
+            let end = (p.offset + p.elements).min(range.end);
+            (start < end).then(|| Segment {
+                parameter: p.parameter,
+                in_parameter: start - p.offset..end - p.offset,
+                in_chunk: start..end,
+            })
+        })
+    }
+
+    /// The canonical blocks that a chunk holds; its padding after them has none.
+    pub fn blocks_of_chunk(&self, chunk: usize) -> Range<u64> {
+        let end = self.first_block.get(chunk + 1).copied().unwrap_or(self.blocks);
+        self.first_block[chunk]..end
+    }
+
+    /// The canonical blocks of a parameter.
+    pub fn blocks_of_parameter(&self, parameter: usize) -> Range<u64> {
+        let placed = self.placed[parameter];
+        let start = self.first_block[placed.chunk] + placed.offset / BLOCK;
+        start..start + placed.elements.div_ceil(BLOCK)
+    }
+
+    /// Canonical index of a chunk's `block`-th block; `None` in the chunk's padding.
+    pub fn canonical_block(&self, chunk: usize, block: u64) -> Option<u64> {
+        let held = self.blocks_of_chunk(chunk);
+        let index = held.start + block;
+        held.contains(&index).then_some(index)
+    }
+}

@@ -1,0 +1,29 @@
+//! Decisions made before the first step, from pure data: no input, output, clock or thread.
+//!
+//! In the order in which a run needs them: [`chunks`] lays the parameters out in chunks;
+//! [`memory`] turns the lifetimes of a [`phalanx_trace::Trace`] into offsets of one arena and its
+//! peak, with [`packing`] as the algorithm and [`peak`] as the meter that the real arena shares;
+//! [`agreement`] compares what the ranks of a group will say to each other; [`order`] answers which
+//! chunk is needed next; [`cost`] counts the work; [`zero`] holds the textbook formulas that are
+//! printed beside all of it and decide nothing.
+#![forbid(unsafe_code)]
+
+pub mod agreement;
+pub mod chunk_search;
+pub mod chunks;
+pub mod cost;
+pub mod memory;
+pub mod order;
+pub mod packing;
+pub mod peak;
+pub mod zero;
+
+pub use agreement::{Disagreement, compare};
+pub use chunk_search::{Candidate, Search};
+pub use chunks::{BLOCK, ChunkError, ChunkLayout, ChunkSize, ParameterSize, Placed, Segment, lay_out};
+pub use cost::{CollectiveCost, Cost, KernelCost};
+pub use memory::{MemoryError, MemoryPlan, PhasePlan, Slot, plan_memory};
+pub use order::{Lookahead, use_order};
+pub use packing::ALIGN;
+pub use peak::{Peak, PeakMeter};
+pub use zero::{Stage, Textbook, textbook};

@@ -1,0 +1,265 @@
+//! The memory plan: lifetimes of a trace to offsets of one arena, and its peak by category.
+//!
+//! What the first phase (`init`) allocates and keeps lies at the bottom of the arena, packed in order
+//! without gaps. Above it each phase packs what it takes and gives back (see `packing`). The real run's
+//! n-th allocation of a phase gets the n-th slot; `peak` is what the arena then needs, to the byte.
+
+use phalanx_trace::{Category, Event, Phase, Site, Trace};
+use serde::Serialize;
+
+use crate::packing::{Lifetime, aligned, pack};
+use crate::peak::{Peak, PeakMeter};
+
+/// Name of the phase whose allocations stay.
+const INIT: &str = "init";
+
+/// The place of one allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Slot {
+    /// First byte in the arena, a multiple of `ALIGN`.
+    pub offset: u64,
+    /// Bytes, as asked for.
+    pub bytes: u64,
+    /// What for.
+    pub category: Category,
+    /// Name for people.
+    pub name: &'static str,
+    /// Where it is asked for.
+    pub site: Site,
+}
+
+impl Slot {
+    /// First byte after the slot and its alignment.
+    pub fn end(&self) -> u64 {
+        self.offset + aligned(self.bytes)
+    }
+}
+
+/// The plan of one phase.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PhasePlan {
+    /// Name of the phase.
+    pub name: &'static str,
+    /// The n-th allocation of the phase gets the n-th slot.
+    pub slots: Vec<Slot>,
+    /// What the arena needs during the phase, with what `init` left.
+    pub peak: Peak,
+}
+
+/// The plan of an arena.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryPlan {
+    /// Bytes of the arena: the most that a phase needs.
+    pub arena_bytes: u64,
+    /// Bytes that `init` leaves at the bottom of the arena.
+    pub persistent_bytes: u64,
+    /// The peak of the phase that needs most, the first of equals; `peak.bytes == arena_bytes`.
+    pub peak: Peak,
+    /// Phase by phase, as traced.
+    pub phases: Vec<PhasePlan>,
+}
+
+impl MemoryPlan {
+    /// The plan of the phase with this name.
+    pub fn phase(&self, name: &str) -> Option<&PhasePlan> {
+        self.phases.iter().find(|p| p.name == name)
+    }
+}
+
+/// Why a trace has no memory plan. All of them are faults of the engine that wrote the trace.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// The trace does not begin with `init`.
+    #[error("the first phase of a trace is `{INIT}`, whose allocations stay; this one begins with {found}")]
+    NoInit {
+        /// What it begins with.
+        found: String,
+    },
+    /// Something outlives its phase.
+    #[error(
+        "phase `{phase}` keeps `{name}` ({bytes} bytes, allocated at {site}): only `{INIT}` may keep \
+         what it allocates; free it before the phase ends"
+    )]
+    Kept {
+        /// Phase.
+        phase: &'static str,
+        /// Name of the allocation.
+        name: &'static str,
+        /// Its bytes.
+        bytes: u64,
+        /// Where it was asked for.
+        site: Site,
+    },
+    /// Something is freed that is not live.
+    #[error("phase `{phase}` frees allocation {id} (`{name}`, allocated at {site}) twice")]
+    FreedTwice {
+        /// Phase.
+        phase: &'static str,
+        /// Number of the allocation.
+        id: u32,
+        /// Its name.
+        name: &'static str,
+        /// Where it was asked for.
+        site: Site,
+    },
+    /// Something is freed that the phase did not allocate.
+    #[error(
+        "phase `{phase}` frees allocation {id}, which it did not allocate: what `{INIT}` keeps stays \
+         for the whole run"
+    )]
+    FreedForeign {
+        /// Phase.
+        phase: &'static str,
+        /// Number of the allocation.
+        id: u32,
+    },
+    /// Allocations are not numbered in order.
+    #[error("phase `{phase}` numbers the allocation `{name}` at {site} {id}; the next number is {expected}")]
+    Misnumbered {
+        /// Phase.
+        phase: &'static str,
+        /// Name of the allocation.
+        name: &'static str,
+        /// Where it was asked for.
+        site: Site,
+        /// Its number.
+        id: u32,
+        /// The number after the one before.
+        expected: u32,
+    },
+    /// The sum of the allocations is no size.
+    #[error("the allocations of phase `{phase}` exceed 2^60 bytes at `{name}` ({site}): check its shape")]
+    TooLarge {
+        /// Phase.
+        phase: &'static str,
+        /// Name of the allocation that goes beyond.
+        name: &'static str,
+        /// Where it was asked for.
+        site: Site,
+    },
+}
+
+/// Most bytes that a phase may allocate, counted without frees: keeps every sum far from overflow.
+const MAX_BYTES: u64 = 1 << 60;
+
+/// What a phase allocates, before it has a place.
+struct Taken {
+    slot: Slot,
+    start: usize,
+    /// `None` while it is live.
+    end: Option<usize>,
+}
+
+/// Turns a trace into the offsets of an arena.
+///
+/// # Errors
+/// A trace that does not begin with `init`; a later phase that keeps what it allocates; a free of
+/// something not live or of an earlier phase; allocations that are misnumbered or absurdly large.
+pub fn plan_memory(trace: &Trace) -> Result<MemoryPlan, MemoryError> {
+    let begins = trace.phases.first().map(|p| p.name);
+    if begins != Some(INIT) {
+        let found = begins.map_or("nothing".to_owned(), |name| format!("`{name}`"));
+        return Err(MemoryError::NoInit { found });
+    }
+    let mut meter = PeakMeter::new();
+    let mut phases = Vec::with_capacity(trace.phases.len());
+    let mut persistent_bytes = 0;
+    let mut first_id = 0;
+    for (number, phase) in trace.phases.iter().enumerate() {
+        let mut taken = lifetimes(phase, first_id)?;
+        if number == 0 {
+            persistent_bytes = place_kept(&mut taken);
+        } else {
+            refuse_kept(phase, &taken)?;
+            meter.start_phase();
+        }
+        place_transients(&mut taken, persistent_bytes);
+        let slots: Vec<Slot> = taken.iter().map(|t| t.slot).collect();
+        feed(&mut meter, phase, first_id, &slots);
+        first_id += slots.len() as u32;
+        phases.push(PhasePlan { name: phase.name, slots, peak: meter.phase_peak() });
+    }
+    let peak = meter.peak();
+    Ok(MemoryPlan { arena_bytes: peak.bytes, persistent_bytes, peak, phases })
+}
+
+/// The allocations of a phase with their lifetimes; moments count allocations and frees.
+fn lifetimes(phase: &Phase, first_id: u32) -> Result<Vec<Taken>, MemoryError> {
+    let mut taken: Vec<Taken> = Vec::new();
+    let mut sum = 0;
+    let mut now = 0;
+    for event in &phase.events {
+        match *event {
+            Event::Alloc { id, bytes, category, name, site } => {
+                let expected = first_id + taken.len() as u32;
+                if id != expected {
+                    return Err(MemoryError::Misnumbered { phase: phase.name, name, site, id, expected });
+                }
+                if bytes > MAX_BYTES - sum {
+                    return Err(MemoryError::TooLarge { phase: phase.name, name, site });
+                }
+                sum += bytes;
+                let slot = Slot { offset: 0, bytes, category, name, site };
+                taken.push(Taken { slot, start: now, end: None });
+                now += 1;
+            }
+            Event::Free { id } => {
+                let own = id.checked_sub(first_id).and_then(|n| taken.get_mut(n as usize));
+                let freed = own.ok_or(MemoryError::FreedForeign { phase: phase.name, id })?;
+                let Slot { name, site, .. } = freed.slot;
+                if freed.end.replace(now).is_some() {
+                    return Err(MemoryError::FreedTwice { phase: phase.name, id, name, site });
+                }
+                now += 1;
+            }
+            Event::Kernel { .. } | Event::Collective(_) | Event::Wait { .. } | Event::Use { .. } => {}
+        }
+    }
+    Ok(taken)
+}
+
+/// Places what is never freed at the bottom, in order; gives its end.
+fn place_kept(taken: &mut [Taken]) -> u64 {
+    let mut end = 0;
+    for kept in taken.iter_mut().filter(|t| t.end.is_none()) {
+        kept.slot.offset = end;
+        end = kept.slot.end();
+    }
+    end
+}
+
+/// An error if a phase after `init` keeps something.
+fn refuse_kept(phase: &Phase, taken: &[Taken]) -> Result<(), MemoryError> {
+    let Some(kept) = taken.iter().find(|t| t.end.is_none()) else {
+        return Ok(());
+    };
+    let Slot { name, bytes, site, .. } = kept.slot;
+    Err(MemoryError::Kept { phase: phase.name, name, bytes, site })
+}
+
+/// Places what is freed within the phase above `base`.
+fn place_transients(taken: &mut [Taken], base: u64) {
+    let mut items = Vec::with_capacity(taken.len());
+    let mut transients: Vec<&mut Slot> = Vec::with_capacity(taken.len());
+    for one in taken.iter_mut() {
+        if let Some(end) = one.end {
+            items.push(Lifetime { start: one.start, end, bytes: aligned(one.slot.bytes) });
+            transients.push(&mut one.slot);
+        }
+    }
+    let packing = pack(&items);
+    for (slot, offset) in transients.into_iter().zip(packing.offsets) {
+        slot.offset = base + offset;
+    }
+}
+
+/// Feeds the allocations and frees of a phase to the meter.
+fn feed(meter: &mut PeakMeter, phase: &Phase, first_id: u32, slots: &[Slot]) {
+    for event in &phase.events {
+        match *event {
+            Event::Alloc { id, .. } => meter.alloc(&slots[(id - first_id) as usize]),
+            Event::Free { id } => meter.free(&slots[(id - first_id) as usize]),
+            Event::Kernel { .. } | Event::Collective(_) | Event::Wait { .. } | Event::Use { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Which chunk is needed next: the order of uses, known from the trace before the first step.
+//!
+//! Prefetch asks for the next few distinct chunks; eviction asks for the next use of a chunk and drops
+//! the one whose next use is farthest, which is optimal (Belady, "A study of replacement algorithms
+//! for a virtual-storage computer", 1966). A phase ends where it ends: what the next step needs
+//! first is not looked up, because the optimizer changes it in between.
+
+use phalanx_trace::Trace;
+
+/// Chunks in the order in which blocks need them, one entry a use; empty if there is no such phase.
+pub fn use_order(trace: &Trace, phase: &str) -> Vec<u32> {
+    trace.phase(phase).map(|p| p.uses().collect()).unwrap_or_default()
+}
+
+/// Answers about the order of uses. Building it costs n log n; no answer allocates.
+#[derive(Clone, Debug)]
+pub struct Lookahead {
+    order: Vec<u32>,
+    /// By position: where the same chunk was used before.
+    previous: Vec<Option<usize>>,
+    /// (chunk, position) of every use, sorted.
+    uses: Vec<(u32, usize)>,
+}
+
+impl Lookahead {
+    /// Prepares the answers for one order of uses.
+    pub fn new(order: Vec<u32>) -> Lookahead {
+        let mut uses: Vec<(u32, usize)> = order.iter().copied().zip(0..).collect();
+        uses.sort_unstable();
+        let mut previous = vec![None; order.len()];
+        for pair in uses.windows(2) {
+            let [(before, position), (chunk, next)] = [pair[0], pair[1]];
+            if before == chunk {
+                previous[next] = Some(position);
+            }
+        }
+        Lookahead { order, previous, uses }
+    }
+
+    /// The order of uses.
+    pub fn order(&self) -> &[u32] {
+        &self.order
+    }
+
+    /// The distinct chunks from `position` on, in order of their first use there; the first is the chunk
+    /// in use at `position`.
+    pub fn upcoming(&self, position: usize) -> impl Iterator<Item = u32> + '_ {
+        let fresh = move |at: &usize| self.previous[*at].is_none_or(|before| before < position);
+        (position..self.order.len()).filter(fresh).map(|at| self.order[at])
+    }
+
+    /// The next `count` distinct chunks after the one in use at `position`, and other than it.
+    pub fn ahead(&self, position: usize, count: usize) -> impl Iterator<Item = u32> + '_ {
+        self.upcoming(position).skip(1).take(count)
+    }
+
+    /// The position of the first use of `chunk` after `position`, in O(log n); `None` if there is none.
+    pub fn next_use(&self, chunk: u32, position: usize) -> Option<usize> {
+        let index = self.uses.partition_point(|used| *used <= (chunk, position));
+        self.uses.get(index).filter(|(found, _)| *found == chunk).map(|(_, at)| *at)
+    }
+}

@@ -1,0 +1,99 @@
+//! The peak of an arena, by category: computed here by the plan from what will happen, and by the
+//! real arena from what does happen. One meter for both, so that they can be equal to the byte.
+//!
+//! A peak is a size, the highest end of anything placed, and an explanation: the bytes live by category
+//! at the first moment of the highest live total. What the size has more than that (gaps,
+//! alignment) is workspace. Each event costs a few additions and allocates nothing.
+
+use phalanx_trace::{Bytes, Category};
+use serde::{Deserialize, Serialize};
+
+use crate::memory::Slot;
+use crate::packing::aligned;
+
+/// How large an arena had to be, and what for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peak {
+    /// Highest end of anything placed, aligned.
+    pub bytes: u64,
+    /// What was live when most was; gaps and alignment are workspace. `categories.total() == bytes`.
+    pub categories: Bytes,
+}
+
+/// Follows the allocations and frees of an arena.
+///
+/// Relies on what `plan_memory` guarantees: whatever is live at the start of a phase is packed at the
+/// bottom without gaps, so that its end is the sum of its aligned bytes.
+#[derive(Clone, Debug, Default)]
+pub struct PeakMeter {
+    live: Bytes,
+    live_bytes: u64,
+    live_aligned: u64,
+    phase: Extent,
+    earlier: Peak,
+}
+
+/// The current phase so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Extent {
+    end: u64,
+    most: Bytes,
+    most_bytes: u64,
+}
+
+impl PeakMeter {
+    /// A meter of an empty arena, in its first phase.
+    pub fn new() -> PeakMeter {
+        PeakMeter::default()
+    }
+
+    /// A slot is taken.
+    pub fn alloc(&mut self, slot: &Slot) {
+        *self.live.slot(slot.category) += slot.bytes;
+        self.live_bytes += slot.bytes;
+        self.live_aligned += aligned(slot.bytes);
+        self.phase.end = self.phase.end.max(slot.end());
+        if self.live_bytes > self.phase.most_bytes {
+            self.phase.most = self.live;
+            self.phase.most_bytes = self.live_bytes;
+        }
+    }
+
+    /// A slot that was taken is given back.
+    ///
+    /// # Panics
+    /// If more is freed than is live in the slot's category.
+    pub fn free(&mut self, slot: &Slot) {
+        let live = self.live.slot(slot.category);
+        assert!(*live >= slot.bytes, "`{}` is freed but not live", slot.name);
+        *live -= slot.bytes;
+        self.live_bytes -= slot.bytes;
+        self.live_aligned -= aligned(slot.bytes);
+    }
+
+    /// A new phase starts: what is live stays, the peak of the phase starts again.
+    pub fn start_phase(&mut self) {
+        self.earlier = self.peak();
+        self.phase = Extent { end: self.live_aligned, most: self.live, most_bytes: self.live_bytes };
+    }
+
+    /// Bytes live now, by category.
+    pub fn live(&self) -> Bytes {
+        self.live
+    }
+
+    /// The peak of the current phase.
+    pub fn phase_peak(&self) -> Peak {
+        let Extent { end, most, most_bytes } = self.phase;
+        assert!(end >= most_bytes, "slots that are live together overlap");
+        let mut categories = most;
+        *categories.slot(Category::Workspace) += end - most_bytes;
+        Peak { bytes: end, categories }
+    }
+
+    /// The peak of the phase with the largest, the first of equals.
+    pub fn peak(&self) -> Peak {
+        let phase = self.phase_peak();
+        if phase.bytes > self.earlier.bytes { phase } else { self.earlier }
+    }
+}

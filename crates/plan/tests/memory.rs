@@ -1,0 +1,342 @@
+//! Memory plans against what they promise, for small traces drawn by hand and many random ones.
+
+mod generator;
+
+use generator::Generator;
+use phalanx_plan::packing::{Lifetime, live_peak, pack};
+use phalanx_plan::{ALIGN, MemoryPlan, Peak, PeakMeter, plan_memory};
+use phalanx_trace::{Bytes, Category, Event, Phase, Site, Trace};
+
+/// A trace in the making; numbers allocations as the `Meta` device does.
+struct Script {
+    phases: Vec<Phase>,
+    next: u32,
+}
+
+impl Script {
+    fn new() -> Script {
+        Script { phases: Vec::new(), next: 0 }
+    }
+
+    fn phase(&mut self, name: &'static str) -> &mut Script {
+        self.phases.push(Phase { name, events: Vec::new() });
+        self
+    }
+
+    fn alloc(&mut self, bytes: u64, category: Category) -> u32 {
+        let id = self.next;
+        self.next += 1;
+        let site = Site { file: "block.rs", line: id };
+        self.event(Event::Alloc { id, bytes, category, name: "tensor", site });
+        id
+    }
+
+    fn free(&mut self, id: u32) {
+        self.event(Event::Free { id });
+    }
+
+    fn event(&mut self, event: Event) {
+        self.phases.last_mut().unwrap().events.push(event);
+    }
+
+    fn trace(self) -> Trace {
+        Trace { rank: 0, phases: self.phases }
+    }
+}
+
+/// A trace with random lifetimes, in part stack-like.
+fn random_trace(random: &mut Generator, later_phases: u64, allocations: u64) -> Trace {
+    let mut script = Script::new();
+    for number in 0..=later_phases {
+        script.phase(if number == 0 { "init" } else { "step" });
+        let mut live = Vec::new();
+        for _ in 0..random.within(0, allocations) {
+            while !live.is_empty() && random.within(0, 9) < 4 {
+                let last = live.len() as u64 - 1;
+                let position = if random.within(0, 1) == 0 { last } else { random.within(0, last) };
+                script.free(live.remove(position as usize));
+            }
+            let category = Category::ALL[random.within(0, 5) as usize];
+            let bytes = [random.within(0, 9), random.within(0, 999), 64 * random.within(1, 99)];
+            live.push(script.alloc(bytes[random.within(0, 2) as usize], category));
+        }
+        let stay = if number == 0 { live.len() / 2 } else { 0 };
+        for id in live.drain(stay..) {
+            script.free(id);
+        }
+    }
+    script.trace()
+}
+
+/// Everything that holds for every plan. Gives the most bytes live at once in the last phase.
+fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
+    let mut meter = PeakMeter::new();
+    let mut live: Vec<(u32, u64, u64)> = Vec::new();
+    let mut first_id = 0;
+    let mut largest = Peak::default();
+    let mut most_live = 0;
+    for (number, (phase, planned)) in trace.phases.iter().zip(&plan.phases).enumerate() {
+        assert_eq!(phase.name, planned.name);
+        if number > 0 {
+            let kept: u64 = live.iter().map(|(_, start, end)| end - start).sum();
+            assert_eq!(kept, plan.persistent_bytes, "what stays has no gaps");
+            assert!(live.iter().all(|(_, _, end)| *end <= plan.persistent_bytes));
+            meter.start_phase();
+        }
+        most_live = meter.live().total();
+        for event in &phase.events {
+            match *event {
+                Event::Alloc { id, bytes, .. } => {
+                    let slot = planned.slots[(id - first_id) as usize];
+                    assert_eq!((slot.bytes, slot.offset % ALIGN), (bytes, 0));
+                    let (start, end) = (slot.offset, slot.end());
+                    let free =
+                        live.iter().all(|(_, s, e)| end <= *s || *e <= start || start == end || s == e);
+                    assert!(free, "{slot:?} overlaps what is live");
+                    live.push((id, start, end));
+                    meter.alloc(&slot);
+                    most_live = most_live.max(meter.live().total());
+                }
+                Event::Free { id } => {
+                    live.retain(|(other, ..)| *other != id);
+                    meter.free(&planned.slots[(id - first_id) as usize]);
+                }
+                _ => {}
+            }
+        }
+        first_id += planned.slots.len() as u32;
+        assert_eq!(planned.peak, meter.phase_peak());
+        assert_eq!(planned.peak.categories.total(), planned.peak.bytes);
+        let ends = planned.slots.iter().map(|s| s.end()).max().unwrap_or(0);
+        let floor = if number == 0 { 0 } else { plan.persistent_bytes };
+        assert_eq!(planned.peak.bytes, ends.max(floor));
+        assert!(planned.peak.bytes >= most_live);
+        if planned.peak.bytes > largest.bytes {
+            largest = planned.peak;
+        }
+    }
+    assert_eq!(meter.peak(), plan.peak);
+    assert_eq!(plan.peak, largest);
+    assert_eq!(plan.arena_bytes, plan.peak.bytes);
+    most_live
+}
+
+#[test]
+fn a_step_is_planned_as_drawn() {
+    let mut script = Script::new();
+    script.phase("init");
+    let staging = script.alloc(1000, Category::Workspace);
+    script.alloc(100, Category::Parameters);
+    script.free(staging);
+    script.alloc(64, Category::Optimizer);
+    script.phase("step");
+    let saved = script.alloc(640, Category::Activations);
+    let scratch = script.alloc(300, Category::Workspace);
+    script.free(scratch);
+    let gradient = script.alloc(128, Category::Gradients);
+    script.free(saved);
+    script.free(gradient);
+    let trace = script.trace();
+    let plan = plan_memory(&trace).unwrap();
+    check(&trace, &plan);
+
+    assert_eq!(plan.persistent_bytes, 128 + 64);
+    let offsets = |phase: &str| plan.phase(phase).unwrap().slots.iter().map(|s| s.offset).collect::<Vec<_>>();
+    assert_eq!(offsets("init"), [192, 0, 128]);
+    assert_eq!(offsets("step"), [192, 832, 832]);
+    // 1000 bytes of staging end at 192 + 1024; most was live before the optimizer came.
+    let init = Bytes { parameters: 100, workspace: 1116, ..Bytes::default() };
+    assert_eq!(plan.phases[0].peak, Peak { bytes: 1216, categories: init });
+    let step =
+        Bytes { parameters: 100, optimizer: 64, activations: 640, workspace: 300 + 48, ..Bytes::default() };
+    assert_eq!(plan.phases[1].peak, Peak { bytes: 1152, categories: step });
+    assert_eq!(plan.peak, plan.phases[0].peak);
+    assert_eq!(plan.arena_bytes, 1216);
+}
+
+#[test]
+fn random_plans_hold_what_they_promise() {
+    let mut random = Generator(3);
+    for round in 0..600 {
+        let trace = random_trace(&mut random, round % 4, 1 + round / 4);
+        let plan = plan_memory(&trace).unwrap();
+        check(&trace, &plan);
+        assert_eq!(plan, plan_memory(&trace).unwrap(), "a plan is a function of its trace");
+    }
+}
+
+#[test]
+fn repeated_phases_do_not_change_the_peak() {
+    let mut random = Generator(4);
+    let trace = random_trace(&mut random, 1, 200);
+    let plan = plan_memory(&trace).unwrap();
+    let mut meter = PeakMeter::new();
+    let mut play = |number: usize, first_id: u32| {
+        for event in &trace.phases[number].events {
+            match *event {
+                Event::Alloc { id, .. } => meter.alloc(&plan.phases[number].slots[(id - first_id) as usize]),
+                Event::Free { id } => meter.free(&plan.phases[number].slots[(id - first_id) as usize]),
+                _ => {}
+            }
+        }
+        meter.start_phase();
+        meter.peak()
+    };
+    play(0, 0);
+    let taken_by_init = plan.phases[0].slots.len() as u32;
+    for _ in 0..5 {
+        assert_eq!(play(1, taken_by_init), plan.peak);
+    }
+}
+
+#[test]
+fn stacks_are_packed_without_waste() {
+    let mut random = Generator(5);
+    for _ in 0..50 {
+        let mut items: Vec<Lifetime> = Vec::new();
+        let mut open = Vec::new();
+        for now in 0..400 {
+            if now < 200 && (open.is_empty() || random.within(0, 2) > 0) {
+                open.push(items.len());
+                items.push(Lifetime { start: now, end: usize::MAX, bytes: ALIGN * random.within(1, 50) });
+            } else if let Some(item) = open.pop() {
+                items[item].end = now;
+            }
+        }
+        assert_eq!(pack(&items).arena_bytes, live_peak(&items));
+    }
+    assert_eq!(pack(&[]).arena_bytes, 0);
+}
+
+#[test]
+fn faults_of_a_trace_are_named() {
+    let planned = |write: fn(&mut Script)| {
+        let mut script = Script::new();
+        write(&mut script);
+        plan_memory(&script.trace()).unwrap_err().to_string()
+    };
+    let kept = planned(|s| {
+        s.phase("init").alloc(5, Category::Parameters);
+        s.phase("step").alloc(7, Category::Activations);
+    });
+    assert!(kept.contains("phase `step` keeps `tensor` (7 bytes, allocated at block.rs:1)"), "{kept}");
+    let twice = planned(|s| {
+        let id = s.phase("init").alloc(5, Category::Parameters);
+        s.free(id);
+        s.free(id);
+    });
+    assert!(twice.contains("frees allocation 0 (`tensor`, allocated at block.rs:0) twice"), "{twice}");
+    let foreign = planned(|s| {
+        let id = s.phase("init").alloc(5, Category::Parameters);
+        s.phase("step").free(id);
+    });
+    assert!(foreign.contains("phase `step` frees allocation 0, which it did not allocate"), "{foreign}");
+    let unknown = planned(|s| s.phase("init").free(9));
+    assert!(unknown.contains("frees allocation 9"), "{unknown}");
+    let misnumbered = planned(|s| {
+        s.phase("init");
+        s.next = 3;
+        s.alloc(1, Category::Workspace);
+    });
+    assert!(misnumbered.contains("at block.rs:3 3; the next number is 0"), "{misnumbered}");
+    let huge = planned(|s| {
+        s.phase("init").alloc(1 << 60, Category::Parameters);
+        s.alloc(1, Category::Parameters);
+    });
+    assert!(huge.contains("exceed 2^60 bytes"), "{huge}");
+    assert!(planned(|_| {}).contains("begins with nothing"));
+    let no_init = planned(|s| {
+        s.phase("step");
+    });
+    assert!(no_init.contains("begins with `step`"), "{no_init}");
+}
+
+/// A training step: blocks keep activations for backward, use scratch, gather and reduce chunks.
+fn training_trace(random: &mut Generator, blocks: u64, per_block: u64) -> Trace {
+    let mut script = Script::new();
+    script.phase("init").alloc(1 << 30, Category::Parameters);
+    script.phase("step");
+    let tensor = 1 << 20;
+    let mut saved = Vec::new();
+    let mut passed = script.alloc(tensor, Category::Activations);
+    let bytes: Vec<u64> =
+        (0..per_block).map(|_| tensor * random.within(1, 5) + random.within(0, 4096)).collect();
+    for _ in 0..blocks {
+        let gathered = script.alloc(12 * tensor, Category::Communication);
+        for bytes in &bytes {
+            let kept = script.alloc(*bytes, Category::Activations);
+            let scratch = script.alloc(bytes / 3, Category::Workspace);
+            script.free(scratch);
+            saved.push(kept);
+        }
+        saved.push(passed);
+        passed = script.alloc(tensor, Category::Activations);
+        script.free(gathered);
+    }
+    for _ in 0..blocks {
+        let gathered = script.alloc(12 * tensor, Category::Communication);
+        let reduced = script.alloc(12 * tensor, Category::Communication);
+        let next = script.alloc(tensor, Category::Activations);
+        script.free(saved.pop().unwrap());
+        for bytes in bytes.iter().rev() {
+            let gradient = script.alloc(*bytes, Category::Activations);
+            script.free(saved.pop().unwrap());
+            script.free(gradient);
+        }
+        script.free(passed);
+        passed = next;
+        script.free(gathered);
+        script.free(reduced);
+    }
+    script.free(passed);
+    script.trace()
+}
+
+#[test]
+fn training_steps_are_packed_tightly() {
+    let mut random = Generator(6);
+    for (blocks, per_block) in [(2, 5), (12, 12), (24, 20)] {
+        let trace = training_trace(&mut random, blocks, per_block);
+        let plan = plan_memory(&trace).unwrap();
+        let most_live = check(&trace, &plan);
+        // Stack-like lifetimes leave gaps only where a hole is reused by something smaller.
+        assert!(plan.arena_bytes - most_live < most_live / 100, "{} for {most_live}", plan.arena_bytes);
+    }
+}
+
+/// By hand: `cargo test --release -p phalanx-plan --test memory -- --ignored --nocapture`.
+#[test]
+#[ignore = "prints times"]
+fn time_of_a_plan() {
+    let mut random = Generator(7);
+    let mut traces = vec![("random", random_trace(&mut random, 1, 100_000))];
+    for (blocks, per_block) in [(12, 12), (48, 20), (48, 100), (96, 170), (500, 32)] {
+        traces.push(("training", training_trace(&mut random, blocks, per_block)));
+    }
+    for (kind, trace) in traces {
+        let start = std::time::Instant::now();
+        let plan = plan_memory(&trace).unwrap();
+        let elapsed = start.elapsed();
+        let mut live = PeakMeter::new();
+        let mut floor = 0;
+        let mut bytes = std::collections::HashMap::new();
+        for event in trace.phases.iter().flat_map(|p| &p.events) {
+            match *event {
+                Event::Alloc { id, bytes: b, category, name, site } => {
+                    let slot = phalanx_plan::Slot { offset: u64::MAX / 2, bytes: b, category, name, site };
+                    live.alloc(&slot);
+                    floor = floor.max(live.live().total());
+                    bytes.insert(id, slot);
+                }
+                Event::Free { id } => live.free(&bytes[&id]),
+                _ => {}
+            }
+        }
+        let count: usize = plan.phases.iter().map(|p| p.slots.len()).sum();
+        println!(
+            "{kind}: {count} allocations, arena {} bytes, {:.2} % above the live peak, {elapsed:?}",
+            plan.arena_bytes,
+            100.0 * (plan.arena_bytes - floor) as f64 / floor as f64
+        );
+    }
+}

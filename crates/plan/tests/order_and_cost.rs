@@ -1,0 +1,101 @@
+//! Look-ahead against a scan, sums against sums by hand, formulas against the paper.
+
+mod generator;
+
+use generator::Generator;
+use phalanx_plan::{Cost, Lookahead, Stage, textbook, use_order};
+use phalanx_trace::{Bytes, Collective, CollectiveOp, DType, Event, Phase, Site, Stream, Trace};
+
+#[test]
+fn the_order_of_a_phase_is_read_from_the_trace() {
+    let events = [3, 1, 1, 3].map(|chunk| Event::Use { chunk }).to_vec();
+    let trace = Trace { rank: 0, phases: vec![Phase { name: "step", events }] };
+    assert_eq!(use_order(&trace, "step"), [3, 1, 1, 3]);
+    assert!(use_order(&trace, "save").is_empty());
+}
+
+#[test]
+fn forward_and_backward_look_ahead() {
+    let order = Lookahead::new(vec![0, 1, 2, 2, 1, 0]);
+    let ahead = |position, count| order.ahead(position, count).collect::<Vec<_>>();
+    assert_eq!(ahead(0, 2), [1, 2]);
+    assert_eq!(ahead(1, 9), [2, 0]);
+    assert_eq!(ahead(2, 1), [1]);
+    assert_eq!(ahead(3, 9), [1, 0]);
+    assert!(ahead(5, 3).is_empty() && ahead(99, 3).is_empty());
+    assert_eq!(order.upcoming(0).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(order.next_use(0, 0), Some(5));
+    assert_eq!(order.next_use(2, 2), Some(3));
+    assert_eq!(order.next_use(2, 3), None);
+    assert_eq!(order.next_use(7, 0), None);
+}
+
+#[test]
+fn answers_equal_a_scan() {
+    let mut random = Generator(8);
+    for _ in 0..200 {
+        let chunks = random.within(1, 12);
+        let order: Vec<u32> = (0..random.within(0, 60)).map(|_| random.within(1, chunks) as u32).collect();
+        let lookahead = Lookahead::new(order.clone());
+        assert_eq!(lookahead.order(), order);
+        for position in 0..order.len() + 2 {
+            let mut distinct = Vec::new();
+            for chunk in order.iter().skip(position) {
+                if !distinct.contains(chunk) {
+                    distinct.push(*chunk);
+                }
+            }
+            assert_eq!(lookahead.upcoming(position).collect::<Vec<_>>(), distinct);
+            for chunk in 0..=chunks as u32 + 1 {
+                let scanned = (position + 1..order.len()).find(|at| order[*at] == chunk);
+                assert_eq!(lookahead.next_use(chunk, position), scanned);
+            }
+        }
+    }
+}
+
+#[test]
+fn costs_are_sums() {
+    let kernel = |name, flops, bytes| Event::Kernel { name, flops, bytes, stream: Stream::Compute };
+    let site = Site { file: "zero.rs", line: 1 };
+    let collective = |op, count, sent_bytes| {
+        let (group, dtype) = ("data", DType::F32);
+        Event::Collective(Collective { group, world_size: 2, op, dtype, count, root: None, sent_bytes, site })
+    };
+    let events = vec![
+        kernel("gelu", 10, 80),
+        kernel("linear", 100, 8),
+        collective(CollectiveOp::AllGather, 64, 128),
+        kernel("linear", 300, 24),
+        collective(CollectiveOp::ReduceScatter, 64, 130),
+        collective(CollectiveOp::AllGather, 32, 64),
+    ];
+    let cost = Cost::of(&Phase { name: "step", events });
+    assert_eq!((cost.flops, cost.kernel_bytes, cost.sent_bytes), (410, 112, 322));
+    let kernels: Vec<_> = cost.kernels.iter().map(|k| (k.name, k.calls, k.flops, k.bytes)).collect();
+    assert_eq!(kernels, [("linear", 2, 400, 32), ("gelu", 1, 10, 80)]);
+    let row = |op| cost.collective(op).map(|c| (c.calls, c.elements, c.sent_bytes));
+    assert_eq!(row(CollectiveOp::AllGather), Some((2, 96, 192)));
+    assert_eq!(row(CollectiveOp::ReduceScatter), Some((1, 64, 130)));
+    assert_eq!(row(CollectiveOp::Barrier), None);
+    assert_eq!(cost.collectives[0].op, CollectiveOp::ReduceScatter, "in the order of CollectiveOp::ALL");
+}
+
+#[test]
+fn textbook_formulas() {
+    // P = 64 parameters on N = 4 ranks: (parameters, gradients, optimizer, sent).
+    let rows = [
+        (Stage::Zero, 256, 256, 512, 384),
+        (Stage::One, 256, 256, 128, 384),
+        (Stage::Two, 256, 64, 128, 384),
+        (Stage::Three, 64, 64, 128, 576),
+    ];
+    for (number, (stage, parameters, gradients, optimizer, sent_bytes)) in rows.into_iter().enumerate() {
+        let said = textbook(64, 4, stage);
+        assert_eq!(said.state, Bytes { parameters, gradients, optimizer, ..Bytes::default() });
+        assert_eq!(said.sent_bytes, sent_bytes);
+        assert_eq!(Stage::from_number(number as u8), Some(stage));
+    }
+    assert_eq!(Stage::from_number(4), None);
+    assert_eq!(textbook(10, 1, Stage::Three).sent_bytes, 0);
+}

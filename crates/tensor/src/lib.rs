@@ -1,0 +1,24 @@
+//! Tensors, their memory and the devices that compute on them.
+//!
+//! [`Device`] is what the rest of the engine sees: it allocates from an [`Arena`] and runs kernels.
+//! `Cpu` computes, `Meta` records. Element types, shapes and prices are checked in one place
+//! ([`device`]), kernels live one operation a file under [`cpu`].
+
+pub mod arena;
+pub mod buffer;
+pub mod cpu;
+pub mod device;
+pub mod kernels;
+pub mod meta;
+pub mod record;
+pub mod region;
+pub mod shape;
+
+pub use arena::Arena;
+pub use buffer::{Tensor, View, ViewMut};
+pub use cpu::Cpu;
+pub use device::{Device, NORM_BLOCK};
+pub use kernels::{AdamW, CrossEntropyGradients, Heads, Layout, Sgd, Weight};
+pub use phalanx_trace::{Category, DType};
+pub use region::Region;
+pub use shape::Shape;

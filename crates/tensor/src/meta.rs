@@ -1,0 +1,67 @@
+//! The device that computes nothing.
+//!
+//! Its arena hands out no memory and its kernels do nothing: running a step on it records what a
+//! real device would do. Everything that a kernel call must satisfy is checked before it gets here.
+
+use crate::buffer::{View, ViewMut};
+use crate::kernels::{AdamW, CrossEntropyGradients, Heads, Kernels, Layout, Sgd, Weight};
+
+/// See the module's head. `threads` is the real device's, so that whatever depends on it is planned.
+pub struct Meta {
+    /// Threads of the device that is stood in for.
+    pub threads: usize,
+}
+
+impl Kernels for Meta {
+    fn name(&self) -> &'static str {
+        "meta"
+    }
+    fn threads(&self) -> usize {
+        self.threads
+    }
+    fn upload(&self, _: &[u8], _: ViewMut) {}
+    fn download(&self, _: View, _: &mut [u8]) {}
+    fn fill(&self, _: ViewMut, _: f32) {}
+    fn copy(&self, _: View, _: ViewMut) {}
+    fn add(&self, _: View, _: ViewMut) {}
+    fn linear(&self, _: View, _: Weight, _: Option<View>, _: Option<View>, _: ViewMut) {}
+    fn linear_input_gradient(&self, _: View, _: Weight, _: ViewMut, _: bool) {}
+    fn linear_weight_gradient(&self, _: View, _: View, _: ViewMut, _: Layout, _: bool) {}
+    fn bias_gradient(&self, _: View, _: ViewMut, _: bool) {}
+    fn layer_norm(&self, _: View, _: View, _: View, _: f32, _: ViewMut, _: ViewMut, _: ViewMut) {}
+    fn layer_norm_backward(
+        &self,
+        _: View,
+        _: View,
+        _: View,
+        _: View,
+        _: View,
+        _: ViewMut,
+        _: bool,
+        _: ViewMut,
+        _: ViewMut,
+        _: bool,
+    ) {
+    }
+    fn gelu(&self, _: View, _: ViewMut) {}
+    fn gelu_backward(&self, _: View, _: ViewMut) {}
+    fn attention(&self, _: View, _: Heads, _: ViewMut, _: ViewMut) {}
+    fn attention_backward(&self, _: View, _: View, _: View, _: View, _: Heads, _: ViewMut) {}
+    fn embedding(&self, _: View, _: View, _: View, _: ViewMut) {}
+    fn embedding_backward(&self, _: View, _: View, _: ViewMut, _: ViewMut, _: [bool; 2]) {}
+    fn linear_cross_entropy(
+        &self,
+        _: View,
+        _: Weight,
+        _: View,
+        _: f32,
+        _: ViewMut,
+        _: ViewMut,
+        _: Option<CrossEntropyGradients>,
+    ) {
+    }
+    fn adamw(&self, _: AdamW, _: ViewMut, _: View, _: ViewMut, _: ViewMut, _: View) {}
+    fn sgd(&self, _: Sgd, _: ViewMut, _: View, _: ViewMut, _: View) {}
+    fn block_squares(&self, _: View, _: ViewMut) {}
+    fn norm(&self, _: View, _: f32, _: ViewMut, _: ViewMut) {}
+}

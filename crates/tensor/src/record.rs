@@ -1,0 +1,70 @@
+//! Writes the trace of a dry run.
+
+use std::sync::Mutex;
+
+use phalanx_trace::{Category, Collective, Event, Phase, Site, Trace};
+
+/// Collects events in the order in which they happen.
+#[derive(Default)]
+pub struct Recorder {
+    tape: Mutex<Tape>,
+}
+
+#[derive(Default)]
+struct Tape {
+    phases: Vec<Phase>,
+    allocations: u32,
+    collectives: u32,
+}
+
+impl Recorder {
+    /// Starts a phase; later events belong to it.
+    pub fn begin(&self, name: &'static str) {
+        self.locked(|tape| tape.phases.push(Phase { name, events: Vec::new() }));
+    }
+
+    /// Appends one event.
+    pub fn push(&self, event: Event) {
+        self.locked(|tape| tape.push(event));
+    }
+
+    /// Appends an allocation and numbers it.
+    pub fn alloc(&self, bytes: u64, category: Category, name: &'static str, site: Site) -> u32 {
+        self.locked(|tape| {
+            let id = tape.allocations;
+            tape.allocations += 1;
+            tape.push(Event::Alloc { id, bytes, category, name, site });
+            id
+        })
+    }
+
+    /// Appends a collective and numbers it.
+    pub fn collective(&self, collective: Collective) -> u32 {
+        self.locked(|tape| {
+            let number = tape.collectives;
+            tape.collectives += 1;
+            tape.push(Event::Collective(collective));
+            number
+        })
+    }
+
+    /// Takes what was written so far as the trace of `rank`.
+    pub fn take(&self, rank: usize) -> Trace {
+        self.locked(|tape| Trace { rank, phases: std::mem::take(&mut tape.phases) })
+    }
+
+    fn locked<T>(&self, f: impl FnOnce(&mut Tape) -> T) -> T {
+        // A recording that panicked is never used; its lock may be.
+        f(&mut self.tape.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+}
+
+impl Tape {
+    fn push(&mut self, event: Event) {
+        // What happens before the first phase (building a test's tensors, drops after the end) is
+        // nobody's memory.
+        if let Some(phase) = self.phases.last_mut() {
+            phase.events.push(event);
+        }
+    }
+}

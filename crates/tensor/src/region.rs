@@ -1,0 +1,97 @@
+//! One contiguous piece of mapped memory: what an arena hands out addresses from.
+//!
+//! A region is private to the process, or a memfd that other ranks of the host map too, so that
+//! collectives read each other's buffers in place.
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Mapped, zero-filled memory; unmapped when dropped.
+pub struct Region {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a Region is an address range that stays mapped until it is dropped; it hands out no
+// references itself. Who may touch which bytes when is kept by Buffer (unique ownership per slot).
+unsafe impl Send for Region {}
+// SAFETY: as above; all methods take &self and change nothing but page residence.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Private memory of `bytes` (rounded up to a page), in huge pages where the system has them.
+    ///
+    /// # Errors
+    /// The system's, when it refuses the mapping.
+    pub fn anonymous(bytes: usize) -> std::io::Result<Region> {
+        let bytes = bytes.max(1).next_multiple_of(4096);
+        // SAFETY: a new private mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        // SAFETY: the range was mapped above; the advice changes page size only. Best effort.
+        let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxHugepage) };
+        Ok(Region::mapped(base, bytes))
+    }
+
+    /// `bytes` of a memfd, shared with everyone who maps it. The file must be at least that long.
+    ///
+    /// # Errors
+    /// The system's, when it refuses the mapping.
+    pub fn shared(memory: BorrowedFd<'_>, bytes: usize) -> std::io::Result<Region> {
+        let bytes = bytes.max(1).next_multiple_of(4096);
+        // SAFETY: a new mapping at an address of the kernel's choice; other processes may write the
+        // same pages, which the protocol of the process group orders.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                memory,
+                0,
+            )?
+        };
+        Ok(Region::mapped(base, bytes))
+    }
+
+    fn mapped(base: *mut std::ffi::c_void, bytes: usize) -> Region {
+        let base = NonNull::new(base.cast::<u8>()).expect("the kernel never maps at address zero");
+        Region { base, bytes }
+    }
+
+    /// Makes every page resident now, so that no step faults later.
+    ///
+    /// # Errors
+    /// The system's: out of memory, above all.
+    pub fn populate(&self) -> std::io::Result<()> {
+        // SAFETY: the whole range is mapped; populating does not change its contents.
+        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxPopulateWrite)? };
+        Ok(())
+    }
+
+    /// First byte.
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: mapped in the constructor with this length; every Buffer holds its arena, and the
+        // arena its region, so nobody can still point into it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}

@@ -1,0 +1,367 @@
+//! What a dry run records.
+//!
+//! A [`Trace`] is the ordered list of everything one rank does: allocations and frees, kernels,
+//! collectives, uses of chunks. It is pure data: whoever runs the engine on the `Meta` device writes
+//! it, `plan` turns it into decisions, and the real run replays those. Nothing here computes.
+#![forbid(unsafe_code)]
+
+use std::panic::Location;
+
+use serde::{Deserialize, Serialize};
+
+/// Element type of a tensor or of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// IEEE binary64: norms and their partial sums.
+    F64,
+    /// IEEE binary32.
+    F32,
+    /// Upper half of binary32.
+    BF16,
+    /// IEEE binary16.
+    F16,
+    /// Token ids and other indices.
+    U32,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            DType::F64 => 8,
+            DType::F32 | DType::U32 => 4,
+            DType::BF16 | DType::F16 => 2,
+        }
+    }
+
+    /// Name as configurations and files spell it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
+            DType::U32 => "u32",
+        }
+    }
+}
+
+/// What a byte of device memory is for. Every allocation has exactly one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Category {
+    /// Resident parameters: whole, or this rank's shard.
+    Parameters,
+    /// Resident gradients: whole, or this rank's shard.
+    Gradients,
+    /// Optimizer states and master weights.
+    Optimizer,
+    /// What forward keeps for backward, and what passes between blocks.
+    Activations,
+    /// Buffers that exist for a collective: gathered parameters, gradients on their way.
+    Communication,
+    /// Scratch inside one kernel, and gaps of the arena.
+    Workspace,
+}
+
+impl Category {
+    /// All categories, in the order in which tables print them.
+    pub const ALL: [Category; 6] = [
+        Category::Parameters,
+        Category::Gradients,
+        Category::Optimizer,
+        Category::Activations,
+        Category::Communication,
+        Category::Workspace,
+    ];
+
+    /// Name as tables and JSON print it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Category::Parameters => "parameters",
+            Category::Gradients => "gradients",
+            Category::Optimizer => "optimizer",
+            Category::Activations => "activations",
+            Category::Communication => "communication",
+            Category::Workspace => "workspace",
+        }
+    }
+}
+
+/// Bytes by category.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bytes {
+    /// See [`Category::Parameters`].
+    pub parameters: u64,
+    /// See [`Category::Gradients`].
+    pub gradients: u64,
+    /// See [`Category::Optimizer`].
+    pub optimizer: u64,
+    /// See [`Category::Activations`].
+    pub activations: u64,
+    /// See [`Category::Communication`].
+    pub communication: u64,
+    /// See [`Category::Workspace`].
+    pub workspace: u64,
+}
+
+impl Bytes {
+    /// The bytes of one category.
+    pub fn get(&self, category: Category) -> u64 {
+        let mut copy = *self;
+        *copy.slot(category)
+    }
+
+    /// The bytes of one category, to change.
+    pub fn slot(&mut self, category: Category) -> &mut u64 {
+        match category {
+            Category::Parameters => &mut self.parameters,
+            Category::Gradients => &mut self.gradients,
+            Category::Optimizer => &mut self.optimizer,
+            Category::Activations => &mut self.activations,
+            Category::Communication => &mut self.communication,
+            Category::Workspace => &mut self.workspace,
+        }
+    }
+
+    /// Sum over the categories.
+    pub fn total(&self) -> u64 {
+        Category::ALL.iter().map(|c| self.get(*c)).sum()
+    }
+}
+
+/// A place in the source: where an allocation or a collective was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub struct Site {
+    /// Source file.
+    pub file: &'static str,
+    /// Line, from 1.
+    pub line: u32,
+}
+
+impl Site {
+    /// The place that called the function which calls this (with `#[track_caller]` on it).
+    #[track_caller]
+    pub fn caller() -> Site {
+        let at = Location::caller();
+        Site { file: at.file(), line: at.line() }
+    }
+}
+
+impl std::fmt::Display for Site {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+impl std::fmt::Debug for Site {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// A queue on which work runs in order; queues run beside each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    /// Kernels.
+    Compute,
+    /// Collectives of a group.
+    Communication,
+    /// Copies from the host to the device.
+    ToDevice,
+    /// Copies from the device to the host.
+    ToHost,
+    /// Reads and writes of files.
+    Disk,
+}
+
+/// The collective operations of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum CollectiveOp {
+    /// Every rank gets the sum.
+    AllReduce = 1,
+    /// Rank r gets the r-th part of the sum.
+    ReduceScatter,
+    /// Every rank gets all parts.
+    AllGather,
+    /// Every rank gets the root's buffer.
+    Broadcast,
+    /// The root gets the sum.
+    Reduce,
+    /// The root gets all parts.
+    Gather,
+    /// Rank r gets the r-th part of the root's buffer.
+    Scatter,
+    /// Rank r gets the r-th part of every rank's buffer.
+    AllToAll,
+    /// To one peer.
+    Send,
+    /// From one peer.
+    Recv,
+    /// Nobody leaves before everybody came.
+    Barrier,
+}
+
+impl CollectiveOp {
+    /// All operations.
+    pub const ALL: [CollectiveOp; 11] = [
+        CollectiveOp::AllReduce,
+        CollectiveOp::ReduceScatter,
+        CollectiveOp::AllGather,
+        CollectiveOp::Broadcast,
+        CollectiveOp::Reduce,
+        CollectiveOp::Gather,
+        CollectiveOp::Scatter,
+        CollectiveOp::AllToAll,
+        CollectiveOp::Send,
+        CollectiveOp::Recv,
+        CollectiveOp::Barrier,
+    ];
+
+    /// Name as error messages and benches spell it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CollectiveOp::AllReduce => "all_reduce",
+            CollectiveOp::ReduceScatter => "reduce_scatter",
+            CollectiveOp::AllGather => "all_gather",
+            CollectiveOp::Broadcast => "broadcast",
+            CollectiveOp::Reduce => "reduce",
+            CollectiveOp::Gather => "gather",
+            CollectiveOp::Scatter => "scatter",
+            CollectiveOp::AllToAll => "all_to_all",
+            CollectiveOp::Send => "send",
+            CollectiveOp::Recv => "recv",
+            CollectiveOp::Barrier => "barrier",
+        }
+    }
+
+    /// The operation with this wire number.
+    pub fn from_number(number: u8) -> Option<CollectiveOp> {
+        CollectiveOp::ALL.into_iter().find(|op| *op as u8 == number)
+    }
+}
+
+/// One collective, as every rank of its group must issue it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Collective {
+    /// Name of the group (`data`, later `tensor`, `pipeline`).
+    pub group: &'static str,
+    /// Ranks in the group.
+    pub world_size: usize,
+    /// What is done.
+    pub op: CollectiveOp,
+    /// Element type on the wire.
+    pub dtype: DType,
+    /// Elements of the whole buffer (the sum of all parts for gathers and scatters).
+    pub count: u64,
+    /// The one rank that differs: root, or the peer of a send or recv.
+    pub root: Option<usize>,
+    /// Bytes this rank sends to others.
+    pub sent_bytes: u64,
+    /// Where it was asked for.
+    pub site: Site,
+}
+
+/// One thing that a rank does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// Memory is taken. `id` counts allocations of the whole trace from 0.
+    Alloc {
+        /// Number of this allocation in the trace.
+        id: u32,
+        /// Bytes, as asked for (the arena aligns).
+        bytes: u64,
+        /// What for.
+        category: Category,
+        /// Name for people.
+        name: &'static str,
+        /// Where it was asked for.
+        site: Site,
+    },
+    /// Memory is given back.
+    Free {
+        /// The allocation's number.
+        id: u32,
+    },
+    /// A kernel runs.
+    Kernel {
+        /// Name of the operation.
+        name: &'static str,
+        /// Floating-point operations.
+        flops: u64,
+        /// Bytes read and written at least.
+        bytes: u64,
+        /// Queue.
+        stream: Stream,
+    },
+    /// A collective is started.
+    Collective(Collective),
+    /// The compute stream waits for the n-th collective of the trace (from 0).
+    Wait {
+        /// Number of the collective.
+        collective: u32,
+    },
+    /// A block's chunk is needed from here on.
+    Use {
+        /// Chunk number.
+        chunk: u32,
+    },
+}
+
+/// One part of a rank's life: `init`, `step`, `evaluate`, `save`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Phase {
+    /// Its name.
+    pub name: &'static str,
+    /// What happens, in order.
+    pub events: Vec<Event>,
+}
+
+/// Everything one rank does, phase by phase. What the first phase allocates stays; every later phase
+/// frees what it takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Trace {
+    /// The rank that was run.
+    pub rank: usize,
+    /// Its phases; the first is `init`.
+    pub phases: Vec<Phase>,
+}
+
+impl Trace {
+    /// The phase with this name.
+    pub fn phase(&self, name: &str) -> Option<&Phase> {
+        self.phases.iter().find(|p| p.name == name)
+    }
+}
+
+impl Phase {
+    /// The collectives of the phase, in order.
+    pub fn collectives(&self) -> impl Iterator<Item = &Collective> {
+        self.events.iter().filter_map(|e| match e {
+            Event::Collective(c) => Some(c),
+            _ => None,
+        })
+    }
+
+    /// Floating-point operations of all kernels.
+    pub fn flops(&self) -> u64 {
+        let of = |e: &Event| match e {
+            Event::Kernel { flops, .. } => *flops,
+            _ => 0,
+        };
+        self.events.iter().map(of).sum()
+    }
+
+    /// The chunks in the order in which blocks need them.
+    pub fn uses(&self) -> impl Iterator<Item = u32> {
+        self.events.iter().filter_map(|e| match e {
+            Event::Use { chunk } => Some(*chunk),
+            _ => None,
+        })
+    }
+}

@@ -1,0 +1,503 @@
+//! The configuration of a run, as TOML spells it.
+//!
+//! Every table refuses unknown keys; every key has a default but the few that only the user can know.
+//! [`RunConfig::check`] says what cannot work, naming the key, before anything is allocated. The
+//! binary reads files and `--set` into this type; each room receives only its part.
+
+use serde::{Deserialize, Serialize};
+
+/// The whole configuration.
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunConfig {
+    /// What is trained.
+    pub model: ModelConfig,
+    /// On what.
+    pub data: DataConfig,
+    /// How many sequences at a time.
+    pub batch: BatchConfig,
+    /// Over how many ranks, and what each of them holds.
+    pub parallel: ParallelConfig,
+    /// How parameters are packed and fetched.
+    pub memory: MemoryConfig,
+    /// Element types.
+    pub precision: PrecisionConfig,
+    /// The update rule.
+    pub optimizer: OptimizerConfig,
+    /// The learning rate over time.
+    pub schedule: ScheduleConfig,
+    /// How long, how often, from which seed.
+    pub train: TrainConfig,
+}
+
+/// `[model]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Family: `gpt2`.
+    pub arch: String,
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Width.
+    pub hidden: usize,
+    /// Attention heads; they divide `hidden`.
+    pub heads: usize,
+    /// Tokens of a training sequence.
+    pub seq: usize,
+    /// Rows of the position table (`n_positions`); `seq` when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub positions: Option<usize>,
+    /// Rows of the token table; from the tokenizer when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocab: Option<usize>,
+    /// A Hugging Face directory whose weights (and shape) to start from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init: Option<String>,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        ModelConfig {
+            arch: "gpt2".into(),
+            layers: 12,
+            hidden: 768,
+            heads: 12,
+            seq: 1024,
+            positions: None,
+            vocab: None,
+            init: None,
+        }
+    }
+}
+
+/// `[data]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DataConfig {
+    /// Text files or folders.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub text: Vec<String>,
+    /// Of folders, only files with these extensions; all text files when empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<String>,
+    /// A token file, instead of text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<String>,
+    /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json`.
+    pub tokenizer: String,
+    /// `shuffled` or `sequential`.
+    pub order: Order,
+    /// Share of the tokens, at the end, that is held out.
+    pub validation: f64,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        DataConfig {
+            text: Vec::new(),
+            extensions: Vec::new(),
+            tokens: None,
+            tokenizer: "byte".into(),
+            order: Order::Shuffled,
+            validation: 0.1,
+        }
+    }
+}
+
+/// Order of the samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// A new permutation every epoch.
+    Shuffled,
+    /// Sample k covers tokens `k*seq` to `k*seq + seq - 1`.
+    Sequential,
+}
+
+/// `[batch]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BatchConfig {
+    /// Sequences of one optimizer step, over all ranks and micro-batches.
+    pub global: usize,
+    /// Sequences that one rank computes at once; `global / ranks` when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro: Option<usize>,
+    /// When gradients cross ranks: after `each` micro-batch, or `defer`red to the last.
+    pub reduce: Reduce,
+}
+
+impl Default for BatchConfig {
+    fn default() -> Self {
+        BatchConfig { global: 8, micro: None, reduce: Reduce::Each }
+    }
+}
+
+/// When gradients of several micro-batches are reduced over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reduce {
+    /// After each micro-batch; every stage gives the same bits, shards are all that stays.
+    Each,
+    /// After the last; fewer bytes move, whole gradients stay resident on every stage.
+    Defer,
+}
+
+/// `[parallel]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ParallelConfig {
+    /// Ranks of the data axis.
+    pub data: usize,
+    /// ZeRO stage, 0 to 3.
+    pub zero: u8,
+    /// Whether communication runs beside computation.
+    pub overlap: bool,
+    /// Seconds that a rank waits for another before it gives up and names it.
+    pub timeout_s: u64,
+}
+
+impl Default for ParallelConfig {
+    fn default() -> Self {
+        ParallelConfig { data: 1, zero: 0, overlap: true, timeout_s: 300 }
+    }
+}
+
+/// `[memory]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// Chunk size: `auto` (searched), `none` (one tensor a chunk), or MiB.
+    pub chunk: Chunk,
+    /// Width of the search above the minimum, in units of 2^20 elements (Gemini's `search_range_mb`).
+    pub search_range_mb: f64,
+    /// Least chunk that the search tries, in units of 2^20 elements (Gemini's `min_chunk_size_mb`);
+    /// smaller models shrink it.
+    pub min_chunk_size_mb: f64,
+    /// Step of the search, in elements; the model's width when left out (Gemini's `hidden_dim`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hidden_dim: Option<u64>,
+    /// Chunks gathered ahead of their use under stage 3; 0 gathers at the use.
+    pub prefetch: usize,
+    /// Most bytes a rank may take, in MiB; this machine's memory over its ranks when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_mb: Option<f64>,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        MemoryConfig {
+            chunk: Chunk::Word(ChunkWord::Auto),
+            search_range_mb: 32.0,
+            min_chunk_size_mb: 32.0,
+            hidden_dim: None,
+            prefetch: 1,
+            limit_mb: None,
+        }
+    }
+}
+
+/// Chunk size as written: a word or a number of MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Chunk {
+    /// `auto` or `none`.
+    Word(ChunkWord),
+    /// MiB of f32 parameters.
+    Mebibytes(f64),
+}
+
+/// The words for a chunk size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChunkWord {
+    /// Searched for the least waste.
+    Auto,
+    /// No chunks: one tensor each.
+    None,
+}
+
+/// `[precision]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PrecisionConfig {
+    /// Element type of parameters and activations: `f32`.
+    pub compute: String,
+}
+
+impl Default for PrecisionConfig {
+    fn default() -> Self {
+        PrecisionConfig { compute: "f32".into() }
+    }
+}
+
+/// `[optimizer]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OptimizerConfig {
+    /// `adamw` or `sgd`.
+    pub kind: OptimizerKind,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// AdamW: decay of the first moment. SGD: momentum.
+    pub beta1: f64,
+    /// AdamW: decay of the second moment.
+    pub beta2: f64,
+    /// AdamW: added to the root of the second moment.
+    pub eps: f64,
+    /// Of matrices; biases and norms have none.
+    pub weight_decay: f64,
+    /// Largest global gradient norm; 0 for none.
+    pub clip: f64,
+}
+
+impl Default for OptimizerConfig {
+    fn default() -> Self {
+        OptimizerConfig {
+            kind: OptimizerKind::Adamw,
+            lr: 6e-4,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            clip: 1.0,
+        }
+    }
+}
+
+/// The update rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// AdamW.
+    Adamw,
+    /// SGD with momentum.
+    Sgd,
+}
+
+/// `[schedule]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScheduleConfig {
+    /// `cosine`, `linear` or `constant`.
+    pub kind: ScheduleKind,
+    /// Steps of linear warm-up.
+    pub warmup: u64,
+    /// Learning rate at the end of cosine and linear.
+    pub min_lr: f64,
+}
+
+impl Default for ScheduleConfig {
+    fn default() -> Self {
+        ScheduleConfig { kind: ScheduleKind::Cosine, warmup: 0, min_lr: 0.0 }
+    }
+}
+
+/// Shapes of the learning rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScheduleKind {
+    /// Half a cosine from `lr` to `min_lr`.
+    Cosine,
+    /// A line from `lr` to `min_lr`.
+    Linear,
+    /// `lr`.
+    Constant,
+}
+
+/// `[train]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Steps between evaluations; 0 for none but the last.
+    pub eval_every: u64,
+    /// Sequences of an evaluation, at most.
+    pub eval_samples: usize,
+    /// Steps between checkpoints; 0 for the last alone.
+    pub save_every: u64,
+    /// Checkpoints kept; older ones are removed after a newer one is complete. 0 keeps all.
+    pub keep: usize,
+    /// Of initial values and of the order of samples.
+    pub seed: u64,
+    /// Threads of a rank; the machine's cores over its ranks when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// Text that the end of the run continues as a sample; none when empty.
+    pub sample: String,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        TrainConfig {
+            steps: 1000,
+            eval_every: 250,
+            eval_samples: 256,
+            save_every: 500,
+            keep: 2,
+            seed: 1,
+            threads: None,
+            sample: String::new(),
+        }
+    }
+}
+
+/// A value that cannot work: which key, what it is, what it must be.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{key} = {given}: {expected}")]
+pub struct ConfigError {
+    /// `table.key`
+    pub key: &'static str,
+    /// The value.
+    pub given: String,
+    /// What it must be and what to do.
+    pub expected: String,
+}
+
+fn refuse(key: &'static str, given: impl ToString, expected: impl Into<String>) -> ConfigError {
+    ConfigError { key, given: given.to_string(), expected: expected.into() }
+}
+
+impl RunConfig {
+    /// Sequences that one rank computes at once.
+    pub fn micro(&self) -> usize {
+        self.batch.micro.unwrap_or(self.batch.global / self.parallel.data.max(1))
+    }
+
+    /// Micro-batches that one rank accumulates in a step.
+    pub fn micro_batches(&self) -> usize {
+        self.batch.global / (self.micro() * self.parallel.data)
+    }
+
+    /// Refuses what cannot work.
+    ///
+    /// # Errors
+    /// The first key that is wrong, with what it must be.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.check_model()?;
+        self.check_batch()?;
+        self.check_memory()?;
+        self.check_training()
+    }
+
+    fn check_model(&self) -> Result<(), ConfigError> {
+        let model = &self.model;
+        if model.arch != "gpt2" {
+            return Err(refuse("model.arch", &model.arch, "the one known architecture is \"gpt2\""));
+        }
+        for (key, value) in [
+            ("model.layers", model.layers),
+            ("model.hidden", model.hidden),
+            ("model.heads", model.heads),
+            ("model.seq", model.seq),
+            ("model.vocab", model.vocab.unwrap_or(1)),
+        ] {
+            if value == 0 {
+                return Err(refuse(key, 0, "must be at least 1"));
+            }
+        }
+        if !model.hidden.is_multiple_of(model.heads) {
+            let near = nearest_divisor(model.hidden, model.heads);
+            let expected = format!("must divide model.hidden = {}; the nearest that does is {near}", model.hidden);
+            return Err(refuse("model.heads", model.heads, expected));
+        }
+        if model.positions.is_some_and(|p| p < model.seq) {
+            let expected = format!("must be at least model.seq = {}", model.seq);
+            return Err(refuse("model.positions", model.positions.unwrap_or(0), expected));
+        }
+        if self.precision.compute != "f32" {
+            return Err(refuse("precision.compute", &self.precision.compute, "this version computes in \"f32\""));
+        }
+        Ok(())
+    }
+
+    fn check_batch(&self) -> Result<(), ConfigError> {
+        let (global, ranks) = (self.batch.global, self.parallel.data);
+        if ranks == 0 {
+            return Err(refuse("parallel.data", 0, "must be at least 1"));
+        }
+        if self.parallel.zero > 3 {
+            return Err(refuse("parallel.zero", self.parallel.zero, "ZeRO has stages 0, 1, 2 and 3"));
+        }
+        if self.batch.micro == Some(0) {
+            return Err(refuse("batch.micro", 0, "must be at least 1"));
+        }
+        let unit = ranks * self.batch.micro.unwrap_or(1);
+        if global == 0 || !global.is_multiple_of(unit) {
+            let near = (global / unit).max(1) * unit;
+            let expected = format!(
+                "must be a multiple of {unit} (parallel.data = {ranks} x batch.micro = {}); the nearest are {near} and {}",
+                self.batch.micro.unwrap_or(1),
+                near + unit
+            );
+            return Err(refuse("batch.global", global, expected));
+        }
+        Ok(())
+    }
+
+    fn check_memory(&self) -> Result<(), ConfigError> {
+        let memory = &self.memory;
+        if let Chunk::Mebibytes(size) = memory.chunk
+            && !(size > 0.0 && size.is_finite())
+        {
+            return Err(refuse("memory.chunk", size, "\"auto\", \"none\" or a positive number of MiB"));
+        }
+        for (key, value) in [
+            ("memory.search_range_mb", memory.search_range_mb),
+            ("memory.min_chunk_size_mb", memory.min_chunk_size_mb),
+            ("memory.limit_mb", memory.limit_mb.unwrap_or(0.0)),
+        ] {
+            if !(value >= 0.0 && value.is_finite()) {
+                return Err(refuse(key, value, "must be a number, 0 or more"));
+            }
+        }
+        if memory.hidden_dim == Some(0) {
+            return Err(refuse("memory.hidden_dim", 0, "must be at least 1 element"));
+        }
+        Ok(())
+    }
+
+    fn check_training(&self) -> Result<(), ConfigError> {
+        let (o, s, d) = (&self.optimizer, &self.schedule, &self.data);
+        let numbers = [
+            ("optimizer.lr", o.lr, 0.0..=f64::MAX),
+            ("optimizer.beta1", o.beta1, 0.0..=0.999_999_9),
+            ("optimizer.beta2", o.beta2, 0.0..=0.999_999_9),
+            ("optimizer.eps", o.eps, 0.0..=1.0),
+            ("optimizer.weight_decay", o.weight_decay, 0.0..=f64::MAX),
+            ("optimizer.clip", o.clip, 0.0..=f64::MAX),
+            ("schedule.min_lr", s.min_lr, 0.0..=o.lr),
+            ("data.validation", d.validation, 0.0..=0.9),
+        ];
+        for (key, value, range) in numbers {
+            if !range.contains(&value) {
+                let expected = if *range.end() == f64::MAX {
+                    "must be 0 or more".to_string()
+                } else {
+                    format!("must lie between {} and {}", range.start(), range.end())
+                };
+                return Err(refuse(key, value, expected));
+            }
+        }
+        if self.train.steps == 0 {
+            return Err(refuse("train.steps", 0, "must be at least 1"));
+        }
+        if s.kind != ScheduleKind::Constant && s.warmup >= self.train.steps && s.warmup > 0 {
+            let expected = format!("must be less than train.steps = {}", self.train.steps);
+            return Err(refuse("schedule.warmup", s.warmup, expected));
+        }
+        if self.train.threads == Some(0) {
+            return Err(refuse("train.threads", 0, "must be at least 1; leave it out for this machine's cores"));
+        }
+        if !d.text.is_empty() && d.tokens.is_some() {
+            return Err(refuse("data.tokens", d.tokens.as_deref().unwrap_or(""), "give data.text or data.tokens, not both"));
+        }
+        Ok(())
+    }
+}
+
+/// The divisor of `n` nearest to `wanted`.
+fn nearest_divisor(n: usize, wanted: usize) -> usize {
+    (1..=n).filter(|d| n.is_multiple_of(*d)).min_by_key(|d| d.abs_diff(wanted)).unwrap_or(1)
+}

@@ -1,0 +1,135 @@
+//! The tokens of a run: a training part with an order, a held-out part with fixed windows.
+
+use std::path::Path;
+
+use phalanx_data::{
+    Corpus, CorpusSpec, DataError, EvaluationWindows, Progress, SampleOrder, Sampler, Tokenizer, Tokens,
+    tokenize_to_file,
+};
+
+use crate::config::{DataConfig, Order, RunConfig};
+
+/// Name of the token file in a run folder: a resumed run reads the tokens it started with.
+pub const TOKENS_FILE: &str = "tokens.bin";
+
+/// Training samples and evaluation windows.
+pub struct Dataset {
+    train: Sampler,
+    validation: Option<EvaluationWindows>,
+    /// Windows of one evaluation: whole global batches.
+    evaluated: usize,
+}
+
+/// What preparing a run's data found.
+pub struct Prepared {
+    /// Absent for a token file that does not say.
+    pub tokenizer: Option<Tokenizer>,
+    /// Number of tokens.
+    pub tokens: u64,
+    /// Rows that the token table needs; 0 when nobody knows.
+    pub vocab: usize,
+}
+
+/// The tokenizer that `data` names, which may need its text.
+///
+/// # Errors
+/// Missing or unreadable text or tokenizer.
+pub fn open_tokenizer(data: &DataConfig) -> Result<(Tokenizer, Option<Corpus>), DataError> {
+    let corpus = match data.text.is_empty() {
+        true => None,
+        false => Some(Corpus::open(&spec(data))?),
+    };
+    let tokenizer = Tokenizer::from_key(&data.tokenizer, corpus.as_ref())?;
+    Ok((tokenizer, corpus))
+}
+
+fn spec(data: &DataConfig) -> CorpusSpec {
+    CorpusSpec { paths: data.text.iter().map(Into::into).collect(), extensions: data.extensions.clone() }
+}
+
+/// Makes the run folder's tokens from text, or opens the token file that `data` names.
+///
+/// # Errors
+/// Missing, empty or unreadable data; a folder that cannot be written.
+pub fn prepare(
+    data: &DataConfig,
+    run: &Path,
+    threads: usize,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Prepared, DataError> {
+    if let Some(path) = &data.tokens {
+        let file = phalanx_data::TokenFile::open(Path::new(path))?;
+        let tokenizer = file.tokenizer()?;
+        if let Some(tokenizer) = &tokenizer {
+            tokenizer.save(run)?;
+        }
+        let vocab = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
+        return Ok(Prepared { tokens: file.len() as u64, vocab, tokenizer });
+    }
+    let (tokenizer, corpus) = open_tokenizer(data)?;
+    let corpus = corpus.ok_or_else(|| DataError::NoText {
+        given: "data.text = []".into(),
+        found: "no path; name text files or folders in data.text, or a token file in data.tokens".into(),
+    })?;
+    let written = tokenize_to_file(&corpus, &tokenizer, &run.join(TOKENS_FILE), threads, progress)?;
+    tokenizer.save(run)?;
+    Ok(Prepared { tokens: written.tokens, vocab: tokenizer.vocab_size(), tokenizer: Some(tokenizer) })
+}
+
+impl Dataset {
+    /// Opens the tokens of the run in folder `run` and checks every id against `vocab`.
+    ///
+    /// # Errors
+    /// Data that is missing, damaged, too short for a sequence, or has ids that the model has no row for.
+    pub fn open(config: &RunConfig, run: &Path, vocab: usize) -> Result<Dataset, DataError> {
+        let tokens = match &config.data.tokens {
+            Some(path) => Tokens::open(Path::new(path))?,
+            None => Tokens::open(&run.join(TOKENS_FILE))?,
+        };
+        tokens.check_vocab(vocab)?;
+        let order = match config.data.order {
+            Order::Shuffled => SampleOrder::Shuffled,
+            Order::Sequential => SampleOrder::Sequential,
+        };
+        let (seq, global) = (config.model.seq, config.batch.global);
+        let (train, held_out) = tokens.split(config.data.validation)?;
+        let validation = match config.data.validation > 0.0 {
+            true => Some(EvaluationWindows::new(held_out, seq, config.train.eval_samples.max(1))?),
+            false => None,
+        };
+        let windows = validation.as_ref().map_or(0, EvaluationWindows::len);
+        Ok(Dataset {
+            train: Sampler::new(train, seq, order, config.train.seed)?,
+            evaluated: evaluated(windows, global),
+            validation,
+        })
+    }
+
+    /// Sample at `position` of the run (samples consumed before it): tokens and targets, `[seq]` each.
+    pub fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) {
+        self.train.fill(position, tokens, targets);
+    }
+
+    /// Windows of an evaluation: a multiple of the global batch, whatever the ranks. Few held-out tokens
+    /// are gone over again until a batch is full.
+    pub fn evaluated(&self) -> usize {
+        self.evaluated
+    }
+
+    /// Evaluation window `index`, `[seq]` each.
+    pub fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) {
+        if let Some(windows) = &self.validation {
+            windows.fill(index % windows.len(), tokens, targets);
+        }
+    }
+
+    /// Samples in one epoch.
+    pub fn samples_per_epoch(&self) -> u64 {
+        self.train.samples_per_epoch()
+    }
+}
+
+/// Whole global batches out of `windows`, at least one when there is any.
+fn evaluated(windows: usize, global: usize) -> usize {
+    if windows == 0 { 0 } else { (windows / global).max(1) * global }
+}

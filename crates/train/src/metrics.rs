@@ -1,0 +1,115 @@
+//! What a run leaves behind for people and scripts: `metrics.jsonl`, `memory.json`.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+
+use phalanx_plan::Peak;
+use phalanx_trace::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// One line of `metrics.jsonl` after a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// Mean loss of the global batch before the update, in nats a token.
+    pub loss: f32,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f32,
+    /// Learning rate of the step.
+    pub lr: f64,
+    /// Tokens seen so far.
+    pub tokens: u64,
+    /// Seconds of the step.
+    pub step_s: f64,
+    /// Tokens of the step over its seconds.
+    pub tokens_per_s: f64,
+    /// Bytes that rank 0 sent.
+    pub comm_bytes: u64,
+    /// Seconds that rank 0 waited for communication.
+    pub exposed_comm_s: f64,
+}
+
+/// One line of `metrics.jsonl` after an evaluation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationRecord {
+    /// Steps done.
+    pub step: u64,
+    /// Mean loss over the held-out windows, in nats a token.
+    pub val_loss: f32,
+}
+
+/// Appends JSON lines.
+pub struct MetricsFile(File);
+
+impl MetricsFile {
+    /// Opens for appending; lines of steps after `resumed_at` (of a run that was ended before its next
+    /// checkpoint) are removed first, so that every step is there once.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open(path: &Path, resumed_at: u64) -> std::io::Result<MetricsFile> {
+        if let Ok(old) = File::open(path) {
+            let mut kept = String::new();
+            for line in BufReader::new(old).lines() {
+                let line = line?;
+                let step = serde_json::from_str::<serde_json::Value>(&line).ok().and_then(|v| v["step"].as_u64());
+                if step.is_some_and(|s| s <= resumed_at) {
+                    kept.push_str(&line);
+                    kept.push('\n');
+                }
+            }
+            let next = path.with_extension("jsonl.tmp");
+            std::fs::write(&next, kept)?;
+            std::fs::rename(&next, path)?;
+        }
+        Ok(MetricsFile(OpenOptions::new().create(true).append(true).open(path)?))
+    }
+
+    /// Appends one line.
+    ///
+    /// # Errors
+    /// The system's: disk full, above all.
+    pub fn write(&mut self, record: &impl Serialize) -> std::io::Result<()> {
+        let mut line = serde_json::to_string(record).map_err(std::io::Error::other)?;
+        line.push('\n');
+        self.0.write_all(line.as_bytes())
+    }
+}
+
+/// Bytes of one device of one rank, as in `plan.json` and `memory.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceBytes {
+    /// Bytes of the arena.
+    pub peak_bytes: u64,
+    /// Their use at the peak.
+    pub categories: Bytes,
+}
+
+impl From<Peak> for DeviceBytes {
+    fn from(peak: Peak) -> Self {
+        DeviceBytes { peak_bytes: peak.bytes, categories: peak.categories }
+    }
+}
+
+/// One rank in `plan.json` and `memory.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankBytes {
+    /// The rank.
+    pub rank: usize,
+    /// Its device memory.
+    pub device: DeviceBytes,
+    /// Measured: most bytes of the process that were resident, other ranks' arenas aside.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resident_bytes_peak: Option<u64>,
+}
+
+/// Most resident bytes of this process so far (`VmHWM`), less `foreign` bytes of other ranks' memory that
+/// is mapped here to be read. 0 where the system does not tell.
+pub fn resident_bytes_peak(foreign: u64) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap_or("0");
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().unwrap_or(0);
+    (kib * 1024).saturating_sub(foreign)
+}

@@ -1,0 +1,110 @@
+//! The engine of one rank.
+//!
+//! A [`Rank`] is made the same way for the dry run and for training: on `Meta` with a group that only
+//! records, or on a device with a group that moves bytes. What it allocates, in which order, is the plan.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use phalanx_collectives::{CollectiveError, Group};
+use phalanx_layers::{Activation, Context, Network};
+use phalanx_parallel::{Options, Zero, evaluate};
+use phalanx_tensor::{Category, DType, Device, Tensor};
+
+use crate::planning::Spec;
+
+/// One rank's model, its part of the memory, and its buffers for batches.
+pub struct Rank {
+    pub(crate) device: Device,
+    pub(crate) network: Network,
+    pub(crate) zero: Zero,
+    pub(crate) spec: Spec,
+}
+
+/// Tokens and targets of this rank, on the host: micro-batch after micro-batch.
+#[derive(Default)]
+pub struct Batch {
+    /// `[micro_batches, micro, seq]`
+    pub tokens: Vec<u32>,
+    /// The same, shifted by one.
+    pub targets: Vec<u32>,
+}
+
+impl Batch {
+    /// Room for `rows` sequences of `seq` tokens.
+    pub fn with_rows(rows: usize, seq: usize) -> Batch {
+        Batch { tokens: vec![0; rows * seq], targets: vec![0; rows * seq] }
+    }
+}
+
+impl Rank {
+    /// Allocates everything that stays: the phase `init` of the plan.
+    pub fn new(device: Device, group: Arc<dyn Group>, spec: &Spec, orders: &BTreeMap<&'static str, Vec<u32>>) -> Rank {
+        let network = spec.model.network();
+        let options = Options {
+            stage: spec.stage,
+            overlap: spec.overlap,
+            prefetch: spec.prefetch,
+            micro_batches: spec.micro_batches,
+            defer: spec.defer,
+            rule: spec.rule,
+        };
+        let make = || Zero::new(&device, group, &network, Arc::clone(&spec.layout), options, orders);
+        let zero = device.phase("init", make);
+        Rank { device, network, zero, spec: spec.clone() }
+    }
+
+    /// The process group.
+    pub fn group(&self) -> &dyn Group {
+        self.zero.group()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Mean loss over `batches` micro-batches of this rank and those of all others, `Err` from the group.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn evaluate(&mut self, batch: &Batch) -> Result<f32, CollectiveError> {
+        let device = self.device.clone();
+        device.phase("evaluate", || {
+            self.zero.begin("evaluate");
+            let mut loss = self.zeroed("evaluate.loss");
+            let rows = self.spec.micro * self.spec.seq;
+            let total = batch.tokens.len() * self.group().world_size();
+            for i in 0..batch.tokens.len() / rows {
+                let (tokens, targets) = self.upload(batch, i);
+                let cx = Context { device: &device, training: false };
+                let scale = 1.0 / total as f32;
+                let part = evaluate(&self.network, &mut self.zero, &cx, tokens, &targets, scale)?;
+                device.add(part.view(), loss.view_mut());
+            }
+            let loss = self.group().all_reduce(loss).wait()?;
+            Ok(device.fetch(loss.view()))
+        })
+    }
+
+    /// Micro-batch `index` on the device: tokens and targets, `[micro, seq]`.
+    pub(crate) fn upload(&self, batch: &Batch, index: usize) -> (Activation, Tensor) {
+        let elements = self.spec.micro * self.spec.seq;
+        let rows = index * elements..(index + 1) * elements;
+        let make = |from: &[u32], name| {
+            let shape = [self.spec.micro, self.spec.seq];
+            let mut tensor = self.device.alloc(DType::U32, shape, Category::Activations, name);
+            self.device.upload(from, tensor.view_mut());
+            tensor
+        };
+        let tokens = make(&batch.tokens[rows.clone()], "batch.tokens");
+        (Arc::new(tokens), make(&batch.targets[rows], "batch.targets"))
+    }
+
+    /// A number that starts at zero, `[1]`.
+    pub(crate) fn zeroed(&self, name: &'static str) -> Tensor {
+        let mut scalar = self.device.alloc(DType::F32, [1], Category::Activations, name);
+        self.device.fill(scalar.view_mut(), 0.0);
+        scalar
+    }
+}

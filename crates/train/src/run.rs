@@ -1,0 +1,347 @@
+//! The loop over steps of one rank: batches in, metrics, evaluations and checkpoints out.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir, purge};
+use phalanx_collectives::{CollectiveError, Group};
+use phalanx_data::DataError;
+use phalanx_tensor::Device;
+use serde_json::json;
+
+use crate::config::RunConfig;
+use crate::dataset::Dataset;
+use crate::metrics::{EvaluationRecord, MetricsFile, RankBytes, StepRecord, resident_bytes_peak};
+use crate::planning::RunPlan;
+use crate::rank::{Batch, Rank};
+
+/// Why a run ended early. What was committed to disk is whole.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A peer died, stalled or disagreed.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// A checkpoint could not be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Data is missing or damaged.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A file of the run folder could not be written.
+    #[error("{path}: {source}; free space or choose another folder with --run, then go on with --resume")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Stored and configured shapes differ.
+    #[error("{name} has shape {given:?} in the file, the configuration makes it {expected:?}; correct [model]")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// In the file.
+        given: Vec<usize>,
+        /// As configured.
+        expected: Vec<usize>,
+    },
+    /// Other ranks failed in a save; their own message says why.
+    #[error("{ranks} other rank(s) could not save; see their message above")]
+    PeerFailed {
+        /// How many.
+        ranks: usize,
+    },
+    /// The loss or the gradient norm is not a number any more.
+    #[error(
+        "step {step}: loss {loss}, gradient norm {grad_norm}: training diverged. Nothing of this step was saved; \
+         lower optimizer.lr (now {lr}), raise schedule.warmup or set optimizer.clip, then start again or --resume"
+    )]
+    NonFinite {
+        /// The step.
+        step: u64,
+        /// Its loss.
+        loss: f32,
+        /// Its gradient norm.
+        grad_norm: f32,
+        /// Its learning rate.
+        lr: f64,
+    },
+}
+
+/// What to start from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Start {
+    /// Initial values from the seed.
+    Fresh,
+    /// Weights of a Hugging Face directory.
+    Import(PathBuf),
+    /// A checkpoint folder.
+    Resume(PathBuf),
+}
+
+/// What all ranks of a run have in common.
+pub struct Job {
+    /// Checked and complete.
+    pub config: RunConfig,
+    /// Made from it.
+    pub plan: RunPlan,
+    /// Open.
+    pub data: Dataset,
+    /// Run folder.
+    pub run: PathBuf,
+    /// First state.
+    pub start: Start,
+}
+
+/// What one rank runs on.
+pub struct Place<'a> {
+    /// Its device, with an arena that replays this rank's plan.
+    pub device: Device,
+    /// Its group.
+    pub group: Arc<dyn Group>,
+    /// Set when the user wants to stop after the current step.
+    pub stop: &'a AtomicBool,
+    /// Told the number of each step as it starts.
+    pub note_step: &'a dyn Fn(u64),
+    /// Bytes of other ranks' memory that are resident here because they were read.
+    pub foreign_bytes: &'a dyn Fn() -> u64,
+}
+
+/// Who watches a run; only rank 0 has one that prints.
+pub trait Observer {
+    /// All state is in place; steps begin after `step`.
+    fn starts(&mut self, _step: u64) {}
+    /// A step is done.
+    fn step(&mut self, _record: &StepRecord) {}
+    /// An evaluation is done.
+    fn evaluation(&mut self, _record: &EvaluationRecord) {}
+    /// A checkpoint is complete.
+    fn saved(&mut self, _step: u64, _path: &Path) {}
+}
+
+/// Watches nothing.
+pub struct Silent;
+
+impl Observer for Silent {}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// Steps done, those before a resume included.
+    pub step: u64,
+    /// Whether the user stopped it before its last step.
+    pub stopped: bool,
+    /// Mean loss of the last step.
+    pub loss: Option<f32>,
+    /// Last evaluation.
+    pub val_loss: Option<f32>,
+    /// Last checkpoint.
+    pub checkpoint: Option<PathBuf>,
+}
+
+/// Trains one rank from the job's start to its last step.
+///
+/// # Errors
+/// See [`RunError`].
+pub fn train(job: &Job, place: Place, observer: &mut dyn Observer) -> Result<Summary, RunError> {
+    let mut session = Session::start(job, place)?;
+    observer.starts(session.step);
+    let first = session.step + 1;
+    let mut summary =
+        Summary { step: session.step, stopped: false, loss: None, val_loss: None, checkpoint: None };
+    while session.step < job.config.train.steps && !summary.stopped {
+        let (record, stop) = session.step()?;
+        observer.step(&record);
+        let step = record.step;
+        summary.loss = Some(record.loss);
+        let last = step == job.config.train.steps;
+        if job.data.evaluated() > 0 && (last || due(step, job.config.train.eval_every)) {
+            let record = session.evaluate()?;
+            observer.evaluation(&record);
+            summary.val_loss = Some(record.val_loss);
+        }
+        summary.stopped = stop && !last;
+        if last || stop || due(step, job.config.train.save_every) {
+            let path = session.save()?;
+            observer.saved(step, &path);
+            summary.checkpoint = Some(path);
+        }
+        if step == first || last || stop {
+            session.write_memory()?;
+        }
+        summary.step = step;
+    }
+    Ok(summary)
+}
+
+fn due(step: u64, every: u64) -> bool {
+    every > 0 && step.is_multiple_of(every)
+}
+
+struct Session<'a> {
+    job: &'a Job,
+    place: Place<'a>,
+    engine: Rank,
+    batch: Batch,
+    windows: Batch,
+    metrics: Option<MetricsFile>,
+    /// Steps done.
+    step: u64,
+    /// Samples consumed.
+    samples: u64,
+}
+
+impl<'a> Session<'a> {
+    fn start(job: &'a Job, place: Place<'a>) -> Result<Session<'a>, RunError> {
+        let spec = &job.plan.spec;
+        let mut engine = Rank::new(place.device.clone(), Arc::clone(&place.group), spec, &job.plan.orders);
+        let (mut step, mut samples) = (0, 0);
+        match &job.start {
+            Start::Fresh => engine.initialise(job.config.train.seed)?,
+            Start::Import(dir) => engine.import(&HuggingFaceDir::open(dir)?)?,
+            Start::Resume(dir) => {
+                let checkpoint = Checkpoint::open(dir)?;
+                engine.restore(&checkpoint)?;
+                step = checkpoint.step();
+                samples = checkpoint.state()["samples"].as_u64().unwrap_or(step * job.config.batch.global as u64);
+            }
+        }
+        let path = job.run.join("metrics.jsonl");
+        let metrics = match place.group.rank() {
+            0 => Some(MetricsFile::open(&path, step).map_err(|source| RunError::Write { path, source })?),
+            _ => None,
+        };
+        let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
+        let windows = Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq);
+        let mut session = Session { job, place, engine, batch, windows, metrics, step, samples };
+        session.fill_windows();
+        Ok(session)
+    }
+
+    /// One step on the next samples, and whether any rank wants to stop.
+    fn step(&mut self) -> Result<(StepRecord, bool), RunError> {
+        let start = Instant::now();
+        let number = self.step + 1;
+        (self.place.note_step)(number);
+        self.fill_batch();
+        let wish = self.place.stop.load(Ordering::Relaxed);
+        let outcome = self.engine.step(number, &self.batch, wish)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let lr = self.job.plan.spec.schedule.lr(self.step);
+        if !(outcome.loss.is_finite() && outcome.grad_norm.is_finite()) {
+            let (loss, grad_norm) = (outcome.loss, outcome.grad_norm);
+            return Err(RunError::NonFinite { step: number, loss, grad_norm, lr });
+        }
+        self.step = number;
+        self.samples += self.job.config.batch.global as u64;
+        let communication = self.place.group.take_statistics();
+        let tokens = self.job.plan.spec.tokens_per_step();
+        let record = StepRecord {
+            step: number,
+            loss: outcome.loss,
+            grad_norm: outcome.grad_norm,
+            lr,
+            tokens: self.samples * self.job.config.model.seq as u64,
+            step_s: seconds,
+            tokens_per_s: tokens as f64 / seconds,
+            comm_bytes: communication.sent_bytes,
+            exposed_comm_s: communication.exposed_s,
+        };
+        self.write(&record)?;
+        Ok((record, outcome.stop))
+    }
+
+    fn evaluate(&mut self) -> Result<EvaluationRecord, RunError> {
+        let val_loss = self.engine.evaluate(&self.windows)?;
+        let record = EvaluationRecord { step: self.step, val_loss };
+        self.write(&record)?;
+        Ok(record)
+    }
+
+    fn save(&mut self) -> Result<PathBuf, RunError> {
+        let state = json!({
+            "step": self.step,
+            "samples": self.samples,
+            "config": self.job.config,
+            "model": self.job.plan.spec.model.to_config(),
+        });
+        let checkpoints = self.job.run.join("checkpoints");
+        let path = self.engine.save_checkpoint(&checkpoints, self.step, &state)?;
+        let keep = self.job.config.train.keep;
+        if keep > 0 && self.place.group.rank() == 0 {
+            purge(&checkpoints, keep)?;
+        }
+        Ok(path)
+    }
+
+    /// `memory.json`: what every rank took at most so far.
+    fn write_memory(&mut self) -> Result<(), RunError> {
+        let run = self.job.run.clone();
+        let foreign = (self.place.foreign_bytes)();
+        let world = self.place.group.world_size();
+        let part = |rank: usize| run.join(format!("memory.rank-{rank}.json"));
+        self.engine.report(|engine| {
+            let peak = engine.device().arena().peak().expect("a planned arena measures its peak");
+            let resident = resident_bytes_peak(foreign);
+            let rank = engine.group().rank();
+            let bytes = RankBytes { rank, device: peak.into(), resident_bytes_peak: Some(resident) };
+            write_json(&part(rank), &bytes)
+        })?;
+        if self.place.group.rank() == 0 {
+            let mut ranks = Vec::new();
+            for rank in 0..world {
+                let path = part(rank);
+                let text = std::fs::read(&path).map_err(|source| RunError::Write { path: path.clone(), source })?;
+                ranks.push(serde_json::from_slice::<RankBytes>(&text).map_err(|e| RunError::Write {
+                    path: path.clone(),
+                    source: e.into(),
+                })?);
+                let _ = std::fs::remove_file(path);
+            }
+            let resident: u64 = ranks.iter().filter_map(|r| r.resident_bytes_peak).max().unwrap_or(0);
+            write_json(&run.join("memory.json"), &json!({ "ranks": ranks, "resident_bytes_peak": resident }))?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, record: &impl serde::Serialize) -> Result<(), RunError> {
+        let Some(metrics) = &mut self.metrics else { return Ok(()) };
+        let path = || self.job.run.join("metrics.jsonl");
+        metrics.write(record).map_err(|source| RunError::Write { path: path(), source })
+    }
+
+    /// Micro-batch m of a step is the m-th span of `ranks * micro` samples; rank r has its r-th part.
+    fn fill_batch(&mut self) {
+        let spec = &self.job.plan.spec;
+        let rank = self.place.group.rank();
+        for m in 0..spec.micro_batches {
+            for row in 0..spec.micro {
+                let position = self.samples + ((m * spec.world + rank) * spec.micro + row) as u64;
+                let at = (m * spec.micro + row) * spec.seq;
+                let here = at..at + spec.seq;
+                let (tokens, targets) = (&mut self.batch.tokens[here.clone()], &mut self.batch.targets[here]);
+                self.job.data.sample(position, tokens, targets);
+            }
+        }
+    }
+
+    fn fill_windows(&mut self) {
+        let spec = &self.job.plan.spec;
+        let rows = spec.micro * spec.evaluation_batches;
+        for row in 0..rows {
+            let here = row * spec.seq..(row + 1) * spec.seq;
+            let (tokens, targets) = (&mut self.windows.tokens[here.clone()], &mut self.windows.targets[here]);
+            self.job.data.window(self.place.group.rank() * rows + row, tokens, targets);
+        }
+    }
+}
+
+/// Writes JSON beside `path` and renames it into place.
+fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), RunError> {
+    let fail = |source| RunError::Write { path: path.to_path_buf(), source };
+    let text = serde_json::to_string_pretty(value).map_err(|e| fail(e.into()))?;
+    let next = path.with_extension("tmp");
+    std::fs::write(&next, text + "\n").and_then(|()| std::fs::rename(&next, path)).map_err(fail)
+}

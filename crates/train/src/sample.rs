@@ -1,0 +1,122 @@
+//! Continues text with a trained model: the whole context again for every token, no cache.
+
+use std::sync::Arc;
+
+use phalanx_checkpoint::Checkpoint;
+use phalanx_layers::{Context, Network};
+use phalanx_models::Gpt2;
+use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Shape, Tensor};
+
+use crate::run::RunError;
+use crate::state::PARAMETERS;
+
+/// How the next token is drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 takes the most likely token.
+    pub temperature: f32,
+    /// Only the k most likely tokens; 0 for all.
+    pub top_k: usize,
+    /// Of the draws.
+    pub seed: u64,
+}
+
+/// A model with whole parameters, to run forward.
+pub struct Generator {
+    device: Device,
+    network: Network,
+    parameters: Vec<Tensor>,
+    positions: usize,
+    vocab: usize,
+}
+
+impl Generator {
+    /// Loads the parameters of a checkpoint.
+    ///
+    /// # Errors
+    /// A damaged checkpoint or one of another shape.
+    pub fn load(model: &Gpt2, from: &Checkpoint, threads: usize) -> Result<Generator, RunError> {
+        let device = Device::new(Cpu::new(threads), Arena::heap());
+        let network = model.network();
+        let mut parameters = Vec::new();
+        for spec in &network.parameters {
+            let stored = from.tensor(PARAMETERS, &spec.name)?;
+            if stored.shape != spec.shape {
+                let (given, expected) = (stored.shape.clone(), spec.shape.clone());
+                return Err(RunError::Shape { name: spec.name.clone(), given, expected });
+            }
+            let shape = Shape::from(spec.shape.as_slice());
+            let mut tensor = device.alloc(DType::F32, shape, Category::Parameters, "generator.parameter");
+            let mut values = vec![0f32; spec.elements()];
+            let elements = 0..values.len() as u64;
+            from.read(PARAMETERS, &spec.name, elements, bytemuck::cast_slice_mut(&mut values))?;
+            device.upload(&values, tensor.view_mut());
+            parameters.push(tensor);
+        }
+        Ok(Generator { device, network, parameters, positions: model.positions, vocab: model.vocab })
+    }
+
+    /// Appends `count` tokens to `tokens` (not empty), telling each to `seen`.
+    pub fn extend(&self, tokens: &mut Vec<u32>, count: usize, how: Sampling, mut seen: impl FnMut(u32)) {
+        let mut state = how.seed ^ 0x9e37_79b9_7f4a_7c15;
+        for _ in 0..count {
+            let start = tokens.len().saturating_sub(self.positions);
+            let mut logits = self.logits(&tokens[start..]);
+            let next = draw(&mut logits, how, uniform(&mut state));
+            tokens.push(next);
+            seen(next);
+        }
+    }
+
+    /// Logits of the token after `context`, `[vocab]`.
+    pub fn logits(&self, context: &[u32]) -> Vec<f32> {
+        let cx = Context { device: &self.device, training: false };
+        let seq = context.len();
+        let mut tokens = self.device.alloc(DType::U32, [1, seq], Category::Activations, "generator.tokens");
+        self.device.upload(context, tokens.view_mut());
+        let views = |uses: &Vec<usize>| uses.iter().map(|p| self.parameters[*p].view()).collect::<Vec<_>>();
+        let mut x = Arc::new(tokens);
+        for (block, uses) in self.network.blocks.iter().zip(&self.network.uses) {
+            (x, _) = block.layer.forward(&cx, &views(uses), x, None);
+        }
+        let [_, _, hidden] = x.dims();
+        let last = x.view().range((seq - 1) * hidden..seq * hidden).reshape([1, hidden]);
+        let head = &self.network.uses[self.network.head_index()];
+        let logits = self.network.head.logits(&cx, &views(head), last);
+        let mut out = vec![0f32; self.vocab];
+        self.device.download(logits.view(), &mut out);
+        out
+    }
+}
+
+/// The token that `at` in [0, 1) falls on.
+fn draw(logits: &mut [f32], how: Sampling, at: f64) -> u32 {
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
+    if how.temperature <= 0.0 {
+        return order[0];
+    }
+    if how.top_k > 0 {
+        order.truncate(how.top_k);
+    }
+    let most = logits[order[0] as usize];
+    let weight = |i: &u32| f64::from((logits[*i as usize] - most) / how.temperature).exp();
+    let total: f64 = order.iter().map(weight).sum();
+    let mut left = at * total;
+    for i in &order {
+        left -= weight(i);
+        if left < 0.0 {
+            return *i;
+        }
+    }
+    order[0]
+}
+
+/// The next number in [0, 1) (SplitMix64).
+fn uniform(state: &mut u64) -> f64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+}

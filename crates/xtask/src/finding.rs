@@ -1,0 +1,12 @@
+//! One thing that is not as it should be.
+
+/// Where, which rule, what is wrong and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// From the root of the workspace.
+    pub path: String,
+    /// From 1.
+    pub line: usize,
+    pub rule: &'static str,
+    pub what: String,
+}

@@ -1,0 +1,109 @@
+//! `cargo xtask tidy`: the checks of the source that a program can make.
+//!
+//! It reads the workspace as text, with the standard library alone, so it builds and runs in a moment.
+//! Each rule is a file under `rules/`; [`source`] tells code from comments, literals and tests.
+#![forbid(unsafe_code)]
+
+mod finding;
+mod manifest;
+mod rules;
+mod sizes_list;
+mod source;
+mod words;
+mod workspace;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::{env, io};
+
+use finding::Finding;
+use workspace::Workspace;
+
+const HELP: &str = "\
+Checks of the source that a program can make.
+
+Usage: cargo xtask tidy [--shrink]
+
+Rules, each with the place, what is wrong and what to do:
+  imports    which crate may import which, and what no crate may know or touch
+  sizes      functions over 70 lines and files over 500 (tests aside) must be on
+             crates/xtask/sizes.txt, whose entries may only shrink
+  names      no module, file, type or function named after nothing in particular
+  rooms      the map of rooms in ARCHITECTURE.md names exactly the folders of crates/
+  story      a source file opens with its story; unsafe code says why it is safe;
+             nothing unfinished is left behind
+  paths      no path of one machine
+
+Options:
+  --shrink   rewrite sizes.txt: lower the entries that got smaller, drop those no longer needed
+  -h, --help
+
+Examples:
+  cargo xtask tidy
+  cargo xtask tidy --shrink
+
+Exit code: 0 when all is well, 1 with findings, 2 when the check itself could not run.
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let shrink = match args[..] {
+        ["tidy"] => false,
+        ["tidy", "--shrink"] => true,
+        ["-h" | "--help" | "help"] | ["tidy", "-h" | "--help"] => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        _ => {
+            eprint!("unknown arguments {args:?}\n\n{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match tidy(shrink) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(cause) => {
+            eprintln!("tidy could not run: {cause}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs all rules and prints what they found; true when that is nothing.
+fn tidy(shrink: bool) -> io::Result<bool> {
+    let root = workspace::root(&env::current_dir()?)?;
+    let workspace = Workspace::read(&root)?;
+    let list_path = root.join(rules::sizes::LIST);
+    let list = std::fs::read_to_string(&list_path).unwrap_or_default();
+    if shrink {
+        let shrunk = sizes_list::shrink(&list, &rules::sizes::measure(&workspace));
+        if shrunk != list {
+            std::fs::write(&list_path, &shrunk)?;
+        }
+        return report(&workspace, &shrunk, &root);
+    }
+    report(&workspace, &list, &root)
+}
+
+fn report(workspace: &Workspace, list: &str, root: &Path) -> io::Result<bool> {
+    let architecture = std::fs::read_to_string(root.join(rules::rooms::MAP)).ok();
+    let mut findings = Vec::new();
+    findings.extend(rules::imports::check(workspace));
+    findings.extend(rules::sizes::check(workspace, list));
+    findings.extend(rules::names::check(workspace));
+    findings.extend(rules::rooms::check(&workspace.crates, architecture.as_deref()));
+    findings.extend(rules::story::check(workspace));
+    findings.extend(rules::paths::check(workspace));
+    findings.sort_by(|a, b| (&a.path, a.line, a.rule).cmp(&(&b.path, b.line, b.rule)));
+    for Finding { path, line, rule, what } in &findings {
+        println!("{path}:{line}: {rule}: {what}");
+    }
+    let files = workspace.sources.len();
+    match findings.len() {
+        0 => println!("tidy: {files} Rust files, nothing to say"),
+        1 => println!("tidy: {files} Rust files, 1 finding"),
+        many => println!("tidy: {files} Rust files, {many} findings"),
+    }
+    Ok(findings.is_empty())
+}

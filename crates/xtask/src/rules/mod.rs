@@ -1,0 +1,8 @@
+//! The rules, one file each.
+
+pub mod imports;
+pub mod names;
+pub mod paths;
+pub mod rooms;
+pub mod sizes;
+pub mod story;
