@@ -59,6 +59,11 @@ impl Rank {
         self.zero.group()
     }
 
+    /// Its chunks of parameters, gradients and states.
+    pub fn zero(&self) -> &Zero {
+        &self.zero
+    }
+
     /// The device.
     pub fn device(&self) -> &Device {
         &self.device

@@ -8,7 +8,7 @@
 use super::Cpu;
 use super::matmul::{Matrix, small_product};
 use super::pool::Shards;
-use super::scratch::with_thread_scratch;
+use super::scratch::with_tile_scratch;
 use super::simd::{Isa, LANES, Math, exp, max, max_lanes, sum_lanes, vectorized};
 use crate::kernels::Heads;
 
@@ -72,7 +72,7 @@ pub(super) fn attention(cpu: &Cpu, e: Extents, qkv: &[f32], out: &mut [f32], log
         let (tile, pair) = (tiles - 1 - task % tiles, task / tiles);
         let (sample, head) = (pair / e.heads, pair % e.heads);
         let rows = e.tile(tile);
-        with_thread_scratch(TILE * (TILE + e.size + 2), |scratch| {
+        with_tile_scratch(TILE * (TILE + e.size + 2), |scratch| {
             let (scores, scratch) = scratch.split_at_mut(TILE * TILE);
             let (sums, statistics) = scratch.split_at_mut(TILE * e.size);
             let (largest, total) = statistics.split_at_mut(TILE);
@@ -84,11 +84,11 @@ pub(super) fn attention(cpu: &Cpu, e: Extents, qkv: &[f32], out: &mut [f32], log
                 let keys = e.tile(key_tile);
                 let k = part(&e, qkv, sample, head, 1, &keys);
                 let v = part(&e, qkv, sample, head, 2, &keys);
-                small_product(q, k.t(), scores, TILE, false);
+                small_product(cpu.isa, q, k.t(), scores, TILE, false);
                 let diagonal = e.causal && key_tile == tile;
                 online_softmax(cpu.isa, scores, rows.len(), keys.len(), diagonal, e.scale(), sums, largest, total);
                 let p = Matrix::new(scores, [rows.len(), keys.len()], TILE);
-                small_product(p, v, sums, e.size, true);
+                small_product(cpu.isa, p, v, sums, e.size, true);
             }
             for (i, row) in rows.clone().enumerate() {
                 let at = (sample * e.seq + row) * e.hidden() + head * e.size;
@@ -169,7 +169,7 @@ pub(super) fn attention_backward(cpu: &Cpu, e: Extents, saved: Saved, dout: &[f3
     let dqkv = Shards::new(dqkv);
     cpu.pool.run(e.batch * e.heads, &|pair| {
         let whole = e.seq * e.size;
-        with_thread_scratch(2 * TILE * TILE + 2 * TILE * e.size + e.seq + whole, |scratch| {
+        with_tile_scratch(2 * TILE * TILE + 2 * TILE * e.size + e.seq + whole, |scratch| {
             let (p, scratch) = scratch.split_at_mut(TILE * TILE);
             let (ds, scratch) = scratch.split_at_mut(TILE * TILE);
             let (dk, scratch) = scratch.split_at_mut(TILE * e.size);
@@ -216,15 +216,15 @@ fn backward_head(
             let rows = e.tile(query_tile);
             let q = part(e, saved.qkv, sample, head, 0, &rows);
             let d = plain(e, dout, sample, head, &rows);
-            small_product(q, k.t(), p, TILE, false);
-            small_product(d, v.t(), ds, TILE, false);
+            small_product(isa, q, k.t(), p, TILE, false);
+            small_product(isa, d, v.t(), ds, TILE, false);
             let diagonal = e.causal && query_tile == key_tile;
             probabilities(isa, p, ds, &lse[rows.clone()], &delta[rows.clone()], keys.len(), diagonal, e.scale());
             let shape = [rows.len(), keys.len()];
             let (p, ds) = (Matrix::new(p, shape, TILE), Matrix::new(ds, shape, TILE));
-            small_product(p.t(), d, dv, e.size, true);
-            small_product(ds.t(), q, dk, e.size, true);
-            small_product(ds, k, &mut dq[rows.start * e.size..], e.size, true);
+            small_product(isa, p.t(), d, dv, e.size, true);
+            small_product(isa, ds.t(), q, dk, e.size, true);
+            small_product(isa, ds, k, &mut dq[rows.start * e.size..], e.size, true);
         }
         store(1, &keys, dk);
         store(2, &keys, dv);

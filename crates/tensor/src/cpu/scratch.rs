@@ -1,6 +1,6 @@
 //! Memory that kernels need while they run: taken once, grown in the first step, kept.
 //!
-//! Two kinds: per thread ([`with_thread_scratch`]: tiles of attention, packed blocks) and per call
+//! Two kinds: per thread ([`with_tile_scratch`], [`with_packing_scratch`]) and per call
 //! ([`Scratch`]: partial sums that all tasks of a run share). Neither belongs to the plan's arena; both
 //! are part of what the engine measures as "above the plan".
 
@@ -57,12 +57,19 @@ impl Drop for Buffer {
 }
 
 thread_local! {
-    static THREAD: RefCell<Buffer> = const { RefCell::new(Buffer::empty()) };
+    static TILES: RefCell<Buffer> = const { RefCell::new(Buffer::empty()) };
+    static PACKING: RefCell<Buffer> = const { RefCell::new(Buffer::empty()) };
 }
 
-/// Gives `f` the first `len` elements of this thread's scratch. Not to be nested.
-pub(crate) fn with_thread_scratch<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
-    THREAD.with(|buffer| f(buffer.borrow_mut().slice(len)))
+/// Gives `f` the first `len` elements of this thread's scratch for tiles. Not to be nested.
+pub(crate) fn with_tile_scratch<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
+    TILES.with(|buffer| f(buffer.borrow_mut().slice(len)))
+}
+
+/// Gives `f` the first `len` elements of this thread's scratch for packed panels. Not to be nested, but
+/// inside a [`with_tile_scratch`].
+pub(crate) fn with_packing_scratch<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
+    PACKING.with(|buffer| f(buffer.borrow_mut().slice(len)))
 }
 
 /// Buffers that calls borrow; as many as there are calls at a time.

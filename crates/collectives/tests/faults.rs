@@ -1,0 +1,232 @@
+//! Nothing hangs without a name: ranks that disagree, panic, leave or do not come.
+
+mod support;
+
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use phalanx_collectives::{CollectiveError, Endpoint, Group, Options};
+use phalanx_tensor::DType;
+use support::{host, ranks, sample, tensor, zeros};
+
+/// What each rank gets from `body`, and that it gets it within a second.
+fn errors(world: usize, overlap: bool, body: impl Fn(&dyn Group) -> Result<(), CollectiveError> + Sync) -> Vec<String> {
+    let options = Options { overlap, ..Options::default() };
+    let ready = Barrier::new(world);
+    let results = ranks(world, &options, |endpoint| {
+        let group = endpoint.group("data");
+        ready.wait();
+        let start = Instant::now();
+        let error = body(&*group).expect_err("the ranks disagree");
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        assert!(matches!(error, CollectiveError::Disagreement { .. }), "{error}");
+        error.to_string()
+    });
+    results.into_iter().map(|r| r.unwrap()).collect()
+}
+
+type Side = fn(&dyn Group) -> Result<(), CollectiveError>;
+
+fn f32s(g: &dyn Group, n: usize) -> phalanx_tensor::Tensor {
+    tensor(&host(), &sample::<f32>(g.rank(), n))
+}
+
+/// One row a field: what rank 1 does, what the others do, and the words by which each side is known.
+const ROWS: [(&str, Side, Side, [&str; 2]); 9] = [
+    (
+        "op",
+        |g| g.all_reduce(f32s(g, 30)).wait().map(drop),
+        |g| g.reduce_scatter_in_place(f32s(g, 30)).wait().map(drop),
+        ["all_reduce of 30 f32", "reduce_scatter of 30 f32"],
+    ),
+    (
+        "dtype",
+        |g| g.all_reduce(f32s(g, 30)).wait().map(drop),
+        |g| g.all_reduce(zeros(&host(), DType::F64, 30)).wait().map(drop),
+        ["of 30 f32", "of 30 f64"],
+    ),
+    (
+        "count",
+        |g| g.all_reduce(f32s(g, 30)).wait().map(drop),
+        |g| g.all_reduce(f32s(g, 31)).wait().map(drop),
+        ["of 30 f32", "of 31 f32"],
+    ),
+    (
+        "root",
+        |g| g.broadcast(f32s(g, 30), 0).wait().map(drop),
+        |g| g.broadcast(f32s(g, 30), 1).wait().map(drop),
+        ["broadcast with root 0", "broadcast with root 1"],
+    ),
+    (
+        "accumulate",
+        |g| g.reduce_scatter(f32s(g, 2 * g.world_size()), f32s(g, 2), true).wait().map(drop),
+        |g| g.reduce_scatter(f32s(g, 2 * g.world_size()), f32s(g, 2), false).wait().map(drop),
+        ["f32, accumulating (call", "f32 (call"],
+    ),
+    (
+        "sequence",
+        |g| g.barrier().wait().and_then(|()| g.all_reduce(f32s(g, 30)).wait().map(drop)),
+        |g| g.all_reduce(f32s(g, 30)).wait().map(drop),
+        ["barrier of 0", "all_reduce of 30 f32"],
+    ),
+    (
+        "a message against a collective",
+        |g| g.recv(f32s(g, 30), 0).wait().map(drop),
+        |g| g.all_reduce(f32s(g, 30)).wait().map(drop),
+        ["recv from rank 0 of 30 f32", "all_reduce of 30 f32"],
+    ),
+    (
+        "two senders",
+        |g| g.send(f32s(g, 30), 0).wait().map(drop),
+        |g| if g.rank() == 0 { g.send(f32s(g, 30), 1).wait().map(drop) } else { g.barrier().wait() },
+        ["send to rank 0 of 30 f32", "send to rank 1 of 30 f32"],
+    ),
+    (
+        "length of a message",
+        |g| g.send(f32s(g, 30), 0).wait().map(drop),
+        |g| if g.rank() == 0 { g.recv(f32s(g, 29), 1).wait().map(drop) } else { g.barrier().wait() },
+        ["send to rank 0 of 30 f32", "recv from rank 1 of 29 f32"],
+    ),
+];
+
+#[test]
+fn a_disagreement_names_both_calls_on_every_rank() {
+    for (field, odd_one, others, words) in ROWS {
+        for world in [2, 3, 5] {
+            for overlap in [false, true] {
+                let texts = errors(world, overlap, |g| if g.rank() == 1 { odd_one(g) } else { others(g) });
+                for (rank, text) in texts.iter().enumerate() {
+                    let what = format!("{field}, {world} ranks, rank {rank}: {text}");
+                    for word in words {
+                        assert!(text.contains(word), "{what}: no '{word}'");
+                    }
+                    assert!(text.contains("rank 1: ") && text.contains("group data"), "{what}");
+                    assert_eq!(text.matches("tests/faults.rs:").count(), 2, "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_made_in_another_order_disagree() {
+    let results = ranks(2, &Options::default(), |endpoint| {
+        let names = if endpoint.rank() == 0 { ["data", "tensor"] } else { ["tensor", "data"] };
+        let groups = names.map(|name| endpoint.group(name));
+        groups[0].barrier().wait().expect_err("other groups").to_string()
+    });
+    for text in results.into_iter().map(|r| r.unwrap()) {
+        assert!(text.contains("group data") && text.contains("group tensor"), "{text}");
+    }
+}
+
+/// A rank that panics between its calls ends the waits of the others, in flight or not, by its name.
+#[test]
+fn a_panic_ends_the_others_by_name() {
+    for overlap in [false, true] {
+        let options = Options { overlap, ..Options::default() };
+        let died = Mutex::new(None);
+        let results = ranks(3, &options, |endpoint| {
+            let group = endpoint.group("data");
+            endpoint.note(41);
+            group.barrier().wait().unwrap();
+            if endpoint.rank() == 2 {
+                *died.lock().unwrap() = Some(Instant::now());
+                panic!("on purpose");
+            }
+            let error = group.all_reduce(f32s(&*group, 1000)).wait().expect_err("rank 2 is gone");
+            let since = died.lock().unwrap().map_or(Duration::ZERO, |t| t.elapsed());
+            assert!(since < Duration::from_secs(1), "{since:?}");
+            // The job stays ended.
+            assert_eq!(group.barrier().wait(), Err(error.clone()));
+            assert_eq!(endpoint.check(), Err(error.clone()));
+            error
+        });
+        for (rank, result) in results.into_iter().enumerate() {
+            match result {
+                Err(_) => assert_eq!(rank, 2),
+                Ok(CollectiveError::Aborted { rank: 2, reason }) => {
+                    assert!(reason.contains("rank-2 panicked") && reason.contains("step 41"), "{reason}");
+                    assert!(reason.contains("barrier") && reason.contains("tests/faults.rs"), "{reason}");
+                }
+                Ok(other) => panic!("{other}"),
+            }
+        }
+    }
+}
+
+/// A tensor that breaks a rule of the call stops its rank, and through it the others.
+#[test]
+fn a_failed_assertion_ends_the_others() {
+    let results = ranks(2, &Options::default(), |endpoint| {
+        let group = endpoint.group("data");
+        if endpoint.rank() == 0 {
+            let _ = group.all_reduce(zeros(&host(), DType::U32, 4)).wait();
+        }
+        group.barrier().wait()
+    });
+    assert!(results[0].is_err(), "u32 is not summed");
+    let Ok(Err(CollectiveError::Aborted { rank: 0, .. })) = &results[1] else { panic!("{:?}", results[1]) };
+}
+
+#[test]
+fn an_abort_carries_its_reason() {
+    let results = ranks(3, &Options::default(), |endpoint| {
+        let group = endpoint.group("data");
+        if endpoint.rank() == 1 {
+            endpoint.abort("loss is NaN at step 3");
+        }
+        group.all_reduce(f32s(&*group, 10)).wait().map(drop)
+    });
+    for result in results {
+        let expected = CollectiveError::Aborted { rank: 1, reason: "loss is NaN at step 3".into() };
+        assert_eq!(result.unwrap(), Err(expected));
+    }
+}
+
+#[test]
+fn a_rank_that_left_is_named() {
+    let results = ranks(2, &Options::default(), |endpoint| {
+        let group = endpoint.group("data");
+        group.barrier().wait()?;
+        if endpoint.rank() == 0 { group.barrier().wait() } else { Ok(()) }
+    });
+    let [Ok(Err(CollectiveError::Left { rank: 1, report })), Ok(Ok(()))] = &results[..] else {
+        panic!("{results:?}")
+    };
+    assert!(report.contains("rank 0 waits") && report.contains("then left"), "{report}");
+}
+
+/// One rank waits while the other stays away: it is told once, then gives up.
+fn wait_for_nobody(endpoint: Endpoint, waiting_is_over: &Barrier) -> Result<(), CollectiveError> {
+    let group = endpoint.group("data");
+    endpoint.note(7);
+    group.barrier().wait()?;
+    let result = if endpoint.rank() == 0 { group.all_reduce(f32s(&*group, 10)).wait().map(drop) } else { Ok(()) };
+    waiting_is_over.wait();
+    result
+}
+
+#[test]
+fn a_missing_rank_is_told_of_and_then_named() {
+    let notices = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&notices);
+    let options = Options {
+        overlap: true,
+        deadline: Duration::from_millis(700),
+        notice_after: Duration::from_millis(200),
+        notice: Arc::new(move |line| heard.lock().unwrap().push(line.to_string())),
+    };
+    let over = Barrier::new(2);
+    let results = ranks(2, &options, |endpoint| wait_for_nobody(endpoint, &over));
+    let [Ok(Err(CollectiveError::Missing { rank: 1, report })), Ok(Ok(()))] = &results[..] else {
+        panic!("{results:?}")
+    };
+    for text in notices.lock().unwrap().iter().chain([report]) {
+        for word in ["rank 0 waits", "for rank 1 in all_reduce of 10 f32", "rank 1: step 7, barrier"] {
+            assert!(text.contains(word), "no '{word}' in {text}");
+        }
+        assert!(!text.contains('\n'));
+    }
+    assert_eq!(notices.lock().unwrap().len(), 1);
+}

@@ -1,0 +1,221 @@
+//! The inner loops of a matrix product: packed panels in, a tile of the result out.
+//!
+//! An element of `a · b` is, for each block of [`DEPTH`] of the inner dimension, one chain of multiply-adds
+//! from zero, ascending; the blocks' sums are added to the result in order. Nothing else enters: the bits of
+//! an element do not depend on where it lies, on how the product is cut into tasks, or on other rows and columns.
+//!
+//! Panels (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication"): `a` in panels of
+//! `ROWS` rows, `[depth][width]`, whose numbers are broadcast; `b` in panels of `16 * VECTORS` columns. A tile
+//! of `ROWS x VECTORS` vectors stays in registers: 14 x 2 of AVX-512's 32, 6 x 1 (of two halves) of AVX2's 16.
+
+use super::lanes::{Lanes, Portable};
+#[cfg(target_arch = "x86_64")]
+use super::lanes::{Avx2, Avx512};
+use super::simd::Isa;
+
+/// Inner dimension of a block: 256 * 32 columns * 4 bytes = 32 KiB of `b` stay in the L1 cache.
+pub(super) const DEPTH: usize = 256;
+
+/// Sizes of panels on one instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Panels {
+    /// Rows of a tile.
+    pub(super) rows: usize,
+    /// Numbers from one step of depth to the next in a panel of `a`; at least `rows`.
+    pub(super) row_width: usize,
+    /// Columns of a tile, and width of a panel of `b`.
+    pub(super) columns: usize,
+}
+
+/// The panels of an instruction set.
+pub(super) fn panels(isa: Isa) -> Panels {
+    match isa {
+        Isa::Avx512 => Panels { rows: 14, row_width: 16, columns: 32 },
+        Isa::Avx2 => Panels { rows: 6, row_width: 16, columns: 16 },
+        Isa::Portable => Panels { rows: 2, row_width: 16, columns: 16 },
+    }
+}
+
+/// Where a block of the result goes, and what is added to it. Elements lie `stride` apart by rows.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    /// First element of the block.
+    pub(super) to: *mut f32,
+    /// From one row to the next of `to`.
+    pub(super) stride: usize,
+    /// First element of what is added, with rows `add_stride` apart; may be `to` itself; null for nothing.
+    pub(super) add: *const f32,
+    /// From one row to the next of `add`.
+    pub(super) add_stride: usize,
+    /// First element of a row that is added to every row; null for none.
+    pub(super) bias: *const f32,
+}
+
+impl Target {
+    /// The part that starts at (row, column).
+    ///
+    /// # Safety
+    /// Inside the block.
+    #[inline(always)]
+    pub(super) unsafe fn at(self, row: usize, column: usize) -> Target {
+        // SAFETY: the caller's promise; null stays null.
+        unsafe {
+            Target {
+                to: self.to.add(row * self.stride + column),
+                add: if self.add.is_null() { self.add } else { self.add.add(row * self.add_stride + column) },
+                bias: if self.bias.is_null() { self.bias } else { self.bias.add(column) },
+                ..self
+            }
+        }
+    }
+}
+
+/// `to = a · b (+ bias) (+ add)` for a block of `rows x columns`, from packed panels of one block of depth.
+///
+/// # Safety
+/// `a` holds `rows` in panels and `b` `columns` in panels of `depth`, as [`panels`] of this `isa` says,
+/// which the processor has; the target is valid for the block, and nobody else touches it.
+pub(super) unsafe fn block(isa: Isa, size: [usize; 3], a: *const f32, b: *const f32, target: Target) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+    unsafe fn avx512(size: [usize; 3], a: *const f32, b: *const f32, target: Target) {
+        // SAFETY: the caller's promise.
+        unsafe { tiles::<Avx512, 14, 2>(size, a, b, target) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2(size: [usize; 3], a: *const f32, b: *const f32, target: Target) {
+        // SAFETY: the caller's promise.
+        unsafe { tiles::<Avx2, 6, 1>(size, a, b, target) }
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512(size, a, b, target),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2(size, a, b, target),
+            _ => tiles::<Portable, 2, 1>(size, a, b, target),
+        }
+    }
+}
+
+/// All tiles of a block: a panel of `b` stays in L1 while the panels of `a` come from L2.
+#[inline(always)]
+unsafe fn tiles<L: Lanes, const ROWS: usize, const VECTORS: usize>(
+    [rows, columns, depth]: [usize; 3],
+    a: *const f32,
+    b: *const f32,
+    target: Target,
+) {
+    let width = VECTORS * 16;
+    for left in (0..columns).step_by(width) {
+        let count = width.min(columns - left);
+        for top in (0..rows).step_by(ROWS) {
+            // SAFETY: panel (left / width) of b and (top / ROWS) of a exist (the caller's promise).
+            unsafe {
+                let b = b.add(left * depth);
+                let a = a.add(top / ROWS * 16 * depth);
+                let target = target.at(top, left);
+                if rows - top >= ROWS {
+                    tile::<L, ROWS, VECTORS>(depth, a, b, target, count);
+                } else {
+                    last_rows::<L, VECTORS>(rows - top, depth, a, b, target, count);
+                }
+            }
+        }
+    }
+}
+
+/// A tile of fewer rows.
+#[inline(always)]
+unsafe fn last_rows<L: Lanes, const VECTORS: usize>(
+    rows: usize,
+    depth: usize,
+    a: *const f32,
+    b: *const f32,
+    target: Target,
+    columns: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match rows {
+            1 => tile::<L, 1, VECTORS>(depth, a, b, target, columns),
+            2 => tile::<L, 2, VECTORS>(depth, a, b, target, columns),
+            3 => tile::<L, 3, VECTORS>(depth, a, b, target, columns),
+            4 => tile::<L, 4, VECTORS>(depth, a, b, target, columns),
+            5 => tile::<L, 5, VECTORS>(depth, a, b, target, columns),
+            6 => tile::<L, 6, VECTORS>(depth, a, b, target, columns),
+            7 => tile::<L, 7, VECTORS>(depth, a, b, target, columns),
+            8 => tile::<L, 8, VECTORS>(depth, a, b, target, columns),
+            9 => tile::<L, 9, VECTORS>(depth, a, b, target, columns),
+            10 => tile::<L, 10, VECTORS>(depth, a, b, target, columns),
+            11 => tile::<L, 11, VECTORS>(depth, a, b, target, columns),
+            12 => tile::<L, 12, VECTORS>(depth, a, b, target, columns),
+            13 => tile::<L, 13, VECTORS>(depth, a, b, target, columns),
+            _ => unreachable!("no instruction set has more rows in a tile"),
+        }
+    }
+}
+
+/// One tile.
+#[inline(always)]
+unsafe fn tile<L: Lanes, const ROWS: usize, const VECTORS: usize>(
+    depth: usize,
+    a: *const f32,
+    b: *const f32,
+    target: Target,
+    columns: usize,
+) {
+    // SAFETY: `a` and `b` hold `depth` steps, the target `ROWS x columns` elements.
+    unsafe {
+        let mut sums = [[L::splat(0.0); VECTORS]; ROWS];
+        let (mut a, mut b) = (a, b);
+        for _ in 0..depth {
+            let mut across = [L::splat(0.0); VECTORS];
+            for (v, x) in across.iter_mut().enumerate() {
+                *x = L::load(b.add(v * 16));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let down = L::splat(*a.add(r));
+                for (sum, across) in sums.iter_mut().zip(across) {
+                    *sum = L::mul_add(down, across, *sum);
+                }
+            }
+            a = a.add(16);
+            b = b.add(VECTORS * 16);
+        }
+        for (r, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                let Some(count) = columns.checked_sub(v * 16).filter(|c| *c > 0) else { continue };
+                finish::<L>(*sum, target.at(r, v * 16), count);
+            }
+        }
+    }
+}
+
+/// Adds what is to be added to 16 elements and stores the first `count` of them.
+#[inline(always)]
+unsafe fn finish<L: Lanes>(sum: L::V, target: Target, count: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sum = sum;
+        if count >= 16 {
+            if !target.bias.is_null() {
+                sum = L::add(sum, L::load(target.bias));
+            }
+            if !target.add.is_null() {
+                sum = L::add(sum, L::load(target.add));
+            }
+            L::store(target.to, sum);
+        } else {
+            if !target.bias.is_null() {
+                sum = L::add(sum, L::load_first(target.bias, count));
+            }
+            if !target.add.is_null() {
+                sum = L::add(sum, L::load_first(target.add, count));
+            }
+            L::store_first(target.to, sum, count);
+        }
+    }
+}
