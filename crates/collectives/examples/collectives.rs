@@ -51,7 +51,8 @@ fn rank(args: &[String]) -> ExitCode {
 
     let meta = Device::meta(1);
     let recorder = Arc::clone(meta.recorder().expect("a recording device"));
-    ["init", "bench"].map(|phase| recorder.begin(phase));
+    recorder.begin("init");
+    recorder.begin("bench");
     measure(&meta, &MetaGroup::new("data", rank, world_size, Arc::clone(&recorder)));
     let plan = phalanx_plan::memory::plan_memory(&recorder.take(rank)).expect("a plan");
 

@@ -84,9 +84,7 @@ impl Call {
             (Gather, (Some(_), None)) => *root != Some(rank),
             (Scatter, (Some(whole), Some(part))) => whole == part * world_size && *root == Some(rank),
             (Scatter, (None, Some(_))) => *root != Some(rank),
-            (AllToAll, (Some(source), Some(target))) => {
-                source == target && source.is_multiple_of(world_size)
-            }
+            (AllToAll, (Some(source), Some(target))) => source == target && source.is_multiple_of(world_size),
             _ => false,
         };
         assert!(fits, "{name} at {site} over {world_size} ranks with buffers of {pair:?} elements");

@@ -57,7 +57,12 @@ impl dyn Group + '_ {
     /// shard (+)= this rank's part of the sum of `whole`, as `accumulate` says; whole
     /// `[world * n]`, shard `[n]`. Returns both; `whole` is unchanged.
     #[track_caller]
-    pub fn reduce_scatter(&self, whole: Tensor, shard: Tensor, accumulate: bool) -> Pending<(Tensor, Tensor)> {
+    pub fn reduce_scatter(
+        &self,
+        whole: Tensor,
+        shard: Tensor,
+        accumulate: bool,
+    ) -> Pending<(Tensor, Tensor)> {
         let call = Call::new(CollectiveOp::ReduceScatter, Some(whole), Some(shard));
         self.start(Call { accumulate, ..call }).map(both)
     }
@@ -95,7 +100,12 @@ impl dyn Group + '_ {
     /// Part r of the root's `whole` `[world * n]` becomes `part` `[n]` of rank r. Only the root gives
     /// and gets back a whole. Returns (part, whole).
     #[track_caller]
-    pub fn gather(&self, part: Tensor, whole: Option<Tensor>, root: usize) -> Pending<(Tensor, Option<Tensor>)> {
+    pub fn gather(
+        &self,
+        part: Tensor,
+        whole: Option<Tensor>,
+        root: usize,
+    ) -> Pending<(Tensor, Option<Tensor>)> {
         let call = Call::new(CollectiveOp::Gather, Some(part), whole).with_root(root);
         self.start(call).map(|b| (b.source.expect("a flight keeps its buffers"), b.target))
     }
@@ -103,7 +113,12 @@ impl dyn Group + '_ {
     /// `part` `[n]` of rank r becomes part r of the root's `whole` `[world * n]`. Only the root gives
     /// and gets back a whole. Returns (whole, part).
     #[track_caller]
-    pub fn scatter(&self, whole: Option<Tensor>, part: Tensor, root: usize) -> Pending<(Option<Tensor>, Tensor)> {
+    pub fn scatter(
+        &self,
+        whole: Option<Tensor>,
+        part: Tensor,
+        root: usize,
+    ) -> Pending<(Option<Tensor>, Tensor)> {
         let call = Call::new(CollectiveOp::Scatter, whole, Some(part)).with_root(root);
         self.start(call).map(|b| (b.source, b.target.expect("a flight keeps its buffers")))
     }

@@ -91,7 +91,13 @@ unsafe fn tree_of_tiles<T: Number>(
 ///
 /// # Safety
 /// As [`sum`]; reads sources from element `from` on, writes the target from its start.
-unsafe fn pass<T: Number>(sources: &[*const u8], from: usize, target: *mut T, elements: usize, accumulate: bool) {
+unsafe fn pass<T: Number>(
+    sources: &[*const u8],
+    from: usize,
+    target: *mut T,
+    elements: usize,
+    accumulate: bool,
+) {
     // SAFETY: passed on; `from` lies inside the sources.
     unsafe {
         macro_rules! of {

@@ -10,7 +10,11 @@ use phalanx_tensor::DType;
 use support::{host, ranks, sample, tensor, zeros};
 
 /// What each rank gets from `body`, and that it gets it within a second.
-fn errors(world: usize, overlap: bool, body: impl Fn(&dyn Group) -> Result<(), CollectiveError> + Sync) -> Vec<String> {
+fn errors(
+    world: usize,
+    overlap: bool,
+    body: impl Fn(&dyn Group) -> Result<(), CollectiveError> + Sync,
+) -> Vec<String> {
     let options = Options { overlap, ..Options::default() };
     let ready = Barrier::new(world);
     let results = ranks(world, &options, |endpoint| {
@@ -202,7 +206,8 @@ fn wait_for_nobody(endpoint: Endpoint, waiting_is_over: &Barrier) -> Result<(), 
     let group = endpoint.group("data");
     endpoint.note(7);
     group.barrier().wait()?;
-    let result = if endpoint.rank() == 0 { group.all_reduce(f32s(&*group, 10)).wait().map(drop) } else { Ok(()) };
+    let result =
+        if endpoint.rank() == 0 { group.all_reduce(f32s(&*group, 10)).wait().map(drop) } else { Ok(()) };
     waiting_is_over.wait();
     result
 }

@@ -37,7 +37,10 @@ fn collectives_and_waits_are_recorded_in_order() {
         .collect();
     assert_eq!(waits, [1, 0, 2]);
     let Event::Collective(c) = events[1] else { panic!("{events:?}") };
-    assert_eq!((c.group, c.world_size, c.op, c.dtype, c.count), ("data", 1024, CollectiveOp::ReduceScatter, DType::F32, 2048));
+    assert_eq!(
+        (c.group, c.world_size, c.op, c.dtype, c.count),
+        ("data", 1024, CollectiveOp::ReduceScatter, DType::F32, 2048)
+    );
     assert_eq!((c.root, c.sent_bytes, c.site.line), (None, 1023 * 8, line));
     assert!(c.site.file.ends_with("tests/meta.rs"));
     assert_eq!(group.take_statistics().calls, 3);

@@ -83,7 +83,8 @@ fn copies<T: Sample>(g: &dyn Group) {
         let from = tensor(&device, &sample::<T>(rank, part * world));
         let (_, to) = g.all_to_all(from, empty()).wait().unwrap();
         let mine = rank * part..(rank + 1) * part;
-        let expected: Vec<T> = (0..world).flat_map(|r| sample::<T>(r, part * world)[mine.clone()].to_vec()).collect();
+        let expected: Vec<T> =
+            (0..world).flat_map(|r| sample::<T>(r, part * world)[mine.clone()].to_vec()).collect();
         same_bits(&values::<T>(&to), &expected, &format!("all_to_all of {what}"));
 
         for root in 0..world {

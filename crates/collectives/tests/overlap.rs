@@ -126,7 +126,9 @@ fn sub_groups_sum_over_their_members() {
         let rank = endpoint.rank();
         let rows = endpoint.sub_group("tensor", if rank < 2 { &[0, 1] } else { &[2, 3] });
         let columns = endpoint.sub_group("data", if rank % 2 == 0 { &[0, 2] } else { &[1, 3] });
-        for (group, members) in [(rows, [rank / 2 * 2, rank / 2 * 2 + 1]), (columns, [rank % 2, rank % 2 + 2])] {
+        for (group, members) in
+            [(rows, [rank / 2 * 2, rank / 2 * 2 + 1]), (columns, [rank % 2, rank % 2 + 2])]
+        {
             assert_eq!(members[group.rank()], rank);
             let x = group.all_reduce(tensor(&host(), &sample::<f32>(rank, 300))).wait().unwrap();
             let [low, high] = members.map(|m| sample::<f32>(m, 300));

@@ -2,7 +2,6 @@
 //! algorithm of each.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use phalanx_tensor::{DType, Tensor};
 use phalanx_trace::{CollectiveOp, Site};
@@ -10,7 +9,7 @@ use phalanx_trace::{CollectiveOp, Site};
 use crate::call::{self, Call};
 use crate::error::CollectiveError;
 use crate::parts;
-use crate::shared_memory::control::now_ms;
+use crate::shared_memory::control::LastCall;
 use crate::shared_memory::descriptor::Descriptor;
 use crate::shared_memory::endpoint::{Host, Options};
 use crate::shared_memory::meeting::{Meeting, Place, Tables};
@@ -147,9 +146,9 @@ impl Channel {
             source: self.host.memory.offer(offered),
             source_bytes: offered.bytes as u64,
         };
-        let cell = self.host.control.rank(self.host.rank);
-        cell.channel.store(self.index as u32 + 1, Ordering::Relaxed);
-        cell.heartbeat_ms.store(now_ms(), Ordering::Relaxed);
+        let peer = pair.map(|q| self.members[q]);
+        let call = LastCall { channel: self.index, peer, parity: descriptor.parity() };
+        self.host.control.rank(self.host.rank).begin(call);
         let place = Place {
             host: &self.host,
             options: &self.options,

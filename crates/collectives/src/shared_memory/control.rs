@@ -84,14 +84,51 @@ struct Header {
 pub(crate) struct RankCell {
     /// See [`Life`].
     pub(crate) life: AtomicU32,
-    /// 1 + the channel that was used last; 0 for none.
-    pub(crate) channel: AtomicU32,
+    /// Packed [`LastCall`]; 0 for none.
+    last_call: AtomicU64,
     /// 1 + the step that was noted last; 0 for none.
     pub(crate) step: AtomicU64,
     /// Monotonic milliseconds of the last sign of life.
-    pub(crate) heartbeat_ms: AtomicU64,
+    heartbeat_ms: AtomicU64,
     /// Bytes of the rank's arena; 0 until it has one.
     pub(crate) arena_bytes: AtomicU64,
+}
+
+/// Which descriptor a rank wrote last.
+#[derive(Clone, Copy)]
+pub(crate) struct LastCall {
+    pub(crate) channel: usize,
+    /// World rank of the other end of a send or recv.
+    pub(crate) peer: Option<usize>,
+    pub(crate) parity: usize,
+}
+
+impl RankCell {
+    /// A call begins: notes it and signs.
+    pub(crate) fn begin(&self, call: LastCall) {
+        let peer = call.peer.map_or(0, |p| p as u64 + 1);
+        let packed = (call.channel as u64 + 1) << 32 | peer << 1 | call.parity as u64;
+        self.last_call.store(packed, Ordering::Relaxed);
+        self.sign();
+    }
+
+    /// A sign of life.
+    pub(crate) fn sign(&self) {
+        self.heartbeat_ms.store(now_ms(), Ordering::Relaxed);
+    }
+
+    /// Time since the last sign of life.
+    pub(crate) fn silent_for(&self) -> Duration {
+        let last_ms = self.heartbeat_ms.load(Ordering::Relaxed);
+        Duration::from_millis(if last_ms == 0 { 0 } else { now_ms().saturating_sub(last_ms) })
+    }
+
+    fn last_call(&self) -> Option<LastCall> {
+        let packed = self.last_call.load(Ordering::Relaxed);
+        let channel = (packed >> 32).checked_sub(1)? as usize;
+        let peer = (packed as u32 >> 1).checked_sub(1).map(|p| p as usize);
+        Some(LastCall { channel, peer, parity: (packed & 1) as usize })
+    }
 }
 
 /// Values of [`RankCell::life`].
@@ -303,30 +340,25 @@ impl Control {
             0 => String::new(),
             step => format!("step {}, ", step - 1),
         };
-        let call = match (cell.channel.load(Ordering::Relaxed) as usize).checked_sub(1) {
-            Some(channel) if channel < CHANNELS => self.last_call(channel, rank),
-            _ => "no collective yet".to_string(),
-        };
-        let silent_s = now_ms().saturating_sub(cell.heartbeat_ms.load(Ordering::Relaxed)) as f64 / 1e3;
+        let call = self.last_call(rank).unwrap_or_else(|| "no collective yet".to_string());
+        let silent_s = cell.silent_for().as_secs_f64();
         let left = if life == Life::LEFT { ", then left" } else { "" };
         format!("{step}{call}{left}; last sign of life {silent_s:.1} s ago")
     }
 
-    /// The newest call of `rank` on a channel: of the group or of one of its pairs.
-    fn last_call(&self, channel: usize, rank: usize) -> String {
-        let pairs = (0..self.world).filter(|p| *p != rank).map(|p| self.pair(channel, rank, p));
-        let slots = std::iter::once(self.slot(channel, rank)).chain(pairs);
-        let newest = slots.flat_map(|s| &s.descriptors).max_by_key(|d| d.started_ms());
-        let group = self.slot(channel, rank).name.read();
-        match newest {
-            Some(cell) if cell.started_ms() > 0 => cell.describe(&group),
-            _ => "no collective yet".to_string(),
+    /// The newest call of `rank`; None before the first. The numbers come from the peer: checked.
+    fn last_call(&self, rank: usize) -> Option<String> {
+        let LastCall { channel, peer, parity } = self.rank(rank).last_call()?;
+        if channel >= CHANNELS || peer.is_some_and(|p| p >= self.world) {
+            return None;
         }
+        let slot = peer.map_or(self.slot(channel, rank), |peer| self.pair(channel, rank, peer));
+        Some(slot.descriptors[parity].describe(&self.slot(channel, rank).name.read()))
     }
 }
 
 /// Milliseconds of the host's monotonic clock, the same in every process.
-pub(crate) fn now_ms() -> u64 {
+fn now_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use phalanx_trace::{CollectiveOp, DType, Site};
 
-use crate::shared_memory::control::{Text, now_ms};
+use crate::shared_memory::control::Text;
 
 /// One rank's side of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,6 @@ pub(crate) struct DescriptorCell {
     root: AtomicU64,
     source: AtomicU64,
     source_bytes: AtomicU64,
-    started_ms: AtomicU64,
     site: Text<16>,
 }
 
@@ -54,7 +53,6 @@ impl DescriptorCell {
         self.root.store(d.root.map_or(u64::MAX, |r| r as u64), Ordering::Relaxed);
         self.source.store(d.source, Ordering::Relaxed);
         self.source_bytes.store(d.source_bytes, Ordering::Relaxed);
-        self.started_ms.store(now_ms(), Ordering::Relaxed);
         self.site.write(site.file, site.line);
     }
 
@@ -78,11 +76,6 @@ impl DescriptorCell {
     /// Number of the call; 0 when there was none yet.
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence.load(Ordering::Relaxed)
-    }
-
-    /// When the call was started, monotonic; 0 when there was none yet.
-    pub(crate) fn started_ms(&self) -> u64 {
-        self.started_ms.load(Ordering::Relaxed)
     }
 
     /// `reduce_scatter of 1024 f32, accumulating (call 3 of group data) at src/x.rs:10`

@@ -13,7 +13,7 @@ use crate::error::CollectiveError;
 use crate::group::Group;
 use crate::pending::Pending;
 use crate::shared_memory::channel::{Channel, Transfer};
-use crate::shared_memory::control::{Abort, CHANNELS, Control, Life, now_ms};
+use crate::shared_memory::control::{Abort, CHANNELS, Control, Life};
 use crate::shared_memory::memory::{Arenas, Memory};
 use crate::shared_memory::stream::Stream;
 use crate::statistics::Statistics;
@@ -52,7 +52,7 @@ pub(crate) struct Host {
 impl Host {
     fn new(control: Arc<Control>, memory: Memory, rank: usize) -> Arc<Host> {
         let cell = control.rank(rank);
-        cell.heartbeat_ms.store(now_ms(), Ordering::Relaxed);
+        cell.sign();
         cell.life.store(Life::JOINED, Ordering::Release);
         Arc::new(Host { control, memory, rank })
     }
@@ -128,7 +128,12 @@ pub fn threads(world_size: usize) -> Vec<Endpoint> {
 ///
 /// # Errors
 /// When a descriptor is not open, or the control block was made for another world.
-pub fn join(control_fd: RawFd, arena_fds: &[RawFd], rank: usize, world_size: usize) -> std::io::Result<Endpoint> {
+pub fn join(
+    control_fd: RawFd,
+    arena_fds: &[RawFd],
+    rank: usize,
+    world_size: usize,
+) -> std::io::Result<Endpoint> {
     let invalid = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
     if rank >= world_size || arena_fds.len() != world_size {
         return Err(invalid(format!("rank {rank} of {world_size} ranks with {} arenas", arena_fds.len())));
@@ -234,7 +239,7 @@ impl Endpoint {
     pub fn note(&self, step: u64) {
         let cell = self.host.control.rank(self.host.rank);
         cell.step.store(step + 1, Ordering::Relaxed);
-        cell.heartbeat_ms.store(now_ms(), Ordering::Relaxed);
+        cell.sign();
     }
 
     /// Ends the job for all ranks, with this rank as the cause: every wait returns it within a second.

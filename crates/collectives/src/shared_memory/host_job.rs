@@ -11,7 +11,7 @@ use std::time::Duration;
 use phalanx_tensor::Region;
 use rustix::fs::MemfdFlags;
 
-use crate::shared_memory::control::{Abort, Control, now_ms};
+use crate::shared_memory::control::{Abort, Control};
 use crate::shared_memory::endpoint::cores;
 
 /// See the module's head.
@@ -80,8 +80,6 @@ impl HostJob {
 
     /// How long a rank has been silent: it signs at every step, collective, and while it waits.
     pub fn silent_for(&self, rank: usize) -> Duration {
-        let cell = self.control.rank(rank);
-        let last_ms = cell.heartbeat_ms.load(std::sync::atomic::Ordering::Relaxed);
-        Duration::from_millis(if last_ms == 0 { 0 } else { now_ms().saturating_sub(last_ms) })
+        self.control.rank(rank).silent_for()
     }
 }

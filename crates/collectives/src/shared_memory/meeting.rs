@@ -17,7 +17,7 @@ use crate::shared_memory::endpoint::{Host, Options};
 use crate::shared_memory::watch::Watch;
 
 /// Turns of a spin when every member can have a core.
-const SPINS: u32 = 2000;
+const SPINS: u32 = 40000;
 /// Turns of a spin when members outnumber cores: the peer may need this core.
 const SPINS_CROWDED: u32 = 20;
 
@@ -114,7 +114,12 @@ impl<'a> Meeting<'a> {
 
     /// Announces this rank's call, waits for every peer's in whatever order they come, compares them
     /// with the own one and finds the peers' buffers. No byte moves before this returns.
-    pub(crate) fn meet(&mut self, own: &Descriptor, site: Site, source: *const u8) -> Result<(), CollectiveError> {
+    pub(crate) fn meet(
+        &mut self,
+        own: &Descriptor,
+        site: Site,
+        source: *const u8,
+    ) -> Result<(), CollectiveError> {
         self.place.slot(self.rank()).descriptors[own.parity()].write(own, site);
         self.tick();
         self.tables.compared.fill(false);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::CollectiveError;
-use crate::shared_memory::control::{Life, now_ms};
+use crate::shared_memory::control::Life;
 use crate::shared_memory::descriptor::{Descriptor, DescriptorCell};
 use crate::shared_memory::meeting::Place;
 
@@ -46,8 +46,7 @@ impl<'a> Watch<'a> {
     pub(crate) fn look_around(&mut self, q: usize) -> Result<(), CollectiveError> {
         let Place { host, options, members, .. } = self.place;
         host.aborted()?;
-        let own = host.control.rank(host.rank);
-        own.heartbeat_ms.store(now_ms(), Ordering::Relaxed);
+        host.control.rank(host.rank).sign();
         let Some(since) = self.since else {
             self.since = Some(Instant::now());
             return Ok(());

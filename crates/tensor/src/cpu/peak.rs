@@ -53,8 +53,12 @@ fn multiply_add(isa: Isa, rounds: usize) -> f32 {
 unsafe fn chains<L: Lanes, const CHAINS: usize>(rounds: usize) -> f32 {
     // SAFETY: the caller has the features; the array is as long as a vector.
     unsafe {
-        let (factor, term) = (L::splat(0.999), L::splat(1e-3));
-        let mut sums = [L::splat(1.0); CHAINS];
+        // Numbers that the compiler cannot know, or it would compute the sums itself.
+        let (factor, term) = (L::splat(std::hint::black_box(0.999)), L::splat(std::hint::black_box(1e-3)));
+        let mut sums = [L::splat(0.0); CHAINS];
+        for sum in &mut sums {
+            *sum = L::splat(std::hint::black_box(0.5));
+        }
         for _ in 0..rounds {
             for sum in &mut sums {
                 *sum = L::mul_add(*sum, factor, term);
