@@ -29,6 +29,16 @@ pub(crate) trait Lanes: Copy + 'static {
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     /// Lane i of vector j becomes lane j of vector i.
     unsafe fn transpose(x: [Self::V; 16]) -> [Self::V; 16];
+    /// Brings the cache line of an address nearer, to be read; the address need not be valid.
+    #[inline(always)]
+    unsafe fn prefetch(address: *const f32) {
+        let _ = address;
+    }
+    /// The same, to be written.
+    #[inline(always)]
+    unsafe fn prefetch_write(address: *mut f32) {
+        let _ = address;
+    }
 }
 
 /// Any processor.
@@ -136,6 +146,16 @@ mod x86 {
             unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
         }
         #[inline(always)]
+        unsafe fn prefetch(address: *const f32) {
+            // SAFETY: a hint, for any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+        }
+        #[inline(always)]
+        unsafe fn prefetch_write(address: *mut f32) {
+            // SAFETY: as above; every processor with AVX2 has the instruction.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast_const().cast()) };
+        }
+        #[inline(always)]
         unsafe fn transpose(x: [[__m256; 2]; 16]) -> [[__m256; 2]; 16] {
             // SAFETY: sixteen pairs of 8 numbers are sixteen times 16 numbers.
             unsafe { std::mem::transmute(Portable::transpose(std::mem::transmute(x))) }
@@ -187,6 +207,16 @@ mod x86 {
         unsafe fn add(a: __m512, b: __m512) -> __m512 {
             // SAFETY: see above.
             unsafe { _mm512_add_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn prefetch(address: *const f32) {
+            // SAFETY: a hint, for any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+        }
+        #[inline(always)]
+        unsafe fn prefetch_write(address: *mut f32) {
+            // SAFETY: as above; every processor with AVX2 has the instruction.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast_const().cast()) };
         }
         /// Four rounds of 16 shuffles: pairs of lanes, pairs of pairs, then 128-bit quarters twice.
         #[inline(always)]

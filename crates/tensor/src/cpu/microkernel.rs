@@ -169,6 +169,15 @@ unsafe fn tile<L: Lanes, const ROWS: usize, const VECTORS: usize>(
 ) {
     // SAFETY: `a` and `b` hold `depth` steps, the target `ROWS x columns` elements.
     unsafe {
+        // What the end touches comes to the cache meanwhile.
+        for r in 0..ROWS {
+            for v in 0..VECTORS {
+                L::prefetch_write(target.to.wrapping_add(r * target.stride + v * 16));
+                if target.add != target.to.cast_const() {
+                    L::prefetch(target.add.wrapping_add(r * target.add_stride + v * 16));
+                }
+            }
+        }
         let mut sums = [[L::splat(0.0); VECTORS]; ROWS];
         let (mut a, mut b) = (a, b);
         for _ in 0..depth {
@@ -185,37 +194,50 @@ unsafe fn tile<L: Lanes, const ROWS: usize, const VECTORS: usize>(
             a = a.add(16);
             b = b.add(VECTORS * 16);
         }
-        for (r, sums) in sums.iter().enumerate() {
-            for (v, sum) in sums.iter().enumerate() {
-                let Some(count) = columns.checked_sub(v * 16).filter(|c| *c > 0) else { continue };
-                finish::<L>(*sum, target.at(r, v * 16), count);
-            }
+        if columns == VECTORS * 16 {
+            finish::<L, ROWS, VECTORS>(sums, target, |p, _| L::load(p), |p, x, _| L::store(p, x));
+        } else {
+            let count = |v: usize| columns.saturating_sub(v * 16);
+            finish::<L, ROWS, VECTORS>(
+                sums,
+                target,
+                |p, v| L::load_first(p, count(v)),
+                |p, x, v| L::store_first(p, x, count(v)),
+            );
         }
     }
 }
 
-/// Adds what is to be added to 16 elements and stores the first `count` of them.
+/// Adds what is to be added and stores, by `load` and `store` of vector v of a row. The loops are apart so
+/// that each unrolls and the sums stay in registers.
 #[inline(always)]
-unsafe fn finish<L: Lanes>(sum: L::V, target: Target, count: usize) {
-    // SAFETY: the caller's promise.
+unsafe fn finish<L: Lanes, const ROWS: usize, const VECTORS: usize>(
+    mut sums: [[L::V; VECTORS]; ROWS],
+    target: Target,
+    load: impl Fn(*const f32, usize) -> L::V,
+    store: impl Fn(*mut f32, L::V, usize),
+) {
+    // SAFETY: the caller's promise; `wrapping_add`, since vectors without columns are not touched.
     unsafe {
-        let mut sum = sum;
-        if count >= 16 {
-            if !target.bias.is_null() {
-                sum = L::add(sum, L::load(target.bias));
+        if !target.bias.is_null() {
+            for v in 0..VECTORS {
+                let bias = load(target.bias.wrapping_add(v * 16), v);
+                for sums in &mut sums {
+                    sums[v] = L::add(sums[v], bias);
+                }
             }
-            if !target.add.is_null() {
-                sum = L::add(sum, L::load(target.add));
+        }
+        if !target.add.is_null() {
+            for (r, sums) in sums.iter_mut().enumerate() {
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    *sum = L::add(*sum, load(target.add.wrapping_add(r * target.add_stride + v * 16), v));
+                }
             }
-            L::store(target.to, sum);
-        } else {
-            if !target.bias.is_null() {
-                sum = L::add(sum, L::load_first(target.bias, count));
+        }
+        for (r, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                store(target.to.wrapping_add(r * target.stride + v * 16), *sum, v);
             }
-            if !target.add.is_null() {
-                sum = L::add(sum, L::load_first(target.add, count));
-            }
-            L::store_first(target.to, sum, count);
         }
     }
 }

@@ -71,6 +71,9 @@ unsafe fn pack_with<L: Lanes>(piece: Piece, panel: usize, width: usize, to: *mut
     }
 }
 
+/// Steps that are fetched ahead: strips of wide matrices are strided, which hardware does not foresee.
+const AHEAD: usize = 32;
+
 /// Lanes lie side by side.
 #[inline(always)]
 unsafe fn copy_strip<L: Lanes>(piece: Piece, from: *const f32, count: usize, width: usize, to: *mut f32) {
@@ -78,6 +81,7 @@ unsafe fn copy_strip<L: Lanes>(piece: Piece, from: *const f32, count: usize, wid
     unsafe {
         if count == 16 {
             for step in 0..piece.depth {
+                L::prefetch(from.wrapping_add((step + AHEAD) * piece.step_stride));
                 L::store(to.add(step * width), L::load(from.add(step * piece.step_stride)));
             }
         } else {
@@ -97,6 +101,7 @@ unsafe fn turn_strip<L: Lanes>(piece: Piece, from: *const f32, count: usize, wid
         for step in (0..whole).step_by(16) {
             let mut square = [L::splat(0.0); 16];
             for (lane, row) in square.iter_mut().enumerate().take(count) {
+                L::prefetch(from.wrapping_add(lane * piece.lane_stride + step + 2 * AHEAD));
                 *row = L::load(from.add(lane * piece.lane_stride + step));
             }
             for (i, row) in L::transpose(square).into_iter().enumerate() {

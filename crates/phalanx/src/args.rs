@@ -1,0 +1,331 @@
+//! The command line: what each command takes, and its help with examples.
+//!
+//! Arguments are read here and nowhere else; each command turns them into what its room needs.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "phalanx",
+    version,
+    about = "Trains Transformer language models on many ranks with little memory",
+    long_about = "Trains Transformer language models on many ranks with little memory (ZeRO 0 to 3).\n\
+                  Before the first step it knows every byte that every rank will hold, and shows it.",
+    after_help = "Start here:\n  \
+                  phalanx plan examples/quickstart.toml     what every rank will hold\n  \
+                  phalanx train examples/quickstart.toml    train it on this repository's text\n  \
+                  phalanx COMMAND --help                    examples for each command",
+    disable_help_subcommand = true,
+    infer_long_args = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Plan(PlanArgs),
+    Train(TrainArgs),
+    Sample(SampleArgs),
+    Tokenize(TokenizeArgs),
+    Import(ImportArgs),
+    Export(ExportArgs),
+    Inspect(InspectArgs),
+    Bench(BenchArgs),
+    Doctor(DoctorArgs),
+    /// One rank of a job; started by the launcher, never by people.
+    #[command(hide = true)]
+    Rank(RankArgs),
+}
+
+/// What overrides a configuration file.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Overrides {
+    /// Sets one key of the configuration, as `train.steps=200`; may be repeated
+    #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
+    pub set: Vec<String>,
+
+    /// Number of ranks (sets parallel.data)
+    #[arg(long, value_name = "N")]
+    pub nproc: Option<usize>,
+}
+
+/// Shows what every rank will hold, compute and send
+///
+/// Runs every rank of the configuration dry, on a device that only records, and prints from that record
+/// the bytes by rank and category, what a step computes and sends, how parameters are packed in chunks,
+/// and the textbook formulas beside it. Nothing is written. A configuration that needs more memory than
+/// there is gets refused with the bytes.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx plan examples/quickstart.toml\n  \
+    phalanx plan examples/quickstart.toml --nproc 4 --set parallel.zero=3\n  \
+    phalanx plan examples/gpt2_124m.toml --json | jq '.ranks[0].device'")]
+pub struct PlanArgs {
+    /// Configuration (TOML)
+    pub config: PathBuf,
+    #[command(flatten)]
+    pub overrides: Overrides,
+    /// Text files or folders instead of data.text
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub data: Vec<PathBuf>,
+    /// Print figures as JSON, bytes exact
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Trains a model on text
+///
+/// Plans the run and shows the plan, then trains: one rank in this process, or N ranks as processes of
+/// this machine. Ctrl-C finishes the step, saves a checkpoint and says how to resume (exit code 130); a
+/// second Ctrl-C leaves at once. Exit code 0 means that the last step was reached.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx train examples/quickstart.toml\n  \
+    phalanx train examples/quickstart.toml --data my-texts/ --run runs/mine\n  \
+    phalanx train examples/quickstart.toml --nproc 4 --set parallel.zero=3 --set train.steps=200\n  \
+    phalanx train --run runs/quickstart --resume\n\n\
+    The run folder holds config.toml (resolved), plan.json, memory.json, metrics.jsonl and checkpoints/.\n\
+    On --resume the configuration is the stored one with what CONFIG and --set change since; ranks, ZeRO\n\
+    stage, chunks, threads and micro-batches may change freely.")]
+pub struct TrainArgs {
+    /// Configuration (TOML); may be left out with --resume --run
+    #[arg(required_unless_present = "resume")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub overrides: Overrides,
+    /// Text files or folders instead of data.text
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub data: Vec<PathBuf>,
+    /// Run folder; runs/NAME-of-the-configuration when left out
+    #[arg(long, value_name = "DIR")]
+    pub run: Option<PathBuf>,
+    /// Go on from the newest checkpoint of the run folder
+    #[arg(long)]
+    pub resume: bool,
+    /// Print errors only
+    #[arg(long)]
+    pub quiet: bool,
+    /// Ranks are threads of this process: for tests
+    #[arg(long, hide = true)]
+    pub threads_as_ranks: bool,
+}
+
+/// Continues a text with a trained model
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx sample runs/quickstart --prompt 'pub fn '\n  \
+    phalanx sample runs/quickstart --prompt '//! ' --tokens 400 --temperature 0.7 --top-k 20 --seed 7")]
+pub struct SampleArgs {
+    /// Run folder
+    pub run: PathBuf,
+    /// Text to continue
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: String,
+    /// Tokens to add
+    #[arg(long, default_value_t = 200, value_name = "N")]
+    pub tokens: usize,
+    /// Divides the logits; 0 always takes the most likely token
+    #[arg(long, default_value_t = 0.8, value_name = "T")]
+    pub temperature: f32,
+    /// Draw from the K most likely tokens only; 0 for all
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    pub top_k: usize,
+    /// The same seed gives the same text
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub seed: u64,
+    /// Checkpoint; the newest when left out
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+    /// Print one JSON object at the end instead of text as it is made
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Turns text into a token file
+///
+/// The file holds the tokens and their tokenizer; `data.tokens = "FILE"` trains on it.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx tokenize --tokenizer gpt2 --out books.bin books/\n  \
+    phalanx tokenize --out code.bin --extension rs --extension md crates docs")]
+pub struct TokenizeArgs {
+    /// Text files or folders
+    #[arg(required = true, value_name = "TEXT")]
+    pub text: Vec<PathBuf>,
+    /// byte, char, gpt2, or the path of a Hugging Face tokenizer.json
+    #[arg(long, default_value = "byte", value_name = "NAME")]
+    pub tokenizer: String,
+    /// Of folders, only files that end so; may be repeated
+    #[arg(long, value_name = "EXT")]
+    pub extension: Vec<String>,
+    /// Token file to write
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Makes a run folder from a Hugging Face GPT-2
+///
+/// Reads config.json and the safetensors files of a folder and writes a run folder with a checkpoint of
+/// step 0, from which sample, export and train --resume work.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx import gpt2-folder --run runs/gpt2\n  \
+    phalanx train my.toml --run runs/gpt2 --resume --data my-texts/\n\n\
+    Training an imported model without a checkpoint of its own: [model] init = \"gpt2-folder\".")]
+pub struct ImportArgs {
+    /// Folder with config.json and model.safetensors
+    pub dir: PathBuf,
+    /// Run folder to make
+    #[arg(long, value_name = "DIR")]
+    pub run: PathBuf,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Writes a checkpoint as a Hugging Face folder
+///
+/// model.safetensors (f32), config.json, and tokenizer.json where the run has a Hugging Face tokenizer.
+/// The same parameters give the same bytes.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx export runs/quickstart --out quickstart-hf\n  \
+    phalanx export runs/quickstart --step 500 --out step-500-hf")]
+pub struct ExportArgs {
+    /// Run folder
+    pub run: PathBuf,
+    /// Checkpoint; the newest when left out
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+    /// Folder to write
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Says what is in a checkpoint, run folder, token file or Hugging Face folder
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx inspect runs/quickstart\n  \
+    phalanx inspect runs/quickstart/checkpoints/step-500 --verify\n  \
+    phalanx inspect train.bin --json")]
+pub struct InspectArgs {
+    /// A step-N folder, a run folder, a token file or a Hugging Face folder
+    pub path: PathBuf,
+    /// Read everything: compare checksums, give statistics of every tensor
+    #[arg(long)]
+    pub verify: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Measures steps or collectives
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub what: BenchCommand,
+}
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    Step(BenchStepArgs),
+    Collectives(BenchCollectivesArgs),
+}
+
+/// Times training steps on random tokens
+///
+/// The engine, the ranks and the plan are those of `train`; data, evaluations and checkpoints are left
+/// out, and nothing is written.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx bench step examples/gpt2_mini.toml\n  \
+    phalanx bench step examples/gpt2_mini.toml --nproc 2 --set parallel.zero=3 --steps 10 --json")]
+pub struct BenchStepArgs {
+    /// Configuration (TOML)
+    pub config: PathBuf,
+    #[command(flatten)]
+    pub overrides: Overrides,
+    /// Steps that are timed
+    #[arg(long, default_value_t = 5, value_name = "K")]
+    pub steps: usize,
+    /// Steps before the first that is timed
+    #[arg(long, default_value_t = 1, value_name = "W")]
+    pub warmup: usize,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Times collectives between processes
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx bench collectives --nproc 2\n  \
+    phalanx bench collectives --nproc 4 --op all_reduce --bytes 4096,1048576,134217728 --json\n\n\
+    algbw_gbs is the size of the whole buffer over the time, in 10^9 bytes a second.")]
+pub struct BenchCollectivesArgs {
+    /// Number of ranks
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub nproc: usize,
+    /// Operation; all three when left out
+    #[arg(long, value_enum, value_name = "OP")]
+    pub op: Vec<BenchOp>,
+    /// Sizes of the whole buffer
+    #[arg(long, value_delimiter = ',', default_value = "4096,65536,1048576,16777216,134217728", value_name = "B,...")]
+    pub bytes: Vec<usize>,
+    /// Print a JSON line for each measurement
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Operations that `bench collectives` knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum BenchOp {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+}
+
+/// Measures this machine and checks its limits
+///
+/// Cores and instruction sets, the rate of f32 multiply-adds, memory bandwidth, memory available, and the
+/// limits of the system that matter to a run.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  phalanx doctor\n  phalanx doctor --json")]
+pub struct DoctorArgs {
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What the launcher tells a rank.
+#[derive(Debug, Args)]
+pub struct RankArgs {
+    /// Number of this rank
+    #[arg(long)]
+    pub rank: usize,
+    /// Descriptors: the control block, then the arena of each rank
+    #[arg(long, value_delimiter = ',')]
+    pub fds: Vec<i32>,
+    /// Process that must be alive
+    #[arg(long)]
+    pub launcher: i32,
+    /// Work, as JSON
+    #[arg(long)]
+    pub task: String,
+}
