@@ -6,8 +6,6 @@
 //! are summed in tiles that stay in the first-level cache, eight leaves at a time, which is the same
 //! tree because its cuts lie at multiples of eight.
 
-use std::ops::Add;
-
 use phalanx_tensor::DType;
 
 /// Bytes of a tile when more than eight ranks are summed.
@@ -39,10 +37,6 @@ pub unsafe fn sum(dtype: DType, sources: &[*const u8], target: *mut u8, elements
         }
     }
 }
-
-trait Number: Copy + Default + Add<Output = Self> {}
-impl Number for f32 {}
-impl Number for f64 {}
 
 /// # Safety
 /// As [`sum`].
@@ -87,7 +81,7 @@ unsafe fn tree_of_tiles<T: Number>(
     }
 }
 
-/// Up to eight sources in one pass, with the widest vectors of this machine.
+/// Up to eight sources in one pass.
 ///
 /// # Safety
 /// As [`sum`]; reads sources from element `from` on, writes the target from its start.
@@ -116,6 +110,8 @@ unsafe fn pass<T: Number>(
     }
 }
 
+/// The loop with the widest vectors of this machine that matter to memory.
+///
 /// # Safety
 /// As [`sum`].
 unsafe fn widest<T: Number, const P: usize, const ACCUMULATE: bool>(
@@ -125,88 +121,144 @@ unsafe fn widest<T: Number, const P: usize, const ACCUMULATE: bool>(
 ) {
     #[cfg(target_arch = "x86_64")]
     {
-        #[target_feature(enable = "avx512f,avx512vl")]
-        unsafe fn avx512<T: Number, const P: usize, const A: bool>(s: [*const T; P], t: *mut T, n: usize) {
-            // SAFETY: passed on.
-            unsafe { lanes::<T, P, A, 16>(s, t, n) }
-        }
         #[target_feature(enable = "avx2")]
         unsafe fn avx2<T: Number, const P: usize, const A: bool>(s: [*const T; P], t: *mut T, n: usize) {
             // SAFETY: passed on.
-            unsafe { lanes::<T, P, A, 8>(s, t, n) }
-        }
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
-            // SAFETY: the instructions exist (detected).
-            return unsafe { avx512::<T, P, ACCUMULATE>(sources, target, elements) };
+            unsafe { over::<T, T::Avx, P, A>(s, t, n) }
         }
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: as above.
+            // SAFETY: the instructions exist (detected).
             return unsafe { avx2::<T, P, ACCUMULATE>(sources, target, elements) };
         }
     }
     // SAFETY: passed on.
-    unsafe { lanes::<T, P, ACCUMULATE, 4>(sources, target, elements) }
+    unsafe { over::<T, T, P, ACCUMULATE>(sources, target, elements) }
 }
 
-/// The loop. `L` elements are loaded from every source before any is stored, so a target that is one of
-/// the sources keeps the compiler from nothing.
+/// The loop, vectors `V` at a time, the rest one by one. A vector of every source is loaded before any is
+/// stored, so the target may be one of the sources.
 ///
 /// # Safety
 /// As [`sum`].
 #[inline(always)]
-unsafe fn lanes<T: Number, const P: usize, const ACCUMULATE: bool, const L: usize>(
+unsafe fn over<T: Number, V: Lanes<T>, const P: usize, const ACCUMULATE: bool>(
     sources: [*const T; P],
     target: *mut T,
     elements: usize,
 ) {
-    let whole = elements / L * L;
-    let mut at = 0;
-    while at < whole {
-        // SAFETY: at + L <= elements.
-        unsafe {
-            let load = |p: *const T| p.add(at).cast::<[T; L]>().read_unaligned();
-            let mut sum = tree::<T, P, L>(sources.map(load));
-            if ACCUMULATE {
-                sum = add(load(target), sum);
-            }
-            target.add(at).cast::<[T; L]>().write_unaligned(sum);
+    let width = size_of::<V>() / size_of::<T>();
+    let whole = elements / width * width;
+    // SAFETY: whole vectors lie before `whole`, single elements behind.
+    unsafe {
+        for at in (0..whole).step_by(width) {
+            one::<T, V, P, ACCUMULATE>(sources, target, at);
         }
-        at += L;
+        for at in whole..elements {
+            one::<T, T, P, ACCUMULATE>(sources, target, at);
+        }
     }
-    for at in whole..elements {
-        // SAFETY: at < elements.
-        unsafe {
-            let [mut sum] = tree::<T, P, 1>(sources.map(|p| [*p.add(at)]));
-            if ACCUMULATE {
-                sum = *target.add(at) + sum;
-            }
-            *target.add(at) = sum;
+}
+
+/// One vector.
+///
+/// # Safety
+/// As [`sum`], with a whole vector at element `at`.
+#[inline(always)]
+unsafe fn one<T: Number, V: Lanes<T>, const P: usize, const ACCUMULATE: bool>(
+    sources: [*const T; P],
+    target: *mut T,
+    at: usize,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        let mut sum = tree::<T, V, P>(sources.map(|p| V::load(p.add(at))));
+        if ACCUMULATE {
+            sum = V::load(target.add(at)).plus(sum);
         }
+        sum.store(target.add(at));
     }
 }
 
 /// The tree over up to eight leaves, written out: the cut is the largest power of two below P.
 #[inline(always)]
-fn tree<T: Number, const P: usize, const L: usize>(x: [[T; L]; P]) -> [T; L] {
-    let two = |i: usize| add(x[i], x[i + 1]);
-    let four = |i: usize| add(two(i), two(i + 2));
+fn tree<T, V: Lanes<T>, const P: usize>(x: [V; P]) -> V {
+    let two = |i: usize| x[i].plus(x[i + 1]);
+    let four = |i: usize| two(i).plus(two(i + 2));
     match P {
         1 => x[0],
         2 => two(0),
-        3 => add(two(0), x[2]),
+        3 => two(0).plus(x[2]),
         4 => four(0),
-        5 => add(four(0), x[4]),
-        6 => add(four(0), two(4)),
-        7 => add(four(0), add(two(4), x[6])),
-        8 => add(four(0), four(4)),
+        5 => four(0).plus(x[4]),
+        6 => four(0).plus(two(4)),
+        7 => four(0).plus(two(4).plus(x[6])),
+        8 => four(0).plus(four(4)),
         _ => unreachable!("at most eight leaves"),
     }
 }
 
-#[inline(always)]
-fn add<T: Number, const L: usize>(a: [T; L], b: [T; L]) -> [T; L] {
-    std::array::from_fn(|i| a[i] + b[i])
+/// One or several neighbouring elements.
+trait Lanes<T>: Copy {
+    /// # Safety
+    /// Readable from the pointer on; the processor has the instructions.
+    unsafe fn load(from: *const T) -> Self;
+    /// # Safety
+    /// Writable from the pointer on; the processor has the instructions.
+    unsafe fn store(self, to: *mut T);
+    fn plus(self, other: Self) -> Self;
 }
+
+/// A type that is summed.
+trait Number: Lanes<Self> + Copy + Default {
+    /// Its 32-byte vector.
+    #[cfg(target_arch = "x86_64")]
+    type Avx: Lanes<Self>;
+}
+
+macro_rules! number {
+    ($number:ty, $vector:ident, $load:ident, $store:ident, $add:ident) => {
+        impl Lanes<$number> for $number {
+            #[inline(always)]
+            unsafe fn load(from: *const $number) -> $number {
+                // SAFETY: passed on.
+                unsafe { *from }
+            }
+            #[inline(always)]
+            unsafe fn store(self, to: *mut $number) {
+                // SAFETY: passed on.
+                unsafe { *to = self }
+            }
+            #[inline(always)]
+            fn plus(self, other: $number) -> $number {
+                self + other
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
+        impl Lanes<$number> for std::arch::x86_64::$vector {
+            #[inline(always)]
+            unsafe fn load(from: *const $number) -> Self {
+                // SAFETY: passed on.
+                unsafe { std::arch::x86_64::$load(from) }
+            }
+            #[inline(always)]
+            unsafe fn store(self, to: *mut $number) {
+                // SAFETY: passed on.
+                unsafe { std::arch::x86_64::$store(to, self) }
+            }
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                // SAFETY: a value of this type was loaded, so the processor has the instructions.
+                unsafe { std::arch::x86_64::$add(self, other) }
+            }
+        }
+        impl Number for $number {
+            #[cfg(target_arch = "x86_64")]
+            type Avx = std::arch::x86_64::$vector;
+        }
+    };
+}
+number!(f32, __m256, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps);
+number!(f64, __m256d, _mm256_loadu_pd, _mm256_storeu_pd, _mm256_add_pd);
 
 #[cfg(test)]
 mod tests {

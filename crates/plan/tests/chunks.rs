@@ -210,23 +210,3 @@ fn mistakes_are_named() {
     check(&one, 3, &layout);
     check(&one, 1, &lay_out(&one, 1, &ChunkSize::Elements(u64::MAX)).unwrap());
 }
-
-/// By hand: `cargo test --release -p phalanx-plan --test chunks -- --ignored --nocapture`.
-#[test]
-#[ignore = "prints times"]
-fn time_of_the_search() {
-    for (layers, hidden, world) in [(12, 768, 1), (12, 768, 8), (48, 1600, 8), (500, 4096, 8)] {
-        let parameters = gpt2(layers, hidden);
-        let start = std::time::Instant::now();
-        let layout = lay_out(&parameters, world, &ChunkSize::Auto(Search::default())).unwrap();
-        println!(
-            "{} parameters, world {world}: {} sizes tried, {} chunks, largest {}, waste {:.2} %, {:?}",
-            parameters.len(),
-            layout.searched.len(),
-            layout.chunks(),
-            layout.largest_chunk(),
-            100.0 * layout.waste_elements as f64 / layout.padded_elements() as f64,
-            start.elapsed()
-        );
-    }
-}

@@ -1,10 +1,14 @@
 //! The configuration of a run, as TOML spells it.
 //!
 //! Every table refuses unknown keys; every key has a default but the few that only the user can know.
-//! [`RunConfig::check`] says what cannot work, naming the key, before anything is allocated. The
-//! binary reads files and `--set` into this type; each room receives only its part.
+//! [`RunConfig::check`] (in [`check`]) says what cannot work, naming the key, before anything is
+//! allocated. The binary reads files and `--set` into this type; each room receives only its part.
 
 use serde::{Deserialize, Serialize};
+
+pub mod check;
+
+pub use check::ConfigError;
 
 /// The whole configuration.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
@@ -341,163 +345,4 @@ impl Default for TrainConfig {
             sample: String::new(),
         }
     }
-}
-
-/// A value that cannot work: which key, what it is, what it must be.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("{key} = {given}: {expected}")]
-pub struct ConfigError {
-    /// `table.key`
-    pub key: &'static str,
-    /// The value.
-    pub given: String,
-    /// What it must be and what to do.
-    pub expected: String,
-}
-
-fn refuse(key: &'static str, given: impl ToString, expected: impl Into<String>) -> ConfigError {
-    ConfigError { key, given: given.to_string(), expected: expected.into() }
-}
-
-impl RunConfig {
-    /// Sequences that one rank computes at once.
-    pub fn micro(&self) -> usize {
-        self.batch.micro.unwrap_or(self.batch.global / self.parallel.data.max(1))
-    }
-
-    /// Micro-batches that one rank accumulates in a step.
-    pub fn micro_batches(&self) -> usize {
-        self.batch.global / (self.micro() * self.parallel.data)
-    }
-
-    /// Refuses what cannot work.
-    ///
-    /// # Errors
-    /// The first key that is wrong, with what it must be.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        self.check_model()?;
-        self.check_batch()?;
-        self.check_memory()?;
-        self.check_training()
-    }
-
-    fn check_model(&self) -> Result<(), ConfigError> {
-        let model = &self.model;
-        if model.arch != "gpt2" {
-            return Err(refuse("model.arch", &model.arch, "the one known architecture is \"gpt2\""));
-        }
-        for (key, value) in [
-            ("model.layers", model.layers),
-            ("model.hidden", model.hidden),
-            ("model.heads", model.heads),
-            ("model.seq", model.seq),
-            ("model.vocab", model.vocab.unwrap_or(1)),
-        ] {
-            if value == 0 {
-                return Err(refuse(key, 0, "must be at least 1"));
-            }
-        }
-        if !model.hidden.is_multiple_of(model.heads) {
-            let near = nearest_divisor(model.hidden, model.heads);
-            let expected = format!("must divide model.hidden = {}; the nearest that does is {near}", model.hidden);
-            return Err(refuse("model.heads", model.heads, expected));
-        }
-        if model.positions.is_some_and(|p| p < model.seq) {
-            let expected = format!("must be at least model.seq = {}", model.seq);
-            return Err(refuse("model.positions", model.positions.unwrap_or(0), expected));
-        }
-        if self.precision.compute != "f32" {
-            return Err(refuse("precision.compute", &self.precision.compute, "this version computes in \"f32\""));
-        }
-        Ok(())
-    }
-
-    fn check_batch(&self) -> Result<(), ConfigError> {
-        let (global, ranks) = (self.batch.global, self.parallel.data);
-        if ranks == 0 {
-            return Err(refuse("parallel.data", 0, "must be at least 1"));
-        }
-        if self.parallel.zero > 3 {
-            return Err(refuse("parallel.zero", self.parallel.zero, "ZeRO has stages 0, 1, 2 and 3"));
-        }
-        if self.batch.micro == Some(0) {
-            return Err(refuse("batch.micro", 0, "must be at least 1"));
-        }
-        let unit = ranks * self.batch.micro.unwrap_or(1);
-        if global == 0 || !global.is_multiple_of(unit) {
-            let near = (global / unit).max(1) * unit;
-            let expected = format!(
-                "must be a multiple of {unit} (parallel.data = {ranks} x batch.micro = {}); the nearest are {near} and {}",
-                self.batch.micro.unwrap_or(1),
-                near + unit
-            );
-            return Err(refuse("batch.global", global, expected));
-        }
-        Ok(())
-    }
-
-    fn check_memory(&self) -> Result<(), ConfigError> {
-        let memory = &self.memory;
-        if let Chunk::Mebibytes(size) = memory.chunk
-            && !(size > 0.0 && size.is_finite())
-        {
-            return Err(refuse("memory.chunk", size, "\"auto\", \"none\" or a positive number of MiB"));
-        }
-        for (key, value) in [
-            ("memory.search_range_mb", memory.search_range_mb),
-            ("memory.min_chunk_size_mb", memory.min_chunk_size_mb),
-            ("memory.limit_mb", memory.limit_mb.unwrap_or(0.0)),
-        ] {
-            if !(value >= 0.0 && value.is_finite()) {
-                return Err(refuse(key, value, "must be a number, 0 or more"));
-            }
-        }
-        if memory.hidden_dim == Some(0) {
-            return Err(refuse("memory.hidden_dim", 0, "must be at least 1 element"));
-        }
-        Ok(())
-    }
-
-    fn check_training(&self) -> Result<(), ConfigError> {
-        let (o, s, d) = (&self.optimizer, &self.schedule, &self.data);
-        let numbers = [
-            ("optimizer.lr", o.lr, 0.0..=f64::MAX),
-            ("optimizer.beta1", o.beta1, 0.0..=0.999_999_9),
-            ("optimizer.beta2", o.beta2, 0.0..=0.999_999_9),
-            ("optimizer.eps", o.eps, 0.0..=1.0),
-            ("optimizer.weight_decay", o.weight_decay, 0.0..=f64::MAX),
-            ("optimizer.clip", o.clip, 0.0..=f64::MAX),
-            ("schedule.min_lr", s.min_lr, 0.0..=o.lr),
-            ("data.validation", d.validation, 0.0..=0.9),
-        ];
-        for (key, value, range) in numbers {
-            if !range.contains(&value) {
-                let expected = if *range.end() == f64::MAX {
-                    "must be 0 or more".to_string()
-                } else {
-                    format!("must lie between {} and {}", range.start(), range.end())
-                };
-                return Err(refuse(key, value, expected));
-            }
-        }
-        if self.train.steps == 0 {
-            return Err(refuse("train.steps", 0, "must be at least 1"));
-        }
-        if s.kind != ScheduleKind::Constant && s.warmup >= self.train.steps && s.warmup > 0 {
-            let expected = format!("must be less than train.steps = {}", self.train.steps);
-            return Err(refuse("schedule.warmup", s.warmup, expected));
-        }
-        if self.train.threads == Some(0) {
-            return Err(refuse("train.threads", 0, "must be at least 1; leave it out for this machine's cores"));
-        }
-        if !d.text.is_empty() && d.tokens.is_some() {
-            return Err(refuse("data.tokens", d.tokens.as_deref().unwrap_or(""), "give data.text or data.tokens, not both"));
-        }
-        Ok(())
-    }
-}
-
-/// The divisor of `n` nearest to `wanted`.
-fn nearest_divisor(n: usize, wanted: usize) -> usize {
-    (1..=n).filter(|d| n.is_multiple_of(*d)).min_by_key(|d| d.abs_diff(wanted)).unwrap_or(1)
 }

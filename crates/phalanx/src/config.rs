@@ -1,0 +1,130 @@
+//! The configuration as the user gave it: a TOML file, then `--set`, `--nproc` and `--data`.
+//!
+//! What was given stays apart from what follows from it: only then can a key that contradicts an imported
+//! model be told from a default, and a resumed run know what the user has changed since.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use phalanx_train::RunConfig;
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use crate::args::Overrides;
+use crate::keys;
+
+/// Keys that were given, each known and of the right type.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    tables: Table,
+    text: String,
+}
+
+impl Given {
+    /// Reads a configuration file.
+    ///
+    /// # Errors
+    /// A file that is missing, no TOML, or has unknown keys or values of the wrong type.
+    pub fn read(path: &Path) -> Result<Given> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(
+                "no configuration file {}; check the spelling (paths start at the current folder), or begin with \
+                 examples/quickstart.toml",
+                path.display()
+            ),
+            Err(error) => bail!("cannot read the configuration {}: {error}", path.display()),
+        };
+        let origin = path.display().to_string();
+        let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is no TOML"))?;
+        keys::check(&tables, &origin)?;
+        Ok(Given { tables, text })
+    }
+
+    /// The file as it was read.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Applies what the command line says.
+    ///
+    /// # Errors
+    /// An assignment that is none, or of an unknown key, or a value of the wrong type.
+    pub fn with(mut self, overrides: &Overrides, data: &[PathBuf]) -> Result<Given> {
+        for text in &overrides.set {
+            let (key, value) = keys::assignment(text)?;
+            keys::insert(&mut self.tables, &key, value);
+        }
+        if let Some(ranks) = overrides.nproc {
+            let ranks = i64::try_from(ranks).context("--nproc")?;
+            keys::insert(&mut self.tables, "parallel.data", Value::Integer(ranks));
+        }
+        if !data.is_empty() {
+            let paths = data.iter().map(|path| Value::String(path.display().to_string())).collect();
+            keys::insert(&mut self.tables, "data.text", Value::Array(paths));
+            if let Some(table) = self.tables.get_mut("data").and_then(Value::as_table_mut) {
+                table.remove("tokens");
+            }
+        }
+        Ok(self)
+    }
+
+    /// This, with every key of `changes` whose value is not the one in `before` replaced.
+    pub fn changed_by(mut self, changes: &Given, before: &Given) -> Given {
+        for (key, value) in keys::flat(&changes.tables) {
+            if keys::lookup(&before.tables, &key) != Some(value) {
+                keys::insert(&mut self.tables, &key, value.clone());
+            }
+        }
+        self
+    }
+
+    /// Whether a key was given.
+    pub fn has(&self, key: &str) -> bool {
+        keys::lookup(&self.tables, key).is_some()
+    }
+
+    /// Forgets a key, as if it had been left out.
+    pub fn leave_out(&mut self, key: &str) {
+        let table = key.split_once('.').and_then(|(table, key)| Some((self.tables.get_mut(table)?, key)));
+        if let Some((Value::Table(table), key)) = table {
+            table.remove(key);
+        }
+    }
+
+    /// With defaults for what was left out.
+    ///
+    /// # Errors
+    /// None for keys that were checked.
+    pub fn config(&self) -> Result<RunConfig> {
+        RunConfig::deserialize(Value::Table(self.tables.clone())).context("the configuration")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(text: &str) -> Given {
+        Given { tables: toml::from_str(text).unwrap(), text: text.to_string() }
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file() {
+        let overrides = Overrides { set: vec!["train.steps=7".into(), "parallel.zero=3".into()], nproc: Some(4) };
+        let file = given("[train]\nsteps = 5\nseed = 9\n[data]\ntokens = \"x.bin\"");
+        let config = file.with(&overrides, &["a".into(), "b".into()]).unwrap().config().unwrap();
+        assert_eq!((config.train.steps, config.train.seed), (7, 9));
+        assert_eq!((config.parallel.data, config.parallel.zero), (4, 3));
+        assert_eq!((config.data.text, config.data.tokens), (vec!["a".to_string(), "b".to_string()], None));
+    }
+
+    #[test]
+    fn only_what_changed_since_replaces_what_is_stored() {
+        let before = given("[train]\nsteps = 100\nseed = 3");
+        let stored = given("[train]\nsteps = 50\nseed = 3\n[optimizer]\nlr = 0.5");
+        let now = given("[train]\nsteps = 100\nseed = 4");
+        let config = stored.changed_by(&now, &before).config().unwrap();
+        assert_eq!((config.train.steps, config.train.seed, config.optimizer.lr), (50, 4, 0.5));
+    }
+}

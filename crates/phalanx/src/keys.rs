@@ -1,0 +1,209 @@
+//! Every key of the configuration, with the type of its value and the name it is nearest to.
+//!
+//! The list is the default configuration written out with its optional keys filled in, so it cannot
+//! drift from the types. A key that is not on it is an error that names the nearest; a value is tried
+//! alone, in a configuration that is otherwise right, so a wrong type is told of its own key.
+
+use anyhow::{Result, bail};
+use phalanx_train::RunConfig;
+use serde::Deserialize;
+use toml::{Table, Value};
+
+/// The configuration with a value of the right type for every key.
+fn full() -> Table {
+    let mut config = RunConfig::default();
+    config.model.positions = Some(1);
+    config.model.vocab = Some(1);
+    config.model.init = Some(String::new());
+    config.data.text = vec![String::new()];
+    config.data.extensions = vec![String::new()];
+    config.data.tokens = Some(String::new());
+    config.batch.micro = Some(1);
+    config.memory.hidden_dim = Some(1);
+    config.memory.limit_mb = Some(1.0);
+    config.train.threads = Some(1);
+    Table::try_from(config).expect("a configuration is a table of tables")
+}
+
+/// `table.key` with its value, for every key of a table of tables.
+pub fn flat(tables: &Table) -> impl Iterator<Item = (String, &Value)> {
+    tables.iter().filter_map(|(name, value)| Some((name, value.as_table()?))).flat_map(|(name, table)| {
+        table.iter().map(move |(key, value)| (format!("{name}.{key}"), value))
+    })
+}
+
+/// Refuses unknown tables and keys and values of the wrong type; `origin` is where they were written.
+pub fn check(given: &Table, origin: &str) -> Result<()> {
+    let full = full();
+    for (name, value) in given {
+        match (full.get(name), value.as_table()) {
+            (Some(_), Some(_)) => {}
+            (Some(_), None) => bail!("{origin}: {name} = {value}: expected a table, as [{name}]"),
+            (None, Some(table)) if !table.is_empty() => {
+                let key = table.keys().next().expect("not empty");
+                return Err(unknown(&full, &format!("{name}.{key}"), origin));
+            }
+            (None, Some(_)) => {
+                let near = nearest(name, full.keys().map(String::as_str));
+                bail!("{origin}: unknown table [{name}]; the nearest known is [{near}]");
+            }
+            (None, None) => return Err(unknown(&full, name, origin)),
+        }
+    }
+    for (key, value) in flat(given) {
+        check_value(&full, &key, value, origin)?;
+    }
+    Ok(())
+}
+
+/// Reads `table.key=value`. The value is TOML; text needs no quotes, and one text makes a list of one.
+pub fn assignment(text: &str) -> Result<(String, Value)> {
+    let Some((key, raw)) = text.split_once('=') else {
+        bail!("--set {text}: expected TABLE.KEY=VALUE, as --set train.steps=200");
+    };
+    let (key, raw) = (key.trim(), raw.trim());
+    let full = full();
+    let Some(known) = lookup(&full, key) else { return Err(unknown(&full, key, "--set")) };
+    let parsed = toml::from_str::<Table>(&format!("value = {raw}")).ok();
+    let parsed = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
+    let value = match (known, parsed) {
+        (Value::String(_), Some(value)) if !value.is_str() && key != "memory.chunk" => Value::String(raw.into()),
+        (Value::Array(_), Some(value)) if value.is_array() => value,
+        (Value::Array(_), Some(Value::String(one))) => Value::Array(vec![Value::String(one)]),
+        (Value::Array(_), _) => Value::Array(vec![Value::String(raw.into())]),
+        (_, Some(value)) => value,
+        (_, None) => Value::String(raw.into()),
+    };
+    check_value(&full, key, &value, "--set")?;
+    Ok((key.to_string(), value))
+}
+
+/// The value of `table.key`.
+pub fn lookup<'a>(tables: &'a Table, key: &str) -> Option<&'a Value> {
+    let (table, key) = key.split_once('.')?;
+    tables.get(table)?.as_table()?.get(key)
+}
+
+/// Writes the value of `table.key`, making the table when it is not there.
+pub fn insert(tables: &mut Table, key: &str, value: Value) {
+    let (table, key) = key.split_once('.').expect("a known key has a table");
+    let table = tables.entry(table).or_insert_with(|| Value::Table(Table::new()));
+    table.as_table_mut().expect("checked tables").insert(key.to_string(), value);
+}
+
+fn check_value(full: &Table, key: &str, value: &Value, origin: &str) -> Result<()> {
+    let Some(known) = lookup(full, key) else { return Err(unknown(full, key, origin)) };
+    let mut tried = full.clone();
+    insert(&mut tried, key, value.clone());
+    let Err(error) = RunConfig::deserialize(Value::Table(tried)) else { return Ok(()) };
+    bail!("{origin}: {key} = {value}: expected {}", expected(key, known, error.message()))
+}
+
+/// What a key wants, in words; for a choice the words come from `message`, the reader's own.
+fn expected(key: &str, known: &Value, message: &str) -> String {
+    match (key, known) {
+        ("memory.chunk", _) => "\"auto\", \"none\" or a number of MiB".to_string(),
+        ("parallel.zero", _) => "a ZeRO stage: 0, 1, 2 or 3".to_string(),
+        (_, Value::String(_)) => match message.split_once("expected ") {
+            Some((start, choices)) if start.contains("unknown variant") => choices.replace('`', "\""),
+            _ => "text in quotes".to_string(),
+        },
+        (_, Value::Integer(_)) => "a whole number, 0 or more".to_string(),
+        (_, Value::Float(_)) => "a number".to_string(),
+        (_, Value::Boolean(_)) => "true or false".to_string(),
+        _ => "a list of texts, as [\"a.txt\", \"b.txt\"]".to_string(),
+    }
+}
+
+fn unknown(full: &Table, key: &str, origin: &str) -> anyhow::Error {
+    let keys: Vec<String> = flat(full).map(|(key, _)| key).collect();
+    let near = nearest(key, keys.iter().map(String::as_str));
+    let (table, leaf) = near.split_once('.').unwrap_or(("", near));
+    anyhow::anyhow!("{origin}: unknown key {key}; the nearest known is {leaf} in table [{table}] ({near})")
+}
+
+/// The known name that was most likely meant. A right key in a wrong table counts as one edit.
+fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> &'a str {
+    let leaf = |name: &str| name.rsplit('.').next().unwrap_or("").to_string();
+    let edits = |name: &&str| distance(given, name).min(distance(&leaf(given), &leaf(name)) + 1);
+    known.min_by_key(edits).unwrap_or("")
+}
+
+/// Levenshtein distance, one row at a time.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, &to) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(from != to);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(text: &str) -> String {
+        check(&toml::from_str(text).unwrap(), "a.toml").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn unknown_names_are_told_the_nearest() {
+        for (text, near) in [
+            ("[model]\nhiden = 1", "model.hidden"),
+            ("[train]\nlr = 1", "optimizer.lr"),
+            ("[optimiser]\nlr = 1", "optimizer.lr"),
+            ("steps = 1", "train.steps"),
+            ("[optimiser]", "[optimizer]"),
+            ("[batch]\nmicro_batch = 2", "batch.micro"),
+            ("[memory]\nchunk_size = 2", "memory.chunk"),
+        ] {
+            assert!(refusal(text).contains(near), "{text}: {}", refusal(text));
+        }
+    }
+
+    #[test]
+    fn wrong_types_name_key_value_and_what_is_expected() {
+        for (text, words) in [
+            ("[train]\nsteps = \"many\"", ["train.steps", "\"many\"", "a whole number"]),
+            ("[train]\nsteps = -1", ["train.steps", "-1", "a whole number"]),
+            ("[data]\norder = \"random\"", ["data.order", "\"random\"", "\"shuffled\" or \"sequential\""]),
+            ("[data]\ntext = \"a\"", ["data.text", "\"a\"", "a list"]),
+            ("[memory]\nchunk = \"big\"", ["memory.chunk", "\"big\"", "\"auto\""]),
+            ("[parallel]\nzero = 300", ["parallel.zero", "300", "0, 1, 2 or 3"]),
+            ("[optimizer]\nlr = \"x\"", ["optimizer.lr", "\"x\"", "a number"]),
+            ("[parallel]\noverlap = 1", ["parallel.overlap", "1", "true or false"]),
+            ("model = 3", ["model", "3", "[model]"]),
+        ] {
+            for word in words {
+                assert!(refusal(text).contains(word), "{text}: {}", refusal(text));
+            }
+        }
+    }
+
+    #[test]
+    fn assignments_take_values_as_people_write_them() {
+        for (text, key, value) in [
+            ("train.steps=200", "train.steps", Value::Integer(200)),
+            ("data.tokenizer=gpt2", "data.tokenizer", Value::String("gpt2".into())),
+            ("data.tokenizer=\"char\"", "data.tokenizer", Value::String("char".into())),
+            ("memory.chunk=none", "memory.chunk", Value::String("none".into())),
+            ("memory.chunk = 2", "memory.chunk", Value::Integer(2)),
+            ("data.text=a.txt", "data.text", Value::Array(vec![Value::String("a.txt".into())])),
+            ("train.sample=12", "train.sample", Value::String("12".into())),
+            ("train.sample=a = b", "train.sample", Value::String("a = b".into())),
+            ("optimizer.lr=1", "optimizer.lr", Value::Integer(1)),
+        ] {
+            assert_eq!(assignment(text).unwrap(), (key.to_string(), value), "{text}");
+        }
+        for text in ["train.steps", "train.stepz=1", "train.steps=x", "steps=1"] {
+            assert!(assignment(text).is_err(), "{text}");
+        }
+    }
+}
