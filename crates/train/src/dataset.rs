@@ -123,6 +123,13 @@ impl Dataset {
         }
     }
 
+    /// Windows of an evaluation of a run on `tokens` tokens, as [`Dataset::evaluated`] will have it.
+    pub fn evaluated_of(tokens: usize, config: &RunConfig) -> usize {
+        let held_out = (tokens as f64 * config.data.validation) as usize;
+        let windows = (held_out / config.model.seq).min(config.train.eval_samples.max(1));
+        evaluated(if config.data.validation > 0.0 { windows.max(1) } else { 0 }, config.batch.global)
+    }
+
     /// Samples in one epoch.
     pub fn samples_per_epoch(&self) -> u64 {
         self.train.samples_per_epoch()

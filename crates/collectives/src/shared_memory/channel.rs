@@ -12,7 +12,7 @@ use crate::parts;
 use crate::shared_memory::control::LastCall;
 use crate::shared_memory::descriptor::Descriptor;
 use crate::shared_memory::endpoint::{Host, Options};
-use crate::shared_memory::meeting::{Meeting, Place, Tables};
+use crate::shared_memory::meeting::{Meeting, Patience, Place, Tables};
 use crate::shared_memory::memory::Span;
 use crate::shared_memory::{
     all_gather, all_reduce, all_to_all, broadcast, gather, point_to_point, reduce, reduce_scatter, scatter,
@@ -121,15 +121,15 @@ impl Channel {
 
     /// Runs one call to its end; returns the bytes that peers have read here. A failure ends the job for
     /// everybody.
-    pub(crate) fn execute(&mut self, t: &Transfer) -> Result<u64, CollectiveError> {
-        let result = self.host.aborted().and_then(|()| self.attempt(t));
+    pub(crate) fn execute(&mut self, t: &Transfer, patience: Patience) -> Result<u64, CollectiveError> {
+        let result = self.host.aborted().and_then(|()| self.attempt(t, patience));
         if let Err(error) = &result {
             self.host.abort_because(error);
         }
         result
     }
 
-    fn attempt(&mut self, t: &Transfer) -> Result<u64, CollectiveError> {
+    fn attempt(&mut self, t: &Transfer, patience: Patience) -> Result<u64, CollectiveError> {
         let pair = if matches!(t.op, CollectiveOp::Send | CollectiveOp::Recv) { t.root } else { None };
         let number = pair.map_or(&mut self.calls, |peer| &mut self.messages[peer]);
         *number += 1;
@@ -157,6 +157,7 @@ impl Channel {
             members: &self.members,
             rank,
             pair,
+            patience,
         };
         let mut meeting = Meeting::new(place, &mut self.tables);
         meeting.meet(&descriptor, t.site, offered.address)?;

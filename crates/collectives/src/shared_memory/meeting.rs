@@ -16,10 +16,22 @@ use crate::shared_memory::descriptor::Descriptor;
 use crate::shared_memory::endpoint::{Host, Options};
 use crate::shared_memory::watch::Watch;
 
-/// Turns of a spin when every member can have a core.
-const SPINS: u32 = 40000;
-/// Turns of a spin when members outnumber cores: the peer may need this core.
-const SPINS_CROWDED: u32 = 20;
+/// How to wait before sleeping: turns that keep the core, then turns that offer it to others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    spins: u32,
+    yields: u32,
+}
+
+impl Patience {
+    /// A caller who has nothing else to do: sleeping and being woken would cost more than the wait.
+    pub(crate) const CALLER: Patience = Patience { spins: 1000, yields: 1000 };
+    /// The owner thread, beside which this rank computes: a sleeper gets the core back at once when it
+    /// is woken, one that yields waits for its turn.
+    pub(crate) const OWNER: Patience = Patience { spins: 1000, yields: 0 };
+    /// When members outnumber cores, the peer may need this core: no spinning.
+    const CROWDED_SPINS: u32 = 20;
+}
 
 /// Where a meeting takes place.
 #[derive(Clone, Copy)]
@@ -34,6 +46,7 @@ pub(crate) struct Place<'a> {
     pub(crate) rank: usize,
     /// The other end of a send or recv; None when all members meet.
     pub(crate) pair: Option<usize>,
+    pub(crate) patience: Patience,
 }
 
 impl<'a> Place<'a> {
@@ -87,15 +100,12 @@ pub(crate) struct Meeting<'a> {
     tables: &'a mut Tables,
     base: u32,
     ticks: u32,
-    spins: u32,
 }
 
 impl<'a> Meeting<'a> {
     pub(crate) fn new(place: Place<'a>, tables: &'a mut Tables) -> Meeting<'a> {
         let base = place.slot(place.rank).counter();
-        let crowded = place.members.len() > place.host.control.cores();
-        let spins = if crowded { SPINS_CROWDED } else { SPINS };
-        Meeting { place, tables, base, ticks: 0, spins }
+        Meeting { place, tables, base, ticks: 0 }
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -194,13 +204,23 @@ impl<'a> Meeting<'a> {
     }
 
     fn spin(&self, q: usize, ticks: u32) -> bool {
-        for _ in 0..self.spins {
+        let Patience { spins, yields } = self.place.patience;
+        let spins = if self.crowded() { spins.min(Patience::CROWDED_SPINS) } else { spins };
+        for turn in 0..spins + yields {
             if self.progress(q) >= ticks {
                 return true;
             }
-            std::hint::spin_loop();
+            if turn < spins {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
         }
         false
+    }
+
+    fn crowded(&self) -> bool {
+        self.place.members.len() > self.place.host.control.cores()
     }
 
     /// One slice of sleep until member `q` moves, then a look around if it has not come.

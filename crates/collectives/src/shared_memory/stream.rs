@@ -16,6 +16,7 @@ use std::time::Instant;
 use crate::error::CollectiveError;
 use crate::pending::Progress;
 use crate::shared_memory::channel::{Channel, Transfer};
+use crate::shared_memory::meeting::Patience;
 use crate::statistics::Tally;
 
 pub(crate) struct Stream {
@@ -93,7 +94,7 @@ impl Stream {
         let mut state = self.lock();
         loop {
             if !state.running && !state.queue.is_empty() {
-                state = self.run_next(state);
+                state = self.run_next(state, Patience::OWNER);
             } else if state.closed && state.queue.is_empty() {
                 return;
             } else {
@@ -105,7 +106,7 @@ impl Stream {
     }
 
     /// Runs the first call of the queue; the lock is free meanwhile.
-    fn run_next<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn run_next<'a>(&'a self, mut state: MutexGuard<'a, State>, patience: Patience) -> MutexGuard<'a, State> {
         let transfer = state.queue.pop_front().expect("the caller saw a call");
         state.running = true;
         drop(state);
@@ -113,7 +114,7 @@ impl Stream {
         let mut channel = self.channel.lock().expect("a panic in a call is caught");
         // A panic in a call (a bug, or a tensor outside the arena) must not leave the others waiting for
         // a thread that is gone.
-        let result = catch_unwind(AssertUnwindSafe(|| channel.execute(&transfer)));
+        let result = catch_unwind(AssertUnwindSafe(|| channel.execute(&transfer, patience)));
         let result = result.unwrap_or_else(|payload| {
             let reason = panic_text(&*payload);
             Err(channel.host.abort(&format!("{reason} in a collective at {}", transfer.site())))
@@ -160,7 +161,7 @@ impl Progress for Stream {
                 break Err(error.clone());
             }
             if !state.running && !state.queue.is_empty() {
-                state = self.run_next(state);
+                state = self.run_next(state, Patience::CALLER);
             } else {
                 state.waiters += 1;
                 state = self.done.wait(state).expect("no panic under this lock");

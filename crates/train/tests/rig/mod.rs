@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use phalanx_checkpoint::HuggingFaceDir;
+use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
 use phalanx_collectives::{Endpoint, Group, Solo, threads};
 use phalanx_models::Gpt2;
 use phalanx_parallel::zero::Extent;
@@ -54,8 +54,27 @@ pub struct Outcome {
 /// Sequences of every step: `[steps][global]` of `seq + 1` tokens.
 pub type Steps = Vec<Vec<Vec<u32>>>;
 
+/// Checkpoints around a run.
+#[derive(Clone, Default)]
+pub struct Checkpoints {
+    /// To start from, instead of the golden weights.
+    pub restore: Option<PathBuf>,
+    /// Folder for one of the last step.
+    pub save: Option<PathBuf>,
+}
+
 /// Trains from the golden weights on `steps`, on as many threads-as-ranks as the configuration says.
-pub fn run(model: &Gpt2, config: &RunConfig, steps: &Steps) -> Outcome {
+pub fn run(model: &Gpt2, config: &RunConfig, steps: &[Vec<Vec<u32>>]) -> Outcome {
+    run_between(model, config, steps, &Checkpoints::default())
+}
+
+/// As [`run`], from and to a checkpoint.
+pub fn run_between(
+    model: &Gpt2,
+    config: &RunConfig,
+    steps: &[Vec<Vec<u32>>],
+    checkpoints: &Checkpoints,
+) -> Outcome {
     config.check().unwrap();
     let spec = Spec::new(config, model.clone(), config.batch.global, config.train.threads.unwrap()).unwrap();
     let plan = RunPlan::new(spec).unwrap();
@@ -69,7 +88,7 @@ pub fn run(model: &Gpt2, config: &RunConfig, steps: &Steps) -> Outcome {
         let spawned: Vec<_> = groups
             .drain(..)
             .enumerate()
-            .map(|(rank, group)| scope.spawn(move || one_rank(plan, rank, group, steps)))
+            .map(|(rank, group)| scope.spawn(move || one_rank(plan, rank, group, steps, checkpoints)))
             .collect();
         spawned.into_iter().map(|t| t.join().unwrap()).collect::<Vec<_>>()
     });
@@ -83,13 +102,29 @@ struct Part {
     peak: Peak,
 }
 
-fn one_rank(plan: &RunPlan, rank: usize, group: Arc<dyn Group>, steps: &Steps) -> Part {
+fn one_rank(
+    plan: &RunPlan,
+    rank: usize,
+    group: Arc<dyn Group>,
+    steps: &[Vec<Vec<u32>>],
+    checkpoints: &Checkpoints,
+) -> Part {
     let spec = &plan.spec;
     let memory = plan.ranks[rank].memory.clone();
     let region = Region::anonymous(memory.arena_bytes as usize).unwrap();
     let device = Device::new(Cpu::new(spec.threads), Arena::replaying(memory, region));
     let mut engine = Rank::new(device, group, spec, &plan.orders);
-    engine.import(&HuggingFaceDir::open(&golden().join("gpt2")).unwrap()).unwrap();
+    let done = match &checkpoints.restore {
+        None => {
+            engine.import(&HuggingFaceDir::open(&golden().join("gpt2")).unwrap()).unwrap();
+            0
+        }
+        Some(dir) => {
+            let checkpoint = Checkpoint::open(dir).unwrap();
+            engine.restore(&checkpoint).unwrap();
+            checkpoint.step()
+        }
+    };
     let mut batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for (number, sequences) in steps.iter().enumerate() {
@@ -101,7 +136,7 @@ fn one_rank(plan: &RunPlan, rank: usize, group: Arc<dyn Group>, steps: &Steps) -
                 batch.targets[at..at + spec.seq].copy_from_slice(&sequence[1..]);
             }
         }
-        let outcome = engine.step(number as u64 + 1, &batch, false).unwrap();
+        let outcome = engine.step(done + number as u64 + 1, &batch, false).unwrap();
         losses.push(outcome.loss);
         grad_norms.push(outcome.grad_norm);
     }
@@ -109,7 +144,13 @@ fn one_rank(plan: &RunPlan, rank: usize, group: Arc<dyn Group>, steps: &Steps) -
     windows.tokens.fill(1);
     losses.push(engine.evaluate(&windows).unwrap());
     let mut pieces = Vec::new();
-    engine.save(|_, _| Ok(())).unwrap();
+    match &checkpoints.save {
+        None => engine.save(|_, _| Ok(())).unwrap(),
+        Some(dir) => {
+            let step = done + steps.len() as u64;
+            engine.save_checkpoint(dir, step, &serde_json::json!({ "step": step })).map(drop).unwrap()
+        }
+    }
     let names = |state: usize| if state == 0 { "parameters" } else { spec.rule.states()[state - 1] };
     let network = spec.model.network();
     for state in 0..engine.zero().state_count() {

@@ -1,0 +1,84 @@
+//! What this machine has: cores, memory, limits, as the system tells.
+
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get())
+}
+
+/// Threads of each of `ranks` ranks on this machine.
+pub fn threads_per_rank(ranks: usize) -> usize {
+    (cores() / ranks.max(1)).max(1)
+}
+
+/// Bytes that new programs could take without swapping (`MemAvailable`, and what a control group leaves);
+/// `None` where the system does not tell.
+pub fn available_bytes() -> Option<u64> {
+    let system = meminfo("MemAvailable:");
+    let group = group_bytes("memory.max").and_then(|limit| Some(limit.saturating_sub(group_bytes("memory.current")?)));
+    match (system, group) {
+        (Some(system), Some(group)) => Some(system.min(group)),
+        (system, group) => system.or(group),
+    }
+}
+
+/// Bytes of memory in all.
+pub fn total_bytes() -> Option<u64> {
+    meminfo("MemTotal:")
+}
+
+/// One line of `/proc/meminfo`, in bytes.
+fn meminfo(name: &str) -> Option<u64> {
+    field("/proc/meminfo", name)
+}
+
+/// A number in kB behind `name` at the start of a line of a file of the system, in bytes.
+pub fn field(path: &str, name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// A limit of this process's control group (version 2); `None` without one.
+fn group_bytes(file: &str) -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let text = std::fs::read_to_string(format!("/sys/fs/cgroup{path}/{file}")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Version of the kernel.
+pub fn kernel() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+/// The processor's own name.
+pub fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or("unknown".to_string(), |(_, name)| name.trim().to_string())
+}
+
+/// Those of the processor's instruction sets that matter here.
+pub fn instruction_sets() -> Vec<String> {
+    const KNOWN: [&str; 10] = [
+        "sse4_2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_bf16",
+    ];
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));
+    let has: Vec<&str> = flags.map_or(Vec::new(), |(_, flags)| flags.split_whitespace().collect());
+    KNOWN.into_iter().filter(|flag| has.contains(flag)).map(String::from).collect()
+}
+
+/// How the system hands out huge pages for private memory: `always`, `madvise` or `never`.
+pub fn huge_pages() -> String {
+    let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    chosen.map_or("unknown".to_string(), |(word, _)| word.to_string())
+}
+
+/// Limits of this process: the soft value, `None` for no limit.
+pub fn limits() -> [(&'static str, Option<u64>); 3] {
+    use rustix::process::{Resource, getrlimit};
+    [("memlock", Resource::Memlock), ("nofile", Resource::Nofile), ("nproc", Resource::Nproc)]
+        .map(|(name, resource)| (name, getrlimit(resource).current))
+}

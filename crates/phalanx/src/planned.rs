@@ -1,0 +1,180 @@
+//! A configuration with its plan, and whether this machine can hold it.
+//!
+//! The arena is planned to the byte. What lies outside of it (code, stacks, packing buffers of the matrix
+//! product, windows of files) is an estimate, always shown as such; both together must fit.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use phalanx_data::TokenFile;
+use phalanx_models::Gpt2;
+use phalanx_train::config::Reduce;
+use phalanx_train::{Dataset, RunConfig, RunPlan, Spec, dataset};
+
+use crate::machine;
+use crate::report::bytes;
+use crate::shape::Vocabulary;
+
+/// A complete configuration and its plan.
+pub struct Planned {
+    /// Checked; vocabulary, positions and threads are filled in.
+    pub config: RunConfig,
+    /// Made from it.
+    pub plan: RunPlan,
+}
+
+impl Planned {
+    /// Plans `config` for `model`; `evaluated` is the windows of one evaluation over all ranks.
+    ///
+    /// # Errors
+    /// When the engine cannot be planned: a knob that means nothing, or a fault of the engine.
+    pub fn new(config: RunConfig, model: Gpt2, evaluated: usize) -> Result<Planned> {
+        let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.parallel.data));
+        let spec = Spec::new(&config, model, evaluated, threads).context("the chunks of [memory]")?;
+        let plan = RunPlan::new(spec)?;
+        Ok(Planned { config, plan })
+    }
+
+    /// The same run with something else in the configuration.
+    ///
+    /// # Errors
+    /// When that cannot work.
+    pub fn with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<Planned> {
+        let mut config = self.config.clone();
+        change(&mut config);
+        config.check()?;
+        let spec = &self.plan.spec;
+        let evaluated = spec.evaluation_batches * spec.micro * spec.world;
+        let whole = evaluated.next_multiple_of(config.micro() * config.parallel.data);
+        Planned::new(config, spec.model.clone(), whole)
+    }
+
+    /// Bytes that all ranks together need.
+    pub fn needed_bytes(&self) -> u64 {
+        let outside = outside_bytes(&self.plan.spec);
+        self.plan.ranks.iter().map(|rank| rank.memory.arena_bytes + outside).sum()
+    }
+
+    /// Bytes of the rank that needs most.
+    pub fn needed_by_one(&self) -> u64 {
+        let most = self.plan.ranks.iter().map(|rank| rank.memory.arena_bytes).max().unwrap_or(0);
+        most + outside_bytes(&self.plan.spec)
+    }
+
+    /// Refuses a run that needs more memory than there is.
+    ///
+    /// # Errors
+    /// With the bytes needed and available, and what would need less.
+    pub fn check_memory(&self) -> Result<()> {
+        let ranks = self.plan.spec.world;
+        if let Some(limit) = self.config.memory.limit_mb {
+            let limit = (limit * f64::from(1 << 20)) as u64;
+            let needed = self.needed_by_one();
+            if needed > limit {
+                bail!(
+                    "a rank needs {needed} bytes ({}), and memory.limit_mb allows {limit} ({}); {}",
+                    bytes(needed),
+                    bytes(limit),
+                    self.what_to_change(&|other| other.needed_by_one() <= limit)
+                );
+            }
+        }
+        let (needed, Some(available)) = (self.needed_bytes(), machine::available_bytes()) else { return Ok(()) };
+        if needed > available {
+            bail!(
+                "{ranks} rank(s) need {needed} bytes ({}), and this machine has {available} available ({}); {}",
+                bytes(needed),
+                bytes(available),
+                self.what_to_change(&|other| other.needed_bytes() <= available)
+            );
+        }
+        Ok(())
+    }
+
+    /// What fits, or else what would come nearest.
+    fn what_to_change(&self, fits: &dyn Fn(&Planned) -> bool) -> String {
+        let config = &self.config;
+        let micro = self.plan.spec.micro;
+        let mut tried = Vec::new();
+        let mut try_change = |words: String, change: &dyn Fn(&mut RunConfig)| {
+            if let Ok(other) = self.with(change) {
+                tried.push((fits(&other), other.needed_bytes(), words));
+            }
+        };
+        let small = |c: &mut RunConfig| c.batch.micro = Some(1);
+        let sharded = |c: &mut RunConfig| c.parallel.zero = 3;
+        if config.parallel.data > 1 && config.parallel.zero < 3 {
+            try_change("parallel.zero=3".into(), &sharded);
+        }
+        if micro > 1 {
+            try_change("batch.micro=1".into(), &small);
+        }
+        if config.parallel.data > 1 {
+            let half = config.parallel.data / 2;
+            try_change(format!("parallel.data={half}"), &move |c| c.parallel.data = half);
+            try_change("parallel.zero=3 with batch.micro=1".into(), &move |c| {
+                sharded(c);
+                small(c);
+            });
+        }
+        tried.sort();
+        let describe = |(_, needed, words): &(bool, u64, String)| format!("{words} needs {}", bytes(*needed));
+        match tried.iter().find(|(fits, ..)| *fits) {
+            Some(first) => format!("change the configuration: {}", describe(first)),
+            None if tried.is_empty() => "make the model, model.seq or the batch smaller".to_string(),
+            None => {
+                let all: Vec<String> = tried.iter().map(describe).collect();
+                format!("not even these fit: {}; make the model or model.seq smaller", all.join(", "))
+            }
+        }
+    }
+
+    /// The same run with gradients reduced at the other time, when it accumulates.
+    pub fn other_reduce(&self) -> Option<Planned> {
+        if self.plan.spec.micro_batches < 2 || self.plan.spec.world < 2 {
+            return None;
+        }
+        let other = match self.config.batch.reduce {
+            Reduce::Each => Reduce::Defer,
+            Reduce::Defer => Reduce::Each,
+        };
+        self.with(|config| config.batch.reduce = other).ok()
+    }
+}
+
+/// What one rank takes besides its arena, estimated: the program and its tables; for each thread a stack
+/// and buffers for packed matrices; windows through which files pass; the batches on the host.
+pub fn outside_bytes(spec: &Spec) -> u64 {
+    const PROGRAM: u64 = 12 << 20;
+    const THREAD: u64 = 2 << 20;
+    const WINDOWS: u64 = 4 << 20;
+    let rows = spec.micro * (spec.micro_batches + spec.evaluation_batches);
+    PROGRAM + WINDOWS + THREAD * spec.threads as u64 + 8 * (rows * spec.seq) as u64
+}
+
+/// What the tokenizer or the token file of `config` says about ids, and how many windows an evaluation
+/// will have, found without tokenising.
+///
+/// # Errors
+/// Missing or unreadable data.
+pub fn estimate_data(config: &RunConfig) -> Result<(Vocabulary, usize)> {
+    let data = &config.data;
+    if let Some(path) = &data.tokens {
+        let file = TokenFile::open(Path::new(path))?;
+        let ids = file.vocab_size().unwrap_or(0);
+        let evaluated = Dataset::evaluated_of(file.len(), config);
+        return Ok((Vocabulary { ids, origin: path.clone() }, evaluated));
+    }
+    if data.text.is_empty() {
+        let origin = "a configuration without data.text and data.tokens".to_string();
+        // As if there were as many windows as are asked for.
+        let evaluated = Dataset::evaluated_of(usize::MAX, config);
+        return Ok((Vocabulary { ids: 0, origin }, evaluated));
+    }
+    let (tokenizer, corpus) = dataset::open_tokenizer(data)?;
+    let text_bytes = corpus.map_or(0, |corpus| corpus.bytes()) as usize;
+    // A token of byte-pair encodings is about four bytes; of the others one, but for rare characters.
+    let tokens = if tokenizer.vocab_size() > 1024 { text_bytes / 4 } else { text_bytes };
+    let origin = format!("the tokenizer {}", tokenizer.describe());
+    Ok((Vocabulary { ids: tokenizer.vocab_size(), origin }, Dataset::evaluated_of(tokens, config)))
+}

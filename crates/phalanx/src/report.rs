@@ -1,0 +1,126 @@
+//! Numbers and tables for people, and the one way to standard output.
+
+use std::io::Write;
+
+use anyhow::Result;
+use serde::Serialize;
+
+/// Writes `text` to standard output. A reader that has gone away (`| head`) ends the program in good order.
+pub fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if written.is_err() {
+        std::process::exit(0);
+    }
+}
+
+/// [`print()`] with an end of line.
+pub fn print_line(text: &str) {
+    print(&format!("{text}\n"));
+}
+
+/// Writes JSON for people and scripts.
+///
+/// # Errors
+/// None for values that are JSON.
+pub fn print_json(value: &impl Serialize) -> Result<()> {
+    print_line(&serde_json::to_string_pretty(value)?);
+    Ok(())
+}
+
+/// Bytes in the unit that fits: `812 B`, `13.4 MiB`, `1.25 GiB`.
+pub fn bytes(bytes: u64) -> String {
+    const KIB: f64 = 1024.0;
+    let value = bytes as f64;
+    match value {
+        v if v < KIB => format!("{bytes} B"),
+        v if v < KIB * KIB => format!("{:.1} KiB", v / KIB),
+        v if v < KIB * KIB * KIB => format!("{:.1} MiB", v / KIB / KIB),
+        v => format!("{:.2} GiB", v / KIB / KIB / KIB),
+    }
+}
+
+/// A number with a unit prefix: `950`, `12.3k`, `3.45M`, `1.20G`.
+pub fn count(value: f64) -> String {
+    match value {
+        v if v < 1e3 => format!("{v:.0}"),
+        v if v < 1e6 => format!("{:.1}k", v / 1e3),
+        v if v < 1e9 => format!("{:.2}M", v / 1e6),
+        v if v < 1e12 => format!("{:.2}G", v / 1e9),
+        v => format!("{:.2}T", v / 1e12),
+    }
+}
+
+/// Seconds: `850 ms`, `12.3 s`, `4 min 05 s`, `3 h 10 min`.
+pub fn seconds(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match seconds {
+        s if s < 1e-3 => format!("{:.0} us", s * 1e6),
+        s if s < 1.0 => format!("{:.0} ms", s * 1e3),
+        s if s < 60.0 => format!("{s:.1} s"),
+        s if s < 3600.0 => format!("{} min {:02} s", whole / 60, whole % 60),
+        _ => format!("{} h {:02} min", whole / 3600, whole / 60 % 60),
+    }
+}
+
+/// Columns that line up: the first to the left, the others to the right.
+#[derive(Default)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// With a row of headings.
+    pub fn new(headings: &[&str]) -> Table {
+        let mut table = Table::default();
+        table.row(headings.iter().map(|h| h.to_string()));
+        table
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for row in &self.rows {
+            let mut line = String::from("  ");
+            for (column, cell) in row.iter().enumerate() {
+                let width = widths[column];
+                match column {
+                    0 => line.push_str(&format!("{cell:<width$}")),
+                    _ => line.push_str(&format!("  {cell:>width$}")),
+                }
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_fit_the_size() {
+        assert_eq!([bytes(812), bytes(1536), bytes(13 << 20)], ["812 B", "1.5 KiB", "13.0 MiB"]);
+        assert_eq!(bytes(5 << 30), "5.00 GiB");
+        assert_eq!([count(950.0), count(12_345.0), count(3.45e6)], ["950", "12.3k", "3.45M"]);
+        assert_eq!([seconds(0.0123), seconds(75.0), seconds(3700.0)], ["12 ms", "1 min 15 s", "1 h 01 min"]);
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&["rank", "bytes"]);
+        table.row(["0".to_string(), "12345".to_string()]);
+        assert_eq!(table.to_string(), "  rank  bytes\n  0     12345\n");
+    }
+}
