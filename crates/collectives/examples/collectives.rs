@@ -1,4 +1,5 @@
-//! Measures collectives between processes of this host: `collectives [RANKS] [OP] [BYTES,..] [overlap|blocking]`.
+//! Measures collectives between processes of this host:
+//! `collectives [RANKS] [OP] [BYTES,..] [overlap|blocking]`.
 //!
 //! Starts itself once per rank, as a launcher does: control block and arenas are inherited memfds.
 
@@ -68,10 +69,9 @@ fn rank(args: &[String]) -> ExitCode {
     for (bytes, us) in sizes.iter().zip(measure(&device, &*endpoint.group("data"))) {
         if rank == 0 {
             let gbs = *bytes as f64 / us / 1e3;
-            println!(
-                "{{\"op\":\"{}\",\"ranks\":{world_size},\"bytes\":{bytes},\"us\":{us:.1},\"algbw_gbs\":{gbs:.3}}}",
-                op.name()
-            );
+            let name = op.name();
+            print!("{{\"op\":\"{name}\",\"ranks\":{world_size},\"bytes\":{bytes},");
+            println!("\"us\":{us:.1},\"algbw_gbs\":{gbs:.3}}}");
         }
     }
     arena.end();

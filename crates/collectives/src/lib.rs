@@ -8,10 +8,11 @@
 
 pub mod bench;
 pub mod call;
+mod copy;
 pub mod error;
 pub mod group;
 pub mod meta;
-pub mod parts;
+mod parts;
 pub mod pending;
 pub mod reduction;
 pub mod shared_memory;

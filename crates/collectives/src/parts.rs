@@ -10,18 +10,13 @@ use std::ops::Range;
 const LINE: usize = 16;
 
 /// Elements of part `rank` of `count` when `world_size` ranks share the work of a reduction.
-pub fn uneven(count: usize, world_size: usize, rank: usize) -> Range<usize> {
-    let part = longest(count, world_size);
+pub(crate) fn uneven(count: usize, world_size: usize, rank: usize) -> Range<usize> {
+    let part = count.div_ceil(world_size).next_multiple_of(LINE);
     (rank * part).min(count)..((rank + 1) * part).min(count)
 }
 
-/// Elements of the longest of the uneven parts, which is part 0.
-pub fn longest(count: usize, world_size: usize) -> usize {
-    count.div_ceil(world_size).next_multiple_of(LINE).min(count)
-}
-
 /// Elements of part `rank` of `count`, a multiple of `world_size`.
-pub fn equal(count: usize, world_size: usize, rank: usize) -> Range<usize> {
+pub(crate) fn equal(count: usize, world_size: usize, rank: usize) -> Range<usize> {
     debug_assert_eq!(count % world_size, 0);
     let part = count / world_size;
     rank * part..(rank + 1) * part
@@ -38,7 +33,6 @@ mod tests {
                 let mut end = 0;
                 for rank in 0..world_size {
                     let part = uneven(count, world_size, rank);
-                    assert!(part.len() <= longest(count, world_size));
                     assert_eq!(part.start, end);
                     end = part.end;
                 }

@@ -19,6 +19,9 @@ pub trait Progress: Send + Sync {
 
     /// Whether a wait would return at once.
     fn is_done(&self, ticket: u64) -> bool;
+
+    /// Called before a wait by a thread that panics: the peers it would wait for may never come.
+    fn give_up(&self) {}
 }
 
 /// A collective that was started; `T` is what comes back.
@@ -80,6 +83,9 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
+        if let (true, Some((progress, _))) = (std::thread::panicking(), &self.progress) {
+            progress.give_up();
+        }
         // An error repeats at the group's next call; here only the memory matters.
         let _ = self.wait();
     }

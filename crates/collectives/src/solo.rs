@@ -6,6 +6,7 @@
 use phalanx_trace::CollectiveOp;
 
 use crate::call::{Buffers, Call};
+use crate::copy::copy;
 use crate::group::Group;
 use crate::pending::Pending;
 use crate::reduction;
@@ -50,7 +51,7 @@ impl Group for Solo {
                     if sums {
                         reduction::sum(dtype, &[from], to, elements, true);
                     } else {
-                        std::ptr::copy_nonoverlapping(from, to, elements * dtype.bytes());
+                        copy(from, to, elements * dtype.bytes());
                     }
                 }
             }

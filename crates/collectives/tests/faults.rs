@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use phalanx_collectives::{CollectiveError, Endpoint, Group, Options};
 use phalanx_tensor::DType;
-use support::{host, ranks, sample, tensor, zeros};
+use support::{host, ranks, sample, tensor, within_a_second, zeros};
 
-/// What each rank gets from `body`, and that it gets it within a second.
+/// What each rank gets from `body`, and the longest time that one waited for it.
 fn errors(
     world: usize,
     overlap: bool,
     body: impl Fn(&dyn Group) -> Result<(), CollectiveError> + Sync,
-) -> Vec<String> {
+) -> (Vec<String>, Duration) {
     let options = Options { overlap, ..Options::default() };
     let ready = Barrier::new(world);
     let results = ranks(world, &options, |endpoint| {
@@ -22,11 +22,11 @@ fn errors(
         ready.wait();
         let start = Instant::now();
         let error = body(&*group).expect_err("the ranks disagree");
-        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
         assert!(matches!(error, CollectiveError::Disagreement { .. }), "{error}");
-        error.to_string()
+        (error.to_string(), start.elapsed())
     });
-    results.into_iter().map(|r| r.unwrap()).collect()
+    let (texts, times): (Vec<_>, Vec<_>) = results.into_iter().map(|r| r.unwrap()).unzip();
+    (texts, times.into_iter().max().unwrap())
 }
 
 type Side = fn(&dyn Group) -> Result<(), CollectiveError>;
@@ -98,15 +98,19 @@ fn a_disagreement_names_both_calls_on_every_rank() {
     for (field, odd_one, others, words) in ROWS {
         for world in [2, 3, 5] {
             for overlap in [false, true] {
-                let texts = errors(world, overlap, |g| if g.rank() == 1 { odd_one(g) } else { others(g) });
-                for (rank, text) in texts.iter().enumerate() {
-                    let what = format!("{field}, {world} ranks, rank {rank}: {text}");
-                    for word in words {
-                        assert!(text.contains(word), "{what}: no '{word}'");
+                within_a_second(field, || {
+                    let side = |g: &dyn Group| if g.rank() == 1 { odd_one(g) } else { others(g) };
+                    let (texts, time) = errors(world, overlap, side);
+                    for (rank, text) in texts.iter().enumerate() {
+                        let what = format!("{field}, {world} ranks, rank {rank}: {text}");
+                        for word in words {
+                            assert!(text.contains(word), "{what}: no '{word}'");
+                        }
+                        assert!(text.contains("rank 1: ") && text.contains("group data"), "{what}");
+                        assert_eq!(text.matches("tests/faults.rs:").count(), 2, "{what}");
                     }
-                    assert!(text.contains("rank 1: ") && text.contains("group data"), "{what}");
-                    assert_eq!(text.matches("tests/faults.rs:").count(), 2, "{what}");
-                }
+                    time
+                });
             }
         }
     }
@@ -124,39 +128,70 @@ fn groups_made_in_another_order_disagree() {
     }
 }
 
-/// A rank that panics between its calls ends the waits of the others, in flight or not, by its name.
+/// A rank that panics between its calls ends the waits of the others by its name.
 #[test]
 fn a_panic_ends_the_others_by_name() {
     for overlap in [false, true] {
-        let options = Options { overlap, ..Options::default() };
-        let died = Mutex::new(None);
-        let results = ranks(3, &options, |endpoint| {
-            let group = endpoint.group("data");
-            endpoint.note(41);
-            group.barrier().wait().unwrap();
-            if endpoint.rank() == 2 {
-                *died.lock().unwrap() = Some(Instant::now());
-                panic!("on purpose");
-            }
-            let error = group.all_reduce(f32s(&*group, 1000)).wait().expect_err("rank 2 is gone");
-            let since = died.lock().unwrap().map_or(Duration::ZERO, |t| t.elapsed());
-            assert!(since < Duration::from_secs(1), "{since:?}");
-            // The job stays ended.
-            assert_eq!(group.barrier().wait(), Err(error.clone()));
-            assert_eq!(endpoint.check(), Err(error.clone()));
-            error
-        });
-        for (rank, result) in results.into_iter().enumerate() {
-            match result {
-                Err(_) => assert_eq!(rank, 2),
-                Ok(CollectiveError::Aborted { rank: 2, reason }) => {
-                    assert!(reason.contains("rank-2 panicked") && reason.contains("step 41"), "{reason}");
-                    assert!(reason.contains("barrier") && reason.contains("tests/faults.rs"), "{reason}");
-                }
-                Ok(other) => panic!("{other}"),
-            }
-        }
+        within_a_second("freeing the others", || panic_between_calls(overlap));
     }
+}
+
+fn panic_between_calls(overlap: bool) -> Duration {
+    let options = Options { overlap, ..Options::default() };
+    let died = Mutex::new(None);
+    let results = ranks(3, &options, |endpoint| {
+        let group = endpoint.group("data");
+        endpoint.note(41);
+        group.barrier().wait().unwrap();
+        if endpoint.rank() == 2 {
+            *died.lock().unwrap() = Some(Instant::now());
+            panic!("on purpose");
+        }
+        let error = group.all_reduce(f32s(&*group, 1000)).wait().expect_err("rank 2 is gone");
+        let since = died.lock().unwrap().map_or(Duration::ZERO, |t| t.elapsed());
+        // The job stays ended.
+        assert_eq!(group.barrier().wait(), Err(error.clone()));
+        assert_eq!(endpoint.check(), Err(error.clone()));
+        (error, since)
+    });
+    assert!(results[2].is_err());
+    let freed = results.into_iter().take(2).map(|result| match result.unwrap() {
+        (CollectiveError::Aborted { rank: 2, reason }, since) => {
+            assert!(reason.contains("rank-2 panicked") && reason.contains("step 41"), "{reason}");
+            assert!(reason.contains("barrier") && reason.contains("tests/faults.rs"), "{reason}");
+            since
+        }
+        (other, _) => panic!("{other}"),
+    });
+    freed.max().unwrap()
+}
+
+/// A rank that panics while a call that nobody else will ever make is in flight.
+#[test]
+fn a_panic_with_a_call_in_flight_ends_the_others() {
+    for overlap in [false, true] {
+        within_a_second("freeing both", || panic_in_flight(overlap));
+    }
+}
+
+fn panic_in_flight(overlap: bool) -> Duration {
+    let options = Options { overlap, ..Options::default() };
+    let start = Instant::now();
+    let results = ranks(2, &options, |endpoint| {
+        let [data, other] = ["data", "other"].map(|name| endpoint.group(name));
+        if endpoint.rank() == 1 {
+            // Without overlap the submitter waits, so there it cannot be in flight.
+            let _in_flight = overlap.then(|| other.all_reduce(f32s(&*other, 1000)));
+            panic!("on purpose");
+        }
+        data.barrier().wait()
+    });
+    let time = start.elapsed();
+    let [Ok(Err(CollectiveError::Aborted { rank: 1, reason })), Err(_)] = &results[..] else {
+        panic!("{results:?}")
+    };
+    assert!(reason.contains("rank-1 panicked"), "{reason}");
+    time
 }
 
 /// A tensor that breaks a rule of the call stops its rank, and through it the others.
@@ -205,9 +240,10 @@ fn a_rank_that_left_is_named() {
 fn wait_for_nobody(endpoint: Endpoint, waiting_is_over: &Barrier) -> Result<(), CollectiveError> {
     let group = endpoint.group("data");
     endpoint.note(7);
-    group.barrier().wait()?;
-    let result =
-        if endpoint.rank() == 0 { group.all_reduce(f32s(&*group, 10)).wait().map(drop) } else { Ok(()) };
+    let result = group.barrier().wait().and_then(|()| match endpoint.rank() {
+        0 => group.all_reduce(f32s(&*group, 10)).wait().map(drop),
+        _ => Ok(()),
+    });
     waiting_is_over.wait();
     result
 }
@@ -218,8 +254,8 @@ fn a_missing_rank_is_told_of_and_then_named() {
     let heard = Arc::clone(&notices);
     let options = Options {
         overlap: true,
-        deadline: Duration::from_millis(700),
-        notice_after: Duration::from_millis(200),
+        deadline: Duration::from_secs(2),
+        notice_after: Duration::from_millis(300),
         notice: Arc::new(move |line| heard.lock().unwrap().push(line.to_string())),
     };
     let over = Barrier::new(2);
@@ -227,6 +263,8 @@ fn a_missing_rank_is_told_of_and_then_named() {
     let [Ok(Err(CollectiveError::Missing { rank: 1, report })), Ok(Ok(()))] = &results[..] else {
         panic!("{results:?}")
     };
+    // A busy machine may keep ranks waiting at the barrier too.
+    notices.lock().unwrap().retain(|line| line.contains("all_reduce"));
     for text in notices.lock().unwrap().iter().chain([report]) {
         for word in ["rank 0 waits", "for rank 1 in all_reduce of 10 f32", "rank 1: step 7, barrier"] {
             assert!(text.contains(word), "no '{word}' in {text}");

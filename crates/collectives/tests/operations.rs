@@ -120,6 +120,23 @@ fn copies_of_u32() {
     everywhere(copies::<u32>);
 }
 
+/// Long copies take another path than short ones.
+#[test]
+fn long_copies() {
+    const PART: usize = 300_003;
+    for world in [2, 3] {
+        groups(world, false, |g| {
+            let (device, rank) = (host(), g.rank());
+            let own = || tensor(&device, &sample::<f32>(rank, PART));
+            let (_, whole) = g.all_gather(own(), zeros(&device, DType::F32, PART * world)).wait().unwrap();
+            let all: Vec<f32> = (0..world).flat_map(|r| sample(r, PART)).collect();
+            same_bits(&values::<f32>(&whole), &all, "all_gather");
+            let x = g.broadcast(own(), 1).wait().unwrap();
+            same_bits(&values::<f32>(&x), &sample(1, PART), "broadcast");
+        });
+    }
+}
+
 /// A ring of messages, even ranks sending first, between collectives of the whole group.
 #[test]
 fn messages_reach_their_peer() {

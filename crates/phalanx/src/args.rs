@@ -281,11 +281,16 @@ pub struct BenchCollectivesArgs {
     /// Number of ranks
     #[arg(long, default_value_t = 2, value_name = "N")]
     pub nproc: usize,
-    /// Operation; all three when left out
+    /// Operation; the first three when left out; may be repeated
     #[arg(long, value_enum, value_name = "OP")]
     pub op: Vec<BenchOp>,
     /// Sizes of the whole buffer
-    #[arg(long, value_delimiter = ',', default_value = "4096,65536,1048576,16777216,134217728", value_name = "B,...")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "4096,65536,1048576,16777216,134217728",
+        value_name = "B,..."
+    )]
     pub bytes: Vec<usize>,
     /// Print a JSON line for each measurement
     #[arg(long)]
@@ -299,6 +304,7 @@ pub enum BenchOp {
     AllReduce,
     ReduceScatter,
     AllGather,
+    Broadcast,
 }
 
 /// Measures this machine and checks its limits

@@ -111,7 +111,8 @@ mod tests {
 
     #[test]
     fn the_command_line_wins_over_the_file() {
-        let overrides = Overrides { set: vec!["train.steps=7".into(), "parallel.zero=3".into()], nproc: Some(4) };
+        let overrides =
+            Overrides { set: vec!["train.steps=7".into(), "parallel.zero=3".into()], nproc: Some(4) };
         let file = given("[train]\nsteps = 5\nseed = 9\n[data]\ntokens = \"x.bin\"");
         let config = file.with(&overrides, &["a".into(), "b".into()]).unwrap().config().unwrap();
         assert_eq!((config.train.steps, config.train.seed), (7, 9));

@@ -27,9 +27,10 @@ fn full() -> Table {
 
 /// `table.key` with its value, for every key of a table of tables.
 pub fn flat(tables: &Table) -> impl Iterator<Item = (String, &Value)> {
-    tables.iter().filter_map(|(name, value)| Some((name, value.as_table()?))).flat_map(|(name, table)| {
-        table.iter().map(move |(key, value)| (format!("{name}.{key}"), value))
-    })
+    tables
+        .iter()
+        .filter_map(|(name, value)| Some((name, value.as_table()?)))
+        .flat_map(|(name, table)| table.iter().map(move |(key, value)| (format!("{name}.{key}"), value)))
 }
 
 /// Refuses unknown tables and keys and values of the wrong type; `origin` is where they were written.
@@ -67,7 +68,9 @@ pub fn assignment(text: &str) -> Result<(String, Value)> {
     let parsed = toml::from_str::<Table>(&format!("value = {raw}")).ok();
     let parsed = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
     let value = match (known, parsed) {
-        (Value::String(_), Some(value)) if !value.is_str() && key != "memory.chunk" => Value::String(raw.into()),
+        (Value::String(_), Some(value)) if !value.is_str() && key != "memory.chunk" => {
+            Value::String(raw.into())
+        }
         (Value::Array(_), Some(value)) if value.is_array() => value,
         (Value::Array(_), Some(Value::String(one))) => Value::Array(vec![Value::String(one)]),
         (Value::Array(_), _) => Value::Array(vec![Value::String(raw.into())]),

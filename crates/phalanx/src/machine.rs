@@ -14,7 +14,8 @@ pub fn threads_per_rank(ranks: usize) -> usize {
 /// `None` where the system does not tell.
 pub fn available_bytes() -> Option<u64> {
     let system = meminfo("MemAvailable:");
-    let group = group_bytes("memory.max").and_then(|limit| Some(limit.saturating_sub(group_bytes("memory.current")?)));
+    let group = group_bytes("memory.max")
+        .and_then(|limit| Some(limit.saturating_sub(group_bytes("memory.current")?)));
     match (system, group) {
         (Some(system), Some(group)) => Some(system.min(group)),
         (system, group) => system.or(group),
@@ -61,7 +62,16 @@ pub fn processor() -> String {
 /// Those of the processor's instruction sets that matter here.
 pub fn instruction_sets() -> Vec<String> {
     const KNOWN: [&str; 10] = [
-        "sse4_2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_bf16",
+        "sse4_2",
+        "avx",
+        "f16c",
+        "fma",
+        "avx2",
+        "avx512f",
+        "avx512bw",
+        "avx512_vnni",
+        "avx512_bf16",
+        "amx_bf16",
     ];
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = text.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));

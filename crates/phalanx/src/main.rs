@@ -1,1 +1,67 @@
-fn main() {}
+//! The program `phalanx`: reads the command line, does the command, tells errors on standard error.
+//!
+//! Exit codes: 0 done, 1 an error (told in one message), 2 a command line that is none, 130 a training
+//! run that was stopped by Ctrl-C or a signal after it had saved.
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod commands;
+mod config;
+mod continuation;
+mod ending;
+mod keys;
+mod launch;
+mod machine;
+mod plan_report;
+mod planned;
+mod progress;
+mod rank_process;
+mod report;
+mod resume;
+mod run_folder;
+mod seat;
+mod shape;
+mod signals;
+mod task;
+mod tokenizing;
+mod training;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+use args::{BenchCommand, Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli.command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Train(args) => return commands::train::train(&args),
+        Command::Rank(args) => {
+            return Ok(if rank_process::rank(&args)? { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Command::Plan(args) => commands::plan::plan(&args),
+        Command::Sample(args) => commands::sample::sample(&args),
+        Command::Tokenize(args) => commands::tokenize::tokenize(&args),
+        Command::Import(args) => commands::import::import(&args),
+        Command::Export(args) => commands::export::export(&args),
+        Command::Inspect(args) => commands::inspect::inspect(&args),
+        Command::Doctor(args) => commands::doctor::doctor(&args),
+        Command::Bench(args) => match args.what {
+            BenchCommand::Step(args) => commands::bench_step::bench_step(&args),
+            BenchCommand::Collectives(args) => commands::bench_collectives::bench_collectives(&args),
+        },
+    }?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -79,7 +79,9 @@ impl Planned {
                 );
             }
         }
-        let (needed, Some(available)) = (self.needed_bytes(), machine::available_bytes()) else { return Ok(()) };
+        let (needed, Some(available)) = (self.needed_bytes(), machine::available_bytes()) else {
+            return Ok(());
+        };
         if needed > available {
             bail!(
                 "{ranks} rank(s) need {needed} bytes ({}), and this machine has {available} available ({}); {}",
@@ -97,7 +99,9 @@ impl Planned {
         let micro = self.plan.spec.micro;
         let mut tried = Vec::new();
         let mut try_change = |words: String, change: &dyn Fn(&mut RunConfig)| {
-            if let Ok(other) = self.with(change) {
+            if let Ok(other) = self.with(change)
+                && other.needed_bytes() < self.needed_bytes()
+            {
                 tried.push((fits(&other), other.needed_bytes(), words));
             }
         };

@@ -35,7 +35,12 @@ pub fn fill_from_init(config: &mut RunConfig, given: &Given) -> Result<Option<Im
         ("model.layers", "n_layer", model.layers, &mut config.model.layers),
         ("model.hidden", "n_embd", model.hidden, &mut config.model.hidden),
         ("model.heads", "n_head", model.heads, &mut config.model.heads),
-        ("model.positions", "n_positions", model.positions, config.model.positions.get_or_insert(model.positions)),
+        (
+            "model.positions",
+            "n_positions",
+            model.positions,
+            config.model.positions.get_or_insert(model.positions),
+        ),
         ("model.vocab", "vocab_size", model.vocab, config.model.vocab.get_or_insert(model.vocab)),
     ] {
         if given.has(key) && *slot != value {
@@ -83,19 +88,19 @@ pub struct Vocabulary {
 ///
 /// # Errors
 /// A vocabulary that nobody knows, or one that does not fit the tokenizer's.
-pub fn complete(
-    config: &mut RunConfig,
-    imported: Option<&Gpt2>,
-    vocabulary: &Vocabulary,
-) -> Result<Gpt2> {
+pub fn complete(config: &mut RunConfig, imported: Option<&Gpt2>, vocabulary: &Vocabulary) -> Result<Gpt2> {
     let Vocabulary { ids, origin } = vocabulary;
     let vocab = match config.model.vocab {
         Some(vocab) => vocab,
         None if *ids > 0 => *ids,
-        None => bail!("model.vocab was left out, and {origin} does not say how many ids there are: give model.vocab"),
+        None => bail!(
+            "model.vocab was left out, and {origin} does not say how many ids there are: give model.vocab"
+        ),
     };
     if vocab < *ids {
-        bail!("model.vocab = {vocab} is smaller than the {ids} ids of {origin}: leave it out, or give at least {ids}");
+        bail!(
+            "model.vocab = {vocab} is smaller than the {ids} ids of {origin}: leave it out, or give at least {ids}"
+        );
     }
     let padded = ids.next_multiple_of(PADDING);
     if imported.is_none() && *ids > 0 && vocab > padded {

@@ -216,8 +216,9 @@ impl Rank {
     }
 }
 
-/// Files written by the hub's first GPT-2 leave out the `transformer.` prefix.
-fn hugging_face_name<'a>(dir: &HuggingFaceDir, name: &'a str) -> &'a str {
+/// What `dir` calls the parameter `name`: files written by the hub's first GPT-2 leave out the
+/// `transformer.` prefix.
+pub fn hugging_face_name<'a>(dir: &HuggingFaceDir, name: &'a str) -> &'a str {
     match name.strip_prefix("transformer.") {
         Some(short) if !dir.contains(name) && dir.contains(short) => short,
         _ => name,

@@ -90,7 +90,7 @@ impl Host {
     }
 
     /// Called by what a rank owns when it is dropped: a rank that unwinds ends the job.
-    fn abort_if_panicking(&self) {
+    pub(crate) fn abort_if_panicking(&self) {
         if std::thread::panicking() && !self.control.is_aborted() {
             let activity = self.control.last_activity(self.rank);
             let thread = std::thread::current().name().unwrap_or("without a name").to_string();
@@ -123,8 +123,8 @@ pub fn threads(world_size: usize) -> Vec<Endpoint> {
 }
 
 /// The endpoint of `rank` in a process that a launcher started with the descriptors of
-/// [`crate::HostJob::inherited_fds`], which it takes over: once per process. They are closed to programs that this one
-/// starts.
+/// [`crate::HostJob::inherited_fds`], which it takes over: once per process. They are closed to programs
+/// that this one starts.
 ///
 /// # Errors
 /// When a descriptor is not open, or the control block was made for another world.

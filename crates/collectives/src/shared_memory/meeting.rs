@@ -8,6 +8,8 @@
 //! Waits spin briefly, since a peer that runs on another core is near, then sleep on the peer's counter
 //! in slices and look around after each ([`watch`](super::watch)).
 
+use std::time::{Duration, Instant};
+
 use phalanx_trace::Site;
 
 use crate::error::CollectiveError;
@@ -16,19 +18,20 @@ use crate::shared_memory::descriptor::Descriptor;
 use crate::shared_memory::endpoint::{Host, Options};
 use crate::shared_memory::watch::Watch;
 
-/// How to wait before sleeping: turns that keep the core, then turns that offer it to others.
+/// How to wait before sleeping: turns that keep the core, then a time of offering it to others. On a busy
+/// machine an offer comes back late, so offers are not counted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     spins: u32,
-    yields: u32,
+    yields: Duration,
 }
 
 impl Patience {
     /// A caller who has nothing else to do: sleeping and being woken would cost more than the wait.
-    pub(crate) const CALLER: Patience = Patience { spins: 1000, yields: 1000 };
+    pub(crate) const CALLER: Patience = Patience { spins: 100, yields: Duration::from_micros(600) };
     /// The owner thread, beside which this rank computes: a sleeper gets the core back at once when it
     /// is woken, one that yields waits for its turn.
-    pub(crate) const OWNER: Patience = Patience { spins: 1000, yields: 0 };
+    pub(crate) const OWNER: Patience = Patience { spins: 1000, yields: Duration::ZERO };
     /// When members outnumber cores, the peer may need this core: no spinning.
     const CROWDED_SPINS: u32 = 20;
 }
@@ -76,8 +79,6 @@ pub(crate) struct Tables {
     shifted: Vec<*const u8>,
     /// Whether the member's descriptor was compared.
     compared: Vec<bool>,
-    /// Blocks copied from each member.
-    pub(crate) copied: Vec<u32>,
 }
 
 // SAFETY: the pointers are followed only inside a meeting, by the thread that holds it.
@@ -86,12 +87,7 @@ unsafe impl Send for Tables {}
 impl Tables {
     pub(crate) fn new(world_size: usize) -> Tables {
         let pointers = vec![std::ptr::null(); world_size];
-        Tables {
-            sources: pointers.clone(),
-            shifted: pointers,
-            compared: vec![false; world_size],
-            copied: vec![0; world_size],
-        }
+        Tables { sources: pointers.clone(), shifted: pointers, compared: vec![false; world_size] }
     }
 }
 
@@ -167,11 +163,6 @@ impl<'a> Meeting<'a> {
         shifted
     }
 
-    /// Blocks copied from each member so far: for an algorithm to count in.
-    pub(crate) fn copied(&mut self) -> &mut [u32] {
-        &mut self.tables.copied
-    }
-
     /// Tells the peers that one more step is done.
     pub(crate) fn tick(&mut self) {
         self.ticks += 1;
@@ -206,14 +197,17 @@ impl<'a> Meeting<'a> {
     fn spin(&self, q: usize, ticks: u32) -> bool {
         let Patience { spins, yields } = self.place.patience;
         let spins = if self.crowded() { spins.min(Patience::CROWDED_SPINS) } else { spins };
-        for turn in 0..spins + yields {
+        for _ in 0..spins {
             if self.progress(q) >= ticks {
                 return true;
             }
-            if turn < spins {
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
+            std::hint::spin_loop();
+        }
+        let start = Instant::now();
+        while start.elapsed() < yields {
+            std::thread::yield_now();
+            if self.progress(q) >= ticks {
+                return true;
             }
         }
         false

@@ -41,7 +41,7 @@ impl Span {
     pub(crate) unsafe fn fill_from(self, source: *const u8) {
         if self.bytes > 0 {
             // SAFETY: passed on.
-            unsafe { std::ptr::copy_nonoverlapping(source, self.address, self.bytes) };
+            unsafe { crate::copy::copy(source, self.address, self.bytes) };
         }
     }
 }
@@ -142,5 +142,35 @@ impl Memory {
         }
         // SAFETY: inside the mapping (checked), which lives as long as self.
         Ok(unsafe { region.base().add(source as usize) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::MemfdFlags;
+
+    /// What a peer says about its buffers is checked before it is believed.
+    #[test]
+    fn offers_outside_a_sealed_arena_are_refused() {
+        let control = Control::create(Region::anonymous(Control::bytes(2)).unwrap(), 2, 1);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let files: Vec<OwnedFd> = (0..2).map(|_| rustix::fs::memfd_create("test", flags).unwrap()).collect();
+        let copies = files.iter().map(|f| f.try_clone().unwrap()).collect();
+        let (own, peer) = (Memory::Processes(Arenas::new(files)), Arenas::new(copies));
+        let find = |source, bytes| own.find(&control, 1, source, bytes);
+
+        assert!(find(0, 64).is_err(), "no arena yet");
+        control.rank(1).arena_bytes.store(8192, Ordering::Release);
+        assert!(find(0, 64).is_err(), "an arena longer than its file");
+        let region = peer.create(1, 8192).unwrap();
+        // SAFETY: the first byte of a fresh mapping of this test's own.
+        unsafe { region.base().write(42) };
+        for (source, bytes) in [(8192, 1), (0, 8193), (u64::MAX, 2), (1, u64::MAX)] {
+            assert!(find(source, bytes).is_err(), "{bytes} bytes at {source}");
+        }
+        // SAFETY: inside the arena, as find has checked; nobody writes it.
+        assert_eq!(unsafe { *find(0, 8192).unwrap() }, 42);
+        assert!(rustix::fs::ftruncate(&peer.files[1], 4096).is_err(), "sealed");
     }
 }

@@ -1,14 +1,14 @@
 //! Ranks on one host, as processes or as threads, by one protocol over shared memory.
 //!
 //! A collective, seen from one rank: (1) write the descriptor, among it where the buffer lies that
-//! peers may read, and advance the own counter; (2) wait for every peer's counter, compare its
-//! descriptor with the own one, and only then (3) read peers' buffers in place, write own memory
-//! only, advancing the counter whenever something is ready for the peers; (4) do not return before the
-//! peers are done reading. Buffers are never copied to be sent.
+//! peers may use, and advance the own counter; (2) wait for every peer's counter, compare its
+//! descriptor with the own one, and only then (3) read the peers' buffers in place and write own memory,
+//! or that part of theirs which the algorithm gives to this rank alone; (4) advance the counter, and do
+//! not return before the peers who use this rank's buffer have. Nothing is copied to be sent.
 //!
-//! [`control`] is the shared block, [`descriptor`] what is agreed, [`meeting`] one collective's counters
-//! and waits, one file per algorithm what moves; [`channel`] runs calls of a group in their order and
-//! [`stream`] does so beside the caller. [`endpoint`] is a rank's way in, [`host_job`] the launcher's.
+//! `control` is the shared block, `descriptor` what is agreed, `meeting` one collective's counters
+//! and waits, one file per algorithm what moves; `channel` runs calls of a group in their order and
+//! `stream` does so beside the caller. `endpoint` is a rank's way in, `host_job` the launcher's.
 //! Nothing has a name in a file system: when the processes are gone, everything is.
 
 mod all_gather;

@@ -16,6 +16,7 @@ use std::time::Instant;
 use crate::error::CollectiveError;
 use crate::pending::Progress;
 use crate::shared_memory::channel::{Channel, Transfer};
+use crate::shared_memory::endpoint::Host;
 use crate::shared_memory::meeting::Patience;
 use crate::statistics::Tally;
 
@@ -26,6 +27,7 @@ pub(crate) struct Stream {
     /// Waiting callers sleep here until a call is over.
     done: Condvar,
     channel: Mutex<Channel>,
+    host: Arc<Host>,
     pub(crate) tally: Tally,
 }
 
@@ -52,6 +54,7 @@ impl Stream {
             state: Mutex::default(),
             work: Condvar::new(),
             done: Condvar::new(),
+            host: Arc::clone(&channel.host),
             channel: Mutex::new(channel),
             tally: Tally::default(),
         }
@@ -117,7 +120,7 @@ impl Stream {
         let result = catch_unwind(AssertUnwindSafe(|| channel.execute(&transfer, patience)));
         let result = result.unwrap_or_else(|payload| {
             let reason = panic_text(&*payload);
-            Err(channel.host.abort(&format!("{reason} in a collective at {}", transfer.site())))
+            Err(self.host.abort(&format!("{reason} in a collective at {}", transfer.site())))
         });
         drop(channel);
         let mut state = self.lock();
@@ -175,6 +178,10 @@ impl Progress for Stream {
     fn is_done(&self, ticket: u64) -> bool {
         let state = self.lock();
         state.completed >= ticket || state.failed.is_some()
+    }
+
+    fn give_up(&self) {
+        self.host.abort_if_panicking();
     }
 }
 

@@ -1,8 +1,9 @@
 //! AdamW (Loshchilov and Hutter, arXiv 1711.05101) with PyTorch's arithmetic, one pass over memory:
 //! 28 bytes a parameter (p, m, v read and written, g read).
 
+use super::lanes::Lanes;
 use super::pool::Shards;
-use super::simd::{Math, vectorized};
+use super::simd::vectorized;
 use super::{Cpu, GRAIN};
 use crate::kernels::AdamW;
 
@@ -51,12 +52,12 @@ pub(super) fn adamw(
 
 vectorized!(fn update(f: Factors, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) = update_body);
 #[inline(always)]
-fn update_body<M: Math>(f: Factors, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+fn update_body<L: Lanes>(f: Factors, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
         let g = *g * f.gradient;
         let decayed = *p * f.keep;
-        let new_m = M::mul_add(f.blend1, g - *m, *m);
-        let new_v = M::mul_add(f.blend2 * g, g, *v * f.beta2);
+        let new_m = L::fused(f.blend1, g - *m, *m);
+        let new_v = L::fused(f.blend2 * g, g, *v * f.beta2);
         let denominator = new_v.sqrt() / f.root_correction2 + f.eps;
         *p = decayed - f.step_size * (new_m / denominator);
         *m = new_m;

@@ -4,8 +4,9 @@
 //! of a table of partial sums, and the lines are added in order. So an element's sum has about
 //! `rows / blocks + blocks` roundings instead of `rows`, and is the same for any number of threads.
 
+use super::lanes::Lanes;
 use super::pool::Shards;
-use super::simd::{Isa, Math, vectorized};
+use super::simd::{Isa, vectorized};
 use super::{Cpu, row_grain};
 
 /// Rows of a block: enough elements for a task, at most 64 blocks.
@@ -24,7 +25,7 @@ pub(super) fn bias_gradient(cpu: &Cpu, dy: &[f32], db: &mut [f32], accumulate: b
 
 vectorized!(fn add_rows(rows: &[f32], sums: &mut [f32]) = add_rows_body);
 #[inline(always)]
-fn add_rows_body<M: Math>(rows: &[f32], sums: &mut [f32]) {
+fn add_rows_body<L: Lanes>(rows: &[f32], sums: &mut [f32]) {
     for row in rows.chunks_exact(sums.len()) {
         for (s, x) in sums.iter_mut().zip(row) {
             *s += *x;
@@ -75,7 +76,7 @@ pub(super) fn sum_blocks<const K: usize>(
 vectorized!(fn add_blocks(partial: &[f32], blocks: usize, stride: usize, start: usize, out: &mut [f32]) = add_blocks_body);
 /// `out (+)= (((block 0 + block 1) + block 2) + ..)`.
 #[inline(always)]
-fn add_blocks_body<M: Math>(partial: &[f32], blocks: usize, stride: usize, start: usize, out: &mut [f32]) {
+fn add_blocks_body<L: Lanes>(partial: &[f32], blocks: usize, stride: usize, start: usize, out: &mut [f32]) {
     // 64 columns at a time, so that the sums stay in registers.
     for (piece, out) in out.chunks_mut(64).enumerate() {
         let mut sums = [0f32; 64];

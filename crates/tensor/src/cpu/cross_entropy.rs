@@ -4,9 +4,10 @@
 //! A slice: logits = x · w; softmax in place and the loss of each row; logits become their own derivative
 //! `(p - onehot) * scale`; dx = dlogits · wᵀ; dw (+)= xᵀ · dlogits. Losses are summed in f64, row after row.
 
+use super::lanes::{self, Lanes};
 use super::matmul::{self, Matrix, product};
 use super::pool::Shards;
-use super::simd::{LANES, Math, exp, max, max_lanes, sum_lanes, vectorized};
+use super::simd::vectorized;
 use super::{Cpu, row_grain};
 use crate::buffer::{View, ViewMut};
 use crate::kernels::{CrossEntropyGradients, Layout, Weight};
@@ -77,57 +78,27 @@ fn softmax_rows(cpu: &Cpu, logits: &mut [f32], targets: &[u32], gradient: Option
 vectorized!(fn softmax_row(row: &mut [f32], target: usize, gradient: Option<f32>) -> f64 = softmax_row_body);
 /// Loss of one row; with `gradient`, `row = (softmax(row) - onehot) * gradient`.
 #[inline(always)]
-fn softmax_row_body<M: Math>(row: &mut [f32], target: usize, gradient: Option<f32>) -> f64 {
-    let largest = row_max(row);
-    let logit = row[target];
-    let sum = match gradient {
-        None => sum_exp::<M>(row, |x| exp::<M>(*x - largest)),
-        Some(_) => sum_exp::<M>(row, |x| {
-            *x = exp::<M>(*x - largest);
-            *x
-        }),
-    };
-    if let Some(scale) = gradient {
-        let factor = (f64::from(scale) / sum) as f32;
-        for x in row.iter_mut() {
-            *x *= factor;
+fn softmax_row_body<L: Lanes>(row: &mut [f32], target: usize, gradient: Option<f32>) -> f64 {
+    // SAFETY: compiled for L; all vectors lie in the row.
+    unsafe {
+        let largest = lanes::max_row::<L>(row);
+        let logit = row[target];
+        // Summed in f32 within 1,024 numbers, in f64 over those.
+        let mut sum = 0f64;
+        for piece in row.chunks_mut(1024) {
+            sum += f64::from(lanes::sum_row::<L>(piece.len(), |at, count| {
+                let e = lanes::exp::<L>(L::sub(lanes::load::<L>(piece, at, count), L::splat(largest)));
+                if gradient.is_some() {
+                    lanes::store::<L>(piece, at, e, count);
+                }
+                e
+            }));
         }
-        row[target] -= scale;
-    }
-    sum.ln() + f64::from(largest) - f64::from(logit)
-}
-
-#[inline(always)]
-fn row_max(row: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (whole, tail) = row.as_chunks::<LANES>();
-    for x in whole {
-        for (l, x) in lanes.iter_mut().zip(x) {
-            *l = max(*x, *l);
+        if let Some(scale) = gradient {
+            let factor = (f64::from(scale) / sum) as f32;
+            row.iter_mut().for_each(|x| *x *= factor);
+            row[target] -= scale;
         }
+        sum.ln() + f64::from(largest) - f64::from(logit)
     }
-    for (l, x) in lanes.iter_mut().zip(tail) {
-        *l = max(*x, *l);
-    }
-    max_lanes(lanes)
-}
-
-/// Sum of `f` over a row: in f32 by lanes within 512 elements, in f64 over those.
-#[inline(always)]
-fn sum_exp<M: Math>(row: &mut [f32], f: impl Fn(&mut f32) -> f32) -> f64 {
-    let mut sum = 0f64;
-    for piece in row.chunks_mut(512) {
-        let mut lanes = [0f32; LANES];
-        let (whole, tail) = piece.as_chunks_mut::<LANES>();
-        for x in whole {
-            for (l, x) in lanes.iter_mut().zip(x) {
-                *l += f(x);
-            }
-        }
-        for (l, x) in lanes.iter_mut().zip(tail) {
-            *l += f(x);
-        }
-        sum += f64::from(sum_lanes(lanes));
-    }
-    sum
 }

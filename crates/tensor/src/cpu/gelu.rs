@@ -3,7 +3,8 @@
 //! `0.5 (1 + tanh u) = 1 / (1 + exp(-2u))`, so one exponential and one division make it; with
 //! `u = sqrt(2/pi) (x + 0.044715 x³)`.
 
-use super::simd::{Math, exp, vectorized};
+use super::lanes::Lanes;
+use super::simd::{exp, vectorized};
 use super::{Cpu, GRAIN};
 
 /// -2 sqrt(2/pi).
@@ -17,16 +18,16 @@ pub(super) fn gelu(cpu: &Cpu, x: &[f32], y: &mut [f32]) {
 
 vectorized!(fn forward(x: &[f32], y: &mut [f32]) = forward_body);
 #[inline(always)]
-fn forward_body<M: Math>(x: &[f32], y: &mut [f32]) {
+fn forward_body<L: Lanes>(x: &[f32], y: &mut [f32]) {
     for (y, x) in y.iter_mut().zip(x) {
-        *y = *x / (1.0 + exp::<M>(argument::<M>(*x)));
+        *y = *x / (1.0 + exp::<L>(argument::<L>(*x)));
     }
 }
 
 /// -2u.
 #[inline(always)]
-fn argument<M: Math>(x: f32) -> f32 {
-    SLOPE * x * M::mul_add(CUBE * x, x, 1.0)
+fn argument<L: Lanes>(x: f32) -> f32 {
+    SLOPE * x * L::fused(CUBE * x, x, 1.0)
 }
 
 /// dy becomes `dx = dy * gelu'(x)` (in place).
@@ -38,13 +39,13 @@ vectorized!(fn backward(x: &[f32], dy: &mut [f32]) = backward_body);
 /// With `e = exp(-2u)` and `s = 1 / (1 + e)`, so that `1 - s = e s` without cancellation:
 /// `gelu'(x) = s + x s (e s) 2u'`, `2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x²)`.
 #[inline(always)]
-fn backward_body<M: Math>(x: &[f32], dy: &mut [f32]) {
+fn backward_body<L: Lanes>(x: &[f32], dy: &mut [f32]) {
     for (dy, x) in dy.iter_mut().zip(x) {
         let x = *x;
-        let u = argument::<M>(x);
-        let e = exp::<M>(u);
+        let u = argument::<L>(x);
+        let e = exp::<L>(u);
         let s = 1.0 / (1.0 + e);
-        let slope = -SLOPE * M::mul_add(3.0 * CUBE * x, x, 1.0);
+        let slope = -SLOPE * L::fused(3.0 * CUBE * x, x, 1.0);
         // Far out the bend is 0, but its factors are infinite.
         let bend = if u.abs() < 80.0 { x * s * (e * s) * slope } else { 0.0 };
         *dy *= s + bend;

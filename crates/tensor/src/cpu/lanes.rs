@@ -8,11 +8,13 @@
 /// Vectors of 16 lanes.
 ///
 /// # Safety
-/// All functions: the processor has the instruction set of the implementor. Pointers are valid for the
+/// All unsafe functions: the processor has the instruction set of the implementor. Pointers are valid for the
 /// lanes read or written.
 pub(crate) trait Lanes: Copy + 'static {
     /// The vector.
     type V: Copy;
+    /// `a * b + c` of single numbers, in one rounding where the processor can.
+    fn fused(a: f32, b: f32, c: f32) -> f32;
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self::V;
     /// 16 numbers.
@@ -23,10 +25,22 @@ pub(crate) trait Lanes: Copy + 'static {
     unsafe fn store(to: *mut f32, x: Self::V);
     /// The first `count` lanes.
     unsafe fn store_first(to: *mut f32, x: Self::V, count: usize);
+    /// The first `count` lanes of `x`, the others of `rest`.
+    unsafe fn keep_first(x: Self::V, rest: Self::V, count: usize) -> Self::V;
     /// `a * b + c`.
     unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `a + b`.
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`.
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// `a` where `a > b`, else `b`: `b` also where either is not a number.
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// `a` where `a < b`, else `b`: `b` also where either is not a number.
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    /// `x * 2^n` for whole n from -126 to 128; 0 where `gate < least`.
+    unsafe fn scale2(x: Self::V, n: Self::V, gate: Self::V, least: Self::V) -> Self::V;
     /// Lane i of vector j becomes lane j of vector i.
     unsafe fn transpose(x: [Self::V; 16]) -> [Self::V; 16];
     /// Brings the cache line of an address nearer, to be read; the address need not be valid.
@@ -74,8 +88,42 @@ impl Lanes for Portable {
         unsafe { std::ptr::copy_nonoverlapping(x.as_ptr(), to, count.min(16)) };
     }
     #[inline(always)]
+    unsafe fn keep_first(x: [f32; 16], rest: [f32; 16], count: usize) -> [f32; 16] {
+        std::array::from_fn(|i| if i < count { x[i] } else { rest[i] })
+    }
+    #[inline(always)]
     unsafe fn mul_add(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
         std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    fn fused(a: f32, b: f32, c: f32) -> f32 {
+        a * b + c
+    }
+    #[inline(always)]
+    unsafe fn sub(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    unsafe fn mul(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    unsafe fn max(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    unsafe fn min(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    unsafe fn scale2(x: [f32; 16], n: [f32; 16], gate: [f32; 16], least: [f32; 16]) -> [f32; 16] {
+        // 2^n in two halves, because 2^128 alone is not a number.
+        let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
+        std::array::from_fn(|i| {
+            let n = n[i] as i32;
+            let y = x[i] * power(n >> 1) * power(n - (n >> 1));
+            if gate[i] < least[i] { 0.0 } else { y }
+        })
     }
     #[inline(always)]
     unsafe fn add(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
@@ -136,9 +184,56 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn keep_first(x: [__m256; 2], rest: [__m256; 2], count: usize) -> [__m256; 2] {
+            // SAFETY: two times 8 numbers are 16 numbers.
+            unsafe {
+                let [x, rest] = [x, rest].map(|x| std::mem::transmute::<[__m256; 2], [f32; 16]>(x));
+                std::mem::transmute(Portable::keep_first(x, rest, count))
+            }
+        }
+        #[inline(always)]
         unsafe fn mul_add(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
             // SAFETY: see above.
             unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+        }
+        #[inline(always)]
+        fn fused(a: f32, b: f32, c: f32) -> f32 {
+            a.mul_add(b, c)
+        }
+        #[inline(always)]
+        unsafe fn sub(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            // SAFETY: see above.
+            unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+        }
+        #[inline(always)]
+        unsafe fn mul(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            // SAFETY: see above.
+            unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+        }
+        #[inline(always)]
+        unsafe fn max(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            // SAFETY: see above.
+            unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+        }
+        #[inline(always)]
+        unsafe fn min(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            // SAFETY: see above.
+            unsafe { [_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])] }
+        }
+        #[inline(always)]
+        unsafe fn scale2(x: [__m256; 2], n: [__m256; 2], gate: [__m256; 2], least: [__m256; 2]) -> [__m256; 2] {
+            // SAFETY: see above.
+            unsafe {
+                let power = |n| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127))));
+                let half = |x, n, gate, least| {
+                    // 2^n in two halves, because 2^128 alone is not a number.
+                    let n = _mm256_cvtps_epi32(n);
+                    let low = _mm256_srai_epi32::<1>(n);
+                    let y = _mm256_mul_ps(_mm256_mul_ps(x, power(low)), power(_mm256_sub_epi32(n, low)));
+                    _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(gate, least), y)
+                };
+                [half(x[0], n[0], gate[0], least[0]), half(x[1], n[1], gate[1], least[1])]
+            }
         }
         #[inline(always)]
         unsafe fn add(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
@@ -199,9 +294,43 @@ mod x86 {
             unsafe { _mm512_mask_storeu_ps(to, mask(count), x) };
         }
         #[inline(always)]
+        unsafe fn keep_first(x: __m512, rest: __m512, count: usize) -> __m512 {
+            // SAFETY: see above.
+            unsafe { _mm512_mask_mov_ps(rest, mask(count), x) }
+        }
+        #[inline(always)]
         unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
             // SAFETY: see above.
             unsafe { _mm512_fmadd_ps(a, b, c) }
+        }
+        #[inline(always)]
+        fn fused(a: f32, b: f32, c: f32) -> f32 {
+            a.mul_add(b, c)
+        }
+        #[inline(always)]
+        unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: see above.
+            unsafe { _mm512_sub_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: see above.
+            unsafe { _mm512_mul_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn max(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: see above.
+            unsafe { _mm512_max_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn min(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: see above.
+            unsafe { _mm512_min_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn scale2(x: __m512, n: __m512, gate: __m512, least: __m512) -> __m512 {
+            // SAFETY: see above.
+            unsafe { _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(gate, least), x, n) }
         }
         #[inline(always)]
         unsafe fn add(a: __m512, b: __m512) -> __m512 {
@@ -253,6 +382,155 @@ mod x86 {
                 out
             }
         }
+    }
+}
+
+/// Vectors that a row's sum or maximum is spread over, to hide the latency of an addition.
+const CHAINS: usize = 4;
+
+/// Folds a row of `len` numbers: `step(state, at, count)` takes in the `count` numbers from `at` on, in the first lanes;
+/// number i goes to lane i mod 64, and the four vectors are joined at the end.
+///
+/// # Safety
+/// Compiled for `L`.
+#[inline(always)]
+pub(crate) unsafe fn fold_row<L: Lanes>(
+    len: usize,
+    start: f32,
+    mut step: impl FnMut(L::V, usize, usize) -> L::V,
+    join: impl Fn(L::V, L::V) -> L::V,
+) -> L::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut chains = [L::splat(start); CHAINS];
+        let whole = len / (16 * CHAINS) * (16 * CHAINS);
+        for at in (0..whole).step_by(16 * CHAINS) {
+            for (c, chain) in chains.iter_mut().enumerate() {
+                *chain = step(*chain, at + 16 * c, 16);
+            }
+        }
+        for (c, chain) in chains.iter_mut().enumerate() {
+            let at = whole + 16 * c;
+            if at < len {
+                *chain = step(*chain, at, 16.min(len - at));
+            }
+        }
+        join(join(chains[0], chains[1]), join(chains[2], chains[3]))
+    }
+}
+
+/// Sum of `f` of the vectors of a row; `f(at, count)`, whose lanes from `count` on do not matter.
+///
+/// # Safety
+/// Compiled for `L`.
+#[inline(always)]
+pub(crate) unsafe fn sum_row<L: Lanes>(len: usize, mut f: impl FnMut(usize, usize) -> L::V) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let step = |state, at, count| {
+            let x = f(at, count);
+            L::add(state, if count == 16 { x } else { L::keep_first(x, L::splat(0.0), count) })
+        };
+        sum::<L>(fold_row::<L>(len, 0.0, step, |a, b| L::add(a, b)))
+    }
+}
+
+/// Largest number of a row; minus infinity for an empty one.
+///
+/// # Safety
+/// Compiled for `L`.
+#[inline(always)]
+pub(crate) unsafe fn max_row<L: Lanes>(row: &[f32]) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let least = L::splat(f32::NEG_INFINITY);
+        let step = |state, at, count| {
+            let x = load::<L>(row, at, count);
+            L::max(if count == 16 { x } else { L::keep_first(x, least, count) }, state)
+        };
+        largest::<L>(fold_row::<L>(row.len(), f32::NEG_INFINITY, step, |a, b| L::max(a, b)))
+    }
+}
+
+/// The `count` numbers from `at` on, in the first lanes.
+///
+/// # Safety
+/// Compiled for `L`; the numbers are in the row.
+#[inline(always)]
+pub(crate) unsafe fn load<L: Lanes>(row: &[f32], at: usize, count: usize) -> L::V {
+    debug_assert!(at + count <= row.len());
+    // SAFETY: the caller's promise.
+    unsafe {
+        let from = row.as_ptr().add(at);
+        if count == 16 { L::load(from) } else { L::load_first(from, count) }
+    }
+}
+
+/// The first `count` lanes to the numbers from `at` on.
+///
+/// # Safety
+/// Compiled for `L`; the numbers are in the row.
+#[inline(always)]
+pub(crate) unsafe fn store<L: Lanes>(row: &mut [f32], at: usize, x: L::V, count: usize) {
+    debug_assert!(at + count <= row.len());
+    // SAFETY: the caller's promise.
+    unsafe {
+        let to = row.as_mut_ptr().add(at);
+        if count == 16 { L::store(to, x) } else { L::store_first(to, x, count) }
+    }
+}
+
+/// Sum of the lanes along a balanced tree.
+///
+/// # Safety
+/// Compiled for `L`.
+#[inline(always)]
+pub(crate) unsafe fn sum<L: Lanes>(x: L::V) -> f32 {
+    let mut lanes = [0f32; 16];
+    // SAFETY: the caller's promise; 16 numbers.
+    unsafe { L::store(lanes.as_mut_ptr(), x) };
+    for width in [8, 4, 2, 1] {
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+    }
+    lanes[0]
+}
+
+/// Largest lane.
+///
+/// # Safety
+/// Compiled for `L`.
+#[inline(always)]
+pub(crate) unsafe fn largest<L: Lanes>(x: L::V) -> f32 {
+    let mut lanes = [0f32; 16];
+    // SAFETY: the caller's promise; 16 numbers.
+    unsafe { L::store(lanes.as_mut_ptr(), x) };
+    lanes.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
+}
+
+/// e to the x, lane by lane; accuracy and ends as of [`simd::exp`](super::simd::exp).
+///
+/// # Safety
+/// Compiled for `L`.
+#[inline(always)]
+pub(crate) unsafe fn exp<L: Lanes>(x: L::V) -> L::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let splat = |x: f32| L::splat(x);
+        // 1.5 * 2^23: adding it rounds to a whole number.
+        let round = splat(12_582_912.0);
+        // The bounds come first, so that what is not a number stays so.
+        let clamped = L::max(splat(-88.0), L::min(splat(89.0), x));
+        let n = L::sub(L::mul_add(clamped, splat(std::f32::consts::LOG2_E), round), round);
+        let r = L::mul_add(n, splat(-0.693_359_4), clamped);
+        let r = L::mul_add(n, splat(2.121_944_4e-4), r);
+        let mut p = splat(1.987_569_1e-4);
+        for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+            p = L::mul_add(p, r, splat(c));
+        }
+        let y = L::add(L::mul_add(p, L::mul(r, r), r), splat(1.0));
+        L::scale2(y, L::max(splat(-126.0), n), x, splat(-87.336_54))
     }
 }
 

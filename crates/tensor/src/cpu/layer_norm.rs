@@ -4,8 +4,9 @@
 //! passes over the cache. Sums go through 16 lanes by position, so a row's result depends on the row alone.
 
 use super::bias::sum_blocks;
+use super::lanes::{self, Lanes};
 use super::pool::Shards;
-use super::simd::{LANES, Math, sum_lanes, vectorized};
+use super::simd::vectorized;
 use super::{Cpu, row_grain};
 
 /// `y = (x - mean) * rstd * gamma + beta` by rows; x, y `[rows, hidden]`, statistics (mean, rstd) `[rows]`.
@@ -34,7 +35,7 @@ vectorized!(fn forward_rows(
     x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, y: &mut [f32], mean: &mut [f32], rstd: &mut [f32],
 ) = forward_rows_body);
 #[inline(always)]
-fn forward_rows_body<M: Math>(
+fn forward_rows_body<L: Lanes>(
     x: &[f32],
     gamma: &[f32],
     beta: &[f32],
@@ -46,31 +47,22 @@ fn forward_rows_body<M: Math>(
     let hidden = gamma.len();
     let rows = x.chunks_exact(hidden).zip(y.chunks_exact_mut(hidden));
     for ((x, y), (mean, rstd)) in rows.zip(mean.iter_mut().zip(rstd)) {
-        let m = sum_of::<M>(x, |x| x) / hidden as f32;
-        let variance = sum_of::<M>(x, |x| (x - m) * (x - m)) / hidden as f32;
+        // SAFETY: compiled for L; x is a row of `hidden` numbers.
+        let (m, variance) = unsafe {
+            let m = lanes::sum_row::<L>(hidden, |at, count| lanes::load::<L>(x, at, count)) / hidden as f32;
+            let squares = lanes::sum_row::<L>(hidden, |at, count| {
+                let d = L::sub(lanes::load::<L>(x, at, count), L::splat(m));
+                L::mul(d, d)
+            });
+            (m, squares / hidden as f32)
+        };
         let r = 1.0 / (variance + eps).sqrt();
         for ((y, x), (g, b)) in y.iter_mut().zip(x).zip(gamma.iter().zip(beta)) {
-            *y = M::mul_add((x - m) * r, *g, *b);
+            *y = L::fused((x - m) * r, *g, *b);
         }
         *mean = m;
         *rstd = r;
     }
-}
-
-/// Sum of `f(x)` over a row, in 16 lanes by position.
-#[inline(always)]
-fn sum_of<M: Math>(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
-    let mut lanes = [0f32; LANES];
-    let (whole, tail) = x.as_chunks::<LANES>();
-    for x in whole {
-        for (l, x) in lanes.iter_mut().zip(x) {
-            *l += f(*x);
-        }
-    }
-    for (l, x) in lanes.iter_mut().zip(tail) {
-        *l += f(*x);
-    }
-    sum_lanes(lanes)
 }
 
 /// What forward kept. x `[rows, hidden]`, gamma `[hidden]`, mean, rstd `[rows]`.
@@ -113,7 +105,7 @@ vectorized!(fn backward_rows(
     saved: Saved<'_>, dy: &[f32], dx: &mut [f32], accumulate: bool, dgamma: &mut [f32], dbeta: &mut [f32],
 ) = backward_rows_body);
 #[inline(always)]
-fn backward_rows_body<M: Math>(
+fn backward_rows_body<L: Lanes>(
     saved: Saved<'_>,
     dy: &[f32],
     dx: &mut [f32],
@@ -124,28 +116,21 @@ fn backward_rows_body<M: Math>(
     let hidden = saved.gamma.len();
     let rows = saved.x.chunks_exact(hidden).zip(dy.chunks_exact(hidden)).zip(dx.chunks_exact_mut(hidden));
     for (((x, dy), dx), (m, r)) in rows.zip(saved.mean.iter().zip(saved.rstd)) {
-        let (mut sum_d, mut sum_dn) = ([0f32; LANES], [0f32; LANES]);
-        let (whole_x, tail_x) = x.as_chunks::<LANES>();
-        let (whole_dy, tail_dy) = dy.as_chunks::<LANES>();
-        let (whole_g, tail_g) = saved.gamma.as_chunks::<LANES>();
-        let mut add = |x: &[f32], dy: &[f32], g: &[f32]| {
-            for (((x, dy), g), (sd, sdn)) in x.iter().zip(dy).zip(g).zip(sum_d.iter_mut().zip(&mut sum_dn)) {
-                let d = dy * g;
-                *sd += d;
-                *sdn = M::mul_add(d, (x - m) * r, *sdn);
-            }
+        // SAFETY: compiled for L; all are rows of `hidden` numbers.
+        let (average_d, average_dn) = unsafe {
+            let d = |at, count| L::mul(lanes::load::<L>(dy, at, count), lanes::load::<L>(saved.gamma, at, count));
+            let sum_d = lanes::sum_row::<L>(hidden, d);
+            let sum_dn = lanes::sum_row::<L>(hidden, |at, count| {
+                let n = L::mul(L::sub(lanes::load::<L>(x, at, count), L::splat(*m)), L::splat(*r));
+                L::mul(d(at, count), n)
+            });
+            (sum_d / hidden as f32, sum_dn / hidden as f32)
         };
-        for ((x, dy), g) in whole_x.iter().zip(whole_dy).zip(whole_g) {
-            add(x, dy, g);
-        }
-        add(tail_x, tail_dy, tail_g);
-        let average_d = sum_lanes(sum_d) / hidden as f32;
-        let average_dn = sum_lanes(sum_dn) / hidden as f32;
         for i in 0..hidden {
             let n = (x[i] - m) * r;
-            let value = r * M::mul_add(-n, average_dn, dy[i] * saved.gamma[i] - average_d);
+            let value = r * L::fused(-n, average_dn, dy[i] * saved.gamma[i] - average_d);
             dx[i] = if accumulate { dx[i] + value } else { value };
-            dgamma[i] = M::mul_add(dy[i], n, dgamma[i]);
+            dgamma[i] = L::fused(dy[i], n, dgamma[i]);
             dbeta[i] += dy[i];
         }
     }

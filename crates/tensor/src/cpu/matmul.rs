@@ -5,11 +5,13 @@
 //! the whole of the other (see [`microkernel`](super::microkernel)). So nothing is packed twice, and a long inner dimension goes
 //! in pieces that fit the cache. How an element is summed does not depend on any of this.
 
+use std::ops::Range;
+
 use super::Cpu;
-use super::microkernel::{self, DEPTH, Panels, Target};
-use super::packing::{Piece, pack};
+use super::microkernel::{self, Across, DEPTH, Down, Panels, Target};
+use super::packing::{Form, Piece, pack};
 use super::pool::Shards;
-use super::scratch::with_packing_scratch;
+use super::scratch::with_thread_scratch;
 use super::simd::Isa;
 use crate::buffer::{View, ViewMut};
 use crate::kernels::{Layout, Weight};
@@ -31,6 +33,17 @@ impl<'a> Matrix<'a> {
         Matrix { data, rows, columns, row_stride: stride, column_stride: 1 }
     }
 
+    /// Rows and columns.
+    pub(super) fn shape(self) -> [usize; 2] {
+        [self.rows, self.columns]
+    }
+
+    /// Some of the rows.
+    pub(super) fn rows(self, rows: Range<usize>) -> Matrix<'a> {
+        assert!(rows.start < rows.end && rows.end <= self.rows);
+        Matrix { data: &self.data[rows.start * self.row_stride..], rows: rows.len(), ..self }
+    }
+
     /// Transposed.
     pub(super) fn t(self) -> Matrix<'a> {
         Matrix {
@@ -43,7 +56,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// Rows `steps` and columns `lanes`, to be packed.
-    fn piece(&self, steps: std::ops::Range<usize>, lanes: std::ops::Range<usize>) -> Piece {
+    pub(super) fn piece(&self, steps: Range<usize>, lanes: Range<usize>) -> Piece {
         assert!(steps.start <= steps.end && steps.end <= self.rows);
         assert!(lanes.start < lanes.end && lanes.end <= self.columns);
         let first = steps.start * self.row_stride + lanes.start * self.column_stride;
@@ -108,10 +121,10 @@ pub(super) fn product(cpu: &Cpu, a: Matrix, b: Matrix, c: &mut [f32], accumulate
     product_onto(cpu, a, b, c, if accumulate { Add::Itself } else { Add::Nothing }, None);
 }
 
-/// Numbers of the shared operand that are packed at a time: 8 MiB, so that they stay in the L3 cache.
+/// Packed numbers that tasks share at a time: 8 MiB, so that they stay in the L3 cache.
 const SHARED: usize = 2 << 20;
 
-/// Panels of its own operand that a task packs at most: of rows (256 KiB), of columns (256 KiB).
+/// Panels of its own operand that a task takes at most: of rows, of columns; 256 KiB each.
 const OWN_PANELS: [usize; 2] = [16, 8];
 
 /// A task has at least this many operations, about 10 microseconds.
@@ -120,14 +133,73 @@ const TASK_FLOPS: usize = 2 << 20;
 /// Tasks come in multiples of this where there is enough to do, so that 2, 3, 4, 6, 8 threads finish together.
 const EVEN: usize = 24;
 
+/// Rows shorter than this are slow to read from memory strip by strip.
+const NARROW: usize = 128;
+
+/// One operand, as it is packed: steps of depth by lanes.
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    matrix: Matrix<'a>,
+    /// Lanes of a panel.
+    panel: usize,
+    /// Numbers from one step of a panel to the next.
+    width: usize,
+}
+
+impl Side<'_> {
+    fn lanes(&self) -> usize {
+        self.matrix.columns
+    }
+
+    fn panels(&self) -> usize {
+        self.lanes().div_ceil(self.panel)
+    }
+
+    /// Packed numbers of one step of depth.
+    fn packed(&self) -> usize {
+        self.panels() * self.width
+    }
+
+    /// Packs the steps `depth`, by all threads: blocks of [`DEPTH`], each all panels one after another.
+    fn pack_all(&self, cpu: &Cpu, depth: Range<usize>, packed: &mut [f32]) {
+        // Rows that lie in order are read whole, a piece of the steps by a task; others panel by panel.
+        let [steps, panels] = if self.matrix.column_stride == 1 {
+            [(super::GRAIN / self.packed()).clamp(1, DEPTH), self.panels()]
+        } else {
+            [DEPTH, (super::GRAIN / (self.width * DEPTH)).max(1)]
+        };
+        let groups = self.panels().div_ceil(panels);
+        let pieces = DEPTH.div_ceil(steps);
+        let packed = Shards::new(packed);
+        cpu.pool.run(depth.len().div_ceil(DEPTH) * pieces * groups, &|task| {
+            let (block, piece, group) = (task / groups / pieces, task / groups % pieces, task % groups);
+            let block = block * DEPTH..depth.len().min((block + 1) * DEPTH);
+            let piece = block.start + piece * steps..block.end.min(block.start + (piece + 1) * steps);
+            if piece.is_empty() {
+                return;
+            }
+            let lanes = group * panels * self.panel..self.lanes().min((group + 1) * panels * self.panel);
+            let form = Form { lanes: self.panel, width: self.width, stride: self.width * block.len() };
+            let at = block.start * self.packed() + group * panels * form.stride + (piece.start - block.start) * self.width;
+            assert!(at < packed.len());
+            let piece = self.matrix.piece(depth.start + piece.start..depth.start + piece.end, lanes);
+            // SAFETY: these steps of these panels are this task's alone, and inside the buffer, which holds all panels
+            // of all blocks; `Matrix::piece` checked what is read.
+            unsafe { pack(cpu.isa, piece, form, packed.base().add(at)) };
+        });
+    }
+}
+
 /// Everything that the tasks of a product know.
 struct Plan<'a> {
     isa: Isa,
-    a: Matrix<'a>,
-    b: Matrix<'a>,
-    panels: Panels,
-    /// Whether `a` is cut and `b` shared; else the other way round.
+    a: Side<'a>,
+    b: Side<'a>,
+    /// Whether tasks cut `a`; else they cut `b`.
     cut_rows: bool,
+    /// Whether a task packs what it cuts off; else both operands are packed before.
+    packs_own: bool,
+    tasks: usize,
 }
 
 /// `c = a · b (+ add) (+ bias by row)`; c row-major.
@@ -138,13 +210,7 @@ pub(super) fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, c: &mut [f32], add: 
     if m * n == 0 {
         return;
     }
-    let panels = microkernel::panels(cpu.isa);
-    let plan = Plan { isa: cpu.isa, a, b, panels, cut_rows: m >= n };
-    let own_panels = plan.own_lanes().div_ceil(plan.own_panel());
-    let most = OWN_PANELS[usize::from(!plan.cut_rows)];
-    let tasks = own_panels.div_ceil(most).next_multiple_of(EVEN).min(own_panels);
-    let tasks = tasks.min((2 * m * n * k / TASK_FLOPS).max(own_panels.div_ceil(most)));
-    let span = (SHARED / plan.shared_width()).max(DEPTH) / DEPTH * DEPTH;
+    let plan = Plan::new(cpu.isa, a, b);
     let c = Shards::new(c);
     let add = match add {
         Add::Nothing => std::ptr::null(),
@@ -154,19 +220,24 @@ pub(super) fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, c: &mut [f32], add: 
             other.as_ptr()
         }
     };
-    let whole = Target { to: c.base(), stride: n, add, add_stride: n, bias: bias.map_or(std::ptr::null(), |b| b.as_ptr()) };
-    let whole = Whole(whole);
+    let bias = bias.map_or(std::ptr::null(), |b| b.as_ptr());
+    let whole = Whole(Target { to: c.base(), stride: n, add, add_stride: n, bias });
+    let (own, other) = plan.sides();
+    let shared = other.packed() + if plan.packs_own { 0 } else { own.packed() };
+    let span = (SHARED / shared).max(DEPTH) / DEPTH * DEPTH;
     cpu.scratch.with(|buffer| {
-        let shared = buffer.slice::<f32>(plan.shared_width() * span.min(k));
+        let buffer = buffer.slice::<f32>(shared * span.min(k));
+        let (other_packed, own_packed) = buffer.split_at_mut(other.packed() * span.min(k));
         for start in (0..k.max(1)).step_by(span) {
             let depth = start..k.min(start + span);
-            plan.pack_shared(cpu, depth.clone(), shared);
-            let shared = &*shared;
-            cpu.pool.run(tasks, &|task| {
-                let edge = |i: usize| (i * own_panels / tasks * plan.own_panel()).min(plan.own_lanes());
-                // SAFETY: the tasks' ranges of rows or columns are disjoint, and each is a block of c, which `whole`
-                // covers as asserted above.
-                unsafe { plan.run_task(edge(task)..edge(task + 1), depth.clone(), shared, &whole) };
+            other.pack_all(cpu, depth.clone(), other_packed);
+            if !plan.packs_own {
+                own.pack_all(cpu, depth.clone(), own_packed);
+            }
+            let packed = [&*own_packed, &*other_packed];
+            cpu.pool.run(plan.tasks, &|task| {
+                // SAFETY: the tasks' rows or columns are disjoint, and `whole` covers c, as asserted above.
+                unsafe { plan.run_task(task, depth.clone(), packed, &whole) };
             });
         }
     });
@@ -179,121 +250,80 @@ struct Whole(Target);
 // what is written.
 unsafe impl Sync for Whole {}
 
-impl Plan<'_> {
-    /// Rows of `a` or columns of `b`, whichever is cut.
-    fn own_lanes(&self) -> usize {
-        if self.cut_rows { self.a.rows } else { self.b.columns }
+impl<'a> Plan<'a> {
+    fn new(isa: Isa, a: Matrix<'a>, b: Matrix<'a>) -> Plan<'a> {
+        let [m, n, k] = [a.rows, b.columns, a.columns];
+        let Panels { rows, row_width, columns } = microkernel::panels(isa);
+        let a = Side { matrix: a.t(), panel: rows, width: row_width };
+        let b = Side { matrix: b, panel: columns, width: columns };
+        let cut_rows = m >= n;
+        let own = if cut_rows { a } else { b };
+        let least = own.panels().div_ceil(OWN_PANELS[usize::from(!cut_rows)]);
+        let tasks = least.next_multiple_of(EVEN).min(own.panels()).min((2 * m * n * k / TASK_FLOPS).max(least));
+        let narrow = own.matrix.column_stride == 1 && own.lanes() / tasks < NARROW && own.lanes() > NARROW;
+        Plan { isa, a, b, cut_rows, packs_own: !narrow, tasks }
     }
 
-    fn own_panel(&self) -> usize {
-        if self.cut_rows { self.panels.rows } else { self.panels.columns }
+    /// What is cut, and the other.
+    fn sides(&self) -> (Side<'a>, Side<'a>) {
+        if self.cut_rows { (self.a, self.b) } else { (self.b, self.a) }
     }
 
-    /// Lanes of a panel of the shared operand, and numbers from step to step in it.
-    fn shared_panel(&self) -> [usize; 2] {
-        if self.cut_rows {
-            [self.panels.columns, self.panels.columns]
-        } else {
-            [self.panels.rows, self.panels.row_width]
-        }
-    }
-
-    fn shared_lanes(&self) -> usize {
-        if self.cut_rows { self.b.columns } else { self.a.rows }
-    }
-
-    /// Packed numbers of the shared operand for one step of depth.
-    fn shared_width(&self) -> usize {
-        let [panel, width] = self.shared_panel();
-        self.shared_lanes().div_ceil(panel) * width
-    }
-
-    /// Packs the steps `depth` of the shared operand: blocks of [`DEPTH`], each all panels one after another.
-    fn pack_shared(&self, cpu: &Cpu, depth: std::ops::Range<usize>, shared: &mut [f32]) {
-        let [panel, width] = self.shared_panel();
-        let lanes = self.shared_lanes();
-        let operand = if self.cut_rows { self.b } else { self.a.t() };
-        // About 64 KiB a task.
-        let group = (super::GRAIN / (width * DEPTH)).max(1) * panel;
-        let groups = lanes.div_ceil(group);
-        let blocks = depth.len().div_ceil(DEPTH);
-        let shared = Shards::new(shared);
-        cpu.pool.run(groups * blocks, &|task| {
-            let (block, group_index) = (task / groups, task % groups);
-            let steps = block * DEPTH..depth.len().min((block + 1) * DEPTH);
-            let first = group_index * group;
-            let count = group.min(lanes - first);
-            let at = steps.start * self.shared_width() + first / panel * width * steps.len();
-            let piece = operand.piece(depth.start + steps.start..depth.start + steps.end, first..first + count);
-            // SAFETY: groups of panels are disjoint, and `piece` checked what is read.
-            unsafe {
-                let to = shared.piece(at..at + count.div_ceil(panel) * width * steps.len());
-                pack(self.isa, piece, panel, width, to.as_mut_ptr());
-            }
-        });
-    }
-
-    /// The rows or columns `own` of the result, over the steps `depth`.
+    /// One task's rows or columns of the result, over the steps `depth`; `packed` holds the operands that were
+    /// packed before, own and other.
     ///
     /// # Safety
     /// Nobody else touches these rows or columns of the target, which is valid for the whole result.
-    unsafe fn run_task(&self, own: std::ops::Range<usize>, depth: std::ops::Range<usize>, shared: &[f32], whole: &Whole) {
-        let Panels { rows, row_width, columns } = self.panels;
-        let own_width = if self.cut_rows { own.len().div_ceil(rows) * row_width } else { own.len().next_multiple_of(columns) };
-        let operand = if self.cut_rows { self.a.t() } else { self.b };
-        let width = if self.cut_rows { row_width } else { columns };
-        with_packing_scratch(own_width * DEPTH, |packed| {
+    unsafe fn run_task(&self, task: usize, depth: Range<usize>, packed: [&[f32]; 2], whole: &Whole) {
+        let (own, other) = self.sides();
+        let edge = |task: usize| task * own.panels() / self.tasks;
+        let panels = edge(task)..edge(task + 1);
+        let lanes = panels.start * own.panel..own.lanes().min(panels.end * own.panel);
+        let length = if self.packs_own { panels.len() * own.width * DEPTH } else { 0 };
+        with_thread_scratch(length, |scratch| {
             for start in (depth.start..depth.end.max(depth.start + 1)).step_by(DEPTH) {
                 let steps = start..depth.end.min(start + DEPTH);
                 let count = steps.len();
-                let shared = &shared[(start - depth.start) * self.shared_width()..][..count * self.shared_width()];
-                let target = if start == 0 { whole.0 } else { Target { add: whole.0.to, bias: std::ptr::null(), ..whole.0 } };
-                // SAFETY: the scratch holds the panels; `piece` checked what is read; the target is the caller's
-                // promise.
-                unsafe {
-                    pack(self.isa, operand.piece(steps, own.clone()), self.own_panel(), width, packed.as_mut_ptr());
-                    if self.cut_rows {
-                        let target = target.at(own.start, 0);
-                        microkernel::block(self.isa, [own.len(), self.b.columns, count], packed.as_ptr(), shared.as_ptr(), target);
-                    } else {
-                        // Rows in pieces that stay in L2 while the panels of columns pass.
-                        let piece = OWN_PANELS[0] * rows;
-                        for top in (0..self.a.rows).step_by(piece) {
-                            let a = shared.as_ptr().add(top / rows * row_width * count);
-                            let size = [piece.min(self.a.rows - top), own.len(), count];
-                            microkernel::block(self.isa, size, a, packed.as_ptr(), target.at(top, own.start));
-                        }
-                    }
-                }
+                let at = start - depth.start;
+                let other_packed = &packed[1][at * other.packed()..][..count * other.packed()];
+                let own_packed = if self.packs_own {
+                    let form = Form { lanes: own.panel, width: own.width, stride: own.width * count };
+                    // SAFETY: the scratch holds the panels; `Matrix::piece` checked what is read.
+                    unsafe { pack(self.isa, own.matrix.piece(steps, lanes.clone()), form, scratch.as_mut_ptr()) };
+                    &*scratch
+                } else {
+                    &packed[0][at * own.packed() + panels.start * own.width * count..][..panels.len() * own.width * count]
+                };
+                let target =
+                    if start == 0 { whole.0 } else { Target { add: whole.0.to, bias: std::ptr::null(), ..whole.0 } };
+                // SAFETY: the panels are packed; the target is the caller's promise.
+                unsafe { self.multiply(lanes.clone(), count, [own_packed, other_packed], target) };
             }
         });
     }
-}
 
-/// `c (+)= a · b` on this thread; rows of c are `stride` apart.
-pub(super) fn small_product(isa: Isa, a: Matrix, b: Matrix, c: &mut [f32], stride: usize, accumulate: bool) {
-    let [m, n, k] = [a.rows, b.columns, a.columns];
-    assert_eq!(k, b.rows);
-    if m * n == 0 {
-        return;
-    }
-    assert!((m - 1) * stride + n <= c.len() && n <= stride);
-    let Panels { rows, row_width, columns } = microkernel::panels(isa);
-    let (a_width, b_width) = (m.div_ceil(rows) * row_width, n.next_multiple_of(columns));
-    with_packing_scratch((a_width + b_width) * DEPTH.min(k), |packed| {
-        let (packed_a, packed_b) = packed.split_at_mut(a_width * DEPTH.min(k));
-        for start in (0..k.max(1)).step_by(DEPTH) {
-            let steps = start..k.min(start + DEPTH);
-            let to = c.as_mut_ptr();
-            let add = if accumulate || start > 0 { to.cast_const() } else { std::ptr::null() };
-            let target = Target { to, stride, add, add_stride: stride, bias: std::ptr::null() };
-            let size = [m, n, steps.len()];
-            // SAFETY: the scratch holds the panels; `piece` checked what is read; c was checked above.
-            unsafe {
-                pack(isa, a.t().piece(steps.clone(), 0..m), rows, row_width, packed_a.as_mut_ptr());
-                pack(isa, b.piece(steps, 0..n), columns, columns, packed_b.as_mut_ptr());
-                microkernel::block(isa, size, packed_a.as_ptr(), packed_b.as_ptr(), target);
+    /// One block of depth for a task.
+    ///
+    /// # Safety
+    /// As [`Plan::run_task`]; the slices hold the packed panels of `depth` steps, own and other.
+    unsafe fn multiply(&self, lanes: Range<usize>, depth: usize, [own, other]: [&[f32]; 2], target: Target) {
+        let down = |from: *const f32| Down { from, step: self.a.width, panel: self.a.width * depth };
+        let across = |from: *const f32| Across { from, panel: self.b.width * depth };
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.cut_rows {
+                let size = [lanes.len(), self.b.lanes(), depth];
+                let target = target.at(lanes.start, 0);
+                microkernel::block(self.isa, size, down(own.as_ptr()), across(other.as_ptr()), target);
+                return;
+            }
+            // Rows in pieces that stay in L2 while the panels of columns pass.
+            let piece = OWN_PANELS[0] * self.a.panel;
+            for top in (0..self.a.lanes()).step_by(piece) {
+                let a = other.as_ptr().add(top / self.a.panel * self.a.width * depth);
+                let size = [piece.min(self.a.lanes() - top), lanes.len(), depth];
+                microkernel::block(self.isa, size, down(a), across(own.as_ptr()), target.at(top, lanes.start));
             }
         }
-    });
+    }
 }

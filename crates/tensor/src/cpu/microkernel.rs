@@ -5,7 +5,7 @@
 //! an element do not depend on where it lies, on how the product is cut into tasks, or on other rows and columns.
 //!
 //! Panels (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication"): `a` in panels of
-//! `ROWS` rows, `[depth][width]`, whose numbers are broadcast; `b` in panels of `16 * VECTORS` columns. A tile
+//! `ROWS` rows, whose numbers are broadcast; `b` in panels of `16 * VECTORS` columns. A tile
 //! of `ROWS x VECTORS` vectors stays in registers: 14 x 2 of AVX-512's 32, 6 x 1 (of two halves) of AVX2's 16.
 
 use super::lanes::{Lanes, Portable};
@@ -70,21 +70,41 @@ impl Target {
     }
 }
 
-/// `to = a · b (+ bias) (+ add)` for a block of `rows x columns`, from packed panels of one block of depth.
+/// Panels of `a`: broadcast one number at a time, so they may also be the columns of an unpacked matrix.
+#[derive(Clone, Copy)]
+pub(super) struct Down {
+    /// First step of the first panel.
+    pub(super) from: *const f32,
+    /// Numbers from step to step of a panel.
+    pub(super) step: usize,
+    /// Numbers from panel to panel.
+    pub(super) panel: usize,
+}
+
+/// Packed panels of `b`.
+#[derive(Clone, Copy)]
+pub(super) struct Across {
+    /// First step of the first panel.
+    pub(super) from: *const f32,
+    /// Numbers from panel to panel.
+    pub(super) panel: usize,
+}
+
+/// `to = a · b (+ bias) (+ add)` for a block of `rows x columns x depth`.
 ///
 /// # Safety
-/// `a` holds `rows` in panels and `b` `columns` in panels of `depth`, as [`panels`] of this `isa` says,
-/// which the processor has; the target is valid for the block, and nobody else touches it.
-pub(super) unsafe fn block(isa: Isa, size: [usize; 3], a: *const f32, b: *const f32, target: Target) {
+/// `a` holds `rows` and `b` `columns` in panels of `depth` steps, as [`panels`] of this `isa` says, which the
+/// processor has; the target is valid for the block, and nobody else touches it.
+pub(super) unsafe fn block(isa: Isa, size: [usize; 3], a: Down, b: Across, target: Target) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
-    unsafe fn avx512(size: [usize; 3], a: *const f32, b: *const f32, target: Target) {
+    unsafe fn avx512(size: [usize; 3], a: Down, b: Across, target: Target) {
         // SAFETY: the caller's promise.
         unsafe { tiles::<Avx512, 14, 2>(size, a, b, target) }
     }
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn avx2(size: [usize; 3], a: *const f32, b: *const f32, target: Target) {
+    unsafe fn avx2(size: [usize; 3], a: Down, b: Across, target: Target) {
         // SAFETY: the caller's promise.
         unsafe { tiles::<Avx2, 6, 1>(size, a, b, target) }
     }
@@ -104,8 +124,8 @@ pub(super) unsafe fn block(isa: Isa, size: [usize; 3], a: *const f32, b: *const 
 #[inline(always)]
 unsafe fn tiles<L: Lanes, const ROWS: usize, const VECTORS: usize>(
     [rows, columns, depth]: [usize; 3],
-    a: *const f32,
-    b: *const f32,
+    a: Down,
+    b: Across,
     target: Target,
 ) {
     let width = VECTORS * 16;
@@ -114,8 +134,8 @@ unsafe fn tiles<L: Lanes, const ROWS: usize, const VECTORS: usize>(
         for top in (0..rows).step_by(ROWS) {
             // SAFETY: panel (left / width) of b and (top / ROWS) of a exist (the caller's promise).
             unsafe {
-                let b = b.add(left * depth);
-                let a = a.add(top / ROWS * 16 * depth);
+                let b = b.from.add(left / width * b.panel);
+                let a = Down { from: a.from.add(top / ROWS * a.panel), ..a };
                 let target = target.at(top, left);
                 if rows - top >= ROWS {
                     tile::<L, ROWS, VECTORS>(depth, a, b, target, count);
@@ -132,7 +152,7 @@ unsafe fn tiles<L: Lanes, const ROWS: usize, const VECTORS: usize>(
 unsafe fn last_rows<L: Lanes, const VECTORS: usize>(
     rows: usize,
     depth: usize,
-    a: *const f32,
+    a: Down,
     b: *const f32,
     target: Target,
     columns: usize,
@@ -162,7 +182,7 @@ unsafe fn last_rows<L: Lanes, const VECTORS: usize>(
 #[inline(always)]
 unsafe fn tile<L: Lanes, const ROWS: usize, const VECTORS: usize>(
     depth: usize,
-    a: *const f32,
+    a: Down,
     b: *const f32,
     target: Target,
     columns: usize,
@@ -179,7 +199,8 @@ unsafe fn tile<L: Lanes, const ROWS: usize, const VECTORS: usize>(
             }
         }
         let mut sums = [[L::splat(0.0); VECTORS]; ROWS];
-        let (mut a, mut b) = (a, b);
+        let Down { from: mut a, step, .. } = a;
+        let mut b = b;
         for _ in 0..depth {
             let mut across = [L::splat(0.0); VECTORS];
             for (v, x) in across.iter_mut().enumerate() {
@@ -191,8 +212,8 @@ unsafe fn tile<L: Lanes, const ROWS: usize, const VECTORS: usize>(
                     *sum = L::mul_add(down, across, *sum);
                 }
             }
-            a = a.add(16);
-            b = b.add(VECTORS * 16);
+            a = a.wrapping_add(step);
+            b = b.wrapping_add(VECTORS * 16);
         }
         if columns == VECTORS * 16 {
             finish::<L, ROWS, VECTORS>(sums, target, |p, _| L::load(p), |p, x, _| L::store(p, x));

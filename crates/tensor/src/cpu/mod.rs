@@ -6,6 +6,7 @@
 
 mod adamw;
 mod attention;
+mod attention_backward;
 mod bias;
 mod cross_entropy;
 mod elementwise;
@@ -202,12 +203,12 @@ impl Kernels for Cpu {
 
     fn attention_backward(&self, qkv: View, out: View, log_sum_exp: View, dout: View, heads: Heads, dqkv: ViewMut) {
         let shape = attention::Extents::new(qkv.dims(), heads);
-        let saved = attention::Saved {
+        let saved = attention_backward::Saved {
             qkv: qkv.as_slice(),
             out: out.as_slice(),
             log_sum_exp: log_sum_exp.as_slice(),
         };
-        attention::attention_backward(self, shape, saved, dout.as_slice(), dqkv.into_slice());
+        attention_backward::attention_backward(self, shape, saved, dout.as_slice(), dqkv.into_slice());
     }
 
     fn embedding(&self, tokens: View, table: View, positions: View, y: ViewMut) {

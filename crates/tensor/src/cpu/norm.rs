@@ -4,8 +4,12 @@
 //! an f32 is exact in f64), then the blocks along a balanced tree over their index.
 
 use super::Cpu;
-use super::simd::{LANES, Math, vectorized};
+use super::lanes::Lanes;
+use super::simd::vectorized;
 use crate::device::NORM_BLOCK;
+
+/// Lanes that a block's squares are spread over.
+const LANES: usize = 16;
 
 /// Blocks of a task.
 const BLOCKS: usize = 16;
@@ -22,7 +26,7 @@ pub(super) fn block_squares(cpu: &Cpu, x: &[f32], squares: &mut [f64]) {
 
 vectorized!(fn sum_squares(x: &[f32]) -> f64 = sum_squares_body);
 #[inline(always)]
-fn sum_squares_body<M: Math>(x: &[f32]) -> f64 {
+fn sum_squares_body<L: Lanes>(x: &[f32]) -> f64 {
     let mut lanes = [0f64; LANES];
     let (whole, tail) = x.as_chunks::<LANES>();
     let mut add = |x: &[f32]| {

@@ -1,7 +1,8 @@
 //! SGD with momentum in PyTorch's form, one pass over memory: 20 bytes a parameter.
 
+use super::lanes::Lanes;
 use super::pool::Shards;
-use super::simd::{Math, vectorized};
+use super::simd::vectorized;
 use super::{Cpu, GRAIN};
 use crate::kernels::Sgd;
 
@@ -18,11 +19,11 @@ pub(super) fn sgd(cpu: &Cpu, step: Sgd, p: &mut [f32], g: &[f32], velocity: &mut
 
 vectorized!(fn update(step: Sgd, p: &mut [f32], g: &[f32], velocity: &mut [f32], scale: f32) = update_body);
 #[inline(always)]
-fn update_body<M: Math>(step: Sgd, p: &mut [f32], g: &[f32], velocity: &mut [f32], scale: f32) {
+fn update_body<L: Lanes>(step: Sgd, p: &mut [f32], g: &[f32], velocity: &mut [f32], scale: f32) {
     for ((p, g), v) in p.iter_mut().zip(g).zip(velocity) {
-        let g = M::mul_add(step.weight_decay, *p, *g * scale);
-        let new = if step.first { g } else { M::mul_add(step.momentum, *v, g) };
-        *p = M::mul_add(-step.lr, new, *p);
+        let g = L::fused(step.weight_decay, *p, *g * scale);
+        let new = if step.first { g } else { L::fused(step.momentum, *v, g) };
+        *p = L::fused(-step.lr, new, *p);
         *v = new;
     }
 }

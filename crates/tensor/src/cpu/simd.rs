@@ -3,12 +3,16 @@
 //! A kernel's loop is written once, as an `#[inline(always)]` function over slices or lane arrays, and
 //! [`vectorized!`](crate::cpu::simd::vectorized) compiles it three times: for AVX-512, for AVX2 with FMA, and
 //! for any processor. Which one runs is decided when the device is made. Rust never contracts or
-//! reorders floating point, so an element has the same bits in a full vector and in a tail; `Math::mul_add`
+//! reorders floating point, so an element has the same bits in a full vector and in a tail; `Lanes::fused`
 //! is fused only where the processor fuses, so bits may differ between instruction sets, never between
 //! positions or thread counts.
 //!
+//! Sums and other loops that must keep their state in registers spell out their vectors: [`lanes`](super::lanes).
+//!
 //! `exp` follows Cephes (Moshier): reduction by ln 2 in two parts and a polynomial, at most 1 ulp off in
 //! [-87, 88] (tested against f64).
+
+use super::lanes::Lanes;
 
 /// Instruction sets that the kernels are compiled for, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,45 +58,21 @@ impl Isa {
     }
 }
 
-/// What differs between instruction sets in a loop's body.
-pub(crate) trait Math {
-    /// `a * b + c`, in one rounding where the processor can.
-    fn mul_add(a: f32, b: f32, c: f32) -> f32;
-}
-
-/// With fused multiply-add.
-pub(crate) struct Fused;
-/// Without.
-pub(crate) struct Plain;
-
-impl Math for Fused {
-    #[inline(always)]
-    fn mul_add(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-}
-
-impl Math for Plain {
-    #[inline(always)]
-    fn mul_add(a: f32, b: f32, c: f32) -> f32 {
-        a * b + c
-    }
-}
-
-/// `fn name(isa: Isa, args)` that runs `body::<M>(args)` compiled for that instruction set. The body
-/// must be `#[inline(always)]` and generic over one [`Math`].
+/// `fn name(isa: Isa, args)` that runs `body::<L>(args)` compiled for that instruction set. The body
+/// must be `#[inline(always)]` and generic over one [`Lanes`](super::lanes::Lanes); inside, and only there, the vectors of
+/// `L` may be used.
 macro_rules! vectorized {
     ($vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         $vis fn $name(isa: $crate::cpu::simd::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
             fn avx512($($arg: $ty),*) $(-> $ret)? {
-                $body::<$crate::cpu::simd::Fused>($($arg),*)
+                $body::<$crate::cpu::lanes::Avx512>($($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             fn avx2($($arg: $ty),*) $(-> $ret)? {
-                $body::<$crate::cpu::simd::Fused>($($arg),*)
+                $body::<$crate::cpu::lanes::Avx2>($($arg),*)
             }
             match isa {
                 // SAFETY: an `Isa` above Portable comes from `Isa::detect`, which has seen the features.
@@ -101,51 +81,16 @@ macro_rules! vectorized {
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::cpu::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
-                _ => $body::<$crate::cpu::simd::Plain>($($arg),*),
+                _ => $body::<$crate::cpu::lanes::Portable>($($arg),*),
             }
         }
     };
 }
 pub(crate) use vectorized;
 
-/// Lanes of a reduction: element i goes to lane i mod 16, whatever the instruction set.
-pub(crate) const LANES: usize = 16;
-
-/// Sum of lanes along a balanced tree.
-#[inline(always)]
-pub(crate) fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] += lanes[i + width];
-        }
-        width /= 2;
-    }
-    lanes[0]
-}
-
-/// Largest lane; a NaN anywhere may be lost, infinities are not.
-#[inline(always)]
-pub(crate) fn max_lanes(mut lanes: [f32; LANES]) -> f32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] = max(lanes[i], lanes[i + width]);
-        }
-        width /= 2;
-    }
-    lanes[0]
-}
-
-/// The larger; one instruction, unlike `f32::max`.
-#[inline(always)]
-pub(crate) fn max(a: f32, b: f32) -> f32 {
-    if a > b { a } else { b }
-}
-
 /// e to the x. Zero below -87.3 (no subnormals), infinity above 88.7, NaN stays NaN.
 #[inline(always)]
-pub(crate) fn exp<M: Math>(x: f32) -> f32 {
+pub(crate) fn exp<L: Lanes>(x: f32) -> f32 {
     const LOW: f32 = -87.336_54;
     const HIGH: f32 = 88.722_83;
     /// 1.5 * 2^23: adding it rounds to an integer, which then sits in the low bits.
@@ -154,15 +99,15 @@ pub(crate) fn exp<M: Math>(x: f32) -> f32 {
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let clamped = if x < LOW { LOW } else { x };
     let clamped = if clamped > HIGH { HIGH } else { clamped };
-    let shifted = M::mul_add(clamped, std::f32::consts::LOG2_E, ROUND);
+    let shifted = L::fused(clamped, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = M::mul_add(n, -LN2_HIGH, clamped);
-    let r = M::mul_add(n, -LN2_LOW, r);
+    let r = L::fused(n, -LN2_HIGH, clamped);
+    let r = L::fused(n, -LN2_LOW, r);
     let mut p = 1.987_569_1e-4;
     for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
-        p = M::mul_add(p, r, c);
+        p = L::fused(p, r, c);
     }
-    let y = M::mul_add(p, r * r, r) + 1.0;
+    let y = L::fused(p, r * r, r) + 1.0;
     // n is in -126..=128: 2^n in two halves, because 2^128 alone is not a number.
     let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let half = n >> 1;
@@ -178,9 +123,21 @@ mod tests {
 
     vectorized!(fn exp_all(x: &mut [f32]) = exp_all_body);
     #[inline(always)]
-    fn exp_all_body<M: Math>(x: &mut [f32]) {
+    fn exp_all_body<L: Lanes>(x: &mut [f32]) {
         for x in x {
-            *x = exp::<M>(*x);
+            *x = exp::<L>(*x);
+        }
+    }
+
+    vectorized!(fn exp_lanes(x: &mut [f32]) = exp_lanes_body);
+    #[inline(always)]
+    fn exp_lanes_body<L: Lanes>(x: &mut [f32]) {
+        for x in x.chunks_mut(16) {
+            // SAFETY: compiled for L; the chunk is as long as said.
+            unsafe {
+                let y = crate::cpu::lanes::exp::<L>(L::load_first(x.as_ptr(), x.len()));
+                L::store_first(x.as_mut_ptr(), y, x.len());
+            }
         }
     }
 
@@ -189,10 +146,11 @@ mod tests {
         for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
             let isa = isa.limit(Isa::detect());
             let x: Vec<f32> = (0..2_000_000).map(|i| -87.3 + i as f32 * 8.8e-5).collect();
-            let mut y = x.clone();
+            let [mut y, mut z] = [x.clone(), x.clone()];
             exp_all(isa, &mut y);
+            exp_lanes(isa, &mut z);
             let mut worst = 0f64;
-            for (x, y) in x.iter().zip(&y) {
+            for (x, y) in x.iter().zip(&y).chain(x.iter().zip(&z)) {
                 let exact = f64::from(*x).exp();
                 let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
                 worst = worst.max((f64::from(*y) - exact).abs() / ulp);
@@ -207,11 +165,13 @@ mod tests {
         for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
             let isa = isa.limit(Isa::detect());
             let inf = f32::INFINITY;
-            let mut x = [0.0, -0.0, 1.0, 88.7, 88.8, inf, -87.3, -87.4, -104.0, -inf, f32::NAN, f32::MAX, f32::MIN];
-            exp_all(isa, &mut x);
-            assert_eq!((x[0], x[1], x[2]), (1.0, 1.0, std::f32::consts::E));
-            assert!(x[3].is_finite() && x[6] > 0.0 && x[10].is_nan());
-            assert_eq!([x[4], x[5], x[7], x[8], x[9], x[11], x[12]], [inf, inf, 0.0, 0.0, 0.0, inf, 0.0]);
+            for exp in [exp_all, exp_lanes] {
+                let mut x = [0.0, -0.0, 1.0, 88.7, 88.8, inf, -87.3, -87.4, -104.0, -inf, f32::NAN, f32::MAX, f32::MIN];
+                exp(isa, &mut x);
+                assert_eq!((x[0], x[1], x[2]), (1.0, 1.0, std::f32::consts::E));
+                assert!(x[3].is_finite() && x[6] > 0.0 && x[10].is_nan());
+                assert_eq!([x[4], x[5], x[7], x[8], x[9], x[11], x[12]], [inf, inf, 0.0, 0.0, 0.0, inf, 0.0]);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a configuration may not say: each refusal names the key, the value and what it must be.
 
-use super::{Chunk, RunConfig, ScheduleKind};
+use super::{Chunk, RunConfig};
 
 /// A value that cannot work: which key, what it is, what it must be.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -141,10 +141,6 @@ impl RunConfig {
         }
         if self.train.steps == 0 {
             return Err(refuse("train.steps", 0, "must be at least 1"));
-        }
-        if s.kind != ScheduleKind::Constant && s.warmup >= self.train.steps && s.warmup > 0 {
-            let expected = format!("must be less than train.steps = {}", self.train.steps);
-            return Err(refuse("schedule.warmup", s.warmup, expected));
         }
         if self.train.threads == Some(0) {
             return Err(refuse("train.threads", 0, "must be at least 1; leave it out for this machine's cores"));

@@ -1,0 +1,60 @@
+//! `phalanx bench collectives`: how long collectives between processes take.
+
+use anyhow::{Context, Result, bail};
+use phalanx_trace::CollectiveOp;
+
+use crate::args::{BenchCollectivesArgs, BenchOp};
+use crate::bench::CollectiveFigures;
+use crate::launch::{Crew, Output};
+use crate::machine;
+use crate::report::{Table, bytes, print, print_line};
+use crate::signals::Signals;
+use crate::task::{BenchCollectivesTask, Task};
+
+/// Measures and prints, a line each.
+///
+/// # Errors
+/// Sizes that are none or do not fit, a rank that died.
+pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
+    if args.nproc == 0 {
+        bail!("--nproc 0: expected at least 1 rank");
+    }
+    if let Some(size) = args.bytes.iter().find(|size| **size < 4 * args.nproc) {
+        bail!("--bytes {size}: {} ranks share at least {} bytes (an f32 each)", args.nproc, 4 * args.nproc);
+    }
+    let largest = args.bytes.iter().copied().max().unwrap_or(0) as u64;
+    let needed = args.nproc as u64 * 2 * largest;
+    if let Some(available) = machine::available_bytes().filter(|available| needed > *available) {
+        bail!(
+            "{} ranks need {needed} bytes, and {available} are available: give smaller --bytes",
+            args.nproc
+        );
+    }
+    let signals = Signals::take_over()?;
+    let all = [BenchOp::AllReduce, BenchOp::ReduceScatter, BenchOp::AllGather];
+    let ops = if args.op.is_empty() { &all[..] } else { &args.op };
+    let ops = ops.iter().map(|op| match op {
+        BenchOp::AllReduce => CollectiveOp::AllReduce,
+        BenchOp::ReduceScatter => CollectiveOp::ReduceScatter,
+        BenchOp::AllGather => CollectiveOp::AllGather,
+        BenchOp::Broadcast => CollectiveOp::Broadcast,
+    });
+    let task = BenchCollectivesTask { ops: ops.collect(), bytes: args.bytes.clone() };
+    let crew = Crew::start(args.nproc, &Task::BenchCollectives(task), Output::Gathered)?;
+    let lines = crew.wait(&signals)?;
+    let first = lines.first().context("the figures of rank 0")?;
+    let figures: Vec<CollectiveFigures> = serde_json::from_str(first).context("the figures of rank 0")?;
+    if args.json {
+        for figure in &figures {
+            print_line(&serde_json::to_string(figure)?);
+        }
+        return Ok(());
+    }
+    let mut table = Table::new(&["op", "ranks", "buffer", "us", "GB/s"]);
+    for CollectiveFigures { op, ranks, bytes: size, us, algbw_gbs } in figures {
+        let (us, rate) = (format!("{us:.1}"), format!("{algbw_gbs:.2}"));
+        table.row([op.name().to_string(), ranks.to_string(), bytes(size as u64), us, rate]);
+    }
+    print(&table.to_string());
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! `phalanx export`: a checkpoint as a Hugging Face folder, streamed tensor by tensor.
+
+use anyhow::{Context, Result, bail};
+use phalanx_checkpoint::write_hugging_face;
+use phalanx_data::TOKENIZER_FILE;
+use phalanx_train::state::PARAMETERS;
+use serde_json::{Value, json};
+
+use crate::args::ExportArgs;
+use crate::report;
+use crate::run_folder::{RunFolder, model_of};
+
+/// Writes the folder.
+///
+/// # Errors
+/// A run without that checkpoint, a damaged one, a folder that cannot be written.
+pub fn export(args: &ExportArgs) -> Result<()> {
+    let folder = RunFolder::at(&args.run);
+    let checkpoint = folder.checkpoint(args.step)?;
+    let model = model_of(&checkpoint)?;
+    let network = model.network();
+    for spec in &network.parameters {
+        let stored = checkpoint.tensor(PARAMETERS, &spec.name)?;
+        if stored.shape != spec.shape {
+            bail!(
+                "{} has shape {:?} in {}, expected {:?}",
+                spec.name,
+                stored.shape,
+                checkpoint.dir().display(),
+                spec.shape
+            );
+        }
+    }
+    let tensors: Vec<_> =
+        network.parameters.iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
+    let mut bytes = Vec::new();
+    write_hugging_face(&args.out, &model.to_config(), &tensors, &mut |index, range, out| {
+        bytes.resize(4 * out.len(), 0);
+        checkpoint.read(PARAMETERS, &tensors[index].0, range, &mut bytes)?;
+        for (number, four) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *number = f32::from_le_bytes(*four);
+        }
+        Ok(())
+    })?;
+    let has_tokenizer = copy_tokenizer(&folder, args)?;
+    if args.json {
+        return report::print_json(&json!({
+            "out": args.out, "step": checkpoint.step(), "parameters": network.elements(), "tokenizer": has_tokenizer,
+        }));
+    }
+    report::print_line(&format!(
+        "{}: step {} of {}: model.safetensors ({}), config.json{}",
+        args.out.display(),
+        checkpoint.step(),
+        args.run.display(),
+        report::bytes(4 * network.elements() as u64),
+        if has_tokenizer { ", tokenizer.json" } else { "" }
+    ));
+    Ok(())
+}
+
+/// Copies the run's tokenizer if it is one that Hugging Face's programs read; whether it was.
+fn copy_tokenizer(folder: &RunFolder, args: &ExportArgs) -> Result<bool> {
+    let Ok(text) = std::fs::read_to_string(folder.file(TOKENIZER_FILE)) else { return Ok(false) };
+    let is_theirs = serde_json::from_str::<Value>(&text).is_ok_and(|json| json.get("model").is_some());
+    if is_theirs {
+        let path = args.out.join(TOKENIZER_FILE);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(is_theirs)
+}

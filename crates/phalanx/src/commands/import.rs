@@ -1,0 +1,140 @@
+//! `phalanx import`: a Hugging Face GPT-2 becomes a run folder with a checkpoint of step 0.
+//!
+//! The weights stream from one file into the other; nothing is held whole. Optimizer states are zero.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use phalanx_checkpoint::{CheckpointError, HuggingFaceDir, Piece, begin, commit, discard, write_rank};
+use phalanx_data::{TOKENIZER_FILE, Tokenizer};
+use phalanx_layers::ParameterSpec;
+use phalanx_models::Gpt2;
+use phalanx_trace::DType;
+use phalanx_train::RunConfig;
+use phalanx_train::state::{PARAMETERS, hugging_face_name};
+use serde_json::json;
+
+use crate::args::ImportArgs;
+use crate::run_folder::RunFolder;
+use crate::{report, resume, shape};
+
+/// Sequence of a run on an imported model, where its positions allow.
+const SEQ: usize = 1024;
+
+/// Vocabulary by which GPT-2's own tokenizer is known.
+const GPT2_VOCAB: usize = 50257;
+
+/// States of the update rule that a new run uses, zero at the start.
+const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+
+/// Makes the run folder.
+///
+/// # Errors
+/// A folder that is no GPT-2, tensors that are missing or of another shape, a run folder with a run.
+pub fn import(args: &ImportArgs) -> Result<()> {
+    let model = shape::read_hugging_face(&args.dir)?;
+    let source = HuggingFaceDir::open(&args.dir)?;
+    let network = model.network();
+    for spec in &network.parameters {
+        check_shape(&source, spec)?;
+    }
+    let folder = RunFolder::at(&args.run);
+    folder.refuse_results()?;
+    let tokenizer = tokenizer(&args.dir, &model)?;
+    folder.create()?;
+    let config = config(&args.dir, &model, tokenizer.as_ref().map(|(key, _)| key.as_str()));
+    folder.write_config(&config, None)?;
+    if let Some((_, tokenizer)) = &tokenizer {
+        tokenizer.save(folder.path())?;
+    }
+    let state = json!({ "step": 0, "samples": 0, "config": config, "model": model.to_config() });
+    let tmp = begin(&folder.checkpoints(), 0)?;
+    if let Err(error) = write(&source, &network.parameters, &tmp) {
+        // The first error is the one to tell; what is left is removed by the next save.
+        let _ = discard(&tmp);
+        return Err(error.into());
+    }
+    let path = commit(&tmp, state, 1)?;
+    let parameters = network.elements();
+    if args.json {
+        return report::print_json(&json!({ "run": args.run, "checkpoint": path, "parameters": parameters }));
+    }
+    let run = resume::shell_word(&args.run.display().to_string());
+    report::print_line(&format!("{}: {} parameters in {}", args.run.display(), parameters, path.display()));
+    if tokenizer.is_some() {
+        report::print_line(&format!("next  phalanx sample {run} --prompt TEXT"));
+    }
+    report::print_line(&format!("      phalanx train --run {run} --resume --data YOUR-TEXTS"));
+    Ok(())
+}
+
+fn check_shape(source: &HuggingFaceDir, spec: &ParameterSpec) -> Result<()> {
+    let name = hugging_face_name(source, &spec.name);
+    let given = source.shape(name)?;
+    if given != spec.shape {
+        bail!(
+            "{name} has shape {given:?}, and config.json makes it {:?}: the folder's files do not belong together",
+            spec.shape
+        );
+    }
+    Ok(())
+}
+
+/// The folder's own tokenizer, or GPT-2's for a model with its vocabulary: how a configuration names it,
+/// and itself.
+fn tokenizer(dir: &Path, model: &Gpt2) -> Result<Option<(String, Tokenizer)>> {
+    let path = dir.join(TOKENIZER_FILE);
+    if path.exists() {
+        let key = resume::absolute(&path.display().to_string());
+        let tokenizer = Tokenizer::from_key(&key, None).context("the folder's tokenizer")?;
+        return Ok(Some((key, tokenizer)));
+    }
+    Ok((model.vocab == GPT2_VOCAB).then(|| ("gpt2".to_string(), Tokenizer::gpt2())))
+}
+
+fn config(dir: &Path, model: &Gpt2, tokenizer: Option<&str>) -> RunConfig {
+    let mut config = RunConfig::default();
+    config.model.layers = model.layers;
+    config.model.hidden = model.hidden;
+    config.model.heads = model.heads;
+    config.model.seq = SEQ.min(model.positions);
+    config.model.positions = Some(model.positions);
+    config.model.vocab = Some(model.vocab);
+    config.model.init = Some(resume::absolute(&dir.display().to_string()));
+    if let Some(tokenizer) = tokenizer {
+        config.data.tokenizer = tokenizer.to_string();
+    }
+    config
+}
+
+/// Streams the parameters and zero states into the checkpoint that is being made.
+fn write(source: &HuggingFaceDir, parameters: &[ParameterSpec], tmp: &Path) -> Result<(), CheckpointError> {
+    const WINDOW_BYTES: usize = 1 << 20;
+    let states = std::iter::once(PARAMETERS).chain(STATES);
+    let pieces: Vec<Piece> = states
+        .flat_map(|state| {
+            parameters.iter().map(move |spec| Piece {
+                state,
+                name: spec.name.clone(),
+                shape: spec.shape.clone(),
+                dtype: DType::F32,
+                range: 0..spec.elements() as u64,
+            })
+        })
+        .collect();
+    let mut failed = None;
+    let mut numbers = vec![0f32; WINDOW_BYTES / 4];
+    write_rank(tmp, 0, &pieces, WINDOW_BYTES, &mut |index, range, bytes| {
+        let piece = &pieces[index];
+        let numbers = &mut numbers[..bytes.len() / 4];
+        numbers.fill(0.0);
+        if piece.state == PARAMETERS && failed.is_none() {
+            let name = hugging_face_name(source, &piece.name);
+            failed = source.read_f32(name, range, numbers).err();
+        }
+        for (four, number) in bytes.chunks_exact_mut(4).zip(numbers) {
+            four.copy_from_slice(&number.to_le_bytes());
+        }
+    })?;
+    failed.map_or(Ok(()), Err)
+}

@@ -1,0 +1,262 @@
+//! `phalanx inspect`: what is in a checkpoint, run folder, token file or Hugging Face folder.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use phalanx_checkpoint::{Checkpoint, HuggingFaceDir, Statistics, StoredTensor, TensorReport};
+use phalanx_data::TokenFile;
+use phalanx_models::Gpt2;
+use serde_json::{Value, json};
+
+use crate::args::InspectArgs;
+use crate::ending::Reached;
+use crate::report::{Table, bytes, print, print_json, print_line};
+use crate::run_folder::RunFolder;
+
+/// Tokens shown of a token file.
+const SHOWN_TOKENS: usize = 64;
+
+/// Says what is there.
+///
+/// # Errors
+/// A path that is none of the four, or damaged.
+pub fn inspect(args: &InspectArgs) -> Result<()> {
+    let path = &args.path;
+    if path.join("manifest.json").is_file() {
+        return checkpoint(&Checkpoint::open(path)?, args);
+    }
+    if path.join("checkpoints").is_dir() || path.join("config.toml").is_file() {
+        return run_folder(&RunFolder::at(path), args);
+    }
+    if path.join("config.json").is_file() {
+        return hugging_face(path, args);
+    }
+    if path.is_dir() {
+        bail!(
+            "{} is no run folder (config.toml, checkpoints), no checkpoint (manifest.json) and no Hugging Face \
+             folder (config.json)",
+            path.display()
+        );
+    }
+    token_file(path, args)
+}
+
+fn checkpoint(checkpoint: &Checkpoint, args: &InspectArgs) -> Result<()> {
+    checkpoint.check_files()?;
+    let reports = if args.verify { Some(checkpoint.verify_all(&mut |_| {})?) } else { None };
+    let size = |tensor: &StoredTensor| tensor.elements() * tensor.dtype.bytes() as u64;
+    let mut states: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for tensor in checkpoint.tensors() {
+        let (count, total) = states.entry(&tensor.state).or_default();
+        (*count, *total) = (*count + 1, *total + size(tensor));
+    }
+    if args.json {
+        let states: BTreeMap<_, _> = states
+            .iter()
+            .map(|(state, (count, size))| (state, json!({ "tensors": count, "bytes": size })))
+            .collect();
+        let tensors: Vec<Value> = checkpoint.tensors().iter().map(|t| {
+            json!({ "state": t.state, "name": t.name, "dtype": t.dtype, "shape": t.shape, "pieces": t.pieces.len() })
+        }).collect();
+        print_json(&json!({
+            "kind": "checkpoint", "step": checkpoint.step(), "ranks": checkpoint.ranks(), "states": states,
+            "model": checkpoint.state()["model"], "tensors": tensors, "verified": reports,
+        }))?;
+    } else {
+        print_line(&format!(
+            "{}: checkpoint of step {}, saved by {} rank(s)",
+            checkpoint.dir().display(),
+            checkpoint.step(),
+            checkpoint.ranks()
+        ));
+        let mut table = Table::new(&["state", "tensors", "bytes"]);
+        for (state, (count, size)) in states {
+            table.row([state.to_string(), count.to_string(), bytes(size)]);
+        }
+        print(&table.to_string());
+        if let Some(reports) = &reports {
+            print(&statistics(reports));
+        }
+    }
+    refuse_damage(&reports.unwrap_or_default())
+}
+
+/// A line a tensor, with what is wrong with it.
+fn statistics(reports: &[TensorReport]) -> String {
+    let mut table = Table::new(&["tensor", "shape", "min", "max", "mean", "rms", "not finite"]);
+    for report in reports {
+        let name = format!("{}/{}", report.state, report.name);
+        table.row(match &report.statistics {
+            Some(s) => [
+                name,
+                format!("{:?}", report.shape),
+                number(s.min),
+                number(s.max),
+                number(s.mean),
+                number(s.rms),
+                s.non_finite.to_string(),
+            ],
+            None => [
+                name,
+                "DAMAGED".into(),
+                String::new(),
+                String::new(),
+                String::new(),
+                String::new(),
+                String::new(),
+            ],
+        });
+    }
+    table.to_string()
+}
+
+fn number(value: f64) -> String {
+    format!("{value:.4e}")
+}
+
+fn refuse_damage(reports: &[TensorReport]) -> Result<()> {
+    let damage: Vec<&String> = reports.iter().flat_map(|report| &report.damage).collect();
+    match damage.as_slice() {
+        [] => Ok(()),
+        [first, rest @ ..] if rest.is_empty() => bail!("{first}"),
+        [first, rest @ ..] => bail!("{first}\nand {} more damaged piece(s)", rest.len()),
+    }
+}
+
+fn run_folder(folder: &RunFolder, args: &InspectArgs) -> Result<()> {
+    let found = folder.newest()?;
+    let reached = Reached::read(folder);
+    let skipped: Vec<String> = found
+        .skipped
+        .iter()
+        .map(|skipped| format!("{}: {}", skipped.path.display(), skipped.reason))
+        .collect();
+    if !args.json {
+        print_line(&format!(
+            "{}: run folder, {} steps in metrics.jsonl",
+            folder.path().display(),
+            reached.step
+        ));
+        if let Some((first, last)) = reached.losses {
+            print_line(&format!("  loss {first:.4} -> {last:.4}"));
+        }
+        if let Some(val_loss) = reached.val_loss {
+            print_line(&format!("  validation loss {val_loss:.4}"));
+        }
+        for line in &skipped {
+            print_line(&format!("  damaged: {line}"));
+        }
+    }
+    match found.checkpoint {
+        Some(newest) => checkpoint(&newest, args)?,
+        None if args.json => print_json(&json!({ "kind": "run", "step": reached.step, "checkpoint": null }))?,
+        None => print_line("  no checkpoint"),
+    }
+    match skipped.as_slice() {
+        [] => Ok(()),
+        [first, ..] if args.verify => bail!("{} damaged checkpoint(s): {first}", skipped.len()),
+        _ => Ok(()),
+    }
+}
+
+fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
+    let folder = HuggingFaceDir::open(dir)?;
+    let model = Gpt2::from_config(folder.config());
+    let mut reports = Vec::new();
+    for name in folder.names() {
+        let shape = folder.shape(name)?.to_vec();
+        let statistics =
+            if args.verify { Some(hugging_face_statistics(&folder, name, &shape)?) } else { None };
+        reports.push((name.to_string(), shape, statistics));
+    }
+    let elements: usize = reports.iter().map(|(_, shape, _)| shape.iter().product::<usize>()).sum();
+    let kind = match &model {
+        Ok(_) => "gpt2, can be imported".to_string(),
+        Err(error) => error.to_string(),
+    };
+    if args.json {
+        let tensors: Vec<Value> = reports
+            .iter()
+            .map(
+                |(name, shape, statistics)| json!({ "name": name, "shape": shape, "statistics": statistics }),
+            )
+            .collect();
+        return print_json(&json!({
+            "kind": "hugging_face", "model": folder.config(), "can_import": model.is_ok(), "elements": elements,
+            "tensors": tensors,
+        }));
+    }
+    print_line(&format!(
+        "{}: Hugging Face folder, {} tensors, {elements} elements; {kind}",
+        dir.display(),
+        reports.len()
+    ));
+    let mut table = Table::new(&["tensor", "shape", "min", "max", "mean", "rms"]);
+    for (name, shape, statistics) in reports {
+        let mut row = vec![name, format!("{shape:?}")];
+        if let Some(s) = statistics {
+            row.extend([s.min, s.max, s.mean, s.rms].map(number));
+        }
+        table.row(row);
+    }
+    print(&table.to_string());
+    Ok(())
+}
+
+/// Reads a tensor a window at a time.
+fn hugging_face_statistics(folder: &HuggingFaceDir, name: &str, shape: &[usize]) -> Result<Statistics> {
+    const WINDOW: u64 = 1 << 16;
+    let elements = shape.iter().product::<usize>() as u64;
+    let mut window = vec![0f32; WINDOW as usize];
+    let mut s = Statistics { min: f64::INFINITY, max: f64::NEG_INFINITY, mean: 0.0, rms: 0.0, non_finite: 0 };
+    let mut at = 0;
+    while at < elements {
+        let end = (at + WINDOW).min(elements);
+        let values = &mut window[..(end - at) as usize];
+        folder.read_f32(name, at..end, values)?;
+        for value in values.iter().map(|value| f64::from(*value)) {
+            if !value.is_finite() {
+                s.non_finite += 1;
+                continue;
+            }
+            (s.min, s.max) = (s.min.min(value), s.max.max(value));
+            (s.mean, s.rms) = (s.mean + value, s.rms + value * value);
+        }
+        at = end;
+    }
+    let finite = (elements - s.non_finite) as f64;
+    (s.mean, s.rms) = (s.mean / finite, (s.rms / finite).sqrt());
+    Ok(s)
+}
+
+fn token_file(path: &Path, args: &InspectArgs) -> Result<()> {
+    let file = TokenFile::open(path)?;
+    let tokenizer = file.tokenizer()?;
+    if let (true, Some(vocab)) = (args.verify, file.vocab_size()) {
+        file.check_vocab(vocab)?;
+    }
+    let mut first = vec![0; SHOWN_TOKENS.min(file.len())];
+    file.read(0, &mut first);
+    let text = tokenizer.as_ref().map(|tokenizer| tokenizer.decode(&first));
+    if args.json {
+        return print_json(&json!({
+            "kind": "tokens", "format": format!("{:?}", file.format()), "tokens": file.len(),
+            "vocab": file.vocab_size(), "tokenizer": tokenizer.map(|t| t.describe()), "first": first, "text": text,
+        }));
+    }
+    print_line(&format!("{}: token file ({:?}), {} tokens", path.display(), file.format(), file.len()));
+    print_line(&format!(
+        "  vocabulary {}",
+        file.vocab_size().map_or("not said".to_string(), |v| format!("{v} ids"))
+    ));
+    print_line(&format!(
+        "  tokenizer  {}",
+        tokenizer.map_or("not in the file".to_string(), |t| t.describe())
+    ));
+    print_line(&format!(
+        "  begins     {}",
+        text.map_or_else(|| format!("{first:?}"), |text| format!("{text:?}"))
+    ));
+    Ok(())
+}

@@ -1,0 +1,12 @@
+//! One command a file.
+
+pub mod bench_collectives;
+pub mod bench_step;
+pub mod doctor;
+pub mod export;
+pub mod import;
+pub mod inspect;
+pub mod plan;
+pub mod sample;
+pub mod tokenize;
+pub mod train;

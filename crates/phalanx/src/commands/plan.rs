@@ -1,0 +1,31 @@
+//! `phalanx plan`: what every rank will hold, compute and send. Writes nothing.
+
+use anyhow::Result;
+use serde_json::json;
+
+use crate::args::PlanArgs;
+use crate::config::Given;
+use crate::planned::{Planned, estimate_data};
+use crate::{machine, plan_report, report, shape};
+
+/// Plans a configuration, prints the plan, and refuses what does not fit.
+///
+/// # Errors
+/// A configuration that cannot work, missing data, more memory than there is.
+pub fn plan(args: &PlanArgs) -> Result<()> {
+    let given = Given::read(&args.config)?.with(&args.overrides, &args.data)?;
+    let mut config = given.config()?;
+    let imported = shape::fill_from_init(&mut config, &given)?;
+    config.check()?;
+    let (vocabulary, evaluated) = estimate_data(&config)?;
+    let model = shape::complete(&mut config, imported.as_ref().map(|i| &i.model), &vocabulary)?;
+    let planned = Planned::new(config, model, evaluated)?;
+    if args.json {
+        let mut figures = plan_report::to_json(&planned);
+        figures["available_bytes"] = json!(machine::available_bytes());
+        report::print_json(&figures)?;
+    } else {
+        report::print(&plan_report::long(&planned, &args.config.display().to_string()));
+    }
+    planned.check_memory()
+}

@@ -1,0 +1,57 @@
+//! `phalanx sample`: continues a text, shown as it is made.
+
+use anyhow::{Context, Result, bail};
+use phalanx_data::Tokenizer;
+use phalanx_train::sample::{Generator, Sampling};
+use serde_json::json;
+
+use crate::args::SampleArgs;
+use crate::run_folder::{RunFolder, model_of};
+use crate::{continuation, machine, report};
+
+/// Continues the prompt.
+///
+/// # Errors
+/// A folder without a checkpoint or tokenizer, a prompt that the tokenizer cannot encode.
+pub fn sample(args: &SampleArgs) -> Result<()> {
+    if !(args.temperature >= 0.0 && args.temperature.is_finite()) {
+        bail!("--temperature {}: expected 0 or more", args.temperature);
+    }
+    let folder = RunFolder::at(&args.run);
+    let checkpoint = folder.checkpoint(args.step)?;
+    let tokenizer = Tokenizer::load(folder.path())
+        .context("this run has no tokenizer: its tokens came from a file that does not hold one")?;
+    let mut tokens = tokenizer.encode(&args.prompt).context("--prompt")?;
+    if tokens.is_empty() {
+        match tokenizer.separator() {
+            Some(separator) => tokens.push(separator),
+            None => bail!(
+                "--prompt is empty, and this tokenizer has no token that begins a text: give a character"
+            ),
+        }
+    }
+    let model = model_of(&checkpoint)?;
+    let generator = Generator::load(&model, &checkpoint, machine::cores())?;
+    let how = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
+    let given = tokens.len();
+    let mut text = args.prompt.clone();
+    let mut show = |piece: &str| {
+        if args.json {
+            text.push_str(piece);
+        } else {
+            report::print(piece);
+        }
+    };
+    if !args.json {
+        show(&args.prompt);
+    }
+    continuation::stream(&generator, &tokenizer, &mut tokens, args.tokens, how, &mut show);
+    if args.json {
+        let made = &tokens[given..];
+        return report::print_json(
+            &json!({ "step": checkpoint.step(), "prompt": args.prompt, "text": text, "tokens": made }),
+        );
+    }
+    report::print_line("");
+    Ok(())
+}

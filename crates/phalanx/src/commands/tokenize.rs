@@ -1,0 +1,41 @@
+//! `phalanx tokenize`: text to a token file.
+
+use anyhow::Result;
+use phalanx_data::{Corpus, CorpusSpec, Tokenizer, tokenize_to_file};
+use serde_json::json;
+
+use crate::args::TokenizeArgs;
+use crate::{machine, report, tokenizing};
+
+/// Writes the token file.
+///
+/// # Errors
+/// Missing or unreadable text or tokenizer, a file that cannot be written.
+pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
+    let spec = CorpusSpec { paths: args.text.clone(), extensions: args.extension.clone() };
+    let corpus = Corpus::open(&spec)?;
+    let tokenizer = Tokenizer::from_key(&args.tokenizer, Some(&corpus))?;
+    let written = tokenizing::with_progress(args.json, |progress| {
+        tokenize_to_file(&corpus, &tokenizer, &args.out, machine::cores(), progress)
+    })?;
+    if args.json {
+        return report::print_json(&json!({
+            "out": args.out, "tokens": written.tokens, "documents": written.documents, "bytes": written.bytes,
+            "text_bytes": corpus.bytes(), "vocab": tokenizer.vocab_size(), "skipped": corpus.skipped().len(),
+        }));
+    }
+    report::print_line(&format!(
+        "{}: {} tokens of {} documents ({}) by {}; {}",
+        args.out.display(),
+        written.tokens,
+        written.documents,
+        report::bytes(corpus.bytes()),
+        tokenizer.describe(),
+        report::bytes(written.bytes)
+    ));
+    for skipped in corpus.skipped() {
+        report::print_line(&format!("skipped {}: {:?}", skipped.path.display(), skipped.reason));
+    }
+    report::print_line(&format!("train on it with data.tokens = {:?}", args.out.display().to_string()));
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! Text as a model makes it: tokens become text as soon as they are whole characters.
+
+use phalanx_data::Tokenizer;
+use phalanx_train::sample::{Generator, Sampling};
+
+/// Tokens that are held back at most: longer than any character cut over tokens.
+const HELD: usize = 8;
+
+/// Appends `count` tokens to `tokens` and gives their text to `show`, piece by piece.
+pub fn stream(
+    generator: &Generator,
+    tokenizer: &Tokenizer,
+    tokens: &mut Vec<u32>,
+    count: usize,
+    how: Sampling,
+    show: &mut dyn FnMut(&str),
+) {
+    let mut held = Vec::new();
+    generator.extend(tokens, count, how, |token| {
+        held.push(token);
+        let text = tokenizer.decode(&held);
+        // A character that is not whole yet ends in the replacement character.
+        if !text.ends_with('\u{fffd}') || held.len() >= HELD {
+            show(&text);
+            held.clear();
+        }
+    });
+    if !held.is_empty() {
+        show(&tokenizer.decode(&held));
+    }
+}

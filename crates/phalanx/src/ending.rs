@@ -1,0 +1,151 @@
+//! What is said when a run ends: what it reached, what it held beside what was planned, a sample, where
+//! everything lies, what to try next. Read from the run folder, whoever trained.
+
+use std::io::Write;
+
+use anyhow::{Context, Result, bail};
+use phalanx_data::Tokenizer;
+use phalanx_train::metrics::RankBytes;
+use phalanx_train::sample::{Generator, Sampling};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::planned::{Planned, outside_bytes};
+use crate::report::{bytes, print, print_line, seconds};
+use crate::run_folder::{RunFolder, model_of};
+use crate::{continuation, machine, resume};
+
+/// Tokens of the sample at the end.
+const SAMPLE_TOKENS: usize = 200;
+
+/// What `metrics.jsonl` says about a run so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Reached {
+    /// Last step.
+    pub step: u64,
+    /// Loss of the first step and of the last.
+    pub losses: Option<(f64, f64)>,
+    /// Last validation loss.
+    pub val_loss: Option<f64>,
+    /// Median seconds of a step.
+    pub step_s: Option<f64>,
+}
+
+impl Reached {
+    /// Reads the file; a run that has none has reached nothing.
+    pub fn read(folder: &RunFolder) -> Reached {
+        let text = std::fs::read_to_string(folder.file("metrics.jsonl")).unwrap_or_default();
+        let mut reached = Reached::default();
+        let mut times = Vec::new();
+        for line in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+            reached.step = line["step"].as_u64().unwrap_or(reached.step);
+            if let Some(loss) = line["loss"].as_f64() {
+                reached.losses = Some((reached.losses.map_or(loss, |(first, _)| first), loss));
+            }
+            reached.val_loss = line["val_loss"].as_f64().or(reached.val_loss);
+            times.extend(line["step_s"].as_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        reached.step_s = times.get(times.len() / 2).copied();
+        reached
+    }
+}
+
+#[derive(Deserialize)]
+struct Measured {
+    ranks: Vec<RankBytes>,
+}
+
+/// Compares `memory.json` with the plan.
+///
+/// # Errors
+/// A rank that took other bytes than planned: a fault of the engine, worth a report.
+pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
+    let path = folder.file("memory.json");
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let measured: Measured = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    for (rank, planned) in measured.ranks.iter().zip(&planned.plan.ranks) {
+        let (took, plan) = (&rank.device, &planned.memory.peak);
+        if took.peak_bytes != plan.bytes || took.categories != plan.categories {
+            bail!("rank {} took {took:?}, planned was {plan:?}: please report this", rank.rank);
+        }
+    }
+    let most = measured.ranks.iter().map(|rank| rank.device.peak_bytes).max().unwrap_or(0);
+    let above =
+        |rank: &RankBytes| rank.resident_bytes_peak.unwrap_or(0).saturating_sub(rank.device.peak_bytes);
+    let outside = measured.ranks.iter().map(above).max().unwrap_or(0);
+    Ok(format!(
+        "memory      peak == plan: {most} bytes ({}) on {}; resident above the plan {} (estimated {})",
+        bytes(most),
+        if measured.ranks.len() == 1 {
+            "1 rank".to_string()
+        } else {
+            format!("each of {} ranks", measured.ranks.len())
+        },
+        bytes(outside),
+        bytes(outside_bytes(&planned.plan.spec))
+    ))
+}
+
+/// The end of a run that reached its last step.
+///
+/// # Errors
+/// Files of the run folder that cannot be read.
+pub fn complete(folder: &RunFolder, planned: &Planned) -> Result<()> {
+    let reached = Reached::read(folder);
+    print_line("");
+    if let Some((first, last)) = reached.losses {
+        let mean = reached.step_s.map_or(String::new(), |s| format!("; {} a step", seconds(s)));
+        print_line(&format!("training    loss {first:.4} -> {last:.4} in {} steps{mean}", reached.step));
+    }
+    if let Some(val_loss) = reached.val_loss {
+        print_line(&format!(
+            "validation  loss {val_loss:.4} ({:.2} bits a token)",
+            val_loss / std::f64::consts::LN_2
+        ));
+    }
+    print_line(&memory(folder, planned)?);
+    sample(folder, planned)?;
+    print_line(&format!("\nrun folder  {}", folder.path().display()));
+    print_line("            config.toml  plan.json  memory.json  metrics.jsonl  checkpoints/");
+    print_line(&next(folder, planned));
+    Ok(())
+}
+
+/// A text from the last checkpoint.
+fn sample(folder: &RunFolder, planned: &Planned) -> Result<()> {
+    let prompt = &planned.config.train.sample;
+    if prompt.is_empty() {
+        return Ok(());
+    }
+    let Ok(tokenizer) = Tokenizer::load(folder.path()) else { return Ok(()) };
+    let mut tokens = tokenizer.encode(prompt)?;
+    if tokens.is_empty() {
+        return Ok(());
+    }
+    let checkpoint = folder.checkpoint(None)?;
+    print_line(&format!(
+        "\nsample of step {} ({} tokens after the prompt)\n",
+        checkpoint.step(),
+        SAMPLE_TOKENS
+    ));
+    let generator = Generator::load(&model_of(&checkpoint)?, &checkpoint, machine::cores())?;
+    let how = Sampling { temperature: 0.8, top_k: 0, seed: planned.config.train.seed };
+    print(prompt);
+    continuation::stream(&generator, &tokenizer, &mut tokens, SAMPLE_TOKENS, how, &mut |text| print(text));
+    print_line("");
+    Ok(std::io::stdout().flush()?)
+}
+
+fn next(folder: &RunFolder, planned: &Planned) -> String {
+    let run = resume::shell_word(&folder.path().display().to_string());
+    let more = planned.config.train.steps * 2;
+    let ranks = planned.plan.spec.world * 2;
+    format!(
+        "next        phalanx sample {run} --prompt 'fn main'\n            \
+         phalanx train --run {run} --resume --set train.steps={more}    train on\n            \
+         phalanx train CONFIG --data YOUR-TEXTS --run runs/mine    your own text\n            \
+         phalanx plan {run}/config.toml --nproc {ranks} --set parallel.zero=3    more ranks, less memory each\n            \
+         phalanx export {run} --out hf-folder    for transformers"
+    )
+}

@@ -1,0 +1,232 @@
+//! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
+
+use phalanx_plan::{ChunkLayout, CollectiveCost, MemoryPlan};
+use phalanx_trace::{Bytes, Category};
+use phalanx_train::config::Reduce;
+use phalanx_train::metrics::{DeviceBytes, RankBytes};
+use serde_json::{Value, json};
+
+use crate::planned::{Planned, outside_bytes};
+use crate::report::{Table, bytes, count};
+
+/// Bytes of an f32.
+const F32: u64 = 4;
+
+/// Everything, bytes exact. `ranks` has the shape of `memory.json`.
+pub fn to_json(planned: &Planned) -> Value {
+    let plan = &planned.plan;
+    let spec = &plan.spec;
+    let rank = |r: &phalanx_train::RankPlan| RankBytes {
+        rank: r.rank,
+        device: DeviceBytes::from(r.memory.peak),
+        resident_bytes_peak: None,
+    };
+    json!({
+        "ranks": plan.ranks.iter().map(rank).collect::<Vec<_>>(),
+        "parameters": plan.parameters,
+        "flops_per_step": plan.flops_per_step(),
+        "collective_bytes_per_step": plan.collective_bytes_per_step(),
+        "tokens_per_step": spec.tokens_per_step(),
+        "outside_bytes_per_rank": outside_bytes(spec),
+        "needed_bytes": planned.needed_bytes(),
+        "layout": {
+            "ranks": spec.world, "zero": spec.stage.number(), "micro": spec.micro,
+            "micro_batches": spec.micro_batches, "threads": spec.threads, "overlap": spec.overlap,
+            "prefetch": spec.prefetch, "reduce": planned.config.batch.reduce,
+        },
+        "model": spec.model.to_config(),
+        "chunks": chunks_json(&spec.layout),
+        "phases": phases_json(&plan.ranks[0].memory),
+        "textbook": plan.textbook,
+        "kernels": plan.step.kernels,
+        "collectives": plan.step.collectives,
+        "other_reduce": planned.other_reduce().map(|other| reduce_json(&other)),
+    })
+}
+
+fn chunks_json(layout: &ChunkLayout) -> Value {
+    json!({
+        "count": layout.chunks(),
+        "largest_bytes": F32 * layout.largest_chunk(),
+        "bytes": F32 * layout.padded_elements(),
+        "waste_bytes": F32 * layout.waste_elements,
+        "searched": layout.searched.len(),
+    })
+}
+
+fn phases_json(memory: &MemoryPlan) -> Value {
+    let phase = |p: &phalanx_plan::PhasePlan| json!({ "name": p.name, "peak_bytes": p.peak.bytes, "categories": p.peak.categories });
+    memory.phases.iter().map(phase).collect()
+}
+
+fn reduce_json(other: &Planned) -> Value {
+    let gradients = other.plan.ranks[0].memory.peak.categories.gradients;
+    json!({
+        "reduce": other.config.batch.reduce,
+        "collective_bytes_per_step": other.plan.collective_bytes_per_step(),
+        "gradient_bytes": gradients,
+        "peak_bytes": other.plan.ranks[0].memory.arena_bytes,
+    })
+}
+
+/// The few lines that a training run begins with.
+pub fn short(planned: &Planned, name: &str) -> String {
+    format!("{}\n{}", headline(planned, name), memory_table(planned))
+}
+
+/// The whole plan.
+pub fn long(planned: &Planned, name: &str) -> String {
+    let sections = [
+        headline(planned, name),
+        format!("Memory of each rank\n{}", memory_table(planned)),
+        format!("Phases of rank 0: what the arena needs\n{}", phases_table(&planned.plan.ranks[0].memory)),
+        work(planned),
+        chunks(&planned.plan.spec.layout),
+        reduce(planned),
+    ];
+    sections.into_iter().filter(|section| !section.is_empty()).collect::<Vec<_>>().join("\n")
+}
+
+fn headline(planned: &Planned, name: &str) -> String {
+    let spec = &planned.plan.spec;
+    let model = &spec.model;
+    let text = format!(
+        "{name}: GPT-2 of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
+         {} x {} threads, ZeRO-{}, {} sequences a step in {} micro-batch(es) of {} on each rank\n",
+        count(planned.plan.parameters as f64),
+        model.layers,
+        model.hidden,
+        model.heads,
+        model.vocab,
+        spec.seq,
+        if spec.world == 1 { "1 rank".to_string() } else { format!("{} ranks", spec.world) },
+        spec.threads,
+        spec.stage.number(),
+        spec.micro * spec.micro_batches * spec.world,
+        spec.micro_batches,
+        spec.micro,
+    );
+    text
+}
+
+/// Ranks that hold the same share a row; the textbook's states stand below.
+fn memory_table(planned: &Planned) -> String {
+    let mut headings = vec!["rank"];
+    headings.extend(Category::ALL.iter().map(|category| category.name()));
+    headings.extend(["arena", "outside, about", "total, about"]);
+    let mut table = Table::new(&headings);
+    let outside = outside_bytes(&planned.plan.spec);
+    let cells = |categories: &Bytes| Category::ALL.map(|c| bytes(categories.get(c)));
+    for (ranks, memory) in alike(planned) {
+        let mut row = vec![ranks];
+        row.extend(cells(&memory.peak.categories));
+        row.extend([bytes(memory.arena_bytes), bytes(outside), bytes(memory.arena_bytes + outside)]);
+        table.row(row);
+    }
+    let textbook = &planned.plan.textbook.state;
+    let mut row = vec!["textbook".to_string()];
+    row.extend(Category::ALL.map(|c| match textbook.get(c) {
+        0 => "-".to_string(),
+        some => bytes(some),
+    }));
+    table.row(row);
+    table.to_string()
+}
+
+/// Neighbouring ranks with the same bytes: their numbers, and the memory of one.
+fn alike(planned: &Planned) -> Vec<(String, &MemoryPlan)> {
+    let ranks = &planned.plan.ranks;
+    let mut groups: Vec<(usize, usize, &MemoryPlan)> = Vec::new();
+    for rank in ranks {
+        match groups.last_mut() {
+            Some((_, last, memory)) if memory.peak == rank.memory.peak => *last = rank.rank,
+            _ => groups.push((rank.rank, rank.rank, &rank.memory)),
+        }
+    }
+    let name = |first: usize, last: usize| {
+        if first == last { format!("{first}") } else { format!("{first} to {last}") }
+    };
+    groups.into_iter().map(|(first, last, memory)| (name(first, last), memory)).collect()
+}
+
+fn phases_table(memory: &MemoryPlan) -> Table {
+    let mut table = Table::default();
+    for phase in &memory.phases {
+        table.row([phase.name.to_string(), bytes(phase.peak.bytes), format!("{} bytes", phase.peak.bytes)]);
+    }
+    table
+}
+
+fn work(planned: &Planned) -> String {
+    let plan = &planned.plan;
+    let mut table = Table::default();
+    let exact = |label: &str, short: String, exact: u64| [label.to_string(), short, exact.to_string()];
+    table.row(exact("parameters", count(plan.parameters as f64), plan.parameters));
+    table.row(exact("tokens", count(plan.spec.tokens_per_step() as f64), plan.spec.tokens_per_step()));
+    table.row(exact(
+        "operations (matrix products)",
+        count(plan.flops_per_step() as f64),
+        plan.flops_per_step(),
+    ));
+    table.row(exact(
+        "bytes sent by all ranks",
+        bytes(plan.collective_bytes_per_step()),
+        plan.collective_bytes_per_step(),
+    ));
+    let textbook = plan.textbook.sent_bytes * plan.spec.world as u64;
+    table.row(exact("the same by the textbook", bytes(textbook), textbook));
+    let none = &[][..];
+    let collectives = if plan.spec.world > 1 { &plan.step.collectives[..] } else { none };
+    for CollectiveCost { op, calls, sent_bytes, .. } in collectives {
+        table.row([
+            format!("  {} on each rank", op.name()),
+            format!("{calls} calls"),
+            format!("{sent_bytes} bytes sent"),
+        ]);
+    }
+    format!("One step\n{table}")
+}
+
+fn chunks(layout: &ChunkLayout) -> String {
+    let padded = layout.padded_elements();
+    let mut text = format!(
+        "Chunks\n  {} chunks, the largest of {}; {} of {} is padding ({:.2}%)\n",
+        layout.chunks(),
+        bytes(F32 * layout.largest_chunk()),
+        bytes(F32 * layout.waste_elements),
+        bytes(F32 * padded),
+        100.0 * layout.waste_elements as f64 / padded as f64
+    );
+    let (first, last) = (layout.searched.first(), layout.searched.last());
+    if let (Some(first), Some(last)) = (first, last) {
+        let worst = layout.searched.iter().map(|candidate| candidate.waste_elements).max().unwrap_or(0);
+        text.push_str(&format!(
+            "  chosen among {} sizes from {} to {}; the worst of them would waste {}\n",
+            layout.searched.len(),
+            bytes(F32 * first.chunk_elements),
+            bytes(F32 * last.chunk_elements),
+            bytes(F32 * worst)
+        ));
+    }
+    text
+}
+
+/// What the two times of reducing gradients cost, when micro-batches are accumulated over ranks.
+fn reduce(planned: &Planned) -> String {
+    let Some(other) = planned.other_reduce() else { return String::new() };
+    let mut table = Table::new(&["batch.reduce", "sent by all ranks", "gradients", "arena"]);
+    for (run, note) in [(planned, " (as configured)"), (&other, "")] {
+        let word = match run.config.batch.reduce {
+            Reduce::Each => "each",
+            Reduce::Defer => "defer",
+        };
+        let memory = &run.plan.ranks[0].memory;
+        table.row([
+            format!("{word}{note}"),
+            bytes(run.plan.collective_bytes_per_step()),
+            bytes(memory.peak.categories.gradients),
+            bytes(memory.arena_bytes),
+        ]);
+    }
+    format!("Reducing gradients of {} micro-batches\n{table}", planned.plan.spec.micro_batches)
+}

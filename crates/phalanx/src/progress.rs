@@ -1,0 +1,123 @@
+//! How a run goes, on standard error: a bar on a terminal, a line every few seconds elsewhere.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use phalanx_train::metrics::{EvaluationRecord, StepRecord};
+use phalanx_train::run::{Job, Observer};
+
+use crate::report;
+
+/// Between two lines where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Measures operations per second of one rank.
+type MeasurePeak = Box<dyn FnOnce() -> f64>;
+
+/// Watches rank 0.
+pub struct Progress {
+    bar: ProgressBar,
+    steps: u64,
+    ranks: usize,
+    flops_per_step: f64,
+    memory: String,
+    measure_peak: Option<MeasurePeak>,
+    /// Of all ranks.
+    peak_flops_per_s: f64,
+    first_step: u64,
+    started: Instant,
+    line_due: Instant,
+    val_loss: Option<f32>,
+}
+
+impl Progress {
+    /// Of a run; `measure_peak` is asked once, before the first step.
+    pub fn new(job: &Job, measure_peak: MeasurePeak) -> Progress {
+        let steps = job.config.train.steps;
+        let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr_with_hz(5));
+        let style = ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len}  {msg}");
+        bar.set_style(style.expect("a template that is well formed").progress_chars("█▉▊▋▌▍▎▏ "));
+        bar.set_prefix("step");
+        let ranks = job.plan.spec.world;
+        let arena = report::bytes(job.plan.ranks[0].memory.arena_bytes);
+        Progress {
+            bar,
+            steps,
+            ranks,
+            flops_per_step: job.plan.flops_per_step() as f64,
+            memory: if ranks == 1 { arena } else { format!("{ranks} x {arena}") },
+            measure_peak: Some(measure_peak),
+            peak_flops_per_s: 0.0,
+            first_step: 0,
+            started: Instant::now(),
+            line_due: Instant::now(),
+            val_loss: None,
+        }
+    }
+
+    fn describe(&self, record: &StepRecord) -> String {
+        let mut text = format!("loss {:.4}", record.loss);
+        if let Some(val_loss) = self.val_loss {
+            text.push_str(&format!("  val {val_loss:.4}"));
+        }
+        text.push_str(&format!("  {} tokens/s", report::count(record.tokens_per_s)));
+        if self.peak_flops_per_s > 0.0 {
+            let share = self.flops_per_step / record.step_s / self.peak_flops_per_s;
+            text.push_str(&format!("  {:.0}% of peak", 100.0 * share));
+        }
+        text.push_str(&format!("  {}", self.memory));
+        let done = record.step - self.first_step;
+        let left = self.started.elapsed().as_secs_f64() / done as f64 * (self.steps - record.step) as f64;
+        if record.step < self.steps && done > 0 {
+            text.push_str(&format!("  {} left", report::seconds(left)));
+        }
+        text
+    }
+
+    /// A line that stays, above the bar where there is one.
+    fn say(&self, line: &str) {
+        if self.bar.is_hidden() {
+            eprintln!("{line}");
+        } else {
+            self.bar.println(line);
+        }
+    }
+}
+
+impl Observer for Progress {
+    fn starts(&mut self, step: u64) {
+        if let Some(measure) = self.measure_peak.take() {
+            self.peak_flops_per_s = measure() * self.ranks as f64;
+        }
+        self.first_step = step;
+        self.started = Instant::now();
+        self.bar.set_position(step);
+    }
+
+    fn step(&mut self, record: &StepRecord) {
+        let text = self.describe(record);
+        let due = Instant::now() >= self.line_due;
+        if self.bar.is_hidden() && (due || record.step == self.steps) {
+            self.line_due = Instant::now() + LINE_EVERY;
+            eprintln!("step {}/{}  {text}", record.step, self.steps);
+        }
+        self.bar.set_message(text);
+        self.bar.set_position(record.step);
+    }
+
+    fn evaluation(&mut self, record: &EvaluationRecord) {
+        self.val_loss = Some(record.val_loss);
+        self.say(&format!("step {}: validation loss {:.4}", record.step, record.val_loss));
+    }
+
+    fn saved(&mut self, step: u64, path: &Path) {
+        self.say(&format!("step {step}: saved {}", path.display()));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.abandon();
+    }
+}

@@ -1,0 +1,72 @@
+//! A rank as a process: ends with its launcher, joins the job, does its task.
+//!
+//! An error of this rank is told to the job, whose launcher prints it; an error of another rank is that
+//! rank's to tell.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use phalanx_collectives::join;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+use crate::args::RankArgs;
+use crate::seat::Seat;
+use crate::task::Task;
+use crate::{bench, signals, training};
+
+/// Runs one rank; `Ok(false)` after an error that the launcher knows.
+///
+/// # Errors
+/// What could not be told to the job: it was not joined.
+pub fn rank(args: &RankArgs) -> Result<bool> {
+    end_with(args.launcher)?;
+    let task: Task = serde_json::from_str(&args.task).context("the task of a rank")?;
+    let Some((control, arenas)) = args.fds.split_first() else { bail!("a rank without descriptors") };
+    let endpoint = join(*control, arenas, args.rank, arenas.len()).context("joining the job")?;
+    let stop = signals::stop_on_signal()?;
+    // Drops last: a rank that is seen to leave has told its error.
+    let seat = match &task {
+        Task::Train(task) => Seat::among(endpoint, &task.config),
+        Task::BenchStep(task) => Seat::among(endpoint, &task.config),
+        Task::BenchCollectives(_) => Seat::Among(endpoint),
+    };
+    let done = match &task {
+        Task::Train(task) => {
+            training::job(task).and_then(|job| training::rank(&job, &seat, &stop, task.quiet))
+        }
+        Task::BenchStep(task) => bench::steps(task, &seat).and_then(|figures| tell(&figures)),
+        Task::BenchCollectives(task) => bench::collectives(task, &seat).and_then(|figures| tell(&figures)),
+    };
+    if let Err(error) = &done {
+        tell_error(error, &seat);
+    }
+    Ok(done.is_ok())
+}
+
+/// Makes this process end when its launcher does.
+fn end_with(launcher: i32) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("ending with the launcher")?;
+    if getppid() != Pid::from_raw(launcher) {
+        bail!("the launcher {launcher} has gone");
+    }
+    Ok(())
+}
+
+/// Figures for the launcher: one line on standard output.
+fn tell(figures: &impl serde::Serialize) -> Result<()> {
+    crate::report::print_line(&serde_json::to_string(figures)?);
+    Ok(())
+}
+
+fn tell_error(error: &anyhow::Error, seat: &Seat) {
+    let Seat::Among(endpoint) = seat else { return };
+    if !training::is_of_another(error, seat.rank()) {
+        endpoint.abort(&format!("{error:#}"));
+        return;
+    }
+    // Another rank failed and is about to say why: leaving first would look like the cause.
+    let patience = Instant::now() + Duration::from_millis(500);
+    while endpoint.check().is_ok() && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,156 @@
+//! Going on with a run: its own configuration, what the user has changed since, and its newest checkpoint.
+//!
+//! What lies how on how many ranks may change freely. What the stored tensors depend on may not, and is
+//! refused by the name of its key before anything is touched.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use phalanx_checkpoint::Checkpoint;
+use phalanx_models::Gpt2;
+use phalanx_train::RunConfig;
+use phalanx_train::config::OptimizerKind;
+
+use crate::args::TrainArgs;
+use crate::config::Given;
+use crate::run_folder::{RunFolder, model_of};
+
+/// What a run goes on with.
+pub struct Resumed {
+    /// The stored configuration with what was changed since.
+    pub given: Given,
+    /// To start from, with its model; `None` when the run has saved nothing yet.
+    pub checkpoint: Option<(Checkpoint, Gpt2)>,
+    /// Whether the tokens in the run folder are still those of the configuration.
+    pub same_data: bool,
+    /// To be told to the user.
+    pub notes: Vec<String>,
+}
+
+/// Finds out how to go on in `folder`; `file` is the configuration named on the command line.
+///
+/// # Errors
+/// A folder without a run, damaged files, a change that the stored tensors do not allow.
+pub fn resume(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Result<Resumed> {
+    let Some(stored) = folder.config()? else {
+        let Some(file) = file else {
+            bail!("{} is no run folder; give a configuration to start one", folder.path().display());
+        };
+        let notes = vec![format!("{} holds no run yet: starting anew", folder.path().display())];
+        let given = file.with(&args.overrides, &args.data)?;
+        return Ok(Resumed { given, checkpoint: None, same_data: false, notes });
+    };
+    let mut notes = Vec::new();
+    let changed = match &file {
+        Some(file) => stored.clone().changed_by(file, &folder.first_given()?),
+        None => stored.clone(),
+    };
+    let mut given = changed.with(&args.overrides, &args.data)?;
+    let (before, mut config) = (stored.config()?, given.config()?);
+    let said_threads = file.is_some_and(|file| file.has("train.threads"))
+        || args.overrides.set.iter().any(|set| set.trim_start().starts_with("train.threads"));
+    if config.parallel.data != before.parallel.data && !said_threads {
+        given.leave_out("train.threads");
+        config = given.config()?;
+    }
+    let found = folder.newest()?;
+    for skipped in &found.skipped {
+        notes.push(format!("skipping {}: {}", skipped.path.display(), skipped.reason));
+    }
+    let checkpoint = match found.checkpoint {
+        None => {
+            notes.push(format!("{} has no checkpoint yet: starting anew", folder.path().display()));
+            None
+        }
+        Some(checkpoint) => {
+            let model = model_of(&checkpoint)?;
+            fill_shape(&mut given, &config, &checkpoint, &model)?;
+            check_states(&config, &before, &checkpoint)?;
+            notes.push(format!("going on from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
+            Some((checkpoint, model))
+        }
+    };
+    let same_data = config.data.text == before.data.text
+        && config.data.extensions == before.data.extensions
+        && config.data.tokens == before.data.tokens
+        && config.data.tokenizer == before.data.tokenizer;
+    Ok(Resumed { given, checkpoint, same_data, notes })
+}
+
+/// Refuses a given shape that is not the checkpoint's, and forgets the folder of an import: the weights
+/// come from the checkpoint now.
+fn fill_shape(given: &mut Given, config: &RunConfig, checkpoint: &Checkpoint, model: &Gpt2) -> Result<()> {
+    let shape = &config.model;
+    for (key, value, stored) in [
+        ("model.layers", Some(shape.layers), model.layers),
+        ("model.hidden", Some(shape.hidden), model.hidden),
+        ("model.heads", Some(shape.heads), model.heads),
+        ("model.positions", shape.positions, model.positions),
+        ("model.vocab", shape.vocab, model.vocab),
+    ] {
+        if let Some(value) = value.filter(|value| given.has(key) && *value != stored) {
+            bail!(
+                "{key} = {value}, but the checkpoint {} has {stored}: a resumed run keeps its model; leave {key} as \
+                 it was, or start anew with another --run",
+                checkpoint.dir().display()
+            );
+        }
+    }
+    if shape.seq > model.positions {
+        bail!(
+            "model.seq = {}, but the model of {} has {} positions, which no sequence may exceed",
+            shape.seq,
+            checkpoint.dir().display(),
+            model.positions
+        );
+    }
+    given.leave_out("model.init");
+    Ok(())
+}
+
+/// Refuses changes that the optimizer's states, the step or the meaning of token ids do not allow.
+fn check_states(config: &RunConfig, before: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
+    let dir = checkpoint.dir().display();
+    let needed = match config.optimizer.kind {
+        OptimizerKind::Adamw => "exp_avg",
+        OptimizerKind::Sgd => "momentum_buffer",
+    };
+    if checkpoint.tensors().iter().all(|tensor| tensor.state != needed) {
+        bail!("optimizer.kind was changed, but {dir} holds no {needed}: keep the optimizer, or start anew");
+    }
+    if config.train.steps < checkpoint.step() {
+        bail!(
+            "train.steps = {}, but {dir} has done {} steps already: give a larger number",
+            config.train.steps,
+            checkpoint.step()
+        );
+    }
+    if checkpoint.step() > 0 && config.data.tokenizer != before.data.tokenizer {
+        bail!(
+            "data.tokenizer = {:?}, but the model of {dir} learned the ids of {:?}: keep the tokenizer, or start anew",
+            config.data.tokenizer,
+            before.data.tokenizer
+        );
+    }
+    Ok(())
+}
+
+/// The command that goes on with a run.
+pub fn command(folder: &RunFolder) -> String {
+    format!("phalanx train --run {} --resume", shell_word(&folder.path().display().to_string()))
+}
+
+/// A path as a shell takes it.
+pub fn shell_word(text: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_string()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
+}
+
+/// Paths that mean the same wherever the run is resumed from.
+pub fn absolute(path: &str) -> String {
+    std::path::absolute(path).map_or_else(|_| path.to_string(), |path: PathBuf| path.display().to_string())
+}

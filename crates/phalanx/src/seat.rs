@@ -1,0 +1,99 @@
+//! Where a rank sits: alone in this process, as one of its threads, or as a process of a job.
+//!
+//! The engine sees a device and a group. This is where they come from, with the memory that the plan
+//! asks for, made resident before the first step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use phalanx_collectives::{Endpoint, Group, Options, Solo};
+use phalanx_plan::MemoryPlan;
+use phalanx_tensor::{Arena, Cpu, Device, Region};
+use phalanx_train::RunConfig;
+
+use crate::machine;
+
+/// One rank's seat.
+pub enum Seat {
+    /// The one rank of a world of one.
+    Alone,
+    /// A rank that shares this machine with others.
+    Among(Endpoint),
+}
+
+/// What the engine of a rank runs on.
+pub struct Place {
+    /// The processor, to measure it.
+    pub cpu: Arc<Cpu>,
+    /// Its device, over an arena that replays the plan.
+    pub device: Device,
+    /// Its group.
+    pub group: Arc<dyn Group>,
+    /// Bytes of the arena as it is mapped.
+    pub arena_bytes: u64,
+}
+
+impl Seat {
+    /// A seat among others, with the patience of the configuration.
+    pub fn among(endpoint: Endpoint, config: &RunConfig) -> Seat {
+        let deadline = Duration::from_secs(config.parallel.timeout_s.max(1));
+        let options = Options { overlap: config.parallel.overlap, deadline, ..Options::default() };
+        Seat::Among(endpoint.with_options(options))
+    }
+
+    /// This rank's number.
+    pub fn rank(&self) -> usize {
+        match self {
+            Seat::Alone => 0,
+            Seat::Among(endpoint) => endpoint.rank(),
+        }
+    }
+
+    /// Maps the memory that the plan asks for, makes every page of it resident, and joins the group.
+    ///
+    /// # Errors
+    /// When the system has not that much memory.
+    pub fn take(&self, memory: &MemoryPlan, threads: usize) -> Result<Place> {
+        let bytes = memory.arena_bytes as usize;
+        let region = match self {
+            Seat::Alone => Region::anonymous(bytes),
+            Seat::Among(endpoint) => endpoint.arena(bytes),
+        };
+        let region = region.and_then(resident).with_context(|| {
+            format!(
+                "rank {} cannot have its {bytes} bytes of memory; see `phalanx plan` for what needs less",
+                self.rank()
+            )
+        })?;
+        let group: Arc<dyn Group> = match self {
+            Seat::Alone => Arc::new(Solo::new("data")),
+            Seat::Among(endpoint) => endpoint.group("data"),
+        };
+        let cpu = Cpu::new(threads);
+        let arena_bytes = region.bytes() as u64;
+        let device = Device::new(Arc::clone(&cpu) as _, Arena::replaying(memory.clone(), region));
+        Ok(Place { cpu, device, group, arena_bytes })
+    }
+
+    /// Notes the step that begins, for whoever asks when this rank is missing.
+    pub fn note_step(&self, step: u64) {
+        if let Seat::Among(endpoint) = self {
+            endpoint.note(step);
+        }
+    }
+}
+
+/// The region with all of its pages; kernels before 5.14 give them at the first touch instead.
+fn resident(region: Region) -> std::io::Result<Region> {
+    match region.populate() {
+        Err(error) if error.kind() != std::io::ErrorKind::InvalidInput => Err(error),
+        _ => Ok(region),
+    }
+}
+
+/// Bytes of other ranks' arenas that are resident here because they were read: shared memory beyond this
+/// rank's own arena of `own_bytes`. Threads share none.
+pub fn foreign_bytes(own_bytes: u64) -> u64 {
+    machine::field("/proc/self/status", "RssShmem:").unwrap_or(0).saturating_sub(own_bytes)
+}

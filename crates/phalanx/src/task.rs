@@ -1,0 +1,70 @@
+//! What a launcher tells its ranks to do, as JSON on their command line.
+
+use std::path::PathBuf;
+
+use phalanx_train::RunConfig;
+use phalanx_train::run::Start;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The work of a job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "task", rename_all = "snake_case")]
+pub enum Task {
+    /// Train in a run folder.
+    Train(TrainTask),
+    /// Time steps on random tokens.
+    BenchStep(BenchStepTask),
+    /// Time collectives.
+    BenchCollectives(BenchCollectivesTask),
+}
+
+/// See [`Task::Train`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TrainTask {
+    /// Complete.
+    pub config: RunConfig,
+    /// The model's `config.json`.
+    pub model: Value,
+    /// Run folder, whose tokens are there.
+    pub run: PathBuf,
+    /// A Hugging Face folder to start from.
+    pub import: Option<PathBuf>,
+    /// A checkpoint to start from.
+    pub resume: Option<PathBuf>,
+    /// Whether nothing is shown.
+    pub quiet: bool,
+}
+
+impl TrainTask {
+    /// What to start from.
+    pub fn start(&self) -> Start {
+        match (&self.resume, &self.import) {
+            (Some(checkpoint), _) => Start::Resume(checkpoint.clone()),
+            (None, Some(dir)) => Start::Import(dir.clone()),
+            (None, None) => Start::Fresh,
+        }
+    }
+}
+
+/// See [`Task::BenchStep`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BenchStepTask {
+    /// Complete.
+    pub config: RunConfig,
+    /// The model's `config.json`.
+    pub model: Value,
+    /// Steps before the first that is timed.
+    pub warmup: usize,
+    /// Steps that are timed.
+    pub steps: usize,
+}
+
+/// See [`Task::BenchCollectives`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BenchCollectivesTask {
+    /// Operations, one after another, each with all sizes.
+    pub ops: Vec<phalanx_trace::CollectiveOp>,
+    /// Bytes of the whole buffer.
+    pub bytes: Vec<usize>,
+}

@@ -1,0 +1,57 @@
+//! One rank of a training run, wherever it sits.
+
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Result;
+use phalanx_models::Gpt2;
+use phalanx_tensor::cpu::peak;
+use phalanx_train::run::{Job, Place, Silent, train};
+use phalanx_train::{Dataset, RunError};
+
+use crate::planned::Planned;
+use crate::progress::Progress;
+use crate::seat::{self, Seat};
+use crate::task::TrainTask;
+
+/// What all ranks of the run have in common, made anew from the task: every rank comes to the same plan.
+///
+/// # Errors
+/// Data that cannot be used, or an engine that cannot be planned.
+pub fn job(task: &TrainTask) -> Result<Job> {
+    let model = Gpt2::from_config(&task.model)?;
+    let data = Dataset::open(&task.config, &task.run, model.vocab)?;
+    let Planned { config, plan } = Planned::new(task.config.clone(), model, data.evaluated())?;
+    Ok(Job { config, plan, data, run: task.run.clone(), start: task.start() })
+}
+
+/// Trains one rank to the end; rank 0 shows how it goes unless `quiet`.
+///
+/// # Errors
+/// Memory that the system does not give, and those of [`train`].
+pub fn rank(job: &Job, seat: &Seat, stop: &AtomicBool, quiet: bool) -> Result<()> {
+    let rank = seat.rank();
+    let spec = &job.plan.spec;
+    let seat::Place { cpu, device, group, arena_bytes } =
+        seat.take(&job.plan.ranks[rank].memory, spec.threads)?;
+    let shares_memory = matches!(seat, Seat::Among(_));
+    let foreign = || if shares_memory { seat::foreign_bytes(arena_bytes) } else { 0 };
+    let note = |step| seat.note_step(step);
+    let place = Place { device, group, stop, note_step: &note, foreign_bytes: &foreign };
+    if rank == 0 && !quiet {
+        let peak = Box::new(move || peak::flops_per_s(&cpu));
+        train(job, place, &mut Progress::new(job, peak))?;
+    } else {
+        train(job, place, &mut Silent)?;
+    }
+    Ok(())
+}
+
+/// Whether an error is another rank's, which tells it itself.
+pub fn is_of_another(error: &anyhow::Error, rank: usize) -> bool {
+    use phalanx_collectives::CollectiveError::Aborted;
+    match error.downcast_ref::<RunError>() {
+        Some(RunError::Collective(Aborted { rank: cause, .. })) => *cause != rank,
+        Some(RunError::PeerFailed { .. }) => true,
+        _ => false,
+    }
+}
