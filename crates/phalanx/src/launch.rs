@@ -22,6 +22,9 @@ use crate::task::Task;
 /// How long ranks may take to leave after one of them died.
 const LEAVE: Duration = Duration::from_secs(1);
 
+/// SIGHUP, SIGINT, SIGTERM.
+const STOPS: [i32; 3] = [1, 2, 15];
+
 /// Most ranks of one machine.
 const MAX_RANKS: usize = 1024;
 
@@ -34,7 +37,17 @@ pub struct Failure {
     pub reason: String,
     /// What it did last.
     pub activity: String,
+    /// Whether it was ended by the signal that was to stop the run, before it could listen to it.
+    pub interrupted: bool,
 }
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rank {} failed: {}\nit was at: {}", self.rank, self.reason, self.activity)
+    }
+}
+
+impl std::error::Error for Failure {}
 
 /// The ranks of a job.
 pub struct Crew {
@@ -130,7 +143,7 @@ impl Crew {
                 passed_on = true;
                 self.signal(Signal::TERM);
             }
-            if let Some(first) = self.look() {
+            if let Some(first) = self.look(signals) {
                 // The abort record names the cause: this rank, unless one spoke up before it.
                 self.job.abort(first.rank, &first.reason);
                 failure.get_or_insert(first);
@@ -164,14 +177,17 @@ impl Crew {
     }
 
     /// Notes who has ended; the first that failed.
-    fn look(&mut self) -> Option<Failure> {
+    fn look(&mut self, signals: &Signals) -> Option<Failure> {
         let mut failure = None;
         for (rank, running) in self.ranks.iter_mut().enumerate().filter(|(_, running)| !running.ended) {
             let Ok(Some(status)) = running.child.try_wait() else { continue };
             running.ended = true;
             if !status.success() && failure.is_none() {
                 let reason = format!("process {} {}", running.child.id(), death(status));
-                failure = Some(Failure { rank, reason, activity: self.job.last_activity(rank) });
+                let interrupted =
+                    signals.came() && status.signal().is_some_and(|signal| STOPS.contains(&signal));
+                let activity = self.job.last_activity(rank);
+                failure = Some(Failure { rank, reason, activity, interrupted });
             }
         }
         failure
@@ -181,7 +197,7 @@ impl Crew {
     fn cause(&self, first: Failure) -> Failure {
         match self.job.aborted() {
             Some((rank, reason)) if rank != first.rank || reason != first.reason => {
-                Failure { rank, reason, activity: self.job.last_activity(rank) }
+                Failure { rank, reason, activity: self.job.last_activity(rank), interrupted: false }
             }
             _ => first,
         }

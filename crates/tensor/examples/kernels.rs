@@ -9,7 +9,8 @@
 use std::time::{Duration, Instant};
 
 use phalanx_plan::memory::plan_memory;
-use phalanx_tensor::cpu::peak;
+use phalanx_tensor::cpu::pool::Pool;
+use phalanx_tensor::cpu::{Options, peak};
 use phalanx_tensor::{
     AdamW, Arena, Category, Cpu, CrossEntropyGradients, DType, Device, Heads, Layout, NORM_BLOCK, Region, Tensor,
     Weight,
@@ -45,7 +46,9 @@ fn main() {
     for threads in [1, 2] {
         let cpu = Cpu::new(threads);
         let (flops, bytes) = (peak::flops_per_s(&cpu), peak::bytes_per_s(&cpu, 1 << 28));
-        println!("{threads} threads, {}: {:.0} GFLOP/s, {:.1} GB/s", cpu.isa().name(), flops / 1e9, bytes / 1e9);
+        let fork = fork_join_us(threads);
+        let isa = cpu.isa().name();
+        println!("{threads} threads, {isa}: {:.0} GFLOP/s, {:.1} GB/s, {fork:.2} us a fork and join", flops / 1e9, bytes / 1e9);
         let meta = Device::meta(threads);
         meta.phase("init", || drop(Bench::new(&meta, setting)));
         let plan = plan_memory(&meta.take_trace(0)).expect("a plan of one phase");
@@ -59,6 +62,17 @@ fn main() {
     for (one, two) in columns[0].iter().zip(&columns[1]) {
         println!("{:34} {}   {}  x{:.2}", one.name, one.text(), two.text(), one.seconds / two.seconds);
     }
+}
+
+/// Microseconds of a run of two empty tasks.
+fn fork_join_us(threads: usize) -> f64 {
+    let pool = Pool::new(threads, Options::new(threads).spin);
+    let one = |_| {
+        let start = Instant::now();
+        (0..1000).for_each(|_| pool.run(2, &|_| ()));
+        start.elapsed().as_secs_f64() * 1e3
+    };
+    (0..20).map(one).fold(f64::MAX, f64::min)
 }
 
 /// One measurement.

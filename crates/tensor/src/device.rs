@@ -77,6 +77,18 @@ impl Device {
         out
     }
 
+    /// As [`Device::phase`], for work that can fail. A phase that failed is not held against its plan; none
+    /// may follow it.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    pub fn try_phase<T, E>(&self, name: &'static str, f: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        self.arena.begin(name);
+        let out = f()?;
+        self.arena.end();
+        Ok(out)
+    }
+
     /// Memory for a tensor. Its contents are whatever was there before.
     #[track_caller]
     pub fn alloc(&self, dtype: DType, shape: impl Into<Shape>, category: Category, name: &'static str) -> Tensor {

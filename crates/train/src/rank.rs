@@ -75,7 +75,7 @@ impl Rank {
     /// When a collective fails.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<f32, CollectiveError> {
         let device = self.device.clone();
-        device.phase("evaluate", || {
+        device.try_phase("evaluate", || {
             self.zero.begin("evaluate");
             let mut loss = self.zeroed("evaluate.loss");
             let rows = self.spec.micro * self.spec.seq;

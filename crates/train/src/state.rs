@@ -42,7 +42,7 @@ impl Rank {
         mut read: impl FnMut(&str, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let device = self.device.clone();
-        device.phase("load", || {
+        device.try_phase("load", || {
             if device.is_meta() {
                 return Ok(());
             }
@@ -127,7 +127,7 @@ impl Rank {
     /// What `part` returned here, or that another rank failed.
     pub fn save(&mut self, mut part: impl FnMut(&Rank, Part) -> Result<(), RunError>) -> Result<(), RunError> {
         let device = self.device.clone();
-        device.phase("save", || {
+        device.try_phase("save", || {
             self.zero.settle()?;
             for step in [Part::Begin, Part::Write, Part::Commit] {
                 let done = part(self, step);
@@ -143,7 +143,7 @@ impl Rank {
     /// What `write` returned here, or that another rank failed.
     pub fn report(&mut self, write: impl FnOnce(&Rank) -> Result<(), RunError>) -> Result<(), RunError> {
         let device = self.device.clone();
-        device.phase("report", || {
+        device.try_phase("report", || {
             let done = write(self);
             self.agree(done)
         })

@@ -25,7 +25,7 @@ impl Rank {
     /// When a collective fails: a rank died, stalled or disagreed.
     pub fn step(&mut self, number: u64, batch: &Batch, stop: bool) -> Result<Outcome, CollectiveError> {
         let device = self.device.clone();
-        device.phase("step", || {
+        device.try_phase("step", || {
             let cx = Context { device: &device, training: true };
             self.zero.begin("step");
             let mut loss = self.zeroed("step.loss");

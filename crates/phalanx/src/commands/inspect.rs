@@ -119,7 +119,7 @@ fn refuse_damage(reports: &[TensorReport]) -> Result<()> {
     let damage: Vec<&String> = reports.iter().flat_map(|report| &report.damage).collect();
     match damage.as_slice() {
         [] => Ok(()),
-        [first, rest @ ..] if rest.is_empty() => bail!("{first}"),
+        [first] => bail!("{first}"),
         [first, rest @ ..] => bail!("{first}\nand {} more damaged piece(s)", rest.len()),
     }
 }

@@ -52,9 +52,14 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
         ));
         return Ok(ExitCode::SUCCESS);
     }
-    run_ranks(&task, planned.plan.spec.world, args.threads_as_ranks, &signals)
-        .map_err(|error| explain(error, &folder))?;
-    finish(&folder, &planned, &signals, args.quiet)
+    if let Err(error) = run_ranks(&task, planned.plan.spec.world, args.threads_as_ranks, &signals) {
+        if error.downcast_ref::<Failure>().is_some_and(|failure| failure.interrupted) {
+            eprintln!("stopped before the ranks had started; go on with: {}", resume::command(&folder));
+            return Ok(ExitCode::from(STOPPED));
+        }
+        return Err(explain(error, &folder));
+    }
+    finish(&folder, &planned, args.quiet)
 }
 
 /// A run from its beginning.
@@ -180,7 +185,13 @@ fn run_threads(job: &Job, world: usize, signals: &Signals, quiet: bool) -> Resul
 /// What is on disk and how to go on, below an error of the training itself.
 fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
     let newest = folder.newest().ok().and_then(|found| found.checkpoint);
+    let text = format!("{error:#}");
     let on_disk = match newest {
+        Some(checkpoint) if text.contains(&format!("{}/", checkpoint.dir().display())) => format!(
+            "the checkpoint itself cannot be used; to go on from the one before it, move {} away, then: {}",
+            checkpoint.dir().display(),
+            resume::command(folder)
+        ),
         Some(checkpoint) => format!(
             "the newest checkpoint is step {} ({}); go on with: {}",
             checkpoint.step(),
@@ -190,12 +201,13 @@ fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
         None => format!("no checkpoint was saved yet; start again with: {}", resume::command(folder)),
     };
     let reached = ending::Reached::read(folder).step;
-    anyhow::anyhow!("{error:#}\n{reached} step(s) were done; {on_disk}")
+    anyhow::anyhow!("{text}\n{reached} step(s) were done; {on_disk}")
 }
 
-fn finish(folder: &RunFolder, planned: &Planned, signals: &Signals, quiet: bool) -> Result<ExitCode> {
+/// A run that saved before its last step was stopped, by a signal to the launcher or to any rank.
+fn finish(folder: &RunFolder, planned: &Planned, quiet: bool) -> Result<ExitCode> {
     let saved = folder.newest()?.checkpoint.map_or(0, |checkpoint| checkpoint.step());
-    if signals.came() && saved < planned.config.train.steps {
+    if saved < planned.config.train.steps {
         eprintln!("stopped after step {saved}, which is saved; go on with: {}", resume::command(folder));
         return Ok(ExitCode::from(STOPPED));
     }
@@ -206,11 +218,3 @@ fn finish(folder: &RunFolder, planned: &Planned, signals: &Signals, quiet: bool)
     ending::complete(folder, planned)?;
     Ok(ExitCode::SUCCESS)
 }
-
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "rank {} failed: {}\nit was at: {}", self.rank, self.reason, self.activity)
-    }
-}
-
-impl std::error::Error for Failure {}

@@ -247,6 +247,6 @@ fn dot_body<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     // SAFETY: compiled for L; the vectors lie in both rows.
     unsafe {
-        lanes::sum_row::<L>(a.len(), |at, count| L::mul(lanes::load::<L>(a, at, count), lanes::load::<L>(b, at, count)))
+        lanes::sum_row!(L, a.len(), |at, count| L::mul(lanes::load::<L>(a, at, count), lanes::load::<L>(b, at, count)))
     }
 }

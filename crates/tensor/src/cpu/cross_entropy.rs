@@ -86,7 +86,7 @@ fn softmax_row_body<L: Lanes>(row: &mut [f32], target: usize, gradient: Option<f
         // Summed in f32 within 1,024 numbers, in f64 over those.
         let mut sum = 0f64;
         for piece in row.chunks_mut(1024) {
-            sum += f64::from(lanes::sum_row::<L>(piece.len(), |at, count| {
+            sum += f64::from(lanes::sum_row!(L, piece.len(), |at, count| {
                 let e = lanes::exp::<L>(L::sub(lanes::load::<L>(piece, at, count), L::splat(largest)));
                 if gradient.is_some() {
                     lanes::store::<L>(piece, at, e, count);

@@ -385,55 +385,65 @@ mod x86 {
     }
 }
 
-/// Vectors that a row's sum or maximum is spread over, to hide the latency of an addition.
-const CHAINS: usize = 4;
-
-/// Folds a row of `len` numbers: `step(state, at, count)` takes in the `count` numbers from `at` on, in the first lanes;
-/// number i goes to lane i mod 64, and the four vectors are joined at the end.
+/// Folds a row: `fold_row!(L, len, start, |state, at, count| next, join)`. `next` takes in the `count` numbers from `at` on,
+/// in the first lanes; number i goes to lane i mod 64, that is to four vectors in turn, which hide the latency of an
+/// addition and are joined at the end.
 ///
-/// # Safety
-/// Compiled for `L`.
-#[inline(always)]
-pub(crate) unsafe fn fold_row<L: Lanes>(
-    len: usize,
-    start: f32,
-    mut step: impl FnMut(L::V, usize, usize) -> L::V,
-    join: impl Fn(L::V, L::V) -> L::V,
-) -> L::V {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut chains = [L::splat(start); CHAINS];
-        let whole = len / (16 * CHAINS) * (16 * CHAINS);
-        for at in (0..whole).step_by(16 * CHAINS) {
-            for (c, chain) in chains.iter_mut().enumerate() {
-                *chain = step(*chain, at + 16 * c, 16);
-            }
+/// A macro, because the body of a closure would be compiled without the features of the function around it, and be slow where
+/// it is not inlined. To be used inside `unsafe`, compiled for `L`.
+macro_rules! fold_row {
+    ($L:ty, $len:expr, $start:expr, |$state:ident, $at:ident, $count:ident| $next:expr, $join:path) => {{
+        let len: usize = $len;
+        let (mut a, mut b) = (<$L>::splat($start), <$L>::splat($start));
+        let (mut c, mut d) = (a, b);
+        let mut base = 0;
+        macro_rules! take {
+            ($chain:ident, $offset:expr, $n:expr) => {{
+                let ($state, $at, $count) = ($chain, base + $offset, $n);
+                $chain = $next;
+            }};
         }
-        for (c, chain) in chains.iter_mut().enumerate() {
-            let at = whole + 16 * c;
-            if at < len {
-                *chain = step(*chain, at, 16.min(len - at));
-            }
+        while base + 64 <= len {
+            take!(a, 0, 16);
+            take!(b, 16, 16);
+            take!(c, 32, 16);
+            take!(d, 48, 16);
+            base += 64;
         }
-        join(join(chains[0], chains[1]), join(chains[2], chains[3]))
-    }
+        if base < len {
+            take!(a, 0, (len - base).min(16));
+        }
+        if base + 16 < len {
+            take!(b, 16, (len - base - 16).min(16));
+        }
+        if base + 32 < len {
+            take!(c, 32, (len - base - 32).min(16));
+        }
+        if base + 48 < len {
+            take!(d, 48, (len - base - 48).min(16));
+        }
+        $join($join(a, b), $join(c, d))
+    }};
 }
+pub(crate) use fold_row;
 
-/// Sum of `f` of the vectors of a row; `f(at, count)`, whose lanes from `count` on do not matter.
-///
-/// # Safety
-/// Compiled for `L`.
-#[inline(always)]
-pub(crate) unsafe fn sum_row<L: Lanes>(len: usize, mut f: impl FnMut(usize, usize) -> L::V) -> f32 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let step = |state, at, count| {
-            let x = f(at, count);
-            L::add(state, if count == 16 { x } else { L::keep_first(x, L::splat(0.0), count) })
-        };
-        sum::<L>(fold_row::<L>(len, 0.0, step, |a, b| L::add(a, b)))
-    }
+/// Sum over a row: `sum_row!(L, len, |at, count| value)`; lanes of the value from `count` on do not matter.
+/// As [`fold_row!`].
+macro_rules! sum_row {
+    ($L:ty, $len:expr, |$at:ident, $count:ident| $value:expr) => {
+        $crate::cpu::lanes::sum::<$L>($crate::cpu::lanes::fold_row!(
+            $L,
+            $len,
+            0.0,
+            |state, $at, $count| {
+                let x = $value;
+                <$L>::add(state, if $count == 16 { x } else { <$L>::keep_first(x, <$L>::splat(0.0), $count) })
+            },
+            <$L>::add
+        ))
+    };
 }
+pub(crate) use sum_row;
 
 /// Largest number of a row; minus infinity for an empty one.
 ///
@@ -443,12 +453,17 @@ pub(crate) unsafe fn sum_row<L: Lanes>(len: usize, mut f: impl FnMut(usize, usiz
 pub(crate) unsafe fn max_row<L: Lanes>(row: &[f32]) -> f32 {
     // SAFETY: the caller's promise.
     unsafe {
-        let least = L::splat(f32::NEG_INFINITY);
-        let step = |state, at, count| {
-            let x = load::<L>(row, at, count);
-            L::max(if count == 16 { x } else { L::keep_first(x, least, count) }, state)
-        };
-        largest::<L>(fold_row::<L>(row.len(), f32::NEG_INFINITY, step, |a, b| L::max(a, b)))
+        let folded = fold_row!(
+            L,
+            row.len(),
+            f32::NEG_INFINITY,
+            |state, at, count| {
+                let x = load::<L>(row, at, count);
+                L::max(if count == 16 { x } else { L::keep_first(x, L::splat(f32::NEG_INFINITY), count) }, state)
+            },
+            L::max
+        );
+        largest::<L>(folded)
     }
 }
 

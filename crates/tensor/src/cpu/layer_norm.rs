@@ -49,8 +49,8 @@ fn forward_rows_body<L: Lanes>(
     for ((x, y), (mean, rstd)) in rows.zip(mean.iter_mut().zip(rstd)) {
         // SAFETY: compiled for L; x is a row of `hidden` numbers.
         let (m, variance) = unsafe {
-            let m = lanes::sum_row::<L>(hidden, |at, count| lanes::load::<L>(x, at, count)) / hidden as f32;
-            let squares = lanes::sum_row::<L>(hidden, |at, count| {
+            let m = lanes::sum_row!(L, hidden, |at, count| lanes::load::<L>(x, at, count)) / hidden as f32;
+            let squares = lanes::sum_row!(L, hidden, |at, count| {
                 let d = L::sub(lanes::load::<L>(x, at, count), L::splat(m));
                 L::mul(d, d)
             });
@@ -118,11 +118,13 @@ fn backward_rows_body<L: Lanes>(
     for (((x, dy), dx), (m, r)) in rows.zip(saved.mean.iter().zip(saved.rstd)) {
         // SAFETY: compiled for L; all are rows of `hidden` numbers.
         let (average_d, average_dn) = unsafe {
-            let d = |at, count| L::mul(lanes::load::<L>(dy, at, count), lanes::load::<L>(saved.gamma, at, count));
-            let sum_d = lanes::sum_row::<L>(hidden, d);
-            let sum_dn = lanes::sum_row::<L>(hidden, |at, count| {
+            let sum_d = lanes::sum_row!(L, hidden, |at, count| {
+                L::mul(lanes::load::<L>(dy, at, count), lanes::load::<L>(saved.gamma, at, count))
+            });
+            let sum_dn = lanes::sum_row!(L, hidden, |at, count| {
                 let n = L::mul(L::sub(lanes::load::<L>(x, at, count), L::splat(*m)), L::splat(*r));
-                L::mul(d(at, count), n)
+                let d = L::mul(lanes::load::<L>(dy, at, count), lanes::load::<L>(saved.gamma, at, count));
+                L::mul(d, n)
             });
             (sum_d / hidden as f32, sum_dn / hidden as f32)
         };

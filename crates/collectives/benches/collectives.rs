@@ -1,5 +1,5 @@
 //! Measures collectives between processes of this host:
-//! `collectives [RANKS] [OP] [BYTES,..] [overlap|blocking]`.
+//! `cargo bench -p phalanx-collectives --bench collectives -- [RANKS] [OP] [BYTES,..] [overlap|blocking]`.
 //!
 //! Starts itself once per rank, as a launcher does: control block and arenas are inherited memfds.
 
@@ -10,7 +10,7 @@ use phalanx_collectives::{CollectiveOp, Group, HostJob, MetaGroup, Options, benc
 use phalanx_tensor::{Arena, Cpu, Device};
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     if args.first().is_some_and(|a| a == "--rank") { rank(&args[1..]) } else { launch(&args) }
 }
 

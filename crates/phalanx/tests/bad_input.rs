@@ -1,0 +1,107 @@
+//! Every mistake is one clear message that names the key, file or rank; the exit code is 1; nothing is
+//! left behind.
+
+mod rig;
+
+use rig::Home;
+
+#[test]
+fn impossible_values_name_their_key() {
+    let home = Home::new();
+    for (set, words) in [
+        (vec!["model.heads=5"], vec!["model.heads = 5", "model.hidden = 32", "4"]),
+        (vec!["batch.global=7", "parallel.data=2"], vec!["batch.global = 7", "multiple of 2"]),
+        (vec!["parallel.zero=4"], vec!["parallel.zero", "0, 1, 2 "]),
+        (vec!["parallel.data=0"], vec!["parallel.data = 0"]),
+        (vec!["model.arch=bert"], vec!["model.arch", "bert", "gpt2"]),
+        (vec!["model.vocab=1000"], vec!["model.vocab = 1000", "larger", "256"]),
+        (vec!["model.vocab=100"], vec!["model.vocab = 100", "smaller", "256"]),
+        (vec!["model.positions=8"], vec!["model.positions = 8", "model.seq = 16"]),
+        (vec!["precision.compute=f64"], vec!["precision.compute", "f32"]),
+        (vec!["optimizer.lr=-1"], vec!["optimizer.lr = -1"]),
+        (vec!["data.validation=2"], vec!["data.validation = 2"]),
+        (vec!["train.steps=0"], vec!["train.steps = 0"]),
+        (vec!["train.steps=many"], vec!["train.steps", "\"many\"", "whole number"]),
+        (vec!["train.stepz=5"], vec!["train.stepz", "train.steps"]),
+        (vec!["train.lr=5"], vec!["train.lr", "optimizer.lr"]),
+        (vec!["data.tokenizer=bytes"], vec!["bytes", "byte"]),
+        (vec!["data.tokenizer=no/tokenizer.json"], vec!["no/tokenizer.json"]),
+        (vec!["memory.chunk=huge"], vec!["memory.chunk", "\"auto\""]),
+        (vec!["steps"], vec!["--set steps", "TABLE.KEY=VALUE"]),
+    ] {
+        let sets: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
+        for command in ["plan", "train"] {
+            let ended = home.run(&[&[command, "small.toml"], &sets[..]].concat());
+            ended.refused(&words);
+        }
+        assert!(!home.path("runs/small").exists(), "{set:?}");
+    }
+}
+
+#[test]
+fn configuration_files_that_are_none() {
+    let home = Home::new();
+    home.run(&["train", "smal.toml"]).refused(&["smal.toml", "no configuration file"]);
+    home.write("broken.toml", "[model]\nhidden = = 3\n");
+    home.run(&["train", "broken.toml"]).refused(&["broken.toml", "line 2"]);
+    home.write("typo.toml", "[model]\nhiden = 32\n");
+    home.run(&["train", "typo.toml"]).refused(&["typo.toml", "model.hiden", "model.hidden"]);
+    home.write("table.toml", "[modell]\nhidden = 32\n");
+    home.run(&["train", "table.toml"]).refused(&["modell.hidden", "model.hidden"]);
+    assert_eq!(home.run(&["train"]).code, Some(2));
+}
+
+#[test]
+fn data_that_cannot_be_used() {
+    let home = Home::new();
+    home.write("empty.txt", "");
+    home.write("short.txt", "ten bytes.");
+    home.write("binary.txt", [0xff, 0xfe, 0x00]);
+    std::fs::create_dir(home.path("folder")).unwrap();
+    for (data, words) in [
+        ("missing.txt", vec!["missing.txt", "no such file"]),
+        ("empty.txt", vec!["empty.txt", "no text"]),
+        ("folder", vec!["folder", "no text"]),
+        ("binary.txt", vec!["binary.txt", "UTF-8"]),
+        ("short.txt", vec!["tokens", "sequence", "needs"]),
+    ] {
+        home.run(&["train", "small.toml", "--data", data]).refused(&words);
+        assert!(!home.path("runs/small").exists(), "{data}");
+    }
+    let text = String::from_utf8(home.read("small.toml")).unwrap().replace("text = [\"text.txt\"]\n", "");
+    home.write("none.toml", &text);
+    home.run(&["train", "none.toml"]).refused(&["data.text", "data.tokens"]);
+}
+
+#[test]
+fn token_files_with_ids_that_the_model_has_not() {
+    let home = Home::new();
+    let ids: Vec<u16> = (0..2000).map(|i| if i == 700 { 300 } else { i % 256 }).collect();
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    home.write("ids.bin", bytes);
+    let text = String::from_utf8(home.read("small.toml")).unwrap();
+    home.write("ids.toml", text.replace("text = [\"text.txt\"]", "tokens = \"ids.bin\""));
+    home.run(&["train", "ids.toml"]).refused(&["model.vocab", "ids.bin"]);
+    let args = ["train", "ids.toml", "--set", "model.vocab=256"];
+    home.run(&args).refused(&["token 700", "ids.bin", "300", "256"]);
+    home.run(&["train", "ids.toml", "--set", "model.vocab=301", "--quiet"]).ok();
+}
+
+#[test]
+fn folders_that_cannot_be_written() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "text.txt/run"]).refused(&["text.txt/run", "--run"]);
+    home.run(&["tokenize", "--out", "text.txt/tokens.bin", "text.txt"]).refused(&["text.txt/tokens.bin"]);
+    home.run(&["train", "small.toml", "--run", "r", "--quiet"]).ok();
+    home.run(&["export", "r", "--out", "text.txt/hf"]).refused(&["text.txt/hf"]);
+    home.run(&["import", "r", "--run", "i"]).refused(&["config.json"]);
+}
+
+#[test]
+fn more_ranks_than_the_machine_holds() {
+    let home = Home::new();
+    let args = ["train", "small.toml", "--nproc", "2000", "--set", "batch.global=2000"];
+    home.run(&args).refused(&["2000 rank"]);
+    home.run(&["bench", "collectives", "--nproc", "2", "--bytes", "4"]).refused(&["--bytes 4"]);
+    home.run(&["bench", "collectives", "--nproc", "2", "--bytes", "99999999999999"]).refused(&["available"]);
+}

@@ -1,0 +1,221 @@
+//! A folder with a small text and a small configuration, and the real program run in it.
+#![allow(dead_code, reason = "each test file uses its own part of the rig")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Longest wait for anything that happens within a second on an idle machine.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+const CONFIG: &str = r#"
+[model]
+layers = 2
+hidden = 32
+heads = 4
+seq = 16
+
+[data]
+text = ["text.txt"]
+validation = 0.1
+
+[batch]
+global = 8
+
+[optimizer]
+lr = 1e-2
+
+[schedule]
+kind = "constant"
+
+[train]
+steps = 8
+eval_every = 4
+eval_samples = 8
+save_every = 4
+threads = 1
+"#;
+
+/// See the module's head.
+pub struct Home {
+    dir: TempDir,
+}
+
+/// How the program ended.
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Ended {
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+}
+
+impl Ended {
+    /// Stops the test unless the program succeeded.
+    #[track_caller]
+    pub fn ok(self) -> Ended {
+        assert_eq!(self.code, Some(0), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self
+    }
+
+    /// Stops the test unless the program refused with exit code 1 and all `words`.
+    #[track_caller]
+    pub fn refused(self, words: &[&str]) -> Ended {
+        assert_eq!(self.code, Some(1), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        for word in words {
+            assert!(self.stderr.contains(word), "no {word:?} in: {}", self.stderr);
+        }
+        self
+    }
+
+    /// Standard output as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {}", self.stdout))
+    }
+}
+
+impl Home {
+    pub fn new() -> Home {
+        let home = Home { dir: TempDir::new().unwrap() };
+        let words = ["chunk", "rank", "shard", "gather", "reduce", "step", "plan", "arena"];
+        let mut text = String::new();
+        for i in 0..1500usize {
+            text.push_str(words[(i * i + i / 7) % words.len()]);
+            text.push(if i % 11 == 10 { '\n' } else { ' ' });
+        }
+        home.write("text.txt", &text);
+        home.write("small.toml", CONFIG);
+        home
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        std::fs::write(self.path(name), content).unwrap();
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    pub fn json(&self, name: &str) -> Value {
+        serde_json::from_slice(&self.read(name)).unwrap()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+        command.current_dir(self.dir.path()).args(args).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs the program to its end.
+    pub fn run(&self, args: &[&str]) -> Ended {
+        self.command(args).output().unwrap().into()
+    }
+
+    /// Starts the program, its output gathered.
+    pub fn start(&self, args: &[&str]) -> Child {
+        self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// The lines of a run's metrics that are whole.
+    pub fn metrics(&self, run: &str) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap_or_default();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Loss and gradient norm of every step, as bits.
+    pub fn losses(&self, run: &str) -> Vec<(u64, String, String)> {
+        let steps = self.metrics(run).into_iter().filter(|line| line.get("loss").is_some());
+        steps
+            .map(|line| {
+                (line["step"].as_u64().unwrap(), line["loss"].to_string(), line["grad_norm"].to_string())
+            })
+            .collect()
+    }
+
+    /// Waits until the run has done `step`.
+    #[track_caller]
+    pub fn wait_for_step(&self, run: &str, step: u64) {
+        wait(&format!("step {step} of {run}"), || {
+            self.metrics(run).iter().any(|line| line["step"].as_u64() >= Some(step))
+        });
+    }
+
+    /// Step of the newest checkpoint folder.
+    pub fn newest(&self, run: &str) -> u64 {
+        self.checkpoints(run).into_iter().max().unwrap_or(0)
+    }
+
+    /// Steps of the checkpoint folders.
+    pub fn checkpoints(&self, run: &str) -> Vec<u64> {
+        let entries = std::fs::read_dir(self.path(run).join("checkpoints")).into_iter().flatten();
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect()
+    }
+}
+
+/// Waits for something that another process does.
+#[track_caller]
+pub fn wait(what: &str, mut happened: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < DEADLINE, "waited {DEADLINE:?} for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The ranks that a launcher has started: number and process.
+pub fn ranks(launcher: u32) -> Vec<(usize, i32)> {
+    let processes =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    processes
+        .filter_map(|pid| pid.parse::<i32>().ok())
+        .filter(|pid| parent(*pid) == Some(launcher))
+        .filter_map(|pid| {
+            let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+            let words: Vec<&str> = words.split('\0').collect();
+            let at = words.iter().position(|word| *word == "--rank")?;
+            Some((words.get(at + 1)?.parse().ok()?, pid))
+        })
+        .collect()
+}
+
+/// State and parent in `/proc/PID/stat`, behind the name in brackets.
+fn stat(pid: i32) -> Option<(String, u32)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut words = text.rsplit_once(')')?.1.split_whitespace();
+    Some((words.next()?.to_string(), words.next()?.parse().ok()?))
+}
+
+fn parent(pid: i32) -> Option<u32> {
+    stat(pid).map(|(_, parent)| parent)
+}
+
+/// Whether a process runs; one that nobody has waited for does not.
+pub fn lives(pid: i32) -> bool {
+    stat(pid).is_some_and(|(state, _)| state != "Z")
+}
+
+/// Sends a signal.
+pub fn signal(pid: i32, signal: rustix::process::Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+/// What is in the folder of named shared memory.
+pub fn shared_memory() -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(Path::new("/dev/shm")) else { return Vec::new() };
+    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+}
