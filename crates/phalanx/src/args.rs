@@ -18,7 +18,6 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
                   phalanx plan examples/quickstart.toml     what every rank will hold\n  \
                   phalanx train examples/quickstart.toml    train it on this repository's text\n  \
                   phalanx COMMAND --help                    examples for each command",
-    disable_help_subcommand = true,
     infer_long_args = true
 )]
 pub struct Cli {
@@ -179,15 +178,16 @@ pub struct TokenizeArgs {
 /// step 0, from which sample, export and train --resume work.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
+    phalanx import gpt2-folder\n  \
     phalanx import gpt2-folder --run runs/gpt2\n  \
     phalanx train my.toml --run runs/gpt2 --resume --data my-texts/\n\n\
     Training an imported model without a checkpoint of its own: [model] init = \"gpt2-folder\".")]
 pub struct ImportArgs {
     /// Folder with config.json and model.safetensors
     pub dir: PathBuf,
-    /// Run folder to make
+    /// Run folder to make; runs/NAME-of-the-folder when left out
     #[arg(long, value_name = "DIR")]
-    pub run: PathBuf,
+    pub run: Option<PathBuf>,
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,

@@ -49,15 +49,12 @@ pub fn steps(task: &BenchStepTask, seat: &Seat) -> Result<StepFigures> {
     let Place { cpu, device, group, arena_bytes } = seat.take(memory, spec.threads)?;
     let mut engine = Rank::new(device, group, spec, &plan.orders);
     engine.initialise(config.train.seed)?;
-    // All ranks together, as in a step.
-    engine.group().barrier().wait()?;
-    let peak_flops_per_s = peak::flops_per_s(&cpu);
     let mut batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
     let mut random = config.train.seed ^ ((seat.rank() as u64) << 32);
     let mut figures = StepFigures {
         step_s: Vec::new(),
         losses: Vec::new(),
-        peak_flops_per_s,
+        peak_flops_per_s: 0.0,
         sent_bytes: 0,
         exposed_s: 0.0,
         resident_bytes_peak: 0,
@@ -79,6 +76,9 @@ pub fn steps(task: &BenchStepTask, seat: &Seat) -> Result<StepFigures> {
             figures.exposed_s += communication.exposed_s / task.steps as f64;
         }
     }
+    // All ranks together, as in a step, and after the steps, when the system has spread the threads.
+    engine.group().barrier().wait()?;
+    figures.peak_flops_per_s = peak::flops_per_s(&cpu);
     let foreign = if matches!(seat, Seat::Among(_)) { seat::foreign_bytes(arena_bytes) } else { 0 };
     figures.resident_bytes_peak = resident_bytes_peak(foreign);
     Ok(figures)

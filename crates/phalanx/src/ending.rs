@@ -5,13 +5,14 @@ use std::io::Write;
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::Tokenizer;
+use phalanx_train::RunConfig;
 use phalanx_train::metrics::RankBytes;
 use phalanx_train::sample::{Generator, Sampling};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::planned::{Planned, outside_bytes};
-use crate::report::{bytes, print, print_line, seconds};
+use crate::report::{bytes, plural, print, print_line, seconds};
 use crate::run_folder::{RunFolder, model_of};
 use crate::{continuation, machine, resume};
 
@@ -75,13 +76,9 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
         |rank: &RankBytes| rank.resident_bytes_peak.unwrap_or(0).saturating_sub(rank.device.peak_bytes);
     let outside = measured.ranks.iter().map(above).max().unwrap_or(0);
     Ok(format!(
-        "memory      peak == plan: {most} bytes ({}) on {}; resident above the plan {} (estimated {})",
+        "memory      peak == plan: {most} bytes ({}) on each of {}; resident above the plan {} (estimated {})",
         bytes(most),
-        if measured.ranks.len() == 1 {
-            "1 rank".to_string()
-        } else {
-            format!("each of {} ranks", measured.ranks.len())
-        },
+        plural(measured.ranks.len(), "rank"),
         bytes(outside),
         bytes(outside_bytes(&planned.plan.spec))
     ))
@@ -141,11 +138,16 @@ fn next(folder: &RunFolder, planned: &Planned) -> String {
     let run = resume::shell_word(&folder.path().display().to_string());
     let more = planned.config.train.steps * 2;
     let ranks = planned.plan.spec.world * 2;
-    format!(
-        "next        phalanx sample {run} --prompt 'fn main'\n            \
-         phalanx train --run {run} --resume --set train.steps={more}    train on\n            \
-         phalanx train CONFIG --data YOUR-TEXTS --run runs/mine    your own text\n            \
-         phalanx plan {run}/config.toml --nproc {ranks} --set parallel.zero=3    more ranks, less memory each\n            \
-         phalanx export {run} --out hf-folder    for transformers"
-    )
+    let mut lines = vec![
+        format!("phalanx sample {run} --prompt 'fn main'"),
+        format!("phalanx train --run {run} --resume --set train.steps={more}    train on"),
+        "phalanx train CONFIG --data YOUR-TEXTS --run runs/mine    your own text".to_string(),
+        format!("phalanx export {run} --out hf-folder    for transformers"),
+    ];
+    let sharded = |config: &mut RunConfig| (config.parallel.data, config.parallel.zero) = (ranks, 3);
+    if planned.with(sharded).is_ok() {
+        let line = format!("phalanx plan {run}/config.toml --nproc {ranks} --set parallel.zero=3");
+        lines.push(format!("{line}    more ranks, less memory on each"));
+    }
+    format!("next        {}", lines.join("\n            "))
 }

@@ -1,13 +1,13 @@
 //! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
 
 use phalanx_plan::{ChunkLayout, CollectiveCost, MemoryPlan};
-use phalanx_trace::{Bytes, Category};
+use phalanx_trace::Category;
 use phalanx_train::config::Reduce;
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use serde_json::{Value, json};
 
 use crate::planned::{Planned, outside_bytes};
-use crate::report::{Table, bytes, count};
+use crate::report::{Table, bytes, count, plural};
 
 /// Bytes of an f32.
 const F32: u64 = 4;
@@ -92,44 +92,43 @@ fn headline(planned: &Planned, name: &str) -> String {
     let model = &spec.model;
     let text = format!(
         "{name}: GPT-2 of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
-         {} x {} threads, ZeRO-{}, {} sequences a step in {} micro-batch(es) of {} on each rank\n",
+         {} of {}, ZeRO-{}; a step is {}, in {} of {} on each rank\n",
         count(planned.plan.parameters as f64),
         model.layers,
         model.hidden,
         model.heads,
         model.vocab,
         spec.seq,
-        if spec.world == 1 { "1 rank".to_string() } else { format!("{} ranks", spec.world) },
-        spec.threads,
+        plural(spec.world, "rank"),
+        plural(spec.threads, "thread"),
         spec.stage.number(),
-        spec.micro * spec.micro_batches * spec.world,
-        spec.micro_batches,
+        plural(spec.micro * spec.micro_batches * spec.world, "sequence"),
+        plural(spec.micro_batches, "batch"),
         spec.micro,
     );
     text
 }
 
-/// Ranks that hold the same share a row; the textbook's states stand below.
+/// A column for ranks that hold the same; what the textbook says of the model's states beside it.
 fn memory_table(planned: &Planned) -> String {
-    let mut headings = vec!["rank"];
-    headings.extend(Category::ALL.iter().map(|category| category.name()));
-    headings.extend(["arena", "outside, about", "total, about"]);
-    let mut table = Table::new(&headings);
+    let groups = alike(planned);
     let outside = outside_bytes(&planned.plan.spec);
-    let cells = |categories: &Bytes| Category::ALL.map(|c| bytes(categories.get(c)));
-    for (ranks, memory) in alike(planned) {
-        let mut row = vec![ranks];
-        row.extend(cells(&memory.peak.categories));
-        row.extend([bytes(memory.arena_bytes), bytes(outside), bytes(memory.arena_bytes + outside)]);
-        table.row(row);
-    }
     let textbook = &planned.plan.textbook.state;
-    let mut row = vec!["textbook".to_string()];
-    row.extend(Category::ALL.map(|c| match textbook.get(c) {
-        0 => "-".to_string(),
-        some => bytes(some),
-    }));
-    table.row(row);
+    let mut headings: Vec<&str> = vec!["memory"];
+    headings.extend(groups.iter().map(|(ranks, _)| ranks.as_str()));
+    headings.push("textbook");
+    let mut table = Table::new(&headings);
+    let mut row = |label: &str, of: &dyn Fn(&MemoryPlan) -> u64, textbook: Option<u64>| {
+        let cells = groups.iter().map(|(_, memory)| bytes(of(memory)));
+        let last = textbook.map_or(String::new(), |b| if b == 0 { "-".to_string() } else { bytes(b) });
+        table.row([label.to_string()].into_iter().chain(cells).chain([last]));
+    };
+    for category in Category::ALL {
+        row(category.name(), &|memory| memory.peak.categories.get(category), Some(textbook.get(category)));
+    }
+    row("arena", &|memory| memory.arena_bytes, None);
+    row("outside, about", &|_| outside, None);
+    row("total, about", &|memory| memory.arena_bytes + outside, None);
     table.to_string()
 }
 
@@ -144,7 +143,7 @@ fn alike(planned: &Planned) -> Vec<(String, &MemoryPlan)> {
         }
     }
     let name = |first: usize, last: usize| {
-        if first == last { format!("{first}") } else { format!("{first} to {last}") }
+        if first == last { format!("rank {first}") } else { format!("ranks {first} to {last}") }
     };
     groups.into_iter().map(|(first, last, memory)| (name(first, last), memory)).collect()
 }
@@ -174,7 +173,7 @@ fn work(planned: &Planned) -> String {
         plan.collective_bytes_per_step(),
     ));
     let textbook = plan.textbook.sent_bytes * plan.spec.world as u64;
-    table.row(exact("the same by the textbook", bytes(textbook), textbook));
+    table.row(exact("the textbook's, for one batch", bytes(textbook), textbook));
     let none = &[][..];
     let collectives = if plan.spec.world > 1 { &plan.step.collectives[..] } else { none };
     for CollectiveCost { op, calls, sent_bytes, .. } in collectives {

@@ -150,7 +150,7 @@ impl Planned {
 /// and buffers for packed matrices; windows through which files pass; the batches on the host.
 pub fn outside_bytes(spec: &Spec) -> u64 {
     const PROGRAM: u64 = 12 << 20;
-    const THREAD: u64 = 2 << 20;
+    const THREAD: u64 = 6 << 20;
     const WINDOWS: u64 = 4 << 20;
     let rows = spec.micro * (spec.micro_batches + spec.evaluation_batches);
     PROGRAM + WINDOWS + THREAD * spec.threads as u64 + 8 * (rows * spec.seq) as u64

@@ -32,11 +32,11 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of a run; `measure_peak` is asked once, before the first step.
+    /// Of a run; `measure_peak` is asked once, after the first step.
     pub fn new(job: &Job, measure_peak: MeasurePeak) -> Progress {
         let steps = job.config.train.steps;
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr_with_hz(5));
-        let style = ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len}  {msg}");
+        let style = ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len}  {wide_msg}");
         bar.set_style(style.expect("a template that is well formed").progress_chars("█▉▊▋▌▍▎▏ "));
         bar.set_prefix("step");
         let ranks = job.plan.spec.world;
@@ -87,15 +87,16 @@ impl Progress {
 
 impl Observer for Progress {
     fn starts(&mut self, step: u64) {
-        if let Some(measure) = self.measure_peak.take() {
-            self.peak_flops_per_s = measure() * self.ranks as f64;
-        }
         self.first_step = step;
         self.started = Instant::now();
         self.bar.set_position(step);
     }
 
     fn step(&mut self, record: &StepRecord) {
+        // After the first step: then the system has spread the threads over the cores.
+        if let Some(measure) = self.measure_peak.take() {
+            self.peak_flops_per_s = measure() * self.ranks as f64;
+        }
         let text = self.describe(record);
         let due = Instant::now() >= self.line_due;
         if self.bar.is_hidden() && (due || record.step == self.steps) {
@@ -119,5 +120,8 @@ impl Observer for Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.abandon();
+        if !self.bar.is_hidden() {
+            eprintln!();
+        }
     }
 }

@@ -63,6 +63,16 @@ pub fn seconds(seconds: f64) -> String {
     }
 }
 
+/// `1 rank`, `2 ranks`, `3 batches`.
+pub fn plural(count: usize, word: &str) -> String {
+    let ending = match (count, word.ends_with("ch")) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{count} {word}{ending}")
+}
+
 /// Columns that line up: the first to the left, the others to the right.
 #[derive(Default)]
 pub struct Table {

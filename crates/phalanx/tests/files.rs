@@ -13,8 +13,8 @@ fn export_and_import_keep_every_bit() {
     home.run(&["export", "r", "--out", "a"]).ok();
     home.run(&["export", "r", "--out", "b"]).ok();
     assert_eq!(home.read("a/model.safetensors"), home.read("b/model.safetensors"));
-    home.run(&["import", "a", "--run", "i"]).ok();
-    home.run(&["export", "i", "--out", "c"]).ok();
+    home.run(&["import", "a"]).ok();
+    home.run(&["export", "runs/a", "--out", "c"]).ok();
     assert_eq!(home.read("a/model.safetensors"), home.read("c/model.safetensors"));
     assert_eq!(home.json("a/config.json"), home.json("c/config.json"));
     home.run(&["export", "r", "--step", "4", "--out", "d"]).ok();
@@ -76,7 +76,9 @@ fn inspect_knows_what_it_looks_at() {
         }
         home.run(&["inspect", path, "--verify"]).ok();
     }
-    let checkpoint = home.run(&["inspect", "r", "--json", "--verify"]).ok().json();
+    let run = home.run(&["inspect", "r", "--json", "--verify"]).ok().json();
+    assert_eq!(run["kind"], json!("run"));
+    let checkpoint = &run["checkpoint"];
     assert_eq!(
         (&checkpoint["step"], &checkpoint["states"]["parameters"]["tensors"]),
         (&json!(8), &json!(28))

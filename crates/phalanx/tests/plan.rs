@@ -70,3 +70,20 @@ fn more_than_the_memory_is_refused_with_the_bytes() {
     home.run(&train).refused(&["available"]);
     assert!(!home.path("runs/small").exists());
 }
+
+#[test]
+fn the_examples_can_be_planned() {
+    let home = Home::new();
+    let examples = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    for (name, data) in [
+        ("quickstart.toml", &["--data", "text.txt"][..]),
+        ("nanogpt_cpu.toml", &["--data", "text.txt"]),
+        ("gpt2_mini.toml", &[]),
+        ("gpt2_124m.toml", &["--nproc", "2", "--set", "parallel.zero=3"]),
+    ] {
+        let path = examples.join(name).display().to_string();
+        let plan =
+            home.run(&[&["plan", &path, "--json", "--set", "memory.limit_mb=1e6"], data].concat()).json();
+        assert!(plan["parameters"].as_u64().unwrap() > 100_000, "{name}");
+    }
+}

@@ -12,8 +12,8 @@ use phalanx_plan::memory::plan_memory;
 use phalanx_tensor::cpu::pool::Pool;
 use phalanx_tensor::cpu::{Options, peak};
 use phalanx_tensor::{
-    AdamW, Arena, Category, Cpu, CrossEntropyGradients, DType, Device, Heads, Layout, NORM_BLOCK, Region, Tensor,
-    Weight,
+    AdamW, Arena, Category, Cpu, CrossEntropyGradients, DType, Device, Heads, Layout, NORM_BLOCK, Region,
+    Tensor, Weight,
 };
 
 /// A training setting.
@@ -48,7 +48,11 @@ fn main() {
         let (flops, bytes) = (peak::flops_per_s(&cpu), peak::bytes_per_s(&cpu, 1 << 28));
         let fork = fork_join_us(threads);
         let isa = cpu.isa().name();
-        println!("{threads} threads, {isa}: {:.0} GFLOP/s, {:.1} GB/s, {fork:.2} us a fork and join", flops / 1e9, bytes / 1e9);
+        println!(
+            "{threads} threads, {isa}: {:.0} GFLOP/s, {:.1} GB/s, {fork:.2} us a fork and join",
+            flops / 1e9,
+            bytes / 1e9
+        );
         let meta = Device::meta(threads);
         meta.phase("init", || drop(Bench::new(&meta, setting)));
         let plan = plan_memory(&meta.take_trace(0)).expect("a plan of one phase");
@@ -86,7 +90,13 @@ struct Line {
 
 impl Line {
     fn text(&self) -> String {
-        format!("{:9.3} ms {:6.1} {} {:3.0}%", self.seconds * 1e3, self.rate / 1e9, self.unit, self.share * 100.0)
+        format!(
+            "{:9.3} ms {:6.1} {} {:3.0}%",
+            self.seconds * 1e3,
+            self.rate / 1e9,
+            self.unit,
+            self.share * 100.0
+        )
     }
 }
 
@@ -112,7 +122,8 @@ impl Bench {
         let rows = s.batch * s.seq;
         let tensor = |shape: &[usize]| {
             let mut t = device.alloc(DType::F32, shape, Category::Workspace, "bench");
-            let values: Vec<f32> = (0..t.shape().elements()).map(|i| (i * 7919 % 2003) as f32 / 1e3 - 1.0).collect();
+            let values: Vec<f32> =
+                (0..t.shape().elements()).map(|i| (i * 7919 % 2003) as f32 / 1e3 - 1.0).collect();
             device.upload(&values, t.view_mut());
             t
         };
@@ -171,7 +182,8 @@ impl Bench {
                     continue;
                 }
                 let dy = dy.range(0..rows * out).reshape([rows, out]);
-                timer.products(name("dx"), flops, || device.linear_input_gradient(dy, w, y.reborrow(), false));
+                timer
+                    .products(name("dx"), flops, || device.linear_input_gradient(dy, w, y.reborrow(), false));
                 timer.products(name("dw"), flops, || {
                     device.linear_weight_gradient(x, dy, dw.reborrow(), layout, true);
                 });
@@ -193,12 +205,27 @@ impl Bench {
         let weight = self.weight[0].view();
         let [gamma, beta] = [weight.range(0..h), weight.range(h..2 * h)];
         timer.bytes("layer_norm", 2 * bytes, || {
-            device.layer_norm(x.view(), [gamma, beta], 1e-5, y.view_mut(), [mean.view_mut(), rstd.view_mut()]);
+            device.layer_norm(
+                x.view(),
+                [gamma, beta],
+                1e-5,
+                y.view_mut(),
+                [mean.view_mut(), rstd.view_mut()],
+            );
         });
         timer.bytes("layer_norm_backward", 4 * bytes, || {
             let parameters = [dgamma.view_mut().range(0..h), dbeta.view_mut().range(0..h)];
             let statistics = [mean.view(), rstd.view()];
-            device.layer_norm_backward(x.view(), gamma, statistics, dy.view(), dx.view_mut(), true, parameters, true);
+            device.layer_norm_backward(
+                x.view(),
+                gamma,
+                statistics,
+                dy.view(),
+                dx.view_mut(),
+                true,
+                parameters,
+                true,
+            );
         });
         timer.bytes("add", 3 * bytes, || device.add(x.view(), y.view_mut()));
         timer.bytes("copy", 2 * bytes, || device.copy(x.view(), y.view_mut()));
@@ -219,7 +246,12 @@ impl Bench {
                 device.attention(qkv.view(), heads, out.reborrow(), lse.view_mut());
             });
             timer.products(name("attention_backward"), 5 * product, || {
-                device.attention_backward(qkv.view(), [out.as_view(), lse.view(), dout], heads, dqkv.view_mut());
+                device.attention_backward(
+                    qkv.view(),
+                    [out.as_view(), lse.view(), dout],
+                    heads,
+                    dqkv.view_mut(),
+                );
             });
         }
     }
@@ -238,8 +270,32 @@ impl Bench {
         let mut places = places;
         timer.bytes("embedding_backward", 3 * bytes, || {
             let dy = dx3.as_view();
-            device.embedding_backward(self.tokens.view(), dy, dtable.view_mut(), places.reborrow(), [true, true]);
+            device.embedding_backward(
+                self.tokens.view(),
+                dy,
+                dtable.view_mut(),
+                places.reborrow(),
+                [true, true],
+            );
         });
+        let slice = self.setting.slice.min(rows);
+        let flops = 2 * slice * hidden * vocab;
+        for layout in [Layout::OutIn, Layout::InOut] {
+            let shape = if layout == Layout::OutIn { [vocab, hidden] } else { [hidden, vocab] };
+            let w = Weight { matrix: table.view().reshape(shape), layout };
+            let mut dw = dtable.view_mut().reshape(shape);
+            let x = x.view().range(0..slice * hidden).reshape([slice, hidden]);
+            let mut logits = self.logits.view_mut().range(0..slice * vocab).reshape([slice, vocab]);
+            let name = |what: &str| format!("head {what} {slice} x {hidden} x {vocab} {layout:?}");
+            timer.products(name("linear"), flops, || device.linear(x, w, None, None, logits.reborrow()));
+            timer.products(name("dx"), flops, || {
+                let dx = dx.view_mut().range(0..slice * hidden).reshape([slice, hidden]);
+                device.linear_input_gradient(logits.as_view(), w, dx, false);
+            });
+            timer.products(name("dw"), flops, || {
+                device.linear_weight_gradient(x, logits.as_view(), dw.reborrow(), layout, true);
+            });
+        }
         let product = 2 * rows * hidden * vocab;
         let tokens = self.tokens.view().reshape([rows]);
         let one = &mut self.one;
@@ -251,10 +307,26 @@ impl Bench {
                 let dw = dtable.view_mut().reshape(shape);
                 let gradients = CrossEntropyGradients { dx: dx.view_mut(), dw, accumulate: false };
                 let loss = one.view_mut();
-                device.linear_cross_entropy(x.view(), w, tokens, 1e-3, logits.view_mut(), loss, Some(gradients));
+                device.linear_cross_entropy(
+                    x.view(),
+                    w,
+                    tokens,
+                    1e-3,
+                    logits.view_mut(),
+                    loss,
+                    Some(gradients),
+                );
             });
             timer.products(format!("loss alone {layout:?}"), product, || {
-                device.linear_cross_entropy(x.view(), w, tokens, 1e-3, logits.view_mut(), one.view_mut(), None);
+                device.linear_cross_entropy(
+                    x.view(),
+                    w,
+                    tokens,
+                    1e-3,
+                    logits.view_mut(),
+                    one.view_mut(),
+                    None,
+                );
             });
         }
     }

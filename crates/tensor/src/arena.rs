@@ -59,7 +59,12 @@ impl Arena {
 
     /// Replays `plan` over `region`, which must be at least `plan.arena_bytes` long.
     pub fn replaying(plan: MemoryPlan, region: Region) -> Arc<Arena> {
-        assert!(region.bytes() as u64 >= plan.arena_bytes, "region {} < plan {}", region.bytes(), plan.arena_bytes);
+        assert!(
+            region.bytes() as u64 >= plan.arena_bytes,
+            "region {} < plan {}",
+            region.bytes(),
+            plan.arena_bytes
+        );
         let replay = Replay { plan, phase: None, next: 0, live: 0, persistent: 0, meter: PeakMeter::new() };
         Arc::new(Arena { kind: Kind::Replaying { region, replay: Mutex::new(replay) } })
     }
@@ -84,7 +89,9 @@ impl Arena {
     /// Highest use so far, as measured from what was really taken and given back.
     pub fn peak(&self) -> Option<Peak> {
         match &self.kind {
-            Kind::Replaying { replay, .. } => Some(replay.lock().expect("no panic under this lock").meter.peak()),
+            Kind::Replaying { replay, .. } => {
+                Some(replay.lock().expect("no panic under this lock").meter.peak())
+            }
             _ => None,
         }
     }
@@ -156,7 +163,10 @@ impl Replay {
         let index = self.phase.take().expect("a phase runs");
         let phase = &self.plan.phases[index];
         if let Some(missed) = phase.slots.get(self.next) {
-            panic!("phase {} ended before allocation {} ({}, planned at {})", phase.name, self.next, missed.name, missed.site);
+            panic!(
+                "phase {} ended before allocation {} ({}, planned at {})",
+                phase.name, self.next, missed.name, missed.site
+            );
         }
         if index == 0 {
             self.persistent = self.live;
@@ -168,7 +178,10 @@ impl Replay {
     /// The planned slot for this request, or a stop that names both.
     fn take(&mut self, wanted: Slot) -> Slot {
         let index = self.phase.unwrap_or_else(|| {
-            panic!("allocation of {} bytes ({}) at {} outside any planned phase", wanted.bytes, wanted.name, wanted.site)
+            panic!(
+                "allocation of {} bytes ({}) at {} outside any planned phase",
+                wanted.bytes, wanted.name, wanted.site
+            )
         });
         let phase = &self.plan.phases[index];
         let Some(planned) = phase.slots.get(self.next) else {

@@ -83,12 +83,22 @@ impl Tensor {
 
     /// To read.
     pub fn view(&self) -> View<'_> {
-        View { address: self.buffer.allocation.address, dtype: self.dtype, shape: self.shape, life: PhantomData }
+        View {
+            address: self.buffer.allocation.address,
+            dtype: self.dtype,
+            shape: self.shape,
+            life: PhantomData,
+        }
     }
 
     /// To write.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        ViewMut { address: self.buffer.allocation.address, dtype: self.dtype, shape: self.shape, life: PhantomData }
+        ViewMut {
+            address: self.buffer.allocation.address,
+            dtype: self.dtype,
+            shape: self.shape,
+            life: PhantomData,
+        }
     }
 }
 
@@ -259,7 +269,8 @@ impl<'a> ViewMut<'a> {
         for (range, shape) in pieces {
             assert!(range.start >= end, "pieces must ascend without overlap");
             end = range.end;
-            let whole = ViewMut { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData };
+            let whole =
+                ViewMut { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData };
             out.push(whole.range(range).reshape(shape));
         }
         out

@@ -91,12 +91,25 @@ impl Device {
 
     /// Memory for a tensor. Its contents are whatever was there before.
     #[track_caller]
-    pub fn alloc(&self, dtype: DType, shape: impl Into<Shape>, category: Category, name: &'static str) -> Tensor {
+    pub fn alloc(
+        &self,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        category: Category,
+        name: &'static str,
+    ) -> Tensor {
         self.arena.alloc(dtype, shape.into(), category, name, Site::caller())
     }
 
     /// As [`Device::alloc`], on behalf of a caller whose place in the source is `site`.
-    pub fn alloc_at(&self, dtype: DType, shape: Shape, category: Category, name: &'static str, site: Site) -> Tensor {
+    pub fn alloc_at(
+        &self,
+        dtype: DType,
+        shape: Shape,
+        category: Category,
+        name: &'static str,
+        site: Site,
+    ) -> Tensor {
         self.arena.alloc(dtype, shape, category, name, site)
     }
 
@@ -246,7 +259,11 @@ impl Device {
         assert_eq!([gamma.elements(), dgamma.elements(), dbeta.elements()], [hidden; 3]);
         assert_eq!([dy.elements(), dx.elements()], [x.elements(); 2]);
         assert_eq!([mean.elements(), rstd.elements()], [rows; 2]);
-        self.record("layer_norm_backward", 0, x.bytes() + dy.bytes() + dx.bytes() * (1 + accumulate_input as usize));
+        self.record(
+            "layer_norm_backward",
+            0,
+            x.bytes() + dy.bytes() + dx.bytes() * (1 + accumulate_input as usize),
+        );
         self.kernels.layer_norm_backward(
             x,
             gamma,

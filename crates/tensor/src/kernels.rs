@@ -114,7 +114,16 @@ pub trait Kernels: Send + Sync {
     fn bias_gradient(&self, dy: View, db: ViewMut, accumulate: bool);
 
     /// y, and per row mean and 1/sqrt(var + eps); x `[rows, hidden]`.
-    fn layer_norm(&self, x: View, gamma: View, beta: View, eps: f32, y: ViewMut, mean: ViewMut, rstd: ViewMut);
+    fn layer_norm(
+        &self,
+        x: View,
+        gamma: View,
+        beta: View,
+        eps: f32,
+        y: ViewMut,
+        mean: ViewMut,
+        rstd: ViewMut,
+    );
     /// dx (+)=; dgamma, dbeta (+)= by `accumulate_parameters`.
     fn layer_norm_backward(
         &self,
@@ -139,13 +148,28 @@ pub trait Kernels: Send + Sync {
     /// split into heads), out `[batch, seq, hidden]`, log_sum_exp `[batch, heads, seq]`.
     fn attention(&self, qkv: View, heads: Heads, out: ViewMut, log_sum_exp: ViewMut);
     /// dqkv is overwritten; probabilities are computed again from `log_sum_exp`.
-    fn attention_backward(&self, qkv: View, out: View, log_sum_exp: View, dout: View, heads: Heads, dqkv: ViewMut);
+    fn attention_backward(
+        &self,
+        qkv: View,
+        out: View,
+        log_sum_exp: View,
+        dout: View,
+        heads: Heads,
+        dqkv: ViewMut,
+    );
 
     /// `y[t] = table[tokens[t]] + positions[t % seq]`; tokens `[batch, seq]`, y `[batch, seq, hidden]`.
     fn embedding(&self, tokens: View, table: View, positions: View, y: ViewMut);
     /// dtable (+)= by `accumulate.0`, dpositions (+)= by `accumulate.1`. Without accumulation every row
     /// is overwritten, those of absent tokens with zero.
-    fn embedding_backward(&self, tokens: View, dy: View, dtable: ViewMut, dpositions: ViewMut, accumulate: [bool; 2]);
+    fn embedding_backward(
+        &self,
+        tokens: View,
+        dy: View,
+        dtable: ViewMut,
+        dpositions: ViewMut,
+        accumulate: [bool; 2],
+    );
 
     /// Sum over rows of `-log softmax(x · w)[target] * scale` into `loss` `[1]` (overwrites), and the
     /// derivatives when asked for, in slices of rows that fit in `logits` `[slice, vocab]`.

@@ -8,7 +8,7 @@ use crate::bench::{self, StepFigures};
 use crate::config::Given;
 use crate::launch::{Crew, Output};
 use crate::planned::{Planned, estimate_data};
-use crate::report::{Table, bytes, count, print, print_json, seconds};
+use crate::report::{Table, bytes, count, plural, print, print_json, seconds};
 use crate::seat::Seat;
 use crate::shape;
 use crate::signals::Signals;
@@ -91,11 +91,11 @@ fn show(args: &BenchStepArgs, planned: &Planned, ranks: &[StepFigures]) -> Resul
     row("of it planned", bytes(arena));
     let spec = &planned.plan.spec;
     print(&format!(
-        "{}: {} parameters, {} rank(s) x {} threads, ZeRO-{}, {} tokens a step\n{table}",
+        "{}: {} parameters, {} of {}, ZeRO-{}, {} tokens a step\n{table}",
         args.config.display(),
         count(planned.plan.parameters as f64),
-        spec.world,
-        spec.threads,
+        plural(spec.world, "rank"),
+        plural(spec.threads, "thread"),
         spec.stage.number(),
         spec.tokens_per_step()
     ));

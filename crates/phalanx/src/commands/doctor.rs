@@ -12,8 +12,11 @@ use crate::args::DoctorArgs;
 use crate::machine;
 use crate::report::{Table, bytes, count, print, print_json};
 
-/// Bytes that each thread reads or copies: beyond any cache.
-const SPAN_BYTES: usize = 128 << 20;
+/// Bytes that the threads read or copy together: beyond any cache. Each has its part, from and to.
+const ALL_BYTES: usize = 1 << 30;
+
+/// Most and least bytes of one thread's part.
+const SPAN_BYTES: [usize; 2] = [16 << 20, 128 << 20];
 
 /// Repetitions, of which the best counts.
 const TIMES: usize = 4;
@@ -36,8 +39,8 @@ pub fn doctor(args: &DoctorArgs) -> Result<()> {
     let one = Cpu::new(1);
     let flops = [peak::flops_per_s(&one), peak::flops_per_s(&Cpu::new(cores))];
     let bandwidth = Bandwidth {
-        read: [1, cores].map(|threads| rate(threads, SPAN_BYTES, read)),
-        copy: [1, cores].map(|threads| rate(threads, 2 * SPAN_BYTES, copy)),
+        read: [1, cores].map(|threads| rate(threads, 1, read)),
+        copy: [1, cores].map(|threads| rate(threads, 2, copy)),
     };
     let advice = advice();
     let [memlock, nofile, nproc] = machine::limits();
@@ -106,9 +109,10 @@ fn advice() -> Vec<String> {
     advice
 }
 
-/// Best bytes a second of `threads` threads that each do `work`, which moves `moved` bytes.
-fn rate(threads: usize, moved: usize, work: impl Fn(&[f32], &mut [f32]) + Sync) -> f64 {
-    let buffers = || (vec![1f32; SPAN_BYTES / 4], vec![1f32; SPAN_BYTES / 4]);
+/// Best bytes a second of `threads` threads that each do `work`, which moves each byte `moves` times.
+fn rate(threads: usize, moves: usize, work: impl Fn(&[f32], &mut [f32]) + Sync) -> f64 {
+    let span = (ALL_BYTES / threads).clamp(SPAN_BYTES[0], SPAN_BYTES[1]);
+    let buffers = || (vec![1f32; span / 4], vec![1f32; span / 4]);
     let mut all: Vec<_> = (0..threads).map(|_| buffers()).collect();
     let mut best = 0f64;
     for _ in 0..TIMES {
@@ -118,7 +122,7 @@ fn rate(threads: usize, moved: usize, work: impl Fn(&[f32], &mut [f32]) + Sync) 
                 scope.spawn(|| work(from, to));
             }
         });
-        best = best.max((threads * moved) as f64 / start.elapsed().as_secs_f64());
+        best = best.max((threads * moves * span) as f64 / start.elapsed().as_secs_f64());
     }
     best
 }

@@ -38,7 +38,7 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     for spec in &network.parameters {
         check_shape(&source, spec)?;
     }
-    let folder = RunFolder::at(&args.run);
+    let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
     folder.refuse_results()?;
     let tokenizer = tokenizer(&args.dir, &model)?;
     folder.create()?;
@@ -57,10 +57,12 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     let path = commit(&tmp, state, 1)?;
     let parameters = network.elements();
     if args.json {
-        return report::print_json(&json!({ "run": args.run, "checkpoint": path, "parameters": parameters }));
+        return report::print_json(
+            &json!({ "run": folder.path(), "checkpoint": path, "parameters": parameters }),
+        );
     }
-    let run = resume::shell_word(&args.run.display().to_string());
-    report::print_line(&format!("{}: {} parameters in {}", args.run.display(), parameters, path.display()));
+    let run = resume::shell_word(&folder.path().display().to_string());
+    report::print_line(&format!("{run}: {parameters} parameters in {}", path.display()));
     if tokenizer.is_some() {
         report::print_line(&format!("next  phalanx sample {run} --prompt TEXT"));
     }

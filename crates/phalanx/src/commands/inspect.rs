@@ -42,44 +42,53 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
     token_file(path, args)
 }
 
-fn checkpoint(checkpoint: &Checkpoint, args: &InspectArgs) -> Result<()> {
+/// Reads everything when asked to.
+fn verified(checkpoint: &Checkpoint, args: &InspectArgs) -> Result<Option<Vec<TensorReport>>> {
     checkpoint.check_files()?;
-    let reports = if args.verify { Some(checkpoint.verify_all(&mut |_| {})?) } else { None };
-    let size = |tensor: &StoredTensor| tensor.elements() * tensor.dtype.bytes() as u64;
+    Ok(if args.verify { Some(checkpoint.verify_all(&mut |_| {})?) } else { None })
+}
+
+fn checkpoint(checkpoint: &Checkpoint, args: &InspectArgs) -> Result<()> {
+    let reports = verified(checkpoint, args)?;
+    if args.json {
+        print_json(&checkpoint_json(checkpoint, reports.as_deref()))?;
+    } else {
+        print(&checkpoint_text(checkpoint, reports.as_deref()));
+    }
+    refuse_damage(&reports.unwrap_or_default())
+}
+
+/// By state: tensors and bytes.
+fn states(checkpoint: &Checkpoint) -> BTreeMap<&str, (u64, u64)> {
     let mut states: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for tensor in checkpoint.tensors() {
         let (count, total) = states.entry(&tensor.state).or_default();
-        (*count, *total) = (*count + 1, *total + size(tensor));
+        *count += 1;
+        *total += tensor.elements() * tensor.dtype.bytes() as u64;
     }
-    if args.json {
-        let states: BTreeMap<_, _> = states
-            .iter()
-            .map(|(state, (count, size))| (state, json!({ "tensors": count, "bytes": size })))
-            .collect();
-        let tensors: Vec<Value> = checkpoint.tensors().iter().map(|t| {
-            json!({ "state": t.state, "name": t.name, "dtype": t.dtype, "shape": t.shape, "pieces": t.pieces.len() })
-        }).collect();
-        print_json(&json!({
-            "kind": "checkpoint", "step": checkpoint.step(), "ranks": checkpoint.ranks(), "states": states,
-            "model": checkpoint.state()["model"], "tensors": tensors, "verified": reports,
-        }))?;
-    } else {
-        print_line(&format!(
-            "{}: checkpoint of step {}, saved by {} rank(s)",
-            checkpoint.dir().display(),
-            checkpoint.step(),
-            checkpoint.ranks()
-        ));
-        let mut table = Table::new(&["state", "tensors", "bytes"]);
-        for (state, (count, size)) in states {
-            table.row([state.to_string(), count.to_string(), bytes(size)]);
-        }
-        print(&table.to_string());
-        if let Some(reports) = &reports {
-            print(&statistics(reports));
-        }
+    states
+}
+
+fn checkpoint_json(checkpoint: &Checkpoint, reports: Option<&[TensorReport]>) -> Value {
+    let state = |(state, (count, size))| (state, json!({ "tensors": count, "bytes": size }));
+    let tensor = |t: &StoredTensor| json!({ "state": t.state, "name": t.name, "dtype": t.dtype, "shape": t.shape, "pieces": t.pieces.len() });
+    json!({
+        "kind": "checkpoint", "path": checkpoint.dir(), "step": checkpoint.step(), "ranks": checkpoint.ranks(),
+        "states": states(checkpoint).into_iter().map(state).collect::<BTreeMap<_, _>>(),
+        "model": checkpoint.state()["model"],
+        "tensors": checkpoint.tensors().iter().map(tensor).collect::<Vec<_>>(),
+        "verified": reports,
+    })
+}
+
+fn checkpoint_text(checkpoint: &Checkpoint, reports: Option<&[TensorReport]>) -> String {
+    let mut table = Table::new(&["state", "tensors", "bytes"]);
+    for (state, (count, size)) in states(checkpoint) {
+        table.row([state.to_string(), count.to_string(), bytes(size)]);
     }
-    refuse_damage(&reports.unwrap_or_default())
+    let (path, step, ranks) = (checkpoint.dir().display(), checkpoint.step(), checkpoint.ranks());
+    let tensors = reports.map(statistics).unwrap_or_default();
+    format!("{path}: checkpoint of step {step}, saved by {ranks} rank(s)\n{table}{tensors}")
 }
 
 /// A line a tensor, with what is wrong with it.
@@ -127,12 +136,20 @@ fn refuse_damage(reports: &[TensorReport]) -> Result<()> {
 fn run_folder(folder: &RunFolder, args: &InspectArgs) -> Result<()> {
     let found = folder.newest()?;
     let reached = Reached::read(folder);
-    let skipped: Vec<String> = found
-        .skipped
-        .iter()
-        .map(|skipped| format!("{}: {}", skipped.path.display(), skipped.reason))
-        .collect();
-    if !args.json {
+    let describe =
+        |skipped: &phalanx_checkpoint::Skipped| format!("{}: {}", skipped.path.display(), skipped.reason);
+    let damaged: Vec<String> = found.skipped.iter().map(describe).collect();
+    let reports = match &found.checkpoint {
+        Some(newest) => verified(newest, args)?,
+        None => None,
+    };
+    if args.json {
+        print_json(&json!({
+            "kind": "run", "step": reached.step, "losses": reached.losses, "val_loss": reached.val_loss,
+            "damaged": damaged,
+            "checkpoint": found.checkpoint.as_ref().map(|newest| checkpoint_json(newest, reports.as_deref())),
+        }))?;
+    } else {
         print_line(&format!(
             "{}: run folder, {} steps in metrics.jsonl",
             folder.path().display(),
@@ -144,18 +161,15 @@ fn run_folder(folder: &RunFolder, args: &InspectArgs) -> Result<()> {
         if let Some(val_loss) = reached.val_loss {
             print_line(&format!("  validation loss {val_loss:.4}"));
         }
-        for line in &skipped {
-            print_line(&format!("  damaged: {line}"));
+        damaged.iter().for_each(|line| print_line(&format!("  damaged: {line}")));
+        match &found.checkpoint {
+            Some(newest) => print(&checkpoint_text(newest, reports.as_deref())),
+            None => print_line("  no checkpoint"),
         }
     }
-    match found.checkpoint {
-        Some(newest) => checkpoint(&newest, args)?,
-        None if args.json => print_json(&json!({ "kind": "run", "step": reached.step, "checkpoint": null }))?,
-        None => print_line("  no checkpoint"),
-    }
-    match skipped.as_slice() {
-        [] => Ok(()),
-        [first, ..] if args.verify => bail!("{} damaged checkpoint(s): {first}", skipped.len()),
+    refuse_damage(&reports.unwrap_or_default())?;
+    match damaged.as_slice() {
+        [first, ..] if args.verify => bail!("{} damaged checkpoint(s): {first}", damaged.len()),
         _ => Ok(()),
     }
 }

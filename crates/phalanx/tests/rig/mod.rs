@@ -1,7 +1,7 @@
 //! A folder with a small text and a small configuration, and the real program run in it.
 #![allow(dead_code, reason = "each test file uses its own part of the rig")]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -214,8 +214,9 @@ pub fn signal(pid: i32, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-/// What is in the folder of named shared memory.
-pub fn shared_memory() -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(Path::new("/dev/shm")) else { return Vec::new() };
-    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+/// Stops the test unless a rank's shared memory has no name in a file system.
+#[track_caller]
+pub fn shares_without_a_name(pid: i32) {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    assert!(maps.contains("/memfd:phalanx-arena") && !maps.contains("/dev/shm/"), "{maps}");
 }

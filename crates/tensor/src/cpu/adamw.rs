@@ -2,7 +2,7 @@
 //! 28 bytes a parameter (p, m, v read and written, g read).
 
 use super::lanes::Lanes;
-use super::pool::Shards;
+use super::shards::Shards;
 use super::simd::vectorized;
 use super::{Cpu, GRAIN};
 use crate::kernels::AdamW;

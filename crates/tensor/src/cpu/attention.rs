@@ -10,10 +10,10 @@ use std::ops::Range;
 use super::Cpu;
 use super::lanes::{self, Lanes};
 use super::matmul::Matrix;
-use super::microkernel::{self, Across, Down, Panels, Target};
+use super::microkernel::{self, Across, Ahead, Down, Panels, Target};
 use super::packing::{Form, pack};
-use super::pool::Shards;
 use super::scratch::with_thread_scratch;
+use super::shards::Shards;
 use super::simd::{Isa, vectorized};
 use crate::kernels::Heads;
 
@@ -54,7 +54,13 @@ impl Extents {
     }
 
     /// Rows `rows` of q (0), k (1) or v (2) of one head of one sample (`pair`), `[rows, size]`.
-    pub(super) fn part<'a>(&self, qkv: &'a [f32], pair: usize, which: usize, rows: &Range<usize>) -> Matrix<'a> {
+    pub(super) fn part<'a>(
+        &self,
+        qkv: &'a [f32],
+        pair: usize,
+        which: usize,
+        rows: &Range<usize>,
+    ) -> Matrix<'a> {
         let stride = 3 * self.hidden();
         let at = self.part_at(pair, which, rows.start);
         Matrix::new(&qkv[at..], [rows.len(), self.size], stride)
@@ -106,14 +112,22 @@ pub(super) fn packed_len(isa: Isa, [steps, lanes]: [usize; 2]) -> usize {
 ///
 /// # Safety
 /// The panels hold the block.
-pub(super) unsafe fn multiply(isa: Isa, size: [usize; 3], a: Down, b: Across, to: &mut [f32], stride: usize, add: bool) {
+pub(super) unsafe fn multiply(
+    isa: Isa,
+    size: [usize; 3],
+    a: Down,
+    b: Across,
+    to: &mut [f32],
+    stride: usize,
+    add: bool,
+) {
     let [rows, columns, _] = size;
     assert!(columns <= stride && (rows == 0 || (rows - 1) * stride + columns <= to.len()));
     let to = to.as_mut_ptr();
     let add = if add { to.cast_const() } else { std::ptr::null() };
     let target = Target { to, stride, add, add_stride: stride, bias: std::ptr::null() };
     // SAFETY: the caller's promise for the panels; the target was checked.
-    unsafe { microkernel::block(isa, size, a, b, target) }
+    unsafe { microkernel::block(isa, size, a, b, target, &mut Ahead::nothing()) }
 }
 
 /// A matrix packed as left operand tile of rows by tile of rows.
@@ -178,7 +192,8 @@ pub(super) fn attention(cpu: &Cpu, e: Extents, qkv: &[f32], out: &mut [f32], log
                 let mut state = State::new(&e, scratch);
                 forward_tile(isa, &e, tile, q, k, v, &mut state);
                 // SAFETY: this task alone writes these rows of this head's log_sum_exp.
-                let log_sum_exp = unsafe { log_sum_exp.piece(pair * e.seq + rows.start..pair * e.seq + rows.end) };
+                let log_sum_exp =
+                    unsafe { log_sum_exp.piece(pair * e.seq + rows.start..pair * e.seq + rows.end) };
                 for (i, (row, lse)) in rows.zip(log_sum_exp).enumerate() {
                     let at = e.head_at(pair, row);
                     // SAFETY: this task alone writes these rows of this head.
@@ -271,7 +286,13 @@ vectorized!(fn online_softmax(
 ) = online_softmax_body);
 /// Scores become `exp(scale * score - new largest)`, 16 queries at a time; what was summed before fades.
 #[inline(always)]
-fn online_softmax_body<L: Lanes>(state: &mut State<'_>, keys: usize, queries: usize, diagonal: bool, scale: f32) {
+fn online_softmax_body<L: Lanes>(
+    state: &mut State<'_>,
+    keys: usize,
+    queries: usize,
+    diagonal: bool,
+    scale: f32,
+) {
     let size = state.sums.len() / TILE;
     for first in (0..queries).step_by(16) {
         // Beyond this key no query of these 16 sees anything.

@@ -12,8 +12,8 @@ use super::attention::{DownTiles, Extents, TILE, multiply, pack_across, pack_dow
 use super::lanes::{self, Lanes};
 use super::matmul::Matrix;
 use super::microkernel::{self, Across, Down, Panels};
-use super::pool::Shards;
 use super::scratch::with_thread_scratch;
+use super::shards::Shards;
 use super::simd::{Isa, vectorized};
 
 /// What forward kept.
@@ -96,7 +96,14 @@ impl<'a> Head<'a> {
         whole.iter().chain(&tile).sum::<usize>() + TILE * TILE + TILE * e.size
     }
 
-    fn new(isa: Isa, e: Extents, pair: usize, saved: Saved<'a>, dout: &[f32], mut scratch: &'a mut [f32]) -> Head<'a> {
+    fn new(
+        isa: Isa,
+        e: Extents,
+        pair: usize,
+        saved: Saved<'a>,
+        dout: &[f32],
+        mut scratch: &'a mut [f32],
+    ) -> Head<'a> {
         let [whole, tile] = Head::lengths(isa, &e);
         let [q_down, d_down, q_across, d_across, delta, dq] = cut(&mut scratch, whole);
         let [k_turned, v_turned, k, ds_down, p, dk] = cut(&mut scratch, tile);
@@ -146,7 +153,13 @@ impl<'a> Head<'a> {
     }
 
     /// p = q·kᵀ and ds = dout·vᵀ of a tile, `[queries, keys]`.
-    fn scores(&mut self, query_tile: usize, [queries, keys]: [usize; 2], diagonal: bool, turned: [Across; 2]) {
+    fn scores(
+        &mut self,
+        query_tile: usize,
+        [queries, keys]: [usize; 2],
+        diagonal: bool,
+        turned: [Across; 2],
+    ) {
         let Panels { rows: panel, .. } = microkernel::panels(self.isa);
         let step = if diagonal { panel } else { queries };
         for (which, to) in [&mut *self.tiles.p, &mut *self.tiles.ds].into_iter().enumerate() {
@@ -175,7 +188,9 @@ impl<'a> Head<'a> {
                 let down = Down { from: from[start * TILE + top..].as_ptr(), step: TILE, panel };
                 let across = Across { from: across.from.wrapping_add((first + start) * width), ..across };
                 // SAFETY: p and ds hold the tile; `across` was packed for all queries.
-                unsafe { multiply(self.isa, size, down, across, &mut to[top * self.e.size..], self.e.size, true) };
+                unsafe {
+                    multiply(self.isa, size, down, across, &mut to[top * self.e.size..], self.e.size, true)
+                };
             }
         }
     }
@@ -247,6 +262,9 @@ fn dot_body<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     // SAFETY: compiled for L; the vectors lie in both rows.
     unsafe {
-        lanes::sum_row!(L, a.len(), |at, count| L::mul(lanes::load::<L>(a, at, count), lanes::load::<L>(b, at, count)))
+        lanes::sum_row!(L, a.len(), |at, count| L::mul(
+            lanes::load::<L>(a, at, count),
+            lanes::load::<L>(b, at, count)
+        ))
     }
 }

@@ -5,7 +5,7 @@
 //! `rows / blocks + blocks` roundings instead of `rows`, and is the same for any number of threads.
 
 use super::lanes::Lanes;
-use super::pool::Shards;
+use super::shards::Shards;
 use super::simd::{Isa, vectorized};
 use super::{Cpu, row_grain};
 
@@ -51,7 +51,9 @@ pub(super) fn sum_blocks<const K: usize>(
         cpu.over(rows, grain, |range| {
             let base = range.start / grain * K * columns;
             // SAFETY: block i alone touches its K lines; the K pieces are disjoint.
-            let sums = std::array::from_fn(|k| unsafe { shards.piece(base + k * columns..base + (k + 1) * columns) });
+            let sums = std::array::from_fn(|k| unsafe {
+                shards.piece(base + k * columns..base + (k + 1) * columns)
+            });
             let sums = sums.map(|line: &mut [f32]| {
                 line.fill(0.0);
                 line

@@ -6,7 +6,7 @@
 
 use super::lanes::{self, Lanes};
 use super::matmul::{self, Matrix, product};
-use super::pool::Shards;
+use super::shards::Shards;
 use super::simd::vectorized;
 use super::{Cpu, row_grain};
 use crate::buffer::{View, ViewMut};

@@ -4,8 +4,8 @@
 //! dy to its strip of the table, so a row's sum has one order whatever the threads.
 
 use super::Cpu;
-use super::pool::Shards;
 use super::row_grain;
+use super::shards::Shards;
 
 /// Columns of a task of the table's gradient: four cache lines of a row.
 const STRIP: usize = 64;

@@ -8,7 +8,7 @@ use super::simd::{exp, vectorized};
 use super::{Cpu, GRAIN};
 
 /// -2 sqrt(2/pi).
-const SLOPE: f32 = -1.595_769_1;
+const SLOPE: f32 = -1.595_769_2;
 const CUBE: f32 = 0.044_715;
 
 /// `y = gelu(x)` (overwrites).

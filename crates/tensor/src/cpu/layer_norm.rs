@@ -5,7 +5,7 @@
 
 use super::bias::sum_blocks;
 use super::lanes::{self, Lanes};
-use super::pool::Shards;
+use super::shards::Shards;
 use super::simd::vectorized;
 use super::{Cpu, row_grain};
 
@@ -25,8 +25,7 @@ pub(super) fn layer_norm(
     cpu.over(rows, row_grain(hidden), |rows| {
         let flat = rows.start * hidden..rows.end * hidden;
         // SAFETY: row ranges are disjoint, and so are their pieces of y, mean and rstd.
-        let (y, mean, rstd) =
-            unsafe { (y.piece(flat.clone()), mean.piece(rows.clone()), rstd.piece(rows)) };
+        let (y, mean, rstd) = unsafe { (y.piece(flat.clone()), mean.piece(rows.clone()), rstd.piece(rows)) };
         forward_rows(cpu.isa, &x[flat], gamma, beta, eps, y, mean, rstd);
     });
 }
@@ -87,18 +86,25 @@ pub(super) fn layer_norm_backward(
 ) {
     let hidden = saved.gamma.len();
     let dx = Shards::new(dx);
-    sum_blocks(cpu, saved.mean.len(), hidden, parameters, accumulate_parameters, |isa, rows, [dgamma, dbeta]| {
-        let flat = rows.start * hidden..rows.end * hidden;
-        let block = Saved {
-            x: &saved.x[flat.clone()],
-            gamma: saved.gamma,
-            mean: &saved.mean[rows.clone()],
-            rstd: &saved.rstd[rows],
-        };
-        // SAFETY: blocks of rows are disjoint.
-        let dx = unsafe { dx.piece(flat.clone()) };
-        backward_rows(isa, block, &dy[flat], dx, accumulate_input, dgamma, dbeta);
-    });
+    sum_blocks(
+        cpu,
+        saved.mean.len(),
+        hidden,
+        parameters,
+        accumulate_parameters,
+        |isa, rows, [dgamma, dbeta]| {
+            let flat = rows.start * hidden..rows.end * hidden;
+            let block = Saved {
+                x: &saved.x[flat.clone()],
+                gamma: saved.gamma,
+                mean: &saved.mean[rows.clone()],
+                rstd: &saved.rstd[rows],
+            };
+            // SAFETY: blocks of rows are disjoint.
+            let dx = unsafe { dx.piece(flat.clone()) };
+            backward_rows(isa, block, &dy[flat], dx, accumulate_input, dgamma, dbeta);
+        },
+    );
 }
 
 vectorized!(fn backward_rows(

@@ -22,6 +22,7 @@ pub mod peak;
 pub mod pool;
 mod scratch;
 mod sgd;
+mod shards;
 pub mod simd;
 
 use std::ops::Range;
@@ -32,8 +33,9 @@ use phalanx_trace::DType;
 
 use crate::buffer::{View, ViewMut};
 use crate::kernels::{AdamW, CrossEntropyGradients, Heads, Kernels, Layout, Sgd, Weight};
-use pool::{Pool, Shards};
+use pool::Pool;
 use scratch::Scratch;
+use shards::Shards;
 use simd::Isa;
 
 /// How a [`Cpu`] computes.
@@ -153,7 +155,16 @@ impl Kernels for Cpu {
         bias::bias_gradient(self, dy.as_slice(), db.into_slice(), accumulate);
     }
 
-    fn layer_norm(&self, x: View, gamma: View, beta: View, eps: f32, y: ViewMut, mean: ViewMut, rstd: ViewMut) {
+    fn layer_norm(
+        &self,
+        x: View,
+        gamma: View,
+        beta: View,
+        eps: f32,
+        y: ViewMut,
+        mean: ViewMut,
+        rstd: ViewMut,
+    ) {
         let parameters = [gamma.as_slice(), beta.as_slice()];
         let statistics = [mean.into_slice(), rstd.into_slice()];
         layer_norm::layer_norm(self, x.as_slice(), parameters, eps, y.into_slice(), statistics);
@@ -201,7 +212,15 @@ impl Kernels for Cpu {
         attention::attention(self, shape, qkv.as_slice(), out.into_slice(), log_sum_exp.into_slice());
     }
 
-    fn attention_backward(&self, qkv: View, out: View, log_sum_exp: View, dout: View, heads: Heads, dqkv: ViewMut) {
+    fn attention_backward(
+        &self,
+        qkv: View,
+        out: View,
+        log_sum_exp: View,
+        dout: View,
+        heads: Heads,
+        dqkv: ViewMut,
+    ) {
         let shape = attention::Extents::new(qkv.dims(), heads);
         let saved = attention_backward::Saved {
             qkv: qkv.as_slice(),
@@ -217,11 +236,31 @@ impl Kernels for Cpu {
         embedding::embedding(self, [seq, hidden], tokens.as_slice(), tables, y.into_slice());
     }
 
-    fn embedding_backward(&self, tokens: View, dy: View, dtable: ViewMut, dpositions: ViewMut, accumulate: [bool; 2]) {
+    fn embedding_backward(
+        &self,
+        tokens: View,
+        dy: View,
+        dtable: ViewMut,
+        dpositions: ViewMut,
+        accumulate: [bool; 2],
+    ) {
         let [_, seq, hidden] = dy.dims();
         let [add_table, add_positions] = accumulate;
-        embedding::table_gradient(self, hidden, tokens.as_slice(), dy.as_slice(), dtable.into_slice(), add_table);
-        embedding::position_gradient(self, [seq, hidden], dy.as_slice(), dpositions.into_slice(), add_positions);
+        embedding::table_gradient(
+            self,
+            hidden,
+            tokens.as_slice(),
+            dy.as_slice(),
+            dtable.into_slice(),
+            add_table,
+        );
+        embedding::position_gradient(
+            self,
+            [seq, hidden],
+            dy.as_slice(),
+            dpositions.into_slice(),
+            add_positions,
+        );
     }
 
     fn linear_cross_entropy(

@@ -1,9 +1,9 @@
 //! Panels for the [`microkernel`](super::microkernel): a strip of a matrix, copied so that the inner loop reads
 //! memory in order. A strip is `[depth][width]`, lanes beyond the matrix zero.
 
-use super::lanes::{Lanes, Portable};
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
+use super::lanes::{Lanes, Portable};
 use super::simd::Isa;
 
 /// A piece of a matrix to pack: element (step, lane) lies at `from + step * step_stride + lane * lane_stride`.
@@ -102,7 +102,10 @@ unsafe fn copy_panels<L: Lanes>(piece: Piece, form: Form, to: *mut f32) {
                     let from = from.add(vector);
                     L::prefetch(from.wrapping_add(ahead));
                     let count = panel - vector;
-                    L::store(to.add(vector), if count >= 16 { L::load(from) } else { L::load_first(from, count) });
+                    L::store(
+                        to.add(vector),
+                        if count >= 16 { L::load(from) } else { L::load_first(from, count) },
+                    );
                 }
                 from = from.add(panel);
                 to = to.wrapping_add(stride);
@@ -154,7 +157,11 @@ unsafe fn gather_panel(piece: Piece, from: *const f32, lanes: usize, width: usiz
         for lane in 0..width {
             // SAFETY: the caller's promise; lanes beyond the last are not read.
             unsafe {
-                let x = if lane < lanes { *from.add(step * piece.step_stride + lane * piece.lane_stride) } else { 0.0 };
+                let x = if lane < lanes {
+                    *from.add(step * piece.step_stride + lane * piece.lane_stride)
+                } else {
+                    0.0
+                };
                 *to.add(step * width + lane) = x;
             }
         }

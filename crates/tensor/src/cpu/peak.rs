@@ -5,7 +5,7 @@ use std::time::Instant;
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
 use super::lanes::{Lanes, Portable};
-use super::pool::Shards;
+use super::shards::Shards;
 use super::simd::Isa;
 use super::{Cpu, GRAIN};
 

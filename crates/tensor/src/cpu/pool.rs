@@ -132,7 +132,9 @@ impl Shared {
         let count = u32::try_from(tasks).expect("fewer than 2^32 tasks");
         // SAFETY: only the lifetime changes; `run` does not return before every call is done.
         let task = unsafe {
-            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync + 'static)>(task)
+            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync + 'static)>(
+                task,
+            )
         };
         // SAFETY: this thread holds the turn and no task of an earlier run is left (see `Shared`).
         unsafe { *self.job.get() = Job { task, tasks: count } };
@@ -164,7 +166,8 @@ impl Shared {
             if left == 0 {
                 return false;
             }
-            match self.ticket.0.compare_exchange_weak(ticket, ticket - 1, Ordering::AcqRel, Ordering::Acquire) {
+            match self.ticket.0.compare_exchange_weak(ticket, ticket - 1, Ordering::AcqRel, Ordering::Acquire)
+            {
                 Ok(_) => {
                     // SAFETY: the claimed task keeps the run open, so the job is stable and its closure
                     // alive until `done` is raised below.
@@ -203,7 +206,8 @@ impl Shared {
 
     /// A worker's life.
     fn work(&self) {
-        let has_work = || self.ticket.0.load(Ordering::SeqCst) as u32 != 0 || self.stop.load(Ordering::SeqCst);
+        let has_work =
+            || self.ticket.0.load(Ordering::SeqCst) as u32 != 0 || self.stop.load(Ordering::SeqCst);
         while !self.stop.load(Ordering::SeqCst) {
             if self.claim_and_call() || spin_until(self.spin, &has_work) {
                 continue;
@@ -231,46 +235,5 @@ fn spin_until(limit: Duration, ready: &dyn Fn() -> bool) -> bool {
         if start.elapsed() >= limit {
             return ready();
         }
-    }
-}
-
-/// A slice that the tasks of one run cut into pieces of their own.
-pub struct Shards<'a, T> {
-    base: *mut T,
-    len: usize,
-    life: std::marker::PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: it only hands out pieces through `piece`, whose caller promises that they are disjoint, so
-// sharing it between threads is like sending each its own `&mut [T]`.
-unsafe impl<T: Send> Send for Shards<'_, T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for Shards<'_, T> {}
-
-impl<'a, T> Shards<'a, T> {
-    /// Borrows the whole slice for the time of the run.
-    pub fn new(slice: &'a mut [T]) -> Shards<'a, T> {
-        Shards { base: slice.as_mut_ptr(), len: slice.len(), life: std::marker::PhantomData }
-    }
-
-    /// Number of elements in all.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// First element; for strided access, under the same promise as `piece`.
-    pub fn base(&self) -> *mut T {
-        self.base
-    }
-
-    /// Elements `range`.
-    ///
-    /// # Safety
-    /// While the piece lives, nobody else may hold one that overlaps it.
-    #[expect(clippy::mut_from_ref, reason = "the caller keeps the pieces disjoint")]
-    pub unsafe fn piece(&self, range: std::ops::Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
-        // SAFETY: inside the slice (asserted); disjoint from all others (the caller's promise).
-        unsafe { std::slice::from_raw_parts_mut(self.base.add(range.start), range.len()) }
     }
 }

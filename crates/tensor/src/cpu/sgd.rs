@@ -1,7 +1,7 @@
 //! SGD with momentum in PyTorch's form, one pass over memory: 20 bytes a parameter.
 
 use super::lanes::Lanes;
-use super::pool::Shards;
+use super::shards::Shards;
 use super::simd::vectorized;
 use super::{Cpu, GRAIN};
 use crate::kernels::Sgd;

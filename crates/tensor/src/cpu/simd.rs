@@ -166,7 +166,21 @@ mod tests {
             let isa = isa.limit(Isa::detect());
             let inf = f32::INFINITY;
             for exp in [exp_all, exp_lanes] {
-                let mut x = [0.0, -0.0, 1.0, 88.7, 88.8, inf, -87.3, -87.4, -104.0, -inf, f32::NAN, f32::MAX, f32::MIN];
+                let mut x = [
+                    0.0,
+                    -0.0,
+                    1.0,
+                    88.7,
+                    88.8,
+                    inf,
+                    -87.3,
+                    -87.4,
+                    -104.0,
+                    -inf,
+                    f32::NAN,
+                    f32::MAX,
+                    f32::MIN,
+                ];
                 exp(isa, &mut x);
                 assert_eq!((x[0], x[1], x[2]), (1.0, 1.0, std::f32::consts::E));
                 assert!(x[3].is_finite() && x[6] > 0.0 && x[10].is_nan());

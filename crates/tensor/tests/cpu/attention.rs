@@ -24,14 +24,17 @@ impl Case {
 fn reference(case: Case, qkv: &[f64]) -> [Vec<f64>; 2] {
     let Case { batch, seq, heads, size, causal } = case;
     let hidden = case.hidden();
-    let at = |b: usize, row: usize, which: usize, h: usize| &qkv[(b * seq + row) * 3 * hidden + which * hidden + h * size..][..size];
+    let at = |b: usize, row: usize, which: usize, h: usize| {
+        &qkv[(b * seq + row) * 3 * hidden + which * hidden + h * size..][..size]
+    };
     let mut out = vec![0.0; batch * seq * hidden];
     let mut lse = Vec::new();
     for b in 0..batch {
         for h in 0..heads {
             for i in 0..seq {
                 let keys = if causal { i + 1 } else { seq };
-                let dot = |j: usize| at(b, i, 0, h).iter().zip(at(b, j, 1, h)).map(|(q, k)| q * k).sum::<f64>();
+                let dot =
+                    |j: usize| at(b, i, 0, h).iter().zip(at(b, j, 1, h)).map(|(q, k)| q * k).sum::<f64>();
                 let scores: Vec<f64> = (0..keys).map(|j| dot(j) / (size as f64).sqrt()).collect();
                 let top = scores.iter().fold(f64::NEG_INFINITY, |a, x| a.max(*x));
                 let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
@@ -51,7 +54,9 @@ fn reference(case: Case, qkv: &[f64]) -> [Vec<f64>; 2] {
 fn reference_backward(case: Case, qkv: &[f64], dout: &[f64]) -> Vec<f64> {
     let Case { batch, seq, heads, size, causal } = case;
     let hidden = case.hidden();
-    let at = |b: usize, row: usize, which: usize, h: usize| (b * seq + row) * 3 * hidden + which * hidden + h * size;
+    let at = |b: usize, row: usize, which: usize, h: usize| {
+        (b * seq + row) * 3 * hidden + which * hidden + h * size
+    };
     let [out, lse] = reference(case, qkv);
     let mut d = vec![0.0; qkv.len()];
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
@@ -106,9 +111,19 @@ fn roundings(case: Case) -> f64 {
 
 #[test]
 fn forward_in_tiles() {
-    for case in cases(&[[1, 1, 1, 1], [1, 3, 1, 17], [2, 17, 3, 5], [1, 64, 2, 64], [2, 67, 2, 33], [1, 129, 1, 16], [1, 257, 2, 80], [1, 130, 1, 200]]) {
+    for case in cases(&[
+        [1, 1, 1, 1],
+        [1, 3, 1, 17],
+        [2, 17, 3, 5],
+        [1, 64, 2, 64],
+        [2, 67, 2, 33],
+        [1, 129, 1, 16],
+        [1, 257, 2, 80],
+        [1, 130, 1, 200],
+    ]) {
         // Three times as large: scores between about -9 and 9, so that the maximum moves.
-        let qkv: Vec<f32> = numbers(1, case.batch * case.seq * 3 * case.hidden()).iter().map(|x| 3.0 * x).collect();
+        let qkv: Vec<f32> =
+            numbers(1, case.batch * case.seq * 3 * case.hidden()).iter().map(|x| 3.0 * x).collect();
         let kernel = |device: &Device| {
             let [_, out, lse] = forward(device, case, &qkv);
             vec![read(device, &out), read(device, &lse)]
@@ -138,17 +153,26 @@ fn backward_against_differences() {
         let dout = numbers(2, case.batch * case.seq * case.hidden());
         let d = gradient(&wide(&qkv), |qkv| weighted(&reference(case, qkv)[0], &dout));
         let expected = Expected::by_largest(d, 4.0 * roundings(case));
-        check(&format!("backward {case:?}"), |device: &Device| backward(device, case, &qkv, &dout), &[expected]);
+        check(
+            &format!("backward {case:?}"),
+            |device: &Device| backward(device, case, &qkv, &dout),
+            &[expected],
+        );
     }
 }
 
 #[test]
 fn backward_in_tiles() {
     for case in cases(&[[1, 64, 1, 64], [2, 67, 2, 33], [1, 129, 3, 16], [1, 257, 1, 80], [3, 65, 2, 8]]) {
-        let qkv: Vec<f32> = numbers(1, case.batch * case.seq * 3 * case.hidden()).iter().map(|x| 2.0 * x).collect();
+        let qkv: Vec<f32> =
+            numbers(1, case.batch * case.seq * 3 * case.hidden()).iter().map(|x| 2.0 * x).collect();
         let dout = numbers(2, case.batch * case.seq * case.hidden());
         let d = reference_backward(case, &wide(&qkv), &wide(&dout));
         let expected = Expected::by_largest(d, 4.0 * roundings(case));
-        check(&format!("backward {case:?}"), |device: &Device| backward(device, case, &qkv, &dout), &[expected]);
+        check(
+            &format!("backward {case:?}"),
+            |device: &Device| backward(device, case, &qkv, &dout),
+            &[expected],
+        );
     }
 }

@@ -47,7 +47,14 @@ fn reference(case: Case, x: &[f64], w: &[f64], targets: &[u32], scale: f64) -> (
     (loss, [dx, dw])
 }
 
-fn run(device: &Device, case: Case, [x, w, before]: [&[f32]; 3], targets: &[u32], scale: f32, train: bool) -> Vec<Vec<f32>> {
+fn run(
+    device: &Device,
+    case: Case,
+    [x, w, before]: [&[f32]; 3],
+    targets: &[u32],
+    scale: f32,
+    train: bool,
+) -> Vec<Vec<f32>> {
     let Case { rows, hidden, vocab, slice, layout, accumulate } = case;
     let x = tensor(device, [rows, hidden], x);
     let w = tensor(device, case.weight_shape(), w);
@@ -58,8 +65,20 @@ fn run(device: &Device, case: Case, [x, w, before]: [&[f32]; 3], targets: &[u32]
     let mut dw = output(device, case.weight_shape(), before, accumulate);
     let gradients = train.then(|| CrossEntropyGradients { dx: dx.view_mut(), dw: dw.view_mut(), accumulate });
     let w = Weight { matrix: w.view(), layout };
-    device.linear_cross_entropy(x.view(), w, targets.view(), scale, logits.view_mut(), loss.view_mut(), gradients);
-    if train { vec![read(device, &loss), read(device, &dx), read(device, &dw)] } else { vec![read(device, &loss)] }
+    device.linear_cross_entropy(
+        x.view(),
+        w,
+        targets.view(),
+        scale,
+        logits.view_mut(),
+        loss.view_mut(),
+        gradients,
+    );
+    if train {
+        vec![read(device, &loss), read(device, &dx), read(device, &dw)]
+    } else {
+        vec![read(device, &loss)]
+    }
 }
 
 fn cases() -> Vec<Case> {
@@ -94,7 +113,8 @@ fn loss_and_gradients() {
         }
         let n = roundings(case);
         // A vocabulary of one has loss and gradients of exactly zero, up to the size of one logit.
-        let at_least = |e: Expected| Expected { magnitude: e.magnitude.iter().map(|m| m.max(0.25)).collect(), ..e };
+        let at_least =
+            |e: Expected| Expected { magnitude: e.magnitude.iter().map(|m| m.max(0.25)).collect(), ..e };
         let loss = || at_least(Expected::by_largest(vec![loss], n));
         let expected = [loss(), at_least(Expected::by_largest(dx, n)), at_least(Expected::by_largest(dw, n))];
         let kernel = |device: &Device, train| run(device, case, [&x, &w, &before], &targets, scale, train);

@@ -37,7 +37,13 @@ fn forward() {
             let (gamma, beta) = (tensor(device, [hidden], &gamma), tensor(device, [hidden], &beta));
             let mut y = poisoned(device, [rows, hidden]);
             let (mut mean, mut rstd) = (poisoned(device, [rows]), poisoned(device, [rows]));
-            device.layer_norm(x.view(), [gamma.view(), beta.view()], 1e-5, y.view_mut(), [mean.view_mut(), rstd.view_mut()]);
+            device.layer_norm(
+                x.view(),
+                [gamma.view(), beta.view()],
+                1e-5,
+                y.view_mut(),
+                [mean.view_mut(), rstd.view_mut()],
+            );
             vec![read(device, &y), read(device, &mean), read(device, &rstd)]
         };
         let eps = f64::from(1e-5f32);
@@ -45,8 +51,13 @@ fn forward() {
         // Values are at most 1, so the mean's error is roundings * EPS * 1, and rstd enlarges it.
         let largest = rstd.iter().fold(1.0, |a: f64, r| a.max(*r));
         let n = roundings(hidden);
-        let one = |value: Vec<f64>, size: f64| Expected { magnitude: vec![size; value.len()], value, roundings: n };
-        check(&format!("layer_norm {rows} x {hidden}"), kernel, &[one(y, 2.0 * largest), one(mean, 1.0), Expected::relative(rstd, 2.0 * n)]);
+        let one =
+            |value: Vec<f64>, size: f64| Expected { magnitude: vec![size; value.len()], value, roundings: n };
+        check(
+            &format!("layer_norm {rows} x {hidden}"),
+            kernel,
+            &[one(y, 2.0 * largest), one(mean, 1.0), Expected::relative(rstd, 2.0 * n)],
+        );
     }
 }
 
@@ -58,7 +69,9 @@ fn backward_against_differences() {
             let dy = numbers(4, rows * hidden);
             let before = numbers(5, rows * hidden);
             let eps = 1e-5f32;
-            let kernel = |device: &Device| backward(device, [rows, hidden], [&x, &gamma, &beta, &dy, &before], eps, accumulate);
+            let kernel = |device: &Device| {
+                backward(device, [rows, hidden], [&x, &gamma, &beta, &dy, &before], eps, accumulate)
+            };
             let (x64, g64, b64) = (wide(&x), wide(&gamma), wide(&beta));
             let eps = f64::from(eps);
             let add = |d: Vec<f64>| -> Vec<f64> {
@@ -87,7 +100,13 @@ fn backward(
     let (gamma, beta) = (tensor(device, [hidden], gamma), tensor(device, [hidden], beta));
     let mut y = poisoned(device, [rows, hidden]);
     let (mut mean, mut rstd) = (poisoned(device, [rows]), poisoned(device, [rows]));
-    device.layer_norm(x.view(), [gamma.view(), beta.view()], eps, y.view_mut(), [mean.view_mut(), rstd.view_mut()]);
+    device.layer_norm(
+        x.view(),
+        [gamma.view(), beta.view()],
+        eps,
+        y.view_mut(),
+        [mean.view_mut(), rstd.view_mut()],
+    );
     let dy = tensor(device, [rows, hidden], dy);
     let mut dx = output(device, [rows, hidden], before, accumulate);
     let mut dgamma = output(device, [hidden], &before[..hidden], accumulate);
@@ -111,7 +130,9 @@ fn backward_of_many_rows() {
     for [rows, hidden] in SHAPES.into_iter().filter(|[_, hidden]| *hidden > 2) {
         let (x, gamma, beta) = (numbers(1, rows * hidden), numbers(2, hidden), numbers(3, hidden));
         let (dy, before) = (numbers(4, rows * hidden), numbers(5, rows * hidden));
-        let kernel = |device: &Device| backward(device, [rows, hidden], [&x, &gamma, &beta, &dy, &before], 1e-5, false);
+        let kernel = |device: &Device| {
+            backward(device, [rows, hidden], [&x, &gamma, &beta, &dy, &before], 1e-5, false)
+        };
         let [_, mean, rstd] = reference(&wide(&x), &wide(&gamma), &wide(&beta), f64::from(1e-5f32));
         let (mut dx, mut dgamma, mut dbeta) = (Vec::new(), vec![0.0; hidden], vec![0.0; hidden]);
         for row in 0..rows {

@@ -72,7 +72,13 @@ fn linear_with_and_without_bias_and_residual() {
                     let residual = with_residual.then(|| tensor(device, [rows, out], &residual));
                     let mut y = poisoned(device, [rows, out]);
                     let w = Weight { matrix: w.view(), layout };
-                    device.linear(x.view(), w, bias.as_ref().map(|b| b.view()), residual.as_ref().map(|r| r.view()), y.view_mut());
+                    device.linear(
+                        x.view(),
+                        w,
+                        bias.as_ref().map(|b| b.view()),
+                        residual.as_ref().map(|r| r.view()),
+                        y.view_mut(),
+                    );
                     vec![read(device, &y)]
                 };
                 let expected = product(
@@ -95,12 +101,18 @@ fn input_gradient() {
     for [rows, inner, out] in SHAPES {
         for layout in layouts() {
             for accumulate in [false, true] {
-                let (dy, w, before) = (numbers(1, rows * out), numbers(2, inner * out), numbers(3, rows * inner));
+                let (dy, w, before) =
+                    (numbers(1, rows * out), numbers(2, inner * out), numbers(3, rows * inner));
                 let kernel = |device: &Device| {
                     let dy = tensor(device, [rows, out], &dy);
                     let w = tensor(device, weight_shape(layout, inner, out), &w);
                     let mut dx = output(device, [rows, inner], &before, accumulate);
-                    device.linear_input_gradient(dy.view(), Weight { matrix: w.view(), layout }, dx.view_mut(), accumulate);
+                    device.linear_input_gradient(
+                        dy.view(),
+                        Weight { matrix: w.view(), layout },
+                        dx.view_mut(),
+                        accumulate,
+                    );
                     vec![read(device, &dx)]
                 };
                 let expected = product(
@@ -120,7 +132,8 @@ fn weight_gradient() {
     for [rows, inner, out] in SHAPES {
         for layout in layouts() {
             for accumulate in [false, true] {
-                let (x, dy, before) = (numbers(1, rows * inner), numbers(2, rows * out), numbers(3, inner * out));
+                let (x, dy, before) =
+                    (numbers(1, rows * inner), numbers(2, rows * out), numbers(3, inner * out));
                 let [down, across] = weight_shape(layout, inner, out);
                 let kernel = |device: &Device| {
                     let (x, dy) = (tensor(device, [rows, inner], &x), tensor(device, [rows, out], &dy));
@@ -143,7 +156,9 @@ fn weight_gradient() {
 
 #[test]
 fn bias_gradient() {
-    for [rows, out] in [[1, 1], [3, 17], [257, 67], [67, 257], [5000, 3], [1030, 131], [1, 20_000], [70, 20_000]] {
+    for [rows, out] in
+        [[1, 1], [3, 17], [257, 67], [67, 257], [5000, 3], [1030, 131], [1, 20_000], [70, 20_000]]
+    {
         for accumulate in [false, true] {
             let (dy, before) = (numbers(1, rows * out), numbers(2, out));
             let kernel = |device: &Device| {

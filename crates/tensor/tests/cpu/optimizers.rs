@@ -41,7 +41,8 @@ fn adamw_as_pytorch() {
             }
         }
         // Three steps of about eight roundings each, of values up to about 1 (m and v) and 1 + 3 lr (p).
-        let expected = [p, m, v].map(|value| Expected { magnitude: vec![1.1; value.len()], value, roundings: 24.0 });
+        let expected =
+            [p, m, v].map(|value| Expected { magnitude: vec![1.1; value.len()], value, roundings: 24.0 });
         check("adamw", |device| adamw(device, &state, 0..count), &expected);
     }
 }
@@ -55,7 +56,10 @@ fn adamw_does_not_depend_on_position() {
         let whole = adamw(&device, &state, 0..5000);
         for range in [1..5000, 4096..5000, 7..8, 13..400, 4999..5000] {
             for (whole, part) in whole.iter().zip(adamw(&device, &state, range.clone())) {
-                assert!(whole[range.clone()].iter().zip(&part).all(|(a, b)| a.to_bits() == b.to_bits()), "{range:?}");
+                assert!(
+                    whole[range.clone()].iter().zip(&part).all(|(a, b)| a.to_bits() == b.to_bits()),
+                    "{range:?}"
+                );
             }
         }
     }
@@ -67,7 +71,8 @@ fn sgd_as_pytorch() {
         let (start, g) = (numbers(1, count), numbers(2, count));
         let numbers = |first| Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, first };
         let kernel = |device: &Device| {
-            let (mut p, g, mut velocity) = (tensor(device, [count], &start), tensor(device, [count], &g), poisoned(device, [count]));
+            let (mut p, g, mut velocity) =
+                (tensor(device, [count], &start), tensor(device, [count], &g), poisoned(device, [count]));
             let scale = tensor(device, [1], &[2.0]);
             for step in 0..3 {
                 device.sgd(numbers(step == 0), p.view_mut(), g.view(), velocity.view_mut(), scale.view());
@@ -82,7 +87,8 @@ fn sgd_as_pytorch() {
             }
         }
         // Three steps of five roundings; the velocity grows to about 6.
-        let expected = [p, v].map(|value| Expected { magnitude: vec![6.0; value.len()], value, roundings: 15.0 });
+        let expected =
+            [p, v].map(|value| Expected { magnitude: vec![6.0; value.len()], value, roundings: 15.0 });
         check("sgd", kernel, &expected);
     }
 }

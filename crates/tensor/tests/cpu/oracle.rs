@@ -113,6 +113,9 @@ pub fn compare(what: &str, output: &[f32], expected: &Expected) {
         let (value, magnitude) = (expected.value[i], expected.magnitude[i]);
         let allowed = expected.roundings * EPS * magnitude + f64::from(f32::MIN_POSITIVE);
         let error = (f64::from(*x) - value).abs();
-        assert!(error <= allowed, "{what}: element {i} is {x}, expected {value}: off by {error:e}, allowed {allowed:e}");
+        assert!(
+            error <= allowed,
+            "{what}: element {i} is {x}, expected {value}: off by {error:e}, allowed {allowed:e}"
+        );
     }
 }

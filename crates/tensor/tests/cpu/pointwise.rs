@@ -32,7 +32,8 @@ fn gelu_forward() {
             device.gelu(x.view(), y.view_mut());
             vec![read(device, &y)]
         };
-        let y: Vec<f64> = wide(&x).into_iter().map(|x| if x.abs() > 1e3 { x.max(0.0) } else { gelu(x) }).collect();
+        let y: Vec<f64> =
+            wide(&x).into_iter().map(|x| if x.abs() > 1e3 { x.max(0.0) } else { gelu(x) }).collect();
         // Near zero output the reference's own 1 + tanh cancels: 1e-16 * |x| absolute.
         let magnitude = wide(&x).iter().zip(&y).map(|(x, y)| y.abs() + 1e-9 * x.abs().min(30.0)).collect();
         check("gelu", kernel, &[Expected { value: y, magnitude, roundings: ROUNDINGS }]);
@@ -57,7 +58,11 @@ fn gelu_backward_against_differences() {
         };
         let dx: Vec<f64> = wide(&x).into_iter().zip(wide(&dy)).map(|(x, dy)| dy * slope(x)).collect();
         // s + x s (1 - s) 2u' has terms up to about 1 whatever their sum; differences are good to 1e-10.
-        check("gelu backward", kernel, &[Expected { magnitude: vec![0.2; count], value: dx, roundings: 64.0 }]);
+        check(
+            "gelu backward",
+            kernel,
+            &[Expected { magnitude: vec![0.2; count], value: dx, roundings: 64.0 }],
+        );
     }
 }
 
