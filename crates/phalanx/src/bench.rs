@@ -8,8 +8,8 @@ use phalanx_collectives::bench::median_us;
 use phalanx_collectives::{CollectiveOp, Group, MetaGroup};
 use phalanx_models::Gpt2;
 use phalanx_plan::{MemoryPlan, plan_memory};
-use phalanx_tensor::Device;
 use phalanx_tensor::cpu::peak;
+use phalanx_tensor::{Cpu, Device};
 use phalanx_train::metrics::resident_bytes_peak;
 use phalanx_train::rank::{Batch, Rank};
 use serde::{Deserialize, Serialize};
@@ -54,7 +54,7 @@ pub fn steps(task: &BenchStepTask, seat: &Seat) -> Result<StepFigures> {
     let mut figures = StepFigures {
         step_s: Vec::new(),
         losses: Vec::new(),
-        peak_flops_per_s: 0.0,
+        peak_flops_per_s: peak_together(&engine, &cpu)?,
         sent_bytes: 0,
         exposed_s: 0.0,
         resident_bytes_peak: 0,
@@ -76,12 +76,17 @@ pub fn steps(task: &BenchStepTask, seat: &Seat) -> Result<StepFigures> {
             figures.exposed_s += communication.exposed_s / task.steps as f64;
         }
     }
-    // All ranks together, as in a step, and after the steps, when the system has spread the threads.
-    engine.group().barrier().wait()?;
-    figures.peak_flops_per_s = peak::flops_per_s(&cpu);
+    // Again, now that the system has spread the threads over the cores.
+    figures.peak_flops_per_s = figures.peak_flops_per_s.max(peak_together(&engine, &cpu)?);
     let foreign = if matches!(seat, Seat::Among(_)) { seat::foreign_bytes(arena_bytes) } else { 0 };
     figures.resident_bytes_peak = resident_bytes_peak(foreign);
     Ok(figures)
+}
+
+/// Measured by all ranks at the same time, as they compute in a step.
+fn peak_together(engine: &Rank, cpu: &Cpu) -> Result<f64> {
+    engine.group().barrier().wait()?;
+    Ok(peak::flops_per_s(cpu))
 }
 
 /// A token below `vocab` (Knuth's linear congruence; the upper bits).

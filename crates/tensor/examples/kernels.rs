@@ -1,10 +1,10 @@
 //! Times every kernel of `Cpu` at the shapes of a training step, beside what the machine can do.
 //!
-//! `cargo run --release -p phalanx-tensor --example kernels -- [mini|small|nano] [filter]`
+//! `cargo run --release -p phalanx-tensor --example kernels -- [mini|small|nano] [filter] [threads ..]`
 //!
 //! Memory comes from a planned arena in huge pages, as in a run. Each line is the fastest of several calls, for
-//! one thread and for two: milliseconds, achieved rate (GFLOP/s, or GB/s where no products are computed) and its share
-//! of the floor (multiply-adds from registers; memory read and written in place).
+//! each number of threads (one and two): milliseconds, achieved rate (GFLOP/s, or GB/s where no products are computed) and its share
+//! of the floor (multiply-adds from registers; memory read and written in place), and the gain over the first number of threads.
 
 use std::time::{Duration, Instant};
 
@@ -41,9 +41,11 @@ fn main() {
         args.next();
     }
     let filter = args.next().unwrap_or_default();
+    let threads: Vec<usize> = args.map(|a| a.parse().expect("a number of threads")).collect();
+    let threads = if threads.is_empty() { vec![1, 2] } else { threads };
     println!("{name}");
     let mut columns: Vec<Vec<Line>> = Vec::new();
-    for threads in [1, 2] {
+    for &threads in &threads {
         let cpu = Cpu::new(threads);
         let (flops, bytes) = (peak::flops_per_s(&cpu), peak::bytes_per_s(&cpu, 1 << 28));
         let fork = fork_join_us(threads);
@@ -62,9 +64,12 @@ fn main() {
         let bench = Bench::new(&device, setting);
         columns.push(bench.run(&device, &filter, [flops, bytes]));
     }
-    println!("{:34} {:>26}   {:>26}", "", "1 thread", "2 threads");
-    for (one, two) in columns[0].iter().zip(&columns[1]) {
-        println!("{:34} {}   {}  x{:.2}", one.name, one.text(), two.text(), one.seconds / two.seconds);
+    for (index, line) in columns[0].iter().enumerate() {
+        print!("{:40}", line.name);
+        for column in &columns {
+            print!(" {} x{:.2}", column[index].text(), line.seconds / column[index].seconds);
+        }
+        println!();
     }
 }
 

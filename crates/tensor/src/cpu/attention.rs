@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::Cpu;
 use super::lanes::{self, Lanes};
 use super::matmul::Matrix;
-use super::microkernel::{self, Across, Ahead, Down, Panels, Target};
+use super::microkernel::{self, Across, Down, Panels, Target};
 use super::packing::{Form, pack};
 use super::scratch::with_thread_scratch;
 use super::shards::Shards;
@@ -127,7 +127,7 @@ pub(super) unsafe fn multiply(
     let add = if add { to.cast_const() } else { std::ptr::null() };
     let target = Target { to, stride, add, add_stride: stride, bias: std::ptr::null() };
     // SAFETY: the caller's promise for the panels; the target was checked.
-    unsafe { microkernel::block(isa, size, a, b, target, &mut Ahead::nothing()) }
+    unsafe { microkernel::block(isa, size, a, b, target) }
 }
 
 /// A matrix packed as left operand tile of rows by tile of rows.

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::Cpu;
-use super::microkernel::{self, Across, Ahead, DEPTH, Down, Panels, Target};
+use super::microkernel::{self, Across, DEPTH, Down, Panels, Target};
 use super::packing::{Form, Piece, pack};
 use super::scratch::with_thread_scratch;
 use super::shards::Shards;
@@ -137,8 +137,11 @@ const OWN_PANELS: [usize; 2] = [16, 8];
 /// A task has at least this many operations, about 10 microseconds.
 const TASK_FLOPS: usize = 2 << 20;
 
-/// Tasks where there is enough to do: 2, 3, 4, 6, 8 threads finish together.
-const TASKS: usize = 48;
+/// Tasks come in multiples of this where there is enough to do, so that 2, 3, 4, 6, 8 threads finish together.
+const EVEN: usize = 24;
+
+/// Rows shorter than this are slow to read from memory strip by strip.
+const NARROW: usize = 128;
 
 /// One operand, as it is packed: steps of depth by lanes.
 #[derive(Clone, Copy)]
@@ -203,6 +206,8 @@ struct Plan<'a> {
     b: Side<'a>,
     /// Whether tasks cut `a`; else they cut `b`.
     cut_rows: bool,
+    /// Whether a task packs what it cuts off; else both operands are packed before.
+    packs_own: bool,
     tasks: usize,
 }
 
@@ -226,14 +231,19 @@ pub(super) fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, c: &mut [f32], add: 
     };
     let bias = bias.map_or(std::ptr::null(), |b| b.as_ptr());
     let whole = Whole(Target { to: c.base(), stride: n, add, add_stride: n, bias });
-    let shared = plan.sides().1;
-    let span = (SHARED / shared.packed()).max(DEPTH) / DEPTH * DEPTH;
+    let (own, other) = plan.sides();
+    let shared = other.packed() + if plan.packs_own { 0 } else { own.packed() };
+    let span = (SHARED / shared).max(DEPTH) / DEPTH * DEPTH;
     cpu.scratch.with(|buffer| {
-        let packed = buffer.slice::<f32>(shared.packed() * span.min(k));
+        let buffer = buffer.slice::<f32>(shared * span.min(k));
+        let (other_packed, own_packed) = buffer.split_at_mut(other.packed() * span.min(k));
         for start in (0..k.max(1)).step_by(span) {
             let depth = start..k.min(start + span);
-            shared.pack_all(cpu, depth.clone(), packed);
-            let packed = &*packed;
+            other.pack_all(cpu, depth.clone(), other_packed);
+            if !plan.packs_own {
+                own.pack_all(cpu, depth.clone(), own_packed);
+            }
+            let packed = [&*own_packed, &*other_packed];
             cpu.pool.run(plan.tasks, &|task| {
                 // SAFETY: the tasks' rows or columns are disjoint, and `whole` covers c, as asserted above.
                 unsafe { plan.run_task(task, depth.clone(), packed, &whole) };
@@ -257,8 +267,11 @@ impl<'a> Plan<'a> {
         let b = Side { matrix: b, panel: columns, width: columns };
         let cut_rows = m >= n;
         let own = if cut_rows { a } else { b };
-        let tasks = TASKS.min(own.panels()).min((2 * m * n * k / TASK_FLOPS).max(1));
-        Plan { isa, a, b, cut_rows, tasks }
+        let least = own.panels().div_ceil(OWN_PANELS[usize::from(!cut_rows)]);
+        let tasks =
+            least.next_multiple_of(EVEN).min(own.panels()).min((2 * m * n * k / TASK_FLOPS).max(least));
+        let narrow = own.matrix.column_stride == 1 && own.lanes() / tasks < NARROW && own.lanes() > NARROW;
+        Plan { isa, a, b, cut_rows, packs_own: !narrow, tasks }
     }
 
     /// What is cut, and the other.
@@ -266,46 +279,41 @@ impl<'a> Plan<'a> {
         if self.cut_rows { (self.a, self.b) } else { (self.b, self.a) }
     }
 
-    /// One task's rows or columns of the result, over the steps `depth`; `shared` holds the packed other operand.
+    /// One task's rows or columns of the result, over the steps `depth`; `packed` holds the operands that were
+    /// packed before, own and other.
     ///
     /// # Safety
     /// Nobody else touches these rows or columns of the target, which is valid for the whole result.
-    unsafe fn run_task(&self, task: usize, depth: Range<usize>, shared: &[f32], whole: &Whole) {
+    unsafe fn run_task(&self, task: usize, depth: Range<usize>, packed: [&[f32]; 2], whole: &Whole) {
         let (own, other) = self.sides();
         let edge = |task: usize| task * own.panels() / self.tasks;
         let panels = edge(task)..edge(task + 1);
-        // In even pieces that fit the cache, each over all steps before the next.
-        let pieces = panels.len().div_ceil(OWN_PANELS[usize::from(!self.cut_rows)]);
-        let cut = |piece: usize| own.panel * (panels.start + piece * panels.len() / pieces);
-        let blocks = depth.len().div_ceil(DEPTH).max(1);
-        let block = |index: usize| {
-            let (piece, start) = (index / blocks, depth.start + index % blocks * DEPTH);
-            (cut(piece)..own.lanes().min(cut(piece + 1)), start..depth.end.min(start + DEPTH))
-        };
-        let longest = panels.len().div_ceil(pieces) * own.width * DEPTH;
-        with_thread_scratch(longest, |packed| {
-            for index in 0..pieces * blocks {
-                let (lanes, steps) = block(index);
+        let lanes = panels.start * own.panel..own.lanes().min(panels.end * own.panel);
+        let length = if self.packs_own { panels.len() * own.width * DEPTH } else { 0 };
+        with_thread_scratch(length, |scratch| {
+            for start in (depth.start..depth.end.max(depth.start + 1)).step_by(DEPTH) {
+                let steps = start..depth.end.min(start + DEPTH);
                 let count = steps.len();
-                let at = (steps.start - depth.start) * other.packed();
-                let first = steps.start == 0;
-                let form = Form { lanes: own.panel, width: own.width, stride: own.width * count };
-                // SAFETY: the scratch holds the panels; `Matrix::piece` checks what is read.
-                unsafe { pack(self.isa, own.matrix.piece(steps, lanes.clone()), form, packed.as_mut_ptr()) };
-                let mut ahead = Ahead::nothing();
-                if index + 1 < pieces * blocks {
-                    let (lanes, steps) = block(index + 1);
-                    let tiles = lanes.len().div_ceil(own.panel) * other.panels();
-                    ahead = Ahead::new(own.matrix.piece(steps, lanes), tiles);
-                }
-                let target = if first {
+                let at = start - depth.start;
+                let other_packed = &packed[1][at * other.packed()..][..count * other.packed()];
+                let own_packed = if self.packs_own {
+                    let form = Form { lanes: own.panel, width: own.width, stride: own.width * count };
+                    // SAFETY: the scratch holds the panels; `Matrix::piece` checked what is read.
+                    unsafe {
+                        pack(self.isa, own.matrix.piece(steps, lanes.clone()), form, scratch.as_mut_ptr())
+                    };
+                    &*scratch
+                } else {
+                    &packed[0][at * own.packed() + panels.start * own.width * count..]
+                        [..panels.len() * own.width * count]
+                };
+                let target = if start == 0 {
                     whole.0
                 } else {
                     Target { add: whole.0.to, bias: std::ptr::null(), ..whole.0 }
                 };
-                let shared = &shared[at..at + count * other.packed()];
                 // SAFETY: the panels are packed; the target is the caller's promise.
-                unsafe { self.multiply(lanes, count, [packed, shared], target, &mut ahead) };
+                unsafe { self.multiply(lanes.clone(), count, [own_packed, other_packed], target) };
             }
         });
     }
@@ -314,14 +322,7 @@ impl<'a> Plan<'a> {
     ///
     /// # Safety
     /// As [`Plan::run_task`]; the slices hold the packed panels of `depth` steps, own and other.
-    unsafe fn multiply(
-        &self,
-        lanes: Range<usize>,
-        depth: usize,
-        [own, other]: [&[f32]; 2],
-        target: Target,
-        ahead: &mut Ahead,
-    ) {
+    unsafe fn multiply(&self, lanes: Range<usize>, depth: usize, [own, other]: [&[f32]; 2], target: Target) {
         let down = |from: *const f32| Down { from, step: self.a.width, panel: self.a.width * depth };
         let across = |from: *const f32| Across { from, panel: self.b.width * depth };
         // SAFETY: the caller's promise.
@@ -329,7 +330,7 @@ impl<'a> Plan<'a> {
             if self.cut_rows {
                 let size = [lanes.len(), self.b.lanes(), depth];
                 let target = target.at(lanes.start, 0);
-                microkernel::block(self.isa, size, down(own.as_ptr()), across(other.as_ptr()), target, ahead);
+                microkernel::block(self.isa, size, down(own.as_ptr()), across(other.as_ptr()), target);
                 return;
             }
             // Rows in pieces that stay in L2 while the panels of columns pass.
@@ -343,7 +344,6 @@ impl<'a> Plan<'a> {
                     down(a),
                     across(own.as_ptr()),
                     target.at(top, lanes.start),
-                    ahead,
                 );
             }
         }

@@ -11,7 +11,6 @@
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
 use super::lanes::{Lanes, Portable};
-use super::packing::Piece;
 use super::simd::Isa;
 
 /// Inner dimension of a block: 256 * 32 columns * 4 bytes = 32 KiB of `b` stay in the L1 cache.
@@ -91,94 +90,32 @@ pub(super) struct Across {
     pub(super) panel: usize,
 }
 
-/// What will be packed next: its cache lines are fetched while the present block is multiplied, a few with each
-/// tile, because packing would otherwise wait for memory.
-pub(super) struct Ahead {
-    row: *const f32,
-    rows: usize,
-    stride: usize,
-    line: usize,
-    lines: usize,
-    by_tile: usize,
-}
-
-impl Ahead {
-    /// Nothing.
-    pub(super) fn nothing() -> Ahead {
-        Ahead { row: std::ptr::null(), rows: 0, stride: 0, line: 0, lines: 0, by_tile: 0 }
-    }
-
-    /// All of `piece`, during `tiles` tiles.
-    pub(super) fn new(piece: Piece, tiles: usize) -> Ahead {
-        let (rows, stride, len) = if piece.lane_stride == 1 {
-            (piece.depth, piece.step_stride, piece.lanes)
-        } else {
-            (piece.lanes, piece.lane_stride, piece.depth)
-        };
-        // One line more, where rows do not start at one.
-        let lines = len.div_ceil(16) + usize::from(!stride.is_multiple_of(16) || piece.from.addr() % 64 != 0);
-        Ahead {
-            row: piece.from,
-            rows,
-            stride,
-            line: 0,
-            lines,
-            by_tile: (rows * lines).div_ceil(tiles.max(1)),
-        }
-    }
-
-    /// The lines of one tile.
-    #[inline(always)]
-    fn fetch<L: Lanes>(&mut self) {
-        for _ in 0..self.by_tile.min(self.rows * self.lines) {
-            // SAFETY: compiled for L, as the function that this is inlined into; a hint, for any address.
-            unsafe { L::prefetch_far(self.row.wrapping_add(self.line * 16)) };
-            self.line += 1;
-            if self.line == self.lines {
-                self.line = 0;
-                self.rows -= 1;
-                self.row = self.row.wrapping_add(self.stride);
-                if self.rows == 0 {
-                    return;
-                }
-            }
-        }
-    }
-}
-
 /// `to = a · b (+ bias) (+ add)` for a block of `rows x columns x depth`.
 ///
 /// # Safety
 /// `a` holds `rows` and `b` `columns` in panels of `depth` steps, as [`panels`] of this `isa` says, which the
 /// processor has; the target is valid for the block, and nobody else touches it.
-pub(super) unsafe fn block(
-    isa: Isa,
-    size: [usize; 3],
-    a: Down,
-    b: Across,
-    target: Target,
-    ahead: &mut Ahead,
-) {
+pub(super) unsafe fn block(isa: Isa, size: [usize; 3], a: Down, b: Across, target: Target) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
-    unsafe fn avx512(size: [usize; 3], a: Down, b: Across, target: Target, ahead: &mut Ahead) {
+    unsafe fn avx512(size: [usize; 3], a: Down, b: Across, target: Target) {
         // SAFETY: the caller's promise.
-        unsafe { tiles::<Avx512, 14, 2>(size, a, b, target, ahead) }
+        unsafe { tiles::<Avx512, 14, 2>(size, a, b, target) }
     }
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn avx2(size: [usize; 3], a: Down, b: Across, target: Target, ahead: &mut Ahead) {
+    unsafe fn avx2(size: [usize; 3], a: Down, b: Across, target: Target) {
         // SAFETY: the caller's promise.
-        unsafe { tiles::<Avx2, 6, 1>(size, a, b, target, ahead) }
+        unsafe { tiles::<Avx2, 6, 1>(size, a, b, target) }
     }
     // SAFETY: the caller's promise.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512(size, a, b, target, ahead),
+            Isa::Avx512 => avx512(size, a, b, target),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2(size, a, b, target, ahead),
-            _ => tiles::<Portable, 2, 1>(size, a, b, target, ahead),
+            Isa::Avx2 => avx2(size, a, b, target),
+            _ => tiles::<Portable, 2, 1>(size, a, b, target),
         }
     }
 }
@@ -190,7 +127,6 @@ unsafe fn tiles<L: Lanes, const ROWS: usize, const VECTORS: usize>(
     a: Down,
     b: Across,
     target: Target,
-    ahead: &mut Ahead,
 ) {
     let width = VECTORS * 16;
     for left in (0..columns).step_by(width) {
@@ -201,7 +137,6 @@ unsafe fn tiles<L: Lanes, const ROWS: usize, const VECTORS: usize>(
                 let b = b.from.add(left / width * b.panel);
                 let a = Down { from: a.from.add(top / ROWS * a.panel), ..a };
                 let target = target.at(top, left);
-                ahead.fetch::<L>();
                 if rows - top >= ROWS {
                     tile::<L, ROWS, VECTORS>(depth, a, b, target, count);
                 } else {

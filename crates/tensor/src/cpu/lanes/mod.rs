@@ -56,12 +56,7 @@ pub(crate) trait Lanes: Copy + 'static {
     unsafe fn prefetch(address: *const f32) {
         let _ = address;
     }
-    /// The same, no nearer than the second cache.
-    #[inline(always)]
-    unsafe fn prefetch_far(address: *const f32) {
-        let _ = address;
-    }
-    /// Nearest, to be written.
+    /// The same, to be written.
     #[inline(always)]
     unsafe fn prefetch_write(address: *mut f32) {
         let _ = address;
