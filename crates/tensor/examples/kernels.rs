@@ -2,9 +2,10 @@
 //!
 //! `cargo run --release -p phalanx-tensor --example kernels -- [mini|small|nano] [filter] [threads ..]`
 //!
-//! Memory comes from a planned arena in huge pages, as in a run. Each line is the fastest of several calls, for
-//! each number of threads (one and two): milliseconds, achieved rate (GFLOP/s, or GB/s where no products are computed) and its share
-//! of the floor (multiply-adds from registers; memory read and written in place), and the gain over the first number of threads.
+//! Memory comes from a planned arena in huge pages, as in a run. Each line is the fastest of several calls,
+//! for each number of threads (one and two): milliseconds, achieved rate (GFLOP/s, or GB/s where no
+//! products are computed) and its share of the floor (multiply-adds from registers; memory read and written
+//! in place), and the gain over the first number of threads.
 
 use std::time::{Duration, Instant};
 
@@ -160,6 +161,7 @@ impl Bench {
         self.block(device, &mut timer);
         self.attention(device, &mut timer);
         self.ends(device, &mut timer);
+        self.head(device, &mut timer);
         self.optimizer(device, &mut timer);
         timer.lines
     }
@@ -283,24 +285,6 @@ impl Bench {
                 [true, true],
             );
         });
-        let slice = self.setting.slice.min(rows);
-        let flops = 2 * slice * hidden * vocab;
-        for layout in [Layout::OutIn, Layout::InOut] {
-            let shape = if layout == Layout::OutIn { [vocab, hidden] } else { [hidden, vocab] };
-            let w = Weight { matrix: table.view().reshape(shape), layout };
-            let mut dw = dtable.view_mut().reshape(shape);
-            let x = x.view().range(0..slice * hidden).reshape([slice, hidden]);
-            let mut logits = self.logits.view_mut().range(0..slice * vocab).reshape([slice, vocab]);
-            let name = |what: &str| format!("head {what} {slice} x {hidden} x {vocab} {layout:?}");
-            timer.products(name("linear"), flops, || device.linear(x, w, None, None, logits.reborrow()));
-            timer.products(name("dx"), flops, || {
-                let dx = dx.view_mut().range(0..slice * hidden).reshape([slice, hidden]);
-                device.linear_input_gradient(logits.as_view(), w, dx, false);
-            });
-            timer.products(name("dw"), flops, || {
-                device.linear_weight_gradient(x, logits.as_view(), dw.reborrow(), layout, true);
-            });
-        }
         let product = 2 * rows * hidden * vocab;
         let tokens = self.tokens.view().reshape([rows]);
         let one = &mut self.one;
@@ -332,6 +316,31 @@ impl Bench {
                     one.view_mut(),
                     None,
                 );
+            });
+        }
+    }
+
+    /// The products of one slice of logits, alone.
+    fn head(&mut self, device: &Device, timer: &mut Timer) {
+        let Setting { batch, seq, hidden, vocab, .. } = self.setting;
+        let [table, dtable, ..] = &mut self.table;
+        let [x, dx, ..] = &mut self.narrow;
+        let slice = self.setting.slice.min(batch * seq);
+        let flops = 2 * slice * hidden * vocab;
+        for layout in [Layout::OutIn, Layout::InOut] {
+            let shape = if layout == Layout::OutIn { [vocab, hidden] } else { [hidden, vocab] };
+            let w = Weight { matrix: table.view().reshape(shape), layout };
+            let mut dw = dtable.view_mut().reshape(shape);
+            let x = x.view().range(0..slice * hidden).reshape([slice, hidden]);
+            let mut logits = self.logits.view_mut().range(0..slice * vocab).reshape([slice, vocab]);
+            let name = |what: &str| format!("head {what} {slice} x {hidden} x {vocab} {layout:?}");
+            timer.products(name("linear"), flops, || device.linear(x, w, None, None, logits.reborrow()));
+            timer.products(name("dx"), flops, || {
+                let dx = dx.view_mut().range(0..slice * hidden).reshape([slice, hidden]);
+                device.linear_input_gradient(logits.as_view(), w, dx, false);
+            });
+            timer.products(name("dw"), flops, || {
+                device.linear_weight_gradient(x, logits.as_view(), dw.reborrow(), layout, true);
             });
         }
     }

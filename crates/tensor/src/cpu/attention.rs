@@ -1,9 +1,10 @@
 //! Attention in tiles (Dao et al., arXiv 2205.14135 and 2307.08691): forward.
 //!
-//! A task is one head of one sample. Its queries go in tiles; a tile walks the keys it sees with an online softmax.
-//! Scores are computed transposed, `[key][query]`: then the running maximum and sum of all queries of a tile are vectors, and
-//! the probabilities are, as they lie, the left operand of `p · v`. Tiles above the diagonal of a causal mask are
-//! skipped, and in the tile on the diagonal what no query sees is not multiplied.
+//! A task is one head of one sample. Its queries go in tiles; a tile walks the keys it sees with an online
+//! softmax. Scores are computed transposed, `[key][query]`: then the running maximum and sum of all queries
+//! of a tile are vectors, and the probabilities are, as they lie, the left operand of `p · v`. Tiles above
+//! the diagonal of a causal mask are skipped, and in the tile on the diagonal what no query sees is not
+//! multiplied.
 
 use std::ops::Range;
 

@@ -1,9 +1,9 @@
 //! Attention in tiles, backward: probabilities are computed again from `log_sum_exp`.
 //!
-//! A task is one head of one sample. It walks the tiles of keys, and under each the tiles of queries that see them, ascending: so
-//! dk and dv of a tile, and each row of dq, are summed in one order. With `p = exp(scale q·kᵀ - lse)`:
-//! `dv = pᵀ·dout`, `ds = p * (dout·vᵀ - delta) * scale`, `dk = dsᵀ·q`, `dq = ds·k`, where delta is the sum of
-//! `dout * out` of a query.
+//! A task is one head of one sample. It walks the tiles of keys, and under each the tiles of queries that
+//! see them, ascending: so dk and dv of a tile, and each row of dq, are summed in one order. With `p =
+//! exp(scale q·kᵀ - lse)`: `dv = pᵀ·dout`, `ds = p * (dout·vᵀ - delta) * scale`, `dk = dsᵀ·q`, `dq = ds·k`,
+//! where delta is the sum of `dout * out` of a query.
 
 use std::ops::Range;
 

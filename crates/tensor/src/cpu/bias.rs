@@ -75,7 +75,9 @@ pub(super) fn sum_blocks<const K: usize>(
     });
 }
 
-vectorized!(fn add_blocks(partial: &[f32], blocks: usize, stride: usize, start: usize, out: &mut [f32]) = add_blocks_body);
+vectorized!(fn add_blocks(
+    partial: &[f32], blocks: usize, stride: usize, start: usize, out: &mut [f32],
+) = add_blocks_body);
 /// `out (+)= (((block 0 + block 1) + block 2) + ..)`.
 #[inline(always)]
 fn add_blocks_body<L: Lanes>(partial: &[f32], blocks: usize, stride: usize, start: usize, out: &mut [f32]) {

@@ -1,9 +1,10 @@
 //! Matrix products in f32: linear layers, their gradients, and what other kernels need.
 //!
 //! The smaller of the two operands (by its free dimension) is packed once, by all threads, into panels that
-//! they share; the larger is cut along its free dimension into tasks, each of which packs its own block and runs over
-//! the whole of the other (see [`microkernel`](super::microkernel)). So nothing is packed twice, and a long inner dimension goes
-//! in pieces that fit the cache. How an element is summed does not depend on any of this.
+//! they share; the larger is cut along its free dimension into tasks, each of which packs its own block and
+//! runs over the whole of the other (see [`microkernel`](super::microkernel)). So nothing is packed twice,
+//! and a long inner dimension goes in pieces that fit the cache. How an element is summed does not depend
+//! on any of this.
 
 use std::ops::Range;
 
@@ -137,7 +138,8 @@ const OWN_PANELS: [usize; 2] = [16, 8];
 /// A task has at least this many operations, about 10 microseconds.
 const TASK_FLOPS: usize = 2 << 20;
 
-/// Tasks come in multiples of this where there is enough to do, so that 2, 3, 4, 6, 8 threads finish together.
+/// Tasks come in multiples of this where there is enough to do, so that 2, 3, 4, 6, 8 threads finish
+/// together.
 const EVEN: usize = 24;
 
 /// Rows shorter than this are slow to read from memory strip by strip.
@@ -192,8 +194,8 @@ impl Side<'_> {
                 + (piece.start - block.start) * self.width;
             assert!(at < packed.len());
             let piece = self.matrix.piece(depth.start + piece.start..depth.start + piece.end, lanes);
-            // SAFETY: these steps of these panels are this task's alone, and inside the buffer, which holds all panels
-            // of all blocks; `Matrix::piece` checked what is read.
+            // SAFETY: these steps of these panels are this task's alone, and inside the buffer, which holds
+            // all panels of all blocks; `Matrix::piece` checked what is read.
             unsafe { pack(cpu.isa, piece, form, packed.base().add(at)) };
         });
     }
@@ -279,8 +281,8 @@ impl<'a> Plan<'a> {
         if self.cut_rows { (self.a, self.b) } else { (self.b, self.a) }
     }
 
-    /// One task's rows or columns of the result, over the steps `depth`; `packed` holds the operands that were
-    /// packed before, own and other.
+    /// One task's rows or columns of the result, over the steps `depth`; `packed` holds the operands that
+    /// were packed before, own and other.
     ///
     /// # Safety
     /// Nobody else touches these rows or columns of the target, which is valid for the whole result.

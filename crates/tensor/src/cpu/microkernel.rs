@@ -1,12 +1,13 @@
 //! The inner loops of a matrix product: packed panels in, a tile of the result out.
 //!
 //! An element of `a · b` is, for each block of [`DEPTH`] of the inner dimension, one chain of multiply-adds
-//! from zero, ascending; the blocks' sums are added to the result in order. Nothing else enters: the bits of
-//! an element do not depend on where it lies, on how the product is cut into tasks, or on other rows and columns.
+//! from zero, ascending; the blocks' sums are added to the result in order. Nothing else enters: the bits
+//! of an element do not depend on where it lies, on how the product is cut into tasks, or on other rows and
+//! columns.
 //!
 //! Panels (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication"): `a` in panels of
-//! `ROWS` rows, whose numbers are broadcast; `b` in panels of `16 * VECTORS` columns. A tile
-//! of `ROWS x VECTORS` vectors stays in registers: 14 x 2 of AVX-512's 32, 6 x 1 (of two halves) of AVX2's 16.
+//! `ROWS` rows, whose numbers are broadcast; `b` in panels of `16 * VECTORS` columns. A tile of `ROWS x
+//! VECTORS` vectors stays in registers: 14 x 2 of AVX-512's 32, 6 x 1 (of two halves) of AVX2's 16.
 
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};

@@ -1,7 +1,7 @@
 //! The global norm, the same for any sharding.
 //!
-//! Squares are summed in f64 per block of 4,096 elements, element i of a block in lane i mod 16 (the square of
-//! an f32 is exact in f64), then the blocks along a balanced tree over their index.
+//! Squares are summed in f64 per block of 4,096 elements, element i of a block in lane i mod 16 (the square
+//! of an f32 is exact in f64), then the blocks along a balanced tree over their index.
 
 use super::Cpu;
 use super::lanes::Lanes;

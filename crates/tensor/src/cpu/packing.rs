@@ -1,12 +1,13 @@
-//! Panels for the [`microkernel`](super::microkernel): a strip of a matrix, copied so that the inner loop reads
-//! memory in order. A strip is `[depth][width]`, lanes beyond the matrix zero.
+//! Panels for the [`microkernel`](super::microkernel): a strip of a matrix, copied so that the inner loop
+//! reads memory in order. A strip is `[depth][width]`, lanes beyond the matrix zero.
 
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
 use super::lanes::{Lanes, Portable};
 use super::simd::Isa;
 
-/// A piece of a matrix to pack: element (step, lane) lies at `from + step * step_stride + lane * lane_stride`.
+/// A piece of a matrix to pack: element (step, lane) lies at `from + step * step_stride + lane *
+/// lane_stride`.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
     pub(super) from: *const f32,

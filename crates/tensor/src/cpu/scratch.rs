@@ -32,8 +32,8 @@ impl Buffer {
             self.region = Some(Region::anonymous(bytes).expect("the system gives a kernel its scratch"));
         }
         let base = self.region.as_ref().map_or(std::ptr::null_mut(), Region::base);
-        // SAFETY: the region is long enough, starts on a page, is initialised (zeroed when mapped) and is borrowed
-        // uniquely with self; every bit pattern is a T.
+        // SAFETY: the region is long enough, starts on a page, is initialised (zeroed when mapped) and is
+        // borrowed uniquely with self; every bit pattern is a T.
         unsafe { std::slice::from_raw_parts_mut(base.cast(), len) }
     }
 }

@@ -7,7 +7,8 @@
 //! is fused only where the processor fuses, so bits may differ between instruction sets, never between
 //! positions or thread counts.
 //!
-//! Sums and other loops that must keep their state in registers spell out their vectors: [`lanes`](super::lanes).
+//! Sums and other loops that must keep their state in registers spell out their vectors:
+//! [`lanes`](super::lanes).
 //!
 //! `exp` follows Cephes (Moshier): reduction by ln 2 in two parts and a polynomial, at most 1 ulp off in
 //! [-87, 88] (tested against f64).
@@ -58,9 +59,9 @@ impl Isa {
     }
 }
 
-/// `fn name(isa: Isa, args)` that runs `body::<L>(args)` compiled for that instruction set. The body
-/// must be `#[inline(always)]` and generic over one [`Lanes`](super::lanes::Lanes); inside, and only there, the vectors of
-/// `L` may be used.
+/// `fn name(isa: Isa, args)` that runs `body::<L>(args)` compiled for that instruction set. The body must
+/// be `#[inline(always)]` and generic over one [`Lanes`](super::lanes::Lanes); inside, and only there, the
+/// vectors of `L` may be used.
 macro_rules! vectorized {
     ($vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         $vis fn $name(isa: $crate::cpu::simd::Isa, $($arg: $ty),*) $(-> $ret)? {

@@ -80,8 +80,8 @@ fn backward_against_differences() {
             let dx = add(gradient(&x64, |x| weighted(&reference(x, &g64, &b64, eps)[0], &dy)));
             let dgamma = add(gradient(&g64, |g| weighted(&reference(&x64, g, &b64, eps)[0], &dy)));
             let dbeta = add(gradient(&b64, |b| weighted(&reference(&x64, &g64, b, eps)[0], &dy)));
-            // The forward's roundings enter through mean and rstd, twice, and the rows are summed; rows of two
-            // near-equal numbers enlarge them by rstd (at most about 100 with these numbers).
+            // The forward's roundings enter through mean and rstd, twice, and the rows are summed; rows of
+            // two near-equal numbers enlarge them by rstd (at most about 100 with these numbers).
             let n = (4.0 * roundings(hidden) + rows as f64) * 8.0;
             let expected = [dx, dgamma, dbeta].map(|d| Expected::by_largest(d, n));
             check(&format!("layer_norm backward {rows} x {hidden} {accumulate}"), kernel, &expected);

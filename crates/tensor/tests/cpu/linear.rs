@@ -1,8 +1,9 @@
 //! Matrix products and column sums.
 
+use phalanx_tensor::cpu::simd::Isa;
 use phalanx_tensor::{Device, Layout, Weight};
 
-use crate::oracle::{Expected, check, numbers, output, poisoned, read, tensor};
+use crate::oracle::{Expected, check, cpu, numbers, output, poisoned, read, tensor};
 
 /// (rows, in, out).
 const SHAPES: [[usize; 3]; 14] = [
@@ -171,5 +172,48 @@ fn bias_gradient() {
             let expected = product([1, rows, out], |_, _| 1.0, |k, j| dy[k * out + j], start);
             check(&format!("db {rows} x {out}"), kernel, &[expected]);
         }
+    }
+}
+
+/// A row of the result has the same bits whatever stands above or below it, and however many rows there are:
+/// tiles and tasks are cut elsewhere, sums are not.
+#[test]
+fn a_row_depends_on_itself_alone() {
+    let (inner, out) = (600, 131);
+    let (x, w) = (numbers(1, 257 * inner), numbers(2, inner * out));
+    for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+        let device = cpu(2, isa);
+        let product = |rows: std::ops::Range<usize>| {
+            let x = tensor(&device, [rows.len(), inner], &x[rows.start * inner..rows.end * inner]);
+            let w = tensor(&device, [inner, out], &w);
+            let mut y = poisoned(&device, [rows.len(), out]);
+            let w = Weight { matrix: w.view(), layout: Layout::InOut };
+            device.linear(x.view(), w, None, None, y.view_mut());
+            read(&device, &y)
+        };
+        let whole = product(0..257);
+        for rows in [0..1, 5..18, 100..257, 256..257] {
+            let part = product(rows.clone());
+            let same = whole[rows.start * out..rows.end * out]
+                .iter()
+                .zip(&part)
+                .all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "rows {rows:?} on {}", isa.name());
+        }
+    }
+}
+
+/// No rows: gradients of nothing are zero, or what was there before.
+#[test]
+fn no_rows() {
+    let device = cpu(2, Isa::detect());
+    let (x, dy) = (tensor(&device, [0, 3], &[]), tensor(&device, [0, 4], &[]));
+    for (accumulate, expected) in [(false, 0.0), (true, 7.0)] {
+        let mut dw = output(&device, [3, 4], &[7.0; 12], accumulate);
+        device.linear_weight_gradient(x.view(), dy.view(), dw.view_mut(), Layout::InOut, accumulate);
+        assert_eq!(read(&device, &dw), [expected; 12]);
+        let mut db = output(&device, [4], &[7.0; 4], accumulate);
+        device.bias_gradient(dy.view(), db.view_mut(), accumulate);
+        assert_eq!(read(&device, &db), [expected; 4]);
     }
 }

@@ -1,15 +1,16 @@
 //! Loops over rows of numbers, by vectors: sums, maxima, exponentials.
 //!
-//! A row that is not a whole number of vectors ends in one whose first lanes count; they are the same operations.
+//! A row that is not a whole number of vectors ends in one whose first lanes count; they are the same
+//! operations.
 
 use super::Lanes;
 
-/// Folds a row: `fold_row!(L, len, start, |state, at, count| next, join)`. `next` takes in the `count` numbers from `at` on,
-/// in the first lanes; number i goes to lane i mod 64, that is to four vectors in turn, which hide the latency of an
-/// addition and are joined at the end.
+/// Folds a row: `fold_row!(L, len, start, |state, at, count| next, join)`. `next` takes in the `count`
+/// numbers from `at` on, in the first lanes; number i goes to lane i mod 64, that is to four vectors in
+/// turn, which hide the latency of an addition and are joined at the end.
 ///
-/// A macro, because the body of a closure would be compiled without the features of the function around it, and be slow where
-/// it is not inlined. To be used inside `unsafe`, compiled for `L`.
+/// A macro, because the body of a closure would be compiled without the features of the function around it,
+/// and be slow where it is not inlined. To be used inside `unsafe`, compiled for `L`.
 macro_rules! fold_row {
     ($L:ty, $len:expr, $start:expr, |$state:ident, $at:ident, $count:ident| $next:expr, $join:expr) => {{
         let len: usize = $len;
