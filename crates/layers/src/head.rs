@@ -98,7 +98,15 @@ impl Head for LinearCrossEntropy {
         let derivatives = CrossEntropyGradients { dx: dx.view_mut(), dw, accumulate };
         let weight = self.weight(parameters[0]);
         let (slice, out) = (logits.view_mut(), loss.view_mut());
-        cx.device.linear_cross_entropy(x.view(), weight, targets.view(), scale, slice, out, Some(derivatives));
+        cx.device.linear_cross_entropy(
+            x.view(),
+            weight,
+            targets.view(),
+            scale,
+            slice,
+            out,
+            Some(derivatives),
+        );
         (loss, Arc::new(dx))
     }
 

@@ -34,7 +34,8 @@ impl Init {
 /// Mixes seed and name (FNV-1a) into the generator's key.
 fn key(seed: u64, name: &str) -> u64 {
     let start = mix(seed ^ 0x9e37_79b9_7f4a_7c15);
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
+    let hash =
+        name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
     mix(start ^ hash)
 }
 

@@ -40,7 +40,11 @@ impl Layer for Linear {
         };
         vec![
             ParameterSpec { name: format!("{}.weight", self.prefix), shape, init: self.init },
-            ParameterSpec { name: format!("{}.bias", self.prefix), shape: vec![self.outputs], init: Init::Zeros },
+            ParameterSpec {
+                name: format!("{}.bias", self.prefix),
+                shape: vec![self.outputs],
+                init: Init::Zeros,
+            },
         ]
     }
 

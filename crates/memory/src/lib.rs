@@ -53,7 +53,9 @@ mod tests {
     fn fetches_ahead_and_keeps_what_comes_next() {
         let mut prefetch = Prefetch::new(vec![0, 1, 1, 2, 1, 0], 1);
         assert_eq!(prefetch.wanted(), [0]);
-        for (used, wanted) in [(0, vec![1]), (1, vec![1]), (1, vec![2]), (2, vec![1]), (1, vec![0]), (0, vec![])] {
+        for (used, wanted) in
+            [(0, vec![1]), (1, vec![1]), (1, vec![2]), (2, vec![1]), (1, vec![0]), (0, vec![])]
+        {
             prefetch.advance(used);
             assert_eq!(prefetch.wanted(), wanted);
         }

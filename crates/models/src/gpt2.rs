@@ -148,7 +148,11 @@ impl Gpt2 {
         ] {
             let given = config.get(key).unwrap_or(&computed);
             if *given != computed {
-                return Err(ModelError::Key { key, given: given.to_string(), expected: computed.to_string() });
+                return Err(ModelError::Key {
+                    key,
+                    given: given.to_string(),
+                    expected: computed.to_string(),
+                });
             }
         }
         let inner = config.get("n_inner").unwrap_or(&Value::Null);

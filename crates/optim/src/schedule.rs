@@ -49,9 +49,7 @@ mod tests {
 
     #[test]
     fn warms_up_then_decays_to_the_minimum() {
-        let at = |decay, step| {
-            Schedule { decay, lr: 1.0, min_lr: 0.1, warmup: 10, steps: 110 }.lr(step)
-        };
+        let at = |decay, step| Schedule { decay, lr: 1.0, min_lr: 0.1, warmup: 10, steps: 110 }.lr(step);
         for decay in [Decay::Cosine, Decay::Linear, Decay::Constant] {
             assert!((at(decay, 0) - 1.0 / 11.0).abs() < 1e-12);
             assert!((at(decay, 9) - 10.0 / 11.0).abs() < 1e-12);

@@ -34,7 +34,7 @@ pub struct Arena {
 enum Kind {
     Recording(Arc<Recorder>),
     Heap,
-    Replaying { region: Region, replay: Mutex<Replay> },
+    Replaying { region: Region, replay: Mutex<Box<Replay>> },
 }
 
 struct Replay {
@@ -66,7 +66,7 @@ impl Arena {
             plan.arena_bytes
         );
         let replay = Replay { plan, phase: None, next: 0, live: 0, persistent: 0, meter: PeakMeter::new() };
-        Arc::new(Arena { kind: Kind::Replaying { region, replay: Mutex::new(replay) } })
+        Arc::new(Arena { kind: Kind::Replaying { region, replay: Mutex::new(Box::new(replay)) } })
     }
 
     /// Starts a phase: the next allocation is its first. `init` comes first and once.

@@ -54,7 +54,8 @@ impl MetricsFile {
             let mut kept = String::new();
             for line in BufReader::new(old).lines() {
                 let line = line?;
-                let step = serde_json::from_str::<serde_json::Value>(&line).ok().and_then(|v| v["step"].as_u64());
+                let step =
+                    serde_json::from_str::<serde_json::Value>(&line).ok().and_then(|v| v["step"].as_u64());
                 if step.is_some_and(|s| s <= resumed_at) {
                     kept.push_str(&line);
                     kept.push('\n');

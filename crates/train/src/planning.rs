@@ -62,7 +62,12 @@ impl Spec {
     ///
     /// # Errors
     /// When no chunk layout exists for the model.
-    pub fn new(config: &RunConfig, model: Gpt2, evaluated: usize, threads: usize) -> Result<Spec, ChunkError> {
+    pub fn new(
+        config: &RunConfig,
+        model: Gpt2,
+        evaluated: usize,
+        threads: usize,
+    ) -> Result<Spec, ChunkError> {
         let network = model.network();
         let size = |p: &phalanx_layers::ParameterSpec| ParameterSize {
             name: p.name.clone(),

@@ -39,7 +39,12 @@ impl Batch {
 
 impl Rank {
     /// Allocates everything that stays: the phase `init` of the plan.
-    pub fn new(device: Device, group: Arc<dyn Group>, spec: &Spec, orders: &BTreeMap<&'static str, Vec<u32>>) -> Rank {
+    pub fn new(
+        device: Device,
+        group: Arc<dyn Group>,
+        spec: &Spec,
+        orders: &BTreeMap<&'static str, Vec<u32>>,
+    ) -> Rank {
         let network = spec.model.network();
         let options = Options {
             stage: spec.stage,

@@ -38,7 +38,9 @@ pub enum RunError {
         source: std::io::Error,
     },
     /// Stored and configured shapes differ.
-    #[error("{name} has shape {given:?} in the file, the configuration makes it {expected:?}; correct [model]")]
+    #[error(
+        "{name} has shape {given:?} in the file, the configuration makes it {expected:?}; correct [model]"
+    )]
     Shape {
         /// The tensor.
         name: String,
@@ -205,7 +207,8 @@ impl<'a> Session<'a> {
                 let checkpoint = Checkpoint::open(dir)?;
                 engine.restore(&checkpoint)?;
                 step = checkpoint.step();
-                samples = checkpoint.state()["samples"].as_u64().unwrap_or(step * job.config.batch.global as u64);
+                samples =
+                    checkpoint.state()["samples"].as_u64().unwrap_or(step * job.config.batch.global as u64);
             }
         }
         let path = job.run.join("metrics.jsonl");
@@ -293,15 +296,19 @@ impl<'a> Session<'a> {
             let mut ranks = Vec::new();
             for rank in 0..world {
                 let path = part(rank);
-                let text = std::fs::read(&path).map_err(|source| RunError::Write { path: path.clone(), source })?;
-                ranks.push(serde_json::from_slice::<RankBytes>(&text).map_err(|e| RunError::Write {
-                    path: path.clone(),
-                    source: e.into(),
-                })?);
+                let text =
+                    std::fs::read(&path).map_err(|source| RunError::Write { path: path.clone(), source })?;
+                ranks.push(
+                    serde_json::from_slice::<RankBytes>(&text)
+                        .map_err(|e| RunError::Write { path: path.clone(), source: e.into() })?,
+                );
                 let _ = std::fs::remove_file(path);
             }
             let resident: u64 = ranks.iter().filter_map(|r| r.resident_bytes_peak).max().unwrap_or(0);
-            write_json(&run.join("memory.json"), &json!({ "ranks": ranks, "resident_bytes_peak": resident }))?;
+            write_json(
+                &run.join("memory.json"),
+                &json!({ "ranks": ranks, "resident_bytes_peak": resident }),
+            )?;
         }
         Ok(())
     }

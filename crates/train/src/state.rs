@@ -55,7 +55,12 @@ impl Rank {
                         let elements = piece.in_parameter.start + within.start as u64
                             ..piece.in_parameter.start + within.end as u64;
                         let out = &mut window[..within.len()];
-                        read(self.state_name(state), &self.network.parameters[piece.parameter], elements, out)?;
+                        read(
+                            self.state_name(state),
+                            &self.network.parameters[piece.parameter],
+                            elements,
+                            out,
+                        )?;
                         self.zero.write(state, &piece, within, out);
                     }
                 }
@@ -125,7 +130,10 @@ impl Rank {
     ///
     /// # Errors
     /// What `part` returned here, or that another rank failed.
-    pub fn save(&mut self, mut part: impl FnMut(&Rank, Part) -> Result<(), RunError>) -> Result<(), RunError> {
+    pub fn save(
+        &mut self,
+        mut part: impl FnMut(&Rank, Part) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
         let device = self.device.clone();
         device.try_phase("save", || {
             self.zero.settle()?;
@@ -153,7 +161,12 @@ impl Rank {
     ///
     /// # Errors
     /// Disk full, folder unwritable, here or on another rank. Older checkpoints are untouched.
-    pub fn save_checkpoint(&mut self, checkpoints: &Path, step: u64, state: &Value) -> Result<PathBuf, RunError> {
+    pub fn save_checkpoint(
+        &mut self,
+        checkpoints: &Path,
+        step: u64,
+        state: &Value,
+    ) -> Result<PathBuf, RunError> {
         let tmp = checkpoints.join(format!("step-{step}.tmp"));
         let saved = self.save(|rank, part| {
             let first = rank.group().rank() == 0;

@@ -50,6 +50,10 @@ impl Rank {
         let (loss, wish) = (self.group().all_reduce(loss), self.group().all_reduce(wish));
         let (loss, wish) = (loss.wait()?, wish.wait()?);
         let read = |x: phalanx_tensor::View| self.device.fetch(x);
-        Ok(Outcome { loss: read(loss.view()), grad_norm: read(self.zero.norm()), stop: read(wish.view()) > 0.0 })
+        Ok(Outcome {
+            loss: read(loss.view()),
+            grad_norm: read(self.zero.norm()),
+            stop: read(wish.view()) > 0.0,
+        })
     }
 }

@@ -28,10 +28,16 @@ fn twenty_steps_of_adamw_as_in_pytorch() {
                 let what = format!("{world} ranks, stage {stage}, micro {micro:?}, {reduce:?}");
                 let outcome = rig::run(&model, &config, &steps);
                 for (i, (got, expected)) in outcome.losses.iter().zip(&losses).enumerate() {
-                    assert!((got - expected).abs() < LOSS_TOLERANCE, "{what}: loss {i}: {got} for {expected}");
+                    assert!(
+                        (got - expected).abs() < LOSS_TOLERANCE,
+                        "{what}: loss {i}: {got} for {expected}"
+                    );
                 }
                 for (i, (got, expected)) in outcome.grad_norms.iter().zip(&norms).enumerate() {
-                    assert!((got - expected).abs() < NORM_TOLERANCE, "{what}: norm {i}: {got} for {expected}");
+                    assert!(
+                        (got - expected).abs() < NORM_TOLERANCE,
+                        "{what}: norm {i}: {got} for {expected}"
+                    );
                 }
                 check_parameters(&what, &outcome);
                 assert_eq!(outcome.peaks, outcome.planned, "{what}");

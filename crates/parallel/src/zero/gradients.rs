@@ -98,7 +98,8 @@ impl GradientChunks {
             *slot = match std::mem::replace(slot, Chunk::Moving) {
                 Chunk::Shard(shard) => {
                     let elements = map.whole(*c).len();
-                    let whole = device.alloc(DType::F32, [elements], Category::Communication, "gradient_bucket");
+                    let whole =
+                        device.alloc(DType::F32, [elements], Category::Communication, "gradient_bucket");
                     Chunk::Both { whole, shard }
                 }
                 here => here,
@@ -117,7 +118,8 @@ impl GradientChunks {
             let (Chunk::Whole(whole) | Chunk::Both { whole, .. }) = chunk else {
                 panic!("gradients of block {block} were not opened")
             };
-            let mut inside: Vec<usize> = (0..uses.len()).filter(|i| map.layout.placed[uses[*i]].chunk == c).collect();
+            let mut inside: Vec<usize> =
+                (0..uses.len()).filter(|i| map.layout.placed[uses[*i]].chunk == c).collect();
             inside.sort_by_key(|i| map.range(uses[*i]).start);
             let pieces = inside.iter().map(|i| (map.range(uses[*i]), map.shapes[uses[*i]]));
             for (view, i) in whole.view_mut().into_pieces(pieces).into_iter().zip(&inside) {
@@ -220,7 +222,13 @@ impl GradientChunks {
     }
 
     /// The summed gradient of elements `range` of chunk `c`: this rank's shard, or under stage 0 any.
-    pub(super) fn summed(&self, map: &Map, stage: Stage, c: usize, range: std::ops::Range<usize>) -> View<'_> {
+    pub(super) fn summed(
+        &self,
+        map: &Map,
+        stage: Stage,
+        c: usize,
+        range: std::ops::Range<usize>,
+    ) -> View<'_> {
         let (view, start) = match &self.chunks[c] {
             Chunk::Whole(whole) => (whole.view(), 0),
             Chunk::Both { whole, .. } if stage == Stage::Zero => (whole.view(), 0),

@@ -145,7 +145,8 @@ impl Zero {
         let squares = device.alloc(DType::F64, [blocks], Category::Workspace, "norm.squares");
         let scalar = |name| device.alloc(DType::F32, [1], Category::Workspace, name);
         let depth = options.prefetch;
-        let orders = orders.iter().map(|(phase, order)| (*phase, Prefetch::new(order.clone(), depth))).collect();
+        let orders =
+            orders.iter().map(|(phase, order)| (*phase, Prefetch::new(order.clone(), depth))).collect();
         Zero {
             norm: scalar("norm"),
             clip_factor: scalar("norm.clip_factor"),

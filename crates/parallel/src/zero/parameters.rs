@@ -88,7 +88,12 @@ impl ParameterChunks {
         Ok(())
     }
 
-    pub(super) fn release(&mut self, map: &Map, prefetch: &Prefetch, block: usize) -> Result<(), CollectiveError> {
+    pub(super) fn release(
+        &mut self,
+        map: &Map,
+        prefetch: &Prefetch,
+        block: usize,
+    ) -> Result<(), CollectiveError> {
         for c in &map.chunks[block] {
             if !prefetch.keeps(*c as u32) {
                 self.give_up(*c);
@@ -141,7 +146,12 @@ impl ParameterChunks {
     }
 
     /// After the update of this rank's part of a whole chunk: everyone gets everyone's part.
-    pub(super) fn publish(&mut self, group: &dyn Group, c: usize, overlap: bool) -> Result<(), CollectiveError> {
+    pub(super) fn publish(
+        &mut self,
+        group: &dyn Group,
+        c: usize,
+        overlap: bool,
+    ) -> Result<(), CollectiveError> {
         let slot = &mut self.chunks[c];
         *slot = match std::mem::replace(slot, Chunk::Moving) {
             Chunk::Whole(whole) => Chunk::Publishing(group.all_gather_in_place(whole)),

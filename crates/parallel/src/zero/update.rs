@@ -31,7 +31,10 @@ impl Zero {
             let shard = self.map.shard(c);
             for segment in self.map.layout.segments(c, shard.start as u64..shard.end as u64) {
                 let inside = segment.in_chunk.start as usize..segment.in_chunk.end as usize;
-                assert!(inside.start.is_multiple_of(NORM_BLOCK), "shards and parameters start at whole blocks");
+                assert!(
+                    inside.start.is_multiple_of(NORM_BLOCK),
+                    "shards and parameters start at whole blocks"
+                );
                 let block = self.map.layout.first_block[c] as usize + inside.start / NORM_BLOCK;
                 let blocks = inside.len().div_ceil(NORM_BLOCK);
                 let gradient = self.gradients.summed(&self.map, self.options.stage, c, inside);

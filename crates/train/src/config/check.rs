@@ -58,7 +58,8 @@ impl RunConfig {
         }
         if !model.hidden.is_multiple_of(model.heads) {
             let near = nearest_divisor(model.hidden, model.heads);
-            let expected = format!("must divide model.hidden = {}; the nearest that does is {near}", model.hidden);
+            let expected =
+                format!("must divide model.hidden = {}; the nearest that does is {near}", model.hidden);
             return Err(refuse("model.heads", model.heads, expected));
         }
         if model.positions.is_some_and(|p| p < model.seq) {
@@ -66,7 +67,11 @@ impl RunConfig {
             return Err(refuse("model.positions", model.positions.unwrap_or(0), expected));
         }
         if self.precision.compute != "f32" {
-            return Err(refuse("precision.compute", &self.precision.compute, "this version computes in \"f32\""));
+            return Err(refuse(
+                "precision.compute",
+                &self.precision.compute,
+                "this version computes in \"f32\"",
+            ));
         }
         Ok(())
     }
@@ -143,10 +148,18 @@ impl RunConfig {
             return Err(refuse("train.steps", 0, "must be at least 1"));
         }
         if self.train.threads == Some(0) {
-            return Err(refuse("train.threads", 0, "must be at least 1; leave it out for this machine's cores"));
+            return Err(refuse(
+                "train.threads",
+                0,
+                "must be at least 1; leave it out for this machine's cores",
+            ));
         }
         if !d.text.is_empty() && d.tokens.is_some() {
-            return Err(refuse("data.tokens", d.tokens.as_deref().unwrap_or(""), "give data.text or data.tokens, not both"));
+            return Err(refuse(
+                "data.tokens",
+                d.tokens.as_deref().unwrap_or(""),
+                "give data.text or data.tokens, not both",
+            ));
         }
         Ok(())
     }

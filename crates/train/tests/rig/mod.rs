@@ -188,7 +188,10 @@ fn merge(plan: &RunPlan, parts: Vec<Part>) -> Outcome {
 /// `[steps][global]` sequences of the golden run.
 pub fn golden_steps() -> Steps {
     let tokens = golden_tensor("adamw.safetensors", "tokens");
-    tokens.chunks(8 * 17).map(|step| step.chunks(17).map(|s| s.iter().map(|t| *t as u32).collect()).collect()).collect()
+    tokens
+        .chunks(8 * 17)
+        .map(|step| step.chunks(17).map(|s| s.iter().map(|t| *t as u32).collect()).collect())
+        .collect()
 }
 
 /// A golden tensor as f32 (ids are small integers).
@@ -199,7 +202,9 @@ pub fn golden_tensor(file: &str, name: &str) -> Vec<f32> {
     let word = |b: &[u8]| [b[0], b[1], b[2], b[3]];
     match tensor.dtype() {
         safetensors::Dtype::F32 => tensor.data().chunks(4).map(|b| f32::from_le_bytes(word(b))).collect(),
-        safetensors::Dtype::I32 => tensor.data().chunks(4).map(|b| i32::from_le_bytes(word(b)) as f32).collect(),
+        safetensors::Dtype::I32 => {
+            tensor.data().chunks(4).map(|b| i32::from_le_bytes(word(b)) as f32).collect()
+        }
         other => panic!("golden of type {other:?}"),
     }
 }
