@@ -7,6 +7,7 @@
 use anyhow::{Result, bail};
 use phalanx_train::RunConfig;
 use serde::Deserialize;
+use strsim::levenshtein;
 use toml::{Table, Value};
 
 /// The configuration with a value of the right type for every key.
@@ -128,24 +129,8 @@ fn unknown(full: &Table, key: &str, origin: &str) -> anyhow::Error {
 /// The known name that was most likely meant. A right key in a wrong table counts as one edit.
 fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> &'a str {
     let leaf = |name: &str| name.rsplit('.').next().unwrap_or("").to_string();
-    let edits = |name: &&str| distance(given, name).min(distance(&leaf(given), &leaf(name)) + 1);
+    let edits = |name: &&str| levenshtein(given, name).min(levenshtein(&leaf(given), &leaf(name)) + 1);
     known.min_by_key(edits).unwrap_or("")
-}
-
-/// Levenshtein distance, one row at a time.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, &to) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(from != to);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

@@ -65,25 +65,9 @@ fn nearest(given: &str) -> Option<&'static str> {
     let given = given.trim().to_lowercase();
     let distance = |word: &str| {
         let begins = given.len() >= 2 && (given.starts_with(word) || word.starts_with(&given));
-        if begins { 1 } else { edits(&given, word) }
+        if begins { 1 } else { strsim::levenshtein(&given, word) }
     };
     WORDS.into_iter().map(|word| (distance(word), word)).filter(|(d, _)| *d <= 2).min().map(|(_, w)| w)
-}
-
-/// Levenshtein's distance: insertions, deletions and substitutions from `a` to `b`.
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(from != *to);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
