@@ -107,13 +107,15 @@ impl Gpt2 {
 
     /// As transformers writes it.
     pub fn to_config(&self) -> Value {
+        // The shortest decimal that is this f32: 1e-5, not 9.999999747378752e-6.
+        let eps: f64 = self.eps.to_string().parse().unwrap_or(f64::from(self.eps));
         json!({
             "activation_function": "gelu_new",
             "architectures": ["GPT2LMHeadModel"],
             "attn_pdrop": 0.0,
             "embd_pdrop": 0.0,
             "initializer_range": 0.02,
-            "layer_norm_epsilon": self.eps as f64,
+            "layer_norm_epsilon": eps,
             "model_type": "gpt2",
             "n_ctx": self.positions,
             "n_embd": self.hidden,
