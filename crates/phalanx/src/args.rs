@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::task::Show;
+
 /// The whole command line.
 #[derive(Debug, Parser)]
 #[command(
@@ -89,7 +91,8 @@ pub struct PlanArgs {
     phalanx train examples/quickstart.toml\n  \
     phalanx train examples/quickstart.toml --data my-texts/ --run runs/mine\n  \
     phalanx train examples/quickstart.toml --nproc 4 --set parallel.zero=3 --set train.steps=200\n  \
-    phalanx train --run runs/quickstart --resume\n\n\
+    phalanx train --run runs/quickstart --resume\n  \
+    phalanx train examples/quickstart.toml --json | jq .loss\n\n\
     The run folder holds config.toml (resolved), plan.json, memory.json, metrics.jsonl and checkpoints/.\n\
     On --resume the configuration is the stored one with what CONFIG and --set change since; ranks, ZeRO\n\
     stage, chunks, threads and micro-batches may change freely.")]
@@ -111,9 +114,23 @@ pub struct TrainArgs {
     /// Print errors only
     #[arg(long)]
     pub quiet: bool,
+    /// Print the lines of metrics.jsonl as they are made, and one at the end
+    #[arg(long, conflicts_with = "quiet")]
+    pub json: bool,
     /// Ranks are threads of this process: for tests
     #[arg(long, hide = true)]
     pub threads_as_ranks: bool,
+}
+
+impl TrainArgs {
+    /// What the run shows.
+    pub fn show(&self) -> Show {
+        match (self.quiet, self.json) {
+            (true, _) => Show::Nothing,
+            (false, true) => Show::Json,
+            (false, false) => Show::Progress,
+        }
+    }
 }
 
 /// Continues a text with a trained model

@@ -9,7 +9,7 @@ use phalanx_train::RunConfig;
 use phalanx_train::metrics::RankBytes;
 use phalanx_train::sample::{Generator, Sampling};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::planned::{Planned, outside_bytes};
 use crate::report::{bytes, plural, print, print_line, seconds};
@@ -18,6 +18,19 @@ use crate::{continuation, machine, resume};
 
 /// Tokens of the sample at the end.
 const SAMPLE_TOKENS: usize = 200;
+
+/// The last line of `train --json`.
+pub fn line(folder: &RunFolder) -> Value {
+    let reached = Reached::read(folder);
+    json!({
+        "run": folder.path(),
+        "checkpoint": folder.file(&format!("checkpoints/step-{}", reached.step)),
+        "steps": reached.step,
+        "last_loss": reached.losses.map(|(_, last)| last),
+        "last_val_loss": reached.val_loss,
+        "step_s_median": reached.step_s,
+    })
+}
 
 /// What `metrics.jsonl` says about a run so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

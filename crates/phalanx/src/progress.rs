@@ -133,3 +133,23 @@ impl Drop for Progress {
         }
     }
 }
+
+/// Prints what goes to `metrics.jsonl`, line by line, on standard output.
+pub struct Records;
+
+impl Records {
+    fn print(record: &impl serde::Serialize) {
+        // Records hold numbers alone, which are always JSON.
+        report::print_line(&serde_json::to_string(record).unwrap_or_default());
+    }
+}
+
+impl Observer for Records {
+    fn step(&mut self, record: &StepRecord) {
+        Records::print(record);
+    }
+
+    fn evaluation(&mut self, record: &EvaluationRecord) {
+        Records::print(record);
+    }
+}

@@ -32,7 +32,7 @@ pub fn rank(args: &RankArgs) -> Result<bool> {
     };
     let done = match &task {
         Task::Train(task) => {
-            training::job(task).and_then(|job| training::rank(&job, &seat, &stop, task.quiet))
+            training::job(task).and_then(|job| training::rank(&job, &seat, &stop, task.show))
         }
         Task::BenchStep(task) => bench::steps(task, &seat).and_then(|figures| tell(&figures)),
         Task::BenchCollectives(task) => bench::collectives(task, &seat).and_then(|figures| tell(&figures)),

@@ -32,8 +32,20 @@ pub struct TrainTask {
     pub import: Option<PathBuf>,
     /// A checkpoint to start from.
     pub resume: Option<PathBuf>,
-    /// Whether nothing is shown.
-    pub quiet: bool,
+    /// What rank 0 shows on the way.
+    pub show: Show,
+}
+
+/// What a training run shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Show {
+    /// Plan, progress, and how it ended: for people.
+    Progress,
+    /// The lines of `metrics.jsonl` on standard output, and one line at the end: for scripts.
+    Json,
+    /// Errors only.
+    Nothing,
 }
 
 impl TrainTask {

@@ -9,9 +9,9 @@ use phalanx_train::run::{Job, Place, Silent, train};
 use phalanx_train::{Dataset, RunError};
 
 use crate::planned::Planned;
-use crate::progress::Progress;
+use crate::progress::{Progress, Records};
 use crate::seat::{self, Seat};
-use crate::task::TrainTask;
+use crate::task::{Show, TrainTask};
 
 /// What all ranks of the run have in common, made anew from the task: every rank comes to the same plan.
 ///
@@ -24,11 +24,11 @@ pub fn job(task: &TrainTask) -> Result<Job> {
     Ok(Job { config, plan, data, run: task.run.clone(), start: task.start() })
 }
 
-/// Trains one rank to the end; rank 0 shows how it goes unless `quiet`.
+/// Trains one rank to the end; rank 0 shows how it goes as `show` says.
 ///
 /// # Errors
 /// Memory that the system does not give, and those of [`train`].
-pub fn rank(job: &Job, seat: &Seat, stop: &AtomicBool, quiet: bool) -> Result<()> {
+pub fn rank(job: &Job, seat: &Seat, stop: &AtomicBool, show: Show) -> Result<()> {
     let rank = seat.rank();
     let spec = &job.plan.spec;
     let seat::Place { cpu, device, group, arena_bytes } =
@@ -37,11 +37,13 @@ pub fn rank(job: &Job, seat: &Seat, stop: &AtomicBool, quiet: bool) -> Result<()
     let foreign = || if shares_memory { seat::foreign_bytes(arena_bytes) } else { 0 };
     let note = |step| seat.note_step(step);
     let place = Place { device, group, stop, note_step: &note, foreign_bytes: &foreign };
-    if rank == 0 && !quiet {
-        let peak = Box::new(move || peak::flops_per_s(&cpu));
-        train(job, place, &mut Progress::new(job, peak))?;
-    } else {
-        train(job, place, &mut Silent)?;
+    match show {
+        Show::Progress if rank == 0 => {
+            let peak = Box::new(move || peak::flops_per_s(&cpu));
+            train(job, place, &mut Progress::new(job, peak))?;
+        }
+        Show::Json if rank == 0 => train(job, place, &mut Records).map(drop)?,
+        _ => train(job, place, &mut Silent).map(drop)?,
     }
     Ok(())
 }

@@ -147,3 +147,16 @@ fn help_has_examples() {
         assert!(help.contains(&format!("phalanx bench {what}")), "{help}");
     }
 }
+
+#[test]
+fn json_lines_are_those_of_the_metrics_file_and_one_at_the_end() {
+    let home = Home::new();
+    for (run, ranks) in [("one", "1"), ("two", "2")] {
+        let ended = home.run(&["train", "small.toml", "--nproc", ranks, "--run", run, "--json"]).ok();
+        let lines: Vec<Value> = ended.stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        let (last, records) = lines.split_last().unwrap();
+        assert_eq!(records, home.metrics(run));
+        assert_eq!(last["steps"], 8);
+        assert!(last["checkpoint"].as_str().unwrap().ends_with("checkpoints/step-8"));
+    }
+}

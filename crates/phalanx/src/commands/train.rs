@@ -19,7 +19,7 @@ use crate::run_folder::RunFolder;
 use crate::seat::Seat;
 use crate::shape::{Imported, Vocabulary};
 use crate::signals::{STOPPED, Signals};
-use crate::task::{Task, TrainTask};
+use crate::task::{Show, Task, TrainTask};
 use crate::{ending, machine, plan_report, report, resume, shape, tokenizing, training};
 
 /// Plans and trains.
@@ -35,8 +35,8 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
         true => resume::resume(&folder, args, file.clone())?,
         false => start(&folder, args, file.clone())?,
     };
-    let (task, planned) = prepare(&folder, &started, file.as_ref(), args.quiet)?;
-    if !args.quiet {
+    let (task, planned) = prepare(&folder, &started, file.as_ref(), args.show())?;
+    if args.show() == Show::Progress {
         started.notes.iter().for_each(|note| eprintln!("{note}"));
         report::print(&plan_report::short(&planned, &folder.path().display().to_string()));
     }
@@ -46,10 +46,7 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
         .is_some_and(|(checkpoint, _)| checkpoint.step() >= planned.config.train.steps)
     {
         let steps = planned.config.train.steps;
-        report::print_line(&format!(
-            "all {steps} steps are done; to go on, give more: --set train.steps={}",
-            2 * steps
-        ));
+        eprintln!("all {steps} steps are done; to go on, give more: --set train.steps={}", 2 * steps);
         return Ok(ExitCode::SUCCESS);
     }
     if let Err(error) = run_ranks(&task, planned.plan.spec.world, args.threads_as_ranks, &signals) {
@@ -59,7 +56,7 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
         }
         return Err(explain(error, &folder));
     }
-    finish(&folder, &planned, args.quiet)
+    finish(&folder, &planned, args.show())
 }
 
 /// A run from its beginning.
@@ -76,7 +73,7 @@ fn prepare(
     folder: &RunFolder,
     started: &Resumed,
     file: Option<&Given>,
-    quiet: bool,
+    show: Show,
 ) -> Result<(TrainTask, Planned)> {
     let mut config = started.given.config()?;
     let imported = shape::fill_from_init(&mut config, &started.given)?;
@@ -86,7 +83,7 @@ fn prepare(
     let ranks = config.parallel.data;
     config.train.threads.get_or_insert_with(|| machine::threads_per_rank(ranks));
     let is_new = folder.create()?;
-    let planned = plan_in(folder, started, &mut config, imported.as_ref(), quiet).and_then(|planned| {
+    let planned = plan_in(folder, started, &mut config, imported.as_ref(), show).and_then(|planned| {
         folder.write_config(&planned.config, file)?;
         folder.write_plan(&plan_report::to_json(&planned))?;
         Ok(planned)
@@ -102,7 +99,7 @@ fn prepare(
         run: folder.path().to_path_buf(),
         import: imported.map(|imported| imported.dir),
         resume: started.checkpoint.as_ref().map(|(checkpoint, _)| checkpoint.dir().to_path_buf()),
-        quiet,
+        show,
     };
     Ok((task, planned))
 }
@@ -113,11 +110,11 @@ fn plan_in(
     started: &Resumed,
     config: &mut RunConfig,
     imported: Option<&Imported>,
-    quiet: bool,
+    show: Show,
 ) -> Result<Planned> {
     let prepared = match started.same_data && folder.has_tokens() {
         true => stored_tokens(folder)?,
-        false => tokenizing::with_progress(quiet, |progress| {
+        false => tokenizing::with_progress(show != Show::Progress, |progress| {
             dataset::prepare(&config.data, folder.path(), machine::cores(), progress)
         })?,
     };
@@ -148,11 +145,11 @@ fn run_ranks(task: &TrainTask, world: usize, as_threads: bool, signals: &Signals
     if world == 1 {
         let job = training::job(task)?;
         signals.training_starts();
-        return training::rank(&job, &Seat::Alone, signals.stop(), task.quiet);
+        return training::rank(&job, &Seat::Alone, signals.stop(), task.show);
     }
     signals.training_starts();
     if as_threads {
-        return run_threads(&training::job(task)?, world, signals, task.quiet);
+        return run_threads(&training::job(task)?, world, signals, task.show);
     }
     let crew = Crew::start(world, &Task::Train(task.clone()), Output::Shown)?;
     crew.wait(signals)?;
@@ -160,7 +157,7 @@ fn run_ranks(task: &TrainTask, world: usize, as_threads: bool, signals: &Signals
 }
 
 /// Ranks as threads. The first error that is not another rank's is the one to tell.
-fn run_threads(job: &Job, world: usize, signals: &Signals, quiet: bool) -> Result<()> {
+fn run_threads(job: &Job, world: usize, signals: &Signals, show: Show) -> Result<()> {
     let errors = std::thread::scope(|scope| {
         let ranks: Vec<_> = threads(world)
             .into_iter()
@@ -168,7 +165,7 @@ fn run_threads(job: &Job, world: usize, signals: &Signals, quiet: bool) -> Resul
                 scope.spawn(move || {
                     let rank = endpoint.rank();
                     let seat = Seat::among(endpoint, &job.config);
-                    let done = training::rank(job, &seat, signals.stop(), quiet);
+                    let done = training::rank(job, &seat, signals.stop(), show);
                     done.map_err(|error| (training::is_of_another(&error, rank), error))
                 })
             })
@@ -205,16 +202,19 @@ fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
 }
 
 /// A run that saved before its last step was stopped, by a signal to the launcher or to any rank.
-fn finish(folder: &RunFolder, planned: &Planned, quiet: bool) -> Result<ExitCode> {
+fn finish(folder: &RunFolder, planned: &Planned, show: Show) -> Result<ExitCode> {
     let saved = folder.newest()?.checkpoint.map_or(0, |checkpoint| checkpoint.step());
     if saved < planned.config.train.steps {
         eprintln!("stopped after step {saved}, which is saved; go on with: {}", resume::command(folder));
         return Ok(ExitCode::from(STOPPED));
     }
-    if quiet {
-        ending::memory(folder, planned)?;
-        return Ok(ExitCode::SUCCESS);
+    match show {
+        Show::Progress => ending::complete(folder, planned)?,
+        Show::Json => {
+            ending::memory(folder, planned)?;
+            report::print_line(&ending::line(folder).to_string());
+        }
+        Show::Nothing => ending::memory(folder, planned).map(drop)?,
     }
-    ending::complete(folder, planned)?;
     Ok(ExitCode::SUCCESS)
 }
