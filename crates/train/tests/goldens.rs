@@ -6,10 +6,9 @@ mod rig;
 use phalanx_train::config::Reduce;
 
 /// f32 sums in another order: PyTorch's own f32 run is within 5.1e-7 (losses), 3.0e-7 (norms) of the same
-/// run in f64, relative to values near 4 and 1; ours may be as far on the other side, four times over for
-/// another order of up to 8 partial sums.
-const LOSS_TOLERANCE: f32 = 4e-6;
-const NORM_TOLERANCE: f32 = 4e-6;
+/// run in f64, for values near 4 and 1; another order of up to 8 partial sums may be four times as far.
+const LOSS_TOLERANCE: f32 = 2e-6;
+const NORM_TOLERANCE: f32 = 1.2e-6;
 
 #[test]
 fn twenty_steps_of_adamw_as_in_pytorch() {
@@ -57,9 +56,8 @@ fn check_parameters(what: &str, outcome: &rig::Outcome) {
         let third = expected.len() / 3;
         for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
             let noise = name.ends_with("attn.c_attn.bias") && (third..2 * third).contains(&i);
-            // PyTorch's f32 run itself is 8.9e-7 from its f64 run; where gradients are near eps, AdamW
-            // divides two small numbers, hence the factor.
-            let tolerance = if noise { 2.0 * 3e-3 * 20.0 } else { 2e-5 };
+            // PyTorch's f32 run itself is 8.9e-7 from its f64 run; four times that, as above.
+            let tolerance = if noise { 2.0 * 3e-3 * 20.0 } else { 3.6e-6 };
             assert!((got - expected).abs() < tolerance, "{what}: {name}[{i}]: {got} for {expected}");
         }
     }

@@ -35,7 +35,7 @@ fn any_layout_resumes_in_any_other() {
             }
             for (a, b) in rest.losses.iter().zip(&whole.losses[10..]) {
                 // Sums over 8 sequences in another order, as in goldens.rs.
-                assert!((a - b).abs() < 4e-6, "{from:?} -> {to:?}: loss {a} for {b}");
+                assert!((a - b).abs() < 2e-6, "{from:?} -> {to:?}: loss {a} for {b}");
             }
         }
     }
