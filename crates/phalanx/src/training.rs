@@ -19,7 +19,7 @@ use crate::task::{Show, TrainTask};
 /// Data that cannot be used, or an engine that cannot be planned.
 pub fn job(task: &TrainTask) -> Result<Job> {
     let model = Gpt2::from_config(&task.model)?;
-    let data = Dataset::open(&task.config, &task.run, model.vocab)?;
+    let data = Dataset::open(&task.config, &task.run)?;
     let Planned { config, plan } = Planned::new(task.config.clone(), model, data.evaluated())?;
     Ok(Job { config, plan, data, run: task.run.clone(), start: task.start() })
 }

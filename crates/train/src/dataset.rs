@@ -77,16 +77,22 @@ pub fn prepare(
 }
 
 impl Dataset {
-    /// Opens the tokens of the run in folder `run` and checks every id against `vocab`.
+    /// As [`Dataset::open`], and checks every id against `vocab`: a pass over all tokens, which whoever
+    /// starts a run makes once for all its ranks.
     ///
     /// # Errors
-    /// Data that is missing, damaged, too short for a sequence, or has ids that the model has no row for.
-    pub fn open(config: &RunConfig, run: &Path, vocab: usize) -> Result<Dataset, DataError> {
-        let tokens = match &config.data.tokens {
-            Some(path) => Tokens::open(Path::new(path))?,
-            None => Tokens::open(&run.join(TOKENS_FILE))?,
-        };
-        tokens.check_vocab(vocab)?;
+    /// Those of [`Dataset::open`], and ids that the model has no row for.
+    pub fn open_checked(config: &RunConfig, run: &Path, vocab: usize) -> Result<Dataset, DataError> {
+        tokens(config, run)?.check_vocab(vocab)?;
+        Dataset::open(config, run)
+    }
+
+    /// Opens the tokens of the run in folder `run`, whose ids were checked.
+    ///
+    /// # Errors
+    /// Data that is missing, damaged, or too short for a sequence.
+    pub fn open(config: &RunConfig, run: &Path) -> Result<Dataset, DataError> {
+        let tokens = tokens(config, run)?;
         let order = match config.data.order {
             Order::Shuffled => SampleOrder::Shuffled,
             Order::Sequential => SampleOrder::Sequential,
@@ -133,6 +139,14 @@ impl Dataset {
     /// Samples in one epoch.
     pub fn samples_per_epoch(&self) -> u64 {
         self.train.samples_per_epoch()
+    }
+}
+
+/// The token file that the configuration names, or the run folder's own.
+fn tokens(config: &RunConfig, run: &Path) -> Result<Tokens, DataError> {
+    match &config.data.tokens {
+        Some(path) => Tokens::open(Path::new(path)),
+        None => Tokens::open(&run.join(TOKENS_FILE)),
     }
 }
 

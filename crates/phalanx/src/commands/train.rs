@@ -127,7 +127,7 @@ fn plan_in(
         started.checkpoint.as_ref().map(|(_, model)| model).or(imported.map(|imported| &imported.model));
     let vocabulary = Vocabulary { ids: prepared.vocab, origin };
     let model: Gpt2 = shape::complete(config, fixed, &vocabulary)?;
-    let data = Dataset::open(config, folder.path(), model.vocab)?;
+    let data = Dataset::open_checked(config, folder.path(), model.vocab)?;
     let planned = Planned::new(config.clone(), model, data.evaluated())?;
     planned.check_memory()?;
     Ok(planned)
