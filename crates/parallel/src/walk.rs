@@ -24,7 +24,7 @@ pub fn forward_backward(
     for (i, block) in network.blocks.iter().enumerate() {
         zero.acquire(i)?;
         let (y, kept) = block.layer.forward(cx, &zero.parameters(i), x, None);
-        zero.release(i)?;
+        zero.release(i);
         x = y;
         saved.push(kept);
     }
@@ -35,7 +35,7 @@ pub fn forward_backward(
     let (parameters, mut gradients) = zero.parameters_and_gradients(head);
     let (loss, dx) = network.head.loss_and_gradient(cx, &parameters, &mut gradients, x, targets, scale);
     drop((parameters, gradients));
-    zero.release(head)?;
+    zero.release(head);
     zero.reduce(head)?;
 
     let mut dy = dx;
@@ -46,7 +46,7 @@ pub fn forward_backward(
         let (parameters, mut gradients) = zero.parameters_and_gradients(i);
         let dx = block.layer.backward(cx, &parameters, &mut gradients, kept, dy, None);
         drop((parameters, gradients));
-        zero.release(i)?;
+        zero.release(i);
         zero.reduce(i)?;
         let Some(dx) = dx else { break };
         dy = dx;
@@ -70,11 +70,11 @@ pub fn evaluate(
     for (i, block) in network.blocks.iter().enumerate() {
         zero.acquire(i)?;
         (x, _) = block.layer.forward(cx, &zero.parameters(i), x, None);
-        zero.release(i)?;
+        zero.release(i);
     }
     let head = network.head_index();
     zero.acquire(head)?;
     let loss = network.head.loss(cx, &zero.parameters(head), x, targets, scale);
-    zero.release(head)?;
+    zero.release(head);
     Ok(loss)
 }

@@ -16,7 +16,7 @@ use crate::record::Recorder;
 use crate::shape::Shape;
 
 /// Elements of one block of a norm; parameters start at multiples of it in every layout.
-pub const NORM_BLOCK: usize = 4096;
+pub const NORM_BLOCK: usize = phalanx_plan::BLOCK as usize;
 
 /// Handle of a device; cheap to clone.
 #[derive(Clone)]
@@ -99,18 +99,6 @@ impl Device {
         name: &'static str,
     ) -> Tensor {
         self.arena.alloc(dtype, shape.into(), category, name, Site::caller())
-    }
-
-    /// As [`Device::alloc`], on behalf of a caller whose place in the source is `site`.
-    pub fn alloc_at(
-        &self,
-        dtype: DType,
-        shape: Shape,
-        category: Category,
-        name: &'static str,
-        site: Site,
-    ) -> Tensor {
-        self.arena.alloc(dtype, shape, category, name, site)
     }
 
     fn record(&self, name: &'static str, flops: usize, bytes: usize) {

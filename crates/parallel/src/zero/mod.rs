@@ -189,12 +189,9 @@ impl Zero {
     }
 
     /// Gives up the gathered chunks of `block` that nobody needs next.
-    ///
-    /// # Errors
-    /// When a gather that was under way fails.
-    pub fn release(&mut self, block: usize) -> Result<(), CollectiveError> {
+    pub fn release(&mut self, block: usize) {
         let prefetch = self.orders.get(self.parameters.phase).expect("a phase has begun");
-        self.parameters.release(&self.map, prefetch, block)
+        self.parameters.release(&self.map, prefetch, block);
     }
 
     /// The parameters of an acquired block, in the order of its layer.

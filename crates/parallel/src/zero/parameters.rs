@@ -88,18 +88,12 @@ impl ParameterChunks {
         Ok(())
     }
 
-    pub(super) fn release(
-        &mut self,
-        map: &Map,
-        prefetch: &Prefetch,
-        block: usize,
-    ) -> Result<(), CollectiveError> {
+    pub(super) fn release(&mut self, map: &Map, prefetch: &Prefetch, block: usize) {
         for c in &map.chunks[block] {
             if !prefetch.keeps(*c as u32) {
                 self.give_up(*c);
             }
         }
-        Ok(())
     }
 
     fn give_up(&mut self, c: usize) {
