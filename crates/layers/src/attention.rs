@@ -36,8 +36,8 @@ impl Layer for Attention {
     ) -> (Activation, Saved) {
         let [batch, seq, hidden3] = x.dims();
         let mut out = cx.activation([batch, seq, hidden3 / 3], "attention.out");
-        let mut log_sum_exp = cx.activation([batch, self.heads.heads, seq], "attention.log_sum_exp");
-        cx.device.attention(x.view(), self.heads, out.view_mut(), log_sum_exp.view_mut());
+        let mut log_sum_exp = cx.statistics([batch, self.heads.heads, seq], "attention.log_sum_exp");
+        cx.device.attention(x.view(), self.heads, None, out.view_mut(), log_sum_exp.view_mut());
         let out = Arc::new(out);
         let y = match residual {
             None => Arc::clone(&out),
@@ -63,7 +63,7 @@ impl Layer for Attention {
         let SavedAttention { qkv, out, log_sum_exp } = restore(saved);
         let mut dqkv = cx.activation(qkv.shape(), "attention.dqkv");
         let rows = [out.view(), log_sum_exp.view(), dy.view()];
-        cx.device.attention_backward(qkv.view(), rows, self.heads, dqkv.view_mut());
+        cx.device.attention_backward(qkv.view(), rows, self.heads, None, dqkv.view_mut());
         Some(add_residual(cx, dqkv, residual))
     }
 }

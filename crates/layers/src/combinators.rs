@@ -47,7 +47,7 @@ impl Layer for Sequence {
             let last = i + 1 == self.layers.len();
             let (y, kept) = layer.forward(cx, own, x, if last { residual.take() } else { None });
             x = y;
-            if cx.training {
+            if cx.keep {
                 saved.push(kept);
             }
         }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Category, CrossEntropyGradients, DType, Layout, Tensor, View, Weight};
+use phalanx_tensor::{Category, CrossEntropy, CrossEntropyGradients, Epilogue, Layout, Tensor, View, Weight};
 
 use crate::init::Init;
 use crate::layer::{Activation, Context, Gradient, ParameterSpec};
@@ -19,10 +19,17 @@ pub trait Head: Send + Sync {
     /// Its parameters, in the order in which the methods receive them.
     fn parameters(&self) -> Vec<ParameterSpec>;
 
-    /// `scale * sum of losses`, `[1]`.
-    fn loss(&self, cx: &Context, parameters: &[View], x: Activation, targets: &Tensor, scale: f32) -> Tensor;
+    /// Sum of losses times `numbers.scale`, `[1]` f32.
+    fn loss(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        x: Activation,
+        targets: &Tensor,
+        numbers: CrossEntropy,
+    ) -> Tensor;
 
-    /// The same, with dx and parameter gradients.
+    /// The same, with dx and parameter gradients of the sum times `numbers.gradient_scale`.
     fn loss_and_gradient(
         &self,
         cx: &Context,
@@ -30,7 +37,7 @@ pub trait Head: Send + Sync {
         gradients: &mut [Gradient],
         x: Activation,
         targets: &Tensor,
-        scale: f32,
+        numbers: CrossEntropy,
     ) -> (Tensor, Activation);
 
     /// Logits of some rows, for sampling: x `[rows, hidden]` -> `[rows, vocab]`.
@@ -56,10 +63,10 @@ impl LinearCrossEntropy {
 
     /// Workspace for a slice of logits: at least two slices, at most [`SLICE_BYTES`].
     fn logits_slice(&self, cx: &Context, rows: usize) -> Tensor {
-        let fit = (SLICE_BYTES / (4 * self.vocab)).max(1);
+        let fit = (SLICE_BYTES / (cx.compute.bytes() * self.vocab)).max(1);
         let fit = if fit > 64 { fit / 64 * 64 } else { fit };
         let slice = fit.min(rows.div_ceil(2));
-        cx.device.alloc(DType::F32, [slice, self.vocab], Category::Workspace, "head.logits_slice")
+        cx.device.alloc(cx.compute, [slice, self.vocab], Category::Workspace, "head.logits_slice")
     }
 }
 
@@ -70,13 +77,20 @@ impl Head for LinearCrossEntropy {
     }
 
     /// x: `[batch, seq, hidden]`, targets: `[batch, seq]` u32 -> `[1]`
-    fn loss(&self, cx: &Context, parameters: &[View], x: Activation, targets: &Tensor, scale: f32) -> Tensor {
+    fn loss(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        x: Activation,
+        targets: &Tensor,
+        numbers: CrossEntropy,
+    ) -> Tensor {
         let [rows, _] = x.shape().rows_cols();
         let mut logits = self.logits_slice(cx, rows);
-        let mut loss = cx.activation([1], "head.loss");
+        let mut loss = cx.statistics([1], "head.loss");
         let weight = self.weight(parameters[0]);
         let (slice, out) = (logits.view_mut(), loss.view_mut());
-        cx.device.linear_cross_entropy(x.view(), weight, targets.view(), scale, slice, out, None);
+        cx.device.linear_cross_entropy(x.view(), weight, targets.view(), numbers, slice, out, None);
         loss
     }
 
@@ -88,11 +102,11 @@ impl Head for LinearCrossEntropy {
         gradients: &mut [Gradient],
         x: Activation,
         targets: &Tensor,
-        scale: f32,
+        numbers: CrossEntropy,
     ) -> (Tensor, Activation) {
         let [rows, _] = x.shape().rows_cols();
         let mut logits = self.logits_slice(cx, rows);
-        let mut loss = cx.activation([1], "head.loss");
+        let mut loss = cx.statistics([1], "head.loss");
         let mut dx = cx.activation(x.shape(), "head.dx");
         let (dw, accumulate) = gradients[0].write();
         let derivatives = CrossEntropyGradients { dx: dx.view_mut(), dw, accumulate };
@@ -102,7 +116,7 @@ impl Head for LinearCrossEntropy {
             x.view(),
             weight,
             targets.view(),
-            scale,
+            numbers,
             slice,
             out,
             Some(derivatives),
@@ -112,8 +126,8 @@ impl Head for LinearCrossEntropy {
 
     fn logits(&self, cx: &Context, parameters: &[View], x: View) -> Tensor {
         let [rows, _] = x.shape().rows_cols();
-        let mut y = cx.device.alloc(DType::F32, [rows, self.vocab], Category::Workspace, "head.logits");
-        cx.device.linear(x, self.weight(parameters[0]), None, None, y.view_mut());
+        let mut y = cx.device.alloc(cx.compute, [rows, self.vocab], Category::Workspace, "head.logits");
+        cx.device.linear(x, self.weight(parameters[0]), Epilogue::default(), y.view_mut());
         y
     }
 }

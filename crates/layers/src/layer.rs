@@ -21,17 +21,40 @@ pub type Activation = Arc<Tensor>;
 pub type Saved = Box<dyn Any + Send>;
 
 /// Where and how a layer runs.
+#[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// The device that computes.
     pub device: &'a Device,
+    /// Element type of activations and parameters.
+    pub compute: DType,
     /// Whether a backward will follow; without, nothing is kept.
-    pub training: bool,
+    pub keep: bool,
+    /// What random layers (dropout) draw; nothing outside of training.
+    pub draw: Option<Draw>,
+}
+
+/// Where a micro-batch stands in the run: what random numbers are a function of, beside layer and element. So
+/// they are the same whatever the layout, and whenever a layer runs again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// Of the run.
+    pub seed: u64,
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// Number of the micro-batch's first sample within the global batch.
+    pub first_sample: u64,
 }
 
 impl Context<'_> {
     /// Memory for an activation.
     #[track_caller]
     pub fn activation(&self, shape: impl Into<Shape>, name: &'static str) -> Tensor {
+        self.device.alloc(self.compute, shape, Category::Activations, name)
+    }
+
+    /// Memory for row statistics and losses, which are f32 whatever is computed in.
+    #[track_caller]
+    pub fn statistics(&self, shape: impl Into<Shape>, name: &'static str) -> Tensor {
         self.device.alloc(DType::F32, shape, Category::Activations, name)
     }
 }

@@ -48,8 +48,8 @@ impl Layer for LayerNorm {
     ) -> (Activation, Saved) {
         let [rows, _] = x.shape().rows_cols();
         let mut y = cx.activation(x.shape(), "layer_norm.y");
-        let mut mean = cx.activation([rows], "layer_norm.mean");
-        let mut rstd = cx.activation([rows], "layer_norm.rstd");
+        let mut mean = cx.statistics([rows], "layer_norm.mean");
+        let mut rstd = cx.statistics([rows], "layer_norm.rstd");
         let statistics = [mean.view_mut(), rstd.view_mut()];
         cx.device.layer_norm(x.view(), [parameters[0], parameters[1]], self.eps, y.view_mut(), statistics);
         (add_residual(cx, y, residual), Box::new(SavedLayerNorm { x, mean, rstd }))

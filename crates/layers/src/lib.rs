@@ -7,21 +7,21 @@
 pub mod attention;
 pub mod combinators;
 pub mod embedding;
-pub mod gelu;
 pub mod head;
 pub mod init;
 pub mod layer;
 pub mod layer_norm;
 pub mod linear;
+pub mod linear_gelu;
 pub mod network;
 
 pub use attention::Attention;
 pub use combinators::{Residual, Sequence};
 pub use embedding::Embedding;
-pub use gelu::Gelu;
 pub use head::{Head, LinearCrossEntropy};
 pub use init::Init;
 pub use layer::{Activation, Context, Gradient, Layer, ParameterSpec, Saved};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
+pub use linear_gelu::LinearGelu;
 pub use network::{Block, Network};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Layout, View, Weight};
+use phalanx_tensor::{Epilogue, Layout, Tensor, View, Weight};
 
 use crate::init::Init;
 use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Saved, restore, sum_target};
@@ -27,8 +27,27 @@ struct SavedLinear {
 }
 
 impl Linear {
-    fn weight<'a>(&self, matrix: View<'a>) -> Weight<'a> {
+    pub(crate) fn weight<'a>(&self, matrix: View<'a>) -> Weight<'a> {
         Weight { matrix, layout: self.layout }
+    }
+
+    /// dx = dy · wᵀ (+ residual); dw as the gradient says.
+    pub(crate) fn input_and_weight_gradients(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        dw: &mut Gradient,
+        x: Activation,
+        dy: &Tensor,
+        residual: Option<Activation>,
+    ) -> Activation {
+        let (view, accumulate) = dw.write();
+        cx.device.linear_weight_gradient(x.view(), dy.view(), view, self.layout, accumulate);
+        let shape = x.shape();
+        drop(x);
+        let (mut dx, add) = sum_target(cx, residual, shape, "linear.dx");
+        cx.device.linear_input_gradient(dy.view(), self.weight(parameters[0]), dx.view_mut(), add);
+        Arc::new(dx)
     }
 }
 
@@ -60,7 +79,8 @@ impl Layer for Linear {
         let mut y = cx.activation([batch, seq, self.outputs], "linear.y");
         let weight = self.weight(parameters[0]);
         let residual = residual.as_ref().map(|r| r.view());
-        cx.device.linear(x.view(), weight, Some(parameters[1]), residual, y.view_mut());
+        let epilogue = Epilogue { bias: Some(parameters[1]), residual };
+        cx.device.linear(x.view(), weight, epilogue, y.view_mut());
         (Arc::new(y), Box::new(SavedLinear { x }))
     }
 
@@ -76,14 +96,8 @@ impl Layer for Linear {
     ) -> Option<Activation> {
         let SavedLinear { x } = restore(saved);
         let [dw, db] = gradients else { panic!("a linear layer has two parameters") };
-        let (view, accumulate) = dw.write();
-        cx.device.linear_weight_gradient(x.view(), dy.view(), view, self.layout, accumulate);
         let (view, accumulate) = db.write();
         cx.device.bias_gradient(dy.view(), view, accumulate);
-        let shape = x.shape();
-        drop(x);
-        let (mut dx, add) = sum_target(cx, residual, shape, "linear.dx");
-        cx.device.linear_input_gradient(dy.view(), self.weight(parameters[0]), dx.view_mut(), add);
-        Some(Arc::new(dx))
+        Some(self.input_and_weight_gradients(cx, parameters, dw, x, &dy, residual))
     }
 }

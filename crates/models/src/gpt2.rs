@@ -5,8 +5,8 @@
 //! initial values follow transformers, so that its files load and ours load there.
 
 use phalanx_layers::{
-    Attention, Block, Embedding, Gelu, Init, Layer, LayerNorm, Linear, LinearCrossEntropy, Network, Residual,
-    Sequence,
+    Attention, Block, Embedding, Init, Layer, LayerNorm, Linear, LinearCrossEntropy, LinearGelu, Network,
+    Residual, Sequence,
 };
 use phalanx_tensor::{Heads, Layout};
 use serde_json::{Value, json};
@@ -83,20 +83,23 @@ impl Gpt2 {
         let hidden = self.hidden;
         // Projections into the residual stream start smaller: each of the 2 * layers adds its variance.
         let small = Init::Normal(0.02 / (2.0 * self.layers as f32).sqrt());
-        let linear = |part: &str, inputs, outputs, init| -> Box<dyn Layer> {
-            Box::new(Linear { prefix: name(part), inputs, outputs, layout: Layout::InOut, init })
+        let linear = |part: &str, inputs, outputs, init| Linear {
+            prefix: name(part),
+            inputs,
+            outputs,
+            layout: Layout::InOut,
+            init,
         };
         let attention = Residual(Sequence::new(vec![
             Box::new(self.norm(name("ln_1"))),
-            linear("attn.c_attn", hidden, 3 * hidden, Init::Normal(0.02)),
+            Box::new(linear("attn.c_attn", hidden, 3 * hidden, Init::Normal(0.02))),
             Box::new(Attention { heads: Heads { heads: self.heads, causal: true } }),
-            linear("attn.c_proj", hidden, hidden, small),
+            Box::new(linear("attn.c_proj", hidden, hidden, small)),
         ]));
         let mlp = Residual(Sequence::new(vec![
             Box::new(self.norm(name("ln_2"))),
-            linear("mlp.c_fc", hidden, 4 * hidden, Init::Normal(0.02)),
-            Box::new(Gelu),
-            linear("mlp.c_proj", 4 * hidden, hidden, small),
+            Box::new(LinearGelu(linear("mlp.c_fc", hidden, 4 * hidden, Init::Normal(0.02)))),
+            Box::new(linear("mlp.c_proj", 4 * hidden, hidden, small)),
         ]));
         Sequence::new(vec![Box::new(attention), Box::new(mlp)])
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_layers::{Context, Gradient, Network};
 use phalanx_models::Gpt2;
-use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, Cpu, CrossEntropy, DType, Device, Shape, Tensor, View};
 use safetensors::SafeTensors;
 
 fn golden() -> PathBuf {
@@ -68,7 +68,7 @@ const GRADIENT_TOLERANCE: f32 = 4e-6;
 #[test]
 fn logits_and_loss() {
     let l = load();
-    let cx = Context { device: &l.device, training: false };
+    let cx = Context { device: &l.device, compute: DType::F32, keep: false, draw: None };
     let mut x = Arc::clone(&l.tokens);
     for (i, block) in l.network.blocks.iter().enumerate() {
         (x, _) = block.layer.forward(&cx, &views(&l, i), x, None);
@@ -81,7 +81,7 @@ fn logits_and_loss() {
     for (i, (got, expected)) in got.iter().zip(values("forward.safetensors", "logits")).enumerate() {
         assert!((got - expected).abs() < LOGIT_TOLERANCE, "logit {i}: {got} for {expected}");
     }
-    let loss = l.network.head.loss(&cx, &head, x, &l.targets, 1.0 / 64.0);
+    let loss = l.network.head.loss(&cx, &head, x, &l.targets, CrossEntropy::scaled(1.0 / 64.0));
     let expected = values("forward.safetensors", "loss")[0];
     assert!((l.device.fetch(loss.view()) - expected).abs() < 1e-6);
 }
@@ -89,7 +89,7 @@ fn logits_and_loss() {
 #[test]
 fn every_gradient() {
     let l = load();
-    let cx = Context { device: &l.device, training: true };
+    let cx = Context { device: &l.device, compute: DType::F32, keep: true, draw: None };
     let like = |p: &Tensor| l.device.alloc(DType::F32, p.shape(), Category::Gradients, "test");
     let mut gradients: Vec<Tensor> = l.parameters.iter().map(like).collect();
     // What was there before must be overwritten, not added to.
@@ -106,7 +106,7 @@ fn every_gradient() {
     let head = l.network.head_index();
     let mut slots = slots(&mut gradients, &mut written, &l.network.uses[head]);
     let (_, mut dy) =
-        l.network.head.loss_and_gradient(&cx, &views(&l, head), &mut slots, x, &l.targets, 1.0 / 64.0);
+        l.network.head.loss_and_gradient(&cx, &views(&l, head), &mut slots, x, &l.targets, CrossEntropy::scaled(1.0 / 64.0));
     for (i, block) in l.network.blocks.iter().enumerate().rev() {
         let mut slots = self::slots(&mut gradients, &mut written, &l.network.uses[i]);
         let dx = block.layer.backward(&cx, &views(&l, i), &mut slots, saved.pop().unwrap(), dy, None);

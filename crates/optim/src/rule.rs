@@ -54,13 +54,13 @@ impl Rule {
                 let [m, v]: [ViewMut; 2] = states.try_into().expect("AdamW has two states");
                 let weight_decay = decay(weight_decay);
                 let numbers = AdamW { lr: step.lr, beta1, beta2, eps, weight_decay, step: step.number };
-                device.adamw(numbers, p, g, m, v, scale);
+                device.adamw(numbers, p, g, m, v, scale, None);
             }
             Rule::Sgd { momentum, weight_decay } => {
                 let [velocity]: [ViewMut; 1] = states.try_into().expect("SGD has one state");
                 let weight_decay = decay(weight_decay);
                 let numbers = Sgd { lr: step.lr, momentum, weight_decay, first: step.number == 1 };
-                device.sgd(numbers, p, g, velocity, scale);
+                device.sgd(numbers, p, g, velocity, scale, None);
             }
         }
     }

@@ -2,11 +2,12 @@
 
 use phalanx_collectives::CollectiveError;
 use phalanx_layers::{Activation, Context, Network};
-use phalanx_tensor::Tensor;
+use phalanx_tensor::{CrossEntropy, Tensor};
 
 use crate::zero::Zero;
 
-/// One micro-batch: tokens and targets `[batch, seq]` u32 -> `scale * sum of losses`, `[1]`. Gradients
+/// One micro-batch: tokens and targets `[batch, seq]` u32 -> the sum of losses as
+/// `numbers` says, `[1]`. Gradients
 /// are where `zero` keeps them, and on their way to their owners when this returns.
 ///
 /// # Errors
@@ -17,7 +18,7 @@ pub fn forward_backward(
     cx: &Context,
     tokens: Activation,
     targets: &Tensor,
-    scale: f32,
+    numbers: CrossEntropy,
 ) -> Result<Tensor, CollectiveError> {
     let mut x = tokens;
     let mut saved = Vec::with_capacity(network.blocks.len());
@@ -33,7 +34,7 @@ pub fn forward_backward(
     zero.acquire(head)?;
     zero.open_gradients(head)?;
     let (parameters, mut gradients) = zero.parameters_and_gradients(head);
-    let (loss, dx) = network.head.loss_and_gradient(cx, &parameters, &mut gradients, x, targets, scale);
+    let (loss, dx) = network.head.loss_and_gradient(cx, &parameters, &mut gradients, x, targets, numbers);
     drop((parameters, gradients));
     zero.release(head);
     zero.reduce(head)?;
@@ -64,7 +65,7 @@ pub fn evaluate(
     cx: &Context,
     tokens: Activation,
     targets: &Tensor,
-    scale: f32,
+    numbers: CrossEntropy,
 ) -> Result<Tensor, CollectiveError> {
     let mut x = tokens;
     for (i, block) in network.blocks.iter().enumerate() {
@@ -74,7 +75,7 @@ pub fn evaluate(
     }
     let head = network.head_index();
     zero.acquire(head)?;
-    let loss = network.head.loss(cx, &zero.parameters(head), x, targets, scale);
+    let loss = network.head.loss(cx, &zero.parameters(head), x, targets, numbers);
     zero.release(head);
     Ok(loss)
 }

@@ -13,8 +13,8 @@ use phalanx_plan::memory::plan_memory;
 use phalanx_tensor::cpu::pool::Pool;
 use phalanx_tensor::cpu::{Options, peak};
 use phalanx_tensor::{
-    AdamW, Arena, Category, Cpu, CrossEntropyGradients, DType, Device, Heads, Layout, NORM_BLOCK, Region,
-    Tensor, Weight,
+    AdamW, Arena, Category, Cpu, CrossEntropy, CrossEntropyGradients, DType, Device, Epilogue, Heads, Layout,
+    NORM_BLOCK, Region, Tensor, Weight,
 };
 
 /// A training setting.
@@ -181,7 +181,9 @@ impl Bench {
                 let mut dw = dw.view_mut().range(0..inner * out).reshape(shape);
                 let bias = self.vectors[0].view().range(0..out);
                 let name = |what: &str| format!("{what} {rows} x {inner} x {out} {layout:?}");
-                timer.products(name("linear"), flops, || device.linear(x, w, Some(bias), None, y.reborrow()));
+                timer.products(name("linear"), flops, || {
+                    device.linear(x, w, Epilogue { bias: Some(bias), residual: None }, y.reborrow())
+                });
                 let mut y = dy.view_mut().range(0..rows * inner).reshape([rows, inner]);
                 let dy = self.qkv[0].view();
                 let dy = if out > 3 * h { self.logits.view() } else { dy };
@@ -204,8 +206,10 @@ impl Bench {
         let [x, y] = &mut self.wide;
         let bytes = rows * h * 4;
         timer.bytes("gelu", 8 * bytes, || device.gelu(x.view(), y.view_mut()));
-        timer.bytes("gelu_backward", 12 * bytes, || device.gelu_backward(x.view(), y.view_mut()));
         let [db, dgamma, dbeta] = &mut self.vectors;
+        timer.bytes("gelu_backward", 12 * bytes, || {
+            device.gelu_backward(x.view(), y.view_mut(), db.view_mut(), true)
+        });
         timer.bytes("bias_gradient 4h", 4 * bytes, || device.bias_gradient(x.view(), db.view_mut(), true));
         let [x, y, dy, dx] = &mut self.narrow;
         let [mean, rstd] = &mut self.rows;
@@ -250,13 +254,14 @@ impl Bench {
             let lse = &mut self.log_sum_exp;
             let name = |what: &str| format!("{what} {}", if causal { "causal" } else { "full" });
             timer.products(name("attention"), 2 * product, || {
-                device.attention(qkv.view(), heads, out.reborrow(), lse.view_mut());
+                device.attention(qkv.view(), heads, None, out.reborrow(), lse.view_mut());
             });
             timer.products(name("attention_backward"), 5 * product, || {
                 device.attention_backward(
                     qkv.view(),
                     [out.as_view(), lse.view(), dout],
                     heads,
+                    None,
                     dqkv.view_mut(),
                 );
             });
@@ -300,7 +305,7 @@ impl Bench {
                     x.view(),
                     w,
                     tokens,
-                    1e-3,
+                    CrossEntropy::scaled(1e-3),
                     logits.view_mut(),
                     loss,
                     Some(gradients),
@@ -311,7 +316,7 @@ impl Bench {
                     x.view(),
                     w,
                     tokens,
-                    1e-3,
+                    CrossEntropy::scaled(1e-3),
                     logits.view_mut(),
                     one.view_mut(),
                     None,
@@ -334,7 +339,9 @@ impl Bench {
             let x = x.view().range(0..slice * hidden).reshape([slice, hidden]);
             let mut logits = self.logits.view_mut().range(0..slice * vocab).reshape([slice, vocab]);
             let name = |what: &str| format!("head {what} {slice} x {hidden} x {vocab} {layout:?}");
-            timer.products(name("linear"), flops, || device.linear(x, w, None, None, logits.reborrow()));
+            timer.products(name("linear"), flops, || {
+                device.linear(x, w, Epilogue::default(), logits.reborrow())
+            });
             timer.products(name("dx"), flops, || {
                 let dx = dx.view_mut().range(0..slice * hidden).reshape([slice, hidden]);
                 device.linear_input_gradient(logits.as_view(), w, dx, false);
@@ -351,7 +358,7 @@ impl Bench {
         let step = AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 10 };
         let bytes = p.view().bytes();
         timer.bytes("adamw", 7 * bytes, || {
-            device.adamw(step, p.view_mut(), g.view(), m.view_mut(), v.view_mut(), self.one.view());
+            device.adamw(step, p.view_mut(), g.view(), m.view_mut(), v.view_mut(), self.one.view(), None);
         });
         timer.bytes("block_squares", bytes, || device.block_squares(g.view(), self.squares.view_mut()));
         timer.bytes("fill", bytes, || device.fill(g.view_mut(), 0.0));

@@ -164,6 +164,12 @@ impl Element for f32 {
 impl Element for f64 {
     const DTYPE: DType = DType::F64;
 }
+impl Element for half::bf16 {
+    const DTYPE: DType = DType::BF16;
+}
+impl Element for half::f16 {
+    const DTYPE: DType = DType::F16;
+}
 impl Element for u32 {
     const DTYPE: DType = DType::U32;
 }

@@ -10,6 +10,8 @@ pub mod cpu;
 pub mod device;
 pub mod kernels;
 pub mod meta;
+pub mod operations;
+pub mod profile;
 pub mod record;
 pub mod region;
 pub mod shape;
@@ -18,7 +20,9 @@ pub use arena::Arena;
 pub use buffer::{Tensor, View, ViewMut};
 pub use cpu::Cpu;
 pub use device::{Device, NORM_BLOCK};
-pub use kernels::{AdamW, CrossEntropyGradients, Heads, Layout, Sgd, Weight};
+pub use kernels::{
+    AdamW, Clip, CrossEntropy, CrossEntropyGradients, Dropout, Epilogue, Heads, Layout, Sgd, Weight,
+};
 pub use phalanx_trace::{Category, DType};
 pub use region::Region;
 pub use shape::Shape;

@@ -4,7 +4,9 @@
 //! real device would do. Everything that a kernel call must satisfy is checked before it gets here.
 
 use crate::buffer::{View, ViewMut};
-use crate::kernels::{AdamW, CrossEntropyGradients, Heads, Kernels, Layout, Sgd, Weight};
+use crate::kernels::{
+    AdamW, Clip, CrossEntropy, CrossEntropyGradients, Dropout, Epilogue, Heads, Kernels, Layout, Sgd, Weight,
+};
 
 /// See the module's head. `threads` is the real device's, so that whatever depends on it is planned.
 pub struct Meta {
@@ -23,8 +25,10 @@ impl Kernels for Meta {
     fn download(&self, _: View, _: &mut [u8]) {}
     fn fill(&self, _: ViewMut, _: f32) {}
     fn copy(&self, _: View, _: ViewMut) {}
+    fn convert(&self, _: View, _: ViewMut) {}
     fn add(&self, _: View, _: ViewMut) {}
-    fn linear(&self, _: View, _: Weight, _: Option<View>, _: Option<View>, _: ViewMut) {}
+    fn linear(&self, _: View, _: Weight, _: Epilogue, _: ViewMut) {}
+    fn linear_gelu(&self, _: View, _: Weight, _: View, _: ViewMut, _: ViewMut) {}
     fn linear_input_gradient(&self, _: View, _: Weight, _: ViewMut, _: bool) {}
     fn linear_weight_gradient(&self, _: View, _: View, _: ViewMut, _: Layout, _: bool) {}
     fn bias_gradient(&self, _: View, _: ViewMut, _: bool) {}
@@ -44,9 +48,20 @@ impl Kernels for Meta {
     ) {
     }
     fn gelu(&self, _: View, _: ViewMut) {}
-    fn gelu_backward(&self, _: View, _: ViewMut) {}
-    fn attention(&self, _: View, _: Heads, _: ViewMut, _: ViewMut) {}
-    fn attention_backward(&self, _: View, _: View, _: View, _: View, _: Heads, _: ViewMut) {}
+    fn gelu_backward(&self, _: View, _: ViewMut, _: ViewMut, _: bool) {}
+    fn dropout(&self, _: View, _: Dropout, _: Option<View>, _: ViewMut) {}
+    fn attention(&self, _: View, _: Heads, _: Option<Dropout>, _: ViewMut, _: ViewMut) {}
+    fn attention_backward(
+        &self,
+        _: View,
+        _: View,
+        _: View,
+        _: View,
+        _: Heads,
+        _: Option<Dropout>,
+        _: ViewMut,
+    ) {
+    }
     fn embedding(&self, _: View, _: View, _: View, _: ViewMut) {}
     fn embedding_backward(&self, _: View, _: View, _: ViewMut, _: ViewMut, _: [bool; 2]) {}
     fn linear_cross_entropy(
@@ -54,14 +69,15 @@ impl Kernels for Meta {
         _: View,
         _: Weight,
         _: View,
-        _: f32,
+        _: CrossEntropy,
         _: ViewMut,
         _: ViewMut,
         _: Option<CrossEntropyGradients>,
     ) {
     }
-    fn adamw(&self, _: AdamW, _: ViewMut, _: View, _: ViewMut, _: ViewMut, _: View) {}
-    fn sgd(&self, _: Sgd, _: ViewMut, _: View, _: ViewMut, _: View) {}
+    fn adamw(&self, _: AdamW, _: ViewMut, _: View, _: ViewMut, _: ViewMut, _: View, _: Option<ViewMut>) {}
+    fn sgd(&self, _: Sgd, _: ViewMut, _: View, _: ViewMut, _: View, _: Option<ViewMut>) {}
     fn block_squares(&self, _: View, _: ViewMut) {}
-    fn norm(&self, _: View, _: f32, _: ViewMut, _: ViewMut) {}
+    fn norm(&self, _: View, _: Clip, _: ViewMut, _: ViewMut) {}
+    fn count_non_finite(&self, _: View, _: ViewMut) {}
 }

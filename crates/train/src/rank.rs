@@ -9,7 +9,7 @@ use std::sync::Arc;
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Activation, Context, Network};
 use phalanx_parallel::{Options, Zero, evaluate};
-use phalanx_tensor::{Category, DType, Device, Tensor};
+use phalanx_tensor::{Category, CrossEntropy, DType, Device, Tensor};
 
 use crate::planning::Spec;
 
@@ -87,9 +87,9 @@ impl Rank {
             let total = batch.tokens.len() * self.group().world_size();
             for i in 0..batch.tokens.len() / rows {
                 let (tokens, targets) = self.upload(batch, i);
-                let cx = Context { device: &device, training: false };
-                let scale = 1.0 / total as f32;
-                let part = evaluate(&self.network, &mut self.zero, &cx, tokens, &targets, scale)?;
+                let cx = Context { device: &device, compute: DType::F32, keep: false, draw: None };
+                let numbers = CrossEntropy::scaled(1.0 / total as f32);
+                let part = evaluate(&self.network, &mut self.zero, &cx, tokens, &targets, numbers)?;
                 device.add(part.view(), loss.view_mut());
             }
             let loss = self.group().all_reduce(loss).wait()?;

@@ -70,7 +70,7 @@ impl Generator {
 
     /// Logits of the token after `context`, `[vocab]`.
     pub fn logits(&self, context: &[u32]) -> Vec<f32> {
-        let cx = Context { device: &self.device, training: false };
+        let cx = Context { device: &self.device, compute: DType::F32, keep: false, draw: None };
         let seq = context.len();
         let mut tokens = self.device.alloc(DType::U32, [1, seq], Category::Activations, "generator.tokens");
         self.device.upload(context, tokens.view_mut());

@@ -3,6 +3,7 @@
 use phalanx_collectives::CollectiveError;
 use phalanx_layers::Context;
 use phalanx_parallel::forward_backward;
+use phalanx_tensor::{CrossEntropy, DType};
 
 use crate::rank::{Batch, Rank};
 
@@ -26,14 +27,14 @@ impl Rank {
     pub fn step(&mut self, number: u64, batch: &Batch, stop: bool) -> Result<Outcome, CollectiveError> {
         let device = self.device.clone();
         device.try_phase("step", || {
-            let cx = Context { device: &device, training: true };
             self.zero.begin("step");
             let mut loss = self.zeroed("step.loss");
             for micro in 0..self.spec.micro_batches {
                 self.zero.begin_micro_batch(micro);
                 let (tokens, targets) = self.upload(batch, micro);
-                let scale = self.spec.loss_scale();
-                let part = forward_backward(&self.network, &mut self.zero, &cx, tokens, &targets, scale)?;
+                let cx = Context { device: &device, compute: DType::F32, keep: true, draw: None };
+                let numbers = CrossEntropy::scaled(self.spec.loss_scale());
+                let part = forward_backward(&self.network, &mut self.zero, &cx, tokens, &targets, numbers)?;
                 device.add(part.view(), loss.view_mut());
             }
             self.zero.finish_gradients()?;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use phalanx_collectives::CollectiveError;
 use phalanx_optim::rule::Step;
 use phalanx_plan::Stage;
-use phalanx_tensor::{NORM_BLOCK, View};
+use phalanx_tensor::{Clip, NORM_BLOCK, View};
 
 use super::{Map, Zero};
 
@@ -43,7 +43,7 @@ impl Zero {
         }
         let squares = self.group.all_reduce(squares).wait()?;
         let (norm, factor) = (self.norm.view_mut(), self.clip_factor.view_mut());
-        self.device.norm(squares.view(), max_norm, norm, factor);
+        self.device.norm(squares.view(), Clip { max_norm, loss_scale: 1.0 }, norm, factor);
         self.squares = Some(squares);
         Ok(())
     }

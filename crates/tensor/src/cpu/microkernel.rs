@@ -31,7 +31,7 @@ pub(super) struct Panels {
 /// The panels of an instruction set.
 pub(super) fn panels(isa: Isa) -> Panels {
     match isa {
-        Isa::Avx512 => Panels { rows: 14, row_width: 16, columns: 32 },
+        Isa::Avx512 | Isa::Avx512Bf16 => Panels { rows: 14, row_width: 16, columns: 32 },
         Isa::Avx2 => Panels { rows: 6, row_width: 16, columns: 16 },
         Isa::Portable => Panels { rows: 2, row_width: 16, columns: 16 },
     }
@@ -98,13 +98,13 @@ pub(super) struct Across {
 /// processor has; the target is valid for the block, and nobody else touches it.
 pub(super) unsafe fn block(isa: Isa, size: [usize; 3], a: Down, b: Across, target: Target) {
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
     unsafe fn avx512(size: [usize; 3], a: Down, b: Across, target: Target) {
         // SAFETY: the caller's promise.
         unsafe { tiles::<Avx512, 14, 2>(size, a, b, target) }
     }
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
+    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn avx2(size: [usize; 3], a: Down, b: Across, target: Target) {
         // SAFETY: the caller's promise.
         unsafe { tiles::<Avx2, 6, 1>(size, a, b, target) }
@@ -113,7 +113,7 @@ pub(super) unsafe fn block(isa: Isa, size: [usize; 3], a: Down, b: Across, targe
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512(size, a, b, target),
+            Isa::Avx512 | Isa::Avx512Bf16 => avx512(size, a, b, target),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2(size, a, b, target),
             _ => tiles::<Portable, 2, 1>(size, a, b, target),

@@ -17,6 +17,7 @@ mod layer_norm;
 mod matmul;
 mod microkernel;
 mod norm;
+mod number;
 mod packing;
 pub mod peak;
 pub mod pool;
@@ -32,7 +33,9 @@ use std::time::Duration;
 use phalanx_trace::DType;
 
 use crate::buffer::{View, ViewMut};
-use crate::kernels::{AdamW, CrossEntropyGradients, Heads, Kernels, Layout, Sgd, Weight};
+use crate::kernels::{
+    AdamW, Clip, CrossEntropy, CrossEntropyGradients, Dropout, Epilogue, Heads, Kernels, Layout, Sgd, Weight,
+};
 use pool::Pool;
 use scratch::Scratch;
 use shards::Shards;
@@ -132,6 +135,10 @@ impl Kernels for Cpu {
         elementwise::copy(self, elementwise::bytes(&from), elementwise::bytes_mut(to));
     }
 
+    fn convert(&self, _from: View, _to: ViewMut) {
+        todo!()
+    }
+
     fn add(&self, from: View, into: ViewMut) {
         match into.dtype() {
             DType::F64 => elementwise::add::<f64>(self, from.as_slice(), into.into_slice()),
@@ -139,8 +146,13 @@ impl Kernels for Cpu {
         }
     }
 
-    fn linear(&self, x: View, w: Weight, bias: Option<View>, residual: Option<View>, y: ViewMut) {
-        matmul::linear(self, x, w, bias, residual, y);
+    fn linear(&self, x: View, w: Weight, epilogue: Epilogue, y: ViewMut) {
+        matmul::linear(self, x, w, epilogue.bias, epilogue.residual, y);
+    }
+
+    fn linear_gelu(&self, x: View, w: Weight, bias: View, mut pre: ViewMut, y: ViewMut) {
+        matmul::linear(self, x, w, Some(bias), None, pre.reborrow());
+        self.gelu(pre.as_view(), y);
     }
 
     fn linear_input_gradient(&self, dy: View, w: Weight, dx: ViewMut, accumulate: bool) {
@@ -203,11 +215,23 @@ impl Kernels for Cpu {
         gelu::gelu(self, x.as_slice(), y.into_slice());
     }
 
-    fn gelu_backward(&self, x: View, dy: ViewMut) {
-        gelu::gelu_backward(self, x.as_slice(), dy.into_slice());
+    fn gelu_backward(&self, x: View, mut dy: ViewMut, db: ViewMut, accumulate: bool) {
+        gelu::gelu_backward(self, x.as_slice(), dy.reborrow().into_slice());
+        bias::bias_gradient(self, dy.as_view().as_slice(), db.into_slice(), accumulate);
     }
 
-    fn attention(&self, qkv: View, heads: Heads, out: ViewMut, log_sum_exp: ViewMut) {
+    fn dropout(&self, _from: View, _dropout: Dropout, _residual: Option<View>, _to: ViewMut) {
+        todo!()
+    }
+
+    fn attention(
+        &self,
+        qkv: View,
+        heads: Heads,
+        _dropout: Option<Dropout>,
+        out: ViewMut,
+        log_sum_exp: ViewMut,
+    ) {
         let shape = attention::Extents::new(qkv.dims(), heads);
         attention::attention(self, shape, qkv.as_slice(), out.into_slice(), log_sum_exp.into_slice());
     }
@@ -219,6 +243,7 @@ impl Kernels for Cpu {
         log_sum_exp: View,
         dout: View,
         heads: Heads,
+        _dropout: Option<Dropout>,
         dqkv: ViewMut,
     ) {
         let shape = attention::Extents::new(qkv.dims(), heads);
@@ -268,20 +293,46 @@ impl Kernels for Cpu {
         x: View,
         w: Weight,
         targets: View,
-        scale: f32,
+        numbers: CrossEntropy,
         logits: ViewMut,
         loss: ViewMut,
         gradients: Option<CrossEntropyGradients>,
     ) {
-        cross_entropy::linear_cross_entropy(self, x, w, targets.as_slice(), scale, logits, loss, gradients);
+        cross_entropy::linear_cross_entropy(
+            self,
+            x,
+            w,
+            targets.as_slice(),
+            numbers.scale,
+            logits,
+            loss,
+            gradients,
+        );
     }
 
-    fn adamw(&self, step: AdamW, p: ViewMut, g: View, m: ViewMut, v: ViewMut, gradient_scale: View) {
+    fn adamw(
+        &self,
+        step: AdamW,
+        p: ViewMut,
+        g: View,
+        m: ViewMut,
+        v: ViewMut,
+        gradient_scale: View,
+        _rounded: Option<ViewMut>,
+    ) {
         let scale = gradient_scale.as_slice::<f32>()[0];
         adamw::adamw(self, step, p.into_slice(), g.as_slice(), m.into_slice(), v.into_slice(), scale);
     }
 
-    fn sgd(&self, step: Sgd, p: ViewMut, g: View, velocity: ViewMut, gradient_scale: View) {
+    fn sgd(
+        &self,
+        step: Sgd,
+        p: ViewMut,
+        g: View,
+        velocity: ViewMut,
+        gradient_scale: View,
+        _rounded: Option<ViewMut>,
+    ) {
         let scale = gradient_scale.as_slice::<f32>()[0];
         sgd::sgd(self, step, p.into_slice(), g.as_slice(), velocity.into_slice(), scale);
     }
@@ -290,9 +341,13 @@ impl Kernels for Cpu {
         norm::block_squares(self, x.as_slice(), squares.into_slice());
     }
 
-    fn norm(&self, squares: View, max_norm: f32, norm: ViewMut, factor: ViewMut) {
-        let (value, clip) = norm::norm(squares.as_slice(), max_norm);
+    fn norm(&self, squares: View, clip: Clip, norm: ViewMut, factor: ViewMut) {
+        let (value, clip) = norm::norm(squares.as_slice(), clip.max_norm);
         norm.into_slice::<f32>()[0] = value;
         factor.into_slice::<f32>()[0] = clip;
+    }
+
+    fn count_non_finite(&self, _x: View, _count: ViewMut) {
+        todo!()
     }
 }

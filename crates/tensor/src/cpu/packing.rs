@@ -35,13 +35,13 @@ pub(super) struct Form {
 /// processor has the instruction set; the width is a multiple of 16 and at least the panel's lanes.
 pub(super) unsafe fn pack(isa: Isa, piece: Piece, form: Form, to: *mut f32) {
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
     unsafe fn avx512(piece: Piece, form: Form, to: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe { pack_with::<Avx512>(piece, form, to) }
     }
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
+    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn avx2(piece: Piece, form: Form, to: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe { pack_with::<Avx2>(piece, form, to) }
@@ -50,7 +50,7 @@ pub(super) unsafe fn pack(isa: Isa, piece: Piece, form: Form, to: *mut f32) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512(piece, form, to),
+            Isa::Avx512 | Isa::Avx512Bf16 => avx512(piece, form, to),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2(piece, form, to),
             _ => pack_with::<Portable>(piece, form, to),

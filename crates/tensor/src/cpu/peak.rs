@@ -13,7 +13,7 @@ use super::{Cpu, GRAIN};
 /// few hundredths of a second.
 pub fn flops_per_s(cpu: &Cpu) -> f64 {
     const ROUNDS: usize = 100_000;
-    let chains = if cpu.isa == Isa::Avx512 { 16 } else { 6 };
+    let chains = if cpu.isa >= Isa::Avx512 { 16 } else { 6 };
     let flops = (ROUNDS * chains * 16 * 2 * cpu.pool.threads()) as f64;
     best_of(20, || {
         cpu.pool.run(cpu.pool.threads(), &|_| {
@@ -25,13 +25,13 @@ pub fn flops_per_s(cpu: &Cpu) -> f64 {
 
 fn multiply_add(isa: Isa, rounds: usize) -> f32 {
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
     fn avx512(rounds: usize) -> f32 {
         // SAFETY: inside a function that has the features.
         unsafe { chains::<Avx512, 16>(rounds) }
     }
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
+    #[target_feature(enable = "avx2,fma,f16c")]
     fn avx2(rounds: usize) -> f32 {
         // SAFETY: as above.
         unsafe { chains::<Avx2, 6>(rounds) }
@@ -39,7 +39,7 @@ fn multiply_add(isa: Isa, rounds: usize) -> f32 {
     match isa {
         // SAFETY: an `Isa` above Portable comes from `Isa::detect`, which has seen the features.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { avx512(rounds) },
+        Isa::Avx512 | Isa::Avx512Bf16 => unsafe { avx512(rounds) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { avx2(rounds) },

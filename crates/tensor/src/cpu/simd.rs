@@ -20,21 +20,26 @@ use super::lanes::Lanes;
 pub enum Isa {
     /// What every processor of the architecture has.
     Portable,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F, VL, BW, DQ.
     Avx512,
+    /// These and products of pairs of bf16 (`vdpbf16ps`).
+    Avx512Bf16,
 }
 
 impl Isa {
+    /// All of them, weakest first.
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+
     /// The best that this processor has.
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::is_x86_feature_detected as has;
-            let avx2 = has!("avx2") && has!("fma");
+            let avx2 = has!("avx2") && has!("fma") && has!("f16c");
             if avx2 && has!("avx512f") && has!("avx512vl") && has!("avx512bw") && has!("avx512dq") {
-                return Isa::Avx512;
+                return if has!("avx512bf16") { Isa::Avx512Bf16 } else { Isa::Avx512 };
             }
             if avx2 {
                 return Isa::Avx2;
@@ -55,34 +60,37 @@ impl Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512bf16",
         }
     }
 }
 
 /// `fn name(isa: Isa, args)` that runs `body::<L>(args)` compiled for that instruction set. The body must
-/// be `#[inline(always)]` and generic over one [`Lanes`](super::lanes::Lanes); inside, and only there, the
-/// vectors of `L` may be used.
+/// be `#[inline(always)]` and generic over one [`Lanes`](super::lanes::Lanes), then over the types that the
+/// function itself is generic over; inside, and only there, the vectors of `L` may be used.
 macro_rules! vectorized {
-    ($vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
-        $vis fn $name(isa: $crate::cpu::simd::Isa, $($arg: $ty),*) $(-> $ret)? {
+    ($vis:vis fn $name:ident $(<$($g:ident : $bound:ident),+>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+        $vis fn $name $(<$($g: $bound),+>)? (isa: $crate::cpu::simd::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
-            fn avx512($($arg: $ty),*) $(-> $ret)? {
-                $body::<$crate::cpu::lanes::Avx512>($($arg),*)
+            #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
+            fn avx512 $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                $body::<$crate::cpu::lanes::Avx512 $($(, $g)+)?>($($arg),*)
             }
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
-            fn avx2($($arg: $ty),*) $(-> $ret)? {
-                $body::<$crate::cpu::lanes::Avx2>($($arg),*)
+            #[target_feature(enable = "avx2,fma,f16c")]
+            fn avx2 $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                $body::<$crate::cpu::lanes::Avx2 $($(, $g)+)?>($($arg),*)
             }
             match isa {
                 // SAFETY: an `Isa` above Portable comes from `Isa::detect`, which has seen the features.
                 #[cfg(target_arch = "x86_64")]
-                $crate::cpu::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::cpu::simd::Isa::Avx512 | $crate::cpu::simd::Isa::Avx512Bf16 => unsafe {
+                    avx512 $(::<$($g),+>)? ($($arg),*)
+                },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                $crate::cpu::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
-                _ => $body::<$crate::cpu::lanes::Portable>($($arg),*),
+                $crate::cpu::simd::Isa::Avx2 => unsafe { avx2 $(::<$($g),+>)? ($($arg),*) },
+                _ => $body::<$crate::cpu::lanes::Portable $($(, $g)+)?>($($arg),*),
             }
         }
     };

@@ -84,7 +84,7 @@ fn forward(device: &Device, case: Case, qkv: &[f32]) -> [phalanx_tensor::Tensor;
     let qkv = tensor(device, [batch, seq, 3 * case.hidden()], qkv);
     let mut out = poisoned(device, [batch, seq, case.hidden()]);
     let mut lse = poisoned(device, [batch, heads, seq]);
-    device.attention(qkv.view(), Heads { heads, causal }, out.view_mut(), lse.view_mut());
+    device.attention(qkv.view(), Heads { heads, causal }, None, out.view_mut(), lse.view_mut());
     [qkv, out, lse]
 }
 
@@ -93,7 +93,13 @@ fn backward(device: &Device, case: Case, qkv: &[f32], dout: &[f32]) -> Vec<Vec<f
     let dout = tensor(device, [case.batch, case.seq, case.hidden()], dout);
     let mut dqkv = poisoned(device, [case.batch, case.seq, 3 * case.hidden()]);
     let heads = Heads { heads: case.heads, causal: case.causal };
-    device.attention_backward(qkv.view(), [out.view(), lse.view(), dout.view()], heads, dqkv.view_mut());
+    device.attention_backward(
+        qkv.view(),
+        [out.view(), lse.view(), dout.view()],
+        heads,
+        None,
+        dqkv.view_mut(),
+    );
     vec![read(device, &dqkv)]
 }
 

@@ -1,6 +1,6 @@
 //! Linear and cross entropy in slices.
 
-use phalanx_tensor::{CrossEntropyGradients, Device, Layout, Weight};
+use phalanx_tensor::{CrossEntropy, CrossEntropyGradients, Device, Layout, Weight};
 
 use crate::differences::gradient;
 use crate::oracle::{Expected, check, indices, numbers, output, poisoned, read, tensor, tokens, wide};
@@ -69,7 +69,7 @@ fn run(
         x.view(),
         w,
         targets.view(),
-        scale,
+        CrossEntropy::scaled(scale),
         logits.view_mut(),
         loss.view_mut(),
         gradients,

@@ -1,7 +1,7 @@
 //! Matrix products and column sums.
 
 use phalanx_tensor::cpu::simd::Isa;
-use phalanx_tensor::{Device, Layout, Weight};
+use phalanx_tensor::{Device, Epilogue, Layout, Weight};
 
 use crate::oracle::{Expected, check, cpu, numbers, output, poisoned, read, tensor};
 
@@ -73,13 +73,11 @@ fn linear_with_and_without_bias_and_residual() {
                     let residual = with_residual.then(|| tensor(device, [rows, out], &residual));
                     let mut y = poisoned(device, [rows, out]);
                     let w = Weight { matrix: w.view(), layout };
-                    device.linear(
-                        x.view(),
-                        w,
-                        bias.as_ref().map(|b| b.view()),
-                        residual.as_ref().map(|r| r.view()),
-                        y.view_mut(),
-                    );
+                    let epilogue = Epilogue {
+                        bias: bias.as_ref().map(|b| b.view()),
+                        residual: residual.as_ref().map(|r| r.view()),
+                    };
+                    device.linear(x.view(), w, epilogue, y.view_mut());
                     vec![read(device, &y)]
                 };
                 let expected = product(
@@ -181,14 +179,14 @@ fn bias_gradient() {
 fn a_row_depends_on_itself_alone() {
     let (inner, out) = (600, 131);
     let (x, w) = (numbers(1, 257 * inner), numbers(2, inner * out));
-    for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+    for isa in Isa::ALL {
         let device = cpu(2, isa);
         let product = |rows: std::ops::Range<usize>| {
             let x = tensor(&device, [rows.len(), inner], &x[rows.start * inner..rows.end * inner]);
             let w = tensor(&device, [inner, out], &w);
             let mut y = poisoned(&device, [rows.len(), out]);
             let w = Weight { matrix: w.view(), layout: Layout::InOut };
-            device.linear(x.view(), w, None, None, y.view_mut());
+            device.linear(x.view(), w, Epilogue::default(), y.view_mut());
             read(&device, &y)
         };
         let whole = product(0..257);

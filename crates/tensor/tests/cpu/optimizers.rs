@@ -1,7 +1,7 @@
 //! AdamW, SGD and the norm.
 
 use phalanx_tensor::cpu::simd::Isa;
-use phalanx_tensor::{AdamW, Category, DType, Device, NORM_BLOCK, Sgd};
+use phalanx_tensor::{AdamW, Category, Clip, DType, Device, NORM_BLOCK, Sgd};
 
 use crate::oracle::{Expected, check, cpu, numbers, poisoned, read, tensor, wide};
 
@@ -13,7 +13,7 @@ fn adamw(device: &Device, state: &[Vec<f32>; 4], range: std::ops::Range<usize>) 
     let scale = tensor(device, [1], &[0.5]);
     for step in 3..6 {
         let numbers = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
-        device.adamw(numbers, p.view_mut(), g.view(), m.view_mut(), v.view_mut(), scale.view());
+        device.adamw(numbers, p.view_mut(), g.view(), m.view_mut(), v.view_mut(), scale.view(), None);
     }
     [p, m, v].iter().map(|x| read(device, x)).collect()
 }
@@ -51,7 +51,7 @@ fn adamw_as_pytorch() {
 #[test]
 fn adamw_does_not_depend_on_position() {
     let state = adamw_state(5000);
-    for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+    for isa in Isa::ALL {
         let device = cpu(1, isa);
         let whole = adamw(&device, &state, 0..5000);
         for range in [1..5000, 4096..5000, 7..8, 13..400, 4999..5000] {
@@ -75,7 +75,14 @@ fn sgd_as_pytorch() {
                 (tensor(device, [count], &start), tensor(device, [count], &g), poisoned(device, [count]));
             let scale = tensor(device, [1], &[2.0]);
             for step in 0..3 {
-                device.sgd(numbers(step == 0), p.view_mut(), g.view(), velocity.view_mut(), scale.view());
+                device.sgd(
+                    numbers(step == 0),
+                    p.view_mut(),
+                    g.view(),
+                    velocity.view_mut(),
+                    scale.view(),
+                    None,
+                );
             }
             vec![read(device, &p), read(device, &velocity)]
         };
@@ -126,7 +133,7 @@ fn norm_and_clipping() {
         let mut t = device.alloc(DType::F64, [values.len()], Category::Workspace, "squares");
         device.upload(values, t.view_mut());
         let (mut norm, mut factor) = (poisoned(&device, [1]), poisoned(&device, [1]));
-        device.norm(t.view(), max_norm, norm.view_mut(), factor.view_mut());
+        device.norm(t.view(), Clip { max_norm, loss_scale: 1.0 }, norm.view_mut(), factor.view_mut());
         (device.fetch(norm.view()), device.fetch(factor.view()))
     };
     assert_eq!(norm(&[9.0, 16.0], 0.0), (5.0, 1.0));

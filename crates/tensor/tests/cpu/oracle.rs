@@ -87,7 +87,7 @@ pub fn cpu(threads: usize, isa: Isa) -> Device {
 /// whose bits must be equal.
 #[track_caller]
 pub fn check(what: &str, kernel: impl Fn(&Device) -> Vec<Vec<f32>>, expected: &[Expected]) {
-    for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+    for isa in Isa::ALL {
         if isa > Isa::detect() {
             continue;
         }

@@ -9,6 +9,8 @@ mod rows;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use half::{bf16, f16};
+
 pub(crate) use rows::{exp, fold_row, load, max_row, store, sum, sum_row};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512};
@@ -51,6 +53,14 @@ pub(crate) trait Lanes: Copy + 'static {
     unsafe fn scale2(x: Self::V, n: Self::V, gate: Self::V, least: Self::V) -> Self::V;
     /// Lane i of vector j becomes lane j of vector i.
     unsafe fn transpose(x: [Self::V; 16]) -> [Self::V; 16];
+    /// 16 numbers of bf16, widened.
+    unsafe fn load_bf16(from: *const bf16) -> Self::V;
+    /// 16 numbers of bf16, rounded to nearest even; what is not a number stays so.
+    unsafe fn store_bf16(to: *mut bf16, x: Self::V);
+    /// 16 numbers of f16, widened.
+    unsafe fn load_f16(from: *const f16) -> Self::V;
+    /// 16 numbers of f16, rounded to nearest even; infinite beyond 65,504.
+    unsafe fn store_f16(to: *mut f16, x: Self::V);
     /// Brings the cache line of an address nearer, to be read; the address need not be valid.
     #[inline(always)]
     unsafe fn prefetch(address: *const f32) {
@@ -140,6 +150,26 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn transpose(x: [[f32; 16]; 16]) -> [[f32; 16]; 16] {
         std::array::from_fn(|i| std::array::from_fn(|j| x[j][i]))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> [f32; 16] {
+        // SAFETY: the caller's promise; any alignment.
+        unsafe { from.cast::<[bf16; 16]>().read_unaligned() }.map(bf16::to_f32)
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut bf16, x: [f32; 16]) {
+        // SAFETY: the caller's promise; any alignment.
+        unsafe { to.cast::<[bf16; 16]>().write_unaligned(x.map(bf16::from_f32)) };
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> [f32; 16] {
+        // SAFETY: the caller's promise; any alignment.
+        unsafe { from.cast::<[f16; 16]>().read_unaligned() }.map(f16::to_f32)
+    }
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut f16, x: [f32; 16]) {
+        // SAFETY: the caller's promise; any alignment.
+        unsafe { to.cast::<[f16; 16]>().write_unaligned(x.map(f16::from_f32)) };
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::arch::x86_64::*;
 
+use half::{bf16, f16};
+
 use super::{Lanes, Portable};
 
 /// AVX2 and FMA: two halves.
@@ -121,6 +123,51 @@ impl Lanes for Avx2 {
             ))
         }
     }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> [__m256; 2] {
+        // SAFETY: see above.
+        unsafe {
+            let half = |from: *const bf16| {
+                let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+            };
+            [half(from), half(from.add(8))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut bf16, x: [__m256; 2]) {
+        // SAFETY: see above.
+        unsafe {
+            let round = |x: __m256| {
+                let bits = _mm256_castps_si256(x);
+                let upper = _mm256_srli_epi32::<16>(bits);
+                let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+                let near = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+                let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+                let none = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+                _mm256_blendv_epi8(_mm256_srli_epi32::<16>(near), quiet, none)
+            };
+            // Packing works on 128-bit halves, so the quarters come out as 0, 2, 1, 3.
+            let packed = _mm256_packus_epi32(round(x[0]), round(x[1]));
+            _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> [__m256; 2] {
+        // SAFETY: see above; `Isa::Avx2` has F16C.
+        unsafe {
+            let half = |from: *const f16| _mm256_cvtph_ps(_mm_loadu_si128(from.cast()));
+            [half(from), half(from.add(8))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut f16, x: [__m256; 2]) {
+        // SAFETY: see above; `Isa::Avx2` has F16C.
+        unsafe {
+            _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[0]));
+            _mm_storeu_si128(to.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x[1]));
+        }
+    }
 }
 
 /// AVX-512: one register.
@@ -130,6 +177,24 @@ pub(crate) struct Avx512;
 #[inline(always)]
 fn mask(count: usize) -> __mmask16 {
     ((1u32 << count.min(16)) - 1) as __mmask16
+}
+
+/// The lanes as bf16, each in the lower half of 32 bits.
+///
+/// # Safety
+/// The processor has the instructions.
+#[inline(always)]
+pub(crate) unsafe fn rounded_to_bf16(x: __m512) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bits = _mm512_castps_si512(x);
+        let upper = _mm512_srli_epi32::<16>(bits);
+        let odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+        let near = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+        let none = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+        let quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+        _mm512_mask_blend_epi32(none, _mm512_srli_epi32::<16>(near), quiet)
+    }
 }
 
 impl Lanes for Avx512 {
@@ -212,6 +277,29 @@ impl Lanes for Avx512 {
     unsafe fn prefetch_write(address: *mut f32) {
         // SAFETY: as above; every processor with AVX2 has the instruction.
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast_const().cast()) };
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> __m512 {
+        // SAFETY: see above.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut bf16, x: __m512) {
+        // SAFETY: see above.
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(rounded_to_bf16(x))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut f16, x: __m512) {
+        // SAFETY: see above.
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x)) }
     }
     /// Four rounds of 16 shuffles: pairs of lanes, pairs of pairs, then 128-bit quarters twice.
     #[inline(always)]

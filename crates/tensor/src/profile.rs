@@ -1,0 +1,49 @@
+//! Where the time of a device goes: calls, seconds, operations and bytes of each kernel.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// One kernel at one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KernelKey {
+    /// As in the trace: `linear`, `attention_backward`.
+    pub name: &'static str,
+    /// Operations of one call (of matrix products).
+    pub flops: u64,
+    /// Bytes read and written at least by one call.
+    pub bytes: u64,
+}
+
+/// What was measured of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KernelTime {
+    /// Number of calls.
+    pub calls: u64,
+    /// Of all calls.
+    pub time: Duration,
+    /// Of the fastest call.
+    pub least: Duration,
+}
+
+/// Times of kernels since it was made or last taken.
+#[derive(Default)]
+pub struct Profile {
+    times: Mutex<BTreeMap<KernelKey, KernelTime>>,
+}
+
+impl Profile {
+    /// Adds one call.
+    pub fn add(&self, key: KernelKey, time: Duration) {
+        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = times.entry(key).or_default();
+        entry.least = if entry.calls == 0 { time } else { entry.least.min(time) };
+        entry.calls += 1;
+        entry.time += time;
+    }
+
+    /// What was measured so far; starts again.
+    pub fn take(&self) -> BTreeMap<KernelKey, KernelTime> {
+        std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
