@@ -10,10 +10,10 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::float_formats::{bf16_to_f32, f16_to_f32};
 use crate::nearest::nearest;
 use crate::tensor_file::{self, Entry, elements};
 use crate::{CheckpointError, Result};
@@ -111,19 +111,16 @@ impl HuggingFaceDir {
             });
         }
         assert_eq!(out.len() as u64, range.end - range.start, "{name}: the buffer does not fit {range:?}");
-        let convert = match entry.dtype.as_str() {
-            "F32" => None,
-            "F16" => Some(f16_to_f32 as fn(u16) -> f32),
-            "BF16" => Some(bf16_to_f32 as fn(u16) -> f32),
+        let file = File::open(path).map_err(CheckpointError::reading(path))?;
+        let at = |bytes: u64| entry.bytes.start + range.start * bytes;
+        let read = match entry.dtype.as_str() {
+            "F32" => file.read_exact_at(bytemuck::cast_slice_mut(out), at(4)),
+            "F16" => read_halves::<f16>(&file, at(2), out),
+            "BF16" => read_halves::<bf16>(&file, at(2), out),
             other => {
                 let reason = format!("{name} is {other}, and only F32, F16 and BF16 can be read");
                 return Err(bad(path, &reason));
             }
-        };
-        let file = File::open(path).map_err(CheckpointError::reading(path))?;
-        let read = match convert {
-            None => file.read_exact_at(bytemuck::cast_slice_mut(out), entry.bytes.start + range.start * 4),
-            Some(convert) => read_halves(&file, entry.bytes.start + range.start * 2, convert, out),
         };
         read.map_err(CheckpointError::reading(path))
     }
@@ -138,14 +135,15 @@ impl HuggingFaceDir {
 }
 
 /// Two-byte elements from byte `at` on.
-fn read_halves(file: &File, mut at: u64, convert: fn(u16) -> f32, out: &mut [f32]) -> io::Result<()> {
-    let mut halves = vec![0u16; out.len().min(CONVERT_ELEMENTS)];
+fn read_halves<H: bytemuck::Pod>(file: &File, mut at: u64, out: &mut [f32]) -> io::Result<()>
+where
+    [H]: HalfFloatSliceExt,
+{
+    let mut halves = vec![H::zeroed(); out.len().min(CONVERT_ELEMENTS)];
     for part in out.chunks_mut(CONVERT_ELEMENTS) {
         let halves = &mut halves[..part.len()];
         file.read_exact_at(bytemuck::cast_slice_mut(halves), at)?;
-        for (value, &half) in part.iter_mut().zip(halves.iter()) {
-            *value = convert(half);
-        }
+        halves.convert_to_f32_slice(part);
         at += 2 * part.len() as u64;
     }
     Ok(())

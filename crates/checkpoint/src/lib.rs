@@ -14,7 +14,6 @@
 mod commit;
 mod durable;
 mod error;
-mod float_formats;
 mod hugging_face;
 mod hugging_face_export;
 mod manifest;
@@ -27,7 +26,6 @@ mod write;
 
 pub use commit::{begin, commit, discard, purge};
 pub use error::CheckpointError;
-pub use float_formats::{bf16_to_f32, f16_to_f32};
 pub use hugging_face::HuggingFaceDir;
 pub use hugging_face_export::{ReadTensor, write_hugging_face};
 pub use manifest::{StoredPiece, StoredTensor};

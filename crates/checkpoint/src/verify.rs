@@ -2,10 +2,10 @@
 //!
 //! One pass, one window: the bytes that are hashed are the bytes that are summed. Sums are in f64.
 
+use half::{bf16, f16};
 use phalanx_trace::DType;
 use serde::Serialize;
 
-use crate::float_formats::{bf16_to_f32, f16_to_f32};
 use crate::manifest::{StoredPiece, StoredTensor};
 use crate::read::{Checkpoint, scan};
 use crate::{CheckpointError, Result};
@@ -115,8 +115,8 @@ impl Sums {
             DType::F64 => self.each(bytes, f64::from_le_bytes),
             DType::F32 => self.each(bytes, |b| f64::from(f32::from_le_bytes(b))),
             DType::U32 => self.each(bytes, |b| f64::from(u32::from_le_bytes(b))),
-            DType::BF16 => self.each(bytes, |b| f64::from(bf16_to_f32(u16::from_le_bytes(b)))),
-            DType::F16 => self.each(bytes, |b| f64::from(f16_to_f32(u16::from_le_bytes(b)))),
+            DType::BF16 => self.each(bytes, |b| bf16::from_le_bytes(b).to_f64()),
+            DType::F16 => self.each(bytes, |b| f16::from_le_bytes(b).to_f64()),
         }
     }
 

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use half::{bf16, f16};
 use phalanx_checkpoint::{CheckpointError, HuggingFaceDir, Result, write_hugging_face};
+use phalanx_trace::DType;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -15,9 +17,13 @@ fn golden() -> PathBuf {
 
 /// Writes what `model` holds to `out`, in its own order.
 fn copy(model: &HuggingFaceDir, out: &Path) -> Result<()> {
+    copy_as(DType::F32, model, out)
+}
+
+fn copy_as(dtype: DType, model: &HuggingFaceDir, out: &Path) -> Result<()> {
     let tensors: Vec<(String, Vec<usize>)> =
         model.names().map(|name| (name.to_string(), model.shape(name).unwrap().to_vec())).collect();
-    write_hugging_face(out, model.config(), &tensors, &mut |index, range, values| {
+    write_hugging_face(out, model.config(), &tensors, dtype, &mut |index, range, values| {
         model.read_f32(&tensors[index].0, range, values)
     })
 }
@@ -60,25 +66,54 @@ fn a_round_trip_is_byte_identical() {
     assert_eq!(config, expected);
 }
 
+/// Halves are what the safetensors crate finds, and rounded but once: what was read from them is written as
+/// it was.
+#[test]
+fn half_precision_is_rounded_once() {
+    let model = HuggingFaceDir::open(&golden()).unwrap();
+    for (dtype, theirs) in [(DType::BF16, Dtype::BF16), (DType::F16, Dtype::F16)] {
+        let folders = [tempdir().unwrap(), tempdir().unwrap()];
+        copy_as(dtype, &model, folders[0].path()).unwrap();
+        let halves = HuggingFaceDir::open(folders[0].path()).unwrap();
+        copy_as(dtype, &halves, folders[1].path()).unwrap();
+        let [file, again] = folders.each_ref().map(|f| fs::read(f.path().join("model.safetensors")).unwrap());
+        assert!(file == again);
+        for (name, view) in SafeTensors::deserialize(&file).unwrap().tensors() {
+            assert_eq!((view.dtype(), view.shape()), (theirs, model.shape(&name).unwrap()));
+            let elements = view.shape().iter().product();
+            let (mut exact, mut read) = (vec![0.0; elements], vec![0.0; elements]);
+            model.read_f32(&name, 0..elements as u64, &mut exact).unwrap();
+            halves.read_f32(&name, 0..elements as u64, &mut read).unwrap();
+            for (at, (&bits, exact)) in view.data().as_chunks::<2>().0.iter().zip(exact).enumerate() {
+                let (rounded, value) = match dtype {
+                    DType::BF16 => (bf16::from_f32(exact).to_le_bytes(), bf16::from_le_bytes(bits).to_f32()),
+                    _ => (f16::from_f32(exact).to_le_bytes(), f16::from_le_bytes(bits).to_f32()),
+                };
+                assert_eq!((bits, read[at]), (rounded, value), "{name} {at}");
+            }
+        }
+    }
+}
+
 #[test]
 fn an_export_that_fails_leaves_the_older() {
     let folder = tempdir().unwrap();
     copy(&HuggingFaceDir::open(&golden()).unwrap(), folder.path()).unwrap();
     let before = fs::read(folder.path().join("model.safetensors")).unwrap();
     let missing = || CheckpointError::NotACheckpoint { path: PathBuf::new(), reason: "gone".into() };
-    let failed =
-        write_hugging_face(
-            folder.path(),
-            &json!({}),
-            &[("w".into(), vec![4])],
-            &mut |_, _, _| Err(missing()),
-        );
+    let failed = write_hugging_face(
+        folder.path(),
+        &json!({}),
+        &[("w".into(), vec![4])],
+        DType::F32,
+        &mut |_, _, _| Err(missing()),
+    );
     assert!(failed.unwrap_err().to_string().contains("gone"));
     assert!(fs::read(folder.path().join("model.safetensors")).unwrap() == before);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 
     let file = folder.path().join("config.json/model");
-    let error = write_hugging_face(&file, &json!({}), &[], &mut |_, _, _| Ok(())).unwrap_err();
+    let error = write_hugging_face(&file, &json!({}), &[], DType::F32, &mut |_, _, _| Ok(())).unwrap_err();
     assert!(error.to_string().contains("config.json/model"), "{error}");
 }
 

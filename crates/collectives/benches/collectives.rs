@@ -1,5 +1,6 @@
 //! Measures collectives between processes of this host:
-//! `cargo bench -p phalanx-collectives --bench collectives -- [RANKS] [OP] [BYTES,..] [overlap|blocking]`.
+//! `cargo bench -p phalanx-collectives --bench collectives -- [RANKS] [OP] [BYTES,..] [overlap|blocking]
+//! [f32|bf16|f16]`.
 //!
 //! Starts itself once per rank, as a launcher does: control block and arenas are inherited memfds.
 
@@ -7,7 +8,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveOp, Group, HostJob, MetaGroup, Options, bench, join};
-use phalanx_tensor::{Arena, Cpu, Device};
+use phalanx_tensor::{Arena, Cpu, DType, Device};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
@@ -17,7 +18,12 @@ fn main() -> ExitCode {
 fn launch(args: &[String]) -> ExitCode {
     let arg = |i: usize, default: &str| args.get(i).cloned().unwrap_or_else(|| default.to_string());
     let world_size: usize = arg(0, "2").parse().expect("a number of ranks");
-    let rest = [arg(1, "all_reduce"), arg(2, "4096,65536,1048576,16777216,134217728"), arg(3, "blocking")];
+    let rest = [
+        arg(1, "all_reduce"),
+        arg(2, "4096,65536,1048576,16777216,134217728"),
+        arg(3, "blocking"),
+        arg(4, "f32"),
+    ];
     let job = HostJob::new(world_size).expect("shared memory");
     let fds = job.inherited_fds().iter().map(|fd| fd.to_string()).collect::<Vec<_>>().join(",");
     let start = |rank: usize| {
@@ -45,8 +51,10 @@ fn rank(args: &[String]) -> ExitCode {
     let fds: Vec<i32> = list(&args[2]).into_iter().map(|fd| fd as i32).collect();
     let op = CollectiveOp::ALL.into_iter().find(|op| op.name() == args[3]).expect("an operation");
     let sizes = list(&args[4]);
+    let dtypes = [DType::F32, DType::BF16, DType::F16];
+    let dtype = dtypes.into_iter().find(|dtype| dtype.name() == args[6]).expect("a type");
     let measure = |device: &Device, group: &dyn Group| {
-        let us = |bytes: &usize| bench::median_us(device, group, op, *bytes).expect("a working group");
+        let us = |bytes: &usize| bench::median_us(device, group, op, dtype, *bytes).expect("a working group");
         sizes.iter().map(us).collect::<Vec<f64>>()
     };
 

@@ -20,7 +20,7 @@ const CALLS: usize = 5;
 pub const OPS: [CollectiveOp; 4] =
     [CollectiveOp::AllReduce, CollectiveOp::ReduceScatter, CollectiveOp::AllGather, CollectiveOp::Broadcast];
 
-/// Median microseconds of `op` over a whole buffer of `bytes` (f32; rounded down to equal parts), as this
+/// Median microseconds of `op` over a whole buffer of `bytes` of `dtype` (rounded down to equal parts), as this
 /// rank sees it. All ranks of the group call it with the same arguments.
 ///
 /// # Errors
@@ -29,10 +29,11 @@ pub fn median_us(
     device: &Device,
     group: &dyn Group,
     op: CollectiveOp,
+    dtype: DType,
     bytes: usize,
 ) -> Result<f64, CollectiveError> {
-    let part = bytes / DType::F32.bytes() / group.world_size();
-    let alloc = |elements: usize| device.alloc(DType::F32, [elements], Category::Communication, "bench");
+    let part = bytes / dtype.bytes() / group.world_size();
+    let alloc = |elements: usize| device.alloc(dtype, [elements], Category::Communication, "bench");
     let mut whole = alloc(part * group.world_size());
     let mut shard = alloc(part);
     device.fill(whole.view_mut(), 0.0);

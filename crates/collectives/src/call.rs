@@ -182,5 +182,6 @@ mod tests {
         ] {
             assert_eq!(price(op, root, rank), expected, "{op:?} root {root:?} rank {rank}");
         }
+        assert_eq!(sent_bytes(AllReduce, DType::BF16, 1024, None, 2, 4), 3072);
     }
 }

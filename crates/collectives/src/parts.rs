@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 /// Elements in a cache line of the narrowest type that is summed.
-const LINE: usize = 16;
+const LINE: usize = 32;
 
 /// Elements of part `rank` of `count` when `world_size` ranks share the work of a reduction.
 pub(crate) fn uneven(count: usize, world_size: usize, rank: usize) -> Range<usize> {
@@ -29,7 +29,7 @@ mod tests {
     #[test]
     fn uneven_parts_tile_the_buffer() {
         for world_size in 1..10 {
-            for count in [0, 1, 15, 16, 17, 100, 1000, 1024, 4097] {
+            for count in [0, 1, 31, 32, 33, 100, 1000, 1024, 4097] {
                 let mut end = 0;
                 for rank in 0..world_size {
                     let part = uneven(count, world_size, rank);

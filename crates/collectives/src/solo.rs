@@ -1,7 +1,7 @@
 //! A world of one: an implementation, not an `if`.
 //!
-//! Sums of one rank are that rank's values, so everything is a copy from source to target, or
-//! nothing. It is over when submit returns.
+//! Sums of one rank are that rank's values, so everything is a copy from source to target, or nothing;
+//! only what accumulates is added, and rounded, as in any group. It is over when submit returns.
 
 use phalanx_trace::CollectiveOp;
 

@@ -3,9 +3,10 @@
 
 mod support;
 
+use half::{bf16, f16};
 use phalanx_collectives::{Group, Solo};
 use phalanx_tensor::DType;
-use support::{Sample, groups, host, same_bits, sample, summed, tensor, tree, values, zeros};
+use support::{Sample, accumulated, groups, host, same_bits, sample, summed, tensor, tree, values, zeros};
 
 const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 /// Odd counts, whole cache lines, several blocks per part.
@@ -45,8 +46,8 @@ fn sums<T: Sample>(g: &dyn Group) {
         same_bits(&values::<T>(&w), &whole, &what);
 
         let (_, shard) = g.reduce_scatter(w, tensor(&device, &start), true).wait().unwrap();
-        let added: Vec<T> = start.iter().zip(expected).map(|(a, b)| *a + *b).collect();
-        same_bits(&values::<T>(&shard), &added, &format!("{what}, accumulating"));
+        let added = &accumulated::<T>(77, world, part)[rank * part..(rank + 1) * part];
+        same_bits(&values::<T>(&shard), added, &format!("{what}, accumulating"));
 
         let w = g.reduce_scatter_in_place(tensor(&device, &whole)).wait().unwrap();
         same_bits(&values::<T>(&w)[rank * part..(rank + 1) * part], expected, &format!("{what} in place"));
@@ -61,6 +62,27 @@ fn sums_of_f32() {
 #[test]
 fn sums_of_f64() {
     everywhere(sums::<f64>);
+}
+
+#[test]
+fn sums_of_bf16() {
+    everywhere(sums::<bf16>);
+}
+
+#[test]
+fn sums_of_f16() {
+    everywhere(sums::<f16>);
+}
+
+/// More ranks than one pass sums: rounded once all the same.
+#[test]
+fn sums_of_many_ranks() {
+    for world in [9, 11] {
+        groups(world, false, |g| {
+            sums::<bf16>(g);
+            sums::<f16>(g);
+        });
+    }
 }
 
 fn copies<T: Sample>(g: &dyn Group) {
@@ -113,6 +135,11 @@ fn copies_of_f32() {
 #[test]
 fn copies_of_f64() {
     everywhere(copies::<f64>);
+}
+
+#[test]
+fn copies_of_bf16() {
+    everywhere(copies::<bf16>);
 }
 
 #[test]

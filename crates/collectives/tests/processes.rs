@@ -7,10 +7,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use half::{bf16, f16};
 use phalanx_collectives::{CollectiveError, Endpoint, Group, HostJob, MetaGroup, join};
 use phalanx_tensor::meta::Meta;
 use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
-use support::{Sample, same_bits, sample, summed, values};
+use support::{Sample, accumulated, same_bits, sample, summed, values};
 
 const SCENARIO: &str = "PHALANX_TEST_SCENARIO";
 
@@ -131,24 +132,17 @@ fn sums(device: &Device, g: &dyn Group) {
     for count in [1, 1000, 300_001] {
         let x = g.all_reduce(filled::<f32>(device, rank, count));
         let y = g.all_reduce(filled::<f64>(device, rank, count));
-        let (y, x) = (y.wait().unwrap(), x.wait().unwrap());
+        let z = g.all_reduce(filled::<bf16>(device, rank, count));
+        let (z, y, x) = (z.wait().unwrap(), y.wait().unwrap(), x.wait().unwrap());
         if real {
             same_bits(&values::<f32>(&x), &summed(world, count), "all_reduce of f32");
             same_bits(&values::<f64>(&y), &summed(world, count), "all_reduce of f64");
+            same_bits(&values::<bf16>(&z), &summed(world, count), "all_reduce of bf16");
         }
     }
     for part in [1, 5000] {
-        let whole = filled::<f32>(device, rank, part * world);
-        let shard = filled::<f32>(device, 77, part);
-        let (whole, shard) = g.reduce_scatter(whole, shard, true).wait().unwrap();
-        let (shard, whole) = g.all_gather(shard, whole).wait().unwrap();
-        if real {
-            let whole_sum = summed::<f32>(world, part * world);
-            let expected: Vec<f32> =
-                (0..part * world).map(|i| f32::sample(77, i % part) + whole_sum[i]).collect();
-            same_bits(&values::<f32>(&whole), &expected, "reduce_scatter and all_gather");
-            same_bits(&values::<f32>(&shard), &expected[rank * part..(rank + 1) * part], "shard");
-        }
+        shards::<f32>(device, g, part);
+        shards::<f16>(device, g, part);
         let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
         let ids = filled::<u32>(device, rank, part);
         let received = device.alloc(DType::U32, [part], Category::Communication, "received");
@@ -167,6 +161,20 @@ fn sums(device: &Device, g: &dyn Group) {
     g.barrier().wait().unwrap();
     if real {
         println!("all sums are right");
+    }
+}
+
+/// Reduce_scatter, accumulating, and all_gather.
+fn shards<T: Sample>(device: &Device, g: &dyn Group, part: usize) {
+    let (rank, world) = (g.rank(), g.world_size());
+    let whole = filled::<T>(device, rank, part * world);
+    let shard = filled::<T>(device, 77, part);
+    let (whole, shard) = g.reduce_scatter(whole, shard, true).wait().unwrap();
+    let (shard, whole) = g.all_gather(shard, whole).wait().unwrap();
+    if !device.is_meta() {
+        let expected = accumulated::<T>(77, world, part);
+        same_bits(&values::<T>(&whole), &expected, "reduce_scatter and all_gather");
+        same_bits(&values::<T>(&shard), &expected[rank * part..(rank + 1) * part], "shard");
     }
 }
 

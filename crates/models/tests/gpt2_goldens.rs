@@ -105,8 +105,14 @@ fn every_gradient() {
     }
     let head = l.network.head_index();
     let mut slots = slots(&mut gradients, &mut written, &l.network.uses[head]);
-    let (_, mut dy) =
-        l.network.head.loss_and_gradient(&cx, &views(&l, head), &mut slots, x, &l.targets, CrossEntropy::scaled(1.0 / 64.0));
+    let (_, mut dy) = l.network.head.loss_and_gradient(
+        &cx,
+        &views(&l, head),
+        &mut slots,
+        x,
+        &l.targets,
+        CrossEntropy::scaled(1.0 / 64.0),
+    );
     for (i, block) in l.network.blocks.iter().enumerate().rev() {
         let mut slots = self::slots(&mut gradients, &mut written, &l.network.uses[i]);
         let dx = block.layer.backward(&cx, &views(&l, i), &mut slots, saved.pop().unwrap(), dy, None);

@@ -292,7 +292,8 @@ pub struct BenchStepArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx bench collectives --nproc 2\n  \
-    phalanx bench collectives --nproc 4 --op all_reduce --bytes 4096,1048576,134217728 --json\n\n\
+    phalanx bench collectives --nproc 4 --op all_reduce --bytes 4096,1048576,134217728 --json\n  \
+    phalanx bench collectives --dtype bf16\n\n\
     algbw_gbs is the size of the whole buffer over the time, in 10^9 bytes a second.")]
 pub struct BenchCollectivesArgs {
     /// Number of ranks
@@ -301,6 +302,9 @@ pub struct BenchCollectivesArgs {
     /// Operation; the first three when left out; may be repeated
     #[arg(long, value_enum, value_name = "OP")]
     pub op: Vec<BenchOp>,
+    /// Type of the elements
+    #[arg(long, value_enum, default_value_t = BenchDType::F32, value_name = "TYPE")]
+    pub dtype: BenchDType,
     /// Sizes of the whole buffer
     #[arg(
         long,
@@ -322,6 +326,15 @@ pub enum BenchOp {
     ReduceScatter,
     AllGather,
     Broadcast,
+}
+
+/// Element types that `bench collectives` knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum BenchDType {
+    F32,
+    Bf16,
+    F16,
 }
 
 /// Measures this machine and checks its limits

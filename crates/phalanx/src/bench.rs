@@ -9,7 +9,7 @@ use phalanx_collectives::{CollectiveOp, Group, MetaGroup};
 use phalanx_models::Gpt2;
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::cpu::peak;
-use phalanx_tensor::{Cpu, Device};
+use phalanx_tensor::{Cpu, DType, Device};
 use phalanx_train::metrics::resident_bytes_peak;
 use phalanx_train::rank::{Batch, Rank};
 use serde::{Deserialize, Serialize};
@@ -100,6 +100,8 @@ fn below(state: &mut u64, vocab: usize) -> u32 {
 pub struct CollectiveFigures {
     /// The operation.
     pub op: CollectiveOp,
+    /// Type of the elements.
+    pub dtype: DType,
     /// Ranks.
     pub ranks: usize,
     /// Bytes of the whole buffer.
@@ -135,13 +137,13 @@ fn measure(
     device: &Device,
     group: &dyn Group,
 ) -> Result<Vec<CollectiveFigures>> {
-    let ranks = group.world_size();
+    let (ranks, dtype) = (group.world_size(), task.dtype);
     device.phase("init", || ());
     device.phase("bench", || {
         let mut all = Vec::new();
         for (op, bytes) in task.ops.iter().flat_map(|op| task.bytes.iter().map(|bytes| (*op, *bytes))) {
-            let us = median_us(device, group, op, bytes)?;
-            all.push(CollectiveFigures { op, ranks, bytes, us, algbw_gbs: bytes as f64 / us / 1e3 });
+            let us = median_us(device, group, op, dtype, bytes)?;
+            all.push(CollectiveFigures { op, dtype, ranks, bytes, us, algbw_gbs: bytes as f64 / us / 1e3 });
         }
         Ok(all)
     })

@@ -77,6 +77,8 @@ pub struct BenchStepTask {
 pub struct BenchCollectivesTask {
     /// Operations, one after another, each with all sizes.
     pub ops: Vec<phalanx_trace::CollectiveOp>,
+    /// Type of the elements.
+    pub dtype: phalanx_trace::DType,
     /// Bytes of the whole buffer.
     pub bytes: Vec<usize>,
 }

@@ -33,12 +33,14 @@ fn steps_are_timed_on_any_number_of_ranks() {
 fn collectives_are_a_line_each() {
     let home = Home::new();
     let args = ["bench", "collectives", "--nproc", "2", "--op", "all_reduce", "--op", "all_gather"];
-    let ended = home.run(&[&args[..], &["--bytes", "4096,65536", "--json"]].concat()).ok();
+    let more = ["--dtype", "bf16", "--bytes", "4096,65536", "--json"];
+    let ended = home.run(&[&args[..], &more].concat()).ok();
     let lines: Vec<Value> = ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.len(), 4);
     for line in lines {
         assert!(line["op"] == "all_reduce" || line["op"] == "all_gather");
         assert_eq!(line["ranks"], 2);
+        assert_eq!(line["dtype"], "bf16");
         assert!(
             line["bytes"].is_u64()
                 && line["us"].as_f64() > Some(0.0)

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use half::{bf16, f16};
 use phalanx_collectives::{Endpoint, Group, Options, threads};
 use phalanx_tensor::buffer::Element;
 use phalanx_tensor::meta::Meta;
@@ -35,44 +36,51 @@ pub fn value(rank: usize, i: usize) -> f64 {
 }
 
 /// What a type needs for the oracle.
-pub trait Sample: Element + PartialEq + std::fmt::Debug + std::ops::Add<Output = Self> {
+pub trait Sample: Element + PartialEq + std::fmt::Debug {
+    /// What it is added in.
+    type Sum: Copy + std::ops::Add<Output = Self::Sum>;
     fn sample(rank: usize, i: usize) -> Self;
     fn bits(self) -> u64;
+    fn widen(self) -> Self::Sum;
+    fn round(sum: Self::Sum) -> Self;
 }
-impl Sample for f32 {
-    fn sample(rank: usize, i: usize) -> f32 {
-        value(rank, i) as f32
-    }
-    fn bits(self) -> u64 {
-        self.to_bits().into()
-    }
+
+/// Types that are added in a wider one, or in themselves.
+macro_rules! samples {
+    ($type:ty, $sum:ty, $sample:expr, $widen:expr, $round:expr) => {
+        impl Sample for $type {
+            type Sum = $sum;
+            fn sample(rank: usize, i: usize) -> $type {
+                let sample: fn(usize, usize) -> $type = $sample;
+                sample(rank, i)
+            }
+            fn bits(self) -> u64 {
+                self.to_le_bytes().iter().rev().fold(0, |bits, byte| bits << 8 | u64::from(*byte))
+            }
+            fn widen(self) -> $sum {
+                $widen(self)
+            }
+            fn round(sum: $sum) -> $type {
+                $round(sum)
+            }
+        }
+    };
 }
-impl Sample for f64 {
-    fn sample(rank: usize, i: usize) -> f64 {
-        value(rank, i) / 3.0
-    }
-    fn bits(self) -> u64 {
-        self.to_bits()
-    }
-}
-impl Sample for u32 {
-    fn sample(rank: usize, i: usize) -> u32 {
-        (rank * 1_000_003 + i * 17) as u32
-    }
-    fn bits(self) -> u64 {
-        self.into()
-    }
-}
+samples!(f32, f32, |rank, i| value(rank, i) as f32, |x| x, |x| x);
+samples!(f64, f64, |rank, i| value(rank, i) / 3.0, |x| x, |x| x);
+samples!(bf16, f32, |rank, i| bf16::from_f64(value(rank, i)), bf16::to_f32, bf16::from_f32);
+samples!(f16, f32, |rank, i| f16::from_f64(value(rank, i)), f16::to_f32, f16::from_f32);
+samples!(u32, u32, |rank, i| (rank * 1_000_003 + i * 17) as u32, |x| x, |x| x);
 
 /// The values of one rank.
 pub fn sample<T: Sample>(rank: usize, elements: usize) -> Vec<T> {
     (0..elements).map(|i| T::sample(rank, i)).collect()
 }
 
-/// The law of sums, as it is written: the oracle.
-pub fn tree<T: Sample>(x: &[T]) -> T {
+/// The law of sums, as it is written: the oracle. Not yet rounded.
+pub fn tree<T: Sample>(x: &[T]) -> T::Sum {
     match x.len() {
-        1 => x[0],
+        1 => x[0].widen(),
         n => {
             let (low, high) = x.split_at(n.next_power_of_two() / 2);
             tree(low) + tree(high)
@@ -82,8 +90,17 @@ pub fn tree<T: Sample>(x: &[T]) -> T {
 
 /// The sum over `world` ranks of their samples.
 pub fn summed<T: Sample>(world: usize, elements: usize) -> Vec<T> {
-    let column = |i| tree(&(0..world).map(|r| T::sample(r, i)).collect::<Vec<T>>());
-    (0..elements).map(column).collect()
+    (0..elements).map(|i| T::round(tree_at::<T>(world, i))).collect()
+}
+
+/// The same added to what every rank's shard held: the first `part` samples of `seed`.
+pub fn accumulated<T: Sample>(seed: usize, world: usize, part: usize) -> Vec<T> {
+    let sum = |i: usize| T::sample(seed, i % part).widen() + tree_at::<T>(world, i);
+    (0..part * world).map(|i| T::round(sum(i))).collect()
+}
+
+fn tree_at<T: Sample>(world: usize, i: usize) -> T::Sum {
+    tree(&(0..world).map(|r| T::sample(r, i)).collect::<Vec<T>>())
 }
 
 #[track_caller]

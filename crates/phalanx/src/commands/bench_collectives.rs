@@ -1,9 +1,9 @@
 //! `phalanx bench collectives`: how long collectives between processes take.
 
 use anyhow::{Context, Result, bail};
-use phalanx_trace::CollectiveOp;
+use phalanx_trace::{CollectiveOp, DType};
 
-use crate::args::{BenchCollectivesArgs, BenchOp};
+use crate::args::{BenchCollectivesArgs, BenchDType, BenchOp};
 use crate::bench::CollectiveFigures;
 use crate::launch::{Crew, Output};
 use crate::machine;
@@ -19,8 +19,18 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
     if args.nproc == 0 {
         bail!("--nproc 0: expected at least 1 rank");
     }
-    if let Some(size) = args.bytes.iter().find(|size| **size < 4 * args.nproc) {
-        bail!("--bytes {size}: {} ranks share at least {} bytes (an f32 each)", args.nproc, 4 * args.nproc);
+    let dtype = match args.dtype {
+        BenchDType::F32 => DType::F32,
+        BenchDType::Bf16 => DType::BF16,
+        BenchDType::F16 => DType::F16,
+    };
+    let least = dtype.bytes() * args.nproc;
+    if let Some(size) = args.bytes.iter().find(|size| **size < least) {
+        bail!(
+            "--bytes {size}: {} ranks share at least {least} bytes (one {} each)",
+            args.nproc,
+            dtype.name()
+        );
     }
     let largest = args.bytes.iter().copied().max().unwrap_or(0) as u64;
     let needed = args.nproc as u64 * 2 * largest;
@@ -39,7 +49,7 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
         BenchOp::AllGather => CollectiveOp::AllGather,
         BenchOp::Broadcast => CollectiveOp::Broadcast,
     });
-    let task = BenchCollectivesTask { ops: ops.collect(), bytes: args.bytes.clone() };
+    let task = BenchCollectivesTask { ops: ops.collect(), dtype, bytes: args.bytes.clone() };
     let crew = Crew::start(args.nproc, &Task::BenchCollectives(task), Output::Gathered)?;
     let lines = crew.wait(&signals)?;
     let first = lines.first().context("the figures of rank 0")?;
@@ -50,10 +60,11 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
         }
         return Ok(());
     }
-    let mut table = Table::new(&["op", "ranks", "buffer", "us", "GB/s"]);
-    for CollectiveFigures { op, ranks, bytes: size, us, algbw_gbs } in figures {
+    let mut table = Table::new(&["op", "type", "ranks", "buffer", "us", "GB/s"]);
+    for CollectiveFigures { op, dtype, ranks, bytes: size, us, algbw_gbs } in figures {
         let (us, rate) = (format!("{us:.1}"), format!("{algbw_gbs:.2}"));
-        table.row([op.name().to_string(), ranks.to_string(), bytes(size as u64), us, rate]);
+        let (op, dtype) = (op.name().to_string(), dtype.name().to_string());
+        table.row([op, dtype, ranks.to_string(), bytes(size as u64), us, rate]);
     }
     print(&table.to_string());
     Ok(())

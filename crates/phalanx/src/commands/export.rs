@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use phalanx_checkpoint::write_hugging_face;
 use phalanx_data::TOKENIZER_FILE;
+use phalanx_trace::DType;
 use phalanx_train::state::PARAMETERS;
 use serde_json::{Value, json};
 
@@ -34,7 +35,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let tensors: Vec<_> =
         network.parameters.iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
     let mut bytes = Vec::new();
-    write_hugging_face(&args.out, &model.to_config(), &tensors, &mut |index, range, out| {
+    write_hugging_face(&args.out, &model.to_config(), &tensors, DType::F32, &mut |index, range, out| {
         bytes.resize(4 * out.len(), 0);
         checkpoint.read(PARAMETERS, &tensors[index].0, range, &mut bytes)?;
         for (number, four) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
