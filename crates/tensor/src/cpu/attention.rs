@@ -9,9 +9,10 @@
 use std::ops::Range;
 
 use super::Cpu;
+use super::epilogue::{Place, Target};
 use super::lanes::{self, Lanes};
 use super::matmul::Matrix;
-use super::microkernel::{self, Across, Down, Panels, Target};
+use super::microkernel::{self, Across, Down, Kind, Panels};
 use super::packing::{Form, pack};
 use super::scratch::with_thread_scratch;
 use super::shards::Shards;
@@ -96,7 +97,7 @@ pub(super) fn pack_across(isa: Isa, x: Matrix, to: &mut [f32]) -> Across {
 
 fn pack_whole(isa: Isa, x: Matrix, lanes: usize, width: usize, to: &mut [f32]) -> Form {
     let [steps, all] = x.shape();
-    let form = Form { lanes, width, stride: width * steps };
+    let form = Form { kind: Kind::Single, lanes, width, stride: width * steps };
     assert!(all.div_ceil(lanes) * form.stride <= to.len());
     // SAFETY: the panels fit (asserted), `Matrix::piece` checks what is read.
     unsafe { pack(isa, x.piece(0..steps, 0..all), form, to.as_mut_ptr()) };
@@ -124,11 +125,10 @@ pub(super) unsafe fn multiply(
 ) {
     let [rows, columns, _] = size;
     assert!(columns <= stride && (rows == 0 || (rows - 1) * stride + columns <= to.len()));
-    let to = to.as_mut_ptr();
-    let add = if add { to.cast_const() } else { std::ptr::null() };
-    let target = Target { to, stride, add, add_stride: stride, bias: std::ptr::null() };
+    let to = Place::of(to.as_mut_ptr(), stride);
+    let target = Target { add: if add { to } else { Place::none() }, ..Target::new(to) };
     // SAFETY: the caller's promise for the panels; the target was checked.
-    unsafe { microkernel::block(isa, size, a, b, target) }
+    unsafe { microkernel::block(isa, Kind::Single, size, a, b, &target) }
 }
 
 /// A matrix packed as left operand tile of rows by tile of rows.

@@ -3,7 +3,7 @@
 //! `0.5 (1 + tanh u) = 1 / (1 + exp(-2u))`, so one exponential and one division make it; with
 //! `u = sqrt(2/pi) (x + 0.044715 x³)`.
 
-use super::lanes::Lanes;
+use super::lanes::{self, Lanes};
 use super::simd::{exp, vectorized};
 use super::{Cpu, GRAIN};
 
@@ -28,6 +28,20 @@ fn forward_body<L: Lanes>(x: &[f32], y: &mut [f32]) {
 #[inline(always)]
 fn argument<L: Lanes>(x: f32) -> f32 {
     SLOPE * x * L::fused(CUBE * x, x, 1.0)
+}
+
+/// `gelu(x)` by lanes, with the arithmetic of the kernel.
+///
+/// # Safety
+/// Compiled for `L`.
+#[inline(always)]
+pub(super) unsafe fn gelu_lanes<L: Lanes>(x: L::V) -> L::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let cube = L::mul_add(L::mul(L::splat(CUBE), x), x, L::splat(1.0));
+        let e = lanes::exp::<L>(L::mul(L::mul(L::splat(SLOPE), x), cube));
+        L::div(x, L::add(L::splat(1.0), e))
+    }
 }
 
 /// dy becomes `dx = dy * gelu'(x)` (in place).

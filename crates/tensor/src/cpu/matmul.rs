@@ -1,37 +1,71 @@
-//! Matrix products in f32: linear layers, their gradients, and what other kernels need.
+//! Matrix products: linear layers, their gradients, and what other kernels need.
 //!
-//! The smaller of the two operands (by its free dimension) is packed once, by all threads, into panels that
-//! they share; the larger is cut along its free dimension into tasks, each of which packs its own block and
-//! runs over the whole of the other (see [`microkernel`](super::microkernel)). So nothing is packed twice,
-//! and a long inner dimension goes in pieces that fit the cache. How an element is summed does not depend
-//! on any of this.
+//! Operands are f32, bf16 or f16, and so are results; sums are f32. The smaller of the two operands (by its free
+//! dimension) is packed once, by all threads, into panels that they share; the larger is cut along its free
+//! dimension into tasks, each of which packs its own block and runs over the whole of the other (see
+//! [`microkernel`](super::microkernel)). So nothing is packed twice, and a long inner dimension goes in pieces
+//! that fit the cache. How an element is summed does not depend on any of this.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
+use phalanx_trace::DType;
+
 use super::Cpu;
-use super::microkernel::{self, Across, DEPTH, Down, Panels, Target};
+use super::epilogue::{Place, Target};
+use super::microkernel::{self, Across, Down, Kind, Panels};
+use super::number::Number;
 use super::packing::{Form, Piece, pack};
 use super::scratch::with_thread_scratch;
 use super::shards::Shards;
 use super::simd::Isa;
 use crate::buffer::{View, ViewMut};
-use crate::kernels::{Layout, Weight};
+use crate::kernels::{Epilogue, Layout, Weight};
 
-/// A matrix to read: any strides.
+/// A matrix to read: any element type, any strides.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix<'a> {
-    data: &'a [f32],
+    data: *const u8,
+    dtype: DType,
     rows: usize,
     columns: usize,
     row_stride: usize,
     column_stride: usize,
+    life: PhantomData<&'a [u8]>,
 }
+
+// SAFETY: a shared borrow of numbers, which are Sync.
+unsafe impl Send for Matrix<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Matrix<'_> {}
 
 impl<'a> Matrix<'a> {
     /// Rows of `columns` numbers, `stride` apart.
-    pub(super) fn new(data: &'a [f32], [rows, columns]: [usize; 2], stride: usize) -> Matrix<'a> {
+    pub(super) fn new<T: Number>(data: &'a [T], [rows, columns]: [usize; 2], stride: usize) -> Matrix<'a> {
         assert!(rows == 0 || columns == 0 || (rows - 1) * stride + columns <= data.len());
-        Matrix { data, rows, columns, row_stride: stride, column_stride: 1 }
+        Matrix {
+            data: data.as_ptr().cast(),
+            dtype: T::DTYPE,
+            rows,
+            columns,
+            row_stride: stride,
+            column_stride: 1,
+            life: PhantomData,
+        }
+    }
+
+    /// All of a view: leading dimensions are rows.
+    pub(super) fn of(x: &View<'a>) -> Matrix<'a> {
+        let [rows, columns] = x.shape().rows_cols();
+        Matrix {
+            data: x.address().as_ptr(),
+            dtype: x.dtype(),
+            rows,
+            columns,
+            row_stride: columns,
+            column_stride: 1,
+            life: PhantomData,
+        }
     }
 
     /// Rows and columns.
@@ -39,20 +73,30 @@ impl<'a> Matrix<'a> {
         [self.rows, self.columns]
     }
 
+    /// Element type.
+    pub(super) fn dtype(self) -> DType {
+        self.dtype
+    }
+
+    fn at(&self, row: usize, column: usize) -> *const u8 {
+        let elements = row * self.row_stride + column * self.column_stride;
+        self.data.wrapping_add(elements * self.dtype.bytes())
+    }
+
     /// Some of the rows.
     pub(super) fn rows(self, rows: Range<usize>) -> Matrix<'a> {
         assert!(rows.start < rows.end && rows.end <= self.rows);
-        Matrix { data: &self.data[rows.start * self.row_stride..], rows: rows.len(), ..self }
+        Matrix { data: self.at(rows.start, 0), rows: rows.len(), ..self }
     }
 
     /// Transposed.
     pub(super) fn t(self) -> Matrix<'a> {
         Matrix {
-            data: self.data,
             rows: self.columns,
             columns: self.rows,
             row_stride: self.column_stride,
             column_stride: self.row_stride,
+            ..self
         }
     }
 
@@ -60,9 +104,9 @@ impl<'a> Matrix<'a> {
     pub(super) fn piece(&self, steps: Range<usize>, lanes: Range<usize>) -> Piece {
         assert!(steps.start <= steps.end && steps.end <= self.rows);
         assert!(lanes.start < lanes.end && lanes.end <= self.columns);
-        let first = steps.start * self.row_stride + lanes.start * self.column_stride;
         Piece {
-            from: self.data.as_ptr().wrapping_add(first),
+            from: self.at(steps.start, lanes.start),
+            dtype: self.dtype,
             step_stride: self.row_stride,
             lane_stride: self.column_stride,
             depth: steps.len(),
@@ -71,30 +115,48 @@ impl<'a> Matrix<'a> {
     }
 }
 
+/// `[in, out]`, whatever the layout.
 pub(super) fn weight<'a>(w: &Weight<'a>) -> Matrix<'a> {
-    let [rows, columns] = w.matrix.dims();
-    let matrix = Matrix::new(w.matrix.as_slice(), [rows, columns], columns);
+    let matrix = Matrix::of(&w.matrix);
     match w.layout {
         Layout::InOut => matrix,
         Layout::OutIn => matrix.t(),
     }
 }
 
-fn rows_of<'a>(x: &View<'a>) -> Matrix<'a> {
-    let [rows, columns] = x.shape().rows_cols();
-    Matrix::new(x.as_slice(), [rows, columns], columns)
+/// Rows of a result.
+fn place(y: &ViewMut, columns: usize) -> Place {
+    Place { at: y.address().as_ptr(), dtype: y.dtype(), stride: columns }
+}
+
+fn place_of(x: Option<View>, columns: usize) -> Place {
+    x.map_or(Place::none(), |x| Place { at: x.address().as_ptr(), dtype: x.dtype(), stride: columns })
 }
 
 /// `y = x · w (+ bias) (+ residual)`.
-pub(super) fn linear(cpu: &Cpu, x: View, w: Weight, bias: Option<View>, residual: Option<View>, y: ViewMut) {
-    let add = residual.map_or(Add::Nothing, |r| Add::Other(r.as_slice()));
-    let bias = bias.map(|b| b.as_slice());
-    product_onto(cpu, rows_of(&x), weight(&w), y.into_slice(), add, bias);
+pub(super) fn linear(cpu: &Cpu, x: View, w: Weight, epilogue: Epilogue, y: ViewMut) {
+    let [_, out] = w.in_out();
+    let target = Target {
+        bias: place_of(epilogue.bias, out),
+        add: place_of(epilogue.residual, out),
+        ..Target::new(place(&y, out))
+    };
+    // SAFETY: y is borrowed uniquely, the others are of its shape (checked by the device).
+    unsafe { product_onto(cpu, Matrix::of(&x), weight(&w), target) };
+}
+
+/// `pre = x · w + bias`, `y = gelu(pre)`.
+pub(super) fn linear_gelu(cpu: &Cpu, x: View, w: Weight, bias: View, pre: ViewMut, y: ViewMut) {
+    let [_, out] = w.in_out();
+    let target =
+        Target { bias: place_of(Some(bias), out), pre: place(&pre, out), ..Target::new(place(&y, out)) };
+    // SAFETY: y and pre are borrowed uniquely, and of one shape (checked by the device).
+    unsafe { product_onto(cpu, Matrix::of(&x), weight(&w), target) };
 }
 
 /// `dx (+)= dy · wᵀ`.
 pub(super) fn linear_input_gradient(cpu: &Cpu, dy: View, w: Weight, dx: ViewMut, accumulate: bool) {
-    product(cpu, rows_of(&dy), weight(&w).t(), dx.into_slice(), accumulate);
+    product(cpu, Matrix::of(&dy), weight(&w).t(), dx, accumulate);
 }
 
 /// `dw (+)= xᵀ · dy`, in the layout given.
@@ -106,34 +168,27 @@ pub(super) fn linear_weight_gradient(
     layout: Layout,
     accumulate: bool,
 ) {
-    let (x, dy) = (rows_of(&x), rows_of(&dy));
+    let (x, dy) = (Matrix::of(&x), Matrix::of(&dy));
     match layout {
-        Layout::InOut => product(cpu, x.t(), dy, dw.into_slice(), accumulate),
-        Layout::OutIn => product(cpu, dy.t(), x, dw.into_slice(), accumulate),
+        Layout::InOut => product(cpu, x.t(), dy, dw, accumulate),
+        Layout::OutIn => product(cpu, dy.t(), x, dw, accumulate),
     }
 }
 
-/// What a product is added to.
-#[derive(Clone, Copy)]
-pub(super) enum Add<'a> {
-    /// The result is overwritten.
-    Nothing,
-    /// The result accumulates.
-    Itself,
-    /// The result is overwritten by this plus the product.
-    Other(&'a [f32]),
-}
-
 /// `c (+)= a · b`; c row-major.
-pub(super) fn product(cpu: &Cpu, a: Matrix, b: Matrix, c: &mut [f32], accumulate: bool) {
-    product_onto(cpu, a, b, c, if accumulate { Add::Itself } else { Add::Nothing }, None);
+pub(super) fn product(cpu: &Cpu, a: Matrix, b: Matrix, c: ViewMut, accumulate: bool) {
+    assert_eq!(c.elements(), a.rows * b.columns);
+    let to = place(&c, b.columns);
+    let add = if accumulate { to } else { Place::none() };
+    // SAFETY: c is borrowed uniquely and as large as the product (asserted).
+    unsafe { product_onto(cpu, a, b, Target { add, ..Target::new(to) }) };
 }
 
 /// Packed numbers that tasks share at a time: 8 MiB, so that they stay in the L3 cache.
 const SHARED: usize = 2 << 20;
 
-/// Panels of its own operand that a task takes at most: of rows, of columns; 256 KiB each.
-const OWN_PANELS: [usize; 2] = [16, 8];
+/// Packed numbers of its own operand that a task takes at most: 384 KiB, less than half of an L2 cache.
+const OWN: usize = 96 << 10;
 
 /// A task has at least this many operations, about 10 microseconds.
 const TASK_FLOPS: usize = 2 << 20;
@@ -143,12 +198,26 @@ const TASK_FLOPS: usize = 2 << 20;
 const EVEN: usize = 24;
 
 /// Rows shorter than this are slow to read from memory strip by strip.
-const NARROW: usize = 128;
+const NARROW: usize = 96;
+
+/// Packed numbers of a block of the inner dimension, of `packed` in all. Results in f32 keep their sums between
+/// blocks where they go; others keep them in a scratch, so they are not cut before they must be.
+fn depth(to: DType, packed: usize) -> usize {
+    let most = match to {
+        DType::F32 => 512,
+        _ if packed <= 2048 => 2048,
+        _ => 1024,
+    };
+    packed.clamp(1, most)
+}
 
 /// One operand, as it is packed: steps of depth by lanes.
 #[derive(Clone, Copy)]
 struct Side<'a> {
     matrix: Matrix<'a>,
+    kind: Kind,
+    /// Packed numbers of a block.
+    depth: usize,
     /// Lanes of a panel.
     panel: usize,
     /// Numbers from one step of a panel to the next.
@@ -169,31 +238,41 @@ impl Side<'_> {
         self.panels() * self.width
     }
 
-    /// Packs the steps `depth`, by all threads: blocks of [`DEPTH`], each all panels one after another.
+    /// The packed steps `packed` of some lanes, to be packed.
+    fn piece(&self, packed: Range<usize>, lanes: Range<usize>) -> Piece {
+        let inner = self.kind.inner(packed.start)..self.kind.inner(packed.end).min(self.matrix.rows);
+        self.matrix.piece(inner, lanes)
+    }
+
+    fn form(&self, depth: usize) -> Form {
+        Form { kind: self.kind, lanes: self.panel, width: self.width, stride: self.width * depth }
+    }
+
+    /// Packs the packed steps `depth`, by all threads: blocks, each all panels one after another.
     fn pack_all(&self, cpu: &Cpu, depth: Range<usize>, packed: &mut [f32]) {
         // Rows that lie in order are read whole, a piece of the steps by a task; others panel by panel.
         let [steps, panels] = if self.matrix.column_stride == 1 {
-            [(super::GRAIN / self.packed()).clamp(1, DEPTH), self.panels()]
+            [(super::GRAIN / self.packed()).clamp(1, self.depth), self.panels()]
         } else {
-            [DEPTH, (super::GRAIN / (self.width * DEPTH)).max(1)]
+            [self.depth, (super::GRAIN / (self.width * self.depth)).max(1)]
         };
         let groups = self.panels().div_ceil(panels);
-        let pieces = DEPTH.div_ceil(steps);
+        let pieces = self.depth.div_ceil(steps);
         let packed = Shards::new(packed);
-        cpu.pool.run(depth.len().div_ceil(DEPTH) * pieces * groups, &|task| {
+        cpu.pool.run(depth.len().div_ceil(self.depth) * pieces * groups, &|task| {
             let (block, piece, group) = (task / groups / pieces, task / groups % pieces, task % groups);
-            let block = block * DEPTH..depth.len().min((block + 1) * DEPTH);
+            let block = block * self.depth..depth.len().min((block + 1) * self.depth);
             let piece = block.start + piece * steps..block.end.min(block.start + (piece + 1) * steps);
             if piece.is_empty() {
                 return;
             }
             let lanes = group * panels * self.panel..self.lanes().min((group + 1) * panels * self.panel);
-            let form = Form { lanes: self.panel, width: self.width, stride: self.width * block.len() };
+            let form = self.form(block.len());
             let at = block.start * self.packed()
                 + group * panels * form.stride
                 + (piece.start - block.start) * self.width;
             assert!(at < packed.len());
-            let piece = self.matrix.piece(depth.start + piece.start..depth.start + piece.end, lanes);
+            let piece = self.piece(depth.start + piece.start..depth.start + piece.end, lanes);
             // SAFETY: these steps of these panels are this task's alone, and inside the buffer, which holds
             // all panels of all blocks; `Matrix::piece` checked what is read.
             unsafe { pack(cpu.isa, piece, form, packed.base().add(at)) };
@@ -204,6 +283,9 @@ impl Side<'_> {
 /// Everything that the tasks of a product know.
 struct Plan<'a> {
     isa: Isa,
+    kind: Kind,
+    /// Packed numbers of a block of the inner dimension.
+    depth: usize,
     a: Side<'a>,
     b: Side<'a>,
     /// Whether tasks cut `a`; else they cut `b`.
@@ -211,34 +293,42 @@ struct Plan<'a> {
     /// Whether a task packs what it cuts off; else both operands are packed before.
     packs_own: bool,
     tasks: usize,
+    target: Target,
+    /// Sums between blocks, when the result cannot hold them.
+    partial: Place,
+    /// Panels of columns that tasks are not to separate.
+    unit: usize,
 }
 
-/// `c = a · b (+ add) (+ bias by row)`; c row-major.
-pub(super) fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, c: &mut [f32], add: Add, bias: Option<&[f32]>) {
+// SAFETY: the pointers of the targets are borrowed for the whole product (the promise of `product_onto`), and
+// tasks touch disjoint blocks of what is written.
+unsafe impl Sync for Plan<'_> {}
+
+/// `to = a · b`, finished as the target says; `to`, what is added and `pre` are row-major matrices of the
+/// product's shape.
+///
+/// # Safety
+/// The target's places are valid for the whole product and nobody else touches what is written.
+pub(super) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Target) {
     let [m, n, k] = [a.rows, b.columns, a.columns];
-    assert_eq!((k, m * n), (b.rows, c.len()));
-    assert!(bias.is_none_or(|bias| bias.len() == n));
+    assert_eq!((k, a.dtype), (b.rows, b.dtype));
     if m * n == 0 {
         return;
     }
-    let plan = Plan::new(cpu.isa, a, b);
-    let c = Shards::new(c);
-    let add = match add {
-        Add::Nothing => std::ptr::null(),
-        Add::Itself => c.base().cast_const(),
-        Add::Other(other) => {
-            assert_eq!(other.len(), m * n);
-            other.as_ptr()
-        }
-    };
-    let bias = bias.map_or(std::ptr::null(), |b| b.as_ptr());
-    let whole = Whole(Target { to: c.base(), stride: n, add, add_stride: n, bias });
+    let mut plan = Plan::new(cpu.isa, a, b, target, 1);
+    let k = plan.kind.packed(k);
     let (own, other) = plan.sides();
     let shared = other.packed() + if plan.packs_own { 0 } else { own.packed() };
-    let span = (SHARED / shared).max(DEPTH) / DEPTH * DEPTH;
+    let span = (SHARED / shared / plan.depth).max(1) * plan.depth;
+    let keeps = target.to.dtype != DType::F32 && k > plan.depth;
     cpu.scratch.with(|buffer| {
-        let buffer = buffer.slice::<f32>(shared * span.min(k));
-        let (other_packed, own_packed) = buffer.split_at_mut(other.packed() * span.min(k));
+        let length = shared * span.min(k);
+        let (packed, partial) =
+            buffer.slice::<f32>(length + if keeps { m * n } else { 0 }).split_at_mut(length);
+        if keeps {
+            plan.partial = Place::of(partial.as_mut_ptr(), n);
+        }
+        let (other_packed, own_packed) = packed.split_at_mut(other.packed() * span.min(k));
         for start in (0..k.max(1)).step_by(span) {
             let depth = start..k.min(start + span);
             other.pack_all(cpu, depth.clone(), other_packed);
@@ -247,33 +337,76 @@ pub(super) fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, c: &mut [f32], add: 
             }
             let packed = [&*own_packed, &*other_packed];
             cpu.pool.run(plan.tasks, &|task| {
-                // SAFETY: the tasks' rows or columns are disjoint, and `whole` covers c, as asserted above.
-                unsafe { plan.run_task(task, depth.clone(), packed, &whole) };
+                // SAFETY: the tasks' rows or columns are disjoint; the rest is the caller's promise.
+                unsafe { plan.run_task(task, depth.clone(), packed) };
             });
         }
     });
 }
 
-/// A target that tasks share: each writes its own block of it.
-struct Whole(Target);
+/// Columns of a product that [`product_into`] keeps together.
+pub(super) const TOGETHER: usize = 128;
 
-// SAFETY: the pointers are to slices borrowed for the whole product, and tasks touch disjoint blocks of
-// what is written.
-unsafe impl Sync for Whole {}
+/// `a · b` in f32 that is never stored: each part goes to `consume` while it is in the cache, as ranges of rows
+/// and columns and the numbers, row after row. Columns come in whole multiples of [`TOGETHER`] but the last.
+pub(super) fn product_into(
+    cpu: &Cpu,
+    a: Matrix,
+    b: Matrix,
+    consume: &(dyn Fn(Range<usize>, Range<usize>, &[f32]) + Sync),
+) {
+    let [m, n, k] = [a.rows, b.columns, a.columns];
+    assert_eq!((k, a.dtype), (b.rows, b.dtype));
+    if m * n == 0 {
+        return;
+    }
+    let columns = microkernel::panels(cpu.isa).columns;
+    let nowhere = Target::new(Place { dtype: DType::F16, ..Place::none() });
+    let plan = Plan::new(cpu.isa, a, b, nowhere, TOGETHER / columns);
+    let depth = 0..plan.kind.packed(k);
+    let (own, other) = plan.sides();
+    cpu.scratch.with(|buffer| {
+        let length = other.packed() * depth.len();
+        let rest = if plan.packs_own { 0 } else { own.packed() * depth.len() };
+        let (other_packed, own_packed) = buffer.slice::<f32>(length + rest).split_at_mut(length);
+        other.pack_all(cpu, depth.clone(), other_packed);
+        if !plan.packs_own {
+            own.pack_all(cpu, depth.clone(), own_packed);
+        }
+        let packed = [&*own_packed, &*other_packed];
+        cpu.pool.run(plan.tasks, &|task| plan.feed_task(task, depth.clone(), packed, consume));
+    });
+}
 
 impl<'a> Plan<'a> {
-    fn new(isa: Isa, a: Matrix<'a>, b: Matrix<'a>) -> Plan<'a> {
+    fn new(isa: Isa, a: Matrix<'a>, b: Matrix<'a>, target: Target, unit: usize) -> Plan<'a> {
         let [m, n, k] = [a.rows, b.columns, a.columns];
         let Panels { rows, row_width, columns } = microkernel::panels(isa);
-        let a = Side { matrix: a.t(), panel: rows, width: row_width };
-        let b = Side { matrix: b, panel: columns, width: columns };
+        let kind = Kind::of(isa, a.dtype);
+        let depth = depth(target.to.dtype, kind.packed(k));
+        let a = Side { matrix: a.t(), kind, depth, panel: rows, width: row_width };
+        let b = Side { matrix: b, kind, depth, panel: columns, width: columns };
         let cut_rows = m >= n;
         let own = if cut_rows { a } else { b };
-        let least = own.panels().div_ceil(OWN_PANELS[usize::from(!cut_rows)]);
-        let tasks =
-            least.next_multiple_of(EVEN).min(own.panels()).min((2 * m * n * k / TASK_FLOPS).max(least));
+        let most = (OWN / (own.width * depth)).max(1);
+        let unit = if cut_rows { 1 } else { unit };
+        let units = own.panels().div_ceil(unit);
+        let least = own.panels().div_ceil(most.max(unit)).min(units);
+        let tasks = least.next_multiple_of(EVEN).min(units).min((2 * m * n * k / TASK_FLOPS).max(least));
         let narrow = own.matrix.column_stride == 1 && own.lanes() / tasks < NARROW && own.lanes() > NARROW;
-        Plan { isa, a, b, cut_rows, packs_own: !narrow, tasks }
+        Plan {
+            isa,
+            kind,
+            depth,
+            a,
+            b,
+            cut_rows,
+            packs_own: !narrow,
+            tasks,
+            target,
+            partial: Place::none(),
+            unit,
+        }
     }
 
     /// What is cut, and the other.
@@ -281,73 +414,156 @@ impl<'a> Plan<'a> {
         if self.cut_rows { (self.a, self.b) } else { (self.b, self.a) }
     }
 
-    /// One task's rows or columns of the result, over the steps `depth`; `packed` holds the operands that
-    /// were packed before, own and other.
+    /// The panels of its own operand that a task has.
+    fn panels_of(&self, task: usize) -> Range<usize> {
+        let (own, _) = self.sides();
+        let units = own.panels().div_ceil(self.unit);
+        let edge = |task: usize| own.panels().min(task * units / self.tasks * self.unit);
+        edge(task)..edge(task + 1)
+    }
+
+    /// One task's rows or columns of the result, over the packed steps `depth`; `packed` holds the operands
+    /// that were packed before, own and other.
     ///
     /// # Safety
     /// Nobody else touches these rows or columns of the target, which is valid for the whole result.
-    unsafe fn run_task(&self, task: usize, depth: Range<usize>, packed: [&[f32]; 2], whole: &Whole) {
+    unsafe fn run_task(&self, task: usize, depth: Range<usize>, packed: [&[f32]; 2]) {
         let (own, other) = self.sides();
-        let edge = |task: usize| task * own.panels() / self.tasks;
-        let panels = edge(task)..edge(task + 1);
+        let panels = self.panels_of(task);
         let lanes = panels.start * own.panel..own.lanes().min(panels.end * own.panel);
-        let length = if self.packs_own { panels.len() * own.width * DEPTH } else { 0 };
+        let length = if self.packs_own { panels.len() * own.width * self.depth } else { 0 };
         with_thread_scratch(length, |scratch| {
-            for start in (depth.start..depth.end.max(depth.start + 1)).step_by(DEPTH) {
-                let steps = start..depth.end.min(start + DEPTH);
+            for start in (depth.start..depth.end.max(depth.start + 1)).step_by(self.depth) {
+                let steps = start..depth.end.min(start + self.depth);
                 let count = steps.len();
                 let at = start - depth.start;
                 let other_packed = &packed[1][at * other.packed()..][..count * other.packed()];
                 let own_packed = if self.packs_own {
-                    let form = Form { lanes: own.panel, width: own.width, stride: own.width * count };
+                    let piece = own.piece(steps.clone(), lanes.clone());
                     // SAFETY: the scratch holds the panels; `Matrix::piece` checked what is read.
-                    unsafe {
-                        pack(self.isa, own.matrix.piece(steps, lanes.clone()), form, scratch.as_mut_ptr())
-                    };
+                    unsafe { pack(self.isa, piece, own.form(count), scratch.as_mut_ptr()) };
                     &*scratch
                 } else {
                     &packed[0][at * own.packed() + panels.start * own.width * count..]
                         [..panels.len() * own.width * count]
                 };
-                let target = if start == 0 {
-                    whole.0
-                } else {
-                    Target { add: whole.0.to, bias: std::ptr::null(), ..whole.0 }
-                };
+                let target = self.block_target(&steps);
                 // SAFETY: the panels are packed; the target is the caller's promise.
-                unsafe { self.multiply(lanes.clone(), count, [own_packed, other_packed], target) };
+                unsafe { self.multiply(lanes.clone(), count, [own_packed, other_packed], &target) };
             }
         });
+    }
+
+    /// As [`Plan::run_task`] over all of the inner dimension, for [`product_into`].
+    fn feed_task(
+        &self,
+        task: usize,
+        depth: Range<usize>,
+        packed: [&[f32]; 2],
+        consume: &(dyn Fn(Range<usize>, Range<usize>, &[f32]) + Sync),
+    ) {
+        let (own, other) = self.sides();
+        let panels = self.panels_of(task);
+        let lanes = panels.start * own.panel..own.lanes().min(panels.end * own.panel);
+        let [rows, columns] =
+            if self.cut_rows { [lanes.clone(), 0..other.lanes()] } else { [0..other.lanes(), lanes.clone()] };
+        // With one block of the inner dimension, rows go in pieces that stay in L2 with their results.
+        let blocks = depth.len().div_ceil(self.depth);
+        let piece = if self.cut_rows || blocks > 1 { rows.len() } else { self.row_piece(self.depth) };
+        let pack_len = if self.packs_own { panels.len() * own.width * self.depth } else { 0 };
+        with_thread_scratch(pack_len + piece.min(rows.len()) * columns.len(), |scratch| {
+            let (packing, sums) = scratch.split_at_mut(pack_len);
+            let to = Place::of(sums.as_mut_ptr(), columns.len());
+            for start in (0..depth.end.max(1)).step_by(self.depth) {
+                let steps = start..depth.end.min(start + self.depth);
+                let count = steps.len();
+                let other_packed = &packed[1][start * other.packed()..][..count * other.packed()];
+                let own_packed = if self.packs_own {
+                    let from = own.piece(steps, lanes.clone());
+                    // SAFETY: the scratch holds the panels; `Matrix::piece` checked what is read.
+                    unsafe { pack(self.isa, from, own.form(count), packing.as_mut_ptr()) };
+                    &*packing
+                } else {
+                    &packed[0][start * own.packed() + panels.start * own.width * count..]
+                        [..panels.len() * own.width * count]
+                };
+                let [a, b] =
+                    if self.cut_rows { [own_packed, other_packed] } else { [other_packed, own_packed] };
+                let target = Target { add: if start == 0 { Place::none() } else { to }, ..Target::new(to) };
+                for top in (0..rows.len()).step_by(piece) {
+                    let some = top..rows.len().min(top + piece);
+                    let a = &a[top / self.a.panel * self.a.width * count..];
+                    let size = [some.len(), columns.len(), count];
+                    // SAFETY: the panels are packed, the sums are this thread's and as large as the piece.
+                    unsafe { self.block(size, a, b, &target) };
+                    if start + count >= depth.end {
+                        let length = some.len() * columns.len();
+                        // SAFETY: written just now, through the pointer that was taken from this slice.
+                        let sums = unsafe { std::slice::from_raw_parts(to.at.cast::<f32>(), length) };
+                        consume(rows.start + some.start..rows.start + some.end, columns.clone(), sums);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Whether nothing is added after the block of the packed steps `steps`.
+    fn is_last(&self, steps: &Range<usize>) -> bool {
+        steps.end >= self.kind.packed(self.a.matrix.rows)
+    }
+
+    /// Where the block of the packed steps `steps` goes: the first brings what is added, the last brings the
+    /// rest and rounds; the result itself holds the sums between them when it is f32 and nothing else follows.
+    fn block_target(&self, steps: &Range<usize>) -> Target {
+        let first = steps.start == 0;
+        let last = self.is_last(steps);
+        let own = |to: Place| Target { add: if first { Place::none() } else { to }, ..Target::new(to) };
+        if self.partial.is_some() {
+            let partial = if first { Place::none() } else { self.partial };
+            return if last { Target { partial, ..self.target } } else { own(self.partial) };
+        }
+        match (first, last) {
+            (true, true) => self.target,
+            (true, false) => Target { pre: Place::none(), ..self.target },
+            (false, true) if self.target.pre.is_some() => {
+                Target { pre: self.target.pre, ..own(self.target.to) }
+            }
+            (false, _) => own(self.target.to),
+        }
+    }
+
+    /// Rows that stay in L2, packed, while panels of columns pass.
+    fn row_piece(&self, depth: usize) -> usize {
+        (OWN / (self.a.width * depth).max(1)).max(1) * self.a.panel
     }
 
     /// One block of depth for a task.
     ///
     /// # Safety
     /// As [`Plan::run_task`]; the slices hold the packed panels of `depth` steps, own and other.
-    unsafe fn multiply(&self, lanes: Range<usize>, depth: usize, [own, other]: [&[f32]; 2], target: Target) {
-        let down = |from: *const f32| Down { from, step: self.a.width, panel: self.a.width * depth };
-        let across = |from: *const f32| Across { from, panel: self.b.width * depth };
-        // SAFETY: the caller's promise.
-        unsafe {
-            if self.cut_rows {
-                let size = [lanes.len(), self.b.lanes(), depth];
-                let target = target.at(lanes.start, 0);
-                microkernel::block(self.isa, size, down(own.as_ptr()), across(other.as_ptr()), target);
-                return;
-            }
-            // Rows in pieces that stay in L2 while the panels of columns pass.
-            let piece = OWN_PANELS[0] * self.a.panel;
-            for top in (0..self.a.lanes()).step_by(piece) {
-                let a = other.as_ptr().add(top / self.a.panel * self.a.width * depth);
-                let size = [piece.min(self.a.lanes() - top), lanes.len(), depth];
-                microkernel::block(
-                    self.isa,
-                    size,
-                    down(a),
-                    across(own.as_ptr()),
-                    target.at(top, lanes.start),
-                );
-            }
+    unsafe fn multiply(&self, lanes: Range<usize>, depth: usize, [own, other]: [&[f32]; 2], target: &Target) {
+        if self.cut_rows {
+            let size = [lanes.len(), self.b.lanes(), depth];
+            // SAFETY: the caller's promise.
+            return unsafe { self.block(size, own, other, &target.at(lanes.start, 0)) };
         }
+        let piece = self.row_piece(depth);
+        for top in (0..self.a.lanes()).step_by(piece) {
+            let a = &other[top / self.a.panel * self.a.width * depth..];
+            let size = [piece.min(self.a.lanes() - top), lanes.len(), depth];
+            // SAFETY: the caller's promise.
+            unsafe { self.block(size, a, own, &target.at(top, lanes.start)) };
+        }
+    }
+
+    /// `a` and `b`, packed panels of `depth` steps, onto the target.
+    ///
+    /// # Safety
+    /// The slices hold `rows` and `columns`; the target is valid for them and nobody else touches it.
+    unsafe fn block(&self, [rows, columns, depth]: [usize; 3], a: &[f32], b: &[f32], target: &Target) {
+        let a = Down { from: a.as_ptr(), step: self.a.width, panel: self.a.width * depth };
+        let b = Across { from: b.as_ptr(), panel: self.b.width * depth };
+        // SAFETY: the caller's promise.
+        unsafe { microkernel::block(self.isa, self.kind, [rows, columns, depth], a, b, target) }
     }
 }

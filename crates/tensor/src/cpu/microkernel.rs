@@ -1,21 +1,58 @@
 //! The inner loops of a matrix product: packed panels in, a tile of the result out.
 //!
-//! An element of `a · b` is, for each block of [`DEPTH`] of the inner dimension, one chain of multiply-adds
-//! from zero, ascending; the blocks' sums are added to the result in order. Nothing else enters: the bits
-//! of an element do not depend on where it lies, on how the product is cut into tasks, or on other rows and
-//! columns.
+//! A packed number is four bytes: one f32, or a pair of bf16 that are neighbours along the inner dimension
+//! ([`Kind`]). An element of `a · b` is, for each block of the inner dimension, one chain of multiply-adds (or
+//! of `vdpbf16ps`, two at a time) from zero, ascending; the blocks' sums are added in order. Nothing else
+//! enters: the bits of an element do not depend on where it lies, on how the product is cut into tasks, or on
+//! other rows and columns.
 //!
 //! Panels (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication"): `a` in panels of
 //! `ROWS` rows, whose numbers are broadcast; `b` in panels of `16 * VECTORS` columns. A tile of `ROWS x
 //! VECTORS` vectors stays in registers: 14 x 2 of AVX-512's 32, 6 x 1 (of two halves) of AVX2's 16.
+//!
+//! What happens to a tile's sums before they are stored (bias, addition, GELU, rounding) is in
+//! [`epilogue`](super::epilogue).
 
+use phalanx_trace::DType;
+
+use super::epilogue::{Target, finish, finish_plain};
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
 use super::lanes::{Lanes, Portable};
 use super::simd::Isa;
 
-/// Inner dimension of a block: 256 * 32 columns * 4 bytes = 32 KiB of `b` stay in the L1 cache.
-pub(super) const DEPTH: usize = 256;
+/// What a packed number is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// One f32: one step of the inner dimension.
+    Single,
+    /// Two bf16, the earlier in the lower half: two steps.
+    Pairs,
+}
+
+impl Kind {
+    /// How operands stored as `dtype` are multiplied: f16, and bf16 where the processor has no products of it,
+    /// are widened to f32.
+    pub(super) fn of(isa: Isa, dtype: DType) -> Kind {
+        if isa == Isa::Avx512Bf16 && dtype == DType::BF16 { Kind::Pairs } else { Kind::Single }
+    }
+
+    /// Packed numbers for `inner` steps of the inner dimension.
+    pub(super) fn packed(self, inner: usize) -> usize {
+        match self {
+            Kind::Single => inner,
+            Kind::Pairs => inner.div_ceil(2),
+        }
+    }
+
+    /// Steps of the inner dimension of `packed` numbers.
+    pub(super) fn inner(self, packed: usize) -> usize {
+        match self {
+            Kind::Single => packed,
+            Kind::Pairs => 2 * packed,
+        }
+    }
+}
 
 /// Sizes of panels on one instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,41 +74,8 @@ pub(super) fn panels(isa: Isa) -> Panels {
     }
 }
 
-/// Where a block of the result goes, and what is added to it. Elements lie `stride` apart by rows.
-#[derive(Clone, Copy)]
-pub(super) struct Target {
-    /// First element of the block.
-    pub(super) to: *mut f32,
-    /// From one row to the next of `to`.
-    pub(super) stride: usize,
-    /// First element of what is added, with rows `add_stride` apart; may be `to` itself; null for nothing.
-    pub(super) add: *const f32,
-    /// From one row to the next of `add`.
-    pub(super) add_stride: usize,
-    /// First element of a row that is added to every row; null for none.
-    pub(super) bias: *const f32,
-}
-
-impl Target {
-    /// The part that starts at (row, column).
-    ///
-    /// # Safety
-    /// Inside the block.
-    #[inline(always)]
-    pub(super) unsafe fn at(self, row: usize, column: usize) -> Target {
-        // SAFETY: the caller's promise; null stays null.
-        unsafe {
-            Target {
-                to: self.to.add(row * self.stride + column),
-                add: if self.add.is_null() { self.add } else { self.add.add(row * self.add_stride + column) },
-                bias: if self.bias.is_null() { self.bias } else { self.bias.add(column) },
-                ..self
-            }
-        }
-    }
-}
-
-/// Panels of `a`: broadcast one number at a time, so they may also be the columns of an unpacked matrix.
+/// Panels of `a`: broadcast one packed number at a time, so they may also be the columns of a matrix that is
+/// not packed in panels.
 #[derive(Clone, Copy)]
 pub(super) struct Down {
     /// First step of the first panel.
@@ -91,43 +95,91 @@ pub(super) struct Across {
     pub(super) panel: usize,
 }
 
-/// `to = a · b (+ bias) (+ add)` for a block of `rows x columns x depth`.
-///
-/// # Safety
-/// `a` holds `rows` and `b` `columns` in panels of `depth` steps, as [`panels`] of this `isa` says, which the
-/// processor has; the target is valid for the block, and nobody else touches it.
-pub(super) unsafe fn block(isa: Isa, size: [usize; 3], a: Down, b: Across, target: Target) {
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
-    unsafe fn avx512(size: [usize; 3], a: Down, b: Across, target: Target) {
+/// A step of packed numbers.
+trait Multiply<L: Lanes> {
+    /// `a * b + sum` by lanes.
+    ///
+    /// # Safety
+    /// As for `L`.
+    unsafe fn step(a: L::V, b: L::V, sum: L::V) -> L::V;
+}
+
+struct Single;
+
+impl<L: Lanes> Multiply<L> for Single {
+    #[inline(always)]
+    unsafe fn step(a: L::V, b: L::V, sum: L::V) -> L::V {
         // SAFETY: the caller's promise.
-        unsafe { tiles::<Avx512, 14, 2>(size, a, b, target) }
+        unsafe { L::mul_add(a, b, sum) }
     }
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn avx2(size: [usize; 3], a: Down, b: Across, target: Target) {
-        // SAFETY: the caller's promise.
-        unsafe { tiles::<Avx2, 6, 1>(size, a, b, target) }
-    }
-    // SAFETY: the caller's promise.
-    unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 => avx512(size, a, b, target),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2(size, a, b, target),
-            _ => tiles::<Portable, 2, 1>(size, a, b, target),
+}
+
+#[cfg(target_arch = "x86_64")]
+struct Pairs;
+
+#[cfg(target_arch = "x86_64")]
+impl Multiply<Avx512> for Pairs {
+    #[inline(always)]
+    unsafe fn step(
+        a: std::arch::x86_64::__m512,
+        b: std::arch::x86_64::__m512,
+        sum: std::arch::x86_64::__m512,
+    ) -> std::arch::x86_64::__m512 {
+        use std::arch::x86_64::{__m512bh, _mm512_dpbf16_ps};
+        // SAFETY: `Kind::Pairs` is chosen only where the processor has the instruction; both are 64 bytes.
+        unsafe {
+            let pairs = |x| std::mem::transmute::<std::arch::x86_64::__m512, __m512bh>(x);
+            _mm512_dpbf16_ps(sum, pairs(a), pairs(b))
         }
     }
 }
 
-/// All tiles of a block: a panel of `b` stays in L1 while the panels of `a` come from L2.
+/// `to = a · b`, finished as `target` says, for a block of `rows x columns x depth`, depth in packed numbers.
+///
+/// # Safety
+/// `a` holds `rows` and `b` `columns` in panels of `depth` steps, as [`panels`] of this `isa` says, which the
+/// processor has; the target is valid for the block, and nobody else touches it.
+pub(super) unsafe fn block(isa: Isa, kind: Kind, size: [usize; 3], a: Down, b: Across, target: &Target) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
+    unsafe fn pairs(size: [usize; 3], a: Down, b: Across, target: &Target) {
+        // SAFETY: the caller's promise.
+        unsafe { tiles::<Avx512, Pairs, 14, 2>(size, a, b, target) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
+    unsafe fn avx512(size: [usize; 3], a: Down, b: Across, target: &Target) {
+        // SAFETY: the caller's promise.
+        unsafe { tiles::<Avx512, Single, 14, 2>(size, a, b, target) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn avx2(size: [usize; 3], a: Down, b: Across, target: &Target) {
+        // SAFETY: the caller's promise.
+        unsafe { tiles::<Avx2, Single, 6, 1>(size, a, b, target) }
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (isa, kind) {
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512Bf16, Kind::Pairs) => pairs(size, a, b, target),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512(size, a, b, target),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, Kind::Single) => avx2(size, a, b, target),
+            (_, Kind::Single) => tiles::<Portable, Single, 2, 1>(size, a, b, target),
+            (_, Kind::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
+        }
+    }
+}
+
+/// All tiles of a block: a panel of `b` stays near while the panels of `a` come from L2.
 #[inline(always)]
-unsafe fn tiles<L: Lanes, const ROWS: usize, const VECTORS: usize>(
+unsafe fn tiles<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize>(
     [rows, columns, depth]: [usize; 3],
     a: Down,
     b: Across,
-    target: Target,
+    target: &Target,
 ) {
     let width = VECTORS * 16;
     for left in (0..columns).step_by(width) {
@@ -138,10 +190,11 @@ unsafe fn tiles<L: Lanes, const ROWS: usize, const VECTORS: usize>(
                 let b = b.from.add(left / width * b.panel);
                 let a = Down { from: a.from.add(top / ROWS * a.panel), ..a };
                 let target = target.at(top, left);
-                if rows - top >= ROWS {
-                    tile::<L, ROWS, VECTORS>(depth, a, b, target, count);
+                let rows = rows - top;
+                if rows < ROWS {
+                    last_rows::<L, M, VECTORS>([rows, count, depth], a, b, &target);
                 } else {
-                    last_rows::<L, VECTORS>(rows - top, depth, a, b, target, count);
+                    tile::<L, M, ROWS, VECTORS>([count, depth], a, b, &target);
                 }
             }
         }
@@ -150,30 +203,29 @@ unsafe fn tiles<L: Lanes, const ROWS: usize, const VECTORS: usize>(
 
 /// A tile of fewer rows.
 #[inline(always)]
-unsafe fn last_rows<L: Lanes, const VECTORS: usize>(
-    rows: usize,
-    depth: usize,
+unsafe fn last_rows<L: Lanes, M: Multiply<L>, const VECTORS: usize>(
+    [rows, columns, depth]: [usize; 3],
     a: Down,
     b: *const f32,
-    target: Target,
-    columns: usize,
+    target: &Target,
 ) {
+    let size = [columns, depth];
     // SAFETY: the caller's promise.
     unsafe {
         match rows {
-            1 => tile::<L, 1, VECTORS>(depth, a, b, target, columns),
-            2 => tile::<L, 2, VECTORS>(depth, a, b, target, columns),
-            3 => tile::<L, 3, VECTORS>(depth, a, b, target, columns),
-            4 => tile::<L, 4, VECTORS>(depth, a, b, target, columns),
-            5 => tile::<L, 5, VECTORS>(depth, a, b, target, columns),
-            6 => tile::<L, 6, VECTORS>(depth, a, b, target, columns),
-            7 => tile::<L, 7, VECTORS>(depth, a, b, target, columns),
-            8 => tile::<L, 8, VECTORS>(depth, a, b, target, columns),
-            9 => tile::<L, 9, VECTORS>(depth, a, b, target, columns),
-            10 => tile::<L, 10, VECTORS>(depth, a, b, target, columns),
-            11 => tile::<L, 11, VECTORS>(depth, a, b, target, columns),
-            12 => tile::<L, 12, VECTORS>(depth, a, b, target, columns),
-            13 => tile::<L, 13, VECTORS>(depth, a, b, target, columns),
+            1 => tile::<L, M, 1, VECTORS>(size, a, b, target),
+            2 => tile::<L, M, 2, VECTORS>(size, a, b, target),
+            3 => tile::<L, M, 3, VECTORS>(size, a, b, target),
+            4 => tile::<L, M, 4, VECTORS>(size, a, b, target),
+            5 => tile::<L, M, 5, VECTORS>(size, a, b, target),
+            6 => tile::<L, M, 6, VECTORS>(size, a, b, target),
+            7 => tile::<L, M, 7, VECTORS>(size, a, b, target),
+            8 => tile::<L, M, 8, VECTORS>(size, a, b, target),
+            9 => tile::<L, M, 9, VECTORS>(size, a, b, target),
+            10 => tile::<L, M, 10, VECTORS>(size, a, b, target),
+            11 => tile::<L, M, 11, VECTORS>(size, a, b, target),
+            12 => tile::<L, M, 12, VECTORS>(size, a, b, target),
+            13 => tile::<L, M, 13, VECTORS>(size, a, b, target),
             _ => unreachable!("no instruction set has more rows in a tile"),
         }
     }
@@ -181,24 +233,16 @@ unsafe fn last_rows<L: Lanes, const VECTORS: usize>(
 
 /// One tile.
 #[inline(always)]
-unsafe fn tile<L: Lanes, const ROWS: usize, const VECTORS: usize>(
-    depth: usize,
+unsafe fn tile<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize>(
+    [columns, depth]: [usize; 2],
     a: Down,
     b: *const f32,
-    target: Target,
-    columns: usize,
+    target: &Target,
 ) {
     // SAFETY: `a` and `b` hold `depth` steps, the target `ROWS x columns` elements.
     unsafe {
         // What the end touches comes to the cache meanwhile.
-        for r in 0..ROWS {
-            for v in 0..VECTORS {
-                L::prefetch_write(target.to.wrapping_add(r * target.stride + v * 16 + 15));
-                if target.add != target.to.cast_const() {
-                    L::prefetch(target.add.wrapping_add(r * target.add_stride + v * 16));
-                }
-            }
-        }
+        target.prefetch::<L>(ROWS, VECTORS * 16);
         let mut sums = [[L::splat(0.0); VECTORS]; ROWS];
         let Down { from: mut a, step, .. } = a;
         let mut b = b;
@@ -210,56 +254,23 @@ unsafe fn tile<L: Lanes, const ROWS: usize, const VECTORS: usize>(
             for (r, sums) in sums.iter_mut().enumerate() {
                 let down = L::splat(*a.add(r));
                 for (sum, across) in sums.iter_mut().zip(across) {
-                    *sum = L::mul_add(down, across, *sum);
+                    *sum = M::step(down, across, *sum);
                 }
             }
             a = a.wrapping_add(step);
             b = b.wrapping_add(VECTORS * 16);
         }
-        if columns == VECTORS * 16 {
-            finish::<L, ROWS, VECTORS>(sums, target, |p, _| L::load(p), |p, x, _| L::store(p, x));
+        if target.is_plain() && columns == VECTORS * 16 {
+            finish_plain::<L, ROWS, VECTORS>(sums, target);
         } else {
-            let count = |v: usize| columns.saturating_sub(v * 16);
-            finish::<L, ROWS, VECTORS>(
-                sums,
-                target,
-                |p, v| L::load_first(p, count(v)),
-                |p, x, v| L::store_first(p, x, count(v)),
-            );
-        }
-    }
-}
-
-/// Adds what is to be added and stores, by `load` and `store` of vector v of a row. The loops are apart so
-/// that each unrolls and the sums stay in registers.
-#[inline(always)]
-unsafe fn finish<L: Lanes, const ROWS: usize, const VECTORS: usize>(
-    mut sums: [[L::V; VECTORS]; ROWS],
-    target: Target,
-    load: impl Fn(*const f32, usize) -> L::V,
-    store: impl Fn(*mut f32, L::V, usize),
-) {
-    // SAFETY: the caller's promise; `wrapping_add`, since vectors without columns are not touched.
-    unsafe {
-        if !target.bias.is_null() {
-            for v in 0..VECTORS {
-                let bias = load(target.bias.wrapping_add(v * 16), v);
-                for sums in &mut sums {
-                    sums[v] = L::add(sums[v], bias);
+            // Through memory that stays in L1, so that one piece of code finishes all tiles.
+            let mut buffer = [0f32; 14 * 32];
+            for (r, sums) in sums.iter().enumerate() {
+                for (v, sum) in sums.iter().enumerate() {
+                    L::store(buffer.as_mut_ptr().add((r * VECTORS + v) * 16), *sum);
                 }
             }
-        }
-        if !target.add.is_null() {
-            for (r, sums) in sums.iter_mut().enumerate() {
-                for (v, sum) in sums.iter_mut().enumerate() {
-                    *sum = L::add(*sum, load(target.add.wrapping_add(r * target.add_stride + v * 16), v));
-                }
-            }
-        }
-        for (r, sums) in sums.iter().enumerate() {
-            for (v, sum) in sums.iter().enumerate() {
-                store(target.to.wrapping_add(r * target.stride + v * 16), *sum, v);
-            }
+            finish::<L>(&mut buffer, VECTORS * 16, [ROWS, columns], target);
         }
     }
 }

@@ -11,6 +11,7 @@ mod bias;
 mod cross_entropy;
 mod elementwise;
 mod embedding;
+mod epilogue;
 mod gelu;
 mod lanes;
 mod layer_norm;
@@ -147,12 +148,11 @@ impl Kernels for Cpu {
     }
 
     fn linear(&self, x: View, w: Weight, epilogue: Epilogue, y: ViewMut) {
-        matmul::linear(self, x, w, epilogue.bias, epilogue.residual, y);
+        matmul::linear(self, x, w, epilogue, y);
     }
 
-    fn linear_gelu(&self, x: View, w: Weight, bias: View, mut pre: ViewMut, y: ViewMut) {
-        matmul::linear(self, x, w, Some(bias), None, pre.reborrow());
-        self.gelu(pre.as_view(), y);
+    fn linear_gelu(&self, x: View, w: Weight, bias: View, pre: ViewMut, y: ViewMut) {
+        matmul::linear_gelu(self, x, w, bias, pre, y);
     }
 
     fn linear_input_gradient(&self, dy: View, w: Weight, dx: ViewMut, accumulate: bool) {
@@ -298,16 +298,7 @@ impl Kernels for Cpu {
         loss: ViewMut,
         gradients: Option<CrossEntropyGradients>,
     ) {
-        cross_entropy::linear_cross_entropy(
-            self,
-            x,
-            w,
-            targets.as_slice(),
-            numbers.scale,
-            logits,
-            loss,
-            gradients,
-        );
+        cross_entropy::linear_cross_entropy(self, x, w, targets.as_slice(), numbers, logits, loss, gradients);
     }
 
     fn adamw(

@@ -45,6 +45,8 @@ pub(crate) trait Lanes: Copy + 'static {
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     /// `a * b`.
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
     /// `a` where `a > b`, else `b`: `b` also where either is not a number.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     /// `a` where `a < b`, else `b`: `b` also where either is not a number.
@@ -61,6 +63,8 @@ pub(crate) trait Lanes: Copy + 'static {
     unsafe fn load_f16(from: *const f16) -> Self::V;
     /// 16 numbers of f16, rounded to nearest even; infinite beyond 65,504.
     unsafe fn store_f16(to: *mut f16, x: Self::V);
+    /// Lanes that are bf16, widened, as pairs: the lower half of a lane from `low`, the upper from `high`.
+    unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::V;
     /// Brings the cache line of an address nearer, to be read; the address need not be valid.
     #[inline(always)]
     unsafe fn prefetch(address: *const f32) {
@@ -126,6 +130,10 @@ impl Lanes for Portable {
         std::array::from_fn(|i| a[i] * b[i])
     }
     #[inline(always)]
+    unsafe fn div(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| a[i] / b[i])
+    }
+    #[inline(always)]
     unsafe fn max(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
         std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
     }
@@ -160,6 +168,10 @@ impl Lanes for Portable {
     unsafe fn store_bf16(to: *mut bf16, x: [f32; 16]) {
         // SAFETY: the caller's promise; any alignment.
         unsafe { to.cast::<[bf16; 16]>().write_unaligned(x.map(bf16::from_f32)) };
+    }
+    #[inline(always)]
+    unsafe fn pair_bf16(low: [f32; 16], high: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| f32::from_bits(low[i].to_bits() >> 16 | high[i].to_bits() & 0xffff_0000))
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> [f32; 16] {

@@ -74,6 +74,11 @@ impl Lanes for Avx2 {
         unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
     }
     #[inline(always)]
+    unsafe fn div(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: see above.
+        unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
     unsafe fn max(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
         // SAFETY: see above.
         unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
@@ -150,6 +155,14 @@ impl Lanes for Avx2 {
             // Packing works on 128-bit halves, so the quarters come out as 0, 2, 1, 3.
             let packed = _mm256_packus_epi32(round(x[0]), round(x[1]));
             _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+    #[inline(always)]
+    unsafe fn pair_bf16(low: [__m256; 2], high: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: two times 8 numbers are 16 numbers.
+        unsafe {
+            let [low, high] = [low, high].map(|x| std::mem::transmute::<[__m256; 2], [f32; 16]>(x));
+            std::mem::transmute(Portable::pair_bf16(low, high))
         }
     }
     #[inline(always)]
@@ -249,6 +262,11 @@ impl Lanes for Avx512 {
         unsafe { _mm512_mul_ps(a, b) }
     }
     #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
     unsafe fn max(a: __m512, b: __m512) -> __m512 {
         // SAFETY: see above.
         unsafe { _mm512_max_ps(a, b) }
@@ -290,6 +308,16 @@ impl Lanes for Avx512 {
     unsafe fn store_bf16(to: *mut bf16, x: __m512) {
         // SAFETY: see above.
         unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(rounded_to_bf16(x))) }
+    }
+    #[inline(always)]
+    unsafe fn pair_bf16(low: __m512, high: __m512) -> __m512 {
+        // SAFETY: see above.
+        unsafe {
+            let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(low));
+            // Lower halves of `low`, upper halves of `high`.
+            let pairs = _mm512_mask_blend_epi16(0xaaaa_aaaa, low, _mm512_castps_si512(high));
+            _mm512_castsi512_ps(pairs)
+        }
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> __m512 {
