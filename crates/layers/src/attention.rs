@@ -2,23 +2,26 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Heads, Tensor, View};
+use phalanx_tensor::{Dropout, Heads, Tensor, View};
 
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Saved, add_residual, restore};
+use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
+use crate::saved::{Saved, restore, restore_mut};
 
-/// Softmax(q·kᵀ/sqrt(head)) · v, tile by tile; the projections around it are linear layers.
+/// Dropout(softmax(q·kᵀ/sqrt(head))) · v, tile by tile; the projections around it are linear layers.
 pub struct Attention {
     /// Heads and mask.
     pub heads: Heads,
+    /// Share of the probabilities that is dropped in training.
+    pub dropout: f32,
+    /// Of the dropout's random numbers.
+    pub name: String,
 }
 
 struct SavedAttention {
-    /// `[batch, seq, 3 * hidden]`
-    qkv: Activation,
-    /// `[batch, seq, hidden]`
-    out: Activation,
     /// `[batch, heads, seq]`
     log_sum_exp: Tensor,
+    /// Which probabilities were dropped.
+    dropout: Option<Dropout>,
 }
 
 impl Layer for Attention {
@@ -35,9 +38,11 @@ impl Layer for Attention {
         residual: Option<Activation>,
     ) -> (Activation, Saved) {
         let [batch, seq, hidden3] = x.dims();
+        let per_sample = self.heads.heads * seq * seq;
+        let dropout = cx.draws(self.dropout).map(|d| d.dropout(self.dropout, &self.name, per_sample));
         let mut out = cx.activation([batch, seq, hidden3 / 3], "attention.out");
         let mut log_sum_exp = cx.statistics([batch, self.heads.heads, seq], "attention.log_sum_exp");
-        cx.device.attention(x.view(), self.heads, None, out.view_mut(), log_sum_exp.view_mut());
+        cx.device.attention(x.view(), self.heads, dropout, out.view_mut(), log_sum_exp.view_mut());
         let out = Arc::new(out);
         let y = match residual {
             None => Arc::clone(&out),
@@ -47,7 +52,11 @@ impl Layer for Attention {
                 add_residual(cx, copy, residual)
             }
         };
-        (y, Box::new(SavedAttention { qkv: x, out, log_sum_exp }))
+        (y, Saved::new(SavedAttention { log_sum_exp, dropout }).with_input(x).with_output(out))
+    }
+
+    fn rebuild(&self) -> Option<&dyn Rebuild> {
+        Some(self)
     }
 
     /// dx overwrites; probabilities are computed again from the row statistics.
@@ -60,10 +69,28 @@ impl Layer for Attention {
         dy: Activation,
         residual: Option<Activation>,
     ) -> Option<Activation> {
-        let SavedAttention { qkv, out, log_sum_exp } = restore(saved);
+        let Saved { x, y, own } = saved;
+        let (qkv, out) = (x.into_held(), y.into_held());
+        let SavedAttention { log_sum_exp, dropout } = restore(own);
         let mut dqkv = cx.activation(qkv.shape(), "attention.dqkv");
         let rows = [out.view(), log_sum_exp.view(), dy.view()];
-        cx.device.attention_backward(qkv.view(), rows, self.heads, None, dqkv.view_mut());
+        cx.device.attention_backward(qkv.view(), rows, self.heads, dropout, dqkv.view_mut());
         Some(add_residual(cx, dqkv, residual))
+    }
+}
+
+impl Rebuild for Attention {
+    fn reads_input(&self) -> bool {
+        true
+    }
+
+    /// As forward; the row statistics are written again, with the same values.
+    fn output(&self, cx: &Context, _: &[View], saved: &mut Saved) -> Activation {
+        let qkv = saved.x.held();
+        let SavedAttention { log_sum_exp, dropout } = restore_mut(&mut *saved.own);
+        let [batch, seq, hidden3] = qkv.dims();
+        let mut out = cx.activation([batch, seq, hidden3 / 3], "attention.out_again");
+        cx.device.attention(qkv.view(), self.heads, *dropout, out.view_mut(), log_sum_exp.view_mut());
+        Arc::new(out)
     }
 }

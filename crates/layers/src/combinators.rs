@@ -1,13 +1,27 @@
 //! Composition: layers in sequence, and a residual path around a layer. Both have their backward, so a
 //! model composed of existing layers needs no derivative of its own.
+//!
+//! The tensors between the layers of a sequence are shared by its layers' [`Saved`]. A sequence that
+//! [rebuilds](Sequence::rebuilding) lets go of those that the layer before can make again, and has them made
+//! when backward comes to their first reader.
+
+use std::ops::Range;
 
 use phalanx_tensor::View;
 
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Saved, add_residual, restore};
+use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
+use crate::saved::{Saved, restore};
 
 /// One layer after another. Parameters are those of the layers, in order.
 pub struct Sequence {
-    layers: Vec<(Box<dyn Layer>, usize)>,
+    layers: Vec<Part>,
+    rebuilds: bool,
+}
+
+/// A layer of a sequence, and which of the sequence's parameters are its own.
+struct Part {
+    layer: Box<dyn Layer>,
+    parameters: Range<usize>,
 }
 
 struct SavedSequence {
@@ -19,60 +33,118 @@ impl Sequence {
     /// In the order given; at least one.
     pub fn new(layers: Vec<Box<dyn Layer>>) -> Sequence {
         assert!(!layers.is_empty(), "a sequence has at least one layer");
-        let counted = |layer: Box<dyn Layer>| {
-            let count = layer.parameters().len();
-            (layer, count)
+        let mut end = 0;
+        let part = |layer: Box<dyn Layer>| {
+            let start = end;
+            end += layer.parameters().len();
+            Part { layer, parameters: start..end }
         };
-        Sequence { layers: layers.into_iter().map(counted).collect() }
+        Sequence { layers: layers.into_iter().map(part).collect(), rebuilds: false }
+    }
+
+    /// The same, but what lies between two layers is not kept where the first can make it again.
+    #[must_use]
+    pub fn rebuilding(self) -> Sequence {
+        Sequence { rebuilds: true, ..self }
+    }
+
+    /// How the tensor before layer `index` is made again, when it is not kept.
+    fn rebuild(&self, index: usize) -> Option<&dyn Rebuild> {
+        let before = index.checked_sub(1).filter(|_| self.rebuilds)?;
+        self.layers[before].layer.rebuild()
+    }
+
+    /// All layers but the last: its input, and what they saved.
+    fn forward_to_last(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        mut x: Activation,
+    ) -> (Activation, Vec<Saved>) {
+        let mut saved = Vec::with_capacity(self.layers.len());
+        for part in &self.layers[..self.layers.len() - 1] {
+            let (y, kept) = part.layer.forward(cx, &parameters[part.parameters.clone()], x, None);
+            x = y;
+            self.keep(cx, &mut saved, kept);
+        }
+        (x, saved)
+    }
+
+    /// Adds what the next layer saved, and forgets the tensor before it if it can be made again.
+    fn keep(&self, cx: &Context, saved: &mut Vec<Saved>, mut kept: Saved) {
+        if !cx.keep {
+            return;
+        }
+        if self.rebuild(saved.len()).is_some() {
+            kept.x.forget();
+            saved.last_mut().expect("a layer before").y.forget();
+        }
+        saved.push(kept);
+    }
+
+    /// Makes the tensor before layer `index` again, if it was forgotten.
+    fn recall(&self, cx: &Context, parameters: &[View], saved: &mut [Saved], index: usize) {
+        let Some(rebuild) = self.rebuild(index) else { return };
+        let before = index - 1;
+        if !(saved[before].y.is_forgotten() || saved[index].x.is_forgotten()) {
+            return;
+        }
+        if rebuild.reads_input() {
+            self.recall(cx, parameters, saved, before);
+        }
+        let own = self.layers[before].parameters.clone();
+        let tensor = rebuild.output(cx, &parameters[own], &mut saved[before]);
+        saved[before].y.recall(&tensor);
+        saved[index].x.recall(&tensor);
     }
 }
 
 impl Layer for Sequence {
     fn parameters(&self) -> Vec<ParameterSpec> {
-        self.layers.iter().flat_map(|(layer, _)| layer.parameters()).collect()
+        self.layers.iter().flat_map(|part| part.layer.parameters()).collect()
     }
 
     /// The residual is added by the last layer.
     fn forward(
         &self,
         cx: &Context,
-        mut parameters: &[View],
-        mut x: Activation,
-        mut residual: Option<Activation>,
+        parameters: &[View],
+        x: Activation,
+        residual: Option<Activation>,
     ) -> (Activation, Saved) {
-        let mut saved = Vec::with_capacity(self.layers.len());
-        for (i, (layer, count)) in self.layers.iter().enumerate() {
-            let (own, rest) = parameters.split_at(*count);
-            parameters = rest;
-            let last = i + 1 == self.layers.len();
-            let (y, kept) = layer.forward(cx, own, x, if last { residual.take() } else { None });
-            x = y;
-            if cx.keep {
-                saved.push(kept);
-            }
-        }
-        (x, Box::new(SavedSequence { layers: saved }))
+        let (x, mut layers) = self.forward_to_last(cx, parameters, x);
+        let last = &self.layers[self.layers.len() - 1];
+        let (y, kept) = last.layer.forward(cx, &parameters[last.parameters.clone()], x, residual);
+        self.keep(cx, &mut layers, kept);
+        (y, Saved::new(SavedSequence { layers }))
+    }
+
+    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Saved {
+        let (x, mut layers) = self.forward_to_last(cx, parameters, x);
+        let last = &self.layers[self.layers.len() - 1];
+        let kept = last.layer.save(cx, &parameters[last.parameters.clone()], x);
+        self.keep(cx, &mut layers, kept);
+        Saved::new(SavedSequence { layers })
     }
 
     /// The residual is added by the first layer, the last to run.
     fn backward(
         &self,
         cx: &Context,
-        mut parameters: &[View],
-        mut gradients: &mut [Gradient],
+        parameters: &[View],
+        gradients: &mut [Gradient],
         saved: Saved,
         mut dy: Activation,
         mut residual: Option<Activation>,
     ) -> Option<Activation> {
-        let SavedSequence { layers: mut saved } = restore(saved);
-        for (i, (layer, count)) in self.layers.iter().enumerate().rev() {
-            let (rest, own) = parameters.split_at(parameters.len() - count);
-            parameters = rest;
-            let (rest, own_gradients) = gradients.split_at_mut(gradients.len() - count);
-            gradients = rest;
+        let SavedSequence { layers: mut saved } = restore(saved.own);
+        for (i, part) in self.layers.iter().enumerate().rev() {
+            self.recall(cx, parameters, &mut saved, i);
+            let own = part.parameters.clone();
             let kept = saved.pop().expect("forward saved one entry a layer");
             let residual = if i == 0 { residual.take() } else { None };
-            let dx = layer.backward(cx, own, own_gradients, kept, dy, residual);
+            let (own, slots) = (&parameters[own.clone()], &mut gradients[own]);
+            let dx = part.layer.backward(cx, own, slots, kept, dy, residual);
             if i == 0 {
                 return dx;
             }
@@ -100,6 +172,11 @@ impl<L: Layer> Layer for Residual<L> {
     ) -> (Activation, Saved) {
         let (y, saved) = self.0.forward(cx, parameters, x.clone(), Some(x));
         (with_outer(cx, y, residual), saved)
+    }
+
+    /// The sum saves nothing.
+    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Saved {
+        self.0.save(cx, parameters, x)
     }
 
     fn backward(

@@ -3,7 +3,8 @@
 use phalanx_tensor::View;
 
 use crate::init::Init;
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Saved, add_residual, restore};
+use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, add_residual};
+use crate::saved::Saved;
 
 /// `y[b, t] = tokens[x[b, t]] + positions[t]`.
 pub struct Embedding {
@@ -19,11 +20,6 @@ pub struct Embedding {
     pub hidden: usize,
     /// Initial values of both.
     pub init: Init,
-}
-
-struct SavedEmbedding {
-    /// `[batch, seq]` u32
-    tokens: Activation,
 }
 
 impl Layer for Embedding {
@@ -47,7 +43,7 @@ impl Layer for Embedding {
         let [batch, seq] = x.dims();
         let mut y = cx.activation([batch, seq, self.hidden], "embedding.y");
         cx.device.embedding(x.view(), parameters[0], parameters[1], y.view_mut());
-        (add_residual(cx, y, residual), Box::new(SavedEmbedding { tokens: x }))
+        (add_residual(cx, y, residual), Saved::new(()).with_input(x))
     }
 
     /// Tables as `gradients` says; token ids have no gradient.
@@ -60,7 +56,7 @@ impl Layer for Embedding {
         dy: Activation,
         _: Option<Activation>,
     ) -> Option<Activation> {
-        let SavedEmbedding { tokens } = restore(saved);
+        let tokens = saved.x.into_held();
         let [table, positions] = gradients else { panic!("an embedding has two parameters") };
         let (dtable, add_table) = table.write();
         let (dpositions, add_positions) = positions.write();

@@ -1,8 +1,9 @@
 //! Initial values: a function of seed, parameter name and element index alone.
 //!
-//! A counter-based generator (SplitMix64's finaliser over key and counter, Steele et al., OOPSLA 2014)
-//! gives element `i` its own bits, so every rank fills any range of any parameter and the whole is the
-//! same whatever the layout.
+//! The generator of [`random`](crate::random) gives element `i` its own bits, so every rank fills any range of
+//! any parameter and the whole is the same whatever the layout.
+
+use crate::random;
 
 /// How a parameter starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,7 +23,7 @@ impl Init {
             Init::Zeros => out.fill(0.0),
             Init::Ones => out.fill(1.0),
             Init::Normal(std) => {
-                let key = key(seed, name);
+                let key = random::key(seed, name);
                 for (i, value) in out.iter_mut().enumerate() {
                     *value = std * normal(key, start + i as u64);
                 }
@@ -31,23 +32,9 @@ impl Init {
     }
 }
 
-/// Mixes seed and name (FNV-1a) into the generator's key.
-fn key(seed: u64, name: &str) -> u64 {
-    let start = mix(seed ^ 0x9e37_79b9_7f4a_7c15);
-    let hash =
-        name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
-    mix(start ^ hash)
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 /// One standard normal number (Box and Muller) for this counter.
 fn normal(key: u64, counter: u64) -> f32 {
-    let bits = mix(key.wrapping_add(counter.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    let bits = random::number(key, counter);
     // Upper and lower 32 bits as two uniforms, the first in (0, 1].
     let u = ((bits >> 32) as f32 + 1.0) * (1.0 / 4_294_967_296.0);
     let v = (bits as u32 >> 8) as f32 * (1.0 / 16_777_216.0);

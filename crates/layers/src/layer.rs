@@ -2,23 +2,23 @@
 //!
 //! A layer declares its parameters and has `forward` and, under it, `backward`. It owns no memory: it
 //! receives parameters as views and gradients as places to write, and gets its activations from the
-//! device. What forward keeps for backward is a struct with a name, handed around as [`Saved`].
+//! device. What forward keeps for backward is handed around as [`Saved`]: input and output where backward
+//! reads them, and a struct with a name for what only the layer knows. A layer that can make its output
+//! again for little says so ([`Rebuild`]); whether that is done is up to who composes layers.
 //!
 //! Activations are shared (`Arc`): a residual path and a layer's saved input are one tensor. Its memory
 //! goes back to the arena with the last owner, at the same place of the program in every step.
 
-use std::any::Any;
 use std::sync::Arc;
 
-use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View, ViewMut};
+use phalanx_tensor::{Category, DType, Device, Dropout, Shape, Tensor, View, ViewMut};
 
 use crate::init::Init;
+use crate::random;
+use crate::saved::Saved;
 
 /// A tensor between layers.
 pub type Activation = Arc<Tensor>;
-
-/// What a layer's forward keeps for its backward.
-pub type Saved = Box<dyn Any + Send>;
 
 /// Where and how a layer runs.
 #[derive(Clone, Copy)]
@@ -45,7 +45,21 @@ pub struct Draw {
     pub first_sample: u64,
 }
 
+impl Draw {
+    /// What the layer `name` drops with probability `p` from a tensor that has so many elements a sample: a
+    /// piece of the whole global batch's.
+    pub fn dropout(&self, p: f32, name: &str, elements_per_sample: usize) -> Dropout {
+        let key = random::number(random::key(self.seed, name), self.step);
+        Dropout { p, key, first: self.first_sample * elements_per_sample as u64 }
+    }
+}
+
 impl Context<'_> {
+    /// What a layer draws that drops with probability `p`: nothing when that is 0, or outside of training.
+    pub fn draws(&self, p: f32) -> Option<Draw> {
+        self.draw.filter(|_| p > 0.0)
+    }
+
     /// Memory for an activation.
     #[track_caller]
     pub fn activation(&self, shape: impl Into<Shape>, name: &'static str) -> Tensor {
@@ -117,6 +131,17 @@ pub trait Layer: Send + Sync {
         residual: Option<Activation>,
     ) -> (Activation, Saved);
 
+    /// What forward saves, without its output, for a backward that begins by running forward again. A layer
+    /// may leave out what only the output needs.
+    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Saved {
+        self.forward(cx, parameters, x, None).1
+    }
+
+    /// How the output is made again from what forward saved, where that is cheap.
+    fn rebuild(&self) -> Option<&dyn Rebuild> {
+        None
+    }
+
     /// `dx = fᵀ(dy)`, or `residual + fᵀ(dy)`; parameter gradients are written where `gradients` says.
     /// `None` when the input has no gradient (token ids).
     fn backward(
@@ -130,9 +155,13 @@ pub trait Layer: Send + Sync {
     ) -> Option<Activation>;
 }
 
-/// What a layer saved, as the type it saved.
-pub fn restore<T: 'static>(saved: Saved) -> T {
-    *saved.downcast::<T>().unwrap_or_else(|_| panic!("saved is not {}", std::any::type_name::<T>()))
+/// A layer whose output can be made again without a product of its weights, so that it need not be kept.
+pub trait Rebuild {
+    /// Whether making it again reads the layer's input.
+    fn reads_input(&self) -> bool;
+
+    /// The output of forward without a residual, bit for bit; what `saved` holds stays as it is.
+    fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Activation;
 }
 
 /// A place for `residual + something`: the residual's own memory when nobody else holds it, else a

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use phalanx_tensor::{Tensor, View};
 
 use crate::init::Init;
-use crate::layer::{
-    Activation, Context, Gradient, Layer, ParameterSpec, Saved, add_residual, restore, sum_target,
-};
+use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual, sum_target};
+use crate::saved::{Saved, restore, restore_mut};
 
 /// `y = gamma * (x - mean) / sqrt(var + eps) + beta` (Ba et al., arXiv 1607.06450).
 pub struct LayerNorm {
@@ -20,8 +19,6 @@ pub struct LayerNorm {
 }
 
 struct SavedLayerNorm {
-    /// `[batch, seq, hidden]`
-    x: Activation,
     /// `[batch * seq]`
     mean: Tensor,
     /// `[batch * seq]`, 1 / sqrt(var + eps)
@@ -52,7 +49,11 @@ impl Layer for LayerNorm {
         let mut rstd = cx.statistics([rows], "layer_norm.rstd");
         let statistics = [mean.view_mut(), rstd.view_mut()];
         cx.device.layer_norm(x.view(), [parameters[0], parameters[1]], self.eps, y.view_mut(), statistics);
-        (add_residual(cx, y, residual), Box::new(SavedLayerNorm { x, mean, rstd }))
+        (add_residual(cx, y, residual), Saved::new(SavedLayerNorm { mean, rstd }).with_input(x))
+    }
+
+    fn rebuild(&self) -> Option<&dyn Rebuild> {
+        Some(self)
     }
 
     /// dx overwrites, or adds to the residual; dgamma, dbeta as `gradients` says.
@@ -65,7 +66,8 @@ impl Layer for LayerNorm {
         dy: Activation,
         residual: Option<Activation>,
     ) -> Option<Activation> {
-        let SavedLayerNorm { x, mean, rstd } = restore(saved);
+        let Saved { x, own, .. } = saved;
+        let (x, SavedLayerNorm { mean, rstd }) = (x.into_held(), restore(own));
         let [dgamma, dbeta] = gradients else { panic!("a layer norm has two parameters") };
         let (mut dx, add) = sum_target(cx, residual, x.shape(), "layer_norm.dx");
         let (dgamma, accumulate) = dgamma.write();
@@ -84,5 +86,21 @@ impl Layer for LayerNorm {
             accumulate,
         );
         Some(Arc::new(dx))
+    }
+}
+
+impl Rebuild for LayerNorm {
+    fn reads_input(&self) -> bool {
+        true
+    }
+
+    /// As forward; mean and rstd are written again, with the same values.
+    fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Activation {
+        let x = saved.x.held();
+        let SavedLayerNorm { mean, rstd } = restore_mut(&mut *saved.own);
+        let mut y = cx.activation(x.shape(), "layer_norm.y_again");
+        let statistics = [mean.view_mut(), rstd.view_mut()];
+        cx.device.layer_norm(x.view(), [parameters[0], parameters[1]], self.eps, y.view_mut(), statistics);
+        Arc::new(y)
     }
 }

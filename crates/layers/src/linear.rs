@@ -5,7 +5,8 @@ use std::sync::Arc;
 use phalanx_tensor::{Epilogue, Layout, Tensor, View, Weight};
 
 use crate::init::Init;
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Saved, restore, sum_target};
+use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, sum_target};
+use crate::saved::Saved;
 
 /// `y = x · w + b`.
 pub struct Linear {
@@ -19,11 +20,6 @@ pub struct Linear {
     pub layout: Layout,
     /// Initial weight; the bias starts at zero.
     pub init: Init,
-}
-
-struct SavedLinear {
-    /// `[.., in]`
-    x: Activation,
 }
 
 impl Linear {
@@ -81,7 +77,12 @@ impl Layer for Linear {
         let residual = residual.as_ref().map(|r| r.view());
         let epilogue = Epilogue { bias: Some(parameters[1]), residual };
         cx.device.linear(x.view(), weight, epilogue, y.view_mut());
-        (Arc::new(y), Box::new(SavedLinear { x }))
+        (Arc::new(y), Saved::new(()).with_input(x))
+    }
+
+    /// The input alone: nothing is computed.
+    fn save(&self, _: &Context, _: &[View], x: Activation) -> Saved {
+        Saved::new(()).with_input(x)
     }
 
     /// dx = dy · wᵀ; dw, db as `gradients` says.
@@ -94,7 +95,7 @@ impl Layer for Linear {
         dy: Activation,
         residual: Option<Activation>,
     ) -> Option<Activation> {
-        let SavedLinear { x } = restore(saved);
+        let x = saved.x.into_held();
         let [dw, db] = gradients else { panic!("a linear layer has two parameters") };
         let (view, accumulate) = db.write();
         cx.device.bias_gradient(dy.view(), view, accumulate);

@@ -5,13 +5,13 @@
 //! initial values follow transformers, so that its files load and ours load there.
 
 use phalanx_layers::{
-    Attention, Block, Embedding, Init, Layer, LayerNorm, Linear, LinearCrossEntropy, LinearGelu, Network,
-    Residual, Sequence,
+    Attention, Block, Checkpointing, Dropped, Embedding, Init, Layer, LayerNorm, Linear, LinearCrossEntropy,
+    LinearGelu, Network, Recompute, Residual, Sequence,
 };
 use phalanx_tensor::{Heads, Layout};
 use serde_json::{Value, json};
 
-/// Shape of a GPT-2.
+/// Shape of a GPT-2, and what it drops in training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt2 {
     /// Transformer blocks (`n_layer`).
@@ -26,6 +26,19 @@ pub struct Gpt2 {
     pub positions: usize,
     /// Added to the variance of a norm (`layer_norm_epsilon`).
     pub eps: f32,
+    /// What is dropped in training; no part of what the weights compute.
+    pub dropout: Dropouts,
+}
+
+/// Probabilities of dropping an element in training, each in `0.0..1.0`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Dropouts {
+    /// Of the embedding (`embd_pdrop`).
+    pub embedding: f32,
+    /// Of the attention probabilities (`attn_pdrop`).
+    pub attention: f32,
+    /// Of both projections into the residual stream (`resid_pdrop`).
+    pub residual: f32,
 }
 
 /// A `config.json` that is not a GPT-2 which this code computes.
@@ -52,9 +65,17 @@ pub enum ModelError {
 impl Gpt2 {
     /// The network: parameters named `transformer.wte.weight`, `transformer.h.0.ln_1.weight`, ...
     pub fn network(&self) -> Network {
+        self.network_with(Checkpointing::None)
+    }
+
+    /// The same, of which backward computes again what `checkpointing` says.
+    pub fn network_with(&self, checkpointing: Checkpointing) -> Network {
         let mut blocks = vec![Block { name: "embedding".into(), layer: Box::new(self.embedding()) }];
         for i in 0..self.layers {
-            blocks.push(Block { name: format!("h.{i}"), layer: Box::new(self.block(i)) });
+            let block = self.block(i, checkpointing);
+            let layer: Box<dyn Layer> =
+                if checkpointing.recomputes(i) { Box::new(Recompute(block)) } else { Box::new(block) };
+            blocks.push(Block { name: format!("h.{i}"), layer });
         }
         blocks.push(Block { name: "ln_f".into(), layer: Box::new(self.norm("transformer.ln_f".into())) });
         let head = LinearCrossEntropy {
@@ -66,19 +87,20 @@ impl Gpt2 {
         Network::new(blocks, Box::new(head))
     }
 
-    fn embedding(&self) -> Embedding {
-        Embedding {
+    fn embedding(&self) -> impl Layer + use<> {
+        let layer = Embedding {
             tokens: "transformer.wte.weight".into(),
             positions: "transformer.wpe.weight".into(),
             vocab: self.vocab,
             length: self.positions,
             hidden: self.hidden,
             init: Init::Normal(0.02),
-        }
+        };
+        Dropped { layer, p: self.dropout.embedding, name: "transformer.drop".into() }
     }
 
     /// `x + attention(norm(x))`, then `x + mlp(norm(x))`.
-    fn block(&self, index: usize) -> impl Layer + use<> {
+    fn block(&self, index: usize, checkpointing: Checkpointing) -> impl Layer + use<> {
         let name = |part: &str| format!("transformer.h.{index}.{part}");
         let hidden = self.hidden;
         // Projections into the residual stream start smaller: each of the 2 * layers adds its variance.
@@ -90,16 +112,26 @@ impl Gpt2 {
             layout: Layout::InOut,
             init,
         };
-        let attention = Residual(Sequence::new(vec![
+        let dropped = |layer, part: &str| Dropped { layer, p: self.dropout.residual, name: name(part) };
+        let sequence = |layers| match checkpointing {
+            Checkpointing::Selective => Sequence::new(layers).rebuilding(),
+            Checkpointing::None | Checkpointing::Blocks { .. } => Sequence::new(layers),
+        };
+        let attention = Attention {
+            heads: Heads { heads: self.heads, causal: true },
+            dropout: self.dropout.attention,
+            name: name("attn.attn_dropout"),
+        };
+        let attention = Residual(sequence(vec![
             Box::new(self.norm(name("ln_1"))),
             Box::new(linear("attn.c_attn", hidden, 3 * hidden, Init::Normal(0.02))),
-            Box::new(Attention { heads: Heads { heads: self.heads, causal: true } }),
-            Box::new(linear("attn.c_proj", hidden, hidden, small)),
+            Box::new(attention),
+            Box::new(dropped(linear("attn.c_proj", hidden, hidden, small), "attn.resid_dropout")),
         ]));
-        let mlp = Residual(Sequence::new(vec![
+        let mlp = Residual(sequence(vec![
             Box::new(self.norm(name("ln_2"))),
             Box::new(LinearGelu(linear("mlp.c_fc", hidden, 4 * hidden, Init::Normal(0.02)))),
-            Box::new(linear("mlp.c_proj", 4 * hidden, hidden, small)),
+            Box::new(dropped(linear("mlp.c_proj", 4 * hidden, hidden, small), "mlp.dropout")),
         ]));
         Sequence::new(vec![Box::new(attention), Box::new(mlp)])
     }
@@ -110,15 +142,13 @@ impl Gpt2 {
 
     /// As transformers writes it.
     pub fn to_config(&self) -> Value {
-        // The shortest decimal that is this f32: 1e-5, not 9.999999747378752e-6.
-        let eps: f64 = self.eps.to_string().parse().unwrap_or(f64::from(self.eps));
         json!({
             "activation_function": "gelu_new",
             "architectures": ["GPT2LMHeadModel"],
-            "attn_pdrop": 0.0,
-            "embd_pdrop": 0.0,
+            "attn_pdrop": decimal(self.dropout.attention),
+            "embd_pdrop": decimal(self.dropout.embedding),
             "initializer_range": 0.02,
-            "layer_norm_epsilon": eps,
+            "layer_norm_epsilon": decimal(self.eps),
             "model_type": "gpt2",
             "n_ctx": self.positions,
             "n_embd": self.hidden,
@@ -126,7 +156,7 @@ impl Gpt2 {
             "n_inner": null,
             "n_layer": self.layers,
             "n_positions": self.positions,
-            "resid_pdrop": 0.0,
+            "resid_pdrop": decimal(self.dropout.residual),
             "scale_attn_weights": true,
             "tie_word_embeddings": true,
             "torch_dtype": "float32",
@@ -134,7 +164,8 @@ impl Gpt2 {
         })
     }
 
-    /// From a `config.json` of transformers.
+    /// From a `config.json` of transformers. What it drops is that of the training which made the file; a run
+    /// drops what its own configuration says.
     ///
     /// # Errors
     /// When the file describes another architecture, or a variant that is not computed here.
@@ -177,6 +208,11 @@ impl Gpt2 {
             vocab: number(config, "vocab_size")?,
             positions: number(config, "n_positions")?,
             eps: config.get("layer_norm_epsilon").and_then(Value::as_f64).unwrap_or(1e-5) as f32,
+            dropout: Dropouts {
+                embedding: probability(config, "embd_pdrop")?,
+                attention: probability(config, "attn_pdrop")?,
+                residual: probability(config, "resid_pdrop")?,
+            },
         })
     }
 }
@@ -188,4 +224,20 @@ fn number(config: &Value, key: &'static str) -> Result<usize, ModelError> {
         given: given.to_string(),
         expected: "a positive integer".into(),
     })
+}
+
+/// A probability of dropping; transformers' default is 0.1.
+fn probability(config: &Value, key: &'static str) -> Result<f32, ModelError> {
+    let Some(given) = config.get(key) else { return Ok(0.1) };
+    let value = given.as_f64().map(|p| p as f32).filter(|p| (0.0..1.0).contains(p));
+    value.ok_or_else(|| ModelError::Key {
+        key,
+        given: given.to_string(),
+        expected: "a number from 0 to below 1".into(),
+    })
+}
+
+/// The shortest decimal that is this f32: 1e-5, not 9.999999747378752e-6.
+fn decimal(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or(f64::from(number))
 }

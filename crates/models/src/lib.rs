@@ -3,4 +3,4 @@
 
 pub mod gpt2;
 
-pub use gpt2::{Gpt2, ModelError};
+pub use gpt2::{Dropouts, Gpt2, ModelError};

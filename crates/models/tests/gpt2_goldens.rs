@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use phalanx_layers::{Context, Gradient, Network};
-use phalanx_models::Gpt2;
+use phalanx_models::{Dropouts, Gpt2};
 use phalanx_tensor::{Arena, Category, Cpu, CrossEntropy, DType, Device, Shape, Tensor, View};
 use safetensors::SafeTensors;
 
@@ -144,15 +144,20 @@ fn slots<'a>(gradients: &'a mut [Tensor], written: &'a mut [bool], uses: &[usize
 
 #[test]
 fn configurations_go_both_ways_and_foreign_ones_are_refused() {
-    let model = Gpt2 { layers: 2, hidden: 8, heads: 2, vocab: 11, positions: 4, eps: 1e-5 };
+    let dropout = Dropouts { embedding: 0.1, attention: 0.2, residual: 0.3 };
+    let model = Gpt2 { layers: 2, hidden: 8, heads: 2, vocab: 11, positions: 4, eps: 1e-5, dropout };
     let config = model.to_config();
     assert_eq!(Gpt2::from_config(&config).unwrap(), model);
+    for (key, p) in [("embd_pdrop", 0.1), ("attn_pdrop", 0.2), ("resid_pdrop", 0.3)] {
+        assert_eq!(config[key], serde_json::json!(p), "the decimal that was given");
+    }
     for (key, value, part) in [
         ("model_type", serde_json::json!("llama"), "model_type is \"llama\""),
         ("n_head", serde_json::json!(3), "n_head is 3"),
         ("n_inner", serde_json::json!(100), "n_inner is 100"),
         ("activation_function", serde_json::json!("relu"), "activation_function"),
         ("n_layer", serde_json::json!(null), "n_layer is null"),
+        ("attn_pdrop", serde_json::json!(1.5), "attn_pdrop is 1.5"),
     ] {
         let mut changed = config.clone();
         changed[key] = value;

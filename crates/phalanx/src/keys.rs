@@ -10,11 +10,17 @@ use serde::Deserialize;
 use strsim::levenshtein;
 use toml::{Table, Value};
 
+/// Keys whose default is a word and whose value may be a number.
+const WORD_OR_NUMBER: [&str; 2] = ["memory.chunk", "memory.checkpointing"];
+
 /// The configuration with a value of the right type for every key.
 fn full() -> Table {
     let mut config = RunConfig::default();
     config.model.positions = Some(1);
     config.model.vocab = Some(1);
+    config.model.embedding_dropout = Some(0.0);
+    config.model.attention_dropout = Some(0.0);
+    config.model.residual_dropout = Some(0.0);
     config.model.init = Some(String::new());
     config.data.text = vec![String::new()];
     config.data.extensions = vec![String::new()];
@@ -69,7 +75,7 @@ pub fn assignment(text: &str) -> Result<(String, Value)> {
     let parsed = toml::from_str::<Table>(&format!("value = {raw}")).ok();
     let parsed = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
     let value = match (known, parsed) {
-        (Value::String(_), Some(value)) if !value.is_str() && key != "memory.chunk" => {
+        (Value::String(_), Some(value)) if !value.is_str() && !WORD_OR_NUMBER.contains(&key) => {
             Value::String(raw.into())
         }
         (Value::Array(_), Some(value)) if value.is_array() => value,
@@ -107,6 +113,9 @@ fn check_value(full: &Table, key: &str, value: &Value, origin: &str) -> Result<(
 fn expected(key: &str, known: &Value, message: &str) -> String {
     match (key, known) {
         ("memory.chunk", _) => "\"auto\", \"none\" or a number of MiB".to_string(),
+        ("memory.checkpointing", _) => {
+            "\"none\", \"selective\", \"block\", or k for every k-th block".to_string()
+        }
         ("parallel.zero", _) => "a ZeRO stage: 0, 1, 2 or 3".to_string(),
         (_, Value::String(_)) => match message.split_once("expected ") {
             Some((start, choices)) if start.contains("unknown variant") => choices.replace('`', "\""),
@@ -164,6 +173,7 @@ mod tests {
             ("[data]\norder = \"random\"", ["data.order", "\"random\"", "\"shuffled\" or \"sequential\""]),
             ("[data]\ntext = \"a\"", ["data.text", "\"a\"", "a list"]),
             ("[memory]\nchunk = \"big\"", ["memory.chunk", "\"big\"", "\"auto\""]),
+            ("[memory]\ncheckpointing = \"all\"", ["memory.checkpointing", "\"all\"", "\"selective\""]),
             ("[parallel]\nzero = 300", ["parallel.zero", "300", "0, 1, 2 or 3"]),
             ("[optimizer]\nlr = \"x\"", ["optimizer.lr", "\"x\"", "a number"]),
             ("[parallel]\noverlap = 1", ["parallel.overlap", "1", "true or false"]),
@@ -183,6 +193,8 @@ mod tests {
             ("data.tokenizer=\"char\"", "data.tokenizer", Value::String("char".into())),
             ("memory.chunk=none", "memory.chunk", Value::String("none".into())),
             ("memory.chunk = 2", "memory.chunk", Value::Integer(2)),
+            ("memory.checkpointing=2", "memory.checkpointing", Value::Integer(2)),
+            ("memory.checkpointing=block", "memory.checkpointing", Value::String("block".into())),
             ("data.text=a.txt", "data.text", Value::Array(vec![Value::String("a.txt".into())])),
             ("train.sample=12", "train.sample", Value::String("12".into())),
             ("train.sample=a = b", "train.sample", Value::String("a = b".into())),

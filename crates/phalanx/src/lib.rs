@@ -5,7 +5,7 @@
 //! engine of a rank ([`Rank`]) on a [`Device`] whose memory replays that plan.
 //!
 //! ```
-//! use phalanx::{Arena, Batch, Cpu, Device, Gpt2, Rank, Region, RunConfig, RunPlan, Solo, Spec};
+//! use phalanx::{Arena, Batch, Cpu, Device, Dropouts, Gpt2, Rank, Region, RunConfig, RunPlan, Solo, Spec};
 //! use std::sync::Arc;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -13,7 +13,8 @@
 //! config.model.seq = 16;
 //! config.batch.global = 4;
 //! config.check()?;
-//! let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 256, positions: 16, eps: 1e-5 };
+//! let dropout = Dropouts::default(); // replaced by what the configuration says
+//! let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 256, positions: 16, eps: 1e-5, dropout };
 //!
 //! // Before anything is allocated, every byte of every rank is known.
 //! let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
@@ -45,7 +46,7 @@ pub use phalanx_collectives::{
 };
 pub use phalanx_data::{Corpus, CorpusSpec, DataError, TokenFile, Tokenizer, Tokens};
 pub use phalanx_layers::{self as layers, Network};
-pub use phalanx_models::Gpt2;
+pub use phalanx_models::{Dropouts, Gpt2};
 pub use phalanx_plan::{ChunkLayout, MemoryPlan, Peak, Stage};
 pub use phalanx_tensor::{Arena, Cpu, Device, Region, Tensor};
 pub use phalanx_train::rank::Batch;

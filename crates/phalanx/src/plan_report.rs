@@ -33,6 +33,7 @@ pub fn to_json(planned: &Planned) -> Value {
             "ranks": spec.world, "zero": spec.stage.number(), "micro": spec.micro,
             "micro_batches": spec.micro_batches, "threads": spec.threads, "overlap": spec.overlap,
             "prefetch": spec.prefetch, "reduce": planned.config.batch.reduce,
+            "checkpointing": planned.config.memory.checkpointing,
         },
         "model": spec.model.to_config(),
         "chunks": chunks_json(&spec.layout),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use phalanx_checkpoint::HuggingFaceDir;
-use phalanx_models::Gpt2;
+use phalanx_models::{Dropouts, Gpt2};
 use phalanx_train::RunConfig;
 
 use crate::config::Given;
@@ -114,5 +114,15 @@ pub fn complete(config: &mut RunConfig, imported: Option<&Gpt2>, vocabulary: &Vo
     config.model.positions = Some(positions);
     let model = &config.model;
     let eps = imported.map_or(EPS, |imported| imported.eps);
-    Ok(Gpt2 { layers: model.layers, hidden: model.hidden, heads: model.heads, vocab, positions, eps })
+    // What is dropped, the plan takes from the configuration.
+    let dropout = Dropouts::default();
+    Ok(Gpt2 {
+        layers: model.layers,
+        hidden: model.hidden,
+        heads: model.heads,
+        vocab,
+        positions,
+        eps,
+        dropout,
+    })
 }

@@ -8,9 +8,11 @@ use serde_json::json;
 #[test]
 fn export_and_import_keep_every_bit() {
     let home = Home::new();
-    home.run(&["train", "small.toml", "--run", "r", "--nproc", "2", "--set", "parallel.zero=3", "--quiet"])
-        .ok();
+    let sets = ["--set", "parallel.zero=3", "--set", "model.attention_dropout=0.1"];
+    home.run(&[&["train", "small.toml", "--run", "r", "--nproc", "2", "--quiet"], &sets[..]].concat()).ok();
     home.run(&["export", "r", "--out", "a"]).ok();
+    let config = home.json("a/config.json");
+    assert_eq!((&config["attn_pdrop"], &config["resid_pdrop"]), (&json!(0.1), &json!(0.0)));
     home.run(&["export", "r", "--out", "b"]).ok();
     assert_eq!(home.read("a/model.safetensors"), home.read("b/model.safetensors"));
     home.run(&["import", "a"]).ok();

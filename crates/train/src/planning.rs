@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_collectives::{Group, MetaGroup};
-use phalanx_models::Gpt2;
+use phalanx_layers::{Checkpointing, Draw, Network};
+use phalanx_models::{Dropouts, Gpt2};
 use phalanx_optim::{Rule, Schedule, schedule::Decay};
 use phalanx_plan::{
     ChunkError, ChunkLayout, ChunkSize, Cost, Disagreement, MemoryError, MemoryPlan, ParameterSize, Search,
@@ -18,14 +19,18 @@ use phalanx_plan::{
 use phalanx_tensor::Device;
 use phalanx_trace::Trace;
 
-use crate::config::{Chunk, ChunkWord, OptimizerKind, Reduce, RunConfig, ScheduleKind};
+use crate::config::{
+    self, CheckpointingWord, Chunk, ChunkWord, OptimizerKind, Reduce, RunConfig, ScheduleKind,
+};
 use crate::rank::{Batch, Rank};
 
 /// Everything about a run that decides what a rank allocates and computes.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// The model's shape.
+    /// The model's shape, and what it drops.
     pub model: Gpt2,
+    /// What backward computes again.
+    pub checkpointing: Checkpointing,
     /// Tokens of a sequence.
     pub seq: usize,
     /// Sequences computed at once.
@@ -48,6 +53,12 @@ pub struct Spec {
     pub schedule: Schedule,
     /// Largest gradient norm; 0 for none.
     pub clip: f32,
+    /// Probability that training spreads over all classes.
+    pub label_smoothing: f32,
+    /// Weight of training's squared log-sum-exp.
+    pub z_loss: f32,
+    /// Of what layers draw.
+    pub seed: u64,
     /// Where each parameter lies.
     pub layout: Arc<ChunkLayout>,
     /// Micro-batches of an evaluation on each rank; 0 without held-out data.
@@ -57,8 +68,8 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// From a checked configuration, for a model whose vocabulary is known. `evaluated`: windows of one
-    /// evaluation over all ranks.
+    /// From a checked configuration, for a model whose vocabulary is known; what it drops is replaced by what
+    /// the configuration says. `evaluated`: windows of one evaluation over all ranks.
     ///
     /// # Errors
     /// When no chunk layout exists for the model.
@@ -68,6 +79,7 @@ impl Spec {
         evaluated: usize,
         threads: usize,
     ) -> Result<Spec, ChunkError> {
+        let model = Gpt2 { dropout: dropouts(config), ..model };
         let network = model.network();
         let size = |p: &phalanx_layers::ParameterSpec| ParameterSize {
             name: p.name.clone(),
@@ -88,11 +100,31 @@ impl Spec {
             rule: rule(config),
             schedule: schedule(config),
             clip: config.optimizer.clip as f32,
+            label_smoothing: config.loss.label_smoothing as f32,
+            z_loss: config.loss.z_loss as f32,
+            seed: config.train.seed,
+            checkpointing: checkpointing(config),
             layout: Arc::new(layout),
             evaluation_batches: evaluated / (config.micro() * world),
             threads,
             model,
         })
+    }
+
+    /// The network as it is trained.
+    pub fn network(&self) -> Network {
+        self.model.network_with(self.checkpointing)
+    }
+
+    /// First sample, within the global batch, of a rank's micro-batch: micro-batch m of a step is the m-th span of
+    /// `world * micro` samples, of which rank r has the r-th part.
+    pub fn first_sample(&self, micro_batch: usize, rank: usize) -> usize {
+        (micro_batch * self.world + rank) * self.micro
+    }
+
+    /// What layers draw from in a rank's micro-batch of step `step`.
+    pub fn draw(&self, step: u64, micro_batch: usize, rank: usize) -> Draw {
+        Draw { seed: self.seed, step, first_sample: self.first_sample(micro_batch, rank) as u64 }
     }
 
     /// What each token's loss is multiplied by: one over the tokens of the global batch.
@@ -116,6 +148,25 @@ fn chunk_size(config: &RunConfig, model: &Gpt2) -> ChunkSize {
             min_chunk_size_mb: memory.min_chunk_size_mb,
         }),
         Chunk::Mebibytes(size) => ChunkSize::Elements(((size * f64::from(1 << 20) / 4.0) as u64).max(1)),
+    }
+}
+
+fn dropouts(config: &RunConfig) -> Dropouts {
+    let model = &config.model;
+    let p = |own: Option<f64>| own.unwrap_or(model.dropout) as f32;
+    Dropouts {
+        embedding: p(model.embedding_dropout),
+        attention: p(model.attention_dropout),
+        residual: p(model.residual_dropout),
+    }
+}
+
+fn checkpointing(config: &RunConfig) -> Checkpointing {
+    match config.memory.checkpointing {
+        config::Checkpointing::Word(CheckpointingWord::None) => Checkpointing::None,
+        config::Checkpointing::Word(CheckpointingWord::Selective) => Checkpointing::Selective,
+        config::Checkpointing::Word(CheckpointingWord::Block) => Checkpointing::Blocks { every: 1 },
+        config::Checkpointing::Every(every) => Checkpointing::Blocks { every },
     }
 }
 

@@ -45,7 +45,7 @@ impl Rank {
         spec: &Spec,
         orders: &BTreeMap<&'static str, Vec<u32>>,
     ) -> Rank {
-        let network = spec.model.network();
+        let network = spec.network();
         let options = Options {
             stage: spec.stage,
             overlap: spec.overlap,

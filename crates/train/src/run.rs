@@ -325,7 +325,7 @@ impl<'a> Session<'a> {
         let rank = self.place.group.rank();
         for m in 0..spec.micro_batches {
             for row in 0..spec.micro {
-                let position = self.samples + ((m * spec.world + rank) * spec.micro + row) as u64;
+                let position = self.samples + (spec.first_sample(m, rank) + row) as u64;
                 let at = (m * spec.micro + row) * spec.seq;
                 let here = at..at + spec.seq;
                 let (tokens, targets) = (&mut self.batch.tokens[here.clone()], &mut self.batch.targets[here]);

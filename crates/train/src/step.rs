@@ -32,8 +32,11 @@ impl Rank {
             for micro in 0..self.spec.micro_batches {
                 self.zero.begin_micro_batch(micro);
                 let (tokens, targets) = self.upload(batch, micro);
-                let cx = Context { device: &device, compute: DType::F32, keep: true, draw: None };
-                let numbers = CrossEntropy::scaled(self.spec.loss_scale());
+                let draw = Some(self.spec.draw(number, micro, self.group().rank()));
+                let cx = Context { device: &device, compute: DType::F32, keep: true, draw };
+                let (label_smoothing, z_loss) = (self.spec.label_smoothing, self.spec.z_loss);
+                let plain = CrossEntropy::scaled(self.spec.loss_scale());
+                let numbers = CrossEntropy { label_smoothing, z_loss, ..plain };
                 let part = forward_backward(&self.network, &mut self.zero, &cx, tokens, &targets, numbers)?;
                 device.add(part.view(), loss.view_mut());
             }

@@ -1,6 +1,6 @@
 //! What a configuration may not say: each refusal names the key, the value and what it must be.
 
-use super::{Chunk, RunConfig};
+use super::{Checkpointing, Chunk, RunConfig};
 
 /// A value that cannot work: which key, what it is, what it must be.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -116,6 +116,10 @@ impl RunConfig {
                 return Err(refuse(key, value, "must be a number, 0 or more"));
             }
         }
+        if memory.checkpointing == Checkpointing::Every(0) {
+            let expected = "\"none\", \"selective\", \"block\", or k for every k-th block, at least 1";
+            return Err(refuse("memory.checkpointing", 0, expected));
+        }
         if memory.hidden_dim == Some(0) {
             return Err(refuse("memory.hidden_dim", 0, "must be at least 1 element"));
         }
@@ -123,8 +127,14 @@ impl RunConfig {
     }
 
     fn check_training(&self) -> Result<(), ConfigError> {
-        let (o, s, d) = (&self.optimizer, &self.schedule, &self.data);
+        let (m, l, o, s, d) = (&self.model, &self.loss, &self.optimizer, &self.schedule, &self.data);
         let numbers = [
+            ("model.dropout", m.dropout, 0.0..=0.999_999_9),
+            ("model.embedding_dropout", m.embedding_dropout.unwrap_or(0.0), 0.0..=0.999_999_9),
+            ("model.attention_dropout", m.attention_dropout.unwrap_or(0.0), 0.0..=0.999_999_9),
+            ("model.residual_dropout", m.residual_dropout.unwrap_or(0.0), 0.0..=0.999_999_9),
+            ("loss.label_smoothing", l.label_smoothing, 0.0..=0.999_999_9),
+            ("loss.z_loss", l.z_loss, 0.0..=f64::MAX),
             ("optimizer.lr", o.lr, 0.0..=f64::MAX),
             ("optimizer.beta1", o.beta1, 0.0..=0.999_999_9),
             ("optimizer.beta2", o.beta2, 0.0..=0.999_999_9),

@@ -26,6 +26,8 @@ pub struct RunConfig {
     pub memory: MemoryConfig,
     /// Element types.
     pub precision: PrecisionConfig,
+    /// What is minimised.
+    pub loss: LossConfig,
     /// The update rule.
     pub optimizer: OptimizerConfig,
     /// The learning rate over time.
@@ -54,6 +56,17 @@ pub struct ModelConfig {
     /// Rows of the token table; from the tokenizer when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocab: Option<usize>,
+    /// Probability of dropping an element in training; whatever a `config.json` that is imported says.
+    pub dropout: f64,
+    /// Of the embedding (`embd_pdrop`); `dropout` when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub embedding_dropout: Option<f64>,
+    /// Of the attention probabilities (`attn_pdrop`); `dropout` when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_dropout: Option<f64>,
+    /// Of the projections into the residual stream (`resid_pdrop`); `dropout` when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub residual_dropout: Option<f64>,
     /// A Hugging Face directory whose weights (and shape) to start from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<String>,
@@ -69,6 +82,10 @@ impl Default for ModelConfig {
             seq: 1024,
             positions: None,
             vocab: None,
+            dropout: 0.0,
+            embedding_dropout: None,
+            attention_dropout: None,
+            residual_dropout: None,
             init: None,
         }
     }
@@ -183,6 +200,9 @@ pub struct MemoryConfig {
     pub hidden_dim: Option<u64>,
     /// Chunks gathered ahead of their use under stage 3; 0 gathers at the use.
     pub prefetch: usize,
+    /// What backward computes again instead of keeping it: `none`, `selective` (norms, attention, GELU), `block`
+    /// (every Transformer block), or k (blocks 0, k, 2k, ...).
+    pub checkpointing: Checkpointing,
     /// Most bytes a rank may take, in MiB; this machine's memory over its ranks when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_mb: Option<f64>,
@@ -196,6 +216,7 @@ impl Default for MemoryConfig {
             min_chunk_size_mb: 32.0,
             hidden_dim: None,
             prefetch: 1,
+            checkpointing: Checkpointing::Word(CheckpointingWord::None),
             limit_mb: None,
         }
     }
@@ -221,6 +242,28 @@ pub enum ChunkWord {
     None,
 }
 
+/// Activation checkpointing as written: a word or k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Checkpointing {
+    /// `none`, `selective` or `block`.
+    Word(CheckpointingWord),
+    /// Every k-th block.
+    Every(usize),
+}
+
+/// The words for activation checkpointing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckpointingWord {
+    /// Everything is kept.
+    None,
+    /// What needs no product of weights is computed again.
+    Selective,
+    /// Every block is computed again.
+    Block,
+}
+
 /// `[precision]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -233,6 +276,16 @@ impl Default for PrecisionConfig {
     fn default() -> Self {
         PrecisionConfig { compute: "f32".into() }
     }
+}
+
+/// `[loss]`: what training minimises. Evaluation always reports the plain cross entropy.
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LossConfig {
+    /// Probability that is spread over all tokens of the vocabulary instead of the target.
+    pub label_smoothing: f64,
+    /// Weight of the squared logarithm of the softmax's denominator, which keeps logits near zero.
+    pub z_loss: f64,
 }
 
 /// `[optimizer]`
@@ -323,7 +376,7 @@ pub struct TrainConfig {
     pub save_every: u64,
     /// Checkpoints kept; older ones are removed after a newer one is complete. 0 keeps all.
     pub keep: usize,
-    /// Of initial values and of the order of samples.
+    /// Of initial values, the order of samples, and what is dropped.
     pub seed: u64,
     /// Threads of a rank; the machine's cores over its ranks when left out.
     #[serde(skip_serializing_if = "Option::is_none")]

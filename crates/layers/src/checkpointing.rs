@@ -1,0 +1,75 @@
+//! Activation checkpointing: computing again in backward what forward then need not keep (Chen et al., arXiv
+//! 1604.06174; Korthikanti et al., arXiv 2205.05198, for the selective kind).
+//!
+//! Price, for a Transformer block of width h on T tokens, in elements: kept whole, 16 h T; selectively, 9 h T (the
+//! residual stream, queries, keys and values, and what GELU is taken of), for one attention, two norms and a GELU
+//! more; recomputed, h T (its input), for its forward without the last product.
+
+use phalanx_tensor::View;
+
+use crate::layer::{Activation, Context, Draw, Gradient, Layer, ParameterSpec};
+use crate::saved::{Saved, restore};
+
+/// What of a model's activations is computed again instead of kept. No choice changes a bit of the result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checkpointing {
+    /// Nothing.
+    #[default]
+    None,
+    /// Outputs that need no product of weights: norms, attention, GELU.
+    Selective,
+    /// Blocks 0, k, 2k, ... as a whole.
+    Blocks {
+        /// k, at least 1.
+        every: usize,
+    },
+}
+
+impl Checkpointing {
+    /// Whether Transformer block `index` is recomputed as a whole.
+    pub fn recomputes(self, index: usize) -> bool {
+        matches!(self, Checkpointing::Blocks { every } if index.is_multiple_of(every))
+    }
+}
+
+/// A layer that keeps its input alone; its backward begins by running its forward again.
+pub struct Recompute<L>(pub L);
+
+struct SavedRecompute {
+    /// What forward drew.
+    draw: Option<Draw>,
+}
+
+impl<L: Layer> Layer for Recompute<L> {
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        self.0.parameters()
+    }
+
+    fn forward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        x: Activation,
+        residual: Option<Activation>,
+    ) -> (Activation, Saved) {
+        let once = Context { keep: false, ..*cx };
+        let (y, _) = self.0.forward(&once, parameters, x.clone(), residual);
+        (y, Saved::new(SavedRecompute { draw: cx.draw }).with_input(x))
+    }
+
+    fn backward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        gradients: &mut [Gradient],
+        saved: Saved,
+        dy: Activation,
+        residual: Option<Activation>,
+    ) -> Option<Activation> {
+        let Saved { x, own, .. } = saved;
+        let SavedRecompute { draw } = restore(own);
+        let again = Context { keep: true, draw, ..*cx };
+        let saved = self.0.save(&again, parameters, x.into_held());
+        self.0.backward(&again, parameters, gradients, saved, dy, residual)
+    }
+}

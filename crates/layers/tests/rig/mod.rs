@@ -1,0 +1,157 @@
+//! A small Transformer block, run alone: on the CPU for its numbers, on `Meta` for what it takes and does.
+#![allow(dead_code, reason = "each test file uses its own part of the rig")]
+
+use std::sync::Arc;
+
+use phalanx_layers::{
+    Attention, Context, Draw, Dropped, Gradient, Init, Layer, LayerNorm, Linear, LinearGelu, ParameterSpec,
+    Residual, Sequence,
+};
+use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Heads, Layout, Shape, Tensor, View};
+use phalanx_trace::{Event, Trace};
+
+pub const HIDDEN: usize = 8;
+pub const HEADS: usize = 2;
+pub const SEQ: usize = 5;
+
+/// The draw of a first step, for a batch that is the whole global one.
+pub const DRAW: Draw = Draw { seed: 3, step: 1, first_sample: 0 };
+
+/// Probabilities of dropping: attention, residual.
+pub type P = (f32, f32);
+
+pub fn linear(prefix: &str, inputs: usize, outputs: usize) -> Linear {
+    Linear { prefix: prefix.into(), inputs, outputs, layout: Layout::InOut, init: Init::Normal(0.3) }
+}
+
+pub fn norm(prefix: &str) -> LayerNorm {
+    LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5 }
+}
+
+/// The layers of both residual paths of a block.
+pub fn paths((attention, residual): P) -> [Vec<Box<dyn Layer>>; 2] {
+    let heads = Heads { heads: HEADS, causal: true };
+    let dropped = |layer, name: &str| Dropped { layer, p: residual, name: name.into() };
+    [
+        vec![
+            Box::new(norm("ln_1")),
+            Box::new(linear("c_attn", HIDDEN, 3 * HIDDEN)),
+            Box::new(Attention { heads, dropout: attention, name: "attn".into() }),
+            Box::new(dropped(linear("proj_1", HIDDEN, HIDDEN), "drop_1")),
+        ],
+        vec![
+            Box::new(norm("ln_2")),
+            Box::new(LinearGelu(linear("c_fc", HIDDEN, 4 * HIDDEN))),
+            Box::new(dropped(linear("proj_2", 4 * HIDDEN, HIDDEN), "drop_2")),
+        ],
+    ]
+}
+
+pub fn plain(p: P) -> Sequence {
+    let [a, b] = paths(p);
+    Sequence::new(vec![Box::new(Residual(Sequence::new(a))), Box::new(Residual(Sequence::new(b)))])
+}
+
+pub fn rebuilding(p: P) -> Sequence {
+    let [a, b] = paths(p).map(|path| Sequence::new(path).rebuilding());
+    Sequence::new(vec![Box::new(Residual(a)), Box::new(Residual(b))])
+}
+
+/// What a layer gives for `batch` samples.
+#[derive(Debug, PartialEq)]
+pub struct Numbers {
+    pub y: Vec<u32>,
+    pub dx: Vec<u32>,
+    /// By parameter.
+    pub gradients: Vec<Vec<u32>>,
+}
+
+/// Forward and backward on the CPU, as bits. Samples `first ..` of an endless batch.
+pub fn numbers(layer: &dyn Layer, batch: usize, draw: Option<Draw>) -> Numbers {
+    let device = Device::new(Cpu::new(2), Arena::heap());
+    let first = draw.map_or(0, |d| d.first_sample) * (SEQ * HIDDEN) as u64;
+    let make = |name, first| filled(&device, name, first, [batch, SEQ, HIDDEN].into());
+    let cx = Context { device: &device, compute: DType::F32, keep: true, draw };
+    let specs = layer.parameters();
+    let parameters: Vec<Tensor> = specs.iter().map(|spec| parameter(&device, spec)).collect();
+    let mut gradients: Vec<Tensor> = specs.iter().map(|spec| parameter(&device, spec)).collect();
+    let mut written = vec![false; specs.len()];
+    let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
+    let (y, saved) = layer.forward(&cx, &views, Arc::new(make("x", first)), None);
+    let mut slots: Vec<Gradient> =
+        gradients.iter_mut().zip(&mut written).map(|(g, w)| Gradient::new(g.view_mut(), w)).collect();
+    let dx = layer.backward(&cx, &views, &mut slots, saved, Arc::new(make("dy", first)), None).unwrap();
+    drop(slots);
+    let gradients = gradients.iter().map(|g| bits(&device, g)).collect();
+    Numbers { y: bits(&device, &y), dx: bits(&device, &dx), gradients }
+}
+
+fn parameter(device: &Device, spec: &ParameterSpec) -> Tensor {
+    let mut tensor =
+        device.alloc(DType::F32, Shape::from(spec.shape.as_slice()), Category::Parameters, "test");
+    let mut values = vec![0f32; spec.elements()];
+    spec.init.fill(1, &spec.name, 0, &mut values);
+    device.upload(&values, tensor.view_mut());
+    tensor
+}
+
+fn filled(device: &Device, name: &str, first: u64, shape: Shape) -> Tensor {
+    let mut tensor = device.alloc(DType::F32, shape, Category::Activations, "test");
+    let mut values = vec![0f32; shape.elements()];
+    Init::Normal(1.0).fill(2, name, first, &mut values);
+    device.upload(&values, tensor.view_mut());
+    tensor
+}
+
+fn bits(device: &Device, tensor: &Tensor) -> Vec<u32> {
+    let mut values = vec![0f32; tensor.shape().elements()];
+    device.download(tensor.view(), &mut values);
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Forward and backward of one sample on `Meta`, as two phases.
+pub fn trace(layer: &dyn Layer, draw: Option<Draw>) -> Trace {
+    let device = Device::meta(1);
+    let alloc = |shape: Shape| device.alloc(DType::F32, shape, Category::Activations, "test");
+    let cx = Context { device: &device, compute: DType::F32, keep: true, draw };
+    let like = |spec: &ParameterSpec| alloc(Shape::from(spec.shape.as_slice()));
+    let specs = layer.parameters();
+    let parameters: Vec<Tensor> = specs.iter().map(like).collect();
+    let mut gradients: Vec<Tensor> = specs.iter().map(like).collect();
+    let mut written = vec![false; specs.len()];
+    let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
+    let shape = Shape::from([1, SEQ, HIDDEN]);
+    let (x, dy) = (Arc::new(alloc(shape)), Arc::new(alloc(shape)));
+    let (y, saved) = device.phase("forward", || layer.forward(&cx, &views, x, None));
+    device.phase("backward", || {
+        let mut slots: Vec<Gradient> =
+            gradients.iter_mut().zip(&mut written).map(|(g, w)| Gradient::new(g.view_mut(), w)).collect();
+        layer.backward(&cx, &views, &mut slots, saved, dy, None)
+    });
+    drop(y);
+    device.take_trace(0)
+}
+
+/// Names and bytes of what a phase leaves, sorted.
+pub fn left(trace: &Trace, phase: &str) -> Vec<(&'static str, u64)> {
+    let mut live = Vec::new();
+    for event in &trace.phase(phase).unwrap().events {
+        match event {
+            Event::Alloc { id, name, bytes, .. } => live.push((*id, *name, *bytes)),
+            Event::Free { id } => live.retain(|(other, ..)| other != id),
+            _ => {}
+        }
+    }
+    let mut left: Vec<_> = live.into_iter().map(|(_, name, bytes)| (name, bytes)).collect();
+    left.sort_unstable();
+    left
+}
+
+/// Kernels of a phase, in order.
+pub fn kernels(trace: &Trace, phase: &str) -> Vec<&'static str> {
+    let name = |event: &Event| match event {
+        Event::Kernel { name, .. } => Some(*name),
+        _ => None,
+    };
+    trace.phase(phase).unwrap().events.iter().filter_map(name).collect()
+}
