@@ -5,7 +5,7 @@ How to run it, from the root of the repository and in an environment outside it:
     python3 -m venv ../golden && ../golden/bin/pip install torch transformers safetensors
     ../golden/bin/python tools/golden_gpt2.py
 
-It writes crates/models/tests/golden/ (everything f32, dropout 0, one thread, fixed seeds):
+It writes crates/models/tests/golden/ (everything f32 where no other type is named, dropout 0, one thread, fixed seeds):
 
     gpt2/                 the model before any step, as `save_pretrained` writes it; lm_head is tied to wte
                           and not stored
@@ -15,6 +15,19 @@ It writes crates/models/tests/golden/ (everything f32, dropout 0, one thread, fi
     adamw.safetensors     20 steps of AdamW from gpt2/ on: tokens [20, 8, 17] i32; losses [20], before each step;
                           grad_norms [20], before clipping; final.<name>, each parameter after the last step;
                           losses_f64 [20], the same run in double precision, rounded to f32
+    forward_bf16.safetensors, forward_f16.safetensors
+                          logits, loss, grad.<name> in double precision (stored as f32) of the model whose parameters
+                          are rounded to the type; error.<name> [2], how far PyTorch itself is that computes in the
+                          type: greatest error over the tensor's greatest value, and root mean square of both
+    adamw_bf16.safetensors, adamw_f16.safetensors
+                          losses [20], grad_norms [20] of the run in double precision (stored as f32) whose model
+                          computes with parameters rounded to the type anew in every step;
+                          error.losses [1], error.grad_norms [1], PyTorch's greatest errors that computes in the type,
+                          with f32 parameters in the optimizer
+
+In 16 bits the loss is taken from logits widened to f32; in f16 it is multiplied by 2^16 before backward, and gradients
+are divided by it. Each error is the greater one of two runs, with attention written out and fused
+(`scaled_dot_product_attention`): they round in different places, as any other implementation does.
 
 AdamW: lr 3e-3, betas (0.9, 0.95), eps 1e-8, weight decay 0.1 on parameters with two or more dimensions and none
 on the others. Gradients are scaled by min(1, 0.5 / (norm + 1e-6)). The last lines printed say how far f32 PyTorch
@@ -35,6 +48,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 GOLDEN = Path(__file__).resolve().parent.parent / "crates" / "models" / "tests" / "golden"
 VOCAB, SEQ, STEPS, BATCH, MAX_NORM = 67, 16, 20, 8, 0.5
+LOW = {"bf16": (torch.bfloat16, 1.0), "f16": (torch.float16, 2.0**16)}  # type, loss scale
 BUDGET_BYTES = 1 << 20  # what the repository carries of golden values
 
 
@@ -65,25 +79,88 @@ def sequences(n: int, generator: torch.Generator) -> torch.Tensor:
 def forward(model, tokens):
     """tokens [batch, SEQ + 1] -> logits [batch, SEQ, VOCAB], mean cross entropy []"""
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
-    return logits, F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return logits, F.cross_entropy(wide.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def forward_golden(model, tokens) -> dict[str, torch.Tensor]:
+def forward_golden(model, tokens, loss_scale: float = 1.0) -> dict[str, torch.Tensor]:
     model.zero_grad()
     logits, loss = forward(model, tokens)
-    loss.backward()
+    (loss * loss_scale).backward()
     golden = {"logits": logits.detach(), "loss": loss.detach().reshape(1)}
-    return golden | {f"grad.{name}": p.grad.clone() for name, p in model.named_parameters()}
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return golden | {f"grad.{name}": p.grad.to(wide) / loss_scale for name, p in model.named_parameters()}
+
+
+def rounded(model, dtype: torch.dtype) -> dict[str, GPT2LMHeadModel]:
+    """Copies of the model with parameters rounded to `dtype`: one that computes in double, two that do in `dtype`."""
+    copies = {}
+    for how in ("exact", "eager", "sdpa"):
+        copies[how] = copy.deepcopy(model).to(dtype)
+        copies[how].config._attn_implementation = "eager" if how == "exact" else how
+    copies["exact"].double()
+    return copies
+
+
+def low_forward_golden(model, tokens, dtype: torch.dtype, loss_scale: float) -> dict[str, torch.Tensor]:
+    """Logits, loss and gradients in double, and PyTorch's errors in `dtype`"""
+    models = rounded(model, dtype)
+    golden = forward_golden(models.pop("exact"), tokens)
+    errors = {f"error.{name}": torch.zeros(2) for name in golden}
+    for low in models.values():
+        for name, t in forward_golden(low, tokens, loss_scale).items():
+            off, exact = t.double() - golden[name], golden[name]
+            figures = [off.abs().max() / exact.abs().max(), root_mean_square(off) / root_mean_square(exact)]
+            errors[f"error.{name}"] = torch.maximum(errors[f"error.{name}"], torch.stack(figures).float())
+    return {name: t.float() for name, t in golden.items()} | errors
+
+
+def root_mean_square(t: torch.Tensor) -> torch.Tensor:
+    return t.square().mean().sqrt()
+
+
+def low_adamw_run(model, low, tokens, dtype: torch.dtype, loss_scale: float) -> dict[str, torch.Tensor]:
+    """Trains a copy of `model` by the gradients of `low`, which gets its parameters rounded to `dtype` in every step"""
+    exact = next(low.parameters()).dtype == torch.float64
+    master = copy.deepcopy(model).to(torch.float64 if exact else torch.float32)
+    optimizer, losses, norms = adamw(master), [], []
+    for batch in tokens:
+        with torch.no_grad():
+            for p, wide in zip(low.parameters(), master.parameters(), strict=True):
+                p.copy_(wide.to(dtype))
+        low.zero_grad()
+        _, loss = forward(low, batch)
+        (loss * loss_scale).backward()
+        for p, wide in zip(low.parameters(), master.parameters(), strict=True):
+            wide.grad = p.grad.to(wide.dtype) / loss_scale
+        norms.append(torch.nn.utils.clip_grad_norm_(master.parameters(), MAX_NORM).detach().double())
+        optimizer.step()
+        losses.append(loss.detach().double())
+    return {"losses": torch.stack(losses), "grad_norms": torch.stack(norms)}
+
+
+def low_adamw_golden(model, tokens, dtype: torch.dtype, loss_scale: float) -> dict[str, torch.Tensor]:
+    """Losses and norms of the run in double, and PyTorch's greatest errors in `dtype`"""
+    models = rounded(model, dtype)
+    golden = low_adamw_run(model, models.pop("exact"), tokens, dtype, 1.0)
+    runs = [low_adamw_run(model, low, tokens, dtype, loss_scale) for low in models.values()]
+    worst = {name: max((run[name] - t).abs().max().item() for run in runs) for name, t in golden.items()}
+    errors = {f"error.{name}": torch.tensor([error]) for name, error in worst.items()}
+    return {name: t.float() for name, t in golden.items()} | errors
+
+
+def adamw(model) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, foreach=False, fused=False)
 
 
 def adamw_golden(model, tokens) -> dict[str, torch.Tensor]:
     """tokens [STEPS, BATCH, SEQ + 1]; trains `model` in place"""
     model.zero_grad()
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, foreach=False, fused=False)
+    optimizer = adamw(model)
     losses, norms = [], []
     for batch in tokens:
         optimizer.zero_grad()
@@ -143,6 +220,13 @@ def main() -> None:
     save(GOLDEN / "forward.safetensors", {"tokens": tokens.int()} | f32)
 
     batches = torch.stack([sequences(BATCH, generator) for _ in range(STEPS)])
+    low = {}
+    for name, (dtype, loss_scale) in LOW.items():
+        of_forward = low_forward_golden(model, tokens, dtype, loss_scale)
+        of_run = low_adamw_golden(model, batches, dtype, loss_scale)
+        save(GOLDEN / f"forward_{name}.safetensors", of_forward)
+        save(GOLDEN / f"adamw_{name}.safetensors", of_run)
+        low[name] = of_forward, of_run
     run32, run64 = adamw_golden(model, batches), adamw_golden(exact, batches)
     losses_f64 = {"losses_f64": run64["losses"].float()}
     save(GOLDEN / "adamw.safetensors", {"tokens": batches.int()} | run32 | losses_f64)
@@ -168,6 +252,12 @@ def main() -> None:
         ("final bias of the keys", run32, run64, "key_bias.final."),
     ):
         print(f"f32 from double, {what}: {distance(a, b, prefix)}")
+    for name, (of_forward, of_run) in low.items():
+        worst = torch.stack([t for key, t in of_forward.items() if key.startswith("error.grad.")]).amax(0).tolist()
+        logits = of_forward["error.logits"].tolist()
+        print(f"{name} from double, greatest and root mean square: logits {logits[0]:.1e} {logits[1]:.1e},", end=" ")
+        print(f"worst gradient {worst[0]:.1e} {worst[1]:.1e};", end=" ")
+        print(f"losses {of_run['error.losses'].item():.1e}, grad norms {of_run['error.grad_norms'].item():.1e}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ mod attention;
 mod cross_entropy;
 mod differences;
 mod embedding;
+mod goldens;
 mod layer_norm;
 mod linear;
 mod optimizers;
