@@ -1,10 +1,13 @@
-//! AdamW (Loshchilov and Hutter, arXiv 1711.05101) with PyTorch's arithmetic, one pass over memory:
-//! 28 bytes a parameter (p, m, v read and written, g read).
+//! AdamW (Loshchilov and Hutter, arXiv 1711.05101) with PyTorch's arithmetic, one pass over memory: 24 bytes a
+//! parameter (p, m, v read and written), and those of g and of the rounded copy: 28 in f32, 28 with gradients
+//! and copy of 16 bits.
 
+use super::Cpu;
+use super::elementwise::over_updates;
 use super::lanes::Lanes;
 use super::shards::Shards;
 use super::simd::vectorized;
-use super::{Cpu, GRAIN};
+use crate::buffer::{View, ViewMut};
 use crate::kernels::AdamW;
 
 /// The step's numbers as f32, rounded once from f64 as PyTorch does.
@@ -20,15 +23,15 @@ struct Factors {
     eps: f32,
 }
 
-/// p, m, v are updated in place from `g * gradient_scale`.
+/// p, m, v are updated in place from `g * gradient_scale`; `rounded` becomes p.
 pub(super) fn adamw(
     cpu: &Cpu,
     step: AdamW,
-    p: &mut [f32],
-    g: &[f32],
-    m: &mut [f32],
-    v: &mut [f32],
+    p: ViewMut,
+    g: View,
+    [m, v]: [ViewMut; 2],
     gradient_scale: f32,
+    rounded: Option<ViewMut>,
 ) {
     let (lr, beta1, beta2) = (f64::from(step.lr), f64::from(step.beta1), f64::from(step.beta2));
     let power = |beta: f64| beta.powf(step.step as f64);
@@ -42,11 +45,11 @@ pub(super) fn adamw(
         root_correction2: (1.0 - power(beta2)).sqrt() as f32,
         eps: step.eps,
     };
-    let (p, m, v) = (Shards::new(p), Shards::new(m), Shards::new(v));
-    cpu.over(g.len(), GRAIN, |range| {
+    let (m, v) = (Shards::new(m.into_slice()), Shards::new(v.into_slice()));
+    over_updates(cpu, p, g, rounded, |range, p, g| {
         // SAFETY: ranges are disjoint.
-        let (p, m, v) = unsafe { (p.piece(range.clone()), m.piece(range.clone()), v.piece(range.clone())) };
-        update(cpu.isa, factors, p, &g[range], m, v);
+        let (m, v) = unsafe { (m.piece(range.clone()), v.piece(range)) };
+        update(cpu.isa, factors, p, g, m, v);
     });
 }
 

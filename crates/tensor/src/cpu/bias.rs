@@ -1,45 +1,58 @@
 //! Sums over rows: the gradient of a bias, and the pieces that layer norm's parameters need.
 //!
-//! Rows are cut into blocks by shape alone; each block is summed from zero, row after row, into its line
+//! Rows are cut into blocks by shape alone; each block is summed in f32 from zero, row after row, into its line
 //! of a table of partial sums, and the lines are added in order. So an element's sum has about
 //! `rows / blocks + blocks` roundings instead of `rows`, and is the same for any number of threads.
 
-use super::lanes::Lanes;
+use super::elementwise::{by_lanes, load, put};
+use super::lanes::{self, Lanes};
+use super::number::{Number, by_float};
 use super::shards::Shards;
 use super::simd::{Isa, vectorized};
 use super::{Cpu, row_grain};
+use crate::buffer::{View, ViewMut};
+
+/// Columns that a task of the last step adds up.
+const STRIP: usize = 512;
 
 /// Rows of a block: enough elements for a task, at most 64 blocks.
-pub(super) fn block_rows(rows: usize, columns: usize) -> usize {
+fn block_rows(rows: usize, columns: usize) -> usize {
     row_grain(columns).max(rows.div_ceil(64)).max(1)
 }
 
 /// `db (+)= sum over rows of dy`; dy `[rows, columns]`, db `[columns]`.
-pub(super) fn bias_gradient(cpu: &Cpu, dy: &[f32], db: &mut [f32], accumulate: bool) {
-    let columns = db.len();
-    let rows = dy.len() / columns.max(1);
-    sum_blocks(cpu, rows, columns, [db], accumulate, |isa, rows, [sums]| {
-        add_rows(isa, &dy[rows.start * columns..rows.end * columns], sums);
+pub(super) fn bias_gradient(cpu: &Cpu, dy: View, db: ViewMut, accumulate: bool) {
+    let [rows, columns] = dy.shape().rows_cols();
+    by_float!(dy.dtype(), T => {
+        let dy = dy.as_slice::<T>();
+        sum_blocks(cpu, rows, columns, [db], accumulate, |isa, rows, [sums]| {
+            add_rows(isa, &dy[rows.start * columns..rows.end * columns], sums);
+        });
     });
 }
 
-vectorized!(fn add_rows(rows: &[f32], sums: &mut [f32]) = add_rows_body);
+vectorized!(fn add_rows<T: Number>(rows: &[T], sums: &mut [f32]) = add_rows_body);
 #[inline(always)]
-fn add_rows_body<L: Lanes>(rows: &[f32], sums: &mut [f32]) {
-    for row in rows.chunks_exact(sums.len()) {
-        for (s, x) in sums.iter_mut().zip(row) {
-            *s += *x;
+fn add_rows_body<L: Lanes, T: Number>(rows: &[T], sums: &mut [f32]) {
+    let width = sums.len();
+    for row in rows.chunks_exact(width) {
+        // SAFETY: compiled for L; both are `width` numbers.
+        unsafe {
+            by_lanes!(width, |at, count| {
+                let sum = L::add(lanes::load::<L>(sums, at, count), load::<L, T>(row, at, count));
+                lanes::store::<L>(sums, at, sum, count);
+            });
         }
     }
 }
 
 /// Calls `block(rows, sums)` once for each block of rows, with `K` lines of zeros to add to, and then adds
-/// the blocks' lines in order into `out` (accumulates, or overwrites).
+/// the blocks' lines in order, and their sum to `out` (accumulates, or overwrites), rounded once.
 pub(super) fn sum_blocks<const K: usize>(
     cpu: &Cpu,
     rows: usize,
     columns: usize,
-    out: [&mut [f32]; K],
+    out: [ViewMut; K],
     accumulate: bool,
     block: impl Fn(Isa, std::ops::Range<usize>, [&mut [f32]; K]) + Sync,
 ) {
@@ -61,28 +74,25 @@ pub(super) fn sum_blocks<const K: usize>(
             block(cpu.isa, range, sums);
         });
         for (k, out) in out.into_iter().enumerate() {
-            if !accumulate {
-                out.fill(0.0);
-            }
-            let out = Shards::new(out);
             let partial = &*partial;
-            cpu.over(columns, 512, |range| {
-                // SAFETY: ranges are disjoint.
-                let out = unsafe { out.piece(range.clone()) };
-                add_blocks(cpu.isa, partial, blocks, K * columns, k * columns + range.start, out);
-            });
+            by_float!(out.dtype(), P => cpu.over_mut(out.into_slice::<P>(), STRIP, |range, out| {
+                let mut sums = [0f32; STRIP];
+                let sums = &mut sums[..out.len()];
+                add_blocks(cpu.isa, partial, blocks, K * columns, k * columns + range.start, sums);
+                put(cpu.isa, sums, out, accumulate);
+            }));
         }
     });
 }
 
 vectorized!(fn add_blocks(
-    partial: &[f32], blocks: usize, stride: usize, start: usize, out: &mut [f32],
+    partial: &[f32], blocks: usize, stride: usize, start: usize, sums: &mut [f32],
 ) = add_blocks_body);
-/// `out (+)= (((block 0 + block 1) + block 2) + ..)`.
+/// `sums = ((block 0 + block 1) + block 2) + ..`.
 #[inline(always)]
-fn add_blocks_body<L: Lanes>(partial: &[f32], blocks: usize, stride: usize, start: usize, out: &mut [f32]) {
+fn add_blocks_body<L: Lanes>(partial: &[f32], blocks: usize, stride: usize, start: usize, sums: &mut [f32]) {
     // 64 columns at a time, so that the sums stay in registers.
-    for (piece, out) in out.chunks_mut(64).enumerate() {
+    for (piece, out) in sums.chunks_mut(64).enumerate() {
         let mut sums = [0f32; 64];
         let sums = &mut sums[..out.len()];
         for b in 0..blocks {
@@ -91,8 +101,6 @@ fn add_blocks_body<L: Lanes>(partial: &[f32], blocks: usize, stride: usize, star
                 *s += *x;
             }
         }
-        for (o, s) in out.iter_mut().zip(sums) {
-            *o += *s;
-        }
+        out.copy_from_slice(sums);
     }
 }

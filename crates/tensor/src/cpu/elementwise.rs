@@ -1,5 +1,14 @@
-//! fill, copy, add: bound by memory; cut into pieces so that two cores pull.
+//! fill, copy, convert, add: bound by memory; cut into pieces so that two cores pull. Other kernels read and
+//! write their rows with the loops of this file.
 
+use std::ops::Range;
+
+use phalanx_trace::DType;
+
+use super::lanes::Lanes;
+use super::number::{Number, by_float};
+use super::shards::Shards;
+use super::simd::{Isa, vectorized};
 use super::{Cpu, GRAIN};
 use crate::buffer::{View, ViewMut};
 
@@ -22,8 +31,16 @@ fn not_null(address: *mut u8) -> *mut u8 {
     address
 }
 
+/// Every element becomes `value`, rounded.
+pub(super) fn fill(cpu: &Cpu, x: ViewMut, value: f32) {
+    match x.dtype() {
+        DType::F64 => fill_slice(cpu, x.into_slice(), f64::from(value)),
+        dtype => by_float!(dtype, T => fill_slice(cpu, x.into_slice(), T::from_f32(value))),
+    }
+}
+
 /// Every element becomes `value`.
-pub(super) fn fill<T: Copy + Send + Sync>(cpu: &Cpu, x: &mut [T], value: T) {
+pub(super) fn fill_slice<T: Copy + Send + Sync>(cpu: &Cpu, x: &mut [T], value: T) {
     cpu.over_mut(x, 4 * GRAIN, |_, x| x.fill(value));
 }
 
@@ -33,12 +50,158 @@ pub(super) fn copy(cpu: &Cpu, from: &[u8], to: &mut [u8]) {
     cpu.over_mut(to, 16 * GRAIN, |range, to| to.copy_from_slice(&from[range]));
 }
 
-/// `into += from`.
-pub(super) fn add<T: Copy + Send + Sync + std::ops::AddAssign>(cpu: &Cpu, from: &[T], into: &mut [T]) {
+/// `to = from`, rounded.
+pub(super) fn convert(cpu: &Cpu, from: View, to: ViewMut) {
+    if from.dtype() == to.dtype() {
+        return copy(cpu, bytes(&from), bytes_mut(to));
+    }
+    by_float!(from.dtype(), F => by_float!(to.dtype(), T => {
+        let from = from.as_slice::<F>();
+        cpu.over_mut(to.into_slice::<T>(), GRAIN, |range, to| convert_piece(cpu.isa, &from[range], to));
+    }));
+}
+
+/// `into += from`, rounded once.
+pub(super) fn add(cpu: &Cpu, from: View, into: ViewMut) {
+    if into.dtype() == DType::F64 {
+        let from = from.as_slice::<f64>();
+        return cpu.over_mut(into.into_slice::<f64>(), GRAIN, |range, into| {
+            into.iter_mut().zip(&from[range]).for_each(|(i, f)| *i += *f);
+        });
+    }
+    by_float!(from.dtype(), F => by_float!(into.dtype(), T => {
+        let from = from.as_slice::<F>();
+        cpu.over_mut(into.into_slice::<T>(), GRAIN, |range, into| add_piece(cpu.isa, &from[range], into));
+    }));
+}
+
+vectorized!(pub(super) fn convert_piece<F: Number, T: Number>(from: &[F], to: &mut [T]) = convert_body);
+/// `to = from`, rounded.
+#[inline(always)]
+fn convert_body<L: Lanes, F: Number, T: Number>(from: &[F], to: &mut [T]) {
+    assert_eq!(from.len(), to.len());
+    // SAFETY: compiled for L; both are as long as said.
+    unsafe {
+        by_lanes!(to.len(), |at, count| store::<L, T>(to, at, load::<L, F>(from, at, count), count));
+    }
+}
+
+vectorized!(pub(super) fn add_piece<F: Number, T: Number>(from: &[F], into: &mut [T]) = add_body);
+/// `into += from`, rounded once.
+#[inline(always)]
+fn add_body<L: Lanes, F: Number, T: Number>(from: &[F], into: &mut [T]) {
     assert_eq!(from.len(), into.len());
-    cpu.over_mut(into, GRAIN, |range, into| {
-        for (i, f) in into.iter_mut().zip(&from[range]) {
-            *i += *f;
+    // SAFETY: compiled for L; both are as long as said.
+    unsafe {
+        by_lanes!(into.len(), |at, count| {
+            let sum = L::add(load::<L, T>(into, at, count), load::<L, F>(from, at, count));
+            store::<L, T>(into, at, sum, count);
+        });
+    }
+}
+
+/// `to (+)= from`, rounded once.
+pub(super) fn put<T: Number>(isa: Isa, from: &[f32], to: &mut [T], accumulate: bool) {
+    if accumulate { add_piece(isa, from, to) } else { convert_piece(isa, from, to) }
+}
+
+/// Numbers that a kernel widens at a time: in f32 they stay in the nearest cache.
+pub(super) const PIECE: usize = 1024;
+
+/// `x` as f32: itself if it is, else widened into `buffer`.
+pub(super) fn widened<'a, T: Number>(isa: Isa, x: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
+    if T::DTYPE == DType::F32 {
+        return bytemuck::cast_slice(x);
+    }
+    let buffer = &mut buffer[..x.len()];
+    convert_piece(isa, x, buffer);
+    buffer
+}
+
+/// `by_lanes!(len, |at, count| body)`: the body for 16 numbers at a time and for the rest.
+///
+/// A macro for the reason given at [`fold_row!`](super::lanes::fold_row). To be used inside `unsafe`, compiled
+/// for some [`Lanes`].
+macro_rules! by_lanes {
+    ($len:expr, |$at:ident, $count:ident| $body:expr) => {{
+        let len: usize = $len;
+        let mut next = 0;
+        while next + 16 <= len {
+            let ($at, $count) = (next, 16usize);
+            $body;
+            next += 16;
+        }
+        if next < len {
+            let ($at, $count) = (next, len - next);
+            $body;
+        }
+    }};
+}
+pub(super) use by_lanes;
+
+/// The `count` numbers from `at` on, in the first lanes.
+///
+/// # Safety
+/// Compiled for `L`; the numbers are in the row.
+#[inline(always)]
+pub(super) unsafe fn load<L: Lanes, T: Number>(row: &[T], at: usize, count: usize) -> L::V {
+    debug_assert!(at + count <= row.len());
+    // SAFETY: the caller's promise.
+    unsafe {
+        let from = row.as_ptr().add(at);
+        if count == 16 { T::load::<L>(from) } else { T::load_first::<L>(from, count) }
+    }
+}
+
+/// The first `count` lanes, rounded, to the numbers from `at` on.
+///
+/// # Safety
+/// Compiled for `L`; the numbers are in the row.
+#[inline(always)]
+pub(super) unsafe fn store<L: Lanes, T: Number>(row: &mut [T], at: usize, x: L::V, count: usize) {
+    debug_assert!(at + count <= row.len());
+    // SAFETY: the caller's promise.
+    unsafe {
+        let to = row.as_mut_ptr().add(at);
+        if count == 16 { T::store::<L>(to, x) } else { T::store_first::<L>(to, x, count) }
+    }
+}
+
+/// One pass of an optimizer: `update(range, p, g)` once for each piece, with its gradients in f32, after which
+/// `rounded` becomes p.
+pub(super) fn over_updates(
+    cpu: &Cpu,
+    p: ViewMut,
+    g: View,
+    rounded: Option<ViewMut>,
+    update: impl Fn(Range<usize>, &mut [f32], &[f32]) + Sync,
+) {
+    let p = p.into_slice::<f32>();
+    by_float!(g.dtype(), G => match rounded {
+        None => pieces::<G, f32>(cpu, p, g.as_slice(), None, update),
+        Some(rounded) => by_float!(rounded.dtype(), R => {
+            pieces::<G, R>(cpu, p, g.as_slice(), Some(rounded.into_slice()), update)
+        }),
+    });
+}
+
+fn pieces<G: Number, R: Number>(
+    cpu: &Cpu,
+    p: &mut [f32],
+    g: &[G],
+    rounded: Option<&mut [R]>,
+    update: impl Fn(Range<usize>, &mut [f32], &[f32]) + Sync,
+) {
+    let rounded = rounded.map(Shards::new);
+    cpu.over_mut(p, GRAIN, |task, p| {
+        let mut buffer = [0f32; PIECE];
+        for (start, p) in task.step_by(PIECE).zip(p.chunks_mut(PIECE)) {
+            let range = start..start + p.len();
+            update(range.clone(), p, widened(cpu.isa, &g[range.clone()], &mut buffer));
+            if let Some(rounded) = &rounded {
+                // SAFETY: ranges are disjoint.
+                convert_piece(cpu.isa, p, unsafe { rounded.piece(range) });
+            }
         }
     });
 }

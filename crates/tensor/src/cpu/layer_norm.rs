@@ -4,73 +4,99 @@
 //! passes over the cache. Sums go through 16 lanes by position, so a row's result depends on the row alone.
 
 use super::bias::sum_blocks;
+use super::elementwise::{by_lanes, load, store};
 use super::lanes::{self, Lanes};
+use super::number::{Number, by_float};
 use super::shards::Shards;
 use super::simd::vectorized;
 use super::{Cpu, row_grain};
+use crate::buffer::{View, ViewMut};
 
-/// `y = (x - mean) * rstd * gamma + beta` by rows; x, y `[rows, hidden]`, statistics (mean, rstd) `[rows]`.
-/// All overwritten.
+/// Rows that go through a pass together, so that the end of one row's sum is hidden behind the next row.
+const ROWS: usize = 4;
+
+/// `y = (x - mean) * rstd * gamma + beta` by rows; x, y `[rows, hidden]`, statistics (mean, rstd) `[rows]`
+/// f32. All overwritten.
 pub(super) fn layer_norm(
     cpu: &Cpu,
-    x: &[f32],
-    [gamma, beta]: [&[f32]; 2],
+    x: View,
+    [gamma, beta]: [View; 2],
     eps: f32,
-    y: &mut [f32],
-    [mean, rstd]: [&mut [f32]; 2],
+    y: ViewMut,
+    [mean, rstd]: [ViewMut; 2],
 ) {
-    let hidden = gamma.len();
-    let rows = mean.len();
-    let (y, mean, rstd) = (Shards::new(y), Shards::new(mean), Shards::new(rstd));
-    cpu.over(rows, row_grain(hidden), |rows| {
-        let flat = rows.start * hidden..rows.end * hidden;
-        // SAFETY: row ranges are disjoint, and so are their pieces of y, mean and rstd.
-        let (y, mean, rstd) = unsafe { (y.piece(flat.clone()), mean.piece(rows.clone()), rstd.piece(rows)) };
-        forward_rows(cpu.isa, &x[flat], gamma, beta, eps, y, mean, rstd);
+    let [rows, hidden] = x.shape().rows_cols();
+    let (mean, rstd) = (Shards::new(mean.into_slice::<f32>()), Shards::new(rstd.into_slice::<f32>()));
+    by_float!(x.dtype(), T => {
+        let (x, gamma, beta) = (x.as_slice::<T>(), gamma.as_slice(), beta.as_slice());
+        let y = Shards::new(y.into_slice::<T>());
+        cpu.over(rows, row_grain(hidden), |rows| {
+            let flat = rows.start * hidden..rows.end * hidden;
+            // SAFETY: row ranges are disjoint, and so are their pieces of y, mean and rstd.
+            let (y, mean, rstd) =
+                unsafe { (y.piece(flat.clone()), mean.piece(rows.clone()), rstd.piece(rows)) };
+            forward_rows(cpu.isa, &x[flat], gamma, beta, eps, y, mean, rstd);
+        });
     });
 }
 
-vectorized!(fn forward_rows(
-    x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, y: &mut [f32], mean: &mut [f32], rstd: &mut [f32],
+vectorized!(fn forward_rows<T: Number>(
+    x: &[T], gamma: &[T], beta: &[T], eps: f32, y: &mut [T], mean: &mut [f32], rstd: &mut [f32],
 ) = forward_rows_body);
 #[inline(always)]
-fn forward_rows_body<L: Lanes>(
-    x: &[f32],
-    gamma: &[f32],
-    beta: &[f32],
+fn forward_rows_body<L: Lanes, T: Number>(
+    x: &[T],
+    gamma: &[T],
+    beta: &[T],
     eps: f32,
-    y: &mut [f32],
+    y: &mut [T],
     mean: &mut [f32],
     rstd: &mut [f32],
 ) {
     let hidden = gamma.len();
-    let rows = x.chunks_exact(hidden).zip(y.chunks_exact_mut(hidden));
-    for ((x, y), (mean, rstd)) in rows.zip(mean.iter_mut().zip(rstd)) {
-        // SAFETY: compiled for L; x is a row of `hidden` numbers.
-        let (m, variance) = unsafe {
-            let m = lanes::sum_row!(L, hidden, |at, count| lanes::load::<L>(x, at, count)) / hidden as f32;
-            let squares = lanes::sum_row!(L, hidden, |at, count| {
-                let d = L::sub(lanes::load::<L>(x, at, count), L::splat(m));
-                L::mul(d, d)
-            });
-            (m, squares / hidden as f32)
-        };
-        let r = 1.0 / (variance + eps).sqrt();
-        for ((y, x), (g, b)) in y.iter_mut().zip(x).zip(gamma.iter().zip(beta)) {
-            *y = L::fused((x - m) * r, *g, *b);
+    assert_eq!(beta.len(), hidden);
+    let blocks = x.chunks(ROWS * hidden).zip(y.chunks_mut(ROWS * hidden));
+    for ((x, y), (mean, rstd)) in blocks.zip(mean.chunks_mut(ROWS).zip(rstd.chunks_mut(ROWS))) {
+        let rows = || x.chunks_exact(hidden);
+        // SAFETY: compiled for L; all are rows of `hidden` numbers.
+        unsafe {
+            for (x, m) in rows().zip(mean.iter_mut()) {
+                *m = lanes::sum_row!(L, hidden, |at, count| load::<L, T>(x, at, count)) / hidden as f32;
+            }
+            for (x, (m, r)) in rows().zip(mean.iter().zip(rstd.iter_mut())) {
+                let squares = lanes::sum_row!(L, hidden, |at, count| {
+                    let d = L::sub(load::<L, T>(x, at, count), L::splat(*m));
+                    L::mul(d, d)
+                });
+                *r = 1.0 / (squares / hidden as f32 + eps).sqrt();
+            }
+            for ((x, y), (m, r)) in rows().zip(y.chunks_exact_mut(hidden)).zip(mean.iter().zip(rstd.iter())) {
+                by_lanes!(hidden, |at, count| {
+                    let n = L::mul(L::sub(load::<L, T>(x, at, count), L::splat(*m)), L::splat(*r));
+                    let value = L::mul_add(n, load::<L, T>(gamma, at, count), load::<L, T>(beta, at, count));
+                    store::<L, T>(y, at, value, count);
+                });
+            }
         }
-        *mean = m;
-        *rstd = r;
     }
 }
 
-/// What forward kept. x `[rows, hidden]`, gamma `[hidden]`, mean, rstd `[rows]`.
+/// What forward kept. x `[rows, hidden]`, gamma `[hidden]` of the compute type, mean, rstd `[rows]` f32.
 #[derive(Clone, Copy)]
 pub(super) struct Saved<'a> {
-    pub(super) x: &'a [f32],
-    pub(super) gamma: &'a [f32],
-    pub(super) mean: &'a [f32],
-    pub(super) rstd: &'a [f32],
+    pub(super) x: View<'a>,
+    pub(super) gamma: View<'a>,
+    pub(super) mean: View<'a>,
+    pub(super) rstd: View<'a>,
+}
+
+/// Rows of [`Saved`].
+#[derive(Clone, Copy)]
+struct Rows<'a, T> {
+    x: &'a [T],
+    gamma: &'a [T],
+    mean: &'a [f32],
+    rstd: &'a [f32],
 }
 
 /// With `n = (x - mean) * rstd` and `d = dy * gamma`:
@@ -78,68 +104,72 @@ pub(super) struct Saved<'a> {
 pub(super) fn layer_norm_backward(
     cpu: &Cpu,
     saved: Saved,
-    dy: &[f32],
-    dx: &mut [f32],
+    dy: View,
+    dx: ViewMut,
     accumulate_input: bool,
-    parameters: [&mut [f32]; 2],
+    parameters: [ViewMut; 2],
     accumulate_parameters: bool,
 ) {
-    let hidden = saved.gamma.len();
-    let dx = Shards::new(dx);
-    sum_blocks(
-        cpu,
-        saved.mean.len(),
-        hidden,
-        parameters,
-        accumulate_parameters,
-        |isa, rows, [dgamma, dbeta]| {
+    let [rows, hidden] = saved.x.shape().rows_cols();
+    by_float!(dy.dtype(), T => {
+        let (x, gamma, dy) = (saved.x.as_slice::<T>(), saved.gamma.as_slice(), dy.as_slice());
+        let (mean, rstd) = (saved.mean.as_slice(), saved.rstd.as_slice());
+        let dx = Shards::new(dx.into_slice::<T>());
+        sum_blocks(cpu, rows, hidden, parameters, accumulate_parameters, |isa, rows, [dgamma, dbeta]| {
             let flat = rows.start * hidden..rows.end * hidden;
-            let block = Saved {
-                x: &saved.x[flat.clone()],
-                gamma: saved.gamma,
-                mean: &saved.mean[rows.clone()],
-                rstd: &saved.rstd[rows],
-            };
+            let block = Rows { x: &x[flat.clone()], gamma, mean: &mean[rows.clone()], rstd: &rstd[rows] };
             // SAFETY: blocks of rows are disjoint.
             let dx = unsafe { dx.piece(flat.clone()) };
             backward_rows(isa, block, &dy[flat], dx, accumulate_input, dgamma, dbeta);
-        },
-    );
+        });
+    });
 }
 
-vectorized!(fn backward_rows(
-    saved: Saved<'_>, dy: &[f32], dx: &mut [f32], accumulate: bool, dgamma: &mut [f32], dbeta: &mut [f32],
+vectorized!(fn backward_rows<T: Number>(
+    saved: Rows<'_, T>, dy: &[T], dx: &mut [T], accumulate: bool, dgamma: &mut [f32], dbeta: &mut [f32],
 ) = backward_rows_body);
 #[inline(always)]
-fn backward_rows_body<L: Lanes>(
-    saved: Saved<'_>,
-    dy: &[f32],
-    dx: &mut [f32],
+fn backward_rows_body<L: Lanes, T: Number>(
+    saved: Rows<'_, T>,
+    dy: &[T],
+    dx: &mut [T],
     accumulate: bool,
     dgamma: &mut [f32],
     dbeta: &mut [f32],
 ) {
-    let hidden = saved.gamma.len();
-    let rows = saved.x.chunks_exact(hidden).zip(dy.chunks_exact(hidden)).zip(dx.chunks_exact_mut(hidden));
-    for (((x, dy), dx), (m, r)) in rows.zip(saved.mean.iter().zip(saved.rstd)) {
+    let Rows { x, gamma, mean, rstd } = saved;
+    let hidden = gamma.len();
+    assert_eq!([dgamma.len(), dbeta.len()], [hidden; 2]);
+    let rows = x.chunks_exact(hidden).zip(dy.chunks_exact(hidden)).zip(dx.chunks_exact_mut(hidden));
+    for (((x, dy), dx), (m, r)) in rows.zip(mean.iter().zip(rstd)) {
         // SAFETY: compiled for L; all are rows of `hidden` numbers.
-        let (average_d, average_dn) = unsafe {
-            let sum_d = lanes::sum_row!(L, hidden, |at, count| {
-                L::mul(lanes::load::<L>(dy, at, count), lanes::load::<L>(saved.gamma, at, count))
+        unsafe {
+            let m = L::splat(*m);
+            let (mut sum_d, mut sum_dn) = (L::splat(0.0), L::splat(0.0));
+            by_lanes!(hidden, |at, count| {
+                // Lanes without a number add 0, because their d is 0.
+                let d = L::mul(load::<L, T>(dy, at, count), load::<L, T>(gamma, at, count));
+                sum_d = L::add(sum_d, d);
+                sum_dn = L::mul_add(d, L::sub(load::<L, T>(x, at, count), m), sum_dn);
             });
-            let sum_dn = lanes::sum_row!(L, hidden, |at, count| {
-                let n = L::mul(L::sub(lanes::load::<L>(x, at, count), L::splat(*m)), L::splat(*r));
-                let d = L::mul(lanes::load::<L>(dy, at, count), lanes::load::<L>(saved.gamma, at, count));
-                L::mul(d, n)
+            let average_d = lanes::sum::<L>(sum_d) / hidden as f32;
+            let average_dn = lanes::sum::<L>(sum_dn) * *r / hidden as f32;
+            let (shift, slope) = (L::splat(-r * average_d), L::splat(-r * average_dn));
+            let r = L::splat(*r);
+            by_lanes!(hidden, |at, count| {
+                let n = L::mul(L::sub(load::<L, T>(x, at, count), m), r);
+                let dy = load::<L, T>(dy, at, count);
+                let d = L::mul(dy, load::<L, T>(gamma, at, count));
+                let mut value = L::mul_add(n, slope, L::mul_add(r, d, shift));
+                if accumulate {
+                    value = L::add(load::<L, T>(dx, at, count), value);
+                }
+                store::<L, T>(dx, at, value, count);
+                let sum = L::mul_add(dy, n, lanes::load::<L>(dgamma, at, count));
+                lanes::store::<L>(dgamma, at, sum, count);
+                let sum = L::add(lanes::load::<L>(dbeta, at, count), dy);
+                lanes::store::<L>(dbeta, at, sum, count);
             });
-            (sum_d / hidden as f32, sum_dn / hidden as f32)
-        };
-        for i in 0..hidden {
-            let n = (x[i] - m) * r;
-            let value = r * L::fused(-n, average_dn, dy[i] * saved.gamma[i] - average_d);
-            dx[i] = if accumulate { dx[i] + value } else { value };
-            dgamma[i] = L::fused(dy[i], n, dgamma[i]);
-            dbeta[i] += dy[i];
         }
     }
 }

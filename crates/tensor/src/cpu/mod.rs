@@ -9,6 +9,7 @@ mod attention;
 mod attention_backward;
 mod bias;
 mod cross_entropy;
+mod dropout;
 mod elementwise;
 mod embedding;
 mod epilogue;
@@ -17,11 +18,13 @@ mod lanes;
 mod layer_norm;
 mod matmul;
 mod microkernel;
+mod non_finite;
 mod norm;
 mod number;
 mod packing;
 pub mod peak;
 pub mod pool;
+mod random;
 mod scratch;
 mod sgd;
 mod shards;
@@ -30,8 +33,6 @@ pub mod simd;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-
-use phalanx_trace::DType;
 
 use crate::buffer::{View, ViewMut};
 use crate::kernels::{
@@ -126,25 +127,19 @@ impl Kernels for Cpu {
     }
 
     fn fill(&self, x: ViewMut, value: f32) {
-        match x.dtype() {
-            DType::F64 => elementwise::fill(self, x.into_slice(), f64::from(value)),
-            _ => elementwise::fill(self, x.into_slice(), value),
-        }
+        elementwise::fill(self, x, value);
     }
 
     fn copy(&self, from: View, to: ViewMut) {
         elementwise::copy(self, elementwise::bytes(&from), elementwise::bytes_mut(to));
     }
 
-    fn convert(&self, _from: View, _to: ViewMut) {
-        todo!()
+    fn convert(&self, from: View, to: ViewMut) {
+        elementwise::convert(self, from, to);
     }
 
     fn add(&self, from: View, into: ViewMut) {
-        match into.dtype() {
-            DType::F64 => elementwise::add::<f64>(self, from.as_slice(), into.into_slice()),
-            _ => elementwise::add::<f32>(self, from.as_slice(), into.into_slice()),
-        }
+        elementwise::add(self, from, into);
     }
 
     fn linear(&self, x: View, w: Weight, epilogue: Epilogue, y: ViewMut) {
@@ -164,7 +159,7 @@ impl Kernels for Cpu {
     }
 
     fn bias_gradient(&self, dy: View, db: ViewMut, accumulate: bool) {
-        bias::bias_gradient(self, dy.as_slice(), db.into_slice(), accumulate);
+        bias::bias_gradient(self, dy, db, accumulate);
     }
 
     fn layer_norm(
@@ -177,9 +172,7 @@ impl Kernels for Cpu {
         mean: ViewMut,
         rstd: ViewMut,
     ) {
-        let parameters = [gamma.as_slice(), beta.as_slice()];
-        let statistics = [mean.into_slice(), rstd.into_slice()];
-        layer_norm::layer_norm(self, x.as_slice(), parameters, eps, y.into_slice(), statistics);
+        layer_norm::layer_norm(self, x, [gamma, beta], eps, y, [mean, rstd]);
     }
 
     fn layer_norm_backward(
@@ -197,31 +190,25 @@ impl Kernels for Cpu {
     ) {
         layer_norm::layer_norm_backward(
             self,
-            layer_norm::Saved {
-                x: x.as_slice(),
-                gamma: gamma.as_slice(),
-                mean: mean.as_slice(),
-                rstd: rstd.as_slice(),
-            },
-            dy.as_slice(),
-            dx.into_slice(),
+            layer_norm::Saved { x, gamma, mean, rstd },
+            dy,
+            dx,
             accumulate_input,
-            [dgamma.into_slice(), dbeta.into_slice()],
+            [dgamma, dbeta],
             accumulate_parameters,
         );
     }
 
     fn gelu(&self, x: View, y: ViewMut) {
-        gelu::gelu(self, x.as_slice(), y.into_slice());
+        gelu::gelu(self, x, y);
     }
 
-    fn gelu_backward(&self, x: View, mut dy: ViewMut, db: ViewMut, accumulate: bool) {
-        gelu::gelu_backward(self, x.as_slice(), dy.reborrow().into_slice());
-        bias::bias_gradient(self, dy.as_view().as_slice(), db.into_slice(), accumulate);
+    fn gelu_backward(&self, x: View, dy: ViewMut, db: ViewMut, accumulate: bool) {
+        gelu::gelu_backward(self, x, dy, db, accumulate);
     }
 
-    fn dropout(&self, _from: View, _dropout: Dropout, _residual: Option<View>, _to: ViewMut) {
-        todo!()
+    fn dropout(&self, from: View, dropout: Dropout, residual: Option<View>, to: ViewMut) {
+        dropout::dropout(self, from, dropout, residual, to);
     }
 
     fn attention(
@@ -256,9 +243,7 @@ impl Kernels for Cpu {
     }
 
     fn embedding(&self, tokens: View, table: View, positions: View, y: ViewMut) {
-        let [_, seq, hidden] = y.dims();
-        let tables = [table.as_slice(), positions.as_slice()];
-        embedding::embedding(self, [seq, hidden], tokens.as_slice(), tables, y.into_slice());
+        embedding::embedding(self, tokens, table, positions, y);
     }
 
     fn embedding_backward(
@@ -269,23 +254,7 @@ impl Kernels for Cpu {
         dpositions: ViewMut,
         accumulate: [bool; 2],
     ) {
-        let [_, seq, hidden] = dy.dims();
-        let [add_table, add_positions] = accumulate;
-        embedding::table_gradient(
-            self,
-            hidden,
-            tokens.as_slice(),
-            dy.as_slice(),
-            dtable.into_slice(),
-            add_table,
-        );
-        embedding::position_gradient(
-            self,
-            [seq, hidden],
-            dy.as_slice(),
-            dpositions.into_slice(),
-            add_positions,
-        );
+        embedding::embedding_backward(self, tokens, dy, dtable, dpositions, accumulate);
     }
 
     fn linear_cross_entropy(
@@ -309,10 +278,10 @@ impl Kernels for Cpu {
         m: ViewMut,
         v: ViewMut,
         gradient_scale: View,
-        _rounded: Option<ViewMut>,
+        rounded: Option<ViewMut>,
     ) {
         let scale = gradient_scale.as_slice::<f32>()[0];
-        adamw::adamw(self, step, p.into_slice(), g.as_slice(), m.into_slice(), v.into_slice(), scale);
+        adamw::adamw(self, step, p, g, [m, v], scale, rounded);
     }
 
     fn sgd(
@@ -322,23 +291,23 @@ impl Kernels for Cpu {
         g: View,
         velocity: ViewMut,
         gradient_scale: View,
-        _rounded: Option<ViewMut>,
+        rounded: Option<ViewMut>,
     ) {
         let scale = gradient_scale.as_slice::<f32>()[0];
-        sgd::sgd(self, step, p.into_slice(), g.as_slice(), velocity.into_slice(), scale);
+        sgd::sgd(self, step, p, g, velocity, scale, rounded);
     }
 
     fn block_squares(&self, x: View, squares: ViewMut) {
-        norm::block_squares(self, x.as_slice(), squares.into_slice());
+        norm::block_squares(self, x, squares);
     }
 
     fn norm(&self, squares: View, clip: Clip, norm: ViewMut, factor: ViewMut) {
-        let (value, clip) = norm::norm(squares.as_slice(), clip.max_norm);
+        let (value, clip) = norm::norm(squares.as_slice(), clip);
         norm.into_slice::<f32>()[0] = value;
         factor.into_slice::<f32>()[0] = clip;
     }
 
-    fn count_non_finite(&self, _x: View, _count: ViewMut) {
-        todo!()
+    fn count_non_finite(&self, x: View, count: ViewMut) {
+        count.into_slice::<f32>()[0] = non_finite::count_non_finite(self, x) as f32;
     }
 }

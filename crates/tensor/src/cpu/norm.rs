@@ -4,9 +4,13 @@
 //! of an f32 is exact in f64), then the blocks along a balanced tree over their index.
 
 use super::Cpu;
+use super::elementwise::widened;
 use super::lanes::Lanes;
+use super::number::{Number, by_float};
 use super::simd::vectorized;
+use crate::buffer::{View, ViewMut};
 use crate::device::NORM_BLOCK;
+use crate::kernels::Clip;
 
 /// Lanes that a block's squares are spread over.
 const LANES: usize = 16;
@@ -15,11 +19,17 @@ const LANES: usize = 16;
 const BLOCKS: usize = 16;
 
 /// `squares[b]` = sum of squares of block b of x (overwrites).
-pub(super) fn block_squares(cpu: &Cpu, x: &[f32], squares: &mut [f64]) {
+pub(super) fn block_squares(cpu: &Cpu, x: View, squares: ViewMut) {
+    by_float!(x.dtype(), T => squares_of_blocks::<T>(cpu, x.as_slice(), squares.into_slice()));
+}
+
+fn squares_of_blocks<T: Number>(cpu: &Cpu, x: &[T], squares: &mut [f64]) {
     assert_eq!(squares.len(), x.len().div_ceil(NORM_BLOCK));
     cpu.over_mut(squares, BLOCKS, |blocks, squares| {
+        let mut buffer = [0f32; NORM_BLOCK];
         for (b, square) in blocks.zip(squares) {
-            *square = sum_squares(cpu.isa, &x[b * NORM_BLOCK..x.len().min((b + 1) * NORM_BLOCK)]);
+            let block = &x[b * NORM_BLOCK..x.len().min((b + 1) * NORM_BLOCK)];
+            *square = sum_squares(cpu.isa, widened(cpu.isa, block, &mut buffer));
         }
     });
 }
@@ -46,11 +56,14 @@ fn sum_squares_body<L: Lanes>(x: &[f32]) -> f64 {
     lanes[0]
 }
 
-/// The norm, and the factor that clips it to `max_norm` (1 when that is 0). NaN stays NaN in both.
-pub(super) fn norm(squares: &[f64], max_norm: f32) -> (f32, f32) {
-    let norm = tree_sum(squares).sqrt() as f32;
-    let factor = if max_norm == 0.0 { 1.0 } else { max_norm / (norm + 1e-6) };
-    (norm, if factor > 1.0 { 1.0 } else { factor })
+/// The norm of the unscaled gradient, and the factor that unscales it and clips it to `max_norm` (no clipping
+/// when that is 0). Nothing is hidden: when a gradient is not finite, neither is the norm, which is what a
+/// caller has to look at. The factor of a norm that is not a number is that too, if there is clipping; that of
+/// an infinite one is 0, so that finite elements become 0 and the others not a number (PyTorch's are the same).
+pub(super) fn norm(squares: &[f64], clip: Clip) -> (f32, f32) {
+    let norm = (tree_sum(squares).sqrt() / f64::from(clip.loss_scale)) as f32;
+    let factor = if clip.max_norm == 0.0 { 1.0 } else { clip.max_norm / (norm + 1e-6) };
+    (norm, if factor > 1.0 { 1.0 } else { factor } / clip.loss_scale)
 }
 
 /// Left subtrees hold a power of two of leaves: the tree over the first n blocks does not depend on

@@ -1,19 +1,30 @@
-//! SGD with momentum in PyTorch's form, one pass over memory: 20 bytes a parameter.
+//! SGD with momentum in PyTorch's form, one pass over memory: 16 bytes a parameter (p and velocity read and
+//! written), and those of g and of the rounded copy: 20 in f32, 20 with gradients and copy of 16 bits.
 
+use super::Cpu;
+use super::elementwise::over_updates;
 use super::lanes::Lanes;
 use super::shards::Shards;
 use super::simd::vectorized;
-use super::{Cpu, GRAIN};
+use crate::buffer::{View, ViewMut};
 use crate::kernels::Sgd;
 
 /// `g' = g * gradient_scale + weight_decay * p; v = momentum * v + g' (g' itself in the first step);
-/// p -= lr * v`. p and velocity are updated in place.
-pub(super) fn sgd(cpu: &Cpu, step: Sgd, p: &mut [f32], g: &[f32], velocity: &mut [f32], gradient_scale: f32) {
-    let (p, velocity) = (Shards::new(p), Shards::new(velocity));
-    cpu.over(g.len(), GRAIN, |range| {
+/// p -= lr * v`. p and velocity are updated in place; `rounded` becomes p.
+pub(super) fn sgd(
+    cpu: &Cpu,
+    step: Sgd,
+    p: ViewMut,
+    g: View,
+    velocity: ViewMut,
+    gradient_scale: f32,
+    rounded: Option<ViewMut>,
+) {
+    let velocity = Shards::new(velocity.into_slice());
+    over_updates(cpu, p, g, rounded, |range, p, g| {
         // SAFETY: ranges are disjoint.
-        let (p, velocity) = unsafe { (p.piece(range.clone()), velocity.piece(range.clone())) };
-        update(cpu.isa, step, p, &g[range], velocity, gradient_scale);
+        let velocity = unsafe { velocity.piece(range) };
+        update(cpu.isa, step, p, g, velocity, gradient_scale);
     });
 }
 

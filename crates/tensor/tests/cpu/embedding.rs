@@ -2,30 +2,38 @@
 
 use phalanx_tensor::Device;
 
-use crate::oracle::{Expected, check, indices, numbers, output, poisoned, read, tensor, tokens, wide};
+use crate::oracle::{
+    Expected, FLOATS, check_as, gradient_types, indices, numbers, output_as, poisoned, poisoned_as, read_f32,
+    rounded, tensor, tensor_as, tokens, wide,
+};
 
 /// (batch, seq, hidden, vocab, positions).
-const SHAPES: [[usize; 5]; 6] = [
+const SHAPES: [[usize; 5]; 8] = [
     [1, 1, 1, 1, 1],
     [2, 3, 17, 5, 3],
     [3, 17, 67, 11, 20],
     [2, 67, 257, 257, 67],
     [4, 33, 64, 3, 64],
     [1, 300, 130, 1000, 512],
+    [2, 40, 1100, 7, 50],
+    [3, 200, 33, 1, 200],
 ];
 
 #[test]
 fn forward() {
-    for [batch, seq, hidden, vocab, places] in SHAPES {
+    for (dtype, [batch, seq, hidden, vocab, places]) in
+        FLOATS.into_iter().flat_map(|d| SHAPES.map(|s| (d, s)))
+    {
         let ids = indices(1, batch * seq, vocab);
-        let (table, positions) = (numbers(2, vocab * hidden), numbers(3, places * hidden));
+        let table = rounded(dtype, &numbers(2, vocab * hidden));
+        let positions = rounded(dtype, &numbers(3, places * hidden));
         let kernel = |device: &Device| {
             let ids = tokens(device, [batch, seq], &ids);
-            let (table, positions) =
-                (tensor(device, [vocab, hidden], &table), tensor(device, [places, hidden], &positions));
-            let mut y = poisoned(device, [batch, seq, hidden]);
+            let table = tensor_as(device, dtype, [vocab, hidden], &table);
+            let positions = tensor_as(device, dtype, [places, hidden], &positions);
+            let mut y = poisoned_as(device, dtype, [batch, seq, hidden]);
             device.embedding(ids.view(), table.view(), positions.view(), y.view_mut());
-            vec![read(device, &y)]
+            vec![read_f32(device, &y)]
         };
         let mut y = Vec::new();
         for (t, id) in ids.iter().enumerate() {
@@ -33,22 +41,25 @@ fn forward() {
                 f64::from(table[*id as usize * hidden + i]) + f64::from(positions[t % seq * hidden + i])
             }));
         }
-        check("embedding", kernel, &[Expected::relative(y, 1.0)]);
+        check_as("embedding", kernel, &[Expected::relative(y, 1.0)], &[dtype]);
     }
 }
 
 #[test]
 fn backward() {
-    for [batch, seq, hidden, vocab, places] in SHAPES {
+    let types = FLOATS.into_iter().flat_map(|d| gradient_types(d).into_iter().map(move |g| (d, g)));
+    for ((dtype, stored), shape) in types.flat_map(|types| SHAPES.map(|shape| (types, shape))) {
+        let [batch, seq, hidden, vocab, places] = shape;
         for accumulate in [[false, false], [true, false], [false, true], [true, true]] {
             let ids = indices(1, batch * seq, vocab);
-            let dy = numbers(2, batch * seq * hidden);
-            let before = [numbers(3, vocab * hidden), numbers(4, places * hidden)];
+            let dy = rounded(dtype, &numbers(2, batch * seq * hidden));
+            let before =
+                [numbers(3, vocab * hidden), numbers(4, places * hidden)].map(|x| rounded(stored, &x));
             let kernel = |device: &Device| {
                 let ids = tokens(device, [batch, seq], &ids);
-                let dy = tensor(device, [batch, seq, hidden], &dy);
-                let mut dtable = output(device, [vocab, hidden], &before[0], accumulate[0]);
-                let mut dpositions = output(device, [places, hidden], &before[1], accumulate[1]);
+                let dy = tensor_as(device, dtype, [batch, seq, hidden], &dy);
+                let mut dtable = output_as(device, stored, [vocab, hidden], &before[0], accumulate[0]);
+                let mut dpositions = output_as(device, stored, [places, hidden], &before[1], accumulate[1]);
                 device.embedding_backward(
                     ids.view(),
                     dy.view(),
@@ -56,24 +67,28 @@ fn backward() {
                     dpositions.view_mut(),
                     accumulate,
                 );
-                vec![read(device, &dtable), read(device, &dpositions)]
+                vec![read_f32(device, &dtable), read_f32(device, &dpositions)]
             };
             let mut sums =
                 [0, 1].map(|k| if accumulate[k] { wide(&before[k]) } else { vec![0.0; before[k].len()] });
+            let mut magnitudes = sums.clone().map(|x| x.iter().map(|x| x.abs()).collect::<Vec<_>>());
             for (t, id) in ids.iter().enumerate() {
                 for i in 0..hidden {
                     let d = f64::from(dy[t * hidden + i]);
-                    sums[0][*id as usize * hidden + i] += d;
-                    sums[1][t % seq * hidden + i] += d;
+                    for (k, at) in [*id as usize * hidden + i, t % seq * hidden + i].into_iter().enumerate() {
+                        sums[k][at] += d;
+                        magnitudes[k][at] += d.abs();
+                    }
                 }
             }
-            // At most batch * seq additions of numbers up to 1.
+            // At most batch * seq additions, in f32 whatever the type.
+            let mut magnitudes = magnitudes.into_iter();
             let expected = sums.map(|value| Expected {
-                magnitude: vec![(batch * seq) as f64; value.len()],
+                magnitude: magnitudes.next().unwrap_or_default(),
                 value,
                 roundings: (batch * seq) as f64,
             });
-            check("embedding backward", kernel, &expected);
+            check_as(&format!("embedding backward {shape:?}"), kernel, &expected, &[stored; 2]);
         }
     }
 }

@@ -4,6 +4,7 @@
 mod attention;
 mod cross_entropy;
 mod differences;
+mod dropout;
 mod embedding;
 mod goldens;
 mod layer_norm;

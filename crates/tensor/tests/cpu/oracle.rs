@@ -1,11 +1,49 @@
 //! What the tests share: numbers, tensors, and the check of one kernel call.
 
+use half::{bf16, f16};
 use phalanx_tensor::cpu::Options;
 use phalanx_tensor::cpu::simd::Isa;
 use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Shape, Tensor};
 
 /// Spacing of f32 at 1, halved: the relative error of one rounding.
 pub const EPS: f64 = f32::EPSILON as f64 / 2.0;
+
+/// The types that kernels compute with.
+pub const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+
+/// The types of parameter gradients beside a compute type.
+pub fn gradient_types(compute: DType) -> Vec<DType> {
+    if compute == DType::F32 { vec![DType::F32] } else { vec![DType::F32, compute] }
+}
+
+/// Largest relative error of one rounding to a type: half the spacing at 1 (24, 8 and 11 bits).
+pub fn half_ulp(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => EPS,
+        DType::BF16 => 0.5f64.powi(8),
+        DType::F16 => 0.5f64.powi(11),
+        other => panic!("{} is not rounded to", other.name()),
+    }
+}
+
+/// Largest error of one rounding to a type near 0, where numbers are subnormal.
+fn half_smallest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 0.5f64.powi(25),
+        _ => f64::from(f32::MIN_POSITIVE),
+    }
+}
+
+/// The numbers as `dtype` holds them.
+pub fn rounded(dtype: DType, x: &[f32]) -> Vec<f32> {
+    x.iter()
+        .map(|x| match dtype {
+            DType::BF16 => bf16::from_f32(*x).to_f32(),
+            DType::F16 => f16::from_f32(*x).to_f32(),
+            _ => *x,
+        })
+        .collect()
+}
 
 /// What a kernel should give, element by element.
 pub struct Expected {
@@ -56,6 +94,23 @@ pub fn tensor(device: &Device, shape: impl Into<Shape>, values: &[f32]) -> Tenso
     t
 }
 
+/// As [`tensor`], rounded to `dtype`.
+pub fn tensor_as(device: &Device, dtype: DType, shape: impl Into<Shape>, values: &[f32]) -> Tensor {
+    let mut t = device.alloc(dtype, shape, Category::Activations, "test");
+    match dtype {
+        DType::BF16 => {
+            let values: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
+            device.upload(&values, t.view_mut());
+        }
+        DType::F16 => {
+            let values: Vec<f16> = values.iter().map(|x| f16::from_f32(*x)).collect();
+            device.upload(&values, t.view_mut());
+        }
+        _ => device.upload(values, t.view_mut()),
+    }
+    t
+}
+
 pub fn tokens(device: &Device, shape: impl Into<Shape>, values: &[u32]) -> Tensor {
     let mut t = device.alloc(DType::U32, shape, Category::Activations, "test");
     device.upload(values, t.view_mut());
@@ -66,6 +121,23 @@ pub fn tokens(device: &Device, shape: impl Into<Shape>, values: &[u32]) -> Tenso
 pub fn poisoned(device: &Device, shape: impl Into<Shape>) -> Tensor {
     let shape = shape.into();
     tensor(device, shape, &vec![f32::NAN; shape.elements()])
+}
+
+/// As [`poisoned`], of `dtype`.
+pub fn poisoned_as(device: &Device, dtype: DType, shape: impl Into<Shape>) -> Tensor {
+    let shape = shape.into();
+    tensor_as(device, dtype, shape, &vec![f32::NAN; shape.elements()])
+}
+
+/// As [`output`], of `dtype`.
+pub fn output_as(
+    device: &Device,
+    dtype: DType,
+    shape: impl Into<Shape>,
+    before: &[f32],
+    accumulate: bool,
+) -> Tensor {
+    if accumulate { tensor_as(device, dtype, shape, before) } else { poisoned_as(device, dtype, shape) }
 }
 
 /// An output that is accumulated into, or poisoned memory; and what it adds to the reference.
@@ -79,6 +151,24 @@ pub fn read(device: &Device, t: &Tensor) -> Vec<f32> {
     out
 }
 
+/// As [`read`], widened from any type that kernels compute with.
+pub fn read_f32(device: &Device, t: &Tensor) -> Vec<f32> {
+    let elements = t.shape().elements();
+    match t.dtype() {
+        DType::BF16 => {
+            let mut out = vec![bf16::ZERO; elements];
+            device.download(t.view(), &mut out);
+            out.into_iter().map(bf16::to_f32).collect()
+        }
+        DType::F16 => {
+            let mut out = vec![f16::ZERO; elements];
+            device.download(t.view(), &mut out);
+            out.into_iter().map(f16::to_f32).collect()
+        }
+        _ => read(device, t),
+    }
+}
+
 pub fn cpu(threads: usize, isa: Isa) -> Device {
     Device::new(Cpu::with_options(Options { isa, ..Options::new(threads) }), Arena::heap())
 }
@@ -87,15 +177,26 @@ pub fn cpu(threads: usize, isa: Isa) -> Device {
 /// whose bits must be equal.
 #[track_caller]
 pub fn check(what: &str, kernel: impl Fn(&Device) -> Vec<Vec<f32>>, expected: &[Expected]) {
+    check_as(what, kernel, expected, &vec![DType::F32; expected.len()]);
+}
+
+/// As [`check`], of outputs that are stored in `stored`: see [`compare_as`].
+#[track_caller]
+pub fn check_as(
+    what: &str,
+    kernel: impl Fn(&Device) -> Vec<Vec<f32>>,
+    expected: &[Expected],
+    stored: &[DType],
+) {
     for isa in Isa::ALL {
         if isa > Isa::detect() {
             continue;
         }
         let outputs = kernel(&cpu(1, isa));
-        assert_eq!(outputs.len(), expected.len());
+        assert_eq!([expected.len(), stored.len()], [outputs.len(); 2]);
         for (index, (output, expected)) in outputs.iter().zip(expected).enumerate() {
-            let what = format!("{what}, output {index}, {}", isa.name());
-            compare(&what, output, expected);
+            let what = format!("{what}, output {index} in {}, {}", stored[index].name(), isa.name());
+            compare_as(&what, output, expected, stored[index]);
         }
         for threads in 2..=4 {
             for (index, (a, b)) in outputs.iter().zip(kernel(&cpu(threads, isa))).enumerate() {
@@ -106,16 +207,36 @@ pub fn check(what: &str, kernel: impl Fn(&Device) -> Vec<Vec<f32>>, expected: &[
     }
 }
 
+/// The bound of `expected` is that of the computation in f32. A result that is then stored in 16 bits is off by
+/// one more rounding: half an ulp of what was computed, which is the value up to that bound.
 #[track_caller]
-pub fn compare(what: &str, output: &[f32], expected: &Expected) {
+pub fn compare_as(what: &str, output: &[f32], expected: &Expected, stored: DType) {
     assert_eq!(output.len(), expected.value.len(), "{what}");
     for (i, x) in output.iter().enumerate() {
         let (value, magnitude) = (expected.value[i], expected.magnitude[i]);
-        let allowed = expected.roundings * EPS * magnitude + f64::from(f32::MIN_POSITIVE);
+        let computed = expected.roundings * EPS * magnitude;
+        let last = if stored == DType::F32 { 0.0 } else { half_ulp(stored) * (value.abs() + computed) };
+        let allowed = computed + last + half_smallest(stored);
         let error = (f64::from(*x) - value).abs();
         assert!(
             error <= allowed,
             "{what}: element {i} is {x}, expected {value}: off by {error:e}, allowed {allowed:e}"
         );
+    }
+}
+
+/// Runs `kernel` on every instruction set and on 1 to 4 threads: what it gives must be `expected`, bit for bit
+/// (any number that is not one for another).
+#[track_caller]
+pub fn check_exact(what: &str, kernel: impl Fn(&Device) -> Vec<f32>, expected: &[f32]) {
+    for isa in Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect()) {
+        for threads in 1..=4 {
+            let output = kernel(&cpu(threads, isa));
+            assert_eq!(output.len(), expected.len(), "{what}");
+            for (i, (x, e)) in output.iter().zip(expected).enumerate() {
+                let same = x.to_bits() == e.to_bits() || x.is_nan() && e.is_nan();
+                assert!(same, "{what}: element {i} is {x:e}, expected {e:e} ({})", isa.name());
+            }
+        }
     }
 }
