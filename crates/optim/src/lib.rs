@@ -1,9 +1,11 @@
-//! Update rules and learning rates. Both know flat ranges and numbers; ranks, chunks and stages are
+//! Update rules, learning rates and loss scales. They know flat ranges and numbers; ranks, chunks and stages are
 //! somebody else's.
 #![forbid(unsafe_code)]
 
+pub mod loss_scale;
 pub mod rule;
 pub mod schedule;
 
+pub use loss_scale::{LossScale, LossScaleState, LossScaling, Verdict};
 pub use rule::Rule;
 pub use schedule::Schedule;

@@ -28,9 +28,9 @@ pub enum Rule {
 /// What an update of one range reads beside its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// Number of this step, from 1.
+    /// Number of this update, from 1; steps that were skipped do not count.
     pub number: u64,
-    /// Learning rate of this step.
+    /// Learning rate of this update.
     pub lr: f32,
     /// Whether weight decay acts on this range.
     pub decays: bool,
@@ -45,22 +45,31 @@ impl Rule {
         }
     }
 
-    /// Updates parameters `p` and `states` (in the order of [`Rule::states`]) from `g * scale[0]`; all
-    /// flat, of equal length.
-    pub fn apply(&self, device: &Device, step: Step, p: ViewMut, g: View, states: Vec<ViewMut>, scale: View) {
+    /// Updates f32 parameters `p` and `states` (in the order of [`Rule::states`]) from `g * scale[0]`; all
+    /// flat, of equal length. `rounded`, when given, becomes `p` in its own type.
+    pub fn apply(
+        &self,
+        device: &Device,
+        step: Step,
+        p: ViewMut,
+        rounded: Option<ViewMut>,
+        g: View,
+        states: Vec<ViewMut>,
+        scale: View,
+    ) {
         let decay = |weight_decay: f32| if step.decays { weight_decay } else { 0.0 };
         match *self {
             Rule::AdamW { beta1, beta2, eps, weight_decay } => {
                 let [m, v]: [ViewMut; 2] = states.try_into().expect("AdamW has two states");
                 let weight_decay = decay(weight_decay);
                 let numbers = AdamW { lr: step.lr, beta1, beta2, eps, weight_decay, step: step.number };
-                device.adamw(numbers, p, g, m, v, scale, None);
+                device.adamw(numbers, p, g, m, v, scale, rounded);
             }
             Rule::Sgd { momentum, weight_decay } => {
                 let [velocity]: [ViewMut; 1] = states.try_into().expect("SGD has one state");
                 let weight_decay = decay(weight_decay);
                 let numbers = Sgd { lr: step.lr, momentum, weight_decay, first: step.number == 1 };
-                device.sgd(numbers, p, g, velocity, scale, None);
+                device.sgd(numbers, p, g, velocity, scale, rounded);
             }
         }
     }

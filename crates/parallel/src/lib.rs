@@ -8,5 +8,5 @@
 pub mod walk;
 pub mod zero;
 
-pub use walk::{evaluate, forward_backward};
+pub use walk::{Seen, Watch, evaluate, forward_backward};
 pub use zero::{Options, Zero};

@@ -29,6 +29,7 @@ pub fn line(folder: &RunFolder) -> Value {
         "last_loss": reached.losses.map(|(_, last)| last),
         "last_val_loss": reached.val_loss,
         "step_s_median": reached.step_s,
+        "skipped_steps": reached.skipped,
     })
 }
 
@@ -43,6 +44,8 @@ pub struct Reached {
     pub val_loss: Option<f64>,
     /// Median seconds of a step.
     pub step_s: Option<f64>,
+    /// Steps that overflowed and were not applied.
+    pub skipped: usize,
 }
 
 impl Reached {
@@ -58,6 +61,7 @@ impl Reached {
             }
             reached.val_loss = line["val_loss"].as_f64().or(reached.val_loss);
             times.extend(line["step_s"].as_f64());
+            reached.skipped += usize::from(line["skipped"] == true);
         }
         times.sort_by(f64::total_cmp);
         reached.step_s = times.get(times.len() / 2).copied();
@@ -107,6 +111,12 @@ pub fn complete(folder: &RunFolder, planned: &Planned) -> Result<()> {
     if let Some((first, last)) = reached.losses {
         let mean = reached.step_s.map_or(String::new(), |s| format!("; {} a step", seconds(s)));
         print_line(&format!("training    loss {first:.4} -> {last:.4} in {} steps{mean}", reached.step));
+    }
+    if reached.skipped > 0 {
+        let skipped = plural(reached.skipped, "step");
+        print_line(&format!(
+            "            {skipped} of them overflowed and changed nothing but the loss scale"
+        ));
     }
     if let Some(val_loss) = reached.val_loss {
         print_line(&format!(

@@ -6,6 +6,7 @@
 
 use anyhow::{Result, bail};
 use phalanx_train::RunConfig;
+use phalanx_train::config::Float;
 use serde::Deserialize;
 use strsim::levenshtein;
 use toml::{Table, Value};
@@ -28,6 +29,7 @@ fn full() -> Table {
     config.batch.micro = Some(1);
     config.memory.hidden_dim = Some(1);
     config.memory.limit_mb = Some(1.0);
+    config.precision.communicate = Some(Float::F32);
     config.train.threads = Some(1);
     Table::try_from(config).expect("a configuration is a table of tables")
 }
@@ -160,6 +162,7 @@ mod tests {
             ("[optimiser]", "[optimizer]"),
             ("[batch]\nmicro_batch = 2", "batch.micro"),
             ("[memory]\nchunk_size = 2", "memory.chunk"),
+            ("[fp16]\ninitial_scale_power = 8", "precision.initial_scale_power"),
         ] {
             assert!(refusal(text).contains(near), "{text}: {}", refusal(text));
         }
@@ -177,6 +180,8 @@ mod tests {
             ("[parallel]\nzero = 300", ["parallel.zero", "300", "0, 1, 2 or 3"]),
             ("[optimizer]\nlr = \"x\"", ["optimizer.lr", "\"x\"", "a number"]),
             ("[parallel]\noverlap = 1", ["parallel.overlap", "1", "true or false"]),
+            ("[precision]\ncompute = \"fp16\"", ["precision.compute", "fp16", "\"bf16\", \"f16\""]),
+            ("[precision]\nhysteresis = 0.5", ["precision.hysteresis", "0.5", "a whole number"]),
             ("model = 3", ["model", "3", "[model]"]),
         ] {
             for word in words {

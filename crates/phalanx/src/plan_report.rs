@@ -1,16 +1,15 @@
 //! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
 
-use phalanx_plan::{ChunkLayout, CollectiveCost, MemoryPlan};
+use phalanx_optim::LossScaling;
+use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
 use phalanx_trace::Category;
+use phalanx_train::Spec;
 use phalanx_train::config::Reduce;
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use serde_json::{Value, json};
 
 use crate::planned::{Planned, outside_bytes};
 use crate::report::{Table, bytes, count, plural};
-
-/// Bytes of an f32.
-const F32: u64 = 4;
 
 /// Everything, bytes exact. `ranks` has the shape of `memory.json`.
 pub fn to_json(planned: &Planned) -> Value {
@@ -35,8 +34,9 @@ pub fn to_json(planned: &Planned) -> Value {
             "prefetch": spec.prefetch, "reduce": planned.config.batch.reduce,
             "checkpointing": planned.config.memory.checkpointing,
         },
+        "precision": spec.precision,
         "model": spec.model.to_config(),
-        "chunks": chunks_json(&spec.layout),
+        "chunks": chunks_json(spec),
         "phases": phases_json(&plan.ranks[0].memory),
         "textbook": plan.textbook,
         "kernels": plan.step.kernels,
@@ -45,14 +45,20 @@ pub fn to_json(planned: &Planned) -> Value {
     })
 }
 
-fn chunks_json(layout: &ChunkLayout) -> Value {
+fn chunks_json(spec: &Spec) -> Value {
+    let (layout, element) = (&spec.layout, parameter_bytes(spec));
     json!({
         "count": layout.chunks(),
-        "largest_bytes": F32 * layout.largest_chunk(),
-        "bytes": F32 * layout.padded_elements(),
-        "waste_bytes": F32 * layout.waste_elements,
+        "largest_bytes": element * layout.largest_chunk(),
+        "bytes": element * layout.padded_elements(),
+        "waste_bytes": element * layout.waste_elements,
         "searched": layout.searched.len(),
     })
+}
+
+/// Bytes of one parameter as it is computed with.
+fn parameter_bytes(spec: &Spec) -> u64 {
+    spec.precision.compute.bytes() as u64
 }
 
 fn phases_json(memory: &MemoryPlan) -> Value {
@@ -82,7 +88,7 @@ pub fn long(planned: &Planned, name: &str) -> String {
         format!("Memory of each rank\n{}", memory_table(planned)),
         format!("Phases of rank 0: what the arena needs\n{}", phases_table(&planned.plan.ranks[0].memory)),
         work(planned),
-        chunks(&planned.plan.spec.layout),
+        chunks(&planned.plan.spec),
         reduce(planned),
     ];
     sections.into_iter().filter(|section| !section.is_empty()).collect::<Vec<_>>().join("\n")
@@ -93,7 +99,8 @@ fn headline(planned: &Planned, name: &str) -> String {
     let model = &spec.model;
     let text = format!(
         "{name}: GPT-2 of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
-         {} of {}, ZeRO-{}; a step is {}, in {} of {} on each rank\n",
+         {} of {}, ZeRO-{}; a step is {}, in {} of {} on each rank\n\
+         {}\n",
         count(planned.plan.parameters as f64),
         model.layers,
         model.hidden,
@@ -106,8 +113,27 @@ fn headline(planned: &Planned, name: &str) -> String {
         plural(spec.micro * spec.micro_batches * spec.world, "sequence"),
         plural(spec.micro_batches, "batch"),
         spec.micro,
+        precision(spec),
     );
     text
+}
+
+/// The policy, in words.
+fn precision(spec: &Spec) -> String {
+    let Precision { compute, accumulate, communicate } = spec.precision;
+    let master = if spec.precision.has_master() { " with f32 master weights" } else { "" };
+    let crossing = if communicate == accumulate {
+        String::new()
+    } else {
+        format!(", across ranks in {}", communicate.name())
+    };
+    let scale = match spec.loss_scaling {
+        LossScaling::Off => String::new(),
+        LossScaling::Static(scale) => format!("; loss scale {scale}"),
+        LossScaling::Dynamic(dynamic) => format!("; dynamic loss scale from {}", dynamic.initial),
+    };
+    let (compute, accumulate) = (compute.name(), accumulate.name());
+    format!("computed in {compute}{master}; gradients summed in {accumulate}{crossing}{scale}")
 }
 
 /// A column for ranks that hold the same; what the textbook says of the model's states beside it.
@@ -187,14 +213,15 @@ fn work(planned: &Planned) -> String {
     format!("One step\n{table}")
 }
 
-fn chunks(layout: &ChunkLayout) -> String {
+fn chunks(spec: &Spec) -> String {
+    let (layout, element) = (&spec.layout, parameter_bytes(spec));
     let padded = layout.padded_elements();
     let mut text = format!(
         "Chunks\n  {} chunks, the largest of {}; {} of {} is padding ({:.2}%)\n",
         layout.chunks(),
-        bytes(F32 * layout.largest_chunk()),
-        bytes(F32 * layout.waste_elements),
-        bytes(F32 * padded),
+        bytes(element * layout.largest_chunk()),
+        bytes(element * layout.waste_elements),
+        bytes(element * padded),
         100.0 * layout.waste_elements as f64 / padded as f64
     );
     let (first, last) = (layout.searched.first(), layout.searched.last());
@@ -203,9 +230,9 @@ fn chunks(layout: &ChunkLayout) -> String {
         text.push_str(&format!(
             "  chosen among {} sizes from {} to {}; the worst of them would waste {}\n",
             layout.searched.len(),
-            bytes(F32 * first.chunk_elements),
-            bytes(F32 * last.chunk_elements),
-            bytes(F32 * worst)
+            bytes(element * first.chunk_elements),
+            bytes(element * last.chunk_elements),
+            bytes(element * worst)
         ));
     }
     text

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use phalanx_train::metrics::{EvaluationRecord, StepRecord};
-use phalanx_train::run::{Job, Observer};
+use phalanx_train::run::{Job, Observer, ScaleChange};
 
 use crate::report;
 
@@ -113,6 +113,17 @@ impl Observer for Progress {
         }
         self.bar.set_message(text);
         self.bar.set_position(record.step);
+    }
+
+    fn loss_scale(&mut self, change: &ScaleChange) {
+        let ScaleChange { step, skipped, from, to } = *change;
+        self.say(&match (skipped, from == to) {
+            (false, _) => format!("step {step}: no overflow for a while: loss scale {from} -> {to}"),
+            (true, false) => {
+                format!("step {step}: gradients overflowed, step skipped: loss scale {from} -> {to}")
+            }
+            (true, true) => format!("step {step}: gradients overflowed, step skipped: loss scale stays {to}"),
+        });
     }
 
     fn evaluation(&mut self, record: &EvaluationRecord) {

@@ -8,8 +8,10 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_models::Gpt2;
+use phalanx_trace::DType;
 use phalanx_train::RunConfig;
-use phalanx_train::config::OptimizerKind;
+use phalanx_train::config::{Float, OptimizerKind, PrecisionConfig};
+use serde::Deserialize;
 
 use crate::args::TrainArgs;
 use crate::config::Given;
@@ -66,6 +68,7 @@ pub fn resume(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Resu
             let model = model_of(&checkpoint)?;
             fill_shape(&mut given, &config, &checkpoint, &model)?;
             check_states(&config, &before, &checkpoint)?;
+            notes.extend(precision_note(&config.precision, &checkpoint));
             notes.push(format!("going on from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
             Some((checkpoint, model))
         }
@@ -133,6 +136,18 @@ fn check_states(config: &RunConfig, before: &RunConfig, checkpoint: &Checkpoint)
         );
     }
     Ok(())
+}
+
+/// What another precision means for a checkpoint, whose numbers are f32 in any.
+fn precision_note(now: &PrecisionConfig, checkpoint: &Checkpoint) -> Option<String> {
+    let stored = &checkpoint.state()["config"]["precision"];
+    let before = PrecisionConfig::deserialize(stored).ok()?;
+    if before.compute == now.compute {
+        return None;
+    }
+    let [was, is] = [before.compute, now.compute].map(|compute| DType::from(compute).name());
+    let scale = if now.compute == Float::F16 { "; the loss scale starts anew" } else { "" };
+    Some(format!("precision.compute was {was} and is {is} from here on{scale}"))
 }
 
 /// The command that goes on with a run.

@@ -117,3 +117,15 @@ fn a_save_that_fails_ends_the_run_and_names_the_file() {
             .refused(&["checkpoints", "4 step(s) were done"]);
     }
 }
+
+#[test]
+fn numbers_with_which_no_run_can_go_on_are_not_saved() {
+    let home = Home::new();
+    for nproc in ["1", "2"] {
+        let args = ["train", "small.toml", "--nproc", nproc, "--run", nproc, "--set", "train.save_every=1"];
+        // Gradients are finite, what the update makes of them is not.
+        let ended = home.run(&[&args[..], &["--set", "optimizer.lr=1e39"]].concat());
+        ended.refused(&["parameters of transformer.", "is not finite any more", "nothing was saved"]);
+        assert!(home.checkpoints(nproc).is_empty());
+    }
+}

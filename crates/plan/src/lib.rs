@@ -26,4 +26,4 @@ pub use memory::{MemoryError, MemoryPlan, PhasePlan, Slot, plan_memory};
 pub use order::{Lookahead, use_order};
 pub use packing::ALIGN;
 pub use peak::{Peak, PeakMeter};
-pub use zero::{Stage, Textbook, textbook};
+pub use zero::{Precision, Stage, Textbook, textbook};

@@ -1,11 +1,12 @@
 //! The textbook formulas of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
-//! Trillion Parameter Models", 2020, figure 1 and section 7), for f32 AdamW.
+//! Trillion Parameter Models", 2020, figure 1 and section 7), for AdamW.
 //!
-//! For P parameters: 4P bytes of parameters, 4P of gradients, 8P of optimizer states (two moments).
-//! Stage 1 divides the optimizer states by N ranks, stage 2 also the gradients, stage 3 also the
-//! parameters. Printed beside the plan for people; nothing is decided by them.
+//! For P parameters in f32: 4P bytes of parameters, 4P of gradients, 8P of optimizer states (two moments). In
+//! a 16-bit type: 2P of parameters, 2P or 4P of gradients by the type that sums them, 12P of optimizer states,
+//! the f32 master weights among them. Stage 1 divides the optimizer states by N ranks, stage 2 also the
+//! gradients, stage 3 also the parameters. Printed beside the plan for people; nothing is decided by them.
 
-use phalanx_trace::Bytes;
+use phalanx_trace::{Bytes, DType};
 use serde::Serialize;
 
 /// Bytes of an f32.
@@ -40,6 +41,28 @@ impl Stage {
     }
 }
 
+/// Element types of a run (mixed precision with master weights: Micikevicius et al., arXiv 1710.03740).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Precision {
+    /// Of parameters and activations.
+    pub compute: DType,
+    /// Of the gradient buffers in which micro-batches are summed.
+    pub accumulate: DType,
+    /// In which gradients cross ranks.
+    pub communicate: DType,
+}
+
+impl Precision {
+    /// Everything in f32.
+    pub const F32: Precision =
+        Precision { compute: DType::F32, accumulate: DType::F32, communicate: DType::F32 };
+
+    /// Whether f32 master weights are kept beside the parameters.
+    pub fn has_master(self) -> bool {
+        self.compute != DType::F32
+    }
+}
+
 /// What the formulas say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Textbook {
@@ -48,7 +71,8 @@ pub struct Textbook {
     pub state: Bytes,
     /// Elements moved per parameter and step, of N ranks, N large: 2, 2, 2, 3.
     pub moved_per_parameter: u64,
-    /// Bytes that one rank sends in a step: the above times 4P (N - 1) / N.
+    /// Bytes that one rank sends in a step of one micro-batch: P (N - 1) / N times the bytes of what moves,
+    /// gradients (twice under stage 0) and parameters (once under stages 1 and 2, twice under 3).
     pub sent_bytes: u64,
 }
 
@@ -56,16 +80,23 @@ pub struct Textbook {
 ///
 /// # Panics
 /// If `world` is 0.
-pub fn textbook(parameters: u64, world: u64, stage: Stage) -> Textbook {
+pub fn textbook(parameters: u64, world: u64, stage: Stage, precision: Precision) -> Textbook {
     assert!(world > 0, "a world has at least one rank");
     let share = |sharded: bool| if sharded { parameters.div_ceil(world) } else { parameters };
+    let Precision { compute, accumulate, communicate } = precision;
+    let [compute, accumulate, communicate] = [compute, accumulate, communicate].map(|t| t.bytes() as u64);
+    let states = 2 + u64::from(precision.has_master());
     let state = Bytes {
-        parameters: F32 * share(stage >= Stage::Three),
-        gradients: F32 * share(stage >= Stage::Two),
-        optimizer: 2 * F32 * share(stage >= Stage::One),
+        parameters: compute * share(stage >= Stage::Three),
+        gradients: accumulate * share(stage >= Stage::Two),
+        optimizer: states * F32 * share(stage >= Stage::One),
         ..Bytes::default()
     };
-    let moved_per_parameter = if stage == Stage::Three { 3 } else { 2 };
-    let sent_bytes = moved_per_parameter * F32 * share(true) * (world - 1);
-    Textbook { state, moved_per_parameter, sent_bytes }
+    let (gradients, gathers) = match stage {
+        Stage::Zero => (2, 0),
+        Stage::One | Stage::Two => (1, 1),
+        Stage::Three => (1, 2),
+    };
+    let sent_bytes = (gradients * communicate + gathers * compute) * share(true) * (world - 1);
+    Textbook { state, moved_per_parameter: gradients + gathers, sent_bytes }
 }

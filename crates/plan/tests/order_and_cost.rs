@@ -3,7 +3,7 @@
 mod generator;
 
 use generator::Generator;
-use phalanx_plan::{Cost, Lookahead, Stage, textbook, use_order};
+use phalanx_plan::{Cost, Lookahead, Precision, Stage, textbook, use_order};
 use phalanx_trace::{Bytes, Collective, CollectiveOp, DType, Event, Phase, Site, Stream, Trace};
 
 #[test]
@@ -84,18 +84,29 @@ fn costs_are_sums() {
 #[test]
 fn textbook_formulas() {
     // P = 64 parameters on N = 4 ranks: (parameters, gradients, optimizer, sent).
-    let rows = [
-        (Stage::Zero, 256, 256, 512, 384),
-        (Stage::One, 256, 256, 128, 384),
-        (Stage::Two, 256, 64, 128, 384),
-        (Stage::Three, 64, 64, 128, 576),
-    ];
-    for (number, (stage, parameters, gradients, optimizer, sent_bytes)) in rows.into_iter().enumerate() {
-        let said = textbook(64, 4, stage);
-        assert_eq!(said.state, Bytes { parameters, gradients, optimizer, ..Bytes::default() });
-        assert_eq!(said.sent_bytes, sent_bytes);
+    let bf16 = Precision { compute: DType::BF16, ..Precision::F32 };
+    let all_bf16 = Precision { accumulate: DType::BF16, communicate: DType::BF16, ..bf16 };
+    let sent_bf16 = Precision { communicate: DType::BF16, ..Precision::F32 };
+    for (precision, stage, parameters, gradients, optimizer, sent_bytes) in [
+        (Precision::F32, Stage::Zero, 256, 256, 512, 384),
+        (Precision::F32, Stage::One, 256, 256, 128, 384),
+        (Precision::F32, Stage::Two, 256, 64, 128, 384),
+        (Precision::F32, Stage::Three, 64, 64, 128, 576),
+        (bf16, Stage::Zero, 128, 256, 768, 384),
+        (bf16, Stage::One, 128, 256, 192, 288),
+        (bf16, Stage::Three, 32, 64, 192, 384),
+        (all_bf16, Stage::Two, 128, 32, 192, 192),
+        (all_bf16, Stage::Three, 32, 32, 192, 288),
+        (sent_bf16, Stage::Two, 256, 64, 128, 288),
+    ] {
+        let said = textbook(64, 4, stage, precision);
+        let expected = Bytes { parameters, gradients, optimizer, ..Bytes::default() };
+        assert_eq!(said.state, expected, "{precision:?}, {stage:?}");
+        assert_eq!(said.sent_bytes, sent_bytes, "{precision:?}, {stage:?}");
+    }
+    for (number, stage) in Stage::ALL.into_iter().enumerate() {
         assert_eq!(Stage::from_number(number as u8), Some(stage));
     }
     assert_eq!(Stage::from_number(4), None);
-    assert_eq!(textbook(10, 1, Stage::Three).sent_bytes, 0);
+    assert_eq!(textbook(10, 1, Stage::Three, bf16).sent_bytes, 0);
 }

@@ -1,12 +1,14 @@
 //! A run: what is trained on what, planned, then done.
 //!
 //! [`config`] is what the user said; [`dataset`] the tokens; [`planning`] the dry run of every rank and
-//! what follows from it; [`rank`] one rank's engine, with [`step`] as the way of a batch; [`state`] fills,
-//! saves and restores; [`run`] loops over steps and tells an [`run::Observer`]; [`sample`] continues text.
+//! what follows from it; [`rank`] one rank's engine, with [`step`] as the way of a batch and [`diagnose`] for
+//! one that is not finite; [`state`] fills, saves and restores; [`run`] loops over steps and tells an
+//! [`run::Observer`]; [`sample`] continues text.
 #![forbid(unsafe_code)]
 
 pub mod config;
 pub mod dataset;
+pub mod diagnose;
 pub mod metrics;
 pub mod planning;
 pub mod rank;

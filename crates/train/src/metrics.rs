@@ -14,9 +14,17 @@ pub struct StepRecord {
     /// Number of the step, from 1.
     pub step: u64,
     /// Mean loss of the global batch before the update, in nats a token.
+    #[serde(with = "null_unless_finite")]
     pub loss: f32,
     /// Global gradient norm before clipping.
+    #[serde(with = "null_unless_finite")]
     pub grad_norm: f32,
+    /// Loss scale of the step, where there is one (f16).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f32>,
+    /// Whether the gradients overflowed and the step was not applied.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
     /// Learning rate of the step.
     pub lr: f64,
     /// Tokens seen so far.
@@ -29,6 +37,19 @@ pub struct StepRecord {
     pub comm_bytes: u64,
     /// Seconds that rank 0 waited for communication.
     pub exposed_comm_s: f64,
+}
+
+/// JSON has no infinity; a number that is not finite is null, and null is read as not a number.
+mod null_unless_finite {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &f32, to: S) -> Result<S::Ok, S::Error> {
+        value.is_finite().then_some(*value).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
+        Option::<f32>::deserialize(from).map(|value| value.unwrap_or(f32::NAN))
+    }
 }
 
 /// One line of `metrics.jsonl` after an evaluation.

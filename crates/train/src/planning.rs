@@ -1,7 +1,7 @@
 //! The dry run of every rank, and what is decided from it before the first step.
 //!
-//! Each rank's init, step, evaluation, loading and saving run twice on `Meta`: once to learn in which
-//! order blocks need chunks, once more with that order known. From the second come arena offsets and
+//! Each rank's init, step, diagnosis, evaluation, loading and saving run twice on `Meta`: once to learn in
+//! which order blocks need chunks, once more with that order known. From the second come arena offsets and
 //! peaks (`plan::memory`), the proof that all ranks say the same to each other (`plan::agreement`), and
 //! what the step costs (`plan::cost`). The same [`Rank`] then trains.
 
@@ -11,16 +11,17 @@ use std::sync::Arc;
 use phalanx_collectives::{Group, MetaGroup};
 use phalanx_layers::{Checkpointing, Draw, Network};
 use phalanx_models::{Dropouts, Gpt2};
-use phalanx_optim::{Rule, Schedule, schedule::Decay};
+use phalanx_optim::loss_scale::Dynamic;
+use phalanx_optim::{LossScaling, Rule, Schedule, schedule::Decay};
 use phalanx_plan::{
-    ChunkError, ChunkLayout, ChunkSize, Cost, Disagreement, MemoryError, MemoryPlan, ParameterSize, Search,
-    Stage, Textbook, compare, lay_out, plan_memory, textbook, use_order,
+    ChunkError, ChunkLayout, ChunkSize, Cost, Disagreement, MemoryError, MemoryPlan, ParameterSize,
+    Precision, Search, Stage, Textbook, compare, lay_out, plan_memory, textbook, use_order,
 };
-use phalanx_tensor::Device;
+use phalanx_tensor::{CrossEntropy, Device};
 use phalanx_trace::Trace;
 
 use crate::config::{
-    self, CheckpointingWord, Chunk, ChunkWord, OptimizerKind, Reduce, RunConfig, ScheduleKind,
+    self, CheckpointingWord, Chunk, ChunkWord, Float, OptimizerKind, Reduce, RunConfig, ScheduleKind,
 };
 use crate::rank::{Batch, Rank};
 
@@ -47,6 +48,10 @@ pub struct Spec {
     pub prefetch: usize,
     /// Reduce once a step instead of once a micro-batch.
     pub defer: bool,
+    /// Element types.
+    pub precision: Precision,
+    /// What the loss is multiplied by before backward.
+    pub loss_scaling: LossScaling,
     /// The update rule.
     pub rule: Rule,
     /// The learning rate.
@@ -97,6 +102,8 @@ impl Spec {
             overlap: config.parallel.overlap,
             prefetch: config.memory.prefetch,
             defer: config.batch.reduce == Reduce::Defer,
+            precision: precision(config),
+            loss_scaling: loss_scaling(config),
             rule: rule(config),
             schedule: schedule(config),
             clip: config.optimizer.clip as f32,
@@ -127,9 +134,12 @@ impl Spec {
         Draw { seed: self.seed, step, first_sample: self.first_sample(micro_batch, rank) as u64 }
     }
 
-    /// What each token's loss is multiplied by: one over the tokens of the global batch.
-    pub fn loss_scale(&self) -> f32 {
-        1.0 / (self.micro * self.micro_batches * self.world * self.seq) as f32
+    /// The numbers of a step's loss: the mean over the tokens of the global batch; its gradients are
+    /// multiplied by `loss_scale`.
+    pub fn cross_entropy(&self, loss_scale: f32) -> CrossEntropy {
+        let scale = 1.0 / self.tokens_per_step() as f32;
+        let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
+        CrossEntropy { scale, gradient_scale: scale * loss_scale, label_smoothing, z_loss }
     }
 
     /// Tokens of one step, over all ranks.
@@ -167,6 +177,27 @@ fn checkpointing(config: &RunConfig) -> Checkpointing {
         config::Checkpointing::Word(CheckpointingWord::Selective) => Checkpointing::Selective,
         config::Checkpointing::Word(CheckpointingWord::Block) => Checkpointing::Blocks { every: 1 },
         config::Checkpointing::Every(every) => Checkpointing::Blocks { every },
+    }
+}
+
+fn precision(config: &RunConfig) -> Precision {
+    let p = &config.precision;
+    let communicate = p.communicate.unwrap_or(p.accumulate).into();
+    Precision { compute: p.compute.into(), accumulate: p.accumulate.into(), communicate }
+}
+
+fn loss_scaling(config: &RunConfig) -> LossScaling {
+    let p = &config.precision;
+    match p.compute {
+        Float::F32 | Float::Bf16 => LossScaling::Off,
+        Float::F16 if p.loss_scale > 0.0 => LossScaling::Static(p.loss_scale as f32),
+        Float::F16 => LossScaling::Dynamic(Dynamic {
+            initial: 2f32.powi(p.initial_scale_power as i32),
+            window: p.loss_scale_window,
+            hysteresis: p.hysteresis,
+            consecutive_hysteresis: p.consecutive_hysteresis,
+            least: p.min_loss_scale as f32,
+        }),
     }
 }
 
@@ -246,7 +277,7 @@ impl RunPlan {
         let ranks = traces.iter().map(memory).collect::<Result<_, MemoryError>>()?;
         let step = Cost::of(traces[0].phase("step").expect("every dry run has a step"));
         let parameters = spec.model.network().elements() as u64;
-        let textbook = textbook(parameters, spec.world as u64, spec.stage);
+        let textbook = textbook(parameters, spec.world as u64, spec.stage, spec.precision);
         Ok(RunPlan { ranks, orders, step, parameters, textbook, spec })
     }
 
@@ -272,6 +303,7 @@ fn dry_run(spec: &Spec, rank: usize, orders: &BTreeMap<&'static str, Vec<u32>>) 
     let never = "nothing fails on Meta";
     engine.load(|_, _, _, _| Ok(())).expect(never);
     engine.step(1, &batch, false).expect(never);
+    engine.diagnose(1, &batch, 1.0).expect(never);
     if spec.evaluation_batches > 0 {
         engine.evaluate(&windows).expect(never);
     }

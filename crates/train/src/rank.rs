@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Activation, Context, Network};
+use phalanx_optim::LossScale;
 use phalanx_parallel::{Options, Zero, evaluate};
 use phalanx_tensor::{Category, CrossEntropy, DType, Device, Tensor};
 
@@ -19,6 +20,13 @@ pub struct Rank {
     pub(crate) network: Network,
     pub(crate) zero: Zero,
     pub(crate) spec: Spec,
+    /// Updates done: what Adam's bias correction and the learning rate are functions of.
+    pub(crate) applied: u64,
+    /// Steps that overflowed and were not applied.
+    pub(crate) skipped: u64,
+    pub(crate) loss_scale: LossScale,
+    /// For the counts of a diagnosis, `[1]`. It stays, so that a diagnosis needs no more than a step.
+    pub(crate) count: Option<Tensor>,
 }
 
 /// Tokens and targets of this rank, on the host: micro-batch after micro-batch.
@@ -45,18 +53,35 @@ impl Rank {
         spec: &Spec,
         orders: &BTreeMap<&'static str, Vec<u32>>,
     ) -> Rank {
-        let network = spec.network();
+        Rank::with_network(device, group, spec, spec.network(), orders)
+    }
+
+    /// As [`Rank::new`], with the layers of `network` in place of the model's: they have its parameters and
+    /// take its memory.
+    pub fn with_network(
+        device: Device,
+        group: Arc<dyn Group>,
+        spec: &Spec,
+        network: Network,
+        orders: &BTreeMap<&'static str, Vec<u32>>,
+    ) -> Rank {
         let options = Options {
             stage: spec.stage,
             overlap: spec.overlap,
             prefetch: spec.prefetch,
             micro_batches: spec.micro_batches,
             defer: spec.defer,
+            precision: spec.precision,
             rule: spec.rule,
         };
-        let make = || Zero::new(&device, group, &network, Arc::clone(&spec.layout), options, orders);
-        let zero = device.phase("init", make);
-        Rank { device, network, zero, spec: spec.clone() }
+        let make = || {
+            let zero = Zero::new(&device, group, &network, Arc::clone(&spec.layout), options, orders);
+            (zero, device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count"))
+        };
+        let (zero, count) = device.phase("init", make);
+        let loss_scale = LossScale::new(spec.loss_scaling);
+        let spec = spec.clone();
+        Rank { device, network, zero, spec, applied: 0, skipped: 0, loss_scale, count: Some(count) }
     }
 
     /// The process group.
@@ -87,7 +112,8 @@ impl Rank {
             let total = batch.tokens.len() * self.group().world_size();
             for i in 0..batch.tokens.len() / rows {
                 let (tokens, targets) = self.upload(batch, i);
-                let cx = Context { device: &device, compute: DType::F32, keep: false, draw: None };
+                let compute = self.spec.precision.compute;
+                let cx = Context { device: &device, compute, keep: false, draw: None };
                 let numbers = CrossEntropy::scaled(1.0 / total as f32);
                 let part = evaluate(&self.network, &mut self.zero, &cx, tokens, &targets, numbers)?;
                 device.add(part.view(), loss.view_mut());

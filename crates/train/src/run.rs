@@ -13,9 +13,11 @@ use serde_json::json;
 
 use crate::config::RunConfig;
 use crate::dataset::Dataset;
+use crate::diagnose::NonFinite;
 use crate::metrics::{EvaluationRecord, MetricsFile, RankBytes, StepRecord, resident_bytes_peak};
 use crate::planning::RunPlan;
 use crate::rank::{Batch, Rank};
+use crate::step::Outcome;
 
 /// Why a run ended early. What was committed to disk is whole.
 #[derive(Debug, thiserror::Error)]
@@ -55,21 +57,20 @@ pub enum RunError {
         /// How many.
         ranks: usize,
     },
-    /// The loss or the gradient norm is not a number any more.
+    /// A checkpoint would hold numbers with which no run can go on.
     #[error(
-        "step {step}: loss {loss}, gradient norm {grad_norm}: training diverged. Nothing of this step was saved; \
-         lower optimizer.lr (now {lr}), raise schedule.warmup or set optimizer.clip, then start again or --resume"
+        "{state} of {name} is not finite any more: nothing was saved, and older checkpoints are whole; lower \
+         optimizer.lr or set optimizer.clip, then start again or --resume"
     )]
-    NonFinite {
-        /// The step.
-        step: u64,
-        /// Its loss.
-        loss: f32,
-        /// Its gradient norm.
-        grad_norm: f32,
-        /// Its learning rate.
-        lr: f64,
+    Broken {
+        /// `parameters`, or a state of the update rule.
+        state: &'static str,
+        /// The parameter.
+        name: String,
     },
+    /// The loss or the gradient norm is not a number any more; the same on all ranks.
+    #[error("{0}")]
+    NonFinite(Box<NonFinite>),
 }
 
 /// What to start from.
@@ -117,10 +118,25 @@ pub trait Observer {
     fn starts(&mut self, _step: u64) {}
     /// A step is done.
     fn step(&mut self, _record: &StepRecord) {}
+    /// A step was skipped, or the loss scale of the next step is another one.
+    fn loss_scale(&mut self, _change: &ScaleChange) {}
     /// An evaluation is done.
     fn evaluation(&mut self, _record: &EvaluationRecord) {}
     /// A checkpoint is complete.
     fn saved(&mut self, _step: u64, _path: &Path) {}
+}
+
+/// What a step did to the loss scale.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScaleChange {
+    /// The step.
+    pub step: u64,
+    /// Whether its gradients overflowed and it was not applied.
+    pub skipped: bool,
+    /// Its loss scale.
+    pub from: f32,
+    /// That of the next step.
+    pub to: f32,
 }
 
 /// Watches nothing.
@@ -154,8 +170,11 @@ pub fn train(job: &Job, place: Place, observer: &mut dyn Observer) -> Result<Sum
     let mut summary =
         Summary { step: session.step, stopped: false, loss: None, val_loss: None, checkpoint: None };
     while session.step < job.config.train.steps && !summary.stopped {
-        let (record, stop) = session.step()?;
+        let (record, change, stop) = session.step()?;
         observer.step(&record);
+        if let Some(change) = change {
+            observer.loss_scale(&change);
+        }
         let step = record.step;
         summary.loss = Some(record.loss);
         let last = step == job.config.train.steps;
@@ -223,8 +242,8 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    /// One step on the next samples, and whether any rank wants to stop.
-    fn step(&mut self) -> Result<(StepRecord, bool), RunError> {
+    /// One step on the next samples, what it did to the loss scale, and whether any rank wants to stop.
+    fn step(&mut self) -> Result<(StepRecord, Option<ScaleChange>, bool), RunError> {
         let start = Instant::now();
         let number = self.step + 1;
         (self.place.note_step)(number);
@@ -232,19 +251,17 @@ impl<'a> Session<'a> {
         let wish = self.place.stop.load(Ordering::Relaxed);
         let outcome = self.engine.step(number, &self.batch, wish)?;
         let seconds = start.elapsed().as_secs_f64();
-        let lr = self.job.plan.spec.schedule.lr(self.step);
-        if !(outcome.loss.is_finite() && outcome.grad_norm.is_finite()) {
-            let (loss, grad_norm) = (outcome.loss, outcome.grad_norm);
-            return Err(RunError::NonFinite { step: number, loss, grad_norm, lr });
-        }
+        let Outcome { loss, grad_norm, lr, loss_scale, skipped, stop, .. } = outcome;
         self.step = number;
         self.samples += self.job.config.batch.global as u64;
         let communication = self.place.group.take_statistics();
         let tokens = self.job.plan.spec.tokens_per_step();
         let record = StepRecord {
             step: number,
-            loss: outcome.loss,
-            grad_norm: outcome.grad_norm,
+            loss,
+            grad_norm,
+            loss_scale,
+            skipped,
             lr,
             tokens: self.samples * self.job.config.model.seq as u64,
             step_s: seconds,
@@ -253,7 +270,9 @@ impl<'a> Session<'a> {
             exposed_comm_s: communication.exposed_s,
         };
         self.write(&record)?;
-        Ok((record, outcome.stop))
+        let change = loss_scale.zip(outcome.next_loss_scale).filter(|(from, to)| skipped || from != to);
+        let change = change.map(|(from, to)| ScaleChange { step: number, skipped, from, to });
+        Ok((record, change, stop))
     }
 
     fn evaluate(&mut self) -> Result<EvaluationRecord, RunError> {

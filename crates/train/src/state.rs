@@ -6,11 +6,13 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use phalanx_checkpoint::{self as checkpoint, Checkpoint, CheckpointError, HuggingFaceDir};
+use phalanx_checkpoint::{self as checkpoint, Checkpoint, HuggingFaceDir};
 use phalanx_layers::ParameterSpec;
+use phalanx_optim::{LossScale, LossScaleState};
 use phalanx_parallel::zero::Extent;
 use phalanx_tensor::{Category, DType};
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::rank::Rank;
 use crate::run::RunError;
@@ -20,6 +22,20 @@ const WINDOW: usize = 1 << 18;
 
 /// Name of the first state in checkpoints; the others are named by the update rule.
 pub const PARAMETERS: &str = "parameters";
+
+/// Key of [`Updates`] in the state that a checkpoint keeps.
+const UPDATES: &str = "updates";
+
+/// What a run keeps beside its tensors: which of its steps were applied.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Updates {
+    /// Steps that were applied: they drive the learning rate and Adam's bias correction.
+    pub applied: u64,
+    /// Steps that overflowed.
+    pub skipped: u64,
+    /// Where the loss scale stands.
+    pub loss_scale: LossScaleState,
+}
 
 /// The three parts of a save, between which all ranks agree that nothing failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +59,7 @@ impl Rank {
     ) -> Result<(), RunError> {
         let device = self.device.clone();
         device.try_phase("load", || {
+            let mut rounding = self.zero.rounding_window(WINDOW);
             if device.is_meta() {
                 return Ok(());
             }
@@ -61,7 +78,7 @@ impl Rank {
                             elements,
                             out,
                         )?;
-                        self.zero.write(state, &piece, within, out);
+                        self.zero.write(state, &piece, within, out, rounding.as_mut());
                     }
                 }
             }
@@ -111,11 +128,15 @@ impl Rank {
         })
     }
 
-    /// Parameters and optimizer states of a checkpoint, whatever layout wrote it.
+    /// Parameters, optimizer states, number of updates and loss scale of a checkpoint, whatever layout and
+    /// precision wrote it.
     ///
     /// # Errors
     /// Damage, missing tensors, another shape.
     pub fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError> {
+        let updates = updates(from);
+        (self.applied, self.skipped) = (updates.applied, updates.skipped);
+        self.loss_scale = LossScale::resumed(self.spec.loss_scaling, updates.loss_scale);
         self.load(|state, spec, elements, out| {
             let stored = from.tensor(state, &spec.name)?;
             if stored.shape != spec.shape {
@@ -124,6 +145,12 @@ impl Rank {
             }
             Ok(from.read(state, &spec.name, elements, bytemuck::cast_slice_mut(out))?)
         })
+    }
+
+    /// What the next checkpoint keeps beside its tensors.
+    pub fn updates(&self) -> Updates {
+        let Rank { applied, skipped, loss_scale, .. } = self;
+        Updates { applied: *applied, skipped: *skipped, loss_scale: loss_scale.state() }
     }
 
     /// Runs the parts of a save in order; all ranks agree after each that nobody failed.
@@ -157,10 +184,12 @@ impl Rank {
         })
     }
 
-    /// Writes checkpoint `step` under `checkpoints`; `state` goes into its manifest.
+    /// Writes checkpoint `step` under `checkpoints`; `state`, an object, goes into its manifest, with the
+    /// updates so far.
     ///
     /// # Errors
-    /// Disk full, folder unwritable, here or on another rank. Older checkpoints are untouched.
+    /// Disk full, folder unwritable, numbers that are not finite, here or on another rank. Older checkpoints
+    /// are untouched.
     pub fn save_checkpoint(
         &mut self,
         checkpoints: &Path,
@@ -168,6 +197,8 @@ impl Rank {
         state: &Value,
     ) -> Result<PathBuf, RunError> {
         let tmp = checkpoints.join(format!("step-{step}.tmp"));
+        let mut state = state.clone();
+        state[UPDATES] = json!(self.updates());
         let saved = self.save(|rank, part| {
             let first = rank.group().rank() == 0;
             match part {
@@ -187,7 +218,7 @@ impl Rank {
         saved.map(|()| checkpoints.join(format!("step-{step}")))
     }
 
-    fn write_pieces(&self, tmp: &Path) -> Result<(), CheckpointError> {
+    fn write_pieces(&self, tmp: &Path) -> Result<(), RunError> {
         let mut pieces = Vec::new();
         let mut described = Vec::new();
         for state in 0..self.zero.state_count() {
@@ -203,12 +234,21 @@ impl Rank {
                 pieces.push((state, piece));
             }
         }
+        let mut broken = None;
         let mut fill = |index: usize, within: Range<u64>, bytes: &mut [u8]| {
             let (state, piece) = &pieces[index];
-            let out = bytemuck::cast_slice_mut(bytes);
+            let out: &mut [f32] = bytemuck::cast_slice_mut(bytes);
             self.zero.read(*state, piece, within.start as usize..within.end as usize, out);
+            if broken.is_none() && !out.iter().all(|x| x.is_finite()) {
+                broken = Some(index);
+            }
         };
-        checkpoint::write_rank(tmp, self.group().rank(), &described, 4 * WINDOW, &mut fill)
+        checkpoint::write_rank(tmp, self.group().rank(), &described, 4 * WINDOW, &mut fill)?;
+        let error = |index: usize| {
+            let checkpoint::Piece { state, name, .. } = &described[index];
+            Err(RunError::Broken { state, name: name.clone() })
+        };
+        broken.map_or(Ok(()), error)
     }
 
     fn state_name(&self, state: usize) -> &'static str {
@@ -227,6 +267,12 @@ impl Rank {
         done?;
         if count > 0.0 { Err(RunError::PeerFailed { ranks: count as usize }) } else { Ok(()) }
     }
+}
+
+/// Steps that a checkpoint applied and skipped; one that does not say was made without a loss scale.
+pub fn updates(from: &Checkpoint) -> Updates {
+    let stored = from.state().get(UPDATES).and_then(|value| Updates::deserialize(value).ok());
+    stored.unwrap_or(Updates { applied: from.step(), skipped: 0, loss_scale: LossScaleState::Off })
 }
 
 /// What `dir` calls the parameter `name`: files written by the hub's first GPT-2 leave out the

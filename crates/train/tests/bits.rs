@@ -1,10 +1,12 @@
 //! What may not change a bit of parameters and optimizer states: ZeRO stage, chunk size, overlap,
-//! prefetch, threads of a rank. Checked after 20 steps with clipping, with and without accumulation.
+//! prefetch, threads of a rank. Checked after steps with clipping, with and without accumulation, in every
+//! precision.
 
 mod rig;
 
 use phalanx_train::RunConfig;
-use phalanx_train::config::{Chunk, ChunkWord, OptimizerKind, Reduce};
+use phalanx_train::config::{Chunk, ChunkWord, Float, OptimizerKind, Reduce};
+use rig::{Ran, assert_same_state, same_bits};
 
 type Change = fn(&mut RunConfig);
 
@@ -27,27 +29,45 @@ const SAME: &[(&str, Change)] = &[
     ("4 threads, stage 3", |c| (c.parallel.zero, c.train.threads) = (3, Some(4))),
 ];
 
-fn check(base: RunConfig, what: &str) {
+fn check(base: RunConfig, steps: usize, what: &str) -> Ran {
     let (model, _) = rig::golden_config();
-    let steps = rig::golden_steps();
-    let expected = rig::run(&model, &base, &steps);
-    assert!(expected.losses.iter().all(|l| l.is_finite()));
+    let steps = &rig::golden_steps()[..steps];
+    let expected = rig::run(&model, &base, steps);
     for (name, change) in SAME {
         let mut config = base.clone();
         change(&mut config);
-        let got = rig::run(&model, &config, &steps);
-        assert_eq!(got.peaks, got.planned, "{what}, {name}: peak == plan");
+        let what = format!("{what}, {name}");
+        let got = rig::run(&model, &config, steps);
+        assert_eq!(got.peaks, got.planned, "{what}: peak == plan");
         // The state first: a difference there names the tensor.
-        for (tensor, values) in &expected.state {
-            assert!(same_bits(values, &got.state[tensor]), "{what}, {name}: {tensor} differs");
-        }
-        assert!(same_bits(&expected.losses, &got.losses), "{what}, {name}: losses differ");
-        assert!(same_bits(&expected.grad_norms, &got.grad_norms), "{what}, {name}: norms differ");
+        assert_same_state(&what, &expected.state, &got.state);
+        assert!(same_bits(&expected.losses, &got.losses), "{what}: losses differ");
+        assert!(same_bits(&expected.grad_norms, &got.grad_norms), "{what}: norms differ");
+        assert_eq!(expected.skipped, got.skipped, "{what}");
     }
+    expected
 }
 
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+/// In f32 nothing overflows.
+fn check_f32(base: RunConfig, what: &str) {
+    let ran = check(base, 20, what);
+    assert!(ran.losses.iter().all(|l| l.is_finite()) && !ran.skipped.contains(&true));
+}
+
+/// Every policy on `world` ranks, with the batch as `cut` cuts it. A tree that is not cut gives other bits,
+/// so few steps tell.
+fn check_policies(world: usize, what: &str, cut: Change) {
+    for (name, policy) in rig::POLICIES {
+        let mut config = base(world);
+        policy(&mut config.precision);
+        cut(&mut config);
+        let ran = check(config.clone(), 6, &format!("{what}, {name}"));
+        let scaled = config.precision.compute == Float::F16;
+        assert_eq!(scaled, ran.skipped.contains(&true), "{what}, {name}: the first scale overflows");
+        assert!(ran.skipped.contains(&false), "{what}, {name}: a lower one does not");
+        let loss = ran.losses.last().unwrap();
+        assert!(loss.is_finite(), "{what}, {name}: {loss}");
+    }
 }
 
 fn base(world: usize) -> RunConfig {
@@ -58,19 +78,19 @@ fn base(world: usize) -> RunConfig {
 
 #[test]
 fn one_rank() {
-    check(base(1), "1 rank");
+    check_f32(base(1), "1 rank");
 }
 
 #[test]
 fn two_ranks() {
-    check(base(2), "2 ranks");
+    check_f32(base(2), "2 ranks");
 }
 
 #[test]
 fn two_ranks_reducing_each_micro_batch() {
     let mut config = base(2);
     config.batch.micro = Some(1);
-    check(config, "2 ranks, 4 micro-batches");
+    check_f32(config, "2 ranks, 4 micro-batches");
 }
 
 #[test]
@@ -78,7 +98,7 @@ fn two_ranks_deferring_the_reduction() {
     let mut config = base(2);
     config.batch.micro = Some(2);
     config.batch.reduce = Reduce::Defer;
-    check(config, "2 ranks, deferred");
+    check_f32(config, "2 ranks, deferred");
 }
 
 #[test]
@@ -86,12 +106,45 @@ fn four_ranks_with_sgd() {
     let mut config = base(4);
     config.optimizer.kind = OptimizerKind::Sgd;
     config.optimizer.lr = 0.05;
-    check(config, "4 ranks, SGD");
+    check_f32(config, "4 ranks, SGD");
 }
 
 #[test]
 fn three_ranks_do_not_divide_the_tree() {
     let mut config = base(3);
     config.batch.global = 6;
-    check(config, "3 ranks");
+    check_f32(config, "3 ranks");
+}
+
+#[test]
+fn policies_on_one_rank() {
+    check_policies(1, "1 rank", |_| {});
+}
+
+#[test]
+fn policies_on_one_rank_that_accumulates() {
+    check_policies(1, "1 rank, 4 micro-batches", |c| c.batch.micro = Some(2));
+}
+
+#[test]
+fn policies_on_two_ranks_reducing_each_micro_batch() {
+    check_policies(2, "2 ranks, 2 micro-batches", |c| c.batch.micro = Some(2));
+}
+
+#[test]
+fn policies_on_two_ranks_deferring_the_reduction() {
+    check_policies(2, "2 ranks, deferred", |c| (c.batch.micro, c.batch.reduce) = (Some(2), Reduce::Defer));
+}
+
+#[test]
+fn policies_on_three_ranks() {
+    check_policies(3, "3 ranks", |c| c.batch.global = 6);
+}
+
+#[test]
+fn policies_on_four_ranks_with_sgd() {
+    check_policies(4, "4 ranks, SGD", |c| {
+        c.batch.micro = Some(1);
+        (c.optimizer.kind, c.optimizer.lr) = (OptimizerKind::Sgd, 0.05);
+    });
 }

@@ -5,13 +5,13 @@ mod rig;
 
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Checkpointing, CheckpointingWord};
-use rig::Outcome;
+use rig::Ran;
 
 const SELECTIVE: Checkpointing = Checkpointing::Word(CheckpointingWord::Selective);
 const BLOCK: Checkpointing = Checkpointing::Word(CheckpointingWord::Block);
 
 /// 5 steps of `global` sequences.
-fn run(config: &RunConfig) -> Outcome {
+fn run(config: &RunConfig) -> Ran {
     let (model, _) = rig::golden_config();
     let outcome = rig::run(&model, config, &rig::golden_steps()[..5]);
     assert!(outcome.losses.iter().all(|l| l.is_finite()));
@@ -26,7 +26,7 @@ fn base(world: usize, dropout: f64) -> RunConfig {
     config
 }
 
-fn assert_same_bits(expected: &Outcome, got: &Outcome, what: &str) {
+fn assert_same_bits(expected: &Ran, got: &Ran, what: &str) {
     let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
     // The state first: a difference there names the tensor.
     for (tensor, values) in &expected.state {

@@ -1,10 +1,10 @@
 //! Against PyTorch: the losses, norms and final parameters of 20 AdamW steps with clipping, on every
-//! number of ranks and every stage.
+//! number of ranks and every stage; losses in every precision.
 
 mod rig;
 
 use phalanx_train::RunConfig;
-use phalanx_train::config::Reduce;
+use phalanx_train::config::{Float, Reduce};
 
 /// f32 sums in another order: PyTorch's own f32 run is within 5.1e-7 (losses), 3.0e-7 (norms) of the same
 /// run in f64, for values near 4 and 1; another order of up to 8 partial sums may be four times as far.
@@ -100,7 +100,7 @@ fn twenty_steps_in_f16() {
 /// Final parameters. The key third of `c_attn.bias` has gradient zero by mathematics (softmax ignores a
 /// constant); AdamW normalises its rounding noise to full steps, so there only the distance that 20 steps
 /// can go (lr * steps, with Adam's bound of 1 a step) is known.
-fn check_parameters(what: &str, outcome: &rig::Outcome) {
+fn check_parameters(what: &str, outcome: &rig::Ran) {
     for (name, got) in &outcome.state {
         let Some(name) = name.strip_prefix("parameters/") else { continue };
         let expected = rig::golden_tensor("adamw.safetensors", &format!("final.{name}"));
@@ -111,6 +111,32 @@ fn check_parameters(what: &str, outcome: &rig::Outcome) {
             // PyTorch's f32 run itself is 8.9e-7 from its f64 run; four times that, as above.
             let tolerance = if noise { 2.0 * 3e-3 * 20.0 } else { 3.6e-6 };
             assert!((got - expected).abs() < tolerance, "{what}: {name}[{i}]: {got} for {expected}");
+        }
+    }
+}
+
+/// bf16 keeps 8 bits of each number and f16 11. A loss of about 4 is a mean over 128 tokens of functions of sums
+/// over 32 channels, whose roundings mostly cancel: it may be off by as much as one number near 4 that is
+/// rounded once (4 * 2^-9, 4 * 2^-12), four times over, as above for other orders of sums.
+#[test]
+fn every_precision_follows_pytorch() {
+    let (model, config) = rig::golden_config();
+    let steps = rig::golden_steps();
+    let losses = rig::golden_tensor("adamw.safetensors", "losses_f64");
+    for (name, change) in rig::POLICIES {
+        let mut config = config.clone();
+        (config.parallel.data, config.parallel.zero) = (2, 2);
+        change(&mut config.precision);
+        // No step is skipped, so that all take the same way.
+        config.precision.initial_scale_power = 10;
+        config.precision.loss_scale_window = 1000;
+        let p = &config.precision;
+        let has_bf16 = [Some(p.compute), p.communicate].contains(&Some(Float::Bf16));
+        let tolerance = if has_bf16 { 16.0 / 512.0 } else { 16.0 / 4096.0 };
+        let outcome = rig::run(&model, &config, &steps);
+        assert!(!outcome.skipped.contains(&true), "{name}");
+        for (i, (got, expected)) in outcome.losses.iter().zip(&losses).enumerate() {
+            assert!((got - expected).abs() < tolerance, "{name}: loss {i}: {got} for {expected}");
         }
     }
 }

@@ -1,9 +1,10 @@
-//! A checkpoint of any (ranks, stage) goes on in any other: the state that is read is the state that was
-//! written, and over the same ranks the rest of the run has the same bits.
+//! A checkpoint of any (ranks, stage, precision) goes on in any other: the state that is read is the state that
+//! was written, and over the same ranks, in the same precision, the rest of the run has the same bits.
 
 mod rig;
 
 use phalanx_train::RunConfig;
+use rig::{assert_same_state, same_bits};
 
 const LAYOUTS: [(usize, u8); 7] = [(1, 0), (1, 3), (2, 0), (2, 2), (2, 3), (4, 1), (4, 3)];
 
@@ -37,6 +38,39 @@ fn any_layout_resumes_in_any_other() {
                 // Sums over 8 sequences in another order, as in goldens.rs.
                 assert!((a - b).abs() < 2e-6, "{from:?} -> {to:?}: loss {a} for {b}");
             }
+        }
+    }
+}
+
+/// Stages between which a checkpoint of every precision goes, on two ranks; then one rank reads it.
+const STAGES: [(u8, u8); 4] = [(0, 3), (1, 2), (2, 1), (3, 0)];
+
+#[test]
+fn every_precision_resumes_to_the_bit_and_in_any_other() {
+    let (model, _) = rig::golden_config();
+    let steps = &rig::golden_steps()[..8];
+    let folder = tempfile::tempdir().unwrap();
+    let in_policy = |layout, (_, change): rig::Policy| {
+        let mut config = config(layout);
+        change(&mut config.precision);
+        config
+    };
+    let policies = [&rig::POLICIES[..], &[("f32", |_| {})]].concat();
+    for (i, policy) in policies.iter().enumerate() {
+        let (from, to) = STAGES[i % STAGES.len()];
+        let what = format!("{}, stage {from} to {to}", policy.0);
+        let dir = folder.path().join(i.to_string());
+        let save = rig::Checkpoints { restore: None, save: Some(dir.clone()) };
+        let whole = rig::run(&model, &in_policy((2, from), *policy), steps);
+        let first = rig::run_between(&model, &in_policy((2, from), *policy), &steps[..4], &save);
+        let restore = rig::Checkpoints { restore: Some(dir.join("step-4")), save: None };
+        let rest = rig::run_between(&model, &in_policy((2, to), *policy), &steps[4..], &restore);
+        assert_same_state(&what, &whole.state, &rest.state);
+        assert!(same_bits(&whole.losses[4..], &rest.losses), "{what}");
+        assert_eq!(whole.skipped[4..], rest.skipped, "{what}: the loss scale goes on where it was");
+        for other in &policies {
+            let read = rig::run_between(&model, &in_policy((1, to), *other), &[], &restore);
+            assert_same_state(&format!("{what}, read as {}", other.0), &first.state, &read.state);
         }
     }
 }

@@ -7,13 +7,18 @@
 //!   several micro-batches, each reduced);
 //! - *transient*: the whole buffer exists from the first gradient of a chunk to its reduction, the shard
 //!   stays (stages 2 and 3).
+//!
+//! Buffers are in the type of accumulation. Where gradients cross ranks in another one, a copy is rounded to
+//! it, summed there, and set (or added) where the sum lives when it arrives: on one rank too, so that the
+//! result depends on the types and not on who holds what.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use phalanx_collectives::{CollectiveError, Group, Pending};
 use phalanx_layers::Gradient;
-use phalanx_plan::Stage;
-use phalanx_tensor::{Category, DType, Device, Tensor, View};
+use phalanx_plan::{Precision, Stage};
+use phalanx_tensor::{Category, Device, Tensor, View, ViewMut};
 
 use super::{Map, Options};
 
@@ -27,24 +32,42 @@ enum Way {
     Transient,
 }
 
-/// One chunk of gradients.
-enum Chunk {
+/// One chunk of gradients that nobody else reads.
+enum Held {
     /// A whole buffer (in place).
     Whole(Tensor),
     /// This rank's part of the sum (transient, between uses).
     Shard(Tensor),
     /// A whole buffer being written, and this rank's part of the sum.
     Both { whole: Tensor, shard: Tensor },
+}
+
+/// One chunk of gradients.
+enum Chunk {
+    /// Nothing of it is on its way.
+    Here(Held),
     /// A whole buffer being reduced where it lies.
     ReducingWhole(Pending<Tensor>),
     /// A whole buffer being reduced into this rank's part.
     ReducingBoth(Pending<(Tensor, Tensor)>),
+    /// A copy in the type of communication.
+    ReducingCopy(Box<ReducingCopy>),
     /// Between two states, within one function.
     Moving,
 }
 
+/// A copy being reduced where it lies, and what its sum is set or added to.
+struct ReducingCopy {
+    copy: Pending<Tensor>,
+    held: Held,
+    accumulate: bool,
+}
+
 pub(super) struct GradientChunks {
     way: Way,
+    stage: Stage,
+    overlap: bool,
+    precision: Precision,
     chunks: Vec<Chunk>,
     /// By parameter: whether this micro-batch has written its gradient.
     written: Vec<bool>,
@@ -58,22 +81,27 @@ pub(super) struct GradientChunks {
 
 impl GradientChunks {
     pub(super) fn new(device: &Device, map: &Map, options: &Options) -> GradientChunks {
+        let Options { stage, overlap, precision, .. } = *options;
         let several = options.micro_batches > 1;
-        let way = match options.stage {
+        let way = match stage {
             _ if several && options.defer => Way::InPlace,
             Stage::Zero | Stage::One if several => Way::Pair,
             Stage::Zero | Stage::One => Way::InPlace,
             Stage::Two | Stage::Three => Way::Transient,
         };
-        let alloc = |elements| device.alloc(DType::F32, [elements], Category::Gradients, "gradient_chunk");
-        let chunk = |c: usize| match way {
-            Way::InPlace => Chunk::Whole(alloc(map.whole(c).len())),
-            Way::Pair => Chunk::Both { whole: alloc(map.whole(c).len()), shard: alloc(map.shard(c).len()) },
-            Way::Transient => Chunk::Shard(alloc(map.shard(c).len())),
+        let alloc =
+            |elements| device.alloc(precision.accumulate, [elements], Category::Gradients, "gradient_chunk");
+        let held = |c: usize| match way {
+            Way::InPlace => Held::Whole(alloc(map.whole(c).len())),
+            Way::Pair => Held::Both { whole: alloc(map.whole(c).len()), shard: alloc(map.shard(c).len()) },
+            Way::Transient => Held::Shard(alloc(map.shard(c).len())),
         };
         GradientChunks {
             way,
-            chunks: (0..map.chunk_count()).map(chunk).collect(),
+            stage,
+            overlap,
+            precision,
+            chunks: (0..map.chunk_count()).map(|c| Chunk::Here(held(c))).collect(),
             written: vec![false; map.shapes.len()],
             awaited: vec![0; map.chunk_count()],
             in_flight: VecDeque::new(),
@@ -93,14 +121,15 @@ impl GradientChunks {
 
     pub(super) fn open(&mut self, device: &Device, map: &Map, block: usize) -> Result<(), CollectiveError> {
         for c in &map.chunks[block] {
-            self.arrive(*c)?;
+            self.arrive(device, map, *c)?;
+            let accumulate = self.precision.accumulate;
             let slot = &mut self.chunks[*c];
             *slot = match std::mem::replace(slot, Chunk::Moving) {
-                Chunk::Shard(shard) => {
+                Chunk::Here(Held::Shard(shard)) => {
                     let elements = map.whole(*c).len();
                     let whole =
-                        device.alloc(DType::F32, [elements], Category::Communication, "gradient_bucket");
-                    Chunk::Both { whole, shard }
+                        device.alloc(accumulate, [elements], Category::Communication, "gradient_bucket");
+                    Chunk::Here(Held::Both { whole, shard })
                 }
                 here => here,
             };
@@ -115,14 +144,11 @@ impl GradientChunks {
             if !map.chunks[block].contains(&c) {
                 continue;
             }
-            let (Chunk::Whole(whole) | Chunk::Both { whole, .. }) = chunk else {
-                panic!("gradients of block {block} were not opened")
-            };
             let mut inside: Vec<usize> =
                 (0..uses.len()).filter(|i| map.layout.placed[uses[*i]].chunk == c).collect();
             inside.sort_by_key(|i| map.range(uses[*i]).start);
             let pieces = inside.iter().map(|i| (map.range(uses[*i]), map.shapes[uses[*i]]));
-            for (view, i) in whole.view_mut().into_pieces(pieces).into_iter().zip(&inside) {
+            for (view, i) in chunk.whole_mut(c).into_pieces(pieces).into_iter().zip(&inside) {
                 views[*i] = Some(view);
             }
         }
@@ -134,12 +160,23 @@ impl GradientChunks {
         uses.iter().zip(views).map(slot).collect()
     }
 
+    /// The gradients of a block that its layer wrote, before their reduction, with their place in its uses.
+    pub(super) fn written(&self, map: &Map, block: usize) -> Vec<(usize, View<'_>)> {
+        let view = |(index, p): (usize, &usize)| {
+            let c = map.layout.placed[*p].chunk;
+            let Chunk::Here(Held::Whole(whole) | Held::Both { whole, .. }) = &self.chunks[c] else {
+                panic!("chunk {c} holds no gradients")
+            };
+            (index, whole.view().range(map.range(*p)).reshape(map.shapes[*p]))
+        };
+        map.uses[block].iter().enumerate().filter(|(_, p)| self.written[**p]).map(view).collect()
+    }
+
     pub(super) fn reduce(
         &mut self,
         device: &Device,
         group: &dyn Group,
         map: &Map,
-        options: &Options,
         block: usize,
     ) -> Result<(), CollectiveError> {
         for c in &map.chunks[block] {
@@ -148,12 +185,12 @@ impl GradientChunks {
                 continue;
             }
             self.clear_unwritten(device, map, *c);
-            self.start(group, options.stage, *c);
+            self.start(device, group, *c);
             self.in_flight.push_back(*c);
-            let allowed = if options.overlap { IN_FLIGHT } else { 0 };
+            let allowed = if self.overlap { IN_FLIGHT } else { 0 };
             while self.in_flight.len() > allowed {
                 let oldest = self.in_flight.pop_front().expect("not empty");
-                self.arrive(oldest)?;
+                self.arrive(device, map, oldest)?;
             }
         }
         Ok(())
@@ -161,36 +198,74 @@ impl GradientChunks {
 
     /// A parameter that took no part has gradient zero; what its memory held is not a gradient.
     fn clear_unwritten(&mut self, device: &Device, map: &Map, c: usize) {
-        let (Chunk::Whole(whole) | Chunk::Both { whole, .. }) = &mut self.chunks[c] else {
-            panic!("chunk {c} holds no gradients")
-        };
+        let mut whole = self.chunks[c].whole_mut(c);
         for p in map.layout.parameters(c) {
             if !std::mem::replace(&mut self.written[p], false) {
-                device.fill(whole.view_mut().range(map.range(p)), 0.0);
+                device.fill(whole.reborrow().range(map.range(p)), 0.0);
             }
         }
     }
 
-    fn start(&mut self, group: &dyn Group, stage: Stage, c: usize) {
-        let slot = &mut self.chunks[c];
-        *slot = match std::mem::replace(slot, Chunk::Moving) {
-            Chunk::Whole(whole) if stage == Stage::Zero => Chunk::ReducingWhole(group.all_reduce(whole)),
-            Chunk::Whole(whole) => Chunk::ReducingWhole(group.reduce_scatter_in_place(whole)),
-            Chunk::Both { whole, shard } => {
+    fn start(&mut self, device: &Device, group: &dyn Group, c: usize) {
+        let Chunk::Here(held) = std::mem::replace(&mut self.chunks[c], Chunk::Moving) else {
+            panic!("chunk {c} holds no gradients")
+        };
+        self.chunks[c] = match held {
+            held if self.precision.communicate != self.precision.accumulate => {
+                self.start_copy(device, group, held)
+            }
+            Held::Whole(whole) if self.stage == Stage::Zero => Chunk::ReducingWhole(group.all_reduce(whole)),
+            Held::Whole(whole) => Chunk::ReducingWhole(group.reduce_scatter_in_place(whole)),
+            Held::Both { whole, shard } => {
                 Chunk::ReducingBoth(group.reduce_scatter(whole, shard, !self.first))
             }
-            _ => panic!("chunk {c} holds no gradients"),
+            Held::Shard(_) => panic!("chunk {c} holds no gradients"),
         };
     }
 
+    /// Rounds the gradients to the type of communication and reduces that; a transient buffer ends here.
+    fn start_copy(&self, device: &Device, group: &dyn Group, held: Held) -> Chunk {
+        let (Held::Whole(whole) | Held::Both { whole, .. }) = &held else { panic!("no gradients are held") };
+        let communicate = self.precision.communicate;
+        let mut copy = device.alloc(communicate, whole.shape(), Category::Communication, "gradient_copy");
+        device.convert(whole.view(), copy.view_mut());
+        let held = match held {
+            Held::Both { shard, .. } if self.way == Way::Transient => Held::Shard(shard),
+            held => held,
+        };
+        let copy = match held {
+            Held::Whole(_) if self.stage == Stage::Zero => group.all_reduce(copy),
+            _ => group.reduce_scatter_in_place(copy),
+        };
+        let accumulate = !self.first && self.way != Way::InPlace;
+        Chunk::ReducingCopy(Box::new(ReducingCopy { copy, held, accumulate }))
+    }
+
     /// Waits for the reduction of a chunk; a transient buffer ends here.
-    fn arrive(&mut self, c: usize) -> Result<(), CollectiveError> {
+    fn arrive(&mut self, device: &Device, map: &Map, c: usize) -> Result<(), CollectiveError> {
         let slot = &mut self.chunks[c];
         *slot = match std::mem::replace(slot, Chunk::Moving) {
-            Chunk::ReducingWhole(pending) => Chunk::Whole(pending.wait()?),
+            Chunk::ReducingWhole(pending) => Chunk::Here(Held::Whole(pending.wait()?)),
             Chunk::ReducingBoth(pending) => {
                 let (whole, shard) = pending.wait()?;
-                if self.way == Way::Transient { Chunk::Shard(shard) } else { Chunk::Both { whole, shard } }
+                let transient = self.way == Way::Transient;
+                Chunk::Here(if transient { Held::Shard(shard) } else { Held::Both { whole, shard } })
+            }
+            Chunk::ReducingCopy(reducing) => {
+                let ReducingCopy { copy, mut held, accumulate } = *reducing;
+                let copy = copy.wait()?;
+                let (part, sum) = match &mut held {
+                    Held::Whole(whole) if self.stage == Stage::Zero => (map.whole(c), whole.view_mut()),
+                    Held::Whole(whole) => (map.shard(c), whole.view_mut().range(map.shard(c))),
+                    Held::Shard(shard) | Held::Both { shard, .. } => (map.shard(c), shard.view_mut()),
+                };
+                let arrived = copy.view().range(part);
+                if accumulate {
+                    device.add(arrived, sum)
+                } else {
+                    device.convert(arrived, sum)
+                }
+                Chunk::Here(held)
             }
             here => here,
         };
@@ -203,38 +278,42 @@ impl GradientChunks {
         device: &Device,
         group: &dyn Group,
         map: &Map,
-        stage: Stage,
     ) -> Result<(), CollectiveError> {
         self.in_flight.clear();
         for c in 0..self.chunks.len() {
-            self.arrive(c)?;
-            if self.way == Way::Pair && stage == Stage::Zero {
+            self.arrive(device, map, c)?;
+            if self.way == Way::Pair && self.stage == Stage::Zero {
                 let slot = &mut self.chunks[c];
-                let Chunk::Both { mut whole, shard } = std::mem::replace(slot, Chunk::Moving) else {
+                let Chunk::Here(Held::Both { mut whole, shard }) = std::mem::replace(slot, Chunk::Moving)
+                else {
                     panic!("chunk {c} holds no sum")
                 };
                 device.copy(shard.view(), whole.view_mut().range(map.shard(c)));
                 let whole = group.all_gather_in_place(whole).wait()?;
-                self.chunks[c] = Chunk::Both { whole, shard };
+                self.chunks[c] = Chunk::Here(Held::Both { whole, shard });
             }
         }
         Ok(())
     }
 
     /// The summed gradient of elements `range` of chunk `c`: this rank's shard, or under stage 0 any.
-    pub(super) fn summed(
-        &self,
-        map: &Map,
-        stage: Stage,
-        c: usize,
-        range: std::ops::Range<usize>,
-    ) -> View<'_> {
-        let (view, start) = match &self.chunks[c] {
-            Chunk::Whole(whole) => (whole.view(), 0),
-            Chunk::Both { whole, .. } if stage == Stage::Zero => (whole.view(), 0),
-            Chunk::Shard(shard) | Chunk::Both { shard, .. } => (shard.view(), map.shard(c).start),
-            _ => panic!("gradients of chunk {c} are on their way"),
+    pub(super) fn summed(&self, map: &Map, c: usize, range: Range<usize>) -> View<'_> {
+        let Chunk::Here(held) = &self.chunks[c] else { panic!("gradients of chunk {c} are on their way") };
+        let (view, start) = match held {
+            Held::Whole(whole) => (whole.view(), 0),
+            Held::Both { whole, .. } if self.stage == Stage::Zero => (whole.view(), 0),
+            Held::Shard(shard) | Held::Both { shard, .. } => (shard.view(), map.shard(c).start),
         };
         view.range(range.start - start..range.end - start)
+    }
+}
+
+impl Chunk {
+    /// The whole buffer of chunk `c`, to write.
+    fn whole_mut(&mut self, c: usize) -> ViewMut<'_> {
+        match self {
+            Chunk::Here(Held::Whole(whole) | Held::Both { whole, .. }) => whole.view_mut(),
+            _ => panic!("gradients of chunk {c} were not opened"),
+        }
     }
 }

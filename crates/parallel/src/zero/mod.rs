@@ -10,6 +10,9 @@
 //! The stages differ only in what is resident: all of them reduce along the same tree, take norms over
 //! the same blocks and update element by element, so parameters and states agree to the bit.
 //!
+//! Parameters are held, gathered and published in the type of computation. When that has 16 bits, the rule
+//! updates f32 master weights, which lie with the optimizer states, and rounds them in the same pass.
+//!
 //! A step is: for each block `acquire`, compute, `release`, and in backward `open_gradients` before and
 //! `reduce` after; then [`Zero::finish_gradients`], [`Zero::clip`], [`Zero::update`], which publishes.
 
@@ -25,14 +28,14 @@ use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Gradient, Network};
 use phalanx_memory::Prefetch;
 use phalanx_optim::Rule;
-use phalanx_plan::{ChunkLayout, Stage};
+use phalanx_plan::{ChunkLayout, Precision, Stage};
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View};
 
 use gradients::GradientChunks;
 use parameters::ParameterChunks;
 pub use pieces::{Extent, Piece};
 
-/// What may be chosen about [`Zero`]. None of it changes a bit of the result but `defer`.
+/// What may be chosen about [`Zero`]. None of it changes a bit of the result but `defer` and `precision`.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Which of parameters, gradients and states are sharded.
@@ -45,6 +48,8 @@ pub struct Options {
     pub micro_batches: usize,
     /// Reduce once after the last micro-batch instead of after each.
     pub defer: bool,
+    /// Element types.
+    pub precision: Precision,
     /// The update rule; its states are allocated here.
     pub rule: Rule,
 }
@@ -114,6 +119,8 @@ pub struct Zero {
     gradients: GradientChunks,
     /// By chunk, then by state of the rule: the part that this rank updates.
     states: Vec<Vec<Tensor>>,
+    /// By chunk: f32 parameters of the same part, where computation has 16 bits.
+    masters: Option<Vec<Tensor>>,
     /// Sums of squares of all blocks of the model, f64.
     squares: Option<Tensor>,
     norm: Tensor,
@@ -133,14 +140,19 @@ impl Zero {
         orders: &BTreeMap<&'static str, Vec<u32>>,
     ) -> Zero {
         let map = Map::new(network, layout, group.rank(), group.world_size());
-        let parameters = ParameterChunks::new(device, &map, options.stage);
+        let parameters = ParameterChunks::new(device, &map, options.stage, options.precision.compute);
         let gradients = GradientChunks::new(device, &map, &options);
-        let state = |chunk: usize| {
+        let stepped = |chunk: usize, name| {
             let elements = update::stepped(&map, options.stage, chunk).len();
-            let one = |_| device.alloc(DType::F32, [elements], Category::Optimizer, "optimizer_state");
-            options.rule.states().iter().map(one).collect()
+            device.alloc(DType::F32, [elements], Category::Optimizer, name)
         };
-        let states = (0..map.chunk_count()).map(state).collect();
+        let state = |c: usize| {
+            options.rule.states().iter().map(|_| stepped(c, "optimizer_state")).collect::<Vec<_>>()
+        };
+        let chunks = 0..map.chunk_count();
+        let states = chunks.clone().map(state).collect();
+        let master = || chunks.map(|c| stepped(c, "master_weights")).collect();
+        let masters = options.precision.has_master().then(master);
         let blocks = map.layout.blocks as usize;
         let squares = device.alloc(DType::F64, [blocks], Category::Workspace, "norm.squares");
         let scalar = |name| device.alloc(DType::F32, [1], Category::Workspace, name);
@@ -157,6 +169,7 @@ impl Zero {
             parameters,
             gradients,
             states,
+            masters,
             squares: Some(squares),
             orders,
         }
@@ -204,6 +217,12 @@ impl Zero {
         (self.parameters.views(&self.map, block), self.gradients.slots(&self.map, block))
     }
 
+    /// The gradients of `block` as its layer wrote them, between that and [`Zero::reduce`], each with its
+    /// place in the layer.
+    pub fn written_gradients(&self, block: usize) -> Vec<(usize, View<'_>)> {
+        self.gradients.written(&self.map, block)
+    }
+
     /// Makes room for the gradients of `block`.
     ///
     /// # Errors
@@ -217,7 +236,7 @@ impl Zero {
     /// # Errors
     /// When an earlier reduction fails.
     pub fn reduce(&mut self, block: usize) -> Result<(), CollectiveError> {
-        self.gradients.reduce(&self.device, &*self.group, &self.map, &self.options, block)
+        self.gradients.reduce(&self.device, &*self.group, &self.map, block)
     }
 
     /// Waits until the gradients of the step are reduced and where the update needs them.
@@ -225,7 +244,7 @@ impl Zero {
     /// # Errors
     /// When a reduction fails.
     pub fn finish_gradients(&mut self) -> Result<(), CollectiveError> {
-        self.gradients.finish(&self.device, &*self.group, &self.map, self.options.stage)
+        self.gradients.finish(&self.device, &*self.group, &self.map)
     }
 
     /// Waits until parameters that were published are whole everywhere.

@@ -25,17 +25,21 @@ enum Chunk {
 
 pub(super) struct ParameterChunks {
     chunks: Vec<Chunk>,
+    /// Element type, here and on the way.
+    compute: DType,
     /// Phase whose order of uses counts.
     pub(super) phase: &'static str,
 }
 
 impl ParameterChunks {
-    pub(super) fn new(device: &Device, map: &Map, stage: Stage) -> ParameterChunks {
+    pub(super) fn new(device: &Device, map: &Map, stage: Stage, compute: DType) -> ParameterChunks {
+        let alloc =
+            |elements: usize| device.alloc(compute, [elements], Category::Parameters, "parameter_chunk");
         let chunk = |c: usize| match stage {
-            Stage::Three => Chunk::Sharded(alloc(device, map.shard(c).len())),
-            _ => Chunk::Whole(alloc(device, map.whole(c).len())),
+            Stage::Three => Chunk::Sharded(alloc(map.shard(c).len())),
+            _ => Chunk::Whole(alloc(map.whole(c).len())),
         };
-        ParameterChunks { chunks: (0..map.chunk_count()).map(chunk).collect(), phase: "init" }
+        ParameterChunks { chunks: (0..map.chunk_count()).map(chunk).collect(), compute, phase: "init" }
     }
 
     pub(super) fn acquire(
@@ -67,7 +71,7 @@ impl ParameterChunks {
         *slot = match std::mem::replace(slot, Chunk::Moving) {
             Chunk::Sharded(shard) => {
                 let elements = map.whole(c).len();
-                let whole = device.alloc(DType::F32, [elements], Category::Communication, "gathered_chunk");
+                let whole = device.alloc(self.compute, [elements], Category::Communication, "gathered_chunk");
                 Chunk::Gathering(group.all_gather(shard, whole))
             }
             here => here,
@@ -153,8 +157,4 @@ impl ParameterChunks {
         };
         if overlap { Ok(()) } else { self.arrive(c) }
     }
-}
-
-fn alloc(device: &Device, elements: usize) -> Tensor {
-    device.alloc(DType::F32, [elements], Category::Parameters, "parameter_chunk")
 }

@@ -1,6 +1,11 @@
 //! What a rank holds, as pieces of named global tensors: how checkpoints and initial values see it.
+//!
+//! Everything is f32 here, whatever is computed in: state 0, the parameters, is the master weights where there
+//! are any, and filling it rounds them into the parameters. So files do not depend on the policy.
 
 use std::ops::Range;
+
+use phalanx_tensor::{Category, DType, Tensor, View};
 
 use super::{Zero, update};
 
@@ -51,35 +56,64 @@ impl Zero {
         (0..self.map.chunk_count()).flat_map(of_chunk).collect()
     }
 
-    /// Elements `within` of a piece, to the host. Parameters must be settled.
+    /// Elements `within` of an owned piece, to the host. Parameters must be settled.
     pub fn read(&self, state: usize, piece: &Piece, within: Range<usize>, out: &mut [f32]) {
         let at = piece.in_chunk.start + within.start..piece.in_chunk.start + within.end;
-        let (view, start) = match state {
-            0 => {
-                let (view, resident) = self.parameters.resident(&self.map, piece.chunk);
-                (view, resident.start)
-            }
-            s => {
-                let stepped = update::stepped(&self.map, self.options.stage, piece.chunk);
-                (self.states[piece.chunk][s - 1].view(), stepped.start)
-            }
-        };
+        let (view, start) = self.exact(state, piece.chunk);
         self.device.download(view.range(at.start - start..at.end - start), out);
     }
 
-    /// Elements `within` of a piece, from the host. Parameters must be settled.
-    pub fn write(&mut self, state: usize, piece: &Piece, within: Range<usize>, from: &[f32]) {
-        let at = piece.in_chunk.start + within.start..piece.in_chunk.start + within.end;
-        let (view, start) = match state {
-            0 => {
-                let (view, resident) = self.parameters.resident_mut(&self.map, piece.chunk);
+    /// The f32 numbers of a state that are here, and the element of the chunk at which they start.
+    fn exact(&self, state: usize, chunk: usize) -> (View<'_>, usize) {
+        let stepped = update::stepped(&self.map, self.options.stage, chunk);
+        match (state, &self.masters) {
+            (0, None) => {
+                let (view, resident) = self.parameters.resident(&self.map, chunk);
                 (view, resident.start)
             }
-            s => {
-                let stepped = update::stepped(&self.map, self.options.stage, piece.chunk);
-                (self.states[piece.chunk][s - 1].view_mut(), stepped.start)
-            }
+            (0, Some(masters)) => (masters[chunk].view(), stepped.start),
+            (s, _) => (self.states[chunk][s - 1].view(), stepped.start),
+        }
+    }
+
+    /// Room for what [`Zero::write`] rounds, `most` elements or fewer; none where parameters are f32.
+    pub fn rounding_window(&self, most: usize) -> Option<Tensor> {
+        let largest = (0..self.map.chunk_count()).map(|c| self.map.whole(c).len()).max().unwrap_or(0);
+        let alloc = || {
+            self.device.alloc(DType::F32, [largest.min(most)], Category::Workspace, "load.rounding_window")
         };
-        self.device.upload(from, view.range(at.start - start..at.end - start));
+        self.options.precision.has_master().then(alloc)
+    }
+
+    /// Elements `within` of a piece, from the host, through the window of [`Zero::rounding_window`].
+    /// Parameters must be settled.
+    pub fn write(
+        &mut self,
+        state: usize,
+        piece: &Piece,
+        within: Range<usize>,
+        from: &[f32],
+        window: Option<&mut Tensor>,
+    ) {
+        let at = piece.in_chunk.start + within.start..piece.in_chunk.start + within.end;
+        let stepped = update::stepped(&self.map, self.options.stage, piece.chunk);
+        if state > 0 {
+            let states = &mut self.states[piece.chunk];
+            let view = states[state - 1].view_mut();
+            return self.device.upload(from, view.range(at.start - stepped.start..at.end - stepped.start));
+        }
+        let (parameters, resident) = self.parameters.resident_mut(&self.map, piece.chunk);
+        let parameters = parameters.range(at.start - resident.start..at.end - resident.start);
+        let Some(masters) = &mut self.masters else { return self.device.upload(from, parameters) };
+        let mut window = window.expect("a rounding window").view_mut().range(0..from.len());
+        self.device.upload(from, window.reborrow());
+        self.device.convert(window.as_view(), parameters);
+        // The master of what others update is theirs.
+        let own = at.start.max(stepped.start)..at.end.min(stepped.end);
+        if !own.is_empty() {
+            let part = window.as_view().range(own.start - at.start..own.end - at.start);
+            let master = masters[piece.chunk].view_mut();
+            self.device.copy(part, master.range(own.start - stepped.start..own.end - stepped.start));
+        }
     }
 }

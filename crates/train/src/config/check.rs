@@ -1,6 +1,8 @@
 //! What a configuration may not say: each refusal names the key, the value and what it must be.
 
-use super::{Checkpointing, Chunk, RunConfig};
+use phalanx_tensor::DType;
+
+use super::{Checkpointing, Chunk, Float, RunConfig};
 
 /// A value that cannot work: which key, what it is, what it must be.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -37,6 +39,7 @@ impl RunConfig {
         self.check_model()?;
         self.check_batch()?;
         self.check_memory()?;
+        self.check_precision()?;
         self.check_training()
     }
 
@@ -65,13 +68,6 @@ impl RunConfig {
         if model.positions.is_some_and(|p| p < model.seq) {
             let expected = format!("must be at least model.seq = {}", model.seq);
             return Err(refuse("model.positions", model.positions.unwrap_or(0), expected));
-        }
-        if self.precision.compute != "f32" {
-            return Err(refuse(
-                "precision.compute",
-                &self.precision.compute,
-                "this version computes in \"f32\"",
-            ));
         }
         Ok(())
     }
@@ -122,6 +118,51 @@ impl RunConfig {
         }
         if memory.hidden_dim == Some(0) {
             return Err(refuse("memory.hidden_dim", 0, "must be at least 1 element"));
+        }
+        Ok(())
+    }
+
+    fn check_precision(&self) -> Result<(), ConfigError> {
+        let p = &self.precision;
+        let [compute, accumulate] = [p.compute, p.accumulate].map(|float| DType::from(float).name());
+        if !["f32", compute].contains(&accumulate) {
+            let expected = match compute {
+                "f32" => "must be \"f32\", as precision.compute is".to_string(),
+                _ => format!("must be \"f32\" or precision.compute = \"{compute}\""),
+            };
+            return Err(refuse("precision.accumulate", accumulate, expected));
+        }
+        let scale = p.loss_scale as f32;
+        if p.compute != Float::F16 && ![0.0, 1.0].contains(&scale) {
+            let expected = format!(
+                "must be 0 or left out: only precision.compute = \"f16\" needs a loss scale, and it is \"{compute}\""
+            );
+            return Err(refuse("precision.loss_scale", p.loss_scale, expected));
+        }
+        let positive = |x: f32| x > 0.0 && x.is_finite();
+        if p.loss_scale != 0.0 && !positive(scale) {
+            let expected = "must be a positive number, or 0 for a dynamic scale";
+            return Err(refuse("precision.loss_scale", p.loss_scale, expected));
+        }
+        if p.initial_scale_power > 126 {
+            let expected = "must lie between 0 and 126: 2 to this power is the first loss scale";
+            return Err(refuse("precision.initial_scale_power", p.initial_scale_power, expected));
+        }
+        for (key, value) in [
+            ("precision.loss_scale_window", p.loss_scale_window),
+            ("precision.hysteresis", p.hysteresis.into()),
+        ] {
+            if value == 0 {
+                return Err(refuse(key, 0, "must be at least 1"));
+            }
+        }
+        let first = 2f64.powi(p.initial_scale_power as i32);
+        if !(positive(p.min_loss_scale as f32) && p.min_loss_scale <= first) {
+            let expected = format!(
+                "must be a positive number, at most the first loss scale 2^{} (precision.initial_scale_power)",
+                p.initial_scale_power
+            );
+            return Err(refuse("precision.min_loss_scale", p.min_loss_scale, expected));
         }
         Ok(())
     }
@@ -178,4 +219,48 @@ impl RunConfig {
 /// The divisor of `n` nearest to `wanted`.
 fn nearest_divisor(n: usize, wanted: usize) -> usize {
     (1..=n).filter(|d| n.is_multiple_of(*d)).min_by_key(|d| d.abs_diff(wanted)).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::PrecisionConfig;
+
+    #[test]
+    fn precision_that_cannot_work_names_key_value_and_what_it_must_be() {
+        type Change = fn(&mut PrecisionConfig);
+        let refused: [(Change, &str); 13] = [
+            (|p| p.accumulate = Float::Bf16, "precision.accumulate = bf16: must be \"f32\""),
+            (|p| (p.compute, p.accumulate) = (Float::F16, Float::Bf16), "precision.compute = \"f16\""),
+            (|p| p.loss_scale = 128.0, "precision.loss_scale = 128: must be 0 or left out"),
+            (|p| (p.compute, p.loss_scale) = (Float::Bf16, 2.0), "it is \"bf16\""),
+            (|p| (p.compute, p.loss_scale) = (Float::F16, -2.0), "precision.loss_scale = -2"),
+            (|p| (p.compute, p.loss_scale) = (Float::F16, f64::NAN), "precision.loss_scale = NaN"),
+            (|p| (p.compute, p.loss_scale) = (Float::F16, 1e300), "must be a positive number"),
+            (|p| p.initial_scale_power = 127, "precision.initial_scale_power = 127"),
+            (|p| p.loss_scale_window = 0, "precision.loss_scale_window = 0: must be at least 1"),
+            (|p| p.hysteresis = 0, "precision.hysteresis = 0"),
+            (|p| p.min_loss_scale = 0.0, "precision.min_loss_scale = 0"),
+            (|p| p.min_loss_scale = 1e6, "at most the first loss scale 2^16"),
+            (|p| p.min_loss_scale = f64::INFINITY, "precision.min_loss_scale = inf"),
+        ];
+        for (change, words) in refused {
+            let mut config = RunConfig::default();
+            change(&mut config.precision);
+            let refusal = config.check().unwrap_err().to_string();
+            assert!(refusal.contains(words), "no {words:?} in: {refusal}");
+        }
+        let accepted: [Change; 5] = [
+            |p| p.loss_scale = 1.0,
+            |p| (p.compute, p.accumulate) = (Float::Bf16, Float::Bf16),
+            |p| (p.compute, p.communicate) = (Float::F16, Some(Float::Bf16)),
+            |p| (p.compute, p.loss_scale) = (Float::F16, 0.5),
+            |p| p.communicate = Some(Float::Bf16),
+        ];
+        for change in accepted {
+            let mut config = RunConfig::default();
+            change(&mut config.precision);
+            config.check().unwrap();
+        }
+    }
 }

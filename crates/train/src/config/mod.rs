@@ -4,6 +4,7 @@
 //! [`RunConfig::check`] (in [`check`]) says what cannot work, naming the key, before anything is
 //! allocated. The binary reads files and `--set` into this type; each room receives only its part.
 
+use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 pub mod check;
@@ -264,17 +265,67 @@ pub enum CheckpointingWord {
     Block,
 }
 
-/// `[precision]`
+/// `[precision]`; the keys of the loss scale are DeepSpeed's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PrecisionConfig {
-    /// Element type of parameters and activations: `f32`.
-    pub compute: String,
+    /// Element type of parameters and activations: `f32`, `bf16` or `f16`. With 16 bits, f32 master weights
+    /// are kept beside the optimizer states.
+    pub compute: Float,
+    /// Of the gradient buffers in which micro-batches are summed: `f32`, or that of `compute`.
+    pub accumulate: Float,
+    /// In which gradients cross ranks; that of `accumulate` when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub communicate: Option<Float>,
+    /// Of `compute = "f16"` what follows: a static loss scale, or 0 for a dynamic one.
+    pub loss_scale: f64,
+    /// The first dynamic scale, as a power of 2.
+    pub initial_scale_power: u32,
+    /// Steps without overflow after which it is doubled.
+    pub loss_scale_window: u64,
+    /// Overflows after which it is halved.
+    pub hysteresis: u32,
+    /// Whether only overflows in a row count.
+    pub consecutive_hysteresis: bool,
+    /// The least scale; an overflow there ends the run.
+    pub min_loss_scale: f64,
 }
 
 impl Default for PrecisionConfig {
     fn default() -> Self {
-        PrecisionConfig { compute: "f32".into() }
+        PrecisionConfig {
+            compute: Float::F32,
+            accumulate: Float::F32,
+            communicate: None,
+            loss_scale: 0.0,
+            initial_scale_power: 16,
+            loss_scale_window: 1000,
+            hysteresis: 2,
+            consecutive_hysteresis: false,
+            min_loss_scale: 1.0,
+        }
+    }
+}
+
+/// Element types of floating-point numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Float {
+    /// IEEE binary32.
+    F32,
+    /// Upper half of binary32.
+    Bf16,
+    /// IEEE binary16.
+    F16,
+}
+
+impl From<Float> for DType {
+    fn from(float: Float) -> DType {
+        match float {
+            Float::F32 => DType::F32,
+            Float::Bf16 => DType::BF16,
+            Float::F16 => DType::F16,
+        }
     }
 }
 

@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
 use phalanx_collectives::{Endpoint, Group, Solo, threads};
+use phalanx_layers::Network;
 use phalanx_models::Gpt2;
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
 use phalanx_tensor::{Arena, Cpu, Device, Region};
+use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
@@ -38,18 +40,47 @@ pub fn golden_config() -> (Gpt2, RunConfig) {
     (model, config)
 }
 
+/// Element types, as changes to a configuration.
+pub type Policy = (&'static str, fn(&mut PrecisionConfig));
+
+/// Every way to compute, sum and send that has its own code.
+pub const POLICIES: [Policy; 6] = [
+    ("bf16", |p| p.compute = Float::Bf16),
+    ("f16", |p| f16(p, 24)),
+    ("bf16, summed in bf16", |p| (p.compute, p.accumulate) = (Float::Bf16, Float::Bf16)),
+    ("bf16, sent in bf16", |p| (p.compute, p.communicate) = (Float::Bf16, Some(Float::Bf16))),
+    ("f32, sent in bf16", |p| p.communicate = Some(Float::Bf16)),
+    ("f16, summed in f16, sent in bf16", |p| {
+        f16(p, 20);
+        (p.accumulate, p.communicate) = (Float::F16, Some(Float::Bf16));
+    }),
+];
+
+/// With a first loss scale at which gradients overflow (of activations at 2^24; of parameters, which are
+/// sums over tokens, at 2^20), and a window that the next steps fill.
+fn f16(p: &mut PrecisionConfig, power: u32) {
+    p.compute = Float::F16;
+    p.initial_scale_power = power;
+    p.hysteresis = 1;
+    p.loss_scale_window = 2;
+}
+
 /// What a run of some steps leaves.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
+#[derive(Clone, Debug)]
+pub struct Ran {
     pub losses: Vec<f32>,
     pub grad_norms: Vec<f32>,
+    pub skipped: Vec<bool>,
     /// By "state/parameter": all elements, put together from the ranks.
-    pub state: BTreeMap<String, Vec<f32>>,
+    pub state: State,
     /// By rank: measured.
     pub peaks: Vec<Peak>,
     /// By rank: planned.
     pub planned: Vec<Peak>,
 }
+
+/// By "state/parameter": all elements.
+pub type State = BTreeMap<String, Vec<f32>>;
 
 /// Sequences of every step: `[steps][global]` of `seq + 1` tokens.
 pub type Steps = Vec<Vec<Vec<u32>>>;
@@ -64,7 +95,7 @@ pub struct Checkpoints {
 }
 
 /// Trains from the golden weights on `steps`, on as many threads-as-ranks as the configuration says.
-pub fn run(model: &Gpt2, config: &RunConfig, steps: &[Vec<Vec<u32>>]) -> Outcome {
+pub fn run(model: &Gpt2, config: &RunConfig, steps: &[Vec<Vec<u32>>]) -> Ran {
     run_between(model, config, steps, &Checkpoints::default())
 }
 
@@ -74,46 +105,73 @@ pub fn run_between(
     config: &RunConfig,
     steps: &[Vec<Vec<u32>>],
     checkpoints: &Checkpoints,
-) -> Outcome {
+) -> Ran {
+    let network = |spec: &Spec, _: usize| spec.network();
+    let (plan, parts) =
+        on_ranks(model, config, &network, &|engine, _| one_rank(engine, config, steps, checkpoints));
+    for part in &parts {
+        assert!(same_bits(&part.losses, &parts[0].losses), "all ranks report the same losses");
+        assert!(same_bits(&part.grad_norms, &parts[0].grad_norms), "all ranks report the same norms");
+        assert_eq!(part.skipped, parts[0].skipped, "all ranks skip the same steps");
+    }
+    Ran {
+        losses: parts[0].losses.clone(),
+        grad_norms: parts[0].grad_norms.clone(),
+        skipped: parts[0].skipped.clone(),
+        peaks: parts.iter().map(|p| p.peak).collect(),
+        planned: plan.ranks.iter().map(|r| r.memory.peak).collect(),
+        state: merge(&plan, parts.into_iter().map(|p| p.pieces)),
+    }
+}
+
+/// Makes the engine of every rank, each a thread over an arena that replays its plan, with the layers that
+/// `network` makes for its number, and runs `body` on all of them.
+pub fn on_ranks<T: Send>(
+    model: &Gpt2,
+    config: &RunConfig,
+    network: &(dyn Fn(&Spec, usize) -> Network + Sync),
+    body: &(dyn Fn(&mut Rank, usize) -> T + Sync),
+) -> (RunPlan, Vec<T>) {
     config.check().unwrap();
     let spec = Spec::new(config, model.clone(), config.batch.global, config.train.threads.unwrap()).unwrap();
     let plan = RunPlan::new(spec).unwrap();
-    let world = plan.spec.world;
-    let mut groups: Vec<Arc<dyn Group>> = match world {
+    let groups: Vec<Arc<dyn Group>> = match plan.spec.world {
         1 => vec![Arc::new(Solo::new("data"))],
-        _ => threads(world).into_iter().map(|e: Endpoint| e.group("data")).collect(),
+        world => threads(world).into_iter().map(|e: Endpoint| e.group("data")).collect(),
     };
-    let plan = &plan;
-    let parts = std::thread::scope(|scope| {
+    let one = |rank: usize, group: Arc<dyn Group>| {
+        let memory = plan.ranks[rank].memory.clone();
+        let region = Region::anonymous(memory.arena_bytes as usize).unwrap();
+        let device = Device::new(Cpu::new(plan.spec.threads), Arena::replaying(memory, region));
+        let mut engine = Rank::with_network(device, group, &plan.spec, network(&plan.spec, rank), &plan.orders);
+        body(&mut engine, rank)
+    };
+    let done = std::thread::scope(|scope| {
+        let one = &one;
         let spawned: Vec<_> = groups
-            .drain(..)
+            .into_iter()
             .enumerate()
-            .map(|(rank, group)| scope.spawn(move || one_rank(plan, rank, group, steps, checkpoints)))
+            .map(|(rank, group)| scope.spawn(move || one(rank, group)))
             .collect();
-        spawned.into_iter().map(|t| t.join().unwrap()).collect::<Vec<_>>()
+        spawned.into_iter().map(|t| t.join().unwrap()).collect()
     });
-    merge(plan, parts)
+    (plan, done)
 }
 
 struct Part {
     losses: Vec<f32>,
     grad_norms: Vec<f32>,
-    pieces: Vec<(String, u64, Vec<f32>)>,
+    skipped: Vec<bool>,
+    pieces: Pieces,
     peak: Peak,
 }
 
 fn one_rank(
-    plan: &RunPlan,
-    rank: usize,
-    group: Arc<dyn Group>,
+    engine: &mut Rank,
+    config: &RunConfig,
     steps: &[Vec<Vec<u32>>],
     checkpoints: &Checkpoints,
 ) -> Part {
-    let spec = &plan.spec;
-    let memory = plan.ranks[rank].memory.clone();
-    let region = Region::anonymous(memory.arena_bytes as usize).unwrap();
-    let device = Device::new(Cpu::new(spec.threads), Arena::replaying(memory, region));
-    let mut engine = Rank::new(device, group, spec, &plan.orders);
     let done = match &checkpoints.restore {
         None => {
             engine.import(&HuggingFaceDir::open(&golden().join("gpt2")).unwrap()).unwrap();
@@ -125,25 +183,17 @@ fn one_rank(
             checkpoint.step()
         }
     };
-    let mut batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
-    let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
+    let (mut losses, mut grad_norms, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
     for (number, sequences) in steps.iter().enumerate() {
-        for m in 0..spec.micro_batches {
-            for row in 0..spec.micro {
-                let sequence = &sequences[(m * spec.world + rank) * spec.micro + row];
-                let at = (m * spec.micro + row) * spec.seq;
-                batch.tokens[at..at + spec.seq].copy_from_slice(&sequence[..spec.seq]);
-                batch.targets[at..at + spec.seq].copy_from_slice(&sequence[1..]);
-            }
-        }
+        let batch = batch(engine, config, sequences);
         let outcome = engine.step(done + number as u64 + 1, &batch, false).unwrap();
         losses.push(outcome.loss);
         grad_norms.push(outcome.grad_norm);
+        skipped.push(outcome.skipped);
     }
-    let mut windows = Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq);
+    let mut windows = Batch::with_rows(config.batch.global / config.parallel.data, config.model.seq);
     windows.tokens.fill(1);
     losses.push(engine.evaluate(&windows).unwrap());
-    let mut pieces = Vec::new();
     match &checkpoints.save {
         None => engine.save(|_, _| Ok(())).unwrap(),
         Some(dir) => {
@@ -151,37 +201,67 @@ fn one_rank(
             engine.save_checkpoint(dir, step, &serde_json::json!({ "step": step })).map(drop).unwrap()
         }
     }
-    let names = |state: usize| if state == 0 { "parameters" } else { spec.rule.states()[state - 1] };
-    let network = spec.model.network();
+    let peak = engine.device().arena().peak().unwrap();
+    Part { losses, grad_norms, skipped, pieces: pieces(engine), peak }
+}
+
+/// This rank's part of the sequences of a step.
+pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch {
+    let (rank, world) = (engine.group().rank(), engine.group().world_size());
+    let (micro, micro_batches, seq) = (config.micro(), config.micro_batches(), config.model.seq);
+    let mut batch = Batch::with_rows(micro * micro_batches, seq);
+    for m in 0..micro_batches {
+        for row in 0..micro {
+            let sequence = &sequences[(m * world + rank) * micro + row];
+            let at = (m * micro + row) * seq;
+            batch.tokens[at..at + seq].copy_from_slice(&sequence[..seq]);
+            batch.targets[at..at + seq].copy_from_slice(&sequence[1..]);
+        }
+    }
+    batch
+}
+
+/// What a rank owns: state and parameter, first element, elements.
+pub type Pieces = Vec<(usize, usize, u64, Vec<f32>)>;
+
+/// Everything that a rank owns. Parameters must be settled.
+pub fn pieces(engine: &Rank) -> Pieces {
+    let mut pieces = Vec::new();
     for state in 0..engine.zero().state_count() {
         for piece in engine.zero().pieces(state, Extent::Owned) {
             let mut out = vec![0f32; (piece.in_parameter.end - piece.in_parameter.start) as usize];
             engine.zero().read(state, &piece, 0..out.len(), &mut out);
-            let name = format!("{}/{}", names(state), network.parameters[piece.parameter].name);
-            pieces.push((name, piece.in_parameter.start, out));
+            pieces.push((state, piece.parameter, piece.in_parameter.start, out));
         }
     }
-    Part { losses, grad_norms, pieces, peak: engine.device().arena().peak().unwrap() }
+    pieces
 }
 
-fn merge(plan: &RunPlan, parts: Vec<Part>) -> Outcome {
-    let mut state: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+fn merge(plan: &RunPlan, parts: impl Iterator<Item = Pieces>) -> State {
+    let mut merged = State::new();
     let network = plan.spec.model.network();
-    let sizes: BTreeMap<_, _> = network.parameters.iter().map(|p| (p.name.clone(), p.elements())).collect();
-    for (name, start, values) in parts.iter().flat_map(|p| &p.pieces) {
-        let size = sizes[name.split_once('/').unwrap().1];
-        let whole = state.entry(name.clone()).or_insert_with(|| vec![f32::NAN; size]);
-        whole[*start as usize..*start as usize + values.len()].copy_from_slice(values);
+    let names = |state: usize| if state == 0 { "parameters" } else { plan.spec.rule.states()[state - 1] };
+    for (state, parameter, start, values) in parts.flatten() {
+        let parameter = &network.parameters[parameter];
+        let whole = merged
+            .entry(format!("{}/{}", names(state), parameter.name))
+            .or_insert_with(|| vec![f32::NAN; parameter.elements()]);
+        whole[start as usize..start as usize + values.len()].copy_from_slice(&values);
     }
-    for part in &parts {
-        assert_eq!(part.losses, parts[0].losses, "all ranks report the same losses");
-    }
-    Outcome {
-        losses: parts[0].losses.clone(),
-        grad_norms: parts[0].grad_norms.clone(),
-        state,
-        peaks: parts.iter().map(|p| p.peak).collect(),
-        planned: plan.ranks.iter().map(|r| r.memory.peak).collect(),
+    merged
+}
+
+/// Bit equality: NaN is NaN, 0 is not -0.
+pub fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// Stops the test at the first tensor of which a bit differs.
+#[track_caller]
+pub fn assert_same_state(what: &str, a: &State, b: &State) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    for (tensor, values) in a {
+        assert!(same_bits(values, &b[tensor]), "{what}: {tensor} differs");
     }
 }
 

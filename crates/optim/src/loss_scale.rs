@@ -1,0 +1,277 @@
+//! The loss scale of f16: what the loss is multiplied by, so that small gradients do not vanish.
+//!
+//! The dynamic scale is DeepSpeed's (`DynamicLossScaler`, after Micikevicius et al., arXiv 1710.03740): an
+//! overflow first uses up the hysteresis, then halves the scale; a window of clean steps doubles it and refills
+//! the hysteresis. In one thing it differs: an overflow at the least scale is told to the caller, who can say
+//! which tensor overflowed, and never raised from here.
+//!
+//! ```text
+//! overflow      hysteresis > 1: hysteresis -= 1; else scale = max(scale / 2, least), or stuck if it is there
+//! clean step i  n = i - last_overflow - 1 (last_overflow is -1 at first); n > 0, window divides n: scale *= 2
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+/// Steps in a row that may overflow under a static scale, which cannot adapt.
+const STATIC_PATIENCE: u32 = 100;
+
+/// How the scale is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LossScaling {
+    /// No scale: f32 and bf16 hold every gradient, and one that is not finite is a fault.
+    Off,
+    /// Always this one.
+    Static(f32),
+    /// See the module's head.
+    Dynamic(Dynamic),
+}
+
+/// The constants of a dynamic scale.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dynamic {
+    /// The first scale.
+    pub initial: f32,
+    /// Clean steps before it is doubled.
+    pub window: u64,
+    /// Overflows before it is halved, the halving one included.
+    pub hysteresis: u32,
+    /// Whether every clean step refills the hysteresis, not only a doubling.
+    pub consecutive_hysteresis: bool,
+    /// The least scale.
+    pub least: f32,
+}
+
+/// What becomes of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is applied.
+    Apply,
+    /// It overflowed; parameters and states stay as they are.
+    Skip,
+    /// It overflowed and no smaller scale is left to try.
+    Stuck,
+}
+
+/// Where a scale stands: what a checkpoint keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum LossScaleState {
+    /// Of [`LossScaling::Off`].
+    Off,
+    /// Of [`LossScaling::Static`].
+    Static {
+        /// Steps that have overflowed in a row.
+        overflows: u32,
+    },
+    /// Of [`LossScaling::Dynamic`].
+    Dynamic {
+        /// The scale of the next step.
+        scale: f32,
+        /// Steps so far.
+        iteration: i64,
+        /// Number of the last step that overflowed, counted from 0; -1 before the first.
+        last_overflow: i64,
+        /// Overflows left, the halving one included.
+        hysteresis: u32,
+    },
+}
+
+/// The loss scale of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScale {
+    scaling: LossScaling,
+    state: LossScaleState,
+}
+
+impl LossScale {
+    /// Before the first step.
+    pub fn new(scaling: LossScaling) -> LossScale {
+        let state = match scaling {
+            LossScaling::Off => LossScaleState::Off,
+            LossScaling::Static(_) => LossScaleState::Static { overflows: 0 },
+            LossScaling::Dynamic(Dynamic { initial, hysteresis, .. }) => {
+                LossScaleState::Dynamic { scale: initial, iteration: 0, last_overflow: -1, hysteresis }
+            }
+        };
+        LossScale { scaling, state }
+    }
+
+    /// Where a stored scale left off; from the start when it was chosen in another way.
+    pub fn resumed(scaling: LossScaling, stored: LossScaleState) -> LossScale {
+        let state = match (scaling, stored) {
+            (LossScaling::Static(_), LossScaleState::Static { .. }) => stored,
+            (
+                LossScaling::Dynamic(dynamic),
+                LossScaleState::Dynamic { scale, iteration, last_overflow, hysteresis },
+            ) => {
+                // The constants may have changed since.
+                let hysteresis = hysteresis.min(dynamic.hysteresis);
+                LossScaleState::Dynamic {
+                    scale: scale.max(dynamic.least),
+                    iteration,
+                    last_overflow,
+                    hysteresis,
+                }
+            }
+            _ => return LossScale::new(scaling),
+        };
+        LossScale { scaling, state }
+    }
+
+    /// To be kept.
+    pub fn state(&self) -> LossScaleState {
+        self.state
+    }
+
+    /// How it is chosen.
+    pub fn scaling(&self) -> LossScaling {
+        self.scaling
+    }
+
+    /// What the loss of the next step is multiplied by.
+    pub fn scale(&self) -> f32 {
+        match (self.scaling, self.state) {
+            (_, LossScaleState::Dynamic { scale, .. }) => scale,
+            (LossScaling::Static(scale), _) => scale,
+            _ => 1.0,
+        }
+    }
+
+    /// Notes a step whose gradients were finite or not, and says what becomes of it.
+    pub fn judge(&mut self, finite: bool) -> Verdict {
+        match (self.scaling, &mut self.state) {
+            (LossScaling::Dynamic(dynamic), LossScaleState::Dynamic { .. }) => {
+                self.judge_dynamic(dynamic, finite)
+            }
+            (LossScaling::Static(_), LossScaleState::Static { overflows }) => {
+                *overflows = if finite { 0 } else { *overflows + 1 };
+                match *overflows {
+                    0 => Verdict::Apply,
+                    n if n < STATIC_PATIENCE => Verdict::Skip,
+                    _ => Verdict::Stuck,
+                }
+            }
+            _ if finite => Verdict::Apply,
+            _ => Verdict::Stuck,
+        }
+    }
+
+    fn judge_dynamic(&mut self, dynamic: Dynamic, finite: bool) -> Verdict {
+        let LossScaleState::Dynamic { scale, iteration, last_overflow, hysteresis } = &mut self.state else {
+            unreachable!("the state of a dynamic scale")
+        };
+        let step = *iteration;
+        *iteration += 1;
+        if !finite {
+            *last_overflow = step;
+            if *hysteresis > 1 {
+                *hysteresis -= 1;
+            } else if *scale <= dynamic.least {
+                return Verdict::Stuck;
+            } else {
+                *scale = (*scale / 2.0).max(dynamic.least);
+            }
+            return Verdict::Skip;
+        }
+        if dynamic.consecutive_hysteresis {
+            *hysteresis = dynamic.hysteresis;
+        }
+        let clean = step - *last_overflow - 1;
+        if clean > 0 && clean % dynamic.window as i64 == 0 {
+            *hysteresis = dynamic.hysteresis;
+            // There is no largest scale but the largest number.
+            *scale = if (*scale * 2.0).is_finite() { *scale * 2.0 } else { *scale };
+        }
+        Verdict::Apply
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Verdict::{Apply, Skip, Stuck};
+    use super::*;
+
+    fn dynamic(initial: f32, window: u64, hysteresis: u32, consecutive_hysteresis: bool) -> LossScale {
+        let dynamic = Dynamic { initial, window, hysteresis, consecutive_hysteresis, least: 1.0 };
+        LossScale::new(LossScaling::Dynamic(dynamic))
+    }
+
+    /// Steps (`.` clean, `x` overflow) with the scale after each, and what the last one is told.
+    fn check(mut scale: LossScale, steps: &str, after: &[f32], last: Verdict) {
+        let mut verdict = Apply;
+        for (i, (step, expected)) in steps.chars().zip(after).enumerate() {
+            verdict = scale.judge(step == '.');
+            assert_eq!(scale.scale(), *expected, "after step {i} of {steps}");
+            assert_eq!(verdict == Apply, step == '.', "step {i} of {steps}");
+        }
+        assert_eq!((steps.len(), verdict), (after.len(), last), "{steps}");
+    }
+
+    /// What `DynamicLossScaler.update_scale` does, by hand.
+    #[test]
+    fn the_dynamic_scale_moves_as_in_deepspeed() {
+        // Window 3: steps 0, 1, 2 are clean, step 3 is the first with n = 3; then every third.
+        let after = [8., 8., 8., 16., 16., 16., 32., 32., 32., 64.];
+        check(dynamic(8., 3, 1, false), "..........", &after, Apply);
+        // After an overflow at step 1, n = 3 at step 5.
+        check(dynamic(8., 3, 1, false), ".x.....", &[8., 4., 4., 4., 4., 8., 8.], Apply);
+        // Hysteresis 2: the first overflow is free, the second halves, and so does every later one...
+        check(dynamic(8., 3, 2, false), "xxx.x", &[8., 4., 2., 2., 1.], Skip);
+        // ... until a doubling refills it: n = 3 at step 6.
+        check(dynamic(8., 3, 2, false), "x.x....xx", &[8., 8., 4., 4., 4., 4., 8., 8., 4.], Skip);
+        // Refilled by every clean step: only overflows in a row halve.
+        check(dynamic(8., 100, 2, true), "x.x.xx.", &[8., 8., 8., 8., 8., 4., 4.], Apply);
+        check(dynamic(8., 100, 3, true), "xx.xxx", &[8., 8., 8., 8., 8., 4.], Skip);
+        // Never below the least, and stuck there once the hysteresis is used up.
+        check(dynamic(2., 9, 1, false), "xx", &[1., 1.], Stuck);
+        check(dynamic(3., 9, 1, false), "xxx", &[1.5, 1., 1.], Stuck);
+        check(dynamic(1., 9, 2, false), "xx", &[1., 1.], Stuck);
+        check(dynamic(1., 9, 2, true), "x.x", &[1., 1., 1.], Skip);
+    }
+
+    #[test]
+    fn a_window_of_one_doubles_from_the_second_clean_step_on() {
+        check(dynamic(1., 1, 1, false), "....x...", &[1., 2., 4., 8., 4., 4., 8., 16.], Apply);
+        let mut largest = dynamic(2f32.powi(126), 1, 1, false);
+        (0..4).for_each(|_| assert_eq!(largest.judge(true), Apply));
+        assert_eq!(largest.scale(), 2f32.powi(127));
+    }
+
+    #[test]
+    fn a_static_scale_skips_until_a_hundred_overflows_in_a_row() {
+        let mut scale = LossScale::new(LossScaling::Static(128.0));
+        for _ in 0..2 {
+            (0..99).for_each(|_| assert_eq!(scale.judge(false), Skip));
+            assert_eq!(scale.judge(true), Apply);
+        }
+        (0..99).for_each(|_| assert_eq!(scale.judge(false), Skip));
+        assert_eq!((scale.judge(false), scale.scale()), (Stuck, 128.0));
+    }
+
+    #[test]
+    fn without_a_scale_the_first_overflow_is_a_fault() {
+        let mut scale = LossScale::new(LossScaling::Off);
+        assert_eq!((scale.judge(true), scale.judge(false), scale.scale()), (Apply, Stuck, 1.0));
+    }
+
+    #[test]
+    fn a_stored_scale_goes_on_where_it_was() {
+        let steps = ".x..xx.x........x...x.";
+        for at in 0..steps.len() {
+            let mut whole = dynamic(1024., 3, 2, false);
+            for step in steps.chars().take(at) {
+                whole.judge(step == '.');
+            }
+            let text = serde_json::to_string(&whole.state()).unwrap();
+            let stored: LossScaleState = serde_json::from_str(&text).unwrap();
+            let mut resumed = LossScale::resumed(whole.scaling(), stored);
+            assert_eq!(resumed, whole);
+            for step in steps.chars().skip(at) {
+                assert_eq!(resumed.judge(step == '.'), whole.judge(step == '.'));
+            }
+            assert_eq!(resumed, whole);
+        }
+        let other = LossScale::resumed(LossScaling::Static(2.0), dynamic(8., 1, 1, false).state());
+        assert_eq!(other, LossScale::new(LossScaling::Static(2.0)));
+    }
+}

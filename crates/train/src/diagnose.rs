@@ -1,0 +1,244 @@
+//! Which tensor was the first that is not finite.
+//!
+//! A step whose loss or gradient norm is not finite is not applied. Where no smaller loss scale is left to
+//! try, the run ends, and the reason is looked for first: the same micro-batches run again, on parameters that
+//! are still those of the step before, and every tensor is counted as it comes to be. All ranks go through the
+//! same tensors in the same order, so a tensor is known by its place in that order; the ranks tell each other
+//! the first place at which they found something, and all of them name the first, on the lowest rank.
+
+use phalanx_collectives::CollectiveError;
+use phalanx_optim::LossScaling;
+use phalanx_parallel::Seen;
+use phalanx_tensor::{Category, DType, Device, Tensor, View};
+
+use crate::rank::{Batch, Rank};
+use crate::run::RunError;
+use crate::step::Outcome;
+
+/// Numbers that a rank tells of its search: place, elements that are not finite, elements.
+const TOLD: usize = 3;
+
+/// A step that was not applied, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NonFinite {
+    /// The step.
+    pub step: u64,
+    /// The first tensor, on all ranks, that is not finite.
+    pub first: Option<Found>,
+    /// Its loss.
+    pub loss: f32,
+    /// Its gradient norm, as a number of f32.
+    pub grad_norm: f32,
+    /// Its loss scale, where there is one.
+    pub loss_scale: Option<f32>,
+    /// Its learning rate.
+    pub lr: f64,
+    /// What may help.
+    pub advice: &'static str,
+}
+
+/// A tensor that is not finite.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// In words, with block and micro-batch.
+    pub tensor: String,
+    /// The lowest rank on which it is not.
+    pub rank: usize,
+    /// Elements there that are not finite.
+    pub count: u64,
+    /// Elements there.
+    pub elements: u64,
+    /// Whether every rank's own gradients are finite and their sum is not.
+    pub in_sum: bool,
+}
+
+impl std::fmt::Display for NonFinite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let NonFinite { step, first, loss, grad_norm, loss_scale, lr, advice } = self;
+        match first {
+            Some(Found { tensor, rank, count, elements, .. }) => write!(
+                f,
+                "step {step}: {tensor} on rank {rank} is not finite ({} of {} elements), the first of the step",
+                grouped(*count),
+                grouped(*elements)
+            )?,
+            None => write!(f, "step {step}: every tensor is finite, but the gradient norm exceeds f32")?,
+        }
+        let scale = loss_scale.map_or(String::new(), |scale| format!("loss scale {scale}, "));
+        write!(
+            f,
+            "; loss {loss}, gradient norm {grad_norm}, {scale}lr {lr:e}: training diverged, and no rank applied \
+             this step; {advice}, then start again or --resume"
+        )
+    }
+}
+
+/// 1048576 -> 1,048,576
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A tensor of a step, in order of execution.
+#[derive(Clone, Copy)]
+enum Place {
+    /// In the walk of a micro-batch.
+    Walk { micro: usize, seen: Seen },
+    /// The sum over ranks of a parameter's gradient.
+    Sum { parameter: usize },
+}
+
+/// A rank's way through the tensors of a step.
+struct Search<'a> {
+    device: &'a Device,
+    count: &'a mut Tensor,
+    /// Tensors that were passed.
+    places: Vec<Place>,
+    /// Place, elements that are not finite, elements.
+    found: [f64; TOLD],
+}
+
+impl Search<'_> {
+    /// Counts `x` at `place`, unless something was found before.
+    fn look(&mut self, place: usize, x: View) {
+        if self.found[0] <= place as f64 {
+            return;
+        }
+        self.device.count_non_finite(x, self.count.view_mut());
+        let count = self.device.fetch(self.count.view());
+        if count > 0.0 {
+            self.found = [place as f64, count.into(), x.elements() as f64];
+        }
+    }
+}
+
+impl Rank {
+    /// The error of step `number`, which left `outcome` and cannot be applied.
+    pub(crate) fn stuck(
+        &mut self,
+        number: u64,
+        batch: &Batch,
+        outcome: &Outcome,
+    ) -> Result<RunError, CollectiveError> {
+        let Outcome { loss, grad_norm, loss_scale, lr, .. } = *outcome;
+        let first = self.diagnose(number, batch, loss_scale.unwrap_or(1.0))?;
+        let in_sum = first.as_ref().is_some_and(|first| first.in_sum);
+        let advice = match self.spec.loss_scaling {
+            LossScaling::Off if in_sum && self.spec.precision.communicate == DType::F16 => {
+                "the sum over ranks exceeds f16: set precision.communicate to \"bf16\" or \"f32\""
+            }
+            LossScaling::Off => "lower optimizer.lr, raise schedule.warmup or set optimizer.clip",
+            LossScaling::Static(_) => {
+                "100 steps in a row have overflowed: lower precision.loss_scale, or leave it out for a dynamic \
+                 one, or lower optimizer.lr"
+            }
+            LossScaling::Dynamic(_) => {
+                "the loss scale is precision.min_loss_scale already: compute in \"bf16\", which has the range of \
+                 f32, or lower optimizer.lr"
+            }
+        };
+        let step = number;
+        let error = NonFinite { step, first, loss, grad_norm, loss_scale, lr, advice };
+        Ok(RunError::NonFinite(Box::new(error)))
+    }
+
+    /// Runs the micro-batches of step `number` again and finds the first tensor that is not finite; the
+    /// same answer on all ranks.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn diagnose(
+        &mut self,
+        number: u64,
+        batch: &Batch,
+        loss_scale: f32,
+    ) -> Result<Option<Found>, CollectiveError> {
+        let device = self.device.clone();
+        device.try_phase("diagnose", || {
+            let mut count = self.count.take().expect("only here and back below");
+            let places = Vec::new();
+            let mut search =
+                Search { device: &device, count: &mut count, places, found: [f64::INFINITY, 0.0, 0.0] };
+            let mut watch = |micro: usize, seen: Seen, x: View| {
+                search.look(search.places.len(), x);
+                search.places.push(Place::Walk { micro, seen });
+            };
+            self.gradients(number, batch, loss_scale, Some(&mut watch))?;
+            self.zero.finish_gradients()?;
+            let walked = search.places.len();
+            self.zero.reduced_gradients(|parameter, x| search.look(walked + parameter, x));
+            let mut places = std::mem::take(&mut search.places);
+            places.extend((0..self.network.parameters.len()).map(|parameter| Place::Sum { parameter }));
+            let found = search.found;
+            self.count = Some(count);
+            let first = self.first_of_all(found)?;
+            Ok(first.map(|(rank, [place, count, elements])| {
+                let place = places[place as usize];
+                let in_sum = matches!(place, Place::Sum { .. });
+                let (count, elements) = (count as u64, elements as u64);
+                Found { tensor: self.describe(place), rank, count, elements, in_sum }
+            }))
+        })
+    }
+
+    /// The least of all ranks' places, and the lowest rank that has it.
+    fn first_of_all(&self, found: [f64; TOLD]) -> Result<Option<(usize, [f64; TOLD])>, CollectiveError> {
+        let (rank, world) = (self.group().rank(), self.group().world_size());
+        let mut told = self.device.alloc(DType::F64, [world * TOLD], Category::Workspace, "diagnose.found");
+        let mut all = vec![[f64::INFINITY; TOLD]; world];
+        all[rank] = found;
+        self.device.upload(all.as_flattened(), told.view_mut());
+        let told = self.group().all_gather_in_place(told).wait()?;
+        self.device.download(told.view(), all.as_flattened_mut());
+        let first = all.into_iter().enumerate().min_by(|(_, a), (_, b)| a[0].total_cmp(&b[0]));
+        Ok(first.filter(|(_, found)| found[0].is_finite()))
+    }
+
+    fn describe(&self, place: Place) -> String {
+        let network = &self.network;
+        let name = |parameter: usize| &network.parameters[parameter].name;
+        let (micro, seen) = match place {
+            Place::Walk { micro, seen } => (micro, seen),
+            Place::Sum { parameter } => {
+                return format!("sum over ranks of the gradient of {}", name(parameter));
+            }
+        };
+        let of_micro = match self.spec.micro_batches {
+            1 => String::new(),
+            of => format!("micro-batch {} of {of}", micro + 1),
+        };
+        let behind = |text: String| if of_micro.is_empty() { text } else { format!("{text} ({of_micro})") };
+        let of_block = |what: &str, block: usize, index: usize| {
+            let comma = if of_micro.is_empty() { "" } else { ", " };
+            let block_name = network.block_name(block);
+            format!("{what} {} (block {block_name}{comma}{of_micro})", name(network.uses[block][index]))
+        };
+        match seen {
+            Seen::Parameter { block, index } => of_block("parameter", block, index),
+            Seen::Output { block } => behind(format!("output of block {}", network.block_name(block))),
+            Seen::Loss => behind("loss".to_string()),
+            Seen::Gradient { block, index } => of_block("gradient of", block, index),
+            Seen::InputGradient { block } => {
+                behind(format!("gradient of the input of block {}", network.block_name(block)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::grouped;
+
+    #[test]
+    fn large_numbers_are_grouped() {
+        let numbers = [0, 7, 999, 1000, 1_048_576, 12_345_678].map(grouped);
+        assert_eq!(numbers, ["0", "7", "999", "1,000", "1,048,576", "12,345,678"]);
+    }
+}
