@@ -68,9 +68,10 @@ fn rank(args: &[String]) -> ExitCode {
     let options = Options { overlap: args[5] == "overlap", ..Options::default() };
     let endpoint = join(fds[0], &fds[1..], rank, world_size).expect("a job").with_options(options);
     let region = endpoint.arena(plan.arena_bytes as usize).expect("memory");
-    region.populate().expect("memory");
+    let cpu = Cpu::new(1);
+    cpu.populate(&region).expect("memory");
     let arena = Arena::replaying(plan, region);
-    let device = Device::new(Cpu::new(1), Arc::clone(&arena));
+    let device = Device::new(cpu, Arc::clone(&arena));
     arena.begin("init");
     arena.end();
     arena.begin("bench");

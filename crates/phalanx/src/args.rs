@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use phalanx_trace::DType;
 
 use crate::task::Show;
 
@@ -19,7 +20,10 @@ use crate::task::Show;
     after_help = "Start here:\n  \
                   phalanx plan examples/quickstart.toml     what every rank will hold\n  \
                   phalanx train examples/quickstart.toml    train it on this repository's text\n  \
-                  phalanx COMMAND --help                    examples for each command",
+                  phalanx COMMAND --help                    examples for each command\n\n\
+                  Environment:\n  \
+                  PHALANX_ISA=portable|avx2|avx512|avx512bf16   instruction set of the kernels, instead of\n  \
+                  \u{20}                                             the best that the processor has",
     infer_long_args = true
 )]
 pub struct Cli {
@@ -249,7 +253,7 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
-/// Measures steps or collectives
+/// Measures steps, kernels or collectives
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// What to measure.
@@ -261,13 +265,15 @@ pub struct BenchArgs {
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     Step(BenchStepArgs),
+    Kernels(BenchKernelsArgs),
     Collectives(BenchCollectivesArgs),
 }
 
 /// Times training steps on random tokens
 ///
 /// The engine, the ranks and the plan are those of `train`; data, evaluations and checkpoints are left
-/// out, and nothing is written.
+/// out, and nothing is written. Then says where the time of a step goes, kernel by kernel, beside the least
+/// that each could take on this machine.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx bench step examples/gpt2_mini.toml\n  \
@@ -286,6 +292,70 @@ pub struct BenchStepArgs {
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Times every kernel of a GPT-2 step alone
+///
+/// Each is called again and again at the shapes of the step, by one thread and by all, beside peaks that are
+/// measured in the same run: operations from registers, and copies of memory.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx bench kernels\n  \
+    phalanx bench kernels --setting small --dtype bf16 --only linear --only attention\n  \
+    PHALANX_ISA=avx2 phalanx bench kernels --json | jq '.kernels[] | [.name, .size, .runs[0].floor_share]'")]
+pub struct BenchKernelsArgs {
+    /// Shapes: GPT-2 of 512 x 8, batch 8 of 256 tokens; 768 x 12, batch 4 of 256; nanoGPT's CPU setting
+    #[arg(long, value_enum, default_value_t = BenchSetting::Mini, value_name = "NAME")]
+    pub setting: BenchSetting,
+    /// Threads beside one; all cores when left out
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Type of activations and parameters
+    #[arg(long, value_enum, default_value_t = BenchDType::F32, value_name = "TYPE")]
+    pub dtype: BenchDType,
+    /// Only kernels whose name and size contain this; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Milliseconds of each kernel
+    #[arg(long, default_value_t = 300, value_name = "T")]
+    pub ms: u64,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Shapes that `bench kernels` knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchSetting {
+    Mini,
+    Small,
+    Nano,
+    /// For tests: of no interest.
+    #[value(hide = true)]
+    Tiny,
+}
+
+impl BenchSetting {
+    /// As it is given.
+    pub fn name(self) -> &'static str {
+        match self {
+            BenchSetting::Mini => "mini",
+            BenchSetting::Small => "small",
+            BenchSetting::Nano => "nano",
+            BenchSetting::Tiny => "tiny",
+        }
+    }
+}
+
+impl BenchDType {
+    /// The type itself.
+    pub fn dtype(self) -> DType {
+        match self {
+            BenchDType::F32 => DType::F32,
+            BenchDType::Bf16 => DType::BF16,
+            BenchDType::F16 => DType::F16,
+        }
+    }
 }
 
 /// Times collectives between processes
@@ -328,7 +398,7 @@ pub enum BenchOp {
     Broadcast,
 }
 
-/// Element types that `bench collectives` knows.
+/// Element types that `bench` knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum BenchDType {
@@ -339,8 +409,8 @@ pub enum BenchDType {
 
 /// Measures this machine and checks its limits
 ///
-/// Cores and instruction sets, the rate of f32 multiply-adds, memory bandwidth, memory available, and the
-/// limits of the system that matter to a run.
+/// Cores and instruction sets, the rates of multiply-adds in f32 and of products of bf16, memory bandwidth,
+/// memory available, and the limits of the system that matter to a run.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  phalanx doctor\n  phalanx doctor --json")]
 pub struct DoctorArgs {

@@ -3,20 +3,30 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use phalanx_collectives::bench::median_us;
 use phalanx_collectives::{CollectiveOp, Group, MetaGroup};
 use phalanx_models::Gpt2;
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::cpu::peak;
+use phalanx_tensor::profile::Profile;
 use phalanx_tensor::{Cpu, DType, Device};
 use phalanx_train::metrics::resident_bytes_peak;
 use phalanx_train::rank::{Batch, Rank};
 use serde::{Deserialize, Serialize};
 
+use crate::environment::Environment;
+use crate::kernel_table::{KernelFigures, Peaks, StepProfile};
+use crate::machine;
 use crate::planned::Planned;
 use crate::seat::{self, Place, Seat};
 use crate::task::{BenchCollectivesTask, BenchStepTask};
+
+/// Most steps whose kernel calls are timed.
+const PROFILED: usize = 3;
+
+/// Bytes to measure a rank's bandwidth with.
+const COPY_BYTES: usize = 256 << 20;
 
 /// What one rank measured of steps.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -25,8 +35,15 @@ pub struct StepFigures {
     pub step_s: Vec<f64>,
     /// Loss of each timed step.
     pub losses: Vec<f32>,
-    /// f32 operations per second of this rank's threads, measured while the others measure too.
-    pub peak_flops_per_s: f64,
+    /// What this rank's threads are capable of, measured while the others measure too.
+    pub peaks: Peaks,
+    /// Of further steps, whose kernel calls were timed one by one, the one with the median time.
+    pub profile: StepProfile,
+    /// How many of those there were.
+    pub profiled: usize,
+    /// Page faults of the first step of all, and of the later ones to the last that is timed; not where the system
+    /// does not tell.
+    pub page_faults: Option<[u64; 2]>,
     /// Bytes this rank sent in a step.
     pub sent_bytes: u64,
     /// Seconds of a step in which this rank waited for communication, mean.
@@ -37,56 +54,126 @@ pub struct StepFigures {
     pub arena_bytes: u64,
 }
 
-/// Warm-up, then timed steps.
+/// A rank that steps on random tokens.
+struct Stepper<'a> {
+    seat: &'a Seat,
+    engine: Rank,
+    batch: Batch,
+    vocab: usize,
+    random: u64,
+    number: u64,
+    /// As in [`StepFigures`].
+    page_faults: Option<[u64; 2]>,
+}
+
+impl Stepper<'_> {
+    /// One step: its seconds and loss.
+    fn step(&mut self) -> Result<(f64, f32)> {
+        for token in self.batch.tokens.iter_mut().chain(&mut self.batch.targets) {
+            *token = below(&mut self.random, self.vocab);
+        }
+        self.number += 1;
+        self.seat.note_step(self.number);
+        self.engine.group().take_statistics();
+        let faults = machine::page_faults();
+        let start = Instant::now();
+        let outcome = self.engine.step(self.number, &self.batch, false)?;
+        let seconds = start.elapsed().as_secs_f64();
+        if let (Some(sums), Some(before), Some(after)) =
+            (&mut self.page_faults, faults, machine::page_faults())
+        {
+            sums[usize::from(self.number > 1)] += after - before;
+        }
+        Ok((seconds, outcome.loss))
+    }
+
+    /// The median of some steps whose kernel calls are timed. Page faults of the table are not the step's.
+    fn profile(&mut self, profile: &Profile, steps: usize) -> Result<StepProfile> {
+        let page_faults = self.page_faults;
+        profile.pause(false);
+        let mut profiles = Vec::new();
+        for _ in 0..steps {
+            let (step_s, _) = self.step()?;
+            let kernels = profile.take().into_iter().map(|(key, time)| KernelFigures {
+                name: key.name.to_string(),
+                flops: key.flops,
+                bytes: key.bytes,
+                calls: time.calls,
+                seconds: time.time.as_secs_f64(),
+            });
+            profiles.push(StepProfile { step_s, kernels: kernels.collect() });
+        }
+        profile.pause(true);
+        self.page_faults = page_faults;
+        profiles.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
+        let mut median = profiles.swap_remove(profiles.len() / 2);
+        median.sort();
+        Ok(median)
+    }
+
+    /// Operations per second, measured by all ranks at the same time, as they compute in a step.
+    fn flops_per_s(&self, cpu: &Cpu, compute: DType) -> Result<f64> {
+        self.engine.group().barrier().wait()?;
+        Ok(peak::flops_per_s(cpu, compute))
+    }
+}
+
+/// Warm-up, then timed steps, then steps whose kernels are timed.
 ///
 /// # Errors
 /// Memory that the system does not give; a rank that died.
-pub fn steps(task: &BenchStepTask, seat: &Seat) -> Result<StepFigures> {
+pub fn steps(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Result<StepFigures> {
     let model = Gpt2::from_config(&task.model)?;
-    let Planned { config, plan } = Planned::new(task.config.clone(), model, 0)?;
-    let spec = &plan.spec;
-    let memory = &plan.ranks[seat.rank()].memory;
-    let Place { cpu, device, group, arena_bytes } = seat.take(memory, spec.threads)?;
-    let mut engine = Rank::new(device, group, spec, &plan.orders);
-    engine.initialise(config.train.seed)?;
-    let mut batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
-    let mut random = config.train.seed ^ ((seat.rank() as u64) << 32);
-    let mut figures = StepFigures {
-        step_s: Vec::new(),
-        losses: Vec::new(),
-        peak_flops_per_s: peak_together(&engine, &cpu)?,
-        sent_bytes: 0,
-        exposed_s: 0.0,
-        resident_bytes_peak: 0,
-        arena_bytes: memory.arena_bytes,
+    let planned = Planned::new(task.config.clone(), model, 0)?;
+    let (spec, compute) = (&planned.plan.spec, planned.compute());
+    let memory = &planned.plan.ranks[seat.rank()].memory;
+    let Place { cpu, device, group, arena_bytes } = seat.take(memory, environment.options(spec.threads))?;
+    let profile = Arc::new(Profile::default());
+    profile.pause(true);
+    let mut engine = Rank::new(device.profiled(Arc::clone(&profile)), group, spec, &planned.plan.orders);
+    engine.initialise(planned.config.train.seed)?;
+    let mut stepper = Stepper {
+        seat,
+        engine,
+        batch: Batch::with_rows(spec.micro * spec.micro_batches, spec.seq),
+        vocab: spec.model.vocab,
+        random: planned.config.train.seed ^ ((seat.rank() as u64) << 32),
+        number: 0,
+        page_faults: machine::page_faults().map(|_| [0, 0]),
     };
-    for number in 0..task.warmup + task.steps {
-        for token in batch.tokens.iter_mut().chain(&mut batch.targets) {
-            *token = below(&mut random, spec.model.vocab);
-        }
-        seat.note_step(number as u64 + 1);
-        engine.group().take_statistics();
-        let start = Instant::now();
-        let outcome = engine.step(number as u64 + 1, &batch, false)?;
-        if number >= task.warmup {
-            figures.step_s.push(start.elapsed().as_secs_f64());
-            figures.losses.push(outcome.loss);
-            let communication = engine.group().take_statistics();
-            figures.sent_bytes = communication.sent_bytes;
-            figures.exposed_s += communication.exposed_s / task.steps as f64;
-        }
+    let before = stepper.flops_per_s(&cpu, compute)?;
+    for _ in 0..task.warmup {
+        stepper.step()?;
     }
-    // Again, now that the system has spread the threads over the cores.
-    figures.peak_flops_per_s = figures.peak_flops_per_s.max(peak_together(&engine, &cpu)?);
+    let (mut step_s, mut losses, mut sent_bytes, mut exposed_s) = (Vec::new(), Vec::new(), 0, 0.0);
+    for _ in 0..task.steps {
+        let (seconds, loss) = stepper.step()?;
+        step_s.push(seconds);
+        losses.push(loss);
+        let communication = stepper.engine.group().take_statistics();
+        sent_bytes = communication.sent_bytes;
+        exposed_s += communication.exposed_s / task.steps as f64;
+    }
+    let profiled = task.steps.min(PROFILED);
+    let profile = stepper.profile(&profile, profiled)?;
     let foreign = if matches!(seat, Seat::Among(_)) { seat::foreign_bytes(arena_bytes) } else { 0 };
-    figures.resident_bytes_peak = resident_bytes_peak(foreign);
-    Ok(figures)
-}
-
-/// Measured by all ranks at the same time, as they compute in a step.
-fn peak_together(engine: &Rank, cpu: &Cpu) -> Result<f64> {
-    engine.group().barrier().wait()?;
-    Ok(peak::flops_per_s(cpu))
+    let resident_bytes_peak = resident_bytes_peak(foreign);
+    // Again, now that the system has spread the threads over the cores.
+    let flops_per_s = before.max(stepper.flops_per_s(&cpu, compute)?);
+    stepper.engine.group().barrier().wait()?;
+    let bytes_per_s = peak::bandwidth(&cpu, COPY_BYTES).context("memory to measure its bandwidth")?.copy;
+    Ok(StepFigures {
+        step_s,
+        losses,
+        peaks: Peaks { flops_per_s, bytes_per_s },
+        profile,
+        profiled,
+        page_faults: stepper.page_faults,
+        sent_bytes,
+        exposed_s,
+        resident_bytes_peak,
+        arena_bytes: memory.arena_bytes,
+    })
 }
 
 /// A token below `vocab` (Knuth's linear congruence; the upper bits).
@@ -116,10 +203,14 @@ pub struct CollectiveFigures {
 ///
 /// # Errors
 /// Memory that the system does not give; a rank that died.
-pub fn collectives(task: &BenchCollectivesTask, seat: &Seat) -> Result<Vec<CollectiveFigures>> {
+pub fn collectives(
+    task: &BenchCollectivesTask,
+    seat: &Seat,
+    environment: Environment,
+) -> Result<Vec<CollectiveFigures>> {
     let Seat::Among(endpoint) = seat else { return Ok(Vec::new()) };
     let memory = plan_collectives(task, seat.rank(), endpoint.world_size())?;
-    let Place { device, group, .. } = seat.take(&memory, 1)?;
+    let Place { device, group, .. } = seat.take(&memory, environment.options(1))?;
     measure(task, &device, &*group)
 }
 

@@ -11,6 +11,7 @@ use phalanx_train::sample::{Generator, Sampling};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::environment::Environment;
 use crate::planned::{Planned, outside_bytes};
 use crate::report::{bytes, plural, print, print_line, seconds};
 use crate::run_folder::{RunFolder, model_of};
@@ -105,7 +106,7 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
 ///
 /// # Errors
 /// Files of the run folder that cannot be read.
-pub fn complete(folder: &RunFolder, planned: &Planned) -> Result<()> {
+pub fn complete(folder: &RunFolder, planned: &Planned, environment: Environment) -> Result<()> {
     let reached = Reached::read(folder);
     print_line("");
     if let Some((first, last)) = reached.losses {
@@ -125,7 +126,7 @@ pub fn complete(folder: &RunFolder, planned: &Planned) -> Result<()> {
         ));
     }
     print_line(&memory(folder, planned)?);
-    sample(folder, planned)?;
+    sample(folder, planned, environment)?;
     print_line(&format!("\nrun folder  {}", folder.path().display()));
     print_line("            config.toml  plan.json  memory.json  metrics.jsonl  checkpoints/");
     print_line(&next(folder, planned));
@@ -133,7 +134,7 @@ pub fn complete(folder: &RunFolder, planned: &Planned) -> Result<()> {
 }
 
 /// A text from the last checkpoint.
-fn sample(folder: &RunFolder, planned: &Planned) -> Result<()> {
+fn sample(folder: &RunFolder, planned: &Planned, environment: Environment) -> Result<()> {
     let prompt = &planned.config.train.sample;
     if prompt.is_empty() {
         return Ok(());
@@ -149,7 +150,8 @@ fn sample(folder: &RunFolder, planned: &Planned) -> Result<()> {
         checkpoint.step(),
         SAMPLE_TOKENS
     ));
-    let generator = Generator::load(&model_of(&checkpoint)?, &checkpoint, machine::cores())?;
+    let options = environment.options(machine::cores());
+    let generator = Generator::load(&model_of(&checkpoint)?, &checkpoint, options)?;
     let how = Sampling { temperature: 0.8, top_k: 0, seed: planned.config.train.seed };
     print(prompt);
     continuation::stream(&generator, &tokenizer, &mut tokens, SAMPLE_TOKENS, how, &mut |text| print(text));

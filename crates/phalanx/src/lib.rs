@@ -48,7 +48,7 @@ pub use phalanx_data::{Corpus, CorpusSpec, DataError, TokenFile, Tokenizer, Toke
 pub use phalanx_layers::{self as layers, Network};
 pub use phalanx_models::{Dropouts, Gpt2};
 pub use phalanx_plan::{ChunkLayout, MemoryPlan, Peak, Precision, Stage};
-pub use phalanx_tensor::{Arena, Cpu, Device, Region, Tensor};
+pub use phalanx_tensor::{Arena, Cpu, Device, Region, Tensor, cpu};
 pub use phalanx_train::rank::Batch;
 pub use phalanx_train::run::{Job, Place, Start, train};
 pub use phalanx_train::sample::{Generator, Sampling};

@@ -79,11 +79,25 @@ pub fn instruction_sets() -> Vec<String> {
     KNOWN.into_iter().filter(|flag| has.contains(flag)).map(String::from).collect()
 }
 
-/// How the system hands out huge pages for private memory: `always`, `madvise` or `never`.
-pub fn huge_pages() -> String {
-    let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+/// How the system hands out huge pages: for private memory (`always`, `madvise` or `never`) and for memory that
+/// processes share (`always`, `within_size`, `advise` or `never`).
+pub fn huge_pages() -> [String; 2] {
+    ["enabled", "shmem_enabled"].map(|file| chosen(&format!("/sys/kernel/mm/transparent_hugepage/{file}")))
+}
+
+/// The word in brackets.
+fn chosen(path: &str) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
     let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     chosen.map_or("unknown".to_string(), |(word, _)| word.to_string())
+}
+
+/// Page faults of this process so far that needed no disk (`minflt` of `/proc/self/stat`); `None` where the
+/// system does not tell.
+pub fn page_faults() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // Behind the name in brackets: state, five numbers of processes and terminals, flags, faults.
+    text.rsplit_once(')')?.1.split_whitespace().nth(7)?.parse().ok()
 }
 
 /// Limits of this process: the soft value, `None` for no limit.

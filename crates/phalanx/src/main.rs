@@ -10,6 +10,9 @@ mod commands;
 mod config;
 mod continuation;
 mod ending;
+mod environment;
+mod kernel_bench;
+mod kernel_table;
 mod keys;
 mod launch;
 mod machine;
@@ -33,6 +36,7 @@ use anyhow::Result;
 use clap::Parser;
 
 use args::{BenchCommand, Cli, Command};
+use environment::Environment;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -46,20 +50,23 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode> {
+    let environment = Environment::read()?;
     match command {
-        Command::Train(args) => return commands::train::train(&args),
+        Command::Train(args) => return commands::train::train(&args, environment),
         Command::Rank(args) => {
-            return Ok(if rank_process::rank(&args)? { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            let done = rank_process::rank(&args, environment)?;
+            return Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Command::Plan(args) => commands::plan::plan(&args),
-        Command::Sample(args) => commands::sample::sample(&args),
+        Command::Sample(args) => commands::sample::sample(&args, environment),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Import(args) => commands::import::import(&args),
         Command::Export(args) => commands::export::export(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
-        Command::Doctor(args) => commands::doctor::doctor(&args),
+        Command::Doctor(args) => commands::doctor::doctor(&args, environment),
         Command::Bench(args) => match args.what {
-            BenchCommand::Step(args) => commands::bench_step::bench_step(&args),
+            BenchCommand::Step(args) => commands::bench_step::bench_step(&args, environment),
+            BenchCommand::Kernels(args) => commands::bench_kernels::bench_kernels(&args, environment),
             BenchCommand::Collectives(args) => commands::bench_collectives::bench_collectives(&args),
         },
     }?;

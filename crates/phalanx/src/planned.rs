@@ -8,8 +8,10 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use phalanx_data::TokenFile;
 use phalanx_models::Gpt2;
+use phalanx_trace::DType;
 use phalanx_train::config::Reduce;
 use phalanx_train::{Dataset, RunConfig, RunPlan, Spec, dataset};
+use serde_json::json;
 
 use crate::machine;
 use crate::report::bytes;
@@ -47,6 +49,17 @@ impl Planned {
         let evaluated = spec.evaluation_batches * spec.micro * spec.world;
         let whole = evaluated.next_multiple_of(config.micro() * config.parallel.data);
         Planned::new(config, spec.model.clone(), whole)
+    }
+
+    /// Type that products are computed in.
+    pub fn compute(&self) -> DType {
+        // The configuration spells types as they spell themselves.
+        serde_json::from_value(json!(self.config.precision.compute)).expect("a checked configuration")
+    }
+
+    /// Operations of one step over all ranks, without what is computed again.
+    pub fn model_flops_per_step(&self) -> u64 {
+        self.plan.step.model_flops() * self.plan.spec.world as u64
     }
 
     /// Bytes that all ranks together need.

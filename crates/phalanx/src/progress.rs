@@ -12,23 +12,11 @@ use crate::report;
 /// Between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Most measurements of the peak.
-const MEASUREMENTS: usize = 5;
-
-/// Measures operations per second of one rank.
-type MeasurePeak = Box<dyn Fn() -> f64>;
-
 /// Watches rank 0.
 pub struct Progress {
     bar: ProgressBar,
     steps: u64,
-    ranks: usize,
-    flops_per_step: f64,
     memory: String,
-    measure_peak: MeasurePeak,
-    measurements: usize,
-    /// Of all ranks.
-    peak_flops_per_s: f64,
     first_step: u64,
     started: Instant,
     line_due: Instant,
@@ -36,8 +24,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of a run; `measure_peak` takes some milliseconds and is asked after the first step.
-    pub fn new(job: &Job, measure_peak: MeasurePeak) -> Progress {
+    /// Of a run.
+    pub fn new(job: &Job) -> Progress {
         let steps = job.config.train.steps;
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr_with_hz(5));
         let style = ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len}  {wide_msg}");
@@ -48,12 +36,7 @@ impl Progress {
         Progress {
             bar,
             steps,
-            ranks,
-            flops_per_step: job.plan.flops_per_step() as f64,
             memory: if ranks == 1 { arena } else { format!("{ranks} x {arena}") },
-            measure_peak,
-            measurements: 0,
-            peak_flops_per_s: 0.0,
             first_step: 0,
             started: Instant::now(),
             line_due: Instant::now(),
@@ -67,9 +50,10 @@ impl Progress {
             text.push_str(&format!("  val {val_loss:.4}"));
         }
         text.push_str(&format!("  {} tokens/s", report::count(record.tokens_per_s)));
-        if self.peak_flops_per_s > 0.0 {
-            let share = self.flops_per_step / record.step_s / self.peak_flops_per_s;
-            text.push_str(&format!("  {:.0}% of peak", 100.0 * share));
+        for (name, share) in [("mfu", record.mfu), ("hfu", record.hfu)] {
+            if let Some(share) = share {
+                text.push_str(&format!("  {name} {:.0}%", 100.0 * share));
+            }
         }
         text.push_str(&format!("  {}", self.memory));
         let done = record.step - self.first_step;
@@ -98,13 +82,6 @@ impl Observer for Progress {
     }
 
     fn step(&mut self, record: &StepRecord) {
-        // After the first step, and again where a step was faster than the peak: the system may leave
-        // threads on one core for a while.
-        let flops_per_s = self.flops_per_step / record.step_s;
-        if self.measurements < MEASUREMENTS && flops_per_s > self.peak_flops_per_s {
-            self.measurements += 1;
-            self.peak_flops_per_s = self.peak_flops_per_s.max((self.measure_peak)() * self.ranks as f64);
-        }
         let text = self.describe(record);
         let due = Instant::now() >= self.line_due;
         if self.bar.is_hidden() && (due || record.step == self.steps) {

@@ -10,6 +10,7 @@ use phalanx_collectives::join;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::args::RankArgs;
+use crate::environment::Environment;
 use crate::seat::Seat;
 use crate::task::Task;
 use crate::{bench, signals, training};
@@ -18,7 +19,7 @@ use crate::{bench, signals, training};
 ///
 /// # Errors
 /// What could not be told to the job: it was not joined.
-pub fn rank(args: &RankArgs) -> Result<bool> {
+pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
     end_with(args.launcher)?;
     let task: Task = serde_json::from_str(&args.task).context("the task of a rank")?;
     let Some((control, arenas)) = args.fds.split_first() else { bail!("a rank without descriptors") };
@@ -32,10 +33,12 @@ pub fn rank(args: &RankArgs) -> Result<bool> {
     };
     let done = match &task {
         Task::Train(task) => {
-            training::job(task).and_then(|job| training::rank(&job, &seat, &stop, task.show))
+            training::job(task).and_then(|job| training::rank(&job, &seat, environment, &stop, task.show))
         }
-        Task::BenchStep(task) => bench::steps(task, &seat).and_then(|figures| tell(&figures)),
-        Task::BenchCollectives(task) => bench::collectives(task, &seat).and_then(|figures| tell(&figures)),
+        Task::BenchStep(task) => bench::steps(task, &seat, environment).and_then(|figures| tell(&figures)),
+        Task::BenchCollectives(task) => {
+            bench::collectives(task, &seat, environment).and_then(|figures| tell(&figures))
+        }
     };
     if let Err(error) = &done {
         tell_error(error, &seat);

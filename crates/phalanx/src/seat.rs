@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use phalanx_collectives::{Endpoint, Group, Options, Solo};
 use phalanx_plan::MemoryPlan;
+use phalanx_tensor::cpu::Options as Computing;
 use phalanx_tensor::{Arena, Cpu, Device, Region};
 use phalanx_train::RunConfig;
 
@@ -50,16 +51,19 @@ impl Seat {
         }
     }
 
-    /// Maps the memory that the plan asks for, makes every page of it resident, and joins the group.
+    /// Starts the threads that compute, maps the memory that the plan asks for, makes every page of it resident,
+    /// and joins the group.
     ///
     /// # Errors
     /// When the system has not that much memory.
-    pub fn take(&self, memory: &MemoryPlan, threads: usize) -> Result<Place> {
+    pub fn take(&self, memory: &MemoryPlan, computing: Computing) -> Result<Place> {
+        let cpu = Cpu::with_options(computing);
         let bytes = memory.arena_bytes as usize;
         let region = match self {
             Seat::Alone => Region::anonymous(bytes),
             Seat::Among(endpoint) => endpoint.arena(bytes),
         };
+        let resident = |region: Region| cpu.populate(&region).map(|()| region);
         let region = region.and_then(resident).with_context(|| {
             format!(
                 "rank {} cannot have its {bytes} bytes of memory; see `phalanx plan` for what needs less",
@@ -70,7 +74,6 @@ impl Seat {
             Seat::Alone => Arc::new(Solo::new("data")),
             Seat::Among(endpoint) => endpoint.group("data"),
         };
-        let cpu = Cpu::new(threads);
         let arena_bytes = region.bytes() as u64;
         let device = Device::new(Arc::clone(&cpu) as _, Arena::replaying(memory.clone(), region));
         Ok(Place { cpu, device, group, arena_bytes })
@@ -81,14 +84,6 @@ impl Seat {
         if let Seat::Among(endpoint) = self {
             endpoint.note(step);
         }
-    }
-}
-
-/// The region with all of its pages; kernels before 5.14 give them at the first touch instead.
-fn resident(region: Region) -> std::io::Result<Region> {
-    match region.populate() {
-        Err(error) if error.kind() != std::io::ErrorKind::InvalidInput => Err(error),
-        _ => Ok(region),
     }
 }
 

@@ -34,6 +34,8 @@ pub struct TrainTask {
     pub resume: Option<PathBuf>,
     /// What rank 0 shows on the way.
     pub show: Show,
+    /// What the threads of all ranks together are capable of, in the compute type.
+    pub peak_flops_per_s: f64,
 }
 
 /// What a training run shows.

@@ -4,10 +4,10 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 use phalanx_models::Gpt2;
-use phalanx_tensor::cpu::peak;
 use phalanx_train::run::{Job, Place, Silent, train};
 use phalanx_train::{Dataset, RunError};
 
+use crate::environment::Environment;
 use crate::planned::Planned;
 use crate::progress::{Progress, Records};
 use crate::seat::{self, Seat};
@@ -21,30 +21,28 @@ pub fn job(task: &TrainTask) -> Result<Job> {
     let model = Gpt2::from_config(&task.model)?;
     let data = Dataset::open(&task.config, &task.run)?;
     let Planned { config, plan } = Planned::new(task.config.clone(), model, data.evaluated())?;
-    Ok(Job { config, plan, data, run: task.run.clone(), start: task.start() })
+    let peak_flops_per_s = Some(task.peak_flops_per_s);
+    Ok(Job { config, plan, data, run: task.run.clone(), start: task.start(), peak_flops_per_s })
 }
 
 /// Trains one rank to the end; rank 0 shows how it goes as `show` says.
 ///
 /// # Errors
 /// Memory that the system does not give, and those of [`train`].
-pub fn rank(job: &Job, seat: &Seat, stop: &AtomicBool, show: Show) -> Result<()> {
+pub fn rank(job: &Job, seat: &Seat, environment: Environment, stop: &AtomicBool, show: Show) -> Result<()> {
     let rank = seat.rank();
-    let spec = &job.plan.spec;
-    let seat::Place { cpu, device, group, arena_bytes } =
-        seat.take(&job.plan.ranks[rank].memory, spec.threads)?;
+    let computing = environment.options(job.plan.spec.threads);
+    let seat::Place { device, group, arena_bytes, .. } =
+        seat.take(&job.plan.ranks[rank].memory, computing)?;
     let shares_memory = matches!(seat, Seat::Among(_));
     let foreign = || if shares_memory { seat::foreign_bytes(arena_bytes) } else { 0 };
     let note = |step| seat.note_step(step);
     let place = Place { device, group, stop, note_step: &note, foreign_bytes: &foreign };
     match show {
-        Show::Progress if rank == 0 => {
-            let peak = Box::new(move || peak::flops_per_s(&cpu));
-            train(job, place, &mut Progress::new(job, peak))?;
-        }
-        Show::Json if rank == 0 => train(job, place, &mut Records).map(drop)?,
-        _ => train(job, place, &mut Silent).map(drop)?,
-    }
+        Show::Progress if rank == 0 => train(job, place, &mut Progress::new(job))?,
+        Show::Json if rank == 0 => train(job, place, &mut Records)?,
+        _ => train(job, place, &mut Silent)?,
+    };
     Ok(())
 }
 

@@ -66,6 +66,18 @@ impl Cost {
         self.collectives.iter().find(|c| c.op == op)
     }
 
+    /// Floating-point operations without those of forward products that run once more for backward. Each
+    /// linear layer has one weight gradient of as many operations as its forward, each attention one backward of
+    /// five products to the two of its forward: what runs forward beyond these runs again.
+    pub fn model_flops(&self) -> u64 {
+        let of = |names: &[&str]| -> u64 {
+            self.kernels.iter().filter(|k| names.contains(&k.name)).map(|k| k.flops).sum()
+        };
+        let linear = of(&["linear", "linear_gelu"]).saturating_sub(of(&["linear_weight_gradient"]));
+        let attention = of(&["attention"]).saturating_sub(of(&["attention_backward"]) / 5 * 2);
+        self.flops - linear - attention
+    }
+
     fn add_kernel(&mut self, name: &'static str, flops: u64, bytes: u64) {
         self.flops += flops;
         self.kernel_bytes += bytes;

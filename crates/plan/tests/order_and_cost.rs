@@ -54,9 +54,12 @@ fn answers_equal_a_scan() {
     }
 }
 
+fn kernel(name: &'static str, flops: u64, bytes: u64) -> Event {
+    Event::Kernel { name, flops, bytes, stream: Stream::Compute }
+}
+
 #[test]
 fn costs_are_sums() {
-    let kernel = |name, flops, bytes| Event::Kernel { name, flops, bytes, stream: Stream::Compute };
     let site = Site { file: "zero.rs", line: 1 };
     let collective = |op, count, sent_bytes| {
         let (group, dtype) = ("data", DType::F32);
@@ -79,6 +82,25 @@ fn costs_are_sums() {
     assert_eq!(row(CollectiveOp::ReduceScatter), Some((1, 64, 130)));
     assert_eq!(row(CollectiveOp::Barrier), None);
     assert_eq!(cost.collectives[0].op, CollectiveOp::ReduceScatter, "in the order of CollectiveOp::ALL");
+}
+
+#[test]
+fn what_is_computed_again_is_no_work_of_the_model() {
+    let model = [
+        kernel("linear", 100, 0),
+        kernel("linear_gelu", 60, 0),
+        kernel("attention", 20, 0),
+        kernel("linear_cross_entropy", 300, 0),
+        kernel("attention_backward", 50, 0),
+        kernel("linear_input_gradient", 160, 0),
+        kernel("linear_weight_gradient", 160, 0),
+    ];
+    let cost = |events| Cost::of(&Phase { name: "step", events });
+    let plain = cost(model.to_vec());
+    assert_eq!((plain.flops, plain.model_flops()), (850, 850));
+    let again = [kernel("linear", 100, 0), kernel("attention", 20, 0)];
+    let recomputed = cost([&model[..], &again].concat());
+    assert_eq!((recomputed.flops, recomputed.model_flops()), (970, 850));
 }
 
 #[test]

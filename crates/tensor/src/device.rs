@@ -41,7 +41,8 @@ impl Device {
         Device { kernels: Arc::new(Meta { threads }), arena, recorder: Some(recorder), profile: None }
     }
 
-    /// The same device, every kernel of which is timed from now on, on this handle and its clones.
+    /// The same device, every kernel of which is timed from now on (unless `profile` is paused), on this handle
+    /// and its clones.
     #[must_use]
     pub fn profiled(self, profile: Arc<Profile>) -> Device {
         Device { profile: Some(profile), ..self }
@@ -132,7 +133,9 @@ impl Device {
         if let Some(recorder) = &self.recorder {
             recorder.push(Event::Kernel { name, flops: key.flops, bytes: key.bytes, stream });
         }
-        let Some(profile) = &self.profile else { return kernel(&*self.kernels) };
+        let Some(profile) = self.profile.as_ref().filter(|profile| !profile.is_paused()) else {
+            return kernel(&*self.kernels);
+        };
         let start = Instant::now();
         kernel(&*self.kernels);
         profile.add(key, start.elapsed());

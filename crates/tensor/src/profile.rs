@@ -1,6 +1,7 @@
 //! Where the time of a device goes: calls, seconds, operations and bytes of each kernel.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,10 +30,21 @@ pub struct KernelTime {
 /// Times of kernels since it was made or last taken.
 #[derive(Default)]
 pub struct Profile {
+    paused: AtomicBool,
     times: Mutex<BTreeMap<KernelKey, KernelTime>>,
 }
 
 impl Profile {
+    /// From here on kernels are not timed and cost nothing more than the question; or they are again.
+    pub fn pause(&self, paused: bool) {
+        self.paused.store(paused, Ordering::Relaxed);
+    }
+
+    /// Whether kernels are not timed now.
+    pub fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
+    }
+
     /// Adds one call.
     pub fn add(&self, key: KernelKey, time: Duration) {
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
@@ -45,5 +57,42 @@ impl Profile {
     /// What was measured so far; starts again.
     pub fn take(&self) -> BTreeMap<KernelKey, KernelTime> {
         std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Category, Cpu, DType, Device};
+
+    #[test]
+    fn calls_of_one_price_add_up() {
+        let profile = Profile::default();
+        let key = KernelKey { name: "linear", flops: 6, bytes: 4 };
+        let ms = Duration::from_millis;
+        for (key, time) in [(key, ms(3)), (KernelKey { flops: 12, ..key }, ms(9)), (key, ms(2)), (key, ms(4))]
+        {
+            profile.add(key, time);
+        }
+        let times = profile.take();
+        assert_eq!(times.len(), 2);
+        assert_eq!(times[&key], KernelTime { calls: 3, time: ms(9), least: ms(2) });
+        assert!(profile.take().is_empty());
+    }
+
+    #[test]
+    fn a_pause_counts_nothing() {
+        let profile = Arc::new(Profile::default());
+        let device = Device::new(Cpu::new(1), crate::Arena::heap()).profiled(Arc::clone(&profile));
+        let mut x = device.alloc(DType::F32, [8], Category::Workspace, "x");
+        for paused in [false, true, false] {
+            profile.pause(paused);
+            device.fill(x.view_mut(), 1.0);
+        }
+        let times: Vec<_> =
+            profile.take().into_iter().map(|(key, time)| (key.name, key.bytes, time.calls)).collect();
+        assert_eq!(times, [("fill", 32, 2)]);
     }
 }

@@ -1,12 +1,17 @@
 //! One contiguous piece of mapped memory: what an arena hands out addresses from.
 //!
 //! A region is private to the process, or a memfd that other ranks of the host map too, so that
-//! collectives read each other's buffers in place.
+//! collectives read each other's buffers in place. Either asks for huge pages: private memory gets them where
+//! `transparent_hugepage/enabled` is not `never`, a memfd where `shmem_enabled` is `advise` or more.
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Size of a huge page.
+pub(crate) const HUGE: usize = 2 << 20;
 
 /// Mapped, zero-filled memory; unmapped when dropped.
 pub struct Region {
@@ -36,12 +41,11 @@ impl Region {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )?
         };
-        // SAFETY: the range was mapped above; the advice changes page size only. Best effort.
-        let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxHugepage) };
         Ok(Region::mapped(base, bytes))
     }
 
-    /// `bytes` of a memfd, shared with everyone who maps it. The file must be at least that long.
+    /// `bytes` of a memfd, shared with everyone who maps it, in huge pages where the system has them for such
+    /// memory. The file must be at least that long.
     ///
     /// # Errors
     /// The system's, when it refuses the mapping.
@@ -62,18 +66,27 @@ impl Region {
         Ok(Region::mapped(base, bytes))
     }
 
+    /// Of a range that was just mapped.
     fn mapped(base: *mut std::ffi::c_void, bytes: usize) -> Region {
+        // SAFETY: the range was mapped by the caller; the advice changes page size only. Best effort: a kernel
+        // without huge pages refuses it.
+        let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast::<u8>()).expect("the kernel never maps at address zero");
         Region { base, bytes }
     }
 
-    /// Makes every page resident now, so that no step faults later.
+    /// Makes the pages of `range` (which starts on a page) resident now, by the thread that calls.
+    /// [`Cpu::populate`](crate::Cpu::populate) does it for all pages by all threads.
     ///
     /// # Errors
-    /// The system's: out of memory, above all.
-    pub fn populate(&self) -> std::io::Result<()> {
-        // SAFETY: the whole range is mapped; populating does not change its contents.
-        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxPopulateWrite)? };
+    /// The system's: out of memory, above all; `InvalidInput` from kernels before 5.14, which give pages at the
+    /// first touch alone.
+    pub fn populate(&self, range: Range<usize>) -> std::io::Result<()> {
+        assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} of {} bytes", self.bytes);
+        // SAFETY: the range lies inside the mapping (asserted).
+        let start = unsafe { self.base.as_ptr().add(range.start) };
+        // SAFETY: mapped memory; populating does not change its contents.
+        unsafe { rustix::mm::madvise(start.cast(), range.len(), Advice::LinuxPopulateWrite)? };
         Ok(())
     }
 

@@ -33,6 +33,12 @@ pub struct StepRecord {
     pub step_s: f64,
     /// Tokens of the step over its seconds.
     pub tokens_per_s: f64,
+    /// Model FLOPs utilisation: the share of the peak of all ranks that the model's products achieved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+    /// The same with products that were computed again, where there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hfu: Option<f64>,
     /// Bytes that rank 0 sent.
     pub comm_bytes: u64,
     /// Seconds that rank 0 waited for communication.

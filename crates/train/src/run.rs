@@ -96,6 +96,9 @@ pub struct Job {
     pub run: PathBuf,
     /// First state.
     pub start: Start,
+    /// Operations per second that the ranks together are capable of, in the compute type; without it, metrics
+    /// say nothing about utilisation.
+    pub peak_flops_per_s: Option<f64>,
 }
 
 /// What one rank runs on.
@@ -255,7 +258,12 @@ impl<'a> Session<'a> {
         self.step = number;
         self.samples += self.job.config.batch.global as u64;
         let communication = self.place.group.take_statistics();
-        let tokens = self.job.plan.spec.tokens_per_step();
+        let plan = &self.job.plan;
+        let tokens = plan.spec.tokens_per_step();
+        let utilisation = |flops: u64| {
+            self.job.peak_flops_per_s.map(|peak| (flops * plan.spec.world as u64) as f64 / seconds / peak)
+        };
+        let (model, executed) = (plan.step.model_flops(), plan.step.flops);
         let record = StepRecord {
             step: number,
             loss,
@@ -266,6 +274,8 @@ impl<'a> Session<'a> {
             tokens: self.samples * self.job.config.model.seq as u64,
             step_s: seconds,
             tokens_per_s: tokens as f64 / seconds,
+            mfu: utilisation(model),
+            hfu: utilisation(executed).filter(|_| executed != model),
             comm_bytes: communication.sent_bytes,
             exposed_comm_s: communication.exposed_s,
         };

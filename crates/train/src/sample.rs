@@ -5,6 +5,7 @@ use std::sync::Arc;
 use phalanx_checkpoint::Checkpoint;
 use phalanx_layers::{Context, Network};
 use phalanx_models::Gpt2;
+use phalanx_tensor::cpu::Options;
 use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Shape, Tensor};
 
 use crate::run::RunError;
@@ -31,12 +32,12 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Loads the parameters of a checkpoint.
+    /// Loads the parameters of a checkpoint, to compute as `options` say.
     ///
     /// # Errors
     /// A damaged checkpoint or one of another shape.
-    pub fn load(model: &Gpt2, from: &Checkpoint, threads: usize) -> Result<Generator, RunError> {
-        let device = Device::new(Cpu::new(threads), Arena::heap());
+    pub fn load(model: &Gpt2, from: &Checkpoint, options: Options) -> Result<Generator, RunError> {
+        let device = Device::new(Cpu::with_options(options), Arena::heap());
         let network = model.network();
         let mut parameters = Vec::new();
         for spec in &network.parameters {

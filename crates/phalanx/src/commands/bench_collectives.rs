@@ -1,9 +1,9 @@
 //! `phalanx bench collectives`: how long collectives between processes take.
 
 use anyhow::{Context, Result, bail};
-use phalanx_trace::{CollectiveOp, DType};
+use phalanx_trace::CollectiveOp;
 
-use crate::args::{BenchCollectivesArgs, BenchDType, BenchOp};
+use crate::args::{BenchCollectivesArgs, BenchOp};
 use crate::bench::CollectiveFigures;
 use crate::launch::{Crew, Output};
 use crate::machine;
@@ -19,11 +19,7 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
     if args.nproc == 0 {
         bail!("--nproc 0: expected at least 1 rank");
     }
-    let dtype = match args.dtype {
-        BenchDType::F32 => DType::F32,
-        BenchDType::Bf16 => DType::BF16,
-        BenchDType::F16 => DType::F16,
-    };
+    let dtype = args.dtype.dtype();
     let least = dtype.bytes() * args.nproc;
     if let Some(size) = args.bytes.iter().find(|size| **size < least) {
         bail!(

@@ -1,11 +1,13 @@
 //! `phalanx bench step`: how long a step takes, on random tokens, with the ranks of a training run.
 
 use anyhow::{Context, Result, bail};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::BenchStepArgs;
 use crate::bench::{self, StepFigures};
 use crate::config::Given;
+use crate::environment::Environment;
+use crate::kernel_table::percent;
 use crate::launch::{Crew, Output};
 use crate::planned::{Planned, estimate_data};
 use crate::report::{Table, bytes, count, plural, print, print_json, seconds};
@@ -18,7 +20,7 @@ use crate::task::{BenchStepTask, Task};
 ///
 /// # Errors
 /// A configuration that cannot work or does not fit, a rank that died.
-pub fn bench_step(args: &BenchStepArgs) -> Result<()> {
+pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> {
     if args.steps == 0 {
         bail!("--steps 0: there is nothing to measure; give at least 1");
     }
@@ -42,7 +44,7 @@ pub fn bench_step(args: &BenchStepArgs) -> Result<()> {
     };
     let world = planned.plan.spec.world;
     let ranks = match world {
-        1 => vec![bench::steps(&task, &Seat::Alone)?],
+        1 => vec![bench::steps(&task, &Seat::Alone, environment)?],
         _ => {
             let crew = Crew::start(world, &Task::BenchStep(task), Output::Gathered)?;
             let lines = crew.wait(&signals)?;
@@ -53,51 +55,135 @@ pub fn bench_step(args: &BenchStepArgs) -> Result<()> {
     show(args, &planned, &ranks)
 }
 
-fn show(args: &BenchStepArgs, planned: &Planned, ranks: &[StepFigures]) -> Result<()> {
-    // A step is over when its last rank is done.
-    let slowest = |step: usize| ranks.iter().map(|rank| rank.step_s[step]).fold(0.0, f64::max);
-    let steps: Vec<f64> = (0..args.steps).map(slowest).collect();
-    let mut sorted = steps.clone();
-    sorted.sort_by(f64::total_cmp);
-    let (median, min) = (sorted[sorted.len() / 2], sorted[0]);
-    let flops = planned.plan.flops_per_step() as f64;
-    let peak: f64 = ranks.iter().map(|rank| rank.peak_flops_per_s).sum();
-    let resident = ranks.iter().map(|rank| rank.resident_bytes_peak).max().unwrap_or(0);
-    let exposed = ranks.iter().map(|rank| rank.exposed_s).fold(0.0, f64::max);
-    let arena = ranks.iter().map(|rank| rank.arena_bytes).max().unwrap_or(0);
-    let sent: u64 = ranks.iter().map(|rank| rank.sent_bytes).sum();
-    let tokens_per_s = planned.plan.spec.tokens_per_step() as f64 / median;
-    if args.json {
-        return print_json(&json!({
-            "step_s_median": median, "step_s_min": min, "step_s": steps, "tokens_per_s": tokens_per_s,
-            "flops_per_step": planned.plan.flops_per_step(), "flops_per_s": flops / median,
-            "peak_flops_per_s": peak, "resident_bytes_peak": resident,
-            "resident_bytes_peak_by_rank": ranks.iter().map(|r| r.resident_bytes_peak).collect::<Vec<_>>(),
-            "arena_bytes": arena, "losses": ranks[0].losses, "collective_bytes_per_step": sent,
-            "exposed_s": exposed, "ranks": ranks.len(), "threads": planned.plan.spec.threads,
-            "zero": planned.plan.spec.stage.number(), "parameters": planned.plan.parameters,
-        }));
+/// What the ranks say together.
+struct Summary {
+    /// Seconds of each step: it is over when its last rank is done.
+    steps: Vec<f64>,
+    median: f64,
+    min: f64,
+    tokens_per_s: f64,
+    peak_flops_per_s: f64,
+    /// Shares of the peak that the median step achieves: of the model's operations, and of all.
+    mfu: f64,
+    hfu: f64,
+    resident: u64,
+    arena: u64,
+    exposed: f64,
+    sent: u64,
+    /// As in [`StepFigures`], of the rank that had most; the second by the step.
+    page_faults: Option<(u64, f64)>,
+}
+
+impl Summary {
+    fn of(planned: &Planned, ranks: &[StepFigures], warmup: usize) -> Summary {
+        let count = ranks[0].step_s.len();
+        let slowest = |step: usize| ranks.iter().map(|rank| rank.step_s[step]).fold(0.0, f64::max);
+        let steps: Vec<f64> = (0..count).map(slowest).collect();
+        let mut sorted = steps.clone();
+        sorted.sort_by(f64::total_cmp);
+        let (median, min) = (sorted[sorted.len() / 2], sorted[0]);
+        let peak_flops_per_s: f64 = ranks.iter().map(|rank| rank.peaks.flops_per_s).sum();
+        let share = |flops: u64| flops as f64 / median / peak_flops_per_s;
+        let later = (warmup + count - 1).max(1) as f64;
+        let most = |which: usize| ranks.iter().map(|rank| rank.page_faults.map(|faults| faults[which])).max();
+        Summary {
+            steps,
+            median,
+            min,
+            tokens_per_s: planned.plan.spec.tokens_per_step() as f64 / median,
+            peak_flops_per_s,
+            mfu: share(planned.model_flops_per_step()),
+            hfu: share(planned.plan.flops_per_step()),
+            resident: ranks.iter().map(|rank| rank.resident_bytes_peak).max().unwrap_or(0),
+            arena: ranks.iter().map(|rank| rank.arena_bytes).max().unwrap_or(0),
+            exposed: ranks.iter().map(|rank| rank.exposed_s).fold(0.0, f64::max),
+            sent: ranks.iter().map(|rank| rank.sent_bytes).sum(),
+            page_faults: most(0).flatten().zip(most(1).flatten().map(|faults| faults as f64 / later)),
+        }
     }
+}
+
+fn show(args: &BenchStepArgs, planned: &Planned, ranks: &[StepFigures]) -> Result<()> {
+    let summary = Summary::of(planned, ranks, args.warmup);
+    match args.json {
+        true => print_json(&to_json(planned, ranks, &summary)),
+        false => {
+            let headline = args.config.display();
+            print(&format!("{headline}: {}", to_text(planned, ranks, &summary)));
+            Ok(())
+        }
+    }
+}
+
+fn to_json(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Value {
+    let Summary { median, page_faults, .. } = summary;
+    let plan = &planned.plan;
+    let flops = plan.flops_per_step();
+    json!({
+        "step_s_median": median, "step_s_min": summary.min, "step_s": summary.steps,
+        "tokens_per_s": summary.tokens_per_s, "flops_per_step": flops,
+        "model_flops_per_step": planned.model_flops_per_step(), "flops_per_s": flops as f64 / median,
+        "compute": planned.compute().name(), "peak_flops_per_s": summary.peak_flops_per_s,
+        "mfu": summary.mfu, "hfu": summary.hfu, "resident_bytes_peak": summary.resident,
+        "resident_bytes_peak_by_rank": ranks.iter().map(|r| r.resident_bytes_peak).collect::<Vec<_>>(),
+        "page_faults_first_step": page_faults.map(|faults| faults.0),
+        "page_faults_per_step": page_faults.map(|faults| faults.1),
+        "arena_bytes": summary.arena, "losses": ranks[0].losses, "collective_bytes_per_step": summary.sent,
+        "exposed_s": summary.exposed, "ranks": ranks.len(), "threads": plan.spec.threads,
+        "zero": plan.spec.stage.number(), "parameters": plan.parameters, "peaks_of_rank_0": ranks[0].peaks,
+        "profile_of_rank_0": ranks[0].profile.to_json(&ranks[0].peaks), "profiled_steps": ranks[0].profiled,
+    })
+}
+
+fn to_text(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> String {
+    let (plan, peak) = (&planned.plan, summary.peak_flops_per_s);
+    let compute = planned.compute().name();
     let mut table = Table::default();
     let mut row = |label: &str, value: String| table.row([label.to_string(), value]);
-    row("step, median", seconds(median));
-    row("step, shortest", seconds(min));
-    row("tokens/s", count(tokens_per_s));
-    row("operations/s", count(flops / median));
-    row("share of peak", format!("{:.0}% of {}", 100.0 * flops / median / peak, count(peak)));
-    row("sent by all ranks", bytes(sent));
-    row("waiting for communication", seconds(exposed));
-    row("resident peak of a rank", bytes(resident));
-    row("of it planned", bytes(arena));
-    let spec = &planned.plan.spec;
-    print(&format!(
-        "{}: {} parameters, {} of {}, ZeRO-{}, {} tokens a step\n{table}",
-        args.config.display(),
-        count(planned.plan.parameters as f64),
+    row("step, median", seconds(summary.median));
+    row("step, shortest", seconds(summary.min));
+    row("tokens/s", count(summary.tokens_per_s));
+    row("operations/s", count(plan.flops_per_step() as f64 / summary.median));
+    row("model FLOPs utilisation", format!("{:.0}% of {} in {compute}", 100.0 * summary.mfu, count(peak)));
+    if summary.hfu != summary.mfu {
+        row("with what is computed again", format!("{:.0}%", 100.0 * summary.hfu));
+    }
+    row("sent by all ranks", bytes(summary.sent));
+    row("waiting for communication", seconds(summary.exposed));
+    row("resident peak of a rank", bytes(summary.resident));
+    row("of it planned", bytes(summary.arena));
+    if let Some((first, later)) = summary.page_faults {
+        row("page faults, first step", first.to_string());
+        row("page faults, each later step", format!("{later:.1}"));
+    }
+    let spec = &plan.spec;
+    format!(
+        "{} parameters, {} of {}, ZeRO-{}, {} tokens a step\n{table}\n{}",
+        count(plan.parameters as f64),
         plural(spec.world, "rank"),
         plural(spec.threads, "thread"),
         spec.stage.number(),
-        spec.tokens_per_step()
-    ));
-    Ok(())
+        spec.tokens_per_step(),
+        profile_text(planned, &ranks[0])
+    )
+}
+
+/// Where the time of rank 0 goes.
+fn profile_text(planned: &Planned, rank: &StepFigures) -> String {
+    let (profile, peaks) = (&rank.profile, &rank.peaks);
+    let share = |flops: u64| percent(flops as f64 / profile.step_s / peaks.flops_per_s);
+    let (model, executed) = (planned.plan.step.model_flops(), planned.plan.step.flops);
+    let total = match executed == model {
+        true => format!("step: mfu {}", share(model)),
+        false => format!("step: mfu {}, hfu {}", share(model), share(executed)),
+    };
+    format!(
+        "kernels of rank 0 in one step; flops and bytes are those of a call. Of {} whose calls were timed one by one,\n\
+         not among the steps above, the median. Peaks of its threads: {:.1} GFLOP/s in {}, copies of {:.1} GB/s\n{}",
+        plural(rank.profiled, "step"),
+        peaks.flops_per_s / 1e9,
+        planned.compute().name(),
+        peaks.bytes_per_s / 1e9,
+        profile.to_table(peaks, &total)
+    )
 }

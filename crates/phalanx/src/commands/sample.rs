@@ -6,6 +6,7 @@ use phalanx_train::sample::{Generator, Sampling};
 use serde_json::json;
 
 use crate::args::SampleArgs;
+use crate::environment::Environment;
 use crate::run_folder::{RunFolder, model_of};
 use crate::{continuation, machine, report};
 
@@ -13,7 +14,7 @@ use crate::{continuation, machine, report};
 ///
 /// # Errors
 /// A folder without a checkpoint or tokenizer, a prompt that the tokenizer cannot encode.
-pub fn sample(args: &SampleArgs) -> Result<()> {
+pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
     if !(args.temperature >= 0.0 && args.temperature.is_finite()) {
         bail!("--temperature {}: expected 0 or more", args.temperature);
     }
@@ -31,7 +32,7 @@ pub fn sample(args: &SampleArgs) -> Result<()> {
         }
     }
     let model = model_of(&checkpoint)?;
-    let generator = Generator::load(&model, &checkpoint, machine::cores())?;
+    let generator = Generator::load(&model, &checkpoint, environment.options(machine::cores()))?;
     let how = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     let given = tokens.len();
     let mut text = args.prompt.clone();

@@ -6,12 +6,14 @@ use anyhow::{Result, bail};
 use phalanx_collectives::threads;
 use phalanx_data::{TokenFile, Tokenizer};
 use phalanx_models::Gpt2;
+use phalanx_tensor::cpu::peak;
 use phalanx_train::dataset::{self, Prepared, TOKENS_FILE};
 use phalanx_train::run::Job;
 use phalanx_train::{Dataset, RunConfig};
 
 use crate::args::TrainArgs;
 use crate::config::Given;
+use crate::environment::Environment;
 use crate::launch::{Crew, Failure, Output};
 use crate::planned::Planned;
 use crate::resume::Resumed;
@@ -27,7 +29,7 @@ use crate::{ending, machine, plan_report, report, resume, shape, tokenizing, tra
 /// # Errors
 /// Everything that a user can get wrong, and what can fail on the way; checkpoints that were committed
 /// stay.
-pub fn train(args: &TrainArgs) -> Result<ExitCode> {
+pub fn train(args: &TrainArgs, environment: Environment) -> Result<ExitCode> {
     let signals = Signals::take_over()?;
     let file = args.config.as_deref().map(Given::read).transpose()?;
     let folder = RunFolder::named(args.run.as_deref(), args.config.as_deref())?;
@@ -35,7 +37,7 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
         true => resume::resume(&folder, args, file.clone())?,
         false => start(&folder, args, file.clone())?,
     };
-    let (task, planned) = prepare(&folder, &started, file.as_ref(), args.show())?;
+    let (task, planned) = prepare(&folder, &started, file.as_ref(), args.show(), environment)?;
     if args.show() == Show::Progress {
         started.notes.iter().for_each(|note| eprintln!("{note}"));
         report::print(&plan_report::short(&planned, &folder.path().display().to_string()));
@@ -49,14 +51,14 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
         eprintln!("all {steps} steps are done; to go on, give more: --set train.steps={}", 2 * steps);
         return Ok(ExitCode::SUCCESS);
     }
-    if let Err(error) = run_ranks(&task, planned.plan.spec.world, args.threads_as_ranks, &signals) {
+    if let Err(error) = run_ranks(&task, &planned, environment, args.threads_as_ranks, &signals) {
         if error.downcast_ref::<Failure>().is_some_and(|failure| failure.interrupted) {
             eprintln!("stopped before the ranks had started; go on with: {}", resume::command(&folder));
             return Ok(ExitCode::from(STOPPED));
         }
         return Err(explain(error, &folder));
     }
-    finish(&folder, &planned, args.show())
+    finish(&folder, &planned, args.show(), environment)
 }
 
 /// A run from its beginning.
@@ -74,6 +76,7 @@ fn prepare(
     started: &Resumed,
     file: Option<&Given>,
     show: Show,
+    environment: Environment,
 ) -> Result<(TrainTask, Planned)> {
     let mut config = started.given.config()?;
     let imported = shape::fill_from_init(&mut config, &started.given)?;
@@ -100,6 +103,7 @@ fn prepare(
         import: imported.map(|imported| imported.dir),
         resume: started.checkpoint.as_ref().map(|(checkpoint, _)| checkpoint.dir().to_path_buf()),
         show,
+        peak_flops_per_s: peak_flops_per_s(&planned, environment),
     };
     Ok((task, planned))
 }
@@ -140,16 +144,30 @@ fn stored_tokens(folder: &RunFolder) -> Result<Prepared> {
     Ok(Prepared { tokens: file.len() as u64, vocab: tokenizer.vocab_size(), tokenizer: Some(tokenizer) })
 }
 
+/// What the threads of all ranks are capable of together; the cores, where they have to share them.
+fn peak_flops_per_s(planned: &Planned, environment: Environment) -> f64 {
+    let spec = &planned.plan.spec;
+    let threads = (spec.world * spec.threads).min(machine::cores());
+    peak::flops_per_s(&environment.cpu(threads), planned.compute())
+}
+
 /// Trains: one rank here, several as processes (or, for tests, as threads).
-fn run_ranks(task: &TrainTask, world: usize, as_threads: bool, signals: &Signals) -> Result<()> {
+fn run_ranks(
+    task: &TrainTask,
+    planned: &Planned,
+    environment: Environment,
+    as_threads: bool,
+    signals: &Signals,
+) -> Result<()> {
+    let world = planned.plan.spec.world;
     if world == 1 {
         let job = training::job(task)?;
         signals.training_starts();
-        return training::rank(&job, &Seat::Alone, signals.stop(), task.show);
+        return training::rank(&job, &Seat::Alone, environment, signals.stop(), task.show);
     }
     signals.training_starts();
     if as_threads {
-        return run_threads(&training::job(task)?, world, signals, task.show);
+        return run_threads(&training::job(task)?, environment, signals, task.show);
     }
     let crew = Crew::start(world, &Task::Train(task.clone()), Output::Shown)?;
     crew.wait(signals)?;
@@ -157,15 +175,15 @@ fn run_ranks(task: &TrainTask, world: usize, as_threads: bool, signals: &Signals
 }
 
 /// Ranks as threads. The first error that is not another rank's is the one to tell.
-fn run_threads(job: &Job, world: usize, signals: &Signals, show: Show) -> Result<()> {
+fn run_threads(job: &Job, environment: Environment, signals: &Signals, show: Show) -> Result<()> {
     let errors = std::thread::scope(|scope| {
-        let ranks: Vec<_> = threads(world)
+        let ranks: Vec<_> = threads(job.plan.spec.world)
             .into_iter()
             .map(|endpoint| {
                 scope.spawn(move || {
                     let rank = endpoint.rank();
                     let seat = Seat::among(endpoint, &job.config);
-                    let done = training::rank(job, &seat, signals.stop(), show);
+                    let done = training::rank(job, &seat, environment, signals.stop(), show);
                     done.map_err(|error| (training::is_of_another(&error, rank), error))
                 })
             })
@@ -202,14 +220,14 @@ fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
 }
 
 /// A run that saved before its last step was stopped, by a signal to the launcher or to any rank.
-fn finish(folder: &RunFolder, planned: &Planned, show: Show) -> Result<ExitCode> {
+fn finish(folder: &RunFolder, planned: &Planned, show: Show, environment: Environment) -> Result<ExitCode> {
     let saved = folder.newest()?.checkpoint.map_or(0, |checkpoint| checkpoint.step());
     if saved < planned.config.train.steps {
         eprintln!("stopped after step {saved}, which is saved; go on with: {}", resume::command(folder));
         return Ok(ExitCode::from(STOPPED));
     }
     match show {
-        Show::Progress => ending::complete(folder, planned)?,
+        Show::Progress => ending::complete(folder, planned, environment)?,
         Show::Json => {
             ending::memory(folder, planned)?;
             report::print_line(&ending::line(folder).to_string());

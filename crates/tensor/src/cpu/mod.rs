@@ -25,6 +25,7 @@ mod packing;
 pub mod peak;
 pub mod pool;
 mod random;
+mod resident;
 mod scratch;
 mod sgd;
 mod shards;

@@ -7,10 +7,7 @@
 use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};
 
-use crate::region::Region;
-
-/// Size of a huge page; long buffers are made of them.
-const HUGE: usize = 2 << 20;
+use crate::region::{HUGE, Region};
 
 /// Mapped memory, zeroed at first, mapped anew when a call needs more.
 pub(crate) struct Buffer {

@@ -143,7 +143,8 @@ pub fn on_ranks<T: Send>(
         let memory = plan.ranks[rank].memory.clone();
         let region = Region::anonymous(memory.arena_bytes as usize).unwrap();
         let device = Device::new(Cpu::new(plan.spec.threads), Arena::replaying(memory, region));
-        let mut engine = Rank::with_network(device, group, &plan.spec, network(&plan.spec, rank), &plan.orders);
+        let mut engine =
+            Rank::with_network(device, group, &plan.spec, network(&plan.spec, rank), &plan.orders);
         body(&mut engine, rank)
     };
     let done = std::thread::scope(|scope| {
