@@ -73,11 +73,6 @@ impl<'a> Matrix<'a> {
         [self.rows, self.columns]
     }
 
-    /// Element type.
-    pub(super) fn dtype(self) -> DType {
-        self.dtype
-    }
-
     fn at(&self, row: usize, column: usize) -> *const u8 {
         let elements = row * self.row_stride + column * self.column_stride;
         self.data.wrapping_add(elements * self.dtype.bytes())

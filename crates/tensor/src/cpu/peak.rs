@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use phalanx_trace::DType;
 
 use super::Cpu;
+use super::lanes::Lanes;
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
-use super::lanes::Lanes;
 use super::simd::Isa;
 use crate::region::Region;
 
