@@ -1,6 +1,6 @@
-//! AdamW (Loshchilov and Hutter, arXiv 1711.05101) with PyTorch's arithmetic, one pass over memory: 24 bytes a
-//! parameter (p, m, v read and written), and those of g and of the rounded copy: 28 in f32, 28 with gradients
-//! and copy of 16 bits.
+//! AdamW (Loshchilov and Hutter, arXiv 1711.05101) with PyTorch's arithmetic, one pass over memory: 24 bytes
+//! a parameter (p, m, v read and written), and those of g and of the rounded copy: 28 in f32, 28 with
+//! gradients and copy of 16 bits.
 
 use super::Cpu;
 use super::elementwise::over_updates;

@@ -1,26 +1,40 @@
 //! Attention in tiles (Dao et al., arXiv 2205.14135 and 2307.08691): forward.
 //!
-//! A task is one head of one sample. Its queries go in tiles; a tile walks the keys it sees with an online
-//! softmax. Scores are computed transposed, `[key][query]`: then the running maximum and sum of all queries
-//! of a tile are vectors, and the probabilities are, as they lie, the left operand of `p · v`. Tiles above
-//! the diagonal of a causal mask are skipped, and in the tile on the diagonal what no query sees is not
-//! multiplied.
+//! A task is some queries of one head of one sample. They go by panels; a panel walks the keys that it sees in
+//! tiles, with an online softmax. Scores are computed transposed, `[key][query]`: then the running maximum and
+//! sum of all queries of a panel are vectors, and the probabilities are, as they lie, the left operand of
+//! `p · v`. What a causal mask hides is not multiplied, but for the corners of register tiles.
+//!
+//! Scratch of a thread: 3 * 1024 rows of a head at most, and a tile of scores, whatever the length.
 
 use std::ops::Range;
 
 use super::Cpu;
-use super::epilogue::{Place, Target};
+use super::attention_softmax::{Panel, Seen, online_softmax};
+use super::attention_tiles::{Left, Sheet, product, strips, sums, width};
+use super::epilogue::Place;
 use super::lanes::{self, Lanes};
 use super::matmul::Matrix;
-use super::microkernel::{self, Across, Down, Kind, Panels};
-use super::packing::{Form, pack};
+use super::microkernel::{self, Kind};
+use super::number::{Number, by_float};
+use super::random::Keep;
 use super::scratch::with_thread_scratch;
 use super::shards::Shards;
 use super::simd::{Isa, vectorized};
-use crate::kernels::Heads;
+use crate::buffer::{View, ViewMut};
+use crate::kernels::{Dropout, Heads};
 
-/// Queries of a tile and keys of a tile.
-pub(super) const TILE: usize = 64;
+/// Keys of a tile of scores: the probabilities of a panel of queries and a panel of values stay in L1.
+const TILE: usize = 128;
+
+/// Queries of a task when there are few heads, and when there are many.
+const TASK: [usize; 2] = [128, 1024];
+
+/// Keys that a task packs at a time.
+const SPAN: usize = 1024;
+
+/// Fewer heads of samples than this are cut into more tasks.
+pub(super) const FEW: usize = 16;
 
 /// What an attention is over.
 #[derive(Clone, Copy)]
@@ -38,300 +52,324 @@ impl Extents {
         Extents { batch, seq, heads: heads.heads, size: hidden3 / 3 / heads.heads, causal: heads.causal }
     }
 
-    pub(super) fn hidden(&self) -> usize {
-        self.heads * self.size
+    /// Heads of samples.
+    pub(super) fn pairs(&self) -> usize {
+        self.batch * self.heads
     }
 
     pub(super) fn scale(&self) -> f32 {
         1.0 / (self.size as f32).sqrt()
     }
 
-    pub(super) fn tiles(&self) -> usize {
-        self.seq.div_ceil(TILE)
+    /// What scores are multiplied by to be exponents of 2.
+    pub(super) fn factor(&self) -> f32 {
+        (std::f64::consts::LOG2_E / (self.size as f64).sqrt()) as f32
     }
 
-    /// Rows of a tile.
-    pub(super) fn tile(&self, index: usize) -> Range<usize> {
-        index * TILE..self.seq.min((index + 1) * TILE)
-    }
-
-    /// Rows `rows` of q (0), k (1) or v (2) of one head of one sample (`pair`), `[rows, size]`.
+    /// Rows of q (0), k (1) or v (2) of one head of one sample (`pair`) in qkv; of out or dout, which have but
+    /// part 0. `[rows, size]`.
     pub(super) fn part<'a>(
         &self,
-        qkv: &'a [f32],
+        x: Matrix<'a>,
         pair: usize,
         which: usize,
         rows: &Range<usize>,
     ) -> Matrix<'a> {
-        let stride = 3 * self.hidden();
-        let at = self.part_at(pair, which, rows.start);
-        Matrix::new(&qkv[at..], [rows.len(), self.size], stride)
-    }
-
-    /// Where a row of q, k or v of one head starts in `[batch, seq, 3 * hidden]`.
-    pub(super) fn part_at(&self, pair: usize, which: usize, row: usize) -> usize {
         let (sample, head) = (pair / self.heads, pair % self.heads);
-        (sample * self.seq + row) * 3 * self.hidden() + which * self.hidden() + head * self.size
+        let first = sample * self.seq;
+        let column = (which * self.heads + head) * self.size;
+        x.rows(first + rows.start..first + rows.end).t().rows(column..column + self.size).t()
     }
 
-    /// Where a row of one head starts in `[batch, seq, hidden]`.
-    pub(super) fn head_at(&self, pair: usize, row: usize) -> usize {
-        let (sample, head) = (pair / self.heads, pair % self.heads);
-        (sample * self.seq + row) * self.hidden() + head * self.size
+    /// Numbers from row to row of sums `[rows, size]`: whole panels.
+    pub(super) fn stride(&self, isa: Isa) -> usize {
+        self.size.next_multiple_of(width(isa))
+    }
+
+    /// Number of the probability of (key, query) for the generator.
+    pub(super) fn element(&self, pair: usize, key: usize, query: usize) -> u64 {
+        ((pair * self.seq + key) * self.seq + query) as u64
     }
 }
 
-/// Packs all of `x`, steps by lanes, as rows (left operand) of tiles' products.
-pub(super) fn pack_down(isa: Isa, x: Matrix, to: &mut [f32]) -> Down {
-    let Panels { rows, row_width, .. } = microkernel::panels(isa);
-    let form = pack_whole(isa, x, rows, row_width, to);
-    Down { from: to.as_ptr(), step: row_width, panel: form.stride }
+/// Where rows of heads are written by many tasks, each its own rows of its own heads.
+#[derive(Clone, Copy)]
+pub(super) struct Results {
+    whole: Place,
+    rows: usize,
 }
 
-/// Packs all of `x`, steps by lanes, as columns (right operand).
-pub(super) fn pack_across(isa: Isa, x: Matrix, to: &mut [f32]) -> Across {
-    let Panels { columns, .. } = microkernel::panels(isa);
-    let form = pack_whole(isa, x, columns, columns, to);
-    Across { from: to.as_ptr(), panel: form.stride }
+// SAFETY: a place that is borrowed uniquely for the run; the tasks write disjoint parts of it.
+unsafe impl Send for Results {}
+// SAFETY: as above.
+unsafe impl Sync for Results {}
+
+impl Results {
+    pub(super) fn new(x: &ViewMut) -> Results {
+        let [rows, columns] = x.shape().rows_cols();
+        Results { whole: Place { at: x.address().as_ptr(), dtype: x.dtype(), stride: columns }, rows }
+    }
+
+    /// As [`Extents::part`], from `row` on.
+    pub(super) fn part(&self, e: &Extents, pair: usize, which: usize, row: usize) -> Place {
+        let (sample, head) = (pair / e.heads, pair % e.heads);
+        let (row, column) = (sample * e.seq + row, (which * e.heads + head) * e.size);
+        assert!(row < self.rows && column + e.size <= self.whole.stride);
+        let bytes = (row * self.whole.stride + column) * self.whole.dtype.bytes();
+        Place { at: self.whole.at.wrapping_add(bytes), ..self.whole }
+    }
 }
 
-fn pack_whole(isa: Isa, x: Matrix, lanes: usize, width: usize, to: &mut [f32]) -> Form {
-    let [steps, all] = x.shape();
-    let form = Form { kind: Kind::Single, lanes, width, stride: width * steps };
-    assert!(all.div_ceil(lanes) * form.stride <= to.len());
-    // SAFETY: the panels fit (asserted), `Matrix::piece` checks what is read.
-    unsafe { pack(isa, x.piece(0..steps, 0..all), form, to.as_mut_ptr()) };
-    form
+/// Cuts `lengths[i]` numbers each off the scratch, on cache lines.
+pub(super) fn cut<'a, const N: usize>(
+    scratch: &mut &'a mut [f32],
+    lengths: [usize; N],
+) -> [&'a mut [f32]; N] {
+    lengths.map(|len| {
+        scratch.split_off_mut(..len.next_multiple_of(16)).expect("the scratch is as long as was asked for")
+    })
 }
 
-/// Packed numbers of `steps x lanes`, whichever operand.
-pub(super) fn packed_len(isa: Isa, [steps, lanes]: [usize; 2]) -> usize {
-    let Panels { rows, row_width, columns } = microkernel::panels(isa);
-    steps * (lanes.div_ceil(rows) * row_width).max(lanes.next_multiple_of(columns))
+/// Length that [`cut`] needs.
+pub(super) fn total(lengths: &[usize]) -> usize {
+    lengths.iter().map(|len| len.next_multiple_of(16)).sum()
 }
 
-/// `to (+)= a · b` for `[rows, columns, depth]`; rows of `to` are `stride` apart.
+/// The scores of `keys` (rows of the left operand, which starts at the first) and a panel of queries from
+/// `query` on, `[key][query]`: all that the queries see.
 ///
 /// # Safety
-/// The panels hold the block.
-pub(super) unsafe fn multiply(
+/// The sheets hold these keys and the panel, `to` the scores.
+pub(super) unsafe fn scores(
     isa: Isa,
-    size: [usize; 3],
-    a: Down,
-    b: Across,
-    to: &mut [f32],
-    stride: usize,
-    add: bool,
+    kind: Kind,
+    [keys, depth]: [usize; 2],
+    left: Sheet,
+    right: Sheet,
+    to: *mut f32,
 ) {
-    let [rows, columns, _] = size;
-    assert!(columns <= stride && (rows == 0 || (rows - 1) * stride + columns <= to.len()));
-    let to = Place::of(to.as_mut_ptr(), stride);
-    let target = Target { add: if add { to } else { Place::none() }, ..Target::new(to) };
-    // SAFETY: the caller's promise for the panels; the target was checked.
-    unsafe { microkernel::block(isa, Kind::Single, size, a, b, &target) }
+    let width = width(isa);
+    let size = [keys, width, kind.packed(depth)];
+    // SAFETY: the caller's promise.
+    unsafe { product(isa, kind, size, Left::Rows(left, 0), right, &sums(to, width, false)) };
 }
 
-/// A matrix packed as left operand tile of rows by tile of rows.
-#[derive(Clone, Copy)]
-pub(super) struct DownTiles {
-    first: Down,
-    tile: usize,
-}
-
-impl DownTiles {
-    /// Packed numbers of `steps` by `lanes` rows.
-    pub(super) fn len(isa: Isa, steps: usize, lanes: usize) -> usize {
-        let Panels { rows, row_width, .. } = microkernel::panels(isa);
-        lanes.div_ceil(TILE) * TILE.div_ceil(rows) * row_width * steps
-    }
-
-    /// Packs the rows of `x`.
-    pub(super) fn pack(isa: Isa, x: Matrix, to: &mut [f32]) -> DownTiles {
-        let [rows, steps] = x.shape();
-        let tile = DownTiles::len(isa, steps, TILE);
-        for (index, to) in to[..DownTiles::len(isa, steps, rows)].chunks_exact_mut(tile).enumerate() {
-            let rows = index * TILE..rows.min((index + 1) * TILE);
-            pack_down(isa, x.rows(rows).t(), to);
-        }
-        let Panels { row_width, .. } = microkernel::panels(isa);
-        DownTiles { first: Down { from: to.as_ptr(), step: row_width, panel: row_width * steps }, tile }
-    }
-
-    /// The panels of a tile.
-    pub(super) fn get(&self, index: usize) -> Down {
-        Down { from: self.first.from.wrapping_add(index * self.tile), ..self.first }
-    }
+/// Everything that the tasks of a forward know.
+struct Forward<'a> {
+    isa: Isa,
+    kind: Kind,
+    e: Extents,
+    qkv: Matrix<'a>,
+    keep: Option<Keep>,
+    out: Results,
+    log_sum_exp: Shards<'a, f32>,
 }
 
 /// out `[batch, seq, hidden]` and log_sum_exp `[batch, heads, seq]` (both overwritten).
-pub(super) fn attention(cpu: &Cpu, e: Extents, qkv: &[f32], out: &mut [f32], log_sum_exp: &mut [f32]) {
-    let (out, log_sum_exp) = (Shards::new(out), Shards::new(log_sum_exp));
-    let isa = cpu.isa;
-    // With few heads the tiles of queries are tasks too, and each packs the keys anew.
-    let few = e.batch * e.heads < 16;
-    let parts = if few { e.tiles() } else { 1 };
-    cpu.pool.run(e.batch * e.heads * parts, &|task| {
-        let (pair, part) = (task / parts, task % parts);
-        // Long tiles of a causal mask first.
-        let tiles = if few { e.tiles() - 1 - part..e.tiles() - part } else { 0..e.tiles() };
-        let keys = 0..if e.causal { e.tile(tiles.end - 1).end } else { e.seq };
-        let lengths = [
-            DownTiles::len(isa, e.size, keys.len()),
-            packed_len(isa, [keys.len(), e.size]),
-            packed_len(isa, [e.size, TILE]),
-        ];
-        let length = lengths.iter().sum::<usize>() + State::len(&e);
-        with_thread_scratch(length, |scratch| {
-            let (k, scratch) = scratch.split_at_mut(lengths[0]);
-            let (v, scratch) = scratch.split_at_mut(lengths[1]);
-            let (q, scratch) = scratch.split_at_mut(lengths[2]);
-            let k = DownTiles::pack(isa, e.part(qkv, pair, 1, &keys), k);
-            let v = pack_across(isa, e.part(qkv, pair, 2, &keys), v);
-            for tile in tiles {
-                let rows = e.tile(tile);
-                let q = pack_across(isa, e.part(qkv, pair, 0, &rows).t(), q);
-                let mut state = State::new(&e, scratch);
-                forward_tile(isa, &e, tile, q, k, v, &mut state);
-                // SAFETY: this task alone writes these rows of this head's log_sum_exp.
-                let log_sum_exp =
-                    unsafe { log_sum_exp.piece(pair * e.seq + rows.start..pair * e.seq + rows.end) };
-                for (i, (row, lse)) in rows.zip(log_sum_exp).enumerate() {
-                    let at = e.head_at(pair, row);
-                    // SAFETY: this task alone writes these rows of this head.
-                    let out = unsafe { out.piece(at..at + e.size) };
-                    let factor = 1.0 / state.total[i];
-                    out.iter_mut().zip(&state.sums[i * e.size..]).for_each(|(o, s)| *o = s * factor);
-                    *lse = state.largest[i] + state.total[i].ln();
-                }
-            }
-        });
+pub(super) fn attention(
+    cpu: &Cpu,
+    e: Extents,
+    qkv: View,
+    dropout: Option<Dropout>,
+    out: ViewMut,
+    log_sum_exp: ViewMut,
+) {
+    let forward = Forward {
+        isa: cpu.isa,
+        kind: Kind::of(cpu.isa, qkv.dtype()),
+        e,
+        qkv: Matrix::of(&qkv),
+        keep: dropout.filter(|d| d.p > 0.0).map(Keep::new),
+        out: Results::new(&out),
+        log_sum_exp: Shards::new(log_sum_exp.into_slice()),
+    };
+    let queries = if e.pairs() < FEW { TASK[0] } else { TASK[1] };
+    let parts = e.seq.div_ceil(queries);
+    cpu.pool.run(e.pairs() * parts, &|task| {
+        // The ends of a causal mask are the longest: first.
+        let (part, pair) = (parts - 1 - task / e.pairs(), task % e.pairs());
+        let rows = part * queries..e.seq.min((part + 1) * queries);
+        with_thread_scratch(total(&forward.lengths(&rows)), |scratch| forward.run_task(pair, rows, scratch));
     });
 }
 
-/// What a tile of queries has seen so far.
-struct State<'a> {
-    /// Scores, then probabilities of the present tile of keys, `[key][query]`.
+/// What a task works with.
+struct Work<'a> {
+    /// k as left operand, v as right operand, of a span of keys.
+    k: Sheet,
+    v: Sheet,
+    /// The panel of queries.
+    q: Sheet,
+    /// First key of the span.
+    first: usize,
     scores: &'a mut [f32],
-    /// Sum of probabilities times values, `[query][size]`.
+    /// Of one panel.
     sums: &'a mut [f32],
-    /// Largest score of each query.
-    largest: &'a mut [f32],
-    /// Sum of probabilities of each query.
-    total: &'a mut [f32],
-    /// What earlier sums are multiplied by, because the largest score grew.
-    fade: &'a mut [f32],
+    seen: Seen<'a>,
 }
 
-impl<'a> State<'a> {
-    fn len(e: &Extents) -> usize {
-        TILE * (TILE + e.size + 3)
+impl Forward<'_> {
+    /// Keys that the last of the queries before `end` sees.
+    fn visible(&self, end: usize) -> usize {
+        if self.e.causal { end } else { self.e.seq }
     }
 
-    fn new(e: &Extents, scratch: &'a mut [f32]) -> State<'a> {
-        let (scores, scratch) = scratch.split_at_mut(TILE * TILE);
-        let (sums, scratch) = scratch.split_at_mut(TILE * e.size);
-        let (largest, scratch) = scratch.split_at_mut(TILE);
-        let (total, fade) = scratch.split_at_mut(TILE);
-        sums.fill(0.0);
-        largest.fill(f32::NEG_INFINITY);
-        total.fill(0.0);
-        State { scores, sums, largest, total, fade }
+    /// Panels whose state is kept: all, when they come again with other keys.
+    fn kept(&self, queries: &Range<usize>) -> usize {
+        if self.visible(queries.end) <= SPAN { 1 } else { queries.len().div_ceil(width(self.isa)) }
     }
-}
 
-/// One tile of queries over all the keys that it sees.
-fn forward_tile(isa: Isa, e: &Extents, tile: usize, q: Across, k: DownTiles, v: Across, state: &mut State) {
-    let queries = e.tile(tile).len();
-    let Panels { rows: panel, columns: width, .. } = microkernel::panels(isa);
-    for key_tile in 0..if e.causal { tile + 1 } else { e.tiles() } {
-        let keys = e.tile(key_tile);
-        let diagonal = e.causal && key_tile == tile;
-        let k = k.get(key_tile);
-        let v = Across { from: v.from.wrapping_add(keys.start * width), ..v };
-        // SAFETY: the panels were packed for these tiles.
-        unsafe {
-            if diagonal {
-                // Keys from `top` on are seen by queries from `top` on.
-                for top in (0..keys.len()).step_by(panel) {
-                    let left = top / width * width;
-                    let size = [panel.min(keys.len() - top), queries - left, e.size];
-                    let k = Down { from: k.from.add(top / panel * k.panel), ..k };
-                    let q = Across { from: q.from.add(left / width * q.panel), ..q };
-                    multiply(isa, size, k, q, &mut state.scores[top * TILE + left..], TILE, false);
+    fn lengths(&self, queries: &Range<usize>) -> [usize; 8] {
+        let (isa, size) = (self.isa, self.e.size);
+        let keys = self.visible(queries.end).min(SPAN);
+        let width = width(isa);
+        let kept = self.kept(queries) * width;
+        [
+            Sheet::len(isa, keys, self.kind.packed(size)),
+            Sheet::len(isa, self.kind.packed(keys), size),
+            Sheet::len(isa, self.kind.packed(size), width),
+            TILE * width,
+            kept * self.e.stride(isa),
+            kept,
+            kept,
+            width,
+        ]
+    }
+
+    /// Some queries of one head of one sample.
+    fn run_task(&self, pair: usize, queries: Range<usize>, mut scratch: &mut [f32]) {
+        let (isa, e, kind) = (self.isa, &self.e, self.kind);
+        let width = width(isa);
+        let kept = self.kept(&queries);
+        let state = width * e.stride(isa);
+        let [k, v, q, scores, sums, largest, total, fade] = cut(&mut scratch, self.lengths(&queries));
+        let end = self.visible(queries.end);
+        for first in (0..end).step_by(SPAN) {
+            let span = first..end.min(first + SPAN);
+            let k = Sheet::along(isa, kind, e.part(self.qkv, pair, 1, &span), k);
+            let v = Sheet::across(isa, kind, e.part(self.qkv, pair, 2, &span), v);
+            for (index, query) in queries.clone().step_by(width).enumerate() {
+                let rows = query..queries.end.min(query + width);
+                let keys = span.start..span.end.min(self.visible(rows.end));
+                if keys.is_empty() {
+                    continue;
                 }
-            } else {
-                multiply(isa, [keys.len(), queries, e.size], k, q, state.scores, TILE, false);
+                let slot = index % kept;
+                let lanes = slot * width..(slot + 1) * width;
+                let q = Sheet::across(isa, kind, e.part(self.qkv, pair, 0, &rows).t(), q);
+                let sums = &mut sums[slot * state..(slot + 1) * state];
+                let (largest, total) = (&mut largest[lanes.clone()], &mut total[lanes]);
+                if first == 0 {
+                    largest.fill(f32::NEG_INFINITY);
+                    total.fill(0.0);
+                }
+                let seen = Seen { largest, total, fade };
+                let mut work = Work { k, v, q, first, scores, sums, seen };
+                let last = keys.end == self.visible(rows.end);
+                self.walk(pair, &rows, keys, &mut work);
+                if last {
+                    self.store(pair, &rows, &work);
+                }
             }
         }
-        online_softmax(isa, state, keys.len(), queries, diagonal, e.scale());
-        let p = Down { from: state.scores.as_ptr(), step: TILE, panel };
-        // SAFETY: as above; p is `[key][query]`, a step to a key.
-        unsafe {
-            if diagonal {
-                // Queries before `bottom` see keys before `bottom`.
-                for top in (0..queries).step_by(panel) {
-                    let bottom = queries.min(top + panel);
-                    let size = [bottom - top, e.size, bottom.min(keys.len())];
-                    let p = Down { from: p.from.add(top), ..p };
-                    multiply(isa, size, p, v, &mut state.sums[top * e.size..], e.size, true);
-                }
-            } else {
-                multiply(isa, [queries, e.size, keys.len()], p, v, state.sums, e.size, true);
+    }
+
+    /// One panel of queries over some keys.
+    fn walk(&self, pair: usize, queries: &Range<usize>, keys: Range<usize>, work: &mut Work) {
+        let (isa, e) = (self.isa, &self.e);
+        for first in keys.clone().step_by(TILE) {
+            let keys = first..keys.end.min(first + TILE);
+            let row = first - work.first;
+            let width = width(isa);
+            let panel = Panel {
+                keys: keys.len(),
+                // Behind the diagonal all is seen.
+                diagonal: (e.causal && keys.end > queries.start).then(|| queries.start - first),
+                factor: e.factor(),
+                element: e.element(pair, first, queries.start),
+                next_key: e.seq as u64,
+            };
+            let scores = &mut *work.scores;
+            // SAFETY: the sheets were packed for these keys and queries.
+            unsafe {
+                let to = scores.as_mut_ptr();
+                self::scores(isa, self.kind, [keys.len(), e.size], work.k.at(row * width), work.q, to);
+                let Seen { largest, total, fade } = &mut work.seen;
+                let seen = Seen { largest, total, fade };
+                online_softmax(isa, self.kind, self.keep.as_ref(), panel, scores, seen);
             }
+            if first > 0 {
+                fade_rows(isa, work.sums, e.stride(isa), &work.seen.fade[..queries.len()]);
+            }
+            self.add_values(queries, &keys, work);
         }
+    }
+
+    /// sums (+)= p · v.
+    fn add_values(&self, queries: &Range<usize>, keys: &Range<usize>, work: &mut Work) {
+        let (isa, e, kind) = (self.isa, &self.e, self.kind);
+        let (width, stride) = (width(isa), e.stride(isa));
+        let v = work.v.at(kind.packed(keys.start - work.first) * width);
+        let p = Sheet::new(isa, work.scores, TILE);
+        for strip in strips(queries.len(), microkernel::panels(isa).rows) {
+            let seen = keys.end.min(self.visible(queries.start + strip.end)) - keys.start;
+            let size = [strip.len(), stride, kind.packed(seen)];
+            let to = &mut work.sums[strip.start * stride..strip.end * stride];
+            let target = sums(to.as_mut_ptr(), stride, keys.start > 0);
+            // SAFETY: the sheets hold these keys; the sums are as long as the product.
+            unsafe { product(isa, kind, size, Left::Columns(p.at(strip.start)), v, &target) };
+        }
+    }
+
+    /// What a panel has come to.
+    fn store(&self, pair: usize, queries: &Range<usize>, work: &Work) {
+        let e = &self.e;
+        let at = pair * e.seq + queries.start;
+        // SAFETY: this task alone writes these rows of this head.
+        let log_sum_exp = unsafe { self.log_sum_exp.piece(at..at + queries.len()) };
+        for ((lse, largest), total) in log_sum_exp.iter_mut().zip(&*work.seen.largest).zip(&*work.seen.total)
+        {
+            *lse = largest * std::f32::consts::LN_2 + total.ln();
+        }
+        let to = self.out.part(e, pair, 0, queries.start);
+        let sums = work.sums.chunks_exact(e.stride(self.isa));
+        by_float!(to.dtype, T => for (row, (sums, total)) in sums.zip(&*work.seen.total).take(queries.len()).enumerate() {
+            // SAFETY: as above; the row exists.
+            let to = unsafe { std::slice::from_raw_parts_mut(to.at.cast::<T>().add(row * to.stride), e.size) };
+            store_row::<T>(self.isa, &sums[..e.size], 1.0 / total, to);
+        });
     }
 }
 
-vectorized!(fn online_softmax(
-    state: &mut State<'_>, keys: usize, queries: usize, diagonal: bool, scale: f32,
-) = online_softmax_body);
-/// Scores become `exp(scale * score - new largest)`, 16 queries at a time; what was summed before fades.
+vectorized!(fn store_row<T: Number>(from: &[f32], factor: f32, to: &mut [T]) = store_row_body);
+/// to = from * factor, rounded.
 #[inline(always)]
-fn online_softmax_body<L: Lanes>(
-    state: &mut State<'_>,
-    keys: usize,
-    queries: usize,
-    diagonal: bool,
-    scale: f32,
-) {
-    let size = state.sums.len() / TILE;
-    for first in (0..queries).step_by(16) {
-        // Beyond this key no query of these 16 sees anything.
-        let seen = if diagonal { keys.min(first + 16) } else { keys };
-        // Queries of the vector that come before a key do not see it.
-        let hidden = |key: usize| if diagonal { key.saturating_sub(first) } else { 0 };
-        // SAFETY: compiled for L; all rows of the state are TILE long, and `first` is below that.
+fn store_row_body<L: Lanes, T: Number>(from: &[f32], factor: f32, to: &mut [T]) {
+    assert_eq!(from.len(), to.len());
+    for (from, to) in from.chunks(16).zip(to.chunks_mut(16)) {
+        // SAFETY: compiled for L; the chunks are as long as said.
         unsafe {
-            let none = L::splat(f32::NEG_INFINITY);
-            let factor = L::splat(scale);
-            let before = lanes::load::<L>(state.largest, first, 16);
-            let mut largest = before;
-            for key in 0..seen {
-                let at = key * TILE + first;
-                let score = L::mul(lanes::load::<L>(state.scores, at, 16), factor);
-                let score = if hidden(key) == 0 { score } else { L::keep_first(none, score, hidden(key)) };
-                lanes::store::<L>(state.scores, at, score, 16);
-                largest = L::max(score, largest);
+            let x = L::mul(lanes::load::<L>(from, 0, from.len()), L::splat(factor));
+            if to.len() == 16 {
+                T::store::<L>(to.as_mut_ptr(), x);
+            } else {
+                T::store_first::<L>(to.as_mut_ptr(), x, to.len());
             }
-            let fade = lanes::exp::<L>(L::sub(before, largest));
-            let mut total = L::mul(lanes::load::<L>(state.total, first, 16), fade);
-            for key in 0..seen {
-                let at = key * TILE + first;
-                let p = lanes::exp::<L>(L::sub(lanes::load::<L>(state.scores, at, 16), largest));
-                lanes::store::<L>(state.scores, at, p, 16);
-                total = L::add(total, p);
-            }
-            for key in seen..keys {
-                lanes::store::<L>(state.scores, key * TILE + first, L::splat(0.0), 16);
-            }
-            lanes::store::<L>(state.largest, first, largest, 16);
-            lanes::store::<L>(state.total, first, total, 16);
-            lanes::store::<L>(state.fade, first, fade, 16);
         }
     }
-    for (sums, fade) in state.sums.chunks_exact_mut(size).zip(&*state.fade).take(queries) {
-        if *fade != 1.0 {
-            sums.iter_mut().for_each(|s| *s *= fade);
+}
+
+vectorized!(fn fade_rows(sums: &mut [f32], stride: usize, fade: &[f32]) = fade_rows_body);
+/// Row i of the sums times `fade[i]`.
+#[inline(always)]
+fn fade_rows_body<L: Lanes>(sums: &mut [f32], stride: usize, fade: &[f32]) {
+    for (sums, fade) in sums.chunks_exact_mut(stride).zip(fade) {
+        if *fade == 1.0 {
+            continue;
+        }
+        for x in sums.chunks_exact_mut(16) {
+            // SAFETY: compiled for L; 16 numbers.
+            unsafe { L::store(x.as_mut_ptr(), L::mul(L::load(x.as_ptr()), L::splat(*fade))) };
         }
     }
 }

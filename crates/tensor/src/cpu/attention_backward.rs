@@ -1,270 +1,427 @@
 //! Attention in tiles, backward: probabilities are computed again from `log_sum_exp`.
 //!
-//! A task is one head of one sample. It walks the tiles of keys, and under each the tiles of queries that
-//! see them, ascending: so dk and dv of a tile, and each row of dq, are summed in one order. With `p =
-//! exp(scale q·kᵀ - lse)`: `dv = pᵀ·dout`, `ds = p * (dout·vᵀ - delta) * scale`, `dk = dsᵀ·q`, `dq = ds·k`,
-//! where delta is the sum of `dout * out` of a query.
+//! With `p = exp(scale q·kᵀ - lse)`: `dv = pᵀ·dout`, `ds = p * (dout·vᵀ - delta) * scale`, `dk = dsᵀ·q`, `dq =
+//! ds·k`, where delta is the sum of `dout * out` of a query. Under dropout p is dropped in dv, dout·vᵀ in ds.
+//!
+//! The work goes by blocks of keys and queries, all of whose p and ds, `[key][query]`, are kept for the sums over
+//! queries. A row of dk and dv takes in the blocks of queries ascending, a row of dq the blocks of keys
+//! descending. Many heads are a task each. Few are cut into blocks, in rounds: those of one round lie on one
+//! diagonal, so none share a row of any sum, and every row gets its blocks in the same order as in one task.
+//!
+//! Scratch of a thread: a head's dq, and a few thousand rows of a head. Few heads share one of dq, dk and dv, for
+//! 32 blocks or one head.
 
 use std::ops::Range;
 
 use super::Cpu;
-use super::attention::{DownTiles, Extents, TILE, multiply, pack_across, pack_down, packed_len};
+use super::attention::{Extents, FEW, Results, cut, scores, total};
+use super::attention_softmax::{Panel, Places, Rows, probabilities};
+use super::attention_tiles::{Left, Sheet, product, strips, width};
+use super::epilogue::{Place, Target};
 use super::lanes::{self, Lanes};
 use super::matmul::Matrix;
-use super::microkernel::{self, Across, Down, Panels};
+use super::microkernel::{self, Kind};
+use super::number::{Number, by_float};
+use super::random::Keep;
 use super::scratch::with_thread_scratch;
 use super::shards::Shards;
 use super::simd::{Isa, vectorized};
+use crate::buffer::{View, ViewMut};
+use crate::kernels::Dropout;
 
-/// What forward kept.
+/// Keys and queries of a block.
+const BLOCK: usize = 128;
+
+/// Blocks of keys that a task of a whole head takes at a time.
+const SPAN: usize = 8;
+
+/// Blocks of one round, as far as one head has no more.
+const ROUND: usize = 32;
+
+/// Which part of dqkv, and of qkv.
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+
+/// What forward knew and kept.
 #[derive(Clone, Copy)]
 pub(super) struct Saved<'a> {
     /// `[batch, seq, 3 * hidden]`.
-    pub(super) qkv: &'a [f32],
+    pub(super) qkv: View<'a>,
     /// `[batch, seq, hidden]`.
-    pub(super) out: &'a [f32],
+    pub(super) out: View<'a>,
     /// `[batch, heads, seq]`.
-    pub(super) log_sum_exp: &'a [f32],
+    pub(super) log_sum_exp: View<'a>,
+    pub(super) dropout: Option<Dropout>,
+}
+
+/// Everything that the tasks know.
+struct Backward<'a> {
+    isa: Isa,
+    kind: Kind,
+    e: Extents,
+    qkv: Matrix<'a>,
+    out: Matrix<'a>,
+    dout: Matrix<'a>,
+    log_sum_exp: &'a [f32],
+    keep: Option<Keep>,
+    dqkv: Results,
+}
+
+/// Sums of dq, dk, dv of one head on their way, rows from `first` on.
+#[derive(Clone, Copy)]
+struct Sums {
+    at: [*mut f32; 3],
+    first: [usize; 3],
 }
 
 /// dqkv `[batch, seq, 3 * hidden]` is overwritten; dout `[batch, seq, hidden]`.
-pub(super) fn attention_backward(cpu: &Cpu, e: Extents, saved: Saved, dout: &[f32], dqkv: &mut [f32]) {
-    let dqkv = Shards::new(dqkv);
-    cpu.pool.run(e.batch * e.heads, &|pair| {
-        with_thread_scratch(Head::len(cpu.isa, &e), |scratch| {
-            let mut head = Head::new(cpu.isa, e, pair, saved, dout, scratch);
-            for key_tile in 0..e.tiles() {
-                head.key_tile(key_tile);
-                head.store(1, &e.tile(key_tile), head.tiles.dk, &dqkv);
-                head.store(2, &e.tile(key_tile), head.tiles.dv, &dqkv);
+pub(super) fn attention_backward(cpu: &Cpu, e: Extents, saved: Saved, dout: View, dqkv: ViewMut) {
+    let backward = Backward {
+        isa: cpu.isa,
+        kind: Kind::of(cpu.isa, saved.qkv.dtype()),
+        e,
+        qkv: Matrix::of(&saved.qkv),
+        out: Matrix::of(&saved.out),
+        dout: Matrix::of(&dout),
+        log_sum_exp: saved.log_sum_exp.as_slice(),
+        keep: saved.dropout.filter(|d| d.p > 0.0).map(Keep::new),
+        dqkv: Results::new(&dqkv),
+    };
+    if e.pairs() < FEW && backward.blocks() > 1 {
+        backward.in_rounds(cpu);
+    } else {
+        cpu.pool.run(e.pairs(), &|pair| backward.whole_head(pair));
+    }
+}
+
+impl<'a> Backward<'a> {
+    fn blocks(&self) -> usize {
+        self.e.seq.div_ceil(BLOCK)
+    }
+
+    /// Rows of some blocks.
+    fn rows(&self, blocks: &Range<usize>) -> Range<usize> {
+        blocks.start * BLOCK..self.e.seq.min(blocks.end * BLOCK)
+    }
+
+    fn stride(&self) -> usize {
+        self.e.stride(self.isa)
+    }
+
+    /// A head of a sample in one task.
+    fn whole_head(&self, pair: usize) {
+        let (blocks, stride) = (self.blocks(), self.stride());
+        let span = blocks.min(SPAN);
+        let own = [self.e.seq * stride, span * BLOCK * stride, span * BLOCK * stride];
+        with_thread_scratch(total(&own) + self.scratch_len(span), |mut scratch| {
+            let [dq, dk, dv] = cut(&mut scratch, own);
+            let at = [dq, dk, dv].map(|x| x.as_mut_ptr());
+            for first in (0..blocks).step_by(span).rev() {
+                let keys = first..blocks.min(first + span);
+                let sums = Sums { at, first: [0, first * BLOCK, first * BLOCK] };
+                self.walk(pair, keys, 0..blocks, sums, &mut *scratch);
             }
-            head.store(0, &(0..e.seq), head.dq, &dqkv);
         });
-    });
-}
-
-/// One head of one sample on its way.
-struct Head<'a> {
-    isa: Isa,
-    e: Extents,
-    pair: usize,
-    qkv: &'a [f32],
-    lse: &'a [f32],
-    /// Sum of dout * out by query.
-    delta: &'a mut [f32],
-    /// Queries and dout as left operands by tiles, steps of the head's size.
-    down: [DownTiles; 2],
-    /// Queries and dout as right operands, a step a query.
-    across: [Across; 2],
-    dq: &'a mut [f32],
-    tiles: Tiles<'a>,
-}
-
-/// What belongs to one tile of keys.
-struct Tiles<'a> {
-    /// k and v as right operands, steps of the head's size.
-    turned: [&'a mut [f32]; 2],
-    /// k as right operand, a step a key.
-    k: &'a mut [f32],
-    /// Scores, then probabilities, `[query][key]`.
-    p: &'a mut [f32],
-    /// dout·vᵀ, then the derivative of the scores, `[query][key]`.
-    ds: &'a mut [f32],
-    /// ds as left operand, a step a key.
-    ds_down: &'a mut [f32],
-    dk: &'a mut [f32],
-    dv: &'a mut [f32],
-}
-
-/// Cuts `lengths[i]` numbers each off the scratch.
-fn cut<'a, const N: usize>(scratch: &mut &'a mut [f32], lengths: [usize; N]) -> [&'a mut [f32]; N] {
-    lengths.map(|len| scratch.split_off_mut(..len).expect("the scratch is as long as was asked for"))
-}
-
-impl<'a> Head<'a> {
-    fn lengths(isa: Isa, e: &Extents) -> [[usize; 6]; 2] {
-        let down = DownTiles::len(isa, e.size, e.seq);
-        let across = packed_len(isa, [e.seq, e.size]);
-        let turned = packed_len(isa, [e.size, TILE]);
-        let square = packed_len(isa, [TILE, TILE]);
-        let whole = [down, down, across, across, e.seq, e.seq * e.size];
-        [whole, [turned, turned, packed_len(isa, [TILE, e.size]), square, TILE * TILE, TILE * e.size]]
     }
 
-    fn len(isa: Isa, e: &Extents) -> usize {
-        let [whole, tile] = Head::lengths(isa, e);
-        whole.iter().chain(&tile).sum::<usize>() + TILE * TILE + TILE * e.size
+    /// All heads, block by block.
+    fn in_rounds(&self, cpu: &Cpu) {
+        let blocks = self.blocks();
+        let rows = self.e.seq * self.stride();
+        let pairs = (ROUND / blocks).clamp(1, self.e.pairs());
+        cpu.scratch.with(|buffer| {
+            let sums = Shards::new(buffer.slice::<f32>(pairs * 3 * rows));
+            for first in (0..self.e.pairs()).step_by(pairs) {
+                let pairs = pairs.min(self.e.pairs() - first);
+                // How many blocks the queries of a round come after its keys.
+                let nearest = if self.e.causal { 0 } else { 1 - blocks as isize };
+                for distance in nearest..blocks as isize {
+                    let apart = distance.unsigned_abs();
+                    cpu.pool.run(pairs * (blocks - apart), &|task| {
+                        let (pair, block) = (task % pairs, task / pairs);
+                        let [keys, queries] =
+                            if distance < 0 { [block + apart, block] } else { [block, block + apart] };
+                        let at = [0, 1, 2].map(|which| sums.base().wrapping_add((pair * 3 + which) * rows));
+                        let sums = Sums { at, first: [0; 3] };
+                        with_thread_scratch(self.scratch_len(1), |scratch| {
+                            self.walk(first + pair, keys..keys + 1, queries..queries + 1, sums, scratch);
+                        });
+                    });
+                }
+            }
+        });
     }
 
-    fn new(
-        isa: Isa,
-        e: Extents,
+    fn lengths(&self, span: usize) -> [[usize; 7]; 2] {
+        let (isa, kind, size) = (self.isa, self.kind, self.e.size);
+        let rows = self.e.seq.min(span * BLOCK);
+        let block = self.e.seq.min(BLOCK);
+        let width = width(isa);
+        let along = Sheet::len(isa, rows, kind.packed(size));
+        let across = Sheet::len(isa, kind.packed(block), size);
+        let turned = Sheet::len(isa, kind.packed(size), block);
+        let square = Sheet::len(isa, BLOCK, kind.packed(BLOCK));
+        let [k_across, panel] = match kind {
+            Kind::Single => [0, 0],
+            Kind::Pairs => [Sheet::len(isa, kind.packed(rows), size), BLOCK * width],
+        };
+        let rows = block.next_multiple_of(width);
+        [
+            [along, along, k_across, turned, turned, across, across],
+            [rows, rows, square, square, panel, panel, panel / 2],
+        ]
+    }
+
+    fn scratch_len(&self, span: usize) -> usize {
+        let [operands, block] = self.lengths(span);
+        total(&operands) + total(&block)
+    }
+
+    /// Some blocks of keys with some blocks of queries.
+    fn walk(
+        &self,
         pair: usize,
-        saved: Saved<'a>,
-        dout: &[f32],
-        mut scratch: &'a mut [f32],
-    ) -> Head<'a> {
-        let [whole, tile] = Head::lengths(isa, &e);
-        let [q_down, d_down, q_across, d_across, delta, dq] = cut(&mut scratch, whole);
-        let [k_turned, v_turned, k, ds_down, p, dk] = cut(&mut scratch, tile);
-        let [ds, dv] = cut(&mut scratch, [TILE * TILE, TILE * e.size]);
-        let q = e.part(saved.qkv, pair, 0, &(0..e.seq));
-        let d = Matrix::new(&dout[e.head_at(pair, 0)..], [e.seq, e.size], e.hidden());
-        for (row, delta) in delta.iter_mut().enumerate() {
-            let at = e.head_at(pair, row);
-            *delta = dot(isa, &dout[at..at + e.size], &saved.out[at..at + e.size]);
-        }
-        dq.fill(0.0);
-        Head {
-            isa,
-            e,
-            pair,
-            qkv: saved.qkv,
-            lse: &saved.log_sum_exp[pair * e.seq..][..e.seq],
-            delta,
-            down: [DownTiles::pack(isa, q, q_down), DownTiles::pack(isa, d, d_down)],
-            across: [pack_across(isa, q, q_across), pack_across(isa, d, d_across)],
-            dq,
-            tiles: Tiles { turned: [k_turned, v_turned], k, p, ds, ds_down, dk, dv },
-        }
-    }
-
-    /// dk and dv of one tile of keys, and its part of dq.
-    fn key_tile(&mut self, key_tile: usize) {
-        let (isa, e) = (self.isa, self.e);
-        let keys = e.tile(key_tile);
-        let [k, v] = [1, 2].map(|which| e.part(self.qkv, self.pair, which, &keys));
-        let [k_turned, v_turned] = &mut self.tiles.turned;
-        let turned = [pack_across(isa, k.t(), k_turned), pack_across(isa, v.t(), v_turned)];
-        let k = pack_across(isa, k, self.tiles.k);
-        self.tiles.dk.fill(0.0);
-        self.tiles.dv.fill(0.0);
-        for query_tile in if e.causal { key_tile } else { 0 }..e.tiles() {
-            let rows = e.tile(query_tile);
-            let diagonal = e.causal && query_tile == key_tile;
-            let size = [rows.len(), keys.len()];
-            self.scores(query_tile, size, diagonal, turned);
-            let Tiles { p, ds, .. } = &mut self.tiles;
-            let (lse, delta) = (&self.lse[rows.clone()], &self.delta[rows.clone()]);
-            probabilities(isa, p, ds, lse, delta, keys.len(), diagonal, e.scale());
-            self.add_keys(rows.start, size, diagonal);
-            self.add_queries(rows, keys.len(), diagonal, k);
-        }
-    }
-
-    /// p = q·kᵀ and ds = dout·vᵀ of a tile, `[queries, keys]`.
-    fn scores(
-        &mut self,
-        query_tile: usize,
-        [queries, keys]: [usize; 2],
-        diagonal: bool,
-        turned: [Across; 2],
+        keys: Range<usize>,
+        queries: Range<usize>,
+        sums: Sums,
+        mut scratch: &mut [f32],
     ) {
-        let Panels { rows: panel, .. } = microkernel::panels(self.isa);
-        let step = if diagonal { panel } else { queries };
-        for (which, to) in [&mut *self.tiles.p, &mut *self.tiles.ds].into_iter().enumerate() {
-            let down = self.down[which].get(query_tile);
-            for top in (0..queries).step_by(step) {
-                // On the diagonal, queries before `bottom` see keys before `bottom`.
-                let bottom = queries.min(top + step);
-                let size = [bottom - top, if diagonal { bottom.min(keys) } else { keys }, self.e.size];
-                let down = Down { from: down.from.wrapping_add(top / panel * down.panel), ..down };
-                // SAFETY: the panels were packed for these tiles.
-                unsafe { multiply(self.isa, size, down, turned[which], &mut to[top * TILE..], TILE, false) };
+        let (isa, kind, e) = (self.isa, self.kind, &self.e);
+        let [operands, block] = self.lengths(keys.len());
+        let [k, v, k_across, q, d, q_across, d_across] = cut(&mut scratch, operands);
+        let [log_sum_exp2, delta, p, ds, scores, dp, ds_steps] = cut(&mut scratch, block);
+        let rows = self.rows(&keys);
+        let [key, value] = [K, V].map(|which| e.part(self.qkv, pair, which, &rows));
+        let along = [Sheet::along(isa, kind, key, k), Sheet::along(isa, kind, value, v)];
+        let across = match kind {
+            Kind::Single => along[0],
+            Kind::Pairs => Sheet::across(isa, kind, key, k_across),
+        };
+        let mut block = Block {
+            pair,
+            sums,
+            first: rows.start,
+            along,
+            across,
+            turned: [along[0]; 2],
+            queries_across: [along[0]; 2],
+            p,
+            ds,
+            panels: [scores, dp, ds_steps],
+            log_sum_exp2,
+            delta,
+        };
+        for query_block in queries {
+            if e.causal && query_block < keys.start {
+                continue;
+            }
+            let rows = self.rows(&(query_block..query_block + 1));
+            let query = e.part(self.qkv, pair, Q, &rows);
+            let dout = e.part(self.dout, pair, 0, &rows);
+            block.turned = [Sheet::across(isa, kind, query.t(), q), Sheet::across(isa, kind, dout.t(), d)];
+            block.queries_across =
+                [Sheet::across(isa, kind, query, q_across), Sheet::across(isa, kind, dout, d_across)];
+            self.statistics(&mut block, &rows, dout);
+            for key_block in keys.clone().rev() {
+                if !e.causal || key_block <= query_block {
+                    self.block(&mut block, key_block, query_block);
+                }
             }
         }
     }
 
-    /// dv += pᵀ·dout, dk += dsᵀ·q; p and ds are left operands as they lie, a step a query.
-    fn add_keys(&mut self, first: usize, [queries, keys]: [usize; 2], diagonal: bool) {
-        let Panels { rows: panel, columns: width, .. } = microkernel::panels(self.isa);
-        let Tiles { p, ds, dk, dv, .. } = &mut self.tiles;
-        let step = if diagonal { panel } else { keys };
-        for (from, across, to) in [(p, self.across[1], dv), (ds, self.across[0], dk)] {
-            for top in (0..keys).step_by(step) {
-                // On the diagonal, keys from `top` on are seen by queries from `top` on.
-                let start = if diagonal { top } else { 0 };
-                let size = [step.min(keys - top), self.e.size, queries - start];
-                let down = Down { from: from[start * TILE + top..].as_ptr(), step: TILE, panel };
-                let across = Across { from: across.from.wrapping_add((first + start) * width), ..across };
-                // SAFETY: p and ds hold the tile; `across` was packed for all queries.
+    /// log_sum_exp and delta of the queries `rows`.
+    fn statistics(&self, block: &mut Block, rows: &Range<usize>, dout: Matrix) {
+        let e = &self.e;
+        let lse = &self.log_sum_exp[block.pair * e.seq..][rows.clone()];
+        let (known, rest) = block.log_sum_exp2.split_at_mut(rows.len());
+        known.iter_mut().zip(lse).for_each(|(to, lse)| *to = lse * std::f32::consts::LOG2_E);
+        rest.fill(f32::INFINITY);
+        let out = e.part(self.out, block.pair, 0, rows);
+        let [out, dout] = [out, dout].map(|x| x.piece(0..rows.len(), 0..e.size));
+        by_float!(out.dtype, T => for (row, delta) in block.delta.iter_mut().enumerate().take(rows.len()) {
+            // SAFETY: `Matrix::piece` has checked the rows, of `size` numbers each.
+            let [out, dout] = [out, dout].map(|x| unsafe {
+                std::slice::from_raw_parts(x.from.cast::<T>().add(row * x.step_stride), e.size)
+            });
+            *delta = dot::<T>(self.isa, out, dout) * e.scale();
+        });
+        block.delta[rows.len()..].fill(0.0);
+    }
+
+    /// One block of keys with one of queries.
+    fn block(&self, block: &mut Block, key_block: usize, query_block: usize) {
+        let e = &self.e;
+        let [keys, queries] = [key_block, query_block].map(|b| self.rows(&(b..b + 1)));
+        let [last_key, first_query] =
+            if e.causal { [query_block, key_block] } else { [self.blocks() - 1, 0] };
+        let diagonal = e.causal && key_block == query_block;
+        for query in queries.clone().step_by(width(self.isa)) {
+            let rows = query..queries.end.min(query + width(self.isa));
+            let ds = self.panel(block, &keys, &queries, &rows);
+            let ends = [key_block == last_key, key_block == 0];
+            self.add_queries(block, &keys, &rows, diagonal, ds, ends);
+        }
+        let ends = [query_block == first_query, query_block + 1 == self.blocks()];
+        self.add_keys(block, &keys, queries.len(), diagonal, ends);
+    }
+
+    /// p and ds of the queries `rows`, a panel; returns ds as left operand, a step a key.
+    fn panel(
+        &self,
+        block: &mut Block,
+        keys: &Range<usize>,
+        queries: &Range<usize>,
+        rows: &Range<usize>,
+    ) -> Sheet {
+        let (isa, kind, e) = (self.isa, self.kind, &self.e);
+        let width = width(isa);
+        let index = (rows.start - queries.start) / width;
+        let visible = if e.causal { keys.end.min(rows.start + width) } else { keys.end };
+        let panel = Panel {
+            keys: visible - keys.start,
+            diagonal: (e.causal && visible > rows.start).then(|| rows.start - keys.start),
+            factor: e.factor(),
+            element: e.element(block.pair, keys.start, rows.start),
+            next_key: e.seq as u64,
+        };
+        let lanes = index * width..(index + 1) * width;
+        let rows = Rows {
+            log_sum_exp2: &block.log_sum_exp2[lanes.clone()],
+            delta: &block.delta[lanes],
+            scale: e.scale(),
+        };
+        let column = kind.packed(index * width);
+        let at = column / width * BLOCK * width + column % width;
+        let [p, ds] = [&mut block.p[at..], &mut block.ds[at..]].map(|x| x.as_mut_ptr());
+        let places = match kind {
+            Kind::Single => Places { scores: p, dp: ds, p, ds, ds_steps: std::ptr::null_mut() },
+            Kind::Pairs => {
+                let [scores, dp, ds_steps] = block.panels.each_mut().map(|x| x.as_mut_ptr());
+                Places { scores, dp, p, ds, ds_steps }
+            }
+        };
+        let row = (keys.start - block.first) * width;
+        // SAFETY: the sheets were packed for these keys and queries, the places are as large as a block.
+        unsafe {
+            for (which, to) in [(0, places.scores), (1, places.dp)] {
+                let right = block.turned[which];
+                let right = right.at(index * right.panel);
+                scores(isa, kind, [panel.keys, e.size], block.along[which].at(row), right, to.cast_mut());
+            }
+            probabilities(isa, kind, self.keep.as_ref(), panel, rows, places);
+        }
+        Sheet { from: if places.ds_steps.is_null() { places.ds } else { places.ds_steps }, panel: 0 }
+    }
+
+    /// dq += ds·k of a panel of queries.
+    fn add_queries(
+        &self,
+        block: &Block,
+        keys: &Range<usize>,
+        rows: &Range<usize>,
+        diagonal: bool,
+        ds: Sheet,
+        ends: [bool; 2],
+    ) {
+        let (isa, kind) = (self.isa, self.kind);
+        let right = block.across.at(kind.packed(keys.start - block.first) * width(isa));
+        for strip in strips(rows.len(), microkernel::panels(isa).rows) {
+            let seen = if diagonal { rows.start + strip.end } else { keys.end } - keys.start;
+            let (target, columns) = self.target(block, Q, rows.start + strip.start, ends);
+            let size = [strip.len(), columns, kind.packed(seen)];
+            // SAFETY: the sheets hold these keys and queries; the target is this task's alone.
+            unsafe { product(isa, kind, size, Left::Columns(ds.at(strip.start)), right, &target) };
+        }
+    }
+
+    /// dv += pᵀ·dout, dk += dsᵀ·q.
+    fn add_keys(&self, block: &Block, keys: &Range<usize>, queries: usize, diagonal: bool, ends: [bool; 2]) {
+        let (isa, kind) = (self.isa, self.kind);
+        let width = width(isa);
+        let depth = kind.packed(queries);
+        for (which, left, right) in
+            [(V, &block.p, block.queries_across[1]), (K, &block.ds, block.queries_across[0])]
+        {
+            let left = Sheet::new(isa, left, BLOCK);
+            let multiply = |top: usize, rows: usize, start: usize| {
+                let (target, columns) = self.target(block, which, keys.start + top, ends);
+                let left = left.at(start / width * left.panel + top * width);
+                let size = [rows, columns, depth - start];
+                // SAFETY: the sheets hold these keys and queries; the target is this task's alone.
                 unsafe {
-                    multiply(self.isa, size, down, across, &mut to[top * self.e.size..], self.e.size, true)
-                };
+                    let left = Left::Rows(left, start % width);
+                    product(isa, kind, size, left, right.at(start * width), &target);
+                }
+            };
+            if !diagonal {
+                multiply(0, keys.len(), 0);
+                continue;
+            }
+            // Keys from `top` on are seen by queries from `top` on.
+            for group in (0..keys.len()).step_by(width) {
+                for strip in strips(width.min(keys.len() - group), microkernel::panels(isa).rows) {
+                    let top = group + strip.start;
+                    multiply(top, strip.len(), if kind == Kind::Pairs { top / 2 } else { top });
+                }
             }
         }
     }
 
-    /// dq += ds·k.
-    fn add_queries(&mut self, rows: Range<usize>, keys: usize, diagonal: bool, k: Across) {
-        let Panels { rows: panel, .. } = microkernel::panels(self.isa);
-        let queries = rows.len();
-        let ds = Matrix::new(self.tiles.ds, [queries, keys], TILE);
-        let down = pack_down(self.isa, ds.t(), self.tiles.ds_down);
-        let step = if diagonal { panel } else { queries };
-        for top in (0..queries).step_by(step) {
-            let bottom = queries.min(top + step);
-            let size = [bottom - top, self.e.size, if diagonal { bottom.min(keys) } else { keys }];
-            let down = Down { from: down.from.wrapping_add(top / panel * down.panel), ..down };
-            let to = &mut self.dq[(rows.start + top) * self.e.size..];
-            // SAFETY: the panels were packed for this tile.
-            unsafe { multiply(self.isa, size, down, k, to, self.e.size, true) };
-        }
-    }
-
-    /// Rows of dq (0), dk (1) or dv (2) to their place.
-    fn store(&self, which: usize, rows: &Range<usize>, from: &[f32], dqkv: &Shards<f32>) {
-        for (row, from) in rows.clone().zip(from.chunks_exact(self.e.size)) {
-            let at = self.e.part_at(self.pair, which, row);
-            // SAFETY: this task alone writes this head of this sample.
-            unsafe { dqkv.piece(at..at + self.e.size) }.copy_from_slice(from);
+    /// Where rows of dq, dk or dv from `row` on go, with the first and the last of their blocks, and how many
+    /// columns.
+    fn target(&self, block: &Block, which: usize, row: usize, [first, last]: [bool; 2]) -> (Target, usize) {
+        let stride = self.stride();
+        let at = block.sums.at[which].wrapping_add((row - block.sums.first[which]) * stride);
+        let sums = Place::of(at, stride);
+        let add = if first { Place::none() } else { sums };
+        if last {
+            let to = self.dqkv.part(&self.e, block.pair, which, row);
+            (Target { add, ..Target::new(to) }, self.e.size)
+        } else {
+            (Target { add, ..Target::new(sums) }, stride)
         }
     }
 }
 
-vectorized!(fn probabilities(
-    p: &mut [f32], ds: &mut [f32], lse: &[f32], delta: &[f32], keys: usize, diagonal: bool, scale: f32,
-) = probabilities_body);
-/// p: scores to probabilities; ds: dout·vᵀ to the derivative of the unscaled scores.
-#[inline(always)]
-fn probabilities_body<L: Lanes>(
-    p: &mut [f32],
-    ds: &mut [f32],
-    lse: &[f32],
-    delta: &[f32],
-    keys: usize,
-    diagonal: bool,
-    scale: f32,
-) {
-    for (i, (lse, delta)) in lse.iter().zip(delta).enumerate() {
-        let row = i * TILE..i * TILE + keys;
-        let (p, ds) = (&mut p[row.clone()], &mut ds[row]);
-        let seen = if diagonal { keys.min(i + 1) } else { keys };
-        for at in (0..seen).step_by(16) {
-            let count = 16.min(seen - at);
-            // SAFETY: compiled for L; `count` numbers lie in the row.
-            unsafe {
-                let score = lanes::load::<L>(p, at, count);
-                let e = lanes::exp::<L>(L::mul_add(score, L::splat(scale), L::splat(-lse)));
-                let d = L::sub(lanes::load::<L>(ds, at, count), L::splat(*delta));
-                lanes::store::<L>(p, at, e, count);
-                lanes::store::<L>(ds, at, L::mul(L::mul(e, d), L::splat(scale)), count);
-            }
-        }
-        p[seen..].fill(0.0);
-        ds[seen..].fill(0.0);
-    }
+/// What the blocks of a walk are computed with.
+struct Block<'a> {
+    pair: usize,
+    sums: Sums,
+    /// First key of the walk.
+    first: usize,
+    /// k and v as left operands.
+    along: [Sheet; 2],
+    /// k as right operand, steps of keys.
+    across: Sheet,
+    /// Queries and dout as right operands, steps of the head's size.
+    turned: [Sheet; 2],
+    /// Queries and dout as right operands, steps of queries.
+    queries_across: [Sheet; 2],
+    /// Probabilities, and derivatives of the scores, of a block, as left operands along the queries.
+    p: &'a mut [f32],
+    ds: &'a mut [f32],
+    /// Of a panel of pairs: scores, dout·vᵀ, ds as left operand, steps of keys.
+    panels: [&'a mut [f32]; 3],
+    /// By query.
+    log_sum_exp2: &'a mut [f32],
+    delta: &'a mut [f32],
 }
 
-vectorized!(fn dot(a: &[f32], b: &[f32]) -> f32 = dot_body);
+vectorized!(fn dot<T: Number>(a: &[T], b: &[T]) -> f32 = dot_body);
 #[inline(always)]
-fn dot_body<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
+fn dot_body<L: Lanes, T: Number>(a: &[T], b: &[T]) -> f32 {
     assert_eq!(a.len(), b.len());
     // SAFETY: compiled for L; the vectors lie in both rows.
     unsafe {
-        lanes::sum_row!(L, a.len(), |at, count| L::mul(
-            lanes::load::<L>(a, at, count),
-            lanes::load::<L>(b, at, count)
-        ))
+        lanes::sum_row!(L, a.len(), |at, count| if count == 16 {
+            L::mul(T::load::<L>(a.as_ptr().add(at)), T::load::<L>(b.as_ptr().add(at)))
+        } else {
+            L::mul(
+                T::load_first::<L>(a.as_ptr().add(at), count),
+                T::load_first::<L>(b.as_ptr().add(at), count),
+            )
+        })
     }
 }

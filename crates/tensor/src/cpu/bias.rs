@@ -1,8 +1,8 @@
 //! Sums over rows: the gradient of a bias, and the pieces that layer norm's parameters need.
 //!
-//! Rows are cut into blocks by shape alone; each block is summed in f32 from zero, row after row, into its line
-//! of a table of partial sums, and the lines are added in order. So an element's sum has about
-//! `rows / blocks + blocks` roundings instead of `rows`, and is the same for any number of threads.
+//! Rows are cut into blocks by shape alone; each block is summed in f32 from zero, row after row, into its
+//! line of a table of partial sums, and the lines are added in order. So an element's sum has about `rows /
+//! blocks + blocks` roundings instead of `rows`, and is the same for any number of threads.
 
 use super::elementwise::{by_lanes, load, put};
 use super::lanes::{self, Lanes};

@@ -12,11 +12,11 @@ use crate::kernels::Dropout;
 
 /// `to = from * factor (+ residual)`, factors as of [`Keep`] (overwrites).
 pub(super) fn dropout(cpu: &Cpu, from: View, dropout: Dropout, residual: Option<View>, to: ViewMut) {
-    let keep = Keep::new(&dropout);
+    let keep = Keep::new(dropout);
     by_float!(from.dtype(), T => {
         let (from, residual) = (from.as_slice::<T>(), residual.map(|r| r.as_slice::<T>()));
         cpu.over_mut(to.into_slice::<T>(), GRAIN, |range, to| {
-            let first = dropout.first.wrapping_add(range.start as u64);
+            let first = range.start as u64;
             drop_piece(cpu.isa, keep, first, &from[range.clone()], residual.map(|r| &r[range]), to);
         });
     });
@@ -32,7 +32,7 @@ fn drop_body<L: Lanes, T: Number>(keep: Keep, first: u64, from: &[T], residual: 
     // SAFETY: compiled for L; all are as long as said.
     unsafe {
         by_lanes!(to.len(), |at, count| {
-            let factors = keep.factors::<L>(first.wrapping_add(at as u64));
+            let factors = keep.factors::<L>(first + at as u64);
             // Not fused, so that every instruction set gives the same bits.
             let mut x = L::mul(load::<L, T>(from, at, count), factors);
             if let Some(residual) = residual {

@@ -120,8 +120,8 @@ pub(super) fn widened<'a, T: Number>(isa: Isa, x: &'a [T], buffer: &'a mut [f32]
 
 /// `by_lanes!(len, |at, count| body)`: the body for 16 numbers at a time and for the rest.
 ///
-/// A macro for the reason given at [`fold_row!`](super::lanes::fold_row). To be used inside `unsafe`, compiled
-/// for some [`Lanes`].
+/// A macro for the reason given at [`fold_row!`](super::lanes::fold_row). To be used inside `unsafe`,
+/// compiled for some [`Lanes`].
 macro_rules! by_lanes {
     ($len:expr, |$at:ident, $count:ident| $body:expr) => {{
         let len: usize = $len;
@@ -167,8 +167,8 @@ pub(super) unsafe fn store<L: Lanes, T: Number>(row: &mut [T], at: usize, x: L::
     }
 }
 
-/// One pass of an optimizer: `update(range, p, g)` once for each piece, with its gradients in f32, after which
-/// `rounded` becomes p.
+/// One pass of an optimizer: `update(range, p, g)` once for each piece, with its gradients in f32, after
+/// which `rounded` becomes p.
 pub(super) fn over_updates(
     cpu: &Cpu,
     p: ViewMut,

@@ -1,8 +1,8 @@
 //! Token and position embedding: rows looked up, and their gradients without atomics.
 //!
-//! For the gradient of the table, positions are sorted by token; a task sums the rows of dy of one token after
-//! the other, in the order of positions, in f32, and writes the token's row of the table once. So a row's sum
-//! has one order whatever the threads, and one rounding whatever the type.
+//! For the gradient of the table, positions are sorted by token; a task sums the rows of dy of one token
+//! after the other, in the order of positions, in f32, and writes the token's row of the table once. So a
+//! row's sum has one order whatever the threads, and one rounding whatever the type.
 
 use super::elementwise::{add_piece, by_lanes, convert_piece, fill_slice, load, put, store};
 use super::lanes::Lanes;

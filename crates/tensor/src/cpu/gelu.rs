@@ -46,11 +46,11 @@ fn forward_body<L: Lanes, T: Number>(x: &[T], y: &mut [T]) {
 pub(super) unsafe fn gelu_lanes<L: Lanes>(x: L::V) -> L::V {
     // SAFETY: the caller's promise.
     unsafe {
-        // Below, e adds nothing to 1; above, it is infinite. The bounds come first, so that what is not a number
-        // stays so.
+        // Below, e adds nothing to 1; above, it is infinite. The bounds come first, so that what is not a
+        // number stays so.
         let v = exponent::<L>(x, L::mul(x, x));
         let v = L::max(L::splat(-126.0), L::min(L::splat(128.0), v));
-        divide::<L>(x, L::add(L::splat(1.0), power::<L>(v)))
+        L::div(x, L::add(L::splat(1.0), power::<L>(v)))
     }
 }
 
@@ -132,26 +132,8 @@ unsafe fn slope_lanes<L: Lanes>(x: L::V) -> L::V {
         let x = L::max(L::splat(-9.5), L::min(L::splat(9.5), x));
         let (one, x_squared) = (L::splat(1.0), L::mul(x, x));
         let e = power::<L>(exponent::<L>(x, x_squared));
-        let s = divide::<L>(one, L::add(one, e));
+        let s = L::div(one, L::add(one, e));
         let slope = L::mul_add(x_squared, L::splat(-3.0 * CUBE * SLOPE), L::splat(-SLOPE));
         L::mul(s, L::mul_add(L::mul(e, s), L::mul(x, slope), one))
-    }
-}
-
-/// `a / b`, lane by lane.
-///
-/// # Safety
-/// Compiled for `L`.
-#[inline(always)]
-unsafe fn divide<L: Lanes>(a: L::V, b: L::V) -> L::V {
-    let (mut quotients, mut divisors) = ([0f32; 16], [0f32; 16]);
-    // SAFETY: the caller's promise; 16 numbers.
-    unsafe {
-        L::store(quotients.as_mut_ptr(), a);
-        L::store(divisors.as_mut_ptr(), b);
-        for (q, d) in quotients.iter_mut().zip(&divisors) {
-            *q /= *d;
-        }
-        L::load(quotients.as_ptr())
     }
 }

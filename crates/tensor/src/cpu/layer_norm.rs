@@ -12,8 +12,13 @@ use super::simd::vectorized;
 use super::{Cpu, row_grain};
 use crate::buffer::{View, ViewMut};
 
-/// Rows that go through a pass together, so that the end of one row's sum is hidden behind the next row.
+/// Most rows that go through a pass together, so that the end of one row's sum hides behind the next row.
 const ROWS: usize = 4;
+
+/// Rows that go through a pass together: as many as stay in the nearest cache.
+fn rows_together(hidden: usize) -> usize {
+    (4096 / hidden.max(1)).clamp(1, ROWS)
+}
 
 /// `y = (x - mean) * rstd * gamma + beta` by rows; x, y `[rows, hidden]`, statistics (mean, rstd) `[rows]`
 /// f32. All overwritten.
@@ -55,8 +60,9 @@ fn forward_rows_body<L: Lanes, T: Number>(
 ) {
     let hidden = gamma.len();
     assert_eq!(beta.len(), hidden);
-    let blocks = x.chunks(ROWS * hidden).zip(y.chunks_mut(ROWS * hidden));
-    for ((x, y), (mean, rstd)) in blocks.zip(mean.chunks_mut(ROWS).zip(rstd.chunks_mut(ROWS))) {
+    let together = rows_together(hidden);
+    let blocks = x.chunks(together * hidden).zip(y.chunks_mut(together * hidden));
+    for ((x, y), (mean, rstd)) in blocks.zip(mean.chunks_mut(together).zip(rstd.chunks_mut(together))) {
         let rows = || x.chunks_exact(hidden);
         // SAFETY: compiled for L; all are rows of `hidden` numbers.
         unsafe {
@@ -140,36 +146,45 @@ fn backward_rows_body<L: Lanes, T: Number>(
     let Rows { x, gamma, mean, rstd } = saved;
     let hidden = gamma.len();
     assert_eq!([dgamma.len(), dbeta.len()], [hidden; 2]);
-    let rows = x.chunks_exact(hidden).zip(dy.chunks_exact(hidden)).zip(dx.chunks_exact_mut(hidden));
-    for (((x, dy), dx), (m, r)) in rows.zip(mean.iter().zip(rstd)) {
+    let together = rows_together(hidden);
+    let (x, dy) = (x.chunks(together * hidden), dy.chunks(together * hidden));
+    let blocks = x.zip(dy).zip(dx.chunks_mut(together * hidden));
+    for (((x, dy), dx), (mean, rstd)) in blocks.zip(mean.chunks(together).zip(rstd.chunks(together))) {
+        let rows = || x.chunks_exact(hidden).zip(dy.chunks_exact(hidden)).zip(mean.iter().zip(rstd));
+        // Of each row, -rstd * avg(d) and -rstd * avg(d * n).
+        let mut averages = [[0f32; 2]; ROWS];
         // SAFETY: compiled for L; all are rows of `hidden` numbers.
         unsafe {
-            let m = L::splat(*m);
-            let (mut sum_d, mut sum_dn) = (L::splat(0.0), L::splat(0.0));
-            by_lanes!(hidden, |at, count| {
-                // Lanes without a number add 0, because their d is 0.
-                let d = L::mul(load::<L, T>(dy, at, count), load::<L, T>(gamma, at, count));
-                sum_d = L::add(sum_d, d);
-                sum_dn = L::mul_add(d, L::sub(load::<L, T>(x, at, count), m), sum_dn);
-            });
-            let average_d = lanes::sum::<L>(sum_d) / hidden as f32;
-            let average_dn = lanes::sum::<L>(sum_dn) * *r / hidden as f32;
-            let (shift, slope) = (L::splat(-r * average_d), L::splat(-r * average_dn));
-            let r = L::splat(*r);
-            by_lanes!(hidden, |at, count| {
-                let n = L::mul(L::sub(load::<L, T>(x, at, count), m), r);
-                let dy = load::<L, T>(dy, at, count);
-                let d = L::mul(dy, load::<L, T>(gamma, at, count));
-                let mut value = L::mul_add(n, slope, L::mul_add(r, d, shift));
-                if accumulate {
-                    value = L::add(load::<L, T>(dx, at, count), value);
-                }
-                store::<L, T>(dx, at, value, count);
-                let sum = L::mul_add(dy, n, lanes::load::<L>(dgamma, at, count));
-                lanes::store::<L>(dgamma, at, sum, count);
-                let sum = L::add(lanes::load::<L>(dbeta, at, count), dy);
-                lanes::store::<L>(dbeta, at, sum, count);
-            });
+            for (((x, dy), (m, r)), averages) in rows().zip(&mut averages) {
+                let (m, mut sum_d, mut sum_dn) = (L::splat(*m), L::splat(0.0), L::splat(0.0));
+                by_lanes!(hidden, |at, count| {
+                    // Lanes without a number add 0, because their d is 0.
+                    let d = L::mul(load::<L, T>(dy, at, count), load::<L, T>(gamma, at, count));
+                    sum_d = L::add(sum_d, d);
+                    sum_dn = L::mul_add(d, L::sub(load::<L, T>(x, at, count), m), sum_dn);
+                });
+                let scale = -r / hidden as f32;
+                *averages = [scale * lanes::sum::<L>(sum_d), scale * r * lanes::sum::<L>(sum_dn)];
+            }
+            for ((((x, dy), (m, r)), averages), dx) in rows().zip(&averages).zip(dx.chunks_exact_mut(hidden))
+            {
+                let (m, r) = (L::splat(*m), L::splat(*r));
+                let (shift, slope) = (L::splat(averages[0]), L::splat(averages[1]));
+                by_lanes!(hidden, |at, count| {
+                    let n = L::mul(L::sub(load::<L, T>(x, at, count), m), r);
+                    let dy = load::<L, T>(dy, at, count);
+                    let d = L::mul(dy, load::<L, T>(gamma, at, count));
+                    let mut value = L::mul_add(n, slope, L::mul_add(r, d, shift));
+                    if accumulate {
+                        value = L::add(load::<L, T>(dx, at, count), value);
+                    }
+                    store::<L, T>(dx, at, value, count);
+                    let sum = L::mul_add(dy, n, lanes::load::<L>(dgamma, at, count));
+                    lanes::store::<L>(dgamma, at, sum, count);
+                    let sum = L::add(lanes::load::<L>(dbeta, at, count), dy);
+                    lanes::store::<L>(dbeta, at, sum, count);
+                });
+            }
         }
     }
 }

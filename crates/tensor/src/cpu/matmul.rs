@@ -14,7 +14,6 @@ use phalanx_trace::DType;
 use super::Cpu;
 use super::epilogue::{Place, Target};
 use super::microkernel::{self, Across, Down, Kind, Panels};
-use super::number::Number;
 use super::packing::{Form, Piece, pack};
 use super::scratch::with_thread_scratch;
 use super::shards::Shards;
@@ -40,20 +39,6 @@ unsafe impl Send for Matrix<'_> {}
 unsafe impl Sync for Matrix<'_> {}
 
 impl<'a> Matrix<'a> {
-    /// Rows of `columns` numbers, `stride` apart.
-    pub(super) fn new<T: Number>(data: &'a [T], [rows, columns]: [usize; 2], stride: usize) -> Matrix<'a> {
-        assert!(rows == 0 || columns == 0 || (rows - 1) * stride + columns <= data.len());
-        Matrix {
-            data: data.as_ptr().cast(),
-            dtype: T::DTYPE,
-            rows,
-            columns,
-            row_stride: stride,
-            column_stride: 1,
-            life: PhantomData,
-        }
-    }
-
     /// All of a view: leading dimensions are rows.
     pub(super) fn of(x: &View<'a>) -> Matrix<'a> {
         let [rows, columns] = x.shape().rows_cols();

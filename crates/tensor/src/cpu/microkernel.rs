@@ -96,7 +96,7 @@ pub(super) struct Across {
 }
 
 /// A step of packed numbers.
-trait Multiply<L: Lanes> {
+pub(super) trait Multiply<L: Lanes> {
     /// `a * b + sum` by lanes.
     ///
     /// # Safety
@@ -104,7 +104,7 @@ trait Multiply<L: Lanes> {
     unsafe fn step(a: L::V, b: L::V, sum: L::V) -> L::V;
 }
 
-struct Single;
+pub(super) struct Single;
 
 impl<L: Lanes> Multiply<L> for Single {
     #[inline(always)]
@@ -115,7 +115,7 @@ impl<L: Lanes> Multiply<L> for Single {
 }
 
 #[cfg(target_arch = "x86_64")]
-struct Pairs;
+pub(super) struct Pairs;
 
 #[cfg(target_arch = "x86_64")]
 impl Multiply<Avx512> for Pairs {

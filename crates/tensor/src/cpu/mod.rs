@@ -7,6 +7,8 @@
 mod adamw;
 mod attention;
 mod attention_backward;
+mod attention_softmax;
+mod attention_tiles;
 mod bias;
 mod cross_entropy;
 mod dropout;
@@ -216,12 +218,12 @@ impl Kernels for Cpu {
         &self,
         qkv: View,
         heads: Heads,
-        _dropout: Option<Dropout>,
+        dropout: Option<Dropout>,
         out: ViewMut,
         log_sum_exp: ViewMut,
     ) {
         let shape = attention::Extents::new(qkv.dims(), heads);
-        attention::attention(self, shape, qkv.as_slice(), out.into_slice(), log_sum_exp.into_slice());
+        attention::attention(self, shape, qkv, dropout, out, log_sum_exp);
     }
 
     fn attention_backward(
@@ -231,16 +233,12 @@ impl Kernels for Cpu {
         log_sum_exp: View,
         dout: View,
         heads: Heads,
-        _dropout: Option<Dropout>,
+        dropout: Option<Dropout>,
         dqkv: ViewMut,
     ) {
         let shape = attention::Extents::new(qkv.dims(), heads);
-        let saved = attention_backward::Saved {
-            qkv: qkv.as_slice(),
-            out: out.as_slice(),
-            log_sum_exp: log_sum_exp.as_slice(),
-        };
-        attention_backward::attention_backward(self, shape, saved, dout.as_slice(), dqkv.into_slice());
+        let saved = attention_backward::Saved { qkv, out, log_sum_exp, dropout };
+        attention_backward::attention_backward(self, shape, saved, dout, dqkv);
     }
 
     fn embedding(&self, tokens: View, table: View, positions: View, y: ViewMut) {

@@ -58,8 +58,9 @@ fn sum_squares_body<L: Lanes>(x: &[f32]) -> f64 {
 
 /// The norm of the unscaled gradient, and the factor that unscales it and clips it to `max_norm` (no clipping
 /// when that is 0). Nothing is hidden: when a gradient is not finite, neither is the norm, which is what a
-/// caller has to look at. The factor of a norm that is not a number is that too, if there is clipping; that of
-/// an infinite one is 0, so that finite elements become 0 and the others not a number (PyTorch's are the same).
+/// caller has to look at. The factor of a norm that is not a number is that too, if there is clipping; that
+/// of an infinite one is 0, so that finite elements become 0 and the others not a number (PyTorch's are the
+/// same).
 pub(super) fn norm(squares: &[f64], clip: Clip) -> (f32, f32) {
     let norm = (tree_sum(squares).sqrt() / f64::from(clip.loss_scale)) as f32;
     let factor = if clip.max_norm == 0.0 { 1.0 } else { clip.max_norm / (norm + 1e-6) };

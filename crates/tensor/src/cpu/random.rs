@@ -27,26 +27,30 @@ pub(crate) struct Keep {
     least: u64,
     /// The bits of 1 / (1 - p).
     factor: u64,
+    /// Counter of element 0.
+    first: u64,
 }
 
 impl Keep {
-    /// As `dropout` says; its `first` is for the caller to add.
-    pub(crate) fn new(dropout: &Dropout) -> Keep {
+    /// As `dropout` says.
+    pub(crate) fn new(dropout: Dropout) -> Keep {
         let p = f64::from(dropout.p);
         let factor = (1.0 / (1.0 - p)) as f32;
         Keep {
             keys: [dropout.key.wrapping_sub(GOLDEN), dropout.key],
             least: (p * 4_294_967_296.0).round() as u64,
             factor: u64::from(factor.to_bits()),
+            first: dropout.first,
         }
     }
 
-    /// Lane i: `1 / (1 - p)` where element `first + i` is kept, else 0. Half as fast for an odd `first`.
+    /// Lane i: `1 / (1 - p)` where element `element + i` is kept, else 0. Half as fast for an odd counter.
     ///
     /// # Safety
     /// Compiled for `L`.
     #[inline(always)]
-    pub(crate) unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V {
+    pub(crate) unsafe fn factors<L: Lanes>(&self, element: u64) -> L::V {
+        let first = self.first.wrapping_add(element);
         // Two lanes at a time as one word, so that all is 64-bit arithmetic in eight like lanes.
         let pair = first / 2;
         let here = words(self.keys[0], pair);
@@ -105,7 +109,7 @@ mod tests {
     fn sixteen_neighbours_are_sixteen_single_numbers() {
         for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
             for (p, key) in [(0.0, 3), (0.1, u64::MAX), (0.5, 1 << 63), (1.0 - f32::EPSILON / 2.0, 9)] {
-                let keep = Keep::new(&Dropout { p, key, first: 0 });
+                let keep = Keep::new(Dropout { p, key, first: 0 });
                 for first in [0, 1, 2, 15, 16, 17, 1 << 32, (1 << 32) - 3, u64::MAX - 20, u64::MAX - 16] {
                     let mut all = [f32::NAN; 16];
                     factors(isa, &keep, first, &mut all);

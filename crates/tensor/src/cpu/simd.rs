@@ -9,11 +9,6 @@
 //!
 //! Sums and other loops that must keep their state in registers spell out their vectors:
 //! [`lanes`](super::lanes).
-//!
-//! `exp` follows Cephes (Moshier): reduction by ln 2 in two parts and a polynomial, at most 1 ulp off in
-//! [-87, 88] (tested against f64).
-
-use super::lanes::Lanes;
 
 /// Instruction sets that the kernels are compiled for, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,46 +92,10 @@ macro_rules! vectorized {
 }
 pub(crate) use vectorized;
 
-/// e to the x. Zero below -87.3 (no subnormals), infinity above 88.7, NaN stays NaN.
-#[inline(always)]
-pub(crate) fn exp<L: Lanes>(x: f32) -> f32 {
-    const LOW: f32 = -87.336_54;
-    const HIGH: f32 = 88.722_83;
-    /// 1.5 * 2^23: adding it rounds to an integer, which then sits in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    let clamped = if x < LOW { LOW } else { x };
-    let clamped = if clamped > HIGH { HIGH } else { clamped };
-    let shifted = L::fused(clamped, std::f32::consts::LOG2_E, ROUND);
-    let n = shifted - ROUND;
-    let r = L::fused(n, -LN2_HIGH, clamped);
-    let r = L::fused(n, -LN2_LOW, r);
-    let mut p = 1.987_569_1e-4;
-    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
-        p = L::fused(p, r, c);
-    }
-    let y = L::fused(p, r * r, r) + 1.0;
-    // n is in -126..=128: 2^n in two halves, because 2^128 alone is not a number.
-    let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
-    let half = n >> 1;
-    let scale = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
-    let y = y * scale(half) * scale(n.wrapping_sub(half));
-    let y = if x < LOW { 0.0 } else { y };
-    if x > HIGH { f32::INFINITY } else { y }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    vectorized!(fn exp_all(x: &mut [f32]) = exp_all_body);
-    #[inline(always)]
-    fn exp_all_body<L: Lanes>(x: &mut [f32]) {
-        for x in x {
-            *x = exp::<L>(*x);
-        }
-    }
+    use crate::cpu::lanes::Lanes;
 
     vectorized!(fn exp_lanes(x: &mut [f32]) = exp_lanes_body);
     #[inline(always)]
@@ -155,11 +114,10 @@ mod tests {
         for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
             let isa = isa.limit(Isa::detect());
             let x: Vec<f32> = (0..2_000_000).map(|i| -87.3 + i as f32 * 8.8e-5).collect();
-            let [mut y, mut z] = [x.clone(), x.clone()];
-            exp_all(isa, &mut y);
-            exp_lanes(isa, &mut z);
+            let mut y = x.clone();
+            exp_lanes(isa, &mut y);
             let mut worst = 0f64;
-            for (x, y) in x.iter().zip(&y).chain(x.iter().zip(&z)) {
+            for (x, y) in x.iter().zip(&y) {
                 let exact = f64::from(*x).exp();
                 let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
                 worst = worst.max((f64::from(*y) - exact).abs() / ulp);
@@ -174,27 +132,12 @@ mod tests {
         for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
             let isa = isa.limit(Isa::detect());
             let inf = f32::INFINITY;
-            for exp in [exp_all, exp_lanes] {
-                let mut x = [
-                    0.0,
-                    -0.0,
-                    1.0,
-                    88.7,
-                    88.8,
-                    inf,
-                    -87.3,
-                    -87.4,
-                    -104.0,
-                    -inf,
-                    f32::NAN,
-                    f32::MAX,
-                    f32::MIN,
-                ];
-                exp(isa, &mut x);
-                assert_eq!((x[0], x[1], x[2]), (1.0, 1.0, std::f32::consts::E));
-                assert!(x[3].is_finite() && x[6] > 0.0 && x[10].is_nan());
-                assert_eq!([x[4], x[5], x[7], x[8], x[9], x[11], x[12]], [inf, inf, 0.0, 0.0, 0.0, inf, 0.0]);
-            }
+            let mut x =
+                [0.0, -0.0, 1.0, 88.7, 88.8, inf, -87.3, -87.4, -104.0, -inf, f32::NAN, f32::MAX, f32::MIN];
+            exp_lanes(isa, &mut x);
+            assert_eq!((x[0], x[1], x[2]), (1.0, 1.0, std::f32::consts::E));
+            assert!(x[3].is_finite() && x[6] > 0.0 && x[10].is_nan());
+            assert_eq!([x[4], x[5], x[7], x[8], x[9], x[11], x[12]], [inf, inf, 0.0, 0.0, 0.0, inf, 0.0]);
         }
     }
 }

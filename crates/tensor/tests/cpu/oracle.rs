@@ -207,8 +207,8 @@ pub fn check_as(
     }
 }
 
-/// The bound of `expected` is that of the computation in f32. A result that is then stored in 16 bits is off by
-/// one more rounding: half an ulp of what was computed, which is the value up to that bound.
+/// The bound of `expected` is that of the computation in f32. A result that is then stored in 16 bits is off
+/// by one more rounding: half an ulp of what was computed, which is the value up to that bound.
 #[track_caller]
 pub fn compare_as(what: &str, output: &[f32], expected: &Expected, stored: DType) {
     assert_eq!(output.len(), expected.value.len(), "{what}");
@@ -225,8 +225,8 @@ pub fn compare_as(what: &str, output: &[f32], expected: &Expected, stored: DType
     }
 }
 
-/// Runs `kernel` on every instruction set and on 1 to 4 threads: what it gives must be `expected`, bit for bit
-/// (any number that is not one for another).
+/// Runs `kernel` on every instruction set and on 1 to 4 threads: what it gives must be `expected`, bit for
+/// bit (any number that is not one for another).
 #[track_caller]
 pub fn check_exact(what: &str, kernel: impl Fn(&Device) -> Vec<f32>, expected: &[f32]) {
     for isa in Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect()) {

@@ -79,7 +79,8 @@ fn gelu_backward_against_differences() {
                     db[i % width] += dx;
                     magnitude[i % width] += dx.abs();
                 }
-                // s + x s (1 - s) 2u' has terms up to about 1 whatever their sum; differences are good to 1e-10.
+                // s + x s (1 - s) 2u' has terms up to about 1 whatever their sum; differences are good to
+                // 1e-10.
                 let dx = Expected { magnitude: vec![0.2; dx.len()], value: dx, roundings: 64.0 };
                 // The errors of all dx before they are rounded, and at most `rows` additions.
                 let db = Expected { value: db, magnitude, roundings: 64f64.max(rows as f64 + 1.0) };

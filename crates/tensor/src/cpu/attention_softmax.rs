@@ -1,0 +1,469 @@
+//! What attention does to its scores: probabilities, their dropout, their derivatives, rounded to bf16 in pairs
+//! where the products want pairs.
+//!
+//! Scores lie `[key][query]`, a panel of queries at a time, so every statistic of a query is a lane of a vector.
+//! Everything is in powers of two: `p = 2^(score * log2(e)/sqrt(size) - largest)` is one multiply-add and one
+//! [`exp2`].
+
+use super::lanes::Portable;
+use super::lanes::{self, Lanes};
+#[cfg(target_arch = "x86_64")]
+use super::lanes::{Avx2, Avx512};
+use super::microkernel::Kind;
+use super::random::Keep;
+use super::simd::Isa;
+
+/// One panel of scores: keys by queries.
+#[derive(Clone, Copy)]
+pub(super) struct Panel {
+    /// Keys.
+    pub(super) keys: usize,
+    /// Key that query 0 of the panel is, counted from the first of these keys: it sees that one and those
+    /// before it, each further query one more. `None`: all see all.
+    pub(super) diagonal: Option<usize>,
+    /// log2(e) / sqrt(size).
+    pub(super) factor: f32,
+    /// Number of (first key, first query) for the generator, and how much further the next key is.
+    pub(super) element: u64,
+    pub(super) next_key: u64,
+}
+
+impl Panel {
+    /// Keys that every query sees.
+    fn clear(&self) -> usize {
+        self.diagonal.map_or(self.keys, |d| self.keys.min(d + 1))
+    }
+
+    /// Queries of vector `v` that come before `key`, 16 at most.
+    #[inline(always)]
+    fn hidden(&self, key: usize, v: usize) -> usize {
+        self.diagonal.map_or(0, |d| key.saturating_sub(d + 16 * v).min(16))
+    }
+}
+
+/// What a panel of queries has seen so far, in forward.
+pub(super) struct Seen<'a> {
+    /// Largest score of each query, times the factor.
+    pub(super) largest: &'a mut [f32],
+    /// Sum of probabilities of each query.
+    pub(super) total: &'a mut [f32],
+    /// What earlier sums are to be multiplied by, because the largest score grew.
+    pub(super) fade: &'a mut [f32],
+}
+
+/// 2 to the x for x below 128, lane by lane: at most 2.5 ulp off; 0 below -126, NaN stays NaN. The polynomial has
+/// the least largest relative error on [-1/2, 1/2] of its degree.
+///
+/// # Safety
+/// Compiled for `L`.
+#[inline(always)]
+unsafe fn exp2<L: Lanes>(x: L::V) -> L::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // 1.5 * 2^23: adding it rounds to a whole number.
+        let round = L::splat(12_582_912.0);
+        let least = L::splat(-126.0);
+        let clamped = L::max(least, x);
+        let n = L::sub(L::add(clamped, round), round);
+        let r = L::sub(clamped, n);
+        let mut p = L::splat(1.326_472_7e-3);
+        for c in [9.671_513e-3, 5.550_733_7e-2, 2.402_224_2e-1, 6.931_47e-1, 1.0] {
+            p = L::mul_add(p, r, L::splat(c));
+        }
+        L::scale2(p, n, x, least)
+    }
+}
+
+/// Whether something is dropped.
+trait Draw: Copy {
+    const SOME: bool;
+    /// As [`Keep::factors`].
+    unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V;
+}
+
+#[derive(Clone, Copy)]
+struct Nothing;
+
+impl Draw for Nothing {
+    const SOME: bool = false;
+    #[inline(always)]
+    unsafe fn factors<L: Lanes>(&self, _: u64) -> L::V {
+        // SAFETY: the caller's promise.
+        unsafe { L::splat(1.0) }
+    }
+}
+
+impl Draw for Keep {
+    const SOME: bool = true;
+    #[inline(always)]
+    unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V {
+        // SAFETY: the caller's promise.
+        unsafe { Keep::factors::<L>(self, first) }
+    }
+}
+
+/// How rows of numbers become packed ones; `VECTORS` vectors to a row.
+trait Packed<L: Lanes, const VECTORS: usize> {
+    /// Two rows, packed along them, as far as that changes them.
+    type Rows: Copy;
+    unsafe fn rows(rows: [[L::V; VECTORS]; 2]) -> Self::Rows;
+    /// Stores rows `row` and, if `both`, `row + 1` as left operand whose steps run along them, at `to`.
+    unsafe fn store_along(rows: Self::Rows, to: *mut f32, row: usize, both: bool);
+    /// Stores them as two steps, at `to`.
+    unsafe fn store_steps(rows: Self::Rows, to: *mut f32, row: usize, both: bool);
+}
+
+struct Single;
+
+impl<L: Lanes, const VECTORS: usize> Packed<L, VECTORS> for Single {
+    type Rows = [[L::V; VECTORS]; 2];
+    #[inline(always)]
+    unsafe fn rows(rows: [[L::V; VECTORS]; 2]) -> Self::Rows {
+        rows
+    }
+    #[inline(always)]
+    unsafe fn store_along(rows: Self::Rows, to: *mut f32, row: usize, both: bool) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            for v in 0..VECTORS {
+                L::store(to.add((row * VECTORS + v) * 16), rows[0][v]);
+            }
+            if both {
+                for v in 0..VECTORS {
+                    L::store(to.add(((row + 1) * VECTORS + v) * 16), rows[1][v]);
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_steps(rows: Self::Rows, to: *mut f32, row: usize, both: bool) {
+        // SAFETY: the caller's promise.
+        unsafe { <Single as Packed<L, VECTORS>>::store_along(rows, to, row, both) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+struct Pairs;
+
+#[cfg(target_arch = "x86_64")]
+impl Packed<Avx512, 2> for Pairs {
+    type Rows = [std::arch::x86_64::__m512i; 2];
+    #[inline(always)]
+    unsafe fn rows(rows: [[std::arch::x86_64::__m512; 2]; 2]) -> Self::Rows {
+        use std::arch::x86_64::{__m512bh, __m512i, _mm512_cvtne2ps_pbh};
+        // SAFETY: `Kind::Pairs` is chosen only where the processor has the instruction; both are 64 bytes.
+        unsafe {
+            let [a, b] = rows;
+            [
+                std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(a[1], a[0])),
+                std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b[1], b[0])),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_along(rows: Self::Rows, to: *mut f32, row: usize, both: bool) {
+        // SAFETY: the caller's promise; two panels of queries share one of pairs, each half of its columns.
+        unsafe {
+            to.add(row * 32).cast::<std::arch::x86_64::__m512i>().write_unaligned(rows[0]);
+            if both {
+                to.add((row + 1) * 32).cast::<std::arch::x86_64::__m512i>().write_unaligned(rows[1]);
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_steps(rows: Self::Rows, to: *mut f32, row: usize, _: bool) {
+        use std::arch::x86_64::{__m512i, _mm512_loadu_si512, _mm512_permutex2var_epi16};
+        const LOW: [u16; 32] = interleaved(0);
+        const HIGH: [u16; 32] = interleaved(16);
+        // SAFETY: the caller's promise; the tables are 64 bytes.
+        unsafe {
+            let to = to.add(row / 2 * 32).cast::<__m512i>();
+            let [a, b] = rows;
+            let low = _mm512_permutex2var_epi16(a, _mm512_loadu_si512(LOW.as_ptr().cast()), b);
+            let high = _mm512_permutex2var_epi16(a, _mm512_loadu_si512(HIGH.as_ptr().cast()), b);
+            to.write_unaligned(low);
+            to.add(1).write_unaligned(high);
+        }
+    }
+}
+
+/// Numbers `first ..` of two rows of 32 in turn: those of the second row count from 32.
+#[cfg(target_arch = "x86_64")]
+const fn interleaved(first: u16) -> [u16; 32] {
+    let mut all = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        all[i] = first + i as u16 / 2 + 32 * (i as u16 % 2);
+        i += 1;
+    }
+    all
+}
+
+/// `pub fn name(isa, kind, keep, args)` that runs `body::<L, P, D, VECTORS>(draw, args)`, compiled for the
+/// instruction set, the kind of packed numbers and with or without dropout.
+macro_rules! packed {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
+        $(#[$doc])*
+        $vis unsafe fn $name(isa: Isa, kind: Kind, keep: Option<&Keep>, $($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
+            unsafe fn pairs<D: Draw>(draw: D, $($arg: $ty),*) {
+                // SAFETY: the caller's promise.
+                unsafe { $body::<Avx512, Pairs, D, 2>(draw, $($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
+            unsafe fn avx512<D: Draw>(draw: D, $($arg: $ty),*) {
+                // SAFETY: the caller's promise.
+                unsafe { $body::<Avx512, Single, D, 2>(draw, $($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn avx2<D: Draw>(draw: D, $($arg: $ty),*) {
+                // SAFETY: the caller's promise.
+                unsafe { $body::<Avx2, Single, D, 1>(draw, $($arg),*) }
+            }
+            unsafe fn by_isa<D: Draw>(isa: Isa, kind: Kind, draw: D, $($arg: $ty),*) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match (isa, kind) {
+                        #[cfg(target_arch = "x86_64")]
+                        (Isa::Avx512Bf16, Kind::Pairs) => pairs(draw, $($arg),*),
+                        #[cfg(target_arch = "x86_64")]
+                        (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512(draw, $($arg),*),
+                        #[cfg(target_arch = "x86_64")]
+                        (Isa::Avx2, Kind::Single) => avx2(draw, $($arg),*),
+                        (_, Kind::Single) => $body::<Portable, Single, D, 1>(draw, $($arg),*),
+                        (_, Kind::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
+                    }
+                }
+            }
+            // SAFETY: the caller's promise.
+            unsafe {
+                match keep {
+                    Some(keep) => by_isa(isa, kind, *keep, $($arg),*),
+                    None => by_isa(isa, kind, Nothing, $($arg),*),
+                }
+            }
+        }
+    };
+}
+
+packed!(
+    /// Scores become `2^(factor * score - new largest)`, dropped, packed as steps; what was seen fades.
+    ///
+    /// # Safety
+    /// The processor has the instruction set; `scores` holds the panel, rows padded to an even number.
+    pub(super) fn online_softmax(panel: Panel, scores: &mut [f32], seen: Seen) = online_softmax_body
+);
+#[inline(always)]
+unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VECTORS: usize>(
+    draw: D,
+    panel: Panel,
+    scores: &mut [f32],
+    seen: Seen,
+) {
+    let Panel { keys, factor, .. } = panel;
+    let clear = panel.clear();
+    assert!(keys.next_multiple_of(2) * VECTORS * 16 <= scores.len());
+    let at = |key: usize, v: usize| (key * VECTORS + v) * 16;
+    let scores = scores.as_mut_ptr();
+    // SAFETY: compiled for L; the panel lies in the scores (asserted).
+    unsafe {
+        let none = L::splat(f32::NEG_INFINITY);
+        let factor = L::splat(factor);
+        let mut largest = [none; VECTORS];
+        let mut total = [L::splat(0.0); VECTORS];
+        for v in 0..VECTORS {
+            let mut chains = [none; 4];
+            for key in (0..clear - clear % 4).step_by(4) {
+                for (i, chain) in chains.iter_mut().enumerate() {
+                    *chain = L::max(L::load(scores.add(at(key + i, v))), *chain);
+                }
+            }
+            for key in clear - clear % 4..keys {
+                let score = L::keep_first(none, L::load(scores.add(at(key, v))), panel.hidden(key, v));
+                chains[key % 4] = L::max(score, chains[key % 4]);
+            }
+            let [a, b, c, d] = chains;
+            let most = L::max(L::max(a, b), L::max(c, d));
+            let before = lanes::load::<L>(seen.largest, 16 * v, 16);
+            largest[v] = L::max(L::mul(most, factor), before);
+            let fade = exp2::<L>(L::sub(before, largest[v]));
+            total[v] = L::mul(lanes::load::<L>(seen.total, 16 * v, 16), fade);
+            lanes::store::<L>(seen.largest, 16 * v, largest[v], 16);
+            lanes::store::<L>(seen.fade, 16 * v, fade, 16);
+        }
+        for key in (0..keys).step_by(2) {
+            let mut rows = [[L::splat(0.0); VECTORS]; 2];
+            for (i, row) in rows.iter_mut().enumerate() {
+                let key = key + i;
+                if key >= keys {
+                    continue;
+                }
+                for v in 0..VECTORS {
+                    let hidden = if key < clear { 0 } else { panel.hidden(key, v) };
+                    if hidden == 16 {
+                        continue;
+                    }
+                    let score = L::load(scores.add(at(key, v)));
+                    let mut p = exp2::<L>(L::mul_add(score, factor, L::sub(L::splat(0.0), largest[v])));
+                    if hidden > 0 {
+                        p = L::keep_first(L::splat(0.0), p, hidden);
+                    }
+                    total[v] = L::add(total[v], p);
+                    if D::SOME {
+                        let element = panel.element + key as u64 * panel.next_key + 16 * v as u64;
+                        p = L::mul(p, draw.factors::<L>(element));
+                    }
+                    row[v] = p;
+                }
+            }
+            P::store_steps(P::rows(rows), scores, key, key + 1 < keys);
+        }
+        for (v, total) in total.into_iter().enumerate() {
+            lanes::store::<L>(seen.total, 16 * v, total, 16);
+        }
+    }
+}
+
+/// What is known of the queries of a panel in backward.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    /// Logarithm to base 2 of the sum of 2 to the scores; infinite for queries that do not exist.
+    pub(super) log_sum_exp2: &'a [f32],
+    /// Sum of dout * out, times the scale of the scores.
+    pub(super) delta: &'a [f32],
+    /// 1 / sqrt(size).
+    pub(super) scale: f32,
+}
+
+/// Where the panel's numbers are in backward.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    /// Scores, and dout·vᵀ.
+    pub(super) scores: *const f32,
+    pub(super) dp: *const f32,
+    /// Probabilities and derivatives of scores, as left operands along the queries; f32 may take the places of
+    /// what they are made from.
+    pub(super) p: *mut f32,
+    pub(super) ds: *mut f32,
+    /// Derivatives as steps; not written when they are the same as those along the queries.
+    pub(super) ds_steps: *mut f32,
+}
+
+packed!(
+    /// p = 2^(factor * score - lse), dropped; ds = p * (dropped dp - delta) * scale, with p undropped.
+    ///
+    /// # Safety
+    /// The processor has the instruction set; the places hold the panel, rows padded to an even number.
+    pub(super) fn probabilities(panel: Panel, rows: Rows, places: Places) = probabilities_body
+);
+#[inline(always)]
+unsafe fn probabilities_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VECTORS: usize>(
+    draw: D,
+    panel: Panel,
+    rows: Rows,
+    places: Places,
+) {
+    let Panel { keys, factor, .. } = panel;
+    let clear = panel.clear();
+    let at = |key: usize, v: usize| (key * VECTORS + v) * 16;
+    // SAFETY: compiled for L; the panel lies in its places (the caller's promise).
+    unsafe {
+        let zero = L::splat(0.0);
+        let (factor, scale) = (L::splat(factor), L::splat(rows.scale));
+        let mut lse = [zero; VECTORS];
+        let mut delta = [zero; VECTORS];
+        for v in 0..VECTORS {
+            lse[v] = L::sub(zero, lanes::load::<L>(rows.log_sum_exp2, 16 * v, 16));
+            delta[v] = L::sub(zero, lanes::load::<L>(rows.delta, 16 * v, 16));
+        }
+        for key in (0..keys).step_by(2) {
+            let mut p_rows = [[zero; VECTORS]; 2];
+            let mut ds_rows = [[zero; VECTORS]; 2];
+            for i in 0..2 {
+                let key = key + i;
+                if key >= keys {
+                    continue;
+                }
+                for v in 0..VECTORS {
+                    let hidden = if key < clear { 0 } else { panel.hidden(key, v) };
+                    if hidden == 16 {
+                        continue;
+                    }
+                    let score = L::load(places.scores.add(at(key, v)));
+                    let dp = L::load(places.dp.add(at(key, v)));
+                    let mut p = exp2::<L>(L::mul_add(score, factor, lse[v]));
+                    let mut ds;
+                    if D::SOME {
+                        let element = panel.element + key as u64 * panel.next_key + 16 * v as u64;
+                        let kept = draw.factors::<L>(element);
+                        ds = L::mul(p, L::mul_add(L::mul(dp, kept), scale, delta[v]));
+                        p = L::mul(p, kept);
+                    } else {
+                        ds = L::mul(p, L::mul_add(dp, scale, delta[v]));
+                    }
+                    if hidden > 0 {
+                        p = L::keep_first(zero, p, hidden);
+                        ds = L::keep_first(zero, ds, hidden);
+                    }
+                    p_rows[i][v] = p;
+                    ds_rows[i][v] = ds;
+                }
+            }
+            let both = key + 1 < keys;
+            P::store_along(P::rows(p_rows), places.p, key, both);
+            let ds = P::rows(ds_rows);
+            P::store_along(ds, places.ds, key, both);
+            if !places.ds_steps.is_null() {
+                P::store_steps(ds, places.ds_steps, key, both);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::simd::vectorized;
+
+    vectorized!(fn exp2_all(x: &mut [f32]) = exp2_all_body);
+    #[inline(always)]
+    fn exp2_all_body<L: Lanes>(x: &mut [f32]) {
+        for x in x.chunks_exact_mut(16) {
+            // SAFETY: compiled for L; 16 numbers.
+            unsafe { L::store(x.as_mut_ptr(), exp2::<L>(L::load(x.as_ptr()))) };
+        }
+    }
+
+    #[test]
+    fn exp2_is_near_f64() {
+        for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
+            let x: Vec<f32> = (0..1_600_000).map(|i| i as f32 * 1e-4 - 125.9).collect();
+            let mut y = x.clone();
+            exp2_all(isa, &mut y);
+            let mut worst = 0f64;
+            for (x, y) in x.iter().zip(&y) {
+                let exact = f64::from(*x).exp2();
+                let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+                worst = worst.max((f64::from(*y) - exact).abs() / ulp);
+            }
+            println!("{}: {worst} ulp", isa.name());
+            assert!(worst < 2.5, "{}: {worst} ulp", isa.name());
+        }
+    }
+
+    #[test]
+    fn exp2_at_the_ends() {
+        for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
+            let mut x = [-126.0; 16];
+            let ends = [0.0, -0.0, -1.0, 1.0, -126.1, -1e4, -1e10, -1e20, -1e30, f32::MIN, f32::NEG_INFINITY];
+            x[..ends.len()].copy_from_slice(&ends);
+            x[11] = f32::NAN;
+            exp2_all(isa, &mut x);
+            assert_eq!(x[..11], [1.0, 1.0, 0.5, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+            assert!(x[11].is_nan() && x[12] == f32::MIN_POSITIVE);
+        }
+    }
+}
