@@ -12,8 +12,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Steps in a row that may overflow under a static scale, which cannot adapt.
-const STATIC_PATIENCE: u32 = 100;
+/// Overflows in a row after which a static scale, which cannot adapt, is stuck.
+pub const STATIC_PATIENCE: u32 = 100;
 
 /// How the scale is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,6 +8,7 @@
 
 use phalanx_collectives::CollectiveError;
 use phalanx_optim::LossScaling;
+use phalanx_optim::loss_scale::{Dynamic, STATIC_PATIENCE};
 use phalanx_parallel::Seen;
 use phalanx_tensor::{Category, DType, Device, Tensor, View};
 
@@ -34,7 +35,7 @@ pub struct NonFinite {
     /// Its learning rate.
     pub lr: f64,
     /// What may help.
-    pub advice: &'static str,
+    pub advice: String,
 }
 
 /// A tensor that is not finite.
@@ -132,17 +133,17 @@ impl Rank {
         let in_sum = first.as_ref().is_some_and(|first| first.in_sum);
         let advice = match self.spec.loss_scaling {
             LossScaling::Off if in_sum && self.spec.precision.communicate == DType::F16 => {
-                "the sum over ranks exceeds f16: set precision.communicate to \"bf16\" or \"f32\""
+                "the sum over ranks exceeds f16: set precision.communicate to \"bf16\" or \"f32\"".to_string()
             }
-            LossScaling::Off => "lower optimizer.lr, raise schedule.warmup or set optimizer.clip",
-            LossScaling::Static(_) => {
-                "100 steps in a row have overflowed: lower precision.loss_scale, or leave it out for a dynamic \
-                 one, or lower optimizer.lr"
-            }
-            LossScaling::Dynamic(_) => {
-                "the loss scale is precision.min_loss_scale already: compute in \"bf16\", which has the range of \
-                 f32, or lower optimizer.lr"
-            }
+            LossScaling::Off => "lower optimizer.lr, raise schedule.warmup or set optimizer.clip".to_string(),
+            LossScaling::Static(_) => format!(
+                "{STATIC_PATIENCE} steps in a row have overflowed: lower precision.loss_scale, or leave it out \
+                 for a dynamic one, or lower optimizer.lr"
+            ),
+            LossScaling::Dynamic(Dynamic { least, .. }) => format!(
+                "the loss scale is precision.min_loss_scale = {least} already: set precision.compute to \
+                 \"bf16\", which has the range of f32, or lower optimizer.lr"
+            ),
         };
         let step = number;
         let error = NonFinite { step, first, loss, grad_norm, loss_scale, lr, advice };

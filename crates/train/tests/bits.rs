@@ -1,11 +1,13 @@
 //! What may not change a bit of parameters and optimizer states: ZeRO stage, chunk size, overlap,
-//! prefetch, threads of a rank. Checked after steps with clipping, with and without accumulation, in every
-//! precision.
+//! prefetch, threads of a rank, what backward computes again. Checked after steps with clipping, with and
+//! without accumulation, in every precision.
 
 mod rig;
 
 use phalanx_train::RunConfig;
-use phalanx_train::config::{Chunk, ChunkWord, Float, OptimizerKind, Reduce};
+use phalanx_train::config::{
+    Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, OptimizerKind, Reduce,
+};
 use rig::{Ran, assert_same_state, same_bits};
 
 type Change = fn(&mut RunConfig);
@@ -25,6 +27,13 @@ const SAME: &[(&str, Change)] = &[
     ("no overlap, stage 3", |c| (c.parallel.zero, c.parallel.overlap) = (3, false)),
     ("no prefetch, stage 3", |c| (c.parallel.zero, c.memory.prefetch) = (3, 0)),
     ("prefetch 4, stage 3", |c| (c.parallel.zero, c.memory.prefetch) = (3, 4)),
+    ("made again, stage 1", |c| {
+        c.parallel.zero = 1;
+        c.memory.checkpointing = Checkpointing::Word(CheckpointingWord::Selective);
+    }),
+    ("blocks computed again, stage 3", |c| {
+        (c.parallel.zero, c.memory.checkpointing) = (3, Checkpointing::Every(1));
+    }),
     ("2 threads", |c| c.train.threads = Some(2)),
     ("4 threads, stage 3", |c| (c.parallel.zero, c.train.threads) = (3, Some(4))),
 ];
@@ -147,4 +156,22 @@ fn policies_on_four_ranks_with_sgd() {
         c.batch.micro = Some(1);
         (c.optimizer.kind, c.optimizer.lr) = (OptimizerKind::Sgd, 0.05);
     });
+}
+
+/// Else the result would depend on the number of ranks in another way than by the order of sums.
+#[test]
+fn what_crosses_ranks_is_rounded_on_one_rank_too() {
+    let (model, _) = rig::golden_config();
+    for micro in [8, 2] {
+        let norm = |communicate| {
+            let mut config = base(1);
+            config.batch.micro = Some(micro);
+            config.precision.communicate = communicate;
+            rig::run(&model, &config, &rig::golden_steps()[..1]).grad_norms[0]
+        };
+        let (exact, rounded) = (norm(None), norm(Some(Float::Bf16)));
+        assert_eq!(norm(Some(Float::F32)), exact);
+        // Each gradient by 2^-9 at most, and so their norm.
+        assert!(exact != rounded && (exact - rounded).abs() < exact / 512.0, "{exact} {rounded}");
+    }
 }

@@ -135,6 +135,10 @@ pub fn on_ranks<T: Send>(
     config.check().unwrap();
     let spec = Spec::new(config, model.clone(), config.batch.global, config.train.threads.unwrap()).unwrap();
     let plan = RunPlan::new(spec).unwrap();
+    for rank in &plan.ranks {
+        let peak = |phase| rank.memory.phase(phase).unwrap().peak.bytes;
+        assert!(peak("diagnose") <= peak("step"), "a diagnosis needs no more than a step");
+    }
     let groups: Vec<Arc<dyn Group>> = match plan.spec.world {
         1 => vec![Arc::new(Solo::new("data"))],
         world => threads(world).into_iter().map(|e: Endpoint| e.group("data")).collect(),
