@@ -14,7 +14,7 @@ use super::attention_softmax::{Panel, Seen, online_softmax};
 use super::attention_tiles::{Left, Sheet, product, strips, sums, width};
 use super::epilogue::Place;
 use super::lanes::{self, Lanes};
-use super::matmul::Matrix;
+use super::matrix::Matrix;
 use super::microkernel::{self, Kind};
 use super::number::{Number, by_float};
 use super::random::Keep;

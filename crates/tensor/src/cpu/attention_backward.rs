@@ -19,7 +19,7 @@ use super::attention_softmax::{Panel, Places, Rows, probabilities};
 use super::attention_tiles::{Left, Sheet, product, strips, width};
 use super::epilogue::{Place, Target};
 use super::lanes::{self, Lanes};
-use super::matmul::Matrix;
+use super::matrix::Matrix;
 use super::microkernel::{self, Kind};
 use super::number::{Number, by_float};
 use super::random::Keep;

@@ -13,7 +13,7 @@ use super::epilogue::{Place, Target, finish, finish_plain};
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
 use super::lanes::{Lanes, Portable};
-use super::matmul::Matrix;
+use super::matrix::Matrix;
 #[cfg(target_arch = "x86_64")]
 use super::microkernel::Pairs;
 use super::microkernel::{self, Kind, Multiply, Single};

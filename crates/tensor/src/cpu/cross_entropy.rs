@@ -12,7 +12,8 @@
 use std::ops::Range;
 
 use super::lanes::{self, Lanes};
-use super::matmul::{self, Matrix, TOGETHER, product, product_into};
+use super::matmul::{self, TOGETHER, product, product_into};
+use super::matrix::Matrix;
 use super::number::{Number, by_float};
 use super::shards::Shards;
 use super::simd::vectorized;

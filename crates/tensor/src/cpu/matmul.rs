@@ -6,13 +6,13 @@
 //! [`microkernel`](super::microkernel)). So nothing is packed twice, and a long inner dimension goes in pieces
 //! that fit the cache. How an element is summed does not depend on any of this.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
 use phalanx_trace::DType;
 
 use super::Cpu;
 use super::epilogue::{Place, Target};
+use super::matrix::Matrix;
 use super::microkernel::{self, Across, Down, Kind, Panels};
 use super::packing::{Form, Piece, pack};
 use super::scratch::with_thread_scratch;
@@ -20,80 +20,6 @@ use super::shards::Shards;
 use super::simd::Isa;
 use crate::buffer::{View, ViewMut};
 use crate::kernels::{Epilogue, Layout, Weight};
-
-/// A matrix to read: any element type, any strides.
-#[derive(Clone, Copy)]
-pub(super) struct Matrix<'a> {
-    data: *const u8,
-    dtype: DType,
-    rows: usize,
-    columns: usize,
-    row_stride: usize,
-    column_stride: usize,
-    life: PhantomData<&'a [u8]>,
-}
-
-// SAFETY: a shared borrow of numbers, which are Sync.
-unsafe impl Send for Matrix<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for Matrix<'_> {}
-
-impl<'a> Matrix<'a> {
-    /// All of a view: leading dimensions are rows.
-    pub(super) fn of(x: &View<'a>) -> Matrix<'a> {
-        let [rows, columns] = x.shape().rows_cols();
-        Matrix {
-            data: x.address().as_ptr(),
-            dtype: x.dtype(),
-            rows,
-            columns,
-            row_stride: columns,
-            column_stride: 1,
-            life: PhantomData,
-        }
-    }
-
-    /// Rows and columns.
-    pub(super) fn shape(self) -> [usize; 2] {
-        [self.rows, self.columns]
-    }
-
-    fn at(&self, row: usize, column: usize) -> *const u8 {
-        let elements = row * self.row_stride + column * self.column_stride;
-        self.data.wrapping_add(elements * self.dtype.bytes())
-    }
-
-    /// Some of the rows.
-    pub(super) fn rows(self, rows: Range<usize>) -> Matrix<'a> {
-        assert!(rows.start < rows.end && rows.end <= self.rows);
-        Matrix { data: self.at(rows.start, 0), rows: rows.len(), ..self }
-    }
-
-    /// Transposed.
-    pub(super) fn t(self) -> Matrix<'a> {
-        Matrix {
-            rows: self.columns,
-            columns: self.rows,
-            row_stride: self.column_stride,
-            column_stride: self.row_stride,
-            ..self
-        }
-    }
-
-    /// Rows `steps` and columns `lanes`, to be packed.
-    pub(super) fn piece(&self, steps: Range<usize>, lanes: Range<usize>) -> Piece {
-        assert!(steps.start <= steps.end && steps.end <= self.rows);
-        assert!(lanes.start < lanes.end && lanes.end <= self.columns);
-        Piece {
-            from: self.at(steps.start, lanes.start),
-            dtype: self.dtype,
-            step_stride: self.row_stride,
-            lane_stride: self.column_stride,
-            depth: steps.len(),
-            lanes: lanes.len(),
-        }
-    }
-}
 
 /// `[in, out]`, whatever the layout.
 pub(super) fn weight<'a>(w: &Weight<'a>) -> Matrix<'a> {
@@ -327,14 +253,11 @@ pub(super) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Targe
 /// Columns of a product that [`product_into`] keeps together.
 pub(super) const TOGETHER: usize = 128;
 
-/// `a · b` in f32 that is never stored: each part goes to `consume` while it is in the cache, as ranges of rows
-/// and columns and the numbers, row after row. Columns come in whole multiples of [`TOGETHER`] but the last.
-pub(super) fn product_into(
-    cpu: &Cpu,
-    a: Matrix,
-    b: Matrix,
-    consume: &(dyn Fn(Range<usize>, Range<usize>, &[f32]) + Sync),
-) {
+/// Told a part of a product: rows, columns, and the numbers, row after row.
+pub(super) type Consume<'a> = dyn Fn(Range<usize>, Range<usize>, &[f32]) + Sync + 'a;
+
+/// `a · b` in f32 that is never stored: each part goes to `consume` while it is in the cache. Columns come in whole multiples of [`TOGETHER`] but the last.
+pub(super) fn product_into(cpu: &Cpu, a: Matrix, b: Matrix, consume: &Consume) {
     let [m, n, k] = [a.rows, b.columns, a.columns];
     assert_eq!((k, a.dtype), (b.rows, b.dtype));
     if m * n == 0 {
@@ -435,13 +358,7 @@ impl<'a> Plan<'a> {
     }
 
     /// As [`Plan::run_task`] over all of the inner dimension, for [`product_into`].
-    fn feed_task(
-        &self,
-        task: usize,
-        depth: Range<usize>,
-        packed: [&[f32]; 2],
-        consume: &(dyn Fn(Range<usize>, Range<usize>, &[f32]) + Sync),
-    ) {
+    fn feed_task(&self, task: usize, depth: Range<usize>, packed: [&[f32]; 2], consume: &Consume) {
         let (own, other) = self.sides();
         let panels = self.panels_of(task);
         let lanes = panels.start * own.panel..own.lanes().min(panels.end * own.panel);

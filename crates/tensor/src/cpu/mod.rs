@@ -19,6 +19,7 @@ mod gelu;
 mod lanes;
 mod layer_norm;
 mod matmul;
+mod matrix;
 mod microkernel;
 mod non_finite;
 mod norm;
