@@ -256,7 +256,8 @@ pub(super) const TOGETHER: usize = 128;
 /// Told a part of a product: rows, columns, and the numbers, row after row.
 pub(super) type Consume<'a> = dyn Fn(Range<usize>, Range<usize>, &[f32]) + Sync + 'a;
 
-/// `a · b` in f32 that is never stored: each part goes to `consume` while it is in the cache. Columns come in whole multiples of [`TOGETHER`] but the last.
+/// `a · b` in f32 that is never stored: each part goes to `consume` while it is in the cache.
+/// Columns come in whole multiples of [`TOGETHER`] but the last.
 pub(super) fn product_into(cpu: &Cpu, a: Matrix, b: Matrix, consume: &Consume) {
     let [m, n, k] = [a.rows, b.columns, a.columns];
     assert_eq!((k, a.dtype), (b.rows, b.dtype));
@@ -295,7 +296,9 @@ impl<'a> Plan<'a> {
         let unit = if cut_rows { 1 } else { unit };
         let units = own.panels().div_ceil(unit);
         let least = own.panels().div_ceil(most.max(unit)).min(units);
-        let tasks = least.next_multiple_of(EVEN).min(units).min((2 * m * n * k / TASK_FLOPS).max(least));
+        // Few panels stay together in larger tasks: each task reads all of the other operand.
+        let even = if units < 4 * EVEN { EVEN / 2 } else { EVEN };
+        let tasks = least.next_multiple_of(even).min(units).min((2 * m * n * k / TASK_FLOPS).max(least));
         let narrow = own.matrix.column_stride == 1 && own.lanes() / tasks < NARROW && own.lanes() > NARROW;
         Plan {
             isa,
