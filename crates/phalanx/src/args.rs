@@ -99,7 +99,9 @@ pub struct PlanArgs {
     phalanx train examples/quickstart.toml --json | jq .loss\n\n\
     The run folder holds config.toml (resolved), plan.json, memory.json, metrics.jsonl and checkpoints/.\n\
     On --resume the configuration is the stored one with what CONFIG and --set change since; ranks, ZeRO\n\
-    stage, chunks, threads and micro-batches may change freely.")]
+    stage, chunks, threads and micro-batches may change freely.\n\n\
+    mfu is model FLOPs utilisation: the share of the peak, measured at the start, that the model's matrix\n\
+    products achieve; hfu counts those that checkpointing computes again, too.")]
 pub struct TrainArgs {
     /// Configuration (TOML); may be left out with --resume --run
     #[arg(required_unless_present = "resume")]
@@ -297,7 +299,7 @@ pub struct BenchStepArgs {
 /// Times every kernel of a GPT-2 step alone
 ///
 /// Each is called again and again at the shapes of the step, by one thread and by all, beside peaks that are
-/// measured in the same run: operations from registers, and copies of memory.
+/// measured in the same run: operations from registers, and memory read and written.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx bench kernels\n  \

@@ -26,7 +26,7 @@ use crate::task::{BenchCollectivesTask, BenchStepTask};
 const PROFILED: usize = 3;
 
 /// Bytes to measure a rank's bandwidth with.
-const COPY_BYTES: usize = 256 << 20;
+const MEMORY_BYTES: usize = 256 << 20;
 
 /// What one rank measured of steps.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -161,7 +161,7 @@ pub fn steps(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Res
     // Again, now that the system has spread the threads over the cores.
     let flops_per_s = before.max(stepper.flops_per_s(&cpu, compute)?);
     stepper.engine.group().barrier().wait()?;
-    let bytes_per_s = peak::bandwidth(&cpu, COPY_BYTES).context("memory to measure its bandwidth")?.copy;
+    let bytes_per_s = peak::bandwidth(&cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.most();
     Ok(StepFigures {
         step_s,
         losses,

@@ -14,7 +14,7 @@ use crate::report::{Table, bytes, count};
 pub struct Peaks {
     /// Operations per second from registers, in the compute type.
     pub flops_per_s: f64,
-    /// Bytes per second, read and written, of a copy.
+    /// Bytes per second, read and written.
     pub bytes_per_s: f64,
 }
 

@@ -11,7 +11,6 @@ use phalanx_models::Gpt2;
 use phalanx_trace::DType;
 use phalanx_train::config::Reduce;
 use phalanx_train::{Dataset, RunConfig, RunPlan, Spec, dataset};
-use serde_json::json;
 
 use crate::machine;
 use crate::report::bytes;
@@ -53,8 +52,7 @@ impl Planned {
 
     /// Type that products are computed in.
     pub fn compute(&self) -> DType {
-        // The configuration spells types as they spell themselves.
-        serde_json::from_value(json!(self.config.precision.compute)).expect("a checked configuration")
+        self.plan.spec.precision.compute
     }
 
     /// Operations of one step over all ranks, without what is computed again.

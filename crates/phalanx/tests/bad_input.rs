@@ -107,6 +107,22 @@ fn folders_that_cannot_be_written() {
 }
 
 #[test]
+fn kernels_types_and_instruction_sets_that_there_are_not() {
+    let home = Home::new();
+    let kernels = ["bench", "kernels", "--setting", "tiny"];
+    home.run(&[&kernels[..], &["--only", "matmul"]].concat())
+        .refused(&["--only matmul", "linear_gelu 32x32"]);
+    home.run(&[&kernels[..], &["--threads", "0"]].concat()).refused(&["--threads 0"]);
+    let ended = home.run(&[&kernels[..], &["--dtype", "f8"]].concat());
+    assert!(ended.code == Some(2) && ended.stderr.contains("f32, bf16, f16"), "{}", ended.stderr);
+    for command in ["plan", "train"] {
+        let ended = home.run_with(("PHALANX_ISA", "sse9"), &[command, "small.toml"]);
+        ended.refused(&["PHALANX_ISA=sse9", "portable, avx2, avx512, avx512bf16"]);
+    }
+    assert!(!home.path("runs/small").exists());
+}
+
+#[test]
 fn more_ranks_than_the_machine_holds() {
     let home = Home::new();
     let args = ["train", "small.toml", "--nproc", "2000", "--set", "batch.global=2000"];

@@ -20,13 +20,87 @@ fn steps_are_timed_on_any_number_of_ranks() {
             "flops_per_s",
             "peak_flops_per_s",
             "resident_bytes_peak",
+            "mfu",
+            "page_faults_first_step",
         ] {
             assert!(figures[key].as_f64().unwrap() > 0.0, "{key}");
         }
         assert_eq!(figures["losses"].as_array().unwrap().len(), 3);
-        home.run(&["bench", "step", "small.toml", "--nproc", nproc, "--steps", "1"]).ok();
+        assert!(figures["page_faults_per_step"].as_f64() < figures["page_faults_first_step"].as_f64());
+        let text = home.run(&["bench", "step", "small.toml", "--nproc", nproc, "--steps", "1"]).ok().stdout;
+        for words in ["linear_weight_gradient", "of floor", "outside of kernels", "step: mfu"] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
     }
     assert!(!home.path("runs").exists());
+}
+
+#[test]
+fn the_kernels_of_a_step_are_those_of_its_plan() {
+    let home = Home::new();
+    let args = ["small.toml", "--nproc", "2", "--set", "parallel.zero=3", "--json"];
+    let plan = home.run(&[&["plan"], &args[..]].concat()).ok().json();
+    let figures = home.run(&[&["bench", "step", "--steps", "2"], &args[..]].concat()).ok().json();
+    let profile = &figures["profile_of_rank_0"];
+    let rows = profile["kernels"].as_array().unwrap();
+    for planned in plan["kernels"].as_array().unwrap() {
+        let rows = rows.iter().filter(|row| row["name"] == planned["name"]);
+        let sum = |key: &str| -> u64 {
+            rows.clone().map(|row| row["calls"].as_u64().unwrap() * row[key].as_u64().unwrap()).sum()
+        };
+        assert_eq!(
+            [sum("flops"), sum("bytes")],
+            [&planned["flops"], &planned["bytes"]].map(|n| n.as_u64().unwrap())
+        );
+    }
+    let kernels_s: f64 = rows.iter().map(|row| row["s"].as_f64().unwrap()).sum();
+    let (step_s, outside_s) = (profile["step_s"].as_f64().unwrap(), profile["outside_s"].as_f64().unwrap());
+    assert!((kernels_s + outside_s - step_s).abs() < 1e-9 * step_s && outside_s > 0.0);
+    assert!(rows.iter().all(|row| row["floor_s"].as_f64() > Some(0.0) && row["share"].as_f64() < Some(1.0)));
+}
+
+#[test]
+fn what_is_computed_again_is_no_work_of_the_model() {
+    let home = Home::new();
+    let figures = |checkpointing: &str| {
+        let set = format!("memory.checkpointing={checkpointing}");
+        home.run(&["bench", "step", "small.toml", "--steps", "1", "--json", "--set", &set]).ok().json()
+    };
+    let (plain, block) = (figures("none"), figures("block"));
+    assert_eq!(plain["model_flops_per_step"], plain["flops_per_step"]);
+    assert_eq!(block["model_flops_per_step"], plain["flops_per_step"]);
+    assert!(block["hfu"].as_f64() > block["mfu"].as_f64());
+}
+
+#[test]
+fn every_kernel_runs_alone_in_every_type() {
+    let home = Home::new();
+    for dtype in ["f32", "bf16", "f16"] {
+        let args = ["bench", "kernels", "--setting", "tiny", "--threads", "2", "--ms", "1", "--dtype", dtype];
+        let figures = home.run(&[&args[..], &["--json"]].concat()).ok().json();
+        assert_eq!((&figures["dtype"], &figures["setting"]), (&dtype.into(), &"tiny".into()));
+        let threads: Vec<_> = figures["threads"].as_array().unwrap().iter().map(|t| &t["threads"]).collect();
+        assert_eq!(threads, [1, 2]);
+        let kernels = figures["kernels"].as_array().unwrap();
+        for name in
+            ["linear", "linear_gelu", "attention_backward", "linear_cross_entropy", "adamw", "convert"]
+        {
+            assert!(kernels.iter().any(|kernel| kernel["name"] == name), "{name}");
+        }
+        for kernel in kernels {
+            let runs = kernel["runs"].as_array().unwrap();
+            assert_eq!(runs.len(), 2);
+            for run in runs {
+                assert!(
+                    run["s_min"].as_f64() > Some(0.0) && run["s_min"].as_f64() <= run["s_median"].as_f64()
+                );
+                assert!(run["floor_share"].as_f64() > Some(0.0), "{kernel}");
+            }
+        }
+    }
+    let args = ["bench", "kernels", "--setting", "tiny", "--threads", "1", "--ms", "1", "--only", "gelu"];
+    let text = home.run(&args).ok().stdout;
+    assert!(text.contains("gelu_backward 32x128") && !text.contains("adamw"), "{text}");
 }
 
 #[test]
@@ -54,7 +128,7 @@ fn the_doctor_measures() {
     let home = Home::new();
     let figures = home.run(&["doctor", "--json"]).ok().json();
     for key in
-        ["cores", "peak_flops_per_s", "peak_flops_per_s_thread", "read_bytes_per_s", "copy_bytes_per_s"]
+        ["cores", "peak_flops_per_s", "peak_bf16_flops_per_s_thread", "read_bytes_per_s", "copy_bytes_per_s"]
     {
         assert!(figures[key].as_f64().unwrap() > 0.0, "{key}");
     }

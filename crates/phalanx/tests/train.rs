@@ -20,9 +20,12 @@ fn one_rank_and_two_leave_what_scripts_rely_on() {
             steps.iter().map(|s| s["step"].as_u64().unwrap()).collect::<Vec<_>>(),
             Vec::from_iter(1..=8)
         );
-        for key in ["grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "comm_bytes", "exposed_comm_s"] {
+        for key in
+            ["grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "mfu", "comm_bytes", "exposed_comm_s"]
+        {
             assert!(steps[0][key].is_number(), "{key}");
         }
+        assert!(steps[0].get("hfu").is_none() && ended.stderr.contains("  mfu "), "{}", ended.stderr);
         assert!(steps[7]["loss"].as_f64() < steps[0]["loss"].as_f64());
         let evaluations: Vec<&Value> = metrics.iter().filter(|line| line.get("val_loss").is_some()).collect();
         assert_eq!(evaluations.iter().map(|e| e["step"].as_u64().unwrap()).collect::<Vec<_>>(), [4, 8]);

@@ -87,7 +87,7 @@ fn to_text(args: &BenchKernelsArgs, environment: Environment, columns: &Columns)
     let mut headings = vec!["kernel".to_string()];
     for (Threads { threads, peaks, fork_join_s }, _) in columns {
         text.push_str(&format!(
-            "{threads}t: peak {:.1} GFLOP/s, copies of {:.1} GB/s, {:.2} us a fork and join\n",
+            "{threads}t: peaks {:.1} GFLOP/s, {:.1} GB/s of memory; {:.2} us a fork and join\n",
             peaks.flops_per_s / 1e9,
             peaks.bytes_per_s / 1e9,
             fork_join_s * 1e6
@@ -101,8 +101,8 @@ fn to_text(args: &BenchKernelsArgs, environment: Environment, columns: &Columns)
         for (Threads { peaks, .. }, all) in columns {
             let Measured { flops, bytes, min_s, median_s, .. } = all[index];
             cells.extend([
-                format!("{:.3}", min_s * 1e3),
-                format!("{:.3}", median_s * 1e3),
+                ms(min_s),
+                ms(median_s),
                 peaks.rate(flops, bytes, min_s).to_string(),
                 percent(peaks.floor_s(flops, bytes) / min_s),
             ]);
@@ -111,4 +111,10 @@ fn to_text(args: &BenchKernelsArgs, environment: Environment, columns: &Columns)
         table.row(cells);
     }
     text + &table.to_string()
+}
+
+/// Milliseconds, short ones to a tenth of a microsecond.
+fn ms(seconds: f64) -> String {
+    let digits = if seconds < 1e-3 { 4 } else { 3 };
+    format!("{:.digits$}", seconds * 1e3)
 }

@@ -70,8 +70,10 @@ struct Summary {
     arena: u64,
     exposed: f64,
     sent: u64,
-    /// As in [`StepFigures`], of the rank that had most; the second by the step.
-    page_faults: Option<(u64, f64)>,
+    /// As in [`StepFigures`], of the rank that had most.
+    page_faults: Option<[u64; 2]>,
+    /// Steps that the second of them is of.
+    later_steps: usize,
 }
 
 impl Summary {
@@ -84,7 +86,6 @@ impl Summary {
         let (median, min) = (sorted[sorted.len() / 2], sorted[0]);
         let peak_flops_per_s: f64 = ranks.iter().map(|rank| rank.peaks.flops_per_s).sum();
         let share = |flops: u64| flops as f64 / median / peak_flops_per_s;
-        let later = (warmup + count - 1).max(1) as f64;
         let most = |which: usize| ranks.iter().map(|rank| rank.page_faults.map(|faults| faults[which])).max();
         Summary {
             steps,
@@ -98,7 +99,8 @@ impl Summary {
             arena: ranks.iter().map(|rank| rank.arena_bytes).max().unwrap_or(0),
             exposed: ranks.iter().map(|rank| rank.exposed_s).fold(0.0, f64::max),
             sent: ranks.iter().map(|rank| rank.sent_bytes).sum(),
-            page_faults: most(0).flatten().zip(most(1).flatten().map(|faults| faults as f64 / later)),
+            page_faults: most(0).flatten().zip(most(1).flatten()).map(|(first, later)| [first, later]),
+            later_steps: warmup + count - 1,
         }
     }
 }
@@ -126,8 +128,8 @@ fn to_json(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Value
         "compute": planned.compute().name(), "peak_flops_per_s": summary.peak_flops_per_s,
         "mfu": summary.mfu, "hfu": summary.hfu, "resident_bytes_peak": summary.resident,
         "resident_bytes_peak_by_rank": ranks.iter().map(|r| r.resident_bytes_peak).collect::<Vec<_>>(),
-        "page_faults_first_step": page_faults.map(|faults| faults.0),
-        "page_faults_per_step": page_faults.map(|faults| faults.1),
+        "page_faults_first_step": page_faults.map(|faults| faults[0]),
+        "page_faults_per_step": page_faults.map(|faults| faults[1] as f64 / summary.later_steps.max(1) as f64),
         "arena_bytes": summary.arena, "losses": ranks[0].losses, "collective_bytes_per_step": summary.sent,
         "exposed_s": summary.exposed, "ranks": ranks.len(), "threads": plan.spec.threads,
         "zero": plan.spec.stage.number(), "parameters": plan.parameters, "peaks_of_rank_0": ranks[0].peaks,
@@ -152,9 +154,9 @@ fn to_text(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Strin
     row("waiting for communication", seconds(summary.exposed));
     row("resident peak of a rank", bytes(summary.resident));
     row("of it planned", bytes(summary.arena));
-    if let Some((first, later)) = summary.page_faults {
+    if let Some([first, later]) = summary.page_faults {
         row("page faults, first step", first.to_string());
-        row("page faults, each later step", format!("{later:.1}"));
+        row("page faults, later steps", format!("{later} in {}", plural(summary.later_steps, "step")));
     }
     let spec = &plan.spec;
     format!(
@@ -179,7 +181,7 @@ fn profile_text(planned: &Planned, rank: &StepFigures) -> String {
     };
     format!(
         "kernels of rank 0 in one step; flops and bytes are those of a call. Of {} whose calls were timed one by one,\n\
-         not among the steps above, the median. Peaks of its threads: {:.1} GFLOP/s in {}, copies of {:.1} GB/s\n{}",
+         not among the steps above, the median. Peaks of its threads: {:.1} GFLOP/s in {}, {:.1} GB/s of memory\n{}",
         plural(rank.profiled, "step"),
         peaks.flops_per_s / 1e9,
         planned.compute().name(),

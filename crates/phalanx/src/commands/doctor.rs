@@ -10,8 +10,8 @@ use crate::environment::Environment;
 use crate::machine;
 use crate::report::{Table, bytes, count, print, print_json};
 
-/// Bytes for each core of which one half is copied to the other, and most for all: beyond any cache.
-const COPY_BYTES: [usize; 2] = [256 << 20, 1 << 30];
+/// Bytes to measure bandwidth with: for each core, and most for all. Beyond any cache.
+const MEMORY_BYTES: [usize; 2] = [256 << 20, 1 << 30];
 
 /// Descriptors that a job of N ranks needs are about N; fewer than this are worth a word.
 const FEW_FILES: u64 = 1024;
@@ -26,8 +26,8 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let isa = cpus[0].isa().name();
     let [f32_flops, bf16_flops] =
         [DType::F32, DType::BF16].map(|dtype| cpus.each_ref().map(|cpu| peak::flops_per_s(cpu, dtype)));
-    let copied = (COPY_BYTES[0] * cores).min(COPY_BYTES[1]);
-    let measure = |cpu| peak::bandwidth(cpu, copied).context("memory to measure its bandwidth");
+    let size = (MEMORY_BYTES[0] * cores).min(MEMORY_BYTES[1]);
+    let measure = |cpu| peak::bandwidth(cpu, size).context("memory to measure its bandwidth");
     let bandwidth = [measure(&cpus[0])?, measure(&cpus[1])?];
     let advice = advice();
     let [memlock, nofile, nproc] = machine::limits();
@@ -40,6 +40,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
             "peak_bf16_flops_per_s_thread": bf16_flops[0], "peak_bf16_flops_per_s": bf16_flops[1],
             "read_bytes_per_s_thread": bandwidth[0].read, "read_bytes_per_s": bandwidth[1].read,
             "copy_bytes_per_s_thread": bandwidth[0].copy, "copy_bytes_per_s": bandwidth[1].copy,
+            "update_bytes_per_s_thread": bandwidth[0].update, "update_bytes_per_s": bandwidth[1].update,
             "memory_bytes": machine::total_bytes(), "available_bytes": machine::available_bytes(),
             "memlock_bytes": memlock.1, "nofile": nofile.1, "nproc": nproc.1,
             "huge_pages": private, "huge_pages_shared": shared, "advice": advice,
@@ -53,6 +54,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let gbs = |bytes_per_s: f64| format!("{:.1} GB/s", bytes_per_s / 1e9);
     row("memory read", gbs(bandwidth[0].read), gbs(bandwidth[1].read));
     row("memory copied (read and written)", gbs(bandwidth[0].copy), gbs(bandwidth[1].copy));
+    row("memory read and written in place", gbs(bandwidth[0].update), gbs(bandwidth[1].update));
     let size = |bytes_or_none: Option<u64>| bytes_or_none.map_or("no limit".to_string(), bytes);
     let number = |limit: Option<u64>| limit.map_or("no limit".to_string(), |limit| limit.to_string());
     let mut text = format!(

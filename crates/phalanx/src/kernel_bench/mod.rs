@@ -27,7 +27,7 @@ use calls::Calls;
 const LEAST_CALLS: usize = 5;
 
 /// Bytes to measure bandwidth with.
-const COPY_BYTES: usize = 256 << 20;
+const MEMORY_BYTES: usize = 512 << 20;
 
 /// The shape of a training step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -156,7 +156,8 @@ impl Plan<'_> {
     ) -> Result<(Threads, Vec<Measured>)> {
         let cpu = environment.cpu(threads);
         let flops_per_s = peak::flops_per_s(&cpu, self.dtype);
-        let bytes_per_s = peak::bandwidth(&cpu, COPY_BYTES).context("memory to measure its bandwidth")?.copy;
+        let bytes_per_s =
+            peak::bandwidth(&cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.most();
         let plan = self.memory(threads, slice)?;
         let region = Region::anonymous(plan.arena_bytes as usize)
             .and_then(|region| cpu.populate(&region).map(|()| region))

@@ -124,6 +124,11 @@ impl Home {
         self.command(args).output().unwrap().into()
     }
 
+    /// The same with a variable in its environment.
+    pub fn run_with(&self, (name, value): (&str, &str), args: &[&str]) -> Ended {
+        self.command(args).env(name, value).output().unwrap().into()
+    }
+
     /// Starts the program, its output gathered.
     pub fn start(&self, args: &[&str]) -> Child {
         self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()

@@ -10,8 +10,9 @@
 use std::ops::Range;
 
 use super::Cpu;
+use super::attention_pack::{fetch, fetch_to_write};
 use super::attention_softmax::{Panel, Seen, online_softmax};
-use super::attention_tiles::{Left, Sheet, product, strips, sums, width};
+use super::attention_tiles::{Left, Sheet, product, strips, sums, upper_half, width};
 use super::epilogue::Place;
 use super::lanes::{self, Lanes};
 use super::matrix::Matrix;
@@ -135,23 +136,33 @@ pub(super) fn total(lengths: &[usize]) -> usize {
     lengths.iter().map(|len| len.next_multiple_of(16)).sum()
 }
 
-/// The scores of `keys` (rows of the left operand, which starts at the first) and a panel of queries from
-/// `query` on, `[key][query]`: all that the queries see.
+/// The scores of a panel of queries (right operand) with its keys (left operand, whose rows start there),
+/// `[key][query]`, as far as the queries see them.
 ///
 /// # Safety
-/// The sheets hold these keys and the panel, `to` the scores.
+/// The sheets hold these keys and queries, `to` the scores.
 pub(super) unsafe fn scores(
     isa: Isa,
     kind: Kind,
-    [keys, depth]: [usize; 2],
+    panel: &Panel,
+    depth: usize,
     left: Sheet,
     right: Sheet,
     to: *mut f32,
 ) {
     let width = width(isa);
-    let size = [keys, width, kind.packed(depth)];
+    let depth = kind.packed(depth);
+    // From here on the first vector of queries of two sees nothing.
+    let half =
+        panel.diagonal.map_or(panel.keys, |d| panel.keys.min(if width > 16 { d + 16 } else { panel.keys }));
     // SAFETY: the caller's promise.
-    unsafe { product(isa, kind, size, Left::Rows(left, 0), right, &sums(to, width, false)) };
+    unsafe {
+        product(isa, kind, [half, width, depth], Left::Rows(left, 0), right, &sums(to, width, false));
+        if half < panel.keys {
+            let to = sums(to.wrapping_add(half * width), width, false);
+            upper_half(isa, kind, [panel.keys - half, depth], left.at(half * width), right, &to);
+        }
+    }
 }
 
 /// Everything that the tasks of a forward know.
@@ -198,10 +209,11 @@ struct Work<'a> {
     /// k as left operand, v as right operand, of a span of keys.
     k: Sheet,
     v: Sheet,
+    /// Of the span, and of it those that are packed.
+    keys: Range<usize>,
+    packed: usize,
     /// The panel of queries.
     q: Sheet,
-    /// First key of the span.
-    first: usize,
     scores: &'a mut [f32],
     /// Of one panel.
     sums: &'a mut [f32],
@@ -246,8 +258,7 @@ impl Forward<'_> {
         let end = self.visible(queries.end);
         for first in (0..end).step_by(SPAN) {
             let span = first..end.min(first + SPAN);
-            let k = Sheet::along(isa, kind, e.part(self.qkv, pair, 1, &span), k);
-            let v = Sheet::across(isa, kind, e.part(self.qkv, pair, 2, &span), v);
+            let mut packed = first;
             for (index, query) in queries.clone().step_by(width).enumerate() {
                 let rows = query..queries.end.min(query + width);
                 let keys = span.start..span.end.min(self.visible(rows.end));
@@ -256,20 +267,35 @@ impl Forward<'_> {
                 }
                 let slot = index % kept;
                 let lanes = slot * width..(slot + 1) * width;
-                let q = Sheet::across(isa, kind, e.part(self.qkv, pair, 0, &rows).t(), q);
                 let sums = &mut sums[slot * state..(slot + 1) * state];
                 let (largest, total) = (&mut largest[lanes.clone()], &mut total[lanes]);
                 if first == 0 {
                     largest.fill(f32::NEG_INFINITY);
                     total.fill(0.0);
                 }
-                let seen = Seen { largest, total, fade };
-                let mut work = Work { k, v, q, first, scores, sums, seen };
+                let mut work = Work {
+                    k: Sheet::new(isa, k, span.len()),
+                    v: Sheet::new(isa, v, kind.packed(span.len())),
+                    keys: span.clone(),
+                    packed,
+                    q: Sheet::new(isa, q, kind.packed(e.size)),
+                    scores: &mut *scores,
+                    sums,
+                    seen: Seen { largest, total, fade: &mut *fade },
+                };
+                // SAFETY: the sheet is as long as a panel, and this task's.
+                unsafe { work.q.pack_turned(isa, kind, e.part(self.qkv, pair, 0, &rows)) };
+                let next = rows.end..queries.end.min(rows.end + width);
+                if !next.is_empty() {
+                    fetch(e.part(self.qkv, pair, 0, &next));
+                }
+                fetch_to_write(isa, self.out.part(e, pair, 0, rows.start), rows.len(), e.size);
                 let last = keys.end == self.visible(rows.end);
                 self.walk(pair, &rows, keys, &mut work);
                 if last {
                     self.store(pair, &rows, &work);
                 }
+                packed = work.packed;
             }
         }
     }
@@ -279,8 +305,7 @@ impl Forward<'_> {
         let (isa, e) = (self.isa, &self.e);
         for first in keys.clone().step_by(TILE) {
             let keys = first..keys.end.min(first + TILE);
-            let row = first - work.first;
-            let width = width(isa);
+            self.pack_keys(pair, keys.end, work);
             let panel = Panel {
                 keys: keys.len(),
                 // Behind the diagonal all is seen.
@@ -289,14 +314,14 @@ impl Forward<'_> {
                 element: e.element(pair, first, queries.start),
                 next_key: e.seq as u64,
             };
-            let scores = &mut *work.scores;
+            let k = work.k.at((first - work.keys.start) * width(isa));
+            let to = work.scores.as_mut_ptr();
             // SAFETY: the sheets were packed for these keys and queries.
             unsafe {
-                let to = scores.as_mut_ptr();
-                self::scores(isa, self.kind, [keys.len(), e.size], work.k.at(row * width), work.q, to);
+                scores(isa, self.kind, &panel, e.size, k, work.q, to);
                 let Seen { largest, total, fade } = &mut work.seen;
                 let seen = Seen { largest, total, fade };
-                online_softmax(isa, self.kind, self.keep.as_ref(), panel, scores, seen);
+                online_softmax(isa, self.kind, self.keep.as_ref(), panel, work.scores, seen);
             }
             if first > 0 {
                 fade_rows(isa, work.sums, e.stride(isa), &work.seen.fade[..queries.len()]);
@@ -305,11 +330,32 @@ impl Forward<'_> {
         }
     }
 
+    /// Packs the keys and values before `end` that are not yet, and asks for those that come next.
+    fn pack_keys(&self, pair: usize, end: usize, work: &mut Work) {
+        if end <= work.packed {
+            return;
+        }
+        let (isa, e, kind) = (self.isa, &self.e, self.kind);
+        let part = |which: usize, rows: &Range<usize>| e.part(self.qkv, pair, which, rows);
+        let new = work.packed..end;
+        let row = new.start - work.keys.start;
+        // SAFETY: the sheets hold the span, and are this task's.
+        unsafe {
+            work.k.pack_along(isa, kind, part(1, &new), row);
+            work.v.pack_across(isa, kind, part(2, &new), kind.packed(row));
+        }
+        let next = end..work.keys.end.min(end + new.len());
+        if !next.is_empty() {
+            [1, 2].into_iter().for_each(|which| fetch(part(which, &next)));
+        }
+        work.packed = end;
+    }
+
     /// sums (+)= p · v.
     fn add_values(&self, queries: &Range<usize>, keys: &Range<usize>, work: &mut Work) {
         let (isa, e, kind) = (self.isa, &self.e, self.kind);
         let (width, stride) = (width(isa), e.stride(isa));
-        let v = work.v.at(kind.packed(keys.start - work.first) * width);
+        let v = work.v.at(kind.packed(keys.start - work.keys.start) * width);
         let p = Sheet::new(isa, work.scores, TILE);
         for strip in strips(queries.len(), microkernel::panels(isa).rows) {
             let seen = keys.end.min(self.visible(queries.start + strip.end)) - keys.start;

@@ -15,17 +15,18 @@ use std::ops::Range;
 
 use super::Cpu;
 use super::attention::{Extents, FEW, Results, cut, scores, total};
+use super::attention_dots::dots;
+use super::attention_pack::{fetch, fetch_to_write};
 use super::attention_softmax::{Panel, Places, Rows, probabilities};
 use super::attention_tiles::{Left, Sheet, product, strips, width};
 use super::epilogue::{Place, Target};
-use super::lanes::{self, Lanes};
 use super::matrix::Matrix;
 use super::microkernel::{self, Kind};
-use super::number::{Number, by_float};
+use super::number::by_float;
 use super::random::Keep;
 use super::scratch::with_thread_scratch;
 use super::shards::Shards;
-use super::simd::{Isa, vectorized};
+use super::simd::Isa;
 use crate::buffer::{View, ViewMut};
 use crate::kernels::Dropout;
 
@@ -59,6 +60,7 @@ pub(super) struct Saved<'a> {
 struct Backward<'a> {
     isa: Isa,
     kind: Kind,
+    threads: usize,
     e: Extents,
     qkv: Matrix<'a>,
     out: Matrix<'a>,
@@ -80,6 +82,7 @@ pub(super) fn attention_backward(cpu: &Cpu, e: Extents, saved: Saved, dout: View
     let backward = Backward {
         isa: cpu.isa,
         kind: Kind::of(cpu.isa, saved.qkv.dtype()),
+        threads: cpu.pool.threads(),
         e,
         qkv: Matrix::of(&saved.qkv),
         out: Matrix::of(&saved.out),
@@ -120,7 +123,13 @@ impl<'a> Backward<'a> {
             for first in (0..blocks).step_by(span).rev() {
                 let keys = first..blocks.min(first + span);
                 let sums = Sums { at, first: [0, first * BLOCK, first * BLOCK] };
-                self.walk(pair, keys, 0..blocks, sums, &mut *scratch);
+                self.walk(
+                    [Some(pair), Some(pair + self.threads).filter(|p| *p < self.e.pairs())],
+                    keys,
+                    0..blocks,
+                    sums,
+                    &mut *scratch,
+                );
             }
         });
     }
@@ -145,7 +154,13 @@ impl<'a> Backward<'a> {
                         let at = [0, 1, 2].map(|which| sums.base().wrapping_add((pair * 3 + which) * rows));
                         let sums = Sums { at, first: [0; 3] };
                         with_thread_scratch(self.scratch_len(1), |scratch| {
-                            self.walk(first + pair, keys..keys + 1, queries..queries + 1, sums, scratch);
+                            self.walk(
+                                [Some(first + pair), None],
+                                keys..keys + 1,
+                                queries..queries + 1,
+                                sums,
+                                scratch,
+                            );
                         });
                     });
                 }
@@ -181,77 +196,107 @@ impl<'a> Backward<'a> {
     /// Some blocks of keys with some blocks of queries.
     fn walk(
         &self,
-        pair: usize,
+        [pair, after]: [Option<usize>; 2],
         keys: Range<usize>,
         queries: Range<usize>,
         sums: Sums,
         mut scratch: &mut [f32],
     ) {
+        let pair = pair.unwrap();
         let (isa, kind, e) = (self.isa, self.kind, &self.e);
         let [operands, block] = self.lengths(keys.len());
         let [k, v, k_across, q, d, q_across, d_across] = cut(&mut scratch, operands);
         let [log_sum_exp2, delta, p, ds, scores, dp, ds_steps] = cut(&mut scratch, block);
         let rows = self.rows(&keys);
-        let [key, value] = [K, V].map(|which| e.part(self.qkv, pair, which, &rows));
-        let along = [Sheet::along(isa, kind, key, k), Sheet::along(isa, kind, value, v)];
+        let block = e.seq.min(BLOCK);
+        let along = [k, v].map(|x| Sheet::new(isa, x, rows.len()));
         let across = match kind {
             Kind::Single => along[0],
-            Kind::Pairs => Sheet::across(isa, kind, key, k_across),
+            Kind::Pairs => Sheet::new(isa, k_across, kind.packed(rows.len())),
         };
-        let mut block = Block {
+        let mut walk = Walk {
             pair,
+            after,
             sums,
-            first: rows.start,
+            keys: keys.clone(),
+            packed: [false; SPAN],
             along,
             across,
-            turned: [along[0]; 2],
-            queries_across: [along[0]; 2],
+            turned: [q, d].map(|x| Sheet::new(isa, x, kind.packed(e.size))),
+            queries: [q_across, d_across].map(|x| Sheet::new(isa, x, kind.packed(block))),
             p,
             ds,
             panels: [scores, dp, ds_steps],
             log_sum_exp2,
             delta,
         };
-        for query_block in queries {
+        for query_block in queries.clone() {
             if e.causal && query_block < keys.start {
                 continue;
             }
-            let rows = self.rows(&(query_block..query_block + 1));
-            let query = e.part(self.qkv, pair, Q, &rows);
-            let dout = e.part(self.dout, pair, 0, &rows);
-            block.turned = [Sheet::across(isa, kind, query.t(), q), Sheet::across(isa, kind, dout.t(), d)];
-            block.queries_across =
-                [Sheet::across(isa, kind, query, q_across), Sheet::across(isa, kind, dout, d_across)];
-            self.statistics(&mut block, &rows, dout);
+            self.pack_queries(&mut walk, query_block);
             for key_block in keys.clone().rev() {
                 if !e.causal || key_block <= query_block {
-                    self.block(&mut block, key_block, query_block);
+                    self.pack_keys(&mut walk, key_block);
+                    self.block(&mut walk, key_block, query_block, query_block + 1 < queries.end);
                 }
             }
         }
     }
 
-    /// log_sum_exp and delta of the queries `rows`.
-    fn statistics(&self, block: &mut Block, rows: &Range<usize>, dout: Matrix) {
-        let e = &self.e;
-        let lse = &self.log_sum_exp[block.pair * e.seq..][rows.clone()];
-        let (known, rest) = block.log_sum_exp2.split_at_mut(rows.len());
+    /// Packs a block of queries: q, dout, log_sum_exp, delta.
+    fn pack_queries(&self, walk: &mut Walk, block: usize) {
+        let (isa, kind, e) = (self.isa, self.kind, &self.e);
+        let rows = self.rows(&(block..block + 1));
+        let parts = [e.part(self.qkv, walk.pair, Q, &rows), e.part(self.dout, walk.pair, 0, &rows)];
+        for (i, part) in parts.into_iter().enumerate() {
+            // SAFETY: the sheets are as long as a block, and this task's.
+            unsafe {
+                walk.queries[i].pack_across(isa, kind, part, 0);
+                walk.turned[i].pack_turned(isa, kind, part);
+            }
+        }
+        let lse = &self.log_sum_exp[walk.pair * e.seq..][rows.clone()];
+        let (known, rest) = walk.log_sum_exp2.split_at_mut(rows.len());
         known.iter_mut().zip(lse).for_each(|(to, lse)| *to = lse * std::f32::consts::LOG2_E);
         rest.fill(f32::INFINITY);
-        let out = e.part(self.out, block.pair, 0, rows);
-        let [out, dout] = [out, dout].map(|x| x.piece(0..rows.len(), 0..e.size));
-        by_float!(out.dtype, T => for (row, delta) in block.delta.iter_mut().enumerate().take(rows.len()) {
-            // SAFETY: `Matrix::piece` has checked the rows, of `size` numbers each.
-            let [out, dout] = [out, dout].map(|x| unsafe {
-                std::slice::from_raw_parts(x.from.cast::<T>().add(row * x.step_stride), e.size)
+        let (delta, rest) = walk.delta.split_at_mut(rows.len());
+        rest.fill(0.0);
+        let pieces =
+            [e.part(self.out, walk.pair, 0, &rows), parts[1]].map(|x| x.piece(0..rows.len(), 0..e.size));
+        by_float!(pieces[0].dtype, T => {
+            let [out, dout] = pieces.map(|x| {
+                let len = (rows.len() - 1) * x.step_stride + e.size;
+                // SAFETY: `Matrix::piece` has checked the rows, which nobody writes.
+                unsafe { std::slice::from_raw_parts(x.from.cast::<T>(), len) }
             });
-            *delta = dot::<T>(self.isa, out, dout) * e.scale();
+            dots::<T>(isa, [out, dout], pieces[0].step_stride, e.size, e.scale(), delta);
         });
-        block.delta[rows.len()..].fill(0.0);
     }
 
-    /// One block of keys with one of queries.
-    fn block(&self, block: &mut Block, key_block: usize, query_block: usize) {
+    /// Packs a block of keys, unless it is.
+    fn pack_keys(&self, walk: &mut Walk, block: usize) {
+        let index = block - walk.keys.start;
+        if walk.packed[index] {
+            return;
+        }
+        walk.packed[index] = true;
+        let (isa, kind) = (self.isa, self.kind);
+        let rows = self.rows(&(block..block + 1));
+        let [key, value] = [K, V].map(|which| self.e.part(self.qkv, walk.pair, which, &rows));
+        let row = index * BLOCK;
+        // SAFETY: the sheets are as long as all keys of the walk, and this task's.
+        unsafe {
+            walk.along[0].pack_along(isa, kind, key, row);
+            walk.along[1].pack_along(isa, kind, value, row);
+            if kind == Kind::Pairs {
+                walk.across.pack_across(isa, kind, key, kind.packed(row));
+            }
+        }
+    }
+
+    /// One block of keys with one of queries; `more` if the next block of queries comes in the same walk.
+    fn block(&self, walk: &mut Walk, key_block: usize, query_block: usize, more: bool) {
         let e = &self.e;
         let [keys, queries] = [key_block, query_block].map(|b| self.rows(&(b..b + 1)));
         let [last_key, first_query] =
@@ -259,18 +304,55 @@ impl<'a> Backward<'a> {
         let diagonal = e.causal && key_block == query_block;
         for query in queries.clone().step_by(width(self.isa)) {
             let rows = query..queries.end.min(query + width(self.isa));
-            let ds = self.panel(block, &keys, &queries, &rows);
+            self.foresee(walk, [key_block, query_block], &rows, more);
+            let ds = self.panel(walk, &keys, &queries, &rows);
             let ends = [key_block == last_key, key_block == 0];
-            self.add_queries(block, &keys, &rows, diagonal, ds, ends);
+            self.add_queries(walk, &keys, &rows, diagonal, ds, ends);
         }
         let ends = [query_block == first_query, query_block + 1 == self.blocks()];
-        self.add_keys(block, &keys, queries.len(), diagonal, ends);
+        self.add_keys(walk, &keys, queries.len(), diagonal, ends);
+    }
+
+    /// Before the queries `rows` of a block are computed, asks for what comes next and lies in memory: results
+    /// that are about to be written, and at the last block of keys the next queries (and their keys), if there
+    /// are `more`, or those of the head that this thread is likely to take next.
+    fn foresee(&self, walk: &Walk, [key_block, query_block]: [usize; 2], rows: &Range<usize>, more: bool) {
+        let (isa, e) = (self.isa, &self.e);
+        let to = |which: usize, row: usize| self.dqkv.part(e, walk.pair, which, row);
+        if key_block == 0 {
+            fetch_to_write(isa, to(Q, rows.start), rows.len(), e.size);
+        }
+        if query_block + 1 == self.blocks() {
+            let first = key_block * BLOCK + rows.start % BLOCK;
+            let count = rows.len().min(e.seq.saturating_sub(first));
+            if count > 0 {
+                [K, V].into_iter().for_each(|which| fetch_to_write(isa, to(which, first), count, e.size));
+            }
+        }
+        if key_block != walk.keys.start {
+            return;
+        }
+        let (pair, first) = match walk.after {
+            _ if more => (walk.pair, rows.start + BLOCK),
+            Some(pair) => (pair, rows.start % BLOCK),
+            None => return,
+        };
+        let rows = first..e.seq.min(first + rows.len());
+        if rows.is_empty() {
+            return;
+        }
+        fetch(e.part(self.qkv, pair, Q, &rows));
+        fetch(e.part(self.dout, pair, 0, &rows));
+        fetch(e.part(self.out, pair, 0, &rows));
+        if !more || e.causal && rows.start / BLOCK < walk.keys.end {
+            [K, V].into_iter().for_each(|which| fetch(e.part(self.qkv, pair, which, &rows)));
+        }
     }
 
     /// p and ds of the queries `rows`, a panel; returns ds as left operand, a step a key.
     fn panel(
         &self,
-        block: &mut Block,
+        walk: &mut Walk,
         keys: &Range<usize>,
         queries: &Range<usize>,
         rows: &Range<usize>,
@@ -283,32 +365,32 @@ impl<'a> Backward<'a> {
             keys: visible - keys.start,
             diagonal: (e.causal && visible > rows.start).then(|| rows.start - keys.start),
             factor: e.factor(),
-            element: e.element(block.pair, keys.start, rows.start),
+            element: e.element(walk.pair, keys.start, rows.start),
             next_key: e.seq as u64,
         };
         let lanes = index * width..(index + 1) * width;
         let rows = Rows {
-            log_sum_exp2: &block.log_sum_exp2[lanes.clone()],
-            delta: &block.delta[lanes],
+            log_sum_exp2: &walk.log_sum_exp2[lanes.clone()],
+            delta: &walk.delta[lanes],
             scale: e.scale(),
         };
         let column = kind.packed(index * width);
         let at = column / width * BLOCK * width + column % width;
-        let [p, ds] = [&mut block.p[at..], &mut block.ds[at..]].map(|x| x.as_mut_ptr());
+        let [p, ds] = [&mut walk.p[at..], &mut walk.ds[at..]].map(|x| x.as_mut_ptr());
         let places = match kind {
             Kind::Single => Places { scores: p, dp: ds, p, ds, ds_steps: std::ptr::null_mut() },
             Kind::Pairs => {
-                let [scores, dp, ds_steps] = block.panels.each_mut().map(|x| x.as_mut_ptr());
+                let [scores, dp, ds_steps] = walk.panels.each_mut().map(|x| x.as_mut_ptr());
                 Places { scores, dp, p, ds, ds_steps }
             }
         };
-        let row = (keys.start - block.first) * width;
-        // SAFETY: the sheets were packed for these keys and queries, the places are as large as a block.
+        let row = (keys.start - walk.keys.start * BLOCK) * width;
+        // SAFETY: the sheets were packed for these keys and queries, the places are as large as a walk.
         unsafe {
             for (which, to) in [(0, places.scores), (1, places.dp)] {
-                let right = block.turned[which];
+                let right = walk.turned[which];
                 let right = right.at(index * right.panel);
-                scores(isa, kind, [panel.keys, e.size], block.along[which].at(row), right, to.cast_mut());
+                scores(isa, kind, &panel, e.size, walk.along[which].at(row), right, to.cast_mut());
             }
             probabilities(isa, kind, self.keep.as_ref(), panel, rows, places);
         }
@@ -318,7 +400,7 @@ impl<'a> Backward<'a> {
     /// dq += ds·k of a panel of queries.
     fn add_queries(
         &self,
-        block: &Block,
+        walk: &Walk,
         keys: &Range<usize>,
         rows: &Range<usize>,
         diagonal: bool,
@@ -326,10 +408,10 @@ impl<'a> Backward<'a> {
         ends: [bool; 2],
     ) {
         let (isa, kind) = (self.isa, self.kind);
-        let right = block.across.at(kind.packed(keys.start - block.first) * width(isa));
+        let right = walk.across.at(kind.packed(keys.start - walk.keys.start * BLOCK) * width(isa));
         for strip in strips(rows.len(), microkernel::panels(isa).rows) {
             let seen = if diagonal { rows.start + strip.end } else { keys.end } - keys.start;
-            let (target, columns) = self.target(block, Q, rows.start + strip.start, ends);
+            let (target, columns) = self.target(walk, Q, rows.start + strip.start, ends);
             let size = [strip.len(), columns, kind.packed(seen)];
             // SAFETY: the sheets hold these keys and queries; the target is this task's alone.
             unsafe { product(isa, kind, size, Left::Columns(ds.at(strip.start)), right, &target) };
@@ -337,16 +419,14 @@ impl<'a> Backward<'a> {
     }
 
     /// dv += pᵀ·dout, dk += dsᵀ·q.
-    fn add_keys(&self, block: &Block, keys: &Range<usize>, queries: usize, diagonal: bool, ends: [bool; 2]) {
+    fn add_keys(&self, walk: &Walk, keys: &Range<usize>, queries: usize, diagonal: bool, ends: [bool; 2]) {
         let (isa, kind) = (self.isa, self.kind);
         let width = width(isa);
         let depth = kind.packed(queries);
-        for (which, left, right) in
-            [(V, &block.p, block.queries_across[1]), (K, &block.ds, block.queries_across[0])]
-        {
-            let left = Sheet::new(isa, left, BLOCK);
+        for (which, left, right) in [(V, 0, walk.queries[1]), (K, 1, walk.queries[0])] {
+            let left = Sheet { from: [&walk.p, &walk.ds][left].as_ptr(), panel: BLOCK * width };
             let multiply = |top: usize, rows: usize, start: usize| {
-                let (target, columns) = self.target(block, which, keys.start + top, ends);
+                let (target, columns) = self.target(walk, which, keys.start + top, ends);
                 let left = left.at(start / width * left.panel + top * width);
                 let size = [rows, columns, depth - start];
                 // SAFETY: the sheets hold these keys and queries; the target is this task's alone.
@@ -371,13 +451,13 @@ impl<'a> Backward<'a> {
 
     /// Where rows of dq, dk or dv from `row` on go, with the first and the last of their blocks, and how many
     /// columns.
-    fn target(&self, block: &Block, which: usize, row: usize, [first, last]: [bool; 2]) -> (Target, usize) {
+    fn target(&self, walk: &Walk, which: usize, row: usize, [first, last]: [bool; 2]) -> (Target, usize) {
         let stride = self.stride();
-        let at = block.sums.at[which].wrapping_add((row - block.sums.first[which]) * stride);
+        let at = walk.sums.at[which].wrapping_add((row - walk.sums.first[which]) * stride);
         let sums = Place::of(at, stride);
         let add = if first { Place::none() } else { sums };
         if last {
-            let to = self.dqkv.part(&self.e, block.pair, which, row);
+            let to = self.dqkv.part(&self.e, walk.pair, which, row);
             (Target { add, ..Target::new(to) }, self.e.size)
         } else {
             (Target { add, ..Target::new(sums) }, stride)
@@ -386,11 +466,14 @@ impl<'a> Backward<'a> {
 }
 
 /// What the blocks of a walk are computed with.
-struct Block<'a> {
+struct Walk<'a> {
     pair: usize,
+    /// Whose first block this thread is likely to take next.
+    after: Option<usize>,
     sums: Sums,
-    /// First key of the walk.
-    first: usize,
+    /// Blocks of keys, and those of them that are packed.
+    keys: Range<usize>,
+    packed: [bool; SPAN],
     /// k and v as left operands.
     along: [Sheet; 2],
     /// k as right operand, steps of keys.
@@ -398,7 +481,7 @@ struct Block<'a> {
     /// Queries and dout as right operands, steps of the head's size.
     turned: [Sheet; 2],
     /// Queries and dout as right operands, steps of queries.
-    queries_across: [Sheet; 2],
+    queries: [Sheet; 2],
     /// Probabilities, and derivatives of the scores, of a block, as left operands along the queries.
     p: &'a mut [f32],
     ds: &'a mut [f32],
@@ -407,21 +490,4 @@ struct Block<'a> {
     /// By query.
     log_sum_exp2: &'a mut [f32],
     delta: &'a mut [f32],
-}
-
-vectorized!(fn dot<T: Number>(a: &[T], b: &[T]) -> f32 = dot_body);
-#[inline(always)]
-fn dot_body<L: Lanes, T: Number>(a: &[T], b: &[T]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    // SAFETY: compiled for L; the vectors lie in both rows.
-    unsafe {
-        lanes::sum_row!(L, a.len(), |at, count| if count == 16 {
-            L::mul(T::load::<L>(a.as_ptr().add(at)), T::load::<L>(b.as_ptr().add(at)))
-        } else {
-            L::mul(
-                T::load_first::<L>(a.as_ptr().add(at), count),
-                T::load_first::<L>(b.as_ptr().add(at), count),
-            )
-        })
-    }
 }

@@ -3,7 +3,7 @@
 //!
 //! Scores lie `[key][query]`, a panel of queries at a time, so every statistic of a query is a lane of a vector.
 //! Everything is in powers of two: `p = 2^(score * log2(e)/sqrt(size) - largest)` is one multiply-add and one
-//! [`exp2`].
+//! [`exp2`](lanes::exp2).
 
 use super::lanes::Portable;
 use super::lanes::{self, Lanes};
@@ -49,29 +49,6 @@ pub(super) struct Seen<'a> {
     pub(super) total: &'a mut [f32],
     /// What earlier sums are to be multiplied by, because the largest score grew.
     pub(super) fade: &'a mut [f32],
-}
-
-/// 2 to the x for x below 128, lane by lane: at most 2.5 ulp off; 0 below -126, NaN stays NaN. The polynomial has
-/// the least largest relative error on [-1/2, 1/2] of its degree.
-///
-/// # Safety
-/// Compiled for `L`.
-#[inline(always)]
-unsafe fn exp2<L: Lanes>(x: L::V) -> L::V {
-    // SAFETY: the caller's promise.
-    unsafe {
-        // 1.5 * 2^23: adding it rounds to a whole number.
-        let round = L::splat(12_582_912.0);
-        let least = L::splat(-126.0);
-        let clamped = L::max(least, x);
-        let n = L::sub(L::add(clamped, round), round);
-        let r = L::sub(clamped, n);
-        let mut p = L::splat(1.326_472_7e-3);
-        for c in [9.671_513e-3, 5.550_733_7e-2, 2.402_224_2e-1, 6.931_47e-1, 1.0] {
-            p = L::mul_add(p, r, L::splat(c));
-        }
-        L::scale2(p, n, x, least)
-    }
 }
 
 /// Whether something is dropped.
@@ -125,12 +102,12 @@ impl<L: Lanes, const VECTORS: usize> Packed<L, VECTORS> for Single {
     unsafe fn store_along(rows: Self::Rows, to: *mut f32, row: usize, both: bool) {
         // SAFETY: the caller's promise.
         unsafe {
-            for v in 0..VECTORS {
-                L::store(to.add((row * VECTORS + v) * 16), rows[0][v]);
+            for (v, x) in rows[0].into_iter().enumerate() {
+                L::store(to.add((row * VECTORS + v) * 16), x);
             }
             if both {
-                for v in 0..VECTORS {
-                    L::store(to.add(((row + 1) * VECTORS + v) * 16), rows[1][v]);
+                for (v, x) in rows[1].into_iter().enumerate() {
+                    L::store(to.add(((row + 1) * VECTORS + v) * 16), x);
                 }
             }
         }
@@ -261,7 +238,7 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
     draw: D,
     panel: Panel,
     scores: &mut [f32],
-    seen: Seen,
+    mut seen: Seen,
 ) {
     let Panel { keys, factor, .. } = panel;
     let clear = panel.clear();
@@ -270,9 +247,68 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
     let scores = scores.as_mut_ptr();
     // SAFETY: compiled for L; the panel lies in the scores (asserted).
     unsafe {
-        let none = L::splat(f32::NEG_INFINITY);
         let factor = L::splat(factor);
-        let mut largest = [none; VECTORS];
+        let (least, mut total) = grown::<L, VECTORS>(panel, scores, &mut seen);
+        macro_rules! pair_of_rows {
+            ($key:expr, $masked:expr) => {
+                let mut rows = [[L::splat(0.0); VECTORS]; 2];
+                for (i, row) in rows.iter_mut().enumerate() {
+                    let key = $key + i;
+                    if $masked && key >= keys {
+                        continue;
+                    }
+                    for v in 0..VECTORS {
+                        let hidden = if $masked { panel.hidden(key, v) } else { 0 };
+                        if hidden == 16 {
+                            continue;
+                        }
+                        let score = L::load(scores.add(at(key, v)));
+                        let mut p = lanes::exp2::<L>(L::mul_add(score, factor, least[v]));
+                        if $masked {
+                            p = L::keep_first(L::splat(0.0), p, hidden);
+                        }
+                        total[v] = L::add(total[v], p);
+                        if D::SOME {
+                            let element = panel.element + key as u64 * panel.next_key + 16 * v as u64;
+                            p = L::mul(p, draw.factors::<L>(element));
+                        }
+                        row[v] = p;
+                    }
+                }
+                P::store_steps(P::rows(rows), scores, $key, $key + 1 < keys);
+            };
+        }
+        let whole = clear - clear % 2;
+        for key in (0..whole).step_by(2) {
+            pair_of_rows!(key, false);
+        }
+        for key in (whole..keys).step_by(2) {
+            pair_of_rows!(key, true);
+        }
+        for (v, total) in total.into_iter().enumerate() {
+            lanes::store::<L>(seen.total, 16 * v, total, 16);
+        }
+    }
+}
+
+/// Takes the panel's scores into the largest of each query, and fades what was summed before: minus the largest,
+/// and the faded total.
+///
+/// # Safety
+/// Compiled for `L`; the panel lies in the scores.
+#[inline(always)]
+unsafe fn grown<L: Lanes, const VECTORS: usize>(
+    panel: Panel,
+    scores: *const f32,
+    seen: &mut Seen,
+) -> ([L::V; VECTORS], [L::V; VECTORS]) {
+    let (keys, clear) = (panel.keys, panel.clear());
+    let at = |key: usize, v: usize| (key * VECTORS + v) * 16;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let none = L::splat(f32::NEG_INFINITY);
+        let factor = L::splat(panel.factor);
+        let mut least = [none; VECTORS];
         let mut total = [L::splat(0.0); VECTORS];
         for v in 0..VECTORS {
             let mut chains = [none; 4];
@@ -288,42 +324,14 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
             let [a, b, c, d] = chains;
             let most = L::max(L::max(a, b), L::max(c, d));
             let before = lanes::load::<L>(seen.largest, 16 * v, 16);
-            largest[v] = L::max(L::mul(most, factor), before);
-            let fade = exp2::<L>(L::sub(before, largest[v]));
+            let largest = L::max(L::mul(most, factor), before);
+            let fade = lanes::exp2::<L>(L::sub(before, largest));
+            least[v] = L::sub(L::splat(0.0), largest);
             total[v] = L::mul(lanes::load::<L>(seen.total, 16 * v, 16), fade);
-            lanes::store::<L>(seen.largest, 16 * v, largest[v], 16);
+            lanes::store::<L>(seen.largest, 16 * v, largest, 16);
             lanes::store::<L>(seen.fade, 16 * v, fade, 16);
         }
-        for key in (0..keys).step_by(2) {
-            let mut rows = [[L::splat(0.0); VECTORS]; 2];
-            for (i, row) in rows.iter_mut().enumerate() {
-                let key = key + i;
-                if key >= keys {
-                    continue;
-                }
-                for v in 0..VECTORS {
-                    let hidden = if key < clear { 0 } else { panel.hidden(key, v) };
-                    if hidden == 16 {
-                        continue;
-                    }
-                    let score = L::load(scores.add(at(key, v)));
-                    let mut p = exp2::<L>(L::mul_add(score, factor, L::sub(L::splat(0.0), largest[v])));
-                    if hidden > 0 {
-                        p = L::keep_first(L::splat(0.0), p, hidden);
-                    }
-                    total[v] = L::add(total[v], p);
-                    if D::SOME {
-                        let element = panel.element + key as u64 * panel.next_key + 16 * v as u64;
-                        p = L::mul(p, draw.factors::<L>(element));
-                    }
-                    row[v] = p;
-                }
-            }
-            P::store_steps(P::rows(rows), scores, key, key + 1 < keys);
-        }
-        for (v, total) in total.into_iter().enumerate() {
-            lanes::store::<L>(seen.total, 16 * v, total, 16);
-        }
+        (least, total)
     }
 }
 
@@ -379,46 +387,54 @@ unsafe fn probabilities_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VEC
             lse[v] = L::sub(zero, lanes::load::<L>(rows.log_sum_exp2, 16 * v, 16));
             delta[v] = L::sub(zero, lanes::load::<L>(rows.delta, 16 * v, 16));
         }
-        for key in (0..keys).step_by(2) {
-            let mut p_rows = [[zero; VECTORS]; 2];
-            let mut ds_rows = [[zero; VECTORS]; 2];
-            for i in 0..2 {
-                let key = key + i;
-                if key >= keys {
-                    continue;
-                }
-                for v in 0..VECTORS {
-                    let hidden = if key < clear { 0 } else { panel.hidden(key, v) };
-                    if hidden == 16 {
+        macro_rules! pair_of_rows {
+            ($key:expr, $masked:expr) => {
+                let mut p_rows = [[zero; VECTORS]; 2];
+                let mut ds_rows = [[zero; VECTORS]; 2];
+                for i in 0..2 {
+                    let key = $key + i;
+                    if $masked && key >= keys {
                         continue;
                     }
-                    let score = L::load(places.scores.add(at(key, v)));
-                    let dp = L::load(places.dp.add(at(key, v)));
-                    let mut p = exp2::<L>(L::mul_add(score, factor, lse[v]));
-                    let mut ds;
-                    if D::SOME {
-                        let element = panel.element + key as u64 * panel.next_key + 16 * v as u64;
-                        let kept = draw.factors::<L>(element);
-                        ds = L::mul(p, L::mul_add(L::mul(dp, kept), scale, delta[v]));
-                        p = L::mul(p, kept);
-                    } else {
-                        ds = L::mul(p, L::mul_add(dp, scale, delta[v]));
+                    for v in 0..VECTORS {
+                        let hidden = if $masked { panel.hidden(key, v) } else { 0 };
+                        if hidden == 16 {
+                            continue;
+                        }
+                        let score = L::load(places.scores.add(at(key, v)));
+                        let mut dp = L::load(places.dp.add(at(key, v)));
+                        let mut p = lanes::exp2::<L>(L::mul_add(score, factor, lse[v]));
+                        let mut kept = p;
+                        if D::SOME {
+                            let element = panel.element + key as u64 * panel.next_key + 16 * v as u64;
+                            let factors = draw.factors::<L>(element);
+                            dp = L::mul(dp, factors);
+                            kept = L::mul(p, factors);
+                        }
+                        if $masked {
+                            p = L::keep_first(zero, p, hidden);
+                            kept = L::keep_first(zero, kept, hidden);
+                            dp = L::keep_first(zero, dp, hidden);
+                        }
+                        p_rows[i][v] = kept;
+                        ds_rows[i][v] = L::mul(p, L::mul_add(dp, scale, delta[v]));
                     }
-                    if hidden > 0 {
-                        p = L::keep_first(zero, p, hidden);
-                        ds = L::keep_first(zero, ds, hidden);
-                    }
-                    p_rows[i][v] = p;
-                    ds_rows[i][v] = ds;
                 }
-            }
-            let both = key + 1 < keys;
-            P::store_along(P::rows(p_rows), places.p, key, both);
-            let ds = P::rows(ds_rows);
-            P::store_along(ds, places.ds, key, both);
-            if !places.ds_steps.is_null() {
-                P::store_steps(ds, places.ds_steps, key, both);
-            }
+                let both = $key + 1 < keys;
+                P::store_along(P::rows(p_rows), places.p, $key, both);
+                let ds = P::rows(ds_rows);
+                P::store_along(ds, places.ds, $key, both);
+                if !places.ds_steps.is_null() {
+                    P::store_steps(ds, places.ds_steps, $key, both);
+                }
+            };
+        }
+        let whole = clear - clear % 2;
+        for key in (0..whole).step_by(2) {
+            pair_of_rows!(key, false);
+        }
+        for key in (whole..keys).step_by(2) {
+            pair_of_rows!(key, true);
         }
     }
 }
@@ -433,7 +449,7 @@ mod tests {
     fn exp2_all_body<L: Lanes>(x: &mut [f32]) {
         for x in x.chunks_exact_mut(16) {
             // SAFETY: compiled for L; 16 numbers.
-            unsafe { L::store(x.as_mut_ptr(), exp2::<L>(L::load(x.as_ptr()))) };
+            unsafe { L::store(x.as_mut_ptr(), lanes::exp2::<L>(L::load(x.as_ptr()))) };
         }
     }
 

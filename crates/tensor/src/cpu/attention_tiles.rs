@@ -13,11 +13,9 @@ use super::epilogue::{Place, Target, finish, finish_plain};
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
 use super::lanes::{Lanes, Portable};
-use super::matrix::Matrix;
 #[cfg(target_arch = "x86_64")]
 use super::microkernel::Pairs;
 use super::microkernel::{self, Kind, Multiply, Single};
-use super::packing::{Form, pack};
 use super::simd::Isa;
 
 /// Columns of a panel: queries that are treated together.
@@ -27,8 +25,12 @@ pub(super) fn width(isa: Isa) -> usize {
 
 /// Cuts `len` rows into as few strips of at most `most` as there can be, of lengths that differ by one at most.
 pub(super) fn strips(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = len.div_ceil(most);
-    (0..count).map(move |i| len * i / count..len * (i + 1) / count)
+    let count = len.div_ceil(most).max(1);
+    let (least, longer) = (len / count, len % count);
+    (0..len.min(count)).map(move |i| {
+        let start = i * least + i.min(longer);
+        start..start + least + usize::from(i < longer)
+    })
 }
 
 /// A matrix in panels.
@@ -42,8 +44,8 @@ pub(super) struct Sheet {
 
 impl Sheet {
     /// In `numbers`, which holds panels of `rows` rows.
-    pub(super) fn new(isa: Isa, numbers: &[f32], rows: usize) -> Sheet {
-        Sheet { from: numbers.as_ptr(), panel: rows * width(isa) }
+    pub(super) fn new(isa: Isa, numbers: &mut [f32], rows: usize) -> Sheet {
+        Sheet { from: numbers.as_mut_ptr(), panel: rows * width(isa) }
     }
 
     /// Numbers of `rows` by `columns`.
@@ -54,53 +56,6 @@ impl Sheet {
     /// From a number of the first panel on.
     pub(super) fn at(self, number: usize) -> Sheet {
         Sheet { from: self.from.wrapping_add(number), ..self }
-    }
-
-    /// Packs `x` `[steps, lanes]` as a right operand: `kind.packed(steps)` rows.
-    pub(super) fn across(isa: Isa, kind: Kind, x: Matrix, to: &mut [f32]) -> Sheet {
-        let [steps, lanes] = x.shape();
-        let rows = kind.packed(steps);
-        assert!(Sheet::len(isa, rows, lanes) <= to.len());
-        let width = width(isa);
-        let form = Form { kind, lanes: width, width, stride: rows * width };
-        // SAFETY: the panels fit (asserted), `Matrix::piece` checks what is read.
-        unsafe { pack(isa, x.piece(0..steps, 0..lanes), form, to.as_mut_ptr()) };
-        Sheet::new(isa, to, rows)
-    }
-
-    /// Packs `x` `[rows, steps]` as a left operand whose rows are those of `x`. Of f32 that is what
-    /// [`Sheet::across`] makes of steps that are the rows.
-    pub(super) fn along(isa: Isa, kind: Kind, x: Matrix, to: &mut [f32]) -> Sheet {
-        if kind == Kind::Single {
-            return Sheet::across(isa, kind, x, to);
-        }
-        let [rows, steps] = x.shape();
-        let width = width(isa);
-        assert!(Sheet::len(isa, rows, kind.packed(steps)) <= to.len());
-        let piece = x.piece(0..rows, 0..steps);
-        assert_eq!(piece.lane_stride, 1);
-        let from = piece.from.cast::<u16>();
-        let to = to.as_mut_ptr();
-        for (panel, step) in (0..steps).step_by(2 * width).enumerate() {
-            let count = (steps - step).min(2 * width);
-            for row in 0..rows {
-                // SAFETY: `Matrix::piece` has checked the rows; the panels fit (asserted), whose pairs of bf16
-                // lie as they do in memory, the last beside a zero where their number is odd.
-                unsafe {
-                    let from = from.add(row * piece.step_stride + step);
-                    let to = to.add((panel * rows + row) * width).cast::<u16>();
-                    if count == 64 {
-                        std::ptr::copy_nonoverlapping(from.cast::<[u16; 64]>(), to.cast(), 1);
-                    } else {
-                        std::ptr::copy_nonoverlapping(from, to, count);
-                        if count % 2 == 1 {
-                            to.add(count).write(0);
-                        }
-                    }
-                }
-            }
-        }
-        Sheet { from: to, panel: rows * width }
     }
 }
 
@@ -128,7 +83,7 @@ pub(super) unsafe fn product(isa: Isa, kind: Kind, size: [usize; 3], a: Left, b:
             (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512(size, a, b, target),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx2, Kind::Single) => avx2(size, a, b, target),
-            (_, Kind::Single) => block::<Portable, Single, 2, 1>(size, a, b, target),
+            (_, Kind::Single) => block::<Portable, Single, 2, 1, 16>(size, a, b, target),
             (_, Kind::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
         }
     }
@@ -138,35 +93,88 @@ pub(super) unsafe fn product(isa: Isa, kind: Kind, size: [usize; 3], a: Left, b:
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
 unsafe fn pairs(size: [usize; 3], a: Left, b: Sheet, target: &Target) {
     // SAFETY: the caller's promise.
-    unsafe { block::<Avx512, Pairs, 14, 2>(size, a, b, target) }
+    unsafe { block::<Avx512, Pairs, 14, 2, 32>(size, a, b, target) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
 unsafe fn avx512(size: [usize; 3], a: Left, b: Sheet, target: &Target) {
     // SAFETY: the caller's promise.
-    unsafe { block::<Avx512, Single, 14, 2>(size, a, b, target) }
+    unsafe { block::<Avx512, Single, 14, 2, 32>(size, a, b, target) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn avx2(size: [usize; 3], a: Left, b: Sheet, target: &Target) {
     // SAFETY: the caller's promise.
-    unsafe { block::<Avx2, Single, 6, 1>(size, a, b, target) }
+    unsafe { block::<Avx2, Single, 6, 1, 16>(size, a, b, target) }
+}
+
+/// As [`product`], plain, of the upper half of the columns of one panel of 32; `b` and the target are whole.
+///
+/// # Safety
+/// As of [`product`].
+pub(super) unsafe fn upper_half(
+    isa: Isa,
+    kind: Kind,
+    [rows, depth]: [usize; 2],
+    a: Sheet,
+    b: Sheet,
+    to: &Target,
+) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
+    unsafe fn pairs(size: [usize; 2], a: Sheet, b: *const f32, to: &Target) {
+        // SAFETY: the caller's promise.
+        unsafe { column::<Avx512, Pairs>(size, a, b, to) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
+    unsafe fn avx512(size: [usize; 2], a: Sheet, b: *const f32, to: &Target) {
+        // SAFETY: the caller's promise.
+        unsafe { column::<Avx512, Single>(size, a, b, to) }
+    }
+    let (b, to) = (b.from.wrapping_add(16), to.at(0, 16));
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (isa, kind) {
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512Bf16, Kind::Pairs) => pairs([rows, depth], a, b, &to),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512([rows, depth], a, b, &to),
+            _ => unreachable!("panels of 32 columns are of AVX-512"),
+        }
+    }
+}
+
+/// Tiles of one vector's columns.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn column<L: Lanes, M: Multiply<L>>([rows, depth]: [usize; 2], a: Sheet, b: *const f32, to: &Target) {
+    let mut row = 0;
+    macro_rules! tiles {
+        ($($n:literal)*) => {
+            $(while rows - row >= $n {
+                // SAFETY: the caller's promise.
+                unsafe { tile::<L, M, $n, 1, 32, true>(depth, a.at(row * 32), 0, b, &to.at(row, 0), std::ptr::null_mut()) };
+                row += $n;
+            })*
+        };
+    }
+    tiles!(16 8 4 2 1);
 }
 
 /// All tiles: a panel of `b` stays near while the strips of `a` pass.
 #[inline(always)]
-unsafe fn block<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize>(
+unsafe fn block<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize, const WIDTH: usize>(
     [rows, columns, depth]: [usize; 3],
     a: Left,
     b: Sheet,
     target: &Target,
 ) {
-    let width = VECTORS * 16;
-    for left in (0..columns).step_by(width) {
-        let count = width.min(columns - left);
-        let b = b.from.wrapping_add(left / width * b.panel);
+    for left in (0..columns).step_by(WIDTH) {
+        let count = WIDTH.min(columns - left);
+        let b = b.from.wrapping_add(left / WIDTH * b.panel);
         for strip in strips(rows, ROWS) {
             let size = [strip.len(), count, depth];
             let target = target.at(strip.start, left);
@@ -174,16 +182,12 @@ unsafe fn block<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usiz
             unsafe {
                 match a {
                     Left::Columns(a) => {
-                        strip_tile::<L, M, ROWS, VECTORS, false>(size, a.at(strip.start), 0, b, &target);
+                        let a = a.at(strip.start);
+                        strip_tile::<L, M, ROWS, VECTORS, WIDTH, false>(size, a, 0, b, &target);
                     }
                     Left::Rows(a, start) => {
-                        strip_tile::<L, M, ROWS, VECTORS, true>(
-                            size,
-                            a.at(strip.start * width),
-                            start,
-                            b,
-                            &target,
-                        );
+                        let a = a.at(strip.start * WIDTH);
+                        strip_tile::<L, M, ROWS, VECTORS, WIDTH, true>(size, a, start, b, &target);
                     }
                 }
             }
@@ -193,94 +197,98 @@ unsafe fn block<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usiz
 
 /// One tile of a strip of rows.
 #[inline(always)]
-unsafe fn strip_tile<L: Lanes, M: Multiply<L>, const MOST: usize, const VECTORS: usize, const ALONG: bool>(
+unsafe fn strip_tile<
+    L: Lanes,
+    M: Multiply<L>,
+    const MOST: usize,
+    const VECTORS: usize,
+    const WIDTH: usize,
+    const ALONG: bool,
+>(
     [rows, columns, depth]: [usize; 3],
     a: Sheet,
     start: usize,
     b: *const f32,
     target: &Target,
 ) {
-    let mut buffer = [0f32; 14 * 32];
-    let whole = columns == VECTORS * 16 && target.is_plain();
-    let to = if whole { None } else { Some(&mut buffer) };
+    // Not zeroed: whole tiles of a plain target have no use for it.
+    let mut buffer = std::mem::MaybeUninit::<[f32; 14 * 32]>::uninit();
+    let whole = columns == WIDTH && target.is_plain();
+    let to = if whole { std::ptr::null_mut() } else { buffer.as_mut_ptr().cast::<f32>() };
     macro_rules! by_rows {
         ($($n:literal)*) => {
             match rows {
                 // SAFETY: the caller's promise.
-                $($n if $n <= MOST => unsafe { tile::<L, M, $n, VECTORS, ALONG>(depth, a, start, b, target, to) },)*
+                $($n if $n <= MOST => unsafe {
+                    tile::<L, M, $n, VECTORS, WIDTH, ALONG>(depth, a, start, b, target, to)
+                },)*
                 _ => unreachable!("no instruction set has more rows in a tile"),
             }
         };
     }
     by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14);
     if !whole {
-        // SAFETY: the caller's promise.
-        unsafe { finish::<L>(&mut buffer, VECTORS * 16, [rows, columns], target) };
+        // SAFETY: the caller's promise; the tile has written its rows.
+        unsafe {
+            let sums = std::slice::from_raw_parts_mut(to, rows * WIDTH);
+            finish::<L>(sums, WIDTH, [rows, columns], target);
+        }
     }
 }
 
-/// Steps of an iteration: so few that the end of a tile is foreseen.
-const UNROLLED: usize = 4;
-
-/// The sums of a tile, to `buffer` when there is one, else to their place.
+/// The sums of a tile, to `buffer` unless it is null, else to their place.
 #[inline(always)]
-unsafe fn tile<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize, const ALONG: bool>(
+unsafe fn tile<
+    L: Lanes,
+    M: Multiply<L>,
+    const ROWS: usize,
+    const VECTORS: usize,
+    const WIDTH: usize,
+    const ALONG: bool,
+>(
     depth: usize,
     a: Sheet,
     start: usize,
     b: *const f32,
     target: &Target,
-    buffer: Option<&mut [f32; 14 * 32]>,
+    buffer: *mut f32,
 ) {
-    let width = VECTORS * 16;
-    let (row, step) = if ALONG { (width, 1) } else { (1, width) };
+    let (row, step) = if ALONG { (WIDTH, 1) } else { (1, WIDTH) };
     // SAFETY: the sheets hold `depth` steps, the target `ROWS` rows (the caller's promise).
     unsafe {
         let mut sums = [[L::splat(0.0); VECTORS]; ROWS];
         let mut from = a.from.wrapping_add(start);
         let mut b = b;
         let mut left = depth;
-        let mut run = if ALONG { width - start } else { depth };
+        let mut run = if ALONG { WIDTH - start } else { depth };
         while left > 0 {
             run = run.min(left);
             left -= run;
-            macro_rules! steps {
-                ($steps:expr) => {
-                    for s in 0..$steps {
-                        let mut across = [L::splat(0.0); VECTORS];
-                        for (v, x) in across.iter_mut().enumerate() {
-                            *x = L::load(b.add(s * width + v * 16));
-                        }
-                        for (r, sums) in sums.iter_mut().enumerate() {
-                            let down = L::splat(*from.add(s * step + r * row));
-                            for (sum, across) in sums.iter_mut().zip(across) {
-                                *sum = M::step(down, across, *sum);
-                            }
-                        }
-                    }
-                    from = from.wrapping_add($steps * step);
-                    b = b.wrapping_add($steps * width);
-                };
-            }
-            for _ in 0..run / UNROLLED {
-                steps!(UNROLLED);
-            }
-            for _ in 0..run % UNROLLED {
-                steps!(1);
-            }
-            if ALONG {
-                from = from.wrapping_add(a.panel - width);
-                run = width;
-            }
-        }
-        match buffer {
-            None => finish_plain::<L, ROWS, VECTORS>(sums, target),
-            Some(buffer) => {
-                for (r, sums) in sums.iter().enumerate() {
-                    for (v, sum) in sums.iter().enumerate() {
-                        L::store(buffer.as_mut_ptr().add((r * VECTORS + v) * 16), *sum);
+            for _ in 0..run {
+                let mut across = [L::splat(0.0); VECTORS];
+                for (v, x) in across.iter_mut().enumerate() {
+                    *x = L::load(b.add(v * 16));
+                }
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let down = L::splat(*from.add(r * row));
+                    for (sum, across) in sums.iter_mut().zip(across) {
+                        *sum = M::step(down, across, *sum);
                     }
                 }
+                from = from.wrapping_add(step);
+                b = b.wrapping_add(WIDTH);
+            }
+            if ALONG {
+                from = from.wrapping_add(a.panel - WIDTH);
+                run = WIDTH;
+            }
+        }
+        if buffer.is_null() {
+            return finish_plain::<L, ROWS, VECTORS>(sums, target);
+        }
+        for (r, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                L::store(buffer.add(r * WIDTH + v * 16), *sum);
             }
         }
     }

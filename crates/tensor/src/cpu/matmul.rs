@@ -104,7 +104,7 @@ const TASK_FLOPS: usize = 2 << 20;
 const EVEN: usize = 24;
 
 /// Rows shorter than this are slow to read from memory strip by strip.
-const NARROW: usize = 96;
+const NARROW: usize = 64;
 
 /// Packed numbers of a block of the inner dimension, of `packed` in all. Results in f32 keep their sums between
 /// blocks where they go; others keep them in a scratch, so they are not cut before they must be.
@@ -112,7 +112,7 @@ fn depth(to: DType, packed: usize) -> usize {
     let most = match to {
         DType::F32 => 512,
         _ if packed <= 2048 => 2048,
-        _ => 1024,
+        _ => 512,
     };
     packed.clamp(1, most)
 }
@@ -297,7 +297,7 @@ impl<'a> Plan<'a> {
         let units = own.panels().div_ceil(unit);
         let least = own.panels().div_ceil(most.max(unit)).min(units);
         // Few panels stay together in larger tasks: each task reads all of the other operand.
-        let even = if units < 4 * EVEN { EVEN / 2 } else { EVEN };
+        let even = if units < 2 * EVEN { EVEN / 4 } else { EVEN };
         let tasks = least.next_multiple_of(even).min(units).min((2 * m * n * k / TASK_FLOPS).max(least));
         let narrow = own.matrix.column_stride == 1 && own.lanes() / tasks < NARROW && own.lanes() > NARROW;
         Plan {

@@ -7,6 +7,8 @@
 mod adamw;
 mod attention;
 mod attention_backward;
+mod attention_dots;
+mod attention_pack;
 mod attention_softmax;
 mod attention_tiles;
 mod bias;

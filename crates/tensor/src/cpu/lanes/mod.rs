@@ -11,7 +11,7 @@ mod x86;
 
 use half::{bf16, f16};
 
-pub(crate) use rows::{exp, fold_row, load, max_row, store, sum, sum_row};
+pub(crate) use rows::{exp, exp2, fold_row, load, max_row, store, sum, sum_row};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512};
 
