@@ -104,7 +104,7 @@ const TASK_FLOPS: usize = 2 << 20;
 const EVEN: usize = 24;
 
 /// Rows shorter than this are slow to read from memory strip by strip.
-const NARROW: usize = 64;
+const NARROW: usize = 96;
 
 /// Packed numbers of a block of the inner dimension, of `packed` in all. Results in f32 keep their sums between
 /// blocks where they go; others keep them in a scratch, so they are not cut before they must be.
