@@ -167,10 +167,37 @@ def gelu_slope_tolerance(x):
     return off + 4 * F64 * (1 + x**2)
 
 
+def erf_tail(x):
+    """The normal distribution beyond |x|, and by how much a tail in f32 may miss it, over the tail.
+
+    An exponential, of an argument `x^2 / 2` that is off by a few of its own roundings, times a quotient of two
+    polynomials of at most 5 steps with terms of one sign, two roundings each, and a few around them."""
+    a = x.abs()
+    return 0.5 * torch.erfc(a * 0.5**0.5), EPS * (2 * a**2 + 28)
+
+
+def gelu_erf_tolerance(x):
+    """GELU by erf in f32: `max(x, 0) - |x| tail`. PyTorch has `1 + erf`, which cancels: in f64 too."""
+    tail, off = erf_tail(x)
+    return x.abs() * tail * off + 2 * EPS * F.gelu(x).abs() + F64 * x.abs()
+
+
+def gelu_erf_slope(x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(F.gelu(x).sum(), x)[0]
+
+
+def gelu_erf_slope_tolerance(x):
+    """The derivative in f32: 1 or 0, and `|x| density - tail`, both off as the tail is."""
+    tail, off = erf_tail(x)
+    bend = x.abs() * torch.exp(-0.5 * x**2) * (2 * torch.pi) ** -0.5
+    return off * (tail + bend) + 2 * EPS * (1 + gelu_erf_slope(x).abs()) + 4 * F64 * (1 + x**2)
+
+
 def linear(g):
     """a [m, k] · b [k, n]: what linear, its gradients (a or b transposed) and the bias gradient compute.
 
-    product = a · b; pre = product + bias; gelu = GELU of pre; columns [n] = sum of b along k. What is accumulated into
+    product = a · b; pre = product + bias; gelu, gelu_erf = GELU of pre (the latter once); columns [n] = sum of b along k. What is accumulated into
     or added as residual, `before` [m, n], a test adds to `product` itself."""
     for m, k, n in ((13, 37, 23), (29, 53, 37), (5, 1103, 11)):
         g.case(f"{m}x{k}x{n}")
@@ -183,9 +210,12 @@ def linear(g):
         own = torch.addmm(own_bias, own_a, own_b)
         g.wanted("pre", pre, off, own)
         # Through GELU goes the error of `pre` as it is stored; its slope bends by at most 1.2.
-        off = off + rounding(pre, g.dtype)
-        off = gelu_slope(pre).abs() * off + 0.6 * off**2 + gelu_tolerance(pre)
+        pre_off = off + rounding(pre, g.dtype)
+        off = gelu_slope(pre).abs() * pre_off + 0.6 * pre_off**2 + gelu_tolerance(pre)
         g.wanted("gelu", F.gelu(pre, approximate="tanh"), off, F.gelu(own, approximate="tanh"))
+        if n < 20:
+            off = gelu_erf_slope(pre).abs() * pre_off + 0.6 * pre_off**2 + gelu_erf_tolerance(pre)
+            g.wanted("gelu_erf", F.gelu(pre), off, F.gelu(own))
         g.wanted("columns", b.sum(0), sums(k) * b.abs().sum(0), own_b.sum(0))
 
 
@@ -229,22 +259,25 @@ def layer_norm(g):
 
 
 def gelu(g):
-    """x [11, 53], dy -> y; dx and its sum over rows, db [53]."""
-    g.case("11x53")
+    """x [11, 53], dy -> y; dx and its sum over rows, db [53]. By erf of the first rows alone."""
     x = 2.5 * normal(11, 53)
     x[0, :12] = torch.tensor([0, -0.0, 1e-6, -1e-6, 2e-7, 30, -30, 9, -9, -5.5, 200, -200], dtype=torch.float64)
-    x, dy = g.given("x", x), g.given("dy", normal(11, 53))
+    inputs = x, normal(11, 53)
+    forms = (11, "tanh", gelu_tolerance, gelu_slope_tolerance), (2, "erf", gelu_erf_tolerance, gelu_erf_slope_tolerance)
+    for rows, form, tolerance, slope_tolerance in forms:
+        g.case(f"{rows}x53" + (" erf" if form == "erf" else ""))
+        x, dy = g.given("x", inputs[0][:rows]), g.given("dy", inputs[1][:rows])
 
-    def run(dtype):
-        at = leaf(x, dtype)
-        y = F.gelu(at, approximate="tanh")
-        return y, torch.autograd.grad(y, at, dy.to(dtype))[0]
+        def run(dtype):
+            at = leaf(x, dtype)
+            y = F.gelu(at, approximate="none" if form == "erf" else form)
+            return y, torch.autograd.grad(y, at, dy.to(dtype))[0]
 
-    (y, dx), own = run(torch.float64), run(g.dtype)
-    g.wanted("y", y, gelu_tolerance(x), own[0])
-    off = dy.abs() * gelu_slope_tolerance(x) + 2 * EPS * dx.abs()
-    g.wanted("dx", dx, off, own[1])
-    g.wanted("db", dx.sum(0), off.sum(0) + sums(11) * dx.abs().sum(0), own[1].sum(0))
+        (y, dx), own = run(torch.float64), run(g.dtype)
+        g.wanted("y", y, tolerance(x), own[0])
+        off = dy.abs() * slope_tolerance(x) + 2 * EPS * dx.abs()
+        g.wanted("dx", dx, off, own[1])
+        g.wanted("db", dx.sum(0), off.sum(0) + sums(rows) * dx.abs().sum(0), own[1].sum(0))
 
 
 def attention(g):
@@ -351,7 +384,8 @@ def embedding(g):
 def cross_entropy(g):
     """x [rows, hidden] · w [hidden, vocab] against targets [rows] i32 -> loss [1] (f32), dx, dw.
 
-    numbers [4] f32: scale, gradient_scale, label_smoothing, z_loss."""
+    numbers [4] f32: scale, gradient_scale, label_smoothing, z_loss. One case has a bias [vocab], and with it db, and
+    rows whose target is -1: those are ignored."""
     variants = {"plain": (0.0, 0.0), "label_smoothing": (0.1, 0.0), "z_loss": (0.0, 0.01), "both": (0.1, 0.01)}
     for rows, hidden, vocab in ((23, 11, 37), (9, 3, 1103)):
         inputs = normal(rows, hidden), normal(hidden, vocab)
@@ -378,6 +412,40 @@ def cross_entropy(g):
             offs = cross_entropy_tolerances(g.dtype, x, w, targets, numbers.tolist())
             for name, value, off, own_value in zip(("loss", "dx", "dw"), want, offs, own):
                 g.wanted(name, value, off, own_value, torch.float32 if name == "loss" else None)
+    cross_entropy_with_bias(g)
+
+
+def cross_entropy_with_bias(g):
+    """A bias is a row of w whose x is 1; rows that are ignored are not there at all."""
+    rows, hidden, vocab = 9, 5, 13
+    g.case(f"{rows}x{hidden}x{vocab} bias, ignored")
+    numbers = torch.tensor([7 / 128, 3.5, 0.1, 0.01], dtype=torch.float64)
+    scale, gradient_scale, smoothing, z_loss = g.given("numbers", numbers, torch.float32).tolist()
+    x, w = g.given("x", normal(rows, hidden)), g.given("w", normal(hidden, vocab))
+    bias, targets = g.given("bias", normal(vocab)), torch.randint(0, vocab, (rows,))
+    targets[2::5] = -1
+    g.put("targets", targets.int())
+    seen = targets >= 0
+
+    def run(dtype):
+        leaves = [leaf(t, dtype) for t in (x, w, bias)]
+        logits = torch.addmm(leaves[2], leaves[0], leaves[1])
+        logits = logits.to(torch.promote_types(dtype, torch.float32))
+        options = {"ignore_index": -1, "label_smoothing": smoothing}
+        loss = F.cross_entropy(logits, targets, reduction="sum", **options)
+        loss = loss + z_loss * (logits.logsumexp(1).square() * seen).sum()
+        return [loss[None] * scale, *torch.autograd.grad(loss * gradient_scale, leaves)]
+
+    want, own = run(torch.float64), run(g.dtype)
+    ones = torch.ones(int(seen.sum()), 1, dtype=torch.float64)
+    inputs = torch.cat([x[seen], ones], 1), torch.cat([w, bias[None]])
+    numbers = scale, gradient_scale, smoothing, z_loss
+    loss_off, dx_off, dw_off = cross_entropy_tolerances(g.dtype, *inputs, targets[seen], numbers)
+    all_dx_off = torch.zeros_like(x)
+    all_dx_off[seen] = dx_off[:, :hidden]
+    offs = loss_off, all_dx_off, dw_off[:hidden], dw_off[hidden]
+    for name, value, off, own_value in zip(("loss", "dx", "dw", "db"), want, offs, own):
+        g.wanted(name, value, off, own_value, torch.float32 if name == "loss" else None)
 
 
 def cross_entropy_tolerances(dtype, x, w, targets, numbers):

@@ -11,10 +11,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
+use phalanx_plan::Stripe;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::manifest::part;
 use crate::nearest::nearest;
+use crate::overlap::{Limits, Overlaps, ReadSpans};
 use crate::tensor_file::{self, Entry, elements};
 use crate::{CheckpointError, Result};
 
@@ -24,6 +27,9 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// Elements that are converted at a time.
 const CONVERT_ELEMENTS: usize = 1 << 16;
+
+/// A stripe of runs below `alone` is read a window at a time: see [`Limits`].
+const STRIPE_LIMITS: Limits = Limits { window: 1 << 18, alone: 1 << 14, gap: 1 << 14 };
 
 /// A model folder, open for reading.
 #[derive(Debug)]
@@ -100,29 +106,52 @@ impl HuggingFaceDir {
     /// # Panics
     /// When `out` is not as long as the range.
     pub fn read_f32(&self, name: &str, range: Range<u64>, out: &mut [f32]) -> Result<()> {
+        let whole = whole(&self.find(name)?.1);
+        self.read_stripe_f32(name, &Stripe::whole(whole), range, out)
+    }
+
+    /// Fills `out` with the elements `local` of the part `stripe` of the flattened tensor, converted to
+    /// f32. Short runs are read a window at a time, which costs at most 1 MiB of memory.
+    ///
+    /// # Errors
+    /// As [`HuggingFaceDir::read_f32`]; [`CheckpointError::OutsideTensor`] also for a stripe that does not
+    /// fit the tensor.
+    ///
+    /// # Panics
+    /// When `out` is not as long as the range.
+    pub fn read_stripe_f32(
+        &self,
+        name: &str,
+        stripe: &Stripe,
+        local: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<()> {
         let (path, entry) = self.find(name)?;
-        let whole = elements(&entry.shape).expect("checked against the file when it was opened");
-        if range.start > range.end || range.end > whole {
+        let whole = whole(entry);
+        let count = stripe.local_elements(whole);
+        if local.start > local.end || count.is_none_or(|count| local.end > count) {
             return Err(CheckpointError::OutsideTensor {
-                tensor: name.to_string(),
+                tensor: part(name, (!stripe.is_whole()).then_some(*stripe)),
                 shape: entry.shape.clone(),
-                range,
+                range: local,
                 path: self.dir.clone(),
             });
         }
-        assert_eq!(out.len() as u64, range.end - range.start, "{name}: the buffer does not fit {range:?}");
+        assert_eq!(out.len() as u64, local.end - local.start, "{name}: the buffer does not fit {local:?}");
         let file = File::open(path).map_err(CheckpointError::reading(path))?;
-        let at = |bytes: u64| entry.bytes.start + range.start * bytes;
-        let read = match entry.dtype.as_str() {
-            "F32" => file.read_exact_at(bytemuck::cast_slice_mut(out), at(4)),
-            "F16" => read_halves::<f16>(&file, at(2), out),
-            "BF16" => read_halves::<bf16>(&file, at(2), out),
-            other => {
-                let reason = format!("{name} is {other}, and only F32, F16 and BF16 can be read");
-                return Err(bad(path, &reason));
+        let overlaps = Overlaps::new((Stripe::whole(whole), 0..whole), (*stripe, local.clone()));
+        let mut window = Vec::new();
+        for span in ReadSpans::new(overlaps, STRIPE_LIMITS) {
+            if let Some(target) = &span.single {
+                let [start, end] = [target.start, target.end].map(|at| (at - local.start) as usize);
+                read_span(&file, path, entry, span.source.start, &mut out[start..end])?;
+            } else {
+                window.resize((span.source.end - span.source.start) as usize, 0.0);
+                read_span(&file, path, entry, span.source.start, &mut window)?;
+                span.scatter(&window, 1, out, local.start);
             }
-        };
-        read.map_err(CheckpointError::reading(path))
+        }
+        Ok(())
     }
 
     fn find(&self, name: &str) -> Result<&(PathBuf, Entry)> {
@@ -132,6 +161,26 @@ impl HuggingFaceDir {
             nearest: nearest(name, self.names()).map(str::to_string),
         })
     }
+}
+
+/// Elements of a tensor.
+fn whole(entry: &Entry) -> u64 {
+    elements(&entry.shape).expect("checked against the file when it was opened")
+}
+
+/// Consecutive elements from `start` on, converted to f32.
+fn read_span(file: &File, path: &Path, entry: &Entry, start: u64, out: &mut [f32]) -> Result<()> {
+    let at = |bytes: u64| entry.bytes.start + start * bytes;
+    let read = match entry.dtype.as_str() {
+        "F32" => file.read_exact_at(bytemuck::cast_slice_mut(out), at(4)),
+        "F16" => read_halves::<f16>(file, at(2), out),
+        "BF16" => read_halves::<bf16>(file, at(2), out),
+        other => {
+            let reason = format!("{} is {other}, and only F32, F16 and BF16 can be read", entry.name);
+            return Err(bad(path, &reason));
+        }
+    };
+    read.map_err(CheckpointError::reading(path))
 }
 
 /// Two-byte elements from byte `at` on.

@@ -1,7 +1,8 @@
 //! What a checkpoint holds: the one file that makes a folder of bytes a checkpoint.
 //!
 //! `manifest.json` lists every tensor of every state with its global shape and the pieces that tile it,
-//! each with file, byte offset, element range and blake3, and carries the caller's own state. Its first
+//! each with file, byte offset, element range and blake3, and carries the caller's own state. A piece of a
+//! tensor-parallel rank also has its stripe, and its range counts elements of that. The manifest's first
 //! field is the blake3 of all that follows that line, so a flipped bit in a cursor or a shape is found as
 //! surely as one in a tensor. Coverage is checked when a manifest is made and again when it is read.
 
@@ -9,18 +10,23 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
+use phalanx_plan::Stripe;
 use phalanx_trace::DType;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::tensor_file::elements;
-use crate::{CheckpointError, Result};
+use crate::{CheckpointError, Result, coverage};
 
 /// Name of the manifest in its folder.
 pub(crate) const MANIFEST: &str = "manifest.json";
 
 const FORMAT: &str = "phalanx-checkpoint";
-const VERSION: u32 = 1;
+/// Every piece is a range of the whole tensor.
+const WHOLE_VERSION: u32 = 1;
+
+/// Pieces may be ranges of stripes, which a program that knows only the first version must refuse.
+const STRIPED_VERSION: u32 = 2;
 
 /// What one rank wrote; lives from `write_rank` to `commit`.
 #[derive(Serialize, Deserialize)]
@@ -36,6 +42,8 @@ pub(crate) struct PieceRecord {
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: DType,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) stripe: Option<Stripe>,
     pub(crate) range: [u64; 2],
     pub(crate) offset: u64,
     pub(crate) blake3: String,
@@ -67,7 +75,7 @@ pub struct StoredTensor {
     pub dtype: DType,
     /// Global shape.
     pub shape: Vec<usize>,
-    /// Its pieces in the order of their elements: no gap, no overlap.
+    /// Its pieces, by stripe and then in the order of their elements: no gap, no overlap.
     pub pieces: Vec<StoredPiece>,
 }
 
@@ -78,7 +86,10 @@ pub struct StoredPiece {
     pub file: String,
     /// Where the piece begins, in bytes from the start of the file.
     pub offset: u64,
-    /// First element and the one after the last, of the flattened tensor.
+    /// The part of the tensor that it belongs to; all of it when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe: Option<Stripe>,
+    /// First element and the one after the last, of the flattened tensor or of the stripe.
     pub range: [u64; 2],
     /// Checksum of its bytes, in hexadecimal.
     pub blake3: String,
@@ -97,7 +108,18 @@ impl StoredTensor {
 }
 
 impl StoredPiece {
-    /// The piece in elements of its tensor.
+    /// The stripe whose elements `range` counts, in a tensor of `whole` elements.
+    pub fn stripe_in(&self, whole: u64) -> Stripe {
+        self.stripe.unwrap_or_else(|| Stripe::whole(whole))
+    }
+
+    /// Pieces are listed and searched in this order: how the tensor was cut, whose part, which elements.
+    pub(crate) fn order(&self) -> (u64, u64, u64, [u64; 2]) {
+        let Stripe { run, ranks, rank } = self.stripe.unwrap_or(Stripe { run: 0, ranks: 1, rank: 0 });
+        (ranks, run, rank, self.range)
+    }
+
+    /// The piece in elements of its tensor, or of its stripe.
     pub fn elements(&self) -> Range<u64> {
         self.range[0]..self.range[1]
     }
@@ -124,7 +146,7 @@ impl Manifest {
         for (file, list) in lists {
             files.insert(file.clone(), list.file_bytes);
             for record in list.pieces {
-                let PieceRecord { state, name, shape, dtype, range, offset, blake3 } = record;
+                let PieceRecord { state, name, shape, dtype, stripe, range, offset, blake3 } = record;
                 let key = (state.clone(), name.clone());
                 let tensor = tensors.entry(key).or_insert_with(|| StoredTensor {
                     state,
@@ -143,15 +165,16 @@ impl Manifest {
                         dtype.name(),
                     ));
                 }
-                tensor.pieces.push(StoredPiece { file: file.clone(), offset, range, blake3 });
+                tensor.pieces.push(StoredPiece { file: file.clone(), offset, stripe, range, blake3 });
             }
         }
         let mut tensors: Vec<StoredTensor> = tensors.into_values().collect();
         for tensor in &mut tensors {
-            tensor.pieces.sort_by_key(|piece| piece.range);
+            tensor.pieces.sort_by_key(StoredPiece::order);
         }
-        let manifest =
-            Manifest { format: FORMAT.to_string(), version: VERSION, step, ranks, state, files, tensors };
+        let striped = tensors.iter().flat_map(|tensor| &tensor.pieces).any(|piece| piece.stripe.is_some());
+        let version = if striped { STRIPED_VERSION } else { WHOLE_VERSION };
+        let manifest = Manifest { format: FORMAT.to_string(), version, step, ranks, state, files, tensors };
         manifest.check()?;
         Ok(manifest)
     }
@@ -167,10 +190,11 @@ impl Manifest {
     pub(crate) fn decode(path: &Path, bytes: &[u8]) -> Result<Manifest> {
         let decoded = checked_text(bytes).and_then(|text| {
             let versioned: Versioned = serde_json::from_str(text).map_err(|cause| cause.to_string())?;
-            if versioned.format != FORMAT || versioned.version != VERSION {
+            let known = WHOLE_VERSION..=STRIPED_VERSION;
+            if versioned.format != FORMAT || !known.contains(&versioned.version) {
                 return Err(format!(
-                    "it is {} version {}, and this program reads {FORMAT} version {VERSION}: use the \
-                     program that wrote it, or a newer one",
+                    "it is {} version {}, and this program reads {FORMAT} versions \
+                     {WHOLE_VERSION} to {STRIPED_VERSION}: use the program that wrote it, or a newer one",
                     versioned.format, versioned.version
                 ));
             }
@@ -193,48 +217,13 @@ impl Manifest {
                 return Err(format!("{} and {} are out of order", pair[0].label(), pair[1].label()));
             }
         }
-        self.tensors.iter().try_for_each(|tensor| self.check_coverage(tensor))
+        self.tensors.iter().try_for_each(|tensor| coverage::check(tensor, &self.files))
     }
+}
 
-    fn check_coverage(&self, tensor: &StoredTensor) -> Result<(), String> {
-        let label = tensor.label();
-        let whole = elements(&tensor.shape)
-            .filter(|count| count.checked_mul(tensor.dtype.bytes() as u64).is_some())
-            .ok_or_else(|| format!("{label} has an impossible shape {:?}", tensor.shape))?;
-        let mut covered = 0;
-        let mut before = "";
-        for piece in &tensor.pieces {
-            let [start, end] = piece.range;
-            let file = &piece.file;
-            if start < covered {
-                return Err(format!(
-                    "elements {start} to {} of {label} are saved twice, in {before} and in {file}",
-                    covered.min(end)
-                ));
-            }
-            if start > covered {
-                return Err(format!("elements {covered} to {start} of {label} were saved by no rank"));
-            }
-            if end <= start || end > whole {
-                return Err(format!(
-                    "{file} has elements {start} to {end} of {label}, which has {whole} elements"
-                ));
-            }
-            let file_bytes = self.files.get(file).copied().unwrap_or(0);
-            let length = (end - start) * tensor.dtype.bytes() as u64;
-            if piece.offset.checked_add(length).is_none_or(|last| last > file_bytes) {
-                return Err(format!(
-                    "elements {start} to {end} of {label} lie outside {file} of {file_bytes} bytes"
-                ));
-            }
-            covered = end;
-            before = file;
-        }
-        if covered < whole {
-            return Err(format!("elements {covered} to {whole} of {label} were saved by no rank"));
-        }
-        Ok(())
-    }
+/// A tensor, or a stripe of it, as messages spell it.
+pub(crate) fn part(label: &str, stripe: Option<Stripe>) -> String {
+    stripe.map_or_else(|| label.to_string(), |stripe| format!("{label} ({stripe})"))
 }
 
 #[derive(Deserialize)]

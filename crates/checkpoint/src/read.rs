@@ -1,26 +1,30 @@
-//! Any range of any tensor, from pieces of whatever layout saved it.
+//! Any range of any tensor, or of any stripe of one, from pieces of whatever layout saved it.
 //!
-//! A read walks the pieces that hold the range. The first time a piece is touched, all of it streams
-//! through a window and its blake3 is compared; the wanted part lands in the caller's buffer on the way,
-//! so a load in the layout of the save reads every byte once. Positional reads need no map and no lock:
-//! one open checkpoint may serve many threads.
+//! A read walks the pieces that hold some of what is wanted. The first time a piece is touched, all of it
+//! streams through a window and its blake3 is compared; the wanted part lands in the caller's buffer on the
+//! way, so a load in the layout of the save reads every byte once. Where stored and wanted parts are
+//! cut differently, long runs are read in place and short ones a window at a time, so that a split along
+//! columns costs no call per row.
 
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use phalanx_plan::Stripe;
 use serde_json::Value;
 
-use crate::manifest::{MANIFEST, Manifest, StoredPiece, StoredTensor};
+use crate::manifest::{MANIFEST, Manifest, StoredPiece, StoredTensor, part};
 use crate::nearest::nearest;
+use crate::overlap::{Limits, Overlaps, ReadSpans};
 use crate::steps::{self, SaveStage};
+use crate::stream::{READ_WINDOW_BYTES, Stream};
 use crate::{CheckpointError, Result};
 
-/// Bytes of the window that a read needs at most, besides the caller's buffer.
-pub const READ_WINDOW_BYTES: usize = 1 << 20;
+/// Runs from this length on are read in place, where a call costs little beside the bytes that it brings;
+/// gaps up to this length are read for nothing, which costs less than another call and a seek.
+const CALL_BYTES: u64 = 1 << 16;
 
 /// A committed checkpoint, open for reading.
 #[derive(Debug)]
@@ -132,33 +136,47 @@ impl Checkpoint {
     /// # Panics
     /// When `out` has not as many bytes as the range.
     pub fn read(&self, state: &str, name: &str, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let whole = self.tensor(state, name)?.elements();
+        self.read_stripe(state, name, &Stripe::whole(whole), range, out)
+    }
+
+    /// Fills `out` with the elements `local` of the part `stripe` of the flattened tensor, in its stored
+    /// type, whatever stripes it was saved in. On an error `out` holds nothing of use.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::read`]; [`CheckpointError::OutsideTensor`] also for a stripe that does not fit the
+    /// tensor.
+    ///
+    /// # Panics
+    /// When `out` has not as many bytes as the range.
+    pub fn read_stripe(
+        &self,
+        state: &str,
+        name: &str,
+        stripe: &Stripe,
+        local: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<()> {
         let index = self.find(state, name)?;
         let tensor = &self.manifest.tensors[index];
-        if range.start > range.end || range.end > tensor.elements() {
+        let whole = tensor.elements();
+        let count = stripe.local_elements(whole);
+        if local.start > local.end || count.is_none_or(|count| local.end > count) {
             return Err(CheckpointError::OutsideTensor {
-                tensor: tensor.label(),
+                tensor: part(&tensor.label(), (!stripe.is_whole()).then_some(*stripe)),
                 shape: tensor.shape.clone(),
-                range,
+                range: local,
                 path: self.dir.clone(),
             });
         }
-        let element_bytes = tensor.dtype.bytes() as u64;
-        let needed = (range.end - range.start) * element_bytes;
-        assert_eq!(out.len() as u64, needed, "{}: the buffer does not fit {range:?}", tensor.label());
-        let first = tensor.pieces.partition_point(|piece| piece.range[1] <= range.start);
-        let mut rest = out;
-        for (piece, verified) in tensor.pieces.iter().zip(&self.verified[index]).skip(first) {
-            let [start, end] = piece.range;
-            let wanted = range.start.max(start)..range.end.min(end);
-            if wanted.is_empty() {
-                break;
-            }
-            let (part, after) = rest.split_at_mut(((wanted.end - wanted.start) * element_bytes) as usize);
-            let skip_bytes = (wanted.start - start) * element_bytes;
-            self.read_part(tensor, piece, verified, skip_bytes, part)?;
-            rest = after;
+        let needed = (local.end - local.start) * tensor.dtype.bytes() as u64;
+        assert_eq!(out.len() as u64, needed, "{}: the buffer does not fit {local:?}", tensor.label());
+        let mut filled = 0;
+        for at in holders(&tensor.pieces, whole, stripe, &local) {
+            let verified = &self.verified[index][at];
+            filled += self.read_part(tensor, &tensor.pieces[at], verified, (*stripe, &local), out)?;
         }
-        assert!(rest.is_empty(), "{}: pieces do not tile the tensor", tensor.label());
+        assert_eq!(filled, local.end - local.start, "{}: pieces do not tile the tensor", tensor.label());
         Ok(())
     }
 
@@ -193,36 +211,58 @@ impl Checkpoint {
             })
     }
 
-    /// Copies the part of `piece` that begins `skip_bytes` into it to `out`, verifying the piece if this
-    /// is its first use.
+    /// Copies what `piece` holds of the elements `wanted`, a stripe and a range of it, to their places in
+    /// `out`; returns how many these were. Verifies the piece if this is its first use. A piece that holds
+    /// none is not touched.
     fn read_part(
         &self,
         tensor: &StoredTensor,
         piece: &StoredPiece,
         verified: &AtomicBool,
-        skip_bytes: u64,
+        wanted: (Stripe, &Range<u64>),
         out: &mut [u8],
-    ) -> Result<()> {
-        let bytes = piece.bytes(tensor.dtype);
-        let begin = bytes.start + skip_bytes;
-        let end = begin + out.len() as u64;
-        let file = self.open_file(tensor, piece)?;
-        if verified.load(Ordering::Acquire) {
-            return file
-                .read_exact_at(out, begin)
-                .map_err(CheckpointError::reading(&self.dir.join(&piece.file)));
+    ) -> Result<u64> {
+        let (stripe, local) = wanted;
+        let stored = (piece.stripe_in(tensor.elements()), piece.elements());
+        let overlaps = Overlaps::new(stored, (stripe, local.clone()));
+        if overlaps.clone().next().is_none() {
+            return Ok(0);
         }
-        let mut hasher = blake3::Hasher::new();
-        let mut hash = |bytes: &[u8]| {
-            hasher.update(bytes);
+        let file = self.open_file(tensor, piece)?;
+        let hashes = !verified.load(Ordering::Acquire);
+        let bytes = piece.bytes(tensor.dtype);
+        let mut stream = Stream::new(&file, bytes.start, hashes);
+        let element_bytes = tensor.dtype.bytes();
+        let in_elements = |bytes: u64| bytes / element_bytes as u64;
+        let limits = Limits {
+            window: in_elements(READ_WINDOW_BYTES as u64),
+            alone: in_elements(CALL_BYTES),
+            // What is hashed is read anyway.
+            gap: if hashes { u64::MAX } else { in_elements(CALL_BYTES) },
         };
-        let scanned = scan(&file, bytes.start..begin, &mut hash)
-            .and_then(|()| fill(&file, begin, out, &mut hash))
-            .and_then(|()| scan(&file, end..bytes.end, &mut hash));
-        scanned.map_err(CheckpointError::reading(&self.dir.join(&piece.file)))?;
-        self.compare(tensor, piece, &hasher)?;
-        verified.store(true, Ordering::Release);
-        Ok(())
+        let byte = |element: u64| bytes.start + (element - piece.range[0]) * element_bytes as u64;
+        let mut filled = 0;
+        let copy = || {
+            for span in ReadSpans::new(overlaps, limits) {
+                stream.skip_to(byte(span.source.start))?;
+                if let Some(target) = &span.single {
+                    let place =
+                        [target.start, target.end].map(|at| (at - local.start) as usize * element_bytes);
+                    stream.fill(&mut out[place[0]..place[1]])?;
+                    filled += target.end - target.start;
+                } else {
+                    let window = stream.window_before(byte(span.source.end))?.expect("a span is not empty");
+                    filled += span.scatter(window, element_bytes, out, local.start);
+                }
+            }
+            stream.skip_to(bytes.end)
+        };
+        copy().map_err(CheckpointError::reading(&self.dir.join(&piece.file)))?;
+        if let Some(hasher) = stream.into_hasher() {
+            self.compare(tensor, piece, &hasher)?;
+            verified.store(true, Ordering::Release);
+        }
+        Ok(filled)
     }
 
     /// The file of a piece, which must be long enough to hold it.
@@ -256,7 +296,7 @@ impl Checkpoint {
             return Ok(());
         }
         Err(CheckpointError::Damaged {
-            tensor: tensor.label(),
+            tensor: part(&tensor.label(), piece.stripe),
             elements: piece.elements(),
             bytes: piece.bytes(tensor.dtype),
             path: self.dir.join(&piece.file),
@@ -264,28 +304,31 @@ impl Checkpoint {
     }
 }
 
-/// Shows the bytes `range` of a file to `see`, a window at a time.
-pub(crate) fn scan(file: &File, range: Range<u64>, see: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-    let mut window = vec![0; (range.end - range.start).min(READ_WINDOW_BYTES as u64) as usize];
-    let mut at = range.start;
-    while at < range.end {
-        let bytes = (range.end - at).min(READ_WINDOW_BYTES as u64) as usize;
-        file.read_exact_at(&mut window[..bytes], at)?;
-        see(&window[..bytes]);
-        at += bytes as u64;
-    }
-    Ok(())
-}
-
-/// Reads `out` from `begin`, showing it to `see` while it is in the cache.
-fn fill(file: &File, begin: u64, out: &mut [u8], see: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-    let mut at = begin;
-    for window in out.chunks_mut(READ_WINDOW_BYTES) {
-        file.read_exact_at(window, at)?;
-        see(window);
-        at += window.len() as u64;
-    }
-    Ok(())
+/// The pieces that may hold elements `local` of the part `stripe`, found by halving: those whose elements
+/// reach into the stretch of the whole from the first wanted element to the last.
+fn holders(
+    pieces: &[StoredPiece],
+    whole: u64,
+    stripe: &Stripe,
+    local: &Range<u64>,
+) -> impl Iterator<Item = usize> {
+    let stretch = match local.end.checked_sub(1).filter(|last| *last >= local.start) {
+        Some(last) => stripe.global(local.start)..stripe.global(last) + 1,
+        None => 0..0,
+    };
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        // The pieces of one stripe lie together, in order.
+        let stored = pieces.get(from)?.stripe;
+        let part = pieces[from].stripe_in(whole);
+        let near = part.locals_before(stretch.start)..part.locals_before(stretch.end);
+        let own = &pieces[from..from + pieces[from..].partition_point(|piece| piece.stripe == stored)];
+        let first = from + own.partition_point(|piece| piece.range[1] <= near.start);
+        let end = from + own.partition_point(|piece| piece.range[0] < near.end);
+        from += own.len();
+        Some(first..end)
+    })
+    .flatten()
 }
 
 fn no_manifest(dir: &Path) -> CheckpointError {

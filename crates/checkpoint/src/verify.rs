@@ -7,7 +7,8 @@ use phalanx_trace::DType;
 use serde::Serialize;
 
 use crate::manifest::{StoredPiece, StoredTensor};
-use crate::read::{Checkpoint, scan};
+use crate::read::Checkpoint;
+use crate::stream::Stream;
 use crate::{CheckpointError, Result};
 
 /// What [`Checkpoint::verify_all`] says about one tensor.
@@ -80,13 +81,13 @@ impl Checkpoint {
 
     fn verify_piece(&self, tensor: &StoredTensor, piece: &StoredPiece, sums: &mut Sums) -> Result<()> {
         let file = self.open_file(tensor, piece)?;
-        let mut hasher = blake3::Hasher::new();
-        scan(&file, piece.bytes(tensor.dtype), &mut |bytes| {
-            hasher.update(bytes);
-            sums.add_all(tensor.dtype, bytes);
-        })
-        .map_err(CheckpointError::reading(&self.dir().join(&piece.file)))?;
-        self.compare(tensor, piece, &hasher)
+        let path = self.dir().join(&piece.file);
+        let bytes = piece.bytes(tensor.dtype);
+        let mut stream = Stream::new(&file, bytes.start, true);
+        while let Some(window) = stream.window_before(bytes.end).map_err(CheckpointError::reading(&path))? {
+            sums.add_all(tensor.dtype, window);
+        }
+        self.compare(tensor, piece, &stream.into_hasher().expect("asked for"))
     }
 }
 

@@ -10,6 +10,7 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use phalanx_plan::Stripe;
 use phalanx_trace::DType;
 
 use crate::durable::{sync_folder, write_file};
@@ -28,7 +29,10 @@ pub struct Piece {
     pub shape: Vec<usize>,
     /// Type of an element, in memory and on disk.
     pub dtype: DType,
-    /// Elements of the flattened whole tensor. Empty ranges (padding of a shard) are skipped.
+    /// The part of the flattened tensor that `range` counts in; all of it when `None`.
+    pub stripe: Option<Stripe>,
+    /// Elements of the flattened whole tensor, or of the stripe. Empty ranges (padding of a shard) are
+    /// skipped.
     pub range: Range<u64>,
 }
 
@@ -47,7 +51,8 @@ pub type Fill<'a> = dyn FnMut(usize, Range<u64>, &mut [u8]) + 'a;
 /// then calls [`crate::discard`] instead of [`crate::commit`].
 ///
 /// # Panics
-/// On a range outside its tensor, or a window below 8 bytes: bugs of the caller.
+/// On a stripe that does not fit its tensor, a range outside of them, or a window below 8 bytes: bugs of
+/// the caller.
 pub fn write_rank(
     dir: &Path,
     rank: usize,
@@ -113,6 +118,7 @@ fn write_data(path: &Path, pieces: &[Piece], window_bytes: usize, fill: &mut Fil
             name: piece.name.clone(),
             shape: piece.shape.clone(),
             dtype: piece.dtype,
+            stripe: stripe(piece),
             range: [piece.range.start, piece.range.end],
             offset,
             blake3: hasher.finalize().to_hex().to_string(),
@@ -125,16 +131,25 @@ fn write_data(path: &Path, pieces: &[Piece], window_bytes: usize, fill: &mut Fil
 
 /// The header entry of a piece, which must lie within its tensor.
 fn entry(piece: &Piece) -> NewEntry {
-    let Piece { state, name, shape, dtype, range } = piece;
+    let Piece { state, name, shape, dtype, range, .. } = piece;
     let whole = elements(shape).expect("a tensor has fewer than 2^64 elements");
-    assert!(range.end <= whole, "{state}/{name}: {range:?} lies outside shape {shape:?}");
+    let stripe = stripe(piece);
+    let local = stripe.map_or(Some(whole), |stripe| stripe.local_elements(whole));
+    let inside = local.is_some_and(|local| range.end <= local);
+    assert!(inside, "{state}/{name}: {range:?} of {stripe:?} lies outside shape {shape:?}");
     let count = range.end - range.start;
+    let part = stripe.map_or_else(String::new, |stripe| format!(" ({stripe})"));
     NewEntry {
-        key: format!("{state}/{name}@{}", range.start),
+        key: format!("{state}/{name}{part}@{}", range.start),
         dtype: *dtype,
         shape: vec![count as usize],
         bytes: count * dtype.bytes() as u64,
     }
+}
+
+/// The stripe of a piece; one of a single rank is the whole tensor, whatever its run.
+fn stripe(piece: &Piece) -> Option<Stripe> {
+    piece.stripe.filter(|stripe| !stripe.is_whole())
 }
 
 /// A file written front to back that knows where it is.

@@ -149,12 +149,12 @@ fn another_version_is_refused_as_such() {
     let folder = tempdir().unwrap();
     let dir = save(folder.path(), 1, LAYOUTS[0]);
     let path = dir.join("manifest.json");
-    let text = fs::read_to_string(&path).unwrap().replace("\"version\": 1", "\"version\": 2");
+    let text = fs::read_to_string(&path).unwrap().replace("\"version\": 1", "\"version\": 3");
     let rest = text.split_once("\",\n").unwrap().1.strip_suffix('\n').unwrap();
     let sealed = format!("{{\n  \"blake3\": \"{}\",\n{rest}\n", blake3::hash(rest.as_bytes()).to_hex());
     fs::write(&path, sealed).unwrap();
     let error = Checkpoint::open(&dir).unwrap_err().to_string();
-    assert!(error.contains("version 2") && error.contains("newer"), "{error}");
+    assert!(error.contains("version 3") && error.contains("newer"), "{error}");
 }
 
 #[test]

@@ -91,6 +91,7 @@ fn large_pieces_stream() {
         name: "w".to_string(),
         shape: vec![count as usize],
         dtype: DType::U32,
+        stripe: None,
         range: 0..count,
     };
     let tmp = begin(folder.path(), 1).unwrap();

@@ -22,7 +22,14 @@ fn figures_of_every_type() {
     for (dtype, bytes, [min, max, mean, rms], non_finite) in cases {
         let folder = tempdir().unwrap();
         let tmp = begin(folder.path(), 0).unwrap();
-        let piece = |range| Piece { state: "parameters", name: "w".into(), shape: vec![2, 2], dtype, range };
+        let piece = |range| Piece {
+            state: "parameters",
+            name: "w".into(),
+            shape: vec![2, 2],
+            dtype,
+            stripe: None,
+            range,
+        };
         let pieces = [piece(0..1), piece(1..4)];
         let size = dtype.bytes() as u64;
         write_rank(&tmp, 0, &pieces, 8, &mut |index, range, out| {
@@ -43,8 +50,14 @@ fn figures_of_every_type() {
 fn nothing_finite_is_null() {
     let folder = tempdir().unwrap();
     let tmp = begin(folder.path(), 0).unwrap();
-    let piece =
-        Piece { state: "parameters", name: "w".into(), shape: vec![1], dtype: DType::F32, range: 0..1 };
+    let piece = Piece {
+        state: "parameters",
+        name: "w".into(),
+        shape: vec![1],
+        dtype: DType::F32,
+        stripe: None,
+        range: 0..1,
+    };
     write_rank(&tmp, 0, &[piece], 8, &mut |_, _, out| out.copy_from_slice(&f32::NAN.to_le_bytes())).unwrap();
     let checkpoint = Checkpoint::open(&commit(&tmp, Value::Null, 1).unwrap()).unwrap();
     let report = serde_json::to_value(&checkpoint.verify_all(&mut |_| ()).unwrap()[0]).unwrap();

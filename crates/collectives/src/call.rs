@@ -4,8 +4,10 @@
 //! error), and priced here once: the bytes that peers read from this rank by direct exchange, which
 //! sends no more than a ring.
 
+use std::sync::Arc;
+
 use phalanx_tensor::{DType, Tensor};
-use phalanx_trace::{Collective, CollectiveOp, Site};
+use phalanx_trace::{Collective, CollectiveOp, Placements, Site};
 
 use crate::parts;
 
@@ -25,6 +27,8 @@ pub struct Call {
     pub op: CollectiveOp,
     /// Root, or the peer of a send or recv.
     pub root: Option<usize>,
+    /// What passes in a send or recv, as a number on which both ends agree.
+    pub tag: Option<u64>,
     /// Whether a reduce_scatter adds to its shard instead of overwriting it.
     pub accumulate: bool,
     /// The tensors.
@@ -37,12 +41,18 @@ impl Call {
     /// A call without root, on behalf of the caller's caller.
     #[track_caller]
     pub fn new(op: CollectiveOp, source: Option<Tensor>, target: Option<Tensor>) -> Call {
-        Call { op, root: None, accumulate: false, buffers: Buffers { source, target }, site: Site::caller() }
+        let buffers = Buffers { source, target };
+        Call { op, root: None, tag: None, accumulate: false, buffers, site: Site::caller() }
     }
 
     /// The same with a root or peer.
     pub fn with_root(self, root: usize) -> Call {
         Call { root: Some(root), ..self }
+    }
+
+    /// The same with a tag: of a send or recv.
+    pub fn with_tag(self, tag: u64) -> Call {
+        Call { tag: Some(tag), ..self }
     }
 
     /// Element type on the wire; u32 for a barrier, which has no elements.
@@ -93,10 +103,9 @@ impl Call {
             rooted == root.is_some() && root.is_none_or(|r| r < world_size),
             "{name} at {site}: root {root:?} of {world_size} ranks"
         );
-        assert!(
-            !matches!(op, Send | Recv) || *root != Some(rank),
-            "{name} at {site}: rank {rank} with itself"
-        );
+        let message = matches!(op, Send | Recv);
+        assert!(!message || *root != Some(rank), "{name} at {site}: rank {rank} with itself");
+        assert!(message == self.tag.is_some(), "{name} at {site}: tag {:?}", self.tag);
         assert!(!self.accumulate || *op == ReduceScatter, "{name} at {site} cannot accumulate");
         if let (Some(source), Some(target)) = (&buffers.source, &buffers.target) {
             assert_eq!(source.dtype(), target.dtype(), "{name} at {site}");
@@ -112,15 +121,18 @@ impl Call {
         sent_bytes(self.op, self.dtype(), self.count(world_size), self.root, rank, world_size)
     }
 
-    /// The record for a trace.
+    /// The record for a trace, of a group of all ranks whose buffers nobody placed.
     pub fn record(&self, group: &'static str, rank: usize, world_size: usize) -> Collective {
         Collective {
             group,
+            members: Arc::default(),
             world_size,
             op: self.op,
             dtype: self.dtype(),
             count: self.count(world_size) as u64,
             root: self.root,
+            tag: self.tag,
+            placements: Placements::REPLICATED,
             sent_bytes: self.sent_bytes(rank, world_size),
             site: self.site,
         }

@@ -5,7 +5,7 @@
 //! happen in the order of submission on every rank, beside the caller's computation.
 
 use phalanx_tensor::Tensor;
-use phalanx_trace::CollectiveOp;
+use phalanx_trace::{Axis, CollectiveOp};
 
 use crate::call::{Buffers, Call};
 use crate::pending::Pending;
@@ -13,8 +13,19 @@ use crate::statistics::Statistics;
 
 /// Ranks that do collectives together. Passed as `&dyn Group`, never ambient.
 pub trait Group: Send + Sync {
-    /// `data`, later `tensor`, `pipeline`.
+    /// `data`, `tensor`, `pipeline`, or what else the group is for.
     fn name(&self) -> &'static str;
+
+    /// The axes of the mesh that the group runs over, by which a dry run checks placements: by its name, and none
+    /// (unchecked) when that is not an axis.
+    fn axes(&self) -> &[Axis] {
+        axes_named(self.name())
+    }
+
+    /// World ranks of the group, in the order of its own ranks; empty when it does not know them.
+    fn members(&self) -> &[usize] {
+        &[]
+    }
 
     /// This rank's place in the group.
     fn rank(&self) -> usize;
@@ -27,6 +38,12 @@ pub trait Group: Send + Sync {
 
     /// What was done since this was last asked; the sums start again.
     fn take_statistics(&self) -> Statistics;
+}
+
+/// The axis of this name, as a list.
+pub(crate) fn axes_named(name: &str) -> &'static [Axis] {
+    let axis = Axis::ALL.iter().position(|axis| axis.name() == name);
+    axis.map_or(&[], |index| std::slice::from_ref(&Axis::ALL[index]))
 }
 
 fn source(buffers: Buffers) -> Tensor {
@@ -130,16 +147,17 @@ impl dyn Group + '_ {
         self.start(Call::new(CollectiveOp::AllToAll, Some(from), Some(to))).map(both)
     }
 
-    /// x goes to rank `to`, which must receive it: a rendezvous in the order of submission.
+    /// x goes to rank `to`, which must receive it: a rendezvous in the order of submission. `tag` says what
+    /// passes (which boundary, micro-batch and direction): both ends must name the same.
     #[track_caller]
-    pub fn send(&self, x: Tensor, to: usize) -> Pending<Tensor> {
-        self.start(Call::new(CollectiveOp::Send, Some(x), None).with_root(to)).map(source)
+    pub fn send(&self, x: Tensor, to: usize, tag: u64) -> Pending<Tensor> {
+        self.start(Call::new(CollectiveOp::Send, Some(x), None).with_root(to).with_tag(tag)).map(source)
     }
 
-    /// x becomes what rank `from` sends.
+    /// x becomes what rank `from` sends under the same `tag`.
     #[track_caller]
-    pub fn recv(&self, x: Tensor, from: usize) -> Pending<Tensor> {
-        self.start(Call::new(CollectiveOp::Recv, None, Some(x)).with_root(from)).map(target)
+    pub fn recv(&self, x: Tensor, from: usize, tag: u64) -> Pending<Tensor> {
+        self.start(Call::new(CollectiveOp::Recv, None, Some(x)).with_root(from).with_tag(tag)).map(target)
     }
 
     /// Nobody is done before everybody came.

@@ -14,6 +14,7 @@ pub mod group;
 pub mod meta;
 mod parts;
 pub mod pending;
+mod placement;
 pub mod reduction;
 pub mod shared_memory;
 pub mod solo;

@@ -16,6 +16,19 @@ pub struct Statistics {
     pub busy_s: f64,
 }
 
+impl std::ops::Add for Statistics {
+    type Output = Statistics;
+
+    fn add(self, other: Statistics) -> Statistics {
+        Statistics {
+            calls: self.calls + other.calls,
+            sent_bytes: self.sent_bytes + other.sent_bytes,
+            exposed_s: self.exposed_s + other.exposed_s,
+            busy_s: self.busy_s + other.busy_s,
+        }
+    }
+}
+
 /// Where threads add to the statistics.
 #[derive(Default)]
 pub(crate) struct Tally {

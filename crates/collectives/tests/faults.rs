@@ -36,7 +36,7 @@ fn f32s(g: &dyn Group, n: usize) -> phalanx_tensor::Tensor {
 }
 
 /// One row a field: what rank 1 does, what the others do, and the words by which each side is known.
-const ROWS: [(&str, Side, Side, [&str; 2]); 9] = [
+const ROWS: [(&str, Side, Side, [&str; 2]); 10] = [
     (
         "op",
         |g| g.all_reduce(f32s(g, 30)).wait().map(drop),
@@ -75,21 +75,27 @@ const ROWS: [(&str, Side, Side, [&str; 2]); 9] = [
     ),
     (
         "a message against a collective",
-        |g| g.recv(f32s(g, 30), 0).wait().map(drop),
+        |g| g.recv(f32s(g, 30), 0, 7).wait().map(drop),
         |g| g.all_reduce(f32s(g, 30)).wait().map(drop),
-        ["recv from rank 0 of 30 f32", "all_reduce of 30 f32"],
+        ["recv from rank 0 of 30 f32 with tag 7", "all_reduce of 30 f32"],
     ),
     (
         "two senders",
-        |g| g.send(f32s(g, 30), 0).wait().map(drop),
-        |g| if g.rank() == 0 { g.send(f32s(g, 30), 1).wait().map(drop) } else { g.barrier().wait() },
+        |g| g.send(f32s(g, 30), 0, 7).wait().map(drop),
+        |g| if g.rank() == 0 { g.send(f32s(g, 30), 1, 7).wait().map(drop) } else { g.barrier().wait() },
         ["send to rank 0 of 30 f32", "send to rank 1 of 30 f32"],
     ),
     (
         "length of a message",
-        |g| g.send(f32s(g, 30), 0).wait().map(drop),
-        |g| if g.rank() == 0 { g.recv(f32s(g, 29), 1).wait().map(drop) } else { g.barrier().wait() },
+        |g| g.send(f32s(g, 30), 0, 7).wait().map(drop),
+        |g| if g.rank() == 0 { g.recv(f32s(g, 29), 1, 7).wait().map(drop) } else { g.barrier().wait() },
         ["send to rank 0 of 30 f32", "recv from rank 1 of 29 f32"],
+    ),
+    (
+        "tag of a message",
+        |g| g.send(f32s(g, 30), 0, 7).wait().map(drop),
+        |g| if g.rank() == 0 { g.recv(f32s(g, 30), 1, 9).wait().map(drop) } else { g.barrier().wait() },
+        ["send to rank 0 of 30 f32 with tag 7", "recv from rank 1 of 30 f32 with tag 9"],
     ),
 ];
 

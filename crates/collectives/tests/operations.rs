@@ -173,8 +173,8 @@ fn messages_reach_their_peer() {
                 let (device, rank) = (host(), g.rank());
                 let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
                 for count in COUNTS {
-                    let send = || g.send(tensor(&device, &sample::<f32>(rank, count)), next);
-                    let recv = || g.recv(zeros(&device, DType::F32, count), previous);
+                    let send = || g.send(tensor(&device, &sample::<f32>(rank, count)), next, count as u64);
+                    let recv = || g.recv(zeros(&device, DType::F32, count), previous, count as u64);
                     // With an odd world the last rank and rank 0 both send first: not to each other.
                     let x = if rank % 2 == 0 {
                         let sent = send();

@@ -147,11 +147,11 @@ fn sums(device: &Device, g: &dyn Group) {
         let ids = filled::<u32>(device, rank, part);
         let received = device.alloc(DType::U32, [part], Category::Communication, "received");
         let received = if rank == 0 {
-            g.send(ids, next).wait().unwrap();
-            g.recv(received, previous).wait().unwrap()
+            g.send(ids, next, 1).wait().unwrap();
+            g.recv(received, previous, 1).wait().unwrap()
         } else {
-            let received = g.recv(received, previous).wait().unwrap();
-            g.send(ids, next).wait().unwrap();
+            let received = g.recv(received, previous, 1).wait().unwrap();
+            g.send(ids, next, 1).wait().unwrap();
             received
         };
         if real {

@@ -5,7 +5,7 @@
 //! [`TokenFile`] maps what was written (or what nanoGPT, llm.c or Megatron wrote); [`Tokens`] is
 //! either source behind one type, cut into training and validation; a [`Sampler`] says which tokens
 //! are sample `k`, as a pure function of seed and position, so that a run resumes from one number and
-//! no count of ranks changes its data.
+//! no count of ranks changes its data; [`Masking`] hides some of them, for models that learn to find them.
 //!
 //! This crate knows no rank, no batch and no configuration file: the caller turns (step, micro-batch,
 //! rank, row) into a position and asks for it.
@@ -14,6 +14,7 @@
 mod atomic_file;
 mod corpus;
 mod error;
+mod masking;
 mod permutation;
 mod sampler;
 mod token_file;
@@ -23,6 +24,7 @@ mod tokens;
 
 pub use corpus::{Corpus, CorpusSpec, Document, SkipReason, Skipped};
 pub use error::DataError;
+pub use masking::{Masking, NOT_PREDICTED};
 pub use permutation::Permutation;
 pub use sampler::{EvaluationWindows, SampleOrder, Sampler};
 pub use token_file::{TokenFile, TokenFormat, TokenWriter, Written};

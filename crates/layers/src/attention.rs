@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use phalanx_tensor::{Dropout, Heads, Tensor, View};
 
+use crate::failure::Result;
 use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
 use crate::saved::{Saved, restore, restore_mut};
 
@@ -15,6 +16,10 @@ pub struct Attention {
     pub dropout: f32,
     /// Of the dropout's random numbers.
     pub name: String,
+    /// Number of the first head here, among all of the layer: they number its probabilities.
+    pub first_head: usize,
+    /// All heads of the layer.
+    pub all_heads: usize,
 }
 
 struct SavedAttention {
@@ -36,10 +41,13 @@ impl Layer for Attention {
         _: &[View],
         x: Activation,
         residual: Option<Activation>,
-    ) -> (Activation, Saved) {
+    ) -> Result<(Activation, Saved)> {
         let [batch, seq, hidden3] = x.dims();
-        let per_sample = self.heads.heads * seq * seq;
-        let dropout = cx.draws(self.dropout).map(|d| d.dropout(self.dropout, &self.name, per_sample));
+        let per_sample = self.all_heads * seq * seq;
+        let dropout = cx.draws(self.dropout).map(|draw| {
+            let dropout = draw.dropout(self.dropout, &self.name, per_sample);
+            Dropout { first: dropout.first + (self.first_head * seq * seq) as u64, ..dropout }
+        });
         let mut out = cx.activation([batch, seq, hidden3 / 3], "attention.out");
         let mut log_sum_exp = cx.statistics([batch, self.heads.heads, seq], "attention.log_sum_exp");
         cx.device.attention(x.view(), self.heads, dropout, out.view_mut(), log_sum_exp.view_mut());
@@ -52,7 +60,7 @@ impl Layer for Attention {
                 add_residual(cx, copy, residual)
             }
         };
-        (y, Saved::new(SavedAttention { log_sum_exp, dropout }).with_input(x).with_output(out))
+        Ok((y, Saved::new(SavedAttention { log_sum_exp, dropout }).with_input(x).with_output(out)))
     }
 
     fn rebuild(&self) -> Option<&dyn Rebuild> {
@@ -68,14 +76,14 @@ impl Layer for Attention {
         saved: Saved,
         dy: Activation,
         residual: Option<Activation>,
-    ) -> Option<Activation> {
+    ) -> Result<Option<Activation>> {
         let Saved { x, y, own } = saved;
         let (qkv, out) = (x.into_held(), y.into_held());
         let SavedAttention { log_sum_exp, dropout } = restore(own);
         let mut dqkv = cx.activation(qkv.shape(), "attention.dqkv");
         let rows = [out.view(), log_sum_exp.view(), dy.view()];
         cx.device.attention_backward(qkv.view(), rows, self.heads, dropout, dqkv.view_mut());
-        Some(add_residual(cx, dqkv, residual))
+        Ok(Some(add_residual(cx, dqkv, residual)))
     }
 }
 
@@ -85,12 +93,12 @@ impl Rebuild for Attention {
     }
 
     /// As forward; the row statistics are written again, with the same values.
-    fn output(&self, cx: &Context, _: &[View], saved: &mut Saved) -> Activation {
+    fn output(&self, cx: &Context, _: &[View], saved: &mut Saved) -> Result<Activation> {
         let qkv = saved.x.held();
         let SavedAttention { log_sum_exp, dropout } = restore_mut(&mut *saved.own);
         let [batch, seq, hidden3] = qkv.dims();
         let mut out = cx.activation([batch, seq, hidden3 / 3], "attention.out_again");
         cx.device.attention(qkv.view(), self.heads, *dropout, out.view_mut(), log_sum_exp.view_mut());
-        Arc::new(out)
+        Ok(Arc::new(out))
     }
 }

@@ -7,8 +7,9 @@
 
 use phalanx_tensor::View;
 
+use crate::failure::Result;
 use crate::layer::{Activation, Context, Draw, Gradient, Layer, ParameterSpec};
-use crate::saved::{Saved, restore};
+use crate::saved::{Deferred, Saved, restore};
 
 /// What of a model's activations is computed again instead of kept. No choice changes a bit of the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +41,17 @@ struct SavedRecompute {
     draw: Option<Draw>,
 }
 
+impl<L: Layer> Recompute<L> {
+    /// Runs forward once more, and keeps what it saves.
+    fn again<'a>(&self, cx: &Context<'a>, parameters: &[View], saved: Saved) -> Result<(Context<'a>, Saved)> {
+        let Saved { x, own, .. } = saved;
+        let SavedRecompute { draw } = restore(own);
+        let again = Context { keep: true, draw, ..*cx };
+        let saved = self.0.save(&again, parameters, x.into_held())?;
+        Ok((again, saved))
+    }
+}
+
 impl<L: Layer> Layer for Recompute<L> {
     fn parameters(&self) -> Vec<ParameterSpec> {
         self.0.parameters()
@@ -51,10 +63,10 @@ impl<L: Layer> Layer for Recompute<L> {
         parameters: &[View],
         x: Activation,
         residual: Option<Activation>,
-    ) -> (Activation, Saved) {
+    ) -> Result<(Activation, Saved)> {
         let once = Context { keep: false, ..*cx };
-        let (y, _) = self.0.forward(&once, parameters, x.clone(), residual);
-        (y, Saved::new(SavedRecompute { draw: cx.draw }).with_input(x))
+        let (y, _) = self.0.forward(&once, parameters, x.clone(), residual)?;
+        Ok((y, Saved::new(SavedRecompute { draw: cx.draw }).with_input(x)))
     }
 
     fn backward(
@@ -65,11 +77,24 @@ impl<L: Layer> Layer for Recompute<L> {
         saved: Saved,
         dy: Activation,
         residual: Option<Activation>,
-    ) -> Option<Activation> {
-        let Saved { x, own, .. } = saved;
-        let SavedRecompute { draw } = restore(own);
-        let again = Context { keep: true, draw, ..*cx };
-        let saved = self.0.save(&again, parameters, x.into_held());
+    ) -> Result<Option<Activation>> {
+        let (again, saved) = self.again(cx, parameters, saved)?;
         self.0.backward(&again, parameters, gradients, saved, dy, residual)
+    }
+
+    fn backward_input(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        saved: Saved,
+        dy: Activation,
+        residual: Option<Activation>,
+    ) -> Result<(Option<Activation>, Deferred)> {
+        let (again, saved) = self.again(cx, parameters, saved)?;
+        self.0.backward_input(&again, parameters, saved, dy, residual)
+    }
+
+    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+        self.0.backward_weight(cx, gradients, deferred)
     }
 }

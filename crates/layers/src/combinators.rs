@@ -9,8 +9,9 @@ use std::ops::Range;
 
 use phalanx_tensor::View;
 
+use crate::failure::Result;
 use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
-use crate::saved::{Saved, restore};
+use crate::saved::{Deferred, Saved, restore};
 
 /// One layer after another. Parameters are those of the layers, in order.
 pub struct Sequence {
@@ -50,8 +51,8 @@ impl Sequence {
 
     /// How the tensor before layer `index` is made again, when it is not kept.
     fn rebuild(&self, index: usize) -> Option<&dyn Rebuild> {
-        let before = index.checked_sub(1).filter(|_| self.rebuilds)?;
-        self.layers[before].layer.rebuild()
+        let rebuild = self.layers[index.checked_sub(1)?].layer.rebuild()?;
+        (self.rebuilds || rebuild.always()).then_some(rebuild)
     }
 
     /// All layers but the last: its input, and what they saved.
@@ -60,14 +61,14 @@ impl Sequence {
         cx: &Context,
         parameters: &[View],
         mut x: Activation,
-    ) -> (Activation, Vec<Saved>) {
+    ) -> Result<(Activation, Vec<Saved>)> {
         let mut saved = Vec::with_capacity(self.layers.len());
         for part in &self.layers[..self.layers.len() - 1] {
-            let (y, kept) = part.layer.forward(cx, &parameters[part.parameters.clone()], x, None);
+            let (y, kept) = part.layer.forward(cx, &parameters[part.parameters.clone()], x, None)?;
             x = y;
             self.keep(cx, &mut saved, kept);
         }
-        (x, saved)
+        Ok((x, saved))
     }
 
     /// Adds what the next layer saved, and forgets the tensor before it if it can be made again.
@@ -83,19 +84,20 @@ impl Sequence {
     }
 
     /// Makes the tensor before layer `index` again, if it was forgotten.
-    fn recall(&self, cx: &Context, parameters: &[View], saved: &mut [Saved], index: usize) {
-        let Some(rebuild) = self.rebuild(index) else { return };
+    fn recall(&self, cx: &Context, parameters: &[View], saved: &mut [Saved], index: usize) -> Result<()> {
+        let Some(rebuild) = self.rebuild(index) else { return Ok(()) };
         let before = index - 1;
         if !(saved[before].y.is_forgotten() || saved[index].x.is_forgotten()) {
-            return;
+            return Ok(());
         }
         if rebuild.reads_input() {
-            self.recall(cx, parameters, saved, before);
+            self.recall(cx, parameters, saved, before)?;
         }
         let own = self.layers[before].parameters.clone();
-        let tensor = rebuild.output(cx, &parameters[own], &mut saved[before]);
+        let tensor = rebuild.output(cx, &parameters[own], &mut saved[before])?;
         saved[before].y.recall(&tensor);
         saved[index].x.recall(&tensor);
+        Ok(())
     }
 }
 
@@ -111,20 +113,20 @@ impl Layer for Sequence {
         parameters: &[View],
         x: Activation,
         residual: Option<Activation>,
-    ) -> (Activation, Saved) {
-        let (x, mut layers) = self.forward_to_last(cx, parameters, x);
+    ) -> Result<(Activation, Saved)> {
+        let (x, mut layers) = self.forward_to_last(cx, parameters, x)?;
         let last = &self.layers[self.layers.len() - 1];
-        let (y, kept) = last.layer.forward(cx, &parameters[last.parameters.clone()], x, residual);
+        let (y, kept) = last.layer.forward(cx, &parameters[last.parameters.clone()], x, residual)?;
         self.keep(cx, &mut layers, kept);
-        (y, Saved::new(SavedSequence { layers }))
+        Ok((y, Saved::new(SavedSequence { layers })))
     }
 
-    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Saved {
-        let (x, mut layers) = self.forward_to_last(cx, parameters, x);
+    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
+        let (x, mut layers) = self.forward_to_last(cx, parameters, x)?;
         let last = &self.layers[self.layers.len() - 1];
-        let kept = last.layer.save(cx, &parameters[last.parameters.clone()], x);
+        let kept = last.layer.save(cx, &parameters[last.parameters.clone()], x)?;
         self.keep(cx, &mut layers, kept);
-        Saved::new(SavedSequence { layers })
+        Ok(Saved::new(SavedSequence { layers }))
     }
 
     /// The residual is added by the first layer, the last to run.
@@ -136,21 +138,55 @@ impl Layer for Sequence {
         saved: Saved,
         mut dy: Activation,
         mut residual: Option<Activation>,
-    ) -> Option<Activation> {
+    ) -> Result<Option<Activation>> {
         let SavedSequence { layers: mut saved } = restore(saved.own);
         for (i, part) in self.layers.iter().enumerate().rev() {
-            self.recall(cx, parameters, &mut saved, i);
+            self.recall(cx, parameters, &mut saved, i)?;
             let own = part.parameters.clone();
             let kept = saved.pop().expect("forward saved one entry a layer");
             let residual = if i == 0 { residual.take() } else { None };
             let (own, slots) = (&parameters[own.clone()], &mut gradients[own]);
-            let dx = part.layer.backward(cx, own, slots, kept, dy, residual);
+            let dx = part.layer.backward(cx, own, slots, kept, dy, residual)?;
             if i == 0 {
-                return dx;
+                return Ok(dx);
             }
             dy = dx.expect("only a first layer has an input without gradient");
         }
         unreachable!("a sequence has at least one layer")
+    }
+
+    fn backward_input(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        saved: Saved,
+        mut dy: Activation,
+        mut residual: Option<Activation>,
+    ) -> Result<(Option<Activation>, Deferred)> {
+        let SavedSequence { layers: mut saved } = restore(saved.own);
+        // Last layer first, as they ran.
+        let mut deferred = Vec::with_capacity(self.layers.len());
+        for (i, part) in self.layers.iter().enumerate().rev() {
+            self.recall(cx, parameters, &mut saved, i)?;
+            let kept = saved.pop().expect("forward saved one entry a layer");
+            let residual = if i == 0 { residual.take() } else { None };
+            let own = &parameters[part.parameters.clone()];
+            let (dx, later) = part.layer.backward_input(cx, own, kept, dy, residual)?;
+            deferred.push(later);
+            if i == 0 {
+                return Ok((dx, Deferred::new(deferred)));
+            }
+            dy = dx.expect("only a first layer has an input without gradient");
+        }
+        unreachable!("a sequence has at least one layer")
+    }
+
+    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+        let deferred: Vec<Deferred> = deferred.restore();
+        for (part, later) in self.layers.iter().rev().zip(deferred) {
+            part.layer.backward_weight(cx, &mut gradients[part.parameters.clone()], later)?;
+        }
+        Ok(())
     }
 }
 
@@ -169,13 +205,13 @@ impl<L: Layer> Layer for Residual<L> {
         parameters: &[View],
         x: Activation,
         residual: Option<Activation>,
-    ) -> (Activation, Saved) {
-        let (y, saved) = self.0.forward(cx, parameters, x.clone(), Some(x));
-        (with_outer(cx, y, residual), saved)
+    ) -> Result<(Activation, Saved)> {
+        let (y, saved) = self.0.forward(cx, parameters, x.clone(), Some(x))?;
+        Ok((with_outer(cx, y, residual), saved))
     }
 
     /// The sum saves nothing.
-    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Saved {
+    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
         self.0.save(cx, parameters, x)
     }
 
@@ -187,9 +223,25 @@ impl<L: Layer> Layer for Residual<L> {
         saved: Saved,
         dy: Activation,
         residual: Option<Activation>,
-    ) -> Option<Activation> {
+    ) -> Result<Option<Activation>> {
         let dx = self.0.backward(cx, parameters, gradients, saved, dy.clone(), Some(dy))?;
-        Some(with_outer(cx, dx, residual))
+        Ok(dx.map(|dx| with_outer(cx, dx, residual)))
+    }
+
+    fn backward_input(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        saved: Saved,
+        dy: Activation,
+        residual: Option<Activation>,
+    ) -> Result<(Option<Activation>, Deferred)> {
+        let (dx, deferred) = self.0.backward_input(cx, parameters, saved, dy.clone(), Some(dy))?;
+        Ok((dx.map(|dx| with_outer(cx, dx, residual)), deferred))
+    }
+
+    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+        self.0.backward_weight(cx, gradients, deferred)
     }
 }
 

@@ -1,35 +1,88 @@
-//! Token and position embedding: the first block of a model.
+//! Token, position and type embedding: the first block of a model.
 
-use phalanx_tensor::View;
+use phalanx_tensor::{Lookup, Positions, Tensor, View};
 
+use crate::failure::Result;
 use crate::init::Init;
 use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, add_residual};
-use crate::saved::Saved;
+use crate::saved::{Deferred, Saved};
 
-/// `y[b, t] = tokens[x[b, t]] + positions[t]`.
+/// `y[b, t] = tokens[x[b, t]] + positions[t] (+ types[type of x[b, t]])`.
 pub struct Embedding {
     /// Name of the token table.
     pub tokens: String,
     /// Name of the position table.
     pub positions: String,
+    /// Name of the table of the two token types (BERT's segments), if there is one.
+    pub types: Option<String>,
     /// Rows of the token table.
     pub vocab: usize,
     /// Rows of the position table.
     pub length: usize,
     /// Width.
     pub hidden: usize,
-    /// Initial values of both.
+    /// Initial values of all.
     pub init: Init,
+}
+
+/// Token types that there are.
+const TYPES: usize = 2;
+
+/// What the gradients of the tables are sums over.
+pub struct EmbeddingGradients<'a> {
+    /// Of the rows that are here, u32.
+    pub ids: &'a Tensor,
+    /// `[.., hidden]`
+    pub dy: &'a Tensor,
+    /// The first of them, of the micro-batch's.
+    pub first_row: usize,
+}
+
+impl Embedding {
+    fn positions<'a>(&self, cx: &Context, table: View<'a>, first_row: usize) -> Positions<'a> {
+        Positions { table, first_row, seq: cx.tokens[1] }
+    }
+
+    /// Adds what positions and types give to the rows of y, which have these ids and are those from `first_row` of
+    /// the micro-batch on.
+    pub fn add_everywhere(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        ids: &Tensor,
+        first_row: usize,
+        y: &mut Tensor,
+    ) {
+        cx.device.add_positions(self.positions(cx, parameters[1], first_row), y.view_mut());
+        self.add_types(cx, parameters, ids, y);
+    }
+
+    fn add_types(&self, cx: &Context, parameters: &[View], ids: &Tensor, y: &mut Tensor) {
+        if self.types.is_some() {
+            cx.device.embedding(ids.view(), Lookup::Type, parameters[2], None, true, y.view_mut());
+        }
+    }
+
+    /// Gradients of positions and types, from the rows that are here.
+    pub fn gradients_everywhere(&self, cx: &Context, gradients: &mut [Gradient], from: EmbeddingGradients) {
+        let EmbeddingGradients { ids, dy, first_row } = from;
+        let (dpositions, accumulate) = gradients[1].write();
+        cx.device.position_gradient(dy.view(), first_row, cx.tokens[1], dpositions, accumulate);
+        if self.types.is_some() {
+            let (dtypes, accumulate) = gradients[2].write();
+            cx.device.embedding_backward(ids.view(), Lookup::Type, dy.view(), dtypes, accumulate);
+        }
+    }
 }
 
 impl Layer for Embedding {
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let table = |name: &String, rows| ParameterSpec {
-            name: name.clone(),
-            shape: vec![rows, self.hidden],
-            init: self.init,
-        };
-        vec![table(&self.tokens, self.vocab), table(&self.positions, self.length)]
+        let table = |name: &String, rows| ParameterSpec::new(name, [rows, self.hidden], self.init);
+        let types = self.types.iter().map(|name| table(name, TYPES));
+        [table(&self.tokens, self.vocab), table(&self.positions, self.length)]
+            .into_iter()
+            .chain(types)
+            .collect()
     }
 
     /// x: `[batch, seq]` u32 -> y: `[batch, seq, hidden]`
@@ -39,11 +92,14 @@ impl Layer for Embedding {
         parameters: &[View],
         x: Activation,
         residual: Option<Activation>,
-    ) -> (Activation, Saved) {
+    ) -> Result<(Activation, Saved)> {
         let [batch, seq] = x.dims();
         let mut y = cx.activation([batch, seq, self.hidden], "embedding.y");
-        cx.device.embedding(x.view(), parameters[0], parameters[1], y.view_mut());
-        (add_residual(cx, y, residual), Saved::new(()).with_input(x))
+        let lookup = Lookup::Token { first: 0, vocab: self.vocab };
+        let positions = Some(self.positions(cx, parameters[1], 0));
+        cx.device.embedding(x.view(), lookup, parameters[0], positions, false, y.view_mut());
+        self.add_types(cx, parameters, &x, &mut y);
+        Ok((add_residual(cx, y, residual), Saved::new(()).with_input(x)))
     }
 
     /// Tables as `gradients` says; token ids have no gradient.
@@ -55,13 +111,29 @@ impl Layer for Embedding {
         saved: Saved,
         dy: Activation,
         _: Option<Activation>,
-    ) -> Option<Activation> {
-        let tokens = saved.x.into_held();
-        let [table, positions] = gradients else { panic!("an embedding has two parameters") };
-        let (dtable, add_table) = table.write();
-        let (dpositions, add_positions) = positions.write();
-        let accumulate = [add_table, add_positions];
-        cx.device.embedding_backward(tokens.view(), dy.view(), dtable, dpositions, accumulate);
-        None
+    ) -> Result<Option<Activation>> {
+        let ids = saved.x.into_held();
+        let (dtable, accumulate) = gradients[0].write();
+        let lookup = Lookup::Token { first: 0, vocab: self.vocab };
+        cx.device.embedding_backward(ids.view(), lookup, dy.view(), dtable, accumulate);
+        self.gradients_everywhere(cx, gradients, EmbeddingGradients { ids: &ids, dy: &dy, first_row: 0 });
+        Ok(None)
+    }
+
+    /// Nothing: ids and dy are kept.
+    fn backward_input(
+        &self,
+        _: &Context,
+        _: &[View],
+        saved: Saved,
+        dy: Activation,
+        _: Option<Activation>,
+    ) -> Result<(Option<Activation>, Deferred)> {
+        Ok((None, Deferred::new((saved, dy))))
+    }
+
+    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+        let (saved, dy): (Saved, Activation) = deferred.restore();
+        self.backward(cx, &[], gradients, saved, dy, None).map(drop)
     }
 }

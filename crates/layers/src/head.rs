@@ -2,12 +2,17 @@
 //!
 //! The logits of all tokens are the largest tensor of a small model (`[tokens, vocab]`), and nobody
 //! needs them: they are made in slices of rows that fit a workspace, and when training each slice's
-//! derivatives are taken while it is there. So the loss and its gradient come from one pass, in forward.
+//! derivatives are taken while it is there (Liger Kernel's fused linear cross entropy). So the loss and its
+//! gradient come from one pass, in forward. Between the statistics of a slice's logits and its loss a caller may
+//! exchange four numbers a row with those who hold other parts of the vocabulary.
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Category, CrossEntropy, CrossEntropyGradients, Epilogue, Layout, Tensor, View, Weight};
+use phalanx_tensor::{
+    Category, CrossEntropy, DType, Epilogue, Layout, Tensor, View, ViewMut, Weight, vocabulary_blocks,
+};
 
+use crate::failure::Result;
 use crate::init::Init;
 use crate::layer::{Activation, Context, Gradient, ParameterSpec};
 
@@ -20,6 +25,9 @@ pub trait Head: Send + Sync {
     fn parameters(&self) -> Vec<ParameterSpec>;
 
     /// Sum of losses times `numbers.scale`, `[1]` f32.
+    ///
+    /// # Errors
+    /// When others that it exchanges tensors with failed.
     fn loss(
         &self,
         cx: &Context,
@@ -27,9 +35,12 @@ pub trait Head: Send + Sync {
         x: Activation,
         targets: &Tensor,
         numbers: CrossEntropy,
-    ) -> Tensor;
+    ) -> Result<Tensor>;
 
     /// The same, with dx and parameter gradients of the sum times `numbers.gradient_scale`.
+    ///
+    /// # Errors
+    /// As [`Head::loss`].
     fn loss_and_gradient(
         &self,
         cx: &Context,
@@ -38,42 +49,230 @@ pub trait Head: Send + Sync {
         x: Activation,
         targets: &Tensor,
         numbers: CrossEntropy,
-    ) -> (Tensor, Activation);
+    ) -> Result<(Tensor, Activation)>;
 
     /// Logits of some rows, for sampling: x `[rows, hidden]` -> `[rows, vocab]`.
     fn logits(&self, cx: &Context, parameters: &[View], x: View) -> Tensor;
+
+    /// The head itself, where its logits are a linear layer of x and it holds all of them: for who takes the loss of
+    /// logits elsewhere.
+    fn as_linear(&self) -> Option<&LinearCrossEntropy> {
+        None
+    }
 }
 
-/// `softmax(x · wᵀ)` against targets; w is often the token table (tied).
+/// `softmax(x · wᵀ (+ b))` against targets; w is often the token table (tied).
 pub struct LinearCrossEntropy {
-    /// Name of the weight.
+    /// Name of the weight, `[vocab, hidden]`.
     pub weight: String,
+    /// Name of the bias, `[vocab]`, where there is one (BERT's decoder).
+    pub bias: Option<String>,
     /// Classes.
     pub vocab: usize,
     /// Width.
     pub hidden: usize,
-    /// Initial weight, the same as the table's when tied.
+    /// Initial weight, the same as the table's when tied; the bias starts at zero.
     pub init: Init,
 }
 
+/// Some of the classes.
+#[derive(Clone, Copy, Debug)]
+pub struct Classes {
+    /// Number of the first.
+    pub first: usize,
+    /// How many.
+    pub here: usize,
+}
+
 impl LinearCrossEntropy {
-    fn weight<'a>(&self, matrix: View<'a>) -> Weight<'a> {
+    fn all(&self) -> Classes {
+        Classes { first: 0, here: self.vocab }
+    }
+
+    /// The weight as products take it.
+    pub fn weight<'a>(&self, matrix: View<'a>) -> Weight<'a> {
         Weight { matrix, layout: Layout::OutIn }
     }
 
-    /// Workspace for a slice of logits: at least two slices, at most [`SLICE_BYTES`].
-    fn logits_slice(&self, cx: &Context, rows: usize) -> Tensor {
+    fn bias<'a>(&self, parameters: &[View<'a>]) -> Option<View<'a>> {
+        self.bias.as_ref().map(|_| parameters[1])
+    }
+
+    /// dx, like x `[.., hidden]`, and parameter gradients as `gradients` says, from the derivatives of
+    /// [`Head::logits`], `[rows, vocab]`.
+    pub fn logits_backward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        gradients: &mut [Gradient],
+        x: &Tensor,
+        dlogits: View,
+    ) -> Tensor {
+        let mut dx = cx.activation(x.shape(), "head.dx");
+        let rows = x.shape().rows_cols();
+        let (flat, to) = (x.view().reshape(rows), dx.view_mut().reshape(rows));
+        linear_gradients(cx, flat, self.weight(parameters[0]), dlogits, to, gradients);
+        dx
+    }
+
+    /// Rows of a slice of logits: at least two slices, at most [`SLICE_BYTES`] of the whole vocabulary. So all
+    /// who hold a part of it cut alike.
+    fn slice_rows(&self, cx: &Context, rows: usize) -> usize {
         let fit = (SLICE_BYTES / (cx.compute.bytes() * self.vocab)).max(1);
         let fit = if fit > 64 { fit / 64 * 64 } else { fit };
-        let slice = fit.min(rows.div_ceil(2));
-        cx.device.alloc(cx.compute, [slice, self.vocab], Category::Workspace, "head.logits_slice")
+        fit.min(rows.div_ceil(2))
+    }
+
+    /// Loss `[1]` f32 as [`Head::loss`] has it, and with `gradients`, those of the parameters and dx, like x, of
+    /// this part: x `[.., hidden]` against some classes, of which `parameters` are the weight `[here, hidden]` and
+    /// the bias `[here]`. Targets are numbered over the whole vocabulary;
+    /// rows with the target [`IGNORED`](phalanx_tensor::IGNORED) have no loss.
+    ///
+    /// `exchange` is called once for each slice of rows, in order, with this part's statistics `[rows, 4]` f32, and
+    /// gives those of all parts `[parts, rows, 4]`.
+    ///
+    /// # Errors
+    /// Those of `exchange`.
+    pub fn pass(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        mut gradients: Option<&mut [Gradient]>,
+        x: &Tensor,
+        targets: &Tensor,
+        numbers: CrossEntropy,
+        classes: Classes,
+        exchange: &mut dyn FnMut(Tensor) -> Result<Tensor>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let Classes { first, here: columns } = classes;
+        let (x, targets) = (x.view(), targets.view());
+        let [rows, hidden] = x.shape().rows_cols();
+        assert!(rows > 0 && targets.elements() == rows, "{rows} rows against {targets:?}");
+        assert_eq!(parameters[0].dims(), [columns, hidden], "classes {first} .. of {}", self.vocab);
+        let most = self.slice_rows(cx, rows);
+        let train = gradients.is_some();
+        let workspace =
+            |dtype, shape: [usize; 2], name| cx.device.alloc(dtype, shape, Category::Workspace, name);
+        let mut logits = train.then(|| workspace(cx.compute, [most, columns], "head.logits_slice"));
+        let width = 4 * vocabulary_blocks(columns);
+        let mut blocks = workspace(DType::F32, [most, width], "head.blocks");
+        let mut sum = cx.device.alloc(DType::F64, [1], Category::Workspace, "head.sum");
+        let mut dx = train.then(|| cx.activation(x.shape(), "head.dx"));
+        for start in (0..rows).step_by(most) {
+            let count = most.min(rows - start);
+            let flat = start * hidden..(start + count) * hidden;
+            let x = x.range(flat.clone()).reshape([count, hidden]);
+            let mut slice = Slice {
+                x,
+                w: self.weight(parameters[0]),
+                bias: self.bias(parameters),
+                targets: targets.range(start..start + count),
+                first,
+                classes: self.vocab,
+                numbers,
+                logits: logits
+                    .as_mut()
+                    .map(|l| l.view_mut().range(0..count * columns).reshape([count, columns])),
+                blocks: blocks.view_mut().range(0..count * width).reshape([count, width]),
+            };
+            let own = slice.statistics(cx);
+            slice.loss(cx, exchange(own)?, sum.view_mut(), start > 0);
+            if let (Some(dx), Some(gradients)) = (&mut dx, gradients.as_deref_mut()) {
+                let dx = dx.view_mut().range(flat).reshape([count, hidden]);
+                slice.gradients(cx, dx, gradients);
+            }
+        }
+        let mut loss = cx.statistics([1], "head.loss");
+        cx.device.scaled(sum.view(), numbers.scale, loss.view_mut());
+        Ok((loss, dx))
+    }
+}
+
+/// Some rows on their way through the head.
+struct Slice<'a> {
+    /// `[rows, hidden]`
+    x: View<'a>,
+    /// `[columns, hidden]`
+    w: Weight<'a>,
+    /// `[columns]`
+    bias: Option<View<'a>>,
+    /// `[rows]`
+    targets: View<'a>,
+    /// Number of the first column's class, and of all classes.
+    first: usize,
+    classes: usize,
+    numbers: CrossEntropy,
+    /// `[rows, columns]`, in training: exponentials, then derivatives.
+    logits: Option<ViewMut<'a>>,
+    /// Statistics of blocks of columns, `[rows, 4 * blocks]`.
+    blocks: ViewMut<'a>,
+}
+
+impl Slice<'_> {
+    /// `[rows, 4]`
+    fn statistics(&mut self, cx: &Context) -> Tensor {
+        let shape = [self.targets.elements(), 4];
+        let mut own = cx.device.alloc(DType::F32, shape, Category::Workspace, "head.statistics");
+        cx.device.vocabulary_statistics(
+            self.x,
+            self.w,
+            self.bias,
+            self.targets,
+            self.first,
+            self.logits.as_mut().map(|l| l.reborrow()),
+            self.blocks.reborrow(),
+            own.view_mut(),
+        );
+        own
+    }
+
+    /// sum (+)= losses of the rows, from the statistics `[parts, rows, 4]`.
+    fn loss(&mut self, cx: &Context, all: Tensor, sum: ViewMut, accumulate: bool) {
+        cx.device.vocabulary_loss(
+            all.view(),
+            self.blocks.as_view(),
+            self.targets,
+            self.first,
+            self.classes,
+            self.numbers,
+            self.logits.as_mut().map(|l| l.reborrow()),
+            sum,
+            accumulate,
+        );
+    }
+
+    fn gradients(&self, cx: &Context, dx: ViewMut, gradients: &mut [Gradient]) {
+        let Some(dlogits) = self.logits.as_ref().map(|l| l.as_view()) else {
+            panic!("derivatives are made in training alone");
+        };
+        linear_gradients(cx, self.x, self.w, dlogits, dx, gradients);
+    }
+}
+
+/// dx = dlogits · w (overwrites); dw, and db where there is a bias, as `gradients` says.
+fn linear_gradients(
+    cx: &Context,
+    x: View,
+    w: Weight,
+    dlogits: View,
+    dx: ViewMut,
+    gradients: &mut [Gradient],
+) {
+    cx.device.linear_input_gradient(dlogits, w, dx, false);
+    let (dw, accumulate) = gradients[0].write();
+    cx.device.linear_weight_gradient(x, dlogits, dw, w.layout, accumulate);
+    if let Some(bias) = gradients.get_mut(1) {
+        let (db, accumulate) = bias.write();
+        cx.device.bias_gradient(dlogits, db, accumulate);
     }
 }
 
 impl Head for LinearCrossEntropy {
     fn parameters(&self) -> Vec<ParameterSpec> {
         let shape = vec![self.vocab, self.hidden];
-        vec![ParameterSpec { name: self.weight.clone(), shape, init: self.init }]
+        let weight = ParameterSpec::new(&self.weight, shape, self.init);
+        let bias = |name: &String| ParameterSpec::new(name, [self.vocab], Init::Zeros);
+        std::iter::once(weight).chain(self.bias.as_ref().map(bias)).collect()
     }
 
     /// x: `[batch, seq, hidden]`, targets: `[batch, seq]` u32 -> `[1]`
@@ -84,17 +283,11 @@ impl Head for LinearCrossEntropy {
         x: Activation,
         targets: &Tensor,
         numbers: CrossEntropy,
-    ) -> Tensor {
-        let [rows, _] = x.shape().rows_cols();
-        let mut logits = self.logits_slice(cx, rows);
-        let mut loss = cx.statistics([1], "head.loss");
-        let weight = self.weight(parameters[0]);
-        let (slice, out) = (logits.view_mut(), loss.view_mut());
-        cx.device.linear_cross_entropy(x.view(), weight, targets.view(), numbers, slice, out, None);
-        loss
+    ) -> Result<Tensor> {
+        Ok(self.pass(cx, parameters, None, &x, targets, numbers, self.all(), &mut alone)?.0)
     }
 
-    /// As [`Head::loss`], and dx `[batch, seq, hidden]`; dw as `gradients` says.
+    /// As [`Head::loss`], and dx `[batch, seq, hidden]`; dw, db as `gradients` says.
     fn loss_and_gradient(
         &self,
         cx: &Context,
@@ -103,31 +296,27 @@ impl Head for LinearCrossEntropy {
         x: Activation,
         targets: &Tensor,
         numbers: CrossEntropy,
-    ) -> (Tensor, Activation) {
-        let [rows, _] = x.shape().rows_cols();
-        let mut logits = self.logits_slice(cx, rows);
-        let mut loss = cx.statistics([1], "head.loss");
-        let mut dx = cx.activation(x.shape(), "head.dx");
-        let (dw, accumulate) = gradients[0].write();
-        let derivatives = CrossEntropyGradients { dx: dx.view_mut(), dw, accumulate };
-        let weight = self.weight(parameters[0]);
-        let (slice, out) = (logits.view_mut(), loss.view_mut());
-        cx.device.linear_cross_entropy(
-            x.view(),
-            weight,
-            targets.view(),
-            numbers,
-            slice,
-            out,
-            Some(derivatives),
-        );
-        (loss, Arc::new(dx))
+    ) -> Result<(Tensor, Activation)> {
+        let some = Some(gradients);
+        let (loss, dx) = self.pass(cx, parameters, some, &x, targets, numbers, self.all(), &mut alone)?;
+        Ok((loss, Arc::new(dx.expect("there is dx where gradients are asked for"))))
     }
 
     fn logits(&self, cx: &Context, parameters: &[View], x: View) -> Tensor {
         let [rows, _] = x.shape().rows_cols();
         let mut y = cx.device.alloc(cx.compute, [rows, self.vocab], Category::Workspace, "head.logits");
-        cx.device.linear(x, self.weight(parameters[0]), Epilogue::default(), y.view_mut());
+        let epilogue = Epilogue { bias: self.bias(parameters), residual: None };
+        cx.device.linear(x, self.weight(parameters[0]), epilogue, y.view_mut());
         y
     }
+
+    fn as_linear(&self) -> Option<&LinearCrossEntropy> {
+        Some(self)
+    }
+}
+
+/// The exchange of whoever holds the whole vocabulary: `[rows, 4]` is `[1, rows, 4]`.
+fn alone(own: Tensor) -> Result<Tensor> {
+    let [rows, four] = own.dims();
+    Ok(own.reshape([1, rows, four]))
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use phalanx_tensor::{Tensor, View};
 
+use crate::failure::Result;
 use crate::init::Init;
 use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual, sum_target};
 use crate::saved::{Saved, restore, restore_mut};
@@ -27,11 +28,8 @@ struct SavedLayerNorm {
 
 impl Layer for LayerNorm {
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let vector = |suffix, init| ParameterSpec {
-            name: format!("{}.{suffix}", self.prefix),
-            shape: vec![self.hidden],
-            init,
-        };
+        let vector =
+            |suffix, init| ParameterSpec::new(format!("{}.{suffix}", self.prefix), [self.hidden], init);
         vec![vector("weight", Init::Ones), vector("bias", Init::Zeros)]
     }
 
@@ -42,14 +40,14 @@ impl Layer for LayerNorm {
         parameters: &[View],
         x: Activation,
         residual: Option<Activation>,
-    ) -> (Activation, Saved) {
+    ) -> Result<(Activation, Saved)> {
         let [rows, _] = x.shape().rows_cols();
         let mut y = cx.activation(x.shape(), "layer_norm.y");
         let mut mean = cx.statistics([rows], "layer_norm.mean");
         let mut rstd = cx.statistics([rows], "layer_norm.rstd");
         let statistics = [mean.view_mut(), rstd.view_mut()];
         cx.device.layer_norm(x.view(), [parameters[0], parameters[1]], self.eps, y.view_mut(), statistics);
-        (add_residual(cx, y, residual), Saved::new(SavedLayerNorm { mean, rstd }).with_input(x))
+        Ok((add_residual(cx, y, residual), Saved::new(SavedLayerNorm { mean, rstd }).with_input(x)))
     }
 
     fn rebuild(&self) -> Option<&dyn Rebuild> {
@@ -65,7 +63,7 @@ impl Layer for LayerNorm {
         saved: Saved,
         dy: Activation,
         residual: Option<Activation>,
-    ) -> Option<Activation> {
+    ) -> Result<Option<Activation>> {
         let Saved { x, own, .. } = saved;
         let (x, SavedLayerNorm { mean, rstd }) = (x.into_held(), restore(own));
         let [dgamma, dbeta] = gradients else { panic!("a layer norm has two parameters") };
@@ -85,7 +83,7 @@ impl Layer for LayerNorm {
             derivatives,
             accumulate,
         );
-        Some(Arc::new(dx))
+        Ok(Some(Arc::new(dx)))
     }
 }
 
@@ -95,12 +93,12 @@ impl Rebuild for LayerNorm {
     }
 
     /// As forward; mean and rstd are written again, with the same values.
-    fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Activation {
+    fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Result<Activation> {
         let x = saved.x.held();
         let SavedLayerNorm { mean, rstd } = restore_mut(&mut *saved.own);
         let mut y = cx.activation(x.shape(), "layer_norm.y_again");
         let statistics = [mean.view_mut(), rstd.view_mut()];
         cx.device.layer_norm(x.view(), [parameters[0], parameters[1]], self.eps, y.view_mut(), statistics);
-        Arc::new(y)
+        Ok(Arc::new(y))
     }
 }

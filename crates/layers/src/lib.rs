@@ -10,6 +10,7 @@ pub mod checkpointing;
 pub mod combinators;
 pub mod dropout;
 pub mod embedding;
+pub mod failure;
 pub mod head;
 pub mod init;
 pub mod layer;
@@ -25,11 +26,14 @@ pub use checkpointing::{Checkpointing, Recompute};
 pub use combinators::{Residual, Sequence};
 pub use dropout::Dropped;
 pub use embedding::Embedding;
+pub use failure::{Failure, Result};
 pub use head::{Head, LinearCrossEntropy};
 pub use init::Init;
-pub use layer::{Activation, Context, Draw, Gradient, Layer, ParameterSpec, Rebuild};
+pub use layer::{
+    Activation, Context, Draw, Gradient, Layer, ParameterSpec, Part, Rebuild, add_residual, sum_target,
+};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use linear_gelu::LinearGelu;
 pub use network::{Block, Network};
-pub use saved::{Saved, Shared};
+pub use saved::{Deferred, Saved, Shared};

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Epilogue, Layout, Tensor, View, Weight};
+use phalanx_tensor::{Epilogue, Layout, Shape, Tensor, View, Weight};
 
+use crate::failure::Result;
 use crate::init::Init;
 use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, sum_target};
-use crate::saved::Saved;
+use crate::saved::{Deferred, Saved};
 
-/// `y = x · w + b`.
+/// `y = x · w (+ b)`.
 pub struct Linear {
     /// Names are `prefix.weight`, `prefix.bias`.
     pub prefix: String,
@@ -20,11 +21,29 @@ pub struct Linear {
     pub layout: Layout,
     /// Initial weight; the bias starts at zero.
     pub init: Init,
+    /// Whether there is a bias.
+    pub bias: bool,
+}
+
+/// Of a backward whose weight part is still to come.
+pub(crate) struct DeferredLinear {
+    /// `[.., in]`
+    pub(crate) x: Activation,
+    /// `[.., out]`
+    pub(crate) dy: Activation,
 }
 
 impl Linear {
     pub(crate) fn weight<'a>(&self, matrix: View<'a>) -> Weight<'a> {
         Weight { matrix, layout: self.layout }
+    }
+
+    /// db, if there is one, as its gradient says.
+    fn bias_gradient(&self, cx: &Context, gradients: &mut [Gradient], dy: &Tensor) {
+        if let [_, db] = gradients {
+            let (view, accumulate) = db.write();
+            cx.device.bias_gradient(dy.view(), view, accumulate);
+        }
     }
 
     /// dx = dy · wᵀ (+ residual); dw as the gradient says.
@@ -37,10 +56,27 @@ impl Linear {
         dy: &Tensor,
         residual: Option<Activation>,
     ) -> Activation {
-        let (view, accumulate) = dw.write();
-        cx.device.linear_weight_gradient(x.view(), dy.view(), view, self.layout, accumulate);
+        self.weight_gradient(cx, dw, &x, dy);
         let shape = x.shape();
         drop(x);
+        self.input_gradient(cx, parameters, shape, dy, residual)
+    }
+
+    /// dw as the gradient says.
+    pub(crate) fn weight_gradient(&self, cx: &Context, dw: &mut Gradient, x: &Tensor, dy: &Tensor) {
+        let (view, accumulate) = dw.write();
+        cx.device.linear_weight_gradient(x.view(), dy.view(), view, self.layout, accumulate);
+    }
+
+    /// dx = dy · wᵀ (+ residual), of the shape of x.
+    pub(crate) fn input_gradient(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        shape: Shape,
+        dy: &Tensor,
+        residual: Option<Activation>,
+    ) -> Activation {
         let (mut dx, add) = sum_target(cx, residual, shape, "linear.dx");
         cx.device.linear_input_gradient(dy.view(), self.weight(parameters[0]), dx.view_mut(), add);
         Arc::new(dx)
@@ -53,14 +89,9 @@ impl Layer for Linear {
             Layout::InOut => vec![self.inputs, self.outputs],
             Layout::OutIn => vec![self.outputs, self.inputs],
         };
-        vec![
-            ParameterSpec { name: format!("{}.weight", self.prefix), shape, init: self.init },
-            ParameterSpec {
-                name: format!("{}.bias", self.prefix),
-                shape: vec![self.outputs],
-                init: Init::Zeros,
-            },
-        ]
+        let weight = ParameterSpec::new(format!("{}.weight", self.prefix), shape, self.init);
+        let bias = || ParameterSpec::new(format!("{}.bias", self.prefix), [self.outputs], Init::Zeros);
+        if self.bias { vec![weight, bias()] } else { vec![weight] }
     }
 
     /// x: `[batch, seq, in]` -> y: `[batch, seq, out]`
@@ -70,19 +101,19 @@ impl Layer for Linear {
         parameters: &[View],
         x: Activation,
         residual: Option<Activation>,
-    ) -> (Activation, Saved) {
+    ) -> Result<(Activation, Saved)> {
         let [batch, seq, _] = x.dims();
         let mut y = cx.activation([batch, seq, self.outputs], "linear.y");
         let weight = self.weight(parameters[0]);
         let residual = residual.as_ref().map(|r| r.view());
-        let epilogue = Epilogue { bias: Some(parameters[1]), residual };
+        let epilogue = Epilogue { bias: self.bias.then(|| parameters[1]), residual };
         cx.device.linear(x.view(), weight, epilogue, y.view_mut());
-        (Arc::new(y), Saved::new(()).with_input(x))
+        Ok((Arc::new(y), Saved::new(()).with_input(x)))
     }
 
     /// The input alone: nothing is computed.
-    fn save(&self, _: &Context, _: &[View], x: Activation) -> Saved {
-        Saved::new(()).with_input(x)
+    fn save(&self, _: &Context, _: &[View], x: Activation) -> Result<Saved> {
+        Ok(Saved::new(()).with_input(x))
     }
 
     /// dx = dy · wᵀ; dw, db as `gradients` says.
@@ -94,11 +125,30 @@ impl Layer for Linear {
         saved: Saved,
         dy: Activation,
         residual: Option<Activation>,
-    ) -> Option<Activation> {
+    ) -> Result<Option<Activation>> {
         let x = saved.x.into_held();
-        let [dw, db] = gradients else { panic!("a linear layer has two parameters") };
-        let (view, accumulate) = db.write();
-        cx.device.bias_gradient(dy.view(), view, accumulate);
-        Some(self.input_and_weight_gradients(cx, parameters, dw, x, &dy, residual))
+        self.bias_gradient(cx, gradients, &dy);
+        Ok(Some(self.input_and_weight_gradients(cx, parameters, &mut gradients[0], x, &dy, residual)))
+    }
+
+    /// dx alone; x and dy are kept.
+    fn backward_input(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        saved: Saved,
+        dy: Activation,
+        residual: Option<Activation>,
+    ) -> Result<(Option<Activation>, Deferred)> {
+        let x = saved.x.into_held();
+        let dx = self.input_gradient(cx, parameters, x.shape(), &dy, residual);
+        Ok((Some(dx), Deferred::new(DeferredLinear { x, dy })))
+    }
+
+    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+        let DeferredLinear { x, dy } = deferred.restore();
+        self.bias_gradient(cx, gradients, &dy);
+        self.weight_gradient(cx, &mut gradients[0], &x, &dy);
+        Ok(())
     }
 }

@@ -3,24 +3,45 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Tensor, View};
+use phalanx_tensor::{Gelu, Tensor, View};
 
+use crate::failure::Result;
 use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
-use crate::linear::Linear;
-use crate::saved::{Saved, restore, restore_mut};
+use crate::linear::{DeferredLinear, Linear};
+use crate::saved::{Deferred, Saved, restore, restore_mut};
 
-/// `gelu(x · w + b)` with `gelu(x) = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x³)))`, `gelu_new` in
-/// transformers.
-pub struct LinearGelu(pub Linear);
+/// `gelu(x · w + b)`.
+pub struct LinearGelu {
+    /// `x · w + b`
+    pub linear: Linear,
+    /// Which of the two forms.
+    pub gelu: Gelu,
+}
 
 struct SavedLinearGelu {
     /// `[batch, seq, out]`, before GELU.
     pre: Tensor,
 }
 
+/// Of a backward whose weight part is still to come.
+struct DeferredLinearGelu {
+    linear: DeferredLinear,
+    /// `[out]`
+    db: Tensor,
+}
+
+/// dy in memory of its own, to be written over.
+fn overwritable(cx: &Context, dy: Activation) -> Tensor {
+    Arc::try_unwrap(dy).unwrap_or_else(|shared| {
+        let mut copy = cx.activation(shared.shape(), "linear_gelu.dpre");
+        cx.device.copy(shared.view(), copy.view_mut());
+        copy
+    })
+}
+
 impl Layer for LinearGelu {
     fn parameters(&self) -> Vec<ParameterSpec> {
-        self.0.parameters()
+        self.linear.parameters()
     }
 
     /// x: `[batch, seq, in]` -> y: `[batch, seq, out]`
@@ -30,13 +51,13 @@ impl Layer for LinearGelu {
         parameters: &[View],
         x: Activation,
         residual: Option<Activation>,
-    ) -> (Activation, Saved) {
+    ) -> Result<(Activation, Saved)> {
         let [batch, seq, _] = x.dims();
-        let mut pre = cx.activation([batch, seq, self.0.outputs], "linear_gelu.pre");
-        let mut y = cx.activation([batch, seq, self.0.outputs], "linear_gelu.y");
-        let weight = self.0.weight(parameters[0]);
-        cx.device.linear_gelu(x.view(), weight, parameters[1], pre.view_mut(), y.view_mut());
-        (add_residual(cx, y, residual), Saved::new(SavedLinearGelu { pre }).with_input(x))
+        let mut pre = cx.activation([batch, seq, self.linear.outputs], "linear_gelu.pre");
+        let mut y = cx.activation([batch, seq, self.linear.outputs], "linear_gelu.y");
+        let weight = self.linear.weight(parameters[0]);
+        cx.device.linear_gelu(x.view(), weight, parameters[1], self.gelu, pre.view_mut(), y.view_mut());
+        Ok((add_residual(cx, y, residual), Saved::new(SavedLinearGelu { pre }).with_input(x)))
     }
 
     fn rebuild(&self) -> Option<&dyn Rebuild> {
@@ -52,19 +73,42 @@ impl Layer for LinearGelu {
         saved: Saved,
         dy: Activation,
         residual: Option<Activation>,
-    ) -> Option<Activation> {
+    ) -> Result<Option<Activation>> {
         let Saved { x, own, .. } = saved;
         let SavedLinearGelu { pre } = restore(own);
-        let mut dpre = Arc::try_unwrap(dy).unwrap_or_else(|shared| {
-            let mut copy = cx.activation(shared.shape(), "linear_gelu.dpre");
-            cx.device.copy(shared.view(), copy.view_mut());
-            copy
-        });
+        let mut dpre = overwritable(cx, dy);
         let [dw, db] = gradients else { panic!("a linear layer has two parameters") };
         let (view, accumulate) = db.write();
-        cx.device.gelu_backward(pre.view(), dpre.view_mut(), view, accumulate);
+        cx.device.gelu_backward(pre.view(), self.gelu, dpre.view_mut(), view, accumulate);
         drop(pre);
-        Some(self.0.input_and_weight_gradients(cx, parameters, dw, x.into_held(), &dpre, residual))
+        Ok(Some(self.linear.input_and_weight_gradients(cx, parameters, dw, x.into_held(), &dpre, residual)))
+    }
+
+    /// dx; x, the derivative before GELU and its sum over rows (in f32) are kept.
+    fn backward_input(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        saved: Saved,
+        dy: Activation,
+        residual: Option<Activation>,
+    ) -> Result<(Option<Activation>, Deferred)> {
+        let x = saved.x.into_held();
+        let SavedLinearGelu { pre } = restore(saved.own);
+        let mut dpre = overwritable(cx, dy);
+        let mut db = cx.statistics([self.linear.outputs], "deferred.gradient");
+        cx.device.gelu_backward(pre.view(), self.gelu, dpre.view_mut(), db.view_mut(), false);
+        drop(pre);
+        let dx = self.linear.input_gradient(cx, parameters, x.shape(), &dpre, residual);
+        let linear = DeferredLinear { x, dy: Arc::new(dpre) };
+        Ok((Some(dx), Deferred::new(DeferredLinearGelu { linear, db })))
+    }
+
+    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+        let DeferredLinearGelu { linear: DeferredLinear { x, dy }, db } = deferred.restore();
+        gradients[1].add(cx, db.view());
+        self.linear.weight_gradient(cx, &mut gradients[0], &x, &dy);
+        Ok(())
     }
 }
 
@@ -74,10 +118,10 @@ impl Rebuild for LinearGelu {
     }
 
     /// y = gelu(pre)
-    fn output(&self, cx: &Context, _: &[View], saved: &mut Saved) -> Activation {
+    fn output(&self, cx: &Context, _: &[View], saved: &mut Saved) -> Result<Activation> {
         let SavedLinearGelu { pre } = restore_mut(&mut *saved.own);
         let mut y = cx.activation(pre.shape(), "linear_gelu.y_again");
-        cx.device.gelu(pre.view(), y.view_mut());
-        Arc::new(y)
+        cx.device.gelu(pre.view(), self.gelu, y.view_mut());
+        Ok(Arc::new(y))
     }
 }

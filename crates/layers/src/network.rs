@@ -1,5 +1,10 @@
 //! A model as the engine sees it: blocks in sequence, then a head. The block is the unit of gathering,
 //! recomputing and cutting; who the layers inside are, the engine does not know.
+//!
+//! A network may be cut into stages: consecutive blocks, the head with the last of them. A stage is a network
+//! again, with the parameters that its blocks use, and knows its place in the whole.
+
+use std::ops::Range;
 
 use crate::head::Head;
 use crate::layer::{Layer, ParameterSpec};
@@ -16,12 +21,16 @@ pub struct Block {
 pub struct Network {
     /// In execution order.
     pub blocks: Vec<Block>,
-    /// After the last block.
-    pub head: Box<dyn Head>,
+    /// After the last block; a stage that is not the last has none.
+    pub head: Option<Box<dyn Head>>,
     /// Each parameter once, in order of first use.
     pub parameters: Vec<ParameterSpec>,
-    /// By block, the head last: indices into `parameters`, in the order which the layer declares.
+    /// By block, the head (if it is here) last: indices into `parameters`, in the order which the layer declares.
     pub uses: Vec<Vec<usize>>,
+    /// Number of the first block in the whole network.
+    pub first_block: usize,
+    /// By parameter: its number in the whole network.
+    pub numbers: Vec<usize>,
 }
 
 impl Network {
@@ -43,7 +52,45 @@ impl Network {
             }
             uses.push(indices);
         }
-        Network { blocks, head, parameters, uses }
+        let numbers = (0..parameters.len()).collect();
+        Network { blocks, head: Some(head), parameters, uses, first_block: 0, numbers }
+    }
+
+    /// Cuts a whole network; `stages` are consecutive ranges of blocks, the head counting as the last block.
+    /// A parameter that several stages use is in each of them.
+    pub fn into_stages(self, stages: &[Range<usize>]) -> Vec<Network> {
+        let Network { blocks, head, parameters, uses, first_block, .. } = self;
+        let head_index = blocks.len();
+        assert_eq!(first_block, 0, "a stage is not cut again");
+        assert_eq!(stages.last().map(|s| s.end), Some(head_index + 1), "the head is in the last stage");
+        let (mut blocks, mut head) = (blocks.into_iter(), head);
+        let mut next = 0;
+        let mut cut = |range: &Range<usize>| {
+            assert!(range.start == next && range.end > next, "stages follow one another");
+            next = range.end;
+            let mut numbers: Vec<usize> = Vec::new();
+            let mut local = Vec::new();
+            for block in &uses[range.clone()] {
+                let index = |number: &usize| {
+                    let known = numbers.iter().position(|n| n == number);
+                    known.unwrap_or_else(|| {
+                        numbers.push(*number);
+                        numbers.len() - 1
+                    })
+                };
+                local.push(block.iter().map(index).collect());
+            }
+            let with_head = range.end == head_index + 1;
+            Network {
+                blocks: blocks.by_ref().take(range.len() - usize::from(with_head)).collect(),
+                head: head.take_if(|_| with_head),
+                parameters: numbers.iter().map(|n| parameters[*n].clone()).collect(),
+                uses: local,
+                first_block: range.start,
+                numbers,
+            }
+        };
+        stages.iter().map(&mut cut).collect()
     }
 
     /// Number of the head in `uses`.
@@ -56,7 +103,7 @@ impl Network {
         self.blocks.get(index).map_or("head", |b| b.name.as_str())
     }
 
-    /// Number of trained numbers.
+    /// Number of trained numbers that are here.
     pub fn elements(&self) -> usize {
         self.parameters.iter().map(ParameterSpec::elements).sum()
     }

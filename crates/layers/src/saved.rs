@@ -38,6 +38,22 @@ impl Saved {
     }
 }
 
+/// What the first part of a backward leaves for the second, which alone knows its type.
+pub struct Deferred(Box<dyn Any + Send>);
+
+impl Deferred {
+    /// Anything.
+    pub fn new(own: impl Any + Send) -> Deferred {
+        Deferred(Box::new(own))
+    }
+
+    /// As the type that it was made of.
+    #[track_caller]
+    pub fn restore<T: 'static>(self) -> T {
+        restore(self.0)
+    }
+}
+
 /// A tensor between two layers, as one of them needs it for its backward.
 pub enum Shared {
     /// Backward does not read it.
@@ -68,6 +84,7 @@ impl Shared {
         }
     }
 
+    /// Whether it is to be made again.
     pub(crate) fn is_forgotten(&self) -> bool {
         matches!(self, Shared::Forgotten)
     }

@@ -3,6 +3,7 @@
 mod rig;
 
 use phalanx_layers::{Layer, LinearGelu, Recompute, Sequence};
+use phalanx_tensor::Gelu;
 use rig::{DRAW, HIDDEN, P, SEQ, kernels, left, linear, norm, numbers, plain, rebuilding, trace};
 
 /// Bytes of a `[1, seq, hidden]`, and of one number a row.
@@ -41,7 +42,7 @@ fn what_is_made_again_may_be_made_from_what_is_made_again() {
         vec![
             Box::new(norm("a")),
             Box::new(norm("b")),
-            Box::new(LinearGelu(linear("c", HIDDEN, HIDDEN))),
+            Box::new(LinearGelu { linear: linear("c", HIDDEN, HIDDEN), gelu: Gelu::Erf }),
             Box::new(norm("d")),
             Box::new(norm("e")),
             Box::new(norm("f")),

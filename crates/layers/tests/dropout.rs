@@ -6,7 +6,8 @@ mod rig;
 use std::collections::HashSet;
 
 use phalanx_layers::{
-    Activation, Context, Draw, Dropped, Gradient, Layer, Linear, ParameterSpec, Residual, Saved, Sequence,
+    Activation, Context, Draw, Dropped, Gradient, Layer, Linear, ParameterSpec, Residual, Result, Saved,
+    Sequence,
 };
 use phalanx_tensor::View;
 use rig::{DRAW, HEADS, HIDDEN, SEQ, linear, norm, numbers, plain, trace};
@@ -60,9 +61,9 @@ impl Layer for Through {
         _: &[View],
         x: Activation,
         residual: Option<Activation>,
-    ) -> (Activation, Saved) {
+    ) -> Result<(Activation, Saved)> {
         assert!(residual.is_none());
-        (x, Saved::new(()))
+        Ok((x, Saved::new(())))
     }
 
     fn backward(
@@ -73,8 +74,8 @@ impl Layer for Through {
         _: Saved,
         dy: Activation,
         _: Option<Activation>,
-    ) -> Option<Activation> {
-        Some(dy)
+    ) -> Result<Option<Activation>> {
+        Ok(Some(dy))
     }
 }
 

@@ -6,10 +6,14 @@
 
 use phalanx_layers::{
     Attention, Block, Checkpointing, Dropped, Embedding, Init, Layer, LayerNorm, Linear, LinearCrossEntropy,
-    LinearGelu, Network, Recompute, Residual, Sequence,
+    LinearGelu, Network, ParameterSpec, Recompute, Residual, Sequence,
 };
-use phalanx_tensor::{Heads, Layout};
+use phalanx_parallel::TensorParallel;
+use phalanx_tensor::{Gelu, Heads, Layout};
 use serde_json::{Value, json};
+
+use crate::config::{decimal, epsilon, expect_computed, expect_family, heads, number, probability};
+use crate::{Dropouts, Model, ModelError, ModelShape, Stored};
 
 /// Shape of a GPT-2, and what it drops in training.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,77 +34,51 @@ pub struct Gpt2 {
     pub dropout: Dropouts,
 }
 
-/// Probabilities of dropping an element in training, each in `0.0..1.0`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Dropouts {
-    /// Of the embedding (`embd_pdrop`).
-    pub embedding: f32,
-    /// Of the attention probabilities (`attn_pdrop`).
-    pub attention: f32,
-    /// Of both projections into the residual stream (`resid_pdrop`).
-    pub residual: f32,
-}
-
-/// A `config.json` that is not a GPT-2 which this code computes.
-#[derive(Debug, thiserror::Error, PartialEq)]
-pub enum ModelError {
-    /// Another architecture.
-    #[error("config.json: model_type is {given}, expected \"gpt2\"; other families cannot be imported yet")]
-    Architecture {
-        /// What the file says.
-        given: String,
-    },
-    /// A key that is absent or of the wrong kind.
-    #[error("config.json: {key} is {given}, expected {expected}")]
-    Key {
-        /// The key.
-        key: &'static str,
-        /// What the file says.
-        given: String,
-        /// What is computed here.
-        expected: String,
-    },
-}
-
 impl Gpt2 {
-    /// The network: parameters named `transformer.wte.weight`, `transformer.h.0.ln_1.weight`, ...
-    pub fn network(&self) -> Network {
-        self.network_with(Checkpointing::None)
+    /// The whole network on one rank: parameters named `transformer.wte.weight`, `transformer.h.0.ln_1.weight`, ...
+    pub fn whole(&self) -> Network {
+        self.network(&TensorParallel::solo(), Checkpointing::None)
     }
 
-    /// The same, of which backward computes again what `checkpointing` says.
-    pub fn network_with(&self, checkpointing: Checkpointing) -> Network {
-        let mut blocks = vec![Block { name: "embedding".into(), layer: Box::new(self.embedding()) }];
+    fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
+        let mut blocks = vec![Block { name: "embedding".into(), layer: Box::new(self.embedding(tensor)) }];
         for i in 0..self.layers {
-            let block = self.block(i, checkpointing);
+            let block = self.block(i, tensor, checkpointing);
             let layer: Box<dyn Layer> =
                 if checkpointing.recomputes(i) { Box::new(Recompute(block)) } else { Box::new(block) };
             blocks.push(Block { name: format!("h.{i}"), layer });
         }
-        blocks.push(Block { name: "ln_f".into(), layer: Box::new(self.norm("transformer.ln_f".into())) });
+        blocks.push(Block { name: "ln_f".into(), layer: tensor.rows(self.norm("transformer.ln_f".into())) });
         let head = LinearCrossEntropy {
             weight: "transformer.wte.weight".into(),
+            bias: None,
             vocab: self.vocab,
             hidden: self.hidden,
             init: Init::Normal(0.02),
         };
-        Network::new(blocks, Box::new(head))
+        Network::new(blocks, tensor.head(head))
     }
 
-    fn embedding(&self) -> impl Layer + use<> {
+    fn embedding(&self, tensor: &TensorParallel) -> impl Layer + use<> {
         let layer = Embedding {
             tokens: "transformer.wte.weight".into(),
             positions: "transformer.wpe.weight".into(),
+            types: None,
             vocab: self.vocab,
             length: self.positions,
             hidden: self.hidden,
             init: Init::Normal(0.02),
         };
-        Dropped { layer, p: self.dropout.embedding, name: "transformer.drop".into() }
+        Dropped { layer: tensor.embedding(layer), p: self.dropout.embedding, name: "transformer.drop".into() }
     }
 
     /// `x + attention(norm(x))`, then `x + mlp(norm(x))`.
-    fn block(&self, index: usize, checkpointing: Checkpointing) -> impl Layer + use<> {
+    fn block(
+        &self,
+        index: usize,
+        tensor: &TensorParallel,
+        checkpointing: Checkpointing,
+    ) -> impl Layer + use<> {
         let name = |part: &str| format!("transformer.h.{index}.{part}");
         let hidden = self.hidden;
         // Projections into the residual stream start smaller: each of the 2 * layers adds its variance.
@@ -111,6 +89,7 @@ impl Gpt2 {
             outputs,
             layout: Layout::InOut,
             init,
+            bias: true,
         };
         let dropped = |layer, part: &str| Dropped { layer, p: self.dropout.residual, name: name(part) };
         let sequence = |layers| match checkpointing {
@@ -121,17 +100,20 @@ impl Gpt2 {
             heads: Heads { heads: self.heads, causal: true },
             dropout: self.dropout.attention,
             name: name("attn.attn_dropout"),
+            first_head: 0,
+            all_heads: self.heads,
         };
         let attention = Residual(sequence(vec![
-            Box::new(self.norm(name("ln_1"))),
-            Box::new(linear("attn.c_attn", hidden, 3 * hidden, Init::Normal(0.02))),
-            Box::new(attention),
-            Box::new(dropped(linear("attn.c_proj", hidden, hidden, small), "attn.resid_dropout")),
+            tensor.rows(self.norm(name("ln_1"))),
+            tensor.column(linear("attn.c_attn", hidden, 3 * hidden, Init::Normal(0.02)), 3),
+            Box::new(tensor.attention(attention)),
+            Box::new(dropped(tensor.row(linear("attn.c_proj", hidden, hidden, small)), "attn.resid_dropout")),
         ]));
+        let fc = linear("mlp.c_fc", hidden, 4 * hidden, Init::Normal(0.02));
         let mlp = Residual(sequence(vec![
-            Box::new(self.norm(name("ln_2"))),
-            Box::new(LinearGelu(linear("mlp.c_fc", hidden, 4 * hidden, Init::Normal(0.02)))),
-            Box::new(dropped(linear("mlp.c_proj", 4 * hidden, hidden, small), "mlp.dropout")),
+            tensor.rows(self.norm(name("ln_2"))),
+            tensor.column_gelu(LinearGelu { linear: fc, gelu: Gelu::Tanh }),
+            Box::new(dropped(tensor.row(linear("mlp.c_proj", 4 * hidden, hidden, small)), "mlp.dropout")),
         ]));
         Sequence::new(vec![Box::new(attention), Box::new(mlp)])
     }
@@ -140,8 +122,7 @@ impl Gpt2 {
         LayerNorm { prefix, hidden: self.hidden, eps: self.eps }
     }
 
-    /// As transformers writes it.
-    pub fn to_config(&self) -> Value {
+    fn config(&self) -> Value {
         json!({
             "activation_function": "gelu_new",
             "architectures": ["GPT2LMHeadModel"],
@@ -170,44 +151,30 @@ impl Gpt2 {
     /// # Errors
     /// When the file describes another architecture, or a variant that is not computed here.
     pub fn from_config(config: &Value) -> Result<Gpt2, ModelError> {
-        let kind = config.get("model_type").unwrap_or(&Value::Null);
-        if kind != "gpt2" {
-            return Err(ModelError::Architecture { given: kind.to_string() });
-        }
+        expect_family(config, "gpt2")?;
         let hidden = number(config, "n_embd")?;
-        for (key, computed) in [
-            ("activation_function", json!("gelu_new")),
-            ("scale_attn_weights", json!(true)),
-            ("scale_attn_by_inverse_layer_idx", json!(false)),
-            ("tie_word_embeddings", json!(true)),
-            ("add_cross_attention", json!(false)),
-        ] {
-            let given = config.get(key).unwrap_or(&computed);
-            if *given != computed {
-                return Err(ModelError::Key {
-                    key,
-                    given: given.to_string(),
-                    expected: computed.to_string(),
-                });
-            }
-        }
+        expect_computed(
+            config,
+            &[
+                ("activation_function", json!("gelu_new")),
+                ("scale_attn_weights", json!(true)),
+                ("scale_attn_by_inverse_layer_idx", json!(false)),
+                ("tie_word_embeddings", json!(true)),
+                ("add_cross_attention", json!(false)),
+            ],
+        )?;
         let inner = config.get("n_inner").unwrap_or(&Value::Null);
         if !inner.is_null() && inner.as_u64() != Some(4 * hidden as u64) {
             let expected = format!("null or {}", 4 * hidden);
             return Err(ModelError::Key { key: "n_inner", given: inner.to_string(), expected });
         }
-        let heads = number(config, "n_head")?;
-        if !hidden.is_multiple_of(heads) {
-            let expected = format!("a divisor of n_embd = {hidden}");
-            return Err(ModelError::Key { key: "n_head", given: heads.to_string(), expected });
-        }
         Ok(Gpt2 {
             layers: number(config, "n_layer")?,
             hidden,
-            heads,
+            heads: heads(config, "n_head", hidden, "n_embd")?,
             vocab: number(config, "vocab_size")?,
             positions: number(config, "n_positions")?,
-            eps: config.get("layer_norm_epsilon").and_then(Value::as_f64).unwrap_or(1e-5) as f32,
+            eps: epsilon(config, "layer_norm_epsilon", 1e-5)?,
             dropout: Dropouts {
                 embedding: probability(config, "embd_pdrop")?,
                 attention: probability(config, "attn_pdrop")?,
@@ -217,27 +184,28 @@ impl Gpt2 {
     }
 }
 
-fn number(config: &Value, key: &'static str) -> Result<usize, ModelError> {
-    let given = config.get(key).unwrap_or(&Value::Null);
-    given.as_u64().filter(|n| *n > 0).map(|n| n as usize).ok_or_else(|| ModelError::Key {
-        key,
-        given: given.to_string(),
-        expected: "a positive integer".into(),
-    })
-}
+impl Model for Gpt2 {
+    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
+        self.build(tensor, checkpointing)
+    }
 
-/// A probability of dropping; transformers' default is 0.1.
-fn probability(config: &Value, key: &'static str) -> Result<f32, ModelError> {
-    let Some(given) = config.get(key) else { return Ok(0.1) };
-    let value = given.as_f64().map(|p| p as f32).filter(|p| (0.0..1.0).contains(p));
-    value.ok_or_else(|| ModelError::Key {
-        key,
-        given: given.to_string(),
-        expected: "a number from 0 to below 1".into(),
-    })
-}
+    fn shape(&self) -> ModelShape {
+        let Gpt2 { layers, hidden, heads, vocab, positions, .. } = *self;
+        ModelShape { layers, hidden, heads, vocab, positions }
+    }
 
-/// The shortest decimal that is this f32: 1e-5, not 9.999999747378752e-6.
-fn decimal(number: f32) -> f64 {
-    number.to_string().parse().unwrap_or(f64::from(number))
+    /// As transformers writes it.
+    fn to_config(&self) -> Value {
+        self.config()
+    }
+
+    /// Files written by the hub's first GPT-2 leave out the `transformer.` prefix.
+    fn stored_as(&self, parameter: &ParameterSpec) -> Vec<Stored> {
+        let short = parameter.name.strip_prefix("transformer.").map(str::to_string);
+        vec![Stored { aliases: short.into_iter().collect(), ..Stored::same(parameter) }]
+    }
+
+    fn dropping(&self, dropout: Dropouts) -> std::sync::Arc<dyn Model> {
+        Gpt2 { dropout, ..self.clone() }.into()
+    }
 }

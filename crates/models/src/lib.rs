@@ -1,6 +1,14 @@
 //! Model families, each as a sequence of blocks with the names of its Hugging Face files.
 #![forbid(unsafe_code)]
 
+pub mod bert;
+mod config;
 pub mod gpt2;
+pub mod model;
+pub mod stored;
 
-pub use gpt2::{Dropouts, Gpt2, ModelError};
+pub use bert::Bert;
+pub use config::ModelError;
+pub use gpt2::Gpt2;
+pub use model::{Dropouts, Model, ModelShape, Objective, from_config};
+pub use stored::{Overlap, Stored};

@@ -1,12 +1,18 @@
-//! Parallel execution of a network: chunks over the data axis (ZeRO 0 to 3) and the walk over blocks.
+//! Parallel execution of a network over a mesh: data (ZeRO 0 to 3), tensor with sequence, and pipeline.
 //!
-//! [`zero::Zero`] holds parameters, gradients and optimizer states in chunks; the stages differ only in
-//! what of them is resident. [`walk`] runs the blocks of a network forward and backward, asking `Zero`
-//! for what each block needs. No model is known here, and no process group is ambient.
+//! [`tensor`] gives layers of which each rank has a part; [`stage`] walks the blocks that a rank has, and asks
+//! [`zero::Zero`], which holds parameters, gradients and optimizer states in chunks, for what each needs; [`pipeline`]
+//! runs stages in the order of a schedule; [`norm`] is the gradient norm over all of it. Axes meet nowhere else: no
+//! model is known here, and no process group is ambient.
 #![forbid(unsafe_code)]
 
-pub mod walk;
+pub mod norm;
+pub mod pipeline;
+pub mod stage;
+pub mod tensor;
 pub mod zero;
 
-pub use walk::{Seen, Watch, evaluate, forward_backward};
+pub use norm::GradientNorm;
+pub use stage::{Seen, Stage, Watch};
+pub use tensor::TensorParallel;
 pub use zero::{Options, Zero};

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use phalanx_trace::DType;
 
+use crate::strategies::args::BenchStrategiesArgs;
 use crate::task::Show;
 
 /// The whole command line.
@@ -56,7 +57,7 @@ pub struct Overrides {
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     pub set: Vec<String>,
 
-    /// Number of ranks (sets parallel.data)
+    /// Number of ranks (sets parallel.ranks; parallel.data follows)
     #[arg(long, value_name = "N")]
     pub nproc: Option<usize>,
 }
@@ -65,16 +66,25 @@ pub struct Overrides {
 ///
 /// Runs every rank of the configuration dry, on a device that only records, and prints from that record
 /// the bytes by rank and category, what a step computes and sends, how parameters are packed in chunks,
-/// and the textbook formulas beside it. Nothing is written. A configuration that needs more memory than
-/// there is gets refused with the bytes.
+/// and the textbook formulas beside it; of a mesh, the place of each rank, and the stages of a pipeline with
+/// its bubble. A configuration that needs more memory than there is gets refused with the bytes.
+///
+/// With --schedule: draws a pipeline schedule instead, prints it in PyTorch's text form, and says what it idles
+/// and holds. NAME is model, gpipe, 1f1b, interleaved, zb-h1 or zb-v; FILE a schedule of one's own in that text
+/// form, which is checked. With CONFIG its stages cost what their operations are, without each action takes 1.
+/// Nothing is written but what --svg and --text name.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx plan examples/quickstart.toml\n  \
     phalanx plan examples/quickstart.toml --nproc 4 --set parallel.zero=3\n  \
-    phalanx plan examples/gpt2_124m.toml --json | jq '.ranks[0].device'")]
+    phalanx plan examples/gpt2_124m.toml --json | jq '.ranks[0].device'\n  \
+    phalanx plan examples/mesh_2x2x2.toml --schedule\n  \
+    phalanx plan --schedule zb-v --pipeline 4 --micro-batches 8 --svg zb-v.svg --text zb-v.csv\n  \
+    phalanx plan --schedule zb-v.csv")]
 pub struct PlanArgs {
-    /// Configuration (TOML)
-    pub config: PathBuf,
+    /// Configuration (TOML); may be left out with --schedule
+    #[arg(required_unless_present = "schedule")]
+    pub config: Option<PathBuf>,
     #[command(flatten)]
     pub overrides: Overrides,
     /// Text files or folders instead of data.text
@@ -83,6 +93,31 @@ pub struct PlanArgs {
     /// Print figures as JSON, bytes exact
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub draw: DrawArgs,
+}
+
+/// What `plan --schedule` draws, and where to.
+#[derive(Debug, Args)]
+pub struct DrawArgs {
+    /// Draws a pipeline schedule: that of CONFIG, or this one
+    #[arg(long, value_name = "NAME|FILE", num_args = 0..=1)]
+    pub schedule: Option<Option<String>>,
+    /// Pipeline ranks; those of CONFIG, or 4
+    #[arg(long, value_name = "P", requires = "schedule")]
+    pub pipeline: Option<usize>,
+    /// Micro-batches of a step; those of CONFIG, or twice the ranks
+    #[arg(long, value_name = "M", requires = "schedule")]
+    pub micro_batches: Option<usize>,
+    /// Stages of each rank under interleaved; those of CONFIG, or 2
+    #[arg(long, value_name = "V", requires = "schedule")]
+    pub chunks: Option<usize>,
+    /// Writes the drawing as SVG
+    #[arg(long, value_name = "FILE", requires = "schedule")]
+    pub svg: Option<PathBuf>,
+    /// Writes the schedule in PyTorch's text form, which parallel.schedule = "FILE" runs
+    #[arg(long, value_name = "FILE", requires = "schedule")]
+    pub text: Option<PathBuf>,
 }
 
 /// Trains a model on text
@@ -98,8 +133,8 @@ pub struct PlanArgs {
     phalanx train --run runs/quickstart --resume\n  \
     phalanx train examples/quickstart.toml --json | jq .loss\n\n\
     The run folder holds config.toml (resolved), plan.json, memory.json, metrics.jsonl and checkpoints/.\n\
-    On --resume the configuration is the stored one with what CONFIG and --set change since; ranks, ZeRO\n\
-    stage, chunks, threads and micro-batches may change freely.\n\n\
+    On --resume the configuration is the stored one with what CONFIG and --set change since; the mesh, its\n\
+    schedule, ZeRO stage, chunks, threads and micro-batches may change freely.\n\n\
     mfu is model FLOPs utilisation: the share of the peak, measured at the start, that the model's matrix\n\
     products achieve; hfu counts those that checkpointing computes again, too.")]
 pub struct TrainArgs {
@@ -255,7 +290,7 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
-/// Measures steps, kernels or collectives
+/// Measures steps, kernels, collectives or ways of parallelism
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// What to measure.
@@ -269,6 +304,7 @@ pub enum BenchCommand {
     Step(BenchStepArgs),
     Kernels(BenchKernelsArgs),
     Collectives(BenchCollectivesArgs),
+    Strategies(BenchStrategiesArgs),
 }
 
 /// Times training steps on random tokens

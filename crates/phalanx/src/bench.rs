@@ -6,11 +6,13 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use phalanx_collectives::bench::median_us;
 use phalanx_collectives::{CollectiveOp, Group, MetaGroup};
-use phalanx_models::Gpt2;
+use phalanx_data::NOT_PREDICTED;
+use phalanx_models::from_config;
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::cpu::peak;
 use phalanx_tensor::profile::Profile;
 use phalanx_tensor::{Cpu, DType, Device};
+use phalanx_train::Spec;
 use phalanx_train::metrics::resident_bytes_peak;
 use phalanx_train::rank::{Batch, Rank};
 use serde::{Deserialize, Serialize};
@@ -55,26 +57,75 @@ pub struct StepFigures {
 }
 
 /// A rank that steps on random tokens.
-struct Stepper<'a> {
+pub struct Stepper<'a> {
     seat: &'a Seat,
     engine: Rank,
+    spec: Spec,
+    seed: u64,
     batch: Batch,
-    vocab: usize,
-    random: u64,
     number: u64,
     /// As in [`StepFigures`].
     page_faults: Option<[u64; 2]>,
 }
 
-impl Stepper<'_> {
+/// Some steps, one after another.
+pub struct Timed {
+    /// As in [`StepFigures`].
+    pub step_s: Vec<f64>,
+    /// As in [`StepFigures`].
+    pub losses: Vec<f32>,
+    /// As in [`StepFigures`].
+    pub sent_bytes: u64,
+    /// As in [`StepFigures`].
+    pub exposed_s: f64,
+}
+
+impl<'a> Stepper<'a> {
+    /// The engine of a planned run on the device of its seat, with initial values.
+    ///
+    /// # Errors
+    /// A rank that died.
+    pub fn new(seat: &'a Seat, planned: &Planned, device: Device) -> Result<Stepper<'a>> {
+        let spec = planned.plan.spec.clone();
+        let mut engine = Rank::new(device, seat.groups(&spec), &spec, &planned.plan.of(seat.rank()).orders);
+        let seed = planned.config.train.seed;
+        engine.initialise(seed)?;
+        let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
+        let page_faults = machine::page_faults().map(|_| [0, 0]);
+        Ok(Stepper { seat, engine, spec, seed, batch, number: 0, page_faults })
+    }
+
+    /// Warm-up, then timed steps.
+    ///
+    /// # Errors
+    /// A rank that died, a step that cannot be applied.
+    pub fn timed(&mut self, warmup: usize, steps: usize) -> Result<Timed> {
+        for _ in 0..warmup {
+            self.step()?;
+        }
+        let mut timed = Timed { step_s: Vec::new(), losses: Vec::new(), sent_bytes: 0, exposed_s: 0.0 };
+        for _ in 0..steps {
+            let (seconds, loss) = self.step()?;
+            timed.step_s.push(seconds);
+            timed.losses.push(loss);
+            let communication = self.engine.groups().take_statistics();
+            timed.sent_bytes = communication.sent_bytes;
+            timed.exposed_s += communication.exposed_s / steps as f64;
+        }
+        Ok(timed)
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Rank {
+        &self.engine
+    }
+
     /// One step: its seconds and loss.
     fn step(&mut self) -> Result<(f64, f32)> {
-        for token in self.batch.tokens.iter_mut().chain(&mut self.batch.targets) {
-            *token = below(&mut self.random, self.vocab);
-        }
         self.number += 1;
+        fill(&mut self.batch, &self.spec, self.seed, self.number, self.engine.at().data);
         self.seat.note_step(self.number);
-        self.engine.group().take_statistics();
+        self.engine.groups().take_statistics();
         let faults = machine::page_faults();
         let start = Instant::now();
         let outcome = self.engine.step(self.number, &self.batch, false)?;
@@ -123,37 +174,19 @@ impl Stepper<'_> {
 /// # Errors
 /// Memory that the system does not give; a rank that died.
 pub fn steps(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Result<StepFigures> {
-    let model = Gpt2::from_config(&task.model)?;
-    let planned = Planned::new(task.config.clone(), model, 0)?;
+    let model = from_config(&task.model)?;
+    let mut planned = Planned::new(task.config.clone(), model, 0)?;
+    planned.plan.include(seat.rank())?;
     let (spec, compute) = (&planned.plan.spec, planned.compute());
-    let memory = &planned.plan.ranks[seat.rank()].memory;
-    let Place { cpu, device, group, arena_bytes } = seat.take(memory, environment.options(spec.threads))?;
+    let plan = planned.plan.of(seat.rank());
+    let memory = &plan.memory;
+    let Place { cpu, device, arena_bytes } = seat.take(memory, environment.options(spec.threads))?;
     let profile = Arc::new(Profile::default());
     profile.pause(true);
-    let mut engine = Rank::new(device.profiled(Arc::clone(&profile)), group, spec, &planned.plan.orders);
-    engine.initialise(planned.config.train.seed)?;
-    let mut stepper = Stepper {
-        seat,
-        engine,
-        batch: Batch::with_rows(spec.micro * spec.micro_batches, spec.seq),
-        vocab: spec.model.vocab,
-        random: planned.config.train.seed ^ ((seat.rank() as u64) << 32),
-        number: 0,
-        page_faults: machine::page_faults().map(|_| [0, 0]),
-    };
+    let device = device.profiled(Arc::clone(&profile));
+    let mut stepper = Stepper::new(seat, &planned, device)?;
     let before = stepper.flops_per_s(&cpu, compute)?;
-    for _ in 0..task.warmup {
-        stepper.step()?;
-    }
-    let (mut step_s, mut losses, mut sent_bytes, mut exposed_s) = (Vec::new(), Vec::new(), 0, 0.0);
-    for _ in 0..task.steps {
-        let (seconds, loss) = stepper.step()?;
-        step_s.push(seconds);
-        losses.push(loss);
-        let communication = stepper.engine.group().take_statistics();
-        sent_bytes = communication.sent_bytes;
-        exposed_s += communication.exposed_s / task.steps as f64;
-    }
+    let Timed { step_s, losses, sent_bytes, exposed_s } = stepper.timed(task.warmup, task.steps)?;
     let profiled = task.steps.min(PROFILED);
     let profile = stepper.profile(&profile, profiled)?;
     let foreign = if matches!(seat, Seat::Among(_)) { seat::foreign_bytes(arena_bytes) } else { 0 };
@@ -174,6 +207,30 @@ pub fn steps(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Res
         resident_bytes_peak,
         arena_bytes: memory.arena_bytes,
     })
+}
+
+/// Random tokens and targets of step `number` (from 1) for the ranks at `data` on the data axis. Each sequence is a
+/// function of the seed, the step and its place in the global batch: however that is cut and shared, it is the same.
+/// Of a masked model a sequence has as many targets as a sample.
+pub fn fill(batch: &mut Batch, spec: &Spec, seed: u64, number: u64, data: usize) {
+    let (seq, vocab) = (spec.seq, spec.model.shape().vocab);
+    let rows = batch.tokens.chunks_mut(seq).zip(batch.targets.chunks_mut(seq));
+    for (index, (tokens, targets)) in rows.enumerate() {
+        let place = spec.first_sample(index / spec.micro, data) + index % spec.micro;
+        let mut random = mixed(mixed(seed ^ number) ^ place as u64);
+        for token in tokens.iter_mut().chain(targets.iter_mut()) {
+            *token = below(&mut random, vocab);
+        }
+        let unpredicted = seq - spec.targets_per_sequence.min(seq);
+        targets[..unpredicted].fill(NOT_PREDICTED);
+    }
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014): neighbours become unlike.
+fn mixed(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
 }
 
 /// A token below `vocab` (Knuth's linear congruence; the upper bits).
@@ -210,8 +267,8 @@ pub fn collectives(
 ) -> Result<Vec<CollectiveFigures>> {
     let Seat::Among(endpoint) = seat else { return Ok(Vec::new()) };
     let memory = plan_collectives(task, seat.rank(), endpoint.world_size())?;
-    let Place { device, group, .. } = seat.take(&memory, environment.options(1))?;
-    measure(task, &device, &*group)
+    let Place { device, .. } = seat.take(&memory, environment.options(1))?;
+    measure(task, &device, &*endpoint.group("data"))
 }
 
 /// The memory of the largest measurement: the same code on the device that only records.

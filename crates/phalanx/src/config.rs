@@ -11,7 +11,11 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::args::Overrides;
-use crate::keys;
+use crate::{keys, schedule_file};
+
+/// Pairs of keys of which each follows from the other.
+const RANKS: [&str; 2] = ["parallel.ranks", "parallel.data"];
+const MICRO: [&str; 2] = ["batch.micro", "parallel.micro_batches"];
 
 /// Keys that were given, each known and of the right type.
 #[derive(Clone, Debug, Default)]
@@ -46,19 +50,25 @@ impl Given {
         &self.text
     }
 
-    /// Applies what the command line says.
+    /// Applies what the command line says, and puts the text of a schedule file in the place of its path.
     ///
     /// # Errors
-    /// An assignment that is none, or of an unknown key, or a value of the wrong type.
+    /// An assignment that is none, or of an unknown key, or a value of the wrong type; a schedule file that is
+    /// missing or cannot be run.
     pub fn with(mut self, overrides: &Overrides, data: &[PathBuf]) -> Result<Given> {
         for text in &overrides.set {
             let (key, value) = keys::assignment(text)?;
             keys::insert(&mut self.tables, &key, value);
         }
+        let said = |key: &str| overrides.set.iter().any(|text| text.trim_start().starts_with(key));
         if let Some(ranks) = overrides.nproc {
             let ranks = i64::try_from(ranks).context("--nproc")?;
-            keys::insert(&mut self.tables, "parallel.data", Value::Integer(ranks));
+            keys::insert(&mut self.tables, "parallel.ranks", Value::Integer(ranks));
         }
+        let [ranks, replicas] = RANKS;
+        self.settle(ranks, replicas, [overrides.nproc.is_some() || said(ranks), said(replicas)]);
+        let [micro, count] = MICRO;
+        self.settle(micro, count, MICRO.map(said));
         if !data.is_empty() {
             let paths = data.iter().map(|path| Value::String(path.display().to_string())).collect();
             keys::insert(&mut self.tables, "data.text", Value::Array(paths));
@@ -66,17 +76,36 @@ impl Given {
                 table.remove("tokens");
             }
         }
+        if let Some(Value::String(schedule)) = keys::lookup(&self.tables, "parallel.schedule")
+            && let Some(text) = schedule_file::text_of(schedule)
+                .with_context(|| format!("parallel.schedule = {schedule:?}"))?
+        {
+            keys::insert(&mut self.tables, "parallel.schedule", Value::String(text));
+        }
         Ok(self)
     }
 
     /// This, with every key of `changes` whose value is not the one in `before` replaced.
     pub fn changed_by(mut self, changes: &Given, before: &Given) -> Given {
-        for (key, value) in keys::flat(&changes.tables) {
-            if keys::lookup(&before.tables, &key) != Some(value) {
-                keys::insert(&mut self.tables, &key, value.clone());
-            }
+        let differs = |key: &str, value: &Value| keys::lookup(&before.tables, key) != Some(value);
+        for (key, value) in keys::flat(&changes.tables).filter(|(key, value)| differs(key, value)) {
+            keys::insert(&mut self.tables, &key, value.clone());
+        }
+        for [one, other] in [RANKS, MICRO] {
+            let said = [one, other]
+                .map(|key| keys::lookup(&changes.tables, key).is_some_and(|value| differs(key, value)));
+            self.settle(one, other, said);
         }
         self
+    }
+
+    /// Of two keys that follow from each other, the one that was said later than the other counts.
+    fn settle(&mut self, one: &str, other: &str, said: [bool; 2]) {
+        match said {
+            [true, false] => self.leave_out(other),
+            [false, true] => self.leave_out(one),
+            [true, true] | [false, false] => {}
+        }
     }
 
     /// Whether a key was given.
@@ -116,8 +145,28 @@ mod tests {
         let file = given("[train]\nsteps = 5\nseed = 9\n[data]\ntokens = \"x.bin\"");
         let config = file.with(&overrides, &["a".into(), "b".into()]).unwrap().config().unwrap();
         assert_eq!((config.train.steps, config.train.seed), (7, 9));
-        assert_eq!((config.parallel.data, config.parallel.zero), (4, 3));
+        assert_eq!((config.world(), config.parallel.zero), (4, 3));
         assert_eq!((config.data.text, config.data.tokens), (vec!["a".to_string(), "b".to_string()], None));
+    }
+
+    #[test]
+    fn of_two_keys_that_follow_from_each_other_the_later_counts() {
+        let text = "[parallel]\ndata = 2\n[batch]\nglobal = 24\nmicro = 4";
+        let with = |text: &str, set: &[&str], nproc| {
+            let set = set.iter().map(|set| set.to_string()).collect();
+            let config = given(text).with(&Overrides { set, nproc }, &[]).unwrap().config().unwrap();
+            (config.world(), config.data(), config.micro_batches())
+        };
+        assert_eq!(with(text, &[], None), (2, 2, 3));
+        assert_eq!(with(text, &["parallel.tensor=2"], Some(6)), (6, 3, 2));
+        assert_eq!(with(text, &["parallel.micro_batches=6"], None), (2, 2, 6));
+        let resolved = "[parallel]\nranks = 4\ntensor = 2\nmicro_batches = 2\n[batch]\nglobal = 24";
+        assert_eq!(with(resolved, &["parallel.data=3"], None), (6, 3, 2));
+        assert_eq!(with(resolved, &["batch.micro=1"], None), (4, 2, 12));
+        // A file that was changed since is the later word, too.
+        let now = given("[parallel]\nranks = 8");
+        let config = given(text).changed_by(&now, &Given::default()).config().unwrap();
+        assert_eq!((config.world(), config.parallel.data), (8, None));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io::Write;
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::Tokenizer;
+use phalanx_models::Objective;
 use phalanx_train::RunConfig;
 use phalanx_train::metrics::RankBytes;
 use phalanx_train::sample::{Generator, Sampling};
@@ -83,18 +84,20 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
     let path = folder.file("memory.json");
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let measured: Measured = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    for (rank, planned) in measured.ranks.iter().zip(&planned.plan.ranks) {
-        let (took, plan) = (&rank.device, &planned.memory.peak);
+    for rank in &measured.ranks {
+        let (took, plan) = (&rank.device, planned.plan.of(rank.rank).peak());
         if took.peak_bytes != plan.bytes || took.categories != plan.categories {
             bail!("rank {} took {took:?}, planned was {plan:?}: please report this", rank.rank);
         }
     }
     let most = measured.ranks.iter().map(|rank| rank.device.peak_bytes).max().unwrap_or(0);
+    let alike = measured.ranks.iter().all(|rank| rank.device.peak_bytes == most);
     let above =
         |rank: &RankBytes| rank.resident_bytes_peak.unwrap_or(0).saturating_sub(rank.device.peak_bytes);
     let outside = measured.ranks.iter().map(above).max().unwrap_or(0);
     Ok(format!(
-        "memory      peak == plan: {most} bytes ({}) on each of {}; resident above the plan {} (estimated {})",
+        "memory      peak == plan: {}{most} bytes ({}) on each of {}; resident above the plan {} (estimated {})",
+        if alike { "" } else { "at most " },
         bytes(most),
         plural(measured.ranks.len(), "rank"),
         bytes(outside),
@@ -136,7 +139,7 @@ pub fn complete(folder: &RunFolder, planned: &Planned, environment: Environment)
 /// A text from the last checkpoint.
 fn sample(folder: &RunFolder, planned: &Planned, environment: Environment) -> Result<()> {
     let prompt = &planned.config.train.sample;
-    if prompt.is_empty() {
+    if prompt.is_empty() || planned.plan.spec.model.objective() == Objective::Masked {
         return Ok(());
     }
     let Ok(tokenizer) = Tokenizer::load(folder.path()) else { return Ok(()) };
@@ -151,7 +154,7 @@ fn sample(folder: &RunFolder, planned: &Planned, environment: Environment) -> Re
         SAMPLE_TOKENS
     ));
     let options = environment.options(machine::cores());
-    let generator = Generator::load(&model_of(&checkpoint)?, &checkpoint, options)?;
+    let generator = Generator::load(&*model_of(&checkpoint)?, &checkpoint, options)?;
     let how = Sampling { temperature: 0.8, top_k: 0, seed: planned.config.train.seed };
     print(prompt);
     continuation::stream(&generator, &tokenizer, &mut tokens, SAMPLE_TOKENS, how, &mut |text| print(text));
@@ -162,14 +165,18 @@ fn sample(folder: &RunFolder, planned: &Planned, environment: Environment) -> Re
 fn next(folder: &RunFolder, planned: &Planned) -> String {
     let run = resume::shell_word(&folder.path().display().to_string());
     let more = planned.config.train.steps * 2;
-    let ranks = planned.plan.spec.world * 2;
-    let mut lines = vec![
-        format!("phalanx sample {run} --prompt 'fn main'"),
+    let ranks = planned.plan.spec.world() * 2;
+    let continues = planned.plan.spec.model.objective() == Objective::Causal;
+    let sample = continues.then(|| format!("phalanx sample {run} --prompt 'fn main'"));
+    let mut lines: Vec<String> = sample.into_iter().collect();
+    lines.extend([
         format!("phalanx train --run {run} --resume --set train.steps={more}    train on"),
         "phalanx train CONFIG --data YOUR-TEXTS --run runs/mine    your own text".to_string(),
         format!("phalanx export {run} --out hf-folder    for transformers"),
-    ];
-    let sharded = |config: &mut RunConfig| (config.parallel.data, config.parallel.zero) = (ranks, 3);
+    ]);
+    let sharded = |config: &mut RunConfig| {
+        (config.parallel.ranks, config.parallel.data, config.parallel.zero) = (Some(ranks), None, 3);
+    };
     if planned.with(sharded).is_ok() {
         let line = format!("phalanx plan {run}/config.toml --nproc {ranks} --set parallel.zero=3");
         lines.push(format!("{line}    more ranks, less memory on each"));

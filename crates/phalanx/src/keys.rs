@@ -26,7 +26,11 @@ fn full() -> Table {
     config.data.text = vec![String::new()];
     config.data.extensions = vec![String::new()];
     config.data.tokens = Some(String::new());
+    config.data.mask_token = Some(1);
     config.batch.micro = Some(1);
+    config.parallel.ranks = Some(1);
+    config.parallel.data = Some(1);
+    config.parallel.micro_batches = Some(1);
     config.memory.hidden_dim = Some(1);
     config.memory.limit_mb = Some(1.0);
     config.precision.communicate = Some(Float::F32);

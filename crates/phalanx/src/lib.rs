@@ -5,37 +5,39 @@
 //! engine of a rank ([`Rank`]) on a [`Device`] whose memory replays that plan.
 //!
 //! ```
-//! use phalanx::{Arena, Batch, Cpu, Device, Dropouts, Gpt2, Rank, Region, RunConfig, RunPlan, Solo, Spec};
-//! use std::sync::Arc;
+//! use phalanx::{Batch, Dropouts, Gpt2, RunConfig, RunPlan, Spec, on_threads};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut config = RunConfig::default();
+//! config.model.heads = 4;
 //! config.model.seq = 16;
 //! config.batch.global = 4;
+//! config.parallel.data = Some(2); // data parallelism over two ranks
 //! config.check()?;
 //! let dropout = Dropouts::default(); // replaced by what the configuration says
 //! let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 256, positions: 16, eps: 1e-5, dropout };
 //!
-//! // Before anything is allocated, every byte of every rank is known.
+//! // Before anything is allocated, every byte of every rank is known, and every collective checked.
 //! let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
-//! let memory = plan.ranks[0].memory.clone();
+//! println!("rank 0 takes {} bytes", plan.of(0).memory.arena_bytes);
 //!
 //! // The run takes exactly these bytes.
-//! let region = Region::anonymous(memory.arena_bytes as usize)?;
-//! let device = Device::new(Cpu::new(1), Arena::replaying(memory.clone(), region));
-//! let mut rank = Rank::new(device.clone(), Arc::new(Solo::new("data")), &plan.spec, &plan.orders);
-//! rank.initialise(1)?;
-//! let batch = Batch { tokens: vec![104; 4 * 16], targets: vec![105; 4 * 16] };
-//! let first = rank.step(1, &batch, false)?.loss;
-//! let second = rank.step(2, &batch, false)?.loss;
-//! assert!(second < first);
-//! assert_eq!(device.arena().peak(), memory.phase("step").map(|step| step.peak));
+//! let losses = on_threads(&plan, |rank| {
+//!     rank.initialise(1).unwrap();
+//!     let batch = Batch { tokens: vec![104; 2 * 16], targets: vec![105; 2 * 16] };
+//!     let losses = [1, 2].map(|step| rank.step(step, &batch, false).unwrap().loss);
+//!     assert_eq!(rank.device().arena().peak(), plan.of(0).memory.phase("step").map(|step| step.peak));
+//!     losses
+//! })?;
+//! assert!(losses[0][1] < losses[0][0]);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! More ranks: [`threads`] gives each thread of this process a group, [`HostJob`] and [`join`] do the same
-//! for processes. A model of your own is a [`Network`] of [`layers`].
+//! Ranks as processes: [`HostJob`] and [`join`] give each an [`Endpoint`], and [`Groups`] makes the groups of its
+//! place in the [`Mesh`]. A model of your own is a [`Model`]: a [`Network`] of [`layers`], written once for
+//! [`TensorParallel`] and cut by the configuration. `examples/` has `all_reduce` on three ranks, `ddp` in a few lines,
+//! and `own_model` on a mesh of eight.
 #![forbid(unsafe_code)]
 
 pub use phalanx_checkpoint::{
@@ -46,12 +48,14 @@ pub use phalanx_collectives::{
 };
 pub use phalanx_data::{Corpus, CorpusSpec, DataError, TokenFile, Tokenizer, Tokens};
 pub use phalanx_layers::{self as layers, Network};
-pub use phalanx_models::{Dropouts, Gpt2};
-pub use phalanx_plan::{ChunkLayout, MemoryPlan, Peak, Precision, Stage};
-pub use phalanx_tensor::{Arena, Cpu, Device, Region, Tensor, cpu};
+pub use phalanx_models::{Bert, Dropouts, Gpt2, Model, ModelShape, Objective, from_config};
+pub use phalanx_parallel::TensorParallel;
+pub use phalanx_plan::{ChunkLayout, Coordinates, MemoryPlan, Mesh, Peak, Precision, Schedule, Stage};
+pub use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Gelu, Heads, Layout, Region, Tensor, cpu};
 pub use phalanx_train::rank::Batch;
 pub use phalanx_train::run::{Job, Place, Start, train};
 pub use phalanx_train::sample::{Generator, Sampling};
 pub use phalanx_train::{
-    Dataset, Observer, Rank, RankPlan, RunConfig, RunError, RunPlan, Spec, Summary, config,
+    Dataset, Groups, Observer, Rank, RankPlan, RunConfig, RunError, RunPlan, Source, Spec, Summary, config,
+    on_threads,
 };

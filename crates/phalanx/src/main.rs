@@ -16,6 +16,7 @@ mod kernel_table;
 mod keys;
 mod launch;
 mod machine;
+mod mesh_report;
 mod plan_report;
 mod planned;
 mod progress;
@@ -23,9 +24,12 @@ mod rank_process;
 mod report;
 mod resume;
 mod run_folder;
+mod schedule_file;
+mod schedule_report;
 mod seat;
 mod shape;
 mod signals;
+mod strategies;
 mod task;
 mod tokenizing;
 mod training;
@@ -57,6 +61,7 @@ fn run(command: Command) -> Result<ExitCode> {
             let done = rank_process::rank(&args, environment)?;
             return Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
+        Command::Plan(args) if args.draw.schedule.is_some() => commands::plan_schedule::draw(&args),
         Command::Plan(args) => commands::plan::plan(&args),
         Command::Sample(args) => commands::sample::sample(&args, environment),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
@@ -68,6 +73,9 @@ fn run(command: Command) -> Result<ExitCode> {
             BenchCommand::Step(args) => commands::bench_step::bench_step(&args, environment),
             BenchCommand::Kernels(args) => commands::bench_kernels::bench_kernels(&args, environment),
             BenchCommand::Collectives(args) => commands::bench_collectives::bench_collectives(&args),
+            BenchCommand::Strategies(args) => {
+                commands::bench_strategies::bench_strategies(&args, environment)
+            }
         },
     }?;
     Ok(ExitCode::SUCCESS)

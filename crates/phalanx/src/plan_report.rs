@@ -4,14 +4,15 @@ use phalanx_optim::LossScaling;
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
 use phalanx_trace::Category;
 use phalanx_train::Spec;
-use phalanx_train::config::Reduce;
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use serde_json::{Value, json};
 
+use crate::mesh_report;
 use crate::planned::{Planned, outside_bytes};
 use crate::report::{Table, bytes, count, plural};
 
-/// Everything, bytes exact. `ranks` has the shape of `memory.json`.
+/// Everything, bytes exact. `ranks` has the shape of `memory.json`; of a large world it has one rank of each place
+/// in the pipeline, which stands for `ranks_alike`.
 pub fn to_json(planned: &Planned) -> Value {
     let plan = &planned.plan;
     let spec = &plan.spec;
@@ -22,6 +23,7 @@ pub fn to_json(planned: &Planned) -> Value {
     };
     json!({
         "ranks": plan.ranks.iter().map(rank).collect::<Vec<_>>(),
+        "ranks_alike": planned.each_stands_for(),
         "parameters": plan.parameters,
         "flops_per_step": plan.flops_per_step(),
         "collective_bytes_per_step": plan.collective_bytes_per_step(),
@@ -29,18 +31,20 @@ pub fn to_json(planned: &Planned) -> Value {
         "outside_bytes_per_rank": outside_bytes(spec),
         "needed_bytes": planned.needed_bytes(),
         "layout": {
-            "ranks": spec.world, "zero": spec.stage.number(), "micro": spec.micro,
+            "ranks": spec.world(), "mesh": spec.mesh, "zero": spec.stage.number(), "micro": spec.micro,
             "micro_batches": spec.micro_batches, "threads": spec.threads, "overlap": spec.overlap,
             "prefetch": spec.prefetch, "reduce": planned.config.batch.reduce,
-            "checkpointing": planned.config.memory.checkpointing,
+            "checkpointing": planned.config.memory.checkpointing, "sequence_parallel": spec.sequence_parallel,
         },
+        "pipeline": mesh_report::pipeline_json(planned),
+        "zero_one": mesh_report::sharding_json(planned),
         "precision": spec.precision,
         "model": spec.model.to_config(),
         "chunks": chunks_json(spec),
         "phases": phases_json(&plan.ranks[0].memory),
         "textbook": plan.textbook,
-        "kernels": plan.step.kernels,
-        "collectives": plan.step.collectives,
+        "kernels": plan.of(0).step.kernels,
+        "collectives": plan.of(0).step.collectives,
         "other_reduce": planned.other_reduce().map(|other| reduce_json(&other)),
     })
 }
@@ -85,7 +89,10 @@ pub fn short(planned: &Planned, name: &str) -> String {
 pub fn long(planned: &Planned, name: &str) -> String {
     let sections = [
         headline(planned, name),
+        if mesh_report::has_mesh(&planned.plan.spec) { mesh_report::places(planned) } else { String::new() },
         format!("Memory of each rank\n{}", memory_table(planned)),
+        mesh_report::pipeline(planned),
+        mesh_report::sharding(planned),
         format!("Phases of rank 0: what the arena needs\n{}", phases_table(&planned.plan.ranks[0].memory)),
         work(planned),
         chunks(&planned.plan.spec),
@@ -96,26 +103,39 @@ pub fn long(planned: &Planned, name: &str) -> String {
 
 fn headline(planned: &Planned, name: &str) -> String {
     let spec = &planned.plan.spec;
-    let model = &spec.model;
+    let (model, mesh) = (spec.model.shape(), mesh_report::has_mesh(spec));
     let text = format!(
-        "{name}: GPT-2 of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
-         {} of {}, ZeRO-{}; a step is {}, in {} of {} on each rank\n\
+        "{name}: {} of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
+         {} of {}{}, ZeRO-{}; a step is {}, in {} of {} on each {}\n\
          {}\n",
+        family(spec),
         count(planned.plan.parameters as f64),
         model.layers,
         model.hidden,
         model.heads,
         model.vocab,
         spec.seq,
-        plural(spec.world, "rank"),
+        plural(spec.world(), "rank"),
         plural(spec.threads, "thread"),
+        mesh_report::axes_in_brackets(spec),
         spec.stage.number(),
-        plural(spec.micro * spec.micro_batches * spec.world, "sequence"),
+        plural(spec.micro * spec.micro_batches * spec.mesh.data, "sequence"),
         plural(spec.micro_batches, "batch"),
         spec.micro,
+        if mesh { "replica" } else { "rank" },
         precision(spec),
     );
     text
+}
+
+/// How people call the model's family.
+fn family(spec: &Spec) -> String {
+    let name = spec.model.to_config()["model_type"].as_str().unwrap_or("a model").to_string();
+    match name.as_str() {
+        "gpt2" => "GPT-2".to_string(),
+        "bert" => "BERT".to_string(),
+        _ => name,
+    }
 }
 
 /// The policy, in words.
@@ -136,8 +156,12 @@ fn precision(spec: &Spec) -> String {
     format!("computed in {compute}{master}; gradients summed in {accumulate}{crossing}{scale}")
 }
 
-/// A column for ranks that hold the same; what the textbook says of the model's states beside it.
+/// A column for ranks that hold the same; what the textbook says of the model's states beside it. Of a mesh, a row
+/// a rank.
 fn memory_table(planned: &Planned) -> String {
+    if mesh_report::has_mesh(&planned.plan.spec) {
+        return mesh_report::memory(planned);
+    }
     let groups = alike(planned);
     let outside = outside_bytes(&planned.plan.spec);
     let textbook = &planned.plan.textbook.state;
@@ -161,12 +185,11 @@ fn memory_table(planned: &Planned) -> String {
 
 /// Neighbouring ranks with the same bytes: their numbers, and the memory of one.
 fn alike(planned: &Planned) -> Vec<(String, &MemoryPlan)> {
-    let ranks = &planned.plan.ranks;
     let mut groups: Vec<(usize, usize, &MemoryPlan)> = Vec::new();
-    for rank in ranks {
+    for (ranks, plan) in mesh_report::rows(planned) {
         match groups.last_mut() {
-            Some((_, last, memory)) if memory.peak == rank.memory.peak => *last = rank.rank,
-            _ => groups.push((rank.rank, rank.rank, &rank.memory)),
+            Some((_, last, memory)) if memory.peak == plan.memory.peak => *last = ranks.end - 1,
+            _ => groups.push((ranks.start, ranks.end - 1, &plan.memory)),
         }
     }
     let name = |first: usize, last: usize| {
@@ -199,13 +222,19 @@ fn work(planned: &Planned) -> String {
         bytes(plan.collective_bytes_per_step()),
         plan.collective_bytes_per_step(),
     ));
-    let textbook = plan.textbook.sent_bytes * plan.spec.world as u64;
-    table.row(exact("the textbook's, for one batch", bytes(textbook), textbook));
+    if !mesh_report::has_mesh(&plan.spec) {
+        let textbook = plan.textbook.sent_bytes * plan.spec.world() as u64;
+        table.row(exact("the textbook's, for one batch", bytes(textbook), textbook));
+    }
     let none = &[][..];
-    let collectives = if plan.spec.world > 1 { &plan.step.collectives[..] } else { none };
+    let collectives = if plan.spec.world() > 1 { &plan.of(0).step.collectives[..] } else { none };
     for CollectiveCost { op, calls, sent_bytes, .. } in collectives {
         table.row([
-            format!("  {} on each rank", op.name()),
+            format!(
+                "  {} on {}",
+                op.name(),
+                if mesh_report::has_mesh(&plan.spec) { "rank 0" } else { "each rank" }
+            ),
             format!("{calls} calls"),
             format!("{sent_bytes} bytes sent"),
         ]);
@@ -243,10 +272,7 @@ fn reduce(planned: &Planned) -> String {
     let Some(other) = planned.other_reduce() else { return String::new() };
     let mut table = Table::new(&["batch.reduce", "sent by all ranks", "gradients", "arena"]);
     for (run, note) in [(planned, " (as configured)"), (&other, "")] {
-        let word = match run.config.batch.reduce {
-            Reduce::Each => "each",
-            Reduce::Defer => "defer",
-        };
+        let word = mesh_report::reduce_word(run.config.batch.reduce);
         let memory = &run.plan.ranks[0].memory;
         table.row([
             format!("{word}{note}"),

@@ -4,12 +4,14 @@
 //! product, windows of files) is an estimate, always shown as such; both together must fit.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
-use phalanx_data::TokenFile;
-use phalanx_models::Gpt2;
+use anyhow::{Result, anyhow, bail};
+use phalanx_data::{TokenFile, Tokenizer};
+use phalanx_models::Model;
 use phalanx_trace::DType;
-use phalanx_train::config::Reduce;
+use phalanx_train::config::{Reduce, Updates};
+use phalanx_train::older::asynchronous;
 use phalanx_train::{Dataset, RunConfig, RunPlan, Spec, dataset};
 
 use crate::machine;
@@ -29,10 +31,12 @@ impl Planned {
     ///
     /// # Errors
     /// When the engine cannot be planned: a knob that means nothing, or a fault of the engine.
-    pub fn new(config: RunConfig, model: Gpt2, evaluated: usize) -> Result<Planned> {
-        let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.parallel.data));
-        let spec = Spec::new(&config, model, evaluated, threads).context("the chunks of [memory]")?;
-        let plan = RunPlan::new(spec)?;
+    pub fn new(config: RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Planned> {
+        let spec = spec(&config, model, evaluated)?;
+        let plan = match config.parallel.updates {
+            Updates::Synchronous => RunPlan::new(spec)?,
+            Updates::Asynchronous => asynchronous::plan(spec)?,
+        };
         Ok(Planned { config, plan })
     }
 
@@ -45,9 +49,9 @@ impl Planned {
         change(&mut config);
         config.check()?;
         let spec = &self.plan.spec;
-        let evaluated = spec.evaluation_batches * spec.micro * spec.world;
-        let whole = evaluated.next_multiple_of(config.micro() * config.parallel.data);
-        Planned::new(config, spec.model.clone(), whole)
+        let evaluated = spec.evaluation_batches * spec.micro * spec.mesh.data;
+        let whole = evaluated.next_multiple_of(config.micro() * config.data());
+        Planned::new(config, Arc::clone(&spec.model), whole)
     }
 
     /// Type that products are computed in.
@@ -55,15 +59,16 @@ impl Planned {
         self.plan.spec.precision.compute
     }
 
-    /// Operations of one step over all ranks, without what is computed again.
-    pub fn model_flops_per_step(&self) -> u64 {
-        self.plan.step.model_flops() * self.plan.spec.world as u64
-    }
-
     /// Bytes that all ranks together need.
     pub fn needed_bytes(&self) -> u64 {
         let outside = outside_bytes(&self.plan.spec);
-        self.plan.ranks.iter().map(|rank| rank.memory.arena_bytes + outside).sum()
+        let traced: u64 = self.plan.ranks.iter().map(|rank| rank.memory.arena_bytes + outside).sum();
+        traced * self.each_stands_for() as u64
+    }
+
+    /// Ranks for which one that was run dry stands, itself among them.
+    pub fn each_stands_for(&self) -> usize {
+        self.plan.spec.world() / self.plan.ranks.len()
     }
 
     /// Bytes of the rank that needs most.
@@ -77,7 +82,32 @@ impl Planned {
     /// # Errors
     /// With the bytes needed and available, and what would need less.
     pub fn check_memory(&self) -> Result<()> {
-        let ranks = self.plan.spec.world;
+        self.check_limit()?;
+        let ranks = self.plan.spec.world();
+        let (needed, Some(available)) = (self.needed_bytes(), machine::available_bytes()) else {
+            return Ok(());
+        };
+        if needed > available {
+            bail!(
+                "{ranks} rank(s) need {needed} bytes ({}), and this machine has {available} available ({}); {}",
+                bytes(needed),
+                bytes(available),
+                self.what_to_change(&|other| other.needed_bytes() <= available)
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether there are so many ranks that some stand for others: a plan for more than this machine.
+    pub fn is_for_elsewhere(&self) -> bool {
+        self.plan.ranks.len() < self.plan.spec.world()
+    }
+
+    /// Refuses a rank that needs more than the configuration allows.
+    ///
+    /// # Errors
+    /// As [`Planned::check_memory`].
+    pub fn check_limit(&self) -> Result<()> {
         if let Some(limit) = self.config.memory.limit_mb {
             let limit = (limit * f64::from(1 << 20)) as u64;
             let needed = self.needed_by_one();
@@ -89,17 +119,6 @@ impl Planned {
                     self.what_to_change(&|other| other.needed_by_one() <= limit)
                 );
             }
-        }
-        let (needed, Some(available)) = (self.needed_bytes(), machine::available_bytes()) else {
-            return Ok(());
-        };
-        if needed > available {
-            bail!(
-                "{ranks} rank(s) need {needed} bytes ({}), and this machine has {available} available ({}); {}",
-                bytes(needed),
-                bytes(available),
-                self.what_to_change(&|other| other.needed_bytes() <= available)
-            );
         }
         Ok(())
     }
@@ -116,17 +135,19 @@ impl Planned {
                 tried.push((fits(&other), other.needed_bytes(), words));
             }
         };
-        let small = |c: &mut RunConfig| c.batch.micro = Some(1);
+        let small = |c: &mut RunConfig| (c.batch.micro, c.parallel.micro_batches) = (Some(1), None);
         let sharded = |c: &mut RunConfig| c.parallel.zero = 3;
-        if config.parallel.data > 1 && config.parallel.zero < 3 {
+        if config.data() > 1 && config.parallel.zero < 3 {
             try_change("parallel.zero=3".into(), &sharded);
         }
         if micro > 1 {
             try_change("batch.micro=1".into(), &small);
         }
-        if config.parallel.data > 1 {
-            let half = config.parallel.data / 2;
-            try_change(format!("parallel.data={half}"), &move |c| c.parallel.data = half);
+        if config.data() > 1 {
+            let half = config.data() / 2;
+            try_change(format!("parallel.data={half}"), &move |c| {
+                (c.parallel.ranks, c.parallel.data) = (None, Some(half));
+            });
             try_change("parallel.zero=3 with batch.micro=1".into(), &move |c| {
                 sharded(c);
                 small(c);
@@ -146,7 +167,7 @@ impl Planned {
 
     /// The same run with gradients reduced at the other time, when it accumulates.
     pub fn other_reduce(&self) -> Option<Planned> {
-        if self.plan.spec.micro_batches < 2 || self.plan.spec.world < 2 {
+        if self.plan.spec.micro_batches < 2 || self.plan.spec.mesh.data < 2 {
             return None;
         }
         let other = match self.config.batch.reduce {
@@ -155,6 +176,16 @@ impl Planned {
         };
         self.with(|config| config.batch.reduce = other).ok()
     }
+}
+
+/// What a checked configuration makes of a model; `evaluated` as for [`Planned::new`].
+///
+/// # Errors
+/// No chunks, stages or mesh for the model.
+pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Spec> {
+    let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world()));
+    // The error tells its cause itself.
+    Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))
 }
 
 /// What one rank takes besides its arena, estimated: the program and its tables; for each thread a stack
@@ -168,17 +199,19 @@ pub fn outside_bytes(spec: &Spec) -> u64 {
 }
 
 /// What the tokenizer or the token file of `config` says about ids, and how many windows an evaluation
-/// will have, found without tokenising.
+/// will have, found without tokenising. Settles in `config` what [`Vocabulary::of`] does.
 ///
 /// # Errors
 /// Missing or unreadable data.
-pub fn estimate_data(config: &RunConfig) -> Result<(Vocabulary, usize)> {
-    let data = &config.data;
+pub fn estimate_data(config: &mut RunConfig) -> Result<(Vocabulary, usize)> {
+    let data = config.data.clone();
     if let Some(path) = &data.tokens {
         let file = TokenFile::open(Path::new(path))?;
-        let ids = file.vocab_size().unwrap_or(0);
+        let tokenizer = file.tokenizer()?;
+        let ids = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
         let evaluated = Dataset::evaluated_of(file.len(), config);
-        return Ok((Vocabulary { ids, origin: path.clone() }, evaluated));
+        let origin = path.clone();
+        return Ok((Vocabulary::of(config, tokenizer.as_ref(), ids, origin), evaluated));
     }
     if data.text.is_empty() {
         let origin = "a configuration without data.text and data.tokens".to_string();
@@ -186,10 +219,11 @@ pub fn estimate_data(config: &RunConfig) -> Result<(Vocabulary, usize)> {
         let evaluated = Dataset::evaluated_of(usize::MAX, config);
         return Ok((Vocabulary { ids: 0, origin }, evaluated));
     }
-    let (tokenizer, corpus) = dataset::open_tokenizer(data)?;
+    let (tokenizer, corpus) = dataset::open_tokenizer(&data)?;
     let text_bytes = corpus.map_or(0, |corpus| corpus.bytes()) as usize;
     // A token of byte-pair encodings is about four bytes; of the others one, but for rare characters.
     let tokens = if tokenizer.vocab_size() > 1024 { text_bytes / 4 } else { text_bytes };
     let origin = format!("the tokenizer {}", tokenizer.describe());
-    Ok((Vocabulary { ids: tokenizer.vocab_size(), origin }, Dataset::evaluated_of(tokens, config)))
+    let evaluated = Dataset::evaluated_of(tokens, config);
+    Ok((Vocabulary::of(config, Some(&tokenizer), tokenizer.vocab_size(), origin), evaluated))
 }

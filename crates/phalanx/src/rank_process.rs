@@ -13,7 +13,7 @@ use crate::args::RankArgs;
 use crate::environment::Environment;
 use crate::seat::Seat;
 use crate::task::Task;
-use crate::{bench, signals, training};
+use crate::{bench, signals, strategies, training};
 
 /// Runs one rank; `Ok(false)` after an error that the launcher knows.
 ///
@@ -28,14 +28,16 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
     // Drops last: a rank that is seen to leave has told its error.
     let seat = match &task {
         Task::Train(task) => Seat::among(endpoint, &task.config),
-        Task::BenchStep(task) => Seat::among(endpoint, &task.config),
+        Task::BenchStep(task) | Task::BenchStrategy(task) => Seat::among(endpoint, &task.config),
         Task::BenchCollectives(_) => Seat::Among(endpoint),
     };
     let done = match &task {
-        Task::Train(task) => {
-            training::job(task).and_then(|job| training::rank(&job, &seat, environment, &stop, task.show))
-        }
+        Task::Train(task) => training::job(task, seat.rank())
+            .and_then(|job| training::rank(&job, &seat, environment, &stop, task.show)),
         Task::BenchStep(task) => bench::steps(task, &seat, environment).and_then(|figures| tell(&figures)),
+        Task::BenchStrategy(task) => {
+            strategies::steps(task, &seat, environment).and_then(|figures| tell(&figures))
+        }
         Task::BenchCollectives(task) => {
             bench::collectives(task, &seat, environment).and_then(|figures| tell(&figures))
         }

@@ -4,10 +4,11 @@
 //! refused by the name of its key before anything is touched.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use phalanx_checkpoint::Checkpoint;
-use phalanx_models::Gpt2;
+use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Float, OptimizerKind, PrecisionConfig};
@@ -22,7 +23,7 @@ pub struct Resumed {
     /// The stored configuration with what was changed since.
     pub given: Given,
     /// To start from, with its model; `None` when the run has saved nothing yet.
-    pub checkpoint: Option<(Checkpoint, Gpt2)>,
+    pub checkpoint: Option<(Checkpoint, Arc<dyn Model>)>,
     /// Whether the tokens in the run folder are still those of the configuration.
     pub same_data: bool,
     /// To be told to the user.
@@ -51,7 +52,7 @@ pub fn resume(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Resu
     let (before, mut config) = (stored.config()?, given.config()?);
     let said_threads = file.is_some_and(|file| file.has("train.threads"))
         || args.overrides.set.iter().any(|set| set.trim_start().starts_with("train.threads"));
-    if config.parallel.data != before.parallel.data && !said_threads {
+    if config.world() != before.world() && !said_threads {
         given.leave_out("train.threads");
         config = given.config()?;
     }
@@ -66,7 +67,7 @@ pub fn resume(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Resu
         }
         Some(checkpoint) => {
             let model = model_of(&checkpoint)?;
-            fill_shape(&mut given, &config, &checkpoint, &model)?;
+            fill_shape(&mut given, &config, &checkpoint, &*model)?;
             check_states(&config, &before, &checkpoint)?;
             notes.extend(precision_note(&config.precision, &checkpoint));
             notes.push(format!("going on from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
@@ -82,8 +83,13 @@ pub fn resume(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Resu
 
 /// Refuses a given shape that is not the checkpoint's, and forgets the folder of an import: the weights
 /// come from the checkpoint now.
-fn fill_shape(given: &mut Given, config: &RunConfig, checkpoint: &Checkpoint, model: &Gpt2) -> Result<()> {
-    let shape = &config.model;
+fn fill_shape(
+    given: &mut Given,
+    config: &RunConfig,
+    checkpoint: &Checkpoint,
+    model: &dyn Model,
+) -> Result<()> {
+    let (shape, model) = (&config.model, model.shape());
     for (key, value, stored) in [
         ("model.layers", Some(shape.layers), model.layers),
         ("model.hidden", Some(shape.hidden), model.hidden),

@@ -1,10 +1,11 @@
 //! The folder of a run: what lies where, what may be overwritten, where to go on.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use phalanx_checkpoint::{Checkpoint, Newest, newest};
-use phalanx_models::Gpt2;
+use phalanx_models::{Model, from_config};
 use phalanx_train::RunConfig;
 use phalanx_train::dataset::TOKENS_FILE;
 use serde_json::Value;
@@ -173,7 +174,7 @@ impl RunFolder {
 ///
 /// # Errors
 /// A checkpoint without that record.
-pub fn model_of(checkpoint: &Checkpoint) -> Result<Gpt2> {
-    Gpt2::from_config(&checkpoint.state()["model"])
+pub fn model_of(checkpoint: &Checkpoint) -> Result<Arc<dyn Model>> {
+    from_config(&checkpoint.state()["model"])
         .with_context(|| format!("the model of {}", checkpoint.dir().display()))
 }

@@ -1,17 +1,18 @@
 //! Where a rank sits: alone in this process, as one of its threads, or as a process of a job.
 //!
-//! The engine sees a device and a group. This is where they come from, with the memory that the plan
-//! asks for, made resident before the first step.
+//! The engine sees a device and the groups of the mesh. This is where they come from, with the memory that
+//! the plan asks for, made resident before the first step.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use phalanx_collectives::{Endpoint, Group, Options, Solo};
+use phalanx_collectives::{Endpoint, Options};
 use phalanx_plan::MemoryPlan;
 use phalanx_tensor::cpu::Options as Computing;
 use phalanx_tensor::{Arena, Cpu, Device, Region};
-use phalanx_train::RunConfig;
+use phalanx_train::older::asynchronous::Links;
+use phalanx_train::{Groups, RunConfig, Source, Spec};
 
 use crate::machine;
 
@@ -29,8 +30,6 @@ pub struct Place {
     pub cpu: Arc<Cpu>,
     /// Its device, over an arena that replays the plan.
     pub device: Device,
-    /// Its group.
-    pub group: Arc<dyn Group>,
     /// Bytes of the arena as it is mapped.
     pub arena_bytes: u64,
 }
@@ -51,8 +50,8 @@ impl Seat {
         }
     }
 
-    /// Starts the threads that compute, maps the memory that the plan asks for, makes every page of it resident,
-    /// and joins the group.
+    /// Starts the threads that compute, maps the memory that the plan asks for and makes every page of it
+    /// resident.
     ///
     /// # Errors
     /// When the system has not that much memory.
@@ -70,13 +69,25 @@ impl Seat {
                 self.rank()
             )
         })?;
-        let group: Arc<dyn Group> = match self {
-            Seat::Alone => Arc::new(Solo::new("data")),
-            Seat::Among(endpoint) => endpoint.group("data"),
-        };
         let arena_bytes = region.bytes() as u64;
         let device = Device::new(Arc::clone(&cpu) as _, Arena::replaying(memory.clone(), region));
-        Ok(Place { cpu, device, group, arena_bytes })
+        Ok(Place { cpu, device, arena_bytes })
+    }
+
+    /// Joins the groups of this rank's place in the mesh.
+    pub fn groups(&self, spec: &Spec) -> Groups {
+        match self {
+            Seat::Alone => Groups::alone(spec),
+            Seat::Among(endpoint) => Groups::new(&Source::Host(endpoint), spec),
+        }
+    }
+
+    /// Joins the channels between workers and servers of asynchronous updates.
+    pub fn links(&self, spec: &Spec) -> Links<'_> {
+        match self {
+            Seat::Alone => Links::new(&Source::Alone, spec.world()),
+            Seat::Among(endpoint) => Links::new(&Source::Host(endpoint), spec.world()),
+        }
     }
 
     /// Notes the step that begins, for whoever asks when this rank is missing.

@@ -15,6 +15,8 @@ pub enum Task {
     Train(TrainTask),
     /// Time steps on random tokens.
     BenchStep(BenchStepTask),
+    /// Time steps of one way of parallelism among several.
+    BenchStrategy(BenchStepTask),
     /// Time collectives.
     BenchCollectives(BenchCollectivesTask),
 }

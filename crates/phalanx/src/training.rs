@@ -3,8 +3,10 @@
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
-use phalanx_models::Gpt2;
-use phalanx_train::run::{Job, Place, Silent, train};
+use phalanx_models::from_config;
+use phalanx_train::config::Updates;
+use phalanx_train::older::asynchronous;
+use phalanx_train::run::{Job, Observer, Place, Silent, train};
 use phalanx_train::{Dataset, RunError};
 
 use crate::environment::Environment;
@@ -13,14 +15,16 @@ use crate::progress::{Progress, Records};
 use crate::seat::{self, Seat};
 use crate::task::{Show, TrainTask};
 
-/// What all ranks of the run have in common, made anew from the task: every rank comes to the same plan.
+/// What all ranks of the run have in common, made anew from the task: every rank comes to the same plan. Of `rank`, the
+/// plan is its own even where another stands for it.
 ///
 /// # Errors
 /// Data that cannot be used, or an engine that cannot be planned.
-pub fn job(task: &TrainTask) -> Result<Job> {
-    let model = Gpt2::from_config(&task.model)?;
+pub fn job(task: &TrainTask, rank: usize) -> Result<Job> {
+    let model = from_config(&task.model)?;
     let data = Dataset::open(&task.config, &task.run)?;
-    let Planned { config, plan } = Planned::new(task.config.clone(), model, data.evaluated())?;
+    let Planned { config, mut plan } = Planned::new(task.config.clone(), model, data.evaluated())?;
+    plan.include(rank)?;
     let peak_flops_per_s = Some(task.peak_flops_per_s);
     Ok(Job { config, plan, data, run: task.run.clone(), start: task.start(), peak_flops_per_s })
 }
@@ -32,17 +36,28 @@ pub fn job(task: &TrainTask) -> Result<Job> {
 pub fn rank(job: &Job, seat: &Seat, environment: Environment, stop: &AtomicBool, show: Show) -> Result<()> {
     let rank = seat.rank();
     let computing = environment.options(job.plan.spec.threads);
-    let seat::Place { device, group, arena_bytes, .. } =
-        seat.take(&job.plan.ranks[rank].memory, computing)?;
+    let seat::Place { device, arena_bytes, .. } = seat.take(&job.plan.of(rank).memory, computing)?;
     let shares_memory = matches!(seat, Seat::Among(_));
     let foreign = || if shares_memory { seat::foreign_bytes(arena_bytes) } else { 0 };
     let note = |step| seat.note_step(step);
-    let place = Place { device, group, stop, note_step: &note, foreign_bytes: &foreign };
-    match show {
-        Show::Progress if rank == 0 => train(job, place, &mut Progress::new(job))?,
-        Show::Json if rank == 0 => train(job, place, &mut Records)?,
-        _ => train(job, place, &mut Silent)?,
+    let mut observer: Box<dyn Observer> = match show {
+        Show::Progress if rank == 0 => Box::new(Progress::new(job)),
+        Show::Json if rank == 0 => Box::new(Records),
+        _ => Box::new(Silent),
     };
+    match job.config.parallel.updates {
+        Updates::Synchronous => {
+            let groups = seat.groups(&job.plan.spec);
+            let place = Place { device, groups, stop, note_step: &note, foreign_bytes: &foreign };
+            train(job, place, &mut *observer)?;
+        }
+        Updates::Asynchronous => {
+            let links = seat.links(&job.plan.spec);
+            let place =
+                asynchronous::Place { device, links, stop, note_step: &note, foreign_bytes: &foreign };
+            asynchronous::train(job, place, &mut *observer)?;
+        }
+    }
     Ok(())
 }
 

@@ -12,8 +12,8 @@ fn impossible_values_name_their_key() {
         (vec!["model.heads=5"], vec!["model.heads = 5", "model.hidden = 32", "4"]),
         (vec!["batch.global=7", "parallel.data=2"], vec!["batch.global = 7", "multiple of 2"]),
         (vec!["parallel.zero=4"], vec!["parallel.zero", "0, 1, 2 "]),
-        (vec!["parallel.data=0"], vec!["parallel.data = 0"]),
-        (vec!["model.arch=bert"], vec!["model.arch", "bert", "gpt2"]),
+        (vec!["parallel.data=0"], vec!["parallel.data is 0", "at least 1"]),
+        (vec!["model.arch=t5"], vec!["model.arch", "bert", "gpt2"]),
         (vec!["model.vocab=1000"], vec!["model.vocab = 1000", "larger", "256"]),
         (vec!["model.vocab=100"], vec!["model.vocab = 100", "smaller", "256"]),
         (vec!["model.positions=8"], vec!["model.positions = 8", "model.seq = 16"]),
@@ -44,6 +44,75 @@ fn impossible_values_name_their_key() {
             ended.refused(&words);
         }
         assert!(!home.path("runs/small").exists(), "{set:?}");
+    }
+}
+
+#[test]
+fn impossible_meshes_name_key_value_and_what_to_do() {
+    let home = Home::new();
+    home.write("deadlock.csv", "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n");
+    home.write("incomplete.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1\n");
+    home.write("other.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+    home.write("cell.csv", "0F0,0F1,0X0\n");
+    let refused: [(&[&str], &[&str]); 19] = [
+        (&["tensor=3"], &["parallel.tensor = 3", "model.heads = 4", "nearest", "2"]),
+        (&["tensor=8"], &["parallel.tensor = 8", "model.heads = 4", "4"]),
+        (&["pipeline=6", "micro_batches=8"], &["parallel.pipeline = 6", "model.layers = 2", "fewer"]),
+        (&["pipeline=4", "micro_batches=2"], &["at least 4 micro-batches", "has 2", "raise"]),
+        (&["ranks=6", "pipeline=4"], &["pipeline 4", "6 ranks", "nearest", "pipeline 3", "data 2"]),
+        (&["ranks=3", "data=2"], &["data 2", "there are 3", "nearest", "data 3"]),
+        (&["pipeline=0"], &["parallel.pipeline is 0", "at least 1"]),
+        (&["micro_batches=3"], &["batch.global = 8", "multiple of 3", "6 and 9"]),
+        (&["schedule=1f1f"], &["parallel.schedule = \"1f1f\"", "1f1b", "zb-v", "no file 1f1f"]),
+        (&["schedule=text.txt"], &["parallel.schedule = \"text.txt\"", "line 1, column 1"]),
+        (&["schedule=cell.csv"], &["\"cell.csv\"", "line 1, column 9", "`0X0`", "F, B, I, W"]),
+        (
+            &["schedule=deadlock.csv", "pipeline=2"],
+            &["\"deadlock.csv\"", "deadlocks", "rank 0", "`1F1` waits"],
+        ),
+        (&["schedule=incomplete.csv", "pipeline=2"], &["\"incomplete.csv\"", "`1B1` is missing on rank 1"]),
+        (&["schedule=other.csv", "pipeline=4", "micro_batches=4"], &["parallel.schedule", "has 2 rows", "4"]),
+        (&["sequence_parallel=true"], &["parallel.sequence_parallel = true", "parallel.tensor = 2 or more"]),
+        (&["updates=asynchronous", "zero=2"], &["parallel.updates = asynchronous", "parallel.zero = 2"]),
+        (&["updates=asynchronous", "tensor=2"], &["parallel.updates = asynchronous", "parallel.tensor to 1"]),
+        (
+            &["cut=uniform", "pipeline=4", "micro_batches=4"],
+            &["parallel.cut", "2 blocks", "4 stages", "at most 2"],
+        ),
+        (&["cut=halves"], &["parallel.cut", "\"halves\"", "\"balanced\""]),
+    ];
+    for (set, words) in refused {
+        let set: Vec<String> = set.iter().map(|set| format!("parallel.{set}")).collect();
+        let sets: Vec<&str> = set.iter().flat_map(|set| ["--set", set]).collect();
+        for command in [&["plan"][..], &["train"], &["bench", "step"]] {
+            home.run(&[command, &["small.toml"], &sets].concat()).refused(words);
+        }
+        assert!(!home.path("runs/small").exists(), "{set:?}");
+    }
+}
+
+#[test]
+fn schedules_that_cannot_be_drawn() {
+    let home = Home::new();
+    home.write("deadlock.csv", "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n");
+    home.write("other.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+    let refused: [(&[&str], &[&str]); 10] = [
+        (&["gpipe", "--pipeline", "1000000000000"], &["1000000000000 ranks", "--pipeline"]),
+        (&["1fb"], &["1fb", "1f1b", "zb-v", "no file"]),
+        (&["deadlock.csv"], &["deadlocks", "rank 0", "rank 1"]),
+        (&["."], &["cannot read", "text file"]),
+        (&["1f1b", "--pipeline", "4", "--micro-batches", "2"], &["4 ranks", "at least 4 micro-batches"]),
+        (&["interleaved", "--micro-batches", "9"], &["9", "nearest", "10"]),
+        (&["gpipe", "--pipeline", "0"], &["0 ranks"]),
+        (&["other.csv", "--pipeline", "3"], &["--pipeline 3", "other.csv has 2 ranks"]),
+        (&["gpipe", "--set", "parallel.pipeline=2"], &["--set", "configuration"]),
+        (&["gpipe", "--svg", "no/a.svg"], &["no/a.svg", "cannot write"]),
+    ];
+    for (args, words) in refused {
+        home.run(&[&["plan", "--schedule"], args].concat()).refused(words);
+    }
+    for args in [&["plan"][..], &["plan", "small.toml", "--svg", "a.svg"]] {
+        assert_eq!(home.run(args).code, Some(2), "{args:?}");
     }
 }
 

@@ -80,6 +80,8 @@ fn the_examples_can_be_planned() {
         ("nanogpt_cpu.toml", &["--data", "text.txt"]),
         ("gpt2_mini.toml", &[]),
         ("gpt2_124m.toml", &["--nproc", "2", "--set", "parallel.zero=3"]),
+        ("mesh_2x2x2.toml", &["--data", "text.txt"]),
+        ("bert_classic.toml", &["--data", "text.txt"]),
     ] {
         let path = examples.join(name).display().to_string();
         let plan =

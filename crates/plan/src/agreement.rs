@@ -1,12 +1,15 @@
 //! Do the ranks of a group say the same things in the same order?
 //!
-//! The n-th collective of a group must be the same on all its ranks, or the run hangs, dies, or worse,
-//! adds what does not belong together. The traces know it beforehand: R ranks with C collectives
-//! each are compared in R * C steps, before anything starts.
+//! The n-th collective of a group must be the same on all its ranks, the n-th message of one rank to another
+//! must be what the other receives, or the run hangs, dies, or worse, adds what does not belong together. The
+//! traces know it beforehand: R ranks with C collectives each are compared in R * C steps, before anything starts.
 
-use phalanx_trace::{Collective, CollectiveOp, Phase, Trace};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-/// Two ranks of a group that will not do the same.
+use phalanx_trace::{Collective, CollectiveOp, Fault, Trace, describe_tag};
+
+/// Ranks of a group that will not do the same, or not what the other expects.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Disagreement {
     /// The ranks do not go through the same phases.
@@ -27,6 +30,25 @@ pub enum Disagreement {
     /// A collective differs, or one rank has none left.
     #[error(transparent)]
     Collective(Box<CollectiveDisagreement>),
+    /// What one rank sends is not what the other receives.
+    #[error(transparent)]
+    Message(Box<MessageDisagreement>),
+}
+
+/// A group as the traces know it: `data`, or `tensor` of the ranks `[0, 1]`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GroupKey {
+    /// Its name.
+    pub name: &'static str,
+    /// World ranks of its members; empty for all ranks.
+    pub members: Arc<[usize]>,
+}
+
+impl std::fmt::Display for GroupKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "group `{}`", self.name)?;
+        if self.members.is_empty() { Ok(()) } else { write!(f, " of ranks {:?}", self.members) }
+    }
 }
 
 /// The first collective on which the ranks of a group differ.
@@ -35,7 +57,7 @@ pub struct CollectiveDisagreement {
     /// Phase.
     pub phase: &'static str,
     /// Group.
-    pub group: &'static str,
+    pub group: GroupKey,
     /// Number of the collective among those of the group in the phase, from 0.
     pub index: usize,
     /// What differs: `op`, `dtype`, `count`, `root`, `world_size`, or `length`.
@@ -57,13 +79,27 @@ pub struct Side {
     pub ranks: usize,
 }
 
+/// The first message between two ranks of which the ends differ.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct MessageDisagreement {
+    /// Phase.
+    pub phase: &'static str,
+    /// Group.
+    pub group: GroupKey,
+    /// Number of the message among those from this sender to this receiver in the phase, from 0.
+    pub index: usize,
+    /// What differs: `tag`, `dtype`, `count`, `placements`, or `length`.
+    pub differs: &'static str,
+    /// World rank of the sender, and its send; `None` if it sends nothing more.
+    pub sender: (usize, Option<Collective>),
+    /// World rank of the receiver, and its recv; `None` if it receives nothing more.
+    pub receiver: (usize, Option<Collective>),
+}
+
 impl std::fmt::Display for CollectiveDisagreement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let CollectiveDisagreement { phase, group, index, differs, left, right } = self;
-        write!(
-            f,
-            "phase `{phase}`, group `{group}`: the ranks disagree on collective {index} ({differs}): "
-        )?;
+        write!(f, "phase `{phase}`, {group}: the ranks disagree on collective {index} ({differs}): ")?;
         write!(f, "{left}; {right}. ")?;
         let odd = if left.ranks < right.ranks { left } else { right };
         let rank = odd.rank;
@@ -89,10 +125,39 @@ impl std::fmt::Display for Side {
     }
 }
 
-/// Compares, phase by phase and group by group, the collectives of all ranks.
+impl std::fmt::Display for MessageDisagreement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let MessageDisagreement { phase, group, index, differs, sender, receiver } = self;
+        let (from, to) = (sender.0, receiver.0);
+        write!(f, "phase `{phase}`, {group}: message {index} from rank {from} to rank {to} does not match ")?;
+        write!(f, "({differs}): ")?;
+        write_end(f, "send", sender)?;
+        write!(f, "; ")?;
+        write_end(f, "receive", receiver)?;
+        write!(f, ". What one rank sends the other must receive in the same order: look for the message ")?;
+        write!(f, "that one of them has too much, too early or from another stage")
+    }
+}
+
+fn write_end(
+    f: &mut std::fmt::Formatter<'_>,
+    verb: &str,
+    (rank, message): &(usize, Option<Collective>),
+) -> std::fmt::Result {
+    let Some(Collective { dtype, count, tag, placements, site, .. }) = message else {
+        return write!(f, "rank {rank} {verb}s nothing more");
+    };
+    write!(f, "rank {rank} {verb}s {count} {}", dtype.name())?;
+    if let Some(tag) = tag {
+        write!(f, "{}", describe_tag(*tag))?;
+    }
+    write!(f, " ({placements}) at {site}")
+}
+
+/// Compares, phase by phase and group by group, the collectives of all ranks, then the messages of each pair.
 ///
-/// All traces are taken as members of every group that one of them names: for now `data` holds all
-/// ranks. Sends and receives are left out, see `belongs_to_all`.
+/// A group is its name and its members; a rank is compared in those of which it is one. Members without a
+/// trace are left out, and so are the messages that they send or receive.
 ///
 /// # Errors
 /// The earliest disagreement of the first phase and group that has one.
@@ -112,60 +177,142 @@ pub fn compare(traces: &[Trace]) -> Result<(), Disagreement> {
         }
     }
     for number in 0..first.phases.len() {
-        for group in groups(traces, number) {
-            compare_group(traces, number, group)?;
+        for (key, calls) in groups(traces, number) {
+            let group = Group { phase: first.phases[number].name, key, calls };
+            group.compare_collectives()?;
+            group.compare_messages()?;
         }
     }
     Ok(())
 }
 
-/// Whether all ranks of the group must issue it. Sends and receives concern two ranks: they are to be
-/// matched in pairs, each send with the peer's receive, once the pipeline has them.
-fn belongs_to_all(op: CollectiveOp) -> bool {
-    !matches!(op, CollectiveOp::Send | CollectiveOp::Recv)
+/// The calls of one rank in a group.
+struct Calls<'a> {
+    /// World rank.
+    rank: usize,
+    /// What all members must issue.
+    collectives: Vec<&'a Collective>,
+    /// By peer (its rank in the group): what is sent there, and what is received from there.
+    messages: BTreeMap<usize, [Vec<&'a Collective>; 2]>,
 }
 
-/// Names of the groups in the `number`-th phase, in order of appearance.
-fn groups(traces: &[Trace], number: usize) -> Vec<&'static str> {
-    let mut groups = Vec::new();
-    for collective in traces.iter().flat_map(|t| t.phases[number].collectives()) {
-        if !groups.contains(&collective.group) {
-            groups.push(collective.group);
+/// What all ranks do in one group during one phase.
+struct Group<'a> {
+    phase: &'static str,
+    key: GroupKey,
+    calls: Vec<Calls<'a>>,
+}
+
+fn key_of(c: &Collective) -> GroupKey {
+    GroupKey { name: c.group, members: Arc::clone(&c.members) }
+}
+
+/// The groups of the `number`-th phase in order of appearance, each with what its members do.
+fn groups(traces: &[Trace], number: usize) -> Vec<(GroupKey, Vec<Calls<'_>>)> {
+    let mut keys: BTreeMap<GroupKey, usize> = BTreeMap::new();
+    let mut groups: Vec<(GroupKey, Vec<Calls>)> = Vec::new();
+    for c in traces.iter().flat_map(|t| t.phases[number].collectives()) {
+        let key = key_of(c);
+        keys.entry(key.clone()).or_insert_with(|| {
+            let is_member = |t: &&Trace| key.members.is_empty() || key.members.contains(&t.rank);
+            let calls =
+                |t: &Trace| Calls { rank: t.rank, collectives: Vec::new(), messages: BTreeMap::new() };
+            let members = traces.iter().filter(is_member).map(calls).collect();
+            groups.push((key, members));
+            groups.len() - 1
+        });
+    }
+    for trace in traces {
+        for c in trace.phases[number].collectives() {
+            let index = keys[&key_of(c)];
+            let of_group = &mut groups[index].1;
+            let own = of_group.iter_mut().find(|calls| calls.rank == trace.rank);
+            let calls = own.unwrap_or_else(|| panic!("rank {} is no member of {}", trace.rank, key_of(c)));
+            match (c.op, c.root) {
+                (CollectiveOp::Send, Some(peer)) => calls.messages.entry(peer).or_default()[0].push(c),
+                (CollectiveOp::Recv, Some(peer)) => calls.messages.entry(peer).or_default()[1].push(c),
+                _ => calls.collectives.push(c),
+            }
         }
     }
     groups
 }
 
-/// The collectives of a group in a phase that all its ranks must issue.
-fn sequence<'a>(phase: &'a Phase, group: &str) -> Vec<&'a Collective> {
-    phase.collectives().filter(|c| c.group == group && belongs_to_all(c.op)).collect()
-}
-
-fn compare_group(traces: &[Trace], number: usize, group: &'static str) -> Result<(), Disagreement> {
-    let sequences: Vec<Vec<&Collective>> =
-        traces.iter().map(|t| sequence(&t.phases[number], group)).collect();
-    let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
-    for index in 0..longest {
-        let nth = |rank: usize| sequences[rank].get(index).copied();
-        let differing = |left: usize| move |right: &usize| difference(nth(left), nth(*right)).is_some();
-        let Some(other) = (1..traces.len()).find(differing(0)) else {
-            continue;
-        };
-        let side = |at: usize| Side {
-            rank: traces[at].rank,
-            collective: nth(at).cloned(),
-            ranks: traces.len() - (0..traces.len()).filter(differing(at)).count(),
-        };
-        return Err(Disagreement::Collective(Box::new(CollectiveDisagreement {
-            phase: traces[0].phases[number].name,
-            group,
-            index,
-            differs: difference(nth(0), nth(other)).unwrap_or("nothing"),
-            left: side(0),
-            right: side(other),
-        })));
+impl Group<'_> {
+    fn compare_collectives(&self) -> Result<(), Disagreement> {
+        let Group { phase, key, calls } = self;
+        let longest = calls.iter().map(|c| c.collectives.len()).max().unwrap_or(0);
+        for index in 0..longest {
+            let nth = |at: usize| calls[at].collectives.get(index).copied();
+            let differing = |left: usize| move |right: &usize| difference(nth(left), nth(*right)).is_some();
+            let Some(other) = (1..calls.len()).find(differing(0)) else {
+                continue;
+            };
+            let side = |at: usize| Side {
+                rank: calls[at].rank,
+                collective: nth(at).cloned(),
+                ranks: calls.len() - (0..calls.len()).filter(differing(at)).count(),
+            };
+            return Err(Disagreement::Collective(Box::new(CollectiveDisagreement {
+                phase,
+                group: key.clone(),
+                index,
+                differs: difference(nth(0), nth(other)).unwrap_or("nothing"),
+                left: side(0),
+                right: side(other),
+            })));
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// Each message with its other end. A pair is looked at from the sender, and from the receiver where the
+    /// sender sends it nothing.
+    fn compare_messages(&self) -> Result<(), Disagreement> {
+        const NONE: &[Vec<&Collective>; 2] = &[Vec::new(), Vec::new()];
+        for own in &self.calls {
+            for (peer, [sent, received]) in &own.messages {
+                let Some(other) = self.calls.iter().find(|c| Some(c.rank) == self.world_rank(*peer)) else {
+                    continue;
+                };
+                let own_place = self.place(own.rank);
+                let [theirs_sent, theirs_received] = other.messages.get(&own_place).unwrap_or(NONE);
+                self.compare_pair((own.rank, sent), (other.rank, theirs_received))?;
+                self.compare_pair((other.rank, theirs_sent), (own.rank, received))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_pair(
+        &self,
+        (from, sent): (usize, &[&Collective]),
+        (to, received): (usize, &[&Collective]),
+    ) -> Result<(), Disagreement> {
+        for index in 0..sent.len().max(received.len()) {
+            let (send, recv) = (sent.get(index).copied(), received.get(index).copied());
+            let Some(differs) = message_difference(send, recv) else { continue };
+            return Err(Disagreement::Message(Box::new(MessageDisagreement {
+                phase: self.phase,
+                group: self.key.clone(),
+                index,
+                differs,
+                sender: (from, send.cloned()),
+                receiver: (to, recv.cloned()),
+            })));
+        }
+        Ok(())
+    }
+
+    /// World rank of a rank of the group.
+    fn world_rank(&self, place: usize) -> Option<usize> {
+        let members = &self.key.members;
+        if members.is_empty() { Some(place) } else { members.get(place).copied() }
+    }
+
+    /// Rank in the group of a world rank that is in it.
+    fn place(&self, rank: usize) -> usize {
+        self.key.members.iter().position(|member| *member == rank).unwrap_or(rank)
+    }
 }
 
 /// In what two collectives differ, if they do. Call sites may differ: ranks may take two paths to the
@@ -184,4 +331,62 @@ fn difference(left: Option<&Collective>, right: Option<&Collective>) -> Option<&
         ("world_size", left.world_size != right.world_size),
     ];
     fields.into_iter().find(|(_, differs)| *differs).map(|(name, _)| name)
+}
+
+/// In what the two ends of a message differ, if they do.
+fn message_difference(sent: Option<&Collective>, received: Option<&Collective>) -> Option<&'static str> {
+    let (sent, received) = match (sent, received) {
+        (Some(sent), Some(received)) => (sent, received),
+        (None, None) => return None,
+        _ => return Some("length"),
+    };
+    let fields = [
+        ("tag", sent.tag != received.tag),
+        ("dtype", sent.dtype != received.dtype),
+        ("count", sent.count != received.count),
+        ("placements", sent.placements != received.placements),
+    ];
+    fields.into_iter().find(|(_, differs)| *differs).map(|(name, _)| name)
+}
+
+/// Tensors that are not placed as their readers need them: collectives are missing, doubled or misplaced.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct PlacementError {
+    /// The rank in whose trace it was found.
+    pub rank: usize,
+    /// The first fault of the first phase that has one.
+    pub fault: Fault,
+    /// How many more there are, on all ranks. A trace keeps only its first ones.
+    pub more: usize,
+}
+
+impl std::fmt::Display for PlacementError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let PlacementError { rank, fault, more } = self;
+        write!(
+            f,
+            "rank {rank}: {fault}. The dry run follows how each tensor is placed on the mesh; trained "
+        )?;
+        write!(f, "like this, the ranks would compute something else than one rank does, without a word")?;
+        match more {
+            0 => Ok(()),
+            1 => write!(f, ". 1 more fault was found, perhaps because of this one"),
+            _ => write!(f, ". {more} more faults were found, perhaps because of this one"),
+        }
+    }
+}
+
+/// The first placement fault of the traces: of the lowest phase, then of the first trace.
+///
+/// # Errors
+/// If there is one.
+pub fn faults(traces: &[Trace]) -> Result<(), PlacementError> {
+    let all = || traces.iter().flat_map(|t| t.faults.iter().map(move |fault| (t, fault)));
+    let phase = |(t, fault): &(&Trace, &Fault)| t.phases.iter().position(|p| p.name == fault.phase);
+    match all().min_by_key(phase) {
+        None => Ok(()),
+        Some((trace, fault)) => {
+            Err(PlacementError { rank: trace.rank, fault: fault.clone(), more: all().count() - 1 })
+        }
+    }
 }

@@ -34,6 +34,18 @@ pub struct ParameterSize {
     pub name: String,
     /// Elements, at least 1.
     pub elements: u64,
+    /// Elements that it takes in the layout, at least as many: what the largest part has of a tensor that is
+    /// not split evenly, so that those who hold the parts have one layout.
+    pub reserved: u64,
+    /// Whether its chunk holds nothing else.
+    pub alone: bool,
+}
+
+impl ParameterSize {
+    /// A parameter that takes what it has, and shares its chunk.
+    pub fn new(name: impl Into<String>, elements: u64) -> ParameterSize {
+        ParameterSize { name: name.into(), elements, reserved: elements, alone: false }
+    }
 }
 
 /// How large chunks are.
@@ -144,7 +156,14 @@ pub fn lay_out(
     let elements: u64 = parameters.iter().map(|p| p.elements).sum();
     let (size, searched) = match size {
         ChunkSize::Auto(knobs) => {
-            let (best, tried) = search(&padded, elements, unit, knobs)?;
+            let together = parameters.iter().zip(&padded).filter(|(p, _)| !p.alone);
+            let packed: Vec<u64> = together.clone().map(|(_, padded)| *padded).collect();
+            let elements = together.map(|(p, _)| p.elements).sum();
+            let (best, tried) = if packed.is_empty() {
+                search(&padded, elements, unit, knobs)?
+            } else {
+                search(&packed, elements, unit, knobs)?
+            };
             (best.chunk_elements, tried)
         }
         ChunkSize::Elements(0) => {
@@ -169,14 +188,15 @@ fn pad(parameters: &[ParameterSize]) -> Result<Vec<u64>, ChunkError> {
     }
     let mut total = 0;
     let pad_one = |p: &ParameterSize| {
+        assert!(p.reserved >= p.elements, "{}: {} reserved for {}", p.name, p.reserved, p.elements);
         if p.elements == 0 {
             return Err(ChunkError::EmptyParameter { name: p.name.clone() });
         }
-        if p.elements > MAX_ELEMENTS - total {
+        if p.reserved > MAX_ELEMENTS - total {
             return Err(ChunkError::TooLarge { name: p.name.clone() });
         }
-        total += p.elements;
-        Ok(p.elements.next_multiple_of(BLOCK))
+        total += p.reserved;
+        Ok(p.reserved.next_multiple_of(BLOCK))
     };
     parameters.iter().map(pad_one).collect()
 }
@@ -195,14 +215,20 @@ fn pack(parameters: &[ParameterSize], padded: &[u64], size: u64, unit: u64) -> C
     let mut open: Option<u64> = None;
     for (parameter, (given, &padded)) in parameters.iter().zip(padded).enumerate() {
         let offset = match open {
-            Some(used) if used + padded <= size => used,
-            _ => {
+            Some(used) if used + padded <= size && !given.alone => used,
+            used => {
+                // What comes before a parameter that is alone is cut to what it holds.
+                if let (Some(used), true, Some(last)) = (used, given.alone, layout.chunk_elements.last_mut())
+                {
+                    *last = used.next_multiple_of(unit);
+                }
                 layout.first_block.push(layout.blocks);
-                layout.chunk_elements.push(size.max(padded.next_multiple_of(unit)));
+                let own = padded.next_multiple_of(unit);
+                layout.chunk_elements.push(if given.alone { own } else { size.max(own) });
                 0
             }
         };
-        open = (padded <= size).then_some(offset + padded);
+        open = (padded <= size && !given.alone).then_some(offset + padded);
         let chunk = layout.chunk_elements.len() - 1;
         layout.placed.push(Placed { parameter, chunk, offset, elements: given.elements });
         layout.blocks += padded / BLOCK;

@@ -53,7 +53,11 @@ impl Cost {
             match event {
                 Event::Kernel { name, flops, bytes, .. } => cost.add_kernel(name, *flops, *bytes),
                 Event::Collective(collective) => cost.add_collective(collective),
-                Event::Alloc { .. } | Event::Free { .. } | Event::Wait { .. } | Event::Use { .. } => {}
+                Event::Alloc { .. }
+                | Event::Free { .. }
+                | Event::Wait { .. }
+                | Event::Counted { .. }
+                | Event::Use { .. } => {}
             }
         }
         cost.kernels.sort_by_key(|k| (std::cmp::Reverse(k.flops), k.name));
@@ -73,7 +77,8 @@ impl Cost {
         let of = |names: &[&str]| -> u64 {
             self.kernels.iter().filter(|k| names.contains(&k.name)).map(|k| k.flops).sum()
         };
-        let linear = of(&["linear", "linear_gelu"]).saturating_sub(of(&["linear_weight_gradient"]));
+        let forward = ["linear", "linear_gelu", "vocabulary_statistics"];
+        let linear = of(&forward).saturating_sub(of(&["linear_weight_gradient"]));
         let attention = of(&["attention"]).saturating_sub(of(&["attention_backward"]) / 5 * 2);
         self.flops - linear - attention
     }

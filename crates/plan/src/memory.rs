@@ -212,7 +212,11 @@ fn lifetimes(phase: &Phase, first_id: u32) -> Result<Vec<Taken>, MemoryError> {
                 }
                 now += 1;
             }
-            Event::Kernel { .. } | Event::Collective(_) | Event::Wait { .. } | Event::Use { .. } => {}
+            Event::Kernel { .. }
+            | Event::Collective(_)
+            | Event::Wait { .. }
+            | Event::Counted { .. }
+            | Event::Use { .. } => {}
         }
     }
     Ok(taken)
@@ -259,7 +263,11 @@ fn feed(meter: &mut PeakMeter, phase: &Phase, first_id: u32, slots: &[Slot]) {
         match *event {
             Event::Alloc { id, .. } => meter.alloc(&slots[(id - first_id) as usize]),
             Event::Free { id } => meter.free(&slots[(id - first_id) as usize]),
-            Event::Kernel { .. } | Event::Collective(_) | Event::Wait { .. } | Event::Use { .. } => {}
+            Event::Kernel { .. }
+            | Event::Collective(_)
+            | Event::Wait { .. }
+            | Event::Counted { .. }
+            | Event::Use { .. } => {}
         }
     }
 }

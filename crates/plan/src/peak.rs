@@ -18,6 +18,9 @@ pub struct Peak {
     pub bytes: u64,
     /// What was live when most was; gaps and alignment are workspace. `categories.total() == bytes`.
     pub categories: Bytes,
+    /// Most bytes of activations that were live at once, whatever else was.
+    #[serde(default)]
+    pub activations: u64,
 }
 
 /// Follows the allocations and frees of an arena.
@@ -39,6 +42,7 @@ struct Extent {
     end: u64,
     most: Bytes,
     most_bytes: u64,
+    activations: u64,
 }
 
 impl PeakMeter {
@@ -53,6 +57,7 @@ impl PeakMeter {
         self.live_bytes += slot.bytes;
         self.live_aligned += aligned(slot.bytes);
         self.phase.end = self.phase.end.max(slot.end());
+        self.phase.activations = self.phase.activations.max(self.live.activations);
         if self.live_bytes > self.phase.most_bytes {
             self.phase.most = self.live;
             self.phase.most_bytes = self.live_bytes;
@@ -74,7 +79,12 @@ impl PeakMeter {
     /// A new phase starts: what is live stays, the peak of the phase starts again.
     pub fn start_phase(&mut self) {
         self.earlier = self.peak();
-        self.phase = Extent { end: self.live_aligned, most: self.live, most_bytes: self.live_bytes };
+        self.phase = Extent {
+            end: self.live_aligned,
+            most: self.live,
+            most_bytes: self.live_bytes,
+            activations: self.live.activations,
+        };
     }
 
     /// Bytes live now, by category.
@@ -84,11 +94,11 @@ impl PeakMeter {
 
     /// The peak of the current phase.
     pub fn phase_peak(&self) -> Peak {
-        let Extent { end, most, most_bytes } = self.phase;
+        let Extent { end, most, most_bytes, activations } = self.phase;
         assert!(end >= most_bytes, "slots that are live together overlap");
         let mut categories = most;
         *categories.slot(Category::Workspace) += end - most_bytes;
-        Peak { bytes: end, categories }
+        Peak { bytes: end, categories, activations }
     }
 
     /// The peak of the phase with the largest, the first of equals.

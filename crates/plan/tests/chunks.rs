@@ -6,7 +6,7 @@ use generator::Generator;
 use phalanx_plan::{BLOCK, ChunkError, ChunkLayout, ChunkSize, ParameterSize, Search, lay_out};
 
 fn sizes(elements: &[u64]) -> Vec<ParameterSize> {
-    let one = |(i, e): (usize, &u64)| ParameterSize { name: format!("p{i}"), elements: *e };
+    let one = |(i, e): (usize, &u64)| ParameterSize::new(format!("p{i}"), *e);
     elements.iter().enumerate().map(one).collect()
 }
 

@@ -40,7 +40,7 @@ impl Script {
     }
 
     fn trace(self) -> Trace {
-        Trace { rank: 0, phases: self.phases }
+        Trace { rank: 0, phases: self.phases, faults: Vec::new() }
     }
 }
 
@@ -146,10 +146,10 @@ fn a_step_is_planned_as_drawn() {
     assert_eq!(offsets("step"), [192, 832, 832]);
     // 1000 bytes of staging end at 192 + 1024; most was live before the optimizer came.
     let init = Bytes { parameters: 100, workspace: 1116, ..Bytes::default() };
-    assert_eq!(plan.phases[0].peak, Peak { bytes: 1216, categories: init });
+    assert_eq!(plan.phases[0].peak, Peak { bytes: 1216, categories: init, activations: init.activations });
     let step =
         Bytes { parameters: 100, optimizer: 64, activations: 640, workspace: 300 + 48, ..Bytes::default() };
-    assert_eq!(plan.phases[1].peak, Peak { bytes: 1152, categories: step });
+    assert_eq!(plan.phases[1].peak, Peak { bytes: 1152, categories: step, activations: step.activations });
     assert_eq!(plan.peak, plan.phases[0].peak);
     assert_eq!(plan.arena_bytes, 1216);
 }

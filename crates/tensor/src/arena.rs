@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use phalanx_plan::{ALIGN, MemoryPlan, Peak, PeakMeter, Slot};
-use phalanx_trace::{Category, DType, Event, Site};
+use phalanx_trace::{Category, DType, Site};
 
 use crate::buffer::{Address, Buffer, Tensor};
 use crate::record::Recorder;
@@ -96,6 +96,16 @@ impl Arena {
         }
     }
 
+    /// Highest use of the phase that ran last.
+    pub fn phase_peak(&self) -> Option<Peak> {
+        match &self.kind {
+            Kind::Replaying { replay, .. } => {
+                Some(replay.lock().expect("no panic under this lock").meter.phase_peak())
+            }
+            _ => None,
+        }
+    }
+
     /// The mapped memory behind a replaying arena.
     pub fn region(&self) -> Option<&Region> {
         match &self.kind {
@@ -118,15 +128,15 @@ impl Arena {
         let allocation = match &self.kind {
             Kind::Recording(recorder) => {
                 let id = recorder.alloc(bytes as u64, category, name, site);
-                Allocation { address: Address(None), bytes, slot, id }
+                Allocation { address: Address::nowhere(id), bytes, slot, id }
             }
-            Kind::Heap => Allocation { address: Address(Some(heap_alloc(bytes))), bytes, slot, id: 0 },
+            Kind::Heap => Allocation { address: Address::memory(heap_alloc(bytes)), bytes, slot, id: 0 },
             Kind::Replaying { region, replay } => {
                 let slot = replay.lock().expect("no panic under this lock").take(slot);
                 assert!(slot.offset + slot.bytes <= region.bytes() as u64);
                 // SAFETY: the offset lies inside the region (asserted).
                 let address = unsafe { NonNull::new_unchecked(region.base().add(slot.offset as usize)) };
-                Allocation { address: Address(Some(address)), bytes, slot, id: 0 }
+                Allocation { address: Address::memory(address), bytes, slot, id: 0 }
             }
         };
         Tensor::new(Buffer::new(Arc::clone(self), allocation), dtype, shape)
@@ -134,7 +144,7 @@ impl Arena {
 
     pub(crate) fn free(&self, allocation: &Allocation) {
         match &self.kind {
-            Kind::Recording(recorder) => recorder.push(Event::Free { id: allocation.id }),
+            Kind::Recording(recorder) => recorder.free(allocation.id),
             Kind::Heap => heap_free(allocation),
             Kind::Replaying { replay, .. } => {
                 // A rank that unwinds after a panic still drops its buffers; the books no longer matter.
@@ -227,7 +237,7 @@ fn heap_alloc(bytes: usize) -> NonNull<u8> {
 }
 
 fn heap_free(allocation: &Allocation) {
-    if let Some(address) = allocation.address.0 {
+    if let Some(address) = allocation.address.real() {
         // SAFETY: made by heap_alloc with the same layout, freed once by the Buffer that owned it.
         unsafe { dealloc(address.as_ptr(), heap_layout(allocation.bytes)) };
     }

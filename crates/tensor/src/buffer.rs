@@ -102,9 +102,31 @@ impl Tensor {
     }
 }
 
-/// Where memory is. `None` on `Meta`; otherwise an address that only its device may follow.
+/// Where memory is: an address that only its device may follow, or on `Meta` which piece of what it would be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Address(pub(crate) Option<std::ptr::NonNull<u8>>);
+pub struct Address(pub(crate) Place);
+
+/// See [`Address`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    Memory(std::ptr::NonNull<u8>),
+    /// As in [`Spot`]; its fields, so that an address is two words.
+    Nowhere {
+        allocation: u32,
+        offset: u64,
+    },
+}
+
+const _: () = assert!(size_of::<Address>() == 16);
+
+/// A place in memory that a dry run has not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Spot {
+    /// Number of the allocation in the trace.
+    pub(crate) allocation: u32,
+    /// Bytes from its start.
+    pub(crate) offset: u64,
+}
 
 // SAFETY: an address is a number; the views that carry it keep the borrow rules.
 unsafe impl Send for Address {}
@@ -112,14 +134,43 @@ unsafe impl Send for Address {}
 unsafe impl Sync for Address {}
 
 impl Address {
+    pub(crate) fn memory(at: std::ptr::NonNull<u8>) -> Address {
+        Address(Place::Memory(at))
+    }
+
+    pub(crate) fn nowhere(allocation: u32) -> Address {
+        Address(Place::Nowhere { allocation, offset: 0 })
+    }
+
     fn add(self, bytes: usize) -> Address {
-        // SAFETY: every caller checks that the offset stays inside the allocation.
-        Address(self.0.map(|p| unsafe { p.add(bytes) }))
+        Address(match self.0 {
+            // SAFETY: every caller checks that the offset stays inside the allocation.
+            Place::Memory(p) => Place::Memory(unsafe { p.add(bytes) }),
+            Place::Nowhere { allocation, offset } => {
+                Place::Nowhere { allocation, offset: offset + bytes as u64 }
+            }
+        })
+    }
+
+    /// The real address; None on `Meta`.
+    pub(crate) fn real(self) -> Option<std::ptr::NonNull<u8>> {
+        match self.0 {
+            Place::Memory(p) => Some(p),
+            Place::Nowhere { .. } => None,
+        }
+    }
+
+    /// The place in a dry run; None on a device with memory.
+    pub(crate) fn spot(self) -> Option<Spot> {
+        match self.0 {
+            Place::Memory(_) => None,
+            Place::Nowhere { allocation, offset } => Some(Spot { allocation, offset }),
+        }
     }
 
     /// As a raw pointer; null on `Meta`.
     pub fn as_ptr(self) -> *mut u8 {
-        self.0.map_or(std::ptr::null_mut(), |p| p.as_ptr())
+        self.real().map_or(std::ptr::null_mut(), |p| p.as_ptr())
     }
 }
 
@@ -239,7 +290,7 @@ impl<'a> View<'a> {
     #[track_caller]
     pub fn as_slice<T: Element>(&self) -> &'a [T] {
         assert_eq!(T::DTYPE, self.dtype, "elements are {}", self.dtype.name());
-        let address = self.address.0.expect("memory of the Meta device cannot be read");
+        let address = self.address.real().expect("memory of the Meta device cannot be read");
         // SAFETY: the address and length lie inside one live allocation (checked where the view was
         // made), aligned to 64 bytes plus whole elements; 'a borrows it shared, so nobody writes it.
         // Every bit pattern is a valid T (Pod).
@@ -262,7 +313,7 @@ impl<'a> ViewMut<'a> {
     #[track_caller]
     pub fn into_slice<T: Element>(self) -> &'a mut [T] {
         assert_eq!(T::DTYPE, self.dtype, "elements are {}", self.dtype.name());
-        let address = self.address.0.expect("memory of the Meta device cannot be written");
+        let address = self.address.real().expect("memory of the Meta device cannot be written");
         // SAFETY: as in View::as_slice; 'a borrows the memory uniquely.
         unsafe { std::slice::from_raw_parts_mut(address.as_ptr().cast::<T>(), self.elements()) }
     }

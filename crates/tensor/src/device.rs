@@ -75,7 +75,9 @@ impl Device {
 
     /// The trace so far, as that of `rank`; empty on a device that computes.
     pub fn take_trace(&self, rank: usize) -> Trace {
-        self.recorder.as_ref().map_or(Trace { rank, phases: Vec::new() }, |r| r.take(rank))
+        self.recorder
+            .as_ref()
+            .map_or(Trace { rank, phases: Vec::new(), faults: Vec::new() }, |r| r.take(rank))
     }
 
     /// Runs `f` as one phase of the plan.
@@ -139,6 +141,13 @@ impl Device {
         let start = Instant::now();
         kernel(&*self.kernels);
         profile.add(key, start.elapsed());
+    }
+
+    /// Notes that so many elements of parameter `number`'s gradient are counted in the norm.
+    pub fn record_counted(&self, number: usize, elements: u64) {
+        if let Some(recorder) = &self.recorder {
+            recorder.push(Event::Counted { parameter: number as u32, elements });
+        }
     }
 
     /// Notes that `chunk` is needed from here on.

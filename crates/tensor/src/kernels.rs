@@ -11,6 +11,17 @@
 
 use crate::buffer::{View, ViewMut};
 
+/// The target of a row that has no loss: loss and derivatives of the row are 0.
+pub const IGNORED: u32 = u32::MAX;
+
+/// Columns of a block of statistics of [`Kernels::vocabulary_statistics`].
+pub const VOCABULARY_BLOCK: usize = 128;
+
+/// Blocks of statistics of a row of logits that has `columns` classes.
+pub fn vocabulary_blocks(columns: usize) -> usize {
+    columns.div_ceil(VOCABULARY_BLOCK)
+}
+
 /// How a weight matrix lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
@@ -47,6 +58,49 @@ pub struct Heads {
     pub heads: usize,
     /// Each position sees itself and earlier ones only.
     pub causal: bool,
+}
+
+/// The two forms of GELU (Hendrycks and Gimpel, arXiv 1606.08415).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gelu {
+    /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x³)))`: `gelu_new` in transformers, as in GPT-2.
+    Tanh,
+    /// `0.5 x (1 + erf(x / sqrt(2)))`: `gelu` in transformers, as in BERT.
+    Erf,
+}
+
+/// What an id asks for in a table. An id of 32 bits holds a token below and a token type (BERT's segment) in
+/// its upper bit, so that one tensor brings both to a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// Row `token - first`: the table holds rows `first ..` of a vocabulary, and a token whose row is
+    /// elsewhere finds zeros.
+    Token {
+        /// Token of the table's first row.
+        first: usize,
+        /// Tokens that there are in all; a larger one is a mistake, and panics.
+        vocab: usize,
+    },
+    /// Row 0 or 1; a row that the table has not panics.
+    Type,
+}
+
+impl Lookup {
+    /// In a table that holds the whole vocabulary.
+    pub fn whole(vocab: usize) -> Lookup {
+        Lookup::Token { first: 0, vocab }
+    }
+}
+
+/// Positions of rows that are a piece of whole samples: row i is at position `(first_row + i) % seq`.
+#[derive(Clone, Copy, Debug)]
+pub struct Positions<'a> {
+    /// `[at least seq, hidden]`
+    pub table: View<'a>,
+    /// Number of row 0 within its micro-batch.
+    pub first_row: usize,
+    /// Rows of a sample.
+    pub seq: usize,
 }
 
 /// The numbers of one AdamW step (Loshchilov and Hutter, arXiv 1711.05101, in PyTorch's form).
@@ -98,6 +152,9 @@ pub struct Dropout {
     pub key: u64,
     /// Counter of element 0: where this tensor starts in that of the whole batch.
     pub first: u64,
+    /// Elements from one sample to the next in that numbering. Only attention asks, which may have but some of
+    /// the heads of every sample; a plain dropout numbers its elements in order.
+    pub sample: u64,
 }
 
 /// The numbers of a cross entropy. The loss of a row with logits l, log-sum-exp s and target t is
@@ -131,16 +188,6 @@ pub struct Clip {
     pub loss_scale: f32,
 }
 
-/// Where [`Kernels::linear_cross_entropy`] puts derivatives, when training.
-pub struct CrossEntropyGradients<'a> {
-    /// `[tokens, hidden]`, overwritten.
-    pub dx: ViewMut<'a>,
-    /// Like the weight.
-    pub dw: ViewMut<'a>,
-    /// Whether `dw` is added to or overwritten.
-    pub accumulate: bool,
-}
-
 /// The operations of a device. See the module's head for the contract.
 pub trait Kernels: Send + Sync {
     /// Short name for people: `cpu`, `meta`.
@@ -166,7 +213,7 @@ pub trait Kernels: Send + Sync {
     /// `y = x · w (+ bias) (+ residual)`; x `[rows, in]`, y and residual `[rows, out]`, bias `[out]`.
     fn linear(&self, x: View, w: Weight, epilogue: Epilogue, y: ViewMut);
     /// `pre = x · w + bias`, `y = gelu(pre)`, of `pre` as it is stored; both overwritten.
-    fn linear_gelu(&self, x: View, w: Weight, bias: View, pre: ViewMut, y: ViewMut);
+    fn linear_gelu(&self, x: View, w: Weight, bias: View, gelu: Gelu, pre: ViewMut, y: ViewMut);
     /// `dx (+)= dy · wᵀ`.
     fn linear_input_gradient(&self, dy: View, w: Weight, dx: ViewMut, accumulate: bool);
     /// `dw (+)= xᵀ · dy`, in the layout given.
@@ -200,17 +247,18 @@ pub trait Kernels: Send + Sync {
         accumulate_parameters: bool,
     );
 
-    /// GELU, tanh form: `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x³)))`.
-    fn gelu(&self, x: View, y: ViewMut);
+    /// `y = gelu(x)`.
+    fn gelu(&self, x: View, gelu: Gelu, y: ViewMut);
     /// In place: `dy` becomes `dx = dy * gelu'(x)`; db (+)= sum over rows of dx.
-    fn gelu_backward(&self, x: View, dy: ViewMut, db: ViewMut, accumulate: bool);
+    fn gelu_backward(&self, x: View, gelu: Gelu, dy: ViewMut, db: ViewMut, accumulate: bool);
 
     /// `to = from` where it is kept, over 1 - p, else 0 `(+ residual)`.
     fn dropout(&self, from: View, dropout: Dropout, residual: Option<View>, to: ViewMut);
 
     /// Softmax(q·kᵀ/sqrt(head)) · v in tiles; qkv `[batch, seq, 3*hidden]` (q, k, v side by side, each
     /// split into heads), out `[batch, seq, hidden]`, log_sum_exp `[batch, heads, seq]` f32. With dropout the
-    /// probabilities are dropped; they are numbered `[batch, heads, key, query]`.
+    /// probabilities are dropped; that of (sample, head, key, query) has the number `first + sample *
+    /// dropout.sample + (head * seq + key) * seq + query`.
     fn attention(
         &self,
         qkv: View,
@@ -231,32 +279,78 @@ pub trait Kernels: Send + Sync {
         dqkv: ViewMut,
     );
 
-    /// `y[t] = table[tokens[t]] + positions[t % seq]`; tokens `[batch, seq]`, y `[batch, seq, hidden]`.
-    fn embedding(&self, tokens: View, table: View, positions: View, y: ViewMut);
-    /// dtable (+)= by `accumulate.0`, dpositions (+)= by `accumulate.1`. Without accumulation every row
-    /// is overwritten, those of absent tokens with zero.
-    fn embedding_backward(
+    /// `y[i] (+)= table[lookup of ids[i]] (+ positions[(first_row + i) % seq])`, rounded once; zeros for a row
+    /// that is not in the table. ids `[rows]` u32, y `[rows, hidden]`.
+    fn embedding(
         &self,
-        tokens: View,
+        ids: View,
+        lookup: Lookup,
+        table: View,
+        positions: Option<Positions>,
+        accumulate: bool,
+        y: ViewMut,
+    );
+    /// `y[i] += positions[(first_row + i) % seq]`; y `[rows, hidden]`.
+    fn add_positions(&self, positions: Positions, y: ViewMut);
+    /// `dtable[lookup of ids[i]] (+)= dy[i]` of the rows that are in the table. Without accumulation every row
+    /// is overwritten, those of absent ids with zero.
+    fn embedding_backward(&self, ids: View, lookup: Lookup, dy: View, dtable: ViewMut, accumulate: bool);
+    /// `dpositions[(first_row + i) % seq] (+)= dy[i]`. Without accumulation every row is overwritten, those
+    /// that dy does not touch with zero.
+    fn position_gradient(
+        &self,
         dy: View,
-        dtable: ViewMut,
+        first_row: usize,
+        seq: usize,
         dpositions: ViewMut,
-        accumulate: [bool; 2],
+        accumulate: bool,
     );
 
-    /// Sum over rows of the losses of `x · w` against `targets`, times `scale`, into `loss` `[1]` f32
-    /// (overwrites), and the derivatives when asked for, in slices of rows that fit in `logits` `[slice, vocab]`
-    /// of the compute type.
-    fn linear_cross_entropy(
+    /// The logits `x · w (+ bias)` of one part of a vocabulary, in f32 and never stored: `statistics` `[rows, 4]`
+    /// f32 become, of each row, the largest logit, the sum of exponentials relative to it, the sum of logits,
+    /// and the logit of the target (0 where the part, classes `first ..`, has it not). `blocks`
+    /// `[rows, 4 * vocabulary_blocks(columns)]` f32 become the same four of each [`VOCABULARY_BLOCK`] columns,
+    /// and `exponentials` `[rows, columns]`, when given, those relative to the largest of their block. All are
+    /// overwritten.
+    fn vocabulary_statistics(
         &self,
         x: View,
         w: Weight,
+        bias: Option<View>,
         targets: View,
-        numbers: CrossEntropy,
-        logits: ViewMut,
-        loss: ViewMut,
-        gradients: Option<CrossEntropyGradients>,
+        first: usize,
+        exponentials: Option<ViewMut>,
+        blocks: ViewMut,
+        statistics: ViewMut,
     );
+    /// As [`Kernels::vocabulary_statistics`], of `logits` `[rows, columns]` that are stored: those are read as they
+    /// were rounded, and become the exponentials.
+    fn logits_statistics(
+        &self,
+        logits: ViewMut,
+        targets: View,
+        first: usize,
+        blocks: ViewMut,
+        statistics: ViewMut,
+    );
+    /// From the statistics `[parts, rows, 4]` of all parts, in their order: the sum of the rows' losses, one
+    /// after the other in f64, goes (+)= to `loss` `[1]` f64 (not times `numbers.scale`), and `exponentials` of
+    /// this part, when given, become the derivatives of its logits times `numbers.gradient_scale`. `blocks` as
+    /// [`Kernels::vocabulary_statistics`] left them; `classes` are those of all parts.
+    fn vocabulary_loss(
+        &self,
+        statistics: View,
+        blocks: View,
+        targets: View,
+        first: usize,
+        classes: usize,
+        numbers: CrossEntropy,
+        exponentials: Option<ViewMut>,
+        loss: ViewMut,
+        accumulate: bool,
+    );
+    /// `out[0] = x[0] * scale`; x f64, out f32.
+    fn scaled(&self, x: View, scale: f32, out: ViewMut);
 
     /// One pass over flat ranges: p, m, v (f32) are updated from `g * gradient_scale[0]`; `rounded`, when
     /// given, becomes p in its own type.
@@ -285,6 +379,8 @@ pub trait Kernels: Send + Sync {
     /// Sum of squares of each block of 4,096 elements (the last may be short), in f64: not finite where an
     /// element is not.
     fn block_squares(&self, x: View, squares: ViewMut);
+    /// `out[0]` = sum of x along a fixed balanced tree; both f64.
+    fn tree_sum(&self, x: View, out: ViewMut);
     /// `norm[0] = sqrt(sum over a fixed balanced tree of squares) / loss_scale`, and what gradients are to be
     /// multiplied by, `factor[0] = min(1, max_norm / (norm + 1e-6)) / loss_scale` (PyTorch's
     /// `clip_grad_norm_`); no clipping when `max_norm` is 0.

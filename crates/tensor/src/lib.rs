@@ -11,17 +11,20 @@ pub mod device;
 pub mod kernels;
 pub mod meta;
 pub mod operations;
+pub mod placement;
 pub mod profile;
 pub mod record;
 pub mod region;
 pub mod shape;
+pub mod vocabulary;
 
 pub use arena::Arena;
 pub use buffer::{Tensor, View, ViewMut};
 pub use cpu::Cpu;
 pub use device::{Device, NORM_BLOCK};
 pub use kernels::{
-    AdamW, Clip, CrossEntropy, CrossEntropyGradients, Dropout, Epilogue, Heads, Layout, Sgd, Weight,
+    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, IGNORED, Layout, Lookup, Positions, Sgd,
+    Weight, vocabulary_blocks,
 };
 pub use phalanx_trace::{Category, DType};
 pub use region::Region;

@@ -5,7 +5,8 @@
 
 use crate::buffer::{View, ViewMut};
 use crate::kernels::{
-    AdamW, Clip, CrossEntropy, CrossEntropyGradients, Dropout, Epilogue, Heads, Kernels, Layout, Sgd, Weight,
+    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, Kernels, Layout, Lookup, Positions, Sgd,
+    Weight,
 };
 
 /// See the module's head. `threads` is the real device's, so that whatever depends on it is planned.
@@ -28,7 +29,7 @@ impl Kernels for Meta {
     fn convert(&self, _: View, _: ViewMut) {}
     fn add(&self, _: View, _: ViewMut) {}
     fn linear(&self, _: View, _: Weight, _: Epilogue, _: ViewMut) {}
-    fn linear_gelu(&self, _: View, _: Weight, _: View, _: ViewMut, _: ViewMut) {}
+    fn linear_gelu(&self, _: View, _: Weight, _: View, _: Gelu, _: ViewMut, _: ViewMut) {}
     fn linear_input_gradient(&self, _: View, _: Weight, _: ViewMut, _: bool) {}
     fn linear_weight_gradient(&self, _: View, _: View, _: ViewMut, _: Layout, _: bool) {}
     fn bias_gradient(&self, _: View, _: ViewMut, _: bool) {}
@@ -47,8 +48,8 @@ impl Kernels for Meta {
         _: bool,
     ) {
     }
-    fn gelu(&self, _: View, _: ViewMut) {}
-    fn gelu_backward(&self, _: View, _: ViewMut, _: ViewMut, _: bool) {}
+    fn gelu(&self, _: View, _: Gelu, _: ViewMut) {}
+    fn gelu_backward(&self, _: View, _: Gelu, _: ViewMut, _: ViewMut, _: bool) {}
     fn dropout(&self, _: View, _: Dropout, _: Option<View>, _: ViewMut) {}
     fn attention(&self, _: View, _: Heads, _: Option<Dropout>, _: ViewMut, _: ViewMut) {}
     fn attention_backward(
@@ -62,22 +63,41 @@ impl Kernels for Meta {
         _: ViewMut,
     ) {
     }
-    fn embedding(&self, _: View, _: View, _: View, _: ViewMut) {}
-    fn embedding_backward(&self, _: View, _: View, _: ViewMut, _: ViewMut, _: [bool; 2]) {}
-    fn linear_cross_entropy(
+    fn embedding(&self, _: View, _: Lookup, _: View, _: Option<Positions>, _: bool, _: ViewMut) {}
+    fn add_positions(&self, _: Positions, _: ViewMut) {}
+    fn embedding_backward(&self, _: View, _: Lookup, _: View, _: ViewMut, _: bool) {}
+    fn position_gradient(&self, _: View, _: usize, _: usize, _: ViewMut, _: bool) {}
+    fn vocabulary_statistics(
         &self,
         _: View,
         _: Weight,
+        _: Option<View>,
         _: View,
-        _: CrossEntropy,
+        _: usize,
+        _: Option<ViewMut>,
         _: ViewMut,
         _: ViewMut,
-        _: Option<CrossEntropyGradients>,
     ) {
     }
+    fn logits_statistics(&self, _: ViewMut, _: View, _: usize, _: ViewMut, _: ViewMut) {}
+    fn vocabulary_loss(
+        &self,
+        _: View,
+        _: View,
+        _: View,
+        _: usize,
+        _: usize,
+        _: CrossEntropy,
+        _: Option<ViewMut>,
+        _: ViewMut,
+        _: bool,
+    ) {
+    }
+    fn scaled(&self, _: View, _: f32, _: ViewMut) {}
     fn adamw(&self, _: AdamW, _: ViewMut, _: View, _: ViewMut, _: ViewMut, _: View, _: Option<ViewMut>) {}
     fn sgd(&self, _: Sgd, _: ViewMut, _: View, _: ViewMut, _: View, _: Option<ViewMut>) {}
     fn block_squares(&self, _: View, _: ViewMut) {}
+    fn tree_sum(&self, _: View, _: ViewMut) {}
     fn norm(&self, _: View, _: Clip, _: ViewMut, _: ViewMut) {}
     fn count_non_finite(&self, _: View, _: ViewMut) {}
 }

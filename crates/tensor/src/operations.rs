@@ -3,15 +3,14 @@
 //! Every operation is checked and priced here once, for all devices: shapes, element types, then the
 //! flops (of matrix products) and bytes (read and written at least) go to the trace when there is one,
 //! then the kernels of the device run. Element types are those of [`kernels`](crate::kernels): one compute type
-//! a call, gradients of parameters in f32 or in it.
+//! a call, gradients of parameters in f32 or in it. Those at the two ends of a language model, where tokens come
+//! in, are in [`vocabulary`](crate::vocabulary).
 
 use phalanx_trace::{DType, Stream};
 
 use crate::buffer::{Element, View, ViewMut};
 use crate::device::{Device, NORM_BLOCK};
-use crate::kernels::{
-    AdamW, Clip, CrossEntropy, CrossEntropyGradients, Dropout, Epilogue, Heads, Layout, Sgd, Weight,
-};
+use crate::kernels::{AdamW, Clip, Dropout, Epilogue, Gelu, Heads, Layout, Sgd, Weight};
 
 impl Device {
     /// Host elements into device memory.
@@ -19,6 +18,7 @@ impl Device {
     pub fn upload<T: Element>(&self, from: &[T], to: ViewMut) {
         assert_eq!((T::DTYPE, from.len()), (to.dtype(), to.elements()), "upload into {to:?}");
         let bytes = to.bytes();
+        self.follow_write(&to, false);
         self.run_on(Stream::ToDevice, "upload", 0, bytes, |k| k.upload(bytemuck::cast_slice(from), to));
     }
 
@@ -33,6 +33,7 @@ impl Device {
     /// One number, late. Zero on `Meta`.
     #[track_caller]
     pub fn fetch(&self, from: View) -> f32 {
+        self.follow_fetch(from);
         let mut out = [0f32];
         self.download(from, &mut out);
         out[0]
@@ -40,6 +41,7 @@ impl Device {
 
     /// Every element becomes `value`.
     pub fn fill(&self, x: ViewMut, value: f32) {
+        self.follow_write(&x, value == 0.0);
         self.run("fill", 0, x.bytes(), |k| k.fill(x, value));
     }
 
@@ -47,6 +49,7 @@ impl Device {
     #[track_caller]
     pub fn copy(&self, from: View, to: ViewMut) {
         assert_eq!((from.dtype(), from.elements()), (to.dtype(), to.elements()));
+        self.follow_copy(from, &to);
         self.run("copy", 0, 2 * to.bytes(), |k| k.copy(from, to));
     }
 
@@ -55,6 +58,7 @@ impl Device {
     pub fn convert(&self, from: View, to: ViewMut) {
         assert_eq!(from.elements(), to.elements());
         floats([from.dtype(), to.dtype()]);
+        self.follow_copy(from, &to);
         self.run("convert", 0, from.bytes() + to.bytes(), |k| k.convert(from, to));
     }
 
@@ -67,6 +71,7 @@ impl Device {
         } else {
             floats([from.dtype(), into.dtype()]);
         }
+        self.follow_add(from, &into);
         self.run("add", 0, from.bytes() + 2 * into.bytes(), |k| k.add(from, into));
     }
 
@@ -79,16 +84,18 @@ impl Device {
         assert!(residual.is_none_or(|r| r.elements() == y.elements()), "residual {residual:?} for {y:?}");
         assert!(residual.is_none_or(|r| r.dtype() == y.dtype()), "residual {residual:?} for {y:?}");
         let bytes = bytes + residual.map_or(0, |r| r.bytes());
+        self.follow_linear(x, w, epilogue, &y);
         self.run("linear", flops, bytes, |k| k.linear(x, w, epilogue, y));
     }
 
     /// `pre = x · w + bias`, `y = gelu(pre)` (see [`Device::gelu`]); shapes as of [`Device::linear`], both
     /// overwritten. y is the GELU of `pre` as it is stored, so it can be made again.
     #[track_caller]
-    pub fn linear_gelu(&self, x: View, w: Weight, bias: View, pre: ViewMut, y: ViewMut) {
+    pub fn linear_gelu(&self, x: View, w: Weight, bias: View, gelu: Gelu, pre: ViewMut, y: ViewMut) {
         let (flops, bytes) = check_linear(x, w, Some(bias), &y);
         assert_eq!((pre.elements(), pre.dtype()), (y.elements(), y.dtype()), "{pre:?} for {y:?}");
-        self.run("linear_gelu", flops, bytes + pre.bytes(), |k| k.linear_gelu(x, w, bias, pre, y));
+        self.follow_linear_gelu(x, w, bias, &pre, &y);
+        self.run("linear_gelu", flops, bytes + pre.bytes(), |k| k.linear_gelu(x, w, bias, gelu, pre, y));
     }
 
     /// `dx (+)= dy · wᵀ`; dy `[.., out]`, dx `[.., in]`.
@@ -100,6 +107,7 @@ impl Device {
         same(&[dy.dtype(), w.matrix.dtype(), dx.dtype()]);
         let bytes = dy.bytes() + w.matrix.bytes() + dx.bytes() * (1 + accumulate as usize);
         let flops = 2 * rows * inner * out;
+        self.follow_linear_input_gradient(dy, w, &dx, accumulate);
         self.run("linear_input_gradient", flops, bytes, |k| k.linear_input_gradient(dy, w, dx, accumulate));
     }
 
@@ -117,6 +125,7 @@ impl Device {
         gradient(&dw, x.dtype());
         let bytes = x.bytes() + dy.bytes() + dw.bytes() * (1 + accumulate as usize);
         let flops = 2 * rows * inner * out;
+        self.follow_linear_weight_gradient(x, dy, &dw, layout, accumulate);
         self.run("linear_weight_gradient", flops, bytes, |k| {
             k.linear_weight_gradient(x, dy, dw, layout, accumulate)
         });
@@ -127,6 +136,7 @@ impl Device {
     pub fn bias_gradient(&self, dy: View, db: ViewMut, accumulate: bool) {
         assert_eq!(dy.shape().rows_cols()[1], db.elements());
         gradient(&db, dy.dtype());
+        self.follow_bias_gradient(dy, &db, accumulate);
         self.run("bias_gradient", 0, dy.bytes(), |k| k.bias_gradient(dy, db, accumulate));
     }
 
@@ -147,6 +157,7 @@ impl Device {
         same(&[x.dtype(), gamma.dtype(), beta.dtype(), y.dtype()]);
         same(&[DType::F32, mean.dtype(), rstd.dtype()]);
         let bytes = x.bytes() + y.bytes();
+        self.follow_layer_norm(x, [gamma, beta], &y, [&mean, &rstd]);
         self.run("layer_norm", 0, bytes, |k| k.layer_norm(x, gamma, beta, eps, y, mean, rstd));
     }
 
@@ -172,6 +183,8 @@ impl Device {
         same(&[dgamma.dtype(), dbeta.dtype()]);
         gradient(&dgamma, x.dtype());
         let bytes = x.bytes() + dy.bytes() + dx.bytes() * (1 + accumulate_input as usize);
+        let (input, parameters) = ((&dx, accumulate_input), ([&dgamma, &dbeta], accumulate_parameters));
+        self.follow_layer_norm_backward([x, gamma, mean, rstd, dy], input, parameters);
         self.run("layer_norm_backward", 0, bytes, |k| {
             k.layer_norm_backward(
                 x,
@@ -188,24 +201,26 @@ impl Device {
         });
     }
 
-    /// GELU, tanh form (Hendrycks and Gimpel, arXiv 1606.08415; `gelu_new` in transformers).
+    /// `y = gelu(x)`, overwrites.
     #[track_caller]
-    pub fn gelu(&self, x: View, y: ViewMut) {
+    pub fn gelu(&self, x: View, gelu: Gelu, y: ViewMut) {
         assert_eq!(x.elements(), y.elements());
         same(&[x.dtype(), y.dtype()]);
-        self.run("gelu", 0, x.bytes() + y.bytes(), |k| k.gelu(x, y));
+        self.follow_gelu(x, &y);
+        self.run("gelu", 0, x.bytes() + y.bytes(), |k| k.gelu(x, gelu, y));
     }
 
     /// In place: `dy` becomes `dx = dy * gelu'(x)`; `db (+)= sum over rows of dx`, before it is rounded.
     /// x, dy `[.., width]`, db `[width]`.
     #[track_caller]
-    pub fn gelu_backward(&self, x: View, dy: ViewMut, db: ViewMut, accumulate: bool) {
+    pub fn gelu_backward(&self, x: View, gelu: Gelu, dy: ViewMut, db: ViewMut, accumulate: bool) {
         let [_, width] = x.shape().rows_cols();
         assert_eq!((x.elements(), width), (dy.elements(), db.elements()));
         same(&[x.dtype(), dy.dtype()]);
         gradient(&db, x.dtype());
         let bytes = x.bytes() + 2 * dy.bytes();
-        self.run("gelu_backward", 0, bytes, |k| k.gelu_backward(x, dy, db, accumulate));
+        self.follow_gelu_backward(x, &dy, &db, accumulate);
+        self.run("gelu_backward", 0, bytes, |k| k.gelu_backward(x, gelu, dy, db, accumulate));
     }
 
     /// Dropout (Srivastava et al., 2014): `to = from` over 1 - p where it is kept, else 0, `(+ residual)`;
@@ -216,6 +231,7 @@ impl Device {
         assert!(residual.is_none_or(|r| (r.elements(), r.dtype()) == (to.elements(), to.dtype())));
         assert!((0.0..1.0).contains(&dropout.p), "{dropout:?}");
         let bytes = from.bytes() + to.bytes() + residual.map_or(0, |r| r.bytes());
+        self.follow_dropout(from, residual, &to);
         self.run("dropout", 0, bytes, |k| k.dropout(from, dropout, residual, to));
     }
 
@@ -234,6 +250,7 @@ impl Device {
         same(&[qkv.dtype(), out.dtype()]);
         same(&[DType::F32, log_sum_exp.dtype()]);
         let bytes = qkv.bytes() + out.bytes() + log_sum_exp.bytes();
+        self.follow_attention(qkv, &out, &log_sum_exp);
         self.run("attention", flops, bytes, |k| k.attention(qkv, heads, dropout, out, log_sum_exp));
     }
 
@@ -252,69 +269,9 @@ impl Device {
         same(&[qkv.dtype(), out.dtype(), dout.dtype(), dqkv.dtype()]);
         same(&[DType::F32, log_sum_exp.dtype()]);
         let bytes = 2 * qkv.bytes() + 2 * out.bytes() + log_sum_exp.bytes();
+        self.follow_attention_backward(qkv, [out, log_sum_exp, dout], &dqkv);
         self.run("attention_backward", flops, bytes, |k| {
             k.attention_backward(qkv, out, log_sum_exp, dout, heads, dropout, dqkv)
-        });
-    }
-
-    /// `y = table[tokens] + positions`; tokens `[batch, seq]` u32, table `[vocab, hidden]`, positions
-    /// `[at least seq, hidden]`, y `[batch, seq, hidden]`.
-    #[track_caller]
-    pub fn embedding(&self, tokens: View, table: View, positions: View, y: ViewMut) {
-        check_embedding(tokens, table.dims(), positions.dims(), y.dims());
-        same(&[table.dtype(), positions.dtype(), y.dtype()]);
-        self.run("embedding", 0, 2 * y.bytes(), |k| k.embedding(tokens, table, positions, y));
-    }
-
-    /// dtable (+)= and dpositions (+)= as `accumulate` says, in that order.
-    #[track_caller]
-    pub fn embedding_backward(
-        &self,
-        tokens: View,
-        dy: View,
-        dtable: ViewMut,
-        dpositions: ViewMut,
-        accumulate: [bool; 2],
-    ) {
-        check_embedding(tokens, dtable.dims(), dpositions.dims(), dy.dims());
-        same(&[dtable.dtype(), dpositions.dtype()]);
-        gradient(&dtable, dy.dtype());
-        let bytes = dy.bytes() + 2 * dy.elements() * dtable.dtype().bytes();
-        self.run("embedding_backward", 0, bytes, |k| {
-            k.embedding_backward(tokens, dy, dtable, dpositions, accumulate)
-        });
-    }
-
-    /// `loss[0] = scale * sum of losses` (overwrites) of `x · w` against `targets`, and the derivatives (times
-    /// `gradient_scale`) when asked for. The logits exist only as slices in `logits` `[slice, vocab]` (Liger
-    /// Kernel's fused linear cross entropy). x `[.., hidden]`, targets `[rows]` u32, loss `[1]` f32.
-    #[track_caller]
-    pub fn linear_cross_entropy(
-        &self,
-        x: View,
-        w: Weight,
-        targets: View,
-        numbers: CrossEntropy,
-        logits: ViewMut,
-        loss: ViewMut,
-        gradients: Option<CrossEntropyGradients>,
-    ) {
-        let [rows, hidden] = x.shape().rows_cols();
-        let [w_in, vocab] = w.in_out();
-        let [slice, logits_vocab] = logits.dims();
-        assert_eq!((w_in, targets.elements(), loss.elements()), (hidden, rows, 1));
-        assert_eq!((logits_vocab, targets.dtype(), loss.dtype()), (vocab, DType::U32, DType::F32));
-        same(&[x.dtype(), w.matrix.dtype(), logits.dtype()]);
-        let products = 1 + 2 * gradients.is_some() as usize;
-        if let Some(g) = &gradients {
-            assert_eq!((g.dx.elements(), g.dw.elements()), (x.elements(), w.matrix.elements()));
-            same(&[x.dtype(), g.dx.dtype()]);
-            gradient(&g.dw, x.dtype());
-        }
-        let bytes = products * (x.bytes() + rows.div_ceil(slice) * w.matrix.bytes());
-        let flops = products * 2 * rows * hidden * vocab;
-        self.run("linear_cross_entropy", flops, bytes, |k| {
-            k.linear_cross_entropy(x, w, targets, numbers, logits, loss, gradients)
         });
     }
 
@@ -335,6 +292,7 @@ impl Device {
         check_update(&p, g, gradient_scale, rounded.as_ref());
         same(&[p.dtype(), m.dtype(), v.dtype()]);
         let bytes = 6 * p.bytes() + g.bytes() + rounded.as_ref().map_or(0, |r| r.bytes());
+        self.follow_update("adamw", &p, g, rounded.as_ref());
         self.run("adamw", 0, bytes, |k| k.adamw(step, p, g, m, v, gradient_scale, rounded));
     }
 
@@ -354,6 +312,7 @@ impl Device {
         check_update(&p, g, gradient_scale, rounded.as_ref());
         same(&[p.dtype(), velocity.dtype()]);
         let bytes = 4 * p.bytes() + g.bytes() + rounded.as_ref().map_or(0, |r| r.bytes());
+        self.follow_update("sgd", &p, g, rounded.as_ref());
         self.run("sgd", 0, bytes, |k| k.sgd(step, p, g, velocity, gradient_scale, rounded));
     }
 
@@ -362,7 +321,25 @@ impl Device {
     #[track_caller]
     pub fn block_squares(&self, x: View, squares: ViewMut) {
         assert_eq!((squares.dtype(), squares.elements()), (DType::F64, x.elements().div_ceil(NORM_BLOCK)));
+        self.follow_block_squares(x, &squares);
         self.run("block_squares", 0, x.bytes(), |k| k.block_squares(x, squares));
+    }
+
+    /// `out[0]` = sum of x, both f64, along a fixed balanced tree: that of [`Device::norm`].
+    #[track_caller]
+    pub fn tree_sum(&self, x: View, out: ViewMut) {
+        assert_eq!((x.dtype(), out.dtype(), out.elements()), (DType::F64, DType::F64, 1));
+        self.follow_tree_sum(x, &out);
+        self.run("tree_sum", 0, x.bytes(), |k| k.tree_sum(x, out));
+    }
+
+    /// `out[0] = x[0] * scale`, rounded once; x f64, out f32.
+    #[track_caller]
+    pub fn scaled(&self, x: View, scale: f32, out: ViewMut) {
+        assert_eq!([x.dtype(), out.dtype()], [DType::F64, DType::F32]);
+        assert_eq!([x.elements(), out.elements()], [1, 1]);
+        self.follow_scaled(x, &out);
+        self.run("scaled", 0, x.bytes() + out.bytes(), |k| k.scaled(x, scale, out));
     }
 
     /// `norm[0]` = root of the sum of `squares` (f64) along a fixed balanced tree, over the loss scale;
@@ -370,6 +347,7 @@ impl Device {
     #[track_caller]
     pub fn norm(&self, squares: View, clip: Clip, norm: ViewMut, factor: ViewMut) {
         assert_eq!((squares.dtype(), norm.elements(), factor.elements()), (DType::F64, 1, 1));
+        self.follow_norm(squares, &norm, &factor);
         self.run("norm", 0, squares.bytes(), |k| k.norm(squares, clip, norm, factor));
     }
 
@@ -377,24 +355,25 @@ impl Device {
     #[track_caller]
     pub fn count_non_finite(&self, x: View, count: ViewMut) {
         assert_eq!((count.dtype(), count.elements()), (DType::F32, 1));
+        self.follow_count(&count);
         self.run("count_non_finite", 0, x.bytes(), |k| k.count_non_finite(x, count));
     }
 }
 
 #[track_caller]
-fn floats(dtypes: [DType; 2]) {
+pub(crate) fn floats(dtypes: [DType; 2]) {
     let float = |d: &DType| matches!(d, DType::F32 | DType::BF16 | DType::F16);
     assert!(dtypes.iter().all(float), "expected f32, bf16 or f16, got {dtypes:?}");
 }
 
 #[track_caller]
-fn same(dtypes: &[DType]) {
+pub(crate) fn same(dtypes: &[DType]) {
     assert!(dtypes.iter().all(|d| *d == dtypes[0]), "expected one element type, got {dtypes:?}");
 }
 
 /// A gradient of parameters: f32, or the compute type.
 #[track_caller]
-fn gradient(dw: &ViewMut, compute: DType) {
+pub(crate) fn gradient(dw: &ViewMut, compute: DType) {
     assert!([DType::F32, compute].contains(&dw.dtype()), "gradient {dw:?} of a computation in {compute:?}");
 }
 
@@ -426,11 +405,4 @@ fn attention_product_flops(qkv: View, heads: Heads, [out, log_sum_exp]: [usize; 
     assert!(hidden3 == 3 * hidden && hidden % heads.heads == 0, "{hidden3} for {heads:?}");
     assert_eq!([out, log_sum_exp], [batch * seq * hidden, batch * heads.heads * seq]);
     2 * batch * seq * seq * hidden / (1 + heads.causal as usize)
-}
-
-#[track_caller]
-fn check_embedding(tokens: View, table: [usize; 2], positions: [usize; 2], y: [usize; 3]) {
-    let [batch, seq] = tokens.dims();
-    assert_eq!((y, tokens.dtype()), ([batch, seq, table[1]], DType::U32));
-    assert!(positions[0] >= seq && positions[1] == table[1], "positions {positions:?} for {y:?}");
 }

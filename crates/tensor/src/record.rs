@@ -1,20 +1,27 @@
 //! Writes the trace of a dry run.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use phalanx_trace::{Category, Collective, Event, Phase, Site, Trace};
+use phalanx_trace::{Category, Collective, Event, Phase, Placements, Site, Trace};
+
+use crate::placement::marks::Table;
 
 /// Collects events in the order in which they happen.
 #[derive(Default)]
 pub struct Recorder {
     tape: Mutex<Tape>,
+    /// Whether anything was placed otherwise than replicated: until then nothing is followed.
+    placing: AtomicBool,
 }
 
 #[derive(Default)]
-struct Tape {
+pub(crate) struct Tape {
     phases: Vec<Phase>,
     allocations: u32,
     collectives: u32,
+    /// How the memory is placed.
+    pub(crate) placed: Table,
 }
 
 impl Recorder {
@@ -33,9 +40,18 @@ impl Recorder {
         self.locked(|tape| {
             let id = tape.allocations;
             tape.allocations += 1;
+            tape.placed.alloc(name);
             tape.push(Event::Alloc { id, bytes, category, name, site });
             id
         })
+    }
+
+    /// Appends the end of an allocation.
+    pub(crate) fn free(&self, id: u32) {
+        self.locked(|tape| {
+            tape.placed.free(id);
+            tape.push(Event::Free { id });
+        });
     }
 
     /// Appends a collective and numbers it.
@@ -50,16 +66,36 @@ impl Recorder {
 
     /// Takes what was written so far as the trace of `rank`.
     pub fn take(&self, rank: usize) -> Trace {
-        self.locked(|tape| Trace { rank, phases: std::mem::take(&mut tape.phases) })
+        self.locked(|tape| Trace {
+            rank,
+            phases: std::mem::take(&mut tape.phases),
+            faults: std::mem::take(&mut tape.placed.faults),
+        })
     }
 
-    fn locked<T>(&self, f: impl FnOnce(&mut Tape) -> T) -> T {
+    /// Whether placements are followed: cheap.
+    pub fn is_placing(&self) -> bool {
+        self.placing.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn start_placing(&self, placements: Placements) {
+        if placements != Placements::REPLICATED {
+            self.placing.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn locked<T>(&self, f: impl FnOnce(&mut Tape) -> T) -> T {
         // A recording that panicked is never used; its lock may be.
         f(&mut self.tape.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 }
 
 impl Tape {
+    /// Name of the phase that runs; empty before the first.
+    pub(crate) fn phase(&self) -> &'static str {
+        self.phases.last().map_or("", |phase| phase.name)
+    }
+
     fn push(&mut self, event: Event) {
         // What happens before the first phase (building a test's tensors, drops after the end) is
         // nobody's memory.

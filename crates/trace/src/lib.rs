@@ -5,9 +5,16 @@
 //! it, `plan` turns it into decisions, and the real run replays those. Nothing here computes.
 #![forbid(unsafe_code)]
 
-use std::panic::Location;
+mod placement;
+mod tag;
 
-use serde::{Deserialize, Serialize};
+use std::panic::Location;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+pub use placement::{Axis, Fault, Placement, Placements};
+pub use tag::{describe_tag, micro_batch_tag};
 
 /// Element type of a tensor or of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -248,8 +255,11 @@ impl CollectiveOp {
 /// One collective, as every rank of its group must issue it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Collective {
-    /// Name of the group (`data`, later `tensor`, `pipeline`).
+    /// Name of the group (`data`, `tensor`, `pipeline`).
     pub group: &'static str,
+    /// World ranks of the group, in the order of its own ranks; empty when all ranks are in it.
+    #[serde(serialize_with = "as_list")]
+    pub members: Arc<[usize]>,
     /// Ranks in the group.
     pub world_size: usize,
     /// What is done.
@@ -260,10 +270,18 @@ pub struct Collective {
     pub count: u64,
     /// The one rank that differs: root, or the peer of a send or recv.
     pub root: Option<usize>,
+    /// What passes in a send or recv, as a number on which both ends agree.
+    pub tag: Option<u64>,
+    /// How the buffer was placed: of a message, both ends must say the same.
+    pub placements: Placements,
     /// Bytes this rank sends to others.
     pub sent_bytes: u64,
     /// Where it was asked for.
     pub site: Site,
+}
+
+fn as_list<S: Serializer>(members: &Arc<[usize]>, serializer: S) -> Result<S::Ok, S::Error> {
+    members.as_ref().serialize(serializer)
 }
 
 /// One thing that a rank does.
@@ -306,6 +324,13 @@ pub enum Event {
         /// Number of the collective.
         collective: u32,
     },
+    /// Elements of a gradient are counted in the norm of all.
+    Counted {
+        /// Number of the parameter in the model.
+        parameter: u32,
+        /// How many.
+        elements: u64,
+    },
     /// A block's chunk is needed from here on.
     Use {
         /// Chunk number.
@@ -330,6 +355,9 @@ pub struct Trace {
     pub rank: usize,
     /// Its phases; the first is `init`.
     pub phases: Vec<Phase>,
+    /// Tensors that were not placed as their readers need them, in the order in which they were found; the
+    /// first ones only.
+    pub faults: Vec<Fault>,
 }
 
 impl Trace {

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use phalanx_data::{
-    Corpus, CorpusSpec, DataError, EvaluationWindows, Progress, SampleOrder, Sampler, Tokenizer, Tokens,
-    tokenize_to_file,
+    Corpus, CorpusSpec, DataError, EvaluationWindows, Masking, Progress, SampleOrder, Sampler, Tokenizer,
+    Tokens, tokenize_to_file,
 };
 
 use crate::config::{DataConfig, Order, RunConfig};
@@ -16,6 +16,8 @@ pub const TOKENS_FILE: &str = "tokens.bin";
 pub struct Dataset {
     train: Sampler,
     validation: Option<EvaluationWindows>,
+    /// Of a masked model: what is hidden.
+    masking: Option<Masking>,
     /// Windows of one evaluation: whole global batches.
     evaluated: usize,
 }
@@ -108,12 +110,16 @@ impl Dataset {
             train: Sampler::new(train, seq, order, config.train.seed)?,
             evaluated: evaluated(windows, global),
             validation,
+            masking: masking(config),
         })
     }
 
     /// Sample at `position` of the run (samples consumed before it): tokens and targets, `[seq]` each.
     pub fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) {
-        self.train.fill(position, tokens, targets);
+        match &self.masking {
+            None => self.train.fill(position, tokens, targets),
+            Some(masking) => masking.sample(&self.train, position, tokens, targets),
+        }
     }
 
     /// Windows of an evaluation: a multiple of the global batch, whatever the ranks. Few held-out tokens
@@ -124,8 +130,11 @@ impl Dataset {
 
     /// Evaluation window `index`, `[seq]` each.
     pub fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) {
-        if let Some(windows) = &self.validation {
-            windows.fill(index % windows.len(), tokens, targets);
+        let Some(windows) = &self.validation else { return };
+        let index = index % windows.len();
+        match &self.masking {
+            None => windows.fill(index, tokens, targets),
+            Some(masking) => masking.window(windows, index, tokens, targets),
         }
     }
 
@@ -140,6 +149,15 @@ impl Dataset {
     pub fn samples_per_epoch(&self) -> u64 {
         self.train.samples_per_epoch()
     }
+}
+
+/// What a masked model's samples hide, of a configuration that is complete.
+fn masking(config: &RunConfig) -> Option<Masking> {
+    let mask = config.data.mask_token.filter(|_| config.model.arch == "bert")?;
+    // A mask token that was added after the tokenizer's ids is none that a random token becomes.
+    let rows = config.model.vocab.unwrap_or(mask as usize + 1);
+    let ids = if mask as usize + 1 == rows { rows - 1 } else { rows };
+    Some(Masking::new(config.train.seed, Some(mask), ids))
 }
 
 /// The token file that the configuration names, or the run folder's own.

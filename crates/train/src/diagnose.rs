@@ -2,9 +2,12 @@
 //!
 //! A step whose loss or gradient norm is not finite is not applied. Where no smaller loss scale is left to
 //! try, the run ends, and the reason is looked for first: the same micro-batches run again, on parameters that
-//! are still those of the step before, and every tensor is counted as it comes to be. All ranks go through the
-//! same tensors in the same order, so a tensor is known by its place in that order; the ranks tell each other
-//! the first place at which they found something, and all of them name the first, on the lowest rank.
+//! are still those of the step before, and every tensor is counted as it comes to be. A tensor is known by its place
+//! in the order in which one rank would come through all of them, micro-batch after micro-batch, which every rank can
+//! say of its own; the ranks tell each other the first place at which they found something, and all of them name
+//! the first, on the lowest rank.
+
+use std::collections::HashMap;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_optim::LossScaling;
@@ -12,7 +15,7 @@ use phalanx_optim::loss_scale::{Dynamic, STATIC_PATIENCE};
 use phalanx_parallel::Seen;
 use phalanx_tensor::{Category, DType, Device, Tensor, View};
 
-use crate::rank::{Batch, Rank};
+use crate::rank::{Batch, Outline, Rank};
 use crate::run::RunError;
 use crate::step::Outcome;
 
@@ -87,8 +90,8 @@ fn grouped(number: u64) -> String {
     text
 }
 
-/// A tensor of a step, in order of execution.
-#[derive(Clone, Copy)]
+/// A tensor of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Place {
     /// In the walk of a micro-batch.
     Walk { micro: usize, seen: Seen },
@@ -96,26 +99,46 @@ enum Place {
     Sum { parameter: usize },
 }
 
+/// All tensors of a step, in the order of one rank.
+fn places(outline: &Outline, micro_batches: usize) -> Vec<Place> {
+    let mut places = Vec::new();
+    let head = outline.uses.len() - 1;
+    for micro in 0..micro_batches {
+        let mut walk = |seen| places.push(Place::Walk { micro, seen });
+        for (block, uses) in outline.uses.iter().enumerate() {
+            (0..uses.len()).for_each(|index| walk(Seen::Parameter { block, index }));
+            walk(if block == head { Seen::Loss } else { Seen::Output { block } });
+        }
+        for (block, uses) in outline.uses.iter().enumerate().rev() {
+            (0..uses.len()).rev().for_each(|index| walk(Seen::Gradient { block, index }));
+            walk(Seen::InputGradient { block });
+        }
+    }
+    places.extend((0..outline.parameters.len()).map(|parameter| Place::Sum { parameter }));
+    places
+}
+
 /// A rank's way through the tensors of a step.
 struct Search<'a> {
     device: &'a Device,
     count: &'a mut Tensor,
-    /// Tensors that were passed.
-    places: Vec<Place>,
+    /// By tensor: its place.
+    numbers: HashMap<Place, usize>,
     /// Place, elements that are not finite, elements.
     found: [f64; TOLD],
 }
 
 impl Search<'_> {
-    /// Counts `x` at `place`, unless something was found before.
-    fn look(&mut self, place: usize, x: View) {
-        if self.found[0] <= place as f64 {
+    /// Counts `x` at `place`, unless something was found before it.
+    fn look(&mut self, place: Place, x: View) {
+        let number = self.numbers[&place] as f64;
+        if self.found[0] <= number {
             return;
         }
         self.device.count_non_finite(x, self.count.view_mut());
         let count = self.device.fetch(self.count.view());
         if count > 0.0 {
-            self.found = [place as f64, count.into(), x.elements() as f64];
+            self.found = [number, count.into(), x.elements() as f64];
         }
     }
 }
@@ -164,19 +187,17 @@ impl Rank {
         let device = self.device.clone();
         device.try_phase("diagnose", || {
             let mut count = self.count.take().expect("only here and back below");
-            let places = Vec::new();
+            let places = places(&self.outline, self.spec.micro_batches);
+            let numbers = places.iter().copied().zip(0..).collect();
             let mut search =
-                Search { device: &device, count: &mut count, places, found: [f64::INFINITY, 0.0, 0.0] };
-            let mut watch = |micro: usize, seen: Seen, x: View| {
-                search.look(search.places.len(), x);
-                search.places.push(Place::Walk { micro, seen });
-            };
+                Search { device: &device, count: &mut count, numbers, found: [f64::INFINITY, 0.0, 0.0] };
+            let mut watch = |micro: usize, seen: Seen, x: View| search.look(Place::Walk { micro, seen }, x);
             self.gradients(number, batch, loss_scale, Some(&mut watch))?;
-            self.zero.finish_gradients()?;
-            let walked = search.places.len();
-            self.zero.reduced_gradients(|parameter, x| search.look(walked + parameter, x));
-            let mut places = std::mem::take(&mut search.places);
-            places.extend((0..self.network.parameters.len()).map(|parameter| Place::Sum { parameter }));
+            self.finish_gradients()?;
+            for stage in &self.stages {
+                let number = |p: usize| stage.network.numbers[p];
+                stage.zero.reduced_gradients(|p, _, x| search.look(Place::Sum { parameter: number(p) }, x));
+            }
             let found = search.found;
             self.count = Some(count);
             let first = self.first_of_all(found)?;
@@ -203,8 +224,8 @@ impl Rank {
     }
 
     fn describe(&self, place: Place) -> String {
-        let network = &self.network;
-        let name = |parameter: usize| &network.parameters[parameter].name;
+        let outline = &self.outline;
+        let name = |parameter: usize| &outline.parameters[parameter];
         let (micro, seen) = match place {
             Place::Walk { micro, seen } => (micro, seen),
             Place::Sum { parameter } => {
@@ -218,16 +239,16 @@ impl Rank {
         let behind = |text: String| if of_micro.is_empty() { text } else { format!("{text} ({of_micro})") };
         let of_block = |what: &str, block: usize, index: usize| {
             let comma = if of_micro.is_empty() { "" } else { ", " };
-            let block_name = network.block_name(block);
-            format!("{what} {} (block {block_name}{comma}{of_micro})", name(network.uses[block][index]))
+            let block_name = &outline.blocks[block];
+            format!("{what} {} (block {block_name}{comma}{of_micro})", name(outline.uses[block][index]))
         };
         match seen {
             Seen::Parameter { block, index } => of_block("parameter", block, index),
-            Seen::Output { block } => behind(format!("output of block {}", network.block_name(block))),
+            Seen::Output { block } => behind(format!("output of block {}", outline.blocks[block])),
             Seen::Loss => behind("loss".to_string()),
             Seen::Gradient { block, index } => of_block("gradient of", block, index),
             Seen::InputGradient { block } => {
-                behind(format!("gradient of the input of block {}", network.block_name(block)))
+                behind(format!("gradient of the input of block {}", outline.blocks[block]))
             }
         }
     }

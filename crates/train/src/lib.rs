@@ -1,24 +1,34 @@
 //! A run: what is trained on what, planned, then done.
 //!
-//! [`config`] is what the user said; [`dataset`] the tokens; [`planning`] the dry run of every rank and
-//! what follows from it; [`rank`] one rank's engine, with [`step`] as the way of a batch and [`diagnose`] for
-//! one that is not finite; [`state`] fills, saves and restores; [`run`] loops over steps and tells an
-//! [`run::Observer`]; [`sample`] continues text.
+//! [`config`] is what the user said; [`dataset`] the tokens; [`spec`] what both make of a model; [`planning`] the
+//! dry run of every rank and what follows from it; [`groups`] who speaks to whom; [`rank`] one rank's engine, with
+//! [`step`] as the way of a batch and [`diagnose`] for one that is not finite; [`state`] fills, saves and restores;
+//! [`run`] loops over steps and tells an [`run::Observer`]; [`sample`] continues text. [`older`] has the ways of data
+//! parallelism that came before; [`on_threads`] runs all ranks in this process.
 #![forbid(unsafe_code)]
 
 pub mod config;
+mod cut;
 pub mod dataset;
 pub mod diagnose;
+pub mod groups;
 pub mod metrics;
+pub mod older;
+mod on_threads;
 pub mod planning;
 pub mod rank;
 pub mod run;
 pub mod sample;
+pub mod spec;
 pub mod state;
 pub mod step;
 
 pub use config::RunConfig;
+pub use cut::stage_costs;
 pub use dataset::Dataset;
-pub use planning::{RankPlan, RunPlan, Spec};
+pub use groups::{Groups, Source};
+pub use on_threads::on_threads;
+pub use planning::{RankPlan, RunPlan};
 pub use rank::Rank;
 pub use run::{Observer, RunError, Summary};
+pub use spec::{Spec, SpecError};

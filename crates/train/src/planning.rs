@@ -2,230 +2,24 @@
 //!
 //! Each rank's init, step, diagnosis, evaluation, loading and saving run twice on `Meta`: once to learn in
 //! which order blocks need chunks, once more with that order known. From the second come arena offsets and
-//! peaks (`plan::memory`), the proof that all ranks say the same to each other (`plan::agreement`), and
-//! what the step costs (`plan::cost`). The same [`Rank`] then trains.
+//! peaks (`plan::memory`), the proof that all ranks say the same to each other and that every collective is where it
+//! belongs (`plan::agreement`), and what the step costs (`plan::cost`). The same [`Rank`] then trains. Of a large
+//! world one rank of each place in the pipeline stands for its like.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_collectives::{Group, MetaGroup};
-use phalanx_layers::{Checkpointing, Draw, Network};
-use phalanx_models::{Dropouts, Gpt2};
-use phalanx_optim::loss_scale::Dynamic;
-use phalanx_optim::{LossScaling, Rule, Schedule, schedule::Decay};
+use phalanx_layers::Network;
 use phalanx_plan::{
-    ChunkError, ChunkLayout, ChunkSize, Cost, Disagreement, MemoryError, MemoryPlan, ParameterSize,
-    Precision, Search, Stage, Textbook, compare, lay_out, plan_memory, textbook, use_order,
+    Coordinates, Cost, Disagreement, MemoryError, MemoryPlan, Peak, PlacementError, Textbook, compare,
+    faults, plan_memory, textbook, use_order,
 };
-use phalanx_tensor::{CrossEntropy, Device};
-use phalanx_trace::Trace;
+use phalanx_tensor::Device;
+use phalanx_trace::{Event, Trace};
 
-use crate::config::{
-    self, CheckpointingWord, Chunk, ChunkWord, Float, OptimizerKind, Reduce, RunConfig, ScheduleKind,
-};
+use crate::groups::{Groups, Source};
 use crate::rank::{Batch, Rank};
-
-/// Everything about a run that decides what a rank allocates and computes.
-#[derive(Clone, Debug)]
-pub struct Spec {
-    /// The model's shape, and what it drops.
-    pub model: Gpt2,
-    /// What backward computes again.
-    pub checkpointing: Checkpointing,
-    /// Tokens of a sequence.
-    pub seq: usize,
-    /// Sequences computed at once.
-    pub micro: usize,
-    /// Micro-batches of a step.
-    pub micro_batches: usize,
-    /// Ranks.
-    pub world: usize,
-    /// ZeRO stage.
-    pub stage: Stage,
-    /// Whether communication runs beside computation.
-    pub overlap: bool,
-    /// Chunks gathered ahead.
-    pub prefetch: usize,
-    /// Reduce once a step instead of once a micro-batch.
-    pub defer: bool,
-    /// Element types.
-    pub precision: Precision,
-    /// What the loss is multiplied by before backward.
-    pub loss_scaling: LossScaling,
-    /// The update rule.
-    pub rule: Rule,
-    /// The learning rate.
-    pub schedule: Schedule,
-    /// Largest gradient norm; 0 for none.
-    pub clip: f32,
-    /// Probability that training spreads over all classes.
-    pub label_smoothing: f32,
-    /// Weight of training's squared log-sum-exp.
-    pub z_loss: f32,
-    /// Of what layers draw.
-    pub seed: u64,
-    /// Where each parameter lies.
-    pub layout: Arc<ChunkLayout>,
-    /// Micro-batches of an evaluation on each rank; 0 without held-out data.
-    pub evaluation_batches: usize,
-    /// Threads of a rank.
-    pub threads: usize,
-}
-
-impl Spec {
-    /// From a checked configuration, for a model whose vocabulary is known; what it drops is replaced by what
-    /// the configuration says. `evaluated`: windows of one evaluation over all ranks.
-    ///
-    /// # Errors
-    /// When no chunk layout exists for the model.
-    pub fn new(
-        config: &RunConfig,
-        model: Gpt2,
-        evaluated: usize,
-        threads: usize,
-    ) -> Result<Spec, ChunkError> {
-        let model = Gpt2 { dropout: dropouts(config), ..model };
-        let network = model.network();
-        let size = |p: &phalanx_layers::ParameterSpec| ParameterSize {
-            name: p.name.clone(),
-            elements: p.elements() as u64,
-        };
-        let sizes: Vec<_> = network.parameters.iter().map(size).collect();
-        let world = config.parallel.data;
-        let layout = lay_out(&sizes, world as u64, &chunk_size(config, &model))?;
-        Ok(Spec {
-            seq: config.model.seq,
-            micro: config.micro(),
-            micro_batches: config.micro_batches(),
-            world,
-            stage: Stage::from_number(config.parallel.zero).expect("a checked configuration"),
-            overlap: config.parallel.overlap,
-            prefetch: config.memory.prefetch,
-            defer: config.batch.reduce == Reduce::Defer,
-            precision: precision(config),
-            loss_scaling: loss_scaling(config),
-            rule: rule(config),
-            schedule: schedule(config),
-            clip: config.optimizer.clip as f32,
-            label_smoothing: config.loss.label_smoothing as f32,
-            z_loss: config.loss.z_loss as f32,
-            seed: config.train.seed,
-            checkpointing: checkpointing(config),
-            layout: Arc::new(layout),
-            evaluation_batches: evaluated / (config.micro() * world),
-            threads,
-            model,
-        })
-    }
-
-    /// The network as it is trained.
-    pub fn network(&self) -> Network {
-        self.model.network_with(self.checkpointing)
-    }
-
-    /// First sample, within the global batch, of a rank's micro-batch: micro-batch m of a step is the m-th span of
-    /// `world * micro` samples, of which rank r has the r-th part.
-    pub fn first_sample(&self, micro_batch: usize, rank: usize) -> usize {
-        (micro_batch * self.world + rank) * self.micro
-    }
-
-    /// What layers draw from in a rank's micro-batch of step `step`.
-    pub fn draw(&self, step: u64, micro_batch: usize, rank: usize) -> Draw {
-        Draw { seed: self.seed, step, first_sample: self.first_sample(micro_batch, rank) as u64 }
-    }
-
-    /// The numbers of a step's loss: the mean over the tokens of the global batch; its gradients are
-    /// multiplied by `loss_scale`.
-    pub fn cross_entropy(&self, loss_scale: f32) -> CrossEntropy {
-        let scale = 1.0 / self.tokens_per_step() as f32;
-        let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
-        CrossEntropy { scale, gradient_scale: scale * loss_scale, label_smoothing, z_loss }
-    }
-
-    /// Tokens of one step, over all ranks.
-    pub fn tokens_per_step(&self) -> u64 {
-        (self.micro * self.micro_batches * self.world * self.seq) as u64
-    }
-}
-
-fn chunk_size(config: &RunConfig, model: &Gpt2) -> ChunkSize {
-    let memory = &config.memory;
-    match memory.chunk {
-        Chunk::Word(ChunkWord::None) => ChunkSize::None,
-        Chunk::Word(ChunkWord::Auto) => ChunkSize::Auto(Search {
-            search_range_mb: memory.search_range_mb,
-            hidden_dim: Some(memory.hidden_dim.unwrap_or(model.hidden as u64)),
-            min_chunk_size_mb: memory.min_chunk_size_mb,
-        }),
-        Chunk::Mebibytes(size) => ChunkSize::Elements(((size * f64::from(1 << 20) / 4.0) as u64).max(1)),
-    }
-}
-
-fn dropouts(config: &RunConfig) -> Dropouts {
-    let model = &config.model;
-    let p = |own: Option<f64>| own.unwrap_or(model.dropout) as f32;
-    Dropouts {
-        embedding: p(model.embedding_dropout),
-        attention: p(model.attention_dropout),
-        residual: p(model.residual_dropout),
-    }
-}
-
-fn checkpointing(config: &RunConfig) -> Checkpointing {
-    match config.memory.checkpointing {
-        config::Checkpointing::Word(CheckpointingWord::None) => Checkpointing::None,
-        config::Checkpointing::Word(CheckpointingWord::Selective) => Checkpointing::Selective,
-        config::Checkpointing::Word(CheckpointingWord::Block) => Checkpointing::Blocks { every: 1 },
-        config::Checkpointing::Every(every) => Checkpointing::Blocks { every },
-    }
-}
-
-fn precision(config: &RunConfig) -> Precision {
-    let p = &config.precision;
-    let communicate = p.communicate.unwrap_or(p.accumulate).into();
-    Precision { compute: p.compute.into(), accumulate: p.accumulate.into(), communicate }
-}
-
-fn loss_scaling(config: &RunConfig) -> LossScaling {
-    let p = &config.precision;
-    match p.compute {
-        Float::F32 | Float::Bf16 => LossScaling::Off,
-        Float::F16 if p.loss_scale > 0.0 => LossScaling::Static(p.loss_scale as f32),
-        Float::F16 => LossScaling::Dynamic(Dynamic {
-            initial: 2f32.powi(p.initial_scale_power as i32),
-            window: p.loss_scale_window,
-            hysteresis: p.hysteresis,
-            consecutive_hysteresis: p.consecutive_hysteresis,
-            least: p.min_loss_scale as f32,
-        }),
-    }
-}
-
-fn rule(config: &RunConfig) -> Rule {
-    let o = &config.optimizer;
-    let weight_decay = o.weight_decay as f32;
-    match o.kind {
-        OptimizerKind::Adamw => {
-            Rule::AdamW { beta1: o.beta1 as f32, beta2: o.beta2 as f32, eps: o.eps as f32, weight_decay }
-        }
-        OptimizerKind::Sgd => Rule::Sgd { momentum: o.beta1 as f32, weight_decay },
-    }
-}
-
-fn schedule(config: &RunConfig) -> Schedule {
-    let decay = match config.schedule.kind {
-        ScheduleKind::Cosine => Decay::Cosine,
-        ScheduleKind::Linear => Decay::Linear,
-        ScheduleKind::Constant => Decay::Constant,
-    };
-    Schedule {
-        decay,
-        lr: config.optimizer.lr,
-        min_lr: config.schedule.min_lr,
-        warmup: config.schedule.warmup,
-        steps: config.train.steps,
-    }
-}
+use crate::spec::Spec;
 
 /// The plan of one rank.
 pub struct RankPlan {
@@ -233,21 +27,44 @@ pub struct RankPlan {
     pub rank: usize,
     /// Offsets and peaks.
     pub memory: MemoryPlan,
+    /// By phase: chunks in order of use.
+    pub orders: BTreeMap<&'static str, Vec<u32>>,
+    /// Of one step.
+    pub step: Cost,
+    /// Trained numbers that are here, whole or in part.
+    pub parameters: u64,
+}
+
+impl RankPlan {
+    pub(crate) fn of(
+        trace: &Trace,
+        orders: BTreeMap<&'static str, Vec<u32>>,
+        parameters: u64,
+    ) -> Result<RankPlan, MemoryError> {
+        let step = Cost::of(trace.phase("step").expect("every dry run has a step"));
+        Ok(RankPlan { rank: trace.rank, memory: plan_memory(trace)?, orders, step, parameters })
+    }
+
+    /// The peak of a run in which nothing goes wrong: a diagnosis, of the tensors of a step, is planned, too, and its
+    /// tensors may pack a little worse.
+    pub fn peak(&self) -> Peak {
+        let phases = self.memory.phases.iter().filter(|phase| phase.name != "diagnose");
+        let larger = |most: Peak, peak: Peak| if peak.bytes > most.bytes { peak } else { most };
+        phases.map(|phase| phase.peak).fold(Peak::default(), larger)
+    }
 }
 
 /// The plan of a run.
 pub struct RunPlan {
     /// What was planned.
     pub spec: Spec,
-    /// By rank.
+    /// By rank; of a large world one rank of each place in the pipeline, which stands for its like.
     pub ranks: Vec<RankPlan>,
-    /// By phase: chunks in order of use.
-    pub orders: BTreeMap<&'static str, Vec<u32>>,
-    /// Of one step of rank 0.
-    pub step: Cost,
-    /// Trained numbers.
+    /// Of a rank that others stood for, and that runs here.
+    own: Option<RankPlan>,
+    /// Trained numbers of the model.
     pub parameters: u64,
-    /// What papers say a rank holds.
+    /// What papers say the rank with most parameters holds.
     pub textbook: Textbook,
 }
 
@@ -257,51 +74,155 @@ pub enum PlanError {
     /// Ranks would not say the same to each other.
     #[error(transparent)]
     Disagreement(#[from] Disagreement),
+    /// A collective is missing, doubled or misplaced: a bug of the engine, or of a model of one's own.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// A gradient would be counted in the norm more or less than once.
+    #[error(
+        "the gradient norm counts {counted} elements of {parameter}, which has {expected}: every replica but one \
+         must leave it out"
+    )]
+    Counted {
+        /// The parameter.
+        parameter: String,
+        /// Elements that it has.
+        expected: u64,
+        /// Elements that ranks count, in all.
+        counted: u64,
+    },
     /// The trace cannot be placed: a bug of the engine.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
 
+/// Most ranks that are all run dry; of more, one of each place in the pipeline.
+const ALL_RANKS: usize = 16;
+
 impl RunPlan {
-    /// Runs every rank dry.
+    /// Runs every rank dry, or one of each kind.
     ///
     /// # Errors
-    /// When the ranks disagree, or a phase keeps what it must give back.
+    /// When the ranks disagree, a collective is wrong, or a phase keeps what it must give back.
     pub fn new(spec: Spec) -> Result<RunPlan, PlanError> {
-        let first = dry_run(&spec, 0, &BTreeMap::new());
-        let order = |phase| (phase, use_order(&first, phase));
-        let orders: BTreeMap<_, _> = ["step", "evaluate"].map(order).into();
-        let traces: Vec<Trace> = (0..spec.world).map(|rank| dry_run(&spec, rank, &orders)).collect();
+        let mesh = spec.mesh;
+        let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
+        let kinds: Vec<usize> = (0..mesh.pipeline).map(first_of).collect();
+        let orders: Vec<BTreeMap<_, _>> = kinds
+            .iter()
+            .map(|rank| {
+                let first = dry_run(&spec, *rank, &BTreeMap::new());
+                ["step", "evaluate"].map(|phase| (phase, use_order(&first, phase))).into()
+            })
+            .collect();
+        let all = mesh.world() <= ALL_RANKS;
+        let traced = if all { (0..mesh.world()).collect() } else { kinds };
+        let of = |rank: &usize| dry_run(&spec, *rank, &orders[mesh.coordinates(*rank).pipeline]);
+        let traces: Vec<Trace> = traced.iter().map(of).collect();
+        faults(&traces)?;
         compare(&traces)?;
-        let memory = |t: &Trace| Ok(RankPlan { rank: t.rank, memory: plan_memory(t)? });
-        let ranks = traces.iter().map(memory).collect::<Result<_, MemoryError>>()?;
-        let step = Cost::of(traces[0].phase("step").expect("every dry run has a step"));
-        let parameters = spec.model.network().elements() as u64;
-        let textbook = textbook(parameters, spec.world as u64, spec.stage, spec.precision);
-        Ok(RunPlan { ranks, orders, step, parameters, textbook, spec })
+        let whole = spec.whole();
+        if all {
+            check_counted(&whole, &traces)?;
+        }
+        let plan = |trace: &Trace| {
+            let pipeline = mesh.coordinates(trace.rank).pipeline;
+            RankPlan::of(trace, orders[pipeline].clone(), parameters_at(&spec, &whole, pipeline))
+        };
+        let ranks = traces.iter().map(plan).collect::<Result<Vec<_>, MemoryError>>()?;
+        Ok(RunPlan::of_ranks(spec, ranks, &whole))
+    }
+
+    /// From the plans of its ranks.
+    pub(crate) fn of_ranks(spec: Spec, ranks: Vec<RankPlan>, whole: &Network) -> RunPlan {
+        let most = ranks.iter().map(|rank| rank.parameters).max().unwrap_or(0);
+        let textbook = textbook(most, spec.mesh.data as u64, spec.stage, spec.precision);
+        RunPlan { ranks, own: None, parameters: whole.elements() as u64, textbook, spec }
+    }
+
+    /// Runs `rank` dry, too, if another stood for it: its parts may be smaller, where parts are uneven.
+    ///
+    /// # Errors
+    /// As [`RunPlan::new`].
+    pub fn include(&mut self, rank: usize) -> Result<(), PlanError> {
+        let like = self.of(rank);
+        if like.rank != rank {
+            let trace = dry_run(&self.spec, rank, &like.orders);
+            faults(std::slice::from_ref(&trace))?;
+            self.own = Some(RankPlan::of(&trace, like.orders.clone(), like.parameters)?);
+        }
+        Ok(())
+    }
+
+    /// The plan of a rank, or of the one that stands for it.
+    pub fn of(&self, rank: usize) -> &RankPlan {
+        let pipeline = |rank| self.spec.mesh.coordinates(rank).pipeline;
+        let exact = self.ranks.iter().chain(&self.own).find(|plan| plan.rank == rank);
+        let like = || self.ranks.iter().find(|plan| pipeline(plan.rank) == pipeline(rank));
+        exact.or_else(like).expect("every place in the pipeline was run dry")
+    }
+
+    /// The sum of a number over all ranks.
+    fn over_ranks(&self, of: impl Fn(&Cost) -> u64) -> u64 {
+        let each = (self.spec.world() / self.ranks.len()) as u64;
+        self.ranks.iter().map(|rank| of(&rank.step)).sum::<u64>() * each
     }
 
     /// Floating-point operations of one step over all ranks.
     pub fn flops_per_step(&self) -> u64 {
-        self.step.flops * self.spec.world as u64
+        self.over_ranks(|step| step.flops)
+    }
+
+    /// The same without what is computed again.
+    pub fn model_flops_per_step(&self) -> u64 {
+        self.over_ranks(Cost::model_flops)
     }
 
     /// Bytes that all ranks together send in one step.
     pub fn collective_bytes_per_step(&self) -> u64 {
-        self.step.sent_bytes * self.spec.world as u64
+        self.over_ranks(|step| step.sent_bytes)
     }
+}
+
+/// Trained numbers on a rank of one place in the pipeline.
+pub(crate) fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> u64 {
+    let stages = spec.stages.iter().zip(&spec.schedule.placement).filter(|(_, at)| **at == pipeline);
+    let mut sum = 0;
+    for (blocks, _) in stages {
+        let mut used: Vec<usize> = whole.uses[blocks.clone()].concat();
+        used.sort_unstable();
+        used.dedup();
+        sum += used.iter().map(|p| whole.parameters[*p].elements() as u64).sum::<u64>();
+    }
+    sum / spec.mesh.tensor as u64
+}
+
+/// The norm counts each element of each parameter once, over all ranks.
+fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
+    let mut counted = vec![0u64; whole.parameters.len()];
+    for event in traces.iter().filter_map(|trace| trace.phase("step")).flat_map(|phase| &phase.events) {
+        if let Event::Counted { parameter, elements } = event {
+            counted[*parameter as usize] += elements;
+        }
+    }
+    for (spec, counted) in whole.parameters.iter().zip(counted) {
+        let expected = spec.elements() as u64;
+        if counted != expected {
+            return Err(PlanError::Counted { parameter: spec.name.clone(), expected, counted });
+        }
+    }
+    Ok(())
 }
 
 /// One rank's life on `Meta`.
 fn dry_run(spec: &Spec, rank: usize, orders: &BTreeMap<&'static str, Vec<u32>>) -> Trace {
     let device = Device::meta(spec.threads);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
-    let group: Arc<dyn Group> = Arc::new(MetaGroup::new("data", rank, spec.world, recorder));
-    let mut engine = Rank::new(device.clone(), group, spec, orders);
+    let groups = Groups::new(&Source::Meta(recorder, rank), spec);
+    let mut engine = Rank::new(device.clone(), groups, spec, orders);
     let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
     let windows = Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq);
     let never = "nothing fails on Meta";
-    engine.load(|_, _, _, _| Ok(())).expect(never);
+    engine.load(|_, _, _, _, _| Ok(())).expect(never);
     engine.step(1, &batch, false).expect(never);
     engine.diagnose(1, &batch, 1.0).expect(never);
     if spec.evaluation_batches > 0 {

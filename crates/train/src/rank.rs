@@ -1,25 +1,35 @@
 //! The engine of one rank.
 //!
-//! A [`Rank`] is made the same way for the dry run and for training: on `Meta` with a group that only
-//! records, or on a device with a group that moves bytes. What it allocates, in which order, is the plan.
+//! A [`Rank`] is made the same way for the dry run and for training: on `Meta` with groups that only
+//! record, or on a device with groups that move bytes. What it allocates, in which order, is the plan.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_layers::{Activation, Context, Network};
+use phalanx_layers::{Activation, Context, Network, ParameterSpec};
 use phalanx_optim::LossScale;
-use phalanx_parallel::{Options, Zero, evaluate};
-use phalanx_tensor::{Category, CrossEntropy, DType, Device, Tensor};
+use phalanx_parallel::pipeline::{Feed, Program, run};
+use phalanx_parallel::zero::Holding;
+use phalanx_parallel::{GradientNorm, Options, Stage, Zero};
+use phalanx_plan::{Coordinates, ParameterSize};
+use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor};
+use phalanx_trace::{Axis, Placement, Placements};
 
-use crate::planning::Spec;
+use crate::groups::Groups;
+use crate::spec::Spec;
 
-/// One rank's model, its part of the memory, and its buffers for batches.
+/// One rank's stages, its part of the memory, and its buffers for batches.
 pub struct Rank {
     pub(crate) device: Device,
-    pub(crate) network: Network,
-    pub(crate) zero: Zero,
+    pub(crate) groups: Groups,
+    pub(crate) at: Coordinates,
+    pub(crate) stages: Vec<Stage>,
+    pub(crate) norm: GradientNorm,
+    pub(crate) program: Program,
+    pub(crate) evaluation: Program,
     pub(crate) spec: Spec,
+    pub(crate) outline: Arc<Outline>,
     /// Updates done: what Adam's bias correction and the learning rate are functions of.
     pub(crate) applied: u64,
     /// Steps that overflowed and were not applied.
@@ -27,6 +37,26 @@ pub struct Rank {
     pub(crate) loss_scale: LossScale,
     /// For the counts of a diagnosis, `[1]`. It stays, so that a diagnosis needs no more than a step.
     pub(crate) count: Option<Tensor>,
+}
+
+/// The whole model in names: what every rank can say of what others have.
+pub struct Outline {
+    /// Of the blocks, the head last.
+    pub blocks: Vec<String>,
+    /// Of the parameters.
+    pub parameters: Vec<String>,
+    /// By block: its parameters.
+    pub uses: Vec<Vec<usize>>,
+}
+
+impl Outline {
+    fn of(network: &Network) -> Outline {
+        Outline {
+            blocks: (0..network.uses.len()).map(|i| network.block_name(i).to_string()).collect(),
+            parameters: network.parameters.iter().map(|p| p.name.clone()).collect(),
+            uses: network.uses.clone(),
+        }
+    }
 }
 
 /// Tokens and targets of this rank, on the host: micro-batch after micro-batch.
@@ -49,49 +79,74 @@ impl Rank {
     /// Allocates everything that stays: the phase `init` of the plan.
     pub fn new(
         device: Device,
-        group: Arc<dyn Group>,
+        groups: Groups,
         spec: &Spec,
         orders: &BTreeMap<&'static str, Vec<u32>>,
     ) -> Rank {
-        Rank::with_network(device, group, spec, spec.network(), orders)
+        let network = spec.network(&groups);
+        Rank::with_network(device, groups, spec, network, orders)
     }
 
     /// As [`Rank::new`], with the layers of `network` in place of the model's: they have its parameters and
     /// take its memory.
     pub fn with_network(
         device: Device,
-        group: Arc<dyn Group>,
+        groups: Groups,
         spec: &Spec,
         network: Network,
         orders: &BTreeMap<&'static str, Vec<u32>>,
     ) -> Rank {
-        let options = Options {
-            stage: spec.stage,
-            overlap: spec.overlap,
-            prefetch: spec.prefetch,
-            micro_batches: spec.micro_batches,
-            defer: spec.defer,
-            precision: spec.precision,
-            rule: spec.rule,
-        };
+        let at = spec.mesh.coordinates(groups.world.rank());
+        let outline = Arc::new(Outline::of(&network));
+        let networks = network.into_stages(&spec.stages).into_iter().enumerate();
+        let own = networks.filter(|(stage, _)| spec.schedule.placement[*stage] == at.pipeline);
+        let mut first_chunk = 0;
         let make = || {
-            let zero = Zero::new(&device, group, &network, Arc::clone(&spec.layout), options, orders);
-            (zero, device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count"))
+            let mut stages = Vec::new();
+            for (index, network) in own {
+                let stage = spec.stage_of(&device, &groups, index, network, first_chunk, orders);
+                first_chunk += stage.zero.chunks();
+                stages.push(stage);
+            }
+            let norm = GradientNorm::new(&device, outline.parameters.len(), spec.mesh.tensor);
+            (stages, norm, device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count"))
         };
-        let (zero, count) = device.phase("init", make);
-        let loss_scale = LossScale::new(spec.loss_scaling);
-        let spec = spec.clone();
-        Rank { device, network, zero, spec, applied: 0, skipped: 0, loss_scale, count: Some(count) }
+        let (stages, norm, count) = device.phase("init", make);
+        Rank {
+            at,
+            stages,
+            norm,
+            program: Program::new(&spec.schedule, at.pipeline),
+            evaluation: Program::new(&spec.evaluation, at.pipeline),
+            outline,
+            spec: spec.clone(),
+            applied: 0,
+            skipped: 0,
+            loss_scale: LossScale::new(spec.loss_scaling),
+            count: Some(count),
+            device,
+            groups,
+        }
     }
 
-    /// The process group.
+    /// All ranks.
     pub fn group(&self) -> &dyn Group {
-        self.zero.group()
+        &*self.groups.world
     }
 
-    /// Its chunks of parameters, gradients and states.
-    pub fn zero(&self) -> &Zero {
-        &self.zero
+    /// All groups.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// Its place in the mesh.
+    pub fn at(&self) -> Coordinates {
+        self.at
+    }
+
+    /// Its stages, with their chunks of parameters, gradients and states.
+    pub fn stages(&self) -> &[Stage] {
+        &self.stages
     }
 
     /// The device.
@@ -99,48 +154,154 @@ impl Rank {
         &self.device
     }
 
-    /// Mean loss over `batches` micro-batches of this rank and those of all others, `Err` from the group.
+    /// Mean loss over the micro-batches of `batch` and of those of all others, `Err` from the group.
     ///
     /// # Errors
     /// When a collective fails.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<f32, CollectiveError> {
         let device = self.device.clone();
         device.try_phase("evaluate", || {
-            self.zero.begin("evaluate");
-            let mut loss = self.zeroed("evaluate.loss");
-            let rows = self.spec.micro * self.spec.seq;
-            let total = batch.tokens.len() * self.group().world_size();
-            for i in 0..batch.tokens.len() / rows {
-                let (tokens, targets) = self.upload(batch, i);
-                let compute = self.spec.precision.compute;
-                let cx = Context { device: &device, compute, keep: false, draw: None };
-                let numbers = CrossEntropy::scaled(1.0 / total as f32);
-                let part = evaluate(&self.network, &mut self.zero, &cx, tokens, &targets, numbers)?;
-                device.add(part.view(), loss.view_mut());
-            }
-            let loss = self.group().all_reduce(loss).wait()?;
+            let mut loss = zeroed(&device, "evaluate.loss");
+            let spec = &self.spec;
+            let sequences = spec.micro * spec.evaluation_batches * spec.mesh.data;
+            let numbers = CrossEntropy::scaled(1.0 / (sequences * spec.targets_per_sequence) as f32);
+            let first_row = spec.first_row(self.at.tensor);
+            let context = |_: usize| Context {
+                keep: false,
+                first_row,
+                ..Context::new(&device, spec.precision.compute, [spec.micro, spec.seq])
+            };
+            let (tokens, targets) = uploads(&device, spec, batch);
+            let (boundary, placements) = spec.boundary();
+            let feed = Feed {
+                device: &device,
+                context: &context,
+                tokens: &tokens,
+                targets: &targets,
+                numbers,
+                boundary,
+                placements,
+            };
+            let (program, wires) = (&self.evaluation, &self.groups.wires);
+            self.stages.iter_mut().for_each(|stage| stage.zero.begin("evaluate"));
+            run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
+            let loss = self.sum_of_replicas(loss)?;
             Ok(device.fetch(loss.view()))
         })
     }
 
-    /// Micro-batch `index` on the device: tokens and targets, `[micro, seq]`.
-    pub(crate) fn upload(&self, batch: &Batch, index: usize) -> (Activation, Tensor) {
-        let elements = self.spec.micro * self.spec.seq;
-        let rows = index * elements..(index + 1) * elements;
-        let make = |from: &[u32], name| {
-            let shape = [self.spec.micro, self.spec.seq];
-            let mut tensor = self.device.alloc(DType::U32, shape, Category::Activations, name);
-            self.device.upload(from, tensor.view_mut());
-            tensor
+    /// The sum of a number over micro-batches, replicas and stages, of which only the last has any.
+    pub(crate) fn sum_of_replicas(&self, loss: Tensor) -> Result<Tensor, CollectiveError> {
+        if self.spec.mesh.pipeline > 1 && self.stages.iter().any(Stage::is_last) {
+            let placements = self.device.placements(loss.view()).with(Axis::Pipeline, Placement::Partial);
+            self.device.place(loss.view(), placements);
+        }
+        // Over data first: so it has the same bits wherever the last stage is.
+        let loss = self.groups.data.all_reduce(loss).wait()?;
+        self.groups.pipeline.all_reduce(loss).wait()
+    }
+}
+
+/// Micro-batches of `batch` on the device, tokens and targets, `[micro, seq]`.
+pub(crate) fn uploads<'a>(
+    device: &'a Device,
+    spec: &'a Spec,
+    batch: &'a Batch,
+) -> (impl Fn(usize) -> Activation + 'a, impl Fn(usize) -> Tensor + 'a) {
+    let make = move |from: &[u32], index: usize, name| {
+        let elements = spec.micro * spec.seq;
+        let shape = [spec.micro, spec.seq];
+        let mut tensor = device.alloc(DType::U32, shape, Category::Activations, name);
+        device.upload(&from[index * elements..(index + 1) * elements], tensor.view_mut());
+        device.place(tensor.view(), spec.batch_placements());
+        tensor
+    };
+    let tokens = move |index: usize| Arc::new(make(&batch.tokens, index, "batch.tokens"));
+    (tokens, move |index: usize| make(&batch.targets, index, "batch.targets"))
+}
+
+/// A number that starts at zero, `[1]`.
+pub(crate) fn zeroed(device: &Device, name: &'static str) -> Tensor {
+    let mut scalar = device.alloc(DType::F32, [1], Category::Activations, name);
+    device.fill(scalar.view_mut(), 0.0);
+    scalar
+}
+
+impl Spec {
+    /// One stage, its chunks allocated.
+    fn stage_of(
+        &self,
+        device: &Device,
+        groups: &Groups,
+        index: usize,
+        network: Network,
+        first_chunk: usize,
+        orders: &BTreeMap<&'static str, Vec<u32>>,
+    ) -> Stage {
+        let at = self.mesh.coordinates(groups.world.rank());
+        let tied = |number: &usize| self.ties.iter().find(|tie| tie.number == *number);
+        let split = self.schedule.splits_backward() && network.head.is_some();
+        let head: &[usize] = if split { &network.uses[network.head_index()] } else { &[] };
+        let size = |(p, spec): (usize, &ParameterSpec)| ParameterSize {
+            reserved: reserved(spec),
+            alone: tied(&network.numbers[p]).is_some() || head.contains(&p),
+            ..ParameterSize::new(&spec.name, spec.elements() as u64)
         };
-        let tokens = make(&batch.tokens[rows.clone()], "batch.tokens");
-        (Arc::new(tokens), make(&batch.targets[rows], "batch.targets"))
+        let sizes: Vec<ParameterSize> = network.parameters.iter().enumerate().map(size).collect();
+        let layout = self.lay_out(&sizes).expect("knobs were checked with the whole model");
+        let everywhere = at.tensor == 0 || self.mistaken("norm.replicas");
+        let answers = |(p, spec): (usize, &ParameterSpec)| {
+            let first = tied(&network.numbers[p]).is_none_or(|tie| tie.stages[0] == index);
+            first && (spec.part.is_some() || everywhere)
+        };
+        let answers = network.parameters.iter().enumerate().map(answers).collect();
+        let held = Holding { layout: Arc::new(layout), answers, first_chunk };
+        let options = Options {
+            stage: self.stage,
+            overlap: self.overlap,
+            prefetch: self.prefetch,
+            micro_batches: self.micro_batches,
+            defer: self.defer,
+            precision: self.precision,
+            rule: self.rule,
+        };
+        let tied = (0..network.parameters.len()).filter(|p| tied(&network.numbers[*p]).is_some()).collect();
+        let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);
+        Stage { index, network, zero, tied }
     }
 
-    /// A number that starts at zero, `[1]`.
-    pub(crate) fn zeroed(&self, name: &'static str) -> Tensor {
-        let mut scalar = self.device.alloc(DType::F32, [1], Category::Activations, name);
-        self.device.fill(scalar.view_mut(), 0.0);
-        scalar
+    /// First row, of a micro-batch's, that the residual stream has on a tensor-parallel rank.
+    pub(crate) fn first_row(&self, tensor: usize) -> usize {
+        if self.sequence_parallel { tensor * (self.micro * self.seq / self.mesh.tensor) } else { 0 }
     }
+
+    /// How a batch lies over the mesh.
+    pub(crate) fn batch_placements(&self) -> Placements {
+        match self.mesh.data {
+            1 => Placements::REPLICATED,
+            _ => Placements::REPLICATED.with(Axis::Data, Placement::Shard(0)),
+        }
+    }
+
+    /// What passes from stage to stage, and how it lies over the mesh.
+    pub(crate) fn boundary(&self) -> (Shape, Placements) {
+        let (hidden, placements) = (self.model.shape().hidden, self.batch_placements());
+        match self.sequence_parallel {
+            false => ([self.micro, self.seq, hidden].into(), placements),
+            true => {
+                let rows = self.micro * self.seq / self.mesh.tensor;
+                ([1, rows, hidden].into(), placements.with(Axis::Tensor, Placement::Shard(0)))
+            }
+        }
+    }
+}
+
+/// Elements that a parameter takes in the layout: those of the largest part.
+fn reserved(spec: &ParameterSpec) -> u64 {
+    let here = spec.elements() as u64;
+    spec.part.as_ref().map_or(here, |part| {
+        let whole: usize = part.whole.iter().product();
+        let even = (whole as u64).is_multiple_of(part.stripe.run * part.stripe.ranks);
+        if even { here } else { part.stripe.run }
+    })
 }

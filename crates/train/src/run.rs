@@ -1,12 +1,11 @@
 //! The loop over steps of one rank: batches in, metrics, evaluations and checkpoints out.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir, purge};
-use phalanx_collectives::{CollectiveError, Group};
+use phalanx_collectives::CollectiveError;
 use phalanx_data::DataError;
 use phalanx_tensor::Device;
 use serde_json::json;
@@ -14,6 +13,7 @@ use serde_json::json;
 use crate::config::RunConfig;
 use crate::dataset::Dataset;
 use crate::diagnose::NonFinite;
+use crate::groups::Groups;
 use crate::metrics::{EvaluationRecord, MetricsFile, RankBytes, StepRecord, resident_bytes_peak};
 use crate::planning::RunPlan;
 use crate::rank::{Batch, Rank};
@@ -105,8 +105,8 @@ pub struct Job {
 pub struct Place<'a> {
     /// Its device, with an arena that replays this rank's plan.
     pub device: Device,
-    /// Its group.
-    pub group: Arc<dyn Group>,
+    /// Its groups.
+    pub groups: Groups,
     /// Set when the user wants to stop after the current step.
     pub stop: &'a AtomicBool,
     /// Told the number of each step as it starts.
@@ -200,7 +200,7 @@ pub fn train(job: &Job, place: Place, observer: &mut dyn Observer) -> Result<Sum
     Ok(summary)
 }
 
-fn due(step: u64, every: u64) -> bool {
+pub(crate) fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
 
@@ -220,7 +220,8 @@ struct Session<'a> {
 impl<'a> Session<'a> {
     fn start(job: &'a Job, place: Place<'a>) -> Result<Session<'a>, RunError> {
         let spec = &job.plan.spec;
-        let mut engine = Rank::new(place.device.clone(), Arc::clone(&place.group), spec, &job.plan.orders);
+        let orders = &job.plan.of(place.groups.world.rank()).orders;
+        let mut engine = Rank::new(place.device.clone(), place.groups.clone(), spec, orders);
         let (mut step, mut samples) = (0, 0);
         match &job.start {
             Start::Fresh => engine.initialise(job.config.train.seed)?,
@@ -234,7 +235,7 @@ impl<'a> Session<'a> {
             }
         }
         let path = job.run.join("metrics.jsonl");
-        let metrics = match place.group.rank() {
+        let metrics = match place.groups.world.rank() {
             0 => Some(MetricsFile::open(&path, step).map_err(|source| RunError::Write { path, source })?),
             _ => None,
         };
@@ -257,13 +258,11 @@ impl<'a> Session<'a> {
         let Outcome { loss, grad_norm, lr, loss_scale, skipped, stop, .. } = outcome;
         self.step = number;
         self.samples += self.job.config.batch.global as u64;
-        let communication = self.place.group.take_statistics();
+        let communication = self.place.groups.take_statistics();
         let plan = &self.job.plan;
         let tokens = plan.spec.tokens_per_step();
-        let utilisation = |flops: u64| {
-            self.job.peak_flops_per_s.map(|peak| (flops * plan.spec.world as u64) as f64 / seconds / peak)
-        };
-        let (model, executed) = (plan.step.model_flops(), plan.step.flops);
+        let utilisation = |flops: u64| self.job.peak_flops_per_s.map(|peak| flops as f64 / seconds / peak);
+        let (model, executed) = (plan.model_flops_per_step(), plan.flops_per_step());
         let record = StepRecord {
             step: number,
             loss,
@@ -302,7 +301,7 @@ impl<'a> Session<'a> {
         let checkpoints = self.job.run.join("checkpoints");
         let path = self.engine.save_checkpoint(&checkpoints, self.step, &state)?;
         let keep = self.job.config.train.keep;
-        if keep > 0 && self.place.group.rank() == 0 {
+        if keep > 0 && self.place.groups.world.rank() == 0 {
             purge(&checkpoints, keep)?;
         }
         Ok(path)
@@ -312,7 +311,7 @@ impl<'a> Session<'a> {
     fn write_memory(&mut self) -> Result<(), RunError> {
         let run = self.job.run.clone();
         let foreign = (self.place.foreign_bytes)();
-        let world = self.place.group.world_size();
+        let world = self.place.groups.world.world_size();
         let part = |rank: usize| run.join(format!("memory.rank-{rank}.json"));
         self.engine.report(|engine| {
             let peak = engine.device().arena().peak().expect("a planned arena measures its peak");
@@ -321,7 +320,7 @@ impl<'a> Session<'a> {
             let bytes = RankBytes { rank, device: peak.into(), resident_bytes_peak: Some(resident) };
             write_json(&part(rank), &bytes)
         })?;
-        if self.place.group.rank() == 0 {
+        if self.place.groups.world.rank() == 0 {
             let mut ranks = Vec::new();
             for rank in 0..world {
                 let path = part(rank);
@@ -348,10 +347,10 @@ impl<'a> Session<'a> {
         metrics.write(record).map_err(|source| RunError::Write { path: path(), source })
     }
 
-    /// Micro-batch m of a step is the m-th span of `ranks * micro` samples; rank r has its r-th part.
+    /// Micro-batch m of a step is the m-th span of `data * micro` samples; data-parallel rank r has its r-th part.
     fn fill_batch(&mut self) {
         let spec = &self.job.plan.spec;
-        let rank = self.place.group.rank();
+        let rank = self.engine.at().data;
         for m in 0..spec.micro_batches {
             for row in 0..spec.micro {
                 let position = self.samples + (spec.first_sample(m, rank) + row) as u64;
@@ -369,13 +368,13 @@ impl<'a> Session<'a> {
         for row in 0..rows {
             let here = row * spec.seq..(row + 1) * spec.seq;
             let (tokens, targets) = (&mut self.windows.tokens[here.clone()], &mut self.windows.targets[here]);
-            self.job.data.window(self.place.group.rank() * rows + row, tokens, targets);
+            self.job.data.window(self.engine.at().data * rows + row, tokens, targets);
         }
     }
 }
 
 /// Writes JSON beside `path` and renames it into place.
-fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), RunError> {
+pub(crate) fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), RunError> {
     let fail = |source| RunError::Write { path: path.to_path_buf(), source };
     let text = serde_json::to_string_pretty(value).map_err(|e| fail(e.into()))?;
     let next = path.with_extension("tmp");

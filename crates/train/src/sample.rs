@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use phalanx_checkpoint::Checkpoint;
-use phalanx_layers::{Context, Network};
-use phalanx_models::Gpt2;
+use phalanx_layers::{Checkpointing, Context, Network};
+use phalanx_models::Model;
+use phalanx_parallel::TensorParallel;
 use phalanx_tensor::cpu::Options;
 use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Shape, Tensor};
 
@@ -36,9 +37,10 @@ impl Generator {
     ///
     /// # Errors
     /// A damaged checkpoint or one of another shape.
-    pub fn load(model: &Gpt2, from: &Checkpoint, options: Options) -> Result<Generator, RunError> {
+    pub fn load(model: &dyn Model, from: &Checkpoint, options: Options) -> Result<Generator, RunError> {
         let device = Device::new(Cpu::with_options(options), Arena::heap());
-        let network = model.network();
+        let network = model.network(&TensorParallel::solo(), Checkpointing::None);
+        let shape_of_model = model.shape();
         let mut parameters = Vec::new();
         for spec in &network.parameters {
             let stored = from.tensor(PARAMETERS, &spec.name)?;
@@ -54,7 +56,13 @@ impl Generator {
             device.upload(&values, tensor.view_mut());
             parameters.push(tensor);
         }
-        Ok(Generator { device, network, parameters, positions: model.positions, vocab: model.vocab })
+        Ok(Generator {
+            device,
+            network,
+            parameters,
+            positions: shape_of_model.positions,
+            vocab: shape_of_model.vocab,
+        })
     }
 
     /// Appends `count` tokens to `tokens` (not empty), telling each to `seen`.
@@ -71,19 +79,21 @@ impl Generator {
 
     /// Logits of the token after `context`, `[vocab]`.
     pub fn logits(&self, context: &[u32]) -> Vec<f32> {
-        let cx = Context { device: &self.device, compute: DType::F32, keep: false, draw: None };
         let seq = context.len();
+        let cx = Context { keep: false, ..Context::new(&self.device, DType::F32, [1, seq]) };
         let mut tokens = self.device.alloc(DType::U32, [1, seq], Category::Activations, "generator.tokens");
         self.device.upload(context, tokens.view_mut());
         let views = |uses: &Vec<usize>| uses.iter().map(|p| self.parameters[*p].view()).collect::<Vec<_>>();
         let mut x = Arc::new(tokens);
         for (block, uses) in self.network.blocks.iter().zip(&self.network.uses) {
-            (x, _) = block.layer.forward(&cx, &views(uses), x, None);
+            (x, _) =
+                block.layer.forward(&cx, &views(uses), x, None).expect("a model on one rank does not fail");
         }
         let [_, _, hidden] = x.dims();
         let last = x.view().range((seq - 1) * hidden..seq * hidden).reshape([1, hidden]);
         let head = &self.network.uses[self.network.head_index()];
-        let logits = self.network.head.logits(&cx, &views(head), last);
+        let logits =
+            self.network.head.as_ref().expect("a whole model has a head").logits(&cx, &views(head), last);
         let mut out = vec![0f32; self.vocab];
         self.device.download(logits.view(), &mut out);
         out

@@ -5,11 +5,14 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use phalanx_checkpoint::{self as checkpoint, Checkpoint, HuggingFaceDir};
 use phalanx_layers::ParameterSpec;
-use phalanx_optim::{LossScale, LossScaleState};
+use phalanx_models::Model;
+use phalanx_optim::{LossScale, LossScaleState, Rule};
 use phalanx_parallel::zero::Extent;
+use phalanx_plan::Stripe;
 use phalanx_tensor::{Category, DType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -18,13 +21,13 @@ use crate::rank::Rank;
 use crate::run::RunError;
 
 /// Elements that pass through the host at once.
-const WINDOW: usize = 1 << 18;
+pub(crate) const WINDOW: usize = 1 << 18;
 
 /// Name of the first state in checkpoints; the others are named by the update rule.
 pub const PARAMETERS: &str = "parameters";
 
 /// Key of [`Updates`] in the state that a checkpoint keeps.
-const UPDATES: &str = "updates";
+pub(crate) const UPDATES: &str = "updates";
 
 /// What a run keeps beside its tensors: which of its steps were applied.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,36 +52,36 @@ pub enum Part {
 }
 
 impl Rank {
-    /// Fills everything resident through `read(state, parameter, elements, out)`.
+    /// Fills everything resident through `read(state, parameter, stripe, elements, out)`: elements of what is here
+    /// of the parameter, which lies in the whole as the stripe says.
     ///
     /// # Errors
     /// What `read` returns.
     pub fn load(
         &mut self,
-        mut read: impl FnMut(&str, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError>,
+        mut read: impl FnMut(&str, &ParameterSpec, &Stripe, Range<u64>, &mut [f32]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let device = self.device.clone();
         device.try_phase("load", || {
-            let mut rounding = self.zero.rounding_window(WINDOW);
-            if device.is_meta() {
-                return Ok(());
-            }
-            let mut window = vec![0f32; WINDOW];
-            for state in 0..self.zero.state_count() {
-                for piece in self.zero.pieces(state, Extent::Resident) {
-                    let length = (piece.in_parameter.end - piece.in_parameter.start) as usize;
-                    for start in (0..length).step_by(WINDOW) {
-                        let within = start..(start + WINDOW).min(length);
-                        let elements = piece.in_parameter.start + within.start as u64
-                            ..piece.in_parameter.start + within.end as u64;
-                        let out = &mut window[..within.len()];
-                        read(
-                            self.state_name(state),
-                            &self.network.parameters[piece.parameter],
-                            elements,
-                            out,
-                        )?;
-                        self.zero.write(state, &piece, within, out, rounding.as_mut());
+            let mut window = if device.is_meta() { Vec::new() } else { vec![0f32; WINDOW] };
+            for stage in &mut self.stages {
+                let mut rounding = stage.zero.rounding_window(WINDOW);
+                if device.is_meta() {
+                    continue;
+                }
+                for state in 0..stage.zero.state_count() {
+                    for piece in stage.zero.pieces(state, Extent::Resident) {
+                        let spec = &stage.network.parameters[piece.parameter];
+                        let stripe = spec.stripe();
+                        let length = (piece.in_parameter.end - piece.in_parameter.start) as usize;
+                        for start in (0..length).step_by(WINDOW) {
+                            let within = start..(start + WINDOW).min(length);
+                            let elements = piece.in_parameter.start + within.start as u64
+                                ..piece.in_parameter.start + within.end as u64;
+                            let out = &mut window[..within.len()];
+                            read(state_name(self.spec.rule, state), spec, &stripe, elements, out)?;
+                            stage.zero.write(state, &piece, within, out, rounding.as_mut());
+                        }
                     }
                 }
             }
@@ -92,7 +95,7 @@ impl Rank {
     /// None of its own.
     pub fn initialise(&mut self, seed: u64) -> Result<(), RunError> {
         let threads = self.spec.threads;
-        self.load(|state, spec, elements, out| {
+        self.load(|state, spec, stripe, elements, out| {
             if state != PARAMETERS {
                 out.fill(0.0);
                 return Ok(());
@@ -101,7 +104,14 @@ impl Rank {
             std::thread::scope(|scope| {
                 for (i, part) in out.chunks_mut(share).enumerate() {
                     let start = elements.start + (i * share) as u64;
-                    scope.spawn(move || spec.init.fill(seed, &spec.name, start, part));
+                    scope.spawn(move || {
+                        let mut done = 0;
+                        for (_, whole) in stripe.runs(start..start + part.len() as u64) {
+                            let count = (whole.end - whole.start) as usize;
+                            spec.init.fill(seed, &spec.name, whole.start, &mut part[done..done + count]);
+                            done += count;
+                        }
+                    });
                 }
             });
             Ok(())
@@ -113,18 +123,13 @@ impl Rank {
     /// # Errors
     /// A tensor that is missing, of another shape, or unreadable.
     pub fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError> {
-        self.load(|state, spec, elements, out| {
+        let model = Arc::clone(&self.spec.model);
+        self.load(|state, spec, _, elements, out| {
             if state != PARAMETERS {
                 out.fill(0.0);
                 return Ok(());
             }
-            let name = hugging_face_name(dir, &spec.name);
-            let shape = dir.shape(name)?;
-            if shape != spec.shape {
-                let (given, expected) = (shape.to_vec(), spec.shape.clone());
-                return Err(RunError::Shape { name: name.to_string(), given, expected });
-            }
-            Ok(dir.read_f32(name, elements, out)?)
+            read_imported(dir, &*model, spec, elements, out)
         })
     }
 
@@ -137,13 +142,13 @@ impl Rank {
         let updates = updates(from);
         (self.applied, self.skipped) = (updates.applied, updates.skipped);
         self.loss_scale = LossScale::resumed(self.spec.loss_scaling, updates.loss_scale);
-        self.load(|state, spec, elements, out| {
+        self.load(|state, spec, stripe, elements, out| {
             let stored = from.tensor(state, &spec.name)?;
-            if stored.shape != spec.shape {
-                let (given, expected) = (stored.shape.clone(), spec.shape.clone());
+            if stored.shape != spec.whole_shape() {
+                let (given, expected) = (stored.shape.clone(), spec.whole_shape().to_vec());
                 return Err(RunError::Shape { name: spec.name.clone(), given, expected });
             }
-            Ok(from.read(state, &spec.name, elements, bytemuck::cast_slice_mut(out))?)
+            Ok(from.read_stripe(state, &spec.name, stripe, elements, bytemuck::cast_slice_mut(out))?)
         })
     }
 
@@ -163,7 +168,7 @@ impl Rank {
     ) -> Result<(), RunError> {
         let device = self.device.clone();
         device.try_phase("save", || {
-            self.zero.settle()?;
+            self.stages.iter_mut().try_for_each(|stage| stage.zero.settle())?;
             for step in [Part::Begin, Part::Write, Part::Commit] {
                 let done = part(self, step);
                 self.agree(done)?;
@@ -221,24 +226,27 @@ impl Rank {
     fn write_pieces(&self, tmp: &Path) -> Result<(), RunError> {
         let mut pieces = Vec::new();
         let mut described = Vec::new();
-        for state in 0..self.zero.state_count() {
-            for piece in self.zero.pieces(state, Extent::Owned) {
-                let spec = &self.network.parameters[piece.parameter];
-                described.push(checkpoint::Piece {
-                    state: self.state_name(state),
-                    name: spec.name.clone(),
-                    shape: spec.shape.clone(),
-                    dtype: DType::F32,
-                    range: piece.in_parameter.clone(),
-                });
-                pieces.push((state, piece));
+        for stage in &self.stages {
+            for state in 0..stage.zero.state_count() {
+                for piece in stage.zero.pieces(state, Extent::Owned) {
+                    let spec = &stage.network.parameters[piece.parameter];
+                    described.push(checkpoint::Piece {
+                        state: state_name(self.spec.rule, state),
+                        name: spec.name.clone(),
+                        shape: spec.whole_shape().to_vec(),
+                        dtype: DType::F32,
+                        stripe: spec.part.as_ref().map(|part| part.stripe),
+                        range: piece.in_parameter.clone(),
+                    });
+                    pieces.push((stage, state, piece));
+                }
             }
         }
         let mut broken = None;
         let mut fill = |index: usize, within: Range<u64>, bytes: &mut [u8]| {
-            let (state, piece) = &pieces[index];
+            let (stage, state, piece) = &pieces[index];
             let out: &mut [f32] = bytemuck::cast_slice_mut(bytes);
-            self.zero.read(*state, piece, within.start as usize..within.end as usize, out);
+            stage.zero.read(*state, piece, within.start as usize..within.end as usize, out);
             if broken.is_none() && !out.iter().all(|x| x.is_finite()) {
                 broken = Some(index);
             }
@@ -249,13 +257,6 @@ impl Rank {
             Err(RunError::Broken { state, name: name.clone() })
         };
         broken.map_or(Ok(()), error)
-    }
-
-    fn state_name(&self, state: usize) -> &'static str {
-        match state {
-            0 => PARAMETERS,
-            s => self.spec.rule.states()[s - 1],
-        }
     }
 
     /// All ranks learn whether all of them succeeded.
@@ -269,17 +270,38 @@ impl Rank {
     }
 }
 
+/// Name of a state of a rule in checkpoints.
+pub(crate) fn state_name(rule: Rule, state: usize) -> &'static str {
+    match state {
+        0 => PARAMETERS,
+        s => rule.states()[s - 1],
+    }
+}
+
+/// Elements of what is here of a parameter, from the tensors of a Hugging Face directory that hold it.
+pub(crate) fn read_imported(
+    dir: &HuggingFaceDir,
+    model: &dyn Model,
+    spec: &ParameterSpec,
+    elements: Range<u64>,
+    out: &mut [f32],
+) -> Result<(), RunError> {
+    for stored in model.stored_as(spec) {
+        let name = stored.name_in(|name| dir.contains(name));
+        let shape = dir.shape(name)?;
+        if shape != stored.shape {
+            let (given, expected) = (shape.to_vec(), stored.shape.clone());
+            return Err(RunError::Shape { name: name.to_string(), given, expected });
+        }
+        if let Some(overlap) = stored.within(spec, elements.clone()) {
+            dir.read_stripe_f32(name, &spec.stripe(), overlap.theirs, &mut out[overlap.ours])?;
+        }
+    }
+    Ok(())
+}
+
 /// Steps that a checkpoint applied and skipped; one that does not say was made without a loss scale.
 pub fn updates(from: &Checkpoint) -> Updates {
     let stored = from.state().get(UPDATES).and_then(|value| Updates::deserialize(value).ok());
     stored.unwrap_or(Updates { applied: from.step(), skipped: 0, loss_scale: LossScaleState::Off })
-}
-
-/// What `dir` calls the parameter `name`: files written by the hub's first GPT-2 leave out the
-/// `transformer.` prefix.
-pub fn hugging_face_name<'a>(dir: &HuggingFaceDir, name: &'a str) -> &'a str {
-    match name.strip_prefix("transformer.") {
-        Some(short) if !dir.contains(name) && dir.contains(short) => short,
-        _ => name,
-    }
 }

@@ -3,10 +3,11 @@
 use phalanx_collectives::CollectiveError;
 use phalanx_layers::Context;
 use phalanx_optim::{LossScaling, Verdict};
-use phalanx_parallel::{Seen, forward_backward};
-use phalanx_tensor::{Clip, Tensor, View};
+use phalanx_parallel::pipeline::{Feed, WatchMicroBatches, run};
+use phalanx_tensor::{Clip, Tensor};
+use phalanx_trace::{Axis, Placement};
 
-use crate::rank::{Batch, Rank};
+use crate::rank::{Batch, Rank, uploads, zeroed};
 use crate::run::RunError;
 
 /// What a step leaves for the metrics.
@@ -28,12 +29,9 @@ pub struct Outcome {
     pub stop: bool,
 }
 
-/// Watches the micro-batches of a step: which of them, what, and its numbers.
-pub(crate) type WatchStep<'a> = Option<&'a mut dyn FnMut(usize, Seen, View)>;
-
 impl Rank {
-    /// Step `number` (from 1) on this rank's part of the global batch: micro-batches forward and backward,
-    /// gradients to their owners, clip, update, publish. `stop` is this rank's wish to end the run.
+    /// Step `number` (from 1) on this rank's part of the global batch: micro-batches through the stages as the
+    /// schedule says, gradients to their owners, clip, update, publish. `stop` is this rank's wish to end the run.
     ///
     /// Loss and norm are the same on all ranks and are read before the update: where they are not finite, no
     /// rank updates anything.
@@ -44,19 +42,22 @@ impl Rank {
     pub fn step(&mut self, number: u64, batch: &Batch, stop: bool) -> Result<Outcome, RunError> {
         let device = self.device.clone();
         let scale = self.loss_scale.scale();
-        let lr = self.spec.schedule.lr(self.applied);
+        let lr = self.spec.schedule_of_rate.lr(self.applied);
         let (outcome, verdict) = device.try_phase("step", || {
             let loss = self.gradients(number, batch, scale, None)?;
-            let wish = self.wish(stop);
-            let (loss, wish) = (self.group().all_reduce(loss), self.group().all_reduce(wish));
-            self.zero.finish_gradients()?;
-            self.zero.clip(Clip { max_norm: self.spec.clip, loss_scale: scale })?;
-            let (loss, wish) = (loss.wait()?, wish.wait()?);
-            let (loss, grad_norm) = (device.fetch(loss.view()), device.fetch(self.zero.norm()));
+            let wish = self.groups.world.all_reduce(self.wish(stop));
+            let loss = self.sum_of_replicas(loss)?;
+            self.finish_gradients()?;
+            let clip = Clip { max_norm: self.spec.clip, loss_scale: scale };
+            self.norm.compute(&device, &mut self.stages, self.at.tensor, &*self.groups.world, clip)?;
+            let wish = wish.wait()?;
+            let (loss, grad_norm) = (device.fetch(loss.view()), device.fetch(self.norm.norm()));
             let loss_scale = self.shown_loss_scale();
             let verdict = self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite());
             if verdict == Verdict::Apply {
-                self.zero.update(self.applied + 1, lr as f32)?;
+                for stage in &mut self.stages {
+                    stage.zero.update(self.applied + 1, lr as f32, self.norm.factor())?;
+                }
             }
             let outcome = Outcome {
                 loss,
@@ -84,28 +85,77 @@ impl Rank {
         number: u64,
         batch: &Batch,
         loss_scale: f32,
-        mut watch: WatchStep,
+        watch: WatchMicroBatches,
     ) -> Result<Tensor, CollectiveError> {
-        let device = self.device.clone();
-        self.zero.begin("step");
-        let mut loss = self.zeroed("step.loss");
-        let numbers = self.spec.cross_entropy(loss_scale);
-        for micro in 0..self.spec.micro_batches {
-            self.zero.begin_micro_batch(micro);
-            let (tokens, targets) = self.upload(batch, micro);
-            let draw = Some(self.spec.draw(number, micro, self.group().rank()));
-            let cx = Context { device: &device, compute: self.spec.precision.compute, keep: true, draw };
-            let mut seen = watch.as_mut().map(|watch| |seen: Seen, x: View| watch(micro, seen, x));
-            let seen = seen.as_mut().map(|see| see as &mut dyn FnMut(Seen, View));
-            let part = forward_backward(&self.network, &mut self.zero, &cx, tokens, &targets, numbers, seen)?;
-            device.add(part.view(), loss.view_mut());
+        let (device, spec, at) = (self.device.clone(), &self.spec, self.at);
+        let mut loss = zeroed(&device, "step.loss");
+        let context = |micro: usize| Context {
+            draw: Some(spec.draw(number, micro, at.data)),
+            first_row: spec.first_row(at.tensor),
+            ..Context::new(&device, spec.precision.compute, [spec.micro, spec.seq])
+        };
+        let (tokens, targets) = uploads(&device, spec, batch);
+        let (boundary, placements) = spec.boundary();
+        let numbers = spec.cross_entropy(loss_scale);
+        if device.is_meta() {
+            spec.check_weights(&device, numbers.scale);
         }
+        let feed = Feed {
+            device: &device,
+            context: &context,
+            tokens: &tokens,
+            targets: &targets,
+            numbers,
+            boundary,
+            placements,
+        };
+        self.stages.iter_mut().for_each(|stage| stage.zero.begin("step"));
+        run(&mut self.stages, &self.program, &self.groups.wires, at.pipeline, &feed, &mut loss, watch)?;
         Ok(loss)
+    }
+
+    /// Gradients are summed over data, then over whoever else has a term of them.
+    pub(crate) fn finish_gradients(&mut self) -> Result<(), CollectiveError> {
+        for stage in &mut self.stages {
+            stage.finish_gradients(&self.device)?;
+            if self.spec.sequence_parallel {
+                stage.zero.sum_partial(&*self.groups.tensor, self.spec.times("partial.sum"))?;
+            }
+        }
+        self.sum_tied()
+    }
+
+    /// Copies of one parameter in several stages have one gradient: the sum of theirs.
+    fn sum_tied(&mut self) -> Result<(), CollectiveError> {
+        for (tie, group) in self.spec.ties.iter().zip(&self.groups.ties) {
+            let mut own = self.stages.iter_mut().filter(|stage| tie.stages.contains(&stage.index));
+            let Some(first) = own.next() else { continue };
+            let mut sum = first.zero.take_summed(tie.number);
+            if sum.shape().elements() == 0 {
+                continue;
+            }
+            let others: Vec<_> = own.collect();
+            for other in &others {
+                self.device.add(other.zero.take_summed(tie.number).view(), sum.view_mut());
+            }
+            for group in std::iter::repeat_n(group, self.spec.times("tied.sum")).flatten() {
+                sum = group.all_reduce(sum).wait()?;
+            }
+            if self.spec.mesh.pipeline == 1 || group.is_none() {
+                let placements = self.device.placements(sum.view());
+                self.device.place(sum.view(), placements.with(Axis::Pipeline, Placement::Replicated));
+            }
+            first.zero.put_summed(tie.number, &sum);
+            for other in others {
+                other.zero.put_summed(tie.number, &sum);
+            }
+        }
+        Ok(())
     }
 
     /// This rank's wish to stop, as a number that can be summed.
     fn wish(&self, stop: bool) -> Tensor {
-        let mut wish = self.zeroed("step.stop");
+        let mut wish = zeroed(&self.device, "step.stop");
         self.device.fill(wish.view_mut(), stop as u8 as f32);
         wish
     }

@@ -81,7 +81,7 @@ fn check_policies(world: usize, what: &str, cut: Change) {
 
 fn base(world: usize) -> RunConfig {
     let (_, mut config) = rig::golden_config();
-    config.parallel.data = world;
+    config.parallel.data = Some(world);
     config
 }
 

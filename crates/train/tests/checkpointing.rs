@@ -21,7 +21,7 @@ fn run(config: &RunConfig) -> Ran {
 
 fn base(world: usize, dropout: f64) -> RunConfig {
     let (_, mut config) = rig::golden_config();
-    config.parallel.data = world;
+    config.parallel.data = Some(world);
     config.model.dropout = dropout;
     config
 }
@@ -100,7 +100,7 @@ fn dropout_does_not_depend_on_how_the_batch_is_cut() {
     config.batch.global = 4;
     let expected = run(&config);
     for (world, micro) in [(1, 2), (1, 1), (2, 2), (2, 1), (4, 1)] {
-        config.parallel.data = world;
+        config.parallel.data = Some(world);
         config.batch.micro = Some(micro);
         let got = run(&config);
         for (name, tolerance, got, expected) in [

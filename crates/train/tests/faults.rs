@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_checkpoint::HuggingFaceDir;
-use phalanx_layers::{Activation, Context, Gradient, Layer, Network, ParameterSpec, Saved};
+use phalanx_layers::{Activation, Context, Failure, Gradient, Layer, Network, ParameterSpec, Saved};
+use phalanx_plan::Stripe;
 use phalanx_tensor::{Tensor, View};
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::state::PARAMETERS;
-use phalanx_train::{Rank, RunConfig, RunError, Spec};
+use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
 use rig::{Pieces, same_bits};
 
 /// Where a number is written.
@@ -92,10 +93,10 @@ impl Layer for Faulty {
         parameters: &[View],
         x: Activation,
         residual: Option<Activation>,
-    ) -> (Activation, Saved) {
-        let (mut y, saved) = self.layer.forward(cx, parameters, x, residual);
+    ) -> Result<(Activation, Saved), Failure> {
+        let (mut y, saved) = self.layer.forward(cx, parameters, x, residual)?;
         self.poison(At::Output, cx, &mut y);
-        (y, saved)
+        Ok((y, saved))
     }
 
     fn backward(
@@ -106,8 +107,8 @@ impl Layer for Faulty {
         saved: Saved,
         dy: Activation,
         residual: Option<Activation>,
-    ) -> Option<Activation> {
-        let mut dx = self.layer.backward(cx, parameters, gradients, saved, dy, residual);
+    ) -> Result<Option<Activation>, Failure> {
+        let mut dx = self.layer.backward(cx, parameters, gradients, saved, dy, residual)?;
         if let (At::Gradient(index), true) = (self.fault.at, self.armed.load(Ordering::Relaxed)) {
             let (gradient, _) = gradients[index].write();
             cx.device.fill(gradient.range(0..1), self.fault.value);
@@ -115,13 +116,14 @@ impl Layer for Faulty {
         if let Some(dx) = &mut dx {
             self.poison(At::InputGradient, cx, dx);
         }
-        dx
+        Ok(dx)
     }
 }
 
 /// The model's network; one block of it goes wrong on the faulty rank while `armed`.
-fn network(spec: &Spec, fault: Fault, rank: usize, armed: &Arc<AtomicBool>) -> Network {
-    let mut network = spec.network();
+fn network(spec: &Spec, fault: Fault, groups: &Groups, armed: &Arc<AtomicBool>) -> Network {
+    let rank = groups.world.rank();
+    let mut network = spec.network(groups);
     if fault.rank.is_none_or(|faulty| faulty == rank) {
         let block = network.blocks.remove(fault.block);
         let layer = Box::new(Faulty { layer: block.layer, fault, armed: Arc::clone(armed) });
@@ -132,7 +134,7 @@ fn network(spec: &Spec, fault: Fault, rank: usize, armed: &Arc<AtomicBool>) -> N
 
 fn config(world: usize, stage: u8, precision: fn(&mut PrecisionConfig)) -> RunConfig {
     let (_, mut config) = rig::golden_config();
-    (config.parallel.data, config.parallel.zero) = (world, stage);
+    (config.parallel.data, config.parallel.zero) = (Some(world), stage);
     config.batch.global = 2 * world;
     config.batch.micro = stage.is_multiple_of(2).then_some(1);
     precision(&mut config.precision);
@@ -161,7 +163,7 @@ fn run(config: &RunConfig, fault: Fault, armed: &[bool]) -> Vec<Ended> {
     let (model, _) = rig::golden_config();
     let steps = rig::golden_steps();
     let switch = Arc::new(AtomicBool::new(false));
-    let make = |spec: &Spec, rank: usize| network(spec, fault, rank, &switch);
+    let make = |spec: &Spec, groups: &Groups| network(spec, fault, groups, &switch);
     let body = |engine: &mut Rank, _: usize| {
         engine.import(&HuggingFaceDir::open(&rig::golden().join("gpt2")).unwrap()).unwrap();
         let mut ended = Ended { steps: Vec::new(), held: vec![rig::pieces(engine)] };
@@ -293,17 +295,20 @@ fn a_parameter_is_named_where_it_is_first_used() {
             let body = |engine: &mut Rank, rank: usize| {
                 let dir = HuggingFaceDir::open(&rig::golden().join("gpt2")).unwrap();
                 let poisoned = rank == 1 || stage == 3;
-                let read =
-                    |state: &str, spec: &ParameterSpec, elements: std::ops::Range<u64>, out: &mut [f32]| {
-                        out.fill(0.0);
-                        if state == PARAMETERS {
-                            dir.read_f32(&spec.name, elements.clone(), out)?;
-                        }
-                        if state == PARAMETERS && spec.name == NAME && poisoned && elements.contains(&7) {
-                            out[7 - elements.start as usize] = f32::NAN;
-                        }
-                        Ok(())
-                    };
+                let read = |state: &str,
+                            spec: &ParameterSpec,
+                            _: &Stripe,
+                            elements: std::ops::Range<u64>,
+                            out: &mut [f32]| {
+                    out.fill(0.0);
+                    if state == PARAMETERS {
+                        dir.read_f32(&spec.name, elements.clone(), out)?;
+                    }
+                    if state == PARAMETERS && spec.name == NAME && poisoned && elements.contains(&7) {
+                        out[7 - elements.start as usize] = f32::NAN;
+                    }
+                    Ok(())
+                };
                 engine.load(read).unwrap();
                 let mut number = 0;
                 loop {
@@ -314,12 +319,26 @@ fn a_parameter_is_named_where_it_is_first_used() {
                     }
                 }
             };
-            let (_, texts) = rig::on_ranks(&model, &config, &|spec, _| spec.network(), &body);
+            let (_, texts) = rig::on_ranks(&model, &config, &|spec, groups| spec.network(groups), &body);
             let rank = if stage == 3 { 0 } else { 1 };
             let words = format!("parameter {NAME} (block h.0");
             for text in texts {
                 let right = text.contains(&words) && text.contains(&format!("on rank {rank} "));
                 assert!(right && text.contains("(1 of 32 elements)"), "{bits}, stage {stage}: {text}");
+            }
+        }
+    }
+}
+
+/// Its tensors are those of a step, less what the update takes; how they pack is left to the plan.
+#[test]
+fn a_diagnosis_needs_no_more_than_a_step() {
+    let (model, _) = rig::golden_config();
+    for world in [1, 2, 3] {
+        for stage in 0..=3 {
+            for rank in RunPlan::new(rig::spec(&model, &config(world, stage, |_| {}))).unwrap().ranks {
+                let peak = |phase| rank.memory.phase(phase).unwrap().peak.bytes;
+                assert!(peak("diagnose") <= peak("step"), "{world} ranks, stage {stage}");
             }
         }
     }

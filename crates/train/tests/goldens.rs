@@ -21,7 +21,7 @@ fn twenty_steps_of_adamw_as_in_pytorch() {
         for stage in 0..=3 {
             for (micro, reduce) in [(None, Reduce::Each), (Some(1), Reduce::Each), (Some(1), Reduce::Defer)] {
                 let mut config = config.clone();
-                config.parallel.data = world;
+                config.parallel.data = Some(world);
                 config.parallel.zero = stage;
                 config.batch.micro = micro;
                 config.batch.reduce = reduce;
@@ -68,7 +68,7 @@ fn twenty_steps_in(compute: &str) {
         [(1, 0, None), (1, 0, Some(1)), (2, 1, None), (2, 2, Some(2)), (4, 3, Some(1))]
     {
         let mut config = computing_in(&config, compute);
-        config.parallel.data = world;
+        config.parallel.data = Some(world);
         config.parallel.zero = stage;
         config.batch.micro = micro;
         let what = format!("{compute}, {world} ranks, stage {stage}, micro {micro:?}");
@@ -125,7 +125,7 @@ fn every_precision_follows_pytorch() {
     let losses = rig::golden_tensor("adamw.safetensors", "losses_f64");
     for (name, change) in rig::POLICIES {
         let mut config = config.clone();
-        (config.parallel.data, config.parallel.zero) = (2, 2);
+        (config.parallel.data, config.parallel.zero) = (Some(2), 2);
         change(&mut config.precision);
         // No step is skipped, so that all take the same way.
         config.precision.initial_scale_power = 10;

@@ -30,6 +30,7 @@ pub(crate) struct Transfer {
     pub(crate) source: Span,
     pub(crate) target: Span,
     root: Option<usize>,
+    tag: Option<u64>,
     site: Site,
 }
 
@@ -49,6 +50,7 @@ impl Transfer {
             source: span(&mut call.buffers.source),
             target: span(&mut call.buffers.target),
             root: call.root,
+            tag: call.tag,
             site: call.site,
         }
     }
@@ -105,6 +107,7 @@ impl Channel {
     ) -> Channel {
         let rank = members.iter().position(|m| *m == host.rank);
         let rank = rank.unwrap_or_else(|| panic!("rank {} is no member of {group} {members:?}", host.rank));
+        host.control.open_channel(index);
         host.control.slot(index, host.rank).name.write(group, 0);
         let (messages, tables) = (vec![0; members.len()], Tables::new(members.len()));
         let hash = hash(group, &members);
@@ -143,6 +146,7 @@ impl Channel {
             accumulate: t.accumulate,
             count: t.count as u64,
             root: t.root,
+            tag: t.tag,
             source: self.host.memory.offer(offered),
             source_bytes: offered.bytes as u64,
         };

@@ -16,8 +16,9 @@ use rustix::thread::futex;
 
 use crate::shared_memory::descriptor::DescriptorCell;
 
-/// Groups that one endpoint can make.
-pub(crate) const CHANNELS: usize = 16;
+/// Groups that one endpoint can make: a mesh has some for the world and each axis, and two for each neighbour in
+/// the pipeline. The block is sparse, so channels that nobody opens cost addresses, not memory.
+pub(crate) const CHANNELS: usize = 64;
 /// Most ranks on one host: bounds the block, checked on joining.
 pub(crate) const MAX_WORLD: usize = 1024;
 
@@ -76,6 +77,8 @@ struct Header {
     magic: AtomicU64,
     world: AtomicU32,
     cores: AtomicU32,
+    /// Channels that some rank has opened: the first ones.
+    channels: AtomicU32,
     abort: AbortRecord,
 }
 
@@ -261,6 +264,12 @@ impl Control {
         self.at(RANKS_AT, rank)
     }
 
+    /// Notes that a rank will use a channel, before it does.
+    pub(crate) fn open_channel(&self, channel: usize) {
+        assert!(channel < CHANNELS);
+        self.header().channels.fetch_max(channel as u32 + 1, Ordering::SeqCst);
+    }
+
     /// The place of `rank` in collectives of a channel.
     pub(crate) fn slot(&self, channel: usize, rank: usize) -> &Slot {
         assert!(channel < CHANNELS && rank < self.world);
@@ -311,9 +320,10 @@ impl Control {
         self.header().abort.state.load(Ordering::Relaxed) != 0
     }
 
-    /// Makes every sleeper look around.
+    /// Makes every sleeper look around. Channels that nobody opened are not touched: they take no memory.
     pub(crate) fn wake_all(&self) {
-        for channel in 0..CHANNELS {
+        let opened = self.header().channels.load(Ordering::SeqCst) as usize;
+        for channel in 0..opened.min(CHANNELS) {
             for rank in 0..self.world {
                 self.wake_sleepers(self.slot(channel, rank));
                 for peer in 0..self.world {
@@ -388,6 +398,15 @@ mod tests {
             assert_eq!(slot.counter(), i as u32 + 1);
         }
         assert!(control.aborted().is_none());
+    }
+
+    /// 64 channels of 8 slots for the group and 64 for the pairs, of 512 bytes each, and the tables before them.
+    #[test]
+    fn the_block_of_eight_ranks_is_small() {
+        let bytes = Control::bytes(8);
+        println!("control block of 8 ranks: {bytes} bytes, {} a channel", 72 * size_of::<Slot>());
+        assert_eq!(size_of::<Slot>(), 512);
+        assert!((64 * 72 * 512..64 * 72 * 512 + (8 << 10)).contains(&bytes), "{bytes}");
     }
 
     #[test]

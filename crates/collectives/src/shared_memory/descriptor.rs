@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use phalanx_trace::{CollectiveOp, DType, Site};
+use phalanx_trace::{CollectiveOp, DType, Site, describe_tag};
 
 use crate::shared_memory::control::Text;
 
@@ -23,6 +23,8 @@ pub(crate) struct Descriptor {
     pub(crate) count: u64,
     /// Root, or the peer of a send or recv.
     pub(crate) root: Option<usize>,
+    /// What passes in a send or recv.
+    pub(crate) tag: Option<u64>,
     /// Where the buffer that peers read starts, in the terms of the job's memory, and its bytes.
     pub(crate) source: u64,
     pub(crate) source_bytes: u64,
@@ -35,6 +37,7 @@ pub(crate) struct DescriptorCell {
     sequence: AtomicU64,
     count: AtomicU64,
     root: AtomicU64,
+    tag: AtomicU64,
     source: AtomicU64,
     source_bytes: AtomicU64,
     site: Text<16>,
@@ -46,11 +49,13 @@ impl DescriptorCell {
     /// Written by the owner before it advances its counter.
     pub(crate) fn write(&self, d: &Descriptor, site: Site) {
         let dtype = DTYPES.iter().position(|t| *t == d.dtype).expect("all types are listed") as u64;
-        let kind = u64::from(d.group) << 32 | (d.op as u64) << 16 | dtype << 8 | u64::from(d.accumulate);
+        let flags = u64::from(d.tag.is_some()) << 1 | u64::from(d.accumulate);
+        let kind = u64::from(d.group) << 32 | (d.op as u64) << 16 | dtype << 8 | flags;
         self.kind.store(kind, Ordering::Relaxed);
         self.sequence.store(d.sequence, Ordering::Relaxed);
         self.count.store(d.count, Ordering::Relaxed);
         self.root.store(d.root.map_or(u64::MAX, |r| r as u64), Ordering::Relaxed);
+        self.tag.store(d.tag.unwrap_or(0), Ordering::Relaxed);
         self.source.store(d.source, Ordering::Relaxed);
         self.source_bytes.store(d.source_bytes, Ordering::Relaxed);
         self.site.write(site.file, site.line);
@@ -67,6 +72,7 @@ impl DescriptorCell {
             dtype: *DTYPES.get((kind >> 8) as u8 as usize)?,
             accumulate: kind & 1 == 1,
             count: self.count.load(Ordering::Relaxed),
+            tag: (kind & 2 == 2).then(|| self.tag.load(Ordering::Relaxed)),
             root: (root != u64::MAX).then_some(root as usize),
             source: self.source.load(Ordering::Relaxed),
             source_bytes: self.source_bytes.load(Ordering::Relaxed),
@@ -81,6 +87,7 @@ impl DescriptorCell {
     /// `reduce_scatter of 1024 f32, accumulating (call 3 of group data) at src/x.rs:10`
     pub(crate) fn describe(&self, group: &str) -> String {
         let Some(d) = self.read() else { return format!("a call of group {group} that cannot be read") };
+        let tag = d.tag.map_or(String::new(), describe_tag);
         let accumulate = if d.accumulate { ", accumulating" } else { "" };
         let root = match (d.op, d.root) {
             (CollectiveOp::Send, Some(root)) => format!(" to rank {root}"),
@@ -89,7 +96,7 @@ impl DescriptorCell {
             (_, None) => String::new(),
         };
         format!(
-            "{}{root} of {} {}{accumulate} (call {} of group {group}) at {}",
+            "{}{root} of {} {}{tag}{accumulate} (call {} of group {group}) at {}",
             d.op.name(),
             d.count,
             d.dtype.name(),
@@ -131,7 +138,7 @@ impl Descriptor {
             (self.op, other.op),
             (CollectiveOp::Send, CollectiveOp::Recv) | (CollectiveOp::Recv, CollectiveOp::Send)
         );
-        let same = |d: &Descriptor| (d.group, d.sequence, d.dtype, d.count);
+        let same = |d: &Descriptor| (d.group, d.sequence, d.dtype, d.count, d.tag);
         ends && (self.root, other.root) == (Some(b), Some(a)) && same(self) == same(other)
     }
 }

@@ -219,6 +219,20 @@ impl Endpoint {
     /// A group of the ranks in `members`, this one among them; a member's place there is its rank. Every
     /// rank of the job makes as many groups, each rank its own.
     pub fn sub_group(&self, name: &'static str, members: &[usize]) -> Arc<dyn Group> {
+        self.sub_group_with(name, members, self.options.overlap)
+    }
+
+    /// The same whose calls always run beside the submitter: for messages that two ranks send each other at once.
+    pub fn sub_group_beside(&self, name: &'static str, members: &[usize]) -> Arc<dyn Group> {
+        self.sub_group_with(name, members, true)
+    }
+
+    /// In place of a group that other ranks of the job make and this one is no member of.
+    pub fn no_group(&self) {
+        self.channels.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn sub_group_with(&self, name: &'static str, members: &[usize], overlap: bool) -> Arc<dyn Group> {
         assert!(members.iter().all(|m| *m < self.world_size()), "{members:?} of {}", self.world_size());
         let index = self.channels.fetch_add(1, Ordering::Relaxed);
         assert!(index < CHANNELS, "an endpoint makes at most {CHANNELS} groups");
@@ -226,10 +240,11 @@ impl Endpoint {
         let channel = Channel::new(host, self.options.clone(), name, index, members.to_vec());
         Arc::new(SharedMemory {
             name,
+            members: members.to_vec(),
             rank: channel.rank(),
             world_size: channel.world_size(),
             host: Arc::clone(&self.host),
-            overlap: self.options.overlap,
+            overlap,
             stream: Arc::new(Stream::new(channel)),
             owner: Mutex::new(None),
         })
@@ -272,6 +287,7 @@ fn available_bytes() -> Option<u64> {
 /// A group over an endpoint.
 struct SharedMemory {
     name: &'static str,
+    members: Vec<usize>,
     rank: usize,
     world_size: usize,
     host: Arc<Host>,
@@ -284,6 +300,9 @@ struct SharedMemory {
 impl Group for SharedMemory {
     fn name(&self) -> &'static str {
         self.name
+    }
+    fn members(&self) -> &[usize] {
+        &self.members
     }
     fn rank(&self) -> usize {
         self.rank

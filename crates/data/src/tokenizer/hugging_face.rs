@@ -15,12 +15,16 @@ use crate::{DataError, Result};
 const END_OF_TEXT: [&str; 6] =
     ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[SEP]"];
 
+/// Tokens by which known masked language models hide a token.
+const MASK: [&str; 3] = ["[MASK]", "<mask>", "<|mask|>"];
+
 /// The opened tokenizer and the file's content, which a run keeps.
 pub(super) struct HuggingFace {
     tokenizer: Tokenizer,
     content: String,
     vocab_size: usize,
     separator: Option<u32>,
+    mask: Option<u32>,
 }
 
 impl HuggingFace {
@@ -37,9 +41,10 @@ impl HuggingFace {
         let Some(largest) = vocab.values().max() else {
             return Err("its vocabulary is empty".to_string());
         };
-        let separator = END_OF_TEXT.iter().find_map(|token| vocab.get(*token)).copied();
+        let first = |known: &[&str]| known.iter().find_map(|token| vocab.get(*token)).copied();
+        let (separator, mask) = (first(&END_OF_TEXT), first(&MASK));
         let vocab_size = *largest as usize + 1;
-        Ok(HuggingFace { tokenizer, content: content.to_string(), vocab_size, separator })
+        Ok(HuggingFace { tokenizer, content: content.to_string(), vocab_size, separator, mask })
     }
 
     pub(super) fn content(&self) -> &str {
@@ -52,6 +57,10 @@ impl HuggingFace {
 
     pub(super) fn separator(&self) -> Option<u32> {
         self.separator
+    }
+
+    pub(super) fn mask(&self) -> Option<u32> {
+        self.mask
     }
 
     /// The family of the model: `BPE`, `Unigram`, ...

@@ -195,6 +195,15 @@ impl Tokenizer {
         }
     }
 
+    /// The id that stands for a hidden token, where the vocabulary has one: the first known mask token of a
+    /// `tokenizer.json`, none for the other kinds.
+    pub fn mask(&self) -> Option<u32> {
+        match &self.kind {
+            Kind::Byte | Kind::Char(_) | Kind::Gpt2 => None,
+            Kind::HuggingFace(tokenizer) => tokenizer.mask(),
+        }
+    }
+
     /// Kind and size in a few words, for people: `gpt2, 50257 ids`.
     pub fn describe(&self) -> String {
         let kind = match &self.kind {

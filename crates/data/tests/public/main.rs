@@ -2,6 +2,7 @@
 //! samples that come of them. One binary, because linking the tokenizers takes longer than the tests.
 
 mod corpora;
+mod masking;
 mod samples;
 mod token_files;
 mod tokenizers;

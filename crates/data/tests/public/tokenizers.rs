@@ -136,6 +136,18 @@ fn a_hugging_face_file_is_obeyed_except_for_truncation_and_padding() {
 }
 
 #[test]
+fn a_mask_token_is_found_where_there_is_one() {
+    for tokenizer in [Tokenizer::byte(), Tokenizer::gpt2(), Tokenizer::char_of("[MASK]")] {
+        assert_eq!(tokenizer.mask(), None, "{tokenizer:?}");
+    }
+    for (token, id) in [("[MASK]", Some(9)), ("<mask>", Some(9)), ("[SEP]", None)] {
+        let content = WORD_LEVEL.replace("</s>", token);
+        let tokenizer = Tokenizer::from_json(content.as_bytes(), Path::new("here")).unwrap();
+        assert_eq!(tokenizer.mask(), id, "{token}");
+    }
+}
+
+#[test]
 fn char_takes_its_vocabulary_from_all_documents() {
     let at = folder();
     let a = write(at.path().join("a.txt"), "cab");

@@ -7,7 +7,7 @@ use phalanx_layers::{
     Attention, Context, Draw, Dropped, Gradient, Init, Layer, LayerNorm, Linear, LinearGelu, ParameterSpec,
     Residual, Sequence,
 };
-use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Heads, Layout, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
 use phalanx_trace::{Event, Trace};
 
 pub const HIDDEN: usize = 8;
@@ -21,7 +21,19 @@ pub const DRAW: Draw = Draw { seed: 3, step: 1, first_sample: 0 };
 pub type P = (f32, f32);
 
 pub fn linear(prefix: &str, inputs: usize, outputs: usize) -> Linear {
-    Linear { prefix: prefix.into(), inputs, outputs, layout: Layout::InOut, init: Init::Normal(0.3) }
+    Linear {
+        prefix: prefix.into(),
+        inputs,
+        outputs,
+        layout: Layout::InOut,
+        init: Init::Normal(0.3),
+        bias: true,
+    }
+}
+
+pub fn attention(p: f32) -> Attention {
+    let heads = Heads { heads: HEADS, causal: true };
+    Attention { heads, dropout: p, name: "attn".into(), first_head: 0, all_heads: HEADS }
 }
 
 pub fn norm(prefix: &str) -> LayerNorm {
@@ -29,19 +41,18 @@ pub fn norm(prefix: &str) -> LayerNorm {
 }
 
 /// The layers of both residual paths of a block.
-pub fn paths((attention, residual): P) -> [Vec<Box<dyn Layer>>; 2] {
-    let heads = Heads { heads: HEADS, causal: true };
+pub fn paths((probabilities, residual): P) -> [Vec<Box<dyn Layer>>; 2] {
     let dropped = |layer, name: &str| Dropped { layer, p: residual, name: name.into() };
     [
         vec![
             Box::new(norm("ln_1")),
             Box::new(linear("c_attn", HIDDEN, 3 * HIDDEN)),
-            Box::new(Attention { heads, dropout: attention, name: "attn".into() }),
+            Box::new(attention(probabilities)),
             Box::new(dropped(linear("proj_1", HIDDEN, HIDDEN), "drop_1")),
         ],
         vec![
             Box::new(norm("ln_2")),
-            Box::new(LinearGelu(linear("c_fc", HIDDEN, 4 * HIDDEN))),
+            Box::new(LinearGelu { linear: linear("c_fc", HIDDEN, 4 * HIDDEN), gelu: Gelu::Tanh }),
             Box::new(dropped(linear("proj_2", 4 * HIDDEN, HIDDEN), "drop_2")),
         ],
     ]
@@ -71,19 +82,21 @@ pub fn numbers(layer: &dyn Layer, batch: usize, draw: Option<Draw>) -> Numbers {
     let device = Device::new(Cpu::new(2), Arena::heap());
     let first = draw.map_or(0, |d| d.first_sample) * (SEQ * HIDDEN) as u64;
     let make = |name, first| filled(&device, name, first, [batch, SEQ, HIDDEN].into());
-    let cx = Context { device: &device, compute: DType::F32, keep: true, draw };
+    let cx = Context { draw, ..Context::new(&device, DType::F32, [batch, SEQ]) };
     let specs = layer.parameters();
     let parameters: Vec<Tensor> = specs.iter().map(|spec| parameter(&device, spec)).collect();
     let mut gradients: Vec<Tensor> = specs.iter().map(|spec| parameter(&device, spec)).collect();
     let mut written = vec![false; specs.len()];
     let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
-    let (y, saved) = layer.forward(&cx, &views, Arc::new(make("x", first)), None);
+    let (y, saved) = layer.forward(&cx, &views, Arc::new(make("x", first)), None).unwrap();
     let mut slots: Vec<Gradient> =
         gradients.iter_mut().zip(&mut written).map(|(g, w)| Gradient::new(g.view_mut(), w)).collect();
-    let dx = layer.backward(&cx, &views, &mut slots, saved, Arc::new(make("dy", first)), None).unwrap();
+    let dy = Arc::new(make("dy", first));
+    let dx =
+        layer.backward(&cx, &views, &mut slots, saved, dy, None).unwrap().expect("an input with gradient");
     drop(slots);
-    let gradients = gradients.iter().map(|g| bits(&device, g)).collect();
-    Numbers { y: bits(&device, &y), dx: bits(&device, &dx), gradients }
+    let gradients = gradients.iter().map(|g| bits_of(&device, g)).collect();
+    Numbers { y: bits_of(&device, &y), dx: bits_of(&device, &dx), gradients }
 }
 
 fn parameter(device: &Device, spec: &ParameterSpec) -> Tensor {
@@ -96,16 +109,26 @@ fn parameter(device: &Device, spec: &ParameterSpec) -> Tensor {
 }
 
 fn filled(device: &Device, name: &str, first: u64, shape: Shape) -> Tensor {
-    let mut tensor = device.alloc(DType::F32, shape, Category::Activations, "test");
+    filled_as(device, DType::F32, name, first, shape)
+}
+
+/// Elements `first ..` of an endless list of standard normal numbers, rounded to `dtype`.
+pub fn filled_as(device: &Device, dtype: DType, name: &str, first: u64, shape: Shape) -> Tensor {
+    let alloc = |dtype| device.alloc(dtype, shape, Category::Activations, "test");
+    let (mut exact, mut tensor) = (alloc(DType::F32), alloc(dtype));
     let mut values = vec![0f32; shape.elements()];
     Init::Normal(1.0).fill(2, name, first, &mut values);
-    device.upload(&values, tensor.view_mut());
+    device.upload(&values, exact.view_mut());
+    device.convert(exact.view(), tensor.view_mut());
     tensor
 }
 
-fn bits(device: &Device, tensor: &Tensor) -> Vec<u32> {
+/// Bits of a tensor's numbers as f32, which tell those of 16 bits apart too.
+pub fn bits_of(device: &Device, tensor: &Tensor) -> Vec<u32> {
+    let mut exact = device.alloc(DType::F32, tensor.shape(), Category::Activations, "test");
+    device.convert(tensor.view(), exact.view_mut());
     let mut values = vec![0f32; tensor.shape().elements()];
-    device.download(tensor.view(), &mut values);
+    device.download(exact.view(), &mut values);
     values.iter().map(|v| v.to_bits()).collect()
 }
 
@@ -113,7 +136,7 @@ fn bits(device: &Device, tensor: &Tensor) -> Vec<u32> {
 pub fn trace(layer: &dyn Layer, draw: Option<Draw>) -> Trace {
     let device = Device::meta(1);
     let alloc = |shape: Shape| device.alloc(DType::F32, shape, Category::Activations, "test");
-    let cx = Context { device: &device, compute: DType::F32, keep: true, draw };
+    let cx = Context { draw, ..Context::new(&device, DType::F32, [1, SEQ]) };
     let like = |spec: &ParameterSpec| alloc(Shape::from(spec.shape.as_slice()));
     let specs = layer.parameters();
     let parameters: Vec<Tensor> = specs.iter().map(like).collect();
@@ -122,11 +145,11 @@ pub fn trace(layer: &dyn Layer, draw: Option<Draw>) -> Trace {
     let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
     let shape = Shape::from([1, SEQ, HIDDEN]);
     let (x, dy) = (Arc::new(alloc(shape)), Arc::new(alloc(shape)));
-    let (y, saved) = device.phase("forward", || layer.forward(&cx, &views, x, None));
+    let (y, saved) = device.phase("forward", || layer.forward(&cx, &views, x, None)).unwrap();
     device.phase("backward", || {
         let mut slots: Vec<Gradient> =
             gradients.iter_mut().zip(&mut written).map(|(g, w)| Gradient::new(g.view_mut(), w)).collect();
-        layer.backward(&cx, &views, &mut slots, saved, dy, None)
+        layer.backward(&cx, &views, &mut slots, saved, dy, None).unwrap()
     });
     drop(y);
     device.take_trace(0)

@@ -2,7 +2,7 @@
 //!
 //! Three ways, by stage and accumulation:
 //! - *in place*: a whole buffer stays; after the last micro-batch it is reduced where it lies
-//!   (stages 0 and 1 with one micro-batch, or `defer`);
+//!   (stages 0 and 1 with one micro-batch, or `defer`, or one rank);
 //! - *pair*: a whole buffer stays, and a shard that gathers the sum over micro-batches (stages 0 and 1,
 //!   several micro-batches, each reduced);
 //! - *transient*: the whole buffer exists from the first gradient of a chunk to its reduction, the shard
@@ -18,7 +18,7 @@ use std::ops::Range;
 use phalanx_collectives::{CollectiveError, Group, Pending};
 use phalanx_layers::Gradient;
 use phalanx_plan::{Precision, Stage};
-use phalanx_tensor::{Category, Device, Tensor, View, ViewMut};
+use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
 
 use super::{Map, Options};
 
@@ -71,20 +71,25 @@ pub(super) struct GradientChunks {
     chunks: Vec<Chunk>,
     /// By parameter: whether this micro-batch has written its gradient.
     written: Vec<bool>,
-    /// By chunk: blocks that will still write to it in this micro-batch.
+    /// By chunk: blocks that write to it in a micro-batch.
+    writers: Vec<usize>,
+    /// By chunk: blocks that will still write to it in its current micro-batch.
     awaited: Vec<usize>,
+    /// By chunk: micro-batches of this step that all its blocks have written.
+    done: Vec<usize>,
+    micro_batches: usize,
     /// Chunks being reduced, oldest first.
     in_flight: VecDeque<usize>,
-    first: bool,
-    last: bool,
 }
 
 impl GradientChunks {
     pub(super) fn new(device: &Device, map: &Map, options: &Options) -> GradientChunks {
         let Options { stage, overlap, precision, .. } = *options;
         let several = options.micro_batches > 1;
+        // Nothing crosses ranks, and nothing is rounded on the way: micro-batches add up where they are.
+        let alone = map.world == 1 && precision.communicate == precision.accumulate;
         let way = match stage {
-            _ if several && options.defer => Way::InPlace,
+            _ if alone || (several && options.defer) => Way::InPlace,
             Stage::Zero | Stage::One if several => Way::Pair,
             Stage::Zero | Stage::One => Way::InPlace,
             Stage::Two | Stage::Three => Way::Transient,
@@ -96,6 +101,8 @@ impl GradientChunks {
             Way::Pair => Held::Both { whole: alloc(map.whole(c).len()), shard: alloc(map.shard(c).len()) },
             Way::Transient => Held::Shard(alloc(map.shard(c).len())),
         };
+        let mut writers = vec![0; map.chunk_count()];
+        map.chunks.iter().flatten().for_each(|c| writers[*c] += 1);
         GradientChunks {
             way,
             stage,
@@ -103,20 +110,23 @@ impl GradientChunks {
             precision,
             chunks: (0..map.chunk_count()).map(|c| Chunk::Here(held(c))).collect(),
             written: vec![false; map.shapes.len()],
-            awaited: vec![0; map.chunk_count()],
+            awaited: writers.clone(),
+            writers,
+            done: vec![0; map.chunk_count()],
+            micro_batches: options.micro_batches,
             in_flight: VecDeque::new(),
-            first: true,
-            last: true,
         }
     }
 
-    pub(super) fn begin_micro_batch(&mut self, map: &Map, index: usize, micro_batches: usize) {
-        self.first = index == 0;
-        self.last = index + 1 == micro_batches;
-        self.awaited.fill(0);
-        for c in map.chunks.iter().flatten() {
-            self.awaited[*c] += 1;
+    /// A step begins: every chunk waits for its first micro-batch.
+    pub(super) fn begin(&mut self, device: &Device) {
+        for chunk in &self.chunks {
+            if let Chunk::Here(Held::Whole(whole) | Held::Both { whole, .. }) = chunk {
+                device.forget_placements(whole.view());
+            }
         }
+        self.awaited.clone_from(&self.writers);
+        self.done.fill(0);
     }
 
     pub(super) fn open(&mut self, device: &Device, map: &Map, block: usize) -> Result<(), CollectiveError> {
@@ -181,11 +191,17 @@ impl GradientChunks {
     ) -> Result<(), CollectiveError> {
         for c in &map.chunks[block] {
             self.awaited[*c] -= 1;
-            if self.awaited[*c] > 0 || (self.way == Way::InPlace && !self.last) {
+            if self.awaited[*c] > 0 {
+                continue;
+            }
+            self.awaited[*c] = self.writers[*c];
+            let first = self.done[*c] == 0;
+            self.done[*c] += 1;
+            if self.way == Way::InPlace && self.done[*c] < self.micro_batches {
                 continue;
             }
             self.clear_unwritten(device, map, *c);
-            self.start(device, group, *c);
+            self.start(device, group, *c, first);
             self.in_flight.push_back(*c);
             let allowed = if self.overlap { IN_FLIGHT } else { 0 };
             while self.in_flight.len() > allowed {
@@ -206,25 +222,24 @@ impl GradientChunks {
         }
     }
 
-    fn start(&mut self, device: &Device, group: &dyn Group, c: usize) {
+    /// Starts the reduction of a micro-batch, the `first` of the step or a later one.
+    fn start(&mut self, device: &Device, group: &dyn Group, c: usize, first: bool) {
         let Chunk::Here(held) = std::mem::replace(&mut self.chunks[c], Chunk::Moving) else {
             panic!("chunk {c} holds no gradients")
         };
         self.chunks[c] = match held {
             held if self.precision.communicate != self.precision.accumulate => {
-                self.start_copy(device, group, held)
+                self.start_copy(device, group, held, first)
             }
             Held::Whole(whole) if self.stage == Stage::Zero => Chunk::ReducingWhole(group.all_reduce(whole)),
             Held::Whole(whole) => Chunk::ReducingWhole(group.reduce_scatter_in_place(whole)),
-            Held::Both { whole, shard } => {
-                Chunk::ReducingBoth(group.reduce_scatter(whole, shard, !self.first))
-            }
+            Held::Both { whole, shard } => Chunk::ReducingBoth(group.reduce_scatter(whole, shard, !first)),
             Held::Shard(_) => panic!("chunk {c} holds no gradients"),
         };
     }
 
     /// Rounds the gradients to the type of communication and reduces that; a transient buffer ends here.
-    fn start_copy(&self, device: &Device, group: &dyn Group, held: Held) -> Chunk {
+    fn start_copy(&self, device: &Device, group: &dyn Group, held: Held, first: bool) -> Chunk {
         let (Held::Whole(whole) | Held::Both { whole, .. }) = &held else { panic!("no gradients are held") };
         let communicate = self.precision.communicate;
         let mut copy = device.alloc(communicate, whole.shape(), Category::Communication, "gradient_copy");
@@ -237,7 +252,7 @@ impl GradientChunks {
             Held::Whole(_) if self.stage == Stage::Zero => group.all_reduce(copy),
             _ => group.reduce_scatter_in_place(copy),
         };
-        let accumulate = !self.first && self.way != Way::InPlace;
+        let accumulate = !first && self.way != Way::InPlace;
         Chunk::ReducingCopy(Box::new(ReducingCopy { copy, held, accumulate }))
     }
 
@@ -305,6 +320,25 @@ impl GradientChunks {
             Held::Shard(shard) | Held::Both { shard, .. } => (shard.view(), map.shard(c).start),
         };
         view.range(range.start - start..range.end - start)
+    }
+
+    /// As [`GradientChunks::summed`], to write.
+    pub(super) fn summed_mut(&mut self, map: &Map, c: usize, range: Range<usize>) -> ViewMut<'_> {
+        let stage = self.stage;
+        let Chunk::Here(held) = &mut self.chunks[c] else {
+            panic!("gradients of chunk {c} are on their way")
+        };
+        let (view, start) = match held {
+            Held::Whole(whole) => (whole.view_mut(), 0),
+            Held::Both { whole, .. } if stage == Stage::Zero => (whole.view_mut(), 0),
+            Held::Shard(shard) | Held::Both { shard, .. } => (shard.view_mut(), map.shard(c).start),
+        };
+        view.range(range.start - start..range.end - start)
+    }
+
+    /// Type in which gradients are summed.
+    pub(super) fn accumulate(&self) -> DType {
+        self.precision.accumulate
     }
 }
 

@@ -14,11 +14,13 @@
 //! updates f32 master weights, which lie with the optimizer states, and rounds them in the same pass.
 //!
 //! A step is: for each block `acquire`, compute, `release`, and in backward `open_gradients` before and
-//! `reduce` after; then [`Zero::finish_gradients`], [`Zero::clip`], [`Zero::update`], which publishes.
+//! `reduce` after; then [`Zero::finish_gradients`], the sums over other axes ([`sums`]), [`Zero::squares`] for the
+//! norm, [`Zero::update`], which publishes.
 
 mod gradients;
 mod parameters;
 mod pieces;
+mod sums;
 mod update;
 
 use std::collections::BTreeMap;
@@ -61,6 +63,13 @@ struct Map {
     shapes: Vec<Shape>,
     /// By parameter.
     decays: Vec<bool>,
+    /// By parameter: whether this rank's group answers for it, in norms and in checkpoints; another does for a
+    /// copy.
+    answers: Vec<bool>,
+    /// By parameter: whether its gradient is one term of a sum over the tensor axis.
+    partial: Vec<bool>,
+    /// By parameter: its number in the whole model.
+    numbers: Vec<usize>,
     /// By block, the head last: parameters in the order of the layer.
     uses: Vec<Vec<usize>>,
     /// By block: distinct chunks, ascending.
@@ -70,7 +79,13 @@ struct Map {
 }
 
 impl Map {
-    fn new(network: &Network, layout: Arc<ChunkLayout>, rank: usize, world: usize) -> Map {
+    fn new(
+        network: &Network,
+        answers: Vec<bool>,
+        layout: Arc<ChunkLayout>,
+        rank: usize,
+        world: usize,
+    ) -> Map {
         let chunks_of = |uses: &Vec<usize>| {
             let mut chunks: Vec<usize> = uses.iter().map(|p| layout.placed[*p].chunk).collect();
             chunks.sort_unstable();
@@ -80,6 +95,9 @@ impl Map {
         Map {
             shapes: network.parameters.iter().map(|p| Shape::from(p.shape.as_slice())).collect(),
             decays: network.parameters.iter().map(|p| p.decays()).collect(),
+            partial: network.parameters.iter().map(|p| p.partial).collect(),
+            numbers: network.numbers.clone(),
+            answers,
             chunks: network.uses.iter().map(chunks_of).collect(),
             uses: network.uses.clone(),
             layout,
@@ -109,6 +127,17 @@ impl Map {
     }
 }
 
+/// Which parameters a [`Zero`] holds, and where.
+pub struct Holding {
+    /// Where each parameter of the network lies.
+    pub layout: Arc<ChunkLayout>,
+    /// By parameter: whether this rank's group answers for it, in norms and in checkpoints. Of copies (a
+    /// tied table in two stages, what every tensor-parallel rank has) one answers.
+    pub answers: Vec<bool>,
+    /// Chunks of the same rank that lie before these.
+    pub first_chunk: usize,
+}
+
 /// Parameters, gradients and optimizer states of one rank. See the module's head.
 pub struct Zero {
     device: Device,
@@ -121,25 +150,26 @@ pub struct Zero {
     states: Vec<Vec<Tensor>>,
     /// By chunk: f32 parameters of the same part, where computation has 16 bits.
     masters: Option<Vec<Tensor>>,
-    /// Sums of squares of all blocks of the model, f64.
+    /// Sums of squares of all blocks of these parameters, f64.
     squares: Option<Tensor>,
-    norm: Tensor,
-    clip_factor: Tensor,
+    /// Number by which the dry run knows the first chunk: those of other stages of the rank come before.
+    first_chunk: usize,
     orders: BTreeMap<&'static str, Prefetch>,
 }
 
 impl Zero {
     /// Allocates what stays resident. `orders` gives the chunk uses of each phase as the dry run saw
-    /// them; a phase without an order is not prefetched.
+    /// them; a phase without an order is not prefetched. `group` is the data axis.
     pub fn new(
         device: &Device,
         group: Arc<dyn Group>,
         network: &Network,
-        layout: Arc<ChunkLayout>,
+        held: Holding,
         options: Options,
         orders: &BTreeMap<&'static str, Vec<u32>>,
     ) -> Zero {
-        let map = Map::new(network, layout, group.rank(), group.world_size());
+        let Holding { layout, answers, first_chunk } = held;
+        let map = Map::new(network, answers, layout, group.rank(), group.world_size());
         let parameters = ParameterChunks::new(device, &map, options.stage, options.precision.compute);
         let gradients = GradientChunks::new(device, &map, &options);
         let stepped = |chunk: usize, name| {
@@ -155,13 +185,12 @@ impl Zero {
         let masters = options.precision.has_master().then(master);
         let blocks = map.layout.blocks as usize;
         let squares = device.alloc(DType::F64, [blocks], Category::Workspace, "norm.squares");
-        let scalar = |name| device.alloc(DType::F32, [1], Category::Workspace, name);
-        let depth = options.prefetch;
-        let orders =
-            orders.iter().map(|(phase, order)| (*phase, Prefetch::new(order.clone(), depth))).collect();
+        let own = first_chunk as u32..(first_chunk + map.chunk_count()) as u32;
+        let of_own =
+            |order: &Vec<u32>| order.iter().filter(|c| own.contains(c)).map(|c| c - own.start).collect();
+        let prefetch = |order| Prefetch::new(of_own(order), options.prefetch);
+        let orders = orders.iter().map(|(phase, order)| (*phase, prefetch(order))).collect();
         Zero {
-            norm: scalar("norm"),
-            clip_factor: scalar("norm.clip_factor"),
             device: device.clone(),
             group,
             map,
@@ -171,8 +200,19 @@ impl Zero {
             states,
             masters,
             squares: Some(squares),
+            first_chunk,
             orders,
         }
+    }
+
+    /// Number of its chunks.
+    pub fn chunks(&self) -> usize {
+        self.map.chunk_count()
+    }
+
+    /// Ranks of the data axis.
+    pub fn data_ranks(&self) -> usize {
+        self.group.world_size()
     }
 
     /// The process group of the data axis.
@@ -180,16 +220,12 @@ impl Zero {
         &*self.group
     }
 
-    /// Starts a phase: uses are counted from its first.
+    /// Starts a phase: uses are counted from its first, and gradients start anew.
     pub fn begin(&mut self, phase: &'static str) {
         let prefetch = self.orders.entry(phase).or_insert_with(|| Prefetch::new(Vec::new(), 0));
         prefetch.restart();
         self.parameters.phase = phase;
-    }
-
-    /// Starts micro-batch `index` of a step.
-    pub fn begin_micro_batch(&mut self, index: usize) {
-        self.gradients.begin_micro_batch(&self.map, index, self.options.micro_batches);
+        self.gradients.begin(&self.device);
     }
 
     /// Makes the parameters of `block` readable, and starts to fetch what comes next.
@@ -198,6 +234,9 @@ impl Zero {
     /// When a gather fails.
     pub fn acquire(&mut self, block: usize) -> Result<(), CollectiveError> {
         let prefetch = self.orders.get_mut(self.parameters.phase).expect("a phase has begun");
+        for c in &self.map.chunks[block] {
+            self.device.record_use(self.first_chunk + c);
+        }
         self.parameters.acquire(&self.device, &*self.group, &self.map, prefetch, block, self.options.overlap)
     }
 
@@ -215,6 +254,11 @@ impl Zero {
     /// The same, and where their gradients go, once [`Zero::open_gradients`] was called.
     pub fn parameters_and_gradients(&mut self, block: usize) -> (Vec<View<'_>>, Vec<Gradient<'_>>) {
         (self.parameters.views(&self.map, block), self.gradients.slots(&self.map, block))
+    }
+
+    /// Where the gradients of a block go, once [`Zero::open_gradients`] was called.
+    pub fn gradients(&mut self, block: usize) -> Vec<Gradient<'_>> {
+        self.gradients.slots(&self.map, block)
     }
 
     /// The gradients of `block` as its layer wrote them, between that and [`Zero::reduce`], each with its

@@ -52,7 +52,6 @@ impl ParameterChunks {
         overlap: bool,
     ) -> Result<(), CollectiveError> {
         for c in &map.chunks[block] {
-            device.record_use(*c);
             prefetch.advance(*c as u32);
             self.fetch(device, group, map, *c);
         }

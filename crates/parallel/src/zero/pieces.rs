@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use phalanx_plan::Segment;
 use phalanx_tensor::{Category, DType, Tensor, View};
 
 use super::{Zero, update};
@@ -21,9 +22,9 @@ pub enum Extent {
 /// A contiguous piece of a parameter, or of a state of the same shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Index of the parameter in the network.
+    /// Index of the parameter in the stage's network.
     pub parameter: usize,
-    /// Elements of the parameter.
+    /// Elements of what is here of the parameter.
     pub in_parameter: Range<u64>,
     chunk: usize,
     /// Elements of the chunk.
@@ -46,7 +47,8 @@ impl Zero {
         let of_chunk = |c: usize| {
             let range = range(c);
             let segments = self.map.layout.segments(c, range.start as u64..range.end as u64);
-            segments.map(move |s| Piece {
+            let counts = |s: &Segment| extent == Extent::Resident || self.map.answers[s.parameter];
+            segments.filter(counts).map(move |s| Piece {
                 parameter: s.parameter,
                 in_parameter: s.in_parameter,
                 chunk: c,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use phalanx_collectives::CollectiveError;
 use phalanx_optim::rule::Step;
 use phalanx_plan::{Segment, Stage};
-use phalanx_tensor::{Clip, NORM_BLOCK, View};
+use phalanx_tensor::{NORM_BLOCK, Tensor, View};
 
 use super::{Map, Zero};
 
@@ -18,13 +18,14 @@ pub(super) fn stepped(map: &Map, stage: Stage, chunk: usize) -> Range<usize> {
 }
 
 impl Zero {
-    /// Global gradient norm, and the factor that clips it and takes the loss scale back. Each rank adds the
-    /// squares of its own blocks; blocks are summed along one tree, so that no layout changes a bit. Both
-    /// numbers stay on the device: see [`Zero::norm`]. Every rank has the same ones.
+    /// Adds this stage's part to the squares of a gradient norm: `sums` `[parameters * slots]` f64, of which
+    /// parameter p of the model has elements `p * slots + slot`. Each rank of the data axis adds the squares of its
+    /// own blocks; the blocks of a parameter are summed along one tree, so that no layout changes a bit. What
+    /// another rank answers for stays as it is.
     ///
     /// # Errors
     /// When the exchange of the block sums fails.
-    pub fn clip(&mut self, clip: Clip) -> Result<(), CollectiveError> {
+    pub fn squares(&mut self, sums: &mut Tensor, slots: usize, slot: usize) -> Result<(), CollectiveError> {
         let mut squares = self.squares.take().expect("only here and back below");
         self.device.fill(squares.view_mut(), 0.0);
         self.reduced(|c, segment, gradient| {
@@ -35,21 +36,23 @@ impl Zero {
             self.device.block_squares(gradient, squares.view_mut().range(block..block + blocks));
         });
         let squares = self.group.all_reduce(squares).wait()?;
-        let (norm, factor) = (self.norm.view_mut(), self.clip_factor.view_mut());
-        self.device.norm(squares.view(), clip, norm, factor);
+        if self.group.rank() == 0 {
+            for (p, number) in self.map.numbers.iter().enumerate().filter(|(p, _)| self.map.answers[*p]) {
+                let blocks = self.map.layout.blocks_of_parameter(p);
+                let blocks = squares.view().range(blocks.start as usize..blocks.end as usize);
+                self.device.record_counted(*number, self.map.layout.placed[p].elements);
+                let place = number * slots + slot;
+                self.device.tree_sum(blocks, sums.view_mut().range(place..place + 1));
+            }
+        }
         self.squares = Some(squares);
         Ok(())
     }
 
-    /// The norm that [`Zero::clip`] computed, before clipping and without the loss scale, `[1]`.
-    pub fn norm(&self) -> View<'_> {
-        self.norm.view()
-    }
-
-    /// Shows the summed gradients of this rank's shards, each with its parameter: over all ranks, each
-    /// element once. They are multiplied by the loss scale.
-    pub fn reduced_gradients(&self, mut see: impl FnMut(usize, View)) {
-        self.reduced(|_, segment, gradient| see(segment.parameter, gradient));
+    /// Shows the summed gradients of this rank's shards, each with its parameter (of the stage's network) and the
+    /// elements of what is here of that: over the data axis, each element once. They are multiplied by the loss scale.
+    pub fn reduced_gradients(&self, mut see: impl FnMut(usize, Range<u64>, View)) {
+        self.reduced(|_, segment, gradient| see(segment.parameter, segment.in_parameter, gradient));
     }
 
     fn reduced(&self, mut see: impl FnMut(usize, Segment, View)) {
@@ -63,11 +66,12 @@ impl Zero {
     }
 
     /// One step of the rule on what this rank owns, chunk by chunk; under stages 1 and 2 each chunk is on
-    /// its way to the others while the next is computed. `number` counts updates from 1.
+    /// its way to the others while the next is computed. `number` counts updates from 1; gradients are multiplied
+    /// by `factor` `[1]` first.
     ///
     /// # Errors
     /// When publishing fails.
-    pub fn update(&mut self, number: u64, lr: f32) -> Result<(), CollectiveError> {
+    pub fn update(&mut self, number: u64, lr: f32, factor: View) -> Result<(), CollectiveError> {
         let stage = self.options.stage;
         for c in 0..self.map.chunk_count() {
             let stepped = stepped(&self.map, stage, c);
@@ -83,7 +87,6 @@ impl Zero {
                 };
                 let states = self.states[c].iter_mut().map(|s| s.view_mut().range(local.clone())).collect();
                 let step = Step { number, lr, decays: self.map.decays[segment.parameter] };
-                let factor = self.clip_factor.view();
                 self.options.rule.apply(&self.device, step, p, rounded, gradient, states, factor);
             }
             if matches!(stage, Stage::One | Stage::Two) {

@@ -1,6 +1,7 @@
 //! `phalanx bench step`: how long a step takes, on random tokens, with the ranks of a training run.
 
 use anyhow::{Context, Result, bail};
+use phalanx_train::config::Updates;
 use serde_json::{Value, json};
 
 use crate::args::BenchStepArgs;
@@ -9,6 +10,7 @@ use crate::config::Given;
 use crate::environment::Environment;
 use crate::kernel_table::percent;
 use crate::launch::{Crew, Output};
+use crate::mesh_report;
 use crate::planned::{Planned, estimate_data};
 use crate::report::{Table, bytes, count, plural, print, print_json, seconds};
 use crate::seat::Seat;
@@ -31,10 +33,16 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     config.check()?;
     let vocabulary = match config.model.vocab {
         Some(_) => shape::Vocabulary { ids: 0, origin: "random tokens".into() },
-        None => estimate_data(&config)?.0,
+        None => estimate_data(&mut config)?.0,
     };
     let model = shape::complete(&mut config, imported.as_ref().map(|i| &i.model), &vocabulary)?;
     let planned = Planned::new(config, model, 0)?;
+    if planned.config.parallel.updates == Updates::Asynchronous {
+        bail!(
+            "parallel.updates = \"asynchronous\": ranks have no step in common to time; `phalanx train` tells each one's, \
+             and `phalanx bench strategies` compares"
+        );
+    }
     planned.check_memory()?;
     let task = BenchStepTask {
         config: planned.config.clone(),
@@ -42,7 +50,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
         warmup: args.warmup,
         steps: args.steps,
     };
-    let world = planned.plan.spec.world;
+    let world = planned.plan.spec.world();
     let ranks = match world {
         1 => vec![bench::steps(&task, &Seat::Alone, environment)?],
         _ => {
@@ -93,7 +101,7 @@ impl Summary {
             min,
             tokens_per_s: planned.plan.spec.tokens_per_step() as f64 / median,
             peak_flops_per_s,
-            mfu: share(planned.model_flops_per_step()),
+            mfu: share(planned.plan.model_flops_per_step()),
             hfu: share(planned.plan.flops_per_step()),
             resident: ranks.iter().map(|rank| rank.resident_bytes_peak).max().unwrap_or(0),
             arena: ranks.iter().map(|rank| rank.arena_bytes).max().unwrap_or(0),
@@ -124,14 +132,17 @@ fn to_json(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Value
     json!({
         "step_s_median": median, "step_s_min": summary.min, "step_s": summary.steps,
         "tokens_per_s": summary.tokens_per_s, "flops_per_step": flops,
-        "model_flops_per_step": planned.model_flops_per_step(), "flops_per_s": flops as f64 / median,
+        "model_flops_per_step": planned.plan.model_flops_per_step(), "flops_per_s": flops as f64 / median,
         "compute": planned.compute().name(), "peak_flops_per_s": summary.peak_flops_per_s,
         "mfu": summary.mfu, "hfu": summary.hfu, "resident_bytes_peak": summary.resident,
         "resident_bytes_peak_by_rank": ranks.iter().map(|r| r.resident_bytes_peak).collect::<Vec<_>>(),
         "page_faults_first_step": page_faults.map(|faults| faults[0]),
         "page_faults_per_step": page_faults.map(|faults| faults[1] as f64 / summary.later_steps.max(1) as f64),
         "arena_bytes": summary.arena, "losses": ranks[0].losses, "collective_bytes_per_step": summary.sent,
-        "exposed_s": summary.exposed, "ranks": ranks.len(), "threads": plan.spec.threads,
+        "exposed_s": summary.exposed,
+        "exposed_s_by_rank": ranks.iter().map(|r| r.exposed_s).collect::<Vec<_>>(),
+        "sent_bytes_by_rank": ranks.iter().map(|r| r.sent_bytes).collect::<Vec<_>>(),
+        "mesh": plan.spec.mesh, "schedule": plan.spec.schedule.name, "ranks": ranks.len(), "threads": plan.spec.threads,
         "zero": plan.spec.stage.number(), "parameters": plan.parameters, "peaks_of_rank_0": ranks[0].peaks,
         "profile_of_rank_0": ranks[0].profile.to_json(&ranks[0].peaks), "profiled_steps": ranks[0].profiled,
     })
@@ -151,7 +162,7 @@ fn to_text(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Strin
         row("with what is computed again", format!("{:.0}%", 100.0 * summary.hfu));
     }
     row("sent by all ranks", bytes(summary.sent));
-    row("waiting for communication", seconds(summary.exposed));
+    row("waiting for communication, at most", seconds(summary.exposed));
     row("resident peak of a rank", bytes(summary.resident));
     row("of it planned", bytes(summary.arena));
     if let Some([first, later]) = summary.page_faults {
@@ -160,10 +171,11 @@ fn to_text(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Strin
     }
     let spec = &plan.spec;
     format!(
-        "{} parameters, {} of {}, ZeRO-{}, {} tokens a step\n{table}\n{}",
+        "{} parameters, {} of {}{}, ZeRO-{}, {} tokens a step\n{table}\n{}",
         count(plan.parameters as f64),
-        plural(spec.world, "rank"),
+        plural(spec.world(), "rank"),
         plural(spec.threads, "thread"),
+        mesh_report::axes_in_brackets(spec),
         spec.stage.number(),
         spec.tokens_per_step(),
         profile_text(planned, &ranks[0])
@@ -174,7 +186,8 @@ fn to_text(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Strin
 fn profile_text(planned: &Planned, rank: &StepFigures) -> String {
     let (profile, peaks) = (&rank.profile, &rank.peaks);
     let share = |flops: u64| percent(flops as f64 / profile.step_s / peaks.flops_per_s);
-    let (model, executed) = (planned.plan.step.model_flops(), planned.plan.step.flops);
+    let step = &planned.plan.of(0).step;
+    let (model, executed) = (step.model_flops(), step.flops);
     let total = match executed == model {
         true => format!("step: mfu {}", share(model)),
         false => format!("step: mfu {}, hfu {}", share(model), share(executed)),

@@ -8,8 +8,8 @@ use phalanx_train::state::PARAMETERS;
 use serde_json::{Value, json};
 
 use crate::args::ExportArgs;
-use crate::report;
 use crate::run_folder::{RunFolder, model_of};
+use crate::{report, shape};
 
 /// Writes the folder.
 ///
@@ -19,7 +19,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let folder = RunFolder::at(&args.run);
     let checkpoint = folder.checkpoint(args.step)?;
     let model = model_of(&checkpoint)?;
-    let network = model.network();
+    let network = shape::whole(&*model);
     for spec in &network.parameters {
         let stored = checkpoint.tensor(PARAMETERS, &spec.name)?;
         if stored.shape != spec.shape {
@@ -32,12 +32,15 @@ pub fn export(args: &ExportArgs) -> Result<()> {
             );
         }
     }
-    let tensors: Vec<_> =
-        network.parameters.iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
+    let parts = |spec| model.stored_as(spec).into_iter().map(move |stored| (spec, stored));
+    let stored: Vec<_> = network.parameters.iter().flat_map(parts).collect();
+    let tensors: Vec<_> = stored.iter().map(|(_, part)| (part.name.clone(), part.shape.clone())).collect();
     let mut bytes = Vec::new();
     write_hugging_face(&args.out, &model.to_config(), &tensors, DType::F32, &mut |index, range, out| {
         bytes.resize(4 * out.len(), 0);
-        checkpoint.read(PARAMETERS, &tensors[index].0, range, &mut bytes)?;
+        let (spec, part) = &stored[index];
+        let range = part.first + range.start..part.first + range.end;
+        checkpoint.read(PARAMETERS, &spec.name, range, &mut bytes)?;
         for (number, four) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
             *number = f32::from_le_bytes(*four);
         }

@@ -1,17 +1,18 @@
-//! `phalanx import`: a Hugging Face GPT-2 becomes a run folder with a checkpoint of step 0.
+//! `phalanx import`: a Hugging Face folder (GPT-2, BERT) becomes a run folder with a checkpoint of step 0.
 //!
 //! The weights stream from one file into the other; nothing is held whole. Optimizer states are zero.
 
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use phalanx_checkpoint::{CheckpointError, HuggingFaceDir, Piece, begin, commit, discard, write_rank};
 use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_layers::ParameterSpec;
-use phalanx_models::Gpt2;
+use phalanx_models::{Model, Objective, Stored};
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
-use phalanx_train::state::{PARAMETERS, hugging_face_name};
+use phalanx_train::state::PARAMETERS;
 use serde_json::json;
 
 use crate::args::ImportArgs;
@@ -30,26 +31,26 @@ const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 /// Makes the run folder.
 ///
 /// # Errors
-/// A folder that is no GPT-2, tensors that are missing or of another shape, a run folder with a run.
+/// A folder of no known family, tensors that are missing or of another shape, a run folder with a run.
 pub fn import(args: &ImportArgs) -> Result<()> {
     let model = shape::read_hugging_face(&args.dir)?;
     let source = HuggingFaceDir::open(&args.dir)?;
-    let network = model.network();
-    for spec in &network.parameters {
-        check_shape(&source, spec)?;
+    let network = shape::whole(&*model);
+    for stored in network.parameters.iter().flat_map(|spec| model.stored_as(spec)) {
+        check_shape(&source, &stored)?;
     }
     let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
     folder.refuse_results()?;
-    let tokenizer = tokenizer(&args.dir, &model)?;
+    let tokenizer = tokenizer(&args.dir, &*model)?;
     folder.create()?;
-    let config = config(&args.dir, &model, tokenizer.as_ref().map(|(key, _)| key.as_str()));
+    let config = config(&args.dir, &*model, tokenizer.as_ref().map(|(key, _)| key.as_str()));
     folder.write_config(&config, None)?;
     if let Some((_, tokenizer)) = &tokenizer {
         tokenizer.save(folder.path())?;
     }
     let state = json!({ "step": 0, "samples": 0, "config": config, "model": model.to_config() });
     let tmp = begin(&folder.checkpoints(), 0)?;
-    if let Err(error) = write(&source, &network.parameters, &tmp) {
+    if let Err(error) = write(&source, &*model, &network.parameters, &tmp) {
         // The first error is the one to tell; what is left is removed by the next save.
         let _ = discard(&tmp);
         return Err(error.into());
@@ -63,20 +64,20 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     }
     let run = resume::shell_word(&folder.path().display().to_string());
     report::print_line(&format!("{run}: {parameters} parameters in {}", path.display()));
-    if tokenizer.is_some() {
+    if tokenizer.is_some() && model.objective() == Objective::Causal {
         report::print_line(&format!("next  phalanx sample {run} --prompt TEXT"));
     }
     report::print_line(&format!("      phalanx train --run {run} --resume --data YOUR-TEXTS"));
     Ok(())
 }
 
-fn check_shape(source: &HuggingFaceDir, spec: &ParameterSpec) -> Result<()> {
-    let name = hugging_face_name(source, &spec.name);
+fn check_shape(source: &HuggingFaceDir, stored: &Stored) -> Result<()> {
+    let name = stored.name_in(|name| source.contains(name));
     let given = source.shape(name)?;
-    if given != spec.shape {
+    if given != stored.shape {
         bail!(
             "{name} has shape {given:?}, and config.json makes it {:?}: the folder's files do not belong together",
-            spec.shape
+            stored.shape
         );
     }
     Ok(())
@@ -84,24 +85,20 @@ fn check_shape(source: &HuggingFaceDir, spec: &ParameterSpec) -> Result<()> {
 
 /// The folder's own tokenizer, or GPT-2's for a model with its vocabulary: how a configuration names it,
 /// and itself.
-fn tokenizer(dir: &Path, model: &Gpt2) -> Result<Option<(String, Tokenizer)>> {
+fn tokenizer(dir: &Path, model: &dyn Model) -> Result<Option<(String, Tokenizer)>> {
     let path = dir.join(TOKENIZER_FILE);
     if path.exists() {
         let key = resume::absolute(&path.display().to_string());
         let tokenizer = Tokenizer::from_key(&key, None).context("the folder's tokenizer")?;
         return Ok(Some((key, tokenizer)));
     }
-    Ok((model.vocab == GPT2_VOCAB).then(|| ("gpt2".to_string(), Tokenizer::gpt2())))
+    Ok((model.shape().vocab == GPT2_VOCAB).then(|| ("gpt2".to_string(), Tokenizer::gpt2())))
 }
 
-fn config(dir: &Path, model: &Gpt2, tokenizer: Option<&str>) -> RunConfig {
+fn config(dir: &Path, model: &dyn Model, tokenizer: Option<&str>) -> RunConfig {
     let mut config = RunConfig::default();
-    config.model.layers = model.layers;
-    config.model.hidden = model.hidden;
-    config.model.heads = model.heads;
-    config.model.seq = SEQ.min(model.positions);
-    config.model.positions = Some(model.positions);
-    config.model.vocab = Some(model.vocab);
+    shape::write(&mut config.model, model);
+    config.model.seq = SEQ.min(model.shape().positions);
     config.model.init = Some(resume::absolute(&dir.display().to_string()));
     if let Some(tokenizer) = tokenizer {
         config.data.tokenizer = tokenizer.to_string();
@@ -109,8 +106,30 @@ fn config(dir: &Path, model: &Gpt2, tokenizer: Option<&str>) -> RunConfig {
     config
 }
 
+/// Elements of a parameter, from the tensors of the folder that hold it.
+fn read(
+    source: &HuggingFaceDir,
+    model: &dyn Model,
+    spec: &ParameterSpec,
+    range: Range<u64>,
+    out: &mut [f32],
+) -> Result<(), CheckpointError> {
+    for stored in model.stored_as(spec) {
+        let name = stored.name_in(|name| source.contains(name));
+        if let Some(overlap) = stored.within(spec, range.clone()) {
+            source.read_f32(name, overlap.theirs, &mut out[overlap.ours])?;
+        }
+    }
+    Ok(())
+}
+
 /// Streams the parameters and zero states into the checkpoint that is being made.
-fn write(source: &HuggingFaceDir, parameters: &[ParameterSpec], tmp: &Path) -> Result<(), CheckpointError> {
+fn write(
+    source: &HuggingFaceDir,
+    model: &dyn Model,
+    parameters: &[ParameterSpec],
+    tmp: &Path,
+) -> Result<(), CheckpointError> {
     const WINDOW_BYTES: usize = 1 << 20;
     let states = std::iter::once(PARAMETERS).chain(STATES);
     let pieces: Vec<Piece> = states
@@ -120,6 +139,7 @@ fn write(source: &HuggingFaceDir, parameters: &[ParameterSpec], tmp: &Path) -> R
                 name: spec.name.clone(),
                 shape: spec.shape.clone(),
                 dtype: DType::F32,
+                stripe: None,
                 range: 0..spec.elements() as u64,
             })
         })
@@ -131,8 +151,8 @@ fn write(source: &HuggingFaceDir, parameters: &[ParameterSpec], tmp: &Path) -> R
         let numbers = &mut numbers[..bytes.len() / 4];
         numbers.fill(0.0);
         if piece.state == PARAMETERS && failed.is_none() {
-            let name = hugging_face_name(source, &piece.name);
-            failed = source.read_f32(name, range, numbers).err();
+            let spec = &parameters[index % parameters.len()];
+            failed = read(source, model, spec, range, numbers).err();
         }
         for (four, number) in bytes.chunks_exact_mut(4).zip(numbers) {
             four.copy_from_slice(&number.to_le_bytes());

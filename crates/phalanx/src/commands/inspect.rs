@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir, Statistics, StoredTensor, TensorReport};
 use phalanx_data::TokenFile;
-use phalanx_models::Gpt2;
+use phalanx_models::from_config;
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
@@ -176,7 +176,7 @@ fn run_folder(folder: &RunFolder, args: &InspectArgs) -> Result<()> {
 
 fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
     let folder = HuggingFaceDir::open(dir)?;
-    let model = Gpt2::from_config(folder.config());
+    let model = from_config(folder.config());
     let mut reports = Vec::new();
     for name in folder.names() {
         let shape = folder.shape(name)?.to_vec();
@@ -186,7 +186,7 @@ fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
     }
     let elements: usize = reports.iter().map(|(_, shape, _)| shape.iter().product::<usize>()).sum();
     let kind = match &model {
-        Ok(_) => "gpt2, can be imported".to_string(),
+        Ok(_) => format!("{}, can be imported", folder.config()["model_type"].as_str().unwrap_or("gpt2")),
         Err(error) => error.to_string(),
     };
     if args.json {

@@ -3,11 +3,13 @@
 pub mod bench_collectives;
 pub mod bench_kernels;
 pub mod bench_step;
+pub mod bench_strategies;
 pub mod doctor;
 pub mod export;
 pub mod import;
 pub mod inspect;
 pub mod plan;
+pub mod plan_schedule;
 pub mod sample;
 pub mod tokenize;
 pub mod train;

@@ -1,6 +1,6 @@
 //! `phalanx plan`: what every rank will hold, compute and send. Writes nothing.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::json;
 
 use crate::args::PlanArgs;
@@ -13,11 +13,12 @@ use crate::{machine, plan_report, report, shape};
 /// # Errors
 /// A configuration that cannot work, missing data, more memory than there is.
 pub fn plan(args: &PlanArgs) -> Result<()> {
-    let given = Given::read(&args.config)?.with(&args.overrides, &args.data)?;
+    let path = args.config.as_deref().context("give a configuration (TOML), as examples/quickstart.toml")?;
+    let given = Given::read(path)?.with(&args.overrides, &args.data)?;
     let mut config = given.config()?;
     let imported = shape::fill_from_init(&mut config, &given)?;
     config.check()?;
-    let (vocabulary, evaluated) = estimate_data(&config)?;
+    let (vocabulary, evaluated) = estimate_data(&mut config)?;
     let model = shape::complete(&mut config, imported.as_ref().map(|i| &i.model), &vocabulary)?;
     let planned = Planned::new(config, model, evaluated)?;
     if args.json {
@@ -25,7 +26,14 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
         figures["available_bytes"] = json!(machine::available_bytes());
         report::print_json(&figures)?;
     } else {
-        report::print(&plan_report::long(&planned, &args.config.display().to_string()));
+        report::print(&plan_report::long(&planned, &path.display().to_string()));
+    }
+    if planned.is_for_elsewhere() {
+        eprintln!(
+            "{} ranks are more than one machine's: what each needs is above; give memory.limit_mb to have it checked",
+            planned.plan.spec.world()
+        );
+        return planned.check_limit();
     }
     planned.check_memory()
 }

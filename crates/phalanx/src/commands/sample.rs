@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::Tokenizer;
+use phalanx_models::Objective;
 use phalanx_train::sample::{Generator, Sampling};
 use serde_json::json;
 
@@ -32,7 +33,14 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
         }
     }
     let model = model_of(&checkpoint)?;
-    let generator = Generator::load(&model, &checkpoint, environment.options(machine::cores()))?;
+    if model.objective() == Objective::Masked {
+        bail!(
+            "{} holds a masked model (BERT), which fills gaps and does not continue text: sample from a GPT-2, or \
+             export this one",
+            args.run.display()
+        );
+    }
+    let generator = Generator::load(&*model, &checkpoint, environment.options(machine::cores()))?;
     let how = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     let given = tokens.len();
     let mut text = args.prompt.clone();

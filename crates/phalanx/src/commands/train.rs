@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use phalanx_collectives::threads;
 use phalanx_data::{TokenFile, Tokenizer};
-use phalanx_models::Gpt2;
 use phalanx_tensor::cpu::peak;
 use phalanx_train::dataset::{self, Prepared, TOKENS_FILE};
 use phalanx_train::run::Job;
@@ -83,7 +82,7 @@ fn prepare(
     config.check()?;
     config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
     config.model.init = config.model.init.as_deref().map(resume::absolute);
-    let ranks = config.parallel.data;
+    let ranks = config.world();
     config.train.threads.get_or_insert_with(|| machine::threads_per_rank(ranks));
     let is_new = folder.create()?;
     let planned = plan_in(folder, started, &mut config, imported.as_ref(), show).and_then(|planned| {
@@ -129,9 +128,9 @@ fn plan_in(
     };
     let fixed =
         started.checkpoint.as_ref().map(|(_, model)| model).or(imported.map(|imported| &imported.model));
-    let vocabulary = Vocabulary { ids: prepared.vocab, origin };
-    let model: Gpt2 = shape::complete(config, fixed, &vocabulary)?;
-    let data = Dataset::open_checked(config, folder.path(), model.vocab)?;
+    let vocabulary = Vocabulary::of(config, prepared.tokenizer.as_ref(), prepared.vocab, origin);
+    let model = shape::complete(config, fixed, &vocabulary)?;
+    let data = Dataset::open_checked(config, folder.path(), model.shape().vocab)?;
     let planned = Planned::new(config.clone(), model, data.evaluated())?;
     planned.check_memory()?;
     Ok(planned)
@@ -147,7 +146,7 @@ fn stored_tokens(folder: &RunFolder) -> Result<Prepared> {
 /// What the threads of all ranks are capable of together; the cores, where they have to share them.
 fn peak_flops_per_s(planned: &Planned, environment: Environment) -> f64 {
     let spec = &planned.plan.spec;
-    let threads = (spec.world * spec.threads).min(machine::cores());
+    let threads = (spec.world() * spec.threads).min(machine::cores());
     peak::flops_per_s(&environment.cpu(threads), planned.compute())
 }
 
@@ -159,15 +158,15 @@ fn run_ranks(
     as_threads: bool,
     signals: &Signals,
 ) -> Result<()> {
-    let world = planned.plan.spec.world;
+    let world = planned.plan.spec.world();
     if world == 1 {
-        let job = training::job(task)?;
+        let job = training::job(task, 0)?;
         signals.training_starts();
         return training::rank(&job, &Seat::Alone, environment, signals.stop(), task.show);
     }
     signals.training_starts();
     if as_threads {
-        return run_threads(&training::job(task)?, environment, signals, task.show);
+        return run_threads(&training::job(task, 0)?, environment, signals, task.show);
     }
     let crew = Crew::start(world, &Task::Train(task.clone()), Output::Shown)?;
     crew.wait(signals)?;
@@ -177,7 +176,7 @@ fn run_ranks(
 /// Ranks as threads. The first error that is not another rank's is the one to tell.
 fn run_threads(job: &Job, environment: Environment, signals: &Signals, show: Show) -> Result<()> {
     let errors = std::thread::scope(|scope| {
-        let ranks: Vec<_> = threads(job.plan.spec.world)
+        let ranks: Vec<_> = threads(job.plan.spec.world())
             .into_iter()
             .map(|endpoint| {
                 scope.spawn(move || {

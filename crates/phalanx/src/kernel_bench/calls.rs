@@ -1,8 +1,8 @@
 //! Every kernel of a GPT-2 step, called at the shapes of the step.
 
 use phalanx_tensor::{
-    AdamW, Category, CrossEntropy, CrossEntropyGradients, DType, Device, Dropout, Epilogue, Heads, Layout,
-    NORM_BLOCK, Sgd, Tensor, View, ViewMut, Weight,
+    AdamW, Category, CrossEntropy, DType, Device, Dropout, Epilogue, Gelu, Heads, Layout, Lookup, NORM_BLOCK,
+    Positions, Sgd, Tensor, View, ViewMut, Weight, vocabulary_blocks,
 };
 
 use super::Setting;
@@ -47,8 +47,11 @@ pub struct Calls {
     position_gradient: Tensor,
     /// `[slice, vocab]`
     logits: Tensor,
+    /// Of blocks of logits, and of rows of them.
+    logit_statistics: [Tensor; 2],
     tokens: Tensor,
     one: Tensor,
+    sum: Tensor,
     squares: Tensor,
 }
 
@@ -95,8 +98,10 @@ impl Calls {
             positions: compute(&[seq, hidden]),
             position_gradient: float(&[seq, hidden]),
             logits: compute(&[slice, vocab]),
+            logit_statistics: [4 * vocabulary_blocks(vocab), 4].map(|columns| float(&[slice, columns])),
             tokens,
             one: float(&[1]),
+            sum: alloc(DType::F64, &[1]),
             squares: alloc(DType::F64, &[(vocab * hidden).div_ceil(NORM_BLOCK)]),
         }
     }
@@ -120,18 +125,20 @@ impl Calls {
     fn embedding(&mut self, visit: Visit) {
         let Setting { batch, seq, hidden, vocab, .. } = self.setting;
         let device = &self.device;
-        let size = format!("{}x{hidden}, {vocab} ids", batch * seq);
-        let tokens = self.tokens.view();
-        let mut y = self.narrow[0].view_mut().reshape([batch, seq, hidden]);
+        let rows = format!("{}x{hidden}", batch * seq);
+        let size = format!("{rows}, {vocab} ids");
+        let (tokens, lookup) = (self.tokens.view(), Lookup::whole(vocab));
+        let y = &mut self.narrow[0];
+        let positions = Positions { table: self.positions.view(), first_row: 0, seq };
         visit("embedding", size.clone(), &mut || {
-            device.embedding(tokens, self.table.view(), self.positions.view(), y.reborrow());
+            device.embedding(tokens, lookup, self.table.view(), Some(positions), false, y.view_mut());
         });
-        let (table, positions) = (&mut self.table_gradient, &mut self.position_gradient);
         visit("embedding_backward", size, &mut || {
             // The head has written its part of a tied table before.
-            let accumulate = [true, false];
-            let gradients = (table.view_mut(), positions.view_mut());
-            device.embedding_backward(tokens, y.as_view(), gradients.0, gradients.1, accumulate);
+            device.embedding_backward(tokens, lookup, y.view(), self.table_gradient.view_mut(), true);
+        });
+        visit("position_gradient", rows, &mut || {
+            device.position_gradient(y.view(), 0, seq, self.position_gradient.view_mut(), false);
         });
     }
 
@@ -175,15 +182,18 @@ impl Calls {
         let w = Weight { matrix: self.weight.view().reshape([h, 4 * h]), layout: Layout::InOut };
         let (x, bias) = (self.narrow[0].view(), self.vectors[0].view());
         visit("linear_gelu", format!("{rows}x{h} -> {}", 4 * h), &mut || {
-            device.linear_gelu(x, w, bias, pre.view_mut(), y.view_mut());
+            device.linear_gelu(x, w, bias, Gelu::Tanh, pre.view_mut(), y.view_mut());
         });
         let size = format!("{rows}x{}", 4 * h);
-        visit("gelu", size.clone(), &mut || device.gelu(pre.view(), y.view_mut()));
+        for (form, name) in [(Gelu::Tanh, ""), (Gelu::Erf, ", erf")] {
+            let size = format!("{size}{name}");
+            visit("gelu", size, &mut || device.gelu(pre.view(), form, y.view_mut()));
+        }
         let db = &mut self.vector_gradients[0];
         visit("gelu_backward", size, &mut || {
             // In place: a gradient that goes through it again and again would vanish.
             device.copy(dy.view(), y.view_mut());
-            device.gelu_backward(pre.view(), y.view_mut(), db.view_mut(), false);
+            device.gelu_backward(pre.view(), Gelu::Tanh, y.view_mut(), db.view_mut(), false);
         });
     }
 
@@ -231,7 +241,7 @@ impl Calls {
         let size = format!("{}x{}", self.setting.batch * self.setting.seq, self.setting.hidden);
         let [x, y, residual, _] = &mut self.narrow;
         visit("dropout", size.clone(), &mut || {
-            let dropout = Dropout { p: 0.1, key: 7, first: 0 };
+            let dropout = Dropout { p: 0.1, key: 7, first: 0, sample: 0 };
             device.dropout(x.view(), dropout, Some(residual.view()), y.view_mut());
         });
         visit("add", size.clone(), &mut || device.add(x.view(), y.view_mut()));
@@ -240,7 +250,6 @@ impl Calls {
 
     fn head(&mut self, visit: Visit) {
         let Setting { hidden, vocab, .. } = self.setting;
-        let rows = self.rows();
         let device = &self.device;
         let [slice, _] = self.logits.dims();
         let layout = Layout::OutIn;
@@ -259,18 +268,25 @@ impl Calls {
         visit("linear_weight_gradient", format!("{slice}x{hidden} -> {vocab}"), &mut || {
             device.linear_weight_gradient(part, logits.as_view(), dw.view_mut(), layout, true);
         });
-        let targets = self.tokens.view().reshape([rows]);
-        let (loss, numbers) = (&mut self.one, CrossEntropy::scaled(1e-3));
+        let targets = self.tokens.view().range(0..slice);
+        let [blocks, statistics] = &mut self.logit_statistics;
         for trains in [true, false] {
             let alone = if trains { "" } else { ", loss alone" };
-            visit("linear_cross_entropy", format!("{rows}x{hidden} -> {vocab}{alone}"), &mut || {
-                let gradients =
-                    CrossEntropyGradients { dx: dx.view_mut(), dw: dw.view_mut(), accumulate: false };
-                let gradients = Some(gradients).filter(|_| trains);
-                let (slice, loss) = (logits.reborrow(), loss.view_mut());
-                device.linear_cross_entropy(x.view(), w, targets, numbers, slice, loss, gradients);
+            visit("vocabulary_statistics", format!("{slice}x{hidden} -> {vocab}{alone}"), &mut || {
+                let logits = Some(logits.reborrow()).filter(|_| trains);
+                let (blocks, statistics) = (blocks.view_mut(), statistics.view_mut());
+                device.vocabulary_statistics(part, w, None, targets, 0, logits, blocks, statistics);
             });
         }
+        let numbers = CrossEntropy::scaled(1e-3);
+        visit("vocabulary_loss", format!("{slice}x{vocab}"), &mut || {
+            // In place: derivatives that go through it again and again would vanish.
+            let (into, to) = (blocks.view_mut(), statistics.view_mut());
+            device.vocabulary_statistics(part, w, None, targets, 0, Some(logits.reborrow()), into, to);
+            let (all, sum) = (statistics.view().reshape([1, slice, 4]), self.sum.view_mut());
+            let logits = Some(logits.reborrow());
+            device.vocabulary_loss(all, blocks.view(), targets, 0, vocab, numbers, logits, sum, false);
+        });
     }
 
     fn optimizer(&mut self, visit: Visit) {

@@ -46,11 +46,18 @@ pub(super) struct Extents {
     /// Numbers of a head.
     pub(super) size: usize,
     pub(super) causal: bool,
+    /// From a probability to that of the next sample, for the generator.
+    sample: u64,
 }
 
 impl Extents {
-    pub(super) fn new([batch, seq, hidden3]: [usize; 3], heads: Heads) -> Extents {
-        Extents { batch, seq, heads: heads.heads, size: hidden3 / 3 / heads.heads, causal: heads.causal }
+    pub(super) fn new(
+        [batch, seq, hidden3]: [usize; 3],
+        Heads { heads, causal }: Heads,
+        dropout: Option<Dropout>,
+    ) -> Extents {
+        let sample = dropout.map_or(0, |d| d.sample);
+        Extents { batch, seq, heads, size: hidden3 / 3 / heads, causal, sample }
     }
 
     /// Heads of samples.
@@ -89,7 +96,9 @@ impl Extents {
 
     /// Number of the probability of (key, query) for the generator.
     pub(super) fn element(&self, pair: usize, key: usize, query: usize) -> u64 {
-        ((pair * self.seq + key) * self.seq + query) as u64
+        let (sample, head) = (pair / self.heads, pair % self.heads);
+        let within = ((head * self.seq + key) * self.seq + query) as u64;
+        (sample as u64).wrapping_mul(self.sample).wrapping_add(within)
     }
 }
 

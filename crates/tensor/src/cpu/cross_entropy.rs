@@ -1,193 +1,329 @@
-//! Linear and cross entropy in one, in slices of rows (Liger Kernel's fused linear cross entropy), so that
-//! the logits of all tokens never exist at once.
+//! Cross entropy of the logits of a linear layer, of which each part of the vocabulary may be on another device
+//! (Megatron-LM's vocabulary-parallel cross entropy), and which are never stored.
 //!
-//! A slice: logits = x · w, in f32 and never stored: while 128 columns of some rows are in the cache, their
-//! largest and the sum of their exponentials become the statistics of a *block*, and (in training) the
-//! exponentials, relative to the block's largest, are stored. From the blocks' statistics come each row's
-//! log-sum-exp and loss, and what a block is multiplied by to be a probability: one pass makes the exponentials
-//! derivatives. Then `dx = dlogits · wᵀ` and `dw (+)= xᵀ · dlogits`. Losses are summed in f64, row after row.
+//! First the statistics: logits = x · w, in f32; while 128 columns of some rows are in the cache, their largest
+//! and the sum of their exponentials become the statistics of a *block*, and (in training) the exponentials,
+//! relative to the block's largest, are stored. Blocks make the statistics of a row of this part. Then the loss:
+//! from the rows of all parts come each row's log-sum-exp and loss, and what a block is multiplied by to be a
+//! probability: one pass makes the exponentials derivatives. What follows are products like any other.
 //!
-//! Exponentials and derivatives are rounded to the compute type; logits themselves never are.
+//! Exponentials and derivatives are rounded to the compute type, statistics to f32; logits never are. Between
+//! them all is f64, and losses are summed in it, row after row.
 
 use std::ops::Range;
 
+use super::elementwise::add_piece;
 use super::lanes::{self, Lanes};
-use super::matmul::{self, TOGETHER, product, product_into};
+use super::matmul::{self, TOGETHER, product_into};
 use super::matrix::Matrix;
 use super::number::{Number, by_float};
 use super::shards::Shards;
 use super::simd::vectorized;
 use super::{Cpu, row_grain};
 use crate::buffer::{View, ViewMut};
-use crate::kernels::{CrossEntropy, CrossEntropyGradients, Kernels, Layout, Weight};
+use crate::kernels::{CrossEntropy, IGNORED, Weight};
 
 /// Columns of a block of statistics.
 const BLOCK: usize = TOGETHER;
 
-/// See the module's head; shapes as in [`Kernels`](crate::kernels::Kernels).
-pub(super) fn linear_cross_entropy(
-    cpu: &Cpu,
-    x: View,
-    w: Weight,
-    targets: &[u32],
-    numbers: CrossEntropy,
-    mut exponentials: ViewMut,
-    loss: ViewMut,
-    gradients: Option<CrossEntropyGradients>,
-) {
-    let [rows, hidden] = x.shape().rows_cols();
-    let [slice, vocab] = exponentials.dims();
-    assert!(slice > 0 || rows == 0, "logits have no rows");
-    if let Some(target) = targets.iter().find(|&&t| t as usize >= vocab) {
-        panic!("target {target} in a vocabulary of {vocab}");
-    }
-    let x = x.reshape([rows * hidden]);
-    let matrix = matmul::weight(&w);
-    let mut gradients = gradients.map(|g| (g.dx.reshape([rows * hidden]), g.dw, g.accumulate));
-    let mut sum = 0f64;
-    if let (0, Some((_, dw, false))) = (rows, &mut gradients) {
-        cpu.fill(dw.reborrow(), 0.0);
-    }
-    for start in (0..rows).step_by(slice.max(1)) {
-        let range = start..rows.min(start + slice);
-        let flat = range.start * hidden..range.end * hidden;
-        let x = x.range(flat.clone()).reshape([range.len(), hidden]);
-        let x = Matrix::of(&x);
-        let mut logits = exponentials.reborrow().range(0..range.len() * vocab).reshape([range.len(), vocab]);
-        let slice =
-            Slice { x, w: matrix, targets: &targets[range.clone()], numbers, train: gradients.is_some() };
-        sum += by_float!(logits.dtype(), T => slice.losses(cpu, logits.reborrow().into_slice::<T>()));
-        if let Some((dx, dw, accumulate)) = &mut gradients {
-            let logits = logits.as_view();
-            let logits = Matrix::of(&logits);
-            product(cpu, logits, matrix.t(), dx.reborrow().range(flat), false);
-            let accumulate = *accumulate || start > 0;
-            match w.layout {
-                Layout::InOut => product(cpu, x.t(), logits, dw.reborrow(), accumulate),
-                Layout::OutIn => product(cpu, logits.t(), x, dw.reborrow(), accumulate),
-            }
-        }
-    }
-    loss.into_slice::<f32>()[0] = (sum * f64::from(numbers.scale)) as f32;
-}
-
-/// Some rows of the input and their targets.
-struct Slice<'a> {
-    /// `[rows, hidden]`
-    x: Matrix<'a>,
-    /// `[hidden, vocab]`
-    w: Matrix<'a>,
-    targets: &'a [u32],
-    numbers: CrossEntropy,
-    /// Whether the logits become derivatives.
-    train: bool,
-}
-
-/// Of the logits of one row in one block.
+/// Of the logits of one row: of a block of columns, or of a part of the vocabulary.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct Block {
+pub(super) struct Statistics {
     largest: f32,
     /// Of exponentials relative to the largest.
     sum: f32,
     /// Of the logits, for label smoothing.
     logits: f32,
-    /// Logit of the target, if the block has it.
+    /// Logit of the target, if it is here; else 0.
     target: f32,
 }
 
-impl Slice<'_> {
-    /// The sum of the rows' losses; when training, the logits become derivatives.
-    fn losses<T: Number>(&self, cpu: &Cpu, logits: &mut [T]) -> f64 {
-        let rows = self.targets.len();
-        let [_, vocab] = self.w.shape();
-        let blocks = vocab.div_ceil(BLOCK);
-        cpu.scratch.with(|buffer| {
-            let all = buffer.slice::<f64>(rows * (1 + blocks * size_of::<Block>() / 8));
-            let (losses, statistics) = all.split_at_mut(rows);
-            let statistics: &mut [Block] = bytemuck::cast_slice_mut(statistics);
-            self.exponentials(cpu, logits, &Shards::new(statistics));
-            let (logits, losses_of) = (Shards::new(logits), Shards::new(&mut *losses));
-            cpu.over(rows, row_grain(vocab), |range| {
-                for row in range {
-                    let statistics = &statistics[row * blocks..(row + 1) * blocks];
-                    // SAFETY: ranges of rows are disjoint.
-                    let (logits, loss) = unsafe {
-                        (logits.piece(row * vocab..(row + 1) * vocab), losses_of.piece(row..row + 1))
-                    };
-                    loss[0] = self.finish_row(cpu, row, statistics, logits);
-                }
-            });
-            losses.iter().sum()
-        })
+/// Statistics of several disjoint pieces of a row.
+struct Joined {
+    largest: f32,
+    sum: f64,
+    logits: f64,
+    target: f64,
+}
+
+impl Joined {
+    /// The pieces in their order; a sum that is not a number stays so.
+    fn new<'a>(pieces: impl Iterator<Item = &'a Statistics> + Clone) -> Joined {
+        let larger = |a: f32, s: &Statistics| if s.largest > a { s.largest } else { a };
+        let largest = pieces.clone().fold(f32::NEG_INFINITY, larger);
+        let mut joined = Joined { largest, sum: 0.0, logits: 0.0, target: 0.0 };
+        for piece in pieces {
+            joined.sum += f64::from(piece.sum) * f64::from(piece.largest - largest).exp();
+            joined.logits += f64::from(piece.logits);
+            joined.target += f64::from(piece.target);
+        }
+        joined
     }
 
-    /// Logits of all rows as exponentials (in training), and the statistics of their blocks, `[rows, blocks]`.
-    fn exponentials<T: Number>(&self, cpu: &Cpu, logits: &mut [T], statistics: &Shards<Block>) {
-        let [_, vocab] = self.w.shape();
-        let blocks = vocab.div_ceil(BLOCK);
-        let logits = Shards::new(logits);
-        let consume = |rows: Range<usize>, columns: Range<usize>, numbers: &[f32]| {
-            for (row, numbers) in rows.zip(numbers.chunks_exact(columns.len())) {
-                for start in columns.clone().step_by(BLOCK) {
-                    let end = columns.end.min(start + BLOCK);
-                    let index = row * blocks + start / BLOCK;
-                    // SAFETY: this part of the product is fed to nobody else; it consists of whole blocks.
-                    let (logits, place) = unsafe {
-                        (
-                            logits.piece(row * vocab + start..row * vocab + end),
-                            statistics.piece(index..index + 1),
-                        )
-                    };
-                    let target = (self.targets[row] as usize).checked_sub(start);
-                    let target = target.filter(|t| *t < end - start);
-                    let numbers = &numbers[start - columns.start..end - columns.start];
-                    place[0] = block(cpu.isa, numbers, self.train.then_some(logits), target);
-                }
-            }
+    fn rounded(&self) -> Statistics {
+        let Joined { largest, sum, logits, target } = *self;
+        Statistics { largest, sum: sum as f32, logits: logits as f32, target: target as f32 }
+    }
+}
+
+/// The targets of some rows, as a part of the vocabulary sees them.
+#[derive(Clone, Copy)]
+pub(super) struct Targets<'a> {
+    pub(super) ids: &'a [u32],
+    /// The part's first class.
+    pub(super) first: usize,
+}
+
+impl Targets<'_> {
+    /// The target of a row among the part's `columns`, counted from the first of these.
+    fn among(&self, row: usize, columns: &Range<usize>) -> Option<usize> {
+        let column = (self.ids[row] as usize).checked_sub(self.first + columns.start)?;
+        (column < columns.len()).then_some(column)
+    }
+}
+
+/// Logits of x · w (+ bias) as `exponentials` (where given) and as statistics of blocks and rows; shapes as in
+/// [`Kernels`](crate::kernels::Kernels).
+pub(super) fn statistics(
+    cpu: &Cpu,
+    x: View,
+    w: Weight,
+    bias: Option<View>,
+    targets: Targets,
+    exponentials: Option<ViewMut>,
+    blocks: ViewMut,
+    statistics: ViewMut,
+) {
+    let [_, columns] = w.in_out();
+    let count = columns.div_ceil(BLOCK);
+    let blocks: &mut [Statistics] = bytemuck::cast_slice_mut(blocks.into_slice::<f32>());
+    by_float!(x.dtype(), T => {
+        let logits = Logits {
+            columns,
+            targets,
+            bias: bias.map(|b| b.as_slice::<T>()),
+            exponentials: exponentials.map(|e| Shards::new(e.into_slice::<T>())),
+            blocks: Shards::new(&mut *blocks),
         };
-        product_into(cpu, self.x, self.w, &consume);
-    }
+        let consume = |rows: Range<usize>, columns: Range<usize>, numbers: &[f32]| {
+            logits.consume(cpu, rows, columns, numbers);
+        };
+        product_into(cpu, Matrix::of(&x), matmul::weight(&w), &consume);
+    });
+    let blocks = &*blocks;
+    let statistics: &mut [Statistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());
+    cpu.over_mut(statistics, row_grain(4 * count), |rows, statistics| {
+        for (row, to) in rows.zip(statistics) {
+            *to = Joined::new(blocks[row * count..(row + 1) * count].iter()).rounded();
+        }
+    });
+}
 
-    /// Loss of one row; when training, its exponentials become derivatives.
-    fn finish_row<T: Number>(&self, cpu: &Cpu, row: usize, blocks: &[Block], logits: &mut [T]) -> f64 {
-        let CrossEntropy { gradient_scale, label_smoothing, z_loss, .. } = self.numbers;
-        let (smoothing, z_loss) = (f64::from(label_smoothing), f64::from(z_loss));
-        let target = self.targets[row] as usize;
-        let largest = blocks.iter().fold(f32::NEG_INFINITY, |a, b| if b.largest > a { b.largest } else { a });
-        let part = |b: &Block| f64::from(b.sum) * f64::from(b.largest - largest).exp();
-        let sum: f64 = blocks.iter().map(part).sum();
-        let log_sum_exp = sum.ln() + f64::from(largest);
-        let mean = blocks.iter().map(|b| f64::from(b.logits)).sum::<f64>() / logits.len() as f64;
-        let at_target = f64::from(blocks[target / BLOCK].target);
-        let loss = (1.0 - smoothing) * (log_sum_exp - at_target)
-            + smoothing * (log_sum_exp - mean)
-            + z_loss * log_sum_exp * log_sum_exp;
-        if self.train {
-            let scale = f64::from(gradient_scale);
-            let weight = scale * (1.0 + 2.0 * z_loss * log_sum_exp) / sum;
-            let spread = (scale * smoothing / logits.len() as f64) as f32;
-            for (index, (b, logits)) in blocks.iter().zip(logits.chunks_mut(BLOCK)).enumerate() {
-                let factor = (weight * f64::from(b.largest - largest).exp()) as f32;
-                let target = target.checked_sub(index * BLOCK).filter(|t| *t < logits.len());
-                let at_target = (scale * (1.0 - smoothing)) as f32;
-                derivatives(cpu.isa, logits, factor, spread, target.map(|t| (t, at_target)));
+/// The same statistics of logits that are stored, which become exponentials in their place.
+pub(super) fn statistics_of_stored(
+    cpu: &Cpu,
+    logits: ViewMut,
+    targets: Targets,
+    blocks: ViewMut,
+    statistics: ViewMut,
+) {
+    let [_, columns] = logits.dims();
+    let count = columns.div_ceil(BLOCK);
+    let blocks = Shards::new(bytemuck::cast_slice_mut::<f32, Statistics>(blocks.into_slice()));
+    let statistics: &mut [Statistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());
+    by_float!(logits.dtype(), T => {
+        let logits = Shards::new(logits.into_slice::<T>());
+        cpu.over_mut(statistics, row_grain(columns), |rows, statistics| {
+            let mut buffer = [0f32; BLOCK];
+            for (row, to) in rows.zip(statistics) {
+                // SAFETY: ranges of rows are disjoint.
+                let (numbers, blocks) = unsafe {
+                    (
+                        logits.piece(row * columns..(row + 1) * columns),
+                        blocks.piece(row * count..(row + 1) * count),
+                    )
+                };
+                for (index, (numbers, place)) in numbers.chunks_mut(BLOCK).zip(blocks.iter_mut()).enumerate() {
+                    let wide = &mut buffer[..numbers.len()];
+                    wide.iter_mut().zip(numbers.iter()).for_each(|(wide, number)| *wide = number.to_f32());
+                    let start = index * BLOCK;
+                    let target = targets.among(row, &(start..start + numbers.len()));
+                    *place = block(cpu.isa, wide, Some(numbers), target);
+                }
+                *to = Joined::new(blocks.iter()).rounded();
+            }
+        });
+    });
+}
+
+/// What becomes of the logits.
+struct Logits<'a, T> {
+    columns: usize,
+    targets: Targets<'a>,
+    /// `[columns]`
+    bias: Option<&'a [T]>,
+    /// `[rows, columns]`
+    exponentials: Option<Shards<'a, T>>,
+    /// `[rows, blocks]`
+    blocks: Shards<'a, Statistics>,
+}
+
+impl<T: Number> Logits<'_, T> {
+    /// A part of the product; it consists of whole blocks.
+    fn consume(&self, cpu: &Cpu, rows: Range<usize>, columns: Range<usize>, numbers: &[f32]) {
+        let count = self.columns.div_ceil(BLOCK);
+        let mut buffer = [0f32; BLOCK];
+        for (row, numbers) in rows.zip(numbers.chunks_exact(columns.len())) {
+            for (start, mut numbers) in columns.clone().step_by(BLOCK).zip(numbers.chunks(BLOCK)) {
+                let block_columns = start..start + numbers.len();
+                if let Some(bias) = self.bias {
+                    let sums = &mut buffer[..numbers.len()];
+                    sums.copy_from_slice(numbers);
+                    add_piece(cpu.isa, &bias[block_columns.clone()], sums);
+                    numbers = sums;
+                }
+                let index = row * count + start / BLOCK;
+                let at = row * self.columns;
+                // SAFETY: this part of the product is fed to nobody else.
+                let (exponentials, place) = unsafe {
+                    let exponentials = self.exponentials.as_ref();
+                    (
+                        exponentials.map(|e| e.piece(at + block_columns.start..at + block_columns.end)),
+                        self.blocks.piece(index..index + 1),
+                    )
+                };
+                let target = self.targets.among(row, &block_columns);
+                place[0] = block(cpu.isa, numbers, exponentials, target);
             }
         }
-        loss
+    }
+}
+
+/// What the losses of some rows come from.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    /// `[parts, rows, 4]`
+    pub(super) statistics: &'a [f32],
+    pub(super) targets: Targets<'a>,
+    /// Of all parts.
+    pub(super) classes: usize,
+    pub(super) numbers: CrossEntropy,
+}
+
+/// `before` and the losses of the rows, summed one after the other; the exponentials `[rows, columns]`, where given,
+/// become derivatives.
+pub(super) fn loss(cpu: &Cpu, rows: Rows, blocks: View, exponentials: Option<ViewMut>, before: f64) -> f64 {
+    let Rows { targets, classes, .. } = rows;
+    if let Some(target) = targets.ids.iter().find(|&&t| t != IGNORED && t as usize >= classes) {
+        panic!("target {target} in a vocabulary of {classes}");
+    }
+    let blocks: &[Statistics] = bytemuck::cast_slice(blocks.as_slice::<f32>());
+    cpu.scratch.with(|buffer| {
+        let losses = buffer.slice::<f64>(targets.ids.len());
+        match exponentials {
+            None => {
+                let grain = row_grain(4 * rows.parts());
+                cpu.over_mut(losses, grain, |range, losses| {
+                    range.zip(losses).for_each(|(row, loss)| *loss = rows.row(row).map_or(0.0, |r| r.loss));
+                });
+            }
+            Some(exponentials) => {
+                let [_, columns] = exponentials.dims();
+                by_float!(exponentials.dtype(), T => {
+                    differentiate::<T>(cpu, rows, columns, blocks, exponentials.into_slice(), losses);
+                });
+            }
+        }
+        losses.iter().fold(before, |sum, loss| sum + loss)
+    })
+}
+
+/// Exponentials to derivatives, and the loss of each row.
+fn differentiate<T: Number>(
+    cpu: &Cpu,
+    rows: Rows,
+    columns: usize,
+    blocks: &[Statistics],
+    exponentials: &mut [T],
+    losses: &mut [f64],
+) {
+    let count = columns.div_ceil(BLOCK);
+    let exponentials = Shards::new(exponentials);
+    cpu.over_mut(losses, row_grain(columns), |range, losses| {
+        for (row, loss) in range.zip(losses) {
+            // SAFETY: ranges of rows are disjoint.
+            let exponentials = unsafe { exponentials.piece(row * columns..(row + 1) * columns) };
+            let Some(of) = rows.row(row) else {
+                exponentials.fill(T::default());
+                *loss = 0.0;
+                continue;
+            };
+            *loss = of.loss;
+            let target = rows.targets.among(row, &(0..columns));
+            let blocks = &blocks[row * count..(row + 1) * count];
+            for (index, (b, e)) in blocks.iter().zip(exponentials.chunks_mut(BLOCK)).enumerate() {
+                let factor = (of.weight * f64::from(b.largest - of.largest).exp()) as f32;
+                let target = target.and_then(|t| t.checked_sub(index * BLOCK)).filter(|t| *t < e.len());
+                derivatives(cpu.isa, e, factor, of.spread, target.map(|t| (t, of.at_target)));
+            }
+        }
+    });
+}
+
+/// One row, over all parts.
+struct Row {
+    loss: f64,
+    /// Largest logit.
+    largest: f32,
+    /// What exponentials relative to the largest are multiplied by.
+    weight: f64,
+    /// What is taken from every derivative, and from that of the target.
+    spread: f32,
+    at_target: f32,
+}
+
+impl Rows<'_> {
+    fn parts(&self) -> usize {
+        self.statistics.len() / (4 * self.targets.ids.len()).max(1)
+    }
+
+    /// Nothing for a row that is ignored.
+    fn row(&self, row: usize) -> Option<Row> {
+        let rows = self.targets.ids.len();
+        if self.targets.ids[row] == IGNORED {
+            return None;
+        }
+        let statistics: &[Statistics] = bytemuck::cast_slice(self.statistics);
+        let Joined { largest, sum, logits, target } = Joined::new(statistics[row..].iter().step_by(rows));
+        let CrossEntropy { gradient_scale, label_smoothing, z_loss, .. } = self.numbers;
+        let (smoothing, z_loss) = (f64::from(label_smoothing), f64::from(z_loss));
+        let log_sum_exp = sum.ln() + f64::from(largest);
+        let mean = logits / self.classes as f64;
+        let loss = (1.0 - smoothing) * (log_sum_exp - target)
+            + smoothing * (log_sum_exp - mean)
+            + z_loss * log_sum_exp * log_sum_exp;
+        let scale = f64::from(gradient_scale);
+        Some(Row {
+            loss,
+            largest,
+            weight: scale * (1.0 + 2.0 * z_loss * log_sum_exp) / sum,
+            spread: (scale * smoothing / self.classes as f64) as f32,
+            at_target: (scale * (1.0 - smoothing)) as f32,
+        })
     }
 }
 
 vectorized!(fn block<T: Number>(
     logits: &[f32], exponentials: Option<&mut [T]>, target: Option<usize>,
-) -> Block = block_body);
+) -> Statistics = block_body);
 /// Statistics of one row of a block, and its exponentials.
 #[inline(always)]
 fn block_body<L: Lanes, T: Number>(
     logits: &[f32],
     exponentials: Option<&mut [T]>,
     target: Option<usize>,
-) -> Block {
+) -> Statistics {
     let to = exponentials.map_or(std::ptr::null_mut(), |e| {
         assert_eq!(e.len(), logits.len());
         e.as_mut_ptr()
@@ -207,7 +343,7 @@ fn block_body<L: Lanes, T: Number>(
             }
             e
         });
-        Block { largest, sum, logits: total, target: target.map_or(0.0, |t| logits[t]) }
+        Statistics { largest, sum, logits: total, target: target.map_or(0.0, |t| logits[t]) }
     }
 }
 

@@ -6,9 +6,10 @@
 use half::{bf16, f16};
 use phalanx_trace::DType;
 
-use super::gelu::gelu_lanes;
+use super::gelu::{Erf, Form, Tanh};
 use super::lanes::Lanes;
 use super::number::Number;
+use crate::kernels::Gelu;
 
 /// The first element of a part of a matrix, whose rows lie `stride` elements apart. Null for none.
 #[derive(Clone, Copy)]
@@ -57,13 +58,15 @@ pub(super) struct Target {
     pub(super) add: Place,
     /// Where the argument of GELU goes; the sums are not passed through GELU without it.
     pub(super) pre: Place,
+    /// Which GELU that is.
+    pub(super) gelu: Gelu,
 }
 
 impl Target {
     /// Overwritten by the product.
     pub(super) fn new(to: Place) -> Target {
         let none = Place::none();
-        Target { to, partial: none, bias: none, add: none, pre: none }
+        Target { to, partial: none, bias: none, add: none, pre: none, gelu: Gelu::Tanh }
     }
 
     /// The part that starts at (row, column).
@@ -75,6 +78,7 @@ impl Target {
             bias: self.bias.at(0, column),
             add: self.add.at(row, column),
             pre: self.pre.at(row, column),
+            gelu: self.gelu,
         }
     }
 
@@ -154,11 +158,24 @@ pub(super) unsafe fn finish<L: Lanes>(buffer: &mut [f32], width: usize, size: [u
             store_rows::<L>(buffer, width, size, target.pre);
             // As it was stored: GELU of it can be made again.
             copy_rows::<L>(buffer, width, size, target.pre);
-            for x in buffer[..rows * width].chunks_exact_mut(16) {
-                L::store(x.as_mut_ptr(), gelu_lanes::<L>(L::load(x.as_ptr())));
+            match target.gelu {
+                Gelu::Tanh => gelu_all::<L, Tanh>(&mut buffer[..rows * width]),
+                Gelu::Erf => gelu_all::<L, Erf>(&mut buffer[..rows * width]),
             }
         }
         store_rows::<L>(buffer, width, size, target.to);
+    }
+}
+
+/// GELU of whole vectors.
+///
+/// # Safety
+/// Compiled for `L`.
+#[inline(always)]
+unsafe fn gelu_all<L: Lanes, F: Form>(sums: &mut [f32]) {
+    for x in sums.chunks_exact_mut(16) {
+        // SAFETY: the caller's promise; 16 numbers.
+        unsafe { L::store(x.as_mut_ptr(), F::value::<L>(L::load(x.as_ptr()))) };
     }
 }
 

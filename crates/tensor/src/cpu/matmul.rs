@@ -19,7 +19,7 @@ use super::scratch::with_thread_scratch;
 use super::shards::Shards;
 use super::simd::Isa;
 use crate::buffer::{View, ViewMut};
-use crate::kernels::{Epilogue, Layout, Weight};
+use crate::kernels::{Epilogue, Gelu, Layout, VOCABULARY_BLOCK, Weight};
 
 /// `[in, out]`, whatever the layout.
 pub(super) fn weight<'a>(w: &Weight<'a>) -> Matrix<'a> {
@@ -52,10 +52,10 @@ pub(super) fn linear(cpu: &Cpu, x: View, w: Weight, epilogue: Epilogue, y: ViewM
 }
 
 /// `pre = x · w + bias`, `y = gelu(pre)`.
-pub(super) fn linear_gelu(cpu: &Cpu, x: View, w: Weight, bias: View, pre: ViewMut, y: ViewMut) {
+pub(super) fn linear_gelu(cpu: &Cpu, x: View, w: Weight, bias: View, gelu: Gelu, pre: ViewMut, y: ViewMut) {
     let [_, out] = w.in_out();
-    let target =
-        Target { bias: place_of(Some(bias), out), pre: place(&pre, out), ..Target::new(place(&y, out)) };
+    let bias = place_of(Some(bias), out);
+    let target = Target { bias, pre: place(&pre, out), gelu, ..Target::new(place(&y, out)) };
     // SAFETY: y and pre are borrowed uniquely, and of one shape (checked by the device).
     unsafe { product_onto(cpu, Matrix::of(&x), weight(&w), target) };
 }
@@ -251,7 +251,7 @@ pub(super) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Targe
 }
 
 /// Columns of a product that [`product_into`] keeps together.
-pub(super) const TOGETHER: usize = 128;
+pub(super) const TOGETHER: usize = VOCABULARY_BLOCK;
 
 /// Told a part of a product: rows, columns, and the numbers, row after row.
 pub(super) type Consume<'a> = dyn Fn(Range<usize>, Range<usize>, &[f32]) + Sync + 'a;
@@ -426,7 +426,7 @@ impl<'a> Plan<'a> {
             (true, true) => self.target,
             (true, false) => Target { pre: Place::none(), ..self.target },
             (false, true) if self.target.pre.is_some() => {
-                Target { pre: self.target.pre, ..own(self.target.to) }
+                Target { pre: self.target.pre, gelu: self.target.gelu, ..own(self.target.to) }
             }
             (false, _) => own(self.target.to),
         }

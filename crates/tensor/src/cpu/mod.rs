@@ -16,6 +16,7 @@ mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod embedding_backward;
 mod epilogue;
 mod gelu;
 mod lanes;
@@ -42,7 +43,8 @@ use std::time::Duration;
 
 use crate::buffer::{View, ViewMut};
 use crate::kernels::{
-    AdamW, Clip, CrossEntropy, CrossEntropyGradients, Dropout, Epilogue, Heads, Kernels, Layout, Sgd, Weight,
+    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, Kernels, Layout, Lookup, Positions, Sgd,
+    Weight,
 };
 use pool::Pool;
 use scratch::Scratch;
@@ -152,8 +154,8 @@ impl Kernels for Cpu {
         matmul::linear(self, x, w, epilogue, y);
     }
 
-    fn linear_gelu(&self, x: View, w: Weight, bias: View, pre: ViewMut, y: ViewMut) {
-        matmul::linear_gelu(self, x, w, bias, pre, y);
+    fn linear_gelu(&self, x: View, w: Weight, bias: View, gelu: Gelu, pre: ViewMut, y: ViewMut) {
+        matmul::linear_gelu(self, x, w, bias, gelu, pre, y);
     }
 
     fn linear_input_gradient(&self, dy: View, w: Weight, dx: ViewMut, accumulate: bool) {
@@ -205,12 +207,12 @@ impl Kernels for Cpu {
         );
     }
 
-    fn gelu(&self, x: View, y: ViewMut) {
-        gelu::gelu(self, x, y);
+    fn gelu(&self, x: View, gelu: Gelu, y: ViewMut) {
+        gelu::gelu(self, x, gelu, y);
     }
 
-    fn gelu_backward(&self, x: View, dy: ViewMut, db: ViewMut, accumulate: bool) {
-        gelu::gelu_backward(self, x, dy, db, accumulate);
+    fn gelu_backward(&self, x: View, gelu: Gelu, dy: ViewMut, db: ViewMut, accumulate: bool) {
+        gelu::gelu_backward(self, x, gelu, dy, db, accumulate);
     }
 
     fn dropout(&self, from: View, dropout: Dropout, residual: Option<View>, to: ViewMut) {
@@ -225,7 +227,7 @@ impl Kernels for Cpu {
         out: ViewMut,
         log_sum_exp: ViewMut,
     ) {
-        let shape = attention::Extents::new(qkv.dims(), heads);
+        let shape = attention::Extents::new(qkv.dims(), heads, dropout);
         attention::attention(self, shape, qkv, dropout, out, log_sum_exp);
     }
 
@@ -239,37 +241,90 @@ impl Kernels for Cpu {
         dropout: Option<Dropout>,
         dqkv: ViewMut,
     ) {
-        let shape = attention::Extents::new(qkv.dims(), heads);
+        let shape = attention::Extents::new(qkv.dims(), heads, dropout);
         let saved = attention_backward::Saved { qkv, out, log_sum_exp, dropout };
         attention_backward::attention_backward(self, shape, saved, dout, dqkv);
     }
 
-    fn embedding(&self, tokens: View, table: View, positions: View, y: ViewMut) {
-        embedding::embedding(self, tokens, table, positions, y);
-    }
-
-    fn embedding_backward(
+    fn embedding(
         &self,
-        tokens: View,
-        dy: View,
-        dtable: ViewMut,
-        dpositions: ViewMut,
-        accumulate: [bool; 2],
+        ids: View,
+        lookup: Lookup,
+        table: View,
+        positions: Option<Positions>,
+        accumulate: bool,
+        y: ViewMut,
     ) {
-        embedding::embedding_backward(self, tokens, dy, dtable, dpositions, accumulate);
+        embedding::embedding(self, ids, lookup, table, positions, accumulate, y);
     }
 
-    fn linear_cross_entropy(
+    fn add_positions(&self, positions: Positions, y: ViewMut) {
+        embedding::add_positions(self, positions, y);
+    }
+
+    fn embedding_backward(&self, ids: View, lookup: Lookup, dy: View, dtable: ViewMut, accumulate: bool) {
+        embedding_backward::embedding_backward(self, ids, lookup, dy, dtable, accumulate);
+    }
+
+    fn position_gradient(
+        &self,
+        dy: View,
+        first_row: usize,
+        seq: usize,
+        dpositions: ViewMut,
+        accumulate: bool,
+    ) {
+        embedding_backward::position_gradient(self, dy, first_row, seq, dpositions, accumulate);
+    }
+
+    fn vocabulary_statistics(
         &self,
         x: View,
         w: Weight,
+        bias: Option<View>,
         targets: View,
-        numbers: CrossEntropy,
-        logits: ViewMut,
-        loss: ViewMut,
-        gradients: Option<CrossEntropyGradients>,
+        first: usize,
+        exponentials: Option<ViewMut>,
+        blocks: ViewMut,
+        statistics: ViewMut,
     ) {
-        cross_entropy::linear_cross_entropy(self, x, w, targets.as_slice(), numbers, logits, loss, gradients);
+        let targets = cross_entropy::Targets { ids: targets.as_slice(), first };
+        cross_entropy::statistics(self, x, w, bias, targets, exponentials, blocks, statistics);
+    }
+
+    fn logits_statistics(
+        &self,
+        logits: ViewMut,
+        targets: View,
+        first: usize,
+        blocks: ViewMut,
+        statistics: ViewMut,
+    ) {
+        let targets = cross_entropy::Targets { ids: targets.as_slice(), first };
+        cross_entropy::statistics_of_stored(self, logits, targets, blocks, statistics);
+    }
+
+    fn vocabulary_loss(
+        &self,
+        statistics: View,
+        blocks: View,
+        targets: View,
+        first: usize,
+        classes: usize,
+        numbers: CrossEntropy,
+        exponentials: Option<ViewMut>,
+        loss: ViewMut,
+        accumulate: bool,
+    ) {
+        let targets = cross_entropy::Targets { ids: targets.as_slice(), first };
+        let loss = &mut loss.into_slice::<f64>()[0];
+        let before = if accumulate { *loss } else { 0.0 };
+        let rows = cross_entropy::Rows { statistics: statistics.as_slice(), targets, classes, numbers };
+        *loss = cross_entropy::loss(self, rows, blocks, exponentials, before);
+    }
+
+    fn scaled(&self, x: View, scale: f32, out: ViewMut) {
+        out.into_slice::<f32>()[0] = (x.as_slice::<f64>()[0] * f64::from(scale)) as f32;
     }
 
     fn adamw(
@@ -301,6 +356,10 @@ impl Kernels for Cpu {
 
     fn block_squares(&self, x: View, squares: ViewMut) {
         norm::block_squares(self, x, squares);
+    }
+
+    fn tree_sum(&self, x: View, out: ViewMut) {
+        out.into_slice::<f64>()[0] = norm::tree_sum(x.as_slice());
     }
 
     fn norm(&self, squares: View, clip: Clip, norm: ViewMut, factor: ViewMut) {

@@ -69,7 +69,7 @@ pub(super) fn norm(squares: &[f64], clip: Clip) -> (f32, f32) {
 
 /// Left subtrees hold a power of two of leaves: the tree over the first n blocks does not depend on
 /// what follows.
-fn tree_sum(x: &[f64]) -> f64 {
+pub(super) fn tree_sum(x: &[f64]) -> f64 {
     match x {
         [] => 0.0,
         [x] => *x,

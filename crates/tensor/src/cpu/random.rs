@@ -109,7 +109,7 @@ mod tests {
     fn sixteen_neighbours_are_sixteen_single_numbers() {
         for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
             for (p, key) in [(0.0, 3), (0.1, u64::MAX), (0.5, 1 << 63), (1.0 - f32::EPSILON / 2.0, 9)] {
-                let keep = Keep::new(Dropout { p, key, first: 0 });
+                let keep = Keep::new(Dropout { p, key, first: 0, sample: 0 });
                 for first in [0, 1, 2, 15, 16, 17, 1 << 32, (1 << 32) - 3, u64::MAX - 20, u64::MAX - 16] {
                     let mut all = [f32::NAN; 16];
                     factors(isa, &keep, first, &mut all);

@@ -32,7 +32,8 @@ impl Case {
     }
 
     fn dropping(self, p: f32, first: u64) -> Case {
-        Case { dropout: Some(Dropout { p, key: 0x1234_5678_9abc_def0, first }), ..self }
+        let sample = (self.heads * self.seq * self.seq) as u64;
+        Case { dropout: Some(Dropout { p, key: 0x1234_5678_9abc_def0, first, sample }), ..self }
     }
 
     /// Reproducible numbers `[batch, seq, columns]` in [-amount, amount), as they are stored.
@@ -75,9 +76,9 @@ impl Case {
 
     /// What the probability of (key, query) is multiplied by, as the contract has it.
     fn factor(self, b: usize, h: usize, key: usize, query: usize) -> f64 {
-        let Some(Dropout { p, key: seed, first }) = self.dropout else { return 1.0 };
-        let element = ((b * self.heads + h) * self.seq + key) * self.seq + query;
-        let element = first.wrapping_add(element as u64);
+        let Some(Dropout { p, key: seed, first, sample }) = self.dropout else { return 1.0 };
+        let element = b as u64 * sample + ((h * self.seq + key) * self.seq + query) as u64;
+        let element = first.wrapping_add(element);
         let mut z = seed.wrapping_add((element / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -314,6 +315,39 @@ fn dropped_probabilities() {
                 let case = case.with(dtype).dropping(p, first);
                 check_forward(case, 3.0, roundings(case));
                 check_backward(case, 2.0);
+            }
+        }
+    }
+}
+
+/// Some heads of a whole: what a device does that holds no others.
+#[test]
+fn some_heads_drop_what_all_heads_drop() {
+    let all = cases(&[[3, 67, 4, 5], [2, 130, 4, 33]]).map(|case| case.dropping(0.3, (1 << 33) + 6));
+    for case in all.flat_map(|case| [DType::F32, DType::BF16, DType::F16].map(|dtype| case.with(dtype))) {
+        let device = Device::new(Cpu::with_options(Options::new(3)), Arena::heap());
+        let (qkv, dout) = (case.qkv(2.0), case.dout());
+        let both = |case: Case, qkv: &[f32], dout: &[f32]| {
+            let [out, lse] = forward(&device, case, qkv).try_into().expect("two outputs");
+            let [dqkv] = backward(&device, case, [qkv, &out, &lse, dout]).try_into().expect("one output");
+            [out, dqkv]
+        };
+        let whole = both(case, &qkv, &dout);
+        for half in 0..2 {
+            let dropout = case.dropout.map(|d| {
+                let before = half * case.heads / 2 * case.seq * case.seq;
+                Dropout { first: d.first + before as u64, ..d }
+            });
+            let part = Case { heads: case.heads / 2, dropout, ..case };
+            // Of rows of several heads' numbers one after another, those of this half.
+            let width = part.hidden();
+            let cut = |x: &[f32]| -> Vec<f32> {
+                x.chunks_exact(2 * width).flat_map(|x| x[half * width..(half + 1) * width].to_vec()).collect()
+            };
+            let own = both(part, &cut(&qkv), &cut(&dout));
+            for (which, (whole, own)) in whole.iter().zip(&own).enumerate() {
+                let same = cut(whole).iter().zip(own).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{case:?}, half {half}, output {which}");
             }
         }
     }

@@ -40,7 +40,7 @@ fn as_defined() {
             let residual = rounded(dtype, &numbers(2, count));
             for (p, first) in SHARES.into_iter().flat_map(|p| [0, 1, 1 << 40, (1 << 40) + 7].map(|f| (p, f)))
             {
-                let dropout = Dropout { p, key: KEY, first };
+                let dropout = Dropout { p, key: KEY, first, sample: 0 };
                 let dropped: Vec<f32> =
                     from.iter().enumerate().map(|(i, x)| x * factor(dropout, i)).collect();
                 let kernel = |device: &Device| run(device, dtype, &from, dropout, None);
@@ -58,7 +58,7 @@ fn nothing_is_dropped_for_p_0() {
     for dtype in FLOATS {
         let from = rounded(dtype, &numbers(1, 5000));
         assert_eq!(
-            run(&cpu(2, Isa::detect()), dtype, &from, Dropout { p: 0.0, key: 5, first: 3 }, None),
+            run(&cpu(2, Isa::detect()), dtype, &from, Dropout { p: 0.0, key: 5, first: 3, sample: 0 }, None),
             from
         );
     }
@@ -70,7 +70,7 @@ fn a_part_is_that_of_the_whole() {
     let from = numbers(1, 50_000);
     for (isa, threads) in Isa::ALL.into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
         let device = cpu(threads, isa);
-        let dropout = Dropout { p: 0.3, key: KEY, first: 12_345 };
+        let dropout = Dropout { p: 0.3, key: KEY, first: 12_345, sample: 7 };
         let whole = run(&device, DType::F32, &from, dropout, None);
         for range in [1..50_000, 4096..20_000, 16_384..50_000, 7..8, 13..400, 49_999..50_000] {
             let part = Dropout { first: dropout.first + range.start as u64, ..dropout };
@@ -87,7 +87,7 @@ fn shares_are_those_of_independent_choices() {
     let device = cpu(2, Isa::detect());
     for p in [0.1, 0.5, 0.9] {
         let kept = |key| -> Vec<bool> {
-            run(&device, DType::F32, &vec![1.0; n], Dropout { p, key, first: 0 }, None)
+            run(&device, DType::F32, &vec![1.0; n], Dropout { p, key, first: 0, sample: 0 }, None)
                 .iter()
                 .map(|x| *x != 0.0)
                 .collect()
@@ -113,7 +113,7 @@ fn shares_are_those_of_independent_choices() {
 fn backward_drops_what_forward_dropped() {
     let device = cpu(2, Isa::detect());
     let (x, dy) = (numbers(1, 3000), numbers(2, 3000));
-    let dropout = Dropout { p: 0.4, key: 99, first: 17 };
+    let dropout = Dropout { p: 0.4, key: 99, first: 17, sample: 0 };
     let (y, dx) = (run(&device, DType::F32, &x, dropout, None), run(&device, DType::F32, &dy, dropout, None));
     let along = |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum() };
     // <dy, J x> = <Jᵀ dy, x>; products of rounded numbers up to 1.7.

@@ -1,6 +1,7 @@
 //! Every kernel of `Cpu` against a naive f64 reference, every backward against central differences of that
 //! reference's forward, and the same bits on 1, 2, 3 and 4 threads.
 
+mod accumulation;
 mod attention;
 mod cross_entropy;
 mod differences;

@@ -213,6 +213,43 @@ fn what_is_not_finite_shows_in_its_block() {
     }
 }
 
+/// The tree of the norm: left subtrees hold a power of two of numbers.
+#[test]
+fn sums_along_the_tree_of_the_norm() {
+    fn tree(x: &[f64]) -> f64 {
+        match x.len() {
+            0 => 0.0,
+            1 => x[0],
+            n => {
+                let left = 1 << (n - 1).ilog2();
+                tree(&x[..left]) + tree(&x[left..])
+            }
+        }
+    }
+    let device = cpu(2, Isa::detect());
+    for count in [1, 2, 3, 7, 8, 9, 1000] {
+        let x: Vec<f64> = numbers(1, count).iter().map(|x| f64::from(*x).powi(3)).collect();
+        let squares: Vec<f64> = x.iter().map(|x| x * x).collect();
+        let upload = |values: &[f64]| {
+            let mut t = device.alloc(DType::F64, [values.len()], Category::Workspace, "test");
+            device.upload(values, t.view_mut());
+            t
+        };
+        let sum = |values: &[f64]| {
+            let mut out = upload(&[f64::NAN]);
+            device.tree_sum(upload(values).view(), out.view_mut());
+            let mut sum = [0f64];
+            device.download(out.view(), &mut sum);
+            sum[0]
+        };
+        assert_eq!(sum(&x).to_bits(), tree(&x).to_bits(), "{count}");
+        let (mut norm, mut factor) = (poisoned(&device, [1]), poisoned(&device, [1]));
+        let clip = Clip { max_norm: 0.0, loss_scale: 1.0 };
+        device.norm(upload(&squares).view(), clip, norm.view_mut(), factor.view_mut());
+        assert_eq!(device.fetch(norm.view()), sum(&squares).sqrt() as f32, "{count}");
+    }
+}
+
 #[test]
 fn norm_and_clipping() {
     let device = cpu(1, Isa::detect());

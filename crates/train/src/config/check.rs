@@ -2,7 +2,11 @@
 
 use phalanx_tensor::DType;
 
-use super::{Checkpointing, Chunk, Float, RunConfig};
+use phalanx_models::ModelShape;
+use phalanx_plan::pipeline::{Plan, ScheduleError, check as check_schedule, generate};
+use phalanx_plan::{Mesh, pipeline::Schedule};
+
+use super::{Checkpointing, Chunk, Float, ParallelConfig, Reduce, RunConfig, Updates};
 
 /// A value that cannot work: which key, what it is, what it must be.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -21,14 +25,78 @@ fn refuse(key: &'static str, given: impl ToString, expected: impl Into<String>) 
 }
 
 impl RunConfig {
+    /// The mesh of ranks.
+    ///
+    /// # Errors
+    /// Sizes that make none, with the nearest that do.
+    pub fn mesh(&self) -> Result<Mesh, ConfigError> {
+        let ParallelConfig { ranks, pipeline, data, tensor, .. } = self.parallel;
+        Mesh::derive(ranks, pipeline, data, tensor).map_err(|error| {
+            let data = data.map_or("left out".to_string(), |data| data.to_string());
+            let ranks = ranks.map_or(String::new(), |ranks| format!(" of {ranks} ranks"));
+            let given = format!("pipeline {pipeline}, data {data}, tensor {tensor}{ranks}");
+            refuse("parallel", given, error.to_string())
+        })
+    }
+
+    /// Ranks of the data axis of a mesh that there is.
+    pub fn data(&self) -> usize {
+        self.mesh().map_or(1, |mesh| mesh.data)
+    }
+
+    /// Ranks in all.
+    pub fn world(&self) -> usize {
+        self.mesh().map_or(1, |mesh| mesh.world())
+    }
+
     /// Sequences that one rank computes at once.
     pub fn micro(&self) -> usize {
-        self.batch.micro.unwrap_or(self.batch.global / self.parallel.data.max(1))
+        let each = self.batch.global / self.data();
+        let counted = self.parallel.micro_batches.map(|count| each / count.max(1));
+        self.batch.micro.or(counted).unwrap_or(each)
     }
 
     /// Micro-batches that one rank accumulates in a step.
     pub fn micro_batches(&self) -> usize {
-        self.batch.global / (self.micro() * self.parallel.data)
+        self.batch.global / (self.micro() * self.data())
+    }
+
+    /// The schedule of a step.
+    ///
+    /// # Errors
+    /// An unknown name, a text that cannot be read, or one that does not fit mesh and micro-batches.
+    pub fn schedule(&self) -> Result<Schedule, ConfigError> {
+        let mesh = self.mesh()?;
+        let (text, micro_batches) = (&self.parallel.schedule, self.micro_batches());
+        let refused = |error: ScheduleError| {
+            let given = text.lines().next().unwrap_or_default();
+            let more = if text.lines().count() > 1 { " ..." } else { "" };
+            refuse("parallel.schedule", format!("{given}{more}"), error.to_string())
+        };
+        if !text.contains([',', '\n']) {
+            let plan: Plan = text.parse().map_err(refused)?;
+            let plan = plan.with_chunks(self.parallel.chunks);
+            return generate(plan, mesh.pipeline, micro_batches).map_err(|error| {
+                let ConfigError { key, given, expected } = refused(error);
+                let expected =
+                    format!("{expected} (parallel.micro_batches, or batch.micro, sets how many there are)");
+                ConfigError { key, given, expected }
+            });
+        }
+        let schedule = Schedule::parse(text).map_err(refused)?;
+        check_schedule(&schedule).map_err(refused)?;
+        for (what, key, given, expected) in [
+            ("rows", "parallel.pipeline", schedule.ranks.len(), mesh.pipeline),
+            ("micro-batches", "parallel.micro_batches", schedule.micro_batches, micro_batches),
+        ] {
+            if given != expected {
+                let expected = format!(
+                    "has {given} {what}, and the configuration makes {expected}: set {key} = {given}"
+                );
+                return Err(refuse("parallel.schedule", "the schedule given", expected));
+            }
+        }
+        Ok(schedule)
     }
 
     /// Refuses what cannot work.
@@ -38,6 +106,7 @@ impl RunConfig {
     pub fn check(&self) -> Result<(), ConfigError> {
         self.check_model()?;
         self.check_batch()?;
+        self.check_parallel()?;
         self.check_memory()?;
         self.check_precision()?;
         self.check_training()
@@ -45,8 +114,12 @@ impl RunConfig {
 
     fn check_model(&self) -> Result<(), ConfigError> {
         let model = &self.model;
-        if model.arch != "gpt2" {
-            return Err(refuse("model.arch", &model.arch, "the one known architecture is \"gpt2\""));
+        if !["gpt2", "bert"].contains(&model.arch.as_str()) {
+            return Err(refuse(
+                "model.arch",
+                &model.arch,
+                "the known architectures are \"gpt2\" and \"bert\"",
+            ));
         }
         for (key, value) in [
             ("model.layers", model.layers),
@@ -73,25 +146,136 @@ impl RunConfig {
     }
 
     fn check_batch(&self) -> Result<(), ConfigError> {
-        let (global, ranks) = (self.batch.global, self.parallel.data);
-        if ranks == 0 {
-            return Err(refuse("parallel.data", 0, "must be at least 1"));
-        }
+        let (global, ranks) = (self.batch.global, self.mesh()?.data);
         if self.parallel.zero > 3 {
             return Err(refuse("parallel.zero", self.parallel.zero, "ZeRO has stages 0, 1, 2 and 3"));
         }
         if self.batch.micro == Some(0) {
             return Err(refuse("batch.micro", 0, "must be at least 1"));
         }
-        let unit = ranks * self.batch.micro.unwrap_or(1);
+        if self.parallel.micro_batches == Some(0) {
+            return Err(refuse("parallel.micro_batches", 0, "must be at least 1"));
+        }
+        if let (Some(count), Some(micro)) = (self.parallel.micro_batches, self.batch.micro)
+            && count * micro * ranks != global
+        {
+            let expected = format!(
+                "x batch.micro = {micro} x {ranks} data-parallel ranks is not batch.global = {global}; leave one out"
+            );
+            return Err(refuse("parallel.micro_batches", count, expected));
+        }
+        let unit = ranks
+            * self.batch.micro.unwrap_or(1)
+            * self
+                .parallel
+                .micro_batches
+                .map_or(1, |count| if self.batch.micro.is_some() { 1 } else { count });
         if global == 0 || !global.is_multiple_of(unit) {
             let near = (global / unit).max(1) * unit;
             let expected = format!(
-                "must be a multiple of {unit} (parallel.data = {ranks} x batch.micro = {}); the nearest are {near} and {}",
-                self.batch.micro.unwrap_or(1),
+                "must be a multiple of {unit} ({ranks} data-parallel ranks x batch.micro or parallel.micro_batches); the nearest are {near} and {}",
                 near + unit
             );
             return Err(refuse("batch.global", global, expected));
+        }
+        Ok(())
+    }
+
+    fn check_parallel(&self) -> Result<(), ConfigError> {
+        let (mesh, p, m) = (self.mesh()?, &self.parallel, &self.model);
+        if !m.heads.is_multiple_of(mesh.tensor) {
+            let near = nearest_divisor(m.heads, mesh.tensor);
+            let expected = format!("must divide model.heads = {}; the nearest that does is {near}", m.heads);
+            return Err(refuse("parallel.tensor", mesh.tensor, expected));
+        }
+        let rows = self.micro() * m.seq;
+        if p.sequence_parallel && !rows.is_multiple_of(mesh.tensor) {
+            let expected = format!(
+                "shards the {rows} tokens of a micro-batch ({} sequences of {}) over parallel.tensor = {}, which does \
+                 not divide them",
+                self.micro(),
+                m.seq,
+                mesh.tensor
+            );
+            return Err(refuse("parallel.sequence_parallel", true, expected));
+        }
+        if p.sequence_parallel && mesh.tensor == 1 {
+            let expected =
+                "shards what the ranks of parallel.tensor all have: it needs parallel.tensor = 2 or more";
+            return Err(refuse("parallel.sequence_parallel", true, expected));
+        }
+        if p.chunks == 0 {
+            return Err(refuse("parallel.chunks", 0, "must be at least 1 stage a rank"));
+        }
+        // Embedding, last norm and head are blocks, too. Before the schedule is made: it may be a long one.
+        let blocks = m.layers + 3;
+        if mesh.pipeline > blocks {
+            let expected = format!(
+                "makes more stages than the {blocks} blocks of a model of model.layers = {}: use fewer, at most {blocks}",
+                m.layers
+            );
+            return Err(refuse("parallel.pipeline", mesh.pipeline, expected));
+        }
+        let schedule = self.schedule()?;
+        if schedule.stages() > blocks {
+            let expected = format!(
+                "with schedule {} makes {} stages, and a model of model.layers = {} has {blocks} blocks to cut: use \
+                 fewer ranks or chunks, or more layers",
+                schedule.name,
+                schedule.stages(),
+                m.layers
+            );
+            return Err(refuse("parallel.pipeline", mesh.pipeline, expected));
+        }
+        self.check_updates(mesh)
+    }
+
+    /// Refuses what a mesh cannot do with a model whose shape is known at last.
+    ///
+    /// # Errors
+    /// Heads or a vocabulary that the tensor axis cannot share.
+    pub fn check_model_on(&self, mesh: Mesh, shape: &ModelShape) -> Result<(), ConfigError> {
+        // The last rank may have fewer rows than the others, not none.
+        if (mesh.tensor - 1) * shape.vocab.div_ceil(mesh.tensor) >= shape.vocab {
+            let expected = format!(
+                "shares the {} rows of the vocabulary, and some ranks would have none: use fewer",
+                shape.vocab
+            );
+            return Err(refuse("parallel.tensor", mesh.tensor, expected));
+        }
+        if !shape.heads.is_multiple_of(mesh.tensor) {
+            let near = nearest_divisor(shape.heads, mesh.tensor);
+            let expected = format!(
+                "must divide the model's {} attention heads; the nearest that does is {near}",
+                shape.heads
+            );
+            return Err(refuse("parallel.tensor", mesh.tensor, expected));
+        }
+        Ok(())
+    }
+
+    fn check_updates(&self, mesh: Mesh) -> Result<(), ConfigError> {
+        let p = &self.parallel;
+        if p.updates == Updates::Synchronous {
+            return Ok(());
+        }
+        let given = "asynchronous";
+        let key = "parallel.updates";
+        if p.zero > 0 {
+            let expected = format!(
+                "applies gradients as they come, and parallel.zero = {} waits for those of all ranks: set one of \
+                 them to synchronous or 0",
+                p.zero
+            );
+            return Err(refuse(key, given, expected));
+        }
+        if mesh.pipeline * mesh.tensor > 1 {
+            let expected =
+                "needs the whole model on every rank: set parallel.pipeline and parallel.tensor to 1";
+            return Err(refuse(key, given, expected));
+        }
+        if self.batch.reduce == Reduce::Defer {
+            return Err(refuse(key, given, "sends what it has after a step: leave batch.reduce out"));
         }
         Ok(())
     }

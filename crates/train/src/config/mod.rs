@@ -8,8 +8,10 @@ use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 pub mod check;
+pub mod parallel;
 
 pub use check::ConfigError;
+pub use parallel::{CutBy, ParallelConfig, Updates};
 
 /// The whole configuration.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
@@ -41,7 +43,7 @@ pub struct RunConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Family: `gpt2`.
+    /// Family: `gpt2` or `bert`.
     pub arch: String,
     /// Transformer blocks.
     pub layers: usize,
@@ -107,6 +109,10 @@ pub struct DataConfig {
     pub tokens: Option<String>,
     /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json`.
     pub tokenizer: String,
+    /// Of a masked model (`bert`): the id that stands for a hidden token; the tokenizer's `[MASK]` when left out, or else
+    /// one more row of the vocabulary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask_token: Option<u32>,
     /// `shuffled` or `sequential`.
     pub order: Order,
     /// Share of the tokens, at the end, that is held out.
@@ -120,6 +126,7 @@ impl Default for DataConfig {
             extensions: Vec::new(),
             tokens: None,
             tokenizer: "byte".into(),
+            mask_token: None,
             order: Order::Shuffled,
             validation: 0.1,
         }
@@ -142,7 +149,7 @@ pub enum Order {
 pub struct BatchConfig {
     /// Sequences of one optimizer step, over all ranks and micro-batches.
     pub global: usize,
-    /// Sequences that one rank computes at once; `global / ranks` when left out.
+    /// Sequences that one rank computes at once; `global / data` when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro: Option<usize>,
     /// When gradients cross ranks: after `each` micro-batch, or `defer`red to the last.
@@ -163,26 +170,6 @@ pub enum Reduce {
     Each,
     /// After the last; fewer bytes move, whole gradients stay resident on every stage.
     Defer,
-}
-
-/// `[parallel]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ParallelConfig {
-    /// Ranks of the data axis.
-    pub data: usize,
-    /// ZeRO stage, 0 to 3.
-    pub zero: u8,
-    /// Whether communication runs beside computation.
-    pub overlap: bool,
-    /// Seconds that a rank waits for another before it gives up and names it.
-    pub timeout_s: u64,
-}
-
-impl Default for ParallelConfig {
-    fn default() -> Self {
-        ParallelConfig { data: 1, zero: 0, overlap: true, timeout_s: 300 }
-    }
 }
 
 /// `[memory]`

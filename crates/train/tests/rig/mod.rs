@@ -7,15 +7,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
-use phalanx_collectives::{Endpoint, Group, Solo, threads};
+use phalanx_collectives::{Endpoint, threads};
+use phalanx_data::{Masking, NOT_PREDICTED};
 use phalanx_layers::Network;
-use phalanx_models::Gpt2;
+use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
-use phalanx_tensor::{Arena, Cpu, Device, Region};
+use phalanx_tensor::buffer::Element;
+use phalanx_tensor::{Arena, Cpu, DType, Device, Region, View};
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
-use phalanx_train::{RunConfig, RunPlan, Spec};
+use phalanx_train::{Groups, RunConfig, RunPlan, Source, Spec};
 
 /// The folder of golden values.
 pub fn golden() -> PathBuf {
@@ -73,10 +75,15 @@ pub struct Ran {
     pub skipped: Vec<bool>,
     /// By "state/parameter": all elements, put together from the ranks.
     pub state: State,
+    /// By parameter: the gradient of the last step, put together from the ranks.
+    pub gradients: State,
     /// By rank: measured.
     pub peaks: Vec<Peak>,
     /// By rank: planned.
     pub planned: Vec<Peak>,
+    /// By rank: of the last step, measured and planned.
+    pub step_peaks: Vec<Peak>,
+    pub step_planned: Vec<Peak>,
 }
 
 /// By "state/parameter": all elements.
@@ -88,25 +95,37 @@ pub type Steps = Vec<Vec<Vec<u32>>>;
 /// Checkpoints around a run.
 #[derive(Clone, Default)]
 pub struct Checkpoints {
+    /// To start from initial values.
+    pub fresh: bool,
     /// To start from, instead of the golden weights.
     pub restore: Option<PathBuf>,
     /// Folder for one of the last step.
     pub save: Option<PathBuf>,
 }
 
+/// What a run may be given as its model.
+pub trait AnyModel: Clone + Into<Arc<dyn Model>> {}
+
+impl<M: Clone + Into<Arc<dyn Model>>> AnyModel for M {}
+
 /// Trains from the golden weights on `steps`, on as many threads-as-ranks as the configuration says.
-pub fn run(model: &Gpt2, config: &RunConfig, steps: &[Vec<Vec<u32>>]) -> Ran {
+pub fn run(model: &impl AnyModel, config: &RunConfig, steps: &[Vec<Vec<u32>>]) -> Ran {
     run_between(model, config, steps, &Checkpoints::default())
+}
+
+/// As [`run`], from initial values.
+pub fn run_fresh(model: &impl AnyModel, config: &RunConfig, steps: &[Vec<Vec<u32>>]) -> Ran {
+    run_between(model, config, steps, &Checkpoints { fresh: true, ..Checkpoints::default() })
 }
 
 /// As [`run`], from and to a checkpoint.
 pub fn run_between(
-    model: &Gpt2,
+    model: &impl AnyModel,
     config: &RunConfig,
     steps: &[Vec<Vec<u32>>],
     checkpoints: &Checkpoints,
 ) -> Ran {
-    let network = |spec: &Spec, _: usize| spec.network();
+    let network = |spec: &Spec, groups: &Groups| spec.network(groups);
     let (plan, parts) =
         on_ranks(model, config, &network, &|engine, _| one_rank(engine, config, steps, checkpoints));
     for part in &parts {
@@ -119,48 +138,70 @@ pub fn run_between(
         grad_norms: parts[0].grad_norms.clone(),
         skipped: parts[0].skipped.clone(),
         peaks: parts.iter().map(|p| p.peak).collect(),
-        planned: plan.ranks.iter().map(|r| r.memory.peak).collect(),
+        step_peaks: parts.iter().map(|p| p.step_peak).collect(),
+        step_planned: (0..plan.spec.world())
+            .map(|rank| plan.of(rank).memory.phase("step").unwrap().peak)
+            .collect(),
+        planned: (0..plan.spec.world()).map(|rank| plan.of(rank).peak()).collect(),
+        gradients: merge_gradients(&plan, &parts),
         state: merge(&plan, parts.into_iter().map(|p| p.pieces)),
     }
+}
+
+/// What a configuration plans.
+pub fn spec(model: &impl AnyModel, config: &RunConfig) -> Spec {
+    config.check().unwrap();
+    Spec::new(config, model.clone(), config.batch.global, config.train.threads.unwrap()).unwrap()
 }
 
 /// Makes the engine of every rank, each a thread over an arena that replays its plan, with the layers that
 /// `network` makes for its number, and runs `body` on all of them.
 pub fn on_ranks<T: Send>(
-    model: &Gpt2,
+    model: &impl AnyModel,
     config: &RunConfig,
-    network: &(dyn Fn(&Spec, usize) -> Network + Sync),
+    network: &(dyn Fn(&Spec, &Groups) -> Network + Sync),
     body: &(dyn Fn(&mut Rank, usize) -> T + Sync),
 ) -> (RunPlan, Vec<T>) {
-    config.check().unwrap();
-    let spec = Spec::new(config, model.clone(), config.batch.global, config.train.threads.unwrap()).unwrap();
-    let plan = RunPlan::new(spec).unwrap();
-    for rank in &plan.ranks {
-        let peak = |phase| rank.memory.phase(phase).unwrap().peak.bytes;
-        assert!(peak("diagnose") <= peak("step"), "a diagnosis needs no more than a step");
-    }
-    let groups: Vec<Arc<dyn Group>> = match plan.spec.world {
-        1 => vec![Arc::new(Solo::new("data"))],
-        world => threads(world).into_iter().map(|e: Endpoint| e.group("data")).collect(),
+    let plan = RunPlan::new(spec(model, config)).unwrap();
+    let done = on_planned_ranks(&plan, &plan.spec, network, body);
+    (plan, done)
+}
+
+/// The same over a plan that was made of another specification.
+pub fn on_planned_ranks<T: Send>(
+    plan: &RunPlan,
+    spec: &Spec,
+    network: &(dyn Fn(&Spec, &Groups) -> Network + Sync),
+    body: &(dyn Fn(&mut Rank, usize) -> T + Sync),
+) -> Vec<T> {
+    let endpoints: Vec<Option<Endpoint>> = match plan.spec.world() {
+        1 => vec![None],
+        world => threads(world).into_iter().map(Some).collect(),
     };
-    let one = |rank: usize, group: Arc<dyn Group>| {
-        let memory = plan.ranks[rank].memory.clone();
-        let region = Region::anonymous(memory.arena_bytes as usize).unwrap();
-        let device = Device::new(Cpu::new(plan.spec.threads), Arena::replaying(memory, region));
-        let mut engine =
-            Rank::with_network(device, group, &plan.spec, network(&plan.spec, rank), &plan.orders);
+    let one = |rank: usize, endpoint: Option<Endpoint>| {
+        let own = plan.of(rank);
+        let region = Region::anonymous(own.memory.arena_bytes as usize).unwrap();
+        // What is done wrongly on purpose may take other memory.
+        let arena = match spec.mistake {
+            None => Arena::replaying(own.memory.clone(), region),
+            Some(_) => Arena::heap(),
+        };
+        let device = Device::new(Cpu::new(plan.spec.threads), arena);
+        let source = endpoint.as_ref().map_or(Source::Alone, Source::Host);
+        let groups = Groups::new(&source, spec);
+        let network = network(spec, &groups);
+        let mut engine = Rank::with_network(device, groups, spec, network, &own.orders);
         body(&mut engine, rank)
     };
-    let done = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let one = &one;
-        let spawned: Vec<_> = groups
+        let spawned: Vec<_> = endpoints
             .into_iter()
             .enumerate()
-            .map(|(rank, group)| scope.spawn(move || one(rank, group)))
+            .map(|(rank, endpoint)| scope.spawn(move || one(rank, endpoint)))
             .collect();
         spawned.into_iter().map(|t| t.join().unwrap()).collect()
-    });
-    (plan, done)
+    })
 }
 
 struct Part {
@@ -168,7 +209,9 @@ struct Part {
     grad_norms: Vec<f32>,
     skipped: Vec<bool>,
     pieces: Pieces,
+    gradients: Vec<(usize, u64, Vec<f32>)>,
     peak: Peak,
+    step_peak: Peak,
 }
 
 fn one_rank(
@@ -178,6 +221,10 @@ fn one_rank(
     checkpoints: &Checkpoints,
 ) -> Part {
     let done = match &checkpoints.restore {
+        None if checkpoints.fresh => {
+            engine.initialise(1).unwrap();
+            0
+        }
         None => {
             engine.import(&HuggingFaceDir::open(&golden().join("gpt2")).unwrap()).unwrap();
             0
@@ -196,7 +243,9 @@ fn one_rank(
         grad_norms.push(outcome.grad_norm);
         skipped.push(outcome.skipped);
     }
-    let mut windows = Batch::with_rows(config.batch.global / config.parallel.data, config.model.seq);
+    let gradients = gradients(engine);
+    let step_peak = engine.device().arena().phase_peak().unwrap_or_default();
+    let mut windows = Batch::with_rows(config.batch.global / config.data(), config.model.seq);
     windows.tokens.fill(1);
     losses.push(engine.evaluate(&windows).unwrap());
     match &checkpoints.save {
@@ -207,12 +256,12 @@ fn one_rank(
         }
     }
     let peak = engine.device().arena().peak().unwrap();
-    Part { losses, grad_norms, skipped, pieces: pieces(engine), peak }
+    Part { losses, grad_norms, skipped, pieces: pieces(engine), gradients, peak, step_peak }
 }
 
 /// This rank's part of the sequences of a step.
 pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch {
-    let (rank, world) = (engine.group().rank(), engine.group().world_size());
+    let (rank, world) = (engine.at().data, config.data());
     let (micro, micro_batches, seq) = (config.micro(), config.micro_batches(), config.model.seq);
     let mut batch = Batch::with_rows(micro * micro_batches, seq);
     for m in 0..micro_batches {
@@ -221,37 +270,98 @@ pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch
             let at = (m * micro + row) * seq;
             batch.tokens[at..at + seq].copy_from_slice(&sequence[..seq]);
             batch.targets[at..at + seq].copy_from_slice(&sequence[1..]);
+            if config.model.arch == "bert" {
+                let hidden = Masking::predicted(seq);
+                batch.targets[at..at + seq - hidden].fill(NOT_PREDICTED);
+            }
         }
     }
     batch
 }
 
-/// What a rank owns: state and parameter, first element, elements.
+/// What a rank owns: state and parameter (of the whole model), first element, elements.
 pub type Pieces = Vec<(usize, usize, u64, Vec<f32>)>;
 
 /// Everything that a rank owns. Parameters must be settled.
 pub fn pieces(engine: &Rank) -> Pieces {
     let mut pieces = Vec::new();
-    for state in 0..engine.zero().state_count() {
-        for piece in engine.zero().pieces(state, Extent::Owned) {
-            let mut out = vec![0f32; (piece.in_parameter.end - piece.in_parameter.start) as usize];
-            engine.zero().read(state, &piece, 0..out.len(), &mut out);
-            pieces.push((state, piece.parameter, piece.in_parameter.start, out));
+    for stage in engine.stages() {
+        for state in 0..stage.zero.state_count() {
+            for piece in stage.zero.pieces(state, Extent::Owned) {
+                let local = piece.in_parameter.clone();
+                let mut out = vec![0f32; (local.end - local.start) as usize];
+                stage.zero.read(state, &piece, 0..out.len(), &mut out);
+                let number = stage.network.numbers[piece.parameter];
+                for (here, whole) in stage.network.parameters[piece.parameter].stripe().runs(local.clone()) {
+                    let here = (here.start - local.start) as usize..(here.end - local.start) as usize;
+                    pieces.push((state, number, whole.start, out[here].to_vec()));
+                }
+            }
         }
     }
     pieces
 }
 
+/// A view of any float type as f32.
+fn floats(device: &Device, view: View) -> Vec<f32> {
+    fn of<T: Element + Into<f32>>(device: &Device, view: View) -> Vec<f32> {
+        let mut out = vec![T::zeroed(); view.elements()];
+        device.download(view, &mut out);
+        out.into_iter().map(Into::into).collect()
+    }
+    match view.dtype() {
+        DType::F32 => of::<f32>(device, view),
+        DType::BF16 => of::<half::bf16>(device, view),
+        _ => of::<half::f16>(device, view),
+    }
+}
+
+/// What a rank has of the summed gradients: parameter (of the whole model), first element, elements.
+fn gradients(engine: &Rank) -> Vec<(usize, u64, Vec<f32>)> {
+    let mut found = Vec::new();
+    for stage in engine.stages() {
+        stage.zero.reduced_gradients(|p, local, view| {
+            let out = floats(engine.device(), view);
+            for (here, whole) in stage.network.parameters[p].stripe().runs(local.clone()) {
+                let here = (here.start - local.start) as usize..(here.end - local.start) as usize;
+                found.push((stage.network.numbers[p], whole.start, out[here].to_vec()));
+            }
+        });
+    }
+    found
+}
+
+/// Copies that several ranks have must agree to the bit.
+fn merge_gradients(plan: &RunPlan, parts: &[Part]) -> State {
+    let mut merged = State::new();
+    let network = plan.spec.whole();
+    for (parameter, start, values) in parts.iter().flat_map(|part| &part.gradients) {
+        let spec = &network.parameters[*parameter];
+        let whole = merged.entry(spec.name.clone()).or_insert_with(|| vec![f32::NAN; spec.elements()]);
+        let place = &mut whole[*start as usize..*start as usize + values.len()];
+        let known = place.iter().zip(values).all(|(a, b)| a.is_nan() || a.to_bits() == b.to_bits());
+        assert!(known, "{}: copies of its gradient differ", spec.name);
+        place.copy_from_slice(values);
+    }
+    merged
+}
+
 fn merge(plan: &RunPlan, parts: impl Iterator<Item = Pieces>) -> State {
     let mut merged = State::new();
-    let network = plan.spec.model.network();
+    let network = plan.spec.whole();
     let names = |state: usize| if state == 0 { "parameters" } else { plan.spec.rule.states()[state - 1] };
     for (state, parameter, start, values) in parts.flatten() {
         let parameter = &network.parameters[parameter];
         let whole = merged
             .entry(format!("{}/{}", names(state), parameter.name))
             .or_insert_with(|| vec![f32::NAN; parameter.elements()]);
-        whole[start as usize..start as usize + values.len()].copy_from_slice(&values);
+        let place = &mut whole[start as usize..start as usize + values.len()];
+        assert!(
+            place.iter().all(|x| x.is_nan()),
+            "{}: elements from {start} are owned twice",
+            parameter.name
+        );
+        place.copy_from_slice(&values);
     }
     merged
 }

@@ -16,11 +16,11 @@ const MAY_IMPORT: [(&str, &[&str]); 15] = [
     ("plan", &["trace"]),
     ("tensor", &["trace", "plan"]),
     ("collectives", &["trace", "tensor"]),
-    ("layers", &["trace", "tensor"]),
+    ("layers", &["trace", "plan", "tensor"]),
     ("memory", &["trace", "plan", "tensor"]),
     ("optim", &["trace", "tensor"]),
     ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "memory", "optim"]),
-    ("models", &["trace", "tensor", "layers"]),
+    ("models", &["trace", "plan", "tensor", "collectives", "layers", "parallel"]),
     ("checkpoint", &["trace", "plan", "tensor"]),
     ("data", &[]),
     (

@@ -1,6 +1,6 @@
 //! Token and position embedding; tokens repeat, and one never occurs.
 
-use phalanx_tensor::{DType, Device};
+use phalanx_tensor::{DType, Device, Lookup, Positions};
 
 use super::case::{each_case, poisoned};
 
@@ -13,7 +13,10 @@ pub fn embedding(dtype: DType) {
             let tokens = case.ids(device, "tokens");
             let [table, positions] = ["table", "positions"].map(|name| case.input(device, name));
             let mut y = poisoned(device, dtype, case.dims::<3>("y"));
-            device.embedding(tokens.view(), table.view(), positions.view(), y.view_mut());
+            let ([vocab, _], [_, seq]) = (table.dims(), tokens.dims());
+            let positions = Some(Positions { table: positions.view(), first_row: 0, seq });
+            let lookup = Lookup::whole(vocab);
+            device.embedding(tokens.view(), lookup, table.view(), positions, false, y.view_mut());
             vec![y]
         };
         case.check("forward", kernel, &[case.wanted("y")]);
@@ -35,13 +38,10 @@ pub fn embedding_backward(dtype: DType) {
                                 false => poisoned(device, gradient, case.dims::<2>(name)),
                             },
                         );
-                    device.embedding_backward(
-                        tokens.view(),
-                        dy.view(),
-                        dtable.view_mut(),
-                        dpositions.view_mut(),
-                        accumulate,
-                    );
+                    let [vocab, _] = dtable.dims();
+                    let (lookup, into) = (Lookup::whole(vocab), dtable.view_mut());
+                    device.embedding_backward(tokens.view(), lookup, dy.view(), into, accumulate[0]);
+                    device.position_gradient(dy.view(), 0, seq, dpositions.view_mut(), accumulate[1]);
                     vec![dtable, dpositions]
                 };
                 let wanted = |name, add, before, additions| match add {

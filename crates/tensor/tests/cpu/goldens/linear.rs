@@ -1,6 +1,6 @@
 //! Matrix products: one golden product a · b is, with a or b transposed, all three of a linear layer.
 
-use phalanx_tensor::{DType, Device, Epilogue, Layout, Tensor, Weight};
+use phalanx_tensor::{DType, Device, Epilogue, Gelu, Layout, Tensor, Weight};
 
 use super::case::{Case, each_case, poisoned, read};
 
@@ -51,20 +51,22 @@ pub fn linear(dtype: DType) {
 
 pub fn linear_gelu(dtype: DType) {
     each_case("linear", dtype, |case| {
-        for layout in LAYOUTS {
+        let forms = [(Gelu::Tanh, "gelu"), (Gelu::Erf, "gelu_erf")];
+        let ways = LAYOUTS.into_iter().flat_map(|layout| forms.map(|form| (layout, form)));
+        for (layout, (form, name)) in ways.filter(|(_, (_, name))| case.has(name)) {
             let kernel = |device: &Device| {
                 let (x, w) = (case.input(device, "a"), weight(case, device, "b", layout));
                 let bias = case.input(device, "bias");
                 let [mut pre, mut y, mut again] =
-                    [0; 3].map(|_| poisoned(device, dtype, case.dims::<2>("gelu")));
+                    [0; 3].map(|_| poisoned(device, dtype, case.dims::<2>(name)));
                 let w = Weight { matrix: w.view(), layout };
-                device.linear_gelu(x.view(), w, bias.view(), pre.view_mut(), y.view_mut());
+                device.linear_gelu(x.view(), w, bias.view(), form, pre.view_mut(), y.view_mut());
                 // The contract: y is the GELU of `pre` as it is stored, so it can be made again.
-                device.gelu(pre.view(), again.view_mut());
+                device.gelu(pre.view(), form, again.view_mut());
                 assert_eq!(read(device, &y), read(device, &again), "{}: GELU of the stored pre", case.name());
                 vec![pre, y]
             };
-            case.check(&format!("{layout:?}"), kernel, &[case.wanted("pre"), case.wanted("gelu")]);
+            case.check(&format!("{layout:?} {form:?}"), kernel, &[case.wanted("pre"), case.wanted(name)]);
         }
     });
 }

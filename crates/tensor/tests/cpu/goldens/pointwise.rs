@@ -1,19 +1,24 @@
 //! GELU, conversion and addition.
 
-use phalanx_tensor::{DType, Device};
+use phalanx_tensor::{DType, Device, Gelu};
 
-use super::case::{each_case, poisoned, read, upload};
+use super::case::{Case, each_case, poisoned, read, upload};
 use crate::oracle::cpu;
 use phalanx_tensor::cpu::simd::Isa;
 
 const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+
+/// Of a case.
+fn form(case: &Case) -> Gelu {
+    if case.name().ends_with("erf") { Gelu::Erf } else { Gelu::Tanh }
+}
 
 pub fn gelu(dtype: DType) {
     each_case("gelu", dtype, |case| {
         let kernel = |device: &Device| {
             let x = case.input(device, "x");
             let mut y = poisoned(device, dtype, x.shape());
-            device.gelu(x.view(), y.view_mut());
+            device.gelu(x.view(), form(case), y.view_mut());
             vec![y]
         };
         case.check("forward", kernel, &[case.wanted("y")]);
@@ -33,7 +38,7 @@ pub fn gelu_backward(dtype: DType) {
                         true => upload(device, gradient, &[width], before),
                         false => poisoned(device, gradient, [width]),
                     };
-                    device.gelu_backward(x.view(), dy.view_mut(), db.view_mut(), accumulate);
+                    device.gelu_backward(x.view(), form(case), dy.view_mut(), db.view_mut(), accumulate);
                     vec![dy, db]
                 };
                 let db = case.wanted("db");

@@ -1,0 +1,136 @@
+//! Whether the pieces of a tensor hold each of its elements exactly once.
+//!
+//! Usually all pieces are cut in one way: contiguous ranges of the whole, or stripes of as many ranks
+//! and as long runs. Then each rank's stripe is tiled on its own, and all ranks are there. Pieces of
+//! several ways are a save by ranks that disagree, almost always; they are accepted where they add up all
+//! the same, which is counted.
+
+use std::collections::BTreeMap;
+
+use phalanx_plan::Stripe;
+
+use crate::manifest::{StoredPiece, StoredTensor, part};
+use crate::overlap::Overlaps;
+use crate::tensor_file::elements;
+
+/// Checks one tensor against the files, name to bytes, that its pieces lie in.
+///
+/// # Errors
+/// What is wrong, in words: an impossible shape or place, a gap, an overlap, a missing stripe.
+pub(crate) fn check(tensor: &StoredTensor, files: &BTreeMap<String, u64>) -> Result<(), String> {
+    let whole = elements(&tensor.shape)
+        .filter(|count| count.checked_mul(tensor.dtype.bytes() as u64).is_some())
+        .ok_or_else(|| format!("{} has an impossible shape {:?}", tensor.label(), tensor.shape))?;
+    for piece in &tensor.pieces {
+        check_place(tensor, piece, whole, files.get(&piece.file).copied().unwrap_or(0))?;
+    }
+    if !tensor.pieces.is_sorted_by_key(StoredPiece::order) {
+        return Err(format!("the pieces of {} are out of order", tensor.label()));
+    }
+    let ways = tensor.pieces.chunk_by(|a, b| way(a) == way(b));
+    if ways.count() > 1 { check_mixture(tensor, whole) } else { check_stripes(tensor, whole) }
+}
+
+/// The piece lies within its stripe and its file.
+fn check_place(
+    tensor: &StoredTensor,
+    piece: &StoredPiece,
+    whole: u64,
+    file_bytes: u64,
+) -> Result<(), String> {
+    let StoredPiece { file, range: [start, end], .. } = piece;
+    let part = part(&tensor.label(), piece.stripe);
+    let local = piece.stripe_in(whole).local_elements(whole).ok_or_else(|| {
+        format!("{file} has a part of {part}, which does not fit its shape {:?}", tensor.shape)
+    })?;
+    if end <= start || *end > local {
+        return Err(format!("{file} has elements {start} to {end} of {part}, which has {local} elements"));
+    }
+    let length = (end - start) * tensor.dtype.bytes() as u64;
+    if piece.offset.checked_add(length).is_none_or(|last| last > file_bytes) {
+        return Err(format!("elements {start} to {end} of {part} lie outside {file} of {file_bytes} bytes"));
+    }
+    Ok(())
+}
+
+/// Every stripe of one way is there and tiled without gap or overlap.
+fn check_stripes(tensor: &StoredTensor, whole: u64) -> Result<(), String> {
+    let label = tensor.label();
+    let first = tensor.pieces.first().ok_or_else(|| format!("{label} was saved by no rank"))?;
+    let ranks = first.stripe_in(whole).ranks;
+    let mut rank = 0;
+    for pieces in tensor.pieces.chunk_by(|a, b| a.stripe == b.stripe) {
+        let stripe = pieces[0].stripe_in(whole);
+        if stripe.rank > rank {
+            return Err(format!("{} was saved by no rank", part(&label, Some(Stripe { rank, ..stripe }))));
+        }
+        let local = stripe.local_elements(whole).unwrap_or(0);
+        check_tiles(&part(&label, pieces[0].stripe), pieces, local)?;
+        rank = stripe.rank + 1;
+    }
+    if rank < ranks {
+        let missing = Stripe { rank, ..first.stripe_in(whole) };
+        return Err(format!("{} was saved by no rank", part(&label, Some(missing))));
+    }
+    Ok(())
+}
+
+/// Pieces of one stripe, in order, hold its elements 0 to `local` once.
+fn check_tiles(part: &str, pieces: &[StoredPiece], local: u64) -> Result<(), String> {
+    let mut covered = 0;
+    let mut before = "";
+    for StoredPiece { file, range: [start, end], .. } in pieces {
+        if *start < covered {
+            return Err(format!(
+                "elements {start} to {} of {part} are saved twice, in {before} and in {file}",
+                covered.min(*end)
+            ));
+        }
+        if *start > covered {
+            return Err(format!("elements {covered} to {start} of {part} were saved by no rank"));
+        }
+        covered = *end;
+        before = file;
+    }
+    if covered < local {
+        return Err(format!("elements {covered} to {local} of {part} were saved by no rank"));
+    }
+    Ok(())
+}
+
+/// Pieces that are cut in several ways: none shares an element with another, and the sum is the tensor.
+fn check_mixture(tensor: &StoredTensor, whole: u64) -> Result<(), String> {
+    let label = tensor.label();
+    let ways: Vec<String> = tensor
+        .pieces
+        .chunk_by(|a, b| way(a) == way(b))
+        .map(|pieces| format!("{} in {}", way_name(&pieces[0]), pieces[0].file))
+        .collect();
+    let ways = format!("{label} is saved in {} ways ({}) that do not add up", ways.len(), ways.join(", "));
+    let part_of = |piece: &StoredPiece| (piece.stripe_in(whole), piece.elements());
+    for (at, second) in tensor.pieces.iter().enumerate() {
+        for first in &tensor.pieces[..at] {
+            if let Some(shared) = Overlaps::new(part_of(first), part_of(second)).next() {
+                let element = first.stripe_in(whole).global(shared.source.start);
+                return Err(format!(
+                    "{ways}: element {element} is saved twice, in {} and in {}",
+                    first.file, second.file
+                ));
+            }
+        }
+    }
+    let saved: u64 = tensor.pieces.iter().map(|piece| piece.range[1] - piece.range[0]).sum();
+    if saved < whole {
+        return Err(format!("{ways}: {} of {whole} elements were saved by no rank", whole - saved));
+    }
+    Ok(())
+}
+
+/// Ranks and run of a piece's stripe: how its rank cut the tensor, whichever rank it was.
+fn way(piece: &StoredPiece) -> Option<(u64, u64)> {
+    piece.stripe.map(|Stripe { run, ranks, .. }| (ranks, run))
+}
+
+fn way_name(piece: &StoredPiece) -> String {
+    way(piece).map_or_else(|| "whole".to_string(), |(ranks, run)| format!("runs of {run} over {ranks} ranks"))
+}

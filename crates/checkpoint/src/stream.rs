@@ -1,0 +1,73 @@
+//! One pass over a stretch of a file, front to back, hashed on the way where that is asked for.
+//!
+//! Reads are positional, so that one open checkpoint may serve many threads, and go through one window
+//! that is allocated when it is first needed, or straight to where the bytes are wanted.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Bytes of the window that a read needs at most, besides the caller's buffer.
+pub const READ_WINDOW_BYTES: usize = 1 << 20;
+
+/// A file and how far it was read.
+pub(crate) struct Stream<'a> {
+    file: &'a File,
+    /// The next byte.
+    at: u64,
+    /// Takes every byte that is passed; without it, skipped bytes are not read.
+    hasher: Option<blake3::Hasher>,
+    window: Vec<u8>,
+}
+
+impl<'a> Stream<'a> {
+    pub(crate) fn new(file: &'a File, at: u64, hashes: bool) -> Stream<'a> {
+        Stream { file, at, hasher: hashes.then(blake3::Hasher::new), window: Vec::new() }
+    }
+
+    /// Passes over the bytes before `end`.
+    pub(crate) fn skip_to(&mut self, end: u64) -> io::Result<()> {
+        if self.hasher.is_none() {
+            self.at = end;
+        }
+        while self.window_before(end)?.is_some() {}
+        Ok(())
+    }
+
+    /// Reads the next bytes into `out`.
+    pub(crate) fn fill(&mut self, out: &mut [u8]) -> io::Result<()> {
+        // What is hashed should still be in the cache.
+        let step = if self.hasher.is_some() { READ_WINDOW_BYTES } else { out.len().max(1) };
+        for part in out.chunks_mut(step) {
+            self.file.read_exact_at(part, self.at)?;
+            self.at += part.len() as u64;
+            if let Some(hasher) = &mut self.hasher {
+                hasher.update(part);
+            }
+        }
+        Ok(())
+    }
+
+    /// The next bytes, at most a window and none from `end` on; `None` at `end`.
+    pub(crate) fn window_before(&mut self, end: u64) -> io::Result<Option<&[u8]>> {
+        let bytes = (end - self.at).min(READ_WINDOW_BYTES as u64) as usize;
+        if bytes == 0 {
+            return Ok(None);
+        }
+        if self.window.len() < bytes {
+            self.window.resize(bytes, 0);
+        }
+        let window = &mut self.window[..bytes];
+        self.file.read_exact_at(window, self.at)?;
+        self.at += bytes as u64;
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(window);
+        }
+        Ok(Some(window))
+    }
+
+    /// What was hashed; `None` where that was not asked for.
+    pub(crate) fn into_hasher(self) -> Option<blake3::Hasher> {
+        self.hasher
+    }
+}

@@ -1,0 +1,96 @@
+//! Samples of a masked language model (Devlin et al., "BERT", arXiv 1810.04805, section 3.1): some tokens of
+//! a sequence are hidden, and are what is to be predicted.
+//!
+//! Of `seq` tokens 15 % are chosen, as many in every sample, so that a mean over samples is a mean over
+//! tokens. Four of five chosen tokens become the mask token, one of ten a random one, and the rest stay: a
+//! model that sees no mask token later must not learn to look at masks alone.
+//!
+//! What is hidden is a pure function of seed and number of the sample in the run: no layout of ranks and no
+//! resumption changes it, and a text that comes again in the next epoch is hidden anew.
+
+use crate::permutation::mix;
+use crate::{EvaluationWindows, Permutation, Sampler};
+
+/// Target of a token that is not predicted: the largest number, which is no token.
+pub const NOT_PREDICTED: u32 = u32::MAX;
+
+/// The shares are out of so many.
+const OUT_OF: u64 = 10;
+/// Chosen tokens that become the mask token.
+const MASKED: u64 = 8;
+/// Chosen tokens that become a random one.
+const RANDOM: u64 = 1;
+
+/// Of the validation part, so that runs with different seeds are measured alike.
+const EVALUATION_SEED: u64 = 0x6576_616c_7561_7465;
+
+/// Which tokens are hidden, and by what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Masking {
+    seed: u64,
+    mask_token: u32,
+    vocab: usize,
+}
+
+impl Masking {
+    /// Hides tokens of a vocabulary of `vocab` ids (at most 2^31: ids have a bit for their type), by `mask`
+    /// ([`Tokenizer::mask`](crate::Tokenizer::mask)); without one, by the id after the last, for which the
+    /// model has one more row.
+    pub fn new(seed: u64, mask: Option<u32>, vocab: usize) -> Masking {
+        assert!((1..=1 << 31).contains(&vocab), "a vocabulary of {vocab} ids");
+        let mask_token = mask.unwrap_or(vocab as u32);
+        Masking { seed, mask_token, vocab }
+    }
+
+    /// The id that stands for a hidden token.
+    pub fn mask_token(&self) -> u32 {
+        self.mask_token
+    }
+
+    /// Rows that the model's token table needs: the vocabulary's, and the mask token's if it is none of them.
+    pub fn rows(&self) -> usize {
+        self.vocab.max(self.mask_token as usize + 1)
+    }
+
+    /// Tokens of a sample of `seq` that are predicted: 15 %, rounded (half up), at least one.
+    pub fn predicted(seq: usize) -> usize {
+        ((3 * seq + 10) / 20).max(1)
+    }
+
+    /// Writes the sample at `position` of the run: inputs `[seq]`, some of them hidden, and as targets
+    /// `[seq]` the token that was there; [`NOT_PREDICTED`] where none was chosen.
+    pub fn sample(&self, sampler: &Sampler, position: u64, inputs: &mut [u32], targets: &mut [u32]) {
+        sampler.fill(position, inputs, targets);
+        self.hide(self.seed, position, inputs, targets);
+    }
+
+    /// Writes evaluation window `index`, likewise; whatever the run's seed, always the same tokens are
+    /// hidden.
+    pub fn window(&self, windows: &EvaluationWindows, index: usize, inputs: &mut [u32], targets: &mut [u32]) {
+        windows.fill(index, inputs, targets);
+        self.hide(EVALUATION_SEED, index as u64, inputs, targets);
+    }
+
+    /// Sample `number`: hides tokens of `inputs`, overwrites `targets`.
+    fn hide(&self, seed: u64, number: u64, inputs: &mut [u32], targets: &mut [u32]) {
+        let key = mix(mix(!seed) ^ number);
+        let choice = Permutation::new(inputs.len() as u64, key);
+        targets.fill(NOT_PREDICTED);
+        for i in 0..Self::predicted(inputs.len()) as u64 {
+            let place = choice.at(i) as usize;
+            targets[place] = inputs[place];
+            // Two numbers for each place, of another key than the places' own.
+            let [kind, token] = [2 * i, 2 * i + 1].map(|counter| mix(mix(!key).wrapping_add(counter)));
+            match below(OUT_OF, kind) {
+                share if share < MASKED => inputs[place] = self.mask_token,
+                share if share < MASKED + RANDOM => inputs[place] = below(self.vocab as u64, token) as u32,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// 64 random bits as a number below `n`.
+fn below(n: u64, bits: u64) -> u64 {
+    ((u128::from(n) * u128::from(bits)) >> 64) as u64
+}

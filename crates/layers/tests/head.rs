@@ -1,0 +1,172 @@
+//! The head of a language model: parts of the vocabulary that exchange their statistics are the whole.
+
+use phalanx_layers::head::Classes;
+use phalanx_layers::{Context, Gradient, Head, Init, LinearCrossEntropy};
+use phalanx_tensor::{Arena, Category, Cpu, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View};
+use phalanx_trace::Event;
+
+const ROWS: usize = 7;
+const HIDDEN: usize = 5;
+const VOCAB: usize = 261;
+
+/// The numbers of a step with everything.
+const NUMBERS: CrossEntropy =
+    CrossEntropy { scale: 0.25, gradient_scale: 0.5, label_smoothing: 0.1, z_loss: 0.01 };
+
+fn head(bias: bool) -> LinearCrossEntropy {
+    LinearCrossEntropy {
+        weight: "decoder.weight".into(),
+        bias: bias.then(|| "decoder.bias".into()),
+        vocab: VOCAB,
+        hidden: HIDDEN,
+        init: Init::Normal(0.3),
+    }
+}
+
+fn context(device: &Device) -> Context<'_> {
+    Context::new(device, DType::F32, [1, ROWS])
+}
+
+fn values(name: &str, count: usize) -> Vec<f32> {
+    let mut values = vec![0f32; count];
+    Init::Normal(1.0).fill(2, name, 0, &mut values);
+    values
+}
+
+fn tensor(device: &Device, shape: impl Into<Shape>, values: &[f32]) -> Tensor {
+    let mut tensor = device.alloc(DType::F32, shape, Category::Activations, "test");
+    device.upload(values, tensor.view_mut());
+    tensor
+}
+
+fn read(device: &Device, tensor: &Tensor) -> Vec<f32> {
+    let mut values = vec![0f32; tensor.shape().elements()];
+    device.download(tensor.view(), &mut values);
+    values
+}
+
+fn targets(device: &Device) -> Tensor {
+    let mut targets = device.alloc(DType::U32, [ROWS], Category::Activations, "test");
+    device.upload(&[3, 260, IGNORED, 0, 130, 131, IGNORED], targets.view_mut());
+    targets
+}
+
+/// Loss, dx, dw, db of classes `first .. end`, and what it gave to `exchange`, slice by slice.
+struct Part {
+    results: [Vec<f32>; 4],
+    own: Vec<Vec<f32>>,
+}
+
+/// A pass over a part of the vocabulary. `others`: of each slice, the statistics of all parts; its own alone where
+/// there are none.
+fn part(device: &Device, bias: bool, [first, end]: [usize; 2], others: Option<&[Vec<f32>]>) -> Part {
+    let (head, columns) = (head(bias), end - first);
+    let x = tensor(device, [ROWS, HIDDEN], &values("x", ROWS * HIDDEN));
+    let of = |name: &str, width: usize| values(name, VOCAB * width)[first * width..end * width].to_vec();
+    let (w, b) =
+        (tensor(device, [columns, HIDDEN], &of("w", HIDDEN)), tensor(device, [columns], &of("b", 1)));
+    let (mut dw, mut db) =
+        (tensor(device, [columns, HIDDEN], &of("dw", HIDDEN)), tensor(device, [columns], &of("db", 1)));
+    let mut written = [false, false];
+    let [write_w, write_b] = &mut written;
+    let parameters: Vec<View> = [w.view(), b.view()][..1 + bias as usize].to_vec();
+    let mut gradients = vec![Gradient::new(dw.view_mut(), write_w), Gradient::new(db.view_mut(), write_b)];
+    gradients.truncate(1 + bias as usize);
+    let mut own = Vec::new();
+    let mut exchange = |statistics: Tensor| {
+        let [rows, four] = statistics.dims();
+        own.push(read(device, &statistics));
+        match others {
+            None => Ok(statistics.reshape([1, rows, four])),
+            Some(all) => {
+                let all = &all[own.len() - 1];
+                Ok(tensor(device, [all.len() / rows / four, rows, four], all))
+            }
+        }
+    };
+    let (cx, targets, classes) = (context(device), targets(device), Classes { first, here: columns });
+    let some = Some(&mut gradients[..]);
+    let passed = head.pass(&cx, &parameters, some, &x, &targets, NUMBERS, classes, &mut exchange);
+    let (loss, dx) = passed.unwrap();
+    drop(gradients);
+    let db = if bias { read(device, &db) } else { Vec::new() };
+    let results = [read(device, &loss), read(device, &dx.unwrap()), read(device, &dw), db];
+    Part { results, own }
+}
+
+#[test]
+fn parts_that_exchange_statistics_are_the_whole() {
+    let device = Device::new(Cpu::new(2), Arena::heap());
+    for bias in [false, true] {
+        let whole = part(&device, bias, [0, VOCAB], None);
+        assert_eq!(whole.own.iter().map(Vec::len).collect::<Vec<_>>(), [16, 12], "slices of 4 and 3 rows");
+        let cuts = [[0, 130], [130, 200], [200, VOCAB]];
+        let alone = cuts.map(|cut| part(&device, bias, cut, None).own);
+        let all: Vec<Vec<f32>> =
+            (0..2).map(|slice| alone.iter().flat_map(|a| a[slice].clone()).collect()).collect();
+        let parts = cuts.map(|cut| part(&device, bias, cut, Some(&all)).results);
+        assert!(parts.iter().all(|p| p[0] == parts[0][0]), "every part has the loss of all");
+        let mut dx = vec![0f32; ROWS * HIDDEN];
+        parts.iter().for_each(|p| dx.iter_mut().zip(&p[1]).for_each(|(sum, dx)| *sum += dx));
+        let joined = |which: usize| parts.iter().flat_map(|p| p[which].clone()).collect::<Vec<f32>>();
+        let results = [parts[0][0].clone(), dx, joined(2), joined(3)];
+        for (which, (whole, parts)) in whole.results.iter().zip(&results).enumerate() {
+            let largest = whole.iter().fold(0f32, |a, x| a.max(x.abs()));
+            // Sums of 261 exponentials, of 7 rows, of 3 parts, in another order: a few dozen roundings.
+            let allowed = 64.0 * f32::EPSILON * largest;
+            assert_eq!(whole.len(), parts.len());
+            let worst = whole.iter().zip(parts).fold(0f32, |a, (x, y)| a.max((x - y).abs()));
+            assert!(worst <= allowed, "output {which}: off by {worst:e}, allowed {allowed:e}");
+        }
+    }
+}
+
+#[test]
+fn a_loss_alone_is_that_of_training_and_takes_no_logits() {
+    let device = Device::new(Cpu::new(2), Arena::heap());
+    let head = head(true);
+    let x = || tensor(&device, [ROWS, HIDDEN], &values("x", ROWS * HIDDEN));
+    let w = tensor(&device, [VOCAB, HIDDEN], &values("w", VOCAB * HIDDEN));
+    let b = tensor(&device, [VOCAB], &values("b", VOCAB));
+    let (cx, parameters) = (context(&device), [w.view(), b.view()]);
+    let loss = head.loss(&cx, &parameters, x().into(), &targets(&device), NUMBERS).unwrap();
+    assert_eq!(read(&device, &loss), part(&device, true, [0, VOCAB], None).results[0]);
+
+    let meta = Device::meta(1);
+    let like = |t: &Tensor| meta.alloc(t.dtype(), t.shape(), Category::Activations, "test");
+    let (x, w, b, targets) = (like(&x()), like(&w), like(&b), like(&targets(&device)));
+    meta.phase("loss", || {
+        let parameters = [w.view(), b.view()];
+        head.loss(&context(&meta), &parameters, x.into(), &targets, NUMBERS).unwrap()
+    });
+    let trace = meta.take_trace(0);
+    let names: Vec<&str> = trace
+        .phase("loss")
+        .unwrap()
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Alloc { name, .. } => Some(*name),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(names, ["head.blocks", "head.sum", "head.statistics", "head.statistics", "head.loss"]);
+}
+
+#[test]
+fn a_bias_is_a_parameter_that_starts_at_zero_and_moves_logits() {
+    let names = |bias| head(bias).parameters().into_iter().map(|p| (p.name, p.shape)).collect::<Vec<_>>();
+    let weight = ("decoder.weight".to_string(), vec![VOCAB, HIDDEN]);
+    assert_eq!(names(false), std::slice::from_ref(&weight));
+    assert_eq!(names(true), [weight, ("decoder.bias".to_string(), vec![VOCAB])]);
+    assert_eq!(head(true).parameters()[1].init, Init::Zeros);
+
+    let device = Device::new(Cpu::new(1), Arena::heap());
+    let (x, w) = (
+        tensor(&device, [1, HIDDEN], &[0.0; HIDDEN]),
+        tensor(&device, [VOCAB, HIDDEN], &values("w", VOCAB * HIDDEN)),
+    );
+    let b = tensor(&device, [VOCAB], &values("b", VOCAB));
+    let logits = head(true).logits(&context(&device), &[w.view(), b.view()], x.view());
+    assert_eq!(read(&device, &logits), values("b", VOCAB));
+}

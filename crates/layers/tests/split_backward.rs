@@ -1,0 +1,334 @@
+//! Backward in two parts leaves the bits of backward in one: dx, and every gradient, of every layer and composition,
+//! whatever is computed in between, in every precision.
+
+mod rig;
+
+use std::sync::Arc;
+
+use phalanx_layers::{
+    Activation, Context, Deferred, Draw, Dropped, Embedding, Gradient, Init, Layer, Linear, LinearGelu,
+    ParameterSpec, Recompute, Residual, Saved, Sequence,
+};
+use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Gelu, Layout, Shape, Tensor, View};
+use rig::{DRAW, HIDDEN, SEQ, attention, bits_of, filled_as, linear, norm, plain, rebuilding};
+
+const BATCH: usize = 3;
+const VOCAB: usize = 11;
+
+/// One call of a micro-batch.
+#[derive(Clone, Copy)]
+enum Call {
+    Forward(usize),
+    /// Backward in one.
+    Backward(usize),
+    /// Its first part.
+    Input(usize),
+    /// Its second part.
+    Weight(usize),
+}
+use Call::{Backward, Forward, Input, Weight};
+
+/// The oracle, and orders in which the parts of a backward may come: weights in the order of micro-batches.
+const WHOLE: [Call; 4] = [Forward(0), Backward(0), Forward(1), Backward(1)];
+const SPLIT: [(&str, [Call; 6]); 3] = [
+    ("at once", [Forward(0), Input(0), Weight(0), Forward(1), Input(1), Weight(1)]),
+    ("later", [Forward(0), Input(0), Forward(1), Input(1), Weight(0), Weight(1)]),
+    ("all forwards first", [Forward(0), Forward(1), Input(0), Input(1), Weight(0), Weight(1)]),
+];
+
+/// A layer by name, the width of its input (`None` for tokens) and that of its output.
+type Case = (String, Box<dyn Layer>, Option<usize>, usize);
+
+/// How it is run.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    compute: DType,
+    gradients: DType,
+    /// Whether there is something in the gradients already.
+    accumulate: bool,
+    /// Whether forward and backward are given a residual.
+    residual: bool,
+    /// Whether somebody else holds x, dy and the residuals too.
+    shared: bool,
+}
+
+/// Bits of both micro-batches.
+#[derive(Debug, Default, PartialEq)]
+struct Bits {
+    y: Vec<Vec<u32>>,
+    dx: Vec<Vec<u32>>,
+    gradients: Vec<Vec<u32>>,
+}
+
+/// A layer on its way through some calls.
+struct Bench<'a> {
+    layer: &'a dyn Layer,
+    device: &'a Device,
+    setting: Setting,
+    widths: (Option<usize>, usize),
+    parameters: Vec<View<'a>>,
+    saved: [Option<Saved>; 2],
+    deferred: [Option<Deferred>; 2],
+    /// What others hold, and its bits.
+    held: Vec<(Activation, Vec<u32>)>,
+    out: Bits,
+}
+
+impl Bench<'_> {
+    fn context(&self, micro_batch: usize) -> Context<'_> {
+        let draw = Some(Draw { first_sample: (micro_batch * BATCH) as u64, ..DRAW });
+        Context { draw, ..Context::new(self.device, self.setting.compute, [BATCH, SEQ]) }
+    }
+
+    fn activation(&mut self, name: &str, micro_batch: usize, width: usize) -> Activation {
+        let first = (micro_batch * BATCH * SEQ * width) as u64;
+        let shape = Shape::from([BATCH, SEQ, width]);
+        let tensor = Arc::new(filled_as(self.device, self.setting.compute, name, first, shape));
+        self.hold(tensor)
+    }
+
+    fn hold(&mut self, tensor: Activation) -> Activation {
+        if self.setting.shared {
+            self.held.push((tensor.clone(), bits_of(self.device, &tensor)));
+        }
+        tensor
+    }
+
+    /// Both types of tokens, some tokens twice.
+    fn tokens(&mut self, micro_batch: usize) -> Activation {
+        let token = |i: usize| ((i * 7 + micro_batch * 3) % VOCAB) as u32 | ((i as u32 / 2) % 2) << 31;
+        let ids: Vec<u32> = (0..BATCH * SEQ).map(token).collect();
+        let mut tensor = self.device.alloc(DType::U32, [BATCH, SEQ], Category::Activations, "test");
+        self.device.upload(&ids, tensor.view_mut());
+        Arc::new(tensor)
+    }
+
+    fn residual(&mut self, name: &str, micro_batch: usize, width: usize) -> Option<Activation> {
+        self.setting.residual.then(|| self.activation(name, micro_batch, width))
+    }
+
+    fn call(&mut self, call: Call, gradients: &mut [Gradient]) {
+        let (inputs, outputs) = self.widths;
+        match call {
+            Forward(m) => {
+                let x = match inputs {
+                    Some(width) => self.activation("x", m, width),
+                    None => self.tokens(m),
+                };
+                let residual = self.residual("residual", m, outputs);
+                let forward = self.layer.forward(&self.context(m), &self.parameters, x, residual);
+                let (y, saved) = forward.unwrap();
+                self.out.y.push(bits_of(self.device, &y));
+                self.saved[m] = Some(saved);
+            }
+            Backward(m) | Input(m) => {
+                let dy = self.activation("dy", m, outputs);
+                let residual = inputs.and_then(|width| self.residual("dresidual", m, width));
+                let saved = self.saved[m].take().unwrap();
+                let cx = self.context(m);
+                let dx = match call {
+                    Backward(_) => self.layer.backward(&cx, &self.parameters, gradients, saved, dy, residual),
+                    _ => self.layer.backward_input(&cx, &self.parameters, saved, dy, residual).map(
+                        |(dx, later)| {
+                            self.deferred[m] = Some(later);
+                            dx
+                        },
+                    ),
+                };
+                let dx = dx.unwrap();
+                assert_eq!(dx.is_some(), inputs.is_some(), "tokens alone have no gradient");
+                self.out.dx.extend(dx.map(|dx| bits_of(self.device, &dx)));
+            }
+            Weight(m) => {
+                let later = self.deferred[m].take().unwrap();
+                self.layer.backward_weight(&self.context(m), gradients, later).unwrap();
+            }
+        }
+    }
+}
+
+/// Some calls, from the same start. Gradients that are to be overwritten hold what is not a number.
+fn run(device: &Device, (_, layer, inputs, outputs): &Case, setting: Setting, calls: &[Call]) -> Bits {
+    let specs = layer.parameters();
+    let fill = |spec: &ParameterSpec, dtype, seed: &str| {
+        filled_as(device, dtype, &format!("{seed} {}", spec.name), 0, spec.shape.as_slice().into())
+    };
+    let parameters: Vec<Tensor> = specs.iter().map(|spec| fill(spec, setting.compute, "parameter")).collect();
+    let mut gradients: Vec<Tensor> =
+        specs.iter().map(|spec| fill(spec, setting.gradients, "gradient")).collect();
+    if !setting.accumulate {
+        gradients.iter_mut().for_each(|g| device.fill(g.view_mut(), f32::NAN));
+    }
+    let mut written = vec![setting.accumulate; specs.len()];
+    let slots = gradients.iter_mut().zip(&mut written).map(|(g, w)| Gradient::new(g.view_mut(), w));
+    let mut slots: Vec<Gradient> = slots.collect();
+    let mut bench = Bench {
+        layer: &**layer,
+        device,
+        setting,
+        widths: (*inputs, *outputs),
+        parameters: parameters.iter().map(Tensor::view).collect(),
+        saved: [None, None],
+        deferred: [None, None],
+        held: Vec::new(),
+        out: Bits::default(),
+    };
+    calls.iter().for_each(|call| bench.call(*call, &mut slots));
+    for (tensor, before) in &bench.held {
+        assert!(bits_of(device, tensor) == *before, "what others hold is not written");
+    }
+    let mut out = bench.out;
+    drop(slots);
+    assert!(written.iter().all(|w| *w), "every gradient is written");
+    out.gradients = gradients.iter().map(|g| bits_of(device, g)).collect();
+    let finite = |bits: &Vec<u32>| bits.iter().all(|b| f32::from_bits(*b).is_finite());
+    assert!([&out.y, &out.dx, &out.gradients].iter().all(|list| list.iter().all(finite)));
+    out
+}
+
+fn check(cases: Vec<Case>) {
+    let device = Device::new(Cpu::new(2), Arena::heap());
+    let sixteen = [DType::BF16, DType::F16].map(|compute| [(compute, DType::F32), (compute, compute)]);
+    let types = [&[(DType::F32, DType::F32)], sixteen.as_flattened()].concat();
+    for case in &cases {
+        for (compute, gradients) in &types {
+            for flags in 0..8 {
+                let [accumulate, residual, shared] = [1, 2, 4].map(|bit| flags & bit != 0);
+                let setting =
+                    Setting { compute: *compute, gradients: *gradients, accumulate, residual, shared };
+                let whole = run(&device, case, setting, &WHOLE);
+                for (order, calls) in &SPLIT {
+                    let split = run(&device, case, setting, calls);
+                    assert!(split == whole, "{}, {order}, {setting:?}", case.0);
+                }
+            }
+        }
+    }
+}
+
+fn case(name: &str, layer: impl Layer + 'static, inputs: usize, outputs: usize) -> Case {
+    (name.into(), Box::new(layer), Some(inputs), outputs)
+}
+
+fn gelu(gelu: Gelu, layout: Layout) -> LinearGelu {
+    LinearGelu { linear: Linear { layout, ..linear("fc", HIDDEN, 4 * HIDDEN) }, gelu }
+}
+
+fn dropped<L>(layer: L, p: f32) -> Dropped<L> {
+    Dropped { layer, p, name: "drop".into() }
+}
+
+fn embedding(types: bool) -> Embedding {
+    Embedding {
+        tokens: "tokens".into(),
+        positions: "positions".into(),
+        types: types.then(|| "types".into()),
+        vocab: VOCAB,
+        length: SEQ + 2,
+        hidden: HIDDEN,
+        init: Init::Normal(0.3),
+    }
+}
+
+#[test]
+fn linear_layers() {
+    let mut cases = Vec::new();
+    for layout in [Layout::InOut, Layout::OutIn] {
+        for bias in [false, true] {
+            let layer = Linear { layout, bias, ..linear("fc", HIDDEN, 3 * HIDDEN) };
+            cases.push(case(&format!("linear {layout:?}, bias {bias}"), layer, HIDDEN, 3 * HIDDEN));
+        }
+        for form in [Gelu::Tanh, Gelu::Erf] {
+            let name = format!("linear_gelu {layout:?}, {form:?}");
+            cases.push(case(&name, gelu(form, layout), HIDDEN, 4 * HIDDEN));
+        }
+    }
+    check(cases);
+}
+
+#[test]
+fn norm_attention_and_embedding() {
+    let mut cases = vec![case("norm", norm("norm"), HIDDEN, HIDDEN)];
+    for p in [0.0, 0.3] {
+        cases.push(case(&format!("attention, dropping {p}"), attention(p), 3 * HIDDEN, HIDDEN));
+    }
+    for types in [false, true] {
+        cases.push((format!("embedding, types {types}"), Box::new(embedding(types)), None, HIDDEN));
+        let layer = dropped(embedding(types), 0.3);
+        cases.push((format!("dropped embedding, types {types}"), Box::new(layer), None, HIDDEN));
+    }
+    check(cases);
+}
+
+#[test]
+fn dropped_and_residual() {
+    let square = || linear("fc", HIDDEN, HIDDEN);
+    let mut cases = vec![
+        case("residual", Residual(square()), HIDDEN, HIDDEN),
+        case("residual norm", Residual(norm("norm")), HIDDEN, HIDDEN),
+        case("residual in residual", Residual(Residual(square())), HIDDEN, HIDDEN),
+    ];
+    for p in [0.0, 0.3] {
+        cases.extend([
+            case(&format!("dropped {p}"), dropped(square(), p), HIDDEN, HIDDEN),
+            case(
+                &format!("dropped gelu {p}"),
+                dropped(gelu(Gelu::Erf, Layout::InOut), p),
+                HIDDEN,
+                4 * HIDDEN,
+            ),
+            case(&format!("residual dropped {p}"), Residual(dropped(square(), p)), HIDDEN, HIDDEN),
+            case(&format!("dropped residual {p}"), dropped(Residual(square()), p), HIDDEN, HIDDEN),
+        ]);
+    }
+    check(cases);
+}
+
+#[test]
+fn sequences_and_blocks() {
+    let layers = || -> Vec<Box<dyn Layer>> {
+        vec![
+            Box::new(norm("a")),
+            Box::new(norm("b")),
+            Box::new(gelu(Gelu::Tanh, Layout::OutIn)),
+            Box::new(linear("c", 4 * HIDDEN, 3 * HIDDEN)),
+            Box::new(attention(0.3)),
+            Box::new(norm("d")),
+        ]
+    };
+    let block = |name: &str, layer: Box<dyn Layer>| (name.to_string(), layer, Some(HIDDEN), HIDDEN);
+    let p = (0.2, 0.3);
+    check(vec![
+        block("sequence", Box::new(Sequence::new(layers()))),
+        block("rebuilding sequence", Box::new(Sequence::new(layers()).rebuilding())),
+        block("recomputed sequence", Box::new(Recompute(Sequence::new(layers())))),
+        block("block", Box::new(plain(p))),
+        block("rebuilding block", Box::new(rebuilding(p))),
+        block("recomputed block", Box::new(Recompute(plain(p)))),
+        block("recomputed rebuilding block", Box::new(Recompute(rebuilding(p)))),
+    ]);
+}
+
+#[test]
+fn blocks_in_blocks() {
+    let p = (0.2, 0.3);
+    let inner = || -> Vec<Box<dyn Layer>> {
+        vec![
+            Box::new(Recompute(plain(p))),
+            Box::new(Residual(Sequence::new(vec![Box::new(norm("a")), Box::new(Recompute(rebuilding(p)))]))),
+            Box::new(norm("b")),
+        ]
+    };
+    let model = |recomputed: bool| -> Box<dyn Layer> {
+        let blocks = Sequence::new(inner()).rebuilding();
+        let blocks: Box<dyn Layer> = if recomputed { Box::new(Recompute(blocks)) } else { Box::new(blocks) };
+        Box::new(Sequence::new(vec![Box::new(dropped(embedding(true), 0.3)), blocks, Box::new(norm("c"))]))
+    };
+    check(vec![
+        ("blocks".into(), Box::new(Sequence::new(inner())), Some(HIDDEN), HIDDEN),
+        ("blocks that rebuild".into(), Box::new(Sequence::new(inner()).rebuilding()), Some(HIDDEN), HIDDEN),
+        ("blocks, recomputed".into(), Box::new(Recompute(Sequence::new(inner()))), Some(HIDDEN), HIDDEN),
+        ("model".into(), model(false), None, HIDDEN),
+        ("model, recomputed".into(), model(true), None, HIDDEN),
+    ]);
+}

@@ -1,0 +1,242 @@
+//! BERT (Devlin et al., arXiv 1810.04805), as `BertForMaskedLM` of transformers has it.
+//!
+//! Embedding of tokens, positions and token types with a norm, `layers` blocks of attention in both
+//! directions and an MLP, each with its norm behind the sum with the residual path, and a transform before an
+//! output projection tied to the token table. Weights are `[out, in]`. Names, `config.json` and initial
+//! values follow transformers, with one difference in memory: query, key and value are one parameter, since
+//! attention reads them side by side; [`Model::stored_as`] says which rows are which in files.
+
+use phalanx_layers::{
+    Attention, Block, Checkpointing, Dropped, Embedding, Init, Layer, LayerNorm, Linear, LinearCrossEntropy,
+    LinearGelu, Network, ParameterSpec, Recompute, Residual, Sequence,
+};
+use phalanx_parallel::TensorParallel;
+use phalanx_tensor::{Gelu, Heads, Layout};
+use serde_json::{Value, json};
+
+use crate::config::{decimal, epsilon, expect_computed, expect_family, heads, number, probability};
+use crate::{Dropouts, Model, ModelError, ModelShape, Objective, Stored};
+
+/// The token table, which the output projection shares.
+const WORDS: &str = "bert.embeddings.word_embeddings.weight";
+
+/// Of all weights and tables (`initializer_range`).
+const NORMAL: Init = Init::Normal(0.02);
+
+/// Shape of a BERT, and what it drops in training.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bert {
+    /// Transformer blocks (`num_hidden_layers`).
+    pub layers: usize,
+    /// Width (`hidden_size`).
+    pub hidden: usize,
+    /// Attention heads (`num_attention_heads`).
+    pub heads: usize,
+    /// Width within the MLP (`intermediate_size`).
+    pub intermediate: usize,
+    /// Rows of the token table (`vocab_size`).
+    pub vocab: usize,
+    /// Rows of the position table (`max_position_embeddings`): the longest sequence.
+    pub positions: usize,
+    /// Added to the variance of a norm (`layer_norm_eps`).
+    pub eps: f32,
+    /// What is dropped in training; no part of what the weights compute.
+    pub dropout: Dropouts,
+}
+
+impl Bert {
+    /// The whole network on one rank.
+    pub fn whole(&self) -> Network {
+        self.network(&TensorParallel::solo(), Checkpointing::None)
+    }
+
+    fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
+        let mut blocks = vec![Block { name: "embedding".into(), layer: Box::new(self.embedding(tensor)) }];
+        for i in 0..self.layers {
+            let block = self.block(i, tensor, checkpointing);
+            let layer: Box<dyn Layer> =
+                if checkpointing.recomputes(i) { Box::new(Recompute(block)) } else { Box::new(block) };
+            blocks.push(Block { name: format!("layer.{i}"), layer });
+        }
+        blocks.push(Block { name: "mlm".into(), layer: Box::new(self.transform(tensor, checkpointing)) });
+        let head = LinearCrossEntropy {
+            weight: WORDS.into(),
+            bias: Some("cls.predictions.bias".into()),
+            vocab: self.vocab,
+            hidden: self.hidden,
+            init: NORMAL,
+        };
+        Network::new(blocks, tensor.head(head))
+    }
+
+    /// `dropout(norm(tokens + positions + types))`
+    fn embedding(&self, tensor: &TensorParallel) -> Sequence {
+        let name = |part: &str| format!("bert.embeddings.{part}");
+        let tables = Embedding {
+            tokens: WORDS.into(),
+            positions: name("position_embeddings.weight"),
+            types: Some(name("token_type_embeddings.weight")),
+            vocab: self.vocab,
+            length: self.positions,
+            hidden: self.hidden,
+            init: NORMAL,
+        };
+        let norm = tensor.rows(self.norm(name("LayerNorm")));
+        let norm = Dropped { layer: norm, p: self.dropout.embedding, name: name("dropout") };
+        Sequence::new(vec![tensor.embedding(tables), Box::new(norm)])
+    }
+
+    /// `x = norm(x + attention(x))`, then `norm(x + mlp(x))`.
+    fn block(&self, index: usize, tensor: &TensorParallel, checkpointing: Checkpointing) -> Sequence {
+        let name = |part: &str| format!("bert.encoder.layer.{index}.{part}");
+        let hidden = self.hidden;
+        let linear = |part: &str, inputs, outputs| linear(name(part), inputs, outputs);
+        let dropped = |layer, part: &str| Dropped { layer, p: self.dropout.residual, name: name(part) };
+        let attention = Attention {
+            heads: Heads { heads: self.heads, causal: false },
+            dropout: self.dropout.attention,
+            name: name("attention.self.dropout"),
+            first_head: 0,
+            all_heads: self.heads,
+        };
+        let projection = tensor.row(linear("attention.output.dense", hidden, hidden));
+        let attention = vec![
+            tensor.column(linear("attention.self.qkv", hidden, 3 * hidden), 3),
+            Box::new(tensor.attention(attention)),
+            Box::new(dropped(projection, "attention.output.dropout")),
+        ];
+        let dense = linear("intermediate.dense", hidden, self.intermediate);
+        let mlp = vec![
+            tensor.column_gelu(LinearGelu { linear: dense, gelu: Gelu::Erf }),
+            Box::new(dropped(
+                tensor.row(linear("output.dense", self.intermediate, hidden)),
+                "output.dropout",
+            )),
+        ];
+        Sequence::new(vec![
+            Box::new(Residual(sequence(attention, checkpointing))),
+            tensor.rows(self.norm(name("attention.output.LayerNorm"))),
+            Box::new(Residual(sequence(mlp, checkpointing))),
+            tensor.rows(self.norm(name("output.LayerNorm"))),
+        ])
+    }
+
+    /// `norm(gelu(dense(x)))`, which every rank has whole.
+    fn transform(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Sequence {
+        let name = |part: &str| format!("cls.predictions.transform.{part}");
+        let dense = linear(name("dense"), self.hidden, self.hidden);
+        let layers = vec![
+            tensor.rows(LinearGelu { linear: dense, gelu: Gelu::Erf }),
+            tensor.rows(self.norm(name("LayerNorm"))),
+        ];
+        sequence(layers, checkpointing)
+    }
+
+    fn norm(&self, prefix: String) -> LayerNorm {
+        LayerNorm { prefix, hidden: self.hidden, eps: self.eps }
+    }
+
+    /// From a `config.json` of transformers. What it drops is that of the training which made the file; a run
+    /// drops what its own configuration says.
+    ///
+    /// # Errors
+    /// When the file describes another architecture, or a variant that is not computed here.
+    pub fn from_config(config: &Value) -> Result<Bert, ModelError> {
+        expect_family(config, "bert")?;
+        expect_computed(
+            config,
+            &[
+                ("hidden_act", json!("gelu")),
+                ("position_embedding_type", json!("absolute")),
+                ("type_vocab_size", json!(2)),
+                ("tie_word_embeddings", json!(true)),
+                ("is_decoder", json!(false)),
+                ("add_cross_attention", json!(false)),
+            ],
+        )?;
+        let hidden = number(config, "hidden_size")?;
+        let residual = probability(config, "hidden_dropout_prob")?;
+        let attention = probability(config, "attention_probs_dropout_prob")?;
+        Ok(Bert {
+            layers: number(config, "num_hidden_layers")?,
+            hidden,
+            heads: heads(config, "num_attention_heads", hidden, "hidden_size")?,
+            intermediate: number(config, "intermediate_size")?,
+            vocab: number(config, "vocab_size")?,
+            positions: number(config, "max_position_embeddings")?,
+            eps: epsilon(config, "layer_norm_eps", 1e-12)?,
+            dropout: Dropouts { embedding: residual, attention, residual },
+        })
+    }
+}
+
+/// A `torch.nn.Linear`.
+fn linear(prefix: String, inputs: usize, outputs: usize) -> Linear {
+    Linear { prefix, inputs, outputs, layout: Layout::OutIn, init: NORMAL, bias: true }
+}
+
+fn sequence(layers: Vec<Box<dyn Layer>>, checkpointing: Checkpointing) -> Sequence {
+    match checkpointing {
+        Checkpointing::Selective => Sequence::new(layers).rebuilding(),
+        Checkpointing::None | Checkpointing::Blocks { .. } => Sequence::new(layers),
+    }
+}
+
+impl Model for Bert {
+    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
+        self.build(tensor, checkpointing)
+    }
+
+    fn shape(&self) -> ModelShape {
+        let Bert { layers, hidden, heads, vocab, positions, .. } = *self;
+        ModelShape { layers, hidden, heads, vocab, positions }
+    }
+
+    fn objective(&self) -> Objective {
+        Objective::Masked
+    }
+
+    /// As transformers writes it. There is one probability for embedding and residual path there: the
+    /// latter's. No id is padding.
+    fn to_config(&self) -> Value {
+        json!({
+            "architectures": ["BertForMaskedLM"],
+            "attention_probs_dropout_prob": decimal(self.dropout.attention),
+            "hidden_act": "gelu",
+            "hidden_dropout_prob": decimal(self.dropout.residual),
+            "hidden_size": self.hidden,
+            "initializer_range": 0.02,
+            "intermediate_size": self.intermediate,
+            "layer_norm_eps": decimal(self.eps),
+            "max_position_embeddings": self.positions,
+            "model_type": "bert",
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "pad_token_id": null,
+            "position_embedding_type": "absolute",
+            "tie_word_embeddings": true,
+            "torch_dtype": "float32",
+            "type_vocab_size": 2,
+            "vocab_size": self.vocab,
+        })
+    }
+
+    /// The packed projection is query, key and value. Files converted from the first BERT, TensorFlow's, call
+    /// a norm's parameters gamma and beta.
+    fn stored_as(&self, parameter: &ParameterSpec) -> Vec<Stored> {
+        if let Some((layer, part)) = parameter.name.split_once("self.qkv.") {
+            let names = ["query", "key", "value"].map(|which| format!("{layer}self.{which}.{part}"));
+            return Stored::packed(parameter, names.into());
+        }
+        let older =
+            |(suffix, old)| parameter.name.strip_suffix(suffix).map(|prefix| format!("{prefix}{old}"));
+        let older =
+            [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")].map(older);
+        let aliases = older.into_iter().flatten().collect();
+        vec![Stored { aliases, ..Stored::same(parameter) }]
+    }
+
+    fn dropping(&self, dropout: Dropouts) -> std::sync::Arc<dyn Model> {
+        Bert { dropout, ..self.clone() }.into()
+    }
+}

@@ -1,0 +1,90 @@
+//! Reading and writing a `config.json` of transformers: what is wrong with one, and its numbers.
+
+use serde_json::Value;
+
+/// A `config.json` of a model that this code does not compute.
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum ModelError {
+    /// Another architecture.
+    #[error(
+        "config.json: model_type is {given}, expected \"gpt2\" or \"bert\"; other families cannot be imported yet"
+    )]
+    Architecture {
+        /// What the file says.
+        given: String,
+    },
+    /// A key that is absent or of the wrong kind.
+    #[error("config.json: {key} is {given}, expected {expected}")]
+    Key {
+        /// The key.
+        key: &'static str,
+        /// What the file says.
+        given: String,
+        /// What is computed here.
+        expected: String,
+    },
+}
+
+impl ModelError {
+    fn key(key: &'static str, given: &Value, expected: &str) -> ModelError {
+        ModelError::Key { key, given: given.to_string(), expected: expected.to_string() }
+    }
+}
+
+/// Refuses a file of another architecture than `family`.
+pub(crate) fn expect_family(config: &Value, family: &str) -> Result<(), ModelError> {
+    let given = config.get("model_type").unwrap_or(&Value::Null);
+    if given != family { Err(ModelError::Architecture { given: given.to_string() }) } else { Ok(()) }
+}
+
+/// Refuses a file in which one of these keys says something else; what is absent is as transformers has it,
+/// which is what is computed.
+pub(crate) fn expect_computed(config: &Value, keys: &[(&'static str, Value)]) -> Result<(), ModelError> {
+    for (key, computed) in keys {
+        let given = config.get(key).unwrap_or(computed);
+        if given != computed {
+            return Err(ModelError::key(key, given, &computed.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// The number of heads under `key`, which divides the width under `width_key`.
+pub(crate) fn heads(
+    config: &Value,
+    key: &'static str,
+    hidden: usize,
+    width_key: &str,
+) -> Result<usize, ModelError> {
+    let heads = number(config, key)?;
+    if !hidden.is_multiple_of(heads) {
+        return Err(ModelError::key(key, &config[key], &format!("a divisor of {width_key} = {hidden}")));
+    }
+    Ok(heads)
+}
+
+/// A size.
+pub(crate) fn number(config: &Value, key: &'static str) -> Result<usize, ModelError> {
+    let given = config.get(key).unwrap_or(&Value::Null);
+    let number = given.as_u64().filter(|n| *n > 0);
+    number.map(|n| n as usize).ok_or_else(|| ModelError::key(key, given, "a positive integer"))
+}
+
+/// What is added to a variance; `absent` where the file says nothing.
+pub(crate) fn epsilon(config: &Value, key: &'static str, absent: f32) -> Result<f32, ModelError> {
+    let Some(given) = config.get(key) else { return Ok(absent) };
+    let value = given.as_f64().map(|eps| eps as f32).filter(|eps| *eps > 0.0 && eps.is_finite());
+    value.ok_or_else(|| ModelError::key(key, given, "a number above 0"))
+}
+
+/// A probability of dropping; transformers' default is 0.1.
+pub(crate) fn probability(config: &Value, key: &'static str) -> Result<f32, ModelError> {
+    let Some(given) = config.get(key) else { return Ok(0.1) };
+    let value = given.as_f64().map(|p| p as f32).filter(|p| (0.0..1.0).contains(p));
+    value.ok_or_else(|| ModelError::key(key, given, "a number from 0 to below 1"))
+}
+
+/// The shortest decimal that is this f32: 1e-5, not 9.999999747378752e-6.
+pub(crate) fn decimal(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or(f64::from(number))
+}

@@ -1,0 +1,99 @@
+//! What the engine asks of a model: its network, for whatever part of it a rank has.
+
+use std::sync::Arc;
+
+use phalanx_layers::{Checkpointing, Network, ParameterSpec};
+use phalanx_parallel::TensorParallel;
+use serde_json::{Value, json};
+
+use crate::{Bert, Gpt2, ModelError, Stored};
+
+/// Numbers of a Transformer that strategies and reports need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelShape {
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Width of what passes from block to block.
+    pub hidden: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Rows of the token table.
+    pub vocab: usize,
+    /// Longest sequence.
+    pub positions: usize,
+}
+
+/// Probabilities of dropping an element in training, each in `0.0..1.0`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Dropouts {
+    /// Of the embedding (`embd_pdrop`; BERT's `hidden_dropout_prob`, after the norm).
+    pub embedding: f32,
+    /// Of the attention probabilities (`attn_pdrop`; `attention_probs_dropout_prob`).
+    pub attention: f32,
+    /// Of both projections into the residual stream (`resid_pdrop`; `hidden_dropout_prob`).
+    pub residual: f32,
+}
+
+/// What a model learns from a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Objective {
+    /// The next token, from those before it (GPT).
+    Causal,
+    /// Tokens that were hidden, from those around them (BERT).
+    Masked,
+}
+
+/// A model: blocks in sequence with a head, written once, of which every rank makes its part.
+///
+/// A model of one's own implements `network`, `shape` and `dropping`; the other methods are for what it
+/// learns, and for files.
+pub trait Model: Send + Sync + std::fmt::Debug {
+    /// The whole network; `tensor` gives this rank's part of each layer.
+    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network;
+
+    /// Its numbers.
+    fn shape(&self) -> ModelShape;
+
+    /// What it learns.
+    fn objective(&self) -> Objective {
+        Objective::Causal
+    }
+
+    /// As a `config.json`, by which [`from_config`] knows the families of this crate; null for a model that
+    /// has no such file.
+    fn to_config(&self) -> Value {
+        json!(null)
+    }
+
+    /// The tensors of its family's files that `parameter`, whole or a part of it, is made of: their
+    /// concatenation along dimension 0, in this order.
+    fn stored_as(&self, parameter: &ParameterSpec) -> Vec<Stored> {
+        vec![Stored::same(parameter)]
+    }
+
+    /// The same with other probabilities of dropping.
+    fn dropping(&self, dropout: Dropouts) -> Arc<dyn Model>;
+}
+
+/// The family that a `config.json` of transformers describes.
+///
+/// # Errors
+/// Another architecture, or a variant that is not computed here.
+pub fn from_config(config: &Value) -> Result<Arc<dyn Model>, ModelError> {
+    match config.get("model_type").and_then(Value::as_str) {
+        Some("bert") => Bert::from_config(config).map(Into::into),
+        _ => Gpt2::from_config(config).map(Into::into),
+    }
+}
+
+impl From<Gpt2> for Arc<dyn Model> {
+    fn from(model: Gpt2) -> Arc<dyn Model> {
+        Arc::new(model)
+    }
+}
+
+impl From<Bert> for Arc<dyn Model> {
+    fn from(model: Bert) -> Arc<dyn Model> {
+        Arc::new(model)
+    }
+}

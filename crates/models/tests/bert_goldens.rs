@@ -1,0 +1,181 @@
+//! BERT against `transformers`: logits, loss and every gradient of a small model, block by block without any
+//! engine around it; what its parameters are in files.
+
+mod rig;
+
+use phalanx_models::{Bert, Dropouts, Model, Objective, from_config};
+use phalanx_tensor::DType;
+use rig::{Case, compare_gradients, compare_low, compare_low_forward, values};
+use serde_json::json;
+
+const FILE: &str = "bert/forward.safetensors";
+
+/// PyTorch's f32 differs from its f64 by at most 1.2e-6 (logits, of at most 2.7), 3.3e-7 (loss), 5.9e-7 of a
+/// tensor's largest gradient; another order of sums may be as far on the other side, and a few additions
+/// more: four times that.
+const LOGIT_TOLERANCE: f32 = 5e-6;
+const LOSS_TOLERANCE: f32 = 1.3e-6;
+const GRADIENT_TOLERANCE: f32 = 2.4e-6;
+
+#[test]
+fn logits_and_loss() {
+    let (logits, loss) = Case::bert(DType::F32).forward();
+    let expected = values(FILE, "logits");
+    assert_eq!(logits.len(), expected.len());
+    for (i, (got, expected)) in logits.iter().zip(expected).enumerate() {
+        assert!((got - expected).abs() < LOGIT_TOLERANCE, "logit {i}: {got} for {expected}");
+    }
+    let expected = values(FILE, "loss")[0];
+    assert!((loss - expected).abs() < LOSS_TOLERANCE, "{loss} for {expected}");
+}
+
+#[test]
+fn every_gradient() {
+    compare_gradients(FILE, &Case::bert(DType::F32).gradients(), GRADIENT_TOLERANCE);
+}
+
+/// The same sums in another order and of other terms: within the same tolerance of PyTorch's.
+#[test]
+fn every_gradient_on_ranks_that_share_layers() {
+    for (ranks, sequence) in [(2, false), (2, true), (4, false), (4, true)] {
+        let gradients = Case::bert(DType::F32).gradients_over(ranks, sequence);
+        compare_gradients(FILE, &gradients, GRADIENT_TOLERANCE);
+        let expected = values(FILE, "loss")[0];
+        assert!((gradients.loss - expected).abs() < LOSS_TOLERANCE, "{ranks} ranks, sequence {sequence}");
+    }
+}
+
+fn forward_in(compute: DType) {
+    let file = format!("bert/forward_{}.safetensors", compute.name());
+    compare_low_forward(&file, &Case::bert(compute).forward());
+}
+
+fn gradients_in(compute: DType, loss_scale: f32) {
+    let file = format!("bert/forward_{}.safetensors", compute.name());
+    for (name, got) in (Case { loss_scale, ..Case::bert(compute) }).gradients().by_name {
+        compare_low(&file, &format!("grad.{name}"), &got);
+    }
+}
+
+#[test]
+fn logits_and_loss_in_bf16() {
+    forward_in(DType::BF16);
+}
+
+#[test]
+fn logits_and_loss_in_f16() {
+    forward_in(DType::F16);
+}
+
+#[test]
+fn every_gradient_in_bf16() {
+    gradients_in(DType::BF16, 1.0);
+}
+
+/// With the loss scale that the goldens were made with, and runs begin with.
+#[test]
+fn every_gradient_in_f16() {
+    gradients_in(DType::F16, 65536.0);
+}
+
+fn small() -> Bert {
+    let dropout = Dropouts { embedding: 0.3, attention: 0.2, residual: 0.3 };
+    let (layers, hidden, heads, intermediate, vocab, positions) = (2, 8, 2, 20, 11, 4);
+    Bert { layers, hidden, heads, intermediate, vocab, positions, eps: 1e-12, dropout }
+}
+
+#[test]
+fn configurations_go_both_ways_and_foreign_ones_are_refused() {
+    let model = small();
+    assert_eq!(model.objective(), Objective::Masked);
+    let config = model.to_config();
+    assert_eq!(Bert::from_config(&config).unwrap(), model);
+    assert_eq!(from_config(&config).unwrap().to_config(), config);
+    for (key, number) in
+        [("hidden_dropout_prob", 0.3), ("attention_probs_dropout_prob", 0.2), ("layer_norm_eps", 1e-12)]
+    {
+        assert_eq!(config[key], json!(number), "the decimal that was given");
+    }
+    for (key, value, part) in [
+        ("model_type", json!("roberta"), "model_type is \"roberta\", expected \"gpt2\" or \"bert\""),
+        ("hidden_act", json!("gelu_new"), "hidden_act is \"gelu_new\", expected \"gelu\""),
+        ("position_embedding_type", json!("relative_key"), "position_embedding_type is \"relative_key\""),
+        ("type_vocab_size", json!(16), "type_vocab_size is 16, expected 2"),
+        ("tie_word_embeddings", json!(false), "tie_word_embeddings is false"),
+        ("is_decoder", json!(true), "is_decoder is true"),
+        ("num_attention_heads", json!(3), "num_attention_heads is 3, expected a divisor of hidden_size = 8"),
+        ("intermediate_size", json!(0), "intermediate_size is 0"),
+        ("hidden_dropout_prob", json!(1), "hidden_dropout_prob is 1"),
+    ] {
+        let mut changed = config.clone();
+        changed[key] = value;
+        let error = Bert::from_config(&changed).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+/// Together the tensors that the network's parameters are in files are those that transformers wrote, each
+/// once.
+#[test]
+fn names_and_shapes_are_those_of_transformers() {
+    let model = Bert::from_config(&rig::config("bert")).unwrap();
+    let mut ours: Vec<(String, Vec<usize>)> = Vec::new();
+    for spec in model.whole().parameters {
+        let mut next = 0;
+        for stored in model.stored_as(&spec) {
+            assert_eq!(stored.first, next, "{} follows in {}", stored.name, spec.name);
+            next += stored.elements();
+            ours.push((stored.name, stored.shape));
+        }
+        assert_eq!(next, spec.elements() as u64, "{}", spec.name);
+    }
+    ours.sort();
+    assert_eq!(ours, rig::names_and_shapes("bert/model.safetensors"));
+}
+
+#[test]
+fn older_files_call_a_norm_gamma_and_beta() {
+    let model = small();
+    let old = [
+        "bert.embeddings.LayerNorm.gamma",
+        "bert.encoder.layer.1.output.LayerNorm.beta",
+        "cls.predictions.transform.LayerNorm.gamma",
+    ];
+    for spec in model.whole().parameters {
+        let stored = model.stored_as(&spec);
+        let found = stored[0].name_in(|name| old.contains(&name)).to_string();
+        let new = found.replace("gamma", "weight").replace("beta", "bias");
+        assert_eq!(new, stored[0].name);
+        let is_norm = spec.name.contains("LayerNorm");
+        assert_eq!(
+            stored.iter().map(|s| s.aliases.len()).sum::<usize>(),
+            usize::from(is_norm),
+            "{}",
+            spec.name
+        );
+    }
+}
+
+/// Of a packed parameter any piece, on any rank: what it takes from which tensor.
+#[test]
+fn pieces_of_the_packed_projection() {
+    let model = small();
+    let spec = model.whole().parameters.into_iter().find(|p| p.name.ends_with("0.attention.self.qkv.weight"));
+    let spec = spec.unwrap();
+    let stored = model.stored_as(&spec);
+    let names: Vec<&str> = stored.iter().map(|s| s.name.rsplit('.').nth(1).unwrap()).collect();
+    assert_eq!(names, ["query", "key", "value"]);
+    // Whole: 3 tensors of 8 x 8, side by side.
+    for piece in [0..192, 0..1, 63..65, 64..128, 100..192, 127..129] {
+        let mut covered = Vec::new();
+        for stored in &stored {
+            let Some(overlap) = stored.within(&spec, piece.clone()) else { continue };
+            assert_eq!(overlap.theirs.end - overlap.theirs.start, overlap.ours.len() as u64);
+            for (there, here) in overlap.theirs.zip(overlap.ours) {
+                assert_eq!(stored.first + there, piece.start + here as u64);
+                covered.push(here);
+            }
+        }
+        assert_eq!(covered, (0..(piece.end - piece.start) as usize).collect::<Vec<_>>());
+    }
+}

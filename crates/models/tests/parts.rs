@@ -1,0 +1,147 @@
+//! What ranks that share a model's layers have of it: parts that make up the whole, and in the dry run of a
+//! step no tensor that is placed otherwise than its reader needs.
+
+mod rig;
+
+use std::collections::BTreeMap;
+
+use phalanx_layers::{ParameterSpec, Part};
+use phalanx_models::Stored;
+use phalanx_parallel::tensor::{Mistake, Wrong};
+use rig::Case;
+
+const LAYOUTS: [(usize, bool); 4] = [(2, false), (2, true), (4, false), (4, true)];
+
+/// Extents here of the packed projection, of the projection behind it, of the MLP's first and of its second.
+fn expected(case: &Case, ranks: usize) -> BTreeMap<&'static str, Vec<usize>> {
+    let shape = match case.folder {
+        "gpt2" => [
+            ("transformer.h.1.attn.c_attn.weight", [32, 96 / ranks]),
+            ("transformer.h.1.attn.c_proj.weight", [32 / ranks, 32]),
+            ("transformer.h.1.mlp.c_fc.weight", [32, 128 / ranks]),
+            ("transformer.h.1.mlp.c_proj.weight", [128 / ranks, 32]),
+        ],
+        _ => [
+            ("bert.encoder.layer.1.attention.self.qkv.weight", [96 / ranks, 32]),
+            ("bert.encoder.layer.1.attention.output.dense.weight", [32, 32 / ranks]),
+            ("bert.encoder.layer.1.intermediate.dense.weight", [64 / ranks, 32]),
+            ("bert.encoder.layer.1.output.dense.weight", [32, 64 / ranks]),
+        ],
+    };
+    shape.into_iter().map(|(name, shape)| (name, shape.to_vec())).collect()
+}
+
+#[test]
+fn parts_of_every_parameter_make_up_the_whole() {
+    for case in Case::families() {
+        let whole = case.dry_run(1, 0, false).0;
+        for (ranks, sequence) in LAYOUTS {
+            let specs: Vec<_> = (0..ranks).map(|rank| case.dry_run(ranks, rank, sequence).0).collect();
+            for (number, whole) in whole.iter().enumerate() {
+                let parts: Vec<&ParameterSpec> = specs.iter().map(|specs| &specs[number]).collect();
+                check_parts(whole, &parts, sequence);
+            }
+            let mut expected = expected(&case, ranks);
+            for spec in &specs[ranks - 1] {
+                if let Some(shape) = expected.remove(spec.name.as_str()) {
+                    assert_eq!(spec.shape, shape, "{} over {ranks} ranks", spec.name);
+                }
+            }
+            assert_eq!(expected.len(), 0, "{expected:?}");
+        }
+    }
+}
+
+/// Every element of the whole is on one rank, or all are on every rank.
+fn check_parts(whole: &ParameterSpec, parts: &[&ParameterSpec], sequence: bool) {
+    let name = &whole.name;
+    let everywhere = parts[0].part.is_none();
+    let mut held = vec![0; whole.elements()];
+    for part in parts {
+        assert_eq!((&part.name, part.init), (name, whole.init));
+        assert_eq!(part.whole_shape(), whole.shape, "{name}");
+        assert_eq!(part.part.is_none(), everywhere, "{name}");
+        if let Some(Part { dim, .. }) = part.part {
+            let others = |shape: &[usize]| [&shape[..dim], &shape[dim + 1..]].concat();
+            assert_eq!(others(&part.shape), others(&whole.shape), "{name}: only dimension {dim} is split");
+        }
+        let count = part.stripe().local_elements(whole.elements() as u64);
+        assert_eq!(count, Some(part.elements() as u64), "{name}: {:?} of {:?}", part.shape, whole.shape);
+        for (_, run) in part.stripe().runs(0..part.elements() as u64) {
+            held[run.start as usize..run.end as usize].iter_mut().for_each(|n| *n += 1);
+        }
+        assert!(!part.partial || (sequence && everywhere), "{name} is partial");
+    }
+    let times = if everywhere { parts.len() } else { 1 };
+    assert!(held.iter().all(|n| *n == times), "{name}: every element is held {times} time(s)");
+}
+
+/// As an import reads files, piece by piece: also of tables that no number of ranks divides (GPT-2's 67 rows)
+/// and of packed parameters, which are several tensors there.
+#[test]
+fn pieces_read_from_files_are_those_of_the_whole() {
+    for case in Case::families() {
+        for (ranks, sequence) in LAYOUTS {
+            for rank in 0..ranks {
+                for spec in case.dry_run(ranks, rank, sequence).0 {
+                    let stored = case.model.stored_as(&spec);
+                    for length in [1, 7, 64, spec.elements() as u64] {
+                        check_pieces(&spec, &stored, length);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Elements of files, numbered over the whole parameter, arrive where the part has them.
+fn check_pieces(spec: &ParameterSpec, stored: &[Stored], length: u64) {
+    let stripe = spec.stripe();
+    let count = spec.elements() as u64;
+    for start in (0..count).step_by(length as usize * 3) {
+        let piece = start..(start + length).min(count);
+        let mut read = vec![u64::MAX; (piece.end - piece.start) as usize];
+        for stored in stored {
+            let Some(overlap) = stored.within(spec, piece.clone()) else { continue };
+            for (theirs, ours) in overlap.theirs.zip(overlap.ours) {
+                assert_eq!(read[ours], u64::MAX, "{}: read twice", spec.name);
+                read[ours] = stored.first + stripe.global(theirs);
+            }
+        }
+        let expected: Vec<u64> = piece.map(|local| stripe.global(local)).collect();
+        assert_eq!(read, expected, "{}: {stripe}", spec.name);
+    }
+}
+
+#[test]
+fn a_dry_run_finds_every_tensor_placed_as_its_reader_needs() {
+    for case in Case::families() {
+        for split in [false, true] {
+            let case = Case { split, ..case.clone() };
+            for (ranks, sequence) in LAYOUTS {
+                for rank in 0..ranks {
+                    let (_, trace) = case.dry_run(ranks, rank, sequence);
+                    let faults: Vec<String> = trace.faults.iter().map(ToString::to_string).collect();
+                    assert_eq!(faults, [""; 0], "{}, {ranks} ranks, sequence {sequence}", case.folder);
+                }
+            }
+        }
+    }
+}
+
+/// Where the layers of a block, the ends of the model and the transform before its head exchange tensors.
+#[test]
+fn a_dry_run_finds_every_collective_that_is_left_out() {
+    let both = ["embedding.y", "row.y", "column.dx", "head.statistics", "head.dx"];
+    let with_sequence = ["embedding.dy", "column.x", "column.again", "row.dy", "head.x"];
+    for case in Case::families() {
+        for sequence in [false, true] {
+            let places = both.iter().chain(with_sequence.iter().filter(|_| sequence));
+            for at in places {
+                let mistake = Some(Mistake { at, wrong: Wrong::Skipped });
+                let (_, trace) = case.dry_run_with(2, 0, sequence, mistake);
+                assert!(!trace.faults.is_empty(), "{}: {at} left out, sequence {sequence}", case.folder);
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Runs a pipeline schedule: one match over its actions.
+//!
+//! The schedule is data (`plan::pipeline`): for each rank the actions of its stages and the messages between
+//! them. Every channel (sending rank, receiving rank) has a group of its own, whose thread moves tensors beside the
+//! computation: a receive is posted one ahead, with memory of its own; a send waits only for the one before it.
+//! Groups are shared by channels that have no rank in common, so a handful serves any number of ranks.
+//!
+//! Price a boundary and micro-batch: S bytes of activations forward, S backward; with sequence parallelism S / t on
+//! each tensor-parallel rank.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use phalanx_collectives::{CollectiveError, Group, Pending};
+use phalanx_layers::{Activation, Context};
+use phalanx_plan::pipeline::{Action, Channel, Kind, Message, Schedule, Step, lower, messages};
+use phalanx_tensor::{Category, CrossEntropy, Device, Shape, Tensor, View};
+use phalanx_trace::{Placements, micro_batch_tag};
+
+use crate::stage::{From, Kept, Later, Seen, Stage};
+use crate::tensor::exchange::owned;
+
+/// What one rank of a pipeline does in a step, and which messages come to it.
+#[derive(Clone, Debug)]
+pub struct Program {
+    steps: Vec<Step>,
+    /// By sending rank.
+    incoming: BTreeMap<usize, Vec<Message>>,
+}
+
+impl Program {
+    /// The part of `rank` in a checked schedule.
+    pub fn new(schedule: &Schedule, rank: usize) -> Program {
+        let steps = lower(schedule).swap_remove(rank);
+        let to_here = messages(schedule).into_iter().filter(|channel| channel.to == rank);
+        Program { steps, incoming: to_here.map(|channel| (channel.from, channel.messages)).collect() }
+    }
+}
+
+/// Which of several groups each channel of a schedule uses: no two of a rank use the same.
+pub fn wiring(schedule: &Schedule) -> BTreeMap<(usize, usize), usize> {
+    let mut wiring: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    for Channel { from, to, .. } in messages(schedule) {
+        let meets = |(a, b): &(usize, usize)| [*a, *b].iter().any(|rank| [from, to].contains(rank));
+        let taken: Vec<usize> =
+            wiring.iter().filter(|(pair, _)| meets(pair)).map(|(_, group)| *group).collect();
+        let free = (0..).find(|group| !taken.contains(group)).expect("numbers do not end");
+        wiring.insert((from, to), free);
+    }
+    wiring
+}
+
+/// The groups of the channels, over the ranks of the pipeline.
+#[derive(Clone, Default)]
+pub struct Wires {
+    /// As [`wiring`] counts them.
+    pub groups: Vec<Arc<dyn Group>>,
+    /// By sending and receiving rank.
+    pub wiring: BTreeMap<(usize, usize), usize>,
+    /// Micro-batches are taken for each other on purpose, for tests of what finds it.
+    #[doc(hidden)]
+    pub disordered: bool,
+}
+
+/// What a run of a program is fed with.
+pub struct Feed<'a> {
+    /// Computes.
+    pub device: &'a Device,
+    /// Of a micro-batch.
+    pub context: &'a dyn Fn(usize) -> Context<'a>,
+    /// Token ids of a micro-batch, `[batch, seq]` u32.
+    pub tokens: &'a dyn Fn(usize) -> Activation,
+    /// Its targets, `[batch, seq]` u32.
+    pub targets: &'a dyn Fn(usize) -> Tensor,
+    /// Numbers of the loss.
+    pub numbers: CrossEntropy,
+    /// Of what passes from stage to stage.
+    pub boundary: Shape,
+    /// Over the axes.
+    pub placements: Placements,
+}
+
+/// Watches the micro-batches of a step: which of them, what, and its numbers.
+pub type WatchMicroBatches<'a> = Option<&'a mut dyn FnMut(usize, Seen, View)>;
+
+/// The channels of a rank, while a program runs.
+struct Mail<'a> {
+    feed: &'a Feed<'a>,
+    wires: &'a Wires,
+    rank: usize,
+    incoming: &'a BTreeMap<usize, Vec<Message>>,
+    /// By sending rank: messages that came, and the next on its way.
+    coming: BTreeMap<usize, (usize, Option<Pending<Tensor>>)>,
+    /// By receiving rank.
+    going: BTreeMap<usize, Pending<Tensor>>,
+    /// What came, or stays on this rank, and was not used yet.
+    here: BTreeMap<(usize, usize, bool), Activation>,
+}
+
+/// What the two ends of a message must agree on.
+fn tag(message: &Message) -> u64 {
+    let Message { stage_to, micro_batch, forward, .. } = *message;
+    micro_batch_tag(stage_to, micro_batch, forward)
+}
+
+impl<'a> Mail<'a> {
+    fn group(&self, from: usize, to: usize) -> &'a Arc<dyn Group> {
+        &self.wires.groups[self.wires.wiring[&(from, to)]]
+    }
+
+    /// Makes room for the next message from `from`, if there is one, and asks for it.
+    fn post(&mut self, from: usize, number: usize) {
+        let message = self.incoming[&from].get(number);
+        let pending = message.map(|message| {
+            let Feed { device, context, boundary, placements, .. } = *self.feed;
+            let dtype = context(message.micro_batch).compute;
+            let x = device.alloc(dtype, boundary, Category::Activations, "pipeline.received");
+            device.place(x.view(), placements);
+            self.group(from, self.rank).recv(x, from, tag(message))
+        });
+        self.coming.insert(from, (number, pending));
+    }
+
+    /// Waits for the next message from `from` and keeps it.
+    fn receive(&mut self, from: usize, message: &Message) -> Result<(), CollectiveError> {
+        let (number, pending) = self.coming.remove(&from).expect("every channel has its next message");
+        let x = pending.expect("a message that was asked for").wait()?;
+        self.post(from, number + 1);
+        self.keep(message.stage_to, message.micro_batch, message.forward, Arc::new(x));
+        Ok(())
+    }
+
+    fn send(&mut self, to: usize, message: &Message) -> Result<(), CollectiveError> {
+        let x = self.take(message.stage_to, message.micro_batch, message.forward);
+        let x = owned(&(self.feed.context)(message.micro_batch), x);
+        if let Some(before) = self.going.remove(&to) {
+            drop(before.wait()?);
+        }
+        let mut sent = *message;
+        sent.micro_batch ^= usize::from(self.wires.disordered && message.forward);
+        self.going.insert(to, self.group(self.rank, to).send(x, to, tag(&sent)));
+        Ok(())
+    }
+
+    fn keep(&mut self, stage: usize, micro_batch: usize, forward: bool, x: Activation) {
+        let known = self.here.insert((stage, micro_batch, forward), x);
+        assert!(known.is_none(), "one message for stage {stage}, micro-batch {micro_batch}");
+    }
+
+    fn take(&mut self, stage: usize, micro_batch: usize, forward: bool) -> Activation {
+        let found = self.here.remove(&(stage, micro_batch, forward));
+        found.unwrap_or_else(|| panic!("stage {stage} has not got micro-batch {micro_batch}"))
+    }
+}
+
+/// Runs this rank's part of a schedule: every micro-batch forward and backward; losses are added to `loss` `[1]`
+/// where the last stage is. Gradients are on their way when this returns.
+///
+/// # Errors
+/// When a collective fails: a peer died, stalled or disagreed.
+pub fn run<'a>(
+    stages: &mut [Stage],
+    program: &'a Program,
+    wires: &'a Wires,
+    rank: usize,
+    feed: &'a Feed<'a>,
+    loss: &mut Tensor,
+    mut watch: WatchMicroBatches,
+) -> Result<(), CollectiveError> {
+    let mut mail = Mail {
+        feed,
+        wires,
+        rank,
+        incoming: &program.incoming,
+        coming: BTreeMap::new(),
+        going: BTreeMap::new(),
+        here: BTreeMap::new(),
+    };
+    program.incoming.keys().for_each(|from| mail.post(*from, 0));
+    let mut held = Held::default();
+    for step in &program.steps {
+        match step {
+            Step::Recv { from, message } => mail.receive(*from, message)?,
+            Step::Send { to, message } => mail.send(*to, message)?,
+            Step::Compute(action) => {
+                let stage = stages.iter_mut().find(|stage| stage.index == action.stage);
+                let stage = stage.expect("a schedule gives a rank actions of its stages");
+                compute(stage, action, &mut mail, &mut held, loss, &mut watch)?;
+            }
+        }
+    }
+    for (_, sent) in std::mem::take(&mut mail.going) {
+        drop(sent.wait()?);
+    }
+    assert!(
+        mail.here.is_empty() && held.kept.is_empty() && held.later.is_empty(),
+        "a schedule uses everything"
+    );
+    Ok(())
+}
+
+/// What micro-batches keep between their actions, by stage and micro-batch.
+#[derive(Default)]
+struct Held {
+    kept: BTreeMap<(usize, usize), Kept>,
+    later: BTreeMap<(usize, usize), Later>,
+}
+
+fn compute(
+    stage: &mut Stage,
+    action: &Action,
+    mail: &mut Mail,
+    held: &mut Held,
+    loss: &mut Tensor,
+    watch: &mut WatchMicroBatches,
+) -> Result<(), CollectiveError> {
+    let Action { stage: index, kind, micro_batch } = *action;
+    let feed = mail.feed;
+    let cx = (feed.context)(micro_batch);
+    let mut seen = watch.as_mut().map(|watch| |seen: Seen, x: View| watch(micro_batch, seen, x));
+    let mut seen = seen.as_mut().map(|see| see as &mut dyn FnMut(Seen, View));
+    let key = (index, micro_batch);
+    match kind {
+        Kind::Forward => {
+            let x = match index {
+                0 => (feed.tokens)(micro_batch),
+                _ => mail.take(index, micro_batch, true),
+            };
+            let (y, kept) = stage.forward(&cx, x, &mut seen)?;
+            match (stage.is_last(), cx.keep) {
+                (true, true) => {}
+                (true, false) => {
+                    let targets = (feed.targets)(micro_batch);
+                    let part = stage.loss(&cx, y, &targets, feed.numbers)?;
+                    feed.device.add(part.view(), loss.view_mut());
+                }
+                (false, _) => mail.keep(index + 1, micro_batch, true, y),
+            }
+            if cx.keep {
+                held.kept.insert(key, kept);
+            }
+        }
+        Kind::Backward | Kind::Input => {
+            let kept = held.kept.remove(&key).expect("backward comes after forward");
+            let targets = stage.is_last().then(|| (feed.targets)(micro_batch));
+            let from = match &targets {
+                Some(targets) => From::Targets(targets, feed.numbers),
+                None => From::Derivative(mail.take(index, micro_batch, false)),
+            };
+            let arrived = match kind {
+                Kind::Input => {
+                    let (arrived, later) = stage.backward_input(&cx, kept, from, &mut seen)?;
+                    held.later.insert(key, later);
+                    arrived
+                }
+                _ => stage.backward(&cx, kept, from, &mut seen)?,
+            };
+            if let Some(part) = arrived.loss {
+                feed.device.add(part.view(), loss.view_mut());
+            }
+            if let Some(dx) = arrived.dx {
+                mail.keep(index - 1, micro_batch, false, dx);
+            }
+        }
+        Kind::Weight => {
+            let later = held.later.remove(&key).expect("weights come after inputs");
+            stage.backward_weight(&cx, later, &mut seen)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,348 @@
+//! One stage: consecutive blocks of a model with their parameters, and the walk over them.
+//!
+//! A model that is not cut is one stage. Forward walks the blocks; the last stage's head computes loss and
+//! derivative in one pass, when backward begins. Backward walks them in reverse, whole or in two parts: the
+//! derivative of the input first, parameter gradients later. The head has no second part: its gradients are
+//! written with the first (keeping them for later would mean keeping logits), so in a schedule with two parts its
+//! parameters share no chunk with those of blocks.
+
+use phalanx_collectives::CollectiveError;
+use phalanx_layers::{Activation, Context, Deferred, Failure, Network, ParameterSpec, Saved};
+use phalanx_tensor::{CrossEntropy, Device, Tensor, View};
+use phalanx_trace::{Axis, Placement, Placements};
+
+use crate::zero::Zero;
+
+/// What a walk shows to whoever watches it, in the order in which it comes to be. Blocks are numbered as in the
+/// whole network, the head last; `index` is into the uses of the block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Seen {
+    /// A parameter, as the block reads it.
+    Parameter {
+        /// The block.
+        block: usize,
+        /// Which of its parameters.
+        index: usize,
+    },
+    /// What a block's forward made.
+    Output {
+        /// The block.
+        block: usize,
+    },
+    /// The loss of the micro-batch.
+    Loss,
+    /// The gradient of a parameter as its layer wrote it, before it is reduced.
+    Gradient {
+        /// The block.
+        block: usize,
+        /// Which of its parameters.
+        index: usize,
+    },
+    /// The gradient of what a block was given.
+    InputGradient {
+        /// The block.
+        block: usize,
+    },
+}
+
+/// Watches a walk; `None` in a step, which waits for nothing.
+pub type Watch<'a> = Option<&'a mut dyn FnMut(Seen, View)>;
+
+/// Blocks of a model, and what this rank has of their parameters.
+pub struct Stage {
+    /// Number of the stage.
+    pub index: usize,
+    /// Its blocks.
+    pub network: Network,
+    /// Its chunks.
+    pub zero: Zero,
+    /// Parameters (of this stage) of which other stages have copies: each gradient is one term.
+    pub tied: Vec<usize>,
+}
+
+/// How a parameter lies over the mesh.
+fn tensor_placement(spec: &ParameterSpec) -> Placements {
+    let placement = spec.part.as_ref().map_or(Placement::Replicated, |part| Placement::Shard(part.dim as u8));
+    Placements::REPLICATED.with(Axis::Tensor, placement)
+}
+
+/// What forward keeps of a micro-batch until backward.
+pub struct Kept {
+    /// By block.
+    saved: Vec<Saved>,
+    /// Input of the head, in the last stage.
+    head: Option<Activation>,
+}
+
+/// What the first part of a backward keeps of a micro-batch until the second: by block, last first.
+pub struct Later(Vec<Deferred>);
+
+/// Where backward begins.
+pub enum From<'a> {
+    /// The last stage: targets `[batch, seq]` u32 and the numbers of their loss.
+    Targets(&'a Tensor, CrossEntropy),
+    /// An earlier one: the derivative of its output.
+    Derivative(Activation),
+}
+
+/// What backward comes to.
+pub struct Arrived {
+    /// Derivative of the stage's input; token ids have none.
+    pub dx: Option<Activation>,
+    /// The sum of losses as the numbers say, `[1]`, in the last stage.
+    pub loss: Option<Tensor>,
+}
+
+/// What a layer's failure is: layers exchange tensors through groups alone.
+fn cause(failure: Failure) -> CollectiveError {
+    match failure.0.downcast::<CollectiveError>() {
+        Ok(error) => *error,
+        Err(other) => panic!("a layer failed, and not in a collective: {other}"),
+    }
+}
+
+impl Stage {
+    /// Whether the head is here.
+    pub fn is_last(&self) -> bool {
+        self.network.head.is_some()
+    }
+
+    /// x: token ids `[batch, seq]` u32, or activations of the stage before -> its output, and what is kept.
+    ///
+    /// # Errors
+    /// When a collective fails: a peer died, stalled or disagreed.
+    pub fn forward(
+        &mut self,
+        cx: &Context,
+        x: Activation,
+        watch: &mut Watch,
+    ) -> Result<(Activation, Kept), CollectiveError> {
+        let mut x = x;
+        let mut saved = Vec::with_capacity(self.network.blocks.len());
+        for i in 0..self.network.blocks.len() {
+            let _scope = cx.device.scope(self.network.block_name(i));
+            self.enter(cx, i)?;
+            self.show_parameters(watch, i);
+            let layer = &self.network.blocks[i].layer;
+            let (y, kept) = layer.forward(cx, &self.zero.parameters(i), x, None).map_err(cause)?;
+            self.zero.release(i);
+            show(watch, Seen::Output { block: self.network.first_block + i }, &y);
+            x = y;
+            saved.push(kept);
+        }
+        let head = self.is_last().then(|| x.clone());
+        Ok((x, Kept { saved, head }))
+    }
+
+    /// All of backward; gradients are where `zero` keeps them, and on their way to their owners when this returns.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn backward(
+        &mut self,
+        cx: &Context,
+        kept: Kept,
+        from: From,
+        watch: &mut Watch,
+    ) -> Result<Arrived, CollectiveError> {
+        let Kept { mut saved, head } = kept;
+        let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
+        for i in (0..self.network.blocks.len()).rev() {
+            let kept = saved.pop().expect("forward saved one entry a block");
+            let _scope = cx.device.scope(self.network.block_name(i));
+            self.enter(cx, i)?;
+            self.show_parameters(watch, i);
+            self.zero.open_gradients(i)?;
+            let layer = &self.network.blocks[i].layer;
+            let (parameters, mut gradients) = self.zero.parameters_and_gradients(i);
+            let dx = layer.backward(cx, &parameters, &mut gradients, kept, dy, None).map_err(cause)?;
+            drop((parameters, gradients));
+            self.zero.release(i);
+            self.show_gradients(watch, i);
+            self.show_input_gradient(watch, i, dx.as_ref());
+            self.reduce(cx, i)?;
+            let Some(dx) = dx else { return Ok(Arrived { dx: None, loss }) };
+            dy = dx;
+        }
+        Ok(Arrived { dx: Some(dy), loss })
+    }
+
+    /// The first part of backward: the derivative of the input, and what the second part needs.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn backward_input(
+        &mut self,
+        cx: &Context,
+        kept: Kept,
+        from: From,
+        watch: &mut Watch,
+    ) -> Result<(Arrived, Later), CollectiveError> {
+        let Kept { mut saved, head } = kept;
+        let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
+        let mut later = Vec::with_capacity(self.network.blocks.len());
+        for i in (0..self.network.blocks.len()).rev() {
+            let kept = saved.pop().expect("forward saved one entry a block");
+            let _scope = cx.device.scope(self.network.block_name(i));
+            self.enter(cx, i)?;
+            self.show_parameters(watch, i);
+            let layer = &self.network.blocks[i].layer;
+            let parameters = self.zero.parameters(i);
+            let (dx, deferred) = layer.backward_input(cx, &parameters, kept, dy, None).map_err(cause)?;
+            drop(parameters);
+            self.zero.release(i);
+            self.show_input_gradient(watch, i, dx.as_ref());
+            later.push(deferred);
+            match dx {
+                Some(dx) => dy = dx,
+                None => return Ok((Arrived { dx: None, loss }, Later(later))),
+            }
+        }
+        Ok((Arrived { dx: Some(dy), loss }, Later(later)))
+    }
+
+    /// The second part: parameter gradients. It reads no parameters.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn backward_weight(
+        &mut self,
+        cx: &Context,
+        later: Later,
+        watch: &mut Watch,
+    ) -> Result<(), CollectiveError> {
+        for (i, deferred) in (0..self.network.blocks.len()).rev().zip(later.0) {
+            let _scope = cx.device.scope(self.network.block_name(i));
+            self.zero.open_gradients(i)?;
+            let layer = &self.network.blocks[i].layer;
+            layer.backward_weight(cx, &mut self.zero.gradients(i), deferred).map_err(cause)?;
+            self.show_gradients(watch, i);
+            self.reduce(cx, i)?;
+        }
+        Ok(())
+    }
+
+    /// The sum of losses of a micro-batch, from the output of [`Stage::forward`] of the last stage.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn loss(
+        &mut self,
+        cx: &Context,
+        x: Activation,
+        targets: &Tensor,
+        numbers: CrossEntropy,
+    ) -> Result<Tensor, CollectiveError> {
+        let index = self.network.head_index();
+        self.enter(cx, index)?;
+        let head = self.network.head.as_ref().expect("the last stage");
+        let loss = head.loss(cx, &self.zero.parameters(index), x, targets, numbers).map_err(cause)?;
+        self.zero.release(index);
+        Ok(loss)
+    }
+
+    /// Waits until gradients are summed over data. Those of tied parameters are then terms of a sum over stages.
+    ///
+    /// # Errors
+    /// When a reduction fails.
+    pub fn finish_gradients(&mut self, device: &Device) -> Result<(), CollectiveError> {
+        self.zero.finish_gradients()?;
+        if device.is_meta() {
+            for tied in &self.tied {
+                self.zero.place_terms(*tied, Axis::Pipeline);
+            }
+        }
+        Ok(())
+    }
+
+    /// The derivative of the last block's output, and in the last stage the loss.
+    fn begin_backward(
+        &mut self,
+        cx: &Context,
+        x: Option<Activation>,
+        from: From,
+        watch: &mut Watch,
+    ) -> Result<(Activation, Option<Tensor>), CollectiveError> {
+        let (targets, numbers) = match from {
+            From::Derivative(dy) => return Ok((dy, None)),
+            From::Targets(targets, numbers) => (targets, numbers),
+        };
+        let index = self.network.head_index();
+        self.enter(cx, index)?;
+        self.show_parameters(watch, index);
+        self.zero.open_gradients(index)?;
+        let head = self.network.head.as_ref().expect("the last stage has targets");
+        let (parameters, mut gradients) = self.zero.parameters_and_gradients(index);
+        let x = x.expect("forward of the last stage keeps the head's input");
+        let (loss, dx) =
+            head.loss_and_gradient(cx, &parameters, &mut gradients, x, targets, numbers).map_err(cause)?;
+        drop((parameters, gradients));
+        self.zero.release(index);
+        show(watch, Seen::Loss, &loss);
+        self.show_gradients(watch, index);
+        self.show_input_gradient(watch, index, Some(&dx));
+        self.reduce(cx, index)?;
+        Ok((dx, Some(loss)))
+    }
+
+    /// Makes the parameters of a block readable, and tells a dry run how they are placed.
+    fn enter(&mut self, cx: &Context, block: usize) -> Result<(), CollectiveError> {
+        self.zero.acquire(block)?;
+        if cx.device.is_meta() {
+            let views = self.zero.parameters(block);
+            for (view, number) in views.into_iter().zip(&self.network.uses[block]) {
+                let spec = &self.network.parameters[*number];
+                cx.device.place_named(view, tensor_placement(spec), spec.name.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// The gradients of a block are written: a dry run checks what they are sums of.
+    fn reduce(&mut self, cx: &Context, block: usize) -> Result<(), CollectiveError> {
+        if cx.device.is_meta() {
+            for (index, view) in self.zero.written_gradients(block) {
+                let number = self.network.uses[block][index];
+                let spec = &self.network.parameters[number];
+                let mut expected = tensor_placement(spec);
+                if spec.partial {
+                    expected = expected.with(Axis::Tensor, Placement::Partial);
+                }
+                if self.zero.data_ranks() > 1 {
+                    expected = expected.with(Axis::Data, Placement::Partial);
+                }
+                let name = format!("gradient of {}", spec.name);
+                cx.device.expect_placement(view, &name, expected);
+                cx.device.place_named(view, expected, name);
+            }
+        }
+        self.zero.reduce(block)
+    }
+
+    fn show_parameters(&self, watch: &mut Watch, block: usize) {
+        let Some(watch) = watch else { return };
+        for (index, parameter) in self.zero.parameters(block).into_iter().enumerate() {
+            watch(Seen::Parameter { block: self.network.first_block + block, index }, parameter);
+        }
+    }
+
+    /// Backward runs from the last layer of a block to its first, and so do these.
+    fn show_gradients(&self, watch: &mut Watch, block: usize) {
+        let Some(watch) = watch else { return };
+        for (index, gradient) in self.zero.written_gradients(block).into_iter().rev() {
+            watch(Seen::Gradient { block: self.network.first_block + block, index }, gradient);
+        }
+    }
+
+    fn show_input_gradient(&self, watch: &mut Watch, block: usize, dx: Option<&Activation>) {
+        if let (Some(watch), Some(dx)) = (watch, dx) {
+            watch(Seen::InputGradient { block: self.network.first_block + block }, dx.view());
+        }
+    }
+}
+
+fn show(watch: &mut Watch, seen: Seen, x: &Tensor) {
+    if let Some(watch) = watch {
+        watch(seen, x.view());
+    }
+}

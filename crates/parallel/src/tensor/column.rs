@@ -1,0 +1,136 @@
+//! A linear layer of which each rank has some outputs (Megatron's f in front of it).
+//!
+//! Price a micro-batch of S bytes of activations, t ranks: forward nothing, backward an all_reduce of S. With
+//! sequence parallelism: forward an all_gather of S, backward the same once more (the gathered rows are not kept)
+//! and a reduce_scatter of S. The collective of backward runs beside the product of the weight gradient.
+
+use phalanx_layers::saved::{restore, restore_mut};
+use phalanx_layers::{
+    Activation, Context, Deferred, Gradient, Layer, ParameterSpec, Part, Rebuild, Result, Saved, Shared,
+    add_residual,
+};
+use phalanx_tensor::View;
+
+use super::exchange::{Exchange, Summing, owned};
+
+/// See the module's head.
+pub struct Column {
+    /// This rank's outputs.
+    inner: Box<dyn Layer>,
+    parts: Vec<Part>,
+    exchange: Exchange,
+    sequence: bool,
+}
+
+/// What the inner layer saved, without the rows that were gathered for it.
+struct SavedColumn {
+    inner: Saved,
+}
+
+impl Column {
+    /// `inner` has its part of the outputs; `parts` says which, by parameter.
+    pub fn new(inner: Box<dyn Layer>, parts: Vec<Part>, exchange: Exchange, sequence: bool) -> Column {
+        Column { inner, parts, exchange, sequence }
+    }
+
+    /// What the inner layer saved, with its input.
+    fn reopen(&self, cx: &Context, saved: Saved) -> Result<Saved> {
+        if !self.sequence {
+            return Ok(saved);
+        }
+        let SavedColumn { inner } = restore(saved.own);
+        let gathered = self.exchange.all_gather(cx, "column.again", saved.x.held())?;
+        Ok(Saved { x: Shared::Held(gathered), ..inner })
+    }
+
+    /// The sum over ranks of dx, each of which is one rank's term: the conjugate of what forward did with x.
+    #[track_caller]
+    fn sum(&self, cx: &Context, dx: Activation) -> Result<Summing> {
+        match self.sequence {
+            false => self.exchange.all_reduce("column.dx", owned(cx, dx)),
+            true => self.exchange.reduce_scatter(cx, "column.dx", owned(cx, dx)),
+        }
+    }
+}
+
+impl Layer for Column {
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let parts = self.parts.iter().cloned().map(Some);
+        self.inner
+            .parameters()
+            .into_iter()
+            .zip(parts)
+            .map(|(spec, part)| ParameterSpec { part, ..spec })
+            .collect()
+    }
+
+    /// x: `[batch, seq, in]`, or this rank's rows of it -> y: `[batch, seq, out / t]`
+    fn forward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        x: Activation,
+        residual: Option<Activation>,
+    ) -> Result<(Activation, Saved)> {
+        if !self.sequence {
+            return self.inner.forward(cx, parameters, x, residual);
+        }
+        let gathered = self.exchange.all_gather(cx, "column.x", &x)?;
+        let (y, mut inner) = self.inner.forward(cx, parameters, gathered, residual)?;
+        inner.x = Shared::Unread;
+        Ok((y, Saved::new(SavedColumn { inner }).with_input(x)))
+    }
+
+    fn rebuild(&self) -> Option<&dyn Rebuild> {
+        let inner = self.inner.rebuild()?;
+        if self.sequence { (!inner.reads_input()).then_some(self) } else { Some(inner) }
+    }
+
+    /// dx = the sum over ranks of dy · wᵀ; gradients as the inner layer's.
+    fn backward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        gradients: &mut [Gradient],
+        saved: Saved,
+        dy: Activation,
+        residual: Option<Activation>,
+    ) -> Result<Option<Activation>> {
+        let inner = self.reopen(cx, saved)?;
+        let (dx, deferred) = self.inner.backward_input(cx, parameters, inner, dy, None)?;
+        let summing = self.sum(cx, dx.expect("a linear layer has dx"))?;
+        self.inner.backward_weight(cx, gradients, deferred)?;
+        Ok(Some(add_residual(cx, summing.wait()?, residual)))
+    }
+
+    fn backward_input(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        saved: Saved,
+        dy: Activation,
+        residual: Option<Activation>,
+    ) -> Result<(Option<Activation>, Deferred)> {
+        let inner = self.reopen(cx, saved)?;
+        let (dx, deferred) = self.inner.backward_input(cx, parameters, inner, dy, None)?;
+        let summing = self.sum(cx, dx.expect("a linear layer has dx"))?;
+        Ok((Some(add_residual(cx, summing.wait()?, residual)), deferred))
+    }
+
+    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+        self.inner.backward_weight(cx, gradients, deferred)
+    }
+}
+
+/// With sequence parallelism, of an inner layer whose output needs no input.
+impl Rebuild for Column {
+    fn reads_input(&self) -> bool {
+        false
+    }
+
+    fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Result<Activation> {
+        let SavedColumn { inner } = restore_mut(&mut *saved.own);
+        let rebuild = self.inner.rebuild().expect("asked for, so there is one");
+        rebuild.output(cx, parameters, inner)
+    }
+}

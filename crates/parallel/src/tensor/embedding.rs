@@ -1,0 +1,141 @@
+//! An embedding whose token table is split over ranks by rows of the vocabulary.
+//!
+//! Each rank looks up the tokens that it has and leaves zeros for the others; the sum over ranks is the lookup.
+//! Position and type tables are everywhere and are added to the sum. Price: forward an all_reduce of the output (a
+//! reduce_scatter with sequence parallelism), backward nothing (an all_gather).
+
+use std::sync::Arc;
+
+use phalanx_layers::embedding::EmbeddingGradients;
+use phalanx_layers::{
+    Activation, Context, Deferred, Embedding, Gradient, Layer, ParameterSpec, Part, Result, Saved,
+    add_residual,
+};
+use phalanx_tensor::{Category, Lookup, View};
+use phalanx_trace::{Axis, Placement, Placements};
+
+use super::exchange::Exchange;
+
+/// See the module's head.
+pub struct VocabularyEmbedding {
+    embedding: Embedding,
+    /// Extents of the token table here.
+    shape: Vec<usize>,
+    part: Part,
+    exchange: Exchange,
+    sequence: bool,
+}
+
+impl VocabularyEmbedding {
+    /// `embedding` says what the whole is; `shape` and `part` what is here of its token table.
+    pub fn new(
+        embedding: Embedding,
+        shape: Vec<usize>,
+        part: Part,
+        exchange: Exchange,
+        sequence: bool,
+    ) -> VocabularyEmbedding {
+        VocabularyEmbedding { embedding, shape, part, exchange, sequence }
+    }
+
+    fn lookup(&self) -> Lookup {
+        let rows = self.part.stripe.run as usize / self.embedding.hidden;
+        Lookup::Token { first: self.exchange.rank() * rows, vocab: self.embedding.vocab }
+    }
+
+    /// The ids of this rank's rows. A tensor of their own where tables are looked up by them: it is known to be cut.
+    fn own_ids(&self, cx: &Context, ids: &Activation) -> Activation {
+        if !self.sequence || self.embedding.types.is_none() {
+            return ids.clone();
+        }
+        let rows = ids.shape().elements() / self.exchange.world_size();
+        let mut own = cx.device.alloc(ids.dtype(), [rows], Category::Activations, "embedding.own_ids");
+        cx.device.copy(ids.view().range(cx.first_row..cx.first_row + rows), own.view_mut());
+        let cut = cx.device.placements(ids.view()).with(Axis::Tensor, Placement::Shard(0));
+        cx.device.place(own.view(), cut);
+        Arc::new(own)
+    }
+
+    /// First row of this rank's, of the micro-batch's.
+    fn first_row(&self, cx: &Context) -> usize {
+        if self.sequence { cx.first_row } else { 0 }
+    }
+}
+
+impl Layer for VocabularyEmbedding {
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let mut parameters = self.embedding.parameters();
+        parameters[0].shape = self.shape.clone();
+        parameters[0].part = Some(self.part.clone());
+        for everywhere in &mut parameters[1..] {
+            everywhere.partial = self.sequence;
+        }
+        parameters
+    }
+
+    /// x: `[batch, seq]` u32 -> y: `[batch, seq, hidden]`, or this rank's rows of it
+    fn forward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        x: Activation,
+        residual: Option<Activation>,
+    ) -> Result<(Activation, Saved)> {
+        let [batch, seq] = x.dims();
+        let mut term = cx.activation([batch, seq, self.embedding.hidden], "embedding.term");
+        cx.device.embedding(x.view(), self.lookup(), parameters[0], None, false, term.view_mut());
+        let summing = match self.sequence {
+            false => self.exchange.all_reduce("embedding.y", term)?,
+            true => self.exchange.reduce_scatter(cx, "embedding.y", term)?,
+        };
+        let mut y = summing.wait()?;
+        let own = self.own_ids(cx, &x);
+        self.embedding.add_everywhere(cx, parameters, &own, self.first_row(cx), &mut y);
+        Ok((add_residual(cx, y, residual), Saved::new(()).with_input(x)))
+    }
+
+    /// Tables as `gradients` says; token ids have no gradient.
+    fn backward(
+        &self,
+        cx: &Context,
+        _: &[View],
+        gradients: &mut [Gradient],
+        saved: Saved,
+        dy: Activation,
+        _: Option<Activation>,
+    ) -> Result<Option<Activation>> {
+        let ids = saved.x.into_held();
+        let whole = match self.sequence {
+            false => dy.clone(),
+            true => self.exchange.all_gather(cx, "embedding.dy", &dy)?,
+        };
+        let (dtable, accumulate) = gradients[0].write();
+        if !accumulate {
+            // Which rows are here does not follow from ids and derivatives.
+            let rows = Placements::REPLICATED.with(Axis::Tensor, Placement::Shard(0));
+            cx.device.place(dtable.as_view(), rows);
+        }
+        cx.device.embedding_backward(ids.view(), self.lookup(), whole.view(), dtable, accumulate);
+        let own = self.own_ids(cx, &ids);
+        let rows = EmbeddingGradients { ids: &own, dy: &dy, first_row: self.first_row(cx) };
+        self.embedding.gradients_everywhere(cx, gradients, rows);
+        Ok(None)
+    }
+
+    /// Nothing: ids and dy are kept.
+    fn backward_input(
+        &self,
+        _: &Context,
+        _: &[View],
+        saved: Saved,
+        dy: Activation,
+        _: Option<Activation>,
+    ) -> Result<(Option<Activation>, Deferred)> {
+        Ok((None, Deferred::new((saved, dy))))
+    }
+
+    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+        let (saved, dy): (Saved, Activation) = deferred.restore();
+        self.backward(cx, &[], gradients, saved, dy, None).map(drop)
+    }
+}

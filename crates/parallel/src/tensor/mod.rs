@@ -1,0 +1,177 @@
+//! Tensor parallelism (Shoeybi et al., "Megatron-LM", arXiv 1909.08053) and sequence parallelism (Korthikanti et
+//! al., arXiv 2205.05198).
+//!
+//! A model is written once, with whole sizes; [`TensorParallel`] gives for each layer what this rank has of it: of
+//! a linear layer some columns ([`column`]) or some rows ([`row`]), of attention some heads, of the token table
+//! and the output projection some rows of the vocabulary ([`embedding`], [`head`]); norms and biases that are added to
+//! sums are everywhere. Over one rank it gives the layers themselves.
+//!
+//! ```text
+//! x -> norm -> column -> attention -> row -> + x -> norm -> column, GELU -> row -> +
+//!             f: -, all_reduce       g: all_reduce, -          as before
+//! ```
+//!
+//! With sequence parallelism the residual stream, norms and dropout see a t-th of the micro-batch's rows (tokens,
+//! batch-major): all_gather and reduce_scatter stand in place of the all_reduce; gradients of what is everywhere
+//! are then terms of a sum ([`phalanx_layers::ParameterSpec::partial`]). Bytes are the same.
+//!
+//! Every collective is one line in a layer's forward, its conjugate one line in the backward under it.
+
+pub mod column;
+pub mod embedding;
+pub mod exchange;
+pub mod head;
+pub mod row;
+pub mod rows;
+
+use std::sync::Arc;
+
+use phalanx_collectives::{Group, Solo};
+use phalanx_layers::{Attention, Embedding, Head, Layer, Linear, LinearCrossEntropy, LinearGelu, Part};
+use phalanx_plan::Stripe;
+use phalanx_tensor::Layout;
+
+use column::Column;
+use embedding::VocabularyEmbedding;
+pub use exchange::{Exchange, Mistake, Wrong};
+use head::VocabularyHead;
+use row::Row;
+use rows::OnRows;
+
+/// What this rank has of each layer. See the module's head.
+#[derive(Clone)]
+pub struct TensorParallel {
+    exchange: Exchange,
+    sequence: bool,
+}
+
+impl TensorParallel {
+    /// Over the ranks of `group`, with sequence parallelism or without.
+    pub fn new(group: Arc<dyn Group>, sequence: bool) -> TensorParallel {
+        let sequence = sequence && group.world_size() > 1;
+        TensorParallel { exchange: Exchange::new(group), sequence }
+    }
+
+    /// One rank, which has everything.
+    pub fn solo() -> TensorParallel {
+        TensorParallel::new(Arc::new(Solo::new("tensor")), false)
+    }
+
+    /// The same with a mistake made on purpose, for tests of what finds it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn mistaken(self, mistake: Option<Mistake>, elsewhere: Arc<dyn Group>) -> TensorParallel {
+        TensorParallel { exchange: self.exchange.mistaken(mistake, elsewhere), ..self }
+    }
+
+    /// Ranks that share each layer.
+    pub fn ranks(&self) -> usize {
+        self.exchange.world_size()
+    }
+
+    /// Whether the residual stream is sharded by rows.
+    pub fn sequence(&self) -> bool {
+        self.sequence
+    }
+
+    /// A part of `whole` of this rank: the `dim`-th dimension, which holds `packed` tensors side by side, is split.
+    /// Only the first dimension of an unpacked tensor may be split unevenly: the last rank then has less.
+    fn part(&self, whole: &[usize], dim: usize, packed: usize) -> (Vec<usize>, Part) {
+        let (ranks, rank) = (self.ranks(), self.exchange.rank());
+        let trailing: usize = whole[dim + 1..].iter().product();
+        let each = (whole[dim] / packed).div_ceil(ranks);
+        let even = (each * ranks * packed) == whole[dim];
+        assert!(even || (dim == 0 && packed == 1), "{whole:?}: dimension {dim} over {ranks} ranks");
+        let here = match even {
+            true => each * packed,
+            false => whole[0].saturating_sub(rank * each).min(each),
+        };
+        let mut shape = whole.to_vec();
+        shape[dim] = here;
+        let run = (each * trailing) as u64;
+        let stripe = Stripe { run, ranks: ranks as u64, rank: rank as u64 };
+        (shape, Part { whole: whole.to_vec(), dim, stripe })
+    }
+
+    /// A linear layer of which each rank has some outputs; they are `packed` results side by side (3 for queries,
+    /// keys and values), each split. To be followed by what treats outputs alone, then [`TensorParallel::row`].
+    pub fn column(&self, linear: Linear, packed: usize) -> Box<dyn Layer> {
+        if self.ranks() == 1 {
+            return Box::new(linear);
+        }
+        let parts = self.output_parts(&linear, packed);
+        let local = Linear { outputs: linear.outputs / self.ranks(), ..linear };
+        Box::new(Column::new(Box::new(local), parts, self.exchange.clone(), self.sequence))
+    }
+
+    /// The same with GELU of the outputs.
+    pub fn column_gelu(&self, layer: LinearGelu) -> Box<dyn Layer> {
+        if self.ranks() == 1 {
+            return Box::new(layer);
+        }
+        let parts = self.output_parts(&layer.linear, 1);
+        let linear = Linear { outputs: layer.linear.outputs / self.ranks(), ..layer.linear };
+        let local = LinearGelu { linear, gelu: layer.gelu };
+        Box::new(Column::new(Box::new(local), parts, self.exchange.clone(), self.sequence))
+    }
+
+    fn output_parts(&self, linear: &Linear, packed: usize) -> Vec<Part> {
+        let Linear { inputs, outputs, .. } = *linear;
+        let (_, weight) = match linear.layout {
+            Layout::InOut => self.part(&[inputs, outputs], 1, packed),
+            Layout::OutIn => self.part(&[outputs, inputs], 0, packed),
+        };
+        let (_, bias) = self.part(&[outputs], 0, packed);
+        if linear.bias { vec![weight, bias] } else { vec![weight] }
+    }
+
+    /// A linear layer of which each rank has some inputs, those that [`TensorParallel::column`] gave it.
+    pub fn row(&self, linear: Linear) -> Box<dyn Layer> {
+        if self.ranks() == 1 {
+            return Box::new(linear);
+        }
+        let Linear { inputs, outputs, .. } = linear;
+        let (_, part) = match linear.layout {
+            Layout::InOut => self.part(&[inputs, outputs], 0, 1),
+            Layout::OutIn => self.part(&[outputs, inputs], 1, 1),
+        };
+        let local = Linear { inputs: inputs / self.ranks(), ..linear };
+        Box::new(Row::new(local, part, self.exchange.clone(), self.sequence))
+    }
+
+    /// Attention over some of the heads.
+    pub fn attention(&self, attention: Attention) -> Attention {
+        let (ranks, rank) = (self.ranks(), self.exchange.rank());
+        let all = attention.heads.heads;
+        assert!(all.is_multiple_of(ranks), "{all} heads over {ranks} ranks");
+        let heads = phalanx_tensor::Heads { heads: all / ranks, ..attention.heads };
+        Attention { heads, first_head: rank * (all / ranks), all_heads: all, ..attention }
+    }
+
+    /// A layer that every rank has whole and that sees each row alone (norms, dropout).
+    pub fn rows(&self, layer: impl Layer + 'static) -> Box<dyn Layer> {
+        match self.sequence {
+            true if !self.exchange.is_mistaken("rows.partial") => Box::new(OnRows(layer)),
+            _ => Box::new(layer),
+        }
+    }
+
+    /// An embedding of which each rank has some tokens.
+    pub fn embedding(&self, embedding: Embedding) -> Box<dyn Layer> {
+        if self.ranks() == 1 {
+            return Box::new(embedding);
+        }
+        let (shape, part) = self.part(&[embedding.vocab, embedding.hidden], 0, 1);
+        Box::new(VocabularyEmbedding::new(embedding, shape, part, self.exchange.clone(), self.sequence))
+    }
+
+    /// An output projection with cross entropy of which each rank has some classes.
+    pub fn head(&self, head: LinearCrossEntropy) -> Box<dyn Head> {
+        if self.ranks() == 1 {
+            return Box::new(head);
+        }
+        let weight = self.part(&[head.vocab, head.hidden], 0, 1);
+        let bias = self.part(&[head.vocab], 0, 1);
+        Box::new(VocabularyHead::new(head, weight, bias, self.exchange.clone(), self.sequence))
+    }
+}

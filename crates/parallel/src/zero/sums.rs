@@ -1,0 +1,96 @@
+//! Sums of gradients over other axes than data, once they are summed over that.
+//!
+//! Two kinds. *Partial*: a parameter that every tensor-parallel rank has whole, in a layer that sees a part of the
+//! rows (sequence parallelism): each rank's gradient is one term. They are small vectors, so all of them are
+//! packed into one buffer for one all_reduce. *Tied*: a parameter that several pipeline stages use: each stage has
+//! a copy, which lies alone in its chunk, and the gradient of one term.
+//!
+//! Sums are elementwise and come after those over data, so they have the same bits whatever the ZeRO stage. Bytes: S
+//! of the vectors, 2 S (t - 1) / t sent; of a tied table of T bytes under stage 1 and above, its shard T / N.
+
+use std::ops::Range;
+
+use phalanx_collectives::{CollectiveError, Group};
+use phalanx_tensor::{Category, Tensor};
+use phalanx_trace::{Axis, Placement};
+
+use super::{Zero, update};
+
+impl Zero {
+    /// Adds up over `tensor` the gradients of which each of its ranks has a term; `times` is 1, but where a test
+    /// has it wrong.
+    ///
+    /// # Errors
+    /// When the all_reduce fails.
+    pub fn sum_partial(&mut self, tensor: &dyn Group, times: usize) -> Result<(), CollectiveError> {
+        let places = self.places(&self.map.partial);
+        let elements: usize = places.iter().map(|(_, range)| range.len()).sum();
+        if elements == 0 {
+            return Ok(());
+        }
+        let dtype = self.gradients.accumulate();
+        let mut packed = self.device.alloc(dtype, [elements], Category::Communication, "partial_gradients");
+        let mut at = 0;
+        for (c, range) in &places {
+            let to = packed.view_mut().range(at..at + range.len());
+            self.device.copy(self.gradients.summed(&self.map, *c, range.clone()), to);
+            at += range.len();
+        }
+        for _ in 0..times {
+            packed = tensor.all_reduce(packed).wait()?;
+        }
+        at = 0;
+        for (c, range) in places {
+            let from = packed.view().range(at..at + range.len());
+            at += range.len();
+            self.device.copy(from, self.gradients.summed_mut(&self.map, c, range));
+        }
+        Ok(())
+    }
+
+    /// In a dry run: the summed gradient of parameter `p` of the stage is a term of a sum over `axis`.
+    pub fn place_terms(&self, p: usize, axis: Axis) {
+        let wanted: Vec<bool> = (0..self.map.shapes.len()).map(|other| other == p).collect();
+        for (c, range) in self.places(&wanted) {
+            let view = self.gradients.summed(&self.map, c, range);
+            self.device.place(view, self.device.placements(view).with(axis, Placement::Partial));
+        }
+    }
+
+    /// What this rank has of the summed gradient of parameter `number` of the model, in memory of its own.
+    pub fn take_summed(&self, number: usize) -> Tensor {
+        let places = self.tied(number);
+        let elements = places.iter().map(|(_, range)| range.len()).sum();
+        let dtype = self.gradients.accumulate();
+        let mut own: Tensor = self.device.alloc(dtype, [elements], Category::Communication, "tied_gradient");
+        for (c, range) in places {
+            self.device.copy(self.gradients.summed(&self.map, c, range), own.view_mut());
+        }
+        own
+    }
+
+    /// Replaces it.
+    pub fn put_summed(&mut self, number: usize, sum: &Tensor) {
+        for (c, range) in self.tied(number) {
+            self.device.copy(sum.view(), self.gradients.summed_mut(&self.map, c, range));
+        }
+    }
+
+    /// Where this rank's part of a tied parameter lies: nowhere, or in one piece, since it is alone in its chunk.
+    fn tied(&self, number: usize) -> Vec<(usize, Range<usize>)> {
+        let places = self.places(&self.map.numbers.iter().map(|n| *n == number).collect::<Vec<_>>());
+        assert!(places.len() <= 1, "a tied parameter is alone in its chunk");
+        places
+    }
+
+    /// Chunk and elements of what this rank updates of the parameters in question.
+    fn places(&self, wanted: &[bool]) -> Vec<(usize, Range<usize>)> {
+        let of_chunk = |c: usize| {
+            let stepped = update::stepped(&self.map, self.options.stage, c);
+            let segments = self.map.layout.segments(c, stepped.start as u64..stepped.end as u64);
+            let wanted = segments.filter(|s| wanted[s.parameter]);
+            wanted.map(move |s| (c, s.in_chunk.start as usize..s.in_chunk.end as usize))
+        };
+        (0..self.map.chunk_count()).flat_map(of_chunk).collect()
+    }
+}

@@ -1,0 +1,276 @@
+//! A rank that ends its job while others are inside a layer: every rank's walk over its stage returns the collective's
+//! error, wherever it is. Nothing panics and nothing hangs.
+
+mod rig;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use phalanx_collectives::{CollectiveError, Endpoint, Group, Solo, threads};
+use phalanx_layers::{
+    Block, Context, Embedding, Init, Layer, LinearCrossEntropy, Network, ParameterSpec, Recompute,
+};
+use phalanx_optim::Rule;
+use phalanx_parallel::stage::From;
+use phalanx_parallel::zero::Holding;
+use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
+use phalanx_plan::{ChunkSize, ParameterSize, Precision, lay_out};
+use phalanx_tensor::{Arena, Category, Cpu, CrossEntropy, DType, Device, Tensor};
+use rig::{BATCH, HIDDEN, ROWS, SEQ, block, norm};
+
+const VOCAB: usize = 50;
+/// After which a rank that waits has failed.
+const DEADLINE: Duration = Duration::from_secs(30);
+const NUMBERS: CrossEntropy =
+    CrossEntropy { scale: 1.0, gradient_scale: 1.0, label_smoothing: 0.0, z_loss: 0.0 };
+
+/// The calls of a stage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Call {
+    Forward,
+    Loss,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+}
+
+/// Where rank 1 ends the job.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum When {
+    /// Instead of a call.
+    Before(Call),
+    /// In a call, when it has seen this.
+    At(Call, Seen),
+}
+
+/// Embedding, a block, one that is recomputed, a norm, and the head.
+fn network(tensor: &TensorParallel) -> Network {
+    let embedding = Embedding {
+        tokens: "tokens".into(),
+        positions: "positions".into(),
+        types: None,
+        vocab: VOCAB,
+        length: SEQ,
+        hidden: HIDDEN,
+        init: Init::Normal(1.0),
+    };
+    let layers: [Box<dyn Layer>; 4] = [
+        tensor.embedding(embedding),
+        Box::new(block(tensor, (0.0, 0.0))),
+        Box::new(Recompute(block(tensor, (0.0, 0.0)))),
+        tensor.rows(norm("ln_f")),
+    ];
+    let named = layers.into_iter().enumerate();
+    let blocks = named.map(|(i, layer)| Block { name: format!("block {i}"), layer }).collect();
+    let head = LinearCrossEntropy {
+        weight: "head".into(),
+        bias: None,
+        vocab: VOCAB,
+        hidden: HIDDEN,
+        init: Init::Normal(1.0),
+    };
+    Network::new(blocks, tensor.head(head))
+}
+
+fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
+    let network = network(tensor);
+    let size = |p: &ParameterSpec| ParameterSize::new(&p.name, p.elements() as u64);
+    let sizes: Vec<ParameterSize> = network.parameters.iter().map(size).collect();
+    let layout = Arc::new(lay_out(&sizes, 1, &ChunkSize::None).unwrap());
+    let held = Holding { layout, answers: vec![true; network.parameters.len()], first_chunk: 0 };
+    let options = Options {
+        stage: phalanx_plan::Stage::Zero,
+        overlap: false,
+        prefetch: 0,
+        micro_batches: 1,
+        defer: false,
+        precision: Precision::F32,
+        rule: Rule::Sgd { momentum: 0.0, weight_decay: 0.0 },
+    };
+    let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
+    zero.begin("step");
+    Stage { index: 0, network, zero, tied: Vec::new() }
+}
+
+fn ids(device: &Device) -> Tensor {
+    let ids: Vec<u32> = (0..ROWS).map(|i| (i * 17 % VOCAB) as u32).collect();
+    let mut tensor = device.alloc(DType::U32, [BATCH, SEQ], Category::Activations, "test");
+    device.upload(&ids, tensor.view_mut());
+    tensor
+}
+
+/// A walk of all ranks.
+struct Walk {
+    ranks: usize,
+    sequence: bool,
+    calls: &'static [Call],
+    when: Option<When>,
+    /// Calls that ranks have begun, all together.
+    begun: AtomicUsize,
+}
+
+impl Walk {
+    /// Ends the job, when every rank has begun as many calls: none is still at the end of the one before.
+    fn end(&self, endpoint: &Endpoint, calls: usize) {
+        let start = Instant::now();
+        while self.begun.load(Ordering::Acquire) < calls * self.ranks {
+            assert!(start.elapsed() < DEADLINE, "the others do not come");
+            std::thread::yield_now();
+        }
+        endpoint.abort("rank 1 had enough");
+    }
+}
+
+/// A rank on its way; rank 1 ends the job when it is time. The error, and the call that returned it.
+fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Call, CollectiveError)> {
+    let Walk { sequence, calls, when, .. } = *walk;
+    let group: Arc<dyn Group> = endpoint.group("tensor");
+    let (rank, ranks) = (group.rank(), group.world_size());
+    let tensor = TensorParallel::new(group, sequence);
+    let device = Device::new(Cpu::new(1), Arena::heap());
+    let mut stage = stage(&device, &tensor);
+    let first_row = if sequence { rank * ROWS / ranks } else { 0 };
+    let cx = Context { first_row, ..Context::new(&device, DType::F32, [BATCH, SEQ]) };
+    let targets = ids(&device);
+    let (mut x, mut kept, mut later) = (None, None, None);
+    for (i, call) in calls.iter().enumerate() {
+        walk.begun.fetch_add(1, Ordering::AcqRel);
+        let end = || walk.end(endpoint, i + 1);
+        let mut see = |seen: Seen, _: phalanx_tensor::View| {
+            if rank == 1 && when == Some(When::At(*call, seen)) {
+                end();
+            }
+        };
+        let mut watch: Watch = Some(&mut see);
+        if rank == 1 && when == Some(When::Before(*call)) {
+            end();
+            return endpoint.check().map_err(|error| (*call, error));
+        }
+        let done = match call {
+            Call::Forward => stage.forward(&cx, Arc::new(ids(&device)), &mut watch).map(|(y, k)| {
+                (x, kept) = (Some(y), Some(k));
+            }),
+            Call::Loss => stage.loss(&cx, x.take().unwrap(), &targets, NUMBERS).map(drop),
+            Call::Backward => {
+                let from = From::Targets(&targets, NUMBERS);
+                stage.backward(&cx, kept.take().unwrap(), from, &mut watch).map(drop)
+            }
+            Call::BackwardInput => {
+                let from = From::Targets(&targets, NUMBERS);
+                stage.backward_input(&cx, kept.take().unwrap(), from, &mut watch).map(|(_, l)| {
+                    later = Some(l);
+                })
+            }
+            Call::BackwardWeight => stage.backward_weight(&cx, later.take().unwrap(), &mut watch),
+        };
+        done.map_err(|error| (*call, error))?;
+    }
+    Ok(())
+}
+
+/// All ranks, by rank. One that panics fails the test.
+fn walks(
+    (ranks, sequence): (usize, bool),
+    overlap: bool,
+    calls: &'static [Call],
+    when: Option<When>,
+) -> Vec<Result<(), (Call, CollectiveError)>> {
+    let options = phalanx_collectives::Options {
+        overlap,
+        deadline: DEADLINE,
+        ..phalanx_collectives::Options::default()
+    };
+    let shared = Walk { ranks, sequence, calls, when, begun: AtomicUsize::new(0) };
+    let shared = &shared;
+    std::thread::scope(|scope| {
+        let start = |endpoint: Endpoint| {
+            let endpoint = endpoint.with_options(options.clone());
+            scope.spawn(move || walk(&endpoint, shared))
+        };
+        let handles: Vec<_> = threads(ranks).into_iter().map(start).collect();
+        handles.into_iter().map(|h| h.join().expect("an error, not a panic")).collect()
+    })
+}
+
+use Call::{Backward, BackwardInput, BackwardWeight, Forward, Loss};
+
+const EVALUATION: &[Call] = &[Forward, Loss];
+const STEP: &[Call] = &[Forward, Backward];
+const SPLIT: &[Call] = &[Forward, BackwardInput, BackwardWeight];
+
+/// The number of the head.
+const HEAD: usize = 4;
+
+/// A walk, a place in it before its last collective, and the call that then fails on the others.
+const PLACES: [(&[Call], When, Call); 13] = [
+    (EVALUATION, When::Before(Forward), Forward),
+    (EVALUATION, When::Before(Loss), Loss),
+    (STEP, When::At(Forward, Seen::Output { block: 0 }), Forward),
+    (STEP, When::At(Forward, Seen::Output { block: 1 }), Forward),
+    (STEP, When::At(Forward, Seen::Parameter { block: 2, index: 0 }), Forward),
+    (STEP, When::Before(Backward), Backward),
+    (STEP, When::At(Backward, Seen::Parameter { block: HEAD, index: 0 }), Backward),
+    (STEP, When::At(Backward, Seen::Loss), Backward),
+    (STEP, When::At(Backward, Seen::InputGradient { block: 3 }), Backward),
+    (STEP, When::At(Backward, Seen::InputGradient { block: 2 }), Backward),
+    (SPLIT, When::Before(BackwardInput), BackwardInput),
+    (SPLIT, When::At(BackwardInput, Seen::InputGradient { block: HEAD }), BackwardInput),
+    (SPLIT, When::At(BackwardInput, Seen::InputGradient { block: 2 }), BackwardInput),
+];
+
+#[test]
+fn a_job_that_ends_inside_a_layer_is_an_error_of_the_stage() {
+    let expected = CollectiveError::Aborted { rank: 1, reason: "rank 1 had enough".into() };
+    // With shared rows the gradient of a token table gathers rows of its own, in the second part of backward.
+    let of_rows = [
+        (STEP, When::At(Backward, Seen::InputGradient { block: 1 }), Backward),
+        (SPLIT, When::Before(BackwardWeight), BackwardWeight),
+        (SPLIT, When::At(BackwardWeight, Seen::Gradient { block: 1, index: 0 }), BackwardWeight),
+    ];
+    for axis in [(2, false), (3, false), (2, true), (3, true)] {
+        for overlap in [false, true] {
+            let more = if axis.1 { &of_rows[..] } else { &[] };
+            for (calls, when, fails) in PLACES.iter().chain(more) {
+                let what = format!("(ranks, sequence) {axis:?}, overlap {overlap}, {when:?}");
+                let results = walks(axis, overlap, calls, Some(*when));
+                for (rank, result) in results.into_iter().enumerate() {
+                    assert_eq!(result, Err((*fails, expected.clone())), "{what}, rank {rank}");
+                }
+            }
+        }
+    }
+}
+
+/// The same walks with nobody who ends anything.
+#[test]
+fn walks_that_nobody_ends() {
+    for sequence in [false, true] {
+        for calls in [EVALUATION, STEP, SPLIT] {
+            assert_eq!(walks((3, sequence), true, calls, None), vec![Ok(()); 3], "{calls:?}");
+        }
+    }
+}
+
+/// A layer carries the error as its cause, for whoever runs layers without a stage.
+#[test]
+fn a_layer_says_why_it_failed() {
+    let mut ended = threads(2).into_iter();
+    let (own, other) = (ended.next().unwrap(), ended.next().unwrap());
+    other.abort("over");
+    let tensor = TensorParallel::new(own.group("tensor"), false);
+    let device = Device::new(Cpu::new(1), Arena::heap());
+    let layer = network(&tensor).blocks.remove(0).layer;
+    let tables: Vec<Tensor> = layer
+        .parameters()
+        .iter()
+        .map(|spec| device.alloc(DType::F32, spec.shape.as_slice(), Category::Parameters, "test"))
+        .collect();
+    let views: Vec<_> = tables.iter().map(Tensor::view).collect();
+    let cx = Context::new(&device, DType::F32, [BATCH, SEQ]);
+    let failure = layer.forward(&cx, &views, Arc::new(ids(&device)), None).err().expect("the job has ended");
+    let cause = failure.0.downcast_ref::<CollectiveError>();
+    assert_eq!(cause, Some(&CollectiveError::Aborted { rank: 1, reason: "over".into() }));
+    assert_eq!(failure.to_string(), "the job ended because of rank 1: over");
+}

@@ -1,0 +1,372 @@
+//! A layer on the ranks of a tensor axis, as threads, and the same layer whole on one rank: what each gives, and
+//! how far apart they may be.
+#![allow(dead_code, reason = "each test file uses its own part of the rig")]
+
+use std::sync::Arc;
+
+use phalanx_collectives::{Group, threads};
+use phalanx_layers::{
+    Activation, Attention, Context, Deferred, Draw, Dropped, Gradient, Init, Layer, LayerNorm, Linear,
+    LinearGelu, ParameterSpec, Residual, Saved, Sequence,
+};
+use phalanx_parallel::TensorParallel;
+use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
+
+/// Twelve rows: two, three and four ranks share them, and a share of three or four does not end where a sample does.
+pub const BATCH: usize = 2;
+pub const SEQ: usize = 6;
+pub const ROWS: usize = BATCH * SEQ;
+pub const HIDDEN: usize = 24;
+pub const HEADS: usize = 12;
+/// Micro-batches of a run.
+pub const MICRO_BATCHES: usize = 2;
+
+/// Axes that are tried: ranks, and whether they share rows too.
+pub const AXES: [(usize, bool); 6] = [(2, false), (3, false), (4, false), (2, true), (3, true), (4, true)];
+
+/// The draw of a later step, for a micro-batch that is not the first of the global batch.
+pub const DRAW: Draw = Draw { seed: 3, step: 5, first_sample: 7 };
+
+/// A model, written once for all axes.
+pub type Build = dyn Fn(&TensorParallel) -> Box<dyn Layer> + Sync;
+
+pub fn linear(prefix: &str, inputs: usize, outputs: usize, layout: Layout) -> Linear {
+    Linear { prefix: prefix.into(), inputs, outputs, layout, init: Init::Normal(1.0), bias: true }
+}
+
+pub fn norm(prefix: &str) -> LayerNorm {
+    LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5 }
+}
+
+/// Probabilities of dropping: attention, residual.
+pub type P = (f32, f32);
+
+/// The layers of both residual paths of a block.
+pub fn paths(tensor: &TensorParallel, layout: Layout, (attention, residual): P) -> [Vec<Box<dyn Layer>>; 2] {
+    let dropped = |layer, name: &str| Box::new(Dropped { layer, p: residual, name: name.into() });
+    let heads = Heads { heads: HEADS, causal: true };
+    let attention =
+        Attention { heads, dropout: attention, name: "attn".into(), first_head: 0, all_heads: HEADS };
+    let fc = LinearGelu { linear: linear("fc", HIDDEN, 4 * HIDDEN, layout), gelu: Gelu::Tanh };
+    [
+        vec![
+            tensor.rows(norm("ln_1")),
+            tensor.column(linear("qkv", HIDDEN, 3 * HIDDEN, layout), 3),
+            Box::new(tensor.attention(attention)),
+            dropped(tensor.row(linear("proj_1", HIDDEN, HIDDEN, layout)), "drop_1"),
+        ],
+        vec![
+            tensor.rows(norm("ln_2")),
+            tensor.column_gelu(fc),
+            dropped(tensor.row(linear("proj_2", 4 * HIDDEN, HIDDEN, layout)), "drop_2"),
+        ],
+    ]
+}
+
+pub fn block(tensor: &TensorParallel, p: P) -> Sequence {
+    let [a, b] = paths(tensor, Layout::InOut, p);
+    Sequence::new(vec![Box::new(Residual(Sequence::new(a))), Box::new(Residual(Sequence::new(b)))])
+}
+
+pub fn rebuilding_block(tensor: &TensorParallel, p: P) -> Sequence {
+    let [a, b] = paths(tensor, Layout::InOut, p).map(|path| Sequence::new(path).rebuilding());
+    Sequence::new(vec![Box::new(Residual(a)), Box::new(Residual(b))])
+}
+
+/// What a layer is run on.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Tokens below this go in, or activations of [`HIDDEN`].
+    pub vocab: Option<usize>,
+    /// Whether forward and backward are given a residual.
+    pub residual: bool,
+    pub draw: Option<Draw>,
+    pub compute: DType,
+    /// Whether backward comes in two parts, the second of both micro-batches last.
+    pub split: bool,
+}
+
+/// Activations in f32, nothing drawn.
+pub const PLAIN: Setting =
+    Setting { vocab: None, residual: false, draw: None, compute: DType::F32, split: false };
+
+/// What a rank has of the results: its rows, and its parts of the gradients.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Numbers {
+    /// Of all micro-batches, one after another.
+    pub y: Vec<Vec<f32>>,
+    pub dx: Vec<Vec<f32>>,
+    /// By parameter: the sum over micro-batches and what was there before.
+    pub gradients: Vec<Vec<f32>>,
+    pub specs: Vec<ParameterSpec>,
+}
+
+/// Every rank's answer, by rank. A rank that panics ends the job, and this test.
+pub fn on_ranks<R: Send>(ranks: usize, body: impl Fn(Arc<dyn Group>) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let run =
+            |endpoint: phalanx_collectives::Endpoint| scope.spawn(move || body(endpoint.group("tensor")));
+        let handles: Vec<_> = threads(ranks).into_iter().map(run).collect();
+        let join = |handle: std::thread::ScopedJoinHandle<R>| {
+            handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        handles.into_iter().map(join).collect()
+    })
+}
+
+/// A device to compute with, and what this rank has of rows and parameters there.
+pub struct Place<'a> {
+    pub device: Device,
+    pub tensor: &'a TensorParallel,
+    /// This rank's place.
+    pub rank: usize,
+}
+
+impl<'a> Place<'a> {
+    pub fn new(tensor: &'a TensorParallel, rank: usize) -> Place<'a> {
+        Place { device: Device::new(Cpu::new(1), Arena::heap()), tensor, rank }
+    }
+
+    /// Rows here: number of the first, and how many.
+    pub fn rows(&self) -> [usize; 2] {
+        let each = if self.tensor.sequence() { ROWS / self.tensor.ranks() } else { ROWS };
+        [if self.tensor.sequence() { self.rank * each } else { 0 }, each]
+    }
+
+    pub fn context(&self, setting: Setting, micro_batch: usize) -> Context<'_> {
+        let [first_row, _] = self.rows();
+        let later =
+            |draw: Draw| Draw { first_sample: draw.first_sample + (micro_batch * BATCH) as u64, ..draw };
+        let draw = setting.draw.map(later);
+        Context { draw, first_row, ..Context::new(&self.device, setting.compute, [BATCH, SEQ]) }
+    }
+
+    pub fn upload(&self, dtype: DType, shape: impl Into<Shape>, values: &[f32]) -> Tensor {
+        let shape = shape.into();
+        let alloc = |dtype| self.device.alloc(dtype, shape, Category::Activations, "test");
+        let (mut exact, mut tensor) = (alloc(DType::F32), alloc(dtype));
+        self.device.upload(values, exact.view_mut());
+        self.device.convert(exact.view(), tensor.view_mut());
+        tensor
+    }
+
+    pub fn read(&self, tensor: &Tensor) -> Vec<f32> {
+        let mut exact = self.device.alloc(DType::F32, tensor.shape(), Category::Activations, "test");
+        self.device.convert(tensor.view(), exact.view_mut());
+        let mut values = vec![0f32; tensor.shape().elements()];
+        self.device.download(exact.view(), &mut values);
+        values
+    }
+
+    /// This rank's rows of `[batch, seq, HIDDEN]` normal numbers.
+    pub fn activation(&self, compute: DType, name: &str, micro_batch: usize) -> Activation {
+        let all = normals(&format!("{name} {micro_batch}"), ROWS * HIDDEN);
+        let [first, rows] = self.rows();
+        let shape = if rows < ROWS { [1, rows, HIDDEN] } else { [BATCH, SEQ, HIDDEN] };
+        Arc::new(self.upload(compute, shape, &all[first * HIDDEN..(first + rows) * HIDDEN]))
+    }
+
+    /// All ids, of both types, some of them twice.
+    fn tokens(&self, vocab: usize, micro_batch: usize) -> Activation {
+        let token = |i: usize| ((i % 9 * 17 + micro_batch * 5) % vocab) as u32 | ((i as u32 / 2) % 2) << 31;
+        let ids: Vec<u32> = (0..ROWS).map(token).collect();
+        let mut tensor = self.device.alloc(DType::U32, [BATCH, SEQ], Category::Activations, "test");
+        self.device.upload(&ids, tensor.view_mut());
+        Arc::new(tensor)
+    }
+
+    /// This rank's part of a parameter, or of what was in its gradient before: of normal numbers of which a
+    /// sum over `fan_in` is about one, and gains of about one.
+    pub fn parameter(&self, dtype: DType, spec: &ParameterSpec, what: &str) -> Tensor {
+        let whole: usize = spec.whole_shape().iter().product();
+        let mut values = normals(&format!("{what} {}", spec.name), whole);
+        let std = (HIDDEN as f32).sqrt().recip();
+        values.iter_mut().for_each(|v| *v = *v * std + if spec.init == Init::Ones { 1.0 } else { 0.0 });
+        let mut here = vec![0f32; spec.elements()];
+        for (local, global) in spec.stripe().runs(0..here.len() as u64) {
+            here[range(&local)].copy_from_slice(&values[range(&global)]);
+        }
+        self.upload(dtype, spec.shape.as_slice(), &here)
+    }
+
+    /// What was in a gradient before; of one term of a sum, rank 0 has all of it.
+    pub fn gradient(&self, dtype: DType, spec: &ParameterSpec) -> Tensor {
+        let mut tensor = self.parameter(dtype, spec, "gradient");
+        if spec.partial && self.rank > 0 {
+            self.device.fill(tensor.view_mut(), 0.0);
+        }
+        tensor
+    }
+}
+
+fn range(r: &std::ops::Range<u64>) -> std::ops::Range<usize> {
+    r.start as usize..r.end as usize
+}
+
+pub fn normals(name: &str, count: usize) -> Vec<f32> {
+    let mut values = vec![0f32; count];
+    Init::Normal(1.0).fill(2, name, 0, &mut values);
+    values
+}
+
+/// Forward and backward of [`MICRO_BATCHES`] micro-batches, whose gradients are added to what was there.
+pub fn run(place: &Place, layer: &dyn Layer, setting: Setting) -> Numbers {
+    let Setting { vocab, residual, compute, split, .. } = setting;
+    let specs = layer.parameters();
+    let parameters: Vec<Tensor> = specs.iter().map(|s| place.parameter(compute, s, "parameter")).collect();
+    let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
+    let mut gradients: Vec<Tensor> = specs.iter().map(|s| place.gradient(DType::F32, s)).collect();
+    let mut written = vec![true; specs.len()];
+    let slots = gradients.iter_mut().zip(&mut written).map(|(g, w)| Gradient::new(g.view_mut(), w));
+    let mut slots: Vec<Gradient> = slots.collect();
+    let given = |name, m| residual.then(|| place.activation(compute, name, m));
+    let (mut y, mut dx) = (Vec::new(), Vec::new());
+    let mut deferred: Vec<Deferred> = Vec::new();
+    for m in 0..MICRO_BATCHES {
+        let cx = place.context(setting, m);
+        let x = vocab.map_or_else(|| place.activation(compute, "x", m), |vocab| place.tokens(vocab, m));
+        let (out, saved): (Activation, Saved) = layer.forward(&cx, &views, x, given("residual", m)).unwrap();
+        y.push(place.read(&out));
+        let residual = given("dresidual", m).filter(|_| vocab.is_none());
+        let dy = place.activation(compute, "dy", m);
+        let derivative = match split {
+            false => layer.backward(&cx, &views, &mut slots, saved, dy, residual).unwrap(),
+            true => {
+                let (dx, later) = layer.backward_input(&cx, &views, saved, dy, residual).unwrap();
+                deferred.push(later);
+                dx
+            }
+        };
+        assert_eq!(derivative.is_none(), vocab.is_some(), "tokens alone have no gradient");
+        dx.extend(derivative.map(|dx| place.read(&dx)));
+    }
+    for (m, later) in deferred.into_iter().enumerate() {
+        layer.backward_weight(&place.context(setting, m), &mut slots, later).unwrap();
+    }
+    drop(slots);
+    Numbers { y, dx, gradients: gradients.iter().map(|g| place.read(g)).collect(), specs }
+}
+
+/// On one rank.
+pub fn whole(build: &Build, setting: Setting) -> Numbers {
+    let tensor = TensorParallel::solo();
+    run(&Place::new(&tensor, 0), &*build(&tensor), setting)
+}
+
+/// On every rank of an axis.
+pub fn parts(build: &Build, (ranks, sequence): (usize, bool), setting: Setting) -> Vec<Numbers> {
+    on_ranks(ranks, |group| {
+        let rank = group.rank();
+        let tensor = TensorParallel::new(group, sequence);
+        run(&Place::new(&tensor, rank), &*build(&tensor), setting)
+    })
+}
+
+/// What all ranks have together. What several ranks have is the same on all of them.
+pub fn joined(parts: &[Numbers], sequence: bool) -> Numbers {
+    let rows = |of: fn(&Numbers) -> &Vec<Vec<f32>>| -> Vec<Vec<f32>> {
+        let joined = |m: usize| match sequence {
+            true => parts.iter().flat_map(|part| of(part)[m].clone()).collect(),
+            false => {
+                assert!(parts.iter().all(|part| of(part)[m] == of(&parts[0])[m]), "ranks differ");
+                of(&parts[0])[m].clone()
+            }
+        };
+        (0..of(&parts[0]).len()).map(joined).collect()
+    };
+    let gradient = |i: usize| {
+        let of: Vec<(&ParameterSpec, &[f32])> =
+            parts.iter().map(|part| (&part.specs[i], part.gradients[i].as_slice())).collect();
+        join_gradient(&of)
+    };
+    let whole = |spec: &ParameterSpec| ParameterSpec {
+        shape: spec.whole_shape().to_vec(),
+        part: None,
+        partial: false,
+        ..spec.clone()
+    };
+    let specs = &parts[0].specs;
+    Numbers {
+        y: rows(|n| &n.y),
+        dx: rows(|n| &n.dx),
+        gradients: (0..specs.len()).map(gradient).collect(),
+        specs: specs.iter().map(whole).collect(),
+    }
+}
+
+/// One parameter's gradient from what each rank has of it: parts are put together, every element once; terms are
+/// added up; what is neither is the same everywhere.
+pub fn join_gradient(parts: &[(&ParameterSpec, &[f32])]) -> Vec<f32> {
+    let (first, values) = parts[0];
+    assert!(first.part.is_none() || !first.partial, "{}: a part that is a term", first.name);
+    if first.partial {
+        return (0..values.len())
+            .map(|i| parts.iter().map(|(_, v)| f64::from(v[i])).sum::<f64>() as f32)
+            .collect();
+    }
+    if first.part.is_none() {
+        assert!(parts.iter().all(|(_, v)| *v == values), "{}: ranks differ", first.name);
+        return values.to_vec();
+    }
+    let elements: usize = first.whole_shape().iter().product();
+    let (mut whole, mut seen) = (vec![0f32; elements], vec![0; elements]);
+    for (spec, values) in parts {
+        let part = spec.part.as_ref().unwrap();
+        assert_eq!((&part.whole[..], &spec.name), (first.whole_shape(), &first.name));
+        assert_eq!(part.stripe.local_elements(elements as u64), Some(values.len() as u64), "{}", spec.name);
+        for (local, global) in spec.stripe().runs(0..values.len() as u64) {
+            whole[range(&global)].copy_from_slice(&values[range(&local)]);
+            seen[range(&global)].iter_mut().for_each(|count| *count += 1);
+        }
+    }
+    assert!(seen.iter().all(|count| *count == 1), "{}: every element lies on one rank", first.name);
+    whole
+}
+
+/// How far a result may be from the same sum in another order, in parts of the largest number of its tensor.
+///
+/// Two ways to add n terms differ by at most 2 (n - 1) u Σ|t|, u = ε / 2 (Higham, "Accuracy and Stability of
+/// Numerical Algorithms", 4.2); terms of random sign have Σ|t| ≤ √n √Σt², and √Σt² is the size of a typical
+/// result, which the largest of a tensor is not below. So n^1.5 ε for each sum of n terms on the way to a
+/// result; what comes in is passed on by layers that do not enlarge it (weights are scaled by their inputs' number,
+/// norms give numbers of size one), a norm and a softmax being sums too.
+pub fn allowed(sums: &[usize]) -> f32 {
+    sums.iter().map(|n| (*n as f32).powf(1.5)).sum::<f32>() * f32::EPSILON
+}
+
+#[track_caller]
+pub fn close(got: &[f32], expected: &[f32], allowed: f32, what: &str) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0f32, |a, x| a.max(x.abs()));
+    assert!(largest > 0.0 && expected.iter().all(|x| x.is_finite()), "{what} tells something");
+    let worst = got.iter().zip(expected).map(|(x, y)| (x - y).abs());
+    let worst = worst.fold(0f32, |a, x| if x.is_nan() { x } else { a.max(x) });
+    assert!(worst <= allowed * largest, "{what}: off by {worst:e}, allowed {:e}", allowed * largest);
+}
+
+/// How far apart the most different tensors of two are, in parts of the largest number of the second's.
+pub fn distance(got: &Numbers, expected: &Numbers) -> f32 {
+    let tensors = |n: &Numbers| [&n.y[..], &n.dx[..], &n.gradients[..]].concat();
+    let pairs = tensors(got).into_iter().zip(tensors(expected));
+    let apart = pairs.map(|(got, expected)| {
+        let largest = expected.iter().fold(0f32, |a, x| a.max(x.abs()));
+        got.iter().zip(&expected).fold(0f32, |a, (x, y)| a.max((x - y).abs())) / largest
+    });
+    apart.fold(0.0, f32::max)
+}
+
+/// Everything of both, within the same part of the largest number of its tensor.
+#[track_caller]
+pub fn same_within(got: &Numbers, expected: &Numbers, allowed: f32, what: &str) {
+    assert_eq!(got.specs, expected.specs, "{what}");
+    for (name, got, expected) in [("y", &got.y, &expected.y), ("dx", &got.dx, &expected.dx)] {
+        assert_eq!(got.len(), expected.len(), "{what}");
+        for (m, (got, expected)) in got.iter().zip(expected).enumerate() {
+            close(got, expected, allowed, &format!("{what}: {name} of micro-batch {m}"));
+        }
+    }
+    for ((spec, got), expected) in got.specs.iter().zip(&got.gradients).zip(&expected.gradients) {
+        close(got, expected, allowed, &format!("{what}: gradient of {}", spec.name));
+    }
+}

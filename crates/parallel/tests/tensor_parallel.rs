@@ -1,0 +1,139 @@
+//! Layers of which each rank has a part are the whole layers: outputs, derivatives of inputs and all gradients, with
+//! rows on all ranks or shared (sequence parallelism), backward in one and in two parts.
+
+mod rig;
+
+use std::sync::Arc;
+
+use phalanx_collectives::Solo;
+use phalanx_layers::{Layer, Linear, Residual, Sequence};
+use phalanx_parallel::TensorParallel;
+use phalanx_parallel::tensor::{Mistake, Wrong};
+use phalanx_tensor::{DType, Layout};
+use rig::{
+    AXES, Build, DRAW, HIDDEN, PLAIN, Place, ROWS, SEQ, Setting, allowed, block, distance, joined, linear,
+    on_ranks, parts, paths, run, same_within, whole,
+};
+
+const LAYOUTS: [Layout; 2] = [Layout::InOut, Layout::OutIn];
+
+/// Sums on the way to a gradient, the longest way there is, of both linear layers of a path: forward, backward,
+/// gradients over the rows of both micro-batches, and over at most 4 ranks each.
+const LINEAR: [usize; 6] = [HIDDEN, 4 * HIDDEN, HIDDEN, 4 * HIDDEN, 2 * ROWS, 4];
+
+/// Those of a norm, forward and backward, and of attention: scores over a head, a softmax and a sum over positions,
+/// and the three of its backward.
+const NORM: [usize; 2] = [HIDDEN, 2 * HIDDEN];
+const ATTENTION: [usize; 6] = [HIDDEN, SEQ, SEQ, HIDDEN, SEQ, SEQ];
+
+/// The parts of `build` on all axes against the whole, with residuals and without, and both ways of backward, which
+/// agree to the bit on each rank.
+fn check(name: &str, build: &Build, sums: &[usize]) {
+    for residual in [false, true] {
+        let setting = Setting { residual, ..PLAIN };
+        let expected = whole(build, setting);
+        for axis in AXES {
+            let what = format!("{name}, (ranks, sequence) {axis:?}, residual {residual}");
+            let got = parts(build, axis, setting);
+            same_within(&joined(&got, axis.1), &expected, allowed(sums), &what);
+            assert!(parts(build, axis, Setting { split: true, ..setting }) == got, "{what}, in two parts");
+        }
+    }
+}
+
+#[test]
+fn columns_then_rows() {
+    for layout in LAYOUTS {
+        for bias in [false, true] {
+            let build = move |tensor: &TensorParallel| -> Box<dyn Layer> {
+                let up = Linear { bias, ..linear("up", HIDDEN, 4 * HIDDEN, layout) };
+                let down = Linear { bias, ..linear("down", 4 * HIDDEN, HIDDEN, layout) };
+                Box::new(Sequence::new(vec![tensor.column(up, 1), tensor.row(down)]))
+            };
+            check(&format!("column, row, {layout:?}, bias {bias}"), &build, &LINEAR);
+        }
+    }
+}
+
+#[test]
+fn a_path_of_norm_columns_with_gelu_and_rows() {
+    for layout in LAYOUTS {
+        let build = move |tensor: &TensorParallel| -> Box<dyn Layer> {
+            let [_, mlp] = paths(tensor, layout, (0.0, 0.0));
+            Box::new(Sequence::new(mlp))
+        };
+        check(&format!("mlp, {layout:?}"), &build, &[&LINEAR[..], &NORM].concat());
+    }
+}
+
+#[test]
+fn a_path_of_attention() {
+    for layout in LAYOUTS {
+        let build = move |tensor: &TensorParallel| -> Box<dyn Layer> {
+            let [attention, _] = paths(tensor, layout, (0.0, 0.0));
+            Box::new(Residual(Sequence::new(attention)))
+        };
+        check(&format!("attention, {layout:?}"), &build, &[&LINEAR[..], &NORM, &ATTENTION].concat());
+    }
+}
+
+#[test]
+fn blocks() {
+    let build = move |tensor: &TensorParallel| -> Box<dyn Layer> {
+        Box::new(Sequence::new(vec![
+            Box::new(block(tensor, (0.0, 0.0))),
+            Box::new(block(tensor, (0.0, 0.0))),
+            tensor.rows(rig::norm("ln_f")),
+        ]))
+    };
+    // Parameters of both blocks have the same names and values: it is one block, twice. A block is two paths.
+    let path = [&LINEAR[..], &NORM, &ATTENTION].concat();
+    check("two blocks", &build, &path.repeat(4));
+}
+
+/// The tolerances find every collective that is left out, done twice, or done elsewhere.
+#[test]
+fn a_mistake_is_far_outside_of_what_is_allowed() {
+    let build = |tensor: &TensorParallel| -> Box<dyn Layer> { Box::new(block(tensor, (0.0, 0.0))) };
+    let run_with = |axis: (usize, bool), mistake| {
+        on_ranks(axis.0, |group| {
+            let rank = group.rank();
+            let elsewhere = Arc::new(Solo::new("data"));
+            let tensor = TensorParallel::new(group, axis.1).mistaken(mistake, elsewhere);
+            run(&Place::new(&tensor, rank), &build(&tensor), PLAIN)
+        })
+    };
+    let path = [&LINEAR[..], &NORM, &ATTENTION].concat();
+    for axis in AXES {
+        let right = run_with(axis, None);
+        let gathers = ["column.x", "column.again", "row.dy"];
+        let places = [&["row.y", "column.dx"][..], if axis.1 { &gathers[..] } else { &[] }].concat();
+        for at in places {
+            let kinds = [Wrong::Skipped, Wrong::Doubled, Wrong::OtherAxis];
+            for wrong in kinds.into_iter().filter(|w| !gathers.contains(&at) || *w != Wrong::OtherAxis) {
+                let got = run_with(axis, Some(Mistake { at, wrong }));
+                let worst =
+                    got.iter().zip(&right).map(|(got, right)| distance(got, right)).fold(0.0, f32::max);
+                let allowed = allowed(&path.repeat(2));
+                assert!(
+                    worst > 20.0 * allowed,
+                    "{at} {wrong:?} on {axis:?}: off by {worst:e} of {allowed:e}"
+                );
+            }
+        }
+    }
+}
+
+/// The parts of a backward are the same numbers below f32 too.
+#[test]
+fn backward_in_two_parts_below_f32() {
+    let build = move |tensor: &TensorParallel| -> Box<dyn Layer> { Box::new(block(tensor, (0.2, 0.3))) };
+    for compute in [DType::BF16, DType::F16] {
+        for axis in AXES {
+            let setting = Setting { compute, draw: Some(DRAW), ..PLAIN };
+            let got = parts(&build, axis, setting);
+            let split = parts(&build, axis, Setting { split: true, ..setting });
+            assert!(split == got, "{compute:?}, {axis:?}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A model of one's own, from existing layers, on a mesh of eight ranks by changing the configuration alone:
+//! `cargo run --release -p phalanx --example own_model`.
+//!
+//! It is a Transformer whose attention and MLP read the same norm one after the other around one residual path. Nothing
+//! below knows a rank: the layers are written with their whole sizes, `TensorParallel` gives what each rank has of
+//! them, and backward comes with the layers.
+
+use std::sync::Arc;
+
+use phalanx::layers::{
+    Attention, Block, Checkpointing, Embedding, Init, Layer, LayerNorm, Linear, LinearCrossEntropy,
+    LinearGelu, Residual, Sequence,
+};
+use phalanx::{
+    Batch, Dropouts, Gelu, Heads, Layout, Model, ModelShape, Network, RunConfig, RunPlan, Spec,
+    TensorParallel, on_threads,
+};
+
+const SEQ: usize = 32;
+const VOCAB: usize = 256;
+
+/// Width and depth.
+#[derive(Clone, Debug)]
+struct Narrow {
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+}
+
+impl Model for Narrow {
+    fn network(&self, tensor: &TensorParallel, _: Checkpointing) -> Network {
+        let init = Init::Normal(0.02);
+        let (tokens, positions) = ("tokens".to_string(), "positions".to_string());
+        let (hidden, vocab) = (self.hidden, VOCAB);
+        let embedding = Embedding { tokens, positions, types: None, vocab, length: SEQ, hidden, init };
+        let mut blocks = vec![Block { name: "embedding".into(), layer: tensor.embedding(embedding) }];
+        for i in 0..self.layers {
+            blocks.push(Block { name: format!("block.{i}"), layer: Box::new(self.block(i, tensor)) });
+        }
+        let norm = LayerNorm { prefix: "last".into(), hidden, eps: 1e-5 };
+        blocks.push(Block { name: "last".into(), layer: tensor.rows(norm) });
+        // The output projection is the token table: tied, wherever the two are.
+        let head = LinearCrossEntropy { weight: "tokens".into(), bias: None, vocab, hidden, init };
+        Network::new(blocks, tensor.head(head))
+    }
+
+    fn shape(&self) -> ModelShape {
+        let Narrow { layers, hidden, heads } = *self;
+        ModelShape { layers, hidden, heads, vocab: VOCAB, positions: SEQ }
+    }
+
+    fn dropping(&self, _: Dropouts) -> Arc<dyn Model> {
+        Arc::new(self.clone())
+    }
+}
+
+impl Narrow {
+    fn block(&self, index: usize, tensor: &TensorParallel) -> impl Layer + use<> {
+        let name = |part: &str| format!("block.{index}.{part}");
+        let linear = |part: &str, inputs, outputs| {
+            let (layout, init) = (Layout::OutIn, Init::Normal(0.02));
+            Linear { prefix: name(part), inputs, outputs, layout, init, bias: true }
+        };
+        let (hidden, heads) = (self.hidden, self.heads);
+        let attention = Attention {
+            heads: Heads { heads, causal: true },
+            dropout: 0.0,
+            name: name("attention"),
+            first_head: 0,
+            all_heads: heads,
+        };
+        let wide = LinearGelu { linear: linear("wide", hidden, 2 * hidden), gelu: Gelu::Tanh };
+        Residual(Sequence::new(vec![
+            tensor.rows(LayerNorm { prefix: name("norm"), hidden, eps: 1e-5 }),
+            tensor.column(linear("qkv", hidden, 3 * hidden), 3),
+            Box::new(tensor.attention(attention)),
+            tensor.row(linear("mix", hidden, hidden)),
+            tensor.column_gelu(wide),
+            tensor.row(linear("narrow", 2 * hidden, hidden)),
+        ]))
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let meshes = [
+        "",
+        "tensor = 2",
+        "pipeline = 2\nschedule = \"1f1b\"",
+        "pipeline = 2\ndata = 2\ntensor = 2\nzero = 2\nschedule = \"zb-h1\"\nsequence_parallel = true",
+    ];
+    for mesh in meshes {
+        let text = format!(
+            "[model]\nheads = 4\nhidden = 64\nseq = {SEQ}\n[batch]\nglobal = 8\nmicro = 1\n[parallel]\n{mesh}"
+        );
+        let config: RunConfig = toml::from_str(&text)?;
+        config.check()?;
+        let model: Arc<dyn Model> = Arc::new(Narrow { layers: 4, hidden: 64, heads: 4 });
+        let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
+        let ranks = on_threads(&plan, |rank| {
+            rank.initialise(1).expect("initial values need nothing");
+            let step = |number| {
+                rank.step(number, &batch(&plan.spec, rank.at().data), false).expect("no rank dies").loss
+            };
+            (1..=5).map(step).collect::<Vec<f32>>()
+        })?;
+        println!("{} rank(s), {:?}: losses {:?}", ranks.len(), mesh.replace('\n', ", "), ranks[0]);
+    }
+    Ok(())
+}
+
+/// Sequences to learn, this data-parallel rank's of each micro-batch.
+fn batch(spec: &Spec, data: usize) -> Batch {
+    let token = |sample: usize, t: usize| ((sample * 31 + t * (sample % 3 + 1)) % VOCAB) as u32;
+    let mut batch = Batch::default();
+    for sample in (0..spec.micro_batches).map(|m| spec.first_sample(m, data)) {
+        batch.tokens.extend((0..SEQ).map(|t| token(sample, t)));
+        batch.targets.extend((0..SEQ).map(|t| token(sample, t + 1)));
+    }
+    batch
+}

@@ -1,0 +1,156 @@
+//! `phalanx plan --schedule`: a pipeline schedule as text, as a drawing, and in figures.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use phalanx_plan::{Costs, Plan, Schedule, StageCost, draw_svg, generate};
+use phalanx_train::{RunConfig, stage_costs};
+
+use crate::args::{DrawArgs, Overrides, PlanArgs};
+use crate::config::Given;
+use crate::planned::{self, estimate_data};
+use crate::schedule_report::{Drawn, Unit, to_json, to_text};
+use crate::{report, schedule_file, shape};
+
+/// Pipeline ranks and chunks where nobody says how many.
+const PIPELINE: usize = 4;
+const CHUNKS: usize = 2;
+
+/// Most cells of a schedule that is drawn: under `model` a rank has one for each forward of each other.
+const MOST_CELLS: usize = 1 << 21;
+
+/// The schedule where nobody says which.
+const SCHEDULE: &str = "1f1b";
+
+/// Draws a schedule by name or from a file, alone or with the costs of a configuration's stages.
+///
+/// # Errors
+/// An unknown name, a file that cannot be run, sizes for which there is no such schedule; a configuration that
+/// cannot work; a file that cannot be written.
+pub fn draw(args: &PlanArgs) -> Result<()> {
+    let wanted = args.draw.schedule.clone().flatten();
+    // `--schedule CONFIG.toml`: the value that belongs to the option is left out.
+    let (config, wanted) = match (&args.config, wanted) {
+        (None, Some(value)) if value.ends_with(".toml") => (Some(value.into()), None),
+        (config, wanted) => (config.clone(), wanted),
+    };
+    let drawn = match &config {
+        Some(path) => of_config(path, args, wanted.as_deref())?,
+        None => alone(&args.draw, &args.overrides, wanted.as_deref().unwrap_or(SCHEDULE))?,
+    };
+    let svg = || draw_svg(&drawn.schedule, &drawn.timeline);
+    let text = || drawn.schedule.to_string();
+    for (path, content) in [(&args.draw.svg, &svg as &dyn Fn() -> String), (&args.draw.text, &text)] {
+        let Some(path) = path else { continue };
+        std::fs::write(path, content())
+            .with_context(|| format!("cannot write {}; choose another file", path.display()))?;
+    }
+    match args.json {
+        true => report::print_json(&to_json(&drawn)),
+        false => {
+            report::print(&to_text(&drawn));
+            Ok(())
+        }
+    }
+}
+
+/// A schedule of no configuration: every action takes 1.
+fn alone(args: &DrawArgs, overrides: &Overrides, wanted: &str) -> Result<Drawn> {
+    if !overrides.set.is_empty() || overrides.nproc.is_some() {
+        bail!(
+            "--set and --nproc change a configuration: give one, or --pipeline, --micro-batches and --chunks"
+        );
+    }
+    let schedule = match wanted.parse::<Plan>() {
+        Ok(plan) => {
+            let ranks = args.pipeline.unwrap_or(PIPELINE);
+            let micro_batches = args.micro_batches.unwrap_or(ranks.saturating_mul(2));
+            let plan = plan.with_chunks(args.chunks.unwrap_or(CHUNKS));
+            if !can_be_drawn(ranks, micro_batches, plan.chunks()) {
+                bail!(
+                    "{ranks} ranks x {micro_batches} micro-batches x {} stages a rank are more than can be drawn; \
+                     give a smaller --pipeline, --micro-batches or --chunks",
+                    plan.chunks()
+                );
+            }
+            generate(plan, ranks, micro_batches)?
+        }
+        Err(_) => {
+            let schedule = schedule_file::read(wanted).with_context(|| format!("--schedule {wanted}"))?;
+            check_sizes(args, &schedule, wanted)?;
+            schedule
+        }
+    };
+    let (ranks, micro_batches) = (schedule.ranks.len(), schedule.micro_batches);
+    let chunks = args.chunks.unwrap_or(CHUNKS);
+    // A rank has as much to do under each of them, in as many stages as it may be.
+    let others = named(|plan| {
+        let plan = plan.with_chunks(chunks);
+        let drawn = can_be_drawn(ranks, micro_batches, plan.chunks());
+        let other = drawn.then(|| generate(plan, ranks, micro_batches).ok())??;
+        let part = schedule.stages() as f64 / other.stages() as f64;
+        let cost = StageCost { forward: part, input: part, weight: part };
+        let costs = Costs { stages: vec![cost; other.stages()], message: 0.0 };
+        Some((other, costs))
+    });
+    let costs = Costs::unit(schedule.stages());
+    Ok(Drawn::new(schedule, costs, Unit::Action, others))
+}
+
+/// Whether a schedule of this size, of any name, has few enough cells.
+fn can_be_drawn(ranks: usize, micro_batches: usize, chunks: usize) -> bool {
+    let sizes = [ranks, ranks, micro_batches, chunks];
+    sizes.into_iter().try_fold(1usize, usize::checked_mul).is_some_and(|cells| cells <= MOST_CELLS)
+}
+
+/// Refuses sizes that are not those of the file.
+fn check_sizes(args: &DrawArgs, schedule: &Schedule, file: &str) -> Result<()> {
+    for (option, given, has, what) in [
+        ("--pipeline", args.pipeline, schedule.ranks.len(), "ranks"),
+        ("--micro-batches", args.micro_batches, schedule.micro_batches, "micro-batches"),
+    ] {
+        if let Some(given) = given.filter(|given| *given != has) {
+            bail!("{option} {given}: the schedule file {file} has {has} {what}; leave {option} out");
+        }
+    }
+    Ok(())
+}
+
+/// The schedule of a configuration, or `wanted` on its mesh: stages cost what their operations are.
+fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn> {
+    let mut overrides = args.overrides.clone();
+    let number = |option: Option<usize>| option.map(|number| number.to_string());
+    for (key, value) in [
+        ("parallel.schedule", wanted.map(String::from)),
+        ("parallel.pipeline", number(args.draw.pipeline)),
+        ("parallel.micro_batches", number(args.draw.micro_batches)),
+        ("parallel.chunks", number(args.draw.chunks)),
+    ] {
+        overrides.set.extend(value.map(|value| format!("{key}={value}")));
+    }
+    let given = Given::read(path)?.with(&overrides, &args.data)?;
+    let mut config = given.config()?;
+    let imported = shape::fill_from_init(&mut config, &given)?;
+    config.check()?;
+    let (vocabulary, _) = estimate_data(&mut config)?;
+    let model = shape::complete(&mut config, imported.as_ref().map(|i| &i.model), &vocabulary)?;
+    let costed = |config: &RunConfig| -> Result<(Schedule, Costs)> {
+        config.check()?;
+        let spec = planned::spec(config, Arc::clone(&model), 0)?;
+        let costs = Costs { stages: stage_costs(&spec), message: 0.0 };
+        Ok(((*spec.schedule).clone(), costs))
+    };
+    let (schedule, costs) = costed(&config)?;
+    let others = named(|plan| {
+        let mut config = config.clone();
+        config.parallel.schedule = plan.name().to_string();
+        costed(&config).ok()
+    });
+    Ok(Drawn::new(schedule, costs, Unit::Operations, others))
+}
+
+/// The schedules that have a name, as far as they can be made.
+fn named(make: impl Fn(Plan) -> Option<(Schedule, Costs)>) -> Vec<(Schedule, Costs)> {
+    Plan::NAMES.into_iter().filter_map(|name| make(name.parse().ok()?)).collect()
+}

@@ -1,0 +1,51 @@
+//! A pipeline schedule of the user's own: a file in PyTorch's text form, read and checked before anything else
+//! happens. Its text takes the place of its path in the configuration, so that every rank and a resumed run have
+//! it, whatever becomes of the file.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use phalanx_plan::{Plan, Schedule, check};
+use strsim::levenshtein;
+
+/// The text behind a value of `parallel.schedule`, when it is the path of a file; a name, or a text already, stays.
+///
+/// # Errors
+/// A value that is neither, a file that cannot be read, or a schedule that cannot be run.
+pub fn text_of(value: &str) -> Result<Option<String>> {
+    if value.parse::<Plan>().is_ok() {
+        return Ok(None);
+    }
+    if value.contains([',', '\n']) && !Path::new(value).exists() {
+        return Ok(None);
+    }
+    let schedule = read(value)?;
+    // Empty cells and line ends as we write them: the same schedule is the same text.
+    Ok(Some(schedule.to_string()))
+}
+
+/// Reads a schedule and checks that it can be run.
+///
+/// # Errors
+/// As [`text_of`].
+pub fn read(path: &str) -> Result<Schedule> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let near = Plan::NAMES.into_iter().min_by_key(|name| levenshtein(path, name)).unwrap_or("1f1b");
+            bail!(
+                "neither a schedule nor a file; schedules are {} (the nearest is {near}), and there is no file \
+                 {path} (paths start at the current folder)",
+                Plan::NAMES.join(", ")
+            )
+        }
+        Err(error) => bail!(
+            "cannot read the schedule file {path}: {error}; give a text file with a line of cells for each rank, or \
+             one of {}",
+            Plan::NAMES.join(", ")
+        ),
+    };
+    let schedule = Schedule::parse(&text)?;
+    check(&schedule)?;
+    Ok(schedule)
+}

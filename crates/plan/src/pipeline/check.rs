@@ -1,0 +1,140 @@
+//! Refuses a schedule that would not train: wrong stages, work missing or done twice, ranks that wait for
+//! themselves or for each other. A file of the user's goes through this before anything is allocated.
+//!
+//! Order of micro-batches is a question of its own ([`check_order`]): any order gives the gradients, but only
+//! the ascending one adds them up to the same bits under every schedule.
+
+use std::collections::HashMap;
+
+use super::action::{Action, Kind};
+use super::error::ScheduleError;
+use super::lower::lower;
+use super::schedule::Schedule;
+use super::walk::walk;
+
+/// Where each part of the work is done: (stage, micro-batch, `F` or `I` or `W`) to rank, cell and action.
+type Found = HashMap<(usize, usize, Kind), (usize, usize, Action)>;
+
+/// Whether the schedule can be run and computes everything once.
+///
+/// # Errors
+/// The first thing that is wrong: rank, cell, action, and what it waits for or collides with.
+pub fn check(schedule: &Schedule) -> Result<(), ScheduleError> {
+    check_stages(schedule)?;
+    let found = check_complete(schedule)?;
+    check_own_rank(schedule, &found)?;
+    let cost = |_: Action| 0.0;
+    match walk(&lower(schedule), cost, 0.0) {
+        Ok(_) => Ok(()),
+        Err(mut stuck) => {
+            for entry in &mut stuck {
+                entry.cell = cell_of(schedule, entry.rank, entry.cell);
+            }
+            Err(ScheduleError::Deadlock { stuck })
+        }
+    }
+}
+
+/// Whether each stage takes its micro-batches in ascending order, in `F`, in `B` or `I`, and in `W`.
+///
+/// # Errors
+/// The first action that is out of order.
+pub fn check_order(schedule: &Schedule) -> Result<(), ScheduleError> {
+    let mut last: HashMap<(usize, Kind), Action> = HashMap::new();
+    for rank in 0..schedule.ranks.len() {
+        for (cell, action) in schedule.cells(rank) {
+            for &part in action.kind.parts() {
+                let before = last.insert((action.stage, part), action);
+                if let Some(before) = before.filter(|before| before.micro_batch > action.micro_batch) {
+                    return Err(ScheduleError::Descending { rank, cell, action, before });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The cell of a rank's `number`-th action.
+fn cell_of(schedule: &Schedule, rank: usize, number: usize) -> usize {
+    schedule.cells(rank).nth(number).map_or(0, |(cell, _)| cell)
+}
+
+/// Every action is of a stage that lives where the action is.
+fn check_stages(schedule: &Schedule) -> Result<(), ScheduleError> {
+    let (stages, micro_batches) = (schedule.stages(), schedule.micro_batches);
+    if schedule.ranks.is_empty() || stages == 0 || micro_batches == 0 {
+        return Err(ScheduleError::Empty);
+    }
+    for rank in 0..schedule.ranks.len() {
+        if schedule.cells(rank).next().is_none() {
+            return Err(ScheduleError::EmptyRank { rank });
+        }
+        for (cell, action) in schedule.cells(rank) {
+            if action.stage >= stages || action.micro_batch >= micro_batches {
+                return Err(ScheduleError::Outside { rank, cell, action, stages, micro_batches });
+            }
+            let home = schedule.placement[action.stage];
+            if home != rank {
+                return Err(ScheduleError::Elsewhere { rank, cell, action, home });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Everything is computed once. Looks for as much as there are cells, whatever numbers are in them.
+fn check_complete(schedule: &Schedule) -> Result<Found, ScheduleError> {
+    let mut found = Found::new();
+    for rank in 0..schedule.ranks.len() {
+        for (cell, action) in schedule.cells(rank) {
+            for &part in action.kind.parts() {
+                let before = found.insert((action.stage, action.micro_batch, part), (rank, cell, action));
+                if let Some((_, first_cell, first)) = before {
+                    return Err(ScheduleError::Doubled { rank, cell, action, first, first_cell });
+                }
+            }
+        }
+    }
+    let micro_batches = schedule.micro_batches;
+    for (stage, &rank) in schedule.placement.iter().enumerate() {
+        for micro_batch in 0..micro_batches {
+            let has = |kind| found.contains_key(&(stage, micro_batch, kind));
+            let kind = match [Kind::Forward, Kind::Input, Kind::Weight].map(has) {
+                [true, true, true] => continue,
+                [false, _, _] => Kind::Forward,
+                [_, false, false] => Kind::Backward,
+                [_, false, true] => Kind::Input,
+                [_, true, false] => Kind::Weight,
+            };
+            let action = Action { stage, kind, micro_batch };
+            return Err(ScheduleError::Missing { action, rank, micro_batches });
+        }
+    }
+    Ok(found)
+}
+
+/// What a rank needs of its own comes before what needs it.
+fn check_own_rank(schedule: &Schedule, found: &Found) -> Result<(), ScheduleError> {
+    for rank in 0..schedule.ranks.len() {
+        for (cell, action) in schedule.cells(rank) {
+            for part in needs(schedule, action).into_iter().flatten() {
+                let (needed_rank, needed_cell, needed) = found[&part];
+                if needed_rank == rank && needed_cell > cell {
+                    return Err(ScheduleError::WaitsForLater { rank, cell, action, needed, needed_cell });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The parts that an action needs: of its own stage, and of the neighbour.
+fn needs(schedule: &Schedule, action: Action) -> [Option<(usize, usize, Kind)>; 2] {
+    let Action { stage, kind, micro_batch } = action;
+    let above = (stage + 1 < schedule.stages()).then_some((stage + 1, micro_batch, Kind::Input));
+    match kind {
+        Kind::Forward => [stage.checked_sub(1).map(|below| (below, micro_batch, Kind::Forward)), None],
+        Kind::Backward | Kind::Input => [Some((stage, micro_batch, Kind::Forward)), above],
+        Kind::Weight => [Some((stage, micro_batch, Kind::Input)), None],
+    }
+}

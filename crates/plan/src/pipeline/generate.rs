@@ -1,0 +1,66 @@
+//! Makes the schedules that have a name.
+//!
+//! Each generator says one rank's order; here the orders become rows of cells. A cell is what one action
+//! takes, whatever it computes, so that the rows line up: the actions in a column run at the same time
+//! where all actions take the same time.
+
+use super::action::Action;
+use super::check::check;
+use super::error::ScheduleError;
+use super::names::Plan;
+use super::schedule::Schedule;
+use super::simulate::{Costs, StageCost, simulate};
+use super::{interleaved, one_chunk, zero_bubble};
+
+/// The schedule `plan` for `ranks` pipeline ranks and `micro_batches` a step; it passes [`check()`].
+///
+/// # Errors
+/// Zero of anything; fewer micro-batches than ranks (but under `model`); under `interleaved`, a number of
+/// micro-batches that does not fall into rounds.
+pub fn generate(plan: Plan, ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+    for (number, what) in [(ranks, "ranks"), (micro_batches, "micro-batches"), (plan.chunks(), "chunks")] {
+        if number == 0 {
+            return Err(ScheduleError::Zero { what });
+        }
+    }
+    if micro_batches < ranks && plan != Plan::ModelParallel {
+        return Err(ScheduleError::TooFewMicroBatches { plan, ranks, micro_batches });
+    }
+    if let Plan::Interleaved { .. } = plan {
+        interleaved::equal_rounds(ranks, micro_batches)?;
+    }
+    let order = |rank| match plan {
+        Plan::ModelParallel => one_chunk::model_parallel(rank, micro_batches),
+        Plan::GPipe => one_chunk::gpipe(rank, micro_batches),
+        Plan::OneForwardOneBackward => one_chunk::one_forward_one_backward(rank, ranks, micro_batches),
+        Plan::Interleaved { chunks } => interleaved::order(rank, ranks, chunks, micro_batches),
+        Plan::ZeroBubbleH1 => zero_bubble::h1(rank, ranks, micro_batches),
+        Plan::ZeroBubbleV => zero_bubble::v(rank, ranks, micro_batches),
+    };
+    let mut schedule = Schedule {
+        name: plan.name().to_string(),
+        ranks: (0..ranks).map(|rank| order(rank).into_iter().map(Some).collect()).collect(),
+        placement: plan.placement(ranks),
+        micro_batches,
+    };
+    check(&schedule)?;
+    schedule.ranks = cells(&schedule);
+    Ok(schedule)
+}
+
+/// Every rank's actions in the cells in which they start when each takes one.
+fn cells(schedule: &Schedule) -> Vec<Vec<Option<Action>>> {
+    let parts = if schedule.splits_backward() { 1.0 } else { 0.5 };
+    let cost = StageCost { forward: 1.0, input: parts, weight: parts };
+    let timeline = simulate(schedule, &Costs { stages: vec![cost; schedule.stages()], message: 0.0 });
+    let mut ranks = Vec::new();
+    for spans in timeline.ranks {
+        let mut row = Vec::new();
+        for span in spans {
+            row.resize(span.start as usize, None);
+            row.push(Some(span.action));
+        }
+        ranks.push(row);
+    }
+    ranks
+}

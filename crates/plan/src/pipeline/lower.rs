@@ -1,0 +1,131 @@
+//! The messages between ranks: what each rank sends and receives around its actions, and in which order.
+//!
+//! Between two ranks there is one channel each way. On it the sender puts, in the order in which it makes
+//! them, all activations and gradients for stages of the other, and the receiver takes them in that order, so
+//! that both know every message beforehand. What comes earlier than it is needed is kept. Neighbouring stages
+//! on one rank hand over without a message.
+
+use std::collections::HashMap;
+
+use super::action::{Action, Kind};
+use super::schedule::Schedule;
+
+/// One micro-batch's activations or gradients, on their way between neighbouring stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Message {
+    /// The stage that made it.
+    pub stage_from: usize,
+    /// The stage that needs it, one above or below.
+    pub stage_to: usize,
+    /// Number of the micro-batch.
+    pub micro_batch: usize,
+    /// Whether it is an activation; a gradient otherwise.
+    pub forward: bool,
+}
+
+/// All that goes from one rank to another in a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Channel {
+    /// The sending rank.
+    pub from: usize,
+    /// The receiving rank.
+    pub to: usize,
+    /// In the order of sending, which is the order of receiving.
+    pub messages: Vec<Message>,
+}
+
+/// What a rank does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Waits for the channel's next message, keeps it, and posts the receive of the one after it.
+    Recv {
+        /// The sending rank.
+        from: usize,
+        /// What comes.
+        message: Message,
+    },
+    /// Computes.
+    Compute(Action),
+    /// Waits until the channel's message before this one has been received, then sends without waiting.
+    Send {
+        /// The receiving rank.
+        to: usize,
+        /// What goes.
+        message: Message,
+    },
+}
+
+/// Every channel that is used, by sending and then by receiving rank.
+///
+/// # Panics
+/// If the placement does not fit the actions; [`super::check()`] finds that.
+pub fn messages(schedule: &Schedule) -> Vec<Channel> {
+    let mut channels = Vec::new();
+    for from in 0..schedule.ranks.len() {
+        let mut by_receiver = vec![Vec::new(); schedule.ranks.len()];
+        for (to, message) in schedule.actions(from).filter_map(|action| made(schedule, action)) {
+            by_receiver[to].push(message);
+        }
+        let used = (0..).zip(by_receiver).filter(|(_, messages)| !messages.is_empty());
+        channels.extend(used.map(|(to, messages)| Channel { from, to, messages }));
+    }
+    channels
+}
+
+/// By rank its actions with the receives before and the sends after them.
+///
+/// # Panics
+/// If something is missing or on the wrong rank; [`super::check()`] finds that.
+pub fn lower(schedule: &Schedule) -> Vec<Vec<Step>> {
+    let channels = messages(schedule);
+    let mut numbers: HashMap<Message, usize> = HashMap::new();
+    let mut by_ranks: HashMap<(usize, usize), &Channel> = HashMap::new();
+    for channel in &channels {
+        numbers.extend(channel.messages.iter().copied().zip(0..));
+        by_ranks.insert((channel.from, channel.to), channel);
+    }
+    let mut ranks = Vec::new();
+    for rank in 0..schedule.ranks.len() {
+        let mut received = vec![0; schedule.ranks.len()];
+        let mut steps = Vec::new();
+        for action in schedule.actions(rank) {
+            if let Some((from, needed)) = needed(schedule, action) {
+                let next = received[from];
+                let end = next.max(numbers[&needed] + 1);
+                let taken = &by_ranks[&(from, rank)].messages[next..end];
+                steps.extend(taken.iter().map(|&message| Step::Recv { from, message }));
+                received[from] = end;
+            }
+            steps.push(Step::Compute(action));
+            steps.extend(made(schedule, action).map(|(to, message)| Step::Send { to, message }));
+        }
+        ranks.push(steps);
+    }
+    ranks
+}
+
+/// What an action sends, and to which rank.
+fn made(schedule: &Schedule, action: Action) -> Option<(usize, Message)> {
+    let Action { stage, kind, micro_batch } = action;
+    let (stage_to, forward) = match kind {
+        Kind::Forward => (stage + 1, true),
+        Kind::Backward | Kind::Input => (stage.checked_sub(1)?, false),
+        Kind::Weight => return None,
+    };
+    let to = *schedule.placement.get(stage_to)?;
+    let message = Message { stage_from: stage, stage_to, micro_batch, forward };
+    (to != schedule.placement[stage]).then_some((to, message))
+}
+
+/// What an action receives, and from which rank.
+fn needed(schedule: &Schedule, action: Action) -> Option<(usize, Message)> {
+    let Action { stage, kind, micro_batch } = action;
+    let (stage_from, forward) = match kind {
+        Kind::Forward => (stage.checked_sub(1)?, true),
+        Kind::Backward | Kind::Input => (stage + 1, false),
+        Kind::Weight => return None,
+    };
+    let from = *schedule.placement.get(stage_from)?;
+    let message = Message { stage_from, stage_to: stage, micro_batch, forward };
+    (from != schedule.placement[stage]).then_some((from, message))
+}

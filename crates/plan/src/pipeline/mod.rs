@@ -1,0 +1,41 @@
+//! Pipeline schedules as data: which rank runs which stage on which micro-batch, and when.
+//!
+//! [`action`] and [`schedule`] are the data and [`mod@text`] their one written form, PyTorch's; [`names`]
+//! lists the schedules that have a name and [`mod@generate`] makes them (`one_chunk`, `interleaved`,
+//! `zero_bubble`); [`mod@check`] refuses what would not train; [`mod@lower`] adds the messages between ranks
+//! and [`walk`] says what running them means, for the deadlock check as for the times of [`mod@simulate`];
+//! [`held`] counts activations; [`mod@draw_terminal`] and [`mod@draw_svg`] show it all; [`error`] says what
+//! is wrong.
+//!
+//! Sources: GPipe (Huang et al., arXiv 1811.06965), 1F1B (Narayanan et al., PipeDream, SOSP 2019),
+//! interleaved (Narayanan et al., arXiv 2104.04473), zero bubble (Qi et al., arXiv 2401.10241).
+
+pub mod action;
+pub mod check;
+pub mod draw_svg;
+pub mod draw_terminal;
+pub mod error;
+pub mod generate;
+pub mod held;
+mod interleaved;
+pub mod lower;
+pub mod names;
+mod one_chunk;
+pub mod schedule;
+pub mod simulate;
+pub mod text;
+pub mod walk;
+mod zero_bubble;
+
+pub use action::{Action, Kind};
+pub use check::{check, check_order};
+pub use draw_svg::draw_svg;
+pub use draw_terminal::draw_terminal;
+pub use error::ScheduleError;
+pub use generate::generate;
+pub use held::{Held, InFlight, in_flight};
+pub use lower::{Channel, Message, Step, lower, messages};
+pub use names::Plan;
+pub use schedule::Schedule;
+pub use simulate::{Costs, Span, StageCost, Timeline, simulate};
+pub use walk::Stuck;

@@ -1,0 +1,56 @@
+//! A schedule: for each rank its actions in order, with empty cells where it waits.
+//!
+//! The order is what counts. Empty cells are for the eye, as in the figures of the papers: when a rank
+//! really starts an action follows from its messages ([`super::walk`]).
+
+use super::action::{Action, Kind};
+
+/// What each rank does in one step. `stages == placement.len()`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// What it is called in reports.
+    pub name: String,
+    /// By rank: its cells; `None` is a bubble. Rows may have different lengths.
+    pub ranks: Vec<Vec<Option<Action>>>,
+    /// By stage: the rank on which it lives.
+    pub placement: Vec<usize>,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+}
+
+impl Schedule {
+    /// Number of stages.
+    pub fn stages(&self) -> usize {
+        self.placement.len()
+    }
+
+    /// The actions of a rank in order, without the empty cells.
+    pub fn actions(&self, rank: usize) -> impl Iterator<Item = Action> + '_ {
+        self.ranks[rank].iter().flatten().copied()
+    }
+
+    /// The actions of a rank with the numbers of their cells.
+    pub fn cells(&self, rank: usize) -> impl Iterator<Item = (usize, Action)> + '_ {
+        self.ranks[rank].iter().enumerate().filter_map(|(cell, action)| action.map(|action| (cell, action)))
+    }
+
+    /// The stages that live on a rank, lowest first.
+    pub fn stages_of(&self, rank: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..self.stages()).filter(move |&stage| self.placement[stage] == rank)
+    }
+
+    /// Which of its rank's stages a stage is, 0 the lowest: the number of the chunk.
+    pub fn chunk(&self, stage: usize) -> usize {
+        self.stages_of(self.placement[stage]).take_while(|&other| other < stage).count()
+    }
+
+    /// Whether some rank has more than one stage.
+    pub fn has_chunks(&self) -> bool {
+        self.stages() > self.ranks.len()
+    }
+
+    /// Whether any backward is split into `I` and `W`.
+    pub fn splits_backward(&self) -> bool {
+        self.ranks.iter().flatten().flatten().any(|action| matches!(action.kind, Kind::Input | Kind::Weight))
+    }
+}

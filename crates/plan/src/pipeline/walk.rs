@@ -1,0 +1,172 @@
+//! What running a schedule means: the one place that says when a rank waits.
+//!
+//! A rank takes its steps in order. Per channel one receive is posted ahead: the first at the start, the next
+//! whenever one completes. A send goes off without waiting for its receiver, but only one per channel is
+//! under way: before the next, the sender waits until the last has met its receive. So a channel holds at
+//! most one message received and not yet asked for, and one under way; beyond that the sender is held up.
+//!
+//! Each rank is sequential and each channel a queue of bounded length with one reader and one writer, so
+//! times and deadlocks do not depend on the order in which this program looks at the ranks (Kahn, "The
+//! semantics of a simple language for parallel programming", 1974).
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+
+use super::action::Action;
+use super::lower::{Message, Step};
+use super::simulate::Span;
+
+/// A rank that cannot go on, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// The rank.
+    pub rank: usize,
+    /// The cell of the action that it cannot begin, or whose result it cannot send.
+    pub cell: usize,
+    /// That action.
+    pub action: Action,
+    /// The step that does not end: a receive before the action or a send after it.
+    pub step: Step,
+}
+
+impl fmt::Display for Stuck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stuck { rank, cell, action, step } = self;
+        let what = |message: &Message| if message.forward { "activation" } else { "gradient" };
+        match step {
+            Step::Recv { from, message } => write!(
+                f,
+                "rank {rank}, cell {cell}: `{action}` waits for the {} of micro-batch {} from stage {} on \
+                 rank {from}",
+                what(message),
+                message.micro_batch,
+                message.stage_from,
+            ),
+            Step::Send { to, message } => write!(
+                f,
+                "rank {rank}, cell {cell}: the {} that `{action}` sends to stage {} waits until rank {to} \
+                 has received the messages before it",
+                what(message),
+                message.stage_to,
+            ),
+            Step::Compute(_) => write!(f, "rank {rank}, cell {cell}: `{action}`"),
+        }
+    }
+}
+
+/// A channel's messages so far. Message k has met its receive at the later of `sent[k]` and `posted[k]`.
+struct Queue {
+    sent: Vec<f64>,
+    posted: Vec<f64>,
+}
+
+/// A rank so far.
+#[derive(Default)]
+struct Row {
+    /// Number of the next step.
+    next: usize,
+    clock: f64,
+    spans: Vec<Span>,
+}
+
+struct Walk<'a, C> {
+    steps: &'a [Vec<Step>],
+    cost: C,
+    message_cost: f64,
+    rows: Vec<Row>,
+    /// By sending and receiving rank.
+    queues: HashMap<(usize, usize), Queue>,
+}
+
+/// Runs every rank to its end: by rank, when each action ran. `message_cost` is the sender's time for a send.
+///
+/// # Errors
+/// The ranks that wait for each other; `cell` is then the number of the action among the rank's actions.
+pub(super) fn walk(
+    steps: &[Vec<Step>],
+    cost: impl Fn(Action) -> f64,
+    message_cost: f64,
+) -> Result<Vec<Vec<Span>>, Vec<Stuck>> {
+    let rows = steps.iter().map(|_| Row::default()).collect();
+    let mut walk = Walk { steps, cost, message_cost, rows, queues: HashMap::new() };
+    let mut ready: VecDeque<usize> = (0..steps.len()).collect();
+    let mut is_ready = vec![true; steps.len()];
+    while let Some(rank) = ready.pop_front() {
+        is_ready[rank] = false;
+        while let Some(step) = steps[rank].get(walk.rows[rank].next) {
+            if !walk.take(rank, *step) {
+                break;
+            }
+            walk.rows[rank].next += 1;
+            if let Step::Recv { from: peer, .. } | Step::Send { to: peer, .. } = *step
+                && !std::mem::replace(&mut is_ready[peer], true)
+            {
+                ready.push_back(peer);
+            }
+        }
+    }
+    let stuck: Vec<Stuck> = (0..steps.len()).filter_map(|rank| walk.stuck(rank)).collect();
+    if stuck.is_empty() { Ok(walk.rows.into_iter().map(|row| row.spans).collect()) } else { Err(stuck) }
+}
+
+impl<C: Fn(Action) -> f64> Walk<'_, C> {
+    /// Takes a step, or says that it has to wait.
+    fn take(&mut self, rank: usize, step: Step) -> bool {
+        match step {
+            Step::Compute(action) => {
+                let row = &mut self.rows[rank];
+                let span = Span { action, start: row.clock, end: row.clock + (self.cost)(action) };
+                row.clock = span.end;
+                row.spans.push(span);
+                true
+            }
+            Step::Recv { from, .. } => self.receive(from, rank),
+            Step::Send { to, .. } => self.send(rank, to),
+        }
+    }
+
+    /// Completes the oldest posted receive of a channel.
+    fn receive(&mut self, from: usize, to: usize) -> bool {
+        let queue = self.queue(from, to);
+        let number = queue.posted.len() - 1;
+        let Some(&sent) = queue.sent.get(number) else { return false };
+        let met = sent.max(queue.posted[number]);
+        let row = &mut self.rows[to];
+        row.clock = row.clock.max(met);
+        let completed = row.clock;
+        self.queue(from, to).posted.push(completed);
+        true
+    }
+
+    /// Sends, if the message before has met its receive.
+    fn send(&mut self, from: usize, to: usize) -> bool {
+        let queue = self.queue(from, to);
+        let number = queue.sent.len();
+        let free = match number.checked_sub(1).map(|last| (queue.sent[last], queue.posted.get(last))) {
+            None => 0.0,
+            Some((sent, Some(&posted))) => sent.max(posted),
+            Some((_, None)) => return false,
+        };
+        let row = &mut self.rows[from];
+        row.clock = row.clock.max(free) + self.message_cost;
+        let sent = row.clock;
+        self.queue(from, to).sent.push(sent);
+        true
+    }
+
+    fn queue(&mut self, from: usize, to: usize) -> &mut Queue {
+        self.queues.entry((from, to)).or_insert_with(|| Queue { sent: Vec::new(), posted: vec![0.0] })
+    }
+
+    /// The step at which a rank has stopped, and the action that it belongs to.
+    fn stuck(&self, rank: usize) -> Option<Stuck> {
+        let step = *self.steps[rank].get(self.rows[rank].next)?;
+        let computed = self.rows[rank].spans.len();
+        let mut actions = self.steps[rank].iter().filter_map(|step| match step {
+            Step::Compute(action) => Some(*action),
+            _ => None,
+        });
+        let cell = if let Step::Send { .. } = step { computed - 1 } else { computed };
+        Some(Stuck { rank, cell, action: actions.nth(cell)?, step })
+    }
+}

@@ -1,0 +1,77 @@
+//! The zero-bubble schedules of Qi et al., arXiv 2401.10241: weight gradients wait to fill bubbles.
+//!
+//! ZB-H1 is 1F1B with the weight parts r behind on rank r: the stage below gets its gradient earlier, and the
+//! ranks idle (p - 1)(F + I - W). ZB-V gives each rank two chunks, stage s and stage 2p - 1 - s, so that the
+//! last stage sits on the first rank and backward starts there at once; where F = I = W no rank waits
+//! between its first and its last action, once there are 2p - 1 micro-batches. The phases of both are
+//! PyTorch's (`ScheduleInterleavedZeroBubble` with one stage a rank, `ScheduleZBVZeroBubble`).
+
+use super::action::{Action, Kind};
+
+/// ZB-H1: holds p - r micro-batches until I, and p until W.
+pub(super) fn h1(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
+    let action = |kind, micro_batch| Action { stage: rank, kind, micro_batch };
+    let ahead = ranks - rank - 1;
+    let mut order: Vec<Action> = (0..ahead).map(|number| action(Kind::Forward, number)).collect();
+    for number in 0..micro_batches {
+        if number + ahead < micro_batches {
+            order.push(action(Kind::Forward, number + ahead));
+        }
+        order.push(action(Kind::Input, number));
+        if number >= rank {
+            order.push(action(Kind::Weight, number - rank));
+        }
+    }
+    order.extend((micro_batches - rank..micro_batches).map(|number| action(Kind::Weight, number)));
+    order
+}
+
+/// ZB-V: chunk 0 is the stage on the way down, chunk 1 the one on the way up.
+pub(super) fn v(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
+    use Kind::{Forward, Input, Weight};
+    // The phases need this many; with fewer, what the others would have done is left out.
+    let filled = micro_batches.max(2 * ranks - 1);
+    let below = ranks - rank;
+    let mut row = Row::new([rank, 2 * ranks - 1 - rank]);
+    row.repeat(2 * below - 1, &[(0, Forward)]);
+    row.repeat(rank, &[(1, Forward), (0, Forward)]);
+    row.repeat(below, &[(1, Forward), (1, Input), (1, Weight)]);
+    while row.done(1, Forward) < filled {
+        if row.done(0, Forward) < filled {
+            row.repeat(1, &[(0, Forward)]);
+        }
+        row.repeat(1, &[(0, Input), (0, Weight), (1, Forward), (1, Input), (1, Weight)]);
+    }
+    row.repeat(rank, &[(0, Input), (1, Input)]);
+    row.repeat(below, &[(0, Input), (0, Weight)]);
+    for chunk in [1, 0] {
+        row.repeat(filled - row.done(chunk, Weight), &[(chunk, Weight)]);
+    }
+    row.order.retain(|action| action.micro_batch < micro_batches);
+    row.order
+}
+
+/// A row under construction: each chunk's next micro-batch of each kind is the one after the last.
+struct Row {
+    stages: [usize; 2],
+    order: Vec<Action>,
+}
+
+impl Row {
+    fn new(stages: [usize; 2]) -> Row {
+        Row { stages, order: Vec::new() }
+    }
+
+    /// Micro-batches that chunk `chunk` has done.
+    fn done(&self, chunk: usize, kind: Kind) -> usize {
+        let same = |action: &&Action| action.stage == self.stages[chunk] && action.kind == kind;
+        self.order.iter().rev().find(same).map_or(0, |action| action.micro_batch + 1)
+    }
+
+    fn repeat(&mut self, times: usize, group: &[(usize, Kind)]) {
+        for &(chunk, kind) in (0..times).flat_map(|_| group) {
+            let micro_batch = self.done(chunk, kind);
+            self.order.push(Action { stage: self.stages[chunk], kind, micro_batch });
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! How a tensor-parallel rank's part of a parameter lies in the whole parameter.
+//!
+//! A parameter is held whole by every rank of the tensor axis, or split along one dimension, which may
+//! pack several equal sub-tensors (GPT-2's `c_attn` is q, k and v side by side: each is split on its
+//! own). Flattened row-major, a split along any dimension is a comb: equal runs of elements that the ranks
+//! take in turn. [`Stripe`] is that comb, three numbers; files, loads and exports need no other
+//! knowledge of how a tensor was split. After Megatron-LM's column- and row-parallel layers.
+//!
+//! ```text
+//! c_attn [hidden, 3 * hidden], dim 1, 3 parts, 2 ranks: each row is
+//!   | q q q q q q | k k k k k k | v v v v v v |
+//!   | 0 0 0 1 1 1 | 0 0 0 1 1 1 | 0 0 0 1 1 1 |   rank        run = hidden / 2
+//! ```
+
+use std::fmt;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+/// How one parameter is divided among the ranks of the tensor axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// Every rank holds all of it.
+    Whole,
+    /// Every rank holds an equal part along one dimension.
+    Dimension {
+        /// The dimension, counted from 0.
+        dim: usize,
+        /// Equal sub-tensors packed along it, each split on its own: 1, or 3 for q, k and v.
+        parts: usize,
+    },
+}
+
+/// Which elements of a flattened tensor a part holds: runs of `run` elements, taken in turn by `ranks`
+/// ranks, of which this is `rank`.
+///
+/// Element `l` of the part is element `(l / run) * run * ranks + rank * run + l % run` of the whole. One
+/// formula suffices: let a tensor of `outer` x `size` x `inner` elements be split along the middle
+/// dimension, of `parts` packed sub-tensors, over `ranks`. For each of the `outer * parts` pairs of an
+/// outer index and a sub-tensor, `size / parts * inner` consecutive elements belong to it, of which each
+/// rank takes the `rank`-th of `ranks` equal consecutive runs. So `run = size / parts / ranks * inner`,
+/// and the pairs follow each other without a gap. Rows (dim 0, one part) are the case of one pair; a whole
+/// tensor is the case of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stripe {
+    /// Consecutive elements that a rank takes at a time; at least 1.
+    pub run: u64,
+    /// Ranks that take turns; 1 for a whole tensor.
+    pub ranks: u64,
+    /// Whose part this is; below `ranks`.
+    pub rank: u64,
+}
+
+/// Why a parameter cannot be split.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SplitError {
+    /// The shape has no such dimension.
+    #[error("shape {shape:?} has no dimension {dim} to split: it has {} dimensions", .shape.len())]
+    NoDimension {
+        /// The shape.
+        shape: Vec<usize>,
+        /// The dimension asked for.
+        dim: usize,
+    },
+    /// The dimension does not consist of so many equal sub-tensors.
+    #[error(
+        "dimension {dim} of shape {shape:?} has {size} elements, which are no {parts} equal packed parts"
+    )]
+    Parts {
+        /// The shape.
+        shape: Vec<usize>,
+        /// The dimension.
+        dim: usize,
+        /// Its size.
+        size: usize,
+        /// Packed sub-tensors asked for.
+        parts: usize,
+    },
+    /// The sub-tensors cannot be shared equally.
+    #[error(
+        "dimension {dim} of shape {shape:?} has {size} elements{}, which cannot be split over {ranks} ranks: \
+         the nearest rank counts that divide are {}", in_parts(*.size, *.parts), any_of(.nearest)
+    )]
+    Ranks {
+        /// The shape.
+        shape: Vec<usize>,
+        /// The dimension.
+        dim: usize,
+        /// Its size.
+        size: usize,
+        /// Packed sub-tensors along it.
+        parts: usize,
+        /// Ranks asked for.
+        ranks: usize,
+        /// Rank counts that divide, smallest first: one or two.
+        nearest: Vec<usize>,
+    },
+}
+
+impl Split {
+    /// Shape of the part that each of `ranks` ranks holds of a parameter of global shape `shape`.
+    ///
+    /// # Errors
+    /// [`SplitError`]: no such dimension, no such parts, or parts that `ranks` does not divide.
+    pub fn local_shape(&self, shape: &[usize], ranks: usize) -> Result<Vec<usize>, SplitError> {
+        let Split::Dimension { dim, parts } = *self else {
+            return Ok(shape.to_vec());
+        };
+        let own = || shape.to_vec();
+        let size = *shape.get(dim).ok_or_else(|| SplitError::NoDimension { shape: own(), dim })?;
+        if size == 0 || parts == 0 || !size.is_multiple_of(parts) {
+            return Err(SplitError::Parts { shape: own(), dim, size, parts });
+        }
+        if ranks == 0 || !(size / parts).is_multiple_of(ranks) {
+            let nearest = nearest_divisors(size / parts, ranks);
+            return Err(SplitError::Ranks { shape: own(), dim, size, parts, ranks, nearest });
+        }
+        let mut local = shape.to_vec();
+        local[dim] = size / ranks;
+        Ok(local)
+    }
+
+    /// Where the part of `rank` lies in the flattened parameter of global shape `shape`.
+    ///
+    /// # Panics
+    /// When [`Split::local_shape`] refuses, or `rank` is not below `ranks`.
+    pub fn stripe(&self, shape: &[usize], rank: usize, ranks: usize) -> Stripe {
+        assert!(rank < ranks, "rank {rank} of {ranks} ranks");
+        let count = |shape: &[usize]| shape.iter().map(|&size| size as u64).product::<u64>();
+        let Split::Dimension { dim, parts } = *self else {
+            return Stripe::whole(count(shape));
+        };
+        let local = self.local_shape(shape, ranks).unwrap_or_else(|error| panic!("{error}"));
+        let run = (local[dim] / parts) as u64 * count(&shape[dim + 1..]);
+        Stripe { run: run.max(1), ranks: ranks as u64, rank: rank as u64 }
+    }
+}
+
+impl Stripe {
+    /// All of a tensor of `elements` elements.
+    pub fn whole(elements: u64) -> Stripe {
+        Stripe { run: elements.max(1), ranks: 1, rank: 0 }
+    }
+
+    /// Whether this is all of the tensor, in its own order.
+    pub fn is_whole(&self) -> bool {
+        self.ranks == 1
+    }
+
+    /// Elements of this part of a tensor of `whole` elements, where the last of those who take a single turn (rows
+    /// of a vocabulary) may have fewer; `None` when the stripe does not fit such a
+    /// tensor (numbers read from a file may be anything).
+    pub fn local_elements(&self, whole: u64) -> Option<u64> {
+        if self.run == 0 || self.rank >= self.ranks {
+            return None;
+        }
+        let turn = self.run.checked_mul(self.ranks)?;
+        (whole.is_multiple_of(turn) || whole < turn).then(|| self.locals_before(whole))
+    }
+
+    /// The element of the whole that element `local` of this part is.
+    pub fn global(&self, local: u64) -> u64 {
+        (local / self.run) * self.run * self.ranks + self.rank * self.run + local % self.run
+    }
+
+    /// How many elements of this part lie before element `global` of the whole: the first element of the
+    /// part that does not lie before it.
+    pub fn locals_before(&self, global: u64) -> u64 {
+        let turn = self.run * self.ranks;
+        let before_turn = global / turn * self.run;
+        before_turn + (global % turn).saturating_sub(self.rank * self.run).min(self.run)
+    }
+
+    /// Elements from `local` on, itself included, that are consecutive in the whole too.
+    pub fn run_left(&self, local: u64) -> u64 {
+        if self.is_whole() { u64::MAX - local } else { self.run - local % self.run }
+    }
+
+    /// The elements `local` of this part in stretches that are consecutive in the whole: each as
+    /// elements of the part and as elements of the whole, both ranges of one length, in order.
+    pub fn runs(&self, local: Range<u64>) -> impl Iterator<Item = (Range<u64>, Range<u64>)> + use<> {
+        let stripe = *self;
+        let mut at = local.start;
+        std::iter::from_fn(move || {
+            let count = stripe.run_left(at).min(local.end.checked_sub(at)?);
+            let (from, global) = (at, stripe.global(at));
+            at += count;
+            (count > 0).then_some((from..at, global..global + count))
+        })
+    }
+}
+
+/// As messages name it: `stripe 1 of 0..4, runs of 96`.
+impl fmt::Display for Stripe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stripe { run, ranks, rank } = self;
+        if self.is_whole() {
+            f.write_str("whole")
+        } else {
+            write!(f, "stripe {rank} of 0..{ranks}, runs of {run}")
+        }
+    }
+}
+
+/// The divisors of `n` (at least 1) around `wanted`: the largest that is not above it and the smallest
+/// that is not below it, smallest first; one number where these are the same or only one exists.
+///
+/// Tries the numbers up to the root of `n`.
+pub fn nearest_divisors(n: usize, wanted: usize) -> Vec<usize> {
+    let (mut below, mut above) = (None::<usize>, None::<usize>);
+    for divisor in divisors(n) {
+        if divisor <= wanted {
+            below = below.max(Some(divisor));
+        }
+        if divisor >= wanted {
+            above = Some(above.map_or(divisor, |least| least.min(divisor)));
+        }
+    }
+    let mut found: Vec<usize> = below.into_iter().chain(above).collect();
+    found.dedup();
+    found
+}
+
+/// All divisors of `n`, in no order; a square's root comes twice.
+pub(crate) fn divisors(n: usize) -> impl Iterator<Item = usize> {
+    (1..=n.isqrt()).filter(move |low| n.is_multiple_of(*low)).flat_map(move |low| [low, n / low])
+}
+
+fn in_parts(size: usize, parts: usize) -> String {
+    if parts == 1 { String::new() } else { format!(" in {parts} packed parts of {}", size / parts) }
+}
+
+/// `2 and 5`
+pub(crate) fn any_of(numbers: &[usize]) -> String {
+    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(" and ")
+}

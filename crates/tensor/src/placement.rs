@@ -1,0 +1,123 @@
+//! Where the parts of each tensor are, followed through the dry run.
+//!
+//! On `Meta` the device knows of every piece of memory how it is placed along the axes of the mesh. Callers
+//! say it of what comes from outside ([`Device::place`]: parameters, batches); each operation checks what it
+//! reads and marks what it writes (`operations`, by the rules of `rules`), and so does each collective of a
+//! recording group. What does not fit is a [`phalanx_trace::Fault`] of the trace. An axis along which nothing
+//! was ever placed is not checked, so that runs that say nothing pay nothing and hear nothing.
+
+pub(crate) mod marks;
+mod operations;
+mod rules;
+mod vocabulary;
+
+use phalanx_trace::{Axis, Placement, Placements, Site};
+
+pub use marks::{Mark, Scope};
+
+use crate::buffer::View;
+use crate::device::Device;
+use crate::record::Recorder;
+
+impl Device {
+    /// Says how `view` is placed; dimensions are those of its shape. Nothing happens off `Meta`. What the host
+    /// writes keeps the placement, except a partial sum, which is to be placed after it is written.
+    #[track_caller]
+    pub fn place(&self, view: View, placements: Placements) {
+        self.place_as(view, placements, None);
+    }
+
+    /// As [`Device::place`], and names the piece in what is found of it: `h.3.mlp.c_fc.weight`. Where making the
+    /// name costs, ask [`Device::is_meta`] first.
+    #[track_caller]
+    pub fn place_named(&self, view: View, placements: Placements, name: String) {
+        self.place_as(view, placements, Some(name));
+    }
+
+    #[track_caller]
+    fn place_as(&self, view: View, placements: Placements, name: Option<String>) {
+        let Some(recorder) = self.recorder() else { return };
+        let dimensions = view.shape().as_slice().len();
+        for axis in Axis::ALL {
+            if let Placement::Shard(dimension) = placements.get(axis) {
+                assert!((dimension as usize) < dimensions, "{placements} of {view:?}");
+            }
+        }
+        recorder.place(view, placements, name);
+    }
+
+    /// Records a fault that no operation sees.
+    #[track_caller]
+    pub fn fault(&self, name: &str, axis: Axis, what: String) {
+        if let Some(recorder) = self.recorder() {
+            recorder.fault_of(name, axis, what, Site::caller());
+        }
+    }
+
+    /// Forgets how `view` is placed: what it held is not read again.
+    pub fn forget_placements(&self, view: View) {
+        if let Some(recorder) = self.placing() {
+            recorder.mark(view, None);
+        }
+    }
+
+    /// How `view` is placed, in the dimensions of its shape: replicated where nobody said or computed otherwise,
+    /// and off `Meta`.
+    pub fn placements(&self, view: View) -> Placements {
+        let mark = self.recorder().and_then(|recorder| recorder.mark_of(view));
+        mark.map_or(Placements::REPLICATED, |mark| mark.seen_in(view.shape().as_slice().len()))
+    }
+
+    /// Records a fault for every axis along which `view`, by this name, is not placed so. A zero is placed in
+    /// every way.
+    #[track_caller]
+    pub fn expect_placement(&self, view: View, name: &str, expected: Placements) {
+        let Some(recorder) = self.recorder() else { return };
+        let mark = recorder.mark_of(view).unwrap_or(Mark::REPLICATED);
+        let found = mark.seen_in(view.shape().as_slice().len());
+        for axis in Axis::ALL {
+            let (found, expected) = (found.get(axis), expected.get(axis));
+            if mark.get(axis).is_some() && found != expected {
+                let (is, should) = (in_words(found), in_words(expected));
+                let what = format!("is {is}; expected {should}: {}", remedy(found, expected, axis));
+                recorder.fault_of(name, axis, what, Site::caller());
+            }
+        }
+    }
+
+    /// Where names in faults are from here on, until what is returned is dropped: `h.3`. None off `Meta`.
+    pub fn scope(&self, name: &str) -> Option<Scope<'_>> {
+        self.recorder().map(|recorder| recorder.scope(name))
+    }
+
+    /// Where placements are written, when somebody placed something.
+    pub(crate) fn placing(&self) -> Option<&Recorder> {
+        self.recorder().map(|recorder| &**recorder).filter(|recorder| recorder.is_placing())
+    }
+}
+
+/// What a tensor is: `sharded in dimension 1`.
+fn in_words(placement: Placement) -> String {
+    match placement {
+        Placement::Partial => "a partial sum".to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// Which collective would turn what was found into what was expected, or was one too many.
+fn remedy(found: Placement, expected: Placement, axis: Axis) -> String {
+    use Placement::*;
+    let axis = axis.name();
+    match (found, expected) {
+        (Partial, Replicated) => format!("an all_reduce over `{axis}` is missing"),
+        (Partial, Shard(_)) => format!("a reduce_scatter over `{axis}` is missing"),
+        (Shard(_), Replicated) => format!("an all_gather over `{axis}` is missing"),
+        (Replicated, Shard(_)) => format!("it was never cut over `{axis}`, or gathered once too often"),
+        (Replicated, Partial) => format!("a reduction over `{axis}` is too much"),
+        (Shard(_), Partial) => {
+            format!("a reduce_scatter over `{axis}` is too much, or another operand is cut")
+        }
+        (Shard(_), Shard(_)) | (Partial, Partial) => format!("another dimension is cut over `{axis}`"),
+        (Replicated, Replicated) => "nothing is wrong".to_string(),
+    }
+}

@@ -1,0 +1,85 @@
+//! `[parallel]`: over which ranks a run goes, and how.
+
+use serde::{Deserialize, Serialize};
+
+/// `[parallel]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ParallelConfig {
+    /// Ranks in all; `pipeline` x `data` x `tensor` when left out (`--nproc` sets it).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<usize>,
+    /// Ranks that a model's blocks are cut over, each with its stages.
+    pub pipeline: usize,
+    /// Replicas, which share the batch; `ranks` over the other axes when left out, 1 when `ranks` is, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<usize>,
+    /// Ranks that share every layer.
+    pub tensor: usize,
+    /// Whether norms, dropout and the residual stream are sharded over the tensor axis, too.
+    pub sequence_parallel: bool,
+    /// ZeRO stage, 0 to 3, over the data axis.
+    pub zero: u8,
+    /// Pipeline schedule: `model`, `gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zb-v`, the path of a file in PyTorch's
+    /// text form, or that text.
+    pub schedule: String,
+    /// Stages of each rank under `interleaved`.
+    pub chunks: usize,
+    /// Where blocks are cut into stages: `balanced` by operations, by `parameters`, or `uniform` in number.
+    pub cut: CutBy,
+    /// Micro-batches of a step on each rank, instead of their size in `batch.micro`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<usize>,
+    /// `synchronous`: one update a step from the gradients of all ranks. `asynchronous`: each rank sends its
+    /// gradients to the ranks that own the parameters, which apply them as they come.
+    pub updates: Updates,
+    /// Under asynchronous updates: steps that a rank may be ahead of the slowest.
+    pub max_staleness: u64,
+    /// Whether communication runs beside computation.
+    pub overlap: bool,
+    /// Seconds that a rank waits for another before it gives up and names it.
+    pub timeout_s: u64,
+}
+
+impl Default for ParallelConfig {
+    fn default() -> Self {
+        ParallelConfig {
+            ranks: None,
+            pipeline: 1,
+            data: None,
+            tensor: 1,
+            sequence_parallel: false,
+            zero: 0,
+            schedule: "1f1b".into(),
+            chunks: 2,
+            cut: CutBy::Balanced,
+            micro_batches: None,
+            updates: Updates::Synchronous,
+            max_staleness: 4,
+            overlap: true,
+            timeout_s: 300,
+        }
+    }
+}
+
+/// Where blocks are cut into stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CutBy {
+    /// Least operations in the slowest stage.
+    Balanced,
+    /// Least parameters in the largest stage.
+    Parameters,
+    /// As many Transformer blocks in each.
+    Uniform,
+}
+
+/// When gradients become updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Updates {
+    /// All together, once a step.
+    Synchronous,
+    /// Each as it comes.
+    Asynchronous,
+}

@@ -1,0 +1,130 @@
+//! Where a model is cut into stages: by what a dry run of each of its blocks costs.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use phalanx_layers::{Activation, Context, Gradient, Network, ParameterSpec};
+use phalanx_plan::{BlockCost, Cost, Cut, CutError, StageCost, cut};
+use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor, View};
+
+use crate::config::CutBy;
+use crate::spec::Spec;
+
+/// The blocks of each stage of `network`, the head counting as the last block.
+///
+/// # Errors
+/// When there are not as many blocks, or they cannot be shared equally.
+pub fn stages(
+    spec: &Spec,
+    network: &Network,
+    stages: usize,
+    by: CutBy,
+) -> Result<Vec<Range<usize>>, CutError> {
+    let blocks = network.blocks.len() + 1;
+    if stages == 1 {
+        return Ok(std::iter::once(0..blocks).collect());
+    }
+    // Blocks that are one of many have a number in their name: h.3, layer.2.
+    let numbered = |i: &usize| network.blocks[*i].name.contains('.');
+    let inner: Vec<usize> = (0..network.blocks.len()).filter(numbered).collect();
+    let by = match (by, inner.first().zip(inner.last())) {
+        (CutBy::Balanced, _) => Cut::Balanced,
+        (CutBy::Uniform, Some((first, last))) => Cut::Uniform { inner: *first..last + 1 },
+        (CutBy::Parameters, _) | (CutBy::Uniform, None) => Cut::Parameters,
+    };
+    cut(&costs(spec, network), stages, &by, None)
+}
+
+/// Operations of a micro-batch in each stage, of all ranks together that share its layers: forward, the gradient of
+/// its input (in the last stage with all of the head, which runs there), and that of its weights.
+pub fn stage_costs(spec: &Spec) -> Vec<StageCost> {
+    let network = spec.whole();
+    let blocks = works(spec, &network);
+    let sum = |range: &Range<usize>, of: fn(&Work) -> u64| {
+        blocks[range.clone()].iter().map(|work| of(work) as f64).sum::<f64>()
+    };
+    let of_stage = |range: &Range<usize>| StageCost {
+        forward: sum(range, |work| work.forward),
+        input: sum(range, |work| work.input),
+        weight: sum(range, |work| work.weight),
+    };
+    spec.stages.iter().map(of_stage).collect()
+}
+
+/// Operations of one block and micro-batch.
+#[derive(Clone, Copy)]
+struct Work {
+    forward: u64,
+    /// The first part of backward; of the head, everything.
+    input: u64,
+    weight: u64,
+}
+
+/// What forward and backward of a micro-batch cost in each block, the head last.
+fn costs(spec: &Spec, network: &Network) -> Vec<BlockCost> {
+    let cost = |(index, work): (usize, Work)| BlockCost {
+        flops: work.forward + work.input + work.weight,
+        parameters: network.uses[index].iter().map(|p| network.parameters[*p].elements() as u64).sum(),
+        bytes: 0,
+    };
+    works(spec, network).into_iter().enumerate().map(cost).collect()
+}
+
+/// The operations of each block, the head last.
+fn works(spec: &Spec, network: &Network) -> Vec<Work> {
+    let hidden = spec.model.shape().hidden;
+    let mut works: Vec<Work> = Vec::new();
+    let mut known: Vec<(Vec<Vec<usize>>, Work)> = Vec::new();
+    for index in 0..=network.blocks.len() {
+        let shapes: Vec<Vec<usize>> =
+            network.uses[index].iter().map(|p| network.parameters[*p].shape.clone()).collect();
+        // Transformer blocks are alike: one of them is run.
+        let like =
+            known.iter().find(|(other, _)| *other == shapes && index > 0 && index < network.blocks.len());
+        let work = like.map_or_else(|| work_of(spec, network, index, hidden), |(_, work)| *work);
+        known.push((shapes, work));
+        works.push(work);
+    }
+    works
+}
+
+fn work_of(spec: &Spec, network: &Network, index: usize, hidden: usize) -> Work {
+    let device = Device::meta(1);
+    let compute = spec.precision.compute;
+    let tokens = [spec.micro, spec.seq];
+    let cx = Context::new(&device, compute, tokens);
+    let specs: Vec<&ParameterSpec> = network.uses[index].iter().map(|p| &network.parameters[*p]).collect();
+    let tensor = |dtype, shape: Shape| -> Tensor { device.alloc(dtype, shape, Category::Activations, "cut") };
+    let all = |dtype| -> Vec<Tensor> {
+        specs.iter().map(|spec| tensor(dtype, spec.shape.as_slice().into())).collect()
+    };
+    let (parameters, mut gradients, x) = device.phase("init", || {
+        let x: Activation = Arc::new(match index {
+            0 => tensor(DType::U32, tokens.into()),
+            _ => tensor(compute, [spec.micro, spec.seq, hidden].into()),
+        });
+        (all(compute), all(spec.precision.accumulate), x)
+    });
+    let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
+    let mut written = vec![false; specs.len()];
+    let slots = gradients.iter_mut().zip(&mut written).map(|(g, flag)| Gradient::new(g.view_mut(), flag));
+    let mut slots: Vec<Gradient> = slots.collect();
+    let alone = "a layer of one rank does not fail";
+    match (network.blocks.get(index), &network.head) {
+        (Some(block), _) => {
+            let forward = || block.layer.forward(&cx, &views, x, None).expect(alone);
+            let (y, saved) = device.phase("forward", forward);
+            let input = || block.layer.backward_input(&cx, &views, saved, y, None).expect(alone);
+            let (_, later) = device.phase("input", input);
+            device.phase("weight", || block.layer.backward_weight(&cx, &mut slots, later).expect(alone));
+        }
+        (None, Some(head)) => device.phase("input", || {
+            let (targets, numbers) = (tensor(DType::U32, tokens.into()), CrossEntropy::scaled(1.0));
+            head.loss_and_gradient(&cx, &views, &mut slots, x, &targets, numbers).expect(alone);
+        }),
+        (None, None) => {}
+    }
+    let trace = device.take_trace(0);
+    let flops = |phase| trace.phase(phase).map_or(0, |phase| Cost::of(phase).flops);
+    Work { forward: flops("forward"), input: flops("input"), weight: flops("weight") }
+}

@@ -1,0 +1,207 @@
+//! A model that one device holds whole: its parameters are one flat tensor, its gradients another.
+//!
+//! The flat space is the canonical one of `plan::chunks`, as one chunk: parameters in execution order, each at a
+//! multiple of a norm's block. So norms and updates here have the bits of a synchronous run on one rank, and a part of
+//! the space is a list of segments, as checkpoints want it.
+
+use std::ops::Range;
+
+use phalanx_layers::{Activation, Context, Gradient, Head, Network, ParameterSpec, Saved};
+use phalanx_optim::Rule;
+use phalanx_optim::rule::Step;
+use phalanx_plan::{ChunkError, ChunkLayout, ChunkSize, ParameterSize, Segment, lay_out};
+use phalanx_tensor::{Category, Clip, DType, Device, Shape, Tensor, View, ViewMut};
+
+/// A layer of one rank exchanges nothing.
+pub(crate) const ALONE: &str = "a layer of one rank does not fail";
+
+/// See the module's head.
+pub(crate) struct Whole {
+    pub(crate) network: Network,
+    layout: ChunkLayout,
+    shapes: Vec<Shape>,
+}
+
+/// Gradients while they are written: the memory, and which parameters have one.
+pub(crate) struct Gradients<'a> {
+    flat: &'a mut Tensor,
+    written: Vec<bool>,
+}
+
+impl Whole {
+    /// The flat space can be cut into `parts` of equal size.
+    ///
+    /// # Errors
+    /// When a parameter has no elements, or there are too many.
+    pub(crate) fn new(network: Network, parts: usize) -> Result<Whole, ChunkError> {
+        let size = |p: &ParameterSpec| ParameterSize::new(&p.name, p.elements() as u64);
+        let sizes: Vec<ParameterSize> = network.parameters.iter().map(size).collect();
+        let layout = lay_out(&sizes, parts as u64, &ChunkSize::Elements(u64::MAX))?;
+        assert_eq!(layout.chunks(), 1, "a chunk as large as the model holds all of it");
+        let shapes = network.parameters.iter().map(|p| Shape::from(p.shape.as_slice())).collect();
+        Ok(Whole { network, layout, shapes })
+    }
+
+    /// Elements of the flat space, padding included.
+    pub(crate) fn elements(&self) -> usize {
+        self.layout.padded_elements() as usize
+    }
+
+    /// Elements of one of the equal parts.
+    pub(crate) fn part(&self, part: usize, parts: usize) -> Range<usize> {
+        let range = self.layout.shard(0, part as u64, parts as u64);
+        range.start as usize..range.end as usize
+    }
+
+    /// Elements of a parameter in the flat space.
+    pub(crate) fn range(&self, parameter: usize) -> Range<usize> {
+        let placed = &self.layout.placed[parameter];
+        placed.offset as usize..(placed.offset + placed.elements) as usize
+    }
+
+    /// What lies in a range of the flat space.
+    pub(crate) fn segments(&self, range: Range<usize>) -> impl Iterator<Item = Segment> + '_ {
+        self.layout.segments(0, range.start as u64..range.end as u64)
+    }
+
+    pub(crate) fn head(&self) -> &dyn Head {
+        &**self.network.head.as_ref().expect("a whole model has a head")
+    }
+
+    /// The parameters of a block, in the order of its layer.
+    pub(crate) fn parameters<'a>(&self, block: usize, flat: View<'a>) -> Vec<View<'a>> {
+        self.network.uses[block].iter().map(|p| flat.range(self.range(*p)).reshape(self.shapes[*p])).collect()
+    }
+
+    /// Those of the head.
+    pub(crate) fn head_parameters<'a>(&self, flat: View<'a>) -> Vec<View<'a>> {
+        self.parameters(self.network.head_index(), flat)
+    }
+
+    /// Where gradients go that start anew.
+    pub(crate) fn gradients<'a>(&self, flat: &'a mut Tensor) -> Gradients<'a> {
+        Gradients { flat, written: vec![false; self.shapes.len()] }
+    }
+
+    /// tokens `[batch, seq]` u32 -> input of the head `[batch, seq, hidden]`, and what is kept by block.
+    pub(crate) fn forward(&self, cx: &Context, flat: View, tokens: Activation) -> (Activation, Vec<Saved>) {
+        let mut x = tokens;
+        let mut saved = Vec::with_capacity(self.network.blocks.len());
+        for (i, block) in self.network.blocks.iter().enumerate() {
+            let (y, kept) = block.layer.forward(cx, &self.parameters(i, flat), x, None).expect(ALONE);
+            x = y;
+            saved.push(kept);
+        }
+        (x, saved)
+    }
+
+    /// From dx of the head `[batch, seq, hidden]`; parameter gradients overwrite what `gradients` has not, and add
+    /// to what it has.
+    pub(crate) fn backward(
+        &self,
+        cx: &Context,
+        flat: View,
+        gradients: &mut Gradients,
+        mut saved: Vec<Saved>,
+        dy: Activation,
+    ) {
+        let mut dy = dy;
+        for (i, block) in self.network.blocks.iter().enumerate().rev() {
+            let kept = saved.pop().expect("forward saved one entry a block");
+            let mut slots = gradients.of(self, i);
+            let dx = block.layer.backward(cx, &self.parameters(i, flat), &mut slots, kept, dy, None);
+            let Some(dx) = dx.expect(ALONE) else { return };
+            dy = dx;
+        }
+    }
+
+    /// One update of what lies in `range` of the flat space: `exact`, `gradient` and `states` are that range, f32
+    /// but the gradient; `rounded`, where given, becomes a copy of `exact` in its own type. `number` counts from 1.
+    pub(crate) fn update(
+        &self,
+        device: &Device,
+        (rule, number, lr): (Rule, u64, f64),
+        range: Range<usize>,
+        (mut exact, mut rounded): (ViewMut, Option<ViewMut>),
+        (gradient, factor): (View, View),
+        states: &mut [Tensor],
+    ) {
+        for segment in self.segments(range.clone()) {
+            let (start, end) = (segment.in_chunk.start as usize, segment.in_chunk.end as usize);
+            let here = start - range.start..end - range.start;
+            let states = states.iter_mut().map(|s| s.view_mut().range(here.clone())).collect();
+            let decays = self.network.parameters[segment.parameter].decays();
+            let step = Step { number, lr: lr as f32, decays };
+            let copy = rounded.as_mut().map(|r| r.reborrow().range(here.clone()));
+            let p = exact.reborrow().range(here.clone());
+            rule.apply(device, step, p, copy, gradient.range(here), states, factor);
+        }
+    }
+}
+
+impl Gradients<'_> {
+    /// Where the gradients of a block go, in the order of its layer.
+    pub(crate) fn of(&mut self, whole: &Whole, block: usize) -> Vec<Gradient<'_>> {
+        let uses = &whole.network.uses[block];
+        let mut order: Vec<usize> = (0..uses.len()).collect();
+        order.sort_by_key(|i| whole.range(uses[*i]).start);
+        let pieces = order.iter().map(|i| (whole.range(uses[*i]), whole.shapes[uses[*i]]));
+        let mut views: Vec<_> = uses.iter().map(|_| None).collect();
+        for (view, i) in self.flat.view_mut().into_pieces(pieces).into_iter().zip(&order) {
+            views[*i] = Some(view);
+        }
+        let mut flags: Vec<Option<&mut bool>> = self.written.iter_mut().map(Some).collect();
+        let slot = |(p, view): (&usize, Option<_>)| {
+            let flag = flags[*p].take().expect("a block uses a parameter once");
+            Gradient::new(view.expect("every parameter has a place"), flag)
+        };
+        uses.iter().zip(views).map(slot).collect()
+    }
+}
+
+/// Of the gradients of a whole model: its norm, and what they are multiplied by; as `parallel::GradientNorm`, to
+/// the bit.
+pub(crate) struct Norm {
+    /// By block of the flat space, f64.
+    squares: Tensor,
+    /// By parameter, f64.
+    sums: Tensor,
+    norm: Tensor,
+    factor: Tensor,
+}
+
+impl Norm {
+    pub(crate) fn new(device: &Device, whole: &Whole) -> Norm {
+        let alloc = |dtype, n: usize, name| device.alloc(dtype, [n], Category::Workspace, name);
+        Norm {
+            squares: alloc(DType::F64, whole.layout.blocks as usize, "norm.squares"),
+            sums: alloc(DType::F64, whole.shapes.len(), "norm.squares_of_parameters"),
+            norm: alloc(DType::F32, 1, "norm"),
+            factor: alloc(DType::F32, 1, "norm.clip_factor"),
+        }
+    }
+
+    /// Of the flat `gradient`: (norm, factor), `[1]` f32 each.
+    pub(crate) fn compute(
+        &mut self,
+        device: &Device,
+        whole: &Whole,
+        gradient: View,
+        clip: Clip,
+    ) -> (View<'_>, View<'_>) {
+        for p in 0..whole.shapes.len() {
+            let blocks = whole.layout.blocks_of_parameter(p);
+            let blocks = blocks.start as usize..blocks.end as usize;
+            let squares = self.squares.view_mut().range(blocks.clone());
+            device.block_squares(gradient.range(whole.range(p)), squares);
+            device.tree_sum(self.squares.view().range(blocks), self.sums.view_mut().range(p..p + 1));
+        }
+        device.norm(self.sums.view(), clip, self.norm.view_mut(), self.factor.view_mut());
+        (self.norm.view(), self.factor.view())
+    }
+
+    /// What gradients are multiplied by, `[1]`, as last computed.
+    pub(crate) fn factor(&self) -> View<'_> {
+        self.factor.view()
+    }
+}

@@ -1,0 +1,40 @@
+//! All ranks of a plan as threads of this process: for examples, tests and small experiments.
+
+use phalanx_collectives::{Endpoint, threads};
+use phalanx_tensor::{Arena, Cpu, Device, Region};
+
+use crate::groups::{Groups, Source};
+use crate::planning::RunPlan;
+use crate::rank::Rank;
+
+/// Makes the engine of every rank, over memory that replays its plan, runs `body` on each, and gives back what they
+/// return, by rank. A rank that panics ends the others' collectives and this call.
+///
+/// # Errors
+/// The system's, when it has not the memory that the plan asks for.
+///
+/// # Panics
+/// When a rank does.
+pub fn on_threads<T: Send>(plan: &RunPlan, body: impl Fn(&mut Rank) -> T + Sync) -> std::io::Result<Vec<T>> {
+    let endpoints: Vec<Option<Endpoint>> = match plan.spec.world() {
+        1 => vec![None],
+        world => threads(world).into_iter().map(Some).collect(),
+    };
+    let region = |rank: usize| Region::anonymous(plan.of(rank).memory.arena_bytes as usize);
+    let regions = (0..endpoints.len()).map(region).collect::<std::io::Result<Vec<_>>>()?;
+    let one = |number: usize, endpoint: Option<Endpoint>, region: Region| {
+        let own = plan.of(number);
+        let device = Device::new(Cpu::new(plan.spec.threads), Arena::replaying(own.memory.clone(), region));
+        let source = endpoint.as_ref().map_or(Source::Alone, Source::Host);
+        let mut rank = Rank::new(device, Groups::new(&source, &plan.spec), &plan.spec, &own.orders);
+        body(&mut rank)
+    };
+    Ok(std::thread::scope(|scope| {
+        let one = &one;
+        let ranks = endpoints.into_iter().zip(regions).enumerate();
+        let spawned: Vec<_> = ranks
+            .map(|(number, (endpoint, region))| scope.spawn(move || one(number, endpoint, region)))
+            .collect();
+        spawned.into_iter().map(|rank| rank.join().expect("a rank panicked")).collect()
+    }))
+}

@@ -1,0 +1,364 @@
+//! What a run is made of: everything that decides what a rank allocates and computes.
+//!
+//! Made from a checked configuration and a model; with it, ranks know their place in the mesh, their stages, and which
+//! parameters several stages share.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use phalanx_data::Masking;
+use phalanx_layers::{Checkpointing, Draw, Network};
+use phalanx_models::{Dropouts, Model, Objective};
+use phalanx_optim::loss_scale::Dynamic;
+use phalanx_optim::{LossScaling, Rule, Schedule, schedule::Decay};
+use phalanx_parallel::TensorParallel;
+use phalanx_parallel::tensor::{Mistake, Wrong};
+use phalanx_plan::{
+    Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
+    Schedule as PipelineSchedule, Search, Stage, lay_out,
+};
+use phalanx_tensor::{CrossEntropy, Device};
+use phalanx_trace::Axis;
+
+use crate::config::{
+    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, Reduce, RunConfig,
+    ScheduleKind,
+};
+use crate::cut;
+use crate::groups::Groups;
+
+/// Everything about a run that decides what a rank allocates and computes.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// The model, and what it drops.
+    pub model: Arc<dyn Model>,
+    /// What backward computes again.
+    pub checkpointing: Checkpointing,
+    /// Tokens of a sequence.
+    pub seq: usize,
+    /// Sequences computed at once.
+    pub micro: usize,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// Tokens of a sequence whose loss counts.
+    pub targets_per_sequence: usize,
+    /// Ranks.
+    pub mesh: Mesh,
+    /// Which rank runs which stage on which micro-batch, and when.
+    pub schedule: Arc<PipelineSchedule>,
+    /// The same for an evaluation.
+    pub evaluation: Arc<PipelineSchedule>,
+    /// By stage: its blocks, the head counting as the last.
+    pub stages: Vec<Range<usize>>,
+    /// Parameters of which several stages have a copy.
+    pub ties: Vec<Tie>,
+    /// Whether the residual stream is sharded over the tensor axis.
+    pub sequence_parallel: bool,
+    /// A mistake made on purpose, for tests of what finds it.
+    #[doc(hidden)]
+    pub mistake: Option<Mistake>,
+    /// ZeRO stage.
+    pub stage: Stage,
+    /// Whether communication runs beside computation.
+    pub overlap: bool,
+    /// Chunks gathered ahead.
+    pub prefetch: usize,
+    /// Reduce once a step instead of once a micro-batch.
+    pub defer: bool,
+    /// Element types.
+    pub precision: Precision,
+    /// What the loss is multiplied by before backward.
+    pub loss_scaling: LossScaling,
+    /// The update rule.
+    pub rule: Rule,
+    /// The learning rate.
+    pub schedule_of_rate: Schedule,
+    /// Largest gradient norm; 0 for none.
+    pub clip: f32,
+    /// Probability that training spreads over all classes.
+    pub label_smoothing: f32,
+    /// Weight of training's squared log-sum-exp.
+    pub z_loss: f32,
+    /// Of what layers draw.
+    pub seed: u64,
+    /// How chunks are sized.
+    pub chunk_size: ChunkSize,
+    /// Where each parameter lies of a model that is neither cut nor split: for people.
+    pub layout: Arc<ChunkLayout>,
+    /// Micro-batches of an evaluation on each rank; 0 without held-out data.
+    pub evaluation_batches: usize,
+    /// Threads of a rank.
+    pub threads: usize,
+}
+
+/// A parameter of which several stages have a copy (a token table that is also the output projection).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tie {
+    /// Its number in the model.
+    pub number: usize,
+    /// The stages, ascending.
+    pub stages: Vec<usize>,
+}
+
+/// Why a configuration makes no run.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// A key that cannot work.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// No chunk layout.
+    #[error("the chunks of [memory]: {0}")]
+    Chunks(#[from] ChunkError),
+    /// No stages.
+    #[error("parallel.cut: {0}")]
+    Cut(#[from] CutError),
+}
+
+impl Spec {
+    /// From a checked configuration, for a model whose vocabulary is known; what it drops is replaced by what
+    /// the configuration says. `evaluated`: windows of one evaluation over all ranks.
+    ///
+    /// # Errors
+    /// When no chunk layout, mesh, schedule or cut into stages exists for the model.
+    pub fn new(
+        config: &RunConfig,
+        model: impl Into<Arc<dyn Model>>,
+        evaluated: usize,
+        threads: usize,
+    ) -> Result<Spec, SpecError> {
+        let model: Arc<dyn Model> = model.into().dropping(dropouts(config));
+        let checkpointing = checkpointing(config);
+        let network = model.network(&TensorParallel::solo(), checkpointing);
+        let (mesh, schedule) = (config.mesh()?, config.schedule()?);
+        config.check_model_on(mesh, &model.shape())?;
+        let size = |p: &phalanx_layers::ParameterSpec| ParameterSize::new(&p.name, p.elements() as u64);
+        let sizes: Vec<_> = network.parameters.iter().map(size).collect();
+        let chunk_size = chunk_size(config, model.shape().hidden);
+        let layout = lay_out(&sizes, mesh.data as u64, &chunk_size)?;
+        let seq = config.model.seq;
+        let evaluation_batches = evaluated / (config.micro() * mesh.data);
+        let mut spec = Spec {
+            seq,
+            targets_per_sequence: match model.objective() {
+                Objective::Causal => seq,
+                Objective::Masked => Masking::predicted(seq),
+            },
+            micro: config.micro(),
+            micro_batches: config.micro_batches(),
+            mesh,
+            evaluation: Arc::new(forward_only(&schedule, evaluation_batches)),
+            schedule: Arc::new(schedule),
+            stages: Vec::new(),
+            ties: Vec::new(),
+            sequence_parallel: config.parallel.sequence_parallel,
+            mistake: None,
+            stage: Stage::from_number(config.parallel.zero).expect("a checked configuration"),
+            overlap: config.parallel.overlap,
+            prefetch: config.memory.prefetch,
+            defer: config.batch.reduce == Reduce::Defer,
+            precision: precision(config),
+            loss_scaling: loss_scaling(config),
+            rule: rule(config),
+            schedule_of_rate: schedule_of_rate(config),
+            clip: config.optimizer.clip as f32,
+            label_smoothing: config.loss.label_smoothing as f32,
+            z_loss: config.loss.z_loss as f32,
+            seed: config.train.seed,
+            checkpointing,
+            chunk_size,
+            layout: Arc::new(layout),
+            evaluation_batches,
+            threads,
+            model,
+        };
+        spec.stages = cut::stages(&spec, &network, spec.schedule.stages(), config.parallel.cut)?;
+        spec.ties = ties(&network, &spec.stages);
+        Ok(spec)
+    }
+
+    /// The network as it is trained: what a rank with these groups has of each layer.
+    pub fn network(&self, groups: &Groups) -> Network {
+        let tensor = TensorParallel::new(Arc::clone(&groups.tensor), self.sequence_parallel);
+        let tensor = tensor.mistaken(self.mistake, Arc::clone(&groups.data));
+        self.model.network(&tensor, self.checkpointing)
+    }
+
+    /// The whole network, as one rank has it.
+    pub fn whole(&self) -> Network {
+        self.model.network(&TensorParallel::solo(), self.checkpointing)
+    }
+
+    /// Ranks in all.
+    pub fn world(&self) -> usize {
+        self.mesh.world()
+    }
+
+    /// Where some parameters lie on each rank of a data axis.
+    pub(crate) fn lay_out(&self, sizes: &[ParameterSize]) -> Result<ChunkLayout, ChunkError> {
+        lay_out(sizes, self.mesh.data as u64, &self.chunk_size)
+    }
+
+    /// How often a sum is done: once, but for a mistake made on purpose.
+    pub(crate) fn times(&self, at: &str) -> usize {
+        match self.mistake.filter(|mistake| mistake.at == at) {
+            None => 1,
+            Some(Mistake { wrong: Wrong::Doubled, .. }) => 2,
+            Some(_) => 0,
+        }
+    }
+
+    /// In a dry run: the losses of all tokens of all replicas must weigh 1 together.
+    pub(crate) fn check_weights(&self, device: &Device, scale: f32) {
+        let tokens = self.micro * self.targets_per_sequence * self.micro_batches * self.mesh.data;
+        let weight = f64::from(scale) * tokens as f64;
+        // One rounding of the scale.
+        if (weight - 1.0).abs() > f64::from(f32::EPSILON) {
+            let what = format!(
+                "is a sum with weight {weight}: expected 1, the mean over the {tokens} tokens with a target of all \
+                 micro-batches and replicas"
+            );
+            device.fault("the loss", Axis::Data, what);
+        }
+    }
+
+    /// Whether something is left out on purpose.
+    pub(crate) fn mistaken(&self, at: &str) -> bool {
+        self.mistake.is_some_and(|mistake| mistake.at == at && mistake.wrong == Wrong::Skipped)
+    }
+
+    /// First sample, within the global batch, of a data-parallel rank's micro-batch: micro-batch m of a step is the
+    /// m-th span of `data * micro` samples, of which rank r has the r-th part.
+    pub fn first_sample(&self, micro_batch: usize, rank: usize) -> usize {
+        (micro_batch * self.mesh.data + rank) * self.micro
+    }
+
+    /// What layers draw from in a data-parallel rank's micro-batch of step `step`.
+    pub fn draw(&self, step: u64, micro_batch: usize, rank: usize) -> Draw {
+        Draw { seed: self.seed, step, first_sample: self.first_sample(micro_batch, rank) as u64 }
+    }
+
+    /// The numbers of a step's loss: the mean over the tokens of the global batch that have a target; its gradients
+    /// are multiplied by `loss_scale`.
+    pub fn cross_entropy(&self, loss_scale: f32) -> CrossEntropy {
+        let sequences = self.micro * self.micro_batches * self.mesh.data;
+        let counted = match self.mistaken("loss.scale") {
+            false => sequences * self.targets_per_sequence,
+            true => self.micro * self.targets_per_sequence,
+        };
+        let scale = 1.0 / counted as f32;
+        let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
+        CrossEntropy { scale, gradient_scale: scale * loss_scale, label_smoothing, z_loss }
+    }
+
+    /// Tokens of one step, over all ranks.
+    pub fn tokens_per_step(&self) -> u64 {
+        (self.micro * self.micro_batches * self.mesh.data * self.seq) as u64
+    }
+}
+
+/// Every micro-batch forward through the same stages.
+fn forward_only(schedule: &PipelineSchedule, micro_batches: usize) -> PipelineSchedule {
+    let of_rank = |rank: usize| {
+        let actions = (0..micro_batches).flat_map(|micro_batch| {
+            let action = move |stage| Some(Action { stage, kind: Kind::Forward, micro_batch });
+            schedule.stages_of(rank).map(action)
+        });
+        actions.collect()
+    };
+    PipelineSchedule {
+        name: "evaluation".into(),
+        ranks: (0..schedule.ranks.len()).map(of_rank).collect(),
+        placement: schedule.placement.clone(),
+        micro_batches,
+    }
+}
+
+/// Parameters that blocks of several stages use.
+fn ties(network: &Network, stages: &[Range<usize>]) -> Vec<Tie> {
+    let tie = |number: usize| {
+        let uses =
+            |range: &Range<usize>| network.uses[range.clone()].iter().any(|block| block.contains(&number));
+        let stages: Vec<usize> = (0..stages.len()).filter(|stage| uses(&stages[*stage])).collect();
+        (stages.len() > 1).then_some(Tie { number, stages })
+    };
+    (0..network.parameters.len()).filter_map(tie).collect()
+}
+
+fn chunk_size(config: &RunConfig, hidden: usize) -> ChunkSize {
+    let memory = &config.memory;
+    match memory.chunk {
+        Chunk::Word(ChunkWord::None) => ChunkSize::None,
+        Chunk::Word(ChunkWord::Auto) => ChunkSize::Auto(Search {
+            search_range_mb: memory.search_range_mb,
+            hidden_dim: Some(memory.hidden_dim.unwrap_or(hidden as u64)),
+            min_chunk_size_mb: memory.min_chunk_size_mb,
+        }),
+        Chunk::Mebibytes(size) => ChunkSize::Elements(((size * f64::from(1 << 20) / 4.0) as u64).max(1)),
+    }
+}
+
+fn dropouts(config: &RunConfig) -> Dropouts {
+    let model = &config.model;
+    let p = |own: Option<f64>| own.unwrap_or(model.dropout) as f32;
+    Dropouts {
+        embedding: p(model.embedding_dropout),
+        attention: p(model.attention_dropout),
+        residual: p(model.residual_dropout),
+    }
+}
+
+fn checkpointing(config: &RunConfig) -> Checkpointing {
+    match config.memory.checkpointing {
+        config::Checkpointing::Word(CheckpointingWord::None) => Checkpointing::None,
+        config::Checkpointing::Word(CheckpointingWord::Selective) => Checkpointing::Selective,
+        config::Checkpointing::Word(CheckpointingWord::Block) => Checkpointing::Blocks { every: 1 },
+        config::Checkpointing::Every(every) => Checkpointing::Blocks { every },
+    }
+}
+
+fn precision(config: &RunConfig) -> Precision {
+    let p = &config.precision;
+    let communicate = p.communicate.unwrap_or(p.accumulate).into();
+    Precision { compute: p.compute.into(), accumulate: p.accumulate.into(), communicate }
+}
+
+fn loss_scaling(config: &RunConfig) -> LossScaling {
+    let p = &config.precision;
+    match p.compute {
+        Float::F32 | Float::Bf16 => LossScaling::Off,
+        Float::F16 if p.loss_scale > 0.0 => LossScaling::Static(p.loss_scale as f32),
+        Float::F16 => LossScaling::Dynamic(Dynamic {
+            initial: 2f32.powi(p.initial_scale_power as i32),
+            window: p.loss_scale_window,
+            hysteresis: p.hysteresis,
+            consecutive_hysteresis: p.consecutive_hysteresis,
+            least: p.min_loss_scale as f32,
+        }),
+    }
+}
+
+fn rule(config: &RunConfig) -> Rule {
+    let o = &config.optimizer;
+    let weight_decay = o.weight_decay as f32;
+    match o.kind {
+        OptimizerKind::Adamw => {
+            Rule::AdamW { beta1: o.beta1 as f32, beta2: o.beta2 as f32, eps: o.eps as f32, weight_decay }
+        }
+        OptimizerKind::Sgd => Rule::Sgd { momentum: o.beta1 as f32, weight_decay },
+    }
+}
+
+fn schedule_of_rate(config: &RunConfig) -> Schedule {
+    let decay = match config.schedule.kind {
+        ScheduleKind::Cosine => Decay::Cosine,
+        ScheduleKind::Linear => Decay::Linear,
+        ScheduleKind::Constant => Decay::Constant,
+    };
+    Schedule {
+        decay,
+        lr: config.optimizer.lr,
+        min_lr: config.schedule.min_lr,
+        warmup: config.schedule.warmup,
+        steps: config.train.steps,
+    }
+}
