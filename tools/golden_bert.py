@@ -1,4 +1,4 @@
-"""Golden values of a tiny Hugging Face BERT, the oracle of crates/models/tests/bert_goldens.rs.
+"""Golden values of a tiny Hugging Face BERT, the oracle of crates/models/tests/goldens.rs.
 
 How to run it, from the root of the repository and in an environment outside it:
 

@@ -1,0 +1,107 @@
+//! Each model against `transformers`: logits, loss and every gradient of a small one, block by block without any
+//! engine around it.
+
+mod rig;
+
+use phalanx_tensor::DType;
+use rig::{Case, compare_gradients, compare_low, compare_low_forward, values};
+
+/// What a model is held against. PyTorch's f32 differs from its f64 by what is said here at most; another order
+/// of sums may be as far on the other side, and a few additions more: tolerances are four times that.
+struct Golden {
+    case: fn(DType) -> Case,
+    /// Of `golden/`, up to what says the type.
+    files: &'static str,
+    logits: f32,
+    loss: f32,
+    /// Of a tensor's largest.
+    gradients: f32,
+}
+
+const GOLDENS: [Golden; 2] = [
+    // 1.3e-6 (logits), 2.4e-7 (the rounding of a loss of 4.27; its difference is 1.2e-7), 7.6e-7 (gradients).
+    Golden { case: Case::gpt2, files: "forward", logits: 6e-6, loss: 1e-6, gradients: 4e-6 },
+    // 1.2e-6 (of logits of 2.7 at most), 3.3e-7, 5.9e-7.
+    Golden { case: Case::bert, files: "bert/forward", logits: 5e-6, loss: 1.3e-6, gradients: 2.4e-6 },
+];
+
+impl Golden {
+    fn file(&self) -> String {
+        format!("{}.safetensors", self.files)
+    }
+
+    fn file_in(&self, compute: DType) -> String {
+        format!("{}_{}.safetensors", self.files, compute.name())
+    }
+}
+
+#[test]
+fn logits_and_loss() {
+    for golden in GOLDENS {
+        let file = golden.file();
+        let (logits, loss) = (golden.case)(DType::F32).forward();
+        let expected = values(&file, "logits");
+        assert_eq!(logits.len(), expected.len());
+        for (i, (got, expected)) in logits.iter().zip(expected).enumerate() {
+            assert!((got - expected).abs() < golden.logits, "{file}, logit {i}: {got} for {expected}");
+        }
+        let expected = values(&file, "loss")[0];
+        assert!((loss - expected).abs() < golden.loss, "{file}: {loss} for {expected}");
+    }
+}
+
+#[test]
+fn every_gradient() {
+    for golden in GOLDENS {
+        compare_gradients(&golden.file(), &(golden.case)(DType::F32).gradients(), golden.gradients);
+    }
+}
+
+/// The same sums in another order and of other terms: within the same tolerance of PyTorch's.
+#[test]
+fn every_gradient_on_ranks_that_share_layers() {
+    for golden in GOLDENS {
+        let file = golden.file();
+        for (ranks, sequence) in [(2, false), (2, true), (4, false), (4, true)] {
+            let gradients = (golden.case)(DType::F32).gradients_over(ranks, sequence);
+            compare_gradients(&file, &gradients, golden.gradients);
+            let off = (gradients.loss - values(&file, "loss")[0]).abs();
+            assert!(off < golden.loss, "{file}, {ranks} ranks, sequence {sequence}: off by {off}");
+        }
+    }
+}
+
+fn forward_in(compute: DType) {
+    for golden in GOLDENS {
+        compare_low_forward(&golden.file_in(compute), &(golden.case)(compute).forward());
+    }
+}
+
+fn gradients_in(compute: DType, loss_scale: f32) {
+    for golden in GOLDENS {
+        for (name, got) in (Case { loss_scale, ..(golden.case)(compute) }).gradients().by_name {
+            compare_low(&golden.file_in(compute), &format!("grad.{name}"), &got);
+        }
+    }
+}
+
+#[test]
+fn logits_and_loss_in_bf16() {
+    forward_in(DType::BF16);
+}
+
+#[test]
+fn logits_and_loss_in_f16() {
+    forward_in(DType::F16);
+}
+
+#[test]
+fn every_gradient_in_bf16() {
+    gradients_in(DType::BF16, 1.0);
+}
+
+/// With the loss scale that the goldens were made with, and runs begin with.
+#[test]
+fn every_gradient_in_f16() {
+    gradients_in(DType::F16, 65536.0);
+}
