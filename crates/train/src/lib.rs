@@ -19,6 +19,7 @@ pub mod planning;
 pub mod rank;
 pub mod run;
 pub mod sample;
+mod saving;
 pub mod spec;
 pub mod state;
 pub mod step;

@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use phalanx_checkpoint::{self as checkpoint, Checkpoint, HuggingFaceDir};
+use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::ParameterSpec;
 use phalanx_models::Model;
 use phalanx_optim::{LossScale, LossScaleState, Rule};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Stripe;
-use phalanx_tensor::{Category, DType};
+use phalanx_tensor::{DType, Device};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::rank::Rank;
 use crate::run::RunError;
-
-/// Elements that pass through the host at once.
-pub(crate) const WINDOW: usize = 1 << 18;
+pub use crate::saving::Part;
+use crate::saving::{self, Saves, WINDOW};
 
 /// Name of the first state in checkpoints; the others are named by the update rule.
 pub const PARAMETERS: &str = "parameters";
@@ -38,17 +38,6 @@ pub struct Updates {
     pub skipped: u64,
     /// Where the loss scale stands.
     pub loss_scale: LossScaleState,
-}
-
-/// The three parts of a save, between which all ranks agree that nothing failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Rank 0 makes the folder.
-    Begin,
-    /// Every rank writes what it owns.
-    Write,
-    /// Rank 0 writes the manifest and renames.
-    Commit,
 }
 
 impl Rank {
@@ -162,19 +151,8 @@ impl Rank {
     ///
     /// # Errors
     /// What `part` returned here, or that another rank failed.
-    pub fn save(
-        &mut self,
-        mut part: impl FnMut(&Rank, Part) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
-        let device = self.device.clone();
-        device.try_phase("save", || {
-            self.stages.iter_mut().try_for_each(|stage| stage.zero.settle())?;
-            for step in [Part::Begin, Part::Write, Part::Commit] {
-                let done = part(self, step);
-                self.agree(done)?;
-            }
-            Ok(())
-        })
+    pub fn save(&mut self, part: impl FnMut(&Rank, Part) -> Result<(), RunError>) -> Result<(), RunError> {
+        saving::save(self, part)
     }
 
     /// Runs `write` on every rank; returns when all have done it.
@@ -182,11 +160,7 @@ impl Rank {
     /// # Errors
     /// What `write` returned here, or that another rank failed.
     pub fn report(&mut self, write: impl FnOnce(&Rank) -> Result<(), RunError>) -> Result<(), RunError> {
-        let device = self.device.clone();
-        device.try_phase("report", || {
-            let done = write(self);
-            self.agree(done)
-        })
+        saving::report(self, write)
     }
 
     /// Writes checkpoint `step` under `checkpoints`; `state`, an object, goes into its manifest, with the
@@ -201,26 +175,23 @@ impl Rank {
         step: u64,
         state: &Value,
     ) -> Result<PathBuf, RunError> {
-        let tmp = checkpoints.join(format!("step-{step}.tmp"));
         let mut state = state.clone();
         state[UPDATES] = json!(self.updates());
-        let saved = self.save(|rank, part| {
-            let first = rank.group().rank() == 0;
-            match part {
-                Part::Begin if first => checkpoint::begin(checkpoints, step).map(drop)?,
-                Part::Write => rank.write_pieces(&tmp)?,
-                Part::Commit if first => {
-                    checkpoint::commit(&tmp, state.clone(), rank.group().world_size()).map(drop)?
-                }
-                Part::Begin | Part::Commit => {}
-            }
-            Ok(())
-        });
-        if saved.is_err() && self.group().rank() == 0 {
-            // The first error is the one to tell; what is left is removed by the next save.
-            let _ = checkpoint::discard(&tmp);
-        }
-        saved.map(|()| checkpoints.join(format!("step-{step}")))
+        saving::save_checkpoint(self, checkpoints, step, &state)
+    }
+}
+
+impl Saves for Rank {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn world(&self) -> &dyn Group {
+        self.group()
+    }
+
+    fn settle(&mut self) -> Result<(), CollectiveError> {
+        self.stages.iter_mut().try_for_each(|stage| stage.zero.settle())
     }
 
     fn write_pieces(&self, tmp: &Path) -> Result<(), RunError> {
@@ -242,31 +213,10 @@ impl Rank {
                 }
             }
         }
-        let mut broken = None;
-        let mut fill = |index: usize, within: Range<u64>, bytes: &mut [u8]| {
+        saving::write_finite(tmp, self.group().rank(), &described, |index, within, out| {
             let (stage, state, piece) = &pieces[index];
-            let out: &mut [f32] = bytemuck::cast_slice_mut(bytes);
-            stage.zero.read(*state, piece, within.start as usize..within.end as usize, out);
-            if broken.is_none() && !out.iter().all(|x| x.is_finite()) {
-                broken = Some(index);
-            }
-        };
-        checkpoint::write_rank(tmp, self.group().rank(), &described, 4 * WINDOW, &mut fill)?;
-        let error = |index: usize| {
-            let checkpoint::Piece { state, name, .. } = &described[index];
-            Err(RunError::Broken { state, name: name.clone() })
-        };
-        broken.map_or(Ok(()), error)
-    }
-
-    /// All ranks learn whether all of them succeeded.
-    fn agree(&self, done: Result<(), RunError>) -> Result<(), RunError> {
-        let mut failures = self.device.alloc(DType::F32, [1], Category::Workspace, "agreement");
-        self.device.fill(failures.view_mut(), done.is_err() as u8 as f32);
-        let failures = self.group().all_reduce(failures).wait()?;
-        let count = self.device.fetch(failures.view());
-        done?;
-        if count > 0.0 { Err(RunError::PeerFailed { ranks: count as usize }) } else { Ok(()) }
+            stage.zero.read(*state, piece, within, out);
+        })
     }
 }
 

@@ -2,15 +2,14 @@
 //! goes on from a checkpoint.
 
 mod golden;
+mod rig;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use golden::{
-    State, assert_same_state, fill, golden_config, golden_steps, same_bits, spec, synchronous, weights,
-};
+use golden::{fill, synchronous, weights};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_collectives::{Endpoint, Options, threads};
 use phalanx_models::Gpt2;
@@ -23,6 +22,7 @@ use phalanx_train::older::asynchronous::{self, Asynchronous, Done, Links, Report
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::run::{Job, RunError, Silent, Start};
 use phalanx_train::{Dataset, Groups, RunConfig, Spec, Summary};
+use rig::{State, assert_same_state, golden_config, golden_steps, same_bits, spec};
 
 /// Of a configuration.
 type Change = fn(&mut RunConfig);

@@ -1,14 +1,16 @@
 //! `DataParallel` against the synchronous engine on one rank, and the memory of its first device.
 
 mod golden;
+mod rig;
 
-use golden::{fill, golden_config, golden_steps, spec, synchronous, weights};
+use golden::{fill, synchronous, weights};
 use phalanx_models::Gpt2;
 use phalanx_plan::MemoryPlan;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Float, OptimizerKind};
 use phalanx_train::older::data_parallel::{DataParallel, DataParallelError};
 use phalanx_train::rank::Batch;
+use rig::{State, golden_config, golden_steps, same_bits, spec};
 
 /// Of a configuration.
 type Change = fn(&mut RunConfig);
@@ -74,7 +76,7 @@ fn twenty_steps_are_those_of_one_rank() {
     }
 }
 
-fn model_parameters(state: &golden::State) -> usize {
+fn model_parameters(state: &State) -> usize {
     state.keys().filter(|name| name.starts_with("parameters/")).count()
 }
 
@@ -84,10 +86,10 @@ fn one_device_has_the_bits_of_one_rank() {
     let (model, config) = golden_config();
     let reference = synchronous(&model, &config, &golden_steps());
     let (losses, norms, parameters) = run(&model, &config, 1, true);
-    assert!(golden::same_bits(&losses, &reference.losses));
-    assert!(golden::same_bits(&norms, &reference.grad_norms));
+    assert!(same_bits(&losses, &reference.losses));
+    assert!(same_bits(&norms, &reference.grad_norms));
     for (name, got) in parameters {
-        assert!(golden::same_bits(&got, &reference.state[&format!("parameters/{name}")]), "{name}");
+        assert!(same_bits(&got, &reference.state[&format!("parameters/{name}")]), "{name}");
     }
 }
 

@@ -1,9 +1,7 @@
-//! The golden run: its model, its configuration, its batches, and what the synchronous engine makes of it on one
-//! rank. For tests of other ways to train it.
+//! What the synchronous engine makes of the golden run on one rank, for tests of other ways to train it.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_models::Gpt2;
@@ -12,47 +10,11 @@ use phalanx_tensor::{Arena, Cpu, Device};
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{Groups, RunConfig, Spec};
 
-/// The folder of golden values.
-pub fn golden() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden")
-}
+use crate::rig::{State, golden, spec};
 
 /// The golden weights.
 pub fn weights() -> HuggingFaceDir {
     HuggingFaceDir::open(&golden().join("gpt2")).unwrap()
-}
-
-/// The golden model and a configuration that fits it: 8 sequences a step, AdamW as the goldens have it.
-pub fn golden_config() -> (Gpt2, RunConfig) {
-    let model = Gpt2::from_config(weights().config()).unwrap();
-    let mut config = RunConfig::default();
-    config.model.layers = model.layers;
-    config.model.hidden = model.hidden;
-    config.model.heads = model.heads;
-    config.model.seq = 16;
-    config.batch.global = 8;
-    config.optimizer.lr = 3e-3;
-    config.optimizer.clip = 0.5;
-    config.schedule.kind = phalanx_train::config::ScheduleKind::Constant;
-    config.train.steps = 20;
-    config.train.threads = Some(1);
-    (model, config)
-}
-
-/// What a configuration makes of a model.
-pub fn spec(model: &Gpt2, config: &RunConfig) -> Spec {
-    config.check().unwrap();
-    Spec::new(config, model.clone(), config.batch.global, config.train.threads.unwrap()).unwrap()
-}
-
-/// `[steps][8]` sequences of `seq + 1` tokens.
-pub fn golden_steps() -> Vec<Vec<Vec<u32>>> {
-    let bytes = std::fs::read(golden().join("adamw.safetensors")).unwrap();
-    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let tokens = tensors.tensor("tokens").unwrap();
-    let tokens: Vec<u32> =
-        tokens.data().chunks(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-    tokens.chunks(8 * 17).map(|step| step.chunks(17).map(<[u32]>::to_vec).collect()).collect()
 }
 
 /// Sequences as tokens and targets.
@@ -71,9 +33,6 @@ pub struct Synchronous {
     /// By "state/parameter".
     pub state: State,
 }
-
-/// By "state/parameter": all elements.
-pub type State = BTreeMap<String, Vec<f32>>;
 
 /// Every step on one rank, from the golden weights.
 pub fn synchronous(model: &Gpt2, config: &RunConfig, steps: &[Vec<Vec<u32>>]) -> Synchronous {
@@ -106,18 +65,4 @@ pub fn run_synchronous(rank: &mut Rank, spec: &Spec, done: u64, steps: &[Vec<Vec
         }
     }
     Synchronous { losses, grad_norms, state }
-}
-
-/// Bit equality: NaN is NaN, 0 is not -0.
-pub fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
-}
-
-/// Stops the test at the first tensor of which a bit differs.
-#[track_caller]
-pub fn assert_same_state(what: &str, a: &State, b: &State) {
-    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>(), "{what}");
-    for (tensor, values) in a {
-        assert!(same_bits(values, &b[tensor]), "{what}: {tensor} differs");
-    }
 }

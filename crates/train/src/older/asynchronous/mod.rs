@@ -44,6 +44,7 @@ use crate::older::whole::Whole;
 use crate::planning::{PlanError, RankPlan, RunPlan, parameters_at};
 use crate::rank::Batch;
 use crate::run::RunError;
+use crate::saving;
 use crate::spec::Spec;
 use exchange::Mail;
 use server::Server;
@@ -107,8 +108,8 @@ fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
     if spec.evaluation_batches > 0 {
         engine.evaluate(&Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq)).expect(never);
     }
-    engine.save(|_, _| Ok(())).expect(never);
-    engine.report(|_| Ok(())).expect(never);
+    saving::save(&mut engine, |_, _| Ok(())).expect(never);
+    saving::report(&engine, |_| Ok(())).expect(never);
     device.take_trace(rank)
 }
 

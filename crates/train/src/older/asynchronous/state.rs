@@ -9,16 +9,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use phalanx_checkpoint::{self as checkpoint, Checkpoint, HuggingFaceDir};
-use phalanx_collectives::CollectiveError;
+use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::ParameterSpec;
 use phalanx_optim::LossScale;
-use phalanx_tensor::{Category, DType, View};
+use phalanx_tensor::{Category, DType, Device, View};
 use serde_json::{Value, json};
 
 use super::Asynchronous;
 use crate::rank::Batch;
 use crate::run::RunError;
-use crate::state::{PARAMETERS, Part, UPDATES, Updates, WINDOW, read_imported, state_name, updates};
+use crate::saving::{self, Saves, WINDOW};
+use crate::state::{PARAMETERS, UPDATES, Updates, read_imported, state_name, updates};
 
 /// Key of the number of updates in the state that a checkpoint keeps.
 const ASYNCHRONOUS: &str = "asynchronous";
@@ -185,33 +186,6 @@ impl Asynchronous<'_> {
         in_chunk.start as usize - start..in_chunk.end as usize - start
     }
 
-    /// Runs the parts of a save in order; all ranks agree after each that nobody failed.
-    pub(super) fn save(
-        &mut self,
-        mut part: impl FnMut(&Self, Part) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
-        let device = self.device.clone();
-        device.try_phase("save", || {
-            for step in [Part::Begin, Part::Write, Part::Commit] {
-                let done = part(self, step);
-                self.agree(done)?;
-            }
-            Ok(())
-        })
-    }
-
-    /// Runs `write` on every rank; returns when all have done it.
-    pub(super) fn report(
-        &mut self,
-        write: impl FnOnce(&Self) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
-        let device = self.device.clone();
-        device.try_phase("report", || {
-            let done = write(self);
-            self.agree(done)
-        })
-    }
-
     /// Writes checkpoint `step` under `checkpoints`; `state`, an object, goes into its manifest, with the updates so
     /// far.
     ///
@@ -224,7 +198,6 @@ impl Asynchronous<'_> {
         step: u64,
         state: &Value,
     ) -> Result<PathBuf, RunError> {
-        let tmp = checkpoints.join(format!("step-{step}.tmp"));
         let mut state = state.clone();
         let steps = self.steps();
         let version = self.server.lock().version;
@@ -232,23 +205,22 @@ impl Asynchronous<'_> {
         let loss_scale = self.worker.loss_scale.state();
         state[UPDATES] = json!(Updates { applied, skipped: steps - applied, loss_scale });
         state[ASYNCHRONOUS] = json!({ "updates": version });
-        let saved = self.save(|engine, part| {
-            let first = engine.rank() == 0;
-            match part {
-                Part::Begin if first => checkpoint::begin(checkpoints, step).map(drop)?,
-                Part::Write => engine.write_pieces(&tmp)?,
-                Part::Commit if first => {
-                    checkpoint::commit(&tmp, state.clone(), engine.links.ranks()).map(drop)?
-                }
-                Part::Begin | Part::Commit => {}
-            }
-            Ok(())
-        });
-        if saved.is_err() && self.rank() == 0 {
-            // The first error is the one to tell; what is left is removed by the next save.
-            let _ = checkpoint::discard(&tmp);
-        }
-        saved.map(|()| checkpoints.join(format!("step-{step}")))
+        saving::save_checkpoint(self, checkpoints, step, &state)
+    }
+}
+
+impl Saves for Asynchronous<'_> {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn world(&self) -> &dyn Group {
+        self.links.world()
+    }
+
+    /// Each step ends with its answers.
+    fn settle(&mut self) -> Result<(), CollectiveError> {
+        Ok(())
     }
 
     fn write_pieces(&self, tmp: &Path) -> Result<(), RunError> {
@@ -270,30 +242,9 @@ impl Asynchronous<'_> {
                 });
             }
         }
-        let mut broken = None;
-        let mut fill = |index: usize, within: Range<u64>, bytes: &mut [u8]| {
-            let out: &mut [f32] = bytemuck::cast_slice_mut(bytes);
-            self.device.download(tensors[index].range(within.start as usize..within.end as usize), out);
-            if broken.is_none() && !out.iter().all(|x| x.is_finite()) {
-                broken = Some(index);
-            }
-        };
-        checkpoint::write_rank(tmp, self.rank(), &described, 4 * WINDOW, &mut fill)?;
-        let error = |index: usize| {
-            let checkpoint::Piece { state, name, .. } = &described[index];
-            Err(RunError::Broken { state, name: name.clone() })
-        };
-        broken.map_or(Ok(()), error)
-    }
-
-    /// All ranks learn whether all of them succeeded.
-    fn agree(&self, done: Result<(), RunError>) -> Result<(), RunError> {
-        let mut failures = self.device.alloc(DType::F32, [1], Category::Workspace, "agreement");
-        self.device.fill(failures.view_mut(), done.is_err() as u8 as f32);
-        let failures = self.links.world().all_reduce(failures).wait()?;
-        let count = self.device.fetch(failures.view());
-        done?;
-        if count > 0.0 { Err(RunError::PeerFailed { ranks: count as usize }) } else { Ok(()) }
+        saving::write_finite(tmp, self.rank(), &described, |index, within, out| {
+            self.device.download(tensors[index].range(within), out);
+        })
     }
 }
 

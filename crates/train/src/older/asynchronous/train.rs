@@ -16,6 +16,7 @@ use super::{Asynchronous, Done, Links};
 use crate::metrics::{EvaluationRecord, MetricsFile, RankBytes, StepRecord, resident_bytes_peak};
 use crate::rank::Batch;
 use crate::run::{Job, Observer, RunError, ScaleChange, Start, Summary, due, write_json};
+use crate::saving;
 
 /// What one rank runs on.
 pub struct Place<'a> {
@@ -184,7 +185,7 @@ impl<'a> Session<'a> {
         let resident = resident_bytes_peak((self.foreign_bytes)());
         let ranks = self.job.plan.spec.world();
         let part = |rank: usize| run.join(format!("memory.rank-{rank}.json"));
-        self.engine.report(|engine| {
+        saving::report(&self.engine, |engine| {
             let peak = engine.device().arena().peak().expect("a planned arena measures its peak");
             let rank = engine.rank();
             let bytes = RankBytes { rank, device: peak.into(), resident_bytes_peak: Some(resident) };

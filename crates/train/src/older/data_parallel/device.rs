@@ -15,8 +15,8 @@ use super::{DataParallelError, Outcome};
 use crate::older::whole::{ALONE, Gradients, Norm, Whole};
 use crate::rank::Batch;
 use crate::run::RunError;
+use crate::saving::WINDOW;
 use crate::spec::Spec;
-use crate::state::WINDOW;
 
 /// The device that holds the parameters.
 const ROOT: usize = 0;

@@ -1,0 +1,127 @@
+//! What ranks agree on while they write: every engine's checkpoints are made here.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use phalanx_checkpoint as checkpoint;
+use phalanx_collectives::{CollectiveError, Group};
+use phalanx_tensor::{Category, DType, Device};
+use serde_json::Value;
+
+use crate::run::RunError;
+
+/// Elements that pass through the host at once.
+pub(crate) const WINDOW: usize = 1 << 18;
+
+/// The three parts of a save, between which all ranks agree that nothing failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Rank 0 makes the folder.
+    Begin,
+    /// Every rank writes what it owns.
+    Write,
+    /// Rank 0 writes the manifest and renames.
+    Commit,
+}
+
+/// An engine that writes checkpoints together with its like on the other ranks.
+pub(crate) trait Saves {
+    fn device(&self) -> &Device;
+
+    /// All ranks.
+    fn world(&self) -> &dyn Group;
+
+    /// Waits for what is still on its way to the parameters.
+    fn settle(&mut self) -> Result<(), CollectiveError>;
+
+    /// Writes what this rank owns into the folder of an unfinished checkpoint.
+    fn write_pieces(&self, tmp: &Path) -> Result<(), RunError>;
+}
+
+/// Runs the parts of a save in order; all ranks agree after each that nobody failed.
+pub(crate) fn save<S: Saves>(
+    engine: &mut S,
+    mut part: impl FnMut(&S, Part) -> Result<(), RunError>,
+) -> Result<(), RunError> {
+    let device = engine.device().clone();
+    device.try_phase("save", || {
+        engine.settle()?;
+        for step in [Part::Begin, Part::Write, Part::Commit] {
+            let done = part(engine, step);
+            agree(engine, done)?;
+        }
+        Ok(())
+    })
+}
+
+/// Runs `write` on every rank; returns when all have done it.
+pub(crate) fn report<S: Saves>(
+    engine: &S,
+    write: impl FnOnce(&S) -> Result<(), RunError>,
+) -> Result<(), RunError> {
+    engine.device().try_phase("report", || {
+        let done = write(engine);
+        agree(engine, done)
+    })
+}
+
+/// Writes checkpoint `step` under `checkpoints`, with `state`, an object, in its manifest.
+pub(crate) fn save_checkpoint<S: Saves>(
+    engine: &mut S,
+    checkpoints: &Path,
+    step: u64,
+    state: &Value,
+) -> Result<PathBuf, RunError> {
+    let tmp = checkpoints.join(format!("step-{step}.tmp"));
+    let saved = save(engine, |engine, part| {
+        let world = engine.world();
+        match part {
+            Part::Begin if world.rank() == 0 => checkpoint::begin(checkpoints, step).map(drop)?,
+            Part::Write => engine.write_pieces(&tmp)?,
+            Part::Commit if world.rank() == 0 => {
+                checkpoint::commit(&tmp, state.clone(), world.world_size()).map(drop)?
+            }
+            Part::Begin | Part::Commit => {}
+        }
+        Ok(())
+    });
+    if saved.is_err() && engine.world().rank() == 0 {
+        // The first error is the one to tell; what is left is removed by the next save.
+        let _ = checkpoint::discard(&tmp);
+    }
+    saved.map(|()| checkpoints.join(format!("step-{step}")))
+}
+
+/// Writes the file of `rank`: of each piece, what `read(piece, within, out)` gives, which must be finite.
+pub(crate) fn write_finite(
+    tmp: &Path,
+    rank: usize,
+    described: &[checkpoint::Piece],
+    mut read: impl FnMut(usize, Range<usize>, &mut [f32]),
+) -> Result<(), RunError> {
+    let mut broken = None;
+    let mut fill = |index: usize, within: Range<u64>, bytes: &mut [u8]| {
+        let out: &mut [f32] = bytemuck::cast_slice_mut(bytes);
+        read(index, within.start as usize..within.end as usize, out);
+        if broken.is_none() && !out.iter().all(|x| x.is_finite()) {
+            broken = Some(index);
+        }
+    };
+    checkpoint::write_rank(tmp, rank, described, 4 * WINDOW, &mut fill)?;
+    let error = |index: usize| {
+        let checkpoint::Piece { state, name, .. } = &described[index];
+        Err(RunError::Broken { state, name: name.clone() })
+    };
+    broken.map_or(Ok(()), error)
+}
+
+/// All ranks learn whether all of them succeeded.
+fn agree(engine: &impl Saves, done: Result<(), RunError>) -> Result<(), RunError> {
+    let device = engine.device();
+    let mut failures = device.alloc(DType::F32, [1], Category::Workspace, "agreement");
+    device.fill(failures.view_mut(), done.is_err() as u8 as f32);
+    let failures = engine.world().all_reduce(failures).wait()?;
+    let count = device.fetch(failures.view());
+    done?;
+    if count > 0.0 { Err(RunError::PeerFailed { ranks: count as usize }) } else { Ok(()) }
+}
