@@ -36,28 +36,24 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import BertConfig, BertForMaskedLM
+
+from model_goldens import LOW, distance, forward_golden, low_forward_golden, nowhere_trivial, save, tell_sizes
 
 GOLDEN = Path(__file__).resolve().parent.parent / "crates" / "models" / "tests" / "golden" / "bert"
 VOCAB, BATCH, SEQ, POSITIONS, PREDICTED, MASK = 96, 4, 24, 32, 4, 95
-LOW = {"bf16": (torch.bfloat16, 1.0), "f16": (torch.float16, 2.0**16)}  # type, loss scale
 BUDGET_BYTES = 440 << 10  # what the repository carries of these
 
 
 def build() -> BertForMaskedLM:
-    """A model of which no part is trivial: attention is not uniform, biases are not 0, layer norms not 1 and 0."""
     torch.manual_seed(21)
     config = BertConfig(
         num_hidden_layers=2, num_attention_heads=4, hidden_size=32, intermediate_size=64, vocab_size=VOCAB,
         max_position_embeddings=POSITIONS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=None,
         attn_implementation="eager",
     )
-    model = BertForMaskedLM(config).float()
-    with torch.no_grad():
-        for _, p in model.named_parameters():
-            p.add_(torch.randn(p.shape) * 0.15)
-    return model.train()
+    return nowhere_trivial(BertForMaskedLM(config))
 
 
 def batch() -> dict[str, torch.Tensor]:
@@ -93,55 +89,6 @@ def packed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return out
 
 
-def forward_golden(model, data, loss_scale: float = 1.0) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    logits, loss = forward(model, data)
-    (loss * loss_scale).backward()
-    golden = {"logits": logits.detach(), "loss": loss.detach().reshape(1)}
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return golden | packed({f"grad.{name}": p.grad.to(wide) / loss_scale for name, p in model.named_parameters()})
-
-
-def rounded(model, dtype: torch.dtype) -> dict[str, BertForMaskedLM]:
-    """Copies of the model with parameters rounded to `dtype`: one that computes in double, two that do in `dtype`."""
-    copies = {}
-    for how in ("exact", "eager", "sdpa"):
-        copies[how] = copy.deepcopy(model).to(dtype)
-        copies[how].set_attn_implementation("eager" if how == "exact" else how)
-    copies["exact"].double()
-    return copies
-
-
-def low_forward_golden(model, data, dtype: torch.dtype, loss_scale: float) -> dict[str, torch.Tensor]:
-    """Logits, loss and gradients in double, and PyTorch's errors in `dtype`"""
-    models = rounded(model, dtype)
-    golden = forward_golden(models.pop("exact"), data)
-    errors = {f"error.{name}": torch.zeros(2) for name in golden}
-    for low in models.values():
-        for name, t in forward_golden(low, data, loss_scale).items():
-            off, exact = t.double() - golden[name], golden[name]
-            figures = [off.abs().max() / exact.abs().max(), root_mean_square(off) / root_mean_square(exact)]
-            errors[f"error.{name}"] = torch.maximum(errors[f"error.{name}"], torch.stack(figures).float())
-    return {name: t.float() for name, t in golden.items()} | errors
-
-
-def root_mean_square(t: torch.Tensor) -> torch.Tensor:
-    return t.square().mean().sqrt()
-
-
-def save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    for name, t in tensors.items():
-        assert t.dtype in (torch.float32, torch.int32) and bool(t.isfinite().all()), name
-    save_file({name: t.contiguous() for name, t in tensors.items()}, path)
-
-
-def distance(f32: dict[str, torch.Tensor], f64: dict[str, torch.Tensor], prefix: str) -> str:
-    """The greatest |f32 - f64| under `prefix`, and the same over the greatest |f64| of its tensor."""
-    names = [name for name in f64 if name.startswith(prefix)]
-    far = [((f32[k].double() - f64[k]).abs().max().item(), f64[k].abs().max().item()) for k in names]
-    return f"{max(d for d, _ in far):.2e} absolute, {max(d / m for d, m in far):.2e} of the tensor's greatest value"
-
-
 def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -157,7 +104,7 @@ def main() -> None:
     assert all(torch.equal(stored[k], parameters[k]) for k in stored)
 
     data = batch()
-    f32, f64 = forward_golden(model, data), forward_golden(exact, data)
+    f32, f64 = (forward_golden(forward, m, data, pack=packed) for m in (model, exact))
     assert f64["logits"].dtype == torch.float64
     whole = model(input_ids=data["tokens"], token_type_ids=data["types"], labels=data["targets"]).loss
     assert torch.equal(whole.reshape(1), f32["loss"]), "the loss is the one of transformers"
@@ -165,15 +112,10 @@ def main() -> None:
     save(GOLDEN / "forward.safetensors", numbers | f32)
     low = {}
     for name, (dtype, loss_scale) in LOW.items():
-        low[name] = low_forward_golden(model, data, dtype, loss_scale)
+        low[name] = low_forward_golden(forward, model, data, dtype, loss_scale, packed)
         save(GOLDEN / f"forward_{name}.safetensors", low[name])
 
-    total = 0
-    for path in sorted(p for p in GOLDEN.rglob("*") if p.is_file()):
-        total += path.stat().st_size
-        print(f"{path.stat().st_size:>8} bytes  {path.relative_to(GOLDEN)}")
-    print(f"{total:>8} bytes  in all")
-    assert total < BUDGET_BYTES, total
+    tell_sizes(set(GOLDEN.iterdir()), BUDGET_BYTES)
     count = sum(p.numel() for p in parameters.values())
     print(f"{count} parameters in {len(parameters)} tensors; loss {f32['loss'].item():.6f}")
     for what, prefix in (("logits", "logits"), ("loss", "loss"), ("gradients", "grad.")):

@@ -43,27 +43,23 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
+
+from model_goldens import LOW, distance, forward_golden, low_forward_golden, nowhere_trivial, rounded, save, tell_sizes
 
 GOLDEN = Path(__file__).resolve().parent.parent / "crates" / "models" / "tests" / "golden"
 VOCAB, SEQ, STEPS, BATCH, MAX_NORM = 67, 16, 20, 8, 0.5
-LOW = {"bf16": (torch.bfloat16, 1.0), "f16": (torch.float16, 2.0**16)}  # type, loss scale
-BUDGET_BYTES = 1 << 20  # what the repository carries of golden values
+BUDGET_BYTES = 1 << 20  # what the repository carries of these
 
 
 def build() -> GPT2LMHeadModel:
-    """A model of which no part is trivial: attention is not uniform, biases are not 0, layer norms not 1 and 0."""
     torch.manual_seed(20)
     config = GPT2Config(
         n_layer=2, n_head=4, n_embd=32, n_positions=SEQ, vocab_size=VOCAB, bos_token_id=0, eos_token_id=0,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
     )
-    model = GPT2LMHeadModel(config).float()
-    with torch.no_grad():
-        for _, p in model.named_parameters():
-            p.add_(torch.randn(p.shape) * 0.15)
-    return model.train()
+    return nowhere_trivial(GPT2LMHeadModel(config))
 
 
 def sequences(n: int, generator: torch.Generator) -> torch.Tensor:
@@ -81,42 +77,6 @@ def forward(model, tokens):
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return logits, F.cross_entropy(wide.flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def forward_golden(model, tokens, loss_scale: float = 1.0) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    logits, loss = forward(model, tokens)
-    (loss * loss_scale).backward()
-    golden = {"logits": logits.detach(), "loss": loss.detach().reshape(1)}
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return golden | {f"grad.{name}": p.grad.to(wide) / loss_scale for name, p in model.named_parameters()}
-
-
-def rounded(model, dtype: torch.dtype) -> dict[str, GPT2LMHeadModel]:
-    """Copies of the model with parameters rounded to `dtype`: one that computes in double, two that do in `dtype`."""
-    copies = {}
-    for how in ("exact", "eager", "sdpa"):
-        copies[how] = copy.deepcopy(model).to(dtype)
-        copies[how].config._attn_implementation = "eager" if how == "exact" else how
-    copies["exact"].double()
-    return copies
-
-
-def low_forward_golden(model, tokens, dtype: torch.dtype, loss_scale: float) -> dict[str, torch.Tensor]:
-    """Logits, loss and gradients in double, and PyTorch's errors in `dtype`"""
-    models = rounded(model, dtype)
-    golden = forward_golden(models.pop("exact"), tokens)
-    errors = {f"error.{name}": torch.zeros(2) for name in golden}
-    for low in models.values():
-        for name, t in forward_golden(low, tokens, loss_scale).items():
-            off, exact = t.double() - golden[name], golden[name]
-            figures = [off.abs().max() / exact.abs().max(), root_mean_square(off) / root_mean_square(exact)]
-            errors[f"error.{name}"] = torch.maximum(errors[f"error.{name}"], torch.stack(figures).float())
-    return {name: t.float() for name, t in golden.items()} | errors
-
-
-def root_mean_square(t: torch.Tensor) -> torch.Tensor:
-    return t.square().mean().sqrt()
 
 
 def low_adamw_run(model, low, tokens, dtype: torch.dtype, loss_scale: float) -> dict[str, torch.Tensor]:
@@ -173,12 +133,6 @@ def adamw_golden(model, tokens) -> dict[str, torch.Tensor]:
     return golden | {f"final.{name}": p.detach().clone() for name, p in model.named_parameters()}
 
 
-def save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    for name, t in tensors.items():
-        assert t.dtype in (torch.float32, torch.int32) and bool(t.isfinite().all()), name
-    save_file({name: t.contiguous() for name, t in tensors.items()}, path)
-
-
 def split_key_bias(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same tensors, the bias of the keys taken out of attn.c_attn.bias and put under `key_bias.`"""
     split = {}
@@ -188,13 +142,6 @@ def split_key_bias(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             t = torch.cat([q, v])
         split[name] = t
     return split
-
-
-def distance(f32: dict[str, torch.Tensor], f64: dict[str, torch.Tensor], prefix: str) -> str:
-    """The greatest |f32 - f64| under `prefix`, and the same over the greatest |f64| of its tensor."""
-    names = [name for name in f64 if name.startswith(prefix)]
-    far = [((f32[k].double() - f64[k]).abs().max().item(), f64[k].abs().max().item()) for k in names]
-    return f"{max(d for d, _ in far):.2e} absolute, {max(d / m for d, m in far):.2e} of the tensor's greatest value"
 
 
 def main() -> None:
@@ -215,14 +162,14 @@ def main() -> None:
     # few parameters then end up to 1e-4 apart between f32 and double.
     generator = torch.Generator().manual_seed(7)
     tokens = sequences(4, generator)
-    f32, f64 = forward_golden(model, tokens), forward_golden(exact, tokens)
+    f32, f64 = (forward_golden(forward, m, tokens) for m in (model, exact))
     assert f64["logits"].dtype == torch.float64
     save(GOLDEN / "forward.safetensors", {"tokens": tokens.int()} | f32)
 
     batches = torch.stack([sequences(BATCH, generator) for _ in range(STEPS)])
     low = {}
     for name, (dtype, loss_scale) in LOW.items():
-        of_forward = low_forward_golden(model, tokens, dtype, loss_scale)
+        of_forward = low_forward_golden(forward, model, tokens, dtype, loss_scale)
         of_run = low_adamw_golden(model, batches, dtype, loss_scale)
         save(GOLDEN / f"forward_{name}.safetensors", of_forward)
         save(GOLDEN / f"adamw_{name}.safetensors", of_run)
@@ -231,12 +178,7 @@ def main() -> None:
     losses_f64 = {"losses_f64": run64["losses"].float()}
     save(GOLDEN / "adamw.safetensors", {"tokens": batches.int()} | run32 | losses_f64)
 
-    total = 0
-    for path in sorted(p for p in GOLDEN.rglob("*") if p.is_file()):
-        total += path.stat().st_size
-        print(f"{path.stat().st_size:>8} bytes  {path.relative_to(GOLDEN)}")
-    print(f"{total:>8} bytes  in all")
-    assert total < BUDGET_BYTES, total
+    tell_sizes(set(GOLDEN.glob("*.safetensors")) | set((GOLDEN / "gpt2").iterdir()), BUDGET_BYTES)
     count, losses, norms = sum(p.numel() for p in parameters.values()), run32["losses"], run32["grad_norms"]
     print(f"{count} parameters in {len(parameters)} tensors; loss {f32['loss'].item():.6f}")
     print(f"losses {losses[0]:.4f} -> {losses[-1]:.4f}; grad norms {norms.min():.3f} to {norms.max():.3f}, clipped to {MAX_NORM}")
