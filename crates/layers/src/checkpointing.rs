@@ -7,6 +7,7 @@
 
 use phalanx_tensor::View;
 
+use crate::combinators::Sequence;
 use crate::failure::Result;
 use crate::layer::{Activation, Context, Draw, Gradient, Layer, ParameterSpec};
 use crate::saved::{Deferred, Saved, restore};
@@ -27,9 +28,20 @@ pub enum Checkpointing {
 }
 
 impl Checkpointing {
-    /// Whether Transformer block `index` is recomputed as a whole.
-    pub fn recomputes(self, index: usize) -> bool {
-        matches!(self, Checkpointing::Blocks { every } if index.is_multiple_of(every))
+    /// Transformer block `index` of a model, recomputed as a whole where this says so.
+    pub fn block(self, index: usize, layer: impl Layer + 'static) -> Box<dyn Layer> {
+        match self {
+            Checkpointing::Blocks { every } if index.is_multiple_of(every) => Box::new(Recompute(layer)),
+            _ => Box::new(layer),
+        }
+    }
+
+    /// Layers of a block, one after the other.
+    pub fn sequence(self, layers: Vec<Box<dyn Layer>>) -> Sequence {
+        match self {
+            Checkpointing::Selective => Sequence::new(layers).rebuilding(),
+            Checkpointing::None | Checkpointing::Blocks { .. } => Sequence::new(layers),
+        }
     }
 }
 

@@ -7,8 +7,8 @@
 //! attention reads them side by side; [`Model::stored_as`] says which rows are which in files.
 
 use phalanx_layers::{
-    Attention, Block, Checkpointing, Dropped, Embedding, Init, Layer, LayerNorm, Linear, LinearCrossEntropy,
-    LinearGelu, Network, ParameterSpec, Recompute, Residual, Sequence,
+    Attention, Block, Checkpointing, Dropped, Embedding, Init, LayerNorm, Linear, LinearCrossEntropy,
+    LinearGelu, Network, ParameterSpec, Residual, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Gelu, Heads, Layout};
@@ -53,9 +53,7 @@ impl Bert {
     fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
         let mut blocks = vec![Block { name: "embedding".into(), layer: Box::new(self.embedding(tensor)) }];
         for i in 0..self.layers {
-            let block = self.block(i, tensor, checkpointing);
-            let layer: Box<dyn Layer> =
-                if checkpointing.recomputes(i) { Box::new(Recompute(block)) } else { Box::new(block) };
+            let layer = checkpointing.block(i, self.block(i, tensor, checkpointing));
             blocks.push(Block { name: format!("layer.{i}"), layer });
         }
         blocks.push(Block { name: "mlm".into(), layer: Box::new(self.transform(tensor, checkpointing)) });
@@ -114,9 +112,9 @@ impl Bert {
             )),
         ];
         Sequence::new(vec![
-            Box::new(Residual(sequence(attention, checkpointing))),
+            Box::new(Residual(checkpointing.sequence(attention))),
             tensor.rows(self.norm(name("attention.output.LayerNorm"))),
-            Box::new(Residual(sequence(mlp, checkpointing))),
+            Box::new(Residual(checkpointing.sequence(mlp))),
             tensor.rows(self.norm(name("output.LayerNorm"))),
         ])
     }
@@ -129,7 +127,7 @@ impl Bert {
             tensor.rows(LinearGelu { linear: dense, gelu: Gelu::Erf }),
             tensor.rows(self.norm(name("LayerNorm"))),
         ];
-        sequence(layers, checkpointing)
+        checkpointing.sequence(layers)
     }
 
     fn norm(&self, prefix: String) -> LayerNorm {
@@ -173,13 +171,6 @@ impl Bert {
 /// A `torch.nn.Linear`.
 fn linear(prefix: String, inputs: usize, outputs: usize) -> Linear {
     Linear { prefix, inputs, outputs, layout: Layout::OutIn, init: NORMAL, bias: true }
-}
-
-fn sequence(layers: Vec<Box<dyn Layer>>, checkpointing: Checkpointing) -> Sequence {
-    match checkpointing {
-        Checkpointing::Selective => Sequence::new(layers).rebuilding(),
-        Checkpointing::None | Checkpointing::Blocks { .. } => Sequence::new(layers),
-    }
 }
 
 impl Model for Bert {

@@ -6,7 +6,7 @@
 
 use phalanx_layers::{
     Attention, Block, Checkpointing, Dropped, Embedding, Init, Layer, LayerNorm, Linear, LinearCrossEntropy,
-    LinearGelu, Network, ParameterSpec, Recompute, Residual, Sequence,
+    LinearGelu, Network, ParameterSpec, Residual, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Gelu, Heads, Layout};
@@ -43,9 +43,7 @@ impl Gpt2 {
     fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
         let mut blocks = vec![Block { name: "embedding".into(), layer: Box::new(self.embedding(tensor)) }];
         for i in 0..self.layers {
-            let block = self.block(i, tensor, checkpointing);
-            let layer: Box<dyn Layer> =
-                if checkpointing.recomputes(i) { Box::new(Recompute(block)) } else { Box::new(block) };
+            let layer = checkpointing.block(i, self.block(i, tensor, checkpointing));
             blocks.push(Block { name: format!("h.{i}"), layer });
         }
         blocks.push(Block { name: "ln_f".into(), layer: tensor.rows(self.norm("transformer.ln_f".into())) });
@@ -92,10 +90,6 @@ impl Gpt2 {
             bias: true,
         };
         let dropped = |layer, part: &str| Dropped { layer, p: self.dropout.residual, name: name(part) };
-        let sequence = |layers| match checkpointing {
-            Checkpointing::Selective => Sequence::new(layers).rebuilding(),
-            Checkpointing::None | Checkpointing::Blocks { .. } => Sequence::new(layers),
-        };
         let attention = Attention {
             heads: Heads { heads: self.heads, causal: true },
             dropout: self.dropout.attention,
@@ -103,14 +97,14 @@ impl Gpt2 {
             first_head: 0,
             all_heads: self.heads,
         };
-        let attention = Residual(sequence(vec![
+        let attention = Residual(checkpointing.sequence(vec![
             tensor.rows(self.norm(name("ln_1"))),
             tensor.column(linear("attn.c_attn", hidden, 3 * hidden, Init::Normal(0.02)), 3),
             Box::new(tensor.attention(attention)),
             Box::new(dropped(tensor.row(linear("attn.c_proj", hidden, hidden, small)), "attn.resid_dropout")),
         ]));
         let fc = linear("mlp.c_fc", hidden, 4 * hidden, Init::Normal(0.02));
-        let mlp = Residual(sequence(vec![
+        let mlp = Residual(checkpointing.sequence(vec![
             tensor.rows(self.norm(name("ln_2"))),
             tensor.column_gelu(LinearGelu { linear: fc, gelu: Gelu::Tanh }),
             Box::new(dropped(tensor.row(linear("mlp.c_proj", 4 * hidden, hidden, small)), "mlp.dropout")),

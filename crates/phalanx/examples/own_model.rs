@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use phalanx::layers::{
     Attention, Block, Checkpointing, Embedding, Init, Layer, LayerNorm, Linear, LinearCrossEntropy,
-    LinearGelu, Residual, Sequence,
+    LinearGelu, Residual,
 };
 use phalanx::{
     Batch, Dropouts, Gelu, Heads, Layout, Model, ModelShape, Network, RunConfig, RunPlan, Spec,
@@ -28,14 +28,15 @@ struct Narrow {
 }
 
 impl Model for Narrow {
-    fn network(&self, tensor: &TensorParallel, _: Checkpointing) -> Network {
+    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
         let init = Init::Normal(0.02);
         let (tokens, positions) = ("tokens".to_string(), "positions".to_string());
         let (hidden, vocab) = (self.hidden, VOCAB);
         let embedding = Embedding { tokens, positions, types: None, vocab, length: SEQ, hidden, init };
         let mut blocks = vec![Block { name: "embedding".into(), layer: tensor.embedding(embedding) }];
         for i in 0..self.layers {
-            blocks.push(Block { name: format!("block.{i}"), layer: Box::new(self.block(i, tensor)) });
+            let layer = checkpointing.block(i, self.block(i, tensor, checkpointing));
+            blocks.push(Block { name: format!("block.{i}"), layer });
         }
         let norm = LayerNorm { prefix: "last".into(), hidden, eps: 1e-5 };
         blocks.push(Block { name: "last".into(), layer: tensor.rows(norm) });
@@ -55,7 +56,12 @@ impl Model for Narrow {
 }
 
 impl Narrow {
-    fn block(&self, index: usize, tensor: &TensorParallel) -> impl Layer + use<> {
+    fn block(
+        &self,
+        index: usize,
+        tensor: &TensorParallel,
+        checkpointing: Checkpointing,
+    ) -> impl Layer + use<> {
         let name = |part: &str| format!("block.{index}.{part}");
         let linear = |part: &str, inputs, outputs| {
             let (layout, init) = (Layout::OutIn, Init::Normal(0.02));
@@ -70,7 +76,7 @@ impl Narrow {
             all_heads: heads,
         };
         let wide = LinearGelu { linear: linear("wide", hidden, 2 * hidden), gelu: Gelu::Tanh };
-        Residual(Sequence::new(vec![
+        Residual(checkpointing.sequence(vec![
             tensor.rows(LayerNorm { prefix: name("norm"), hidden, eps: 1e-5 }),
             tensor.column(linear("qkv", hidden, 3 * hidden), 3),
             Box::new(tensor.attention(attention)),
