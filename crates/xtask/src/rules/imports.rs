@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 15] = [
+const MAY_IMPORT: [(&str, &[&str]); 16] = [
     ("trace", &[]),
     ("plan", &["trace"]),
     ("tensor", &["trace", "plan"]),
@@ -21,8 +21,9 @@ const MAY_IMPORT: [(&str, &[&str]); 15] = [
     ("optim", &["trace", "tensor"]),
     ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "memory", "optim"]),
     ("models", &["trace", "plan", "tensor", "collectives", "layers", "parallel"]),
-    ("checkpoint", &["trace", "plan", "tensor"]),
-    ("data", &[]),
+    ("files", &[]),
+    ("checkpoint", &["trace", "plan", "tensor", "files"]),
+    ("data", &["files"]),
     (
         "train",
         &[
@@ -37,6 +38,7 @@ const MAY_IMPORT: [(&str, &[&str]); 15] = [
             "models",
             "checkpoint",
             "data",
+            "files",
         ],
     ),
     (
@@ -53,6 +55,7 @@ const MAY_IMPORT: [(&str, &[&str]); 15] = [
             "models",
             "checkpoint",
             "data",
+            "files",
             "train",
         ],
     ),

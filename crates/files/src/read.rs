@@ -1,0 +1,64 @@
+//! Reading files that somebody else may have made.
+//!
+//! A path in a configuration may name a FIFO (opening it waits for a writer), a device (`/dev/zero` never
+//! ends) or a file of any size. Only regular files are opened, and whoever reads a whole file says how large
+//! it may be.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags, fstat, open};
+
+/// Opens a regular file for reading. Never waits, whatever the path names.
+///
+/// # Errors
+/// [`ErrorKind::InvalidInput`] for anything that is not a regular file (the message says what it is), and
+/// those of the system.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    // Without NONBLOCK, opening a FIFO would wait for its writer. It changes nothing for regular files.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = File::from(open(path, flags, Mode::empty())?);
+    let found = match FileType::from_raw_mode(fstat(&file)?.st_mode) {
+        FileType::RegularFile => return Ok(file),
+        FileType::Directory => "a folder",
+        FileType::Fifo => "a FIFO (named pipe)",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        FileType::Socket => "a socket",
+        _ => "of an unknown kind",
+    };
+    Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {found}; a regular file is expected")))
+}
+
+/// Reads a whole regular file of at most `max_bytes` bytes.
+///
+/// # Errors
+/// [`ErrorKind::FileTooLarge`] for a larger file (nothing beyond the bound is read), and those of
+/// [`open_regular`].
+pub fn read_bounded(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let file = open_regular(path)?;
+    let claimed = file.metadata()?.len();
+    let too_large = |found: String| {
+        let message = format!("it has {found} bytes; at most {max_bytes} are expected here");
+        Err(io::Error::new(ErrorKind::FileTooLarge, message))
+    };
+    if claimed > max_bytes {
+        return too_large(claimed.to_string());
+    }
+    let mut bytes = Vec::with_capacity(claimed as usize);
+    // Files of /proc claim no bytes and have some; a file may grow while it is read.
+    file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes { too_large(format!("more than {max_bytes}")) } else { Ok(bytes) }
+}
+
+/// Reads a whole regular file of UTF-8 text of at most `max_bytes` bytes.
+///
+/// # Errors
+/// [`ErrorKind::InvalidData`] with the position of the first byte that is not UTF-8, and those of
+/// [`read_bounded`].
+pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
+    String::from_utf8(read_bounded(path, max_bytes)?).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        io::Error::new(ErrorKind::InvalidData, format!("byte {at} is not UTF-8; a text file is expected"))
+    })
+}

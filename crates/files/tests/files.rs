@@ -1,0 +1,139 @@
+//! What interruptions, planted links, special files and other processes may do to files.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use phalanx_files::{
+    AtomicFile, FolderLock, LockError, create_folders, is_temporary, open_regular, read_bounded, read_text,
+    remove_temporary, write,
+};
+
+/// Names in a folder, sorted.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_file_appears_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("new/deep/file");
+    let mut file = AtomicFile::create(&target).unwrap();
+    file.write_all(b"head and tail").unwrap();
+    assert!(!target.exists(), "nothing is visible before the commit");
+    file.rewrite_head(b"HEAD").unwrap();
+    file.commit().unwrap();
+    assert_eq!(fs::read(&target).unwrap(), b"HEAD and tail");
+
+    let mut file = AtomicFile::create(&target).unwrap();
+    file.write_all(b"given up").unwrap();
+    drop(file);
+    assert_eq!(fs::read(&target).unwrap(), b"HEAD and tail");
+
+    write(&target, b"second").unwrap();
+    assert_eq!(fs::read(&target).unwrap(), b"second");
+    assert_eq!(names(target.parent().unwrap()), ["file"], "no temporary file is left");
+}
+
+#[test]
+fn a_planted_link_is_replaced_and_not_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (victim, target) = (folder.path().join("victim"), folder.path().join("target"));
+    fs::write(&victim, "precious").unwrap();
+    symlink(&victim, &target).unwrap();
+    write(&target, "new").unwrap();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert!(fs::symlink_metadata(&target).unwrap().is_file());
+}
+
+#[test]
+fn only_our_own_leftovers_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let leftover = ".phalanx-0123456789abcdef.tmp";
+    let others = [".config.toml.tmp", ".phalanx-12.tmp", "notes.tmp"];
+    for name in others.iter().chain([&leftover]) {
+        fs::write(folder.path().join(name), "x").unwrap();
+    }
+    assert!(is_temporary(leftover) && !others.iter().any(|name| is_temporary(name)));
+    remove_temporary(folder.path()).unwrap();
+    assert_eq!(names(folder.path()), others);
+}
+
+#[test]
+fn names_that_cannot_be_written_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |path: &Path| AtomicFile::create(path).err().expect("refused").kind();
+    assert_eq!(refused(Path::new("/")), ErrorKind::InvalidInput);
+    assert_eq!(refused(folder.path()), ErrorKind::IsADirectory);
+    fs::write(folder.path().join("file"), "x").unwrap();
+    assert!(create_folders(&folder.path().join("file/below")).is_err());
+    assert!(create_folders(&folder.path().join("file")).is_err());
+}
+
+#[test]
+fn special_files_are_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    let start = Instant::now();
+    for (path, what) in
+        [(fifo.as_path(), "FIFO"), (Path::new("/dev/zero"), "device"), (folder.path(), "folder")]
+    {
+        let refused = open_regular(path).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidInput);
+        assert!(refused.to_string().contains(what), "{refused}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "opening a FIFO must not wait for a writer");
+}
+
+#[test]
+fn reads_are_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, b"12345").unwrap();
+    assert_eq!(read_bounded(&path, 5).unwrap(), b"12345");
+    assert_eq!(read_bounded(&path, 4).unwrap_err().kind(), ErrorKind::FileTooLarge);
+    // A hole of 1 TiB is refused by its size, without being read.
+    File::create(&path).unwrap().set_len(1 << 40).unwrap();
+    assert_eq!(read_bounded(&path, 1 << 20).unwrap_err().kind(), ErrorKind::FileTooLarge);
+    // /proc claims no bytes and has some.
+    assert!(!read_bounded(Path::new("/proc/self/status"), 1 << 16).unwrap().is_empty());
+    assert_eq!(read_bounded(Path::new("/proc/self/status"), 3).unwrap_err().kind(), ErrorKind::FileTooLarge);
+    fs::write(&path, b"ab\xff").unwrap();
+    let refused = read_text(&path, 10).unwrap_err();
+    assert!(refused.kind() == ErrorKind::InvalidData && refused.to_string().contains("byte 2"), "{refused}");
+}
+
+#[test]
+fn a_folder_has_one_holder() {
+    let folder = tempfile::tempdir().unwrap();
+    let lock = FolderLock::acquire(folder.path()).unwrap();
+    // A second open of the file conflicts also within one process.
+    let refused = FolderLock::acquire(folder.path()).unwrap_err();
+    assert!(
+        matches!(refused, LockError::Held { process } if process == Some(std::process::id())),
+        "{refused:?}"
+    );
+    drop(lock);
+    drop(FolderLock::acquire(folder.path()).unwrap());
+    // A planted link is not followed: the file it points to keeps its content.
+    let victim = folder.path().join("victim");
+    fs::write(&victim, "precious").unwrap();
+    let other = tempfile::tempdir().unwrap();
+    symlink(&victim, other.path().join(phalanx_files::LOCK_FILE)).unwrap();
+    assert!(matches!(FolderLock::acquire(other.path()), Err(LockError::Failed(_))));
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+}
