@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::durable::{remove_folder, rename, sync_folder, write_file};
 use crate::manifest::{MANIFEST, Manifest, PieceList};
 use crate::read::Checkpoint;
 use crate::steps::{self, SaveStage};
@@ -23,7 +22,7 @@ use crate::{CheckpointError, Result};
 /// # Errors
 /// [`CheckpointError::Write`] or [`CheckpointError::Read`] when the folder cannot be used.
 pub fn begin(checkpoints: &Path, step: u64) -> Result<PathBuf> {
-    fs::create_dir_all(checkpoints).map_err(CheckpointError::writing(checkpoints))?;
+    phalanx_files::create_folders(checkpoints).map_err(CheckpointError::writing(checkpoints))?;
     for folder in steps::list(checkpoints)? {
         match folder.stage {
             SaveStage::Unfinished => remove_folder(&folder.path)?,
@@ -33,7 +32,7 @@ pub fn begin(checkpoints: &Path, step: u64) -> Result<PathBuf> {
     }
     let tmp = steps::unfinished(checkpoints, step);
     fs::create_dir(&tmp).map_err(CheckpointError::writing(&tmp))?;
-    sync_folder(checkpoints)?;
+    phalanx_files::sync_folder(checkpoints).map_err(CheckpointError::writing(checkpoints))?;
     Ok(tmp)
 }
 
@@ -89,7 +88,6 @@ pub fn purge(checkpoints: &Path, keep: usize) -> Result<Vec<PathBuf>> {
         // Under its other name a half-removed checkpoint is nobody's newest.
         let going = steps::unfinished(checkpoints, folder.step);
         rename(&folder.path, &going)?;
-        sync_folder(checkpoints)?;
         remove_folder(&going)?;
         removed.push(folder.path);
     }
@@ -103,12 +101,13 @@ fn seal(tmp: &Path, step: u64, state: Value, ranks: usize) -> Result<()> {
         .collect::<Result<Vec<(String, PieceList)>>>()?;
     let manifest =
         Manifest::merge(step, state, lists).map_err(|reason| CheckpointError::NotWhole { reason })?;
-    write_file(&tmp.join(MANIFEST), &manifest.encode())?;
+    let path = tmp.join(MANIFEST);
+    phalanx_files::write(&path, manifest.encode()).map_err(CheckpointError::writing(&path))?;
     for rank in 0..ranks {
         let list = tmp.join(list_file(rank));
         fs::remove_file(&list).map_err(CheckpointError::writing(&list))?;
     }
-    sync_folder(tmp)
+    phalanx_files::sync_folder(tmp).map_err(CheckpointError::writing(tmp))
 }
 
 /// What `rank` wrote, with its data file as long as it says.
@@ -154,7 +153,6 @@ fn publish(checkpoints: &Path, tmp: &Path, step: u64) -> Result<PathBuf> {
         }
         return Err(error);
     }
-    sync_folder(checkpoints)?;
     if replaces {
         remove_folder(&aside)?;
     }
@@ -166,4 +164,13 @@ fn settle_replaced(checkpoints: &Path, step: u64) -> Result<()> {
     let target = steps::committed(checkpoints, step);
     let aside = steps::replaced(checkpoints, step);
     if target.symlink_metadata().is_ok() { remove_folder(&aside) } else { rename(&aside, &target) }
+}
+
+/// Gives a folder another name, durably.
+fn rename(from: &Path, to: &Path) -> Result<()> {
+    phalanx_files::rename(from, to).map_err(CheckpointError::writing(to))
+}
+
+fn remove_folder(folder: &Path) -> Result<()> {
+    phalanx_files::remove_folder(folder).map_err(CheckpointError::writing(folder))
 }

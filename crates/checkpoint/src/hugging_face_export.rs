@@ -1,18 +1,17 @@
 //! A Hugging Face model folder written: the same parameters give the same bytes.
 //!
-//! Both files are written whole under hidden names, synced, then renamed, so a reader never sees half a
-//! model and a failed export leaves what was there.
+//! Both files are written whole before the first one gets its name, so a reader never sees half a model and
+//! a failed export leaves what was there.
 
-use std::fs::{self, File};
 use std::io::Write;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
+use phalanx_files::AtomicFile;
 use phalanx_trace::DType;
 use serde_json::Value;
 
-use crate::durable::{rename, sync_folder, write_file};
 use crate::hugging_face::{CONFIG, SINGLE};
 use crate::tensor_file::{NewEntry, elements, header};
 use crate::{CheckpointError, Result};
@@ -41,22 +40,21 @@ pub fn write_hugging_face(
     dtype: DType,
     read: &mut ReadTensor<'_>,
 ) -> Result<()> {
-    fs::create_dir_all(dir).map_err(CheckpointError::writing(dir))?;
-    let model = Hidden::new(dir, SINGLE);
-    let settings = Hidden::new(dir, CONFIG);
-    write_model(&model.path, tensors, dtype, read)?;
-    write_file(&settings.path, format!("{config:#}\n").as_bytes())?;
-    rename(&model.path, &dir.join(SINGLE))?;
-    rename(&settings.path, &dir.join(CONFIG))?;
-    sync_folder(dir)
+    let [model_path, config_path] = [SINGLE, CONFIG].map(|name| dir.join(name));
+    let model = write_model(&model_path, tensors, dtype, read)?;
+    let mut settings = AtomicFile::create(&config_path).map_err(CheckpointError::writing(&config_path))?;
+    writeln!(settings, "{config:#}").map_err(CheckpointError::writing(&config_path))?;
+    model.commit().map_err(CheckpointError::writing(&model_path))?;
+    settings.commit().map_err(CheckpointError::writing(&config_path))
 }
 
+/// The model's file, written and not yet visible.
 fn write_model(
     path: &Path,
     tensors: &[(String, Vec<usize>)],
     dtype: DType,
     read: &mut ReadTensor<'_>,
-) -> Result<()> {
+) -> Result<AtomicFile> {
     let width = dtype.bytes() as u64;
     let entries: Vec<NewEntry> = tensors
         .iter()
@@ -67,7 +65,7 @@ fn write_model(
             bytes: width * elements(shape).expect("a tensor has fewer than 2^64 elements"),
         })
         .collect();
-    let mut file = File::create(path).map_err(CheckpointError::writing(path))?;
+    let mut file = AtomicFile::create(path).map_err(CheckpointError::writing(path))?;
     let mut write = |bytes: &[u8]| file.write_all(bytes).map_err(CheckpointError::writing(path));
     write(&header(&entries, &[("format", "pt")]))?;
     let mut window = vec![0f32; WINDOW_ELEMENTS];
@@ -89,7 +87,7 @@ fn write_model(
             done = next;
         }
     }
-    file.sync_all().map_err(CheckpointError::writing(path))
+    Ok(file)
 }
 
 /// The bytes of the values rounded, in `halves`.
@@ -99,22 +97,4 @@ where
 {
     bytemuck::cast_slice_mut::<u16, H>(halves).convert_from_f32_slice(values);
     bytemuck::cast_slice(halves)
-}
-
-/// A name to write under, gone when dropped unless the file was renamed.
-struct Hidden {
-    path: PathBuf,
-}
-
-impl Hidden {
-    fn new(dir: &Path, name: &str) -> Hidden {
-        Hidden { path: dir.join(format!(".{name}.tmp")) }
-    }
-}
-
-impl Drop for Hidden {
-    fn drop(&mut self) {
-        // After the rename there is nothing of that name; after an error there is nobody else to tell.
-        let _ = fs::remove_file(&self.path);
-    }
 }

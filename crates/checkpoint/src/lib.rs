@@ -15,7 +15,6 @@
 
 mod commit;
 mod coverage;
-mod durable;
 mod error;
 mod hugging_face;
 mod hugging_face_export;

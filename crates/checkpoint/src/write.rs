@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use phalanx_plan::Stripe;
 use phalanx_trace::DType;
 
-use crate::durable::{sync_folder, write_file};
 use crate::manifest::{PieceList, PieceRecord};
 use crate::tensor_file::{NewEntry, elements, header};
 use crate::{CheckpointError, Result};
@@ -65,8 +64,7 @@ pub fn write_rank(
     let list_path = dir.join(list_file(rank));
     let written = write_data(&data_path, pieces, window_bytes, fill).and_then(|list| {
         let json = serde_json::to_vec(&list).expect("a piece list has only names and numbers");
-        write_file(&list_path, &json)?;
-        sync_folder(dir)
+        phalanx_files::write(&list_path, json).map_err(CheckpointError::writing(&list_path))
     });
     if written.is_err() {
         // Best effort: the first error is the one to tell, and `discard` or `begin` removes the folder.

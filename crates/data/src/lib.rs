@@ -11,7 +11,6 @@
 //! rank, row) into a position and asks for it.
 #![deny(unsafe_code)] // allowed in token_file/map.rs alone, which maps files
 
-mod atomic_file;
 mod corpus;
 mod error;
 mod masking;

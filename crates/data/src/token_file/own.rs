@@ -15,12 +15,14 @@
 //! | 48..64 | zero |
 //! | 64.. | the ids, then the JSON |
 //!
-//! The file is written beside its name and renamed when whole, so a file of that name is whole.
+//! The file gets its name when it is whole ([`AtomicFile`]), so a file of that name is whole.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use phalanx_files::AtomicFile;
+
 use super::{IdType, Layout, TokenFormat};
-use crate::atomic_file::AtomicFile;
 use crate::{DataError, Result, Tokenizer};
 
 const MAGIC: &[u8; 8] = b"PHXTOK\0\0";
@@ -101,8 +103,8 @@ impl TokenWriter {
     /// [`DataError::Write`].
     pub fn create(path: &Path, vocab: usize) -> Result<TokenWriter> {
         let id_bytes = if vocab <= NARROW_VOCAB { 2 } else { 4 };
-        let mut file = AtomicFile::create(path)?;
-        file.write(&[0; HEADER_BYTES])?; // the counts are known at the end
+        let mut file = AtomicFile::create(path).map_err(DataError::writing(path))?;
+        file.write_all(&[0; HEADER_BYTES]).map_err(DataError::writing(path))?; // the counts are known at the end
         let path = path.to_path_buf();
         Ok(TokenWriter { file, path, id_bytes, vocab, tokens: 0, documents: 0, buffer: Vec::new() })
     }
@@ -125,7 +127,7 @@ impl TokenWriter {
             self.buffer.extend_from_slice(&id.to_le_bytes()[..self.id_bytes]);
         }
         self.tokens += ids.len() as u64;
-        self.file.write(&self.buffer)
+        self.file.write_all(&self.buffer).map_err(DataError::writing(&self.path))
     }
 
     /// Counts a document as ended. Only the header's count shows it: separators are tokens.
@@ -137,11 +139,14 @@ impl TokenWriter {
     ///
     /// # Errors
     /// [`DataError::Write`]; then nothing is left.
-    pub fn finish(mut self, tokenizer: Option<&Tokenizer>) -> Result<Written> {
+    pub fn finish(self, tokenizer: Option<&Tokenizer>) -> Result<Written> {
         let json = tokenizer.map_or_else(String::new, Tokenizer::to_json);
-        self.file.write(json.as_bytes())?;
-        self.file.rewrite_head(&self.header(json.len()))?;
-        self.file.commit()?;
+        let header = self.header(json.len());
+        let mut file = self.file;
+        file.write_all(json.as_bytes())
+            .and_then(|()| file.rewrite_head(&header))
+            .and_then(|()| file.commit())
+            .map_err(DataError::writing(&self.path))?;
         let bytes = HEADER_BYTES as u64 + self.tokens * self.id_bytes as u64 + json.len() as u64;
         Ok(Written { path: self.path, tokens: self.tokens, documents: self.documents, bytes })
     }

@@ -22,7 +22,6 @@ use serde::{Deserialize, Serialize};
 
 pub use spec::TokenizerSpec;
 
-use crate::atomic_file::AtomicFile;
 use crate::{Corpus, DataError, Result};
 use char_vocabulary::CharVocabulary;
 use hugging_face::HuggingFace;
@@ -108,9 +107,8 @@ impl Tokenizer {
     /// # Errors
     /// [`DataError::Write`].
     pub fn save(&self, run: &Path) -> Result<()> {
-        let mut file = AtomicFile::create(&run.join(TOKENIZER_FILE))?;
-        file.write(self.to_json().as_bytes())?;
-        file.commit()
+        let path = run.join(TOKENIZER_FILE);
+        phalanx_files::write(&path, self.to_json()).map_err(DataError::writing(&path))
     }
 
     /// The content of the tokenizer's file.
