@@ -11,7 +11,8 @@ pub enum Decay {
     Constant,
 }
 
-/// Linear warm-up, then a decay to `min_lr` at `steps` (nanoGPT's `get_lr`).
+/// Linear warm-up, then a decay to `min_lr` at `decay_steps`, where it stays (nanoGPT's `get_lr`); with a warm
+/// restart, the same once more from there (Loshchilov and Hutter, arXiv 1608.03983).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     /// Shape after warm-up.
@@ -22,17 +23,20 @@ pub struct Schedule {
     pub min_lr: f64,
     /// Steps of warm-up.
     pub warmup: u64,
-    /// Step at which `min_lr` is reached.
-    pub steps: u64,
+    /// Step, counted from the start or the restart, at which `min_lr` is reached.
+    pub decay_steps: u64,
+    /// Step from which everything begins again.
+    pub restart_step: Option<u64>,
 }
 
 impl Schedule {
     /// Learning rate of step `step`, counted from 0. Warm-up starts at `lr / (warmup + 1)`, never at 0.
     pub fn lr(&self, step: u64) -> f64 {
+        let step = self.restart_step.and_then(|restart| step.checked_sub(restart)).unwrap_or(step);
         if step < self.warmup {
             return self.lr * (step + 1) as f64 / (self.warmup + 1) as f64;
         }
-        let span = self.steps.saturating_sub(self.warmup).max(1);
+        let span = self.decay_steps.saturating_sub(self.warmup).max(1);
         let done = ((step - self.warmup) as f64 / span as f64).min(1.0);
         let left = match self.decay {
             Decay::Constant => return self.lr,
@@ -47,9 +51,13 @@ impl Schedule {
 mod tests {
     use super::*;
 
+    fn schedule(decay: Decay, restart_step: Option<u64>) -> Schedule {
+        Schedule { decay, lr: 1.0, min_lr: 0.1, warmup: 10, decay_steps: 110, restart_step }
+    }
+
     #[test]
     fn warms_up_then_decays_to_the_minimum() {
-        let at = |decay, step| Schedule { decay, lr: 1.0, min_lr: 0.1, warmup: 10, steps: 110 }.lr(step);
+        let at = |decay, step| schedule(decay, None).lr(step);
         for decay in [Decay::Cosine, Decay::Linear, Decay::Constant] {
             assert!((at(decay, 0) - 1.0 / 11.0).abs() < 1e-12);
             assert!((at(decay, 9) - 10.0 / 11.0).abs() < 1e-12);
@@ -60,5 +68,21 @@ mod tests {
         assert!((at(Decay::Linear, 110) - 0.1).abs() < 1e-12);
         assert!((at(Decay::Cosine, 500) - 0.1).abs() < 1e-12);
         assert_eq!(at(Decay::Constant, 500), 1.0);
+    }
+
+    #[test]
+    fn a_restart_begins_again_and_changes_no_step_before_it() {
+        for decay in [Decay::Cosine, Decay::Linear] {
+            let (plain, restarted) = (schedule(decay, None), schedule(decay, Some(150)));
+            for step in 0..150 {
+                assert_eq!(restarted.lr(step), plain.lr(step), "{decay:?}, step {step}");
+                assert_eq!(
+                    restarted.lr(150 + step),
+                    plain.lr(step),
+                    "{decay:?}, step {step} after the restart"
+                );
+            }
+            assert_eq!(plain.lr(149), 0.1);
+        }
     }
 }

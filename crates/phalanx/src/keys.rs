@@ -34,6 +34,8 @@ fn full() -> Table {
     config.memory.hidden_dim = Some(1);
     config.memory.limit_mb = Some(1.0);
     config.precision.communicate = Some(Float::F32);
+    config.schedule.decay_steps = Some(1);
+    config.schedule.restart_step = Some(1);
     config.train.threads = Some(1);
     Table::try_from(config).expect("a configuration is a table of tables")
 }
@@ -166,6 +168,8 @@ mod tests {
             ("[optimiser]", "[optimizer]"),
             ("[batch]\nmicro_batch = 2", "batch.micro"),
             ("[memory]\nchunk_size = 2", "memory.chunk"),
+            ("[schedule]\ndecay_step = 8", "schedule.decay_steps"),
+            ("[schedule]\nlr_decay_iters = 8", "schedule.decay_steps"),
             ("[fp16]\ninitial_scale_power = 8", "precision.initial_scale_power"),
         ] {
             assert!(refusal(text).contains(near), "{text}: {}", refusal(text));

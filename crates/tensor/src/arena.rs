@@ -2,20 +2,22 @@
 //!
 //! Three ways to hand out memory, one interface:
 //! - *recording* (`Meta`): nothing is handed out, every allocation and free is written to the trace;
-//! - *replaying*: the n-th allocation of a phase gets the n-th planned offset of one region; an
-//!   allocation that the plan did not foresee is a bug and stops the run, naming both call sites;
+//! - *replaying*: the n-th allocation of a phase gets the n-th planned offset of one region (see
+//!   `replay`); an allocation that the plan did not foresee, or whose place still holds a live tensor,
+//!   is a bug and stops the run, naming both call sites;
 //! - *heap*: each allocation is its own zeroed memory, for tests and for programs without a plan.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use phalanx_plan::{ALIGN, MemoryPlan, Peak, PeakMeter, Slot};
+use phalanx_plan::{ALIGN, MemoryPlan, Peak, Slot};
 use phalanx_trace::{Category, DType, Site};
 
 use crate::buffer::{Address, Buffer, Tensor};
 use crate::record::Recorder;
 use crate::region::Region;
+use crate::replay::Replay;
 use crate::shape::Shape;
 
 /// What a buffer remembers to give its memory back.
@@ -23,6 +25,7 @@ pub(crate) struct Allocation {
     pub(crate) address: Address,
     pub(crate) bytes: usize,
     slot: Slot,
+    /// Its number: in the trace when recording, in its phase when replaying.
     id: u32,
 }
 
@@ -35,15 +38,6 @@ enum Kind {
     Recording(Arc<Recorder>),
     Heap,
     Replaying { region: Region, replay: Mutex<Box<Replay>> },
-}
-
-struct Replay {
-    plan: MemoryPlan,
-    phase: Option<usize>,
-    next: usize,
-    live: usize,
-    persistent: usize,
-    meter: PeakMeter,
 }
 
 impl Arena {
@@ -65,8 +59,8 @@ impl Arena {
             region.bytes(),
             plan.arena_bytes
         );
-        let replay = Replay { plan, phase: None, next: 0, live: 0, persistent: 0, meter: PeakMeter::new() };
-        Arc::new(Arena { kind: Kind::Replaying { region, replay: Mutex::new(Box::new(replay)) } })
+        let replay = Mutex::new(Box::new(Replay::new(plan)));
+        Arc::new(Arena { kind: Kind::Replaying { region, replay } })
     }
 
     /// Starts a phase: the next allocation is its first. `init` comes first and once.
@@ -74,7 +68,7 @@ impl Arena {
         match &self.kind {
             Kind::Recording(recorder) => recorder.begin(name),
             Kind::Heap => {}
-            Kind::Replaying { replay, .. } => replay.lock().expect("no panic under this lock").begin(name),
+            Kind::Replaying { replay, .. } => follow(replay, |replay| replay.begin(name)),
         }
     }
 
@@ -82,16 +76,14 @@ impl Arena {
     /// after `init` must have given back what it took.
     pub fn end(&self) {
         if let Kind::Replaying { replay, .. } = &self.kind {
-            replay.lock().expect("no panic under this lock").end();
+            follow(replay, Replay::end);
         }
     }
 
     /// Highest use so far, as measured from what was really taken and given back.
     pub fn peak(&self) -> Option<Peak> {
         match &self.kind {
-            Kind::Replaying { replay, .. } => {
-                Some(replay.lock().expect("no panic under this lock").meter.peak())
-            }
+            Kind::Replaying { replay, .. } => Some(lock(replay).meter().peak()),
             _ => None,
         }
     }
@@ -99,9 +91,7 @@ impl Arena {
     /// Highest use of the phase that ran last.
     pub fn phase_peak(&self) -> Option<Peak> {
         match &self.kind {
-            Kind::Replaying { replay, .. } => {
-                Some(replay.lock().expect("no panic under this lock").meter.phase_peak())
-            }
+            Kind::Replaying { replay, .. } => Some(lock(replay).meter().phase_peak()),
             _ => None,
         }
     }
@@ -132,11 +122,11 @@ impl Arena {
             }
             Kind::Heap => Allocation { address: Address::memory(heap_alloc(bytes)), bytes, slot, id: 0 },
             Kind::Replaying { region, replay } => {
-                let slot = replay.lock().expect("no panic under this lock").take(slot);
+                let (slot, id) = follow(replay, |replay| replay.take(&slot));
                 assert!(slot.offset + slot.bytes <= region.bytes() as u64);
                 // SAFETY: the offset lies inside the region (asserted).
                 let address = unsafe { NonNull::new_unchecked(region.base().add(slot.offset as usize)) };
-                Allocation { address: Address::memory(address), bytes, slot, id: 0 }
+                Allocation { address: Address::memory(address), bytes, slot, id }
             }
         };
         Tensor::new(Buffer::new(Arc::clone(self), allocation), dtype, shape)
@@ -146,84 +136,20 @@ impl Arena {
         match &self.kind {
             Kind::Recording(recorder) => recorder.free(allocation.id),
             Kind::Heap => heap_free(allocation),
-            Kind::Replaying { replay, .. } => {
-                // A rank that unwinds after a panic still drops its buffers; the books no longer matter.
-                if let Ok(mut replay) = replay.lock() {
-                    replay.live -= 1;
-                    replay.meter.free(&allocation.slot);
-                }
-            }
+            Kind::Replaying { replay, .. } => lock(replay).free(&allocation.slot, allocation.id),
         }
     }
 }
 
-impl Replay {
-    fn begin(&mut self, name: &'static str) {
-        assert!(self.phase.is_none(), "phase {name} starts inside another");
-        let index = self.plan.phases.iter().position(|p| p.name == name);
-        let index = index.unwrap_or_else(|| panic!("phase {name} was not planned"));
-        self.phase = Some(index);
-        self.next = 0;
-        if index != 0 {
-            self.meter.start_phase();
-        }
-    }
+/// Nothing panics under this lock; if something did, a tensor that is dropped meanwhile must not panic again.
+fn lock(replay: &Mutex<Box<Replay>>) -> MutexGuard<'_, Box<Replay>> {
+    replay.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-    fn end(&mut self) {
-        let index = self.phase.take().expect("a phase runs");
-        let phase = &self.plan.phases[index];
-        if let Some(missed) = phase.slots.get(self.next) {
-            panic!(
-                "phase {} ended before allocation {} ({}, planned at {})",
-                phase.name, self.next, missed.name, missed.site
-            );
-        }
-        if index == 0 {
-            self.persistent = self.live;
-        }
-        assert_eq!(self.live, self.persistent, "phase {} kept memory that its plan gives back", phase.name);
-        assert_eq!(self.meter.phase_peak(), phase.peak, "measured and planned peak of phase {}", phase.name);
-    }
-
-    /// The planned slot for this request, or a stop that names both.
-    fn take(&mut self, wanted: Slot) -> Slot {
-        let index = self.phase.unwrap_or_else(|| {
-            panic!(
-                "allocation of {} bytes ({}) at {} outside any planned phase",
-                wanted.bytes, wanted.name, wanted.site
-            )
-        });
-        let phase = &self.plan.phases[index];
-        let Some(planned) = phase.slots.get(self.next) else {
-            panic!(
-                "allocation {} of phase {} was not planned: {} bytes ({}) at {}",
-                self.next, phase.name, wanted.bytes, wanted.name, wanted.site
-            );
-        };
-        let same = planned.bytes == wanted.bytes
-            && planned.category == wanted.category
-            && planned.name == wanted.name
-            && planned.site == wanted.site;
-        assert!(
-            same,
-            "allocation {} of phase {} differs from its plan: {} bytes of {} ({}) at {}; planned: {} bytes of {} ({}) at {}",
-            self.next,
-            phase.name,
-            wanted.bytes,
-            wanted.category.name(),
-            wanted.name,
-            wanted.site,
-            planned.bytes,
-            planned.category.name(),
-            planned.name,
-            planned.site
-        );
-        let slot = *planned;
-        self.next += 1;
-        self.live += 1;
-        self.meter.alloc(&slot);
-        slot
-    }
+/// The next event of a replay. One that the plan does not have stops the run, after the lock is given back.
+fn follow<T>(replay: &Mutex<Box<Replay>>, event: impl FnOnce(&mut Replay) -> Result<T, String>) -> T {
+    let done = event(&mut lock(replay));
+    done.unwrap_or_else(|fault| panic!("{fault}"))
 }
 
 fn heap_layout(bytes: usize) -> Layout {

@@ -15,6 +15,7 @@ pub mod placement;
 pub mod profile;
 pub mod record;
 pub mod region;
+mod replay;
 pub mod shape;
 pub mod vocabulary;
 

@@ -10,7 +10,7 @@ use phalanx_data::Masking;
 use phalanx_layers::{Checkpointing, Draw, Network};
 use phalanx_models::{Dropouts, Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
-use phalanx_optim::{LossScaling, Rule, Schedule, schedule::Decay};
+use phalanx_optim::{LossScaling, Rule, Schedule};
 use phalanx_parallel::TensorParallel;
 use phalanx_parallel::tensor::{Mistake, Wrong};
 use phalanx_plan::{
@@ -22,7 +22,6 @@ use phalanx_trace::Axis;
 
 use crate::config::{
     self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, Reduce, RunConfig,
-    ScheduleKind,
 };
 use crate::cut;
 use crate::groups::Groups;
@@ -159,7 +158,7 @@ impl Spec {
             precision: precision(config),
             loss_scaling: loss_scaling(config),
             rule: rule(config),
-            schedule_of_rate: schedule_of_rate(config),
+            schedule_of_rate: config.learning_rate(),
             clip: config.optimizer.clip as f32,
             label_smoothing: config.loss.label_smoothing as f32,
             z_loss: config.loss.z_loss as f32,
@@ -345,20 +344,5 @@ fn rule(config: &RunConfig) -> Rule {
             Rule::AdamW { beta1: o.beta1 as f32, beta2: o.beta2 as f32, eps: o.eps as f32, weight_decay }
         }
         OptimizerKind::Sgd => Rule::Sgd { momentum: o.beta1 as f32, weight_decay },
-    }
-}
-
-fn schedule_of_rate(config: &RunConfig) -> Schedule {
-    let decay = match config.schedule.kind {
-        ScheduleKind::Cosine => Decay::Cosine,
-        ScheduleKind::Linear => Decay::Linear,
-        ScheduleKind::Constant => Decay::Constant,
-    };
-    Schedule {
-        decay,
-        lr: config.optimizer.lr,
-        min_lr: config.schedule.min_lr,
-        warmup: config.schedule.warmup,
-        steps: config.train.steps,
     }
 }

@@ -20,7 +20,7 @@ pub struct ConfigError {
     pub expected: String,
 }
 
-fn refuse(key: &'static str, given: impl ToString, expected: impl Into<String>) -> ConfigError {
+pub(super) fn refuse(key: &'static str, given: impl ToString, expected: impl Into<String>) -> ConfigError {
     ConfigError { key, given: given.to_string(), expected: expected.into() }
 }
 
@@ -382,6 +382,7 @@ impl RunConfig {
         if self.train.steps == 0 {
             return Err(refuse("train.steps", 0, "must be at least 1"));
         }
+        self.check_learning_rate()?;
         if self.train.threads == Some(0) {
             return Err(refuse(
                 "train.threads",

@@ -8,6 +8,7 @@ use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 pub mod check;
+mod learning_rate;
 pub mod parallel;
 
 pub use check::ConfigError;
@@ -380,11 +381,25 @@ pub struct ScheduleConfig {
     pub warmup: u64,
     /// Learning rate at the end of cosine and linear.
     pub min_lr: f64,
+    /// Step at which cosine and linear reach `min_lr`, where the rate stays (nanoGPT's `lr_decay_iters`);
+    /// `train.steps` when left out. A resumed run keeps it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_steps: Option<u64>,
+    /// Step after which cosine and linear begin again, warm-up included (a warm restart); `decay_steps` counts
+    /// from there. None when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart_step: Option<u64>,
 }
 
 impl Default for ScheduleConfig {
     fn default() -> Self {
-        ScheduleConfig { kind: ScheduleKind::Cosine, warmup: 0, min_lr: 0.0 }
+        ScheduleConfig {
+            kind: ScheduleKind::Cosine,
+            warmup: 0,
+            min_lr: 0.0,
+            decay_steps: None,
+            restart_step: None,
+        }
     }
 }
 

@@ -174,6 +174,33 @@ pub fn on_planned_ranks<T: Send>(
     network: &(dyn Fn(&Spec, &Groups) -> Network + Sync),
     body: &(dyn Fn(&mut Rank, usize) -> T + Sync),
 ) -> Vec<T> {
+    let build = Build { network, ..Build::default() };
+    let ended = each_rank(plan, spec, &build, body).into_iter().enumerate();
+    ended.map(|(rank, ended)| ended.unwrap_or_else(|text| panic!("rank {rank} panicked: {text}"))).collect()
+}
+
+/// What the engine of a rank is made of.
+pub struct Build<'a> {
+    pub network: &'a (dyn Fn(&Spec, &Groups) -> Network + Sync),
+    /// Replaces groups by others.
+    pub groups: &'a (dyn Fn(Groups) -> Groups + Sync),
+    /// Each allocation on its own, in place of an arena that replays the plan.
+    pub heap: bool,
+}
+
+impl Default for Build<'_> {
+    fn default() -> Self {
+        Build { network: &|spec, groups| spec.network(groups), groups: &|groups| groups, heap: false }
+    }
+}
+
+/// Runs `body` on the engine of every rank, each a thread: what it returned, or the text of its panic.
+pub fn each_rank<T: Send>(
+    plan: &RunPlan,
+    spec: &Spec,
+    build: &Build,
+    body: &(dyn Fn(&mut Rank, usize) -> T + Sync),
+) -> Vec<Result<T, String>> {
     let endpoints: Vec<Option<Endpoint>> = match plan.spec.world() {
         1 => vec![None],
         world => threads(world).into_iter().map(Some).collect(),
@@ -182,14 +209,14 @@ pub fn on_planned_ranks<T: Send>(
         let own = plan.of(rank);
         let region = Region::anonymous(own.memory.arena_bytes as usize).unwrap();
         // What is done wrongly on purpose may take other memory.
-        let arena = match spec.mistake {
-            None => Arena::replaying(own.memory.clone(), region),
-            Some(_) => Arena::heap(),
+        let arena = match build.heap || spec.mistake.is_some() {
+            false => Arena::replaying(own.memory.clone(), region),
+            true => Arena::heap(),
         };
         let device = Device::new(Cpu::new(plan.spec.threads), arena);
         let source = endpoint.as_ref().map_or(Source::Alone, Source::Host);
-        let groups = Groups::new(&source, spec);
-        let network = network(spec, &groups);
+        let groups = (build.groups)(Groups::new(&source, spec));
+        let network = (build.network)(spec, &groups);
         let mut engine = Rank::with_network(device, groups, spec, network, &own.orders);
         body(&mut engine, rank)
     };
@@ -200,8 +227,15 @@ pub fn on_planned_ranks<T: Send>(
             .enumerate()
             .map(|(rank, endpoint)| scope.spawn(move || one(rank, endpoint)))
             .collect();
-        spawned.into_iter().map(|t| t.join().unwrap()).collect()
+        spawned.into_iter().map(|rank| rank.join().map_err(|payload| panic_text(&*payload))).collect()
     })
+}
+
+/// What a panic said.
+pub fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| text.to_string());
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "a panic without a text".to_string())
 }
 
 struct Part {

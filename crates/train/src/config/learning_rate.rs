@@ -1,0 +1,131 @@
+//! The learning rate that a configuration asks for.
+//!
+//! `schedule.decay_steps` is `train.steps` at the start of a run, and is written down there: a run that is given
+//! more steps later stays at `schedule.min_lr` instead of decaying over the new number.
+
+use phalanx_optim::{Schedule, schedule::Decay};
+
+use super::check::refuse;
+use super::{ConfigError, RunConfig, ScheduleKind};
+
+impl RunConfig {
+    /// The learning rate as a function of the step.
+    pub fn learning_rate(&self) -> Schedule {
+        let decay = match self.schedule.kind {
+            ScheduleKind::Cosine => Decay::Cosine,
+            ScheduleKind::Linear => Decay::Linear,
+            ScheduleKind::Constant => Decay::Constant,
+        };
+        Schedule {
+            decay,
+            lr: self.optimizer.lr,
+            min_lr: self.schedule.min_lr,
+            warmup: self.schedule.warmup,
+            decay_steps: self.schedule.decay_steps.unwrap_or(self.train.steps),
+            restart_step: self.schedule.restart_step,
+        }
+    }
+
+    /// Writes down where the decay ends, if that was left out and the run reaches the decay at all.
+    pub fn resolve_decay(&mut self) {
+        let decays = self.schedule.kind != ScheduleKind::Constant && self.train.steps > self.schedule.warmup;
+        if decays {
+            self.schedule.decay_steps.get_or_insert(self.train.steps);
+        }
+    }
+
+    pub(super) fn check_learning_rate(&self) -> Result<(), ConfigError> {
+        let schedule = &self.schedule;
+        for (key, value) in
+            [("schedule.decay_steps", schedule.decay_steps), ("schedule.restart_step", schedule.restart_step)]
+        {
+            let Some(value) = value else { continue };
+            if value == 0 {
+                return Err(refuse(key, 0, "must be at least 1, or left out"));
+            }
+            if schedule.kind == ScheduleKind::Constant {
+                let expected = "schedule.kind = \"constant\" has no decay: leave this key out, or choose \"cosine\" \
+                                or \"linear\"";
+                return Err(refuse(key, value, expected));
+            }
+        }
+        if let Some(steps) = schedule.decay_steps.filter(|steps| *steps < schedule.warmup) {
+            let expected = format!(
+                "must be at least schedule.warmup = {}: it counts the steps of warm-up, too",
+                schedule.warmup
+            );
+            return Err(refuse("schedule.decay_steps", steps, expected));
+        }
+        if let Some(step) = schedule.restart_step.filter(|step| *step >= self.train.steps) {
+            let expected = format!("must be less than train.steps = {}, or left out", self.train.steps);
+            return Err(refuse("schedule.restart_step", step, expected));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ScheduleConfig;
+
+    fn config(steps: u64, schedule: ScheduleConfig) -> RunConfig {
+        let mut config = RunConfig { schedule, ..RunConfig::default() };
+        config.train.steps = steps;
+        config
+    }
+
+    #[test]
+    fn keys_that_cannot_work_are_refused_by_name() {
+        let cosine = ScheduleConfig { warmup: 10, ..ScheduleConfig::default() };
+        let constant = ScheduleConfig { kind: ScheduleKind::Constant, ..ScheduleConfig::default() };
+        for (schedule, words) in [
+            (
+                ScheduleConfig { decay_steps: Some(0), ..cosine.clone() },
+                "schedule.decay_steps = 0: must be at least 1",
+            ),
+            (ScheduleConfig { decay_steps: Some(9), ..cosine.clone() }, "at least schedule.warmup = 10"),
+            (ScheduleConfig { restart_step: Some(0), ..cosine.clone() }, "schedule.restart_step = 0"),
+            (ScheduleConfig { restart_step: Some(100), ..cosine.clone() }, "less than train.steps = 100"),
+            (
+                ScheduleConfig { decay_steps: Some(50), ..constant.clone() },
+                "schedule.decay_steps = 50: schedule.kind",
+            ),
+            (
+                ScheduleConfig { restart_step: Some(50), ..constant.clone() },
+                "schedule.restart_step = 50: schedule.kind",
+            ),
+        ] {
+            let refusal = config(100, schedule).check().unwrap_err().to_string();
+            assert!(refusal.contains(words), "no {words:?} in: {refusal}");
+        }
+        for schedule in [
+            cosine.clone(),
+            constant,
+            ScheduleConfig { decay_steps: Some(10), ..cosine.clone() },
+            ScheduleConfig { decay_steps: Some(500), restart_step: Some(99), ..cosine },
+        ] {
+            config(100, schedule).check().unwrap();
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_decay_is_written_down_once_the_run_reaches_the_decay() {
+        let resolved = |steps, schedule| {
+            let mut config = config(steps, schedule);
+            let before = config.learning_rate();
+            config.resolve_decay();
+            assert_eq!(config.learning_rate(), before);
+            config.check().unwrap();
+            config.schedule.decay_steps
+        };
+        let cosine = ScheduleConfig { warmup: 10, ..ScheduleConfig::default() };
+        assert_eq!(resolved(100, cosine.clone()), Some(100));
+        assert_eq!(resolved(100, ScheduleConfig { decay_steps: Some(40), ..cosine.clone() }), Some(40));
+        assert_eq!(resolved(10, cosine), None);
+        assert_eq!(
+            resolved(100, ScheduleConfig { kind: ScheduleKind::Constant, ..ScheduleConfig::default() }),
+            None
+        );
+    }
+}

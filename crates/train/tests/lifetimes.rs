@@ -1,0 +1,340 @@
+//! Tensors that live longer than in the dry run, planted one by one: the arena stops the run before another tensor is
+//! written over them, on every rank, and names both call sites.
+//!
+//! The plan is that of the model; the layers that then run keep the input of one block in a place of their own for
+//! longer. Over memory in which every tensor lies alone, the same layers run to the end.
+
+mod rig;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use phalanx_collectives::{Buffers, Call, CollectiveOp, Group, Pending, Statistics};
+use phalanx_layers::{Activation, Block, Context, Failure, Gradient, Layer, Network, ParameterSpec, Saved};
+use phalanx_models::Gpt2;
+use phalanx_tensor::{Arena, Category, Cpu, Device, Tensor, View};
+use phalanx_train::config::{Checkpointing, CheckpointingWord};
+use phalanx_train::rank::Batch;
+use phalanx_train::{Groups, Rank, RunConfig, RunPlan, Spec};
+use rig::{Build, each_rank};
+
+/// The phase of a run in which tensors are kept for longer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum During {
+    Step,
+    Diagnosis,
+    Evaluation,
+    Save,
+}
+
+/// Where a tensor that was kept is dropped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Dropped {
+    ByTheRank,
+    OnAnotherThread,
+}
+
+#[derive(Clone, Copy)]
+struct Case {
+    name: &'static str,
+    configure: fn(&mut RunConfig),
+    during: During,
+    /// Block of the network whose input is kept, and for how many more blocks (forward in an evaluation, else backward).
+    block: usize,
+    longer: usize,
+    dropped: Dropped,
+    /// Words of the error.
+    words: &'static [&'static str],
+}
+
+const STILL_LIVE: &[&str] = &["still live"];
+
+/// 1f1b over two ranks, 4 micro-batches.
+fn pipeline(config: &mut RunConfig) {
+    (config.parallel.pipeline, config.parallel.data) = (2, Some(1));
+    config.batch.micro = Some(2);
+}
+
+fn checkpointing(config: &mut RunConfig) {
+    config.memory.checkpointing = Checkpointing::Word(CheckpointingWord::Block);
+}
+
+fn selective(config: &mut RunConfig) {
+    config.memory.checkpointing = Checkpointing::Word(CheckpointingWord::Selective);
+}
+
+fn zero(config: &mut RunConfig, stage: u8) {
+    (config.parallel.data, config.parallel.zero) = (Some(2), stage);
+    config.batch.micro = Some(2);
+}
+
+const PLAIN: Case = Case {
+    name: "one block longer",
+    configure: |_| {},
+    during: During::Step,
+    block: 2,
+    longer: 1,
+    dropped: Dropped::ByTheRank,
+    words: STILL_LIVE,
+};
+
+const CASES: &[Case] = &[
+    PLAIN,
+    Case { name: "two blocks longer", longer: 2, ..PLAIN },
+    Case { name: "the input of the last block", block: 3, ..PLAIN },
+    Case { name: "dropped on another thread", dropped: Dropped::OnAnotherThread, ..PLAIN },
+    Case { name: "ZeRO 0", configure: |c| zero(c, 0), ..PLAIN },
+    Case { name: "ZeRO 1", configure: |c| zero(c, 1), ..PLAIN },
+    Case { name: "ZeRO 2", configure: |c| zero(c, 2), ..PLAIN },
+    Case { name: "ZeRO 3", configure: |c| zero(c, 3), ..PLAIN },
+    Case { name: "two blocks longer under ZeRO 3", configure: |c| zero(c, 3), longer: 2, ..PLAIN },
+    Case { name: "in a pipeline", configure: pipeline, block: 1, ..PLAIN },
+    Case { name: "with checkpointing of blocks", configure: checkpointing, ..PLAIN },
+    Case { name: "with selective checkpointing", configure: selective, ..PLAIN },
+    Case { name: "in a diagnosis", during: During::Diagnosis, ..PLAIN },
+    Case { name: "in an evaluation", during: During::Evaluation, block: 1, ..PLAIN },
+    Case {
+        name: "two blocks longer in an evaluation",
+        during: During::Evaluation,
+        block: 1,
+        longer: 2,
+        ..PLAIN
+    },
+    Case { name: "in a save", during: During::Save, ..PLAIN },
+    Case { name: "in a save by two ranks", configure: |c| zero(c, 1), during: During::Save, ..PLAIN },
+];
+
+/// A tensor that is kept for longer: for how many more blocks, and what it held.
+struct Kept {
+    blocks: usize,
+    tensor: Activation,
+    bits: Vec<u32>,
+}
+
+/// What one rank keeps for longer.
+struct Hoard {
+    case: Case,
+    armed: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Inputs of the block whose backward has not come.
+    waiting: VecDeque<Activation>,
+    late: Vec<Kept>,
+    /// Tensors that were dropped, and how many of them held something else by then.
+    dropped: usize,
+    overwritten: usize,
+}
+
+fn bits(tensor: &Tensor) -> Vec<u32> {
+    tensor.view().as_slice::<f32>().iter().map(|x| x.to_bits()).collect()
+}
+
+impl Hoard {
+    fn new(case: Case) -> Arc<Hoard> {
+        Arc::new(Hoard { case, armed: AtomicBool::new(false), state: Mutex::default() })
+    }
+
+    fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::Relaxed)
+    }
+
+    /// One more block is done.
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.late.iter_mut().for_each(|kept| kept.blocks -= 1);
+        let due: Vec<Kept> = state.late.extract_if(.., |kept| kept.blocks == 0).collect();
+        for Kept { tensor, bits: held, .. } in due {
+            state.dropped += 1;
+            state.overwritten += usize::from(bits(&tensor) != held);
+            match self.case.dropped {
+                Dropped::ByTheRank => drop(tensor),
+                Dropped::OnAnotherThread => std::thread::spawn(move || drop(tensor)).join().unwrap(),
+            }
+        }
+    }
+
+    fn keep(&self, tensor: Activation) {
+        let bits = bits(&tensor);
+        self.state.lock().unwrap().late.push(Kept { blocks: self.case.longer, tensor, bits });
+    }
+}
+
+/// A block that tells the hoard when it is done, and leaves it its input if it is the chosen one.
+struct Hoarding {
+    layer: Box<dyn Layer>,
+    chosen: bool,
+    hoard: Arc<Hoard>,
+}
+
+impl Layer for Hoarding {
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        self.layer.parameters()
+    }
+
+    fn forward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        x: Activation,
+        residual: Option<Activation>,
+    ) -> Result<(Activation, Saved), Failure> {
+        let kept = (self.chosen && self.hoard.is_armed()).then(|| x.clone());
+        let out = self.layer.forward(cx, parameters, x, residual)?;
+        if cx.keep {
+            self.hoard.state.lock().unwrap().waiting.extend(kept);
+        } else {
+            self.hoard.pass();
+            kept.into_iter().for_each(|x| self.hoard.keep(x));
+        }
+        Ok(out)
+    }
+
+    fn backward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        gradients: &mut [Gradient],
+        saved: Saved,
+        dy: Activation,
+        residual: Option<Activation>,
+    ) -> Result<Option<Activation>, Failure> {
+        let dx = self.layer.backward(cx, parameters, gradients, saved, dy, residual)?;
+        self.hoard.pass();
+        if self.chosen {
+            let kept = self.hoard.state.lock().unwrap().waiting.pop_front();
+            kept.into_iter().for_each(|x| self.hoard.keep(x));
+        }
+        Ok(dx)
+    }
+}
+
+/// The model's network, in which one block's input is kept for longer.
+fn network(spec: &Spec, groups: &Groups, hoard: &Arc<Hoard>) -> Network {
+    let mut network = spec.network(groups);
+    let blocks = network.blocks.into_iter().enumerate().map(|(number, Block { name, layer })| {
+        let chosen = number == hoard.case.block;
+        Block { name, layer: Box::new(Hoarding { layer, chosen, hoard: Arc::clone(hoard) }) }
+    });
+    network.blocks = blocks.collect();
+    network
+}
+
+/// A group that keeps the tensor of each all_reduce while it is armed, and gives back another.
+struct HoardingGroup {
+    group: Arc<dyn Group>,
+    hoard: Arc<Hoard>,
+    heap: Device,
+}
+
+impl Group for HoardingGroup {
+    fn name(&self) -> &'static str {
+        self.group.name()
+    }
+    fn members(&self) -> &[usize] {
+        self.group.members()
+    }
+    fn rank(&self) -> usize {
+        self.group.rank()
+    }
+    fn world_size(&self) -> usize {
+        self.group.world_size()
+    }
+
+    fn submit(&self, call: Call) -> Pending<Buffers> {
+        if call.op != CollectiveOp::AllReduce || !self.hoard.is_armed() {
+            return self.group.submit(call);
+        }
+        let buffers = self.group.submit(call).wait().expect("no rank dies");
+        let kept = buffers.source.expect("an all_reduce has one tensor");
+        let mut other = self.heap.alloc(kept.dtype(), kept.shape(), Category::Workspace, "other");
+        self.heap.copy(kept.view(), other.view_mut());
+        self.hoard.pass();
+        self.hoard.keep(Arc::new(kept));
+        Pending::ready(Buffers { source: Some(other), target: None })
+    }
+
+    fn take_statistics(&self) -> Statistics {
+        self.group.take_statistics()
+    }
+}
+
+/// What a rank reached: losses and norms, and how many tensors were kept, and overwritten meanwhile.
+type Reached = (Vec<f32>, usize, usize);
+
+/// Runs two steps, an evaluation and a save, in one of which the hoard is armed; by rank.
+fn run(case: Case, heap: bool) -> Vec<Result<Reached, String>> {
+    let (model, mut config) = rig::golden_config();
+    let model = Gpt2 { layers: 4, ..model };
+    config.model.layers = model.layers;
+    (case.configure)(&mut config);
+    let plan = RunPlan::new(rig::spec(&model, &config)).unwrap();
+    let hoards: Vec<Arc<Hoard>> = (0..plan.spec.world()).map(|_| Hoard::new(case)).collect();
+    let layers = |spec: &Spec, groups: &Groups| network(spec, groups, &hoards[groups.world.rank()]);
+    let groups = |mut groups: Groups| {
+        if case.during == During::Save {
+            let hoard = Arc::clone(&hoards[groups.world.rank()]);
+            let heap = Device::new(Cpu::new(1), Arena::heap());
+            groups.world = Arc::new(HoardingGroup { group: Arc::clone(&groups.world), hoard, heap });
+        }
+        groups
+    };
+    let steps = rig::golden_steps();
+    let body = |engine: &mut Rank, rank: usize| {
+        let hoard = &hoards[rank];
+        let arm = |during: During| hoard.armed.store(case.during == during, Ordering::Relaxed);
+        engine.initialise(1).map_err(|error| error.to_string())?;
+        let mut seen = Vec::new();
+        for (number, sequences) in (1..).zip(&steps[..3]) {
+            arm(During::Step);
+            let batch = rig::batch(engine, &config, sequences);
+            let outcome = engine.step(number, &batch, false).map_err(|error| error.to_string())?;
+            seen.extend([outcome.loss, outcome.grad_norm]);
+        }
+        arm(During::Diagnosis);
+        let batch = rig::batch(engine, &config, &steps[3]);
+        assert_eq!(engine.diagnose(4, &batch, 1.0).map_err(|error| error.to_string())?, None);
+        arm(During::Evaluation);
+        let mut windows = Batch::with_rows(config.batch.global / config.data(), config.model.seq);
+        windows.tokens.fill(1);
+        seen.push(engine.evaluate(&windows).map_err(|error| error.to_string())?);
+        arm(During::Save);
+        engine.save(|_, _| Ok(())).map_err(|error| error.to_string())?;
+        hoard.armed.store(false, Ordering::Relaxed);
+        let state = std::mem::take(&mut *hoard.state.lock().unwrap());
+        Ok((seen, state.dropped + state.late.len(), state.overwritten))
+    };
+    let build = Build { network: &layers, groups: &groups, heap };
+    let ended = each_rank(&plan, &plan.spec, &build, &body);
+    ended.into_iter().map(|ended| ended.and_then(|reached| reached)).collect()
+}
+
+#[test]
+fn sweep() {
+    for case in CASES {
+        for block in 1..=5 {
+            for longer in 1..=6 {
+                let case = Case { block, longer, ..*case };
+                let ended = run(case, false);
+                let text: Vec<String> = ended
+                    .iter()
+                    .map(|e| match e {
+                        Ok((_, kept, over)) => format!("ok {kept} {over}"),
+                        Err(text) => text
+                            .split_whitespace()
+                            .take(1000)
+                            .collect::<Vec<_>>()
+                            .join(" ")
+                            .chars()
+                            .take(20)
+                            .collect(),
+                    })
+                    .collect();
+                println!("SWEEP {} block {block} longer {longer}: {text:?}", case.name);
+            }
+        }
+    }
+}
