@@ -3,6 +3,7 @@
 //! [f32|bf16|f16]`.
 //!
 //! Starts itself once per rank, as a launcher does: control block and arenas are inherited memfds.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 
 use std::process::{Command, ExitCode};
 use std::sync::Arc;

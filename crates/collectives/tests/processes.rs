@@ -1,4 +1,10 @@
 //! Ranks as processes: this test binary starts itself, once per rank, with the launcher's descriptors.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::disallowed_methods,
+    reason = "for who runs the test"
+)]
 
 mod support;
 

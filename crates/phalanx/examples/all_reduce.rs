@@ -2,6 +2,7 @@
 //!
 //! Each rank is a thread with a group; the tensor travels into the call and comes back from the wait, so nobody can
 //! touch it on its way.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 
 use phalanx::{Arena, Category, CollectiveError, Cpu, DType, Device, threads};
 

@@ -2,6 +2,7 @@
 //!
 //! A GPT-2 on two ranks, each with half of the batch; gradients are summed over ranks while backward still runs. The
 //! losses are those of one rank, up to the order of sums. `zero` shards optimizer, gradients and parameters, too.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 
 use phalanx::{Batch, Dropouts, Gpt2, RunConfig, RunPlan, Spec, on_threads};
 

@@ -4,6 +4,7 @@
 //! It is a Transformer whose attention and MLP read the same norm one after the other around one residual path. Nothing
 //! below knows a rank: the layers are written with their whole sizes, `TensorParallel` gives what each rank has of
 //! them, and backward comes with the layers.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 
 use std::sync::Arc;
 

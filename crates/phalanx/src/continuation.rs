@@ -1,5 +1,6 @@
 //! Text as a model makes it: tokens become text as soon as they are whole characters.
 
+use anyhow::Result;
 use phalanx_data::Tokenizer;
 use phalanx_train::sample::{Generator, Sampling};
 
@@ -7,25 +8,27 @@ use phalanx_train::sample::{Generator, Sampling};
 const HELD: usize = 8;
 
 /// Appends `count` tokens to `tokens` and gives their text to `show`, piece by piece.
+///
+/// # Errors
+/// The first of `show`, after which no token is made.
 pub fn stream(
     generator: &Generator,
     tokenizer: &Tokenizer,
     tokens: &mut Vec<u32>,
     count: usize,
     how: Sampling,
-    show: &mut dyn FnMut(&str),
-) {
+    show: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<()> {
     let mut held = Vec::new();
-    generator.extend(tokens, count, how, |token| {
+    generator.extend(tokens, count, how, |token| -> Result<()> {
         held.push(token);
         let text = tokenizer.decode(&held);
         // A character that is not whole yet ends in the replacement character.
         if !text.ends_with('\u{fffd}') || held.len() >= HELD {
-            show(&text);
+            show(&text)?;
             held.clear();
         }
-    });
-    if !held.is_empty() {
-        show(&tokenizer.decode(&held));
-    }
+        Ok(())
+    })?;
+    if held.is_empty() { Ok(()) } else { show(&tokenizer.decode(&held)) }
 }

@@ -1,8 +1,6 @@
 //! What is said when a run ends: what it reached, what it held beside what was planned, a sample, where
 //! everything lies, what to try next. Read from the run folder, whoever trained.
 
-use std::io::Write;
-
 use anyhow::{Context, Result, bail};
 use phalanx_data::Tokenizer;
 use phalanx_models::Objective;
@@ -13,8 +11,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::environment::Environment;
+use crate::output::TrainOutput;
 use crate::planned::{Planned, outside_bytes};
-use crate::report::{bytes, plural, print, print_line, seconds};
+use crate::report::{bytes, plural, seconds};
 use crate::run_folder::{RunFolder, model_of};
 use crate::{continuation, machine, resume};
 
@@ -109,35 +108,46 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
 ///
 /// # Errors
 /// Files of the run folder that cannot be read.
-pub fn complete(folder: &RunFolder, planned: &Planned, environment: Environment) -> Result<()> {
+pub fn complete(
+    folder: &RunFolder,
+    planned: &Planned,
+    environment: Environment,
+    output: &TrainOutput,
+) -> Result<()> {
     let reached = Reached::read(folder);
-    print_line("");
+    output.print_line("");
     if let Some((first, last)) = reached.losses {
         let mean = reached.step_s.map_or(String::new(), |s| format!("; {} a step", seconds(s)));
-        print_line(&format!("training    loss {first:.4} -> {last:.4} in {} steps{mean}", reached.step));
+        output
+            .print_line(&format!("training    loss {first:.4} -> {last:.4} in {} steps{mean}", reached.step));
     }
     if reached.skipped > 0 {
         let skipped = plural(reached.skipped, "step");
-        print_line(&format!(
+        output.print_line(&format!(
             "            {skipped} of them overflowed and changed nothing but the loss scale"
         ));
     }
     if let Some(val_loss) = reached.val_loss {
-        print_line(&format!(
+        output.print_line(&format!(
             "validation  loss {val_loss:.4} ({:.2} bits a token)",
             val_loss / std::f64::consts::LN_2
         ));
     }
-    print_line(&memory(folder, planned)?);
-    sample(folder, planned, environment)?;
-    print_line(&format!("\nrun folder  {}", folder.path().display()));
-    print_line("            config.toml  plan.json  memory.json  metrics.jsonl  checkpoints/");
-    print_line(&next(folder, planned));
+    output.print_line(&memory(folder, planned)?);
+    sample(folder, planned, environment, output)?;
+    output.print_line(&format!("\nrun folder  {}", folder.path().display()));
+    output.print_line("            config.toml  plan.json  memory.json  metrics.jsonl  checkpoints/");
+    output.print_line(&next(folder, planned));
     Ok(())
 }
 
 /// A text from the last checkpoint.
-fn sample(folder: &RunFolder, planned: &Planned, environment: Environment) -> Result<()> {
+fn sample(
+    folder: &RunFolder,
+    planned: &Planned,
+    environment: Environment,
+    output: &TrainOutput,
+) -> Result<()> {
     let prompt = &planned.config.train.sample;
     if prompt.is_empty() || planned.plan.spec.model.objective() == Objective::Masked {
         return Ok(());
@@ -148,7 +158,7 @@ fn sample(folder: &RunFolder, planned: &Planned, environment: Environment) -> Re
         return Ok(());
     }
     let checkpoint = folder.checkpoint(None)?;
-    print_line(&format!(
+    output.print_line(&format!(
         "\nsample of step {} ({} tokens after the prompt)\n",
         checkpoint.step(),
         SAMPLE_TOKENS
@@ -156,10 +166,14 @@ fn sample(folder: &RunFolder, planned: &Planned, environment: Environment) -> Re
     let options = environment.options(machine::cores());
     let generator = Generator::load(&*model_of(&checkpoint)?, &checkpoint, options)?;
     let how = Sampling { temperature: 0.8, top_k: 0, seed: planned.config.train.seed };
-    print(prompt);
-    continuation::stream(&generator, &tokenizer, &mut tokens, SAMPLE_TOKENS, how, &mut |text| print(text));
-    print_line("");
-    Ok(std::io::stdout().flush()?)
+    output.print(prompt);
+    let mut show = |text: &str| {
+        output.print(text);
+        Ok(())
+    };
+    continuation::stream(&generator, &tokenizer, &mut tokens, SAMPLE_TOKENS, how, &mut show)?;
+    output.print_line("");
+    Ok(())
 }
 
 fn next(folder: &RunFolder, planned: &Planned) -> String {

@@ -16,6 +16,7 @@ use phalanx_collectives::HostJob;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::output::{TrainOutput, note};
 use crate::signals::Signals;
 use crate::task::Task;
 
@@ -66,10 +67,10 @@ struct Running {
 }
 
 /// Where standard output of the ranks goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub enum Output {
-    /// Rank 0's as it is, others' with their number before each line.
-    Shown,
+    /// Rank 0's as it is, others' with their number before each line on standard error.
+    Shown(TrainOutput),
     /// To whoever waits for the crew.
     Gathered,
 }
@@ -79,7 +80,7 @@ impl Crew {
     ///
     /// # Errors
     /// When the system has not that many processes or descriptors; ranks that were started are ended.
-    pub fn start(world: usize, task: &Task, output: Output) -> Result<Crew> {
+    pub fn start(world: usize, task: &Task, output: &Output) -> Result<Crew> {
         if world > MAX_RANKS {
             bail!("{world} ranks: one machine holds at most {MAX_RANKS}");
         }
@@ -95,7 +96,7 @@ impl Crew {
         Ok(crew)
     }
 
-    fn start_rank(&self, rank: usize, task: &str, output: Output) -> Result<Running> {
+    fn start_rank(&self, rank: usize, task: &str, output: &Output) -> Result<Running> {
         let fds: Vec<String> = self.job.inherited_fds().iter().map(i32::to_string).collect();
         // The program that runs, even if its file was replaced meanwhile.
         let mut command = Command::new("/proc/self/exe");
@@ -103,9 +104,7 @@ impl Crew {
         command.args(["--rank", &rank.to_string(), "--fds", &fds.join(",")]);
         command.args(["--launcher", &std::process::id().to_string(), "--task", task]);
         command.stdin(Stdio::null());
-        if output == Output::Gathered || rank > 0 {
-            command.stdout(Stdio::piped());
-        }
+        command.stdout(Stdio::piped());
         if rank > 0 {
             command.stderr(Stdio::piped());
         }
@@ -117,8 +116,12 @@ impl Crew {
         let stdout = child.stdout.take();
         let gathered = match (output, stdout) {
             (Output::Gathered, Some(stdout)) => Some(std::thread::spawn(move || gather(stdout))),
-            (Output::Shown, Some(stdout)) => {
-                shown.push(std::thread::spawn(move || show(rank, stdout)));
+            (Output::Shown(output), Some(stdout)) => {
+                let output = output.clone();
+                shown.push(std::thread::spawn(move || match rank {
+                    0 => each_line(stdout, |line| output.write(line)),
+                    _ => show(rank, stdout),
+                }));
                 None
             }
             (_, None) => None,
@@ -246,8 +249,16 @@ fn death(status: ExitStatus) -> String {
 
 /// Shows lines on standard error with the number of their rank.
 fn show(rank: usize, from: impl Read) {
-    for line in BufReader::new(from).lines().map_while(Result::ok) {
-        eprintln!("[rank {rank}] {line}");
+    each_line(from, |line| note(&format!("[rank {rank}] {}", String::from_utf8_lossy(line).trim_end())));
+}
+
+/// Reads to the end, a line at a time, its end of line included: a rank is never held up by a full pipe.
+fn each_line(from: impl Read, mut take: impl FnMut(&[u8])) {
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
+        take(&line);
+        line.clear();
     }
 }
 

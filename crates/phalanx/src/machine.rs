@@ -100,12 +100,6 @@ pub fn page_faults() -> Option<u64> {
     text.rsplit_once(')')?.1.split_whitespace().nth(7)?.parse().ok()
 }
 
-/// Letters of a line of the terminal that standard output is, if it is one.
-pub fn terminal_width() -> Option<usize> {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
-    Some(usize::from(size.ws_col)).filter(|width| *width > 0)
-}
-
 /// Limits of this process: the soft value, `None` for no limit.
 pub fn limits() -> [(&'static str, Option<u64>); 3] {
     use rustix::process::{Resource, getrlimit};

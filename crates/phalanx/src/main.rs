@@ -1,7 +1,7 @@
 //! The program `phalanx`: reads the command line, does the command, tells errors on standard error.
 //!
-//! Exit codes: 0 done, 1 an error (told in one message), 2 a command line that is none, 130 a training
-//! run that was stopped by Ctrl-C or a signal after it had saved.
+//! Exit codes: 0 the work was done, 1 an error (told in one message), 2 a command line that is none, 130 a training
+//! run that was stopped by Ctrl-C or a signal after it had saved, 141 nobody reads standard output any more.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -17,6 +17,7 @@ mod keys;
 mod launch;
 mod machine;
 mod mesh_report;
+mod output;
 mod plan_report;
 mod planned;
 mod progress;
@@ -41,16 +42,26 @@ use clap::Parser;
 
 use args::{BenchCommand, Cli, Command};
 use environment::Environment;
+use output::OutputError;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match run(cli.command) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
+    match Cli::try_parse() {
+        Ok(cli) => run(cli.command).unwrap_or_else(|error| explain(&error)),
+        // The version, help, or what is wrong with the command line.
+        Err(said) => match output::print_usage(&said) {
+            Ok(()) => ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(1)),
+            Err(error) => explain(&error.into()),
+        },
     }
+}
+
+/// Tells an error; the exit code for it.
+fn explain(error: &anyhow::Error) -> ExitCode {
+    if error.downcast_ref().is_some_and(OutputError::reader_is_gone) {
+        return ExitCode::from(output::READER_GONE);
+    }
+    output::note(&format!("error: {error:#}"));
+    ExitCode::FAILURE
 }
 
 fn run(command: Command) -> Result<ExitCode> {

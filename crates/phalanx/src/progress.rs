@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use phalanx_train::metrics::{EvaluationRecord, StepRecord};
 use phalanx_train::run::{Job, Observer, ScaleChange};
 
+use crate::output::{TrainOutput, note};
 use crate::report;
 
 /// Between two lines where there is no terminal.
@@ -68,7 +69,7 @@ impl Progress {
     /// A line that stays, above the bar where there is one.
     fn say(&self, line: &str) {
         if self.bar.is_hidden() {
-            eprintln!("{line}");
+            note(line);
         } else {
             self.bar.println(line);
         }
@@ -87,7 +88,7 @@ impl Observer for Progress {
         let due = Instant::now() >= self.line_due;
         if self.bar.is_hidden() && (due || record.step == self.steps) {
             self.line_due = Instant::now() + LINE_EVERY;
-            eprintln!("step {}/{}  {text}", record.step, self.steps);
+            note(&format!("step {}/{}  {text}", record.step, self.steps));
         }
         self.bar.set_message(text);
         self.bar.set_position(record.step);
@@ -118,27 +119,34 @@ impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.abandon();
         if !self.bar.is_hidden() {
-            eprintln!();
+            note("");
         }
     }
 }
 
 /// Prints what goes to `metrics.jsonl`, line by line, on standard output.
-pub struct Records;
+pub struct Records {
+    output: TrainOutput,
+}
 
 impl Records {
-    fn print(record: &impl serde::Serialize) {
+    /// For the reader of `output`.
+    pub fn new(output: &TrainOutput) -> Records {
+        Records { output: output.clone() }
+    }
+
+    fn print(&self, record: &impl serde::Serialize) {
         // Records hold numbers alone, which are always JSON.
-        report::print_line(&serde_json::to_string(record).unwrap_or_default());
+        self.output.print_line(&serde_json::to_string(record).unwrap_or_default());
     }
 }
 
 impl Observer for Records {
     fn step(&mut self, record: &StepRecord) {
-        Records::print(record);
+        self.print(record);
     }
 
     fn evaluation(&mut self, record: &EvaluationRecord) {
-        Records::print(record);
+        self.print(record);
     }
 }

@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::args::RankArgs;
 use crate::environment::Environment;
+use crate::output::{TrainOutput, print_line};
 use crate::seat::Seat;
 use crate::task::Task;
 use crate::{bench, signals, strategies, training};
@@ -32,8 +33,12 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
         Task::BenchCollectives(_) => Seat::Among(endpoint),
     };
     let done = match &task {
-        Task::Train(task) => training::job(task, seat.rank())
-            .and_then(|job| training::rank(&job, &seat, environment, &stop, task.show)),
+        Task::Train(task) => training::job(task, seat.rank()).and_then(|job| {
+            let output = TrainOutput::default();
+            let done = training::rank(&job, &seat, environment, &stop, task.show, &output);
+            output.finish();
+            done
+        }),
         Task::BenchStep(task) => bench::steps(task, &seat, environment).and_then(|figures| tell(&figures)),
         Task::BenchStrategy(task) => {
             strategies::steps(task, &seat, environment).and_then(|figures| tell(&figures))
@@ -59,8 +64,7 @@ fn end_with(launcher: i32) -> Result<()> {
 
 /// Figures for the launcher: one line on standard output.
 fn tell(figures: &impl serde::Serialize) -> Result<()> {
-    crate::report::print_line(&serde_json::to_string(figures)?);
-    Ok(())
+    Ok(print_line(&serde_json::to_string(figures)?)?)
 }
 
 fn tell_error(error: &anyhow::Error, seat: &Seat) {

@@ -1,32 +1,4 @@
-//! Numbers and tables for people, and the one way to standard output.
-
-use std::io::Write;
-
-use anyhow::Result;
-use serde::Serialize;
-
-/// Writes `text` to standard output. A reader that has gone away (`| head`) ends the program in good order.
-pub fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    if written.is_err() {
-        std::process::exit(0);
-    }
-}
-
-/// [`print()`] with an end of line.
-pub fn print_line(text: &str) {
-    print(&format!("{text}\n"));
-}
-
-/// Writes JSON for people and scripts.
-///
-/// # Errors
-/// None for values that are JSON.
-pub fn print_json(value: &impl Serialize) -> Result<()> {
-    print_line(&serde_json::to_string_pretty(value)?);
-    Ok(())
-}
+//! Numbers and tables for people.
 
 /// Bytes in the unit that fits: `812 B`, `13.4 MiB`, `1.25 GiB`.
 pub fn bytes(bytes: u64) -> String {

@@ -11,6 +11,7 @@ use phalanx_train::dataset::TOKENS_FILE;
 use serde_json::Value;
 
 use crate::config::Given;
+use crate::output;
 
 /// The configuration file as the user gave it first: what a resume compares a changed one with.
 const GIVEN_FILE: &str = "given.toml";
@@ -161,7 +162,7 @@ impl RunFolder {
         }
         let found = self.newest()?;
         for skipped in &found.skipped {
-            eprintln!("skipping {}: {}", skipped.path.display(), skipped.reason);
+            output::note(&format!("skipping {}: {}", skipped.path.display(), skipped.reason));
         }
         found.checkpoint.with_context(|| {
             let path = self.path.display();

@@ -6,7 +6,7 @@ use phalanx_plan::{
 };
 use serde_json::{Value, json};
 
-use crate::machine;
+use crate::output;
 use crate::report::{Table, count, plural};
 
 /// Letters of a line where there is no terminal.
@@ -117,7 +117,7 @@ pub fn to_json(drawn: &Drawn) -> Value {
 
 /// For people.
 pub fn to_text(drawn: &Drawn) -> String {
-    let width = machine::terminal_width().unwrap_or(WIDTH);
+    let width = output::terminal_width().unwrap_or(WIDTH);
     let unit = match drawn.unit {
         Unit::Action => "F, I and W take 1 each, B = I + W takes 2; messages take no time".to_string(),
         Unit::Operations => format!(

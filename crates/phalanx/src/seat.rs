@@ -14,7 +14,7 @@ use phalanx_tensor::{Arena, Cpu, Device, Region};
 use phalanx_train::older::asynchronous::Links;
 use phalanx_train::{Groups, RunConfig, Source, Spec};
 
-use crate::machine;
+use crate::{machine, output};
 
 /// One rank's seat.
 pub enum Seat {
@@ -38,7 +38,8 @@ impl Seat {
     /// A seat among others, with the patience of the configuration.
     pub fn among(endpoint: Endpoint, config: &RunConfig) -> Seat {
         let deadline = Duration::from_secs(config.parallel.timeout_s.max(1));
-        let options = Options { overlap: config.parallel.overlap, deadline, ..Options::default() };
+        let notice = Arc::new(|line: &str| output::note(line));
+        let options = Options { overlap: config.parallel.overlap, deadline, notice, ..Options::default() };
         Seat::Among(endpoint.with_options(options))
     }
 

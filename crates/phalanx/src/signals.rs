@@ -1,5 +1,8 @@
 //! Ctrl-C, SIGTERM and SIGHUP: the first asks a run to finish its step and save, the second ends the
 //! program at once (ranks end with their launcher). Before there is anything to save, the first does too.
+//!
+//! A signal that this program was started to ignore stays ignored: SIGHUP under `nohup`, SIGINT in the background
+//! of a shell without job control.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -7,6 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 use rustix::event::{EventfdFlags, eventfd};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals as Coming;
+
+use crate::output;
 
 /// Exit code of a run that was stopped: 128 + SIGINT, as shells have it.
 pub const STOPPED: u8 = 130;
@@ -39,7 +46,7 @@ impl Signals {
             wake,
         });
         let handler = Arc::clone(&state);
-        ctrlc::set_handler(move || handler.signal()).context("the handler of Ctrl-C")?;
+        on_stop(move || handler.signal())?;
         Ok(Signals { state })
     }
 
@@ -73,7 +80,7 @@ impl State {
         self.stop.store(true, Ordering::Relaxed);
         // Eight bytes that are not zero make it readable; it is never so full that this fails.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-        eprintln!("\nfinishing this step and saving; Ctrl-C again leaves at once");
+        output::note("\nfinishing this step and saving; Ctrl-C again leaves at once");
     }
 }
 
@@ -85,6 +92,26 @@ impl State {
 pub fn stop_on_signal() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let handler = Arc::clone(&stop);
-    ctrlc::set_handler(move || handler.store(true, Ordering::Relaxed)).context("the handler of Ctrl-C")?;
+    on_stop(move || handler.store(true, Ordering::Relaxed))?;
     Ok(stop)
+}
+
+/// Calls `handler`, on a thread of its own, for each signal that asks to stop and was not ignored when this program
+/// was started.
+fn on_stop(mut handler: impl FnMut() + Send + 'static) -> Result<()> {
+    let ignored = ignored_mask();
+    let taken = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
+    let mut coming = Coming::new(taken).context("the handlers of Ctrl-C, SIGTERM and SIGHUP")?;
+    let wait = move || coming.forever().for_each(|_| handler());
+    let thread = std::thread::Builder::new().name("signals".into()).spawn(wait);
+    thread.context("a thread that waits for signals (see `ulimit -u`)")?;
+    Ok(())
+}
+
+/// The signals that this process ignores, signal n as bit n - 1 (`SigIgn` of `/proc/self/status`); none where the
+/// system does not tell.
+fn ignored_mask() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }

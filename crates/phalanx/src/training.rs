@@ -10,6 +10,7 @@ use phalanx_train::run::{Job, Observer, Place, Silent, train};
 use phalanx_train::{Dataset, RunError};
 
 use crate::environment::Environment;
+use crate::output::TrainOutput;
 use crate::planned::Planned;
 use crate::progress::{Progress, Records};
 use crate::seat::{self, Seat};
@@ -29,11 +30,18 @@ pub fn job(task: &TrainTask, rank: usize) -> Result<Job> {
     Ok(Job { config, plan, data, run: task.run.clone(), start: task.start(), peak_flops_per_s })
 }
 
-/// Trains one rank to the end; rank 0 shows how it goes as `show` says.
+/// Trains one rank to the end; rank 0 shows how it goes as `show` says, records on `output`.
 ///
 /// # Errors
 /// Memory that the system does not give, and those of [`train`].
-pub fn rank(job: &Job, seat: &Seat, environment: Environment, stop: &AtomicBool, show: Show) -> Result<()> {
+pub fn rank(
+    job: &Job,
+    seat: &Seat,
+    environment: Environment,
+    stop: &AtomicBool,
+    show: Show,
+    output: &TrainOutput,
+) -> Result<()> {
     let rank = seat.rank();
     let computing = environment.options(job.plan.spec.threads);
     let seat::Place { device, arena_bytes, .. } = seat.take(&job.plan.of(rank).memory, computing)?;
@@ -42,7 +50,7 @@ pub fn rank(job: &Job, seat: &Seat, environment: Environment, stop: &AtomicBool,
     let note = |step| seat.note_step(step);
     let mut observer: Box<dyn Observer> = match show {
         Show::Progress if rank == 0 => Box::new(Progress::new(job)),
-        Show::Json if rank == 0 => Box::new(Records),
+        Show::Json if rank == 0 => Box::new(Records::new(output)),
         _ => Box::new(Silent),
     };
     match job.config.parallel.updates {

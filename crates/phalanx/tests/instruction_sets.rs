@@ -1,4 +1,5 @@
 //! `PHALANX_ISA`: the kernels of every instruction set train the same model, on one rank and on two.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "for who runs the test")]
 
 mod rig;
 

@@ -6,6 +6,7 @@
 //!
 //! One file each: `NAME-pP-mM-vV.csv`, with 2 to 16 ranks, one to eight micro-batches a rank and one or two
 //! more than that, one to four chunks. Sizes that a schedule does not have are left out.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -5,6 +5,7 @@
 //! replays its plan. Losses, gradients of the last step and parameters are held against one rank, and all runs of one
 //! mesh against each other, bit for bit. Prints the tables of docs/parallelism.md; ends with an error when
 //! something does not hold. With a number, only meshes of that many ranks.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 
 #[path = "../tests/rig/mod.rs"]
 mod rig;

@@ -66,15 +66,25 @@ impl Generator {
     }
 
     /// Appends `count` tokens to `tokens` (not empty), telling each to `seen`.
-    pub fn extend(&self, tokens: &mut Vec<u32>, count: usize, how: Sampling, mut seen: impl FnMut(u32)) {
+    ///
+    /// # Errors
+    /// The first of `seen`, after which no token is made.
+    pub fn extend<E>(
+        &self,
+        tokens: &mut Vec<u32>,
+        count: usize,
+        how: Sampling,
+        mut seen: impl FnMut(u32) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut state = how.seed ^ 0x9e37_79b9_7f4a_7c15;
         for _ in 0..count {
             let start = tokens.len().saturating_sub(self.positions);
             let mut logits = self.logits(&tokens[start..]);
             let next = draw(&mut logits, how, uniform(&mut state));
             tokens.push(next);
-            seen(next);
+            seen(next)?;
         }
+        Ok(())
     }
 
     /// Logits of the token after `context`, `[vocab]`.

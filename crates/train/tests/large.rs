@@ -1,4 +1,5 @@
 //! Thousands of ranks, on devices that only record: one rank of each place in the pipeline.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "for who runs the test")]
 
 use phalanx_models::{Dropouts, Gpt2};
 use phalanx_train::config::Float;

@@ -2,6 +2,7 @@
 //!
 //! It reads the workspace as text, with the standard library alone, so it builds and runs in a moment.
 //! Each rule is a file under `rules/`; [`source`] tells code from comments, literals and tests.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 #![forbid(unsafe_code)]
 
 mod finding;

@@ -27,7 +27,7 @@ pub struct Options {
     pub deadline: Duration,
     /// How long a peer may be missing before people are told.
     pub notice_after: Duration,
-    /// How people are told: one line.
+    /// How people are told: one line. Nobody is, by default.
     pub notice: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -37,7 +37,7 @@ impl Default for Options {
             overlap: true,
             deadline: Duration::from_secs(300),
             notice_after: Duration::from_secs(10),
-            notice: Arc::new(|line| eprintln!("{line}")),
+            notice: Arc::new(|_| ()),
         }
     }
 }

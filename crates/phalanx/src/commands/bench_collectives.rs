@@ -7,7 +7,8 @@ use crate::args::{BenchCollectivesArgs, BenchOp};
 use crate::bench::CollectiveFigures;
 use crate::launch::{Crew, Output};
 use crate::machine;
-use crate::report::{Table, bytes, print, print_line};
+use crate::output::{print, print_line};
+use crate::report::{Table, bytes};
 use crate::signals::Signals;
 use crate::task::{BenchCollectivesTask, Task};
 
@@ -46,13 +47,13 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
         BenchOp::Broadcast => CollectiveOp::Broadcast,
     });
     let task = BenchCollectivesTask { ops: ops.collect(), dtype, bytes: args.bytes.clone() };
-    let crew = Crew::start(args.nproc, &Task::BenchCollectives(task), Output::Gathered)?;
+    let crew = Crew::start(args.nproc, &Task::BenchCollectives(task), &Output::Gathered)?;
     let lines = crew.wait(&signals)?;
     let first = lines.first().context("the figures of rank 0")?;
     let figures: Vec<CollectiveFigures> = serde_json::from_str(first).context("the figures of rank 0")?;
     if args.json {
         for figure in &figures {
-            print_line(&serde_json::to_string(figure)?);
+            print_line(&serde_json::to_string(figure)?)?;
         }
         return Ok(());
     }
@@ -62,6 +63,5 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
         let (op, dtype) = (op.name().to_string(), dtype.name().to_string());
         table.row([op, dtype, ranks.to_string(), bytes(size as u64), us, rate]);
     }
-    print(&table.to_string());
-    Ok(())
+    Ok(print(&table.to_string())?)
 }

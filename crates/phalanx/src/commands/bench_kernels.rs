@@ -10,7 +10,8 @@ use crate::environment::Environment;
 use crate::kernel_bench::{Measured, Plan, Setting, Threads};
 use crate::kernel_table::percent;
 use crate::machine;
-use crate::report::{Table, print, print_json};
+use crate::output::{print, print_json};
+use crate::report::Table;
 
 /// Measures and prints.
 ///
@@ -33,10 +34,7 @@ pub fn bench_kernels(args: &BenchKernelsArgs, environment: Environment) -> Resul
     let columns = plan.run(environment)?;
     match args.json {
         true => print_json(&to_json(args, environment, &columns)),
-        false => {
-            print(&to_text(args, environment, &columns));
-            Ok(())
-        }
+        false => Ok(print(&to_text(args, environment, &columns))?),
     }
 }
 

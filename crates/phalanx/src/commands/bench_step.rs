@@ -11,8 +11,9 @@ use crate::environment::Environment;
 use crate::kernel_table::percent;
 use crate::launch::{Crew, Output};
 use crate::mesh_report;
+use crate::output::{print, print_json};
 use crate::planned::{Planned, estimate_data};
-use crate::report::{Table, bytes, count, plural, print, print_json, seconds};
+use crate::report::{Table, bytes, count, plural, seconds};
 use crate::seat::Seat;
 use crate::shape;
 use crate::signals::Signals;
@@ -54,7 +55,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     let ranks = match world {
         1 => vec![bench::steps(&task, &Seat::Alone, environment)?],
         _ => {
-            let crew = Crew::start(world, &Task::BenchStep(task), Output::Gathered)?;
+            let crew = Crew::start(world, &Task::BenchStep(task), &Output::Gathered)?;
             let lines = crew.wait(&signals)?;
             let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
             lines.iter().map(parse).collect::<Result<Vec<StepFigures>>>()?
@@ -119,8 +120,7 @@ fn show(args: &BenchStepArgs, planned: &Planned, ranks: &[StepFigures]) -> Resul
         true => print_json(&to_json(planned, ranks, &summary)),
         false => {
             let headline = args.config.display();
-            print(&format!("{headline}: {}", to_text(planned, ranks, &summary)));
-            Ok(())
+            Ok(print(&format!("{headline}: {}", to_text(planned, ranks, &summary)))?)
         }
     }
 }

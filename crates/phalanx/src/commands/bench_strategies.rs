@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 use crate::args::Overrides;
 use crate::config::Given;
 use crate::environment::Environment;
+use crate::output::{note, print, print_json, terminal_width};
 use crate::planned::{self, estimate_data};
-use crate::report::{count, plural, print, print_json};
+use crate::report::{count, plural};
 use crate::signals::Signals;
 use crate::strategies::args::BenchStrategiesArgs;
 use crate::strategies::classic::{self, Classic};
@@ -39,10 +40,10 @@ pub fn bench_strategies(args: &BenchStrategiesArgs, environment: Environment) ->
     let bert_steps = args.bert_steps.unwrap_or(if args.only.is_empty() { BERT_STEPS } else { 0 });
     let mut rows = Vec::new();
     for (number, way) in (1..).zip(&ways) {
-        eprintln!("[{number} of {}] {}", ways.len(), way.name());
+        note(&format!("[{number} of {}] {}", ways.len(), way.name()));
         rows.push(bench.row(*way)?);
     }
-    let mut progress = |name: &str| eprintln!("[BERT] {name}: {}", plural(bert_steps, "step"));
+    let mut progress = |name: &str| note(&format!("[BERT] {name}: {}", plural(bert_steps, "step")));
     let classic = match bert_steps {
         0 => None,
         steps => Some(classic::compare(steps, bench.threads, environment, &signals, &mut progress)?),
@@ -101,12 +102,12 @@ fn show(args: &BenchStrategiesArgs, bench: &Bench, rows: &[Row], classic: Option
     if args.json {
         return print_json(&to_json(args, bench, rows, found.as_ref(), classic));
     }
-    let width = machine::terminal_width().unwrap_or(LINE);
+    let width = terminal_width().unwrap_or(LINE);
     let timed = plural(bench.steps, "step");
-    print(&format!("{heading}; {timed} after {} of warm-up\n", bench.warmup));
-    print(&report::to_text(rows, found.as_ref(), width));
+    print(&format!("{heading}; {timed} after {} of warm-up\n", bench.warmup))?;
+    print(&report::to_text(rows, found.as_ref(), width))?;
     if let Some(classic) = classic {
-        print(&format!("\n{}", classic::to_text(classic)));
+        print(&format!("\n{}", classic::to_text(classic)))?;
     }
     Ok(())
 }

@@ -8,7 +8,8 @@ use serde_json::json;
 use crate::args::DoctorArgs;
 use crate::environment::Environment;
 use crate::machine;
-use crate::report::{Table, bytes, count, print, print_json};
+use crate::output::{print, print_json};
+use crate::report::{Table, bytes, count};
 
 /// Bytes to measure bandwidth with: for each core, and most for all. Beyond any cache.
 const MEMORY_BYTES: [usize; 2] = [256 << 20, 1 << 30];
@@ -77,8 +78,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
         true => text.push_str("nothing stands in the way of a run\n"),
         false => advice.iter().for_each(|line| text.push_str(&format!("note: {line}\n"))),
     }
-    print(&text);
-    Ok(())
+    Ok(print(&text)?)
 }
 
 /// What could be better here.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::args::ExportArgs;
 use crate::run_folder::{RunFolder, model_of};
-use crate::{report, shape};
+use crate::{output, report, shape};
 
 /// Writes the folder.
 ///
@@ -48,18 +48,18 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     })?;
     let has_tokenizer = copy_tokenizer(&folder, args)?;
     if args.json {
-        return report::print_json(&json!({
+        return output::print_json(&json!({
             "out": args.out, "step": checkpoint.step(), "parameters": network.elements(), "tokenizer": has_tokenizer,
         }));
     }
-    report::print_line(&format!(
+    output::print_line(&format!(
         "{}: step {} of {}: model.safetensors ({}), config.json{}",
         args.out.display(),
         checkpoint.step(),
         args.run.display(),
         report::bytes(4 * network.elements() as u64),
         if has_tokenizer { ", tokenizer.json" } else { "" }
-    ));
+    ))?;
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::args::ImportArgs;
 use crate::run_folder::RunFolder;
-use crate::{report, resume, shape};
+use crate::{output, resume, shape};
 
 /// Sequence of a run on an imported model, where its positions allow.
 const SEQ: usize = 1024;
@@ -58,16 +58,16 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     let path = commit(&tmp, state, 1)?;
     let parameters = network.elements();
     if args.json {
-        return report::print_json(
+        return output::print_json(
             &json!({ "run": folder.path(), "checkpoint": path, "parameters": parameters }),
         );
     }
     let run = resume::shell_word(&folder.path().display().to_string());
-    report::print_line(&format!("{run}: {parameters} parameters in {}", path.display()));
+    output::print_line(&format!("{run}: {parameters} parameters in {}", path.display()))?;
     if tokenizer.is_some() && model.objective() == Objective::Causal {
-        report::print_line(&format!("next  phalanx sample {run} --prompt TEXT"));
+        output::print_line(&format!("next  phalanx sample {run} --prompt TEXT"))?;
     }
-    report::print_line(&format!("      phalanx train --run {run} --resume --data YOUR-TEXTS"));
+    output::print_line(&format!("      phalanx train --run {run} --resume --data YOUR-TEXTS"))?;
     Ok(())
 }
 

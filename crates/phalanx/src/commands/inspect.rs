@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
 use crate::ending::Reached;
-use crate::report::{Table, bytes, print, print_json, print_line};
+use crate::output::{print, print_json, print_line};
+use crate::report::{Table, bytes};
 use crate::run_folder::RunFolder;
 
 /// Tokens shown of a token file.
@@ -53,7 +54,7 @@ fn checkpoint(checkpoint: &Checkpoint, args: &InspectArgs) -> Result<()> {
     if args.json {
         print_json(&checkpoint_json(checkpoint, reports.as_deref()))?;
     } else {
-        print(&checkpoint_text(checkpoint, reports.as_deref()));
+        print(&checkpoint_text(checkpoint, reports.as_deref()))?;
     }
     refuse_damage(&reports.unwrap_or_default())
 }
@@ -154,17 +155,17 @@ fn run_folder(folder: &RunFolder, args: &InspectArgs) -> Result<()> {
             "{}: run folder, {} steps in metrics.jsonl",
             folder.path().display(),
             reached.step
-        ));
+        ))?;
         if let Some((first, last)) = reached.losses {
-            print_line(&format!("  loss {first:.4} -> {last:.4}"));
+            print_line(&format!("  loss {first:.4} -> {last:.4}"))?;
         }
         if let Some(val_loss) = reached.val_loss {
-            print_line(&format!("  validation loss {val_loss:.4}"));
+            print_line(&format!("  validation loss {val_loss:.4}"))?;
         }
-        damaged.iter().for_each(|line| print_line(&format!("  damaged: {line}")));
+        damaged.iter().try_for_each(|line| print_line(&format!("  damaged: {line}")))?;
         match &found.checkpoint {
-            Some(newest) => print(&checkpoint_text(newest, reports.as_deref())),
-            None => print_line("  no checkpoint"),
+            Some(newest) => print(&checkpoint_text(newest, reports.as_deref()))?,
+            None => print_line("  no checkpoint")?,
         }
     }
     refuse_damage(&reports.unwrap_or_default())?;
@@ -205,7 +206,7 @@ fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
         "{}: Hugging Face folder, {} tensors, {elements} elements; {kind}",
         dir.display(),
         reports.len()
-    ));
+    ))?;
     let mut table = Table::new(&["tensor", "shape", "min", "max", "mean", "rms"]);
     for (name, shape, statistics) in reports {
         let mut row = vec![name, format!("{shape:?}")];
@@ -214,8 +215,7 @@ fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
         }
         table.row(row);
     }
-    print(&table.to_string());
-    Ok(())
+    Ok(print(&table.to_string())?)
 }
 
 /// Reads a tensor a window at a time.
@@ -259,18 +259,18 @@ fn token_file(path: &Path, args: &InspectArgs) -> Result<()> {
             "vocab": file.vocab_size(), "tokenizer": tokenizer.map(|t| t.describe()), "first": first, "text": text,
         }));
     }
-    print_line(&format!("{}: token file ({:?}), {} tokens", path.display(), file.format(), file.len()));
+    print_line(&format!("{}: token file ({:?}), {} tokens", path.display(), file.format(), file.len()))?;
     print_line(&format!(
         "  vocabulary {}",
         file.vocab_size().map_or("not said".to_string(), |v| format!("{v} ids"))
-    ));
+    ))?;
     print_line(&format!(
         "  tokenizer  {}",
         tokenizer.map_or("not in the file".to_string(), |t| t.describe())
-    ));
+    ))?;
     print_line(&format!(
         "  begins     {}",
         text.map_or_else(|| format!("{first:?}"), |text| format!("{text:?}"))
-    ));
+    ))?;
     Ok(())
 }

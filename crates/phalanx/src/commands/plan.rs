@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::args::PlanArgs;
 use crate::config::Given;
 use crate::planned::{Planned, estimate_data};
-use crate::{machine, plan_report, report, shape};
+use crate::{machine, output, plan_report, shape};
 
 /// Plans a configuration, prints the plan, and refuses what does not fit.
 ///
@@ -24,15 +24,15 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
     if args.json {
         let mut figures = plan_report::to_json(&planned);
         figures["available_bytes"] = json!(machine::available_bytes());
-        report::print_json(&figures)?;
+        output::print_json(&figures)?;
     } else {
-        report::print(&plan_report::long(&planned, &path.display().to_string()));
+        output::print(&plan_report::long(&planned, &path.display().to_string()))?;
     }
     if planned.is_for_elsewhere() {
-        eprintln!(
+        output::note(&format!(
             "{} ranks are more than one machine's: what each needs is above; give memory.limit_mb to have it checked",
             planned.plan.spec.world()
-        );
+        ));
         return planned.check_limit();
     }
     planned.check_memory()

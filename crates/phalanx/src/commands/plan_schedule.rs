@@ -11,7 +11,7 @@ use crate::args::{DrawArgs, Overrides, PlanArgs};
 use crate::config::Given;
 use crate::planned::{self, estimate_data};
 use crate::schedule_report::{Drawn, Unit, to_json, to_text};
-use crate::{report, schedule_file, shape};
+use crate::{output, schedule_file, shape};
 
 /// Pipeline ranks and chunks where nobody says how many.
 const PIPELINE: usize = 4;
@@ -47,11 +47,8 @@ pub fn draw(args: &PlanArgs) -> Result<()> {
             .with_context(|| format!("cannot write {}; choose another file", path.display()))?;
     }
     match args.json {
-        true => report::print_json(&to_json(&drawn)),
-        false => {
-            report::print(&to_text(&drawn));
-            Ok(())
-        }
+        true => output::print_json(&to_json(&drawn)),
+        false => Ok(output::print(&to_text(&drawn))?),
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::args::SampleArgs;
 use crate::environment::Environment;
 use crate::run_folder::{RunFolder, model_of};
-use crate::{continuation, machine, report};
+use crate::{continuation, machine, output};
 
 /// Continues the prompt.
 ///
@@ -47,20 +47,20 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
     let mut show = |piece: &str| {
         if args.json {
             text.push_str(piece);
+            Ok(())
         } else {
-            report::print(piece);
+            Ok(output::print(piece)?)
         }
     };
     if !args.json {
-        show(&args.prompt);
+        show(&args.prompt)?;
     }
-    continuation::stream(&generator, &tokenizer, &mut tokens, args.tokens, how, &mut show);
+    continuation::stream(&generator, &tokenizer, &mut tokens, args.tokens, how, &mut show)?;
     if args.json {
         let made = &tokens[given..];
-        return report::print_json(
+        return output::print_json(
             &json!({ "step": checkpoint.step(), "prompt": args.prompt, "text": text, "tokens": made }),
         );
     }
-    report::print_line("");
-    Ok(())
+    Ok(output::print_line("")?)
 }

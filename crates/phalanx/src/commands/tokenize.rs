@@ -5,7 +5,7 @@ use phalanx_data::{Corpus, CorpusSpec, Tokenizer, tokenize_to_file};
 use serde_json::json;
 
 use crate::args::TokenizeArgs;
-use crate::{machine, report, tokenizing};
+use crate::{machine, output, report, tokenizing};
 
 /// Writes the token file.
 ///
@@ -19,12 +19,12 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         tokenize_to_file(&corpus, &tokenizer, &args.out, machine::cores(), progress)
     })?;
     if args.json {
-        return report::print_json(&json!({
+        return output::print_json(&json!({
             "out": args.out, "tokens": written.tokens, "documents": written.documents, "bytes": written.bytes,
             "text_bytes": corpus.bytes(), "vocab": tokenizer.vocab_size(), "skipped": corpus.skipped().len(),
         }));
     }
-    report::print_line(&format!(
+    output::print_line(&format!(
         "{}: {} tokens of {} documents ({}) by {}; {}",
         args.out.display(),
         written.tokens,
@@ -32,10 +32,10 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         report::bytes(corpus.bytes()),
         tokenizer.describe(),
         report::bytes(written.bytes)
-    ));
+    ))?;
     for skipped in corpus.skipped() {
-        report::print_line(&format!("skipped {}: {:?}", skipped.path.display(), skipped.reason));
+        output::print_line(&format!("skipped {}: {:?}", skipped.path.display(), skipped.reason))?;
     }
-    report::print_line(&format!("train on it with data.tokens = {:?}", args.out.display().to_string()));
+    output::print_line(&format!("train on it with data.tokens = {:?}", args.out.display().to_string()))?;
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::args::TrainArgs;
 use crate::config::Given;
 use crate::environment::Environment;
 use crate::launch::{Crew, Failure, Output};
+use crate::output::{TrainOutput, note};
 use crate::planned::Planned;
 use crate::resume::Resumed;
 use crate::run_folder::RunFolder;
@@ -21,7 +22,7 @@ use crate::seat::Seat;
 use crate::shape::{Imported, Vocabulary};
 use crate::signals::{STOPPED, Signals};
 use crate::task::{Show, Task, TrainTask};
-use crate::{ending, machine, plan_report, report, resume, shape, tokenizing, training};
+use crate::{ending, machine, plan_report, resume, shape, tokenizing, training};
 
 /// Plans and trains.
 ///
@@ -29,6 +30,13 @@ use crate::{ending, machine, plan_report, report, resume, shape, tokenizing, tra
 /// Everything that a user can get wrong, and what can fail on the way; checkpoints that were committed
 /// stay.
 pub fn train(args: &TrainArgs, environment: Environment) -> Result<ExitCode> {
+    let output = TrainOutput::default();
+    let ended = train_into(args, environment, &output);
+    output.finish();
+    ended
+}
+
+fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) -> Result<ExitCode> {
     let signals = Signals::take_over()?;
     let file = args.config.as_deref().map(Given::read).transpose()?;
     let folder = RunFolder::named(args.run.as_deref(), args.config.as_deref())?;
@@ -38,8 +46,8 @@ pub fn train(args: &TrainArgs, environment: Environment) -> Result<ExitCode> {
     };
     let (task, planned) = prepare(&folder, &started, file.as_ref(), args.show(), environment)?;
     if args.show() == Show::Progress {
-        started.notes.iter().for_each(|note| eprintln!("{note}"));
-        report::print(&plan_report::short(&planned, &folder.path().display().to_string()));
+        started.notes.iter().for_each(|line| note(line));
+        output.print(&plan_report::short(&planned, &folder.path().display().to_string()));
     }
     if started
         .checkpoint
@@ -47,17 +55,17 @@ pub fn train(args: &TrainArgs, environment: Environment) -> Result<ExitCode> {
         .is_some_and(|(checkpoint, _)| checkpoint.step() >= planned.config.train.steps)
     {
         let steps = planned.config.train.steps;
-        eprintln!("all {steps} steps are done; to go on, give more: --set train.steps={}", 2 * steps);
+        note(&format!("all {steps} steps are done; to go on, give more: --set train.steps={}", 2 * steps));
         return Ok(ExitCode::SUCCESS);
     }
-    if let Err(error) = run_ranks(&task, &planned, environment, args.threads_as_ranks, &signals) {
+    if let Err(error) = run_ranks(&task, &planned, environment, args.threads_as_ranks, &signals, output) {
         if error.downcast_ref::<Failure>().is_some_and(|failure| failure.interrupted) {
-            eprintln!("stopped before the ranks had started; go on with: {}", resume::command(&folder));
+            note(&format!("stopped before the ranks had started; go on with: {}", resume::command(&folder)));
             return Ok(ExitCode::from(STOPPED));
         }
         return Err(explain(error, &folder));
     }
-    finish(&folder, &planned, args.show(), environment)
+    finish(&folder, &planned, args.show(), environment, output)
 }
 
 /// A run from its beginning.
@@ -157,24 +165,31 @@ fn run_ranks(
     environment: Environment,
     as_threads: bool,
     signals: &Signals,
+    output: &TrainOutput,
 ) -> Result<()> {
     let world = planned.plan.spec.world();
     if world == 1 {
         let job = training::job(task, 0)?;
         signals.training_starts();
-        return training::rank(&job, &Seat::Alone, environment, signals.stop(), task.show);
+        return training::rank(&job, &Seat::Alone, environment, signals.stop(), task.show, output);
     }
     signals.training_starts();
     if as_threads {
-        return run_threads(&training::job(task, 0)?, environment, signals, task.show);
+        return run_threads(&training::job(task, 0)?, environment, signals, task.show, output);
     }
-    let crew = Crew::start(world, &Task::Train(task.clone()), Output::Shown)?;
+    let crew = Crew::start(world, &Task::Train(task.clone()), &Output::Shown(output.clone()))?;
     crew.wait(signals)?;
     Ok(())
 }
 
 /// Ranks as threads. The first error that is not another rank's is the one to tell.
-fn run_threads(job: &Job, environment: Environment, signals: &Signals, show: Show) -> Result<()> {
+fn run_threads(
+    job: &Job,
+    environment: Environment,
+    signals: &Signals,
+    show: Show,
+    output: &TrainOutput,
+) -> Result<()> {
     let errors = std::thread::scope(|scope| {
         let ranks: Vec<_> = threads(job.plan.spec.world())
             .into_iter()
@@ -182,7 +197,7 @@ fn run_threads(job: &Job, environment: Environment, signals: &Signals, show: Sho
                 scope.spawn(move || {
                     let rank = endpoint.rank();
                     let seat = Seat::among(endpoint, &job.config);
-                    let done = training::rank(job, &seat, environment, signals.stop(), show);
+                    let done = training::rank(job, &seat, environment, signals.stop(), show, output);
                     done.map_err(|error| (training::is_of_another(&error, rank), error))
                 })
             })
@@ -219,17 +234,23 @@ fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
 }
 
 /// A run that saved before its last step was stopped, by a signal to the launcher or to any rank.
-fn finish(folder: &RunFolder, planned: &Planned, show: Show, environment: Environment) -> Result<ExitCode> {
+fn finish(
+    folder: &RunFolder,
+    planned: &Planned,
+    show: Show,
+    environment: Environment,
+    output: &TrainOutput,
+) -> Result<ExitCode> {
     let saved = folder.newest()?.checkpoint.map_or(0, |checkpoint| checkpoint.step());
     if saved < planned.config.train.steps {
-        eprintln!("stopped after step {saved}, which is saved; go on with: {}", resume::command(folder));
+        note(&format!("stopped after step {saved}, which is saved; go on with: {}", resume::command(folder)));
         return Ok(ExitCode::from(STOPPED));
     }
     match show {
-        Show::Progress => ending::complete(folder, planned, environment)?,
+        Show::Progress => ending::complete(folder, planned, environment, output)?,
         Show::Json => {
             ending::memory(folder, planned)?;
-            report::print_line(&ending::line(folder).to_string());
+            output.print_line(&ending::line(folder).to_string());
         }
         Show::Nothing => ending::memory(folder, planned).map(drop)?,
     }

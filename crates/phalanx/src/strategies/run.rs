@@ -109,7 +109,7 @@ impl Bench<'_> {
         let ranks = match spec.world() {
             1 => vec![ranks::steps(&task, &Seat::Alone, self.environment)?],
             world => {
-                let crew = Crew::start(world, &Task::BenchStrategy(task), Output::Gathered)?;
+                let crew = Crew::start(world, &Task::BenchStrategy(task), &Output::Gathered)?;
                 let lines = crew.wait(self.signals)?;
                 let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
                 lines.iter().map(parse).collect::<Result<Vec<RankFigures>>>()?

@@ -113,8 +113,17 @@ impl Home {
         serde_json::from_slice(&self.read(name)).unwrap()
     }
 
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    /// The program with arguments, to be started in this folder.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let program = env!("CARGO_BIN_EXE_phalanx");
+        let mut command = match ignores_interrupts() {
+            false => Command::new(program),
+            true => {
+                let mut command = Command::new("env");
+                command.args(["--default-signal=INT", program]);
+                command
+            }
+        };
         command.current_dir(self.dir.path()).args(args).stdin(Stdio::null());
         command
     }
@@ -127,6 +136,15 @@ impl Home {
     /// The same with a variable in its environment.
     pub fn run_with(&self, (name, value): (&str, &str), args: &[&str]) -> Ended {
         self.command(args).env(name, value).output().unwrap().into()
+    }
+
+    /// The program started by a shell after `first` (`trap "" HUP`), with redirections behind its arguments.
+    pub fn shell(&self, first: &str, args: &[&str], redirections: &str) -> Command {
+        let mut command = Command::new("sh");
+        let line = format!("{first}\nexec \"$@\" {redirections}");
+        command.args(["-c", &line, "sh", env!("CARGO_BIN_EXE_phalanx")]).args(args);
+        command.current_dir(self.dir.path()).stdin(Stdio::null());
+        command
     }
 
     /// Starts the program, its output gathered.
@@ -196,6 +214,13 @@ pub fn ranks(launcher: u32) -> Vec<(usize, i32)> {
             Some((words.get(at + 1)?.parse().ok()?, pid))
         })
         .collect()
+}
+
+/// Whether this test was started to ignore SIGINT, as the background of a shell is: the program would, too.
+fn ignores_interrupts() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() & 0b10 != 0
 }
 
 /// State and parent in `/proc/PID/stat`, behind the name in brackets.

@@ -1,4 +1,5 @@
 //! A case of a golden file, and the check of one kernel call against it.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "for who runs the test")]
 
 use std::collections::BTreeSet;
 use std::path::Path;
