@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::limits::MANIFEST_BYTES;
 use crate::manifest::{MANIFEST, Manifest, PieceList};
 use crate::read::Checkpoint;
 use crate::steps::{self, SaveStage};
@@ -102,7 +103,8 @@ fn seal(tmp: &Path, step: u64, state: Value, ranks: usize) -> Result<()> {
     let manifest =
         Manifest::merge(step, state, lists).map_err(|reason| CheckpointError::NotWhole { reason })?;
     let path = tmp.join(MANIFEST);
-    phalanx_files::write(&path, manifest.encode()).map_err(CheckpointError::writing(&path))?;
+    let bytes = manifest.encode().map_err(|reason| CheckpointError::NotWhole { reason })?;
+    phalanx_files::write(&path, bytes).map_err(CheckpointError::writing(&path))?;
     for rank in 0..ranks {
         let list = tmp.join(list_file(rank));
         fs::remove_file(&list).map_err(CheckpointError::writing(&list))?;
@@ -113,7 +115,7 @@ fn seal(tmp: &Path, step: u64, state: Value, ranks: usize) -> Result<()> {
 /// What `rank` wrote, with its data file as long as it says.
 fn piece_list(tmp: &Path, rank: usize) -> Result<PieceList> {
     let path = tmp.join(list_file(rank));
-    let bytes = match fs::read(&path) {
+    let bytes = match phalanx_files::read_bounded(&path, MANIFEST_BYTES) {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
             return Err(CheckpointError::NotWhole {
                 reason: format!("rank {rank} has written nothing to {}", tmp.display()),

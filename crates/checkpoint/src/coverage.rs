@@ -1,16 +1,14 @@
 //! Whether the pieces of a tensor hold each of its elements exactly once.
 //!
-//! Usually all pieces are cut in one way: contiguous ranges of the whole, or stripes of as many ranks
-//! and as long runs. Then each rank's stripe is tiled on its own, and all ranks are there. Pieces of
-//! several ways are a save by ranks that disagree, almost always; they are accepted where they add up all
-//! the same, which is counted.
+//! All pieces are cut in one way: contiguous ranges of the whole, or stripes of as many ranks and as long
+//! runs. Each rank's stripe is tiled on its own, and all ranks are there. Pieces that are cut in several ways
+//! come from ranks that disagree, and are refused.
 
 use std::collections::BTreeMap;
 
 use phalanx_plan::Stripe;
 
 use crate::manifest::{StoredPiece, StoredTensor, part};
-use crate::overlap::Overlaps;
 use crate::tensor_file::elements;
 
 /// Checks one tensor against the files, name to bytes, that its pieces lie in.
@@ -27,8 +25,8 @@ pub(crate) fn check(tensor: &StoredTensor, files: &BTreeMap<String, u64>) -> Res
     if !tensor.pieces.is_sorted_by_key(StoredPiece::order) {
         return Err(format!("the pieces of {} are out of order", tensor.label()));
     }
-    let ways = tensor.pieces.chunk_by(|a, b| way(a) == way(b));
-    if ways.count() > 1 { check_mixture(tensor, whole) } else { check_stripes(tensor, whole) }
+    check_way(tensor)?;
+    check_stripes(tensor, whole)
 }
 
 /// The piece lies within its stripe and its file.
@@ -51,6 +49,20 @@ fn check_place(
         return Err(format!("elements {start} to {end} of {part} lie outside {file} of {file_bytes} bytes"));
     }
     Ok(())
+}
+
+/// All pieces are cut in one way.
+fn check_way(tensor: &StoredTensor) -> Result<(), String> {
+    let mut ways = tensor.pieces.chunk_by(|a, b| way(a) == way(b)).map(|pieces| &pieces[0]);
+    let (Some(one), Some(other)) = (ways.next(), ways.next()) else { return Ok(()) };
+    Err(format!(
+        "{} is saved in two ways, {} in {} and {} in {}: all ranks must cut a tensor alike",
+        tensor.label(),
+        way_name(one),
+        one.file,
+        way_name(other),
+        other.file
+    ))
 }
 
 /// Every stripe of one way is there and tiled without gap or overlap.
@@ -98,30 +110,22 @@ fn check_tiles(part: &str, pieces: &[StoredPiece], local: u64) -> Result<(), Str
     Ok(())
 }
 
-/// Pieces that are cut in several ways: none shares an element with another, and the sum is the tensor.
-fn check_mixture(tensor: &StoredTensor, whole: u64) -> Result<(), String> {
-    let label = tensor.label();
-    let ways: Vec<String> = tensor
-        .pieces
-        .chunk_by(|a, b| way(a) == way(b))
-        .map(|pieces| format!("{} in {}", way_name(&pieces[0]), pieces[0].file))
+/// No two pieces share bytes of a file: then all pieces together are no larger than the files.
+///
+/// # Errors
+/// Which two do, in words.
+pub(crate) fn check_apart(tensors: &[StoredTensor]) -> Result<(), String> {
+    let pieces = tensors.iter().flat_map(|tensor| tensor.pieces.iter().map(move |piece| (tensor, piece)));
+    let mut places: Vec<_> = pieces
+        .map(|(tensor, piece)| (piece.file.as_str(), piece.bytes(tensor.dtype), tensor))
         .collect();
-    let ways = format!("{label} is saved in {} ways ({}) that do not add up", ways.len(), ways.join(", "));
-    let part_of = |piece: &StoredPiece| (piece.stripe_in(whole), piece.elements());
-    for (at, second) in tensor.pieces.iter().enumerate() {
-        for first in &tensor.pieces[..at] {
-            if let Some(shared) = Overlaps::new(part_of(first), part_of(second)).next() {
-                let element = first.stripe_in(whole).global(shared.source.start);
-                return Err(format!(
-                    "{ways}: element {element} is saved twice, in {} and in {}",
-                    first.file, second.file
-                ));
-            }
+    places.sort_by_key(|(file, bytes, _)| (*file, bytes.start));
+    for pair in places.windows(2) {
+        let [(file, first, one), (next_file, second, other)] = pair else { continue };
+        if file == next_file && second.start < first.end {
+            let (one, other, at) = (one.label(), other.label(), second.start);
+            return Err(format!("byte {at} of {file} belongs to a piece of {one} and to one of {other}"));
         }
-    }
-    let saved: u64 = tensor.pieces.iter().map(|piece| piece.range[1] - piece.range[0]).sum();
-    if saved < whole {
-        return Err(format!("{ways}: {} of {whole} elements were saved by no rank", whole - saved));
     }
     Ok(())
 }

@@ -118,6 +118,42 @@ pub enum CheckpointError {
         path: PathBuf,
     },
 
+    /// The tensor has another shape or type than the model that asks for it.
+    #[error(
+        "{tensor} in {} is {found} of shape {found_shape:?}, and {expected} of shape {expected_shape:?} is \
+         expected: was it saved by another model?", .path.display()
+    )]
+    OtherTensor {
+        /// State and name.
+        tensor: String,
+        /// The checkpoint.
+        path: PathBuf,
+        /// Its type on disk.
+        found: &'static str,
+        /// Its shape on disk.
+        found_shape: Vec<usize>,
+        /// The type that was asked for.
+        expected: &'static str,
+        /// The shape that was asked for.
+        expected_shape: Vec<usize>,
+    },
+
+    /// A weight that no model can start from.
+    #[error(
+        "element {element} of {tensor} in {} is {value}: every weight must be finite; take another file",
+        .path.display()
+    )]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// Name of the tensor.
+        tensor: String,
+        /// Number of the first such element, of the flattened tensor.
+        element: u64,
+        /// What it is.
+        value: f32,
+    },
+
     /// A folder or file is not what Hugging Face's programs write.
     #[error("{} cannot be imported: {reason}", .path.display())]
     HuggingFace {

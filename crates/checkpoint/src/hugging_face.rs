@@ -3,8 +3,8 @@
 //! Only headers are read on opening. Numbers come as f32 whatever the file holds (F32, F16 or BF16),
 //! converted through a small window, so an import needs no copy of the file in memory.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -15,6 +15,7 @@ use phalanx_plan::Stripe;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::limits::{CONFIG_BYTES, INDEX_BYTES};
 use crate::manifest::part;
 use crate::nearest::nearest;
 use crate::overlap::{Limits, Overlaps, ReadSpans};
@@ -58,14 +59,18 @@ impl HuggingFaceDir {
             return Err(bad(dir, "there is no such folder"));
         }
         let config_path = dir.join(CONFIG);
-        let Some(config) = json::<Value>(&config_path)? else {
+        let Some(config) = json::<Value>(&config_path, CONFIG_BYTES)? else {
             return Err(bad(dir, "it has no config.json; give the folder of a Hugging Face model"));
         };
         if !config.is_object() {
             return Err(bad(&config_path, "it is no JSON object"));
         }
-        let tensors = if dir.join(SINGLE).exists() {
-            let path = dir.join(SINGLE);
+        let (path, index) = (dir.join(SINGLE), dir.join(INDEX));
+        if path.exists() && index.exists() {
+            let reason = format!("it has both {SINGLE} and {INDEX}: remove the one that is out of date");
+            return Err(bad(dir, &reason));
+        }
+        let tensors = if path.exists() {
             tensor_file::entries(&path)?.into_iter().map(|entry| (path.clone(), entry)).collect()
         } else {
             sharded(dir)?
@@ -95,6 +100,16 @@ impl HuggingFaceDir {
     /// [`CheckpointError::UnknownTensor`], which names the nearest known.
     pub fn shape(&self, name: &str) -> Result<&[usize]> {
         Ok(&self.find(name)?.1.shape)
+    }
+
+    /// Refuses a tensor whose elements are not floating-point numbers that can be read.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownTensor`]; [`CheckpointError::HuggingFace`] for a type that is no F32, F16 or
+    /// BF16.
+    pub fn check_type(&self, name: &str) -> Result<()> {
+        let (path, entry) = self.find(name)?;
+        if ["F32", "F16", "BF16"].contains(&&*entry.dtype) { Ok(()) } else { Err(wrong_type(path, entry)) }
     }
 
     /// Fills `out` with the elements `range` of the flattened tensor, converted to f32.
@@ -138,7 +153,7 @@ impl HuggingFaceDir {
             });
         }
         assert_eq!(out.len() as u64, local.end - local.start, "{name}: the buffer does not fit {local:?}");
-        let file = File::open(path).map_err(CheckpointError::reading(path))?;
+        let file = phalanx_files::open_regular(path).map_err(CheckpointError::reading(path))?;
         let overlaps = Overlaps::new((Stripe::whole(whole), 0..whole), (*stripe, local.clone()));
         let mut window = Vec::new();
         for span in ReadSpans::new(overlaps, STRIPE_LIMITS) {
@@ -152,6 +167,31 @@ impl HuggingFaceDir {
             }
         }
         Ok(())
+    }
+
+    /// Fills `out` with weights that a model starts from: as [`HuggingFaceDir::read_stripe_f32`], and every
+    /// number is finite.
+    ///
+    /// # Errors
+    /// As [`HuggingFaceDir::read_stripe_f32`], and [`CheckpointError::NotFinite`].
+    ///
+    /// # Panics
+    /// When `out` is not as long as the range.
+    pub fn read_weights(
+        &self,
+        name: &str,
+        stripe: &Stripe,
+        local: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        self.read_stripe_f32(name, stripe, local.clone(), out)?;
+        let Some(at) = out.iter().position(|number| !number.is_finite()) else { return Ok(()) };
+        Err(CheckpointError::NotFinite {
+            path: self.find(name)?.0.clone(),
+            tensor: name.to_string(),
+            element: stripe.global(local.start + at as u64),
+            value: out[at],
+        })
     }
 
     fn find(&self, name: &str) -> Result<&(PathBuf, Entry)> {
@@ -171,16 +211,18 @@ fn whole(entry: &Entry) -> u64 {
 /// Consecutive elements from `start` on, converted to f32.
 fn read_span(file: &File, path: &Path, entry: &Entry, start: u64, out: &mut [f32]) -> Result<()> {
     let at = |bytes: u64| entry.bytes.start + start * bytes;
-    let read = match entry.dtype.as_str() {
+    let read = match &*entry.dtype {
         "F32" => file.read_exact_at(bytemuck::cast_slice_mut(out), at(4)),
         "F16" => read_halves::<f16>(file, at(2), out),
         "BF16" => read_halves::<bf16>(file, at(2), out),
-        other => {
-            let reason = format!("{} is {other}, and only F32, F16 and BF16 can be read", entry.name);
-            return Err(bad(path, &reason));
-        }
+        _ => return Err(wrong_type(path, entry)),
     };
     read.map_err(CheckpointError::reading(path))
+}
+
+fn wrong_type(path: &Path, entry: &Entry) -> CheckpointError {
+    let Entry { name, dtype, .. } = entry;
+    bad(path, &format!("{name} is {dtype}, and only F32, F16 and BF16 can be read"))
 }
 
 /// Two-byte elements from byte `at` on.
@@ -201,7 +243,7 @@ where
 /// The tensors that the index lists, from all of its files.
 fn sharded(dir: &Path) -> Result<Vec<(PathBuf, Entry)>> {
     let index_path = dir.join(INDEX);
-    let Some(Index { weight_map }) = json(&index_path)? else {
+    let Some(Index { weight_map }) = json(&index_path, INDEX_BYTES)? else {
         return Err(bad(dir, &no_safetensors(dir)));
     };
     let mut files: Vec<&String> = weight_map.values().collect();
@@ -217,15 +259,20 @@ fn sharded(dir: &Path) -> Result<Vec<(PathBuf, Entry)>> {
             let reason = format!("it needs {file}, which is not in the folder: download it too");
             return Err(bad(&index_path, &reason));
         }
-        let listed = tensor_file::entries(&path)?
-            .into_iter()
-            .filter(|entry| weight_map.get(&entry.name) == Some(file))
-            .map(|entry| (path.clone(), entry));
-        tensors.extend(listed);
+        for entry in tensor_file::entries(&path)? {
+            let Entry { name, .. } = &entry;
+            match weight_map.get(name) {
+                Some(listed) if listed == file => tensors.push((path.clone(), entry)),
+                Some(listed) => {
+                    let reason = format!("it says that {name} is in {listed}, and {file} has one, too");
+                    return Err(bad(&index_path, &reason));
+                }
+                None => return Err(bad(&index_path, &format!("it does not list {name}, which {file} has"))),
+            }
+        }
     }
-    if tensors.len() != weight_map.len() {
-        let missing = weight_map.iter().find(|(name, _)| tensors.iter().all(|(_, e)| e.name != **name));
-        let (name, file) = missing.expect("fewer tensors than names");
+    let found: BTreeSet<&str> = tensors.iter().map(|(_, entry)| entry.name.as_str()).collect();
+    if let Some((name, file)) = weight_map.iter().find(|(name, _)| !found.contains(name.as_str())) {
         return Err(bad(&index_path, &format!("it says that {name} is in {file}, and it is not")));
     }
     Ok(tensors)
@@ -242,9 +289,9 @@ fn no_safetensors(dir: &Path) -> String {
     }
 }
 
-/// A JSON file; `None` when it is not there.
-fn json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>> {
-    let bytes = match fs::read(path) {
+/// A JSON file of at most `max_bytes`; `None` when it is not there.
+fn json<T: for<'a> Deserialize<'a>>(path: &Path, max_bytes: u64) -> Result<Option<T>> {
+    let bytes = match phalanx_files::read_bounded(path, max_bytes) {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.map_err(CheckpointError::reading(path))?,
     };

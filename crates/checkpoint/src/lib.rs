@@ -18,6 +18,7 @@ mod coverage;
 mod error;
 mod hugging_face;
 mod hugging_face_export;
+mod limits;
 mod manifest;
 mod nearest;
 mod overlap;

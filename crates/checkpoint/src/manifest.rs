@@ -12,9 +12,12 @@ use std::path::Path;
 
 use phalanx_plan::Stripe;
 use phalanx_trace::DType;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
+use crate::limits::{self, MANIFEST_BYTES, NAME_BYTES, STATE_BYTES};
 use crate::tensor_file::elements;
 use crate::{CheckpointError, Result, coverage};
 
@@ -40,6 +43,7 @@ pub(crate) struct PieceList {
 pub(crate) struct PieceRecord {
     pub(crate) state: String,
     pub(crate) name: String,
+    #[serde(deserialize_with = "limits::shape")]
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: DType,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -57,6 +61,7 @@ pub(crate) struct Manifest {
     pub(crate) step: u64,
     pub(crate) ranks: usize,
     /// The caller's own: sampler cursor, configuration ...
+    #[serde(deserialize_with = "bounded_state")]
     pub(crate) state: Value,
     /// Name and bytes of each file.
     pub(crate) files: BTreeMap<String, u64>,
@@ -74,6 +79,7 @@ pub struct StoredTensor {
     /// Type of an element.
     pub dtype: DType,
     /// Global shape.
+    #[serde(deserialize_with = "limits::shape")]
     pub shape: Vec<usize>,
     /// Its pieces, by stripe and then in the order of their elements: no gap, no overlap.
     pub pieces: Vec<StoredPiece>,
@@ -180,10 +186,26 @@ impl Manifest {
     }
 
     /// The bytes of `manifest.json`.
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// In words: more than can be read again.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
+        let state = self.state.to_string().len();
+        if state > STATE_BYTES {
+            return Err(format!("its state has {state} bytes as JSON; at most {STATE_BYTES} are kept"));
+        }
         let json = serde_json::to_string_pretty(self).expect("a manifest has only names and numbers");
         let rest = json.strip_prefix("{\n").expect("a pretty object opens with its own line");
-        format!("{{\n  \"blake3\": \"{}\",\n{rest}\n", digest(rest.as_bytes())).into_bytes()
+        let text = format!("{{\n  \"blake3\": \"{}\",\n{rest}\n", digest(rest.as_bytes()));
+        if text.len() as u64 > MANIFEST_BYTES {
+            let (found, pieces) =
+                (text.len(), self.tensors.iter().map(|tensor| tensor.pieces.len()).sum::<usize>());
+            return Err(format!(
+                "its manifest of {pieces} pieces has {found} bytes; at most {MANIFEST_BYTES} can be read: save \
+                 on fewer ranks"
+            ));
+        }
+        Ok(text.into_bytes())
     }
 
     /// Reads and checks `bytes`, found at `path`.
@@ -212,18 +234,39 @@ impl Manifest {
                 return Err(format!("{file:?} is not the name of a file in this folder"));
             }
         }
+        if self.ranks == 0 || self.files.len() != self.ranks {
+            return Err(format!("it has {} files of {} ranks", self.files.len(), self.ranks));
+        }
+        if self.files.values().try_fold(0u64, |sum, bytes| sum.checked_add(*bytes)).is_none() {
+            return Err("its files have more than 2^64 bytes".to_string());
+        }
+        let names = self.tensors.iter().flat_map(|tensor| [&tensor.state, &tensor.name]);
+        if let Some(long) = names.chain(self.files.keys()).map(String::len).find(|bytes| *bytes > NAME_BYTES) {
+            return Err(format!("a name has {long} bytes; at most {NAME_BYTES} are expected"));
+        }
         for pair in self.tensors.windows(2) {
             if (&pair[0].state, &pair[0].name) >= (&pair[1].state, &pair[1].name) {
                 return Err(format!("{} and {} are out of order", pair[0].label(), pair[1].label()));
             }
         }
-        self.tensors.iter().try_for_each(|tensor| coverage::check(tensor, &self.files))
+        self.tensors.iter().try_for_each(|tensor| coverage::check(tensor, &self.files))?;
+        coverage::check_apart(&self.tensors)
     }
 }
 
 /// A tensor, or a stripe of it, as messages spell it.
 pub(crate) fn part(label: &str, stripe: Option<Stripe>) -> String {
     stripe.map_or_else(|| label.to_string(), |stripe| format!("{label} ({stripe})"))
+}
+
+/// The caller's state, parsed only where its text is not too long.
+fn bounded_state<'de, D: Deserializer<'de>>(from: D) -> Result<Value, D::Error> {
+    let text = <&RawValue>::deserialize(from)?.get();
+    if text.len() > STATE_BYTES {
+        let found = text.len();
+        return Err(D::Error::custom(format!("its state has {found} bytes; at most {STATE_BYTES} are read")));
+    }
+    serde_json::from_str(text).map_err(D::Error::custom)
 }
 
 #[derive(Deserialize)]

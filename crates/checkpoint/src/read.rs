@@ -6,15 +6,17 @@
 //! cut differently, long runs are read in place and short ones a window at a time, so that a split along
 //! columns costs no call per row.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_plan::Stripe;
+use phalanx_trace::DType;
 use serde_json::Value;
 
+use crate::limits::MANIFEST_BYTES;
 use crate::manifest::{MANIFEST, Manifest, StoredPiece, StoredTensor, part};
 use crate::nearest::nearest;
 use crate::overlap::{Limits, Overlaps, ReadSpans};
@@ -80,11 +82,16 @@ impl Checkpoint {
     /// [`CheckpointError::NotACheckpoint`], [`CheckpointError::Manifest`], [`CheckpointError::Read`].
     pub fn open(dir: &Path) -> Result<Checkpoint> {
         let path = dir.join(MANIFEST);
-        let bytes = match fs::read(&path) {
+        let bytes = match phalanx_files::read_bounded(&path, MANIFEST_BYTES) {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Err(no_manifest(dir)),
             other => other.map_err(CheckpointError::reading(&path))?,
         };
         let manifest = Manifest::decode(&path, &bytes)?;
+        let named = dir.file_name().and_then(|name| name.to_str()).and_then(steps::parse);
+        if let Some((step, _)) = named.filter(|(step, _)| *step != manifest.step) {
+            let reason = format!("its step is {}, and its folder is that of step {step}", manifest.step);
+            return Err(CheckpointError::Manifest { path, reason });
+        }
         let verified = manifest
             .tensors
             .iter()
@@ -124,6 +131,25 @@ impl Checkpoint {
     /// [`CheckpointError::UnknownTensor`], which names the nearest known.
     pub fn tensor(&self, state: &str, name: &str) -> Result<&StoredTensor> {
         self.find(state, name).map(|index| &self.manifest.tensors[index])
+    }
+
+    /// One tensor's record, which must have this shape and type.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownTensor`], [`CheckpointError::OtherTensor`].
+    pub fn expect(&self, state: &str, name: &str, shape: &[usize], dtype: DType) -> Result<&StoredTensor> {
+        let tensor = self.tensor(state, name)?;
+        if tensor.shape == shape && tensor.dtype == dtype {
+            return Ok(tensor);
+        }
+        Err(CheckpointError::OtherTensor {
+            tensor: tensor.label(),
+            path: self.dir.clone(),
+            found: tensor.dtype.name(),
+            found_shape: tensor.shape.clone(),
+            expected: dtype.name(),
+            expected_shape: shape.to_vec(),
+        })
     }
 
     /// Fills `out` with the elements `range` of the flattened tensor, in its stored type. On an error
@@ -187,7 +213,7 @@ impl Checkpoint {
     pub fn check_files(&self) -> Result<()> {
         for (name, &expected) in &self.manifest.files {
             let path = self.dir.join(name);
-            let found = match fs::metadata(&path) {
+            let found = match path.metadata() {
                 Err(cause) if cause.kind() == io::ErrorKind::NotFound => 0,
                 other => other.map_err(CheckpointError::reading(&path))?.len(),
             };
@@ -274,7 +300,7 @@ impl Checkpoint {
             found,
             tensor: Some(tensor.label()),
         };
-        let file = match File::open(&path) {
+        let file = match phalanx_files::open_regular(&path) {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Err(wrong_size(0)),
             other => other.map_err(CheckpointError::reading(&path))?,
         };

@@ -4,19 +4,18 @@
 //! in memory or mapped; we stream. Follows <https://huggingface.co/docs/safetensors>; the tests hold
 //! what is written against the crate's own reader.
 
-use std::collections::BTreeMap;
-use std::fs::File;
+use std::collections::BTreeSet;
+use std::fmt;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use phalanx_trace::DType;
 use serde::Deserialize;
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
+use crate::limits::{self, HEADER_BYTES, NAME_BYTES};
 use crate::{CheckpointError, Result};
-
-/// Largest header that the format allows.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// A tensor about to be written.
 pub(crate) struct NewEntry {
@@ -61,7 +60,7 @@ pub(crate) fn header(entries: &[NewEntry], metadata: &[(&str, &str)]) -> Vec<u8>
 pub(crate) struct Entry {
     pub(crate) name: String,
     /// As the file spells it: `F32`, `BF16`, `I64` ...
-    pub(crate) dtype: String,
+    pub(crate) dtype: Box<str>,
     pub(crate) shape: Vec<usize>,
     /// Where its data lies, from the start of the file.
     pub(crate) bytes: Range<u64>,
@@ -69,9 +68,51 @@ pub(crate) struct Entry {
 
 #[derive(Deserialize)]
 struct RawEntry {
-    dtype: String,
+    dtype: Box<str>,
+    #[serde(deserialize_with = "limits::shape")]
     shape: Vec<usize>,
     data_offsets: [u64; 2],
+}
+
+/// A header, with offsets from the end of it. Entries are made one by one while the text is read: no tree of
+/// JSON values, which would take many times the text's size.
+struct Header(Vec<Entry>);
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Header, D::Error> {
+        from.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with a field for each tensor")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Header, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(name) = fields.next_key::<String>()? {
+            if name == "__metadata__" {
+                fields.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            if name.len() > NAME_BYTES {
+                let found = name.len();
+                let reason = format!("a name has {found} bytes; at most {NAME_BYTES} are expected");
+                return Err(A::Error::custom(reason));
+            }
+            let raw: RawEntry = fields
+                .next_value()
+                .map_err(|cause| A::Error::custom(format!("{name} is described wrongly: {cause}")))?;
+            let RawEntry { dtype, shape, data_offsets: [begin, end] } = raw;
+            entries.push(Entry { name, dtype, shape, bytes: begin..end });
+        }
+        Ok(Header(entries))
+    }
 }
 
 /// Reads the header of `path` and checks it against itself and the length of the file. Entries come in
@@ -82,7 +123,7 @@ struct RawEntry {
 /// a file cut short or too long, [`CheckpointError::Read`].
 pub(crate) fn entries(path: &Path) -> Result<Vec<Entry>> {
     let bad = |reason: String| CheckpointError::TensorFile { path: path.to_path_buf(), reason };
-    let file = File::open(path).map_err(CheckpointError::reading(path))?;
+    let file = phalanx_files::open_regular(path).map_err(CheckpointError::reading(path))?;
     let found = file.metadata().map_err(CheckpointError::reading(path))?.len();
     if found < 8 {
         return Err(bad(format!("{found} bytes are too few for a header")));
@@ -90,8 +131,11 @@ pub(crate) fn entries(path: &Path) -> Result<Vec<Entry>> {
     let mut length = [0; 8];
     file.read_exact_at(&mut length, 0).map_err(CheckpointError::reading(path))?;
     let length = u64::from_le_bytes(length);
-    if length > MAX_HEADER_BYTES || length > found - 8 {
+    if length > found - 8 {
         return Err(bad(format!("its header claims {length} bytes, the file has {found}")));
+    }
+    if length > HEADER_BYTES {
+        return Err(bad(format!("its header has {length} bytes; at most {HEADER_BYTES} are read")));
     }
     let mut json = vec![0; length as usize];
     file.read_exact_at(&mut json, 8).map_err(CheckpointError::reading(path))?;
@@ -105,33 +149,14 @@ pub(crate) fn entries(path: &Path) -> Result<Vec<Entry>> {
 
 /// The entries of a header, ordered and checked to lie one after another from `data_start`.
 fn parse(json: &[u8], data_start: u64) -> Result<Vec<Entry>, String> {
-    let raw: BTreeMap<String, serde_json::Value> =
-        serde_json::from_slice(json).map_err(|cause| format!("its header is no JSON object: {cause}"))?;
-    let mut entries = Vec::with_capacity(raw.len());
-    for (name, value) in raw {
-        if name == "__metadata__" {
-            continue;
-        }
-        let entry: RawEntry = serde_json::from_value(value)
-            .map_err(|cause| format!("its header describes {name} wrongly: {cause}"))?;
-        let [begin, end] = entry.data_offsets;
-        let place = data_start.checked_add(begin).zip(data_start.checked_add(end));
-        let Some((begin, end)) = place.filter(|(begin, end)| begin <= end) else {
-            return Err(format!("the offsets of {name} are impossible"));
-        };
-        let Some(count) = elements(&entry.shape) else {
-            return Err(format!("{name} has an impossible shape {:?}", entry.shape));
-        };
-        let needed = element_bytes(&entry.dtype).map(|bytes| count.checked_mul(bytes));
-        if needed.is_some_and(|needed| needed != Some(end - begin)) {
-            return Err(format!(
-                "{name} of shape {:?} and type {} does not fit its {} bytes",
-                entry.shape,
-                entry.dtype,
-                end - begin
-            ));
-        }
-        entries.push(Entry { name, dtype: entry.dtype, shape: entry.shape, bytes: begin..end });
+    let Header(mut entries) = serde_json::from_slice(json)
+        .map_err(|cause| format!("its header is not the JSON object that is expected: {cause}"))?;
+    for entry in &mut entries {
+        entry.bytes = checked_place(entry, data_start)?;
+    }
+    let mut names = BTreeSet::new();
+    if let Some(twice) = entries.iter().find(|entry| !names.insert(entry.name.as_str())) {
+        return Err(format!("its header describes {} twice", twice.name));
     }
     entries.sort_by_key(|entry| (entry.bytes.start, entry.bytes.end));
     let mut expected = data_start;
@@ -142,6 +167,24 @@ fn parse(json: &[u8], data_start: u64) -> Result<Vec<Entry>, String> {
         expected = entry.bytes.end;
     }
     Ok(entries)
+}
+
+/// Where the data of `entry` lies in its file, when it has the length that shape and type ask for.
+fn checked_place(entry: &Entry, data_start: u64) -> Result<Range<u64>, String> {
+    let Entry { name, dtype, shape, bytes } = entry;
+    let place = data_start.checked_add(bytes.start).zip(data_start.checked_add(bytes.end));
+    let Some((begin, end)) = place.filter(|(begin, end)| begin <= end) else {
+        return Err(format!("the offsets of {name} are impossible"));
+    };
+    let Some(count) = elements(shape) else {
+        return Err(format!("{name} has an impossible shape {shape:?}"));
+    };
+    let needed = element_bytes(dtype).map(|bytes| count.checked_mul(bytes));
+    if needed.is_some_and(|needed| needed != Some(end - begin)) {
+        let length = end - begin;
+        return Err(format!("{name} of shape {shape:?} and type {dtype} does not fit its {length} bytes"));
+    }
+    Ok(begin..end)
 }
 
 /// Elements of a shape; `None` when they exceed 64 bits.

@@ -117,6 +117,10 @@ fn an_export_that_fails_leaves_the_older() {
     assert!(error.to_string().contains("config.json/model"), "{error}");
 }
 
+/// Names of two shards.
+const FIRST: &str = "model-00001-of-00002.safetensors";
+const SECOND: &str = "model-00002-of-00002.safetensors";
+
 #[test]
 fn half_precision_and_shards() {
     let folder = tempdir().unwrap();
@@ -130,10 +134,9 @@ fn half_precision_and_shards() {
     let mask = TensorView::new(Dtype::U8, vec![8], &short).unwrap();
     let first = [("b", bf16)];
     let second = [("h", f16), ("mask", mask)];
-    safetensors::serialize_to_file(first, None, &dir.join("model-00001-of-00002.safetensors")).unwrap();
-    safetensors::serialize_to_file(second, None, &dir.join("model-00002-of-00002.safetensors")).unwrap();
-    let map = json!({ "b": "model-00001-of-00002.safetensors", "h": "model-00002-of-00002.safetensors",
-        "mask": "model-00002-of-00002.safetensors" });
+    safetensors::serialize_to_file(first, None, &dir.join(FIRST)).unwrap();
+    safetensors::serialize_to_file(second, None, &dir.join(SECOND)).unwrap();
+    let map = json!({ "b": FIRST, "h": SECOND, "mask": SECOND });
     let index = dir.join("model.safetensors.index.json");
     fs::write(&index, json!({ "metadata": {}, "weight_map": map }).to_string()).unwrap();
 
@@ -157,7 +160,9 @@ fn half_precision_and_shards() {
     assert!(error.contains("[2, 2]"), "{error}");
 
     for (map, word) in [
-        (json!({ "b": "model-00002-of-00002.safetensors" }), "and it is not"),
+        (json!({ "b": SECOND, "h": SECOND, "mask": SECOND }), "says that b is in"),
+        (json!({ "b": FIRST, "h": FIRST, "mask": SECOND }), "has one, too"),
+        (json!({ "b": FIRST, "h": SECOND }), "does not list mask"),
         (json!({ "b": "model-00003-of-00003.safetensors" }), "download it too"),
         (json!({ "b": "../model.safetensors" }), "not the name of a file"),
         (json!([]), "not the JSON"),
@@ -197,8 +202,8 @@ fn damaged_headers() {
         ([&golden[..], b"tail"].concat(), "were expected"),
         (golden[..100].to_vec(), "header claims"),
         (u64::MAX.to_le_bytes().to_vec(), "header claims"),
-        (header("[1, 2]", 0), "no JSON object"),
-        (header(r#"{"w":{"dtype":"F32","shape":[2]}}"#, 8), "describes w wrongly"),
+        (header("[1, 2]", 0), "not the JSON object"),
+        (header(r#"{"w":{"dtype":"F32","shape":[2]}}"#, 8), "w is described wrongly"),
         (header(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), "does not fit"),
         (header(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#, 12), "does not begin"),
         (header(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#, 8), "impossible"),

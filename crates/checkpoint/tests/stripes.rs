@@ -261,21 +261,18 @@ fn commit_names_what_is_missing_or_double() {
         (
             &[part(12, 2, 0, 0..96)],
             &[whole(0..192)],
-            &[
-                "saved in 2 ways (whole in rank-00001",
-                "runs of 12 over 2 ranks in rank-00000",
-                "element 0 is",
-            ],
+            &["saved in two ways", "whole in rank-00001", "runs of 12 over 2 ranks in rank-00000"],
         ),
         (
             &[part(12, 2, 1, 0..96)],
             &[part(4, 2, 0, 0..96)],
-            &["runs of 4 over 2 ranks", "runs of 12 over 2 ranks", "element 16 is saved twice"],
+            &["saved in two ways", "runs of 4 over 2 ranks", "runs of 12 over 2 ranks"],
         ),
         (
+            // These add up, but no run cuts a tensor so.
             &[part(96, 2, 0, 0..96)],
-            &[whole(96..180)],
-            &["saved in 2 ways", "12 of 192 elements were saved by no rank"],
+            &[whole(96..192)],
+            &["saved in two ways"],
         ),
     ];
     for (first, second, words) in cases {
@@ -289,35 +286,6 @@ fn commit_names_what_is_missing_or_double() {
             assert!(error.to_string().contains(word), "{word:?} in {error}");
         }
         assert!(names(folder.path()).is_empty());
-    }
-}
-
-/// Several ways that add up are no error, and read like any other.
-#[test]
-fn a_mixture_that_adds_up() {
-    let contents = contents();
-    let part = |run, ranks, rank, range: Range<u64>| (0, Stripe { run, ranks, rank }, range);
-    let mixtures: [&[_]; 2] = [
-        // The upper half as a stripe, the lower as whole.
-        &[part(96, 2, 0, 0..96), part(192, 1, 0, 96..192)],
-        // Rank 0 of 2, and the two of 4 that make up rank 1 of 2.
-        &[part(12, 2, 0, 0..96), part(6, 4, 2, 0..48), part(6, 4, 3, 0..48)],
-    ];
-    for mixture in mixtures {
-        let folder = tempdir().unwrap();
-        let tmp = begin(folder.path(), 1).unwrap();
-        for (rank, held) in mixture.iter().enumerate() {
-            write(&tmp, rank, std::slice::from_ref(held), &contents).unwrap();
-        }
-        let checkpoint = Checkpoint::open(&commit(&tmp, Value::Null, mixture.len()).unwrap()).unwrap();
-        let mut out = vec![0; 192 * 4];
-        checkpoint.read("parameters", "c_attn.weight", 0..192, &mut out).unwrap();
-        assert_eq!(out, contents[0]);
-        let rows = Layout { split: COLUMNS, ranks: 2, shards: 1 };
-        let elements = rows.sliced(&TENSORS[0].1, 1);
-        let (_, stripe, range) = rows.held(1, 0).remove(0);
-        checkpoint.read_stripe("parameters", "c_attn.weight", &stripe, range, &mut out[..96 * 4]).unwrap();
-        assert_eq!(out[..96 * 4], gathered(&contents[0], DType::F32, &elements));
     }
 }
 

@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 16] = [
+const MAY_IMPORT: [(&str, &[&str]); 17] = [
     ("trace", &[]),
     ("plan", &["trace"]),
     ("tensor", &["trace", "plan"]),
@@ -22,6 +22,7 @@ const MAY_IMPORT: [(&str, &[&str]); 16] = [
     ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "memory", "optim"]),
     ("models", &["trace", "plan", "tensor", "collectives", "layers", "parallel"]),
     ("files", &[]),
+    ("hostile", &[]),
     ("checkpoint", &["trace", "plan", "tensor", "files"]),
     ("data", &["files"]),
     (
