@@ -121,6 +121,13 @@ impl Given {
         }
     }
 
+    /// Gives a key a whole number.
+    pub fn set_whole(&mut self, key: &str, value: u64) {
+        // TOML has whole numbers up to 2^63 - 1; the largest is as good as any beyond.
+        let value = i64::try_from(value).unwrap_or(i64::MAX);
+        keys::insert(&mut self.tables, key, Value::Integer(value));
+    }
+
     /// With defaults for what was left out.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use crate::output::TrainOutput;
 use crate::planned::{Planned, outside_bytes};
 use crate::report::{bytes, plural, seconds};
 use crate::run_folder::{RunFolder, model_of};
-use crate::{continuation, machine, resume};
+use crate::{continuation, learning_rate, machine, resume};
 
 /// Tokens of the sample at the end.
 const SAMPLE_TOKENS: usize = 200;
@@ -178,13 +178,16 @@ fn sample(
 
 fn next(folder: &RunFolder, planned: &Planned) -> String {
     let run = resume::shell_word(&folder.path().display().to_string());
-    let more = planned.config.train.steps * 2;
+    let more = learning_rate::more_steps(&planned.config);
     let ranks = planned.plan.spec.world() * 2;
     let continues = planned.plan.spec.model.objective() == Objective::Causal;
     let sample = continues.then(|| format!("phalanx sample {run} --prompt 'fn main'"));
     let mut lines: Vec<String> = sample.into_iter().collect();
+    lines.push(format!("phalanx train --run {run} --resume {more}    train on"));
+    lines.extend(learning_rate::more_steps_with_restart(&planned.config).map(|more| {
+        format!("phalanx train --run {run} --resume {more}    with a warm restart: the loss rises first")
+    }));
     lines.extend([
-        format!("phalanx train --run {run} --resume --set train.steps={more}    train on"),
         "phalanx train CONFIG --data YOUR-TEXTS --run runs/mine    your own text".to_string(),
         format!("phalanx export {run} --out hf-folder    for transformers"),
     ]);

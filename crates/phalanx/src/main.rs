@@ -15,6 +15,7 @@ mod kernel_bench;
 mod kernel_table;
 mod keys;
 mod launch;
+mod learning_rate;
 mod machine;
 mod mesh_report;
 mod output;

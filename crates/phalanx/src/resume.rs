@@ -11,11 +11,12 @@ use phalanx_checkpoint::Checkpoint;
 use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{Float, OptimizerKind, PrecisionConfig};
+use phalanx_train::config::{Float, OptimizerKind, PrecisionConfig, ScheduleKind};
 use serde::Deserialize;
 
 use crate::args::TrainArgs;
 use crate::config::Given;
+use crate::learning_rate;
 use crate::run_folder::{RunFolder, model_of};
 
 /// What a run goes on with.
@@ -56,6 +57,8 @@ pub fn resume(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Resu
         given.leave_out("train.threads");
         config = given.config()?;
     }
+    keep_decay(&mut given, &before, &config);
+    config = given.config()?;
     let found = folder.newest()?;
     for skipped in &found.skipped {
         notes.push(format!("skipping {}: {}", skipped.path.display(), skipped.reason));
@@ -70,6 +73,7 @@ pub fn resume(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Resu
             fill_shape(&mut given, &config, &checkpoint, &*model)?;
             check_states(&config, &before, &checkpoint)?;
             notes.extend(precision_note(&config.precision, &checkpoint));
+            notes.extend(learning_rate::note(&before, &config, &checkpoint));
             notes.push(format!("going on from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
             Some((checkpoint, model))
         }
@@ -79,6 +83,23 @@ pub fn resume(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Resu
         && config.data.tokens == before.data.tokens
         && config.data.tokenizer == before.data.tokenizer;
     Ok(Resumed { given, checkpoint, same_data, notes })
+}
+
+/// The decay of the learning rate ends where it ended, whatever `train.steps` is now: in a run that was started before
+/// `schedule.decay_steps` was written down, at its `train.steps`. A rate that is constant from here on has none.
+fn keep_decay(given: &mut Given, before: &RunConfig, config: &RunConfig) {
+    let mut before = before.clone();
+    before.resolve_decay();
+    let kept = before.schedule.decay_steps;
+    let constant = config.schedule.kind == ScheduleKind::Constant;
+    match (constant, config.schedule.decay_steps, kept) {
+        (true, now, kept) if now == kept => given.leave_out("schedule.decay_steps"),
+        (false, None, Some(steps)) => given.set_whole("schedule.decay_steps", steps),
+        _ => {}
+    }
+    if constant && config.schedule.restart_step == before.schedule.restart_step {
+        given.leave_out("schedule.restart_step");
+    }
 }
 
 /// Refuses a given shape that is not the checkpoint's, and forgets the folder of an import: the weights

@@ -22,7 +22,7 @@ use crate::seat::Seat;
 use crate::shape::{Imported, Vocabulary};
 use crate::signals::{STOPPED, Signals};
 use crate::task::{Show, Task, TrainTask};
-use crate::{ending, machine, plan_report, resume, shape, tokenizing, training};
+use crate::{ending, learning_rate, machine, plan_report, resume, shape, tokenizing, training};
 
 /// Plans and trains.
 ///
@@ -55,7 +55,8 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
         .is_some_and(|(checkpoint, _)| checkpoint.step() >= planned.config.train.steps)
     {
         let steps = planned.config.train.steps;
-        note(&format!("all {steps} steps are done; to go on, give more: --set train.steps={}", 2 * steps));
+        let more = learning_rate::more_steps(&planned.config);
+        note(&format!("all {steps} steps are done; to go on, give more: {more}"));
         return Ok(ExitCode::SUCCESS);
     }
     if let Err(error) = run_ranks(&task, &planned, environment, args.threads_as_ranks, &signals, output) {
@@ -88,6 +89,7 @@ fn prepare(
     let mut config = started.given.config()?;
     let imported = shape::fill_from_init(&mut config, &started.given)?;
     config.check()?;
+    config.resolve_decay();
     config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
     config.model.init = config.model.init.as_deref().map(resume::absolute);
     let ranks = config.world();
