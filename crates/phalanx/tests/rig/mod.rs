@@ -113,7 +113,8 @@ impl Home {
         serde_json::from_slice(&self.read(name)).unwrap()
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    /// The program in this folder, not yet started.
+    pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
         command.current_dir(self.dir.path()).args(args).stdin(Stdio::null());
         command
