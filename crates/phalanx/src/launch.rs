@@ -1,9 +1,11 @@
 //! Ranks as processes of this machine: started, watched, ended together.
 //!
 //! The launcher starts itself N times, hands each the job's memory by descriptor, and holds a pidfd of
-//! each. When one dies it ends the job for all in that rank's name, gives the others a second to leave,
-//! kills what is left, and says who it was and what it did. Ranks are told by the system to die with it.
+//! each. When one dies, ends before its work is done, or stands still, the launcher ends the job for all in that rank's
+//! name, gives the others a second to leave, kills what is left, and says who it was and what it did. Ranks are told by
+//! the system to die with it.
 
+use std::cmp::Reverse;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -18,10 +20,27 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::output::{TrainOutput, note};
 use crate::signals::Signals;
+use crate::stillness::{Process, Stillness, Vitals};
 use crate::task::Task;
 
 /// How long ranks may take to leave after one of them died.
 const LEAVE: Duration = Duration::from_secs(1);
+
+/// How long a process may take to end after SIGKILL. One that waits for a disk does not see the signal before that
+/// answers.
+const KILLED: Duration = Duration::from_secs(5);
+
+/// How long a rank may stand still after a signal has asked it to finish its step and save.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// How much later than the ranks the launcher gives up: they know better whom they wait for.
+const PRECEDENCE: Duration = Duration::from_millis(500);
+
+/// Least and most time between two looks at the ranks.
+const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
+
+/// Most ranks that stand still beside the first and are named.
+const MOST_NAMED: usize = 15;
 
 /// SIGHUP, SIGINT, SIGTERM.
 const STOPS: [i32; 3] = [1, 2, 15];
@@ -54,6 +73,8 @@ impl std::error::Error for Failure {}
 pub struct Crew {
     job: HostJob,
     ranks: Vec<Running>,
+    /// How long a rank may stand still.
+    patience: Duration,
 }
 
 struct Running {
@@ -64,6 +85,8 @@ struct Running {
     output: Option<JoinHandle<String>>,
     /// Shows what it writes.
     shown: Vec<JoinHandle<()>>,
+    /// Whether it writes to the standard error of this process directly.
+    shares_stderr: bool,
 }
 
 /// Where standard output of the ranks goes.
@@ -85,7 +108,7 @@ impl Crew {
             bail!("{world} ranks: one machine holds at most {MAX_RANKS}");
         }
         let job = HostJob::new(world).context("the memory that ranks share")?;
-        let mut crew = Crew { job, ranks: Vec::new() };
+        let mut crew = Crew { job, ranks: Vec::new(), patience: task.patience() };
         let task = serde_json::to_string(task)?;
         for rank in 0..world {
             let running = crew.start_rank(rank, &task, output).with_context(|| {
@@ -105,7 +128,8 @@ impl Crew {
         command.args(["--launcher", &std::process::id().to_string(), "--task", task]);
         command.stdin(Stdio::null());
         command.stdout(Stdio::piped());
-        if rank > 0 {
+        let shares_stderr = rank == 0;
+        if !shares_stderr {
             command.stderr(Stdio::piped());
         }
         self.job.pass_to(&mut command);
@@ -129,41 +153,53 @@ impl Crew {
         if let Some(stderr) = child.stderr.take() {
             shown.push(std::thread::spawn(move || show(rank, stderr)));
         }
-        Ok(Running { child, pidfd, ended: false, output: gathered, shown })
+        Ok(Running { child, pidfd, ended: false, output: gathered, shown, shares_stderr })
     }
 
     /// Waits until all ranks have ended; passes signals of this process on. Gives what was gathered.
     ///
     /// # Errors
-    /// The first rank that failed.
+    /// The first rank that failed, left early, or stood still; the others have been ended then.
     pub fn wait(mut self, signals: &Signals) -> Result<Vec<String>, Failure> {
         let mut failure = None;
         let mut passed_on = false;
         let mut kill_at = None;
+        let mut stillness = Stillness::new(self.ranks.len());
+        let mut looked = Instant::now();
         while self.ranks.iter().any(|rank| !rank.ended) {
             self.sleep(signals, passed_on, kill_at);
             if signals.came() && !passed_on {
                 passed_on = true;
                 self.signal(Signal::TERM);
+                // Ranks that are stopped take the signal, too: they finish their step and save.
+                self.signal(Signal::CONT);
+                stillness = Stillness::new(self.ranks.len());
             }
-            if let Some(first) = self.look(signals) {
+            let since = looked.elapsed();
+            looked += since;
+            let ended = self.look(signals);
+            if failure.is_none()
+                && let Some(first) = ended
+                    .or_else(|| self.stand_still(&mut stillness, since, passed_on))
+                    .or_else(|| self.told())
+            {
                 // The abort record names the cause: this rank, unless one spoke up before it.
                 self.job.abort(first.rank, &first.reason);
-                failure.get_or_insert(first);
-                kill_at.get_or_insert_with(|| Instant::now() + LEAVE);
+                failure = Some(self.cause(first));
+                kill_at = Some(looked + LEAVE);
             }
-            if kill_at.is_some_and(|at| Instant::now() >= at) {
+            if let Some(at) = kill_at.filter(|at| looked >= *at) {
                 self.signal(Signal::KILL);
+                if looked >= at + KILLED {
+                    self.abandon(failure.as_mut());
+                }
             }
         }
         let gathered = self.ranks.iter_mut().map(Running::finish).collect();
-        match failure {
-            None => Ok(gathered),
-            Some(first) => Err(self.cause(first)),
-        }
+        failure.map_or(Ok(gathered), Err)
     }
 
-    /// Until a rank ends, a signal comes, or it is time to kill.
+    /// Until a rank ends, a signal comes, or it is time to look at the ranks or to kill.
     fn sleep(&self, signals: &Signals, passed_on: bool, kill_at: Option<Instant>) {
         let alive = self.ranks.iter().filter(|rank| !rank.ended);
         let mut fds: Vec<PollFd> = alive.map(|rank| PollFd::new(&rank.pidfd, PollFlags::IN)).collect();
@@ -173,7 +209,8 @@ impl Crew {
         }
         let left =
             kill_at.map(|at| at.saturating_duration_since(Instant::now()).max(Duration::from_millis(10)));
-        let limit = left.unwrap_or(Duration::from_secs(5));
+        let [least, most] = LOOK_EVERY;
+        let limit = left.unwrap_or((self.patience / 8).clamp(least, most));
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         // Interrupted or timed out: the caller looks at everything in any case.
         let _ = poll(&mut fds, Some(&limit));
@@ -185,8 +222,10 @@ impl Crew {
         for (rank, running) in self.ranks.iter_mut().enumerate().filter(|(_, running)| !running.ended) {
             let Ok(Some(status)) = running.child.try_wait() else { continue };
             running.ended = true;
-            if !status.success() && failure.is_none() {
-                let reason = format!("process {} {}", running.child.id(), death(status));
+            if failure.is_none()
+                && let Some(how) = unexpected_end(status, self.job.is_done(rank))
+            {
+                let reason = format!("process {} {how}", running.child.id());
                 let interrupted =
                     signals.came() && status.signal().is_some_and(|signal| STOPS.contains(&signal));
                 let activity = self.job.last_activity(rank);
@@ -196,13 +235,99 @@ impl Crew {
         failure
     }
 
-    /// What the job's record says about the cause; `first` is who was seen to end first.
+    /// Looks whether ranks move ([`stillness`](crate::stillness)). After a signal was passed on, a rank that only waits
+    /// gets less time: it should be finishing its step.
+    fn stand_still(&self, stillness: &mut Stillness, since: Duration, signalled: bool) -> Option<Failure> {
+        let patience = if signalled { self.patience.min(GRACE) } else { self.patience };
+        let mut still = Vec::new();
+        for (rank, running) in self.ranks.iter().enumerate().filter(|(_, running)| !running.ended) {
+            let process = Process::read(running.child.id());
+            stillness.note(rank, &Vitals { silent: self.job.silent_for(rank), process }, since);
+            // What a signal asked for may take a disk as long as without the signal.
+            let limit = if process.in_disk { self.patience } else { patience };
+            if stillness.time(rank) >= limit.saturating_add(PRECEDENCE) {
+                still.push((rank, process));
+            }
+        }
+        // The rank that has been silent longest is named first: it may be what the others stand still for.
+        still.sort_by_key(|(rank, _)| Reverse(self.job.silent_for(*rank)));
+        let (rank, first) = still.first()?;
+        let others = still[1..].iter().take(MOST_NAMED).map(|(rank, process)| {
+            format!(
+                "\nso does rank {rank}: {}; {}",
+                self.job.last_activity(*rank),
+                self.held_up_by(*rank, process)
+            )
+        });
+        let more = match still.len().saturating_sub(1 + MOST_NAMED) {
+            0 => String::new(),
+            more => format!("\nand {more} more"),
+        };
+        let asked = if signalled { "; a signal has asked the run to end" } else { "" };
+        let reason = format!(
+            "it stands still: {}; for {:.1} s it has given no sign of life and has used no processor time \
+             (parallel.timeout_s = {}{asked}){}{more}",
+            self.held_up_by(*rank, first),
+            stillness.time(*rank).as_secs_f64(),
+            self.patience.as_secs(),
+            others.collect::<String>(),
+        );
+        Some(Failure { rank: *rank, reason, activity: self.job.last_activity(*rank), interrupted: false })
+    }
+
+    /// A failure that a rank has told and not yet died of.
+    fn told(&self) -> Option<Failure> {
+        let (rank, reason) = self.job.aborted()?;
+        Some(Failure { rank, reason, activity: self.job.last_activity(rank), interrupted: false })
+    }
+
+    /// What a process that does not move waits for, as far as can be seen from outside.
+    fn held_up_by(&self, rank: usize, process: &Process) -> String {
+        let pid = self.ranks[rank].child.id();
+        match (process.stopped, self.ranks[rank].is_unread(), process.in_disk) {
+            (true, _, _) => {
+                format!(
+                    "process {pid} is stopped, by a signal or a debugger; `kill -CONT {pid}` lets it go on"
+                )
+            }
+            (false, true, _) => format!("process {pid} waits for its standard error to be read"),
+            (false, false, true) => format!("process {pid} waits for a disk or for memory"),
+            (false, false, false) => format!("process {pid} sleeps"),
+        }
+    }
+
+    /// What the job's record says about the cause; `first` is who was seen first to end or to stand still.
     fn cause(&self, first: Failure) -> Failure {
-        match self.job.aborted() {
+        let mut cause = match self.job.aborted() {
             Some((rank, reason)) if rank != first.rank || reason != first.reason => {
                 Failure { rank, reason, activity: self.job.last_activity(rank), interrupted: false }
             }
             _ => first,
+        };
+        // A rank that has named another could not see why it does not come. The number comes from a rank: checked.
+        let Some(running) = self.ranks.get(cause.rank) else { return cause };
+        let process = Process::read(running.child.id());
+        if !running.ended && (process.stopped || running.is_unread()) {
+            cause.activity = format!("{}; {}", cause.activity, self.held_up_by(cause.rank, &process));
+        }
+        cause
+    }
+
+    /// Waits no more for processes that outlive SIGKILL: the system holds them.
+    fn abandon(&mut self, failure: Option<&mut Failure>) {
+        let left = self.ranks.iter_mut().filter(|rank| !rank.ended);
+        let pids: Vec<String> = left
+            .map(|rank| {
+                (rank.ended, rank.output) = (true, None);
+                rank.shown.clear();
+                rank.child.id().to_string()
+            })
+            .collect();
+        if let Some(failure) = failure.filter(|_| !pids.is_empty()) {
+            let pids = pids.join(", ");
+            failure
+                .reason
+                .push_str(&format!("; processes that SIGKILL has not ended: {pids} (a disk that hangs?)"));
         }
     }
 
@@ -230,9 +355,26 @@ impl Running {
         }
         self.output.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
     }
+
+    /// Whether it can only wait when it writes to standard error: the reader of that does not read.
+    fn is_unread(&self) -> bool {
+        let stderr = std::io::stderr();
+        let mut fds = [PollFd::from_borrowed_fd(stderr.as_fd(), PollFlags::OUT)];
+        // An event, even an error, lets a write return.
+        self.shares_stderr && poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
+    }
 }
 
-/// How a process ended, in words.
+/// How a process ended that should not have ended so, in words. `done`: it had said that its work is done.
+fn unexpected_end(status: ExitStatus, done: bool) -> Option<String> {
+    match (status.success(), done) {
+        (true, true) => None,
+        (true, false) => Some("ended with exit code 0 before its work was done".into()),
+        (false, _) => Some(death(status)),
+    }
+}
+
+/// How a process died, in words.
 fn death(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(9), _) => {
@@ -267,4 +409,22 @@ fn gather(mut from: impl Read) -> String {
     // What was read before an error is still figures.
     let _ = from.read_to_string(&mut text);
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_leaves_in_good_order_before_its_work_is_done_has_failed() {
+        let status = ExitStatus::from_raw;
+        assert_eq!(unexpected_end(status(0), true), None);
+        assert!(unexpected_end(status(0), false).unwrap().contains("before its work was done"));
+        // A rank that is done and then dies has lost what it may still have had to write.
+        for (raw, words) in [(9, "SIGKILL"), (101 << 8, "panicked"), (3 << 8, "exit code 3")] {
+            for done in [false, true] {
+                assert!(unexpected_end(status(raw), done).unwrap().contains(words));
+            }
+        }
+    }
 }

@@ -31,6 +31,7 @@ mod schedule_report;
 mod seat;
 mod shape;
 mod signals;
+mod stillness;
 mod strategies;
 mod task;
 mod tokenizing;

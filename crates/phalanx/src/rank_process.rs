@@ -47,8 +47,10 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
             bench::collectives(task, &seat, environment).and_then(|figures| tell(&figures))
         }
     };
-    if let Err(error) = &done {
-        tell_error(error, &seat);
+    match (&done, &seat) {
+        (Err(error), _) => tell_error(error, &seat),
+        (Ok(()), Seat::Among(endpoint)) => endpoint.finish(),
+        (Ok(()), Seat::Alone) => {}
     }
     Ok(done.is_ok())
 }

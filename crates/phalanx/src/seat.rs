@@ -37,9 +37,9 @@ pub struct Place {
 impl Seat {
     /// A seat among others, with the patience of the configuration.
     pub fn among(endpoint: Endpoint, config: &RunConfig) -> Seat {
-        let deadline = Duration::from_secs(config.parallel.timeout_s.max(1));
+        let (overlap, deadline) = (config.parallel.overlap, patience(config));
         let notice = Arc::new(|line: &str| output::note(line));
-        let options = Options { overlap: config.parallel.overlap, deadline, notice, ..Options::default() };
+        let options = Options { overlap, deadline, notice, ..Options::default() };
         Seat::Among(endpoint.with_options(options))
     }
 
@@ -97,6 +97,11 @@ impl Seat {
             endpoint.note(step);
         }
     }
+}
+
+/// How long a rank waits for another before it gives up.
+pub fn patience(config: &RunConfig) -> Duration {
+    Duration::from_secs(config.parallel.timeout_s.max(1))
 }
 
 /// Bytes of other ranks' arenas that are resident here because they were read: shared memory beyond this

@@ -1,11 +1,15 @@
 //! What a launcher tells its ranks to do, as JSON on their command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use phalanx_collectives::Options;
 use phalanx_train::RunConfig;
 use phalanx_train::run::Start;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::seat;
 
 /// The work of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -19,6 +23,18 @@ pub enum Task {
     BenchStrategy(BenchStepTask),
     /// Time collectives.
     BenchCollectives(BenchCollectivesTask),
+}
+
+impl Task {
+    /// How long a rank waits for another, and how long it may stand still.
+    pub fn patience(&self) -> Duration {
+        match self {
+            Task::Train(TrainTask { config, .. })
+            | Task::BenchStep(BenchStepTask { config, .. })
+            | Task::BenchStrategy(BenchStepTask { config, .. }) => seat::patience(config),
+            Task::BenchCollectives(_) => Options::default().deadline,
+        }
+    }
 }
 
 /// See [`Task::Train`].

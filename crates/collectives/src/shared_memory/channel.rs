@@ -86,7 +86,7 @@ pub(crate) struct Channel {
     options: Options,
     group: &'static str,
     hash: u32,
-    index: usize,
+    pub(crate) index: usize,
     members: Vec<usize>,
     rank: usize,
     /// Calls of the whole group so far.

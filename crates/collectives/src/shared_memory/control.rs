@@ -62,7 +62,7 @@ pub(crate) struct AbortRecord {
     state: AtomicU32,
     rank: AtomicU32,
     disagreement: AtomicU32,
-    reason: Text<192>,
+    reason: Text<512>,
 }
 
 /// What a reader finds in the abort record.
@@ -87,12 +87,16 @@ struct Header {
 pub(crate) struct RankCell {
     /// See [`Life`].
     pub(crate) life: AtomicU32,
+    /// 1 when the rank has done its work: from then on its process may end.
+    done: AtomicU32,
     /// Packed [`LastCall`]; 0 for none.
     last_call: AtomicU64,
     /// 1 + the step that was noted last; 0 for none.
     pub(crate) step: AtomicU64,
     /// Monotonic milliseconds of the last sign of life.
     heartbeat_ms: AtomicU64,
+    /// 1 + the channel of the call that the rank's main thread waits for; 0 while it waits for none.
+    blocked_on: AtomicU64,
     /// Bytes of the rank's arena; 0 until it has one.
     pub(crate) arena_bytes: AtomicU64,
 }
@@ -120,10 +124,31 @@ impl RankCell {
         self.heartbeat_ms.store(now_ms(), Ordering::Relaxed);
     }
 
-    /// Time since the last sign of life.
-    pub(crate) fn silent_for(&self) -> Duration {
+    /// Time since the last sign of life; None before the first, which the rank gives when it joins.
+    pub(crate) fn silent_for(&self) -> Option<Duration> {
         let last_ms = self.heartbeat_ms.load(Ordering::Relaxed);
-        Duration::from_millis(if last_ms == 0 { 0 } else { now_ms().saturating_sub(last_ms) })
+        (last_ms != 0).then(|| Duration::from_millis(now_ms().saturating_sub(last_ms)))
+    }
+
+    /// The rank has done its work.
+    pub(crate) fn finish(&self) {
+        self.done.store(1, Ordering::Release);
+    }
+
+    /// Whether the rank has done its work.
+    pub(crate) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire) != 0
+    }
+
+    /// The main thread begins to wait for a call of `channel`, or has what it waited for.
+    pub(crate) fn block_on(&self, channel: Option<usize>) {
+        self.blocked_on.store(channel.map_or(0, |channel| channel as u64 + 1), Ordering::Relaxed);
+    }
+
+    /// The channel of the call that the main thread waits for. The number comes from the peer: checked.
+    pub(crate) fn blocked_on(&self) -> Option<usize> {
+        let channel = self.blocked_on.load(Ordering::Relaxed).checked_sub(1)? as usize;
+        (channel < CHANNELS).then_some(channel)
     }
 
     fn last_call(&self) -> Option<LastCall> {
@@ -148,6 +173,9 @@ pub(crate) struct Slot {
     counter: AtomicU32,
     /// Threads asleep on the counter.
     sleepers: AtomicU32,
+    /// In the slot for calls of the whole group: whom the rank waits for in this channel, in a call of the group or in a
+    /// message. Packed ([`Wait`](super::waits::Wait)).
+    pub(crate) wait: AtomicU64,
     /// Descriptors of the calls with even and with odd numbers.
     pub(crate) descriptors: [DescriptorCell; 2],
     /// The group's name in this rank.
@@ -351,8 +379,12 @@ impl Control {
             step => format!("step {}, ", step - 1),
         };
         let call = self.last_call(rank).unwrap_or_else(|| "no collective yet".to_string());
-        let silent_s = cell.silent_for().as_secs_f64();
-        let left = if life == Life::LEFT { ", then left" } else { "" };
+        let silent_s = cell.silent_for().unwrap_or_default().as_secs_f64();
+        let left = match (cell.is_done(), life) {
+            (true, _) => ", its work is done",
+            (false, Life::LEFT) => ", then left",
+            (false, _) => "",
+        };
         format!("{step}{call}{left}; last sign of life {silent_s:.1} s ago")
     }
 

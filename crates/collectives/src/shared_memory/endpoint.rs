@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
 use phalanx_tensor::Region;
@@ -47,6 +47,9 @@ pub(crate) struct Host {
     pub(crate) control: Arc<Control>,
     pub(crate) memory: Memory,
     pub(crate) rank: usize,
+    /// The thread that notes steps: while it waits, the rank stands. Other threads of a rank may wait for messages that
+    /// need not come. Unknown before the first note, when there is one thread.
+    main: OnceLock<ThreadId>,
 }
 
 impl Host {
@@ -54,7 +57,7 @@ impl Host {
         let cell = control.rank(rank);
         cell.sign();
         cell.life.store(Life::JOINED, Ordering::Release);
-        Arc::new(Host { control, memory, rank })
+        Arc::new(Host { control, memory, rank, main: OnceLock::new() })
     }
 
     /// The reason why the job has ended, if it has.
@@ -69,6 +72,18 @@ impl Host {
             Some(Abort { rank, reason, .. }) => Err(CollectiveError::Aborted { rank, reason }),
             None => Ok(()),
         }
+    }
+
+    /// Runs `wait`, in which this thread waits for a call of `channel`; lets others see it if this is the main thread.
+    pub(crate) fn blocked_on<T>(&self, channel: usize, wait: impl FnOnce() -> T) -> T {
+        if self.main.get().is_some_and(|main| *main != std::thread::current().id()) {
+            return wait();
+        }
+        let cell = self.control.rank(self.rank);
+        cell.block_on(Some(channel));
+        let result = wait();
+        cell.block_on(None);
+        result
     }
 
     /// Ends the job in this rank's name.
@@ -252,9 +267,15 @@ impl Endpoint {
 
     /// Notes what this rank is at, for whoever asks when it is missing.
     pub fn note(&self, step: u64) {
+        self.host.main.get_or_init(|| std::thread::current().id());
         let cell = self.host.control.rank(self.host.rank);
         cell.step.store(step + 1, Ordering::Relaxed);
         cell.sign();
+    }
+
+    /// This rank has done its work. A process that ends before it has said so has failed, whatever its exit code.
+    pub fn finish(&self) {
+        self.host.control.rank(self.host.rank).finish();
     }
 
     /// Ends the job for all ranks, with this rank as the cause: every wait returns it within a second.

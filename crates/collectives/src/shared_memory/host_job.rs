@@ -78,8 +78,14 @@ impl HostJob {
         self.control.last_activity(rank)
     }
 
-    /// How long a rank has been silent: it signs at every step, collective, and while it waits.
-    pub fn silent_for(&self, rank: usize) -> Duration {
+    /// How long a rank has given no sign of life; None before it has joined. A rank gives one at every step, at every
+    /// collective, and every 50 ms while it waits for another. It gives none while it computes.
+    pub fn silent_for(&self, rank: usize) -> Option<Duration> {
         self.control.rank(rank).silent_for()
+    }
+
+    /// Whether a rank has said that its work is done ([`crate::Endpoint::finish`]).
+    pub fn is_done(&self, rank: usize) -> bool {
+        self.control.rank(rank).is_done()
     }
 }

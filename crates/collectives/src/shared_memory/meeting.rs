@@ -220,7 +220,7 @@ impl<'a> Meeting<'a> {
     /// One slice of sleep until member `q` moves, then a look around if it has not come.
     fn sleep(&self, q: usize, ticks: u32, watch: &mut Watch) -> Result<(), CollectiveError> {
         // A look before the first sleep as well: an abort between the spin and the sleep wakes nobody.
-        watch.look_around(q)?;
+        watch.look_around(q, self.base.wrapping_add(ticks))?;
         let slot = self.place.slot(q);
         let seen = slot.counter();
         if (seen.wrapping_sub(self.base) as i32) < ticks as i32 {

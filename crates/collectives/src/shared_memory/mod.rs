@@ -28,6 +28,7 @@ mod reduce;
 mod reduce_scatter;
 mod scatter;
 mod stream;
+mod waits;
 mod watch;
 
 pub use endpoint::{Endpoint, Options, join, threads};

@@ -28,6 +28,8 @@ pub(crate) struct Stream {
     done: Condvar,
     channel: Mutex<Channel>,
     host: Arc<Host>,
+    /// The channel's number.
+    index: usize,
     pub(crate) tally: Tally,
 }
 
@@ -55,6 +57,7 @@ impl Stream {
             work: Condvar::new(),
             done: Condvar::new(),
             host: Arc::clone(&channel.host),
+            index: channel.index,
             channel: Mutex::new(channel),
             tally: Tally::default(),
         }
@@ -156,21 +159,23 @@ impl Progress for Stream {
             return Ok(());
         }
         let start = Instant::now();
-        let result = loop {
-            if state.completed >= ticket {
-                break Ok(());
+        let result = self.host.blocked_on(self.index, || {
+            loop {
+                if state.completed >= ticket {
+                    break Ok(());
+                }
+                if let Some(error) = &state.failed {
+                    break Err(error.clone());
+                }
+                if !state.running && !state.queue.is_empty() {
+                    state = self.run_next(state, Patience::CALLER);
+                } else {
+                    state.waiters += 1;
+                    state = self.done.wait(state).expect("no panic under this lock");
+                    state.waiters -= 1;
+                }
             }
-            if let Some(error) = &state.failed {
-                break Err(error.clone());
-            }
-            if !state.running && !state.queue.is_empty() {
-                state = self.run_next(state, Patience::CALLER);
-            } else {
-                state.waiters += 1;
-                state = self.done.wait(state).expect("no panic under this lock");
-                state.waiters -= 1;
-            }
-        };
+        });
         self.tally.blocked(start.elapsed());
         result
     }

@@ -8,12 +8,14 @@ use crate::error::CollectiveError;
 use crate::shared_memory::control::Life;
 use crate::shared_memory::descriptor::{Descriptor, DescriptorCell};
 use crate::shared_memory::meeting::Place;
+use crate::shared_memory::waits::Wait;
 
 /// One wait.
 pub(crate) struct Watch<'a> {
     place: Place<'a>,
-    /// When it first looked around: the wait has become slow.
-    since: Option<Instant>,
+    /// When it last looked around; None before the wait has become slow.
+    looked: Option<Instant>,
+    waited: Duration,
     noticed: bool,
 }
 
@@ -21,8 +23,16 @@ impl<'a> Watch<'a> {
     /// Longest sleep without looking around.
     pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
+    /// What the time between two looks counts at most. When this process was itself stopped (Ctrl-Z stops all ranks
+    /// together), that time is not the peer's.
+    const MOST_COUNTED: Duration = Duration::from_secs(1);
+
+    /// A rank that waits signs every [`Watch::SLICE`]; one that has been silent for this long does not wait. Short
+    /// against the deadline, so that a rank that has just begun to be silent is told from one that caused the wait.
+    const SILENCE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
+
     pub(crate) fn new(place: Place<'a>) -> Watch<'a> {
-        Watch { place, since: None, noticed: false }
+        Watch { place, looked: None, waited: Duration::ZERO, noticed: false }
     }
 
     /// Member `q` has announced its call: where its buffer lies, if it is the same call.
@@ -42,28 +52,30 @@ impl<'a> Watch<'a> {
         host.memory.find(&host.control, members[q], peer.source, needed)
     }
 
-    /// An error if the wait for member `q` can only end badly. Checked after it was seen not to have come.
-    pub(crate) fn look_around(&mut self, q: usize) -> Result<(), CollectiveError> {
-        let Place { host, options, members, .. } = self.place;
+    /// An error if the wait for member `q`, which ends when its counter is at `until`, can only end badly. Checked after
+    /// it was seen not to have come.
+    pub(crate) fn look_around(&mut self, q: usize, until: u32) -> Result<(), CollectiveError> {
+        let Place { host, options, members, channel, .. } = self.place;
         host.aborted()?;
         host.control.rank(host.rank).sign();
-        let Some(since) = self.since else {
-            self.since = Some(Instant::now());
-            return Ok(());
-        };
+        let wait = Wait { peer: members[q], pair: self.place.pair.is_some(), until };
+        host.control.slot(channel, host.rank).note_wait(Some(wait));
+        let now = Instant::now();
+        let Some(looked) = self.looked.replace(now) else { return Ok(()) };
+        self.waited += now.duration_since(looked).min(Self::MOST_COUNTED);
         if let Some(cell) = self.crossing(q) {
             return Err(self.disagreement(q, cell));
         }
         if host.control.rank(members[q]).life.load(Ordering::Acquire) == Life::LEFT {
-            return Err(CollectiveError::Left { rank: members[q], report: self.report(q, since.elapsed()) });
+            return Err(CollectiveError::Left { rank: members[q], report: self.report(wait).1 });
         }
-        let waited = since.elapsed();
-        if waited >= options.deadline {
-            return Err(CollectiveError::Missing { rank: members[q], report: self.report(q, waited) });
+        if self.waited >= options.deadline {
+            let (rank, report) = self.report(wait);
+            return Err(CollectiveError::Missing { rank, report });
         }
-        if waited >= options.notice_after && !self.noticed {
+        if self.waited >= options.notice_after && !self.noticed {
             self.noticed = true;
-            (options.notice)(&self.report(q, waited));
+            (options.notice)(&self.report(wait).1);
         }
         Ok(())
     }
@@ -87,16 +99,21 @@ impl<'a> Watch<'a> {
         CollectiveError::Disagreement { report }
     }
 
-    fn report(&self, q: usize, waited: Duration) -> String {
-        let Place { host, members, rank, group, .. } = self.place;
-        let own = self.place.slot(rank).newest().describe(group);
-        format!(
-            "rank {} waits {:.1} s for rank {} in {own}; rank {}: {}",
-            members[rank],
-            waited.as_secs_f64(),
-            members[q],
-            members[q],
-            host.control.last_activity(members[q])
-        )
+    /// The rank that keeps this one waiting, which may be another than the one that it waits for; who waits for whom.
+    fn report(&self, wait: Wait) -> (usize, String) {
+        let Place { host, options, channel, .. } = self.place;
+        let [least, most] = Self::SILENCE;
+        let silence = (options.deadline / 2).clamp(least, most);
+        let chain = host.control.chain(channel, host.rank, wait, silence);
+        let cause = chain.ranks[chain.ranks.len() - 1];
+        (cause, host.control.describe_chain(&chain, self.waited))
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if self.looked.is_some() {
+            self.place.host.control.slot(self.place.channel, self.place.host.rank).note_wait(None);
+        }
     }
 }

@@ -1,0 +1,230 @@
+//! Who waits for whom: the control block read as a graph, to find the rank that keeps the others waiting.
+//!
+//! When rank 1 stops, rank 0 may wait for rank 2, which waits for rank 1: naming the direct peer would be wrong. So a
+//! rank writes down in each channel whom it waits for, and up to which count of that peer's counter. Whoever gives up
+//! follows these notes from rank to rank. The walk ends at the rank that is silent (a waiting rank gives a sign of life
+//! every 50 ms, so one that is noted as waiting and is silent has been stopped), at one that waits for nobody, or at one
+//! that has what it waits for and does not go on.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::shared_memory::control::{Control, Life, Slot};
+
+/// Most ranks of which a report says what they wait for, beside those on the way to the cause.
+const MOST_OTHERS: usize = 16;
+
+/// Whom a rank waits for in a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wait {
+    /// World rank.
+    pub(crate) peer: usize,
+    /// Whether it waits for a message of the peer, or to the peer, and not for a call of the whole group.
+    pub(crate) pair: bool,
+    /// The wait is over when the peer's counter is there.
+    pub(crate) until: u32,
+}
+
+impl Wait {
+    /// In one word, so that a reader never sees halves of two waits; 0 is no wait.
+    fn pack(self) -> u64 {
+        u64::from(self.until) << 32 | (self.peer as u64) << 2 | u64::from(self.pair) << 1 | 1
+    }
+
+    fn unpack(word: u64) -> Option<Wait> {
+        let peer = (word as u32 >> 2) as usize;
+        (word & 1 == 1).then_some(Wait { peer, pair: word & 2 == 2, until: (word >> 32) as u32 })
+    }
+}
+
+impl Slot {
+    /// Notes whom this slot's rank waits for in the channel; `None`: nobody any more.
+    pub(crate) fn note_wait(&self, wait: Option<Wait>) {
+        self.wait.store(wait.map_or(0, Wait::pack), Ordering::Relaxed);
+    }
+}
+
+/// The way from a rank that gives up to the rank that is the cause.
+pub(crate) struct Chain {
+    /// Ranks, the first of them the one that gives up, the last the cause.
+    pub(crate) ranks: Vec<usize>,
+    /// For each rank but the last: what it waits for, in words.
+    calls: Vec<String>,
+}
+
+impl Control {
+    /// Whom `rank` waits for in `channel`, if the peer has really not come. Numbers come from the peer: checked.
+    fn waits(&self, channel: usize, rank: usize) -> Option<(usize, Wait)> {
+        let wait = Wait::unpack(self.slot(channel, rank).wait.load(Ordering::Relaxed))?;
+        if wait.peer >= self.world() {
+            return None;
+        }
+        let slot = self.wait_slot(channel, wait.peer, rank, wait.pair);
+        let has_come = slot.counter().wrapping_sub(wait.until) as i32 >= 0;
+        (!has_come).then_some((channel, wait))
+    }
+
+    /// The slot of `rank` in a meeting with `peer`.
+    fn wait_slot(&self, channel: usize, rank: usize, peer: usize, pair: bool) -> &Slot {
+        if pair { self.pair(channel, rank, peer) } else { self.slot(channel, rank) }
+    }
+
+    /// The call in which `rank` waits for another, in words.
+    fn waits_in(&self, channel: usize, rank: usize, wait: Wait) -> String {
+        let slot = self.wait_slot(channel, rank, wait.peer, wait.pair);
+        slot.newest().describe(&self.slot(channel, rank).name.read())
+    }
+
+    /// The wait that keeps `rank` from its next call of `channel`: an earlier call of the same channel, or else what its
+    /// main thread waits for.
+    fn held_up(&self, channel: usize, rank: usize) -> Option<(usize, Wait)> {
+        self.waits(channel, rank)
+            .or_else(|| self.rank(rank).blocked_on().and_then(|channel| self.waits(channel, rank)))
+    }
+
+    /// Follows who waits for whom, from `rank` that waits in `channel`. A rank that has been silent for `silence` is taken
+    /// as the cause.
+    pub(crate) fn chain(&self, channel: usize, rank: usize, wait: Wait, silence: Duration) -> Chain {
+        let mut chain = Chain { ranks: vec![rank], calls: Vec::new() };
+        let mut next = Some((channel, wait));
+        while let Some((channel, wait)) = next {
+            let last = chain.ranks[chain.ranks.len() - 1];
+            chain.calls.push(self.waits_in(channel, last, wait));
+            let seen = chain.ranks.iter().position(|known| *known == wait.peer);
+            chain.ranks.push(wait.peer);
+            if let Some(first) = seen {
+                self.cut_at_oldest(&mut chain, first);
+                return chain;
+            }
+            let cell = self.rank(wait.peer);
+            let gone = cell.life.load(Ordering::Acquire) != Life::JOINED;
+            let silent = cell.silent_for().is_none_or(|silent| silent >= silence);
+            next = if gone || silent { None } else { self.held_up(channel, wait.peer) };
+        }
+        chain
+    }
+
+    /// Ranks that wait for each other in a circle, of which the note of one is out of date: the one that has been silent
+    /// longest is the cause. The circle begins at place `first` of the chain and closes with its last rank.
+    fn cut_at_oldest(&self, chain: &mut Chain, first: usize) {
+        let circle = first..chain.ranks.len();
+        let silent = |place: &usize| self.rank(chain.ranks[*place]).silent_for();
+        // The last rank is the first of the circle again: of equals, the way that is longer.
+        let oldest = circle.skip(1).max_by_key(silent).unwrap_or(chain.ranks.len() - 1);
+        chain.ranks.truncate(oldest + 1);
+        chain.calls.truncate(oldest);
+    }
+
+    /// The chain in words, what its last rank did last, and what the other ranks wait for. `waited`: by the first rank.
+    pub(crate) fn describe_chain(&self, chain: &Chain, waited: Duration) -> String {
+        let mut text = String::new();
+        for (pair, call) in chain.ranks.windows(2).zip(&chain.calls) {
+            let time =
+                if text.is_empty() { format!(" {:.1} s", waited.as_secs_f64()) } else { String::new() };
+            text.push_str(&format!("rank {} waits{time} for rank {} in {call}; ", pair[0], pair[1]));
+        }
+        let cause = chain.ranks[chain.ranks.len() - 1];
+        text.push_str(&format!("rank {cause}: {}", self.last_activity(cause)));
+        let others: Vec<usize> = (0..self.world()).filter(|rank| !chain.ranks.contains(rank)).collect();
+        for rank in others.iter().take(MOST_OTHERS) {
+            text.push_str(&format!("; {}", self.describe_wait(*rank)));
+        }
+        if others.len() > MOST_OTHERS {
+            text.push_str(&format!("; and {} more ranks", others.len() - MOST_OTHERS));
+        }
+        text
+    }
+
+    /// What a rank waits for, or else what it did last.
+    fn describe_wait(&self, rank: usize) -> String {
+        let blocked = self.rank(rank).blocked_on().and_then(|channel| self.waits(channel, rank));
+        match blocked {
+            Some((channel, wait)) => {
+                format!("rank {rank} waits for rank {} in {}", wait.peer, self.waits_in(channel, rank, wait))
+            }
+            None => format!("rank {rank}: {}", self.last_activity(rank)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_tensor::Region;
+
+    const SILENCE: Duration = Duration::from_secs(60);
+
+    fn control(world: usize) -> Control {
+        let control = Control::create(Region::anonymous(Control::bytes(world)).unwrap(), world, 2);
+        for rank in 0..world {
+            control.rank(rank).life.store(Life::JOINED, Ordering::Release);
+            control.rank(rank).sign();
+        }
+        control
+    }
+
+    /// Rank `rank` waits in `channel` for `peer` to reach count 1.
+    fn note(control: &Control, channel: usize, rank: usize, peer: usize) -> Wait {
+        let wait = Wait { peer, pair: false, until: 1 };
+        control.slot(channel, rank).note_wait(Some(wait));
+        control.rank(rank).block_on(Some(channel));
+        wait
+    }
+
+    #[test]
+    fn a_wait_fits_in_a_word() {
+        for wait in [
+            Wait { peer: 0, pair: false, until: 0 },
+            Wait { peer: 1023, pair: true, until: u32::MAX },
+            Wait { peer: 7, pair: true, until: 5 },
+        ] {
+            assert_eq!(Wait::unpack(wait.pack()), Some(wait));
+        }
+        assert_eq!(Wait::unpack(0), None);
+    }
+
+    /// Rank 0 waits for 1, which waits in another channel for 2, which waits for nobody.
+    #[test]
+    fn the_last_of_a_chain_is_the_cause() {
+        let control = control(4);
+        let first = note(&control, 0, 0, 1);
+        note(&control, 1, 1, 2);
+        assert_eq!(control.chain(0, 0, first, SILENCE).ranks, [0, 1, 2]);
+        // Rank 2 notes a wait for 3, which has come meanwhile: 2 does not go on.
+        note(&control, 2, 2, 3);
+        control.slot(2, 3).publish(1);
+        assert_eq!(control.chain(0, 0, first, SILENCE).ranks, [0, 1, 2]);
+        // Now it really waits.
+        control.slot(2, 2).note_wait(Some(Wait { peer: 3, pair: false, until: 2 }));
+        let chain = control.chain(0, 0, first, SILENCE);
+        assert_eq!(chain.ranks, [0, 1, 2, 3]);
+        let text = control.describe_chain(&chain, Duration::from_secs(2));
+        assert!(
+            text.contains("rank 0 waits 2.0 s for rank 1 in") && text.contains("rank 2 waits for rank 3 in")
+        );
+    }
+
+    /// A rank that waits and gives no sign of life has been stopped, whatever it waits for.
+    #[test]
+    fn a_silent_rank_is_the_cause() {
+        let control = control(3);
+        let first = note(&control, 0, 0, 1);
+        note(&control, 0, 1, 2);
+        assert_eq!(control.chain(0, 0, first, SILENCE).ranks, [0, 1, 2]);
+        assert_eq!(control.chain(0, 0, first, Duration::ZERO).ranks, [0, 1]);
+    }
+
+    #[test]
+    fn of_a_circle_the_rank_that_has_been_silent_longest_is_the_cause() {
+        for oldest in 0..3 {
+            let control = control(3);
+            let first = note(&control, 0, 0, 1);
+            note(&control, 1, 1, 2);
+            note(&control, 2, 2, 0);
+            std::thread::sleep(Duration::from_millis(5));
+            (0..3).filter(|rank| *rank != oldest).for_each(|rank| control.rank(rank).sign());
+            let chain = control.chain(0, 0, first, SILENCE);
+            assert_eq!(chain.ranks.last(), Some(&oldest), "{:?}", chain.ranks);
+        }
+    }
+}
