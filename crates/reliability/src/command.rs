@@ -29,7 +29,7 @@ pub(crate) struct Invocation {
     program: PathBuf,
     folder: PathBuf,
     arguments: Vec<String>,
-    /// Shell words before the program, ending in `exec`, or redirections behind it.
+    /// Shell words before the program and redirections behind it.
     shell: Option<(String, String)>,
     environment: Vec<(String, Option<String>)>,
     stdout: Option<Stdio>,
@@ -56,15 +56,10 @@ impl Invocation {
         }
     }
 
-    /// Starts through `sh -c 'before exec program arguments after'`.
+    /// Starts through `sh -c 'before program arguments after'`; `before` ends in `exec`, so that the shell becomes the
+    /// program.
     pub(crate) fn in_shell(mut self, before: &str, after: &str) -> Invocation {
         self.shell = Some((before.to_string(), after.to_string()));
-        self
-    }
-
-    /// Starts through `sh -c 'words program arguments'`; the words end in a program that starts another.
-    pub(crate) fn in_shell_words(mut self, words: &str) -> Invocation {
-        self.shell = Some((words.to_string(), "#".to_string()));
         self
     }
 
@@ -97,7 +92,10 @@ impl Invocation {
         let plain = format!("{variables}phalanx {}", words.join(" "));
         match &self.shell {
             None => plain,
-            Some((before, after)) => format!("{before} {plain} {after}").trim().to_string(),
+            Some((before, after)) => {
+                let before = before.strip_suffix("exec").unwrap_or(before);
+                format!("{before}{plain} {after}").trim().to_string()
+            }
         }
     }
 
@@ -115,8 +113,7 @@ impl Invocation {
             }
             Some((before, after)) => {
                 let mut command = Command::new("/bin/sh");
-                let exec = if after == "#" { "" } else { "exec" };
-                let line = format!("{before} {exec} \"$0\" \"$@\" {after}");
+                let line = format!("{before} \"$0\" \"$@\" {after}");
                 command.arg("-c").arg(line).arg(&self.program).args(&self.arguments);
                 command
             }

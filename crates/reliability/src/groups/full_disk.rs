@@ -56,7 +56,7 @@ fn on_small_disk(case: &Case<'_>, disk: Disk, mesh: &Mesh, random: &mut Random) 
 
 fn with_small_files(case: &Case<'_>, mesh: &Mesh, random: &mut Random) -> Result<(), String> {
     let reference = case.world.reference(mesh)?;
-    let limit = format!("ulimit -f {};", 1 + random.below(300));
+    let limit = format!("ulimit -f {}; exec", 1 + random.below(300));
     let ended = case.phalanx(mesh.train(&["--quiet"])).in_shell(&limit, "").run()?;
     ended.orderly()?;
     case.phalanx(mesh.resume()).run()?.success()?;

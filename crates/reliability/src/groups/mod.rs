@@ -2,6 +2,7 @@
 
 mod damage;
 mod full_disk;
+mod hostile;
 mod kills;
 mod pipes;
 mod settings;
@@ -23,10 +24,11 @@ pub(crate) struct Group {
     pub(crate) case: fn(&World, &mut Random, usize) -> Trial,
 }
 
-pub(crate) const GROUPS: [Group; 7] = [
+pub(crate) const GROUPS: [Group; 8] = [
     Group { name: "kills", cases: 840, short: 10, case: kills::case },
     Group { name: "stops", cases: 320, short: 8, case: stops::case },
     Group { name: "damage", cases: 2000, short: 40, case: damage::case },
+    Group { name: "hostile", cases: 2100, short: 42, case: hostile::case },
     Group { name: "full-disk", cases: 240, short: 6, case: full_disk::case },
     Group { name: "two-runs", cases: 200, short: 6, case: two_runs::case },
     Group { name: "pipes", cases: 420, short: 14, case: pipes::case },

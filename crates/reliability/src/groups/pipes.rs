@@ -60,7 +60,8 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     let which = if on_error { "standard error" } else { "standard output" };
     let (who, detail, result) = if training {
         let mesh = *random.pick(&[&ALONE, &PAIR, &MESHES[13]]);
-        let show: &[&str] = random.pick(&[&["--json"][..], &[], &["--quiet"]]);
+        let shown: [&[&str]; 3] = [&["--json"], &[], &["--quiet"]];
+        let show = *random.pick(&shown);
         let detail = format!("train {} on {}: {which} {stream:?}", show.join(" "), mesh.name);
         ("train", detail, world.case().and_then(|case| train(&case, mesh, show, stream, on_error)))
     } else {
@@ -101,7 +102,7 @@ fn run_with(case: &Case<'_>, command: Invocation, stream: Stream, on_error: bool
         false => command.stdout(to),
     };
     match stream {
-        Stream::Closed => command.in_shell("", if on_error { "2>&-" } else { ">&-" }).run(),
+        Stream::Closed => command.in_shell("exec", if on_error { "2>&-" } else { ">&-" }).run(),
         Stream::Full => {
             let full = OpenOptions::new().write(true).open("/dev/full").map_err(system)?;
             attach(command, full.into()).run()

@@ -7,7 +7,6 @@ use std::os::unix::fs::chown;
 use std::path::Path;
 
 use crate::command::{Ended, Invocation};
-use crate::folder;
 use crate::groups::pipes::prepared;
 use crate::mesh::{ALONE, Mesh, PAIR};
 use crate::random::Random;
@@ -121,10 +120,10 @@ fn variable(random: &mut Random) -> Setting {
         0 => Setting::variable("HOME", None),
         1 => Setting::variable("PATH", None),
         2 => Setting::variable("TMPDIR", value("no/such/folder")),
-        3 => Setting::variable("RUST_MIN_STACK", value(random.pick(&["x", "0", "1000", "99999999999999"]))),
+        3 => Setting::variable("RUST_MIN_STACK", value(["x", "0", "1000", "99999999999999"][random.below(4)])),
         4 => Setting::variable("LC_ALL", value("tlh_QO.KOI8-R")),
         5 => Setting::variable("TERM", value("nothing")),
-        _ => Setting::variable("PHALANX_ISA", value(random.pick(&isa))),
+        _ => Setting::variable("PHALANX_ISA", value(isa[random.below(isa.len())])),
     }
 }
 
@@ -138,7 +137,7 @@ fn try_one(case: &Case<'_>, setting: &Setting, mesh: Option<&Mesh>, words: Vec<S
     let mut command = match setting.as_user {
         true => as_user(case, setting, &words)?,
         false if setting.before.is_empty() => case.phalanx(words),
-        false => case.phalanx(words).in_shell(&setting.before, ""),
+        false => case.phalanx(words).in_shell(&format!("{} exec", setting.before), ""),
     };
     for (name, value) in &setting.variables {
         command = command.environment(name, value.as_deref());
@@ -172,7 +171,7 @@ fn as_user(case: &Case<'_>, setting: &Setting, words: &[String]) -> Result<Invoc
     give(case.root()).map_err(system)?;
     // The limit counts processes of the user: set it before the change of user, which keeps it.
     let before = format!("{} exec setpriv --reuid={USER} --regid={USER} --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all", setting.before);
-    Ok(Invocation::new(&program.join("phalanx"), case.root(), words.iter().cloned()).in_shell_words(&before))
+    Ok(Invocation::new(&program.join("phalanx"), case.root(), words.iter().cloned()).in_shell(&before, ""))
 }
 
 /// Makes a folder one that everybody may enter.
@@ -197,7 +196,7 @@ fn least_memory(world: &World, letter: char) -> Result<usize, String> {
     let kept = world.prepared(&format!("least-{letter}"), |folder| {
         let works = |limit: usize| {
             let command = Invocation::new(world.program(), folder, ["--version"]);
-            command.in_shell(&format!("ulimit -{letter} {limit};"), "").run().map(|ended| ended.code == Some(0))
+            command.in_shell(&format!("ulimit -{letter} {limit}; exec"), "").run().map(|ended| ended.code == Some(0))
         };
         let (mut fails, mut suffices) = (0, 4 << 20);
         while suffices - fails > 256 {
