@@ -137,7 +137,6 @@ impl Invocation {
             time_limit: self.time_limit,
             stdout,
             stderr,
-            peak_bytes: 0,
         })
     }
 
@@ -158,7 +157,6 @@ pub(crate) struct Running {
     time_limit: Duration,
     stdout: Option<JoinHandle<String>>,
     stderr: Option<JoinHandle<String>>,
-    peak_bytes: u64,
 }
 
 impl Running {
@@ -198,8 +196,7 @@ impl Running {
                 break Some(status);
             }
             let pid = self.pid();
-            let together = processes::children(pid).into_iter().chain([pid]).map(processes::peak_bytes).sum();
-            self.peak_bytes = self.peak_bytes.max(together);
+            let together: u64 = processes::children(pid).into_iter().chain([pid]).map(processes::peak_bytes).sum();
             if together > MEMORY_LIMIT {
                 breach = Some(format!("took {} MiB of memory", together >> 20));
             } else if self.started.elapsed() > self.time_limit {
@@ -227,7 +224,6 @@ impl Running {
             stderr: text(self.stderr.take()),
             started: self.started,
             ended_at,
-            peak_bytes: self.peak_bytes,
             breach,
             left,
         }
@@ -269,7 +265,6 @@ pub(crate) struct Ended {
     pub(crate) stderr: String,
     pub(crate) started: Instant,
     pub(crate) ended_at: Instant,
-    pub(crate) peak_bytes: u64,
     /// The limit that it broke.
     pub(crate) breach: Option<String>,
     /// Processes that lived on.

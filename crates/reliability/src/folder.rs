@@ -106,10 +106,3 @@ pub(crate) fn parameters(run: &Path, step: u64) -> Listing {
     let files = listing(&run.join(format!("checkpoints/step-{step}")));
     files.into_iter().filter(|(name, _)| name.ends_with(".safetensors")).collect()
 }
-
-/// Steps of the committed checkpoints.
-pub(crate) fn checkpoints(run: &Path) -> Vec<u64> {
-    let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten();
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect()
-}

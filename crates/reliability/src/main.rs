@@ -109,7 +109,6 @@ fn campaign(options: &Options) -> Result<bool, String> {
     print!("{}", report.markdown());
     let times = report.seconds.iter().map(|(group, seconds)| format!("{group} {seconds:.0} s"));
     println!("\ntime of the cases: {}", times.collect::<Vec<_>>().join(", "));
-    report.notes.iter().for_each(|note| println!("{note}"));
     println!("{} cases in {:.0} s, seed {}", report.trials(), started.elapsed().as_secs_f64(), report.seed);
     Ok(report.failed.is_empty())
 }

@@ -48,8 +48,6 @@ pub struct Report {
     pub failed: Vec<Failed>,
     /// What cases took together, by group.
     pub seconds: BTreeMap<&'static str, f64>,
-    /// How the disk was filled.
-    pub notes: Vec<String>,
 }
 
 impl Report {
@@ -108,7 +106,7 @@ impl Report {
                     "repeat": self.repeats(failed) })
         });
         json!({ "seed": self.seed, "rows": rows.collect::<Vec<_>>(), "failed": failed.collect::<Vec<_>>(),
-                "seconds": self.seconds, "notes": self.notes })
+                "seconds": self.seconds })
     }
 }
 

@@ -48,9 +48,10 @@ const DAMAGES: [&str; 11] = [
 ];
 
 pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
+    // All combinations within 176 cases, and every damage within the first eleven.
     let (name, sets) = RUNS[number % RUNS.len()];
-    let command = COMMANDS[(number / RUNS.len()) % COMMANDS.len()];
-    let damage = DAMAGES[(number / (RUNS.len() * COMMANDS.len())) % DAMAGES.len()];
+    let damage = DAMAGES[number % DAMAGES.len()];
+    let command = COMMANDS[(number + number / (RUNS.len() * DAMAGES.len())) % COMMANDS.len()];
     let (file, result) = match try_one(world, name, sets, command, damage, random) {
         Ok((file, result)) => (file, result),
         Err(error) => ("preparation".to_string(), Err(error)),

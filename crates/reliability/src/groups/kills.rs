@@ -20,7 +20,8 @@ const END: Duration = Duration::from_millis(1500);
 
 pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     let mesh = &MESHES[number % MESHES.len()];
-    let phase = Phase::ALL[(number / MESHES.len()) % Phase::ALL.len()];
+    // Every mesh in every phase within 105 cases, and every phase within the first five.
+    let phase = Phase::ALL[(number + number / MESHES.len()) % Phase::ALL.len()];
     // Of one rank there is only the process itself.
     let rank = (mesh.ranks > 1 && random.chance(0.75)).then(|| random.below(mesh.ranks));
     let who = rank.map_or("launcher".to_string(), |_| "rank".to_string());

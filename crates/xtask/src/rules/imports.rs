@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 15] = [
+const MAY_IMPORT: [(&str, &[&str]); 16] = [
     ("trace", &[]),
     ("plan", &["trace"]),
     ("tensor", &["trace", "plan"]),
@@ -56,6 +56,7 @@ const MAY_IMPORT: [(&str, &[&str]); 15] = [
             "train",
         ],
     ),
+    ("reliability", &[]),
     ("xtask", &[]),
     ("cuda", &["trace", "tensor"]),
 ];
@@ -72,7 +73,7 @@ const OTHER_MEANINGS: [(&str, &str, &str); 4] = [
 ];
 
 /// Crates that may read arguments and environment.
-const MAY_READ_ENVIRONMENT: [&str; 2] = ["phalanx", "xtask"];
+const MAY_READ_ENVIRONMENT: [&str; 3] = ["phalanx", "reliability", "xtask"];
 
 /// Crates that may differ by feature: the face and the leaves that wrap foreign engines.
 const MAY_HAVE_FEATURES: [&str; 4] = ["phalanx", "cuda", "nccl", "mpi"];

@@ -22,7 +22,9 @@ use crate::world::{Case, World};
 /// One kind of input: makes it in the case's folder.
 type Kind = (&'static str, fn(&Case<'_>, &mut Random) -> Result<Attempt, String>);
 
-const KINDS: [Kind; 7] = [
+// Configurations twice: there are more keys than kinds of files.
+const KINDS: [Kind; 8] = [
+    ("configurations", configurations::make),
     ("configurations", configurations::make),
     ("Hugging Face folders", hugging_face::make),
     ("token files", token_files::make),
@@ -100,34 +102,29 @@ fn number(random: &mut Random) -> String {
 
 /// Changes one value somewhere in `json`; says which and to what.
 fn change_somewhere(json: &mut Value, random: &mut Random) -> String {
-    let mut at = String::new();
-    let mut here = json;
-    loop {
-        match here {
-            Value::Object(map) if !map.is_empty() && !random.chance(0.05) => {
-                let keys: Vec<String> = map.keys().cloned().collect();
-                let key = random.pick(&keys).clone();
-                at = format!("{at}.{key}");
-                if random.chance(0.03) {
-                    map.remove(&key);
-                    return format!("{at} is gone");
-                }
-                here = &mut map[&key];
+    let stays = random.chance(0.05);
+    match json {
+        Value::Object(map) if !map.is_empty() && !stays => {
+            let keys: Vec<String> = map.keys().cloned().collect();
+            let key = random.pick(&keys).clone();
+            if random.chance(0.03) {
+                map.remove(&key);
+                return format!("{key} is gone");
             }
-            Value::Array(list) if !list.is_empty() && !random.chance(0.05) => {
-                let index = random.below(list.len());
-                at = format!("{at}[{index}]");
-                if random.chance(0.05) {
-                    list.remove(index);
-                    return format!("{at} is gone");
-                }
-                here = &mut list[index];
+            format!("{key}.{}", change_somewhere(&mut map[&key], random))
+        }
+        Value::Array(list) if !list.is_empty() && !stays => {
+            let index = random.below(list.len());
+            if random.chance(0.05) {
+                list.remove(index);
+                return format!("{index} is gone");
             }
-            leaf => {
-                *leaf = value(random);
-                let shown: String = leaf.to_string().chars().take(60).collect();
-                return format!("{at} = {shown}");
-            }
+            format!("{index}.{}", change_somewhere(&mut list[index], random))
+        }
+        leaf => {
+            *leaf = value(random);
+            let shown: String = leaf.to_string().chars().take(60).collect();
+            format!(" = {shown}")
         }
     }
 }
