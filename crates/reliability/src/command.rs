@@ -130,14 +130,7 @@ impl Invocation {
         let mut child = command.spawn().map_err(|error| format!("cannot start `{shown}`: {error}"))?;
         let stdout = child.stdout.take().map(|from| std::thread::spawn(move || gather(from)));
         let stderr = child.stderr.take().map(|from| std::thread::spawn(move || gather(from)));
-        Ok(Running {
-            shown,
-            child,
-            started: Instant::now(),
-            time_limit: self.time_limit,
-            stdout,
-            stderr,
-        })
+        Ok(Running { shown, child, started: Instant::now(), time_limit: self.time_limit, stdout, stderr })
     }
 
     /// Runs it to its end.
@@ -196,7 +189,8 @@ impl Running {
                 break Some(status);
             }
             let pid = self.pid();
-            let together: u64 = processes::children(pid).into_iter().chain([pid]).map(processes::peak_bytes).sum();
+            let together: u64 =
+                processes::children(pid).into_iter().chain([pid]).map(processes::peak_bytes).sum();
             if together > MEMORY_LIMIT {
                 breach = Some(format!("took {} MiB of memory", together >> 20));
             } else if self.started.elapsed() > self.time_limit {
@@ -215,7 +209,8 @@ impl Running {
         let ended_at = Instant::now();
         let left = self.left_behind();
         self.end_group();
-        let text = |thread: Option<JoinHandle<String>>| thread.and_then(|it| it.join().ok()).unwrap_or_default();
+        let text =
+            |thread: Option<JoinHandle<String>>| thread.and_then(|it| it.join().ok()).unwrap_or_default();
         Ended {
             shown: self.shown.clone(),
             code: status.and_then(|status| status.code()),
@@ -339,7 +334,11 @@ impl Ended {
 }
 
 fn shortened(text: &str) -> String {
-    if text.chars().count() <= 300 { text.to_string() } else { text.chars().take(300).collect::<String>() + " ..." }
+    if text.chars().count() <= 300 {
+        text.to_string()
+    } else {
+        text.chars().take(300).collect::<String>() + " ..."
+    }
 }
 
 /// A word as a shell takes it.

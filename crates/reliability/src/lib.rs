@@ -111,7 +111,8 @@ fn cases(campaign: &Campaign) -> Result<Vec<(&'static Group, usize)>, String> {
     if let Some(name) = only.filter(|name| GROUPS.iter().all(|group| group.name != *name)) {
         return Err(format!("no group {name}: the groups are {}", group_names().join(", ")));
     }
-    let chosen: Vec<&'static Group> = GROUPS.iter().filter(|group| only.is_none_or(|name| group.name == name)).collect();
+    let chosen: Vec<&'static Group> =
+        GROUPS.iter().filter(|group| only.is_none_or(|name| group.name == name)).collect();
     if let Some(case) = campaign.case {
         return match chosen[..] {
             [group] => Ok(vec![(group, case)]),

@@ -59,7 +59,8 @@ fn options(words: &[String]) -> Result<Options, String> {
     let (mut json, mut markdown) = (None, None);
     let mut words = words.iter();
     while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value; --help lists the options"));
+        let mut value =
+            || words.next().ok_or_else(|| format!("{word} needs a value; --help lists the options"));
         let number = |text: &String| {
             text.parse::<u64>().map_err(|_| format!("{word} {text}: expected a whole number"))
         };

@@ -64,7 +64,8 @@ pub(crate) fn await_moment(
         Phase::Save => {
             let folder = run.join("checkpoints");
             let seen = || {
-                folder.join(format!("step-{step}.tmp")).exists() || folder.join(format!("step-{step}")).exists()
+                folder.join(format!("step-{step}.tmp")).exists()
+                    || folder.join(format!("step-{step}")).exists()
             };
             running.wait_for(PATIENCE, seen);
             pause(Duration::from_micros(random.below(1500) as u64));

@@ -20,9 +20,8 @@ pub(crate) fn lives(pid: i32) -> bool {
 pub(crate) fn group_members(group: i32) -> Vec<i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten();
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
-    let runs = |pid: &i32| {
-        stat(*pid).is_some_and(|(state, _, of)| of == group && state != "Z" && state != "X")
-    };
+    let runs =
+        |pid: &i32| stat(*pid).is_some_and(|(state, _, of)| of == group && state != "Z" && state != "X");
     pids.filter(runs).collect()
 }
 
@@ -30,7 +29,9 @@ pub(crate) fn group_members(group: i32) -> Vec<i32> {
 pub(crate) fn children(pid: i32) -> Vec<i32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+    lists
+        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
 }
 
 /// The ranks that a launcher has started: number and process.

@@ -74,14 +74,16 @@ impl Report {
 
     /// The table, as Markdown.
     pub fn markdown(&self) -> String {
-        let mut text = String::from("| group | fault | trials | passed | failed |\n|---|---|---:|---:|---:|\n");
+        let mut text =
+            String::from("| group | fault | trials | passed | failed |\n|---|---|---:|---:|---:|\n");
         for ((group, fault), Tally { trials, passed }) in &self.rows {
             let failed = trials - passed;
             writeln!(text, "| {group} | {fault} | {trials} | {passed} | {failed} |").expect("text grows");
         }
         let passed: usize = self.rows.values().map(|tally| tally.passed).sum();
         let trials = self.trials();
-        writeln!(text, "| **all** | | **{trials}** | **{passed}** | **{}** |", trials - passed).expect("text grows");
+        writeln!(text, "| **all** | | **{trials}** | **{passed}** | **{}** |", trials - passed)
+            .expect("text grows");
         text
     }
 

@@ -47,15 +47,15 @@ const WORDS: [&str; 8] = ["chunk", "rank", "shard", "gather", "reduce", "step", 
 /// As many words with as many letters, but other ones: the text of another run.
 const OTHER_WORDS: [&str; 8] = ["knuhc", "vamk", "dvahs", "vehtag", "ecudev", "pets", "malp", "amevar"];
 
-/// Something that is made once: a folder, or why it could not be made.
-type Made = Arc<OnceLock<Result<PathBuf, String>>>;
+/// Something that is made once, or why it could not be made.
+type Made<T> = Arc<OnceLock<Result<T, String>>>;
 
 /// What cases share.
 pub(crate) struct World {
     program: PathBuf,
     root: TempDir,
-    prepared: Mutex<HashMap<String, Made>>,
-    references: Mutex<HashMap<String, Arc<OnceLock<Result<Arc<Reference>, String>>>>>,
+    prepared: Mutex<HashMap<String, Made<PathBuf>>>,
+    references: Mutex<HashMap<String, Made<Arc<Reference>>>>,
 }
 
 /// An undisturbed run.
@@ -106,7 +106,8 @@ impl World {
         key: &str,
         make: impl FnOnce(&Path) -> Result<(), String>,
     ) -> Result<PathBuf, String> {
-        let made = Arc::clone(self.prepared.lock().expect("no case panics here").entry(key.into()).or_default());
+        let made =
+            Arc::clone(self.prepared.lock().expect("no case panics here").entry(key.into()).or_default());
         let prepare = || {
             let folder = self.root.path().join(format!("prepared-{key}"));
             fs::create_dir(&folder).map_err(|error| error.to_string())?;

@@ -26,7 +26,9 @@ fn built() -> Result<PathBuf, String> {
     // This program is in the folder of another profile, beside that of `release`.
     let own = env::current_exe().map_err(|error| error.to_string())?;
     let target = own.parent().and_then(|folder| folder.parent());
-    target.map(|target| target.join("release")).ok_or_else(|| format!("{} is in no target folder", own.display()))
+    target
+        .map(|target| target.join("release"))
+        .ok_or_else(|| format!("{} is in no target folder", own.display()))
 }
 
 fn campaign(folder: &std::path::Path, args: &[&str]) -> Result<ExitStatus, String> {

@@ -47,7 +47,10 @@ fn on_small_disk(case: &Case<'_>, disk: Disk, mesh: &Mesh, random: &mut Random) 
     match ended.code {
         Some(0) => {}
         Some(1) if ended.stderr.contains("disk") => {}
-        _ => return ended.wrong(&format!("ended with {:?} on a full disk and named no file on it", ended.code)),
+        _ => {
+            return ended
+                .wrong(&format!("ended with {:?} on a full disk and named no file on it", ended.code));
+        }
     }
     disk.resize(1 << 26)?;
     case.phalanx(at(mesh.resume())).run()?.success()?;

@@ -74,7 +74,8 @@ pub(crate) fn process_of(running: &mut Running, rank: usize) -> Option<i32> {
     let launcher = running.pid();
     let mut found = None;
     running.wait_for(Duration::from_secs(5), || {
-        found = processes::ranks(launcher).into_iter().find(|(number, _)| *number == rank).map(|(_, pid)| pid);
+        found =
+            processes::ranks(launcher).into_iter().find(|(number, _)| *number == rank).map(|(_, pid)| pid);
         found.is_some()
     });
     found
@@ -82,7 +83,9 @@ pub(crate) fn process_of(running: &mut Running, rank: usize) -> Option<i32> {
 
 /// Whether a message names this rank as the one that failed, and no other.
 pub(crate) fn named(stderr: &str, rank: usize, mesh: &Mesh) -> Result<(), String> {
-    if let Some(other) = (0..mesh.ranks).find(|other| *other != rank && stderr.contains(&format!("rank {other} failed"))) {
+    if let Some(other) =
+        (0..mesh.ranks).find(|other| *other != rank && stderr.contains(&format!("rank {other} failed")))
+    {
         return Err(format!("named rank {other} instead of rank {rank}"));
     }
     match stderr.contains(&format!("rank {rank} failed")) {

@@ -51,7 +51,7 @@ enum Stream {
 const STREAMS: [Stream; 4] = [Stream::Closed, Stream::Gone, Stream::OneLine, Stream::Full];
 
 pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
-    let training = number % 3 == 0;
+    let training = number.is_multiple_of(3);
     let on_error = random.chance(0.3);
     let stream = match training && !on_error && random.chance(0.1) {
         true => Stream::Slow,
@@ -141,7 +141,8 @@ fn read(mut from: File, stream: Stream) {
 
 fn make_fifo(path: &std::path::Path) -> Result<(), String> {
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
-    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).map_err(|error| error.to_string())
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0)
+        .map_err(|error| error.to_string())
 }
 
 /// A run with its export.

@@ -120,14 +120,21 @@ fn variable(random: &mut Random) -> Setting {
         0 => Setting::variable("HOME", None),
         1 => Setting::variable("PATH", None),
         2 => Setting::variable("TMPDIR", value("no/such/folder")),
-        3 => Setting::variable("RUST_MIN_STACK", value(["x", "0", "1000", "99999999999999"][random.below(4)])),
+        3 => {
+            Setting::variable("RUST_MIN_STACK", value(["x", "0", "1000", "99999999999999"][random.below(4)]))
+        }
         4 => Setting::variable("LC_ALL", value("tlh_QO.KOI8-R")),
         5 => Setting::variable("TERM", value("nothing")),
         _ => Setting::variable("PHALANX_ISA", value(isa[random.below(isa.len())])),
     }
 }
 
-fn try_one(case: &Case<'_>, setting: &Setting, mesh: Option<&Mesh>, words: Vec<String>) -> Result<(), String> {
+fn try_one(
+    case: &Case<'_>,
+    setting: &Setting,
+    mesh: Option<&Mesh>,
+    words: Vec<String>,
+) -> Result<(), String> {
     let prepared = prepared(case.world)?;
     case.take(&prepared, "hf")?;
     std::fs::rename(case.path("hf"), case.path("hf-made")).map_err(|error| error.to_string())?;
@@ -170,7 +177,10 @@ fn as_user(case: &Case<'_>, setting: &Setting, words: &[String]) -> Result<Invoc
     open_to_all(case.world.root()).and_then(|()| open_to_all(&program)).map_err(system)?;
     give(case.root()).map_err(system)?;
     // The limit counts processes of the user: set it before the change of user, which keeps it.
-    let before = format!("{} exec setpriv --reuid={USER} --regid={USER} --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all", setting.before);
+    let before = format!(
+        "{} exec setpriv --reuid={USER} --regid={USER} --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all",
+        setting.before
+    );
     Ok(Invocation::new(&program.join("phalanx"), case.root(), words.iter().cloned()).in_shell(&before, ""))
 }
 
@@ -196,7 +206,10 @@ fn least_memory(world: &World, letter: char) -> Result<usize, String> {
     let kept = world.prepared(&format!("least-{letter}"), |folder| {
         let works = |limit: usize| {
             let command = Invocation::new(world.program(), folder, ["--version"]);
-            command.in_shell(&format!("ulimit -{letter} {limit}; exec"), "").run().map(|ended| ended.code == Some(0))
+            command
+                .in_shell(&format!("ulimit -{letter} {limit}; exec"), "")
+                .run()
+                .map(|ended| ended.code == Some(0))
         };
         let (mut fails, mut suffices) = (0, 4 << 20);
         while suffices - fails > 256 {

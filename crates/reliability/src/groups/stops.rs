@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::groups::kills::{named, process_of};
 use crate::mesh::{MESHES, Mesh};
-use crate::phase::{Phase, await_moment, reached};
+use crate::phase::{Phase, await_moment, pause, reached};
 use crate::processes;
 use crate::random::Random;
 use crate::trial::Trial;
@@ -18,6 +18,9 @@ use crate::world::{Case, World};
 
 /// Time beyond `parallel.timeout_s` until a job has ended: one second by its promise, one for a busy machine.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// Longest time from the second request to stop to the end of the job.
+const AT_ONCE: Duration = Duration::from_millis(1500);
 
 pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     let several = MESHES.iter().filter(|mesh| mesh.ranks > 1).collect::<Vec<_>>();
@@ -27,11 +30,27 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
         0 => {
             let rank = random.below(mesh.ranks);
             let detail = format!("SIGSTOP of rank {rank}, {}", mesh.name);
-            ("SIGSTOP of a rank", detail, world.case().and_then(|case| stand_still(&case, mesh, Some(rank), random)))
+            (
+                "SIGSTOP of a rank",
+                detail,
+                world.case().and_then(|case| stand_still(&case, mesh, Some(rank), random)),
+            )
         }
         1 => {
             let detail = format!("SIGSTOP of all ranks, {}", mesh.name);
-            ("SIGSTOP of all ranks", detail, world.case().and_then(|case| stand_still(&case, mesh, None, random)))
+            (
+                "SIGSTOP of all ranks",
+                detail,
+                world.case().and_then(|case| stand_still(&case, mesh, None, random)),
+            )
+        }
+        2 => {
+            let detail = format!("SIGSTOP of all ranks, then SIGTERM twice to the launcher, {}", mesh.name);
+            (
+                "SIGSTOP of all ranks, then SIGTERM twice",
+                detail,
+                world.case().and_then(|case| leave(&case, mesh, random)),
+            )
         }
         _ => {
             let mesh = random.pick(&MESHES);
@@ -85,13 +104,19 @@ fn stand_still(case: &Case<'_>, mesh: &Mesh, rank: Option<usize>, random: &mut R
     reference.is_equal(&run)
 }
 
-fn ask(case: &Case<'_>, mesh: &Mesh, phase: Phase, signal: Signal, random: &mut Random) -> Result<(), String> {
+fn ask(
+    case: &Case<'_>,
+    mesh: &Mesh,
+    phase: Phase,
+    signal: Signal,
+    random: &mut Random,
+) -> Result<(), String> {
     let reference = case.world.reference(mesh)?;
     let run = case.path("r");
     let mut running = case.phalanx(mesh.train(&["--quiet"])).start()?;
     if phase == Phase::Start {
         // Before `main` has taken the signals over, they end the program as they end any other.
-        crate::phase::pause(Duration::from_millis(5));
+        pause(Duration::from_millis(5));
     }
     await_moment(&mut running, &run, phase, &reference, random);
     processes::send(running.pid(), signal);

@@ -21,7 +21,10 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     let mesh = random.pick(&[&ALONE, &PAIR]);
     let (fault, result) = match number % 4 {
         0 => ("two starts", world.case().and_then(|case| two_writers(&case, mesh, [false, false], random))),
-        1 => ("a start and a resume", world.case().and_then(|case| two_writers(&case, mesh, [false, true], random))),
+        1 => (
+            "a start and a resume",
+            world.case().and_then(|case| two_writers(&case, mesh, [false, true], random)),
+        ),
         2 => ("two resumes", world.case().and_then(|case| two_writers(&case, mesh, [true, true], random))),
         _ => ("readers beside a purge", world.case().and_then(|case| readers(&case, random, number))),
     };
@@ -52,7 +55,10 @@ fn two_writers(case: &Case<'_>, mesh: &Mesh, resumes: [bool; 2], random: &mut Ra
         (Some(0), Some(1)) => (&second, first_pid),
         (Some(1), Some(0)) => (&first, second_pid),
         (first_code, second_code) => {
-            return second.wrong(&format!("and the first ended with {second_code:?} and {first_code:?}; first: {}", first.stderr.trim()));
+            return second.wrong(&format!(
+                "and the first ended with {second_code:?} and {first_code:?}; first: {}",
+                first.stderr.trim()
+            ));
         }
     };
     let finished = !first_lived && refused.stderr.contains("already holds a run");
@@ -63,7 +69,8 @@ fn two_writers(case: &Case<'_>, mesh: &Mesh, resumes: [bool; 2], random: &mut Ra
 }
 
 fn readers(case: &Case<'_>, random: &mut Random, number: usize) -> Result<(), String> {
-    let sets = ["--quiet", "--set", "train.save_every=1", "--set", "train.keep=1", "--set", "train.steps=2000"];
+    let sets =
+        ["--quiet", "--set", "train.save_every=1", "--set", "train.keep=1", "--set", "train.steps=2000"];
     let run = case.path("r");
     let mut writer = case.phalanx(ALONE.train(&sets)).start()?;
     writer.wait_for(Duration::from_secs(8), || reached(&run, 3));

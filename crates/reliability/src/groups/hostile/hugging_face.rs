@@ -72,7 +72,17 @@ fn weights(case: &Case<'_>, random: &mut Random) -> Result<Written, String> {
     let length = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length)) as usize;
     let (input, refused) = match random.below(8) {
         0 => {
-            let lie = *random.pick(&[0, 1, 7, 99_000_000, 100_000_001, u64::MAX, u64::MAX - 7, 1 << 63, length as u64 + 1]);
+            let lie = *random.pick(&[
+                0,
+                1,
+                7,
+                99_000_000,
+                100_000_001,
+                u64::MAX,
+                u64::MAX - 7,
+                1 << 63,
+                length as u64 + 1,
+            ]);
             bytes[..8].copy_from_slice(&lie.to_le_bytes());
             (format!("a header length of {lie}"), Some("model.safetensors"))
         }
@@ -103,7 +113,8 @@ fn weights(case: &Case<'_>, random: &mut Random) -> Result<Written, String> {
                 serde_json::from_slice(&bytes[8..8 + length]).map_err(|error| error.to_string())?;
             let input = lie(&mut header, random);
             let header = header.to_string();
-            bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes[8 + length..]].concat();
+            bytes =
+                [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes[8 + length..]].concat();
             (input, None)
         }
     };

@@ -60,7 +60,8 @@ fn change(json: &mut Value, random: &mut Random) -> String {
             format!("{key} of tensor {at} = {}", tensor["pieces"][0][key])
         }
         3 => {
-            tensor["pieces"][0]["file"] = json!(random.pick(&["../../x", "/dev/zero", "", ".", "manifest.json"]));
+            tensor["pieces"][0]["file"] =
+                json!(random.pick(&["../../x", "/dev/zero", "", ".", "manifest.json"]));
             format!("tensor {at} in the file {}", tensor["pieces"][0]["file"])
         }
         4 => {

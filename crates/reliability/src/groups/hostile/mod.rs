@@ -95,7 +95,17 @@ fn number(random: &mut Random) -> String {
         "0.5",
     ];
     match random.below(4) {
-        0 => random.next().to_string().chars().take(1 + random.below(18)).collect::<String>().trim_start_matches('0').to_string() + "7",
+        0 => {
+            random
+                .next()
+                .to_string()
+                .chars()
+                .take(1 + random.below(18))
+                .collect::<String>()
+                .trim_start_matches('0')
+                .to_string()
+                + "7"
+        }
         _ => (*random.pick(&EDGES)).to_string(),
     }
 }

@@ -17,7 +17,11 @@ const PLACES: [(&str, &[&str], &str); 14] = [
     ("hf/model.safetensors", &["import", "hf", "--run", "i"], "model.safetensors"),
     ("hf/config.json", &["inspect", "hf"], "config.json"),
     ("input.bin", &["inspect", "input.bin"], "input.bin"),
-    ("input.bin", &["plan", "small.toml", "--set", "data.text=[]", "--set", "data.tokens=input.bin"], "input.bin"),
+    (
+        "input.bin",
+        &["plan", "small.toml", "--set", "data.text=[]", "--set", "data.tokens=input.bin"],
+        "input.bin",
+    ),
     ("input.csv", &["plan", "--schedule", "input.csv"], "input.csv"),
     ("input.csv", &["plan", "small.toml", "--set", "parallel.schedule=input.csv"], "input.csv"),
     ("input.json", &["tokenize", "--tokenizer", "input.json", "--out", "t.bin", "text.txt"], "input.json"),
@@ -37,7 +41,8 @@ pub(super) fn make(case: &Case<'_>, random: &mut Random) -> Result<Attempt, Stri
     }
     let path = case.path(place);
     let _ = std::fs::remove_file(&path);
-    let kind = *random.pick(&["FIFO", "/dev/zero", "/dev/full", "/dev/null", "socket", "link to itself", "folder"]);
+    let kind =
+        *random.pick(&["FIFO", "/dev/zero", "/dev/full", "/dev/null", "socket", "link to itself", "folder"]);
     put(kind, &path).map_err(|error| format!("{kind}: {error}"))?;
     let attempt = Attempt::new(format!("{kind} as {place}"), words.iter().copied());
     // A folder of no texts, or nothing at all, is refused for what is missing.

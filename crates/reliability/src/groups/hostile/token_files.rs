@@ -89,7 +89,8 @@ fn megatron(case: &Case<'_>, random: &mut Random) -> Result<String, String> {
     let lied = random.chance(0.5);
     let sequences = if lied { *random.pick(&COUNTS) } else { 2 };
     let documents = if random.chance(0.2) { *random.pick(&COUNTS) } else { 3 };
-    let lengths: [i32; 2] = *random.pick(&[[1000, 1000], [1000, 1000], [0, 2000], [-1, 2001], [i32::MAX, i32::MAX], [999, 1000]]);
+    let lengths: [i32; 2] =
+        *random.pick(&[[1000, 1000], [1000, 1000], [0, 2000], [-1, 2001], [i32::MAX, i32::MAX], [999, 1000]]);
     let offsets: [i64; 2] = *random.pick(&[[0, 2000], [0, 2000], [0, i64::MAX], [-1, 0], [2000, 0]]);
     let mut index = b"MMIDIDX\0\0".to_vec();
     index.extend(1u64.to_le_bytes());
@@ -103,7 +104,9 @@ fn megatron(case: &Case<'_>, random: &mut Random) -> Result<String, String> {
         index.truncate(random.below(index.len()));
     }
     case.write("tokens.idx", &index)?;
-    Ok(format!("Megatron: type {kind}, {sequences} sequences of {lengths:?} at {offsets:?}, {documents} documents"))
+    Ok(format!(
+        "Megatron: type {kind}, {sequences} sequences of {lengths:?} at {offsets:?}, {documents} documents"
+    ))
 }
 
 fn nano_gpt(case: &Case<'_>, random: &mut Random) -> Result<String, String> {

@@ -19,7 +19,8 @@ pub(super) fn make(case: &Case<'_>, random: &mut Random) -> Result<Attempt, Stri
             (format!("{depth} nested arrays"), nested(depth).into_bytes())
         }
         2 => {
-            let kinds = ["", "{}", "[]", "null", "{\"kind\":\"char\"}", "{\"kind\":\"char\",\"chars\":\"aab\"}"];
+            let kinds =
+                ["", "{}", "[]", "null", "{\"kind\":\"char\"}", "{\"kind\":\"char\",\"chars\":\"aab\"}"];
             let text = *random.pick(&kinds);
             (format!("the text {text:?}"), text.as_bytes().to_vec())
         }
@@ -32,7 +33,15 @@ pub(super) fn make(case: &Case<'_>, random: &mut Random) -> Result<Attempt, Stri
     case.write("tokenizer.json", bytes)?;
     let words: &[&str] = match random.below(2) {
         0 => &["tokenize", "--tokenizer", "tokenizer.json", "--out", "t.bin", "text.txt"],
-        _ => &["train", "small.toml", "--set", "data.tokenizer=tokenizer.json", "--set", "train.steps=3", "--quiet"],
+        _ => &[
+            "train",
+            "small.toml",
+            "--set",
+            "data.tokenizer=tokenizer.json",
+            "--set",
+            "train.steps=3",
+            "--quiet",
+        ],
     };
     Ok(Attempt::new(format!("tokenizer.json: {input}"), words.iter().copied()))
 }
