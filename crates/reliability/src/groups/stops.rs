@@ -104,6 +104,31 @@ fn stand_still(case: &Case<'_>, mesh: &Mesh, rank: Option<usize>, random: &mut R
     reference.is_equal(&run)
 }
 
+/// All ranks stand still, long before any timeout; the second request to stop ends the job at once.
+fn leave(case: &Case<'_>, mesh: &Mesh, random: &mut Random) -> Result<(), String> {
+    let reference = case.world.reference(mesh)?;
+    let run = case.path("r");
+    let mut running = case.phalanx(mesh.train(&["--quiet"])).start()?;
+    let step = 1 + random.below(20) as u64;
+    running.wait_for(Duration::from_secs(8), || reached(&run, step));
+    let launcher = running.pid();
+    running.ranks().into_iter().for_each(|(_, pid)| drop(processes::send(pid, Signal::STOP)));
+    for _ in 0..2 {
+        processes::send(launcher, Signal::TERM);
+        pause(Duration::from_millis(100));
+    }
+    let asked = Instant::now();
+    let ended = running.finish();
+    ended.orderly()?;
+    let took = ended.ended_at - asked;
+    if took > AT_ONCE || !matches!(ended.code, Some(0 | 130)) {
+        let after = format!("ended with {:?} {} ms after the second SIGTERM", ended.code, took.as_millis());
+        return ended.wrong(&after);
+    }
+    case.phalanx(mesh.resume()).run()?.success()?;
+    reference.is_equal(&run)
+}
+
 fn ask(
     case: &Case<'_>,
     mesh: &Mesh,
