@@ -19,7 +19,7 @@ Options:
   --seed N          seed of all cases (1)
   --jobs N          cases at a time (2)
   --json FILE       write everything for programs
-  --markdown FILE   write the table of docs/reliability.md
+  --markdown FILE   write the table; into its place in docs/reliability.md
 
 Exit code: 0 when every case kept its rule, 1 when one did not, 2 when the campaign could not run.
 ";
@@ -103,7 +103,8 @@ fn campaign(options: &Options) -> Result<bool, String> {
         None => Ok(()),
     };
     write(&options.json, format!("{:#}\n", report.json()))?;
-    write(&options.markdown, report.markdown())?;
+    let document = options.markdown.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+    write(&options.markdown, report.written_into(&document.unwrap_or_default()))?;
     if !report.failed.is_empty() {
         println!("{}", report.failures());
     }

@@ -5,6 +5,12 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
+/// The line before the table in a document.
+const BEGIN: &str = "<!-- table of faults: begin -->";
+
+/// The line after it.
+const END: &str = "<!-- table of faults: end -->";
+
 /// One case that was tried.
 pub(crate) struct Trial {
     /// The row of the table.
@@ -72,17 +78,29 @@ impl Report {
         format!("cargo xtask reliability --only {} --case {} --seed {}", failed.group, failed.case, self.seed)
     }
 
-    /// The table, as Markdown.
+    /// `document` with the table between the lines [`BEGIN`] and [`END`]; the table alone when it has no such lines.
+    pub fn written_into(&self, document: &str) -> String {
+        let table = self.markdown();
+        let parts =
+            document.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+        match parts {
+            Some((before, after)) => format!("{before}{BEGIN}\n{table}{END}{after}"),
+            None => table,
+        }
+    }
+
+    /// The table, as Markdown, with the command that repeats each row.
     pub fn markdown(&self) -> String {
         let mut text =
             String::from("| group | fault | trials | passed | failed |\n|---|---|---:|---:|---:|\n");
         for ((group, fault), Tally { trials, passed }) in &self.rows {
             let failed = trials - passed;
-            writeln!(text, "| {group} | {fault} | {trials} | {passed} | {failed} |").expect("text grows");
+            writeln!(text, "| {group} | {fault} | {trials} | {passed} | {failed} | `--only {group}` |")
+                .expect("text grows");
         }
         let passed: usize = self.rows.values().map(|tally| tally.passed).sum();
         let trials = self.trials();
-        writeln!(text, "| **all** | | **{trials}** | **{passed}** | **{}** |", trials - passed)
+        writeln!(text, "| **all** | | **{trials}** | **{passed}** | **{}** | |", trials - passed)
             .expect("text grows");
         text
     }
@@ -122,8 +140,17 @@ mod tests {
         let trial = |result| Trial { fault: "cut".into(), detail: "cut at 3".into(), result };
         report.add("damage", 0, trial(Ok(())), 0.1);
         report.add("damage", 1, trial(Err("hung".into())), 0.1);
-        assert!(report.markdown().contains("| damage | cut | 2 | 1 | 1 |"), "{}", report.markdown());
-        assert!(report.markdown().contains("| **all** | | **2** | **1** | **1** |"));
+        assert!(
+            report.markdown().contains("| damage | cut | 2 | 1 | 1 | `--only damage` |"),
+            "{}",
+            report.markdown()
+        );
+        assert!(report.markdown().contains("| **all** | | **2** | **1** | **1** | |"));
+        let document = format!("Above.\n{BEGIN}\nold\n{END}\nBelow.\n");
+        let written = report.written_into(&document);
+        assert!(written.starts_with("Above.\n") && written.ends_with("\nBelow.\n"), "{written}");
+        assert!(written.contains("| damage | cut |") && !written.contains("old"), "{written}");
+        assert_eq!(report.written_into(""), report.markdown());
         let failures = report.failures();
         assert!(failures.contains("cargo xtask reliability --only damage --case 1 --seed 7"), "{failures}");
         assert_eq!(report.json()["failed"][0]["what"], "hung");

@@ -112,7 +112,9 @@ fn leave(case: &Case<'_>, mesh: &Mesh, random: &mut Random) -> Result<(), String
     let step = 1 + random.below(20) as u64;
     running.wait_for(Duration::from_secs(8), || reached(&run, step));
     let launcher = running.pid();
-    running.ranks().into_iter().for_each(|(_, pid)| drop(processes::send(pid, Signal::STOP)));
+    for (_, pid) in running.ranks() {
+        processes::send(pid, Signal::STOP);
+    }
     for _ in 0..2 {
         processes::send(launcher, Signal::TERM);
         pause(Duration::from_millis(100));
