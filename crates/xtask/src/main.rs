@@ -1,12 +1,14 @@
-//! `cargo xtask tidy`: the checks of the source that a program can make.
+//! `cargo xtask tidy`: the checks of the source that a program can make; `cargo xtask reliability`: the fault campaign.
 //!
-//! It reads the workspace as text, with the standard library alone, so it builds and runs in a moment.
-//! Each rule is a file under `rules/`; [`source`] tells code from comments, literals and tests.
+//! `tidy` reads the workspace as text, with the standard library alone, so it builds and runs in a moment.
+//! Each rule is a file under `rules/`; [`source`] tells code from comments, literals and tests. The campaign is a program
+//! of its own, which [`reliability`] builds and starts.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 #![forbid(unsafe_code)]
 
 mod finding;
 mod manifest;
+mod reliability;
 mod rules;
 mod sizes_list;
 mod source;
@@ -21,11 +23,15 @@ use finding::Finding;
 use workspace::Workspace;
 
 const HELP: &str = "\
-Checks of the source that a program can make.
+Checks of the source that a program can make, and the fault campaign.
 
 Usage: cargo xtask tidy [--shrink]
+       cargo xtask reliability [--short] [--only GROUP] [--case K] [--cases N] [--seed N] [--jobs N]
+                               [--json FILE] [--markdown FILE]
 
-Rules, each with the place, what is wrong and what to do:
+reliability builds the release binary and tries generated faults against it; --help lists its options.
+
+Rules of tidy, each with the place, what is wrong and what to do:
   imports    which crate may import which, and what no crate may know or touch
   sizes      functions over 70 lines and files over 500 (tests aside) must be on
              crates/xtask/sizes.txt, whose entries may only shrink
@@ -42,8 +48,9 @@ Options:
 Examples:
   cargo xtask tidy
   cargo xtask tidy --shrink
+  cargo xtask reliability --only damage --case 17 --seed 1
 
-Exit code: 0 when all is well, 1 with findings, 2 when the check itself could not run.
+Exit code: 0 when all is well, 1 with findings or failed cases, 2 when the check itself could not run.
 ";
 
 fn main() -> ExitCode {
@@ -52,6 +59,7 @@ fn main() -> ExitCode {
     let shrink = match args[..] {
         ["tidy"] => false,
         ["tidy", "--shrink"] => true,
+        ["reliability", ref more @ ..] => return reliability::run(more),
         ["-h" | "--help" | "help"] | ["tidy", "-h" | "--help"] => {
             print!("{HELP}");
             return ExitCode::SUCCESS;

@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 17] = [
+const MAY_IMPORT: [(&str, &[&str]); 18] = [
     ("trace", &[]),
     ("plan", &["trace"]),
     ("tensor", &["trace", "plan"]),
@@ -60,6 +60,7 @@ const MAY_IMPORT: [(&str, &[&str]); 17] = [
             "train",
         ],
     ),
+    ("reliability", &[]),
     ("xtask", &[]),
     ("cuda", &["trace", "tensor"]),
 ];
@@ -76,7 +77,7 @@ const OTHER_MEANINGS: [(&str, &str, &str); 4] = [
 ];
 
 /// Crates that may read arguments and environment.
-const MAY_READ_ENVIRONMENT: [&str; 2] = ["phalanx", "xtask"];
+const MAY_READ_ENVIRONMENT: [&str; 3] = ["phalanx", "reliability", "xtask"];
 
 /// Crates that may differ by feature: the face and the leaves that wrap foreign engines.
 const MAY_HAVE_FEATURES: [&str; 4] = ["phalanx", "cuda", "nccl", "mpi"];

@@ -1,0 +1,36 @@
+//! The groups of faults, each with its share of the cases.
+
+mod damage;
+mod full_disk;
+mod hostile;
+mod kills;
+mod pipes;
+mod settings;
+mod stops;
+mod two_runs;
+
+use crate::random::Random;
+use crate::trial::Trial;
+use crate::world::World;
+
+/// A family of faults.
+pub(crate) struct Group {
+    pub(crate) name: &'static str,
+    /// Cases of the whole campaign.
+    pub(crate) cases: usize,
+    /// Cases of the short selection.
+    pub(crate) short: usize,
+    /// Tries case `number`.
+    pub(crate) case: fn(&World, &mut Random, usize) -> Trial,
+}
+
+pub(crate) const GROUPS: [Group; 8] = [
+    Group { name: "kills", cases: 840, short: 10, case: kills::case },
+    Group { name: "stops", cases: 320, short: 8, case: stops::case },
+    Group { name: "damage", cases: 2112, short: 44, case: damage::case },
+    Group { name: "hostile", cases: 2200, short: 48, case: hostile::case },
+    Group { name: "full-disk", cases: 240, short: 6, case: full_disk::case },
+    Group { name: "two-runs", cases: 200, short: 6, case: two_runs::case },
+    Group { name: "pipes", cases: 420, short: 14, case: pipes::case },
+    Group { name: "settings", cases: 400, short: 16, case: settings::case },
+];

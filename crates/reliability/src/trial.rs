@@ -1,0 +1,158 @@
+//! One case with its outcome, and the table of all.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+/// The line before the table in a document.
+const BEGIN: &str = "<!-- table of faults: begin -->";
+
+/// The line after it.
+const END: &str = "<!-- table of faults: end -->";
+
+/// One case that was tried.
+pub(crate) struct Trial {
+    /// The row of the table.
+    pub(crate) fault: String,
+    /// What was done in this case.
+    pub(crate) detail: String,
+    /// What went otherwise than the rule says.
+    pub(crate) result: Result<(), String>,
+}
+
+/// A case that failed.
+#[derive(Clone, Debug)]
+pub struct Failed {
+    /// Group of the case.
+    pub group: &'static str,
+    /// Its number in the group.
+    pub case: usize,
+    /// What was done.
+    pub detail: String,
+    /// What happened.
+    pub what: String,
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Cases tried.
+    pub trials: usize,
+    /// Cases that kept the rule.
+    pub passed: usize,
+}
+
+/// What a campaign found.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// The seed of all cases.
+    pub seed: u64,
+    /// Group and fault, with their trials.
+    pub rows: BTreeMap<(&'static str, String), Tally>,
+    /// By group and number.
+    pub failed: Vec<Failed>,
+    /// What cases took together, by group.
+    pub seconds: BTreeMap<&'static str, f64>,
+}
+
+impl Report {
+    pub(crate) fn add(&mut self, group: &'static str, case: usize, trial: Trial, seconds: f64) {
+        let Trial { fault, detail, result } = trial;
+        let tally = self.rows.entry((group, fault)).or_default();
+        tally.trials += 1;
+        tally.passed += usize::from(result.is_ok());
+        *self.seconds.entry(group).or_default() += seconds;
+        if let Err(what) = result {
+            self.failed.push(Failed { group, case, detail, what });
+        }
+    }
+
+    /// Cases tried.
+    pub fn trials(&self) -> usize {
+        self.rows.values().map(|tally| tally.trials).sum()
+    }
+
+    /// The command that repeats a case.
+    pub fn repeats(&self, failed: &Failed) -> String {
+        format!("cargo xtask reliability --only {} --case {} --seed {}", failed.group, failed.case, self.seed)
+    }
+
+    /// `document` with the table between the lines [`BEGIN`] and [`END`]; the table alone when it has no such lines.
+    pub fn written_into(&self, document: &str) -> String {
+        let table = self.markdown();
+        let parts =
+            document.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+        match parts {
+            Some((before, after)) => format!("{before}{BEGIN}\n{table}{END}{after}"),
+            None => table,
+        }
+    }
+
+    /// The table, as Markdown, with the command that repeats each row.
+    pub fn markdown(&self) -> String {
+        let mut text =
+            String::from("| group | fault | trials | passed | failed |\n|---|---|---:|---:|---:|\n");
+        for ((group, fault), Tally { trials, passed }) in &self.rows {
+            let failed = trials - passed;
+            writeln!(text, "| {group} | {fault} | {trials} | {passed} | {failed} | `--only {group}` |")
+                .expect("text grows");
+        }
+        let passed: usize = self.rows.values().map(|tally| tally.passed).sum();
+        let trials = self.trials();
+        writeln!(text, "| **all** | | **{trials}** | **{passed}** | **{}** | |", trials - passed)
+            .expect("text grows");
+        text
+    }
+
+    /// The failures with the commands that repeat them.
+    pub fn failures(&self) -> String {
+        let mut text = String::new();
+        for failed in &self.failed {
+            let Failed { group, case, detail, what } = failed;
+            let repeat = self.repeats(failed);
+            writeln!(text, "{group} {case}: {detail}\n  {what}\n  repeat: {repeat}").expect("text grows");
+        }
+        text
+    }
+
+    /// Everything, for programs.
+    pub fn json(&self) -> Value {
+        let rows = self.rows.iter().map(|((group, fault), tally)| {
+            json!({ "group": group, "fault": fault, "trials": tally.trials, "passed": tally.passed })
+        });
+        let failed = self.failed.iter().map(|failed| {
+            json!({ "group": failed.group, "case": failed.case, "detail": failed.detail, "what": failed.what,
+                    "repeat": self.repeats(failed) })
+        });
+        json!({ "seed": self.seed, "rows": rows.collect::<Vec<_>>(), "failed": failed.collect::<Vec<_>>(),
+                "seconds": self.seconds })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_counts_and_the_failures_say_how_to_repeat_them() {
+        let mut report = Report { seed: 7, ..Report::default() };
+        let trial = |result| Trial { fault: "cut".into(), detail: "cut at 3".into(), result };
+        report.add("damage", 0, trial(Ok(())), 0.1);
+        report.add("damage", 1, trial(Err("hung".into())), 0.1);
+        assert!(
+            report.markdown().contains("| damage | cut | 2 | 1 | 1 | `--only damage` |"),
+            "{}",
+            report.markdown()
+        );
+        assert!(report.markdown().contains("| **all** | | **2** | **1** | **1** | |"));
+        let document = format!("Above.\n{BEGIN}\nold\n{END}\nBelow.\n");
+        let written = report.written_into(&document);
+        assert!(written.starts_with("Above.\n") && written.ends_with("\nBelow.\n"), "{written}");
+        assert!(written.contains("| damage | cut |") && !written.contains("old"), "{written}");
+        assert_eq!(report.written_into(""), report.markdown());
+        let failures = report.failures();
+        assert!(failures.contains("cargo xtask reliability --only damage --case 1 --seed 7"), "{failures}");
+        assert_eq!(report.json()["failed"][0]["what"], "hung");
+    }
+}
