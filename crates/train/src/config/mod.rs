@@ -7,6 +7,7 @@
 use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
+mod bounds;
 pub mod check;
 pub mod parallel;
 
