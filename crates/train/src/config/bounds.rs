@@ -9,6 +9,7 @@ use phalanx_models::ModelShape;
 use phalanx_plan::Mesh;
 
 use super::check::{ConfigError, refuse};
+use crate::planning::ALL_RANKS;
 use super::{Checkpointing, Chunk, RunConfig};
 
 /// Sequences of a step or of an evaluation.
@@ -38,6 +39,13 @@ const MAX_MIB: f64 = (1u64 << 40) as f64;
 /// Tokens of one replica in a step or an evaluation: 16 times the largest batches of published runs over all their
 /// replicas.
 const MAX_TOKENS: u128 = 1 << 28;
+
+/// Runs of one block over one micro-batch, in the steps and evaluations of all ranks that are run dry. Each is some
+/// 100 events and 10 KB of the trace.
+const MAX_DRY_RUNS: u128 = 1 << 17;
+
+/// Bytes of logits for which the head takes as long to be run dry as a block: it makes them in slices.
+const LOGITS_AS_A_BLOCK: u128 = 256 << 20;
 
 /// Operations of a step, and bytes that it sends, over all ranks.
 const MAX_WORK: u128 = 1 << 62;
@@ -122,6 +130,38 @@ impl RunConfig {
         Ok(())
     }
 
+    /// Runs of one block over one micro-batch that the dry run of a step takes, over all ranks that are run dry.
+    pub fn dry_runs(&self, mesh: Mesh, shape: &ModelShape) -> u128 {
+        self.dry_runs_of(mesh, shape, self.micro_batches())
+    }
+
+    fn dry_runs_of(&self, mesh: Mesh, shape: &ModelShape, micro_batches: usize) -> u128 {
+        let replicas = if mesh.world() <= ALL_RANKS { mesh.data * mesh.tensor } else { 1 };
+        let logits = (self.micro() * self.model.seq) as u128 * 4 * shape.vocab as u128;
+        // Embedding, last norm and head are blocks, too.
+        let blocks = (shape.layers + 3) as u128 + logits / LOGITS_AS_A_BLOCK;
+        replicas as u128 * micro_batches as u128 * blocks
+    }
+
+    fn check_dry_runs(&self, mesh: Mesh, shape: &ModelShape, evaluated: usize) -> Result<(), ConfigError> {
+        let evaluations = evaluated / (self.micro() * mesh.data);
+        for (key, given, what, count) in [
+            ("batch.global", self.batch.global, "a step", self.micro_batches()),
+            ("train.eval_samples", self.train.eval_samples, "an evaluation", evaluations),
+        ] {
+            let runs = self.dry_runs_of(mesh, shape, count);
+            if runs > MAX_DRY_RUNS {
+                let expected = format!(
+                    "makes {what} of {count} micro-batches on each replica, {runs} runs of a block (or of as many bytes \
+                     of logits) over a micro-batch in the plan, which takes at most {MAX_DRY_RUNS}: lower it, or \
+                     raise batch.micro"
+                );
+                return Err(refuse(key, given, expected));
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses sizes that are possible one by one and whose products are not: more tokens than a replica can hold,
     /// more work than 64 bits count. `elements` are the trained numbers of the model, `evaluated` the windows of an
     /// evaluation over all ranks.
@@ -149,6 +189,7 @@ impl RunConfig {
                 return Err(refuse(key, given, expected));
             }
         }
+        self.check_dry_runs(mesh, shape, evaluated)?;
         let tokens = self.batch.global as u128 * seq;
         let each = 6 * u128::from(elements) + 12 * (shape.layers * shape.hidden) as u128 * seq;
         // With what checkpointing computes again, and what is sent of each parameter in each micro-batch.
