@@ -15,6 +15,7 @@ use phalanx_tensor::{Gelu, Heads, Layout};
 use serde_json::{Value, json};
 
 use crate::config::{decimal, epsilon, expect_computed, expect_family, heads, number, probability};
+use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{Dropouts, Model, ModelError, ModelShape, Objective, Stored};
 
 /// The token table, which the output projection shares.
@@ -152,16 +153,16 @@ impl Bert {
                 ("add_cross_attention", json!(false)),
             ],
         )?;
-        let hidden = number(config, "hidden_size")?;
+        let hidden = number(config, "hidden_size", MAX_HIDDEN)?;
         let residual = probability(config, "hidden_dropout_prob")?;
         let attention = probability(config, "attention_probs_dropout_prob")?;
         Ok(Bert {
-            layers: number(config, "num_hidden_layers")?,
+            layers: number(config, "num_hidden_layers", MAX_LAYERS)?,
             hidden,
             heads: heads(config, "num_attention_heads", hidden, "hidden_size")?,
-            intermediate: number(config, "intermediate_size")?,
-            vocab: number(config, "vocab_size")?,
-            positions: number(config, "max_position_embeddings")?,
+            intermediate: number(config, "intermediate_size", MAX_INTERMEDIATE)?,
+            vocab: number(config, "vocab_size", MAX_VOCAB)?,
+            positions: number(config, "max_position_embeddings", MAX_POSITIONS)?,
             eps: epsilon(config, "layer_norm_eps", 1e-12)?,
             dropout: Dropouts { embedding: residual, attention, residual },
         })

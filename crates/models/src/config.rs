@@ -56,18 +56,18 @@ pub(crate) fn heads(
     hidden: usize,
     width_key: &str,
 ) -> Result<usize, ModelError> {
-    let heads = number(config, key)?;
+    let heads = number(config, key, hidden)?;
     if !hidden.is_multiple_of(heads) {
         return Err(ModelError::key(key, &config[key], &format!("a divisor of {width_key} = {hidden}")));
     }
     Ok(heads)
 }
 
-/// A size.
-pub(crate) fn number(config: &Value, key: &'static str) -> Result<usize, ModelError> {
+/// A size, `most` at most (see [`crate::limits`]).
+pub(crate) fn number(config: &Value, key: &'static str, most: usize) -> Result<usize, ModelError> {
     let given = config.get(key).unwrap_or(&Value::Null);
-    let number = given.as_u64().filter(|n| *n > 0);
-    number.map(|n| n as usize).ok_or_else(|| ModelError::key(key, given, "a positive integer"))
+    let number = given.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=most).contains(n));
+    number.ok_or_else(|| ModelError::key(key, given, &format!("an integer from 1 to {most}")))
 }
 
 /// What is added to a variance; `absent` where the file says nothing.

@@ -13,6 +13,7 @@ use phalanx_tensor::{Gelu, Heads, Layout};
 use serde_json::{Value, json};
 
 use crate::config::{decimal, epsilon, expect_computed, expect_family, heads, number, probability};
+use crate::limits::{MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{Dropouts, Model, ModelError, ModelShape, Stored};
 
 /// Shape of a GPT-2, and what it drops in training.
@@ -146,7 +147,7 @@ impl Gpt2 {
     /// When the file describes another architecture, or a variant that is not computed here.
     pub fn from_config(config: &Value) -> Result<Gpt2, ModelError> {
         expect_family(config, "gpt2")?;
-        let hidden = number(config, "n_embd")?;
+        let hidden = number(config, "n_embd", MAX_HIDDEN)?;
         expect_computed(
             config,
             &[
@@ -163,11 +164,11 @@ impl Gpt2 {
             return Err(ModelError::Key { key: "n_inner", given: inner.to_string(), expected });
         }
         Ok(Gpt2 {
-            layers: number(config, "n_layer")?,
+            layers: number(config, "n_layer", MAX_LAYERS)?,
             hidden,
             heads: heads(config, "n_head", hidden, "n_embd")?,
-            vocab: number(config, "vocab_size")?,
-            positions: number(config, "n_positions")?,
+            vocab: number(config, "vocab_size", MAX_VOCAB)?,
+            positions: number(config, "n_positions", MAX_POSITIONS)?,
             eps: epsilon(config, "layer_norm_epsilon", 1e-5)?,
             dropout: Dropouts {
                 embedding: probability(config, "embd_pdrop")?,

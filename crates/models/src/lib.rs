@@ -4,6 +4,7 @@
 pub mod bert;
 mod config;
 pub mod gpt2;
+pub mod limits;
 pub mod model;
 pub mod stored;
 

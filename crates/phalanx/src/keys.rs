@@ -48,6 +48,16 @@ pub fn flat(tables: &Table) -> impl Iterator<Item = (String, &Value)> {
         .flat_map(|(name, table)| table.iter().map(move |(key, value)| (format!("{name}.{key}"), value)))
 }
 
+/// Keys whose value is or may be a number.
+#[cfg(test)]
+pub fn numeric() -> Vec<String> {
+    let full = full();
+    let is_number = |(key, value): &(String, &Value)| {
+        value.is_integer() || value.is_float() || WORD_OR_NUMBER.contains(&key.as_str())
+    };
+    flat(&full).filter(is_number).map(|(key, _)| key).collect()
+}
+
 /// Refuses unknown tables and keys and values of the wrong type; `origin` is where they were written.
 pub fn check(given: &Table, origin: &str) -> Result<()> {
     let full = full();

@@ -11,6 +11,8 @@ mod config;
 mod continuation;
 mod ending;
 mod environment;
+#[cfg(test)]
+mod extreme_values;
 mod kernel_bench;
 mod kernel_table;
 mod keys;

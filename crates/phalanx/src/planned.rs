@@ -18,6 +18,9 @@ use crate::machine;
 use crate::report::bytes;
 use crate::shape::Vocabulary;
 
+/// Dry runs of a block (see [`RunConfig::dry_runs`]) for a proposal: a tenth of a second or two.
+const MOST_DRY_RUNS: u128 = 1 << 12;
+
 /// A complete configuration and its plan.
 pub struct Planned {
     /// Checked; vocabulary, positions and threads are filled in.
@@ -135,20 +138,21 @@ impl Planned {
                 tried.push((fits(&other), other.needed_bytes(), words));
             }
         };
-        let small = |c: &mut RunConfig| (c.batch.micro, c.parallel.micro_batches) = (Some(1), None);
+        let few = self.smallest_micro();
+        let small = move |c: &mut RunConfig| (c.batch.micro, c.parallel.micro_batches) = (Some(few), None);
         let sharded = |c: &mut RunConfig| c.parallel.zero = 3;
         if config.data() > 1 && config.parallel.zero < 3 {
             try_change("parallel.zero=3".into(), &sharded);
         }
-        if micro > 1 {
-            try_change("batch.micro=1".into(), &small);
+        if micro > few {
+            try_change(format!("batch.micro={few}"), &small);
         }
         if config.data() > 1 {
             let half = config.data() / 2;
             try_change(format!("parallel.data={half}"), &move |c| {
                 (c.parallel.ranks, c.parallel.data) = (None, Some(half));
             });
-            try_change("parallel.zero=3 with batch.micro=1".into(), &move |c| {
+            try_change(format!("parallel.zero=3 with batch.micro={few}"), &move |c| {
                 sharded(c);
                 small(c);
             });
@@ -163,6 +167,18 @@ impl Planned {
                 format!("not even these fit: {}; make the model or model.seq smaller", all.join(", "))
             }
         }
+    }
+
+    /// The fewest sequences of a micro-batch that are planned in a moment: 1, unless that makes very many micro-batches.
+    fn smallest_micro(&self) -> usize {
+        let (spec, micro) = (&self.plan.spec, self.plan.spec.micro);
+        let runs = |few: usize| {
+            let mut config = self.config.clone();
+            (config.batch.micro, config.parallel.micro_batches) = (Some(few), None);
+            config.dry_runs(spec.mesh, &spec.model.shape())
+        };
+        let mut divisors = (1..micro).filter(|few| micro.is_multiple_of(*few));
+        divisors.find(|few| runs(*few) <= MOST_DRY_RUNS).unwrap_or(micro)
     }
 
     /// The same run with gradients reduced at the other time, when it accumulates.

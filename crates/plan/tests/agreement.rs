@@ -34,7 +34,7 @@ fn step() -> Vec<Collective> {
 
 fn trace(rank: usize, step: Vec<Collective>) -> Trace {
     let init = Phase { name: "init", events: Vec::new() };
-    let events = step.into_iter().map(Event::Collective).collect();
+    let events = step.into_iter().map(Box::new).map(Event::Collective).collect();
     Trace { rank, phases: vec![init, Phase { name: "step", events }], faults: Vec::new() }
 }
 

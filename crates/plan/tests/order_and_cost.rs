@@ -65,7 +65,7 @@ fn costs_are_sums() {
     let site = Site { file: "zero.rs", line: 1 };
     let collective = |op, count, sent_bytes| {
         let (group, dtype) = ("data", DType::F32);
-        Event::Collective(Collective {
+        Event::Collective(Box::new(Collective {
             group,
             members: Arc::default(),
             world_size: 2,
@@ -77,7 +77,7 @@ fn costs_are_sums() {
             placements: Placements::REPLICATED,
             sent_bytes,
             site,
-        })
+        }))
     };
     let events = vec![
         kernel("gelu", 10, 80),

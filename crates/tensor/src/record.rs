@@ -59,7 +59,7 @@ impl Recorder {
         self.locked(|tape| {
             let number = tape.collectives;
             tape.collectives += 1;
-            tape.push(Event::Collective(collective));
+            tape.push(Event::Collective(Box::new(collective)));
             number
         })
     }

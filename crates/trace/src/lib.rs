@@ -317,8 +317,8 @@ pub enum Event {
         /// Queue.
         stream: Stream,
     },
-    /// A collective is started.
-    Collective(Collective),
+    /// A collective is started. In a box: the other events are many more, and a third of its size.
+    Collective(Box<Collective>),
     /// The compute stream waits for the n-th collective of the trace (from 0).
     Wait {
         /// Number of the collective.
@@ -371,7 +371,7 @@ impl Phase {
     /// The collectives of the phase, in order.
     pub fn collectives(&self) -> impl Iterator<Item = &Collective> {
         self.events.iter().filter_map(|e| match e {
-            Event::Collective(c) => Some(c),
+            Event::Collective(c) => Some(&**c),
             _ => None,
         })
     }

@@ -96,7 +96,7 @@ pub enum PlanError {
 }
 
 /// Most ranks that are all run dry; of more, one of each place in the pipeline.
-const ALL_RANKS: usize = 16;
+pub(crate) const ALL_RANKS: usize = 16;
 
 impl RunPlan {
     /// Runs every rank dry, or one of each kind.

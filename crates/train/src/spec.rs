@@ -130,6 +130,7 @@ impl Spec {
         let network = model.network(&TensorParallel::solo(), checkpointing);
         let (mesh, schedule) = (config.mesh()?, config.schedule()?);
         config.check_model_on(mesh, &model.shape())?;
+        config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
         let size = |p: &phalanx_layers::ParameterSpec| ParameterSize::new(&p.name, p.elements() as u64);
         let sizes: Vec<_> = network.parameters.iter().map(size).collect();
         let chunk_size = chunk_size(config, model.shape().hidden);

@@ -6,6 +6,7 @@
 use super::action::Action;
 use super::names::Plan;
 use super::walk::Stuck;
+use super::{MAX_CELLS, MAX_RANKS};
 
 /// How many of the ranks that wait for each other an error names.
 const STUCK_SHOWN: usize = 4;
@@ -24,6 +25,28 @@ pub enum ScheduleError {
     Zero {
         /// Of what.
         what: &'static str,
+    },
+    /// More than is planned.
+    #[error(
+        "a pipeline schedule of {ranks} ranks x {micro_batches} micro-batches x {chunks} stages a rank is larger \
+         than is planned: at most {MAX_RANKS} ranks and {MAX_CELLS} cells; use fewer of them"
+    )]
+    TooLarge {
+        /// Pipeline ranks.
+        ranks: usize,
+        /// Micro-batches asked for.
+        micro_batches: usize,
+        /// Stages of each rank.
+        chunks: usize,
+    },
+    /// A text of more than is planned.
+    #[error(
+        "line {line}: the schedule is longer than is planned, at most {MAX_RANKS} lines (a line a pipeline rank) and \
+         {MAX_CELLS} cells"
+    )]
+    TooLong {
+        /// The line that goes beyond, from 1.
+        line: usize,
     },
     /// Fewer micro-batches than ranks.
     #[error(

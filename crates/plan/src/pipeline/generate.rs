@@ -10,7 +10,7 @@ use super::error::ScheduleError;
 use super::names::Plan;
 use super::schedule::Schedule;
 use super::simulate::{Costs, StageCost, simulate};
-use super::{interleaved, one_chunk, zero_bubble};
+use super::{MAX_CELLS, MAX_RANKS, interleaved, one_chunk, zero_bubble};
 
 /// The schedule `plan` for `ranks` pipeline ranks and `micro_batches` a step; it passes [`check()`].
 ///
@@ -22,6 +22,9 @@ pub fn generate(plan: Plan, ranks: usize, micro_batches: usize) -> Result<Schedu
         if number == 0 {
             return Err(ScheduleError::Zero { what });
         }
+    }
+    if !is_planned(plan, ranks, micro_batches) {
+        return Err(ScheduleError::TooLarge { ranks, micro_batches, chunks: plan.chunks() });
     }
     if micro_batches < ranks && plan != Plan::ModelParallel {
         return Err(ScheduleError::TooFewMicroBatches { plan, ranks, micro_batches });
@@ -46,6 +49,17 @@ pub fn generate(plan: Plan, ranks: usize, micro_batches: usize) -> Result<Schedu
     check(&schedule)?;
     schedule.ranks = cells(&schedule);
     Ok(schedule)
+}
+
+/// Whether a schedule of these sizes is small enough to be made. Under `model` a rank has a cell, empty or not, for
+/// each action of every other rank; under the others for its own actions and a bubble of as many cells as ranks.
+fn is_planned(plan: Plan, ranks: usize, micro_batches: usize) -> bool {
+    let length = match plan {
+        Plan::ModelParallel => micro_batches.checked_mul(ranks),
+        _ => micro_batches.checked_add(ranks),
+    };
+    let cells = length.and_then(|length| length.checked_mul(ranks)?.checked_mul(plan.chunks()));
+    ranks <= MAX_RANKS && cells.is_some_and(|cells| cells <= MAX_CELLS)
 }
 
 /// Every rank's actions in the cells in which they start when each takes one.

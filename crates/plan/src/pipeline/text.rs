@@ -10,6 +10,7 @@ use std::fmt;
 use super::action::{Action, Kind};
 use super::error::ScheduleError;
 use super::schedule::Schedule;
+use super::{MAX_CELLS, MAX_RANKS};
 
 /// The name of a schedule that was read.
 const NAME: &str = "custom";
@@ -21,9 +22,13 @@ impl Schedule {
     /// A cell that is no action, with its line and column from 1; a rank without actions; a stage on two
     /// ranks or on none. Whether it can be run, [`super::check()`] says.
     pub fn parse(text: &str) -> Result<Schedule, ScheduleError> {
-        let mut ranks = Vec::new();
+        let (mut ranks, mut length) = (Vec::new(), 0);
         for (number, line) in (1..).zip(text.trim_end().lines()) {
             let cells = read_line(number, line)?;
+            length += cells.len();
+            if number > MAX_RANKS || length > MAX_CELLS {
+                return Err(ScheduleError::TooLong { line: number });
+            }
             if cells.iter().all(Option::is_none) {
                 return Err(ScheduleError::EmptyRank { rank: ranks.len() });
             }

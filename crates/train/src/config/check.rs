@@ -104,6 +104,7 @@ impl RunConfig {
     /// # Errors
     /// The first key that is wrong, with what it must be.
     pub fn check(&self) -> Result<(), ConfigError> {
+        self.check_bounds()?;
         self.check_model()?;
         self.check_batch()?;
         self.check_parallel()?;
@@ -156,29 +157,28 @@ impl RunConfig {
         if self.parallel.micro_batches == Some(0) {
             return Err(refuse("parallel.micro_batches", 0, "must be at least 1"));
         }
+        // As u128: three counts within their bounds.
+        let product = |counts: [usize; 3]| counts.into_iter().map(|count| count as u128).product::<u128>();
         if let (Some(count), Some(micro)) = (self.parallel.micro_batches, self.batch.micro)
-            && count * micro * ranks != global
+            && product([count, micro, ranks]) != global as u128
         {
             let expected = format!(
                 "x batch.micro = {micro} x {ranks} data-parallel ranks is not batch.global = {global}; leave one out"
             );
             return Err(refuse("parallel.micro_batches", count, expected));
         }
-        let unit = ranks
-            * self.batch.micro.unwrap_or(1)
-            * self
-                .parallel
-                .micro_batches
-                .map_or(1, |count| if self.batch.micro.is_some() { 1 } else { count });
-        if global == 0 || !global.is_multiple_of(unit) {
-            let near = (global / unit).max(1) * unit;
+        // Of the two that follow from each other one is enough.
+        let part = self.batch.micro.or(self.parallel.micro_batches).unwrap_or(1);
+        let unit = product([ranks, part, 1]);
+        if global == 0 || !(global as u128).is_multiple_of(unit) {
+            let near = (global as u128 / unit).max(1) * unit;
             let expected = format!(
                 "must be a multiple of {unit} ({ranks} data-parallel ranks x batch.micro or parallel.micro_batches); the nearest are {near} and {}",
                 near + unit
             );
             return Err(refuse("batch.global", global, expected));
         }
-        Ok(())
+        self.check_micro_batches()
     }
 
     fn check_parallel(&self) -> Result<(), ConfigError> {

@@ -7,6 +7,7 @@
 use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
+mod bounds;
 pub mod check;
 mod learning_rate;
 pub mod parallel;
