@@ -131,7 +131,7 @@ impl Invocation {
         let mut child = command.spawn().map_err(|error| format!("cannot start `{shown}`: {error}"))?;
         let stdout = child.stdout.take().map(|from| std::thread::spawn(move || gather(from)));
         let stderr = child.stderr.take().map(|from| std::thread::spawn(move || gather(from)));
-        Ok(Running { shown, child, started: Instant::now(), time_limit: self.time_limit, stdout, stderr })
+        Ok(Running { shown, child, started: Instant::now(), stdout, stderr })
     }
 
     /// Runs it to its end.
