@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::processes;
 
 /// Longest that a command of a case may take; the longest undisturbed one takes a tenth of this.
-pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// Most memory of all processes of a command together. The models of the campaign hold less than a megabyte.
 const MEMORY_LIMIT: u64 = 1 << 30;
@@ -20,6 +20,9 @@ const MEMORY_LIMIT: u64 = 1 << 30;
 /// How often time and memory are looked at. Memory between two looks is seen by the kernel's own high-water mark,
 /// except what a process takes in the last milliseconds of its life.
 const LOOK: Duration = Duration::from_millis(2);
+
+/// Most that one interval between two looks counts: when the whole machine stood still, so did the command.
+const COUNTED: Duration = Duration::from_millis(100);
 
 /// Most bytes of standard output or error that are kept.
 const KEPT: usize = 4 << 20;
@@ -34,7 +37,6 @@ pub(crate) struct Invocation {
     environment: Vec<(String, Option<String>)>,
     stdout: Option<Stdio>,
     stderr: Option<Stdio>,
-    time_limit: Duration,
 }
 
 impl Invocation {
@@ -52,7 +54,6 @@ impl Invocation {
             environment: Vec::new(),
             stdout: None,
             stderr: None,
-            time_limit: TIME_LIMIT,
         }
     }
 
@@ -130,7 +131,7 @@ impl Invocation {
         let mut child = command.spawn().map_err(|error| format!("cannot start `{shown}`: {error}"))?;
         let stdout = child.stdout.take().map(|from| std::thread::spawn(move || gather(from)));
         let stderr = child.stderr.take().map(|from| std::thread::spawn(move || gather(from)));
-        Ok(Running { shown, child, started: Instant::now(), time_limit: self.time_limit, stdout, stderr })
+        Ok(Running { shown, child, started: Instant::now(), stdout, stderr })
     }
 
     /// Runs it to its end.
@@ -147,7 +148,6 @@ pub(crate) struct Running {
     shown: String,
     child: Child,
     started: Instant,
-    time_limit: Duration,
     stdout: Option<JoinHandle<String>>,
     stderr: Option<JoinHandle<String>>,
 }
@@ -184,6 +184,7 @@ impl Running {
     /// Waits until it ends; ends it when it takes too long or too much memory.
     pub(crate) fn finish(mut self) -> Ended {
         let mut breach = None;
+        let (mut counted, mut looked) = (Duration::ZERO, self.started);
         let status = loop {
             if let Ok(Some(status)) = self.child.try_wait() {
                 break Some(status);
@@ -193,14 +194,16 @@ impl Running {
                 processes::children(pid).into_iter().chain([pid]).map(processes::peak_bytes).sum();
             if together > MEMORY_LIMIT {
                 breach = Some(format!("took {} MiB of memory", together >> 20));
-            } else if self.started.elapsed() > self.time_limit {
-                breach = Some(format!("did not end within {} s", self.time_limit.as_secs()));
+            } else if counted > TIME_LIMIT {
+                breach = Some(format!("did not end within {} s", TIME_LIMIT.as_secs()));
             }
             if breach.is_some() {
                 self.end_group();
                 break self.child.wait().ok();
             }
             std::thread::sleep(LOOK);
+            counted += looked.elapsed().min(COUNTED);
+            looked = Instant::now();
         };
         self.gathered(status, breach)
     }

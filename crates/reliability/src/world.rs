@@ -44,8 +44,8 @@ threads = 1
 /// Words of the text that runs are trained on.
 const WORDS: [&str; 8] = ["chunk", "rank", "shard", "gather", "reduce", "step", "plan", "arena"];
 
-/// As many words with as many letters, but other ones: the text of another run.
-const OTHER_WORDS: [&str; 8] = ["knuhc", "vamk", "dvahs", "vehtag", "ecudev", "pets", "malp", "amevar"];
+/// As many words of as many distinct letters, but not the same letters: the text of another run.
+const OTHER_WORDS: [&str; 8] = ["chumk", "vamk", "shavd", "gathev", "veduce", "step", "plam", "avema"];
 
 /// Something that is made once, or why it could not be made.
 type Made<T> = Arc<OnceLock<Result<T, String>>>;
