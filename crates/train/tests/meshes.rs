@@ -22,7 +22,7 @@ fn a_selection_of_meshes_follows_one_rank() {
     let mut runs = 0;
     for family in ["gpt2", "bert"] {
         for (mesh, sequence, schedules) in CASES {
-            let row = hold(family, mesh, sequence, schedules, 3);
+            let row = hold(family, mesh, sequence, schedules, 2);
             let (loss, gradient, parameter) = (row.loss, row.gradient, row.parameter);
             let limit = tolerance(Sizes::of(mesh));
             assert!(
