@@ -39,10 +39,19 @@ impl Given {
             ),
             Err(error) => bail!("cannot read the configuration {}: {error}", path.display()),
         };
-        let origin = path.display().to_string();
+        Given::parse_from(text, &path.display().to_string())
+    }
+
+    fn parse_from(text: String, origin: &str) -> Result<Given> {
         let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is no TOML"))?;
-        keys::check(&tables, &origin)?;
+        keys::check(&tables, origin)?;
         Ok(Given { tables, text })
+    }
+
+    /// A configuration that is no file.
+    #[cfg(test)]
+    pub fn parse(text: &str) -> Result<Given> {
+        Given::parse_from(text.to_string(), "the text")
     }
 
     /// The file as it was read.

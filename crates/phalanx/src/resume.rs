@@ -196,3 +196,56 @@ pub fn shell_word(text: &str) -> String {
 pub fn absolute(path: &str) -> String {
     std::path::absolute(path).map_or_else(|_| path.to_string(), |path: PathBuf| path.display().to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Overrides;
+
+    /// The configuration that a run goes on with, from the stored one and what is set anew.
+    fn resumed(stored: &str, set: &[&str]) -> RunConfig {
+        let stored = Given::parse(stored).unwrap();
+        let overrides = Overrides { set: set.iter().map(|set| set.to_string()).collect(), nproc: None };
+        let mut given = stored.clone().with(&overrides, &[]).unwrap();
+        let (before, now) = (stored.config().unwrap(), given.config().unwrap());
+        keep_decay(&mut given, &before, &now);
+        let mut config = given.config().unwrap();
+        config.check().unwrap();
+        config.resolve_decay();
+        config
+    }
+
+    /// Runs of earlier versions wrote no `decay_steps`.
+    #[test]
+    fn a_run_without_the_end_of_its_decay_keeps_every_rate() {
+        let old = "[schedule]\nkind = \"cosine\"\nwarmup = 10\nmin_lr = 1e-5\n[train]\nsteps = 100";
+        let before = Given::parse(old).unwrap().config().unwrap().learning_rate();
+        assert_eq!(resumed(old, &[]).learning_rate(), before);
+        let longer = resumed(old, &["train.steps=200"]);
+        assert_eq!((longer.schedule.decay_steps, longer.learning_rate()), (Some(100), before));
+        assert_eq!((100..200).map(|step| longer.learning_rate().lr(step)).fold(0.0, f64::max), 1e-5);
+        assert_eq!(resumed(old, &["train.steps=50"]).learning_rate(), before);
+        assert_eq!(
+            resumed(old, &["train.steps=200", "schedule.decay_steps=150"]).schedule.decay_steps,
+            Some(150)
+        );
+    }
+
+    /// A run that ended within its warm-up has no decay to keep.
+    #[test]
+    fn a_decay_that_never_began_follows_the_steps() {
+        let short = "[schedule]\nwarmup = 10\n[train]\nsteps = 5";
+        assert_eq!(resumed(short, &[]).schedule.decay_steps, None);
+        assert_eq!(resumed(short, &["train.steps=200"]).schedule.decay_steps, Some(200));
+    }
+
+    #[test]
+    fn a_change_of_kind_needs_no_other_key() {
+        let cosine = "[schedule]\ndecay_steps = 100\nrestart_step = 50\n[train]\nsteps = 100";
+        let constant = resumed(cosine, &["schedule.kind=constant", "train.steps=200"]);
+        assert_eq!((constant.schedule.decay_steps, constant.schedule.restart_step), (None, None));
+        let back = "[schedule]\nkind = \"constant\"\n[train]\nsteps = 100";
+        let decays = resumed(back, &["schedule.kind=linear", "train.steps=200"]);
+        assert_eq!(decays.schedule.decay_steps, Some(200));
+    }
+}

@@ -8,7 +8,6 @@ use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Region, Tensor};
 
 const NAMES: [&str; 3] = ["first", "second", "third"];
 
-#[track_caller]
 fn tensor(device: &Device, name: &'static str) -> Tensor {
     device.alloc(DType::F32, [100], Category::Activations, name)
 }

@@ -10,7 +10,7 @@ use phalanx_train::RunConfig;
 use phalanx_train::config::{Float, OptimizerKind};
 use phalanx_train::older::data_parallel::{DataParallel, DataParallelError};
 use phalanx_train::rank::Batch;
-use rig::{State, golden_config, golden_steps, same_bits, spec};
+use rig::{State, golden_config, golden_steps, pairs, same_bits, spec};
 
 /// Of a configuration.
 type Change = fn(&mut RunConfig);
@@ -47,8 +47,7 @@ const NOISE: f32 = 2.0 * 3e-3 * 20.0;
 
 #[track_caller]
 fn close(what: &str, got: &[f32], expected: &[f32], tolerance: impl Fn(usize) -> f32) {
-    assert_eq!(got.len(), expected.len(), "{what}");
-    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+    for (i, (got, expected)) in pairs(got, expected).enumerate() {
         assert!((got - expected).abs() < tolerance(i), "{what} {i}: {got} for {expected}");
     }
 }
@@ -88,6 +87,7 @@ fn one_device_has_the_bits_of_one_rank() {
     let (losses, norms, parameters) = run(&model, &config, 1, true);
     assert!(same_bits(&losses, &reference.losses));
     assert!(same_bits(&norms, &reference.grad_norms));
+    assert_eq!(parameters.len(), model_parameters(&reference.state));
     for (name, got) in parameters {
         assert!(same_bits(&got, &reference.state[&format!("parameters/{name}")]), "{name}");
     }

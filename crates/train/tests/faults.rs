@@ -14,7 +14,7 @@ use phalanx_tensor::{Tensor, View};
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::state::PARAMETERS;
 use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
-use rig::{Pieces, same_bits};
+use rig::{Pieces, pairs, same_bits};
 
 /// Where a number is written.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -193,7 +193,7 @@ fn run(config: &RunConfig, fault: Fault, armed: &[bool]) -> Vec<Ended> {
 /// Whether a rank holds the same as before step `step`, counted from 0.
 fn kept(ended: &Ended, step: usize) -> bool {
     let (before, after) = (&ended.held[step], &ended.held[step + 1]);
-    before.iter().zip(after).all(|(a, b)| (a.0, a.1, a.2) == (b.0, b.1, b.2) && same_bits(&a.3, &b.3))
+    pairs(before, after).all(|(a, b)| (a.0, a.1, a.2) == (b.0, b.1, b.2) && same_bits(&a.3, &b.3))
 }
 
 /// All ranks ended with the same error in the last step, before it changed anything; gives its text.

@@ -57,6 +57,10 @@ const RECOMPUTED: &[&str] = &[
     "still live",
 ];
 
+/// Whatever would be written over the output of the block before.
+const LINEAR: &[&str] =
+    &[", allocated at ", "would overwrite `linear.y` (allocation ", "linear.rs:", "still live"];
+
 const AGREEMENT: &[&str] =
     &["`agreement` (allocation 1 of phase save", "would overwrite `agreement`", "saving.rs:"];
 
@@ -104,21 +108,10 @@ const CASES: &[Case] = &[
     Case { name: "two blocks longer", longer: 2, ..PLAIN },
     Case { name: "the input of another block", block: 2, ..PLAIN },
     Case { name: "dropped on another thread", dropped: Dropped::OnAnotherThread, ..PLAIN },
-    Case { name: "ZeRO 0", configure: |c| zero(c, 0), ..PLAIN },
-    Case { name: "ZeRO 1", configure: |c| zero(c, 1), ..PLAIN },
-    Case {
-        name: "ZeRO 2",
-        configure: |c| zero(c, 2),
-        words: &["would overwrite `linear.y`", "linear.rs:", "still live"],
-        ..PLAIN
-    },
-    Case {
-        name: "ZeRO 3, two blocks longer",
-        configure: |c| zero(c, 3),
-        longer: 2,
-        words: &["would overwrite `linear.y`", "linear.rs:", "still live"],
-        ..PLAIN
-    },
+    Case { name: "ZeRO 0", configure: |c| zero(c, 0), words: LINEAR, ..PLAIN },
+    Case { name: "ZeRO 1", configure: |c| zero(c, 1), words: LINEAR, ..PLAIN },
+    Case { name: "ZeRO 2", configure: |c| zero(c, 2), words: LINEAR, ..PLAIN },
+    Case { name: "ZeRO 3, two blocks longer", configure: |c| zero(c, 3), longer: 2, words: LINEAR, ..PLAIN },
     Case {
         name: "in a pipeline",
         configure: pipeline,

@@ -17,10 +17,8 @@ fn config([pipeline, data, tensor]: [usize; 3]) -> RunConfig {
 
 /// Largest difference of losses and gradient norms, relative.
 fn apart(a: &Ran, b: &Ran) -> f32 {
-    let pairs = a.losses.iter().zip(&b.losses).chain(a.grad_norms.iter().zip(&b.grad_norms));
-    pairs
-        .map(|(x, y)| ((x - y) / y).abs())
-        .fold(0.0, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) })
+    let of = |of: fn(&Ran) -> &Vec<f32>| rig::relative_difference(of(a), of(b));
+    of(|ran| &ran.losses).max(of(|ran| &ran.grad_norms))
 }
 
 /// A sum of n numbers in another order differs by n roundings at most; the longest way to a gradient of the golden

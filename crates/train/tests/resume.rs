@@ -4,7 +4,7 @@
 mod rig;
 
 use phalanx_train::RunConfig;
-use rig::{assert_same_state, same_bits};
+use rig::{assert_same_state, pairs, same_bits};
 
 /// Mesh (pipeline, data, tensor), ZeRO stage, schedule, sequence parallelism.
 type Layout = ([usize; 3], u8, &'static str, bool);
@@ -48,7 +48,7 @@ fn any_layout_resumes_in_any_other() {
         let save = rig::Checkpoints { save: Some(dir.clone()), ..Default::default() };
         let first = rig::run_between(&model, &config(from), &steps[..10], &save);
         let restore = rig::Checkpoints { restore: Some(dir.join("step-10")), ..Default::default() };
-        for (to, whole) in LAYOUTS.iter().zip(&whole) {
+        for (to, whole) in pairs(&LAYOUTS, &whole) {
             let read = rig::run_between(&model, &config(*to), &[], &restore);
             assert_eq!(read.state, first.state, "{from:?} read as {to:?}");
             let rest = rig::run_between(&model, &config(*to), &steps[10..], &restore);
@@ -56,7 +56,7 @@ fn any_layout_resumes_in_any_other() {
                 assert_eq!(rest.losses[..10], whole.losses[10..20], "{from:?} -> {to:?}");
                 assert_eq!(rest.state, whole.state, "{from:?} -> {to:?}");
             }
-            for (a, b) in rest.losses.iter().zip(&whole.losses[10..]) {
+            for (a, b) in pairs(&rest.losses, &whole.losses[10..]) {
                 // Sums over 8 sequences, and over parts of layers, in another order, as in goldens.rs.
                 assert!((a - b).abs() < 2e-6, "{from:?} -> {to:?}: loss {a} for {b}");
             }

@@ -373,7 +373,7 @@ fn merge_gradients(plan: &RunPlan, parts: &[Part]) -> State {
         let spec = &network.parameters[*parameter];
         let whole = merged.entry(spec.name.clone()).or_insert_with(|| vec![f32::NAN; spec.elements()]);
         let place = &mut whole[*start as usize..*start as usize + values.len()];
-        let known = place.iter().zip(values).all(|(a, b)| a.is_nan() || a.to_bits() == b.to_bits());
+        let known = pairs(place, values).all(|(a, b)| a.is_nan() || a.to_bits() == b.to_bits());
         assert!(known, "{}: copies of its gradient differ", spec.name);
         place.copy_from_slice(values);
     }
@@ -400,6 +400,21 @@ fn merge(plan: &RunPlan, parts: impl Iterator<Item = Pieces>) -> State {
     merged
 }
 
+/// Two lists side by side, which must be of one length and not empty: `zip` would stop at the end of the shorter.
+#[track_caller]
+pub fn pairs<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
+    assert_eq!(a.len(), b.len(), "two lists of different lengths are compared");
+    assert!(!a.is_empty(), "nothing is compared");
+    a.iter().zip(b)
+}
+
+/// Largest relative difference of two lists of one length; infinite where a number is none.
+#[track_caller]
+pub fn relative_difference(got: &[f32], expected: &[f32]) -> f32 {
+    let apart = pairs(got, expected).map(|(a, b)| ((a - b) / b).abs());
+    apart.fold(0.0, |most, d| if d.is_nan() { f32::INFINITY } else { most.max(d) })
+}
+
 /// Bit equality: NaN is NaN, 0 is not -0.
 pub fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
@@ -408,7 +423,7 @@ pub fn same_bits(a: &[f32], b: &[f32]) -> bool {
 /// Stops the test at the first tensor of which a bit differs.
 #[track_caller]
 pub fn assert_same_state(what: &str, a: &State, b: &State) {
-    assert_eq!(a.len(), b.len(), "{what}");
+    assert!(a.len() == b.len() && !a.is_empty(), "{what}: {} and {} tensors", a.len(), b.len());
     for (tensor, values) in a {
         assert!(same_bits(values, &b[tensor]), "{what}: {tensor} differs");
     }

@@ -1,0 +1,163 @@
+//! Meshes against one rank, for the example `meshes`, which runs all of them, and for the test of the same name, which
+//! runs a selection.
+#![allow(dead_code, reason = "the example and the test each use their own part")]
+
+use std::sync::Arc;
+
+use phalanx_models::{Bert, Dropouts, Gpt2, Model};
+use phalanx_train::RunConfig;
+use phalanx_train::config::{OptimizerKind, ScheduleKind};
+
+use crate::rig::{self, Ran, State, Steps, pairs, relative_difference, same_bits};
+
+const SEQ: usize = 8;
+const VOCAB: usize = 67;
+/// Every generated schedule.
+pub const SCHEDULES: [&str; 6] = ["model", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"];
+
+/// What a mesh asks of a tiny model and its batch: heads, sequences and stages that divide.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    pub layers: usize,
+    pub heads: usize,
+    pub micro: usize,
+    pub micro_batches: usize,
+    pub global: usize,
+}
+
+impl Sizes {
+    pub fn of([pipeline, data, tensor]: [usize; 3]) -> Sizes {
+        let (micro_batches, even) = (pipeline.max(2), 8usize.is_multiple_of(tensor));
+        let (heads, micro) = if even { (8, 2) } else { (tensor, tensor) };
+        // Two stages a rank for those schedules that have them; embedding, norm and head are blocks, too.
+        Sizes {
+            layers: (2 * pipeline).max(6) - 3,
+            heads,
+            micro,
+            micro_batches,
+            global: data * micro_batches * micro,
+        }
+    }
+
+    pub fn hidden(self) -> usize {
+        4 * self.heads
+    }
+}
+
+pub fn model(family: &str, sizes: Sizes) -> Arc<dyn Model> {
+    let Sizes { layers, heads, .. } = sizes;
+    let (hidden, dropout) = (sizes.hidden(), Dropouts::default());
+    match family {
+        "gpt2" => Gpt2 { layers, hidden, heads, vocab: VOCAB, positions: SEQ, eps: 1e-5, dropout }.into(),
+        "bert" => {
+            let (intermediate, eps) = (4 * hidden, 1e-12);
+            Bert { layers, hidden, heads, intermediate, vocab: VOCAB, positions: SEQ, eps, dropout }.into()
+        }
+        other => panic!("no family {other}"),
+    }
+}
+
+pub fn config(family: &str, [pipeline, data, tensor]: [usize; 3], sizes: Sizes) -> RunConfig {
+    let mut config = RunConfig::default();
+    config.model.arch = family.into();
+    (config.model.layers, config.model.hidden, config.model.heads) =
+        (sizes.layers, sizes.hidden(), sizes.heads);
+    config.model.seq = SEQ;
+    config.batch.global = sizes.global;
+    config.batch.micro = Some(sizes.micro);
+    let parallel = &mut config.parallel;
+    (parallel.pipeline, parallel.data, parallel.tensor) = (pipeline, Some(data), tensor);
+    // Momentum is linear in the gradients, so their differences bound those of the parameters.
+    (config.optimizer.kind, config.optimizer.lr, config.optimizer.clip) = (OptimizerKind::Sgd, 0.05, 0.5);
+    config.schedule.kind = ScheduleKind::Constant;
+    config.train.threads = Some(1);
+    config
+}
+
+/// Ids that repeat every few tokens, so that there is something to learn.
+pub fn steps(count: usize, global: usize) -> Steps {
+    let id = |step: usize, row: usize, t: usize| ((step * 7 + row * 13 + t * (3 + row % 5)) % VOCAB) as u32;
+    let sequence = |step, row| (0..=SEQ).map(|t| id(step, row, t)).collect();
+    (0..count).map(|step| (0..global).map(|row| sequence(step, row)).collect()).collect()
+}
+
+/// Largest difference of two states, each tensor's against its own largest element.
+fn apart(a: &State, b: &State) -> f32 {
+    assert!(a.keys().eq(b.keys()) && !a.is_empty(), "{:?} and {:?}", a.keys(), b.keys());
+    let of = |(name, values): (&String, &Vec<f32>)| {
+        let largest = values.iter().fold(f32::MIN_POSITIVE, |m, x| m.max(x.abs()));
+        let differences = pairs(values, &b[name]).map(|(x, y)| (x - y).abs() / largest);
+        differences.fold(0.0, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) })
+    };
+    a.iter().map(of).fold(0.0, f32::max)
+}
+
+fn parameters(ran: &Ran) -> State {
+    ran.state
+        .iter()
+        .filter(|(name, _)| name.starts_with("parameters/"))
+        .map(|(n, v)| (n.clone(), v.clone()))
+        .collect()
+}
+
+/// What sums in another order may differ by, relative to the largest element of a tensor: half a unit of the last
+/// place for every addition on the longest way to a gradient. Each of the blocks forward and backward adds at most
+/// two times (4 hidden + 2 heads-wide sums + 2 norms): 12 hidden; the head hidden and the vocabulary; a gradient the
+/// tokens of a step. Twenty steps of momentum 0.9 carry ten times a step's difference into the parameters' own.
+pub fn tolerance(sizes: Sizes) -> f32 {
+    let hidden = sizes.hidden();
+    let additions = sizes.layers * 2 * 12 * hidden + 2 * hidden + VOCAB + sizes.global * SEQ;
+    additions as f32 * 2f32.powi(-24)
+}
+
+/// What the runs of one mesh are off by from one rank at most, and whether they have the same bits and took what was
+/// planned.
+pub struct Row {
+    pub runs: usize,
+    pub loss: f32,
+    pub gradient: f32,
+    pub parameter: f32,
+    pub bits: bool,
+    pub peaks: bool,
+}
+
+impl Row {
+    /// Whether everything holds, differences within `limit`.
+    pub fn holds(&self, limit: f32) -> bool {
+        let within = [self.loss, self.gradient, self.parameter].iter().all(|off| *off <= limit);
+        self.runs > 0 && within && self.bits && self.peaks
+    }
+}
+
+/// Runs a mesh with some schedules and every stage for some steps.
+pub fn hold(family: &str, mesh: [usize; 3], sequence: bool, schedules: &[&str], count: usize) -> Row {
+    let sizes = Sizes::of(mesh);
+    let model = model(family, sizes);
+    let steps = steps(count, sizes.global);
+    let one = rig::run_fresh(&model, &config(family, [1, 1, 1], sizes), &steps);
+    let mut row = Row { runs: 0, loss: 0.0, gradient: 0.0, parameter: 0.0, bits: true, peaks: true };
+    let mut first: Option<Ran> = None;
+    for schedule in schedules {
+        for zero in 0..=3 {
+            let mut config = config(family, mesh, sizes);
+            (config.parallel.zero, config.parallel.schedule) = (zero, schedule.to_string());
+            config.parallel.sequence_parallel = sequence;
+            let ran = rig::run_fresh(&model, &config, &steps);
+            row.loss = row.loss.max(relative_difference(&ran.losses, &one.losses));
+            row.gradient = row.gradient.max(apart(&one.gradients, &ran.gradients));
+            row.parameter = row.parameter.max(apart(&parameters(&one), &parameters(&ran)));
+            row.peaks &= ran.step_peaks == ran.step_planned;
+            row.runs += 1;
+            let first = first.get_or_insert_with(|| ran.clone());
+            let same = |a: &State, b: &State| {
+                a.keys().eq(b.keys()) && a.iter().all(|(name, values)| same_bits(values, &b[name]))
+            };
+            row.bits &= same_bits(&first.losses, &ran.losses) && same(&first.state, &ran.state);
+        }
+        // One rank has one order of everything.
+        if mesh[0] == 1 {
+            break;
+        }
+    }
+    row
+}
