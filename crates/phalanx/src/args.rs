@@ -461,7 +461,6 @@ pub struct DoctorArgs {
 #[derive(Debug, Args)]
 pub struct RankArgs {
     /// Number of this rank
-    #[arg(long)]
     pub rank: usize,
     /// Descriptors: the control block, then the arena of each rank
     #[arg(long, value_delimiter = ',')]
@@ -469,7 +468,7 @@ pub struct RankArgs {
     /// Process that must be alive
     #[arg(long)]
     pub launcher: i32,
-    /// Work, as JSON
+    /// Descriptor of the memory file with the work, as JSON
     #[arg(long)]
-    pub task: String,
+    pub task_fd: i32,
 }

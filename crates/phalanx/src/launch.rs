@@ -107,11 +107,12 @@ impl Crew {
         if world > MAX_RANKS {
             bail!("{world} ranks: one machine holds at most {MAX_RANKS}");
         }
-        let job = HostJob::new(world).context("the memory that ranks share")?;
+        let mut job = HostJob::new(world).context("the memory that ranks share")?;
+        let task_fd =
+            job.hand_over(&serde_json::to_vec(task)?).context("the memory file of the ranks' task")?;
         let mut crew = Crew { job, ranks: Vec::new(), patience: task.patience() };
-        let task = serde_json::to_string(task)?;
         for rank in 0..world {
-            let running = crew.start_rank(rank, &task, output).with_context(|| {
+            let running = crew.start_rank(rank, task_fd, output).with_context(|| {
                 format!("rank {rank} of {world} could not be started; see the limits in `phalanx doctor`")
             })?;
             crew.ranks.push(running);
@@ -119,13 +120,13 @@ impl Crew {
         Ok(crew)
     }
 
-    fn start_rank(&self, rank: usize, task: &str, output: &Output) -> Result<Running> {
+    fn start_rank(&self, rank: usize, task_fd: i32, output: &Output) -> Result<Running> {
         let fds: Vec<String> = self.job.inherited_fds().iter().map(i32::to_string).collect();
         // The program that runs, even if its file was replaced meanwhile.
         let mut command = Command::new("/proc/self/exe");
-        command.arg0("phalanx").arg("rank");
-        command.args(["--rank", &rank.to_string(), "--fds", &fds.join(",")]);
-        command.args(["--launcher", &std::process::id().to_string(), "--task", task]);
+        // What `ps` shows: `phalanx rank 3 ...`. The task is not shown: it may hold a prompt.
+        command.arg0("phalanx").args(["rank", &rank.to_string(), "--fds", &fds.join(",")]);
+        command.args(["--launcher", &std::process::id().to_string(), "--task-fd", &task_fd.to_string()]);
         command.stdin(Stdio::null());
         command.stdout(Stdio::piped());
         let shares_stderr = rank == 0;

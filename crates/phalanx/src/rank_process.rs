@@ -3,10 +3,11 @@
 //! An error of this rank is told to the job, whose launcher prints it; an error of another rank is that
 //! rank's to tell.
 
+use std::ffi::CString;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use phalanx_collectives::join;
+use phalanx_collectives::{join, take_sealed};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::args::RankArgs;
@@ -22,7 +23,9 @@ use crate::{bench, signals, strategies, training};
 /// What could not be told to the job: it was not joined.
 pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
     end_with(args.launcher)?;
-    let task: Task = serde_json::from_str(&args.task).context("the task of a rank")?;
+    name(args.rank);
+    let task = take_sealed(args.task_fd).context("the memory file of a rank's task")?;
+    let task: Task = serde_json::from_slice(&task).context("the task of a rank")?;
     let Some((control, arenas)) = args.fds.split_first() else { bail!("a rank without descriptors") };
     let endpoint = join(*control, arenas, args.rank, arenas.len()).context("joining the job")?;
     let stop = signals::stop_on_signal()?;
@@ -62,6 +65,15 @@ fn end_with(launcher: i32) -> Result<()> {
         bail!("the launcher {launcher} has gone");
     }
     Ok(())
+}
+
+/// Gives this process a name for `top`, `ps` and the kernel's log, where it would be called after the link that it was
+/// started by: `exe`. The system keeps 15 bytes.
+fn name(rank: usize) {
+    let long = format!("phalanx-rank-{rank}");
+    let name = if long.len() <= 15 { long } else { format!("phalanx-{rank}") };
+    // Without it the process has a worse name, and runs.
+    let _ = CString::new(name).map(|name| rustix::thread::set_name(&name));
 }
 
 /// Figures for the launcher: one line on standard output.

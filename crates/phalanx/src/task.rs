@@ -1,4 +1,5 @@
-//! What a launcher tells its ranks to do, as JSON on their command line.
+//! What a launcher tells its ranks to do, as JSON in a sealed memory file that they inherit: it may be of any length,
+//! and no other user can read it.
 
 use std::path::PathBuf;
 use std::time::Duration;

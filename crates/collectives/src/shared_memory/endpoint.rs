@@ -164,7 +164,7 @@ pub fn join(
     Ok(Endpoint::new(Host::new(Arc::new(control), memory, rank)))
 }
 
-fn take_over(fd: RawFd) -> std::io::Result<OwnedFd> {
+pub(crate) fn take_over(fd: RawFd) -> std::io::Result<OwnedFd> {
     if fd <= 2 {
         let text = format!("descriptor {fd} is not one of a job");
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));

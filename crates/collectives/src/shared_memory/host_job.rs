@@ -13,11 +13,14 @@ use rustix::fs::MemfdFlags;
 
 use crate::shared_memory::control::{Abort, Control};
 use crate::shared_memory::endpoint::cores;
+use crate::shared_memory::sealed::seal;
 
 /// See the module's head.
 pub struct HostJob {
     control_fd: OwnedFd,
     arenas: Vec<OwnedFd>,
+    /// See [`HostJob::hand_over`].
+    handed: Vec<OwnedFd>,
     control: Arc<Control>,
 }
 
@@ -36,7 +39,7 @@ impl HostJob {
         let arena = |rank: usize| rustix::fs::memfd_create(format!("phalanx-arena-{rank}"), flags);
         let arenas = (0..world_size).map(arena).collect::<Result<Vec<_>, _>>()?;
         let control = Arc::new(Control::create(region, world_size, cores()));
-        Ok(HostJob { control_fd, arenas, control })
+        Ok(HostJob { control_fd, arenas, handed: Vec::new(), control })
     }
 
     /// The descriptors that a rank needs, by their numbers in this process: the control block, then the
@@ -45,10 +48,23 @@ impl HostJob {
         std::iter::once(&self.control_fd).chain(&self.arenas).map(|fd| fd.as_raw_fd()).collect()
     }
 
-    /// Lets the child that `command` will start inherit [`HostJob::inherited_fds`] under the same numbers.
-    /// Other children of this process do not get them.
+    /// Puts `bytes` where every rank that is started later can read them with [`crate::take_sealed`], and no other user:
+    /// the number of the descriptor that ranks inherit.
+    ///
+    /// # Errors
+    /// The system's, when it refuses memory or descriptors.
+    pub fn hand_over(&mut self, bytes: &[u8]) -> std::io::Result<RawFd> {
+        let fd = seal(bytes)?;
+        let number = fd.as_raw_fd();
+        self.handed.push(fd);
+        Ok(number)
+    }
+
+    /// Lets the child that `command` will start inherit [`HostJob::inherited_fds`], and what is handed over, under the
+    /// same numbers. Other children of this process do not get them.
     pub fn pass_to(&self, command: &mut Command) {
-        let fds = self.inherited_fds();
+        let handed = self.handed.iter().map(|fd| fd.as_raw_fd());
+        let fds: Vec<RawFd> = self.inherited_fds().into_iter().chain(handed).collect();
         let keep = move || {
             for fd in &fds {
                 // SAFETY: only borrowed for this call; the child has its own copy of the parent's table,

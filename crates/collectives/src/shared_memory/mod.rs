@@ -27,9 +27,11 @@ mod point_to_point;
 mod reduce;
 mod reduce_scatter;
 mod scatter;
+mod sealed;
 mod stream;
 mod waits;
 mod watch;
 
 pub use endpoint::{Endpoint, Options, join, threads};
 pub use host_job::HostJob;
+pub use sealed::take_sealed;

@@ -86,16 +86,20 @@ impl Control {
     /// as the cause.
     pub(crate) fn chain(&self, channel: usize, rank: usize, wait: Wait, silence: Duration) -> Chain {
         let mut chain = Chain { ranks: vec![rank], calls: Vec::new() };
+        // A rank may be met twice: a message that it waits for beside its computation is held up by a peer that waits for
+        // what its main thread has not done yet. A circle is one rank that is to come twice in the same channel.
+        let mut to_come = Vec::new();
         let mut next = Some((channel, wait));
         while let Some((channel, wait)) = next {
             let last = chain.ranks[chain.ranks.len() - 1];
             chain.calls.push(self.waits_in(channel, last, wait));
-            let seen = chain.ranks.iter().position(|known| *known == wait.peer);
             chain.ranks.push(wait.peer);
-            if let Some(first) = seen {
-                self.cut_at_oldest(&mut chain, first);
+            if let Some(first) = to_come.iter().position(|known| *known == (channel, wait.peer)) {
+                // Before it was to come for the first time there is the rank that gives up.
+                self.cut_at_oldest(&mut chain, first + 1);
                 return chain;
             }
+            to_come.push((channel, wait.peer));
             let cell = self.rank(wait.peer);
             let gone = cell.life.load(Ordering::Acquire) != Life::JOINED;
             let silent = cell.silent_for().is_none_or(|silent| silent >= silence);
@@ -107,10 +111,9 @@ impl Control {
     /// Ranks that wait for each other in a circle, of which the note of one is out of date: the one that has been silent
     /// longest is the cause. The circle begins at place `first` of the chain and closes with its last rank.
     fn cut_at_oldest(&self, chain: &mut Chain, first: usize) {
-        let circle = first..chain.ranks.len();
+        let circle = first..chain.ranks.len() - 1;
         let silent = |place: &usize| self.rank(chain.ranks[*place]).silent_for();
-        // The last rank is the first of the circle again: of equals, the way that is longer.
-        let oldest = circle.skip(1).max_by_key(silent).unwrap_or(chain.ranks.len() - 1);
+        let oldest = circle.max_by_key(silent).unwrap_or(first);
         chain.ranks.truncate(oldest + 1);
         chain.calls.truncate(oldest);
     }
@@ -212,6 +215,19 @@ mod tests {
         note(&control, 0, 1, 2);
         assert_eq!(control.chain(0, 0, first, SILENCE).ranks, [0, 1, 2]);
         assert_eq!(control.chain(0, 0, first, Duration::ZERO).ranks, [0, 1]);
+    }
+
+    /// Rank 0 waits beside its computation for 1, which waits for what 0 has not computed, because its main thread waits
+    /// for 2.
+    #[test]
+    fn a_rank_that_is_held_up_by_its_own_main_thread_is_no_circle() {
+        let control = control(3);
+        let wait = |peer| Wait { peer, pair: true, until: 1 };
+        control.slot(4, 0).note_wait(Some(wait(1)));
+        control.slot(3, 1).note_wait(Some(wait(0)));
+        control.rank(1).block_on(Some(3));
+        note(&control, 5, 0, 2);
+        assert_eq!(control.chain(4, 0, wait(1), SILENCE).ranks, [0, 1, 0, 2]);
     }
 
     #[test]

@@ -210,8 +210,9 @@ pub fn ranks(launcher: u32) -> Vec<(usize, i32)> {
         .filter_map(|pid| {
             let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
             let words: Vec<&str> = words.split('\0').collect();
-            let at = words.iter().position(|word| *word == "--rank")?;
-            Some((words.get(at + 1)?.parse().ok()?, pid))
+            // `phalanx rank 3 ...`
+            let rank = words.get(1).filter(|word| **word == "rank").and(words.get(2))?;
+            Some((rank.parse().ok()?, pid))
         })
         .collect()
 }

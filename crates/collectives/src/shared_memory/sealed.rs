@@ -1,0 +1,69 @@
+//! Bytes that a launcher hands to its ranks: a memory file that nobody can change once it is written.
+//!
+//! An argument would be bounded (128 KiB for one) and readable by every user in `/proc/PID/cmdline`. A memory file has no
+//! name, no limit but memory, and is closed with its last descriptor.
+
+use std::fs::File;
+use std::io::{Error, ErrorKind, Result, Write};
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use crate::shared_memory::endpoint::take_over;
+
+/// No byte can be written, added or cut off, and no seal be added.
+const SEALS: SealFlags =
+    SealFlags::WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK).union(SealFlags::SEAL);
+
+/// A memory file with `bytes`, closed on exec.
+pub(crate) fn seal(bytes: &[u8]) -> Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("phalanx-task", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let mut file = File::from(fd);
+    file.write_all(bytes)?;
+    rustix::fs::fcntl_add_seals(&file, SEALS)?;
+    Ok(file.into())
+}
+
+/// The bytes of a memory file that a launcher left open under number `fd` for this process, which closes it: once per
+/// descriptor.
+///
+/// # Errors
+/// A number that is not open, or a file that is not sealed.
+pub fn take_sealed(fd: RawFd) -> Result<Vec<u8>> {
+    let file = File::from(take_over(fd)?);
+    let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
+    if !sealed {
+        let text = format!("descriptor {fd} is no memory file that its writer has sealed");
+        return Err(Error::new(ErrorKind::InvalidInput, text));
+    }
+    let mut bytes = vec![0; file.metadata()?.len() as usize];
+    // All ranks share one position in the file: read at places.
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::IntoRawFd;
+
+    #[test]
+    fn what_was_sealed_is_read_by_every_holder_and_changed_by_none() {
+        let bytes: Vec<u8> = (0..200_000u32).map(|i| i as u8).collect();
+        let sealed = seal(&bytes).unwrap();
+        for _ in 0..2 {
+            let copy = sealed.try_clone().unwrap();
+            assert!(rustix::io::pwrite(&copy, b"x", 0).is_err() && rustix::fs::ftruncate(&copy, 1).is_err());
+            assert_eq!(take_sealed(copy.into_raw_fd()).unwrap(), bytes);
+        }
+    }
+
+    #[test]
+    fn what_is_not_sealed_is_refused() {
+        let open = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let error = take_sealed(open.into_raw_fd()).unwrap_err();
+        assert!(error.to_string().contains("sealed"), "{error}");
+        assert!(take_sealed(0).is_err() && take_sealed(i32::MAX).is_err());
+    }
+}
