@@ -1,6 +1,6 @@
 //! `phalanx export`: a checkpoint as a Hugging Face folder, streamed tensor by tensor.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use phalanx_checkpoint::write_hugging_face;
 use phalanx_data::TOKENIZER_FILE;
 use phalanx_trace::DType;
@@ -21,16 +21,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let model = model_of(&checkpoint)?;
     let network = shape::whole(&*model);
     for spec in &network.parameters {
-        let stored = checkpoint.tensor(PARAMETERS, &spec.name)?;
-        if stored.shape != spec.shape {
-            bail!(
-                "{} has shape {:?} in {}, expected {:?}",
-                spec.name,
-                stored.shape,
-                checkpoint.dir().display(),
-                spec.shape
-            );
-        }
+        checkpoint.expect(PARAMETERS, &spec.name, &spec.shape, DType::F32)?;
     }
     let parts = |spec| model.stored_as(spec).into_iter().map(move |stored| (spec, stored));
     let stored: Vec<_> = network.parameters.iter().flat_map(parts).collect();

@@ -6,13 +6,13 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir, Statistics, StoredTensor, TensorReport};
 use phalanx_data::TokenFile;
-use phalanx_models::from_config;
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
 use crate::ending::Reached;
 use crate::report::{Table, bytes, print, print_json, print_line};
 use crate::run_folder::RunFolder;
+use crate::shape;
 
 /// Tokens shown of a token file.
 const SHOWN_TOKENS: usize = 64;
@@ -176,7 +176,7 @@ fn run_folder(folder: &RunFolder, args: &InspectArgs) -> Result<()> {
 
 fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
     let folder = HuggingFaceDir::open(dir)?;
-    let model = from_config(folder.config());
+    let model = shape::model_in(&folder);
     let mut reports = Vec::new();
     for name in folder.names() {
         let shape = folder.shape(name)?.to_vec();
