@@ -11,10 +11,13 @@ mod config;
 mod continuation;
 mod ending;
 mod environment;
+#[cfg(test)]
+mod hostile;
 mod kernel_bench;
 mod kernel_table;
 mod keys;
 mod launch;
+mod limits;
 mod machine;
 mod mesh_report;
 mod plan_report;

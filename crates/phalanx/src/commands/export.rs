@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result};
 use phalanx_checkpoint::write_hugging_face;
-use phalanx_data::TOKENIZER_FILE;
+use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_trace::DType;
 use phalanx_train::state::PARAMETERS;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::args::ExportArgs;
 use crate::run_folder::{RunFolder, model_of};
@@ -56,9 +56,13 @@ pub fn export(args: &ExportArgs) -> Result<()> {
 
 /// Copies the run's tokenizer if it is one that Hugging Face's programs read; whether it was.
 fn copy_tokenizer(folder: &RunFolder, args: &ExportArgs) -> Result<bool> {
-    let Ok(text) = std::fs::read_to_string(folder.file(TOKENIZER_FILE)) else { return Ok(false) };
-    let is_theirs = serde_json::from_str::<Value>(&text).is_ok_and(|json| json.get("model").is_some());
+    if !folder.file(TOKENIZER_FILE).exists() {
+        return Ok(false);
+    }
+    let tokenizer = Tokenizer::load(folder.path())?;
+    let is_theirs = tokenizer.is_hugging_face();
     if is_theirs {
+        let text = tokenizer.to_json();
         let path = args.out.join(TOKENIZER_FILE);
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }

@@ -135,7 +135,7 @@ fn refuse_damage(reports: &[TensorReport]) -> Result<()> {
 
 fn run_folder(folder: &RunFolder, args: &InspectArgs) -> Result<()> {
     let found = folder.newest()?;
-    let reached = Reached::read(folder);
+    let reached = Reached::read(folder)?;
     let describe =
         |skipped: &phalanx_checkpoint::Skipped| format!("{}: {}", skipped.path.display(), skipped.reason);
     let damaged: Vec<String> = found.skipped.iter().map(describe).collect();
