@@ -1,7 +1,7 @@
 //! Texts that the binary reads, changed in thousands of ways: each is read or refused, without a panic and in
 //! bounded memory.
 
-use phalanx_hostile::{Counting, Random, mutate, peak_bytes, survive};
+use phalanx_hostile::{Counting, Random, mutate, overwrite, peak_bytes, survive};
 use phalanx_train::RunConfig;
 use tempfile::tempdir;
 
@@ -29,7 +29,7 @@ fn configurations_of_any_content_are_read_or_refused() {
     let path = folder.path().join("config.toml");
     let complete = toml::to_string_pretty(&RunConfig::default()).unwrap();
     let mut read = |bytes: &[u8]| {
-        std::fs::write(&path, bytes).unwrap();
+        overwrite(&path, bytes);
         Given::read(&path).and_then(|given| given.config()).is_ok()
     };
     assert!(read(complete.as_bytes()));
@@ -43,7 +43,7 @@ fn schedules_of_any_content_are_read_or_refused() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("schedule.csv");
     let read = |bytes: &[u8]| {
-        std::fs::write(&path, bytes).unwrap();
+        overwrite(&path, bytes);
         schedule_file::read(path.to_str().unwrap()).is_ok()
     };
     assert!(read(SCHEDULE.as_bytes()));
@@ -56,7 +56,7 @@ fn metrics_of_any_content_are_read_or_refused() {
     let run = RunFolder::at(folder.path());
     assert_eq!(Reached::read(&run).unwrap(), Reached::default());
     let read = |bytes: &[u8]| {
-        std::fs::write(run.file("metrics.jsonl"), bytes).unwrap();
+        overwrite(&run.file("metrics.jsonl"), bytes);
         Reached::read(&run).is_ok()
     };
     assert!(read(METRICS.as_bytes()));
