@@ -154,6 +154,24 @@ pub enum CheckpointError {
         value: f32,
     },
 
+    /// Two tensors that the model ties have different numbers.
+    #[error(
+        "{tensor} and {copy} in {} are one parameter of the model, and their elements {element} are {} and {}: \
+         the file is of a model that does not tie them", .path.display(), .values[0], .values[1]
+    )]
+    CopyDiffers {
+        /// The file of the copy.
+        path: PathBuf,
+        /// Name of the tensor.
+        tensor: String,
+        /// Name of its copy.
+        copy: String,
+        /// Number of the first element that differs, of the flattened tensor.
+        element: u64,
+        /// What it is in the tensor, and in the copy.
+        values: [f32; 2],
+    },
+
     /// A folder or file is not what Hugging Face's programs write.
     #[error("{} cannot be imported: {reason}", .path.display())]
     HuggingFace {

@@ -194,6 +194,33 @@ impl HuggingFaceDir {
         })
     }
 
+    /// Compares `values`, read as [`HuggingFaceDir::read_weights`] does from the tensor `name`, with the same
+    /// elements of its copy.
+    ///
+    /// # Errors
+    /// As [`HuggingFaceDir::read_weights`]; [`CheckpointError::CopyDiffers`].
+    pub fn check_copy(
+        &self,
+        name: &str,
+        copy: &str,
+        stripe: &Stripe,
+        local: Range<u64>,
+        values: &[f32],
+    ) -> Result<()> {
+        let mut copied = vec![0.0; values.len()];
+        self.read_weights(copy, stripe, local.clone(), &mut copied)?;
+        let Some(at) = values.iter().zip(&copied).position(|(value, copied)| value != copied) else {
+            return Ok(());
+        };
+        Err(CheckpointError::CopyDiffers {
+            path: self.find(copy)?.0.clone(),
+            tensor: name.to_string(),
+            copy: copy.to_string(),
+            element: stripe.global(local.start + at as u64),
+            values: [values[at], copied[at]],
+        })
+    }
+
     fn find(&self, name: &str) -> Result<&(PathBuf, Entry)> {
         self.positions.get(name).map(|&at| &self.tensors[at]).ok_or_else(|| CheckpointError::UnknownTensor {
             wanted: name.to_string(),

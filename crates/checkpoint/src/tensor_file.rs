@@ -179,9 +179,13 @@ fn checked_place(entry: &Entry, data_start: u64) -> Result<Range<u64>, String> {
     let Some(count) = elements(shape) else {
         return Err(format!("{name} has an impossible shape {shape:?}"));
     };
-    let needed = element_bytes(dtype).map(|bytes| count.checked_mul(bytes));
-    if needed.is_some_and(|needed| needed != Some(end - begin)) {
-        let length = end - begin;
+    let length = end - begin;
+    let fits = match element_bytes(dtype) {
+        Some(bytes) => count.checked_mul(bytes) == Some(length),
+        // No type has less than a bit.
+        None => count.div_ceil(8) <= length,
+    };
+    if !fits {
         return Err(format!("{name} of shape {shape:?} and type {dtype} does not fit its {length} bytes"));
     }
     Ok(begin..end)

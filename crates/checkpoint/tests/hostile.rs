@@ -8,7 +8,7 @@ use std::path::Path;
 
 use fixture::{LAYOUTS, save};
 use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir, newest};
-use phalanx_hostile::{Counting, make_fifo, mutate, mutate_json, peak_bytes, survive};
+use phalanx_hostile::{Counting, make_fifo, mutate, mutate_json, overwrite, peak_bytes, survive};
 use phalanx_plan::Stripe;
 use phalanx_trace::DType;
 use serde_json::{Value, json};
@@ -123,7 +123,7 @@ fn manifests_of_any_content_are_read_or_refused() {
     let (_folder, dir, original) = checkpoint();
     let path = dir.join("manifest.json");
     let mut open = |bytes: &[u8]| {
-        fs::write(&path, bytes).unwrap();
+        overwrite(&path, bytes);
         let Ok(checkpoint) = Checkpoint::open(&dir) else { return false };
         if checkpoint.check_files().is_ok() {
             let _ = checkpoint.verify_all(&mut |_| ());
@@ -160,7 +160,7 @@ fn safetensors_headers_of_any_content_are_read_or_refused() {
     let header: Value = serde_json::from_slice(&original[8..8 + length]).unwrap();
     let path = folder.path().join("model.safetensors");
     let mut open = |bytes: &[u8]| {
-        fs::write(&path, bytes).unwrap();
+        overwrite(&path, bytes);
         let Ok(model) = HuggingFaceDir::open(folder.path()) else { return false };
         for name in model.names() {
             let elements = model.shape(name).unwrap().iter().product::<usize>() as u64;
@@ -197,7 +197,7 @@ fn configurations_and_indexes_of_any_content_are_read_or_refused() {
     let index = folder.path().join("model.safetensors.index.json");
     fs::write(&index, json!({ "weight_map": {} }).to_string()).unwrap();
     let open = |path: &Path, bytes: &[u8]| {
-        fs::write(path, bytes).unwrap();
+        overwrite(path, bytes);
         HuggingFaceDir::open(folder.path()).is_ok()
     };
     survive("config", 1000, MAX_BYTES, |random| mutate(random, &original), |bytes| open(&path, bytes));

@@ -6,10 +6,11 @@
 //! blocks, so a corpus larger than memory is no problem.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use crate::limits::{CORPUS_DEPTH, CORPUS_ENTRIES, UNCUT_BYTES};
 use crate::{DataError, Result};
 
 /// How much of a file is read at a time.
@@ -61,6 +62,8 @@ pub struct Corpus {
     documents: Vec<Document>,
     skipped: Vec<Skipped>,
     origin: String,
+    /// Files and folders that were found in folders, of whatever kind.
+    entries: usize,
 }
 
 impl Corpus {
@@ -72,13 +75,14 @@ impl Corpus {
     /// [`DataError::NoText`] when no document is found, [`DataError::Read`] for what cannot be read.
     pub fn open(spec: &CorpusSpec) -> Result<Corpus> {
         let names: Vec<String> = spec.paths.iter().map(|path| path.display().to_string()).collect();
-        let mut corpus = Corpus { documents: Vec::new(), skipped: Vec::new(), origin: names.join(", ") };
+        let mut corpus =
+            Corpus { documents: Vec::new(), skipped: Vec::new(), origin: names.join(", "), entries: 0 };
         let extensions: Vec<String> =
             spec.extensions.iter().map(|text| text.trim_start_matches('.').to_lowercase()).collect();
         for path in &spec.paths {
             let metadata = fs::metadata(path).map_err(DataError::reading(path))?;
             if metadata.is_dir() {
-                corpus.walk(path, &extensions)?;
+                corpus.walk(path, &extensions, 0)?;
             } else if metadata.is_file() {
                 corpus.add_named(path)?;
             } else {
@@ -123,8 +127,22 @@ impl Corpus {
         Ok(())
     }
 
-    fn walk(&mut self, folder: &Path, extensions: &[String]) -> Result<()> {
-        for path in sorted_entries(folder)? {
+    fn walk(&mut self, folder: &Path, extensions: &[String], depth: usize) -> Result<()> {
+        let refuse =
+            |what: String| Err(DataError::Read { path: folder.to_path_buf(), cause: io::Error::other(what) });
+        if depth > CORPUS_DEPTH {
+            return refuse(format!(
+                "more than {CORPUS_DEPTH} folders lie within each other: name one further down"
+            ));
+        }
+        let entries = sorted_entries(folder)?;
+        self.entries += entries.len();
+        if self.entries > CORPUS_ENTRIES {
+            return refuse(format!(
+                "with it there are more than {CORPUS_ENTRIES} files and folders: join small files into larger ones"
+            ));
+        }
+        for path in entries {
             let name = path.file_name().unwrap_or_default();
             if name.as_encoded_bytes().starts_with(b".") {
                 continue;
@@ -133,7 +151,7 @@ impl Corpus {
             let own = fs::symlink_metadata(&path).map_err(DataError::reading(&path))?;
             if own.is_dir() {
                 if name != BUILD_FOLDER {
-                    self.walk(&path, extensions)?;
+                    self.walk(&path, extensions, depth + 1)?;
                 }
             } else if is_wanted(&path, extensions) && fs::metadata(&path).is_ok_and(|found| found.is_file()) {
                 self.add_found(path)?;
@@ -183,7 +201,8 @@ impl Corpus {
 fn sorted_entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).map_err(DataError::reading(folder))?;
     let mut paths = Vec::new();
-    for entry in entries {
+    // One more than is allowed is enough to refuse.
+    for entry in entries.take(CORPUS_ENTRIES + 1) {
         paths.push(entry.map_err(DataError::reading(folder))?.path());
     }
     paths.sort();
@@ -206,7 +225,7 @@ pub(crate) fn for_each_block(
     last_cut: &dyn Fn(&str) -> usize,
     take: &mut dyn FnMut(&str, bool) -> Result<()>,
 ) -> Result<()> {
-    let mut file = File::open(path).map_err(DataError::reading(path))?;
+    let mut file = phalanx_files::open_regular(path).map_err(DataError::reading(path))?;
     let mut text = String::new();
     // Bytes read but not yet decoded: on return to the top at most three, a character's beginning.
     let mut bytes: Vec<u8> = Vec::new();
@@ -230,6 +249,14 @@ pub(crate) fn for_each_block(
         bytes.drain(..length);
 
         let end = if at_end { text.len() } else { last_cut(&text) };
+        if end == 0 && text.len() > UNCUT_BYTES {
+            let reason = format!(
+                "its first {} bytes cannot be cut for the tokenizer, and at most {UNCUT_BYTES} are held at a time: \
+                 split the text",
+                text.len()
+            );
+            return Err(DataError::Read { path: path.to_path_buf(), cause: io::Error::other(reason) });
+        }
         if end > 0 || at_end {
             take(&text[..end], at_end)?;
             text.drain(..end);

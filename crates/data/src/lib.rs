@@ -13,6 +13,7 @@
 
 mod corpus;
 mod error;
+mod limits;
 mod masking;
 mod permutation;
 mod sampler;

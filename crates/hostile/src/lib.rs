@@ -13,6 +13,8 @@ mod allocation;
 mod mutation;
 mod random;
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -47,6 +49,18 @@ pub fn survive(
         assert!(peak <= max_bytes, "{peak} bytes were allocated, {max_bytes} are allowed: {}", shown());
     }
     accepted
+}
+
+/// Makes `bytes` the content of `path`, in place: a file that is emptied first is written to the disk at once by
+/// some file systems, which thousands of variants would wait for.
+///
+/// # Panics
+/// When the system refuses.
+pub fn overwrite(path: &Path, bytes: &[u8]) {
+    let file =
+        File::options().write(true).create(true).truncate(false).open(path).expect("a file to overwrite");
+    file.write_all_at(bytes, 0).expect("room for a variant");
+    file.set_len(bytes.len() as u64).expect("room for a variant");
 }
 
 /// Makes a FIFO: opening it without care waits for a writer that never comes.

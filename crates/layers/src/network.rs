@@ -4,6 +4,7 @@
 //! A network may be cut into stages: consecutive blocks, the head with the last of them. A stage is a network
 //! again, with the parameters that its blocks use, and knows its place in the whole.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::head::Head;
@@ -37,15 +38,15 @@ impl Network {
     /// Collects parameters; those of equal name are one (tied) and must have equal shape.
     pub fn new(blocks: Vec<Block>, head: Box<dyn Head>) -> Network {
         let mut parameters: Vec<ParameterSpec> = Vec::new();
+        let mut known: HashMap<String, usize> = HashMap::new();
         let mut uses = Vec::new();
         let declared = blocks.iter().map(|b| b.layer.parameters()).chain([head.parameters()]);
         for block in declared {
             let mut indices = Vec::new();
             for spec in block {
-                let known = parameters.iter().position(|p| p.name == spec.name);
-                let index = known.unwrap_or(parameters.len());
-                match known {
-                    Some(i) => assert_eq!(parameters[i].shape, spec.shape, "tied parameter {}", spec.name),
+                let index = *known.entry(spec.name.clone()).or_insert(parameters.len());
+                match parameters.get(index) {
+                    Some(tied) => assert_eq!(tied.shape, spec.shape, "tied parameter {}", spec.name),
                     None => parameters.push(spec),
                 }
                 indices.push(index);

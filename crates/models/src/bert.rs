@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::config::{decimal, epsilon, expect_computed, expect_family, heads, number, probability};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
-use crate::{Dropouts, Model, ModelError, ModelShape, Objective, Stored};
+use crate::{Dropouts, Model, ModelError, ModelShape, NumberedLayers, Objective, Stored};
 
 /// The token table, which the output projection shares.
 const WORDS: &str = "bert.embeddings.word_embeddings.weight";
@@ -226,6 +226,25 @@ impl Model for Bert {
             [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")].map(older);
         let aliases = older.into_iter().flatten().collect();
         vec![Stored { aliases, ..Stored::same(parameter) }]
+    }
+
+    fn copies_of(&self, stored: &str) -> &'static [&'static str] {
+        match stored {
+            WORDS => &["cls.predictions.decoder.weight"],
+            "cls.predictions.bias" => &["cls.predictions.decoder.bias"],
+            _ => &[],
+        }
+    }
+
+    fn numbered_layers(&self) -> Option<NumberedLayers> {
+        Some(NumberedLayers { key: "num_hidden_layers", prefixes: &["bert.encoder.layer."] })
+    }
+
+    /// Pooler and next-sentence head, which the masked language model does not use, and a table of 0, 1, 2 ...
+    fn is_ignored(&self, name: &str) -> bool {
+        name.starts_with("bert.pooler.")
+            || name.starts_with("cls.seq_relationship.")
+            || name == "bert.embeddings.position_ids"
     }
 
     fn dropping(&self, dropout: Dropouts) -> std::sync::Arc<dyn Model> {

@@ -23,6 +23,58 @@ pub enum ModelError {
         /// What is computed here.
         expected: String,
     },
+    /// Another number of layers than the file with the weights has.
+    #[error(
+        "config.json: {key} is {given}, and the weights have {found} layers{}: the two do not belong together",
+        last_is(*.last)
+    )]
+    Layers {
+        /// The key.
+        key: &'static str,
+        /// What it says.
+        given: usize,
+        /// How many layers have a tensor.
+        found: usize,
+        /// The number of the last of them, counted from 0.
+        last: Option<usize>,
+    },
+    /// A tensor that the model needs.
+    #[error("the weights have no {name}: the file is of another variant, or not whole")]
+    Missing {
+        /// Its name.
+        name: String,
+    },
+    /// A tensor of another shape.
+    #[error(
+        "{name} has shape {given:?}, and config.json makes it {expected:?}: the folder's files do not belong \
+         together"
+    )]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// Its shape in the file.
+        given: Vec<usize>,
+        /// Its shape in the model.
+        expected: Vec<usize>,
+    },
+    /// A tensor that the model has no use for.
+    #[error(
+        "the weights have {name}{}, which the model of config.json does not have: it would be lost", and_more(*.more)
+    )]
+    Foreign {
+        /// The first of them.
+        name: String,
+        /// How many others there are.
+        more: usize,
+    },
+}
+
+fn last_is(last: Option<usize>) -> String {
+    last.map_or_else(String::new, |last| format!(" (the last is number {last}, counted from 0)"))
+}
+
+fn and_more(more: usize) -> String {
+    if more == 0 { String::new() } else { format!(" and {more} more") }
 }
 
 impl ModelError {

@@ -14,7 +14,10 @@ use serde_json::{Value, json};
 
 use crate::config::{decimal, epsilon, expect_computed, expect_family, heads, number, probability};
 use crate::limits::{MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
-use crate::{Dropouts, Model, ModelError, ModelShape, Stored};
+use crate::{Dropouts, Model, ModelError, ModelShape, NumberedLayers, Stored};
+
+/// How files number the layers; the hub's first GPT-2 left out the first word.
+const LAYERS: NumberedLayers = NumberedLayers { key: "n_layer", prefixes: &["transformer.h.", "h."] };
 
 /// Shape of a GPT-2, and what it drops in training.
 #[derive(Clone, Debug, PartialEq)]
@@ -198,6 +201,20 @@ impl Model for Gpt2 {
     fn stored_as(&self, parameter: &ParameterSpec) -> Vec<Stored> {
         let short = parameter.name.strip_prefix("transformer.").map(str::to_string);
         vec![Stored { aliases: short.into_iter().collect(), ..Stored::same(parameter) }]
+    }
+
+    fn copies_of(&self, stored: &str) -> &'static [&'static str] {
+        if stored == "transformer.wte.weight" { &["lm_head.weight"] } else { &[] }
+    }
+
+    fn numbered_layers(&self) -> Option<NumberedLayers> {
+        Some(LAYERS)
+    }
+
+    /// The causal mask, which older programs saved with each layer.
+    fn is_ignored(&self, name: &str) -> bool {
+        let is_mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+        is_mask && LAYERS.of(name).is_some_and(|layer| layer < self.layers)
     }
 
     fn dropping(&self, dropout: Dropouts) -> std::sync::Arc<dyn Model> {

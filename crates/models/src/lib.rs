@@ -3,6 +3,7 @@
 
 pub mod bert;
 mod config;
+pub mod contents;
 pub mod gpt2;
 pub mod limits;
 pub mod model;
@@ -10,6 +11,7 @@ pub mod stored;
 
 pub use bert::Bert;
 pub use config::ModelError;
+pub use contents::{NumberedLayers, check_contents, check_layers};
 pub use gpt2::Gpt2;
 pub use model::{Dropouts, Model, ModelShape, Objective, from_config};
 pub use stored::{Overlap, Stored};

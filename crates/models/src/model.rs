@@ -6,7 +6,7 @@ use phalanx_layers::{Checkpointing, Network, ParameterSpec};
 use phalanx_parallel::TensorParallel;
 use serde_json::{Value, json};
 
-use crate::{Bert, Gpt2, ModelError, Stored};
+use crate::{Bert, Gpt2, ModelError, NumberedLayers, Stored};
 
 /// Numbers of a Transformer that strategies and reports need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +69,23 @@ pub trait Model: Send + Sync + std::fmt::Debug {
     /// concatenation along dimension 0, in this order.
     fn stored_as(&self, parameter: &ParameterSpec) -> Vec<Stored> {
         vec![Stored::same(parameter)]
+    }
+
+    /// Names of tensors that files may have beside `stored`, the name of one that [`Model::stored_as`] gives:
+    /// copies of it with the same numbers, since the family ties the two.
+    fn copies_of(&self, _stored: &str) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// How its family numbers layers in files; `None` for a model that has no such file.
+    fn numbered_layers(&self) -> Option<NumberedLayers> {
+        None
+    }
+
+    /// Whether its family's programs write a tensor of this name that is no weight of this model, and is left
+    /// out without loss.
+    fn is_ignored(&self, _name: &str) -> bool {
+        false
     }
 
     /// The same with other probabilities of dropping.

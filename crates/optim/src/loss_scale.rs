@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 /// Overflows in a row after which a static scale, which cannot adapt, is stuck.
 pub const STATIC_PATIENCE: u32 = 100;
 
+/// Largest number of steps that a stored scale may have seen: far below overflow.
+const MAX_ITERATION: i64 = 1 << 40;
+
 /// How the scale is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScaling {
@@ -74,6 +77,39 @@ pub enum LossScaleState {
         /// Overflows left, the halving one included.
         hysteresis: u32,
     },
+}
+
+impl LossScaleState {
+    /// Whether a scale can stand there: numbers from a file may be anything.
+    ///
+    /// # Errors
+    /// What is impossible, in words.
+    pub fn check(&self) -> Result<(), String> {
+        let (scale, iteration, last_overflow, hysteresis) = match *self {
+            LossScaleState::Off => return Ok(()),
+            LossScaleState::Static { overflows } if overflows <= STATIC_PATIENCE => return Ok(()),
+            LossScaleState::Static { overflows } => {
+                return Err(format!(
+                    "{overflows} overflows in a row; at most {STATIC_PATIENCE} are possible"
+                ));
+            }
+            LossScaleState::Dynamic { scale, iteration, last_overflow, hysteresis } => {
+                (scale, iteration, last_overflow, hysteresis)
+            }
+        };
+        if !scale.is_finite() || scale <= 0.0 {
+            return Err(format!("the scale is {scale}, and a number above 0 is expected"));
+        }
+        if !(0..=MAX_ITERATION).contains(&iteration) || !(-1..iteration.max(1)).contains(&last_overflow) {
+            return Err(format!(
+                "step {last_overflow} is said to have overflowed last, of {iteration} steps"
+            ));
+        }
+        if hysteresis == 0 {
+            return Err("the hysteresis is 0, and at least 1 is expected".to_string());
+        }
+        Ok(())
+    }
 }
 
 /// The loss scale of a run.

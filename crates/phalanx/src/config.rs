@@ -11,6 +11,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::args::Overrides;
+use crate::limits::CONFIG_BYTES;
 use crate::{keys, schedule_file};
 
 /// Pairs of keys of which each follows from the other.
@@ -30,7 +31,7 @@ impl Given {
     /// # Errors
     /// A file that is missing, no TOML, or has unknown keys or values of the wrong type.
     pub fn read(path: &Path) -> Result<Given> {
-        let text = match std::fs::read_to_string(path) {
+        let text = match phalanx_files::read_text(path, CONFIG_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(
                 "no configuration file {}; check the spelling (paths start at the current folder), or begin with \

@@ -1,6 +1,8 @@
 //! What is said when a run ends: what it reached, what it held beside what was planned, a sample, where
 //! everything lies, what to try next. Read from the run folder, whoever trained.
 
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+
 use anyhow::{Context, Result, bail};
 use phalanx_data::Tokenizer;
 use phalanx_models::Objective;
@@ -11,6 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::environment::Environment;
+use crate::limits::{MEMORY_BYTES, METRICS_LINE_BYTES};
 use crate::output::TrainOutput;
 use crate::planned::{Planned, outside_bytes};
 use crate::report::{bytes, plural, seconds};
@@ -21,9 +24,12 @@ use crate::{continuation, learning_rate, machine, resume};
 const SAMPLE_TOKENS: usize = 200;
 
 /// The last line of `train --json`.
-pub fn line(folder: &RunFolder) -> Value {
-    let reached = Reached::read(folder);
-    json!({
+///
+/// # Errors
+/// Those of [`Reached::read`].
+pub fn line(folder: &RunFolder) -> Result<Value> {
+    let reached = Reached::read(folder)?;
+    Ok(json!({
         "run": folder.path(),
         "checkpoint": folder.file(&format!("checkpoints/step-{}", reached.step)),
         "steps": reached.step,
@@ -31,7 +37,7 @@ pub fn line(folder: &RunFolder) -> Value {
         "last_val_loss": reached.val_loss,
         "step_s_median": reached.step_s,
         "skipped_steps": reached.skipped,
-    })
+    }))
 }
 
 /// What `metrics.jsonl` says about a run so far.
@@ -50,12 +56,36 @@ pub struct Reached {
 }
 
 impl Reached {
-    /// Reads the file; a run that has none has reached nothing.
-    pub fn read(folder: &RunFolder) -> Reached {
-        let text = std::fs::read_to_string(folder.file("metrics.jsonl")).unwrap_or_default();
+    /// Reads the file; a run that has none has reached nothing. Lines that are no JSON, as a run that was ended
+    /// while it wrote leaves one, are passed over.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or whose lines are longer than any that a run writes.
+    pub fn read(folder: &RunFolder) -> Result<Reached> {
+        let path = folder.file("metrics.jsonl");
+        let file = match phalanx_files::open_regular(&path) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Reached::default()),
+            other => other.with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        Reached::from_lines(BufReader::new(file)).with_context(|| path.display().to_string())
+    }
+
+    fn from_lines(mut lines: impl BufRead) -> Result<Reached> {
         let mut reached = Reached::default();
         let mut times = Vec::new();
-        for line in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        let mut line = Vec::new();
+        for number in 1.. {
+            line.clear();
+            let length = lines.by_ref().take(METRICS_LINE_BYTES).read_until(b'\n', &mut line)? as u64;
+            if length == 0 {
+                break;
+            }
+            if length == METRICS_LINE_BYTES && line.last() != Some(&b'\n') {
+                bail!(
+                    "line {number} has more than {METRICS_LINE_BYTES} bytes: the file is damaged; move it away"
+                );
+            }
+            let Ok(line) = serde_json::from_slice::<Value>(&line) else { continue };
             reached.step = line["step"].as_u64().unwrap_or(reached.step);
             if let Some(loss) = line["loss"].as_f64() {
                 reached.losses = Some((reached.losses.map_or(loss, |(first, _)| first), loss));
@@ -66,7 +96,7 @@ impl Reached {
         }
         times.sort_by(f64::total_cmp);
         reached.step_s = times.get(times.len() / 2).copied();
-        reached
+        Ok(reached)
     }
 }
 
@@ -81,8 +111,12 @@ struct Measured {
 /// A rank that took other bytes than planned: a fault of the engine, worth a report.
 pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
     let path = folder.file("memory.json");
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let text = phalanx_files::read_text(&path, MEMORY_BYTES).with_context(|| path.display().to_string())?;
     let measured: Measured = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let world = planned.plan.spec.world();
+    if measured.ranks.iter().map(|rank| rank.rank).ne(0..world) {
+        bail!("{} does not have the {world} ranks of this run, each once and in order", path.display());
+    }
     for rank in &measured.ranks {
         let (took, plan) = (&rank.device, planned.plan.of(rank.rank).peak());
         if took.peak_bytes != plan.bytes || took.categories != plan.categories {
@@ -114,7 +148,7 @@ pub fn complete(
     environment: Environment,
     output: &TrainOutput,
 ) -> Result<()> {
-    let reached = Reached::read(folder);
+    let reached = Reached::read(folder)?;
     output.print_line("");
     if let Some((first, last)) = reached.losses {
         let mean = reached.step_s.map_or(String::new(), |s| format!("; {} a step", seconds(s)));

@@ -13,11 +13,14 @@ mod ending;
 mod environment;
 #[cfg(test)]
 mod extreme_values;
+#[cfg(test)]
+mod hostile;
 mod kernel_bench;
 mod kernel_table;
 mod keys;
 mod launch;
 mod learning_rate;
+mod limits;
 mod machine;
 mod mesh_report;
 mod output;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use phalanx_checkpoint::{Checkpoint, Newest, newest};
-use phalanx_models::{Model, from_config};
+use phalanx_models::{Model, check_layers, from_config};
 use phalanx_train::RunConfig;
 use phalanx_train::dataset::TOKENS_FILE;
+use phalanx_train::state::PARAMETERS;
 use serde_json::Value;
 
 use crate::config::Given;
@@ -176,6 +177,10 @@ impl RunFolder {
 /// # Errors
 /// A checkpoint without that record.
 pub fn model_of(checkpoint: &Checkpoint) -> Result<Arc<dyn Model>> {
-    from_config(&checkpoint.state()["model"])
-        .with_context(|| format!("the model of {}", checkpoint.dir().display()))
+    let parameters = checkpoint.tensors().iter().filter(|tensor| tensor.state == PARAMETERS);
+    let model = from_config(&checkpoint.state()["model"]).and_then(|model| {
+        check_layers(&*model, parameters.map(|tensor| tensor.name.as_str()))?;
+        Ok(model)
+    });
+    model.with_context(|| format!("the model of {}", checkpoint.dir().display()))
 }

@@ -8,6 +8,8 @@ use anyhow::{Result, bail};
 use phalanx_plan::{Plan, Schedule, check};
 use strsim::levenshtein;
 
+use crate::limits::SCHEDULE_BYTES;
+
 /// The text behind a value of `parallel.schedule`, when it is the path of a file; a name, or a text already, stays.
 ///
 /// # Errors
@@ -29,7 +31,7 @@ pub fn text_of(value: &str) -> Result<Option<String>> {
 /// # Errors
 /// As [`text_of`].
 pub fn read(path: &str) -> Result<Schedule> {
-    let text = match std::fs::read_to_string(path) {
+    let text = match phalanx_files::read_text(Path::new(path), SCHEDULE_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let near = Plan::NAMES.into_iter().min_by_key(|name| levenshtein(path, name)).unwrap_or("1f1b");

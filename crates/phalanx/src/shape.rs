@@ -4,11 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_data::{Masking, Tokenizer};
 use phalanx_layers::{Checkpointing, Network};
-use phalanx_models::{Bert, Dropouts, Gpt2, Model, ModelShape, from_config};
+use phalanx_models::{Bert, Dropouts, Gpt2, Model, ModelShape, check_contents, from_config};
 use phalanx_parallel::TensorParallel;
 use phalanx_train::RunConfig;
 use phalanx_train::config::ModelConfig;
@@ -73,7 +73,8 @@ pub fn write(config: &mut ModelConfig, model: &dyn Model) {
 /// A folder of no known family, or a given key that says something else than its `config.json`.
 pub fn fill_from_init(config: &mut RunConfig, given: &Given) -> Result<Option<Imported>> {
     let Some(dir) = config.model.init.clone().map(PathBuf::from) else { return Ok(None) };
-    let model = read_hugging_face(&dir)?;
+    let (_, model) =
+        read_hugging_face(&dir).with_context(|| format!("model.init = {:?}", dir.display().to_string()))?;
     let (shape, family, own) = (model.shape(), family(&*model), &config.model);
     let shown = dir.display().to_string();
     if given.has("model.arch") && own.arch != family {
@@ -118,14 +119,30 @@ pub fn fill_from_init(config: &mut RunConfig, given: &Given) -> Result<Option<Im
     Ok(Some(Imported { dir, model }))
 }
 
-/// The model of a Hugging Face folder.
+/// A Hugging Face folder and its model.
 ///
 /// # Errors
-/// A folder without the files, or of another architecture.
-pub fn read_hugging_face(dir: &Path) -> Result<Arc<dyn Model>> {
+/// A folder without the files, of another architecture, or whose weights are not those of its `config.json`.
+pub fn read_hugging_face(dir: &Path) -> Result<(HuggingFaceDir, Arc<dyn Model>)> {
     let folder = HuggingFaceDir::open(dir)?;
-    from_config(folder.config())
-        .map_err(|error| anyhow::anyhow!("{} cannot be imported: {error}", dir.display()))
+    let model =
+        model_in(&folder).map_err(|error| anyhow!("{} cannot be imported: {error}", dir.display()))?;
+    Ok((folder, model))
+}
+
+/// The model of a Hugging Face folder, whose tensors are its weights: all of them, and no others.
+///
+/// # Errors
+/// As [`read_hugging_face`].
+pub fn model_in(folder: &HuggingFaceDir) -> Result<Arc<dyn Model>> {
+    let model = from_config(folder.config())?;
+    let shape = |name| folder.shape(name).map(|shape| (name, shape));
+    let tensors = folder.names().map(shape).collect::<Result<Vec<_>, _>>()?;
+    check_contents(&*model, tensors.into_iter())?;
+    for name in folder.names().filter(|name| !model.is_ignored(name)) {
+        folder.check_type(name)?;
+    }
+    Ok(model)
 }
 
 /// What is known about the tokens of a run.

@@ -17,6 +17,7 @@ use crate::groups::Groups;
 use crate::metrics::{EvaluationRecord, MetricsFile, RankBytes, StepRecord, resident_bytes_peak};
 use crate::planning::RunPlan;
 use crate::rank::{Batch, Rank};
+use crate::state::position;
 use crate::step::Outcome;
 
 /// Why a run ended early. What was committed to disk is whole.
@@ -50,6 +51,24 @@ pub enum RunError {
         given: Vec<usize>,
         /// As configured.
         expected: Vec<usize>,
+    },
+    /// What a checkpoint keeps beside its tensors is impossible.
+    #[error("state.{key} in {}: {reason}; load another checkpoint", .manifest.display())]
+    State {
+        /// The checkpoint's manifest.
+        manifest: PathBuf,
+        /// The key.
+        key: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The weights that a run starts from cannot be used.
+    #[error("model.init = {:?}: {cause}", .dir.display().to_string())]
+    Init {
+        /// Their folder.
+        dir: PathBuf,
+        /// Why.
+        cause: Box<RunError>,
     },
     /// Other ranks failed in a save; their own message says why.
     #[error("{ranks} other rank(s) could not save; see their message above")]
@@ -200,6 +219,15 @@ pub fn train(job: &Job, place: Place, observer: &mut dyn Observer) -> Result<Sum
     Ok(summary)
 }
 
+/// Opens the folder of `model.init` for `import`.
+pub(crate) fn init(
+    dir: &Path,
+    import: impl FnOnce(&HuggingFaceDir) -> Result<(), RunError>,
+) -> Result<(), RunError> {
+    let imported = HuggingFaceDir::open(dir).map_err(RunError::from).and_then(|weights| import(&weights));
+    imported.map_err(|cause| RunError::Init { dir: dir.to_path_buf(), cause: Box::new(cause) })
+}
+
 pub(crate) fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
@@ -225,13 +253,11 @@ impl<'a> Session<'a> {
         let (mut step, mut samples) = (0, 0);
         match &job.start {
             Start::Fresh => engine.initialise(job.config.train.seed)?,
-            Start::Import(dir) => engine.import(&HuggingFaceDir::open(dir)?)?,
+            Start::Import(dir) => init(dir, |weights| engine.import(weights))?,
             Start::Resume(dir) => {
                 let checkpoint = Checkpoint::open(dir)?;
+                (step, samples) = position(&checkpoint)?;
                 engine.restore(&checkpoint)?;
-                step = checkpoint.step();
-                samples =
-                    checkpoint.state()["samples"].as_u64().unwrap_or(step * job.config.batch.global as u64);
             }
         }
         let path = job.run.join("metrics.jsonl");

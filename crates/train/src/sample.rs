@@ -43,11 +43,7 @@ impl Generator {
         let shape_of_model = model.shape();
         let mut parameters = Vec::new();
         for spec in &network.parameters {
-            let stored = from.tensor(PARAMETERS, &spec.name)?;
-            if stored.shape != spec.shape {
-                let (given, expected) = (stored.shape.clone(), spec.shape.clone());
-                return Err(RunError::Shape { name: spec.name.clone(), given, expected });
-            }
+            from.expect(PARAMETERS, &spec.name, &spec.shape, DType::F32)?;
             let shape = Shape::from(spec.shape.as_slice());
             let mut tensor = device.alloc(DType::F32, shape, Category::Parameters, "generator.parameter");
             let mut values = vec![0f32; spec.elements()];

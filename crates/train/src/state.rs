@@ -128,15 +128,11 @@ impl Rank {
     /// # Errors
     /// Damage, missing tensors, another shape.
     pub fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError> {
-        let updates = updates(from);
+        let updates = updates(from)?;
         (self.applied, self.skipped) = (updates.applied, updates.skipped);
         self.loss_scale = LossScale::resumed(self.spec.loss_scaling, updates.loss_scale);
         self.load(|state, spec, stripe, elements, out| {
-            let stored = from.tensor(state, &spec.name)?;
-            if stored.shape != spec.whole_shape() {
-                let (given, expected) = (stored.shape.clone(), spec.whole_shape().to_vec());
-                return Err(RunError::Shape { name: spec.name.clone(), given, expected });
-            }
+            from.expect(state, &spec.name, spec.whole_shape(), DType::F32)?;
             Ok(from.read_stripe(state, &spec.name, stripe, elements, bytemuck::cast_slice_mut(out))?)
         })
     }
@@ -228,8 +224,12 @@ pub(crate) fn state_name(rule: Rule, state: usize) -> &'static str {
     }
 }
 
-/// Elements of what is here of a parameter, from the tensors of a Hugging Face directory that hold it.
-pub(crate) fn read_imported(
+/// Elements of what is here of a parameter, from the tensors of a Hugging Face directory that hold it: finite
+/// numbers, the same in every copy that the family ties to them.
+///
+/// # Errors
+/// A tensor that is missing, of another shape, unreadable, not finite, or different from its copy.
+pub fn read_imported(
     dir: &HuggingFaceDir,
     model: &dyn Model,
     spec: &ParameterSpec,
@@ -244,14 +244,62 @@ pub(crate) fn read_imported(
             return Err(RunError::Shape { name: name.to_string(), given, expected });
         }
         if let Some(overlap) = stored.within(spec, elements.clone()) {
-            dir.read_stripe_f32(name, &spec.stripe(), overlap.theirs, &mut out[overlap.ours])?;
+            let (stripe, out) = (spec.stripe(), &mut out[overlap.ours]);
+            dir.read_weights(name, &stripe, overlap.theirs.clone(), out)?;
+            for copy in model.copies_of(&stored.name).iter().filter(|copy| dir.contains(copy)) {
+                dir.check_copy(name, copy, &stripe, overlap.theirs.clone(), out)?;
+            }
         }
     }
     Ok(())
 }
 
 /// Steps that a checkpoint applied and skipped; one that does not say was made without a loss scale.
-pub fn updates(from: &Checkpoint) -> Updates {
-    let stored = from.state().get(UPDATES).and_then(|value| Updates::deserialize(value).ok());
-    stored.unwrap_or(Updates { applied: from.step(), skipped: 0, loss_scale: LossScaleState::Off })
+///
+/// # Errors
+/// Counts that are no numbers or do not add up to the checkpoint's step, a loss scale that is none.
+pub fn updates(from: &Checkpoint) -> Result<Updates, RunError> {
+    let step = from.step();
+    let Some(stored) = from.state().get(UPDATES) else {
+        return Ok(Updates { applied: step, skipped: 0, loss_scale: LossScaleState::Off });
+    };
+    let updates =
+        Updates::deserialize(stored).map_err(|cause| bad_state(from, UPDATES, &cause.to_string()))?;
+    let Updates { applied, skipped, loss_scale } = updates;
+    if applied.checked_add(skipped) != Some(step) {
+        let reason =
+            format!("{applied} steps applied and {skipped} skipped are not the {step} that were done");
+        return Err(bad_state(from, UPDATES, &reason));
+    }
+    loss_scale.check().map_err(|reason| bad_state(from, "updates.loss_scale", &reason))?;
+    Ok(updates)
+}
+
+/// Largest number of steps or samples that a checkpoint may have: tokens and bytes counted from it are far
+/// below 2^64.
+pub(crate) const LARGEST_COUNT: u64 = 1 << 40;
+
+/// Steps that were done, and samples that were consumed.
+///
+/// # Errors
+/// Counts that are missing, no numbers or too large.
+pub(crate) fn position(from: &Checkpoint) -> Result<(u64, u64), RunError> {
+    let count = |key: &str| {
+        let given = from.state().get(key).unwrap_or(&Value::Null);
+        let number = given.as_u64().filter(|number| *number <= LARGEST_COUNT);
+        let reason = || format!("it is {given}, and a whole number from 0 to {LARGEST_COUNT} is expected");
+        number.ok_or_else(|| bad_state(from, key, &reason()))
+    };
+    let (step, samples) = (count("step")?, count("samples")?);
+    if step != from.step() {
+        let reason = format!("it is {step}, and the checkpoint is of step {}", from.step());
+        return Err(bad_state(from, "step", &reason));
+    }
+    Ok((step, samples))
+}
+
+/// An error about what a checkpoint keeps beside its tensors.
+pub(crate) fn bad_state(from: &Checkpoint, key: &str, reason: &str) -> RunError {
+    let manifest = from.dir().join("manifest.json");
+    RunError::State { manifest, key: key.to_string(), reason: reason.to_string() }
 }

@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use phalanx_files::AtomicFile;
 
 use super::{IdType, Layout, TokenFormat};
+use crate::limits::TOKENIZER_BYTES;
 use crate::{DataError, Result, Tokenizer};
 
 const MAGIC: &[u8; 8] = b"PHXTOK\0\0";
@@ -51,11 +52,20 @@ pub(super) fn read_header(path: &Path, bytes: &[u8]) -> Result<Option<Layout>> {
     if version != VERSION {
         return Err(bad(format!("version {version}; this program reads version {VERSION}")));
     }
-    let ids = match id_bytes {
-        2 => IdType::U16,
-        4 => IdType::U32,
+    let (ids, most) = match id_bytes {
+        2 => (IdType::U16, 1 << 16),
+        4 => (IdType::U32, 1 << 32),
         other => return Err(bad(format!("ids of {other} bytes; 2 or 4 were expected"))),
     };
+    if !(1..=most).contains(&vocab) {
+        return Err(bad(format!("a vocabulary of {vocab} ids; 1 to {most} fit {id_bytes} bytes")));
+    }
+    if json > TOKENIZER_BYTES {
+        return Err(bad(format!("a tokenizer of {json} bytes; at most {TOKENIZER_BYTES} are read")));
+    }
+    if long(6) != 0 || long(7) != 0 {
+        return Err(bad("bytes 48 to 64 are not zero".to_string()));
+    }
     let data_end = tokens.checked_mul(u64::from(id_bytes)).and_then(|n| n.checked_add(HEADER_BYTES as u64));
     let expected = data_end.and_then(|end| end.checked_add(json)).unwrap_or(u64::MAX);
     let (Some(data_end), true) = (data_end, expected == found) else {

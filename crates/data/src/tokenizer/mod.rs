@@ -15,13 +15,13 @@ mod hugging_face;
 mod spec;
 
 use std::fmt;
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 pub use spec::TokenizerSpec;
 
+use crate::limits::{self, TOKENIZER_BYTES};
 use crate::{Corpus, DataError, Result};
 use char_vocabulary::CharVocabulary;
 use hugging_face::HuggingFace;
@@ -66,7 +66,7 @@ impl Tokenizer {
                 Ok(Tokenizer { kind: Kind::Char(Box::new(CharVocabulary::of_corpus(corpus)?)) })
             }
             TokenizerSpec::HuggingFace(path) => {
-                let content = fs::read(path).map_err(DataError::reading(path))?;
+                let content = limits::read(path, TOKENIZER_BYTES)?;
                 Tokenizer::from_json(&content, path)
             }
         }
@@ -98,7 +98,7 @@ impl Tokenizer {
     /// [`DataError::MissingPath`] without such a file, [`DataError::TokenizerFile`] with a damaged one.
     pub fn load(run: &Path) -> Result<Tokenizer> {
         let path = run.join(TOKENIZER_FILE);
-        let content = fs::read(&path).map_err(DataError::reading(&path))?;
+        let content = limits::read(&path, TOKENIZER_BYTES)?;
         Tokenizer::from_json(&content, &path)
     }
 
@@ -109,6 +109,11 @@ impl Tokenizer {
     pub fn save(&self, run: &Path) -> Result<()> {
         let path = run.join(TOKENIZER_FILE);
         phalanx_files::write(&path, self.to_json()).map_err(DataError::writing(&path))
+    }
+
+    /// Whether [`Tokenizer::to_json`] is a file that Hugging Face's programs read.
+    pub fn is_hugging_face(&self) -> bool {
+        matches!(self.kind, Kind::HuggingFace(_))
     }
 
     /// The content of the tokenizer's file.

@@ -36,9 +36,10 @@ impl TokenizerSpec {
         }
         let path = Path::new(key);
         let inside = path.join(TOKENIZER_FILE);
-        if path.is_file() {
+        // What is neither a file nor a folder is refused by its kind when it is opened.
+        if path.exists() && !path.is_dir() {
             Ok(TokenizerSpec::HuggingFace(path.to_path_buf()))
-        } else if inside.is_file() {
+        } else if inside.exists() && !inside.is_dir() {
             Ok(TokenizerSpec::HuggingFace(inside))
         } else if key.contains(['/', '\\']) || key.ends_with(".json") || path.is_dir() {
             Err(DataError::TokenizerMissing { path: path.to_path_buf() })

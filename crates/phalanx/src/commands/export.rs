@@ -1,11 +1,11 @@
 //! `phalanx export`: a checkpoint as a Hugging Face folder, streamed tensor by tensor.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use phalanx_checkpoint::write_hugging_face;
-use phalanx_data::TOKENIZER_FILE;
+use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_trace::DType;
 use phalanx_train::state::PARAMETERS;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::args::ExportArgs;
 use crate::run_folder::{RunFolder, model_of};
@@ -21,16 +21,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let model = model_of(&checkpoint)?;
     let network = shape::whole(&*model);
     for spec in &network.parameters {
-        let stored = checkpoint.tensor(PARAMETERS, &spec.name)?;
-        if stored.shape != spec.shape {
-            bail!(
-                "{} has shape {:?} in {}, expected {:?}",
-                spec.name,
-                stored.shape,
-                checkpoint.dir().display(),
-                spec.shape
-            );
-        }
+        checkpoint.expect(PARAMETERS, &spec.name, &spec.shape, DType::F32)?;
     }
     let parts = |spec| model.stored_as(spec).into_iter().map(move |stored| (spec, stored));
     let stored: Vec<_> = network.parameters.iter().flat_map(parts).collect();
@@ -65,9 +56,13 @@ pub fn export(args: &ExportArgs) -> Result<()> {
 
 /// Copies the run's tokenizer if it is one that Hugging Face's programs read; whether it was.
 fn copy_tokenizer(folder: &RunFolder, args: &ExportArgs) -> Result<bool> {
-    let Ok(text) = std::fs::read_to_string(folder.file(TOKENIZER_FILE)) else { return Ok(false) };
-    let is_theirs = serde_json::from_str::<Value>(&text).is_ok_and(|json| json.get("model").is_some());
+    if !folder.file(TOKENIZER_FILE).exists() {
+        return Ok(false);
+    }
+    let tokenizer = Tokenizer::load(folder.path())?;
+    let is_theirs = tokenizer.is_hugging_face();
     if is_theirs {
+        let text = tokenizer.to_json();
         let path = args.out.join(TOKENIZER_FILE);
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }

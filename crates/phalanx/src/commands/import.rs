@@ -2,17 +2,16 @@
 //!
 //! The weights stream from one file into the other; nothing is held whole. Optimizer states are zero.
 
-use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
-use phalanx_checkpoint::{CheckpointError, HuggingFaceDir, Piece, begin, commit, discard, write_rank};
+use anyhow::{Context, Result};
+use phalanx_checkpoint::{HuggingFaceDir, Piece, begin, commit, discard, write_rank};
 use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_layers::ParameterSpec;
-use phalanx_models::{Model, Objective, Stored};
+use phalanx_models::{Model, Objective};
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
-use phalanx_train::state::PARAMETERS;
+use phalanx_train::state::{PARAMETERS, read_imported};
 use serde_json::json;
 
 use crate::args::ImportArgs;
@@ -33,12 +32,8 @@ const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 /// # Errors
 /// A folder of no known family, tensors that are missing or of another shape, a run folder with a run.
 pub fn import(args: &ImportArgs) -> Result<()> {
-    let model = shape::read_hugging_face(&args.dir)?;
-    let source = HuggingFaceDir::open(&args.dir)?;
+    let (source, model) = shape::read_hugging_face(&args.dir)?;
     let network = shape::whole(&*model);
-    for stored in network.parameters.iter().flat_map(|spec| model.stored_as(spec)) {
-        check_shape(&source, &stored)?;
-    }
     let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
     folder.refuse_results()?;
     let tokenizer = tokenizer(&args.dir, &*model)?;
@@ -53,7 +48,7 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     if let Err(error) = write(&source, &*model, &network.parameters, &tmp) {
         // The first error is the one to tell; what is left is removed by the next save.
         let _ = discard(&tmp);
-        return Err(error.into());
+        return Err(error);
     }
     let path = commit(&tmp, state, 1)?;
     let parameters = network.elements();
@@ -68,18 +63,6 @@ pub fn import(args: &ImportArgs) -> Result<()> {
         output::print_line(&format!("next  phalanx sample {run} --prompt TEXT"))?;
     }
     output::print_line(&format!("      phalanx train --run {run} --resume --data YOUR-TEXTS"))?;
-    Ok(())
-}
-
-fn check_shape(source: &HuggingFaceDir, stored: &Stored) -> Result<()> {
-    let name = stored.name_in(|name| source.contains(name));
-    let given = source.shape(name)?;
-    if given != stored.shape {
-        bail!(
-            "{name} has shape {given:?}, and config.json makes it {:?}: the folder's files do not belong together",
-            stored.shape
-        );
-    }
     Ok(())
 }
 
@@ -106,30 +89,8 @@ fn config(dir: &Path, model: &dyn Model, tokenizer: Option<&str>) -> RunConfig {
     config
 }
 
-/// Elements of a parameter, from the tensors of the folder that hold it.
-fn read(
-    source: &HuggingFaceDir,
-    model: &dyn Model,
-    spec: &ParameterSpec,
-    range: Range<u64>,
-    out: &mut [f32],
-) -> Result<(), CheckpointError> {
-    for stored in model.stored_as(spec) {
-        let name = stored.name_in(|name| source.contains(name));
-        if let Some(overlap) = stored.within(spec, range.clone()) {
-            source.read_f32(name, overlap.theirs, &mut out[overlap.ours])?;
-        }
-    }
-    Ok(())
-}
-
 /// Streams the parameters and zero states into the checkpoint that is being made.
-fn write(
-    source: &HuggingFaceDir,
-    model: &dyn Model,
-    parameters: &[ParameterSpec],
-    tmp: &Path,
-) -> Result<(), CheckpointError> {
+fn write(source: &HuggingFaceDir, model: &dyn Model, parameters: &[ParameterSpec], tmp: &Path) -> Result<()> {
     const WINDOW_BYTES: usize = 1 << 20;
     let states = std::iter::once(PARAMETERS).chain(STATES);
     let pieces: Vec<Piece> = states
@@ -152,11 +113,11 @@ fn write(
         numbers.fill(0.0);
         if piece.state == PARAMETERS && failed.is_none() {
             let spec = &parameters[index % parameters.len()];
-            failed = read(source, model, spec, range, numbers).err();
+            failed = read_imported(source, model, spec, range, numbers).err();
         }
         for (four, number) in bytes.chunks_exact_mut(4).zip(numbers) {
             four.copy_from_slice(&number.to_le_bytes());
         }
     })?;
-    failed.map_or(Ok(()), Err)
+    Ok(failed.map_or(Ok(()), Err)?)
 }

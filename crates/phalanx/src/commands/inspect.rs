@@ -6,7 +6,6 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir, Statistics, StoredTensor, TensorReport};
 use phalanx_data::TokenFile;
-use phalanx_models::from_config;
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
@@ -14,6 +13,7 @@ use crate::ending::Reached;
 use crate::output::{print, print_json, print_line};
 use crate::report::{Table, bytes};
 use crate::run_folder::RunFolder;
+use crate::shape;
 
 /// Tokens shown of a token file.
 const SHOWN_TOKENS: usize = 64;
@@ -136,7 +136,7 @@ fn refuse_damage(reports: &[TensorReport]) -> Result<()> {
 
 fn run_folder(folder: &RunFolder, args: &InspectArgs) -> Result<()> {
     let found = folder.newest()?;
-    let reached = Reached::read(folder);
+    let reached = Reached::read(folder)?;
     let describe =
         |skipped: &phalanx_checkpoint::Skipped| format!("{}: {}", skipped.path.display(), skipped.reason);
     let damaged: Vec<String> = found.skipped.iter().map(describe).collect();
@@ -177,7 +177,7 @@ fn run_folder(folder: &RunFolder, args: &InspectArgs) -> Result<()> {
 
 fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
     let folder = HuggingFaceDir::open(dir)?;
-    let model = from_config(folder.config());
+    let model = shape::model_in(&folder);
     let mut reports = Vec::new();
     for name in folder.names() {
         let shape = folder.shape(name)?.to_vec();

@@ -231,7 +231,7 @@ fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
         ),
         None => format!("no checkpoint was saved yet; start again with: {}", resume::command(folder)),
     };
-    let reached = ending::Reached::read(folder).step;
+    let reached = ending::Reached::read(folder).unwrap_or_default().step;
     anyhow::anyhow!("{text}\n{reached} step(s) were done; {on_disk}")
 }
 
@@ -252,7 +252,7 @@ fn finish(
         Show::Progress => ending::complete(folder, planned, environment, output)?,
         Show::Json => {
             ending::memory(folder, planned)?;
-            output.print_line(&ending::line(folder).to_string());
+            output.print_line(&ending::line(folder)?.to_string());
         }
         Show::Nothing => ending::memory(folder, planned).map(drop)?,
     }

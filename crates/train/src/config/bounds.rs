@@ -4,13 +4,13 @@
 //! number that is mistyped or hostile is refused here, by name, before anything is made of it; after this check,
 //! and that of the products ([`RunConfig::check_work`]), no sum of the plan leaves 64 bits.
 
-use phalanx_models::limits::{MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use phalanx_models::ModelShape;
+use phalanx_models::limits::{MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use phalanx_plan::Mesh;
 
 use super::check::{ConfigError, refuse};
-use crate::planning::ALL_RANKS;
 use super::{Checkpointing, Chunk, RunConfig};
+use crate::planning::ALL_RANKS;
 
 /// Sequences of a step or of an evaluation.
 const MAX_SEQUENCES: usize = 1 << 22;

@@ -19,7 +19,9 @@ use super::Asynchronous;
 use crate::rank::Batch;
 use crate::run::RunError;
 use crate::saving::{self, Saves, WINDOW};
-use crate::state::{PARAMETERS, UPDATES, Updates, read_imported, state_name, updates};
+use crate::state::{
+    LARGEST_COUNT, PARAMETERS, UPDATES, Updates, bad_state, read_imported, state_name, updates,
+};
 
 /// Key of the number of updates in the state that a checkpoint keeps.
 const ASYNCHRONOUS: &str = "asynchronous";
@@ -115,16 +117,16 @@ impl Asynchronous<'_> {
     /// Damage, missing tensors, another shape.
     pub fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError> {
         let ranks = self.links.ranks() as u64;
-        let stored = updates(from);
+        let stored = updates(from)?;
+        let version = version(from)?.unwrap_or(stored.applied * ranks);
         self.worker.loss_scale = LossScale::resumed(self.spec.loss_scaling, stored.loss_scale);
-        let version = from.state().get(ASYNCHRONOUS).and_then(|value| value["updates"].as_u64());
         {
             let mut served = self.server.lock();
-            served.version = version.unwrap_or(stored.applied * ranks);
+            served.version = version;
             served.pushes = from.step() * ranks;
         }
         self.load(|state, spec, elements, out| {
-            check_shape(&spec.name, &from.tensor(state, &spec.name)?.shape, spec)?;
+            from.expect(state, &spec.name, &spec.shape, DType::F32)?;
             Ok(from.read_stripe(
                 state,
                 &spec.name,
@@ -253,9 +255,11 @@ fn of_parameter(place: &Range<usize>, here: &Range<usize>) -> Range<u64> {
     (here.start - place.start) as u64..(here.end - place.start) as u64
 }
 
-fn check_shape(name: &str, given: &[usize], spec: &ParameterSpec) -> Result<(), RunError> {
-    if given == spec.shape {
-        return Ok(());
-    }
-    Err(RunError::Shape { name: name.to_string(), given: given.to_vec(), expected: spec.shape.clone() })
+/// Updates that the servers made; `None` for a checkpoint of a synchronous run.
+fn version(from: &Checkpoint) -> Result<Option<u64>, RunError> {
+    let Some(stored) = from.state().get(ASYNCHRONOUS) else { return Ok(None) };
+    let given = &stored["updates"];
+    let version = given.as_u64().filter(|updates| *updates <= LARGEST_COUNT);
+    let reason = || format!("it is {given}, and a whole number from 0 to {LARGEST_COUNT} is expected");
+    version.map(Some).ok_or_else(|| bad_state(from, "asynchronous.updates", &reason()))
 }

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use phalanx_checkpoint::{Checkpoint, HuggingFaceDir, purge};
+use phalanx_checkpoint::{Checkpoint, purge};
 use phalanx_tensor::Device;
 use serde::Serialize;
 use serde_json::json;
@@ -15,8 +15,9 @@ use serde_json::json;
 use super::{Asynchronous, Done, Links};
 use crate::metrics::{EvaluationRecord, MetricsFile, RankBytes, StepRecord, resident_bytes_peak};
 use crate::rank::Batch;
-use crate::run::{Job, Observer, RunError, ScaleChange, Start, Summary, due, write_json};
+use crate::run::{Job, Observer, RunError, ScaleChange, Start, Summary, due, init, write_json};
 use crate::saving;
+use crate::state::position;
 
 /// What one rank runs on.
 pub struct Place<'a> {
@@ -99,8 +100,12 @@ impl<'a> Session<'a> {
         let mut engine = Asynchronous::new(device, links, spec, job.config.parallel.max_staleness);
         match &job.start {
             Start::Fresh => engine.initialise(job.config.train.seed)?,
-            Start::Import(dir) => engine.import(&HuggingFaceDir::open(dir)?)?,
-            Start::Resume(dir) => engine.restore(&Checkpoint::open(dir)?)?,
+            Start::Import(dir) => init(dir, |weights| engine.import(weights))?,
+            Start::Resume(dir) => {
+                let checkpoint = Checkpoint::open(dir)?;
+                position(&checkpoint)?;
+                engine.restore(&checkpoint)?;
+            }
         }
         let path = job.run.join("metrics.jsonl");
         let metrics = match engine.rank() {

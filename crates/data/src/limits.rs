@@ -1,0 +1,24 @@
+//! Largest sizes of what this crate reads whole, and how much a corpus may have of what is kept in memory. A
+//! path may name anything; nothing beyond these bounds is read.
+
+use std::path::Path;
+
+use crate::{DataError, Result};
+
+/// A `tokenizer.json`. The largest that are published have 33 MB.
+pub(crate) const TOKENIZER_BYTES: u64 = 40 << 20;
+
+/// Text that a tokenizer must see at once: the largest document for a `tokenizer.json`, and the longest
+/// stretch without a place to cut for the others.
+pub(crate) const UNCUT_BYTES: usize = 1 << 30;
+
+/// Files and folders in a corpus: their names are held in memory.
+pub(crate) const CORPUS_ENTRIES: usize = 1 << 20;
+
+/// Folders within folders of a corpus.
+pub(crate) const CORPUS_DEPTH: usize = 128;
+
+/// Reads a whole regular file of at most `max_bytes`.
+pub(crate) fn read(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
+    phalanx_files::read_bounded(path, max_bytes).map_err(DataError::reading(path))
+}

@@ -1,0 +1,91 @@
+//! Whether a family's file holds the tensors of the model that its `config.json` describes: all of them, in
+//! their shapes, and no others.
+//!
+//! A tensor too many is a layer that would be dropped in silence, or a variant that is not computed here; so it
+//! is an error, unless the family's programs are known to write it beside the weights. The number of layers is
+//! compared first, from names alone: a network of a billion layers is never built.
+
+use std::collections::BTreeMap;
+
+use phalanx_layers::Checkpointing;
+use phalanx_parallel::TensorParallel;
+
+use crate::{Model, ModelError};
+
+/// How a family numbers its layers in files.
+#[derive(Clone, Copy, Debug)]
+pub struct NumberedLayers {
+    /// The key of `config.json` with their number.
+    pub key: &'static str,
+    /// What stands before a layer's number in the name of a tensor: as it is written now, and in older files.
+    pub prefixes: &'static [&'static str],
+}
+
+impl NumberedLayers {
+    /// The number of the layer that a tensor belongs to.
+    pub fn of(&self, name: &str) -> Option<usize> {
+        let rest = self.prefixes.iter().find_map(|prefix| name.strip_prefix(prefix))?;
+        rest.split_once('.')?.0.parse().ok()
+    }
+}
+
+/// Tensors that a layer has at least in a file whose layers are not whole. With fewer, no network is built
+/// only to find out which are missing.
+const LEAST_OF_LAYER: usize = 6;
+
+/// Compares the number of layers of `model` with those that tensors called `names` belong to.
+///
+/// # Errors
+/// [`ModelError::Layers`], [`ModelError::Missing`] where most tensors of most layers are missing.
+pub fn check_layers<'a>(model: &dyn Model, names: impl Iterator<Item = &'a str>) -> Result<(), ModelError> {
+    let Some(numbered) = model.numbered_layers() else { return Ok(()) };
+    let mut tensors: BTreeMap<usize, usize> = BTreeMap::new();
+    for layer in names.filter_map(|name| numbered.of(name)) {
+        *tensors.entry(layer).or_default() += 1;
+    }
+    let (given, found) = (model.shape().layers, tensors.len());
+    let last = tensors.last_key_value().map(|(layer, _)| *layer);
+    if found != given || last != given.checked_sub(1) {
+        return Err(ModelError::Layers { key: numbered.key, given, found, last });
+    }
+    let few = tensors.iter().find(|(_, count)| **count < LEAST_OF_LAYER);
+    match few.filter(|_| tensors.values().sum::<usize>() < LEAST_OF_LAYER * given) {
+        None => Ok(()),
+        Some((layer, _)) => Err(ModelError::Missing { name: format!("{}{layer}.*", numbered.prefixes[0]) }),
+    }
+}
+
+/// Compares the tensors of a file, names and shapes, with those of `model`.
+///
+/// # Errors
+/// [`ModelError::Layers`], [`ModelError::Missing`], [`ModelError::Shape`], [`ModelError::Foreign`].
+pub fn check_contents<'a>(
+    model: &dyn Model,
+    tensors: impl Iterator<Item = (&'a str, &'a [usize])>,
+) -> Result<(), ModelError> {
+    let mut tensors: BTreeMap<&str, &[usize]> = tensors.collect();
+    check_layers(model, tensors.keys().copied())?;
+    let network = model.network(&TensorParallel::solo(), Checkpointing::None);
+    for stored in network.parameters.iter().flat_map(|parameter| model.stored_as(parameter)) {
+        let name = stored.name_in(|name| tensors.contains_key(name)).to_string();
+        let Some(shape) = tensors.remove(name.as_str()) else { return Err(ModelError::Missing { name }) };
+        expect_shape(&name, shape, &stored.shape)?;
+        for copy in model.copies_of(&stored.name) {
+            if let Some(shape) = tensors.remove(copy) {
+                expect_shape(copy, shape, &stored.shape)?;
+            }
+        }
+    }
+    let mut foreign = tensors.into_keys().filter(|name| !model.is_ignored(name));
+    match foreign.next() {
+        None => Ok(()),
+        Some(first) => Err(ModelError::Foreign { name: first.to_string(), more: foreign.count() }),
+    }
+}
+
+fn expect_shape(name: &str, given: &[usize], expected: &[usize]) -> Result<(), ModelError> {
+    if given == expected {
+        return Ok(());
+    }
+    Err(ModelError::Shape { name: name.to_string(), given: given.to_vec(), expected: expected.to_vec() })
+}
