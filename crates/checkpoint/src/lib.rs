@@ -21,6 +21,7 @@ mod hugging_face_export;
 mod manifest;
 mod nearest;
 mod overlap;
+mod rank_files;
 mod read;
 mod steps;
 mod stream;

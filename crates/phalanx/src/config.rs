@@ -39,10 +39,26 @@ impl Given {
             ),
             Err(error) => bail!("cannot read the configuration {}: {error}", path.display()),
         };
-        let origin = path.display().to_string();
+        Given::parse(text, &path.display().to_string())
+    }
+
+    /// The content of a configuration file; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// As [`Given::read`].
+    pub fn parse(text: String, origin: &str) -> Result<Given> {
         let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is no TOML"))?;
-        keys::check(&tables, &origin)?;
+        keys::check(&tables, origin)?;
         Ok(Given { tables, text })
+    }
+
+    /// A configuration of which every key counts as given.
+    ///
+    /// # Errors
+    /// None for a configuration that was read.
+    pub fn of(config: &RunConfig) -> Result<Given> {
+        let tables = Table::try_from(config).context("the configuration as TOML")?;
+        Ok(Given { tables, text: String::new() })
     }
 
     /// The file as it was read.

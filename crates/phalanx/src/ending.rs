@@ -4,10 +4,10 @@
 use std::io::Write;
 
 use anyhow::{Context, Result, bail};
-use phalanx_data::Tokenizer;
 use phalanx_models::Objective;
 use phalanx_train::RunConfig;
 use phalanx_train::metrics::RankBytes;
+use phalanx_train::run_files::METRICS_FILE;
 use phalanx_train::sample::{Generator, Sampling};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -53,10 +53,12 @@ pub struct Reached {
 impl Reached {
     /// Reads the file; a run that has none has reached nothing.
     pub fn read(folder: &RunFolder) -> Reached {
-        let text = std::fs::read_to_string(folder.file("metrics.jsonl")).unwrap_or_default();
+        let bytes = std::fs::read(folder.file(METRICS_FILE)).unwrap_or_default();
         let mut reached = Reached::default();
         let mut times = Vec::new();
-        for line in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        for line in
+            bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok())
+        {
             reached.step = line["step"].as_u64().unwrap_or(reached.step);
             if let Some(loss) = line["loss"].as_f64() {
                 reached.losses = Some((reached.losses.map_or(loss, |(first, _)| first), loss));
@@ -142,12 +144,12 @@ fn sample(folder: &RunFolder, planned: &Planned, environment: Environment) -> Re
     if prompt.is_empty() || planned.plan.spec.model.objective() == Objective::Masked {
         return Ok(());
     }
-    let Ok(tokenizer) = Tokenizer::load(folder.path()) else { return Ok(()) };
+    let checkpoint = folder.checkpoint(None)?;
+    let Some(tokenizer) = folder.tokenizer_of(&checkpoint)? else { return Ok(()) };
     let mut tokens = tokenizer.encode(prompt)?;
     if tokens.is_empty() {
         return Ok(());
     }
-    let checkpoint = folder.checkpoint(None)?;
     print_line(&format!(
         "\nsample of step {} ({} tokens after the prompt)\n",
         checkpoint.step(),

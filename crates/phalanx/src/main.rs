@@ -6,6 +6,8 @@
 
 mod args;
 mod bench;
+mod checksums;
+mod claim;
 mod commands;
 mod config;
 mod continuation;
@@ -27,8 +29,11 @@ mod run_folder;
 mod schedule_file;
 mod schedule_report;
 mod seat;
+mod setup;
 mod shape;
 mod signals;
+mod staged;
+mod stored;
 mod strategies;
 mod task;
 mod tokenizing;

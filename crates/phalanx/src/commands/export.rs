@@ -8,6 +8,7 @@ use phalanx_train::state::PARAMETERS;
 use serde_json::{Value, json};
 
 use crate::args::ExportArgs;
+use crate::claim::refuse_run_folder;
 use crate::run_folder::{RunFolder, model_of};
 use crate::{report, shape};
 
@@ -16,8 +17,10 @@ use crate::{report, shape};
 /// # Errors
 /// A run without that checkpoint, a damaged one, a folder that cannot be written.
 pub fn export(args: &ExportArgs) -> Result<()> {
+    refuse_run_folder(&args.out, "--out")?;
     let folder = RunFolder::at(&args.run);
     let checkpoint = folder.checkpoint(args.step)?;
+    let tokenizer = folder.tokenizer_of(&checkpoint)?.map(|tokenizer| tokenizer.to_json());
     let model = model_of(&checkpoint)?;
     let network = shape::whole(&*model);
     for spec in &network.parameters {
@@ -46,7 +49,15 @@ pub fn export(args: &ExportArgs) -> Result<()> {
         }
         Ok(())
     })?;
-    let has_tokenizer = copy_tokenizer(&folder, args)?;
+    // Only a tokenizer that Hugging Face's programs read.
+    let theirs =
+        |text: &String| serde_json::from_str::<Value>(text).is_ok_and(|json| json.get("model").is_some());
+    let tokenizer = tokenizer.filter(theirs);
+    if let Some(text) = &tokenizer {
+        let path = args.out.join(TOKENIZER_FILE);
+        phalanx_files::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let has_tokenizer = tokenizer.is_some();
     if args.json {
         return report::print_json(&json!({
             "out": args.out, "step": checkpoint.step(), "parameters": network.elements(), "tokenizer": has_tokenizer,
@@ -61,15 +72,4 @@ pub fn export(args: &ExportArgs) -> Result<()> {
         if has_tokenizer { ", tokenizer.json" } else { "" }
     ));
     Ok(())
-}
-
-/// Copies the run's tokenizer if it is one that Hugging Face's programs read; whether it was.
-fn copy_tokenizer(folder: &RunFolder, args: &ExportArgs) -> Result<bool> {
-    let Ok(text) = std::fs::read_to_string(folder.file(TOKENIZER_FILE)) else { return Ok(false) };
-    let is_theirs = serde_json::from_str::<Value>(&text).is_ok_and(|json| json.get("model").is_some());
-    if is_theirs {
-        let path = args.out.join(TOKENIZER_FILE);
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(is_theirs)
 }
