@@ -70,22 +70,23 @@ pub fn discard(tmp: &Path) -> Result<()> {
     remove_folder(tmp)
 }
 
-/// Removes all but the newest `keep` (at least 1) whole checkpoints; returns the removed folders. Call it
-/// only after [`commit`]. Damaged checkpoints are neither counted nor touched.
+/// Removes all but the newest `keep` (at least 1) whole checkpoints and the one of step `saved`; returns the
+/// removed folders. Call it only after [`commit`] of that step. Damaged checkpoints are neither counted nor
+/// touched.
 ///
 /// # Errors
 /// [`CheckpointError::Read`] or [`CheckpointError::Write`].
 ///
 /// # Panics
 /// When `keep` is 0.
-pub fn purge(checkpoints: &Path, keep: usize) -> Result<Vec<PathBuf>> {
+pub fn purge(checkpoints: &Path, keep: usize, saved: u64) -> Result<Vec<PathBuf>> {
     assert!(keep >= 1, "a purge that keeps nothing would lose the run");
     let whole = steps::list(checkpoints)?.into_iter().filter(|folder| {
         folder.stage == SaveStage::Committed
             && Checkpoint::open(&folder.path).and_then(|checkpoint| checkpoint.check_files()).is_ok()
     });
     let mut removed = Vec::new();
-    for folder in whole.skip(keep) {
+    for folder in whole.skip(keep).filter(|folder| folder.step != saved) {
         // Under its other name a half-removed checkpoint is nobody's newest.
         let going = steps::unfinished(checkpoints, folder.step);
         rename(&folder.path, &going)?;
@@ -151,7 +152,7 @@ fn publish(checkpoints: &Path, tmp: &Path, step: u64) -> Result<PathBuf> {
     }
     if let Err(error) = rename(tmp, &target) {
         if replaces {
-            let _ = fs::rename(&aside, &target);
+            let _ = rename(&aside, &target);
         }
         return Err(error);
     }

@@ -42,6 +42,13 @@ pub enum CheckpointError {
         reason: String,
     },
 
+    /// Somebody removes and replaces checkpoints all the time.
+    #[error("{} is being replaced again and again; try again when its run saves less often", .path.display())]
+    Busy {
+        /// The folder.
+        path: PathBuf,
+    },
+
     /// The manifest cannot be trusted or understood.
     #[error("the manifest {} cannot be used: {reason}", .path.display())]
     Manifest {

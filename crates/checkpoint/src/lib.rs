@@ -22,6 +22,7 @@ mod limits;
 mod manifest;
 mod nearest;
 mod overlap;
+mod rank_files;
 mod read;
 mod steps;
 mod stream;

@@ -35,7 +35,15 @@ const STRIPED_VERSION: u32 = 2;
 #[derive(Serialize, Deserialize)]
 pub(crate) struct PieceList {
     pub(crate) file_bytes: u64,
+    pub(crate) header: HeaderRecord,
     pub(crate) pieces: Vec<PieceRecord>,
+}
+
+/// The first bytes of a rank's file, before its pieces.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct HeaderRecord {
+    pub(crate) bytes: u64,
+    pub(crate) blake3: String,
 }
 
 /// One piece as its rank describes it.
@@ -65,6 +73,9 @@ pub(crate) struct Manifest {
     pub(crate) state: Value,
     /// Name and bytes of each file.
     pub(crate) files: BTreeMap<String, u64>,
+    /// Header of each file. Manifests of earlier programs have none.
+    #[serde(default)]
+    pub(crate) headers: BTreeMap<String, HeaderRecord>,
     /// Ordered by state, then name.
     pub(crate) tensors: Vec<StoredTensor>,
 }
@@ -147,10 +158,11 @@ impl Manifest {
         lists: Vec<(String, PieceList)>,
     ) -> Result<Manifest, String> {
         let ranks = lists.len();
-        let mut files = BTreeMap::new();
+        let (mut files, mut headers) = (BTreeMap::new(), BTreeMap::new());
         let mut tensors: BTreeMap<(String, String), StoredTensor> = BTreeMap::new();
         for (file, list) in lists {
             files.insert(file.clone(), list.file_bytes);
+            headers.insert(file.clone(), list.header);
             for record in list.pieces {
                 let PieceRecord { state, name, shape, dtype, stripe, range, offset, blake3 } = record;
                 let key = (state.clone(), name.clone());
@@ -180,7 +192,8 @@ impl Manifest {
         }
         let striped = tensors.iter().flat_map(|tensor| &tensor.pieces).any(|piece| piece.stripe.is_some());
         let version = if striped { STRIPED_VERSION } else { WHOLE_VERSION };
-        let manifest = Manifest { format: FORMAT.to_string(), version, step, ranks, state, files, tensors };
+        let format = FORMAT.to_string();
+        let manifest = Manifest { format, version, step, ranks, state, files, headers, tensors };
         manifest.check()?;
         Ok(manifest)
     }

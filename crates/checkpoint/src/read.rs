@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_plan::Stripe;
@@ -20,6 +21,7 @@ use crate::limits::MANIFEST_BYTES;
 use crate::manifest::{MANIFEST, Manifest, StoredPiece, StoredTensor, part};
 use crate::nearest::nearest;
 use crate::overlap::{Limits, Overlaps, ReadSpans};
+use crate::rank_files::{RankFiles, undisturbed};
 use crate::steps::{self, SaveStage};
 use crate::stream::{READ_WINDOW_BYTES, Stream};
 use crate::{CheckpointError, Result};
@@ -28,11 +30,16 @@ use crate::{CheckpointError, Result};
 /// gaps up to this length are read for nothing, which costs less than another call and a seek.
 const CALL_BYTES: u64 = 1 << 16;
 
+/// How often a checkpoint may be removed or replaced while it is being opened. A run saves less often than
+/// once a millisecond.
+const ATTEMPTS: usize = 100;
+
 /// A committed checkpoint, open for reading.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
     pub(crate) manifest: Manifest,
+    files: RankFiles,
     /// Per tensor and piece: whether its checksum was compared.
     verified: Vec<Vec<AtomicBool>>,
 }
@@ -56,31 +63,58 @@ pub struct Skipped {
 }
 
 /// The checkpoint of the highest step under `checkpoints` whose manifest is valid and whose files are
-/// there in full length. Checksums of tensors are compared when they are read. Folders of unfinished
-/// saves are ignored, and a folder that does not exist holds no checkpoint.
+/// there in full length, with their headers. Checksums of tensors are compared when they are read. Folders
+/// of unfinished saves are ignored, and a folder that does not exist holds no checkpoint. A checkpoint that
+/// is removed or replaced while it is looked at is not damaged: the search begins again.
 ///
 /// # Errors
-/// [`CheckpointError::Read`] when `checkpoints` cannot be listed.
+/// [`CheckpointError::Read`] when `checkpoints` cannot be listed, [`CheckpointError::Busy`].
 pub fn newest(checkpoints: &Path) -> Result<Newest> {
+    for _ in 0..ATTEMPTS {
+        if let Some(found) = search(checkpoints)? {
+            return Ok(found);
+        }
+    }
+    Err(CheckpointError::Busy { path: checkpoints.to_path_buf() })
+}
+
+/// `None` when a checkpoint was removed or replaced meanwhile.
+fn search(checkpoints: &Path) -> Result<Option<Newest>> {
     let folders = steps::list(checkpoints)?;
     let mut skipped = Vec::new();
     for folder in folders.iter().filter(|folder| folder.stage != SaveStage::Unfinished) {
-        let opened = Checkpoint::open(&folder.path)
-            .and_then(|checkpoint| checkpoint.check_files().map(|()| checkpoint));
+        let opened = undisturbed(&folder.path, || {
+            let checkpoint = Checkpoint::read_folder(&folder.path)?;
+            checkpoint.check_files().map(|()| checkpoint)
+        });
         match opened {
-            Ok(checkpoint) => return Ok(Newest { checkpoint: Some(checkpoint), skipped }),
-            Err(reason) => skipped.push(Skipped { path: folder.path.clone(), reason }),
+            None => return Ok(None),
+            Some(Ok(checkpoint)) => return Ok(Some(Newest { checkpoint: Some(checkpoint), skipped })),
+            Some(Err(reason)) => skipped.push(Skipped { path: folder.path.clone(), reason }),
         }
     }
-    Ok(Newest { checkpoint: None, skipped })
+    Ok(Some(Newest { checkpoint: None, skipped }))
 }
 
 impl Checkpoint {
-    /// Opens the folder `dir`, reading and checking its manifest only.
+    /// Opens the folder `dir`, reading and checking its manifest only. From here on it can be read even if a
+    /// run removes or replaces it.
     ///
     /// # Errors
-    /// [`CheckpointError::NotACheckpoint`], [`CheckpointError::Manifest`], [`CheckpointError::Read`].
+    /// [`CheckpointError::NotACheckpoint`], [`CheckpointError::Manifest`], [`CheckpointError::Read`];
+    /// [`CheckpointError::Busy`] for a folder that is replaced again and again.
     pub fn open(dir: &Path) -> Result<Checkpoint> {
+        for _ in 0..ATTEMPTS {
+            match undisturbed(dir, || Checkpoint::read_folder(dir)) {
+                Some(opened) => return opened,
+                None if dir.symlink_metadata().is_err() => return Err(no_manifest(dir)),
+                None => {}
+            }
+        }
+        Err(CheckpointError::Busy { path: dir.to_path_buf() })
+    }
+
+    fn read_folder(dir: &Path) -> Result<Checkpoint> {
         let path = dir.join(MANIFEST);
         let bytes = match phalanx_files::read_bounded(&path, MANIFEST_BYTES) {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Err(no_manifest(dir)),
@@ -97,7 +131,8 @@ impl Checkpoint {
             .iter()
             .map(|tensor| tensor.pieces.iter().map(|_| AtomicBool::new(false)).collect())
             .collect();
-        Ok(Checkpoint { dir: dir.to_path_buf(), manifest, verified })
+        let files = RankFiles::open(dir, &manifest);
+        Ok(Checkpoint { dir: dir.to_path_buf(), manifest, files, verified })
     }
 
     /// The folder.
@@ -206,22 +241,13 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Compares the lengths of all files with the manifest; reads no tensor.
+    /// Compares lengths and headers of all files with the manifest; reads no tensor.
     ///
     /// # Errors
-    /// [`CheckpointError::WrongSize`] for the first file that is missing, too short or too long.
+    /// [`CheckpointError::WrongSize`] for the first file that is missing, too short or too long,
+    /// [`CheckpointError::TensorFile`] for one whose header is not what was saved.
     pub fn check_files(&self) -> Result<()> {
-        for (name, &expected) in &self.manifest.files {
-            let path = self.dir.join(name);
-            let found = match path.metadata() {
-                Err(cause) if cause.kind() == io::ErrorKind::NotFound => 0,
-                other => other.map_err(CheckpointError::reading(&path))?.len(),
-            };
-            if found != expected {
-                return Err(CheckpointError::WrongSize { path, expected, found, tensor: None });
-            }
-        }
-        Ok(())
+        self.files.check(&self.manifest)
     }
 
     /// Position of a tensor in the manifest.
@@ -292,7 +318,7 @@ impl Checkpoint {
     }
 
     /// The file of a piece, which must be long enough to hold it.
-    pub(crate) fn open_file(&self, tensor: &StoredTensor, piece: &StoredPiece) -> Result<File> {
+    pub(crate) fn open_file(&self, tensor: &StoredTensor, piece: &StoredPiece) -> Result<Arc<File>> {
         let path = self.dir.join(&piece.file);
         let wrong_size = |found| CheckpointError::WrongSize {
             path: path.clone(),
@@ -300,7 +326,7 @@ impl Checkpoint {
             found,
             tensor: Some(tensor.label()),
         };
-        let file = match phalanx_files::open_regular(&path) {
+        let file = match self.files.get(&piece.file) {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Err(wrong_size(0)),
             other => other.map_err(CheckpointError::reading(&path))?,
         };

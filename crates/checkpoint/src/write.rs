@@ -5,15 +5,16 @@
 //! is hashed as it passes. `rank-00000.pieces.json` tells rank 0 what was written; `commit` turns all of
 //! these lists into one manifest.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use phalanx_files::AtomicFile;
 use phalanx_plan::Stripe;
 use phalanx_trace::DType;
 
-use crate::manifest::{PieceList, PieceRecord};
+use crate::manifest::{HeaderRecord, PieceList, PieceRecord, digest};
 use crate::tensor_file::{NewEntry, elements, header};
 use crate::{CheckpointError, Result};
 
@@ -93,7 +94,9 @@ fn write_data(path: &Path, pieces: &[Piece], window_bytes: usize, fill: &mut Fil
     // Words, so that a caller may see the bytes as numbers of any type.
     let mut window = vec![0u64; window_bytes / 8];
     let mut output = Output::create(path)?;
-    output.write(&header(&entries, &[]))?;
+    let header = header(&entries, &[]);
+    output.write(&header)?;
+    let header = HeaderRecord { bytes: header.len() as u64, blake3: digest(&header) };
     let mut records = Vec::with_capacity(owned.len());
     for (index, piece) in owned {
         let offset = output.bytes;
@@ -124,7 +127,7 @@ fn write_data(path: &Path, pieces: &[Piece], window_bytes: usize, fill: &mut Fil
     }
     let file_bytes = output.bytes;
     output.finish()?;
-    Ok(PieceList { file_bytes, pieces: records })
+    Ok(PieceList { file_bytes, header, pieces: records })
 }
 
 /// The header entry of a piece, which must lie within its tensor.
@@ -152,24 +155,24 @@ fn stripe(piece: &Piece) -> Option<Stripe> {
 
 /// A file written front to back that knows where it is.
 struct Output {
-    file: File,
-    path: PathBuf,
+    file: AtomicFile,
     bytes: u64,
 }
 
 impl Output {
     fn create(path: &Path) -> Result<Output> {
-        let file = File::create(path).map_err(CheckpointError::writing(path))?;
-        Ok(Output { file, path: path.to_path_buf(), bytes: 0 })
+        let file = AtomicFile::create(path).map_err(CheckpointError::writing(path))?;
+        Ok(Output { file, bytes: 0 })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(CheckpointError::writing(&self.path))?;
+        self.file.write_all(bytes).map_err(CheckpointError::writing(self.file.target()))?;
         self.bytes += bytes.len() as u64;
         Ok(())
     }
 
     fn finish(self) -> Result<()> {
-        self.file.sync_all().map_err(CheckpointError::writing(&self.path))
+        let path = self.file.target().to_path_buf();
+        self.file.commit().map_err(CheckpointError::writing(&path))
     }
 }

@@ -122,6 +122,7 @@ fn truncated_and_missing_files_tell_bytes() {
     assert_eq!(reports.iter().filter(|report| !report.damage.is_empty()).count(), 1);
 
     fs::remove_file(&file).unwrap();
+    let checkpoint = Checkpoint::open(&dir).unwrap();
     let error = checkpoint.read("counts", "wte.weight", 0..3, &mut out).unwrap_err().to_string();
     assert!(error.contains("has 0 bytes"), "{error}");
     assert!(checkpoint.check_files().is_err());
@@ -158,22 +159,33 @@ fn another_version_is_refused_as_such() {
 }
 
 #[test]
-fn a_full_disk_removes_the_part_and_spares_the_rest() {
+fn a_rank_that_cannot_write_leaves_nothing_and_spares_the_rest() {
     let folder = tempdir().unwrap();
     save(folder.path(), 1, LAYOUTS[0]);
     let tmp = begin(folder.path(), 2).unwrap();
-    // Every write to this device says that the disk is full.
-    symlink("/dev/full", tmp.join("rank-00000.safetensors")).unwrap();
+    fs::create_dir(tmp.join("rank-00000.safetensors")).unwrap();
     let error = write(&tmp, 0, &LAYOUTS[0].owned(0), 64).unwrap_err();
-    assert!(
-        matches!(&error, CheckpointError::Write { cause, .. } if cause.kind() == io::ErrorKind::StorageFull)
-    );
-    let message = error.to_string();
+    assert!(matches!(&error, CheckpointError::Write { .. }), "{error}");
+    assert_eq!(names(&tmp), ["rank-00000.safetensors"], "no temporary file, no list of pieces");
+    assert_eq!(newest_step(folder.path()), Some(1));
+
+    let (path, cause) = (tmp.join("rank-00000.safetensors"), io::ErrorKind::StorageFull.into());
+    let message = CheckpointError::Write { path, cause }.to_string();
     for word in ["rank-00000.safetensors", "free space", "what was there before is untouched"] {
         assert!(message.contains(word), "{word:?} in {message}");
     }
-    assert!(names(&tmp).is_empty());
-    assert_eq!(newest_step(folder.path()), Some(1));
+}
+
+#[test]
+fn a_planted_link_is_replaced_and_not_followed() {
+    let folder = tempdir().unwrap();
+    let victim = folder.path().join("victim");
+    fs::write(&victim, "precious").unwrap();
+    let tmp = begin(&folder.path().join("checkpoints"), 2).unwrap();
+    symlink(&victim, tmp.join("rank-00000.safetensors")).unwrap();
+    write(&tmp, 0, &LAYOUTS[0].owned(0), 64).unwrap();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert!(fs::symlink_metadata(tmp.join("rank-00000.safetensors")).unwrap().is_file());
 }
 
 #[test]

@@ -158,6 +158,51 @@ pub enum DataError {
         vocab: usize,
     },
 
+    /// A token file that is not the one that the run was trained on.
+    #[error(
+        "{} holds not the tokens that this run was trained on (its blake3 is {found}, expected was \
+         {expected})", .path.display()
+    )]
+    NotTheTokens {
+        /// The file.
+        path: PathBuf,
+        /// The checksum of the run's tokens.
+        expected: String,
+        /// The checksum of the file.
+        found: String,
+    },
+
+    /// A token that was in the vocabulary when the run began to read, and is not any more.
+    #[error(
+        "token {position} of {origin} is id {id}, and the vocabulary has {vocab} ids (0 to {}): the tokens were \
+         changed while they were in use; put the file back as it was, then go on with --resume",
+        .vocab.saturating_sub(1)
+    )]
+    TokensChanged {
+        /// Which tokens.
+        origin: String,
+        /// The number of the token, from 0.
+        position: usize,
+        /// Its id now.
+        id: u32,
+        /// The number of ids of the vocabulary.
+        vocab: usize,
+    },
+
+    /// A file that has lost bytes since it was opened.
+    #[error(
+        "{} was shortened while it was in use: it had {expected} bytes and has {found}; put the file back as it \
+         was, then go on with --resume", .path.display()
+    )]
+    Shortened {
+        /// The file.
+        path: PathBuf,
+        /// Bytes when it was opened.
+        expected: u64,
+        /// Bytes now.
+        found: u64,
+    },
+
     /// A file of no known format.
     #[error(
         "{} is no token file: {reason}. Known are Phalanx's own (made by `phalanx tokenize`), nanoGPT's \

@@ -2,14 +2,14 @@
 //!
 //! The way of the data, in the order of the modules: a [`Tokenizer`] turns text into ids; a
 //! [`Corpus`] finds the documents; [`tokenize_to_memory`] and [`tokenize_to_file`] join the two; a
-//! [`TokenFile`] maps what was written (or what nanoGPT, llm.c or Megatron wrote); [`Tokens`] is
+//! [`TokenFile`] reads what was written (or what nanoGPT, llm.c or Megatron wrote); [`Tokens`] is
 //! either source behind one type, cut into training and validation; a [`Sampler`] says which tokens
 //! are sample `k`, as a pure function of seed and position, so that a run resumes from one number and
 //! no count of ranks changes its data; [`Masking`] hides some of them, for models that learn to find them.
 //!
 //! This crate knows no rank, no batch and no configuration file: the caller turns (step, micro-batch,
 //! rank, row) into a position and asks for it.
-#![deny(unsafe_code)] // allowed in token_file/map.rs alone, which maps files
+#![forbid(unsafe_code)]
 
 mod corpus;
 mod error;
@@ -27,7 +27,7 @@ pub use error::DataError;
 pub use masking::{Masking, NOT_PREDICTED};
 pub use permutation::Permutation;
 pub use sampler::{EvaluationWindows, SampleOrder, Sampler};
-pub use token_file::{TokenFile, TokenFormat, TokenWriter, Written};
+pub use token_file::{Scan, TokenFile, TokenFormat, TokenWriter, Written};
 pub use tokenize::{Progress, tokenize_to_file, tokenize_to_memory};
 pub use tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerSpec};
 pub use tokens::Tokens;

@@ -9,7 +9,7 @@
 //! resumption changes it, and a text that comes again in the next epoch is hidden anew.
 
 use crate::permutation::mix;
-use crate::{EvaluationWindows, Permutation, Sampler};
+use crate::{EvaluationWindows, Permutation, Result, Sampler};
 
 /// Target of a token that is not predicted: the largest number, which is no token.
 pub const NOT_PREDICTED: u32 = u32::MAX;
@@ -59,16 +59,36 @@ impl Masking {
 
     /// Writes the sample at `position` of the run: inputs `[seq]`, some of them hidden, and as targets
     /// `[seq]` the token that was there; [`NOT_PREDICTED`] where none was chosen.
-    pub fn sample(&self, sampler: &Sampler, position: u64, inputs: &mut [u32], targets: &mut [u32]) {
-        sampler.fill(position, inputs, targets);
+    ///
+    /// # Errors
+    /// Those of [`Sampler::fill`].
+    pub fn sample(
+        &self,
+        sampler: &Sampler,
+        position: u64,
+        inputs: &mut [u32],
+        targets: &mut [u32],
+    ) -> Result<()> {
+        sampler.fill(position, inputs, targets)?;
         self.hide(self.seed, position, inputs, targets);
+        Ok(())
     }
 
     /// Writes evaluation window `index`, likewise; whatever the run's seed, always the same tokens are
     /// hidden.
-    pub fn window(&self, windows: &EvaluationWindows, index: usize, inputs: &mut [u32], targets: &mut [u32]) {
-        windows.fill(index, inputs, targets);
+    ///
+    /// # Errors
+    /// Those of [`EvaluationWindows::fill`].
+    pub fn window(
+        &self,
+        windows: &EvaluationWindows,
+        index: usize,
+        inputs: &mut [u32],
+        targets: &mut [u32],
+    ) -> Result<()> {
+        windows.fill(index, inputs, targets)?;
         self.hide(EVALUATION_SEED, index as u64, inputs, targets);
+        Ok(())
     }
 
     /// Sample `number`: hides tokens of `inputs`, overwrites `targets`.

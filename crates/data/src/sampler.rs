@@ -72,8 +72,11 @@ impl Sampler {
     }
 
     /// Writes the sample at `position`: inputs `[seq]`, and as targets `[seq]` the token after each.
-    pub fn fill(&self, position: u64, inputs: &mut [u32], targets: &mut [u32]) {
-        fill_window(&self.tokens, self.start(position), self.seq, inputs, targets);
+    ///
+    /// # Errors
+    /// Those of [`Tokens::read`].
+    pub fn fill(&self, position: u64, inputs: &mut [u32], targets: &mut [u32]) -> Result<()> {
+        fill_window(&self.tokens, self.start(position), self.seq, inputs, targets)
     }
 
     /// The first token of the sample at `position`.
@@ -122,10 +125,13 @@ impl EvaluationWindows {
     }
 
     /// Writes window `index` (below [`EvaluationWindows::len`]): inputs `[seq]`, targets `[seq]`.
-    pub fn fill(&self, index: usize, inputs: &mut [u32], targets: &mut [u32]) {
+    ///
+    /// # Errors
+    /// Those of [`Tokens::read`].
+    pub fn fill(&self, index: usize, inputs: &mut [u32], targets: &mut [u32]) -> Result<()> {
         assert!(index < self.chosen, "window {index} of {}", self.chosen);
         let window = (index as u128 * self.all as u128 / self.chosen as u128) as usize;
-        fill_window(&self.tokens, window * self.seq, self.seq, inputs, targets);
+        fill_window(&self.tokens, window * self.seq, self.seq, inputs, targets)
     }
 }
 
@@ -140,9 +146,15 @@ fn windows(tokens: &Tokens, seq: usize) -> Result<usize> {
 }
 
 /// Inputs from token `start` on, targets from the token after.
-fn fill_window(tokens: &Tokens, start: usize, seq: usize, inputs: &mut [u32], targets: &mut [u32]) {
+fn fill_window(
+    tokens: &Tokens,
+    start: usize,
+    seq: usize,
+    inputs: &mut [u32],
+    targets: &mut [u32],
+) -> Result<()> {
     assert_eq!((inputs.len(), targets.len()), (seq, seq), "a sample of sequence {seq}");
-    tokens.read(start, inputs);
+    tokens.read(start, inputs)?;
     targets[..seq - 1].copy_from_slice(&inputs[1..]);
-    tokens.read(start + seq, &mut targets[seq - 1..]);
+    tokens.read(start + seq, &mut targets[seq - 1..])
 }

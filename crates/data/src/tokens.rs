@@ -1,4 +1,4 @@
-//! The tokens of a run behind one type, whether they lie in memory or in a mapped file.
+//! The tokens of a run behind one type, whether they lie in memory or in a file.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,6 +16,8 @@ pub struct Tokens {
     /// Names the tokens in messages: a file, the paths of a text, a part of either.
     origin: String,
     vocab: Option<usize>,
+    /// Ids from here on are refused when they are read.
+    limit: usize,
 }
 
 #[derive(Clone)]
@@ -48,6 +50,12 @@ impl Tokens {
         TokenFile::open(path).map(Tokens::from)
     }
 
+    /// The same tokens, for a model of `vocab` ids: reading an id that it does not have is an error. The
+    /// tokens were checked ([`Tokens::check_vocab`]), so such an id means that the file was changed since.
+    pub fn limited_to(self, vocab: usize) -> Tokens {
+        Tokens { limit: vocab, ..self }
+    }
+
     /// The number of tokens.
     pub fn len(&self) -> usize {
         self.range.len()
@@ -68,7 +76,7 @@ impl Tokens {
         self.vocab
     }
 
-    /// The bytes of memory that the tokens take; 0 for a mapped file, whose pages the kernel may drop.
+    /// The bytes of memory that the tokens take; 0 for a file, which stays on the disk.
     pub fn resident_bytes(&self) -> usize {
         match &self.source {
             Source::Narrow(ids) => ids.capacity() * size_of::<u16>(),
@@ -79,8 +87,13 @@ impl Tokens {
 
     /// Copies the tokens from number `at` on into the whole of `out`.
     ///
-    /// Panics when `at + out.len()` is beyond [`Tokens::len`].
-    pub fn read(&self, at: usize, out: &mut [u32]) {
+    /// # Errors
+    /// [`DataError::TokensChanged`] for an id beyond [`Tokens::limited_to`], [`DataError::Shortened`],
+    /// [`DataError::Read`].
+    ///
+    /// # Panics
+    /// When `at + out.len()` is beyond [`Tokens::len`].
+    pub fn read(&self, at: usize, out: &mut [u32]) -> Result<()> {
         assert!(
             at <= self.len() && out.len() <= self.len() - at,
             "{} tokens from {at} on of {} that {} has",
@@ -95,7 +108,16 @@ impl Tokens {
                 out.iter_mut().zip(&ids[start..end]).for_each(|(out, id)| *out = u32::from(*id));
             }
             Source::Wide(ids) => out.copy_from_slice(&ids[start..end]),
-            Source::File(file) => file.read(start, out),
+            Source::File(file) => file.read(start, out)?,
+        }
+        match out.iter().position(|&id| id as usize >= self.limit) {
+            None => Ok(()),
+            Some(place) => Err(DataError::TokensChanged {
+                origin: self.origin.clone(),
+                position: at + place,
+                id: out[place],
+                vocab: self.limit,
+            }),
         }
     }
 
@@ -139,6 +161,7 @@ impl Tokens {
             range,
             origin: format!("the {name} part of {}", self.origin),
             vocab: self.vocab,
+            limit: self.limit,
         };
         let (start, end) = (self.range.start, self.range.end);
         Ok((part("training", start..cut), part("validation", cut..end)))
@@ -151,6 +174,7 @@ impl From<TokenFile> for Tokens {
             range: 0..file.len(),
             origin: file.path().display().to_string(),
             vocab: file.vocab_size(),
+            limit: usize::MAX,
             source: Source::File(Arc::new(file)),
         }
     }
@@ -204,7 +228,7 @@ impl TokenStore {
                 (Source::Wide(Arc::new(ids)), count)
             }
         };
-        Tokens { source, range: 0..count, origin, vocab: Some(self.vocab) }
+        Tokens { source, range: 0..count, origin, vocab: Some(self.vocab), limit: usize::MAX }
     }
 }
 

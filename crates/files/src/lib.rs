@@ -2,21 +2,27 @@
 //! somebody else may have made goes through this crate.
 //!
 //! - [`AtomicFile`] and [`write`]: a reader sees the old file or the new one, also after a crash.
+//! - [`append`]: a file that grows, as a log.
 //! - [`create_folders`], [`rename`], [`remove_folder`], [`sync_folder`]: changes of names that survive a
 //!   power cut.
 //! - [`FolderLock`]: one process at a time changes a folder; another learns who holds it.
+//! - [`HeldFolder`]: whether a folder is still the one that it was.
 //! - [`open_regular`], [`read_bounded`], [`read_text`]: a FIFO does not hang the reader, `/dev/zero` does
 //!   not fill its memory.
 //!
 //! Functions fail with [`std::io::Error`]; callers add the path and the advice.
 #![forbid(unsafe_code)]
 
+mod append;
 mod folder;
+mod held;
 mod lock;
 mod read;
 mod write;
 
+pub use append::append;
 pub use folder::{create_folders, parent_of, remove_folder, rename, sync_folder};
+pub use held::HeldFolder;
 pub use lock::{FolderLock, LOCK_FILE, LockError};
 pub use read::{open_regular, read_bounded, read_text};
 pub use write::{AtomicFile, is_temporary, remove_temporary, write};

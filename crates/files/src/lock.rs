@@ -2,11 +2,11 @@
 //!
 //! The lock is `flock` on a file in the folder, which the system gives up when the last descriptor of it is
 //! closed, however the process ends. The file stays and holds the process id of its last holder, for
-//! messages only. Child processes that inherit the descriptor hold the lock, too.
+//! messages only. Child processes that inherit the descriptor ([`FolderLock::share_with_children`]) hold the
+//! lock, too.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -65,10 +65,14 @@ impl FolderLock {
     }
 }
 
-impl AsFd for FolderLock {
-    /// The descriptor to hand to child processes that must hold the lock as well.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+impl FolderLock {
+    /// From here on every program that this process starts inherits the lock and holds it as long as it
+    /// lives, whatever becomes of this process.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn share_with_children(&self) -> io::Result<()> {
+        Ok(rustix::io::fcntl_setfd(&self.file, rustix::io::FdFlags::empty())?)
     }
 }
 

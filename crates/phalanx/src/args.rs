@@ -225,6 +225,9 @@ pub struct TokenizeArgs {
     /// Token file to write
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
+    /// Replace the token file if it exists, once the new one is whole
+    #[arg(long)]
+    pub force: bool,
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,

@@ -40,10 +40,14 @@ impl Given {
             ),
             Err(error) => bail!("cannot read the configuration {}: {error}", path.display()),
         };
-        Given::parse_from(text, &path.display().to_string())
+        Given::parse(text, &path.display().to_string())
     }
 
-    fn parse_from(text: String, origin: &str) -> Result<Given> {
+    /// The content of a configuration file; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// As [`Given::read`].
+    pub fn parse(text: String, origin: &str) -> Result<Given> {
         let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is no TOML"))?;
         keys::check(&tables, origin)?;
         Ok(Given { tables, text })
@@ -51,8 +55,17 @@ impl Given {
 
     /// A configuration that is no file.
     #[cfg(test)]
-    pub fn parse(text: &str) -> Result<Given> {
-        Given::parse_from(text.to_string(), "the text")
+    pub fn of_text(text: &str) -> Result<Given> {
+        Given::parse(text.to_string(), "the text")
+    }
+
+    /// A configuration of which every key counts as given.
+    ///
+    /// # Errors
+    /// None for a configuration that was read.
+    pub fn of(config: &RunConfig) -> Result<Given> {
+        let tables = Table::try_from(config).context("the configuration as TOML")?;
+        Ok(Given { tables, text: String::new() })
     }
 
     /// The file as it was read.

@@ -4,10 +4,10 @@
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 
 use anyhow::{Context, Result, bail};
-use phalanx_data::Tokenizer;
 use phalanx_models::Objective;
 use phalanx_train::RunConfig;
 use phalanx_train::metrics::RankBytes;
+use phalanx_train::run_files::METRICS_FILE;
 use phalanx_train::sample::{Generator, Sampling};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ impl Reached {
     /// # Errors
     /// A file that cannot be read, or whose lines are longer than any that a run writes.
     pub fn read(folder: &RunFolder) -> Result<Reached> {
-        let path = folder.file("metrics.jsonl");
+        let path = folder.file(METRICS_FILE);
         let file = match phalanx_files::open_regular(&path) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Reached::default()),
             other => other.with_context(|| format!("cannot read {}", path.display()))?,
@@ -186,12 +186,12 @@ fn sample(
     if prompt.is_empty() || planned.plan.spec.model.objective() == Objective::Masked {
         return Ok(());
     }
-    let Ok(tokenizer) = Tokenizer::load(folder.path()) else { return Ok(()) };
+    let checkpoint = folder.checkpoint(None)?;
+    let Some(tokenizer) = folder.tokenizer_of(&checkpoint)? else { return Ok(()) };
     let mut tokens = tokenizer.encode(prompt)?;
     if tokens.is_empty() {
         return Ok(());
     }
-    let checkpoint = folder.checkpoint(None)?;
     output.print_line(&format!(
         "\nsample of step {} ({} tokens after the prompt)\n",
         checkpoint.step(),

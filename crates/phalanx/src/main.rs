@@ -6,6 +6,8 @@
 
 mod args;
 mod bench;
+mod checksums;
+mod claim;
 mod commands;
 mod config;
 mod continuation;
@@ -34,9 +36,12 @@ mod run_folder;
 mod schedule_file;
 mod schedule_report;
 mod seat;
+mod setup;
 mod shape;
 mod signals;
+mod staged;
 mod stillness;
+mod stored;
 mod strategies;
 mod task;
 mod tokenizing;

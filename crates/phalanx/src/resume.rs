@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use phalanx_checkpoint::Checkpoint;
+use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
@@ -18,6 +19,7 @@ use crate::args::TrainArgs;
 use crate::config::Given;
 use crate::learning_rate;
 use crate::run_folder::{RunFolder, model_of};
+use crate::stored::{Stored, digests_of};
 
 /// What a run goes on with.
 pub struct Resumed {
@@ -25,45 +27,58 @@ pub struct Resumed {
     pub given: Given,
     /// To start from, with its model; `None` when the run has saved nothing yet.
     pub checkpoint: Option<(Checkpoint, Arc<dyn Model>)>,
-    /// Whether the tokens in the run folder are still those of the configuration.
+    /// Whether nothing that is in the folder is used.
+    pub starts: bool,
+    /// Whether the tokens are still those of the stored configuration.
     pub same_data: bool,
+    /// Checksum that the token file must have, where it is known.
+    pub tokens: Option<String>,
     /// To be told to the user.
     pub notes: Vec<String>,
 }
 
-/// Finds out how to go on in `folder`; `file` is the configuration named on the command line.
+impl Resumed {
+    /// A run from its beginning.
+    pub fn start(given: Given, notes: Vec<String>) -> Resumed {
+        Resumed { given, checkpoint: None, starts: true, same_data: false, tokens: None, notes }
+    }
+}
+
+/// Finds out how to go on in `folder`; `file` is the configuration named on the command line. Tells `warn` what is
+/// not as it should be.
 ///
 /// # Errors
 /// A folder without a run, damaged files, a change that the stored tensors do not allow.
-pub fn resume(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Result<Resumed> {
-    let Some(stored) = folder.config()? else {
+pub fn resume(
+    folder: &RunFolder,
+    args: &TrainArgs,
+    file: Option<Given>,
+    warn: &mut dyn FnMut(&str),
+) -> Result<Resumed> {
+    let Some(stored) = Stored::read(folder)? else {
         let Some(file) = file else {
             bail!("{} is no run folder; give a configuration to start one", folder.path().display());
         };
         let notes = vec![format!("{} holds no run yet: starting anew", folder.path().display())];
-        let given = file.with(&args.overrides, &args.data)?;
-        return Ok(Resumed { given, checkpoint: None, same_data: false, notes });
+        return Ok(Resumed::start(file.with(&args.overrides, &args.data)?, notes));
     };
+    stored.warnings.iter().for_each(|warning| warn(warning));
     let mut notes = Vec::new();
     let changed = match &file {
-        Some(file) => stored.clone().changed_by(file, &folder.first_given()?),
-        None => stored.clone(),
+        Some(file) => stored.given.clone().changed_by(file, &stored.first_given),
+        None => stored.given.clone(),
     };
     let mut given = changed.with(&args.overrides, &args.data)?;
-    let (before, mut config) = (stored.config()?, given.config()?);
-    let said_threads = file.is_some_and(|file| file.has("train.threads"))
-        || args.overrides.set.iter().any(|set| set.trim_start().starts_with("train.threads"));
+    let (before, mut config) = (stored.given.config()?, given.config()?);
+    let said = |key: &str| args.overrides.set.iter().any(|set| set.trim_start().starts_with(key));
+    let said_threads = file.is_some_and(|file| file.has("train.threads")) || said("train.threads");
     if config.world() != before.world() && !said_threads {
         given.leave_out("train.threads");
         config = given.config()?;
     }
     keep_decay(&mut given, &before, &config);
     config = given.config()?;
-    let found = folder.newest()?;
-    for skipped in &found.skipped {
-        notes.push(format!("skipping {}: {}", skipped.path.display(), skipped.reason));
-    }
-    let checkpoint = match found.checkpoint {
+    let checkpoint = match stored.checkpoint {
         None => {
             notes.push(format!("{} has no checkpoint yet: starting anew", folder.path().display()));
             None
@@ -71,7 +86,7 @@ pub fn resume(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Resu
         Some(checkpoint) => {
             let model = model_of(&checkpoint)?;
             fill_shape(&mut given, &config, &checkpoint, &*model)?;
-            check_states(&config, &before, &checkpoint)?;
+            check_states(&config, &checkpoint)?;
             notes.extend(precision_note(&config.precision, &checkpoint));
             notes.extend(learning_rate::note(&before, &config, &checkpoint));
             notes.push(format!("going on from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
@@ -82,7 +97,9 @@ pub fn resume(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Resu
         && config.data.extensions == before.data.extensions
         && config.data.tokens == before.data.tokens
         && config.data.tokenizer == before.data.tokenizer;
-    Ok(Resumed { given, checkpoint, same_data, notes })
+    // Who names a token file again takes it as it is now.
+    let tokens = stored.tokens.filter(|_| same_data && !said("data.tokens"));
+    Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, notes })
 }
 
 /// The decay of the learning rate ends where it ended, whatever `train.steps` is now: in a run that was started before
@@ -138,8 +155,8 @@ fn fill_shape(
     Ok(())
 }
 
-/// Refuses changes that the optimizer's states, the step or the meaning of token ids do not allow.
-fn check_states(config: &RunConfig, before: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
+/// Refuses changes that the optimizer's states or the step do not allow.
+fn check_states(config: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
     let dir = checkpoint.dir().display();
     let needed = match config.optimizer.kind {
         OptimizerKind::Adamw => "exp_avg",
@@ -155,14 +172,36 @@ fn check_states(config: &RunConfig, before: &RunConfig, checkpoint: &Checkpoint)
             checkpoint.step()
         );
     }
-    if checkpoint.step() > 0 && config.data.tokenizer != before.data.tokenizer {
-        bail!(
-            "data.tokenizer = {:?}, but the model of {dir} learned the ids of {:?}: keep the tokenizer, or start anew",
-            config.data.tokenizer,
-            before.data.tokenizer
-        );
-    }
     Ok(())
+}
+
+/// Refuses a tokenizer whose ids mean something else than those that the model has learned.
+///
+/// # Errors
+/// With both tokenizers, and what to do.
+pub fn check_vocabulary(
+    folder: &RunFolder,
+    config: &RunConfig,
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+) -> Result<()> {
+    let stored = || Tokenizer::load(folder.path()).ok();
+    // Checkpoints of earlier programs do not say: the run's own tokenizer does.
+    let learned = digests_of(checkpoint).tokenizer.or_else(|| Some(stored()?.digest()));
+    if checkpoint.step() == 0 || learned.is_none_or(|learned| learned == tokenizer.digest()) {
+        return Ok(());
+    }
+    let before = stored().map_or("another tokenizer".to_string(), |stored| stored.describe());
+    let dir = checkpoint.dir().display();
+    let file = folder.file(TOKENIZER_FILE);
+    bail!(
+        "data.tokenizer = {:?} now makes a vocabulary ({}) other than the one whose ids the model of {dir} learned \
+         ({before}): encode the text with the run's own tokenizer (--set data.tokenizer={}), or start anew with \
+         another --run; nothing was changed",
+        config.data.tokenizer,
+        tokenizer.describe(),
+        shell_word(&file.display().to_string())
+    )
 }
 
 /// What another precision means for a checkpoint, whose numbers are f32 in any.
@@ -204,7 +243,7 @@ mod tests {
 
     /// The configuration that a run goes on with, from the stored one and what is set anew.
     fn resumed(stored: &str, set: &[&str]) -> RunConfig {
-        let stored = Given::parse(stored).unwrap();
+        let stored = Given::of_text(stored).unwrap();
         let overrides = Overrides { set: set.iter().map(|set| set.to_string()).collect(), nproc: None };
         let mut given = stored.clone().with(&overrides, &[]).unwrap();
         let (before, now) = (stored.config().unwrap(), given.config().unwrap());
@@ -219,7 +258,7 @@ mod tests {
     #[test]
     fn a_run_without_the_end_of_its_decay_keeps_every_rate() {
         let old = "[schedule]\nkind = \"cosine\"\nwarmup = 10\nmin_lr = 1e-5\n[train]\nsteps = 100";
-        let before = Given::parse(old).unwrap().config().unwrap().learning_rate();
+        let before = Given::of_text(old).unwrap().config().unwrap().learning_rate();
         assert_eq!(resumed(old, &[]).learning_rate(), before);
         let longer = resumed(old, &["train.steps=200"]);
         assert_eq!((longer.schedule.decay_steps, longer.learning_rate()), (Some(100), before));

@@ -1,21 +1,28 @@
 //! The folder of a run: what lies where, what may be overwritten, where to go on.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use phalanx_checkpoint::{Checkpoint, Newest, newest};
+use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_models::{Model, check_layers, from_config};
-use phalanx_train::RunConfig;
 use phalanx_train::dataset::TOKENS_FILE;
+use phalanx_train::run_files::METRICS_FILE;
 use phalanx_train::state::PARAMETERS;
-use serde_json::Value;
 
-use crate::config::Given;
 use crate::output;
+use crate::stored::digests_of;
 
 /// The configuration file as the user gave it first: what a resume compares a changed one with.
-const GIVEN_FILE: &str = "given.toml";
+pub const GIVEN_FILE: &str = "given.toml";
+
+/// What every rank will hold, as `phalanx plan --json` prints it.
+pub const PLAN_FILE: &str = "plan.json";
+
+/// Largest configuration that is read; one with a schedule of its own has a few hundred kilobytes.
+const MAX_TEXT_BYTES: u64 = 1 << 26;
 
 /// See the module's head.
 #[derive(Clone, Debug)]
@@ -60,7 +67,7 @@ impl RunFolder {
 
     /// Whether there is anything that a new run would destroy.
     pub fn has_results(&self) -> bool {
-        let has_metrics = std::fs::metadata(self.file("metrics.jsonl")).is_ok_and(|file| file.len() > 0);
+        let has_metrics = std::fs::metadata(self.file(METRICS_FILE)).is_ok_and(|file| file.len() > 0);
         let mut entries = std::fs::read_dir(self.checkpoints()).into_iter().flatten();
         has_metrics || entries.next().is_some()
     }
@@ -91,56 +98,50 @@ impl RunFolder {
     pub fn create(&self) -> Result<bool> {
         let is_new = !self.path.exists();
         let advice = "give this user the right to write there, or choose another folder with --run";
-        std::fs::create_dir_all(&self.path)
+        phalanx_files::create_folders(&self.path)
             .with_context(|| format!("cannot make the run folder {} ({advice})", self.path.display()))?;
         Ok(is_new)
     }
 
-    /// Writes the resolved configuration, and the file it came from.
+    /// A text file in it; `None` when it is not there.
     ///
     /// # Errors
-    /// A folder that is full or cannot be written.
-    pub fn write_config(&self, config: &RunConfig, given: Option<&Given>) -> Result<()> {
-        let text = toml::to_string_pretty(config).context("the configuration as TOML")?;
-        let head = "# The configuration of this run, complete. `phalanx train --resume --run` reads it.\n\n";
-        self.write("config.toml", &format!("{head}{text}"))?;
-        given.map_or(Ok(()), |given| self.write(GIVEN_FILE, given.text()))
+    /// A file that is no text or cannot be read.
+    pub fn text(&self, name: &str) -> Result<Option<String>> {
+        let path = self.file(name);
+        match phalanx_files::read_text(&path, MAX_TEXT_BYTES) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
+            other => other.map(Some).with_context(|| format!("cannot read {}", path.display())),
+        }
     }
 
-    /// Writes `plan.json`.
+    /// The run's tokenizer, which must be the one whose ids the model of `checkpoint` learned; `None` for a run
+    /// on tokens that came without one.
     ///
     /// # Errors
-    /// A folder that is full or cannot be written.
-    pub fn write_plan(&self, plan: &Value) -> Result<()> {
-        self.write("plan.json", &(serde_json::to_string_pretty(plan)? + "\n"))
-    }
-
-    /// Writes a file beside its name and renames it.
-    fn write(&self, name: &str, text: &str) -> Result<()> {
-        let (path, next) = (self.file(name), self.file(&format!(".{name}.tmp")));
-        std::fs::write(&next, text).and_then(|()| std::fs::rename(&next, &path)).with_context(|| {
-            let advice =
-                "free space, give this user the right to write there, or choose another folder with --run";
-            format!("cannot write {} ({advice})", path.display())
-        })
-    }
-
-    /// The configuration that the run was started or resumed with; `None` in a folder without.
-    ///
-    /// # Errors
-    /// A file that is damaged.
-    pub fn config(&self) -> Result<Option<Given>> {
-        let path = self.file("config.toml");
-        if path.exists() { Given::read(&path).map(Some) } else { Ok(None) }
-    }
-
-    /// The configuration file as it was first given; empty for a folder that was not made from one.
-    ///
-    /// # Errors
-    /// A file that is damaged.
-    pub fn first_given(&self) -> Result<Given> {
-        let path = self.file(GIVEN_FILE);
-        if path.exists() { Given::read(&path) } else { Ok(Given::default()) }
+    /// Another tokenizer, or one that is damaged.
+    pub fn tokenizer_of(&self, checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
+        let path = self.file(TOKENIZER_FILE);
+        let learned = digests_of(checkpoint).tokenizer;
+        if !path.exists() {
+            return match learned {
+                None => Ok(None),
+                Some(_) => bail!(
+                    "{} is missing: put it back; `phalanx train --resume` makes it again from tokens.bin",
+                    path.display()
+                ),
+            };
+        }
+        let tokenizer = Tokenizer::load(&self.path)?;
+        if learned.is_some_and(|learned| learned != tokenizer.digest()) {
+            bail!(
+                "{} ({}) is not the tokenizer of {}, whose model learned other ids: put the run's tokenizer back",
+                path.display(),
+                tokenizer.describe(),
+                checkpoint.dir().display()
+            );
+        }
+        Ok(Some(tokenizer))
     }
 
     /// The newest checkpoint that is whole, and those that are not.

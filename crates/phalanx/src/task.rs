@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use phalanx_collectives::Options;
 use phalanx_train::RunConfig;
+use phalanx_train::dataset::DataDigests;
 use phalanx_train::run::Start;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -51,6 +52,8 @@ pub struct TrainTask {
     pub import: Option<PathBuf>,
     /// A checkpoint to start from.
     pub resume: Option<PathBuf>,
+    /// Checksums of the data, which checkpoints keep.
+    pub digests: DataDigests,
     /// What rank 0 shows on the way.
     pub show: Show,
     /// What the threads of all ranks together are capable of, in the compute type.

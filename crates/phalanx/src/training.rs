@@ -27,7 +27,8 @@ pub fn job(task: &TrainTask, rank: usize) -> Result<Job> {
     let Planned { config, mut plan } = Planned::new(task.config.clone(), model, data.evaluated())?;
     plan.include(rank)?;
     let peak_flops_per_s = Some(task.peak_flops_per_s);
-    Ok(Job { config, plan, data, run: task.run.clone(), start: task.start(), peak_flops_per_s })
+    let (run, digests) = (task.run.clone(), task.digests.clone());
+    Ok(Job { config, plan, data, run, digests, start: task.start(), peak_flops_per_s })
 }
 
 /// Trains one rank to the end; rank 0 shows how it goes as `show` says, records on `output`.

@@ -1,11 +1,12 @@
 //! The tokens of a run: a training part with an order, a held-out part with fixed windows.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use phalanx_data::{
-    Corpus, CorpusSpec, DataError, EvaluationWindows, Masking, Progress, SampleOrder, Sampler, Tokenizer,
-    Tokens, tokenize_to_file,
+    Corpus, CorpusSpec, DataError, EvaluationWindows, Masking, Progress, SampleOrder, Sampler, Scan,
+    TokenFile, Tokenizer, Tokens, tokenize_to_file,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::config::{DataConfig, Order, RunConfig};
 
@@ -20,6 +21,16 @@ pub struct Dataset {
     masking: Option<Masking>,
     /// Windows of one evaluation: whole global batches.
     evaluated: usize,
+}
+
+/// Checksums of what a run reads, in hexadecimal. Checkpoints keep them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DataDigests {
+    /// Of the token file.
+    pub tokens: Option<String>,
+    /// Of the tokenizer: [`Tokenizer::digest`].
+    pub tokenizer: Option<String>,
 }
 
 /// What preparing a run's data found.
@@ -49,44 +60,62 @@ fn spec(data: &DataConfig) -> CorpusSpec {
     CorpusSpec { paths: data.text.iter().map(Into::into).collect(), extensions: data.extensions.clone() }
 }
 
-/// Makes the run folder's tokens from text, or opens the token file that `data` names.
+/// Makes tokens from text, or opens the token file that `data` names, if `accept` takes its tokenizer. Tokens
+/// and tokenizer are written into `folder`.
 ///
 /// # Errors
-/// Missing, empty or unreadable data; a folder that cannot be written.
-pub fn prepare(
+/// Missing, empty or unreadable data; a folder that cannot be written; what `accept` says.
+pub fn prepare<E: From<DataError>>(
     data: &DataConfig,
-    run: &Path,
+    folder: &Path,
     threads: usize,
+    accept: impl Fn(&Tokenizer) -> Result<(), E>,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Prepared, DataError> {
+) -> Result<Prepared, E> {
     if let Some(path) = &data.tokens {
-        let file = phalanx_data::TokenFile::open(Path::new(path))?;
+        let file = TokenFile::open(Path::new(path))?;
         let tokenizer = file.tokenizer()?;
         if let Some(tokenizer) = &tokenizer {
-            tokenizer.save(run)?;
+            accept(tokenizer)?;
+            tokenizer.save(folder)?;
         }
         let vocab = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
         return Ok(Prepared { tokens: file.len() as u64, vocab, tokenizer });
     }
     let (tokenizer, corpus) = open_tokenizer(data)?;
+    accept(&tokenizer)?;
     let corpus = corpus.ok_or_else(|| DataError::NoText {
         given: "data.text = []".into(),
         found: "no path; name text files or folders in data.text, or a token file in data.tokens".into(),
     })?;
-    let written = tokenize_to_file(&corpus, &tokenizer, &run.join(TOKENS_FILE), threads, progress)?;
-    tokenizer.save(run)?;
+    let written = tokenize_to_file(&corpus, &tokenizer, &folder.join(TOKENS_FILE), threads, progress)?;
+    tokenizer.save(folder)?;
     Ok(Prepared { tokens: written.tokens, vocab: tokenizer.vocab_size(), tokenizer: Some(tokenizer) })
 }
 
 impl Dataset {
     /// As [`Dataset::open`], and checks every id against `vocab`: a pass over all tokens, which whoever
-    /// starts a run makes once for all its ranks.
+    /// starts a run makes once for all its ranks. Also gives the checksum of the token file, which
+    /// `expected`, where it is known, must equal.
     ///
     /// # Errors
-    /// Those of [`Dataset::open`], and ids that the model has no row for.
-    pub fn open_checked(config: &RunConfig, run: &Path, vocab: usize) -> Result<Dataset, DataError> {
-        tokens(config, run)?.check_vocab(vocab)?;
-        Dataset::open(config, run)
+    /// Those of [`Dataset::open`], [`DataError::NotTheTokens`], and ids that the model has no row for.
+    pub fn open_checked(
+        config: &RunConfig,
+        folder: &Path,
+        vocab: usize,
+        expected: Option<&str>,
+    ) -> Result<(Dataset, String), DataError> {
+        let file = TokenFile::open(&tokens_path(config, folder))?;
+        let Scan { blake3, out_of_range } = file.scan(vocab)?;
+        if let Some(expected) = expected.filter(|expected| *expected != blake3) {
+            let (path, expected) = (file.path().to_path_buf(), expected.to_string());
+            return Err(DataError::NotTheTokens { path, expected, found: blake3 });
+        }
+        match out_of_range {
+            Some(error) => Err(error),
+            None => Ok((Dataset::of(Tokens::from(file), config)?, blake3)),
+        }
     }
 
     /// Opens the tokens of the run in folder `run`, whose ids were checked.
@@ -94,7 +123,11 @@ impl Dataset {
     /// # Errors
     /// Data that is missing, damaged, or too short for a sequence.
     pub fn open(config: &RunConfig, run: &Path) -> Result<Dataset, DataError> {
-        let tokens = tokens(config, run)?;
+        Dataset::of(Tokens::open(&tokens_path(config, run))?, config)
+    }
+
+    fn of(tokens: Tokens, config: &RunConfig) -> Result<Dataset, DataError> {
+        let tokens = tokens.limited_to(config.model.vocab.unwrap_or(usize::MAX));
         let order = match config.data.order {
             Order::Shuffled => SampleOrder::Shuffled,
             Order::Sequential => SampleOrder::Sequential,
@@ -115,7 +148,10 @@ impl Dataset {
     }
 
     /// Sample at `position` of the run (samples consumed before it): tokens and targets, `[seq]` each.
-    pub fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) {
+    ///
+    /// # Errors
+    /// A token file that was changed since the run started, or cannot be read.
+    pub fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
         match &self.masking {
             None => self.train.fill(position, tokens, targets),
             Some(masking) => masking.sample(&self.train, position, tokens, targets),
@@ -129,8 +165,11 @@ impl Dataset {
     }
 
     /// Evaluation window `index`, `[seq]` each.
-    pub fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) {
-        let Some(windows) = &self.validation else { return };
+    ///
+    /// # Errors
+    /// As [`Dataset::sample`].
+    pub fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
+        let Some(windows) = &self.validation else { return Ok(()) };
         let index = index % windows.len();
         match &self.masking {
             None => windows.fill(index, tokens, targets),
@@ -160,12 +199,9 @@ fn masking(config: &RunConfig) -> Option<Masking> {
     Some(Masking::new(config.train.seed, Some(mask), ids))
 }
 
-/// The token file that the configuration names, or the run folder's own.
-fn tokens(config: &RunConfig, run: &Path) -> Result<Tokens, DataError> {
-    match &config.data.tokens {
-        Some(path) => Tokens::open(Path::new(path)),
-        None => Tokens::open(&run.join(TOKENS_FILE)),
-    }
+/// The token file that the configuration names, or the one in `folder`.
+pub fn tokens_path(config: &RunConfig, folder: &Path) -> PathBuf {
+    config.data.tokens.as_ref().map_or_else(|| folder.join(TOKENS_FILE), PathBuf::from)
 }
 
 /// Whole global batches out of `windows`, at least one when there is any.

@@ -1,7 +1,7 @@
 //! What a run leaves behind for people and scripts: `metrics.jsonl`, `memory.json`.
 
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::Path;
 
 use phalanx_plan::Peak;
@@ -72,38 +72,62 @@ pub struct MetricsFile(File);
 
 impl MetricsFile {
     /// Opens for appending; lines of steps after `resumed_at` (of a run that was ended before its next
-    /// checkpoint) are removed first, so that every step is there once.
+    /// checkpoint) and lines that are no records are removed first, so that every step is there once.
     ///
     /// # Errors
     /// The system's.
-    pub fn open(path: &Path, resumed_at: u64) -> std::io::Result<MetricsFile> {
-        if let Ok(old) = File::open(path) {
-            let mut kept = String::new();
-            for line in BufReader::new(old).lines() {
-                let line = line?;
-                let step =
-                    serde_json::from_str::<serde_json::Value>(&line).ok().and_then(|v| v["step"].as_u64());
-                if step.is_some_and(|s| s <= resumed_at) {
-                    kept.push_str(&line);
-                    kept.push('\n');
-                }
-            }
-            let next = path.with_extension("jsonl.tmp");
-            std::fs::write(&next, kept)?;
-            std::fs::rename(&next, path)?;
+    pub fn open(path: &Path, resumed_at: u64) -> io::Result<MetricsFile> {
+        let old = match fs::read(path) {
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Vec::new(),
+            other => other?,
+        };
+        let lines = old.split_inclusive(|byte| *byte == b'\n');
+        let kept = lines.filter(|line| step_of(line).is_some_and(|step| step <= resumed_at));
+        let kept = kept.collect::<Vec<_>>().concat();
+        if kept.len() < old.len() {
+            phalanx_files::write(path, kept)?;
         }
-        Ok(MetricsFile(OpenOptions::new().create(true).append(true).open(path)?))
+        phalanx_files::append(path).map(MetricsFile)
     }
 
     /// Appends one line.
     ///
     /// # Errors
     /// The system's: disk full, above all.
-    pub fn write(&mut self, record: &impl Serialize) -> std::io::Result<()> {
-        let mut line = serde_json::to_string(record).map_err(std::io::Error::other)?;
+    pub fn write(&mut self, record: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_string(record).map_err(io::Error::other)?;
         line.push('\n');
         self.0.write_all(line.as_bytes())
     }
+
+    /// Returns when all lines are on the disk.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}
+
+/// The step of a line that is a whole record, its line feed included.
+fn step_of(line: &[u8]) -> Option<u64> {
+    let line = line.strip_suffix(b"\n")?;
+    serde_json::from_slice::<serde_json::Value>(line).ok()?.get("step")?.as_u64()
+}
+
+/// Numbers, from 1, of the lines of a metrics file that are no records. A last line without a line feed is
+/// what a killed run leaves and does not count.
+///
+/// # Errors
+/// The system's.
+pub fn damaged_lines(path: &Path) -> io::Result<Vec<usize>> {
+    let bytes = match fs::read(path) {
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n').zip(1..);
+    let damaged = lines.filter(|(line, _)| line.ends_with(b"\n") && step_of(line).is_none());
+    Ok(damaged.map(|(_, number)| number).collect())
 }
 
 /// Bytes of one device of one rank, as in `plan.json` and `memory.json`.

@@ -4,19 +4,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir, purge};
+use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir};
 use phalanx_collectives::CollectiveError;
 use phalanx_data::DataError;
 use phalanx_tensor::Device;
-use serde_json::json;
 
 use crate::config::RunConfig;
-use crate::dataset::Dataset;
+use crate::dataset::{DataDigests, Dataset};
 use crate::diagnose::NonFinite;
 use crate::groups::Groups;
-use crate::metrics::{EvaluationRecord, MetricsFile, RankBytes, StepRecord, resident_bytes_peak};
+use crate::metrics::{EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
 use crate::planning::RunPlan;
 use crate::rank::{Batch, Rank};
+use crate::run_files::RunFiles;
 use crate::state::position;
 use crate::step::Outcome;
 
@@ -39,6 +39,17 @@ pub enum RunError {
         path: PathBuf,
         /// The system's reason.
         source: std::io::Error,
+    },
+    /// The run folder, or a file in it that a resume needs, has gone.
+    #[error(
+        "the run folder {path} was removed or changed while the run was using it ({what}): nothing can be saved \
+         there any more; put it back and go on with --resume, or start anew"
+    )]
+    FolderGone {
+        /// The folder.
+        path: PathBuf,
+        /// What has gone.
+        what: String,
     },
     /// Stored and configured shapes differ.
     #[error(
@@ -113,6 +124,8 @@ pub struct Job {
     pub data: Dataset,
     /// Run folder.
     pub run: PathBuf,
+    /// Checksums of the data, which checkpoints keep.
+    pub digests: DataDigests,
     /// First state.
     pub start: Start,
     /// Operations per second that the ranks together are capable of, in the compute type; without it, metrics
@@ -238,7 +251,7 @@ struct Session<'a> {
     engine: Rank,
     batch: Batch,
     windows: Batch,
-    metrics: Option<MetricsFile>,
+    files: RunFiles<'a>,
     /// Steps done.
     step: u64,
     /// Samples consumed.
@@ -260,15 +273,11 @@ impl<'a> Session<'a> {
                 engine.restore(&checkpoint)?;
             }
         }
-        let path = job.run.join("metrics.jsonl");
-        let metrics = match place.groups.world.rank() {
-            0 => Some(MetricsFile::open(&path, step).map_err(|source| RunError::Write { path, source })?),
-            _ => None,
-        };
+        let files = RunFiles::open(job, place.groups.world.rank(), step)?;
         let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
         let windows = Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq);
-        let mut session = Session { job, place, engine, batch, windows, metrics, step, samples };
-        session.fill_windows();
+        let mut session = Session { job, place, engine, batch, windows, files, step, samples };
+        session.fill_windows()?;
         Ok(session)
     }
 
@@ -277,7 +286,7 @@ impl<'a> Session<'a> {
         let start = Instant::now();
         let number = self.step + 1;
         (self.place.note_step)(number);
-        self.fill_batch();
+        self.fill_batch()?;
         let wish = self.place.stop.load(Ordering::Relaxed);
         let outcome = self.engine.step(number, &self.batch, wish)?;
         let seconds = start.elapsed().as_secs_f64();
@@ -304,7 +313,7 @@ impl<'a> Session<'a> {
             comm_bytes: communication.sent_bytes,
             exposed_comm_s: communication.exposed_s,
         };
-        self.write(&record)?;
+        self.files.write(&record)?;
         let change = loss_scale.zip(outcome.next_loss_scale).filter(|(from, to)| skipped || from != to);
         let change = change.map(|(from, to)| ScaleChange { step: number, skipped, from, to });
         Ok((record, change, stop))
@@ -313,68 +322,34 @@ impl<'a> Session<'a> {
     fn evaluate(&mut self) -> Result<EvaluationRecord, RunError> {
         let val_loss = self.engine.evaluate(&self.windows)?;
         let record = EvaluationRecord { step: self.step, val_loss };
-        self.write(&record)?;
+        self.files.write(&record)?;
         Ok(record)
     }
 
     fn save(&mut self) -> Result<PathBuf, RunError> {
-        let state = json!({
-            "step": self.step,
-            "samples": self.samples,
-            "config": self.job.config,
-            "model": self.job.plan.spec.model.to_config(),
-        });
-        let checkpoints = self.job.run.join("checkpoints");
-        let path = self.engine.save_checkpoint(&checkpoints, self.step, &state)?;
-        let keep = self.job.config.train.keep;
-        if keep > 0 && self.place.groups.world.rank() == 0 {
-            purge(&checkpoints, keep)?;
-        }
+        self.files.before_save()?;
+        let state = self.files.state(self.step, self.samples);
+        let path = self.engine.save_checkpoint(&self.files.checkpoints(), self.step, &state)?;
+        self.files.after_save(self.step)?;
         Ok(path)
     }
 
     /// `memory.json`: what every rank took at most so far.
     fn write_memory(&mut self) -> Result<(), RunError> {
-        let run = self.job.run.clone();
         let foreign = (self.place.foreign_bytes)();
-        let world = self.place.groups.world.world_size();
-        let part = |rank: usize| run.join(format!("memory.rank-{rank}.json"));
+        let files = &self.files;
         self.engine.report(|engine| {
             let peak = engine.device().arena().peak().expect("a planned arena measures its peak");
             let resident = resident_bytes_peak(foreign);
             let rank = engine.group().rank();
             let bytes = RankBytes { rank, device: peak.into(), resident_bytes_peak: Some(resident) };
-            write_json(&part(rank), &bytes)
+            files.write_memory_part(&bytes)
         })?;
-        if self.place.groups.world.rank() == 0 {
-            let mut ranks = Vec::new();
-            for rank in 0..world {
-                let path = part(rank);
-                let text =
-                    std::fs::read(&path).map_err(|source| RunError::Write { path: path.clone(), source })?;
-                ranks.push(
-                    serde_json::from_slice::<RankBytes>(&text)
-                        .map_err(|e| RunError::Write { path: path.clone(), source: e.into() })?,
-                );
-                let _ = std::fs::remove_file(path);
-            }
-            let resident: u64 = ranks.iter().filter_map(|r| r.resident_bytes_peak).max().unwrap_or(0);
-            write_json(
-                &run.join("memory.json"),
-                &json!({ "ranks": ranks, "resident_bytes_peak": resident }),
-            )?;
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, record: &impl serde::Serialize) -> Result<(), RunError> {
-        let Some(metrics) = &mut self.metrics else { return Ok(()) };
-        let path = || self.job.run.join("metrics.jsonl");
-        metrics.write(record).map_err(|source| RunError::Write { path: path(), source })
+        self.files.write_memory(self.place.groups.world.world_size())
     }
 
     /// Micro-batch m of a step is the m-th span of `data * micro` samples; data-parallel rank r has its r-th part.
-    fn fill_batch(&mut self) {
+    fn fill_batch(&mut self) -> Result<(), RunError> {
         let spec = &self.job.plan.spec;
         let rank = self.engine.at().data;
         for m in 0..spec.micro_batches {
@@ -383,26 +358,20 @@ impl<'a> Session<'a> {
                 let at = (m * spec.micro + row) * spec.seq;
                 let here = at..at + spec.seq;
                 let (tokens, targets) = (&mut self.batch.tokens[here.clone()], &mut self.batch.targets[here]);
-                self.job.data.sample(position, tokens, targets);
+                self.job.data.sample(position, tokens, targets)?;
             }
         }
+        Ok(())
     }
 
-    fn fill_windows(&mut self) {
+    fn fill_windows(&mut self) -> Result<(), RunError> {
         let spec = &self.job.plan.spec;
         let rows = spec.micro * spec.evaluation_batches;
         for row in 0..rows {
             let here = row * spec.seq..(row + 1) * spec.seq;
             let (tokens, targets) = (&mut self.windows.tokens[here.clone()], &mut self.windows.targets[here]);
-            self.job.data.window(self.engine.at().data * rows + row, tokens, targets);
+            self.job.data.window(self.engine.at().data * rows + row, tokens, targets)?;
         }
+        Ok(())
     }
-}
-
-/// Writes JSON beside `path` and renames it into place.
-pub(crate) fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), RunError> {
-    let fail = |source| RunError::Write { path: path.to_path_buf(), source };
-    let text = serde_json::to_string_pretty(value).map_err(|e| fail(e.into()))?;
-    let next = path.with_extension("tmp");
-    std::fs::write(&next, text + "\n").and_then(|()| std::fs::rename(&next, path)).map_err(fail)
 }

@@ -16,7 +16,7 @@ use phalanx_models::Gpt2;
 use phalanx_plan::MemoryPlan;
 use phalanx_tensor::{Arena, Cpu, Device, Region};
 use phalanx_train::config::{Float, OptimizerKind, Reduce, Updates};
-use phalanx_train::dataset::prepare;
+use phalanx_train::dataset::{DataDigests, prepare};
 use phalanx_train::groups::Source;
 use phalanx_train::older::asynchronous::{self, Asynchronous, Done, Links, Report, staleness_bound};
 use phalanx_train::rank::{Batch, Rank};
@@ -73,12 +73,13 @@ fn on_ranks<T: Send>(
 }
 
 /// Fills the batch of a worker with its part of the golden step, as the synchronous engine shares it.
-fn own_part(config: &RunConfig, rank: usize) -> impl Fn(u64, &mut Batch) + use<> {
+fn own_part(config: &RunConfig, rank: usize) -> impl Fn(u64, &mut Batch) -> Result<(), RunError> + use<> {
     let steps = golden_steps();
     let own = config.batch.global / config.parallel.data.unwrap_or(1);
     move |number, batch| {
         let step = &steps[(number as usize - 1) % steps.len()];
         fill(batch, &step[rank * own..(rank + 1) * own]);
+        Ok(())
     }
 }
 
@@ -209,7 +210,7 @@ fn a_slow_worker_holds_others_back_by_the_bound_alone() {
             let rank = engine.rank();
             let part = own_part(&config, rank);
             let mut next = |number: u64, batch: &mut Batch| {
-                part(number, batch);
+                part(number, batch)?;
                 [&fast, &slow][rank].store(number, Ordering::SeqCst);
                 if number == 2 && rank == 0 {
                     // So that the slow one's first answer has seen one push, at most, of this one.
@@ -225,6 +226,7 @@ fn a_slow_worker_holds_others_back_by_the_bound_alone() {
                     std::thread::sleep(Duration::from_millis(100));
                     assert_eq!(fast.load(Ordering::SeqCst), last, "{max_staleness} ahead");
                 }
+                Ok(())
             };
             let mut after = |done: &Done| {
                 finished.fetch_or(rank == 0 && done.step == steps, Ordering::SeqCst);
@@ -252,8 +254,9 @@ fn slowness_is_the_slow_workers_own() {
         let rank = engine.rank();
         let part = own_part(&config, rank);
         let mut next = |number: u64, batch: &mut Batch| {
-            part(number, batch);
+            part(number, batch)?;
             order.lock().unwrap().push(rank);
+            Ok(())
         };
         let slow = Duration::from_millis(if rank == 1 { 300 } else { 0 });
         let start = Instant::now();
@@ -277,8 +280,9 @@ fn a_worker_that_dies_ends_the_run() {
             let rank = engine.rank();
             let part = own_part(&config, rank);
             let mut next = |number: u64, batch: &mut Batch| {
-                part(number, batch);
+                part(number, batch)?;
                 assert!(rank != 1 || number < 3, "worker 1 dies on purpose");
+                Ok(())
             };
             engine.run(20, &mut next, &mut |_| false, Duration::ZERO).unwrap_err()
         };
@@ -368,7 +372,8 @@ fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
         let mut numbers = Vec::new();
         let mut next = |number: u64, batch: &mut Batch| {
             numbers.push(number);
-            part(number, batch);
+            part(number, batch)?;
+            Ok(())
         };
         let report = engine.run(2, &mut next, &mut |_| false, Duration::ZERO).unwrap();
         assert_eq!(numbers, [21, 22]);
@@ -380,13 +385,14 @@ fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
 
 /// One rank of a run in a folder, as the binary would run it.
 fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) -> Vec<Summary> {
-    let data = || Dataset::open_checked(config, run, model.vocab).unwrap();
+    let data = || Dataset::open_checked(config, run, model.vocab, None).unwrap().0;
     let of = Spec::new(config, model.clone(), data().evaluated(), 1).unwrap();
     let plan = asynchronous::plan(of).unwrap();
     let ranks = plan.spec.world();
     let memory: Vec<_> = plan.ranks.iter().map(|rank| rank.memory.clone()).collect();
     let (config, run) = (config.clone(), run.to_path_buf());
-    let job = Job { config, plan, data: data(), run, start, peak_flops_per_s: Some(1e9) };
+    let digests = DataDigests::default();
+    let job = Job { config, plan, data: data(), run, digests, start, peak_flops_per_s: Some(1e9) };
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (job, stop) = (&job, &stop);
@@ -422,7 +428,7 @@ fn a_run_leaves_what_runs_leave() {
     config.check().unwrap();
     let run = folder.path().join("run");
     std::fs::create_dir(&run).unwrap();
-    prepare(&config.data, &run, 1, &mut |_| {}).unwrap();
+    prepare(&config.data, &run, 1, |_| Ok::<_, DataError>(()), &mut |_| {}).unwrap();
     let lines = |key: &str| -> Vec<u64> {
         let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
         let values = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());

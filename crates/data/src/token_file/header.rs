@@ -24,21 +24,18 @@ const FOREIGN: [(&[u8], &str); 4] = [
 ];
 
 /// The layout of llm.c's file, or `None` when the magic number is another.
-pub(super) fn read_llm_c(path: &Path, bytes: &[u8]) -> Result<Option<Layout>> {
-    let Some((magic, _)) = bytes.split_first_chunk() else {
+/// `head` are the first bytes of the file, which has `found` bytes.
+pub(super) fn read_llm_c(path: &Path, head: &[u8], found: u64) -> Result<Option<Layout>> {
+    let Some((magic, _)) = head.split_first_chunk() else {
         return Ok(None);
     };
     let magic = u32::from_le_bytes(*magic);
     let Some((_, version, ids, vocab)) = LLM_C.into_iter().find(|(known, ..)| *known == magic) else {
         return Ok(None);
     };
-    let wrong_size = |what: String, expected: u64| DataError::WrongSize {
-        path: path.to_path_buf(),
-        what,
-        expected,
-        found: bytes.len() as u64,
-    };
-    let Some(header) = bytes.first_chunk::<LLM_C_HEADER_BYTES>() else {
+    let wrong_size =
+        |what: String, expected| DataError::WrongSize { path: path.to_path_buf(), what, expected, found };
+    let Some(header) = head.first_chunk::<LLM_C_HEADER_BYTES>() else {
         return Err(wrong_size("its magic number is llm.c's".to_string(), LLM_C_HEADER_BYTES as u64));
     };
     let (fields, _) = header.as_chunks::<4>();
@@ -50,39 +47,40 @@ pub(super) fn read_llm_c(path: &Path, bytes: &[u8]) -> Result<Option<Layout>> {
         });
     }
     let expected = LLM_C_HEADER_BYTES as u64 + u64::from(count) * ids.bytes() as u64;
-    if bytes.len() as u64 != expected {
+    if found != expected {
         return Err(wrong_size(format!("its header (llm.c's) counts {count} tokens"), expected));
     }
     Ok(Some(Layout {
         format: TokenFormat::LlmC,
         ids,
-        data: LLM_C_HEADER_BYTES..bytes.len(),
+        data: LLM_C_HEADER_BYTES as u64..found,
         vocab: Some(vocab),
         tokenizer: 0..0,
     }))
 }
 
 /// The layout of nanoGPT's file, which anything named `.bin` that is no known format can be.
-pub(super) fn read_nano_gpt(path: &Path, bytes: &[u8]) -> Result<Layout> {
+/// `head` are the first bytes of the file, which has `found` bytes.
+pub(super) fn read_nano_gpt(path: &Path, head: &[u8], found: u64) -> Result<Layout> {
     let refuse =
         |reason: &str| Err(DataError::NotTokenFile { path: path.to_path_buf(), reason: reason.to_string() });
-    if let Some((_, reason)) = FOREIGN.iter().find(|(beginning, _)| bytes.starts_with(beginning)) {
+    if let Some((_, reason)) = FOREIGN.iter().find(|(beginning, _)| head.starts_with(beginning)) {
         return refuse(reason);
     }
-    if bytes.is_empty() {
+    if found == 0 {
         return refuse("it is empty");
     }
     if path.extension().is_none_or(|extension| extension != "bin") {
         return refuse("it has no known header, and bare 16-bit ids are only read from a file named .bin");
     }
-    if !bytes.len().is_multiple_of(2) {
+    if !found.is_multiple_of(2) {
         return Err(DataError::WrongSize {
             path: path.to_path_buf(),
             what: "it has no known header, so it would be nanoGPT's ids of 2 bytes each".to_string(),
-            expected: bytes.len() as u64 + 1,
-            found: bytes.len() as u64,
+            expected: found + 1,
+            found,
         });
     }
     let (format, ids) = (TokenFormat::NanoGpt, IdType::U16);
-    Ok(Layout { format, ids, data: 0..bytes.len(), vocab: None, tokenizer: 0..0 })
+    Ok(Layout { format, ids, data: 0..found, vocab: None, tokenizer: 0..0 })
 }

@@ -6,9 +6,10 @@
 //! multimodal data i8 modes. Megatron's writers put the sequences one after the other, and only such
 //! files are read: then all tokens in order are the `.bin` as it is.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::map::FileMap;
+use super::source::Source;
 use super::{IdType, Layout, TokenFormat};
 use crate::{DataError, Result};
 
@@ -33,17 +34,18 @@ pub(super) fn read_index(path: &Path, data_bytes: u64) -> Result<Option<Layout>>
     if index_path == path || !read_magic(&index_path) {
         return Ok(None);
     }
-    let index = FileMap::open(&index_path)?;
-    let header = read_header(&index_path, &index)?;
+    let index = Source::open(&index_path)?;
+    let header = read_header(&index)?;
     let width = header.ids.bytes() as u64;
-    let start = HEADER_BYTES as usize;
-    let lengths_end = start + 4 * header.sequences as usize;
-    let (lengths, _) = index[start..lengths_end].as_chunks::<4>();
-    let (offsets, _) = index[lengths_end..lengths_end + 8 * header.sequences as usize].as_chunks::<8>();
+    let mut lengths = index.reader_from(HEADER_BYTES);
+    let mut offsets = index.reader_from(HEADER_BYTES + 4 * header.sequences);
 
     let mut end = 0u64;
-    for (number, (length, offset)) in lengths.iter().zip(offsets).enumerate() {
-        let (length, offset) = (i32::from_le_bytes(*length), i64::from_le_bytes(*offset));
+    for number in 0..header.sequences {
+        let (mut length, mut offset) = ([0; 4], [0; 8]);
+        let read = lengths.read_exact(&mut length).and_then(|()| offsets.read_exact(&mut offset));
+        read.map_err(|cause| index.reading(cause))?;
+        let (length, offset) = (i32::from_le_bytes(length), i64::from_le_bytes(offset));
         let follows = u64::try_from(offset) == Ok(end);
         let (true, Ok(length)) = (follows, u64::try_from(length)) else {
             return Err(DataError::BadHeader {
@@ -54,7 +56,7 @@ pub(super) fn read_index(path: &Path, data_bytes: u64) -> Result<Option<Layout>>
                 ),
             });
         };
-        end += length * width;
+        end = end.saturating_add(length * width);
     }
     if end != data_bytes {
         return Err(DataError::WrongSize {
@@ -67,7 +69,7 @@ pub(super) fn read_index(path: &Path, data_bytes: u64) -> Result<Option<Layout>>
     Ok(Some(Layout {
         format: TokenFormat::Megatron,
         ids: header.ids,
-        data: 0..end as usize,
+        data: 0..end,
         vocab: None,
         tokenizer: 0..0,
     }))
@@ -79,14 +81,15 @@ struct IndexHeader {
 }
 
 /// Reads and checks the first 34 bytes, and that the index is long enough for what they count.
-fn read_header(path: &Path, index: &[u8]) -> Result<IndexHeader> {
-    let found = index.len() as u64;
+fn read_header(source: &Source) -> Result<IndexHeader> {
+    let (path, found) = (source.path(), source.bytes());
     let wrong_size =
         |what: String, expected| DataError::WrongSize { path: path.to_path_buf(), what, expected, found };
     let bad = |reason: String| DataError::BadHeader { path: path.to_path_buf(), reason };
     if found < HEADER_BYTES {
         return Err(wrong_size("it is a Megatron index".to_string(), HEADER_BYTES));
     }
+    let index = source.head(HEADER_BYTES as usize)?;
     let number = |at: usize| {
         let bytes: [u8; 8] = index[at..at + 8].try_into().expect("eight bytes of the header");
         u64::from_le_bytes(bytes)
@@ -115,8 +118,9 @@ fn read_header(path: &Path, index: &[u8]) -> Result<IndexHeader> {
 }
 
 fn read_magic(path: &Path) -> bool {
-    use std::io::Read;
-    let mut magic = [0u8; MAGIC.len()];
-    phalanx_files::open_regular(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok()
-        && magic == *MAGIC
+    let head = phalanx_files::open_regular(path).and_then(|mut file| {
+        let mut head = [0u8; MAGIC.len()];
+        file.read_exact(&mut head).map(|()| head)
+    });
+    head.is_ok_and(|head| head == *MAGIC)
 }

@@ -1,4 +1,4 @@
-//! Token files: ids on disk, mapped into memory, in the formats of four projects.
+//! Token files: ids on disk, read where they are, in the formats of four projects.
 //!
 //! The format is told by content, not by name: Phalanx's own and llm.c's by their magic numbers,
 //! Megatron's by the `.idx` beside the `.bin`, and nanoGPT's, which is bare ids, by being none of
@@ -6,22 +6,25 @@
 //! they are, how many there are.
 
 mod header;
-mod map;
 mod megatron;
 mod own;
+mod source;
 
 use std::fmt;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::{DataError, Result, Tokenizer};
-use map::FileMap;
+use source::Source;
 
 pub(crate) use own::NARROW_VOCAB;
 pub use own::{TokenWriter, Written};
 
-/// Ids are checked against a vocabulary this many at a time.
-const SCAN: usize = 1 << 14;
+/// Bytes of a file that are hashed and checked at a time.
+const SCAN_BYTES: usize = 1 << 20;
+
+/// Bytes that tell the format: the longest header, llm.c's.
+const HEAD_BYTES: usize = 1024;
 
 /// Which project's layout a token file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,18 +67,26 @@ struct Layout {
     format: TokenFormat,
     ids: IdType,
     /// The bytes of the ids within the file.
-    data: Range<usize>,
+    data: Range<u64>,
     vocab: Option<usize>,
     /// The bytes of the tokenizer's JSON within the file; empty for none.
-    tokenizer: Range<usize>,
+    tokenizer: Range<u64>,
 }
 
-/// A mapped token file. While it is open the file must be neither shortened nor rewritten in place;
-/// replacing it by renaming, as Phalanx does, is fine.
+/// An open token file. It keeps the file that it opened: another one of the same name, put there by
+/// renaming as Phalanx does, is not seen.
 pub struct TokenFile {
-    path: PathBuf,
-    map: FileMap,
+    source: Source,
     layout: Layout,
+}
+
+/// What [`TokenFile::scan`] found.
+#[derive(Debug)]
+pub struct Scan {
+    /// Checksum of the whole file, in hexadecimal.
+    pub blake3: String,
+    /// [`DataError::TokenOutOfRange`] with the first token that the vocabulary does not have.
+    pub out_of_range: Option<DataError>,
 }
 
 impl TokenFile {
@@ -87,23 +98,28 @@ impl TokenFile {
     /// [`DataError::WrongSize`] with the bytes expected and found, [`DataError::Read`].
     pub fn open(path: &Path) -> Result<TokenFile> {
         let path = megatron::data_path(path);
-        let map = FileMap::open(&path)?;
-        let layout = if let Some(layout) = own::read_header(&path, &map)? {
+        let source = Source::open(&path)?;
+        let (head, bytes) = (source.head(HEAD_BYTES)?, source.bytes());
+        let layout = if let Some(layout) = own::read_header(&path, &head, bytes)? {
             layout
-        } else if let Some(layout) = header::read_llm_c(&path, &map)? {
+        } else if let Some(layout) = header::read_llm_c(&path, &head, bytes)? {
             layout
-        } else if let Some(layout) = megatron::read_index(&path, map.len() as u64)? {
+        } else if let Some(layout) = megatron::read_index(&path, bytes)? {
             layout
         } else {
-            header::read_nano_gpt(&path, &map)?
+            header::read_nano_gpt(&path, &head, bytes)?
         };
-        assert!(layout.data.end <= map.len() && layout.data.len() % layout.ids.bytes() == 0);
-        Ok(TokenFile { path, map, layout })
+        let Range { start, end } = layout.data;
+        let width = layout.ids.bytes() as u64;
+        // Ids never straddle the windows of a scan.
+        assert!(start <= end && end <= bytes && (end - start) % width == 0 && start % 8 == 0);
+        Ok(TokenFile { source, layout })
     }
 
     /// The number of tokens.
     pub fn len(&self) -> usize {
-        self.layout.data.len() / self.layout.ids.bytes()
+        let Range { start, end } = self.layout.data;
+        ((end - start) / self.layout.ids.bytes() as u64) as usize
     }
 
     /// Whether there is no token.
@@ -113,7 +129,7 @@ impl TokenFile {
 
     /// The file that holds the ids.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.source.path()
     }
 
     /// Whose layout it has.
@@ -130,79 +146,113 @@ impl TokenFile {
     /// The tokenizer by which the tokens were made, which only Phalanx's own format holds.
     ///
     /// # Errors
-    /// [`DataError::TokenizerFile`] when that part of the file is damaged.
+    /// [`DataError::TokenizerFile`] when that part of the file is damaged, [`DataError::Read`].
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>> {
-        match &self.map[self.layout.tokenizer.clone()] {
-            [] => Ok(None),
-            json => Tokenizer::from_json(json, &self.path).map(Some),
+        let Range { start, end } = self.layout.tokenizer;
+        if start == end {
+            return Ok(None);
         }
+        let mut json = vec![0; (end - start) as usize];
+        self.source.read(start, &mut json)?;
+        Tokenizer::from_json(&json, self.path()).map(Some)
     }
 
     /// Copies the tokens from number `at` on into the whole of `out`. An id that no vocabulary has
-    /// (negative or beyond 32 bits) reads as `u32::MAX`; [`TokenFile::check_vocab`] finds it.
-    ///
-    /// Panics when `at + out.len()` is beyond [`TokenFile::len`].
-    pub fn read(&self, at: usize, out: &mut [u32]) {
-        let width = self.layout.ids.bytes();
-        let ids = &self.map[self.layout.data.clone()];
-        let ids = &ids[at * width..(at + out.len()) * width];
-        match self.layout.ids {
-            IdType::U8 => convert(ids, out, |[byte]: [u8; 1]| u32::from(byte)),
-            IdType::I8 => convert(ids, out, |id| clamp(i64::from(i8::from_le_bytes(id)))),
-            IdType::U16 => convert(ids, out, |id| u32::from(u16::from_le_bytes(id))),
-            IdType::I16 => convert(ids, out, |id| clamp(i64::from(i16::from_le_bytes(id)))),
-            IdType::U32 => convert(ids, out, u32::from_le_bytes),
-            IdType::I32 => convert(ids, out, |id| clamp(i64::from(i32::from_le_bytes(id)))),
-            IdType::I64 => convert(ids, out, |id| clamp(i64::from_le_bytes(id))),
-        }
-    }
-
-    /// Reads the whole file once, at the speed of memory or disk, for an id that a vocabulary of
-    /// `vocab` ids does not have.
+    /// (negative or beyond 32 bits) reads as `u32::MAX`; [`TokenFile::scan`] finds it.
     ///
     /// # Errors
-    /// [`DataError::TokenOutOfRange`] with the first such token.
-    pub fn check_vocab(&self, vocab: usize) -> Result<()> {
-        let limit = u32::try_from(vocab).unwrap_or(u32::MAX);
-        let mut buffer = vec![0u32; SCAN];
-        for at in (0..self.len()).step_by(SCAN) {
-            let count = SCAN.min(self.len() - at);
-            let ids = &mut buffer[..count];
-            self.read(at, ids);
-            let largest = ids.iter().fold(0, |largest, &id| largest.max(id));
-            if largest < limit {
-                continue;
-            }
-            if let Some(place) = ids.iter().position(|&id| id >= limit) {
-                return Err(DataError::TokenOutOfRange {
-                    origin: self.path.display().to_string(),
-                    position: at + place,
-                    id: self.id(at + place),
-                    vocab,
-                });
-            }
+    /// [`DataError::Shortened`] when the file was cut while it was open, [`DataError::Read`].
+    ///
+    /// # Panics
+    /// When `at + out.len()` is beyond [`TokenFile::len`].
+    pub fn read(&self, at: usize, out: &mut [u32]) -> Result<()> {
+        assert!(at <= self.len() && out.len() <= self.len() - at, "{} tokens from {at} on", out.len());
+        let width = self.layout.ids.bytes();
+        let start = self.layout.data.start + at as u64 * width as u64;
+        let mut window = [0u8; 1 << 13];
+        let mut at = start;
+        for out in out.chunks_mut(window.len() / width) {
+            let bytes = &mut window[..out.len() * width];
+            self.source.read(at, bytes)?;
+            widen(self.layout.ids, bytes, out);
+            at += bytes.len() as u64;
         }
         Ok(())
     }
 
-    /// Token number `at` exactly as it is written.
-    fn id(&self, at: usize) -> i64 {
-        let width = self.layout.ids.bytes();
-        let start = self.layout.data.start + at * width;
-        let mut bytes = [0u8; 8];
-        bytes[..width].copy_from_slice(&self.map[start..start + width]);
-        let unsigned = i64::from_le_bytes(bytes);
-        let unused_bits = 64 - 8 * width as u32;
-        match self.layout.ids {
-            IdType::U8 | IdType::U16 | IdType::U32 => unsigned,
-            IdType::I8 | IdType::I16 | IdType::I32 | IdType::I64 => unsigned << unused_bits >> unused_bits,
+    /// Refuses a file with an id that a vocabulary of `vocab` ids does not have. Reads the whole file.
+    ///
+    /// # Errors
+    /// [`DataError::TokenOutOfRange`] with the first such token, and those of [`TokenFile::scan`].
+    pub fn check_vocab(&self, vocab: usize) -> Result<()> {
+        self.scan(vocab)?.out_of_range.map_or(Ok(()), Err)
+    }
+
+    /// Reads the whole file once: its checksum, and whether a vocabulary of `vocab` ids has all its tokens.
+    ///
+    /// # Errors
+    /// [`DataError::Shortened`] when the file was cut while it was open, [`DataError::Read`].
+    pub fn scan(&self, vocab: usize) -> Result<Scan> {
+        let Layout { ids, data, .. } = &self.layout;
+        let (width, limit) = (ids.bytes(), u32::try_from(vocab).unwrap_or(u32::MAX));
+        let mut hasher = blake3::Hasher::new();
+        let mut out_of_range = None;
+        let mut window = vec![0u8; SCAN_BYTES];
+        let mut widened = vec![0u32; SCAN_BYTES / width];
+        let mut at = 0;
+        while at < self.source.bytes() {
+            let count = (self.source.bytes() - at).min(SCAN_BYTES as u64);
+            let bytes = &mut window[..count as usize];
+            self.source.read(at, bytes)?;
+            hasher.update(bytes);
+            let here = data.start.max(at)..data.end.min(at + count);
+            if out_of_range.is_none() && here.start < here.end {
+                let bytes = &bytes[(here.start - at) as usize..(here.end - at) as usize];
+                let widened = &mut widened[..bytes.len() / width];
+                widen(*ids, bytes, widened);
+                let largest = widened.iter().fold(0, |largest, &id| largest.max(id));
+                let place = if largest < limit { None } else { widened.iter().position(|&id| id >= limit) };
+                out_of_range = place.map(|place| DataError::TokenOutOfRange {
+                    origin: self.path().display().to_string(),
+                    position: ((here.start - data.start) / width as u64) as usize + place,
+                    id: exact(*ids, &bytes[place * width..][..width]),
+                    vocab,
+                });
+            }
+            at += count;
         }
+        Ok(Scan { blake3: hasher.finalize().to_hex().to_string(), out_of_range })
+    }
+}
+
+/// The ids of `bytes` as 32-bit numbers.
+fn widen(ids: IdType, bytes: &[u8], out: &mut [u32]) {
+    match ids {
+        IdType::U8 => convert(bytes, out, |[byte]: [u8; 1]| u32::from(byte)),
+        IdType::I8 => convert(bytes, out, |id| clamp(i64::from(i8::from_le_bytes(id)))),
+        IdType::U16 => convert(bytes, out, |id| u32::from(u16::from_le_bytes(id))),
+        IdType::I16 => convert(bytes, out, |id| clamp(i64::from(i16::from_le_bytes(id)))),
+        IdType::U32 => convert(bytes, out, u32::from_le_bytes),
+        IdType::I32 => convert(bytes, out, |id| clamp(i64::from(i32::from_le_bytes(id)))),
+        IdType::I64 => convert(bytes, out, |id| clamp(i64::from_le_bytes(id))),
+    }
+}
+
+/// One id exactly as it is written.
+fn exact(ids: IdType, bytes: &[u8]) -> i64 {
+    let mut eight = [0u8; 8];
+    eight[..bytes.len()].copy_from_slice(bytes);
+    let unsigned = i64::from_le_bytes(eight);
+    let unused_bits = 64 - 8 * bytes.len() as u32;
+    match ids {
+        IdType::U8 | IdType::U16 | IdType::U32 => unsigned,
+        IdType::I8 | IdType::I16 | IdType::I32 | IdType::I64 => unsigned << unused_bits >> unused_bits,
     }
 }
 
 impl fmt::Debug for TokenFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TokenFile({}, {:?}, {} tokens)", self.path.display(), self.layout.format, self.len())
+        write!(f, "TokenFile({}, {:?}, {} tokens)", self.path().display(), self.layout.format, self.len())
     }
 }
 

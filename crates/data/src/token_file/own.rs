@@ -34,15 +34,15 @@ const HEADER_BYTES: usize = 64;
 pub(crate) const NARROW_VOCAB: usize = 1 << 16;
 
 /// The layout of Phalanx's file, or `None` when the magic is another.
-pub(super) fn read_header(path: &Path, bytes: &[u8]) -> Result<Option<Layout>> {
-    if !bytes.starts_with(MAGIC) {
+/// `head` are the first bytes of the file, which has `found` bytes.
+pub(super) fn read_header(path: &Path, head: &[u8], found: u64) -> Result<Option<Layout>> {
+    if !head.starts_with(MAGIC) {
         return Ok(None);
     }
-    let found = bytes.len() as u64;
     let wrong_size =
         |what: String, expected| DataError::WrongSize { path: path.to_path_buf(), what, expected, found };
     let bad = |reason: String| DataError::BadHeader { path: path.to_path_buf(), reason };
-    let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
+    let Some(header) = head.first_chunk::<HEADER_BYTES>() else {
         return Err(wrong_size("it begins as a Phalanx token file".to_string(), HEADER_BYTES as u64));
     };
     let (words, _) = header.as_chunks::<8>();
@@ -74,9 +74,9 @@ pub(super) fn read_header(path: &Path, bytes: &[u8]) -> Result<Option<Layout>> {
     Ok(Some(Layout {
         format: TokenFormat::Phalanx,
         ids,
-        data: HEADER_BYTES..data_end as usize,
+        data: HEADER_BYTES as u64..data_end,
         vocab: Some(vocab as usize),
-        tokenizer: data_end as usize..bytes.len(),
+        tokenizer: data_end..found,
     }))
 }
 

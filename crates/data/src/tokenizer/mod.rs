@@ -128,6 +128,14 @@ impl Tokenizer {
         serde_json::to_string(&saved).expect("two optional strings are always JSON")
     }
 
+    /// Checksum of the vocabulary and the way to it from text and back, in hexadecimal: the same for two
+    /// tokenizers whose files differ in layout alone.
+    pub fn digest(&self) -> String {
+        let json = self.to_json();
+        let sorted = serde_json::from_str::<serde_json::Value>(&json).map(|value| value.to_string());
+        blake3::hash(sorted.unwrap_or(json).as_bytes()).to_hex().to_string()
+    }
+
     /// The tokenizer that the content of a tokenizer file describes; `origin` names it in errors.
     ///
     /// # Errors

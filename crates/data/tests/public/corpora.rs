@@ -12,7 +12,7 @@ use crate::{assert_says, corpus, folder, names, write};
 
 fn all(tokens: &Tokens) -> Vec<u32> {
     let mut ids = vec![0; tokens.len()];
-    tokens.read(0, &mut ids);
+    tokens.read(0, &mut ids).unwrap();
     ids
 }
 

@@ -22,13 +22,13 @@ fn sampler(seq: usize, samples: usize) -> Sampler {
 /// `(inputs, targets)`
 fn sample(masking: &Masking, sampler: &Sampler, position: u64) -> (Vec<u32>, Vec<u32>) {
     let (mut inputs, mut targets) = (vec![0; sampler.seq()], vec![0; sampler.seq()]);
-    masking.sample(sampler, position, &mut inputs, &mut targets);
+    masking.sample(sampler, position, &mut inputs, &mut targets).unwrap();
     (inputs, targets)
 }
 
 fn original(sampler: &Sampler, position: u64) -> Vec<u32> {
     let (mut inputs, mut targets) = (vec![0; sampler.seq()], vec![0; sampler.seq()]);
-    sampler.fill(position, &mut inputs, &mut targets);
+    sampler.fill(position, &mut inputs, &mut targets).unwrap();
     inputs
 }
 
@@ -132,7 +132,7 @@ fn evaluation_hides_the_same_whatever_the_seed() {
     let all = |seed| {
         let window = |index| {
             let (mut inputs, mut targets) = (vec![0; 64], vec![0; 64]);
-            masking(seed).window(&windows, index, &mut inputs, &mut targets);
+            masking(seed).window(&windows, index, &mut inputs, &mut targets).unwrap();
             assert_eq!(targets.iter().filter(|t| **t != NOT_PREDICTED).count(), 10);
             (inputs, targets)
         };

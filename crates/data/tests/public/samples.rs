@@ -17,7 +17,7 @@ fn tokens(count: usize) -> Tokens {
 fn start(sampler: &Sampler, position: u64) -> usize {
     let seq = sampler.seq();
     let (mut inputs, mut targets) = (vec![0; seq], vec![0; seq]);
-    sampler.fill(position, &mut inputs, &mut targets);
+    sampler.fill(position, &mut inputs, &mut targets).unwrap();
     let first = inputs[0];
     let count = seq as u32;
     assert_eq!(inputs, (first..first + count).collect::<Vec<_>>());
@@ -122,7 +122,7 @@ fn evaluation_windows_are_spread_evenly() {
         let mut found = Vec::new();
         for index in 0..windows.len() {
             let (mut inputs, mut targets) = ([0; 10], [0; 10]);
-            windows.fill(index, &mut inputs, &mut targets);
+            windows.fill(index, &mut inputs, &mut targets).unwrap();
             assert_eq!(targets[9], inputs[0] + 10);
             found.push(inputs[0]);
         }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use phalanx_data::{TokenFile, TokenFormat, TokenWriter, Tokenizer};
+use phalanx_data::{TokenFile, TokenFormat, TokenWriter, Tokenizer, Tokens};
 
 use crate::{assert_says, folder, names, write};
 
@@ -11,7 +11,7 @@ const IDS: [u32; 5] = [7, 0, 65535, 300, 50256];
 
 fn all(file: &TokenFile) -> Vec<u32> {
     let mut ids = vec![0; file.len()];
-    file.read(0, &mut ids);
+    file.read(0, &mut ids).unwrap();
     ids
 }
 
@@ -63,7 +63,7 @@ fn our_own_format() {
         assert_eq!(all(&file), IDS);
         assert!(file.tokenizer().unwrap().is_none());
         let mut middle = [0; 2];
-        file.read(2, &mut middle);
+        file.read(2, &mut middle).unwrap();
         assert_eq!(middle, IDS[2..4]);
     }
     assert_eq!(names(at.path()), ["t.bin"]);
@@ -86,14 +86,14 @@ fn the_header_is_pinned() {
 fn a_file_is_not_there_until_it_is_whole() {
     let at = folder();
     let path = own(&at.path().join("t.bin"), 256, &[1, 2, 3], None);
-    let mapped = TokenFile::open(&path).unwrap();
+    let opened = TokenFile::open(&path).unwrap();
     let mut writer = TokenWriter::create(&path, 256).unwrap();
     writer.push(&[9; 100]).unwrap();
     assert_says(writer.push(&[1, 256]), &["token 101 ", "id 256", "0 to 255"]);
     drop(writer);
     assert_eq!(names(at.path()), ["t.bin"]);
     own(&path, 256, &[4, 5], None);
-    assert_eq!(all(&mapped), [1, 2, 3], "the mapping keeps the replaced file");
+    assert_eq!(all(&opened), [1, 2, 3], "an open file stays what it was");
     assert_eq!(all(&TokenFile::open(&path).unwrap()), [4, 5]);
 }
 
@@ -228,5 +228,44 @@ fn ids_out_of_range_are_found_wherever_they_are() {
         let file = TokenFile::open(&data).unwrap();
         assert_eq!(all(&file), [u32::MAX]);
         assert_says(file.check_vocab(50257), &["token 0 ", id]);
+    }
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_open_is_an_error_with_its_name() {
+    let at = folder();
+    let ids: Vec<u32> = (0..5000).map(|i| i % 200).collect();
+    let path = own(&at.path().join("t.bin"), 256, &ids, Some(&Tokenizer::byte()));
+    let whole = fs::read(&path).unwrap();
+    let tokens = Tokens::open(&path).unwrap().limited_to(256);
+    let mut out = vec![0; 3000];
+    tokens.read(1000, &mut out).unwrap();
+    // In place: the same file, other ids.
+    let mut changed = whole.clone();
+    changed[64 + 2 * 2345 + 1] = 9;
+    fs::write(&path, &changed).unwrap();
+    assert_says(tokens.read(1000, &mut out), &["token 2345 of", "t.bin", "were changed while", "256 ids"]);
+    tokens.read(0, &mut out[..1000]).unwrap();
+    // In place: the same file, cut short.
+    fs::write(&path, &whole[..5000]).unwrap();
+    let lengths = format!("had {} bytes and has 5000", whole.len());
+    assert_says(tokens.read(1000, &mut out), &["t.bin", "was shortened while", &lengths]);
+}
+
+#[test]
+fn a_scan_tells_the_checksum_of_the_whole_file() {
+    let at = folder();
+    // Longer than one window of a scan.
+    let ids: Vec<u32> = (0..700_000).map(|i| i % 251).collect();
+    let path = own(&at.path().join("t.bin"), 256, &ids, Some(&Tokenizer::byte()));
+    let whole = fs::read(&path).unwrap();
+    let scan = TokenFile::open(&path).unwrap().scan(256).unwrap();
+    assert_eq!(scan.blake3, blake3::hash(&whole).to_hex().as_str());
+    assert!(scan.out_of_range.is_none());
+    for place in [60, 64, 699_999, whole.len() / 2, whole.len() - 2] {
+        let mut damaged = whole.clone();
+        damaged[place] ^= 1;
+        fs::write(&path, damaged).unwrap();
+        assert_ne!(TokenFile::open(&path).unwrap().scan(256).unwrap().blake3, scan.blake3);
     }
 }

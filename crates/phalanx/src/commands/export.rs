@@ -8,6 +8,7 @@ use phalanx_train::state::PARAMETERS;
 use serde_json::json;
 
 use crate::args::ExportArgs;
+use crate::claim::refuse_run_folder;
 use crate::run_folder::{RunFolder, model_of};
 use crate::{output, report, shape};
 
@@ -16,8 +17,11 @@ use crate::{output, report, shape};
 /// # Errors
 /// A run without that checkpoint, a damaged one, a folder that cannot be written.
 pub fn export(args: &ExportArgs) -> Result<()> {
+    refuse_run_folder(&args.out, "--out")?;
     let folder = RunFolder::at(&args.run);
     let checkpoint = folder.checkpoint(args.step)?;
+    // Only a tokenizer that Hugging Face's programs read.
+    let tokenizer = folder.tokenizer_of(&checkpoint)?.filter(Tokenizer::is_hugging_face);
     let model = model_of(&checkpoint)?;
     let network = shape::whole(&*model);
     for spec in &network.parameters {
@@ -37,7 +41,12 @@ pub fn export(args: &ExportArgs) -> Result<()> {
         }
         Ok(())
     })?;
-    let has_tokenizer = copy_tokenizer(&folder, args)?;
+    if let Some(tokenizer) = &tokenizer {
+        let path = args.out.join(TOKENIZER_FILE);
+        phalanx_files::write(&path, tokenizer.to_json())
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let has_tokenizer = tokenizer.is_some();
     if args.json {
         return output::print_json(&json!({
             "out": args.out, "step": checkpoint.step(), "parameters": network.elements(), "tokenizer": has_tokenizer,
@@ -52,19 +61,4 @@ pub fn export(args: &ExportArgs) -> Result<()> {
         if has_tokenizer { ", tokenizer.json" } else { "" }
     ))?;
     Ok(())
-}
-
-/// Copies the run's tokenizer if it is one that Hugging Face's programs read; whether it was.
-fn copy_tokenizer(folder: &RunFolder, args: &ExportArgs) -> Result<bool> {
-    if !folder.file(TOKENIZER_FILE).exists() {
-        return Ok(false);
-    }
-    let tokenizer = Tokenizer::load(folder.path())?;
-    let is_theirs = tokenizer.is_hugging_face();
-    if is_theirs {
-        let text = tokenizer.to_json();
-        let path = args.out.join(TOKENIZER_FILE);
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(is_theirs)
 }

@@ -2,7 +2,7 @@
 //!
 //! The weights stream from one file into the other; nothing is held whole. Optimizer states are zero.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use phalanx_checkpoint::{HuggingFaceDir, Piece, begin, commit, discard, write_rank};
@@ -11,12 +11,15 @@ use phalanx_layers::ParameterSpec;
 use phalanx_models::{Model, Objective};
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
+use phalanx_train::dataset::DataDigests;
 use phalanx_train::state::{PARAMETERS, read_imported};
 use serde_json::json;
 
 use crate::args::ImportArgs;
+use crate::claim::Claim;
 use crate::run_folder::RunFolder;
-use crate::{output, resume, shape};
+use crate::staged::Staged;
+use crate::{output, resume, setup, shape};
 
 /// Sequence of a run on an imported model, where its positions allow.
 const SEQ: usize = 1024;
@@ -36,21 +39,15 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     let network = shape::whole(&*model);
     let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
     folder.refuse_results()?;
-    let tokenizer = tokenizer(&args.dir, &*model)?;
-    folder.create()?;
-    let config = config(&args.dir, &*model, tokenizer.as_ref().map(|(key, _)| key.as_str()));
-    folder.write_config(&config, None)?;
-    if let Some((_, tokenizer)) = &tokenizer {
-        tokenizer.save(folder.path())?;
-    }
-    let state = json!({ "step": 0, "samples": 0, "config": config, "model": model.to_config() });
-    let tmp = begin(&folder.checkpoints(), 0)?;
-    if let Err(error) = write(&source, &*model, &network.parameters, &tmp) {
-        // The first error is the one to tell; what is left is removed by the next save.
-        let _ = discard(&tmp);
-        return Err(error);
-    }
-    let path = commit(&tmp, state, 1)?;
+    let claim = Claim::take(&folder)?;
+    let path = match write_run(args, &folder, &source, &*model, &network.parameters) {
+        Ok(path) => path,
+        Err(error) => {
+            claim.abandon();
+            return Err(error);
+        }
+    };
+    let tokenizer = folder.file(TOKENIZER_FILE).exists();
     let parameters = network.elements();
     if args.json {
         return output::print_json(
@@ -59,11 +56,41 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     }
     let run = resume::shell_word(&folder.path().display().to_string());
     output::print_line(&format!("{run}: {parameters} parameters in {}", path.display()))?;
-    if tokenizer.is_some() && model.objective() == Objective::Causal {
+    if tokenizer && model.objective() == Objective::Causal {
         output::print_line(&format!("next  phalanx sample {run} --prompt TEXT"))?;
     }
     output::print_line(&format!("      phalanx train --run {run} --resume --data YOUR-TEXTS"))?;
     Ok(())
+}
+
+/// Writes the configuration, the tokenizer and the checkpoint, whose path it gives.
+fn write_run(
+    args: &ImportArgs,
+    folder: &RunFolder,
+    source: &HuggingFaceDir,
+    model: &dyn Model,
+    parameters: &[ParameterSpec],
+) -> Result<PathBuf> {
+    // Another start may have been here before the lock was taken.
+    folder.refuse_results()?;
+    let tokenizer = tokenizer(&args.dir, model)?;
+    let config = config(&args.dir, model, tokenizer.as_ref().map(|(key, _)| key.as_str()));
+    let staged = Staged::new(folder.path())?;
+    let mut digests = DataDigests::default();
+    if let Some((_, tokenizer)) = &tokenizer {
+        tokenizer.save(staged.path())?;
+        digests.tokenizer = Some(tokenizer.digest());
+    }
+    setup::write_config(folder, staged, &config, None, None, true)?;
+    let state =
+        json!({ "step": 0, "samples": 0, "config": config, "model": model.to_config(), "data": digests });
+    let tmp = begin(&folder.checkpoints(), 0)?;
+    if let Err(error) = write(source, model, parameters, &tmp) {
+        // The first error is the one to tell; what is left is removed by the next save.
+        let _ = discard(&tmp);
+        return Err(error);
+    }
+    Ok(commit(&tmp, state, 1)?)
 }
 
 /// The folder's own tokenizer, or GPT-2's for a model with its vocabulary: how a configuration names it,

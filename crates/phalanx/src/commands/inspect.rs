@@ -251,7 +251,7 @@ fn token_file(path: &Path, args: &InspectArgs) -> Result<()> {
         file.check_vocab(vocab)?;
     }
     let mut first = vec![0; SHOWN_TOKENS.min(file.len())];
-    file.read(0, &mut first);
+    file.read(0, &mut first)?;
     let text = tokenizer.as_ref().map(|tokenizer| tokenizer.decode(&first));
     if args.json {
         return print_json(&json!({

@@ -1,7 +1,6 @@
 //! `phalanx sample`: continues a text, shown as it is made.
 
 use anyhow::{Context, Result, bail};
-use phalanx_data::Tokenizer;
 use phalanx_models::Objective;
 use phalanx_train::sample::{Generator, Sampling};
 use serde_json::json;
@@ -21,7 +20,8 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
     }
     let folder = RunFolder::at(&args.run);
     let checkpoint = folder.checkpoint(args.step)?;
-    let tokenizer = Tokenizer::load(folder.path())
+    let tokenizer = folder
+        .tokenizer_of(&checkpoint)?
         .context("this run has no tokenizer: its tokens came from a file that does not hold one")?;
     let mut tokens = tokenizer.encode(&args.prompt).context("--prompt")?;
     if tokens.is_empty() {

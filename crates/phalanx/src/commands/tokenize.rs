@@ -1,6 +1,6 @@
 //! `phalanx tokenize`: text to a token file.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use phalanx_data::{Corpus, CorpusSpec, Tokenizer, tokenize_to_file};
 use serde_json::json;
 
@@ -10,8 +10,14 @@ use crate::{machine, output, report, tokenizing};
 /// Writes the token file.
 ///
 /// # Errors
-/// Missing or unreadable text or tokenizer, a file that cannot be written.
+/// Missing or unreadable text or tokenizer, a file that cannot be written or that exists already.
 pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
+    if !args.force && args.out.symlink_metadata().is_ok() {
+        bail!(
+            "{} exists already, and nothing was changed: choose another --out, or give --force to replace it",
+            args.out.display()
+        );
+    }
     let spec = CorpusSpec { paths: args.text.clone(), extensions: args.extension.clone() };
     let corpus = Corpus::open(&spec)?;
     let tokenizer = Tokenizer::from_key(&args.tokenizer, Some(&corpus))?;

@@ -4,13 +4,10 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use phalanx_collectives::threads;
-use phalanx_data::{TokenFile, Tokenizer};
-use phalanx_tensor::cpu::peak;
-use phalanx_train::dataset::{self, Prepared, TOKENS_FILE};
 use phalanx_train::run::Job;
-use phalanx_train::{Dataset, RunConfig};
 
 use crate::args::TrainArgs;
+use crate::claim::Claim;
 use crate::config::Given;
 use crate::environment::Environment;
 use crate::launch::{Crew, Failure, Output};
@@ -19,10 +16,10 @@ use crate::planned::Planned;
 use crate::resume::Resumed;
 use crate::run_folder::RunFolder;
 use crate::seat::Seat;
-use crate::shape::{Imported, Vocabulary};
+use crate::setup::Prepares;
 use crate::signals::{STOPPED, Signals};
 use crate::task::{Show, Task, TrainTask};
-use crate::{ending, learning_rate, machine, plan_report, resume, shape, tokenizing, training};
+use crate::{ending, learning_rate, plan_report, resume, setup, training};
 
 /// Plans and trains.
 ///
@@ -40,25 +37,36 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     let signals = Signals::take_over()?;
     let file = args.config.as_deref().map(Given::read).transpose()?;
     let folder = RunFolder::named(args.run.as_deref(), args.config.as_deref())?;
-    let started = match args.resume {
-        true => resume::resume(&folder, args, file.clone())?,
-        false => start(&folder, args, file.clone())?,
+    if args.resume && file.is_none() && !folder.path().exists() {
+        bail!("{} is no run folder; give a configuration to start one", folder.path().display());
+    }
+    if !args.resume {
+        folder.refuse_results()?;
+    }
+    let claim = Claim::take(&folder)?;
+    let (started, prepared) = match set_up(&folder, args, file.as_ref()) {
+        Ok(set_up) => set_up,
+        Err(error) => {
+            claim.abandon();
+            return Err(error);
+        }
     };
-    let (task, planned) = prepare(&folder, &started, file.as_ref(), args.show(), environment)?;
     if args.show() == Show::Progress {
         started.notes.iter().for_each(|line| note(line));
-        output.print(&plan_report::short(&planned, &folder.path().display().to_string()));
+        output.print(&plan_report::short(&prepared.planned, &folder.path().display().to_string()));
     }
-    if started
-        .checkpoint
-        .as_ref()
-        .is_some_and(|(checkpoint, _)| checkpoint.step() >= planned.config.train.steps)
-    {
-        let steps = planned.config.train.steps;
-        let more = learning_rate::more_steps(&planned.config);
+    let steps = prepared.planned.config.train.steps;
+    if started.checkpoint.as_ref().is_some_and(|(checkpoint, _)| checkpoint.step() >= steps) {
+        let more = learning_rate::more_steps(&prepared.planned.config);
         note(&format!("all {steps} steps are done; to go on, give more: {more}"));
         return Ok(ExitCode::SUCCESS);
     }
+    let (task, planned) = prepared.commit(&folder, &started, file.as_ref(), args.show(), environment)?;
+    if planned.plan.spec.world() > 1 {
+        claim.share_with_ranks()?;
+    }
+    // The run removes old checkpoints, and a file that is open here would keep its place on the disk.
+    drop(started);
     if let Err(error) = run_ranks(&task, &planned, environment, args.threads_as_ranks, &signals, output) {
         if error.downcast_ref::<Failure>().is_some_and(|failure| failure.interrupted) {
             note(&format!("stopped before the ranks had started; go on with: {}", resume::command(&folder)));
@@ -69,95 +77,22 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     finish(&folder, &planned, args.show(), environment, output)
 }
 
+/// Finds out what to train and prepares it; the run folder, which is locked, stays as it is.
+fn set_up(folder: &RunFolder, args: &TrainArgs, file: Option<&Given>) -> Result<(Resumed, Prepares)> {
+    let started = match args.resume {
+        true => resume::resume(folder, args, file.cloned(), &mut |warning| note(warning))?,
+        false => start(folder, args, file.cloned())?,
+    };
+    let prepared = setup::prepare(folder, &started, args.show())?;
+    Ok((started, prepared))
+}
+
 /// A run from its beginning.
 fn start(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Result<Resumed> {
     let Some(file) = file else { bail!("give a configuration (TOML), as examples/quickstart.toml") };
     let given = file.with(&args.overrides, &args.data)?;
     folder.refuse_results()?;
-    Ok(Resumed { given, checkpoint: None, same_data: false, notes: Vec::new() })
-}
-
-/// Checks the configuration, makes the run folder with its tokens, and plans. A start that fails leaves
-/// no folder that was not there before.
-fn prepare(
-    folder: &RunFolder,
-    started: &Resumed,
-    file: Option<&Given>,
-    show: Show,
-    environment: Environment,
-) -> Result<(TrainTask, Planned)> {
-    let mut config = started.given.config()?;
-    let imported = shape::fill_from_init(&mut config, &started.given)?;
-    config.check()?;
-    config.resolve_decay();
-    config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
-    config.model.init = config.model.init.as_deref().map(resume::absolute);
-    let ranks = config.world();
-    config.train.threads.get_or_insert_with(|| machine::threads_per_rank(ranks));
-    let is_new = folder.create()?;
-    let planned = plan_in(folder, started, &mut config, imported.as_ref(), show).and_then(|planned| {
-        folder.write_config(&planned.config, file)?;
-        folder.write_plan(&plan_report::to_json(&planned))?;
-        Ok(planned)
-    });
-    if planned.is_err() && is_new {
-        // The error is what matters; a folder that stays is in nobody's way.
-        let _ = std::fs::remove_dir_all(folder.path());
-    }
-    let planned = planned?;
-    let task = TrainTask {
-        config: planned.config.clone(),
-        model: planned.plan.spec.model.to_config(),
-        run: folder.path().to_path_buf(),
-        import: imported.map(|imported| imported.dir),
-        resume: started.checkpoint.as_ref().map(|(checkpoint, _)| checkpoint.dir().to_path_buf()),
-        show,
-        peak_flops_per_s: peak_flops_per_s(&planned, environment),
-    };
-    Ok((task, planned))
-}
-
-/// Tokens, then the model, then the plan, which must fit.
-fn plan_in(
-    folder: &RunFolder,
-    started: &Resumed,
-    config: &mut RunConfig,
-    imported: Option<&Imported>,
-    show: Show,
-) -> Result<Planned> {
-    let prepared = match started.same_data && folder.has_tokens() {
-        true => stored_tokens(folder)?,
-        false => tokenizing::with_progress(show != Show::Progress, |progress| {
-            dataset::prepare(&config.data, folder.path(), machine::cores(), progress)
-        })?,
-    };
-    let origin = match (&prepared.tokenizer, &config.data.tokens) {
-        (Some(tokenizer), _) => format!("the tokenizer {}", tokenizer.describe()),
-        (None, Some(file)) => file.clone(),
-        (None, None) => "the data".to_string(),
-    };
-    let fixed =
-        started.checkpoint.as_ref().map(|(_, model)| model).or(imported.map(|imported| &imported.model));
-    let vocabulary = Vocabulary::of(config, prepared.tokenizer.as_ref(), prepared.vocab, origin);
-    let model = shape::complete(config, fixed, &vocabulary)?;
-    let data = Dataset::open_checked(config, folder.path(), model.shape().vocab)?;
-    let planned = Planned::new(config.clone(), model, data.evaluated())?;
-    planned.check_memory()?;
-    Ok(planned)
-}
-
-/// The tokens that the run was started with.
-fn stored_tokens(folder: &RunFolder) -> Result<Prepared> {
-    let file = TokenFile::open(&folder.file(TOKENS_FILE))?;
-    let tokenizer = Tokenizer::load(folder.path())?;
-    Ok(Prepared { tokens: file.len() as u64, vocab: tokenizer.vocab_size(), tokenizer: Some(tokenizer) })
-}
-
-/// What the threads of all ranks are capable of together; the cores, where they have to share them.
-fn peak_flops_per_s(planned: &Planned, environment: Environment) -> f64 {
-    let spec = &planned.plan.spec;
-    let threads = (spec.world() * spec.threads).min(machine::cores());
-    peak::flops_per_s(&environment.cpu(threads), planned.compute())
+    Ok(Resumed::start(given, Vec::new()))
 }
 
 /// Trains: one rank here, several as processes (or, for tests, as threads).

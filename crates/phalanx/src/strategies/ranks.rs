@@ -97,6 +97,7 @@ fn asynchronous(
     let mut next_batch = |number: u64, batch: &mut Batch| {
         seat.note_step(number);
         bench::fill(batch, spec, config.train.seed, number, rank);
+        Ok(())
     };
     let mut all: Vec<(f64, Done)> = Vec::new();
     let mut before = Instant::now();

@@ -55,6 +55,9 @@ pub fn staleness_bound(ranks: usize, max_staleness: u64) -> u64 {
     (ranks as u64 - 1) * (2 * max_staleness + 1)
 }
 
+/// Fills the batch of a step, whose number it is told.
+pub type NextBatch<'a> = dyn FnMut(u64, &mut Batch) -> Result<(), RunError> + 'a;
+
 /// What a run of some steps leaves.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
@@ -163,7 +166,7 @@ impl<'a> Asynchronous<'a> {
     pub fn run(
         &mut self,
         steps: u64,
-        next_batch: &mut dyn FnMut(u64, &mut Batch),
+        next_batch: &mut NextBatch<'_>,
         after: &mut dyn FnMut(&Done) -> bool,
         slow: Duration,
     ) -> Result<Report, RunError> {

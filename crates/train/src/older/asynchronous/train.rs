@@ -4,18 +4,19 @@
 //! are those of rank 0's worker: its own loss, its own pace, and how stale its pushes were. Where a worker is
 //! stopped early, steps are pushes over workers, and a resumed run takes up the samples there.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use phalanx_checkpoint::{Checkpoint, purge};
+use phalanx_checkpoint::Checkpoint;
 use phalanx_tensor::Device;
 use serde::Serialize;
-use serde_json::json;
 
 use super::{Asynchronous, Done, Links};
-use crate::metrics::{EvaluationRecord, MetricsFile, RankBytes, StepRecord, resident_bytes_peak};
+use crate::metrics::{EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
 use crate::rank::Batch;
-use crate::run::{Job, Observer, RunError, ScaleChange, Start, Summary, due, init, write_json};
+use crate::run::{Job, Observer, RunError, ScaleChange, Start, Summary, due, init};
+use crate::run_files::RunFiles;
 use crate::saving;
 use crate::state::position;
 
@@ -66,7 +67,7 @@ pub fn train(job: &Job, place: Place, observer: &mut dyn Observer) -> Result<Sum
         if job.data.evaluated() > 0 && (last || due(step, train.eval_every)) {
             let val_loss = session.engine.evaluate(&session.windows)?;
             let record = EvaluationRecord { step, val_loss };
-            session.write(&record)?;
+            session.files.write(&record)?;
             observer.evaluation(&record);
             summary.val_loss = Some(val_loss);
         }
@@ -90,7 +91,7 @@ struct Session<'a> {
     foreign_bytes: &'a dyn Fn() -> u64,
     engine: Asynchronous<'a>,
     windows: Batch,
-    metrics: Option<MetricsFile>,
+    files: RunFiles<'a>,
 }
 
 impl<'a> Session<'a> {
@@ -107,22 +108,15 @@ impl<'a> Session<'a> {
                 engine.restore(&checkpoint)?;
             }
         }
-        let path = job.run.join("metrics.jsonl");
-        let metrics = match engine.rank() {
-            0 => {
-                let file = MetricsFile::open(&path, engine.steps());
-                Some(file.map_err(|source| RunError::Write { path, source })?)
-            }
-            _ => None,
-        };
+        let files = RunFiles::open(job, engine.rank(), engine.steps())?;
         let rows = spec.micro * spec.evaluation_batches;
         let mut windows = Batch::with_rows(rows, spec.seq);
         for row in 0..rows {
             let here = row * spec.seq..(row + 1) * spec.seq;
             let (tokens, targets) = (&mut windows.tokens[here.clone()], &mut windows.targets[here]);
-            job.data.window(engine.rank() * rows + row, tokens, targets);
+            job.data.window(engine.rank() * rows + row, tokens, targets)?;
         }
-        Ok(Session { job, stop, note_step, foreign_bytes, engine, windows, metrics })
+        Ok(Session { job, stop, note_step, foreign_bytes, engine, windows, files })
     }
 
     /// The next step after which all workers meet.
@@ -136,20 +130,17 @@ impl<'a> Session<'a> {
 
     /// Steps to the next meeting; the loss of this worker's last.
     fn run(&mut self, steps: u64, observer: &mut dyn Observer) -> Result<Option<f32>, RunError> {
-        let Session { job, stop, note_step, metrics, engine, .. } = self;
+        let Session { job, stop, note_step, files, engine, .. } = self;
         let rank = engine.rank();
         let (mut before, mut failed) = (Instant::now(), None);
         let mut next_batch = |number: u64, batch: &mut Batch| {
             note_step(number);
-            fill(job, rank, number, batch);
+            fill(job, rank, number, batch)
         };
         let mut after = |done: &Done| {
             let record = record(job, done, before.elapsed());
             before = Instant::now();
-            if let Some(metrics) = metrics.as_mut() {
-                let path = || job.run.join("metrics.jsonl");
-                failed = metrics.write(&record).err().map(|source| RunError::Write { path: path(), source });
-            }
+            failed = files.write(&record).err();
             observer.step(&record.step);
             if let Some((from, to)) = done.loss_scale.zip(done.next_loss_scale)
                 && (done.skipped || from != to)
@@ -162,57 +153,30 @@ impl<'a> Session<'a> {
         failed.map_or(Ok(report.losses.last().copied()), Err)
     }
 
-    fn save(&mut self, step: u64) -> Result<std::path::PathBuf, RunError> {
-        let state = json!({
-            "step": step,
-            "samples": step * self.job.config.batch.global as u64,
-            "config": self.job.config,
-            "model": self.job.plan.spec.model.to_config(),
-        });
-        let checkpoints = self.job.run.join("checkpoints");
-        let path = self.engine.save_checkpoint(&checkpoints, step, &state)?;
-        let keep = self.job.config.train.keep;
-        if keep > 0 && self.engine.rank() == 0 {
-            purge(&checkpoints, keep)?;
-        }
+    fn save(&mut self, step: u64) -> Result<PathBuf, RunError> {
+        self.files.before_save()?;
+        let state = self.files.state(step, step * self.job.config.batch.global as u64);
+        let path = self.engine.save_checkpoint(&self.files.checkpoints(), step, &state)?;
+        self.files.after_save(step)?;
         Ok(path)
-    }
-
-    fn write(&mut self, record: &impl Serialize) -> Result<(), RunError> {
-        let Some(metrics) = &mut self.metrics else { return Ok(()) };
-        let path = || self.job.run.join("metrics.jsonl");
-        metrics.write(record).map_err(|source| RunError::Write { path: path(), source })
     }
 
     /// `memory.json`: what every rank took at most so far.
     fn write_memory(&mut self) -> Result<(), RunError> {
-        let run = self.job.run.clone();
         let resident = resident_bytes_peak((self.foreign_bytes)());
-        let ranks = self.job.plan.spec.world();
-        let part = |rank: usize| run.join(format!("memory.rank-{rank}.json"));
+        let files = &self.files;
         saving::report(&self.engine, |engine| {
             let peak = engine.device().arena().peak().expect("a planned arena measures its peak");
             let rank = engine.rank();
             let bytes = RankBytes { rank, device: peak.into(), resident_bytes_peak: Some(resident) };
-            write_json(&part(rank), &bytes)
+            files.write_memory_part(&bytes)
         })?;
-        if self.engine.rank() > 0 {
-            return Ok(());
-        }
-        let mut all = Vec::with_capacity(ranks);
-        for path in (0..ranks).map(part) {
-            let fail = |source| RunError::Write { path: path.clone(), source };
-            let text = std::fs::read(&path).map_err(fail)?;
-            all.push(serde_json::from_slice::<RankBytes>(&text).map_err(|e| fail(e.into()))?);
-            let _ = std::fs::remove_file(&path);
-        }
-        let resident: u64 = all.iter().filter_map(|rank| rank.resident_bytes_peak).max().unwrap_or(0);
-        write_json(&run.join("memory.json"), &json!({ "ranks": all, "resident_bytes_peak": resident }))
+        files.write_memory(self.job.plan.spec.world())
     }
 }
 
 /// The samples of step `number` (from 1) that a synchronous run would give the rank.
-fn fill(job: &Job, rank: usize, number: u64, batch: &mut Batch) {
+fn fill(job: &Job, rank: usize, number: u64, batch: &mut Batch) -> Result<(), RunError> {
     let spec = &job.plan.spec;
     let first = (number - 1) * job.config.batch.global as u64;
     for m in 0..spec.micro_batches {
@@ -221,9 +185,10 @@ fn fill(job: &Job, rank: usize, number: u64, batch: &mut Batch) {
             let at = (m * spec.micro + row) * spec.seq;
             let here = at..at + spec.seq;
             let (tokens, targets) = (&mut batch.tokens[here.clone()], &mut batch.targets[here]);
-            job.data.sample(position, tokens, targets);
+            job.data.sample(position, tokens, targets)?;
         }
     }
+    Ok(())
 }
 
 fn record(job: &Job, done: &Done, took: Duration) -> Record {

@@ -8,10 +8,10 @@ use phalanx_layers::{Activation, Context};
 use phalanx_optim::{LossScale, LossScaling, Verdict};
 use phalanx_tensor::{Category, Clip, CrossEntropy, DType, Device, Tensor};
 
-use super::Report;
 use super::exchange::{Mail, Push};
 use super::links::Links;
 use super::server::Server;
+use super::{NextBatch, Report};
 use crate::older::whole::{ALONE, Norm, Whole};
 use crate::rank::{Batch, zeroed};
 use crate::run::RunError;
@@ -93,7 +93,7 @@ impl Worker {
         server: &Server,
         links: &Links,
         steps: u64,
-        next_batch: &mut dyn FnMut(u64, &mut Batch),
+        next_batch: &mut NextBatch<'_>,
         after: &mut dyn FnMut(&Done) -> bool,
         slow: Duration,
     ) -> Result<Report, RunError> {
@@ -102,7 +102,7 @@ impl Worker {
         let (mut staleness, mut counted) = (0, 0);
         self.sent = 0;
         for _ in 0..steps {
-            next_batch(self.steps + 1, &mut batch);
+            next_batch(self.steps + 1, &mut batch)?;
             if !slow.is_zero() {
                 std::thread::sleep(slow);
             }

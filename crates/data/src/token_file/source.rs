@@ -1,0 +1,85 @@
+//! A token file that is open: its length when it was opened, and reads at any place.
+//!
+//! Files are read, not mapped: a map of a file that somebody shortens kills the process with SIGBUS when a lost
+//! page is touched, and a read fails with an error that names the file. A sample costs one call into the
+//! system's page cache, about a microsecond beside milliseconds of a training step.
+
+use std::fs::File;
+use std::io::{self, BufReader, ErrorKind, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::{DataError, Result};
+
+/// See the module's head.
+pub(super) struct Source {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Source {
+    /// Opens a regular file.
+    pub(super) fn open(path: &Path) -> Result<Source> {
+        let file = phalanx_files::open_regular(path).map_err(|cause| match cause.kind() {
+            ErrorKind::InvalidInput => {
+                DataError::NotTokenFile { path: path.to_path_buf(), reason: cause.to_string() }
+            }
+            _ => DataError::reading(path)(cause),
+        })?;
+        let bytes = file.metadata().map_err(DataError::reading(path))?.len();
+        Ok(Source { file, path: path.to_path_buf(), bytes })
+    }
+
+    /// The name that it was opened by.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes when it was opened.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Fills `out` with the bytes from `at` on.
+    ///
+    /// # Errors
+    /// [`DataError::Shortened`] when the file has lost bytes that it had when it was opened.
+    pub(super) fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, at).map_err(|cause| self.reading(cause))
+    }
+
+    /// The first bytes, at most `limit`.
+    pub(super) fn head(&self, limit: usize) -> Result<Vec<u8>> {
+        let mut head = vec![0; self.bytes.min(limit as u64) as usize];
+        self.read(0, &mut head)?;
+        Ok(head)
+    }
+
+    /// Reads the file in order from `at` on.
+    pub(super) fn reader_from(&self, at: u64) -> BufReader<impl Read + '_> {
+        BufReader::with_capacity(1 << 16, ReadFrom { file: &self.file, at })
+    }
+
+    /// An error of reading this file.
+    pub(super) fn reading(&self, cause: io::Error) -> DataError {
+        if cause.kind() == ErrorKind::UnexpectedEof {
+            let found = self.file.metadata().map_or(0, |now| now.len());
+            return DataError::Shortened { path: self.path.clone(), expected: self.bytes, found };
+        }
+        DataError::reading(&self.path)(cause)
+    }
+}
+
+struct ReadFrom<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for ReadFrom<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(out, self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}

@@ -1,0 +1,55 @@
+//! A folder that somebody works in for hours: is it still there?
+//!
+//! Files that are open can be written after the folder was removed, and a path that is created again may be
+//! another folder. Only the folder's identity (device and inode) tells. It cannot be given to another folder
+//! while this one is held open.
+
+use std::fs::{self, File, Metadata};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// A folder held open, and the files in it that must stay.
+#[derive(Debug)]
+pub struct HeldFolder {
+    path: PathBuf,
+    folder: File,
+    names: Vec<String>,
+}
+
+impl HeldFolder {
+    /// Holds `path`; those of `names` that exist now must stay.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn hold(path: &Path, names: &[&str]) -> io::Result<HeldFolder> {
+        let folder = File::open(path)?;
+        let there = names.iter().filter(|name| path.join(name).exists()).map(ToString::to_string);
+        Ok(HeldFolder { path: path.to_path_buf(), folder, names: there.collect() })
+    }
+
+    /// Whether the path still leads to this folder, with its files in it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] with what is missing, and those of the system.
+    pub fn check(&self) -> io::Result<()> {
+        let gone = |what: String| Err(io::Error::new(ErrorKind::NotFound, what));
+        let own = self.folder.metadata()?;
+        match fs::metadata(&self.path) {
+            Ok(found) if identity(&found) == identity(&own) => {}
+            Ok(_) => return gone("another folder took its place".to_string()),
+            Err(cause) if cause.kind() == ErrorKind::NotFound => {
+                return gone("the folder was removed".to_string());
+            }
+            Err(cause) => return Err(cause),
+        }
+        match self.names.iter().find(|name| !self.path.join(name).exists()) {
+            Some(name) => gone(format!("{name} was removed from it")),
+            None => Ok(()),
+        }
+    }
+}
+
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}

@@ -1,0 +1,129 @@
+//! A run folder belongs to one run at a time.
+//!
+//! Whoever writes there holds its lock: the launcher and, because the descriptor is inherited, each rank. So the
+//! folder is free only when the last rank is gone, even if the launcher was killed. With the lock comes what
+//! killed runs have left half done.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use phalanx_files::{FolderLock, LockError};
+use phalanx_train::run_files::is_memory_part;
+
+use crate::run_folder::RunFolder;
+use crate::staged;
+
+/// How long the ranks of a launcher that was killed may take to end.
+const ENDING: Duration = Duration::from_secs(3);
+
+/// A run folder that this process may write in.
+pub struct Claim {
+    folder: RunFolder,
+    lock: FolderLock,
+    is_new: bool,
+}
+
+impl Claim {
+    /// Makes the folder if it is not there, locks it, and settles what a killed run has left.
+    ///
+    /// # Errors
+    /// A folder that cannot be made or written, or that another process uses: the error has its number.
+    pub fn take(folder: &RunFolder) -> Result<Claim> {
+        let path = folder.path();
+        let deadline = Instant::now() + ENDING;
+        let (lock, is_new) = loop {
+            let is_new = folder.create()?;
+            match FolderLock::acquire(path) {
+                Ok(lock) => break (lock, is_new),
+                Err(LockError::Held { process }) => {
+                    let ends = process.is_none_or(|process| !is_alive(process));
+                    if !ends || Instant::now() > deadline {
+                        return Err(held(path, process));
+                    }
+                }
+                // Another start has just removed the folder that it had made.
+                Err(LockError::Failed(_)) if !path.exists() && Instant::now() < deadline => {}
+                Err(LockError::Failed(cause)) => {
+                    let advice = "give this user the right to write there; the file system must have locks";
+                    return Err(cause).with_context(|| {
+                        format!("cannot lock the run folder {} ({advice})", path.display())
+                    });
+                }
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let claim = Claim { folder: folder.clone(), lock, is_new };
+        claim.settle()?;
+        Ok(claim)
+    }
+
+    /// Lets the ranks that are started from here on hold the lock, too.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn share_with_ranks(&self) -> Result<()> {
+        self.lock.share_with_children().context("the lock of the run folder")
+    }
+
+    /// Removes the folder if it was made by this claim: a start that fails leaves nothing.
+    pub fn abandon(self) {
+        if self.is_new {
+            // The error that led here is what matters; a folder that stays is in nobody's way.
+            let _ = phalanx_files::remove_folder(self.folder.path());
+        }
+    }
+
+    /// Removes files of writers that were killed and finishes a change that was interrupted.
+    fn settle(&self) -> Result<()> {
+        let path = self.folder.path();
+        staged::finish(path)?;
+        let leftovers = || {
+            phalanx_files::remove_temporary(path)?;
+            for entry in std::fs::read_dir(path)? {
+                let entry = entry?;
+                if entry.file_name().to_str().is_some_and(is_memory_part) && entry.file_type()?.is_file() {
+                    std::fs::remove_file(entry.path())?;
+                }
+            }
+            Ok::<_, std::io::Error>(())
+        };
+        leftovers().with_context(|| format!("cannot remove what a killed run left in {}", path.display()))
+    }
+}
+
+fn held(path: &Path, process: Option<u32>) -> anyhow::Error {
+    let path = path.display();
+    match process {
+        Some(process) if is_alive(process) => anyhow!(
+            "the run folder {path} is in use by process {process}: wait for it or stop it (kill {process}), or \
+             choose another folder with --run; nothing was changed"
+        ),
+        Some(process) => anyhow!(
+            "the run folder {path} is in use by ranks of process {process}, which itself has ended: stop them \
+             (`ps` shows them), or choose another folder with --run; nothing was changed"
+        ),
+        None => anyhow!(
+            "the run folder {path} is in use by another process: wait for it or stop it, or choose another folder \
+             with --run; nothing was changed"
+        ),
+    }
+}
+
+fn is_alive(process: u32) -> bool {
+    Path::new(&format!("/proc/{process}")).exists()
+}
+
+/// Refuses a folder in which somebody who holds no lock would write over a run.
+///
+/// # Errors
+/// With what is there.
+pub fn refuse_run_folder(path: &Path, option: &str) -> Result<()> {
+    if path.join(phalanx_train::run_files::CONFIG_FILE).exists() || path.join("checkpoints").exists() {
+        bail!(
+            "{option} {} is the folder of a run, whose files would be replaced: choose another folder",
+            path.display()
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,221 @@
+//! From a configuration to a run that is ready to train: tokens, model and plan, all checked, and only then
+//! written into the run folder, together.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use phalanx_data::{TOKENIZER_FILE, TokenFile, Tokenizer};
+use phalanx_tensor::cpu::peak;
+use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
+use phalanx_train::run_files::CONFIG_FILE;
+use phalanx_train::{Dataset, RunConfig};
+
+use crate::checksums::{CHECKSUMS_FILE, Checksums, digest};
+use crate::config::Given;
+use crate::environment::Environment;
+use crate::planned::Planned;
+use crate::resume::Resumed;
+use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
+use crate::shape::{Imported, Vocabulary};
+use crate::staged::Staged;
+use crate::task::{Show, TrainTask};
+use crate::{machine, plan_report, resume, shape, tokenizing};
+
+/// A run whose files are prepared and whose plan fits; its folder is as it was.
+pub struct Prepares {
+    staged: Staged,
+    /// The plan.
+    pub planned: Planned,
+    imported: Option<PathBuf>,
+    digests: DataDigests,
+}
+
+/// Checks the configuration, prepares tokens, and plans.
+///
+/// # Errors
+/// Everything that a user can get wrong; nothing in the run folder has changed then.
+pub fn prepare(folder: &RunFolder, started: &Resumed, show: Show) -> Result<Prepares> {
+    let mut config = started.given.config()?;
+    let imported = shape::fill_from_init(&mut config, &started.given)?;
+    config.check()?;
+    config.resolve_decay();
+    config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
+    config.model.init = config.model.init.as_deref().map(resume::absolute);
+    let ranks = config.world();
+    config.train.threads.get_or_insert_with(|| machine::threads_per_rank(ranks));
+    let staged = Staged::new(folder.path())?;
+    let tokens = tokens(folder, &staged, started, &config, show)?;
+    let (planned, digests) = plan(started, &mut config, imported.as_ref(), tokens)?;
+    Ok(Prepares { staged, planned, imported: imported.map(|imported| imported.dir), digests })
+}
+
+impl Prepares {
+    /// Writes the run's files into its folder and gives the ranks' task. `file` is the configuration as the user
+    /// gave it.
+    ///
+    /// # Errors
+    /// A folder that is full or cannot be written.
+    pub fn commit(
+        self,
+        folder: &RunFolder,
+        started: &Resumed,
+        file: Option<&Given>,
+        show: Show,
+        environment: Environment,
+    ) -> Result<(TrainTask, Planned)> {
+        let Prepares { staged, planned, imported, digests } = self;
+        staged.write(PLAN_FILE, &(serde_json::to_string_pretty(&plan_report::to_json(&planned))? + "\n"))?;
+        let resume = started.checkpoint.as_ref().map(|(checkpoint, _)| checkpoint.dir().to_path_buf());
+        write_config(folder, staged, &planned.config, file, digests.tokens.clone(), started.starts)?;
+        let task = TrainTask {
+            config: planned.config.clone(),
+            model: planned.plan.spec.model.to_config(),
+            run: folder.path().to_path_buf(),
+            import: imported,
+            resume,
+            digests,
+            show,
+            peak_flops_per_s: peak_flops_per_s(&planned, environment),
+        };
+        Ok((task, planned))
+    }
+}
+
+/// Completes `staged` by the configuration and the checksums, and commits it. `tokens` is the checksum of the
+/// token file. What is not given and not staged stays as it is, unless the run `starts`.
+///
+/// # Errors
+/// A folder that is full or cannot be written.
+pub fn write_config(
+    folder: &RunFolder,
+    staged: Staged,
+    config: &RunConfig,
+    file: Option<&Given>,
+    tokens: Option<String>,
+    starts: bool,
+) -> Result<()> {
+    let text = toml::to_string_pretty(config).context("the configuration as TOML")?;
+    let head = "# The configuration of this run, complete. `phalanx train --resume --run` reads it and refuses it when\n\
+                # it was edited: change keys with --set.\n\n";
+    let text = format!("{head}{text}");
+    let given = match file {
+        Some(file) => {
+            staged.write(GIVEN_FILE, file.text())?;
+            Some(digest(file.text()))
+        }
+        None if starts => None,
+        None => folder.text(GIVEN_FILE)?.map(|text| digest(&text)),
+    };
+    let checksums = Checksums { config: Some(digest(&text)), given, tokens };
+    staged.write(CONFIG_FILE, &text)?;
+    staged.write(CHECKSUMS_FILE, &checksums.to_json())?;
+    staged.commit(starts)
+}
+
+/// The tokens of a run before they were read.
+struct Tokens {
+    prepared: Prepared,
+    /// Where the token file is, if the configuration names none.
+    folder: PathBuf,
+    /// Checksum that it must have.
+    expected: Option<String>,
+}
+
+/// The tokens that the run was started with, or those of another configuration, prepared in `staged`.
+fn tokens(
+    folder: &RunFolder,
+    staged: &Staged,
+    started: &Resumed,
+    config: &RunConfig,
+    show: Show,
+) -> Result<Tokens> {
+    let accept = |tokenizer: &Tokenizer| match &started.checkpoint {
+        Some((checkpoint, _)) => resume::check_vocabulary(folder, config, checkpoint, tokenizer),
+        None => Ok(()),
+    };
+    let expected = started.tokens.clone();
+    if started.same_data && config.data.tokens.is_none() && folder.has_tokens() {
+        let prepared = stored_tokens(folder, staged)?;
+        prepared.tokenizer.as_ref().map_or(Ok(()), accept)?;
+        return Ok(Tokens { prepared, folder: folder.path().to_path_buf(), expected });
+    }
+    let prepared = tokenizing::with_progress(show != Show::Progress, |progress| {
+        dataset::prepare(&config.data, staged.path(), machine::cores(), accept, progress)
+    })?;
+    Ok(Tokens { prepared, folder: staged.path().to_path_buf(), expected })
+}
+
+/// The tokens in the run folder, which hold their tokenizer.
+fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
+    let path = folder.file(TOKENS_FILE);
+    let file = TokenFile::open(&path)?;
+    let Some(tokenizer) = file.tokenizer()? else {
+        bail!("{} holds no tokenizer: it is not the file that a run writes; put it back", path.display());
+    };
+    let beside = folder.file(TOKENIZER_FILE);
+    if !beside.exists() {
+        tokenizer.save(staged.path())?;
+    } else if Tokenizer::load(folder.path())?.digest() != tokenizer.digest() {
+        bail!(
+            "{} is not the tokenizer of {}: remove it, and --resume makes it again",
+            beside.display(),
+            path.display()
+        );
+    }
+    Ok(Prepared { tokens: file.len() as u64, vocab: tokenizer.vocab_size(), tokenizer: Some(tokenizer) })
+}
+
+/// The model, then the plan, which must fit; every token is read once.
+fn plan(
+    started: &Resumed,
+    config: &mut RunConfig,
+    imported: Option<&Imported>,
+    tokens: Tokens,
+) -> Result<(Planned, DataDigests)> {
+    let Tokens { prepared, folder, expected } = tokens;
+    let origin = match (&prepared.tokenizer, &config.data.tokens) {
+        (Some(tokenizer), _) => format!("the tokenizer {}", tokenizer.describe()),
+        (None, Some(file)) => file.clone(),
+        (None, None) => "the data".to_string(),
+    };
+    let fixed =
+        started.checkpoint.as_ref().map(|(_, model)| model).or(imported.map(|imported| &imported.model));
+    let vocabulary = Vocabulary::of(config, prepared.tokenizer.as_ref(), prepared.vocab, origin);
+    let model = shape::complete(config, fixed, &vocabulary)?;
+    let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
+    let (data, blake3) = opened.map_err(|error| what_to_do(error, config, &folder))?;
+    let planned = Planned::new(config.clone(), model, data.evaluated())?;
+    planned.check_memory()?;
+    let tokenizer = prepared.tokenizer.as_ref().map(Tokenizer::digest);
+    Ok((planned, DataDigests { tokens: Some(blake3), tokenizer }))
+}
+
+/// How to go on when the tokens are not those of the run.
+fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, folder: &Path) -> anyhow::Error {
+    if !matches!(error, phalanx_data::DataError::NotTheTokens { .. }) {
+        return error.into();
+    }
+    let is_staged = folder.ends_with(Path::new(".next"));
+    let advice = match &config.data.tokens {
+        Some(file) => format!(
+            "{file} was changed since: put it back, or train on it as it is now with --set data.tokens={}",
+            resume::shell_word(file)
+        ),
+        None if is_staged => {
+            "tokens.bin is missing, and the text of data.text was changed since: put one of them \
+                              back, or train on the text as it is now with --data"
+                .to_string()
+        }
+        None => "it is damaged or was replaced: put it back, or remove it, and --resume makes it again from \
+                 data.text"
+            .to_string(),
+    };
+    anyhow::anyhow!("{error}; {advice}; nothing was changed")
+}
+
+/// What the threads of all ranks are capable of together; the cores, where they have to share them.
+fn peak_flops_per_s(planned: &Planned, environment: Environment) -> f64 {
+    let spec = &planned.plan.spec;
+    let threads = (spec.world() * spec.threads).min(machine::cores());
+    peak::flops_per_s(&environment.cpu(threads), planned.compute())
+}

@@ -1,0 +1,126 @@
+//! The files that set a run up change together, or not at all.
+//!
+//! They are prepared in `.next` inside the run folder, while everything is checked. A refusal removes `.next`;
+//! nothing else has changed. When all is well, one rename makes `.next` to `.ready`: from then on the change
+//! counts. Its files then move to their places one by one, and a crash in between is finished by the next
+//! start ([`finish`]), which moves the rest. So `config.toml`, `given.toml`, `plan.json`, `checksums.json`,
+//! `tokens.bin` and `tokenizer.json` always belong together for whoever holds the folder's lock.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use phalanx_data::TOKENIZER_FILE;
+use phalanx_files::{create_folders, remove_folder, sync_folder};
+use phalanx_train::dataset::TOKENS_FILE;
+use phalanx_train::run_files::CONFIG_FILE;
+
+use crate::checksums::CHECKSUMS_FILE;
+use crate::run_folder::{GIVEN_FILE, PLAN_FILE};
+
+/// Where files are prepared.
+const NEXT: &str = ".next";
+
+/// The same folder once its files count.
+const READY: &str = ".ready";
+
+/// In `.ready`, of a run that starts: files that an earlier start left behind are to be removed.
+const STARTS: &str = "starts";
+
+/// Files that are prepared here, and of which none may be older than the others.
+const FILES: [&str; 6] = [CONFIG_FILE, GIVEN_FILE, PLAN_FILE, CHECKSUMS_FILE, TOKENS_FILE, TOKENIZER_FILE];
+
+/// Files on their way into a run folder. Dropped before [`Staged::commit`], they are removed.
+pub struct Staged {
+    run: PathBuf,
+    next: PathBuf,
+}
+
+impl Staged {
+    /// An empty place for files of the run folder `run`, whose lock is held.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn new(run: &Path) -> Result<Staged> {
+        let next = run.join(NEXT);
+        remove_folder(&next).and_then(|()| create_folders(&next)).with_context(|| writing(&next))?;
+        Ok(Staged { run: run.to_path_buf(), next })
+    }
+
+    /// Where to write.
+    pub fn path(&self) -> &Path {
+        &self.next
+    }
+
+    /// Prepares a file.
+    ///
+    /// # Errors
+    /// A disk that is full or cannot be written.
+    pub fn write(&self, name: &str, text: &str) -> Result<()> {
+        assert!(FILES.contains(&name), "{name} is none of the files that change together");
+        let path = self.next.join(name);
+        phalanx_files::write(&path, text).with_context(|| writing(&self.run.join(name)))
+    }
+
+    /// Puts the files in their places. `starts`: files of [`FILES`] that are not among them are removed.
+    ///
+    /// # Errors
+    /// A disk that cannot be written; the change counts or not, as a whole.
+    pub fn commit(self, starts: bool) -> Result<()> {
+        if starts {
+            let marker = self.next.join(STARTS);
+            phalanx_files::write(&marker, "").with_context(|| writing(&marker))?;
+        }
+        let ready = self.run.join(READY);
+        phalanx_files::rename(&self.next, &ready).with_context(|| writing(&ready))?;
+        finish(&self.run)
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // After a commit there is nothing of that name; what stays is removed by the next start.
+        let _ = remove_folder(&self.next);
+    }
+}
+
+/// Finishes a change that counts and was interrupted, and removes one that does not count. For who holds the
+/// folder's lock.
+///
+/// # Errors
+/// A disk that cannot be written; the next call goes on.
+pub fn finish(run: &Path) -> Result<()> {
+    let (next, ready) = (run.join(NEXT), run.join(READY));
+    move_files(run, &ready).and_then(|()| remove_folder(&next)).with_context(|| writing(run))
+}
+
+fn move_files(run: &Path, ready: &Path) -> io::Result<()> {
+    let is_there = |path: &Path| path.symlink_metadata().is_ok();
+    if !is_there(ready) {
+        return Ok(());
+    }
+    let marker = ready.join(STARTS);
+    if is_there(&marker) {
+        // Before the first file moves: none that has arrived is removed.
+        for name in FILES {
+            match fs::remove_file(run.join(name)) {
+                Err(cause) if cause.kind() == ErrorKind::NotFound => {}
+                other => other?,
+            }
+        }
+        sync_folder(run)?;
+        fs::remove_file(&marker)?;
+        sync_folder(ready)?;
+    }
+    for name in FILES.into_iter().filter(|name| is_there(&ready.join(name))) {
+        phalanx_files::rename(&ready.join(name), &run.join(name))?;
+    }
+    remove_folder(ready)?;
+    sync_folder(run)
+}
+
+fn writing(path: &Path) -> String {
+    let advice = "free space, give this user the right to write there, or choose another folder with --run";
+    format!("cannot write {} ({advice})", path.display())
+}

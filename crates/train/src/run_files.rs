@@ -1,0 +1,136 @@
+//! What a run writes into its folder: metrics, checkpoints, measured memory. The same for every engine.
+//!
+//! Rank 0 writes. Before a checkpoint counts, the folder must still be the one that the run began in, and
+//! the metrics up to that step must be on the disk.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use phalanx_checkpoint::purge;
+use phalanx_data::TOKENIZER_FILE;
+use phalanx_files::HeldFolder;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::dataset::TOKENS_FILE;
+use crate::metrics::{MetricsFile, RankBytes};
+use crate::run::{Job, RunError};
+
+/// Name of the resolved configuration in a run folder.
+pub const CONFIG_FILE: &str = "config.toml";
+
+/// Name of the metrics in a run folder.
+pub const METRICS_FILE: &str = "metrics.jsonl";
+
+/// Files without which a run cannot be resumed.
+const NEEDED: [&str; 3] = [CONFIG_FILE, TOKENS_FILE, TOKENIZER_FILE];
+
+/// The run folder as one rank sees it.
+pub(crate) struct RunFiles<'a> {
+    job: &'a Job,
+    /// Of rank 0 alone.
+    open: Option<(MetricsFile, HeldFolder)>,
+}
+
+impl<'a> RunFiles<'a> {
+    /// Opens what `rank` writes; `step` are the steps that are done.
+    pub(crate) fn open(job: &'a Job, rank: usize, step: u64) -> Result<RunFiles<'a>, RunError> {
+        if rank > 0 {
+            return Ok(RunFiles { job, open: None });
+        }
+        let path = job.run.join(METRICS_FILE);
+        let metrics = MetricsFile::open(&path, step).map_err(writing(&path))?;
+        let folder = HeldFolder::hold(&job.run, &NEEDED).map_err(writing(&job.run))?;
+        Ok(RunFiles { job, open: Some((metrics, folder)) })
+    }
+
+    /// Appends a line to the metrics.
+    pub(crate) fn write(&mut self, record: &impl Serialize) -> Result<(), RunError> {
+        let Some((metrics, _)) = &mut self.open else { return Ok(()) };
+        metrics.write(record).map_err(writing(&self.job.run.join(METRICS_FILE)))
+    }
+
+    /// Where checkpoints are.
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.job.run.join("checkpoints")
+    }
+
+    /// What a checkpoint after `step` steps and `samples` samples says about the run.
+    pub(crate) fn state(&self, step: u64, samples: u64) -> Value {
+        json!({
+            "step": step,
+            "samples": samples,
+            "config": self.job.config,
+            "model": self.job.plan.spec.model.to_config(),
+            "data": self.job.digests,
+        })
+    }
+
+    /// To be called before a checkpoint is saved.
+    ///
+    /// # Errors
+    /// [`RunError::FolderGone`], [`RunError::Write`].
+    pub(crate) fn before_save(&self) -> Result<(), RunError> {
+        let Some((metrics, folder)) = &self.open else { return Ok(()) };
+        folder.check().map_err(|cause| match cause.kind() {
+            ErrorKind::NotFound => {
+                RunError::FolderGone { path: self.job.run.clone(), what: cause.to_string() }
+            }
+            _ => writing(&self.job.run)(cause),
+        })?;
+        metrics.sync().map_err(writing(&self.job.run.join(METRICS_FILE)))
+    }
+
+    /// To be called after checkpoint `step` was saved: removes the oldest.
+    pub(crate) fn after_save(&self, step: u64) -> Result<(), RunError> {
+        let keep = self.job.config.train.keep;
+        if keep > 0 && self.open.is_some() {
+            purge(&self.checkpoints(), keep, step)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what one rank measured, for [`RunFiles::write_memory`].
+    pub(crate) fn write_memory_part(&self, bytes: &RankBytes) -> Result<(), RunError> {
+        write_json(&self.memory_part(bytes.rank), bytes)
+    }
+
+    /// `memory.json`, from what all ranks have measured.
+    pub(crate) fn write_memory(&self, world: usize) -> Result<(), RunError> {
+        if self.open.is_none() {
+            return Ok(());
+        }
+        let mut ranks = Vec::with_capacity(world);
+        for path in (0..world).map(|rank| self.memory_part(rank)) {
+            let text = std::fs::read(&path).map_err(writing(&path))?;
+            let bytes = serde_json::from_slice::<RankBytes>(&text);
+            ranks.push(bytes.map_err(|cause| writing(&path)(cause.into()))?);
+            // The next start of a run removes what stays.
+            let _ = std::fs::remove_file(path);
+        }
+        let resident: u64 = ranks.iter().filter_map(|rank| rank.resident_bytes_peak).max().unwrap_or(0);
+        let memory = json!({ "ranks": ranks, "resident_bytes_peak": resident });
+        write_json(&self.job.run.join("memory.json"), &memory)
+    }
+
+    fn memory_part(&self, rank: usize) -> PathBuf {
+        self.job.run.join(format!("memory.rank-{rank}.json"))
+    }
+}
+
+/// Whether a name in a run folder is what one rank measured: left behind by a run that was killed between
+/// [`RunFiles::write_memory_part`] and [`RunFiles::write_memory`].
+pub fn is_memory_part(name: &str) -> bool {
+    let rank = name.strip_prefix("memory.rank-").and_then(|rest| rest.strip_suffix(".json"));
+    rank.is_some_and(|rank| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> Result<(), RunError> {
+    let text = serde_json::to_string_pretty(value).map_err(|cause| writing(path)(cause.into()))?;
+    phalanx_files::write(path, text + "\n").map_err(writing(path))
+}
+
+/// Turns an I/O error on `path` into [`RunError::Write`].
+fn writing(path: &Path) -> impl FnOnce(std::io::Error) -> RunError + '_ {
+    move |source| RunError::Write { path: path.to_path_buf(), source }
+}
