@@ -12,6 +12,7 @@ use phalanx_train::dataset::TOKENS_FILE;
 use phalanx_train::run_files::METRICS_FILE;
 use phalanx_train::state::PARAMETERS;
 
+use crate::limits::CONFIG_BYTES;
 use crate::output;
 use crate::stored::digests_of;
 
@@ -20,9 +21,6 @@ pub const GIVEN_FILE: &str = "given.toml";
 
 /// What every rank will hold, as `phalanx plan --json` prints it.
 pub const PLAN_FILE: &str = "plan.json";
-
-/// Largest configuration that is read; one with a schedule of its own has a few hundred kilobytes.
-const MAX_TEXT_BYTES: u64 = 1 << 26;
 
 /// See the module's head.
 #[derive(Clone, Debug)]
@@ -109,7 +107,7 @@ impl RunFolder {
     /// A file that is no text or cannot be read.
     pub fn text(&self, name: &str) -> Result<Option<String>> {
         let path = self.file(name);
-        match phalanx_files::read_text(&path, MAX_TEXT_BYTES) {
+        match phalanx_files::read_text(&path, CONFIG_BYTES) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
             other => other.map(Some).with_context(|| format!("cannot read {}", path.display())),
         }
