@@ -84,6 +84,7 @@ fn half_precision_is_rounded_once() {
             let (mut exact, mut read) = (vec![0.0; elements], vec![0.0; elements]);
             model.read_f32(&name, 0..elements as u64, &mut exact).unwrap();
             halves.read_f32(&name, 0..elements as u64, &mut read).unwrap();
+            assert_eq!(view.data().len(), 2 * elements);
             for (at, (&bits, exact)) in view.data().as_chunks::<2>().0.iter().zip(exact).enumerate() {
                 let (rounded, value) = match dtype {
                     DType::BF16 => (bf16::from_f32(exact).to_le_bytes(), bf16::from_le_bytes(bits).to_f32()),

@@ -160,7 +160,8 @@ fn panic_between_calls(overlap: bool) -> Duration {
         assert_eq!(endpoint.check(), Err(error.clone()));
         (error, since)
     });
-    assert!(results[2].is_err());
+    let panic = results[2].as_ref().err().expect("rank 2 panics");
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"on purpose"));
     let freed = results.into_iter().take(2).map(|result| match result.unwrap() {
         (CollectiveError::Aborted { rank: 2, reason }, since) => {
             assert!(reason.contains("rank-2 panicked") && reason.contains("step 41"), "{reason}");

@@ -187,10 +187,11 @@ fn a_head_of_which_each_rank_has_some_classes() {
                 let what = format!("{vocab} classes, bias {bias}, {axis:?}");
                 let (losses, dx, gradients) = joined_heads(&run_heads(axis, vocab, bias), axis.1);
                 close(&losses, &expected.losses, allowed, &what);
+                assert_eq!(dx.len(), expected.dx.len());
                 for (dx, expected) in dx.iter().zip(&expected.dx) {
                     close(dx, expected, allowed, &format!("{what}: dx"));
                 }
-                assert_eq!(gradients.len(), 1 + bias as usize);
+                assert_eq!([gradients.len(), expected.gradients.len()], [1 + bias as usize; 2]);
                 for (gradient, expected) in gradients.iter().zip(&expected.gradients) {
                     close(gradient, expected, allowed, &format!("{what}: gradient"));
                 }

@@ -225,8 +225,14 @@ mod tests {
         ] {
             assert_eq!(assignment(text).unwrap(), (key.to_string(), value), "{text}");
         }
-        for text in ["train.steps", "train.stepz=1", "train.steps=x", "steps=1"] {
-            assert!(assignment(text).is_err(), "{text}");
+        for (text, words) in [
+            ("train.steps", "expected TABLE.KEY=VALUE"),
+            ("train.stepz=1", "unknown key train.stepz"),
+            ("train.steps=x", "expected a whole number"),
+            ("steps=1", "unknown key steps"),
+        ] {
+            let refusal = assignment(text).unwrap_err().to_string();
+            assert!(refusal.contains(words), "no {words:?} in: {refusal}");
         }
     }
 }

@@ -37,6 +37,7 @@ fn a_killed_launcher_takes_its_ranks_along_and_the_run_goes_on_to_the_bit() {
         home.run(&["train", "small.toml", "--run", &whole, "--nproc", nproc, "--set", &steps, "--quiet"])
             .ok();
         assert_eq!(home.losses("r"), home.losses(&whole));
+        assert_eq!(home.losses("r").len() as u64, saved + 15);
     }
 }
 
@@ -48,6 +49,8 @@ fn interrupted_runs_finish_their_step_and_save() {
         let child = start(&home, &["--nproc", nproc, "--set", "train.save_every=0"]);
         home.wait_for_step("r", 5);
         let pids: Vec<i32> = ranks(child.id()).into_iter().map(|(_, pid)| pid).collect();
+        // One rank is the program itself.
+        assert_eq!(pids.len(), if nproc == "1" { 0 } else { 2 });
         signal(child.id() as i32, with);
         let ended = Ended::from(child.wait_with_output().unwrap());
         assert_eq!(ended.code, Some(130), "{}", ended.stderr);
@@ -80,6 +83,7 @@ fn a_killed_rank_is_named_within_two_seconds() {
         let child = start(&home, &["--nproc", "2"]);
         home.wait_for_step("r", 15);
         let started = ranks(child.id());
+        assert_eq!(started.len(), 2);
         let killed = Instant::now();
         signal(started.iter().find(|(number, _)| *number == rank).unwrap().1, Signal::KILL);
         let ended = Ended::from(child.wait_with_output().unwrap());

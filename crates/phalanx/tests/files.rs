@@ -128,7 +128,7 @@ fn token_files_are_made_and_trained_on() {
             .run(&["tokenize", "--tokenizer", tokenizer, "--out", &out, "text.txt", "--json"])
             .ok()
             .json();
-        assert_eq!(made["tokens"], made["text_bytes"]);
+        assert_eq!(rig::value(&made, "tokens"), rig::value(&made, "text_bytes"));
         let tokens = format!("data.tokens={out}");
         let text = String::from_utf8(home.read("small.toml")).unwrap().replace("text = [\"text.txt\"]\n", "");
         home.write("tokens.toml", text);

@@ -2,7 +2,7 @@
 
 mod rig;
 
-use rig::Home;
+use rig::{Home, assert_as_planned, list, number, pairs};
 use serde_json::{Value, json};
 
 #[test]
@@ -26,19 +26,16 @@ fn one_rank_and_two_leave_what_scripts_rely_on() {
             assert!(steps[0][key].is_number(), "{key}");
         }
         assert!(steps[0].get("hfu").is_none() && ended.stderr.contains("  mfu "), "{}", ended.stderr);
-        assert!(steps[7]["loss"].as_f64() < steps[0]["loss"].as_f64());
+        assert!(number(steps[7], "loss") < number(steps[0], "loss"));
         let evaluations: Vec<&Value> = metrics.iter().filter(|line| line.get("val_loss").is_some()).collect();
         assert_eq!(evaluations.iter().map(|e| e["step"].as_u64().unwrap()).collect::<Vec<_>>(), [4, 8]);
         let (plan, memory) =
             (home.json(&format!("{run}/plan.json")), home.json(&format!("{run}/memory.json")));
-        for (planned, measured) in
-            plan["ranks"].as_array().unwrap().iter().zip(memory["ranks"].as_array().unwrap())
-        {
-            assert_eq!((&planned["rank"], &planned["device"]), (&measured["rank"], &measured["device"]));
-            let resident = measured["resident_bytes_peak"].as_u64().unwrap();
-            assert!(resident > measured["device"]["peak_bytes"].as_u64().unwrap());
+        assert_as_planned(&plan, &memory);
+        assert_eq!(list(&memory, "ranks").len().to_string(), ranks);
+        for measured in list(&memory, "ranks") {
+            assert!(number(measured, "resident_bytes_peak") > number(&measured["device"], "peak_bytes"));
         }
-        assert_eq!(memory["ranks"].as_array().unwrap().len(), plan["ranks"].as_array().unwrap().len());
         assert_eq!(home.checkpoints(run).len(), 2);
         let resolved: toml::Table =
             toml::from_str(&String::from_utf8(home.read(&format!("{run}/config.toml"))).unwrap()).unwrap();
@@ -75,12 +72,13 @@ fn a_resumed_run_may_grow_and_change_its_layout() {
     home.run(&["train", "small.toml", "--run", "b", "--quiet"]).ok();
     home.run(&["train", "--run", "b", "--resume", "--set", "train.steps=16", "--quiet"]).ok();
     assert_eq!(home.losses("a"), home.losses("b"));
+    assert_eq!(home.losses("a").len(), 16);
     // On two ranks sums are added in another order: the same within rounding.
     home.run(&["train", "small.toml", "--run", "c", "--quiet"]).ok();
     let more = ["--set", "parallel.zero=3", "--set", "batch.micro=2", "--set", "memory.chunk=none"];
     let args = ["train", "--run", "c", "--resume", "--nproc", "2", "--set", "train.steps=16", "--quiet"];
     home.run(&[&args[..], &more[..]].concat()).ok();
-    for (a, c) in home.losses("a").iter().zip(home.losses("c")) {
+    for (a, c) in pairs(&home.losses("a"), &home.losses("c")) {
         let (a, c): (f64, f64) = (a.1.parse().unwrap(), c.1.parse().unwrap());
         assert!((a - c).abs() < 1e-4 * a, "{a} {c}");
     }
@@ -126,6 +124,7 @@ fn without_a_checkpoint_a_resumed_run_starts_anew_and_says_so() {
     assert!(ended.stderr.contains("starting anew"), "{}", ended.stderr);
     std::fs::remove_dir_all(home.path("runs/small/checkpoints")).unwrap();
     let before = home.losses("runs/small");
+    assert_eq!(before.len(), 8);
     let ended = home.run(&["train", "small.toml", "--resume"]).ok();
     assert!(ended.stderr.contains("no checkpoint yet: starting anew"), "{}", ended.stderr);
     assert_eq!(home.losses("runs/small"), before);
@@ -159,6 +158,7 @@ fn json_lines_are_those_of_the_metrics_file_and_one_at_the_end() {
         let lines: Vec<Value> = ended.stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
         let (last, records) = lines.split_last().unwrap();
         assert_eq!(records, home.metrics(run));
+        assert_eq!(records.len(), 10, "8 steps and 2 evaluations");
         assert_eq!(last["steps"], 8);
         assert!(last["checkpoint"].as_str().unwrap().ends_with("checkpoints/step-8"));
     }

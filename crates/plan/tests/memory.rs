@@ -75,6 +75,7 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
     let mut first_id = 0;
     let mut largest = Peak::default();
     let mut most_live = 0;
+    assert_eq!(trace.phases.len(), plan.phases.len());
     for (number, (phase, planned)) in trace.phases.iter().zip(&plan.phases).enumerate() {
         assert_eq!(phase.name, planned.name);
         if number > 0 {

@@ -158,7 +158,8 @@ fn impossible_wishes_say_what_would_work() {
             assert!(problem.contains("and has 3: raise"), "{problem}");
         }
     }
-    assert!(generate(Plan::Interleaved { chunks: 0 }, 2, 2).is_err());
+    let problem = generate(Plan::Interleaved { chunks: 0 }, 2, 2).unwrap_err();
+    assert!(matches!(problem, ScheduleError::Zero { .. }), "{problem}");
     // Rounds are m / p: two for 9 to 11, so that 10 works; three for 13 to 15, so that 15 works.
     for (ranks, micro_batches, expected) in [
         (4, 9, 10),

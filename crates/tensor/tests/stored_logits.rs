@@ -91,6 +91,7 @@ fn case(dtype: DType, columns: usize, threads: usize) {
         _ => 2f64.powi(-12),
     };
     let least = if dtype == DType::F16 { 2f64.powi(-25) } else { 0.0 };
+    assert_eq!(derivatives.len(), ROWS * columns);
     for (i, (got, expected)) in derivatives.iter().zip(references.iter().flat_map(|(_, d)| d)).enumerate() {
         // What is taken away at the target and for smoothing is as large as the probability may be.
         let size = expected.abs() + 0.5 * 1.1;

@@ -338,7 +338,7 @@ fn assembled(parts: &[(&ParameterSpec, &Vec<f32>)]) -> Vec<f32> {
     if first.part.is_none() {
         for (_, other) in parts {
             let same = gradient.iter().zip(*other).all(|(a, b)| a.to_bits() == b.to_bits());
-            assert!(same, "{} is not the same on all ranks", first.name);
+            assert!(same && gradient.len() == other.len(), "{} is not the same on all ranks", first.name);
         }
         return gradient.clone();
     }
@@ -432,6 +432,8 @@ fn slots<'a>(gradients: &'a mut [Tensor], written: &'a mut [bool], uses: &[usize
 
 /// Every gradient within `tolerance` of the greatest of its tensor in the golden `file`.
 pub fn compare_gradients(file: &str, gradients: &Gradients, tolerance: f32) {
+    let golden = names_and_shapes(file).into_iter().filter(|(name, _)| name.starts_with("grad.")).count();
+    assert_eq!(gradients.by_name.len(), golden, "{file}: every gradient is compared");
     for (name, got) in &gradients.by_name {
         let expected = values(file, &format!("grad.{name}"));
         assert_eq!(got.len(), expected.len(), "{name}");

@@ -348,10 +348,12 @@ pub fn close(got: &[f32], expected: &[f32], allowed: f32, what: &str) {
 /// How far apart the most different tensors of two are, in parts of the largest number of the second's.
 pub fn distance(got: &Numbers, expected: &Numbers) -> f32 {
     let tensors = |n: &Numbers| [&n.y[..], &n.dx[..], &n.gradients[..]].concat();
-    let pairs = tensors(got).into_iter().zip(tensors(expected));
-    let apart = pairs.map(|(got, expected)| {
+    let (got, expected) = (tensors(got), tensors(expected));
+    assert_eq!(got.len(), expected.len());
+    let apart = got.iter().zip(&expected).map(|(got, expected)| {
+        assert_eq!(got.len(), expected.len());
         let largest = expected.iter().fold(0f32, |a, x| a.max(x.abs()));
-        got.iter().zip(&expected).fold(0f32, |a, (x, y)| a.max((x - y).abs())) / largest
+        got.iter().zip(expected).fold(0f32, |a, (x, y)| a.max((x - y).abs())) / largest
     });
     apart.fold(0.0, f32::max)
 }
@@ -366,6 +368,7 @@ pub fn same_within(got: &Numbers, expected: &Numbers, allowed: f32, what: &str) 
             close(got, expected, allowed, &format!("{what}: {name} of micro-batch {m}"));
         }
     }
+    assert_eq!([got.gradients.len(), expected.gradients.len()], [got.specs.len(); 2], "{what}");
     for ((spec, got), expected) in got.specs.iter().zip(&got.gradients).zip(&expected.gradients) {
         close(got, expected, allowed, &format!("{what}: gradient of {}", spec.name));
     }

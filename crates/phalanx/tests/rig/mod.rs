@@ -190,6 +190,45 @@ impl Home {
     }
 }
 
+/// The value of `key`, which must be there: a missing key equals a missing key, and is less than any number.
+#[track_caller]
+pub fn value<'a>(of: &'a Value, key: &str) -> &'a Value {
+    let found = of.get(key).filter(|value| !value.is_null());
+    found.unwrap_or_else(|| panic!("no {key} in: {of}"))
+}
+
+/// The number at `key`.
+#[track_caller]
+pub fn number(of: &Value, key: &str) -> f64 {
+    value(of, key).as_f64().unwrap_or_else(|| panic!("{key} is no number in: {of}"))
+}
+
+/// The list at `key`, which must not be empty.
+#[track_caller]
+pub fn list<'a>(of: &'a Value, key: &str) -> &'a [Value] {
+    let found = value(of, key).as_array().filter(|list| !list.is_empty());
+    found.unwrap_or_else(|| panic!("{key} is no list, or empty, in: {of}"))
+}
+
+/// Two lists side by side, which must be of one length and not empty: `zip` would stop at the end of the shorter.
+#[track_caller]
+pub fn pairs<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
+    assert_eq!(a.len(), b.len(), "two lists of different lengths are compared");
+    assert!(!a.is_empty(), "nothing is compared");
+    a.iter().zip(b)
+}
+
+/// Stops the test unless every rank took what was planned for it.
+#[track_caller]
+pub fn assert_as_planned(plan: &Value, memory: &Value) {
+    for (planned, measured) in pairs(list(plan, "ranks"), list(memory, "ranks")) {
+        for key in ["rank", "device"] {
+            assert_eq!(value(planned, key), value(measured, key));
+        }
+        assert!(number(value(measured, "device"), "peak_bytes") > 0.0, "{measured}");
+    }
+}
+
 /// Waits for something that another process does.
 #[track_caller]
 pub fn wait(what: &str, mut happened: impl FnMut() -> bool) {
