@@ -4,13 +4,13 @@
 //! number that is mistyped or hostile is refused here, by name, before anything is made of it; after this check,
 //! and that of the products ([`RunConfig::check_work`]), no sum of the plan leaves 64 bits.
 
-use phalanx_models::limits::{MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use phalanx_models::ModelShape;
+use phalanx_models::limits::{MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use phalanx_plan::Mesh;
 
 use super::check::{ConfigError, refuse};
-use crate::planning::ALL_RANKS;
 use super::{Checkpointing, Chunk, RunConfig};
+use crate::planning::ALL_RANKS;
 
 /// Sequences of a step or of an evaluation.
 const MAX_SEQUENCES: usize = 1 << 22;
@@ -154,7 +154,7 @@ impl RunConfig {
                 let expected = format!(
                     "makes {what} of {count} micro-batches on each replica, {runs} runs of a block (or of as many bytes \
                      of logits) over a micro-batch in the plan, which takes at most {MAX_DRY_RUNS}: lower it, or \
-                     raise batch.micro"
+                     change batch.micro"
                 );
                 return Err(refuse(key, given, expected));
             }
