@@ -1,8 +1,8 @@
 //! The dry run of every rank, and what is decided from it before the first step.
 //!
-//! Each rank's init, step, diagnosis, evaluation, loading and saving run twice on `Meta`: once to learn in
-//! which order blocks need chunks, once more with that order known. From the second come arena offsets and
-//! peaks (`plan::memory`), the proof that all ranks say the same to each other and that every collective is where it
+//! Each rank's init, step, diagnosis, evaluation, loading and saving run on `Meta`. Where ranks share what they hold
+//! (ZeRO 1 to 3), step and evaluation run once before, to learn in which order blocks need chunks. From the trace
+//! come arena offsets and peaks (`plan::memory`), the proof that all ranks say the same to each other and that every collective is where it
 //! belongs (`plan::agreement`), and what the step costs (`plan::cost`). The same [`Rank`] then trains. Of a large
 //! world one rank of each place in the pipeline stands for its like.
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use phalanx_layers::Network;
 use phalanx_plan::{
-    Coordinates, Cost, Disagreement, MemoryError, MemoryPlan, Peak, PlacementError, Textbook, compare,
+    Coordinates, Cost, Disagreement, MemoryError, MemoryPlan, Peak, PlacementError, Stage, Textbook, compare,
     faults, plan_memory, textbook, use_order,
 };
 use phalanx_tensor::Device;
@@ -107,12 +107,11 @@ impl RunPlan {
         let mesh = spec.mesh;
         let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let kinds: Vec<usize> = (0..mesh.pipeline).map(first_of).collect();
-        let orders: Vec<BTreeMap<_, _>> = kinds
+        // Where every rank holds everything, nothing is fetched, and no order is needed to trace the rank.
+        let learns = spec.stage != Stage::Zero;
+        let orders: Vec<Orders> = kinds
             .iter()
-            .map(|rank| {
-                let first = dry_run(&spec, *rank, &BTreeMap::new());
-                ["step", "evaluate"].map(|phase| (phase, use_order(&first, phase))).into()
-            })
+            .map(|rank| if learns { orders_of(&learning_run(&spec, *rank)) } else { Orders::new() })
             .collect();
         let all = mesh.world() <= ALL_RANKS;
         let traced = if all { (0..mesh.world()).collect() } else { kinds };
@@ -126,7 +125,8 @@ impl RunPlan {
         }
         let plan = |trace: &Trace| {
             let pipeline = mesh.coordinates(trace.rank).pipeline;
-            RankPlan::of(trace, orders[pipeline].clone(), parameters_at(&spec, &whole, pipeline))
+            let orders = if learns { orders[pipeline].clone() } else { orders_of(trace) };
+            RankPlan::of(trace, orders, parameters_at(&spec, &whole, pipeline))
         };
         let ranks = traces.iter().map(plan).collect::<Result<Vec<_>, MemoryError>>()?;
         Ok(RunPlan::of_ranks(spec, ranks, &whole))
@@ -213,12 +213,38 @@ fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// One rank's life on `Meta`.
-fn dry_run(spec: &Spec, rank: usize, orders: &BTreeMap<&'static str, Vec<u32>>) -> Trace {
+/// By phase: chunks in order of use.
+type Orders = BTreeMap<&'static str, Vec<u32>>;
+
+fn orders_of(trace: &Trace) -> Orders {
+    ["step", "evaluate"].map(|phase| (phase, use_order(trace, phase))).into()
+}
+
+/// A rank on `Meta`.
+fn on_meta(spec: &Spec, rank: usize, orders: &Orders) -> (Device, Rank) {
     let device = Device::meta(spec.threads);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let groups = Groups::new(&Source::Meta(recorder, rank), spec);
-    let mut engine = Rank::new(device.clone(), groups, spec, orders);
+    let engine = Rank::new(device.clone(), groups, spec, orders);
+    (device, engine)
+}
+
+/// What of one rank's life uses chunks in an order that has to be learned.
+fn learning_run(spec: &Spec, rank: usize) -> Trace {
+    let (device, mut engine) = on_meta(spec, rank, &Orders::new());
+    let never = "nothing fails on Meta";
+    engine.load(|_, _, _, _, _| Ok(())).expect(never);
+    engine.step(1, &Batch::with_rows(spec.micro * spec.micro_batches, spec.seq), false).expect(never);
+    if spec.evaluation_batches > 0 {
+        let windows = Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq);
+        engine.evaluate(&windows).expect(never);
+    }
+    device.take_trace(rank)
+}
+
+/// One rank's life on `Meta`.
+fn dry_run(spec: &Spec, rank: usize, orders: &Orders) -> Trace {
+    let (device, mut engine) = on_meta(spec, rank, orders);
     let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
     let windows = Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq);
     let never = "nothing fails on Meta";

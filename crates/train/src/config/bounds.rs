@@ -154,7 +154,7 @@ impl RunConfig {
                 let expected = format!(
                     "makes {what} of {count} micro-batches on each replica, {runs} runs of a block (or of as many bytes \
                      of logits) over a micro-batch in the plan, which takes at most {MAX_DRY_RUNS}: lower it, or \
-                     raise batch.micro"
+                     change batch.micro"
                 );
                 return Err(refuse(key, given, expected));
             }

@@ -8,6 +8,9 @@ use phalanx_plan::{Mesh, pipeline::Schedule};
 
 use super::{Checkpointing, Chunk, Float, ParallelConfig, Reduce, RunConfig, Updates};
 
+/// Most ranks under asynchronous updates: each is run dry, with messages to and from each other.
+const MAX_ASYNCHRONOUS: usize = 256;
+
 /// A value that cannot work: which key, what it is, what it must be.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{key} = {given}: {expected}")]
@@ -272,6 +275,14 @@ impl RunConfig {
         if mesh.pipeline * mesh.tensor > 1 {
             let expected =
                 "needs the whole model on every rank: set parallel.pipeline and parallel.tensor to 1";
+            return Err(refuse(key, given, expected));
+        }
+        if mesh.world() > MAX_ASYNCHRONOUS {
+            let expected = format!(
+                "has each rank send to each other: at most {MAX_ASYNCHRONOUS} ranks are planned, and the configuration \
+                 makes {} (parallel.data)",
+                mesh.world()
+            );
             return Err(refuse(key, given, expected));
         }
         if self.batch.reduce == Reduce::Defer {
