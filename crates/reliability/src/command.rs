@@ -95,7 +95,7 @@ impl Invocation {
             None => plain,
             Some((before, after)) => {
                 let before = before.strip_suffix("exec").unwrap_or(before);
-                format!("{before}{plain} {after}").trim().to_string()
+                format!("{} {plain} {after}", before.trim_end()).trim().to_string()
             }
         }
     }

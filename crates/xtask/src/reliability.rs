@@ -18,10 +18,13 @@ pub fn run(args: &[&str]) -> ExitCode {
 /// Builds the two programs; the folder that they are in.
 fn built() -> Result<PathBuf, String> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let args = ["build", "--release", "--package", "phalanx", "--package", "phalanx-reliability"];
-    let status = Command::new(cargo).args(args).status().map_err(|error| format!("cargo: {error}"))?;
-    if !status.success() {
-        return Err("the release build failed".to_string());
+    // One after the other: built together they would share features, and the binary would not be the usual one.
+    for package in ["phalanx", "phalanx-reliability"] {
+        let args = ["build", "--release", "--package", package];
+        let status = Command::new(&cargo).args(args).status().map_err(|error| format!("cargo: {error}"))?;
+        if !status.success() {
+            return Err(format!("the release build of {package} failed"));
+        }
     }
     // This program is in the folder of another profile, beside that of `release`.
     let own = env::current_exe().map_err(|error| error.to_string())?;

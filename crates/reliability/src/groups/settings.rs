@@ -23,8 +23,8 @@ const COMMANDS: [&[&str]; 6] = [
     &["import", "hf-made", "--run", "i"],
 ];
 
-/// A user that runs nothing else, to whom the limit of processes applies.
-const USER: u32 = 61_001;
+/// Users that run nothing else, to whom the limit of processes applies: one for each case that is under way.
+const FIRST_USER: u32 = 61_000;
 
 pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     let setting = setting(world, random, number);
@@ -56,14 +56,14 @@ struct Setting {
     variables: Vec<(&'static str, Option<String>)>,
     /// Whether an allocation may fail.
     bounds_memory: bool,
-    /// Whether the command runs as a user without rights.
-    as_user: bool,
+    /// The user without rights that the command runs as.
+    user: Option<u32>,
 }
 
 impl Setting {
     fn shell(fault: &'static str, before: String) -> Setting {
         let shown = before.clone();
-        Setting { fault, shown, before, variables: Vec::new(), bounds_memory: false, as_user: false }
+        Setting { fault, shown, before, variables: Vec::new(), bounds_memory: false, user: None }
     }
 
     fn variable(name: &'static str, value: Option<String>) -> Setting {
@@ -94,8 +94,11 @@ fn setting(world: &World, random: &mut Random, number: usize) -> Result<Setting,
         2 => Setting::shell("ulimit -n", format!("ulimit -n {};", 3 + random.below(30))),
         3 => Setting::shell("ulimit -f", format!("ulimit -f {};", random.below(250))),
         4 => {
-            let mut setting = Setting::shell("ulimit -u", format!("ulimit -u {};", 1 + random.below(12)));
-            setting.as_user = rustix::process::geteuid().is_root();
+            // Not every shell has an option for it.
+            let before = format!("exec prlimit --nproc={}", 1 + random.below(12));
+            let mut setting = Setting::shell("ulimit -u", before);
+            let user = FIRST_USER + (number % 1000) as u32;
+            setting.user = rustix::process::geteuid().is_root().then_some(user);
             setting
         }
         5 => {
@@ -141,10 +144,11 @@ fn try_one(
     if mesh.is_none() {
         case.take(&prepared, "r")?;
     }
-    let mut command = match setting.as_user {
-        true => as_user(case, setting, &words)?,
-        false if setting.before.is_empty() => case.phalanx(words),
-        false => case.phalanx(words).in_shell(&format!("{} exec", setting.before), ""),
+    let mut command = match setting.user {
+        Some(user) => as_user(case, setting, user, &words)?,
+        None if setting.before.is_empty() => case.phalanx(words),
+        None if setting.before.starts_with("exec") => case.phalanx(words).in_shell(&setting.before, ""),
+        None => case.phalanx(words).in_shell(&format!("{} exec", setting.before), ""),
     };
     for (name, value) in &setting.variables {
         command = command.environment(name, value.as_deref());
@@ -169,18 +173,17 @@ fn allocation_failed(ended: &Ended) -> bool {
 }
 
 /// The command as a user of its own, who has a copy of the program.
-fn as_user(case: &Case<'_>, setting: &Setting, words: &[String]) -> Result<Invocation, String> {
+fn as_user(case: &Case<'_>, setting: &Setting, user: u32, words: &[String]) -> Result<Invocation, String> {
     let system = |error: std::io::Error| error.to_string();
     let program = case.world.prepared("program", |folder| {
         std::fs::copy(case.world.program(), folder.join("phalanx")).map(drop).map_err(system)
     })?;
     open_to_all(case.world.root()).and_then(|()| open_to_all(&program)).map_err(system)?;
-    give(case.root()).map_err(system)?;
+    give(case.root(), user).map_err(system)?;
     // The limit counts processes of the user: set it before the change of user, which keeps it.
-    let before = format!(
-        "{} exec setpriv --reuid={USER} --regid={USER} --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all",
-        setting.before
-    );
+    let user = format!("--reuid={user} --regid={user} --clear-groups");
+    let rights = "--no-new-privs --inh-caps=-all --bounding-set=-all";
+    let before = format!("{} setpriv {user} {rights}", setting.before);
     Ok(Invocation::new(&program.join("phalanx"), case.root(), words.iter().cloned()).in_shell(&before, ""))
 }
 
@@ -191,11 +194,11 @@ fn open_to_all(folder: &Path) -> std::io::Result<()> {
 }
 
 /// Gives everything below `path` to the user.
-fn give(path: &Path) -> std::io::Result<()> {
-    chown(path, Some(USER), Some(USER))?;
+fn give(path: &Path, user: u32) -> std::io::Result<()> {
+    chown(path, Some(user), Some(user))?;
     if path.is_dir() {
         for entry in std::fs::read_dir(path)? {
-            give(&entry?.path())?;
+            give(&entry?.path(), user)?;
         }
     }
     Ok(())
