@@ -1,7 +1,7 @@
 //! How Phalanx touches the file system: every durable write, every lock and every read of a file that
 //! somebody else may have made goes through this crate.
 //!
-//! - [`AtomicFile`] and [`write`]: a reader sees the old file or the new one, also after a crash.
+//! - [`AtomicFile`], [`write()`] and [`write_output`]: a reader sees the old file or the new one, also after a crash.
 //! - [`append`]: a file that grows, as a log.
 //! - [`create_folders`], [`rename`], [`remove_folder`], [`sync_folder`]: changes of names that survive a
 //!   power cut.
@@ -25,4 +25,4 @@ pub use folder::{create_folders, parent_of, remove_folder, rename, sync_folder};
 pub use held::HeldFolder;
 pub use lock::{FolderLock, LOCK_FILE, LockError};
 pub use read::{open_regular, read_bounded, read_text};
-pub use write::{AtomicFile, is_temporary, remove_temporary, write};
+pub use write::{AtomicFile, is_temporary, remove_temporary, write, write_output};

@@ -35,13 +35,22 @@ impl AtomicFile {
     /// Starts to write `target`; creates its folder if it is missing.
     ///
     /// # Errors
-    /// A path without a file name, a folder that cannot be created or written.
+    /// A path without a file name, the name of a folder or a device, a folder that cannot be created or
+    /// written.
     pub fn create(target: &Path) -> io::Result<AtomicFile> {
         if target.file_name().is_none() {
             return Err(io::Error::new(ErrorKind::InvalidInput, "the path names no file"));
         }
-        if target.is_dir() {
-            return Err(io::Error::new(ErrorKind::IsADirectory, "a folder has this name"));
+        match fs::metadata(target) {
+            Ok(found) if found.is_dir() => {
+                return Err(io::Error::new(ErrorKind::IsADirectory, "a folder has this name"));
+            }
+            // A file that takes the name of `/dev/null` would break every other program.
+            Ok(found) if !found.is_file() => {
+                let reason = "it is a device, a FIFO or a socket; a regular file is expected";
+                return Err(io::Error::new(ErrorKind::InvalidInput, reason));
+            }
+            Ok(_) | Err(_) => {}
         }
         let folder = parent_of(target);
         create_folders(folder)?;
@@ -129,6 +138,25 @@ pub fn write(target: &Path, bytes: impl AsRef<[u8]>) -> io::Result<()> {
     let mut file = AtomicFile::create(target)?;
     file.write_all(bytes.as_ref())?;
     file.commit()
+}
+
+/// Writes a file that the user named for output, as [`write()`] does; but its folder must exist, a link is
+/// followed, and a device or FIFO (`/dev/stdout`) takes the bytes as they come.
+///
+/// # Errors
+/// Those of the system.
+pub fn write_output(target: &Path, bytes: impl AsRef<[u8]>) -> io::Result<()> {
+    match fs::metadata(target) {
+        Ok(found) if !found.is_file() && !found.is_dir() => {
+            File::options().write(true).open(target)?.write_all(bytes.as_ref())
+        }
+        Ok(_) => write(&fs::canonicalize(target)?, bytes),
+        Err(cause) if cause.kind() == ErrorKind::NotFound => {
+            fs::metadata(parent_of(target))?;
+            write(target, bytes)
+        }
+        Err(cause) => Err(cause),
+    }
 }
 
 /// Whether a file name is a temporary name of this module.

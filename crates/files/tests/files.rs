@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use phalanx_files::{
-    AtomicFile, FolderLock, LockError, create_folders, is_temporary, open_regular, read_bounded, read_text,
-    remove_temporary, write,
+    AtomicFile, FolderLock, HeldFolder, LockError, append, create_folders, is_temporary, open_regular,
+    read_bounded, read_text, remove_temporary, write, write_output,
 };
 
 /// Names in a folder, sorted.
@@ -136,4 +136,60 @@ fn a_folder_has_one_holder() {
     symlink(&victim, other.path().join(phalanx_files::LOCK_FILE)).unwrap();
     assert!(matches!(FolderLock::acquire(other.path()), Err(LockError::Failed(_))));
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+}
+
+#[test]
+fn devices_and_fifos_are_never_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    // A link to a device stands for the device itself, which a test must not risk.
+    let device = folder.path().join("device");
+    symlink("/dev/null", &device).unwrap();
+    assert_eq!(write(&device, "x").unwrap_err().kind(), ErrorKind::InvalidInput);
+    write_output(&device, "x").unwrap();
+    assert!(fs::symlink_metadata(&device).unwrap().is_symlink());
+    assert_eq!(names(folder.path()), ["device"]);
+}
+
+#[test]
+fn output_goes_where_the_user_says_and_nowhere_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+    fs::write(&file, "old").unwrap();
+    symlink(&file, &link).unwrap();
+    write_output(&link, "new").unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(write_output(&folder.path().join("no/file"), "x").unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(!folder.path().join("no").exists());
+}
+
+#[test]
+fn a_held_folder_notices_that_it_was_removed_replaced_or_emptied() {
+    let parent = tempfile::tempdir().unwrap();
+    let path = parent.path().join("run");
+    let make = || {
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("config"), "").unwrap();
+        HeldFolder::hold(&path, &["config", "tokens"]).unwrap()
+    };
+    let held = make();
+    held.check().unwrap();
+    fs::remove_file(path.join("config")).unwrap();
+    assert!(held.check().unwrap_err().to_string().contains("config was removed"));
+    fs::remove_dir(&path).unwrap();
+    assert!(held.check().unwrap_err().to_string().contains("the folder was removed"));
+    let again = make();
+    assert!(held.check().unwrap_err().to_string().contains("another folder"));
+    again.check().unwrap();
+}
+
+#[test]
+fn a_log_grows_and_does_not_follow_a_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, link) = (folder.path().join("log"), folder.path().join("link"));
+    append(&log).unwrap().write_all(b"one\n").unwrap();
+    append(&log).unwrap().write_all(b"two\n").unwrap();
+    assert_eq!(fs::read_to_string(&log).unwrap(), "one\ntwo\n");
+    symlink(&log, &link).unwrap();
+    assert!(append(&link).is_err());
 }

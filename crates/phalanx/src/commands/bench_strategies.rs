@@ -96,7 +96,7 @@ fn show(args: &BenchStrategiesArgs, bench: &Bench, rows: &[Row], classic: Option
         plural(bench.threads, "thread")
     );
     if let Some(path) = &args.svg {
-        phalanx_files::write(path, draw_svg(rows, &heading))
+        phalanx_files::write_output(path, draw_svg(rows, &heading))
             .with_context(|| format!("cannot write {}; choose another file", path.display()))?;
     }
     if args.json {

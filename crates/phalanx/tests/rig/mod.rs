@@ -1,6 +1,7 @@
 //! A folder with a small text and a small configuration, and the real program run in it.
 #![allow(dead_code, reason = "each test file uses its own part of the rig")]
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -167,6 +168,34 @@ impl Home {
                 (line["step"].as_u64().unwrap(), line["loss"].to_string(), line["grad_norm"].to_string())
             })
             .collect()
+    }
+
+    /// Every file of a folder with its content; locks aside.
+    pub fn snapshot(&self, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+        let mut files = BTreeMap::new();
+        let mut folders = vec![self.path(name)];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if !path.ends_with(".lock") {
+                    files.insert(path.clone(), std::fs::read(&path).unwrap());
+                }
+            }
+        }
+        files
+    }
+
+    /// A copy of a folder, in the place of what is there.
+    pub fn copy(&self, from: &str, to: &str) {
+        let (source, target) = (self.path(from), self.path(to));
+        let _ = std::fs::remove_dir_all(&target);
+        for (path, content) in self.snapshot(from) {
+            let path = target.join(path.strip_prefix(&source).unwrap());
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, content).unwrap();
+        }
     }
 
     /// Waits until the run has done `step`.
