@@ -11,8 +11,6 @@ mod config;
 mod continuation;
 mod ending;
 mod environment;
-#[cfg(test)]
-mod hostile;
 mod kernel_bench;
 mod kernel_table;
 mod keys;
@@ -34,6 +32,8 @@ mod shape;
 mod signals;
 mod strategies;
 mod task;
+#[cfg(test)]
+mod tests;
 mod tokenizing;
 mod training;
 
