@@ -8,6 +8,10 @@ use crate::{DataError, Result};
 /// A `tokenizer.json`. The largest that are published have 33 MB.
 pub(crate) const TOKENIZER_BYTES: u64 = 40 << 20;
 
+/// Commas, colons and opening brackets of a `tokenizer.json`: parsed JSON takes up to 100 bytes for each. The
+/// largest that are published have three million.
+pub(crate) const TOKENIZER_PARTS: usize = 6_000_000;
+
 /// Text that a tokenizer must see at once: the largest document for a `tokenizer.json`, and the longest
 /// stretch without a place to cut for the others.
 pub(crate) const UNCUT_BYTES: usize = 1 << 30;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use phalanx_data::{Corpus, CorpusSpec, TokenFile, TokenWriter, Tokenizer, TokenizerSpec};
-use phalanx_hostile::{Counting, Random, make_fifo, mutate, mutate_json, overwrite, survive};
+use phalanx_hostile::{Counting, Random, make_fifo, mutate, mutate_json, overwrite, peak_bytes, survive};
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
@@ -150,6 +150,21 @@ fn tokenizers_of_any_content_are_read_or_refused() {
         let text = original.to_string();
         survive(&seed, 300, 16 << 20, |random| mutate(random, text.as_bytes()), read);
     }
+}
+
+#[test]
+fn a_tokenizer_of_very_many_values_is_refused_before_it_is_parsed() {
+    let [mut original, ..] = tokenizers();
+    original["model"]["merges"] = json!("HERE");
+    let text = original.to_string().replace("\"HERE\"", &format!("[{}[]]", "[],".repeat(4 << 20)));
+    let (read, peak) = peak_bytes(|| Tokenizer::from_json(text.as_bytes(), Path::new("tokenizer.json")));
+    let error = read.unwrap_err().to_string();
+    assert!(error.contains("at most 6000000") && error.contains("tokenizer.json"), "{error}");
+    assert!(peak < MAX_BYTES, "{peak} bytes");
+    // Strings count as one, whatever is in them.
+    original["added_tokens"][0]["content"] = json!(format!("\\\"{}", ",".repeat(7_000_000)));
+    original["model"]["merges"] = json!([["a", "b"]]);
+    Tokenizer::from_json(original.to_string().as_bytes(), Path::new("tokenizer.json")).unwrap();
 }
 
 #[test]

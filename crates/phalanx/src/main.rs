@@ -15,8 +15,6 @@ mod ending;
 mod environment;
 #[cfg(test)]
 mod extreme_values;
-#[cfg(test)]
-mod hostile;
 mod kernel_bench;
 mod kernel_table;
 mod keys;
@@ -44,6 +42,8 @@ mod stillness;
 mod stored;
 mod strategies;
 mod task;
+#[cfg(test)]
+mod tests;
 mod tokenizing;
 mod training;
 

@@ -104,6 +104,7 @@ fn report(workspace: &Workspace, list: &str, root: &Path) -> io::Result<bool> {
     findings.extend(rules::rooms::check(&workspace.crates, architecture.as_deref()));
     findings.extend(rules::story::check(workspace));
     findings.extend(rules::paths::check(workspace));
+    findings.extend(rules::reads::check(workspace));
     findings.sort_by(|a, b| (&a.path, a.line, a.rule).cmp(&(&b.path, b.line, b.rule)));
     for Finding { path, line, rule, what } in &findings {
         println!("{path}:{line}: {rule}: {what}");

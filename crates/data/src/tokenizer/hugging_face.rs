@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use tokenizers::{ModelWrapper, Tokenizer};
 
+use crate::limits::TOKENIZER_PARTS;
 use crate::{DataError, Result};
 
 /// Tokens by which known model families end a text; a tokenizer.json does not say which of its
@@ -30,6 +31,12 @@ pub(super) struct HuggingFace {
 impl HuggingFace {
     /// Opens the content of a tokenizer.json. The error is a reason to print.
     pub(super) fn from_json(content: &str) -> Result<HuggingFace, String> {
+        let parts = json_parts(content);
+        if parts > TOKENIZER_PARTS {
+            return Err(format!(
+                "it has {parts} commas, colons and brackets; at most {TOKENIZER_PARTS} are read"
+            ));
+        }
         let mut tokenizer: Tokenizer = content.parse().map_err(|e| {
             format!("it is not a Hugging Face tokenizer.json of a kind that is known here: {e}")
         })?;
@@ -86,6 +93,22 @@ impl HuggingFace {
         let decoded = self.tokenizer.decode(ids, skip_special_tokens);
         decoded.unwrap_or_else(|_| char::REPLACEMENT_CHARACTER.to_string())
     }
+}
+
+/// Commas, colons and opening brackets of a JSON text, outside of its strings: a measure of the memory that it
+/// takes when it is parsed.
+fn json_parts(text: &str) -> usize {
+    let (mut parts, mut in_string, mut escaped) = (0, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b',' | b':' | b'[' | b'{' if !in_string => parts += 1,
+            _ => {}
+        }
+    }
+    parts
 }
 
 /// The part of the file that the library does not check.

@@ -3,6 +3,7 @@
 pub mod imports;
 pub mod names;
 pub mod paths;
+pub mod reads;
 pub mod rooms;
 pub mod sizes;
 pub mod story;

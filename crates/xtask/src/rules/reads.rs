@@ -1,0 +1,67 @@
+//! Files are opened in one room, which opens regular files only and reads no more than its caller expects. What
+//! is opened elsewhere may be a FIFO that hangs the program or a device that fills its memory.
+
+use crate::finding::Finding;
+use crate::source::Source;
+use crate::words::identifiers;
+use crate::workspace::Workspace;
+
+/// Crates that may open any file: the room for files, and programs and helpers of the developers.
+const MAY_OPEN: [&str; 4] = ["files", "hostile", "reliability", "xtask"];
+
+/// Files that read what the kernel shows as files (`/proc`, `/sys`), and nothing else.
+const KERNEL_READERS: [&str; 3] = [
+    "crates/collectives/src/shared_memory/endpoint.rs",
+    "crates/phalanx/src/machine.rs",
+    "crates/train/src/metrics.rs",
+];
+
+/// Type or module, and its function that opens a file for reading.
+const OPENERS: [(&str, &str); 3] = [("fs", "read"), ("fs", "read_to_string"), ("File", "open")];
+
+pub fn check(workspace: &Workspace) -> Vec<Finding> {
+    let sources = workspace.sources.iter().filter(|source| {
+        let may_open = source.crate_dir().is_none_or(|name| MAY_OPEN.contains(&name));
+        !may_open && !source.path.contains("/examples/") && !KERNEL_READERS.contains(&source.path.as_str())
+    });
+    sources.flat_map(opened).collect()
+}
+
+fn opened(source: &Source) -> Vec<Finding> {
+    let calls = identifiers(&source.code).filter(|&(at, word)| {
+        let before = source.code[..at].strip_suffix("::").unwrap_or_default();
+        let is_opener = |(owner, call): &(&str, &str)| {
+            let rest = (word == *call).then(|| before.strip_suffix(owner)).flatten();
+            rest.is_some_and(|rest| !rest.ends_with(|letter: char| letter.is_alphanumeric() || letter == '_'))
+        };
+        OPENERS.iter().any(is_opener) && !source.in_tests(at)
+    });
+    let what = "a file is opened outside of the room for files: use phalanx_files::open_regular, read_bounded or \
+                read_text, with the largest size that is expected";
+    calls
+        .map(|(at, _)| Finding {
+            path: source.path.clone(),
+            line: source.line(at),
+            rule: "reads",
+            what: what.to_string(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn openers_and_their_namesakes() {
+        for (code, expected) in [
+            ("fn f() { std::fs::read(path); }", 1),
+            ("fn f() { fs::read_to_string(path); File::open(path); }", 2),
+            ("fn f() { TokenFile::open(path); phalanx_files::open_regular(path); limits::read(path); }", 0),
+            ("fn f() { fs::read_dir(path); fs::write(path, text); file.read(out); }", 0),
+            ("#[cfg(test)]\nmod tests { fn f() { fs::read(path); } }", 0),
+        ] {
+            assert_eq!(opened(&Source::new("crates/a/src/a.rs", code)).len(), expected, "{code}");
+        }
+    }
+}
