@@ -108,10 +108,13 @@ fn on_stop(mut handler: impl FnMut() + Send + 'static) -> Result<()> {
     Ok(())
 }
 
+/// Most bytes of `/proc/self/status`, which has about 1,500.
+const STATUS_BYTES: u64 = 64 << 10;
+
 /// The signals that this process ignores, signal n as bit n - 1 (`SigIgn` of `/proc/self/status`); none where the
 /// system does not tell.
 fn ignored_mask() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = phalanx_files::read_text("/proc/self/status".as_ref(), STATUS_BYTES).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }

@@ -15,6 +15,7 @@
 //! Time in which the launcher itself did not run counts for little: Ctrl-Z stops launcher and ranks together, and all go
 //! on together.
 
+use std::path::Path;
 use std::time::Duration;
 
 /// What a look at a rank found.
@@ -42,12 +43,10 @@ pub struct Process {
 impl Process {
     /// Reads `/proc/PID`; of a process that is gone, nothing.
     pub fn read(pid: u32) -> Process {
-        let whole = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let whole = stat(format!("/proc/{pid}/stat").as_ref()).unwrap_or_default();
         let cpu_ticks = cpu_ticks(&whole).unwrap_or(0);
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let states: String = tasks
-            .filter_map(|task| state(&std::fs::read_to_string(task.path().join("stat")).ok()?))
-            .collect();
+        let states: String = tasks.filter_map(|task| state(&stat(&task.path().join("stat"))?)).collect();
         Process {
             cpu_ticks,
             stopped: !states.is_empty() && states.chars().all(|state| matches!(state, 'T' | 't')),
@@ -55,6 +54,11 @@ impl Process {
             in_disk: states.contains('D'),
         }
     }
+}
+
+/// The text of a `stat` file, which has about 300 bytes; None when the process has ended.
+fn stat(path: &Path) -> Option<String> {
+    phalanx_files::read_text(path, 4096).ok()
 }
 
 /// The state in the text of a `stat` file: behind the name in brackets.

@@ -16,6 +16,9 @@ use crate::dataset::TOKENS_FILE;
 use crate::metrics::{MetricsFile, RankBytes};
 use crate::run::{Job, RunError};
 
+/// Most bytes of `memory.rank-N.json`, which has about 500.
+const MEMORY_PART_BYTES: u64 = 64 << 10;
+
 /// Name of the resolved configuration in a run folder.
 pub const CONFIG_FILE: &str = "config.toml";
 
@@ -102,7 +105,7 @@ impl<'a> RunFiles<'a> {
         }
         let mut ranks = Vec::with_capacity(world);
         for path in (0..world).map(|rank| self.memory_part(rank)) {
-            let text = std::fs::read(&path).map_err(writing(&path))?;
+            let text = phalanx_files::read_bounded(&path, MEMORY_PART_BYTES).map_err(writing(&path))?;
             let bytes = serde_json::from_slice::<RankBytes>(&text);
             ranks.push(bytes.map_err(|cause| writing(&path)(cause.into()))?);
             // The next start of a run removes what stays.
