@@ -32,7 +32,8 @@ const RUNS: [(&str, &[&str]); 4] = [
 const OTHER: (&str, &[&str]) = ("other", &["data.text=other.txt", "optimizer.lr=3e-3", "train.seed=9"]);
 
 /// What a run that has started writes into its folder beside checkpoints.
-const REWRITTEN: [&str; 5] = ["config.toml", "given.toml", "plan.json", "memory.json", "metrics.jsonl"];
+const REWRITTEN: [&str; 6] =
+    ["config.toml", "checksums.json", "given.toml", "plan.json", "memory.json", "metrics.jsonl"];
 
 /// Every second one resumes, which reads the most.
 const COMMANDS: [&str; 6] = ["resume", "sample", "resume", "inspect", "resume", "export"];

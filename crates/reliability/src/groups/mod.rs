@@ -25,10 +25,10 @@ pub(crate) struct Group {
 }
 
 pub(crate) const GROUPS: [Group; 8] = [
-    Group { name: "kills", cases: 840, short: 10, case: kills::case },
-    Group { name: "stops", cases: 320, short: 8, case: stops::case },
+    Group { name: "kills", cases: 630, short: 10, case: kills::case },
+    Group { name: "stops", cases: 240, short: 8, case: stops::case },
     Group { name: "damage", cases: 2112, short: 44, case: damage::case },
-    Group { name: "hostile", cases: 2200, short: 48, case: hostile::case },
+    Group { name: "hostile", cases: 2400, short: 48, case: hostile::case },
     Group { name: "full-disk", cases: 240, short: 6, case: full_disk::case },
     Group { name: "two-runs", cases: 200, short: 6, case: two_runs::case },
     Group { name: "pipes", cases: 420, short: 14, case: pipes::case },

@@ -91,7 +91,7 @@ fn setting(world: &World, random: &mut Random, number: usize) -> Result<Setting,
     Ok(match number % 8 {
         0 => memory("ulimit -v", 'v', random)?,
         1 => memory("ulimit -d", 'd', random)?,
-        2 => Setting::shell("ulimit -n", format!("ulimit -n {};", 3 + random.below(30))),
+        2 => Setting::shell("ulimit -n", format!("ulimit -n {};", 4 + random.below(30))),
         3 => Setting::shell("ulimit -f", format!("ulimit -f {};", random.below(250))),
         4 => {
             // Not every shell has an option for it.
