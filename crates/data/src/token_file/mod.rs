@@ -188,6 +188,23 @@ impl TokenFile {
         self.scan(vocab)?.out_of_range.map_or(Ok(()), Err)
     }
 
+    /// Refuses a file whose checksum is not `expected` any more. Reads it only if somebody has touched it since
+    /// it was opened, or since this was asked before.
+    ///
+    /// # Errors
+    /// [`DataError::NotTheTokens`], and those of [`TokenFile::scan`].
+    pub fn check_unchanged(&self, expected: &str) -> Result<()> {
+        if !self.source.was_touched()? {
+            return Ok(());
+        }
+        let Scan { blake3: found, .. } = self.scan(usize::MAX)?;
+        if found == expected {
+            return Ok(());
+        }
+        let (path, expected) = (self.path().to_path_buf(), expected.to_string());
+        Err(DataError::NotTheTokens { path, expected, found })
+    }
+
     /// Reads the whole file once: its checksum, and whether a vocabulary of `vocab` ids has all its tokens.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ fn the_validation_part_is_the_last() {
         assert_eq!((train.len(), validation.len()), (training, count - training), "{count} {fraction}");
         let mut first = [0];
         if !validation.is_empty() {
-            validation.read(0, &mut first);
+            validation.read(0, &mut first).unwrap();
             assert_eq!(first[0] as usize, training);
         }
     }
@@ -47,7 +47,7 @@ fn the_validation_part_is_the_last() {
     let (train, rest) = validation.split(0.5).unwrap();
     assert_eq!((train.len(), rest.len()), (5, 5));
     let mut last = [0];
-    rest.read(4, &mut last);
+    rest.read(4, &mut last).unwrap();
     assert_eq!(last, [99]);
 }
 
