@@ -160,8 +160,8 @@ pub enum DataError {
 
     /// A token file that is not the one that the run was trained on.
     #[error(
-        "{} holds not the tokens that this run was trained on (its blake3 is {found}, expected was \
-         {expected})", .path.display()
+        "{} does not hold the tokens that this run is trained on: its blake3 is {found}, and {expected} was \
+         expected", .path.display()
     )]
     NotTheTokens {
         /// The file.

@@ -142,6 +142,18 @@ impl Tokens {
         }
     }
 
+    /// Refuses a token file that is not `expected` any more ([`TokenFile::check_unchanged`]). Tokens in memory
+    /// cannot change.
+    ///
+    /// # Errors
+    /// Those of [`TokenFile::check_unchanged`].
+    pub fn check_unchanged(&self, expected: &str) -> Result<()> {
+        match &self.source {
+            Source::File(file) => file.check_unchanged(expected),
+            Source::Narrow(_) | Source::Wide(_) => Ok(()),
+        }
+    }
+
     /// The training part and the validation part, which is the last `validation` of the tokens: with
     /// 0.1 the last tenth, with 0 empty. The training part is rounded down, as nanoGPT's
     /// `int(0.9 * n)`.

@@ -239,7 +239,8 @@ fn a_run_folder_that_has_gone_ends_the_run() {
 fn tokens_that_change_during_a_run_are_an_error_and_no_signal() {
     let home = Home::new();
     // In place: in the file that the run has open.
-    let changes: [(fn(&File), &str); 2] = [
+    type Change = fn(&File);
+    let changes: [(Change, &str); 2] = [
         (|file| file.write_all_at(&[0xff; 17_000], 64).unwrap(), "id 65535"),
         (|file| file.set_len(100).unwrap(), "was shortened while it was in use"),
     ];
@@ -253,6 +254,19 @@ fn tokens_that_change_during_a_run_are_an_error_and_no_signal() {
             ended.refused(&["r/tokens.bin", words]);
         }
     }
+}
+
+#[test]
+fn tokens_that_became_others_of_the_vocabulary_are_found_before_the_next_save() {
+    let home = Home::new();
+    let child = home.start(&endless(&["--nproc", "2", "--set", "train.save_every=0"]));
+    home.wait_for_step("r", 5);
+    let file = File::options().write(true).open(home.path("r/tokens.bin")).unwrap();
+    file.write_all_at(b"a\0b\0c\0", 1000).unwrap();
+    signal(child.id() as i32, Signal::INT);
+    let ended = Ended::from(child.wait_with_output().unwrap());
+    ended.refused(&["r/tokens.bin does not hold the tokens", "blake3"]);
+    assert!(home.checkpoints("r").is_empty());
 }
 
 #[test]

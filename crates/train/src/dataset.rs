@@ -21,6 +21,8 @@ pub struct Dataset {
     masking: Option<Masking>,
     /// Windows of one evaluation: whole global batches.
     evaluated: usize,
+    /// Both parts.
+    tokens: Tokens,
 }
 
 /// Checksums of what a run reads, in hexadecimal. Checkpoints keep them.
@@ -144,6 +146,7 @@ impl Dataset {
             evaluated: evaluated(windows, global),
             validation,
             masking: masking(config),
+            tokens,
         })
     }
 
@@ -182,6 +185,14 @@ impl Dataset {
         let held_out = (tokens as f64 * config.data.validation) as usize;
         let windows = (held_out / config.model.seq).min(config.train.eval_samples.max(1));
         evaluated(if config.data.validation > 0.0 { windows.max(1) } else { 0 }, config.batch.global)
+    }
+
+    /// Refuses a token file that was changed since the run started.
+    ///
+    /// # Errors
+    /// [`DataError::NotTheTokens`], or a file that cannot be read.
+    pub fn check_unchanged(&self, digests: &DataDigests) -> Result<(), DataError> {
+        digests.tokens.as_ref().map_or(Ok(()), |expected| self.tokens.check_unchanged(expected))
     }
 
     /// Samples in one epoch.

@@ -69,10 +69,10 @@ impl<'a> RunFiles<'a> {
         })
     }
 
-    /// To be called before a checkpoint is saved.
+    /// To be called before a checkpoint is saved: what it will say must be true, and what it needs be there.
     ///
     /// # Errors
-    /// [`RunError::FolderGone`], [`RunError::Write`].
+    /// [`RunError::FolderGone`], [`RunError::Data`] for tokens that were changed, [`RunError::Write`].
     pub(crate) fn before_save(&self) -> Result<(), RunError> {
         let Some((metrics, folder)) = &self.open else { return Ok(()) };
         folder.check().map_err(|cause| match cause.kind() {
@@ -81,6 +81,7 @@ impl<'a> RunFiles<'a> {
             }
             _ => writing(&self.job.run)(cause),
         })?;
+        self.job.data.check_unchanged(&self.job.digests)?;
         metrics.sync().map_err(writing(&self.job.run.join(METRICS_FILE)))
     }
 

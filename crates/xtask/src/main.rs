@@ -98,6 +98,7 @@ fn tidy(shrink: bool) -> io::Result<bool> {
 fn report(workspace: &Workspace, list: &str, root: &Path) -> io::Result<bool> {
     let architecture = std::fs::read_to_string(root.join(rules::rooms::MAP)).ok();
     let mut findings = Vec::new();
+    findings.extend(rules::files::check(workspace));
     findings.extend(rules::imports::check(workspace));
     findings.extend(rules::sizes::check(workspace, list));
     findings.extend(rules::names::check(workspace));

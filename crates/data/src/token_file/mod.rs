@@ -8,6 +8,7 @@
 mod header;
 mod megatron;
 mod own;
+mod scan;
 mod source;
 
 use std::fmt;
@@ -19,9 +20,7 @@ use source::Source;
 
 pub(crate) use own::NARROW_VOCAB;
 pub use own::{TokenWriter, Written};
-
-/// Bytes of a file that are hashed and checked at a time.
-const SCAN_BYTES: usize = 1 << 20;
+pub use scan::Scan;
 
 /// Bytes that tell the format: the longest header, llm.c's.
 const HEAD_BYTES: usize = 1024;
@@ -78,15 +77,6 @@ struct Layout {
 pub struct TokenFile {
     source: Source,
     layout: Layout,
-}
-
-/// What [`TokenFile::scan`] found.
-#[derive(Debug)]
-pub struct Scan {
-    /// Checksum of the whole file, in hexadecimal.
-    pub blake3: String,
-    /// [`DataError::TokenOutOfRange`] with the first token that the vocabulary does not have.
-    pub out_of_range: Option<DataError>,
 }
 
 impl TokenFile {
@@ -188,40 +178,31 @@ impl TokenFile {
         self.scan(vocab)?.out_of_range.map_or(Ok(()), Err)
     }
 
-    /// Reads the whole file once: its checksum, and whether a vocabulary of `vocab` ids has all its tokens.
+    /// Refuses a file whose checksum is not `expected` any more. Reads it only if somebody has touched it since
+    /// it was opened, or since this was asked before.
+    ///
+    /// # Errors
+    /// [`DataError::NotTheTokens`], and those of [`TokenFile::scan`].
+    pub fn check_unchanged(&self, expected: &str) -> Result<()> {
+        if !self.source.was_touched()? {
+            return Ok(());
+        }
+        let Scan { blake3: found, .. } = self.scan(usize::MAX)?;
+        if found == expected {
+            return Ok(());
+        }
+        let (path, expected) = (self.path().to_path_buf(), expected.to_string());
+        Err(DataError::NotTheTokens { path, expected, found })
+    }
+
+    /// Reads the whole file once, with all cores: its checksum, and whether a vocabulary of `vocab` ids has all
+    /// its tokens.
     ///
     /// # Errors
     /// [`DataError::Shortened`] when the file was cut while it was open, [`DataError::Read`].
     pub fn scan(&self, vocab: usize) -> Result<Scan> {
-        let Layout { ids, data, .. } = &self.layout;
-        let (width, limit) = (ids.bytes(), u32::try_from(vocab).unwrap_or(u32::MAX));
-        let mut hasher = blake3::Hasher::new();
-        let mut out_of_range = None;
-        let mut window = vec![0u8; SCAN_BYTES];
-        let mut widened = vec![0u32; SCAN_BYTES / width];
-        let mut at = 0;
-        while at < self.source.bytes() {
-            let count = (self.source.bytes() - at).min(SCAN_BYTES as u64);
-            let bytes = &mut window[..count as usize];
-            self.source.read(at, bytes)?;
-            hasher.update(bytes);
-            let here = data.start.max(at)..data.end.min(at + count);
-            if out_of_range.is_none() && here.start < here.end {
-                let bytes = &bytes[(here.start - at) as usize..(here.end - at) as usize];
-                let widened = &mut widened[..bytes.len() / width];
-                widen(*ids, bytes, widened);
-                let largest = widened.iter().fold(0, |largest, &id| largest.max(id));
-                let place = if largest < limit { None } else { widened.iter().position(|&id| id >= limit) };
-                out_of_range = place.map(|place| DataError::TokenOutOfRange {
-                    origin: self.path().display().to_string(),
-                    position: ((here.start - data.start) / width as u64) as usize + place,
-                    id: exact(*ids, &bytes[place * width..][..width]),
-                    vocab,
-                });
-            }
-            at += count;
-        }
-        Ok(Scan { blake3: hasher.finalize().to_hex().to_string(), out_of_range })
+        let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
+        scan::scan(&self.source, &self.layout, vocab, threads)
     }
 }
 

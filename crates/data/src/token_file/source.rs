@@ -6,8 +6,9 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use crate::{DataError, Result};
 
@@ -16,6 +17,8 @@ pub(super) struct Source {
     file: File,
     path: PathBuf,
     bytes: u64,
+    /// Seconds and nanoseconds of the last change that is known, by the clock of the file system.
+    changed: Mutex<(i64, i64)>,
 }
 
 impl Source {
@@ -27,8 +30,9 @@ impl Source {
             }
             _ => DataError::reading(path)(cause),
         })?;
-        let bytes = file.metadata().map_err(DataError::reading(path))?.len();
-        Ok(Source { file, path: path.to_path_buf(), bytes })
+        let metadata = file.metadata().map_err(DataError::reading(path))?;
+        let (bytes, changed) = (metadata.len(), Mutex::new((metadata.ctime(), metadata.ctime_nsec())));
+        Ok(Source { file, path: path.to_path_buf(), bytes, changed })
     }
 
     /// The name that it was opened by.
@@ -39,6 +43,14 @@ impl Source {
     /// Bytes when it was opened.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Whether somebody has touched the file since it was opened, or since this was asked before.
+    pub(super) fn was_touched(&self) -> Result<bool> {
+        let metadata = self.file.metadata().map_err(DataError::reading(&self.path))?;
+        let now = (metadata.ctime(), metadata.ctime_nsec());
+        let mut known = self.changed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        Ok(std::mem::replace(&mut *known, now) != now)
     }
 
     /// Fills `out` with the bytes from `at` on.

@@ -255,17 +255,20 @@ fn a_file_that_changes_while_it_is_open_is_an_error_with_its_name() {
 #[test]
 fn a_scan_tells_the_checksum_of_the_whole_file() {
     let at = folder();
-    // Longer than one window of a scan.
-    let ids: Vec<u32> = (0..700_000).map(|i| i % 251).collect();
-    let path = own(&at.path().join("t.bin"), 256, &ids, Some(&Tokenizer::byte()));
-    let whole = fs::read(&path).unwrap();
-    let scan = TokenFile::open(&path).unwrap().scan(256).unwrap();
-    assert_eq!(scan.blake3, blake3::hash(&whole).to_hex().as_str());
-    assert!(scan.out_of_range.is_none());
-    for place in [60, 64, 699_999, whole.len() / 2, whole.len() - 2] {
-        let mut damaged = whole.clone();
-        damaged[place] ^= 1;
-        fs::write(&path, damaged).unwrap();
-        assert_ne!(TokenFile::open(&path).unwrap().scan(256).unwrap().blake3, scan.blake3);
+    // Sizes about those of windows and blocks, up to several blocks.
+    const BLOCK: usize = 1 << 23;
+    for bytes in [0, 2, 1 << 20, BLOCK - 2, BLOCK, BLOCK + 2, 2 * BLOCK + 2, 5 * BLOCK - 1000] {
+        let content: Vec<u8> = (0..bytes / 2).flat_map(|i| ((i % 251) as u16).to_le_bytes()).collect();
+        let whole = llm_c(20240520, 1, (bytes / 2) as u32, &content);
+        let path = write(at.path().join("t"), &whole);
+        let scan = TokenFile::open(&path).unwrap().scan(251).unwrap();
+        assert_eq!(scan.blake3, blake3::hash(&whole).to_hex().as_str(), "{bytes} bytes");
+        assert!(scan.out_of_range.is_none());
     }
+    // The first of two tokens out of range is told, in whatever block it is.
+    let mut ids = vec![0u8; 3 * BLOCK];
+    (ids[2 * BLOCK], ids[BLOCK + 1000]) = (9, 8);
+    let path = write(at.path().join("t"), llm_c(20240520, 1, (3 * BLOCK / 2) as u32, &ids));
+    let found = TokenFile::open(&path).unwrap().scan(8).unwrap().out_of_range.unwrap().to_string();
+    assert!(found.contains(&format!("token {} ", (BLOCK + 1000) / 2)) && found.contains("id 8"), "{found}");
 }
