@@ -9,6 +9,7 @@ mod bench;
 mod commands;
 mod config;
 mod continuation;
+mod control_group;
 mod ending;
 mod environment;
 mod kernel_bench;

@@ -16,6 +16,7 @@ pub mod profile;
 pub mod record;
 pub mod region;
 pub mod shape;
+mod threads;
 pub mod vocabulary;
 
 pub use arena::Arena;
@@ -29,3 +30,4 @@ pub use kernels::{
 pub use phalanx_trace::{Category, DType};
 pub use region::Region;
 pub use shape::Shape;
+pub use threads::refused_thread;

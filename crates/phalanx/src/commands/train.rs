@@ -102,7 +102,7 @@ fn prepare(
         import: imported.map(|imported| imported.dir),
         resume: started.checkpoint.as_ref().map(|(checkpoint, _)| checkpoint.dir().to_path_buf()),
         show,
-        peak_flops_per_s: peak_flops_per_s(&planned, environment),
+        peak_flops_per_s: peak_flops_per_s(&planned, environment)?,
     };
     Ok((task, planned))
 }
@@ -144,10 +144,10 @@ fn stored_tokens(folder: &RunFolder) -> Result<Prepared> {
 }
 
 /// What the threads of all ranks are capable of together; the cores, where they have to share them.
-fn peak_flops_per_s(planned: &Planned, environment: Environment) -> f64 {
+fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
     let spec = &planned.plan.spec;
     let threads = (spec.world() * spec.threads).min(machine::cores());
-    peak::flops_per_s(&environment.cpu(threads), planned.compute())
+    Ok(peak::flops_per_s(&*environment.cpu(threads)?, planned.compute()))
 }
 
 /// Trains: one rank here, several as processes (or, for tests, as threads).
