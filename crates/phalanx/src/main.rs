@@ -12,6 +12,7 @@ mod continuation;
 mod control_group;
 mod ending;
 mod environment;
+mod file_size;
 mod kernel_bench;
 mod kernel_table;
 mod keys;
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
     match run(cli.command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", file_size::explain(format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<ExitCode> {
     let environment = Environment::read()?;
+    file_size::fail_beyond_limit()?;
     match command {
         Command::Train(args) => return commands::train::train(&args, environment),
         Command::Rank(args) => {

@@ -35,3 +35,19 @@ fn threads_that_the_system_refuses_are_an_error_that_names_the_limit() {
     }
     assert!(refused > 0, "no limit was low enough");
 }
+
+/// The limit (in 512 bytes) is met by the configuration, the tokens, the metrics or a checkpoint, in the launcher or in a
+/// rank.
+#[test]
+fn a_file_beyond_the_limit_is_an_error_that_names_it() {
+    let home = Home::new();
+    for (number, limit) in ["0", "4", "12", "24", "48"].into_iter().enumerate() {
+        for ranks in ["1", "2"] {
+            let run = format!("r-{number}-{ranks}");
+            let sets = ["--set", "train.steps=300", "--set", "train.save_every=0", "--set", "parallel.timeout_s=5"];
+            let args = [&["train", "small.toml", "--run", &run, "--nproc", ranks], &sets[..]].concat();
+            let ended = below(&home, &format!("-f {limit}"), &args);
+            ended.refused(&["ulimit -f", "File too large"]);
+        }
+    }
+}
