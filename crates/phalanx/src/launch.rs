@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,10 +20,10 @@ use phalanx_tensor::refused_thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::machine;
 use crate::signals::Signals;
 use crate::stillness::{Process, Stillness, Vitals};
 use crate::task::Task;
+use crate::{death, machine};
 
 /// How long ranks may take to leave after one of them died.
 const LEAVE: Duration = Duration::from_secs(1);
@@ -237,8 +237,8 @@ impl Crew {
             let Ok(Some(status)) = running.child.try_wait() else { continue };
             running.ended = true;
             if failure.is_none()
-                && let Some(how) = unexpected_end(status, self.job.is_done(rank), || {
-                    sigkill(&self.kills, &machine::out_of_memory_kills())
+                && let Some(how) = death::unexpected_end(status, self.job.is_done(rank), || {
+                    death::sigkill(&self.kills, &machine::out_of_memory_kills())
                 })
             {
                 let reason = format!("process {} {how}", running.child.id());
@@ -389,48 +389,6 @@ impl Running {
     }
 }
 
-/// How a process ended that should not have ended so, in words. `done`: it had said that its work is done.
-fn unexpected_end(status: ExitStatus, done: bool, sigkill: impl FnOnce() -> String) -> Option<String> {
-    match (status.success(), done) {
-        (true, true) => None,
-        (true, false) => Some("ended with exit code 0 before its work was done".into()),
-        (false, _) if status.signal() == Some(9) => Some(sigkill()),
-        (false, _) => Some(death(status)),
-    }
-}
-
-/// What SIGKILL meant, by the count of out-of-memory kills before the ranks started and after one was killed.
-fn sigkill(before: &Option<(PathBuf, u64)>, after: &Option<(PathBuf, u64)>) -> String {
-    let words = match (before, after) {
-        (Some((file, before)), Some((_, after))) if after > before => format!(
-            ", because memory ran out: oom_kill in {} rose from {before} to {after}; see `phalanx plan` for what needs less",
-            file.display()
-        ),
-        (Some(_), Some((file, after))) => {
-            format!(", and not because memory ran out: oom_kill in {} stays at {after}", file.display())
-        }
-        _ => ": out of memory? The kernel's log says so (`dmesg`)".to_string(),
-    };
-    format!("was killed by signal 9 (SIGKILL){words}")
-}
-
-/// How a process died, in words.
-fn death(status: ExitStatus) -> String {
-    match (status.signal(), status.code()) {
-        (Some(7), _) => {
-            "was killed by signal 7 (SIGBUS): shared memory could not be had; is memory full?".into()
-        }
-        (Some(6), _) => {
-            "was ended by signal 6 (SIGABRT): an allocation failed, or a panic could not be told; its message is above; \
-             `ulimit -v` and `ulimit -d` limit memory"
-                .into()
-        }
-        (Some(signal), _) => format!("was killed by signal {signal}"),
-        (None, Some(101)) => "panicked; its message is above".into(),
-        (None, code) => format!("ended with exit code {}", code.unwrap_or(-1)),
-    }
-}
-
 /// A thread that reads what a rank writes.
 fn reader<T: Send + 'static>(
     rank: usize,
@@ -452,31 +410,4 @@ fn gather(mut from: impl Read) -> String {
     // What was read before an error is still figures.
     let _ = from.read_to_string(&mut text);
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rank_that_leaves_in_good_order_before_its_work_is_done_has_failed() {
-        let status = ExitStatus::from_raw;
-        let end = |raw, done| unexpected_end(status(raw), done, || sigkill(&None, &None));
-        assert_eq!(end(0, true), None);
-        assert!(end(0, false).unwrap().contains("before its work was done"));
-        // A rank that is done and then dies has lost what it may still have had to write.
-        for (raw, words) in [(9, "SIGKILL"), (101 << 8, "panicked"), (3 << 8, "exit code 3")] {
-            for done in [false, true] {
-                assert!(end(raw, done).unwrap().contains(words));
-            }
-        }
-    }
-
-    #[test]
-    fn the_count_of_kills_tells_whether_memory_ran_out() {
-        let count = |kills| Some((PathBuf::from("/memory.events"), kills));
-        assert!(sigkill(&count(3), &count(4)).contains("rose from 3 to 4"));
-        assert!(sigkill(&count(3), &count(3)).contains("not because memory ran out"));
-        assert!(sigkill(&None, &count(3)).contains("out of memory?"));
-    }
 }

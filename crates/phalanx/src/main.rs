@@ -10,6 +10,7 @@ mod commands;
 mod config;
 mod continuation;
 mod control_group;
+mod death;
 mod ending;
 mod environment;
 mod file_size;
