@@ -20,7 +20,8 @@ use crate::report::bytes;
 /// The system's.
 pub fn fail_beyond_limit() -> Result<()> {
     // Nobody asks whether the signal came: the write says so.
-    signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).context("the handler of SIGXFSZ")?;
+    signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))
+        .context("the handler of SIGXFSZ")?;
     Ok(())
 }
 

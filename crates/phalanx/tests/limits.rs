@@ -44,7 +44,8 @@ fn a_file_beyond_the_limit_is_an_error_that_names_it() {
     for (number, limit) in ["0", "4", "12", "24", "48"].into_iter().enumerate() {
         for ranks in ["1", "2"] {
             let run = format!("r-{number}-{ranks}");
-            let sets = ["--set", "train.steps=300", "--set", "train.save_every=0", "--set", "parallel.timeout_s=5"];
+            let sets =
+                ["--set", "train.steps=300", "--set", "train.save_every=0", "--set", "parallel.timeout_s=5"];
             let args = [&["train", "small.toml", "--run", &run, "--nproc", ranks], &sets[..]].concat();
             let ended = below(&home, &format!("-f {limit}"), &args);
             ended.refused(&["ulimit -f", "File too large"]);
