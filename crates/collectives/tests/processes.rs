@@ -96,6 +96,12 @@ fn one_rank() {
         "sums" => planned(&endpoint, sums),
         "die" => planned(&endpoint, wait_for_the_dead),
         "disagree" => planned(&endpoint, disagree),
+        "leave" => {
+            if rank == 0 {
+                endpoint.finish();
+            }
+            // Ends with exit code 0 either way.
+        }
         "oversized" => {
             let error = endpoint.arena(1 << 60).err().expect("nobody has that much");
             println!("said: {error}");
@@ -272,6 +278,20 @@ fn processes_that_disagree_name_both_sites() {
         }
         assert_eq!(rank.finish(), Some(0));
     }
+}
+
+/// Both end with exit code 0; one of them has said that its work is done.
+#[test]
+fn a_rank_that_leaves_is_told_from_one_that_is_done() {
+    let mut job = HostJob::new(2).unwrap();
+    job.hand_over(b"a task").unwrap();
+    for mut rank in start(&job, "leave", 2) {
+        assert_eq!(rank.finish(), Some(0));
+    }
+    assert!(job.is_done(0) && !job.is_done(1));
+    let [done, left] = [0, 1].map(|rank| job.last_activity(rank));
+    assert!(done.contains("its work is done") && left.contains("then left"), "{done}; {left}");
+    assert!(job.silent_for(1).is_some());
 }
 
 #[test]

@@ -12,6 +12,16 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DataError {
+    /// The system starts no more threads.
+    #[error(
+        "a thread that reads text: the system starts no further thread ({error}); `ulimit -u` limits processes and \
+         threads, `ulimit -v` and `ulimit -d` the memory for their stacks: raise them"
+    )]
+    Threads {
+        /// The system's.
+        error: String,
+    },
+
     /// A tokenizer's name that is neither a known word nor an existing file.
     #[error(
         "unknown tokenizer {given:?}: expected \"byte\", \"char\", \"gpt2\" or the path of a \

@@ -79,7 +79,8 @@ fn encode_corpus(
     thread::scope(|scope| {
         // The threads end when the line and with it the senders are dropped, on every way out.
         let start = |_| Worker::start(scope, tokenizer);
-        let mut line = Line::new(tokenizer, (0..threads.max(1)).map(start).collect());
+        let workers = (0..threads.max(1)).map(start).collect::<Result<Vec<_>>>()?;
+        let mut line = Line::new(tokenizer, workers);
         for document in corpus.documents() {
             let mut start = 0;
             for_each_block(&document.path, &|text| tokenizer.last_cut(text), &mut |text, last| {
@@ -128,21 +129,24 @@ struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn start<'scope>(scope: &'scope Scope<'scope, '_>, tokenizer: &'a Tokenizer) -> Worker<'a>
+    fn start<'scope>(scope: &'scope Scope<'scope, '_>, tokenizer: &'a Tokenizer) -> Result<Worker<'a>>
     where
         'a: 'scope,
     {
         let (pieces, inbox) = channel::<Piece<'a>>();
         let (outbox, encoded) = channel();
-        scope.spawn(move || {
+        let encode = move || {
             for piece in inbox {
                 let ids = tokenizer.encode(&piece.text);
                 if outbox.send((piece, ids)).is_err() {
                     return; // the tokenisation has failed elsewhere
                 }
             }
-        });
-        Worker { pieces, encoded }
+        };
+        thread::Builder::new()
+            .spawn_scoped(scope, encode)
+            .map_err(|error| DataError::Threads { error: error.to_string() })?;
+        Ok(Worker { pieces, encoded })
     }
 }
 

@@ -37,8 +37,11 @@ impl Environment {
     }
 
     /// `threads` threads that compute so.
-    pub fn cpu(self, threads: usize) -> Arc<Cpu> {
-        Cpu::with_options(self.options(threads))
+    ///
+    /// # Errors
+    /// When the system starts fewer.
+    pub fn cpu(self, threads: usize) -> Result<Arc<Cpu>> {
+        Ok(Cpu::with_options(self.options(threads))?)
     }
 }
 

@@ -9,12 +9,14 @@ use std::cmp::Reverse;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use phalanx_collectives::HostJob;
+use phalanx_tensor::refused_thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -22,6 +24,7 @@ use crate::output::{TrainOutput, note};
 use crate::signals::Signals;
 use crate::stillness::{Process, Stillness, Vitals};
 use crate::task::Task;
+use crate::{death, machine};
 
 /// How long ranks may take to leave after one of them died.
 const LEAVE: Duration = Duration::from_secs(1);
@@ -75,11 +78,14 @@ pub struct Crew {
     ranks: Vec<Running>,
     /// How long a rank may stand still.
     patience: Duration,
+    /// The system's count of processes that it killed for want of memory, before the ranks started.
+    kills: Option<(PathBuf, u64)>,
 }
 
 struct Running {
     child: Child,
-    pidfd: OwnedFd,
+    /// None before it is known, while the process is being started.
+    pidfd: Option<OwnedFd>,
     ended: bool,
     /// What it wrote to standard output, if that is gathered.
     output: Option<JoinHandle<String>>,
@@ -110,7 +116,8 @@ impl Crew {
         let mut job = HostJob::new(world).context("the memory that ranks share")?;
         let task_fd =
             job.hand_over(&serde_json::to_vec(task)?).context("the memory file of the ranks' task")?;
-        let mut crew = Crew { job, ranks: Vec::new(), patience: task.patience() };
+        let kills = machine::out_of_memory_kills();
+        let mut crew = Crew { job, ranks: Vec::new(), patience: task.patience(), kills };
         for rank in 0..world {
             let running = crew.start_rank(rank, task_fd, output).with_context(|| {
                 format!("rank {rank} of {world} could not be started; see the limits in `phalanx doctor`")
@@ -134,27 +141,27 @@ impl Crew {
             command.stderr(Stdio::piped());
         }
         self.job.pass_to(&mut command);
-        let mut child = command.spawn()?;
+        let child = command.spawn().map_err(|error| refused_thread("its process", &error))?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process number")?;
-        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        let mut shown = Vec::new();
-        let stdout = child.stdout.take();
-        let gathered = match (output, stdout) {
-            (Output::Gathered, Some(stdout)) => Some(std::thread::spawn(move || gather(stdout))),
-            (Output::Shown(output), Some(stdout)) => {
-                let output = output.clone();
-                shown.push(std::thread::spawn(move || match rank {
-                    0 => each_line(stdout, |line| output.write(line)),
-                    _ => show(rank, stdout),
-                }));
-                None
+        // From here on dropping it ends the process.
+        let mut running =
+            Running { child, pidfd: None, ended: false, output: None, shown: Vec::new(), shares_stderr };
+        running.pidfd = Some(pidfd_open(pid, PidfdFlags::empty()).context("a descriptor of its process")?);
+        if let Some(stdout) = running.child.stdout.take() {
+            match output {
+                Output::Gathered => running.output = Some(reader(rank, move || gather(stdout))?),
+                Output::Shown(output) if rank == 0 => {
+                    let output = output.clone();
+                    let forward = move || each_line(stdout, |line| output.write(line));
+                    running.shown.push(reader(rank, forward)?);
+                }
+                Output::Shown(_) => running.shown.push(reader(rank, move || show(rank, stdout))?),
             }
-            (_, None) => None,
-        };
-        if let Some(stderr) = child.stderr.take() {
-            shown.push(std::thread::spawn(move || show(rank, stderr)));
         }
-        Ok(Running { child, pidfd, ended: false, output: gathered, shown, shares_stderr })
+        if let Some(stderr) = running.child.stderr.take() {
+            running.shown.push(reader(rank, move || show(rank, stderr))?);
+        }
+        Ok(running)
     }
 
     /// Waits until all ranks have ended; passes signals of this process on. Gives what was gathered.
@@ -203,7 +210,8 @@ impl Crew {
     /// Until a rank ends, a signal comes, or it is time to look at the ranks or to kill.
     fn sleep(&self, signals: &Signals, passed_on: bool, kill_at: Option<Instant>) {
         let alive = self.ranks.iter().filter(|rank| !rank.ended);
-        let mut fds: Vec<PollFd> = alive.map(|rank| PollFd::new(&rank.pidfd, PollFlags::IN)).collect();
+        let mut fds: Vec<PollFd> =
+            alive.filter_map(|rank| Some(PollFd::new(rank.pidfd.as_ref()?, PollFlags::IN))).collect();
         let wake = signals.wake();
         if !passed_on {
             fds.push(PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN));
@@ -224,7 +232,9 @@ impl Crew {
             let Ok(Some(status)) = running.child.try_wait() else { continue };
             running.ended = true;
             if failure.is_none()
-                && let Some(how) = unexpected_end(status, self.job.is_done(rank))
+                && let Some(how) = death::unexpected_end(status, self.job.is_done(rank), || {
+                    death::sigkill(&self.kills, &machine::out_of_memory_kills())
+                })
             {
                 let reason = format!("process {} {how}", running.child.id());
                 let interrupted =
@@ -333,18 +343,18 @@ impl Crew {
     }
 
     fn signal(&self, signal: Signal) {
-        for rank in self.ranks.iter().filter(|rank| !rank.ended) {
+        for pidfd in self.ranks.iter().filter(|rank| !rank.ended).filter_map(|rank| rank.pidfd.as_ref()) {
             // A rank that has just ended needs no signal.
-            let _ = pidfd_send_signal(&rank.pidfd, signal);
+            let _ = pidfd_send_signal(pidfd, signal);
         }
     }
 }
 
-impl Drop for Crew {
+impl Drop for Running {
     fn drop(&mut self) {
-        for rank in self.ranks.iter_mut().filter(|rank| !rank.ended) {
-            let _ = rank.child.kill();
-            let _ = rank.child.wait();
+        if !self.ended {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
         }
     }
 }
@@ -366,28 +376,13 @@ impl Running {
     }
 }
 
-/// How a process ended that should not have ended so, in words. `done`: it had said that its work is done.
-fn unexpected_end(status: ExitStatus, done: bool) -> Option<String> {
-    match (status.success(), done) {
-        (true, true) => None,
-        (true, false) => Some("ended with exit code 0 before its work was done".into()),
-        (false, _) => Some(death(status)),
-    }
-}
-
-/// How a process died, in words.
-fn death(status: ExitStatus) -> String {
-    match (status.signal(), status.code()) {
-        (Some(9), _) => {
-            "was killed by signal 9 (SIGKILL): out of memory? The kernel's log says so (`dmesg`)".into()
-        }
-        (Some(7), _) => {
-            "was killed by signal 7 (SIGBUS): shared memory could not be had; is memory full?".into()
-        }
-        (Some(signal), _) => format!("was killed by signal {signal}"),
-        (None, Some(101)) => "panicked; its message is above".into(),
-        (None, code) => format!("ended with exit code {}", code.unwrap_or(-1)),
-    }
+/// A thread that reads what a rank writes.
+fn reader<T: Send + 'static>(
+    rank: usize,
+    read: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>> {
+    let builder = std::thread::Builder::new().name(format!("rank-{rank}"));
+    Ok(builder.spawn(read).map_err(|error| refused_thread("the thread that reads what it writes", &error))?)
 }
 
 /// Shows lines on standard error with the number of their rank.
@@ -410,22 +405,4 @@ fn gather(mut from: impl Read) -> String {
     // What was read before an error is still figures.
     let _ = from.read_to_string(&mut text);
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rank_that_leaves_in_good_order_before_its_work_is_done_has_failed() {
-        let status = ExitStatus::from_raw;
-        assert_eq!(unexpected_end(status(0), true), None);
-        assert!(unexpected_end(status(0), false).unwrap().contains("before its work was done"));
-        // A rank that is done and then dies has lost what it may still have had to write.
-        for (raw, words) in [(9, "SIGKILL"), (101 << 8, "panicked"), (3 << 8, "exit code 3")] {
-            for done in [false, true] {
-                assert!(unexpected_end(status(raw), done).unwrap().contains(words));
-            }
-        }
-    }
 }

@@ -1,5 +1,10 @@
 //! What this machine has: cores, memory, limits, as the system tells.
 
+use std::path::{Path, PathBuf};
+
+use crate::control_group::{self, GroupLimit};
+use crate::report;
+
 /// Cores that this process may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get())
@@ -10,16 +15,52 @@ pub fn threads_per_rank(ranks: usize) -> usize {
     (cores() / ranks.max(1)).max(1)
 }
 
-/// Bytes that new programs could take without swapping (`MemAvailable`, and what a control group leaves);
-/// `None` where the system does not tell.
-pub fn available_bytes() -> Option<u64> {
-    let system = meminfo("MemAvailable:");
-    let group = group_bytes("memory.max")
-        .and_then(|limit| Some(limit.saturating_sub(group_bytes("memory.current")?)));
-    match (system, group) {
-        (Some(system), Some(group)) => Some(system.min(group)),
-        (system, group) => system.or(group),
+/// Memory that new programs could take without swapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Available {
+    /// By the system's estimate (`MemAvailable`), or less where a control group leaves less.
+    pub bytes: u64,
+    /// The control group, where it leaves less than the system has.
+    pub group: Option<GroupLimit>,
+}
+
+impl std::fmt::Display for Available {
+    /// As the second half of a sentence that begins with what is needed.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Available { bytes, group } = self;
+        match group {
+            None => write!(f, "this machine has {bytes} available ({})", report::bytes(*bytes)),
+            Some(limit) => write!(
+                f,
+                "the control group of this process has {bytes} available ({}) of its limit of {limit}",
+                report::bytes(*bytes)
+            ),
+        }
     }
+}
+
+/// What the system and the control groups of this process leave; `None` where neither tells.
+pub fn available() -> Option<Available> {
+    let system = meminfo("MemAvailable:").map(|bytes| Available { bytes, group: None });
+    let group = memory_limit().map(|limit| Available { bytes: limit.available_bytes, group: Some(limit) });
+    // Of equals the system, whose sentence is shorter.
+    [system, group].into_iter().flatten().min_by_key(|available| available.bytes)
+}
+
+/// The tightest memory limit of the control groups of this process, if there is one.
+pub fn memory_limit() -> Option<GroupLimit> {
+    control_group::tightest(Path::new("/"))
+}
+
+/// How many processes the kernel has killed for want of memory, and the file that says so: in the control group of this
+/// process, or else on the machine.
+pub fn out_of_memory_kills() -> Option<(PathBuf, u64)> {
+    control_group::out_of_memory_kills(Path::new("/")).or_else(|| {
+        let file = PathBuf::from("/proc/vmstat");
+        let text = std::fs::read_to_string(&file).ok()?;
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "))?;
+        Some((file, count.trim().parse().ok()?))
+    })
 }
 
 /// Bytes of memory in all.
@@ -37,14 +78,6 @@ pub fn field(path: &str, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib * 1024)
-}
-
-/// A limit of this process's control group (version 2); `None` without one.
-fn group_bytes(file: &str) -> Option<u64> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let text = std::fs::read_to_string(format!("/sys/fs/cgroup{path}/{file}")).ok()?;
-    text.trim().parse().ok()
 }
 
 /// Version of the kernel.

@@ -11,10 +11,13 @@ mod claim;
 mod commands;
 mod config;
 mod continuation;
+mod control_group;
+mod death;
 mod ending;
 mod environment;
 #[cfg(test)]
 mod extreme_values;
+mod file_size;
 mod kernel_bench;
 mod kernel_table;
 mod keys;
@@ -72,12 +75,13 @@ fn explain(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref().is_some_and(OutputError::reader_is_gone) {
         return ExitCode::from(output::READER_GONE);
     }
-    output::note(&format!("error: {error:#}"));
+    output::note(&format!("error: {}", file_size::explain(format!("{error:#}"))));
     ExitCode::FAILURE
 }
 
 fn run(command: Command) -> Result<ExitCode> {
     let environment = Environment::read()?;
+    file_size::fail_beyond_limit()?;
     match command {
         Command::Train(args) => return commands::train::train(&args, environment),
         Command::Rank(args) => {

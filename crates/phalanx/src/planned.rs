@@ -87,15 +87,14 @@ impl Planned {
     pub fn check_memory(&self) -> Result<()> {
         self.check_limit()?;
         let ranks = self.plan.spec.world();
-        let (needed, Some(available)) = (self.needed_bytes(), machine::available_bytes()) else {
+        let (needed, Some(available)) = (self.needed_bytes(), machine::available()) else {
             return Ok(());
         };
-        if needed > available {
+        if needed > available.bytes {
             bail!(
-                "{ranks} rank(s) need {needed} bytes ({}), and this machine has {available} available ({}); {}",
+                "{ranks} rank(s) need {needed} bytes ({}), and {available}; {}",
                 bytes(needed),
-                bytes(available),
-                self.what_to_change(&|other| other.needed_bytes() <= available)
+                self.what_to_change(&|other| other.needed_bytes() <= available.bytes)
             );
         }
         Ok(())

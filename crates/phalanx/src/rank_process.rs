@@ -15,7 +15,7 @@ use crate::environment::Environment;
 use crate::output::{TrainOutput, print_line};
 use crate::seat::Seat;
 use crate::task::Task;
-use crate::{bench, signals, strategies, training};
+use crate::{bench, file_size, signals, strategies, training};
 
 /// Runs one rank; `Ok(false)` after an error that the launcher knows.
 ///
@@ -84,7 +84,7 @@ fn tell(figures: &impl serde::Serialize) -> Result<()> {
 fn tell_error(error: &anyhow::Error, seat: &Seat) {
     let Seat::Among(endpoint) = seat else { return };
     if !training::is_of_another(error, seat.rank()) {
-        endpoint.abort(&format!("{error:#}"));
+        endpoint.abort(&file_size::explain(format!("{error:#}")));
         return;
     }
     // Another rank failed and is about to say why: leaving first would look like the cause.

@@ -55,9 +55,9 @@ impl Seat {
     /// resident.
     ///
     /// # Errors
-    /// When the system has not that much memory.
+    /// When the system has not that much memory, or starts fewer threads.
     pub fn take(&self, memory: &MemoryPlan, computing: Computing) -> Result<Place> {
-        let cpu = Cpu::with_options(computing);
+        let cpu = Cpu::with_options(computing).with_context(|| format!("rank {}", self.rank()))?;
         let bytes = memory.arena_bytes as usize;
         let region = match self {
             Seat::Alone => Region::anonymous(bytes),
@@ -66,7 +66,8 @@ impl Seat {
         let resident = |region: Region| cpu.populate(&region).map(|()| region);
         let region = region.and_then(resident).with_context(|| {
             format!(
-                "rank {} cannot have its {bytes} bytes of memory; see `phalanx plan` for what needs less",
+                "rank {} cannot have its {bytes} bytes of memory; see `phalanx plan` for what needs less, and `ulimit -v` \
+                 and `ulimit -d` for limits",
                 self.rank()
             )
         })?;

@@ -75,7 +75,7 @@ impl Prepares {
             resume,
             digests,
             show,
-            peak_flops_per_s: peak_flops_per_s(&planned, environment),
+            peak_flops_per_s: peak_flops_per_s(&planned, environment)?,
         };
         Ok((task, planned))
     }
@@ -214,8 +214,8 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, folder: &Path)
 }
 
 /// What the threads of all ranks are capable of together; the cores, where they have to share them.
-fn peak_flops_per_s(planned: &Planned, environment: Environment) -> f64 {
+fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
     let spec = &planned.plan.spec;
     let threads = (spec.world() * spec.threads).min(machine::cores());
-    peak::flops_per_s(&environment.cpu(threads), planned.compute())
+    Ok(peak::flops_per_s(&*environment.cpu(threads)?, planned.compute()))
 }

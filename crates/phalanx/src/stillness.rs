@@ -85,7 +85,7 @@ struct Still {
 
 impl Stillness {
     /// What the time between two looks counts at most.
-    const MOST_COUNTED: Duration = Duration::from_secs(2);
+    const MOST_COUNTED: Duration = Duration::from_secs(1);
 
     /// Of ranks that have just been started.
     pub fn new(ranks: usize) -> Stillness {

@@ -89,7 +89,7 @@ fn a_killed_rank_is_named_within_two_seconds() {
         let ended = Ended::from(child.wait_with_output().unwrap());
         assert!(killed.elapsed() < Duration::from_secs(3), "{:?}", killed.elapsed());
         let name = format!("rank {rank} failed");
-        ended.refused(&[&name, "SIGKILL", "out of memory", "step ", "--resume", "checkpoints/step-"]);
+        ended.refused(&[&name, "SIGKILL", "memory", "step ", "--resume", "checkpoints/step-"]);
         assert!(started.iter().all(|(_, pid)| !lives(*pid)));
         assert!(home.newest("r") >= 10);
     }

@@ -102,6 +102,22 @@ fn a_signal_to_the_launcher_lets_stopped_ranks_finish_their_step_and_save() {
     assert!(started.iter().all(|(_, pid)| !lives(*pid)));
 }
 
+/// What Ctrl-Z and `fg` do: launcher and ranks stop together for longer than the timeout, and go on together.
+#[test]
+fn a_job_that_was_stopped_as_a_whole_goes_on() {
+    let home = Home::new();
+    let (child, started) = start(&home, &["--nproc", "2", "--set", "parallel.timeout_s=1"]);
+    let all: Vec<i32> = started.iter().map(|(_, pid)| *pid).chain([child.id() as i32]).collect();
+    all.iter().for_each(|pid| signal(*pid, Signal::STOP));
+    std::thread::sleep(Duration::from_millis(2600));
+    let reached = home.metrics("r").last().unwrap()["step"].as_u64().unwrap();
+    all.iter().rev().for_each(|pid| signal(*pid, Signal::CONT));
+    home.wait_for_step("r", reached + 20);
+    signal(child.id() as i32, Signal::TERM);
+    let ended = end_of(child);
+    assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+}
+
 /// A pipe that takes nothing more.
 fn full_pipe() -> (OwnedFd, OwnedFd) {
     use rustix::pipe::{PipeFlags, pipe_with};
@@ -113,12 +129,10 @@ fn full_pipe() -> (OwnedFd, OwnedFd) {
     (read, write)
 }
 
-/// Rank 0 writes its progress to a pipe that nobody reads: neither does the run hang, nor is the rank that waits blamed.
-#[test]
-fn a_rank_whose_output_nobody_reads_is_named_with_the_reason() {
-    let home = Home::new();
+/// What a run says whose rank 0 writes its progress to a pipe that nobody reads before the ranks have ended.
+fn unread(home: &Home, more: &[&str], meanwhile: impl FnOnce(&Child)) -> String {
     let (read, write) = full_pipe();
-    let mut command = home.command(&[&ENDLESS[..], &["--nproc", "2"]].concat());
+    let mut command = home.command(&[&ENDLESS[..], &["--nproc", "2"], more].concat());
     let child = command.stdout(Stdio::null()).stderr(Stdio::from(write)).spawn().unwrap();
     // The command holds a copy of the end that is written to.
     drop(command);
@@ -127,11 +141,32 @@ fn a_rank_whose_output_nobody_reads_is_named_with_the_reason() {
         started = ranks(child.id());
         started.len() == 2
     });
+    meanwhile(&child);
     wait("the ranks to end", || started.iter().all(|(_, pid)| !lives(*pid)));
     let mut text = Vec::new();
     std::io::Read::read_to_end(&mut std::fs::File::from(read), &mut text).unwrap();
-    let ended = end_of(child);
-    let text = String::from_utf8_lossy(&text).into_owned();
-    assert_eq!(ended.code, Some(1), "{text}");
+    let text = String::from_utf8_lossy(&text).trim_start_matches('.').to_string();
+    assert_eq!(end_of(child).code, Some(1), "{text}");
+    text
+}
+
+/// Neither does the run hang, nor is the rank that waits blamed.
+#[test]
+fn a_rank_whose_output_nobody_reads_is_named_with_the_reason() {
+    let text = unread(&Home::new(), &[], |_| ());
     assert!(text.contains("rank 0 failed") && text.contains("standard error to be read"), "{text}");
+}
+
+/// A rank that cannot take a signal has five seconds, and not the whole timeout.
+#[test]
+fn a_signal_ends_a_job_that_cannot_finish_its_step() {
+    let home = Home::new();
+    let start = Instant::now();
+    let text = unread(&home, &["--set", "parallel.timeout_s=50"], |child| {
+        home.wait_for_step("r", 1);
+        signal(child.id() as i32, Signal::TERM);
+    });
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    assert!(text.contains("rank 0 failed") && text.contains("standard error to be read"), "{text}");
+    assert!(text.contains("a signal has asked the run to end"), "{text}");
 }

@@ -17,6 +17,7 @@ pub mod record;
 pub mod region;
 mod replay;
 pub mod shape;
+mod threads;
 pub mod vocabulary;
 
 pub use arena::Arena;
@@ -30,3 +31,4 @@ pub use kernels::{
 pub use phalanx_trace::{Category, DType};
 pub use region::Region;
 pub use shape::Shape;
+pub use threads::refused_thread;

@@ -1,6 +1,9 @@
 //! All ranks of a plan as threads of this process: for examples, tests and small experiments.
 
+use std::sync::Arc;
+
 use phalanx_collectives::{Endpoint, threads};
+use phalanx_tensor::cpu::Options;
 use phalanx_tensor::{Arena, Cpu, Device, Region};
 
 use crate::groups::{Groups, Source};
@@ -11,7 +14,7 @@ use crate::rank::Rank;
 /// return, by rank. A rank that panics ends the others' collectives and this call.
 ///
 /// # Errors
-/// The system's, when it has not the memory that the plan asks for.
+/// The system's, when it has not the memory that the plan asks for, or starts no more threads.
 ///
 /// # Panics
 /// When a rank does.
@@ -22,18 +25,23 @@ pub fn on_threads<T: Send>(plan: &RunPlan, body: impl Fn(&mut Rank) -> T + Sync)
     };
     let region = |rank: usize| Region::anonymous(plan.of(rank).memory.arena_bytes as usize);
     let regions = (0..endpoints.len()).map(region).collect::<std::io::Result<Vec<_>>>()?;
-    let one = |number: usize, endpoint: Option<Endpoint>, region: Region| {
+    let options = Options::new(plan.spec.threads);
+    let cpus =
+        (0..endpoints.len()).map(|_| Cpu::with_options(options)).collect::<std::io::Result<Vec<_>>>()?;
+    let one = |number: usize, endpoint: Option<Endpoint>, region: Region, cpu: Arc<Cpu>| {
         let own = plan.of(number);
-        let device = Device::new(Cpu::new(plan.spec.threads), Arena::replaying(own.memory.clone(), region));
+        let device = Device::new(cpu, Arena::replaying(own.memory.clone(), region));
         let source = endpoint.as_ref().map_or(Source::Alone, Source::Host);
         let mut rank = Rank::new(device, Groups::new(&source, &plan.spec), &plan.spec, &own.orders);
         body(&mut rank)
     };
     Ok(std::thread::scope(|scope| {
         let one = &one;
-        let ranks = endpoints.into_iter().zip(regions).enumerate();
+        let ranks = endpoints.into_iter().zip(regions).zip(cpus).enumerate();
         let spawned: Vec<_> = ranks
-            .map(|(number, (endpoint, region))| scope.spawn(move || one(number, endpoint, region)))
+            .map(|(number, ((endpoint, region), cpu))| {
+                scope.spawn(move || one(number, endpoint, region, cpu))
+            })
             .collect();
         spawned.into_iter().map(|rank| rank.join().expect("a rank panicked")).collect()
     }))

@@ -87,6 +87,9 @@ pub enum RunError {
         /// How many.
         ranks: usize,
     },
+    /// The system starts no more threads.
+    #[error(transparent)]
+    Threads(std::io::Error),
     /// A checkpoint would hold numbers with which no run can go on.
     #[error(
         "{state} of {name} is not finite any more: nothing was saved, and older checkpoints are whole; lower \

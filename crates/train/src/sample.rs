@@ -36,9 +36,10 @@ impl Generator {
     /// Loads the parameters of a checkpoint, to compute as `options` say.
     ///
     /// # Errors
-    /// A damaged checkpoint or one of another shape.
+    /// A damaged checkpoint or one of another shape; a system that starts no more threads.
     pub fn load(model: &dyn Model, from: &Checkpoint, options: Options) -> Result<Generator, RunError> {
-        let device = Device::new(Cpu::with_options(options), Arena::heap());
+        let cpu = Cpu::with_options(options).map_err(RunError::Threads)?;
+        let device = Device::new(cpu, Arena::heap());
         let network = model.network(&TensorParallel::solo(), Checkpointing::None);
         let shape_of_model = model.shape();
         let mut parameters = Vec::new();

@@ -14,7 +14,7 @@ use phalanx_models::Model;
 use phalanx_optim::{LossScale, LossScaleState, Rule};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Stripe;
-use phalanx_tensor::{DType, Device};
+use phalanx_tensor::{DType, Device, refused_thread};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -81,7 +81,7 @@ impl Rank {
     /// Initial values from the seed; optimizer states at zero.
     ///
     /// # Errors
-    /// None of its own.
+    /// When the system starts no more threads.
     pub fn initialise(&mut self, seed: u64) -> Result<(), RunError> {
         let threads = self.spec.threads;
         self.load(|state, spec, stripe, elements, out| {
@@ -93,17 +93,20 @@ impl Rank {
             std::thread::scope(|scope| {
                 for (i, part) in out.chunks_mut(share).enumerate() {
                     let start = elements.start + (i * share) as u64;
-                    scope.spawn(move || {
+                    let fill = move || {
                         let mut done = 0;
                         for (_, whole) in stripe.runs(start..start + part.len() as u64) {
                             let count = (whole.end - whole.start) as usize;
                             spec.init.fill(seed, &spec.name, whole.start, &mut part[done..done + count]);
                             done += count;
                         }
-                    });
+                    };
+                    let started = std::thread::Builder::new().spawn_scoped(scope, fill);
+                    let refused = |error| refused_thread("a thread for initial values", &error);
+                    started.map_err(|error| RunError::Threads(refused(error)))?;
                 }
-            });
-            Ok(())
+                Ok(())
+            })
         })
     }
 

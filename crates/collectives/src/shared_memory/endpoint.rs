@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
-use phalanx_tensor::Region;
+use phalanx_tensor::{Region, refused_thread};
 
 use crate::call::{Buffers, Call};
 use crate::error::CollectiveError;
@@ -352,8 +352,14 @@ impl SharedMemory {
     fn ensure_owner(&self) {
         let mut owner = self.owner.lock().expect("no panic under this lock");
         if owner.is_none() {
-            // Without a thread, waiting callers run the calls themselves: slower, not wrong.
-            *owner = self.stream.own(self.name).ok();
+            match self.stream.own(self.name) {
+                Ok(thread) => *owner = Some(thread),
+                // Callers that wait could run the calls, but two ranks that send to each other would both wait.
+                Err(error) => {
+                    let whose = format!("the thread of group {}", self.name);
+                    self.stream.fail(self.host.abort(&refused_thread(&whose, &error).to_string()));
+                }
+            }
         }
     }
 }

@@ -90,6 +90,11 @@ impl Stream {
         std::thread::Builder::new().name(name.to_string()).spawn(move || stream.serve())
     }
 
+    /// No call from here on will complete.
+    pub(crate) fn fail(&self, error: CollectiveError) {
+        self.lock().failed.get_or_insert(error);
+    }
+
     /// Lets the owner thread end when everything submitted is over.
     pub(crate) fn close(&self) {
         self.lock().closed = true;

@@ -23,8 +23,8 @@ impl<'a> Watch<'a> {
     /// Longest sleep without looking around.
     pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-    /// What the time between two looks counts at most. When this process was itself stopped (Ctrl-Z stops all ranks
-    /// together), that time is not the peer's.
+    /// What the time between two looks counts at most, and no more than a quarter of the deadline. When this process was
+    /// itself stopped (Ctrl-Z stops all ranks together), that time is not the peer's.
     const MOST_COUNTED: Duration = Duration::from_secs(1);
 
     /// A rank that waits signs every [`Watch::SLICE`]; one that has been silent for this long does not wait. Short
@@ -62,7 +62,7 @@ impl<'a> Watch<'a> {
         host.control.slot(channel, host.rank).note_wait(Some(wait));
         let now = Instant::now();
         let Some(looked) = self.looked.replace(now) else { return Ok(()) };
-        self.waited += now.duration_since(looked).min(Self::MOST_COUNTED);
+        self.waited += now.duration_since(looked).min(Self::MOST_COUNTED).min(options.deadline / 4);
         if let Some(cell) = self.crossing(q) {
             return Err(self.disagreement(q, cell));
         }

@@ -31,11 +31,8 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
     }
     let largest = args.bytes.iter().copied().max().unwrap_or(0) as u64;
     let needed = args.nproc as u64 * 2 * largest;
-    if let Some(available) = machine::available_bytes().filter(|available| needed > *available) {
-        bail!(
-            "{} ranks need {needed} bytes, and {available} are available: give smaller --bytes",
-            args.nproc
-        );
+    if let Some(available) = machine::available().filter(|available| needed > available.bytes) {
+        bail!("{} ranks need {needed} bytes, and {available}: give smaller --bytes", args.nproc);
     }
     let signals = Signals::take_over()?;
     let all = [BenchOp::AllReduce, BenchOp::ReduceScatter, BenchOp::AllGather];

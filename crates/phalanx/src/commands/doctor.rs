@@ -23,7 +23,7 @@ const FEW_FILES: u64 = 1024;
 /// Memory that the system does not give.
 pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let cores = machine::cores();
-    let cpus = [1, cores].map(|threads| environment.cpu(threads));
+    let cpus = [environment.cpu(1)?, environment.cpu(cores)?];
     let isa = cpus[0].isa().name();
     let [f32_flops, bf16_flops] =
         [DType::F32, DType::BF16].map(|dtype| cpus.each_ref().map(|cpu| peak::flops_per_s(cpu, dtype)));
@@ -31,6 +31,8 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let measure = |cpu| peak::bandwidth(cpu, size).context("memory to measure its bandwidth");
     let bandwidth = [measure(&cpus[0])?, measure(&cpus[1])?];
     let advice = advice();
+    let available = machine::available().map(|available| available.bytes);
+    let limit = machine::memory_limit();
     let [memlock, nofile, nproc] = machine::limits();
     let [private, shared] = machine::huge_pages();
     if args.json {
@@ -42,7 +44,9 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
             "read_bytes_per_s_thread": bandwidth[0].read, "read_bytes_per_s": bandwidth[1].read,
             "copy_bytes_per_s_thread": bandwidth[0].copy, "copy_bytes_per_s": bandwidth[1].copy,
             "update_bytes_per_s_thread": bandwidth[0].update, "update_bytes_per_s": bandwidth[1].update,
-            "memory_bytes": machine::total_bytes(), "available_bytes": machine::available_bytes(),
+            "memory_bytes": machine::total_bytes(), "available_bytes": available,
+            "memory_limit_bytes": limit.as_ref().map(|limit| limit.limit_bytes),
+            "memory_limit_file": limit.as_ref().map(|limit| &limit.file),
             "memlock_bytes": memlock.1, "nofile": nofile.1, "nproc": nproc.1,
             "huge_pages": private, "huge_pages_shared": shared, "advice": advice,
         }));
@@ -63,13 +67,15 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
          instruction sets  {}; kernels use {}\n\
          kernel            {}\n\
          memory            {} available of {}; huge pages: private {private}, shared {shared}\n\
+         control group     memory limit {}\n\
          limits            memlock {}, nofile {}, nproc {}\n{table}",
         machine::processor(),
         machine::instruction_sets().join(" "),
         isa,
         machine::kernel(),
-        machine::available_bytes().map_or("?".into(), bytes),
+        available.map_or("?".into(), bytes),
         machine::total_bytes().map_or("?".into(), bytes),
+        limit.map_or("none".into(), |limit| limit.to_string()),
         size(memlock.1),
         number(nofile.1),
         number(nproc.1),

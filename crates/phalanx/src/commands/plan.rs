@@ -23,7 +23,7 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
     let planned = Planned::new(config, model, evaluated)?;
     if args.json {
         let mut figures = plan_report::to_json(&planned);
-        figures["available_bytes"] = json!(machine::available_bytes());
+        figures["available_bytes"] = json!(machine::available().map(|available| available.bytes));
         output::print_json(&figures)?;
     } else {
         output::print(&plan_report::long(&planned, &path.display().to_string()))?;

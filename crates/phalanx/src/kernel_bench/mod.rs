@@ -140,10 +140,8 @@ impl Plan<'_> {
         let meta = Device::meta(threads);
         meta.phase("init", || drop(Calls::new(&meta, self.setting, self.dtype, slice)));
         let plan = plan_memory(&meta.take_trace(0))?;
-        if let Some(available) = machine::available_bytes().filter(|available| plan.arena_bytes > *available)
-        {
-            let needed = bytes(plan.arena_bytes);
-            bail!("this needs {needed}, and {} are available: give a smaller --setting", bytes(available));
+        if let Some(available) = machine::available().filter(|available| plan.arena_bytes > available.bytes) {
+            bail!("this needs {}, and {available}: give a smaller --setting", bytes(plan.arena_bytes));
         }
         Ok(plan)
     }
@@ -154,7 +152,7 @@ impl Plan<'_> {
         slice: usize,
         environment: Environment,
     ) -> Result<(Threads, Vec<Measured>)> {
-        let cpu = environment.cpu(threads);
+        let cpu = environment.cpu(threads)?;
         let flops_per_s = peak::flops_per_s(&cpu, self.dtype);
         let bytes_per_s =
             peak::bandwidth(&cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.most();
@@ -176,7 +174,7 @@ impl Plan<'_> {
         });
         // Again, now that the system has spread the threads over the cores.
         let flops_per_s = flops_per_s.max(peak::flops_per_s(&cpu, self.dtype));
-        let fork_join_s = fork_join_s(&Pool::new(threads, environment.options(threads).spin));
+        let fork_join_s = fork_join_s(&Pool::new(threads, environment.options(threads).spin)?);
         Ok((Threads { threads, peaks: Peaks { flops_per_s, bytes_per_s }, fork_join_s }, measured))
     }
 

@@ -127,13 +127,11 @@ impl Bench<'_> {
         let plan = DataParallel::plan(&spec, self.ranks, loss_in_forward)?;
         let outside = planned::outside_bytes(&spec);
         let needed: u64 = plan.memory.iter().map(|memory| memory.arena_bytes + outside).sum();
-        if let Some(available) = machine::available_bytes().filter(|available| needed > *available) {
+        if let Some(available) = machine::available().filter(|available| needed > available.bytes) {
             bail!(
-                "{} devices need {needed} bytes ({}), and this machine has {available} available ({}); make the \
-                 model, model.seq or the batch smaller",
+                "{} devices need {needed} bytes ({}), and {available}; make the model, model.seq or the batch smaller",
                 self.ranks,
-                bytes(needed),
-                bytes(available)
+                bytes(needed)
             );
         }
         let ranks = ranks::data_parallel(&plan, &config, self.warmup, self.steps)?;

@@ -77,15 +77,22 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// With `threads` threads in all, the caller's included.
+    /// With `threads` threads in all, the caller's included: for one thread, and for tests.
+    ///
+    /// # Panics
+    /// When the system starts fewer threads. One needs none to be started.
     pub fn new(threads: usize) -> Arc<Cpu> {
-        Cpu::with_options(Options::new(threads))
+        Cpu::with_options(Options::new(threads)).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// With everything said.
-    pub fn with_options(options: Options) -> Arc<Cpu> {
+    ///
+    /// # Errors
+    /// When the system starts fewer threads.
+    pub fn with_options(options: Options) -> std::io::Result<Arc<Cpu>> {
         let isa = options.isa.limit(Isa::detect());
-        Arc::new(Cpu { pool: Pool::new(options.threads, options.spin), isa, scratch: Scratch::default() })
+        let pool = Pool::new(options.threads, options.spin)?;
+        Ok(Arc::new(Cpu { pool, isa, scratch: Scratch::default() }))
     }
 
     /// The instruction set in use.

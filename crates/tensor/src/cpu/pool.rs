@@ -18,6 +18,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::refused_thread;
+
 /// The threads of one rank: its caller and `threads - 1` workers.
 pub struct Pool {
     shared: Arc<Shared>,
@@ -67,7 +69,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Pool {
     /// A pool of `threads` threads in all, whose workers spin for `spin` before they sleep.
-    pub fn new(threads: usize, spin: Duration) -> Pool {
+    ///
+    /// # Errors
+    /// When the system starts fewer threads; none is left then.
+    pub fn new(threads: usize, spin: Duration) -> std::io::Result<Pool> {
         assert!(threads >= 1, "a pool has at least the calling thread");
         let shared = Arc::new(Shared {
             ticket: Line(AtomicU64::new(0)),
@@ -82,13 +87,16 @@ impl Pool {
             finished: Condvar::new(),
             spin,
         });
-        let workers = (1..threads).map(|index| {
-            let shared = Arc::clone(&shared);
+        // Made first: if a thread cannot be started, dropping the pool ends those that were.
+        let mut pool = Pool { shared, turn: Mutex::new(0), workers: Vec::new() };
+        for index in 1..threads {
+            let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("cpu-{index}"));
-            builder.spawn(move || shared.work()).expect("the system starts another thread")
-        });
-        let workers = workers.collect();
-        Pool { shared, turn: Mutex::new(0), workers }
+            let worker = builder.spawn(move || shared.work());
+            let whose = || format!("thread {index} of the {threads} that compute");
+            pool.workers.push(worker.map_err(|error| refused_thread(&whose(), &error))?);
+        }
+        Ok(pool)
     }
 
     /// Threads in all, the caller included.

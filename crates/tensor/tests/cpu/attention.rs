@@ -325,7 +325,7 @@ fn dropped_probabilities() {
 fn some_heads_drop_what_all_heads_drop() {
     let all = cases(&[[3, 67, 4, 5], [2, 130, 4, 33]]).map(|case| case.dropping(0.3, (1 << 33) + 6));
     for case in all.flat_map(|case| [DType::F32, DType::BF16, DType::F16].map(|dtype| case.with(dtype))) {
-        let device = Device::new(Cpu::with_options(Options::new(3)), Arena::heap());
+        let device = Device::new(Cpu::with_options(Options::new(3)).unwrap(), Arena::heap());
         let (qkv, dout) = (case.qkv(2.0), case.dout());
         let both = |case: Case, qkv: &[f32], dout: &[f32]| {
             let [out, lse] = forward(&device, case, qkv).try_into().expect("two outputs");
@@ -386,7 +386,7 @@ fn a_sample_has_the_same_bits_in_any_batch() {
     for case in cases(&[[16, 300, 1, 5], [16, 1100, 1, 4]]) {
         for case in [DType::F32, DType::BF16, DType::F16].map(|dtype| case.with(dtype)) {
             let (qkv, dout) = (case.qkv(2.0), case.dout());
-            let device = Device::new(Cpu::with_options(Options::new(3)), Arena::heap());
+            let device = Device::new(Cpu::with_options(Options::new(3)).unwrap(), Arena::heap());
             let both = |case: Case, qkv: &[f32], dout: &[f32]| {
                 let [out, lse] = forward(&device, case, qkv).try_into().expect("two outputs");
                 let [dqkv] = backward(&device, case, [qkv, &out, &lse, dout]).try_into().expect("one output");

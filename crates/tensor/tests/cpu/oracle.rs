@@ -170,7 +170,7 @@ pub fn read_f32(device: &Device, t: &Tensor) -> Vec<f32> {
 }
 
 pub fn cpu(threads: usize, isa: Isa) -> Device {
-    Device::new(Cpu::with_options(Options { isa, ..Options::new(threads) }), Arena::heap())
+    Device::new(Cpu::with_options(Options { isa, ..Options::new(threads) }).unwrap(), Arena::heap())
 }
 
 /// Runs `kernel` on every instruction set, whose results must be as expected, and on 1 to 4 threads,

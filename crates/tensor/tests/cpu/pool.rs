@@ -11,7 +11,7 @@ const SPINS: [Duration; 2] = [Duration::ZERO, Duration::from_micros(50)];
 fn every_task_runs_once() {
     for threads in 1..=4 {
         for spin in SPINS {
-            let pool = Pool::new(threads, spin);
+            let pool = Pool::new(threads, spin).unwrap();
             for tasks in [0, 1, 2, 3, 5, 64, 1000] {
                 for _ in 0..50 {
                     let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
@@ -28,7 +28,7 @@ fn every_task_runs_once() {
 #[test]
 fn a_panic_comes_back_and_the_pool_lives_on() {
     for threads in 1..=3 {
-        let pool = Pool::new(threads, SPINS[1]);
+        let pool = Pool::new(threads, SPINS[1]).unwrap();
         let done = AtomicUsize::new(0);
         let run = std::panic::AssertUnwindSafe(|| {
             pool.run(100, &|i| {
@@ -47,7 +47,7 @@ fn a_panic_comes_back_and_the_pool_lives_on() {
 
 #[test]
 fn runs_may_nest_and_overlap() {
-    let pool = Pool::new(3, SPINS[1]);
+    let pool = Pool::new(3, SPINS[1]).unwrap();
     let sum = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -67,7 +67,7 @@ fn runs_may_nest_and_overlap() {
 
 #[test]
 fn workers_sleep_and_wake() {
-    let pool = Pool::new(4, Duration::from_micros(5));
+    let pool = Pool::new(4, Duration::from_micros(5)).unwrap();
     for _ in 0..30 {
         std::thread::sleep(Duration::from_millis(1));
         let sum = AtomicUsize::new(0);

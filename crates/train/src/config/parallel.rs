@@ -37,7 +37,9 @@ pub struct ParallelConfig {
     pub max_staleness: u64,
     /// Whether communication runs beside computation.
     pub overlap: bool,
-    /// Seconds that a rank waits for another before it gives up and names it.
+    /// Seconds that a rank waits for another before it gives up and names the one that keeps it waiting, and that a rank
+    /// may stand still (no sign of life, no processor time) before the launcher ends the job. More than the longest
+    /// computation of a rank between two collectives.
     pub timeout_s: u64,
 }
 

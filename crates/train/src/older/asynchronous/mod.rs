@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_plan::MemoryError;
-use phalanx_tensor::{Cpu, Device};
+use phalanx_tensor::{Cpu, Device, refused_thread};
 
 pub use links::Links;
 pub use train::{Place, Record, train};
@@ -179,13 +179,22 @@ impl<'a> Asynchronous<'a> {
         let (done, mails) = std::thread::scope(|scope| {
             let guard = Guard { links, server };
             let serve = |(other, mail)| {
-                scope.spawn(move || {
+                let work = move || {
                     let _guard = Guard { links, server };
                     server.serve(whole, links, other, mail).map(|mail| (other, mail))
+                };
+                let started = std::thread::Builder::new().spawn_scoped(scope, work);
+                started.map_err(|error| {
+                    RunError::Threads(refused_thread("a thread that serves a worker", &error))
                 })
             };
-            let threads: Vec<_> = mails.into_iter().map(serve).collect();
-            let done = worker.work(whole, server, links, steps, next_batch, after, slow);
+            let mut threads = Vec::new();
+            let started = mails.into_iter().try_for_each(|mail| {
+                threads.push(serve(mail)?);
+                Ok(())
+            });
+            let done =
+                started.and_then(|()| worker.work(whole, server, links, steps, next_batch, after, slow));
             if let Err(error) = &done {
                 guard.end(&error.to_string());
             }

@@ -22,7 +22,8 @@ use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_collectives::{CollectiveError, Endpoint, Group, MetaGroup, Options, Solo, Statistics, threads};
 use phalanx_layers::ParameterSpec;
 use phalanx_plan::{ChunkError, Disagreement, MemoryError, MemoryPlan, Peak, compare, plan_memory};
-use phalanx_tensor::{Arena, Cpu, Device, Region};
+use phalanx_tensor::cpu::Options as Computing;
+use phalanx_tensor::{Arena, Cpu, Device, Region, refused_thread};
 
 use crate::rank::Batch;
 use crate::run::RunError;
@@ -57,6 +58,9 @@ impl DataParallelPlan {
 /// Why there is no such run.
 #[derive(Debug, thiserror::Error)]
 pub enum DataParallelError {
+    /// The system starts no more threads.
+    #[error(transparent)]
+    Threads(std::io::Error),
     /// No devices, or more than sequences.
     #[error(
         "{given} devices for a batch of {batch} sequences: expected 1 to {batch}, each with a part of the batch"
@@ -197,7 +201,8 @@ impl DataParallel {
             let bytes = memory.arena_bytes;
             let fail = |source| DataParallelError::Arena { device: rank, bytes, source };
             let region = Region::anonymous(bytes as usize).map_err(fail)?;
-            let device = Device::new(Cpu::new(spec.threads), Arena::replaying(memory, region));
+            let cpu = Cpu::with_options(Computing::new(spec.threads)).map_err(DataParallelError::Threads)?;
+            let device = Device::new(cpu, Arena::replaying(memory, region));
             let group: Arc<dyn Group> = match plan.devices() {
                 1 => Arc::new(Solo::new("devices")),
                 _ => endpoint.group("devices"),
@@ -254,8 +259,17 @@ impl DataParallel {
             replica.step(number, batch)
         };
         std::thread::scope(|scope| {
-            let spawned: Vec<_> =
-                others.iter_mut().map(|other| scope.spawn(move || drive(other, None).map(drop))).collect();
+            let mut spawned = Vec::new();
+            for other in others {
+                let work = move || drive(other, None).map(drop);
+                let started = std::thread::Builder::new().spawn_scoped(scope, work).map_err(|error| {
+                    let error = refused_thread("a thread for a device", &error);
+                    // Devices that have been started wait for this one.
+                    first.0.abort(&error.to_string());
+                    DataParallelError::Threads(error)
+                });
+                spawned.push(started?);
+            }
             let outcome = drive(first, Some(batch));
             for thread in spawned {
                 match thread.join() {

@@ -1,0 +1,54 @@
+//! Little of what a process may have: threads, memory, long files. Every refusal is an error that names the limit.
+
+mod rig;
+
+use std::process::{Command, Stdio};
+
+use rig::{Ended, Home};
+
+/// Runs the program below a limit of the shell.
+fn below(home: &Home, limit: &str, args: &[&str]) -> Ended {
+    let mut shell = Command::new("sh");
+    let script = format!("ulimit {limit} && exec \"$0\" \"$@\"");
+    shell.current_dir(home.path("")).args(["-c", &script, env!("CARGO_BIN_EXE_phalanx")]).args(args);
+    shell.stdin(Stdio::null()).env("RUST_BACKTRACE", "0").output().unwrap().into()
+}
+
+/// A limit on private memory refuses the stacks of threads, in this program or in a rank. Which thread is the first to be
+/// refused depends on the limit (KiB); one that is too low for the program itself is the system's to refuse.
+#[test]
+fn threads_that_the_system_refuses_are_an_error_that_names_the_limit() {
+    let home = Home::new();
+    let mut refused = 0;
+    for (number, kib) in [3500, 4500, 6000, 8000, 10_000].into_iter().enumerate() {
+        for ranks in ["1", "2"] {
+            let run = format!("r-{number}-{ranks}");
+            let sets = ["--set", "train.threads=2", "--set", "parallel.timeout_s=2"];
+            let args = [&["train", "small.toml", "--run", &run, "--nproc", ranks], &sets[..]].concat();
+            let ended = below(&home, &format!("-d {kib}"), &args);
+            assert!(!ended.stderr.contains("panicked"), "{kib} KiB: {}", ended.stderr);
+            if ended.code == Some(1) {
+                assert!(ended.stderr.contains("`ulimit -d`"), "{kib} KiB: {}", ended.stderr);
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0, "no limit was low enough");
+}
+
+/// The limit (in 512 bytes) is met by the configuration, the tokens, the metrics or a checkpoint, in the launcher or in a
+/// rank.
+#[test]
+fn a_file_beyond_the_limit_is_an_error_that_names_it() {
+    let home = Home::new();
+    for (number, limit) in ["0", "4", "12", "24", "48"].into_iter().enumerate() {
+        for ranks in ["1", "2"] {
+            let run = format!("r-{number}-{ranks}");
+            let sets =
+                ["--set", "train.steps=300", "--set", "train.save_every=0", "--set", "parallel.timeout_s=5"];
+            let args = [&["train", "small.toml", "--run", &run, "--nproc", ranks], &sets[..]].concat();
+            let ended = below(&home, &format!("-f {limit}"), &args);
+            ended.refused(&["ulimit -f", "File too large"]);
+        }
+    }
+}
