@@ -71,9 +71,18 @@ fn sizes_beyond_any_model_are_answered_at_once() {
         (&["batch.global=4294967296"], &["batch.global = 4294967296: must be at most"]),
         (&["batch.global=1000000", micro], &["batch.global = 1000000: makes 1000000 micro-batches", "65536"]),
         (&["batch.global=65536", micro], &["batch.global = 65536: makes a step of 65536", "batch.micro"]),
-        (&["train.eval_samples=65536", "data.validation=0.9", "model.seq=1", micro], &["train.eval_samples"]),
-        (&["train.threads=9223372036854775807"], &["train.threads = 9223372036854775807: must be at most 4096"]),
-        (&["model.arch=bert", "data.mask_token=4294967295"], &["data.mask_token = 4294967295: must be at most"]),
+        (
+            &["train.eval_samples=256", "data.validation=0.9", "model.layers=1000", micro],
+            &["train.eval_samples = 256"],
+        ),
+        (
+            &["train.threads=9223372036854775807"],
+            &["train.threads = 9223372036854775807: must be at most 4096"],
+        ),
+        (
+            &["model.arch=bert", "data.mask_token=4294967295"],
+            &["data.mask_token = 4294967295: must be at most"],
+        ),
         (&["parallel.timeout_s=9223372036854775807"], &["parallel.timeout_s", "31536000"]),
         (&["parallel.schedule=rows.csv"], &["parallel.schedule", "line 2049", "at most 2048 lines"]),
         (&["model.init=deep"], &["n_layer is 1000000", most]),
