@@ -3,7 +3,9 @@
 
 mod rig;
 
-use rig::Home;
+use std::time::{Duration, Instant};
+
+use rig::{Ended, Home};
 
 #[test]
 fn impossible_values_name_their_key() {
@@ -45,6 +47,63 @@ fn impossible_values_name_their_key() {
         }
         assert!(!home.path("runs/small").exists(), "{set:?}");
     }
+}
+
+/// The program may take 1 GiB of addresses here: what it cannot plan it refuses before it tries.
+#[test]
+fn sizes_beyond_any_model_are_answered_at_once() {
+    let home = Home::new();
+    home.write("rows.csv", (0..100_000).map(|i| format!("{i}F0,{i}B0\n")).collect::<String>());
+    for (name, layers) in [("deep", 1_000_000u64), ("deeper", 1_000_000_000)] {
+        std::fs::create_dir(home.path(name)).unwrap();
+        let config = format!(
+            r#"{{"model_type":"gpt2","n_layer":{layers},"n_embd":8,"n_head":2,"n_positions":16,"vocab_size":65}}"#
+        );
+        home.write(&format!("{name}/config.json"), config);
+        home.write(&format!("{name}/model.safetensors"), b"\x02\0\0\0\0\0\0\0{}");
+    }
+    let most = "expected an integer from 1 to 1024";
+    let micro = "batch.micro=1";
+    let refused: [(&[&str], &[&str]); 13] = [
+        (&["model.layers=10000"], &["model.layers = 10000: must be at most 1024"]),
+        (&["model.hidden=9223372036854775807"], &["model.hidden = 9223372036854775807: must be at most"]),
+        (&["model.seq=4294967296"], &["model.seq = 4294967296: must be at most"]),
+        (&["batch.global=4294967296"], &["batch.global = 4294967296: must be at most"]),
+        (&["batch.global=1000000", micro], &["batch.global = 1000000: makes 1000000 micro-batches", "65536"]),
+        (&["batch.global=65536", micro], &["batch.global = 65536: makes a step of 65536", "batch.micro"]),
+        (
+            &["train.eval_samples=256", "data.validation=0.9", "model.layers=1000", micro],
+            &["train.eval_samples = 256"],
+        ),
+        (
+            &["train.threads=9223372036854775807"],
+            &["train.threads = 9223372036854775807: must be at most 4096"],
+        ),
+        (
+            &["model.arch=bert", "data.mask_token=4294967295"],
+            &["data.mask_token = 4294967295: must be at most"],
+        ),
+        (&["parallel.timeout_s=9223372036854775807"], &["parallel.timeout_s", "31536000"]),
+        (&["parallel.schedule=rows.csv"], &["parallel.schedule", "line 2049", "at most 2048 lines"]),
+        (&["model.init=deep"], &["n_layer is 1000000", most]),
+        (&["model.init=deeper"], &["n_layer is 1000000000", most]),
+    ];
+    let run = |args: &[&str]| -> Ended {
+        let start = Instant::now();
+        let ended = home.shell("ulimit -v 1048576", args, "").output().unwrap();
+        assert!(start.elapsed() < Duration::from_secs(10), "{args:?}: {:?}", start.elapsed());
+        ended.into()
+    };
+    for (set, words) in refused {
+        let sets: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
+        run(&[&["plan", "small.toml"], &sets[..]].concat()).refused(words);
+    }
+    run(&["import", "deeper"]).refused(&["n_layer is 1000000000", most]);
+    run(&["plan", "--schedule", "rows.csv"]).refused(&["line 2049"]);
+    // More than memory holds: what would hold is found without planning thousands of micro-batches.
+    let set = ["batch.global=16384", "model.seq=4096", "model.hidden=4096", "data.validation=0"];
+    let sets: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
+    run(&[&["plan", "small.toml"], &sets[..]].concat()).refused(&["this machine has", "batch.micro="]);
 }
 
 #[test]

@@ -27,7 +27,13 @@ pub(crate) struct Tape {
 impl Recorder {
     /// Starts a phase; later events belong to it.
     pub fn begin(&self, name: &'static str) {
-        self.locked(|tape| tape.phases.push(Phase { name, events: Vec::new() }));
+        self.locked(|tape| {
+            // The longest phases are hundreds of megabytes: what they do not use is given back.
+            if let Some(last) = tape.phases.last_mut() {
+                last.events.shrink_to_fit();
+            }
+            tape.phases.push(Phase { name, events: Vec::new() });
+        });
     }
 
     /// Appends one event.

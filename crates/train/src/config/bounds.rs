@@ -41,8 +41,8 @@ const MAX_MIB: f64 = (1u64 << 40) as f64;
 const MAX_TOKENS: u128 = 1 << 28;
 
 /// Runs of one block over one micro-batch, in the steps and evaluations of all ranks that are run dry. Each is some
-/// 100 events and 10 KB of the trace.
-const MAX_DRY_RUNS: u128 = 1 << 17;
+/// 100 events and 15 KB of the trace, so that all are less than 1 GiB.
+const MAX_DRY_RUNS: u128 = 1 << 16;
 
 /// Bytes of logits for which the head takes as long to be run dry as a block: it makes them in slices.
 const LOGITS_AS_A_BLOCK: u128 = 256 << 20;
