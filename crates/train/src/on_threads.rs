@@ -1,5 +1,7 @@
 //! All ranks of a plan as threads of this process: for examples, tests and small experiments.
 
+use std::panic::resume_unwind;
+
 use phalanx_collectives::{Endpoint, threads};
 use phalanx_tensor::{Arena, Cpu, Device, Region};
 
@@ -14,7 +16,7 @@ use crate::rank::Rank;
 /// The system's, when it has not the memory that the plan asks for.
 ///
 /// # Panics
-/// When a rank does.
+/// When a rank does, with the text of the first rank that did.
 pub fn on_threads<T: Send>(plan: &RunPlan, body: impl Fn(&mut Rank) -> T + Sync) -> std::io::Result<Vec<T>> {
     let endpoints: Vec<Option<Endpoint>> = match plan.spec.world() {
         1 => vec![None],
@@ -35,6 +37,6 @@ pub fn on_threads<T: Send>(plan: &RunPlan, body: impl Fn(&mut Rank) -> T + Sync)
         let spawned: Vec<_> = ranks
             .map(|(number, (endpoint, region))| scope.spawn(move || one(number, endpoint, region)))
             .collect();
-        spawned.into_iter().map(|rank| rank.join().expect("a rank panicked")).collect()
+        spawned.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     }))
 }
