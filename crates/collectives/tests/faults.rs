@@ -160,7 +160,7 @@ fn panic_between_calls(overlap: bool) -> Duration {
         assert_eq!(endpoint.check(), Err(error.clone()));
         (error, since)
     });
-    let panic = results[2].as_ref().err().expect("rank 2 panics");
+    let panic = results[2].as_ref().expect_err("rank 2 panics");
     assert_eq!(panic.downcast_ref::<&str>(), Some(&"on purpose"));
     let freed = results.into_iter().take(2).map(|result| match result.unwrap() {
         (CollectiveError::Aborted { rank: 2, reason }, since) => {

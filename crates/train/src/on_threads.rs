@@ -1,5 +1,6 @@
 //! All ranks of a plan as threads of this process: for examples, tests and small experiments.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use phalanx_collectives::{Endpoint, threads};
@@ -17,7 +18,7 @@ use crate::rank::Rank;
 /// The system's, when it has not the memory that the plan asks for, or starts no more threads.
 ///
 /// # Panics
-/// When a rank does.
+/// When a rank does, with the text of the first rank that did.
 pub fn on_threads<T: Send>(plan: &RunPlan, body: impl Fn(&mut Rank) -> T + Sync) -> std::io::Result<Vec<T>> {
     let endpoints: Vec<Option<Endpoint>> = match plan.spec.world() {
         1 => vec![None],
@@ -43,6 +44,6 @@ pub fn on_threads<T: Send>(plan: &RunPlan, body: impl Fn(&mut Rank) -> T + Sync)
                 scope.spawn(move || one(number, endpoint, region, cpu))
             })
             .collect();
-        spawned.into_iter().map(|rank| rank.join().expect("a rank panicked")).collect()
+        spawned.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     }))
 }
