@@ -116,9 +116,8 @@ fn check_tiles(part: &str, pieces: &[StoredPiece], local: u64) -> Result<(), Str
 /// Which two do, in words.
 pub(crate) fn check_apart(tensors: &[StoredTensor]) -> Result<(), String> {
     let pieces = tensors.iter().flat_map(|tensor| tensor.pieces.iter().map(move |piece| (tensor, piece)));
-    let mut places: Vec<_> = pieces
-        .map(|(tensor, piece)| (piece.file.as_str(), piece.bytes(tensor.dtype), tensor))
-        .collect();
+    let mut places: Vec<_> =
+        pieces.map(|(tensor, piece)| (piece.file.as_str(), piece.bytes(tensor.dtype), tensor)).collect();
     places.sort_by_key(|(file, bytes, _)| (*file, bytes.start));
     for pair in places.windows(2) {
         let [(file, first, one), (next_file, second, other)] = pair else { continue };

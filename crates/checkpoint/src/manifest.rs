@@ -241,7 +241,8 @@ impl Manifest {
             return Err("its files have more than 2^64 bytes".to_string());
         }
         let names = self.tensors.iter().flat_map(|tensor| [&tensor.state, &tensor.name]);
-        if let Some(long) = names.chain(self.files.keys()).map(String::len).find(|bytes| *bytes > NAME_BYTES) {
+        if let Some(long) = names.chain(self.files.keys()).map(String::len).find(|bytes| *bytes > NAME_BYTES)
+        {
             return Err(format!("a name has {long} bytes; at most {NAME_BYTES} are expected"));
         }
         for pair in self.tensors.windows(2) {

@@ -222,7 +222,9 @@ fn the_memory_for_a_header_is_a_small_multiple_of_it() {
     let (folder, _) = model();
     let path = folder.path().join("model.safetensors");
     let many = |count: usize| {
-        let entry = |at: usize| format!("\"{at}\":{{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[{at},{}]}}", at + 1);
+        let entry = |at: usize| {
+            format!("\"{at}\":{{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[{at},{}]}}", at + 1)
+        };
         let json = format!("{{{}}}", (0..count).map(entry).collect::<Vec<_>>().join(","));
         [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &vec![0; count]].concat()
     };
@@ -233,8 +235,14 @@ fn the_memory_for_a_header_is_a_small_multiple_of_it() {
     assert!(peak < 8 * file.len(), "{peak} bytes for a file of {}", file.len());
     // One field with very many values: no list of them is made.
     for json in [
-        format!("{{\"w\":{{\"dtype\":\"U8\",\"shape\":[{}1],\"data_offsets\":[0,1]}}}}", "1,".repeat(1 << 20)),
-        format!("{{\"w\":{{\"x\":[{}1],\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}}}", "[],".repeat(1 << 20)),
+        format!(
+            "{{\"w\":{{\"dtype\":\"U8\",\"shape\":[{}1],\"data_offsets\":[0,1]}}}}",
+            "1,".repeat(1 << 20)
+        ),
+        format!(
+            "{{\"w\":{{\"x\":[{}1],\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}}}",
+            "[],".repeat(1 << 20)
+        ),
         format!("{{\"__metadata__\":{{\"a\":[{}1]}}}}", "[],".repeat(1 << 20)),
     ] {
         fs::write(&path, [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[0]].concat()).unwrap();
@@ -306,7 +314,8 @@ fn weights_that_are_not_finite_are_named() {
         let mut out = vec![0.0; elements as usize];
         model.read_f32(&last, 0..elements, &mut out).unwrap();
         let second_half = Stripe { run: elements / 2, ranks: 2, rank: 1 };
-        let read = model.read_weights(&last, &second_half, 0..elements / 2, &mut out[..elements as usize / 2]);
+        let read =
+            model.read_weights(&last, &second_half, 0..elements / 2, &mut out[..elements as usize / 2]);
         let error = read.unwrap_err();
         assert!(matches!(&error, CheckpointError::NotFinite { element, .. } if *element == elements - 1));
         assert!(error.to_string().contains(&format!("of {last} in")), "{error}");

@@ -75,7 +75,8 @@ impl Corpus {
     /// [`DataError::NoText`] when no document is found, [`DataError::Read`] for what cannot be read.
     pub fn open(spec: &CorpusSpec) -> Result<Corpus> {
         let names: Vec<String> = spec.paths.iter().map(|path| path.display().to_string()).collect();
-        let mut corpus = Corpus { documents: Vec::new(), skipped: Vec::new(), origin: names.join(", "), entries: 0 };
+        let mut corpus =
+            Corpus { documents: Vec::new(), skipped: Vec::new(), origin: names.join(", "), entries: 0 };
         let extensions: Vec<String> =
             spec.extensions.iter().map(|text| text.trim_start_matches('.').to_lowercase()).collect();
         for path in &spec.paths {
@@ -127,11 +128,12 @@ impl Corpus {
     }
 
     fn walk(&mut self, folder: &Path, extensions: &[String], depth: usize) -> Result<()> {
-        let refuse = |what: String| {
-            Err(DataError::Read { path: folder.to_path_buf(), cause: io::Error::other(what) })
-        };
+        let refuse =
+            |what: String| Err(DataError::Read { path: folder.to_path_buf(), cause: io::Error::other(what) });
         if depth > CORPUS_DEPTH {
-            return refuse(format!("more than {CORPUS_DEPTH} folders lie within each other: name one further down"));
+            return refuse(format!(
+                "more than {CORPUS_DEPTH} folders lie within each other: name one further down"
+            ));
         }
         let entries = sorted_entries(folder)?;
         self.entries += entries.len();

@@ -126,7 +126,9 @@ fn tokenizers() -> [Value; 4] {
 fn tokenizers_of_any_content_are_read_or_refused() {
     for (number, original) in tokenizers().into_iter().enumerate() {
         let read = |bytes: &[u8]| {
-            let Ok(tokenizer) = Tokenizer::from_json(bytes, Path::new("tokenizer.json")) else { return false };
+            let Ok(tokenizer) = Tokenizer::from_json(bytes, Path::new("tokenizer.json")) else {
+                return false;
+            };
             let ids = tokenizer.encode("ab ba <|endoftext|> \u{e9}").unwrap_or_default();
             tokenizer.decode(&ids);
             tokenizer.decode(&[0, 1, 5, u32::MAX]);

@@ -57,7 +57,8 @@ pub fn survive(
 /// # Panics
 /// When the system refuses.
 pub fn overwrite(path: &Path, bytes: &[u8]) {
-    let file = File::options().write(true).create(true).truncate(false).open(path).expect("a file to overwrite");
+    let file =
+        File::options().write(true).create(true).truncate(false).open(path).expect("a file to overwrite");
     file.write_all_at(bytes, 0).expect("room for a variant");
     file.set_len(bytes.len() as u64).expect("room for a variant");
 }

@@ -25,8 +25,7 @@ const EXTREMES: [&str; 16] = [
 ];
 
 /// What takes the place of a little-endian integer.
-const INTEGERS: [u64; 9] =
-    [0, 1, 2, 0x7fff_ffff, 0xffff_ffff, 1 << 32, i64::MAX as u64, 1 << 63, u64::MAX];
+const INTEGERS: [u64; 9] = [0, 1, 2, 0x7fff_ffff, 0xffff_ffff, 1 << 32, i64::MAX as u64, 1 << 63, u64::MAX];
 
 /// What is repeated many times somewhere in a file.
 const NESTED: [&[u8]; 7] = [b"[", b"{\"a\":", b"\"", b",", b"[[],", b"\xff", b"\n"];
@@ -141,13 +140,19 @@ fn extreme(random: &mut Random, old: &Value) -> Value {
         json!(u64::MAX),
     ];
     let near = match old {
-        Value::Number(number) => number.as_u64().map(|n| json!(n.wrapping_add(random.next_u64() % 3).wrapping_sub(1))),
-        Value::String(text) => Some(json!(*random.pick(&["f64", "u32", "bf16", "..", "/", "", &format!("{text}x")]))),
+        Value::Number(number) => {
+            number.as_u64().map(|n| json!(n.wrapping_add(random.next_u64() % 3).wrapping_sub(1)))
+        }
+        Value::String(text) => {
+            Some(json!(*random.pick(&["f64", "u32", "bf16", "..", "/", "", &format!("{text}x")])))
+        }
         _ => None,
     };
     match (near, random.below(4)) {
         (Some(near), 0 | 1) => near,
-        (_, 2) => random.pick(&[Value::Null, json!(""), json!([]), json!({}), json!(true), json!("NaN")]).clone(),
+        (_, 2) => {
+            random.pick(&[Value::Null, json!(""), json!([]), json!({}), json!(true), json!("NaN")]).clone()
+        }
         _ => random.pick(&numbers).clone(),
     }
 }

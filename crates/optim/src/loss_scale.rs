@@ -89,7 +89,9 @@ impl LossScaleState {
             LossScaleState::Off => return Ok(()),
             LossScaleState::Static { overflows } if overflows <= STATIC_PATIENCE => return Ok(()),
             LossScaleState::Static { overflows } => {
-                return Err(format!("{overflows} overflows in a row; at most {STATIC_PATIENCE} are possible"));
+                return Err(format!(
+                    "{overflows} overflows in a row; at most {STATIC_PATIENCE} are possible"
+                ));
             }
             LossScaleState::Dynamic { scale, iteration, last_overflow, hysteresis } => {
                 (scale, iteration, last_overflow, hysteresis)
@@ -99,7 +101,9 @@ impl LossScaleState {
             return Err(format!("the scale is {scale}, and a number above 0 is expected"));
         }
         if !(0..=MAX_ITERATION).contains(&iteration) || !(-1..iteration.max(1)).contains(&last_overflow) {
-            return Err(format!("step {last_overflow} is said to have overflowed last, of {iteration} steps"));
+            return Err(format!(
+                "step {last_overflow} is said to have overflowed last, of {iteration} steps"
+            ));
         }
         if hysteresis == 0 {
             return Err("the hysteresis is 0, and at least 1 is expected".to_string());

@@ -80,7 +80,9 @@ impl Reached {
                 break;
             }
             if length == METRICS_LINE_BYTES && line.last() != Some(&b'\n') {
-                bail!("line {number} has more than {METRICS_LINE_BYTES} bytes: the file is damaged; move it away");
+                bail!(
+                    "line {number} has more than {METRICS_LINE_BYTES} bytes: the file is damaged; move it away"
+                );
             }
             let Ok(line) = serde_json::from_slice::<Value>(&line) else { continue };
             reached.step = line["step"].as_u64().unwrap_or(reached.step);

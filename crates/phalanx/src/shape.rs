@@ -73,7 +73,8 @@ pub fn write(config: &mut ModelConfig, model: &dyn Model) {
 /// A folder of no known family, or a given key that says something else than its `config.json`.
 pub fn fill_from_init(config: &mut RunConfig, given: &Given) -> Result<Option<Imported>> {
     let Some(dir) = config.model.init.clone().map(PathBuf::from) else { return Ok(None) };
-    let (_, model) = read_hugging_face(&dir).with_context(|| format!("model.init = {:?}", dir.display().to_string()))?;
+    let (_, model) =
+        read_hugging_face(&dir).with_context(|| format!("model.init = {:?}", dir.display().to_string()))?;
     let (shape, family, own) = (model.shape(), family(&*model), &config.model);
     let shown = dir.display().to_string();
     if given.has("model.arch") && own.arch != family {
@@ -124,7 +125,8 @@ pub fn fill_from_init(config: &mut RunConfig, given: &Given) -> Result<Option<Im
 /// A folder without the files, of another architecture, or whose weights are not those of its `config.json`.
 pub fn read_hugging_face(dir: &Path) -> Result<(HuggingFaceDir, Arc<dyn Model>)> {
     let folder = HuggingFaceDir::open(dir)?;
-    let model = model_in(&folder).map_err(|error| anyhow!("{} cannot be imported: {error}", dir.display()))?;
+    let model =
+        model_in(&folder).map_err(|error| anyhow!("{} cannot be imported: {error}", dir.display()))?;
     Ok((folder, model))
 }
 

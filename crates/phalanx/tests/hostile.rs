@@ -139,14 +139,13 @@ fn inputs_that_are_no_regular_files_are_refused_at_once() {
     symlink("/dev/zero", home.path("zero")).unwrap();
     for (file, what) in [("fifo", "a FIFO"), ("zero", "a device")] {
         let schedule = format!("parallel.schedule={file}");
-        let tokenizer = format!("data.tokenizer=./{file}");
-        let text = format!("data.text=[\"{file}\"]");
+        let tokenizer = format!("./{file}");
         let cases: [(&[&str], &str); 6] = [
             (&["plan", file], what),
             (&["train", file], what),
             (&["plan", "small.toml", "--set", &schedule], what),
             (&["plan", "--schedule", file], what),
-            (&["plan", "small.toml", "--set", &tokenizer], what),
+            (&["tokenize", "text.txt", "--tokenizer", &tokenizer, "--out", "out.bin"], what),
             (&["tokenize", file, "--tokenizer", "byte", "--out", "out.bin"], "neither a file nor a folder"),
         ];
         for (args, what) in cases {
@@ -154,7 +153,6 @@ fn inputs_that_are_no_regular_files_are_refused_at_once() {
             home.run(args).refused(&[what, file]);
             assert!(start.elapsed() < SOON, "{args:?}: {:?}", start.elapsed());
         }
-        drop(text);
         for name in ["config.json", "model.safetensors"] {
             let sound = home.read(&format!("hf/{name}"));
             let path = home.path(&format!("hf/{name}"));
@@ -183,7 +181,10 @@ fn write_manifest(home: &Home, manifest: &Value) {
     let text = serde_json::to_string_pretty(manifest).unwrap();
     let rest = text.strip_prefix("{\n").unwrap();
     let checksum = blake3::hash(rest.as_bytes()).to_hex();
-    home.write("runs/small/checkpoints/step-2/manifest.json", format!("{{\n  \"blake3\": \"{checksum}\",\n{rest}\n"));
+    home.write(
+        "runs/small/checkpoints/step-2/manifest.json",
+        format!("{{\n  \"blake3\": \"{checksum}\",\n{rest}\n"),
+    );
 }
 
 #[test]
@@ -194,12 +195,8 @@ fn a_manifest_with_a_right_checksum_and_an_impossible_state_is_refused_by_file_a
     let path = "runs/small/checkpoints/step-2/manifest.json";
     let mut original: Value = serde_json::from_slice(&home.read(path)).unwrap();
     original.as_object_mut().unwrap().remove("blake3");
-    let updates = |applied: Value, skipped: Value, loss_scale: Value| {
-        json!({ "applied": applied, "skipped": skipped, "loss_scale": loss_scale })
-    };
-    let scale = |scale: f64, iteration: i64| {
-        json!({ "kind": "dynamic", "scale": scale, "iteration": iteration, "last_overflow": -1, "hysteresis": 1 })
-    };
+    let updates = |applied: Value, skipped: Value, loss_scale: Value| json!({ "applied": applied, "skipped": skipped, "loss_scale": loss_scale });
+    let scale = |scale: f64, iteration: i64| json!({ "kind": "dynamic", "scale": scale, "iteration": iteration, "last_overflow": -1, "hysteresis": 1 });
     let off = json!({ "kind": "off" });
     let cases: [(&str, Value, &str); 12] = [
         ("step", json!(-1), "state.step"),
@@ -215,7 +212,8 @@ fn a_manifest_with_a_right_checksum_and_an_impossible_state_is_refused_by_file_a
         ("updates", updates(json!(2), json!(0), scale(1.0, i64::MAX)), "state.updates.loss_scale"),
         ("model", json!({ "model_type": "gpt2" }), "n_embd"),
     ];
-    let resume = ["train", "--run", "runs/small", "--resume", "--set", "train.steps=3", "--set", "model.init=hf"];
+    let resume =
+        ["train", "--run", "runs/small", "--resume", "--set", "train.steps=3", "--set", "model.init=hf"];
     for (key, value, field) in cases {
         let mut changed = original.clone();
         changed["state"][key] = value.clone();
@@ -225,10 +223,15 @@ fn a_manifest_with_a_right_checksum_and_an_impossible_state_is_refused_by_file_a
         ended.refused(&["step-2", field]);
     }
     // Types and layers that are not the model's.
+    home.write("runs/small/tokenizer.json", "{\"kind\":\"byte\"}");
     let mut changed = original.clone();
     changed["state"]["model"]["n_layer"] = json!(1_000_000_000);
     write_manifest(&home, &changed);
-    for args in [&["sample", "runs/small", "--prompt", "a"][..], &["export", "runs/small", "--out", "out"], &resume[..6]] {
+    for args in [
+        &["sample", "runs/small", "--prompt", "a"][..],
+        &["export", "runs/small", "--out", "out"],
+        &resume[..6],
+    ] {
         let start = Instant::now();
         home.run(args).refused(&["step-2", "n_layer is 1000000000"]);
         assert!(start.elapsed() < SOON, "{args:?}: {:?}", start.elapsed());
@@ -238,7 +241,11 @@ fn a_manifest_with_a_right_checksum_and_an_impossible_state_is_refused_by_file_a
         tensor["dtype"] = json!("u32");
     }
     write_manifest(&home, &changed);
-    for args in [&["sample", "runs/small", "--prompt", "a"][..], &["export", "runs/small", "--out", "out"], &resume[..6]] {
+    for args in [
+        &["sample", "runs/small", "--prompt", "a"][..],
+        &["export", "runs/small", "--out", "out"],
+        &resume[..6],
+    ] {
         home.run(args).refused(&["step-2", "u32", "f32"]);
     }
 }

@@ -263,10 +263,12 @@ pub fn updates(from: &Checkpoint) -> Result<Updates, RunError> {
     let Some(stored) = from.state().get(UPDATES) else {
         return Ok(Updates { applied: step, skipped: 0, loss_scale: LossScaleState::Off });
     };
-    let updates = Updates::deserialize(stored).map_err(|cause| bad_state(from, UPDATES, &cause.to_string()))?;
+    let updates =
+        Updates::deserialize(stored).map_err(|cause| bad_state(from, UPDATES, &cause.to_string()))?;
     let Updates { applied, skipped, loss_scale } = updates;
     if applied.checked_add(skipped) != Some(step) {
-        let reason = format!("{applied} steps applied and {skipped} skipped are not the {step} that were done");
+        let reason =
+            format!("{applied} steps applied and {skipped} skipped are not the {step} that were done");
         return Err(bad_state(from, UPDATES, &reason));
     }
     loss_scale.check().map_err(|reason| bad_state(from, "updates.loss_scale", &reason))?;

@@ -117,5 +117,6 @@ fn read_header(path: &Path, index: &[u8]) -> Result<IndexHeader> {
 fn read_magic(path: &Path) -> bool {
     use std::io::Read;
     let mut magic = [0u8; MAGIC.len()];
-    phalanx_files::open_regular(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == *MAGIC
+    phalanx_files::open_regular(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok()
+        && magic == *MAGIC
 }

@@ -33,7 +33,9 @@ impl HuggingFace {
     pub(super) fn from_json(content: &str) -> Result<HuggingFace, String> {
         let parts = json_parts(content);
         if parts > TOKENIZER_PARTS {
-            return Err(format!("it has {parts} commas, colons and brackets; at most {TOKENIZER_PARTS} are read"));
+            return Err(format!(
+                "it has {parts} commas, colons and brackets; at most {TOKENIZER_PARTS} are read"
+            ));
         }
         let mut tokenizer: Tokenizer = content.parse().map_err(|e| {
             format!("it is not a Hugging Face tokenizer.json of a kind that is known here: {e}")

@@ -90,12 +90,7 @@ fn config(dir: &Path, model: &dyn Model, tokenizer: Option<&str>) -> RunConfig {
 }
 
 /// Streams the parameters and zero states into the checkpoint that is being made.
-fn write(
-    source: &HuggingFaceDir,
-    model: &dyn Model,
-    parameters: &[ParameterSpec],
-    tmp: &Path,
-) -> Result<()> {
+fn write(source: &HuggingFaceDir, model: &dyn Model, parameters: &[ParameterSpec], tmp: &Path) -> Result<()> {
     const WINDOW_BYTES: usize = 1 << 20;
     let states = std::iter::once(PARAMETERS).chain(STATES);
     let pieces: Vec<Piece> = states
