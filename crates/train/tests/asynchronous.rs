@@ -346,7 +346,7 @@ fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
     let ran: Vec<Ran> = on_ranks(&model, &config, &body).into_iter().map(Option::unwrap).collect();
     let saved = merge(&model, &config, &ran);
     let checkpoint = Checkpoint::open(&folder.path().join("step-10")).unwrap();
-    assert_eq!(phalanx_train::state::updates(&checkpoint).applied, 10);
+    assert_eq!(phalanx_train::state::updates(&checkpoint).unwrap().applied, 10);
     let mut alone = config.clone();
     (alone.parallel.data, alone.parallel.updates) = (Some(1), Updates::Synchronous);
     let of = spec(&model, &alone);
