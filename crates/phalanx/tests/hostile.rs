@@ -139,14 +139,13 @@ fn inputs_that_are_no_regular_files_are_refused_at_once() {
     symlink("/dev/zero", home.path("zero")).unwrap();
     for (file, what) in [("fifo", "a FIFO"), ("zero", "a device")] {
         let schedule = format!("parallel.schedule={file}");
-        let tokenizer = format!("data.tokenizer=./{file}");
-        let text = format!("data.text=[\"{file}\"]");
+        let tokenizer = format!("./{file}");
         let cases: [(&[&str], &str); 6] = [
             (&["plan", file], what),
             (&["train", file], what),
             (&["plan", "small.toml", "--set", &schedule], what),
             (&["plan", "--schedule", file], what),
-            (&["plan", "small.toml", "--set", &tokenizer], what),
+            (&["tokenize", "text.txt", "--tokenizer", &tokenizer, "--out", "out.bin"], what),
             (&["tokenize", file, "--tokenizer", "byte", "--out", "out.bin"], "neither a file nor a folder"),
         ];
         for (args, what) in cases {
@@ -154,7 +153,6 @@ fn inputs_that_are_no_regular_files_are_refused_at_once() {
             home.run(args).refused(&[what, file]);
             assert!(start.elapsed() < SOON, "{args:?}: {:?}", start.elapsed());
         }
-        drop(text);
         for name in ["config.json", "model.safetensors"] {
             let sound = home.read(&format!("hf/{name}"));
             let path = home.path(&format!("hf/{name}"));
@@ -225,6 +223,7 @@ fn a_manifest_with_a_right_checksum_and_an_impossible_state_is_refused_by_file_a
         ended.refused(&["step-2", field]);
     }
     // Types and layers that are not the model's.
+    home.write("runs/small/tokenizer.json", "{\"kind\":\"byte\"}");
     let mut changed = original.clone();
     changed["state"]["model"]["n_layer"] = json!(1_000_000_000);
     write_manifest(&home, &changed);
