@@ -133,6 +133,7 @@ pub struct DrawArgs {
     phalanx train --run runs/quickstart --resume\n  \
     phalanx train examples/quickstart.toml --json | jq .loss\n\n\
     The run folder holds config.toml (resolved), plan.json, memory.json, metrics.jsonl and checkpoints/.\n\
+    One process at a time works in it.\n\
     On --resume the configuration is the stored one with what CONFIG and --set change since; the mesh, its\n\
     schedule, ZeRO stage, chunks, threads and micro-batches may change freely.\n\n\
     mfu is model FLOPs utilisation: the share of the peak, measured at the start, that the model's matrix\n\
@@ -207,7 +208,8 @@ pub struct SampleArgs {
 
 /// Turns text into a token file
 ///
-/// The file holds the tokens and their tokenizer; `data.tokens = "FILE"` trains on it.
+/// The file holds the tokens and their tokenizer; `data.tokens = "FILE"` trains on it. A file that exists is
+/// replaced with --force only, and only once the new one is whole.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx tokenize --tokenizer gpt2 --out books.bin books/\n  \
