@@ -127,22 +127,17 @@ pub enum CheckpointError {
 
     /// The tensor has another shape or type than the model that asks for it.
     #[error(
-        "{tensor} in {} is {found} of shape {found_shape:?}, and {expected} of shape {expected_shape:?} is \
-         expected: was it saved by another model?", .path.display()
+        "{tensor} in {} is {found}, and {expected} is expected: was it saved by another model?", .path.display()
     )]
     OtherTensor {
         /// State and name.
         tensor: String,
         /// The checkpoint.
         path: PathBuf,
-        /// Its type on disk.
-        found: &'static str,
-        /// Its shape on disk.
-        found_shape: Vec<usize>,
-        /// The type that was asked for.
-        expected: &'static str,
-        /// The shape that was asked for.
-        expected_shape: Vec<usize>,
+        /// Its type and shape on disk.
+        found: String,
+        /// The type and shape that were asked for.
+        expected: String,
     },
 
     /// A weight that no model can start from.

@@ -177,13 +177,12 @@ impl Checkpoint {
         if tensor.shape == shape && tensor.dtype == dtype {
             return Ok(tensor);
         }
+        let describe = |dtype: DType, shape: &[usize]| format!("{} of shape {shape:?}", dtype.name());
         Err(CheckpointError::OtherTensor {
             tensor: tensor.label(),
             path: self.dir.clone(),
-            found: tensor.dtype.name(),
-            found_shape: tensor.shape.clone(),
-            expected: dtype.name(),
-            expected_shape: shape.to_vec(),
+            found: describe(tensor.dtype, &tensor.shape),
+            expected: describe(dtype, shape),
         })
     }
 

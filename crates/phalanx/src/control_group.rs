@@ -53,6 +53,14 @@ pub fn tightest(root: &Path) -> Option<GroupLimit> {
     limits.min_by_key(|limit| limit.available_bytes)
 }
 
+/// Largest file of the kernel that is read: the list of mounts of a host with thousands of containers.
+const KERNEL_FILE_BYTES: u64 = 16 << 20;
+
+/// The text of a file of the kernel; None where it is missing or is no text.
+fn text(path: &Path) -> Option<String> {
+    phalanx_files::read_text(path, KERNEL_FILE_BYTES).ok()
+}
+
 /// How many processes of this process's group the kernel has killed for want of memory, and the file that says so.
 pub fn out_of_memory_kills(root: &Path) -> Option<(PathBuf, u64)> {
     hierarchies(root).into_iter().find_map(|hierarchy| {
@@ -61,7 +69,7 @@ pub fn out_of_memory_kills(root: &Path) -> Option<(PathBuf, u64)> {
             Version::Two => "memory.events",
         };
         let file = hierarchy.own.join(name);
-        let count = row(&std::fs::read_to_string(&file).ok()?, "oom_kill")?;
+        let count = row(&text(&file)?, "oom_kill")?;
         Some((file, count))
     })
 }
@@ -82,7 +90,7 @@ impl Hierarchy {
             ),
             Version::Two => ("memory.max", "memory.current", ["inactive_file", "active_file"]),
         };
-        let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
+        let read = |name: &str| text(&folder.join(name));
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
         // Under version 1 a group may leave those below it to themselves.
         if folder != self.own && number("memory.use_hierarchy") == Some(0) {
@@ -103,7 +111,7 @@ impl Hierarchy {
 
 /// The hierarchies that may bound memory: that of version 1 for memory, and that of version 2.
 fn hierarchies(root: &Path) -> Vec<Hierarchy> {
-    let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap_or_default();
+    let read = |name: &str| text(&root.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
     let of_group = |line: &str| {
         // `4:cpu,memory:/path`; in version 2 `0::/path`.

@@ -15,8 +15,6 @@ mod control_group;
 mod death;
 mod ending;
 mod environment;
-#[cfg(test)]
-mod extreme_values;
 mod file_size;
 mod kernel_bench;
 mod kernel_table;

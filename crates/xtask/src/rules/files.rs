@@ -6,8 +6,8 @@ use crate::source::Source;
 use crate::words::identifiers;
 use crate::workspace::Workspace;
 
-/// Crates that may create and rename files themselves: the room for files, and this checker.
-const MAY_WRITE: [&str; 2] = ["files", "xtask"];
+/// Crates that may create and rename files themselves: the room for files, and programs and helpers of the developers.
+const MAY_WRITE: [&str; 4] = ["files", "hostile", "reliability", "xtask"];
 
 /// Functions of the standard library, with the module or type before them.
 const WRITES: [(&str, &str); 8] = [

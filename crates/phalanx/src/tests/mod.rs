@@ -1,6 +1,8 @@
 //! Texts that the binary reads, changed in thousands of ways: each is read or refused, without a panic and in
 //! bounded memory.
 
+mod extreme_values;
+
 use phalanx_hostile::{Counting, Random, mutate, overwrite, peak_bytes, survive};
 use phalanx_train::RunConfig;
 use tempfile::tempdir;
