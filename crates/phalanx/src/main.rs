@@ -46,6 +46,11 @@ use clap::Parser;
 use args::{BenchCommand, Cli, Command};
 use environment::Environment;
 
+// Unit tests may bring an allocator of their own.
+#[cfg(not(test))]
+#[global_allocator]
+static ALLOCATOR: phalanx_tensor::OrEnd = phalanx_tensor::OrEnd;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(cli.command) {
