@@ -57,6 +57,11 @@ use args::{BenchCommand, Cli, Command};
 use environment::Environment;
 use output::OutputError;
 
+// Unit tests may bring an allocator of their own.
+#[cfg(not(test))]
+#[global_allocator]
+static ALLOCATOR: phalanx_tensor::OrEnd = phalanx_tensor::OrEnd;
+
 fn main() -> ExitCode {
     match Cli::try_parse() {
         Ok(cli) => run(cli.command).unwrap_or_else(|error| explain(&error)),

@@ -4,6 +4,7 @@
 //! `Cpu` computes, `Meta` records. Element types, shapes and prices are checked in one place
 //! ([`device`]), kernels live one operation a file under [`cpu`].
 
+mod allocator;
 pub mod arena;
 pub mod buffer;
 pub mod cpu;
@@ -20,6 +21,7 @@ pub mod shape;
 mod threads;
 pub mod vocabulary;
 
+pub use allocator::OrEnd;
 pub use arena::Arena;
 pub use buffer::{Tensor, View, ViewMut};
 pub use cpu::Cpu;
