@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use golden::{fill, synchronous, weights};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_collectives::{Endpoint, Options, threads};
+use phalanx_data::DataError;
 use phalanx_models::Gpt2;
 use phalanx_plan::MemoryPlan;
 use phalanx_tensor::{Arena, Cpu, Device, Region};
