@@ -1,7 +1,7 @@
 //! From a configuration to a run that is ready to train: tokens, model and plan, all checked, and only then
 //! written into the run folder, together.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::{TOKENIZER_FILE, TokenFile, Tokenizer};
@@ -117,6 +117,8 @@ struct Tokens {
     prepared: Prepared,
     /// Where the token file is, if the configuration names none.
     folder: PathBuf,
+    /// Whether they were made or opened anew, and not found in the run folder.
+    is_new: bool,
     /// Checksum that it must have.
     expected: Option<String>,
 }
@@ -137,12 +139,12 @@ fn tokens(
     if started.same_data && config.data.tokens.is_none() && folder.has_tokens() {
         let prepared = stored_tokens(folder, staged)?;
         prepared.tokenizer.as_ref().map_or(Ok(()), accept)?;
-        return Ok(Tokens { prepared, folder: folder.path().to_path_buf(), expected });
+        return Ok(Tokens { prepared, folder: folder.path().to_path_buf(), is_new: false, expected });
     }
     let prepared = tokenizing::with_progress(show != Show::Progress, |progress| {
         dataset::prepare(&config.data, staged.path(), machine::cores(), accept, progress)
     })?;
-    Ok(Tokens { prepared, folder: staged.path().to_path_buf(), expected })
+    Ok(Tokens { prepared, folder: staged.path().to_path_buf(), is_new: true, expected })
 }
 
 /// The tokens in the run folder, which hold their tokenizer.
@@ -172,7 +174,7 @@ fn plan(
     imported: Option<&Imported>,
     tokens: Tokens,
 ) -> Result<(Planned, DataDigests)> {
-    let Tokens { prepared, folder, expected } = tokens;
+    let Tokens { prepared, folder, is_new, expected } = tokens;
     let origin = match (&prepared.tokenizer, &config.data.tokens) {
         (Some(tokenizer), _) => format!("the tokenizer {}", tokenizer.describe()),
         (None, Some(file)) => file.clone(),
@@ -183,7 +185,7 @@ fn plan(
     let vocabulary = Vocabulary::of(config, prepared.tokenizer.as_ref(), prepared.vocab, origin);
     let model = shape::complete(config, fixed, &vocabulary)?;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
-    let (data, blake3) = opened.map_err(|error| what_to_do(error, config, &folder))?;
+    let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new))?;
     let planned = Planned::new(config.clone(), model, data.evaluated())?;
     planned.check_memory()?;
     let tokenizer = prepared.tokenizer.as_ref().map(Tokenizer::digest);
@@ -191,17 +193,16 @@ fn plan(
 }
 
 /// How to go on when the tokens are not those of the run.
-fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, folder: &Path) -> anyhow::Error {
+fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) -> anyhow::Error {
     if !matches!(error, phalanx_data::DataError::NotTheTokens { .. }) {
         return error.into();
     }
-    let is_staged = folder.ends_with(Path::new(".next"));
     let advice = match &config.data.tokens {
         Some(file) => format!(
             "{file} was changed since: put it back, or train on it as it is now with --set data.tokens={}",
             resume::shell_word(file)
         ),
-        None if is_staged => {
+        None if is_new => {
             "tokens.bin is missing, and the text of data.text was changed since: put one of them \
                               back, or train on the text as it is now with --data"
                 .to_string()
