@@ -1,4 +1,5 @@
 //! The fault campaign as a program: `cargo xtask reliability` builds and starts it.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 
 use std::path::PathBuf;
 use std::process::ExitCode;

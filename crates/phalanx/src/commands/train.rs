@@ -40,9 +40,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     if args.resume && file.is_none() && !folder.path().exists() {
         bail!("{} is no run folder; give a configuration to start one", folder.path().display());
     }
-    if !args.resume {
-        folder.refuse_results()?;
-    }
+    // Before anything is said about what the folder holds: another run may be working there.
     let claim = Claim::take(&folder)?;
     let (started, prepared) = match set_up(&folder, args, file.as_ref()) {
         Ok(set_up) => set_up,
