@@ -289,10 +289,10 @@ fn only_regular_files_of_expected_size_are_read() {
     }
     // A rank's file that was replaced: found when it is read.
     let (_folder, dir, _) = checkpoint();
-    let checkpoint = Checkpoint::open(&dir).unwrap();
     let file = dir.join("rank-00000.safetensors");
     fs::remove_file(&file).unwrap();
     make_fifo(&file);
+    let checkpoint = Checkpoint::open(&dir).unwrap();
     let error = checkpoint.read("parameters", "wte.weight", 0..4, &mut [0; 16]).unwrap_err().to_string();
     assert!(error.contains("a FIFO"), "{error}");
 }

@@ -42,7 +42,7 @@ fn what_transformers_wrote_is_whole_and_every_tensor_is_needed() {
 #[test]
 fn a_number_of_layers_that_is_not_the_files_is_refused_at_once() {
     for (folder, (_, key, tensors)) in ["gpt2", "bert"].into_iter().zip(goldens()) {
-        for layers in [1u64, 3, 1_000_000, 1 << 28] {
+        for layers in [1u64, 3, 1024] {
             let mut config = rig::config(folder);
             config[key] = json!(layers);
             let start = Instant::now();
@@ -52,11 +52,11 @@ fn a_number_of_layers_that_is_not_the_files_is_refused_at_once() {
             }
             assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
         }
-        for layers in [json!((1u64 << 28) + 1), json!(1e9), json!(u64::MAX), json!(-1), json!("2")] {
+        for layers in [json!(1025), json!(1_000_000), json!(1e9), json!(u64::MAX), json!(-1), json!("2")] {
             let mut config = rig::config(folder);
             config[key] = layers;
             let error = from_config(&config).unwrap_err().to_string();
-            assert!(error.contains(key) && error.contains("from 1 to 268435456"), "{error}");
+            assert!(error.contains(key) && error.contains("from 1 to 1024"), "{error}");
         }
     }
 }
@@ -64,7 +64,7 @@ fn a_number_of_layers_that_is_not_the_files_is_refused_at_once() {
 /// Many layers of one tensor each: no network is built to find out what is missing.
 #[test]
 fn layers_of_one_tensor_each_are_refused_at_once() {
-    let layers = 150_000usize;
+    let layers = 1024usize;
     let mut config = rig::config("gpt2");
     config["n_layer"] = json!(layers);
     let tensors: Tensors = (0..layers).map(|layer| (format!("h.{layer}.a"), vec![1])).collect();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::mesh_report;
 use crate::planned::{Planned, outside_bytes};
-use crate::report::{Table, bytes, count, plural};
+use crate::report::{Table, bytes, count, plural, whole};
 
 /// Everything, bytes exact. `ranks` has the shape of `memory.json`; of a large world it has one rank of each place
 /// in the pipeline, which stands for `ranks_alike`.
@@ -25,7 +25,7 @@ pub fn to_json(planned: &Planned) -> Value {
         "ranks": plan.ranks.iter().map(rank).collect::<Vec<_>>(),
         "ranks_alike": planned.each_stands_for(),
         "parameters": plan.parameters,
-        "flops_per_step": plan.flops_per_step(),
+        "flops_per_step": whole(plan.flops_per_step()),
         "collective_bytes_per_step": plan.collective_bytes_per_step(),
         "tokens_per_step": spec.tokens_per_step(),
         "outside_bytes_per_rank": outside_bytes(spec),
@@ -209,22 +209,26 @@ fn phases_table(memory: &MemoryPlan) -> Table {
 fn work(planned: &Planned) -> String {
     let plan = &planned.plan;
     let mut table = Table::default();
-    let exact = |label: &str, short: String, exact: u64| [label.to_string(), short, exact.to_string()];
-    table.row(exact("parameters", count(plan.parameters as f64), plan.parameters));
-    table.row(exact("tokens", count(plan.spec.tokens_per_step() as f64), plan.spec.tokens_per_step()));
+    let exact = |label: &str, short: String, exact: String| [label.to_string(), short, exact];
+    table.row(exact("parameters", count(plan.parameters as f64), plan.parameters.to_string()));
+    table.row(exact(
+        "tokens",
+        count(plan.spec.tokens_per_step() as f64),
+        plan.spec.tokens_per_step().to_string(),
+    ));
     table.row(exact(
         "operations (matrix products)",
         count(plan.flops_per_step() as f64),
-        plan.flops_per_step(),
+        plan.flops_per_step().to_string(),
     ));
     table.row(exact(
         "bytes sent by all ranks",
         bytes(plan.collective_bytes_per_step()),
-        plan.collective_bytes_per_step(),
+        plan.collective_bytes_per_step().to_string(),
     ));
     if !mesh_report::has_mesh(&plan.spec) {
         let textbook = plan.textbook.sent_bytes * plan.spec.world() as u64;
-        table.row(exact("the textbook's, for one batch", bytes(textbook), textbook));
+        table.row(exact("the textbook's, for one batch", bytes(textbook), textbook.to_string()));
     }
     let none = &[][..];
     let collectives = if plan.spec.world() > 1 { &plan.of(0).step.collectives[..] } else { none };

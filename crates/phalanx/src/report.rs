@@ -93,6 +93,11 @@ impl std::fmt::Display for Table {
     }
 }
 
+/// A count as JSON: exact up to 2^64, which is as far as JSON's readers go, and rounded beyond.
+pub fn whole(count: u128) -> serde_json::Value {
+    u64::try_from(count).map_or_else(|_| (count as f64).into(), Into::into)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,7 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use phalanx_data::TOKENIZER_FILE;
 use phalanx_files::{create_folders, remove_folder, sync_folder};
 use phalanx_train::dataset::TOKENS_FILE;
@@ -66,8 +66,11 @@ impl Staged {
     /// Puts the files in their places. `starts`: files of [`FILES`] that are not among them are removed.
     ///
     /// # Errors
-    /// A disk that cannot be written; the change counts or not, as a whole.
+    /// A disk that cannot be written, a folder where a file belongs; the change counts or not, as a whole.
     pub fn commit(self, starts: bool) -> Result<()> {
+        if let Some(folder) = FILES.map(|name| self.run.join(name)).into_iter().find(|path| path.is_dir()) {
+            bail!("{} is a folder, and a run writes a file there: move it away", folder.display());
+        }
         if starts {
             let marker = self.next.join(STARTS);
             phalanx_files::write(&marker, "").with_context(|| writing(&marker))?;

@@ -33,7 +33,7 @@ const COMMANDS: [&[&str]; 12] = [
     &["inspect", "r"],
     &["inspect", "r/checkpoints/step-8", "--json"],
     &["inspect", "t.bin"],
-    &["tokenize", "text.txt", "--out", "t.bin"],
+    &["tokenize", "text.txt", "--out", "t.bin", "--force"],
     &["export", "r", "--out", "exported"],
     &["--help"],
 ];

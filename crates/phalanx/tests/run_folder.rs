@@ -155,7 +155,7 @@ fn one_run_at_a_time() {
         let holder = format!("in use by process {}", first.id());
         let words = [holder.as_str(), "--run", "nothing was changed"];
         home.run(&RESUME).refused(&words);
-        home.run(&["train", "small.toml", "--run", "r"]).refused(&["already holds a run"]);
+        home.run(&["train", "small.toml", "--run", "r"]).refused(&words);
         let at = home.metrics("r").last().unwrap()["step"].as_u64().unwrap();
         home.wait_for_step("r", at + 5);
         // Every rank holds the lock, so that it outlives a launcher that is killed.

@@ -161,25 +161,25 @@ impl RunPlan {
         exact.or_else(like).expect("every place in the pipeline was run dry")
     }
 
-    /// The sum of a number over all ranks.
-    fn over_ranks(&self, of: impl Fn(&Cost) -> u64) -> u64 {
-        let each = (self.spec.world() / self.ranks.len()) as u64;
-        self.ranks.iter().map(|rank| of(&rank.step)).sum::<u64>() * each
+    /// The sum of a number over all ranks. The operations of a step of 10^12 parameters exceed 64 bits.
+    fn over_ranks(&self, of: impl Fn(&Cost) -> u64) -> u128 {
+        let each = (self.spec.world() / self.ranks.len()) as u128;
+        self.ranks.iter().map(|rank| u128::from(of(&rank.step))).sum::<u128>() * each
     }
 
     /// Floating-point operations of one step over all ranks.
-    pub fn flops_per_step(&self) -> u64 {
+    pub fn flops_per_step(&self) -> u128 {
         self.over_ranks(|step| step.flops)
     }
 
     /// The same without what is computed again.
-    pub fn model_flops_per_step(&self) -> u64 {
+    pub fn model_flops_per_step(&self) -> u128 {
         self.over_ranks(Cost::model_flops)
     }
 
     /// Bytes that all ranks together send in one step.
     pub fn collective_bytes_per_step(&self) -> u64 {
-        self.over_ranks(|step| step.sent_bytes)
+        self.over_ranks(|step| step.sent_bytes) as u64
     }
 }
 

@@ -299,7 +299,7 @@ impl<'a> Session<'a> {
         let communication = self.place.groups.take_statistics();
         let plan = &self.job.plan;
         let tokens = plan.spec.tokens_per_step();
-        let utilisation = |flops: u64| self.job.peak_flops_per_s.map(|peak| flops as f64 / seconds / peak);
+        let utilisation = |flops: u128| self.job.peak_flops_per_s.map(|peak| flops as f64 / seconds / peak);
         let (model, executed) = (plan.model_flops_per_step(), plan.flops_per_step());
         let record = StepRecord {
             step: number,

@@ -13,7 +13,7 @@ use crate::launch::{Crew, Output};
 use crate::mesh_report;
 use crate::output::{print, print_json};
 use crate::planned::{Planned, estimate_data};
-use crate::report::{Table, bytes, count, plural, seconds};
+use crate::report::{Table, bytes, count, plural, seconds, whole};
 use crate::seat::Seat;
 use crate::shape;
 use crate::signals::Signals;
@@ -94,7 +94,7 @@ impl Summary {
         sorted.sort_by(f64::total_cmp);
         let (median, min) = (sorted[sorted.len() / 2], sorted[0]);
         let peak_flops_per_s: f64 = ranks.iter().map(|rank| rank.peaks.flops_per_s).sum();
-        let share = |flops: u64| flops as f64 / median / peak_flops_per_s;
+        let share = |flops: u128| flops as f64 / median / peak_flops_per_s;
         let most = |which: usize| ranks.iter().map(|rank| rank.page_faults.map(|faults| faults[which])).max();
         Summary {
             steps,
@@ -131,8 +131,8 @@ fn to_json(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Value
     let flops = plan.flops_per_step();
     json!({
         "step_s_median": median, "step_s_min": summary.min, "step_s": summary.steps,
-        "tokens_per_s": summary.tokens_per_s, "flops_per_step": flops,
-        "model_flops_per_step": planned.plan.model_flops_per_step(), "flops_per_s": flops as f64 / median,
+        "tokens_per_s": summary.tokens_per_s, "flops_per_step": whole(flops),
+        "model_flops_per_step": whole(planned.plan.model_flops_per_step()), "flops_per_s": flops as f64 / median,
         "compute": planned.compute().name(), "peak_flops_per_s": summary.peak_flops_per_s,
         "mfu": summary.mfu, "hfu": summary.hfu, "resident_bytes_peak": summary.resident,
         "resident_bytes_peak_by_rank": ranks.iter().map(|r| r.resident_bytes_peak).collect::<Vec<_>>(),

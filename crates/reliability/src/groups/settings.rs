@@ -166,9 +166,12 @@ fn try_one(
     }
 }
 
-/// Whether the program ended as Rust ends it when memory cannot be had, or could not be loaded at all.
+/// Whether the program ended as it does when an allocation fails, as the C library ends it then, or could not be loaded
+/// at all.
 fn allocation_failed(ended: &Ended) -> bool {
-    let said = ended.stderr.contains("memory allocation of");
+    let said = ["the system gives no more memory to this program", "Fatal glibc error"]
+        .iter()
+        .any(|words| ended.stderr.contains(words));
     said || (ended.code == Some(127) && ended.stderr.contains("shared libraries"))
 }
 

@@ -47,8 +47,8 @@ const MAX_DRY_RUNS: u128 = 1 << 16;
 /// Bytes of logits for which the head takes as long to be run dry as a block: it makes them in slices.
 const LOGITS_AS_A_BLOCK: u128 = 256 << 20;
 
-/// Operations of a step, and bytes that it sends, over all ranks.
-const MAX_WORK: u128 = 1 << 62;
+/// Operations of a step on one rank, and bytes that all ranks send in it: sums of both stay below 2^64.
+const MAX_WORK: u128 = 1 << 63;
 
 impl RunConfig {
     /// Refuses a count above its maximum.
@@ -193,20 +193,22 @@ impl RunConfig {
         let tokens = self.batch.global as u128 * seq;
         let each = 6 * u128::from(elements) + 12 * (shape.layers * shape.hidden) as u128 * seq;
         // With what checkpointing computes again, and what is sent of each parameter in each micro-batch.
-        let (operations, sent) =
-            (2 * tokens * each, 16 * u128::from(elements) * (mesh.world() * self.micro_batches()) as u128);
+        let sent = 16 * u128::from(elements) * (mesh.world() * self.micro_batches()) as u128;
+        // Stages need not be alike: one rank may have nearly all that its replica's part of each layer has to do.
+        let operations = 2 * tokens * each / (mesh.data * mesh.tensor) as u128;
         if operations > MAX_WORK {
             let expected = format!(
-                "makes a step of {} sequences of {seq} tokens through {elements} parameters, about {operations:e} \
-                 operations: at most {MAX_WORK:e} are planned; make the model, model.seq or the batch smaller",
-                self.batch.global
+                "makes a step of {} sequences of {seq} tokens through {elements} parameters, up to {:.1e} operations on \
+                 a rank: at most {:.1e} are planned; use more ranks, or make the model, model.seq or the batch smaller",
+                self.batch.global, operations as f64, MAX_WORK as f64
             );
             return Err(refuse("batch.global", self.batch.global, expected));
         }
         if sent > MAX_WORK {
             let expected = format!(
-                "ranks send about {sent:e} bytes of {elements} parameters in a step: at most {MAX_WORK:e} are \
-                 planned; use fewer ranks or micro-batches"
+                "ranks send up to {:.1e} bytes of {elements} parameters in a step: at most {:.1e} are planned; use \
+                 fewer ranks or micro-batches",
+                sent as f64, MAX_WORK as f64
             );
             return Err(refuse("parallel.ranks", mesh.world(), expected));
         }

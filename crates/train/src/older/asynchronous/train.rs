@@ -195,7 +195,7 @@ fn record(job: &Job, done: &Done, took: Duration) -> Record {
     let seconds = took.as_secs_f64();
     let plan = &job.plan;
     let tokens = plan.spec.tokens_per_step();
-    let utilisation = |flops: u64| job.peak_flops_per_s.map(|peak| flops as f64 / seconds / peak);
+    let utilisation = |flops: u128| job.peak_flops_per_s.map(|peak| flops as f64 / seconds / peak);
     let (model, executed) = (plan.model_flops_per_step(), plan.flops_per_step());
     let staleness = &done.staleness;
     let step = StepRecord {
