@@ -24,6 +24,19 @@ use crate::{CheckpointError, Result};
 /// [`CheckpointError::Write`] or [`CheckpointError::Read`] when the folder cannot be used.
 pub fn begin(checkpoints: &Path, step: u64) -> Result<PathBuf> {
     phalanx_files::create_folders(checkpoints).map_err(CheckpointError::writing(checkpoints))?;
+    settle(checkpoints)?;
+    let tmp = steps::unfinished(checkpoints, step);
+    fs::create_dir(&tmp).map_err(CheckpointError::writing(&tmp))?;
+    phalanx_files::sync_folder(checkpoints).map_err(CheckpointError::writing(checkpoints))?;
+    Ok(tmp)
+}
+
+/// Removes what interrupted saves and purges have left under `checkpoints`, which need not exist. Only for who knows that
+/// nobody saves there now.
+///
+/// # Errors
+/// [`CheckpointError::Write`] or [`CheckpointError::Read`] when the folder cannot be used.
+pub fn settle(checkpoints: &Path) -> Result<()> {
     for folder in steps::list(checkpoints)? {
         match folder.stage {
             SaveStage::Unfinished => remove_folder(&folder.path)?,
@@ -31,10 +44,7 @@ pub fn begin(checkpoints: &Path, step: u64) -> Result<PathBuf> {
             SaveStage::Committed => {}
         }
     }
-    let tmp = steps::unfinished(checkpoints, step);
-    fs::create_dir(&tmp).map_err(CheckpointError::writing(&tmp))?;
-    phalanx_files::sync_folder(checkpoints).map_err(CheckpointError::writing(checkpoints))?;
-    Ok(tmp)
+    Ok(())
 }
 
 /// Turns `tmp`, as [`begin`] named it and into which `ranks` ranks have written, into the checkpoint

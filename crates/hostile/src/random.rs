@@ -26,6 +26,28 @@ impl Random {
         if bound == 0 { 0 } else { (self.next_u64() % bound as u64) as usize }
     }
 
+    /// A number in `0.0..1.0`.
+    pub fn fraction(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// True with this probability.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        self.fraction() < probability
+    }
+
+    /// Random bytes.
+    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
+        (0..count).map(|_| self.next_u64() as u8).collect()
+    }
+
+    /// Puts `items` into a random order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+    }
+
     /// One of several, at least one.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len())]
@@ -48,5 +70,18 @@ mod tests {
         let mut random = Random { state: 1_234_567 };
         let first = [random.next_u64(), random.next_u64(), random.next_u64()];
         assert_eq!(first, [6457827717110365317, 3203168211198807973, 9817491932198370423]);
+    }
+
+    #[test]
+    fn cases_are_independent_of_each_other() {
+        let first = |seed, number| Random::of_case(seed, number).next_u64();
+        assert_eq!(first("kills", 3), first("kills", 3));
+        assert_ne!(first("kills", 3), first("kills", 4));
+        assert_ne!(first("kills", 3), first("stops", 3));
+        let mut numbers: Vec<usize> = (0..50).collect();
+        Random::of_case("x", 0).shuffle(&mut numbers);
+        assert_ne!(numbers, (0..50).collect::<Vec<_>>());
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..50).collect::<Vec<_>>());
     }
 }

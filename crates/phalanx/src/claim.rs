@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use phalanx_files::{FolderLock, LockError};
+use phalanx_files::{FolderLock, LOCK_FILE, LockError};
 use phalanx_train::run_files::is_memory_part;
 
 use crate::run_folder::RunFolder;
@@ -46,8 +46,13 @@ impl Claim {
                 Err(LockError::Failed(_)) if !path.exists() && Instant::now() < deadline => {}
                 Err(LockError::Failed(cause)) => {
                     let advice = "give this user the right to write there; the file system must have locks";
+                    let file = path.join(LOCK_FILE);
                     return Err(cause).with_context(|| {
-                        format!("cannot lock the run folder {} ({advice})", path.display())
+                        format!(
+                            "cannot lock the run folder {}: {} ({advice})",
+                            path.display(),
+                            file.display()
+                        )
                     });
                 }
             }
@@ -88,7 +93,8 @@ impl Claim {
             }
             Ok::<_, std::io::Error>(())
         };
-        leftovers().with_context(|| format!("cannot remove what a killed run left in {}", path.display()))
+        leftovers().with_context(|| format!("cannot remove what a killed run left in {}", path.display()))?;
+        Ok(phalanx_checkpoint::settle(&self.folder.checkpoints())?)
     }
 }
 

@@ -1,19 +1,18 @@
 //! What is said when a run ends: what it reached, what it held beside what was planned, a sample, where
 //! everything lies, what to try next. Read from the run folder, whoever trained.
 
-use std::io::{BufRead, BufReader, ErrorKind, Read};
-
 use anyhow::{Context, Result, bail};
 use phalanx_models::Objective;
 use phalanx_train::RunConfig;
 use phalanx_train::metrics::RankBytes;
+use phalanx_train::metrics_lines::MetricsLines;
 use phalanx_train::run_files::METRICS_FILE;
 use phalanx_train::sample::{Generator, Sampling};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::environment::Environment;
-use crate::limits::{MEMORY_BYTES, METRICS_LINE_BYTES};
+use crate::limits::MEMORY_BYTES;
 use crate::output::TrainOutput;
 use crate::planned::{Planned, outside_bytes};
 use crate::report::{bytes, plural, seconds};
@@ -63,29 +62,17 @@ impl Reached {
     /// A file that cannot be read, or whose lines are longer than any that a run writes.
     pub fn read(folder: &RunFolder) -> Result<Reached> {
         let path = folder.file(METRICS_FILE);
-        let file = match phalanx_files::open_regular(&path) {
-            Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Reached::default()),
-            other => other.with_context(|| format!("cannot read {}", path.display()))?,
-        };
-        Reached::from_lines(BufReader::new(file)).with_context(|| path.display().to_string())
+        MetricsLines::open(&path)
+            .map_err(Into::into)
+            .and_then(Reached::from_lines)
+            .with_context(|| format!("cannot read {}", path.display()))
     }
 
-    fn from_lines(mut lines: impl BufRead) -> Result<Reached> {
+    fn from_lines(lines: Option<MetricsLines>) -> Result<Reached> {
         let mut reached = Reached::default();
         let mut times = Vec::new();
-        let mut line = Vec::new();
-        for number in 1.. {
-            line.clear();
-            let length = lines.by_ref().take(METRICS_LINE_BYTES).read_until(b'\n', &mut line)? as u64;
-            if length == 0 {
-                break;
-            }
-            if length == METRICS_LINE_BYTES && line.last() != Some(&b'\n') {
-                bail!(
-                    "line {number} has more than {METRICS_LINE_BYTES} bytes: the file is damaged; move it away"
-                );
-            }
-            let Ok(line) = serde_json::from_slice::<Value>(&line) else { continue };
+        for line in lines.into_iter().flatten() {
+            let Some(line) = line?.record() else { continue };
             reached.step = line["step"].as_u64().unwrap_or(reached.step);
             if let Some(loss) = line["loss"].as_f64() {
                 reached.losses = Some((reached.losses.map_or(loss, |(first, _)| first), loss));

@@ -9,6 +9,3 @@ pub const SCHEDULE_BYTES: u64 = 2 << 20;
 
 /// `memory.json`: room for 30,000 ranks.
 pub const MEMORY_BYTES: u64 = 16 << 20;
-
-/// One line of `metrics.jsonl`, which has about 300 bytes.
-pub const METRICS_LINE_BYTES: u64 = 64 << 10;

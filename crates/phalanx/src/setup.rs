@@ -199,7 +199,7 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) 
     }
     let advice = match &config.data.tokens {
         Some(file) => format!(
-            "{file} was changed since: put it back, or train on it as it is now with --set data.tokens={}",
+            "{file} was changed since (or checksums.json was, which has its checksum): put it back, or train on it as it is now with --set data.tokens={}",
             resume::shell_word(file)
         ),
         None if is_new => {
@@ -207,8 +207,8 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) 
                               back, or train on the text as it is now with --data"
                 .to_string()
         }
-        None => "it is damaged or was replaced: put it back, or remove it, and --resume makes it again from \
-                 data.text"
+        None => "it (or checksums.json, which has its checksum) is damaged or was replaced: put it back, or remove \
+                 it, and --resume makes it again from data.text"
             .to_string(),
     };
     anyhow::anyhow!("{error}; {advice}; nothing was changed")

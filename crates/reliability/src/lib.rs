@@ -12,7 +12,6 @@ mod groups;
 mod mesh;
 mod phase;
 mod processes;
-mod random;
 mod trial;
 mod world;
 
@@ -24,7 +23,7 @@ use std::time::Instant;
 pub use trial::{Failed, Report, Tally};
 
 use groups::{GROUPS, Group};
-use random::Random;
+use phalanx_hostile::Random;
 use world::World;
 
 /// How many cases of each group are tried.
@@ -89,7 +88,7 @@ pub fn run(campaign: &Campaign, progress: &(dyn Fn(Done<'_>) + Sync)) -> Result<
             scope.spawn(|| {
                 while let Some((group, number)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let started = Instant::now();
-                    let mut random = Random::of_case(campaign.seed, group.name, *number);
+                    let mut random = Random::of_case(&format!("{}/{}", campaign.seed, group.name), *number);
                     let trial = (group.case)(&world, &mut random, *number);
                     let done = done.fetch_add(1, Ordering::Relaxed) + 1;
                     let failure = trial.result.as_ref().err().map(String::as_str);
@@ -129,6 +128,6 @@ fn cases(campaign: &Campaign) -> Result<Vec<(&'static Group, usize)>, String> {
         };
         cases.extend((0..count).map(|number| (group, number)));
     }
-    Random::of_case(campaign.seed, "order", 0).shuffle(&mut cases);
+    Random::of_case(&format!("{}/order", campaign.seed), 0).shuffle(&mut cases);
     Ok(cases)
 }

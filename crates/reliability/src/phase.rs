@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::command::Running;
 use crate::folder;
 use crate::mesh::{EVERY, STEPS};
-use crate::random::Random;
 use crate::world::Reference;
+use phalanx_hostile::Random;
 
 /// Longest wait for a moment; a whole run takes a tenth of this.
 const PATIENCE: Duration = Duration::from_secs(8);

@@ -91,11 +91,12 @@ impl Report {
 
     /// The table, as Markdown, with the command that repeats each row.
     pub fn markdown(&self) -> String {
-        let mut text =
-            String::from("| group | fault | trials | passed | failed |\n|---|---|---:|---:|---:|\n");
+        let mut text = String::from(
+            "| group | fault | trials | passed | failed | repeat |\n|---|---|---:|---:|---:|---|\n",
+        );
         for ((group, fault), Tally { trials, passed }) in &self.rows {
             let failed = trials - passed;
-            writeln!(text, "| {group} | {fault} | {trials} | {passed} | {failed} | `--only {group}` |")
+            writeln!(text, "| {group} | {fault} | {trials} | {passed} | {failed} | `cargo xtask reliability --only {group}` |")
                 .expect("text grows");
         }
         let passed: usize = self.rows.values().map(|tally| tally.passed).sum();

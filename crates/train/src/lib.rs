@@ -13,6 +13,7 @@ pub mod dataset;
 pub mod diagnose;
 pub mod groups;
 pub mod metrics;
+pub mod metrics_lines;
 pub mod older;
 mod on_threads;
 pub mod planning;

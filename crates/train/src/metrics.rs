@@ -1,12 +1,15 @@
 //! What a run leaves behind for people and scripts: `metrics.jsonl`, `memory.json`.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
+use phalanx_files::AtomicFile;
 use phalanx_plan::Peak;
 use phalanx_trace::Bytes;
 use serde::{Deserialize, Serialize};
+
+use crate::metrics_lines::{MetricsLine, MetricsLines};
 
 /// One line of `metrics.jsonl` after a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -77,15 +80,19 @@ impl MetricsFile {
     /// # Errors
     /// The system's.
     pub fn open(path: &Path, resumed_at: u64) -> io::Result<MetricsFile> {
-        let old = match fs::read(path) {
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Vec::new(),
-            other => other?,
-        };
-        let lines = old.split_inclusive(|byte| *byte == b'\n');
-        let kept = lines.filter(|line| step_of(line).is_some_and(|step| step <= resumed_at));
-        let kept = kept.collect::<Vec<_>>().concat();
-        if kept.len() < old.len() {
-            phalanx_files::write(path, kept)?;
+        let mut dropped = false;
+        for line in MetricsLines::open(path)?.into_iter().flatten() {
+            dropped |= !is_kept(&line?, resumed_at);
+        }
+        if dropped {
+            let mut next = AtomicFile::create(path)?;
+            for line in MetricsLines::open(path)?.into_iter().flatten() {
+                let line = line?;
+                if is_kept(&line, resumed_at) {
+                    next.write_all(&line.bytes)?;
+                }
+            }
+            next.commit()?;
         }
         phalanx_files::append(path).map(MetricsFile)
     }
@@ -109,25 +116,24 @@ impl MetricsFile {
     }
 }
 
-/// The step of a line that is a whole record, its line feed included.
-fn step_of(line: &[u8]) -> Option<u64> {
-    let line = line.strip_suffix(b"\n")?;
-    serde_json::from_slice::<serde_json::Value>(line).ok()?.get("step")?.as_u64()
+fn is_kept(line: &MetricsLine, resumed_at: u64) -> bool {
+    line.step().is_some_and(|step| step <= resumed_at)
 }
 
 /// Numbers, from 1, of the lines of a metrics file that are no records. A last line without a line feed is
 /// what a killed run leaves and does not count.
 ///
 /// # Errors
-/// The system's.
+/// The system's, and a line that is longer than any record.
 pub fn damaged_lines(path: &Path) -> io::Result<Vec<usize>> {
-    let bytes = match fs::read(path) {
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
-    };
-    let lines = bytes.split_inclusive(|byte| *byte == b'\n').zip(1..);
-    let damaged = lines.filter(|(line, _)| line.ends_with(b"\n") && step_of(line).is_none());
-    Ok(damaged.map(|(_, number)| number).collect())
+    let mut damaged = Vec::new();
+    for line in MetricsLines::open(path)?.into_iter().flatten() {
+        let line = line?;
+        if line.is_whole() && line.step().is_none() {
+            damaged.push(line.number);
+        }
+    }
+    Ok(damaged)
 }
 
 /// Bytes of one device of one rank, as in `plan.json` and `memory.json`.

@@ -5,11 +5,12 @@ mod extreme_values;
 
 use phalanx_hostile::{Counting, Random, mutate, overwrite, peak_bytes, survive};
 use phalanx_train::RunConfig;
+use phalanx_train::metrics_lines::MAX_LINE_BYTES;
 use tempfile::tempdir;
 
 use crate::config::Given;
 use crate::ending::Reached;
-use crate::limits::{CONFIG_BYTES, METRICS_LINE_BYTES, SCHEDULE_BYTES};
+use crate::limits::{CONFIG_BYTES, SCHEDULE_BYTES};
 use crate::run_folder::RunFolder;
 use crate::schedule_file;
 
@@ -79,7 +80,7 @@ fn the_memory_for_large_texts_is_bounded() {
     let refused: [(&str, u64, &dyn Fn() -> anyhow::Result<()>); 3] = [
         ("at most", CONFIG_BYTES, &|| Given::read(&path).map(drop)),
         ("at most", SCHEDULE_BYTES, &|| schedule_file::read(text).map(drop)),
-        ("line 1 has more than", METRICS_LINE_BYTES, &|| Reached::read(&run).map(drop)),
+        ("line 1 has more than", MAX_LINE_BYTES, &|| Reached::read(&run).map(drop)),
     ];
     for (words, limit, read) in refused {
         let (refused, peak) = peak_bytes(read);

@@ -10,9 +10,9 @@ use serde_json::Value;
 
 use crate::command::{Ended, Invocation};
 use crate::folder::{self, Listing};
-use crate::random::Random;
 use crate::trial::Trial;
 use crate::world::{Case, World, walk};
+use phalanx_hostile::Random;
 
 /// Steps of a prepared run; its checkpoints are of half of them and of all.
 const STEPS: u64 = 8;

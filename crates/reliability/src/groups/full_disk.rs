@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 
 use crate::mesh::{MESHES, Mesh};
-use crate::random::Random;
 use crate::trial::Trial;
 use crate::world::{Case, World};
+use phalanx_hostile::Random;
 
 /// Meshes of one and two ranks.
 const SMALL: usize = 9;

@@ -11,9 +11,9 @@ use crate::command::Running;
 use crate::mesh::{MESHES, Mesh};
 use crate::phase::{Phase, await_moment};
 use crate::processes;
-use crate::random::Random;
 use crate::trial::Trial;
 use crate::world::{Case, World};
+use phalanx_hostile::Random;
 
 /// Longest time from a kill to the end of the job.
 const END: Duration = Duration::from_millis(1500);

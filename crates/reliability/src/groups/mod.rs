@@ -9,9 +9,9 @@ mod settings;
 mod stops;
 mod two_runs;
 
-use crate::random::Random;
 use crate::trial::Trial;
 use crate::world::World;
+use phalanx_hostile::Random;
 
 /// A family of faults.
 pub(crate) struct Group {

@@ -12,9 +12,9 @@ use std::time::Duration;
 use crate::command::{Ended, Invocation};
 use crate::folder;
 use crate::mesh::{ALONE, MESHES, Mesh, PAIR};
-use crate::random::Random;
 use crate::trial::Trial;
 use crate::world::{Case, World};
+use phalanx_hostile::Random;
 
 /// Commands that read the prepared run `r` or the text, and write to standard output.
 const COMMANDS: [&[&str]; 14] = [

@@ -9,9 +9,9 @@ use std::path::Path;
 use crate::command::{Ended, Invocation};
 use crate::groups::pipes::prepared;
 use crate::mesh::{ALONE, Mesh, PAIR};
-use crate::random::Random;
 use crate::trial::Trial;
 use crate::world::{Case, World};
+use phalanx_hostile::Random;
 
 /// Commands that are tried; those of `train` are made from a mesh.
 const COMMANDS: [&[&str]; 6] = [

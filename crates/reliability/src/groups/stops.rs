@@ -12,9 +12,9 @@ use crate::groups::kills::{named, process_of};
 use crate::mesh::{MESHES, Mesh};
 use crate::phase::{Phase, await_moment, pause, reached};
 use crate::processes;
-use crate::random::Random;
 use crate::trial::Trial;
 use crate::world::{Case, World};
+use phalanx_hostile::Random;
 
 /// Time beyond `parallel.timeout_s` until a job has ended: one second by its promise, one for a busy machine.
 const GRACE: Duration = Duration::from_secs(2);

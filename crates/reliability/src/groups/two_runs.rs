@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use crate::mesh::{ALONE, Mesh, PAIR};
 use crate::phase::{pause, reached};
-use crate::random::Random;
 use crate::trial::Trial;
 use crate::world::{Case, World};
+use phalanx_hostile::Random;
 
 const READERS: [&[&str]; 3] = [
     &["sample", "r", "--prompt", "rank", "--tokens", "4", "--json"],

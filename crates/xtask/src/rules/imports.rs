@@ -60,7 +60,7 @@ const MAY_IMPORT: [(&str, &[&str]); 18] = [
             "train",
         ],
     ),
-    ("reliability", &[]),
+    ("reliability", &["hostile"]),
     ("xtask", &[]),
     ("cuda", &["trace", "tensor"]),
 ];

@@ -1,8 +1,8 @@
 //! Configurations: every key with a value that few expect, keys that there are not, text that is no TOML.
 
 use crate::groups::hostile::{Attempt, flip, nested, number};
-use crate::random::Random;
 use crate::world::Case;
+use phalanx_hostile::Random;
 
 /// Keys whose value is a count, and which make a run larger.
 const COUNTS: [&str; 17] = [

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::groups::hostile::{Attempt, change_somewhere, flip, nested, number};
 use crate::groups::pipes::prepared;
-use crate::random::Random;
 use crate::world::Case;
+use phalanx_hostile::Random;
 
 /// Keys of `config.json` that count something.
 const COUNTS: [&str; 6] = ["n_layer", "n_head", "n_embd", "n_positions", "n_ctx", "vocab_size"];

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::groups::hostile::{Attempt, change_somewhere, number};
 use crate::groups::pipes::prepared;
-use crate::random::Random;
 use crate::world::Case;
+use phalanx_hostile::Random;
 
 pub(super) fn make(case: &Case<'_>, random: &mut Random) -> Result<Attempt, String> {
     case.take(&prepared(case.world)?, "r")?;

@@ -15,9 +15,9 @@ mod tokenizers;
 use serde_json::Value;
 
 use crate::command::Ended;
-use crate::random::Random;
 use crate::trial::Trial;
 use crate::world::{Case, World};
+use phalanx_hostile::Random;
 
 /// One kind of input: makes it in the case's folder.
 type Kind = (&'static str, fn(&Case<'_>, &mut Random) -> Result<Attempt, String>);
@@ -97,7 +97,7 @@ fn number(random: &mut Random) -> String {
     match random.below(4) {
         0 => {
             random
-                .next()
+                .next_u64()
                 .to_string()
                 .chars()
                 .take(1 + random.below(18))
@@ -162,7 +162,7 @@ fn flip(bytes: &mut [u8], random: &mut Random) {
     for _ in 0..1 + random.below(4) {
         let at = random.below(bytes.len());
         if let Some(byte) = bytes.get_mut(at) {
-            *byte = random.next() as u8;
+            *byte = random.next_u64() as u8;
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Schedules: random rows, cells that are none, rows without end.
 
 use crate::groups::hostile::{Attempt, flip};
-use crate::random::Random;
 use crate::world::Case;
+use phalanx_hostile::Random;
 
 pub(super) fn make(case: &Case<'_>, random: &mut Random) -> Result<Attempt, String> {
     let (input, text) = match random.below(6) {

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::groups::hostile::Attempt;
 use crate::groups::pipes::prepared;
-use crate::random::Random;
 use crate::world::Case;
+use phalanx_hostile::Random;
 
 /// Where an input goes: its path, the command that reads it, what a refusal names.
 const PLACES: [(&str, &[&str], &str); 14] = [

@@ -4,8 +4,8 @@ use std::fs;
 
 use crate::groups::hostile::{Attempt, flip};
 use crate::groups::pipes::prepared;
-use crate::random::Random;
 use crate::world::Case;
+use phalanx_hostile::Random;
 
 /// Counts that do not fit.
 const COUNTS: [u64; 10] =

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::groups::hostile::{Attempt, change_somewhere, flip, nested};
-use crate::random::Random;
 use crate::world::Case;
+use phalanx_hostile::Random;
 
 pub(super) fn make(case: &Case<'_>, random: &mut Random) -> Result<Attempt, String> {
     let mut json = right();
