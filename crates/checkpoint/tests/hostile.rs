@@ -259,11 +259,14 @@ fn the_memory_for_a_header_is_a_small_multiple_of_it() {
     assert!(peak < MAX_BYTES, "{peak} bytes");
 }
 
+/// Makes a file that must not be read.
+type Make<'a> = &'a dyn Fn(&Path);
+
 #[test]
 fn only_regular_files_of_expected_size_are_read() {
     let large = |path: &Path| fs::File::create(path).unwrap().set_len(1 << 40).unwrap();
     let zero = |path: &Path| std::os::unix::fs::symlink("/dev/zero", path).unwrap();
-    let kinds: [(&dyn Fn(&Path), &str); 3] =
+    let kinds: [(Make, &str); 3] =
         [(&make_fifo, "a FIFO"), (&zero, "a device"), (&large, "1099511627776 bytes; at most")];
     for (make, word) in kinds {
         for name in ["config.json", "model.safetensors", "model.safetensors.index.json"] {

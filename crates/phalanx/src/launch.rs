@@ -20,7 +20,7 @@ use phalanx_tensor::refused_thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::output::{TrainOutput, note};
+use crate::output::{self, TrainOutput, note};
 use crate::signals::Signals;
 use crate::stillness::{Process, Stillness, Vitals};
 use crate::task::Task;
@@ -369,10 +369,7 @@ impl Running {
 
     /// Whether it can only wait when it writes to standard error: the reader of that does not read.
     fn is_unread(&self) -> bool {
-        let stderr = std::io::stderr();
-        let mut fds = [PollFd::from_borrowed_fd(stderr.as_fd(), PollFlags::OUT)];
-        // An event, even an error, lets a write return.
-        self.shares_stderr && poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
+        self.shares_stderr && output::stderr_is_unread()
     }
 }
 

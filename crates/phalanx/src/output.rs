@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use anyhow::Result;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::Serialize;
 
@@ -85,6 +85,14 @@ pub fn print_usage(said: &clap::Error) -> Result<(), OutputError> {
 pub fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
+}
+
+/// Whether a write to standard error would have to wait: its reader does not read.
+pub fn stderr_is_unread() -> bool {
+    let stderr = io::stderr();
+    let mut fds = [PollFd::from_borrowed_fd(stderr.as_fd(), PollFlags::OUT)];
+    // An event, even an error, lets a write return.
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
 }
 
 fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {

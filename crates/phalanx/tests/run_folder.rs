@@ -173,6 +173,45 @@ fn one_run_at_a_time() {
     }
 }
 
+/// A run that is killed while it removes its last old checkpoint leaves part of one behind. The next command that locks the
+/// folder removes it, even when no step is left to do.
+#[test]
+fn what_a_killed_save_or_purge_left_is_removed() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "r", "--quiet"]).ok();
+    let newest = format!("step-{}", home.newest("r"));
+    for name in ["step-4.tmp", "step-99.tmp"] {
+        fs::create_dir(home.path("r/checkpoints").join(name)).unwrap();
+        home.write(&format!("r/checkpoints/{name}/rank-00000.safetensors"), "half");
+    }
+    home.copy(&format!("r/checkpoints/{newest}"), &format!("r/checkpoints/{newest}.replaced"));
+    home.run(&["train", "--run", "r", "--resume", "--quiet"]).ok();
+    let names = fs::read_dir(home.path("r/checkpoints")).unwrap();
+    let names: Vec<String> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(names.contains(&newest), "{names:?}");
+    assert!(names.iter().all(|name| name.trim_start_matches("step-").parse::<u64>().is_ok()), "{names:?}");
+}
+
+/// The lock file and the metrics are opened by name: what is no regular file there is named, and nothing waits for it.
+#[test]
+fn special_files_in_a_run_folder_are_named() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "r", "--quiet"]).ok();
+    for (name, link) in [(".lock", true), (".lock", false), ("metrics.jsonl", true), ("metrics.jsonl", false)]
+    {
+        home.copy("r", "s");
+        let path = home.path("s").join(name);
+        // A copy of a run folder has no lock.
+        let _ = fs::remove_file(&path);
+        match link {
+            true => symlink(&path, &path).unwrap(),
+            false => phalanx_hostile::make_fifo(&path),
+        }
+        home.run(&["train", "--run", "s", "--resume", "--set", "train.steps=12"]).refused(&[name]);
+        fs::remove_dir_all(home.path("s")).unwrap();
+    }
+}
+
 #[test]
 fn two_starts_at_once_are_one_run() {
     let home = Home::new();

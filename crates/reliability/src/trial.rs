@@ -142,7 +142,9 @@ mod tests {
         report.add("damage", 0, trial(Ok(())), 0.1);
         report.add("damage", 1, trial(Err("hung".into())), 0.1);
         assert!(
-            report.markdown().contains("| damage | cut | 2 | 1 | 1 | `--only damage` |"),
+            report
+                .markdown()
+                .contains("| damage | cut | 2 | 1 | 1 | `cargo xtask reliability --only damage` |"),
             "{}",
             report.markdown()
         );

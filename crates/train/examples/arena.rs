@@ -3,6 +3,7 @@
 //! Takes the memory plan of a step of examples/nanogpt_cpu.toml, replays a phase with as many allocations of the same
 //! sizes, of which at least as many are live at once, and prints the time of an allocation with its free, and of all of
 //! a step. A step of that model takes about 12 ms on two cores.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -68,6 +68,9 @@ fn metrics_of_any_content_are_read_or_refused() {
     survive("metrics", 5000, MAX_BYTES, |random| mutate(random, METRICS.as_bytes()), read);
 }
 
+/// Reads a file that is too large.
+type Read<'a> = &'a dyn Fn() -> anyhow::Result<()>;
+
 /// The largest files that are read take a bounded multiple of their size; larger ones are not read.
 #[test]
 fn the_memory_for_large_texts_is_bounded() {
@@ -77,7 +80,7 @@ fn the_memory_for_large_texts_is_bounded() {
     // A terabyte of zeros that take no place on disk.
     std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
     std::fs::File::create(run.file("metrics.jsonl")).unwrap().set_len(1 << 40).unwrap();
-    let refused: [(&str, u64, &dyn Fn() -> anyhow::Result<()>); 3] = [
+    let refused: [(&str, u64, Read); 3] = [
         ("at most", CONFIG_BYTES, &|| Given::read(&path).map(drop)),
         ("at most", SCHEDULE_BYTES, &|| schedule_file::read(text).map(drop)),
         ("line 1 has more than", MAX_LINE_BYTES, &|| Reached::read(&run).map(drop)),
