@@ -19,7 +19,7 @@ use crate::{CheckpointError, Result};
 /// Headers are small: a name and three numbers for each piece.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// See the module's head.
+/// The open data files of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct RankFiles {
     dir: PathBuf,

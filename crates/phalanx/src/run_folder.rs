@@ -22,7 +22,7 @@ pub const GIVEN_FILE: &str = "given.toml";
 /// What every rank will hold, as `phalanx plan --json` prints it.
 pub const PLAN_FILE: &str = "plan.json";
 
-/// See the module's head.
+/// The folder of a run.
 #[derive(Clone, Debug)]
 pub struct RunFolder {
     path: PathBuf,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
+use phalanx_tensor::refused_thread;
 use rustix::event::{EventfdFlags, eventfd};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals as Coming;
@@ -104,7 +105,7 @@ fn on_stop(mut handler: impl FnMut() + Send + 'static) -> Result<()> {
     let mut coming = Coming::new(taken).context("the handlers of Ctrl-C, SIGTERM and SIGHUP")?;
     let wait = move || coming.forever().for_each(|_| handler());
     let thread = std::thread::Builder::new().name("signals".into()).spawn(wait);
-    thread.context("a thread that waits for signals (see `ulimit -u`)")?;
+    thread.map_err(|error| refused_thread("the thread that waits for signals", &error))?;
     Ok(())
 }
 

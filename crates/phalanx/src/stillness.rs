@@ -23,7 +23,7 @@ use std::time::Duration;
 pub struct Vitals {
     /// Since its last sign of life; None when it has not joined the job yet.
     pub silent: Option<Duration>,
-    /// Of its process, from the system.
+    /// What the system says about its process.
     pub process: Process,
 }
 
@@ -87,7 +87,7 @@ impl Stillness {
     /// What the time between two looks counts at most.
     const MOST_COUNTED: Duration = Duration::from_secs(1);
 
-    /// Of ranks that have just been started.
+    /// For ranks that have just been started.
     pub fn new(ranks: usize) -> Stillness {
         Stillness { ranks: vec![Still::default(); ranks] }
     }

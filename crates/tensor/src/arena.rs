@@ -29,7 +29,7 @@ pub(crate) struct Allocation {
     id: u32,
 }
 
-/// See the module's head.
+/// The memory of one rank.
 pub struct Arena {
     kind: Kind,
 }

@@ -29,9 +29,9 @@ pub struct Dataset {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DataDigests {
-    /// Of the token file.
+    /// Checksum of the token file.
     pub tokens: Option<String>,
-    /// Of the tokenizer: [`Tokenizer::digest`].
+    /// [`Tokenizer::digest`] of the tokenizer.
     pub tokenizer: Option<String>,
 }
 

@@ -31,7 +31,7 @@ const NEEDED: [&str; 3] = [CONFIG_FILE, TOKENS_FILE, TOKENIZER_FILE];
 /// The run folder as one rank sees it.
 pub(crate) struct RunFiles<'a> {
     job: &'a Job,
-    /// Of rank 0 alone.
+    /// The files that rank 0 keeps open; None on other ranks.
     open: Option<(MetricsFile, HeldFolder)>,
 }
 

@@ -80,7 +80,7 @@ impl Transfer {
     }
 }
 
-/// See the module's head.
+/// One rank's way into the collectives of one group.
 pub(crate) struct Channel {
     pub(crate) host: Arc<Host>,
     options: Options,

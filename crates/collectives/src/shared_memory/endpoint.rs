@@ -121,7 +121,7 @@ impl Drop for Host {
     }
 }
 
-/// See the module's head. Dropping it while its thread panics ends the job.
+/// One rank's access to the job that it belongs to. Dropping it while its thread panics ends the job.
 pub struct Endpoint {
     host: Arc<Host>,
     options: Options,

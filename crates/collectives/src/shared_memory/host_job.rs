@@ -15,7 +15,7 @@ use crate::shared_memory::control::{Abort, Control};
 use crate::shared_memory::endpoint::cores;
 use crate::shared_memory::sealed::seal;
 
-/// See the module's head.
+/// A job whose ranks are processes of this host.
 pub struct HostJob {
     control_fd: OwnedFd,
     arenas: Vec<OwnedFd>,

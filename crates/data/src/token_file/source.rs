@@ -12,7 +12,7 @@ use std::sync::Mutex;
 
 use crate::{DataError, Result};
 
-/// See the module's head.
+/// A token file that is open for reading.
 pub(super) struct Source {
     file: File,
     path: PathBuf,

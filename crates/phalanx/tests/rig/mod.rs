@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -40,9 +42,24 @@ save_every = 4
 threads = 1
 "#;
 
-/// See the module's head.
+/// A temporary folder with a small configuration and a text, in which the program runs.
 pub struct Home {
     dir: TempDir,
+    /// Process numbers of what [`Home::start`] has started.
+    started: Mutex<Vec<i32>>,
+}
+
+impl Drop for Home {
+    /// A test that fails leaves no process behind.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+            for pid in started.iter().filter_map(|pid| Pid::from_raw(*pid)) {
+                // It may have ended.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
 }
 
 /// How the program ended.
@@ -86,7 +103,7 @@ impl Ended {
 
 impl Home {
     pub fn new() -> Home {
-        let home = Home { dir: TempDir::new().unwrap() };
+        let home = Home { dir: TempDir::new().unwrap(), started: Mutex::default() };
         let words = ["chunk", "rank", "shard", "gather", "reduce", "step", "plan", "arena"];
         let mut text = String::new();
         for i in 0..1500usize {
@@ -150,7 +167,9 @@ impl Home {
 
     /// Starts the program, its output gathered.
     pub fn start(&self, args: &[&str]) -> Child {
-        self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        let child = self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        self.started.lock().unwrap().push(child.id() as i32);
+        child
     }
 
     /// The lines of a run's metrics that are whole.
@@ -309,8 +328,8 @@ pub fn lives(pid: i32) -> bool {
 }
 
 /// Sends a signal.
-pub fn signal(pid: i32, signal: rustix::process::Signal) {
-    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
+pub fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
 /// Stops the test unless a rank's shared memory has no name in a file system.

@@ -69,7 +69,7 @@ impl Options {
     }
 }
 
-/// See the module's head. One rank owns one; its threads are its own.
+/// The processor as a device. One rank owns one; its threads are its own.
 pub struct Cpu {
     pool: Pool,
     isa: Isa,

@@ -42,7 +42,7 @@ pub struct Done {
     pub sent_bytes: u64,
 }
 
-/// See the module's head.
+/// A worker of asynchronous training.
 pub(super) struct Worker {
     pub(super) device: Device,
     spec: Spec,
