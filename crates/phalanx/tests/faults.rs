@@ -115,10 +115,18 @@ fn a_save_that_fails_ends_the_run_and_names_the_file() {
     let home = Home::new();
     for nproc in ["1", "2"] {
         let run = format!("full-{nproc}");
-        std::fs::create_dir(home.path(&run)).unwrap();
+        let args = ["train", "small.toml", "--nproc", nproc, "--run", &run, "--quiet"];
+        let endless = ["--set", "train.steps=1000000", "--set", "train.save_every=0"];
+        let child = home.start(&[&args[..], &endless[..]].concat());
+        home.wait_for_step(&run, 4);
         home.write(&format!("{run}/checkpoints"), "a file stands here");
-        home.run(&["train", "small.toml", "--nproc", nproc, "--run", &run])
-            .refused(&["checkpoints", "4 step(s) were done"]);
+        // The signal asks for a save.
+        signal(child.id() as i32, Signal::INT);
+        let ended = Ended::from(child.wait_with_output().unwrap());
+        ended.refused(&["checkpoints", "step(s) were done"]);
+        // No run starts where it could not save.
+        std::fs::remove_file(home.path(&run).join("metrics.jsonl")).unwrap();
+        home.run(&args).refused(&["checkpoints", "a part of this path is a file"]);
     }
 }
 
