@@ -1,8 +1,9 @@
 //! The head of a language model: parts of the vocabulary that exchange their statistics are the whole.
 
+use phalanx_cpu::Cpu;
 use phalanx_layers::head::Classes;
 use phalanx_layers::{Context, Gradient, Head, Init, LinearCrossEntropy};
-use phalanx_tensor::{Arena, Category, Cpu, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View};
 use phalanx_trace::Event;
 
 const ROWS: usize = 7;

@@ -1,13 +1,12 @@
 //! Tensors, their memory and the devices that compute on them.
 //!
 //! [`Device`] is what the rest of the engine sees: it allocates from an [`Arena`] and runs kernels.
-//! `Cpu` computes, `Meta` records. Element types, shapes and prices are checked in one place
-//! ([`device`]), kernels live one operation a file under [`cpu`].
+//! `Meta` records; the crate `phalanx-cpu` computes. Element types, shapes and prices are checked in one
+//! place ([`device`]).
 
 mod allocator;
 pub mod arena;
 pub mod buffer;
-pub mod cpu;
 pub mod device;
 pub mod kernels;
 pub mod meta;
@@ -24,7 +23,6 @@ pub mod vocabulary;
 pub use allocator::OrEnd;
 pub use arena::Arena;
 pub use buffer::{Tensor, View, ViewMut};
-pub use cpu::Cpu;
 pub use device::{Device, NORM_BLOCK};
 pub use kernels::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, IGNORED, Layout, Lookup, Positions, Sgd,

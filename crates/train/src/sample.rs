@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use phalanx_checkpoint::Checkpoint;
+use phalanx_cpu::Cpu;
+use phalanx_cpu::Options;
 use phalanx_layers::{Checkpointing, Context, Network};
 use phalanx_models::Model;
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::cpu::Options;
-use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Shape, Tensor};
+use phalanx_tensor::{Arena, Category, DType, Device, Shape, Tensor};
 
 use crate::run::RunError;
 use crate::state::PARAMETERS;

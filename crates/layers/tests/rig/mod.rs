@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
+use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Attention, Context, Draw, Dropped, Gradient, Init, Layer, LayerNorm, Linear, LinearGelu, ParameterSpec,
     Residual, Sequence,
 };
-use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
 use phalanx_trace::{Event, Trace};
 
 pub const HIDDEN: usize = 8;

@@ -8,13 +8,12 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use phalanx_collectives::{MetaGroup, threads};
+use phalanx_cpu::Cpu;
 use phalanx_layers::{Checkpointing, Context, Draw, Gradient, Network, ParameterSpec, Saved};
 use phalanx_models::{Bert, Gpt2, Model};
 use phalanx_parallel::TensorParallel;
 use phalanx_parallel::tensor::Mistake;
-use phalanx_tensor::{
-    Arena, Category, Cpu, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View, ViewMut,
-};
+use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View, ViewMut};
 use phalanx_trace::{Axis, Placement, Placements, Trace};
 use safetensors::SafeTensors;
 

@@ -5,12 +5,13 @@
 use std::sync::Arc;
 
 use phalanx_collectives::{Group, threads};
+use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Activation, Attention, Context, Deferred, Draw, Dropped, Gradient, Init, Layer, LayerNorm, Linear,
     LinearGelu, ParameterSpec, Residual, Saved, Sequence,
 };
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
 
 /// Twelve rows: two, three and four ranks share them, and a share of three or four does not end where a sample does.
 pub const BATCH: usize = 2;

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use phalanx_cpu::peak;
+use phalanx_cpu::pool::Pool;
 use phalanx_models::{Dropouts, Gpt2};
 use phalanx_plan::{MemoryPlan, plan_memory};
-use phalanx_tensor::cpu::peak;
-use phalanx_tensor::cpu::pool::Pool;
 use phalanx_tensor::profile::{KernelKey, Profile};
 use phalanx_tensor::{Arena, DType, Device, Region};
 use phalanx_train::{RunConfig, RunPlan, Spec};

@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use phalanx_checkpoint::HuggingFaceDir;
+use phalanx_cpu::Cpu;
 use phalanx_models::Gpt2;
 use phalanx_parallel::zero::Extent;
-use phalanx_tensor::{Arena, Cpu, Device};
+use phalanx_tensor::{Arena, Device};
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{Groups, RunConfig, Spec};
 

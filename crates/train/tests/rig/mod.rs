@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
 use phalanx_collectives::{Endpoint, threads};
+use phalanx_cpu::Cpu;
 use phalanx_data::{Masking, NOT_PREDICTED};
 use phalanx_layers::Network;
 use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
 use phalanx_tensor::buffer::Element;
-use phalanx_tensor::{Arena, Cpu, DType, Device, Region, View};
+use phalanx_tensor::{Arena, DType, Device, Region, View};
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{Groups, RunConfig, RunPlan, Source, Spec};

@@ -11,10 +11,12 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 18] = [
+const MAY_IMPORT: [(&str, &[&str]); 20] = [
     ("trace", &[]),
     ("plan", &["trace"]),
+    ("simd", &[]),
     ("tensor", &["trace", "plan"]),
+    ("cpu", &["trace", "simd", "tensor"]),
     ("collectives", &["trace", "tensor"]),
     ("layers", &["trace", "plan", "tensor"]),
     ("memory", &["trace", "plan", "tensor"]),
@@ -31,6 +33,7 @@ const MAY_IMPORT: [(&str, &[&str]); 18] = [
             "trace",
             "plan",
             "tensor",
+            "cpu",
             "collectives",
             "layers",
             "memory",
@@ -47,7 +50,9 @@ const MAY_IMPORT: [(&str, &[&str]); 18] = [
         &[
             "trace",
             "plan",
+            "simd",
             "tensor",
+            "cpu",
             "collectives",
             "layers",
             "memory",
@@ -66,7 +71,7 @@ const MAY_IMPORT: [(&str, &[&str]); 18] = [
 ];
 
 /// Crates whose code must not know how many ranks there are, nor which it is.
-const RANKLESS: [&str; 3] = ["layers", "tensor", "optim"];
+const RANKLESS: [&str; 5] = ["layers", "tensor", "cpu", "simd", "optim"];
 
 /// Files of those crates in which one such word means something else: file, word, meaning.
 const OTHER_MEANINGS: [(&str, &str, &str); 4] = [

@@ -32,8 +32,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_collectives::CollectiveError;
+use phalanx_cpu::Cpu;
 use phalanx_plan::MemoryError;
-use phalanx_tensor::{Cpu, Device, refused_thread};
+use phalanx_tensor::{Device, refused_thread};
 
 pub use links::Links;
 pub use train::{Place, Record, train};

@@ -20,10 +20,11 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_collectives::{CollectiveError, Endpoint, Group, MetaGroup, Options, Solo, Statistics, threads};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::Options as Computing;
 use phalanx_layers::ParameterSpec;
 use phalanx_plan::{ChunkError, Disagreement, MemoryError, MemoryPlan, Peak, compare, plan_memory};
-use phalanx_tensor::cpu::Options as Computing;
-use phalanx_tensor::{Arena, Cpu, Device, Region, refused_thread};
+use phalanx_tensor::{Arena, Device, Region, refused_thread};
 
 use crate::rank::Batch;
 use crate::run::RunError;
