@@ -3,8 +3,8 @@
 //! gradients and copy of 16 bits.
 
 use phalanx_simd::{Lanes, vectorized};
+use phalanx_tensor::arguments::AdamW;
 use phalanx_tensor::buffer::{View, ViewMut};
-use phalanx_tensor::kernels::AdamW;
 
 use crate::Cpu;
 use crate::elementwise::over_updates;

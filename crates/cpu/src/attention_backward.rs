@@ -14,8 +14,8 @@
 use std::ops::Range;
 
 use phalanx_simd::Isa;
+use phalanx_tensor::arguments::Dropout;
 use phalanx_tensor::buffer::{View, ViewMut};
-use phalanx_tensor::kernels::Dropout;
 
 use crate::Cpu;
 use crate::attention::{Extents, FEW, Results, cut, scores, total};

@@ -13,8 +13,9 @@
 use std::ops::Range;
 
 use phalanx_simd::{Lanes, Number, lanes, vectorized};
+use phalanx_tensor::VocabularyStatistics;
+use phalanx_tensor::arguments::{CrossEntropy, IGNORED};
 use phalanx_tensor::buffer::{View, ViewMut};
-use phalanx_tensor::kernels::{CrossEntropy, IGNORED, Weight};
 
 use crate::elementwise::add_piece;
 use crate::float::{Float, by_float};
@@ -83,18 +84,10 @@ impl Targets<'_> {
     }
 }
 
-/// Logits of x · w (+ bias) as `exponentials` (where given) and as statistics of blocks and rows; shapes as in
-/// [`Kernels`](phalanx_tensor::kernels::Kernels).
-pub(crate) fn statistics(
-    cpu: &Cpu,
-    x: View,
-    w: Weight,
-    bias: Option<View>,
-    targets: Targets,
-    exponentials: Option<ViewMut>,
-    blocks: ViewMut,
-    statistics: ViewMut,
-) {
+/// Logits of x · w (+ bias) as `exponentials` (where given) and as statistics of blocks and rows.
+pub(crate) fn statistics(cpu: &Cpu, call: VocabularyStatistics) {
+    let VocabularyStatistics { x, w, bias, exponentials, blocks, statistics, .. } = call;
+    let targets = Targets { ids: call.targets.as_slice(), first: call.first };
     let [_, columns] = w.in_out();
     let count = columns.div_ceil(BLOCK);
     let blocks: &mut [Statistics] = bytemuck::cast_slice_mut(blocks.into_slice::<f32>());

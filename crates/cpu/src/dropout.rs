@@ -2,8 +2,8 @@
 //! where it is needed ([`random`](crate::random)) and never stored.
 
 use phalanx_simd::{Lanes, vectorized};
+use phalanx_tensor::arguments::Dropout;
 use phalanx_tensor::buffer::{View, ViewMut};
-use phalanx_tensor::kernels::Dropout;
 
 use crate::elementwise::{by_lanes, load, store};
 use crate::float::{Float, by_float};

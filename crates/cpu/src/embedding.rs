@@ -4,8 +4,8 @@
 //! to the whole. In f32, rounded once.
 
 use phalanx_simd::{Lanes, vectorized};
+use phalanx_tensor::arguments::{Lookup, Positions};
 use phalanx_tensor::buffer::{View, ViewMut};
-use phalanx_tensor::kernels::{Lookup, Positions};
 
 use crate::elementwise::{add_piece, by_lanes, load, store};
 use crate::float::{Float, by_float};

@@ -5,8 +5,8 @@
 //! threads, and one rounding whatever the type. A table of two rows has all of dy behind them: those are summed
 //! like the gradient of a bias ([`bias`](crate::bias)).
 
+use phalanx_tensor::arguments::Lookup;
 use phalanx_tensor::buffer::{View, ViewMut};
-use phalanx_tensor::kernels::Lookup;
 use phalanx_tensor::shape::Shape;
 
 use crate::bias::sum_blocks;

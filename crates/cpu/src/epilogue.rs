@@ -5,7 +5,7 @@
 
 use half::{bf16, f16};
 use phalanx_simd::{Lanes, Number};
-use phalanx_tensor::kernels::Gelu;
+use phalanx_tensor::arguments::Gelu;
 use phalanx_trace::DType;
 
 use crate::float::Float;

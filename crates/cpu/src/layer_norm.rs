@@ -4,6 +4,7 @@
 //! passes over the cache. Sums go through 16 lanes by position, so a row's result depends on the row alone.
 
 use phalanx_simd::{Lanes, lanes, vectorized};
+use phalanx_tensor::LayerNormBackward;
 use phalanx_tensor::buffer::{View, ViewMut};
 
 use crate::bias::sum_blocks;
@@ -87,16 +88,7 @@ fn forward_rows_body<L: Lanes, T: Float>(
     }
 }
 
-/// What forward kept. x `[rows, hidden]`, gamma `[hidden]` of the compute type, mean, rstd `[rows]` f32.
-#[derive(Clone, Copy)]
-pub(crate) struct Saved<'a> {
-    pub(crate) x: View<'a>,
-    pub(crate) gamma: View<'a>,
-    pub(crate) mean: View<'a>,
-    pub(crate) rstd: View<'a>,
-}
-
-/// Rows of [`Saved`].
+/// Some rows of the input, and what the forward pass stored of them.
 #[derive(Clone, Copy)]
 struct Rows<'a, T> {
     x: &'a [T],
@@ -107,21 +99,15 @@ struct Rows<'a, T> {
 
 /// With `n = (x - mean) * rstd` and `d = dy * gamma`:
 /// `dx (+)= rstd * (d - avg(d) - n * avg(d * n))`, `dgamma (+)= sum of dy * n`, `dbeta (+)= sum of dy`.
-pub(crate) fn layer_norm_backward(
-    cpu: &Cpu,
-    saved: Saved,
-    dy: View,
-    dx: ViewMut,
-    accumulate_input: bool,
-    parameters: [ViewMut; 2],
-    accumulate_parameters: bool,
-) {
-    let [rows, hidden] = saved.x.shape().rows_cols();
+pub(crate) fn layer_norm_backward(cpu: &Cpu, call: LayerNormBackward) {
+    let LayerNormBackward { x, gamma, statistics: [mean, rstd], dy, dx, gradients, .. } = call;
+    let [accumulate_input, accumulate_parameters] = [call.accumulate_input, call.accumulate_parameters];
+    let [rows, hidden] = x.shape().rows_cols();
     by_float!(dy.dtype(), T => {
-        let (x, gamma, dy) = (saved.x.as_slice::<T>(), saved.gamma.as_slice(), dy.as_slice());
-        let (mean, rstd) = (saved.mean.as_slice(), saved.rstd.as_slice());
+        let (x, gamma, dy) = (x.as_slice::<T>(), gamma.as_slice(), dy.as_slice());
+        let (mean, rstd) = (mean.as_slice(), rstd.as_slice());
         let dx = Shards::new(dx.into_slice::<T>());
-        sum_blocks(cpu, rows, hidden, parameters, accumulate_parameters, |isa, rows, [dgamma, dbeta]| {
+        sum_blocks(cpu, rows, hidden, gradients, accumulate_parameters, |isa, rows, [dgamma, dbeta]| {
             let flat = rows.start * hidden..rows.end * hidden;
             let block = Rows { x: &x[flat.clone()], gamma, mean: &mean[rows.clone()], rstd: &rstd[rows] };
             // SAFETY: blocks of rows are disjoint.

@@ -9,8 +9,8 @@
 use std::ops::Range;
 
 use phalanx_simd::Isa;
+use phalanx_tensor::arguments::{Epilogue, Gelu, Layout, VOCABULARY_BLOCK, Weight};
 use phalanx_tensor::buffer::{View, ViewMut};
-use phalanx_tensor::kernels::{Epilogue, Gelu, Layout, VOCABULARY_BLOCK, Weight};
 use phalanx_trace::DType;
 
 use crate::Cpu;

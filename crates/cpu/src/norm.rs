@@ -4,9 +4,9 @@
 //! of an f32 is exact in f64), then the blocks along a balanced tree over their index.
 
 use phalanx_simd::{Lanes, vectorized};
+use phalanx_tensor::arguments::Clip;
 use phalanx_tensor::buffer::{View, ViewMut};
 use phalanx_tensor::device::NORM_BLOCK;
-use phalanx_tensor::kernels::Clip;
 
 use crate::Cpu;
 use crate::elementwise::widened;

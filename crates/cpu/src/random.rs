@@ -5,7 +5,7 @@
 //! `phalanx-layers`: 64 bits are the two numbers of an even counter (lower half) and the odd one after it.
 
 use phalanx_simd::Lanes;
-use phalanx_tensor::kernels::Dropout;
+use phalanx_tensor::arguments::Dropout;
 
 /// 2^64 over the golden ratio, odd.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -2,8 +2,8 @@
 //! written), and those of g and of the rounded copy: 20 in f32, 20 with gradients and copy of 16 bits.
 
 use phalanx_simd::{Lanes, vectorized};
+use phalanx_tensor::arguments::Sgd;
 use phalanx_tensor::buffer::{View, ViewMut};
-use phalanx_tensor::kernels::Sgd;
 
 use crate::Cpu;
 use crate::elementwise::over_updates;

@@ -1,7 +1,9 @@
 //! Cross entropy of logits that are stored, against formulas in f64, in every element type.
 
 use phalanx_cpu::Cpu;
-use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Tensor, vocabulary_blocks};
+use phalanx_tensor::{
+    Arena, Category, CrossEntropy, DType, Device, IGNORED, Tensor, VocabularyLoss, vocabulary_blocks,
+};
 
 const ROWS: usize = 5;
 
@@ -19,7 +21,7 @@ fn read(device: &Device, x: &Tensor) -> Vec<f64> {
     let mut wide = device.alloc(DType::F32, x.shape(), Category::Workspace, "test");
     device.convert(x.view(), wide.view_mut());
     let mut out = vec![0f32; x.shape().elements()];
-    device.download(wide.view(), &mut out);
+    device.download(wide.view(), &mut out).unwrap();
     out.into_iter().map(f64::from).collect()
 }
 
@@ -73,9 +75,19 @@ fn case(dtype: DType, columns: usize, threads: usize) {
     device.logits_statistics(logits.view_mut(), ids.view(), 0, blocks.view_mut(), statistics.view_mut());
     let all = statistics.view().reshape([1, ROWS, 4]);
     let into = Some(logits.view_mut());
-    device.vocabulary_loss(all, blocks.view(), ids.view(), 0, columns, n, into, sum.view_mut(), false);
+    device.run(VocabularyLoss {
+        statistics: all,
+        blocks: blocks.view(),
+        targets: ids.view(),
+        first: 0,
+        classes: columns,
+        numbers: n,
+        exponentials: into,
+        loss: sum.view_mut(),
+        accumulate: false,
+    });
     let mut loss = [0f64];
-    device.download(sum.view(), &mut loss);
+    device.download(sum.view(), &mut loss).unwrap();
     let derivatives = read(&device, &logits);
     // f32 statistics: sums of up to 128 exponentials of relative error 128 * 2^-24 each, blocks in f64: 1e-5 of a
     // loss of at most ln(1000) + 12 + 1e-3 * 19^2 a row.

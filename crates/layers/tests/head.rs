@@ -42,7 +42,7 @@ fn tensor(device: &Device, shape: impl Into<Shape>, values: &[f32]) -> Tensor {
 
 fn read(device: &Device, tensor: &Tensor) -> Vec<f32> {
     let mut values = vec![0f32; tensor.shape().elements()];
-    device.download(tensor.view(), &mut values);
+    device.download(tensor.view(), &mut values).unwrap();
     values
 }
 

@@ -186,7 +186,7 @@ impl Rank {
             self.stages.iter_mut().for_each(|stage| stage.zero.begin("evaluate"));
             run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
             let loss = self.sum_of_replicas(loss)?;
-            Ok(device.fetch(loss.view()))
+            Ok(device.fetch([loss.view()])?[0])
         })
     }
 

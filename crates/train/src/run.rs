@@ -8,6 +8,7 @@ use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir};
 use phalanx_collectives::CollectiveError;
 use phalanx_data::DataError;
 use phalanx_tensor::Device;
+use phalanx_tensor::DeviceError;
 
 use crate::config::RunConfig;
 use crate::dataset::{DataDigests, Dataset};
@@ -26,6 +27,9 @@ pub enum RunError {
     /// A peer died, stalled or disagreed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

@@ -103,7 +103,7 @@ impl Generator {
         let logits =
             self.network.head.as_ref().expect("a whole model has a head").logits(&cx, &views(head), last);
         let mut out = vec![0f32; self.vocab];
-        self.device.download(logits.view(), &mut out);
+        self.device.download(logits.view(), &mut out).expect("kernels of the processor do not fail");
         out
     }
 }

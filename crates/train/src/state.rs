@@ -214,7 +214,7 @@ impl Saves for Rank {
         }
         saving::write_finite(tmp, self.group().rank(), &described, |index, within, out| {
             let (stage, state, piece) = &pieces[index];
-            stage.zero.read(*state, piece, within, out);
+            stage.zero.read(*state, piece, within, out)
         })
     }
 }

@@ -51,7 +51,7 @@ impl Rank {
             let clip = Clip { max_norm: self.spec.clip, loss_scale: scale };
             self.norm.compute(&device, &mut self.stages, self.at.tensor, &*self.groups.world, clip)?;
             let wish = wish.wait()?;
-            let (loss, grad_norm) = (device.fetch(loss.view()), device.fetch(self.norm.norm()));
+            let [loss, grad_norm, stop] = device.fetch([loss.view(), self.norm.norm(), wish.view()])?;
             let loss_scale = self.shown_loss_scale();
             let verdict = self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite());
             if verdict == Verdict::Apply {
@@ -66,7 +66,7 @@ impl Rank {
                 loss_scale,
                 next_loss_scale: self.shown_loss_scale(),
                 skipped: verdict != Verdict::Apply,
-                stop: device.fetch(wish.view()) > 0.0,
+                stop: stop > 0.0,
             };
             Ok::<_, CollectiveError>((outcome, verdict))
         })?;

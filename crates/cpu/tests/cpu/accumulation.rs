@@ -2,7 +2,7 @@
 //! gradient that was computed into fresh f32 memory and is added later (as between devices) has the same bits.
 
 use phalanx_simd::Isa;
-use phalanx_tensor::{DType, Device, Gelu, Lookup, Tensor};
+use phalanx_tensor::{DType, Device, Gelu, LayerNormBackward, Lookup, Tensor};
 
 use crate::oracle::{
     FLOATS, cpu, gradient_types, indices, numbers, poisoned_as, read_f32, rounded, tensor, tensor_as, tokens,
@@ -31,7 +31,16 @@ fn layer_norm(device: &Device, dtype: DType, into: &mut Tensor, accumulate: bool
     let lines: [_; 2] = into.view_mut().into_pieces(pieces).try_into().unwrap();
     let statistics = [mean.view(), rstd.view()];
     let dx = dx.view_mut();
-    device.layer_norm_backward(x.view(), gamma.view(), statistics, dy.view(), dx, false, lines, accumulate);
+    device.run(LayerNormBackward {
+        x: x.view(),
+        gamma: gamma.view(),
+        statistics,
+        dy: dy.view(),
+        dx,
+        accumulate_input: false,
+        gradients: lines,
+        accumulate_parameters: accumulate,
+    });
 }
 
 fn types(device: &Device, dtype: DType, into: &mut Tensor, accumulate: bool) {

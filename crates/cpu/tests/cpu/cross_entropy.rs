@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use phalanx_simd::Isa;
 use phalanx_tensor::{
-    Category, CrossEntropy, DType, Device, IGNORED, Layout, Tensor, View, Weight, vocabulary_blocks,
+    Category, CrossEntropy, DType, Device, IGNORED, Layout, Tensor, View, VocabularyLoss,
+    VocabularyStatistics, Weight, vocabulary_blocks,
 };
 
 use crate::differences::gradient;
@@ -145,16 +146,16 @@ impl Part {
         let w = Weight { matrix: self.w.view(), layout: case.layout };
         let to = self.exponentials.view_mut().range(0..rows * columns).reshape([rows, columns]);
         let blocks = self.blocks.view_mut().range(0..rows * 4 * vocabulary_blocks(columns));
-        device.vocabulary_statistics(
+        device.run(VocabularyStatistics {
             x,
             w,
-            self.bias.as_ref().map(|b| b.view()),
+            bias: self.bias.as_ref().map(|b| b.view()),
             targets,
-            self.classes.start,
-            train.then_some(to),
+            first: self.classes.start,
+            exponentials: train.then_some(to),
             blocks,
-            statistics.view_mut(),
-        );
+            statistics: statistics.view_mut(),
+        });
         read(device, &statistics)
     }
 }
@@ -182,17 +183,17 @@ fn run(device: &Device, case: Case, inputs: &Inputs, numbers: CrossEntropy, trai
             let columns = part.classes.len();
             let mut to =
                 part.exponentials.view_mut().range(0..range.len() * columns).reshape([range.len(), columns]);
-            device.vocabulary_loss(
-                all.view(),
-                part.blocks.view().range(0..range.len() * 4 * vocabulary_blocks(columns)),
+            device.run(VocabularyLoss {
+                statistics: all.view(),
+                blocks: part.blocks.view().range(0..range.len() * 4 * vocabulary_blocks(columns)),
                 targets,
-                part.classes.start,
-                vocab,
+                first: part.classes.start,
+                classes: vocab,
                 numbers,
-                train.then(|| to.reborrow()),
-                sum.view_mut(),
-                start > 0,
-            );
+                exponentials: train.then(|| to.reborrow()),
+                loss: sum.view_mut(),
+                accumulate: start > 0,
+            });
             if train {
                 let add = accumulate || start > 0;
                 let w = Weight { matrix: part.w.view(), layout };
@@ -354,9 +355,19 @@ fn ignored_rows_have_neither_loss_nor_derivatives() {
         let to = Some(exponentials.view_mut());
         let numbers = NUMBERS[1];
         let (statistics, blocks) = (statistics.view(), blocks.view());
-        device.vocabulary_loss(statistics, blocks, ids.view(), 0, 130, numbers, to, loss.view_mut(), false);
+        device.run(VocabularyLoss {
+            statistics,
+            blocks,
+            targets: ids.view(),
+            first: 0,
+            classes: 130,
+            numbers,
+            exponentials: to,
+            loss: loss.view_mut(),
+            accumulate: false,
+        });
         let mut sum = [f64::NAN];
-        device.download(loss.view(), &mut sum);
+        device.download(loss.view(), &mut sum).unwrap();
         assert_eq!(sum, [0.0]);
         assert!(crate::oracle::read_f32(&device, &exponentials).iter().all(|x| *x == 0.0));
     }

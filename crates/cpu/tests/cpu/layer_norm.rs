@@ -1,6 +1,6 @@
 //! Layer norm.
 
-use phalanx_tensor::{DType, Device};
+use phalanx_tensor::{DType, Device, LayerNormBackward};
 
 use crate::differences::{gradient, weighted};
 use crate::oracle::{
@@ -137,16 +137,16 @@ fn backward(
     let mut dx = output_as(device, dtype, [rows, hidden], before, accumulate);
     let mut dgamma = output_as(device, stored, [hidden], &before[..hidden], accumulate);
     let mut dbeta = output_as(device, stored, [hidden], &before[..hidden], accumulate);
-    device.layer_norm_backward(
-        x.view(),
-        gamma.view(),
-        [mean.view(), rstd.view()],
-        dy.view(),
-        dx.view_mut(),
-        accumulate,
-        [dgamma.view_mut(), dbeta.view_mut()],
-        accumulate,
-    );
+    device.run(LayerNormBackward {
+        x: x.view(),
+        gamma: gamma.view(),
+        statistics: [mean.view(), rstd.view()],
+        dy: dy.view(),
+        dx: dx.view_mut(),
+        accumulate_input: accumulate,
+        gradients: [dgamma.view_mut(), dbeta.view_mut()],
+        accumulate_parameters: accumulate,
+    });
     vec![read_f32(device, &dx), read_f32(device, &dgamma), read_f32(device, &dbeta)]
 }
 

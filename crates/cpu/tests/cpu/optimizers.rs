@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use phalanx_simd::Isa;
-use phalanx_tensor::{AdamW, Category, Clip, DType, Device, NORM_BLOCK, Sgd, Tensor};
+use phalanx_tensor::{AdamW, AdamWUpdate, Category, Clip, DType, Device, NORM_BLOCK, Sgd, SgdUpdate, Tensor};
 
 use crate::oracle::{
     Expected, FLOATS, check_as, check_exact, cpu, numbers, poisoned, poisoned_as, read, read_f32, rounded,
@@ -42,7 +42,14 @@ fn adamw(
     for step in 3..6 {
         let numbers = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
         let rounded = copy.as_mut().map(|c| c.view_mut());
-        device.adamw(numbers, p.view_mut(), g.view(), m.view_mut(), v.view_mut(), scale.view(), rounded);
+        device.run(AdamWUpdate {
+            step: numbers,
+            p: p.view_mut(),
+            g: g.view(),
+            moments: [m.view_mut(), v.view_mut()],
+            gradient_scale: scale.view(),
+            rounded,
+        });
     }
     let mut out: Vec<Vec<f32>> = [p, m, v].iter().map(|x| read(device, x)).collect();
     out.extend(copy.map(|c| read_f32(device, &c)));
@@ -136,7 +143,14 @@ fn sgd(device: &Device, (gradient, copy): (DType, Option<DType>), start: &[f32],
     for step in 0..3 {
         let numbers = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, first: step == 0 };
         let rounded = copy.as_mut().map(|c| c.view_mut());
-        device.sgd(numbers, p.view_mut(), g.view(), velocity.view_mut(), scale.view(), rounded);
+        device.run(SgdUpdate {
+            step: numbers,
+            p: p.view_mut(),
+            g: g.view(),
+            velocity: velocity.view_mut(),
+            gradient_scale: scale.view(),
+            rounded,
+        });
     }
     let mut out = vec![read(device, &p), read(device, &velocity)];
     out.extend(copy.map(|c| read_f32(device, &c)));
@@ -173,7 +187,7 @@ fn squares(device: &Device, dtype: DType, x: &[f32]) -> Vec<f64> {
     let mut squares = device.alloc(DType::F64, [blocks], Category::Workspace, "squares");
     device.block_squares(t.view(), squares.view_mut());
     let mut out = vec![0f64; blocks];
-    device.download(squares.view(), &mut out);
+    device.download(squares.view(), &mut out).unwrap();
     out
 }
 
@@ -238,14 +252,14 @@ fn sums_along_the_tree_of_the_norm() {
             let mut out = upload(&[f64::NAN]);
             device.tree_sum(upload(values).view(), out.view_mut());
             let mut sum = [0f64];
-            device.download(out.view(), &mut sum);
+            device.download(out.view(), &mut sum).unwrap();
             sum[0]
         };
         assert_eq!(sum(&x).to_bits(), tree(&x).to_bits(), "{count}");
         let (mut norm, mut factor) = (poisoned(&device, [1]), poisoned(&device, [1]));
         let clip = Clip { max_norm: 0.0, loss_scale: 1.0 };
         device.norm(upload(&squares).view(), clip, norm.view_mut(), factor.view_mut());
-        assert_eq!(device.fetch(norm.view()), sum(&squares).sqrt() as f32, "{count}");
+        assert_eq!(device.fetch([norm.view()]).unwrap()[0], sum(&squares).sqrt() as f32, "{count}");
     }
 }
 
@@ -257,7 +271,7 @@ fn norm_and_clipping() {
         device.upload(values, t.view_mut());
         let (mut norm, mut factor) = (poisoned(&device, [1]), poisoned(&device, [1]));
         device.norm(t.view(), Clip { max_norm, loss_scale }, norm.view_mut(), factor.view_mut());
-        (device.fetch(norm.view()), device.fetch(factor.view()))
+        (device.fetch([norm.view()]).unwrap()[0], device.fetch([factor.view()]).unwrap()[0])
     };
     let norm = |values: &[f64], max_norm: f32| scaled(values, max_norm, 1.0);
     assert_eq!(norm(&[9.0, 16.0], 0.0), (5.0, 1.0));

@@ -148,7 +148,7 @@ pub fn output(device: &Device, shape: impl Into<Shape>, before: &[f32], accumula
 
 pub fn read(device: &Device, t: &Tensor) -> Vec<f32> {
     let mut out = vec![0f32; t.shape().elements()];
-    device.download(t.view(), &mut out);
+    device.download(t.view(), &mut out).unwrap();
     out
 }
 
@@ -158,12 +158,12 @@ pub fn read_f32(device: &Device, t: &Tensor) -> Vec<f32> {
     match t.dtype() {
         DType::BF16 => {
             let mut out = vec![bf16::ZERO; elements];
-            device.download(t.view(), &mut out);
+            device.download(t.view(), &mut out).unwrap();
             out.into_iter().map(bf16::to_f32).collect()
         }
         DType::F16 => {
             let mut out = vec![f16::ZERO; elements];
-            device.download(t.view(), &mut out);
+            device.download(t.view(), &mut out).unwrap();
             out.into_iter().map(f16::to_f32).collect()
         }
         _ => read(device, t),

@@ -316,7 +316,7 @@ fn other_types_travel_unchanged() {
     device.fill(sum.view_mut(), 1.0);
     device.add(t.view(), sum.view_mut());
     let mut out = vec![0f64; 1000];
-    device.download(sum.view(), &mut out);
+    device.download(sum.view(), &mut out).unwrap();
     assert!(out.iter().zip(&values).all(|(o, v)| *o == v + 1.0));
 
     let ids: Vec<u32> = (0..1000).map(|i| i * 4_000_000).collect();
@@ -325,7 +325,7 @@ fn other_types_travel_unchanged() {
     let mut copy = device.alloc(DType::U32, [1000], Category::Workspace, "test");
     device.copy(t.view(), copy.view_mut());
     let mut out = vec![0u32; 1000];
-    device.download(copy.view(), &mut out);
+    device.download(copy.view(), &mut out).unwrap();
     assert_eq!(out, ids);
 
     // Every pattern of 16 bits, those that are not numbers too.
@@ -333,11 +333,11 @@ fn other_types_travel_unchanged() {
     let mut t = device.alloc(DType::BF16, [1 << 16], Category::Workspace, "test");
     device.upload(&bits.clone().map(bf16::from_bits).collect::<Vec<_>>(), t.view_mut());
     let mut out = vec![bf16::ZERO; 1 << 16];
-    device.download(t.view(), &mut out);
+    device.download(t.view(), &mut out).unwrap();
     assert!(out.iter().map(|x| x.to_bits()).eq(bits.clone()));
     let mut t = device.alloc(DType::F16, [1 << 16], Category::Workspace, "test");
     device.upload(&bits.clone().map(f16::from_bits).collect::<Vec<_>>(), t.view_mut());
     let mut out = vec![f16::ZERO; 1 << 16];
-    device.download(t.view(), &mut out);
+    device.download(t.view(), &mut out).unwrap();
     assert!(out.iter().map(|x| x.to_bits()).eq(bits));
 }

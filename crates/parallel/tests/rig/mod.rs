@@ -156,7 +156,7 @@ impl<'a> Place<'a> {
         let mut exact = self.device.alloc(DType::F32, tensor.shape(), Category::Activations, "test");
         self.device.convert(tensor.view(), exact.view_mut());
         let mut values = vec![0f32; tensor.shape().elements()];
-        self.device.download(exact.view(), &mut values);
+        self.device.download(exact.view(), &mut values).unwrap();
         values
     }
 

@@ -325,7 +325,7 @@ pub fn pieces(engine: &Rank) -> Pieces {
             for piece in stage.zero.pieces(state, Extent::Owned) {
                 let local = piece.in_parameter.clone();
                 let mut out = vec![0f32; (local.end - local.start) as usize];
-                stage.zero.read(state, &piece, 0..out.len(), &mut out);
+                stage.zero.read(state, &piece, 0..out.len(), &mut out).unwrap();
                 let number = stage.network.numbers[piece.parameter];
                 for (here, whole) in stage.network.parameters[piece.parameter].stripe().runs(local.clone()) {
                     let here = (here.start - local.start) as usize..(here.end - local.start) as usize;
@@ -341,7 +341,7 @@ pub fn pieces(engine: &Rank) -> Pieces {
 fn floats(device: &Device, view: View) -> Vec<f32> {
     fn of<T: Element + Into<f32>>(device: &Device, view: View) -> Vec<f32> {
         let mut out = vec![T::zeroed(); view.elements()];
-        device.download(view, &mut out);
+        device.download(view, &mut out).unwrap();
         out.into_iter().map(Into::into).collect()
     }
     match view.dtype() {

@@ -228,7 +228,7 @@ pub fn poisoned(device: &Device, dtype: DType, shape: impl Into<Shape>) -> Tenso
 pub fn read(device: &Device, t: &Tensor) -> Vec<f64> {
     fn from<T: Element + Default + Into<f64>>(device: &Device, t: &Tensor) -> Vec<f64> {
         let mut out = vec![T::default(); t.shape().elements()];
-        device.download(t.view(), &mut out);
+        device.download(t.view(), &mut out).unwrap();
         out.into_iter().map(Into::into).collect()
     }
     match t.dtype() {

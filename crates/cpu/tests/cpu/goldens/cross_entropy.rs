@@ -1,7 +1,10 @@
 //! Linear and cross entropy in slices: plain, with label smoothing, with z-loss, with both; with a bias and rows
 //! that are ignored.
 
-use phalanx_tensor::{Category, CrossEntropy, DType, Device, Layout, Tensor, Weight, vocabulary_blocks};
+use phalanx_tensor::{
+    Category, CrossEntropy, DType, Device, Layout, Tensor, VocabularyLoss, VocabularyStatistics, Weight,
+    vocabulary_blocks,
+};
 
 use super::case::{Case, each_case, poisoned};
 
@@ -71,10 +74,29 @@ impl Head {
         let mut own = poisoned(device, DType::F32, [rows, 4]);
         let bias = self.bias.as_ref().map(|b| b.view());
         let to = train.then(|| logits.view_mut());
-        device.vocabulary_statistics(x, w, bias, targets, 0, to, blocks.view_mut(), own.view_mut());
+        device.run(VocabularyStatistics {
+            x,
+            w,
+            bias,
+            targets,
+            first: 0,
+            exponentials: to,
+            blocks: blocks.view_mut(),
+            statistics: own.view_mut(),
+        });
         let (all, sum) = (own.view().reshape([1, rows, 4]), self.sum.view_mut());
         let (to, numbers) = (train.then(|| logits.view_mut()), self.numbers);
-        device.vocabulary_loss(all, blocks.view(), targets, 0, vocab, numbers, to, sum, start > 0);
+        device.run(VocabularyLoss {
+            statistics: all,
+            blocks: blocks.view(),
+            targets,
+            first: 0,
+            classes: vocab,
+            numbers,
+            exponentials: to,
+            loss: sum,
+            accumulate: start > 0,
+        });
         if let Some((dx, dw, db)) = &mut self.gradients {
             let add = self.accumulate || start > 0;
             let dx = dx.view_mut().range(flat).reshape([rows, hidden]);

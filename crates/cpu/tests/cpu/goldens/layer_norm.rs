@@ -1,6 +1,6 @@
 //! Layer norm.
 
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::{DType, Device, LayerNormBackward, Tensor};
 
 use super::case::{Case, each_case, poisoned};
 
@@ -50,16 +50,16 @@ pub fn layer_norm_backward(dtype: DType) {
                         true => case.input_as(device, name, gradient),
                         false => poisoned(device, gradient, [hidden]),
                     });
-                    device.layer_norm_backward(
-                        x.view(),
-                        gamma.view(),
-                        [mean.view(), rstd.view()],
-                        dy.view(),
-                        dx.view_mut(),
-                        add_input,
-                        [dgamma.view_mut(), dbeta.view_mut()],
-                        add_parameters,
-                    );
+                    device.run(LayerNormBackward {
+                        x: x.view(),
+                        gamma: gamma.view(),
+                        statistics: [mean.view(), rstd.view()],
+                        dy: dy.view(),
+                        dx: dx.view_mut(),
+                        accumulate_input: add_input,
+                        gradients: [dgamma.view_mut(), dbeta.view_mut()],
+                        accumulate_parameters: add_parameters,
+                    });
                     vec![dx, dgamma, dbeta]
                 };
                 let wanted = |name, add, before, additions| match add {

@@ -1,7 +1,7 @@
 //! AdamW, SGD, the norm, and the search for what is not finite.
 
 use half::{bf16, f16};
-use phalanx_tensor::{AdamW, Clip, DType, Device, Sgd, Tensor};
+use phalanx_tensor::{AdamW, AdamWUpdate, Clip, DType, Device, Sgd, SgdUpdate, Tensor};
 
 use super::case::{Case, each_case, poisoned, read};
 
@@ -57,7 +57,14 @@ pub fn adamw(dtype: DType) {
         |device, step, [p, m, v], g, scale, rounded| {
             let numbers = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step };
             let rounded = rounded.map(|r| r.view_mut());
-            device.adamw(numbers, p.view_mut(), g, m.view_mut(), v.view_mut(), scale.view(), rounded);
+            device.run(AdamWUpdate {
+                step: numbers,
+                p: p.view_mut(),
+                g,
+                moments: [m.view_mut(), v.view_mut()],
+                gradient_scale: scale.view(),
+                rounded,
+            });
         },
     );
 }
@@ -70,7 +77,14 @@ pub fn sgd(dtype: DType) {
         |device, step, [p, velocity, _], g, scale, rounded| {
             let numbers = Sgd { lr: 1e-2, momentum: 0.9, weight_decay: 0.1, first: step == 1 };
             let rounded = rounded.map(|r| r.view_mut());
-            device.sgd(numbers, p.view_mut(), g, velocity.view_mut(), scale.view(), rounded);
+            device.run(SgdUpdate {
+                step: numbers,
+                p: p.view_mut(),
+                g,
+                velocity: velocity.view_mut(),
+                gradient_scale: scale.view(),
+                rounded,
+            });
         },
     );
 }
@@ -108,7 +122,7 @@ pub fn count_non_finite(dtype: DType) {
             let x = case.input(&device, name);
             let mut count = poisoned(&device, DType::F32, [1]);
             device.count_non_finite(x.view(), count.view_mut());
-            f64::from(device.fetch(count.view()))
+            f64::from(device.fetch([count.view()]).unwrap()[0])
         };
         assert_eq!((count("damaged"), count("x")), (case.numbers("count")[0], 0.0));
     });

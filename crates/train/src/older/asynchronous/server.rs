@@ -206,7 +206,7 @@ impl Server {
         for tag in 1.. {
             header = Kept::new(group.recv(Kept::into_inner(header), worker, tag).wait()?);
             let mut head = [0f32; 2];
-            self.device.download(header.view(), &mut head);
+            self.device.download(header.view(), &mut head)?;
             let push = Push::from_code(head[0]);
             if push == Push::Done {
                 break;

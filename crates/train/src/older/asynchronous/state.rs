@@ -158,7 +158,7 @@ impl Asynchronous<'_> {
         device.try_phase("evaluate", || {
             let loss = self.worker.evaluate(&self.whole, windows);
             let loss = self.links.world().all_reduce(loss).wait()?;
-            Ok(device.fetch(loss.view()))
+            Ok(device.fetch([loss.view()])?[0])
         })
     }
 
@@ -167,7 +167,7 @@ impl Asynchronous<'_> {
         let served = self.server.lock();
         let read = |view: View| {
             let mut out = vec![0f32; view.elements()];
-            self.device.download(view, &mut out);
+            self.device.download(view, &mut out).expect("kernels of the processor do not fail");
             out
         };
         let mut pieces = Vec::new();
@@ -245,7 +245,7 @@ impl Saves for Asynchronous<'_> {
             }
         }
         saving::write_finite(tmp, self.rank(), &described, |index, within, out| {
-            self.device.download(tensors[index].range(within), out);
+            self.device.download(tensors[index].range(within), out)
         })
     }
 }

@@ -138,8 +138,7 @@ impl Worker {
             self.round(whole);
             let clip = Clip { max_norm: self.spec.clip, loss_scale: scale };
             let (norm, factor) = self.norm.compute(&device, whole, self.gradients.view(), clip);
-            let (loss, grad_norm) = (device.fetch(loss.view()), device.fetch(norm));
-            let factor = device.fetch(factor);
+            let [loss, grad_norm, factor] = device.fetch([loss.view(), norm, factor])?;
             let loss_scale = self.shown_loss_scale();
             let push = match self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite()) {
                 Verdict::Apply => Push::Gradient,
@@ -228,7 +227,7 @@ impl Worker {
             let header = header.wait()?;
             let gradient = sent.map(|sent| sent.wait()).transpose()?.or(kept).expect("sent or kept");
             let (stale, answer) = (stale.wait()?, answer.wait()?);
-            staleness[*other] = self.device.fetch(stale.view()) as u64;
+            staleness[*other] = self.device.fetch([stale.view()])?[0] as u64;
             let range = whole.part(*other, ranks);
             self.device.copy(answer.view(), parameters.view_mut().range(range));
             self.mails[*other] = Some(Mail { header, gradient, staleness: stale, parameters: answer });

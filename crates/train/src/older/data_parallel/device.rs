@@ -9,7 +9,9 @@ use phalanx_collectives::{CollectiveError, Group, Statistics};
 use phalanx_layers::{Activation, Context, Draw, ParameterSpec};
 use phalanx_optim::{LossScale, Verdict};
 use phalanx_plan::{ChunkError, Peak};
-use phalanx_tensor::{Category, Clip, DType, Device, IGNORED, Tensor, View, ViewMut, vocabulary_blocks};
+use phalanx_tensor::{
+    Category, Clip, DType, Device, IGNORED, Tensor, View, ViewMut, VocabularyLoss, vocabulary_blocks,
+};
 
 use super::{DataParallelError, Outcome};
 use crate::older::whole::{ALONE, Gradients, Norm, Whole};
@@ -125,7 +127,8 @@ impl Replica {
         let exact = self.held.as_ref().expect("device 0 holds them").exact();
         let one = |(p, spec): (usize, &ParameterSpec)| {
             let mut out = vec![0f32; spec.elements()];
-            self.device.download(exact.view().range(self.whole.range(p)), &mut out);
+            let view = exact.view().range(self.whole.range(p));
+            self.device.download(view, &mut out).expect("kernels of the processor do not fail");
             (spec.name.clone(), out)
         };
         self.whole.network.parameters.iter().enumerate().map(one).collect()
@@ -285,7 +288,7 @@ impl Replica {
         let mut shared = self.device.alloc(DType::F32, [1], Category::Workspace, "data_parallel.loss_scale");
         self.device.fill(shared.view_mut(), loss_scale);
         let shared = self.group.broadcast(shared, ROOT).wait()?;
-        Ok(self.device.fetch(shared.view()))
+        Ok(self.device.fetch([shared.view()])?[0])
     }
 
     /// Logits `[rows * seq, vocab]` of all devices come to device 0, and their derivatives go back. dx of the head.
@@ -330,17 +333,17 @@ impl Replica {
         cx.device.logits_statistics(logits.reborrow(), targets, 0, blocks.view_mut(), statistics.view_mut());
         let statistics = statistics.view().reshape([1, rows, 4]);
         let exponentials = Some(logits);
-        cx.device.vocabulary_loss(
+        cx.device.run(VocabularyLoss {
             statistics,
-            blocks.view(),
+            blocks: blocks.view(),
             targets,
-            0,
-            vocab,
+            first: 0,
+            classes: vocab,
             numbers,
             exponentials,
-            sum.view_mut(),
-            false,
-        );
+            loss: sum.view_mut(),
+            accumulate: false,
+        });
         let mut loss = cx.statistics([1], "head.loss");
         cx.device.scaled(sum.view(), numbers.scale, loss.view_mut());
         loss
@@ -376,7 +379,7 @@ impl Replica {
         let (device, spec) = (&self.device, &self.spec);
         let clip = Clip { max_norm: spec.clip, loss_scale: scale };
         let (norm, _) = held.norm.compute(device, &self.whole, gradients.view(), clip);
-        let (loss, grad_norm) = (device.fetch(loss.view()), device.fetch(norm));
+        let [loss, grad_norm] = device.fetch([loss.view(), norm])?;
         let lr = spec.schedule_of_rate.lr(held.applied);
         let verdict = held.loss_scale.judge(loss.is_finite() && grad_norm.is_finite());
         if verdict == Verdict::Apply {
