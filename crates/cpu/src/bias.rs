@@ -90,6 +90,10 @@ vectorized!(fn add_blocks(
 ) = add_blocks_body);
 /// `sums = ((block 0 + block 1) + block 2) + ..`.
 #[inline(always)]
+#[expect(
+    clippy::extra_unused_type_parameters,
+    reason = "the compiler makes the vectors; L only selects them"
+)]
 fn add_blocks_body<L: Lanes>(partial: &[f32], blocks: usize, stride: usize, start: usize, sums: &mut [f32]) {
     // 64 columns at a time, so that the sums stay in registers.
     for (piece, out) in sums.chunks_mut(64).enumerate() {

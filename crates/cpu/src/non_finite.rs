@@ -29,6 +29,10 @@ fn count<T: Float>(cpu: &Cpu, x: &[T]) -> u64 {
 
 vectorized!(fn count_piece(x: &[f32]) -> u32 = count_body);
 #[inline(always)]
+#[expect(
+    clippy::extra_unused_type_parameters,
+    reason = "the compiler makes the vectors; L only selects them"
+)]
 fn count_body<L: Lanes>(x: &[f32]) -> u32 {
     const EXPONENT: u32 = 0x7f80_0000;
     let mut count = 0;

@@ -36,6 +36,10 @@ fn squares_of_blocks<T: Float>(cpu: &Cpu, x: &[T], squares: &mut [f64]) {
 
 vectorized!(fn sum_squares(x: &[f32]) -> f64 = sum_squares_body);
 #[inline(always)]
+#[expect(
+    clippy::extra_unused_type_parameters,
+    reason = "the compiler makes the vectors; L only selects them"
+)]
 fn sum_squares_body<L: Lanes>(x: &[f32]) -> f64 {
     let mut lanes = [0f64; LANES];
     let (whole, tail) = x.as_chunks::<LANES>();

@@ -7,8 +7,8 @@ use crate::Lanes;
 /// A stored number: widened when loaded, rounded to nearest even when stored.
 ///
 /// # Safety
-/// All unsafe functions: the processor has the instruction set of `L`, into a function of which they are
-/// inlined; pointers are valid for the lanes read or written, at any alignment.
+/// As for [`Lanes`], with the instruction set of `L`.
+#[expect(clippy::missing_safety_doc, reason = "one contract for all functions: the trait's Safety section")]
 pub trait Number: Copy + Default + Send + Sync + 'static {
     /// Widened.
     fn to_f32(self) -> f32;

@@ -16,11 +16,13 @@ pub use rows::{exp, exp2, largest, load, max_row, store, sum};
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512};
 
-/// Vectors of 16 lanes.
+/// A vector of 16 f32, with the instructions of one instruction set.
 ///
 /// # Safety
-/// All unsafe functions: the processor has the instruction set of the implementor. Pointers are valid for the
-/// lanes read or written.
+/// This holds for every unsafe function here. The processor has the implementor's instruction set, and the caller is
+/// compiled for it ([`vectorized!`](crate::vectorized)). Pointers are valid for the numbers read or written, at any
+/// alignment.
+#[expect(clippy::missing_safety_doc, reason = "one contract for all functions: the trait's Safety section")]
 pub trait Lanes: Copy + 'static {
     /// The vector.
     type V: Copy;
