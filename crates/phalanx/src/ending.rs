@@ -100,7 +100,7 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
     let path = folder.file("memory.json");
     let text = phalanx_files::read_text(&path, MEMORY_BYTES).with_context(|| path.display().to_string())?;
     let measured: Measured = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    let world = planned.plan.spec.world();
+    let world = planned.plan.spec.world_size();
     if measured.ranks.iter().map(|rank| rank.rank).ne(0..world) {
         bail!("{} does not have the {world} ranks of this run, each once and in order", path.display());
     }
@@ -200,7 +200,7 @@ fn sample(
 fn next(folder: &RunFolder, planned: &Planned) -> String {
     let run = resume::shell_word(&folder.path().display().to_string());
     let more = learning_rate::more_steps(&planned.config);
-    let ranks = planned.plan.spec.world() * 2;
+    let ranks = planned.plan.spec.world_size() * 2;
     let continues = planned.plan.spec.model.objective() == Objective::Causal;
     let sample = continues.then(|| format!("phalanx sample {run} --prompt 'fn main'"));
     let mut lines: Vec<String> = sample.into_iter().collect();

@@ -38,8 +38,8 @@ pub fn axes_in_brackets(spec: &Spec) -> String {
 /// The ranks of each row of a table: first and last, and the plan of one.
 pub fn rows(planned: &Planned) -> Vec<(Range<usize>, &RankPlan)> {
     let (spec, plan) = (&planned.plan.spec, &planned.plan);
-    let each = if spec.world() <= ROWS { 1 } else { spec.mesh.data * spec.mesh.tensor };
-    (0..spec.world()).step_by(each).map(|first| (first..first + each, plan.of(first))).collect()
+    let each = if spec.world_size() <= ROWS { 1 } else { spec.mesh.data * spec.mesh.tensor };
+    (0..spec.world_size()).step_by(each).map(|first| (first..first + each, plan.of(first))).collect()
 }
 
 /// Neighbours at one place in the pipeline that hold the same bytes.
@@ -191,7 +191,7 @@ pub fn pipeline(planned: &Planned) -> String {
          \x20 `phalanx plan CONFIG --schedule` draws it\n",
         schedule.name,
         plural(spec.micro_batches, "micro-batch"),
-        plural(spec.micro, "sequence"),
+        plural(spec.micro_batch_size, "sequence"),
         100.0 * pipeline.bubble
     )
 }

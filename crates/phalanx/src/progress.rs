@@ -32,7 +32,7 @@ impl Progress {
         let style = ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len}  {wide_msg}");
         bar.set_style(style.expect("a template that is well formed").progress_chars("█▉▊▋▌▍▎▏ "));
         bar.set_prefix("step");
-        let ranks = job.plan.spec.world();
+        let ranks = job.plan.spec.world_size();
         let most = job.plan.ranks.iter().map(|rank| rank.memory.arena_bytes).max().unwrap_or(0);
         let arena = report::bytes(most);
         Progress {

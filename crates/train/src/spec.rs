@@ -36,7 +36,7 @@ pub struct Spec {
     /// Tokens of a sequence.
     pub seq: usize,
     /// Sequences computed at once.
-    pub micro: usize,
+    pub micro_batch_size: usize,
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Tokens of a sequence whose loss counts.
@@ -136,14 +136,14 @@ impl Spec {
         let chunk_size = chunk_size(config, model.shape().hidden);
         let layout = lay_out(&sizes, mesh.data as u64, &chunk_size)?;
         let seq = config.model.seq;
-        let evaluation_batches = evaluated / (config.micro() * mesh.data);
+        let evaluation_batches = evaluated / (config.micro_batch_size() * mesh.data);
         let mut spec = Spec {
             seq,
             targets_per_sequence: match model.objective() {
                 Objective::Causal => seq,
                 Objective::Masked => Masking::predicted(seq),
             },
-            micro: config.micro(),
+            micro_batch_size: config.micro_batch_size(),
             micro_batches: config.micro_batches(),
             mesh,
             evaluation: Arc::new(forward_only(&schedule, evaluation_batches)),
@@ -189,8 +189,8 @@ impl Spec {
     }
 
     /// Ranks in all.
-    pub fn world(&self) -> usize {
-        self.mesh.world()
+    pub fn world_size(&self) -> usize {
+        self.mesh.world_size()
     }
 
     /// Where some parameters lie on each rank of a data axis.
@@ -209,7 +209,7 @@ impl Spec {
 
     /// In a dry run: the losses of all tokens of all replicas must weigh 1 together.
     pub(crate) fn check_weights(&self, device: &Device, scale: f32) {
-        let tokens = self.micro * self.targets_per_sequence * self.micro_batches * self.mesh.data;
+        let tokens = self.micro_batch_size * self.targets_per_sequence * self.micro_batches * self.mesh.data;
         let weight = f64::from(scale) * tokens as f64;
         // One rounding of the scale.
         if (weight - 1.0).abs() > f64::from(f32::EPSILON) {
@@ -227,9 +227,9 @@ impl Spec {
     }
 
     /// First sample, within the global batch, of a data-parallel rank's micro-batch: micro-batch m of a step is the
-    /// m-th span of `data * micro` samples, of which rank r has the r-th part.
+    /// m-th span of `data * micro_batch_size` samples, of which rank r has the r-th part.
     pub fn first_sample(&self, micro_batch: usize, rank: usize) -> usize {
-        (micro_batch * self.mesh.data + rank) * self.micro
+        (micro_batch * self.mesh.data + rank) * self.micro_batch_size
     }
 
     /// What layers draw from in a data-parallel rank's micro-batch of step `step`.
@@ -240,10 +240,10 @@ impl Spec {
     /// The numbers of a step's loss: the mean over the tokens of the global batch that have a target; its gradients
     /// are multiplied by `loss_scale`.
     pub fn cross_entropy(&self, loss_scale: f32) -> CrossEntropy {
-        let sequences = self.micro * self.micro_batches * self.mesh.data;
+        let sequences = self.micro_batch_size * self.micro_batches * self.mesh.data;
         let counted = match self.mistaken("loss.scale") {
             false => sequences * self.targets_per_sequence,
-            true => self.micro * self.targets_per_sequence,
+            true => self.micro_batch_size * self.targets_per_sequence,
         };
         let scale = 1.0 / counted as f32;
         let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
@@ -252,7 +252,7 @@ impl Spec {
 
     /// Tokens of one step, over all ranks.
     pub fn tokens_per_step(&self) -> u64 {
-        (self.micro * self.micro_batches * self.mesh.data * self.seq) as u64
+        (self.micro_batch_size * self.micro_batches * self.mesh.data * self.seq) as u64
     }
 }
 

@@ -56,7 +56,7 @@ impl Control {
     /// Whom `rank` waits for in `channel`, if the peer has really not come. Numbers come from the peer: checked.
     fn waits(&self, channel: usize, rank: usize) -> Option<(usize, Wait)> {
         let wait = Wait::unpack(self.slot(channel, rank).wait.load(Ordering::Relaxed))?;
-        if wait.peer >= self.world() {
+        if wait.peer >= self.world_size() {
             return None;
         }
         let slot = self.wait_slot(channel, wait.peer, rank, wait.pair);
@@ -128,7 +128,7 @@ impl Control {
         }
         let cause = chain.ranks[chain.ranks.len() - 1];
         text.push_str(&format!("rank {cause}: {}", self.last_activity(cause)));
-        let others: Vec<usize> = (0..self.world()).filter(|rank| !chain.ranks.contains(rank)).collect();
+        let others: Vec<usize> = (0..self.world_size()).filter(|rank| !chain.ranks.contains(rank)).collect();
         for rank in others.iter().take(MOST_OTHERS) {
             text.push_str(&format!("; {}", self.describe_wait(*rank)));
         }

@@ -51,7 +51,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
         warmup: args.warmup,
         steps: args.steps,
     };
-    let world = planned.plan.spec.world();
+    let world = planned.plan.spec.world_size();
     let ranks = match world {
         1 => vec![bench::steps(&task, &Seat::Alone, environment)?],
         _ => {
@@ -173,7 +173,7 @@ fn to_text(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Strin
     format!(
         "{} parameters, {} of {}{}, ZeRO-{}, {} tokens a step\n{table}\n{}",
         count(plan.parameters as f64),
-        plural(spec.world(), "rank"),
+        plural(spec.world_size(), "rank"),
         plural(spec.threads, "thread"),
         mesh_report::axes_in_brackets(spec),
         spec.stage.number(),

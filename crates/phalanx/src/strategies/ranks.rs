@@ -90,7 +90,7 @@ fn asynchronous(
         Seat::Alone => Source::Alone,
         Seat::Among(endpoint) => Source::Host(endpoint),
     };
-    let links = Links::new(&source, spec.world());
+    let links = Links::new(&source, spec.world_size());
     let mut engine = Asynchronous::new(place.device, links, spec, config.parallel.max_staleness);
     engine.initialise(config.train.seed)?;
     let rank = engine.rank();
@@ -132,7 +132,7 @@ pub fn data_parallel(
     let mut engine = DataParallel::new(plan)?;
     let (spec, seed) = (&plan.spec, config.train.seed);
     engine.initialise(seed)?;
-    let mut batch = Batch::with_rows(spec.micro, spec.seq);
+    let mut batch = Batch::with_rows(spec.micro_batch_size, spec.seq);
     let (mut step_s, mut losses) = (Vec::new(), Vec::new());
     for number in 1..=(warmup + steps) {
         if number == warmup + 1 {

@@ -51,7 +51,7 @@ pub(super) struct Served {
 
 impl Server {
     pub(super) fn new(device: Device, spec: &Spec, whole: &Whole, rank: usize, max_staleness: u64) -> Server {
-        let ranks = spec.world();
+        let ranks = spec.world_size();
         let range = whole.part(rank, ranks);
         let alloc = |name| device.alloc(DType::F32, [range.len()], Category::Optimizer, name);
         let served = Served {

@@ -149,7 +149,7 @@ impl Asynchronous<'_> {
         })
     }
 
-    /// Mean loss over the windows of all workers, `[evaluation_batches, micro, seq]` here.
+    /// Mean loss over the windows of all workers, `[evaluation_batches, micro_batch_size, seq]` here.
     ///
     /// # Errors
     /// When a collective fails.

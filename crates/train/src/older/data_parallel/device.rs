@@ -88,7 +88,7 @@ impl Replica {
         let whole = Whole::new(spec.whole(), 1)?;
         let held = || (group.rank() == ROOT).then(|| Held::new(&device, spec, &whole));
         let held = device.phase("init", held);
-        let rows = spec.micro.div_ceil(group.world_size());
+        let rows = spec.micro_batch_size.div_ceil(group.world_size());
         Ok(Replica { device, group, spec: spec.clone(), whole, loss_in_forward, rows, held })
     }
 
@@ -203,7 +203,12 @@ impl Replica {
         let (rows, seq) = (self.rows * self.group.world_size(), self.spec.seq);
         let mut whole =
             self.device.alloc(DType::U32, [rows, seq], Category::Activations, "data_parallel.ids");
-        assert_eq!(ids.len(), self.spec.micro * seq, "ids of a batch of {} x {seq}", self.spec.micro);
+        assert_eq!(
+            ids.len(),
+            self.spec.micro_batch_size * seq,
+            "ids of a batch of {} x {seq}",
+            self.spec.micro_batch_size
+        );
         self.device.upload(ids, whole.view_mut().range(0..ids.len()));
         let rest = vec![padding; rows * seq - ids.len()];
         self.device.upload(&rest, whole.view_mut().range(ids.len()..rows * seq));
