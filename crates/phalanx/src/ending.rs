@@ -110,15 +110,15 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
             bail!("rank {} took {took:?}, planned was {plan:?}: please report this", rank.rank);
         }
     }
-    let most = measured.ranks.iter().map(|rank| rank.device.peak_bytes).max().unwrap_or(0);
-    let alike = measured.ranks.iter().all(|rank| rank.device.peak_bytes == most);
+    let max = measured.ranks.iter().map(|rank| rank.device.peak_bytes).max().unwrap_or(0);
+    let alike = measured.ranks.iter().all(|rank| rank.device.peak_bytes == max);
     let above =
         |rank: &RankBytes| rank.resident_bytes_peak.unwrap_or(0).saturating_sub(rank.device.peak_bytes);
     let outside = measured.ranks.iter().map(above).max().unwrap_or(0);
     Ok(format!(
-        "memory      peak == plan: {}{most} bytes ({}) on each of {}; resident above the plan {} (estimated {})",
+        "memory      peak == plan: {}{max} bytes ({}) on each of {}; resident above the plan {} (estimated {})",
         if alike { "" } else { "at most " },
-        bytes(most),
+        bytes(max),
         plural(measured.ranks.len(), "rank"),
         bytes(outside),
         bytes(outside_bytes(&planned.plan.spec))

@@ -231,14 +231,14 @@ struct Sharding {
 
 impl Sharding {
     fn of(planned: &Planned) -> Sharding {
-        let most = |of: &dyn Fn(&RankPlan) -> u64| planned.plan.ranks.iter().map(of).max().unwrap_or(0);
+        let max = |of: &dyn Fn(&RankPlan) -> u64| planned.plan.ranks.iter().map(of).max().unwrap_or(0);
         Sharding {
             zero: planned.config.parallel.zero,
             reduce: planned.config.batch.reduce,
             sent_bytes: planned.plan.collective_bytes_per_step(),
-            parameters: most(&|rank| rank.memory.peak.categories.parameters),
-            gradients: most(&|rank| rank.memory.peak.categories.gradients),
-            arena: most(&|rank| rank.memory.arena_bytes),
+            parameters: max(&|rank| rank.memory.peak.categories.parameters),
+            gradients: max(&|rank| rank.memory.peak.categories.gradients),
+            arena: max(&|rank| rank.memory.arena_bytes),
         }
     }
 }
@@ -289,8 +289,8 @@ pub fn sharding(planned: &Planned) -> String {
             bytes(one.arena),
         ]);
     }
-    let least = others.iter().min_by_key(|other| other.sent_bytes);
-    let words = least.map_or(String::new(), |least| {
+    let min = others.iter().min_by_key(|other| other.sent_bytes);
+    let words = min.map_or(String::new(), |min| {
         let compared = |own: u64, other: u64| match own.cmp(&other) {
             Ordering::Equal => "as much as".to_string(),
             Ordering::Less => format!("{} less than", bytes(other - own)),
@@ -298,9 +298,9 @@ pub fn sharding(planned: &Planned) -> String {
         };
         format!(
             "  A step sends {} ZeRO-1 with reduce = \"{}\" would, and a rank holds {} it would\n",
-            compared(own.sent_bytes, least.sent_bytes),
-            reduce_word(least.reduce),
-            compared(own.arena, least.arena)
+            compared(own.sent_bytes, min.sent_bytes),
+            reduce_word(min.reduce),
+            compared(own.arena, min.arena)
         )
     });
     format!("ZeRO-{} under a pipeline: what a rank holds most\n{table}{words}", own.zero)

@@ -19,7 +19,7 @@ use crate::report::bytes;
 use crate::shape::Vocabulary;
 
 /// Dry runs of a block (see [`RunConfig::dry_runs`]) for a proposal: a tenth of a second or two.
-const MOST_DRY_RUNS: u128 = 1 << 12;
+const MAX_DRY_RUNS: u128 = 1 << 12;
 
 /// A complete configuration and its plan.
 pub struct Planned {
@@ -76,8 +76,8 @@ impl Planned {
 
     /// Bytes of the rank that needs most.
     pub fn needed_by_one(&self) -> u64 {
-        let most = self.plan.ranks.iter().map(|rank| rank.memory.arena_bytes).max().unwrap_or(0);
-        most + outside_bytes(&self.plan.spec)
+        let max = self.plan.ranks.iter().map(|rank| rank.memory.arena_bytes).max().unwrap_or(0);
+        max + outside_bytes(&self.plan.spec)
     }
 
     /// Refuses a run that needs more memory than there is.
@@ -177,7 +177,7 @@ impl Planned {
             config.dry_runs(spec.mesh, &spec.model.shape())
         };
         let mut divisors = (1..micro_batch_size).filter(|few| micro_batch_size.is_multiple_of(*few));
-        divisors.find(|few| runs(*few) <= MOST_DRY_RUNS).unwrap_or(micro_batch_size)
+        divisors.find(|few| runs(*few) <= MAX_DRY_RUNS).unwrap_or(micro_batch_size)
     }
 
     /// The same run with gradients reduced at the other time, when it accumulates.

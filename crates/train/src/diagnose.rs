@@ -163,8 +163,8 @@ impl Rank {
                 "{STATIC_PATIENCE} steps in a row have overflowed: lower precision.loss_scale, or leave it out \
                  for a dynamic one, or lower optimizer.lr"
             ),
-            LossScaling::Dynamic(Dynamic { least, .. }) => format!(
-                "the loss scale is precision.min_loss_scale = {least} already: set precision.compute to \
+            LossScaling::Dynamic(Dynamic { min_scale, .. }) => format!(
+                "the loss scale is precision.min_loss_scale = {min_scale} already: set precision.compute to \
                  \"bf16\", which has the range of f32, or lower optimizer.lr"
             ),
         };

@@ -49,7 +49,7 @@ impl RankPlan {
     /// tensors may pack a little worse.
     pub fn peak(&self) -> Peak {
         let phases = self.memory.phases.iter().filter(|phase| phase.name != "diagnose");
-        let larger = |most: Peak, peak: Peak| if peak.bytes > most.bytes { peak } else { most };
+        let larger = |max: Peak, peak: Peak| if peak.bytes > max.bytes { peak } else { max };
         phases.map(|phase| phase.peak).fold(Peak::default(), larger)
     }
 }
@@ -134,8 +134,8 @@ impl RunPlan {
 
     /// From the plans of its ranks.
     pub(crate) fn of_ranks(spec: Spec, ranks: Vec<RankPlan>, whole: &Network) -> RunPlan {
-        let most = ranks.iter().map(|rank| rank.parameters).max().unwrap_or(0);
-        let textbook = textbook(most, spec.mesh.data as u64, spec.stage, spec.precision);
+        let parameters = ranks.iter().map(|rank| rank.parameters).max().unwrap_or(0);
+        let textbook = textbook(parameters, spec.mesh.data as u64, spec.stage, spec.precision);
         RunPlan { ranks, own: None, parameters: whole.elements() as u64, textbook, spec }
     }
 

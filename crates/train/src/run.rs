@@ -96,7 +96,7 @@ pub enum RunError {
          optimizer.lr or set optimizer.clip, then start again or --resume"
     )]
     Broken {
-        /// `parameters`, or a state of the update rule.
+        /// `parameters`, or a state of the optimizer.
         state: &'static str,
         /// The parameter.
         name: String,

@@ -10,7 +10,7 @@ use phalanx_data::Masking;
 use phalanx_layers::{Checkpointing, Draw, Network};
 use phalanx_models::{Dropouts, Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
-use phalanx_optim::{LossScaling, Rule, Schedule};
+use phalanx_optim::{LossScaling, Optimizer, Schedule};
 use phalanx_parallel::TensorParallel;
 use phalanx_parallel::tensor::{Mistake, Wrong};
 use phalanx_plan::{
@@ -68,8 +68,8 @@ pub struct Spec {
     pub precision: Precision,
     /// What the loss is multiplied by before backward.
     pub loss_scaling: LossScaling,
-    /// The update rule.
-    pub rule: Rule,
+    /// The optimizer.
+    pub optimizer: Optimizer,
     /// The learning rate.
     pub schedule_of_rate: Schedule,
     /// Largest gradient norm; 0 for none.
@@ -158,7 +158,7 @@ impl Spec {
             defer: config.batch.reduce == Reduce::Defer,
             precision: precision(config),
             loss_scaling: loss_scaling(config),
-            rule: rule(config),
+            optimizer: optimizer(config),
             schedule_of_rate: config.learning_rate(),
             clip: config.optimizer.clip as f32,
             label_smoothing: config.loss.label_smoothing as f32,
@@ -332,18 +332,18 @@ fn loss_scaling(config: &RunConfig) -> LossScaling {
             window: p.loss_scale_window,
             hysteresis: p.hysteresis,
             consecutive_hysteresis: p.consecutive_hysteresis,
-            least: p.min_loss_scale as f32,
+            min_scale: p.min_loss_scale as f32,
         }),
     }
 }
 
-fn rule(config: &RunConfig) -> Rule {
+fn optimizer(config: &RunConfig) -> Optimizer {
     let o = &config.optimizer;
     let weight_decay = o.weight_decay as f32;
     match o.kind {
         OptimizerKind::Adamw => {
-            Rule::AdamW { beta1: o.beta1 as f32, beta2: o.beta2 as f32, eps: o.eps as f32, weight_decay }
+            Optimizer::AdamW { beta1: o.beta1 as f32, beta2: o.beta2 as f32, eps: o.eps as f32, weight_decay }
         }
-        OptimizerKind::Sgd => Rule::Sgd { momentum: o.beta1 as f32, weight_decay },
+        OptimizerKind::Sgd => Optimizer::Sgd { momentum: o.beta1 as f32, weight_decay },
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::shared_memory::control::{Control, Life, Slot};
 
 /// Most ranks of which a report says what they wait for, beside those on the way to the cause.
-const MOST_OTHERS: usize = 16;
+const MAX_OTHERS: usize = 16;
 
 /// Whom a rank waits for in a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,11 +129,11 @@ impl Control {
         let cause = chain.ranks[chain.ranks.len() - 1];
         text.push_str(&format!("rank {cause}: {}", self.last_activity(cause)));
         let others: Vec<usize> = (0..self.world_size()).filter(|rank| !chain.ranks.contains(rank)).collect();
-        for rank in others.iter().take(MOST_OTHERS) {
+        for rank in others.iter().take(MAX_OTHERS) {
             text.push_str(&format!("; {}", self.describe_wait(*rank)));
         }
-        if others.len() > MOST_OTHERS {
-            text.push_str(&format!("; and {} more ranks", others.len() - MOST_OTHERS));
+        if others.len() > MAX_OTHERS {
+            text.push_str(&format!("; and {} more ranks", others.len() - MAX_OTHERS));
         }
         text
     }

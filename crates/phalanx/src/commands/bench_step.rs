@@ -95,7 +95,7 @@ impl Summary {
         let (median, min) = (sorted[sorted.len() / 2], sorted[0]);
         let peak_flops_per_s: f64 = ranks.iter().map(|rank| rank.peaks.flops_per_s).sum();
         let share = |flops: u128| flops as f64 / median / peak_flops_per_s;
-        let most = |which: usize| ranks.iter().map(|rank| rank.page_faults.map(|faults| faults[which])).max();
+        let max = |which: usize| ranks.iter().map(|rank| rank.page_faults.map(|faults| faults[which])).max();
         Summary {
             steps,
             median,
@@ -108,7 +108,7 @@ impl Summary {
             arena: ranks.iter().map(|rank| rank.arena_bytes).max().unwrap_or(0),
             exposed: ranks.iter().map(|rank| rank.exposed_s).fold(0.0, f64::max),
             sent: ranks.iter().map(|rank| rank.sent_bytes).sum(),
-            page_faults: most(0).flatten().zip(most(1).flatten()).map(|(first, later)| [first, later]),
+            page_faults: max(0).flatten().zip(max(1).flatten()).map(|(first, later)| [first, later]),
             later_steps: warmup + count - 1,
         }
     }

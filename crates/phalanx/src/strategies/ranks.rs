@@ -56,7 +56,7 @@ pub fn steps(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Res
 /// The largest peak of the phases that run here, the first of equals: as the arena counts.
 fn planned_peak(memory: &MemoryPlan) -> Peak {
     let phases = memory.phases.iter().filter(|phase| PHASES.contains(&phase.name));
-    let larger = |most: Peak, peak: Peak| if peak.bytes > most.bytes { peak } else { most };
+    let larger = |max: Peak, peak: Peak| if peak.bytes > max.bytes { peak } else { max };
     phases.map(|phase| phase.peak).fold(Peak::default(), larger)
 }
 

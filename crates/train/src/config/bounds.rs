@@ -83,7 +83,7 @@ impl RunConfig {
             ("train.eval_samples", t.eval_samples, MAX_SEQUENCES),
             ("train.threads", t.threads.unwrap_or(1), MAX_THREADS),
         ];
-        let sizes = sizes.map(|(key, given, most)| (key, given as u64, most as u64));
+        let sizes = sizes.map(|(key, given, max)| (key, given as u64, max as u64));
         let counts = [
             ("parallel.max_staleness", p.max_staleness, 1 << 20),
             ("parallel.timeout_s", p.timeout_s, MAX_SECONDS),
@@ -95,23 +95,23 @@ impl RunConfig {
             ("train.save_every", t.save_every, MAX_STEPS),
             ("train.keep", t.keep as u64, MAX_STEPS),
         ];
-        for (key, given, most) in sizes.into_iter().chain(counts) {
-            if given > most {
-                return Err(refuse(key, given, format!("must be at most {most}")));
+        for (key, given, max) in sizes.into_iter().chain(counts) {
+            if given > max {
+                return Err(refuse(key, given, format!("must be at most {max}")));
             }
         }
         let chunk = match self.memory.chunk {
             Chunk::Mebibytes(size) => size,
             Chunk::Word(_) => 0.0,
         };
-        for (key, given, most) in [
+        for (key, given, max) in [
             ("memory.chunk", chunk, MAX_CHUNK_MIB),
             ("memory.search_range_mb", self.memory.search_range_mb, MAX_MIB),
             ("memory.min_chunk_size_mb", self.memory.min_chunk_size_mb, MAX_MIB),
             ("memory.limit_mb", self.memory.limit_mb.unwrap_or(0.0), MAX_MIB),
         ] {
-            if given.is_finite() && given > most {
-                return Err(refuse(key, given, format!("must be at most {most}")));
+            if given.is_finite() && given > max {
+                return Err(refuse(key, given, format!("must be at most {max}")));
             }
         }
         Ok(())

@@ -384,7 +384,8 @@ fn merge_gradients(plan: &RunPlan, parts: &[Part]) -> State {
 fn merge(plan: &RunPlan, parts: impl Iterator<Item = Pieces>) -> State {
     let mut merged = State::new();
     let network = plan.spec.whole();
-    let names = |state: usize| if state == 0 { "parameters" } else { plan.spec.rule.states()[state - 1] };
+    let names =
+        |state: usize| if state == 0 { "parameters" } else { plan.spec.optimizer.states()[state - 1] };
     for (state, parameter, start, values) in parts.flatten() {
         let parameter = &network.parameters[parameter];
         let whole = merged
@@ -413,7 +414,7 @@ pub fn pairs<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &
 #[track_caller]
 pub fn relative_difference(got: &[f32], expected: &[f32]) -> f32 {
     let apart = pairs(got, expected).map(|(a, b)| ((a - b) / b).abs());
-    apart.fold(0.0, |most, d| if d.is_nan() { f32::INFINITY } else { most.max(d) })
+    apart.fold(0.0, |max, d| if d.is_nan() { f32::INFINITY } else { max.max(d) })
 }
 
 /// Bit equality: NaN is NaN, 0 is not -0.

@@ -59,7 +59,7 @@ impl Held {
             gradients: Some(flat(precision.accumulate, Category::Gradients, "gradients")),
             masters: precision.has_master().then(|| flat(DType::F32, optimizer, "master_weights")),
             states: spec
-                .rule
+                .optimizer
                 .states()
                 .iter()
                 .map(|_| flat(DType::F32, optimizer, "optimizer_state"))
@@ -369,7 +369,7 @@ impl Replica {
         Ok(gradients)
     }
 
-    /// On device 0: norm, clip, one step of the rule. What was made for the step goes everywhere else.
+    /// On device 0: norm, clip, one step of the optimizer. What was made for the step goes everywhere else.
     fn update(
         &mut self,
         scale: f32,
@@ -391,9 +391,9 @@ impl Replica {
                 Some(masters) => (masters.view_mut(), Some(own)),
                 None => (own, None),
             };
-            let rule = (spec.rule, held.applied, lr);
+            let optimizer = (spec.optimizer, held.applied, lr);
             let from = (gradients.view(), held.norm.factor());
-            self.whole.update(device, rule, 0..self.whole.elements(), written, from, &mut held.states);
+            self.whole.update(device, optimizer, 0..self.whole.elements(), written, from, &mut held.states);
         }
         held.parameters = Some(parameters);
         held.gradients = Some(gradients);
