@@ -82,7 +82,12 @@ impl Zero {
     pub fn rounding_window(&self, max_elements: usize) -> Option<Tensor> {
         let largest = (0..self.map.chunk_count()).map(|c| self.map.whole(c).len()).max().unwrap_or(0);
         let alloc = || {
-            self.device.alloc(DType::F32, [largest.min(max_elements)], Category::Workspace, "load.rounding_window")
+            self.device.alloc(
+                DType::F32,
+                [largest.min(max_elements)],
+                Category::Workspace,
+                "load.rounding_window",
+            )
         };
         self.options.precision.has_master().then(alloc)
     }
