@@ -150,17 +150,17 @@ impl LinearCrossEntropy {
         let [rows, hidden] = x.shape().rows_cols();
         assert!(rows > 0 && targets.elements() == rows, "{rows} rows against {targets:?}");
         assert_eq!(parameters[0].dims(), [columns, hidden], "classes {first} .. of {}", self.vocab);
-        let most = self.slice_rows(cx, rows);
+        let max_rows = self.slice_rows(cx, rows);
         let train = gradients.is_some();
         let workspace =
             |dtype, shape: [usize; 2], name| cx.device.alloc(dtype, shape, Category::Workspace, name);
-        let mut logits = train.then(|| workspace(cx.compute, [most, columns], "head.logits_slice"));
+        let mut logits = train.then(|| workspace(cx.compute, [max_rows, columns], "head.logits_slice"));
         let width = 4 * vocabulary_blocks(columns);
-        let mut blocks = workspace(DType::F32, [most, width], "head.blocks");
+        let mut blocks = workspace(DType::F32, [max_rows, width], "head.blocks");
         let mut sum = cx.device.alloc(DType::F64, [1], Category::Workspace, "head.sum");
         let mut dx = train.then(|| cx.activation(x.shape(), "head.dx"));
-        for start in (0..rows).step_by(most) {
-            let count = most.min(rows - start);
+        for start in (0..rows).step_by(max_rows) {
+            let count = max_rows.min(rows - start);
             let flat = start * hidden..(start + count) * hidden;
             let x = x.range(flat.clone()).reshape([count, hidden]);
             let mut slice = Slice {

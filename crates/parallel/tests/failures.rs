@@ -13,7 +13,7 @@ use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Block, Context, Embedding, Init, Layer, LinearCrossEntropy, Network, ParameterSpec, Recompute,
 };
-use phalanx_optim::Rule;
+use phalanx_optim::Optimizer;
 use phalanx_parallel::stage::From;
 use phalanx_parallel::zero::Holding;
 use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
@@ -88,7 +88,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         micro_batches: 1,
         defer: false,
         precision: Precision::F32,
-        rule: Rule::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
     zero.begin("step");

@@ -91,7 +91,7 @@ impl<'a> Stepper<'a> {
         let mut engine = Rank::new(device, seat.groups(&spec), &spec, &planned.plan.of(seat.rank()).orders);
         let seed = planned.config.train.seed;
         engine.initialise(seed)?;
-        let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
+        let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
         let page_faults = machine::page_faults().map(|_| [0, 0]);
         Ok(Stepper { seat, engine, spec, seed, batch, number: 0, page_faults })
     }
@@ -217,7 +217,7 @@ pub fn fill(batch: &mut Batch, spec: &Spec, seed: u64, number: u64, data: usize)
     let (seq, vocab) = (spec.seq, spec.model.shape().vocab);
     let rows = batch.tokens.chunks_mut(seq).zip(batch.targets.chunks_mut(seq));
     for (index, (tokens, targets)) in rows.enumerate() {
-        let place = spec.first_sample(index / spec.micro, data) + index % spec.micro;
+        let place = spec.first_sample(index / spec.micro_batch_size, data) + index % spec.micro_batch_size;
         let mut random = mixed(mixed(seed ^ number) ^ place as u64);
         for token in tokens.iter_mut().chain(targets.iter_mut()) {
             *token = below(&mut random, vocab);

@@ -43,7 +43,7 @@ const PRECEDENCE: Duration = Duration::from_millis(500);
 const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
 /// Most ranks that stand still beside the first and are named.
-const MOST_NAMED: usize = 15;
+const MAX_NAMED: usize = 15;
 
 /// SIGHUP, SIGINT, SIGTERM.
 const STOPS: [i32; 3] = [1, 2, 15];
@@ -218,8 +218,8 @@ impl Crew {
         }
         let left =
             kill_at.map(|at| at.saturating_duration_since(Instant::now()).max(Duration::from_millis(10)));
-        let [least, most] = LOOK_EVERY;
-        let limit = left.unwrap_or((self.patience / 8).clamp(least, most));
+        let [min, max] = LOOK_EVERY;
+        let limit = left.unwrap_or((self.patience / 8).clamp(min, max));
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         // Interrupted or timed out: the caller looks at everything in any case.
         let _ = poll(&mut fds, Some(&limit));
@@ -263,14 +263,14 @@ impl Crew {
         // The rank that has been silent longest is named first: it may be what the others stand still for.
         still.sort_by_key(|(rank, _)| Reverse(self.job.silent_for(*rank)));
         let (rank, first) = still.first()?;
-        let others = still[1..].iter().take(MOST_NAMED).map(|(rank, process)| {
+        let others = still[1..].iter().take(MAX_NAMED).map(|(rank, process)| {
             format!(
                 "\nso does rank {rank}: {}; {}",
                 self.job.last_activity(*rank),
                 self.held_up_by(*rank, process)
             )
         });
-        let more = match still.len().saturating_sub(1 + MOST_NAMED) {
+        let more = match still.len().saturating_sub(1 + MAX_NAMED) {
             0 => String::new(),
             more => format!("\nand {more} more"),
         };

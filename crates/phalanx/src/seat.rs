@@ -88,8 +88,8 @@ impl Seat {
     /// Joins the channels between workers and servers of asynchronous updates.
     pub fn links(&self, spec: &Spec) -> Links<'_> {
         match self {
-            Seat::Alone => Links::new(&Source::Alone, spec.world()),
-            Seat::Among(endpoint) => Links::new(&Source::Host(endpoint), spec.world()),
+            Seat::Alone => Links::new(&Source::Alone, spec.world_size()),
+            Seat::Among(endpoint) => Links::new(&Source::Host(endpoint), spec.world_size()),
         }
     }
 

@@ -39,7 +39,7 @@ pub fn rank(
     job: &Job,
     seat: &Seat,
     environment: Environment,
-    stop: &AtomicBool,
+    stop_requested: &AtomicBool,
     show: Show,
     output: &TrainOutput,
 ) -> Result<()> {
@@ -57,13 +57,18 @@ pub fn rank(
     match job.config.parallel.updates {
         Updates::Synchronous => {
             let groups = seat.groups(&job.plan.spec);
-            let place = Place { device, groups, stop, note_step: &note, foreign_bytes: &foreign };
+            let place = Place { device, groups, stop_requested, note_step: &note, foreign_bytes: &foreign };
             train(job, place, &mut *observer)?;
         }
         Updates::Asynchronous => {
             let links = seat.links(&job.plan.spec);
-            let place =
-                asynchronous::Place { device, links, stop, note_step: &note, foreign_bytes: &foreign };
+            let place = asynchronous::Place {
+                device,
+                links,
+                stop_requested,
+                note_step: &note,
+                foreign_bytes: &foreign,
+            };
             asynchronous::train(job, place, &mut *observer)?;
         }
     }

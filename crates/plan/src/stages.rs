@@ -121,7 +121,7 @@ pub fn cut(
             let weight =
                 |block: &BlockCost| if *by == Cut::Balanced { block.flops } else { block.parameters };
             let weights = Sums::new(blocks.iter().map(weight));
-            least_largest(&weights, stages, &|range| bytes.of(range) <= limit)
+            smallest_maximum(&weights, stages, &|range| bytes.of(range) <= limit)
                 .ok_or_else(|| largest(&bytes, stages))
         }
     };
@@ -155,7 +155,7 @@ fn uniform(blocks: usize, inner: &Range<usize>, stages: usize) -> Result<Vec<Ran
 
 /// The cut into `stages` of the weights whose largest stage is least, among those whose every stage is
 /// allowed; of equals the earliest. `None` when none is allowed.
-fn least_largest(
+fn smallest_maximum(
     weights: &Sums,
     stages: usize,
     allowed: &dyn Fn(Range<usize>) -> bool,
@@ -191,7 +191,7 @@ fn least_largest(
 
 /// The weight of the largest stage where that is least.
 fn largest(weights: &Sums, stages: usize) -> u128 {
-    let ranges = least_largest(weights, stages, &|_| true).expect("as many blocks as stages");
+    let ranges = smallest_maximum(weights, stages, &|_| true).expect("as many blocks as stages");
     ranges.into_iter().map(|range| weights.of(range)).max().unwrap_or(0)
 }
 

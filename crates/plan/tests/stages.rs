@@ -35,14 +35,14 @@ fn balanced_is_the_best_of_all_cuts_and_the_earliest() {
         let limit = (generator.within(0, 2) > 0).then(|| generator.within(5, 30));
         for by in [Cut::Parameters, Cut::Balanced] {
             let weight = |block: &BlockCost| if by == Cut::Balanced { block.flops } else { block.parameters };
-            let most = |ranges: &[Range<usize>], weight: &dyn Fn(&BlockCost) -> u64| -> u64 {
+            let max_of = |ranges: &[Range<usize>], weight: &dyn Fn(&BlockCost) -> u64| -> u64 {
                 ranges.iter().map(|range| blocks[range.clone()].iter().map(weight).sum()).max().unwrap()
             };
-            let bytes = |ranges: &[Range<usize>]| most(ranges, &|block| block.bytes);
+            let bytes = |ranges: &[Range<usize>]| max_of(ranges, &|block| block.bytes);
             let ways = all(0, blocks.len(), stages);
             let allowed = ways.iter().filter(|ranges| limit.is_none_or(|limit| bytes(ranges) <= limit));
             // Of equals, `min_by_key` takes the first.
-            let expected = allowed.min_by_key(|ranges| most(ranges, &weight));
+            let expected = allowed.min_by_key(|ranges| max_of(ranges, &weight));
             match (cut(&blocks, stages, &by, limit), expected) {
                 (Ok(found), Some(expected)) => {
                     assert_eq!(&found, expected, "{blocks:?} {stages} {limit:?}");

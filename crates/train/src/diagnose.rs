@@ -94,7 +94,7 @@ fn grouped(number: u64) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Place {
     /// In the walk of a micro-batch.
-    Walk { micro: usize, seen: Seen },
+    Walk { micro_batch: usize, seen: Seen },
     /// The sum over ranks of a parameter's gradient.
     Sum { parameter: usize },
 }
@@ -103,8 +103,8 @@ enum Place {
 fn places(outline: &Outline, micro_batches: usize) -> Vec<Place> {
     let mut places = Vec::new();
     let head = outline.uses.len() - 1;
-    for micro in 0..micro_batches {
-        let mut walk = |seen| places.push(Place::Walk { micro, seen });
+    for micro_batch in 0..micro_batches {
+        let mut walk = |seen| places.push(Place::Walk { micro_batch, seen });
         for (block, uses) in outline.uses.iter().enumerate() {
             (0..uses.len()).for_each(|index| walk(Seen::Parameter { block, index }));
             walk(if block == head { Seen::Loss } else { Seen::Output { block } });
@@ -166,8 +166,8 @@ impl Rank {
                 "{STATIC_PATIENCE} steps in a row have overflowed: lower precision.loss_scale, or leave it out \
                  for a dynamic one, or lower optimizer.lr"
             ),
-            LossScaling::Dynamic(Dynamic { least, .. }) => format!(
-                "the loss scale is precision.min_loss_scale = {least} already: set precision.compute to \
+            LossScaling::Dynamic(Dynamic { min_scale, .. }) => format!(
+                "the loss scale is precision.min_loss_scale = {min_scale} already: set precision.compute to \
                  \"bf16\", which has the range of f32, or lower optimizer.lr"
             ),
         };
@@ -194,7 +194,8 @@ impl Rank {
             let numbers = places.iter().copied().zip(0..).collect();
             let found = [f64::INFINITY, 0.0, 0.0];
             let mut search = Search { device: &device, count: &mut count, numbers, found, failed: None };
-            let mut watch = |micro: usize, seen: Seen, x: View| search.look(Place::Walk { micro, seen }, x);
+            let mut watch =
+                |micro_batch: usize, seen: Seen, x: View| search.look(Place::Walk { micro_batch, seen }, x);
             self.gradients(number, batch, loss_scale, Some(&mut watch))?;
             self.finish_gradients()?;
             for stage in &self.stages {
@@ -230,15 +231,15 @@ impl Rank {
     fn describe(&self, place: Place) -> String {
         let outline = &self.outline;
         let name = |parameter: usize| &outline.parameters[parameter];
-        let (micro, seen) = match place {
-            Place::Walk { micro, seen } => (micro, seen),
+        let (micro_batch, seen) = match place {
+            Place::Walk { micro_batch, seen } => (micro_batch, seen),
             Place::Sum { parameter } => {
                 return format!("sum over ranks of the gradient of {}", name(parameter));
             }
         };
         let of_micro = match self.spec.micro_batches {
             1 => String::new(),
-            of => format!("micro-batch {} of {of}", micro + 1),
+            of => format!("micro-batch {} of {of}", micro_batch + 1),
         };
         let behind = |text: String| if of_micro.is_empty() { text } else { format!("{text} ({of_micro})") };
         let of_block = |what: &str, block: usize, index: usize| {

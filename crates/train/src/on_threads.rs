@@ -21,7 +21,7 @@ use crate::rank::Rank;
 /// # Panics
 /// When a rank does, with the text of the first rank that did.
 pub fn on_threads<T: Send>(plan: &RunPlan, body: impl Fn(&mut Rank) -> T + Sync) -> std::io::Result<Vec<T>> {
-    let endpoints: Vec<Option<Endpoint>> = match plan.spec.world() {
+    let endpoints: Vec<Option<Endpoint>> = match plan.spec.world_size() {
         1 => vec![None],
         world => threads(world).into_iter().map(Some).collect(),
     };

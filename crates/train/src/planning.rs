@@ -49,7 +49,7 @@ impl RankPlan {
     /// tensors may pack a little worse.
     pub fn peak(&self) -> Peak {
         let phases = self.memory.phases.iter().filter(|phase| phase.name != "diagnose");
-        let larger = |most: Peak, peak: Peak| if peak.bytes > most.bytes { peak } else { most };
+        let larger = |max: Peak, peak: Peak| if peak.bytes > max.bytes { peak } else { max };
         phases.map(|phase| phase.peak).fold(Peak::default(), larger)
     }
 }
@@ -113,8 +113,8 @@ impl RunPlan {
             .iter()
             .map(|rank| if learns { orders_of(&learning_run(&spec, *rank)) } else { Orders::new() })
             .collect();
-        let all = mesh.world() <= ALL_RANKS;
-        let traced = if all { (0..mesh.world()).collect() } else { kinds };
+        let all = mesh.world_size() <= ALL_RANKS;
+        let traced = if all { (0..mesh.world_size()).collect() } else { kinds };
         let of = |rank: &usize| dry_run(&spec, *rank, &orders[mesh.coordinates(*rank).pipeline]);
         let traces: Vec<Trace> = traced.iter().map(of).collect();
         faults(&traces)?;
@@ -134,8 +134,8 @@ impl RunPlan {
 
     /// From the plans of its ranks.
     pub(crate) fn of_ranks(spec: Spec, ranks: Vec<RankPlan>, whole: &Network) -> RunPlan {
-        let most = ranks.iter().map(|rank| rank.parameters).max().unwrap_or(0);
-        let textbook = textbook(most, spec.mesh.data as u64, spec.stage, spec.precision);
+        let parameters = ranks.iter().map(|rank| rank.parameters).max().unwrap_or(0);
+        let textbook = textbook(parameters, spec.mesh.data as u64, spec.stage, spec.precision);
         RunPlan { ranks, own: None, parameters: whole.elements() as u64, textbook, spec }
     }
 
@@ -163,7 +163,7 @@ impl RunPlan {
 
     /// The sum of a number over all ranks. The operations of a step of 10^12 parameters exceed 64 bits.
     fn over_ranks(&self, of: impl Fn(&Cost) -> u64) -> u128 {
-        let each = (self.spec.world() / self.ranks.len()) as u128;
+        let each = (self.spec.world_size() / self.ranks.len()) as u128;
         self.ranks.iter().map(|rank| u128::from(of(&rank.step))).sum::<u128>() * each
     }
 
@@ -234,9 +234,11 @@ fn learning_run(spec: &Spec, rank: usize) -> Trace {
     let (device, mut engine) = on_meta(spec, rank, &Orders::new());
     let never = "nothing fails on Meta";
     engine.load(|_, _, _, _, _| Ok(())).expect(never);
-    engine.step(1, &Batch::with_rows(spec.micro * spec.micro_batches, spec.seq), false).expect(never);
+    engine
+        .step(1, &Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq), false)
+        .expect(never);
     if spec.evaluation_batches > 0 {
-        let windows = Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq);
+        let windows = Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq);
         engine.evaluate(&windows).expect(never);
     }
     device.take_trace(rank)
@@ -245,8 +247,8 @@ fn learning_run(spec: &Spec, rank: usize) -> Trace {
 /// One rank's life on `Meta`.
 fn dry_run(spec: &Spec, rank: usize, orders: &Orders) -> Trace {
     let (device, mut engine) = on_meta(spec, rank, orders);
-    let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
-    let windows = Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq);
+    let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
+    let windows = Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq);
     let never = "nothing fails on Meta";
     engine.load(|_, _, _, _, _| Ok(())).expect(never);
     engine.step(1, &batch, false).expect(never);

@@ -118,8 +118,8 @@ fn draw(logits: &mut [f32], how: Sampling, at: f64) -> u32 {
     if how.top_k > 0 {
         order.truncate(how.top_k);
     }
-    let most = logits[order[0] as usize];
-    let weight = |i: &u32| f64::from((logits[*i as usize] - most) / how.temperature).exp();
+    let max = logits[order[0] as usize];
+    let weight = |i: &u32| f64::from((logits[*i as usize] - max) / how.temperature).exp();
     let total: f64 = order.iter().map(weight).sum();
     let mut left = at * total;
     for i in &order {

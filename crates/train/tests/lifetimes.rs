@@ -319,7 +319,7 @@ fn run(case: Case, heap: bool) -> Vec<Result<Reached, String>> {
     config.model.layers = model.layers;
     (case.configure)(&mut config);
     let plan = RunPlan::new(rig::spec(&model, &config)).unwrap();
-    let hoards: Vec<Arc<Hoard>> = (0..plan.spec.world()).map(|_| Hoard::new(case)).collect();
+    let hoards: Vec<Arc<Hoard>> = (0..plan.spec.world_size()).map(|_| Hoard::new(case)).collect();
     let layers = |spec: &Spec, groups: &Groups| network(spec, groups, &hoards[groups.world.rank()]);
     let groups = |mut groups: Groups| {
         if case.during == During::Save {

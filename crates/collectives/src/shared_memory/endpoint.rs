@@ -204,7 +204,7 @@ impl Endpoint {
 
     /// Ranks of the job.
     pub fn world_size(&self) -> usize {
-        self.host.control.world()
+        self.host.control.world_size()
     }
 
     /// This rank's memory, which peers can read: once per rank, before its first collective. Threads get

@@ -32,12 +32,12 @@ pub struct Piece {
 }
 
 impl Zero {
-    /// Number of tensors kept for each parameter: itself, then the states of the rule.
+    /// Number of tensors kept for each parameter: itself, then the states of the optimizer.
     pub fn state_count(&self) -> usize {
-        1 + self.options.rule.states().len()
+        1 + self.options.optimizer.states().len()
     }
 
-    /// Pieces of state `state` (0: parameters; then the rule's) that this rank owns or holds.
+    /// Pieces of state `state` (0: parameters; then the optimizer's) that this rank owns or holds.
     pub fn pieces(&self, state: usize, extent: Extent) -> Vec<Piece> {
         let range = |c: usize| match (extent, state) {
             (Extent::Owned, _) => self.map.shard(c),
@@ -87,11 +87,16 @@ impl Zero {
         }
     }
 
-    /// Room for what [`Zero::write`] rounds, `most` elements or fewer; none where parameters are f32.
-    pub fn rounding_window(&self, most: usize) -> Option<Tensor> {
+    /// Room for what [`Zero::write`] rounds, `max_elements` elements or fewer; none where parameters are f32.
+    pub fn rounding_window(&self, max_elements: usize) -> Option<Tensor> {
         let largest = (0..self.map.chunk_count()).map(|c| self.map.whole(c).len()).max().unwrap_or(0);
         let alloc = || {
-            self.device.alloc(DType::F32, [largest.min(most)], Category::Workspace, "load.rounding_window")
+            self.device.alloc(
+                DType::F32,
+                [largest.min(max_elements)],
+                Category::Workspace,
+                "load.rounding_window",
+            )
         };
         self.options.precision.has_master().then(alloc)
     }

@@ -21,13 +21,9 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
         bail!("--nproc 0: expected at least 1 rank");
     }
     let dtype = args.dtype.dtype();
-    let least = dtype.bytes() * args.nproc;
-    if let Some(size) = args.bytes.iter().find(|size| **size < least) {
-        bail!(
-            "--bytes {size}: {} ranks share at least {least} bytes (one {} each)",
-            args.nproc,
-            dtype.name()
-        );
+    let min = dtype.bytes() * args.nproc;
+    if let Some(size) = args.bytes.iter().find(|size| **size < min) {
+        bail!("--bytes {size}: {} ranks share at least {min} bytes (one {} each)", args.nproc, dtype.name());
     }
     let largest = args.bytes.iter().copied().max().unwrap_or(0) as u64;
     let needed = args.nproc as u64 * 2 * largest;

@@ -51,7 +51,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
         warmup: args.warmup,
         steps: args.steps,
     };
-    let world = planned.plan.spec.world();
+    let world = planned.plan.spec.world_size();
     let ranks = match world {
         1 => vec![bench::steps(&task, &Seat::Alone, environment)?],
         _ => {
@@ -95,7 +95,7 @@ impl Summary {
         let (median, min) = (sorted[sorted.len() / 2], sorted[0]);
         let peak_flops_per_s: f64 = ranks.iter().map(|rank| rank.peaks.flops_per_s).sum();
         let share = |flops: u128| flops as f64 / median / peak_flops_per_s;
-        let most = |which: usize| ranks.iter().map(|rank| rank.page_faults.map(|faults| faults[which])).max();
+        let max = |which: usize| ranks.iter().map(|rank| rank.page_faults.map(|faults| faults[which])).max();
         Summary {
             steps,
             median,
@@ -108,7 +108,7 @@ impl Summary {
             arena: ranks.iter().map(|rank| rank.arena_bytes).max().unwrap_or(0),
             exposed: ranks.iter().map(|rank| rank.exposed_s).fold(0.0, f64::max),
             sent: ranks.iter().map(|rank| rank.sent_bytes).sum(),
-            page_faults: most(0).flatten().zip(most(1).flatten()).map(|(first, later)| [first, later]),
+            page_faults: max(0).flatten().zip(max(1).flatten()).map(|(first, later)| [first, later]),
             later_steps: warmup + count - 1,
         }
     }
@@ -173,7 +173,7 @@ fn to_text(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Strin
     format!(
         "{} parameters, {} of {}{}, ZeRO-{}, {} tokens a step\n{table}\n{}",
         count(plan.parameters as f64),
-        plural(spec.world(), "rank"),
+        plural(spec.world_size(), "rank"),
         plural(spec.threads, "thread"),
         mesh_report::axes_in_brackets(spec),
         spec.stage.number(),

@@ -60,7 +60,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
         return Ok(ExitCode::SUCCESS);
     }
     let (task, planned) = prepared.commit(&folder, &started, file.as_ref(), args.show(), environment)?;
-    if planned.plan.spec.world() > 1 {
+    if planned.plan.spec.world_size() > 1 {
         claim.share_with_ranks()?;
     }
     // The run removes old checkpoints, and a file that is open here would keep its place on the disk.
@@ -102,7 +102,7 @@ fn run_ranks(
     signals: &Signals,
     output: &TrainOutput,
 ) -> Result<()> {
-    let world = planned.plan.spec.world();
+    let world = planned.plan.spec.world_size();
     if world == 1 {
         let job = training::job(task, 0)?;
         signals.training_starts();
@@ -126,7 +126,7 @@ fn run_threads(
     output: &TrainOutput,
 ) -> Result<()> {
     let errors = std::thread::scope(|scope| {
-        let ranks: Vec<_> = threads(job.plan.spec.world())
+        let ranks: Vec<_> = threads(job.plan.spec.world_size())
             .into_iter()
             .map(|endpoint| {
                 scope.spawn(move || {

@@ -24,7 +24,7 @@ use crate::report::bytes;
 use calls::Calls;
 
 /// Fewest calls of a kernel.
-const LEAST_CALLS: usize = 5;
+const MIN_CALLS: usize = 5;
 
 /// Bytes to measure bandwidth with.
 const MEMORY_BYTES: usize = 512 << 20;
@@ -195,7 +195,7 @@ impl Plan<'_> {
         let (KernelKey { flops, bytes, .. }, _) = timed();
         let begin = Instant::now();
         let mut seconds = Vec::new();
-        while seconds.len() < LEAST_CALLS || begin.elapsed() < self.time {
+        while seconds.len() < MIN_CALLS || begin.elapsed() < self.time {
             seconds.push(timed().1);
         }
         seconds.sort_by(f64::total_cmp);

@@ -86,7 +86,7 @@ impl Classic {
 }
 
 /// Bytes of the rank that holds most.
-fn most_bytes(ran: &Ran) -> u64 {
+fn max_bytes(ran: &Ran) -> u64 {
     ran.ranks[ran.largest_and_smallest().0].measured.bytes
 }
 
@@ -113,7 +113,7 @@ pub fn to_text(classic: &Classic) -> String {
             format!("{:.2}", classic.speed_up(ran)),
             format!("{:.1}%", 100.0 * ran.bubble.unwrap_or(0.0)),
             format!("{:.1}%", 100.0 * ran.waited_fraction()),
-            bytes(most_bytes(ran)),
+            bytes(max_bytes(ran)),
             format!("{:.4}", ran.loss()),
         ]);
     }
@@ -140,7 +140,7 @@ pub fn to_json(classic: &Classic) -> Value {
         json!({
             "name": name, "micro_batches": ran.micro_batches, "step_s_mean": mean, "step_s_deviation": deviation,
             "step_s": ran.step_s(), "speed_up": classic.speed_up(ran), "bubble_fraction": ran.bubble,
-            "bubble_fraction_measured": ran.waited_fraction(), "peak_bytes_most": most_bytes(ran),
+            "bubble_fraction_measured": ran.waited_fraction(), "peak_bytes_most": max_bytes(ran),
             "as_planned": ran.as_planned(), "sent_bytes_per_step": ran.sent_bytes(), "loss": ran.loss(),
         })
     };

@@ -103,7 +103,7 @@ pub struct Agreement {
     /// How many were compared with it.
     pub others: usize,
     /// The largest difference of the losses of a step.
-    pub most: f64,
+    pub max: f64,
     /// How large it may be.
     pub allowed: f64,
     /// Those beyond.
@@ -121,16 +121,16 @@ pub fn agreement(rows: &[Row], tolerance: f64) -> Option<Agreement> {
     let mut found = Agreement {
         reference: (first, loss),
         others: 0,
-        most: 0.0,
+        max: 0.0,
         allowed: tolerance * loss.abs(),
         apart: Vec::new(),
     };
     for (way, ran) in ran {
         let pairs = ran.ranks[0].losses.iter().zip(&reference.ranks[0].losses);
-        let most = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()).fold(0.0, f64::max);
+        let max = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()).fold(0.0, f64::max);
         found.others += 1;
-        found.most = found.most.max(most);
-        if most > found.allowed {
+        found.max = found.max.max(max);
+        if max > found.allowed {
             found.apart.push(way);
         }
     }
@@ -184,12 +184,12 @@ mod tests {
         let mut rows = rows();
         let same = agreement(&rows, 1e-6).unwrap();
         // Of 13 ways one is the reference, one asynchronous, one did not run.
-        assert_eq!((same.others, same.most, same.apart), (10, 0.0, Vec::new()));
+        assert_eq!((same.others, same.max, same.apart), (10, 0.0, Vec::new()));
         rows[6] = row(Way::Zero3, &[1, 1], 5.26);
         rows[12] = row(Way::Asynchronous, &[1, 1], 9.0);
         let other = agreement(&rows, 1e-6).unwrap();
         assert_eq!(other.apart, [Way::Zero3]);
-        assert!((other.most - 0.01).abs() < 1e-6, "{}", other.most);
+        assert!((other.max - 0.01).abs() < 1e-6, "{}", other.max);
         assert_eq!(agreement(&rows[..1], 1e-6), None);
     }
 

@@ -56,7 +56,7 @@ pub fn steps(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Res
 /// The largest peak of the phases that run here, the first of equals: as the arena counts.
 fn planned_peak(memory: &MemoryPlan) -> Peak {
     let phases = memory.phases.iter().filter(|phase| PHASES.contains(&phase.name));
-    let larger = |most: Peak, peak: Peak| if peak.bytes > most.bytes { peak } else { most };
+    let larger = |max: Peak, peak: Peak| if peak.bytes > max.bytes { peak } else { max };
     phases.map(|phase| phase.peak).fold(Peak::default(), larger)
 }
 
@@ -90,7 +90,7 @@ fn asynchronous(
         Seat::Alone => Source::Alone,
         Seat::Among(endpoint) => Source::Host(endpoint),
     };
-    let links = Links::new(&source, spec.world());
+    let links = Links::new(&source, spec.world_size());
     let mut engine = Asynchronous::new(place.device, links, spec, config.parallel.max_staleness);
     engine.initialise(config.train.seed)?;
     let rank = engine.rank();
@@ -132,7 +132,7 @@ pub fn data_parallel(
     let mut engine = DataParallel::new(plan)?;
     let (spec, seed) = (&plan.spec, config.train.seed);
     engine.initialise(seed)?;
-    let mut batch = Batch::with_rows(spec.micro, spec.seq);
+    let mut batch = Batch::with_rows(spec.micro_batch_size, spec.seq);
     let (mut step_s, mut losses) = (Vec::new(), Vec::new());
     for number in 1..=(warmup + steps) {
         if number == warmup + 1 {

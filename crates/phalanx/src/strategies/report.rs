@@ -13,7 +13,7 @@ use crate::report::{Table, bytes, seconds};
 const BLOCKS: [char; 6] = ['█', '▓', '▒', '░', '▚', '▖'];
 
 /// Least letters of a bar.
-const LEAST_BAR: usize = 20;
+const MIN_BAR: usize = 20;
 
 /// Seconds of a step, which may be very small: three digits below 100 ms.
 pub fn step_time(of: f64) -> String {
@@ -114,16 +114,16 @@ fn memory(rows: &[Row]) -> String {
 
 /// Bars of memory, ranks that hold the same in one, and of step times.
 fn bars(rows: &[Row], width: usize) -> String {
-    let most = ran(rows).flat_map(|(_, ran)| &ran.ranks).map(|rank| rank.measured.bytes).max().unwrap_or(0);
+    let max = ran(rows).flat_map(|(_, ran)| &ran.ranks).map(|rank| rank.measured.bytes).max().unwrap_or(0);
     let slowest = ran(rows).map(|(_, ran)| ran.median_and_min().0).fold(0.0, f64::max);
     // Names and figures take 50.
-    let room = width.saturating_sub(50).max(LEAST_BAR);
+    let room = width.saturating_sub(50).max(MIN_BAR);
     let legend =
         Category::ALL.iter().zip(BLOCKS).map(|(category, block)| format!("{block} {}", category.name()));
     let mut text = format!("Memory, measured: {}\n", legend.collect::<Vec<_>>().join("  "));
     for (row, ran) in ran(rows) {
         for (who, peak) in alike(row, ran) {
-            text.push_str(&format!("  {who:<34} {:>10} {}\n", bytes(peak.bytes), stacked(peak, most, room)));
+            text.push_str(&format!("  {who:<34} {:>10} {}\n", bytes(peak.bytes), stacked(peak, max, room)));
         }
     }
     text.push_str("Step, median\n");
@@ -158,8 +158,8 @@ fn alike<'a>(row: &Row, ran: &'a Ran) -> Vec<(String, &'a Peak)> {
 }
 
 /// A bar of at most `room` letters. Parts end at rounded sums, so that the bar is as long as its total.
-fn stacked(peak: &Peak, most: u64, room: usize) -> String {
-    let place = |sum: u64| (sum as f64 / most.max(1) as f64 * room as f64).round() as usize;
+fn stacked(peak: &Peak, max: u64, room: usize) -> String {
+    let place = |sum: u64| (sum as f64 / max.max(1) as f64 * room as f64).round() as usize;
     let (mut sum, mut bar) = (0, String::new());
     for (category, block) in Category::ALL.into_iter().zip(BLOCKS) {
         let before = place(sum);
@@ -171,8 +171,8 @@ fn stacked(peak: &Peak, most: u64, room: usize) -> String {
 
 /// The last line.
 fn agreement_text(found: &Agreement) -> String {
-    let Agreement { reference: (first, loss), others, most, allowed, apart } = found;
-    let budget = format!("largest difference {most:.1e}, rounding allows {allowed:.1e}");
+    let Agreement { reference: (first, loss), others, max, allowed, apart } = found;
+    let budget = format!("largest difference {max:.1e}, rounding allows {allowed:.1e}");
     match apart.is_empty() {
         true => format!(
             "All {} synchronous ways have the same loss {loss:.5} within rounding ({budget})\n",
@@ -195,7 +195,7 @@ pub fn to_json(rows: &[Row], agreement: Option<&Agreement>) -> Value {
     let agreement = agreement.map(|found| {
         json!({
             "agree": found.apart.is_empty(), "reference": found.reference.0.name(), "compared": found.others,
-            "largest_difference": found.most, "allowed": found.allowed,
+            "largest_difference": found.max, "allowed": found.allowed,
             "apart": found.apart.iter().map(|way| way.name()).collect::<Vec<_>>(),
         })
     });

@@ -106,7 +106,7 @@ impl Bench<'_> {
             warmup: self.warmup,
             steps: self.steps,
         };
-        let ranks = match spec.world() {
+        let ranks = match spec.world_size() {
             1 => vec![ranks::steps(&task, &Seat::Alone, self.environment)?],
             world => {
                 let crew = Crew::start(world, &Task::BenchStrategy(task), &Output::Gathered)?;

@@ -178,9 +178,9 @@ mod tests {
             let config = way.configure(&base, 4, 8);
             config.check().unwrap();
             let ranks = if way.is_data_parallel() { 1 } else { way.devices(4) };
-            assert_eq!(config.world(), ranks, "{way:?}");
+            assert_eq!(config.world_size(), ranks, "{way:?}");
             assert_eq!(config.train.threads, Some(8 / way.devices(4)), "{way:?}");
-            assert_eq!(config.micro() * config.micro_batches() * config.data(), 12, "{way:?}");
+            assert_eq!(config.micro_batch_size() * config.micro_batches() * config.data(), 12, "{way:?}");
         }
     }
 

@@ -119,12 +119,12 @@ fn axis(svg: &mut String, schedule: &Schedule, timeline: &Timeline, scale: f64) 
 }
 
 /// The least of 1, 2, 5, 10, 20, ... of any power that is no less than `least`.
-fn tick(least: f64) -> f64 {
-    let power = 10_f64.powf(least.log10().floor());
+fn tick(min_step: f64) -> f64 {
+    let power = 10_f64.powf(min_step.log10().floor());
     [1.0, 2.0, 5.0, 10.0]
         .map(|digit| digit * power)
         .into_iter()
-        .find(|&step| step >= least)
+        .find(|&step| step >= min_step)
         .unwrap_or(power * 10.0)
 }
 

@@ -16,7 +16,7 @@ use super::schedule::Schedule;
 use super::simulate::{Span, Timeline};
 
 /// Most cells of a row; where actions differ by more, the shortest are not seen.
-const MOST_CELLS: f64 = 8192.0;
+const MAX_CELLS: f64 = 8192.0;
 
 /// Draws a schedule in lines of at most `width` letters, as far as one cell fits.
 pub fn draw_terminal(schedule: &Schedule, timeline: &Timeline, width: usize) -> String {
@@ -65,7 +65,7 @@ pub(super) fn number(time: f64) -> String {
 pub(super) fn unit(timeline: &Timeline) -> f64 {
     let durations = timeline.ranks.iter().flatten().map(|span| span.end - span.start);
     let shortest = durations.filter(|&time| time > 0.0).fold(f64::INFINITY, f64::min);
-    let unit = shortest.min(timeline.makespan).max(timeline.makespan / MOST_CELLS);
+    let unit = shortest.min(timeline.makespan).max(timeline.makespan / MAX_CELLS);
     if unit > 0.0 { unit } else { 1.0 }
 }
 

@@ -30,7 +30,7 @@ pub struct InFlight {
 pub fn in_flight(schedule: &Schedule) -> InFlight {
     let peak = |rank: usize, of_stage: Option<usize>| {
         let counted = |action: &Action| of_stage.is_none_or(|stage| action.stage == stage);
-        let until = |last: Kind| most(schedule.actions(rank).filter(counted), last);
+        let until = |last: Kind| max_held(schedule.actions(rank).filter(counted), last);
         Held { to_input: until(Kind::Input), to_weight: until(Kind::Weight) }
     };
     let ranks = (0..schedule.ranks.len()).map(|rank| peak(rank, None)).collect();
@@ -40,15 +40,15 @@ pub fn in_flight(schedule: &Schedule) -> InFlight {
 }
 
 /// The highest number of forwards whose `last` part has not been done.
-fn most(actions: impl Iterator<Item = Action>, last: Kind) -> usize {
-    let (mut held, mut most) = (0, 0);
+fn max_held(actions: impl Iterator<Item = Action>, last: Kind) -> usize {
+    let (mut held, mut max) = (0, 0);
     for action in actions {
         if action.kind == Kind::Forward {
             held += 1;
-            most = most.max(held);
+            max = max.max(held);
         } else if action.kind.parts().contains(&last) {
             held -= 1;
         }
     }
-    most
+    max
 }

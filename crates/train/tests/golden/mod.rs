@@ -57,7 +57,7 @@ pub fn run_synchronous(rank: &mut Rank, spec: &Spec, done: u64, steps: &[Vec<Vec
     rank.save(|_, _| Ok(())).unwrap();
     let mut state = State::new();
     let [stage] = rank.stages() else { panic!("one stage") };
-    let names = ["parameters"].into_iter().chain(spec.rule.states().iter().copied());
+    let names = ["parameters"].into_iter().chain(spec.optimizer.states().iter().copied());
     for (number, name) in names.enumerate() {
         for piece in stage.zero.pieces(number, Extent::Owned) {
             let mut out = vec![0f32; (piece.in_parameter.end - piece.in_parameter.start) as usize];

@@ -73,7 +73,7 @@ impl Asynchronous<'_> {
                     );
                     for (s, state) in served.states.iter_mut().enumerate() {
                         let out = &mut window[..own.len()];
-                        read(self.spec.rule.states()[s], spec, of_parameter(&place, &own), out)?;
+                        read(self.spec.optimizer.states()[s], spec, of_parameter(&place, &own), out)?;
                         device.upload(out, state.view_mut().range(part.clone()));
                     }
                 }
@@ -149,7 +149,7 @@ impl Asynchronous<'_> {
         })
     }
 
-    /// Mean loss over the windows of all workers, `[evaluation_batches, micro, seq]` here.
+    /// Mean loss over the windows of all workers, `[evaluation_batches, micro_batch_size, seq]` here.
     ///
     /// # Errors
     /// When a collective fails.
@@ -175,7 +175,7 @@ impl Asynchronous<'_> {
             let tensor = if state == 0 { &served.exact } else { &served.states[state - 1] };
             for segment in self.whole.segments(self.server.range.clone()) {
                 let numbers = read(tensor.view().range(self.local(&segment.in_chunk)));
-                let name = state_name(self.spec.rule, state);
+                let name = state_name(self.spec.optimizer, state);
                 pieces.push((name, segment.parameter, segment.in_parameter, numbers));
             }
         }
@@ -235,7 +235,7 @@ impl Saves for Asynchronous<'_> {
                 let spec = &self.whole.network.parameters[segment.parameter];
                 tensors.push(tensor.view().range(self.local(&segment.in_chunk)));
                 described.push(checkpoint::Piece {
-                    state: state_name(self.spec.rule, state),
+                    state: state_name(self.spec.optimizer, state),
                     name: spec.name.clone(),
                     shape: spec.shape.clone(),
                     dtype: DType::F32,

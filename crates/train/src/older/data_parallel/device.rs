@@ -61,7 +61,7 @@ impl Held {
             gradients: Some(flat(precision.accumulate, Category::Gradients, "gradients")),
             masters: precision.has_master().then(|| flat(DType::F32, optimizer, "master_weights")),
             states: spec
-                .rule
+                .optimizer
                 .states()
                 .iter()
                 .map(|_| flat(DType::F32, optimizer, "optimizer_state"))
@@ -90,7 +90,7 @@ impl Replica {
         let whole = Whole::new(spec.whole(), 1)?;
         let held = || (group.rank() == ROOT).then(|| Held::new(&device, spec, &whole));
         let held = device.phase("init", held);
-        let rows = spec.micro.div_ceil(group.world_size());
+        let rows = spec.micro_batch_size.div_ceil(group.world_size());
         Ok(Replica { device, group, spec: spec.clone(), whole, loss_in_forward, rows, held })
     }
 
@@ -206,7 +206,12 @@ impl Replica {
         let (rows, seq) = (self.rows * self.group.world_size(), self.spec.seq);
         let mut whole =
             self.device.alloc(DType::U32, [rows, seq], Category::Activations, "data_parallel.ids");
-        assert_eq!(ids.len(), self.spec.micro * seq, "ids of a batch of {} x {seq}", self.spec.micro);
+        assert_eq!(
+            ids.len(),
+            self.spec.micro_batch_size * seq,
+            "ids of a batch of {} x {seq}",
+            self.spec.micro_batch_size
+        );
         self.device.upload(ids, whole.view_mut().range(0..ids.len()));
         let rest = vec![padding; rows * seq - ids.len()];
         self.device.upload(&rest, whole.view_mut().range(ids.len()..rows * seq));
@@ -367,7 +372,7 @@ impl Replica {
         Ok(gradients)
     }
 
-    /// On device 0: norm, clip, one step of the rule. What was made for the step goes everywhere else.
+    /// On device 0: norm, clip, one step of the optimizer. What was made for the step goes everywhere else.
     fn update(
         &mut self,
         scale: f32,
@@ -389,9 +394,9 @@ impl Replica {
                 Some(masters) => (masters.view_mut(), Some(own)),
                 None => (own, None),
             };
-            let rule = (spec.rule, held.applied, lr);
+            let optimizer = (spec.optimizer, held.applied, lr);
             let from = (gradients.view(), held.norm.factor());
-            self.whole.update(device, rule, 0..self.whole.elements(), written, from, &mut held.states);
+            self.whole.update(device, optimizer, 0..self.whole.elements(), written, from, &mut held.states);
         }
         held.parameters = Some(parameters);
         held.gradients = Some(gradients);

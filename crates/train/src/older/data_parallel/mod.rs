@@ -160,12 +160,12 @@ impl DataParallel {
         devices: usize,
         loss_in_forward: bool,
     ) -> Result<DataParallelPlan, DataParallelError> {
-        let batch = spec.micro;
+        let batch = spec.micro_batch_size;
         if devices == 0 || devices > batch {
             return Err(DataParallelError::Devices { given: devices, batch });
         }
-        if spec.world() > 1 {
-            return Err(DataParallelError::Ranks { ranks: spec.world() });
+        if spec.world_size() > 1 {
+            return Err(DataParallelError::Ranks { ranks: spec.world_size() });
         }
         if spec.micro_batches > 1 {
             return Err(DataParallelError::MicroBatches { given: spec.micro_batches });

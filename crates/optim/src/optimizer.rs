@@ -1,10 +1,10 @@
-//! The update rule of one flat range of parameters.
+//! Optimizers: how a flat range of parameters is updated from its gradient.
 
 use phalanx_tensor::{AdamW, AdamWUpdate, Device, Sgd, SgdUpdate, View, ViewMut};
 
-/// An update rule with its constants.
+/// An optimizer with its hyperparameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
+pub enum Optimizer {
     /// Adam with decoupled weight decay (arXiv 1711.05101), as `torch.optim.AdamW`.
     AdamW {
         /// Decay of the first moment.
@@ -36,16 +36,16 @@ pub struct Step {
     pub decays: bool,
 }
 
-impl Rule {
+impl Optimizer {
     /// Names of the states, each as large as the parameters, as PyTorch calls them.
     pub fn states(&self) -> &'static [&'static str] {
         match self {
-            Rule::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
-            Rule::Sgd { .. } => &["momentum_buffer"],
+            Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+            Optimizer::Sgd { .. } => &["momentum_buffer"],
         }
     }
 
-    /// Updates f32 parameters `p` and `states` (in the order of [`Rule::states`]) from `g * scale[0]`; all
+    /// Updates f32 parameters `p` and `states` (in the order of [`Optimizer::states`]) from `g * scale[0]`; all
     /// flat, of equal length. `rounded`, when given, becomes `p` in its own type.
     pub fn apply(
         &self,
@@ -59,7 +59,7 @@ impl Rule {
     ) {
         let decay = |weight_decay: f32| if step.decays { weight_decay } else { 0.0 };
         match *self {
-            Rule::AdamW { beta1, beta2, eps, weight_decay } => {
+            Optimizer::AdamW { beta1, beta2, eps, weight_decay } => {
                 let [m, v]: [ViewMut; 2] = states.try_into().expect("AdamW has two states");
                 let weight_decay = decay(weight_decay);
                 let numbers = AdamW { lr: step.lr, beta1, beta2, eps, weight_decay, step: step.number };
@@ -72,7 +72,7 @@ impl Rule {
                     rounded,
                 });
             }
-            Rule::Sgd { momentum, weight_decay } => {
+            Optimizer::Sgd { momentum, weight_decay } => {
                 let [velocity]: [ViewMut; 1] = states.try_into().expect("SGD has one state");
                 let weight_decay = decay(weight_decay);
                 let numbers = Sgd { lr: step.lr, momentum, weight_decay, first: step.number == 1 };
