@@ -5,11 +5,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use phalanx_baselines::asynchronous::{Asynchronous, Done, Links};
+use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
 use phalanx_models::from_config;
 use phalanx_plan::{MemoryPlan, Peak};
 use phalanx_train::config::Updates;
-use phalanx_train::older::asynchronous::{Asynchronous, Done, Links};
-use phalanx_train::older::data_parallel::{DataParallel, DataParallelPlan};
 use phalanx_train::rank::Batch;
 use phalanx_train::{RunConfig, Source};
 use serde::{Deserialize, Serialize};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use phalanx_baselines::data_parallel::DataParallel;
 use phalanx_models::Model;
 use phalanx_plan::{Costs, simulate};
-use phalanx_train::older::data_parallel::DataParallel;
 use phalanx_train::{RunConfig, stage_costs};
 
 use super::ranks::{self, RankFigures};

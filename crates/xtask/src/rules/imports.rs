@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 18] = [
+const MAY_IMPORT: [(&str, &[&str]); 19] = [
     ("trace", &[]),
     ("plan", &["trace"]),
     ("tensor", &["trace", "plan"]),
@@ -42,6 +42,7 @@ const MAY_IMPORT: [(&str, &[&str]); 18] = [
             "files",
         ],
     ),
+    ("baselines", &["trace", "plan", "tensor", "collectives", "layers", "optim", "checkpoint", "train"]),
     (
         "phalanx",
         &[
@@ -58,6 +59,7 @@ const MAY_IMPORT: [(&str, &[&str]); 18] = [
             "data",
             "files",
             "train",
+            "baselines",
         ],
     ),
     ("reliability", &["hostile"]),

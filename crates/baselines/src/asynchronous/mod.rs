@@ -39,14 +39,14 @@ pub use links::Links;
 pub use train::{Place, Record, train};
 pub use worker::Done;
 
-use crate::groups::Source;
-use crate::older::whole::Whole;
-use crate::planning::{PlanError, RankPlan, RunPlan, parameters_at};
-use crate::rank::Batch;
-use crate::run::RunError;
-use crate::saving;
-use crate::spec::Spec;
+use crate::whole::Whole;
 use exchange::Mail;
+use phalanx_train::groups::Source;
+use phalanx_train::planning::{PlanError, RankPlan, RunPlan, parameters_at};
+use phalanx_train::rank::Batch;
+use phalanx_train::run::RunError;
+use phalanx_train::saving;
+use phalanx_train::spec::Spec;
 use server::Server;
 use worker::Worker;
 

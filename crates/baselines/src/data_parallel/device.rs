@@ -12,11 +12,11 @@ use phalanx_plan::{ChunkError, Peak};
 use phalanx_tensor::{Category, Clip, DType, Device, IGNORED, Tensor, View, ViewMut, vocabulary_blocks};
 
 use super::{DataParallelError, Outcome};
-use crate::older::whole::{ALONE, Gradients, Norm, Whole};
-use crate::rank::Batch;
-use crate::run::RunError;
-use crate::saving::WINDOW;
-use crate::spec::Spec;
+use crate::whole::{ALONE, Gradients, Norm, Whole};
+use phalanx_train::rank::Batch;
+use phalanx_train::run::RunError;
+use phalanx_train::saving::WINDOW;
+use phalanx_train::spec::Spec;
 
 /// The device that holds the parameters.
 const ROOT: usize = 0;

@@ -3,8 +3,8 @@
 
 use phalanx_tensor::{Category, DType, Device, Tensor};
 
-use crate::older::whole::Whole;
-use crate::spec::Spec;
+use crate::whole::Whole;
+use phalanx_train::spec::Spec;
 
 /// Buffers of one end.
 pub(super) struct Mail {

@@ -13,8 +13,8 @@ use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
 
 use super::exchange::{Mail, Push};
 use super::links::Links;
-use crate::older::whole::Whole;
-use crate::spec::Spec;
+use crate::whole::Whole;
+use phalanx_train::spec::Spec;
 
 /// Longest sleep of a held answer without a look around.
 const SLICE: Duration = Duration::from_millis(50);

@@ -16,10 +16,10 @@ use phalanx_tensor::{Category, DType, Device, View};
 use serde_json::{Value, json};
 
 use super::Asynchronous;
-use crate::rank::Batch;
-use crate::run::RunError;
-use crate::saving::{self, Saves, WINDOW};
-use crate::state::{
+use phalanx_train::rank::Batch;
+use phalanx_train::run::RunError;
+use phalanx_train::saving::{self, Saves, WINDOW};
+use phalanx_train::state::{
     LARGEST_COUNT, PARAMETERS, UPDATES, Updates, bad_state, read_imported, state_name, updates,
 };
 

@@ -2,6 +2,7 @@
 //! goes on from a checkpoint.
 
 mod golden;
+#[path = "../../train/tests/rig/mod.rs"]
 mod rig;
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use golden::{fill, synchronous, weights};
+use phalanx_baselines::asynchronous::{self, Asynchronous, Done, Links, Report, staleness_bound};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_collectives::{Endpoint, Options, threads};
 use phalanx_data::DataError;
@@ -19,7 +21,6 @@ use phalanx_tensor::{Arena, Cpu, Device, Region};
 use phalanx_train::config::{Float, OptimizerKind, Reduce, Updates};
 use phalanx_train::dataset::{DataDigests, prepare};
 use phalanx_train::groups::Source;
-use phalanx_train::older::asynchronous::{self, Asynchronous, Done, Links, Report, staleness_bound};
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::run::{Job, RunError, Silent, Start};
 use phalanx_train::{Dataset, Groups, RunConfig, Spec, Summary};

@@ -13,12 +13,12 @@ use phalanx_tensor::Device;
 use serde::Serialize;
 
 use super::{Asynchronous, Done, Links};
-use crate::metrics::{EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
-use crate::rank::Batch;
-use crate::run::{Job, Observer, RunError, ScaleChange, Start, Summary, due, init};
-use crate::run_files::RunFiles;
-use crate::saving;
-use crate::state::position;
+use phalanx_train::metrics::{EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
+use phalanx_train::rank::Batch;
+use phalanx_train::run::{Job, Observer, RunError, ScaleChange, Start, Summary, due, init};
+use phalanx_train::run_files::RunFiles;
+use phalanx_train::saving;
+use phalanx_train::state::position;
 
 /// What one rank runs on.
 pub struct Place<'a> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Endpoint, Group, MetaGroup, Solo};
 
-use crate::groups::Source;
+use phalanx_train::groups::Source;
 
 /// See the module's head.
 pub struct Links<'a> {

@@ -12,10 +12,10 @@ use super::exchange::{Mail, Push};
 use super::links::Links;
 use super::server::Server;
 use super::{NextBatch, Report};
-use crate::older::whole::{ALONE, Norm, Whole};
-use crate::rank::{Batch, zeroed};
-use crate::run::RunError;
-use crate::spec::Spec;
+use crate::whole::{ALONE, Norm, Whole};
+use phalanx_train::rank::{Batch, zeroed};
+use phalanx_train::run::RunError;
+use phalanx_train::spec::Spec;
 
 /// What a step leaves.
 #[derive(Clone, Debug, PartialEq)]

@@ -25,11 +25,11 @@ use phalanx_plan::{ChunkError, Disagreement, MemoryError, MemoryPlan, Peak, comp
 use phalanx_tensor::cpu::Options as Computing;
 use phalanx_tensor::{Arena, Cpu, Device, Region, refused_thread};
 
-use crate::rank::Batch;
-use crate::run::RunError;
-use crate::spec::Spec;
-use crate::state::read_imported;
 use device::Replica;
+use phalanx_train::rank::Batch;
+use phalanx_train::run::RunError;
+use phalanx_train::spec::Spec;
+use phalanx_train::state::read_imported;
 
 /// What is planned, and the memory of each device.
 #[derive(Clone)]
