@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 19] = [
+const MAY_IMPORT: [(&str, &[&str]); 21] = [
     ("trace", &[]),
     ("plan", &["trace"]),
     ("tensor", &["trace", "plan"]),
@@ -21,6 +21,7 @@ const MAY_IMPORT: [(&str, &[&str]); 19] = [
     ("optim", &["trace", "tensor"]),
     ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "memory", "optim"]),
     ("models", &["trace", "plan", "tensor", "collectives", "layers", "parallel"]),
+    ("drawing", &["trace", "plan"]),
     ("files", &[]),
     ("hostile", &[]),
     ("checkpoint", &["trace", "plan", "tensor", "files"]),
@@ -44,6 +45,25 @@ const MAY_IMPORT: [(&str, &[&str]); 19] = [
     ),
     ("baselines", &["trace", "plan", "tensor", "collectives", "layers", "optim", "checkpoint", "train"]),
     (
+        "bench",
+        &[
+            "trace",
+            "plan",
+            "tensor",
+            "collectives",
+            "layers",
+            "optim",
+            "parallel",
+            "models",
+            "checkpoint",
+            "data",
+            "files",
+            "train",
+            "baselines",
+            "drawing",
+        ],
+    ),
+    (
         "phalanx",
         &[
             "trace",
@@ -60,6 +80,8 @@ const MAY_IMPORT: [(&str, &[&str]); 19] = [
             "files",
             "train",
             "baselines",
+            "bench",
+            "drawing",
         ],
     ),
     ("reliability", &["hostile"]),

@@ -5,12 +5,12 @@
 
 use std::fmt::Write;
 
+use phalanx_drawing::report::bytes;
 use phalanx_plan::Peak;
 use phalanx_trace::Category;
 
 use super::report::step_time;
 use super::run::{Ran, Row};
-use crate::report::bytes;
 
 /// Pixels left of the memory, and of its widest bar; of the figure behind a bar; of the widest step.
 const LEFT: f64 = 190.0;

@@ -1,24 +1,19 @@
 //! What one rank of a way measures: of the engine, of asynchronous updates, of a DataParallel's devices.
 //!
-//! All of them compute the tokens of [`bench::fill`], which are the same in every way.
+//! All of them compute the tokens of [`steps::fill`], which are the same in every way.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use phalanx_baselines::asynchronous::{Asynchronous, Done, Links};
 use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
-use phalanx_models::from_config;
 use phalanx_plan::{MemoryPlan, Peak};
 use phalanx_train::config::Updates;
 use phalanx_train::rank::Batch;
-use phalanx_train::{RunConfig, Source};
+use phalanx_train::{RunConfig, RunPlan};
 use serde::{Deserialize, Serialize};
 
-use crate::bench::{self, Stepper, Timed};
-use crate::environment::Environment;
-use crate::planned::Planned;
-use crate::seat::Seat;
-use crate::task::BenchStepTask;
+use crate::steps::{self, RankSetup, StepCounts, Stepper, Timed};
 
 /// What a rank does here, of what its plan has: nothing is diagnosed, evaluated or saved.
 const PHASES: [&str; 4] = ["init", "load", "step", "gather"];
@@ -44,12 +39,15 @@ pub struct RankFigures {
 ///
 /// # Errors
 /// Memory that the system does not give; a rank that died; a step that cannot be applied.
-pub fn steps(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Result<RankFigures> {
-    let mut planned = Planned::new(task.config.clone(), from_config(&task.model)?, 0)?;
-    planned.plan.include(seat.rank())?;
-    match task.config.parallel.updates {
-        Updates::Synchronous => synchronous(task, &planned, seat, environment),
-        Updates::Asynchronous => asynchronous(task, &planned, seat, environment),
+pub fn measure(
+    setup: &RankSetup<'_>,
+    plan: &RunPlan,
+    config: &RunConfig,
+    counts: StepCounts,
+) -> Result<RankFigures> {
+    match config.parallel.updates {
+        Updates::Synchronous => synchronous(setup, plan, counts),
+        Updates::Asynchronous => asynchronous(setup, plan, config.parallel.max_staleness, counts),
     }
 }
 
@@ -61,16 +59,10 @@ fn planned_peak(memory: &MemoryPlan) -> Peak {
 }
 
 /// The engine of `train`.
-fn synchronous(
-    task: &BenchStepTask,
-    planned: &Planned,
-    seat: &Seat,
-    environment: Environment,
-) -> Result<RankFigures> {
-    let memory = &planned.plan.of(seat.rank()).memory;
-    let place = seat.take(memory, environment.options(planned.plan.spec.threads))?;
-    let mut stepper = Stepper::new(seat, planned, place.device)?;
-    let Timed { step_s, losses, sent_bytes, exposed_s } = stepper.timed(task.warmup, task.steps)?;
+fn synchronous(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Result<RankFigures> {
+    let memory = &plan.of(setup.rank).memory;
+    let mut stepper = Stepper::new(setup, plan, counts.seed, setup.device.clone())?;
+    let Timed { step_s, losses, sent_bytes, exposed_s } = stepper.timed(counts.warmup, counts.steps)?;
     let measured = stepper.engine().device().arena().peak().expect("a planned arena measures its peak");
     stepper.engine().group().barrier().wait()?;
     Ok(RankFigures { step_s, losses, sent_bytes, exposed_s, planned: planned_peak(memory), measured })
@@ -78,25 +70,20 @@ fn synchronous(
 
 /// A worker and server of asynchronous updates. A step lasts from the end of the one before.
 fn asynchronous(
-    task: &BenchStepTask,
-    planned: &Planned,
-    seat: &Seat,
-    environment: Environment,
+    setup: &RankSetup<'_>,
+    plan: &RunPlan,
+    max_staleness: u64,
+    counts: StepCounts,
 ) -> Result<RankFigures> {
-    let (spec, config) = (&planned.plan.spec, &planned.config);
-    let memory = &planned.plan.of(seat.rank()).memory;
-    let place = seat.take(memory, environment.options(spec.threads))?;
-    let source = match seat {
-        Seat::Alone => Source::Alone,
-        Seat::Among(endpoint) => Source::Host(endpoint),
-    };
-    let links = Links::new(&source, spec.world());
-    let mut engine = Asynchronous::new(place.device, links, spec, config.parallel.max_staleness);
-    engine.initialise(config.train.seed)?;
+    let (spec, memory) = (&plan.spec, &plan.of(setup.rank).memory);
+    let StepCounts { seed, warmup, steps } = counts;
+    let links = Links::new(&setup.source, spec.world());
+    let mut engine = Asynchronous::new(setup.device.clone(), links, spec, max_staleness);
+    engine.initialise(seed)?;
     let rank = engine.rank();
     let mut next_batch = |number: u64, batch: &mut Batch| {
-        seat.note_step(number);
-        bench::fill(batch, spec, config.train.seed, number, rank);
+        (setup.note_step)(number);
+        steps::fill(batch, spec, seed, number, rank);
         Ok(())
     };
     let mut all: Vec<(f64, Done)> = Vec::new();
@@ -106,9 +93,8 @@ fn asynchronous(
         before = Instant::now();
         false
     };
-    let steps = (task.warmup + task.steps) as u64;
-    engine.run(steps, &mut next_batch, &mut after, Duration::ZERO)?;
-    let timed = &all[task.warmup..];
+    engine.run((warmup + steps) as u64, &mut next_batch, &mut after, Duration::ZERO)?;
+    let timed = &all[warmup..];
     Ok(RankFigures {
         step_s: timed.iter().map(|(seconds, _)| *seconds).collect(),
         losses: timed.iter().map(|(_, done)| done.loss).collect(),
@@ -123,14 +109,10 @@ fn asynchronous(
 ///
 /// # Errors
 /// Memory that the system does not give; a step that cannot be applied.
-pub fn data_parallel(
-    plan: &DataParallelPlan,
-    config: &RunConfig,
-    warmup: usize,
-    steps: usize,
-) -> Result<Vec<RankFigures>> {
+pub fn data_parallel(plan: &DataParallelPlan, counts: StepCounts) -> Result<Vec<RankFigures>> {
     let mut engine = DataParallel::new(plan)?;
-    let (spec, seed) = (&plan.spec, config.train.seed);
+    let spec = &plan.spec;
+    let StepCounts { seed, warmup, steps } = counts;
     engine.initialise(seed)?;
     let mut batch = Batch::with_rows(spec.micro, spec.seq);
     let (mut step_s, mut losses) = (Vec::new(), Vec::new());
@@ -138,7 +120,7 @@ pub fn data_parallel(
         if number == warmup + 1 {
             engine.take_statistics();
         }
-        bench::fill(&mut batch, spec, seed, number as u64, 0);
+        steps::fill(&mut batch, spec, seed, number as u64, 0);
         let start = Instant::now();
         let outcome = engine.step(&batch)?;
         if number > warmup {

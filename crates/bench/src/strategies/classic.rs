@@ -5,22 +5,24 @@
 //! "Single-Machine Model Parallel Best Practices" shows with a ResNet-50 cut in two, here with the schedules of the
 //! engine; batch 16, 4 micro-batches.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result};
+use phalanx_drawing::report::{Table, bytes, count, plural};
+use phalanx_layers::Checkpointing;
+use phalanx_models::Model;
+use phalanx_parallel::TensorParallel;
 use phalanx_train::RunConfig;
 use serde_json::{Value, json};
 
 use super::report::step_time;
-use super::run::{Bench, Ran};
-use crate::environment::Environment;
-use crate::report::{Table, bytes, count, plural};
-use crate::shape::{self, Vocabulary};
-use crate::signals::Signals;
+use super::run::{Bench, Launcher, Ran};
 
 /// The model and its batch.
-const CONFIG: &str = include_str!("../../../../examples/bert_classic.toml");
+pub const CONFIG: &str = include_str!("../../../../examples/bert_classic.toml");
 
-/// Bytes, and the mask.
-const VOCABULARY: usize = 257;
+/// Ids of its tokens: the bytes, and the mask.
+pub const VOCABULARY: usize = 257;
 
 /// Ranks, each with one half.
 const RANKS: usize = 2;
@@ -44,24 +46,21 @@ pub struct Classic {
     runs: Vec<(&'static str, Ran)>,
 }
 
-/// Runs it, `steps` steps each.
+/// Runs the comparison, `steps` steps each; `config` is [`CONFIG`], completed for its `model`.
 ///
 /// # Errors
 /// More memory than there is, a rank that died, a signal.
 pub fn compare(
+    (mut config, model): (RunConfig, Arc<dyn Model>),
     steps: usize,
     threads: usize,
-    environment: Environment,
-    signals: &Signals,
+    launcher: &dyn Launcher,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Classic> {
-    let mut config: RunConfig = toml::from_str(CONFIG).context("examples/bert_classic.toml")?;
-    let vocabulary = Vocabulary { ids: VOCABULARY, origin: "bytes and a mask".into() };
-    let model = shape::complete(&mut config, None, &vocabulary)?;
     config.train.threads = Some((threads / RANKS).max(1));
     let mut runs = Vec::new();
-    let parameters = shape::whole(&*model).elements() as u64;
-    let bench = Bench { config, model, ranks: RANKS, threads, warmup: WARMUP, steps, environment, signals };
+    let parameters = model.network(&TensorParallel::solo(), Checkpointing::None).elements() as u64;
+    let bench = Bench { config, model, ranks: RANKS, threads, warmup: WARMUP, steps, launcher };
     for (name, schedule, cut) in RUNS {
         progress(name);
         let mut config = bench.config.clone();
@@ -70,7 +69,7 @@ pub fn compare(
             config.parallel.micro_batches = Some(1);
         }
         let ran = bench.ranks(config);
-        bench.check_signals()?;
+        launcher.check_signals()?;
         runs.push((name, ran.with_context(|| format!("the classic comparison, {name}"))?));
     }
     let config = bench.config;

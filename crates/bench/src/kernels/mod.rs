@@ -4,24 +4,24 @@
 //! kernel table of `bench step`, with the same price.
 
 mod calls;
+mod report;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use phalanx_drawing::report::bytes;
 use phalanx_models::{Dropouts, Gpt2};
 use phalanx_plan::{MemoryPlan, plan_memory};
-use phalanx_tensor::cpu::peak;
 use phalanx_tensor::cpu::pool::Pool;
+use phalanx_tensor::cpu::{Options, peak};
 use phalanx_tensor::profile::{KernelKey, Profile};
-use phalanx_tensor::{Arena, DType, Device, Region};
+use phalanx_tensor::{Arena, Cpu, DType, Device, Region};
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
-use crate::environment::Environment;
 use crate::kernel_table::Peaks;
-use crate::machine;
-use crate::report::bytes;
 use calls::Calls;
+pub use report::{Columns, Labels, to_json, to_text};
 
 /// Fewest calls of a kernel.
 const LEAST_CALLS: usize = 5;
@@ -56,6 +56,10 @@ pub struct Plan<'a> {
     pub only: &'a [String],
     /// How long each kernel is called again and again.
     pub time: Duration,
+    /// How a number of threads computes.
+    pub options: &'a dyn Fn(usize) -> Options,
+    /// Refuses a number of bytes that the machine does not have.
+    pub check_memory: &'a dyn Fn(u64) -> Result<()>,
 }
 
 /// A number of threads, and what these are capable of.
@@ -93,10 +97,10 @@ impl Plan<'_> {
     ///
     /// # Errors
     /// A name that is no kernel's; memory that there is not.
-    pub fn run(&self, environment: Environment) -> Result<Vec<(Threads, Vec<Measured>)>> {
+    pub fn run(&self) -> Result<Vec<(Threads, Vec<Measured>)>> {
         let slice = self.logits_slice()?;
         self.check_names(slice)?;
-        self.threads.iter().map(|threads| self.run_with(*threads, slice, environment)).collect()
+        self.threads.iter().map(|threads| self.run_with(*threads, slice)).collect()
     }
 
     /// Rows of logits that a step makes at a time, as its own plan has them.
@@ -140,19 +144,13 @@ impl Plan<'_> {
         let meta = Device::meta(threads);
         meta.phase("init", || drop(Calls::new(&meta, self.setting, self.dtype, slice)));
         let plan = plan_memory(&meta.take_trace(0))?;
-        if let Some(available) = machine::available().filter(|available| plan.arena_bytes > available.bytes) {
-            bail!("this needs {}, and {available}: give a smaller --setting", bytes(plan.arena_bytes));
-        }
+        (self.check_memory)(plan.arena_bytes)?;
         Ok(plan)
     }
 
-    fn run_with(
-        &self,
-        threads: usize,
-        slice: usize,
-        environment: Environment,
-    ) -> Result<(Threads, Vec<Measured>)> {
-        let cpu = environment.cpu(threads)?;
+    fn run_with(&self, threads: usize, slice: usize) -> Result<(Threads, Vec<Measured>)> {
+        let options = (self.options)(threads);
+        let cpu = Cpu::with_options(options)?;
         let flops_per_s = peak::flops_per_s(&cpu, self.dtype);
         let bytes_per_s =
             peak::bandwidth(&cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.most();
@@ -174,7 +172,7 @@ impl Plan<'_> {
         });
         // Again, now that the system has spread the threads over the cores.
         let flops_per_s = flops_per_s.max(peak::flops_per_s(&cpu, self.dtype));
-        let fork_join_s = fork_join_s(&Pool::new(threads, environment.options(threads).spin)?);
+        let fork_join_s = fork_join_s(&Pool::new(threads, options.spin)?);
         Ok((Threads { threads, peaks: Peaks { flops_per_s, bytes_per_s }, fork_join_s }, measured))
     }
 

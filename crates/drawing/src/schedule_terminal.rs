@@ -12,8 +12,7 @@
 
 use std::fmt::Write;
 
-use super::schedule::Schedule;
-use super::simulate::{Span, Timeline};
+use phalanx_plan::{Schedule, Span, Timeline};
 
 /// Most cells of a row; where actions differ by more, the shortest are not seen.
 const MOST_CELLS: f64 = 8192.0;
@@ -43,7 +42,7 @@ pub fn draw_terminal(schedule: &Schedule, timeline: &Timeline, width: usize) -> 
 }
 
 /// What is drawn, with its size and its bubble.
-pub(super) fn title(schedule: &Schedule, timeline: &Timeline) -> String {
+pub(crate) fn title(schedule: &Schedule, timeline: &Timeline) -> String {
     format!(
         "{}: {} ranks, {} stages, {} micro-batches; bubble {:.1} % of {} time units\n",
         schedule.name,
@@ -56,13 +55,13 @@ pub(super) fn title(schedule: &Schedule, timeline: &Timeline) -> String {
 }
 
 /// A time with as many decimals as it has, up to three.
-pub(super) fn number(time: f64) -> String {
+pub(crate) fn number(time: f64) -> String {
     let text = format!("{time:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()
 }
 
 /// The shortest action that takes time, or the longest cell with which the row is not too long.
-pub(super) fn unit(timeline: &Timeline) -> f64 {
+pub(crate) fn unit(timeline: &Timeline) -> f64 {
     let durations = timeline.ranks.iter().flatten().map(|span| span.end - span.start);
     let shortest = durations.filter(|&time| time > 0.0).fold(f64::INFINITY, f64::min);
     let unit = shortest.min(timeline.makespan).max(timeline.makespan / MOST_CELLS);

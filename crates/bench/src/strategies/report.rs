@@ -1,5 +1,6 @@
 //! The comparison as tables and bars in a terminal, and as JSON.
 
+use phalanx_drawing::report::{Table, bytes, seconds};
 use phalanx_plan::Peak;
 use phalanx_trace::Category;
 use serde_json::{Value, json};
@@ -7,7 +8,6 @@ use serde_json::{Value, json};
 use super::compared::Agreement;
 use super::run::{Ran, Row};
 use super::way::Way;
-use crate::report::{Table, bytes, seconds};
 
 /// By category, what its part of a bar is made of.
 const BLOCKS: [char; 6] = ['█', '▓', '▒', '░', '▚', '▖'];

@@ -5,11 +5,9 @@
 
 use std::fmt::Write;
 
-use super::action::Kind;
-use super::draw_terminal::{number, title, unit};
-use super::held::in_flight;
-use super::schedule::Schedule;
-use super::simulate::Timeline;
+use phalanx_plan::{Kind, Schedule, Timeline, in_flight};
+
+use crate::schedule_terminal::{number, title, unit};
 
 /// Pixels of the frame around the rows.
 const LEFT: f64 = 64.0;

@@ -4,7 +4,6 @@
 //! [`run`] runs a way and collects; [`compared`] says what the figures mean together; [`report`] and [`drawing`] show
 //! them; [`classic`] is the comparison of model parallelism with a pipeline on a BERT.
 
-pub mod args;
 pub mod classic;
 pub mod compared;
 pub mod drawing;
@@ -13,4 +12,4 @@ pub mod report;
 pub mod run;
 pub mod way;
 
-pub use ranks::steps;
+pub use ranks::{RankFigures, measure};

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_plan::{Costs, Plan, Schedule, StageCost, Timeline, draw_svg, draw_terminal, generate, simulate};
+use phalanx_drawing::{draw_svg, draw_terminal};
+use phalanx_plan::{Costs, Plan, Schedule, StageCost, Timeline, generate, simulate};
 
 fn run(plan: Plan, ranks: usize, micro_batches: usize) -> (Schedule, Timeline) {
     let schedule = generate(plan, ranks, micro_batches).expect("legal");

@@ -2,22 +2,15 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
-use phalanx_baselines::data_parallel::DataParallel;
+use anyhow::Result;
+use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
 use phalanx_models::Model;
 use phalanx_plan::{Costs, simulate};
-use phalanx_train::{RunConfig, stage_costs};
+use phalanx_train::{RunConfig, Spec, stage_costs};
 
 use super::ranks::{self, RankFigures};
 use super::way::Way;
-use crate::environment::Environment;
-use crate::launch::{Crew, Output};
-use crate::machine;
-use crate::planned::{self, Planned};
-use crate::report::bytes;
-use crate::seat::Seat;
-use crate::signals::Signals;
-use crate::task::{BenchStepTask, Task};
+use crate::steps::StepCounts;
 
 /// What every way has in common.
 pub struct Bench<'a> {
@@ -33,10 +26,35 @@ pub struct Bench<'a> {
     pub warmup: usize,
     /// Steps that are timed.
     pub steps: usize,
-    /// How kernels compute.
-    pub environment: Environment,
-    /// Of this process.
-    pub signals: &'a Signals,
+    /// Starts the ranks.
+    pub launcher: &'a dyn Launcher,
+}
+
+/// What the comparison needs of the program around it, which starts processes and knows the machine.
+pub trait Launcher {
+    /// Plans a checked configuration, refuses it where it does not fit into memory, and measures steps on all of its
+    /// ranks: what was planned, and the figures by rank.
+    ///
+    /// # Errors
+    /// A plan that cannot be made or does not fit, a rank that died.
+    fn measure(
+        &self,
+        config: RunConfig,
+        model: Arc<dyn Model>,
+        counts: StepCounts,
+    ) -> Result<(Spec, Vec<RankFigures>)>;
+
+    /// Refuses devices of one process that need more memory than the machine has.
+    ///
+    /// # Errors
+    /// With the bytes needed and available.
+    fn check_memory(&self, plan: &DataParallelPlan) -> Result<()>;
+
+    /// Refuses to go on after a signal.
+    ///
+    /// # Errors
+    /// When a signal came.
+    fn check_signals(&self) -> Result<()>;
 }
 
 /// One way as it ran.
@@ -77,18 +95,9 @@ impl Bench<'_> {
             }
             _ => self.ranks(config),
         };
-        self.check_signals()?;
+        self.launcher.check_signals()?;
         let ran = ran.map_err(|error| format!("{error:#}"));
         Ok(Row { way, ranks: way.devices(self.ranks), threads, ran })
-    }
-
-    /// # Errors
-    /// When a signal came.
-    pub fn check_signals(&self) -> Result<()> {
-        if self.signals.came() {
-            bail!("stopped by a signal before all was measured; nothing was written");
-        }
-        Ok(())
     }
 
     /// A configuration whose ranks are processes, or one rank in this process.
@@ -97,44 +106,25 @@ impl Bench<'_> {
     /// What cannot work or does not fit, a rank that died.
     pub fn ranks(&self, config: RunConfig) -> Result<Ran> {
         config.check()?;
-        let planned = Planned::new(config, Arc::clone(&self.model), 0)?;
-        planned.check_memory()?;
-        let spec = &planned.plan.spec;
-        let task = BenchStepTask {
-            config: planned.config.clone(),
-            model: spec.model.to_config(),
-            warmup: self.warmup,
-            steps: self.steps,
-        };
-        let ranks = match spec.world() {
-            1 => vec![ranks::steps(&task, &Seat::Alone, self.environment)?],
-            world => {
-                let crew = Crew::start(world, &Task::BenchStrategy(task), &Output::Gathered)?;
-                let lines = crew.wait(self.signals)?;
-                let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
-                lines.iter().map(parse).collect::<Result<Vec<RankFigures>>>()?
-            }
-        };
-        let costs = || Costs { stages: stage_costs(spec), message: 0.0 };
+        let counts = self.counts(&config);
+        let (spec, ranks) = self.launcher.measure(config, Arc::clone(&self.model), counts)?;
+        let costs = || Costs { stages: stage_costs(&spec), message: 0.0 };
         let bubble = (spec.mesh.pipeline > 1).then(|| simulate(&spec.schedule, &costs()).bubble_fraction());
         Ok(Ran { ranks, micro_batches: spec.micro_batches, bubble })
+    }
+
+    fn counts(&self, config: &RunConfig) -> StepCounts {
+        StepCounts { seed: config.train.seed, warmup: self.warmup, steps: self.steps }
     }
 
     /// Devices of this process.
     fn data_parallel(&self, config: RunConfig, loss_in_forward: bool) -> Result<Ran> {
         config.check()?;
-        let spec = planned::spec(&config, Arc::clone(&self.model), 0)?;
+        let threads = config.train.threads.unwrap_or(1);
+        let spec = Spec::new(&config, Arc::clone(&self.model), 0, threads)?;
         let plan = DataParallel::plan(&spec, self.ranks, loss_in_forward)?;
-        let outside = planned::outside_bytes(&spec);
-        let needed: u64 = plan.memory.iter().map(|memory| memory.arena_bytes + outside).sum();
-        if let Some(available) = machine::available().filter(|available| needed > available.bytes) {
-            bail!(
-                "{} devices need {needed} bytes ({}), and {available}; make the model, model.seq or the batch smaller",
-                self.ranks,
-                bytes(needed)
-            );
-        }
-        let ranks = ranks::data_parallel(&plan, &config, self.warmup, self.steps)?;
+        self.launcher.check_memory(&plan)?;
+        let ranks = ranks::data_parallel(&plan, self.counts(&config))?;
         Ok(Ran { ranks, micro_batches: 1, bubble: None })
     }
 }

@@ -4,10 +4,9 @@
 //! whichever takes longer. Bytes that caches keep from one kernel to the next are moved faster than that, so
 //! short kernels may be above 100% of their floor.
 
+use phalanx_drawing::report::{Table, bytes, count};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-
-use crate::report::{Table, bytes, count};
 
 /// What the threads of a rank are capable of, measured in the same run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
