@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
+use phalanx_baselines::asynchronous;
 use phalanx_data::{TokenFile, Tokenizer};
 use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::config::{Reduce, Updates};
-use phalanx_train::older::asynchronous;
 use phalanx_train::{Dataset, RunConfig, RunPlan, Spec, dataset};
 
 use crate::machine;

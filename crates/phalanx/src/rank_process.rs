@@ -15,7 +15,7 @@ use crate::environment::Environment;
 use crate::output::{TrainOutput, print_line};
 use crate::seat::Seat;
 use crate::task::Task;
-use crate::{bench, file_size, signals, strategies, training};
+use crate::{bench, file_size, signals, training};
 
 /// Runs one rank; `Ok(false)` after an error that the launcher knows.
 ///
@@ -44,7 +44,7 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
         }),
         Task::BenchStep(task) => bench::steps(task, &seat, environment).and_then(|figures| tell(&figures)),
         Task::BenchStrategy(task) => {
-            strategies::steps(task, &seat, environment).and_then(|figures| tell(&figures))
+            bench::strategy(task, &seat, environment).and_then(|figures| tell(&figures))
         }
         Task::BenchCollectives(task) => {
             bench::collectives(task, &seat, environment).and_then(|figures| tell(&figures))

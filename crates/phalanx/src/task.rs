@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use phalanx_bench::collectives::CollectivesTask;
 use phalanx_collectives::Options;
 use phalanx_train::RunConfig;
 use phalanx_train::dataset::DataDigests;
@@ -24,7 +25,7 @@ pub enum Task {
     /// Time steps of one way of parallelism among several.
     BenchStrategy(BenchStepTask),
     /// Time collectives.
-    BenchCollectives(BenchCollectivesTask),
+    BenchCollectives(CollectivesTask),
 }
 
 impl Task {
@@ -94,15 +95,4 @@ pub struct BenchStepTask {
     pub warmup: usize,
     /// Steps that are timed.
     pub steps: usize,
-}
-
-/// See [`Task::BenchCollectives`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct BenchCollectivesTask {
-    /// Operations, one after another, each with all sizes.
-    pub ops: Vec<phalanx_trace::CollectiveOp>,
-    /// Type of the elements.
-    pub dtype: phalanx_trace::DType,
-    /// Bytes of the whole buffer.
-    pub bytes: Vec<usize>,
 }

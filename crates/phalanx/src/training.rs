@@ -3,9 +3,9 @@
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
+use phalanx_baselines::asynchronous;
 use phalanx_models::from_config;
 use phalanx_train::config::Updates;
-use phalanx_train::older::asynchronous;
 use phalanx_train::run::{Job, Observer, Place, Silent, train};
 use phalanx_train::{Dataset, RunError};
 

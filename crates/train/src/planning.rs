@@ -36,7 +36,15 @@ pub struct RankPlan {
 }
 
 impl RankPlan {
-    pub(crate) fn of(
+    /// Places the allocations of a dry run in an arena. `orders` has the chunks of each phase in order of use,
+    /// `parameters` counts the trained numbers that the rank holds.
+    ///
+    /// # Errors
+    /// When a phase keeps what it must free.
+    ///
+    /// # Panics
+    /// On a trace without a phase `step`.
+    pub fn of(
         trace: &Trace,
         orders: BTreeMap<&'static str, Vec<u32>>,
         parameters: u64,
@@ -132,10 +140,10 @@ impl RunPlan {
         Ok(RunPlan::of_ranks(spec, ranks, &whole))
     }
 
-    /// From the plans of its ranks.
-    pub(crate) fn of_ranks(spec: Spec, ranks: Vec<RankPlan>, whole: &Network) -> RunPlan {
-        let parameters = ranks.iter().map(|rank| rank.parameters).max().unwrap_or(0);
-        let textbook = textbook(parameters, spec.mesh.data as u64, spec.stage, spec.precision);
+    /// A run's plan from the plans of its ranks; `whole` is the model that is neither cut nor split.
+    pub fn of_ranks(spec: Spec, ranks: Vec<RankPlan>, whole: &Network) -> RunPlan {
+        let most = ranks.iter().map(|rank| rank.parameters).max().unwrap_or(0);
+        let textbook = textbook(most, spec.mesh.data as u64, spec.stage, spec.precision);
         RunPlan { ranks, own: None, parameters: whole.elements() as u64, textbook, spec }
     }
 
@@ -184,7 +192,7 @@ impl RunPlan {
 }
 
 /// Trained numbers on a rank of one place in the pipeline.
-pub(crate) fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> u64 {
+pub fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> u64 {
     let stages = spec.stages.iter().zip(&spec.schedule.placement).filter(|(_, at)| **at == pipeline);
     let mut sum = 0;
     for (blocks, _) in stages {

@@ -221,7 +221,7 @@ pub(crate) fn uploads<'a>(
 }
 
 /// A number that starts at zero, `[1]`.
-pub(crate) fn zeroed(device: &Device, name: &'static str) -> Tensor {
+pub fn zeroed(device: &Device, name: &'static str) -> Tensor {
     let mut scalar = device.alloc(DType::F32, [1], Category::Activations, name);
     device.fill(scalar.view_mut(), 0.0);
     scalar

@@ -239,8 +239,11 @@ pub fn train(job: &Job, place: Place, observer: &mut dyn Observer) -> Result<Sum
     Ok(summary)
 }
 
-/// Opens the folder of `model.init` for `import`.
-pub(crate) fn init(
+/// Opens the Hugging Face directory `dir`, which `model.init` names, and hands it to `import`.
+///
+/// # Errors
+/// [`RunError::Init`] with the cause: the directory cannot be opened, or `import` failed.
+pub fn init(
     dir: &Path,
     import: impl FnOnce(&HuggingFaceDir) -> Result<(), RunError>,
 ) -> Result<(), RunError> {
@@ -248,7 +251,8 @@ pub(crate) fn init(
     imported.map_err(|cause| RunError::Init { dir: dir.to_path_buf(), cause: Box::new(cause) })
 }
 
-pub(crate) fn due(step: u64, every: u64) -> bool {
+/// Whether something that is done every `every` steps is done after `step`; never for 0.
+pub fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
 

@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 20] = [
+const MAY_IMPORT: [(&str, &[&str]); 23] = [
     ("trace", &[]),
     ("plan", &["trace"]),
     ("simd", &[]),
@@ -23,6 +23,7 @@ const MAY_IMPORT: [(&str, &[&str]); 20] = [
     ("optim", &["trace", "tensor"]),
     ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "memory", "optim"]),
     ("models", &["trace", "plan", "tensor", "collectives", "layers", "parallel"]),
+    ("drawing", &["trace", "plan"]),
     ("files", &[]),
     ("hostile", &[]),
     ("checkpoint", &["trace", "plan", "tensor", "files"]),
@@ -46,6 +47,30 @@ const MAY_IMPORT: [(&str, &[&str]); 20] = [
         ],
     ),
     (
+        "baselines",
+        &["trace", "plan", "tensor", "cpu", "collectives", "layers", "optim", "checkpoint", "train"],
+    ),
+    (
+        "bench",
+        &[
+            "trace",
+            "plan",
+            "tensor",
+            "cpu",
+            "collectives",
+            "layers",
+            "optim",
+            "parallel",
+            "models",
+            "checkpoint",
+            "data",
+            "files",
+            "train",
+            "baselines",
+            "drawing",
+        ],
+    ),
+    (
         "phalanx",
         &[
             "trace",
@@ -63,6 +88,9 @@ const MAY_IMPORT: [(&str, &[&str]); 20] = [
             "data",
             "files",
             "train",
+            "baselines",
+            "bench",
+            "drawing",
         ],
     ),
     ("reliability", &["hostile"]),
