@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 use phalanx_collectives::bench::median_us;
 use phalanx_collectives::{CollectiveOp, Group, MetaGroup};
 use phalanx_data::NOT_PREDICTED;
-use phalanx_models::from_config;
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::cpu::peak;
 use phalanx_tensor::profile::Profile;
@@ -173,10 +172,12 @@ impl<'a> Stepper<'a> {
 ///
 /// # Errors
 /// Memory that the system does not give; a rank that died.
-pub fn steps(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Result<StepFigures> {
-    let model = from_config(&task.model)?;
-    let mut planned = Planned::new(task.config.clone(), model, 0)?;
-    planned.plan.include(seat.rank())?;
+pub fn steps(
+    task: &BenchStepTask,
+    planned: &Planned,
+    seat: &Seat,
+    environment: Environment,
+) -> Result<StepFigures> {
     let (spec, compute) = (&planned.plan.spec, planned.compute());
     let plan = planned.plan.of(seat.rank());
     let memory = &plan.memory;
@@ -184,7 +185,7 @@ pub fn steps(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Res
     let profile = Arc::new(Profile::default());
     profile.pause(true);
     let device = device.profiled(Arc::clone(&profile));
-    let mut stepper = Stepper::new(seat, &planned, device)?;
+    let mut stepper = Stepper::new(seat, planned, device)?;
     let before = stepper.flops_per_s(&cpu, compute)?;
     let Timed { step_s, losses, sent_bytes, exposed_s } = stepper.timed(task.warmup, task.steps)?;
     let profiled = task.steps.min(PROFILED);

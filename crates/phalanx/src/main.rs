@@ -43,6 +43,7 @@ mod stillness;
 mod stored;
 mod strategies;
 mod task;
+mod task_file;
 #[cfg(test)]
 mod tests;
 mod tokenizing;

@@ -1,11 +1,11 @@
 //! What a phase costs: floating-point operations, bytes touched and bytes sent, by operation. Sums over
 //! the trace, nothing estimated.
 
-use phalanx_trace::{Collective, CollectiveOp, Event, Phase};
-use serde::Serialize;
+use phalanx_trace::{Collective, CollectiveOp, Event, Phase, StaticName, interned};
+use serde::{Deserialize, Serialize};
 
 /// The cost of one phase on one rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
     /// Floating-point operations of all kernels.
     pub flops: u64,
@@ -20,10 +20,11 @@ pub struct Cost {
 }
 
 /// All calls of one kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelCost {
     /// Name of the operation.
-    pub name: &'static str,
+    #[serde(deserialize_with = "interned")]
+    pub name: StaticName,
     /// Calls.
     pub calls: u64,
     /// Floating-point operations.
@@ -33,7 +34,7 @@ pub struct KernelCost {
 }
 
 /// All calls of one collective operation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CollectiveCost {
     /// The operation.
     pub op: CollectiveOp,

@@ -53,9 +53,9 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     };
     let world = planned.plan.spec.world();
     let ranks = match world {
-        1 => vec![bench::steps(&task, &Seat::Alone, environment)?],
+        1 => vec![bench::steps(&task, &planned, &Seat::Alone, environment)?],
         _ => {
-            let crew = Crew::start(world, &Task::BenchStep(task), &Output::Gathered)?;
+            let crew = Crew::start(world, &Task::BenchStep(task), Some(&planned.plan), &Output::Gathered)?;
             let lines = crew.wait(&signals)?;
             let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
             lines.iter().map(parse).collect::<Result<Vec<StepFigures>>>()?
@@ -143,7 +143,7 @@ fn to_json(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Value
         "exposed_s_by_rank": ranks.iter().map(|r| r.exposed_s).collect::<Vec<_>>(),
         "sent_bytes_by_rank": ranks.iter().map(|r| r.sent_bytes).collect::<Vec<_>>(),
         "mesh": plan.spec.mesh, "schedule": plan.spec.schedule.name, "ranks": ranks.len(), "threads": plan.spec.threads,
-        "zero": plan.spec.stage.number(), "parameters": plan.parameters, "peaks_of_rank_0": ranks[0].peaks,
+        "zero": plan.spec.stage.number(), "parameters": plan.parameters(), "peaks_of_rank_0": ranks[0].peaks,
         "profile_of_rank_0": ranks[0].profile.to_json(&ranks[0].peaks), "profiled_steps": ranks[0].profiled,
     })
 }
@@ -172,7 +172,7 @@ fn to_text(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Strin
     let spec = &plan.spec;
     format!(
         "{} parameters, {} of {}{}, ZeRO-{}, {} tokens a step\n{table}\n{}",
-        count(plan.parameters as f64),
+        count(plan.parameters() as f64),
         plural(spec.world(), "rank"),
         plural(spec.threads, "thread"),
         mesh_report::axes_in_brackets(spec),

@@ -5,7 +5,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use phalanx_models::from_config;
 use phalanx_plan::{MemoryPlan, Peak};
 use phalanx_train::config::Updates;
 use phalanx_train::older::asynchronous::{Asynchronous, Done, Links};
@@ -44,12 +43,15 @@ pub struct RankFigures {
 ///
 /// # Errors
 /// Memory that the system does not give; a rank that died; a step that cannot be applied.
-pub fn steps(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Result<RankFigures> {
-    let mut planned = Planned::new(task.config.clone(), from_config(&task.model)?, 0)?;
-    planned.plan.include(seat.rank())?;
+pub fn steps(
+    task: &BenchStepTask,
+    planned: &Planned,
+    seat: &Seat,
+    environment: Environment,
+) -> Result<RankFigures> {
     match task.config.parallel.updates {
-        Updates::Synchronous => synchronous(task, &planned, seat, environment),
-        Updates::Asynchronous => asynchronous(task, &planned, seat, environment),
+        Updates::Synchronous => synchronous(task, planned, seat, environment),
+        Updates::Asynchronous => asynchronous(task, planned, seat, environment),
     }
 }
 

@@ -107,9 +107,10 @@ impl Bench<'_> {
             steps: self.steps,
         };
         let ranks = match spec.world() {
-            1 => vec![ranks::steps(&task, &Seat::Alone, self.environment)?],
+            1 => vec![ranks::steps(&task, &planned, &Seat::Alone, self.environment)?],
             world => {
-                let crew = Crew::start(world, &Task::BenchStrategy(task), &Output::Gathered)?;
+                let crew =
+                    Crew::start(world, &Task::BenchStrategy(task), Some(&planned.plan), &Output::Gathered)?;
                 let lines = crew.wait(self.signals)?;
                 let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
                 lines.iter().map(parse).collect::<Result<Vec<RankFigures>>>()?
