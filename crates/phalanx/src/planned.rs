@@ -22,11 +22,12 @@ use crate::shape::Vocabulary;
 const MAX_DRY_RUNS: u128 = 1 << 12;
 
 /// A complete configuration and its plan.
+#[derive(Clone)]
 pub struct Planned {
     /// Checked; vocabulary, positions and threads are filled in.
     pub config: RunConfig,
     /// Made from it.
-    pub plan: RunPlan,
+    pub plan: Arc<RunPlan>,
 }
 
 impl Planned {
@@ -40,7 +41,7 @@ impl Planned {
             Updates::Synchronous => RunPlan::new(spec)?,
             Updates::Asynchronous => asynchronous::plan(spec)?,
         };
-        Ok(Planned { config, plan })
+        Ok(Planned { config, plan: Arc::new(plan) })
     }
 
     /// The same run with something else in the configuration.

@@ -1,11 +1,11 @@
 //! What a phase costs: floating-point operations, bytes touched and bytes sent, by operation. Sums over
 //! the trace, nothing estimated.
 
-use phalanx_trace::{Collective, CollectiveOp, Event, Memory, Phase};
-use serde::Serialize;
+use phalanx_trace::{Collective, CollectiveOp, Event, Memory, Phase, StaticName, interned};
+use serde::{Deserialize, Serialize};
 
 /// The cost of one phase on one rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
     /// Floating-point operations of all kernels.
     pub flops: u64,
@@ -24,10 +24,11 @@ pub struct Cost {
 }
 
 /// All calls of one kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelCost {
     /// Name of the operation.
-    pub name: &'static str,
+    #[serde(deserialize_with = "interned")]
+    pub name: StaticName,
     /// Calls.
     pub calls: u64,
     /// Floating-point operations.
@@ -37,7 +38,7 @@ pub struct KernelCost {
 }
 
 /// All copies from one memory to another.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyCost {
     /// The memory that is read.
     pub from: Memory,
@@ -50,7 +51,7 @@ pub struct CopyCost {
 }
 
 /// All calls of one collective operation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CollectiveCost {
     /// The operation.
     pub op: CollectiveOp,

@@ -4,8 +4,8 @@
 //! without gaps. Above it each phase packs what it takes and gives back (see `packing`). The real run's
 //! n-th allocation of a phase gets the n-th slot; `peak` is what the arena then needs, to the byte.
 
-use phalanx_trace::{Category, Event, Memory, Phase, Site, Trace};
-use serde::Serialize;
+use phalanx_trace::{Category, Event, Memory, Phase, Site, StaticName, Trace, interned};
+use serde::{Deserialize, Serialize};
 
 use crate::packing::{Lifetime, aligned, pack};
 use crate::peak::{Peak, PeakMeter};
@@ -14,7 +14,7 @@ use crate::peak::{Peak, PeakMeter};
 const INIT: &str = "init";
 
 /// The place of one allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
     /// First byte in the arena, a multiple of `ALIGN`.
     pub offset: u64,
@@ -23,7 +23,8 @@ pub struct Slot {
     /// What for.
     pub category: Category,
     /// Name for people.
-    pub name: &'static str,
+    #[serde(deserialize_with = "interned")]
+    pub name: StaticName,
     /// Where it is asked for.
     pub site: Site,
 }
@@ -36,10 +37,11 @@ impl Slot {
 }
 
 /// The plan of one phase.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhasePlan {
     /// Name of the phase.
-    pub name: &'static str,
+    #[serde(deserialize_with = "interned")]
+    pub name: StaticName,
     /// The n-th allocation of the phase gets the n-th slot.
     pub slots: Vec<Slot>,
     /// What the arena needs during the phase, with what `init` left.
@@ -47,7 +49,7 @@ pub struct PhasePlan {
 }
 
 /// The plan of an arena.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
     /// Bytes of the arena: the most that a phase needs.
     pub arena_bytes: u64,

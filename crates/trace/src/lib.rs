@@ -5,6 +5,7 @@
 //! it, `plan` turns it into decisions, and the real run replays those. Nothing here computes.
 #![forbid(unsafe_code)]
 
+mod interned;
 mod placement;
 mod tag;
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+pub use interned::{StaticName, interned, interned_keys};
 pub use placement::{Axis, Fault, Placement, Placements};
 pub use tag::{describe_tag, micro_batch_tag};
 
@@ -175,10 +177,11 @@ impl Bytes {
 }
 
 /// A place in the source: where an allocation or a collective was asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Site {
     /// Source file.
-    pub file: &'static str,
+    #[serde(deserialize_with = "interned")]
+    pub file: StaticName,
     /// Line, from 1.
     pub line: u32,
 }

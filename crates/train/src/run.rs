@@ -1,6 +1,7 @@
 //! The loop over steps of one rank: batches in, metrics, evaluations and checkpoints out.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -126,7 +127,7 @@ pub struct Job {
     /// Checked and complete.
     pub config: RunConfig,
     /// Made from it.
-    pub plan: RunPlan,
+    pub plan: Arc<RunPlan>,
     /// Open.
     pub data: Dataset,
     /// Run folder.

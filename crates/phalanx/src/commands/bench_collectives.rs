@@ -39,7 +39,7 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
         BenchOp::Broadcast => CollectiveOp::Broadcast,
     });
     let task = CollectivesTask { ops: ops.collect(), dtype, bytes: args.bytes.clone() };
-    let crew = Crew::start(args.nproc, &Task::BenchCollectives(task), &Output::Gathered)?;
+    let crew = Crew::start(args.nproc, &Task::BenchCollectives(task), None, &Output::Gathered)?;
     let lines = crew.wait(&signals)?;
     let first = lines.first().context("the figures of rank 0")?;
     let figures: Vec<CollectiveFigures> = serde_json::from_str(first).context("the figures of rank 0")?;
