@@ -18,6 +18,7 @@ mod placement;
 pub mod reduction;
 pub mod shared_memory;
 pub mod solo;
+pub mod staged;
 pub mod statistics;
 
 pub use call::{Buffers, Call};
