@@ -57,9 +57,6 @@ pub struct Wires {
     pub groups: Vec<Arc<dyn Group>>,
     /// By sending and receiving rank.
     pub wiring: BTreeMap<(usize, usize), usize>,
-    /// Micro-batches are taken for each other on purpose, for tests of what finds it.
-    #[doc(hidden)]
-    pub disordered: bool,
 }
 
 /// What a run of a program is fed with.
@@ -136,9 +133,7 @@ impl<'a> Mail<'a> {
         if let Some(before) = self.going.remove(&to) {
             drop(before.wait()?);
         }
-        let mut sent = *message;
-        sent.micro_batch ^= usize::from(self.wires.disordered && message.forward);
-        self.going.insert(to, self.group(self.rank, to).send(x, to, tag(&sent)));
+        self.going.insert(to, self.group(self.rank, to).send(x, to, tag(message)));
         Ok(())
     }
 

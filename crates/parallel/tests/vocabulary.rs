@@ -5,12 +5,12 @@ mod rig;
 
 use std::sync::Arc;
 
-use phalanx_collectives::{Group, Solo};
+use phalanx_collectives::Group;
 use phalanx_layers::{
     Dropped, Embedding, Gradient, Head, Init, Layer, LinearCrossEntropy, ParameterSpec, Sequence,
 };
 use phalanx_parallel::TensorParallel;
-use phalanx_parallel::tensor::{Mistake, Wrong};
+use phalanx_planted::{FaultKind, PlantedFault, sites};
 use phalanx_tensor::{Category, CrossEntropy, DType, IGNORED, Tensor, View};
 use rig::{
     AXES, BATCH, DRAW, HIDDEN, MICRO_BATCHES, PLAIN, Place, ROWS, SEQ, Setting, allowed, close, distance,
@@ -77,24 +77,25 @@ fn an_embedding_under_dropout_and_a_norm() {
 }
 
 #[test]
-fn a_mistake_in_an_embedding_is_far_outside_of_what_is_allowed() {
+fn a_planted_fault_in_an_embedding_is_far_outside_of_what_is_allowed() {
     let setting = Setting { vocab: Some(50), ..PLAIN };
     for axis in AXES {
-        let run_with = |mistake| {
+        let build = |tensor: &TensorParallel| tensor.embedding(embedding(50, true));
+        let run_with = |fault| {
             on_ranks(axis.0, |group| {
-                let rank = group.rank();
-                let tensor =
-                    TensorParallel::new(group, axis.1).mistaken(mistake, Arc::new(Solo::new("data")));
-                run(&Place::new(&tensor, rank), &*tensor.embedding(embedding(50, true)), setting)
+                Place::with_fault(group, axis.1, fault, |place| run(place, &*build(place.tensor), setting))
             })
         };
-        let right = run_with(None);
-        for at in if axis.1 { &["embedding.y", "embedding.dy"][..] } else { &["embedding.y"] } {
-            for wrong in [Wrong::Skipped, Wrong::Doubled] {
-                let got = run_with(Some(Mistake { at, wrong }));
+        let right = parts(&build, axis, setting);
+        for site in [sites::EMBEDDING_Y, sites::EMBEDDING_DY].into_iter().take(1 + axis.1 as usize) {
+            for kind in [FaultKind::Dropped, FaultKind::Doubled] {
+                let got = run_with(PlantedFault { site, kind });
                 let worst =
                     got.iter().zip(&right).map(|(got, right)| distance(got, right)).fold(0.0, f32::max);
-                assert!(worst > 20.0 * allowed(&EMBEDDING), "{at} {wrong:?} on {axis:?}: off by {worst:e}");
+                assert!(
+                    worst > 20.0 * allowed(&EMBEDDING),
+                    "{site:?} {kind:?} on {axis:?}: off by {worst:e}"
+                );
             }
         }
     }

@@ -4,13 +4,9 @@
 
 use std::sync::Arc;
 
-use phalanx_collectives::{
-    Buffers, Call, CollectiveOp, Endpoint, Group, MetaGroup, Pending, Solo, Statistics,
-};
+use phalanx_collectives::{Endpoint, Group, MetaGroup, Solo, Statistics};
 use phalanx_parallel::pipeline::{Wires, wiring};
-use phalanx_parallel::tensor::{Mistake, Wrong};
 use phalanx_plan::Mesh;
-use phalanx_tensor::DType;
 use phalanx_tensor::record::Recorder;
 use phalanx_trace::Axis;
 
@@ -93,13 +89,11 @@ impl Groups {
         let line = mesh.members(Axis::Pipeline, rank);
         let pipeline = own("pipeline", &[Axis::Pipeline], &line);
         let data = own("data", &[Axis::Data], &mesh.members(Axis::Data, rank));
-        let data = mistaken(data, spec.mistake);
         let tensor = own("tensor", &[Axis::Tensor], &mesh.members(Axis::Tensor, rank));
         let wiring = wiring(&spec.schedule);
         let count = wiring.values().max().map_or(0, |most| most + 1);
         let wire = |_| source.group("wire", &[Axis::Pipeline], &line).expect("in its own pipeline");
-        let disordered = spec.mistaken("pipeline.order");
-        let wires = Wires { groups: (0..count).map(wire).collect(), wiring, disordered };
+        let wires = Wires { groups: (0..count).map(wire).collect(), wiring };
         let ties = spec.ties.iter().map(|tie| {
             let holders = holders(mesh, spec, &tie.stages, rank);
             if holders.len() > 1 { source.group("tie", &[Axis::Pipeline], &holders) } else { None }
@@ -118,55 +112,6 @@ impl Groups {
         let named = [&self.world, &self.pipeline, &self.data, &self.tensor].into_iter();
         let all = named.chain(&self.wires.groups).chain(self.ties.iter().flatten());
         all.map(|group| group.take_statistics()).fold(Statistics::default(), |sum, part| sum + part)
-    }
-}
-
-/// The data axis with a mistake made on purpose: sums of gradients that are left out or done twice.
-fn mistaken(data: Arc<dyn Group>, mistake: Option<Mistake>) -> Arc<dyn Group> {
-    match mistake.filter(|mistake| mistake.at == "data.reduce") {
-        None => data,
-        Some(mistake) => Arc::new(MistakenSums { data, doubled: mistake.wrong == Wrong::Doubled }),
-    }
-}
-
-/// A group whose all_reduce of f32 is wrong.
-struct MistakenSums {
-    data: Arc<dyn Group>,
-    doubled: bool,
-}
-
-impl Group for MistakenSums {
-    fn name(&self) -> &'static str {
-        self.data.name()
-    }
-    fn axes(&self) -> &[Axis] {
-        self.data.axes()
-    }
-    fn members(&self) -> &[usize] {
-        self.data.members()
-    }
-    fn rank(&self) -> usize {
-        self.data.rank()
-    }
-    fn world_size(&self) -> usize {
-        self.data.world_size()
-    }
-
-    fn submit(&self, call: Call) -> Pending<Buffers> {
-        if call.op != CollectiveOp::AllReduce || call.dtype() != DType::F32 {
-            return self.data.submit(call);
-        }
-        if !self.doubled {
-            return Pending::ready(call.buffers);
-        }
-        let (op, site) = (call.op, call.site);
-        let buffers = self.data.submit(call).wait().expect("a test in which nobody dies");
-        let again = Call::new(op, buffers.source, None);
-        self.data.submit(Call { site, ..again })
-    }
-
-    fn take_statistics(&self) -> Statistics {
-        self.data.take_statistics()
     }
 }
 

@@ -104,6 +104,14 @@ impl RunPlan {
     /// # Errors
     /// When the ranks disagree, a collective is wrong, or a phase keeps what it must give back.
     pub fn new(spec: Spec) -> Result<RunPlan, PlanError> {
+        RunPlan::with_ranks(spec, &Rank::new)
+    }
+
+    /// As [`RunPlan::new`], of engines that `make_rank` makes: with groups or layers of the caller's own.
+    ///
+    /// # Errors
+    /// As [`RunPlan::new`].
+    pub fn with_ranks(spec: Spec, make_rank: &MakeRank) -> Result<RunPlan, PlanError> {
         let mesh = spec.mesh;
         let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let kinds: Vec<usize> = (0..mesh.pipeline).map(first_of).collect();
@@ -111,11 +119,13 @@ impl RunPlan {
         let learns = spec.stage != Stage::Zero;
         let orders: Vec<Orders> = kinds
             .iter()
-            .map(|rank| if learns { orders_of(&learning_run(&spec, *rank)) } else { Orders::new() })
+            .map(
+                |rank| if learns { orders_of(&learning_run(&spec, *rank, make_rank)) } else { Orders::new() },
+            )
             .collect();
         let all = mesh.world_size() <= ALL_RANKS;
         let traced = if all { (0..mesh.world_size()).collect() } else { kinds };
-        let of = |rank: &usize| dry_run(&spec, *rank, &orders[mesh.coordinates(*rank).pipeline]);
+        let of = |rank: &usize| dry_run(&spec, *rank, &orders[mesh.coordinates(*rank).pipeline], make_rank);
         let traces: Vec<Trace> = traced.iter().map(of).collect();
         faults(&traces)?;
         compare(&traces)?;
@@ -146,7 +156,7 @@ impl RunPlan {
     pub fn include(&mut self, rank: usize) -> Result<(), PlanError> {
         let like = self.of(rank);
         if like.rank != rank {
-            let trace = dry_run(&self.spec, rank, &like.orders);
+            let trace = dry_run(&self.spec, rank, &like.orders, &Rank::new);
             faults(std::slice::from_ref(&trace))?;
             self.own = Some(RankPlan::of(&trace, like.orders.clone(), like.parameters)?);
         }
@@ -214,24 +224,27 @@ fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
 }
 
 /// By phase: chunks in order of use.
-type Orders = BTreeMap<&'static str, Vec<u32>>;
+pub type Orders = BTreeMap<&'static str, Vec<u32>>;
+
+/// Makes the engine of a rank from its device, its groups and the order in which it uses chunks; see [`Rank::new`].
+pub type MakeRank<'a> = dyn Fn(Device, Groups, &Spec, &Orders) -> Rank + 'a;
 
 fn orders_of(trace: &Trace) -> Orders {
     ["step", "evaluate"].map(|phase| (phase, use_order(trace, phase))).into()
 }
 
 /// A rank on `Meta`.
-fn on_meta(spec: &Spec, rank: usize, orders: &Orders) -> (Device, Rank) {
+fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (Device, Rank) {
     let device = Device::meta(spec.threads);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let groups = Groups::new(&Source::Meta(recorder, rank), spec);
-    let engine = Rank::new(device.clone(), groups, spec, orders);
+    let engine = make_rank(device.clone(), groups, spec, orders);
     (device, engine)
 }
 
 /// What of one rank's life uses chunks in an order that has to be learned.
-fn learning_run(spec: &Spec, rank: usize) -> Trace {
-    let (device, mut engine) = on_meta(spec, rank, &Orders::new());
+fn learning_run(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Trace {
+    let (device, mut engine) = on_meta(spec, rank, &Orders::new(), make_rank);
     let never = "nothing fails on Meta";
     engine.load(|_, _, _, _, _| Ok(())).expect(never);
     engine
@@ -245,8 +258,8 @@ fn learning_run(spec: &Spec, rank: usize) -> Trace {
 }
 
 /// One rank's life on `Meta`.
-fn dry_run(spec: &Spec, rank: usize, orders: &Orders) -> Trace {
-    let (device, mut engine) = on_meta(spec, rank, orders);
+fn dry_run(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> Trace {
+    let (device, mut engine) = on_meta(spec, rank, orders, make_rank);
     let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
     let windows = Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq);
     let never = "nothing fails on Meta";

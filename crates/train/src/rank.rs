@@ -249,7 +249,7 @@ impl Spec {
         };
         let sizes: Vec<ParameterSize> = network.parameters.iter().enumerate().map(size).collect();
         let layout = self.lay_out(&sizes).expect("knobs were checked with the whole model");
-        let everywhere = at.tensor == 0 || self.mistaken("norm.replicas");
+        let everywhere = at.tensor == 0;
         let answers = |(p, spec): (usize, &ParameterSpec)| {
             let first = tied(&network.numbers[p]).is_none_or(|tie| tie.stages[0] == index);
             first && (spec.part.is_some() || everywhere)

@@ -320,7 +320,7 @@ fn run(case: Case, heap: bool) -> Vec<Result<Reached, String>> {
     let plan = RunPlan::new(rig::spec(&model, &config)).unwrap();
     let hoards: Vec<Arc<Hoard>> = (0..plan.spec.world_size()).map(|_| Hoard::new(case)).collect();
     let layers = |spec: &Spec, groups: &Groups| network(spec, groups, &hoards[groups.world.rank()]);
-    let groups = |mut groups: Groups| {
+    let groups = |_: &Device, _: &Spec, mut groups: Groups| {
         if case.during == During::Save {
             let hoard = Arc::clone(&hoards[groups.world.rank()]);
             let heap = Device::new(Cpu::new(1), Arena::heap());

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use phalanx_collectives::{MetaGroup, threads};
+use phalanx_collectives::{Group, MetaGroup, threads};
 use phalanx_layers::{Checkpointing, Context, Draw, Gradient, Network, ParameterSpec, Saved};
 use phalanx_models::{Bert, Gpt2, Model};
 use phalanx_parallel::TensorParallel;
-use phalanx_parallel::tensor::Mistake;
+use phalanx_planted::{Planted, PlantedFault};
 use phalanx_tensor::{
     Arena, Category, Cpu, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View, ViewMut,
 };
@@ -265,23 +265,27 @@ impl Case {
         self.dry_run_with(ranks, rank, sequence, None)
     }
 
-    /// The same with a collective done wrongly.
+    /// The same with a planted fault.
     pub fn dry_run_with(
         &self,
         ranks: usize,
         rank: usize,
         sequence: bool,
-        mistake: Option<Mistake>,
+        fault: Option<PlantedFault>,
     ) -> (Vec<ParameterSpec>, Trace) {
         let device = Device::meta(1);
         let recorder = Arc::clone(device.recorder().unwrap());
         let members: Vec<usize> = (0..ranks).collect();
         let group = |name, axis| {
             let recorder = Arc::clone(&recorder);
-            Arc::new(MetaGroup::over(name, &[axis], &members, rank, recorder))
+            Arc::new(MetaGroup::over(name, &[axis], &members, rank, recorder)) as Arc<dyn Group>
         };
-        let tensor = TensorParallel::new(group("tensor", Axis::Tensor), sequence);
-        let tensor = tensor.mistaken(mistake, group("data", Axis::Data));
+        let (tensor, data) = (group("tensor", Axis::Tensor), group("data", Axis::Data));
+        let tensor = match fault {
+            None => tensor,
+            Some(fault) => Planted::new(tensor, fault, &device, &data),
+        };
+        let tensor = TensorParallel::new(tensor, sequence);
         let rank = self.rank(device.clone(), &tensor, rank);
         let (_, gradients) = device.phase("step", || rank.step());
         for (spec, gradient) in rank.network.parameters.iter().zip(&gradients) {

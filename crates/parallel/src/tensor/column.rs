@@ -39,16 +39,16 @@ impl Column {
             return Ok(saved);
         }
         let SavedColumn { inner } = restore(saved.own);
-        let gathered = self.exchange.all_gather(cx, "column.again", saved.x.held())?;
+        let gathered = self.exchange.all_gather(cx, saved.x.held())?;
         Ok(Saved { x: Shared::Held(gathered), ..inner })
     }
 
     /// The sum over ranks of dx, each of which is one rank's term: the conjugate of what forward did with x.
     #[track_caller]
-    fn sum(&self, cx: &Context, dx: Activation) -> Result<Summing> {
+    fn sum(&self, cx: &Context, dx: Activation) -> Summing {
         match self.sequence {
-            false => self.exchange.all_reduce("column.dx", owned(cx, dx)),
-            true => self.exchange.reduce_scatter(cx, "column.dx", owned(cx, dx)),
+            false => self.exchange.all_reduce(owned(cx, dx)),
+            true => self.exchange.reduce_scatter(cx, owned(cx, dx)),
         }
     }
 }
@@ -75,7 +75,7 @@ impl Layer for Column {
         if !self.sequence {
             return self.inner.forward(cx, parameters, x, residual);
         }
-        let gathered = self.exchange.all_gather(cx, "column.x", &x)?;
+        let gathered = self.exchange.all_gather(cx, &x)?;
         let (y, mut inner) = self.inner.forward(cx, parameters, gathered, residual)?;
         inner.x = Shared::Unread;
         Ok((y, Saved::new(SavedColumn { inner }).with_input(x)))
@@ -98,7 +98,7 @@ impl Layer for Column {
     ) -> Result<Option<Activation>> {
         let inner = self.reopen(cx, saved)?;
         let (dx, deferred) = self.inner.backward_input(cx, parameters, inner, dy, None)?;
-        let summing = self.sum(cx, dx.expect("a linear layer has dx"))?;
+        let summing = self.sum(cx, dx.expect("a linear layer has dx"));
         self.inner.backward_weight(cx, gradients, deferred)?;
         Ok(Some(add_residual(cx, summing.wait()?, residual)))
     }
@@ -113,7 +113,7 @@ impl Layer for Column {
     ) -> Result<(Option<Activation>, Deferred)> {
         let inner = self.reopen(cx, saved)?;
         let (dx, deferred) = self.inner.backward_input(cx, parameters, inner, dy, None)?;
-        let summing = self.sum(cx, dx.expect("a linear layer has dx"))?;
+        let summing = self.sum(cx, dx.expect("a linear layer has dx"));
         Ok((Some(add_residual(cx, summing.wait()?, residual)), deferred))
     }
 

@@ -33,7 +33,7 @@ use phalanx_tensor::Layout;
 
 use column::Column;
 use embedding::VocabularyEmbedding;
-pub use exchange::{Exchange, Mistake, Wrong};
+pub use exchange::Exchange;
 use head::VocabularyHead;
 use row::Row;
 use rows::OnRows;
@@ -55,13 +55,6 @@ impl TensorParallel {
     /// One rank, which has everything.
     pub fn solo() -> TensorParallel {
         TensorParallel::new(Arc::new(Solo::new("tensor")), false)
-    }
-
-    /// The same with a mistake made on purpose, for tests of what finds it.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn mistaken(self, mistake: Option<Mistake>, elsewhere: Arc<dyn Group>) -> TensorParallel {
-        TensorParallel { exchange: self.exchange.mistaken(mistake, elsewhere), ..self }
     }
 
     /// Ranks that share each layer.
@@ -150,10 +143,7 @@ impl TensorParallel {
 
     /// A layer that every rank has whole and that sees each row alone (norms, dropout).
     pub fn rows(&self, layer: impl Layer + 'static) -> Box<dyn Layer> {
-        match self.sequence {
-            true if !self.exchange.is_mistaken("rows.partial") => Box::new(OnRows(layer)),
-            _ => Box::new(layer),
-        }
+        if self.sequence { Box::new(OnRows(layer)) } else { Box::new(layer) }
     }
 
     /// An embedding of which each rank has some tokens.

@@ -41,8 +41,8 @@ impl Row {
     #[track_caller]
     fn sum(&self, cx: &Context, term: Tensor) -> Result<Tensor> {
         match self.sequence {
-            false => self.exchange.all_reduce("row.y", term)?.wait(),
-            true => self.exchange.reduce_scatter(cx, "row.y", term)?.wait(),
+            false => self.exchange.all_reduce(term).wait(),
+            true => self.exchange.reduce_scatter(cx, term).wait(),
         }
     }
 
@@ -65,7 +65,7 @@ impl Row {
     fn all_rows(&self, cx: &Context, dy: &Activation) -> Result<Activation> {
         match self.sequence {
             false => Ok(dy.clone()),
-            true => self.exchange.all_gather(cx, "row.dy", dy),
+            true => self.exchange.all_gather(cx, dy),
         }
     }
 }
@@ -91,11 +91,6 @@ impl Layer for Row {
         residual: Option<Activation>,
     ) -> Result<(Activation, Saved)> {
         let (term, saved) = self.linear.forward(cx, &parameters[..1], x, None)?;
-        if self.exchange.is_mistaken("row.bias") {
-            let mut term = owned(cx, term);
-            self.add_bias(cx, parameters, &mut term);
-            return Ok((add_residual(cx, self.sum(cx, term)?, residual), saved));
-        }
         let mut y = self.sum(cx, owned(cx, term))?;
         self.add_bias(cx, parameters, &mut y);
         Ok((add_residual(cx, y, residual), saved))

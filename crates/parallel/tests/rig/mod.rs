@@ -4,12 +4,13 @@
 
 use std::sync::Arc;
 
-use phalanx_collectives::{Group, threads};
+use phalanx_collectives::{Group, Solo, threads};
 use phalanx_layers::{
     Activation, Attention, Context, Deferred, Draw, Dropped, Gradient, Init, Layer, LayerNorm, Linear,
     LinearGelu, ParameterSpec, Residual, Saved, Sequence,
 };
 use phalanx_parallel::TensorParallel;
+use phalanx_planted::{Planted, PlantedFault};
 use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
 
 /// Twelve rows: two, three and four ranks share them, and a share of three or four does not end where a sample does.
@@ -126,6 +127,19 @@ pub struct Place<'a> {
 impl<'a> Place<'a> {
     pub fn new(tensor: &'a TensorParallel, rank: usize) -> Place<'a> {
         Place { device: Device::new(Cpu::new(1), Arena::heap()), tensor, rank }
+    }
+
+    /// As [`Place::new`], for a rank in whose group a fault is planted; `body` runs with it.
+    pub fn with_fault<R>(
+        group: Arc<dyn Group>,
+        sequence: bool,
+        fault: PlantedFault,
+        body: impl FnOnce(&Place) -> R,
+    ) -> R {
+        let device = Device::new(Cpu::new(1), Arena::heap());
+        let (rank, alone) = (group.rank(), Arc::new(Solo::new("data")) as Arc<dyn Group>);
+        let tensor = TensorParallel::new(Planted::new(group, fault, &device, &alone), sequence);
+        body(&Place { device, tensor: &tensor, rank })
     }
 
     /// Rows here: number of the first, and how many.

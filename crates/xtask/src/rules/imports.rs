@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 18] = [
+const MAY_IMPORT: [(&str, &[&str]); 19] = [
     ("trace", &[]),
     ("plan", &["trace"]),
     ("tensor", &["trace", "plan"]),
@@ -23,6 +23,7 @@ const MAY_IMPORT: [(&str, &[&str]); 18] = [
     ("models", &["trace", "plan", "tensor", "collectives", "layers", "parallel"]),
     ("files", &[]),
     ("hostile", &[]),
+    ("planted", &["trace", "tensor", "collectives"]),
     ("checkpoint", &["trace", "plan", "tensor", "files"]),
     ("data", &["files"]),
     (
