@@ -9,7 +9,8 @@
 use std::sync::Arc;
 
 use phalanx_tensor::{
-    Category, CrossEntropy, DType, Epilogue, Layout, Tensor, View, ViewMut, Weight, vocabulary_blocks,
+    Category, CrossEntropy, DType, Epilogue, Layout, Tensor, View, ViewMut, VocabularyLoss,
+    VocabularyStatistics, Weight, vocabulary_blocks,
 };
 
 use crate::failure::Result;
@@ -213,32 +214,32 @@ impl Slice<'_> {
     fn statistics(&mut self, cx: &Context) -> Tensor {
         let shape = [self.targets.elements(), 4];
         let mut own = cx.device.alloc(DType::F32, shape, Category::Workspace, "head.statistics");
-        cx.device.vocabulary_statistics(
-            self.x,
-            self.w,
-            self.bias,
-            self.targets,
-            self.first,
-            self.logits.as_mut().map(|l| l.reborrow()),
-            self.blocks.reborrow(),
-            own.view_mut(),
-        );
+        cx.device.run(VocabularyStatistics {
+            x: self.x,
+            w: self.w,
+            bias: self.bias,
+            targets: self.targets,
+            first: self.first,
+            exponentials: self.logits.as_mut().map(|l| l.reborrow()),
+            blocks: self.blocks.reborrow(),
+            statistics: own.view_mut(),
+        });
         own
     }
 
     /// sum (+)= losses of the rows, from the statistics `[parts, rows, 4]`.
     fn loss(&mut self, cx: &Context, all: Tensor, sum: ViewMut, accumulate: bool) {
-        cx.device.vocabulary_loss(
-            all.view(),
-            self.blocks.as_view(),
-            self.targets,
-            self.first,
-            self.classes,
-            self.numbers,
-            self.logits.as_mut().map(|l| l.reborrow()),
-            sum,
+        cx.device.run(VocabularyLoss {
+            statistics: all.view(),
+            blocks: self.blocks.as_view(),
+            targets: self.targets,
+            first: self.first,
+            classes: self.classes,
+            numbers: self.numbers,
+            exponentials: self.logits.as_mut().map(|l| l.reborrow()),
+            loss: sum,
             accumulate,
-        );
+        });
     }
 
     fn gradients(&self, cx: &Context, dx: ViewMut, gradients: &mut [Gradient]) {

@@ -1,6 +1,6 @@
 //! Optimizers: how a flat range of parameters is updated from its gradient.
 
-use phalanx_tensor::{AdamW, Device, Sgd, View, ViewMut};
+use phalanx_tensor::{AdamW, AdamWUpdate, Device, Sgd, SgdUpdate, View, ViewMut};
 
 /// An optimizer with its hyperparameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,13 +63,20 @@ impl Optimizer {
                 let [m, v]: [ViewMut; 2] = states.try_into().expect("AdamW has two states");
                 let weight_decay = decay(weight_decay);
                 let numbers = AdamW { lr: step.lr, beta1, beta2, eps, weight_decay, step: step.number };
-                device.adamw(numbers, p, g, m, v, scale, rounded);
+                device.run(AdamWUpdate {
+                    step: numbers,
+                    p,
+                    g,
+                    moments: [m, v],
+                    gradient_scale: scale,
+                    rounded,
+                });
             }
             Optimizer::Sgd { momentum, weight_decay } => {
                 let [velocity]: [ViewMut; 1] = states.try_into().expect("SGD has one state");
                 let weight_decay = decay(weight_decay);
                 let numbers = Sgd { lr: step.lr, momentum, weight_decay, first: step.number == 1 };
-                device.sgd(numbers, p, g, velocity, scale, rounded);
+                device.run(SgdUpdate { step: numbers, p, g, velocity, gradient_scale: scale, rounded });
             }
         }
     }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use phalanx_collectives::{CollectiveError, Endpoint, Group, Solo, threads};
+use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Block, Context, Embedding, Init, Layer, LinearCrossEntropy, Network, ParameterSpec, Recompute,
 };
@@ -17,7 +18,7 @@ use phalanx_parallel::stage::From;
 use phalanx_parallel::zero::Holding;
 use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
 use phalanx_plan::{ChunkSize, ParameterSize, Precision, lay_out};
-use phalanx_tensor::{Arena, Category, Cpu, CrossEntropy, DType, Device, Tensor};
+use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, Tensor};
 use rig::{BATCH, HIDDEN, ROWS, SEQ, block, norm};
 
 const VOCAB: usize = 50;

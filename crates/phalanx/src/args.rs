@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use phalanx_trace::DType;
 
-use crate::strategies::args::BenchStrategiesArgs;
+use crate::strategies_args::BenchStrategiesArgs;
 use crate::task::Show;
 
 /// The whole command line.

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use phalanx_collectives::HostJob;
 use phalanx_tensor::refused_thread;
+use phalanx_train::RunPlan;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -24,7 +25,7 @@ use crate::output::{self, TrainOutput, note};
 use crate::signals::Signals;
 use crate::stillness::{Process, Stillness, Vitals};
 use crate::task::Task;
-use crate::{death, machine};
+use crate::{death, machine, task_file};
 
 /// How long ranks may take to leave after one of them died.
 const LEAVE: Duration = Duration::from_secs(1);
@@ -105,17 +106,17 @@ pub enum Output {
 }
 
 impl Crew {
-    /// Starts `world` ranks.
+    /// Starts `world` ranks on a task, with the plan of the run that it is about.
     ///
     /// # Errors
     /// When the system has not that many processes or descriptors; ranks that were started are ended.
-    pub fn start(world: usize, task: &Task, output: &Output) -> Result<Crew> {
+    pub fn start(world: usize, task: &Task, plan: Option<&RunPlan>, output: &Output) -> Result<Crew> {
         if world > MAX_RANKS {
             bail!("{world} ranks: one machine holds at most {MAX_RANKS}");
         }
         let mut job = HostJob::new(world).context("the memory that ranks share")?;
         let task_fd =
-            job.hand_over(&serde_json::to_vec(task)?).context("the memory file of the ranks' task")?;
+            job.hand_over(&task_file::encode(task, plan)?).context("the memory file of the ranks' task")?;
         let kills = machine::out_of_memory_kills();
         let mut crew = Crew { job, ranks: Vec::new(), patience: task.patience(), kills };
         for rank in 0..world {

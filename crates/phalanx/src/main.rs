@@ -16,8 +16,6 @@ mod death;
 mod ending;
 mod environment;
 mod file_size;
-mod kernel_bench;
-mod kernel_table;
 mod keys;
 mod launch;
 mod learning_rate;
@@ -29,7 +27,6 @@ mod plan_report;
 mod planned;
 mod progress;
 mod rank_process;
-mod report;
 mod resume;
 mod run_folder;
 mod schedule_file;
@@ -41,8 +38,9 @@ mod signals;
 mod staged;
 mod stillness;
 mod stored;
-mod strategies;
+mod strategies_args;
 mod task;
+mod task_file;
 #[cfg(test)]
 mod tests;
 mod tokenizing;
@@ -56,6 +54,7 @@ use clap::Parser;
 use args::{BenchCommand, Cli, Command};
 use environment::Environment;
 use output::OutputError;
+use phalanx_drawing::report;
 
 // Unit tests may bring an allocator of their own.
 #[cfg(not(test))]

@@ -24,7 +24,7 @@ pub fn to_json(planned: &Planned) -> Value {
     json!({
         "ranks": plan.ranks.iter().map(rank).collect::<Vec<_>>(),
         "ranks_alike": planned.each_stands_for(),
-        "parameters": plan.parameters,
+        "parameters": plan.parameters(),
         "flops_per_step": whole(plan.flops_per_step()),
         "collective_bytes_per_step": plan.collective_bytes_per_step(),
         "tokens_per_step": spec.tokens_per_step(),
@@ -109,7 +109,7 @@ fn headline(planned: &Planned, name: &str) -> String {
          {} of {}{}, ZeRO-{}; a step is {}, in {} of {} on each {}\n\
          {}\n",
         family(spec),
-        count(planned.plan.parameters as f64),
+        count(planned.plan.parameters() as f64),
         model.layers,
         model.hidden,
         model.heads,
@@ -210,7 +210,7 @@ fn work(planned: &Planned) -> String {
     let plan = &planned.plan;
     let mut table = Table::default();
     let exact = |label: &str, short: String, exact: String| [label.to_string(), short, exact];
-    table.row(exact("parameters", count(plan.parameters as f64), plan.parameters.to_string()));
+    table.row(exact("parameters", count(plan.parameters() as f64), plan.parameters().to_string()));
     table.row(exact(
         "tokens",
         count(plan.spec.tokens_per_step() as f64),

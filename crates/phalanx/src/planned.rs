@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
+use phalanx_baselines::asynchronous;
 use phalanx_data::{TokenFile, Tokenizer};
 use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::config::{Reduce, Updates};
-use phalanx_train::older::asynchronous;
 use phalanx_train::{Dataset, RunConfig, RunPlan, Spec, dataset};
 
 use crate::machine;
@@ -22,11 +22,12 @@ use crate::shape::Vocabulary;
 const MAX_DRY_RUNS: u128 = 1 << 12;
 
 /// A complete configuration and its plan.
+#[derive(Clone)]
 pub struct Planned {
     /// Checked; vocabulary, positions and threads are filled in.
     pub config: RunConfig,
     /// Made from it.
-    pub plan: RunPlan,
+    pub plan: Arc<RunPlan>,
 }
 
 impl Planned {
@@ -40,7 +41,7 @@ impl Planned {
             Updates::Synchronous => RunPlan::new(spec)?,
             Updates::Asynchronous => asynchronous::plan(spec)?,
         };
-        Ok(Planned { config, plan })
+        Ok(Planned { config, plan: Arc::new(plan) })
     }
 
     /// The same run with something else in the configuration.

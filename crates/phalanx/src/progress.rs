@@ -33,8 +33,7 @@ impl Progress {
         bar.set_style(style.expect("a template that is well formed").progress_chars("█▉▊▋▌▍▎▏ "));
         bar.set_prefix("step");
         let ranks = job.plan.spec.world_size();
-        let max = job.plan.ranks.iter().map(|rank| rank.memory.arena_bytes).max().unwrap_or(0);
-        let arena = report::bytes(max);
+        let arena = report::bytes(job.plan.arena_bytes_max());
         Progress {
             bar,
             steps,

@@ -1,9 +1,8 @@
 //! A pipeline schedule for people and scripts: text form, drawing, bubble, activations in flight, and what the
 //! schedules that have a name would do in its place.
 
-use phalanx_plan::{
-    Costs, Held, InFlight, Schedule, Timeline, check_order, draw_terminal, in_flight, messages, simulate,
-};
+use phalanx_drawing::draw_terminal;
+use phalanx_plan::{Costs, Held, InFlight, Schedule, Timeline, check_order, in_flight, messages, simulate};
 use serde_json::{Value, json};
 
 use crate::output;

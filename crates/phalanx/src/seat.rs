@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use phalanx_baselines::asynchronous::Links;
 use phalanx_collectives::{Endpoint, Options};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::Options as Computing;
 use phalanx_plan::MemoryPlan;
-use phalanx_tensor::cpu::Options as Computing;
-use phalanx_tensor::{Arena, Cpu, Device, Region};
-use phalanx_train::older::asynchronous::Links;
+use phalanx_tensor::{Arena, Device, Region};
 use phalanx_train::{Groups, RunConfig, Source, Spec};
 
 use crate::{machine, output};

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use phalanx_cpu::peak;
 use phalanx_data::{TOKENIZER_FILE, TokenFile, Tokenizer};
-use phalanx_tensor::cpu::peak;
 use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
 use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::{Dataset, RunConfig};

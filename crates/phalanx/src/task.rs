@@ -1,9 +1,9 @@
-//! What a launcher tells its ranks to do, as JSON in a sealed memory file that they inherit: it may be of any length,
-//! and no other user can read it.
+//! What a launcher tells its ranks to do; [`task_file`](crate::task_file) is how.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use phalanx_bench::collectives::CollectivesTask;
 use phalanx_collectives::Options;
 use phalanx_train::RunConfig;
 use phalanx_train::dataset::DataDigests;
@@ -24,10 +24,20 @@ pub enum Task {
     /// Time steps of one way of parallelism among several.
     BenchStrategy(BenchStepTask),
     /// Time collectives.
-    BenchCollectives(BenchCollectivesTask),
+    BenchCollectives(CollectivesTask),
 }
 
 impl Task {
+    /// The configuration and the model's `config.json`, of a task that is about a run.
+    pub fn run(&self) -> Option<(&RunConfig, &Value)> {
+        match self {
+            Task::Train(TrainTask { config, model, .. })
+            | Task::BenchStep(BenchStepTask { config, model, .. })
+            | Task::BenchStrategy(BenchStepTask { config, model, .. }) => Some((config, model)),
+            Task::BenchCollectives(_) => None,
+        }
+    }
+
     /// How long a rank waits for another, and how long it may stand still.
     pub fn patience(&self) -> Duration {
         match self {
@@ -94,15 +104,4 @@ pub struct BenchStepTask {
     pub warmup: usize,
     /// Steps that are timed.
     pub steps: usize,
-}
-
-/// See [`Task::BenchCollectives`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct BenchCollectivesTask {
-    /// Operations, one after another, each with all sizes.
-    pub ops: Vec<phalanx_trace::CollectiveOp>,
-    /// Type of the elements.
-    pub dtype: phalanx_trace::DType,
-    /// Bytes of the whole buffer.
-    pub bytes: Vec<usize>,
 }

@@ -28,16 +28,15 @@ pub mod zero;
 pub use agreement::{Disagreement, PlacementError, compare, faults};
 pub use chunk_search::{Candidate, Search};
 pub use chunks::{BLOCK, ChunkError, ChunkLayout, ChunkSize, ParameterSize, Placed, Segment, lay_out};
-pub use cost::{CollectiveCost, Cost, KernelCost};
-pub use memory::{MemoryError, MemoryPlan, PhasePlan, Slot, plan_memory};
+pub use cost::{CollectiveCost, CopyCost, Cost, KernelCost};
+pub use memory::{MemoryError, MemoryPlan, PhasePlan, Slot, plan_memory, plan_memory_of};
 pub use mesh::{Coordinates, Mesh, MeshError};
 pub use order::{Lookahead, use_order};
 pub use packing::ALIGN;
 pub use peak::{Peak, PeakMeter};
 pub use pipeline::{
     Action, Channel, Costs, Held, InFlight, Kind, Message, Plan, Schedule, ScheduleError, Span, StageCost,
-    Step, Stuck, Timeline, check, check_order, draw_svg, draw_terminal, generate, in_flight, lower, messages,
-    simulate,
+    Step, Stuck, Timeline, check, check_order, generate, in_flight, lower, messages, simulate,
 };
 pub use split::{Split, SplitError, Stripe, nearest_divisors};
 pub use stages::{BlockCost, Cut, CutError, cut};

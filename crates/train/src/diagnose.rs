@@ -13,7 +13,7 @@ use phalanx_collectives::CollectiveError;
 use phalanx_optim::LossScaling;
 use phalanx_optim::loss_scale::{Dynamic, STATIC_PATIENCE};
 use phalanx_parallel::Seen;
-use phalanx_tensor::{Category, DType, Device, Tensor, View};
+use phalanx_tensor::{Category, DType, Device, DeviceError, Tensor, View};
 
 use crate::rank::{Batch, Outline, Rank};
 use crate::run::RunError;
@@ -126,6 +126,8 @@ struct Search<'a> {
     numbers: HashMap<Place, usize>,
     /// Place, elements that are not finite, elements.
     found: [f64; TOLD],
+    /// The device failed while it counted.
+    failed: Option<DeviceError>,
 }
 
 impl Search<'_> {
@@ -136,9 +138,10 @@ impl Search<'_> {
             return;
         }
         self.device.count_non_finite(x, self.count.view_mut());
-        let count = self.device.fetch(self.count.view());
-        if count > 0.0 {
-            self.found = [number, count.into(), x.elements() as f64];
+        match self.device.fetch([self.count.view()]) {
+            Ok([count]) if count > 0.0 => self.found = [number, count.into(), x.elements() as f64],
+            Ok(_) => {}
+            Err(error) => self.failed = Some(error),
         }
     }
 }
@@ -189,8 +192,8 @@ impl Rank {
             let mut count = self.count.take().expect("only here and back below");
             let places = places(&self.outline, self.spec.micro_batches);
             let numbers = places.iter().copied().zip(0..).collect();
-            let mut search =
-                Search { device: &device, count: &mut count, numbers, found: [f64::INFINITY, 0.0, 0.0] };
+            let found = [f64::INFINITY, 0.0, 0.0];
+            let mut search = Search { device: &device, count: &mut count, numbers, found, failed: None };
             let mut watch =
                 |micro_batch: usize, seen: Seen, x: View| search.look(Place::Walk { micro_batch, seen }, x);
             self.gradients(number, batch, loss_scale, Some(&mut watch))?;
@@ -199,8 +202,9 @@ impl Rank {
                 let number = |p: usize| stage.network.numbers[p];
                 stage.zero.reduced_gradients(|p, _, x| search.look(Place::Sum { parameter: number(p) }, x));
             }
-            let found = search.found;
+            let Search { found, failed, .. } = search;
             self.count = Some(count);
+            failed.map_or(Ok(()), Err)?;
             let first = self.first_of_all(found)?;
             Ok(first.map(|(rank, [place, count, elements])| {
                 let place = places[place as usize];
@@ -219,7 +223,7 @@ impl Rank {
         all[rank] = found;
         self.device.upload(all.as_flattened(), told.view_mut());
         let told = self.group().all_gather_in_place(told).wait()?;
-        self.device.download(told.view(), all.as_flattened_mut());
+        self.device.download(told.view(), all.as_flattened_mut())?;
         let first = all.into_iter().enumerate().min_by(|(_, a), (_, b)| a[0].total_cmp(&b[0]));
         Ok(first.filter(|(_, found)| found[0].is_finite()))
     }

@@ -3,8 +3,8 @@
 //! [`config`] is what the user said; [`dataset`] the tokens; [`spec`] what both make of a model; [`planning`] the
 //! dry run of every rank and what follows from it; [`groups`] who speaks to whom; [`rank`] one rank's engine, with
 //! [`step`] as the way of a batch and [`diagnose`] for one that is not finite; [`state`] fills, saves and restores;
-//! [`run`] loops over steps and tells an [`run::Observer`], [`run_files`] is what it writes; [`sample`] continues text. [`older`] has the ways of data
-//! parallelism that came before; [`on_threads`] runs all ranks in this process.
+//! [`run`] loops over steps and tells an [`run::Observer`], [`run_files`] is what it writes; [`sample`] continues text;
+//! [`on_threads`] runs all ranks in this process.
 #![forbid(unsafe_code)]
 
 pub mod config;
@@ -14,14 +14,13 @@ pub mod diagnose;
 pub mod groups;
 pub mod metrics;
 pub mod metrics_lines;
-pub mod older;
 mod on_threads;
 pub mod planning;
 pub mod rank;
 pub mod run;
 pub mod run_files;
 pub mod sample;
-mod saving;
+pub mod saving;
 pub mod spec;
 pub mod state;
 pub mod step;

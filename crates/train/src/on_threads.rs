@@ -4,8 +4,9 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use phalanx_collectives::{Endpoint, threads};
-use phalanx_tensor::cpu::Options;
-use phalanx_tensor::{Arena, Cpu, Device, Region};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::Options;
+use phalanx_tensor::{Arena, Device, Region};
 
 use crate::groups::{Groups, Source};
 use crate::planning::RunPlan;

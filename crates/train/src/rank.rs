@@ -186,7 +186,7 @@ impl Rank {
             self.stages.iter_mut().for_each(|stage| stage.zero.begin("evaluate"));
             run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
             let loss = self.sum_of_replicas(loss)?;
-            Ok(device.fetch(loss.view()))
+            Ok(device.fetch([loss.view()])?[0])
         })
     }
 
@@ -221,7 +221,7 @@ pub(crate) fn uploads<'a>(
 }
 
 /// A number that starts at zero, `[1]`.
-pub(crate) fn zeroed(device: &Device, name: &'static str) -> Tensor {
+pub fn zeroed(device: &Device, name: &'static str) -> Tensor {
     let mut scalar = device.alloc(DType::F32, [1], Category::Activations, name);
     device.fill(scalar.view_mut(), 0.0);
     scalar

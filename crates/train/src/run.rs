@@ -1,6 +1,7 @@
 //! The loop over steps of one rank: batches in, metrics, evaluations and checkpoints out.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -8,6 +9,7 @@ use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir};
 use phalanx_collectives::CollectiveError;
 use phalanx_data::DataError;
 use phalanx_tensor::Device;
+use phalanx_tensor::DeviceError;
 
 use crate::config::RunConfig;
 use crate::dataset::{DataDigests, Dataset};
@@ -26,6 +28,9 @@ pub enum RunError {
     /// A peer died, stalled or disagreed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -122,7 +127,7 @@ pub struct Job {
     /// Checked and complete.
     pub config: RunConfig,
     /// Made from it.
-    pub plan: RunPlan,
+    pub plan: Arc<RunPlan>,
     /// Open.
     pub data: Dataset,
     /// Run folder.
@@ -235,8 +240,11 @@ pub fn train(job: &Job, place: Place, observer: &mut dyn Observer) -> Result<Sum
     Ok(summary)
 }
 
-/// Opens the folder of `model.init` for `import`.
-pub(crate) fn init(
+/// Opens the Hugging Face directory `dir`, which `model.init` names, and hands it to `import`.
+///
+/// # Errors
+/// [`RunError::Init`] with the cause: the directory cannot be opened, or `import` failed.
+pub fn init(
     dir: &Path,
     import: impl FnOnce(&HuggingFaceDir) -> Result<(), RunError>,
 ) -> Result<(), RunError> {
@@ -244,7 +252,8 @@ pub(crate) fn init(
     imported.map_err(|cause| RunError::Init { dir: dir.to_path_buf(), cause: Box::new(cause) })
 }
 
-pub(crate) fn due(step: u64, every: u64) -> bool {
+/// Whether something that is done every `every` steps is done after `step`; never for 0.
+pub fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
 

@@ -28,16 +28,19 @@ pub const METRICS_FILE: &str = "metrics.jsonl";
 /// Files without which a run cannot be resumed.
 const NEEDED: [&str; 3] = [CONFIG_FILE, TOKENS_FILE, TOKENIZER_FILE];
 
-/// The run folder as one rank sees it.
-pub(crate) struct RunFiles<'a> {
+/// What one rank writes into the run folder. Only rank 0 keeps files open.
+pub struct RunFiles<'a> {
     job: &'a Job,
     /// The files that rank 0 keeps open; None on other ranks.
     open: Option<(MetricsFile, HeldFolder)>,
 }
 
 impl<'a> RunFiles<'a> {
-    /// Opens what `rank` writes; `step` are the steps that are done.
-    pub(crate) fn open(job: &'a Job, rank: usize, step: u64) -> Result<RunFiles<'a>, RunError> {
+    /// Opens what `rank` writes; `step` counts the steps that are done.
+    ///
+    /// # Errors
+    /// [`RunError::Write`].
+    pub fn open(job: &'a Job, rank: usize, step: u64) -> Result<RunFiles<'a>, RunError> {
         if rank > 0 {
             return Ok(RunFiles { job, open: None });
         }
@@ -48,18 +51,21 @@ impl<'a> RunFiles<'a> {
     }
 
     /// Appends a line to the metrics.
-    pub(crate) fn write(&mut self, record: &impl Serialize) -> Result<(), RunError> {
+    ///
+    /// # Errors
+    /// [`RunError::Write`].
+    pub fn write(&mut self, record: &impl Serialize) -> Result<(), RunError> {
         let Some((metrics, _)) = &mut self.open else { return Ok(()) };
         metrics.write(record).map_err(writing(&self.job.run.join(METRICS_FILE)))
     }
 
     /// Where checkpoints are.
-    pub(crate) fn checkpoints(&self) -> PathBuf {
+    pub fn checkpoints(&self) -> PathBuf {
         self.job.run.join("checkpoints")
     }
 
     /// What a checkpoint after `step` steps and `samples` samples says about the run.
-    pub(crate) fn state(&self, step: u64, samples: u64) -> Value {
+    pub fn state(&self, step: u64, samples: u64) -> Value {
         json!({
             "step": step,
             "samples": samples,
@@ -73,7 +79,7 @@ impl<'a> RunFiles<'a> {
     ///
     /// # Errors
     /// [`RunError::FolderGone`], [`RunError::Data`] for tokens that were changed, [`RunError::Write`].
-    pub(crate) fn before_save(&self) -> Result<(), RunError> {
+    pub fn before_save(&self) -> Result<(), RunError> {
         let Some((metrics, folder)) = &self.open else { return Ok(()) };
         folder.check().map_err(|cause| match cause.kind() {
             ErrorKind::NotFound => {
@@ -85,8 +91,11 @@ impl<'a> RunFiles<'a> {
         metrics.sync().map_err(writing(&self.job.run.join(METRICS_FILE)))
     }
 
-    /// To be called after checkpoint `step` was saved: removes the oldest.
-    pub(crate) fn after_save(&self, step: u64) -> Result<(), RunError> {
+    /// To be called after checkpoint `step` was saved: removes the oldest beyond `train.keep`.
+    ///
+    /// # Errors
+    /// A checkpoint that cannot be removed.
+    pub fn after_save(&self, step: u64) -> Result<(), RunError> {
         let keep = self.job.config.train.keep;
         if keep > 0 && self.open.is_some() {
             purge(&self.checkpoints(), keep, step)?;
@@ -95,12 +104,18 @@ impl<'a> RunFiles<'a> {
     }
 
     /// Writes what one rank measured, for [`RunFiles::write_memory`].
-    pub(crate) fn write_memory_part(&self, bytes: &RankBytes) -> Result<(), RunError> {
+    ///
+    /// # Errors
+    /// [`RunError::Write`].
+    pub fn write_memory_part(&self, bytes: &RankBytes) -> Result<(), RunError> {
         write_json(&self.memory_part(bytes.rank), bytes)
     }
 
-    /// `memory.json`, from what all ranks have measured.
-    pub(crate) fn write_memory(&self, world: usize) -> Result<(), RunError> {
+    /// Writes `memory.json` from what all ranks have measured.
+    ///
+    /// # Errors
+    /// [`RunError::Write`], also when the part of a rank is missing or damaged.
+    pub fn write_memory(&self, world: usize) -> Result<(), RunError> {
         if self.open.is_none() {
             return Ok(());
         }

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use phalanx_checkpoint as checkpoint;
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_tensor::{Category, DType, Device};
+use phalanx_tensor::{Category, DType, Device, DeviceError};
 use serde_json::Value;
 
 use crate::run::RunError;
 
 /// Elements that pass through the host at once.
-pub(crate) const WINDOW: usize = 1 << 18;
+pub const WINDOW: usize = 1 << 18;
 
 /// The three parts of a save, between which all ranks agree that nothing failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,22 +24,32 @@ pub enum Part {
     Commit,
 }
 
-/// An engine that writes checkpoints together with its like on the other ranks.
-pub(crate) trait Saves {
+/// An engine that writes checkpoints together with the engines of the other ranks.
+pub trait Saves {
+    /// The device that holds what is written.
     fn device(&self) -> &Device;
 
     /// All ranks.
     fn world(&self) -> &dyn Group;
 
-    /// Waits for what is still on its way to the parameters.
+    /// Waits until all communication that still changes the parameters is done.
+    ///
+    /// # Errors
+    /// When that communication fails.
     fn settle(&mut self) -> Result<(), CollectiveError>;
 
-    /// Writes what this rank owns into the folder of an unfinished checkpoint.
+    /// Writes what this rank owns into `tmp`, the folder of an unfinished checkpoint.
+    ///
+    /// # Errors
+    /// A full disk, a folder that cannot be written, numbers that are not finite.
     fn write_pieces(&self, tmp: &Path) -> Result<(), RunError>;
 }
 
-/// Runs the parts of a save in order; all ranks agree after each that nobody failed.
-pub(crate) fn save<S: Saves>(
+/// Runs the parts of a save in order; after each part all ranks agree that none has failed.
+///
+/// # Errors
+/// Those of `part`, or that another rank failed.
+pub fn save<S: Saves>(
     engine: &mut S,
     mut part: impl FnMut(&S, Part) -> Result<(), RunError>,
 ) -> Result<(), RunError> {
@@ -54,11 +64,11 @@ pub(crate) fn save<S: Saves>(
     })
 }
 
-/// Runs `write` on every rank; returns when all have done it.
-pub(crate) fn report<S: Saves>(
-    engine: &S,
-    write: impl FnOnce(&S) -> Result<(), RunError>,
-) -> Result<(), RunError> {
+/// Runs `write` on every rank and returns when all ranks have finished it.
+///
+/// # Errors
+/// Those of `write`, or that another rank failed.
+pub fn report<S: Saves>(engine: &S, write: impl FnOnce(&S) -> Result<(), RunError>) -> Result<(), RunError> {
     engine.device().try_phase("report", || {
         let done = write(engine);
         agree(engine, done)
@@ -66,7 +76,10 @@ pub(crate) fn report<S: Saves>(
 }
 
 /// Writes checkpoint `step` under `checkpoints`, with `state`, an object, in its manifest.
-pub(crate) fn save_checkpoint<S: Saves>(
+///
+/// # Errors
+/// Those of the parts of a save, or that another rank failed. Older checkpoints are untouched.
+pub fn save_checkpoint<S: Saves>(
     engine: &mut S,
     checkpoints: &Path,
     step: u64,
@@ -93,21 +106,27 @@ pub(crate) fn save_checkpoint<S: Saves>(
 }
 
 /// Writes the file of `rank`: of each piece, what `read(piece, within, out)` gives, which must be finite.
-pub(crate) fn write_finite(
+///
+/// # Errors
+/// [`RunError::Broken`] for a number that is not finite, and errors of writing.
+pub fn write_finite(
     tmp: &Path,
     rank: usize,
     described: &[checkpoint::Piece],
-    mut read: impl FnMut(usize, Range<usize>, &mut [f32]),
+    mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), DeviceError>,
 ) -> Result<(), RunError> {
-    let mut broken = None;
+    let (mut broken, mut failed) = (None, None);
     let mut fill = |index: usize, within: Range<u64>, bytes: &mut [u8]| {
         let out: &mut [f32] = bytemuck::cast_slice_mut(bytes);
-        read(index, within.start as usize..within.end as usize, out);
+        if let Err(error) = read(index, within.start as usize..within.end as usize, out) {
+            failed = failed.take().or(Some(error));
+        }
         if broken.is_none() && !out.iter().all(|x| x.is_finite()) {
             broken = Some(index);
         }
     };
     checkpoint::write_rank(tmp, rank, described, 4 * WINDOW, &mut fill)?;
+    failed.map_or(Ok(()), Err)?;
     let error = |index: usize| {
         let checkpoint::Piece { state, name, .. } = &described[index];
         Err(RunError::Broken { state, name: name.clone() })
@@ -121,7 +140,8 @@ fn agree(engine: &impl Saves, done: Result<(), RunError>) -> Result<(), RunError
     let mut failures = device.alloc(DType::F32, [1], Category::Workspace, "agreement");
     device.fill(failures.view_mut(), done.is_err() as u8 as f32);
     let failures = engine.world().all_reduce(failures).wait()?;
-    let count = device.fetch(failures.view());
+    let fetched = device.fetch([failures.view()]);
     done?;
+    let [count] = fetched?;
     if count > 0.0 { Err(RunError::PeerFailed { ranks: count as usize }) } else { Ok(()) }
 }

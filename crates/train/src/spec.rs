@@ -123,7 +123,35 @@ impl Spec {
         evaluated: usize,
         threads: usize,
     ) -> Result<Spec, SpecError> {
-        let model: Arc<dyn Model> = model.into().dropping(dropouts(config));
+        let (mut spec, network) = Spec::uncut(config, model.into(), evaluated, threads)?;
+        spec.stages = cut::stages(&spec, &network, spec.schedule.stages(), config.parallel.cut)?;
+        spec.ties = ties(&network, &spec.stages);
+        Ok(spec)
+    }
+
+    /// As [`Spec::new`], with the stages into which the plan of the run has cut the model.
+    ///
+    /// # Errors
+    /// As [`Spec::new`].
+    pub fn with_stages(
+        config: &RunConfig,
+        model: impl Into<Arc<dyn Model>>,
+        evaluated: usize,
+        threads: usize,
+        stages: Vec<Range<usize>>,
+    ) -> Result<Spec, SpecError> {
+        let (spec, network) = Spec::uncut(config, model.into(), evaluated, threads)?;
+        Ok(Spec { ties: ties(&network, &stages), stages, ..spec })
+    }
+
+    /// Everything but the stages and what follows from them; with the whole network.
+    fn uncut(
+        config: &RunConfig,
+        model: Arc<dyn Model>,
+        evaluated: usize,
+        threads: usize,
+    ) -> Result<(Spec, Network), SpecError> {
+        let model = model.dropping(dropouts(config));
         let checkpointing = checkpointing(config);
         let network = model.network(&TensorParallel::solo(), checkpointing);
         let (mesh, schedule) = (config.mesh()?, config.schedule()?);
@@ -139,7 +167,7 @@ impl Spec {
             Objective::Causal => seq,
             Objective::Masked => Masking::predicted(seq),
         };
-        let mut spec = Spec {
+        let spec = Spec {
             seq,
             targets_per_sequence,
             targets_per_step: config.batch.global * targets_per_sequence,
@@ -170,9 +198,7 @@ impl Spec {
             threads,
             model,
         };
-        spec.stages = cut::stages(&spec, &network, spec.schedule.stages(), config.parallel.cut)?;
-        spec.ties = ties(&network, &spec.stages);
-        Ok(spec)
+        Ok((spec, network))
     }
 
     /// The network as it is trained: what a rank with these groups has of each layer.

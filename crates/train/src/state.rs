@@ -27,7 +27,7 @@ use crate::saving::{self, Saves, WINDOW};
 pub const PARAMETERS: &str = "parameters";
 
 /// Key of [`Updates`] in the state that a checkpoint keeps.
-pub(crate) const UPDATES: &str = "updates";
+pub const UPDATES: &str = "updates";
 
 /// What a run keeps beside its tensors: which of its steps were applied.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -214,13 +214,13 @@ impl Saves for Rank {
         }
         saving::write_finite(tmp, self.group().rank(), &described, |index, within, out| {
             let (stage, state, piece) = &pieces[index];
-            stage.zero.read(*state, piece, within, out);
+            stage.zero.read(*state, piece, within, out)
         })
     }
 }
 
-/// Name of a state of a optimizer in checkpoints.
-pub(crate) fn state_name(optimizer: Optimizer, state: usize) -> &'static str {
+/// The name of an optimizer state in checkpoints.
+pub fn state_name(optimizer: Optimizer, state: usize) -> &'static str {
     match state {
         0 => PARAMETERS,
         s => optimizer.states()[s - 1],
@@ -280,13 +280,13 @@ pub fn updates(from: &Checkpoint) -> Result<Updates, RunError> {
 
 /// Largest number of steps or samples that a checkpoint may have: tokens and bytes counted from it are far
 /// below 2^64.
-pub(crate) const LARGEST_COUNT: u64 = 1 << 40;
+pub const LARGEST_COUNT: u64 = 1 << 40;
 
 /// Steps that were done, and samples that were consumed.
 ///
 /// # Errors
 /// Counts that are missing, no numbers or too large.
-pub(crate) fn position(from: &Checkpoint) -> Result<(u64, u64), RunError> {
+pub fn position(from: &Checkpoint) -> Result<(u64, u64), RunError> {
     let count = |key: &str| {
         let given = from.state().get(key).unwrap_or(&Value::Null);
         let number = given.as_u64().filter(|number| *number <= LARGEST_COUNT);
@@ -302,7 +302,7 @@ pub(crate) fn position(from: &Checkpoint) -> Result<(u64, u64), RunError> {
 }
 
 /// An error about what a checkpoint keeps beside its tensors.
-pub(crate) fn bad_state(from: &Checkpoint, key: &str, reason: &str) -> RunError {
+pub fn bad_state(from: &Checkpoint, key: &str, reason: &str) -> RunError {
     let manifest = from.dir().join("manifest.json");
     RunError::State { manifest, key: key.to_string(), reason: reason.to_string() }
 }

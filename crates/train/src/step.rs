@@ -52,7 +52,8 @@ impl Rank {
             let clip = Clip { max_norm: self.spec.clip, loss_scale: scale };
             self.norm.compute(&device, &mut self.stages, self.at.tensor, &*self.groups.world, clip)?;
             let stop_requests = stop_requests.wait()?;
-            let (loss, grad_norm) = (device.fetch(loss.view()), device.fetch(self.norm.norm()));
+            let numbers = [loss.view(), self.norm.norm(), stop_requests.view()];
+            let [loss, grad_norm, stop_requests] = device.fetch(numbers)?;
             let loss_scale = self.shown_loss_scale();
             let verdict = self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite());
             if verdict == Verdict::Apply {
@@ -67,7 +68,7 @@ impl Rank {
                 loss_scale,
                 next_loss_scale: self.shown_loss_scale(),
                 skipped: verdict != Verdict::Apply,
-                stop_requested: device.fetch(stop_requests.view()) > 0.0,
+                stop_requested: stop_requests > 0.0,
             };
             Ok::<_, CollectiveError>((outcome, verdict))
         })?;

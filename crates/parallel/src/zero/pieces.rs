@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use phalanx_plan::Segment;
-use phalanx_tensor::{Category, DType, Tensor, View};
+use phalanx_tensor::{Category, DType, DeviceError, Tensor, View};
 
 use super::{Zero, update};
 
@@ -59,10 +59,19 @@ impl Zero {
     }
 
     /// Elements `within` of an owned piece, to the host. Parameters must be settled.
-    pub fn read(&self, state: usize, piece: &Piece, within: Range<usize>, out: &mut [f32]) {
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn read(
+        &self,
+        state: usize,
+        piece: &Piece,
+        within: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), DeviceError> {
         let at = piece.in_chunk.start + within.start..piece.in_chunk.start + within.end;
         let (view, start) = self.exact(state, piece.chunk);
-        self.device.download(view.range(at.start - start..at.end - start), out);
+        self.device.download(view.range(at.start - start..at.end - start), out)
     }
 
     /// The f32 numbers of a state that are here, and the element of the chunk at which they start.

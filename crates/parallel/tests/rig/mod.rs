@@ -5,13 +5,14 @@
 use std::sync::Arc;
 
 use phalanx_collectives::{Group, Solo, threads};
+use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Activation, Attention, Context, Deferred, Draw, Dropped, Gradient, Init, Layer, LayerNorm, Linear,
     LinearGelu, ParameterSpec, Residual, Saved, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_planted::{Planted, PlantedFault};
-use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
 
 /// Twelve rows: two, three and four ranks share them, and a share of three or four does not end where a sample does.
 pub const BATCH: usize = 2;
@@ -169,7 +170,7 @@ impl<'a> Place<'a> {
         let mut exact = self.device.alloc(DType::F32, tensor.shape(), Category::Activations, "test");
         self.device.convert(tensor.view(), exact.view_mut());
         let mut values = vec![0f32; tensor.shape().elements()];
-        self.device.download(exact.view(), &mut values);
+        self.device.download(exact.view(), &mut values).unwrap();
         values
     }
 

@@ -1,16 +1,15 @@
 //! `phalanx bench collectives`: how long collectives between processes take.
 
 use anyhow::{Context, Result, bail};
+use phalanx_bench::collectives::{CollectiveFigures, CollectivesTask, to_text};
 use phalanx_trace::CollectiveOp;
 
 use crate::args::{BenchCollectivesArgs, BenchOp};
-use crate::bench::CollectiveFigures;
 use crate::launch::{Crew, Output};
 use crate::machine;
 use crate::output::{print, print_line};
-use crate::report::{Table, bytes};
 use crate::signals::Signals;
-use crate::task::{BenchCollectivesTask, Task};
+use crate::task::Task;
 
 /// Measures and prints, a line each.
 ///
@@ -39,8 +38,8 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
         BenchOp::AllGather => CollectiveOp::AllGather,
         BenchOp::Broadcast => CollectiveOp::Broadcast,
     });
-    let task = BenchCollectivesTask { ops: ops.collect(), dtype, bytes: args.bytes.clone() };
-    let crew = Crew::start(args.nproc, &Task::BenchCollectives(task), &Output::Gathered)?;
+    let task = CollectivesTask { ops: ops.collect(), dtype, bytes: args.bytes.clone() };
+    let crew = Crew::start(args.nproc, &Task::BenchCollectives(task), None, &Output::Gathered)?;
     let lines = crew.wait(&signals)?;
     let first = lines.first().context("the figures of rank 0")?;
     let figures: Vec<CollectiveFigures> = serde_json::from_str(first).context("the figures of rank 0")?;
@@ -50,11 +49,5 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
         }
         return Ok(());
     }
-    let mut table = Table::new(&["op", "type", "ranks", "buffer", "us", "GB/s"]);
-    for CollectiveFigures { op, dtype, ranks, bytes: size, us, algbw_gbs } in figures {
-        let (us, rate) = (format!("{us:.1}"), format!("{algbw_gbs:.2}"));
-        let (op, dtype) = (op.name().to_string(), dtype.name().to_string());
-        table.row([op, dtype, ranks.to_string(), bytes(size as u64), us, rate]);
-    }
-    Ok(print(&table.to_string())?)
+    Ok(print(&to_text(&figures))?)
 }

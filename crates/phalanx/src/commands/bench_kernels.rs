@@ -3,15 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use serde_json::{Value, json};
+use phalanx_bench::kernels::{Labels, Plan, Setting, to_json, to_text};
 
 use crate::args::{BenchKernelsArgs, BenchSetting};
 use crate::environment::Environment;
-use crate::kernel_bench::{Measured, Plan, Setting, Threads};
-use crate::kernel_table::percent;
 use crate::machine;
 use crate::output::{print, print_json};
-use crate::report::Table;
+use crate::report::bytes;
 
 /// Measures and prints.
 ///
@@ -30,12 +28,24 @@ pub fn bench_kernels(args: &BenchKernelsArgs, environment: Environment) -> Resul
         threads,
         only: &args.only,
         time: Duration::from_millis(args.ms),
+        options: &|threads| environment.options(threads),
+        check_memory: &check_memory,
     };
-    let columns = plan.run(environment)?;
+    let columns = plan.run()?;
+    let (setting, dtype, isa) = (args.setting.name(), args.dtype.dtype(), environment.isa().name());
+    let labels = Labels { setting, dtype, isa };
     match args.json {
-        true => print_json(&to_json(args, environment, &columns)),
-        false => Ok(print(&to_text(args, environment, &columns))?),
+        true => print_json(&to_json(&labels, &columns)),
+        false => Ok(print(&to_text(&labels, &columns))?),
     }
+}
+
+/// Refuses more bytes than this machine has available.
+fn check_memory(needed: u64) -> Result<()> {
+    if let Some(available) = machine::available().filter(|available| needed > available.bytes) {
+        bail!("this needs {}, and {available}: give a smaller --setting", bytes(needed));
+    }
+    Ok(())
 }
 
 fn setting(name: BenchSetting) -> Setting {
@@ -45,74 +55,4 @@ fn setting(name: BenchSetting) -> Setting {
         BenchSetting::Nano => Setting { batch: 12, seq: 64, hidden: 128, heads: 4, vocab: 65 },
         BenchSetting::Tiny => Setting { batch: 2, seq: 16, hidden: 32, heads: 4, vocab: 100 },
     }
-}
-
-type Columns = [(Threads, Vec<Measured>)];
-
-fn to_json(args: &BenchKernelsArgs, environment: Environment, columns: &Columns) -> Value {
-    let run = |threads: &Threads, kernel: &Measured| {
-        let Measured { flops, bytes, calls, min_s, median_s, .. } = kernel;
-        let floor_s = threads.peaks.floor_s(*flops, *bytes);
-        json!({
-            "threads": threads.threads, "calls": calls, "s_min": min_s, "s_median": median_s,
-            "flops_per_s": *flops as f64 / min_s, "bytes_per_s": *bytes as f64 / min_s, "floor_s": floor_s,
-            "floor_share": floor_s / min_s,
-        })
-    };
-    let kernel = |(index, kernel): (usize, &Measured)| {
-        let runs: Vec<Value> = columns.iter().map(|(threads, all)| run(threads, &all[index])).collect();
-        json!({
-            "name": kernel.name, "size": kernel.size, "flops": kernel.flops, "bytes": kernel.bytes, "runs": runs,
-        })
-    };
-    let threads = |(threads, _): &(Threads, _)| {
-        let Threads { threads, peaks, fork_join_s } = threads;
-        json!({ "threads": threads, "peaks": peaks, "fork_join_s": fork_join_s })
-    };
-    json!({
-        "setting": args.setting.name(), "dtype": args.dtype.dtype().name(), "isa": environment.isa().name(),
-        "threads": columns.iter().map(threads).collect::<Vec<_>>(),
-        "kernels": columns[0].1.iter().enumerate().map(kernel).collect::<Vec<_>>(),
-    })
-}
-
-fn to_text(args: &BenchKernelsArgs, environment: Environment, columns: &Columns) -> String {
-    let (dtype, isa) = (args.dtype.dtype().name(), environment.isa().name());
-    let mut text = format!(
-        "{} in {dtype}, {isa}; rates and shares are those of the fastest call\n",
-        args.setting.name()
-    );
-    let mut headings = vec!["kernel".to_string()];
-    for (Threads { threads, peaks, fork_join_s }, _) in columns {
-        text.push_str(&format!(
-            "{threads}t: peaks {:.1} GFLOP/s, {:.1} GB/s of memory; {:.2} us a fork and join\n",
-            peaks.flops_per_s / 1e9,
-            peaks.bytes_per_s / 1e9,
-            fork_join_s * 1e6
-        ));
-        headings.extend(["ms", "median", "rate", "of floor"].map(|word| format!("{threads}t {word}")));
-    }
-    headings.extend(columns.get(1).map(|_| "gain".to_string()));
-    let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
-    for (index, first) in columns[0].1.iter().enumerate() {
-        let mut cells = vec![format!("{} {}", first.name, first.size)];
-        for (Threads { peaks, .. }, all) in columns {
-            let Measured { flops, bytes, min_s, median_s, .. } = all[index];
-            cells.extend([
-                ms(min_s),
-                ms(median_s),
-                peaks.rate(flops, bytes, min_s).to_string(),
-                percent(peaks.floor_s(flops, bytes) / min_s),
-            ]);
-        }
-        cells.extend(columns.get(1).map(|(_, all)| format!("x{:.2}", first.min_s / all[index].min_s)));
-        table.row(cells);
-    }
-    text + &table.to_string()
-}
-
-/// Milliseconds, short ones to a tenth of a microsecond.
-fn ms(seconds: f64) -> String {
-    let digits = if seconds < 1e-3 { 4 } else { 3 };
-    format!("{:.digits$}", seconds * 1e3)
 }

@@ -1,19 +1,18 @@
 //! `phalanx bench step`: how long a step takes, on random tokens, with the ranks of a training run.
 
 use anyhow::{Context, Result, bail};
+use phalanx_bench::steps::StepFigures;
+use phalanx_bench::steps_report::StepReport;
 use phalanx_train::config::Updates;
-use serde_json::{Value, json};
 
 use crate::args::BenchStepArgs;
-use crate::bench::{self, StepFigures};
+use crate::bench;
 use crate::config::Given;
 use crate::environment::Environment;
-use crate::kernel_table::percent;
 use crate::launch::{Crew, Output};
 use crate::mesh_report;
 use crate::output::{print, print_json};
 use crate::planned::{Planned, estimate_data};
-use crate::report::{Table, bytes, count, plural, seconds, whole};
 use crate::seat::Seat;
 use crate::shape;
 use crate::signals::Signals;
@@ -53,9 +52,9 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     };
     let world = planned.plan.spec.world_size();
     let ranks = match world {
-        1 => vec![bench::steps(&task, &Seat::Alone, environment)?],
+        1 => vec![bench::steps(&task, &planned, &Seat::Alone, environment)?],
         _ => {
-            let crew = Crew::start(world, &Task::BenchStep(task), &Output::Gathered)?;
+            let crew = Crew::start(world, &Task::BenchStep(task), Some(&planned.plan), &Output::Gathered)?;
             let lines = crew.wait(&signals)?;
             let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
             lines.iter().map(parse).collect::<Result<Vec<StepFigures>>>()?
@@ -64,141 +63,14 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     show(args, &planned, &ranks)
 }
 
-/// What the ranks say together.
-struct Summary {
-    /// Seconds of each step: it is over when its last rank is done.
-    steps: Vec<f64>,
-    median: f64,
-    min: f64,
-    tokens_per_s: f64,
-    peak_flops_per_s: f64,
-    /// Shares of the peak that the median step achieves: of the model's operations, and of all.
-    mfu: f64,
-    hfu: f64,
-    resident: u64,
-    arena: u64,
-    exposed: f64,
-    sent: u64,
-    /// As in [`StepFigures`], of the rank that had most.
-    page_faults: Option<[u64; 2]>,
-    /// Steps that the second of them is of.
-    later_steps: usize,
-}
-
-impl Summary {
-    fn of(planned: &Planned, ranks: &[StepFigures], warmup: usize) -> Summary {
-        let count = ranks[0].step_s.len();
-        let slowest = |step: usize| ranks.iter().map(|rank| rank.step_s[step]).fold(0.0, f64::max);
-        let steps: Vec<f64> = (0..count).map(slowest).collect();
-        let mut sorted = steps.clone();
-        sorted.sort_by(f64::total_cmp);
-        let (median, min) = (sorted[sorted.len() / 2], sorted[0]);
-        let peak_flops_per_s: f64 = ranks.iter().map(|rank| rank.peaks.flops_per_s).sum();
-        let share = |flops: u128| flops as f64 / median / peak_flops_per_s;
-        let max = |which: usize| ranks.iter().map(|rank| rank.page_faults.map(|faults| faults[which])).max();
-        Summary {
-            steps,
-            median,
-            min,
-            tokens_per_s: planned.plan.spec.tokens_per_step() as f64 / median,
-            peak_flops_per_s,
-            mfu: share(planned.plan.model_flops_per_step()),
-            hfu: share(planned.plan.flops_per_step()),
-            resident: ranks.iter().map(|rank| rank.resident_bytes_peak).max().unwrap_or(0),
-            arena: ranks.iter().map(|rank| rank.arena_bytes).max().unwrap_or(0),
-            exposed: ranks.iter().map(|rank| rank.exposed_s).fold(0.0, f64::max),
-            sent: ranks.iter().map(|rank| rank.sent_bytes).sum(),
-            page_faults: max(0).flatten().zip(max(1).flatten()).map(|(first, later)| [first, later]),
-            later_steps: warmup + count - 1,
-        }
-    }
-}
-
 fn show(args: &BenchStepArgs, planned: &Planned, ranks: &[StepFigures]) -> Result<()> {
-    let summary = Summary::of(planned, ranks, args.warmup);
+    let report = StepReport::new(&planned.plan, ranks, args.warmup);
     match args.json {
-        true => print_json(&to_json(planned, ranks, &summary)),
+        true => print_json(&report.to_json()),
         false => {
             let headline = args.config.display();
-            Ok(print(&format!("{headline}: {}", to_text(planned, ranks, &summary)))?)
+            let axes = mesh_report::axes_in_brackets(&planned.plan.spec);
+            Ok(print(&format!("{headline}: {}", report.to_text(&axes)))?)
         }
     }
-}
-
-fn to_json(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> Value {
-    let Summary { median, page_faults, .. } = summary;
-    let plan = &planned.plan;
-    let flops = plan.flops_per_step();
-    json!({
-        "step_s_median": median, "step_s_min": summary.min, "step_s": summary.steps,
-        "tokens_per_s": summary.tokens_per_s, "flops_per_step": whole(flops),
-        "model_flops_per_step": whole(planned.plan.model_flops_per_step()), "flops_per_s": flops as f64 / median,
-        "compute": planned.compute().name(), "peak_flops_per_s": summary.peak_flops_per_s,
-        "mfu": summary.mfu, "hfu": summary.hfu, "resident_bytes_peak": summary.resident,
-        "resident_bytes_peak_by_rank": ranks.iter().map(|r| r.resident_bytes_peak).collect::<Vec<_>>(),
-        "page_faults_first_step": page_faults.map(|faults| faults[0]),
-        "page_faults_per_step": page_faults.map(|faults| faults[1] as f64 / summary.later_steps.max(1) as f64),
-        "arena_bytes": summary.arena, "losses": ranks[0].losses, "collective_bytes_per_step": summary.sent,
-        "exposed_s": summary.exposed,
-        "exposed_s_by_rank": ranks.iter().map(|r| r.exposed_s).collect::<Vec<_>>(),
-        "sent_bytes_by_rank": ranks.iter().map(|r| r.sent_bytes).collect::<Vec<_>>(),
-        "mesh": plan.spec.mesh, "schedule": plan.spec.schedule.name, "ranks": ranks.len(), "threads": plan.spec.threads,
-        "zero": plan.spec.stage.number(), "parameters": plan.parameters, "peaks_of_rank_0": ranks[0].peaks,
-        "profile_of_rank_0": ranks[0].profile.to_json(&ranks[0].peaks), "profiled_steps": ranks[0].profiled,
-    })
-}
-
-fn to_text(planned: &Planned, ranks: &[StepFigures], summary: &Summary) -> String {
-    let (plan, peak) = (&planned.plan, summary.peak_flops_per_s);
-    let compute = planned.compute().name();
-    let mut table = Table::default();
-    let mut row = |label: &str, value: String| table.row([label.to_string(), value]);
-    row("step, median", seconds(summary.median));
-    row("step, shortest", seconds(summary.min));
-    row("tokens/s", count(summary.tokens_per_s));
-    row("operations/s", count(plan.flops_per_step() as f64 / summary.median));
-    row("model FLOPs utilisation", format!("{:.0}% of {} in {compute}", 100.0 * summary.mfu, count(peak)));
-    if summary.hfu != summary.mfu {
-        row("with what is computed again", format!("{:.0}%", 100.0 * summary.hfu));
-    }
-    row("sent by all ranks", bytes(summary.sent));
-    row("waiting for communication, at most", seconds(summary.exposed));
-    row("resident peak of a rank", bytes(summary.resident));
-    row("of it planned", bytes(summary.arena));
-    if let Some([first, later]) = summary.page_faults {
-        row("page faults, first step", first.to_string());
-        row("page faults, later steps", format!("{later} in {}", plural(summary.later_steps, "step")));
-    }
-    let spec = &plan.spec;
-    format!(
-        "{} parameters, {} of {}{}, ZeRO-{}, {} tokens a step\n{table}\n{}",
-        count(plan.parameters as f64),
-        plural(spec.world_size(), "rank"),
-        plural(spec.threads, "thread"),
-        mesh_report::axes_in_brackets(spec),
-        spec.stage.number(),
-        spec.tokens_per_step(),
-        profile_text(planned, &ranks[0])
-    )
-}
-
-/// Where the time of rank 0 goes.
-fn profile_text(planned: &Planned, rank: &StepFigures) -> String {
-    let (profile, peaks) = (&rank.profile, &rank.peaks);
-    let share = |flops: u64| percent(flops as f64 / profile.step_s / peaks.flops_per_s);
-    let step = &planned.plan.of(0).step;
-    let (model, executed) = (step.model_flops(), step.flops);
-    let total = match executed == model {
-        true => format!("step: mfu {}", share(model)),
-        false => format!("step: mfu {}, hfu {}", share(model), share(executed)),
-    };
-    format!(
-        "kernels of rank 0 in one step; flops and bytes are those of a call. Of {} whose calls were timed one by one,\n\
-         not among the steps above, the median. Peaks of its threads: {:.1} GFLOP/s in {}, {:.1} GB/s of memory\n{}",
-        plural(rank.profiled, "step"),
-        peaks.flops_per_s / 1e9,
-        planned.compute().name(),
-        peaks.bytes_per_s / 1e9,
-        profile.to_table(peaks, &total)
-    )
 }

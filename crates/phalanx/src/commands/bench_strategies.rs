@@ -3,23 +3,30 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use phalanx_baselines::data_parallel::DataParallelPlan;
+use phalanx_bench::steps::StepCounts;
+use phalanx_bench::strategies::classic::{self, Classic};
+use phalanx_bench::strategies::compared::{Agreement, agreement, tolerance};
+use phalanx_bench::strategies::drawing::draw_svg;
+use phalanx_bench::strategies::run::{Bench, Launcher, Row};
+use phalanx_bench::strategies::way::Way;
+use phalanx_bench::strategies::{RankFigures, report};
+use phalanx_models::Model;
+use phalanx_train::{RunConfig, Spec};
 use serde_json::{Value, json};
 
 use crate::args::Overrides;
 use crate::config::Given;
 use crate::environment::Environment;
+use crate::launch::{Crew, Output};
 use crate::output::{note, print, print_json, terminal_width};
-use crate::planned::{self, estimate_data};
-use crate::report::{count, plural};
+use crate::planned::{self, Planned, estimate_data};
+use crate::report::{bytes, count, plural};
+use crate::seat::Seat;
 use crate::signals::Signals;
-use crate::strategies::args::BenchStrategiesArgs;
-use crate::strategies::classic::{self, Classic};
-use crate::strategies::compared::{Agreement, agreement, tolerance};
-use crate::strategies::drawing::draw_svg;
-use crate::strategies::report;
-use crate::strategies::run::{Bench, Row};
-use crate::strategies::way::Way;
-use crate::{machine, shape};
+use crate::strategies_args::BenchStrategiesArgs;
+use crate::task::{BenchStepTask, Task};
+use crate::{bench, machine, shape};
 
 /// Steps of the classic comparison where nobody says how many.
 const BERT_STEPS: usize = 250;
@@ -36,7 +43,8 @@ pub fn bench_strategies(args: &BenchStrategiesArgs, environment: Environment) ->
     check(args)?;
     let ways = Way::named(&args.only)?;
     let signals = Signals::take_over()?;
-    let bench = bench(args, environment, &signals)?;
+    let processes = Processes { environment, signals: &signals };
+    let bench = bench_of(args, &processes)?;
     let bert_steps = args.bert_steps.unwrap_or(if args.only.is_empty() { BERT_STEPS } else { 0 });
     let mut rows = Vec::new();
     for (number, way) in (1..).zip(&ways) {
@@ -46,7 +54,7 @@ pub fn bench_strategies(args: &BenchStrategiesArgs, environment: Environment) ->
     let mut progress = |name: &str| note(&format!("[BERT] {name}: {}", plural(bert_steps, "step")));
     let classic = match bert_steps {
         0 => None,
-        steps => Some(classic::compare(steps, bench.threads, environment, &signals, &mut progress)?),
+        steps => Some(classic::compare(classic_model()?, steps, bench.threads, &processes, &mut progress)?),
     };
     show(args, &bench, &rows, classic.as_ref())
 }
@@ -63,11 +71,7 @@ fn check(args: &BenchStrategiesArgs) -> Result<()> {
 }
 
 /// The model, and what every way has in common.
-fn bench<'a>(
-    args: &BenchStrategiesArgs,
-    environment: Environment,
-    signals: &'a Signals,
-) -> Result<Bench<'a>> {
+fn bench_of<'a>(args: &BenchStrategiesArgs, launcher: &'a Processes<'a>) -> Result<Bench<'a>> {
     let overrides = Overrides { set: args.set.clone(), nproc: None };
     let given = Given::read(&args.config)?.with(&overrides, &[])?;
     let mut config = given.config()?;
@@ -81,7 +85,68 @@ fn bench<'a>(
     let ranks = args.nproc;
     let threads = config.train.threads.map_or(machine::cores().max(ranks), |each| each * ranks);
     let (warmup, steps) = (args.warmup, args.steps);
-    Ok(Bench { config, model, ranks, threads, warmup, steps, environment, signals })
+    Ok(Bench { config, model, ranks, threads, warmup, steps, launcher })
+}
+
+/// The model of the classic comparison.
+fn classic_model() -> Result<(RunConfig, Arc<dyn Model>)> {
+    let mut config: RunConfig = toml::from_str(classic::CONFIG).context("examples/bert_classic.toml")?;
+    let vocabulary = shape::Vocabulary { ids: classic::VOCABULARY, origin: "bytes and a mask".into() };
+    let model = shape::complete(&mut config, None, &vocabulary)?;
+    Ok((config, model))
+}
+
+/// Ranks as processes of this machine.
+struct Processes<'a> {
+    environment: Environment,
+    signals: &'a Signals,
+}
+
+impl Launcher for Processes<'_> {
+    fn measure(
+        &self,
+        config: RunConfig,
+        model: Arc<dyn Model>,
+        counts: StepCounts,
+    ) -> Result<(Spec, Vec<RankFigures>)> {
+        let planned = Planned::new(config, model, 0)?;
+        planned.check_memory()?;
+        let spec = planned.plan.spec.clone();
+        let StepCounts { warmup, steps, .. } = counts;
+        let (config, model) = (planned.config.clone(), spec.model.to_config());
+        let task = BenchStepTask { config, model, warmup, steps };
+        let ranks = match spec.world_size() {
+            1 => vec![bench::strategy(&task, &planned, &Seat::Alone, self.environment)?],
+            world => {
+                let crew =
+                    Crew::start(world, &Task::BenchStrategy(task), Some(&planned.plan), &Output::Gathered)?;
+                let lines = crew.wait(self.signals)?;
+                let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
+                lines.iter().map(parse).collect::<Result<Vec<RankFigures>>>()?
+            }
+        };
+        Ok((spec, ranks))
+    }
+
+    fn check_memory(&self, plan: &DataParallelPlan) -> Result<()> {
+        let outside = planned::outside_bytes(&plan.spec);
+        let needed: u64 = plan.memory.iter().map(|memory| memory.arena_bytes + outside).sum();
+        if let Some(available) = machine::available().filter(|available| needed > available.bytes) {
+            bail!(
+                "{} devices need {needed} bytes ({}), and {available}; make the model, model.seq or the batch smaller",
+                plan.devices(),
+                bytes(needed)
+            );
+        }
+        Ok(())
+    }
+
+    fn check_signals(&self) -> Result<()> {
+        if self.signals.came() {
+            bail!("stopped by a signal before all was measured; nothing was written");
+        }
+        Ok(())
+    }
 }
 
 fn show(args: &BenchStrategiesArgs, bench: &Bench, rows: &[Row], classic: Option<&Classic>) -> Result<()> {

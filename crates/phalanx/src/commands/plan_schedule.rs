@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use phalanx_plan::{Costs, Plan, Schedule, StageCost, draw_svg, generate};
+use phalanx_drawing::draw_svg;
+use phalanx_plan::{Costs, Plan, Schedule, StageCost, generate};
 use phalanx_train::{RunConfig, stage_costs};
 
 use crate::args::{DrawArgs, Overrides, PlanArgs};

@@ -104,15 +104,16 @@ fn run_ranks(
 ) -> Result<()> {
     let world = planned.plan.spec.world_size();
     if world == 1 {
-        let job = training::job(task, 0)?;
+        let job = training::job(task, planned)?;
         signals.training_starts();
         return training::rank(&job, &Seat::Alone, environment, signals.stop(), task.show, output);
     }
     signals.training_starts();
     if as_threads {
-        return run_threads(&training::job(task, 0)?, environment, signals, task.show, output);
+        return run_threads(&training::job(task, planned)?, environment, signals, task.show, output);
     }
-    let crew = Crew::start(world, &Task::Train(task.clone()), &Output::Shown(output.clone()))?;
+    let crew =
+        Crew::start(world, &Task::Train(task.clone()), Some(&planned.plan), &Output::Shown(output.clone()))?;
     crew.wait(signals)?;
     Ok(())
 }

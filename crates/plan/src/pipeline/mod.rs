@@ -4,8 +4,7 @@
 //! lists the schedules that have a name and [`mod@generate`] makes them (`one_chunk`, `interleaved`,
 //! `zero_bubble`); [`mod@check`] refuses what would not train; [`mod@lower`] adds the messages between ranks
 //! and [`walk`] says what running them means, for the deadlock check as for the times of [`mod@simulate`];
-//! [`held`] counts activations; [`mod@draw_terminal`] and [`mod@draw_svg`] show it all; [`error`] says what
-//! is wrong.
+//! [`held`] counts activations; [`error`] says what is wrong. The crate `drawing` draws schedules.
 //!
 //! Sources: GPipe (Huang et al., arXiv 1811.06965), 1F1B (Narayanan et al., PipeDream, SOSP 2019),
 //! interleaved (Narayanan et al., arXiv 2104.04473), zero bubble (Qi et al., arXiv 2401.10241).
@@ -18,8 +17,6 @@ pub const MAX_CELLS: usize = 1 << 21;
 
 pub mod action;
 pub mod check;
-pub mod draw_svg;
-pub mod draw_terminal;
 pub mod error;
 pub mod generate;
 pub mod held;
@@ -35,8 +32,6 @@ mod zero_bubble;
 
 pub use action::{Action, Kind};
 pub use check::{check, check_order};
-pub use draw_svg::draw_svg;
-pub use draw_terminal::draw_terminal;
 pub use error::ScheduleError;
 pub use generate::generate;
 pub use held::{Held, InFlight, in_flight};

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
 use phalanx_collectives::{Endpoint, threads};
+use phalanx_cpu::Cpu;
 use phalanx_data::{Masking, NOT_PREDICTED};
 use phalanx_layers::Network;
 use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
 use phalanx_tensor::buffer::Element;
-use phalanx_tensor::{Arena, Cpu, DType, Device, Region, View};
+use phalanx_tensor::{Arena, DType, Device, Region, View};
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{Groups, RunConfig, RunPlan, Source, Spec};
@@ -323,7 +324,7 @@ pub fn pieces(engine: &Rank) -> Pieces {
             for piece in stage.zero.pieces(state, Extent::Owned) {
                 let local = piece.in_parameter.clone();
                 let mut out = vec![0f32; (local.end - local.start) as usize];
-                stage.zero.read(state, &piece, 0..out.len(), &mut out);
+                stage.zero.read(state, &piece, 0..out.len(), &mut out).unwrap();
                 let number = stage.network.numbers[piece.parameter];
                 for (here, whole) in stage.network.parameters[piece.parameter].stripe().runs(local.clone()) {
                     let here = (here.start - local.start) as usize..(here.end - local.start) as usize;
@@ -339,7 +340,7 @@ pub fn pieces(engine: &Rank) -> Pieces {
 fn floats(device: &Device, view: View) -> Vec<f32> {
     fn of<T: Element + Into<f32>>(device: &Device, view: View) -> Vec<f32> {
         let mut out = vec![T::zeroed(); view.elements()];
-        device.download(view, &mut out);
+        device.download(view, &mut out).unwrap();
         out.into_iter().map(Into::into).collect()
     }
     match view.dtype() {

@@ -11,16 +11,19 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 19] = [
+const MAY_IMPORT: [(&str, &[&str]); 24] = [
     ("trace", &[]),
     ("plan", &["trace"]),
+    ("simd", &[]),
     ("tensor", &["trace", "plan"]),
+    ("cpu", &["trace", "simd", "tensor"]),
     ("collectives", &["trace", "tensor"]),
     ("layers", &["trace", "plan", "tensor"]),
     ("memory", &["trace", "plan", "tensor"]),
     ("optim", &["trace", "tensor"]),
     ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "memory", "optim"]),
     ("models", &["trace", "plan", "tensor", "collectives", "layers", "parallel"]),
+    ("drawing", &["trace", "plan"]),
     ("files", &[]),
     ("hostile", &[]),
     ("planted", &["trace", "tensor", "collectives"]),
@@ -32,6 +35,7 @@ const MAY_IMPORT: [(&str, &[&str]); 19] = [
             "trace",
             "plan",
             "tensor",
+            "cpu",
             "collectives",
             "layers",
             "memory",
@@ -44,11 +48,37 @@ const MAY_IMPORT: [(&str, &[&str]); 19] = [
         ],
     ),
     (
-        "phalanx",
+        "baselines",
+        &["trace", "plan", "tensor", "cpu", "collectives", "layers", "optim", "checkpoint", "train"],
+    ),
+    (
+        "bench",
         &[
             "trace",
             "plan",
             "tensor",
+            "cpu",
+            "collectives",
+            "layers",
+            "optim",
+            "parallel",
+            "models",
+            "checkpoint",
+            "data",
+            "files",
+            "train",
+            "baselines",
+            "drawing",
+        ],
+    ),
+    (
+        "phalanx",
+        &[
+            "trace",
+            "plan",
+            "simd",
+            "tensor",
+            "cpu",
             "collectives",
             "layers",
             "memory",
@@ -59,6 +89,9 @@ const MAY_IMPORT: [(&str, &[&str]); 19] = [
             "data",
             "files",
             "train",
+            "baselines",
+            "bench",
+            "drawing",
         ],
     ),
     ("reliability", &["hostile"]),
@@ -67,7 +100,7 @@ const MAY_IMPORT: [(&str, &[&str]); 19] = [
 ];
 
 /// Crates whose code must not know how many ranks there are, nor which it is.
-const RANKLESS: [&str; 3] = ["layers", "tensor", "optim"];
+const RANKLESS: [&str; 5] = ["layers", "tensor", "cpu", "simd", "optim"];
 
 /// Files of those crates in which one such word means something else: file, word, meaning.
 const OTHER_MEANINGS: [(&str, &str, &str); 4] = [

@@ -1,0 +1,142 @@
+//! The groups of asynchronous updates: for every worker and every other rank's server a channel of its own.
+//!
+//! Calls of a group run in order, and a worker that waits for an answer must not hold up what its rank serves, so
+//! each ordered pair (worker, server) needs a group that neither end uses for anything else. Pairs that have no rank
+//! in common share one: the pairs of N ranks fall into N - 1 rounds (N odd: N) in which every rank meets one other,
+//! as in a tournament, and each round has a group for each of the two roles. All ranks make all groups, in order.
+
+use std::sync::Arc;
+
+use phalanx_collectives::{CollectiveError, Endpoint, Group, MetaGroup, Solo};
+
+use phalanx_train::groups::Source;
+
+/// See the module's head.
+pub struct Links<'a> {
+    endpoint: Option<&'a Endpoint>,
+    world: Arc<dyn Group>,
+    /// By server, this rank the worker.
+    to_server: Vec<Option<Arc<dyn Group>>>,
+    /// By worker, this rank the server.
+    of_worker: Vec<Option<Arc<dyn Group>>>,
+}
+
+/// Rounds in which each of `ranks` meets every other once.
+fn rounds(ranks: usize) -> usize {
+    match ranks {
+        0 | 1 => 0,
+        even if even.is_multiple_of(2) => even - 1,
+        odd => odd,
+    }
+}
+
+/// The round in which two of `ranks` meet: no rank has two meetings in one.
+fn round(a: usize, b: usize, ranks: usize) -> usize {
+    let (low, high) = (a.min(b), a.max(b));
+    let rounds = rounds(ranks);
+    // Of an even number the last rank sits still and meets whoever would meet himself.
+    if high == rounds { 2 * low % rounds } else { (low + high) % rounds }
+}
+
+impl<'a> Links<'a> {
+    /// The groups of the source's rank, one of `ranks`. `source` makes no others of the world before.
+    pub fn new(source: &Source<'a>, ranks: usize) -> Links<'a> {
+        let members: Vec<usize> = (0..ranks).collect();
+        let (endpoint, rank) = match source {
+            Source::Alone => (None, 0),
+            Source::Host(endpoint) => (Some(*endpoint), endpoint.rank()),
+            Source::Meta(_, rank) => (None, *rank),
+        };
+        let group = |name: &'static str, beside: bool| -> Arc<dyn Group> {
+            match source {
+                Source::Meta(recorder, rank) => {
+                    Arc::new(MetaGroup::over(name, &[], &members, *rank, Arc::clone(recorder)))
+                }
+                Source::Host(endpoint) if ranks > 1 && beside => endpoint.sub_group_beside(name, &members),
+                Source::Host(endpoint) if ranks > 1 => endpoint.sub_group(name, &members),
+                _ => Arc::new(Solo::new(name)),
+            }
+        };
+        let world = group("world", false);
+        let channels: Vec<_> = (0..2 * rounds(ranks)).map(|_| group("updates", true)).collect();
+        let channel = |worker: usize, server: usize| {
+            let index = 2 * round(worker, server, ranks) + usize::from(worker > server);
+            Arc::clone(&channels[index])
+        };
+        let others = |pair: &dyn Fn(usize) -> Arc<dyn Group>| {
+            (0..ranks).map(|other| (other != rank).then(|| pair(other))).collect()
+        };
+        let to_server = others(&|server| channel(rank, server));
+        let of_worker = others(&|worker| channel(worker, rank));
+        Links { endpoint, world, to_server, of_worker }
+    }
+
+    /// All ranks.
+    pub fn world(&self) -> &dyn Group {
+        &*self.world
+    }
+
+    /// How many.
+    pub fn ranks(&self) -> usize {
+        self.world.world_size()
+    }
+
+    /// This one.
+    pub fn rank(&self) -> usize {
+        self.world.rank()
+    }
+
+    /// To another rank's server.
+    pub(super) fn to_server(&self, server: usize) -> &dyn Group {
+        &**self.to_server[server].as_ref().expect("a worker is near its own server")
+    }
+
+    /// From another rank's worker.
+    pub(super) fn of_worker(&self, worker: usize) -> &dyn Group {
+        &**self.of_worker[worker].as_ref().expect("a worker is near its own server")
+    }
+
+    /// Ends the job for all ranks, with this one as the cause unless it has ended already.
+    pub(super) fn abort(&self, reason: &str) -> CollectiveError {
+        if let Err(error) = self.check() {
+            return error;
+        }
+        if let Some(endpoint) = self.endpoint {
+            endpoint.abort(reason);
+        }
+        CollectiveError::Aborted { rank: self.rank(), reason: reason.to_string() }
+    }
+
+    /// The reason why the job has ended, if it has.
+    pub(super) fn check(&self) -> Result<(), CollectiveError> {
+        self.endpoint.map_or(Ok(()), Endpoint::check)
+    }
+
+    /// Bytes sent and seconds waited since this was last asked, over all groups.
+    pub(super) fn take_statistics(&self) -> phalanx_collectives::Statistics {
+        let pairs = self.to_server.iter().chain(&self.of_worker).flatten();
+        let all = pairs.chain([&self.world]);
+        all.map(|group| group.take_statistics()).fold(Default::default(), |sum, part| sum + part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pair_meets_in_a_round_in_which_neither_meets_another() {
+        for ranks in 2..=16 {
+            let mut busy = vec![vec![false; ranks]; rounds(ranks)];
+            for a in 0..ranks {
+                for b in a + 1..ranks {
+                    assert_eq!(round(a, b, ranks), round(b, a, ranks));
+                    for rank in [a, b] {
+                        let busy = &mut busy[round(a, b, ranks)][rank];
+                        assert!(!std::mem::replace(busy, true), "{rank} of {ranks}, meeting {a} and {b}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The server of one range of the flat space: f32 parameters, optimizer states, and who has pushed how often.
+//!
+//! Everything is behind one lock: pushes are applied one after the other, in the order in which they come to it.
+
+use std::mem::ManuallyDrop as Kept;
+use std::ops::Range;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use phalanx_collectives::CollectiveError;
+use phalanx_optim::{Optimizer, Schedule};
+use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
+
+use super::exchange::{Mail, Push};
+use super::links::Links;
+use crate::whole::Whole;
+use phalanx_train::spec::Spec;
+
+/// Longest sleep of a held answer without a look around.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// See the module's head.
+pub(super) struct Server {
+    pub(super) device: Device,
+    pub(super) range: Range<usize>,
+    max_staleness: u64,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    state: Mutex<Served>,
+    changed: Condvar,
+}
+
+/// What the lock guards.
+pub(super) struct Served {
+    /// f32 parameters of the range.
+    pub(super) exact: Tensor,
+    /// States of the optimizer, f32.
+    pub(super) states: Vec<Tensor>,
+    /// Updates applied.
+    pub(super) version: u64,
+    /// Pushes that came, those that changed nothing included; over all workers and runs.
+    pub(super) pushes: u64,
+    /// By worker: pushes of this run.
+    pushed: Vec<u64>,
+    /// By worker: updates that the parameters of its last answer had seen.
+    seen: Vec<u64>,
+    /// By worker.
+    done: Vec<bool>,
+    failed: Option<CollectiveError>,
+}
+
+impl Server {
+    pub(super) fn new(device: Device, spec: &Spec, whole: &Whole, rank: usize, max_staleness: u64) -> Server {
+        let ranks = spec.world_size();
+        let range = whole.part(rank, ranks);
+        let alloc = |name| device.alloc(DType::F32, [range.len()], Category::Optimizer, name);
+        let served = Served {
+            exact: alloc("server.parameters"),
+            states: spec.optimizer.states().iter().map(|_| alloc("optimizer_state")).collect(),
+            version: 0,
+            pushes: 0,
+            pushed: vec![0; ranks],
+            seen: vec![0; ranks],
+            done: vec![false; ranks],
+            failed: None,
+        };
+        Server {
+            range,
+            max_staleness,
+            optimizer: spec.optimizer,
+            schedule: spec.schedule_of_rate,
+            state: Mutex::new(served),
+            changed: Condvar::new(),
+            device,
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Served> {
+        // After a panic in an update nothing of it is used but the error.
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// A run starts: all workers have the parameters as they are here.
+    pub(super) fn begin(&self) {
+        let mut served = self.lock();
+        let version = served.version;
+        served.pushed.fill(0);
+        served.seen.fill(version);
+        served.done.fill(false);
+    }
+
+    /// Pushes over workers.
+    pub(super) fn steps(&self) -> u64 {
+        let served = self.lock();
+        served.pushes / served.pushed.len() as u64
+    }
+
+    /// Learning rate of update `number`, from 1: updates over workers are steps.
+    fn lr(&self, number: u64, ranks: usize) -> f64 {
+        self.schedule.lr((number - 1) / ranks as u64)
+    }
+
+    /// A push of `worker`; its staleness: updates of others since its last answer.
+    pub(super) fn apply(&self, whole: &Whole, worker: usize, push: Option<(View, View)>) -> u64 {
+        let mut served = self.lock();
+        let served = &mut *served;
+        let staleness = served.version - served.seen[worker];
+        if let Some(gradient_and_factor) = push {
+            served.version += 1;
+            let number = served.version;
+            let optimizer = (self.optimizer, number, self.lr(number, served.pushed.len()));
+            let exact = (served.exact.view_mut(), None);
+            whole.update(
+                &self.device,
+                optimizer,
+                self.range.clone(),
+                exact,
+                gradient_and_factor,
+                &mut served.states,
+            );
+        }
+        served.pushed[worker] += 1;
+        served.pushes += 1;
+        self.changed.notify_all();
+        staleness
+    }
+
+    /// The parameters of the range for the next step of `worker`, as soon as the bound lets it start.
+    ///
+    /// # Errors
+    /// When the job ends meanwhile. The wait is bounded: whoever is waited for is missed by the thread that serves it.
+    pub(super) fn answer(&self, links: &Links, worker: usize, to: ViewMut) -> Result<(), CollectiveError> {
+        let mut served = self.lock();
+        while let Some(error) = served.failed.clone().map(Err).or_else(|| self.holds(&served, worker)) {
+            error?;
+            served =
+                self.changed.wait_timeout(served, SLICE).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            links.check()?;
+        }
+        served.seen[worker] = served.version;
+        self.read(&served, to);
+        Ok(())
+    }
+
+    /// `Some` while another worker is too far behind for this one's next step.
+    fn holds(&self, served: &Served, worker: usize) -> Option<Result<(), CollectiveError>> {
+        let turn = served.pushed[worker];
+        let behind =
+            |o: usize| o != worker && !served.done[o] && served.pushed[o] + self.max_staleness < turn;
+        // A dry run has one worker, whom nobody holds.
+        let held = !self.device.is_meta() && (0..served.pushed.len()).any(behind);
+        held.then_some(Ok(()))
+    }
+
+    /// The parameters of the range as they are.
+    pub(super) fn read(&self, served: &Served, to: ViewMut) {
+        match to.dtype() {
+            DType::F32 => self.device.copy(served.exact.view(), to),
+            _ => self.device.convert(served.exact.view(), to),
+        }
+    }
+
+    /// A worker has no more steps: nobody waits for it.
+    pub(super) fn leave(&self, worker: usize) {
+        self.lock().done[worker] = true;
+        self.changed.notify_all();
+    }
+
+    /// The job has ended: nobody waits any more.
+    pub(super) fn fail(&self, error: CollectiveError) {
+        self.lock().failed.get_or_insert(error);
+        self.changed.notify_all();
+    }
+
+    /// Serves `worker` until it is done. What is done here allocates nothing.
+    ///
+    /// # Errors
+    /// When the worker died, stalled or disagreed, or the job ended; all who wait here are told.
+    pub(super) fn serve(
+        &self,
+        whole: &Whole,
+        links: &Links,
+        worker: usize,
+        mail: Mail,
+    ) -> Result<Mail, CollectiveError> {
+        let served = self.serve_until_done(whole, links, worker, mail);
+        if let Err(error) = &served {
+            self.fail(error.clone());
+        }
+        served
+    }
+
+    fn serve_until_done(
+        &self,
+        whole: &Whole,
+        links: &Links,
+        worker: usize,
+        mail: Mail,
+    ) -> Result<Mail, CollectiveError> {
+        let group = links.of_worker(worker);
+        // Buffers of a call that failed are lost, and so are the others then: this rank's worker may be inside a phase,
+        // whose end counts what is live.
+        let Mail { header, gradient, staleness, parameters } = mail;
+        let (mut header, mut gradient) = (Kept::new(header), Kept::new(gradient));
+        let (mut staleness, mut parameters) = (Kept::new(staleness), Kept::new(parameters));
+        for tag in 1.. {
+            header = Kept::new(group.recv(Kept::into_inner(header), worker, tag).wait()?);
+            let mut head = [0f32; 2];
+            self.device.download(header.view(), &mut head)?;
+            let push = Push::from_code(head[0]);
+            if push == Push::Done {
+                break;
+            }
+            let stale = match push {
+                Push::Gradient => {
+                    gradient = Kept::new(group.recv(Kept::into_inner(gradient), worker, tag).wait()?);
+                    let factor = header.view().range(1..2);
+                    self.apply(whole, worker, Some((gradient.view(), factor)))
+                }
+                _ => self.apply(whole, worker, None),
+            };
+            self.answer(links, worker, parameters.view_mut())?;
+            self.device.upload(&[stale as f32], staleness.view_mut());
+            staleness = Kept::new(group.send(Kept::into_inner(staleness), worker, tag).wait()?);
+            parameters = Kept::new(group.send(Kept::into_inner(parameters), worker, tag).wait()?);
+        }
+        self.leave(worker);
+        let [header, gradient, staleness, parameters] =
+            [header, gradient, staleness, parameters].map(Kept::into_inner);
+        Ok(Mail { header, gradient, staleness, parameters })
+    }
+}

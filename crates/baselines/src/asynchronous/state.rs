@@ -1,0 +1,265 @@
+//! Filling, gathering, saving and restoring what the ranks of asynchronous updates hold.
+//!
+//! A checkpoint has the pieces that servers own, in the format of every other run: a synchronous run goes on from
+//! it, and this from one of a synchronous run. `updates.applied` in it counts steps (updates over workers), which is
+//! what drives the learning rate of whoever goes on; `asynchronous.updates` counts updates, for Adam's correction here.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use phalanx_checkpoint::{self as checkpoint, Checkpoint, HuggingFaceDir};
+use phalanx_collectives::{CollectiveError, Group};
+use phalanx_layers::ParameterSpec;
+use phalanx_optim::LossScale;
+use phalanx_tensor::{Category, DType, Device, View};
+use serde_json::{Value, json};
+
+use super::Asynchronous;
+use phalanx_train::rank::Batch;
+use phalanx_train::run::RunError;
+use phalanx_train::saving::{self, Saves, WINDOW};
+use phalanx_train::state::{
+    LARGEST_COUNT, PARAMETERS, UPDATES, Updates, bad_state, read_imported, state_name, updates,
+};
+
+/// Key of the number of updates in the state that a checkpoint keeps.
+const ASYNCHRONOUS: &str = "asynchronous";
+
+impl Asynchronous<'_> {
+    /// Fills parameters, here whole and in the server's range, and the server's states, through
+    /// `read(state, parameter, elements, out)`.
+    ///
+    /// # Errors
+    /// What `read` returns.
+    pub fn load(
+        &mut self,
+        mut read: impl FnMut(&str, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let device = self.device.clone();
+        device.try_phase("load", || {
+            let name = "load.rounding_window";
+            let rounding = || device.alloc(DType::F32, [WINDOW], Category::Workspace, name);
+            let mut rounding = self.spec.precision.has_master().then(rounding);
+            if device.is_meta() {
+                return Ok(());
+            }
+            let mut window = vec![0f32; WINDOW];
+            let mut served = self.server.lock();
+            let (range, parameters) = (self.server.range.clone(), &mut self.worker.parameters);
+            let parameters = parameters.as_mut().expect("between gathers they are here");
+            for (p, spec) in self.whole.network.parameters.iter().enumerate() {
+                let place = self.whole.range(p);
+                for start in place.clone().step_by(WINDOW) {
+                    let here = start..(start + WINDOW).min(place.end);
+                    let out = &mut window[..here.len()];
+                    read(PARAMETERS, spec, of_parameter(&place, &here), out)?;
+                    let to = parameters.view_mut().range(here.clone());
+                    match &mut rounding {
+                        None => device.upload(out, to),
+                        Some(rounding) => {
+                            device.upload(out, rounding.view_mut().range(0..out.len()));
+                            device.convert(rounding.view().range(0..out.len()), to);
+                        }
+                    }
+                    let own = here.start.max(range.start)..here.end.min(range.end);
+                    if own.is_empty() {
+                        continue;
+                    }
+                    let part = own.start - range.start..own.end - range.start;
+                    device.upload(
+                        &out[own.start - here.start..own.end - here.start],
+                        served.exact.view_mut().range(part.clone()),
+                    );
+                    for (s, state) in served.states.iter_mut().enumerate() {
+                        let out = &mut window[..own.len()];
+                        read(self.spec.optimizer.states()[s], spec, of_parameter(&place, &own), out)?;
+                        device.upload(out, state.view_mut().range(part.clone()));
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Initial values from the seed; optimizer states at zero.
+    ///
+    /// # Errors
+    /// None of its own.
+    pub fn initialise(&mut self, seed: u64) -> Result<(), RunError> {
+        self.load(|state, spec, elements, out| {
+            match state == PARAMETERS {
+                true => spec.init.fill(seed, &spec.name, elements.start, out),
+                false => out.fill(0.0),
+            }
+            Ok(())
+        })
+    }
+
+    /// Weights of a Hugging Face directory; optimizer states at zero.
+    ///
+    /// # Errors
+    /// A tensor that is missing, of another shape, or unreadable.
+    pub fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError> {
+        let model = Arc::clone(&self.spec.model);
+        self.load(|state, spec, elements, out| {
+            if state != PARAMETERS {
+                out.fill(0.0);
+                return Ok(());
+            }
+            read_imported(dir, &*model, spec, elements, out)
+        })
+    }
+
+    /// Parameters, states and counts of a checkpoint, whoever wrote it.
+    ///
+    /// # Errors
+    /// Damage, missing tensors, another shape.
+    pub fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError> {
+        let ranks = self.links.ranks() as u64;
+        let stored = updates(from)?;
+        let version = version(from)?.unwrap_or(stored.applied * ranks);
+        self.worker.loss_scale = LossScale::resumed(self.spec.loss_scaling, stored.loss_scale);
+        {
+            let mut served = self.server.lock();
+            served.version = version;
+            served.pushes = from.step() * ranks;
+        }
+        self.load(|state, spec, elements, out| {
+            from.expect(state, &spec.name, &spec.shape, DType::F32)?;
+            Ok(from.read_stripe(
+                state,
+                &spec.name,
+                &spec.stripe(),
+                elements,
+                bytemuck::cast_slice_mut(out),
+            )?)
+        })
+    }
+
+    /// All workers get the parameters as their servers have them.
+    pub(super) fn gather(&mut self) -> Result<(), CollectiveError> {
+        let device = self.device.clone();
+        device.try_phase("gather", || {
+            let mut parameters = self.worker.parameters.take().expect("between gathers they are here");
+            let own = parameters.view_mut().range(self.server.range.clone());
+            self.server.read(&self.server.lock(), own);
+            self.worker.parameters = Some(self.links.world().all_gather_in_place(parameters).wait()?);
+            Ok(())
+        })
+    }
+
+    /// Mean loss over the windows of all workers, `[evaluation_batches, micro_batch_size, seq]` here.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn evaluate(&mut self, windows: &Batch) -> Result<f32, CollectiveError> {
+        let device = self.device.clone();
+        device.try_phase("evaluate", || {
+            let loss = self.worker.evaluate(&self.whole, windows);
+            let loss = self.links.world().all_reduce(loss).wait()?;
+            Ok(device.fetch([loss.view()])?[0])
+        })
+    }
+
+    /// What this rank owns: name of the state, number of the parameter, elements of it, and the numbers.
+    pub fn pieces(&self) -> Vec<(&'static str, usize, Range<u64>, Vec<f32>)> {
+        let served = self.server.lock();
+        let read = |view: View| {
+            let mut out = vec![0f32; view.elements()];
+            self.device.download(view, &mut out).expect("kernels of the processor do not fail");
+            out
+        };
+        let mut pieces = Vec::new();
+        for state in 0..=served.states.len() {
+            let tensor = if state == 0 { &served.exact } else { &served.states[state - 1] };
+            for segment in self.whole.segments(self.server.range.clone()) {
+                let numbers = read(tensor.view().range(self.local(&segment.in_chunk)));
+                let name = state_name(self.spec.optimizer, state);
+                pieces.push((name, segment.parameter, segment.in_parameter, numbers));
+            }
+        }
+        pieces
+    }
+
+    /// Elements of the server's range.
+    fn local(&self, in_chunk: &Range<u64>) -> Range<usize> {
+        let start = self.server.range.start;
+        in_chunk.start as usize - start..in_chunk.end as usize - start
+    }
+
+    /// Writes checkpoint `step` under `checkpoints`; `state`, an object, goes into its manifest, with the updates so
+    /// far.
+    ///
+    /// # Errors
+    /// Disk full, folder unwritable, numbers that are not finite, here or on another rank. Older checkpoints are
+    /// untouched.
+    pub fn save_checkpoint(
+        &mut self,
+        checkpoints: &Path,
+        step: u64,
+        state: &Value,
+    ) -> Result<PathBuf, RunError> {
+        let mut state = state.clone();
+        let steps = self.steps();
+        let version = self.server.lock().version;
+        let applied = version / self.links.ranks() as u64;
+        let loss_scale = self.worker.loss_scale.state();
+        state[UPDATES] = json!(Updates { applied, skipped: steps - applied, loss_scale });
+        state[ASYNCHRONOUS] = json!({ "updates": version });
+        saving::save_checkpoint(self, checkpoints, step, &state)
+    }
+}
+
+impl Saves for Asynchronous<'_> {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn world(&self) -> &dyn Group {
+        self.links.world()
+    }
+
+    /// Each step ends with its answers.
+    fn settle(&mut self) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+
+    fn write_pieces(&self, tmp: &Path) -> Result<(), RunError> {
+        let served = self.server.lock();
+        let mut described = Vec::new();
+        let mut tensors = Vec::new();
+        for state in 0..=served.states.len() {
+            let tensor = if state == 0 { &served.exact } else { &served.states[state - 1] };
+            for segment in self.whole.segments(self.server.range.clone()) {
+                let spec = &self.whole.network.parameters[segment.parameter];
+                tensors.push(tensor.view().range(self.local(&segment.in_chunk)));
+                described.push(checkpoint::Piece {
+                    state: state_name(self.spec.optimizer, state),
+                    name: spec.name.clone(),
+                    shape: spec.shape.clone(),
+                    dtype: DType::F32,
+                    stripe: None,
+                    range: segment.in_parameter,
+                });
+            }
+        }
+        saving::write_finite(tmp, self.rank(), &described, |index, within, out| {
+            self.device.download(tensors[index].range(within), out)
+        })
+    }
+}
+
+/// Elements of a parameter that lies in `place`, of a range of the flat space.
+fn of_parameter(place: &Range<usize>, here: &Range<usize>) -> Range<u64> {
+    (here.start - place.start) as u64..(here.end - place.start) as u64
+}
+
+/// Updates that the servers made; `None` for a checkpoint of a synchronous run.
+fn version(from: &Checkpoint) -> Result<Option<u64>, RunError> {
+    let Some(stored) = from.state().get(ASYNCHRONOUS) else { return Ok(None) };
+    let given = &stored["updates"];
+    let version = given.as_u64().filter(|updates| *updates <= LARGEST_COUNT);
+    let reason = || format!("it is {given}, and a whole number from 0 to {LARGEST_COUNT} is expected");
+    version.map(Some).ok_or_else(|| bad_state(from, "asynchronous.updates", &reason()))
+}

@@ -1,0 +1,311 @@
+//! Data parallelism in one process, as `torch.nn.DataParallel` does it: replicate, scatter, parallel_apply, gather.
+//!
+//! Device 0 holds parameters, gradients and optimizer states. In every step the batch is scattered from it, the
+//! parameters are copied to the other devices into memory that exists for the step, each device runs forward on its
+//! part, the outputs are gathered on device 0, which takes the loss and scatters its derivative, each device runs
+//! backward, gradients are added up on device 0 (along the tree of every reduction here), and it updates.
+//!
+//! The outputs of a language model are logits, `[batch * seq, vocab]`, the largest tensor of a small model: that all
+//! of them lie on device 0 is why its memory runs full first. With `loss_in_forward` each device takes its own loss,
+//! and only losses are gathered: what users of DataParallel did about it.
+//!
+//! Bytes a step, P parameters over N devices, L of logits: parameters out P (N - 1), gradients in P (N - 1), logits
+//! and their derivatives 2 L (N - 1) / N. DDP moves 2 P (N - 1) / N a rank, keeps P resident everywhere, and no
+//! device is special.
+
+mod device;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use phalanx_checkpoint::HuggingFaceDir;
+use phalanx_collectives::{CollectiveError, Endpoint, Group, MetaGroup, Options, Solo, Statistics, threads};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::Options as Computing;
+use phalanx_layers::ParameterSpec;
+use phalanx_plan::{ChunkError, Disagreement, MemoryError, MemoryPlan, Peak, compare, plan_memory};
+use phalanx_tensor::{Arena, Device, Region, refused_thread};
+
+use device::Replica;
+use phalanx_train::rank::Batch;
+use phalanx_train::run::RunError;
+use phalanx_train::spec::Spec;
+use phalanx_train::state::read_imported;
+
+/// What is planned, and the memory of each device.
+#[derive(Clone)]
+pub struct DataParallelPlan {
+    /// A run of one rank whose micro-batch is the whole batch.
+    pub spec: Spec,
+    /// Whether each device takes its own loss.
+    pub loss_in_forward: bool,
+    /// By device: offsets and peaks by category.
+    pub memory: Vec<MemoryPlan>,
+}
+
+impl DataParallelPlan {
+    /// Devices of the process.
+    pub fn devices(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Peak bytes of device 0 over those of device 1; none where there is one device.
+    pub fn uneven_bytes(&self) -> Option<u64> {
+        let [first, second, ..] = &self.memory[..] else { return None };
+        Some(first.peak.bytes.saturating_sub(second.peak.bytes))
+    }
+}
+
+/// Why there is no such run.
+#[derive(Debug, thiserror::Error)]
+pub enum DataParallelError {
+    /// The system starts no more threads.
+    #[error(transparent)]
+    Threads(std::io::Error),
+    /// No devices, or more than sequences.
+    #[error(
+        "{given} devices for a batch of {batch} sequences: expected 1 to {batch}, each with a part of the batch"
+    )]
+    Devices {
+        /// Devices asked for.
+        given: usize,
+        /// Sequences of the batch.
+        batch: usize,
+    },
+    /// Ranks are another way of parallelism.
+    #[error(
+        "DataParallel runs devices of one process, and the configuration has {ranks} ranks: set them to 1"
+    )]
+    Ranks {
+        /// Ranks of the mesh.
+        ranks: usize,
+    },
+    /// A batch is one piece.
+    #[error(
+        "DataParallel computes a batch at once, and the configuration cuts it in {given}: leave batch.micro out"
+    )]
+    MicroBatches {
+        /// Micro-batches of a step.
+        given: usize,
+    },
+    /// The head gives no logits that could be gathered.
+    #[error("the model's head does not give logits apart from its loss: set loss_in_forward")]
+    Head,
+    /// The parameters have no flat space.
+    #[error(transparent)]
+    Chunks(#[from] ChunkError),
+    /// A dry run cannot be placed: a bug of the engine.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Devices would not say the same to each other: a bug of the engine.
+    #[error(transparent)]
+    Disagreement(#[from] Disagreement),
+    /// A collective between devices failed: the thread of one panicked.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// A step that cannot be applied.
+    #[error(
+        "step {step}: loss {loss}, gradient norm {grad_norm}, lr {lr:e}: training diverged and the step was not \
+         applied; lower optimizer.lr or set optimizer.clip, then start again"
+    )]
+    NonFinite {
+        /// The step.
+        step: u64,
+        /// Its loss.
+        loss: f32,
+        /// Its gradient norm.
+        grad_norm: f32,
+        /// Its learning rate.
+        lr: f64,
+    },
+    /// The system gives no memory.
+    #[error("the memory of device {device}, {bytes} bytes: {source}")]
+    Arena {
+        /// The device.
+        device: usize,
+        /// Bytes of its arena.
+        bytes: u64,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+/// What a step leaves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Mean loss over the batch, before the update.
+    pub loss: f32,
+    /// Gradient norm, before clipping and without the loss scale.
+    pub grad_norm: f32,
+    /// Learning rate.
+    pub lr: f64,
+    /// Whether gradients overflowed (f16) and nothing was updated.
+    pub skipped: bool,
+}
+
+/// Devices of one process. See the module's head.
+pub struct DataParallel {
+    /// By device; a device is driven by a thread of its own for the time of a step.
+    replicas: Vec<(Endpoint, Replica)>,
+    steps: u64,
+}
+
+impl DataParallel {
+    /// Runs every device dry.
+    ///
+    /// # Errors
+    /// A configuration of several ranks or micro-batches, more devices than sequences, a head that gives no logits.
+    pub fn plan(
+        spec: &Spec,
+        devices: usize,
+        loss_in_forward: bool,
+    ) -> Result<DataParallelPlan, DataParallelError> {
+        let batch = spec.micro_batch_size;
+        if devices == 0 || devices > batch {
+            return Err(DataParallelError::Devices { given: devices, batch });
+        }
+        if spec.world_size() > 1 {
+            return Err(DataParallelError::Ranks { ranks: spec.world_size() });
+        }
+        if spec.micro_batches > 1 {
+            return Err(DataParallelError::MicroBatches { given: spec.micro_batches });
+        }
+        if !loss_in_forward && spec.whole().head.is_none_or(|head| head.as_linear().is_none()) {
+            return Err(DataParallelError::Head);
+        }
+        let mut traces = Vec::new();
+        for rank in 0..devices {
+            let device = Device::meta(spec.threads);
+            let recorder = Arc::clone(device.recorder().expect("Meta records"));
+            let group: Arc<dyn Group> = Arc::new(MetaGroup::new("devices", rank, devices, recorder));
+            let mut replica = Replica::new(device.clone(), group, spec, loss_in_forward)?;
+            let whole = Batch::with_rows(batch, spec.seq);
+            replica.step(1, (rank == 0).then_some(&whole)).expect("nothing fails on Meta");
+            traces.push(device.take_trace(rank));
+        }
+        compare(&traces)?;
+        let memory = traces.iter().map(plan_memory).collect::<Result<_, _>>()?;
+        Ok(DataParallelPlan { spec: spec.clone(), loss_in_forward, memory })
+    }
+
+    /// Makes the devices, each with an arena that replays its plan. Parameters are to be loaded.
+    ///
+    /// # Errors
+    /// When the system has not that much memory.
+    pub fn new(plan: &DataParallelPlan) -> Result<DataParallel, DataParallelError> {
+        let spec = &plan.spec;
+        let mut replicas = Vec::new();
+        for (rank, endpoint) in threads(plan.devices()).into_iter().enumerate() {
+            // Every call is waited for at once: nothing is gained by a thread that runs it.
+            let endpoint = endpoint.with_options(Options { overlap: false, ..Options::default() });
+            let memory = plan.memory[rank].clone();
+            let bytes = memory.arena_bytes;
+            let fail = |source| DataParallelError::Arena { device: rank, bytes, source };
+            let region = Region::anonymous(bytes as usize).map_err(fail)?;
+            let cpu = Cpu::with_options(Computing::new(spec.threads)).map_err(DataParallelError::Threads)?;
+            let device = Device::new(cpu, Arena::replaying(memory, region));
+            let group: Arc<dyn Group> = match plan.devices() {
+                1 => Arc::new(Solo::new("devices")),
+                _ => endpoint.group("devices"),
+            };
+            replicas.push((endpoint, Replica::new(device, group, spec, plan.loss_in_forward)?));
+        }
+        Ok(DataParallel { replicas, steps: 0 })
+    }
+
+    /// Fills the parameters on device 0 through `read(parameter, elements, out)`; optimizer states become zero.
+    ///
+    /// # Errors
+    /// What `read` returns.
+    pub fn load(
+        &mut self,
+        read: impl FnMut(&ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        self.replicas[0].1.load(read)
+    }
+
+    /// Initial values from the seed.
+    ///
+    /// # Errors
+    /// None of its own.
+    pub fn initialise(&mut self, seed: u64) -> Result<(), RunError> {
+        self.load(|spec, elements, out| {
+            spec.init.fill(seed, &spec.name, elements.start, out);
+            Ok(())
+        })
+    }
+
+    /// Weights of a Hugging Face directory.
+    ///
+    /// # Errors
+    /// A tensor that is missing, of another shape, or unreadable.
+    pub fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError> {
+        let model = Arc::clone(&self.replicas[0].1.spec.model);
+        self.load(|spec, elements, out| read_imported(dir, &*model, spec, elements, out))
+    }
+
+    /// One step on a batch of tokens and targets `[batch, seq]`.
+    ///
+    /// # Errors
+    /// A loss or norm that is not finite, with no smaller loss scale left to try.
+    ///
+    /// # Panics
+    /// When a device's thread does; the others end with it.
+    pub fn step(&mut self, batch: &Batch) -> Result<Outcome, DataParallelError> {
+        self.steps += 1;
+        let number = self.steps;
+        let (first, others) = self.replicas.split_first_mut().expect("there is a device");
+        let drive = |(endpoint, replica): &mut (Endpoint, Replica), batch: Option<&Batch>| {
+            let _guard = Guard(endpoint);
+            replica.step(number, batch)
+        };
+        std::thread::scope(|scope| {
+            let mut spawned = Vec::new();
+            for other in others {
+                let work = move || drive(other, None).map(drop);
+                let started = std::thread::Builder::new().spawn_scoped(scope, work).map_err(|error| {
+                    let error = refused_thread("a thread for a device", &error);
+                    // Devices that have been started wait for this one.
+                    first.0.abort(&error.to_string());
+                    DataParallelError::Threads(error)
+                });
+                spawned.push(started?);
+            }
+            let outcome = drive(first, Some(batch));
+            for thread in spawned {
+                match thread.join() {
+                    Ok(done) => done?,
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            outcome.map(|outcome| outcome.expect("device 0 has an outcome"))
+        })
+    }
+
+    /// The parameters, f32, each with its name.
+    pub fn parameters(&self) -> Vec<(String, Vec<f32>)> {
+        self.replicas[0].1.parameters()
+    }
+
+    /// By device: what it sent and waited for since this was last asked.
+    pub fn take_statistics(&self) -> Vec<Statistics> {
+        self.replicas.iter().map(|(_, replica)| replica.take_statistics()).collect()
+    }
+
+    /// By device: the measured peak.
+    pub fn peaks(&self) -> Vec<Peak> {
+        let peak = |(_, replica): &(Endpoint, Replica)| replica.peak();
+        self.replicas.iter().map(peak).collect()
+    }
+}
+
+/// Ends the job when the thread of a device unwinds, so that no other waits for it.
+struct Guard<'a>(&'a Endpoint);
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abort("the thread of a device panicked");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Kernels in loops, alone, at the shapes of a training step, beside what the machine could do.
+//!
+//! Memory is that of a run: a planned arena in huge pages. A call is measured by the device itself, as in the
+//! kernel table of `bench step`, with the same price.
+
+mod calls;
+mod report;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::pool::Pool;
+use phalanx_cpu::{Options, peak};
+use phalanx_drawing::report::bytes;
+use phalanx_models::{Dropouts, Gpt2};
+use phalanx_plan::{MemoryPlan, plan_memory};
+use phalanx_tensor::profile::{KernelKey, Profile};
+use phalanx_tensor::{Arena, DType, Device, Region};
+use phalanx_train::{RunConfig, RunPlan, Spec};
+
+use crate::kernel_table::Peaks;
+use calls::Calls;
+pub use report::{Columns, Labels, to_json, to_text};
+
+/// Fewest calls of a kernel.
+const MIN_CALLS: usize = 5;
+
+/// Bytes to measure bandwidth with.
+const MEMORY_BYTES: usize = 512 << 20;
+
+/// The shape of a training step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Setting {
+    /// Sequences at a time.
+    pub batch: usize,
+    /// Tokens of each.
+    pub seq: usize,
+    /// Width of the model.
+    pub hidden: usize,
+    /// Heads of an attention.
+    pub heads: usize,
+    /// Rows of the token table.
+    pub vocab: usize,
+}
+
+/// What to measure.
+pub struct Plan<'a> {
+    /// At which shapes.
+    pub setting: Setting,
+    /// In which type.
+    pub dtype: DType,
+    /// By how many threads, one after another.
+    pub threads: Vec<usize>,
+    /// Only kernels whose name and size contain one of these; all where there is none.
+    pub only: &'a [String],
+    /// How long each kernel is called again and again.
+    pub time: Duration,
+    /// How a number of threads computes.
+    pub options: &'a dyn Fn(usize) -> Options,
+    /// Refuses a number of bytes that the machine does not have.
+    pub check_memory: &'a dyn Fn(u64) -> Result<()>,
+}
+
+/// A number of threads, and what these are capable of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Threads {
+    /// How many.
+    pub threads: usize,
+    /// Measured in the same run.
+    pub peaks: Peaks,
+    /// Seconds of starting and joining empty work on two of them.
+    pub fork_join_s: f64,
+}
+
+/// One kernel at one size by one number of threads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// As in the plan.
+    pub name: &'static str,
+    /// For people.
+    pub size: String,
+    /// Operations of a call.
+    pub flops: u64,
+    /// Bytes that a call reads and writes at least.
+    pub bytes: u64,
+    /// How often it was called.
+    pub calls: usize,
+    /// Seconds of the fastest call.
+    pub min_s: f64,
+    /// Seconds of the median call.
+    pub median_s: f64,
+}
+
+impl Plan<'_> {
+    /// Measures: the same kernels for each number of threads.
+    ///
+    /// # Errors
+    /// A name that is no kernel's; memory that there is not.
+    pub fn run(&self) -> Result<Vec<(Threads, Vec<Measured>)>> {
+        let slice = self.logits_slice()?;
+        self.check_names(slice)?;
+        self.threads.iter().map(|threads| self.run_with(*threads, slice)).collect()
+    }
+
+    /// Rows of logits that a step makes at a time, as its own plan has them.
+    fn logits_slice(&self) -> Result<usize> {
+        let Setting { batch, seq, hidden, heads, vocab } = self.setting;
+        let text = format!(
+            "[model]\nlayers = 1\nhidden = {hidden}\nheads = {heads}\nseq = {seq}\n\
+             [batch]\nglobal = {batch}\n[precision]\ncompute = {:?}\n",
+            self.dtype.name()
+        );
+        let config: RunConfig = toml::from_str(&text)?;
+        let dropout = Dropouts::default();
+        let model = Gpt2 { layers: 1, hidden, heads, vocab, positions: seq, eps: 1e-5, dropout };
+        let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
+        let step = plan.ranks[0].memory.phase("step").context("the plan of a step")?;
+        let slice =
+            step.slots.iter().find(|slot| slot.name == "head.logits_slice").context("a slice of logits")?;
+        Ok(slice.bytes as usize / self.dtype.bytes() / vocab)
+    }
+
+    fn wants(&self, name: &str, size: &str) -> bool {
+        let label = format!("{name} {size}");
+        self.only.is_empty() || self.only.iter().any(|only| label.contains(only.as_str()))
+    }
+
+    /// Every name that is asked for is one; on a device that computes nothing.
+    fn check_names(&self, slice: usize) -> Result<()> {
+        let mut labels = Vec::new();
+        Calls::new(&Device::meta(1), self.setting, self.dtype, slice)
+            .each(&mut |name, size, _| labels.push(format!("{name} {size}")));
+        for only in self.only {
+            if !labels.iter().any(|label| label.contains(only.as_str())) {
+                bail!("--only {only}: no kernel is called so; there are:\n  {}", labels.join("\n  "));
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory of the calls: the same code on the device that only records.
+    fn memory(&self, threads: usize, slice: usize) -> Result<MemoryPlan> {
+        let meta = Device::meta(threads);
+        meta.phase("init", || drop(Calls::new(&meta, self.setting, self.dtype, slice)));
+        let plan = plan_memory(&meta.take_trace(0))?;
+        (self.check_memory)(plan.arena_bytes)?;
+        Ok(plan)
+    }
+
+    fn run_with(&self, threads: usize, slice: usize) -> Result<(Threads, Vec<Measured>)> {
+        let options = (self.options)(threads);
+        let cpu = Cpu::with_options(options)?;
+        let flops_per_s = peak::flops_per_s(&cpu, self.dtype);
+        let bytes_per_s =
+            peak::bandwidth(&cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.most();
+        let plan = self.memory(threads, slice)?;
+        let region = Region::anonymous(plan.arena_bytes as usize)
+            .and_then(|region| cpu.populate(&region).map(|()| region))
+            .with_context(|| format!("{} of memory", bytes(plan.arena_bytes)))?;
+        let profile = Arc::new(Profile::default());
+        let device =
+            Device::new(Arc::clone(&cpu) as _, Arena::replaying(plan, region)).profiled(Arc::clone(&profile));
+        let measured = device.phase("init", || {
+            let mut measured = Vec::new();
+            Calls::new(&device, self.setting, self.dtype, slice).each(&mut |name, size, call| {
+                if self.wants(name, &size) {
+                    measured.push(self.measure(&profile, name, size, call));
+                }
+            });
+            measured
+        });
+        // Again, now that the system has spread the threads over the cores.
+        let flops_per_s = flops_per_s.max(peak::flops_per_s(&cpu, self.dtype));
+        let fork_join_s = fork_join_s(&Pool::new(threads, options.spin)?);
+        Ok((Threads { threads, peaks: Peaks { flops_per_s, bytes_per_s }, fork_join_s }, measured))
+    }
+
+    fn measure(
+        &self,
+        profile: &Profile,
+        name: &'static str,
+        size: String,
+        call: &mut dyn FnMut(),
+    ) -> Measured {
+        let mut timed = || {
+            profile.take();
+            call();
+            let (key, time) =
+                profile.take().into_iter().find(|(key, _)| key.name == name).expect("it was called");
+            (key, time.time.as_secs_f64())
+        };
+        let (KernelKey { flops, bytes, .. }, _) = timed();
+        let begin = Instant::now();
+        let mut seconds = Vec::new();
+        while seconds.len() < MIN_CALLS || begin.elapsed() < self.time {
+            seconds.push(timed().1);
+        }
+        seconds.sort_by(f64::total_cmp);
+        let (min_s, median_s) = (seconds[0], seconds[seconds.len() / 2]);
+        Measured { name, size, flops, bytes, calls: seconds.len(), min_s, median_s }
+    }
+}
+
+/// Seconds of a run of two empty tasks.
+fn fork_join_s(pool: &Pool) -> f64 {
+    const RUNS: u32 = 1000;
+    let one = |_| {
+        let start = Instant::now();
+        (0..RUNS).for_each(|_| pool.run(2, &|_| ()));
+        start.elapsed().as_secs_f64() / f64::from(RUNS)
+    };
+    (0..20).map(one).fold(f64::MAX, f64::min)
+}

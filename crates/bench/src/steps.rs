@@ -1,0 +1,256 @@
+//! What one rank of `phalanx bench step` measures: training steps on random tokens.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::peak;
+use phalanx_data::NOT_PREDICTED;
+use phalanx_tensor::profile::Profile;
+use phalanx_tensor::{DType, Device};
+use phalanx_train::metrics::resident_bytes_peak;
+use phalanx_train::rank::{Batch, Rank};
+use phalanx_train::{Groups, RunPlan, Source, Spec};
+use serde::{Deserialize, Serialize};
+
+use crate::kernel_table::{KernelFigures, Peaks, StepProfile};
+
+/// Most steps whose kernel calls are timed.
+const PROFILED: usize = 3;
+
+/// Bytes to measure a rank's bandwidth with.
+const MEMORY_BYTES: usize = 256 << 20;
+
+/// What a rank measures with: its processor and device, its connections to other ranks, and what the program knows
+/// about the process.
+pub struct RankSetup<'a> {
+    /// This rank's number.
+    pub rank: usize,
+    /// The processor, to measure its peaks.
+    pub cpu: Arc<Cpu>,
+    /// The device, with an arena that replays the rank's plan.
+    pub device: Device,
+    /// Where the rank's groups come from.
+    pub source: Source<'a>,
+    /// Told the number of each step as it starts.
+    pub note_step: &'a dyn Fn(u64),
+    /// Page faults of this process so far that needed no disk; `None` where the system does not tell.
+    pub page_faults: &'a dyn Fn() -> Option<u64>,
+    /// Bytes of other ranks' memory that are resident here because they were read.
+    pub foreign_bytes: &'a dyn Fn() -> u64,
+}
+
+/// How many steps to run, and from which seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepCounts {
+    /// Seed of parameters and tokens.
+    pub seed: u64,
+    /// Steps before the first that is timed.
+    pub warmup: usize,
+    /// Steps that are timed.
+    pub steps: usize,
+}
+
+/// What one rank measured of steps.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StepFigures {
+    /// Seconds of each timed step.
+    pub step_s: Vec<f64>,
+    /// Loss of each timed step.
+    pub losses: Vec<f32>,
+    /// What this rank's threads are capable of, measured while the others measure too.
+    pub peaks: Peaks,
+    /// Of further steps, whose kernel calls were timed one by one, the one with the median time.
+    pub profile: StepProfile,
+    /// How many of those there were.
+    pub profiled: usize,
+    /// Page faults of the first step of all, and of the later ones to the last that is timed; not where the system
+    /// does not tell.
+    pub page_faults: Option<[u64; 2]>,
+    /// Bytes this rank sent in a step.
+    pub sent_bytes: u64,
+    /// Seconds of a step in which this rank waited for communication, mean.
+    pub exposed_s: f64,
+    /// Most resident bytes, other ranks' memory aside.
+    pub resident_bytes_peak: u64,
+    /// Bytes of the arena.
+    pub arena_bytes: u64,
+}
+
+/// A rank that steps on random tokens.
+pub struct Stepper<'a> {
+    setup: &'a RankSetup<'a>,
+    engine: Rank,
+    spec: Spec,
+    seed: u64,
+    batch: Batch,
+    number: u64,
+    /// As in [`StepFigures`].
+    page_faults: Option<[u64; 2]>,
+}
+
+/// Some steps, one after another.
+pub struct Timed {
+    /// As in [`StepFigures`].
+    pub step_s: Vec<f64>,
+    /// As in [`StepFigures`].
+    pub losses: Vec<f32>,
+    /// As in [`StepFigures`].
+    pub sent_bytes: u64,
+    /// As in [`StepFigures`].
+    pub exposed_s: f64,
+}
+
+impl<'a> Stepper<'a> {
+    /// The engine of a planned run on `device`, with initial parameters from `seed`.
+    ///
+    /// # Errors
+    /// A rank that died.
+    pub fn new(setup: &'a RankSetup<'a>, plan: &RunPlan, seed: u64, device: Device) -> Result<Stepper<'a>> {
+        let spec = plan.spec.clone();
+        let groups = Groups::new(&setup.source, &spec);
+        let mut engine = Rank::new(device, groups, &spec, &plan.of(setup.rank).orders);
+        engine.initialise(seed)?;
+        let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
+        let page_faults = (setup.page_faults)().map(|_| [0, 0]);
+        Ok(Stepper { setup, engine, spec, seed, batch, number: 0, page_faults })
+    }
+
+    /// Warm-up, then timed steps.
+    ///
+    /// # Errors
+    /// A rank that died, a step that cannot be applied.
+    pub fn timed(&mut self, warmup: usize, steps: usize) -> Result<Timed> {
+        for _ in 0..warmup {
+            self.step()?;
+        }
+        let mut timed = Timed { step_s: Vec::new(), losses: Vec::new(), sent_bytes: 0, exposed_s: 0.0 };
+        for _ in 0..steps {
+            let (seconds, loss) = self.step()?;
+            timed.step_s.push(seconds);
+            timed.losses.push(loss);
+            let communication = self.engine.groups().take_statistics();
+            timed.sent_bytes = communication.sent_bytes;
+            timed.exposed_s += communication.exposed_s / steps as f64;
+        }
+        Ok(timed)
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Rank {
+        &self.engine
+    }
+
+    /// One step: its seconds and loss.
+    fn step(&mut self) -> Result<(f64, f32)> {
+        self.number += 1;
+        fill(&mut self.batch, &self.spec, self.seed, self.number, self.engine.at().data);
+        (self.setup.note_step)(self.number);
+        self.engine.groups().take_statistics();
+        let faults = (self.setup.page_faults)();
+        let start = Instant::now();
+        let outcome = self.engine.step(self.number, &self.batch, false)?;
+        let seconds = start.elapsed().as_secs_f64();
+        if let (Some(sums), Some(before), Some(after)) =
+            (&mut self.page_faults, faults, (self.setup.page_faults)())
+        {
+            sums[usize::from(self.number > 1)] += after - before;
+        }
+        Ok((seconds, outcome.loss))
+    }
+
+    /// The median of some steps whose kernel calls are timed. Page faults of the table are not the step's.
+    fn profile(&mut self, profile: &Profile, steps: usize) -> Result<StepProfile> {
+        let page_faults = self.page_faults;
+        profile.pause(false);
+        let mut profiles = Vec::new();
+        for _ in 0..steps {
+            let (step_s, _) = self.step()?;
+            let kernels = profile.take().into_iter().map(|(key, time)| KernelFigures {
+                name: key.name.to_string(),
+                flops: key.flops,
+                bytes: key.bytes,
+                calls: time.calls,
+                seconds: time.time.as_secs_f64(),
+            });
+            profiles.push(StepProfile { step_s, kernels: kernels.collect() });
+        }
+        profile.pause(true);
+        self.page_faults = page_faults;
+        profiles.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
+        let mut median = profiles.swap_remove(profiles.len() / 2);
+        median.sort();
+        Ok(median)
+    }
+
+    /// Operations per second, measured by all ranks at the same time, as they compute in a step.
+    fn flops_per_s(&self, cpu: &Cpu, compute: DType) -> Result<f64> {
+        self.engine.group().barrier().wait()?;
+        Ok(peak::flops_per_s(cpu, compute))
+    }
+}
+
+/// Warm-up, then timed steps, then steps whose kernels are timed.
+///
+/// # Errors
+/// Memory that the system does not give; a rank that died.
+pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Result<StepFigures> {
+    let (cpu, compute) = (&*setup.cpu, plan.spec.precision.compute);
+    let StepCounts { seed, warmup, steps } = counts;
+    let profile = Arc::new(Profile::default());
+    profile.pause(true);
+    let device = setup.device.clone().profiled(Arc::clone(&profile));
+    let mut stepper = Stepper::new(setup, plan, seed, device)?;
+    let before = stepper.flops_per_s(cpu, compute)?;
+    let Timed { step_s, losses, sent_bytes, exposed_s } = stepper.timed(warmup, steps)?;
+    let profiled = steps.min(PROFILED);
+    let profile = stepper.profile(&profile, profiled)?;
+    let resident_bytes_peak = resident_bytes_peak((setup.foreign_bytes)());
+    // Again, now that the system has spread the threads over the cores.
+    let flops_per_s = before.max(stepper.flops_per_s(cpu, compute)?);
+    stepper.engine.group().barrier().wait()?;
+    let bytes_per_s = peak::bandwidth(cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.most();
+    Ok(StepFigures {
+        step_s,
+        losses,
+        peaks: Peaks { flops_per_s, bytes_per_s },
+        profile,
+        profiled,
+        page_faults: stepper.page_faults,
+        sent_bytes,
+        exposed_s,
+        resident_bytes_peak,
+        arena_bytes: plan.of(setup.rank).memory.arena_bytes,
+    })
+}
+
+/// Random tokens and targets of step `number` (from 1) for the ranks at `data` on the data axis. Each sequence is a
+/// function of the seed, the step and its place in the global batch: however that is cut and shared, it is the same.
+/// Of a masked model a sequence has as many targets as a sample.
+pub fn fill(batch: &mut Batch, spec: &Spec, seed: u64, number: u64, data: usize) {
+    let (seq, vocab) = (spec.seq, spec.model.shape().vocab);
+    let rows = batch.tokens.chunks_mut(seq).zip(batch.targets.chunks_mut(seq));
+    for (index, (tokens, targets)) in rows.enumerate() {
+        let place = spec.first_sample(index / spec.micro_batch_size, data) + index % spec.micro_batch_size;
+        let mut random = mixed(mixed(seed ^ number) ^ place as u64);
+        for token in tokens.iter_mut().chain(targets.iter_mut()) {
+            *token = below(&mut random, vocab);
+        }
+        let unpredicted = seq - spec.targets_per_sequence.min(seq);
+        targets[..unpredicted].fill(NOT_PREDICTED);
+    }
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014): neighbours become unlike.
+fn mixed(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// A token below `vocab` (Knuth's linear congruence; the upper bits).
+fn below(state: &mut u64, vocab: usize) -> u32 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    ((*state >> 33) % vocab as u64) as u32
+}

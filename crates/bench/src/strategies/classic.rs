@@ -1,0 +1,152 @@
+//! The classic comparison: model parallelism against a pipeline, on a BERT.
+//!
+//! Two ranks have one half of the layers each. Model parallel, the whole batch goes through the first, then through the
+//! second, and one of them always waits; cut in micro-batches, both compute at the same time. What PyTorch's tutorial
+//! "Single-Machine Model Parallel Best Practices" shows with a ResNet-50 cut in two, here with the schedules of the
+//! engine; batch 16, 4 micro-batches.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use phalanx_drawing::report::{Table, bytes, count, plural};
+use phalanx_layers::Checkpointing;
+use phalanx_models::Model;
+use phalanx_parallel::TensorParallel;
+use phalanx_train::RunConfig;
+use serde_json::{Value, json};
+
+use super::report::step_time;
+use super::run::{Bench, Launcher, Ran};
+
+/// The model and its batch.
+pub const CONFIG: &str = include_str!("../../../../examples/bert_classic.toml");
+
+/// Ids of its tokens: the bytes, and the mask.
+pub const VOCABULARY: usize = 257;
+
+/// Ranks, each with one half.
+const RANKS: usize = 2;
+
+/// Steps before the first that is timed.
+const WARMUP: usize = 2;
+
+/// What is compared: name, schedule, whether the batch is cut in micro-batches.
+const RUNS: [(&str, &str, bool); 3] = [
+    ("model parallel", "model", false),
+    ("pipeline, gpipe", "gpipe", true),
+    ("pipeline, 1f1b", "1f1b", true),
+];
+
+/// The comparison.
+pub struct Classic {
+    config: RunConfig,
+    parameters: u64,
+    steps: usize,
+    threads: usize,
+    runs: Vec<(&'static str, Ran)>,
+}
+
+/// Runs the comparison, `steps` steps each; `config` is [`CONFIG`], completed for its `model`.
+///
+/// # Errors
+/// More memory than there is, a rank that died, a signal.
+pub fn compare(
+    (mut config, model): (RunConfig, Arc<dyn Model>),
+    steps: usize,
+    threads: usize,
+    launcher: &dyn Launcher,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Classic> {
+    config.train.threads = Some((threads / RANKS).max(1));
+    let mut runs = Vec::new();
+    let parameters = model.network(&TensorParallel::solo(), Checkpointing::None).elements() as u64;
+    let bench = Bench { config, model, ranks: RANKS, threads, warmup: WARMUP, steps, launcher };
+    for (name, schedule, cut) in RUNS {
+        progress(name);
+        let mut config = bench.config.clone();
+        config.parallel.schedule = schedule.into();
+        if !cut {
+            config.parallel.micro_batches = Some(1);
+        }
+        let ran = bench.ranks(config);
+        launcher.check_signals()?;
+        runs.push((name, ran.with_context(|| format!("the classic comparison, {name}"))?));
+    }
+    let config = bench.config;
+    let threads = config.train.threads.unwrap_or(1);
+    Ok(Classic { config, parameters, steps, threads, runs })
+}
+
+impl Classic {
+    /// Mean step of the first over that of each.
+    fn speed_up(&self, ran: &Ran) -> f64 {
+        self.runs[0].1.mean_and_deviation().0 / ran.mean_and_deviation().0
+    }
+}
+
+/// Bytes of the rank that holds most.
+fn max_bytes(ran: &Ran) -> u64 {
+    ran.ranks[ran.largest_and_smallest().0].measured.bytes
+}
+
+/// For people.
+pub fn to_text(classic: &Classic) -> String {
+    let mut table = Table::new(&[
+        "",
+        "micro-batches",
+        "step, mean",
+        "deviation",
+        "speed-up",
+        "bubble, simulated",
+        "measured",
+        "largest rank",
+        "loss",
+    ]);
+    for (name, ran) in &classic.runs {
+        let (mean, deviation) = ran.mean_and_deviation();
+        table.row([
+            name.to_string(),
+            ran.micro_batches.to_string(),
+            step_time(mean),
+            step_time(deviation),
+            format!("{:.2}", classic.speed_up(ran)),
+            format!("{:.1}%", 100.0 * ran.bubble.unwrap_or(0.0)),
+            format!("{:.1}%", 100.0 * ran.waited_fraction()),
+            bytes(max_bytes(ran)),
+            format!("{:.4}", ran.loss()),
+        ]);
+    }
+    let model = &classic.config.model;
+    format!(
+        "Model parallel against pipeline: a BERT of {} x {} ({} parameters), batch {} of {} tokens, {} of {}, {} after \
+         {WARMUP} of warm-up\n{table}  A bubble is the time in which ranks wait: simulated with the operations of each \
+         stage, measured as waiting over step\n",
+        model.layers,
+        model.hidden,
+        count(classic.parameters as f64),
+        classic.config.batch.global,
+        model.seq,
+        plural(RANKS, "rank"),
+        plural(classic.threads, "thread"),
+        plural(classic.steps, "step"),
+    )
+}
+
+/// For scripts.
+pub fn to_json(classic: &Classic) -> Value {
+    let run = |(name, ran): &(&str, Ran)| {
+        let (mean, deviation) = ran.mean_and_deviation();
+        json!({
+            "name": name, "micro_batches": ran.micro_batches, "step_s_mean": mean, "step_s_deviation": deviation,
+            "step_s": ran.step_s(), "speed_up": classic.speed_up(ran), "bubble_fraction": ran.bubble,
+            "bubble_fraction_measured": ran.waited_fraction(), "peak_bytes_most": max_bytes(ran),
+            "as_planned": ran.as_planned(), "sent_bytes_per_step": ran.sent_bytes(), "loss": ran.loss(),
+        })
+    };
+    json!({
+        "batch": classic.config.batch.global, "seq": classic.config.model.seq, "layers": classic.config.model.layers,
+        "hidden": classic.config.model.hidden, "parameters": classic.parameters, "ranks": RANKS,
+        "threads": classic.threads, "steps": classic.steps,
+        "runs": classic.runs.iter().map(run).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,270 @@
+//! The comparison as tables and bars in a terminal, and as JSON.
+
+use phalanx_drawing::report::{Table, bytes, seconds};
+use phalanx_plan::Peak;
+use phalanx_trace::Category;
+use serde_json::{Value, json};
+
+use super::compared::Agreement;
+use super::run::{Ran, Row};
+use super::way::Way;
+
+/// By category, what its part of a bar is made of.
+const BLOCKS: [char; 6] = ['█', '▓', '▒', '░', '▚', '▖'];
+
+/// Least letters of a bar.
+const MIN_BAR: usize = 20;
+
+/// Seconds of a step, which may be very small: three digits below 100 ms.
+pub fn step_time(of: f64) -> String {
+    match of {
+        s if s < 1e-4 => seconds(s),
+        s if s < 1e-2 => format!("{:.2} ms", s * 1e3),
+        s if s < 1e-1 => format!("{:.1} ms", s * 1e3),
+        s => seconds(s),
+    }
+}
+
+/// The ways that ran, with their figures.
+fn ran(rows: &[Row]) -> impl Iterator<Item = (&Row, &Ran)> {
+    rows.iter().filter_map(|row| Some((row, row.ran.as_ref().ok()?)))
+}
+
+/// Median step of one device, if it ran.
+fn one_device_s(rows: &[Row]) -> Option<f64> {
+    ran(rows).find(|(row, _)| row.way == Way::OneDevice).map(|(_, ran)| ran.median_and_min().0)
+}
+
+/// Everything for people; lines as long as `width`.
+pub fn to_text(rows: &[Row], agreement: Option<&Agreement>, width: usize) -> String {
+    let left_out: Vec<String> = rows
+        .iter()
+        .filter_map(|row| Some(format!("  {} does not run: {}\n", row.way.name(), row.ran.as_ref().err()?)))
+        .collect();
+    format!(
+        "{}{}\nMemory by category of the rank that holds most\n{}\n{}\n{}",
+        times(rows),
+        left_out.concat(),
+        memory(rows),
+        bars(rows, width),
+        agreement.map_or(String::new(), agreement_text)
+    )
+}
+
+/// A row a way: time, bytes moved, loss.
+fn times(rows: &[Row]) -> String {
+    let mut table = Table::new(&[
+        "way",
+        "ranks x threads",
+        "micro-batches",
+        "step, median",
+        "min",
+        "of one device",
+        "moved a step",
+        "waited",
+        "bubble",
+        "loss",
+    ]);
+    let one = one_device_s(rows);
+    for row in rows {
+        let (name, size) = (row.way.name().to_string(), format!("{} x {}", row.ranks, row.threads));
+        let Ok(ran) = &row.ran else {
+            table.row([name, size, "-".into(), "does not run".into()]);
+            continue;
+        };
+        let (median, min) = ran.median_and_min();
+        table.row([
+            name,
+            size,
+            ran.micro_batches.to_string(),
+            step_time(median),
+            step_time(min),
+            one.map_or("-".into(), |one| format!("{:.2}", median / one)),
+            bytes(ran.sent_bytes()),
+            step_time(ran.exposed_s()),
+            ran.bubble.map_or("-".into(), |bubble| format!("{:.1}%", 100.0 * bubble)),
+            format!("{:.5}", ran.loss()),
+        ]);
+    }
+    table.to_string()
+}
+
+/// A row a way: what its ranks hold.
+fn memory(rows: &[Row]) -> String {
+    let mut headings = vec!["way", "largest rank", "smallest", "measured"];
+    headings.extend(Category::ALL.map(Category::name));
+    let mut table = Table::new(&headings);
+    for (row, ran) in ran(rows) {
+        let (largest, smallest) = ran.largest_and_smallest();
+        let planned = |rank: usize| ran.ranks[rank].planned;
+        let measured = match ran.as_planned() {
+            true => "as planned".to_string(),
+            false => match (ran.ranks[largest].measured, planned(largest)) {
+                (measured, planned) if measured.bytes == planned.bytes => "other categories".to_string(),
+                (measured, _) => bytes(measured.bytes),
+            },
+        };
+        let sizes =
+            [row.way.name().to_string(), bytes(planned(largest).bytes), bytes(planned(smallest).bytes)];
+        let categories = Category::ALL.map(|category| bytes(planned(largest).categories.get(category)));
+        table.row(sizes.into_iter().chain([measured]).chain(categories));
+    }
+    table.to_string()
+}
+
+/// Bars of memory, ranks that hold the same in one, and of step times.
+fn bars(rows: &[Row], width: usize) -> String {
+    let max = ran(rows).flat_map(|(_, ran)| &ran.ranks).map(|rank| rank.measured.bytes).max().unwrap_or(0);
+    let slowest = ran(rows).map(|(_, ran)| ran.median_and_min().0).fold(0.0, f64::max);
+    // Names and figures take 50.
+    let room = width.saturating_sub(50).max(MIN_BAR);
+    let legend =
+        Category::ALL.iter().zip(BLOCKS).map(|(category, block)| format!("{block} {}", category.name()));
+    let mut text = format!("Memory, measured: {}\n", legend.collect::<Vec<_>>().join("  "));
+    for (row, ran) in ran(rows) {
+        for (who, peak) in alike(row, ran) {
+            text.push_str(&format!("  {who:<34} {:>10} {}\n", bytes(peak.bytes), stacked(peak, max, room)));
+        }
+    }
+    text.push_str("Step, median\n");
+    for (row, ran) in ran(rows) {
+        let median = ran.median_and_min().0;
+        let letters = (median / slowest.max(f64::MIN_POSITIVE) * room as f64).round() as usize;
+        let bar = "█".repeat(letters.max(1));
+        text.push_str(&format!("  {:<34} {:>10} {bar}\n", row.way.name(), step_time(median)));
+    }
+    text
+}
+
+/// `zero-3, ranks 0 to 3`: neighbours that hold the same.
+fn alike<'a>(row: &Row, ran: &'a Ran) -> Vec<(String, &'a Peak)> {
+    let mut groups: Vec<(usize, usize, &Peak)> = Vec::new();
+    for (rank, figures) in ran.ranks.iter().enumerate() {
+        match groups.last_mut() {
+            Some((_, last, peak)) if **peak == figures.measured => *last = rank,
+            _ => groups.push((rank, rank, &figures.measured)),
+        }
+    }
+    let what = if row.way.is_data_parallel() { "device" } else { "rank" };
+    let named = |(first, last, peak)| {
+        let name = row.way.name();
+        let who = match first == last {
+            true => format!("{name}, {what} {first}"),
+            false => format!("{name}, {what}s {first} to {last}"),
+        };
+        (who, peak)
+    };
+    groups.into_iter().map(named).collect()
+}
+
+/// A bar of at most `room` letters. Parts end at rounded sums, so that the bar is as long as its total.
+fn stacked(peak: &Peak, max: u64, room: usize) -> String {
+    let place = |sum: u64| (sum as f64 / max.max(1) as f64 * room as f64).round() as usize;
+    let (mut sum, mut bar) = (0, String::new());
+    for (category, block) in Category::ALL.into_iter().zip(BLOCKS) {
+        let before = place(sum);
+        sum += peak.categories.get(category);
+        bar.extend(std::iter::repeat_n(block, place(sum) - before));
+    }
+    bar
+}
+
+/// The last line.
+fn agreement_text(found: &Agreement) -> String {
+    let Agreement { reference: (first, loss), others, max, allowed, apart } = found;
+    let budget = format!("largest difference {max:.1e}, rounding allows {allowed:.1e}");
+    match apart.is_empty() {
+        true => format!(
+            "All {} synchronous ways have the same loss {loss:.5} within rounding ({budget})\n",
+            others + 1
+        ),
+        false => {
+            let names: Vec<&str> = apart.iter().map(|way| way.name()).collect();
+            format!(
+                "Not the same loss as {} ({loss:.5}): {}; {budget}. This is a bug of the engine\n",
+                first.name(),
+                names.join(", ")
+            )
+        }
+    }
+}
+
+/// For scripts.
+pub fn to_json(rows: &[Row], agreement: Option<&Agreement>) -> Value {
+    let one = one_device_s(rows);
+    let agreement = agreement.map(|found| {
+        json!({
+            "agree": found.apart.is_empty(), "reference": found.reference.0.name(), "compared": found.others,
+            "largest_difference": found.max, "allowed": found.allowed,
+            "apart": found.apart.iter().map(|way| way.name()).collect::<Vec<_>>(),
+        })
+    });
+    json!({
+        "ways": rows.iter().map(|row| row_json(row, one)).collect::<Vec<_>>(),
+        "losses": agreement,
+    })
+}
+
+fn row_json(row: &Row, one: Option<f64>) -> Value {
+    let Row { way, ranks, threads, ran } = row;
+    let ran = match ran {
+        Err(reason) => {
+            return json!({ "way": way.name(), "ranks": ranks, "threads": threads, "reason": reason });
+        }
+        Ok(ran) => ran,
+    };
+    let (median, min) = ran.median_and_min();
+    let by_rank = ran.ranks.iter().map(|rank| {
+        json!({
+            "planned": rank.planned, "measured": rank.measured, "sent_bytes_per_step": rank.sent_bytes,
+            "exposed_s": rank.exposed_s,
+        })
+    });
+    json!({
+        "way": way.name(), "ranks": ranks, "threads": threads, "micro_batches": ran.micro_batches,
+        "step_s_median": median, "step_s_min": min, "step_s": ran.step_s(),
+        "of_one_device": one.map(|one| median / one), "as_planned": ran.as_planned(),
+        "by_rank": by_rank.collect::<Vec<_>>(), "sent_bytes_per_step": ran.sent_bytes(),
+        "exposed_s": ran.exposed_s(), "bubble_fraction": ran.bubble, "loss": ran.loss(),
+        "losses": ran.ranks[0].losses,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::compared::{agreement, made_up};
+    use super::*;
+
+    #[test]
+    fn bars_are_as_long_as_what_they_stand_for() {
+        let Ok(ran) = made_up::row(Way::Ddp, &[4 << 20, 1 << 20], 5.0).ran else { unreachable!("it ran") };
+        let bar = |rank: usize| stacked(&ran.ranks[rank].measured, 4 << 20, 40);
+        assert_eq!(bar(0), format!("{}{}", "█".repeat(20), "░".repeat(20)));
+        assert_eq!(bar(1), format!("{}{}", "█".repeat(5), "░".repeat(5)));
+    }
+
+    #[test]
+    fn every_way_has_its_rows_and_one_that_does_not_run_its_reason() {
+        let mut rows = made_up::rows();
+        let text = to_text(&rows, agreement(&rows, 1e-6).as_ref(), 110);
+        for way in Way::ALL {
+            assert!(text.contains(way.name()), "{way:?}: {text}");
+        }
+        for words in [
+            "pipeline-zb-h1 does not run: parallel.pipeline = 2",
+            "data-parallel, device 0",
+            "zero-3, rank 1",
+            "as planned",
+            "All 11 synchronous ways have the same loss 5.25000",
+        ] {
+            assert!(text.contains(words), "no {words:?} in {text}");
+        }
+        assert!(
+            text.lines().filter(|line| line.contains('█')).all(|line| line.chars().count() <= 110),
+            "{text}"
+        );
+        rows[3] = made_up::row(Way::Ddp, &[9, 9], 5.5);
+        let text = to_text(&rows, agreement(&rows, 1e-6).as_ref(), 110);
+        assert!(text.contains("Not the same loss as one-device (5.25000): ddp;"), "{text}");
+    }
+}
