@@ -21,7 +21,7 @@ use phalanx_plan::MemoryPlan;
 use phalanx_tensor::{Arena, Device, Region};
 use phalanx_train::config::{Float, OptimizerKind, Reduce, Updates};
 use phalanx_train::dataset::{DataDigests, prepare};
-use phalanx_train::groups::Source;
+use phalanx_train::groups::GroupSource;
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::run::{Job, RunError, Silent, Start};
 use phalanx_train::{Dataset, Groups, RunConfig, Spec, Summary};
@@ -55,7 +55,7 @@ fn on_ranks<T: Send>(
         let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
         let options = Options { deadline: Duration::from_secs(60), ..Options::default() };
         let endpoint = endpoint.with_options(options);
-        let links = Links::new(&Source::Host(&endpoint), plan.spec.world_size());
+        let links = Links::new(&GroupSource::Host(&endpoint), plan.spec.world_size());
         let mut engine = Asynchronous::new(device, links, &plan.spec, max_staleness);
         let out = body(&mut engine);
         let peak = engine.device().arena().peak().unwrap();
@@ -297,7 +297,7 @@ fn a_worker_that_dies_ends_the_run() {
                 let memory = plan.ranks[endpoint.rank()].memory.clone();
                 let region = Region::anonymous(memory.arena_bytes as usize).unwrap();
                 let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
-                let links = Links::new(&Source::Host(&endpoint), plan.spec.world_size());
+                let links = Links::new(&GroupSource::Host(&endpoint), plan.spec.world_size());
                 body(&mut Asynchronous::new(device, links, &plan.spec, max_staleness))
             };
             let spawned: Vec<_> = threads(ranks).into_iter().map(|e| scope.spawn(move || one(e))).collect();
@@ -405,7 +405,7 @@ fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) 
             let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
             let place = asynchronous::Place {
                 device,
-                links: Links::new(&Source::Host(&endpoint), ranks),
+                links: Links::new(&GroupSource::Host(&endpoint), ranks),
                 stop_requested,
                 note_step: &|step| endpoint.note(step),
                 foreign_bytes: &|| 0,

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use phalanx_collectives::{CollectiveError, Endpoint, Group, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    Block, Context, Embedding, Init, Layer, LinearCrossEntropy, Network, ParameterSpec, Recompute,
+    Block, BlockRole, Context, Embedding, Init, Layer, LinearCrossEntropy, Network, ParameterSpec, Recompute,
 };
 use phalanx_optim::Optimizer;
-use phalanx_parallel::stage::From;
+use phalanx_parallel::stage::BackwardStart;
 use phalanx_parallel::zero::Holding;
 use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
 use phalanx_plan::{ChunkSize, ParameterSize, Precision, lay_out};
@@ -64,7 +64,9 @@ fn network(tensor: &TensorParallel) -> Network {
         tensor.rows(norm("ln_f")),
     ];
     let named = layers.into_iter().enumerate();
-    let blocks = named.map(|(i, layer)| Block { name: format!("block {i}"), layer }).collect();
+    let blocks = named
+        .map(|(i, layer)| Block { name: format!("block {i}"), role: BlockRole::Transformer, layer })
+        .collect();
     let head = LinearCrossEntropy {
         weight: "head".into(),
         bias: None,
@@ -155,11 +157,11 @@ fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Call, CollectiveError)>
             }),
             Call::Loss => stage.loss(&cx, x.take().unwrap(), &targets, NUMBERS).map(drop),
             Call::Backward => {
-                let from = From::Targets(&targets, NUMBERS);
+                let from = BackwardStart::Targets(&targets, NUMBERS);
                 stage.backward(&cx, kept.take().unwrap(), from, &mut watch).map(drop)
             }
             Call::BackwardInput => {
-                let from = From::Targets(&targets, NUMBERS);
+                let from = BackwardStart::Targets(&targets, NUMBERS);
                 stage.backward_input(&cx, kept.take().unwrap(), from, &mut watch).map(|(_, l)| {
                     later = Some(l);
                 })

@@ -8,7 +8,7 @@ use phalanx_parallel::TensorParallel;
 use phalanx_planted::{FaultKind, PlantedFault, sites};
 use phalanx_tensor::{DType, Layout};
 use rig::{
-    AXES, Build, DRAW, HIDDEN, PLAIN, Place, ROWS, SEQ, Setting, allowed, block, distance, joined, linear,
+    AXES, Build, DRAW, HIDDEN, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, block, distance, joined, linear,
     on_ranks, parts, paths, run, same_within, whole,
 };
 
@@ -94,7 +94,7 @@ fn a_planted_fault_is_far_outside_of_what_is_allowed() {
     let build = |tensor: &TensorParallel| -> Box<dyn Layer> { Box::new(block(tensor, (0.0, 0.0))) };
     let run_with = |axis: (usize, bool), fault| {
         on_ranks(axis.0, |group| {
-            Place::with_fault(group, axis.1, fault, |place| run(place, &*build(place.tensor), PLAIN))
+            TestRank::with_fault(group, axis.1, fault, |place| run(place, &*build(place.tensor), PLAIN))
         })
     };
     let path = [&LINEAR[..], &NORM, &ATTENTION].concat();

@@ -13,7 +13,7 @@ use phalanx_parallel::TensorParallel;
 use phalanx_planted::{FaultKind, PlantedFault, sites};
 use phalanx_tensor::{Category, CrossEntropy, DType, IGNORED, Tensor, View};
 use rig::{
-    AXES, BATCH, DRAW, HIDDEN, MICRO_BATCHES, PLAIN, Place, ROWS, SEQ, Setting, allowed, close, distance,
+    AXES, BATCH, DRAW, HIDDEN, MICRO_BATCHES, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, close, distance,
     join_gradient, joined, on_ranks, parts, run, same_within, whole,
 };
 
@@ -83,7 +83,7 @@ fn a_planted_fault_in_an_embedding_is_far_outside_of_what_is_allowed() {
         let build = |tensor: &TensorParallel| tensor.embedding(embedding(50, true));
         let run_with = |fault| {
             on_ranks(axis.0, |group| {
-                Place::with_fault(group, axis.1, fault, |place| run(place, &*build(place.tensor), setting))
+                TestRank::with_fault(group, axis.1, fault, |place| run(place, &*build(place.tensor), setting))
             })
         };
         let right = parts(&build, axis, setting);
@@ -114,7 +114,7 @@ struct HeadNumbers {
     specs: Vec<ParameterSpec>,
 }
 
-fn targets(place: &Place, vocab: usize, micro_batch: usize) -> Tensor {
+fn targets(place: &TestRank, vocab: usize, micro_batch: usize) -> Tensor {
     let target = |i: usize| if i % 5 == 3 { IGNORED } else { ((i * 31 + micro_batch * 7) % vocab) as u32 };
     let all: Vec<u32> = (0..ROWS).map(target).collect();
     let mut tensor = place.device.alloc(DType::U32, [BATCH, SEQ], Category::Activations, "test");
@@ -127,7 +127,7 @@ fn head(vocab: usize, bias: bool) -> LinearCrossEntropy {
     LinearCrossEntropy { weight: "head.weight".into(), bias, vocab, hidden: HIDDEN, init: Init::Normal(1.0) }
 }
 
-fn run_head(place: &Place, head: &dyn Head, vocab: usize) -> HeadNumbers {
+fn run_head(place: &TestRank, head: &dyn Head, vocab: usize) -> HeadNumbers {
     let specs = head.parameters();
     let parameters: Vec<Tensor> = specs.iter().map(|s| place.parameter(DType::F32, s, "parameter")).collect();
     let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
@@ -154,7 +154,7 @@ fn run_heads((ranks, sequence): (usize, bool), vocab: usize, bias: bool) -> Vec<
     on_ranks(ranks, |group| {
         let rank = group.rank();
         let tensor = TensorParallel::new(group, sequence);
-        run_head(&Place::new(&tensor, rank), &*tensor.head(head(vocab, bias)), vocab)
+        run_head(&TestRank::new(&tensor, rank), &*tensor.head(head(vocab, bias)), vocab)
     })
 }
 
@@ -183,7 +183,7 @@ fn a_head_of_which_each_rank_has_some_classes() {
         let allowed = allowed(&[HIDDEN, vocab, vocab, 2 * ROWS + 1, 4]);
         for bias in [false, true] {
             let solo = TensorParallel::solo();
-            let expected = run_head(&Place::new(&solo, 0), &*solo.head(head(vocab, bias)), vocab);
+            let expected = run_head(&TestRank::new(&solo, 0), &*solo.head(head(vocab, bias)), vocab);
             for axis in AXES {
                 let what = format!("{vocab} classes, bias {bias}, {axis:?}");
                 let (losses, dx, gradients) = joined_heads(&run_heads(axis, vocab, bias), axis.1);
@@ -207,7 +207,7 @@ fn a_head_of_which_each_rank_has_some_classes() {
 fn logits_are_those_of_the_classes_that_are_here() {
     let solo = TensorParallel::solo();
     let logits = |tensor: &TensorParallel, rank: usize| {
-        let (place, head) = (Place::new(tensor, rank), tensor.head(head(50, true)));
+        let (place, head) = (TestRank::new(tensor, rank), tensor.head(head(50, true)));
         let specs = head.parameters();
         let parameters: Vec<Tensor> =
             specs.iter().map(|s| place.parameter(DType::F32, s, "parameter")).collect();

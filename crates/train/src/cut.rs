@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_layers::{Activation, Context, Gradient, Network, ParameterSpec};
+use phalanx_layers::{Activation, BlockRole, Context, Gradient, Network, ParameterSpec};
 use phalanx_plan::{BlockCost, Cost, Cut, CutError, StageCost, cut};
 use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor, View};
 
@@ -24,9 +24,8 @@ pub fn stages(
     if stages == 1 {
         return Ok(std::iter::once(0..blocks).collect());
     }
-    // Blocks that are one of many have a number in their name: h.3, layer.2.
-    let numbered = |i: &usize| network.blocks[*i].name.contains('.');
-    let inner: Vec<usize> = (0..network.blocks.len()).filter(numbered).collect();
+    let is_inner = |i: &usize| network.blocks[*i].role == BlockRole::Transformer;
+    let inner: Vec<usize> = (0..network.blocks.len()).filter(is_inner).collect();
     let by = match (by, inner.first().zip(inner.last())) {
         (CutBy::Balanced, _) => Cut::Balanced,
         (CutBy::Uniform, Some((first, last))) => Cut::Uniform { inner: *first..last + 1 },

@@ -30,7 +30,7 @@ pub struct Groups {
 }
 
 /// Where groups come from.
-pub enum Source<'a> {
+pub enum GroupSource<'a> {
     /// There is one rank.
     Alone,
     /// Ranks of this machine.
@@ -39,12 +39,12 @@ pub enum Source<'a> {
     Meta(Arc<Recorder>, usize),
 }
 
-impl Source<'_> {
+impl GroupSource<'_> {
     fn rank(&self) -> usize {
         match self {
-            Source::Alone => 0,
-            Source::Host(endpoint) => endpoint.rank(),
-            Source::Meta(_, rank) => *rank,
+            GroupSource::Alone => 0,
+            GroupSource::Host(endpoint) => endpoint.rank(),
+            GroupSource::Meta(_, rank) => *rank,
         }
     }
 
@@ -52,27 +52,27 @@ impl Source<'_> {
     fn group(&self, name: &'static str, axes: &[Axis], members: &[usize]) -> Option<Arc<dyn Group>> {
         let place = members.iter().position(|member| *member == self.rank());
         match (self, place) {
-            (Source::Meta(recorder, _), Some(place)) => {
+            (GroupSource::Meta(recorder, _), Some(place)) => {
                 Some(Arc::new(MetaGroup::over(name, axes, members, place, Arc::clone(recorder))))
             }
             (_, Some(_)) if members.len() == 1 => Some(Arc::new(Solo::new(name))),
-            (Source::Host(endpoint), Some(_)) if axes == [Axis::Pipeline] => {
+            (GroupSource::Host(endpoint), Some(_)) if axes == [Axis::Pipeline] => {
                 Some(endpoint.sub_group_beside(name, members))
             }
-            (Source::Host(endpoint), Some(_)) => Some(endpoint.sub_group(name, members)),
-            (Source::Host(endpoint), None) => {
+            (GroupSource::Host(endpoint), Some(_)) => Some(endpoint.sub_group(name, members)),
+            (GroupSource::Host(endpoint), None) => {
                 endpoint.no_group();
                 None
             }
-            (Source::Alone, Some(_)) => panic!("group {name} of {members:?} where there is one rank"),
-            (Source::Alone | Source::Meta(..), None) => None,
+            (GroupSource::Alone, Some(_)) => panic!("group {name} of {members:?} where there is one rank"),
+            (GroupSource::Alone | GroupSource::Meta(..), None) => None,
         }
     }
 }
 
 impl Groups {
     /// The groups of the source's rank.
-    pub fn new(source: &Source, spec: &Spec) -> Groups {
+    pub fn new(source: &GroupSource, spec: &Spec) -> Groups {
         let (mesh, rank) = (spec.mesh, source.rank());
         let sizes = [(Axis::Pipeline, mesh.pipeline), (Axis::Data, mesh.data), (Axis::Tensor, mesh.tensor)];
         let several = |axes: &[Axis]| -> Vec<Axis> {
@@ -104,7 +104,7 @@ impl Groups {
 
     /// Groups over all axes of a world of one.
     pub fn alone(spec: &Spec) -> Groups {
-        Groups::new(&Source::Alone, spec)
+        Groups::new(&GroupSource::Alone, spec)
     }
 
     /// What all groups did since this was last asked.

@@ -20,7 +20,7 @@ use phalanx_tensor::Device;
 use phalanx_trace::{Event, StaticName, Trace, interned_keys};
 use serde::{Deserialize, Serialize};
 
-use crate::groups::{Groups, Source};
+use crate::groups::{GroupSource, Groups};
 use crate::rank::{Batch, Rank};
 use crate::spec::Spec;
 
@@ -314,7 +314,7 @@ fn orders_of(trace: &Trace) -> Orders {
 fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (Device, Rank) {
     let device = Device::meta(spec.threads);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
-    let groups = Groups::new(&Source::Meta(recorder, rank), spec);
+    let groups = Groups::new(&GroupSource::Meta(recorder, rank), spec);
     let engine = make_rank(device.clone(), groups, spec, orders);
     (device, engine)
 }

@@ -99,9 +99,7 @@ impl Rank {
         let (tokens, targets) = uploads(&device, spec, batch);
         let (boundary, placements) = spec.boundary();
         let numbers = spec.cross_entropy(loss_scale);
-        if device.is_meta() {
-            spec.check_weights(&device, numbers.scale);
-        }
+        spec.check_weights(&device, numbers.scale);
         let feed = Feed {
             device: &device,
             context: &context,

@@ -262,9 +262,9 @@ impl Layer for Hoarding {
 /// The model's network, in which one block's input is kept for longer.
 fn network(spec: &Spec, groups: &Groups, hoard: &Arc<Hoard>) -> Network {
     let mut network = spec.network(groups);
-    let blocks = network.blocks.into_iter().enumerate().map(|(number, Block { name, layer })| {
+    let blocks = network.blocks.into_iter().enumerate().map(|(number, Block { name, role, layer })| {
         let chosen = number == hoard.case.block;
-        Block { name, layer: Box::new(Hoarding { layer, chosen, hoard: Arc::clone(hoard) }) }
+        Block { name, role, layer: Box::new(Hoarding { layer, chosen, hoard: Arc::clone(hoard) }) }
     });
     network.blocks = blocks.collect();
     network

@@ -42,7 +42,7 @@ pub use worker::Done;
 
 use crate::whole::Whole;
 use exchange::Mail;
-use phalanx_train::groups::Source;
+use phalanx_train::groups::GroupSource;
 use phalanx_train::planning::{PlanError, RankPlan, RunPlan, parameters_at};
 use phalanx_train::rank::Batch;
 use phalanx_train::run::RunError;
@@ -102,7 +102,7 @@ pub fn plan(spec: Spec) -> Result<RunPlan, PlanError> {
 fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
     let device = Device::meta(spec.threads);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
-    let source = Source::Meta(recorder, rank);
+    let source = GroupSource::Meta(recorder, rank);
     let mut engine = Asynchronous::new(device.clone(), Links::new(&source, spec.world_size()), spec, 0);
     let never = "nothing fails on Meta";
     engine.load(|_, _, _, _| Ok(())).expect(never);

@@ -289,7 +289,7 @@ impl Case {
         let (_, gradients) = device.phase("step", || rank.step());
         for (spec, gradient) in rank.network.parameters.iter().zip(&gradients) {
             let rest = if spec.partial { Placement::Partial } else { Placement::Replicated };
-            device.expect_placement(gradient.view(), &spec.name, placement(spec, rest));
+            device.expect_placement(gradient.view(), || spec.name.clone(), placement(spec, rest));
         }
         drop(gradients);
         (rank.network.parameters.clone(), device.take_trace(0))

@@ -14,7 +14,7 @@ use phalanx_tensor::View;
 use super::exchange::{Exchange, Summing, owned};
 
 /// See the module's head.
-pub struct Column {
+pub struct ColumnParallel {
     /// This rank's outputs.
     inner: Box<dyn Layer>,
     parts: Vec<Part>,
@@ -23,14 +23,19 @@ pub struct Column {
 }
 
 /// What the inner layer saved, without the rows that were gathered for it.
-struct SavedColumn {
+struct SavedColumnParallel {
     inner: Saved,
 }
 
-impl Column {
+impl ColumnParallel {
     /// `inner` has its part of the outputs; `parts` says which, by parameter.
-    pub fn new(inner: Box<dyn Layer>, parts: Vec<Part>, exchange: Exchange, sequence: bool) -> Column {
-        Column { inner, parts, exchange, sequence }
+    pub fn new(
+        inner: Box<dyn Layer>,
+        parts: Vec<Part>,
+        exchange: Exchange,
+        sequence: bool,
+    ) -> ColumnParallel {
+        ColumnParallel { inner, parts, exchange, sequence }
     }
 
     /// What the inner layer saved, with its input.
@@ -38,7 +43,7 @@ impl Column {
         if !self.sequence {
             return Ok(saved);
         }
-        let SavedColumn { inner } = restore(saved.own);
+        let SavedColumnParallel { inner } = restore(saved.own);
         let gathered = self.exchange.all_gather(cx, saved.x.held())?;
         Ok(Saved { x: Shared::Held(gathered), ..inner })
     }
@@ -53,7 +58,7 @@ impl Column {
     }
 }
 
-impl Layer for Column {
+impl Layer for ColumnParallel {
     fn parameters(&self) -> Vec<ParameterSpec> {
         let parts = self.parts.iter().cloned().map(Some);
         self.inner
@@ -78,7 +83,7 @@ impl Layer for Column {
         let gathered = self.exchange.all_gather(cx, &x)?;
         let (y, mut inner) = self.inner.forward(cx, parameters, gathered, residual)?;
         inner.x = Shared::Unread;
-        Ok((y, Saved::new(SavedColumn { inner }).with_input(x)))
+        Ok((y, Saved::new(SavedColumnParallel { inner }).with_input(x)))
     }
 
     fn rebuild(&self) -> Option<&dyn Rebuild> {
@@ -123,13 +128,13 @@ impl Layer for Column {
 }
 
 /// With sequence parallelism, of an inner layer whose output needs no input.
-impl Rebuild for Column {
+impl Rebuild for ColumnParallel {
     fn reads_input(&self) -> bool {
         false
     }
 
     fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Result<Activation> {
-        let SavedColumn { inner } = restore_mut(&mut *saved.own);
+        let SavedColumnParallel { inner } = restore_mut(&mut *saved.own);
         let rebuild = self.inner.rebuild().expect("asked for, so there is one");
         rebuild.output(cx, parameters, inner)
     }

@@ -13,7 +13,7 @@ use phalanx_tensor::{Positions, Tensor, View};
 use super::exchange::{Exchange, owned};
 
 /// See the module's head.
-pub struct Row {
+pub struct RowParallel {
     /// This rank's inputs, without a bias.
     linear: Linear,
     part: Part,
@@ -24,17 +24,17 @@ pub struct Row {
 }
 
 /// Of a backward whose weight part is still to come.
-struct DeferredRow {
+struct DeferredRowParallel {
     linear: Deferred,
     /// Of the rows that are here, for the bias.
     dy: Activation,
 }
 
-impl Row {
+impl RowParallel {
     /// `linear` has its part of the inputs; `part` says which.
-    pub fn new(linear: Linear, part: Part, exchange: Exchange, sequence: bool) -> Row {
+    pub fn new(linear: Linear, part: Part, exchange: Exchange, sequence: bool) -> RowParallel {
         let bias = linear.bias;
-        Row { linear: Linear { bias: false, ..linear }, part, bias, exchange, sequence }
+        RowParallel { linear: Linear { bias: false, ..linear }, part, bias, exchange, sequence }
     }
 
     /// The sum over ranks, or this rank's rows of it.
@@ -70,7 +70,7 @@ impl Row {
     }
 }
 
-impl Layer for Row {
+impl Layer for RowParallel {
     fn parameters(&self) -> Vec<ParameterSpec> {
         let mut parameters = self.linear.parameters();
         parameters[0].part = Some(self.part.clone());
@@ -126,11 +126,11 @@ impl Layer for Row {
     ) -> Result<(Option<Activation>, Deferred)> {
         let whole = self.all_rows(cx, &dy)?;
         let (dx, linear) = self.linear.backward_input(cx, &parameters[..1], saved, whole, residual)?;
-        Ok((dx, Deferred::new(DeferredRow { linear, dy })))
+        Ok((dx, Deferred::new(DeferredRowParallel { linear, dy })))
     }
 
     fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
-        let DeferredRow { linear, dy } = deferred.restore();
+        let DeferredRowParallel { linear, dy } = deferred.restore();
         self.bias_gradient(cx, gradients, &dy);
         self.linear.backward_weight(cx, &mut gradients[..1], linear)
     }

@@ -19,7 +19,7 @@
 
 mod gradients;
 mod parameters;
-mod pieces;
+mod spans;
 mod sums;
 mod update;
 
@@ -35,7 +35,7 @@ use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View};
 
 use gradients::GradientChunks;
 use parameters::ParameterChunks;
-pub use pieces::{Extent, Piece};
+pub use spans::{Extent, StateSpan};
 
 /// What may be chosen about [`Zero`]. None of it changes a bit of the result but `defer` and `precision`.
 #[derive(Clone, Debug)]

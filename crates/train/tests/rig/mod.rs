@@ -18,7 +18,7 @@ use phalanx_tensor::buffer::Element;
 use phalanx_tensor::{Arena, DType, Device, Region, View};
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
-use phalanx_train::{Groups, RunConfig, RunPlan, Source, Spec};
+use phalanx_train::{GroupSource, Groups, RunConfig, RunPlan, Spec};
 
 /// The folder of golden values.
 pub fn golden() -> PathBuf {
@@ -213,7 +213,7 @@ pub fn each_rank<T: Send>(
             true => Arena::heap(),
         };
         let device = Device::new(Cpu::new(plan.spec.threads), arena);
-        let source = endpoint.as_ref().map_or(Source::Alone, Source::Host);
+        let source = endpoint.as_ref().map_or(GroupSource::Alone, GroupSource::Host);
         let groups = (build.groups)(&device, spec, Groups::new(&source, spec));
         let network = (build.network)(spec, &groups);
         let mut engine = Rank::with_network(device, groups, spec, network, &own.orders);
@@ -321,7 +321,7 @@ pub fn pieces(engine: &Rank) -> Pieces {
     let mut pieces = Vec::new();
     for stage in engine.stages() {
         for state in 0..stage.zero.state_count() {
-            for piece in stage.zero.pieces(state, Extent::Owned) {
+            for piece in stage.zero.spans(state, Extent::Owned) {
                 let local = piece.in_parameter.clone();
                 let mut out = vec![0f32; (local.end - local.start) as usize];
                 stage.zero.read(state, &piece, 0..out.len(), &mut out).unwrap();
