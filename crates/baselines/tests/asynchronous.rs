@@ -103,7 +103,7 @@ fn run(model: &Gpt2, config: &RunConfig, steps: u64) -> Vec<Ran> {
             done.push(step.clone());
             false
         };
-        let report = engine.run(steps, &mut |n, b| part(n, b), &mut after, Duration::ZERO).unwrap();
+        let report = engine.run(steps, &mut |n, b| part(n, b), &mut after).unwrap();
         assert_eq!(engine.steps(), steps);
         Ran { report, done, pieces: engine.pieces() }
     };
@@ -235,7 +235,7 @@ fn a_slow_worker_holds_others_back_by_the_bound_alone() {
                 finished.fetch_or(rank == 0 && done.step == steps, Ordering::SeqCst);
                 false
             };
-            engine.run(steps, &mut next, &mut after, Duration::ZERO).unwrap()
+            engine.run(steps, &mut next, &mut after).unwrap()
         };
         let reports: Vec<Report> = on_ranks(&model, &config, &body).into_iter().map(Option::unwrap).collect();
         let bound = staleness_bound(2, max_staleness);
@@ -259,11 +259,13 @@ fn slowness_is_the_slow_workers_own() {
         let mut next = |number: u64, batch: &mut Batch| {
             part(number, batch)?;
             order.lock().unwrap().push(rank);
+            if rank == 1 {
+                std::thread::sleep(Duration::from_millis(300));
+            }
             Ok(())
         };
-        let slow = Duration::from_millis(if rank == 1 { 300 } else { 0 });
         let start = Instant::now();
-        engine.run(6, &mut next, &mut |_| false, slow).unwrap();
+        engine.run(6, &mut next, &mut |_| false).unwrap();
         start.elapsed()
     };
     let took: Vec<Duration> = on_ranks(&model, &config, &body).into_iter().map(Option::unwrap).collect();
@@ -287,7 +289,7 @@ fn a_worker_that_dies_ends_the_run() {
                 assert!(rank != 1 || number < 3, "worker 1 dies on purpose");
                 Ok(())
             };
-            engine.run(20, &mut next, &mut |_| false, Duration::ZERO).unwrap_err()
+            engine.run(20, &mut next, &mut |_| false).unwrap_err()
         };
         let plan = asynchronous::plan(spec(&model, &config)).unwrap();
         // Nothing is said of peaks of a run that failed: engines are driven without the check.
@@ -324,7 +326,7 @@ fn a_worker_that_diverges_says_so_to_all() {
     let body = |engine: &mut Asynchronous| {
         engine.import(&weights()).unwrap();
         let part = own_part(&config, engine.rank());
-        engine.run(20, &mut |n, b| part(n, b), &mut |_| false, Duration::ZERO).unwrap_err().to_string()
+        engine.run(20, &mut |n, b| part(n, b), &mut |_| false).unwrap_err().to_string()
     };
     for text in on_ranks(&model, &config, &body) {
         let text = text.unwrap();
@@ -340,7 +342,7 @@ fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
     let body = |engine: &mut Asynchronous| {
         engine.import(&weights()).unwrap();
         let part = own_part(&config, engine.rank());
-        let report = engine.run(10, &mut |n, b| part(n, b), &mut |_| false, Duration::ZERO).unwrap();
+        let report = engine.run(10, &mut |n, b| part(n, b), &mut |_| false).unwrap();
         let state = serde_json::json!({ "step": 10 });
         let path = engine.save_checkpoint(folder.path(), 10, &state).unwrap();
         assert_eq!(path, folder.path().join("step-10"));
@@ -378,7 +380,7 @@ fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
             part(number, batch)?;
             Ok(())
         };
-        let report = engine.run(2, &mut next, &mut |_| false, Duration::ZERO).unwrap();
+        let report = engine.run(2, &mut next, &mut |_| false).unwrap();
         assert_eq!(numbers, [21, 22]);
         Ran { report, done: Vec::new(), pieces }
     };

@@ -29,7 +29,6 @@ mod train;
 mod worker;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_cpu::Cpu;
@@ -160,8 +159,7 @@ impl<'a> Asynchronous<'a> {
 
     /// `steps` steps of this worker, while its server serves the others; returns when all workers are done and
     /// parameters are gathered. `next_batch` fills the batch of a step, which it is told (from 1, those before
-    /// included). `after` each step may say that it was the last here: the others go on. `slow`: a sleep in every
-    /// step, for tests.
+    /// included). `after` each step may say that it was the last here: the others go on.
     ///
     /// # Errors
     /// When a rank died, stalled or disagreed, or a gradient is not finite with no smaller loss scale left to try.
@@ -171,7 +169,6 @@ impl<'a> Asynchronous<'a> {
         steps: u64,
         next_batch: &mut NextBatch<'_>,
         after: &mut dyn FnMut(&Done) -> bool,
-        slow: Duration,
     ) -> Result<Report, RunError> {
         self.server.begin();
         self.worker.steps = self.server.steps();
@@ -196,8 +193,7 @@ impl<'a> Asynchronous<'a> {
                 threads.push(serve(mail)?);
                 Ok(())
             });
-            let done =
-                started.and_then(|()| worker.work(whole, server, links, steps, next_batch, after, slow));
+            let done = started.and_then(|()| worker.work(whole, server, links, steps, next_batch, after));
             if let Err(error) = &done {
                 guard.end(&error.to_string());
             }

@@ -1,7 +1,7 @@
 //! A worker: gradients of its own part of the data, pushed to the servers, answered with parameters.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_layers::{Activation, Context};
@@ -95,7 +95,6 @@ impl Worker {
         steps: u64,
         next_batch: &mut NextBatch<'_>,
         after: &mut dyn FnMut(&Done) -> bool,
-        slow: Duration,
     ) -> Result<Report, RunError> {
         let mut batch = Batch::with_rows(self.spec.micro_batch_size * self.spec.micro_batches, self.spec.seq);
         let mut report = Report::default();
@@ -103,9 +102,6 @@ impl Worker {
         self.sent = 0;
         for _ in 0..steps {
             next_batch(self.steps + 1, &mut batch)?;
-            if !slow.is_zero() {
-                std::thread::sleep(slow);
-            }
             let done = self.step(whole, server, links, &batch)?;
             report.losses.push(done.loss);
             report.waited_s += done.waited_s;
