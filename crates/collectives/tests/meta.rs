@@ -8,14 +8,14 @@ use std::sync::Arc;
 use phalanx_collectives::{CollectiveOp, Group, MetaGroup, Solo, threads};
 use phalanx_tensor::{AdamW, AdamWUpdate, Category, DType, Device, Epilogue, Gelu, Layout, Tensor, Weight};
 use phalanx_trace::Placement::{self, Partial, Replicated, Shard};
-use phalanx_trace::{Axis, Event, Fault, Placements};
+use phalanx_trace::{Axis, Event, Fault, PhaseName, Placements};
 
 #[test]
 fn collectives_and_waits_are_recorded_in_order() {
     let device = Device::meta(1);
     let recorder = Arc::clone(device.recorder().unwrap());
     let group: Box<dyn Group> = Box::new(MetaGroup::new("data", 3, 1024, Arc::clone(&recorder)));
-    device.arena().begin("step");
+    device.arena().begin(PhaseName::Step);
     let alloc = |n: usize| device.alloc(DType::F32, [n], Category::Communication, "x");
     let x = group.all_reduce(alloc(1 << 20));
     let line = line!() + 1;
@@ -290,7 +290,7 @@ enum Mistake {
 fn perceptron(mistake: Mistake) -> Vec<Fault> {
     use Mistake::*;
     let (device, data, tensor) = mesh();
-    device.arena().begin("step");
+    device.arena().begin(PhaseName::Step);
     let _block = device.scope("h.0.mlp");
     let batch = |placement| along(placement).with(Axis::Data, Shard(0));
     let parameter = |name, shape: &[usize], placement| {
@@ -407,7 +407,11 @@ fn a_perceptron_is_right_or_named() {
     for (mistake, axis, tensor, words) in rows {
         let faults = perceptron(mistake);
         let first = faults.first().unwrap_or_else(|| panic!("{mistake:?} was not found"));
-        assert_eq!((first.axis, first.tensor.as_str(), first.phase), (axis, tensor, "step"), "{mistake:?}");
+        assert_eq!(
+            (first.axis, first.tensor.as_str(), first.phase),
+            (axis, tensor, Some(PhaseName::Step)),
+            "{mistake:?}"
+        );
         assert!(first.to_string().contains(words), "{mistake:?}: {first} lacks {words}");
         // One mistake is one fault, except where what follows cannot be known.
         let known = !matches!(mistake, WrongAxis | WholeWeight);
@@ -421,7 +425,7 @@ fn messages_carry_tag_members_and_placements() {
     let recorder = Arc::clone(device.recorder().unwrap());
     let group: Box<dyn Group> =
         Box::new(MetaGroup::over("pipeline", &[Axis::Pipeline], &[3, 7], 0, recorder));
-    device.arena().begin("step");
+    device.arena().begin(PhaseName::Step);
     let x = alloc(&device, "x", &[2, 8]);
     let placements = along(Shard(1)).with(Axis::Data, Shard(0));
     device.place(x.view(), placements);

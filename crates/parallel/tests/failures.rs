@@ -19,6 +19,7 @@ use phalanx_parallel::zero::Holding;
 use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
 use phalanx_plan::{ChunkSize, ParameterSize, Precision, lay_out};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, Tensor};
+use phalanx_trace::PhaseName;
 use rig::{BATCH, HIDDEN, ROWS, SEQ, block, norm};
 
 const VOCAB: usize = 50;
@@ -93,7 +94,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
-    zero.begin("step");
+    zero.begin(PhaseName::Step);
     Stage { index: 0, network, zero, tied: Vec::new() }
 }
 

@@ -14,6 +14,7 @@ use phalanx_optim::LossScaling;
 use phalanx_optim::loss_scale::{Dynamic, STATIC_PATIENCE};
 use phalanx_parallel::Seen;
 use phalanx_tensor::{Category, DType, Device, DeviceError, Tensor, View};
+use phalanx_trace::PhaseName;
 
 use crate::rank::{Batch, Outline, Rank};
 use crate::run::RunError;
@@ -188,7 +189,7 @@ impl Rank {
         loss_scale: f32,
     ) -> Result<Option<Found>, CollectiveError> {
         let device = self.device.clone();
-        device.try_phase("diagnose", || {
+        device.try_phase(PhaseName::Diagnose, || {
             let mut count = self.count.take().expect("only here and back below");
             let places = places(&self.outline, self.spec.micro_batches);
             let numbers = places.iter().copied().zip(0..).collect();

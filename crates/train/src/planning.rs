@@ -17,7 +17,7 @@ use phalanx_plan::{
     faults, plan_memory, textbook, use_order,
 };
 use phalanx_tensor::Device;
-use phalanx_trace::{Event, StaticName, Trace, interned_keys};
+use phalanx_trace::{Event, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
 
 use crate::groups::{GroupSource, Groups};
@@ -33,8 +33,7 @@ pub struct RankPlan {
     /// Offsets and peaks.
     pub memory: MemoryPlan,
     /// For each phase: chunks in order of use.
-    #[serde(deserialize_with = "interned_keys")]
-    pub orders: BTreeMap<StaticName, Vec<u32>>,
+    pub orders: BTreeMap<PhaseName, Vec<u32>>,
     /// Cost of one step.
     pub step: Cost,
     /// Trained numbers that are here, whole or in part.
@@ -52,17 +51,17 @@ impl RankPlan {
     /// On a trace without a phase `step`.
     pub fn of(
         trace: &Trace,
-        orders: BTreeMap<&'static str, Vec<u32>>,
+        orders: BTreeMap<PhaseName, Vec<u32>>,
         parameters: u64,
     ) -> Result<RankPlan, MemoryError> {
-        let step = Cost::of(trace.phase("step").expect("every dry run has a step"));
+        let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
         Ok(RankPlan { rank: trace.rank, memory: plan_memory(trace)?, orders, step, parameters })
     }
 
     /// The peak of a run in which nothing goes wrong: a diagnosis, of the tensors of a step, is planned, too, and its
     /// tensors may pack a little worse.
     pub fn peak(&self) -> Peak {
-        let phases = self.memory.phases.iter().filter(|phase| phase.name != "diagnose");
+        let phases = self.memory.phases.iter().filter(|phase| phase.name != PhaseName::Diagnose);
         let larger = |max: Peak, peak: Peak| if peak.bytes > max.bytes { peak } else { max };
         phases.map(|phase| phase.peak).fold(Peak::default(), larger)
     }
@@ -286,7 +285,9 @@ pub fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> u64 {
 /// The norm counts each element of each parameter once, over all ranks.
 fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
     let mut counted = vec![0u64; whole.parameters.len()];
-    for event in traces.iter().filter_map(|trace| trace.phase("step")).flat_map(|phase| &phase.events) {
+    for event in
+        traces.iter().filter_map(|trace| trace.phase(PhaseName::Step)).flat_map(|phase| &phase.events)
+    {
         if let Event::Counted { parameter, elements } = event {
             counted[*parameter as usize] += elements;
         }
@@ -301,13 +302,13 @@ fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
 }
 
 /// By phase: chunks in order of use.
-pub type Orders = BTreeMap<&'static str, Vec<u32>>;
+pub type Orders = BTreeMap<PhaseName, Vec<u32>>;
 
 /// Makes the engine of a rank from its device, its groups and the order in which it uses chunks; see [`Rank::new`].
 pub type MakeRank<'a> = dyn Fn(Device, Groups, &Spec, &Orders) -> Rank + 'a;
 
 fn orders_of(trace: &Trace) -> Orders {
-    ["step", "evaluate"].map(|phase| (phase, use_order(trace, phase))).into()
+    [PhaseName::Step, PhaseName::Evaluate].map(|phase| (phase, use_order(trace, phase))).into()
 }
 
 /// A rank on `Meta`.

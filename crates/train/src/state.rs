@@ -15,6 +15,7 @@ use phalanx_optim::{LossScale, LossScaleState, Optimizer};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Stripe;
 use phalanx_tensor::{DType, Device, refused_thread};
+use phalanx_trace::PhaseName;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -51,7 +52,7 @@ impl Rank {
         mut read: impl FnMut(&str, &ParameterSpec, &Stripe, Range<u64>, &mut [f32]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let device = self.device.clone();
-        device.try_phase("load", || {
+        device.try_phase(PhaseName::Load, || {
             let mut window = device.host_window(WINDOW);
             for stage in &mut self.stages {
                 let mut rounding = stage.zero.rounding_window(WINDOW);

@@ -5,7 +5,7 @@ use phalanx_layers::Context;
 use phalanx_optim::{LossScaling, Verdict};
 use phalanx_parallel::pipeline::{Feed, WatchMicroBatches, run};
 use phalanx_tensor::{Clip, Tensor};
-use phalanx_trace::{Axis, Placement};
+use phalanx_trace::{Axis, PhaseName, Placement};
 
 use crate::rank::{Batch, Rank, uploads, zeroed};
 use crate::run::RunError;
@@ -44,7 +44,7 @@ impl Rank {
         let device = self.device.clone();
         let scale = self.loss_scale.scale();
         let lr = self.spec.schedule_of_rate.lr(self.applied);
-        let (outcome, verdict) = device.try_phase("step", || {
+        let (outcome, verdict) = device.try_phase(PhaseName::Step, || {
             let loss = self.gradients(number, batch, scale, None)?;
             let stop_requests = self.groups.world.all_reduce(self.stop_request(stop_requested));
             let loss = self.sum_of_replicas(loss)?;
@@ -109,7 +109,7 @@ impl Rank {
             boundary,
             placements,
         };
-        self.stages.iter_mut().for_each(|stage| stage.zero.begin("step"));
+        self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Step));
         run(&mut self.stages, &self.program, &self.groups.wires, at.pipeline, &feed, &mut loss, watch)?;
         Ok(loss)
     }

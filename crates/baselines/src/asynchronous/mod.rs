@@ -34,6 +34,7 @@ use phalanx_collectives::CollectiveError;
 use phalanx_cpu::Cpu;
 use phalanx_plan::MemoryError;
 use phalanx_tensor::{Device, refused_thread};
+use phalanx_trace::PhaseName;
 
 pub use links::Links;
 pub use train::{Place, Record, train};
@@ -138,7 +139,7 @@ impl<'a> Asynchronous<'a> {
             let mail = |other: usize| (other != rank).then(|| Mail::new(&device, spec, &whole));
             (server, worker, (0..ranks).map(mail).collect())
         };
-        let (server, worker, incoming) = device.phase("init", make);
+        let (server, worker, incoming) = device.phase(PhaseName::Init, make);
         Asynchronous { device, links, spec: spec.clone(), whole, server, worker, incoming }
     }
 

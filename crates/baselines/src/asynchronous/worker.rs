@@ -7,6 +7,7 @@ use phalanx_collectives::CollectiveError;
 use phalanx_layers::{Activation, Context};
 use phalanx_optim::{LossScale, LossScaling, Verdict};
 use phalanx_tensor::{Category, Clip, CrossEntropy, DType, Device, Tensor};
+use phalanx_trace::PhaseName;
 
 use super::exchange::{Mail, Push};
 use super::links::Links;
@@ -129,7 +130,7 @@ impl Worker {
         let device = self.device.clone();
         let (number, scale) = (self.steps + 1, self.loss_scale.scale());
         let lr = self.spec.schedule_of_rate.lr(self.steps);
-        let done = device.try_phase("step", || {
+        let done = device.try_phase(PhaseName::Step, || {
             let loss = self.gradient(whole, number, batch, scale);
             self.round(whole);
             let clip = Clip { max_norm: self.spec.clip, loss_scale: scale };

@@ -14,7 +14,7 @@ use phalanx_models::{Bert, Gpt2, Model};
 use phalanx_parallel::TensorParallel;
 use phalanx_planted::{Planted, PlantedFault};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View, ViewMut};
-use phalanx_trace::{Axis, Placement, Placements, Trace};
+use phalanx_trace::{Axis, PhaseName, Placement, Placements, Trace};
 use safetensors::SafeTensors;
 
 fn golden() -> PathBuf {
@@ -286,7 +286,7 @@ impl Case {
         };
         let tensor = TensorParallel::new(tensor, sequence);
         let rank = self.rank(device.clone(), &tensor, rank);
-        let (_, gradients) = device.phase("step", || rank.step());
+        let (_, gradients) = device.phase(PhaseName::Step, || rank.step());
         for (spec, gradient) in rank.network.parameters.iter().zip(&gradients) {
             let rest = if spec.partial { Placement::Partial } else { Placement::Replicated };
             device.expect_placement(gradient.view(), || spec.name.clone(), placement(spec, rest));
@@ -308,12 +308,13 @@ impl Case {
             "test",
         );
         let layer = &rank.network.blocks[index].layer;
-        let kept =
-            device.phase("forward", || layer.forward(&rank.context(), &rank.views(index), Arc::new(x), None));
+        let kept = device.phase(PhaseName::Forward, || {
+            layer.forward(&rank.context(), &rank.views(index), Arc::new(x), None)
+        });
         let trace = device.take_trace(0);
         drop(kept);
         let mut live = Vec::new();
-        for event in &trace.phase("forward").unwrap().events {
+        for event in &trace.phase(PhaseName::Forward).unwrap().events {
             match event {
                 phalanx_trace::Event::Alloc { id, bytes, .. } => live.push((*id, *bytes as usize)),
                 phalanx_trace::Event::Free { id, .. } => live.retain(|(other, _)| other != id),

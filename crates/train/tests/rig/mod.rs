@@ -16,6 +16,7 @@ use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
 use phalanx_tensor::buffer::Element;
 use phalanx_tensor::{Arena, DType, Device, Region, View};
+use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{GroupSource, Groups, RunConfig, RunPlan, Spec};
@@ -141,7 +142,7 @@ pub fn run_between(
         peaks: parts.iter().map(|p| p.peak).collect(),
         step_peaks: parts.iter().map(|p| p.step_peak).collect(),
         step_planned: (0..plan.spec.world_size())
-            .map(|rank| plan.of(rank).memory.phase("step").unwrap().peak)
+            .map(|rank| plan.of(rank).memory.phase(PhaseName::Step).unwrap().peak)
             .collect(),
         planned: (0..plan.spec.world_size()).map(|rank| plan.of(rank).peak()).collect(),
         gradients: merge_gradients(&plan, &parts),
