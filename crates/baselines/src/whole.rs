@@ -7,8 +7,7 @@
 use std::ops::Range;
 
 use phalanx_layers::{Activation, Context, Gradient, Head, Network, ParameterSpec, Saved};
-use phalanx_optim::Optimizer;
-use phalanx_optim::optimizer::Step;
+use phalanx_optim::{Optimizer, Update};
 use phalanx_plan::{ChunkError, ChunkLayout, ChunkSize, ParameterSize, Segment, lay_out};
 use phalanx_tensor::{Category, Clip, DType, Device, Shape, Tensor, View, ViewMut};
 
@@ -131,10 +130,17 @@ impl Whole {
             let here = start - range.start..end - range.start;
             let states = states.iter_mut().map(|s| s.view_mut().range(here.clone())).collect();
             let decays = self.network.parameters[segment.parameter].decays();
-            let step = Step { number, lr: lr as f32, decays };
-            let copy = rounded.as_mut().map(|r| r.reborrow().range(here.clone()));
-            let p = exact.reborrow().range(here.clone());
-            optimizer.apply(device, step, p, copy, gradient.range(here), states, factor);
+            let update = Update {
+                number,
+                lr: lr as f32,
+                decays,
+                parameters: exact.reborrow().range(here.clone()),
+                rounded: rounded.as_mut().map(|r| r.reborrow().range(here.clone())),
+                gradient: gradient.range(here),
+                factor,
+                states,
+            };
+            optimizer.apply(device, update);
         }
     }
 }

@@ -8,6 +8,7 @@ use golden::{fill, synchronous, weights};
 use phalanx_baselines::data_parallel::{DataParallel, DataParallelError};
 use phalanx_models::Gpt2;
 use phalanx_plan::MemoryPlan;
+use phalanx_trace::PhaseName;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Float, OptimizerKind};
 use phalanx_train::rank::Batch;
@@ -132,7 +133,7 @@ fn plans(devices: usize, loss_in_forward: bool) -> (usize, Vec<MemoryPlan>) {
 }
 
 fn bytes_of(memory: &MemoryPlan, name: &str) -> u64 {
-    let step = memory.phase("step").unwrap();
+    let step = memory.phase(PhaseName::Step).unwrap();
     step.slots.iter().filter(|slot| slot.name == name).map(|slot| slot.bytes).sum()
 }
 

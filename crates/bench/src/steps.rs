@@ -11,7 +11,7 @@ use phalanx_tensor::profile::Profile;
 use phalanx_tensor::{DType, Device};
 use phalanx_train::metrics::resident_bytes_peak;
 use phalanx_train::rank::{Batch, Rank};
-use phalanx_train::{Groups, RunPlan, Source, Spec};
+use phalanx_train::{GroupSource, Groups, RunPlan, Spec};
 use serde::{Deserialize, Serialize};
 
 use crate::kernel_table::{KernelFigures, Peaks, StepProfile};
@@ -32,7 +32,7 @@ pub struct RankSetup<'a> {
     /// The device, with an arena that replays the rank's plan.
     pub device: Device,
     /// Where the rank's groups come from.
-    pub source: Source<'a>,
+    pub source: GroupSource<'a>,
     /// Told the number of each step as it starts.
     pub note_step: &'a dyn Fn(u64),
     /// Page faults of this process so far that needed no disk; `None` where the system does not tell.

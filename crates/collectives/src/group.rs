@@ -16,10 +16,10 @@ pub trait Group: Send + Sync {
     /// `data`, `tensor`, `pipeline`, or what else the group is for.
     fn name(&self) -> &'static str;
 
-    /// The axes of the mesh that the group runs over, by which a dry run checks placements: by its name, and none
-    /// (unchecked) when that is not an axis.
+    /// The axes of the mesh that the group runs over, along which a dry run checks placements. A group that moves bytes
+    /// follows no placements and needs none.
     fn axes(&self) -> &[Axis] {
-        axes_named(self.name())
+        &[]
     }
 
     /// World ranks of the group, in the order of its own ranks; empty when it does not know them.
@@ -44,12 +44,6 @@ pub trait Group: Send + Sync {
 
     /// What was done since this was last asked; the sums start again.
     fn take_statistics(&self) -> Statistics;
-}
-
-/// The axis of this name, as a list.
-pub(crate) fn axes_named(name: &str) -> &'static [Axis] {
-    let axis = Axis::ALL.iter().position(|axis| axis.name() == name);
-    axis.map_or(&[], |index| std::slice::from_ref(&Axis::ALL[index]))
 }
 
 fn source(buffers: Buffers) -> Tensor {

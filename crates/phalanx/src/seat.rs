@@ -13,7 +13,7 @@ use phalanx_cpu::Cpu;
 use phalanx_cpu::Options as Computing;
 use phalanx_plan::MemoryPlan;
 use phalanx_tensor::{Arena, Device, Region};
-use phalanx_train::{Groups, RunConfig, Source, Spec};
+use phalanx_train::{GroupSource, Groups, RunConfig, Spec};
 
 use crate::{machine, output};
 
@@ -81,15 +81,15 @@ impl Seat {
     pub fn groups(&self, spec: &Spec) -> Groups {
         match self {
             Seat::Alone => Groups::alone(spec),
-            Seat::Among(endpoint) => Groups::new(&Source::Host(endpoint), spec),
+            Seat::Among(endpoint) => Groups::new(&GroupSource::Host(endpoint), spec),
         }
     }
 
     /// Joins the channels between workers and servers of asynchronous updates.
     pub fn links(&self, spec: &Spec) -> Links<'_> {
         match self {
-            Seat::Alone => Links::new(&Source::Alone, spec.world_size()),
-            Seat::Among(endpoint) => Links::new(&Source::Host(endpoint), spec.world_size()),
+            Seat::Alone => Links::new(&GroupSource::Alone, spec.world_size()),
+            Seat::Among(endpoint) => Links::new(&GroupSource::Host(endpoint), spec.world_size()),
         }
     }
 

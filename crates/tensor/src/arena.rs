@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_plan::{ALIGN, MemoryPlan, Peak, Slot};
-use phalanx_trace::{Category, DType, Memory, Site};
+use phalanx_trace::{Category, DType, Memory, PhaseName, Site};
 
 use crate::buffer::{Address, Buffer, Tensor};
 use crate::flights::{Flights, InFlight};
@@ -89,7 +89,7 @@ impl Arena {
     }
 
     /// Starts a phase: the next allocation is its first. `init` comes first and once.
-    pub fn begin(&self, name: &'static str) {
+    pub fn begin(&self, name: PhaseName) {
         match &self.backing {
             Backing::Recording(recorder) => recorder.begin(name),
             Backing::Heap => {}

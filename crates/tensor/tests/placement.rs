@@ -9,7 +9,7 @@ use phalanx_tensor::{
     Weight,
 };
 use phalanx_trace::Placement::{self, Partial, Replicated, Shard};
-use phalanx_trace::{Axis, Fault, Placements};
+use phalanx_trace::{Axis, Fault, PhaseName, Placements};
 
 const AXIS: Axis = Axis::Tensor;
 
@@ -1053,7 +1053,7 @@ fn numbers_that_decide_are_reduced() {
 fn what_is_expected_is_named() {
     let device = device();
     let x = placed(&device, "x", &[4, 6], Partial);
-    device.expect_placement(x.view(), "h.0.out", along(Partial));
+    device.expect_placement(x.view(), || "h.0.out".to_string(), along(Partial));
     found(&device, &[], "as expected");
     for (found_as, expected, words) in [
         (Partial, Replicated, "`h.0.out` is a partial sum; expected replicated: an all_reduce over `tensor`"),
@@ -1064,7 +1064,7 @@ fn what_is_expected_is_named() {
         (Replicated, Shard(0), "never cut"),
     ] {
         device.place(x.view(), along(found_as));
-        device.expect_placement(x.view(), "h.0.out", along(expected));
+        device.expect_placement(x.view(), || "h.0.out".to_string(), along(expected));
         found(&device, &[words], "expected");
     }
 }
@@ -1075,9 +1075,9 @@ fn what_is_expected_is_named() {
 fn faults_name_the_tensor_where_it_is() {
     let device = device();
     let chunk = tensor(&device, "chunk", &[20]);
-    device.place_named(chunk.view().range(10..20), along(Partial), "h.3.mlp.bias".to_string());
+    device.place_named(chunk.view().range(10..20), along(Partial), || "h.3.mlp.bias".to_string());
     let mut y = tensor(&device, "y", &[10]);
-    device.phase("step", || {
+    device.phase(PhaseName::Step, || {
         device.gelu(chunk.view().range(10..20), Gelu::Tanh, y.view_mut());
         let x = placed(&device, "x", &[10], Partial);
         let _block = device.scope("h.3");
@@ -1090,7 +1090,7 @@ fn faults_name_the_tensor_where_it_is() {
     let again = tensor(&device, "again", &[20]);
     assert_eq!(of(&device, &again), Replicated);
     let faults = faults(&device);
-    let names: Vec<_> = faults.iter().map(|f| (f.phase, f.tensor.as_str())).collect();
+    let names: Vec<_> = faults.iter().map(|f| (f.phase.unwrap().name(), f.tensor.as_str())).collect();
     assert_eq!(names, [("step", "h.3.mlp.bias"), ("step", "h.3.mlp.x"), ("step", "h.3.x")]);
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Endpoint, Group, MetaGroup, Solo};
 
-use phalanx_train::groups::Source;
+use phalanx_train::groups::GroupSource;
 
 /// See the module's head.
 pub struct Links<'a> {
@@ -40,20 +40,22 @@ fn round(a: usize, b: usize, ranks: usize) -> usize {
 
 impl<'a> Links<'a> {
     /// The groups of the source's rank, one of `ranks`. `source` makes no others of the world before.
-    pub fn new(source: &Source<'a>, ranks: usize) -> Links<'a> {
+    pub fn new(source: &GroupSource<'a>, ranks: usize) -> Links<'a> {
         let members: Vec<usize> = (0..ranks).collect();
         let (endpoint, rank) = match source {
-            Source::Alone => (None, 0),
-            Source::Host(endpoint) => (Some(*endpoint), endpoint.rank()),
-            Source::Meta(_, rank) => (None, *rank),
+            GroupSource::Alone => (None, 0),
+            GroupSource::Host(endpoint) => (Some(*endpoint), endpoint.rank()),
+            GroupSource::Meta(_, rank) => (None, *rank),
         };
         let group = |name: &'static str, beside: bool| -> Arc<dyn Group> {
             match source {
-                Source::Meta(recorder, rank) => {
+                GroupSource::Meta(recorder, rank) => {
                     Arc::new(MetaGroup::over(name, &[], &members, *rank, Arc::clone(recorder)))
                 }
-                Source::Host(endpoint) if ranks > 1 && beside => endpoint.sub_group_beside(name, &members),
-                Source::Host(endpoint) if ranks > 1 => endpoint.sub_group(name, &members),
+                GroupSource::Host(endpoint) if ranks > 1 && beside => {
+                    endpoint.sub_group_beside(name, &members)
+                }
+                GroupSource::Host(endpoint) if ranks > 1 => endpoint.sub_group(name, &members),
                 _ => Arc::new(Solo::new(name)),
             }
         };

@@ -29,12 +29,12 @@ mod train;
 mod worker;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_cpu::Cpu;
 use phalanx_plan::MemoryError;
 use phalanx_tensor::{Device, refused_thread};
+use phalanx_trace::PhaseName;
 
 pub use links::Links;
 pub use train::{Place, Record, train};
@@ -42,7 +42,7 @@ pub use worker::Done;
 
 use crate::whole::Whole;
 use exchange::Mail;
-use phalanx_train::groups::Source;
+use phalanx_train::groups::GroupSource;
 use phalanx_train::planning::{PlanError, RankPlan, RunPlan, parameters_at};
 use phalanx_train::rank::Batch;
 use phalanx_train::run::RunError;
@@ -102,7 +102,7 @@ pub fn plan(spec: Spec) -> Result<RunPlan, PlanError> {
 fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
     let device = Device::meta(spec.threads);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
-    let source = Source::Meta(recorder, rank);
+    let source = GroupSource::Meta(recorder, rank);
     let mut engine = Asynchronous::new(device.clone(), Links::new(&source, spec.world_size()), spec, 0);
     let never = "nothing fails on Meta";
     engine.load(|_, _, _, _| Ok(())).expect(never);
@@ -139,7 +139,7 @@ impl<'a> Asynchronous<'a> {
             let mail = |other: usize| (other != rank).then(|| Mail::new(&device, spec, &whole));
             (server, worker, (0..ranks).map(mail).collect())
         };
-        let (server, worker, incoming) = device.phase("init", make);
+        let (server, worker, incoming) = device.phase(PhaseName::Init, make);
         Asynchronous { device, links, spec: spec.clone(), whole, server, worker, incoming }
     }
 
@@ -160,8 +160,7 @@ impl<'a> Asynchronous<'a> {
 
     /// `steps` steps of this worker, while its server serves the others; returns when all workers are done and
     /// parameters are gathered. `next_batch` fills the batch of a step, which it is told (from 1, those before
-    /// included). `after` each step may say that it was the last here: the others go on. `slow`: a sleep in every
-    /// step, for tests.
+    /// included). `after` each step may say that it was the last here: the others go on.
     ///
     /// # Errors
     /// When a rank died, stalled or disagreed, or a gradient is not finite with no smaller loss scale left to try.
@@ -171,7 +170,6 @@ impl<'a> Asynchronous<'a> {
         steps: u64,
         next_batch: &mut NextBatch<'_>,
         after: &mut dyn FnMut(&Done) -> bool,
-        slow: Duration,
     ) -> Result<Report, RunError> {
         self.server.begin();
         self.worker.steps = self.server.steps();
@@ -196,8 +194,7 @@ impl<'a> Asynchronous<'a> {
                 threads.push(serve(mail)?);
                 Ok(())
             });
-            let done =
-                started.and_then(|()| worker.work(whole, server, links, steps, next_batch, after, slow));
+            let done = started.and_then(|()| worker.work(whole, server, links, steps, next_batch, after));
             if let Err(error) = &done {
                 guard.end(&error.to_string());
             }

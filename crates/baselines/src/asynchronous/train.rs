@@ -149,7 +149,7 @@ impl<'a> Session<'a> {
             }
             failed.is_some() || stop_requested.load(Ordering::Relaxed)
         };
-        let report = engine.run(steps, &mut next_batch, &mut after, Duration::ZERO)?;
+        let report = engine.run(steps, &mut next_batch, &mut after)?;
         failed.map_or(Ok(report.losses.last().copied()), Err)
     }
 

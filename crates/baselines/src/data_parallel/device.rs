@@ -12,6 +12,7 @@ use phalanx_plan::{ChunkError, Peak};
 use phalanx_tensor::{
     Category, Clip, DType, Device, IGNORED, Tensor, View, ViewMut, VocabularyLoss, vocabulary_blocks,
 };
+use phalanx_trace::PhaseName;
 
 use super::{DataParallelError, Outcome};
 use crate::whole::{ALONE, Gradients, Norm, Whole};
@@ -89,7 +90,7 @@ impl Replica {
     ) -> Result<Replica, ChunkError> {
         let whole = Whole::new(spec.whole(), 1)?;
         let held = || (group.rank() == ROOT).then(|| Held::new(&device, spec, &whole));
-        let held = device.phase("init", held);
+        let held = device.phase(PhaseName::Init, held);
         let rows = spec.micro_batch_size.div_ceil(group.world_size());
         Ok(Replica { device, group, spec: spec.clone(), whole, loss_in_forward, rows, held })
     }
@@ -151,7 +152,7 @@ impl Replica {
         batch: Option<&Batch>,
     ) -> Result<Option<Outcome>, DataParallelError> {
         let device = self.device.clone();
-        let outcome = device.try_phase("step", || self.run(number, batch))?;
+        let outcome = device.try_phase(PhaseName::Step, || self.run(number, batch))?;
         match outcome {
             Some((Outcome { loss, grad_norm, lr, .. }, Verdict::Stuck)) => {
                 Err(DataParallelError::NonFinite { step: number, loss, grad_norm, lr })

@@ -2,12 +2,13 @@
 //!
 //! All of them compute the tokens of [`steps::fill`], which are the same in every way.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use phalanx_baselines::asynchronous::{Asynchronous, Done, Links};
 use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
 use phalanx_plan::{MemoryPlan, Peak};
+use phalanx_trace::PhaseName;
 use phalanx_train::config::Updates;
 use phalanx_train::rank::Batch;
 use phalanx_train::{RunConfig, RunPlan};
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::steps::{self, RankSetup, StepCounts, Stepper, Timed};
 
 /// What a rank does here, of what its plan has: nothing is diagnosed, evaluated or saved.
-const PHASES: [&str; 4] = ["init", "load", "step", "gather"];
+const PHASES: [PhaseName; 4] = [PhaseName::Init, PhaseName::Load, PhaseName::Step, PhaseName::Gather];
 
 /// One rank, or one device of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -93,7 +94,7 @@ fn asynchronous(
         before = Instant::now();
         false
     };
-    engine.run((warmup + steps) as u64, &mut next_batch, &mut after, Duration::ZERO)?;
+    engine.run((warmup + steps) as u64, &mut next_batch, &mut after)?;
     let timed = &all[warmup..];
     Ok(RankFigures {
         step_s: timed.iter().map(|(seconds, _)| *seconds).collect(),

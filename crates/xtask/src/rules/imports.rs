@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 23] = [
+const MAY_IMPORT: [(&str, &[&str]); 24] = [
     ("trace", &[]),
     ("plan", &["trace"]),
     ("simd", &[]),
@@ -26,6 +26,7 @@ const MAY_IMPORT: [(&str, &[&str]); 23] = [
     ("drawing", &["trace", "plan"]),
     ("files", &[]),
     ("hostile", &[]),
+    ("planted", &["trace", "tensor", "collectives"]),
     ("checkpoint", &["trace", "plan", "tensor", "files"]),
     ("data", &["files"]),
     (
