@@ -11,6 +11,7 @@ use phalanx_cpu::peak;
 use phalanx_data::NOT_PREDICTED;
 use phalanx_models::from_config;
 use phalanx_plan::{MemoryPlan, plan_memory};
+use phalanx_simd::Isa;
 use phalanx_tensor::profile::Profile;
 use phalanx_tensor::{DType, Device};
 use phalanx_train::Spec;
@@ -82,13 +83,14 @@ pub struct Timed {
 }
 
 impl<'a> Stepper<'a> {
-    /// The engine of a planned run on the device of its seat, with initial values.
+    /// The engine of a planned run on the device of its seat, with initial values; collectives use `isa`.
     ///
     /// # Errors
     /// A rank that died.
-    pub fn new(seat: &'a Seat, planned: &Planned, device: Device) -> Result<Stepper<'a>> {
+    pub fn new(seat: &'a Seat, planned: &Planned, device: Device, isa: Isa) -> Result<Stepper<'a>> {
         let spec = planned.plan.spec.clone();
-        let mut engine = Rank::new(device, seat.groups(&spec), &spec, &planned.plan.of(seat.rank()).orders);
+        let mut engine =
+            Rank::new(device, seat.groups(&spec, isa), &spec, &planned.plan.of(seat.rank()).orders);
         let seed = planned.config.train.seed;
         engine.initialise(seed)?;
         let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
@@ -185,7 +187,7 @@ pub fn steps(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Res
     let profile = Arc::new(Profile::default());
     profile.pause(true);
     let device = device.profiled(Arc::clone(&profile));
-    let mut stepper = Stepper::new(seat, &planned, device)?;
+    let mut stepper = Stepper::new(seat, &planned, device, environment.isa())?;
     let before = stepper.flops_per_s(&cpu, compute)?;
     let Timed { step_s, losses, sent_bytes, exposed_s } = stepper.timed(task.warmup, task.steps)?;
     let profiled = task.steps.min(PROFILED);

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use phalanx_collectives::{
-    Buffers, Call, CollectiveOp, Endpoint, Group, MetaGroup, Pending, Solo, Statistics,
+    Buffers, Call, CollectiveOp, Endpoint, Group, Isa, MetaGroup, Pending, Solo, Statistics,
 };
 use phalanx_parallel::pipeline::{Wires, wiring};
 use phalanx_parallel::tensor::{Mistake, Wrong};
@@ -35,8 +35,8 @@ pub struct Groups {
 
 /// Where groups come from.
 pub enum Source<'a> {
-    /// There is one rank.
-    Alone,
+    /// There is one rank, which sums with this instruction set.
+    Alone(Isa),
     /// Ranks of this machine.
     Host(&'a Endpoint),
     /// A dry run of a rank, which writes here.
@@ -46,9 +46,18 @@ pub enum Source<'a> {
 impl Source<'_> {
     fn rank(&self) -> usize {
         match self {
-            Source::Alone => 0,
+            Source::Alone(_) => 0,
             Source::Host(endpoint) => endpoint.rank(),
             Source::Meta(_, rank) => *rank,
+        }
+    }
+
+    /// The instruction set that the groups sum with.
+    pub(crate) fn isa(&self) -> Isa {
+        match self {
+            Source::Alone(isa) => *isa,
+            Source::Host(endpoint) => endpoint.isa(),
+            Source::Meta(..) => Isa::Portable,
         }
     }
 
@@ -59,7 +68,7 @@ impl Source<'_> {
             (Source::Meta(recorder, _), Some(place)) => {
                 Some(Arc::new(MetaGroup::over(name, axes, members, place, Arc::clone(recorder))))
             }
-            (_, Some(_)) if members.len() == 1 => Some(Arc::new(Solo::new(name))),
+            (_, Some(_)) if members.len() == 1 => Some(Arc::new(Solo::new(name).with_isa(self.isa()))),
             (Source::Host(endpoint), Some(_)) if axes == [Axis::Pipeline] => {
                 Some(endpoint.sub_group_beside(name, members))
             }
@@ -68,8 +77,8 @@ impl Source<'_> {
                 endpoint.no_group();
                 None
             }
-            (Source::Alone, Some(_)) => panic!("group {name} of {members:?} where there is one rank"),
-            (Source::Alone | Source::Meta(..), None) => None,
+            (Source::Alone(_), Some(_)) => panic!("group {name} of {members:?} where there is one rank"),
+            (Source::Alone(_) | Source::Meta(..), None) => None,
         }
     }
 }
@@ -108,9 +117,9 @@ impl Groups {
         Groups { world, pipeline, data, tensor, wires, ties }
     }
 
-    /// Groups over all axes of a world of one.
+    /// Groups over all axes of a world of one, with the best instruction set of the processor.
     pub fn alone(spec: &Spec) -> Groups {
-        Groups::new(&Source::Alone, spec)
+        Groups::new(&Source::Alone(Isa::detect()), spec)
     }
 
     /// What all groups did since this was last asked.

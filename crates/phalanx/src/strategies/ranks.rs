@@ -69,7 +69,7 @@ fn synchronous(
 ) -> Result<RankFigures> {
     let memory = &planned.plan.of(seat.rank()).memory;
     let place = seat.take(memory, environment.options(planned.plan.spec.threads))?;
-    let mut stepper = Stepper::new(seat, planned, place.device)?;
+    let mut stepper = Stepper::new(seat, planned, place.device, environment.isa())?;
     let Timed { step_s, losses, sent_bytes, exposed_s } = stepper.timed(task.warmup, task.steps)?;
     let measured = stepper.engine().device().arena().peak().expect("a planned arena measures its peak");
     stepper.engine().group().barrier().wait()?;
@@ -87,7 +87,7 @@ fn asynchronous(
     let memory = &planned.plan.of(seat.rank()).memory;
     let place = seat.take(memory, environment.options(spec.threads))?;
     let source = match seat {
-        Seat::Alone => Source::Alone,
+        Seat::Alone => Source::Alone(environment.isa()),
         Seat::Among(endpoint) => Source::Host(endpoint),
     };
     let links = Links::new(&source, spec.world());
@@ -126,10 +126,11 @@ fn asynchronous(
 pub fn data_parallel(
     plan: &DataParallelPlan,
     config: &RunConfig,
+    environment: Environment,
     warmup: usize,
     steps: usize,
 ) -> Result<Vec<RankFigures>> {
-    let mut engine = DataParallel::new(plan)?;
+    let mut engine = DataParallel::new(plan, environment.isa())?;
     let (spec, seed) = (&plan.spec, config.train.seed);
     engine.initialise(seed)?;
     let mut batch = Batch::with_rows(spec.micro, spec.seq);

@@ -134,7 +134,7 @@ impl Bench<'_> {
                 bytes(needed)
             );
         }
-        let ranks = ranks::data_parallel(&plan, &config, self.warmup, self.steps)?;
+        let ranks = ranks::data_parallel(&plan, &config, self.environment, self.warmup, self.steps)?;
         Ok(Ran { ranks, micro_batches: 1, bubble: None })
     }
 }

@@ -215,7 +215,8 @@ pub fn each_rank<T: Send>(
             true => Arena::heap(),
         };
         let device = Device::new(Cpu::new(plan.spec.threads), arena);
-        let source = endpoint.as_ref().map_or(Source::Alone, Source::Host);
+        let source =
+            endpoint.as_ref().map_or(Source::Alone(phalanx_collectives::Isa::detect()), Source::Host);
         let groups = (build.groups)(Groups::new(&source, spec));
         let network = (build.network)(spec, &groups);
         let mut engine = Rank::with_network(device, groups, spec, network, &own.orders);

@@ -43,7 +43,7 @@ impl<'a> Links<'a> {
     pub fn new(source: &Source<'a>, ranks: usize) -> Links<'a> {
         let members: Vec<usize> = (0..ranks).collect();
         let (endpoint, rank) = match source {
-            Source::Alone => (None, 0),
+            Source::Alone(_) => (None, 0),
             Source::Host(endpoint) => (Some(*endpoint), endpoint.rank()),
             Source::Meta(_, rank) => (None, *rank),
         };
@@ -54,7 +54,7 @@ impl<'a> Links<'a> {
                 }
                 Source::Host(endpoint) if ranks > 1 && beside => endpoint.sub_group_beside(name, &members),
                 Source::Host(endpoint) if ranks > 1 => endpoint.sub_group(name, &members),
-                _ => Arc::new(Solo::new(name)),
+                _ => Arc::new(Solo::new(name).with_isa(source.isa())),
             }
         };
         let world = group("world", false);
