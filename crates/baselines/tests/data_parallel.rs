@@ -23,7 +23,7 @@ type Ran = (Vec<f32>, Vec<f32>, Vec<(String, Vec<f32>)>);
 /// Trains from the golden weights; measured peaks are the planned ones.
 fn run(model: &Gpt2, config: &RunConfig, devices: usize, loss_in_forward: bool) -> Ran {
     let plan = DataParallel::plan(&spec(model, config), devices, loss_in_forward).unwrap();
-    let mut engine = DataParallel::new(&plan).unwrap();
+    let mut engine = DataParallel::new(&plan, phalanx_collectives::Isa::detect()).unwrap();
     engine.import(&weights()).unwrap();
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for sequences in golden_steps() {

@@ -8,7 +8,6 @@
 
 pub mod bench;
 pub mod call;
-mod copy;
 pub mod error;
 pub mod group;
 pub mod meta;
@@ -26,6 +25,7 @@ pub use error::CollectiveError;
 pub use group::Group;
 pub use meta::MetaGroup;
 pub use pending::Pending;
+pub use phalanx_simd::Isa;
 pub use phalanx_trace::CollectiveOp;
 pub use shared_memory::{Endpoint, HostJob, Options, SealedFile, join, take_sealed, threads};
 pub use solo::Solo;

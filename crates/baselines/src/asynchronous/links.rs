@@ -43,7 +43,7 @@ impl<'a> Links<'a> {
     pub fn new(source: &GroupSource<'a>, ranks: usize) -> Links<'a> {
         let members: Vec<usize> = (0..ranks).collect();
         let (endpoint, rank) = match source {
-            GroupSource::Alone => (None, 0),
+            GroupSource::Alone(_) => (None, 0),
             GroupSource::Host(endpoint) => (Some(*endpoint), endpoint.rank()),
             GroupSource::Meta(_, rank) => (None, *rank),
         };
@@ -56,7 +56,7 @@ impl<'a> Links<'a> {
                     endpoint.sub_group_beside(name, &members)
                 }
                 GroupSource::Host(endpoint) if ranks > 1 => endpoint.sub_group(name, &members),
-                _ => Arc::new(Solo::new(name)),
+                _ => Arc::new(Solo::new(name).with_isa(source.isa())),
             }
         };
         let world = group("world", false);

@@ -19,7 +19,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_checkpoint::HuggingFaceDir;
-use phalanx_collectives::{CollectiveError, Endpoint, Group, MetaGroup, Options, Solo, Statistics, threads};
+use phalanx_collectives::{
+    CollectiveError, Endpoint, Group, Isa, MetaGroup, Options, Solo, Statistics, threads,
+};
 use phalanx_cpu::Cpu;
 use phalanx_cpu::Options as Computing;
 use phalanx_layers::ParameterSpec;
@@ -188,24 +190,26 @@ impl DataParallel {
         Ok(DataParallelPlan { spec: spec.clone(), loss_in_forward, memory })
     }
 
-    /// Makes the devices, each with an arena that replays its plan. Parameters are to be loaded.
+    /// Makes the devices, each with an arena that replays its plan. They compute, sum and copy with the instruction set
+    /// `isa`. Parameters are to be loaded.
     ///
     /// # Errors
     /// When the system has not that much memory.
-    pub fn new(plan: &DataParallelPlan) -> Result<DataParallel, DataParallelError> {
+    pub fn new(plan: &DataParallelPlan, isa: Isa) -> Result<DataParallel, DataParallelError> {
         let spec = &plan.spec;
         let mut replicas = Vec::new();
         for (rank, endpoint) in threads(plan.devices()).into_iter().enumerate() {
             // Every call is waited for at once: nothing is gained by a thread that runs it.
-            let endpoint = endpoint.with_options(Options { overlap: false, ..Options::default() });
+            let endpoint = endpoint.with_options(Options { overlap: false, isa, ..Options::default() });
             let memory = plan.memory[rank].clone();
             let bytes = memory.arena_bytes;
             let fail = |source| DataParallelError::Arena { device: rank, bytes, source };
             let region = Region::anonymous(bytes as usize).map_err(fail)?;
-            let cpu = Cpu::with_options(Computing::new(spec.threads)).map_err(DataParallelError::Threads)?;
+            let cpu = Cpu::with_options(Computing { isa, ..Computing::new(spec.threads) })
+                .map_err(DataParallelError::Threads)?;
             let device = Device::new(cpu, Arena::replaying(memory, region));
             let group: Arc<dyn Group> = match plan.devices() {
-                1 => Arc::new(Solo::new("devices")),
+                1 => Arc::new(Solo::new("devices").with_isa(isa)),
                 _ => endpoint.group("devices"),
             };
             replicas.push((endpoint, Replica::new(device, group, spec, plan.loss_in_forward)?));

@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::Result;
 use phalanx_baselines::asynchronous::{Asynchronous, Done, Links};
 use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
+use phalanx_collectives::Isa;
 use phalanx_plan::{MemoryPlan, Peak};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::Updates;
@@ -110,8 +111,8 @@ fn asynchronous(
 ///
 /// # Errors
 /// Memory that the system does not give; a step that cannot be applied.
-pub fn data_parallel(plan: &DataParallelPlan, counts: StepCounts) -> Result<Vec<RankFigures>> {
-    let mut engine = DataParallel::new(plan)?;
+pub fn data_parallel(plan: &DataParallelPlan, isa: Isa, counts: StepCounts) -> Result<Vec<RankFigures>> {
+    let mut engine = DataParallel::new(plan, isa)?;
     let spec = &plan.spec;
     let StepCounts { seed, warmup, steps } = counts;
     engine.initialise(seed)?;

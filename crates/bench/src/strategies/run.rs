@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
+use phalanx_collectives::Isa;
 use phalanx_models::Model;
 use phalanx_plan::{Costs, simulate};
 use phalanx_train::{RunConfig, Spec, stage_costs};
@@ -32,6 +33,9 @@ pub struct Bench<'a> {
 
 /// What the comparison needs of the program around it, which starts processes and knows the machine.
 pub trait Launcher {
+    /// The instruction set with which ranks compute and sum.
+    fn isa(&self) -> Isa;
+
     /// Plans a checked configuration, refuses it where it does not fit into memory, and measures steps on all of its
     /// ranks: what was planned, and the figures by rank.
     ///
@@ -124,7 +128,7 @@ impl Bench<'_> {
         let spec = Spec::new(&config, Arc::clone(&self.model), 0, threads)?;
         let plan = DataParallel::plan(&spec, self.ranks, loss_in_forward)?;
         self.launcher.check_memory(&plan)?;
-        let ranks = ranks::data_parallel(&plan, self.counts(&config))?;
+        let ranks = ranks::data_parallel(&plan, self.launcher.isa(), self.counts(&config))?;
         Ok(Ran { ranks, micro_batches: 1, bubble: None })
     }
 }

@@ -11,6 +11,7 @@ use phalanx_bench::strategies::drawing::draw_svg;
 use phalanx_bench::strategies::run::{Bench, Launcher, Row};
 use phalanx_bench::strategies::way::Way;
 use phalanx_bench::strategies::{RankFigures, report};
+use phalanx_collectives::Isa;
 use phalanx_models::Model;
 use phalanx_train::{RunConfig, Spec};
 use serde_json::{Value, json};
@@ -103,6 +104,10 @@ struct Processes<'a> {
 }
 
 impl Launcher for Processes<'_> {
+    fn isa(&self) -> Isa {
+        self.environment.isa()
+    }
+
     fn measure(
         &self,
         config: RunConfig,

@@ -17,7 +17,7 @@ const MAY_IMPORT: [(&str, &[&str]); 24] = [
     ("simd", &[]),
     ("tensor", &["trace", "plan"]),
     ("cpu", &["trace", "simd", "tensor"]),
-    ("collectives", &["trace", "tensor"]),
+    ("collectives", &["trace", "simd", "tensor"]),
     ("layers", &["trace", "plan", "tensor"]),
     ("memory", &["trace", "plan", "tensor"]),
     ("optim", &["trace", "tensor"]),
