@@ -20,6 +20,7 @@
 mod gradients;
 mod parameters;
 mod pieces;
+mod prefetch;
 mod sums;
 mod update;
 
@@ -28,7 +29,6 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Gradient, Network};
-use phalanx_memory::Prefetch;
 use phalanx_optim::Rule;
 use phalanx_plan::{ChunkLayout, Precision, Stage};
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View};
@@ -36,6 +36,7 @@ use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View};
 use gradients::GradientChunks;
 use parameters::ParameterChunks;
 pub use pieces::{Extent, Piece};
+use prefetch::Prefetch;
 
 /// What may be chosen about [`Zero`]. None of it changes a bit of the result but `defer` and `precision`.
 #[derive(Clone, Debug)]

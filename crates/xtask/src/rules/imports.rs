@@ -11,15 +11,14 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 21] = [
+const MAY_IMPORT: [(&str, &[&str]); 20] = [
     ("trace", &[]),
     ("plan", &["trace"]),
     ("tensor", &["trace", "plan"]),
     ("collectives", &["trace", "tensor"]),
     ("layers", &["trace", "plan", "tensor"]),
-    ("memory", &["trace", "plan", "tensor"]),
     ("optim", &["trace", "tensor"]),
-    ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "memory", "optim"]),
+    ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "optim"]),
     ("models", &["trace", "plan", "tensor", "collectives", "layers", "parallel"]),
     ("drawing", &["trace", "plan"]),
     ("files", &[]),
@@ -34,7 +33,6 @@ const MAY_IMPORT: [(&str, &[&str]); 21] = [
             "tensor",
             "collectives",
             "layers",
-            "memory",
             "optim",
             "parallel",
             "models",
@@ -71,7 +69,6 @@ const MAY_IMPORT: [(&str, &[&str]); 21] = [
             "tensor",
             "collectives",
             "layers",
-            "memory",
             "optim",
             "parallel",
             "models",
