@@ -1,4 +1,4 @@
-//! Kernels in loops, alone, at the shapes of a training step, beside what the machine could do.
+//! Times each kernel of a training step alone, in a loop, and compares it with what the machine could do.
 //!
 //! Memory is that of a run: a planned arena in huge pages. A call is measured by the device itself, as in the
 //! kernel table of `bench step`, with the same price.
@@ -24,7 +24,7 @@ use calls::Calls;
 pub use report::{Columns, Labels, to_json, to_text};
 
 /// Fewest calls of a kernel.
-const LEAST_CALLS: usize = 5;
+const MIN_CALLS: usize = 5;
 
 /// Bytes to measure bandwidth with.
 const MEMORY_BYTES: usize = 512 << 20;
@@ -45,7 +45,7 @@ pub struct Setting {
 }
 
 /// What to measure.
-pub struct Plan<'a> {
+pub struct KernelBench<'a> {
     /// At which shapes.
     pub setting: Setting,
     /// In which type.
@@ -92,7 +92,7 @@ pub struct Measured {
     pub median_s: f64,
 }
 
-impl Plan<'_> {
+impl KernelBench<'_> {
     /// Measures: the same kernels for each number of threads.
     ///
     /// # Errors
@@ -193,7 +193,7 @@ impl Plan<'_> {
         let (KernelKey { flops, bytes, .. }, _) = timed();
         let begin = Instant::now();
         let mut seconds = Vec::new();
-        while seconds.len() < LEAST_CALLS || begin.elapsed() < self.time {
+        while seconds.len() < MIN_CALLS || begin.elapsed() < self.time {
             seconds.push(timed().1);
         }
         seconds.sort_by(f64::total_cmp);

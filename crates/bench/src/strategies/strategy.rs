@@ -1,4 +1,4 @@
-//! The ways of parallelism that are compared, and the configuration that each of them is.
+//! The strategies of parallelism that are compared, and the configuration of each.
 //!
 //! All keep the model, the global batch and the number of threads of one configuration; what they change is how many
 //! ranks there are and what each of them holds.
@@ -8,110 +8,118 @@ use phalanx_train::RunConfig;
 use phalanx_train::config::{BatchConfig, ParallelConfig, Reduce, Updates};
 use strsim::levenshtein;
 
-/// One of them.
+/// A strategy of parallelism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Strategy {
     /// One rank with all threads.
     OneDevice,
-    /// Devices of one process; outputs are gathered on the first, which takes the loss.
+    /// DataParallel: devices of one process; outputs are gathered on the first, which computes the loss.
     DataParallel,
-    /// The same, and each device takes its own loss.
+    /// DataParallel in which each device computes its own loss.
     DataParallelLoss,
     /// Replicas whose gradients are summed.
     Ddp,
-    /// Optimizer states are sharded.
+    /// Replicas that shard optimizer states.
     Zero1,
-    /// Gradients, too.
+    /// Replicas that shard optimizer states and gradients.
     Zero2,
-    /// Parameters, too.
+    /// Replicas that shard optimizer states, gradients and parameters.
     Zero3,
-    /// Ranks share every layer.
+    /// Tensor parallelism: every layer is split over the ranks.
     Tensor,
-    /// And the residual stream between layers.
+    /// Tensor parallelism that also shards the residual stream (sequence parallelism).
     TensorSequence,
-    /// Stages one after another, the whole batch at once.
+    /// Pipeline stages that run one after another, with the whole batch at once.
     ModelParallel,
-    /// Stages at the same time, one forward and one backward in turn.
+    /// A pipeline with the 1F1B schedule.
     Pipeline,
-    /// The same with backward in two parts.
+    /// A pipeline with the zero-bubble schedule ZB-H1, which splits backward.
     ZeroBubble,
-    /// Replicas whose gradients are applied as they come.
+    /// Replicas whose gradients are applied as they arrive, without waiting for the others.
     Asynchronous,
 }
 
-impl Way {
-    /// All, in the order in which they run.
-    pub const ALL: [Way; 13] = [
-        Way::OneDevice,
-        Way::DataParallel,
-        Way::DataParallelLoss,
-        Way::Ddp,
-        Way::Zero1,
-        Way::Zero2,
-        Way::Zero3,
-        Way::Tensor,
-        Way::TensorSequence,
-        Way::ModelParallel,
-        Way::Pipeline,
-        Way::ZeroBubble,
-        Way::Asynchronous,
+impl Strategy {
+    /// All strategies, in the order in which they run.
+    pub const ALL: [Strategy; 13] = [
+        Strategy::OneDevice,
+        Strategy::DataParallel,
+        Strategy::DataParallelLoss,
+        Strategy::Ddp,
+        Strategy::Zero1,
+        Strategy::Zero2,
+        Strategy::Zero3,
+        Strategy::Tensor,
+        Strategy::TensorSequence,
+        Strategy::ModelParallel,
+        Strategy::Pipeline,
+        Strategy::ZeroBubble,
+        Strategy::Asynchronous,
     ];
 
-    /// As `--only` and tables have it.
+    /// The name in `--only` and in tables.
     pub fn name(self) -> &'static str {
         match self {
-            Way::OneDevice => "one-device",
-            Way::DataParallel => "data-parallel",
-            Way::DataParallelLoss => "data-parallel-loss",
-            Way::Ddp => "ddp",
-            Way::Zero1 => "zero-1",
-            Way::Zero2 => "zero-2",
-            Way::Zero3 => "zero-3",
-            Way::Tensor => "tensor",
-            Way::TensorSequence => "tensor-sequence",
-            Way::ModelParallel => "model-parallel",
-            Way::Pipeline => "pipeline-1f1b",
-            Way::ZeroBubble => "pipeline-zb-h1",
-            Way::Asynchronous => "asynchronous",
+            Strategy::OneDevice => "one-device",
+            Strategy::DataParallel => "data-parallel",
+            Strategy::DataParallelLoss => "data-parallel-loss",
+            Strategy::Ddp => "ddp",
+            Strategy::Zero1 => "zero-1",
+            Strategy::Zero2 => "zero-2",
+            Strategy::Zero3 => "zero-3",
+            Strategy::Tensor => "tensor",
+            Strategy::TensorSequence => "tensor-sequence",
+            Strategy::ModelParallel => "model-parallel",
+            Strategy::Pipeline => "pipeline-1f1b",
+            Strategy::ZeroBubble => "pipeline-zb-h1",
+            Strategy::Asynchronous => "asynchronous",
         }
     }
 
-    /// Those that are named; all where none is.
+    /// The strategies with these names; all of them when there are no names.
     ///
     /// # Errors
-    /// A name that is none of them, with the nearest.
-    pub fn named(names: &[String]) -> Result<Vec<Way>> {
+    /// An unknown name; the error suggests the closest known one.
+    pub fn named(names: &[String]) -> Result<Vec<Strategy>> {
         let mut wanted = Vec::new();
         for name in names {
-            let Some(way) = Way::ALL.into_iter().find(|way| way.name() == name.trim()) else {
-                let near = Way::ALL.map(Way::name).into_iter().min_by_key(|known| levenshtein(name, known));
+            let Some(strategy) = Strategy::ALL.into_iter().find(|strategy| strategy.name() == name.trim())
+            else {
+                let near = Strategy::ALL
+                    .map(Strategy::name)
+                    .into_iter()
+                    .min_by_key(|known| levenshtein(name, known));
                 bail!(
-                    "--only {name}: there is no such way; the nearest is {}, and all are {}",
+                    "--only {name}: unknown strategy, did you mean {}? The strategies are {}",
                     near.unwrap_or_default(),
-                    Way::ALL.map(Way::name).join(", ")
+                    Strategy::ALL.map(Strategy::name).join(", ")
                 );
             };
-            wanted.push(way);
+            wanted.push(strategy);
         }
-        Ok(Way::ALL.into_iter().filter(|way| wanted.is_empty() || wanted.contains(way)).collect())
+        Ok(Strategy::ALL
+            .into_iter()
+            .filter(|strategy| wanted.is_empty() || wanted.contains(strategy))
+            .collect())
     }
 
-    /// Whether devices are threads of one process.
+    /// Whether the strategy runs devices of one process instead of ranks.
     pub fn is_data_parallel(self) -> bool {
-        matches!(self, Way::DataParallel | Way::DataParallelLoss)
+        matches!(self, Strategy::DataParallel | Strategy::DataParallelLoss)
     }
 
-    /// Whether every step is the same function of the parameters before it as that of one device.
+    /// Whether every step computes the same update as one device would.
     pub fn is_synchronous(self) -> bool {
-        self != Way::Asynchronous
+        self != Strategy::Asynchronous
     }
 
-    /// Ranks, or devices of the one process, of `ranks` that are to be used.
+    /// How many ranks, or devices of one process, the strategy uses when `ranks` are available.
     pub fn devices(self, ranks: usize) -> usize {
-        if self == Way::OneDevice { 1 } else { ranks }
+        if self == Strategy::OneDevice { 1 } else { ranks }
     }
 
-    /// `base` in this way on `ranks` ranks, which share `threads` threads; to be checked.
+    /// The configuration `base`, changed to run this strategy on `ranks` ranks that share `threads` threads. It is not
+    /// checked yet.
     pub fn configure(self, base: &RunConfig, ranks: usize, threads: usize) -> RunConfig {
         let mut config = base.clone();
         config.batch = BatchConfig { global: base.batch.global, micro: None, reduce: Reduce::Each };
@@ -135,23 +143,23 @@ impl Way {
         };
         let micro_batches = micro_batches(base.batch.global, ranks);
         config.parallel = match self {
-            Way::OneDevice | Way::DataParallel | Way::DataParallelLoss => one,
-            Way::Ddp => shared,
-            Way::Zero1 => ParallelConfig { zero: 1, ..shared },
-            Way::Zero2 => ParallelConfig { zero: 2, ..shared },
-            Way::Zero3 => ParallelConfig { zero: 3, ..shared },
-            Way::Tensor => ParallelConfig { tensor: ranks, ..one },
-            Way::TensorSequence => ParallelConfig { tensor: ranks, sequence_parallel: true, ..one },
-            Way::ModelParallel => staged("model", 1),
-            Way::Pipeline => staged("1f1b", micro_batches),
-            Way::ZeroBubble => staged("zb-h1", micro_batches),
-            Way::Asynchronous => ParallelConfig { updates: Updates::Asynchronous, ..shared },
+            Strategy::OneDevice | Strategy::DataParallel | Strategy::DataParallelLoss => one,
+            Strategy::Ddp => shared,
+            Strategy::Zero1 => ParallelConfig { zero: 1, ..shared },
+            Strategy::Zero2 => ParallelConfig { zero: 2, ..shared },
+            Strategy::Zero3 => ParallelConfig { zero: 3, ..shared },
+            Strategy::Tensor => ParallelConfig { tensor: ranks, ..one },
+            Strategy::TensorSequence => ParallelConfig { tensor: ranks, sequence_parallel: true, ..one },
+            Strategy::ModelParallel => staged("model", 1),
+            Strategy::Pipeline => staged("1f1b", micro_batches),
+            Strategy::ZeroBubble => staged("zb-h1", micro_batches),
+            Strategy::Asynchronous => ParallelConfig { updates: Updates::Asynchronous, ..shared },
         };
         config
     }
 }
 
-/// Micro-batches of a pipeline: twice the ranks, or the most below that which divide the batch.
+/// Number of micro-batches of a pipeline: the largest divisor of the batch that is at most twice the ranks.
 fn micro_batches(global: usize, ranks: usize) -> usize {
     (1..=2 * ranks).rev().find(|count| global.is_multiple_of(*count)).unwrap_or(1)
 }
@@ -162,25 +170,26 @@ mod tests {
 
     #[test]
     fn names_are_told_apart_and_wrong_ones_are_refused_with_the_nearest() {
-        let names = |given: &[&str]| Way::named(&given.iter().map(|n| n.to_string()).collect::<Vec<_>>());
-        assert_eq!(names(&[]).unwrap(), Way::ALL);
-        assert_eq!(names(&["zero-3", "ddp"]).unwrap(), [Way::Ddp, Way::Zero3]);
+        let names =
+            |given: &[&str]| Strategy::named(&given.iter().map(|n| n.to_string()).collect::<Vec<_>>());
+        assert_eq!(names(&[]).unwrap(), Strategy::ALL);
+        assert_eq!(names(&["zero-3", "ddp"]).unwrap(), [Strategy::Ddp, Strategy::Zero3]);
         let refusal = names(&["ddp", "zero3"]).unwrap_err().to_string();
-        assert!(refusal.contains("--only zero3") && refusal.contains("nearest is zero-3"), "{refusal}");
+        assert!(refusal.contains("--only zero3") && refusal.contains("did you mean zero-3?"), "{refusal}");
     }
 
     #[test]
-    fn every_way_computes_the_same_batch_with_the_same_threads() {
+    fn every_strategy_computes_the_same_batch_with_the_same_threads() {
         let mut base = RunConfig::default();
         (base.batch.global, base.batch.micro) = (12, Some(3));
         (base.parallel.data, base.parallel.zero) = (Some(2), 2);
-        for way in Way::ALL {
-            let config = way.configure(&base, 4, 8);
+        for strategy in Strategy::ALL {
+            let config = strategy.configure(&base, 4, 8);
             config.check().unwrap();
-            let ranks = if way.is_data_parallel() { 1 } else { way.devices(4) };
-            assert_eq!(config.world(), ranks, "{way:?}");
-            assert_eq!(config.train.threads, Some(8 / way.devices(4)), "{way:?}");
-            assert_eq!(config.micro() * config.micro_batches() * config.data(), 12, "{way:?}");
+            let ranks = if strategy.is_data_parallel() { 1 } else { strategy.devices(4) };
+            assert_eq!(config.world(), ranks, "{strategy:?}");
+            assert_eq!(config.train.threads, Some(8 / strategy.devices(4)), "{strategy:?}");
+            assert_eq!(config.micro() * config.micro_batches() * config.data(), 12, "{strategy:?}");
         }
     }
 
