@@ -1,4 +1,4 @@
-//! A schedule in plain text: a row a rank, a cell a unit of time.
+//! Draws a pipeline schedule in plain text: one row per rank, one cell per unit of time.
 //!
 //! ```text
 //! 1f1b: 2 ranks, 2 stages, 2 micro-batches; bubble 33.3 % of 9 time units
@@ -7,15 +7,15 @@
 //! rank 1  .  F0 B0--- F1 B1--- .  .
 //! ```
 //!
-//! The unit is the shortest action; longer ones are filled with dashes. What is wider than the terminal goes
-//! on in further blocks, each headed by the time at which it begins.
+//! The unit is the shortest action; longer actions are filled with dashes. A drawing that is wider than the terminal
+//! continues in further blocks, each headed by the time at which it begins.
 
 use std::fmt::Write;
 
 use phalanx_plan::{Schedule, Span, Timeline};
 
 /// Most cells of a row; where actions differ by more, the shortest are not seen.
-const MOST_CELLS: f64 = 8192.0;
+const MAX_CELLS: f64 = 8192.0;
 
 /// Draws a schedule in lines of at most `width` letters, as far as one cell fits.
 pub fn draw_terminal(schedule: &Schedule, timeline: &Timeline, width: usize) -> String {
@@ -64,7 +64,7 @@ pub(crate) fn number(time: f64) -> String {
 pub(crate) fn unit(timeline: &Timeline) -> f64 {
     let durations = timeline.ranks.iter().flatten().map(|span| span.end - span.start);
     let shortest = durations.filter(|&time| time > 0.0).fold(f64::INFINITY, f64::min);
-    let unit = shortest.min(timeline.makespan).max(timeline.makespan / MOST_CELLS);
+    let unit = shortest.min(timeline.makespan).max(timeline.makespan / MAX_CELLS);
     if unit > 0.0 { unit } else { 1.0 }
 }
 

@@ -62,8 +62,13 @@ pub fn rank(
         }
         Updates::Asynchronous => {
             let links = seat.links(&job.plan.spec);
-            let place =
-                asynchronous::Place { device, links, stop, note_step: &note, foreign_bytes: &foreign };
+            let place = asynchronous::RankEnvironment {
+                device,
+                links,
+                stop,
+                note_step: &note,
+                foreign_bytes: &foreign,
+            };
             asynchronous::train(job, place, &mut *observer)?;
         }
     }

@@ -17,7 +17,7 @@ pub const MAX_CANDIDATES: u64 = 2048;
 
 /// A minimum or a range above this part of the model is cut to it, so that a small model still has
 /// several chunks and communication has something to overlap with.
-pub const PARTS_AT_LEAST: u64 = 8;
+pub const MIN_PARTS: u64 = 8;
 
 /// Elements in one unit of the `_mb` knobs. Gemini compares them with element counts, whatever their
 /// names say, and so does this: the same number gives the same chunks.
@@ -76,7 +76,7 @@ pub(crate) fn search(
     let total: u64 = padded.iter().sum();
     let limit = outlier_limit(padded);
     let ordinary = || padded.iter().copied().filter(|p| *p as f64 <= limit);
-    let part = (ordinary().sum::<u64>() / PARTS_AT_LEAST).max(1);
+    let part = (ordinary().sum::<u64>() / MIN_PARTS).max(1);
     let largest = ordinary().max().unwrap_or(unit);
 
     let range = range.min(part);

@@ -140,7 +140,7 @@ fn brute_force(parameters: &[ParameterSize], world: u64, start: u64, step: u64, 
 }
 
 #[test]
-fn the_search_finds_the_first_least_waste() {
+fn the_search_finds_the_first_chunk_size_with_the_smallest_waste() {
     let mut random = Generator(2);
     for _ in 0..60 {
         let world = random.within(1, 5);
@@ -179,8 +179,8 @@ fn small_models_have_several_chunks_and_little_waste() {
         let layout = lay_out(&parameters, world, &ChunkSize::Auto(Search::default())).unwrap();
         check(&parameters, world, &layout);
         assert!(layout.chunks() >= 3, "{layers} x {hidden} on {world}: {} chunks", layout.chunks());
-        let least = layout.searched.iter().map(|c| c.waste_elements).min();
-        assert_eq!(Some(layout.waste_elements), least);
+        let min_waste = layout.searched.iter().map(|c| c.waste_elements).min();
+        assert_eq!(Some(layout.waste_elements), min_waste);
     }
 }
 

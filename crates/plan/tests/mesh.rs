@@ -6,7 +6,7 @@ use phalanx_trace::Axis;
 const AXES: [Axis; 3] = [Axis::Pipeline, Axis::Data, Axis::Tensor];
 
 fn meshes() -> impl Iterator<Item = Mesh> {
-    let sizes = |most: usize| 1..=most;
+    let sizes = |max: usize| 1..=max;
     sizes(64).flat_map(move |pipeline| {
         sizes(64 / pipeline).flat_map(move |data| {
             sizes(64 / pipeline / data).map(move |tensor| Mesh { pipeline, data, tensor })

@@ -11,7 +11,7 @@ fn block(flops: u64, parameters: u64, bytes: u64) -> BlockCost {
     BlockCost { flops, parameters, bytes }
 }
 
-/// All ways to cut blocks `start..blocks` into `stages`, earliest cuts first.
+/// All cuts to cut blocks `start..blocks` into `stages`, earliest cuts first.
 fn all(start: usize, blocks: usize, stages: usize) -> Vec<Vec<Range<usize>>> {
     if stages == 1 {
         return if start < blocks { vec![vec![start..blocks]] } else { vec![] };
@@ -35,14 +35,14 @@ fn balanced_is_the_best_of_all_cuts_and_the_earliest() {
         let limit = (generator.within(0, 2) > 0).then(|| generator.within(5, 30));
         for by in [Cut::Parameters, Cut::Balanced] {
             let weight = |block: &BlockCost| if by == Cut::Balanced { block.flops } else { block.parameters };
-            let most = |ranges: &[Range<usize>], weight: &dyn Fn(&BlockCost) -> u64| -> u64 {
+            let largest = |ranges: &[Range<usize>], weight: &dyn Fn(&BlockCost) -> u64| -> u64 {
                 ranges.iter().map(|range| blocks[range.clone()].iter().map(weight).sum()).max().unwrap()
             };
-            let bytes = |ranges: &[Range<usize>]| most(ranges, &|block| block.bytes);
-            let ways = all(0, blocks.len(), stages);
-            let allowed = ways.iter().filter(|ranges| limit.is_none_or(|limit| bytes(ranges) <= limit));
+            let bytes = |ranges: &[Range<usize>]| largest(ranges, &|block| block.bytes);
+            let cuts = all(0, blocks.len(), stages);
+            let allowed = cuts.iter().filter(|ranges| limit.is_none_or(|limit| bytes(ranges) <= limit));
             // Of equals, `min_by_key` takes the first.
-            let expected = allowed.min_by_key(|ranges| most(ranges, &weight));
+            let expected = allowed.min_by_key(|ranges| largest(ranges, &weight));
             match (cut(&blocks, stages, &by, limit), expected) {
                 (Ok(found), Some(expected)) => {
                     assert_eq!(&found, expected, "{blocks:?} {stages} {limit:?}");
@@ -50,7 +50,7 @@ fn balanced_is_the_best_of_all_cuts_and_the_earliest() {
                 }
                 (Err(CutError::Memory { limit_bytes, needed_bytes, enough, .. }), None) => {
                     assert_eq!(Some(limit_bytes), limit);
-                    assert_eq!(needed_bytes, ways.iter().map(|ranges| bytes(ranges)).min().unwrap());
+                    assert_eq!(needed_bytes, cuts.iter().map(|ranges| bytes(ranges)).min().unwrap());
                     let fits = |&stages: &usize| {
                         all(0, blocks.len(), stages).iter().any(|ranges| bytes(ranges) <= limit_bytes)
                     };
@@ -81,7 +81,7 @@ fn uniform_deals_out_the_inner_blocks() {
             "8 blocks cannot be shared equally by 3 stages: the nearest numbers of stages that can are \
              2 and 4",
         ),
-        (9, 1..9, None, "8 blocks cannot be cut into 9 stages: at most 8 are possible"),
+        (9, 1..9, None, "8 blocks cannot be cut into 9 stages: at largest 8 are possible"),
         (2, 4..12, None, "blocks 4 to 12 cannot be the inner ones of 11 blocks"),
         (2, 4..4, None, "blocks 4 to 4 cannot be the inner ones"),
         (4, 1..9, Some(3), "a stage may hold 3 bytes"),
@@ -103,7 +103,7 @@ fn impossible_numbers_of_stages() {
     for by in [Cut::Parameters, Cut::Balanced, Cut::Uniform { inner: 0..3 }] {
         assert_eq!(cut(&blocks, 0, &by, None), Err(CutError::NoStages));
         let error = cut(&blocks, 4, &by, None).unwrap_err().to_string();
-        assert_eq!(error, "3 blocks cannot be cut into 4 stages: at most 3 are possible");
+        assert_eq!(error, "3 blocks cannot be cut into 4 stages: at largest 3 are possible");
         let error = cut(&blocks, 3, &by, Some(99)).unwrap_err().to_string();
         assert!(error.contains("needs 100 in the largest: one block alone is larger"), "{error}");
     }

@@ -52,16 +52,16 @@ pub(super) fn read_header(path: &Path, head: &[u8], found: u64) -> Result<Option
     if version != VERSION {
         return Err(bad(format!("version {version}; this program reads version {VERSION}")));
     }
-    let (ids, most) = match id_bytes {
+    let (ids, max_vocab) = match id_bytes {
         2 => (IdType::U16, 1 << 16),
         4 => (IdType::U32, 1 << 32),
         other => return Err(bad(format!("ids of {other} bytes; 2 or 4 were expected"))),
     };
-    if !(1..=most).contains(&vocab) {
-        return Err(bad(format!("a vocabulary of {vocab} ids; 1 to {most} fit {id_bytes} bytes")));
+    if !(1..=max_vocab).contains(&vocab) {
+        return Err(bad(format!("a vocabulary of {vocab} ids; 1 to {max_vocab} fit {id_bytes} bytes")));
     }
     if json > TOKENIZER_BYTES {
-        return Err(bad(format!("a tokenizer of {json} bytes; at most {TOKENIZER_BYTES} are read")));
+        return Err(bad(format!("a tokenizer of {json} bytes; at max_vocab {TOKENIZER_BYTES} are read")));
     }
     if long(6) != 0 || long(7) != 0 {
         return Err(bad("bytes 48 to 64 are not zero".to_string()));

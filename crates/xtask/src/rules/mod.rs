@@ -6,5 +6,7 @@ pub mod names;
 pub mod paths;
 pub mod reads;
 pub mod rooms;
+pub mod signatures;
 pub mod sizes;
 pub mod story;
+pub mod wording;
