@@ -1,7 +1,7 @@
 //! Whether the pieces of a tensor hold each of its elements exactly once.
 //!
 //! All pieces are cut alike: contiguous ranges of the whole, or stripes of as many ranks and as long
-//! runs. Each rank's stripe is tiled on its own, and all ranks are there. Pieces that are cut in several cuts
+//! runs. Each rank's stripe is tiled on its own, and all ranks are there. Pieces that are cut in several ways
 //! come from ranks that disagree, and are refused.
 
 use std::collections::BTreeMap;

@@ -11,7 +11,7 @@ fn block(flops: u64, parameters: u64, bytes: u64) -> BlockCost {
     BlockCost { flops, parameters, bytes }
 }
 
-/// All cuts to cut blocks `start..blocks` into `stages`, earliest cuts first.
+/// All cuts of the blocks `start..blocks` into `stages`, earliest cuts first.
 fn all(start: usize, blocks: usize, stages: usize) -> Vec<Vec<Range<usize>>> {
     if stages == 1 {
         return if start < blocks { vec![vec![start..blocks]] } else { vec![] };
@@ -81,7 +81,7 @@ fn uniform_deals_out_the_inner_blocks() {
             "8 blocks cannot be shared equally by 3 stages: the nearest numbers of stages that can are \
              2 and 4",
         ),
-        (9, 1..9, None, "8 blocks cannot be cut into 9 stages: at largest 8 are possible"),
+        (9, 1..9, None, "8 blocks cannot be cut into 9 stages: at most 8 are possible"),
         (2, 4..12, None, "blocks 4 to 12 cannot be the inner ones of 11 blocks"),
         (2, 4..4, None, "blocks 4 to 4 cannot be the inner ones"),
         (4, 1..9, Some(3), "a stage may hold 3 bytes"),
@@ -103,7 +103,7 @@ fn impossible_numbers_of_stages() {
     for by in [Cut::Parameters, Cut::Balanced, Cut::Uniform { inner: 0..3 }] {
         assert_eq!(cut(&blocks, 0, &by, None), Err(CutError::NoStages));
         let error = cut(&blocks, 4, &by, None).unwrap_err().to_string();
-        assert_eq!(error, "3 blocks cannot be cut into 4 stages: at largest 3 are possible");
+        assert_eq!(error, "3 blocks cannot be cut into 4 stages: at most 3 are possible");
         let error = cut(&blocks, 3, &by, Some(99)).unwrap_err().to_string();
         assert!(error.contains("needs 100 in the largest: one block alone is larger"), "{error}");
     }

@@ -61,7 +61,7 @@ pub(super) fn read_header(path: &Path, head: &[u8], found: u64) -> Result<Option
         return Err(bad(format!("a vocabulary of {vocab} ids; 1 to {max_vocab} fit {id_bytes} bytes")));
     }
     if json > TOKENIZER_BYTES {
-        return Err(bad(format!("a tokenizer of {json} bytes; at max_vocab {TOKENIZER_BYTES} are read")));
+        return Err(bad(format!("a tokenizer of {json} bytes; at most {TOKENIZER_BYTES} are read")));
     }
     if long(6) != 0 || long(7) != 0 {
         return Err(bad("bytes 48 to 64 are not zero".to_string()));
