@@ -14,7 +14,7 @@ use phalanx_train::config::{Float, OptimizerKind};
 use phalanx_train::rank::Batch;
 use rig::{State, golden_config, golden_steps, pairs, same_bits, spec};
 
-/// Of a configuration.
+/// A change to a configuration.
 type Change = fn(&mut RunConfig);
 
 /// What some steps on some devices leave: losses, norms, parameters.
@@ -38,8 +38,8 @@ fn run(model: &Gpt2, config: &RunConfig, devices: usize, loss_in_forward: bool) 
     (losses, norms, engine.parameters())
 }
 
-/// Of the golden run in f32, PyTorch's is within 5.1e-7 (losses), 3.0e-7 (norms), 8.9e-7 (parameters after 20
-/// steps) of the same in f64; another order of up to 8 partial sums may be four times as far. Two runs that are each
+/// PyTorch's golden run in f32 is within 5.1e-7 (losses), 3.0e-7 (norms), 8.9e-7 (parameters after 20
+/// steps) of the same run in f64; another order of up to 8 partial sums may be four times as far. Two runs that are each
 /// so far from it are twice that apart.
 const TOLERANCES: [f32; 3] = [2.0 * 4.0 * 5.1e-7, 2.0 * 4.0 * 3.0e-7, 2.0 * 4.0 * 8.9e-7];
 

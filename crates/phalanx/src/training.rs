@@ -59,7 +59,7 @@ pub fn rank(
         }
         Updates::Asynchronous => {
             let links = seat.links(&job.plan.spec, environment.isa());
-            let place = asynchronous::Place {
+            let place = asynchronous::RankEnvironment {
                 device,
                 links,
                 stop_requested,

@@ -1,4 +1,4 @@
-//! Data parallelism in one process, as `torch.nn.DataParallel` does it: replicate, scatter, parallel_apply, gather.
+//! Data parallelism in one process, like `torch.nn.DataParallel`: replicate, scatter, parallel_apply, gather.
 //!
 //! Device 0 holds parameters, gradients and optimizer states. In every step the batch is scattered from it, the
 //! parameters are copied to the other devices into memory that exists for the step, each device runs forward on its
@@ -34,7 +34,7 @@ use phalanx_train::run::RunError;
 use phalanx_train::spec::Spec;
 use phalanx_train::state::read_imported;
 
-/// What is planned, and the memory of each device.
+/// The plan of a run: its specification and the memory of each device.
 #[derive(Clone)]
 pub struct DataParallelPlan {
     /// A run of one rank whose micro-batch is the whole batch.
@@ -58,7 +58,7 @@ impl DataParallelPlan {
     }
 }
 
-/// Why there is no such run.
+/// Why a run was refused or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DataParallelError {
     /// The system starts no more threads.
@@ -74,7 +74,7 @@ pub enum DataParallelError {
         /// Sequences of the batch.
         batch: usize,
     },
-    /// Ranks are another way of parallelism.
+    /// The configuration has several ranks.
     #[error(
         "DataParallel runs devices of one process, and the configuration has {ranks} ranks: set them to 1"
     )]
@@ -82,7 +82,7 @@ pub enum DataParallelError {
         /// Ranks of the mesh.
         ranks: usize,
     },
-    /// A batch is one piece.
+    /// The configuration cuts the batch in micro-batches.
     #[error(
         "DataParallel computes a batch at once, and the configuration cuts it in {given}: leave batch.micro out"
     )]
@@ -132,7 +132,7 @@ pub enum DataParallelError {
     },
 }
 
-/// What a step leaves.
+/// The results of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
     /// Mean loss over the batch, before the update.
@@ -145,7 +145,7 @@ pub struct Outcome {
     pub skipped: bool,
 }
 
-/// Devices of one process. See the module's head.
+/// The devices of one process, with one model copied to all of them in each step.
 pub struct DataParallel {
     /// By device; a device is driven by a thread of its own for the time of a step.
     replicas: Vec<(Endpoint, Replica)>,
