@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use phalanx_checkpoint::Checkpoint;
-use phalanx_cpu::Cpu;
-use phalanx_cpu::Options;
 use phalanx_layers::{Checkpointing, Context, Network};
 use phalanx_models::Model;
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::{Arena, Category, DType, Device, Shape, Tensor};
+use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 
 use crate::run::RunError;
 use crate::state::PARAMETERS;
@@ -34,13 +32,11 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Loads the parameters of a checkpoint, to compute as `options` say.
+    /// Loads the parameters of a checkpoint into `device`, whose memory is not planned.
     ///
     /// # Errors
-    /// A damaged checkpoint or one of another shape; a system that starts no more threads.
-    pub fn load(model: &dyn Model, from: &Checkpoint, options: Options) -> Result<Generator, RunError> {
-        let cpu = Cpu::with_options(options).map_err(RunError::Threads)?;
-        let device = Device::new(cpu, Arena::heap());
+    /// A damaged checkpoint or one of another shape.
+    pub fn load(model: &dyn Model, from: &Checkpoint, device: Device) -> Result<Generator, RunError> {
         let network = model.network(&TensorParallel::solo(), Checkpointing::None);
         let shape_of_model = model.shape();
         let mut parameters = Vec::new();

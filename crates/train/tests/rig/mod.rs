@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
 use phalanx_collectives::{Endpoint, threads};
-use phalanx_cpu::Cpu;
+use phalanx_cpu::{Cpu, CpuFactory};
 use phalanx_data::{Masking, NOT_PREDICTED};
 use phalanx_layers::Network;
 use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
 use phalanx_tensor::buffer::Element;
-use phalanx_tensor::{Arena, DType, Device, Region, View};
+use phalanx_tensor::{Arena, DType, Device, DeviceFactory, DeviceRequest, Region, View};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
@@ -208,12 +208,17 @@ pub fn each_rank<T: Send>(
     };
     let one = |rank: usize, endpoint: Option<Endpoint>| {
         let own = plan.of(rank);
-        let region = Region::anonymous(own.memory.arena_bytes as usize).unwrap();
-        let arena = match build.heap {
-            false => Arena::replaying(own.memory.clone(), region),
-            true => Arena::heap(),
+        let request = DeviceRequest {
+            rank,
+            threads: plan.spec.threads,
+            device_plan: &own.memory,
+            host_plan: &own.host,
+            map_shared: &Region::anonymous,
         };
-        let device = Device::new(Cpu::new(plan.spec.threads), arena);
+        let device = match build.heap {
+            false => CpuFactory::new().make(&request).unwrap(),
+            true => Device::new(Cpu::new(plan.spec.threads), Arena::heap()),
+        };
         let source = endpoint
             .as_ref()
             .map_or(GroupSource::Alone(phalanx_collectives::Isa::detect()), GroupSource::Host);
