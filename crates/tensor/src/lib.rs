@@ -13,6 +13,7 @@ pub mod buffer;
 pub mod copies;
 pub mod device;
 mod flights;
+mod gaps;
 pub mod meta;
 pub mod operation;
 pub mod operations;
