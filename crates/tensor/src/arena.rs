@@ -100,6 +100,7 @@ impl Arena {
 
     /// Starts a phase: the next allocation is its first. `init` comes first and once.
     pub fn begin(&self, name: &'static str) {
+        or_stop(self.flights.check());
         match &self.backing {
             Backing::Recording(recorder) => recorder.begin(name),
             Backing::Heap | Backing::Unplanned { .. } => {}
