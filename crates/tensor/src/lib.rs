@@ -14,6 +14,7 @@ pub mod copies;
 pub mod device;
 pub mod factory;
 mod flights;
+mod gaps;
 pub mod meta;
 pub mod operation;
 pub mod operations;

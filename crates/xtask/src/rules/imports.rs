@@ -11,12 +11,13 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 23] = [
+const MAY_IMPORT: [(&str, &[&str]); 24] = [
     ("trace", &[]),
     ("plan", &["trace"]),
     ("simd", &[]),
     ("tensor", &["trace", "plan"]),
     ("cpu", &["trace", "simd", "tensor"]),
+    ("simulated", &["trace", "plan", "tensor"]),
     ("collectives", &["trace", "simd", "tensor"]),
     ("layers", &["trace", "plan", "tensor"]),
     ("optim", &["trace", "tensor"]),
