@@ -41,6 +41,7 @@ Rules of tidy, each with the place, what is wrong and what to do:
              that readers must guess
   names      no module, file, type or function named after nothing in particular
   rooms      the map of rooms in ARCHITECTURE.md names exactly the folders of crates/
+  layers     the drawing in ARCHITECTURE.md has every crate once, above all that it imports
   story      a source file opens with its story; unsafe code says why it is safe;
              nothing unfinished is left behind
   paths      no path of one machine
@@ -129,6 +130,7 @@ fn report(workspace: &Workspace, lists: &Lists, root: &Path) -> io::Result<bool>
     let mut findings = Vec::new();
     findings.extend(rules::files::check(workspace));
     findings.extend(rules::imports::check(workspace));
+    findings.extend(rules::layers::check(workspace));
     findings.extend(rules::sizes::check(workspace, &lists.sizes));
     findings.extend(rules::names::check(workspace));
     findings.extend(rules::rooms::check(&workspace.crates, architecture.as_deref()));

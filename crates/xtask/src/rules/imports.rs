@@ -138,7 +138,7 @@ fn finding(path: &str, line: usize, what: String) -> Finding {
 }
 
 /// The folder of a package of ours: `phalanx-trace` and `phalanx_trace` live in `trace`.
-fn room(package: &str) -> Option<&str> {
+pub fn room(package: &str) -> Option<&str> {
     match package {
         "phalanx" | "xtask" => Some(package),
         _ => package.strip_prefix("phalanx-").or_else(|| package.strip_prefix("phalanx_")),

@@ -2,6 +2,7 @@
 
 pub mod files;
 pub mod imports;
+pub mod layers;
 pub mod names;
 pub mod paths;
 pub mod reads;
