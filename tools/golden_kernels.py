@@ -1,11 +1,11 @@
-"""Golden values of every kernel in every element type, the oracle of crates/tensor/tests/cpu/goldens.
+"""Golden values of every kernel in every element type, the oracle of crates/cpu/tests/cpu/goldens.
 
 How to run it, from the root of the repository and in an environment outside it:
 
     python3 -m venv ../golden && ../golden/bin/pip install torch safetensors
     ../golden/bin/python tools/golden_kernels.py
 
-It writes crates/tensor/tests/goldens/<family>.safetensors (one thread, fixed seed). A tensor's name is
+It writes crates/cpu/tests/goldens/<family>.safetensors (one thread, fixed seed). A tensor's name is
 `<type>/<case>/<name>`; the type is what the kernel computes in: f32, bf16 or f16. For every case there are
 
     <name>              an input: numbers of the type (a few, like statistics, f32 or i32), drawn at random
@@ -39,7 +39,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-GOLDENS = Path(__file__).resolve().parent.parent / "crates" / "tensor" / "tests" / "goldens"
+GOLDENS = Path(__file__).resolve().parent.parent / "crates" / "cpu" / "tests" / "goldens"
 BUDGET_BYTES = 1_500_000  # what the repository carries of them
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 EPS = 2.0**-24  # relative error of one rounding to f32

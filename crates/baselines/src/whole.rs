@@ -7,8 +7,8 @@
 use std::ops::Range;
 
 use phalanx_layers::{Activation, Context, Gradient, Head, Network, ParameterSpec, Saved};
-use phalanx_optim::Rule;
-use phalanx_optim::rule::Step;
+use phalanx_optim::Optimizer;
+use phalanx_optim::optimizer::Step;
 use phalanx_plan::{ChunkError, ChunkLayout, ChunkSize, ParameterSize, Segment, lay_out};
 use phalanx_tensor::{Category, Clip, DType, Device, Shape, Tensor, View, ViewMut};
 
@@ -120,7 +120,7 @@ impl Whole {
     pub(crate) fn update(
         &self,
         device: &Device,
-        (rule, number, lr): (Rule, u64, f64),
+        (optimizer, number, lr): (Optimizer, u64, f64),
         range: Range<usize>,
         (mut exact, mut rounded): (ViewMut, Option<ViewMut>),
         (gradient, factor): (View, View),
@@ -134,7 +134,7 @@ impl Whole {
             let step = Step { number, lr: lr as f32, decays };
             let copy = rounded.as_mut().map(|r| r.reborrow().range(here.clone()));
             let p = exact.reborrow().range(here.clone());
-            rule.apply(device, step, p, copy, gradient.range(here), states, factor);
+            optimizer.apply(device, step, p, copy, gradient.range(here), states, factor);
         }
     }
 }

@@ -14,10 +14,11 @@ use golden::{fill, synchronous, weights};
 use phalanx_baselines::asynchronous::{self, Asynchronous, Done, Links, Report, staleness_bound};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_collectives::{Endpoint, Options, threads};
+use phalanx_cpu::Cpu;
 use phalanx_data::DataError;
 use phalanx_models::Gpt2;
 use phalanx_plan::MemoryPlan;
-use phalanx_tensor::{Arena, Cpu, Device, Region};
+use phalanx_tensor::{Arena, Device, Region};
 use phalanx_train::config::{Float, OptimizerKind, Reduce, Updates};
 use phalanx_train::dataset::{DataDigests, prepare};
 use phalanx_train::groups::Source;
@@ -54,7 +55,7 @@ fn on_ranks<T: Send>(
         let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
         let options = Options { deadline: Duration::from_secs(60), ..Options::default() };
         let endpoint = endpoint.with_options(options);
-        let links = Links::new(&Source::Host(&endpoint), plan.spec.world());
+        let links = Links::new(&Source::Host(&endpoint), plan.spec.world_size());
         let mut engine = Asynchronous::new(device, links, &plan.spec, max_staleness);
         let out = body(&mut engine);
         let peak = engine.device().arena().peak().unwrap();
@@ -64,7 +65,7 @@ fn on_ranks<T: Send>(
     std::thread::scope(|scope| {
         let one = &one;
         let spawned: Vec<_> =
-            threads(plan.spec.world()).into_iter().map(|e| scope.spawn(move || one(e))).collect();
+            threads(plan.spec.world_size()).into_iter().map(|e| scope.spawn(move || one(e))).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, (T, bool)>| {
             let (out, at_peak) = thread.join().ok()?;
             assert!(at_peak, "measured and planned peak");
@@ -296,7 +297,7 @@ fn a_worker_that_dies_ends_the_run() {
                 let memory = plan.ranks[endpoint.rank()].memory.clone();
                 let region = Region::anonymous(memory.arena_bytes as usize).unwrap();
                 let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
-                let links = Links::new(&Source::Host(&endpoint), plan.spec.world());
+                let links = Links::new(&Source::Host(&endpoint), plan.spec.world_size());
                 body(&mut Asynchronous::new(device, links, &plan.spec, max_staleness))
             };
             let spawned: Vec<_> = threads(ranks).into_iter().map(|e| scope.spawn(move || one(e))).collect();
@@ -390,21 +391,22 @@ fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) 
     let data = || Dataset::open_checked(config, run, model.vocab, None).unwrap().0;
     let of = Spec::new(config, model.clone(), data().evaluated(), 1).unwrap();
     let plan = asynchronous::plan(of).unwrap();
-    let ranks = plan.spec.world();
+    let ranks = plan.spec.world_size();
     let memory: Vec<_> = plan.ranks.iter().map(|rank| rank.memory.clone()).collect();
     let (config, run) = (config.clone(), run.to_path_buf());
     let digests = DataDigests::default();
-    let job = Job { config, plan, data: data(), run, digests, start, peak_flops_per_s: Some(1e9) };
-    let stop = AtomicBool::new(false);
+    let job =
+        Job { config, plan: plan.into(), data: data(), run, digests, start, peak_flops_per_s: Some(1e9) };
+    let stop_requested = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let (job, stop) = (&job, &stop);
+        let (job, stop_requested) = (&job, &stop_requested);
         let one = move |endpoint: Endpoint, memory: MemoryPlan| {
             let region = endpoint.arena(memory.arena_bytes as usize).unwrap();
             let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
             let place = asynchronous::RankEnvironment {
                 device,
                 links: Links::new(&Source::Host(&endpoint), ranks),
-                stop,
+                stop_requested,
                 note_step: &|step| endpoint.note(step),
                 foreign_bytes: &|| 0,
             };

@@ -181,7 +181,7 @@ fn what_cannot_be_planned_is_refused() {
     let mut ranks = config.clone();
     ranks.parallel.data = Some(2);
     assert!(matches!(of(&ranks, 2), DataParallelError::Ranks { ranks: 2 }));
-    let mut micro = config.clone();
-    micro.batch.micro = Some(4);
-    assert!(matches!(of(&micro, 2), DataParallelError::MicroBatches { given: 2 }));
+    let mut in_micro_batches = config.clone();
+    in_micro_batches.batch.micro = Some(4);
+    assert!(matches!(of(&in_micro_batches, 2), DataParallelError::MicroBatches { given: 2 }));
 }

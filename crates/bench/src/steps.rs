@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::peak;
 use phalanx_data::NOT_PREDICTED;
-use phalanx_tensor::cpu::peak;
 use phalanx_tensor::profile::Profile;
-use phalanx_tensor::{Cpu, DType, Device};
+use phalanx_tensor::{DType, Device};
 use phalanx_train::metrics::resident_bytes_peak;
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{Groups, RunPlan, Source, Spec};
@@ -110,7 +111,7 @@ impl<'a> Stepper<'a> {
         let groups = Groups::new(&setup.source, &spec);
         let mut engine = Rank::new(device, groups, &spec, &plan.of(setup.rank).orders);
         engine.initialise(seed)?;
-        let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
+        let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
         let page_faults = (setup.page_faults)().map(|_| [0, 0]);
         Ok(Stepper { setup, engine, spec, seed, batch, number: 0, page_faults })
     }
@@ -230,7 +231,7 @@ pub fn fill(batch: &mut Batch, spec: &Spec, seed: u64, number: u64, data: usize)
     let (seq, vocab) = (spec.seq, spec.model.shape().vocab);
     let rows = batch.tokens.chunks_mut(seq).zip(batch.targets.chunks_mut(seq));
     for (index, (tokens, targets)) in rows.enumerate() {
-        let place = spec.first_sample(index / spec.micro, data) + index % spec.micro;
+        let place = spec.first_sample(index / spec.micro_batch_size, data) + index % spec.micro_batch_size;
         let mut random = mixed(mixed(seed ^ number) ^ place as u64);
         for token in tokens.iter_mut().chain(targets.iter_mut()) {
             *token = below(&mut random, vocab);

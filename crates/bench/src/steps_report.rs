@@ -90,7 +90,7 @@ impl<'a> StepReport<'a> {
             "exposed_s_by_rank": ranks.iter().map(|r| r.exposed_s).collect::<Vec<_>>(),
             "sent_bytes_by_rank": ranks.iter().map(|r| r.sent_bytes).collect::<Vec<_>>(),
             "mesh": plan.spec.mesh, "schedule": plan.spec.schedule.name, "ranks": ranks.len(), "threads": plan.spec.threads,
-            "zero": plan.spec.stage.number(), "parameters": plan.parameters, "peaks_of_rank_0": ranks[0].peaks,
+            "zero": plan.spec.stage.number(), "parameters": plan.parameters(), "peaks_of_rank_0": ranks[0].peaks,
             "profile_of_rank_0": ranks[0].profile.to_json(&ranks[0].peaks), "profiled_steps": ranks[0].profiled,
         })
     }
@@ -123,8 +123,8 @@ impl<'a> StepReport<'a> {
         let spec = &plan.spec;
         format!(
             "{} parameters, {} of {}{}, ZeRO-{}, {} tokens a step\n{table}\n{}",
-            count(plan.parameters as f64),
-            plural(spec.world(), "rank"),
+            count(plan.parameters() as f64),
+            plural(spec.world_size(), "rank"),
             plural(spec.threads, "thread"),
             axes,
             spec.stage.number(),

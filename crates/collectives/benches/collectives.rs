@@ -9,7 +9,8 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveOp, Group, HostJob, MetaGroup, Options, bench, join};
-use phalanx_tensor::{Arena, Cpu, DType, Device};
+use phalanx_cpu::Cpu;
+use phalanx_tensor::{Arena, DType, Device};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();

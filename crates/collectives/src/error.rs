@@ -34,6 +34,9 @@ pub enum CollectiveError {
         /// What was waited for, and what the rank did last.
         report: String,
     },
+    /// The device of this rank failed.
+    #[error(transparent)]
+    Device(#[from] phalanx_tensor::DeviceError),
     /// A peer offered a buffer that is not inside its arena, or its arena cannot be mapped.
     #[error("the buffer of rank {rank} cannot be read: {report}")]
     Unreadable {

@@ -26,6 +26,6 @@ pub use group::Group;
 pub use meta::MetaGroup;
 pub use pending::Pending;
 pub use phalanx_trace::CollectiveOp;
-pub use shared_memory::{Endpoint, HostJob, Options, join, take_sealed, threads};
+pub use shared_memory::{Endpoint, HostJob, Options, SealedFile, join, take_sealed, threads};
 pub use solo::Solo;
 pub use statistics::Statistics;

@@ -6,7 +6,7 @@ mod support;
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveOp, Group, MetaGroup, Solo, threads};
-use phalanx_tensor::{AdamW, Category, DType, Device, Epilogue, Gelu, Layout, Tensor, Weight};
+use phalanx_tensor::{AdamW, AdamWUpdate, Category, DType, Device, Epilogue, Gelu, Layout, Tensor, Weight};
 use phalanx_trace::Placement::{self, Partial, Replicated, Shard};
 use phalanx_trace::{Axis, Event, Fault, Placements};
 
@@ -218,7 +218,14 @@ fn pieces_of_a_chunk_are_followed() {
             let step = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.9, eps: 0.1, weight_decay: 0.0, step: 1 };
             let states = (m.view_mut(), v.view_mut());
             let p = if stage_three { shard.view_mut() } else { parameters.view_mut().range(own) };
-            device.adamw(step, p, sums.view(), states.0, states.1, one.view(), None);
+            device.run(AdamWUpdate {
+                step,
+                p,
+                g: sums.view(),
+                moments: [states.0, states.1],
+                gradient_scale: one.view(),
+                rounded: None,
+            });
             let whole = if stage_three {
                 data.all_gather(shard, parameters).wait().unwrap().1
             } else {
@@ -340,7 +347,14 @@ fn perceptron(mistake: Mistake) -> Vec<Fault> {
     }
     let step = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.9, eps: 0.1, weight_decay: 0.0, step: 1 };
     let one = alloc(&device, "one", &[1]);
-    device.adamw(step, w2.view_mut(), dw2.view(), m.view_mut(), v.view_mut(), one.view(), None);
+    device.run(AdamWUpdate {
+        step,
+        p: w2.view_mut(),
+        g: dw2.view(),
+        moments: [m.view_mut(), v.view_mut()],
+        gradient_scale: one.view(),
+        rounded: None,
+    });
     device.take_trace(5).faults
 }
 

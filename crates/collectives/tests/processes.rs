@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use phalanx_collectives::{CollectiveError, Endpoint, Group, HostJob, MetaGroup, join};
-use phalanx_tensor::meta::Meta;
 use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
 use support::{Sample, accumulated, same_bits, sample, summed, values};
 
@@ -120,7 +119,7 @@ fn planned(endpoint: &Endpoint, body: fn(&Device, &dyn Group)) {
     let plan = phalanx_plan::memory::plan_memory(&recorder.take(endpoint.rank())).unwrap();
     let region = endpoint.arena(plan.arena_bytes as usize).unwrap();
     let arena = Arena::replaying(plan, region);
-    let device = Device::new(Arc::new(Meta { threads: 1 }), Arc::clone(&arena));
+    let device = Device::new(Arc::new(support::NoKernels), Arc::clone(&arena));
     arena.begin("init");
     arena.end();
     arena.begin("step");

@@ -9,7 +9,8 @@
 use std::sync::Arc;
 
 use phalanx_tensor::{
-    Category, CrossEntropy, DType, Epilogue, Layout, Tensor, View, ViewMut, Weight, vocabulary_blocks,
+    Category, CrossEntropy, DType, Epilogue, Layout, Tensor, View, ViewMut, VocabularyLoss,
+    VocabularyStatistics, Weight, vocabulary_blocks,
 };
 
 use crate::failure::Result;
@@ -149,17 +150,17 @@ impl LinearCrossEntropy {
         let [rows, hidden] = x.shape().rows_cols();
         assert!(rows > 0 && targets.elements() == rows, "{rows} rows against {targets:?}");
         assert_eq!(parameters[0].dims(), [columns, hidden], "classes {first} .. of {}", self.vocab);
-        let most = self.slice_rows(cx, rows);
+        let max_rows = self.slice_rows(cx, rows);
         let train = gradients.is_some();
         let workspace =
             |dtype, shape: [usize; 2], name| cx.device.alloc(dtype, shape, Category::Workspace, name);
-        let mut logits = train.then(|| workspace(cx.compute, [most, columns], "head.logits_slice"));
+        let mut logits = train.then(|| workspace(cx.compute, [max_rows, columns], "head.logits_slice"));
         let width = 4 * vocabulary_blocks(columns);
-        let mut blocks = workspace(DType::F32, [most, width], "head.blocks");
+        let mut blocks = workspace(DType::F32, [max_rows, width], "head.blocks");
         let mut sum = cx.device.alloc(DType::F64, [1], Category::Workspace, "head.sum");
         let mut dx = train.then(|| cx.activation(x.shape(), "head.dx"));
-        for start in (0..rows).step_by(most) {
-            let count = most.min(rows - start);
+        for start in (0..rows).step_by(max_rows) {
+            let count = max_rows.min(rows - start);
             let flat = start * hidden..(start + count) * hidden;
             let x = x.range(flat.clone()).reshape([count, hidden]);
             let mut slice = Slice {
@@ -213,32 +214,32 @@ impl Slice<'_> {
     fn statistics(&mut self, cx: &Context) -> Tensor {
         let shape = [self.targets.elements(), 4];
         let mut own = cx.device.alloc(DType::F32, shape, Category::Workspace, "head.statistics");
-        cx.device.vocabulary_statistics(
-            self.x,
-            self.w,
-            self.bias,
-            self.targets,
-            self.first,
-            self.logits.as_mut().map(|l| l.reborrow()),
-            self.blocks.reborrow(),
-            own.view_mut(),
-        );
+        cx.device.run(VocabularyStatistics {
+            x: self.x,
+            w: self.w,
+            bias: self.bias,
+            targets: self.targets,
+            first: self.first,
+            exponentials: self.logits.as_mut().map(|l| l.reborrow()),
+            blocks: self.blocks.reborrow(),
+            statistics: own.view_mut(),
+        });
         own
     }
 
     /// sum (+)= losses of the rows, from the statistics `[parts, rows, 4]`.
     fn loss(&mut self, cx: &Context, all: Tensor, sum: ViewMut, accumulate: bool) {
-        cx.device.vocabulary_loss(
-            all.view(),
-            self.blocks.as_view(),
-            self.targets,
-            self.first,
-            self.classes,
-            self.numbers,
-            self.logits.as_mut().map(|l| l.reborrow()),
-            sum,
+        cx.device.run(VocabularyLoss {
+            statistics: all.view(),
+            blocks: self.blocks.as_view(),
+            targets: self.targets,
+            first: self.first,
+            classes: self.classes,
+            numbers: self.numbers,
+            exponentials: self.logits.as_mut().map(|l| l.reborrow()),
+            loss: sum,
             accumulate,
-        );
+        });
     }
 
     fn gradients(&self, cx: &Context, dx: ViewMut, gradients: &mut [Gradient]) {

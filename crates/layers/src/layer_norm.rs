@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Tensor, View};
+use phalanx_tensor::{LayerNormBackward, Tensor, View};
 
 use crate::failure::Result;
 use crate::init::Init;
@@ -73,16 +73,16 @@ impl Layer for LayerNorm {
         assert_eq!(accumulate, accumulate_beta, "gamma and beta are written together");
         let statistics = [mean.view(), rstd.view()];
         let derivatives = [dgamma, dbeta];
-        cx.device.layer_norm_backward(
-            x.view(),
-            parameters[0],
+        cx.device.run(LayerNormBackward {
+            x: x.view(),
+            gamma: parameters[0],
             statistics,
-            dy.view(),
-            dx.view_mut(),
-            add,
-            derivatives,
-            accumulate,
-        );
+            dy: dy.view(),
+            dx: dx.view_mut(),
+            accumulate_input: add,
+            gradients: derivatives,
+            accumulate_parameters: accumulate,
+        });
         Ok(Some(Arc::new(dx)))
     }
 }

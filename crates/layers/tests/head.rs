@@ -1,8 +1,9 @@
 //! The head of a language model: parts of the vocabulary that exchange their statistics are the whole.
 
+use phalanx_cpu::Cpu;
 use phalanx_layers::head::Classes;
 use phalanx_layers::{Context, Gradient, Head, Init, LinearCrossEntropy};
-use phalanx_tensor::{Arena, Category, Cpu, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View};
 use phalanx_trace::Event;
 
 const ROWS: usize = 7;
@@ -41,7 +42,7 @@ fn tensor(device: &Device, shape: impl Into<Shape>, values: &[f32]) -> Tensor {
 
 fn read(device: &Device, tensor: &Tensor) -> Vec<f32> {
     let mut values = vec![0f32; tensor.shape().elements()];
-    device.download(tensor.view(), &mut values);
+    device.download(tensor.view(), &mut values).unwrap();
     values
 }
 

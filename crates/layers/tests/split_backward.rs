@@ -5,11 +5,12 @@ mod rig;
 
 use std::sync::Arc;
 
+use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Activation, Context, Deferred, Draw, Dropped, Embedding, Gradient, Init, Layer, Linear, LinearGelu,
     ParameterSpec, Recompute, Residual, Saved, Sequence,
 };
-use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Gelu, Layout, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Layout, Shape, Tensor, View};
 use rig::{DRAW, HIDDEN, SEQ, attention, bits_of, filled_as, linear, norm, plain, rebuilding};
 
 const BATCH: usize = 3;

@@ -116,10 +116,10 @@ pub(crate) fn heads(
 }
 
 /// A size, `most` at most (see [`crate::limits`]).
-pub(crate) fn number(config: &Value, key: &'static str, most: usize) -> Result<usize, ModelError> {
+pub(crate) fn number(config: &Value, key: &'static str, max: usize) -> Result<usize, ModelError> {
     let given = config.get(key).unwrap_or(&Value::Null);
-    let number = given.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=most).contains(n));
-    number.ok_or_else(|| ModelError::key(key, given, &format!("an integer from 1 to {most}")))
+    let number = given.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=max).contains(n));
+    number.ok_or_else(|| ModelError::key(key, given, &format!("an integer from 1 to {max}")))
 }
 
 /// What is added to a variance; `absent` where the file says nothing.

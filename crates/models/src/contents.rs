@@ -31,7 +31,7 @@ impl NumberedLayers {
 
 /// Tensors that a layer has at least in a file whose layers are not whole. With fewer, no network is built
 /// only to find out which are missing.
-const LEAST_OF_LAYER: usize = 6;
+const MIN_TENSORS_OF_LAYER: usize = 6;
 
 /// Compares the number of layers of `model` with those that tensors called `names` belong to.
 ///
@@ -48,8 +48,8 @@ pub fn check_layers<'a>(model: &dyn Model, names: impl Iterator<Item = &'a str>)
     if found != given || last != given.checked_sub(1) {
         return Err(ModelError::Layers { key: numbered.key, given, found, last });
     }
-    let few = tensors.iter().find(|(_, count)| **count < LEAST_OF_LAYER);
-    match few.filter(|_| tensors.values().sum::<usize>() < LEAST_OF_LAYER * given) {
+    let few = tensors.iter().find(|(_, count)| **count < MIN_TENSORS_OF_LAYER);
+    match few.filter(|_| tensors.values().sum::<usize>() < MIN_TENSORS_OF_LAYER * given) {
         None => Ok(()),
         Some((layer, _)) => Err(ModelError::Missing { name: format!("{}{layer}.*", numbered.prefixes[0]) }),
     }

@@ -3,9 +3,9 @@
 #![forbid(unsafe_code)]
 
 pub mod loss_scale;
-pub mod rule;
+pub mod optimizer;
 pub mod schedule;
 
 pub use loss_scale::{LossScale, LossScaleState, LossScaling, Verdict};
-pub use rule::Rule;
+pub use optimizer::Optimizer;
 pub use schedule::Schedule;

@@ -41,7 +41,7 @@ pub struct Dynamic {
     /// Whether every clean step refills the hysteresis, not only a doubling.
     pub consecutive_hysteresis: bool,
     /// The least scale.
-    pub least: f32,
+    pub min_scale: f32,
 }
 
 /// What becomes of a step.
@@ -143,7 +143,7 @@ impl LossScale {
                 // The constants may have changed since.
                 let hysteresis = hysteresis.min(dynamic.hysteresis);
                 LossScaleState::Dynamic {
-                    scale: scale.max(dynamic.least),
+                    scale: scale.max(dynamic.min_scale),
                     iteration,
                     last_overflow,
                     hysteresis,
@@ -202,10 +202,10 @@ impl LossScale {
             *last_overflow = step;
             if *hysteresis > 1 {
                 *hysteresis -= 1;
-            } else if *scale <= dynamic.least {
+            } else if *scale <= dynamic.min_scale {
                 return Verdict::Stuck;
             } else {
-                *scale = (*scale / 2.0).max(dynamic.least);
+                *scale = (*scale / 2.0).max(dynamic.min_scale);
             }
             return Verdict::Skip;
         }
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     fn dynamic(initial: f32, window: u64, hysteresis: u32, consecutive_hysteresis: bool) -> LossScale {
-        let dynamic = Dynamic { initial, window, hysteresis, consecutive_hysteresis, least: 1.0 };
+        let dynamic = Dynamic { initial, window, hysteresis, consecutive_hysteresis, min_scale: 1.0 };
         LossScale::new(LossScaling::Dynamic(dynamic))
     }
 

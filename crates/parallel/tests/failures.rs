@@ -9,15 +9,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use phalanx_collectives::{CollectiveError, Endpoint, Group, Solo, threads};
+use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Block, Context, Embedding, Init, Layer, LinearCrossEntropy, Network, ParameterSpec, Recompute,
 };
-use phalanx_optim::Rule;
+use phalanx_optim::Optimizer;
 use phalanx_parallel::stage::From;
 use phalanx_parallel::zero::Holding;
 use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
 use phalanx_plan::{ChunkSize, ParameterSize, Precision, lay_out};
-use phalanx_tensor::{Arena, Category, Cpu, CrossEntropy, DType, Device, Tensor};
+use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, Tensor};
 use rig::{BATCH, HIDDEN, ROWS, SEQ, block, norm};
 
 const VOCAB: usize = 50;
@@ -87,7 +88,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         micro_batches: 1,
         defer: false,
         precision: Precision::F32,
-        rule: Rule::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
     zero.begin("step");

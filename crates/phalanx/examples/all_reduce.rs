@@ -22,8 +22,8 @@ fn main() -> Result<(), CollectiveError> {
                     let x = group.all_reduce(x).wait()?;
 
                     let mut after = [0f32; 4];
-                    device.download(x.view(), &mut after);
-                    Ok(format!("rank {rank}: before {before:?}, after {after:?}"))
+                    device.download(x.view(), &mut after)?;
+                    Ok::<_, CollectiveError>(format!("rank {rank}: before {before:?}, after {after:?}"))
                 })
             })
             .collect();

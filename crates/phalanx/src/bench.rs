@@ -1,4 +1,4 @@
-//! What one rank does for a benchmark: it plans its part, takes its memory, and measures.
+//! What one rank does for a benchmark: it takes its memory, and measures.
 
 use std::sync::Arc;
 
@@ -6,7 +6,6 @@ use anyhow::Result;
 use phalanx_bench::collectives::{self, CollectiveFigures, CollectivesTask};
 use phalanx_bench::steps::{self, RankSetup, StepCounts, StepFigures};
 use phalanx_bench::strategies::{self, RankFigures};
-use phalanx_models::from_config;
 use phalanx_train::Source;
 
 use crate::environment::Environment;
@@ -19,16 +18,26 @@ use crate::task::BenchStepTask;
 ///
 /// # Errors
 /// Memory that the system does not give; a rank that died.
-pub fn steps(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Result<StepFigures> {
-    on_seat(task, seat, environment, |planned, setup| steps::measure(setup, &planned.plan, counts(task)))
+pub fn steps(
+    task: &BenchStepTask,
+    planned: &Planned,
+    seat: &Seat,
+    environment: Environment,
+) -> Result<StepFigures> {
+    on_seat(planned, seat, environment, |setup| steps::measure(setup, &planned.plan, counts(task)))
 }
 
 /// Times steps of one of several strategies.
 ///
 /// # Errors
 /// As [`steps`].
-pub fn strategy(task: &BenchStepTask, seat: &Seat, environment: Environment) -> Result<RankFigures> {
-    on_seat(task, seat, environment, |planned, setup| {
+pub fn strategy(
+    task: &BenchStepTask,
+    planned: &Planned,
+    seat: &Seat,
+    environment: Environment,
+) -> Result<RankFigures> {
+    on_seat(planned, seat, environment, |setup| {
         strategies::measure(setup, &planned.plan, &planned.config, counts(task))
     })
 }
@@ -52,15 +61,13 @@ fn counts(task: &BenchStepTask) -> StepCounts {
     StepCounts { seed: task.config.train.seed, warmup: task.warmup, steps: task.steps }
 }
 
-/// Plans this rank, takes its memory, and runs `measure` there.
+/// Takes the memory that this rank's plan asks for, and runs `measure` there.
 fn on_seat<T>(
-    task: &BenchStepTask,
+    planned: &Planned,
     seat: &Seat,
     environment: Environment,
-    measure: impl FnOnce(&Planned, &RankSetup<'_>) -> Result<T>,
+    measure: impl FnOnce(&RankSetup<'_>) -> Result<T>,
 ) -> Result<T> {
-    let mut planned = Planned::new(task.config.clone(), from_config(&task.model)?, 0)?;
-    planned.plan.include(seat.rank())?;
     let plan = &planned.plan;
     let options = environment.options(plan.spec.threads);
     let Place { cpu, device, arena_bytes } = seat.take(&plan.of(seat.rank()).memory, options)?;
@@ -77,5 +84,5 @@ fn on_seat<T>(
         page_faults: &machine::page_faults,
         foreign_bytes: &|| if shares_memory { seat::foreign_bytes(arena_bytes) } else { 0 },
     };
-    measure(&planned, &setup)
+    measure(&setup)
 }

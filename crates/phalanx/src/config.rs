@@ -175,7 +175,7 @@ mod tests {
         let file = given("[train]\nsteps = 5\nseed = 9\n[data]\ntokens = \"x.bin\"");
         let config = file.with(&overrides, &["a".into(), "b".into()]).unwrap().config().unwrap();
         assert_eq!((config.train.steps, config.train.seed), (7, 9));
-        assert_eq!((config.world(), config.parallel.zero), (4, 3));
+        assert_eq!((config.world_size(), config.parallel.zero), (4, 3));
         assert_eq!((config.data.text, config.data.tokens), (vec!["a".to_string(), "b".to_string()], None));
     }
 
@@ -185,7 +185,7 @@ mod tests {
         let with = |text: &str, set: &[&str], nproc| {
             let set = set.iter().map(|set| set.to_string()).collect();
             let config = given(text).with(&Overrides { set, nproc }, &[]).unwrap().config().unwrap();
-            (config.world(), config.data(), config.micro_batches())
+            (config.world_size(), config.data(), config.micro_batches())
         };
         assert_eq!(with(text, &[], None), (2, 2, 3));
         assert_eq!(with(text, &["parallel.tensor=2"], Some(6)), (6, 3, 2));
@@ -196,7 +196,7 @@ mod tests {
         // A file that was changed since is the later word, too.
         let now = given("[parallel]\nranks = 8");
         let config = given(text).changed_by(&now, &Given::default()).config().unwrap();
-        assert_eq!((config.world(), config.parallel.data), (8, None));
+        assert_eq!((config.world_size(), config.parallel.data), (8, None));
     }
 
     #[test]

@@ -100,7 +100,7 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
     let path = folder.file("memory.json");
     let text = phalanx_files::read_text(&path, MEMORY_BYTES).with_context(|| path.display().to_string())?;
     let measured: Measured = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    let world = planned.plan.spec.world();
+    let world = planned.plan.spec.world_size();
     if measured.ranks.iter().map(|rank| rank.rank).ne(0..world) {
         bail!("{} does not have the {world} ranks of this run, each once and in order", path.display());
     }
@@ -110,15 +110,15 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
             bail!("rank {} took {took:?}, planned was {plan:?}: please report this", rank.rank);
         }
     }
-    let most = measured.ranks.iter().map(|rank| rank.device.peak_bytes).max().unwrap_or(0);
-    let alike = measured.ranks.iter().all(|rank| rank.device.peak_bytes == most);
+    let max = measured.ranks.iter().map(|rank| rank.device.peak_bytes).max().unwrap_or(0);
+    let alike = measured.ranks.iter().all(|rank| rank.device.peak_bytes == max);
     let above =
         |rank: &RankBytes| rank.resident_bytes_peak.unwrap_or(0).saturating_sub(rank.device.peak_bytes);
     let outside = measured.ranks.iter().map(above).max().unwrap_or(0);
     Ok(format!(
-        "memory      peak == plan: {}{most} bytes ({}) on each of {}; resident above the plan {} (estimated {})",
+        "memory      peak == plan: {}{max} bytes ({}) on each of {}; resident above the plan {} (estimated {})",
         if alike { "" } else { "at most " },
-        bytes(most),
+        bytes(max),
         plural(measured.ranks.len(), "rank"),
         bytes(outside),
         bytes(outside_bytes(&planned.plan.spec))
@@ -200,7 +200,7 @@ fn sample(
 fn next(folder: &RunFolder, planned: &Planned) -> String {
     let run = resume::shell_word(&folder.path().display().to_string());
     let more = learning_rate::more_steps(&planned.config);
-    let ranks = planned.plan.spec.world() * 2;
+    let ranks = planned.plan.spec.world_size() * 2;
     let continues = planned.plan.spec.model.objective() == Objective::Causal;
     let sample = continues.then(|| format!("phalanx sample {run} --prompt 'fn main'"));
     let mut lines: Vec<String> = sample.into_iter().collect();

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use phalanx_tensor::Cpu;
-use phalanx_tensor::cpu::Options;
-use phalanx_tensor::cpu::simd::Isa;
+use phalanx_cpu::Cpu;
+use phalanx_cpu::Options;
+use phalanx_simd::Isa;
 
 /// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`.
 const ISA: &str = "PHALANX_ISA";

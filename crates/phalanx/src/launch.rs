@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use phalanx_collectives::HostJob;
 use phalanx_tensor::refused_thread;
+use phalanx_train::RunPlan;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -24,7 +25,7 @@ use crate::output::{self, TrainOutput, note};
 use crate::signals::Signals;
 use crate::stillness::{Process, Stillness, Vitals};
 use crate::task::Task;
-use crate::{death, machine};
+use crate::{death, machine, task_file};
 
 /// How long ranks may take to leave after one of them died.
 const LEAVE: Duration = Duration::from_secs(1);
@@ -43,7 +44,7 @@ const PRECEDENCE: Duration = Duration::from_millis(500);
 const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
 /// Most ranks that stand still beside the first and are named.
-const MOST_NAMED: usize = 15;
+const MAX_NAMED: usize = 15;
 
 /// SIGHUP, SIGINT, SIGTERM.
 const STOPS: [i32; 3] = [1, 2, 15];
@@ -105,17 +106,17 @@ pub enum Output {
 }
 
 impl Crew {
-    /// Starts `world` ranks.
+    /// Starts `world` ranks on a task, with the plan of the run that it is about.
     ///
     /// # Errors
     /// When the system has not that many processes or descriptors; ranks that were started are ended.
-    pub fn start(world: usize, task: &Task, output: &Output) -> Result<Crew> {
+    pub fn start(world: usize, task: &Task, plan: Option<&RunPlan>, output: &Output) -> Result<Crew> {
         if world > MAX_RANKS {
             bail!("{world} ranks: one machine holds at most {MAX_RANKS}");
         }
         let mut job = HostJob::new(world).context("the memory that ranks share")?;
         let task_fd =
-            job.hand_over(&serde_json::to_vec(task)?).context("the memory file of the ranks' task")?;
+            job.hand_over(&task_file::encode(task, plan)?).context("the memory file of the ranks' task")?;
         let kills = machine::out_of_memory_kills();
         let mut crew = Crew { job, ranks: Vec::new(), patience: task.patience(), kills };
         for rank in 0..world {
@@ -218,8 +219,8 @@ impl Crew {
         }
         let left =
             kill_at.map(|at| at.saturating_duration_since(Instant::now()).max(Duration::from_millis(10)));
-        let [least, most] = LOOK_EVERY;
-        let limit = left.unwrap_or((self.patience / 8).clamp(least, most));
+        let [min, max] = LOOK_EVERY;
+        let limit = left.unwrap_or((self.patience / 8).clamp(min, max));
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         // Interrupted or timed out: the caller looks at everything in any case.
         let _ = poll(&mut fds, Some(&limit));
@@ -263,14 +264,14 @@ impl Crew {
         // The rank that has been silent longest is named first: it may be what the others stand still for.
         still.sort_by_key(|(rank, _)| Reverse(self.job.silent_for(*rank)));
         let (rank, first) = still.first()?;
-        let others = still[1..].iter().take(MOST_NAMED).map(|(rank, process)| {
+        let others = still[1..].iter().take(MAX_NAMED).map(|(rank, process)| {
             format!(
                 "\nso does rank {rank}: {}; {}",
                 self.job.last_activity(*rank),
                 self.held_up_by(*rank, process)
             )
         });
-        let more = match still.len().saturating_sub(1 + MOST_NAMED) {
+        let more = match still.len().saturating_sub(1 + MAX_NAMED) {
             0 => String::new(),
             more => format!("\nand {more} more"),
         };

@@ -46,12 +46,13 @@ pub use phalanx_checkpoint::{
 pub use phalanx_collectives::{
     CollectiveError, Endpoint, Group, HostJob, MetaGroup, Pending, Solo, join, threads,
 };
+pub use phalanx_cpu::{self as cpu, Cpu};
 pub use phalanx_data::{Corpus, CorpusSpec, DataError, TokenFile, Tokenizer, Tokens};
 pub use phalanx_layers::{self as layers, Network};
 pub use phalanx_models::{Bert, Dropouts, Gpt2, Model, ModelShape, Objective, from_config};
 pub use phalanx_parallel::TensorParallel;
 pub use phalanx_plan::{ChunkLayout, Coordinates, MemoryPlan, Mesh, Peak, Precision, Schedule, Stage};
-pub use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Gelu, Heads, Layout, Region, Tensor, cpu};
+pub use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Region, Tensor};
 pub use phalanx_train::rank::Batch;
 pub use phalanx_train::run::{Job, Place, Start, train};
 pub use phalanx_train::sample::{Generator, Sampling};

@@ -40,6 +40,7 @@ mod stillness;
 mod stored;
 mod strategies_args;
 mod task;
+mod task_file;
 #[cfg(test)]
 mod tests;
 mod tokenizing;

@@ -38,8 +38,8 @@ pub fn axes_in_brackets(spec: &Spec) -> String {
 /// The ranks of each row of a table: first and last, and the plan of one.
 pub fn rows(planned: &Planned) -> Vec<(Range<usize>, &RankPlan)> {
     let (spec, plan) = (&planned.plan.spec, &planned.plan);
-    let each = if spec.world() <= ROWS { 1 } else { spec.mesh.data * spec.mesh.tensor };
-    (0..spec.world()).step_by(each).map(|first| (first..first + each, plan.of(first))).collect()
+    let each = if spec.world_size() <= ROWS { 1 } else { spec.mesh.data * spec.mesh.tensor };
+    (0..spec.world_size()).step_by(each).map(|first| (first..first + each, plan.of(first))).collect()
 }
 
 /// Neighbours at one place in the pipeline that hold the same bytes.
@@ -191,7 +191,7 @@ pub fn pipeline(planned: &Planned) -> String {
          \x20 `phalanx plan CONFIG --schedule` draws it\n",
         schedule.name,
         plural(spec.micro_batches, "micro-batch"),
-        plural(spec.micro, "sequence"),
+        plural(spec.micro_batch_size, "sequence"),
         100.0 * pipeline.bubble
     )
 }
@@ -231,14 +231,14 @@ struct Sharding {
 
 impl Sharding {
     fn of(planned: &Planned) -> Sharding {
-        let most = |of: &dyn Fn(&RankPlan) -> u64| planned.plan.ranks.iter().map(of).max().unwrap_or(0);
+        let max = |of: &dyn Fn(&RankPlan) -> u64| planned.plan.ranks.iter().map(of).max().unwrap_or(0);
         Sharding {
             zero: planned.config.parallel.zero,
             reduce: planned.config.batch.reduce,
             sent_bytes: planned.plan.collective_bytes_per_step(),
-            parameters: most(&|rank| rank.memory.peak.categories.parameters),
-            gradients: most(&|rank| rank.memory.peak.categories.gradients),
-            arena: most(&|rank| rank.memory.arena_bytes),
+            parameters: max(&|rank| rank.memory.peak.categories.parameters),
+            gradients: max(&|rank| rank.memory.peak.categories.gradients),
+            arena: max(&|rank| rank.memory.arena_bytes),
         }
     }
 }
@@ -289,8 +289,8 @@ pub fn sharding(planned: &Planned) -> String {
             bytes(one.arena),
         ]);
     }
-    let least = others.iter().min_by_key(|other| other.sent_bytes);
-    let words = least.map_or(String::new(), |least| {
+    let min = others.iter().min_by_key(|other| other.sent_bytes);
+    let words = min.map_or(String::new(), |min| {
         let compared = |own: u64, other: u64| match own.cmp(&other) {
             Ordering::Equal => "as much as".to_string(),
             Ordering::Less => format!("{} less than", bytes(other - own)),
@@ -298,9 +298,9 @@ pub fn sharding(planned: &Planned) -> String {
         };
         format!(
             "  A step sends {} ZeRO-1 with reduce = \"{}\" would, and a rank holds {} it would\n",
-            compared(own.sent_bytes, least.sent_bytes),
-            reduce_word(least.reduce),
-            compared(own.arena, least.arena)
+            compared(own.sent_bytes, min.sent_bytes),
+            reduce_word(min.reduce),
+            compared(own.arena, min.arena)
         )
     });
     format!("ZeRO-{} under a pipeline: what a rank holds most\n{table}{words}", own.zero)

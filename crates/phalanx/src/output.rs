@@ -23,7 +23,7 @@ use serde::Serialize;
 pub const READER_GONE: u8 = 141;
 
 /// Text that may wait for a slow reader of a training run, in bytes: some 50,000 steps.
-const MOST_WAITING: usize = 16 << 20;
+const MAX_WAITING: usize = 16 << 20;
 
 /// Standard output could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -159,7 +159,7 @@ impl TrainOutput {
         if waiting.gone {
             return;
         }
-        if waiting.text.len() + bytes.len() > MOST_WAITING {
+        if waiting.text.len() + bytes.len() > MAX_WAITING {
             return waiting.give_up("its reader takes nothing");
         }
         waiting.text.extend_from_slice(bytes);

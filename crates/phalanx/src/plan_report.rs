@@ -24,14 +24,14 @@ pub fn to_json(planned: &Planned) -> Value {
     json!({
         "ranks": plan.ranks.iter().map(rank).collect::<Vec<_>>(),
         "ranks_alike": planned.each_stands_for(),
-        "parameters": plan.parameters,
+        "parameters": plan.parameters(),
         "flops_per_step": whole(plan.flops_per_step()),
         "collective_bytes_per_step": plan.collective_bytes_per_step(),
         "tokens_per_step": spec.tokens_per_step(),
         "outside_bytes_per_rank": outside_bytes(spec),
         "needed_bytes": planned.needed_bytes(),
         "layout": {
-            "ranks": spec.world(), "mesh": spec.mesh, "zero": spec.stage.number(), "micro": spec.micro,
+            "ranks": spec.world_size(), "mesh": spec.mesh, "zero": spec.stage.number(), "micro": spec.micro_batch_size,
             "micro_batches": spec.micro_batches, "threads": spec.threads, "overlap": spec.overlap,
             "prefetch": spec.prefetch, "reduce": planned.config.batch.reduce,
             "checkpointing": planned.config.memory.checkpointing, "sequence_parallel": spec.sequence_parallel,
@@ -109,19 +109,19 @@ fn headline(planned: &Planned, name: &str) -> String {
          {} of {}{}, ZeRO-{}; a step is {}, in {} of {} on each {}\n\
          {}\n",
         family(spec),
-        count(planned.plan.parameters as f64),
+        count(planned.plan.parameters() as f64),
         model.layers,
         model.hidden,
         model.heads,
         model.vocab,
         spec.seq,
-        plural(spec.world(), "rank"),
+        plural(spec.world_size(), "rank"),
         plural(spec.threads, "thread"),
         mesh_report::axes_in_brackets(spec),
         spec.stage.number(),
-        plural(spec.micro * spec.micro_batches * spec.mesh.data, "sequence"),
+        plural(spec.micro_batch_size * spec.micro_batches * spec.mesh.data, "sequence"),
         plural(spec.micro_batches, "batch"),
-        spec.micro,
+        spec.micro_batch_size,
         if mesh { "replica" } else { "rank" },
         precision(spec),
     );
@@ -210,7 +210,7 @@ fn work(planned: &Planned) -> String {
     let plan = &planned.plan;
     let mut table = Table::default();
     let exact = |label: &str, short: String, exact: String| [label.to_string(), short, exact];
-    table.row(exact("parameters", count(plan.parameters as f64), plan.parameters.to_string()));
+    table.row(exact("parameters", count(plan.parameters() as f64), plan.parameters().to_string()));
     table.row(exact(
         "tokens",
         count(plan.spec.tokens_per_step() as f64),
@@ -227,11 +227,11 @@ fn work(planned: &Planned) -> String {
         plan.collective_bytes_per_step().to_string(),
     ));
     if !mesh_report::has_mesh(&plan.spec) {
-        let textbook = plan.textbook.sent_bytes * plan.spec.world() as u64;
+        let textbook = plan.textbook.sent_bytes * plan.spec.world_size() as u64;
         table.row(exact("the textbook's, for one batch", bytes(textbook), textbook.to_string()));
     }
     let none = &[][..];
-    let collectives = if plan.spec.world() > 1 { &plan.of(0).step.collectives[..] } else { none };
+    let collectives = if plan.spec.world_size() > 1 { &plan.of(0).step.collectives[..] } else { none };
     for CollectiveCost { op, calls, sent_bytes, .. } in collectives {
         table.row([
             format!(

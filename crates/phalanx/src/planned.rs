@@ -19,14 +19,15 @@ use crate::report::bytes;
 use crate::shape::Vocabulary;
 
 /// Dry runs of a block (see [`RunConfig::dry_runs`]) for a proposal: a tenth of a second or two.
-const MOST_DRY_RUNS: u128 = 1 << 12;
+const MAX_DRY_RUNS: u128 = 1 << 12;
 
 /// A complete configuration and its plan.
+#[derive(Clone)]
 pub struct Planned {
     /// Checked; vocabulary, positions and threads are filled in.
     pub config: RunConfig,
     /// Made from it.
-    pub plan: RunPlan,
+    pub plan: Arc<RunPlan>,
 }
 
 impl Planned {
@@ -40,7 +41,7 @@ impl Planned {
             Updates::Synchronous => RunPlan::new(spec)?,
             Updates::Asynchronous => asynchronous::plan(spec)?,
         };
-        Ok(Planned { config, plan })
+        Ok(Planned { config, plan: Arc::new(plan) })
     }
 
     /// The same run with something else in the configuration.
@@ -52,8 +53,8 @@ impl Planned {
         change(&mut config);
         config.check()?;
         let spec = &self.plan.spec;
-        let evaluated = spec.evaluation_batches * spec.micro * spec.mesh.data;
-        let whole = evaluated.next_multiple_of(config.micro() * config.data());
+        let evaluated = spec.evaluation_batches * spec.micro_batch_size * spec.mesh.data;
+        let whole = evaluated.next_multiple_of(config.micro_batch_size() * config.data());
         Planned::new(config, Arc::clone(&spec.model), whole)
     }
 
@@ -71,13 +72,13 @@ impl Planned {
 
     /// Ranks for which one that was run dry stands, itself among them.
     pub fn each_stands_for(&self) -> usize {
-        self.plan.spec.world() / self.plan.ranks.len()
+        self.plan.spec.world_size() / self.plan.ranks.len()
     }
 
     /// Bytes of the rank that needs most.
     pub fn needed_by_one(&self) -> u64 {
-        let most = self.plan.ranks.iter().map(|rank| rank.memory.arena_bytes).max().unwrap_or(0);
-        most + outside_bytes(&self.plan.spec)
+        let max = self.plan.ranks.iter().map(|rank| rank.memory.arena_bytes).max().unwrap_or(0);
+        max + outside_bytes(&self.plan.spec)
     }
 
     /// Refuses a run that needs more memory than there is.
@@ -86,7 +87,7 @@ impl Planned {
     /// With the bytes needed and available, and what would need less.
     pub fn check_memory(&self) -> Result<()> {
         self.check_limit()?;
-        let ranks = self.plan.spec.world();
+        let ranks = self.plan.spec.world_size();
         let (needed, Some(available)) = (self.needed_bytes(), machine::available()) else {
             return Ok(());
         };
@@ -102,7 +103,7 @@ impl Planned {
 
     /// Whether there are so many ranks that some stand for others: a plan for more than this machine.
     pub fn is_for_elsewhere(&self) -> bool {
-        self.plan.ranks.len() < self.plan.spec.world()
+        self.plan.ranks.len() < self.plan.spec.world_size()
     }
 
     /// Refuses a rank that needs more than the configuration allows.
@@ -128,7 +129,7 @@ impl Planned {
     /// What fits, or else what would come nearest.
     fn what_to_change(&self, fits: &dyn Fn(&Planned) -> bool) -> String {
         let config = &self.config;
-        let micro = self.plan.spec.micro;
+        let micro_batch_size = self.plan.spec.micro_batch_size;
         let mut tried = Vec::new();
         let mut try_change = |words: String, change: &dyn Fn(&mut RunConfig)| {
             if let Ok(other) = self.with(change)
@@ -143,7 +144,7 @@ impl Planned {
         if config.data() > 1 && config.parallel.zero < 3 {
             try_change("parallel.zero=3".into(), &sharded);
         }
-        if micro > few {
+        if micro_batch_size > few {
             try_change(format!("batch.micro={few}"), &small);
         }
         if config.data() > 1 {
@@ -170,14 +171,14 @@ impl Planned {
 
     /// The fewest sequences of a micro-batch that are planned in a moment: 1, unless that makes very many micro-batches.
     fn smallest_micro(&self) -> usize {
-        let (spec, micro) = (&self.plan.spec, self.plan.spec.micro);
+        let (spec, micro_batch_size) = (&self.plan.spec, self.plan.spec.micro_batch_size);
         let runs = |few: usize| {
             let mut config = self.config.clone();
             (config.batch.micro, config.parallel.micro_batches) = (Some(few), None);
             config.dry_runs(spec.mesh, &spec.model.shape())
         };
-        let mut divisors = (1..micro).filter(|few| micro.is_multiple_of(*few));
-        divisors.find(|few| runs(*few) <= MOST_DRY_RUNS).unwrap_or(micro)
+        let mut divisors = (1..micro_batch_size).filter(|few| micro_batch_size.is_multiple_of(*few));
+        divisors.find(|few| runs(*few) <= MAX_DRY_RUNS).unwrap_or(micro_batch_size)
     }
 
     /// The same run with gradients reduced at the other time, when it accumulates.
@@ -198,7 +199,7 @@ impl Planned {
 /// # Errors
 /// No chunks, stages or mesh for the model.
 pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Spec> {
-    let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world()));
+    let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
     // The error tells its cause itself.
     Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))
 }
@@ -209,7 +210,7 @@ pub fn outside_bytes(spec: &Spec) -> u64 {
     const PROGRAM: u64 = 12 << 20;
     const THREAD: u64 = 6 << 20;
     const WINDOWS: u64 = 4 << 20;
-    let rows = spec.micro * (spec.micro_batches + spec.evaluation_batches);
+    let rows = spec.micro_batch_size * (spec.micro_batches + spec.evaluation_batches);
     PROGRAM + WINDOWS + THREAD * spec.threads as u64 + 8 * (rows * spec.seq) as u64
 }
 

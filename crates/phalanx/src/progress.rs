@@ -32,9 +32,8 @@ impl Progress {
         let style = ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len}  {wide_msg}");
         bar.set_style(style.expect("a template that is well formed").progress_chars("█▉▊▋▌▍▎▏ "));
         bar.set_prefix("step");
-        let ranks = job.plan.spec.world();
-        let most = job.plan.ranks.iter().map(|rank| rank.memory.arena_bytes).max().unwrap_or(0);
-        let arena = report::bytes(most);
+        let ranks = job.plan.spec.world_size();
+        let arena = report::bytes(job.plan.arena_bytes_max());
         Progress {
             bar,
             steps,

@@ -15,7 +15,7 @@ use crate::environment::Environment;
 use crate::output::{TrainOutput, print_line};
 use crate::seat::Seat;
 use crate::task::Task;
-use crate::{bench, file_size, signals, training};
+use crate::{bench, file_size, signals, task_file, training};
 
 /// Runs one rank; `Ok(false)` after an error that the launcher knows.
 ///
@@ -25,7 +25,8 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
     end_with(args.launcher)?;
     name(args.rank);
     let task = take_sealed(args.task_fd).context("the memory file of a rank's task")?;
-    let task: Task = serde_json::from_slice(&task).context("the task of a rank")?;
+    let (task, planned) = task_file::read(&task, args.rank).context("the task of a rank")?;
+    let planned = || planned.context("the task of a rank comes without a plan");
     let Some((control, arenas)) = args.fds.split_first() else { bail!("a rank without descriptors") };
     let endpoint = join(*control, arenas, args.rank, arenas.len()).context("joining the job")?;
     let stop = signals::stop_on_signal()?;
@@ -36,15 +37,18 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
         Task::BenchCollectives(_) => Seat::Among(endpoint),
     };
     let done = match &task {
-        Task::Train(task) => training::job(task, seat.rank()).and_then(|job| {
+        Task::Train(task) => planned().and_then(|planned| {
+            let job = training::job(task, &planned)?;
             let output = TrainOutput::default();
             let done = training::rank(&job, &seat, environment, &stop, task.show, &output);
             output.finish();
             done
         }),
-        Task::BenchStep(task) => bench::steps(task, &seat, environment).and_then(|figures| tell(&figures)),
+        Task::BenchStep(task) => {
+            planned().and_then(|planned| tell(&bench::steps(task, &planned, &seat, environment)?))
+        }
         Task::BenchStrategy(task) => {
-            bench::strategy(task, &seat, environment).and_then(|figures| tell(&figures))
+            planned().and_then(|planned| tell(&bench::strategy(task, &planned, &seat, environment)?))
         }
         Task::BenchCollectives(task) => {
             bench::collectives(task, &seat, environment).and_then(|figures| tell(&figures))

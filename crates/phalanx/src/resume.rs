@@ -72,7 +72,7 @@ pub fn resume(
     let (before, mut config) = (stored.given.config()?, given.config()?);
     let said = |key: &str| args.overrides.set.iter().any(|set| set.trim_start().starts_with(key));
     let said_threads = file.is_some_and(|file| file.has("train.threads")) || said("train.threads");
-    if config.world() != before.world() && !said_threads {
+    if config.world_size() != before.world_size() && !said_threads {
         given.leave_out("train.threads");
         config = given.config()?;
     }

@@ -80,7 +80,7 @@ impl Other {
             name: schedule.name.clone(),
             bubble: timeline.bubble_fraction(),
             makespan: timeline.makespan,
-            held: most_held(schedule, &in_flight(schedule)),
+            held: max_held(schedule, &in_flight(schedule)),
             messages: messages(schedule).iter().map(|channel| channel.messages.len()).sum(),
         }
     }
@@ -88,9 +88,9 @@ impl Other {
 
 /// Most micro-batches of which a rank holds activations until W; a stage of a rank that has several counts as its
 /// share of the rank.
-fn most_held(schedule: &Schedule, held: &InFlight) -> f64 {
-    let most = held.ranks.iter().map(|held| held.to_weight).max().unwrap_or(0);
-    most as f64 * schedule.ranks.len() as f64 / schedule.stages() as f64
+fn max_held(schedule: &Schedule, held: &InFlight) -> f64 {
+    let max = held.ranks.iter().map(|held| held.to_weight).max().unwrap_or(0);
+    max as f64 * schedule.ranks.len() as f64 / schedule.stages() as f64
 }
 
 /// For scripts.

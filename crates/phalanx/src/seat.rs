@@ -9,9 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use phalanx_baselines::asynchronous::Links;
 use phalanx_collectives::{Endpoint, Options};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::Options as Computing;
 use phalanx_plan::MemoryPlan;
-use phalanx_tensor::cpu::Options as Computing;
-use phalanx_tensor::{Arena, Cpu, Device, Region};
+use phalanx_tensor::{Arena, Device, Region};
 use phalanx_train::{Groups, RunConfig, Source, Spec};
 
 use crate::{machine, output};
@@ -87,8 +88,8 @@ impl Seat {
     /// Joins the channels between workers and servers of asynchronous updates.
     pub fn links(&self, spec: &Spec) -> Links<'_> {
         match self {
-            Seat::Alone => Links::new(&Source::Alone, spec.world()),
-            Seat::Among(endpoint) => Links::new(&Source::Host(endpoint), spec.world()),
+            Seat::Alone => Links::new(&Source::Alone, spec.world_size()),
+            Seat::Among(endpoint) => Links::new(&Source::Host(endpoint), spec.world_size()),
         }
     }
 

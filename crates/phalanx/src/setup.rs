@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use phalanx_cpu::peak;
 use phalanx_data::{TOKENIZER_FILE, TokenFile, Tokenizer};
-use phalanx_tensor::cpu::peak;
 use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
 use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::{Dataset, RunConfig};
@@ -41,7 +41,7 @@ pub fn prepare(folder: &RunFolder, started: &Resumed, show: Show) -> Result<Prep
     config.resolve_decay();
     config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
     config.model.init = config.model.init.as_deref().map(resume::absolute);
-    let ranks = config.world();
+    let ranks = config.world_size();
     config.train.threads.get_or_insert_with(|| machine::threads_per_rank(ranks));
     let staged = Staged::new(folder.path())?;
     let tokens = tokens(folder, &staged, started, &config, show)?;
@@ -217,6 +217,6 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) 
 /// What the threads of all ranks are capable of together; the cores, where they have to share them.
 fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
     let spec = &planned.plan.spec;
-    let threads = (spec.world() * spec.threads).min(machine::cores());
+    let threads = (spec.world_size() * spec.threads).min(machine::cores());
     Ok(peak::flops_per_s(&*environment.cpu(threads)?, planned.compute()))
 }

@@ -85,7 +85,7 @@ struct Still {
 
 impl Stillness {
     /// What the time between two looks counts at most.
-    const MOST_COUNTED: Duration = Duration::from_secs(1);
+    const MAX_COUNTED: Duration = Duration::from_secs(1);
 
     /// For ranks that have just been started.
     pub fn new(ranks: usize) -> Stillness {
@@ -100,7 +100,7 @@ impl Stillness {
         still.cpu_ticks = vitals.process.cpu_ticks;
         still.time = match signed || computed || vitals.process.runnable {
             true => Duration::ZERO,
-            false => still.time + since.min(Self::MOST_COUNTED),
+            false => still.time + since.min(Self::MAX_COUNTED),
         };
     }
 
@@ -158,6 +158,6 @@ mod tests {
         let mut stillness = Stillness::new(1);
         stillness.note(0, &idle(9000), TICK);
         stillness.note(0, &idle(3_700_000), Duration::from_secs(3600));
-        assert_eq!(stillness.time(0), Stillness::MOST_COUNTED);
+        assert_eq!(stillness.time(0), Stillness::MAX_COUNTED);
     }
 }

@@ -1,5 +1,4 @@
-//! What a launcher tells its ranks to do, as JSON in a sealed memory file that they inherit: it may be of any length,
-//! and no other user can read it.
+//! What a launcher tells its ranks to do; [`task_file`](crate::task_file) is how.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,6 +28,16 @@ pub enum Task {
 }
 
 impl Task {
+    /// The configuration and the model's `config.json`, of a task that is about a run.
+    pub fn run(&self) -> Option<(&RunConfig, &Value)> {
+        match self {
+            Task::Train(TrainTask { config, model, .. })
+            | Task::BenchStep(BenchStepTask { config, model, .. })
+            | Task::BenchStrategy(BenchStepTask { config, model, .. }) => Some((config, model)),
+            Task::BenchCollectives(_) => None,
+        }
+    }
+
     /// How long a rank waits for another, and how long it may stand still.
     pub fn patience(&self) -> Duration {
         match self {

@@ -4,7 +4,6 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 use phalanx_baselines::asynchronous;
-use phalanx_models::from_config;
 use phalanx_train::config::Updates;
 use phalanx_train::run::{Job, Observer, Place, Silent, train};
 use phalanx_train::{Dataset, RunError};
@@ -16,16 +15,13 @@ use crate::progress::{Progress, Records};
 use crate::seat::{self, Seat};
 use crate::task::{Show, TrainTask};
 
-/// What all ranks of the run have in common, made anew from the task: every rank comes to the same plan. Of `rank`, the
-/// plan is its own even where another stands for it.
+/// What all ranks of this process have in common: what was planned, and the data.
 ///
 /// # Errors
-/// Data that cannot be used, or an engine that cannot be planned.
-pub fn job(task: &TrainTask, rank: usize) -> Result<Job> {
-    let model = from_config(&task.model)?;
+/// Data that cannot be used.
+pub fn job(task: &TrainTask, planned: &Planned) -> Result<Job> {
     let data = Dataset::open(&task.config, &task.run)?;
-    let Planned { config, mut plan } = Planned::new(task.config.clone(), model, data.evaluated())?;
-    plan.include(rank)?;
+    let Planned { config, plan } = planned.clone();
     let peak_flops_per_s = Some(task.peak_flops_per_s);
     let (run, digests) = (task.run.clone(), task.digests.clone());
     Ok(Job { config, plan, data, run, digests, start: task.start(), peak_flops_per_s })
@@ -39,7 +35,7 @@ pub fn rank(
     job: &Job,
     seat: &Seat,
     environment: Environment,
-    stop: &AtomicBool,
+    stop_requested: &AtomicBool,
     show: Show,
     output: &TrainOutput,
 ) -> Result<()> {
@@ -57,7 +53,7 @@ pub fn rank(
     match job.config.parallel.updates {
         Updates::Synchronous => {
             let groups = seat.groups(&job.plan.spec);
-            let place = Place { device, groups, stop, note_step: &note, foreign_bytes: &foreign };
+            let place = Place { device, groups, stop_requested, note_step: &note, foreign_bytes: &foreign };
             train(job, place, &mut *observer)?;
         }
         Updates::Asynchronous => {
@@ -65,7 +61,7 @@ pub fn rank(
             let place = asynchronous::RankEnvironment {
                 device,
                 links,
-                stop,
+                stop_requested,
                 note_step: &note,
                 foreign_bytes: &foreign,
             };

@@ -3,7 +3,7 @@
 
 mod rig;
 
-use phalanx_tensor::cpu::simd::Isa;
+use phalanx_simd::Isa;
 use rig::{Home, pairs};
 
 /// Largest relative difference of a loss between two instruction sets after some steps. Each fuses and orders

@@ -1,18 +1,22 @@
 //! What a phase costs: floating-point operations, bytes touched and bytes sent, by operation. Sums over
 //! the trace, nothing estimated.
 
-use phalanx_trace::{Collective, CollectiveOp, Event, Phase};
-use serde::Serialize;
+use phalanx_trace::{Collective, CollectiveOp, Event, Memory, Phase, StaticName, interned};
+use serde::{Deserialize, Serialize};
 
 /// The cost of one phase on one rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
     /// Floating-point operations of all kernels.
     pub flops: u64,
     /// Bytes that all kernels read and write at least.
     pub kernel_bytes: u64,
+    /// Operations of forward products that have no backward operation of their own: those that run again.
+    pub repeated_flops: i64,
     /// Bytes that all collectives send from this rank.
     pub sent_bytes: u64,
+    /// By pair of memories, in the order of their first copies.
+    pub copies: Vec<CopyCost>,
     /// By kernel, most operations first, then by name.
     pub kernels: Vec<KernelCost>,
     /// By collective operation, those that occur, in the order of `CollectiveOp::ALL`.
@@ -20,10 +24,11 @@ pub struct Cost {
 }
 
 /// All calls of one kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelCost {
     /// Name of the operation.
-    pub name: &'static str,
+    #[serde(deserialize_with = "interned")]
+    pub name: StaticName,
     /// Calls.
     pub calls: u64,
     /// Floating-point operations.
@@ -32,8 +37,21 @@ pub struct KernelCost {
     pub bytes: u64,
 }
 
+/// All copies from one memory to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyCost {
+    /// The memory that is read.
+    pub from: Memory,
+    /// The memory that is written.
+    pub to: Memory,
+    /// Number of copies.
+    pub calls: u64,
+    /// Bytes copied.
+    pub bytes: u64,
+}
+
 /// All calls of one collective operation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CollectiveCost {
     /// The operation.
     pub op: CollectiveOp,
@@ -51,11 +69,18 @@ impl Cost {
         let mut cost = Cost::default();
         for event in &phase.events {
             match event {
-                Event::Kernel { name, flops, bytes, .. } => cost.add_kernel(name, *flops, *bytes),
+                Event::Kernel { name, flops, bytes, forward_flops, .. } => {
+                    cost.add_kernel(name, *flops, *bytes);
+                    cost.repeated_flops += forward_flops;
+                }
+                Event::Copy { from, to, bytes, .. } => cost.add_copy([*from, *to], *bytes),
                 Event::Collective(collective) => cost.add_collective(collective),
                 Event::Alloc { .. }
                 | Event::Free { .. }
                 | Event::Wait { .. }
+                | Event::Record { .. }
+                | Event::StreamWait { .. }
+                | Event::HostWait { .. }
                 | Event::Counted { .. }
                 | Event::Use { .. } => {}
             }
@@ -70,17 +95,11 @@ impl Cost {
         self.collectives.iter().find(|c| c.op == op)
     }
 
-    /// Floating-point operations without those of forward products that run once more for backward. Each
-    /// linear layer has one weight gradient of as many operations as its forward, each attention one backward of
-    /// five products to the two of its forward: what runs forward beyond these runs again.
+    /// Floating-point operations without those of forward products that run once more for backward. Each product of
+    /// the forward pass has one operation of the backward pass that accounts for it (see `phalanx_tensor`'s prices):
+    /// what runs forward beyond these runs again.
     pub fn model_flops(&self) -> u64 {
-        let of = |names: &[&str]| -> u64 {
-            self.kernels.iter().filter(|k| names.contains(&k.name)).map(|k| k.flops).sum()
-        };
-        let forward = ["linear", "linear_gelu", "vocabulary_statistics"];
-        let linear = of(&forward).saturating_sub(of(&["linear_weight_gradient"]));
-        let attention = of(&["attention"]).saturating_sub(of(&["attention_backward"]) / 5 * 2);
-        self.flops - linear - attention
+        self.flops - self.repeated_flops.max(0) as u64
     }
 
     fn add_kernel(&mut self, name: &'static str, flops: u64, bytes: u64) {
@@ -94,6 +113,16 @@ impl Cost {
                 kernel.bytes += bytes;
             }
             None => self.kernels.push(KernelCost { name, calls: 1, flops, bytes }),
+        }
+    }
+
+    fn add_copy(&mut self, [from, to]: [Memory; 2], bytes: u64) {
+        match self.copies.iter_mut().find(|copy| [copy.from, copy.to] == [from, to]) {
+            Some(copy) => {
+                copy.calls += 1;
+                copy.bytes += bytes;
+            }
+            None => self.copies.push(CopyCost { from, to, calls: 1, bytes }),
         }
     }
 

@@ -1,11 +1,11 @@
-//! The memory plan: lifetimes of a trace to offsets of one arena, and its peak by category.
+//! The memory plan: lifetimes of a trace to offsets of the arena of one memory, and its peak by category.
 //!
 //! What the first phase (`init`) allocates and keeps lies at the bottom of the arena, packed in order
 //! without gaps. Above it each phase packs what it takes and gives back (see `packing`). The real run's
 //! n-th allocation of a phase gets the n-th slot; `peak` is what the arena then needs, to the byte.
 
-use phalanx_trace::{Category, Event, Phase, Site, Trace};
-use serde::Serialize;
+use phalanx_trace::{Category, Event, Memory, Phase, Site, StaticName, Trace, interned};
+use serde::{Deserialize, Serialize};
 
 use crate::packing::{Lifetime, aligned, pack};
 use crate::peak::{Peak, PeakMeter};
@@ -14,7 +14,7 @@ use crate::peak::{Peak, PeakMeter};
 const INIT: &str = "init";
 
 /// The place of one allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
     /// First byte in the arena, a multiple of `ALIGN`.
     pub offset: u64,
@@ -23,7 +23,8 @@ pub struct Slot {
     /// What for.
     pub category: Category,
     /// Name for people.
-    pub name: &'static str,
+    #[serde(deserialize_with = "interned")]
+    pub name: StaticName,
     /// Where it is asked for.
     pub site: Site,
 }
@@ -36,10 +37,11 @@ impl Slot {
 }
 
 /// The plan of one phase.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhasePlan {
     /// Name of the phase.
-    pub name: &'static str,
+    #[serde(deserialize_with = "interned")]
+    pub name: StaticName,
     /// The n-th allocation of the phase gets the n-th slot.
     pub slots: Vec<Slot>,
     /// What the arena needs during the phase, with what `init` left.
@@ -47,7 +49,7 @@ pub struct PhasePlan {
 }
 
 /// The plan of an arena.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
     /// Bytes of the arena: the most that a phase needs.
     pub arena_bytes: u64,
@@ -150,12 +152,30 @@ struct Taken {
     end: Option<usize>,
 }
 
-/// Turns a trace into the offsets of an arena.
+/// The allocations of one phase in one memory.
+struct Taking {
+    /// In the order in which they are taken.
+    taken: Vec<Taken>,
+    /// For every allocation of the phase, in any memory: its index in `taken`, if it is in this memory.
+    indices: Vec<Option<usize>>,
+    /// Number of the phase's first allocation in the trace.
+    first_id: u32,
+}
+
+/// Turns a trace into the offsets of the device memory's arena.
 ///
 /// # Errors
 /// A trace that does not begin with `init`; a later phase that keeps what it allocates; a free of
 /// something not live or of an earlier phase; allocations that are misnumbered or absurdly large.
 pub fn plan_memory(trace: &Trace) -> Result<MemoryPlan, MemoryError> {
+    plan_memory_of(trace, Memory::Device)
+}
+
+/// Turns a trace into the offsets of the arena of one memory.
+///
+/// # Errors
+/// As [`plan_memory`].
+pub fn plan_memory_of(trace: &Trace, memory: Memory) -> Result<MemoryPlan, MemoryError> {
     let begins = trace.phases.first().map(|p| p.name);
     if begins != Some(INIT) {
         let found = begins.map_or("nothing".to_owned(), |name| format!("`{name}`"));
@@ -166,60 +186,85 @@ pub fn plan_memory(trace: &Trace) -> Result<MemoryPlan, MemoryError> {
     let mut persistent_bytes = 0;
     let mut first_id = 0;
     for (number, phase) in trace.phases.iter().enumerate() {
-        let mut taken = lifetimes(phase, first_id)?;
+        let mut taking = Taking::new(phase, first_id, memory)?;
         if number == 0 {
-            persistent_bytes = place_kept(&mut taken);
+            persistent_bytes = place_kept(&mut taking.taken);
         } else {
-            refuse_kept(phase, &taken)?;
+            refuse_kept(phase, &taking.taken)?;
             meter.start_phase();
         }
-        place_transients(&mut taken, persistent_bytes);
-        let slots: Vec<Slot> = taken.iter().map(|t| t.slot).collect();
-        feed(&mut meter, phase, first_id, &slots);
-        first_id += slots.len() as u32;
+        place_transients(&mut taking.taken, persistent_bytes);
+        taking.feed(&mut meter, phase);
+        first_id += taking.indices.len() as u32;
+        let slots = taking.taken.iter().map(|t| t.slot).collect();
         phases.push(PhasePlan { name: phase.name, slots, peak: meter.phase_peak() });
     }
     let peak = meter.peak();
     Ok(MemoryPlan { arena_bytes: peak.bytes, persistent_bytes, peak, phases })
 }
 
-/// The allocations of a phase with their lifetimes; moments count allocations and frees.
-fn lifetimes(phase: &Phase, first_id: u32) -> Result<Vec<Taken>, MemoryError> {
-    let mut taken: Vec<Taken> = Vec::new();
-    let mut sum = 0;
-    let mut now = 0;
-    for event in &phase.events {
-        match *event {
-            Event::Alloc { id, bytes, category, name, site } => {
-                let expected = first_id + taken.len() as u32;
-                if id != expected {
-                    return Err(MemoryError::Misnumbered { phase: phase.name, name, site, id, expected });
+impl Taking {
+    /// The allocations of a phase with their lifetimes; moments count allocations and frees in this memory.
+    fn new(phase: &Phase, first_id: u32, own: Memory) -> Result<Taking, MemoryError> {
+        let mut taking = Taking { taken: Vec::new(), indices: Vec::new(), first_id };
+        let (mut sum, mut now) = (0, 0);
+        for event in &phase.events {
+            match *event {
+                Event::Alloc { id, memory, bytes, category, name, site } => {
+                    let expected = first_id + taking.indices.len() as u32;
+                    if id != expected {
+                        return Err(MemoryError::Misnumbered { phase: phase.name, name, site, id, expected });
+                    }
+                    let index = (memory == own).then_some(taking.taken.len());
+                    taking.indices.push(index);
+                    if index.is_none() {
+                        continue;
+                    }
+                    if bytes > MAX_BYTES - sum {
+                        return Err(MemoryError::TooLarge { phase: phase.name, name, site });
+                    }
+                    sum += bytes;
+                    let slot = Slot { offset: 0, bytes, category, name, site };
+                    taking.taken.push(Taken { slot, start: now, end: None });
+                    now += 1;
                 }
-                if bytes > MAX_BYTES - sum {
-                    return Err(MemoryError::TooLarge { phase: phase.name, name, site });
+                Event::Free { id, memory } if memory == own => {
+                    let Some(index) = taking.index(id) else {
+                        return Err(MemoryError::FreedForeign { phase: phase.name, id });
+                    };
+                    let freed = &mut taking.taken[index];
+                    let Slot { name, site, .. } = freed.slot;
+                    if freed.end.replace(now).is_some() {
+                        return Err(MemoryError::FreedTwice { phase: phase.name, id, name, site });
+                    }
+                    now += 1;
                 }
-                sum += bytes;
-                let slot = Slot { offset: 0, bytes, category, name, site };
-                taken.push(Taken { slot, start: now, end: None });
-                now += 1;
+                _ => {}
             }
-            Event::Free { id } => {
-                let own = id.checked_sub(first_id).and_then(|n| taken.get_mut(n as usize));
-                let freed = own.ok_or(MemoryError::FreedForeign { phase: phase.name, id })?;
-                let Slot { name, site, .. } = freed.slot;
-                if freed.end.replace(now).is_some() {
-                    return Err(MemoryError::FreedTwice { phase: phase.name, id, name, site });
+        }
+        Ok(taking)
+    }
+
+    /// The index of an allocation of this phase and this memory.
+    fn index(&self, id: u32) -> Option<usize> {
+        let number = id.checked_sub(self.first_id)?;
+        self.indices.get(number as usize).copied().flatten()
+    }
+
+    /// Feeds the allocations and frees of the phase to the meter.
+    fn feed(&self, meter: &mut PeakMeter, phase: &Phase) {
+        for event in &phase.events {
+            match *event {
+                Event::Alloc { id, .. } => {
+                    self.index(id).into_iter().for_each(|i| meter.alloc(&self.taken[i].slot))
                 }
-                now += 1;
+                Event::Free { id, .. } => {
+                    self.index(id).into_iter().for_each(|i| meter.free(&self.taken[i].slot))
+                }
+                _ => {}
             }
-            Event::Kernel { .. }
-            | Event::Collective(_)
-            | Event::Wait { .. }
-            | Event::Counted { .. }
-            | Event::Use { .. } => {}
         }
     }
-    Ok(taken)
 }
 
 /// Places what is never freed at the bottom, in order; gives its end.
@@ -254,20 +299,5 @@ fn place_transients(taken: &mut [Taken], base: u64) {
     let packing = pack(&items);
     for (slot, offset) in transients.into_iter().zip(packing.offsets) {
         slot.offset = base + offset;
-    }
-}
-
-/// Feeds the allocations and frees of a phase to the meter.
-fn feed(meter: &mut PeakMeter, phase: &Phase, first_id: u32, slots: &[Slot]) {
-    for event in &phase.events {
-        match *event {
-            Event::Alloc { id, .. } => meter.alloc(&slots[(id - first_id) as usize]),
-            Event::Free { id } => meter.free(&slots[(id - first_id) as usize]),
-            Event::Kernel { .. }
-            | Event::Collective(_)
-            | Event::Wait { .. }
-            | Event::Counted { .. }
-            | Event::Use { .. } => {}
-        }
     }
 }

@@ -73,7 +73,7 @@ pub enum MeshError {
     /// The sizes are those of another number of ranks.
     #[error(
         "parallel.pipeline {} x parallel.data {} x parallel.tensor {} is {} ranks, and there are {world}: \
-         nearest {}", .given.pipeline, .given.data, .given.tensor, .given.world(),
+         nearest {}", .given.pipeline, .given.data, .given.tensor, .given.world_size(),
         listed(.nearest, Mesh::to_string)
     )]
     WrongWorld {
@@ -133,7 +133,7 @@ impl Mesh {
     }
 
     /// Ranks in all.
-    pub fn world(&self) -> usize {
+    pub fn world_size(&self) -> usize {
         self.pipeline * self.data * self.tensor
     }
 
@@ -151,7 +151,7 @@ impl Mesh {
     /// # Panics
     /// When `rank` is not below the world.
     pub fn coordinates(&self, rank: usize) -> Coordinates {
-        assert!(rank < self.world(), "rank {rank} of the mesh {self}");
+        assert!(rank < self.world_size(), "rank {rank} of the mesh {self}");
         Coordinates {
             pipeline: rank / self.tensor / self.data,
             data: rank / self.tensor % self.data,

@@ -4,8 +4,8 @@ mod generator;
 
 use generator::Generator;
 use phalanx_plan::packing::{Lifetime, live_peak, pack};
-use phalanx_plan::{ALIGN, MemoryPlan, Peak, PeakMeter, plan_memory};
-use phalanx_trace::{Bytes, Category, Event, Phase, Site, Trace};
+use phalanx_plan::{ALIGN, MemoryPlan, Peak, PeakMeter, plan_memory, plan_memory_of};
+use phalanx_trace::{Bytes, Category, Event, Memory, Phase, Site, Trace};
 
 /// A trace in the making; numbers allocations as the `Meta` device does.
 struct Script {
@@ -27,12 +27,12 @@ impl Script {
         let id = self.next;
         self.next += 1;
         let site = Site { file: "block.rs", line: id };
-        self.event(Event::Alloc { id, bytes, category, name: "tensor", site });
+        self.event(Event::Alloc { id, memory: Memory::Device, bytes, category, name: "tensor", site });
         id
     }
 
     fn free(&mut self, id: u32) {
-        self.event(Event::Free { id });
+        self.event(Event::Free { id, memory: Memory::Device });
     }
 
     fn event(&mut self, event: Event) {
@@ -98,7 +98,7 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
                     meter.alloc(&slot);
                     max_live = max_live.max(meter.live().total());
                 }
-                Event::Free { id } => {
+                Event::Free { id, .. } => {
                     live.retain(|(other, ..)| *other != id);
                     meter.free(&planned.slots[(id - first_id) as usize]);
                 }
@@ -176,7 +176,7 @@ fn repeated_phases_do_not_change_the_peak() {
         for event in &trace.phases[number].events {
             match *event {
                 Event::Alloc { id, .. } => meter.alloc(&plan.phases[number].slots[(id - first_id) as usize]),
-                Event::Free { id } => meter.free(&plan.phases[number].slots[(id - first_id) as usize]),
+                Event::Free { id, .. } => meter.free(&plan.phases[number].slots[(id - first_id) as usize]),
                 _ => {}
             }
         }
@@ -303,4 +303,30 @@ fn training_steps_are_packed_tightly() {
         // Stack-like lifetimes leave gaps only where a hole is reused by something smaller.
         assert!(plan.arena_bytes - max_live < max_live / 100, "{} for {max_live}", plan.arena_bytes);
     }
+}
+
+#[test]
+fn each_memory_has_its_own_plan() {
+    let site = Site { file: "block.rs", line: 1 };
+    let (category, name) = (Category::Workspace, "tensor");
+    let alloc = |id, memory, bytes| Event::Alloc { id, memory, bytes, category, name, site };
+    let init = vec![alloc(0, Memory::Device, 100), alloc(1, Memory::Host, 10), alloc(2, Memory::Device, 300)];
+    let step = vec![
+        alloc(3, Memory::Host, 1000),
+        alloc(4, Memory::Device, 50),
+        Event::Free { id: 3, memory: Memory::Host },
+        alloc(5, Memory::Host, 500),
+        Event::Free { id: 5, memory: Memory::Host },
+        Event::Free { id: 4, memory: Memory::Device },
+    ];
+    let phases = vec![Phase { name: "init", events: init }, Phase { name: "step", events: step }];
+    let trace = Trace { rank: 0, phases, faults: Vec::new() };
+    let offsets = |memory| {
+        let plan = plan_memory_of(&trace, memory).unwrap();
+        let slots = plan.phases.iter().map(|p| p.slots.iter().map(|s| (s.offset, s.bytes)).collect());
+        (plan.arena_bytes, plan.persistent_bytes, slots.collect::<Vec<Vec<_>>>())
+    };
+    assert_eq!(offsets(Memory::Device), (512, 448, vec![vec![(0, 100), (128, 300)], vec![(448, 50)]]));
+    assert_eq!(offsets(Memory::Host), (1088, 64, vec![vec![(0, 10)], vec![(64, 1000), (64, 500)]]));
+    assert_eq!(offsets(Memory::Disk), (0, 0, vec![vec![], vec![]]));
 }

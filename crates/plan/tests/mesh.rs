@@ -28,7 +28,7 @@ fn tensor_is_fastest_then_data_then_pipeline() {
                 }
             }
         }
-        assert_eq!(rank, mesh.world());
+        assert_eq!(rank, mesh.world_size());
     }
 }
 
@@ -36,8 +36,8 @@ fn tensor_is_fastest_then_data_then_pipeline() {
 fn groups_partition_the_world() {
     for mesh in meshes() {
         for axis in AXES {
-            let mut groups = vec![0; mesh.world()];
-            for rank in 0..mesh.world() {
+            let mut groups = vec![0; mesh.world_size()];
+            for rank in 0..mesh.world_size() {
                 let members = mesh.members(axis, rank);
                 assert_eq!(members.len(), mesh.size(axis));
                 assert!(members.is_sorted() && members[mesh.coordinates(rank).along(axis)] == rank);
@@ -141,7 +141,7 @@ fn what_is_named_is_possible() {
         for (pipeline, tensor) in (1..=9).flat_map(|pipeline| (1..=9).map(move |tensor| (pipeline, tensor))) {
             let possible = world % (pipeline * tensor) == 0;
             match Mesh::derive(Some(world), pipeline, None, tensor) {
-                Ok(mesh) => assert!(possible && mesh.world() == world),
+                Ok(mesh) => assert!(possible && mesh.world_size() == world),
                 Err(MeshError::Indivisible { nearest, .. }) => {
                     assert!(!possible && !nearest.is_empty());
                     for mesh in nearest {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use generator::Generator;
 use phalanx_plan::{Cost, Lookahead, Precision, Stage, textbook, use_order};
-use phalanx_trace::{Bytes, Collective, CollectiveOp, DType, Event, Phase, Placements, Site, Stream, Trace};
+use phalanx_trace::{
+    Bytes, Collective, CollectiveOp, DType, Event, Memory, Phase, Placements, Rate, Site, Stream, Trace,
+};
 
 #[test]
 fn the_order_of_a_phase_is_read_from_the_trace() {
@@ -57,7 +59,11 @@ fn answers_equal_a_scan() {
 }
 
 fn kernel(name: &'static str, flops: u64, bytes: u64) -> Event {
-    Event::Kernel { name, flops, bytes, stream: Stream::Compute }
+    product(name, flops, bytes, 0)
+}
+
+fn product(name: &'static str, flops: u64, bytes: u64, forward_flops: i64) -> Event {
+    Event::Kernel { name, flops, bytes, rate: Rate::MatrixProduct(DType::F32), forward_flops }
 }
 
 #[test]
@@ -79,7 +85,11 @@ fn costs_are_sums() {
             site,
         }))
     };
+    let copy = |from, to, bytes| Event::Copy { name: "copy", from, to, bytes, stream: Stream::ToHost };
     let events = vec![
+        copy(Memory::Device, Memory::Host, 40),
+        copy(Memory::Host, Memory::Device, 5),
+        copy(Memory::Device, Memory::Host, 2),
         kernel("gelu", 10, 80),
         kernel("linear", 100, 8),
         collective(CollectiveOp::AllGather, 64, 128),
@@ -91,6 +101,8 @@ fn costs_are_sums() {
     assert_eq!((cost.flops, cost.kernel_bytes, cost.sent_bytes), (410, 112, 322));
     let kernels: Vec<_> = cost.kernels.iter().map(|k| (k.name, k.calls, k.flops, k.bytes)).collect();
     assert_eq!(kernels, [("linear", 2, 400, 32), ("gelu", 1, 10, 80)]);
+    let copies: Vec<_> = cost.copies.iter().map(|c| (c.from, c.to, c.calls, c.bytes)).collect();
+    assert_eq!(copies, [(Memory::Device, Memory::Host, 2, 42), (Memory::Host, Memory::Device, 1, 5)]);
     let row = |op| cost.collective(op).map(|c| (c.calls, c.elements, c.sent_bytes));
     assert_eq!(row(CollectiveOp::AllGather), Some((2, 96, 192)));
     assert_eq!(row(CollectiveOp::ReduceScatter), Some((1, 64, 130)));
@@ -101,18 +113,18 @@ fn costs_are_sums() {
 #[test]
 fn what_is_computed_again_is_no_work_of_the_model() {
     let model = [
-        kernel("linear", 100, 0),
-        kernel("linear_gelu", 60, 0),
-        kernel("attention", 20, 0),
-        kernel("vocabulary_statistics", 100, 0),
-        kernel("attention_backward", 50, 0),
-        kernel("linear_input_gradient", 260, 0),
-        kernel("linear_weight_gradient", 260, 0),
+        product("linear", 100, 0, 100),
+        product("linear_gelu", 60, 0, 60),
+        product("attention", 20, 0, 20),
+        product("vocabulary_statistics", 100, 0, 100),
+        product("attention_backward", 50, 0, -20),
+        product("linear_input_gradient", 260, 0, 0),
+        product("linear_weight_gradient", 260, 0, -260),
     ];
     let cost = |events| Cost::of(&Phase { name: "step", events });
     let plain = cost(model.to_vec());
     assert_eq!((plain.flops, plain.model_flops()), (850, 850));
-    let again = [kernel("linear", 100, 0), kernel("attention", 20, 0)];
+    let again = [product("linear", 100, 0, 100), product("attention", 20, 0, 20)];
     let recomputed = cost([&model[..], &again].concat());
     assert_eq!((recomputed.flops, recomputed.model_flops()), (970, 850));
 }

@@ -1,4 +1,4 @@
-//! Memory of one rank on one device.
+//! One memory of one rank: of its device, or of its host.
 //!
 //! Three ways to hand out memory, one interface:
 //! - *recording* (`Meta`): nothing is handed out, every allocation and free is written to the trace;
@@ -8,13 +8,16 @@
 //! - *heap*: each allocation is its own zeroed memory, for tests and for programs without a plan.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_plan::{ALIGN, MemoryPlan, Peak, Slot};
-use phalanx_trace::{Category, DType, Site};
+use phalanx_trace::{Category, DType, Memory, Site};
 
 use crate::buffer::{Address, Buffer, Tensor};
+use crate::flights::{Flights, InFlight};
+use crate::operation::Access;
 use crate::record::Recorder;
 use crate::region::Region;
 use crate::replay::Replay;
@@ -29,30 +32,47 @@ pub(crate) struct Allocation {
     id: u32,
 }
 
-/// The memory of one rank.
+/// One memory of one rank.
 pub struct Arena {
-    kind: Kind,
+    memory: Memory,
+    backing: Backing,
+    flights: Arc<Flights>,
 }
 
-enum Kind {
+/// How an arena hands out memory.
+enum Backing {
     Recording(Arc<Recorder>),
     Heap,
     Replaying { region: Region, replay: Mutex<Box<Replay>> },
 }
 
 impl Arena {
+    fn new(memory: Memory, backing: Backing) -> Arc<Arena> {
+        Arc::new(Arena { memory, backing, flights: Arc::default() })
+    }
+
     /// Hands out no memory and writes every allocation and free to `recorder`.
-    pub fn recording(recorder: Arc<Recorder>) -> Arc<Arena> {
-        Arc::new(Arena { kind: Kind::Recording(recorder) })
+    pub fn recording(memory: Memory, recorder: Arc<Recorder>) -> Arc<Arena> {
+        Arena::new(memory, Backing::Recording(recorder))
     }
 
-    /// Each allocation on its own, zeroed.
+    /// Device memory; each allocation on its own, zeroed.
     pub fn heap() -> Arc<Arena> {
-        Arc::new(Arena { kind: Kind::Heap })
+        Arena::heap_of(Memory::Device)
     }
 
-    /// Replays `plan` over `region`, which must be at least `plan.arena_bytes` long.
+    /// The same for any memory that the host can address.
+    pub fn heap_of(memory: Memory) -> Arc<Arena> {
+        Arena::new(memory, Backing::Heap)
+    }
+
+    /// Device memory that replays `plan` over `region`, which must be at least `plan.arena_bytes` long.
     pub fn replaying(plan: MemoryPlan, region: Region) -> Arc<Arena> {
+        Arena::replaying_in(Memory::Device, plan, region)
+    }
+
+    /// The same for any memory.
+    pub fn replaying_in(memory: Memory, plan: MemoryPlan, region: Region) -> Arc<Arena> {
         assert!(
             region.bytes() as u64 >= plan.arena_bytes,
             "region {} < plan {}",
@@ -60,46 +80,52 @@ impl Arena {
             plan.arena_bytes
         );
         let replay = Mutex::new(Box::new(Replay::new(plan)));
-        Arc::new(Arena { kind: Kind::Replaying { region, replay } })
+        Arena::new(memory, Backing::Replaying { region, replay })
+    }
+
+    /// Which memory this is.
+    pub fn memory(&self) -> Memory {
+        self.memory
     }
 
     /// Starts a phase: the next allocation is its first. `init` comes first and once.
     pub fn begin(&self, name: &'static str) {
-        match &self.kind {
-            Kind::Recording(recorder) => recorder.begin(name),
-            Kind::Heap => {}
-            Kind::Replaying { replay, .. } => follow(replay, |replay| replay.begin(name)),
+        match &self.backing {
+            Backing::Recording(recorder) => recorder.begin(name),
+            Backing::Heap => {}
+            Backing::Replaying { replay, .. } => follow(replay, |replay| replay.begin(name)),
         }
     }
 
     /// Ends the phase: everything that the plan foresaw must have been asked for, and every phase
     /// after `init` must have given back what it took.
     pub fn end(&self) {
-        if let Kind::Replaying { replay, .. } = &self.kind {
+        or_stop(self.flights.check());
+        if let Backing::Replaying { replay, .. } = &self.backing {
             follow(replay, Replay::end);
         }
     }
 
     /// Highest use so far, as measured from what was really taken and given back.
     pub fn peak(&self) -> Option<Peak> {
-        match &self.kind {
-            Kind::Replaying { replay, .. } => Some(lock(replay).meter().peak()),
+        match &self.backing {
+            Backing::Replaying { replay, .. } => Some(lock(replay).meter().peak()),
             _ => None,
         }
     }
 
     /// Highest use of the phase that ran last.
     pub fn phase_peak(&self) -> Option<Peak> {
-        match &self.kind {
-            Kind::Replaying { replay, .. } => Some(lock(replay).meter().phase_peak()),
+        match &self.backing {
+            Backing::Replaying { replay, .. } => Some(lock(replay).meter().phase_peak()),
             _ => None,
         }
     }
 
     /// The mapped memory behind a replaying arena.
     pub fn region(&self) -> Option<&Region> {
-        match &self.kind {
-            Kind::Replaying { region, .. } => Some(region),
+        match &self.backing {
+            Backing::Replaying { region, .. } => Some(region),
             _ => None,
         }
     }
@@ -115,13 +141,13 @@ impl Arena {
     ) -> Tensor {
         let bytes = shape.elements() * dtype.bytes();
         let slot = Slot { offset: 0, bytes: bytes as u64, category, name, site };
-        let allocation = match &self.kind {
-            Kind::Recording(recorder) => {
-                let id = recorder.alloc(bytes as u64, category, name, site);
+        let allocation = match &self.backing {
+            Backing::Recording(recorder) => {
+                let id = recorder.alloc(self.memory, bytes as u64, category, name, site);
                 Allocation { address: Address::nowhere(id), bytes, slot, id }
             }
-            Kind::Heap => Allocation { address: Address::memory(heap_alloc(bytes)), bytes, slot, id: 0 },
-            Kind::Replaying { region, replay } => {
+            Backing::Heap => Allocation { address: Address::memory(heap_alloc(bytes)), bytes, slot, id: 0 },
+            Backing::Replaying { region, replay } => {
                 let (slot, id) = follow(replay, |replay| replay.take(&slot));
                 assert!(slot.offset + slot.bytes <= region.bytes() as u64);
                 // SAFETY: the offset lies inside the region (asserted).
@@ -129,14 +155,29 @@ impl Arena {
                 Allocation { address: Address::memory(address), bytes, slot, id }
             }
         };
+        or_stop(self.flights.check_alloc(&range_of(allocation.address, bytes), name, site));
         Tensor::new(Buffer::new(Arc::clone(self), allocation), dtype, shape)
     }
 
+    /// A transfer reads or writes `bytes` at `address` until what is returned is dropped.
+    pub(crate) fn in_flight(
+        &self,
+        address: Address,
+        bytes: usize,
+        access: Access,
+        by: &'static str,
+        site: Site,
+    ) -> InFlight {
+        or_stop(self.flights.start(self.memory, range_of(address, bytes), access, (by, site)))
+    }
+
     pub(crate) fn free(&self, allocation: &Allocation) {
-        match &self.kind {
-            Kind::Recording(recorder) => recorder.free(allocation.id),
-            Kind::Heap => heap_free(allocation),
-            Kind::Replaying { replay, .. } => lock(replay).free(&allocation.slot, allocation.id),
+        let Slot { name, site, .. } = allocation.slot;
+        self.flights.note_free(&range_of(allocation.address, allocation.bytes), name, site);
+        match &self.backing {
+            Backing::Recording(recorder) => recorder.free(self.memory, allocation.id),
+            Backing::Heap => heap_free(allocation),
+            Backing::Replaying { replay, .. } => lock(replay).free(&allocation.slot, allocation.id),
         }
     }
 }
@@ -149,7 +190,18 @@ fn lock(replay: &Mutex<Box<Replay>>) -> MutexGuard<'_, Box<Replay>> {
 /// The next event of a replay. One that the plan does not have stops the run, after the lock is given back.
 fn follow<T>(replay: &Mutex<Box<Replay>>, event: impl FnOnce(&mut Replay) -> Result<T, String>) -> T {
     let done = event(&mut lock(replay));
-    done.unwrap_or_else(|fault| panic!("{fault}"))
+    or_stop(done)
+}
+
+/// Stops the run when the arena was used as it may not be.
+fn or_stop<T>(result: Result<T, String>) -> T {
+    result.unwrap_or_else(|fault| panic!("{fault}"))
+}
+
+/// The range of an allocation, in the address space of its arena.
+fn range_of(address: Address, bytes: usize) -> Range<u128> {
+    let start = address.number();
+    start..start + bytes as u128
 }
 
 fn heap_layout(bytes: usize) -> Layout {

@@ -9,9 +9,11 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_trace::DType;
+use phalanx_trace::{DType, Memory, Site};
 
 use crate::arena::{Allocation, Arena};
+use crate::flights::InFlight;
+use crate::operation::Access;
 use crate::shape::Shape;
 
 /// One allocation of an arena, owned.
@@ -28,6 +30,11 @@ impl Buffer {
     /// Length in bytes.
     pub fn bytes(&self) -> usize {
         self.allocation.bytes
+    }
+
+    /// The memory in which it lies.
+    pub fn memory(&self) -> Memory {
+        self.arena.memory()
     }
 }
 
@@ -81,6 +88,18 @@ impl Tensor {
         self
     }
 
+    /// The memory in which it lies.
+    pub fn memory(&self) -> Memory {
+        self.buffer.memory()
+    }
+
+    /// Says that work in flight (a copy, a collective) reads or writes the tensor, until what is returned is
+    /// dropped: freeing it before that, or allocating over it, stops the run and names both call sites.
+    pub fn in_flight(&self, access: Access, by: &'static str, site: Site) -> InFlight {
+        let view = self.view();
+        self.buffer.arena.in_flight(view.address(), view.bytes(), access, by, site)
+    }
+
     /// To read.
     pub fn view(&self) -> View<'_> {
         View {
@@ -104,11 +123,11 @@ impl Tensor {
 
 /// Where memory is: an address that only its device may follow, or on `Meta` which piece of what it would be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Address(pub(crate) Place);
+pub struct Address(pub(crate) Location);
 
-/// See [`Address`].
+/// What an [`Address`] is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     Memory(std::ptr::NonNull<u8>),
     /// As in [`Spot`]; its fields, so that an address is two words.
     Nowhere {
@@ -135,19 +154,19 @@ unsafe impl Sync for Address {}
 
 impl Address {
     pub(crate) fn memory(at: std::ptr::NonNull<u8>) -> Address {
-        Address(Place::Memory(at))
+        Address(Location::Memory(at))
     }
 
     pub(crate) fn nowhere(allocation: u32) -> Address {
-        Address(Place::Nowhere { allocation, offset: 0 })
+        Address(Location::Nowhere { allocation, offset: 0 })
     }
 
     fn add(self, bytes: usize) -> Address {
         Address(match self.0 {
             // SAFETY: every caller checks that the offset stays inside the allocation.
-            Place::Memory(p) => Place::Memory(unsafe { p.add(bytes) }),
-            Place::Nowhere { allocation, offset } => {
-                Place::Nowhere { allocation, offset: offset + bytes as u64 }
+            Location::Memory(p) => Location::Memory(unsafe { p.add(bytes) }),
+            Location::Nowhere { allocation, offset } => {
+                Location::Nowhere { allocation, offset: offset + bytes as u64 }
             }
         })
     }
@@ -155,16 +174,36 @@ impl Address {
     /// The real address; None on `Meta`.
     pub(crate) fn real(self) -> Option<std::ptr::NonNull<u8>> {
         match self.0 {
-            Place::Memory(p) => Some(p),
-            Place::Nowhere { .. } => None,
+            Location::Memory(p) => Some(p),
+            Location::Nowhere { .. } => None,
         }
     }
 
     /// The place in a dry run; None on a device with memory.
     pub(crate) fn spot(self) -> Option<Spot> {
         match self.0 {
-            Place::Memory(_) => None,
-            Place::Nowhere { allocation, offset } => Some(Spot { allocation, offset }),
+            Location::Memory(_) => None,
+            Location::Nowhere { allocation, offset } => Some(Spot { allocation, offset }),
+        }
+    }
+
+    /// A number that orders addresses: two ranges of one memory overlap exactly if their numbers do.
+    pub(crate) fn number(self) -> u128 {
+        match self.0 {
+            Location::Memory(p) => p.as_ptr().addr() as u128,
+            Location::Nowhere { allocation, offset } => (u128::from(allocation) << 64) | u128::from(offset),
+        }
+    }
+
+    /// The address so many bytes further on, or back, in another mapping of the same memory; unchanged on `Meta`.
+    #[must_use]
+    pub fn moved(self, bytes: isize) -> Address {
+        match self.0 {
+            Location::Memory(p) => {
+                let moved = p.as_ptr().wrapping_offset(bytes);
+                Address::memory(std::ptr::NonNull::new(moved).expect("a mapping is never at address zero"))
+            }
+            Location::Nowhere { .. } => self,
         }
     }
 
@@ -259,6 +298,10 @@ macro_rules! view_basics {
                 self.address
             }
 
+            pub(crate) fn address_mut(&mut self) -> &mut Address {
+                &mut self.address
+            }
+
             /// The same memory with other extents.
             #[track_caller]
             pub fn reshape(mut self, shape: impl Into<Shape>) -> $view<'a> {
@@ -286,6 +329,14 @@ view_basics!(View);
 view_basics!(ViewMut);
 
 impl<'a> View<'a> {
+    /// Host memory that is no tensor's, to copy from: whole elements of a type, aligned for it.
+    pub fn over_bytes(bytes: &'a [u8], dtype: DType) -> View<'a> {
+        let size = dtype.bytes();
+        assert!(bytes.len().is_multiple_of(size) && bytes.as_ptr().addr().is_multiple_of(size));
+        let address = Address::memory(std::ptr::NonNull::from(bytes).cast());
+        View { address, dtype, shape: Shape::from([bytes.len() / size]), life: PhantomData }
+    }
+
     /// The elements, on a device whose memory the host addresses.
     #[track_caller]
     pub fn as_slice<T: Element>(&self) -> &'a [T] {
@@ -299,6 +350,13 @@ impl<'a> View<'a> {
 }
 
 impl<'a> ViewMut<'a> {
+    /// Host memory that is no tensor's, to copy into.
+    pub fn over<T: Element>(slice: &'a mut [T]) -> ViewMut<'a> {
+        let shape = Shape::from([slice.len()]);
+        let address = std::ptr::NonNull::from(slice).cast::<u8>();
+        ViewMut { address: Address::memory(address), dtype: T::DTYPE, shape, life: PhantomData }
+    }
+
     /// The same memory, shared for reading as long as this borrow lasts.
     pub fn as_view(&self) -> View<'_> {
         View { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData }

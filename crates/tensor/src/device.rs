@@ -1,17 +1,18 @@
-//! A device: memory, kernels, and the record of what was asked of them.
+//! A device: its memories, its streams of work, and the record of what was asked of them.
 //!
-//! Callers (layers, optimizers) see only this type; what it computes is in [`operations`](crate::operations).
+//! Callers (layers, optimizers) see only this type. What it computes is in [`operations`](crate::operations); how
+//! bytes move between memories is in [`copies`](crate::copies); who executes the work is its [`Backend`].
 
 use std::sync::Arc;
 
-use std::time::Instant;
-
-use phalanx_trace::{Category, DType, Event, Site, Stream, Trace};
+use phalanx_trace::{Category, DType, Event, Memory, Site, Stream, Trace};
 
 use crate::arena::Arena;
+use crate::backend::{Backend, Call, Immediate, Kernels, Timer};
 use crate::buffer::Tensor;
-use crate::kernels::Kernels;
 use crate::meta::Meta;
+use crate::operation::{Describe, Price};
+use crate::operations::Operation;
 use crate::profile::{KernelKey, Profile};
 use crate::record::Recorder;
 use crate::shape::Shape;
@@ -22,23 +23,39 @@ pub const NORM_BLOCK: usize = phalanx_plan::BLOCK as usize;
 /// Handle of a device; cheap to clone.
 #[derive(Clone)]
 pub struct Device {
-    pub(crate) kernels: Arc<dyn Kernels>,
+    pub(crate) backend: Arc<dyn Backend>,
     arena: Arc<Arena>,
+    host: Arc<Arena>,
     recorder: Option<Arc<Recorder>>,
     profile: Option<Arc<Profile>>,
 }
 
 impl Device {
-    /// A device that computes with `kernels` in the memory of `arena`.
+    /// A device that computes each call with `kernels` when it is issued, in the memory of `arena`; its host memory
+    /// is not planned.
     pub fn new(kernels: Arc<dyn Kernels>, arena: Arc<Arena>) -> Device {
-        Device { kernels, arena, recorder: None, profile: None }
+        Device::with_memories(Arc::new(Immediate::new(kernels)), arena, Arena::heap_of(Memory::Host))
     }
 
-    /// A device that only records, standing in for one of `threads` threads.
+    /// A device whose calls `backend` executes, with its own memory and the host's.
+    pub fn with_memories(backend: Arc<dyn Backend>, arena: Arc<Arena>, host: Arc<Arena>) -> Device {
+        assert_eq!([arena.memory(), host.memory()], [Memory::Device, Memory::Host]);
+        Device { backend, arena, host, recorder: None, profile: None }
+    }
+
+    /// A device that only records, standing in for one of `threads` threads whose memory the host can address.
     pub fn meta(threads: usize) -> Device {
+        Device::meta_of(threads, true)
+    }
+
+    /// A device that only records, standing in for one of `threads` threads; `host_addressable` says whether the host
+    /// could read its memory.
+    pub fn meta_of(threads: usize, host_addressable: bool) -> Device {
         let recorder = Arc::new(Recorder::default());
-        let arena = Arena::recording(Arc::clone(&recorder));
-        Device { kernels: Arc::new(Meta { threads }), arena, recorder: Some(recorder), profile: None }
+        let [arena, host] =
+            [Memory::Device, Memory::Host].map(|memory| Arena::recording(memory, Arc::clone(&recorder)));
+        let backend = Arc::new(Meta { threads, host_addressable, recorder: Arc::clone(&recorder) });
+        Device { backend, arena, host, recorder: Some(recorder), profile: None }
     }
 
     /// The same device, every kernel of which is timed from now on (unless `profile` is paused), on this handle
@@ -48,9 +65,14 @@ impl Device {
         Device { profile: Some(profile), ..self }
     }
 
-    /// The device's memory.
+    /// The device's own memory.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
+    }
+
+    /// The host memory of the same rank.
+    pub fn host_arena(&self) -> &Arc<Arena> {
+        &self.host
     }
 
     /// Where a dry run writes; groups add their collectives to it.
@@ -63,14 +85,19 @@ impl Device {
         self.recorder.is_some()
     }
 
-    /// `cpu` or `meta`.
+    /// Whether the host, and transports that read host memory, may read device memory in place.
+    pub fn is_host_addressable(&self) -> bool {
+        self.backend.is_host_addressable()
+    }
+
+    /// `cpu`, `simulated` or `meta`.
     pub fn name(&self) -> &'static str {
-        self.kernels.name()
+        self.backend.name()
     }
 
     /// Threads that one kernel uses.
     pub fn threads(&self) -> usize {
-        self.kernels.threads()
+        self.backend.threads()
     }
 
     /// The trace so far, as that of `rank`; empty on a device that computes.
@@ -82,9 +109,9 @@ impl Device {
 
     /// Runs `f` as one phase of the plan.
     pub fn phase<T>(&self, name: &'static str, f: impl FnOnce() -> T) -> T {
-        self.arena.begin(name);
+        self.begin(name);
         let out = f();
-        self.arena.end();
+        self.end();
         out
     }
 
@@ -94,13 +121,24 @@ impl Device {
     /// # Errors
     /// Those of `f`.
     pub fn try_phase<T, E>(&self, name: &'static str, f: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        self.arena.begin(name);
+        self.begin(name);
         let out = f()?;
-        self.arena.end();
+        self.end();
         Ok(out)
     }
 
-    /// Memory for a tensor. Its contents are whatever was there before.
+    fn begin(&self, name: &'static str) {
+        match &self.recorder {
+            Some(recorder) => recorder.begin(name),
+            None => [&self.arena, &self.host].into_iter().for_each(|arena| arena.begin(name)),
+        }
+    }
+
+    fn end(&self) {
+        [&self.arena, &self.host].into_iter().for_each(|arena| arena.end());
+    }
+
+    /// Device memory for a tensor. Its contents are whatever was there before.
     #[track_caller]
     pub fn alloc(
         &self,
@@ -112,35 +150,41 @@ impl Device {
         self.arena.alloc(dtype, shape.into(), category, name, Site::caller())
     }
 
-    /// Runs one kernel on the compute stream: its price goes to the trace, its time to the profile.
-    pub(crate) fn run(
+    /// Host memory for a tensor. Its contents are whatever was there before.
+    #[track_caller]
+    pub fn alloc_host(
         &self,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        category: Category,
         name: &'static str,
-        flops: usize,
-        bytes: usize,
-        kernel: impl FnOnce(&dyn Kernels),
-    ) {
-        self.run_on(Stream::Compute, name, flops, bytes, kernel);
+    ) -> Tensor {
+        self.host.alloc(dtype, shape.into(), category, name, Site::caller())
     }
 
-    pub(crate) fn run_on(
-        &self,
-        stream: Stream,
-        name: &'static str,
-        flops: usize,
-        bytes: usize,
-        kernel: impl FnOnce(&dyn Kernels),
-    ) {
-        let key = KernelKey { name, flops: flops as u64, bytes: bytes as u64 };
+    /// Checks, prices and issues one operation to the compute stream. In a dry run its price and its placements go
+    /// to the trace.
+    #[track_caller]
+    pub fn run<'a, O: Describe + Into<Operation<'a>>>(&self, operation: O) {
+        operation.check();
+        let (site, price) = (Site::caller(), operation.price());
         if let Some(recorder) = &self.recorder {
-            recorder.push(Event::Kernel { name, flops: key.flops, bytes: key.bytes, stream });
+            if recorder.is_placing() || operation.marks_zero() {
+                operation.follow(recorder, site);
+            }
+            let Price { flops, bytes, rate, forward_flops } = price;
+            recorder.push(Event::Kernel { name: O::NAME, flops, bytes, rate, forward_flops });
         }
-        let Some(profile) = self.profile.as_ref().filter(|profile| !profile.is_paused()) else {
-            return kernel(&*self.kernels);
-        };
-        let start = Instant::now();
-        kernel(&*self.kernels);
-        profile.add(key, start.elapsed());
+        let timer = self.timer(O::NAME, price);
+        self.backend
+            .launch(Stream::Compute, Call { operation: operation.into(), name: O::NAME, site, timer });
+    }
+
+    /// Where the time of a call goes, when kernels are timed.
+    pub(crate) fn timer(&self, name: &'static str, price: Price) -> Option<Timer> {
+        let profile = self.profile.as_ref().filter(|profile| !profile.is_paused())?;
+        let key = KernelKey { name, flops: price.flops, bytes: price.bytes };
+        Some(Timer { profile: Arc::clone(profile), key })
     }
 
     /// Notes that so many elements of parameter `number`'s gradient are counted in the norm.

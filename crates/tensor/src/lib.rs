@@ -1,16 +1,20 @@
 //! Tensors, their memory and the devices that compute on them.
 //!
-//! [`Device`] is what the rest of the engine sees: it allocates from an [`Arena`] and runs kernels.
-//! `Cpu` computes, `Meta` records. Element types, shapes and prices are checked in one place
-//! ([`device`]), kernels live one operation a file under [`cpu`].
+//! [`Device`] is what the rest of the engine sees: it allocates from an [`Arena`] for each of its memories, and
+//! issues operations and copies to streams. Each operation is described once, in [`operations`]: arguments,
+//! checks, price and placement rule. A [`Backend`] executes them: `phalanx_cpu::Cpu` when they are issued, `Meta` never (it
+//! records), others later, on streams of their own.
 
 mod allocator;
 pub mod arena;
+pub mod arguments;
+pub mod backend;
 pub mod buffer;
-pub mod cpu;
+pub mod copies;
 pub mod device;
-pub mod kernels;
+mod flights;
 pub mod meta;
+pub mod operation;
 pub mod operations;
 pub mod placement;
 pub mod profile;
@@ -19,18 +23,21 @@ pub mod region;
 mod replay;
 pub mod shape;
 mod threads;
-pub mod vocabulary;
 
 pub use allocator::OrEnd;
 pub use arena::Arena;
-pub use buffer::{Tensor, View, ViewMut};
-pub use cpu::Cpu;
-pub use device::{Device, NORM_BLOCK};
-pub use kernels::{
+pub use arguments::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, IGNORED, Layout, Lookup, Positions, Sgd,
     Weight, vocabulary_blocks,
 };
-pub use phalanx_trace::{Category, DType};
+pub use backend::{Backend, DeviceError, Immediate, Kernels};
+pub use buffer::{Tensor, View, ViewMut};
+pub use copies::{Fetch, PendingCopy};
+pub use device::{Device, NORM_BLOCK};
+pub use flights::InFlight;
+pub use operation::Access;
+pub use operations::{AdamWUpdate, LayerNormBackward, SgdUpdate, VocabularyLoss, VocabularyStatistics};
+pub use phalanx_trace::{Category, DType, Memory};
 pub use region::Region;
 pub use shape::Shape;
 pub use threads::refused_thread;

@@ -7,9 +7,7 @@
 //! was ever placed is not checked, so that runs that say nothing pay nothing and hear nothing.
 
 pub(crate) mod marks;
-mod operations;
-mod rules;
-mod vocabulary;
+pub(crate) mod rules;
 
 use phalanx_trace::{Axis, Placement, Placements, Site};
 

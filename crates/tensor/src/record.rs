@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use phalanx_trace::{Category, Collective, Event, Phase, Placements, Site, Trace};
+use phalanx_trace::{Category, Collective, Event, Memory, Phase, Placements, Site, Trace};
 
 use crate::placement::marks::Table;
 
@@ -20,6 +20,7 @@ pub(crate) struct Tape {
     phases: Vec<Phase>,
     allocations: u32,
     collectives: u32,
+    events: u32,
     /// How the memory is placed.
     pub(crate) placed: Table,
 }
@@ -42,21 +43,28 @@ impl Recorder {
     }
 
     /// Appends an allocation and numbers it.
-    pub fn alloc(&self, bytes: u64, category: Category, name: &'static str, site: Site) -> u32 {
+    pub fn alloc(
+        &self,
+        memory: Memory,
+        bytes: u64,
+        category: Category,
+        name: &'static str,
+        site: Site,
+    ) -> u32 {
         self.locked(|tape| {
             let id = tape.allocations;
             tape.allocations += 1;
             tape.placed.alloc(name);
-            tape.push(Event::Alloc { id, bytes, category, name, site });
+            tape.push(Event::Alloc { id, memory, bytes, category, name, site });
             id
         })
     }
 
     /// Appends the end of an allocation.
-    pub(crate) fn free(&self, id: u32) {
+    pub(crate) fn free(&self, memory: Memory, id: u32) {
         self.locked(|tape| {
             tape.placed.free(id);
-            tape.push(Event::Free { id });
+            tape.push(Event::Free { id, memory });
         });
     }
 
@@ -66,6 +74,16 @@ impl Recorder {
             let number = tape.collectives;
             tape.collectives += 1;
             tape.push(Event::Collective(Box::new(collective)));
+            number
+        })
+    }
+
+    /// Numbers an event of a stream and appends it.
+    pub(crate) fn event(&self, stream: phalanx_trace::Stream) -> u32 {
+        self.locked(|tape| {
+            let number = tape.events;
+            tape.events += 1;
+            tape.push(Event::Record { number, stream });
             number
         })
     }

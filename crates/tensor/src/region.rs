@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Size of a huge page.
-pub(crate) const HUGE: usize = 2 << 20;
+/// Size of a huge page, in bytes.
+pub const HUGE: usize = 2 << 20;
 
 /// Mapped, zero-filled memory; unmapped when dropped.
 pub struct Region {
@@ -76,7 +76,7 @@ impl Region {
     }
 
     /// Makes the pages of `range` (which starts on a page) resident now, by the thread that calls.
-    /// [`Cpu::populate`](crate::Cpu::populate) does it for all pages by all threads.
+    /// `phalanx_cpu::Cpu::populate` does it for all pages, on all threads.
     ///
     /// # Errors
     /// The system's: out of memory, above all; `InvalidInput` from kernels before 5.14, which give pages at the

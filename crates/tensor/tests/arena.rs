@@ -3,8 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use phalanx_cpu::Cpu;
 use phalanx_plan::{MemoryPlan, plan_memory};
-use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Region, Tensor};
+use phalanx_tensor::{Arena, Category, DType, Device, Region, Tensor};
 
 const NAMES: [&str; 3] = ["first", "second", "third"];
 

@@ -5,6 +5,7 @@
 //! it, `plan` turns it into decisions, and the real run replays those. Nothing here computes.
 #![forbid(unsafe_code)]
 
+mod interned;
 mod placement;
 mod tag;
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+pub use interned::{StaticName, interned, interned_keys};
 pub use placement::{Axis, Fault, Placement, Placements};
 pub use tag::{describe_tag, micro_batch_tag};
 
@@ -54,7 +56,43 @@ impl DType {
     }
 }
 
-/// What a byte of device memory is for. Every allocation has exactly one.
+/// A memory of a rank. Each has its own arena, its own plan and its own peak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Memory {
+    /// What the kernels compute in. The host may not be able to read it.
+    Device,
+    /// Memory that the host, and the transports of collectives, read and write.
+    Host,
+    /// Files.
+    Disk,
+}
+
+impl Memory {
+    /// All memories.
+    pub const ALL: [Memory; 3] = [Memory::Device, Memory::Host, Memory::Disk];
+
+    /// Name as tables and JSON print it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Memory::Device => "device",
+            Memory::Host => "host",
+            Memory::Disk => "disk",
+        }
+    }
+}
+
+/// The rate of a machine that limits an operation, beside its memory bandwidth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rate {
+    /// Only the bytes that it moves count.
+    Bandwidth,
+    /// Floating-point operations of matrix products of this element type.
+    MatrixProduct(DType),
+}
+
+/// What a byte of memory is for. Every allocation has exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Category {
@@ -139,10 +177,11 @@ impl Bytes {
 }
 
 /// A place in the source: where an allocation or a collective was asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Site {
     /// Source file.
-    pub file: &'static str,
+    #[serde(deserialize_with = "interned")]
+    pub file: StaticName,
     /// Line, from 1.
     pub line: u32,
 }
@@ -288,10 +327,12 @@ fn as_list<S: Serializer>(members: &Arc<[usize]>, serializer: S) -> Result<S::Ok
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// Memory is taken. `id` counts allocations of the whole trace from 0.
+    /// Memory is taken. `id` counts allocations of the whole trace from 0, over all memories.
     Alloc {
         /// Number of this allocation in the trace.
         id: u32,
+        /// Where it lies.
+        memory: Memory,
         /// Bytes, as asked for (the arena aligns).
         bytes: u64,
         /// What for.
@@ -305,17 +346,54 @@ pub enum Event {
     Free {
         /// The allocation's number.
         id: u32,
+        /// Where it lies.
+        memory: Memory,
     },
-    /// A kernel runs.
+    /// A kernel runs on the compute stream.
     Kernel {
         /// Name of the operation.
         name: &'static str,
-        /// Floating-point operations.
+        /// Floating-point operations of matrix products.
         flops: u64,
         /// Bytes read and written at least.
         bytes: u64,
-        /// Queue.
+        /// What limits it, beside the bytes.
+        rate: Rate,
+        /// `flops` of a product of the forward pass; minus the operations of the forward pass for the one operation of
+        /// the backward pass that each such product has; else 0.
+        forward_flops: i64,
+    },
+    /// Bytes are copied from one memory to another.
+    Copy {
+        /// Name of the copy: `upload`, `download`, `copy_to_host`, `copy_to_device`, `fetch`.
+        name: &'static str,
+        /// Where they are read.
+        from: Memory,
+        /// Where they are written.
+        to: Memory,
+        /// How many.
+        bytes: u64,
+        /// The stream on which it runs.
         stream: Stream,
+    },
+    /// An event: the end of everything that was issued to a stream so far.
+    Record {
+        /// Number of the event in the trace, from 0.
+        number: u32,
+        /// The stream.
+        stream: Stream,
+    },
+    /// What is issued to a stream from here on runs after an event.
+    StreamWait {
+        /// Number of the event.
+        number: u32,
+        /// The stream that waits.
+        stream: Stream,
+    },
+    /// The host waits for an event.
+    HostWait {
+        /// Number of the event.
+        number: u32,
     },
     /// A collective is started. In a box: the other events are many more, and a third of its size.
     Collective(Box<Collective>),

@@ -8,9 +8,10 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use phalanx_cpu::Cpu;
 use phalanx_models::{Dropouts, Gpt2};
 use phalanx_plan::{MemoryPlan, plan_memory};
-use phalanx_tensor::{Arena, Cpu, DType, Device, Region, Tensor};
+use phalanx_tensor::{Arena, DType, Device, Region, Tensor};
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
 const ROUNDS: usize = 2000;

@@ -77,7 +77,7 @@ fn activations() {
     );
     println!("|---|---|---|---|---|");
     for schedule in SCHEDULES {
-        let sizes = Sizes { layers: 8, heads: 8, micro: 2, micro_batches: 8, global: 16 };
+        let sizes = Sizes { layers: 8, heads: 8, micro_batch_size: 2, micro_batches: 8, global: 16 };
         let mut config = config("gpt2", [4, 1, 1], sizes);
         config.parallel.schedule = schedule.into();
         config.parallel.cut = CutBy::Uniform;

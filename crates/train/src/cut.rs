@@ -91,7 +91,7 @@ fn works(spec: &Spec, network: &Network) -> Vec<Work> {
 fn work_of(spec: &Spec, network: &Network, index: usize, hidden: usize) -> Work {
     let device = Device::meta(1);
     let compute = spec.precision.compute;
-    let tokens = [spec.micro, spec.seq];
+    let tokens = [spec.micro_batch_size, spec.seq];
     let cx = Context::new(&device, compute, tokens);
     let specs: Vec<&ParameterSpec> = network.uses[index].iter().map(|p| &network.parameters[*p]).collect();
     let tensor = |dtype, shape: Shape| -> Tensor { device.alloc(dtype, shape, Category::Activations, "cut") };
@@ -101,7 +101,7 @@ fn work_of(spec: &Spec, network: &Network, index: usize, hidden: usize) -> Work 
     let (parameters, mut gradients, x) = device.phase("init", || {
         let x: Activation = Arc::new(match index {
             0 => tensor(DType::U32, tokens.into()),
-            _ => tensor(compute, [spec.micro, spec.seq, hidden].into()),
+            _ => tensor(compute, [spec.micro_batch_size, spec.seq, hidden].into()),
         });
         (all(compute), all(spec.precision.accumulate), x)
     });

@@ -13,7 +13,7 @@ use phalanx_collectives::CollectiveError;
 use phalanx_optim::LossScaling;
 use phalanx_optim::loss_scale::{Dynamic, STATIC_PATIENCE};
 use phalanx_parallel::Seen;
-use phalanx_tensor::{Category, DType, Device, Tensor, View};
+use phalanx_tensor::{Category, DType, Device, DeviceError, Tensor, View};
 
 use crate::rank::{Batch, Outline, Rank};
 use crate::run::RunError;
@@ -94,7 +94,7 @@ fn grouped(number: u64) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Place {
     /// In the walk of a micro-batch.
-    Walk { micro: usize, seen: Seen },
+    Walk { micro_batch: usize, seen: Seen },
     /// The sum over ranks of a parameter's gradient.
     Sum { parameter: usize },
 }
@@ -103,8 +103,8 @@ enum Place {
 fn places(outline: &Outline, micro_batches: usize) -> Vec<Place> {
     let mut places = Vec::new();
     let head = outline.uses.len() - 1;
-    for micro in 0..micro_batches {
-        let mut walk = |seen| places.push(Place::Walk { micro, seen });
+    for micro_batch in 0..micro_batches {
+        let mut walk = |seen| places.push(Place::Walk { micro_batch, seen });
         for (block, uses) in outline.uses.iter().enumerate() {
             (0..uses.len()).for_each(|index| walk(Seen::Parameter { block, index }));
             walk(if block == head { Seen::Loss } else { Seen::Output { block } });
@@ -126,6 +126,8 @@ struct Search<'a> {
     numbers: HashMap<Place, usize>,
     /// Place, elements that are not finite, elements.
     found: [f64; TOLD],
+    /// The device failed while it counted.
+    failed: Option<DeviceError>,
 }
 
 impl Search<'_> {
@@ -136,9 +138,10 @@ impl Search<'_> {
             return;
         }
         self.device.count_non_finite(x, self.count.view_mut());
-        let count = self.device.fetch(self.count.view());
-        if count > 0.0 {
-            self.found = [number, count.into(), x.elements() as f64];
+        match self.device.fetch([self.count.view()]) {
+            Ok([count]) if count > 0.0 => self.found = [number, count.into(), x.elements() as f64],
+            Ok(_) => {}
+            Err(error) => self.failed = Some(error),
         }
     }
 }
@@ -163,8 +166,8 @@ impl Rank {
                 "{STATIC_PATIENCE} steps in a row have overflowed: lower precision.loss_scale, or leave it out \
                  for a dynamic one, or lower optimizer.lr"
             ),
-            LossScaling::Dynamic(Dynamic { least, .. }) => format!(
-                "the loss scale is precision.min_loss_scale = {least} already: set precision.compute to \
+            LossScaling::Dynamic(Dynamic { min_scale, .. }) => format!(
+                "the loss scale is precision.min_loss_scale = {min_scale} already: set precision.compute to \
                  \"bf16\", which has the range of f32, or lower optimizer.lr"
             ),
         };
@@ -189,17 +192,19 @@ impl Rank {
             let mut count = self.count.take().expect("only here and back below");
             let places = places(&self.outline, self.spec.micro_batches);
             let numbers = places.iter().copied().zip(0..).collect();
-            let mut search =
-                Search { device: &device, count: &mut count, numbers, found: [f64::INFINITY, 0.0, 0.0] };
-            let mut watch = |micro: usize, seen: Seen, x: View| search.look(Place::Walk { micro, seen }, x);
+            let found = [f64::INFINITY, 0.0, 0.0];
+            let mut search = Search { device: &device, count: &mut count, numbers, found, failed: None };
+            let mut watch =
+                |micro_batch: usize, seen: Seen, x: View| search.look(Place::Walk { micro_batch, seen }, x);
             self.gradients(number, batch, loss_scale, Some(&mut watch))?;
             self.finish_gradients()?;
             for stage in &self.stages {
                 let number = |p: usize| stage.network.numbers[p];
                 stage.zero.reduced_gradients(|p, _, x| search.look(Place::Sum { parameter: number(p) }, x));
             }
-            let found = search.found;
+            let Search { found, failed, .. } = search;
             self.count = Some(count);
+            failed.map_or(Ok(()), Err)?;
             let first = self.first_of_all(found)?;
             Ok(first.map(|(rank, [place, count, elements])| {
                 let place = places[place as usize];
@@ -218,7 +223,7 @@ impl Rank {
         all[rank] = found;
         self.device.upload(all.as_flattened(), told.view_mut());
         let told = self.group().all_gather_in_place(told).wait()?;
-        self.device.download(told.view(), all.as_flattened_mut());
+        self.device.download(told.view(), all.as_flattened_mut())?;
         let first = all.into_iter().enumerate().min_by(|(_, a), (_, b)| a[0].total_cmp(&b[0]));
         Ok(first.filter(|(_, found)| found[0].is_finite()))
     }
@@ -226,15 +231,15 @@ impl Rank {
     fn describe(&self, place: Place) -> String {
         let outline = &self.outline;
         let name = |parameter: usize| &outline.parameters[parameter];
-        let (micro, seen) = match place {
-            Place::Walk { micro, seen } => (micro, seen),
+        let (micro_batch, seen) = match place {
+            Place::Walk { micro_batch, seen } => (micro_batch, seen),
             Place::Sum { parameter } => {
                 return format!("sum over ranks of the gradient of {}", name(parameter));
             }
         };
         let of_micro = match self.spec.micro_batches {
             1 => String::new(),
-            of => format!("micro-batch {} of {of}", micro + 1),
+            of => format!("micro-batch {} of {of}", micro_batch + 1),
         };
         let behind = |text: String| if of_micro.is_empty() { text } else { format!("{text} ({of_micro})") };
         let of_block = |what: &str, block: usize, index: usize| {

@@ -89,7 +89,7 @@ impl Groups {
         let own = |name, axes: &[Axis], members: &[usize]| {
             source.group(name, &several(axes), members).expect("a rank is in its own groups")
         };
-        let world = own("world", &Axis::ALL, &Vec::from_iter(0..mesh.world()));
+        let world = own("world", &Axis::ALL, &Vec::from_iter(0..mesh.world_size()));
         let line = mesh.members(Axis::Pipeline, rank);
         let pipeline = own("pipeline", &[Axis::Pipeline], &line);
         let data = own("data", &[Axis::Data], &mesh.members(Axis::Data, rank));

@@ -4,8 +4,9 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use phalanx_collectives::{Endpoint, threads};
-use phalanx_tensor::cpu::Options;
-use phalanx_tensor::{Arena, Cpu, Device, Region};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::Options;
+use phalanx_tensor::{Arena, Device, Region};
 
 use crate::groups::{Groups, Source};
 use crate::planning::RunPlan;
@@ -20,7 +21,7 @@ use crate::rank::Rank;
 /// # Panics
 /// When a rank does, with the text of the first rank that did.
 pub fn on_threads<T: Send>(plan: &RunPlan, body: impl Fn(&mut Rank) -> T + Sync) -> std::io::Result<Vec<T>> {
-    let endpoints: Vec<Option<Endpoint>> = match plan.spec.world() {
+    let endpoints: Vec<Option<Endpoint>> = match plan.spec.world_size() {
         1 => vec![None],
         world => threads(world).into_iter().map(Some).collect(),
     };

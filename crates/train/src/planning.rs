@@ -6,7 +6,9 @@
 //! belongs (`plan::agreement`), and what the step costs (`plan::cost`). The same [`Rank`] then trains. Of a large
 //! world one rank of each place in the pipeline stands for its like.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_layers::Network;
@@ -15,21 +17,25 @@ use phalanx_plan::{
     faults, plan_memory, textbook, use_order,
 };
 use phalanx_tensor::Device;
-use phalanx_trace::{Event, Trace};
+use phalanx_trace::{Event, StaticName, Trace, interned_keys};
+use serde::{Deserialize, Serialize};
 
 use crate::groups::{Groups, Source};
 use crate::rank::{Batch, Rank};
 use crate::spec::Spec;
 
 /// The plan of one rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankPlan {
-    /// The rank.
+    /// The rank. It is not written, so that ranks with equal plans can share what is: the reader sets it.
+    #[serde(skip)]
     pub rank: usize,
     /// Offsets and peaks.
     pub memory: MemoryPlan,
-    /// By phase: chunks in order of use.
-    pub orders: BTreeMap<&'static str, Vec<u32>>,
-    /// Of one step.
+    /// For each phase: chunks in order of use.
+    #[serde(deserialize_with = "interned_keys")]
+    pub orders: BTreeMap<StaticName, Vec<u32>>,
+    /// Cost of one step.
     pub step: Cost,
     /// Trained numbers that are here, whole or in part.
     pub parameters: u64,
@@ -57,7 +63,7 @@ impl RankPlan {
     /// tensors may pack a little worse.
     pub fn peak(&self) -> Peak {
         let phases = self.memory.phases.iter().filter(|phase| phase.name != "diagnose");
-        let larger = |most: Peak, peak: Peak| if peak.bytes > most.bytes { peak } else { most };
+        let larger = |max: Peak, peak: Peak| if peak.bytes > max.bytes { peak } else { max };
         phases.map(|phase| phase.peak).fold(Peak::default(), larger)
     }
 }
@@ -66,14 +72,42 @@ impl RankPlan {
 pub struct RunPlan {
     /// What was planned.
     pub spec: Spec,
-    /// By rank; of a large world one rank of each place in the pipeline, which stands for its like.
+    /// The planned ranks in ascending order: all of them; in a large world one rank of each pipeline stage, which
+    /// stands for its like; in the process of one rank ([`RunPlan::of_one_rank`]) that rank alone.
     pub ranks: Vec<RankPlan>,
-    /// Of a rank that others stood for, and that runs here.
-    own: Option<RankPlan>,
-    /// Trained numbers of the model.
-    pub parameters: u64,
+    totals: Totals,
     /// What papers say the rank with most parameters holds.
     pub textbook: Textbook,
+}
+
+/// Sums and maxima over all ranks of a run, which a rank cannot know from its own plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Trained numbers of the model.
+    pub parameters: u64,
+    /// Trained numbers of the rank that has most.
+    pub rank_parameters_max: u64,
+    /// Bytes of the largest arena.
+    pub arena_bytes_max: u64,
+    /// Floating-point operations of one step. Those of 10^12 parameters exceed 64 bits.
+    pub flops_per_step: u128,
+    /// The same without what is computed again.
+    pub model_flops_per_step: u128,
+    /// Bytes sent in one step.
+    pub collective_bytes_per_step: u64,
+}
+
+/// The part of a plan that all ranks need, beside the [`RankPlan`] of each.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CommonPlan {
+    /// For each pipeline stage: its blocks, the head counting as the last.
+    pub stages: Vec<Range<usize>>,
+    /// Threads of a rank.
+    pub threads: usize,
+    /// Windows of one evaluation over all ranks.
+    pub evaluated: usize,
+    /// Sums and maxima over all ranks.
+    pub totals: Totals,
 }
 
 /// Why no plan was made.
@@ -121,8 +155,8 @@ impl RunPlan {
             .iter()
             .map(|rank| if learns { orders_of(&learning_run(&spec, *rank)) } else { Orders::new() })
             .collect();
-        let all = mesh.world() <= ALL_RANKS;
-        let traced = if all { (0..mesh.world()).collect() } else { kinds };
+        let all = mesh.world_size() <= ALL_RANKS;
+        let traced = if all { (0..mesh.world_size()).collect() } else { kinds };
         let of = |rank: &usize| dry_run(&spec, *rank, &orders[mesh.coordinates(*rank).pipeline]);
         let traces: Vec<Trace> = traced.iter().map(of).collect();
         faults(&traces)?;
@@ -140,54 +174,89 @@ impl RunPlan {
         Ok(RunPlan::of_ranks(spec, ranks, &whole))
     }
 
-    /// A run's plan from the plans of its ranks; `whole` is the model that is neither cut nor split.
+    /// From the plans of its ranks.
     pub fn of_ranks(spec: Spec, ranks: Vec<RankPlan>, whole: &Network) -> RunPlan {
-        let most = ranks.iter().map(|rank| rank.parameters).max().unwrap_or(0);
-        let textbook = textbook(most, spec.mesh.data as u64, spec.stage, spec.precision);
-        RunPlan { ranks, own: None, parameters: whole.elements() as u64, textbook, spec }
+        let each = (spec.world_size() / ranks.len()) as u128;
+        let sum = |of: &dyn Fn(&Cost) -> u64| {
+            ranks.iter().map(|rank| u128::from(of(&rank.step))).sum::<u128>() * each
+        };
+        let max = |of: &dyn Fn(&RankPlan) -> u64| ranks.iter().map(of).max().unwrap_or(0);
+        let totals = Totals {
+            parameters: whole.elements() as u64,
+            rank_parameters_max: max(&|rank| rank.parameters),
+            arena_bytes_max: max(&|rank| rank.memory.arena_bytes),
+            flops_per_step: sum(&|step| step.flops),
+            model_flops_per_step: sum(&Cost::model_flops),
+            collective_bytes_per_step: sum(&|step| step.sent_bytes) as u64,
+        };
+        RunPlan::with_totals(spec, ranks, totals)
     }
 
-    /// Runs `rank` dry, too, if another stood for it: its parts may be smaller, where parts are uneven.
+    fn with_totals(spec: Spec, ranks: Vec<RankPlan>, totals: Totals) -> RunPlan {
+        let replicas = spec.mesh.data as u64;
+        let textbook = textbook(totals.rank_parameters_max, replicas, spec.stage, spec.precision);
+        RunPlan { ranks, totals, textbook, spec }
+    }
+
+    /// The plan as the process of one rank has it, which did not make it: `spec` with the stages of the plan, the
+    /// totals, and the rank's own plan.
+    pub fn of_one_rank(spec: Spec, totals: Totals, own: RankPlan) -> RunPlan {
+        RunPlan::with_totals(spec, vec![own], totals)
+    }
+
+    /// What all ranks need of this plan, beside the plan of each.
+    pub fn common(&self) -> CommonPlan {
+        let Spec { stages, threads, evaluation_batches, micro_batch_size, mesh, .. } = &self.spec;
+        let evaluated = evaluation_batches * micro_batch_size * mesh.data;
+        CommonPlan { stages: stages.clone(), threads: *threads, evaluated, totals: self.totals }
+    }
+
+    /// The exact plan of a rank. A rank for which another stands is run dry here: its parts may be smaller, where parts
+    /// are uneven.
     ///
     /// # Errors
     /// As [`RunPlan::new`].
-    pub fn include(&mut self, rank: usize) -> Result<(), PlanError> {
+    pub fn exact(&self, rank: usize) -> Result<Cow<'_, RankPlan>, PlanError> {
         let like = self.of(rank);
-        if like.rank != rank {
-            let trace = dry_run(&self.spec, rank, &like.orders);
-            faults(std::slice::from_ref(&trace))?;
-            self.own = Some(RankPlan::of(&trace, like.orders.clone(), like.parameters)?);
+        if like.rank == rank {
+            return Ok(Cow::Borrowed(like));
         }
-        Ok(())
+        let trace = dry_run(&self.spec, rank, &like.orders);
+        faults(std::slice::from_ref(&trace))?;
+        Ok(Cow::Owned(RankPlan::of(&trace, like.orders.clone(), like.parameters)?))
     }
 
     /// The plan of a rank, or of the one that stands for it.
     pub fn of(&self, rank: usize) -> &RankPlan {
         let pipeline = |rank| self.spec.mesh.coordinates(rank).pipeline;
-        let exact = self.ranks.iter().chain(&self.own).find(|plan| plan.rank == rank);
+        let exact = self.ranks.iter().find(|plan| plan.rank == rank);
         let like = || self.ranks.iter().find(|plan| pipeline(plan.rank) == pipeline(rank));
-        exact.or_else(like).expect("every place in the pipeline was run dry")
+        exact.or_else(like).expect("a rank of each pipeline stage was run dry")
     }
 
-    /// The sum of a number over all ranks. The operations of a step of 10^12 parameters exceed 64 bits.
-    fn over_ranks(&self, of: impl Fn(&Cost) -> u64) -> u128 {
-        let each = (self.spec.world() / self.ranks.len()) as u128;
-        self.ranks.iter().map(|rank| u128::from(of(&rank.step))).sum::<u128>() * each
+    /// Trained numbers of the model.
+    pub fn parameters(&self) -> u64 {
+        self.totals.parameters
+    }
+
+    /// Bytes of the largest arena.
+    pub fn arena_bytes_max(&self) -> u64 {
+        self.totals.arena_bytes_max
     }
 
     /// Floating-point operations of one step over all ranks.
     pub fn flops_per_step(&self) -> u128 {
-        self.over_ranks(|step| step.flops)
+        self.totals.flops_per_step
     }
 
     /// The same without what is computed again.
     pub fn model_flops_per_step(&self) -> u128 {
-        self.over_ranks(Cost::model_flops)
+        self.totals.model_flops_per_step
     }
 
     /// Bytes that all ranks together send in one step.
     pub fn collective_bytes_per_step(&self) -> u64 {
-        self.over_ranks(|step| step.sent_bytes) as u64
+        self.totals.collective_bytes_per_step
     }
 }
 
@@ -242,9 +311,11 @@ fn learning_run(spec: &Spec, rank: usize) -> Trace {
     let (device, mut engine) = on_meta(spec, rank, &Orders::new());
     let never = "nothing fails on Meta";
     engine.load(|_, _, _, _, _| Ok(())).expect(never);
-    engine.step(1, &Batch::with_rows(spec.micro * spec.micro_batches, spec.seq), false).expect(never);
+    engine
+        .step(1, &Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq), false)
+        .expect(never);
     if spec.evaluation_batches > 0 {
-        let windows = Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq);
+        let windows = Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq);
         engine.evaluate(&windows).expect(never);
     }
     device.take_trace(rank)
@@ -253,8 +324,8 @@ fn learning_run(spec: &Spec, rank: usize) -> Trace {
 /// One rank's life on `Meta`.
 fn dry_run(spec: &Spec, rank: usize, orders: &Orders) -> Trace {
     let (device, mut engine) = on_meta(spec, rank, orders);
-    let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
-    let windows = Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq);
+    let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
+    let windows = Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq);
     let never = "nothing fails on Meta";
     engine.load(|_, _, _, _, _| Ok(())).expect(never);
     engine.step(1, &batch, false).expect(never);

@@ -62,7 +62,7 @@ impl Outline {
 /// Tokens and targets of this rank, on the host: micro-batch after micro-batch.
 #[derive(Default)]
 pub struct Batch {
-    /// `[micro_batches, micro, seq]`
+    /// `[micro_batches, micro_batch_size, seq]`
     pub tokens: Vec<u32>,
     /// The same, shifted by one.
     pub targets: Vec<u32>,
@@ -163,13 +163,13 @@ impl Rank {
         device.try_phase("evaluate", || {
             let mut loss = zeroed(&device, "evaluate.loss");
             let spec = &self.spec;
-            let sequences = spec.micro * spec.evaluation_batches * spec.mesh.data;
+            let sequences = spec.micro_batch_size * spec.evaluation_batches * spec.mesh.data;
             let numbers = CrossEntropy::scaled(1.0 / (sequences * spec.targets_per_sequence) as f32);
             let first_row = spec.first_row(self.at.tensor);
             let context = |_: usize| Context {
                 keep: false,
                 first_row,
-                ..Context::new(&device, spec.precision.compute, [spec.micro, spec.seq])
+                ..Context::new(&device, spec.precision.compute, [spec.micro_batch_size, spec.seq])
             };
             let (tokens, targets) = uploads(&device, spec, batch);
             let (boundary, placements) = spec.boundary();
@@ -186,7 +186,7 @@ impl Rank {
             self.stages.iter_mut().for_each(|stage| stage.zero.begin("evaluate"));
             run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
             let loss = self.sum_of_replicas(loss)?;
-            Ok(device.fetch(loss.view()))
+            Ok(device.fetch([loss.view()])?[0])
         })
     }
 
@@ -202,15 +202,15 @@ impl Rank {
     }
 }
 
-/// Micro-batches of `batch` on the device, tokens and targets, `[micro, seq]`.
+/// Micro-batches of `batch` on the device, tokens and targets, `[micro_batch_size, seq]`.
 pub(crate) fn uploads<'a>(
     device: &'a Device,
     spec: &'a Spec,
     batch: &'a Batch,
 ) -> (impl Fn(usize) -> Activation + 'a, impl Fn(usize) -> Tensor + 'a) {
     let make = move |from: &[u32], index: usize, name| {
-        let elements = spec.micro * spec.seq;
-        let shape = [spec.micro, spec.seq];
+        let elements = spec.micro_batch_size * spec.seq;
+        let shape = [spec.micro_batch_size, spec.seq];
         let mut tensor = device.alloc(DType::U32, shape, Category::Activations, name);
         device.upload(&from[index * elements..(index + 1) * elements], tensor.view_mut());
         device.place(tensor.view(), spec.batch_placements());
@@ -263,7 +263,7 @@ impl Spec {
             micro_batches: self.micro_batches,
             defer: self.defer,
             precision: self.precision,
-            rule: self.rule,
+            optimizer: self.optimizer,
         };
         let tied = (0..network.parameters.len()).filter(|p| tied(&network.numbers[*p]).is_some()).collect();
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);
@@ -272,7 +272,11 @@ impl Spec {
 
     /// First row, of a micro-batch's, that the residual stream has on a tensor-parallel rank.
     pub(crate) fn first_row(&self, tensor: usize) -> usize {
-        if self.sequence_parallel { tensor * (self.micro * self.seq / self.mesh.tensor) } else { 0 }
+        if self.sequence_parallel {
+            tensor * (self.micro_batch_size * self.seq / self.mesh.tensor)
+        } else {
+            0
+        }
     }
 
     /// How a batch lies over the mesh.
@@ -287,9 +291,9 @@ impl Spec {
     pub(crate) fn boundary(&self) -> (Shape, Placements) {
         let (hidden, placements) = (self.model.shape().hidden, self.batch_placements());
         match self.sequence_parallel {
-            false => ([self.micro, self.seq, hidden].into(), placements),
+            false => ([self.micro_batch_size, self.seq, hidden].into(), placements),
             true => {
-                let rows = self.micro * self.seq / self.mesh.tensor;
+                let rows = self.micro_batch_size * self.seq / self.mesh.tensor;
                 ([1, rows, hidden].into(), placements.with(Axis::Tensor, Placement::Shard(0)))
             }
         }

@@ -1,6 +1,7 @@
 //! The loop over steps of one rank: batches in, metrics, evaluations and checkpoints out.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -8,6 +9,7 @@ use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir};
 use phalanx_collectives::CollectiveError;
 use phalanx_data::DataError;
 use phalanx_tensor::Device;
+use phalanx_tensor::DeviceError;
 
 use crate::config::RunConfig;
 use crate::dataset::{DataDigests, Dataset};
@@ -26,6 +28,9 @@ pub enum RunError {
     /// A peer died, stalled or disagreed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -96,7 +101,7 @@ pub enum RunError {
          optimizer.lr or set optimizer.clip, then start again or --resume"
     )]
     Broken {
-        /// `parameters`, or a state of the update rule.
+        /// `parameters`, or a state of the optimizer.
         state: &'static str,
         /// The parameter.
         name: String,
@@ -122,7 +127,7 @@ pub struct Job {
     /// Checked and complete.
     pub config: RunConfig,
     /// Made from it.
-    pub plan: RunPlan,
+    pub plan: Arc<RunPlan>,
     /// Open.
     pub data: Dataset,
     /// Run folder.
@@ -143,7 +148,7 @@ pub struct Place<'a> {
     /// Its groups.
     pub groups: Groups,
     /// Set when the user wants to stop after the current step.
-    pub stop: &'a AtomicBool,
+    pub stop_requested: &'a AtomicBool,
     /// Told the number of each step as it starts.
     pub note_step: &'a dyn Fn(u64),
     /// Bytes of other ranks' memory that are resident here because they were read.
@@ -208,7 +213,7 @@ pub fn train(job: &Job, place: Place, observer: &mut dyn Observer) -> Result<Sum
     let mut summary =
         Summary { step: session.step, stopped: false, loss: None, val_loss: None, checkpoint: None };
     while session.step < job.config.train.steps && !summary.stopped {
-        let (record, change, stop) = session.step()?;
+        let (record, change, stop_requested) = session.step()?;
         observer.step(&record);
         if let Some(change) = change {
             observer.loss_scale(&change);
@@ -221,13 +226,13 @@ pub fn train(job: &Job, place: Place, observer: &mut dyn Observer) -> Result<Sum
             observer.evaluation(&record);
             summary.val_loss = Some(record.val_loss);
         }
-        summary.stopped = stop && !last;
-        if last || stop || due(step, job.config.train.save_every) {
+        summary.stopped = stop_requested && !last;
+        if last || stop_requested || due(step, job.config.train.save_every) {
             let path = session.save()?;
             observer.saved(step, &path);
             summary.checkpoint = Some(path);
         }
-        if step == first || last || stop {
+        if step == first || last || stop_requested {
             session.write_memory()?;
         }
         summary.step = step;
@@ -281,8 +286,8 @@ impl<'a> Session<'a> {
             }
         }
         let files = RunFiles::open(job, place.groups.world.rank(), step)?;
-        let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
-        let windows = Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq);
+        let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
+        let windows = Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq);
         let mut session = Session { job, place, engine, batch, windows, files, step, samples };
         session.fill_windows()?;
         Ok(session)
@@ -294,10 +299,10 @@ impl<'a> Session<'a> {
         let number = self.step + 1;
         (self.place.note_step)(number);
         self.fill_batch()?;
-        let wish = self.place.stop.load(Ordering::Relaxed);
-        let outcome = self.engine.step(number, &self.batch, wish)?;
+        let stop_requested = self.place.stop_requested.load(Ordering::Relaxed);
+        let outcome = self.engine.step(number, &self.batch, stop_requested)?;
         let seconds = start.elapsed().as_secs_f64();
-        let Outcome { loss, grad_norm, lr, loss_scale, skipped, stop, .. } = outcome;
+        let Outcome { loss, grad_norm, lr, loss_scale, skipped, stop_requested, .. } = outcome;
         self.step = number;
         self.samples += self.job.config.batch.global as u64;
         let communication = self.place.groups.take_statistics();
@@ -323,7 +328,7 @@ impl<'a> Session<'a> {
         self.files.write(&record)?;
         let change = loss_scale.zip(outcome.next_loss_scale).filter(|(from, to)| skipped || from != to);
         let change = change.map(|(from, to)| ScaleChange { step: number, skipped, from, to });
-        Ok((record, change, stop))
+        Ok((record, change, stop_requested))
     }
 
     fn evaluate(&mut self) -> Result<EvaluationRecord, RunError> {
@@ -355,14 +360,14 @@ impl<'a> Session<'a> {
         self.files.write_memory(self.place.groups.world.world_size())
     }
 
-    /// Micro-batch m of a step is the m-th span of `data * micro` samples; data-parallel rank r has its r-th part.
+    /// Micro-batch m of a step is the m-th span of `data * micro_batch_size` samples; data-parallel rank r has its r-th part.
     fn fill_batch(&mut self) -> Result<(), RunError> {
         let spec = &self.job.plan.spec;
         let rank = self.engine.at().data;
         for m in 0..spec.micro_batches {
-            for row in 0..spec.micro {
+            for row in 0..spec.micro_batch_size {
                 let position = self.samples + (spec.first_sample(m, rank) + row) as u64;
-                let at = (m * spec.micro + row) * spec.seq;
+                let at = (m * spec.micro_batch_size + row) * spec.seq;
                 let here = at..at + spec.seq;
                 let (tokens, targets) = (&mut self.batch.tokens[here.clone()], &mut self.batch.targets[here]);
                 self.job.data.sample(position, tokens, targets)?;
@@ -373,7 +378,7 @@ impl<'a> Session<'a> {
 
     fn fill_windows(&mut self) -> Result<(), RunError> {
         let spec = &self.job.plan.spec;
-        let rows = spec.micro * spec.evaluation_batches;
+        let rows = spec.micro_batch_size * spec.evaluation_batches;
         for row in 0..rows {
             let here = row * spec.seq..(row + 1) * spec.seq;
             let (tokens, targets) = (&mut self.windows.tokens[here.clone()], &mut self.windows.targets[here]);

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use phalanx_checkpoint::Checkpoint;
+use phalanx_cpu::Cpu;
+use phalanx_cpu::Options;
 use phalanx_layers::{Checkpointing, Context, Network};
 use phalanx_models::Model;
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::cpu::Options;
-use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Shape, Tensor};
+use phalanx_tensor::{Arena, Category, DType, Device, Shape, Tensor};
 
 use crate::run::RunError;
 use crate::state::PARAMETERS;
@@ -102,7 +103,7 @@ impl Generator {
         let logits =
             self.network.head.as_ref().expect("a whole model has a head").logits(&cx, &views(head), last);
         let mut out = vec![0f32; self.vocab];
-        self.device.download(logits.view(), &mut out);
+        self.device.download(logits.view(), &mut out).expect("kernels of the processor do not fail");
         out
     }
 }
@@ -117,8 +118,8 @@ fn draw(logits: &mut [f32], how: Sampling, at: f64) -> u32 {
     if how.top_k > 0 {
         order.truncate(how.top_k);
     }
-    let most = logits[order[0] as usize];
-    let weight = |i: &u32| f64::from((logits[*i as usize] - most) / how.temperature).exp();
+    let max = logits[order[0] as usize];
+    let weight = |i: &u32| f64::from((logits[*i as usize] - max) / how.temperature).exp();
     let total: f64 = order.iter().map(weight).sum();
     let mut left = at * total;
     for i in &order {

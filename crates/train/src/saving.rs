@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use phalanx_checkpoint as checkpoint;
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_tensor::{Category, DType, Device};
+use phalanx_tensor::{Category, DType, Device, DeviceError};
 use serde_json::Value;
 
 use crate::run::RunError;
@@ -113,17 +113,20 @@ pub fn write_finite(
     tmp: &Path,
     rank: usize,
     described: &[checkpoint::Piece],
-    mut read: impl FnMut(usize, Range<usize>, &mut [f32]),
+    mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), DeviceError>,
 ) -> Result<(), RunError> {
-    let mut broken = None;
+    let (mut broken, mut failed) = (None, None);
     let mut fill = |index: usize, within: Range<u64>, bytes: &mut [u8]| {
         let out: &mut [f32] = bytemuck::cast_slice_mut(bytes);
-        read(index, within.start as usize..within.end as usize, out);
+        if let Err(error) = read(index, within.start as usize..within.end as usize, out) {
+            failed = failed.take().or(Some(error));
+        }
         if broken.is_none() && !out.iter().all(|x| x.is_finite()) {
             broken = Some(index);
         }
     };
     checkpoint::write_rank(tmp, rank, described, 4 * WINDOW, &mut fill)?;
+    failed.map_or(Ok(()), Err)?;
     let error = |index: usize| {
         let checkpoint::Piece { state, name, .. } = &described[index];
         Err(RunError::Broken { state, name: name.clone() })
@@ -137,7 +140,8 @@ fn agree(engine: &impl Saves, done: Result<(), RunError>) -> Result<(), RunError
     let mut failures = device.alloc(DType::F32, [1], Category::Workspace, "agreement");
     device.fill(failures.view_mut(), done.is_err() as u8 as f32);
     let failures = engine.world().all_reduce(failures).wait()?;
-    let count = device.fetch(failures.view());
+    let fetched = device.fetch([failures.view()]);
     done?;
+    let [count] = fetched?;
     if count > 0.0 { Err(RunError::PeerFailed { ranks: count as usize }) } else { Ok(()) }
 }

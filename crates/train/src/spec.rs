@@ -10,7 +10,7 @@ use phalanx_data::Masking;
 use phalanx_layers::{Checkpointing, Draw, Network};
 use phalanx_models::{Dropouts, Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
-use phalanx_optim::{LossScaling, Rule, Schedule};
+use phalanx_optim::{LossScaling, Optimizer, Schedule};
 use phalanx_parallel::TensorParallel;
 use phalanx_parallel::tensor::{Mistake, Wrong};
 use phalanx_plan::{
@@ -36,7 +36,7 @@ pub struct Spec {
     /// Tokens of a sequence.
     pub seq: usize,
     /// Sequences computed at once.
-    pub micro: usize,
+    pub micro_batch_size: usize,
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Tokens of a sequence whose loss counts.
@@ -68,8 +68,8 @@ pub struct Spec {
     pub precision: Precision,
     /// What the loss is multiplied by before backward.
     pub loss_scaling: LossScaling,
-    /// The update rule.
-    pub rule: Rule,
+    /// The optimizer.
+    pub optimizer: Optimizer,
     /// The learning rate.
     pub schedule_of_rate: Schedule,
     /// Largest gradient norm; 0 for none.
@@ -125,7 +125,35 @@ impl Spec {
         evaluated: usize,
         threads: usize,
     ) -> Result<Spec, SpecError> {
-        let model: Arc<dyn Model> = model.into().dropping(dropouts(config));
+        let (mut spec, network) = Spec::uncut(config, model.into(), evaluated, threads)?;
+        spec.stages = cut::stages(&spec, &network, spec.schedule.stages(), config.parallel.cut)?;
+        spec.ties = ties(&network, &spec.stages);
+        Ok(spec)
+    }
+
+    /// As [`Spec::new`], with the stages into which the plan of the run has cut the model.
+    ///
+    /// # Errors
+    /// As [`Spec::new`].
+    pub fn with_stages(
+        config: &RunConfig,
+        model: impl Into<Arc<dyn Model>>,
+        evaluated: usize,
+        threads: usize,
+        stages: Vec<Range<usize>>,
+    ) -> Result<Spec, SpecError> {
+        let (spec, network) = Spec::uncut(config, model.into(), evaluated, threads)?;
+        Ok(Spec { ties: ties(&network, &stages), stages, ..spec })
+    }
+
+    /// Everything but the stages and what follows from them; with the whole network.
+    fn uncut(
+        config: &RunConfig,
+        model: Arc<dyn Model>,
+        evaluated: usize,
+        threads: usize,
+    ) -> Result<(Spec, Network), SpecError> {
+        let model = model.dropping(dropouts(config));
         let checkpointing = checkpointing(config);
         let network = model.network(&TensorParallel::solo(), checkpointing);
         let (mesh, schedule) = (config.mesh()?, config.schedule()?);
@@ -136,14 +164,14 @@ impl Spec {
         let chunk_size = chunk_size(config, model.shape().hidden);
         let layout = lay_out(&sizes, mesh.data as u64, &chunk_size)?;
         let seq = config.model.seq;
-        let evaluation_batches = evaluated / (config.micro() * mesh.data);
-        let mut spec = Spec {
+        let evaluation_batches = evaluated / (config.micro_batch_size() * mesh.data);
+        let spec = Spec {
             seq,
             targets_per_sequence: match model.objective() {
                 Objective::Causal => seq,
                 Objective::Masked => Masking::predicted(seq),
             },
-            micro: config.micro(),
+            micro_batch_size: config.micro_batch_size(),
             micro_batches: config.micro_batches(),
             mesh,
             evaluation: Arc::new(forward_only(&schedule, evaluation_batches)),
@@ -158,7 +186,7 @@ impl Spec {
             defer: config.batch.reduce == Reduce::Defer,
             precision: precision(config),
             loss_scaling: loss_scaling(config),
-            rule: rule(config),
+            optimizer: optimizer(config),
             schedule_of_rate: config.learning_rate(),
             clip: config.optimizer.clip as f32,
             label_smoothing: config.loss.label_smoothing as f32,
@@ -171,9 +199,7 @@ impl Spec {
             threads,
             model,
         };
-        spec.stages = cut::stages(&spec, &network, spec.schedule.stages(), config.parallel.cut)?;
-        spec.ties = ties(&network, &spec.stages);
-        Ok(spec)
+        Ok((spec, network))
     }
 
     /// The network as it is trained: what a rank with these groups has of each layer.
@@ -189,8 +215,8 @@ impl Spec {
     }
 
     /// Ranks in all.
-    pub fn world(&self) -> usize {
-        self.mesh.world()
+    pub fn world_size(&self) -> usize {
+        self.mesh.world_size()
     }
 
     /// Where some parameters lie on each rank of a data axis.
@@ -209,7 +235,7 @@ impl Spec {
 
     /// In a dry run: the losses of all tokens of all replicas must weigh 1 together.
     pub(crate) fn check_weights(&self, device: &Device, scale: f32) {
-        let tokens = self.micro * self.targets_per_sequence * self.micro_batches * self.mesh.data;
+        let tokens = self.micro_batch_size * self.targets_per_sequence * self.micro_batches * self.mesh.data;
         let weight = f64::from(scale) * tokens as f64;
         // One rounding of the scale.
         if (weight - 1.0).abs() > f64::from(f32::EPSILON) {
@@ -227,9 +253,9 @@ impl Spec {
     }
 
     /// First sample, within the global batch, of a data-parallel rank's micro-batch: micro-batch m of a step is the
-    /// m-th span of `data * micro` samples, of which rank r has the r-th part.
+    /// m-th span of `data * micro_batch_size` samples, of which rank r has the r-th part.
     pub fn first_sample(&self, micro_batch: usize, rank: usize) -> usize {
-        (micro_batch * self.mesh.data + rank) * self.micro
+        (micro_batch * self.mesh.data + rank) * self.micro_batch_size
     }
 
     /// What layers draw from in a data-parallel rank's micro-batch of step `step`.
@@ -240,10 +266,10 @@ impl Spec {
     /// The numbers of a step's loss: the mean over the tokens of the global batch that have a target; its gradients
     /// are multiplied by `loss_scale`.
     pub fn cross_entropy(&self, loss_scale: f32) -> CrossEntropy {
-        let sequences = self.micro * self.micro_batches * self.mesh.data;
+        let sequences = self.micro_batch_size * self.micro_batches * self.mesh.data;
         let counted = match self.mistaken("loss.scale") {
             false => sequences * self.targets_per_sequence,
-            true => self.micro * self.targets_per_sequence,
+            true => self.micro_batch_size * self.targets_per_sequence,
         };
         let scale = 1.0 / counted as f32;
         let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
@@ -252,7 +278,7 @@ impl Spec {
 
     /// Tokens of one step, over all ranks.
     pub fn tokens_per_step(&self) -> u64 {
-        (self.micro * self.micro_batches * self.mesh.data * self.seq) as u64
+        (self.micro_batch_size * self.micro_batches * self.mesh.data * self.seq) as u64
     }
 }
 
@@ -332,18 +358,18 @@ fn loss_scaling(config: &RunConfig) -> LossScaling {
             window: p.loss_scale_window,
             hysteresis: p.hysteresis,
             consecutive_hysteresis: p.consecutive_hysteresis,
-            least: p.min_loss_scale as f32,
+            min_scale: p.min_loss_scale as f32,
         }),
     }
 }
 
-fn rule(config: &RunConfig) -> Rule {
+fn optimizer(config: &RunConfig) -> Optimizer {
     let o = &config.optimizer;
     let weight_decay = o.weight_decay as f32;
     match o.kind {
         OptimizerKind::Adamw => {
-            Rule::AdamW { beta1: o.beta1 as f32, beta2: o.beta2 as f32, eps: o.eps as f32, weight_decay }
+            Optimizer::AdamW { beta1: o.beta1 as f32, beta2: o.beta2 as f32, eps: o.eps as f32, weight_decay }
         }
-        OptimizerKind::Sgd => Rule::Sgd { momentum: o.beta1 as f32, weight_decay },
+        OptimizerKind::Sgd => Optimizer::Sgd { momentum: o.beta1 as f32, weight_decay },
     }
 }

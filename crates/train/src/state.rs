@@ -11,7 +11,7 @@ use phalanx_checkpoint::{self as checkpoint, Checkpoint, HuggingFaceDir};
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::ParameterSpec;
 use phalanx_models::Model;
-use phalanx_optim::{LossScale, LossScaleState, Rule};
+use phalanx_optim::{LossScale, LossScaleState, Optimizer};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Stripe;
 use phalanx_tensor::{DType, Device, refused_thread};
@@ -23,7 +23,7 @@ use crate::run::RunError;
 pub use crate::saving::Part;
 use crate::saving::{self, Saves, WINDOW};
 
-/// Name of the first state in checkpoints; the others are named by the update rule.
+/// Name of the first state in checkpoints; the others are named by the optimizer.
 pub const PARAMETERS: &str = "parameters";
 
 /// Key of [`Updates`] in the state that a checkpoint keeps.
@@ -68,7 +68,7 @@ impl Rank {
                             let elements = piece.in_parameter.start + within.start as u64
                                 ..piece.in_parameter.start + within.end as u64;
                             let out = &mut window[..within.len()];
-                            read(state_name(self.spec.rule, state), spec, &stripe, elements, out)?;
+                            read(state_name(self.spec.optimizer, state), spec, &stripe, elements, out)?;
                             stage.zero.write(state, &piece, within, out, rounding.as_mut());
                         }
                     }
@@ -201,7 +201,7 @@ impl Saves for Rank {
                 for piece in stage.zero.pieces(state, Extent::Owned) {
                     let spec = &stage.network.parameters[piece.parameter];
                     described.push(checkpoint::Piece {
-                        state: state_name(self.spec.rule, state),
+                        state: state_name(self.spec.optimizer, state),
                         name: spec.name.clone(),
                         shape: spec.whole_shape().to_vec(),
                         dtype: DType::F32,
@@ -214,16 +214,16 @@ impl Saves for Rank {
         }
         saving::write_finite(tmp, self.group().rank(), &described, |index, within, out| {
             let (stage, state, piece) = &pieces[index];
-            stage.zero.read(*state, piece, within, out);
+            stage.zero.read(*state, piece, within, out)
         })
     }
 }
 
-/// Name of a state of a rule in checkpoints.
-pub fn state_name(rule: Rule, state: usize) -> &'static str {
+/// The name of an optimizer state in checkpoints.
+pub fn state_name(optimizer: Optimizer, state: usize) -> &'static str {
     match state {
         0 => PARAMETERS,
-        s => rule.states()[s - 1],
+        s => optimizer.states()[s - 1],
     }
 }
 

@@ -25,13 +25,14 @@ pub struct Outcome {
     pub next_loss_scale: Option<f32>,
     /// Whether the gradients overflowed and nothing was updated, on all ranks.
     pub skipped: bool,
-    /// Whether any rank wants to stop after this step.
-    pub stop: bool,
+    /// Whether any rank asked to stop after this step.
+    pub stop_requested: bool,
 }
 
 impl Rank {
     /// Step `number` (from 1) on this rank's part of the global batch: micro-batches through the stages as the
-    /// schedule says, gradients to their owners, clip, update, publish. `stop` is this rank's wish to end the run.
+    /// schedule says, gradients to their owners, clip, update, publish. `stop_requested` asks all
+    /// ranks to end the run after this step.
     ///
     /// Loss and norm are the same on all ranks and are read before the update: where they are not finite, no
     /// rank updates anything.
@@ -39,19 +40,20 @@ impl Rank {
     /// # Errors
     /// When a collective fails: a rank died, stalled or disagreed. [`RunError::NonFinite`] on all ranks when
     /// the step cannot be applied and no smaller loss scale is left to try.
-    pub fn step(&mut self, number: u64, batch: &Batch, stop: bool) -> Result<Outcome, RunError> {
+    pub fn step(&mut self, number: u64, batch: &Batch, stop_requested: bool) -> Result<Outcome, RunError> {
         let device = self.device.clone();
         let scale = self.loss_scale.scale();
         let lr = self.spec.schedule_of_rate.lr(self.applied);
         let (outcome, verdict) = device.try_phase("step", || {
             let loss = self.gradients(number, batch, scale, None)?;
-            let wish = self.groups.world.all_reduce(self.wish(stop));
+            let stop_requests = self.groups.world.all_reduce(self.stop_request(stop_requested));
             let loss = self.sum_of_replicas(loss)?;
             self.finish_gradients()?;
             let clip = Clip { max_norm: self.spec.clip, loss_scale: scale };
             self.norm.compute(&device, &mut self.stages, self.at.tensor, &*self.groups.world, clip)?;
-            let wish = wish.wait()?;
-            let (loss, grad_norm) = (device.fetch(loss.view()), device.fetch(self.norm.norm()));
+            let stop_requests = stop_requests.wait()?;
+            let numbers = [loss.view(), self.norm.norm(), stop_requests.view()];
+            let [loss, grad_norm, stop_requests] = device.fetch(numbers)?;
             let loss_scale = self.shown_loss_scale();
             let verdict = self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite());
             if verdict == Verdict::Apply {
@@ -66,7 +68,7 @@ impl Rank {
                 loss_scale,
                 next_loss_scale: self.shown_loss_scale(),
                 skipped: verdict != Verdict::Apply,
-                stop: device.fetch(wish.view()) > 0.0,
+                stop_requested: stop_requests > 0.0,
             };
             Ok::<_, CollectiveError>((outcome, verdict))
         })?;
@@ -89,10 +91,10 @@ impl Rank {
     ) -> Result<Tensor, CollectiveError> {
         let (device, spec, at) = (self.device.clone(), &self.spec, self.at);
         let mut loss = zeroed(&device, "step.loss");
-        let context = |micro: usize| Context {
-            draw: Some(spec.draw(number, micro, at.data)),
+        let context = |micro_batch: usize| Context {
+            draw: Some(spec.draw(number, micro_batch, at.data)),
             first_row: spec.first_row(at.tensor),
-            ..Context::new(&device, spec.precision.compute, [spec.micro, spec.seq])
+            ..Context::new(&device, spec.precision.compute, [spec.micro_batch_size, spec.seq])
         };
         let (tokens, targets) = uploads(&device, spec, batch);
         let (boundary, placements) = spec.boundary();
@@ -153,11 +155,11 @@ impl Rank {
         Ok(())
     }
 
-    /// This rank's wish to stop, as a number that can be summed.
-    fn wish(&self, stop: bool) -> Tensor {
-        let mut wish = zeroed(&self.device, "step.stop");
-        self.device.fill(wish.view_mut(), stop as u8 as f32);
-        wish
+    /// 1 where this rank asks to stop, else 0: a number that ranks can sum, `[1]`.
+    fn stop_request(&self, requested: bool) -> Tensor {
+        let mut request = zeroed(&self.device, "step.stop");
+        self.device.fill(request.view_mut(), requested as u8 as f32);
+        request
     }
 
     fn shown_loss_scale(&self) -> Option<f32> {

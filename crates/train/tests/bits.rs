@@ -162,10 +162,10 @@ fn policies_on_four_ranks_with_sgd() {
 #[test]
 fn what_crosses_ranks_is_rounded_on_one_rank_too() {
     let (model, _) = rig::golden_config();
-    for micro in [8, 2] {
+    for micro_batch_size in [8, 2] {
         let norm = |communicate| {
             let mut config = base(1);
-            config.batch.micro = Some(micro);
+            config.batch.micro = Some(micro_batch_size);
             config.precision.communicate = communicate;
             rig::run(&model, &config, &rig::golden_steps()[..1]).grad_norms[0]
         };

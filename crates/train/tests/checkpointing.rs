@@ -100,9 +100,9 @@ fn dropout_does_not_depend_on_how_the_batch_is_cut() {
     let mut config = base(1, 0.1);
     config.batch.global = 4;
     let expected = run(&config);
-    for (world, micro) in [(1, 2), (1, 1), (2, 2), (2, 1), (4, 1)] {
+    for (world, micro_batch_size) in [(1, 2), (1, 1), (2, 2), (2, 1), (4, 1)] {
         config.parallel.data = Some(world);
-        config.batch.micro = Some(micro);
+        config.batch.micro = Some(micro_batch_size);
         let got = run(&config);
         for (name, tolerance, got, expected) in [
             ("loss", LOSS_TOLERANCE, &got.losses, &expected.losses),
@@ -110,7 +110,10 @@ fn dropout_does_not_depend_on_how_the_batch_is_cut() {
         ] {
             for (i, (got, expected)) in rig::pairs(got, expected).enumerate() {
                 let off = (got - expected).abs();
-                assert!(off < tolerance, "{world} ranks of {micro}: {name} {i}: {got} for {expected}");
+                assert!(
+                    off < tolerance,
+                    "{world} ranks of {micro_batch_size}: {name} {i}: {got} for {expected}"
+                );
             }
         }
     }

@@ -21,13 +21,17 @@ fn twenty_steps_of_adamw_as_in_pytorch() {
     let norms = rig::golden_tensor("adamw.safetensors", "grad_norms");
     for world in [1, 2, 4] {
         for stage in 0..=3 {
-            for (micro, reduce) in [(None, Reduce::Each), (Some(1), Reduce::Each), (Some(1), Reduce::Defer)] {
+            for (micro_batch_size, reduce) in
+                [(None, Reduce::Each), (Some(1), Reduce::Each), (Some(1), Reduce::Defer)]
+            {
                 let mut config = config.clone();
                 config.parallel.data = Some(world);
                 config.parallel.zero = stage;
-                config.batch.micro = micro;
+                config.batch.micro = micro_batch_size;
                 config.batch.reduce = reduce;
-                let what = format!("{world} ranks, stage {stage}, micro {micro:?}, {reduce:?}");
+                let what = format!(
+                    "{world} ranks, stage {stage}, micro-batches of {micro_batch_size:?}, {reduce:?}"
+                );
                 let outcome = rig::run(&model, &config, &steps);
                 for (i, (got, expected)) in pairs(&outcome.losses[..20], &losses).enumerate() {
                     assert!(
@@ -66,14 +70,14 @@ fn twenty_steps_in(compute: &str) {
     let (model, config) = rig::golden_config();
     let file = format!("adamw_{compute}.safetensors");
     let of = |name: &str| rig::golden_tensor(&file, name);
-    for (world, stage, micro) in
+    for (world, stage, micro_batch_size) in
         [(1, 0, None), (1, 0, Some(1)), (2, 1, None), (2, 2, Some(2)), (4, 3, Some(1))]
     {
         let mut config = computing_in(&config, compute);
         config.parallel.data = Some(world);
         config.parallel.zero = stage;
-        config.batch.micro = micro;
-        let what = format!("{compute}, {world} ranks, stage {stage}, micro {micro:?}");
+        config.batch.micro = micro_batch_size;
+        let what = format!("{compute}, {world} ranks, stage {stage}, micro-batches of {micro_batch_size:?}");
         let outcome = rig::run(&model, &config, &rig::golden_steps());
         for (name, got) in [("losses", &outcome.losses[..20]), ("grad_norms", &outcome.grad_norms[..])] {
             let tolerance = TIMES_PYTORCH * of(&format!("error.{name}"))[0];

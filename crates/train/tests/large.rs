@@ -27,7 +27,7 @@ fn gpt3_is_planned_by_one_rank_a_stage() {
         plan.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(),
         Vec::from_iter((0..8).map(|p| p * 192))
     );
-    assert_eq!(plan.parameters / 1_000_000_000, 174);
+    assert_eq!(plan.parameters() / 1_000_000_000, 174);
     // Their equation 3 without recomputation; causal attention computes half of the products, and tiles on the diagonal.
     let (b, s, l, h, v) = (1536.0, 2048.0, 96.0, 12288.0, 51200.0);
     let flops = 72.0 * b * s * l * h * h * (1.0 + s / (12.0 * h) + v / (12.0 * l * h));

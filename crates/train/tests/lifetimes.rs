@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use phalanx_collectives::{Buffers, Call, CollectiveOp, Group, Pending, Statistics};
+use phalanx_cpu::Cpu;
 use phalanx_layers::{Activation, Block, Context, Failure, Gradient, Layer, Network, ParameterSpec, Saved};
 use phalanx_models::Gpt2;
-use phalanx_tensor::{Arena, Category, Cpu, Device, Tensor, View};
+use phalanx_tensor::{Arena, Category, Device, Tensor, View};
 use phalanx_train::config::{Checkpointing, CheckpointingWord};
 use phalanx_train::rank::Batch;
 use phalanx_train::{Groups, Rank, RunConfig, RunPlan, Spec};
@@ -318,7 +319,7 @@ fn run(case: Case, heap: bool) -> Vec<Result<Reached, String>> {
     config.model.layers = model.layers;
     (case.configure)(&mut config);
     let plan = RunPlan::new(rig::spec(&model, &config)).unwrap();
-    let hoards: Vec<Arc<Hoard>> = (0..plan.spec.world()).map(|_| Hoard::new(case)).collect();
+    let hoards: Vec<Arc<Hoard>> = (0..plan.spec.world_size()).map(|_| Hoard::new(case)).collect();
     let layers = |spec: &Spec, groups: &Groups| network(spec, groups, &hoards[groups.world.rank()]);
     let groups = |mut groups: Groups| {
         if case.during == During::Save {

@@ -20,7 +20,7 @@ pub(super) struct Mail {
 
 impl Mail {
     pub(super) fn new(device: &Device, spec: &Spec, whole: &Whole) -> Mail {
-        let elements = whole.part(0, spec.world()).len();
+        let elements = whole.part(0, spec.world_size()).len();
         let alloc = |dtype, n: usize, name| device.alloc(dtype, [n], Category::Communication, name);
         Mail {
             header: alloc(DType::F32, 2, "push.header"),

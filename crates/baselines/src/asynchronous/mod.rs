@@ -33,8 +33,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_collectives::CollectiveError;
+use phalanx_cpu::Cpu;
 use phalanx_plan::MemoryError;
-use phalanx_tensor::{Cpu, Device, refused_thread};
+use phalanx_tensor::{Device, refused_thread};
 
 pub use links::Links;
 pub use train::{RankEnvironment, Record, train};
@@ -94,7 +95,7 @@ pub fn plan(spec: Spec) -> Result<RunPlan, PlanError> {
     let of = |rank: usize| -> Result<RankPlan, MemoryError> {
         RankPlan::of(&dry_run(&spec, rank), Default::default(), parameters_at(&spec, &whole, 0))
     };
-    let ranks = (0..spec.world()).map(of).collect::<Result<Vec<_>, _>>()?;
+    let ranks = (0..spec.world_size()).map(of).collect::<Result<Vec<_>, _>>()?;
     Ok(RunPlan::of_ranks(spec, ranks, &whole))
 }
 
@@ -103,14 +104,16 @@ fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
     let device = Device::meta(spec.threads);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let source = Source::Meta(recorder, rank);
-    let mut engine = Asynchronous::new(device.clone(), Links::new(&source, spec.world()), spec, 0);
+    let mut engine = Asynchronous::new(device.clone(), Links::new(&source, spec.world_size()), spec, 0);
     let never = "nothing fails on Meta";
     engine.load(|_, _, _, _| Ok(())).expect(never);
-    let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
+    let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
     engine.worker.step(&engine.whole, &engine.server, &engine.links, &batch).expect(never);
     engine.gather().expect(never);
     if spec.evaluation_batches > 0 {
-        engine.evaluate(&Batch::with_rows(spec.micro * spec.evaluation_batches, spec.seq)).expect(never);
+        engine
+            .evaluate(&Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq))
+            .expect(never);
     }
     saving::save(&mut engine, |_, _| Ok(())).expect(never);
     saving::report(&engine, |_| Ok(())).expect(never);
@@ -123,7 +126,7 @@ impl<'a> Asynchronous<'a> {
     /// # Panics
     /// On a mesh with other axes than data, which a checked configuration does not have.
     pub fn new(device: Device, links: Links<'a>, spec: &Spec, max_staleness: u64) -> Asynchronous<'a> {
-        let ranks = spec.world();
+        let ranks = spec.world_size();
         assert_eq!((spec.mesh.data, links.ranks()), (ranks, ranks), "workers have the whole model");
         let whole = Whole::new(spec.whole(), ranks).expect("the model was laid out when its run was planned");
         let serving = match device.is_meta() {

@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_optim::{Rule, Schedule};
+use phalanx_optim::{Optimizer, Schedule};
 use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
 
 use super::exchange::{Mail, Push};
@@ -24,7 +24,7 @@ pub(super) struct Server {
     pub(super) device: Device,
     pub(super) range: Range<usize>,
     max_staleness: u64,
-    rule: Rule,
+    optimizer: Optimizer,
     schedule: Schedule,
     state: Mutex<Served>,
     changed: Condvar,
@@ -51,12 +51,12 @@ pub(super) struct Served {
 
 impl Server {
     pub(super) fn new(device: Device, spec: &Spec, whole: &Whole, rank: usize, max_staleness: u64) -> Server {
-        let ranks = spec.world();
+        let ranks = spec.world_size();
         let range = whole.part(rank, ranks);
         let alloc = |name| device.alloc(DType::F32, [range.len()], Category::Optimizer, name);
         let served = Served {
             exact: alloc("server.parameters"),
-            states: spec.rule.states().iter().map(|_| alloc("optimizer_state")).collect(),
+            states: spec.optimizer.states().iter().map(|_| alloc("optimizer_state")).collect(),
             version: 0,
             pushes: 0,
             pushed: vec![0; ranks],
@@ -67,7 +67,7 @@ impl Server {
         Server {
             range,
             max_staleness,
-            rule: spec.rule,
+            optimizer: spec.optimizer,
             schedule: spec.schedule_of_rate,
             state: Mutex::new(served),
             changed: Condvar::new(),
@@ -108,11 +108,11 @@ impl Server {
         if let Some(gradient_and_factor) = push {
             served.version += 1;
             let number = served.version;
-            let rule = (self.rule, number, self.lr(number, served.pushed.len()));
+            let optimizer = (self.optimizer, number, self.lr(number, served.pushed.len()));
             let exact = (served.exact.view_mut(), None);
             whole.update(
                 &self.device,
-                rule,
+                optimizer,
                 self.range.clone(),
                 exact,
                 gradient_and_factor,
@@ -206,7 +206,7 @@ impl Server {
         for tag in 1.. {
             header = Kept::new(group.recv(Kept::into_inner(header), worker, tag).wait()?);
             let mut head = [0f32; 2];
-            self.device.download(header.view(), &mut head);
+            self.device.download(header.view(), &mut head)?;
             let push = Push::from_code(head[0]);
             if push == Push::Done {
                 break;

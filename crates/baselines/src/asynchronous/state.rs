@@ -73,7 +73,7 @@ impl Asynchronous<'_> {
                     );
                     for (s, state) in served.states.iter_mut().enumerate() {
                         let out = &mut window[..own.len()];
-                        read(self.spec.rule.states()[s], spec, of_parameter(&place, &own), out)?;
+                        read(self.spec.optimizer.states()[s], spec, of_parameter(&place, &own), out)?;
                         device.upload(out, state.view_mut().range(part.clone()));
                     }
                 }
@@ -149,7 +149,7 @@ impl Asynchronous<'_> {
         })
     }
 
-    /// Mean loss over the windows of all workers, `[evaluation_batches, micro, seq]` here.
+    /// Mean loss over the windows of all workers, `[evaluation_batches, micro_batch_size, seq]` here.
     ///
     /// # Errors
     /// When a collective fails.
@@ -158,7 +158,7 @@ impl Asynchronous<'_> {
         device.try_phase("evaluate", || {
             let loss = self.worker.evaluate(&self.whole, windows);
             let loss = self.links.world().all_reduce(loss).wait()?;
-            Ok(device.fetch(loss.view()))
+            Ok(device.fetch([loss.view()])?[0])
         })
     }
 
@@ -167,7 +167,7 @@ impl Asynchronous<'_> {
         let served = self.server.lock();
         let read = |view: View| {
             let mut out = vec![0f32; view.elements()];
-            self.device.download(view, &mut out);
+            self.device.download(view, &mut out).expect("kernels of the processor do not fail");
             out
         };
         let mut pieces = Vec::new();
@@ -175,7 +175,7 @@ impl Asynchronous<'_> {
             let tensor = if state == 0 { &served.exact } else { &served.states[state - 1] };
             for segment in self.whole.segments(self.server.range.clone()) {
                 let numbers = read(tensor.view().range(self.local(&segment.in_chunk)));
-                let name = state_name(self.spec.rule, state);
+                let name = state_name(self.spec.optimizer, state);
                 pieces.push((name, segment.parameter, segment.in_parameter, numbers));
             }
         }
@@ -235,7 +235,7 @@ impl Saves for Asynchronous<'_> {
                 let spec = &self.whole.network.parameters[segment.parameter];
                 tensors.push(tensor.view().range(self.local(&segment.in_chunk)));
                 described.push(checkpoint::Piece {
-                    state: state_name(self.spec.rule, state),
+                    state: state_name(self.spec.optimizer, state),
                     name: spec.name.clone(),
                     shape: spec.shape.clone(),
                     dtype: DType::F32,
@@ -245,7 +245,7 @@ impl Saves for Asynchronous<'_> {
             }
         }
         saving::write_finite(tmp, self.rank(), &described, |index, within, out| {
-            self.device.download(tensors[index].range(within), out);
+            self.device.download(tensors[index].range(within), out)
         })
     }
 }

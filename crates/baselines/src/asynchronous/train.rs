@@ -27,7 +27,7 @@ pub struct RankEnvironment<'a> {
     /// Its groups.
     pub links: Links<'a>,
     /// Set when the user wants to stop after the current step.
-    pub stop: &'a AtomicBool,
+    pub stop_requested: &'a AtomicBool,
     /// Told the number of each step as it starts.
     pub note_step: &'a dyn Fn(u64),
     /// Bytes of other ranks' memory that are resident here because they were read.
@@ -86,7 +86,7 @@ pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> 
 
 struct Session<'a> {
     job: &'a Job,
-    stop: &'a AtomicBool,
+    stop_requested: &'a AtomicBool,
     note_step: &'a dyn Fn(u64),
     foreign_bytes: &'a dyn Fn() -> u64,
     engine: Asynchronous<'a>,
@@ -96,7 +96,7 @@ struct Session<'a> {
 
 impl<'a> Session<'a> {
     fn start(job: &'a Job, place: RankEnvironment<'a>) -> Result<Session<'a>, RunError> {
-        let RankEnvironment { device, links, stop, note_step, foreign_bytes } = place;
+        let RankEnvironment { device, links, stop_requested, note_step, foreign_bytes } = place;
         let spec = &job.plan.spec;
         let mut engine = Asynchronous::new(device, links, spec, job.config.parallel.max_staleness);
         match &job.start {
@@ -109,14 +109,14 @@ impl<'a> Session<'a> {
             }
         }
         let files = RunFiles::open(job, engine.rank(), engine.steps())?;
-        let rows = spec.micro * spec.evaluation_batches;
+        let rows = spec.micro_batch_size * spec.evaluation_batches;
         let mut windows = Batch::with_rows(rows, spec.seq);
         for row in 0..rows {
             let here = row * spec.seq..(row + 1) * spec.seq;
             let (tokens, targets) = (&mut windows.tokens[here.clone()], &mut windows.targets[here]);
             job.data.window(engine.rank() * rows + row, tokens, targets)?;
         }
-        Ok(Session { job, stop, note_step, foreign_bytes, engine, windows, files })
+        Ok(Session { job, stop_requested, note_step, foreign_bytes, engine, windows, files })
     }
 
     /// The next step after which all workers meet.
@@ -130,7 +130,7 @@ impl<'a> Session<'a> {
 
     /// Steps to the next meeting; the loss of this worker's last.
     fn run(&mut self, steps: u64, observer: &mut dyn Observer) -> Result<Option<f32>, RunError> {
-        let Session { job, stop, note_step, files, engine, .. } = self;
+        let Session { job, stop_requested, note_step, files, engine, .. } = self;
         let rank = engine.rank();
         let (mut before, mut failed) = (Instant::now(), None);
         let mut next_batch = |number: u64, batch: &mut Batch| {
@@ -147,7 +147,7 @@ impl<'a> Session<'a> {
             {
                 observer.loss_scale(&ScaleChange { step: done.step, skipped: done.skipped, from, to });
             }
-            failed.is_some() || stop.load(Ordering::Relaxed)
+            failed.is_some() || stop_requested.load(Ordering::Relaxed)
         };
         let report = engine.run(steps, &mut next_batch, &mut after, Duration::ZERO)?;
         failed.map_or(Ok(report.losses.last().copied()), Err)
@@ -171,7 +171,7 @@ impl<'a> Session<'a> {
             let bytes = RankBytes { rank, device: peak.into(), resident_bytes_peak: Some(resident) };
             files.write_memory_part(&bytes)
         })?;
-        files.write_memory(self.job.plan.spec.world())
+        files.write_memory(self.job.plan.spec.world_size())
     }
 }
 
@@ -180,9 +180,9 @@ fn fill(job: &Job, rank: usize, number: u64, batch: &mut Batch) -> Result<(), Ru
     let spec = &job.plan.spec;
     let first = (number - 1) * job.config.batch.global as u64;
     for m in 0..spec.micro_batches {
-        for row in 0..spec.micro {
+        for row in 0..spec.micro_batch_size {
             let position = first + (spec.first_sample(m, rank) + row) as u64;
-            let at = (m * spec.micro + row) * spec.seq;
+            let at = (m * spec.micro_batch_size + row) * spec.seq;
             let here = at..at + spec.seq;
             let (tokens, targets) = (&mut batch.tokens[here.clone()], &mut batch.targets[here]);
             job.data.sample(position, tokens, targets)?;

@@ -68,7 +68,7 @@ impl Worker {
         let flat =
             |dtype, category, name| -> Tensor { device.alloc(dtype, [whole.elements()], category, name) };
         let precision = spec.precision;
-        let own = whole.part(rank, spec.world()).len();
+        let own = whole.part(rank, spec.world_size()).len();
         let rounded = || device.alloc(precision.communicate, [own], Category::Communication, "push.rounded");
         let mail = |server: usize| (server != rank).then(|| Mail::new(device, spec, whole));
         Worker {
@@ -76,7 +76,7 @@ impl Worker {
             gradients: flat(precision.accumulate, Category::Gradients, "gradients"),
             norm: Norm::new(device, whole),
             rounded: (precision.communicate != precision.accumulate).then(rounded),
-            mails: (0..spec.world()).map(mail).collect(),
+            mails: (0..spec.world_size()).map(mail).collect(),
             loss_scale: LossScale::new(spec.loss_scaling),
             sent: 0,
             steps: 0,
@@ -97,7 +97,7 @@ impl Worker {
         after: &mut dyn FnMut(&Done) -> bool,
         slow: Duration,
     ) -> Result<Report, RunError> {
-        let mut batch = Batch::with_rows(self.spec.micro * self.spec.micro_batches, self.spec.seq);
+        let mut batch = Batch::with_rows(self.spec.micro_batch_size * self.spec.micro_batches, self.spec.seq);
         let mut report = Report::default();
         let (mut staleness, mut counted) = (0, 0);
         self.sent = 0;
@@ -138,8 +138,7 @@ impl Worker {
             self.round(whole);
             let clip = Clip { max_norm: self.spec.clip, loss_scale: scale };
             let (norm, factor) = self.norm.compute(&device, whole, self.gradients.view(), clip);
-            let (loss, grad_norm) = (device.fetch(loss.view()), device.fetch(norm));
-            let factor = device.fetch(factor);
+            let [loss, grad_norm, factor] = device.fetch([loss.view(), norm, factor])?;
             let loss_scale = self.shown_loss_scale();
             let push = match self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite()) {
                 Verdict::Apply => Push::Gradient,
@@ -171,17 +170,18 @@ impl Worker {
         let flat = parameters.as_ref().expect("between gathers they are here").view();
         let mut loss = zeroed(device, "step.loss");
         let mut written = whole.gradients(gradients);
-        let scale = 1.0 / (spec.micro * spec.micro_batches * spec.targets_per_sequence) as f32;
+        let scale = 1.0 / (spec.micro_batch_size * spec.micro_batches * spec.targets_per_sequence) as f32;
         let numbers =
             CrossEntropy { scale, gradient_scale: scale * loss_scale, ..spec.cross_entropy(loss_scale) };
-        for micro in 0..spec.micro_batches {
+        for micro_batch in 0..spec.micro_batches {
             let cx = Context {
-                draw: Some(spec.draw(number, micro, *rank)),
-                ..Context::new(device, spec.precision.compute, [spec.micro, spec.seq])
+                draw: Some(spec.draw(number, micro_batch, *rank)),
+                ..Context::new(device, spec.precision.compute, [spec.micro_batch_size, spec.seq])
             };
-            let tokens: Activation = Arc::new(upload(device, spec, &batch.tokens, micro, "batch.tokens"));
+            let tokens: Activation =
+                Arc::new(upload(device, spec, &batch.tokens, micro_batch, "batch.tokens"));
             let (x, saved) = whole.forward(&cx, flat, tokens);
-            let targets = upload(device, spec, &batch.targets, micro, "batch.targets");
+            let targets = upload(device, spec, &batch.targets, micro_batch, "batch.targets");
             let mut slots = written.of(whole, whole.network.head_index());
             let own = whole.head_parameters(flat);
             let done = whole.head().loss_and_gradient(&cx, &own, &mut slots, x, &targets, numbers);
@@ -204,7 +204,7 @@ impl Worker {
     ) -> Result<Vec<u64>, CollectiveError> {
         self.sent += 1;
         let tag = self.sent;
-        let (ranks, rank) = (self.spec.world(), self.rank);
+        let (ranks, rank) = (self.spec.world_size(), self.rank);
         let others: Vec<usize> = (0..ranks).filter(|other| *other != rank).collect();
         let mut in_flight = Vec::with_capacity(others.len());
         for other in &others {
@@ -228,7 +228,7 @@ impl Worker {
             let header = header.wait()?;
             let gradient = sent.map(|sent| sent.wait()).transpose()?.or(kept).expect("sent or kept");
             let (stale, answer) = (stale.wait()?, answer.wait()?);
-            staleness[*other] = self.device.fetch(stale.view()) as u64;
+            staleness[*other] = self.device.fetch([stale.view()])?[0] as u64;
             let range = whole.part(*other, ranks);
             self.device.copy(answer.view(), parameters.view_mut().range(range));
             self.mails[*other] = Some(Mail { header, gradient, staleness: stale, parameters: answer });
@@ -250,7 +250,7 @@ impl Worker {
     /// function of the types, not of who serves what.
     fn round(&mut self, whole: &Whole) {
         let Some(rounded) = &mut self.rounded else { return };
-        let ranks = self.spec.world();
+        let ranks = self.spec.world_size();
         for range in (0..ranks).map(|server| whole.part(server, ranks)) {
             self.device.convert(self.gradients.view().range(range.clone()), rounded.view_mut());
             self.device.convert(rounded.view(), self.gradients.view_mut().range(range));
@@ -259,7 +259,7 @@ impl Worker {
 
     /// The range of the gradient that is another server's.
     fn pack(&self, whole: &Whole, server: usize, to: &mut Tensor) {
-        let from = self.gradients.view().range(whole.part(server, self.spec.world()));
+        let from = self.gradients.view().range(whole.part(server, self.spec.world_size()));
         match from.dtype() == to.dtype() {
             true => self.device.copy(from, to.view_mut()),
             false => self.device.convert(from, to.view_mut()),
@@ -270,7 +270,7 @@ impl Worker {
     fn leave(&mut self, server: &Server, links: &Links) -> Result<(), CollectiveError> {
         server.leave(self.rank);
         let tag = self.sent + 1;
-        let (ranks, rank) = (self.spec.world(), self.rank);
+        let (ranks, rank) = (self.spec.world_size(), self.rank);
         for other in (0..ranks).filter(|other| *other != rank) {
             let mut mail = self.take(other);
             self.device.upload(&[Push::Done.code(), 0.0], mail.header.view_mut());
@@ -302,14 +302,15 @@ impl Worker {
         let Worker { device, spec, .. } = self;
         let flat = self.parameters.as_ref().expect("between gathers they are here").view();
         let mut loss = zeroed(device, "evaluate.loss");
-        let sequences = spec.micro * spec.evaluation_batches * spec.world();
+        let sequences = spec.micro_batch_size * spec.evaluation_batches * spec.world_size();
         let numbers = CrossEntropy::scaled(1.0 / (sequences * spec.targets_per_sequence) as f32);
-        let new = Context::new(device, spec.precision.compute, [spec.micro, spec.seq]);
+        let new = Context::new(device, spec.precision.compute, [spec.micro_batch_size, spec.seq]);
         let cx = Context { keep: false, ..new };
-        for micro in 0..spec.evaluation_batches {
-            let tokens: Activation = Arc::new(upload(device, spec, &windows.tokens, micro, "batch.tokens"));
+        for micro_batch in 0..spec.evaluation_batches {
+            let tokens: Activation =
+                Arc::new(upload(device, spec, &windows.tokens, micro_batch, "batch.tokens"));
             let (x, _) = whole.forward(&cx, flat, tokens);
-            let targets = upload(device, spec, &windows.targets, micro, "batch.targets");
+            let targets = upload(device, spec, &windows.targets, micro_batch, "batch.targets");
             let own = whole.head_parameters(flat);
             let part = whole.head().loss(&cx, &own, x, &targets, numbers).expect(ALONE);
             device.add(part.view(), loss.view_mut());
@@ -318,11 +319,11 @@ impl Worker {
     }
 }
 
-/// Ids of micro-batch `micro` on the device, `[micro, seq]`.
-fn upload(device: &Device, spec: &Spec, ids: &[u32], micro: usize, name: &'static str) -> Tensor {
-    let elements = spec.micro * spec.seq;
-    let shape = [spec.micro, spec.seq];
+/// Ids of micro-batch `micro_batch` on the device, `[micro_batch_size, seq]`.
+fn upload(device: &Device, spec: &Spec, ids: &[u32], micro_batch: usize, name: &'static str) -> Tensor {
+    let elements = spec.micro_batch_size * spec.seq;
+    let shape = [spec.micro_batch_size, spec.seq];
     let mut tensor = device.alloc(DType::U32, shape, Category::Activations, name);
-    device.upload(&ids[micro * elements..(micro + 1) * elements], tensor.view_mut());
+    device.upload(&ids[micro_batch * elements..(micro_batch + 1) * elements], tensor.view_mut());
     tensor
 }

@@ -9,7 +9,9 @@ use phalanx_collectives::{CollectiveError, Group, Statistics};
 use phalanx_layers::{Activation, Context, Draw, ParameterSpec};
 use phalanx_optim::{LossScale, Verdict};
 use phalanx_plan::{ChunkError, Peak};
-use phalanx_tensor::{Category, Clip, DType, Device, IGNORED, Tensor, View, ViewMut, vocabulary_blocks};
+use phalanx_tensor::{
+    Category, Clip, DType, Device, IGNORED, Tensor, View, ViewMut, VocabularyLoss, vocabulary_blocks,
+};
 
 use super::{DataParallelError, Outcome};
 use crate::whole::{ALONE, Gradients, Norm, Whole};
@@ -59,7 +61,7 @@ impl RootState {
             gradients: Some(flat(precision.accumulate, Category::Gradients, "gradients")),
             masters: precision.has_master().then(|| flat(DType::F32, optimizer, "master_weights")),
             states: spec
-                .rule
+                .optimizer
                 .states()
                 .iter()
                 .map(|_| flat(DType::F32, optimizer, "optimizer_state"))
@@ -88,7 +90,7 @@ impl Replica {
         let whole = Whole::new(spec.whole(), 1)?;
         let held = || (group.rank() == ROOT).then(|| RootState::new(&device, spec, &whole));
         let held = device.phase("init", held);
-        let rows = spec.micro.div_ceil(group.world_size());
+        let rows = spec.micro_batch_size.div_ceil(group.world_size());
         Ok(Replica { device, group, spec: spec.clone(), whole, loss_in_forward, rows, held })
     }
 
@@ -125,7 +127,8 @@ impl Replica {
         let exact = self.held.as_ref().expect("device 0 holds them").exact();
         let one = |(p, spec): (usize, &ParameterSpec)| {
             let mut out = vec![0f32; spec.elements()];
-            self.device.download(exact.view().range(self.whole.range(p)), &mut out);
+            let view = exact.view().range(self.whole.range(p));
+            self.device.download(view, &mut out).expect("kernels of the processor do not fail");
             (spec.name.clone(), out)
         };
         self.whole.network.parameters.iter().enumerate().map(one).collect()
@@ -203,7 +206,12 @@ impl Replica {
         let (rows, seq) = (self.rows * self.group.world_size(), self.spec.seq);
         let mut whole =
             self.device.alloc(DType::U32, [rows, seq], Category::Activations, "data_parallel.ids");
-        assert_eq!(ids.len(), self.spec.micro * seq, "ids of a batch of {} x {seq}", self.spec.micro);
+        assert_eq!(
+            ids.len(),
+            self.spec.micro_batch_size * seq,
+            "ids of a batch of {} x {seq}",
+            self.spec.micro_batch_size
+        );
         self.device.upload(ids, whole.view_mut().range(0..ids.len()));
         let rest = vec![padding; rows * seq - ids.len()];
         self.device.upload(&rest, whole.view_mut().range(ids.len()..rows * seq));
@@ -285,7 +293,7 @@ impl Replica {
         let mut shared = self.device.alloc(DType::F32, [1], Category::Workspace, "data_parallel.loss_scale");
         self.device.fill(shared.view_mut(), loss_scale);
         let shared = self.group.broadcast(shared, ROOT).wait()?;
-        Ok(self.device.fetch(shared.view()))
+        Ok(self.device.fetch([shared.view()])?[0])
     }
 
     /// Logits `[rows * seq, vocab]` of all devices come to device 0, and their derivatives go back. dx of the head.
@@ -330,17 +338,17 @@ impl Replica {
         cx.device.logits_statistics(logits.reborrow(), targets, 0, blocks.view_mut(), statistics.view_mut());
         let statistics = statistics.view().reshape([1, rows, 4]);
         let exponentials = Some(logits);
-        cx.device.vocabulary_loss(
+        cx.device.run(VocabularyLoss {
             statistics,
-            blocks.view(),
+            blocks: blocks.view(),
             targets,
-            0,
-            vocab,
+            first: 0,
+            classes: vocab,
             numbers,
             exponentials,
-            sum.view_mut(),
-            false,
-        );
+            loss: sum.view_mut(),
+            accumulate: false,
+        });
         let mut loss = cx.statistics([1], "head.loss");
         cx.device.scaled(sum.view(), numbers.scale, loss.view_mut());
         loss
@@ -364,7 +372,7 @@ impl Replica {
         Ok(gradients)
     }
 
-    /// On device 0: norm, clip, one step of the rule. What was made for the step goes everywhere else.
+    /// On device 0: norm, clip, one step of the optimizer. What was made for the step goes everywhere else.
     fn update(
         &mut self,
         scale: f32,
@@ -376,7 +384,7 @@ impl Replica {
         let (device, spec) = (&self.device, &self.spec);
         let clip = Clip { max_norm: spec.clip, loss_scale: scale };
         let (norm, _) = held.norm.compute(device, &self.whole, gradients.view(), clip);
-        let (loss, grad_norm) = (device.fetch(loss.view()), device.fetch(norm));
+        let [loss, grad_norm] = device.fetch([loss.view(), norm])?;
         let lr = spec.schedule_of_rate.lr(held.applied);
         let verdict = held.loss_scale.judge(loss.is_finite() && grad_norm.is_finite());
         if verdict == Verdict::Apply {
@@ -386,9 +394,9 @@ impl Replica {
                 Some(masters) => (masters.view_mut(), Some(own)),
                 None => (own, None),
             };
-            let rule = (spec.rule, held.applied, lr);
+            let optimizer = (spec.optimizer, held.applied, lr);
             let from = (gradients.view(), held.norm.factor());
-            self.whole.update(device, rule, 0..self.whole.elements(), written, from, &mut held.states);
+            self.whole.update(device, optimizer, 0..self.whole.elements(), written, from, &mut held.states);
         }
         held.parameters = Some(parameters);
         held.gradients = Some(gradients);

@@ -20,10 +20,11 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_collectives::{CollectiveError, Endpoint, Group, MetaGroup, Options, Solo, Statistics, threads};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::Options as Computing;
 use phalanx_layers::ParameterSpec;
 use phalanx_plan::{ChunkError, Disagreement, MemoryError, MemoryPlan, Peak, compare, plan_memory};
-use phalanx_tensor::cpu::Options as Computing;
-use phalanx_tensor::{Arena, Cpu, Device, Region, refused_thread};
+use phalanx_tensor::{Arena, Device, Region, refused_thread};
 
 use device::Replica;
 use phalanx_train::rank::Batch;
@@ -159,12 +160,12 @@ impl DataParallel {
         devices: usize,
         loss_in_forward: bool,
     ) -> Result<DataParallelPlan, DataParallelError> {
-        let batch = spec.micro;
+        let batch = spec.micro_batch_size;
         if devices == 0 || devices > batch {
             return Err(DataParallelError::Devices { given: devices, batch });
         }
-        if spec.world() > 1 {
-            return Err(DataParallelError::Ranks { ranks: spec.world() });
+        if spec.world_size() > 1 {
+            return Err(DataParallelError::Ranks { ranks: spec.world_size() });
         }
         if spec.micro_batches > 1 {
             return Err(DataParallelError::MicroBatches { given: spec.micro_batches });

@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use phalanx_checkpoint::HuggingFaceDir;
+use phalanx_cpu::Cpu;
 use phalanx_models::Gpt2;
 use phalanx_parallel::zero::Extent;
-use phalanx_tensor::{Arena, Cpu, Device};
+use phalanx_tensor::{Arena, Device};
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{Groups, RunConfig, Spec};
 
@@ -56,11 +57,11 @@ pub fn run_synchronous(rank: &mut Rank, spec: &Spec, done: u64, steps: &[Vec<Vec
     rank.save(|_, _| Ok(())).unwrap();
     let mut state = State::new();
     let [stage] = rank.stages() else { panic!("one stage") };
-    let names = ["parameters"].into_iter().chain(spec.rule.states().iter().copied());
+    let names = ["parameters"].into_iter().chain(spec.optimizer.states().iter().copied());
     for (number, name) in names.enumerate() {
         for piece in stage.zero.pieces(number, Extent::Owned) {
             let mut out = vec![0f32; (piece.in_parameter.end - piece.in_parameter.start) as usize];
-            stage.zero.read(number, &piece, 0..out.len(), &mut out);
+            stage.zero.read(number, &piece, 0..out.len(), &mut out).unwrap();
             state.insert(format!("{name}/{}", stage.network.parameters[piece.parameter].name), out);
         }
     }

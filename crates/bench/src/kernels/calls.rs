@@ -1,8 +1,9 @@
 //! Every kernel of a GPT-2 step, called at the shapes of the step.
 
 use phalanx_tensor::{
-    AdamW, Category, CrossEntropy, DType, Device, Dropout, Epilogue, Gelu, Heads, Layout, Lookup, NORM_BLOCK,
-    Positions, Sgd, Tensor, View, ViewMut, Weight, vocabulary_blocks,
+    AdamW, AdamWUpdate, Category, CrossEntropy, DType, Device, Dropout, Epilogue, Gelu, Heads,
+    LayerNormBackward, Layout, Lookup, NORM_BLOCK, Positions, Sgd, SgdUpdate, Tensor, View, ViewMut,
+    VocabularyLoss, VocabularyStatistics, Weight, vocabulary_blocks,
 };
 
 use super::Setting;
@@ -213,7 +214,16 @@ impl Calls {
         visit("layer_norm_backward", size, &mut || {
             let gradients = gradients.each_mut().map(|gradient| gradient.view_mut().range(0..h));
             let dx = dx.view_mut();
-            device.layer_norm_backward(x.view(), gamma, statistics, dy.view(), dx, true, gradients, false);
+            device.run(LayerNormBackward {
+                x: x.view(),
+                gamma,
+                statistics,
+                dy: dy.view(),
+                dx,
+                accumulate_input: true,
+                gradients,
+                accumulate_parameters: false,
+            });
         });
     }
 
@@ -275,17 +285,45 @@ impl Calls {
             visit("vocabulary_statistics", format!("{slice}x{hidden} -> {vocab}{alone}"), &mut || {
                 let logits = Some(logits.reborrow()).filter(|_| trains);
                 let (blocks, statistics) = (blocks.view_mut(), statistics.view_mut());
-                device.vocabulary_statistics(part, w, None, targets, 0, logits, blocks, statistics);
+                device.run(VocabularyStatistics {
+                    x: part,
+                    w,
+                    bias: None,
+                    targets,
+                    first: 0,
+                    exponentials: logits,
+                    blocks,
+                    statistics,
+                });
             });
         }
         let numbers = CrossEntropy::scaled(1e-3);
         visit("vocabulary_loss", format!("{slice}x{vocab}"), &mut || {
             // In place: derivatives that go through it again and again would vanish.
             let (into, to) = (blocks.view_mut(), statistics.view_mut());
-            device.vocabulary_statistics(part, w, None, targets, 0, Some(logits.reborrow()), into, to);
+            device.run(VocabularyStatistics {
+                x: part,
+                w,
+                bias: None,
+                targets,
+                first: 0,
+                exponentials: Some(logits.reborrow()),
+                blocks: into,
+                statistics: to,
+            });
             let (all, sum) = (statistics.view().reshape([1, slice, 4]), self.sum.view_mut());
             let logits = Some(logits.reborrow());
-            device.vocabulary_loss(all, blocks.view(), targets, 0, vocab, numbers, logits, sum, false);
+            device.run(VocabularyLoss {
+                statistics: all,
+                blocks: blocks.view(),
+                targets,
+                first: 0,
+                classes: vocab,
+                numbers,
+                exponentials: logits,
+                loss: sum,
+                accumulate: false,
+            });
         });
     }
 
@@ -302,12 +340,26 @@ impl Calls {
         for (size, copies) in [(&size, false), (&copied, true)] {
             visit("adamw", size.clone(), &mut || {
                 let rounded = copies.then(|| rounded.view_mut());
-                device.adamw(step, p.view_mut(), g.view(), m.view_mut(), v.view_mut(), scale, rounded);
+                device.run(AdamWUpdate {
+                    step,
+                    p: p.view_mut(),
+                    g: g.view(),
+                    moments: [m.view_mut(), v.view_mut()],
+                    gradient_scale: scale,
+                    rounded,
+                });
             });
         }
         let step = Sgd { lr: 1e-4, momentum: 0.9, weight_decay: 0.0, first: false };
         visit("sgd", size.clone(), &mut || {
-            device.sgd(step, p.view_mut(), g.view(), m.view_mut(), scale, None);
+            device.run(SgdUpdate {
+                step,
+                p: p.view_mut(),
+                g: g.view(),
+                velocity: m.view_mut(),
+                gradient_scale: scale,
+                rounded: None,
+            });
         });
         let types = format!("{size}, {} to {}", p.dtype().name(), rounded.dtype().name());
         visit("convert", types, &mut || device.convert(p.view(), rounded.view_mut()));

@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::pool::Pool;
+use phalanx_cpu::{Options, peak};
 use phalanx_drawing::report::bytes;
 use phalanx_models::{Dropouts, Gpt2};
 use phalanx_plan::{MemoryPlan, plan_memory};
-use phalanx_tensor::cpu::pool::Pool;
-use phalanx_tensor::cpu::{Options, peak};
 use phalanx_tensor::profile::{KernelKey, Profile};
-use phalanx_tensor::{Arena, Cpu, DType, Device, Region};
+use phalanx_tensor::{Arena, DType, Device, Region};
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
 use crate::kernel_table::Peaks;

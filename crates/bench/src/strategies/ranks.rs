@@ -77,7 +77,7 @@ fn asynchronous(
 ) -> Result<RankFigures> {
     let (spec, memory) = (&plan.spec, &plan.of(setup.rank).memory);
     let StepCounts { seed, warmup, steps } = counts;
-    let links = Links::new(&setup.source, spec.world());
+    let links = Links::new(&setup.source, spec.world_size());
     let mut engine = Asynchronous::new(setup.device.clone(), links, spec, max_staleness);
     engine.initialise(seed)?;
     let rank = engine.rank();
@@ -114,7 +114,7 @@ pub fn data_parallel(plan: &DataParallelPlan, counts: StepCounts) -> Result<Vec<
     let spec = &plan.spec;
     let StepCounts { seed, warmup, steps } = counts;
     engine.initialise(seed)?;
-    let mut batch = Batch::with_rows(spec.micro, spec.seq);
+    let mut batch = Batch::with_rows(spec.micro_batch_size, spec.seq);
     let (mut step_s, mut losses) = (Vec::new(), Vec::new());
     for number in 1..=(warmup + steps) {
         if number == warmup + 1 {

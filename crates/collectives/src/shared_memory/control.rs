@@ -264,7 +264,7 @@ impl Control {
         Ok(control)
     }
 
-    pub(crate) fn world(&self) -> usize {
+    pub(crate) fn world_size(&self) -> usize {
         self.world
     }
 

@@ -100,6 +100,7 @@ impl Host {
             CollectiveError::Missing { rank, .. }
             | CollectiveError::Left { rank, .. }
             | CollectiveError::Unreadable { rank, .. } => (*rank, false, error.to_string()),
+            CollectiveError::Device(_) => (self.rank, false, error.to_string()),
         };
         self.control.abort(Abort { rank, disagreement, reason });
     }
@@ -203,7 +204,7 @@ impl Endpoint {
 
     /// Ranks of the job.
     pub fn world_size(&self) -> usize {
-        self.host.control.world()
+        self.host.control.world_size()
     }
 
     /// This rank's memory, which peers can read: once per rank, before its first collective. Threads get

@@ -34,4 +34,4 @@ mod watch;
 
 pub use endpoint::{Endpoint, Options, join, threads};
 pub use host_job::HostJob;
-pub use sealed::take_sealed;
+pub use sealed::{SealedFile, take_sealed};

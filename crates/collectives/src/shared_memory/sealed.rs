@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result, Write};
+use std::ops::Range;
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
@@ -25,22 +26,48 @@ pub(crate) fn seal(bytes: &[u8]) -> Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// The bytes of a memory file that a launcher left open under number `fd` for this process, which closes it: once per
-/// descriptor.
+/// A memory file that a launcher has sealed: its content never changes.
+#[derive(Debug)]
+pub struct SealedFile {
+    file: File,
+    bytes: u64,
+}
+
+/// The memory file that a launcher left open under number `fd` for this process, which closes it: once per descriptor.
 ///
 /// # Errors
 /// A number that is not open, or a file that is not sealed.
-pub fn take_sealed(fd: RawFd) -> Result<Vec<u8>> {
+pub fn take_sealed(fd: RawFd) -> Result<SealedFile> {
     let file = File::from(take_over(fd)?);
     let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
     if !sealed {
         let text = format!("descriptor {fd} is no memory file that its writer has sealed");
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
-    let mut bytes = vec![0; file.metadata()?.len() as usize];
-    // All ranks share one position in the file: read at places.
-    file.read_exact_at(&mut bytes, 0)?;
-    Ok(bytes)
+    let bytes = file.metadata()?.len();
+    Ok(SealedFile { file, bytes })
+}
+
+impl SealedFile {
+    /// Its length.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// A part of its content. Nothing is allocated for a part that it does not have.
+    ///
+    /// # Errors
+    /// A range that ends beyond the file, and the system's.
+    pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        if range.start > range.end || range.end > self.bytes {
+            let text = format!("bytes {range:?} of a memory file of {} bytes", self.bytes);
+            return Err(Error::new(ErrorKind::InvalidData, text));
+        }
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        // All ranks share one position in the file: read at places.
+        self.file.read_exact_at(&mut bytes, range.start)?;
+        Ok(bytes)
+    }
 }
 
 #[cfg(test)]
@@ -55,7 +82,10 @@ mod tests {
         for _ in 0..2 {
             let copy = sealed.try_clone().unwrap();
             assert!(rustix::io::pwrite(&copy, b"x", 0).is_err() && rustix::fs::ftruncate(&copy, 1).is_err());
-            assert_eq!(take_sealed(copy.into_raw_fd()).unwrap(), bytes);
+            let taken = take_sealed(copy.into_raw_fd()).unwrap();
+            assert_eq!(taken.read(0..taken.bytes()).unwrap(), bytes);
+            assert_eq!(taken.read(7..70_000).unwrap(), bytes[7..70_000]);
+            assert!(taken.read(0..200_001).is_err() && taken.read(u64::MAX - 1..u64::MAX).is_err());
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::shared_memory::control::{Control, Life, Slot};
 
 /// Most ranks of which a report says what they wait for, beside those on the way to the cause.
-const MOST_OTHERS: usize = 16;
+const MAX_OTHERS: usize = 16;
 
 /// Whom a rank waits for in a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Control {
     /// Whom `rank` waits for in `channel`, if the peer has really not come. Numbers come from the peer: checked.
     fn waits(&self, channel: usize, rank: usize) -> Option<(usize, Wait)> {
         let wait = Wait::unpack(self.slot(channel, rank).wait.load(Ordering::Relaxed))?;
-        if wait.peer >= self.world() {
+        if wait.peer >= self.world_size() {
             return None;
         }
         let slot = self.wait_slot(channel, wait.peer, rank, wait.pair);
@@ -128,12 +128,12 @@ impl Control {
         }
         let cause = chain.ranks[chain.ranks.len() - 1];
         text.push_str(&format!("rank {cause}: {}", self.last_activity(cause)));
-        let others: Vec<usize> = (0..self.world()).filter(|rank| !chain.ranks.contains(rank)).collect();
-        for rank in others.iter().take(MOST_OTHERS) {
+        let others: Vec<usize> = (0..self.world_size()).filter(|rank| !chain.ranks.contains(rank)).collect();
+        for rank in others.iter().take(MAX_OTHERS) {
             text.push_str(&format!("; {}", self.describe_wait(*rank)));
         }
-        if others.len() > MOST_OTHERS {
-            text.push_str(&format!("; and {} more ranks", others.len() - MOST_OTHERS));
+        if others.len() > MAX_OTHERS {
+            text.push_str(&format!("; and {} more ranks", others.len() - MAX_OTHERS));
         }
         text
     }

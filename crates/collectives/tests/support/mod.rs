@@ -7,12 +7,29 @@ use std::time::Duration;
 use half::{bf16, f16};
 use phalanx_collectives::{Endpoint, Group, Options, threads};
 use phalanx_tensor::buffer::Element;
-use phalanx_tensor::meta::Meta;
-use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
+use phalanx_tensor::operations::Operation;
+use phalanx_tensor::{Arena, Category, DType, Device, Kernels, Tensor};
+
+/// A processor without kernels: these tests only move bytes.
+pub struct NoKernels;
+
+impl Kernels for NoKernels {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn execute(&self, operation: Operation) {
+        panic!("no kernel for {}", operation.name());
+    }
+}
 
 /// Host memory without a plan; no kernel is run.
 pub fn host() -> Device {
-    Device::new(Arc::new(Meta { threads: 1 }), Arena::heap())
+    Device::new(Arc::new(NoKernels), Arena::heap())
 }
 
 pub fn tensor<T: Element>(device: &Device, values: &[T]) -> Tensor {

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
+use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Attention, Context, Draw, Dropped, Gradient, Init, Layer, LayerNorm, Linear, LinearGelu, ParameterSpec,
     Residual, Sequence,
 };
-use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
 use phalanx_trace::{Event, Trace};
 
 pub const HIDDEN: usize = 8;
@@ -128,7 +129,7 @@ pub fn bits_of(device: &Device, tensor: &Tensor) -> Vec<u32> {
     let mut exact = device.alloc(DType::F32, tensor.shape(), Category::Activations, "test");
     device.convert(tensor.view(), exact.view_mut());
     let mut values = vec![0f32; tensor.shape().elements()];
-    device.download(exact.view(), &mut values);
+    device.download(exact.view(), &mut values).unwrap();
     values.iter().map(|v| v.to_bits()).collect()
 }
 
@@ -161,7 +162,7 @@ pub fn left(trace: &Trace, phase: &str) -> Vec<(&'static str, u64)> {
     for event in &trace.phase(phase).unwrap().events {
         match event {
             Event::Alloc { id, name, bytes, .. } => live.push((*id, *name, *bytes)),
-            Event::Free { id } => live.retain(|(other, ..)| other != id),
+            Event::Free { id, .. } => live.retain(|(other, ..)| other != id),
             _ => {}
         }
     }

@@ -8,13 +8,12 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use phalanx_collectives::{MetaGroup, threads};
+use phalanx_cpu::Cpu;
 use phalanx_layers::{Checkpointing, Context, Draw, Gradient, Network, ParameterSpec, Saved};
 use phalanx_models::{Bert, Gpt2, Model};
 use phalanx_parallel::TensorParallel;
 use phalanx_parallel::tensor::Mistake;
-use phalanx_tensor::{
-    Arena, Category, Cpu, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View, ViewMut,
-};
+use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View, ViewMut};
 use phalanx_trace::{Axis, Placement, Placements, Trace};
 use safetensors::SafeTensors;
 
@@ -65,7 +64,7 @@ fn download(device: &Device, from: View) -> Vec<f32> {
         from: View,
     ) -> Vec<f32> {
         let mut out = vec![T::default(); from.elements()];
-        device.download(from, &mut out);
+        device.download(from, &mut out).unwrap();
         out.into_iter().map(Into::into).collect()
     }
     match from.dtype() {
@@ -220,7 +219,7 @@ impl Case {
         let logits =
             self.predicted().iter().flat_map(|row| &all[row * vocab..(row + 1) * vocab]).copied().collect();
         let loss = head.loss(&cx, &views, x, &rank.targets, self.numbers()).unwrap();
-        (logits, rank.device.fetch(loss.view()))
+        (logits, rank.device.fetch([loss.view()]).unwrap()[0])
     }
 
     /// On one rank.
@@ -229,7 +228,7 @@ impl Case {
         let (loss, gradients) = rank.step();
         let name = |spec: &ParameterSpec| spec.name.clone();
         let by_name = rank.network.parameters.iter().map(name).zip(rank.read(&gradients)).collect();
-        Gradients { loss: rank.device.fetch(loss.view()), by_name }
+        Gradients { loss: rank.device.fetch([loss.view()]).unwrap()[0], by_name }
     }
 
     /// On ranks that share each layer, which are threads of this process; put together.
@@ -240,7 +239,7 @@ impl Case {
             let rank = self.rank(Device::new(Cpu::new(1), Arena::heap()), &tensor, rank);
             let (loss, gradients) = rank.step();
             let specs = rank.network.parameters.clone();
-            (rank.device.fetch(loss.view()), specs, rank.read(&gradients))
+            (rank.device.fetch([loss.view()]).unwrap()[0], specs, rank.read(&gradients))
         };
         let results: Vec<_> = std::thread::scope(|scope| {
             let body = &body;
@@ -313,7 +312,7 @@ impl Case {
         for event in &trace.phase("forward").unwrap().events {
             match event {
                 phalanx_trace::Event::Alloc { id, bytes, .. } => live.push((*id, *bytes as usize)),
-                phalanx_trace::Event::Free { id } => live.retain(|(other, _)| other != id),
+                phalanx_trace::Event::Free { id, .. } => live.retain(|(other, _)| other != id),
                 _ => {}
             }
         }

@@ -26,7 +26,7 @@ use super::{Map, Options};
 const IN_FLIGHT: usize = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum GradientBuffering {
     InPlace,
     Pair,
     Transient,
@@ -64,7 +64,7 @@ struct ReducingCopy {
 }
 
 pub(super) struct GradientChunks {
-    way: Way,
+    buffering: GradientBuffering,
     stage: Stage,
     overlap: bool,
     precision: Precision,
@@ -88,23 +88,25 @@ impl GradientChunks {
         let several = options.micro_batches > 1;
         // Nothing crosses ranks, and nothing is rounded on the way: micro-batches add up where they are.
         let alone = map.world == 1 && precision.communicate == precision.accumulate;
-        let way = match stage {
-            _ if alone || (several && options.defer) => Way::InPlace,
-            Stage::Zero | Stage::One if several => Way::Pair,
-            Stage::Zero | Stage::One => Way::InPlace,
-            Stage::Two | Stage::Three => Way::Transient,
+        let buffering = match stage {
+            _ if alone || (several && options.defer) => GradientBuffering::InPlace,
+            Stage::Zero | Stage::One if several => GradientBuffering::Pair,
+            Stage::Zero | Stage::One => GradientBuffering::InPlace,
+            Stage::Two | Stage::Three => GradientBuffering::Transient,
         };
         let alloc =
             |elements| device.alloc(precision.accumulate, [elements], Category::Gradients, "gradient_chunk");
-        let held = |c: usize| match way {
-            Way::InPlace => Held::Whole(alloc(map.whole(c).len())),
-            Way::Pair => Held::Both { whole: alloc(map.whole(c).len()), shard: alloc(map.shard(c).len()) },
-            Way::Transient => Held::Shard(alloc(map.shard(c).len())),
+        let held = |c: usize| match buffering {
+            GradientBuffering::InPlace => Held::Whole(alloc(map.whole(c).len())),
+            GradientBuffering::Pair => {
+                Held::Both { whole: alloc(map.whole(c).len()), shard: alloc(map.shard(c).len()) }
+            }
+            GradientBuffering::Transient => Held::Shard(alloc(map.shard(c).len())),
         };
         let mut writers = vec![0; map.chunk_count()];
         map.chunks.iter().flatten().for_each(|c| writers[*c] += 1);
         GradientChunks {
-            way,
+            buffering,
             stage,
             overlap,
             precision,
@@ -197,7 +199,7 @@ impl GradientChunks {
             self.awaited[*c] = self.writers[*c];
             let first = self.done[*c] == 0;
             self.done[*c] += 1;
-            if self.way == Way::InPlace && self.done[*c] < self.micro_batches {
+            if self.buffering == GradientBuffering::InPlace && self.done[*c] < self.micro_batches {
                 continue;
             }
             self.clear_unwritten(device, map, *c);
@@ -245,14 +247,14 @@ impl GradientChunks {
         let mut copy = device.alloc(communicate, whole.shape(), Category::Communication, "gradient_copy");
         device.convert(whole.view(), copy.view_mut());
         let held = match held {
-            Held::Both { shard, .. } if self.way == Way::Transient => Held::Shard(shard),
+            Held::Both { shard, .. } if self.buffering == GradientBuffering::Transient => Held::Shard(shard),
             held => held,
         };
         let copy = match held {
             Held::Whole(_) if self.stage == Stage::Zero => group.all_reduce(copy),
             _ => group.reduce_scatter_in_place(copy),
         };
-        let accumulate = !first && self.way != Way::InPlace;
+        let accumulate = !first && self.buffering != GradientBuffering::InPlace;
         Chunk::ReducingCopy(Box::new(ReducingCopy { copy, held, accumulate }))
     }
 
@@ -263,7 +265,7 @@ impl GradientChunks {
             Chunk::ReducingWhole(pending) => Chunk::Here(Held::Whole(pending.wait()?)),
             Chunk::ReducingBoth(pending) => {
                 let (whole, shard) = pending.wait()?;
-                let transient = self.way == Way::Transient;
+                let transient = self.buffering == GradientBuffering::Transient;
                 Chunk::Here(if transient { Held::Shard(shard) } else { Held::Both { whole, shard } })
             }
             Chunk::ReducingCopy(reducing) => {
@@ -297,7 +299,7 @@ impl GradientChunks {
         self.in_flight.clear();
         for c in 0..self.chunks.len() {
             self.arrive(device, map, c)?;
-            if self.way == Way::Pair && self.stage == Stage::Zero {
+            if self.buffering == GradientBuffering::Pair && self.stage == Stage::Zero {
                 let slot = &mut self.chunks[c];
                 let Chunk::Here(Held::Both { mut whole, shard }) = std::mem::replace(slot, Chunk::Moving)
                 else {

@@ -10,7 +10,7 @@
 //! The stages differ only in what is resident: all of them reduce along the same tree, take norms over
 //! the same blocks and update element by element, so parameters and states agree to the bit.
 //!
-//! Parameters are held, gathered and published in the type of computation. When that has 16 bits, the rule
+//! Parameters are held, gathered and published in the type of computation. When that has 16 bits, the optimizer
 //! updates f32 master weights, which lie with the optimizer states, and rounds them in the same pass.
 //!
 //! A step is: for each block `acquire`, compute, `release`, and in backward `open_gradients` before and
@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Gradient, Network};
-use phalanx_optim::Rule;
+use phalanx_optim::Optimizer;
 use phalanx_plan::{ChunkLayout, Precision, Stage};
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View};
 
@@ -53,8 +53,8 @@ pub struct Options {
     pub defer: bool,
     /// Element types.
     pub precision: Precision,
-    /// The update rule; its states are allocated here.
-    pub rule: Rule,
+    /// The optimizer; its states are allocated here.
+    pub optimizer: Optimizer,
 }
 
 /// Which chunk holds what, for blocks: fixed before the run.
@@ -147,7 +147,7 @@ pub struct Zero {
     options: Options,
     parameters: ParameterChunks,
     gradients: GradientChunks,
-    /// By chunk, then by state of the rule: the part that this rank updates.
+    /// By chunk, then by state of the optimizer: the part that this rank updates.
     states: Vec<Vec<Tensor>>,
     /// By chunk: f32 parameters of the same part, where computation has 16 bits.
     masters: Option<Vec<Tensor>>,
@@ -178,7 +178,7 @@ impl Zero {
             device.alloc(DType::F32, [elements], Category::Optimizer, name)
         };
         let state = |c: usize| {
-            options.rule.states().iter().map(|_| stepped(c, "optimizer_state")).collect::<Vec<_>>()
+            options.optimizer.states().iter().map(|_| stepped(c, "optimizer_state")).collect::<Vec<_>>()
         };
         let chunks = 0..map.chunk_count();
         let states = chunks.clone().map(state).collect();

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use phalanx_plan::Segment;
-use phalanx_tensor::{Category, DType, Tensor, View};
+use phalanx_tensor::{Category, DType, DeviceError, Tensor, View};
 
 use super::{Zero, update};
 
@@ -32,12 +32,12 @@ pub struct Piece {
 }
 
 impl Zero {
-    /// Number of tensors kept for each parameter: itself, then the states of the rule.
+    /// Number of tensors kept for each parameter: itself, then the states of the optimizer.
     pub fn state_count(&self) -> usize {
-        1 + self.options.rule.states().len()
+        1 + self.options.optimizer.states().len()
     }
 
-    /// Pieces of state `state` (0: parameters; then the rule's) that this rank owns or holds.
+    /// Pieces of state `state` (0: parameters; then the optimizer's) that this rank owns or holds.
     pub fn pieces(&self, state: usize, extent: Extent) -> Vec<Piece> {
         let range = |c: usize| match (extent, state) {
             (Extent::Owned, _) => self.map.shard(c),
@@ -59,10 +59,19 @@ impl Zero {
     }
 
     /// Elements `within` of an owned piece, to the host. Parameters must be settled.
-    pub fn read(&self, state: usize, piece: &Piece, within: Range<usize>, out: &mut [f32]) {
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn read(
+        &self,
+        state: usize,
+        piece: &Piece,
+        within: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), DeviceError> {
         let at = piece.in_chunk.start + within.start..piece.in_chunk.start + within.end;
         let (view, start) = self.exact(state, piece.chunk);
-        self.device.download(view.range(at.start - start..at.end - start), out);
+        self.device.download(view.range(at.start - start..at.end - start), out)
     }
 
     /// The f32 numbers of a state that are here, and the element of the chunk at which they start.
@@ -78,11 +87,16 @@ impl Zero {
         }
     }
 
-    /// Room for what [`Zero::write`] rounds, `most` elements or fewer; none where parameters are f32.
-    pub fn rounding_window(&self, most: usize) -> Option<Tensor> {
+    /// Room for what [`Zero::write`] rounds, `max_elements` elements or fewer; none where parameters are f32.
+    pub fn rounding_window(&self, max_elements: usize) -> Option<Tensor> {
         let largest = (0..self.map.chunk_count()).map(|c| self.map.whole(c).len()).max().unwrap_or(0);
         let alloc = || {
-            self.device.alloc(DType::F32, [largest.min(most)], Category::Workspace, "load.rounding_window")
+            self.device.alloc(
+                DType::F32,
+                [largest.min(max_elements)],
+                Category::Workspace,
+                "load.rounding_window",
+            )
         };
         self.options.precision.has_master().then(alloc)
     }

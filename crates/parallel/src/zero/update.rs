@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_optim::rule::Step;
+use phalanx_optim::optimizer::Step;
 use phalanx_plan::{Segment, Stage};
 use phalanx_tensor::{NORM_BLOCK, Tensor, View};
 
@@ -65,7 +65,7 @@ impl Zero {
         }
     }
 
-    /// One step of the rule on what this rank owns, chunk by chunk; under stages 1 and 2 each chunk is on
+    /// One step of the optimizer on what this rank owns, chunk by chunk; under stages 1 and 2 each chunk is on
     /// its way to the others while the next is computed. `number` counts updates from 1; gradients are multiplied
     /// by `factor` `[1]` first.
     ///
@@ -87,7 +87,7 @@ impl Zero {
                 };
                 let states = self.states[c].iter_mut().map(|s| s.view_mut().range(local.clone())).collect();
                 let step = Step { number, lr, decays: self.map.decays[segment.parameter] };
-                self.options.rule.apply(&self.device, step, p, rounded, gradient, states, factor);
+                self.options.optimizer.apply(&self.device, step, p, rounded, gradient, states, factor);
             }
             if matches!(stage, Stage::One | Stage::Two) {
                 self.parameters.publish(&*self.group, c, self.options.overlap)?;

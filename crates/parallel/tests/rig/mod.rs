@@ -5,12 +5,13 @@
 use std::sync::Arc;
 
 use phalanx_collectives::{Group, threads};
+use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Activation, Attention, Context, Deferred, Draw, Dropped, Gradient, Init, Layer, LayerNorm, Linear,
     LinearGelu, ParameterSpec, Residual, Saved, Sequence,
 };
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::{Arena, Category, Cpu, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
 
 /// Twelve rows: two, three and four ranks share them, and a share of three or four does not end where a sample does.
 pub const BATCH: usize = 2;
@@ -155,7 +156,7 @@ impl<'a> Place<'a> {
         let mut exact = self.device.alloc(DType::F32, tensor.shape(), Category::Activations, "test");
         self.device.convert(tensor.view(), exact.view_mut());
         let mut values = vec![0f32; tensor.shape().elements()];
-        self.device.download(exact.view(), &mut values);
+        self.device.download(exact.view(), &mut values).unwrap();
         values
     }
 

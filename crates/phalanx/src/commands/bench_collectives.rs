@@ -20,13 +20,9 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
         bail!("--nproc 0: expected at least 1 rank");
     }
     let dtype = args.dtype.dtype();
-    let least = dtype.bytes() * args.nproc;
-    if let Some(size) = args.bytes.iter().find(|size| **size < least) {
-        bail!(
-            "--bytes {size}: {} ranks share at least {least} bytes (one {} each)",
-            args.nproc,
-            dtype.name()
-        );
+    let min = dtype.bytes() * args.nproc;
+    if let Some(size) = args.bytes.iter().find(|size| **size < min) {
+        bail!("--bytes {size}: {} ranks share at least {min} bytes (one {} each)", args.nproc, dtype.name());
     }
     let largest = args.bytes.iter().copied().max().unwrap_or(0) as u64;
     let needed = args.nproc as u64 * 2 * largest;
@@ -43,7 +39,7 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
         BenchOp::Broadcast => CollectiveOp::Broadcast,
     });
     let task = CollectivesTask { ops: ops.collect(), dtype, bytes: args.bytes.clone() };
-    let crew = Crew::start(args.nproc, &Task::BenchCollectives(task), &Output::Gathered)?;
+    let crew = Crew::start(args.nproc, &Task::BenchCollectives(task), None, &Output::Gathered)?;
     let lines = crew.wait(&signals)?;
     let first = lines.first().context("the figures of rank 0")?;
     let figures: Vec<CollectiveFigures> = serde_json::from_str(first).context("the figures of rank 0")?;

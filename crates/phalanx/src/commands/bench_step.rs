@@ -50,11 +50,11 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
         warmup: args.warmup,
         steps: args.steps,
     };
-    let world = planned.plan.spec.world();
+    let world = planned.plan.spec.world_size();
     let ranks = match world {
-        1 => vec![bench::steps(&task, &Seat::Alone, environment)?],
+        1 => vec![bench::steps(&task, &planned, &Seat::Alone, environment)?],
         _ => {
-            let crew = Crew::start(world, &Task::BenchStep(task), &Output::Gathered)?;
+            let crew = Crew::start(world, &Task::BenchStep(task), Some(&planned.plan), &Output::Gathered)?;
             let lines = crew.wait(&signals)?;
             let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
             lines.iter().map(parse).collect::<Result<Vec<StepFigures>>>()?

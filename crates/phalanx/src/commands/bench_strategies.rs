@@ -111,13 +111,15 @@ impl Launcher for Processes<'_> {
     ) -> Result<(Spec, Vec<RankFigures>)> {
         let planned = Planned::new(config, model, 0)?;
         planned.check_memory()?;
-        let spec = planned.plan.spec;
+        let spec = planned.plan.spec.clone();
         let StepCounts { warmup, steps, .. } = counts;
-        let task = BenchStepTask { config: planned.config, model: spec.model.to_config(), warmup, steps };
-        let ranks = match spec.world() {
-            1 => vec![bench::strategy(&task, &Seat::Alone, self.environment)?],
+        let (config, model) = (planned.config.clone(), spec.model.to_config());
+        let task = BenchStepTask { config, model, warmup, steps };
+        let ranks = match spec.world_size() {
+            1 => vec![bench::strategy(&task, &planned, &Seat::Alone, self.environment)?],
             world => {
-                let crew = Crew::start(world, &Task::BenchStrategy(task), &Output::Gathered)?;
+                let crew =
+                    Crew::start(world, &Task::BenchStrategy(task), Some(&planned.plan), &Output::Gathered)?;
                 let lines = crew.wait(self.signals)?;
                 let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
                 lines.iter().map(parse).collect::<Result<Vec<RankFigures>>>()?

@@ -1,7 +1,7 @@
 //! `phalanx doctor`: what this machine is, how fast it is, and which of its limits matter to a run.
 
 use anyhow::{Context, Result};
-use phalanx_tensor::cpu::peak;
+use phalanx_cpu::peak;
 use phalanx_trace::DType;
 use serde_json::json;
 

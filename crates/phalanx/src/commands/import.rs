@@ -27,7 +27,7 @@ const SEQ: usize = 1024;
 /// Vocabulary by which GPT-2's own tokenizer is known.
 const GPT2_VOCAB: usize = 50257;
 
-/// States of the update rule that a new run uses, zero at the start.
+/// States of the optimizer that a new run uses, zero at the start.
 const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
 /// Makes the run folder.

@@ -31,7 +31,7 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
     if planned.is_for_elsewhere() {
         output::note(&format!(
             "{} ranks are more than one machine's: what each needs is above; give memory.limit_mb to have it checked",
-            planned.plan.spec.world()
+            planned.plan.spec.world_size()
         ));
         return planned.check_limit();
     }

@@ -19,7 +19,7 @@ const PIPELINE: usize = 4;
 const CHUNKS: usize = 2;
 
 /// Most cells of a schedule that is drawn: under `model` a rank has one for each forward of each other.
-const MOST_CELLS: usize = 1 << 21;
+const MAX_CELLS: usize = 1 << 21;
 
 /// The schedule where nobody says which.
 const SCHEDULE: &str = "1f1b";
@@ -99,7 +99,7 @@ fn alone(args: &DrawArgs, overrides: &Overrides, wanted: &str) -> Result<Drawn> 
 /// Whether a schedule of this size, of any name, has few enough cells.
 fn can_be_drawn(ranks: usize, micro_batches: usize, chunks: usize) -> bool {
     let sizes = [ranks, ranks, micro_batches, chunks];
-    sizes.into_iter().try_fold(1usize, usize::checked_mul).is_some_and(|cells| cells <= MOST_CELLS)
+    sizes.into_iter().try_fold(1usize, usize::checked_mul).is_some_and(|cells| cells <= MAX_CELLS)
 }
 
 /// Refuses sizes that are not those of the file.

@@ -60,7 +60,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
         return Ok(ExitCode::SUCCESS);
     }
     let (task, planned) = prepared.commit(&folder, &started, file.as_ref(), args.show(), environment)?;
-    if planned.plan.spec.world() > 1 {
+    if planned.plan.spec.world_size() > 1 {
         claim.share_with_ranks()?;
     }
     // The run removes old checkpoints, and a file that is open here would keep its place on the disk.
@@ -102,17 +102,18 @@ fn run_ranks(
     signals: &Signals,
     output: &TrainOutput,
 ) -> Result<()> {
-    let world = planned.plan.spec.world();
+    let world = planned.plan.spec.world_size();
     if world == 1 {
-        let job = training::job(task, 0)?;
+        let job = training::job(task, planned)?;
         signals.training_starts();
         return training::rank(&job, &Seat::Alone, environment, signals.stop(), task.show, output);
     }
     signals.training_starts();
     if as_threads {
-        return run_threads(&training::job(task, 0)?, environment, signals, task.show, output);
+        return run_threads(&training::job(task, planned)?, environment, signals, task.show, output);
     }
-    let crew = Crew::start(world, &Task::Train(task.clone()), &Output::Shown(output.clone()))?;
+    let crew =
+        Crew::start(world, &Task::Train(task.clone()), Some(&planned.plan), &Output::Shown(output.clone()))?;
     crew.wait(signals)?;
     Ok(())
 }
@@ -126,7 +127,7 @@ fn run_threads(
     output: &TrainOutput,
 ) -> Result<()> {
     let errors = std::thread::scope(|scope| {
-        let ranks: Vec<_> = threads(job.plan.spec.world())
+        let ranks: Vec<_> = threads(job.plan.spec.world_size())
             .into_iter()
             .map(|endpoint| {
                 scope.spawn(move || {

@@ -13,10 +13,15 @@
 
 use phalanx_trace::{Axis, Placement, Site};
 
-use crate::buffer::View;
+use crate::arguments::Layout;
+use crate::buffer::{View, ViewMut};
 use crate::placement::in_words;
 use crate::placement::marks::Mark;
 use crate::record::{Recorder, Tape};
+
+/// Why a letter that an operation sums over may not be sharded.
+pub(crate) const WHOLE_SUMS: &str =
+    "its result would be a partial sum, which the function reads before it is reduced";
 
 /// A tensor that an operation reads or writes.
 #[derive(Clone, Copy)]
@@ -88,10 +93,55 @@ impl Operand<'_> {
 
 impl Recorder {
     /// Checks a call and marks its results.
-    #[track_caller]
-    pub(crate) fn follow(&self, rule: &Rule) {
-        let site = Site::caller();
+    pub(crate) fn follow(&self, rule: &Rule, site: Site) {
         self.locked(|tape| tape.follow(rule, site));
+    }
+
+    /// A number that the host reads, to decide something, is the same on all ranks.
+    pub(crate) fn follow_fetch(&self, from: View, site: Site) {
+        self.check_pieces("the host", ("a number", from), site, |placement| {
+            (placement == Placement::Partial).then_some("is a partial sum: an all_reduce")
+        });
+    }
+
+    /// Records a fault along each axis along which `wrong` finds words for the placement of a piece of `x`.
+    pub(crate) fn check_pieces(
+        &self,
+        op: &str,
+        (name, x): (&str, View),
+        site: Site,
+        wrong: impl Fn(Placement) -> Option<&'static str>,
+    ) {
+        let marks = self.marks_in(x);
+        for axis in Axis::ALL.into_iter().filter(|axis| self.is_checked(*axis)) {
+            let mut placements = marks.iter().flatten().filter_map(|mark| mark.get(axis));
+            if let Some(words) = placements.find_map(&wrong) {
+                let axis_name = axis.name();
+                let what = format!("{words} over `{axis_name}` is missing before {op} reads it as `{name}`");
+                self.fault(x, axis, what, site);
+            }
+        }
+    }
+}
+
+pub(crate) fn operand<'a>(name: &'static str, letters: &'static str, view: View<'a>) -> Operand<'a> {
+    Operand { name, letters, view, accumulates: false }
+}
+
+pub(crate) fn result<'a>(
+    name: &'static str,
+    letters: &'static str,
+    view: &'a ViewMut,
+    accumulates: bool,
+) -> Operand<'a> {
+    Operand { name, letters, view: view.as_view(), accumulates }
+}
+
+/// The letters of a weight matrix.
+pub(crate) fn weight(layout: Layout) -> &'static str {
+    match layout {
+        Layout::InOut => "io",
+        Layout::OutIn => "oi",
     }
 }
 

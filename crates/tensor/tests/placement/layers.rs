@@ -1,6 +1,6 @@
 //! Element-wise operations, layer norm and attention.
 
-use phalanx_tensor::{Dropout, Gelu, Heads};
+use phalanx_tensor::{Dropout, Gelu, Heads, LayerNormBackward};
 use phalanx_trace::Placement::{Partial, Replicated, Shard};
 
 use super::{device, found, of, placed, tensor};
@@ -81,16 +81,16 @@ fn layer_norm() {
                 let parameters = [dgamma.view_mut(), dbeta.view_mut()];
                 let (rows, into) = ([mean.view(), rstd.view()], dx.view_mut());
                 let (x, dy) = (x.view(), y.view());
-                device.layer_norm_backward(
+                device.run(LayerNormBackward {
                     x,
-                    gamma.view(),
-                    rows,
+                    gamma: gamma.view(),
+                    statistics: rows,
                     dy,
-                    into,
-                    accumulate,
-                    parameters,
-                    accumulate,
-                );
+                    dx: into,
+                    accumulate_input: accumulate,
+                    gradients: parameters,
+                    accumulate_parameters: accumulate,
+                });
             }
             assert_eq!(of(&device, &dx), of(&device, &x), "{row}");
             assert_eq!([&dgamma, &dbeta].map(|g| of(&device, g)), [gradients; 2], "{row}");

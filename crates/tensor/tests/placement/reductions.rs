@@ -1,6 +1,6 @@
 //! Sums, norms, copies and optimizer updates, which need reduced gradients.
 
-use phalanx_tensor::{AdamW, Category, Clip, DType, NORM_BLOCK};
+use phalanx_tensor::{AdamW, AdamWUpdate, Category, Clip, DType, NORM_BLOCK};
 use phalanx_trace::Placement::{Partial, Replicated, Shard};
 
 use super::{AXIS, along, device, found, of, placed, tensor, zero_sum};
@@ -17,7 +17,7 @@ fn sums_and_multiples() {
         device.scaled(sum.view(), 0.5, loss.view_mut());
         assert_eq!([&sum, &loss].map(|x| of(&device, x)), [x; 2]);
         found(&device, &[], "sum");
-        device.fetch(loss.view());
+        device.fetch([loss.view()]).unwrap()[0];
         found(&device, words, &format!("fetch of {x}"));
     }
 }
@@ -85,7 +85,14 @@ fn updates_and_norms_want_reduced_gradients() {
             if op == "adamw" {
                 let step = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.9, eps: 0.1, weight_decay: 0.0, step: 1 };
                 let states = (m.view_mut(), v.view_mut());
-                device.adamw(step, p.view_mut(), g.view(), states.0, states.1, one.view(), None);
+                device.run(AdamWUpdate {
+                    step,
+                    p: p.view_mut(),
+                    g: g.view(),
+                    moments: [states.0, states.1],
+                    gradient_scale: one.view(),
+                    rounded: None,
+                });
             } else {
                 let blocks = 8192 / NORM_BLOCK;
                 let mut squares = device.alloc(DType::F64, [blocks], Category::Workspace, "squares");
@@ -108,7 +115,14 @@ fn a_part_that_was_updated_is_a_part() {
     let one = tensor(&device, "factor", &[1]);
     let step = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.9, eps: 0.1, weight_decay: 0.0, step: 1 };
     let states = (m.view_mut(), v.view_mut());
-    device.adamw(step, p.view_mut().range(50..100), g.view(), states.0, states.1, one.view(), None);
+    device.run(AdamWUpdate {
+        step,
+        p: p.view_mut().range(50..100),
+        g: g.view(),
+        moments: [states.0, states.1],
+        gradient_scale: one.view(),
+        rounded: None,
+    });
     assert_eq!(
         [0, 50].map(|at| device.placements(p.view().range(at..100)).get(AXIS)),
         [Replicated, Shard(0)]
@@ -138,7 +152,7 @@ fn numbers_that_decide_are_reduced() {
         );
         found(&device, words[0], &format!("norm of {x}"));
         let loss = placed(&device, "x", &[1], x);
-        device.fetch(loss.view());
+        device.fetch([loss.view()]).unwrap()[0];
         found(&device, words[1], &format!("fetch of {x}"));
     }
 }

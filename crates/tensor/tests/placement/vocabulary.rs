@@ -1,6 +1,6 @@
 //! Logits and losses over a vocabulary that is sharded by rows.
 
-use phalanx_tensor::{CrossEntropy, Layout, Tensor, Weight};
+use phalanx_tensor::{CrossEntropy, Layout, Tensor, VocabularyLoss, VocabularyStatistics, Weight};
 use phalanx_trace::Axis;
 use phalanx_trace::Placement::{self, Partial, Replicated, Shard};
 
@@ -93,16 +93,16 @@ fn vocabulary_statistics() {
             let targets = ids(&device, "targets", &[2, 4], targets);
             let mut exponentials = training.then(|| tensor(&device, "exponentials", &[8, 10]));
             let [mut blocks, mut statistics] = ["blocks", "statistics"].map(|n| tensor(&device, n, &[8, 4]));
-            device.vocabulary_statistics(
-                x.view(),
-                Weight { matrix: w.view(), layout: Layout::OutIn },
-                bias.as_ref().map(Tensor::view),
-                targets.view(),
-                0,
-                exponentials.as_mut().map(Tensor::view_mut),
-                blocks.view_mut(),
-                statistics.view_mut(),
-            );
+            device.run(VocabularyStatistics {
+                x: x.view(),
+                w: Weight { matrix: w.view(), layout: Layout::OutIn },
+                bias: bias.as_ref().map(Tensor::view),
+                targets: targets.view(),
+                first: 0,
+                exponentials: exponentials.as_mut().map(Tensor::view_mut),
+                blocks: blocks.view_mut(),
+                statistics: statistics.view_mut(),
+            });
             assert_eq!([&statistics, &blocks].map(|x| of(&device, x)), expected, "{row}");
             assert_eq!(exponentials.map_or(expected[1], |e| of(&device, &e)), expected[1], "{row}");
             found(&device, words, &row);
@@ -152,17 +152,17 @@ fn vocabulary_loss() {
             let (blocks, mut loss) = (tensor(&device, "blocks", &[8, 4]), zero_sum(&device));
             // The second slice of rows is added to the first.
             for accumulate in [false, true] {
-                device.vocabulary_loss(
-                    statistics.view(),
-                    blocks.view(),
-                    targets.view(),
-                    10,
-                    20,
-                    CrossEntropy::scaled(1.0),
-                    logits.as_mut().map(Tensor::view_mut),
-                    loss.view_mut(),
+                device.run(VocabularyLoss {
+                    statistics: statistics.view(),
+                    blocks: blocks.view(),
+                    targets: targets.view(),
+                    first: 10,
+                    classes: 20,
+                    numbers: CrossEntropy::scaled(1.0),
+                    exponentials: logits.as_mut().map(Tensor::view_mut),
+                    loss: loss.view_mut(),
                     accumulate,
-                );
+                });
                 assert_eq!(of(&device, &loss), expected[0], "{row}");
                 found(&device, words, &row);
             }
@@ -184,17 +184,17 @@ fn derivatives_of_logits() {
         let (all, blocks) = (tensor(&device, "all", &[2, 8, 4]), tensor(&device, "blocks", &[8, 4]));
         let targets = ids(&device, "targets", &[8], Replicated);
         let (mut logits, mut loss) = (placed(&device, "logits", &[8, 10], exponentials), zero_sum(&device));
-        device.vocabulary_loss(
-            all.view(),
-            blocks.view(),
-            targets.view(),
-            0,
-            20,
-            CrossEntropy::scaled(1.0),
-            Some(logits.view_mut()),
-            loss.view_mut(),
-            false,
-        );
+        device.run(VocabularyLoss {
+            statistics: all.view(),
+            blocks: blocks.view(),
+            targets: targets.view(),
+            first: 0,
+            classes: 20,
+            numbers: CrossEntropy::scaled(1.0),
+            exponentials: Some(logits.view_mut()),
+            loss: loss.view_mut(),
+            accumulate: false,
+        });
         assert_eq!(of(&device, &logits), derivatives, "{exponentials}");
         found(&device, words, &format!("exponentials {exponentials}"));
     }
@@ -214,17 +214,17 @@ fn losses_are_added_to_their_like() {
         let (blocks, mut loss) = (tensor(&device, "blocks", &[8, 4]), zero_sum(&device));
         device.place(loss.view(), along(old));
         let (numbers, to) = (CrossEntropy::scaled(1.0), loss.view_mut());
-        device.vocabulary_loss(
-            statistics.view(),
-            blocks.view(),
-            targets.view(),
-            0,
-            10,
+        device.run(VocabularyLoss {
+            statistics: statistics.view(),
+            blocks: blocks.view(),
+            targets: targets.view(),
+            first: 0,
+            classes: 10,
             numbers,
-            None,
-            to,
-            true,
-        );
+            exponentials: None,
+            loss: to,
+            accumulate: true,
+        });
         found(&device, words, &format!("loss {old}, rows {rows:?}"));
     }
 }
@@ -252,7 +252,16 @@ fn a_head_over_two_axes() {
             let targets = targets.view().range(start..start + 4);
             let (to_logits, to_blocks) = (Some(logits.view_mut()), blocks.view_mut());
             let bias = Some(bias.view());
-            device.vocabulary_statistics(x, w, bias, targets, 0, to_logits, to_blocks, own.view_mut());
+            device.run(VocabularyStatistics {
+                x,
+                w,
+                bias,
+                targets,
+                first: 0,
+                exponentials: to_logits,
+                blocks: to_blocks,
+                statistics: own.view_mut(),
+            });
             assert_eq!(device.placements(own.view()), rows_over_data(Shard(0)));
             let all = tensor(&device, "all", &[2, 4, 4]);
             let gathered = along(Replicated).with(Axis::Data, Shard(1));
@@ -260,7 +269,17 @@ fn a_head_over_two_axes() {
             let seen = if gathers { all.view() } else { own.view().reshape([1, 4, 4]) };
             let (numbers, to_logits) = (CrossEntropy::scaled(1.0), Some(logits.view_mut()));
             let (blocks, add) = (blocks.view(), start > 0);
-            device.vocabulary_loss(seen, blocks, targets, 0, 20, numbers, to_logits, sum.view_mut(), add);
+            device.run(VocabularyLoss {
+                statistics: seen,
+                blocks,
+                targets,
+                first: 0,
+                classes: 20,
+                numbers,
+                exponentials: to_logits,
+                loss: sum.view_mut(),
+                accumulate: add,
+            });
             let dlogits = logits.view();
             device.linear_input_gradient(dlogits, w, dx.view_mut().range(flat).reshape([4, 6]), false);
             device.linear_weight_gradient(x, dlogits, dw.view_mut(), Layout::OutIn, add);

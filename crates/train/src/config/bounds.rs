@@ -83,7 +83,7 @@ impl RunConfig {
             ("train.eval_samples", t.eval_samples, MAX_SEQUENCES),
             ("train.threads", t.threads.unwrap_or(1), MAX_THREADS),
         ];
-        let sizes = sizes.map(|(key, given, most)| (key, given as u64, most as u64));
+        let sizes = sizes.map(|(key, given, max)| (key, given as u64, max as u64));
         let counts = [
             ("parallel.max_staleness", p.max_staleness, 1 << 20),
             ("parallel.timeout_s", p.timeout_s, MAX_SECONDS),
@@ -95,23 +95,23 @@ impl RunConfig {
             ("train.save_every", t.save_every, MAX_STEPS),
             ("train.keep", t.keep as u64, MAX_STEPS),
         ];
-        for (key, given, most) in sizes.into_iter().chain(counts) {
-            if given > most {
-                return Err(refuse(key, given, format!("must be at most {most}")));
+        for (key, given, max) in sizes.into_iter().chain(counts) {
+            if given > max {
+                return Err(refuse(key, given, format!("must be at most {max}")));
             }
         }
         let chunk = match self.memory.chunk {
             Chunk::Mebibytes(size) => size,
             Chunk::Word(_) => 0.0,
         };
-        for (key, given, most) in [
+        for (key, given, max) in [
             ("memory.chunk", chunk, MAX_CHUNK_MIB),
             ("memory.search_range_mb", self.memory.search_range_mb, MAX_MIB),
             ("memory.min_chunk_size_mb", self.memory.min_chunk_size_mb, MAX_MIB),
             ("memory.limit_mb", self.memory.limit_mb.unwrap_or(0.0), MAX_MIB),
         ] {
-            if given.is_finite() && given > most {
-                return Err(refuse(key, given, format!("must be at most {most}")));
+            if given.is_finite() && given > max {
+                return Err(refuse(key, given, format!("must be at most {max}")));
             }
         }
         Ok(())
@@ -119,10 +119,10 @@ impl RunConfig {
 
     /// Refuses more micro-batches than are planned; the sizes of the batch fit each other.
     pub(super) fn check_micro_batches(&self) -> Result<(), ConfigError> {
-        let (count, micro) = (self.micro_batches(), self.micro());
+        let (count, micro_batch_size) = (self.micro_batches(), self.micro_batch_size());
         if count > MAX_MICRO_BATCHES {
             let expected = format!(
-                "makes {count} micro-batches of {micro} on each replica: at most {MAX_MICRO_BATCHES} are planned; lower \
+                "makes {count} micro-batches of {micro_batch_size} on each replica: at most {MAX_MICRO_BATCHES} are planned; lower \
                  it, or raise batch.micro or parallel.data"
             );
             return Err(refuse("batch.global", self.batch.global, expected));
@@ -136,15 +136,15 @@ impl RunConfig {
     }
 
     fn dry_runs_of(&self, mesh: Mesh, shape: &ModelShape, micro_batches: usize) -> u128 {
-        let replicas = if mesh.world() <= ALL_RANKS { mesh.data * mesh.tensor } else { 1 };
-        let logits = (self.micro() * self.model.seq) as u128 * 4 * shape.vocab as u128;
+        let replicas = if mesh.world_size() <= ALL_RANKS { mesh.data * mesh.tensor } else { 1 };
+        let logits = (self.micro_batch_size() * self.model.seq) as u128 * 4 * shape.vocab as u128;
         // Embedding, last norm and head are blocks, too.
         let blocks = (shape.layers + 3) as u128 + logits / LOGITS_AS_A_BLOCK;
         replicas as u128 * micro_batches as u128 * blocks
     }
 
     fn check_dry_runs(&self, mesh: Mesh, shape: &ModelShape, evaluated: usize) -> Result<(), ConfigError> {
-        let evaluations = evaluated / (self.micro() * mesh.data);
+        let evaluations = evaluated / (self.micro_batch_size() * mesh.data);
         for (key, given, what, count) in [
             ("batch.global", self.batch.global, "a step", self.micro_batches()),
             ("train.eval_samples", self.train.eval_samples, "an evaluation", evaluations),
@@ -193,7 +193,7 @@ impl RunConfig {
         let tokens = self.batch.global as u128 * seq;
         let each = 6 * u128::from(elements) + 12 * (shape.layers * shape.hidden) as u128 * seq;
         // With what checkpointing computes again, and what is sent of each parameter in each micro-batch.
-        let sent = 16 * u128::from(elements) * (mesh.world() * self.micro_batches()) as u128;
+        let sent = 16 * u128::from(elements) * (mesh.world_size() * self.micro_batches()) as u128;
         // Stages need not be alike: one rank may have nearly all that its replica's part of each layer has to do.
         let operations = 2 * tokens * each / (mesh.data * mesh.tensor) as u128;
         if operations > MAX_WORK {
@@ -210,7 +210,7 @@ impl RunConfig {
                  fewer ranks or micro-batches",
                 sent as f64, MAX_WORK as f64
             );
-            return Err(refuse("parallel.ranks", mesh.world(), expected));
+            return Err(refuse("parallel.ranks", mesh.world_size(), expected));
         }
         Ok(())
     }

@@ -48,12 +48,12 @@ impl RunConfig {
     }
 
     /// Ranks in all.
-    pub fn world(&self) -> usize {
-        self.mesh().map_or(1, |mesh| mesh.world())
+    pub fn world_size(&self) -> usize {
+        self.mesh().map_or(1, |mesh| mesh.world_size())
     }
 
     /// Sequences that one rank computes at once.
-    pub fn micro(&self) -> usize {
+    pub fn micro_batch_size(&self) -> usize {
         let each = self.batch.global / self.data();
         let counted = self.parallel.micro_batches.map(|count| each / count.max(1));
         self.batch.micro.or(counted).unwrap_or(each)
@@ -61,7 +61,7 @@ impl RunConfig {
 
     /// Micro-batches that one rank accumulates in a step.
     pub fn micro_batches(&self) -> usize {
-        self.batch.global / (self.micro() * self.data())
+        self.batch.global / (self.micro_batch_size() * self.data())
     }
 
     /// The schedule of a step.
@@ -162,11 +162,11 @@ impl RunConfig {
         }
         // As u128: three counts within their bounds.
         let product = |counts: [usize; 3]| counts.into_iter().map(|count| count as u128).product::<u128>();
-        if let (Some(count), Some(micro)) = (self.parallel.micro_batches, self.batch.micro)
-            && product([count, micro, ranks]) != global as u128
+        if let (Some(count), Some(micro_batch_size)) = (self.parallel.micro_batches, self.batch.micro)
+            && product([count, micro_batch_size, ranks]) != global as u128
         {
             let expected = format!(
-                "x batch.micro = {micro} x {ranks} data-parallel ranks is not batch.global = {global}; leave one out"
+                "x batch.micro = {micro_batch_size} x {ranks} data-parallel ranks is not batch.global = {global}; leave one out"
             );
             return Err(refuse("parallel.micro_batches", count, expected));
         }
@@ -191,12 +191,12 @@ impl RunConfig {
             let expected = format!("must divide model.heads = {}; the nearest that does is {near}", m.heads);
             return Err(refuse("parallel.tensor", mesh.tensor, expected));
         }
-        let rows = self.micro() * m.seq;
+        let rows = self.micro_batch_size() * m.seq;
         if p.sequence_parallel && !rows.is_multiple_of(mesh.tensor) {
             let expected = format!(
                 "shards the {rows} tokens of a micro-batch ({} sequences of {}) over parallel.tensor = {}, which does \
                  not divide them",
-                self.micro(),
+                self.micro_batch_size(),
                 m.seq,
                 mesh.tensor
             );
@@ -277,11 +277,11 @@ impl RunConfig {
                 "needs the whole model on every rank: set parallel.pipeline and parallel.tensor to 1";
             return Err(refuse(key, given, expected));
         }
-        if mesh.world() > MAX_ASYNCHRONOUS {
+        if mesh.world_size() > MAX_ASYNCHRONOUS {
             let expected = format!(
                 "has each rank send to each other: at most {MAX_ASYNCHRONOUS} ranks are planned, and the configuration \
                  makes {} (parallel.data)",
-                mesh.world()
+                mesh.world_size()
             );
             return Err(refuse(key, given, expected));
         }

@@ -33,7 +33,7 @@ pub struct RunConfig {
     pub precision: PrecisionConfig,
     /// What is minimised.
     pub loss: LossConfig,
-    /// The update rule.
+    /// The optimizer.
     pub optimizer: OptimizerConfig,
     /// The learning rate over time.
     pub schedule: ScheduleConfig,

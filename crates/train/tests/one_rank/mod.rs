@@ -20,7 +20,7 @@ pub const SCHEDULES: [&str; 6] = ["model", "gpipe", "1f1b", "interleaved", "zb-h
 pub struct Sizes {
     pub layers: usize,
     pub heads: usize,
-    pub micro: usize,
+    pub micro_batch_size: usize,
     pub micro_batches: usize,
     pub global: usize,
 }
@@ -28,14 +28,14 @@ pub struct Sizes {
 impl Sizes {
     pub fn of([pipeline, data, tensor]: [usize; 3]) -> Sizes {
         let (micro_batches, even) = (pipeline.max(2), 8usize.is_multiple_of(tensor));
-        let (heads, micro) = if even { (8, 2) } else { (tensor, tensor) };
+        let (heads, micro_batch_size) = if even { (8, 2) } else { (tensor, tensor) };
         // Two stages a rank for those schedules that have them; embedding, norm and head are blocks, too.
         Sizes {
             layers: (2 * pipeline).max(6) - 3,
             heads,
-            micro,
+            micro_batch_size,
             micro_batches,
-            global: data * micro_batches * micro,
+            global: data * micro_batches * micro_batch_size,
         }
     }
 
@@ -64,7 +64,7 @@ pub fn config(family: &str, [pipeline, data, tensor]: [usize; 3], sizes: Sizes) 
         (sizes.layers, sizes.hidden(), sizes.heads);
     config.model.seq = SEQ;
     config.batch.global = sizes.global;
-    config.batch.micro = Some(sizes.micro);
+    config.batch.micro = Some(sizes.micro_batch_size);
     let parallel = &mut config.parallel;
     (parallel.pipeline, parallel.data, parallel.tensor) = (pipeline, Some(data), tensor);
     // Momentum is linear in the gradients, so their differences bound those of the parameters.

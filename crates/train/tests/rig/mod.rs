@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
 use phalanx_collectives::{Endpoint, threads};
+use phalanx_cpu::Cpu;
 use phalanx_data::{Masking, NOT_PREDICTED};
 use phalanx_layers::Network;
 use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
 use phalanx_tensor::buffer::Element;
-use phalanx_tensor::{Arena, Cpu, DType, Device, Region, View};
+use phalanx_tensor::{Arena, DType, Device, Region, View};
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{Groups, RunConfig, RunPlan, Source, Spec};
@@ -139,10 +140,10 @@ pub fn run_between(
         skipped: parts[0].skipped.clone(),
         peaks: parts.iter().map(|p| p.peak).collect(),
         step_peaks: parts.iter().map(|p| p.step_peak).collect(),
-        step_planned: (0..plan.spec.world())
+        step_planned: (0..plan.spec.world_size())
             .map(|rank| plan.of(rank).memory.phase("step").unwrap().peak)
             .collect(),
-        planned: (0..plan.spec.world()).map(|rank| plan.of(rank).peak()).collect(),
+        planned: (0..plan.spec.world_size()).map(|rank| plan.of(rank).peak()).collect(),
         gradients: merge_gradients(&plan, &parts),
         state: merge(&plan, parts.into_iter().map(|p| p.pieces)),
     }
@@ -201,7 +202,7 @@ pub fn each_rank<T: Send>(
     build: &Build,
     body: &(dyn Fn(&mut Rank, usize) -> T + Sync),
 ) -> Vec<Result<T, String>> {
-    let endpoints: Vec<Option<Endpoint>> = match plan.spec.world() {
+    let endpoints: Vec<Option<Endpoint>> = match plan.spec.world_size() {
         1 => vec![None],
         world => threads(world).into_iter().map(Some).collect(),
     };
@@ -296,12 +297,13 @@ fn one_rank(
 /// This rank's part of the sequences of a step.
 pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch {
     let (rank, world) = (engine.at().data, config.data());
-    let (micro, micro_batches, seq) = (config.micro(), config.micro_batches(), config.model.seq);
-    let mut batch = Batch::with_rows(micro * micro_batches, seq);
+    let (micro_batch_size, micro_batches, seq) =
+        (config.micro_batch_size(), config.micro_batches(), config.model.seq);
+    let mut batch = Batch::with_rows(micro_batch_size * micro_batches, seq);
     for m in 0..micro_batches {
-        for row in 0..micro {
-            let sequence = &sequences[(m * world + rank) * micro + row];
-            let at = (m * micro + row) * seq;
+        for row in 0..micro_batch_size {
+            let sequence = &sequences[(m * world + rank) * micro_batch_size + row];
+            let at = (m * micro_batch_size + row) * seq;
             batch.tokens[at..at + seq].copy_from_slice(&sequence[..seq]);
             batch.targets[at..at + seq].copy_from_slice(&sequence[1..]);
             if config.model.arch == "bert" {
@@ -324,7 +326,7 @@ pub fn pieces(engine: &Rank) -> Pieces {
             for piece in stage.zero.pieces(state, Extent::Owned) {
                 let local = piece.in_parameter.clone();
                 let mut out = vec![0f32; (local.end - local.start) as usize];
-                stage.zero.read(state, &piece, 0..out.len(), &mut out);
+                stage.zero.read(state, &piece, 0..out.len(), &mut out).unwrap();
                 let number = stage.network.numbers[piece.parameter];
                 for (here, whole) in stage.network.parameters[piece.parameter].stripe().runs(local.clone()) {
                     let here = (here.start - local.start) as usize..(here.end - local.start) as usize;
@@ -340,7 +342,7 @@ pub fn pieces(engine: &Rank) -> Pieces {
 fn floats(device: &Device, view: View) -> Vec<f32> {
     fn of<T: Element + Into<f32>>(device: &Device, view: View) -> Vec<f32> {
         let mut out = vec![T::zeroed(); view.elements()];
-        device.download(view, &mut out);
+        device.download(view, &mut out).unwrap();
         out.into_iter().map(Into::into).collect()
     }
     match view.dtype() {
@@ -383,7 +385,8 @@ fn merge_gradients(plan: &RunPlan, parts: &[Part]) -> State {
 fn merge(plan: &RunPlan, parts: impl Iterator<Item = Pieces>) -> State {
     let mut merged = State::new();
     let network = plan.spec.whole();
-    let names = |state: usize| if state == 0 { "parameters" } else { plan.spec.rule.states()[state - 1] };
+    let names =
+        |state: usize| if state == 0 { "parameters" } else { plan.spec.optimizer.states()[state - 1] };
     for (state, parameter, start, values) in parts.flatten() {
         let parameter = &network.parameters[parameter];
         let whole = merged
@@ -412,7 +415,7 @@ pub fn pairs<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &
 #[track_caller]
 pub fn relative_difference(got: &[f32], expected: &[f32]) -> f32 {
     let apart = pairs(got, expected).map(|(a, b)| ((a - b) / b).abs());
-    apart.fold(0.0, |most, d| if d.is_nan() { f32::INFINITY } else { most.max(d) })
+    apart.fold(0.0, |max, d| if d.is_nan() { f32::INFINITY } else { max.max(d) })
 }
 
 /// Bit equality: NaN is NaN, 0 is not -0.

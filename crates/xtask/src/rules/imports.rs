@@ -11,10 +11,12 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 20] = [
+const MAY_IMPORT: [(&str, &[&str]); 22] = [
     ("trace", &[]),
     ("plan", &["trace"]),
+    ("simd", &[]),
     ("tensor", &["trace", "plan"]),
+    ("cpu", &["trace", "simd", "tensor"]),
     ("collectives", &["trace", "tensor"]),
     ("layers", &["trace", "plan", "tensor"]),
     ("optim", &["trace", "tensor"]),
@@ -31,6 +33,7 @@ const MAY_IMPORT: [(&str, &[&str]); 20] = [
             "trace",
             "plan",
             "tensor",
+            "cpu",
             "collectives",
             "layers",
             "optim",
@@ -41,13 +44,17 @@ const MAY_IMPORT: [(&str, &[&str]); 20] = [
             "files",
         ],
     ),
-    ("baselines", &["trace", "plan", "tensor", "collectives", "layers", "optim", "checkpoint", "train"]),
+    (
+        "baselines",
+        &["trace", "plan", "tensor", "cpu", "collectives", "layers", "optim", "checkpoint", "train"],
+    ),
     (
         "bench",
         &[
             "trace",
             "plan",
             "tensor",
+            "cpu",
             "collectives",
             "layers",
             "optim",
@@ -66,7 +73,9 @@ const MAY_IMPORT: [(&str, &[&str]); 20] = [
         &[
             "trace",
             "plan",
+            "simd",
             "tensor",
+            "cpu",
             "collectives",
             "layers",
             "optim",
@@ -87,7 +96,7 @@ const MAY_IMPORT: [(&str, &[&str]); 20] = [
 ];
 
 /// Crates whose code must not know how many ranks there are, nor which it is.
-const RANKLESS: [&str; 3] = ["layers", "tensor", "optim"];
+const RANKLESS: [&str; 5] = ["layers", "tensor", "cpu", "simd", "optim"];
 
 /// Files of those crates in which one such word means something else: file, word, meaning.
 const OTHER_MEANINGS: [(&str, &str, &str); 4] = [

@@ -1,0 +1,430 @@
+//! Attention in tiles (Dao et al., arXiv 2205.14135 and 2307.08691): forward.
+//!
+//! A task is some queries of one head of one sample. They go by panels; a panel walks the keys that it sees in
+//! tiles, with an online softmax. Scores are computed transposed, `[key][query]`: then the running maximum and
+//! sum of all queries of a panel are vectors, and the probabilities are, as they lie, the left operand of
+//! `p · v`. What a causal mask hides is not multiplied, but for the corners of register tiles.
+//!
+//! Scratch of a thread: 3 * 1024 rows of a head at most, and a tile of scores, whatever the length.
+
+use std::ops::Range;
+
+use phalanx_simd::{Isa, Lanes, lanes, vectorized};
+use phalanx_tensor::arguments::{Dropout, Heads};
+use phalanx_tensor::buffer::{View, ViewMut};
+
+use crate::Cpu;
+use crate::attention_pack::{fetch, fetch_to_write};
+use crate::attention_softmax::{Panel, Seen, online_softmax};
+use crate::attention_tiles::{Left, Sheet, product, strips, sums, upper_half, width};
+use crate::epilogue::Place;
+use crate::float::{Float, by_float};
+use crate::matrix::Matrix;
+use crate::microkernel::{self, Kind};
+use crate::random::Keep;
+use crate::scratch::with_thread_scratch;
+use crate::shards::Shards;
+
+/// Keys of a tile of scores: the probabilities of a panel of queries and a panel of values stay in L1.
+const TILE: usize = 128;
+
+/// Queries of a task when there are few heads, and when there are many.
+const TASK: [usize; 2] = [128, 1024];
+
+/// Keys that a task packs at a time.
+const SPAN: usize = 1024;
+
+/// Fewer heads of samples than this are cut into more tasks.
+pub(crate) const FEW: usize = 16;
+
+/// What an attention is over.
+#[derive(Clone, Copy)]
+pub(crate) struct Extents {
+    pub(crate) batch: usize,
+    pub(crate) seq: usize,
+    pub(crate) heads: usize,
+    /// Numbers of a head.
+    pub(crate) size: usize,
+    pub(crate) causal: bool,
+    /// From a probability to that of the next sample, for the generator.
+    sample: u64,
+}
+
+impl Extents {
+    pub(crate) fn new(
+        [batch, seq, hidden3]: [usize; 3],
+        Heads { heads, causal }: Heads,
+        dropout: Option<Dropout>,
+    ) -> Extents {
+        let sample = dropout.map_or(0, |d| d.sample);
+        Extents { batch, seq, heads, size: hidden3 / 3 / heads, causal, sample }
+    }
+
+    /// Heads of samples.
+    pub(crate) fn pairs(&self) -> usize {
+        self.batch * self.heads
+    }
+
+    pub(crate) fn scale(&self) -> f32 {
+        1.0 / (self.size as f32).sqrt()
+    }
+
+    /// What scores are multiplied by to be exponents of 2.
+    pub(crate) fn factor(&self) -> f32 {
+        (std::f64::consts::LOG2_E / (self.size as f64).sqrt()) as f32
+    }
+
+    /// Rows of q (0), k (1) or v (2) of one head of one sample (`pair`) in qkv; of out or dout, which have but
+    /// part 0. `[rows, size]`.
+    pub(crate) fn part<'a>(
+        &self,
+        x: Matrix<'a>,
+        pair: usize,
+        which: usize,
+        rows: &Range<usize>,
+    ) -> Matrix<'a> {
+        let (sample, head) = (pair / self.heads, pair % self.heads);
+        let first = sample * self.seq;
+        let column = (which * self.heads + head) * self.size;
+        x.rows(first + rows.start..first + rows.end).t().rows(column..column + self.size).t()
+    }
+
+    /// Numbers from row to row of sums `[rows, size]`: whole panels.
+    pub(crate) fn stride(&self, isa: Isa) -> usize {
+        self.size.next_multiple_of(width(isa))
+    }
+
+    /// Number of the probability of (key, query) for the generator.
+    pub(crate) fn element(&self, pair: usize, key: usize, query: usize) -> u64 {
+        let (sample, head) = (pair / self.heads, pair % self.heads);
+        let within = ((head * self.seq + key) * self.seq + query) as u64;
+        (sample as u64).wrapping_mul(self.sample).wrapping_add(within)
+    }
+}
+
+/// Where rows of heads are written by many tasks, each its own rows of its own heads.
+#[derive(Clone, Copy)]
+pub(crate) struct Results {
+    whole: Place,
+    rows: usize,
+}
+
+// SAFETY: a place that is borrowed uniquely for the run; the tasks write disjoint parts of it.
+unsafe impl Send for Results {}
+// SAFETY: as above.
+unsafe impl Sync for Results {}
+
+impl Results {
+    pub(crate) fn new(x: &ViewMut) -> Results {
+        let [rows, columns] = x.shape().rows_cols();
+        Results { whole: Place { at: x.address().as_ptr(), dtype: x.dtype(), stride: columns }, rows }
+    }
+
+    /// As [`Extents::part`], from `row` on.
+    pub(crate) fn part(&self, e: &Extents, pair: usize, which: usize, row: usize) -> Place {
+        let (sample, head) = (pair / e.heads, pair % e.heads);
+        let (row, column) = (sample * e.seq + row, (which * e.heads + head) * e.size);
+        assert!(row < self.rows && column + e.size <= self.whole.stride);
+        let bytes = (row * self.whole.stride + column) * self.whole.dtype.bytes();
+        Place { at: self.whole.at.wrapping_add(bytes), ..self.whole }
+    }
+}
+
+/// Cuts `lengths[i]` numbers each off the scratch, on cache lines.
+pub(crate) fn cut<'a, const N: usize>(
+    scratch: &mut &'a mut [f32],
+    lengths: [usize; N],
+) -> [&'a mut [f32]; N] {
+    lengths.map(|len| {
+        scratch.split_off_mut(..len.next_multiple_of(16)).expect("the scratch is as long as was asked for")
+    })
+}
+
+/// Length that [`cut`] needs.
+pub(crate) fn total(lengths: &[usize]) -> usize {
+    lengths.iter().map(|len| len.next_multiple_of(16)).sum()
+}
+
+/// The scores of a panel of queries (right operand) with its keys (left operand, whose rows start there),
+/// `[key][query]`, as far as the queries see them.
+///
+/// # Safety
+/// The sheets hold these keys and queries, `to` the scores.
+pub(crate) unsafe fn scores(
+    isa: Isa,
+    kind: Kind,
+    panel: &Panel,
+    depth: usize,
+    left: Sheet,
+    right: Sheet,
+    to: *mut f32,
+) {
+    let width = width(isa);
+    let depth = kind.packed(depth);
+    // From here on the first vector of queries of two sees nothing.
+    let half =
+        panel.diagonal.map_or(panel.keys, |d| panel.keys.min(if width > 16 { d + 16 } else { panel.keys }));
+    // SAFETY: the caller's promise.
+    unsafe {
+        product(isa, kind, [half, width, depth], Left::Rows(left, 0), right, &sums(to, width, false));
+        if half < panel.keys {
+            let to = sums(to.wrapping_add(half * width), width, false);
+            upper_half(isa, kind, [panel.keys - half, depth], left.at(half * width), right, &to);
+        }
+    }
+}
+
+/// Everything that the tasks of a forward know.
+struct Forward<'a> {
+    isa: Isa,
+    kind: Kind,
+    e: Extents,
+    qkv: Matrix<'a>,
+    keep: Option<Keep>,
+    out: Results,
+    log_sum_exp: Shards<'a, f32>,
+}
+
+/// out `[batch, seq, hidden]` and log_sum_exp `[batch, heads, seq]` (both overwritten).
+pub(crate) fn attention(
+    cpu: &Cpu,
+    e: Extents,
+    qkv: View,
+    dropout: Option<Dropout>,
+    out: ViewMut,
+    log_sum_exp: ViewMut,
+) {
+    let forward = Forward {
+        isa: cpu.isa,
+        kind: Kind::of(cpu.isa, qkv.dtype()),
+        e,
+        qkv: Matrix::of(&qkv),
+        keep: dropout.filter(|d| d.p > 0.0).map(Keep::new),
+        out: Results::new(&out),
+        log_sum_exp: Shards::new(log_sum_exp.into_slice()),
+    };
+    let queries = if e.pairs() < FEW { TASK[0] } else { TASK[1] };
+    let parts = e.seq.div_ceil(queries);
+    cpu.pool.run(e.pairs() * parts, &|task| {
+        // The ends of a causal mask are the longest: first.
+        let (part, pair) = (parts - 1 - task / e.pairs(), task % e.pairs());
+        let rows = part * queries..e.seq.min((part + 1) * queries);
+        with_thread_scratch(total(&forward.lengths(&rows)), |scratch| forward.run_task(pair, rows, scratch));
+    });
+}
+
+/// What a task works with.
+struct Work<'a> {
+    /// k as left operand, v as right operand, of a span of keys.
+    k: Sheet,
+    v: Sheet,
+    /// Of the span, and of it those that are packed.
+    keys: Range<usize>,
+    packed: usize,
+    /// The panel of queries.
+    q: Sheet,
+    scores: &'a mut [f32],
+    /// Of one panel.
+    sums: &'a mut [f32],
+    seen: Seen<'a>,
+}
+
+impl Forward<'_> {
+    /// Keys that the last of the queries before `end` sees.
+    fn visible(&self, end: usize) -> usize {
+        if self.e.causal { end } else { self.e.seq }
+    }
+
+    /// Panels whose state is kept: all, when they come again with other keys.
+    fn kept(&self, queries: &Range<usize>) -> usize {
+        if self.visible(queries.end) <= SPAN { 1 } else { queries.len().div_ceil(width(self.isa)) }
+    }
+
+    fn lengths(&self, queries: &Range<usize>) -> [usize; 8] {
+        let (isa, size) = (self.isa, self.e.size);
+        let keys = self.visible(queries.end).min(SPAN);
+        let width = width(isa);
+        let kept = self.kept(queries) * width;
+        [
+            Sheet::len(isa, keys, self.kind.packed(size)),
+            Sheet::len(isa, self.kind.packed(keys), size),
+            Sheet::len(isa, self.kind.packed(size), width),
+            TILE * width,
+            kept * self.e.stride(isa),
+            kept,
+            kept,
+            width,
+        ]
+    }
+
+    /// Some queries of one head of one sample.
+    fn run_task(&self, pair: usize, queries: Range<usize>, mut scratch: &mut [f32]) {
+        let (isa, e, kind) = (self.isa, &self.e, self.kind);
+        let width = width(isa);
+        let kept = self.kept(&queries);
+        let state = width * e.stride(isa);
+        let [k, v, q, scores, sums, largest, total, fade] = cut(&mut scratch, self.lengths(&queries));
+        let end = self.visible(queries.end);
+        for first in (0..end).step_by(SPAN) {
+            let span = first..end.min(first + SPAN);
+            let mut packed = first;
+            for (index, query) in queries.clone().step_by(width).enumerate() {
+                let rows = query..queries.end.min(query + width);
+                let keys = span.start..span.end.min(self.visible(rows.end));
+                if keys.is_empty() {
+                    continue;
+                }
+                let slot = index % kept;
+                let lanes = slot * width..(slot + 1) * width;
+                let sums = &mut sums[slot * state..(slot + 1) * state];
+                let (largest, total) = (&mut largest[lanes.clone()], &mut total[lanes]);
+                if first == 0 {
+                    largest.fill(f32::NEG_INFINITY);
+                    total.fill(0.0);
+                }
+                let mut work = Work {
+                    k: Sheet::new(isa, k, span.len()),
+                    v: Sheet::new(isa, v, kind.packed(span.len())),
+                    keys: span.clone(),
+                    packed,
+                    q: Sheet::new(isa, q, kind.packed(e.size)),
+                    scores: &mut *scores,
+                    sums,
+                    seen: Seen { largest, total, fade: &mut *fade },
+                };
+                // SAFETY: the sheet is as long as a panel, and this task's.
+                unsafe { work.q.pack_turned(isa, kind, e.part(self.qkv, pair, 0, &rows)) };
+                let next = rows.end..queries.end.min(rows.end + width);
+                if !next.is_empty() {
+                    fetch(e.part(self.qkv, pair, 0, &next));
+                }
+                fetch_to_write(isa, self.out.part(e, pair, 0, rows.start), rows.len(), e.size);
+                let last = keys.end == self.visible(rows.end);
+                self.walk(pair, &rows, keys, &mut work);
+                if last {
+                    self.store(pair, &rows, &work);
+                }
+                packed = work.packed;
+            }
+        }
+    }
+
+    /// One panel of queries over some keys.
+    fn walk(&self, pair: usize, queries: &Range<usize>, keys: Range<usize>, work: &mut Work) {
+        let (isa, e) = (self.isa, &self.e);
+        for first in keys.clone().step_by(TILE) {
+            let keys = first..keys.end.min(first + TILE);
+            self.pack_keys(pair, keys.end, work);
+            let panel = Panel {
+                keys: keys.len(),
+                // Behind the diagonal all is seen.
+                diagonal: (e.causal && keys.end > queries.start).then(|| queries.start - first),
+                factor: e.factor(),
+                element: e.element(pair, first, queries.start),
+                next_key: e.seq as u64,
+            };
+            let k = work.k.at((first - work.keys.start) * width(isa));
+            let to = work.scores.as_mut_ptr();
+            // SAFETY: the sheets were packed for these keys and queries.
+            unsafe {
+                scores(isa, self.kind, &panel, e.size, k, work.q, to);
+                let Seen { largest, total, fade } = &mut work.seen;
+                let seen = Seen { largest, total, fade };
+                online_softmax(isa, self.kind, self.keep.as_ref(), panel, work.scores, seen);
+            }
+            if first > 0 {
+                fade_rows(isa, work.sums, e.stride(isa), &work.seen.fade[..queries.len()]);
+            }
+            self.add_values(queries, &keys, work);
+        }
+    }
+
+    /// Packs the keys and values before `end` that are not yet, and asks for those that come next.
+    fn pack_keys(&self, pair: usize, end: usize, work: &mut Work) {
+        if end <= work.packed {
+            return;
+        }
+        let (isa, e, kind) = (self.isa, &self.e, self.kind);
+        let part = |which: usize, rows: &Range<usize>| e.part(self.qkv, pair, which, rows);
+        let new = work.packed..end;
+        let row = new.start - work.keys.start;
+        // SAFETY: the sheets hold the span, and are this task's.
+        unsafe {
+            work.k.pack_along(isa, kind, part(1, &new), row);
+            work.v.pack_across(isa, kind, part(2, &new), kind.packed(row));
+        }
+        let next = end..work.keys.end.min(end + new.len());
+        if !next.is_empty() {
+            [1, 2].into_iter().for_each(|which| fetch(part(which, &next)));
+        }
+        work.packed = end;
+    }
+
+    /// sums (+)= p · v.
+    fn add_values(&self, queries: &Range<usize>, keys: &Range<usize>, work: &mut Work) {
+        let (isa, e, kind) = (self.isa, &self.e, self.kind);
+        let (width, stride) = (width(isa), e.stride(isa));
+        let v = work.v.at(kind.packed(keys.start - work.keys.start) * width);
+        let p = Sheet::new(isa, work.scores, TILE);
+        for strip in strips(queries.len(), microkernel::panels(isa).rows) {
+            let seen = keys.end.min(self.visible(queries.start + strip.end)) - keys.start;
+            let size = [strip.len(), stride, kind.packed(seen)];
+            let to = &mut work.sums[strip.start * stride..strip.end * stride];
+            let target = sums(to.as_mut_ptr(), stride, keys.start > 0);
+            // SAFETY: the sheets hold these keys; the sums are as long as the product.
+            unsafe { product(isa, kind, size, Left::Columns(p.at(strip.start)), v, &target) };
+        }
+    }
+
+    /// What a panel has come to.
+    fn store(&self, pair: usize, queries: &Range<usize>, work: &Work) {
+        let e = &self.e;
+        let at = pair * e.seq + queries.start;
+        // SAFETY: this task alone writes these rows of this head.
+        let log_sum_exp = unsafe { self.log_sum_exp.piece(at..at + queries.len()) };
+        for ((lse, largest), total) in log_sum_exp.iter_mut().zip(&*work.seen.largest).zip(&*work.seen.total)
+        {
+            *lse = largest * std::f32::consts::LN_2 + total.ln();
+        }
+        let to = self.out.part(e, pair, 0, queries.start);
+        let sums = work.sums.chunks_exact(e.stride(self.isa));
+        by_float!(to.dtype, T => for (row, (sums, total)) in sums.zip(&*work.seen.total).take(queries.len()).enumerate() {
+            // SAFETY: as above; the row exists.
+            let to = unsafe { std::slice::from_raw_parts_mut(to.at.cast::<T>().add(row * to.stride), e.size) };
+            store_row::<T>(self.isa, &sums[..e.size], 1.0 / total, to);
+        });
+    }
+}
+
+vectorized!(fn store_row<T: Float>(from: &[f32], factor: f32, to: &mut [T]) = store_row_body);
+/// to = from * factor, rounded.
+#[inline(always)]
+fn store_row_body<L: Lanes, T: Float>(from: &[f32], factor: f32, to: &mut [T]) {
+    assert_eq!(from.len(), to.len());
+    for (from, to) in from.chunks(16).zip(to.chunks_mut(16)) {
+        // SAFETY: compiled for L; the chunks are as long as said.
+        unsafe {
+            let x = L::mul(lanes::load::<L>(from, 0, from.len()), L::splat(factor));
+            if to.len() == 16 {
+                T::store::<L>(to.as_mut_ptr(), x);
+            } else {
+                T::store_first::<L>(to.as_mut_ptr(), x, to.len());
+            }
+        }
+    }
+}
+
+vectorized!(fn fade_rows(sums: &mut [f32], stride: usize, fade: &[f32]) = fade_rows_body);
+/// Row i of the sums times `fade[i]`.
+#[inline(always)]
+fn fade_rows_body<L: Lanes>(sums: &mut [f32], stride: usize, fade: &[f32]) {
+    for (sums, fade) in sums.chunks_exact_mut(stride).zip(fade) {
+        if *fade == 1.0 {
+            continue;
+        }
+        for x in sums.chunks_exact_mut(16) {
+            // SAFETY: compiled for L; 16 numbers.
+            unsafe { L::store(x.as_mut_ptr(), L::mul(L::load(x.as_ptr()), L::splat(*fade))) };
+        }
+    }
+}

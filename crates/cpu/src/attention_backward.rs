@@ -1,0 +1,494 @@
+//! Attention in tiles, backward: probabilities are computed again from `log_sum_exp`.
+//!
+//! With `p = exp(scale q·kᵀ - lse)`: `dv = pᵀ·dout`, `ds = p * (dout·vᵀ - delta) * scale`, `dk = dsᵀ·q`, `dq =
+//! ds·k`, where delta is the sum of `dout * out` of a query. Under dropout p is dropped in dv, dout·vᵀ in ds.
+//!
+//! The work goes by blocks of keys and queries, all of whose p and ds, `[key][query]`, are kept for the sums over
+//! queries. A row of dk and dv takes in the blocks of queries ascending, a row of dq the blocks of keys
+//! descending. Many heads are a task each. Few are cut into blocks, in rounds: those of one round lie on one
+//! diagonal, so none share a row of any sum, and every row gets its blocks in the same order as in one task.
+//!
+//! Scratch of a thread: a head's dq, and a few thousand rows of a head. Few heads share one of dq, dk and dv, for
+//! 32 blocks or one head.
+
+use std::ops::Range;
+
+use phalanx_simd::Isa;
+use phalanx_tensor::arguments::Dropout;
+use phalanx_tensor::buffer::{View, ViewMut};
+
+use crate::Cpu;
+use crate::attention::{Extents, FEW, Results, cut, scores, total};
+use crate::attention_dots::dots;
+use crate::attention_pack::{fetch, fetch_to_write};
+use crate::attention_softmax::{Panel, Places, Rows, probabilities};
+use crate::attention_tiles::{Left, Sheet, product, strips, width};
+use crate::epilogue::{Place, Target};
+use crate::float::by_float;
+use crate::matrix::Matrix;
+use crate::microkernel::{self, Kind};
+use crate::random::Keep;
+use crate::scratch::with_thread_scratch;
+use crate::shards::Shards;
+
+/// Keys and queries of a block.
+const BLOCK: usize = 128;
+
+/// Blocks of keys that a task of a whole head takes at a time.
+const SPAN: usize = 8;
+
+/// Blocks of one round, as far as one head has no more.
+const ROUND: usize = 32;
+
+/// Which part of dqkv, and of qkv.
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+
+/// What forward knew and kept.
+#[derive(Clone, Copy)]
+pub(crate) struct Saved<'a> {
+    /// `[batch, seq, 3 * hidden]`.
+    pub(crate) qkv: View<'a>,
+    /// `[batch, seq, hidden]`.
+    pub(crate) out: View<'a>,
+    /// `[batch, heads, seq]`.
+    pub(crate) log_sum_exp: View<'a>,
+    pub(crate) dropout: Option<Dropout>,
+}
+
+/// Everything that the tasks know.
+struct Backward<'a> {
+    isa: Isa,
+    kind: Kind,
+    threads: usize,
+    e: Extents,
+    qkv: Matrix<'a>,
+    out: Matrix<'a>,
+    dout: Matrix<'a>,
+    log_sum_exp: &'a [f32],
+    keep: Option<Keep>,
+    dqkv: Results,
+}
+
+/// Sums of dq, dk, dv of one head on their way, rows from `first` on.
+#[derive(Clone, Copy)]
+struct Sums {
+    at: [*mut f32; 3],
+    first: [usize; 3],
+}
+
+/// dqkv `[batch, seq, 3 * hidden]` is overwritten; dout `[batch, seq, hidden]`.
+pub(crate) fn attention_backward(cpu: &Cpu, e: Extents, saved: Saved, dout: View, dqkv: ViewMut) {
+    let backward = Backward {
+        isa: cpu.isa,
+        kind: Kind::of(cpu.isa, saved.qkv.dtype()),
+        threads: cpu.pool.threads(),
+        e,
+        qkv: Matrix::of(&saved.qkv),
+        out: Matrix::of(&saved.out),
+        dout: Matrix::of(&dout),
+        log_sum_exp: saved.log_sum_exp.as_slice(),
+        keep: saved.dropout.filter(|d| d.p > 0.0).map(Keep::new),
+        dqkv: Results::new(&dqkv),
+    };
+    if e.pairs() < FEW && backward.blocks() > 1 {
+        backward.in_rounds(cpu);
+    } else {
+        cpu.pool.run(e.pairs(), &|pair| backward.whole_head(pair));
+    }
+}
+
+impl<'a> Backward<'a> {
+    fn blocks(&self) -> usize {
+        self.e.seq.div_ceil(BLOCK)
+    }
+
+    /// Rows of some blocks.
+    fn rows(&self, blocks: &Range<usize>) -> Range<usize> {
+        blocks.start * BLOCK..self.e.seq.min(blocks.end * BLOCK)
+    }
+
+    fn stride(&self) -> usize {
+        self.e.stride(self.isa)
+    }
+
+    /// A head of a sample in one task.
+    fn whole_head(&self, pair: usize) {
+        let (blocks, stride) = (self.blocks(), self.stride());
+        let span = blocks.min(SPAN);
+        let own = [self.e.seq * stride, span * BLOCK * stride, span * BLOCK * stride];
+        with_thread_scratch(total(&own) + self.scratch_len(span), |mut scratch| {
+            let [dq, dk, dv] = cut(&mut scratch, own);
+            let at = [dq, dk, dv].map(|x| x.as_mut_ptr());
+            for first in (0..blocks).step_by(span).rev() {
+                let keys = first..blocks.min(first + span);
+                let sums = Sums { at, first: [0, first * BLOCK, first * BLOCK] };
+                self.walk(
+                    [Some(pair), Some(pair + self.threads).filter(|p| *p < self.e.pairs())],
+                    keys,
+                    0..blocks,
+                    sums,
+                    &mut *scratch,
+                );
+            }
+        });
+    }
+
+    /// All heads, block by block.
+    fn in_rounds(&self, cpu: &Cpu) {
+        let blocks = self.blocks();
+        let rows = self.e.seq * self.stride();
+        let pairs = (ROUND / blocks).clamp(1, self.e.pairs());
+        cpu.scratch.with(|buffer| {
+            let sums = Shards::new(buffer.slice::<f32>(pairs * 3 * rows));
+            for first in (0..self.e.pairs()).step_by(pairs) {
+                let pairs = pairs.min(self.e.pairs() - first);
+                // How many blocks the queries of a round come after its keys.
+                let nearest = if self.e.causal { 0 } else { 1 - blocks as isize };
+                for distance in nearest..blocks as isize {
+                    let apart = distance.unsigned_abs();
+                    cpu.pool.run(pairs * (blocks - apart), &|task| {
+                        let (pair, block) = (task % pairs, task / pairs);
+                        let [keys, queries] =
+                            if distance < 0 { [block + apart, block] } else { [block, block + apart] };
+                        let at = [0, 1, 2].map(|which| sums.base().wrapping_add((pair * 3 + which) * rows));
+                        let sums = Sums { at, first: [0; 3] };
+                        with_thread_scratch(self.scratch_len(1), |scratch| {
+                            self.walk(
+                                [Some(first + pair), None],
+                                keys..keys + 1,
+                                queries..queries + 1,
+                                sums,
+                                scratch,
+                            );
+                        });
+                    });
+                }
+            }
+        });
+    }
+
+    fn lengths(&self, span: usize) -> [[usize; 7]; 2] {
+        let (isa, kind, size) = (self.isa, self.kind, self.e.size);
+        let rows = self.e.seq.min(span * BLOCK);
+        let block = self.e.seq.min(BLOCK);
+        let width = width(isa);
+        let along = Sheet::len(isa, rows, kind.packed(size));
+        let across = Sheet::len(isa, kind.packed(block), size);
+        let turned = Sheet::len(isa, kind.packed(size), block);
+        let square = Sheet::len(isa, BLOCK, kind.packed(BLOCK));
+        let [k_across, panel] = match kind {
+            Kind::Single => [0, 0],
+            Kind::Pairs => [Sheet::len(isa, kind.packed(rows), size), BLOCK * width],
+        };
+        let rows = block.next_multiple_of(width);
+        [
+            [along, along, k_across, turned, turned, across, across],
+            [rows, rows, square, square, panel, panel, panel / 2],
+        ]
+    }
+
+    fn scratch_len(&self, span: usize) -> usize {
+        let [operands, block] = self.lengths(span);
+        total(&operands) + total(&block)
+    }
+
+    /// Some blocks of keys with some blocks of queries.
+    fn walk(
+        &self,
+        [pair, after]: [Option<usize>; 2],
+        keys: Range<usize>,
+        queries: Range<usize>,
+        sums: Sums,
+        mut scratch: &mut [f32],
+    ) {
+        let pair = pair.unwrap();
+        let (isa, kind, e) = (self.isa, self.kind, &self.e);
+        let [operands, block] = self.lengths(keys.len());
+        let [k, v, k_across, q, d, q_across, d_across] = cut(&mut scratch, operands);
+        let [log_sum_exp2, delta, p, ds, scores, dp, ds_steps] = cut(&mut scratch, block);
+        let rows = self.rows(&keys);
+        let block = e.seq.min(BLOCK);
+        let along = [k, v].map(|x| Sheet::new(isa, x, rows.len()));
+        let across = match kind {
+            Kind::Single => along[0],
+            Kind::Pairs => Sheet::new(isa, k_across, kind.packed(rows.len())),
+        };
+        let mut walk = Walk {
+            pair,
+            after,
+            sums,
+            keys: keys.clone(),
+            packed: [false; SPAN],
+            along,
+            across,
+            turned: [q, d].map(|x| Sheet::new(isa, x, kind.packed(e.size))),
+            queries: [q_across, d_across].map(|x| Sheet::new(isa, x, kind.packed(block))),
+            p,
+            ds,
+            panels: [scores, dp, ds_steps],
+            log_sum_exp2,
+            delta,
+        };
+        for query_block in queries.clone() {
+            if e.causal && query_block < keys.start {
+                continue;
+            }
+            self.pack_queries(&mut walk, query_block);
+            for key_block in keys.clone().rev() {
+                if !e.causal || key_block <= query_block {
+                    self.pack_keys(&mut walk, key_block);
+                    self.block(&mut walk, key_block, query_block, query_block + 1 < queries.end);
+                }
+            }
+        }
+    }
+
+    /// Packs a block of queries: q, dout, log_sum_exp, delta.
+    fn pack_queries(&self, walk: &mut Walk, block: usize) {
+        let (isa, kind, e) = (self.isa, self.kind, &self.e);
+        let rows = self.rows(&(block..block + 1));
+        let parts = [e.part(self.qkv, walk.pair, Q, &rows), e.part(self.dout, walk.pair, 0, &rows)];
+        for (i, part) in parts.into_iter().enumerate() {
+            // SAFETY: the sheets are as long as a block, and this task's.
+            unsafe {
+                walk.queries[i].pack_across(isa, kind, part, 0);
+                walk.turned[i].pack_turned(isa, kind, part);
+            }
+        }
+        let lse = &self.log_sum_exp[walk.pair * e.seq..][rows.clone()];
+        let (known, rest) = walk.log_sum_exp2.split_at_mut(rows.len());
+        known.iter_mut().zip(lse).for_each(|(to, lse)| *to = lse * std::f32::consts::LOG2_E);
+        rest.fill(f32::INFINITY);
+        let (delta, rest) = walk.delta.split_at_mut(rows.len());
+        rest.fill(0.0);
+        let pieces =
+            [e.part(self.out, walk.pair, 0, &rows), parts[1]].map(|x| x.piece(0..rows.len(), 0..e.size));
+        by_float!(pieces[0].dtype, T => {
+            let [out, dout] = pieces.map(|x| {
+                let len = (rows.len() - 1) * x.step_stride + e.size;
+                // SAFETY: `Matrix::piece` has checked the rows, which nobody writes.
+                unsafe { std::slice::from_raw_parts(x.from.cast::<T>(), len) }
+            });
+            dots::<T>(isa, [out, dout], pieces[0].step_stride, e.size, e.scale(), delta);
+        });
+    }
+
+    /// Packs a block of keys, unless it is.
+    fn pack_keys(&self, walk: &mut Walk, block: usize) {
+        let index = block - walk.keys.start;
+        if walk.packed[index] {
+            return;
+        }
+        walk.packed[index] = true;
+        let (isa, kind) = (self.isa, self.kind);
+        let rows = self.rows(&(block..block + 1));
+        let [key, value] = [K, V].map(|which| self.e.part(self.qkv, walk.pair, which, &rows));
+        let row = index * BLOCK;
+        // SAFETY: the sheets are as long as all keys of the walk, and this task's.
+        unsafe {
+            walk.along[0].pack_along(isa, kind, key, row);
+            walk.along[1].pack_along(isa, kind, value, row);
+            if kind == Kind::Pairs {
+                walk.across.pack_across(isa, kind, key, kind.packed(row));
+            }
+        }
+    }
+
+    /// One block of keys with one of queries; `more` if the next block of queries comes in the same walk.
+    fn block(&self, walk: &mut Walk, key_block: usize, query_block: usize, more: bool) {
+        let e = &self.e;
+        let [keys, queries] = [key_block, query_block].map(|b| self.rows(&(b..b + 1)));
+        let [last_key, first_query] =
+            if e.causal { [query_block, key_block] } else { [self.blocks() - 1, 0] };
+        let diagonal = e.causal && key_block == query_block;
+        for query in queries.clone().step_by(width(self.isa)) {
+            let rows = query..queries.end.min(query + width(self.isa));
+            self.foresee(walk, [key_block, query_block], &rows, more);
+            let ds = self.panel(walk, &keys, &queries, &rows);
+            let ends = [key_block == last_key, key_block == 0];
+            self.add_queries(walk, &keys, &rows, diagonal, ds, ends);
+        }
+        let ends = [query_block == first_query, query_block + 1 == self.blocks()];
+        self.add_keys(walk, &keys, queries.len(), diagonal, ends);
+    }
+
+    /// Before the queries `rows` of a block are computed, asks for what comes next and lies in memory: results
+    /// that are about to be written, and at the last block of keys the next queries (and their keys), if there
+    /// are `more`, or those of the head that this thread is likely to take next.
+    fn foresee(&self, walk: &Walk, [key_block, query_block]: [usize; 2], rows: &Range<usize>, more: bool) {
+        let (isa, e) = (self.isa, &self.e);
+        let to = |which: usize, row: usize| self.dqkv.part(e, walk.pair, which, row);
+        if key_block == 0 {
+            fetch_to_write(isa, to(Q, rows.start), rows.len(), e.size);
+        }
+        if query_block + 1 == self.blocks() {
+            let first = key_block * BLOCK + rows.start % BLOCK;
+            let count = rows.len().min(e.seq.saturating_sub(first));
+            if count > 0 {
+                [K, V].into_iter().for_each(|which| fetch_to_write(isa, to(which, first), count, e.size));
+            }
+        }
+        if key_block != walk.keys.start {
+            return;
+        }
+        let (pair, first) = match walk.after {
+            _ if more => (walk.pair, rows.start + BLOCK),
+            Some(pair) => (pair, rows.start % BLOCK),
+            None => return,
+        };
+        let rows = first..e.seq.min(first + rows.len());
+        if rows.is_empty() {
+            return;
+        }
+        fetch(e.part(self.qkv, pair, Q, &rows));
+        fetch(e.part(self.dout, pair, 0, &rows));
+        fetch(e.part(self.out, pair, 0, &rows));
+        if !more || e.causal && rows.start / BLOCK < walk.keys.end {
+            [K, V].into_iter().for_each(|which| fetch(e.part(self.qkv, pair, which, &rows)));
+        }
+    }
+
+    /// p and ds of the queries `rows`, a panel; returns ds as left operand, a step a key.
+    fn panel(
+        &self,
+        walk: &mut Walk,
+        keys: &Range<usize>,
+        queries: &Range<usize>,
+        rows: &Range<usize>,
+    ) -> Sheet {
+        let (isa, kind, e) = (self.isa, self.kind, &self.e);
+        let width = width(isa);
+        let index = (rows.start - queries.start) / width;
+        let visible = if e.causal { keys.end.min(rows.start + width) } else { keys.end };
+        let panel = Panel {
+            keys: visible - keys.start,
+            diagonal: (e.causal && visible > rows.start).then(|| rows.start - keys.start),
+            factor: e.factor(),
+            element: e.element(walk.pair, keys.start, rows.start),
+            next_key: e.seq as u64,
+        };
+        let lanes = index * width..(index + 1) * width;
+        let rows = Rows {
+            log_sum_exp2: &walk.log_sum_exp2[lanes.clone()],
+            delta: &walk.delta[lanes],
+            scale: e.scale(),
+        };
+        let column = kind.packed(index * width);
+        let at = column / width * BLOCK * width + column % width;
+        let [p, ds] = [&mut walk.p[at..], &mut walk.ds[at..]].map(|x| x.as_mut_ptr());
+        let places = match kind {
+            Kind::Single => Places { scores: p, dp: ds, p, ds, ds_steps: std::ptr::null_mut() },
+            Kind::Pairs => {
+                let [scores, dp, ds_steps] = walk.panels.each_mut().map(|x| x.as_mut_ptr());
+                Places { scores, dp, p, ds, ds_steps }
+            }
+        };
+        let row = (keys.start - walk.keys.start * BLOCK) * width;
+        // SAFETY: the sheets were packed for these keys and queries, the places are as large as a walk.
+        unsafe {
+            for (which, to) in [(0, places.scores), (1, places.dp)] {
+                let right = walk.turned[which];
+                let right = right.at(index * right.panel);
+                scores(isa, kind, &panel, e.size, walk.along[which].at(row), right, to.cast_mut());
+            }
+            probabilities(isa, kind, self.keep.as_ref(), panel, rows, places);
+        }
+        Sheet { from: if places.ds_steps.is_null() { places.ds } else { places.ds_steps }, panel: 0 }
+    }
+
+    /// dq += ds·k of a panel of queries.
+    fn add_queries(
+        &self,
+        walk: &Walk,
+        keys: &Range<usize>,
+        rows: &Range<usize>,
+        diagonal: bool,
+        ds: Sheet,
+        ends: [bool; 2],
+    ) {
+        let (isa, kind) = (self.isa, self.kind);
+        let right = walk.across.at(kind.packed(keys.start - walk.keys.start * BLOCK) * width(isa));
+        for strip in strips(rows.len(), microkernel::panels(isa).rows) {
+            let seen = if diagonal { rows.start + strip.end } else { keys.end } - keys.start;
+            let (target, columns) = self.target(walk, Q, rows.start + strip.start, ends);
+            let size = [strip.len(), columns, kind.packed(seen)];
+            // SAFETY: the sheets hold these keys and queries; the target is this task's alone.
+            unsafe { product(isa, kind, size, Left::Columns(ds.at(strip.start)), right, &target) };
+        }
+    }
+
+    /// dv += pᵀ·dout, dk += dsᵀ·q.
+    fn add_keys(&self, walk: &Walk, keys: &Range<usize>, queries: usize, diagonal: bool, ends: [bool; 2]) {
+        let (isa, kind) = (self.isa, self.kind);
+        let width = width(isa);
+        let depth = kind.packed(queries);
+        for (which, left, right) in [(V, 0, walk.queries[1]), (K, 1, walk.queries[0])] {
+            let left = Sheet { from: [&walk.p, &walk.ds][left].as_ptr(), panel: BLOCK * width };
+            let multiply = |top: usize, rows: usize, start: usize| {
+                let (target, columns) = self.target(walk, which, keys.start + top, ends);
+                let left = left.at(start / width * left.panel + top * width);
+                let size = [rows, columns, depth - start];
+                // SAFETY: the sheets hold these keys and queries; the target is this task's alone.
+                unsafe {
+                    let left = Left::Rows(left, start % width);
+                    product(isa, kind, size, left, right.at(start * width), &target);
+                }
+            };
+            if !diagonal {
+                multiply(0, keys.len(), 0);
+                continue;
+            }
+            // Keys from `top` on are seen by queries from `top` on.
+            for group in (0..keys.len()).step_by(width) {
+                for strip in strips(width.min(keys.len() - group), microkernel::panels(isa).rows) {
+                    let top = group + strip.start;
+                    multiply(top, strip.len(), if kind == Kind::Pairs { top / 2 } else { top });
+                }
+            }
+        }
+    }
+
+    /// Where rows of dq, dk or dv from `row` on go, with the first and the last of their blocks, and how many
+    /// columns.
+    fn target(&self, walk: &Walk, which: usize, row: usize, [first, last]: [bool; 2]) -> (Target, usize) {
+        let stride = self.stride();
+        let at = walk.sums.at[which].wrapping_add((row - walk.sums.first[which]) * stride);
+        let sums = Place::of(at, stride);
+        let add = if first { Place::none() } else { sums };
+        if last {
+            let to = self.dqkv.part(&self.e, walk.pair, which, row);
+            (Target { add, ..Target::new(to) }, self.e.size)
+        } else {
+            (Target { add, ..Target::new(sums) }, stride)
+        }
+    }
+}
+
+/// What the blocks of a walk are computed with.
+struct Walk<'a> {
+    pair: usize,
+    /// Whose first block this thread is likely to take next.
+    after: Option<usize>,
+    sums: Sums,
+    /// Blocks of keys, and those of them that are packed.
+    keys: Range<usize>,
+    packed: [bool; SPAN],
+    /// k and v as left operands.
+    along: [Sheet; 2],
+    /// k as right operand, steps of keys.
+    across: Sheet,
+    /// Queries and dout as right operands, steps of the head's size.
+    turned: [Sheet; 2],
+    /// Queries and dout as right operands, steps of queries.
+    queries: [Sheet; 2],
+    /// Probabilities, and derivatives of the scores, of a block, as left operands along the queries.
+    p: &'a mut [f32],
+    ds: &'a mut [f32],
+    /// Of a panel of pairs: scores, dout·vᵀ, ds as left operand, steps of keys.
+    panels: [&'a mut [f32]; 3],
+    /// By query.
+    log_sum_exp2: &'a mut [f32],
+    delta: &'a mut [f32],
+}

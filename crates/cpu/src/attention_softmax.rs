@@ -1,0 +1,484 @@
+//! What attention does to its scores: probabilities, their dropout, their derivatives, rounded to bf16 in pairs
+//! where the products want pairs.
+//!
+//! Scores lie `[key][query]`, a panel of queries at a time, so every statistic of a query is a lane of a vector.
+//! Everything is in powers of two: `p = 2^(score * log2(e)/sqrt(size) - largest)` is one multiply-add and one
+//! [`exp2`](lanes::exp2).
+
+#[cfg(target_arch = "x86_64")]
+use phalanx_simd::{Avx2, Avx512};
+use phalanx_simd::{Isa, Lanes, Portable, lanes};
+
+use crate::microkernel::Kind;
+use crate::random::Keep;
+
+/// One panel of scores: keys by queries.
+#[derive(Clone, Copy)]
+pub(crate) struct Panel {
+    /// Keys.
+    pub(crate) keys: usize,
+    /// Key that query 0 of the panel is, counted from the first of these keys: it sees that one and those
+    /// before it, each further query one more. `None`: all see all.
+    pub(crate) diagonal: Option<usize>,
+    /// log2(e) / sqrt(size).
+    pub(crate) factor: f32,
+    /// Number of (first key, first query) for the generator, and how much further the next key is.
+    pub(crate) element: u64,
+    pub(crate) next_key: u64,
+}
+
+impl Panel {
+    /// Keys that every query sees.
+    fn clear(&self) -> usize {
+        self.diagonal.map_or(self.keys, |d| self.keys.min(d + 1))
+    }
+
+    /// Queries of vector `v` that come before `key`, 16 at most.
+    #[inline(always)]
+    fn hidden(&self, key: usize, v: usize) -> usize {
+        self.diagonal.map_or(0, |d| key.saturating_sub(d + 16 * v).min(16))
+    }
+}
+
+/// What a panel of queries has seen so far, in forward.
+pub(crate) struct Seen<'a> {
+    /// Largest score of each query, times the factor.
+    pub(crate) largest: &'a mut [f32],
+    /// Sum of probabilities of each query.
+    pub(crate) total: &'a mut [f32],
+    /// What earlier sums are to be multiplied by, because the largest score grew.
+    pub(crate) fade: &'a mut [f32],
+}
+
+/// Whether something is dropped.
+trait Draw: Copy {
+    const SOME: bool;
+    /// As [`Keep::factors`].
+    unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V;
+}
+
+#[derive(Clone, Copy)]
+struct Nothing;
+
+impl Draw for Nothing {
+    const SOME: bool = false;
+    #[inline(always)]
+    unsafe fn factors<L: Lanes>(&self, _: u64) -> L::V {
+        // SAFETY: the caller's promise.
+        unsafe { L::splat(1.0) }
+    }
+}
+
+impl Draw for Keep {
+    const SOME: bool = true;
+    #[inline(always)]
+    unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V {
+        // SAFETY: the caller's promise.
+        unsafe { Keep::factors::<L>(self, first) }
+    }
+}
+
+/// How rows of numbers become packed ones; `VECTORS` vectors to a row.
+trait Packed<L: Lanes, const VECTORS: usize> {
+    /// Two rows, packed along them, as far as that changes them.
+    type Rows: Copy;
+    unsafe fn rows(rows: [[L::V; VECTORS]; 2]) -> Self::Rows;
+    /// Stores rows `row` and, if `both`, `row + 1` as left operand whose steps run along them, at `to`.
+    unsafe fn store_along(rows: Self::Rows, to: *mut f32, row: usize, both: bool);
+    /// Stores them as two steps, at `to`.
+    unsafe fn store_steps(rows: Self::Rows, to: *mut f32, row: usize, both: bool);
+}
+
+struct Single;
+
+impl<L: Lanes, const VECTORS: usize> Packed<L, VECTORS> for Single {
+    type Rows = [[L::V; VECTORS]; 2];
+    #[inline(always)]
+    unsafe fn rows(rows: [[L::V; VECTORS]; 2]) -> Self::Rows {
+        rows
+    }
+    #[inline(always)]
+    unsafe fn store_along(rows: Self::Rows, to: *mut f32, row: usize, both: bool) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            for (v, x) in rows[0].into_iter().enumerate() {
+                L::store(to.add((row * VECTORS + v) * 16), x);
+            }
+            if both {
+                for (v, x) in rows[1].into_iter().enumerate() {
+                    L::store(to.add(((row + 1) * VECTORS + v) * 16), x);
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_steps(rows: Self::Rows, to: *mut f32, row: usize, both: bool) {
+        // SAFETY: the caller's promise.
+        unsafe { <Single as Packed<L, VECTORS>>::store_along(rows, to, row, both) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+struct Pairs;
+
+#[cfg(target_arch = "x86_64")]
+impl Packed<Avx512, 2> for Pairs {
+    type Rows = [std::arch::x86_64::__m512i; 2];
+    #[inline(always)]
+    unsafe fn rows(rows: [[std::arch::x86_64::__m512; 2]; 2]) -> Self::Rows {
+        use std::arch::x86_64::{__m512bh, __m512i, _mm512_cvtne2ps_pbh};
+        // SAFETY: `Kind::Pairs` is chosen only where the processor has the instruction; both are 64 bytes.
+        unsafe {
+            let [a, b] = rows;
+            [
+                std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(a[1], a[0])),
+                std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b[1], b[0])),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_along(rows: Self::Rows, to: *mut f32, row: usize, both: bool) {
+        // SAFETY: the caller's promise; two panels of queries share one of pairs, each half of its columns.
+        unsafe {
+            to.add(row * 32).cast::<std::arch::x86_64::__m512i>().write_unaligned(rows[0]);
+            if both {
+                to.add((row + 1) * 32).cast::<std::arch::x86_64::__m512i>().write_unaligned(rows[1]);
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_steps(rows: Self::Rows, to: *mut f32, row: usize, _: bool) {
+        use std::arch::x86_64::{__m512i, _mm512_loadu_si512, _mm512_permutex2var_epi16};
+        const LOW: [u16; 32] = interleaved(0);
+        const HIGH: [u16; 32] = interleaved(16);
+        // SAFETY: the caller's promise; the tables are 64 bytes.
+        unsafe {
+            let to = to.add(row / 2 * 32).cast::<__m512i>();
+            let [a, b] = rows;
+            let low = _mm512_permutex2var_epi16(a, _mm512_loadu_si512(LOW.as_ptr().cast()), b);
+            let high = _mm512_permutex2var_epi16(a, _mm512_loadu_si512(HIGH.as_ptr().cast()), b);
+            to.write_unaligned(low);
+            to.add(1).write_unaligned(high);
+        }
+    }
+}
+
+/// Numbers `first ..` of two rows of 32 in turn: those of the second row count from 32.
+#[cfg(target_arch = "x86_64")]
+const fn interleaved(first: u16) -> [u16; 32] {
+    let mut all = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        all[i] = first + i as u16 / 2 + 32 * (i as u16 % 2);
+        i += 1;
+    }
+    all
+}
+
+/// `pub fn name(isa, kind, keep, args)` that runs `body::<L, P, D, VECTORS>(draw, args)`, compiled for the
+/// instruction set, the kind of packed numbers and with or without dropout.
+macro_rules! packed {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
+        $(#[$doc])*
+        $vis unsafe fn $name(isa: Isa, kind: Kind, keep: Option<&Keep>, $($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
+            unsafe fn pairs<D: Draw>(draw: D, $($arg: $ty),*) {
+                // SAFETY: the caller's promise.
+                unsafe { $body::<Avx512, Pairs, D, 2>(draw, $($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
+            unsafe fn avx512<D: Draw>(draw: D, $($arg: $ty),*) {
+                // SAFETY: the caller's promise.
+                unsafe { $body::<Avx512, Single, D, 2>(draw, $($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn avx2<D: Draw>(draw: D, $($arg: $ty),*) {
+                // SAFETY: the caller's promise.
+                unsafe { $body::<Avx2, Single, D, 1>(draw, $($arg),*) }
+            }
+            unsafe fn by_isa<D: Draw>(isa: Isa, kind: Kind, draw: D, $($arg: $ty),*) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match (isa, kind) {
+                        #[cfg(target_arch = "x86_64")]
+                        (Isa::Avx512Bf16, Kind::Pairs) => pairs(draw, $($arg),*),
+                        #[cfg(target_arch = "x86_64")]
+                        (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512(draw, $($arg),*),
+                        #[cfg(target_arch = "x86_64")]
+                        (Isa::Avx2, Kind::Single) => avx2(draw, $($arg),*),
+                        (_, Kind::Single) => $body::<Portable, Single, D, 1>(draw, $($arg),*),
+                        (_, Kind::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
+                    }
+                }
+            }
+            // SAFETY: the caller's promise.
+            unsafe {
+                match keep {
+                    Some(keep) => by_isa(isa, kind, *keep, $($arg),*),
+                    None => by_isa(isa, kind, Nothing, $($arg),*),
+                }
+            }
+        }
+    };
+}
+
+packed!(
+    /// Scores become `2^(factor * score - new largest)`, dropped, packed as steps; what was seen fades.
+    ///
+    /// # Safety
+    /// The processor has the instruction set; `scores` holds the panel, rows padded to an even number.
+    pub(crate) fn online_softmax(panel: Panel, scores: &mut [f32], seen: Seen) = online_softmax_body
+);
+#[inline(always)]
+unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VECTORS: usize>(
+    draw: D,
+    panel: Panel,
+    scores: &mut [f32],
+    mut seen: Seen,
+) {
+    let Panel { keys, factor, .. } = panel;
+    let clear = panel.clear();
+    assert!(keys.next_multiple_of(2) * VECTORS * 16 <= scores.len());
+    let at = |key: usize, v: usize| (key * VECTORS + v) * 16;
+    let scores = scores.as_mut_ptr();
+    // SAFETY: compiled for L; the panel lies in the scores (asserted).
+    unsafe {
+        let factor = L::splat(factor);
+        let (least, mut total) = grown::<L, VECTORS>(panel, scores, &mut seen);
+        macro_rules! pair_of_rows {
+            ($key:expr, $masked:expr) => {
+                let mut rows = [[L::splat(0.0); VECTORS]; 2];
+                for (i, row) in rows.iter_mut().enumerate() {
+                    let key = $key + i;
+                    if $masked && key >= keys {
+                        continue;
+                    }
+                    for v in 0..VECTORS {
+                        let hidden = if $masked { panel.hidden(key, v) } else { 0 };
+                        if hidden == 16 {
+                            continue;
+                        }
+                        let score = L::load(scores.add(at(key, v)));
+                        let mut p = lanes::exp2::<L>(L::mul_add(score, factor, least[v]));
+                        if $masked {
+                            p = L::keep_first(L::splat(0.0), p, hidden);
+                        }
+                        total[v] = L::add(total[v], p);
+                        if D::SOME {
+                            let element = panel.element + key as u64 * panel.next_key + 16 * v as u64;
+                            p = L::mul(p, draw.factors::<L>(element));
+                        }
+                        row[v] = p;
+                    }
+                }
+                P::store_steps(P::rows(rows), scores, $key, $key + 1 < keys);
+            };
+        }
+        let whole = clear - clear % 2;
+        for key in (0..whole).step_by(2) {
+            pair_of_rows!(key, false);
+        }
+        for key in (whole..keys).step_by(2) {
+            pair_of_rows!(key, true);
+        }
+        for (v, total) in total.into_iter().enumerate() {
+            lanes::store::<L>(seen.total, 16 * v, total, 16);
+        }
+    }
+}
+
+/// Takes the panel's scores into the largest of each query, and fades what was summed before: minus the largest,
+/// and the faded total.
+///
+/// # Safety
+/// Compiled for `L`; the panel lies in the scores.
+#[inline(always)]
+unsafe fn grown<L: Lanes, const VECTORS: usize>(
+    panel: Panel,
+    scores: *const f32,
+    seen: &mut Seen,
+) -> ([L::V; VECTORS], [L::V; VECTORS]) {
+    let (keys, clear) = (panel.keys, panel.clear());
+    let at = |key: usize, v: usize| (key * VECTORS + v) * 16;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let none = L::splat(f32::NEG_INFINITY);
+        let factor = L::splat(panel.factor);
+        let mut least = [none; VECTORS];
+        let mut total = [L::splat(0.0); VECTORS];
+        for v in 0..VECTORS {
+            let mut chains = [none; 4];
+            for key in (0..clear - clear % 4).step_by(4) {
+                for (i, chain) in chains.iter_mut().enumerate() {
+                    *chain = L::max(L::load(scores.add(at(key + i, v))), *chain);
+                }
+            }
+            for key in clear - clear % 4..keys {
+                let score = L::keep_first(none, L::load(scores.add(at(key, v))), panel.hidden(key, v));
+                chains[key % 4] = L::max(score, chains[key % 4]);
+            }
+            let [a, b, c, d] = chains;
+            let most = L::max(L::max(a, b), L::max(c, d));
+            let before = lanes::load::<L>(seen.largest, 16 * v, 16);
+            let largest = L::max(L::mul(most, factor), before);
+            let fade = lanes::exp2::<L>(L::sub(before, largest));
+            least[v] = L::sub(L::splat(0.0), largest);
+            total[v] = L::mul(lanes::load::<L>(seen.total, 16 * v, 16), fade);
+            lanes::store::<L>(seen.largest, 16 * v, largest, 16);
+            lanes::store::<L>(seen.fade, 16 * v, fade, 16);
+        }
+        (least, total)
+    }
+}
+
+/// What is known of the queries of a panel in backward.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    /// Logarithm to base 2 of the sum of 2 to the scores; infinite for queries that do not exist.
+    pub(crate) log_sum_exp2: &'a [f32],
+    /// Sum of dout * out, times the scale of the scores.
+    pub(crate) delta: &'a [f32],
+    /// 1 / sqrt(size).
+    pub(crate) scale: f32,
+}
+
+/// Where the panel's numbers are in backward.
+#[derive(Clone, Copy)]
+pub(crate) struct Places {
+    /// Scores, and dout·vᵀ.
+    pub(crate) scores: *const f32,
+    pub(crate) dp: *const f32,
+    /// Probabilities and derivatives of scores, as left operands along the queries; f32 may take the places of
+    /// what they are made from.
+    pub(crate) p: *mut f32,
+    pub(crate) ds: *mut f32,
+    /// Derivatives as steps; not written when they are the same as those along the queries.
+    pub(crate) ds_steps: *mut f32,
+}
+
+packed!(
+    /// p = 2^(factor * score - lse), dropped; ds = p * (dropped dp - delta) * scale, with p undropped.
+    ///
+    /// # Safety
+    /// The processor has the instruction set; the places hold the panel, rows padded to an even number.
+    pub(crate) fn probabilities(panel: Panel, rows: Rows, places: Places) = probabilities_body
+);
+#[inline(always)]
+unsafe fn probabilities_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VECTORS: usize>(
+    draw: D,
+    panel: Panel,
+    rows: Rows,
+    places: Places,
+) {
+    let Panel { keys, factor, .. } = panel;
+    let clear = panel.clear();
+    let at = |key: usize, v: usize| (key * VECTORS + v) * 16;
+    // SAFETY: compiled for L; the panel lies in its places (the caller's promise).
+    unsafe {
+        let zero = L::splat(0.0);
+        let (factor, scale) = (L::splat(factor), L::splat(rows.scale));
+        let mut lse = [zero; VECTORS];
+        let mut delta = [zero; VECTORS];
+        for v in 0..VECTORS {
+            lse[v] = L::sub(zero, lanes::load::<L>(rows.log_sum_exp2, 16 * v, 16));
+            delta[v] = L::sub(zero, lanes::load::<L>(rows.delta, 16 * v, 16));
+        }
+        macro_rules! pair_of_rows {
+            ($key:expr, $masked:expr) => {
+                let mut p_rows = [[zero; VECTORS]; 2];
+                let mut ds_rows = [[zero; VECTORS]; 2];
+                for i in 0..2 {
+                    let key = $key + i;
+                    if $masked && key >= keys {
+                        continue;
+                    }
+                    for v in 0..VECTORS {
+                        let hidden = if $masked { panel.hidden(key, v) } else { 0 };
+                        if hidden == 16 {
+                            continue;
+                        }
+                        let score = L::load(places.scores.add(at(key, v)));
+                        let mut dp = L::load(places.dp.add(at(key, v)));
+                        let mut p = lanes::exp2::<L>(L::mul_add(score, factor, lse[v]));
+                        let mut kept = p;
+                        if D::SOME {
+                            let element = panel.element + key as u64 * panel.next_key + 16 * v as u64;
+                            let factors = draw.factors::<L>(element);
+                            dp = L::mul(dp, factors);
+                            kept = L::mul(p, factors);
+                        }
+                        if $masked {
+                            p = L::keep_first(zero, p, hidden);
+                            kept = L::keep_first(zero, kept, hidden);
+                            dp = L::keep_first(zero, dp, hidden);
+                        }
+                        p_rows[i][v] = kept;
+                        ds_rows[i][v] = L::mul(p, L::mul_add(dp, scale, delta[v]));
+                    }
+                }
+                let both = $key + 1 < keys;
+                P::store_along(P::rows(p_rows), places.p, $key, both);
+                let ds = P::rows(ds_rows);
+                P::store_along(ds, places.ds, $key, both);
+                if !places.ds_steps.is_null() {
+                    P::store_steps(ds, places.ds_steps, $key, both);
+                }
+            };
+        }
+        let whole = clear - clear % 2;
+        for key in (0..whole).step_by(2) {
+            pair_of_rows!(key, false);
+        }
+        for key in (whole..keys).step_by(2) {
+            pair_of_rows!(key, true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_simd::vectorized;
+
+    vectorized!(fn exp2_all(x: &mut [f32]) = exp2_all_body);
+    #[inline(always)]
+    fn exp2_all_body<L: Lanes>(x: &mut [f32]) {
+        for x in x.chunks_exact_mut(16) {
+            // SAFETY: compiled for L; 16 numbers.
+            unsafe { L::store(x.as_mut_ptr(), lanes::exp2::<L>(L::load(x.as_ptr()))) };
+        }
+    }
+
+    #[test]
+    fn exp2_is_near_f64() {
+        for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
+            let x: Vec<f32> = (0..1_600_000).map(|i| i as f32 * 1e-4 - 125.9).collect();
+            let mut y = x.clone();
+            exp2_all(isa, &mut y);
+            let mut worst = 0f64;
+            for (x, y) in x.iter().zip(&y) {
+                let exact = f64::from(*x).exp2();
+                let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+                worst = worst.max((f64::from(*y) - exact).abs() / ulp);
+            }
+            println!("{}: {worst} ulp", isa.name());
+            assert!(worst < 2.5, "{}: {worst} ulp", isa.name());
+        }
+    }
+
+    #[test]
+    fn exp2_at_the_ends() {
+        for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
+            let mut x = [-126.0; 16];
+            let ends = [0.0, -0.0, -1.0, 1.0, -126.1, -1e4, -1e10, -1e20, -1e30, f32::MIN, f32::NEG_INFINITY];
+            x[..ends.len()].copy_from_slice(&ends);
+            x[11] = f32::NAN;
+            exp2_all(isa, &mut x);
+            assert_eq!(x[..11], [1.0, 1.0, 0.5, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+            assert!(x[11].is_nan() && x[12] == f32::MIN_POSITIVE);
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! Cross entropy of the logits of a linear layer, of which each part of the vocabulary may be on another device
+//! (Megatron-LM's vocabulary-parallel cross entropy), and which are never stored.
+//!
+//! First the statistics: logits = x · w, in f32; while 128 columns of some rows are in the cache, their largest
+//! and the sum of their exponentials become the statistics of a *block*, and (in training) the exponentials,
+//! relative to the block's largest, are stored. Blocks make the statistics of a row of this part. Then the loss:
+//! from the rows of all parts come each row's log-sum-exp and loss, and what a block is multiplied by to be a
+//! probability: one pass makes the exponentials derivatives. What follows are products like any other.
+//!
+//! Exponentials and derivatives are rounded to the compute type, statistics to f32; logits never are. Between
+//! them all is f64, and losses are summed in it, row after row.
+
+use std::ops::Range;
+
+use phalanx_simd::{Lanes, Number, lanes, vectorized};
+use phalanx_tensor::VocabularyStatistics;
+use phalanx_tensor::arguments::{CrossEntropy, IGNORED};
+use phalanx_tensor::buffer::{View, ViewMut};
+
+use crate::elementwise::add_piece;
+use crate::float::{Float, by_float};
+use crate::matmul::{self, TOGETHER, product_into};
+use crate::matrix::Matrix;
+use crate::shards::Shards;
+use crate::{Cpu, row_grain};
+
+/// Columns of a block of statistics.
+const BLOCK: usize = TOGETHER;
+
+/// Of the logits of one row: of a block of columns, or of a part of the vocabulary.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Statistics {
+    largest: f32,
+    /// Of exponentials relative to the largest.
+    sum: f32,
+    /// Of the logits, for label smoothing.
+    logits: f32,
+    /// Logit of the target, if it is here; else 0.
+    target: f32,
+}
+
+/// Statistics of several disjoint pieces of a row.
+struct Joined {
+    largest: f32,
+    sum: f64,
+    logits: f64,
+    target: f64,
+}
+
+impl Joined {
+    /// The pieces in their order; a sum that is not a number stays so.
+    fn new<'a>(pieces: impl Iterator<Item = &'a Statistics> + Clone) -> Joined {
+        let larger = |a: f32, s: &Statistics| if s.largest > a { s.largest } else { a };
+        let largest = pieces.clone().fold(f32::NEG_INFINITY, larger);
+        let mut joined = Joined { largest, sum: 0.0, logits: 0.0, target: 0.0 };
+        for piece in pieces {
+            joined.sum += f64::from(piece.sum) * f64::from(piece.largest - largest).exp();
+            joined.logits += f64::from(piece.logits);
+            joined.target += f64::from(piece.target);
+        }
+        joined
+    }
+
+    fn rounded(&self) -> Statistics {
+        let Joined { largest, sum, logits, target } = *self;
+        Statistics { largest, sum: sum as f32, logits: logits as f32, target: target as f32 }
+    }
+}
+
+/// The targets of some rows, as a part of the vocabulary sees them.
+#[derive(Clone, Copy)]
+pub(crate) struct Targets<'a> {
+    pub(crate) ids: &'a [u32],
+    /// The part's first class.
+    pub(crate) first: usize,
+}
+
+impl Targets<'_> {
+    /// The target of a row among the part's `columns`, counted from the first of these.
+    fn among(&self, row: usize, columns: &Range<usize>) -> Option<usize> {
+        let column = (self.ids[row] as usize).checked_sub(self.first + columns.start)?;
+        (column < columns.len()).then_some(column)
+    }
+}
+
+/// Logits of x · w (+ bias) as `exponentials` (where given) and as statistics of blocks and rows.
+pub(crate) fn statistics(cpu: &Cpu, call: VocabularyStatistics) {
+    let VocabularyStatistics { x, w, bias, exponentials, blocks, statistics, .. } = call;
+    let targets = Targets { ids: call.targets.as_slice(), first: call.first };
+    let [_, columns] = w.in_out();
+    let count = columns.div_ceil(BLOCK);
+    let blocks: &mut [Statistics] = bytemuck::cast_slice_mut(blocks.into_slice::<f32>());
+    by_float!(x.dtype(), T => {
+        let logits = Logits {
+            columns,
+            targets,
+            bias: bias.map(|b| b.as_slice::<T>()),
+            exponentials: exponentials.map(|e| Shards::new(e.into_slice::<T>())),
+            blocks: Shards::new(&mut *blocks),
+        };
+        let consume = |rows: Range<usize>, columns: Range<usize>, numbers: &[f32]| {
+            logits.consume(cpu, rows, columns, numbers);
+        };
+        product_into(cpu, Matrix::of(&x), matmul::weight(&w), &consume);
+    });
+    let blocks = &*blocks;
+    let statistics: &mut [Statistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());
+    cpu.over_mut(statistics, row_grain(4 * count), |rows, statistics| {
+        for (row, to) in rows.zip(statistics) {
+            *to = Joined::new(blocks[row * count..(row + 1) * count].iter()).rounded();
+        }
+    });
+}
+
+/// The same statistics of logits that are stored, which become exponentials in their place.
+pub(crate) fn statistics_of_stored(
+    cpu: &Cpu,
+    logits: ViewMut,
+    targets: Targets,
+    blocks: ViewMut,
+    statistics: ViewMut,
+) {
+    let [_, columns] = logits.dims();
+    let count = columns.div_ceil(BLOCK);
+    let blocks = Shards::new(bytemuck::cast_slice_mut::<f32, Statistics>(blocks.into_slice()));
+    let statistics: &mut [Statistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());
+    by_float!(logits.dtype(), T => {
+        let logits = Shards::new(logits.into_slice::<T>());
+        cpu.over_mut(statistics, row_grain(columns), |rows, statistics| {
+            let mut buffer = [0f32; BLOCK];
+            for (row, to) in rows.zip(statistics) {
+                // SAFETY: ranges of rows are disjoint.
+                let (numbers, blocks) = unsafe {
+                    (
+                        logits.piece(row * columns..(row + 1) * columns),
+                        blocks.piece(row * count..(row + 1) * count),
+                    )
+                };
+                for (index, (numbers, place)) in numbers.chunks_mut(BLOCK).zip(blocks.iter_mut()).enumerate() {
+                    let wide = &mut buffer[..numbers.len()];
+                    wide.iter_mut().zip(numbers.iter()).for_each(|(wide, number)| *wide = number.to_f32());
+                    let start = index * BLOCK;
+                    let target = targets.among(row, &(start..start + numbers.len()));
+                    *place = block(cpu.isa, wide, Some(numbers), target);
+                }
+                *to = Joined::new(blocks.iter()).rounded();
+            }
+        });
+    });
+}
+
+/// What becomes of the logits.
+struct Logits<'a, T> {
+    columns: usize,
+    targets: Targets<'a>,
+    /// `[columns]`
+    bias: Option<&'a [T]>,
+    /// `[rows, columns]`
+    exponentials: Option<Shards<'a, T>>,
+    /// `[rows, blocks]`
+    blocks: Shards<'a, Statistics>,
+}
+
+impl<T: Float> Logits<'_, T> {
+    /// A part of the product; it consists of whole blocks.
+    fn consume(&self, cpu: &Cpu, rows: Range<usize>, columns: Range<usize>, numbers: &[f32]) {
+        let count = self.columns.div_ceil(BLOCK);
+        let mut buffer = [0f32; BLOCK];
+        for (row, numbers) in rows.zip(numbers.chunks_exact(columns.len())) {
+            for (start, mut numbers) in columns.clone().step_by(BLOCK).zip(numbers.chunks(BLOCK)) {
+                let block_columns = start..start + numbers.len();
+                if let Some(bias) = self.bias {
+                    let sums = &mut buffer[..numbers.len()];
+                    sums.copy_from_slice(numbers);
+                    add_piece(cpu.isa, &bias[block_columns.clone()], sums);
+                    numbers = sums;
+                }
+                let index = row * count + start / BLOCK;
+                let at = row * self.columns;
+                // SAFETY: this part of the product is fed to nobody else.
+                let (exponentials, place) = unsafe {
+                    let exponentials = self.exponentials.as_ref();
+                    (
+                        exponentials.map(|e| e.piece(at + block_columns.start..at + block_columns.end)),
+                        self.blocks.piece(index..index + 1),
+                    )
+                };
+                let target = self.targets.among(row, &block_columns);
+                place[0] = block(cpu.isa, numbers, exponentials, target);
+            }
+        }
+    }
+}
+
+/// What the losses of some rows come from.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    /// `[parts, rows, 4]`
+    pub(crate) statistics: &'a [f32],
+    pub(crate) targets: Targets<'a>,
+    /// Of all parts.
+    pub(crate) classes: usize,
+    pub(crate) numbers: CrossEntropy,
+}
+
+/// `before` and the losses of the rows, summed one after the other; the exponentials `[rows, columns]`, where given,
+/// become derivatives.
+pub(crate) fn loss(cpu: &Cpu, rows: Rows, blocks: View, exponentials: Option<ViewMut>, before: f64) -> f64 {
+    let Rows { targets, classes, .. } = rows;
+    if let Some(target) = targets.ids.iter().find(|&&t| t != IGNORED && t as usize >= classes) {
+        panic!("target {target} in a vocabulary of {classes}");
+    }
+    let blocks: &[Statistics] = bytemuck::cast_slice(blocks.as_slice::<f32>());
+    cpu.scratch.with(|buffer| {
+        let losses = buffer.slice::<f64>(targets.ids.len());
+        match exponentials {
+            None => {
+                let grain = row_grain(4 * rows.parts());
+                cpu.over_mut(losses, grain, |range, losses| {
+                    range.zip(losses).for_each(|(row, loss)| *loss = rows.row(row).map_or(0.0, |r| r.loss));
+                });
+            }
+            Some(exponentials) => {
+                let [_, columns] = exponentials.dims();
+                by_float!(exponentials.dtype(), T => {
+                    differentiate::<T>(cpu, rows, columns, blocks, exponentials.into_slice(), losses);
+                });
+            }
+        }
+        losses.iter().fold(before, |sum, loss| sum + loss)
+    })
+}
+
+/// Exponentials to derivatives, and the loss of each row.
+fn differentiate<T: Float>(
+    cpu: &Cpu,
+    rows: Rows,
+    columns: usize,
+    blocks: &[Statistics],
+    exponentials: &mut [T],
+    losses: &mut [f64],
+) {
+    let count = columns.div_ceil(BLOCK);
+    let exponentials = Shards::new(exponentials);
+    cpu.over_mut(losses, row_grain(columns), |range, losses| {
+        for (row, loss) in range.zip(losses) {
+            // SAFETY: ranges of rows are disjoint.
+            let exponentials = unsafe { exponentials.piece(row * columns..(row + 1) * columns) };
+            let Some(of) = rows.row(row) else {
+                exponentials.fill(T::default());
+                *loss = 0.0;
+                continue;
+            };
+            *loss = of.loss;
+            let target = rows.targets.among(row, &(0..columns));
+            let blocks = &blocks[row * count..(row + 1) * count];
+            for (index, (b, e)) in blocks.iter().zip(exponentials.chunks_mut(BLOCK)).enumerate() {
+                let factor = (of.weight * f64::from(b.largest - of.largest).exp()) as f32;
+                let target = target.and_then(|t| t.checked_sub(index * BLOCK)).filter(|t| *t < e.len());
+                derivatives(cpu.isa, e, factor, of.spread, target.map(|t| (t, of.at_target)));
+            }
+        }
+    });
+}
+
+/// One row, over all parts.
+struct Row {
+    loss: f64,
+    /// Largest logit.
+    largest: f32,
+    /// What exponentials relative to the largest are multiplied by.
+    weight: f64,
+    /// What is taken from every derivative, and from that of the target.
+    spread: f32,
+    at_target: f32,
+}
+
+impl Rows<'_> {
+    fn parts(&self) -> usize {
+        self.statistics.len() / (4 * self.targets.ids.len()).max(1)
+    }
+
+    /// Nothing for a row that is ignored.
+    fn row(&self, row: usize) -> Option<Row> {
+        let rows = self.targets.ids.len();
+        if self.targets.ids[row] == IGNORED {
+            return None;
+        }
+        let statistics: &[Statistics] = bytemuck::cast_slice(self.statistics);
+        let Joined { largest, sum, logits, target } = Joined::new(statistics[row..].iter().step_by(rows));
+        let CrossEntropy { gradient_scale, label_smoothing, z_loss, .. } = self.numbers;
+        let (smoothing, z_loss) = (f64::from(label_smoothing), f64::from(z_loss));
+        let log_sum_exp = sum.ln() + f64::from(largest);
+        let mean = logits / self.classes as f64;
+        let loss = (1.0 - smoothing) * (log_sum_exp - target)
+            + smoothing * (log_sum_exp - mean)
+            + z_loss * log_sum_exp * log_sum_exp;
+        let scale = f64::from(gradient_scale);
+        Some(Row {
+            loss,
+            largest,
+            weight: scale * (1.0 + 2.0 * z_loss * log_sum_exp) / sum,
+            spread: (scale * smoothing / self.classes as f64) as f32,
+            at_target: (scale * (1.0 - smoothing)) as f32,
+        })
+    }
+}
+
+vectorized!(fn block<T: Float>(
+    logits: &[f32], exponentials: Option<&mut [T]>, target: Option<usize>,
+) -> Statistics = block_body);
+/// Statistics of one row of a block, and its exponentials.
+#[inline(always)]
+fn block_body<L: Lanes, T: Float>(
+    logits: &[f32],
+    exponentials: Option<&mut [T]>,
+    target: Option<usize>,
+) -> Statistics {
+    let to = exponentials.map_or(std::ptr::null_mut(), |e| {
+        assert_eq!(e.len(), logits.len());
+        e.as_mut_ptr()
+    });
+    // SAFETY: compiled for L; all vectors lie in the row, which is as long as the exponentials.
+    unsafe {
+        let largest = lanes::max_row::<L>(logits);
+        let total = lanes::sum_row!(L, logits.len(), |at, count| lanes::load::<L>(logits, at, count));
+        let sum = lanes::sum_row!(L, logits.len(), |at, count| {
+            let e = lanes::exp::<L>(L::sub(lanes::load::<L>(logits, at, count), L::splat(largest)));
+            if !to.is_null() {
+                if count == 16 {
+                    T::store::<L>(to.add(at), e)
+                } else {
+                    T::store_first::<L>(to.add(at), e, count)
+                }
+            }
+            e
+        });
+        Statistics { largest, sum, logits: total, target: target.map_or(0.0, |t| logits[t]) }
+    }
+}
+
+vectorized!(fn derivatives<T: Float>(
+    logits: &mut [T], factor: f32, spread: f32, target: Option<(usize, f32)>,
+) = derivatives_body);
+/// `e * factor - spread`, less the target's share at the target.
+#[inline(always)]
+fn derivatives_body<L: Lanes, T: Float>(
+    logits: &mut [T],
+    factor: f32,
+    spread: f32,
+    target: Option<(usize, f32)>,
+) {
+    let at_target = target.map(|(t, share)| (t, L::fused(logits[t].to_f32(), factor, -spread) - share));
+    for at in (0..logits.len()).step_by(16) {
+        let count = (logits.len() - at).min(16);
+        // SAFETY: compiled for L; `count` numbers lie in the row.
+        unsafe {
+            let place = logits.as_mut_ptr().add(at);
+            let (factor, spread) = (L::splat(factor), L::splat(-spread));
+            if count == 16 {
+                T::store::<L>(place, L::mul_add(T::load::<L>(place), factor, spread));
+            } else {
+                T::store_first::<L>(
+                    place,
+                    L::mul_add(T::load_first::<L>(place, count), factor, spread),
+                    count,
+                );
+            }
+        }
+    }
+    if let Some((t, derivative)) = at_target {
+        logits[t] = T::from_f32(derivative);
+    }
+}

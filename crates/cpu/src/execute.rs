@@ -1,0 +1,164 @@
+//! Which kernel computes which operation.
+
+use phalanx_tensor::Kernels;
+use phalanx_tensor::operations::{
+    Activations, Attentions, Elementwise, Embeddings, Normalization, Operation, Optimizers, Products,
+    Reductions, Vocabulary, VocabularyLoss,
+};
+
+use crate::cross_entropy::{Rows, Targets};
+use crate::{
+    Cpu, adamw, attention, attention_backward, bias, cross_entropy, dropout, elementwise, embedding,
+    embedding_backward, gelu, layer_norm, matmul, non_finite, norm, sgd,
+};
+
+impl Kernels for Cpu {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    fn execute(&self, operation: Operation) {
+        match operation {
+            Operation::Elementwise(operation) => self.elementwise(operation),
+            Operation::Products(operation) => self.product(operation),
+            Operation::Normalization(operation) => self.normalization(operation),
+            Operation::Activations(operation) => self.activation(operation),
+            Operation::Attentions(operation) => self.attention(operation),
+            Operation::Embeddings(operation) => self.embedding(operation),
+            Operation::Vocabulary(operation) => self.vocabulary(operation),
+            Operation::Optimizers(operation) => self.optimizer(operation),
+            Operation::Reductions(operation) => self.reduction(operation),
+        }
+    }
+}
+
+impl Cpu {
+    fn elementwise(&self, operation: Elementwise) {
+        match operation {
+            Elementwise::Fill(o) => elementwise::fill(self, o.x, o.value),
+            Elementwise::Copy(o) => {
+                elementwise::copy(self, elementwise::bytes(&o.from), elementwise::bytes_mut(o.to));
+            }
+            Elementwise::Convert(o) => elementwise::convert(self, o.from, o.to),
+            Elementwise::Add(o) => elementwise::add(self, o.from, o.into),
+            Elementwise::Scaled(o) => {
+                let product = o.x.as_slice::<f64>()[0] * f64::from(o.scale);
+                o.out.into_slice::<f32>()[0] = product as f32;
+            }
+        }
+    }
+
+    fn product(&self, operation: Products) {
+        match operation {
+            Products::Linear(o) => matmul::linear(self, o.x, o.w, o.epilogue, o.y),
+            Products::LinearGelu(o) => matmul::linear_gelu(self, o.x, o.w, o.bias, o.gelu, o.pre, o.y),
+            Products::InputGradient(o) => {
+                matmul::linear_input_gradient(self, o.dy, o.w, o.dx, o.accumulate);
+            }
+            Products::WeightGradient(o) => {
+                matmul::linear_weight_gradient(self, o.x, o.dy, o.dw, o.layout, o.accumulate);
+            }
+            Products::BiasGradient(o) => bias::bias_gradient(self, o.dy, o.db, o.accumulate),
+        }
+    }
+
+    fn normalization(&self, operation: Normalization) {
+        match operation {
+            Normalization::LayerNorm(o) => {
+                layer_norm::layer_norm(self, o.x, o.parameters, o.eps, o.y, o.statistics);
+            }
+            Normalization::LayerNormBackward(o) => layer_norm::layer_norm_backward(self, o),
+        }
+    }
+
+    fn activation(&self, operation: Activations) {
+        match operation {
+            Activations::GeluForward(o) => gelu::gelu(self, o.x, o.gelu, o.y),
+            Activations::GeluBackward(o) => gelu::gelu_backward(self, o.x, o.gelu, o.dy, o.db, o.accumulate),
+            Activations::DropoutForward(o) => dropout::dropout(self, o.from, o.dropout, o.residual, o.to),
+        }
+    }
+
+    fn attention(&self, operation: Attentions) {
+        match operation {
+            Attentions::AttentionForward(o) => {
+                let extents = attention::Extents::new(o.qkv.dims(), o.heads, o.dropout);
+                attention::attention(self, extents, o.qkv, o.dropout, o.out, o.log_sum_exp);
+            }
+            Attentions::AttentionBackward(o) => {
+                let extents = attention::Extents::new(o.qkv.dims(), o.heads, o.dropout);
+                let [out, log_sum_exp, dout] = o.saved;
+                let saved = attention_backward::Saved { qkv: o.qkv, out, log_sum_exp, dropout: o.dropout };
+                attention_backward::attention_backward(self, extents, saved, dout, o.dqkv);
+            }
+        }
+    }
+
+    fn embedding(&self, operation: Embeddings) {
+        match operation {
+            Embeddings::EmbeddingForward(o) => {
+                embedding::embedding(self, o.ids, o.lookup, o.table, o.positions, o.accumulate, o.y);
+            }
+            Embeddings::AddPositions(o) => embedding::add_positions(self, o.positions, o.y),
+            Embeddings::EmbeddingBackward(o) => {
+                embedding_backward::embedding_backward(self, o.ids, o.lookup, o.dy, o.dtable, o.accumulate);
+            }
+            Embeddings::PositionGradient(o) => {
+                let rows = (o.first_row, o.seq);
+                embedding_backward::position_gradient(self, o.dy, rows.0, rows.1, o.dpositions, o.accumulate);
+            }
+        }
+    }
+
+    fn vocabulary(&self, operation: Vocabulary) {
+        match operation {
+            Vocabulary::VocabularyStatistics(o) => cross_entropy::statistics(self, o),
+            Vocabulary::LogitsStatistics(o) => {
+                let targets = Targets { ids: o.targets.as_slice(), first: o.first };
+                cross_entropy::statistics_of_stored(self, o.logits, targets, o.blocks, o.statistics);
+            }
+            Vocabulary::VocabularyLoss(o) => self.vocabulary_loss(o),
+        }
+    }
+
+    fn vocabulary_loss(&self, o: VocabularyLoss) {
+        let targets = Targets { ids: o.targets.as_slice(), first: o.first };
+        let loss = &mut o.loss.into_slice::<f64>()[0];
+        let before = if o.accumulate { *loss } else { 0.0 };
+        let rows =
+            Rows { statistics: o.statistics.as_slice(), targets, classes: o.classes, numbers: o.numbers };
+        *loss = cross_entropy::loss(self, rows, o.blocks, o.exponentials, before);
+    }
+
+    fn optimizer(&self, operation: Optimizers) {
+        match operation {
+            Optimizers::AdamWUpdate(o) => {
+                let scale = o.gradient_scale.as_slice::<f32>()[0];
+                adamw::adamw(self, o.step, o.p, o.g, o.moments, scale, o.rounded);
+            }
+            Optimizers::SgdUpdate(o) => {
+                let scale = o.gradient_scale.as_slice::<f32>()[0];
+                sgd::sgd(self, o.step, o.p, o.g, o.velocity, scale, o.rounded);
+            }
+        }
+    }
+
+    fn reduction(&self, operation: Reductions) {
+        match operation {
+            Reductions::BlockSquares(o) => norm::block_squares(self, o.x, o.squares),
+            Reductions::TreeSum(o) => o.out.into_slice::<f64>()[0] = norm::tree_sum(o.x.as_slice()),
+            Reductions::Norm(o) => {
+                let (value, clip) = norm::norm(o.squares.as_slice(), o.clip);
+                o.norm.into_slice::<f32>()[0] = value;
+                o.factor.into_slice::<f32>()[0] = clip;
+            }
+            Reductions::CountNonFinite(o) => {
+                o.count.into_slice::<f32>()[0] = non_finite::count_non_finite(self, o.x) as f32;
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Layer norm over the last dimension (Ba et al., arXiv 1607.06450), forward and backward.
+//!
+//! A row is read from memory once; its mean, its variance around that mean and the result are three
+//! passes over the cache. Sums go through 16 lanes by position, so a row's result depends on the row alone.
+
+use phalanx_simd::{Lanes, lanes, vectorized};
+use phalanx_tensor::LayerNormBackward;
+use phalanx_tensor::buffer::{View, ViewMut};
+
+use crate::bias::sum_blocks;
+use crate::elementwise::{by_lanes, load, store};
+use crate::float::{Float, by_float};
+use crate::shards::Shards;
+use crate::{Cpu, row_grain};
+
+/// Most rows that go through a pass together, so that the end of one row's sum hides behind the next row.
+const ROWS: usize = 4;
+
+/// Rows that go through a pass together: as many as stay in the nearest cache.
+fn rows_together(hidden: usize) -> usize {
+    (4096 / hidden.max(1)).clamp(1, ROWS)
+}
+
+/// `y = (x - mean) * rstd * gamma + beta` by rows; x, y `[rows, hidden]`, statistics (mean, rstd) `[rows]`
+/// f32. All overwritten.
+pub(crate) fn layer_norm(
+    cpu: &Cpu,
+    x: View,
+    [gamma, beta]: [View; 2],
+    eps: f32,
+    y: ViewMut,
+    [mean, rstd]: [ViewMut; 2],
+) {
+    let [rows, hidden] = x.shape().rows_cols();
+    let (mean, rstd) = (Shards::new(mean.into_slice::<f32>()), Shards::new(rstd.into_slice::<f32>()));
+    by_float!(x.dtype(), T => {
+        let (x, gamma, beta) = (x.as_slice::<T>(), gamma.as_slice(), beta.as_slice());
+        let y = Shards::new(y.into_slice::<T>());
+        cpu.over(rows, row_grain(hidden), |rows| {
+            let flat = rows.start * hidden..rows.end * hidden;
+            // SAFETY: row ranges are disjoint, and so are their pieces of y, mean and rstd.
+            let (y, mean, rstd) =
+                unsafe { (y.piece(flat.clone()), mean.piece(rows.clone()), rstd.piece(rows)) };
+            forward_rows(cpu.isa, &x[flat], gamma, beta, eps, y, mean, rstd);
+        });
+    });
+}
+
+vectorized!(fn forward_rows<T: Float>(
+    x: &[T], gamma: &[T], beta: &[T], eps: f32, y: &mut [T], mean: &mut [f32], rstd: &mut [f32],
+) = forward_rows_body);
+#[inline(always)]
+fn forward_rows_body<L: Lanes, T: Float>(
+    x: &[T],
+    gamma: &[T],
+    beta: &[T],
+    eps: f32,
+    y: &mut [T],
+    mean: &mut [f32],
+    rstd: &mut [f32],
+) {
+    let hidden = gamma.len();
+    assert_eq!(beta.len(), hidden);
+    let together = rows_together(hidden);
+    let blocks = x.chunks(together * hidden).zip(y.chunks_mut(together * hidden));
+    for ((x, y), (mean, rstd)) in blocks.zip(mean.chunks_mut(together).zip(rstd.chunks_mut(together))) {
+        let rows = || x.chunks_exact(hidden);
+        // SAFETY: compiled for L; all are rows of `hidden` numbers.
+        unsafe {
+            for (x, m) in rows().zip(mean.iter_mut()) {
+                *m = lanes::sum_row!(L, hidden, |at, count| load::<L, T>(x, at, count)) / hidden as f32;
+            }
+            for (x, (m, r)) in rows().zip(mean.iter().zip(rstd.iter_mut())) {
+                let squares = lanes::sum_row!(L, hidden, |at, count| {
+                    let d = L::sub(load::<L, T>(x, at, count), L::splat(*m));
+                    L::mul(d, d)
+                });
+                *r = 1.0 / (squares / hidden as f32 + eps).sqrt();
+            }
+            for ((x, y), (m, r)) in rows().zip(y.chunks_exact_mut(hidden)).zip(mean.iter().zip(rstd.iter())) {
+                by_lanes!(hidden, |at, count| {
+                    let n = L::mul(L::sub(load::<L, T>(x, at, count), L::splat(*m)), L::splat(*r));
+                    let value = L::mul_add(n, load::<L, T>(gamma, at, count), load::<L, T>(beta, at, count));
+                    store::<L, T>(y, at, value, count);
+                });
+            }
+        }
+    }
+}
+
+/// Some rows of the input, and what the forward pass stored of them.
+#[derive(Clone, Copy)]
+struct Rows<'a, T> {
+    x: &'a [T],
+    gamma: &'a [T],
+    mean: &'a [f32],
+    rstd: &'a [f32],
+}
+
+/// With `n = (x - mean) * rstd` and `d = dy * gamma`:
+/// `dx (+)= rstd * (d - avg(d) - n * avg(d * n))`, `dgamma (+)= sum of dy * n`, `dbeta (+)= sum of dy`.
+pub(crate) fn layer_norm_backward(cpu: &Cpu, call: LayerNormBackward) {
+    let LayerNormBackward { x, gamma, statistics: [mean, rstd], dy, dx, gradients, .. } = call;
+    let [accumulate_input, accumulate_parameters] = [call.accumulate_input, call.accumulate_parameters];
+    let [rows, hidden] = x.shape().rows_cols();
+    by_float!(dy.dtype(), T => {
+        let (x, gamma, dy) = (x.as_slice::<T>(), gamma.as_slice(), dy.as_slice());
+        let (mean, rstd) = (mean.as_slice(), rstd.as_slice());
+        let dx = Shards::new(dx.into_slice::<T>());
+        sum_blocks(cpu, rows, hidden, gradients, accumulate_parameters, |isa, rows, [dgamma, dbeta]| {
+            let flat = rows.start * hidden..rows.end * hidden;
+            let block = Rows { x: &x[flat.clone()], gamma, mean: &mean[rows.clone()], rstd: &rstd[rows] };
+            // SAFETY: blocks of rows are disjoint.
+            let dx = unsafe { dx.piece(flat.clone()) };
+            backward_rows(isa, block, &dy[flat], dx, accumulate_input, dgamma, dbeta);
+        });
+    });
+}
+
+vectorized!(fn backward_rows<T: Float>(
+    saved: Rows<'_, T>, dy: &[T], dx: &mut [T], accumulate: bool, dgamma: &mut [f32], dbeta: &mut [f32],
+) = backward_rows_body);
+#[inline(always)]
+fn backward_rows_body<L: Lanes, T: Float>(
+    saved: Rows<'_, T>,
+    dy: &[T],
+    dx: &mut [T],
+    accumulate: bool,
+    dgamma: &mut [f32],
+    dbeta: &mut [f32],
+) {
+    let Rows { x, gamma, mean, rstd } = saved;
+    let hidden = gamma.len();
+    assert_eq!([dgamma.len(), dbeta.len()], [hidden; 2]);
+    let together = rows_together(hidden);
+    let (x, dy) = (x.chunks(together * hidden), dy.chunks(together * hidden));
+    let blocks = x.zip(dy).zip(dx.chunks_mut(together * hidden));
+    for (((x, dy), dx), (mean, rstd)) in blocks.zip(mean.chunks(together).zip(rstd.chunks(together))) {
+        let rows = || x.chunks_exact(hidden).zip(dy.chunks_exact(hidden)).zip(mean.iter().zip(rstd));
+        // Of each row, -rstd * avg(d) and -rstd * avg(d * n).
+        let mut averages = [[0f32; 2]; ROWS];
+        // SAFETY: compiled for L; all are rows of `hidden` numbers.
+        unsafe {
+            for (((x, dy), (m, r)), averages) in rows().zip(&mut averages) {
+                let (m, mut sum_d, mut sum_dn) = (L::splat(*m), L::splat(0.0), L::splat(0.0));
+                by_lanes!(hidden, |at, count| {
+                    // Lanes without a number add 0, because their d is 0.
+                    let d = L::mul(load::<L, T>(dy, at, count), load::<L, T>(gamma, at, count));
+                    sum_d = L::add(sum_d, d);
+                    sum_dn = L::mul_add(d, L::sub(load::<L, T>(x, at, count), m), sum_dn);
+                });
+                let scale = -r / hidden as f32;
+                *averages = [scale * lanes::sum::<L>(sum_d), scale * r * lanes::sum::<L>(sum_dn)];
+            }
+            for ((((x, dy), (m, r)), averages), dx) in rows().zip(&averages).zip(dx.chunks_exact_mut(hidden))
+            {
+                let (m, r) = (L::splat(*m), L::splat(*r));
+                let (shift, slope) = (L::splat(averages[0]), L::splat(averages[1]));
+                by_lanes!(hidden, |at, count| {
+                    let n = L::mul(L::sub(load::<L, T>(x, at, count), m), r);
+                    let dy = load::<L, T>(dy, at, count);
+                    let d = L::mul(dy, load::<L, T>(gamma, at, count));
+                    let mut value = L::mul_add(n, slope, L::mul_add(r, d, shift));
+                    if accumulate {
+                        value = L::add(load::<L, T>(dx, at, count), value);
+                    }
+                    store::<L, T>(dx, at, value, count);
+                    let sum = L::mul_add(dy, n, lanes::load::<L>(dgamma, at, count));
+                    lanes::store::<L>(dgamma, at, sum, count);
+                    let sum = L::add(lanes::load::<L>(dbeta, at, count), dy);
+                    lanes::store::<L>(dbeta, at, sum, count);
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The device that computes here.
+//!
+//! One operation a file. Three rules keep results the same for any number of threads: work is cut into
+//! tasks by shapes alone; an element is computed by one task; a sum over tasks goes through partial sums
+//! of fixed pieces, which are added in a fixed order.
+
+mod adamw;
+mod attention;
+mod attention_backward;
+mod attention_dots;
+mod attention_pack;
+mod attention_softmax;
+mod attention_tiles;
+mod bias;
+mod cross_entropy;
+mod dropout;
+mod elementwise;
+mod embedding;
+mod embedding_backward;
+mod epilogue;
+mod execute;
+mod float;
+mod gelu;
+mod layer_norm;
+mod matmul;
+mod matrix;
+mod microkernel;
+mod non_finite;
+mod norm;
+mod packing;
+pub mod peak;
+pub mod pool;
+mod random;
+mod resident;
+mod scratch;
+mod sgd;
+mod shards;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use phalanx_simd::Isa;
+use pool::Pool;
+use scratch::Scratch;
+use shards::Shards;
+
+/// How a [`Cpu`] computes.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Threads in all, the caller's included.
+    pub threads: usize,
+    /// Instruction set; at most what the processor has.
+    pub isa: Isa,
+    /// How long an idle worker spins before it sleeps.
+    pub spin: Duration,
+}
+
+impl Options {
+    /// `threads` threads and the best of this processor.
+    pub fn new(threads: usize) -> Options {
+        Options { threads, isa: Isa::detect(), spin: Duration::from_micros(50) }
+    }
+}
+
+/// The processor as a device. One rank owns one; its threads are its own.
+pub struct Cpu {
+    pool: Pool,
+    isa: Isa,
+    scratch: Scratch,
+}
+
+impl Cpu {
+    /// With `threads` threads in all, the caller's included: for one thread, and for tests.
+    ///
+    /// # Panics
+    /// When the system starts fewer threads. One needs none to be started.
+    pub fn new(threads: usize) -> Arc<Cpu> {
+        Cpu::with_options(Options::new(threads)).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// With everything said.
+    ///
+    /// # Errors
+    /// When the system starts fewer threads.
+    pub fn with_options(options: Options) -> std::io::Result<Arc<Cpu>> {
+        let isa = options.isa.limit(Isa::detect());
+        let pool = Pool::new(options.threads, options.spin)?;
+        Ok(Arc::new(Cpu { pool, isa, scratch: Scratch::default() }))
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Cuts `0..len` into pieces of `grain` (the last may be short) and runs `task` on each.
+    fn over(&self, len: usize, grain: usize, task: impl Fn(Range<usize>) + Sync) {
+        let grain = grain.max(1);
+        self.pool.run(len.div_ceil(grain), &|i| task(i * grain..len.min((i + 1) * grain)));
+    }
+
+    /// [`Cpu::over`] for a slice that each task writes its piece of.
+    fn over_mut<T: Send>(&self, x: &mut [T], grain: usize, task: impl Fn(Range<usize>, &mut [T]) + Sync) {
+        let shards = Shards::new(x);
+        self.over(shards.len(), grain, |range| {
+            // SAFETY: `over` hands out each range once, and they are disjoint.
+            task(range.clone(), unsafe { shards.piece(range) });
+        });
+    }
+}
+
+/// Elements of an elementwise task: 64 KiB of f32, a few microseconds.
+const GRAIN: usize = 16 * 1024;
+
+/// Rows of a task whose rows have `columns` elements.
+fn row_grain(columns: usize) -> usize {
+    (GRAIN / columns.max(1)).max(1)
+}

@@ -1,0 +1,469 @@
+//! Matrix products: linear layers, their gradients, and what other kernels need.
+//!
+//! Operands are f32, bf16 or f16, and so are results; sums are f32. The smaller of the two operands (by its free
+//! dimension) is packed once, by all threads, into panels that they share; the larger is cut along its free
+//! dimension into tasks, each of which packs its own block and runs over the whole of the other (see
+//! [`microkernel`](crate::microkernel)). So nothing is packed twice, and a long inner dimension goes in pieces
+//! that fit the cache. How an element is summed does not depend on any of this.
+
+use std::ops::Range;
+
+use phalanx_simd::Isa;
+use phalanx_tensor::arguments::{Epilogue, Gelu, Layout, VOCABULARY_BLOCK, Weight};
+use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_trace::DType;
+
+use crate::Cpu;
+use crate::epilogue::{Place, Target};
+use crate::matrix::Matrix;
+use crate::microkernel::{self, Across, Down, Kind, Panels};
+use crate::packing::{Form, Piece, pack};
+use crate::scratch::with_thread_scratch;
+use crate::shards::Shards;
+
+/// `[in, out]`, whatever the layout.
+pub(crate) fn weight<'a>(w: &Weight<'a>) -> Matrix<'a> {
+    let matrix = Matrix::of(&w.matrix);
+    match w.layout {
+        Layout::InOut => matrix,
+        Layout::OutIn => matrix.t(),
+    }
+}
+
+/// Rows of a result.
+fn place(y: &ViewMut, columns: usize) -> Place {
+    Place { at: y.address().as_ptr(), dtype: y.dtype(), stride: columns }
+}
+
+fn place_of(x: Option<View>, columns: usize) -> Place {
+    x.map_or(Place::none(), |x| Place { at: x.address().as_ptr(), dtype: x.dtype(), stride: columns })
+}
+
+/// `y = x · w (+ bias) (+ residual)`.
+pub(crate) fn linear(cpu: &Cpu, x: View, w: Weight, epilogue: Epilogue, y: ViewMut) {
+    let [_, out] = w.in_out();
+    let target = Target {
+        bias: place_of(epilogue.bias, out),
+        add: place_of(epilogue.residual, out),
+        ..Target::new(place(&y, out))
+    };
+    // SAFETY: y is borrowed uniquely, the others are of its shape (checked by the device).
+    unsafe { product_onto(cpu, Matrix::of(&x), weight(&w), target) };
+}
+
+/// `pre = x · w + bias`, `y = gelu(pre)`.
+pub(crate) fn linear_gelu(cpu: &Cpu, x: View, w: Weight, bias: View, gelu: Gelu, pre: ViewMut, y: ViewMut) {
+    let [_, out] = w.in_out();
+    let bias = place_of(Some(bias), out);
+    let target = Target { bias, pre: place(&pre, out), gelu, ..Target::new(place(&y, out)) };
+    // SAFETY: y and pre are borrowed uniquely, and of one shape (checked by the device).
+    unsafe { product_onto(cpu, Matrix::of(&x), weight(&w), target) };
+}
+
+/// `dx (+)= dy · wᵀ`.
+pub(crate) fn linear_input_gradient(cpu: &Cpu, dy: View, w: Weight, dx: ViewMut, accumulate: bool) {
+    product(cpu, Matrix::of(&dy), weight(&w).t(), dx, accumulate);
+}
+
+/// `dw (+)= xᵀ · dy`, in the layout given.
+pub(crate) fn linear_weight_gradient(
+    cpu: &Cpu,
+    x: View,
+    dy: View,
+    dw: ViewMut,
+    layout: Layout,
+    accumulate: bool,
+) {
+    let (x, dy) = (Matrix::of(&x), Matrix::of(&dy));
+    match layout {
+        Layout::InOut => product(cpu, x.t(), dy, dw, accumulate),
+        Layout::OutIn => product(cpu, dy.t(), x, dw, accumulate),
+    }
+}
+
+/// `c (+)= a · b`; c row-major.
+pub(crate) fn product(cpu: &Cpu, a: Matrix, b: Matrix, c: ViewMut, accumulate: bool) {
+    assert_eq!(c.elements(), a.rows * b.columns);
+    let to = place(&c, b.columns);
+    let add = if accumulate { to } else { Place::none() };
+    // SAFETY: c is borrowed uniquely and as large as the product (asserted).
+    unsafe { product_onto(cpu, a, b, Target { add, ..Target::new(to) }) };
+}
+
+/// Packed numbers that tasks share at a time: 8 MiB, so that they stay in the L3 cache.
+const SHARED: usize = 2 << 20;
+
+/// Packed numbers of its own operand that a task takes at most: 384 KiB, less than half of an L2 cache.
+const OWN: usize = 96 << 10;
+
+/// A task has at least this many operations, about 10 microseconds.
+const TASK_FLOPS: usize = 2 << 20;
+
+/// Tasks come in multiples of this where there is enough to do, so that 2, 3, 4, 6, 8 threads finish
+/// together.
+const EVEN: usize = 24;
+
+/// Rows shorter than this are slow to read from memory strip by strip.
+const NARROW: usize = 96;
+
+/// Packed numbers of a block of the inner dimension, of `packed` in all. Results in f32 keep their sums between
+/// blocks where they go; others keep them in a scratch, so they are not cut before they must be.
+fn depth(to: DType, packed: usize) -> usize {
+    let most = match to {
+        DType::F32 => 512,
+        _ if packed <= 2048 => 2048,
+        _ => 512,
+    };
+    packed.clamp(1, most)
+}
+
+/// One operand, as it is packed: steps of depth by lanes.
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    matrix: Matrix<'a>,
+    kind: Kind,
+    /// Packed numbers of a block.
+    depth: usize,
+    /// Lanes of a panel.
+    panel: usize,
+    /// Numbers from one step of a panel to the next.
+    width: usize,
+}
+
+impl Side<'_> {
+    fn lanes(&self) -> usize {
+        self.matrix.columns
+    }
+
+    fn panels(&self) -> usize {
+        self.lanes().div_ceil(self.panel)
+    }
+
+    /// Packed numbers of one step of depth.
+    fn packed(&self) -> usize {
+        self.panels() * self.width
+    }
+
+    /// The packed steps `packed` of some lanes, to be packed.
+    fn piece(&self, packed: Range<usize>, lanes: Range<usize>) -> Piece {
+        let inner = self.kind.inner(packed.start)..self.kind.inner(packed.end).min(self.matrix.rows);
+        self.matrix.piece(inner, lanes)
+    }
+
+    fn form(&self, depth: usize) -> Form {
+        Form { kind: self.kind, lanes: self.panel, width: self.width, stride: self.width * depth }
+    }
+
+    /// Packs the packed steps `depth`, by all threads: blocks, each all panels one after another.
+    fn pack_all(&self, cpu: &Cpu, depth: Range<usize>, packed: &mut [f32]) {
+        // Rows that lie in order are read whole, a piece of the steps by a task; others panel by panel.
+        let [steps, panels] = if self.matrix.column_stride == 1 {
+            [(crate::GRAIN / self.packed()).clamp(1, self.depth), self.panels()]
+        } else {
+            [self.depth, (crate::GRAIN / (self.width * self.depth)).max(1)]
+        };
+        let groups = self.panels().div_ceil(panels);
+        let pieces = self.depth.div_ceil(steps);
+        let packed = Shards::new(packed);
+        cpu.pool.run(depth.len().div_ceil(self.depth) * pieces * groups, &|task| {
+            let (block, piece, group) = (task / groups / pieces, task / groups % pieces, task % groups);
+            let block = block * self.depth..depth.len().min((block + 1) * self.depth);
+            let piece = block.start + piece * steps..block.end.min(block.start + (piece + 1) * steps);
+            if piece.is_empty() {
+                return;
+            }
+            let lanes = group * panels * self.panel..self.lanes().min((group + 1) * panels * self.panel);
+            let form = self.form(block.len());
+            let at = block.start * self.packed()
+                + group * panels * form.stride
+                + (piece.start - block.start) * self.width;
+            assert!(at < packed.len());
+            let piece = self.piece(depth.start + piece.start..depth.start + piece.end, lanes);
+            // SAFETY: these steps of these panels are this task's alone, and inside the buffer, which holds
+            // all panels of all blocks; `Matrix::piece` checked what is read.
+            unsafe { pack(cpu.isa, piece, form, packed.base().add(at)) };
+        });
+    }
+}
+
+/// Everything that the tasks of a product know.
+struct Plan<'a> {
+    isa: Isa,
+    kind: Kind,
+    /// Packed numbers of a block of the inner dimension.
+    depth: usize,
+    a: Side<'a>,
+    b: Side<'a>,
+    /// Whether tasks cut `a`; else they cut `b`.
+    cut_rows: bool,
+    /// Whether a task packs what it cuts off; else both operands are packed before.
+    packs_own: bool,
+    tasks: usize,
+    target: Target,
+    /// Sums between blocks, when the result cannot hold them.
+    partial: Place,
+    /// Panels of columns that tasks are not to separate.
+    unit: usize,
+}
+
+// SAFETY: the pointers of the targets are borrowed for the whole product (the promise of `product_onto`), and
+// tasks touch disjoint blocks of what is written.
+unsafe impl Sync for Plan<'_> {}
+
+/// `to = a · b`, finished as the target says; `to`, what is added and `pre` are row-major matrices of the
+/// product's shape.
+///
+/// # Safety
+/// The target's places are valid for the whole product and nobody else touches what is written.
+pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Target) {
+    let [m, n, k] = [a.rows, b.columns, a.columns];
+    assert_eq!((k, a.dtype), (b.rows, b.dtype));
+    if m * n == 0 {
+        return;
+    }
+    let mut plan = Plan::new(cpu.isa, a, b, target, 1);
+    let k = plan.kind.packed(k);
+    let (own, other) = plan.sides();
+    let shared = other.packed() + if plan.packs_own { 0 } else { own.packed() };
+    let span = (SHARED / shared / plan.depth).max(1) * plan.depth;
+    let keeps = target.to.dtype != DType::F32 && k > plan.depth;
+    cpu.scratch.with(|buffer| {
+        let length = shared * span.min(k);
+        let (packed, partial) =
+            buffer.slice::<f32>(length + if keeps { m * n } else { 0 }).split_at_mut(length);
+        if keeps {
+            plan.partial = Place::of(partial.as_mut_ptr(), n);
+        }
+        let (other_packed, own_packed) = packed.split_at_mut(other.packed() * span.min(k));
+        for start in (0..k.max(1)).step_by(span) {
+            let depth = start..k.min(start + span);
+            other.pack_all(cpu, depth.clone(), other_packed);
+            if !plan.packs_own {
+                own.pack_all(cpu, depth.clone(), own_packed);
+            }
+            let packed = [&*own_packed, &*other_packed];
+            cpu.pool.run(plan.tasks, &|task| {
+                // SAFETY: the tasks' rows or columns are disjoint; the rest is the caller's promise.
+                unsafe { plan.run_task(task, depth.clone(), packed) };
+            });
+        }
+    });
+}
+
+/// Columns of a product that [`product_into`] keeps together.
+pub(crate) const TOGETHER: usize = VOCABULARY_BLOCK;
+
+/// Told a part of a product: rows, columns, and the numbers, row after row.
+pub(crate) type Consume<'a> = dyn Fn(Range<usize>, Range<usize>, &[f32]) + Sync + 'a;
+
+/// `a · b` in f32 that is never stored: each part goes to `consume` while it is in the cache.
+/// Columns come in whole multiples of [`TOGETHER`] but the last.
+pub(crate) fn product_into(cpu: &Cpu, a: Matrix, b: Matrix, consume: &Consume) {
+    let [m, n, k] = [a.rows, b.columns, a.columns];
+    assert_eq!((k, a.dtype), (b.rows, b.dtype));
+    if m * n == 0 {
+        return;
+    }
+    let columns = microkernel::panels(cpu.isa).columns;
+    let nowhere = Target::new(Place { dtype: DType::F16, ..Place::none() });
+    let plan = Plan::new(cpu.isa, a, b, nowhere, TOGETHER / columns);
+    let depth = 0..plan.kind.packed(k);
+    let (own, other) = plan.sides();
+    cpu.scratch.with(|buffer| {
+        let length = other.packed() * depth.len();
+        let rest = if plan.packs_own { 0 } else { own.packed() * depth.len() };
+        let (other_packed, own_packed) = buffer.slice::<f32>(length + rest).split_at_mut(length);
+        other.pack_all(cpu, depth.clone(), other_packed);
+        if !plan.packs_own {
+            own.pack_all(cpu, depth.clone(), own_packed);
+        }
+        let packed = [&*own_packed, &*other_packed];
+        cpu.pool.run(plan.tasks, &|task| plan.feed_task(task, depth.clone(), packed, consume));
+    });
+}
+
+impl<'a> Plan<'a> {
+    fn new(isa: Isa, a: Matrix<'a>, b: Matrix<'a>, target: Target, unit: usize) -> Plan<'a> {
+        let [m, n, k] = [a.rows, b.columns, a.columns];
+        let Panels { rows, row_width, columns } = microkernel::panels(isa);
+        let kind = Kind::of(isa, a.dtype);
+        let depth = depth(target.to.dtype, kind.packed(k));
+        let a = Side { matrix: a.t(), kind, depth, panel: rows, width: row_width };
+        let b = Side { matrix: b, kind, depth, panel: columns, width: columns };
+        let cut_rows = m >= n;
+        let own = if cut_rows { a } else { b };
+        let most = (OWN / (own.width * depth)).max(1);
+        let unit = if cut_rows { 1 } else { unit };
+        let units = own.panels().div_ceil(unit);
+        let least = own.panels().div_ceil(most.max(unit)).min(units);
+        // Few panels stay together in larger tasks: each task reads all of the other operand.
+        let even = if units < 2 * EVEN { EVEN / 4 } else { EVEN };
+        let tasks = least.next_multiple_of(even).min(units).min((2 * m * n * k / TASK_FLOPS).max(least));
+        let narrow = own.matrix.column_stride == 1 && own.lanes() / tasks < NARROW && own.lanes() > NARROW;
+        Plan {
+            isa,
+            kind,
+            depth,
+            a,
+            b,
+            cut_rows,
+            packs_own: !narrow,
+            tasks,
+            target,
+            partial: Place::none(),
+            unit,
+        }
+    }
+
+    /// What is cut, and the other.
+    fn sides(&self) -> (Side<'a>, Side<'a>) {
+        if self.cut_rows { (self.a, self.b) } else { (self.b, self.a) }
+    }
+
+    /// The panels of its own operand that a task has.
+    fn panels_of(&self, task: usize) -> Range<usize> {
+        let (own, _) = self.sides();
+        let units = own.panels().div_ceil(self.unit);
+        let edge = |task: usize| own.panels().min(task * units / self.tasks * self.unit);
+        edge(task)..edge(task + 1)
+    }
+
+    /// One task's rows or columns of the result, over the packed steps `depth`; `packed` holds the operands
+    /// that were packed before, own and other.
+    ///
+    /// # Safety
+    /// Nobody else touches these rows or columns of the target, which is valid for the whole result.
+    unsafe fn run_task(&self, task: usize, depth: Range<usize>, packed: [&[f32]; 2]) {
+        let (own, other) = self.sides();
+        let panels = self.panels_of(task);
+        let lanes = panels.start * own.panel..own.lanes().min(panels.end * own.panel);
+        let length = if self.packs_own { panels.len() * own.width * self.depth } else { 0 };
+        with_thread_scratch(length, |scratch| {
+            for start in (depth.start..depth.end.max(depth.start + 1)).step_by(self.depth) {
+                let steps = start..depth.end.min(start + self.depth);
+                let count = steps.len();
+                let at = start - depth.start;
+                let other_packed = &packed[1][at * other.packed()..][..count * other.packed()];
+                let own_packed = if self.packs_own {
+                    let piece = own.piece(steps.clone(), lanes.clone());
+                    // SAFETY: the scratch holds the panels; `Matrix::piece` checked what is read.
+                    unsafe { pack(self.isa, piece, own.form(count), scratch.as_mut_ptr()) };
+                    &*scratch
+                } else {
+                    &packed[0][at * own.packed() + panels.start * own.width * count..]
+                        [..panels.len() * own.width * count]
+                };
+                let target = self.block_target(&steps);
+                // SAFETY: the panels are packed; the target is the caller's promise.
+                unsafe { self.multiply(lanes.clone(), count, [own_packed, other_packed], &target) };
+            }
+        });
+    }
+
+    /// As [`Plan::run_task`] over all of the inner dimension, for [`product_into`].
+    fn feed_task(&self, task: usize, depth: Range<usize>, packed: [&[f32]; 2], consume: &Consume) {
+        let (own, other) = self.sides();
+        let panels = self.panels_of(task);
+        let lanes = panels.start * own.panel..own.lanes().min(panels.end * own.panel);
+        let [rows, columns] =
+            if self.cut_rows { [lanes.clone(), 0..other.lanes()] } else { [0..other.lanes(), lanes.clone()] };
+        // With one block of the inner dimension, rows go in pieces that stay in L2 with their results.
+        let blocks = depth.len().div_ceil(self.depth);
+        let piece = if self.cut_rows || blocks > 1 { rows.len() } else { self.row_piece(self.depth) };
+        let pack_len = if self.packs_own { panels.len() * own.width * self.depth } else { 0 };
+        with_thread_scratch(pack_len + piece.min(rows.len()) * columns.len(), |scratch| {
+            let (packing, sums) = scratch.split_at_mut(pack_len);
+            let to = Place::of(sums.as_mut_ptr(), columns.len());
+            for start in (0..depth.end.max(1)).step_by(self.depth) {
+                let steps = start..depth.end.min(start + self.depth);
+                let count = steps.len();
+                let other_packed = &packed[1][start * other.packed()..][..count * other.packed()];
+                let own_packed = if self.packs_own {
+                    let from = own.piece(steps, lanes.clone());
+                    // SAFETY: the scratch holds the panels; `Matrix::piece` checked what is read.
+                    unsafe { pack(self.isa, from, own.form(count), packing.as_mut_ptr()) };
+                    &*packing
+                } else {
+                    &packed[0][start * own.packed() + panels.start * own.width * count..]
+                        [..panels.len() * own.width * count]
+                };
+                let [a, b] =
+                    if self.cut_rows { [own_packed, other_packed] } else { [other_packed, own_packed] };
+                let target = Target { add: if start == 0 { Place::none() } else { to }, ..Target::new(to) };
+                for top in (0..rows.len()).step_by(piece) {
+                    let some = top..rows.len().min(top + piece);
+                    let a = &a[top / self.a.panel * self.a.width * count..];
+                    let size = [some.len(), columns.len(), count];
+                    // SAFETY: the panels are packed, the sums are this thread's and as large as the piece.
+                    unsafe { self.block(size, a, b, &target) };
+                    if start + count >= depth.end {
+                        let length = some.len() * columns.len();
+                        // SAFETY: written just now, through the pointer that was taken from this slice.
+                        let sums = unsafe { std::slice::from_raw_parts(to.at.cast::<f32>(), length) };
+                        consume(rows.start + some.start..rows.start + some.end, columns.clone(), sums);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Whether nothing is added after the block of the packed steps `steps`.
+    fn is_last(&self, steps: &Range<usize>) -> bool {
+        steps.end >= self.kind.packed(self.a.matrix.rows)
+    }
+
+    /// Where the block of the packed steps `steps` goes: the first brings what is added, the last brings the
+    /// rest and rounds; the result itself holds the sums between them when it is f32 and nothing else follows.
+    fn block_target(&self, steps: &Range<usize>) -> Target {
+        let first = steps.start == 0;
+        let last = self.is_last(steps);
+        let own = |to: Place| Target { add: if first { Place::none() } else { to }, ..Target::new(to) };
+        if self.partial.is_some() {
+            let partial = if first { Place::none() } else { self.partial };
+            return if last { Target { partial, ..self.target } } else { own(self.partial) };
+        }
+        match (first, last) {
+            (true, true) => self.target,
+            (true, false) => Target { pre: Place::none(), ..self.target },
+            (false, true) if self.target.pre.is_some() => {
+                Target { pre: self.target.pre, gelu: self.target.gelu, ..own(self.target.to) }
+            }
+            (false, _) => own(self.target.to),
+        }
+    }
+
+    /// Rows that stay in L2, packed, while panels of columns pass.
+    fn row_piece(&self, depth: usize) -> usize {
+        (OWN / (self.a.width * depth).max(1)).max(1) * self.a.panel
+    }
+
+    /// One block of depth for a task.
+    ///
+    /// # Safety
+    /// As [`Plan::run_task`]; the slices hold the packed panels of `depth` steps, own and other.
+    unsafe fn multiply(&self, lanes: Range<usize>, depth: usize, [own, other]: [&[f32]; 2], target: &Target) {
+        if self.cut_rows {
+            let size = [lanes.len(), self.b.lanes(), depth];
+            // SAFETY: the caller's promise.
+            return unsafe { self.block(size, own, other, &target.at(lanes.start, 0)) };
+        }
+        let piece = self.row_piece(depth);
+        for top in (0..self.a.lanes()).step_by(piece) {
+            let a = &other[top / self.a.panel * self.a.width * depth..];
+            let size = [piece.min(self.a.lanes() - top), lanes.len(), depth];
+            // SAFETY: the caller's promise.
+            unsafe { self.block(size, a, own, &target.at(top, lanes.start)) };
+        }
+    }
+
+    /// `a` and `b`, packed panels of `depth` steps, onto the target.
+    ///
+    /// # Safety
+    /// The slices hold `rows` and `columns`; the target is valid for them and nobody else touches it.
+    unsafe fn block(&self, [rows, columns, depth]: [usize; 3], a: &[f32], b: &[f32], target: &Target) {
+        let a = Down { from: a.as_ptr(), step: self.a.width, panel: self.a.width * depth };
+        let b = Across { from: b.as_ptr(), panel: self.b.width * depth };
+        // SAFETY: the caller's promise.
+        unsafe { microkernel::block(self.isa, self.kind, [rows, columns, depth], a, b, target) }
+    }
+}

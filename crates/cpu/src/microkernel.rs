@@ -1,0 +1,275 @@
+//! The inner loops of a matrix product: packed panels in, a tile of the result out.
+//!
+//! A packed number is four bytes: one f32, or a pair of bf16 that are neighbours along the inner dimension
+//! ([`Kind`]). An element of `a · b` is, for each block of the inner dimension, one chain of multiply-adds (or
+//! of `vdpbf16ps`, two at a time) from zero, ascending; the blocks' sums are added in order. Nothing else
+//! enters: the bits of an element do not depend on where it lies, on how the product is cut into tasks, or on
+//! other rows and columns.
+//!
+//! Panels (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication"): `a` in panels of
+//! `ROWS` rows, whose numbers are broadcast; `b` in panels of `16 * VECTORS` columns. A tile of `ROWS x
+//! VECTORS` vectors stays in registers: 14 x 2 of AVX-512's 32, 6 x 1 (of two halves) of AVX2's 16.
+//!
+//! What happens to a tile's sums before they are stored (bias, addition, GELU, rounding) is in
+//! [`epilogue`](crate::epilogue).
+
+#[cfg(target_arch = "x86_64")]
+use phalanx_simd::{Avx2, Avx512};
+use phalanx_simd::{Isa, Lanes, Portable};
+use phalanx_trace::DType;
+
+use crate::epilogue::{Target, finish, finish_plain};
+
+/// What a packed number is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One f32: one step of the inner dimension.
+    Single,
+    /// Two bf16, the earlier in the lower half: two steps.
+    Pairs,
+}
+
+impl Kind {
+    /// How operands stored as `dtype` are multiplied: f16, and bf16 where the processor has no products of it,
+    /// are widened to f32.
+    pub(crate) fn of(isa: Isa, dtype: DType) -> Kind {
+        if isa == Isa::Avx512Bf16 && dtype == DType::BF16 { Kind::Pairs } else { Kind::Single }
+    }
+
+    /// Packed numbers for `inner` steps of the inner dimension.
+    pub(crate) fn packed(self, inner: usize) -> usize {
+        match self {
+            Kind::Single => inner,
+            Kind::Pairs => inner.div_ceil(2),
+        }
+    }
+
+    /// Steps of the inner dimension of `packed` numbers.
+    pub(crate) fn inner(self, packed: usize) -> usize {
+        match self {
+            Kind::Single => packed,
+            Kind::Pairs => 2 * packed,
+        }
+    }
+}
+
+/// Sizes of panels on one instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Panels {
+    /// Rows of a tile.
+    pub(crate) rows: usize,
+    /// Numbers from one step of depth to the next in a panel of `a`; at least `rows`.
+    pub(crate) row_width: usize,
+    /// Columns of a tile, and width of a panel of `b`.
+    pub(crate) columns: usize,
+}
+
+/// The panels of an instruction set.
+pub(crate) fn panels(isa: Isa) -> Panels {
+    match isa {
+        Isa::Avx512 | Isa::Avx512Bf16 => Panels { rows: 14, row_width: 16, columns: 32 },
+        Isa::Avx2 => Panels { rows: 6, row_width: 16, columns: 16 },
+        Isa::Portable => Panels { rows: 2, row_width: 16, columns: 16 },
+    }
+}
+
+/// Panels of `a`: broadcast one packed number at a time, so they may also be the columns of a matrix that is
+/// not packed in panels.
+#[derive(Clone, Copy)]
+pub(crate) struct Down {
+    /// First step of the first panel.
+    pub(crate) from: *const f32,
+    /// Numbers from step to step of a panel.
+    pub(crate) step: usize,
+    /// Numbers from panel to panel.
+    pub(crate) panel: usize,
+}
+
+/// Packed panels of `b`.
+#[derive(Clone, Copy)]
+pub(crate) struct Across {
+    /// First step of the first panel.
+    pub(crate) from: *const f32,
+    /// Numbers from panel to panel.
+    pub(crate) panel: usize,
+}
+
+/// A step of packed numbers.
+pub(crate) trait Multiply<L: Lanes> {
+    /// `a * b + sum` by lanes.
+    ///
+    /// # Safety
+    /// As for `L`.
+    unsafe fn step(a: L::V, b: L::V, sum: L::V) -> L::V;
+}
+
+pub(crate) struct Single;
+
+impl<L: Lanes> Multiply<L> for Single {
+    #[inline(always)]
+    unsafe fn step(a: L::V, b: L::V, sum: L::V) -> L::V {
+        // SAFETY: the caller's promise.
+        unsafe { L::mul_add(a, b, sum) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Pairs;
+
+#[cfg(target_arch = "x86_64")]
+impl Multiply<Avx512> for Pairs {
+    #[inline(always)]
+    unsafe fn step(
+        a: std::arch::x86_64::__m512,
+        b: std::arch::x86_64::__m512,
+        sum: std::arch::x86_64::__m512,
+    ) -> std::arch::x86_64::__m512 {
+        use std::arch::x86_64::{__m512bh, _mm512_dpbf16_ps};
+        // SAFETY: `Kind::Pairs` is chosen only where the processor has the instruction; both are 64 bytes.
+        unsafe {
+            let pairs = |x| std::mem::transmute::<std::arch::x86_64::__m512, __m512bh>(x);
+            _mm512_dpbf16_ps(sum, pairs(a), pairs(b))
+        }
+    }
+}
+
+/// `to = a · b`, finished as `target` says, for a block of `rows x columns x depth`, depth in packed numbers.
+///
+/// # Safety
+/// `a` holds `rows` and `b` `columns` in panels of `depth` steps, as [`panels`] of this `isa` says, which the
+/// processor has; the target is valid for the block, and nobody else touches it.
+pub(crate) unsafe fn block(isa: Isa, kind: Kind, size: [usize; 3], a: Down, b: Across, target: &Target) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
+    unsafe fn pairs(size: [usize; 3], a: Down, b: Across, target: &Target) {
+        // SAFETY: the caller's promise.
+        unsafe { tiles::<Avx512, Pairs, 14, 2>(size, a, b, target) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
+    unsafe fn avx512(size: [usize; 3], a: Down, b: Across, target: &Target) {
+        // SAFETY: the caller's promise.
+        unsafe { tiles::<Avx512, Single, 14, 2>(size, a, b, target) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn avx2(size: [usize; 3], a: Down, b: Across, target: &Target) {
+        // SAFETY: the caller's promise.
+        unsafe { tiles::<Avx2, Single, 6, 1>(size, a, b, target) }
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (isa, kind) {
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512Bf16, Kind::Pairs) => pairs(size, a, b, target),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512(size, a, b, target),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, Kind::Single) => avx2(size, a, b, target),
+            (_, Kind::Single) => tiles::<Portable, Single, 2, 1>(size, a, b, target),
+            (_, Kind::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
+        }
+    }
+}
+
+/// All tiles of a block: a panel of `b` stays near while the panels of `a` come from L2.
+#[inline(always)]
+unsafe fn tiles<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize>(
+    [rows, columns, depth]: [usize; 3],
+    a: Down,
+    b: Across,
+    target: &Target,
+) {
+    let width = VECTORS * 16;
+    for left in (0..columns).step_by(width) {
+        let count = width.min(columns - left);
+        for top in (0..rows).step_by(ROWS) {
+            // SAFETY: panel (left / width) of b and (top / ROWS) of a exist (the caller's promise).
+            unsafe {
+                let b = b.from.add(left / width * b.panel);
+                let a = Down { from: a.from.add(top / ROWS * a.panel), ..a };
+                let target = target.at(top, left);
+                let rows = rows - top;
+                if rows < ROWS {
+                    last_rows::<L, M, VECTORS>([rows, count, depth], a, b, &target);
+                } else {
+                    tile::<L, M, ROWS, VECTORS>([count, depth], a, b, &target);
+                }
+            }
+        }
+    }
+}
+
+/// A tile of fewer rows.
+#[inline(always)]
+unsafe fn last_rows<L: Lanes, M: Multiply<L>, const VECTORS: usize>(
+    [rows, columns, depth]: [usize; 3],
+    a: Down,
+    b: *const f32,
+    target: &Target,
+) {
+    let size = [columns, depth];
+    // SAFETY: the caller's promise.
+    unsafe {
+        match rows {
+            1 => tile::<L, M, 1, VECTORS>(size, a, b, target),
+            2 => tile::<L, M, 2, VECTORS>(size, a, b, target),
+            3 => tile::<L, M, 3, VECTORS>(size, a, b, target),
+            4 => tile::<L, M, 4, VECTORS>(size, a, b, target),
+            5 => tile::<L, M, 5, VECTORS>(size, a, b, target),
+            6 => tile::<L, M, 6, VECTORS>(size, a, b, target),
+            7 => tile::<L, M, 7, VECTORS>(size, a, b, target),
+            8 => tile::<L, M, 8, VECTORS>(size, a, b, target),
+            9 => tile::<L, M, 9, VECTORS>(size, a, b, target),
+            10 => tile::<L, M, 10, VECTORS>(size, a, b, target),
+            11 => tile::<L, M, 11, VECTORS>(size, a, b, target),
+            12 => tile::<L, M, 12, VECTORS>(size, a, b, target),
+            13 => tile::<L, M, 13, VECTORS>(size, a, b, target),
+            _ => unreachable!("no instruction set has more rows in a tile"),
+        }
+    }
+}
+
+/// One tile.
+#[inline(always)]
+unsafe fn tile<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize>(
+    [columns, depth]: [usize; 2],
+    a: Down,
+    b: *const f32,
+    target: &Target,
+) {
+    // SAFETY: `a` and `b` hold `depth` steps, the target `ROWS x columns` elements.
+    unsafe {
+        // What the end touches comes to the cache meanwhile.
+        target.prefetch::<L>(ROWS, VECTORS * 16);
+        let mut sums = [[L::splat(0.0); VECTORS]; ROWS];
+        let Down { from: mut a, step, .. } = a;
+        let mut b = b;
+        for _ in 0..depth {
+            let mut across = [L::splat(0.0); VECTORS];
+            for (v, x) in across.iter_mut().enumerate() {
+                *x = L::load(b.add(v * 16));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let down = L::splat(*a.add(r));
+                for (sum, across) in sums.iter_mut().zip(across) {
+                    *sum = M::step(down, across, *sum);
+                }
+            }
+            a = a.wrapping_add(step);
+            b = b.wrapping_add(VECTORS * 16);
+        }
+        if target.is_plain() && columns == VECTORS * 16 {
+            finish_plain::<L, ROWS, VECTORS>(sums, target);
+        } else {
+            // Through memory that stays in L1, so that one piece of code finishes all tiles.
+            let mut buffer = [0f32; 14 * 32];
+            for (r, sums) in sums.iter().enumerate() {
+                for (v, sum) in sums.iter().enumerate() {
+                    L::store(buffer.as_mut_ptr().add((r * VECTORS + v) * 16), *sum);
+                }
+            }
+            finish::<L>(&mut buffer, VECTORS * 16, [ROWS, columns], target);
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Panels for the [`microkernel`](crate::microkernel): a strip of a matrix, copied so that the inner loop
+//! reads memory in order. A strip is `[depth][width]` packed numbers, lanes beyond the matrix zero.
+//!
+//! f32 are copied, 16-bit numbers widened; or bf16 stay as they are and lie in pairs of neighbouring steps,
+//! the last one beside a zero where their number is odd.
+
+use half::bf16;
+#[cfg(target_arch = "x86_64")]
+use phalanx_simd::{Avx2, Avx512};
+use phalanx_simd::{Isa, Lanes, Portable};
+use phalanx_trace::DType;
+
+use crate::float::{Float, by_float};
+use crate::microkernel::Kind;
+
+/// A piece of a matrix to pack: element (step, lane) lies `step * step_stride + lane * lane_stride` elements
+/// after `from`.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece {
+    pub(crate) from: *const u8,
+    pub(crate) dtype: DType,
+    pub(crate) step_stride: usize,
+    pub(crate) lane_stride: usize,
+    /// Steps of depth.
+    pub(crate) depth: usize,
+    /// Lanes in all.
+    pub(crate) lanes: usize,
+}
+
+/// How panels lie: `lanes` of the matrix each, a packed step `width` numbers after the one before, a panel
+/// `stride` numbers after the one before.
+#[derive(Clone, Copy)]
+pub(crate) struct Form {
+    pub(crate) kind: Kind,
+    pub(crate) lanes: usize,
+    pub(crate) width: usize,
+    pub(crate) stride: usize,
+}
+
+/// Packs `piece` into panels.
+///
+/// # Safety
+/// The piece is valid to read; `to` is valid for all panels of the piece, and nobody else touches them; the
+/// processor has the instruction set; the width is a multiple of 16 and at least the panel's lanes.
+pub(crate) unsafe fn pack(isa: Isa, piece: Piece, form: Form, to: *mut f32) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
+    unsafe fn avx512(piece: Piece, form: Form, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { pack_with::<Avx512>(piece, form, to) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn avx2(piece: Piece, form: Form, to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { pack_with::<Avx2>(piece, form, to) }
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Avx512Bf16 => avx512(piece, form, to),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2(piece, form, to),
+            _ => pack_with::<Portable>(piece, form, to),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_with<L: Lanes>(piece: Piece, form: Form, to: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match form.kind {
+            Kind::Single => by_float!(piece.dtype, T => pack_source::<L, Widened<T>>(piece, form, to)),
+            Kind::Pairs => {
+                assert_eq!(piece.dtype, DType::BF16);
+                pack_source::<L, Paired>(piece, form, to);
+            }
+        }
+    }
+}
+
+/// How stored numbers become packed ones.
+trait Source {
+    /// A stored number.
+    type T: Float;
+    /// Stored steps of a packed one.
+    const STEPS: usize;
+    /// Packed step of 16 neighbouring lanes, of which the first `count` exist; the next stored step lies
+    /// `step_stride` further, and exists if `whole`.
+    unsafe fn across<L: Lanes>(from: *const Self::T, step_stride: usize, whole: bool, count: usize) -> L::V;
+    /// The first `steps` stored steps of one lane, which lie side by side, as packed steps; 16 packed ones
+    /// at most.
+    unsafe fn along<L: Lanes>(from: *const Self::T, steps: usize) -> L::V;
+    /// One packed number.
+    unsafe fn single(from: *const Self::T, step_stride: usize, whole: bool) -> f32;
+}
+
+/// Numbers as f32.
+struct Widened<T>(std::marker::PhantomData<T>);
+
+impl<T: Float> Source for Widened<T> {
+    type T = T;
+    const STEPS: usize = 1;
+    #[inline(always)]
+    unsafe fn across<L: Lanes>(from: *const T, _: usize, _: bool, count: usize) -> L::V {
+        // SAFETY: the caller's promise.
+        unsafe { if count >= 16 { T::load::<L>(from) } else { T::load_first::<L>(from, count) } }
+    }
+    #[inline(always)]
+    unsafe fn along<L: Lanes>(from: *const T, steps: usize) -> L::V {
+        // SAFETY: the caller's promise.
+        unsafe { if steps >= 16 { T::load::<L>(from) } else { T::load_first::<L>(from, steps) } }
+    }
+    #[inline(always)]
+    unsafe fn single(from: *const T, _: usize, _: bool) -> f32 {
+        // SAFETY: the caller's promise; any alignment.
+        unsafe { from.read_unaligned() }.to_f32()
+    }
+}
+
+/// bf16 in pairs of steps.
+struct Paired;
+
+impl Source for Paired {
+    type T = bf16;
+    const STEPS: usize = 2;
+    #[inline(always)]
+    unsafe fn across<L: Lanes>(from: *const bf16, step_stride: usize, whole: bool, count: usize) -> L::V {
+        // SAFETY: the caller's promise; a step that does not exist is not read.
+        unsafe {
+            let low = Widened::<bf16>::across::<L>(from, 0, true, count);
+            let high = if whole {
+                Widened::<bf16>::across::<L>(from.wrapping_add(step_stride), 0, true, count)
+            } else {
+                L::splat(0.0)
+            };
+            L::pair_bf16(low, high)
+        }
+    }
+    #[inline(always)]
+    unsafe fn along<L: Lanes>(from: *const bf16, steps: usize) -> L::V {
+        // SAFETY: the caller's promise; 32 stored numbers are 16 packed ones.
+        unsafe {
+            if steps >= 32 {
+                return L::load(from.cast());
+            }
+            let mut all = [bf16::ZERO; 32];
+            std::ptr::copy_nonoverlapping(from, all.as_mut_ptr(), steps);
+            L::load(all.as_ptr().cast())
+        }
+    }
+    #[inline(always)]
+    unsafe fn single(from: *const bf16, step_stride: usize, whole: bool) -> f32 {
+        // SAFETY: the caller's promise; a step that does not exist is not read.
+        unsafe {
+            let low = from.read_unaligned().to_bits();
+            let high = if whole { from.add(step_stride).read_unaligned().to_bits() } else { 0 };
+            f32::from_bits(u32::from(low) | u32::from(high) << 16)
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_source<L: Lanes, S: Source>(piece: Piece, form: Form, to: *mut f32) {
+    let from = piece.from.cast::<S::T>();
+    // SAFETY: the caller's promise.
+    unsafe {
+        if piece.lane_stride == 1 {
+            return copy_panels::<L, S>(piece, from, form, to);
+        }
+        let width = form.width;
+        for (index, lane) in (0..piece.lanes).step_by(form.lanes).enumerate() {
+            let lanes = form.lanes.min(piece.lanes - lane);
+            let from = from.add(lane * piece.lane_stride);
+            let to = to.add(index * form.stride);
+            if piece.step_stride == 1 {
+                for vector in (0..width).step_by(16) {
+                    let count = lanes.saturating_sub(vector).min(16);
+                    let from = from.wrapping_add(vector * piece.lane_stride);
+                    turn_strip::<L, S>(piece, from, count, width, to.add(vector));
+                }
+            } else {
+                gather_panel::<S>(piece, from, lanes, width, to);
+            }
+        }
+    }
+}
+
+/// Numbers that are fetched ahead: rows of a wide matrix are far apart, which hardware does not foresee.
+const AHEAD: usize = 2048;
+
+/// Lanes lie side by side: each step is read through, and goes to all panels.
+#[inline(always)]
+unsafe fn copy_panels<L: Lanes, S: Source>(piece: Piece, from: *const S::T, form: Form, to: *mut f32) {
+    let Form { lanes: panel, width, stride, .. } = form;
+    let all = piece.lanes / panel;
+    let rest = piece.lanes % panel;
+    let ahead = AHEAD.div_ceil(piece.lanes) * S::STEPS * piece.step_stride;
+    for (index, step) in (0..piece.depth).step_by(S::STEPS).enumerate() {
+        // SAFETY: the caller's promise; lanes beyond the last are not read.
+        unsafe {
+            let mut from = from.add(step * piece.step_stride);
+            let whole = step + S::STEPS <= piece.depth;
+            let mut to = to.add(index * width);
+            for _ in 0..all {
+                for vector in (0..width).step_by(16) {
+                    let from = from.add(vector);
+                    for s in 0..S::STEPS {
+                        L::prefetch(from.wrapping_add(ahead + s * piece.step_stride).cast());
+                    }
+                    L::store(to.add(vector), S::across::<L>(from, piece.step_stride, whole, panel - vector));
+                }
+                from = from.add(panel);
+                to = to.wrapping_add(stride);
+            }
+            if rest > 0 {
+                for vector in (0..width).step_by(16) {
+                    let count = rest.saturating_sub(vector).min(16);
+                    let x = S::across::<L>(from.wrapping_add(vector), piece.step_stride, whole, count);
+                    L::store(to.add(vector), x);
+                }
+            }
+        }
+    }
+}
+
+/// Steps lie side by side: squares of 16 x 16 packed numbers are transposed in registers.
+#[inline(always)]
+unsafe fn turn_strip<L: Lanes, S: Source>(
+    piece: Piece,
+    from: *const S::T,
+    count: usize,
+    width: usize,
+    to: *mut f32,
+) {
+    let square_steps = 16 * S::STEPS;
+    // SAFETY: the caller's promise; lanes from `count` on are not read.
+    unsafe {
+        for step in (0..piece.depth).step_by(square_steps) {
+            let steps = piece.depth - step;
+            let mut square = [L::splat(0.0); 16];
+            for (lane, row) in square.iter_mut().enumerate().take(count) {
+                let from = from.add(lane * piece.lane_stride + step);
+                // The same steps of the strip after this one.
+                L::prefetch(from.wrapping_add(16 * piece.lane_stride).cast());
+                *row = S::along::<L>(from, steps);
+            }
+            let to = to.add(step / S::STEPS * width);
+            let turned = L::transpose(square);
+            if steps >= square_steps {
+                for (i, row) in turned.into_iter().enumerate() {
+                    L::store(to.add(i * width), row);
+                }
+            } else {
+                for (i, row) in turned.into_iter().enumerate().take(steps.div_ceil(S::STEPS)) {
+                    L::store(to.add(i * width), row);
+                }
+            }
+        }
+    }
+}
+
+/// Neither does.
+unsafe fn gather_panel<S: Source>(piece: Piece, from: *const S::T, lanes: usize, width: usize, to: *mut f32) {
+    for (index, step) in (0..piece.depth).step_by(S::STEPS).enumerate() {
+        for lane in 0..width {
+            // SAFETY: the caller's promise; lanes beyond the last are not read.
+            unsafe {
+                let from = from.wrapping_add(step * piece.step_stride + lane * piece.lane_stride);
+                let whole = step + S::STEPS <= piece.depth;
+                let x = if lane < lanes { S::single(from, piece.step_stride, whole) } else { 0.0 };
+                *to.add(index * width + lane) = x;
+            }
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! A fork-join pool: one `run` costs about a microsecond while the workers still spin.
+//!
+//! Protocol. One 64-bit `ticket` holds the number of the run (high half) and how many of its tasks
+//! nobody has claimed (low half). The caller writes the job, then publishes a ticket; whoever lowers
+//! the low half by a compare-and-swap owns one task. The job cannot change while a claimed task is not
+//! done, because the caller leaves `run` only when `done` has counted all tasks; so a worker reads the
+//! job after it has claimed, never before. Idle workers spin for a while, then sleep on a condition
+//! variable; `sleepers` tells the caller whether waking is needed at all.
+//!
+//! Which thread runs which task is left to chance: tasks must not care, and results never depend on
+//! the number of threads.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use phalanx_tensor::refused_thread;
+
+/// The threads of one rank: its caller and `threads - 1` workers.
+pub struct Pool {
+    shared: Arc<Shared>,
+    /// Held during a run that uses the workers.
+    turn: Mutex<u32>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+/// What `run` was given, as long as it lasts.
+#[derive(Clone, Copy)]
+struct Job {
+    task: *const (dyn Fn(usize) + Sync),
+    tasks: u32,
+}
+
+/// Own cache line: the caller and all workers write it.
+#[repr(align(128))]
+struct Line<T>(T);
+
+struct Shared {
+    ticket: Line<AtomicU64>,
+    done: Line<AtomicU32>,
+    job: UnsafeCell<Job>,
+    sleepers: AtomicUsize,
+    caller_sleeps: AtomicBool,
+    stop: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    bed: Mutex<()>,
+    work: Condvar,
+    finished: Condvar,
+    spin: Duration,
+}
+
+// SAFETY: `job` is written only by the caller that holds `turn`, before it publishes a ticket with
+// tasks left and after the previous run's tasks are all done; it is read only by owners of a claimed
+// task. The pointer in it is to a `Sync` closure that outlives the run. All else is atomics and locks.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+fn nothing(_: usize) {}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics under these locks; a task's panic is caught before.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    /// A pool of `threads` threads in all, whose workers spin for `spin` before they sleep.
+    ///
+    /// # Errors
+    /// When the system starts fewer threads; none is left then.
+    pub fn new(threads: usize, spin: Duration) -> std::io::Result<Pool> {
+        assert!(threads >= 1, "a pool has at least the calling thread");
+        let shared = Arc::new(Shared {
+            ticket: Line(AtomicU64::new(0)),
+            done: Line(AtomicU32::new(0)),
+            job: UnsafeCell::new(Job { task: &nothing, tasks: 0 }),
+            sleepers: AtomicUsize::new(0),
+            caller_sleeps: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            panic: Mutex::new(None),
+            bed: Mutex::new(()),
+            work: Condvar::new(),
+            finished: Condvar::new(),
+            spin,
+        });
+        // Made first: if a thread cannot be started, dropping the pool ends those that were.
+        let mut pool = Pool { shared, turn: Mutex::new(0), workers: Vec::new() };
+        for index in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let builder = std::thread::Builder::new().name(format!("cpu-{index}"));
+            let worker = builder.spawn(move || shared.work());
+            let whose = || format!("thread {index} of the {threads} that compute");
+            pool.workers.push(worker.map_err(|error| refused_thread(&whose(), &error))?);
+        }
+        Ok(pool)
+    }
+
+    /// Threads in all, the caller included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `task` with each of `0..tasks`, on all threads, and returns when all are done. A panic of
+    /// a task comes back here, after the others are done.
+    ///
+    /// When the workers are busy (another thread's run, or a run inside a task) all is done here.
+    pub fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        if tasks > 1
+            && !self.workers.is_empty()
+            && let Ok(mut turn) = self.turn.try_lock()
+        {
+            self.shared.run(&mut turn, tasks, task, self.workers.len());
+        } else {
+            (0..tasks).for_each(task);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        {
+            let _bed = locked(&self.shared.bed);
+            self.shared.work.notify_all();
+        }
+        for worker in self.workers.drain(..) {
+            // A worker catches its tasks' panics; it has none of its own.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self, turn: &mut u32, tasks: usize, task: &(dyn Fn(usize) + Sync), workers: usize) {
+        *turn = turn.wrapping_add(1);
+        let count = u32::try_from(tasks).expect("fewer than 2^32 tasks");
+        // SAFETY: only the lifetime changes; `run` does not return before every call is done.
+        let task = unsafe {
+            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync + 'static)>(
+                task,
+            )
+        };
+        // SAFETY: this thread holds the turn and no task of an earlier run is left (see `Shared`).
+        unsafe { *self.job.get() = Job { task, tasks: count } };
+        self.done.0.store(0, Ordering::Relaxed);
+        self.ticket.0.store(u64::from(*turn) << 32 | u64::from(count), Ordering::Release);
+        // A worker that goes to sleep counts itself, then looks at the ticket; here it is the other way
+        // round. One of the two sees the other.
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            let _bed = locked(&self.bed);
+            if tasks > workers {
+                self.work.notify_all();
+            } else {
+                (1..tasks).for_each(|_| self.work.notify_one());
+            }
+        }
+        while self.claim_and_call() {}
+        self.wait_until_done(count);
+        if let Some(payload) = locked(&self.panic).take() {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Runs one task of the present job, if one is left.
+    fn claim_and_call(&self) -> bool {
+        let mut ticket = self.ticket.0.load(Ordering::Acquire);
+        loop {
+            let left = ticket as u32;
+            if left == 0 {
+                return false;
+            }
+            match self.ticket.0.compare_exchange_weak(ticket, ticket - 1, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => {
+                    // SAFETY: the claimed task keeps the run open, so the job is stable and its closure
+                    // alive until `done` is raised below.
+                    let Job { task, tasks } = unsafe { *self.job.get() };
+                    let index = (tasks - left) as usize;
+                    // SAFETY: as above.
+                    let call = AssertUnwindSafe(|| unsafe { (*task)(index) });
+                    if let Err(payload) = catch_unwind(call) {
+                        locked(&self.panic).get_or_insert(payload);
+                    }
+                    if self.done.0.fetch_add(1, Ordering::SeqCst) + 1 == tasks
+                        && self.caller_sleeps.load(Ordering::SeqCst)
+                    {
+                        let _bed = locked(&self.bed);
+                        self.finished.notify_all();
+                    }
+                    return true;
+                }
+                Err(now) => ticket = now,
+            }
+        }
+    }
+
+    fn wait_until_done(&self, count: u32) {
+        let is_done = || self.done.0.load(Ordering::SeqCst) == count;
+        if spin_until(self.spin, &is_done) {
+            return;
+        }
+        let mut bed = locked(&self.bed);
+        self.caller_sleeps.store(true, Ordering::SeqCst);
+        while !is_done() {
+            bed = self.finished.wait(bed).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.caller_sleeps.store(false, Ordering::SeqCst);
+    }
+
+    /// A worker's life.
+    fn work(&self) {
+        let has_work =
+            || self.ticket.0.load(Ordering::SeqCst) as u32 != 0 || self.stop.load(Ordering::SeqCst);
+        while !self.stop.load(Ordering::SeqCst) {
+            if self.claim_and_call() || spin_until(self.spin, &has_work) {
+                continue;
+            }
+            let mut bed = locked(&self.bed);
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            while !has_work() {
+                bed = self.work.wait(bed).unwrap_or_else(PoisonError::into_inner);
+            }
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Whether `ready` came true within `limit`.
+fn spin_until(limit: Duration, ready: &dyn Fn() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        for _ in 0..64 {
+            if ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if start.elapsed() >= limit {
+            return ready();
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Random numbers by counter: a function of key and counter alone, so any task can make any of them, and
+//! backward those of forward.
+//!
+//! SplitMix64's finaliser over key and counter (Steele et al., OOPSLA 2014), as in the initial values of
+//! `phalanx-layers`: 64 bits are the two numbers of an even counter (lower half) and the odd one after it.
+
+use phalanx_simd::Lanes;
+use phalanx_tensor::arguments::Dropout;
+
+/// 2^64 over the golden ratio, odd.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+#[inline(always)]
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Which elements a [`Dropout`] keeps.
+#[derive(Clone, Copy)]
+pub(crate) struct Keep {
+    /// The key less one step, and the key: for words from a pair on, and from the one after it. Two numbers,
+    /// known here alone, so that nothing distinguishes a lane when a compiler sums up constants.
+    keys: [u64; 2],
+    /// Smallest number that is kept.
+    least: u64,
+    /// The bits of 1 / (1 - p).
+    factor: u64,
+    /// Counter of element 0.
+    first: u64,
+}
+
+impl Keep {
+    /// As `dropout` says.
+    pub(crate) fn new(dropout: Dropout) -> Keep {
+        let p = f64::from(dropout.p);
+        let factor = (1.0 / (1.0 - p)) as f32;
+        Keep {
+            keys: [dropout.key.wrapping_sub(GOLDEN), dropout.key],
+            least: (p * 4_294_967_296.0).round() as u64,
+            factor: u64::from(factor.to_bits()),
+            first: dropout.first,
+        }
+    }
+
+    /// Lane i: `1 / (1 - p)` where element `element + i` is kept, else 0. Half as fast for an odd counter.
+    ///
+    /// # Safety
+    /// Compiled for `L`.
+    #[inline(always)]
+    pub(crate) unsafe fn factors<L: Lanes>(&self, element: u64) -> L::V {
+        let first = self.first.wrapping_add(element);
+        // Two lanes at a time as one word, so that all is 64-bit arithmetic in eight like lanes.
+        let pair = first / 2;
+        let here = words(self.keys[0], pair);
+        let (mut lower, mut upper) = (here, here);
+        if first.is_multiple_of(2) {
+            for (l, u) in lower.iter_mut().zip(&mut upper) {
+                (*l, *u) = (*l & 0xffff_ffff, *u >> 32);
+            }
+        } else {
+            let next = words(self.keys[1], pair);
+            for (l, (u, next)) in lower.iter_mut().zip(upper.iter_mut().zip(next)) {
+                (*l, *u) = (*l >> 32, next & 0xffff_ffff);
+            }
+        }
+        let mut pairs = [0u64; 8];
+        for (pair, (l, u)) in pairs.iter_mut().zip(lower.iter().zip(&upper)) {
+            let l = if *l >= self.least { self.factor } else { 0 };
+            let u = if *u >= self.least { self.factor << 32 } else { 0 };
+            *pair = if cfg!(target_endian = "big") { (l | u).rotate_left(32) } else { l | u };
+        }
+        // SAFETY: the caller's promise; eight pairs are 16 numbers.
+        unsafe { L::load(pairs.as_ptr().cast()) }
+    }
+}
+
+/// The words of eight pairs from `pair` on; `key` is the key less one step.
+#[inline(always)]
+fn words(key: u64, pair: u64) -> [u64; 8] {
+    let before = key.wrapping_add(pair.wrapping_mul(GOLDEN));
+    let mut words = [0; 8];
+    for (i, word) in words.iter_mut().enumerate() {
+        *word = mix(before.wrapping_add((i as u64 + 1).wrapping_mul(GOLDEN)));
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_simd::{Isa, vectorized};
+
+    vectorized!(fn factors(keep: &Keep, first: u64, to: &mut [f32; 16]) = factors_body);
+    #[inline(always)]
+    fn factors_body<L: Lanes>(keep: &Keep, first: u64, to: &mut [f32; 16]) {
+        // SAFETY: compiled for L; 16 numbers.
+        unsafe { L::store(to.as_mut_ptr(), keep.factors::<L>(first)) };
+    }
+
+    /// As the module's head says it.
+    fn number(key: u64, counter: u64) -> u32 {
+        let bits = mix(key.wrapping_add((counter / 2).wrapping_mul(GOLDEN)));
+        if counter.is_multiple_of(2) { bits as u32 } else { (bits >> 32) as u32 }
+    }
+
+    #[test]
+    fn sixteen_neighbours_are_sixteen_single_numbers() {
+        for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
+            for (p, key) in [(0.0, 3), (0.1, u64::MAX), (0.5, 1 << 63), (1.0 - f32::EPSILON / 2.0, 9)] {
+                let keep = Keep::new(Dropout { p, key, first: 0, sample: 0 });
+                for first in [0, 1, 2, 15, 16, 17, 1 << 32, (1 << 32) - 3, u64::MAX - 20, u64::MAX - 16] {
+                    let mut all = [f32::NAN; 16];
+                    factors(isa, &keep, first, &mut all);
+                    for (i, factor) in all.into_iter().enumerate() {
+                        let kept = f64::from(number(key, first + i as u64))
+                            >= (f64::from(p) * 2f64.powi(32)).round();
+                        let expected = if kept { (1.0 / (1.0 - f64::from(p))) as f32 } else { 0.0 };
+                        assert_eq!(factor, expected, "{} {first} {i}", isa.name());
+                    }
+                }
+            }
+        }
+    }
+}

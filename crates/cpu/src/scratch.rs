@@ -1,0 +1,63 @@
+//! Memory that kernels need while they run: taken once, grown in the first step, kept.
+//!
+//! Two kinds: per thread ([`with_thread_scratch`]: tiles of attention, packed panels) and per call
+//! ([`Scratch`]: partial sums that all tasks of a run share). Neither belongs to the plan's arena; both
+//! are part of what the engine measures as "above the plan".
+
+use std::cell::RefCell;
+use std::sync::{Mutex, PoisonError};
+
+use phalanx_tensor::region::{HUGE, Region};
+
+/// Mapped memory, zeroed at first, mapped anew when a call needs more.
+pub(crate) struct Buffer {
+    region: Option<Region>,
+}
+
+impl Buffer {
+    const fn empty() -> Buffer {
+        Buffer { region: None }
+    }
+
+    /// The first `len` elements; what they hold is whatever was there before.
+    pub(crate) fn slice<T: bytemuck::Pod>(&mut self, len: usize) -> &mut [T] {
+        let wanted = len * size_of::<T>();
+        if self.region.as_ref().is_none_or(|r| r.bytes() < wanted) {
+            let bytes = if wanted > HUGE / 4 { wanted.next_multiple_of(HUGE) } else { wanted };
+            // Given back first: the old contents are of no use.
+            self.region = None;
+            self.region = Some(Region::anonymous(bytes).expect("the system gives a kernel its scratch"));
+        }
+        let base = self.region.as_ref().map_or(std::ptr::null_mut(), Region::base);
+        // SAFETY: the region is long enough, starts on a page, is initialised (zeroed when mapped) and is
+        // borrowed uniquely with self; every bit pattern is a T.
+        unsafe { std::slice::from_raw_parts_mut(base.cast(), len) }
+    }
+}
+
+thread_local! {
+    static THREAD: RefCell<Buffer> = const { RefCell::new(Buffer::empty()) };
+}
+
+/// Gives `f` the first `len` elements of this thread's scratch. Not to be nested.
+pub(crate) fn with_thread_scratch<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
+    THREAD.with(|buffer| f(buffer.borrow_mut().slice(len)))
+}
+
+/// Buffers that calls borrow; as many as there are calls at a time.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    idle: Mutex<Vec<Buffer>>,
+}
+
+impl Scratch {
+    /// Gives `f` a buffer for its duration.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Buffer) -> R) -> R {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = idle().pop();
+        let mut buffer = taken.unwrap_or_else(Buffer::empty);
+        let out = f(&mut buffer);
+        idle().push(buffer);
+        out
+    }
+}

@@ -1,0 +1,409 @@
+//! Attention in tiles against the whole matrix in f64.
+
+use half::{bf16, f16};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::Options;
+use phalanx_tensor::{Arena, Category, DType, Device, Dropout, Heads, Shape, Tensor};
+
+use crate::differences::{gradient, weighted};
+use crate::oracle::{EPS, Expected, check, numbers, same_bits, wide};
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    batch: usize,
+    seq: usize,
+    heads: usize,
+    size: usize,
+    causal: bool,
+    dropout: Option<Dropout>,
+    dtype: DType,
+}
+
+impl Case {
+    fn hidden(self) -> usize {
+        self.heads * self.size
+    }
+
+    fn heads(self) -> Heads {
+        Heads { heads: self.heads, causal: self.causal }
+    }
+
+    fn with(self, dtype: DType) -> Case {
+        Case { dtype, ..self }
+    }
+
+    fn dropping(self, p: f32, first: u64) -> Case {
+        let sample = (self.heads * self.seq * self.seq) as u64;
+        Case { dropout: Some(Dropout { p, key: 0x1234_5678_9abc_def0, first, sample }), ..self }
+    }
+
+    /// Reproducible numbers `[batch, seq, columns]` in [-amount, amount), as they are stored.
+    fn values(self, seed: u64, columns: usize, amount: f32) -> Vec<f32> {
+        let x = numbers(seed, self.batch * self.seq * columns);
+        x.iter().map(|x| rounded(self.dtype, amount * x)).collect()
+    }
+
+    fn qkv(self, amount: f32) -> Vec<f32> {
+        self.values(1, 3 * self.hidden(), amount)
+    }
+
+    fn dout(self) -> Vec<f32> {
+        self.values(2, self.hidden(), 1.0)
+    }
+
+    /// Where q (0), k (1) or v (2) of a head start.
+    fn at(self, b: usize, row: usize, which: usize, h: usize) -> usize {
+        ((b * self.seq + row) * 3 + which) * self.hidden() + h * self.size
+    }
+
+    /// Where a head of out starts.
+    fn out_at(self, b: usize, row: usize, h: usize) -> usize {
+        (b * self.seq + row) * self.hidden() + h * self.size
+    }
+
+    fn keys(self, query: usize) -> usize {
+        if self.causal { query + 1 } else { self.seq }
+    }
+
+    fn scale(self) -> f64 {
+        1.0 / (self.size as f64).sqrt()
+    }
+
+    /// (sample, head, query) of all rows.
+    fn rows(self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let Case { batch, seq, heads, .. } = self;
+        (0..batch * heads * seq).map(move |n| (n / seq / heads, n / seq % heads, n % seq))
+    }
+
+    /// What the probability of (key, query) is multiplied by, as the contract has it.
+    fn factor(self, b: usize, h: usize, key: usize, query: usize) -> f64 {
+        let Some(Dropout { p, key: seed, first, sample }) = self.dropout else { return 1.0 };
+        let element = b as u64 * sample + ((h * self.seq + key) * self.seq + query) as u64;
+        let element = first.wrapping_add(element);
+        let mut z = seed.wrapping_add((element / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        let number = if element % 2 == 1 { z >> 32 } else { z & 0xffff_ffff };
+        let p = f64::from(p);
+        if number as f64 >= p * 2f64.powi(32) { 1.0 / (1.0 - p) } else { 0.0 }
+    }
+}
+
+fn rounded(dtype: DType, x: f32) -> f32 {
+    match dtype {
+        DType::BF16 => bf16::from_f32(x).to_f32(),
+        DType::F16 => f16::from_f32(x).to_f32(),
+        _ => x,
+    }
+}
+
+/// Largest relative error of one rounding: half the spacing of numbers at 1.
+fn unit(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 2f64.powi(-8),
+        DType::F16 => 2f64.powi(-11),
+        _ => EPS,
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Values, and for each the sum of the magnitudes of its terms.
+struct Sums {
+    value: Vec<f64>,
+    terms: Vec<f64>,
+}
+
+impl Sums {
+    fn zero(len: usize) -> Sums {
+        Sums { value: vec![0.0; len], terms: vec![0.0; len] }
+    }
+
+    /// `+= factor * x` from `at` on.
+    fn add(&mut self, at: usize, factor: f64, x: &[f64]) {
+        for (i, x) in x.iter().enumerate() {
+            self.value[at + i] += factor * x;
+            self.terms[at + i] += (factor * x).abs();
+        }
+    }
+}
+
+/// out and log_sum_exp.
+fn reference(case: Case, qkv: &[f64]) -> (Sums, Vec<f64>) {
+    let size = case.size;
+    let mut out = Sums::zero(case.batch * case.seq * case.hidden());
+    let mut lse = Vec::new();
+    for (b, h, i) in case.rows() {
+        let part = |row: usize, which: usize| &qkv[case.at(b, row, which, h)..][..size];
+        let scores: Vec<f64> =
+            (0..case.keys(i)).map(|j| dot(part(i, 0), part(j, 1)) * case.scale()).collect();
+        let top = scores.iter().fold(f64::NEG_INFINITY, |a, x| a.max(*x));
+        let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
+        lse.push(top + total.ln());
+        for (j, score) in scores.iter().enumerate() {
+            let p = (score - top).exp() / total * case.factor(b, h, j, i);
+            out.add(case.out_at(b, i, h), p, part(j, 2));
+        }
+    }
+    (out, lse)
+}
+
+/// dqkv by the formulas, from what backward is given.
+fn reference_backward(case: Case, qkv: &[f64], out: &[f64], lse: &[f64], dout: &[f64]) -> Sums {
+    let size = case.size;
+    let mut d = Sums::zero(qkv.len());
+    for (row, (b, h, i)) in case.rows().enumerate() {
+        let o = case.out_at(b, i, h);
+        let delta = dot(&out[o..o + size], &dout[o..o + size]);
+        let part = |which: usize, row: usize| &qkv[case.at(b, row, which, h)..][..size];
+        for j in 0..case.keys(i) {
+            let p = (dot(part(0, i), part(1, j)) * case.scale() - lse[row]).exp();
+            let factor = case.factor(b, h, j, i);
+            let dp = factor * dot(&dout[o..o + size], part(2, j));
+            let ds = p * (dp - delta) * case.scale();
+            d.add(case.at(b, j, 2, h), p * factor, &dout[o..o + size]);
+            d.add(case.at(b, i, 0, h), ds, part(1, j));
+            d.add(case.at(b, j, 1, h), ds, part(0, i));
+        }
+    }
+    d
+}
+
+fn stored(device: &Device, dtype: DType, shape: impl Into<Shape>, values: &[f32]) -> Tensor {
+    let mut t = device.alloc(dtype, shape, Category::Activations, "test");
+    match dtype {
+        DType::BF16 => {
+            let values: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
+            device.upload(&values, t.view_mut());
+        }
+        DType::F16 => {
+            let values: Vec<f16> = values.iter().map(|x| f16::from_f32(*x)).collect();
+            device.upload(&values, t.view_mut());
+        }
+        _ => device.upload(values, t.view_mut()),
+    }
+    t
+}
+
+/// Memory that no kernel may read before it writes.
+fn poisoned(device: &Device, dtype: DType, shape: impl Into<Shape>) -> Tensor {
+    let shape = shape.into();
+    stored(device, dtype, shape, &vec![f32::NAN; shape.elements()])
+}
+
+fn read(device: &Device, t: &Tensor) -> Vec<f32> {
+    fn all<T: phalanx_tensor::buffer::Element + Default>(device: &Device, t: &Tensor) -> Vec<T> {
+        let mut x = vec![T::default(); t.shape().elements()];
+        device.download(t.view(), &mut x).unwrap();
+        x
+    }
+    match t.dtype() {
+        DType::BF16 => all::<bf16>(device, t).iter().map(|x| x.to_f32()).collect(),
+        DType::F16 => all::<f16>(device, t).iter().map(|x| x.to_f32()).collect(),
+        _ => all::<f32>(device, t),
+    }
+}
+
+/// out and log_sum_exp.
+fn forward(device: &Device, case: Case, qkv: &[f32]) -> Vec<Vec<f32>> {
+    let Case { batch, seq, heads, dtype, .. } = case;
+    let qkv = stored(device, dtype, [batch, seq, 3 * case.hidden()], qkv);
+    let mut out = poisoned(device, dtype, [batch, seq, case.hidden()]);
+    let mut lse = poisoned(device, DType::F32, [batch, heads, seq]);
+    device.attention(qkv.view(), case.heads(), case.dropout, out.view_mut(), lse.view_mut());
+    vec![read(device, &out), read(device, &lse)]
+}
+
+/// dqkv.
+fn backward(device: &Device, case: Case, [qkv, out, lse, dout]: [&[f32]; 4]) -> Vec<Vec<f32>> {
+    let Case { batch, seq, heads, dtype, .. } = case;
+    let qkv = stored(device, dtype, [batch, seq, 3 * case.hidden()], qkv);
+    let [out, dout] = [out, dout].map(|x| stored(device, dtype, [batch, seq, case.hidden()], x));
+    let lse = stored(device, DType::F32, [batch, heads, seq], lse);
+    let mut dqkv = poisoned(device, dtype, [batch, seq, 3 * case.hidden()]);
+    let saved = [out.view(), lse.view(), dout.view()];
+    device.attention_backward(qkv.view(), saved, case.heads(), case.dropout, dqkv.view_mut());
+    vec![read(device, &dqkv)]
+}
+
+/// (batch, seq, heads, size); both masks each, f32.
+fn cases(shapes: &[[usize; 4]]) -> impl Iterator<Item = Case> {
+    shapes.iter().flat_map(|&[batch, seq, heads, size]| {
+        [false, true].map(|causal| Case { batch, seq, heads, size, causal, dropout: None, dtype: DType::F32 })
+    })
+}
+
+/// A score is a sum of `size` products, then an exponential of up to a few units; a row sums `seq` of them.
+fn roundings(case: Case) -> f64 {
+    4.0 * (case.size + case.seq) as f64 + 32.0
+}
+
+/// What 16 bits add to the error of computing in f32: each term's probability (or its derivative) is rounded to
+/// bf16 when that is the type, and the sum to the type when it is stored; f16 may be subnormal there.
+fn expected(case: Case, sums: Sums, roundings: f64) -> Expected {
+    let Sums { value, terms } = sums;
+    let largest = value.iter().fold(0f64, |a, x| a.max(x.abs()));
+    let u = unit(case.dtype);
+    let by_term = if case.dtype == DType::BF16 { u } else { 0.0 };
+    let least = if case.dtype == DType::F16 { 2f64.powi(-25) } else { 0.0 };
+    let error = |(value, terms): (&f64, &f64)| {
+        let computed = roundings * EPS * largest + by_term * terms;
+        computed + if case.dtype == DType::F32 { 0.0 } else { u * (value.abs() + computed) + least }
+    };
+    let magnitude = value.iter().zip(&terms).map(|x| error(x) / EPS).collect();
+    Expected { value, magnitude, roundings: 1.0 }
+}
+
+fn check_forward(case: Case, amount: f32, roundings: f64) {
+    let qkv = case.qkv(amount);
+    let (out, lse) = reference(case, &wide(&qkv));
+    let expected = [expected(case, out, roundings), Expected::by_largest(lse, roundings)];
+    check(&format!("{case:?}"), |device: &Device| forward(device, case, &qkv), &expected);
+}
+
+fn check_backward(case: Case, amount: f32) {
+    let (qkv, dout) = (case.qkv(amount), case.dout());
+    let (out, lse) = reference(case, &wide(&qkv));
+    let out: Vec<f32> = out.value.iter().map(|x| rounded(case.dtype, *x as f32)).collect();
+    let lse: Vec<f32> = lse.iter().map(|x| *x as f32).collect();
+    let d = reference_backward(case, &wide(&qkv), &wide(&out), &wide(&lse), &wide(&dout));
+    let expected = expected(case, d, 4.0 * roundings(case));
+    let kernel = |device: &Device| backward(device, case, [&qkv, &out, &lse, &dout]);
+    check(&format!("backward {case:?}"), kernel, &[expected]);
+}
+
+/// Odd everything, whole tiles, more than one tile of keys and block of queries.
+const SHAPES: [[usize; 4]; 9] = [
+    [1, 1, 1, 1],
+    [1, 3, 1, 17],
+    [2, 17, 3, 5],
+    [1, 64, 2, 64],
+    [2, 67, 2, 33],
+    [1, 129, 3, 16],
+    [1, 257, 2, 80],
+    [1, 130, 1, 200],
+    [3, 305, 1, 7],
+];
+
+#[test]
+fn forward_in_tiles() {
+    for case in cases(&SHAPES) {
+        // Three times as large: scores between about -9 and 9, so that the maximum moves.
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            check_forward(case.with(dtype), 3.0, roundings(case));
+        }
+    }
+}
+
+#[test]
+fn backward_in_tiles() {
+    for case in cases(&SHAPES) {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            check_backward(case.with(dtype), 2.0);
+        }
+    }
+}
+
+#[test]
+fn dropped_probabilities() {
+    for case in cases(&[[1, 3, 1, 2], [2, 67, 2, 33], [1, 131, 1, 64]]) {
+        // Pairs of elements that share a number may start at either of the two.
+        for (p, first) in [(0.25, 0), (0.1, 7), (0.9, (1 << 40) + 3)] {
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
+                let case = case.with(dtype).dropping(p, first);
+                check_forward(case, 3.0, roundings(case));
+                check_backward(case, 2.0);
+            }
+        }
+    }
+}
+
+/// Some heads of a whole: what a device does that holds no others.
+#[test]
+fn some_heads_drop_what_all_heads_drop() {
+    let all = cases(&[[3, 67, 4, 5], [2, 130, 4, 33]]).map(|case| case.dropping(0.3, (1 << 33) + 6));
+    for case in all.flat_map(|case| [DType::F32, DType::BF16, DType::F16].map(|dtype| case.with(dtype))) {
+        let device = Device::new(Cpu::with_options(Options::new(3)).unwrap(), Arena::heap());
+        let (qkv, dout) = (case.qkv(2.0), case.dout());
+        let both = |case: Case, qkv: &[f32], dout: &[f32]| {
+            let [out, lse] = forward(&device, case, qkv).try_into().expect("two outputs");
+            let [dqkv] = backward(&device, case, [qkv, &out, &lse, dout]).try_into().expect("one output");
+            [out, dqkv]
+        };
+        let whole = both(case, &qkv, &dout);
+        for half in 0..2 {
+            let dropout = case.dropout.map(|d| {
+                let before = half * case.heads / 2 * case.seq * case.seq;
+                Dropout { first: d.first + before as u64, ..d }
+            });
+            let part = Case { heads: case.heads / 2, dropout, ..case };
+            // Of rows of several heads' numbers one after another, those of this half.
+            let width = part.hidden();
+            let cut = |x: &[f32]| -> Vec<f32> {
+                x.chunks_exact(2 * width).flat_map(|x| x[half * width..(half + 1) * width].to_vec()).collect()
+            };
+            let own = both(part, &cut(&qkv), &cut(&dout));
+            assert_eq!(whole.len(), own.len());
+            for (which, (whole, own)) in whole.iter().zip(&own).enumerate() {
+                assert!(same_bits(&cut(whole), own), "{case:?}, half {half}, output {which}");
+            }
+        }
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    let [_, case] = cases(&[[1, 70, 1, 16]]).collect::<Vec<_>>().try_into().unwrap_or_else(|_| panic!());
+    // Scores reach 6000: their own rounding is 6000 * EPS, which the exponential makes relative.
+    check_forward(case, 40.0, 6000.0 * 8.0);
+    // They reach 50,000 and their products with the root of the size more than f16 has.
+    check_forward(case.with(DType::F16), 150.0, 90_000.0 * 8.0);
+    check_forward(case.with(DType::BF16), 150.0, 90_000.0 * 8.0);
+}
+
+#[test]
+fn backward_against_differences() {
+    for case in cases(&[[1, 1, 1, 1], [1, 3, 1, 5], [2, 7, 2, 3], [1, 17, 1, 4], [1, 67, 1, 2]]) {
+        for case in [case, case.dropping(0.3, 3)] {
+            let (qkv, dout) = (case.qkv(1.0), case.dout());
+            let d = gradient(&wide(&qkv), |qkv| weighted(&reference(case, qkv).0.value, &dout));
+            let kernel = |device: &Device| {
+                let [out, lse] = forward(device, case, &qkv).try_into().expect("two outputs");
+                backward(device, case, [&qkv, &out, &lse, &dout])
+            };
+            let expected = Expected::by_largest(d, 4.0 * roundings(case));
+            check(&format!("differences {case:?}"), kernel, &[expected]);
+        }
+    }
+}
+
+/// A sample alone is cut into blocks that go side by side; among many, each of its heads is one task, and keys
+/// come in spans. Its bits are the same.
+#[test]
+fn a_sample_has_the_same_bits_in_any_batch() {
+    for case in cases(&[[16, 300, 1, 5], [16, 1100, 1, 4]]) {
+        for case in [DType::F32, DType::BF16, DType::F16].map(|dtype| case.with(dtype)) {
+            let (qkv, dout) = (case.qkv(2.0), case.dout());
+            let device = Device::new(Cpu::with_options(Options::new(3)).unwrap(), Arena::heap());
+            let both = |case: Case, qkv: &[f32], dout: &[f32]| {
+                let [out, lse] = forward(&device, case, qkv).try_into().expect("two outputs");
+                let [dqkv] = backward(&device, case, [qkv, &out, &lse, dout]).try_into().expect("one output");
+                [out, lse, dqkv]
+            };
+            let all = both(case, &qkv, &dout);
+            let piece = |x: &[f32], b: usize| x[b * x.len() / 16..(b + 1) * x.len() / 16].to_vec();
+            for b in [0, 9] {
+                let alone = both(Case { batch: 1, ..case }, &piece(&qkv, b), &piece(&dout, b));
+                for (which, (all, alone)) in all.iter().zip(&alone).enumerate() {
+                    assert!(
+                        same_bits(&piece(all, b), alone),
+                        "{case:?}, sample {b}, output {which}: other bits alone"
+                    );
+                }
+            }
+        }
+    }
+}

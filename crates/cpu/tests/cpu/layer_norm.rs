@@ -1,0 +1,190 @@
+//! Layer norm.
+
+use phalanx_tensor::{DType, Device, LayerNormBackward};
+
+use crate::differences::{gradient, weighted};
+use crate::oracle::{
+    Expected, FLOATS, check_as, gradient_types, numbers, output_as, poisoned, poisoned_as, read, read_f32,
+    rounded, tensor_as, wide,
+};
+
+const SHAPES: [[usize; 2]; 9] =
+    [[1, 2], [1, 17], [3, 67], [17, 16], [257, 33], [67, 257], [9, 1024], [2100, 5], [3, 20_000]];
+
+/// y, mean, rstd.
+fn reference(x: &[f64], gamma: &[f64], beta: &[f64], eps: f64) -> [Vec<f64>; 3] {
+    let hidden = gamma.len();
+    let [mut y, mut means, mut rstds] = [const { Vec::new() }; 3];
+    for row in x.chunks(hidden) {
+        let mean = row.iter().sum::<f64>() / hidden as f64;
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / hidden as f64;
+        let rstd = 1.0 / (variance + eps).sqrt();
+        y.extend(row.iter().zip(gamma.iter().zip(beta)).map(|(x, (g, b))| (x - mean) * rstd * g + b));
+        means.push(mean);
+        rstds.push(rstd);
+    }
+    [y, means, rstds]
+}
+
+/// Additions in one lane, the tree over the lanes, and the rest.
+fn roundings(hidden: usize) -> f64 {
+    hidden as f64 / 16.0 + 16.0
+}
+
+/// x and the parameters as `dtype` holds them.
+fn inputs(dtype: DType, [rows, hidden]: [usize; 2]) -> [Vec<f32>; 3] {
+    [numbers(1, rows * hidden), numbers(2, hidden), numbers(3, hidden)].map(|x| rounded(dtype, &x))
+}
+
+#[test]
+fn forward() {
+    for (dtype, [rows, hidden]) in FLOATS.into_iter().flat_map(|d| SHAPES.map(|s| (d, s))) {
+        let [x, gamma, beta] = inputs(dtype, [rows, hidden]);
+        let kernel = |device: &Device| {
+            let x = tensor_as(device, dtype, [rows, hidden], &x);
+            let [gamma, beta] = [&gamma, &beta].map(|p| tensor_as(device, dtype, [hidden], p));
+            let mut y = poisoned_as(device, dtype, [rows, hidden]);
+            let (mut mean, mut rstd) = (poisoned(device, [rows]), poisoned(device, [rows]));
+            device.layer_norm(
+                x.view(),
+                [gamma.view(), beta.view()],
+                1e-5,
+                y.view_mut(),
+                [mean.view_mut(), rstd.view_mut()],
+            );
+            vec![read_f32(device, &y), read(device, &mean), read(device, &rstd)]
+        };
+        let eps = f64::from(1e-5f32);
+        let [y, mean, rstd] = reference(&wide(&x), &wide(&gamma), &wide(&beta), eps);
+        // Values are at most 1, so the mean's error is roundings * EPS * 1, and rstd enlarges it.
+        let largest = rstd.iter().fold(1.0, |a: f64, r| a.max(*r));
+        let n = roundings(hidden);
+        let one =
+            |value: Vec<f64>, size: f64| Expected { magnitude: vec![size; value.len()], value, roundings: n };
+        check_as(
+            &format!("layer_norm {rows} x {hidden}"),
+            kernel,
+            &[one(y, 2.0 * largest), one(mean, 1.0), Expected::relative(rstd, 2.0 * n)],
+            &[dtype, DType::F32, DType::F32],
+        );
+    }
+}
+
+/// The types of activations and of parameter gradients.
+fn types() -> impl Iterator<Item = [DType; 2]> {
+    FLOATS.into_iter().flat_map(|dtype| gradient_types(dtype).into_iter().map(move |g| [dtype, g]))
+}
+
+#[test]
+fn backward_against_differences() {
+    for ([rows, hidden], [dtype, stored]) in [[1, 5], [1, 17], [3, 67], [40, 5], [2, 131]]
+        .into_iter()
+        .flat_map(|shape| types().map(move |types| (shape, types)))
+    {
+        for accumulate in [false, true] {
+            let [x, gamma, beta] = inputs(dtype, [rows, hidden]);
+            let dy = rounded(dtype, &numbers(4, rows * hidden));
+            let before = numbers(5, rows * hidden);
+            let eps = 1e-5f32;
+            let kernel = |device: &Device| {
+                let inputs = [&x, &gamma, &beta, &dy, &before].map(|x| &x[..]);
+                backward(device, [dtype, stored], [rows, hidden], inputs, eps, accumulate)
+            };
+            let (x64, g64, b64) = (wide(&x), wide(&gamma), wide(&beta));
+            let eps = f64::from(eps);
+            let add = |d: Vec<f64>, stored: DType| -> Vec<f64> {
+                let before = wide(&rounded(stored, &before));
+                d.iter().zip(&before).map(|(d, b)| if accumulate { d + b } else { *d }).collect()
+            };
+            let dx = add(gradient(&x64, |x| weighted(&reference(x, &g64, &b64, eps)[0], &dy)), dtype);
+            let dgamma = add(gradient(&g64, |g| weighted(&reference(&x64, g, &b64, eps)[0], &dy)), stored);
+            let dbeta = add(gradient(&b64, |b| weighted(&reference(&x64, &g64, b, eps)[0], &dy)), stored);
+            // The forward's roundings enter through mean and rstd, twice, and the rows are summed; rows of
+            // two near-equal numbers enlarge them by rstd (at most about 100 with these numbers).
+            let n = (4.0 * roundings(hidden) + rows as f64) * 8.0;
+            let expected = [dx, dgamma, dbeta].map(|d| Expected::by_largest(d, n));
+            check_as(
+                &format!("layer_norm backward {rows} x {hidden} {accumulate}"),
+                kernel,
+                &expected,
+                &[dtype, stored, stored],
+            );
+        }
+    }
+}
+
+/// dx, dgamma, dbeta of a forward and a backward.
+fn backward(
+    device: &Device,
+    [dtype, stored]: [DType; 2],
+    [rows, hidden]: [usize; 2],
+    [x, gamma, beta, dy, before]: [&[f32]; 5],
+    eps: f32,
+    accumulate: bool,
+) -> Vec<Vec<f32>> {
+    let x = tensor_as(device, dtype, [rows, hidden], x);
+    let [gamma, beta] = [gamma, beta].map(|p| tensor_as(device, dtype, [hidden], p));
+    let mut y = poisoned_as(device, dtype, [rows, hidden]);
+    let (mut mean, mut rstd) = (poisoned(device, [rows]), poisoned(device, [rows]));
+    device.layer_norm(
+        x.view(),
+        [gamma.view(), beta.view()],
+        eps,
+        y.view_mut(),
+        [mean.view_mut(), rstd.view_mut()],
+    );
+    let dy = tensor_as(device, dtype, [rows, hidden], dy);
+    let mut dx = output_as(device, dtype, [rows, hidden], before, accumulate);
+    let mut dgamma = output_as(device, stored, [hidden], &before[..hidden], accumulate);
+    let mut dbeta = output_as(device, stored, [hidden], &before[..hidden], accumulate);
+    device.run(LayerNormBackward {
+        x: x.view(),
+        gamma: gamma.view(),
+        statistics: [mean.view(), rstd.view()],
+        dy: dy.view(),
+        dx: dx.view_mut(),
+        accumulate_input: accumulate,
+        gradients: [dgamma.view_mut(), dbeta.view_mut()],
+        accumulate_parameters: accumulate,
+    });
+    vec![read_f32(device, &dx), read_f32(device, &dgamma), read_f32(device, &dbeta)]
+}
+
+/// Many rows: too slow for differences, so against the formula in f64.
+#[test]
+fn backward_of_many_rows() {
+    let shapes = SHAPES.into_iter().filter(|[_, hidden]| *hidden > 2);
+    for ([rows, hidden], [dtype, stored]) in shapes.flat_map(|shape| types().map(move |types| (shape, types)))
+    {
+        let [x, gamma, beta] = inputs(dtype, [rows, hidden]);
+        let dy = rounded(dtype, &numbers(4, rows * hidden));
+        let before = numbers(5, rows * hidden);
+        let kernel = |device: &Device| {
+            let inputs = [&x, &gamma, &beta, &dy, &before].map(|x| &x[..]);
+            backward(device, [dtype, stored], [rows, hidden], inputs, 1e-5, false)
+        };
+        let [_, mean, rstd] = reference(&wide(&x), &wide(&gamma), &wide(&beta), f64::from(1e-5f32));
+        let (mut dx, mut dgamma, mut dbeta) = (Vec::new(), vec![0.0; hidden], vec![0.0; hidden]);
+        for row in 0..rows {
+            let at = row * hidden..(row + 1) * hidden;
+            let n: Vec<f64> = x[at.clone()].iter().map(|x| (f64::from(*x) - mean[row]) * rstd[row]).collect();
+            let dy = wide(&dy[at]);
+            let d: Vec<f64> = dy.iter().zip(&gamma).map(|(d, g)| d * f64::from(*g)).collect();
+            let average = d.iter().sum::<f64>() / hidden as f64;
+            let average_n = d.iter().zip(&n).map(|(d, n)| d * n).sum::<f64>() / hidden as f64;
+            for i in 0..hidden {
+                dx.push(rstd[row] * (d[i] - average - n[i] * average_n));
+                dgamma[i] += dy[i] * n[i];
+                dbeta[i] += dy[i];
+            }
+        }
+        let n = 4.0 * roundings(hidden) + rows as f64;
+        let expected = [dx, dgamma, dbeta].map(|d| Expected::by_largest(d, n));
+        check_as(
+            &format!("layer_norm backward {rows} x {hidden}"),
+            kernel,
+            &expected,
+            &[dtype, stored, stored],
+        );
+    }
+}

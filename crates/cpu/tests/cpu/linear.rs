@@ -1,0 +1,217 @@
+//! Matrix products and column sums.
+
+use phalanx_simd::Isa;
+use phalanx_tensor::{Device, Epilogue, Layout, Weight};
+
+use crate::oracle::{Expected, check, cpu, numbers, output, poisoned, read, tensor};
+
+/// (rows, in, out).
+const SHAPES: [[usize; 3]; 14] = [
+    [1, 1, 1],
+    [3, 1, 17],
+    [1, 17, 3],
+    [17, 3, 1],
+    [3, 17, 67],
+    [67, 67, 67],
+    [12, 32, 64],
+    [13, 31, 33],
+    [257, 67, 17],
+    [17, 257, 67],
+    [67, 17, 257],
+    [257, 1025, 65],
+    [1030, 128, 131],
+    [64, 600, 2100],
+];
+
+fn layouts() -> [Layout; 2] {
+    [Layout::InOut, Layout::OutIn]
+}
+
+fn weight_shape(layout: Layout, inner: usize, out: usize) -> [usize; 2] {
+    match layout {
+        Layout::InOut => [inner, out],
+        Layout::OutIn => [out, inner],
+    }
+}
+
+/// Sums of products over k and of their magnitudes; `a(i, k)`, `b(k, j)`.
+fn product(
+    [m, k, n]: [usize; 3],
+    a: impl Fn(usize, usize) -> f32,
+    b: impl Fn(usize, usize) -> f32,
+    before: impl Fn(usize, usize) -> f64,
+) -> Expected {
+    let (mut value, mut magnitude) = (Vec::new(), Vec::new());
+    for i in 0..m {
+        for j in 0..n {
+            let start = before(i, j);
+            let (mut sum, mut size) = (start, start.abs());
+            for l in 0..k {
+                let term = f64::from(a(i, l)) * f64::from(b(l, j));
+                sum += term;
+                size += term.abs();
+            }
+            value.push(sum);
+            magnitude.push(size);
+        }
+    }
+    // One rounding a product and one an addition, two for what is added around.
+    Expected { value, magnitude, roundings: 2.0 * k as f64 + 3.0 }
+}
+
+#[test]
+fn linear_with_and_without_bias_and_residual() {
+    for [rows, inner, out] in SHAPES {
+        for layout in layouts() {
+            let (x, w) = (numbers(1, rows * inner), numbers(2, inner * out));
+            let (bias, residual) = (numbers(3, out), numbers(4, rows * out));
+            for (with_bias, with_residual) in [(false, false), (true, false), (false, true), (true, true)] {
+                let kernel = |device: &Device| {
+                    let x = tensor(device, [rows, inner], &x);
+                    let w = tensor(device, weight_shape(layout, inner, out), &w);
+                    let bias = with_bias.then(|| tensor(device, [out], &bias));
+                    let residual = with_residual.then(|| tensor(device, [rows, out], &residual));
+                    let mut y = poisoned(device, [rows, out]);
+                    let w = Weight { matrix: w.view(), layout };
+                    let epilogue = Epilogue {
+                        bias: bias.as_ref().map(|b| b.view()),
+                        residual: residual.as_ref().map(|r| r.view()),
+                    };
+                    device.linear(x.view(), w, epilogue, y.view_mut());
+                    vec![read(device, &y)]
+                };
+                let expected = product(
+                    [rows, inner, out],
+                    |i, k| x[i * inner + k],
+                    |k, j| if layout == Layout::InOut { w[k * out + j] } else { w[j * inner + k] },
+                    |i, j| {
+                        let b = if with_bias { f64::from(bias[j]) } else { 0.0 };
+                        b + if with_residual { f64::from(residual[i * out + j]) } else { 0.0 }
+                    },
+                );
+                check(&format!("linear {rows} x {inner} x {out} {layout:?}"), kernel, &[expected]);
+            }
+        }
+    }
+}
+
+#[test]
+fn input_gradient() {
+    for [rows, inner, out] in SHAPES {
+        for layout in layouts() {
+            for accumulate in [false, true] {
+                let (dy, w, before) =
+                    (numbers(1, rows * out), numbers(2, inner * out), numbers(3, rows * inner));
+                let kernel = |device: &Device| {
+                    let dy = tensor(device, [rows, out], &dy);
+                    let w = tensor(device, weight_shape(layout, inner, out), &w);
+                    let mut dx = output(device, [rows, inner], &before, accumulate);
+                    device.linear_input_gradient(
+                        dy.view(),
+                        Weight { matrix: w.view(), layout },
+                        dx.view_mut(),
+                        accumulate,
+                    );
+                    vec![read(device, &dx)]
+                };
+                let expected = product(
+                    [rows, out, inner],
+                    |i, k| dy[i * out + k],
+                    |k, j| if layout == Layout::InOut { w[j * out + k] } else { w[k * inner + j] },
+                    |i, j| if accumulate { f64::from(before[i * inner + j]) } else { 0.0 },
+                );
+                check(&format!("dx {rows} x {inner} x {out} {layout:?} {accumulate}"), kernel, &[expected]);
+            }
+        }
+    }
+}
+
+#[test]
+fn weight_gradient() {
+    for [rows, inner, out] in SHAPES {
+        for layout in layouts() {
+            for accumulate in [false, true] {
+                let (x, dy, before) =
+                    (numbers(1, rows * inner), numbers(2, rows * out), numbers(3, inner * out));
+                let [down, across] = weight_shape(layout, inner, out);
+                let kernel = |device: &Device| {
+                    let (x, dy) = (tensor(device, [rows, inner], &x), tensor(device, [rows, out], &dy));
+                    let mut dw = output(device, [down, across], &before, accumulate);
+                    device.linear_weight_gradient(x.view(), dy.view(), dw.view_mut(), layout, accumulate);
+                    vec![read(device, &dw)]
+                };
+                let (a, b) = if layout == Layout::InOut { (&x, &dy) } else { (&dy, &x) };
+                let expected = product(
+                    [down, rows, across],
+                    |i, k| a[k * down + i],
+                    |k, j| b[k * across + j],
+                    |i, j| if accumulate { f64::from(before[i * across + j]) } else { 0.0 },
+                );
+                check(&format!("dw {rows} x {inner} x {out} {layout:?} {accumulate}"), kernel, &[expected]);
+            }
+        }
+    }
+}
+
+#[test]
+fn bias_gradient() {
+    for [rows, out] in
+        [[1, 1], [3, 17], [257, 67], [67, 257], [5000, 3], [1030, 131], [1, 20_000], [70, 20_000]]
+    {
+        for accumulate in [false, true] {
+            let (dy, before) = (numbers(1, rows * out), numbers(2, out));
+            let kernel = |device: &Device| {
+                let dy = tensor(device, [rows, out], &dy);
+                let mut db = output(device, [out], &before, accumulate);
+                device.bias_gradient(dy.view(), db.view_mut(), accumulate);
+                vec![read(device, &db)]
+            };
+            let start = |_, j: usize| if accumulate { f64::from(before[j]) } else { 0.0 };
+            let expected = product([1, rows, out], |_, _| 1.0, |k, j| dy[k * out + j], start);
+            check(&format!("db {rows} x {out}"), kernel, &[expected]);
+        }
+    }
+}
+
+/// A row of the result has the same bits whatever stands above or below it, and however many rows there are:
+/// tiles and tasks are cut elsewhere, sums are not.
+#[test]
+fn a_row_depends_on_itself_alone() {
+    let (inner, out) = (600, 131);
+    let (x, w) = (numbers(1, 257 * inner), numbers(2, inner * out));
+    for isa in Isa::ALL {
+        let device = cpu(2, isa);
+        let product = |rows: std::ops::Range<usize>| {
+            let x = tensor(&device, [rows.len(), inner], &x[rows.start * inner..rows.end * inner]);
+            let w = tensor(&device, [inner, out], &w);
+            let mut y = poisoned(&device, [rows.len(), out]);
+            let w = Weight { matrix: w.view(), layout: Layout::InOut };
+            device.linear(x.view(), w, Epilogue::default(), y.view_mut());
+            read(&device, &y)
+        };
+        let whole = product(0..257);
+        for rows in [0..1, 5..18, 100..257, 256..257] {
+            let part = product(rows.clone());
+            let same = whole[rows.start * out..rows.end * out]
+                .iter()
+                .zip(&part)
+                .all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "rows {rows:?} on {}", isa.name());
+        }
+    }
+}
+
+/// No rows: gradients of nothing are zero, or what was there before.
+#[test]
+fn no_rows() {
+    let device = cpu(2, Isa::detect());
+    let (x, dy) = (tensor(&device, [0, 3], &[]), tensor(&device, [0, 4], &[]));
+    for (accumulate, expected) in [(false, 0.0), (true, 7.0)] {
+        let mut dw = output(&device, [3, 4], &[7.0; 12], accumulate);
+        device.linear_weight_gradient(x.view(), dy.view(), dw.view_mut(), Layout::InOut, accumulate);
+        assert_eq!(read(&device, &dw), [expected; 12]);
+        let mut db = output(&device, [4], &[7.0; 4], accumulate);
+        device.bias_gradient(dy.view(), db.view_mut(), accumulate);
+        assert_eq!(read(&device, &db), [expected; 4]);
+    }
+}

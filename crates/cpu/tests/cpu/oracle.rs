@@ -1,0 +1,253 @@
+//! What the tests share: numbers, tensors, and the check of one kernel call.
+
+use half::{bf16, f16};
+use phalanx_cpu::Cpu;
+use phalanx_cpu::Options;
+use phalanx_simd::Isa;
+use phalanx_tensor::{Arena, Category, DType, Device, Shape, Tensor};
+
+/// Spacing of f32 at 1, halved: the relative error of one rounding.
+pub const EPS: f64 = f32::EPSILON as f64 / 2.0;
+
+/// The types that kernels compute with.
+pub const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+
+/// The types of parameter gradients beside a compute type.
+pub fn gradient_types(compute: DType) -> Vec<DType> {
+    if compute == DType::F32 { vec![DType::F32] } else { vec![DType::F32, compute] }
+}
+
+/// Largest relative error of one rounding to a type: half the spacing at 1 (24, 8 and 11 bits).
+pub fn half_ulp(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => EPS,
+        DType::BF16 => 0.5f64.powi(8),
+        DType::F16 => 0.5f64.powi(11),
+        other => panic!("{} is not rounded to", other.name()),
+    }
+}
+
+/// Largest error of one rounding to a type near 0, where numbers are subnormal.
+fn half_smallest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 0.5f64.powi(25),
+        _ => f64::from(f32::MIN_POSITIVE),
+    }
+}
+
+/// The numbers as `dtype` holds them.
+pub fn rounded(dtype: DType, x: &[f32]) -> Vec<f32> {
+    x.iter()
+        .map(|x| match dtype {
+            DType::BF16 => bf16::from_f32(*x).to_f32(),
+            DType::F16 => f16::from_f32(*x).to_f32(),
+            _ => *x,
+        })
+        .collect()
+}
+
+/// What a kernel should give, element by element.
+pub struct Expected {
+    pub value: Vec<f64>,
+    /// Sum of the magnitudes of the terms that make up each element.
+    pub magnitude: Vec<f64>,
+    /// Roundings on the longest way from inputs to output: |error| <= roundings * EPS * magnitude.
+    pub roundings: f64,
+}
+
+impl Expected {
+    /// Errors measured against the largest value, for chains too long for a bound by element.
+    pub fn by_largest(value: Vec<f64>, roundings: f64) -> Expected {
+        let largest = value.iter().fold(0f64, |a, x| a.max(x.abs()));
+        Expected { magnitude: vec![largest; value.len()], value, roundings }
+    }
+
+    /// Errors measured against each value.
+    pub fn relative(value: Vec<f64>, roundings: f64) -> Expected {
+        Expected { magnitude: value.iter().map(|x| x.abs()).collect(), value, roundings }
+    }
+}
+
+/// Reproducible numbers in [-1, 1), of a scrambled counter (splitmix64).
+pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    (0..count as u64).map(|i| (mix(seed << 32 | i) >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
+}
+
+/// Reproducible indices below `limit`.
+pub fn indices(seed: u64, count: usize, limit: usize) -> Vec<u32> {
+    (0..count as u64).map(|i| (mix(seed << 32 | i) % limit as u64) as u32).collect()
+}
+
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+pub fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|x| f64::from(*x)).collect()
+}
+
+pub fn tensor(device: &Device, shape: impl Into<Shape>, values: &[f32]) -> Tensor {
+    let mut t = device.alloc(DType::F32, shape, Category::Activations, "test");
+    device.upload(values, t.view_mut());
+    t
+}
+
+/// As [`tensor`], rounded to `dtype`.
+pub fn tensor_as(device: &Device, dtype: DType, shape: impl Into<Shape>, values: &[f32]) -> Tensor {
+    let mut t = device.alloc(dtype, shape, Category::Activations, "test");
+    match dtype {
+        DType::BF16 => {
+            let values: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
+            device.upload(&values, t.view_mut());
+        }
+        DType::F16 => {
+            let values: Vec<f16> = values.iter().map(|x| f16::from_f32(*x)).collect();
+            device.upload(&values, t.view_mut());
+        }
+        _ => device.upload(values, t.view_mut()),
+    }
+    t
+}
+
+pub fn tokens(device: &Device, shape: impl Into<Shape>, values: &[u32]) -> Tensor {
+    let mut t = device.alloc(DType::U32, shape, Category::Activations, "test");
+    device.upload(values, t.view_mut());
+    t
+}
+
+/// Memory that no kernel may read before it writes.
+pub fn poisoned(device: &Device, shape: impl Into<Shape>) -> Tensor {
+    let shape = shape.into();
+    tensor(device, shape, &vec![f32::NAN; shape.elements()])
+}
+
+/// As [`poisoned`], of `dtype`.
+pub fn poisoned_as(device: &Device, dtype: DType, shape: impl Into<Shape>) -> Tensor {
+    let shape = shape.into();
+    tensor_as(device, dtype, shape, &vec![f32::NAN; shape.elements()])
+}
+
+/// As [`output`], of `dtype`.
+pub fn output_as(
+    device: &Device,
+    dtype: DType,
+    shape: impl Into<Shape>,
+    before: &[f32],
+    accumulate: bool,
+) -> Tensor {
+    if accumulate { tensor_as(device, dtype, shape, before) } else { poisoned_as(device, dtype, shape) }
+}
+
+/// An output that is accumulated into, or poisoned memory; and what it adds to the reference.
+pub fn output(device: &Device, shape: impl Into<Shape>, before: &[f32], accumulate: bool) -> Tensor {
+    if accumulate { tensor(device, shape, before) } else { poisoned(device, shape) }
+}
+
+pub fn read(device: &Device, t: &Tensor) -> Vec<f32> {
+    let mut out = vec![0f32; t.shape().elements()];
+    device.download(t.view(), &mut out).unwrap();
+    out
+}
+
+/// As [`read`], widened from any type that kernels compute with.
+pub fn read_f32(device: &Device, t: &Tensor) -> Vec<f32> {
+    let elements = t.shape().elements();
+    match t.dtype() {
+        DType::BF16 => {
+            let mut out = vec![bf16::ZERO; elements];
+            device.download(t.view(), &mut out).unwrap();
+            out.into_iter().map(bf16::to_f32).collect()
+        }
+        DType::F16 => {
+            let mut out = vec![f16::ZERO; elements];
+            device.download(t.view(), &mut out).unwrap();
+            out.into_iter().map(f16::to_f32).collect()
+        }
+        _ => read(device, t),
+    }
+}
+
+pub fn cpu(threads: usize, isa: Isa) -> Device {
+    Device::new(Cpu::with_options(Options { isa, ..Options::new(threads) }).unwrap(), Arena::heap())
+}
+
+/// Runs `kernel` on every instruction set, whose results must be as expected, and on 1 to 4 threads,
+/// whose bits must be equal.
+#[track_caller]
+pub fn check(what: &str, kernel: impl Fn(&Device) -> Vec<Vec<f32>>, expected: &[Expected]) {
+    check_as(what, kernel, expected, &vec![DType::F32; expected.len()]);
+}
+
+/// As [`check`], of outputs that are stored in `stored`: see [`compare_as`].
+#[track_caller]
+pub fn check_as(
+    what: &str,
+    kernel: impl Fn(&Device) -> Vec<Vec<f32>>,
+    expected: &[Expected],
+    stored: &[DType],
+) {
+    for isa in Isa::ALL {
+        if isa > Isa::detect() {
+            continue;
+        }
+        let outputs = kernel(&cpu(1, isa));
+        assert_eq!([expected.len(), stored.len()], [outputs.len(); 2]);
+        for (index, (output, expected)) in outputs.iter().zip(expected).enumerate() {
+            let what = format!("{what}, output {index} in {}, {}", stored[index].name(), isa.name());
+            compare_as(&what, output, expected, stored[index]);
+        }
+        for threads in 2..=4 {
+            let others = kernel(&cpu(threads, isa));
+            assert_eq!(outputs.len(), others.len(), "{what} on {threads} threads");
+            for (index, (a, b)) in outputs.iter().zip(&others).enumerate() {
+                assert!(
+                    same_bits(a, b),
+                    "{what}, output {index}: other bits on {threads} threads ({})",
+                    isa.name()
+                );
+            }
+        }
+    }
+}
+
+/// As many numbers, and bit for bit the same: `zip` alone would stop at the end of the shorter.
+pub fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// The bound of `expected` is that of the computation in f32. A result that is then stored in 16 bits is off
+/// by one more rounding: half an ulp of what was computed, which is the value up to that bound.
+#[track_caller]
+pub fn compare_as(what: &str, output: &[f32], expected: &Expected, stored: DType) {
+    assert_eq!(output.len(), expected.value.len(), "{what}");
+    for (i, x) in output.iter().enumerate() {
+        let (value, magnitude) = (expected.value[i], expected.magnitude[i]);
+        let computed = expected.roundings * EPS * magnitude;
+        let last = if stored == DType::F32 { 0.0 } else { half_ulp(stored) * (value.abs() + computed) };
+        let allowed = computed + last + half_smallest(stored);
+        let error = (f64::from(*x) - value).abs();
+        assert!(
+            error <= allowed,
+            "{what}: element {i} is {x}, expected {value}: off by {error:e}, allowed {allowed:e}"
+        );
+    }
+}
+
+/// Runs `kernel` on every instruction set and on 1 to 4 threads: what it gives must be `expected`, bit for
+/// bit (any number that is not one for another).
+#[track_caller]
+pub fn check_exact(what: &str, kernel: impl Fn(&Device) -> Vec<f32>, expected: &[f32]) {
+    for isa in Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect()) {
+        for threads in 1..=4 {
+            let output = kernel(&cpu(threads, isa));
+            assert_eq!(output.len(), expected.len(), "{what}");
+            for (i, (x, e)) in output.iter().zip(expected).enumerate() {
+                let same = x.to_bits() == e.to_bits() || x.is_nan() && e.is_nan();
+                assert!(same, "{what}: element {i} is {x:e}, expected {e:e} ({})", isa.name());
+            }
+        }
+    }
+}

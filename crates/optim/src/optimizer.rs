@@ -1,0 +1,83 @@
+//! Optimizers: how a flat range of parameters is updated from its gradient.
+
+use phalanx_tensor::{AdamW, AdamWUpdate, Device, Sgd, SgdUpdate, View, ViewMut};
+
+/// An optimizer with its hyperparameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Optimizer {
+    /// Adam with decoupled weight decay (arXiv 1711.05101), as `torch.optim.AdamW`.
+    AdamW {
+        /// Decay of the first moment.
+        beta1: f32,
+        /// Decay of the second moment.
+        beta2: f32,
+        /// Added to the root of the second moment.
+        eps: f32,
+        /// Of matrices.
+        weight_decay: f32,
+    },
+    /// Gradient descent with momentum, as `torch.optim.SGD`.
+    Sgd {
+        /// Decay of the velocity.
+        momentum: f32,
+        /// Of matrices.
+        weight_decay: f32,
+    },
+}
+
+/// What an update of one range reads beside its memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Number of this update, from 1; steps that were skipped do not count.
+    pub number: u64,
+    /// Learning rate of this update.
+    pub lr: f32,
+    /// Whether weight decay acts on this range.
+    pub decays: bool,
+}
+
+impl Optimizer {
+    /// Names of the states, each as large as the parameters, as PyTorch calls them.
+    pub fn states(&self) -> &'static [&'static str] {
+        match self {
+            Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+            Optimizer::Sgd { .. } => &["momentum_buffer"],
+        }
+    }
+
+    /// Updates f32 parameters `p` and `states` (in the order of [`Optimizer::states`]) from `g * scale[0]`; all
+    /// flat, of equal length. `rounded`, when given, becomes `p` in its own type.
+    pub fn apply(
+        &self,
+        device: &Device,
+        step: Step,
+        p: ViewMut,
+        rounded: Option<ViewMut>,
+        g: View,
+        states: Vec<ViewMut>,
+        scale: View,
+    ) {
+        let decay = |weight_decay: f32| if step.decays { weight_decay } else { 0.0 };
+        match *self {
+            Optimizer::AdamW { beta1, beta2, eps, weight_decay } => {
+                let [m, v]: [ViewMut; 2] = states.try_into().expect("AdamW has two states");
+                let weight_decay = decay(weight_decay);
+                let numbers = AdamW { lr: step.lr, beta1, beta2, eps, weight_decay, step: step.number };
+                device.run(AdamWUpdate {
+                    step: numbers,
+                    p,
+                    g,
+                    moments: [m, v],
+                    gradient_scale: scale,
+                    rounded,
+                });
+            }
+            Optimizer::Sgd { momentum, weight_decay } => {
+                let [velocity]: [ViewMut; 1] = states.try_into().expect("SGD has one state");
+                let weight_decay = decay(weight_decay);
+                let numbers = Sgd { lr: step.lr, momentum, weight_decay, first: step.number == 1 };
+                device.run(SgdUpdate { step: numbers, p, g, velocity, gradient_scale: scale, rounded });
+            }
+        }
+    }
+}

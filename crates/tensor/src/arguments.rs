@@ -1,0 +1,180 @@
+//! The arguments of operations that are not tensors: layouts, heads, dropout, and the numbers of an update.
+
+use crate::buffer::View;
+
+/// The target of a row that has no loss: loss and derivatives of the row are 0.
+pub const IGNORED: u32 = u32::MAX;
+
+/// Columns of a block of statistics of [`VocabularyStatistics`](crate::operations::VocabularyStatistics).
+pub const VOCABULARY_BLOCK: usize = 128;
+
+/// Blocks of statistics of a row of logits that has `columns` classes.
+pub fn vocabulary_blocks(columns: usize) -> usize {
+    columns.div_ceil(VOCABULARY_BLOCK)
+}
+
+/// How a weight matrix lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// `[in, out]`: Hugging Face's `Conv1D`, as in GPT-2.
+    InOut,
+    /// `[out, in]`: `torch.nn.Linear`, embeddings used as an output layer.
+    OutIn,
+}
+
+/// A weight matrix and its layout.
+#[derive(Clone, Copy, Debug)]
+pub struct Weight<'a> {
+    /// `[in, out]` or `[out, in]`.
+    pub matrix: View<'a>,
+    /// Which of the two.
+    pub layout: Layout,
+}
+
+impl Weight<'_> {
+    /// `[in, out]`, whatever the layout.
+    pub fn in_out(&self) -> [usize; 2] {
+        let [a, b] = self.matrix.dims();
+        match self.layout {
+            Layout::InOut => [a, b],
+            Layout::OutIn => [b, a],
+        }
+    }
+}
+
+/// Heads and masking of an attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    /// Number of heads; they divide `hidden`.
+    pub heads: usize,
+    /// Each position sees itself and earlier ones only.
+    pub causal: bool,
+}
+
+/// The two forms of GELU (Hendrycks and Gimpel, arXiv 1606.08415).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gelu {
+    /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x³)))`: `gelu_new` in transformers, as in GPT-2.
+    Tanh,
+    /// `0.5 x (1 + erf(x / sqrt(2)))`: `gelu` in transformers, as in BERT.
+    Erf,
+}
+
+/// What an id asks for in a table. An id of 32 bits holds a token below and a token type (BERT's segment) in
+/// its upper bit, so that one tensor brings both to a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// Row `token - first`: the table holds rows `first ..` of a vocabulary, and a token whose row is
+    /// elsewhere finds zeros.
+    Token {
+        /// Token of the table's first row.
+        first: usize,
+        /// Tokens that there are in all; a larger one is a mistake, and panics.
+        vocab: usize,
+    },
+    /// Row 0 or 1; a row that the table has not panics.
+    Type,
+}
+
+impl Lookup {
+    /// In a table that holds the whole vocabulary.
+    pub fn whole(vocab: usize) -> Lookup {
+        Lookup::Token { first: 0, vocab }
+    }
+}
+
+/// Positions of rows that are a piece of whole samples: row i is at position `(first_row + i) % seq`.
+#[derive(Clone, Copy, Debug)]
+pub struct Positions<'a> {
+    /// `[at least seq, hidden]`
+    pub table: View<'a>,
+    /// Number of row 0 within its micro-batch.
+    pub first_row: usize,
+    /// Rows of a sample.
+    pub seq: usize,
+}
+
+/// The numbers of one AdamW step (Loshchilov and Hutter, arXiv 1711.05101, in PyTorch's form).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub lr: f32,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// Decoupled weight decay of this range; 0 for vectors.
+    pub weight_decay: f32,
+    /// Number of this step, from 1.
+    pub step: u64,
+}
+
+/// The numbers of one SGD step with momentum, in PyTorch's form (no dampening, no Nesterov).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sgd {
+    /// Learning rate of this step.
+    pub lr: f32,
+    /// Decay of the velocity.
+    pub momentum: f32,
+    /// Added to the gradient as `weight_decay * parameter`; 0 for vectors.
+    pub weight_decay: f32,
+    /// First step: the velocity is the gradient itself and its old contents are not read.
+    pub first: bool,
+}
+
+/// What a linear layer does to its product before it is stored.
+#[derive(Clone, Copy, Default)]
+pub struct Epilogue<'a> {
+    /// `[out]`, added to every row.
+    pub bias: Option<View<'a>>,
+    /// Like the result, added to it.
+    pub residual: Option<View<'a>>,
+}
+
+/// Which elements are dropped: element i of a tensor is kept where the generator's number for `key` and
+/// `first + i` is at least p, and divided by 1 - p. Nothing is stored: backward asks the generator again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// Share that is dropped, in `0.0..1.0`.
+    pub p: f32,
+    /// Of seed, step and layer.
+    pub key: u64,
+    /// Counter of element 0: where this tensor starts in that of the whole batch.
+    pub first: u64,
+    /// Elements from one sample to the next in that numbering. Only attention asks, which may have but some of
+    /// the heads of every sample; a plain dropout numbers its elements in order.
+    pub sample: u64,
+}
+
+/// The numbers of a cross entropy. The loss of a row with logits l, log-sum-exp s and target t is
+/// `(1 - label_smoothing) (s - l[t]) + label_smoothing (s - mean of l) + z_loss s²` (Szegedy et al., arXiv
+/// 1512.00567; Chowdhery et al., arXiv 2204.02311).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CrossEntropy {
+    /// What the sum of losses is multiplied by.
+    pub scale: f32,
+    /// What the derivatives of the sum are multiplied by: `scale`, times the loss scale of f16.
+    pub gradient_scale: f32,
+    /// Probability that is spread over all classes.
+    pub label_smoothing: f32,
+    /// Weight of the squared log-sum-exp.
+    pub z_loss: f32,
+}
+
+impl CrossEntropy {
+    /// The plain one.
+    pub fn scaled(scale: f32) -> CrossEntropy {
+        CrossEntropy { scale, gradient_scale: scale, label_smoothing: 0.0, z_loss: 0.0 }
+    }
+}
+
+/// What becomes of a global gradient norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clip {
+    /// Largest norm; 0 for no clipping.
+    pub max_norm: f32,
+    /// What gradients were multiplied by (the loss scale); 1 for nothing.
+    pub loss_scale: f32,
+}

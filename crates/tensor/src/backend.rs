@@ -1,0 +1,158 @@
+//! What executes the calls of a device, and when: the contract between [`Device`](crate::Device) and its machine.
+//!
+//! Work is issued to named streams. Calls of one stream run in the order in which they were issued; calls of
+//! different streams run beside each other unless an event orders them, as in CUDA. Implementations: [`Immediate`]
+//! runs each call on the caller's thread before it returns (the processor), [`Meta`](crate::meta::Meta) only
+//! records (the dry run), and the crate `simulated` queues them for worker threads.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use phalanx_trace::{Site, Stream};
+
+use crate::buffer::{View, ViewMut};
+use crate::operations::{Copy, Operation};
+use crate::profile::{KernelKey, Profile};
+
+/// The kernels of a processor: computes any operation now, on the caller's thread and its pool.
+pub trait Kernels: Send + Sync {
+    /// Short name for people: `cpu`.
+    fn name(&self) -> &'static str;
+
+    /// Threads that one kernel uses.
+    fn threads(&self) -> usize;
+
+    /// Computes `operation`, whose shapes and element types were checked. It is over when this returns.
+    fn execute(&self, operation: Operation);
+}
+
+/// One call of an operation, on its way to whatever executes it.
+pub struct Call<'a> {
+    /// What to compute.
+    pub operation: Operation<'a>,
+    /// The name under which it is timed and reported: the operation's, or what the caller does with it.
+    pub name: &'static str,
+    /// Where it was asked for.
+    pub site: Site,
+    /// Where its time is added, when kernels are timed.
+    pub timer: Option<Timer>,
+}
+
+impl Call<'_> {
+    /// Runs it now, with its time measured.
+    pub fn execute(self, kernels: &dyn Kernels) {
+        let Some(timer) = self.timer else { return kernels.execute(self.operation) };
+        let start = Instant::now();
+        kernels.execute(self.operation);
+        timer.profile.add(timer.key, start.elapsed());
+    }
+}
+
+/// Where the time of a call is added when it has run.
+pub struct Timer {
+    /// The profile.
+    pub profile: Arc<Profile>,
+    /// What it is counted under.
+    pub key: KernelKey,
+}
+
+/// The end of everything that was issued to a stream up to some moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamEvent {
+    /// The stream.
+    pub stream: Stream,
+    /// Its number, as the backend counts.
+    pub number: u64,
+}
+
+/// Work on the device failed. The first failure is kept: nothing runs after it, and every synchronisation returns it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{call}` at {site} failed on the {device} device: {reason}")]
+pub struct DeviceError {
+    /// Name of the device.
+    pub device: &'static str,
+    /// Name of the operation or copy.
+    pub call: &'static str,
+    /// Where it was asked for.
+    pub site: Site,
+    /// What happened.
+    pub reason: String,
+}
+
+/// Executes calls on streams.
+pub trait Backend: Send + Sync {
+    /// Short name for people: `cpu`, `simulated`, `meta`.
+    fn name(&self) -> &'static str;
+
+    /// Threads that one kernel uses.
+    fn threads(&self) -> usize;
+
+    /// Whether the host may read and write tensors in device memory, when no kernel does.
+    fn is_host_addressable(&self) -> bool;
+
+    /// Issues a call to a stream.
+    ///
+    /// The memory of its operands stays valid, and unused by other streams except as events order them, until the
+    /// call has run: [`Device`](crate::Device) and the arenas keep that.
+    fn launch(&self, stream: Stream, call: Call);
+
+    /// Issues a copy of host bytes into a tensor. `from` is read before this returns.
+    fn upload(&self, stream: Stream, from: &[u8], to: ViewMut, site: Site);
+
+    /// The end of everything that was issued to `stream` so far.
+    fn record(&self, stream: Stream) -> StreamEvent;
+
+    /// What is issued to `stream` from here on runs after `event`.
+    fn wait(&self, stream: Stream, event: StreamEvent);
+
+    /// Blocks the host until `event` has happened.
+    ///
+    /// # Errors
+    /// The first failure of the device, if there was one.
+    fn synchronize(&self, event: StreamEvent) -> Result<(), DeviceError>;
+}
+
+/// Runs every call on the caller's thread, before the launch returns: streams need no ordering.
+pub struct Immediate {
+    kernels: Arc<dyn Kernels>,
+}
+
+impl Immediate {
+    /// Executes with `kernels`.
+    pub fn new(kernels: Arc<dyn Kernels>) -> Immediate {
+        Immediate { kernels }
+    }
+}
+
+impl Backend for Immediate {
+    fn name(&self) -> &'static str {
+        self.kernels.name()
+    }
+
+    fn threads(&self) -> usize {
+        self.kernels.threads()
+    }
+
+    fn is_host_addressable(&self) -> bool {
+        true
+    }
+
+    fn launch(&self, _: Stream, call: Call) {
+        call.execute(&*self.kernels);
+    }
+
+    fn upload(&self, _: Stream, from: &[u8], to: ViewMut, _: Site) {
+        let from = View::over_bytes(from, to.dtype());
+        self.kernels.execute(Copy { from, to }.into());
+    }
+
+    fn record(&self, stream: Stream) -> StreamEvent {
+        StreamEvent { stream, number: 0 }
+    }
+
+    fn wait(&self, _: Stream, _: StreamEvent) {}
+
+    fn synchronize(&self, _: StreamEvent) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,232 @@
+//! Copies between memories: uploads, downloads, staging, and numbers that are read late.
+//!
+//! Copies run on streams of their own. Each starts after everything that the compute stream was given before it,
+//! and later kernels wait for a copy into device memory. A copy of tensors owns or borrows them until it is done
+//! ([`PendingCopy`]); in the meantime the arenas count its ranges as in flight. The dry run records each copy with
+//! its bytes, its stream and the events that order it.
+
+use phalanx_trace::{Category, DType, Event, Memory, Site, Stream};
+
+use crate::backend::{Call, DeviceError, StreamEvent};
+use crate::buffer::{Element, Tensor, View, ViewMut};
+use crate::device::Device;
+use crate::flights::InFlight;
+use crate::operation::{Access, Describe, Price};
+use crate::operations::Copy;
+
+/// A copy between memories that was started: it owns both tensors until it is done.
+#[must_use = "a copy is over only when it was waited for"]
+pub struct PendingCopy {
+    device: Device,
+    tensors: Option<(Tensor, Tensor)>,
+    flights: [InFlight; 2],
+    done: StreamEvent,
+}
+
+impl PendingCopy {
+    /// Blocks until the copy is over; gives back the source and the target.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn wait(mut self) -> Result<(Tensor, Tensor), DeviceError> {
+        self.device.backend.synchronize(self.done)?;
+        let tensors = self.tensors.take().expect("taken once, here");
+        // The ranges have landed: their tensors may be freed.
+        drop(self);
+        Ok(tensors)
+    }
+
+    /// The event that ends the copy.
+    pub fn done(&self) -> StreamEvent {
+        self.done
+    }
+}
+
+impl Drop for PendingCopy {
+    fn drop(&mut self) {
+        if let Some(tensors) = self.tensors.take()
+            && self.device.backend.synchronize(self.done).is_err()
+        {
+            // The device is lost and nothing runs any more; what it may have left half done is not used again.
+            std::mem::forget(tensors);
+        }
+        let _ = &self.flights;
+    }
+}
+
+/// Numbers on their way to the host.
+#[must_use = "a number is there only when it was waited for"]
+pub struct Fetch<'a> {
+    device: &'a Device,
+    numbers: Vec<Tensor>,
+    flights: Vec<InFlight>,
+    done: StreamEvent,
+    sources: std::marker::PhantomData<View<'a>>,
+}
+
+impl Fetch<'_> {
+    /// Blocks until the numbers have arrived. Zeros in a dry run.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn wait(mut self) -> Result<Vec<f32>, DeviceError> {
+        self.device.backend.synchronize(self.done)?;
+        self.flights.clear();
+        Ok(self.numbers.iter().map(Tensor::host_number).collect())
+    }
+}
+
+impl Device {
+    /// Host elements into device memory; `from` is read before this returns. Later kernels see them.
+    #[track_caller]
+    pub fn upload<T: Element>(&self, from: &[T], to: ViewMut) {
+        assert_eq!((T::DTYPE, from.len()), (to.dtype(), to.elements()), "upload into {to:?}");
+        let (site, bytes) = (Site::caller(), to.bytes());
+        if let Some(recorder) = self.recorder().filter(|recorder| recorder.is_placing()) {
+            recorder.follow_write(&to, false);
+        }
+        self.begin_copy("upload", [Memory::Host, Memory::Device], bytes);
+        let timer = self.timer("upload", Price::bytes(bytes));
+        let start = std::time::Instant::now();
+        self.backend.upload(Stream::ToDevice, bytemuck::cast_slice(from), to, site);
+        if let Some(timer) = timer {
+            timer.profile.add(timer.key, start.elapsed());
+        }
+        self.compute_after(Stream::ToDevice);
+    }
+
+    /// Device memory into host elements, after everything that was issued before. Nothing is written in a dry run.
+    ///
+    /// # Errors
+    /// When the device failed.
+    #[track_caller]
+    pub fn download<T: Element>(&self, from: View, to: &mut [T]) -> Result<(), DeviceError> {
+        assert_eq!((T::DTYPE, to.len()), (from.dtype(), from.elements()), "download from {from:?}");
+        let into = ViewMut::over(to);
+        let done = self.start_copy("download", [Memory::Device, Memory::Host], from, into, Site::caller());
+        self.backend.synchronize(done)
+    }
+
+    /// Starts to copy a device tensor into a host tensor of the same element type and length.
+    #[track_caller]
+    pub fn copy_to_host(&self, from: Tensor, to: Tensor) -> PendingCopy {
+        assert_eq!([from.memory(), to.memory()], [Memory::Device, Memory::Host], "copy_to_host");
+        self.copy_tensors("copy_to_host", from, to, Site::caller())
+    }
+
+    /// Starts to copy a host tensor into a device tensor of the same element type and length; later kernels see it.
+    #[track_caller]
+    pub fn copy_to_device(&self, from: Tensor, to: Tensor) -> PendingCopy {
+        assert_eq!([from.memory(), to.memory()], [Memory::Host, Memory::Device], "copy_to_device");
+        let pending = self.copy_tensors("copy_to_device", from, to, Site::caller());
+        self.compute_after(Stream::ToDevice);
+        pending
+    }
+
+    /// Starts to bring single f32 numbers to the host, after everything that was issued before.
+    #[track_caller]
+    pub fn fetch_later<'a>(&'a self, from: &[View<'a>]) -> Fetch<'a> {
+        let site = Site::caller();
+        let (mut numbers, mut flights) = (Vec::new(), Vec::new());
+        let mut done = StreamEvent { stream: Stream::ToHost, number: 0 };
+        for number in from {
+            assert_eq!((number.dtype(), number.elements()), (DType::F32, 1), "one number, not {number:?}");
+            if let Some(recorder) = self.recorder().filter(|recorder| recorder.is_placing()) {
+                recorder.follow_fetch(*number, site);
+            }
+            let mut to =
+                self.host_arena().alloc(DType::F32, [1].into(), Category::Workspace, "fetched", site);
+            flights.push(self.arena().in_flight(number.address(), 4, Access::Read, "fetch", site));
+            flights.push(to.in_flight(Access::Write, "fetch", site));
+            done = self.start_copy("fetch", [Memory::Device, Memory::Host], *number, to.view_mut(), site);
+            numbers.push(to);
+        }
+        Fetch { device: self, numbers, flights, done, sources: std::marker::PhantomData }
+    }
+
+    /// Single f32 numbers, with one wait for all of them. Zeros in a dry run.
+    ///
+    /// # Errors
+    /// When the device failed.
+    #[track_caller]
+    pub fn fetch<const N: usize>(&self, from: [View; N]) -> Result<[f32; N], DeviceError> {
+        let numbers = self.fetch_later(&from).wait()?;
+        Ok(std::array::from_fn(|i| numbers[i]))
+    }
+
+    /// Blocks until everything that was issued to the device is over.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        [Stream::Compute, Stream::ToDevice, Stream::ToHost]
+            .into_iter()
+            .try_for_each(|stream| self.backend.synchronize(self.backend.record(stream)))
+    }
+
+    /// Later work of the compute stream runs after what was issued to `stream` so far.
+    fn compute_after(&self, stream: Stream) {
+        let done = self.backend.record(stream);
+        self.backend.wait(Stream::Compute, done);
+    }
+
+    fn copy_tensors(&self, name: &'static str, from: Tensor, mut to: Tensor, site: Site) -> PendingCopy {
+        let memories = [from.memory(), to.memory()];
+        let flights = [from.in_flight(Access::Read, name, site), to.in_flight(Access::Write, name, site)];
+        let done = self.start_copy(name, memories, from.view(), to.view_mut(), site);
+        PendingCopy { device: self.clone(), tensors: Some((from, to)), flights, done }
+    }
+
+    /// Issues a copy on the stream between two memories, after what the compute stream was given so far.
+    fn start_copy(
+        &self,
+        name: &'static str,
+        memories: [Memory; 2],
+        from: View,
+        to: ViewMut,
+        site: Site,
+    ) -> StreamEvent {
+        let operation = Copy { from, to };
+        operation.check();
+        if let Some(recorder) = self.recorder().filter(|recorder| recorder.is_placing()) {
+            operation.follow(recorder, site);
+        }
+        let bytes = operation.to.bytes();
+        let stream = self.begin_copy(name, memories, bytes);
+        let timer = self.timer(name, Price::bytes(bytes));
+        self.backend.launch(stream, Call { operation: operation.into(), name, site, timer });
+        self.backend.record(stream)
+    }
+
+    /// Orders the stream of a copy after the compute stream, and records the copy.
+    fn begin_copy(&self, name: &'static str, [from, to]: [Memory; 2], bytes: usize) -> Stream {
+        let stream = if to == Memory::Device { Stream::ToDevice } else { Stream::ToHost };
+        let computed = self.backend.record(Stream::Compute);
+        self.backend.wait(stream, computed);
+        if let Some(recorder) = self.recorder() {
+            recorder.push(Event::Copy { name, from, to, bytes: bytes as u64, stream });
+        }
+        stream
+    }
+}
+
+impl Tensor {
+    /// The elements of a tensor in host memory. Nothing may be in flight to it.
+    #[track_caller]
+    pub fn host_slice<T: Element>(&self) -> &[T] {
+        assert_eq!(self.memory(), Memory::Host, "the host reads tensors in its own memory only");
+        self.view().as_slice()
+    }
+
+    /// The elements of a tensor in host memory, to write. Nothing may be in flight from or to it.
+    #[track_caller]
+    pub fn host_slice_mut<T: Element>(&mut self) -> &mut [T] {
+        assert_eq!(self.memory(), Memory::Host, "the host writes tensors in its own memory only");
+        self.view_mut().into_slice()
+    }
+
+    /// The first number of a host tensor; zero in a dry run.
+    fn host_number(&self) -> f32 {
+        if self.view().address().real().is_none() { 0.0 } else { self.host_slice::<f32>()[0] }
+    }
+}

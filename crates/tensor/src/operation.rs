@@ -1,0 +1,213 @@
+//! What an operation is: its operands, its checks, its price and its placement rule, said once.
+//!
+//! Each operation is a struct of its arguments, declared with [`operation!`] in one of the files of
+//! [`operations`](crate::operations). [`Describe`] says what the call must satisfy, what it costs and how
+//! it carries placements. From that follow the device (checks), the dry run (trace and placements), the profile
+//! (names and prices), and asynchronous execution: a call is data, which can be queued. To add an operation, add
+//! it to a file of `operations` and add its kernel to each device that computes.
+
+use phalanx_trace::{Rate, Site};
+
+use crate::arguments::{
+    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, Layout, Lookup, Positions, Sgd, Weight,
+};
+use crate::buffer::{Address, View, ViewMut};
+use crate::record::Recorder;
+
+/// What one call costs, on any device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Price {
+    /// Floating-point operations of matrix products; 0 where only the bytes count.
+    pub flops: u64,
+    /// Bytes read and written at least.
+    pub bytes: u64,
+    /// The rate of the machine that limits the call, beside its bandwidth.
+    pub rate: Rate,
+    /// How the call counts in the forward pass of a step: its `flops` for a product of the forward pass, minus the
+    /// forward pass's operations for the one backward operation that every forward product has. The sum over a step
+    /// is the number of operations that ran in the forward pass more than once (see
+    /// `phalanx_plan::Cost::model_flops`).
+    pub forward_flops: i64,
+}
+
+impl Price {
+    /// A call that is limited by the bytes that it moves.
+    pub fn bytes(bytes: usize) -> Price {
+        Price { flops: 0, bytes: bytes as u64, rate: Rate::Bandwidth, forward_flops: 0 }
+    }
+
+    /// A matrix product of elements of `dtype`, of the backward pass.
+    pub fn product(dtype: phalanx_trace::DType, flops: usize, bytes: usize) -> Price {
+        Price { flops: flops as u64, bytes: bytes as u64, rate: Rate::MatrixProduct(dtype), forward_flops: 0 }
+    }
+
+    /// The same product, of the forward pass.
+    #[must_use]
+    pub fn of_forward(self) -> Price {
+        Price { forward_flops: self.flops as i64, ..self }
+    }
+
+    /// The same product, which backward does once for a product of the forward pass that has `flops` operations.
+    #[must_use]
+    pub fn once_per_forward(self, flops: usize) -> Price {
+        Price { forward_flops: -(flops as i64), ..self }
+    }
+}
+
+/// Whether an operation reads or writes an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The operand is only read.
+    Read,
+    /// The operand is overwritten, accumulated into, or updated in place.
+    Write,
+}
+
+/// One tensor that an operation reads or writes.
+pub struct Operand<'a> {
+    /// Whether it is written.
+    pub access: Access,
+    /// Where it lies. A device may replace it, to compute in another mapping of the same memory.
+    pub address: &'a mut Address,
+    /// Its length.
+    pub bytes: usize,
+}
+
+/// Something that may hold operands: an argument of an operation, or a whole operation.
+pub trait Operands {
+    /// Shows every operand to `visit`, in the order of the arguments.
+    fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>));
+}
+
+impl Operands for View<'_> {
+    fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>)) {
+        let bytes = self.bytes();
+        visit(Operand { access: Access::Read, address: self.address_mut(), bytes });
+    }
+}
+
+impl Operands for ViewMut<'_> {
+    fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>)) {
+        let bytes = self.bytes();
+        visit(Operand { access: Access::Write, address: self.address_mut(), bytes });
+    }
+}
+
+impl<T: Operands> Operands for Option<T> {
+    fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>)) {
+        if let Some(operands) = self {
+            operands.visit(visit);
+        }
+    }
+}
+
+impl<T: Operands, const N: usize> Operands for [T; N] {
+    fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>)) {
+        self.iter_mut().for_each(|operands| operands.visit(visit));
+    }
+}
+
+impl Operands for Weight<'_> {
+    fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>)) {
+        self.matrix.visit(visit);
+    }
+}
+
+impl Operands for Epilogue<'_> {
+    fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>)) {
+        self.bias.visit(visit);
+        self.residual.visit(visit);
+    }
+}
+
+impl Operands for Positions<'_> {
+    fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>)) {
+        self.table.visit(visit);
+    }
+}
+
+macro_rules! no_operands {
+    ($($type:ty),*) => {
+        $(impl Operands for $type {
+            fn visit(&mut self, _: &mut dyn FnMut(Operand<'_>)) {}
+        })*
+    };
+}
+no_operands!(bool, f32, usize, AdamW, Clip, CrossEntropy, Dropout, Gelu, Heads, Layout, Lookup, Sgd);
+
+/// What a device must know of an operation before a kernel runs.
+pub trait Describe: Operands {
+    /// The operation's name, in traces, profiles and tables.
+    const NAME: &'static str;
+
+    /// Stops the program, at the caller, when shapes or element types do not fit: that is a programmer's error.
+    #[track_caller]
+    fn check(&self);
+
+    /// What the call costs. Called after [`Describe::check`].
+    fn price(&self) -> Price;
+
+    /// Whether the operation writes zeros, which fit every placement: a dry run then follows it even before
+    /// anything was placed.
+    fn marks_zero(&self) -> bool {
+        false
+    }
+
+    /// In a dry run whose tensors are placed on a mesh: checks how the operands are placed, and marks the results.
+    fn follow(&self, recorder: &Recorder, site: Site);
+}
+
+/// Declares an operation: a struct of its arguments, whose operands can be visited.
+macro_rules! operation {
+    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$meta])*
+        pub struct $name<'a> {
+            $($(#[$field_meta])* pub $field: $type,)*
+        }
+
+        impl $crate::operation::Operands for $name<'_> {
+            fn visit(&mut self, visit: &mut dyn FnMut($crate::operation::Operand<'_>)) {
+                $($crate::operation::Operands::visit(&mut self.$field, visit);)*
+            }
+        }
+    };
+}
+
+/// Declares a family of operations: an enum with one variant for each, so that a device matches over them all.
+macro_rules! family {
+    ($(#[$meta:meta])* $family:ident { $($operation:ident,)* }) => {
+        $(#[$meta])*
+        pub enum $family<'a> {
+            $(#[doc = concat!("[`", stringify!($operation), "`]")] $operation($operation<'a>),)*
+        }
+
+        impl $crate::operation::Operands for $family<'_> {
+            fn visit(&mut self, visit: &mut dyn FnMut($crate::operation::Operand<'_>)) {
+                match self {
+                    $($family::$operation(operation) => {
+                        $crate::operation::Operands::visit(operation, visit);
+                    })*
+                }
+            }
+        }
+
+        impl $family<'_> {
+            /// The operation's name.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $($family::$operation(_) => {
+                        <$operation<'_> as $crate::operation::Describe>::NAME
+                    })*
+                }
+            }
+        }
+
+        $(impl<'a> From<$operation<'a>> for $crate::operations::Operation<'a> {
+            fn from(operation: $operation<'a>) -> Self {
+                $crate::operations::Operation::$family($family::$operation(operation))
+            }
+        })*
+    };
+}
+
+pub(crate) use {family, operation};

@@ -1,0 +1,160 @@
+//! GELU and dropout.
+
+use phalanx_trace::Site;
+
+use super::{gradient, same};
+use crate::arguments::{Dropout, Gelu};
+use crate::buffer::{View, ViewMut};
+use crate::device::Device;
+use crate::operation::{Describe, Price, family, operation};
+use crate::placement::rules::{Rule, operand, result};
+use crate::record::Recorder;
+
+family! {
+    /// Activation functions and dropout.
+    Activations { GeluForward, GeluBackward, DropoutForward, }
+}
+
+operation! {
+    /// `y = gelu(x)`.
+    GeluForward {
+        /// Read.
+        x: View<'a>,
+        /// The form of GELU.
+        gelu: Gelu,
+        /// Like `x`, overwritten.
+        y: ViewMut<'a>,
+    }
+}
+
+impl Describe for GeluForward<'_> {
+    const NAME: &'static str = "gelu";
+
+    fn check(&self) {
+        let GeluForward { x, y, .. } = self;
+        assert_eq!(x.elements(), y.elements(), "gelu of {x:?} -> {y:?}");
+        same(&[x.dtype(), y.dtype()]);
+    }
+
+    fn price(&self) -> Price {
+        Price::bytes(self.x.bytes() + self.y.bytes())
+    }
+
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[operand("x", "rh", self.x)],
+            addends: &[],
+            results: &[result("y", "rh", &self.y, false)],
+            whole: &[],
+        };
+        recorder.follow(&rule, site);
+    }
+}
+
+operation! {
+    /// In place: `dy` becomes `dx = dy * gelu'(x)`; `db (+)= sum over rows of dx`, before it is rounded.
+    GeluBackward {
+        /// The input of the forward pass, `[.., width]`.
+        x: View<'a>,
+        /// The form of GELU.
+        gelu: Gelu,
+        /// `[.., width]`, becomes dx.
+        dy: ViewMut<'a>,
+        /// `[width]`
+        db: ViewMut<'a>,
+        /// Whether `db` is added to.
+        accumulate: bool,
+    }
+}
+
+impl Describe for GeluBackward<'_> {
+    const NAME: &'static str = "gelu_backward";
+
+    fn check(&self) {
+        let GeluBackward { x, dy, db, .. } = self;
+        let [_, width] = x.shape().rows_cols();
+        assert_eq!((x.elements(), width), (dy.elements(), db.elements()), "{x:?}, {dy:?} -> {db:?}");
+        same(&[x.dtype(), dy.dtype()]);
+        gradient(db, x.dtype());
+    }
+
+    fn price(&self) -> Price {
+        Price::bytes(self.x.bytes() + 2 * self.dy.bytes())
+    }
+
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let GeluBackward { x, dy, db, accumulate, .. } = self;
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[operand("x", "rh", *x), operand("dy", "rh", dy.as_view())],
+            addends: &[],
+            results: &[result("dx", "rh", dy, false), result("db", "h", db, *accumulate)],
+            whole: &[],
+        };
+        recorder.follow(&rule, site);
+    }
+}
+
+operation! {
+    /// Dropout (Srivastava et al., 2014): `to = from / (1 - p)` where an element is kept, else 0, `(+ residual)`.
+    DropoutForward {
+        /// Read.
+        from: View<'a>,
+        /// Which elements are dropped.
+        dropout: Dropout,
+        /// Like the result, added to it.
+        residual: Option<View<'a>>,
+        /// Overwritten.
+        to: ViewMut<'a>,
+    }
+}
+
+impl Describe for DropoutForward<'_> {
+    const NAME: &'static str = "dropout";
+
+    fn check(&self) {
+        let DropoutForward { from, dropout, residual, to } = self;
+        assert_eq!((from.elements(), from.dtype()), (to.elements(), to.dtype()), "{from:?} -> {to:?}");
+        assert!(residual.is_none_or(|r| (r.elements(), r.dtype()) == (to.elements(), to.dtype())));
+        assert!((0.0..1.0).contains(&dropout.p), "{dropout:?}");
+    }
+
+    fn price(&self) -> Price {
+        let DropoutForward { from, residual, to, .. } = self;
+        Price::bytes(from.bytes() + to.bytes() + residual.map_or(0, |r| r.bytes()))
+    }
+
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[operand("from", "rh", self.from)],
+            addends: &[self.residual.map(|r| operand("residual", "rh", r))],
+            results: &[result("to", "rh", &self.to, false)],
+            whole: &[],
+        };
+        recorder.follow(&rule, site);
+    }
+}
+
+impl Device {
+    /// `y = gelu(x)`, overwrites.
+    #[track_caller]
+    pub fn gelu(&self, x: View, gelu: Gelu, y: ViewMut) {
+        self.run(GeluForward { x, gelu, y });
+    }
+
+    /// In place: `dy` becomes `dx = dy * gelu'(x)`; `db (+)= sum over rows of dx`, before it is rounded.
+    /// x, dy `[.., width]`, db `[width]`.
+    #[track_caller]
+    pub fn gelu_backward(&self, x: View, gelu: Gelu, dy: ViewMut, db: ViewMut, accumulate: bool) {
+        self.run(GeluBackward { x, gelu, dy, db, accumulate });
+    }
+
+    /// `to = from / (1 - p)` where an element is kept, else 0, `(+ residual)`; `to` is overwritten. The backward of
+    /// dropout is the same operation on the gradient.
+    #[track_caller]
+    pub fn dropout(&self, from: View, dropout: Dropout, residual: Option<View>, to: ViewMut) {
+        self.run(DropoutForward { from, dropout, residual, to });
+    }
+}

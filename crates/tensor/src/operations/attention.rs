@@ -1,0 +1,167 @@
+//! Attention, forward and backward.
+
+use phalanx_trace::{DType, Site};
+
+use super::same;
+use crate::arguments::{Dropout, Heads};
+use crate::buffer::{View, ViewMut};
+use crate::device::Device;
+use crate::operation::{Describe, Price, family, operation};
+use crate::placement::rules::{Rule, operand, result};
+use crate::record::Recorder;
+
+const WHOLE_SEQUENCE: &str = "every position looks at the others";
+/// Matrix products of the forward pass: `q · kᵀ` and `p · v`.
+const FORWARD_PRODUCTS: usize = 2;
+/// Matrix products of the backward pass, which computes the probabilities again.
+const BACKWARD_PRODUCTS: usize = 5;
+
+family! {
+    /// Attention.
+    Attentions { AttentionForward, AttentionBackward, }
+}
+
+operation! {
+    /// Softmax(q·kᵀ/sqrt(head)) · v in tiles (Dao et al., arXiv 2205.14135): no `[seq, seq]` matrix is stored.
+    /// With dropout the probabilities are dropped; that of (sample, head, key, query) has the number `first +
+    /// sample * dropout.sample + (head * seq + key) * seq + query`.
+    AttentionForward {
+        /// `[batch, seq, 3 * hidden]`: q, k, v side by side, each split into heads.
+        qkv: View<'a>,
+        /// Number of heads, and the mask.
+        heads: Heads,
+        /// Dropout of the probabilities.
+        dropout: Option<Dropout>,
+        /// `[batch, seq, hidden]`, overwritten.
+        out: ViewMut<'a>,
+        /// `[batch, heads, seq]` f32, overwritten; backward reads it.
+        log_sum_exp: ViewMut<'a>,
+    }
+}
+
+impl Describe for AttentionForward<'_> {
+    const NAME: &'static str = "attention";
+
+    fn check(&self) {
+        let AttentionForward { qkv, heads, out, log_sum_exp, .. } = self;
+        check_extents(*qkv, *heads, [out.elements(), log_sum_exp.elements()]);
+        same(&[qkv.dtype(), out.dtype()]);
+        same(&[DType::F32, log_sum_exp.dtype()]);
+    }
+
+    fn price(&self) -> Price {
+        let AttentionForward { qkv, heads, out, log_sum_exp, .. } = self;
+        let flops = FORWARD_PRODUCTS * product_flops(*qkv, *heads);
+        Price::product(qkv.dtype(), flops, qkv.bytes() + out.bytes() + log_sum_exp.bytes()).of_forward()
+    }
+
+    /// A shard of the last dimension is one of heads: q, k and v of each head lie on one rank.
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let AttentionForward { qkv, out, log_sum_exp, .. } = self;
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[operand("qkv", "bsh", *qkv)],
+            addends: &[],
+            results: &[result("out", "bsh", out, false), result("log_sum_exp", "bhs", log_sum_exp, false)],
+            whole: &[('s', WHOLE_SEQUENCE)],
+        };
+        recorder.follow(&rule, site);
+    }
+}
+
+operation! {
+    /// The gradient of [`AttentionForward`]; probabilities are computed again from the row statistics, and dropped
+    /// again.
+    AttentionBackward {
+        /// The input of the forward pass, `[batch, seq, 3 * hidden]`.
+        qkv: View<'a>,
+        /// out and log_sum_exp of the forward pass, and dout `[batch, seq, hidden]`.
+        saved: [View<'a>; 3],
+        /// Number of heads, and the mask.
+        heads: Heads,
+        /// Dropout of the forward pass.
+        dropout: Option<Dropout>,
+        /// `[batch, seq, 3 * hidden]`, overwritten.
+        dqkv: ViewMut<'a>,
+    }
+}
+
+impl Describe for AttentionBackward<'_> {
+    const NAME: &'static str = "attention_backward";
+
+    fn check(&self) {
+        let AttentionBackward { qkv, saved: [out, log_sum_exp, dout], heads, dqkv, .. } = self;
+        check_extents(*qkv, *heads, [out.elements(), log_sum_exp.elements()]);
+        assert_eq!([dqkv.elements(), dout.elements()], [qkv.elements(), out.elements()]);
+        same(&[qkv.dtype(), out.dtype(), dout.dtype(), dqkv.dtype()]);
+        same(&[DType::F32, log_sum_exp.dtype()]);
+    }
+
+    fn price(&self) -> Price {
+        let AttentionBackward { qkv, saved: [out, log_sum_exp, _], heads, .. } = self;
+        let product = product_flops(*qkv, *heads);
+        let bytes = 2 * qkv.bytes() + 2 * out.bytes() + log_sum_exp.bytes();
+        Price::product(qkv.dtype(), BACKWARD_PRODUCTS * product, bytes)
+            .once_per_forward(FORWARD_PRODUCTS * product)
+    }
+
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let AttentionBackward { qkv, saved: [out, log_sum_exp, dout], dqkv, .. } = self;
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[
+                operand("qkv", "bsh", *qkv),
+                operand("out", "bsh", *out),
+                operand("log_sum_exp", "bhs", *log_sum_exp),
+                operand("dout", "bsh", *dout),
+            ],
+            addends: &[],
+            results: &[result("dqkv", "bsh", dqkv, false)],
+            whole: &[('s', WHOLE_SEQUENCE)],
+        };
+        recorder.follow(&rule, site);
+    }
+}
+
+impl Device {
+    /// Attention in tiles: no `[seq, seq]` matrix is stored. qkv `[batch, seq, 3*hidden]`, out
+    /// `[batch, seq, hidden]`, log_sum_exp `[batch, heads, seq]` f32.
+    #[track_caller]
+    pub fn attention(
+        &self,
+        qkv: View,
+        heads: Heads,
+        dropout: Option<Dropout>,
+        out: ViewMut,
+        log_sum_exp: ViewMut,
+    ) {
+        self.run(AttentionForward { qkv, heads, dropout, out, log_sum_exp });
+    }
+
+    /// The gradient of [`Device::attention`]: dqkv is overwritten. `saved` are out, log_sum_exp and dout.
+    #[track_caller]
+    pub fn attention_backward(
+        &self,
+        qkv: View,
+        saved: [View; 3],
+        heads: Heads,
+        dropout: Option<Dropout>,
+        dqkv: ViewMut,
+    ) {
+        self.run(AttentionBackward { qkv, saved, heads, dropout, dqkv });
+    }
+}
+
+#[track_caller]
+fn check_extents(qkv: View, heads: Heads, [out, log_sum_exp]: [usize; 2]) {
+    let [batch, seq, hidden3] = qkv.dims();
+    let hidden = hidden3 / 3;
+    assert!(hidden3 == 3 * hidden && hidden % heads.heads == 0, "{hidden3} for {heads:?}");
+    assert_eq!([out, log_sum_exp], [batch * seq * hidden, batch * heads.heads * seq]);
+}
+
+/// Operations of one of the matrix products of an attention; half of them under a causal mask.
+fn product_flops(qkv: View, heads: Heads) -> usize {
+    let [batch, seq, hidden3] = qkv.dims();
+    2 * batch * seq * seq * (hidden3 / 3) / (1 + heads.causal as usize)
+}

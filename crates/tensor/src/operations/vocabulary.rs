@@ -1,0 +1,261 @@
+//! Cross entropy of logits over a vocabulary.
+//!
+//! It is cut so that several devices may each hold a part of the vocabulary, classes `first ..`: a rank needs four
+//! numbers a row from the others (Megatron-LM's vocabulary-parallel cross entropy, Shoeybi et al., arXiv
+//! 1909.08053). A device that holds the whole vocabulary is one part.
+
+use phalanx_trace::{Axis, DType, Placement, Site};
+
+use super::products::product_flops;
+use super::{floats, same};
+use crate::arguments::{CrossEntropy, Weight, vocabulary_blocks};
+use crate::buffer::{View, ViewMut};
+use crate::device::Device;
+use crate::operation::{Describe, Price, family, operation};
+use crate::placement::marks::Mark;
+use crate::placement::rules::{Rule, WHOLE_SUMS, operand, result, weight};
+use crate::record::Recorder;
+
+family! {
+    /// Cross entropy.
+    Vocabulary { VocabularyStatistics, LogitsStatistics, VocabularyLoss, }
+}
+
+operation! {
+    /// The logits `x · w (+ bias)` of one part of a vocabulary, in f32 and never stored, as statistics.
+    VocabularyStatistics {
+        /// `[rows, hidden]`
+        x: View<'a>,
+        /// `[hidden, columns]`, by its layout.
+        w: Weight<'a>,
+        /// `[columns]`
+        bias: Option<View<'a>>,
+        /// The class of each row, `[rows]` u32.
+        targets: View<'a>,
+        /// Class of column 0.
+        first: usize,
+        /// For training: `[rows, columns]` exponentials relative to the largest logit of their block, overwritten.
+        exponentials: Option<ViewMut<'a>>,
+        /// `[rows, 4 * vocabulary_blocks(columns)]` f32: the statistics of each
+        /// [`VOCABULARY_BLOCK`](crate::arguments::VOCABULARY_BLOCK) columns, overwritten.
+        blocks: ViewMut<'a>,
+        /// `[rows, 4]` f32: of each row the largest logit, the sum of exponentials relative to it, the sum of logits,
+        /// and the logit of the target (0 where this part does not hold it); overwritten.
+        statistics: ViewMut<'a>,
+    }
+}
+
+impl Describe for VocabularyStatistics<'_> {
+    const NAME: &'static str = "vocabulary_statistics";
+
+    fn check(&self) {
+        let VocabularyStatistics { x, w, bias, targets, exponentials, blocks, statistics, .. } = self;
+        let [rows, hidden] = x.shape().rows_cols();
+        let [w_in, columns] = w.in_out();
+        assert_eq!((w_in, targets.elements(), targets.dtype()), (hidden, rows, DType::U32), "{x:?}, {w:?}");
+        check_statistics([rows, columns], blocks, statistics);
+        assert!(bias.is_none_or(|b| (b.elements(), b.dtype()) == (columns, x.dtype())), "{bias:?} for {w:?}");
+        same(&[x.dtype(), w.matrix.dtype()]);
+        if let Some(e) = exponentials {
+            assert_eq!((e.dims(), e.dtype()), ([rows, columns], x.dtype()), "{e:?} of {x:?}, {w:?}");
+        }
+    }
+
+    fn price(&self) -> Price {
+        let VocabularyStatistics { x, w, exponentials, blocks, statistics, .. } = self;
+        let stored = exponentials.as_ref().map_or(0, |e| e.bytes());
+        let bytes = x.bytes() + w.matrix.bytes() + stored + blocks.bytes() + statistics.bytes();
+        Price::product(x.dtype(), product_flops(x.shape().rows_cols()[0], *w), bytes).of_forward()
+    }
+
+    /// What one part of the classes gives of its rows is that part's: to be gathered.
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let VocabularyStatistics { x, w, bias, targets, exponentials, blocks, statistics, .. } = self;
+        let blocks = result("blocks", "ro", blocks, false);
+        let exponentials = exponentials.as_ref().map(|e| result("exponentials", "ro", e, false));
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[
+                operand("x", "ri", *x),
+                operand("w", weight(w.layout), w.matrix),
+                operand("targets", "r", *targets),
+            ],
+            addends: &[bias.map(|b| operand("bias", "o", b))],
+            results: &[blocks, exponentials.unwrap_or(blocks)],
+            whole: &[('i', WHOLE_SUMS)],
+        };
+        recorder.follow(&rule, site);
+        recorder.follow_row_statistics(Self::NAME, [*targets, blocks.view], statistics, site);
+    }
+}
+
+operation! {
+    /// As [`VocabularyStatistics`], from logits that are stored: those are read as they were rounded, and become the
+    /// exponentials.
+    LogitsStatistics {
+        /// `[rows, columns]`, becomes exponentials.
+        logits: ViewMut<'a>,
+        /// The class of each row, `[rows]` u32.
+        targets: View<'a>,
+        /// Class of column 0.
+        first: usize,
+        /// As in [`VocabularyStatistics`].
+        blocks: ViewMut<'a>,
+        /// As in [`VocabularyStatistics`].
+        statistics: ViewMut<'a>,
+    }
+}
+
+impl Describe for LogitsStatistics<'_> {
+    const NAME: &'static str = "logits_statistics";
+
+    fn check(&self) {
+        let LogitsStatistics { logits, targets, blocks, statistics, .. } = self;
+        let [rows, columns] = logits.dims();
+        assert_eq!((targets.elements(), targets.dtype()), (rows, DType::U32), "{targets:?} of {logits:?}");
+        check_statistics([rows, columns], blocks, statistics);
+        floats([logits.dtype(); 2]);
+    }
+
+    fn price(&self) -> Price {
+        Price::bytes(2 * self.logits.bytes() + self.blocks.bytes() + self.statistics.bytes())
+    }
+
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let LogitsStatistics { logits, targets, blocks, statistics, .. } = self;
+        let blocks = result("blocks", "ro", blocks, false);
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[operand("logits", "ro", logits.as_view()), operand("targets", "r", *targets)],
+            addends: &[],
+            results: &[blocks, result("exponentials", "ro", logits, false)],
+            whole: &[],
+        };
+        recorder.follow(&rule, site);
+        recorder.follow_row_statistics(Self::NAME, [*targets, blocks.view], statistics, site);
+    }
+}
+
+operation! {
+    /// From the statistics of all parts: the sum of the rows' losses, one after the other in f64, goes (+)= to `loss`
+    /// (not times `numbers.scale`), and `exponentials` become the derivatives of this part's logits times
+    /// `numbers.gradient_scale`.
+    VocabularyLoss {
+        /// `[parts, rows, 4]` f32, in the order of the parts.
+        statistics: View<'a>,
+        /// As [`VocabularyStatistics`] left them.
+        blocks: View<'a>,
+        /// The class of each row, `[rows]` u32: below `classes`, or [`IGNORED`](crate::IGNORED).
+        targets: View<'a>,
+        /// Class of this part's column 0.
+        first: usize,
+        /// Classes of all parts.
+        classes: usize,
+        /// Scale, label smoothing, z-loss.
+        numbers: CrossEntropy,
+        /// For training: this part's exponentials, which become derivatives.
+        exponentials: Option<ViewMut<'a>>,
+        /// `[1]` f64
+        loss: ViewMut<'a>,
+        /// Whether `loss` is added to.
+        accumulate: bool,
+    }
+}
+
+impl Describe for VocabularyLoss<'_> {
+    const NAME: &'static str = "vocabulary_loss";
+
+    fn check(&self) {
+        let VocabularyLoss { statistics, blocks, targets, first, classes, exponentials, loss, .. } = self;
+        let [parts, rows, four] = statistics.dims();
+        assert!(parts > 0 && four == 4, "{statistics:?}");
+        same(&[DType::F32, statistics.dtype(), blocks.dtype()]);
+        assert_eq!((targets.elements(), targets.dtype()), (rows, DType::U32), "{targets:?} of {rows} rows");
+        assert_eq!((loss.elements(), loss.dtype()), (1, DType::F64), "{loss:?}");
+        if let Some(e) = exponentials {
+            let [e_rows, columns] = e.dims();
+            assert_eq!((e_rows, blocks.elements()), (rows, rows * 4 * vocabulary_blocks(columns)), "{e:?}");
+            assert!(first + columns <= *classes, "classes {first} .. {} of {classes}", first + columns);
+        }
+    }
+
+    fn price(&self) -> Price {
+        let stored = self.exponentials.as_ref().map_or(0, |e| 2 * e.bytes());
+        Price::bytes(self.statistics.bytes() + self.blocks.bytes() + stored)
+    }
+
+    /// The loss needs the statistics of all classes; derivatives stay where their classes are.
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let VocabularyLoss { statistics, targets, exponentials, loss, accumulate, .. } = self;
+        let sum = Rule {
+            op: Self::NAME,
+            factors: &[operand("statistics", "rk", *statistics), operand("targets", "r", *targets)],
+            addends: &[],
+            results: &[result("loss", "", loss, *accumulate)],
+            whole: &[],
+        };
+        recorder.follow(&sum, site);
+        let Some(exponentials) = exponentials else { return };
+        let derivatives = Rule {
+            op: Self::NAME,
+            factors: &[operand("exponentials", "ro", exponentials.as_view())],
+            addends: &[],
+            results: &[result("derivatives", "ro", exponentials, false)],
+            whole: &[],
+        };
+        recorder.follow(&derivatives, site);
+    }
+}
+
+impl Recorder {
+    /// Statistics are placed as their rows are; those of logits that are cut by classes are to be gathered.
+    fn follow_row_statistics(
+        &self,
+        op: &'static str,
+        [targets, blocks]: [View; 2],
+        statistics: &ViewMut,
+        site: Site,
+    ) {
+        let rule = Rule {
+            op,
+            factors: &[operand("targets", "r", targets)],
+            addends: &[],
+            results: &[result("statistics", "rk", statistics, false)],
+            whole: &[],
+        };
+        self.follow(&rule, site);
+        let known = |view: View| self.mark_of(view).unwrap_or(Mark::REPLICATED);
+        let (mut own, cut) = (known(statistics.as_view()), known(blocks));
+        let rows = known(statistics.as_view());
+        for axis in Axis::ALL.into_iter().filter(|axis| self.is_checked(*axis)) {
+            let by_classes = matches!(cut.get(axis), Some(Placement::Shard(_)));
+            if by_classes && rows.get(axis) == Some(Placement::Replicated) {
+                own = own.with(axis, Some(Placement::Shard(0)));
+            }
+        }
+        self.mark(statistics.as_view(), Some(own));
+    }
+}
+
+impl Device {
+    /// As [`Device::vocabulary_statistics`], from logits `[rows, columns]` of classes `first ..` that are stored: they
+    /// become exponentials, where they lie.
+    #[track_caller]
+    pub fn logits_statistics(
+        &self,
+        logits: ViewMut,
+        targets: View,
+        first: usize,
+        blocks: ViewMut,
+        statistics: ViewMut,
+    ) {
+        self.run(LogitsStatistics { logits, targets, first, blocks, statistics });
+    }
+}
+
+#[track_caller]
+fn check_statistics([rows, columns]: [usize; 2], blocks: &ViewMut, statistics: &ViewMut) {
+    assert_eq!(blocks.elements(), rows * 4 * vocabulary_blocks(columns), "{blocks:?}, {columns} columns");
+    assert_eq!((statistics.elements(), statistics.dtype()), (4 * rows, DType::F32), "{statistics:?}");
+    same(&[DType::F32, blocks.dtype()]);
+}
