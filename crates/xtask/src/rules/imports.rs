@@ -11,26 +11,28 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 22] = [
+const MAY_IMPORT: [(&str, &[&str]); 23] = [
     ("trace", &[]),
+    ("random", &[]),
     ("plan", &["trace"]),
     ("simd", &[]),
     ("tensor", &["trace", "plan"]),
-    ("cpu", &["trace", "simd", "tensor"]),
+    ("cpu", &["trace", "random", "simd", "tensor"]),
     ("collectives", &["trace", "tensor"]),
-    ("layers", &["trace", "plan", "tensor"]),
+    ("layers", &["trace", "random", "plan", "tensor"]),
     ("optim", &["trace", "tensor"]),
     ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "optim"]),
     ("models", &["trace", "plan", "tensor", "collectives", "layers", "parallel"]),
     ("drawing", &["trace", "plan"]),
     ("files", &[]),
-    ("hostile", &[]),
+    ("hostile", &["random"]),
     ("checkpoint", &["trace", "plan", "tensor", "files"]),
-    ("data", &["files"]),
+    ("data", &["random", "files"]),
     (
         "train",
         &[
             "trace",
+            "random",
             "plan",
             "tensor",
             "cpu",
@@ -52,6 +54,7 @@ const MAY_IMPORT: [(&str, &[&str]); 22] = [
         "bench",
         &[
             "trace",
+            "random",
             "plan",
             "tensor",
             "cpu",
