@@ -21,13 +21,13 @@ use phalanx_plan::MemoryPlan;
 use phalanx_tensor::{Arena, Device, Region};
 use phalanx_train::config::{Float, OptimizerKind, Reduce, Updates};
 use phalanx_train::dataset::{DataDigests, prepare};
-use phalanx_train::groups::Source;
+use phalanx_train::groups::GroupSource;
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::run::{Job, RunError, Silent, Start};
 use phalanx_train::{Dataset, Groups, RunConfig, Spec, Summary};
 use rig::{State, assert_same_state, golden_config, golden_steps, same_bits, spec};
 
-/// Of a configuration.
+/// A change to a configuration.
 type Change = fn(&mut RunConfig);
 
 /// The golden configuration with so many workers, none of which may be further ahead.
@@ -55,7 +55,7 @@ fn on_ranks<T: Send>(
         let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
         let options = Options { deadline: Duration::from_secs(60), ..Options::default() };
         let endpoint = endpoint.with_options(options);
-        let links = Links::new(&Source::Host(&endpoint), plan.spec.world_size());
+        let links = Links::new(&GroupSource::Host(&endpoint), plan.spec.world_size());
         let mut engine = Asynchronous::new(device, links, &plan.spec, max_staleness);
         let out = body(&mut engine);
         let peak = engine.device().arena().peak().unwrap();
@@ -103,7 +103,7 @@ fn run(model: &Gpt2, config: &RunConfig, steps: u64) -> Vec<Ran> {
             done.push(step.clone());
             false
         };
-        let report = engine.run(steps, &mut |n, b| part(n, b), &mut after, Duration::ZERO).unwrap();
+        let report = engine.run(steps, &mut |n, b| part(n, b), &mut after).unwrap();
         assert_eq!(engine.steps(), steps);
         Ran { report, done, pieces: engine.pieces() }
     };
@@ -235,7 +235,7 @@ fn a_slow_worker_holds_others_back_by_the_bound_alone() {
                 finished.fetch_or(rank == 0 && done.step == steps, Ordering::SeqCst);
                 false
             };
-            engine.run(steps, &mut next, &mut after, Duration::ZERO).unwrap()
+            engine.run(steps, &mut next, &mut after).unwrap()
         };
         let reports: Vec<Report> = on_ranks(&model, &config, &body).into_iter().map(Option::unwrap).collect();
         let bound = staleness_bound(2, max_staleness);
@@ -259,11 +259,13 @@ fn slowness_is_the_slow_workers_own() {
         let mut next = |number: u64, batch: &mut Batch| {
             part(number, batch)?;
             order.lock().unwrap().push(rank);
+            if rank == 1 {
+                std::thread::sleep(Duration::from_millis(300));
+            }
             Ok(())
         };
-        let slow = Duration::from_millis(if rank == 1 { 300 } else { 0 });
         let start = Instant::now();
-        engine.run(6, &mut next, &mut |_| false, slow).unwrap();
+        engine.run(6, &mut next, &mut |_| false).unwrap();
         start.elapsed()
     };
     let took: Vec<Duration> = on_ranks(&model, &config, &body).into_iter().map(Option::unwrap).collect();
@@ -287,7 +289,7 @@ fn a_worker_that_dies_ends_the_run() {
                 assert!(rank != 1 || number < 3, "worker 1 dies on purpose");
                 Ok(())
             };
-            engine.run(20, &mut next, &mut |_| false, Duration::ZERO).unwrap_err()
+            engine.run(20, &mut next, &mut |_| false).unwrap_err()
         };
         let plan = asynchronous::plan(spec(&model, &config)).unwrap();
         // Nothing is said of peaks of a run that failed: engines are driven without the check.
@@ -297,7 +299,7 @@ fn a_worker_that_dies_ends_the_run() {
                 let memory = plan.ranks[endpoint.rank()].memory.clone();
                 let region = Region::anonymous(memory.arena_bytes as usize).unwrap();
                 let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
-                let links = Links::new(&Source::Host(&endpoint), plan.spec.world_size());
+                let links = Links::new(&GroupSource::Host(&endpoint), plan.spec.world_size());
                 body(&mut Asynchronous::new(device, links, &plan.spec, max_staleness))
             };
             let spawned: Vec<_> = threads(ranks).into_iter().map(|e| scope.spawn(move || one(e))).collect();
@@ -324,7 +326,7 @@ fn a_worker_that_diverges_says_so_to_all() {
     let body = |engine: &mut Asynchronous| {
         engine.import(&weights()).unwrap();
         let part = own_part(&config, engine.rank());
-        engine.run(20, &mut |n, b| part(n, b), &mut |_| false, Duration::ZERO).unwrap_err().to_string()
+        engine.run(20, &mut |n, b| part(n, b), &mut |_| false).unwrap_err().to_string()
     };
     for text in on_ranks(&model, &config, &body) {
         let text = text.unwrap();
@@ -340,7 +342,7 @@ fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
     let body = |engine: &mut Asynchronous| {
         engine.import(&weights()).unwrap();
         let part = own_part(&config, engine.rank());
-        let report = engine.run(10, &mut |n, b| part(n, b), &mut |_| false, Duration::ZERO).unwrap();
+        let report = engine.run(10, &mut |n, b| part(n, b), &mut |_| false).unwrap();
         let state = serde_json::json!({ "step": 10 });
         let path = engine.save_checkpoint(folder.path(), 10, &state).unwrap();
         assert_eq!(path, folder.path().join("step-10"));
@@ -378,7 +380,7 @@ fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
             part(number, batch)?;
             Ok(())
         };
-        let report = engine.run(2, &mut next, &mut |_| false, Duration::ZERO).unwrap();
+        let report = engine.run(2, &mut next, &mut |_| false).unwrap();
         assert_eq!(numbers, [21, 22]);
         Ran { report, done: Vec::new(), pieces }
     };
@@ -403,9 +405,9 @@ fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) 
         let one = move |endpoint: Endpoint, memory: MemoryPlan| {
             let region = endpoint.arena(memory.arena_bytes as usize).unwrap();
             let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
-            let place = asynchronous::Place {
+            let place = asynchronous::RankEnvironment {
                 device,
-                links: Links::new(&Source::Host(&endpoint), ranks),
+                links: Links::new(&GroupSource::Host(&endpoint), ranks),
                 stop_requested,
                 note_step: &|step| endpoint.note(step),
                 foreign_bytes: &|| 0,

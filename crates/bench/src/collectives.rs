@@ -8,6 +8,7 @@ use phalanx_collectives::{CollectiveOp, Group, MetaGroup};
 use phalanx_drawing::report::{Table, bytes};
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::{DType, Device};
+use phalanx_trace::PhaseName;
 use serde::{Deserialize, Serialize};
 
 /// Which collectives to time.
@@ -56,8 +57,8 @@ pub fn plan(task: &CollectivesTask, rank: usize, ranks: usize) -> Result<MemoryP
 /// A rank that died.
 pub fn measure(task: &CollectivesTask, device: &Device, group: &dyn Group) -> Result<Vec<CollectiveFigures>> {
     let (ranks, dtype) = (group.world_size(), task.dtype);
-    device.phase("init", || ());
-    device.phase("bench", || {
+    device.phase(PhaseName::Init, || ());
+    device.phase(PhaseName::Bench, || {
         let mut all = Vec::new();
         for (op, bytes) in task.ops.iter().flat_map(|op| task.bytes.iter().map(|bytes| (*op, *bytes))) {
             let us = median_us(device, group, op, dtype, bytes)?;

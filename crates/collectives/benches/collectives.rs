@@ -11,6 +11,7 @@ use std::sync::Arc;
 use phalanx_collectives::{CollectiveOp, Group, HostJob, MetaGroup, Options, bench, join};
 use phalanx_cpu::Cpu;
 use phalanx_tensor::{Arena, DType, Device};
+use phalanx_trace::PhaseName;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
@@ -62,8 +63,8 @@ fn rank(args: &[String]) -> ExitCode {
 
     let meta = Device::meta(1);
     let recorder = Arc::clone(meta.recorder().expect("a recording device"));
-    recorder.begin("init");
-    recorder.begin("bench");
+    recorder.begin(PhaseName::Init);
+    recorder.begin(PhaseName::Bench);
     measure(&meta, &MetaGroup::new("data", rank, world_size, Arc::clone(&recorder)));
     let plan = phalanx_plan::memory::plan_memory(&recorder.take(rank)).expect("a plan");
 
@@ -74,9 +75,9 @@ fn rank(args: &[String]) -> ExitCode {
     cpu.populate(&region).expect("memory");
     let arena = Arena::replaying(plan, region);
     let device = Device::new(cpu, Arc::clone(&arena));
-    arena.begin("init");
+    arena.begin(PhaseName::Init);
     arena.end();
-    arena.begin("bench");
+    arena.begin(PhaseName::Bench);
     for (bytes, us) in sizes.iter().zip(measure(&device, &*endpoint.group("data"))) {
         if rank == 0 {
             let gbs = *bytes as f64 / us / 1e3;

@@ -5,7 +5,7 @@
 //! happen in the order of submission on every rank, beside the caller's computation.
 
 use phalanx_tensor::Tensor;
-use phalanx_trace::{Axis, CollectiveOp};
+use phalanx_trace::{Axis, CollectiveOp, Memory};
 
 use crate::call::{Buffers, Call};
 use crate::pending::Pending;
@@ -16,10 +16,10 @@ pub trait Group: Send + Sync {
     /// `data`, `tensor`, `pipeline`, or what else the group is for.
     fn name(&self) -> &'static str;
 
-    /// The axes of the mesh that the group runs over, by which a dry run checks placements: by its name, and none
-    /// (unchecked) when that is not an axis.
+    /// The axes of the mesh that the group runs over, along which a dry run checks placements. A group that moves bytes
+    /// follows no placements and needs none.
     fn axes(&self) -> &[Axis] {
-        axes_named(self.name())
+        &[]
     }
 
     /// World ranks of the group, in the order of its own ranks; empty when it does not know them.
@@ -33,17 +33,17 @@ pub trait Group: Send + Sync {
     /// Ranks in the group.
     fn world_size(&self) -> usize;
 
+    /// The memory in which the transport reads and writes tensors. One that reads host memory also serves devices whose
+    /// memory the host can address; see [`staged`](crate::staged) for the others.
+    fn memory(&self) -> Memory {
+        Memory::Host
+    }
+
     /// Starts a call that [`Call::check`] accepts.
     fn submit(&self, call: Call) -> Pending<Buffers>;
 
     /// What was done since this was last asked; the sums start again.
     fn take_statistics(&self) -> Statistics;
-}
-
-/// The axis of this name, as a list.
-pub(crate) fn axes_named(name: &str) -> &'static [Axis] {
-    let axis = Axis::ALL.iter().position(|axis| axis.name() == name);
-    axis.map_or(&[], |index| std::slice::from_ref(&Axis::ALL[index]))
 }
 
 fn source(buffers: Buffers) -> Tensor {
@@ -62,7 +62,8 @@ fn both(buffers: Buffers) -> (Tensor, Tensor) {
 impl dyn Group + '_ {
     fn start(&self, call: Call) -> Pending<Buffers> {
         call.check(self.rank(), self.world_size());
-        self.submit(call)
+        let (op, site) = (call.op, call.site);
+        self.submit(call).in_flight(op, site)
     }
 
     /// x becomes the sum over the ranks; any number of elements.

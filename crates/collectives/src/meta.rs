@@ -12,7 +12,7 @@ use phalanx_trace::{Axis, Collective, Event};
 
 use crate::call::{Buffers, Call};
 use crate::error::CollectiveError;
-use crate::group::{Group, axes_named};
+use crate::group::Group;
 use crate::pending::{Pending, Progress};
 use crate::placement::Following;
 use crate::statistics::{Statistics, Tally};
@@ -31,15 +31,14 @@ pub struct MetaGroup {
 struct Tape(Arc<Recorder>);
 
 impl MetaGroup {
-    /// Stands in for `rank` of a group of all ranks, which are `world_size`, writing to the device's `recorder`.
-    /// Its name says over which axis it runs.
+    /// Stands in for `rank` of a group of all ranks, which are `world_size`, and writes to the device's `recorder`. It
+    /// runs over no axis of a mesh: placements are not checked.
     pub fn new(name: &'static str, rank: usize, world_size: usize, recorder: Arc<Recorder>) -> MetaGroup {
         assert!(rank < world_size, "rank {rank} of {world_size}");
-        let (axes, members) = (axes_named(name).to_vec(), Arc::default());
         MetaGroup {
             name,
-            axes,
-            members,
+            axes: Vec::new(),
+            members: Arc::default(),
             rank,
             world_size,
             tape: Arc::new(Tape(recorder)),
@@ -47,8 +46,8 @@ impl MetaGroup {
         }
     }
 
-    /// Stands in for `rank_in_group` of the group of the world ranks `members`, which runs over `axes`: along them
-    /// placements are checked. No axes, no checks.
+    /// Stands in for `rank_in_group` of the group of the world ranks `members`, which runs over `axes`: placements are
+    /// checked along them.
     pub fn over(
         name: &'static str,
         axes: &[Axis],
@@ -95,7 +94,7 @@ impl Group for MetaGroup {
 }
 
 impl Progress for Tape {
-    fn wait(&self, ticket: u64) -> Result<(), CollectiveError> {
+    fn wait(&self, ticket: u64, _: &mut Buffers) -> Result<(), CollectiveError> {
         self.0.push(Event::Wait { collective: ticket as u32 });
         Ok(())
     }

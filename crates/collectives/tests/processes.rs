@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 use phalanx_collectives::{CollectiveError, Endpoint, Group, HostJob, MetaGroup, join};
 use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
+use phalanx_trace::PhaseName;
 use support::{Sample, accumulated, same_bits, sample, summed, values};
 
 const SCENARIO: &str = "PHALANX_TEST_SCENARIO";
@@ -113,16 +114,16 @@ fn one_rank() {
 fn planned(endpoint: &Endpoint, body: fn(&Device, &dyn Group)) {
     let meta = Device::meta(1);
     let recorder = Arc::clone(meta.recorder().unwrap());
-    recorder.begin("init");
-    recorder.begin("step");
+    recorder.begin(PhaseName::Init);
+    recorder.begin(PhaseName::Step);
     body(&meta, &MetaGroup::new("data", endpoint.rank(), endpoint.world_size(), Arc::clone(&recorder)));
     let plan = phalanx_plan::memory::plan_memory(&recorder.take(endpoint.rank())).unwrap();
     let region = endpoint.arena(plan.arena_bytes as usize).unwrap();
     let arena = Arena::replaying(plan, region);
     let device = Device::new(Arc::new(support::NoKernels), Arc::clone(&arena));
-    arena.begin("init");
+    arena.begin(PhaseName::Init);
     arena.end();
-    arena.begin("step");
+    arena.begin(PhaseName::Step);
     endpoint.note(5);
     body(&device, &*endpoint.group("data"));
     arena.end();

@@ -35,5 +35,5 @@ pub use layer::{
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use linear_gelu::LinearGelu;
-pub use network::{Block, Network};
+pub use network::{Block, BlockRole, Network};
 pub use saved::{Deferred, Saved, Shared};

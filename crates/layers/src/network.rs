@@ -10,10 +10,21 @@ use std::ops::Range;
 use crate::head::Head;
 use crate::layer::{Layer, ParameterSpec};
 
+/// What a block is in its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockRole {
+    /// One of the many blocks of equal shape that make up the depth of the model.
+    Transformer,
+    /// What comes before or after them: an embedding, a last norm, the transform before the head.
+    End,
+}
+
 /// One block: a layer with a name.
 pub struct Block {
-    /// For people: `embedding`, `h.3`.
+    /// Name in messages: `embedding`, `h.3`.
     pub name: String,
+    /// What the block is in the model; `parallel.cut = "uniform"` gives every stage as many Transformer blocks.
+    pub role: BlockRole,
     /// What it computes.
     pub layer: Box<dyn Layer>,
 }

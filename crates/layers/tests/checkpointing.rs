@@ -4,6 +4,7 @@ mod rig;
 
 use phalanx_layers::{Layer, LinearGelu, Recompute, Sequence};
 use phalanx_tensor::Gelu;
+use phalanx_trace::PhaseName;
 use rig::{DRAW, HIDDEN, P, SEQ, kernels, left, linear, norm, numbers, plain, rebuilding, trace};
 
 /// Bytes of a `[1, seq, hidden]`, and of one number a row.
@@ -53,7 +54,7 @@ fn what_is_made_again_may_be_made_from_what_is_made_again() {
     assert_eq!(numbers(&again, 2, None), numbers(&kept, 2, None));
     // Each once, although the norms are made from each other.
     let trace = trace(&again, None);
-    let count = |name| kernels(&trace, "backward").iter().filter(|k| **k == name).count();
+    let count = |name| kernels(&trace, PhaseName::Backward).iter().filter(|k| **k == name).count();
     assert_eq!((count("layer_norm"), count("gelu"), count("linear_gelu")), (4, 1, 0));
 }
 
@@ -70,12 +71,16 @@ fn what_is_kept() {
         list
     };
     let p = (0.0, 0.0);
-    assert_eq!(left(&trace(&plain(p), None), "forward"), sorted(all), "all");
-    assert_eq!(left(&trace(&rebuilding(p), None), "forward"), sorted(few), "what cannot be made cheaply");
+    assert_eq!(left(&trace(&plain(p), None), PhaseName::Forward), sorted(all), "all");
+    assert_eq!(
+        left(&trace(&rebuilding(p), None), PhaseName::Forward),
+        sorted(few),
+        "what cannot be made cheaply"
+    );
     // The input is the caller's; the output is one of the three of `linear.y` above.
-    assert_eq!(left(&trace(&Recompute(plain(p)), None), "forward"), [("linear.y", H)], "the output");
+    assert_eq!(left(&trace(&Recompute(plain(p)), None), PhaseName::Forward), [("linear.y", H)], "the output");
     for layer in [&plain(p) as &dyn Layer, &rebuilding(p), &Recompute(plain(p))] {
-        assert_eq!(left(&trace(layer, None), "backward"), [], "nothing stays but what was there");
+        assert_eq!(left(&trace(layer, None), PhaseName::Backward), [], "nothing stays but what was there");
     }
 }
 
@@ -88,19 +93,19 @@ fn what_is_computed_again() {
         kernels
     };
     let and = |more: &[&'static str]| {
-        let mut kernels = of(&plain(p), "backward");
+        let mut kernels = of(&plain(p), PhaseName::Backward);
         kernels.extend(more);
         kernels.sort_unstable();
         kernels
     };
-    assert_eq!(of(&rebuilding(p), "forward"), of(&plain(p), "forward"));
-    assert_eq!(of(&Recompute(plain(p)), "forward"), of(&plain(p), "forward"));
+    assert_eq!(of(&rebuilding(p), PhaseName::Forward), of(&plain(p), PhaseName::Forward));
+    assert_eq!(of(&Recompute(plain(p)), PhaseName::Forward), of(&plain(p), PhaseName::Forward));
     let cheap = ["attention", "gelu", "layer_norm", "layer_norm"];
-    assert_eq!(of(&rebuilding(p), "backward"), and(&cheap));
+    assert_eq!(of(&rebuilding(p), PhaseName::Backward), and(&cheap));
     // Forward without its last product and dropout, which make only the output.
-    let mut whole = of(&plain(p), "forward");
+    let mut whole = of(&plain(p), PhaseName::Forward);
     for last in ["linear", "dropout"] {
         whole.remove(whole.iter().position(|k| *k == last).unwrap());
     }
-    assert_eq!(of(&Recompute(plain(p)), "backward"), and(&whole));
+    assert_eq!(of(&Recompute(plain(p)), PhaseName::Backward), and(&whole));
 }

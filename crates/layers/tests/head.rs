@@ -4,7 +4,7 @@ use phalanx_cpu::Cpu;
 use phalanx_layers::head::Classes;
 use phalanx_layers::{Context, Gradient, Head, Init, LinearCrossEntropy};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View};
-use phalanx_trace::Event;
+use phalanx_trace::{Event, PhaseName};
 
 const ROWS: usize = 7;
 const HIDDEN: usize = 5;
@@ -138,13 +138,13 @@ fn a_loss_alone_is_that_of_training_and_takes_no_logits() {
     let meta = Device::meta(1);
     let like = |t: &Tensor| meta.alloc(t.dtype(), t.shape(), Category::Activations, "test");
     let (x, w, b, targets) = (like(&x()), like(&w), like(&b), like(&targets(&device)));
-    meta.phase("loss", || {
+    meta.phase(PhaseName::Loss, || {
         let parameters = [w.view(), b.view()];
         head.loss(&context(&meta), &parameters, x.into(), &targets, NUMBERS).unwrap()
     });
     let trace = meta.take_trace(0);
     let names: Vec<&str> = trace
-        .phase("loss")
+        .phase(PhaseName::Loss)
         .unwrap()
         .events
         .iter()

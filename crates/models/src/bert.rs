@@ -7,8 +7,8 @@
 //! attention reads them side by side; [`Model::stored_as`] says which rows are which in files.
 
 use phalanx_layers::{
-    Attention, Block, Checkpointing, Dropped, Embedding, Init, LayerNorm, Linear, LinearCrossEntropy,
-    LinearGelu, Network, ParameterSpec, Residual, Sequence,
+    Attention, Block, BlockRole, Checkpointing, Dropped, Embedding, Init, LayerNorm, Linear,
+    LinearCrossEntropy, LinearGelu, Network, ParameterSpec, Residual, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Gelu, Heads, Layout};
@@ -52,12 +52,20 @@ impl Bert {
     }
 
     fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
-        let mut blocks = vec![Block { name: "embedding".into(), layer: Box::new(self.embedding(tensor)) }];
+        let mut blocks = vec![Block {
+            name: "embedding".into(),
+            role: BlockRole::End,
+            layer: Box::new(self.embedding(tensor)),
+        }];
         for i in 0..self.layers {
             let layer = checkpointing.block(i, self.block(i, tensor, checkpointing));
-            blocks.push(Block { name: format!("layer.{i}"), layer });
+            blocks.push(Block { name: format!("layer.{i}"), role: BlockRole::Transformer, layer });
         }
-        blocks.push(Block { name: "mlm".into(), layer: Box::new(self.transform(tensor, checkpointing)) });
+        blocks.push(Block {
+            name: "mlm".into(),
+            role: BlockRole::End,
+            layer: Box::new(self.transform(tensor, checkpointing)),
+        });
         let head = LinearCrossEntropy {
             weight: WORDS.into(),
             bias: Some("cls.predictions.bias".into()),

@@ -5,8 +5,8 @@
 //! initial values follow transformers, so that its files load and ours load there.
 
 use phalanx_layers::{
-    Attention, Block, Checkpointing, Dropped, Embedding, Init, Layer, LayerNorm, Linear, LinearCrossEntropy,
-    LinearGelu, Network, ParameterSpec, Residual, Sequence,
+    Attention, Block, BlockRole, Checkpointing, Dropped, Embedding, Init, Layer, LayerNorm, Linear,
+    LinearCrossEntropy, LinearGelu, Network, ParameterSpec, Residual, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Gelu, Heads, Layout};
@@ -45,12 +45,20 @@ impl Gpt2 {
     }
 
     fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
-        let mut blocks = vec![Block { name: "embedding".into(), layer: Box::new(self.embedding(tensor)) }];
+        let mut blocks = vec![Block {
+            name: "embedding".into(),
+            role: BlockRole::End,
+            layer: Box::new(self.embedding(tensor)),
+        }];
         for i in 0..self.layers {
             let layer = checkpointing.block(i, self.block(i, tensor, checkpointing));
-            blocks.push(Block { name: format!("h.{i}"), layer });
+            blocks.push(Block { name: format!("h.{i}"), role: BlockRole::Transformer, layer });
         }
-        blocks.push(Block { name: "ln_f".into(), layer: tensor.rows(self.norm("transformer.ln_f".into())) });
+        blocks.push(Block {
+            name: "ln_f".into(),
+            role: BlockRole::End,
+            layer: tensor.rows(self.norm("transformer.ln_f".into())),
+        });
         let head = LinearCrossEntropy {
             weight: "transformer.wte.weight".into(),
             bias: None,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use phalanx_layers::{ParameterSpec, Part};
 use phalanx_models::Stored;
-use phalanx_parallel::tensor::{Mistake, Wrong};
+use phalanx_planted::{FaultKind, PlantedFault, sites};
 use rig::Case;
 
 const LAYOUTS: [(usize, bool); 4] = [(2, false), (2, true), (4, false), (4, true)];
@@ -132,15 +132,15 @@ fn a_dry_run_finds_every_tensor_placed_as_its_reader_needs() {
 /// Where the layers of a block, the ends of the model and the transform before its head exchange tensors.
 #[test]
 fn a_dry_run_finds_every_collective_that_is_left_out() {
-    let both = ["embedding.y", "row.y", "column.dx", "head.statistics", "head.dx"];
-    let with_sequence = ["embedding.dy", "column.x", "column.again", "row.dy", "head.x"];
+    use sites::*;
+    let both = [EMBEDDING_Y, ROW_Y, COLUMN_DX, HEAD_STATISTICS, HEAD_DX];
+    let with_sequence = [EMBEDDING_DY, COLUMN_X, COLUMN_X_AGAIN, ROW_DY, HEAD_X];
     for case in Case::families() {
         for sequence in [false, true] {
-            let places = both.iter().chain(with_sequence.iter().filter(|_| sequence));
-            for at in places {
-                let mistake = Some(Mistake { at, wrong: Wrong::Skipped });
-                let (_, trace) = case.dry_run_with(2, 0, sequence, mistake);
-                assert!(!trace.faults.is_empty(), "{}: {at} left out, sequence {sequence}", case.folder);
+            for site in both.into_iter().chain(with_sequence.into_iter().filter(|_| sequence)) {
+                let fault = Some(PlantedFault { site, kind: FaultKind::Dropped });
+                let (_, trace) = case.dry_run_with(2, 0, sequence, fault);
+                assert!(!trace.faults.is_empty(), "{}: {site:?} left out, {sequence}", case.folder);
             }
         }
     }

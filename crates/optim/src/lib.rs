@@ -7,5 +7,5 @@ pub mod optimizer;
 pub mod schedule;
 
 pub use loss_scale::{LossScale, LossScaleState, LossScaling, Verdict};
-pub use optimizer::Optimizer;
+pub use optimizer::{Optimizer, Update};
 pub use schedule::Schedule;

@@ -25,15 +25,24 @@ pub enum Optimizer {
     },
 }
 
-/// What an update of one range reads beside its memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Step {
+/// One update of a flat range of parameters. All tensors are flat and of the same length.
+pub struct Update<'a> {
     /// Number of this update, from 1; steps that were skipped do not count.
     pub number: u64,
     /// Learning rate of this update.
     pub lr: f32,
     /// Whether weight decay acts on this range.
     pub decays: bool,
+    /// The parameters, f32; they are updated.
+    pub parameters: ViewMut<'a>,
+    /// Becomes the updated parameters, rounded to its own type.
+    pub rounded: Option<ViewMut<'a>>,
+    /// The gradient.
+    pub gradient: View<'a>,
+    /// What the gradient is multiplied by, `[1]`.
+    pub factor: View<'a>,
+    /// The states, in the order of [`Optimizer::states`]; they are updated.
+    pub states: Vec<ViewMut<'a>>,
 }
 
 impl Optimizer {
@@ -45,38 +54,29 @@ impl Optimizer {
         }
     }
 
-    /// Updates f32 parameters `p` and `states` (in the order of [`Optimizer::states`]) from `g * scale[0]`; all
-    /// flat, of equal length. `rounded`, when given, becomes `p` in its own type.
-    pub fn apply(
-        &self,
-        device: &Device,
-        step: Step,
-        p: ViewMut,
-        rounded: Option<ViewMut>,
-        g: View,
-        states: Vec<ViewMut>,
-        scale: View,
-    ) {
-        let decay = |weight_decay: f32| if step.decays { weight_decay } else { 0.0 };
+    /// Updates parameters and states.
+    pub fn apply(&self, device: &Device, update: Update) {
+        let Update { number, lr, decays, parameters: p, rounded, gradient: g, factor, states } = update;
+        let decay = |weight_decay: f32| if decays { weight_decay } else { 0.0 };
         match *self {
             Optimizer::AdamW { beta1, beta2, eps, weight_decay } => {
                 let [m, v]: [ViewMut; 2] = states.try_into().expect("AdamW has two states");
                 let weight_decay = decay(weight_decay);
-                let numbers = AdamW { lr: step.lr, beta1, beta2, eps, weight_decay, step: step.number };
+                let numbers = AdamW { lr, beta1, beta2, eps, weight_decay, step: number };
                 device.run(AdamWUpdate {
                     step: numbers,
                     p,
                     g,
                     moments: [m, v],
-                    gradient_scale: scale,
+                    gradient_scale: factor,
                     rounded,
                 });
             }
             Optimizer::Sgd { momentum, weight_decay } => {
                 let [velocity]: [ViewMut; 1] = states.try_into().expect("SGD has one state");
                 let weight_decay = decay(weight_decay);
-                let numbers = Sgd { lr: step.lr, momentum, weight_decay, first: step.number == 1 };
-                device.run(SgdUpdate { step: numbers, p, g, velocity, gradient_scale: scale, rounded });
+                let numbers = Sgd { lr, momentum, weight_decay, first: number == 1 };
+                device.run(SgdUpdate { step: numbers, p, g, velocity, gradient_scale: factor, rounded });
             }
         }
     }

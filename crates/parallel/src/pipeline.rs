@@ -17,7 +17,7 @@ use phalanx_plan::pipeline::{Action, Channel, Kind, Message, Schedule, Step, low
 use phalanx_tensor::{Category, CrossEntropy, Device, Shape, Tensor, View};
 use phalanx_trace::{Placements, micro_batch_tag};
 
-use crate::stage::{From, Kept, Later, Seen, Stage};
+use crate::stage::{BackwardStart, DeferredStage, SavedStage, Seen, Stage};
 use crate::tensor::exchange::owned;
 
 /// What one rank of a pipeline does in a step, and which messages come to it.
@@ -57,9 +57,6 @@ pub struct Wires {
     pub groups: Vec<Arc<dyn Group>>,
     /// By sending and receiving rank.
     pub wiring: BTreeMap<(usize, usize), usize>,
-    /// Micro-batches are taken for each other on purpose, for tests of what finds it.
-    #[doc(hidden)]
-    pub disordered: bool,
 }
 
 /// What a run of a program is fed with.
@@ -136,9 +133,7 @@ impl<'a> Mail<'a> {
         if let Some(before) = self.going.remove(&to) {
             drop(before.wait()?);
         }
-        let mut sent = *message;
-        sent.micro_batch ^= usize::from(self.wires.disordered && message.forward);
-        self.going.insert(to, self.group(self.rank, to).send(x, to, tag(&sent)));
+        self.going.insert(to, self.group(self.rank, to).send(x, to, tag(message)));
         Ok(())
     }
 
@@ -177,7 +172,7 @@ pub fn run<'a>(
         here: BTreeMap::new(),
     };
     program.incoming.keys().for_each(|from| mail.post(*from, 0));
-    let mut held = Held::default();
+    let mut held = BetweenActions::default();
     for step in &program.steps {
         match step {
             Step::Recv { from, message } => mail.receive(*from, message)?,
@@ -201,16 +196,16 @@ pub fn run<'a>(
 
 /// What micro-batches keep between their actions, by stage and micro-batch.
 #[derive(Default)]
-struct Held {
-    kept: BTreeMap<(usize, usize), Kept>,
-    later: BTreeMap<(usize, usize), Later>,
+struct BetweenActions {
+    kept: BTreeMap<(usize, usize), SavedStage>,
+    later: BTreeMap<(usize, usize), DeferredStage>,
 }
 
 fn compute(
     stage: &mut Stage,
     action: &Action,
     mail: &mut Mail,
-    held: &mut Held,
+    held: &mut BetweenActions,
     loss: &mut Tensor,
     watch: &mut WatchMicroBatches,
 ) -> Result<(), CollectiveError> {
@@ -244,8 +239,8 @@ fn compute(
             let kept = held.kept.remove(&key).expect("backward comes after forward");
             let targets = stage.is_last().then(|| (feed.targets)(micro_batch));
             let from = match &targets {
-                Some(targets) => From::Targets(targets, feed.numbers),
-                None => From::Derivative(mail.take(index, micro_batch, false)),
+                Some(targets) => BackwardStart::Targets(targets, feed.numbers),
+                None => BackwardStart::Derivative(mail.take(index, micro_batch, false)),
             };
             let arrived = match kind {
                 Kind::Input => {

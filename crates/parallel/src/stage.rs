@@ -67,7 +67,7 @@ fn tensor_placement(spec: &ParameterSpec) -> Placements {
 }
 
 /// What forward keeps of a micro-batch until backward.
-pub struct Kept {
+pub struct SavedStage {
     /// By block.
     saved: Vec<Saved>,
     /// Input of the head, in the last stage.
@@ -75,10 +75,10 @@ pub struct Kept {
 }
 
 /// What the first part of a backward keeps of a micro-batch until the second: by block, last first.
-pub struct Later(Vec<Deferred>);
+pub struct DeferredStage(Vec<Deferred>);
 
 /// Where backward begins.
-pub enum From<'a> {
+pub enum BackwardStart<'a> {
     /// The last stage: targets `[batch, seq]` u32 and the numbers of their loss.
     Targets(&'a Tensor, CrossEntropy),
     /// An earlier one: the derivative of its output.
@@ -86,7 +86,7 @@ pub enum From<'a> {
 }
 
 /// What backward comes to.
-pub struct Arrived {
+pub struct BackwardResult {
     /// Derivative of the stage's input; token ids have none.
     pub dx: Option<Activation>,
     /// The sum of losses as the numbers say, `[1]`, in the last stage.
@@ -116,7 +116,7 @@ impl Stage {
         cx: &Context,
         x: Activation,
         watch: &mut Watch,
-    ) -> Result<(Activation, Kept), CollectiveError> {
+    ) -> Result<(Activation, SavedStage), CollectiveError> {
         let mut x = x;
         let mut saved = Vec::with_capacity(self.network.blocks.len());
         for i in 0..self.network.blocks.len() {
@@ -131,7 +131,7 @@ impl Stage {
             saved.push(kept);
         }
         let head = self.is_last().then(|| x.clone());
-        Ok((x, Kept { saved, head }))
+        Ok((x, SavedStage { saved, head }))
     }
 
     /// All of backward; gradients are where `zero` keeps them, and on their way to their owners when this returns.
@@ -141,11 +141,11 @@ impl Stage {
     pub fn backward(
         &mut self,
         cx: &Context,
-        kept: Kept,
-        from: From,
+        kept: SavedStage,
+        from: BackwardStart,
         watch: &mut Watch,
-    ) -> Result<Arrived, CollectiveError> {
-        let Kept { mut saved, head } = kept;
+    ) -> Result<BackwardResult, CollectiveError> {
+        let SavedStage { mut saved, head } = kept;
         let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
         for i in (0..self.network.blocks.len()).rev() {
             let kept = saved.pop().expect("forward saved one entry a block");
@@ -161,10 +161,10 @@ impl Stage {
             self.show_gradients(watch, i);
             self.show_input_gradient(watch, i, dx.as_ref());
             self.reduce(cx, i)?;
-            let Some(dx) = dx else { return Ok(Arrived { dx: None, loss }) };
+            let Some(dx) = dx else { return Ok(BackwardResult { dx: None, loss }) };
             dy = dx;
         }
-        Ok(Arrived { dx: Some(dy), loss })
+        Ok(BackwardResult { dx: Some(dy), loss })
     }
 
     /// The first part of backward: the derivative of the input, and what the second part needs.
@@ -174,11 +174,11 @@ impl Stage {
     pub fn backward_input(
         &mut self,
         cx: &Context,
-        kept: Kept,
-        from: From,
+        kept: SavedStage,
+        from: BackwardStart,
         watch: &mut Watch,
-    ) -> Result<(Arrived, Later), CollectiveError> {
-        let Kept { mut saved, head } = kept;
+    ) -> Result<(BackwardResult, DeferredStage), CollectiveError> {
+        let SavedStage { mut saved, head } = kept;
         let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
         let mut later = Vec::with_capacity(self.network.blocks.len());
         for i in (0..self.network.blocks.len()).rev() {
@@ -195,10 +195,10 @@ impl Stage {
             later.push(deferred);
             match dx {
                 Some(dx) => dy = dx,
-                None => return Ok((Arrived { dx: None, loss }, Later(later))),
+                None => return Ok((BackwardResult { dx: None, loss }, DeferredStage(later))),
             }
         }
-        Ok((Arrived { dx: Some(dy), loss }, Later(later)))
+        Ok((BackwardResult { dx: Some(dy), loss }, DeferredStage(later)))
     }
 
     /// The second part: parameter gradients. It reads no parameters.
@@ -208,7 +208,7 @@ impl Stage {
     pub fn backward_weight(
         &mut self,
         cx: &Context,
-        later: Later,
+        later: DeferredStage,
         watch: &mut Watch,
     ) -> Result<(), CollectiveError> {
         for (i, deferred) in (0..self.network.blocks.len()).rev().zip(later.0) {
@@ -247,10 +247,8 @@ impl Stage {
     /// When a reduction fails.
     pub fn finish_gradients(&mut self, device: &Device) -> Result<(), CollectiveError> {
         self.zero.finish_gradients()?;
-        if device.is_meta() {
-            for tied in &self.tied {
-                self.zero.place_terms(*tied, Axis::Pipeline);
-            }
+        for tied in self.tied.iter().filter(|_| device.follows_placements()) {
+            self.zero.place_terms(*tied, Axis::Pipeline);
         }
         Ok(())
     }
@@ -260,12 +258,12 @@ impl Stage {
         &mut self,
         cx: &Context,
         x: Option<Activation>,
-        from: From,
+        from: BackwardStart,
         watch: &mut Watch,
     ) -> Result<(Activation, Option<Tensor>), CollectiveError> {
         let (targets, numbers) = match from {
-            From::Derivative(dy) => return Ok((dy, None)),
-            From::Targets(targets, numbers) => (targets, numbers),
+            BackwardStart::Derivative(dy) => return Ok((dy, None)),
+            BackwardStart::Targets(targets, numbers) => (targets, numbers),
         };
         let index = self.network.head_index();
         self.enter(cx, index)?;
@@ -288,11 +286,11 @@ impl Stage {
     /// Makes the parameters of a block readable, and tells a dry run how they are placed.
     fn enter(&mut self, cx: &Context, block: usize) -> Result<(), CollectiveError> {
         self.zero.acquire(block)?;
-        if cx.device.is_meta() {
+        if cx.device.follows_placements() {
             let views = self.zero.parameters(block);
             for (view, number) in views.into_iter().zip(&self.network.uses[block]) {
                 let spec = &self.network.parameters[*number];
-                cx.device.place_named(view, tensor_placement(spec), spec.name.clone());
+                cx.device.place_named(view, tensor_placement(spec), || spec.name.clone());
             }
         }
         Ok(())
@@ -300,7 +298,7 @@ impl Stage {
 
     /// The gradients of a block are written: a dry run checks what they are sums of.
     fn reduce(&mut self, cx: &Context, block: usize) -> Result<(), CollectiveError> {
-        if cx.device.is_meta() {
+        if cx.device.follows_placements() {
             for (index, view) in self.zero.written_gradients(block) {
                 let number = self.network.uses[block][index];
                 let spec = &self.network.parameters[number];
@@ -311,8 +309,8 @@ impl Stage {
                 if self.zero.data_ranks() > 1 {
                     expected = expected.with(Axis::Data, Placement::Partial);
                 }
-                let name = format!("gradient of {}", spec.name);
-                cx.device.expect_placement(view, &name, expected);
+                let name = || format!("gradient of {}", spec.name);
+                cx.device.expect_placement(view, name, expected);
                 cx.device.place_named(view, expected, name);
             }
         }

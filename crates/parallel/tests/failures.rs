@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use phalanx_collectives::{CollectiveError, Endpoint, Group, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    Block, Context, Embedding, Init, Layer, LinearCrossEntropy, Network, ParameterSpec, Recompute,
+    Block, BlockRole, Context, Embedding, Init, Layer, LinearCrossEntropy, Network, ParameterSpec, Recompute,
 };
 use phalanx_optim::Optimizer;
-use phalanx_parallel::stage::From;
+use phalanx_parallel::stage::BackwardStart;
 use phalanx_parallel::zero::Holding;
 use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
 use phalanx_plan::{ChunkSize, ParameterSize, Precision, lay_out};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, Tensor};
+use phalanx_trace::PhaseName;
 use rig::{BATCH, HIDDEN, ROWS, SEQ, block, norm};
 
 const VOCAB: usize = 50;
@@ -64,7 +65,9 @@ fn network(tensor: &TensorParallel) -> Network {
         tensor.rows(norm("ln_f")),
     ];
     let named = layers.into_iter().enumerate();
-    let blocks = named.map(|(i, layer)| Block { name: format!("block {i}"), layer }).collect();
+    let blocks = named
+        .map(|(i, layer)| Block { name: format!("block {i}"), role: BlockRole::Transformer, layer })
+        .collect();
     let head = LinearCrossEntropy {
         weight: "head".into(),
         bias: None,
@@ -91,7 +94,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
-    zero.begin("step");
+    zero.begin(PhaseName::Step);
     Stage { index: 0, network, zero, tied: Vec::new() }
 }
 
@@ -155,11 +158,11 @@ fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Call, CollectiveError)>
             }),
             Call::Loss => stage.loss(&cx, x.take().unwrap(), &targets, NUMBERS).map(drop),
             Call::Backward => {
-                let from = From::Targets(&targets, NUMBERS);
+                let from = BackwardStart::Targets(&targets, NUMBERS);
                 stage.backward(&cx, kept.take().unwrap(), from, &mut watch).map(drop)
             }
             Call::BackwardInput => {
-                let from = From::Targets(&targets, NUMBERS);
+                let from = BackwardStart::Targets(&targets, NUMBERS);
                 stage.backward_input(&cx, kept.take().unwrap(), from, &mut watch).map(|(_, l)| {
                     later = Some(l);
                 })

@@ -3,15 +3,12 @@
 
 mod rig;
 
-use std::sync::Arc;
-
-use phalanx_collectives::Solo;
 use phalanx_layers::{Layer, Linear, Residual, Sequence};
 use phalanx_parallel::TensorParallel;
-use phalanx_parallel::tensor::{Mistake, Wrong};
+use phalanx_planted::{FaultKind, PlantedFault, sites};
 use phalanx_tensor::{DType, Layout};
 use rig::{
-    AXES, Build, DRAW, HIDDEN, PLAIN, Place, ROWS, SEQ, Setting, allowed, block, distance, joined, linear,
+    AXES, Build, DRAW, HIDDEN, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, block, distance, joined, linear,
     on_ranks, parts, paths, run, same_within, whole,
 };
 
@@ -93,31 +90,29 @@ fn blocks() {
 
 /// The tolerances find every collective that is left out, done twice, or done elsewhere.
 #[test]
-fn a_mistake_is_far_outside_of_what_is_allowed() {
+fn a_planted_fault_is_far_outside_of_what_is_allowed() {
     let build = |tensor: &TensorParallel| -> Box<dyn Layer> { Box::new(block(tensor, (0.0, 0.0))) };
-    let run_with = |axis: (usize, bool), mistake| {
+    let run_with = |axis: (usize, bool), fault| {
         on_ranks(axis.0, |group| {
-            let rank = group.rank();
-            let elsewhere = Arc::new(Solo::new("data"));
-            let tensor = TensorParallel::new(group, axis.1).mistaken(mistake, elsewhere);
-            run(&Place::new(&tensor, rank), &build(&tensor), PLAIN)
+            TestRank::with_fault(group, axis.1, fault, |place| run(place, &*build(place.tensor), PLAIN))
         })
     };
     let path = [&LINEAR[..], &NORM, &ATTENTION].concat();
     for axis in AXES {
-        let right = run_with(axis, None);
-        let gathers = ["column.x", "column.again", "row.dy"];
-        let places = [&["row.y", "column.dx"][..], if axis.1 { &gathers[..] } else { &[] }].concat();
-        for at in places {
-            let kinds = [Wrong::Skipped, Wrong::Doubled, Wrong::OtherAxis];
-            for wrong in kinds.into_iter().filter(|w| !gathers.contains(&at) || *w != Wrong::OtherAxis) {
-                let got = run_with(axis, Some(Mistake { at, wrong }));
+        let right = parts(&build, axis, PLAIN);
+        let gathers = [sites::COLUMN_X, sites::COLUMN_X_AGAIN, sites::ROW_DY];
+        let sums = [sites::ROW_Y, sites::COLUMN_DX];
+        for site in sums.into_iter().chain(gathers.into_iter().filter(|_| axis.1)) {
+            let kinds = [FaultKind::Dropped, FaultKind::Doubled, FaultKind::OtherGroup];
+            let summed = |kind: &FaultKind| *kind != FaultKind::OtherGroup || sums.contains(&site);
+            for kind in kinds.into_iter().filter(summed) {
+                let got = run_with(axis, PlantedFault { site, kind });
                 let worst =
                     got.iter().zip(&right).map(|(got, right)| distance(got, right)).fold(0.0, f32::max);
                 let allowed = allowed(&path.repeat(2));
                 assert!(
                     worst > 20.0 * allowed,
-                    "{at} {wrong:?} on {axis:?}: off by {worst:e} of {allowed:e}"
+                    "{site:?} {kind:?} on {axis:?}: off by {worst:e} of {allowed:e}"
                 );
             }
         }

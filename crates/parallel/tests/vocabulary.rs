@@ -5,15 +5,15 @@ mod rig;
 
 use std::sync::Arc;
 
-use phalanx_collectives::{Group, Solo};
+use phalanx_collectives::Group;
 use phalanx_layers::{
     Dropped, Embedding, Gradient, Head, Init, Layer, LinearCrossEntropy, ParameterSpec, Sequence,
 };
 use phalanx_parallel::TensorParallel;
-use phalanx_parallel::tensor::{Mistake, Wrong};
+use phalanx_planted::{FaultKind, PlantedFault, sites};
 use phalanx_tensor::{Category, CrossEntropy, DType, IGNORED, Tensor, View};
 use rig::{
-    AXES, BATCH, DRAW, HIDDEN, MICRO_BATCHES, PLAIN, Place, ROWS, SEQ, Setting, allowed, close, distance,
+    AXES, BATCH, DRAW, HIDDEN, MICRO_BATCHES, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, close, distance,
     join_gradient, joined, on_ranks, parts, run, same_within, whole,
 };
 
@@ -77,24 +77,25 @@ fn an_embedding_under_dropout_and_a_norm() {
 }
 
 #[test]
-fn a_mistake_in_an_embedding_is_far_outside_of_what_is_allowed() {
+fn a_planted_fault_in_an_embedding_is_far_outside_of_what_is_allowed() {
     let setting = Setting { vocab: Some(50), ..PLAIN };
     for axis in AXES {
-        let run_with = |mistake| {
+        let build = |tensor: &TensorParallel| tensor.embedding(embedding(50, true));
+        let run_with = |fault| {
             on_ranks(axis.0, |group| {
-                let rank = group.rank();
-                let tensor =
-                    TensorParallel::new(group, axis.1).mistaken(mistake, Arc::new(Solo::new("data")));
-                run(&Place::new(&tensor, rank), &*tensor.embedding(embedding(50, true)), setting)
+                TestRank::with_fault(group, axis.1, fault, |place| run(place, &*build(place.tensor), setting))
             })
         };
-        let right = run_with(None);
-        for at in if axis.1 { &["embedding.y", "embedding.dy"][..] } else { &["embedding.y"] } {
-            for wrong in [Wrong::Skipped, Wrong::Doubled] {
-                let got = run_with(Some(Mistake { at, wrong }));
+        let right = parts(&build, axis, setting);
+        for site in [sites::EMBEDDING_Y, sites::EMBEDDING_DY].into_iter().take(1 + axis.1 as usize) {
+            for kind in [FaultKind::Dropped, FaultKind::Doubled] {
+                let got = run_with(PlantedFault { site, kind });
                 let worst =
                     got.iter().zip(&right).map(|(got, right)| distance(got, right)).fold(0.0, f32::max);
-                assert!(worst > 20.0 * allowed(&EMBEDDING), "{at} {wrong:?} on {axis:?}: off by {worst:e}");
+                assert!(
+                    worst > 20.0 * allowed(&EMBEDDING),
+                    "{site:?} {kind:?} on {axis:?}: off by {worst:e}"
+                );
             }
         }
     }
@@ -113,7 +114,7 @@ struct HeadNumbers {
     specs: Vec<ParameterSpec>,
 }
 
-fn targets(place: &Place, vocab: usize, micro_batch: usize) -> Tensor {
+fn targets(place: &TestRank, vocab: usize, micro_batch: usize) -> Tensor {
     let target = |i: usize| if i % 5 == 3 { IGNORED } else { ((i * 31 + micro_batch * 7) % vocab) as u32 };
     let all: Vec<u32> = (0..ROWS).map(target).collect();
     let mut tensor = place.device.alloc(DType::U32, [BATCH, SEQ], Category::Activations, "test");
@@ -126,7 +127,7 @@ fn head(vocab: usize, bias: bool) -> LinearCrossEntropy {
     LinearCrossEntropy { weight: "head.weight".into(), bias, vocab, hidden: HIDDEN, init: Init::Normal(1.0) }
 }
 
-fn run_head(place: &Place, head: &dyn Head, vocab: usize) -> HeadNumbers {
+fn run_head(place: &TestRank, head: &dyn Head, vocab: usize) -> HeadNumbers {
     let specs = head.parameters();
     let parameters: Vec<Tensor> = specs.iter().map(|s| place.parameter(DType::F32, s, "parameter")).collect();
     let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
@@ -153,7 +154,7 @@ fn run_heads((ranks, sequence): (usize, bool), vocab: usize, bias: bool) -> Vec<
     on_ranks(ranks, |group| {
         let rank = group.rank();
         let tensor = TensorParallel::new(group, sequence);
-        run_head(&Place::new(&tensor, rank), &*tensor.head(head(vocab, bias)), vocab)
+        run_head(&TestRank::new(&tensor, rank), &*tensor.head(head(vocab, bias)), vocab)
     })
 }
 
@@ -182,7 +183,7 @@ fn a_head_of_which_each_rank_has_some_classes() {
         let allowed = allowed(&[HIDDEN, vocab, vocab, 2 * ROWS + 1, 4]);
         for bias in [false, true] {
             let solo = TensorParallel::solo();
-            let expected = run_head(&Place::new(&solo, 0), &*solo.head(head(vocab, bias)), vocab);
+            let expected = run_head(&TestRank::new(&solo, 0), &*solo.head(head(vocab, bias)), vocab);
             for axis in AXES {
                 let what = format!("{vocab} classes, bias {bias}, {axis:?}");
                 let (losses, dx, gradients) = joined_heads(&run_heads(axis, vocab, bias), axis.1);
@@ -206,7 +207,7 @@ fn a_head_of_which_each_rank_has_some_classes() {
 fn logits_are_those_of_the_classes_that_are_here() {
     let solo = TensorParallel::solo();
     let logits = |tensor: &TensorParallel, rank: usize| {
-        let (place, head) = (Place::new(tensor, rank), tensor.head(head(50, true)));
+        let (place, head) = (TestRank::new(tensor, rank), tensor.head(head(50, true)));
         let specs = head.parameters();
         let parameters: Vec<Tensor> =
             specs.iter().map(|s| place.parameter(DType::F32, s, "parameter")).collect();

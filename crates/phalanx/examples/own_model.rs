@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use phalanx::layers::{
-    Attention, Block, Checkpointing, Embedding, Init, Layer, LayerNorm, Linear, LinearCrossEntropy,
-    LinearGelu, Residual,
+    Attention, Block, BlockRole, Checkpointing, Embedding, Init, Layer, LayerNorm, Linear,
+    LinearCrossEntropy, LinearGelu, Residual,
 };
 use phalanx::{
     Batch, Dropouts, Gelu, Heads, Layout, Model, ModelShape, Network, RunConfig, RunPlan, Spec,
@@ -34,13 +34,17 @@ impl Model for Narrow {
         let (tokens, positions) = ("tokens".to_string(), "positions".to_string());
         let (hidden, vocab) = (self.hidden, VOCAB);
         let embedding = Embedding { tokens, positions, types: None, vocab, length: SEQ, hidden, init };
-        let mut blocks = vec![Block { name: "embedding".into(), layer: tensor.embedding(embedding) }];
+        let mut blocks = vec![Block {
+            name: "embedding".into(),
+            role: BlockRole::End,
+            layer: tensor.embedding(embedding),
+        }];
         for i in 0..self.layers {
             let layer = checkpointing.block(i, self.block(i, tensor, checkpointing));
-            blocks.push(Block { name: format!("block.{i}"), layer });
+            blocks.push(Block { name: format!("block.{i}"), role: BlockRole::Transformer, layer });
         }
         let norm = LayerNorm { prefix: "last".into(), hidden, eps: 1e-5 };
-        blocks.push(Block { name: "last".into(), layer: tensor.rows(norm) });
+        blocks.push(Block { name: "last".into(), role: BlockRole::End, layer: tensor.rows(norm) });
         // The output projection is the token table: tied, wherever the two are.
         let head = LinearCrossEntropy { weight: "tokens".into(), bias: None, vocab, hidden, init };
         Network::new(blocks, tensor.head(head))

@@ -6,7 +6,7 @@ use anyhow::Result;
 use phalanx_bench::collectives::{self, CollectiveFigures, CollectivesTask};
 use phalanx_bench::steps::{self, RankSetup, StepCounts, StepFigures};
 use phalanx_bench::strategies::{self, RankFigures};
-use phalanx_train::Source;
+use phalanx_train::GroupSource;
 
 use crate::environment::Environment;
 use crate::machine;
@@ -72,8 +72,8 @@ fn on_seat<T>(
     let options = environment.options(plan.spec.threads);
     let Place { cpu, device, arena_bytes } = seat.take(&plan.of(seat.rank()).memory, options)?;
     let (source, shares_memory) = match seat {
-        Seat::Alone => (Source::Alone, false),
-        Seat::Among(endpoint) => (Source::Host(endpoint), true),
+        Seat::Alone => (GroupSource::Alone(environment.isa()), false),
+        Seat::Among(endpoint) => (GroupSource::Host(endpoint), true),
     };
     let setup = RankSetup {
         rank: seat.rank(),

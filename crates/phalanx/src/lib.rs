@@ -5,7 +5,7 @@
 //! engine of a rank ([`Rank`]) on a [`Device`] whose memory replays that plan.
 //!
 //! ```
-//! use phalanx::{Batch, Dropouts, Gpt2, RunConfig, RunPlan, Spec, on_threads};
+//! use phalanx::{Batch, Dropouts, Gpt2, PhaseName, RunConfig, RunPlan, Spec, on_threads};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut config = RunConfig::default();
@@ -26,7 +26,7 @@
 //!     rank.initialise(1).unwrap();
 //!     let batch = Batch { tokens: vec![104; 2 * 16], targets: vec![105; 2 * 16] };
 //!     let losses = [1, 2].map(|step| rank.step(step, &batch, false).unwrap().loss);
-//!     assert_eq!(rank.device().arena().peak(), plan.of(0).memory.phase("step").map(|step| step.peak));
+//!     assert_eq!(rank.device().arena().peak(), plan.of(0).memory.phase(PhaseName::Step).map(|step| step.peak));
 //!     losses
 //! })?;
 //! assert!(losses[0][1] < losses[0][0]);
@@ -53,10 +53,11 @@ pub use phalanx_models::{Bert, Dropouts, Gpt2, Model, ModelShape, Objective, fro
 pub use phalanx_parallel::TensorParallel;
 pub use phalanx_plan::{ChunkLayout, Coordinates, MemoryPlan, Mesh, Peak, Precision, Schedule, Stage};
 pub use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Region, Tensor};
+pub use phalanx_trace::PhaseName;
 pub use phalanx_train::rank::Batch;
-pub use phalanx_train::run::{Job, Place, Start, train};
+pub use phalanx_train::run::{Job, RankEnvironment, Start, train};
 pub use phalanx_train::sample::{Generator, Sampling};
 pub use phalanx_train::{
-    Dataset, Groups, Observer, Rank, RankPlan, RunConfig, RunError, RunPlan, Source, Spec, Summary, config,
-    on_threads,
+    Dataset, GroupSource, Groups, Observer, Rank, RankPlan, RunConfig, RunError, RunPlan, Spec, Summary,
+    config, on_threads,
 };

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use phalanx_baselines::asynchronous;
 use phalanx_train::config::Updates;
-use phalanx_train::run::{Job, Observer, Place, Silent, train};
+use phalanx_train::run::{Job, Observer, RankEnvironment, Silent, train};
 use phalanx_train::{Dataset, RunError};
 
 use crate::environment::Environment;
@@ -52,13 +52,14 @@ pub fn rank(
     };
     match job.config.parallel.updates {
         Updates::Synchronous => {
-            let groups = seat.groups(&job.plan.spec);
-            let place = Place { device, groups, stop_requested, note_step: &note, foreign_bytes: &foreign };
+            let groups = seat.groups(&job.plan.spec, environment.isa());
+            let place =
+                RankEnvironment { device, groups, stop_requested, note_step: &note, foreign_bytes: &foreign };
             train(job, place, &mut *observer)?;
         }
         Updates::Asynchronous => {
-            let links = seat.links(&job.plan.spec);
-            let place = asynchronous::Place {
+            let links = seat.links(&job.plan.spec, environment.isa());
+            let place = asynchronous::RankEnvironment {
                 device,
                 links,
                 stop_requested,

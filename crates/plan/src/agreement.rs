@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_trace::{Collective, CollectiveOp, Fault, Trace, describe_tag};
+use phalanx_trace::{Collective, CollectiveOp, Fault, PhaseName, Trace, describe_tag};
 
 /// Ranks of a group that will not do the same, or not what the other expects.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,11 +21,11 @@ pub enum Disagreement {
         /// The first rank.
         left: usize,
         /// Its phases.
-        left_phases: Vec<&'static str>,
+        left_phases: Vec<PhaseName>,
         /// The first rank that differs.
         right: usize,
         /// Its phases.
-        right_phases: Vec<&'static str>,
+        right_phases: Vec<PhaseName>,
     },
     /// A collective differs, or one rank has none left.
     #[error(transparent)]
@@ -55,7 +55,7 @@ impl std::fmt::Display for GroupKey {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct CollectiveDisagreement {
     /// Phase.
-    pub phase: &'static str,
+    pub phase: PhaseName,
     /// Group.
     pub group: GroupKey,
     /// Number of the collective among those of the group in the phase, from 0.
@@ -83,7 +83,7 @@ pub struct Side {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct MessageDisagreement {
     /// Phase.
-    pub phase: &'static str,
+    pub phase: PhaseName,
     /// Group.
     pub group: GroupKey,
     /// Number of the message among those from this sender to this receiver in the phase, from 0.
@@ -198,7 +198,7 @@ struct Calls<'a> {
 
 /// What all ranks do in one group during one phase.
 struct Group<'a> {
-    phase: &'static str,
+    phase: PhaseName,
     key: GroupKey,
     calls: Vec<Calls<'a>>,
 }
@@ -254,7 +254,7 @@ impl Group<'_> {
                 ranks: calls.len() - (0..calls.len()).filter(differing(at)).count(),
             };
             return Err(Disagreement::Collective(Box::new(CollectiveDisagreement {
-                phase,
+                phase: *phase,
                 group: key.clone(),
                 index,
                 differs: difference(nth(0), nth(other)).unwrap_or("nothing"),
@@ -382,7 +382,7 @@ impl std::fmt::Display for PlacementError {
 /// If there is one.
 pub fn faults(traces: &[Trace]) -> Result<(), PlacementError> {
     let all = || traces.iter().flat_map(|t| t.faults.iter().map(move |fault| (t, fault)));
-    let phase = |(t, fault): &(&Trace, &Fault)| t.phases.iter().position(|p| p.name == fault.phase);
+    let phase = |(t, fault): &(&Trace, &Fault)| t.phases.iter().position(|p| Some(p.name) == fault.phase);
     match all().min_by_key(phase) {
         None => Ok(()),
         Some((trace, fault)) => {

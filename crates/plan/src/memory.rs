@@ -4,14 +4,14 @@
 //! without gaps. Above it each phase packs what it takes and gives back (see `packing`). The real run's
 //! n-th allocation of a phase gets the n-th slot; `peak` is what the arena then needs, to the byte.
 
-use phalanx_trace::{Category, Event, Memory, Phase, Site, StaticName, Trace, interned};
+use phalanx_trace::{Category, Event, Memory, Phase, PhaseName, Site, StaticName, Trace, interned};
 use serde::{Deserialize, Serialize};
 
 use crate::packing::{Lifetime, aligned, pack};
 use crate::peak::{Peak, PeakMeter};
 
 /// Name of the phase whose allocations stay.
-const INIT: &str = "init";
+const INIT: PhaseName = PhaseName::Init;
 
 /// The place of one allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,8 +40,7 @@ impl Slot {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhasePlan {
     /// Name of the phase.
-    #[serde(deserialize_with = "interned")]
-    pub name: StaticName,
+    pub name: PhaseName,
     /// The n-th allocation of the phase gets the n-th slot.
     pub slots: Vec<Slot>,
     /// What the arena needs during the phase, with what `init` left.
@@ -63,7 +62,7 @@ pub struct MemoryPlan {
 
 impl MemoryPlan {
     /// The plan of the phase with this name.
-    pub fn phase(&self, name: &str) -> Option<&PhasePlan> {
+    pub fn phase(&self, name: PhaseName) -> Option<&PhasePlan> {
         self.phases.iter().find(|p| p.name == name)
     }
 }
@@ -84,7 +83,7 @@ pub enum MemoryError {
     )]
     Kept {
         /// Phase.
-        phase: &'static str,
+        phase: PhaseName,
         /// Name of the allocation.
         name: &'static str,
         /// Its bytes.
@@ -96,7 +95,7 @@ pub enum MemoryError {
     #[error("phase `{phase}` frees allocation {id} (`{name}`, allocated at {site}) twice")]
     FreedTwice {
         /// Phase.
-        phase: &'static str,
+        phase: PhaseName,
         /// Number of the allocation.
         id: u32,
         /// Its name.
@@ -111,7 +110,7 @@ pub enum MemoryError {
     )]
     FreedForeign {
         /// Phase.
-        phase: &'static str,
+        phase: PhaseName,
         /// Number of the allocation.
         id: u32,
     },
@@ -119,7 +118,7 @@ pub enum MemoryError {
     #[error("phase `{phase}` numbers the allocation `{name}` at {site} {id}; the next number is {expected}")]
     Misnumbered {
         /// Phase.
-        phase: &'static str,
+        phase: PhaseName,
         /// Name of the allocation.
         name: &'static str,
         /// Where it was asked for.
@@ -133,7 +132,7 @@ pub enum MemoryError {
     #[error("the allocations of phase `{phase}` exceed 2^60 bytes at `{name}` ({site}): check its shape")]
     TooLarge {
         /// Phase.
-        phase: &'static str,
+        phase: PhaseName,
         /// Name of the allocation that goes beyond.
         name: &'static str,
         /// Where it was asked for.

@@ -5,10 +5,10 @@
 //! for a virtual-storage computer", 1966). A phase ends where it ends: what the next step needs
 //! first is not looked up, because the optimizer changes it in between.
 
-use phalanx_trace::Trace;
+use phalanx_trace::{PhaseName, Trace};
 
 /// Chunks in the order in which blocks need them, one entry a use; empty if there is no such phase.
-pub fn use_order(trace: &Trace, phase: &str) -> Vec<u32> {
+pub fn use_order(trace: &Trace, phase: PhaseName) -> Vec<u32> {
     trace.phase(phase).map(|p| p.uses().collect()).unwrap_or_default()
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use phalanx_plan::{Disagreement, compare, faults};
 use phalanx_trace::{
-    Axis, Collective, CollectiveOp, DType, Event, Fault, Phase, Placement, Placements, Site, Trace,
+    Axis, Collective, CollectiveOp, DType, Event, Fault, Phase, PhaseName, Placement, Placements, Site, Trace,
 };
 
 fn collective(op: CollectiveOp, count: u64, line: u32) -> Collective {
@@ -33,9 +33,9 @@ fn step() -> Vec<Collective> {
 }
 
 fn trace(rank: usize, step: Vec<Collective>) -> Trace {
-    let init = Phase { name: "init", events: Vec::new() };
+    let init = Phase { name: PhaseName::Init, events: Vec::new() };
     let events = step.into_iter().map(Box::new).map(Event::Collective).collect();
-    Trace { rank, phases: vec![init, Phase { name: "step", events }], faults: Vec::new() }
+    Trace { rank, phases: vec![init, Phase { name: PhaseName::Step, events }], faults: Vec::new() }
 }
 
 /// What rank 1 of 3 does otherwise, and what the error must say.
@@ -233,7 +233,7 @@ fn messages_are_matched_in_pairs() {
 #[test]
 fn the_first_placement_fault_is_reported() {
     let fault = |phase, tensor: &str| Fault {
-        phase,
+        phase: Some(phase),
         tensor: tensor.to_string(),
         axis: Axis::Tensor,
         what: "is a partial sum".to_string(),
@@ -241,9 +241,9 @@ fn the_first_placement_fault_is_reported() {
     };
     let mut traces = [trace(0, step()), trace(1, step())];
     assert_eq!(faults(&traces), Ok(()));
-    traces[0].faults = vec![fault("step", "h.0.out")];
+    traces[0].faults = vec![fault(PhaseName::Step, "h.0.out")];
     assert_eq!(faults(&traces).unwrap_err().more, 0);
-    traces[1].faults = vec![fault("init", "wte"), fault("step", "h.1.out")];
+    traces[1].faults = vec![fault(PhaseName::Init, "wte"), fault(PhaseName::Step, "h.1.out")];
     let error = faults(&traces).unwrap_err();
     assert_eq!((error.rank, error.fault.tensor.as_str(), error.more), (1, "wte", 2));
     let words =

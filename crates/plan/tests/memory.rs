@@ -5,7 +5,7 @@ mod generator;
 use generator::Generator;
 use phalanx_plan::packing::{Lifetime, live_peak, pack};
 use phalanx_plan::{ALIGN, MemoryPlan, Peak, PeakMeter, plan_memory, plan_memory_of};
-use phalanx_trace::{Bytes, Category, Event, Memory, Phase, Site, Trace};
+use phalanx_trace::{Bytes, Category, Event, Memory, Phase, PhaseName, Site, Trace};
 
 /// A trace in the making; numbers allocations as the `Meta` device does.
 struct Script {
@@ -18,7 +18,7 @@ impl Script {
         Script { phases: Vec::new(), next: 0 }
     }
 
-    fn phase(&mut self, name: &'static str) -> &mut Script {
+    fn phase(&mut self, name: PhaseName) -> &mut Script {
         self.phases.push(Phase { name, events: Vec::new() });
         self
     }
@@ -48,7 +48,7 @@ impl Script {
 fn random_trace(random: &mut Generator, later_phases: u64, allocations: u64) -> Trace {
     let mut script = Script::new();
     for number in 0..=later_phases {
-        script.phase(if number == 0 { "init" } else { "step" });
+        script.phase(if number == 0 { PhaseName::Init } else { PhaseName::Step });
         let mut live = Vec::new();
         for _ in 0..random.within(0, allocations) {
             while !live.is_empty() && random.within(0, 9) < 4 {
@@ -74,7 +74,7 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
     let mut live: Vec<(u32, u64, u64)> = Vec::new();
     let mut first_id = 0;
     let mut largest = Peak::default();
-    let mut most_live = 0;
+    let mut max_live = 0;
     assert_eq!(trace.phases.len(), plan.phases.len());
     for (number, (phase, planned)) in trace.phases.iter().zip(&plan.phases).enumerate() {
         assert_eq!(phase.name, planned.name);
@@ -84,7 +84,7 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
             assert!(live.iter().all(|(_, _, end)| *end <= plan.persistent_bytes));
             meter.start_phase();
         }
-        most_live = meter.live().total();
+        max_live = meter.live().total();
         for event in &phase.events {
             match *event {
                 Event::Alloc { id, bytes, .. } => {
@@ -96,7 +96,7 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
                     assert!(free, "{slot:?} overlaps what is live");
                     live.push((id, start, end));
                     meter.alloc(&slot);
-                    most_live = most_live.max(meter.live().total());
+                    max_live = max_live.max(meter.live().total());
                 }
                 Event::Free { id, .. } => {
                     live.retain(|(other, ..)| *other != id);
@@ -111,7 +111,7 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
         let ends = planned.slots.iter().map(|s| s.end()).max().unwrap_or(0);
         let floor = if number == 0 { 0 } else { plan.persistent_bytes };
         assert_eq!(planned.peak.bytes, ends.max(floor));
-        assert!(planned.peak.bytes >= most_live);
+        assert!(planned.peak.bytes >= max_live);
         if planned.peak.bytes > largest.bytes {
             largest = planned.peak;
         }
@@ -119,18 +119,18 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
     assert_eq!(meter.peak(), plan.peak);
     assert_eq!(plan.peak, largest);
     assert_eq!(plan.arena_bytes, plan.peak.bytes);
-    most_live
+    max_live
 }
 
 #[test]
 fn a_step_is_planned_as_drawn() {
     let mut script = Script::new();
-    script.phase("init");
+    script.phase(PhaseName::Init);
     let staging = script.alloc(1000, Category::Workspace);
     script.alloc(100, Category::Parameters);
     script.free(staging);
     script.alloc(64, Category::Optimizer);
-    script.phase("step");
+    script.phase(PhaseName::Step);
     let saved = script.alloc(640, Category::Activations);
     let scratch = script.alloc(300, Category::Workspace);
     script.free(scratch);
@@ -142,9 +142,10 @@ fn a_step_is_planned_as_drawn() {
     check(&trace, &plan);
 
     assert_eq!(plan.persistent_bytes, 128 + 64);
-    let offsets = |phase: &str| plan.phase(phase).unwrap().slots.iter().map(|s| s.offset).collect::<Vec<_>>();
-    assert_eq!(offsets("init"), [192, 0, 128]);
-    assert_eq!(offsets("step"), [192, 832, 832]);
+    let offsets =
+        |phase: PhaseName| plan.phase(phase).unwrap().slots.iter().map(|s| s.offset).collect::<Vec<_>>();
+    assert_eq!(offsets(PhaseName::Init), [192, 0, 128]);
+    assert_eq!(offsets(PhaseName::Step), [192, 832, 832]);
     // 1000 bytes of staging end at 192 + 1024; most was live before the optimizer came.
     let init = Bytes { parameters: 100, workspace: 1116, ..Bytes::default() };
     assert_eq!(plan.phases[0].peak, Peak { bytes: 1216, categories: init, activations: init.activations });
@@ -217,37 +218,37 @@ fn faults_of_a_trace_are_named() {
         plan_memory(&script.trace()).unwrap_err().to_string()
     };
     let kept = planned(|s| {
-        s.phase("init").alloc(5, Category::Parameters);
-        s.phase("step").alloc(7, Category::Activations);
+        s.phase(PhaseName::Init).alloc(5, Category::Parameters);
+        s.phase(PhaseName::Step).alloc(7, Category::Activations);
     });
     assert!(kept.contains("phase `step` keeps `tensor` (7 bytes, allocated at block.rs:1)"), "{kept}");
     let twice = planned(|s| {
-        let id = s.phase("init").alloc(5, Category::Parameters);
+        let id = s.phase(PhaseName::Init).alloc(5, Category::Parameters);
         s.free(id);
         s.free(id);
     });
     assert!(twice.contains("frees allocation 0 (`tensor`, allocated at block.rs:0) twice"), "{twice}");
     let foreign = planned(|s| {
-        let id = s.phase("init").alloc(5, Category::Parameters);
-        s.phase("step").free(id);
+        let id = s.phase(PhaseName::Init).alloc(5, Category::Parameters);
+        s.phase(PhaseName::Step).free(id);
     });
     assert!(foreign.contains("phase `step` frees allocation 0, which it did not allocate"), "{foreign}");
-    let unknown = planned(|s| s.phase("init").free(9));
+    let unknown = planned(|s| s.phase(PhaseName::Init).free(9));
     assert!(unknown.contains("frees allocation 9"), "{unknown}");
     let misnumbered = planned(|s| {
-        s.phase("init");
+        s.phase(PhaseName::Init);
         s.next = 3;
         s.alloc(1, Category::Workspace);
     });
     assert!(misnumbered.contains("at block.rs:3 3; the next number is 0"), "{misnumbered}");
     let huge = planned(|s| {
-        s.phase("init").alloc(1 << 60, Category::Parameters);
+        s.phase(PhaseName::Init).alloc(1 << 60, Category::Parameters);
         s.alloc(1, Category::Parameters);
     });
     assert!(huge.contains("exceed 2^60 bytes"), "{huge}");
     assert!(planned(|_| {}).contains("begins with nothing"));
     let no_init = planned(|s| {
-        s.phase("step");
+        s.phase(PhaseName::Step);
     });
     assert!(no_init.contains("begins with `step`"), "{no_init}");
 }
@@ -255,8 +256,8 @@ fn faults_of_a_trace_are_named() {
 /// A training step: blocks keep activations for backward, use scratch, gather and reduce chunks.
 fn training_trace(random: &mut Generator, blocks: u64, per_block: u64) -> Trace {
     let mut script = Script::new();
-    script.phase("init").alloc(1 << 30, Category::Parameters);
-    script.phase("step");
+    script.phase(PhaseName::Init).alloc(1 << 30, Category::Parameters);
+    script.phase(PhaseName::Step);
     let tensor = 1 << 20;
     let mut saved = Vec::new();
     let mut passed = script.alloc(tensor, Category::Activations);
@@ -299,9 +300,9 @@ fn training_steps_are_packed_tightly() {
     for (blocks, per_block) in [(2, 5), (12, 12), (24, 20)] {
         let trace = training_trace(&mut random, blocks, per_block);
         let plan = plan_memory(&trace).unwrap();
-        let most_live = check(&trace, &plan);
+        let max_live = check(&trace, &plan);
         // Stack-like lifetimes leave gaps only where a hole is reused by something smaller.
-        assert!(plan.arena_bytes - most_live < most_live / 100, "{} for {most_live}", plan.arena_bytes);
+        assert!(plan.arena_bytes - max_live < max_live / 100, "{} for {max_live}", plan.arena_bytes);
     }
 }
 
@@ -319,7 +320,8 @@ fn each_memory_has_its_own_plan() {
         Event::Free { id: 5, memory: Memory::Host },
         Event::Free { id: 4, memory: Memory::Device },
     ];
-    let phases = vec![Phase { name: "init", events: init }, Phase { name: "step", events: step }];
+    let phases =
+        vec![Phase { name: PhaseName::Init, events: init }, Phase { name: PhaseName::Step, events: step }];
     let trace = Trace { rank: 0, phases, faults: Vec::new() };
     let offsets = |memory| {
         let plan = plan_memory_of(&trace, memory).unwrap();

@@ -7,15 +7,16 @@ use std::sync::Arc;
 use generator::Generator;
 use phalanx_plan::{Cost, Lookahead, Precision, Stage, textbook, use_order};
 use phalanx_trace::{
-    Bytes, Collective, CollectiveOp, DType, Event, Memory, Phase, Placements, Rate, Site, Stream, Trace,
+    Bytes, Collective, CollectiveOp, DType, Event, Memory, Phase, PhaseName, Placements, Rate, Site, Stream,
+    Trace,
 };
 
 #[test]
 fn the_order_of_a_phase_is_read_from_the_trace() {
     let events = [3, 1, 1, 3].map(|chunk| Event::Use { chunk }).to_vec();
-    let trace = Trace { rank: 0, phases: vec![Phase { name: "step", events }], faults: Vec::new() };
-    assert_eq!(use_order(&trace, "step"), [3, 1, 1, 3]);
-    assert!(use_order(&trace, "save").is_empty());
+    let trace = Trace { rank: 0, phases: vec![Phase { name: PhaseName::Step, events }], faults: Vec::new() };
+    assert_eq!(use_order(&trace, PhaseName::Step), [3, 1, 1, 3]);
+    assert!(use_order(&trace, PhaseName::Save).is_empty());
 }
 
 #[test]
@@ -97,7 +98,7 @@ fn costs_are_sums() {
         collective(CollectiveOp::ReduceScatter, 64, 130),
         collective(CollectiveOp::AllGather, 32, 64),
     ];
-    let cost = Cost::of(&Phase { name: "step", events });
+    let cost = Cost::of(&Phase { name: PhaseName::Step, events });
     assert_eq!((cost.flops, cost.kernel_bytes, cost.sent_bytes), (410, 112, 322));
     let kernels: Vec<_> = cost.kernels.iter().map(|k| (k.name, k.calls, k.flops, k.bytes)).collect();
     assert_eq!(kernels, [("linear", 2, 400, 32), ("gelu", 1, 10, 80)]);
@@ -121,7 +122,7 @@ fn what_is_computed_again_is_no_work_of_the_model() {
         product("linear_input_gradient", 260, 0, 0),
         product("linear_weight_gradient", 260, 0, -260),
     ];
-    let cost = |events| Cost::of(&Phase { name: "step", events });
+    let cost = |events| Cost::of(&Phase { name: PhaseName::Step, events });
     let plain = cost(model.to_vec());
     assert_eq!((plain.flops, plain.model_flops()), (850, 850));
     let again = [product("linear", 100, 0, 100), product("attention", 20, 0, 20)];

@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_plan::{ALIGN, MemoryPlan, Peak, Slot};
-use phalanx_trace::{Category, DType, Memory, Site};
+use phalanx_trace::{Category, DType, Memory, PhaseName, Site};
 
 use crate::buffer::{Address, Buffer, Tensor};
 use crate::flights::{Flights, InFlight};
@@ -99,7 +99,7 @@ impl Arena {
     }
 
     /// Starts a phase: the next allocation is its first. `init` comes first and once.
-    pub fn begin(&self, name: &'static str) {
+    pub fn begin(&self, name: PhaseName) {
         or_stop(self.flights.check());
         match &self.backing {
             Backing::Recording(recorder) => recorder.begin(name),
@@ -150,6 +150,7 @@ impl Arena {
         name: &'static str,
         site: Site,
     ) -> Tensor {
+        or_stop(self.flights.check());
         let bytes = shape.elements() * dtype.bytes();
         let slot = Slot { offset: 0, bytes: bytes as u64, category, name, site };
         let allocation = match &self.backing {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use phalanx_trace::{Category, DType, Event, Memory, Site, Stream, Trace};
+use phalanx_trace::{Category, DType, Event, Memory, PhaseName, Site, Stream, Trace};
 
 use crate::arena::Arena;
 use crate::backend::{Backend, Call, Immediate, Kernels, Timer};
@@ -108,7 +108,7 @@ impl Device {
     }
 
     /// Runs `f` as one phase of the plan.
-    pub fn phase<T>(&self, name: &'static str, f: impl FnOnce() -> T) -> T {
+    pub fn phase<T>(&self, name: PhaseName, f: impl FnOnce() -> T) -> T {
         self.begin(name);
         let out = f();
         self.end();
@@ -120,14 +120,14 @@ impl Device {
     ///
     /// # Errors
     /// Those of `f`.
-    pub fn try_phase<T, E>(&self, name: &'static str, f: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    pub fn try_phase<T, E>(&self, name: PhaseName, f: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         self.begin(name);
         let out = f()?;
         self.end();
         Ok(out)
     }
 
-    fn begin(&self, name: &'static str) {
+    fn begin(&self, name: PhaseName) {
         match &self.recorder {
             Some(recorder) => recorder.begin(name),
             None => [&self.arena, &self.host].into_iter().for_each(|arena| arena.begin(name)),
@@ -160,6 +160,11 @@ impl Device {
         name: &'static str,
     ) -> Tensor {
         self.host.alloc(dtype, shape.into(), category, name, Site::caller())
+    }
+
+    /// Host memory for a tensor of the element type and shape of `like`, on behalf of a caller at `site`.
+    pub fn alloc_host_like(&self, like: &Tensor, name: &'static str, site: Site) -> Tensor {
+        self.host.alloc(like.dtype(), like.shape(), Category::Communication, name, site)
     }
 
     /// Checks, prices and issues one operation to the compute stream. In a dry run its price and its placements go

@@ -24,6 +24,7 @@ pub mod region;
 mod replay;
 pub mod shape;
 mod threads;
+mod windows;
 
 pub use allocator::OrEnd;
 pub use arena::Arena;

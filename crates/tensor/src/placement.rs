@@ -25,11 +25,19 @@ impl Device {
         self.place_as(view, placements, None);
     }
 
-    /// As [`Device::place`], and names the piece in what is found of it: `h.3.mlp.c_fc.weight`. Where making the
-    /// name costs, ask [`Device::is_meta`] first.
+    /// As [`Device::place`], and gives the piece the name that faults call it by: `h.3.mlp.c_fc.weight`. `name` is
+    /// called only where placements are followed.
     #[track_caller]
-    pub fn place_named(&self, view: View, placements: Placements, name: String) {
-        self.place_as(view, placements, Some(name));
+    pub fn place_named(&self, view: View, placements: Placements, name: impl FnOnce() -> String) {
+        if self.follows_placements() {
+            self.place_as(view, placements, Some(name()));
+        }
+    }
+
+    /// Whether this device follows how tensors are placed, as a dry run does. Elsewhere the methods that place tensors
+    /// and check placements do nothing, and callers may skip the loops that only feed them.
+    pub fn follows_placements(&self) -> bool {
+        self.recorder().is_some()
     }
 
     #[track_caller]
@@ -69,7 +77,7 @@ impl Device {
     /// Records a fault for every axis along which `view`, by this name, is not placed so. A zero is placed in
     /// every way.
     #[track_caller]
-    pub fn expect_placement(&self, view: View, name: &str, expected: Placements) {
+    pub fn expect_placement(&self, view: View, name: impl Fn() -> String, expected: Placements) {
         let Some(recorder) = self.recorder() else { return };
         let mark = recorder.mark_of(view).unwrap_or(Mark::REPLICATED);
         let found = mark.seen_in(view.shape().as_slice().len());
@@ -78,7 +86,7 @@ impl Device {
             if mark.get(axis).is_some() && found != expected {
                 let (is, should) = (in_words(found), in_words(expected));
                 let what = format!("is {is}; expected {should}: {}", remedy(found, expected, axis));
-                recorder.fault_of(name, axis, what, Site::caller());
+                recorder.fault_of(&name(), axis, what, Site::caller());
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use phalanx_trace::{Category, Collective, Event, Memory, Phase, Placements, Site, Trace};
+use phalanx_trace::{Category, Collective, Event, Memory, Phase, PhaseName, Placements, Site, Trace};
 
 use crate::placement::marks::Table;
 
@@ -27,7 +27,7 @@ pub(crate) struct Tape {
 
 impl Recorder {
     /// Starts a phase; later events belong to it.
-    pub fn begin(&self, name: &'static str) {
+    pub fn begin(&self, name: PhaseName) {
         self.locked(|tape| {
             // The longest phases are hundreds of megabytes: what they do not use is given back.
             if let Some(last) = tape.phases.last_mut() {
@@ -115,9 +115,9 @@ impl Recorder {
 }
 
 impl Tape {
-    /// Name of the phase that runs; empty before the first.
-    pub(crate) fn phase(&self) -> &'static str {
-        self.phases.last().map_or("", |phase| phase.name)
+    /// Name of the phase that runs; None before the first.
+    pub(crate) fn phase(&self) -> Option<PhaseName> {
+        self.phases.last().map(|phase| phase.name)
     }
 
     fn push(&mut self, event: Event) {

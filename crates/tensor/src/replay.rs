@@ -11,6 +11,7 @@
 //! arena`).
 
 use phalanx_plan::{MemoryPlan, PeakMeter, Slot};
+use phalanx_trace::PhaseName;
 
 /// Number of the phase `init`, whose allocations stay.
 const INIT: usize = 0;
@@ -54,7 +55,7 @@ impl Replay {
     }
 
     /// Starts a phase: the next allocation is its first.
-    pub(crate) fn begin(&mut self, name: &'static str) -> Result<(), String> {
+    pub(crate) fn begin(&mut self, name: PhaseName) -> Result<(), String> {
         self.check_fault()?;
         if self.phase.is_some() {
             return self.refuse(format!("phase {name} starts inside another"));

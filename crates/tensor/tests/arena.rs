@@ -6,6 +6,7 @@ use std::sync::Arc;
 use phalanx_cpu::Cpu;
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::{Arena, Category, DType, Device, Region, Tensor};
+use phalanx_trace::PhaseName;
 
 const NAMES: [&str; 3] = ["first", "second", "third"];
 
@@ -14,7 +15,7 @@ fn tensor(device: &Device, name: &'static str) -> Tensor {
 }
 
 fn weights(device: &Device) -> Tensor {
-    device.phase("init", || device.alloc(DType::F32, [100], Category::Parameters, "weights"))
+    device.phase(PhaseName::Init, || device.alloc(DType::F32, [100], Category::Parameters, "weights"))
 }
 
 /// Three tensors, one after the other: each takes the place of the one before. `keep` gets each in turn.
@@ -27,7 +28,7 @@ fn step(device: &Device, mut keep: impl FnMut(Tensor)) {
 fn plan() -> MemoryPlan {
     let device = Device::meta(1);
     let _weights = weights(&device);
-    device.phase("step", || step(&device, drop));
+    device.phase(PhaseName::Step, || step(&device, drop));
     plan_memory(&device.take_trace(0)).unwrap()
 }
 
@@ -65,7 +66,7 @@ fn what_is_freed_in_time_is_replayed_in_every_step() {
     let device = replaying();
     let weights = weights(&device);
     for _ in 0..3 {
-        device.phase("step", || step(&device, drop));
+        device.phase(PhaseName::Step, || step(&device, drop));
     }
     drop(weights);
 }
@@ -75,12 +76,15 @@ fn an_allocation_over_a_live_tensor_is_refused_until_the_end() {
     let device = replaying();
     let _weights = weights(&device);
     let mut kept = Vec::new();
-    assert_words(&stopped(|| device.phase("step", || step(&device, |tensor| kept.push(tensor)))), &OVERLAP);
+    assert_words(
+        &stopped(|| device.phase(PhaseName::Step, || step(&device, |tensor| kept.push(tensor)))),
+        &OVERLAP,
+    );
     // The tensor goes, the error stays: the phase cannot be ended as if nothing had been.
     kept.clear();
     assert_words(&stopped(|| tensor(&device, "second")), &OVERLAP);
     assert_words(&stopped(|| device.arena().end()), &OVERLAP);
-    assert_words(&stopped(|| device.arena().begin("step")), &OVERLAP);
+    assert_words(&stopped(|| device.arena().begin(PhaseName::Step)), &OVERLAP);
 }
 
 /// Who holds it, and where it is dropped later, does not matter.
@@ -97,7 +101,7 @@ fn a_tensor_on_another_thread_is_live_until_it_is_dropped() {
     });
     let mut sender = Some(sender);
     let text = stopped(|| {
-        device.phase("step", || {
+        device.phase(PhaseName::Step, || {
             step(&device, |tensor| {
                 if let Some(sender) = sender.take() {
                     sender.send(tensor).unwrap();
@@ -114,7 +118,7 @@ fn a_tensor_on_another_thread_is_live_until_it_is_dropped() {
 fn a_tensor_that_is_never_dropped_is_live() {
     let device = replaying();
     let _weights = weights(&device);
-    let text = stopped(|| device.phase("step", || step(&device, std::mem::forget)));
+    let text = stopped(|| device.phase(PhaseName::Step, || step(&device, std::mem::forget)));
     assert_words(&text, &OVERLAP);
 }
 
@@ -125,7 +129,7 @@ fn what_outlives_its_phase_is_named() {
     let mut third = None;
     let mut number = 0;
     let text = stopped(|| {
-        device.phase("step", || {
+        device.phase(PhaseName::Step, || {
             step(&device, |tensor| {
                 number += 1;
                 third = (number == 3).then_some(tensor);
@@ -149,7 +153,7 @@ fn freeing_what_init_keeps_stops_the_step_that_did_it() {
             let mut weights = Some(weights(&device));
             let mut number = 0;
             let text = stopped(|| {
-                device.phase("step", || {
+                device.phase(PhaseName::Step, || {
                     step(&device, |tensor| {
                         drop(tensor);
                         match weights.take_if(|_| number == during) {
@@ -177,7 +181,7 @@ fn a_rank_that_unwinds_says_its_own_reason() {
     let weights = weights(&device);
     let text = stopped(|| {
         let _weights = weights;
-        device.phase("step", || step(&device, |_| panic!("{}", String::from("its own reason"))))
+        device.phase(PhaseName::Step, || step(&device, |_| panic!("{}", String::from("its own reason"))))
     });
     assert_eq!(text, "its own reason");
 }
@@ -187,7 +191,7 @@ fn a_rank_that_unwinds_says_its_own_reason() {
 fn a_step_that_fails_is_not_held_against_its_plan() {
     let device = replaying();
     let weights = weights(&device);
-    let failed = device.try_phase("step", || {
+    let failed = device.try_phase(PhaseName::Step, || {
         let first = tensor(&device, "first");
         drop(first);
         Err::<(), &str>("a peer died")

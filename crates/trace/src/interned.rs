@@ -1,14 +1,13 @@
 //! Names that are `&'static str` in the process that planned, read in the process of a rank.
 //!
-//! A plan names phases, allocations, kernels and source files by string literals. A launcher sends the plan to its
+//! A plan names allocations, kernels and source files by string literals. A launcher sends the plan to its
 //! ranks, and what a rank reads lies in a buffer that it drops. So each distinct name is leaked once, here and nowhere
 //! else: a program has a few hundred of them, and [`MAX_NAMES`] bounds what a damaged file could leak.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use serde::Deserialize;
 use serde::de::{Deserializer, Error, Visitor};
 
 /// A string literal, or a name that [`interned`] has read.
@@ -65,29 +64,6 @@ pub fn interned<'de, D: Deserializer<'de>>(deserializer: D) -> Result<StaticName
     }
 
     deserializer.deserialize_str(Name)
-}
-
-/// Reads a map whose keys are names.
-///
-/// # Errors
-/// As [`interned`], and those of the values.
-pub fn interned_keys<'de, D, V>(deserializer: D) -> Result<BTreeMap<StaticName, V>, D::Error>
-where
-    D: Deserializer<'de>,
-    V: Deserialize<'de>,
-{
-    let map = BTreeMap::<Interned, V>::deserialize(deserializer)?;
-    Ok(map.into_iter().map(|(Interned(name), value)| (name, value)).collect())
-}
-
-/// A name as the key of a map.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Interned(StaticName);
-
-impl<'de> Deserialize<'de> for Interned {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        interned(deserializer).map(Interned)
-    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod interned;
+mod phase;
 mod placement;
 mod tag;
 
@@ -14,7 +15,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-pub use interned::{StaticName, interned, interned_keys};
+pub use interned::{StaticName, interned};
+pub use phase::PhaseName;
 pub use placement::{Axis, Fault, Placement, Placements};
 pub use tag::{describe_tag, micro_batch_tag};
 
@@ -420,7 +422,7 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Phase {
     /// Its name.
-    pub name: &'static str,
+    pub name: PhaseName,
     /// What happens, in order.
     pub events: Vec<Event>,
 }
@@ -440,7 +442,7 @@ pub struct Trace {
 
 impl Trace {
     /// The phase with this name.
-    pub fn phase(&self, name: &str) -> Option<&Phase> {
+    pub fn phase(&self, name: PhaseName) -> Option<&Phase> {
         self.phases.iter().find(|p| p.name == name)
     }
 }

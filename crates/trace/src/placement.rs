@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Site;
+use crate::{PhaseName, Site};
 
 /// A direction of the mesh of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -95,8 +95,8 @@ impl std::fmt::Display for Placements {
 /// A tensor that is not placed as its reader needs it: a collective is missing, one too many, or another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fault {
-    /// Phase in which it was found.
-    pub phase: &'static str,
+    /// Phase in which it was found; None before the first.
+    pub phase: Option<PhaseName>,
     /// Name of the tensor: `h.3.mlp.out`.
     pub tensor: String,
     /// The axis along which it is wrong.
@@ -111,6 +111,7 @@ pub struct Fault {
 impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Fault { phase, tensor, axis, what, site } = self;
+        let phase = phase.map_or("", PhaseName::name);
         write!(f, "phase `{phase}`, axis `{}`, at {site}: `{tensor}` {what}", axis.name())
     }
 }

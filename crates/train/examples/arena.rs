@@ -12,6 +12,7 @@ use phalanx_cpu::Cpu;
 use phalanx_models::{Dropouts, Gpt2};
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::{Arena, DType, Device, Region, Tensor};
+use phalanx_trace::PhaseName;
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
 const ROUNDS: usize = 2000;
@@ -36,7 +37,7 @@ fn nanogpt() -> MemoryPlan {
 
 /// Allocations in their order; each free as late as the places allow.
 fn events(plan: &MemoryPlan) -> Vec<Event> {
-    let slots = &plan.phase("step").expect("a step").slots;
+    let slots = &plan.phase(PhaseName::Step).expect("a step").slots;
     let (mut live, mut events) = (Vec::<usize>::new(), Vec::new());
     for (number, slot) in slots.iter().enumerate() {
         live.retain(|other| {
@@ -53,21 +54,23 @@ fn events(plan: &MemoryPlan) -> Vec<Event> {
     events
 }
 
-fn alloc(device: &Device, plan: &MemoryPlan, phase: &str, number: usize) -> Tensor {
+fn alloc(device: &Device, plan: &MemoryPlan, phase: PhaseName, number: usize) -> Tensor {
     let slot = &plan.phase(phase).expect("a phase of the plan").slots[number];
     device.alloc(DType::F32, [slot.bytes.div_ceil(4) as usize], slot.category, slot.name)
 }
 
 fn init(device: &Device, plan: &MemoryPlan) -> Vec<Tensor> {
-    let count = plan.phase("init").expect("init").slots.len();
-    device.phase("init", || (0..count).map(|number| alloc(device, plan, "init", number)).collect())
+    let count = plan.phase(PhaseName::Init).expect("init").slots.len();
+    device.phase(PhaseName::Init, || {
+        (0..count).map(|number| alloc(device, plan, PhaseName::Init, number)).collect()
+    })
 }
 
 fn step(device: &Device, plan: &MemoryPlan, events: &[Event], held: &mut [Option<Tensor>]) {
-    device.phase("step", || {
+    device.phase(PhaseName::Step, || {
         for event in events {
             match *event {
-                Event::Alloc(number) => held[number] = Some(alloc(device, plan, "step", number)),
+                Event::Alloc(number) => held[number] = Some(alloc(device, plan, PhaseName::Step, number)),
                 Event::Free(number) => held[number] = None,
             }
         }
@@ -77,7 +80,7 @@ fn step(device: &Device, plan: &MemoryPlan, events: &[Event], held: &mut [Option
 fn main() -> std::io::Result<()> {
     let plan = nanogpt();
     let events = events(&plan);
-    let count = plan.phase("step").expect("a step").slots.len();
+    let count = plan.phase(PhaseName::Step).expect("a step").slots.len();
     let mut held: Vec<Option<Tensor>> = (0..count).map(|_| None).collect();
     let meta = Device::meta(1);
     let _weights = init(&meta, &plan);

@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_layers::{Activation, Context, Gradient, Network, ParameterSpec};
+use phalanx_layers::{Activation, BlockRole, Context, Gradient, Network, ParameterSpec};
 use phalanx_plan::{BlockCost, Cost, Cut, CutError, StageCost, cut};
 use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor, View};
+use phalanx_trace::PhaseName;
 
 use crate::config::CutBy;
 use crate::spec::Spec;
@@ -24,9 +25,8 @@ pub fn stages(
     if stages == 1 {
         return Ok(std::iter::once(0..blocks).collect());
     }
-    // Blocks that are one of many have a number in their name: h.3, layer.2.
-    let numbered = |i: &usize| network.blocks[*i].name.contains('.');
-    let inner: Vec<usize> = (0..network.blocks.len()).filter(numbered).collect();
+    let is_inner = |i: &usize| network.blocks[*i].role == BlockRole::Transformer;
+    let inner: Vec<usize> = (0..network.blocks.len()).filter(is_inner).collect();
     let by = match (by, inner.first().zip(inner.last())) {
         (CutBy::Balanced, _) => Cut::Balanced,
         (CutBy::Uniform, Some((first, last))) => Cut::Uniform { inner: *first..last + 1 },
@@ -98,7 +98,7 @@ fn work_of(spec: &Spec, network: &Network, index: usize, hidden: usize) -> Work 
     let all = |dtype| -> Vec<Tensor> {
         specs.iter().map(|spec| tensor(dtype, spec.shape.as_slice().into())).collect()
     };
-    let (parameters, mut gradients, x) = device.phase("init", || {
+    let (parameters, mut gradients, x) = device.phase(PhaseName::Init, || {
         let x: Activation = Arc::new(match index {
             0 => tensor(DType::U32, tokens.into()),
             _ => tensor(compute, [spec.micro_batch_size, spec.seq, hidden].into()),
@@ -113,12 +113,14 @@ fn work_of(spec: &Spec, network: &Network, index: usize, hidden: usize) -> Work 
     match (network.blocks.get(index), &network.head) {
         (Some(block), _) => {
             let forward = || block.layer.forward(&cx, &views, x, None).expect(alone);
-            let (y, saved) = device.phase("forward", forward);
+            let (y, saved) = device.phase(PhaseName::Forward, forward);
             let input = || block.layer.backward_input(&cx, &views, saved, y, None).expect(alone);
-            let (_, later) = device.phase("input", input);
-            device.phase("weight", || block.layer.backward_weight(&cx, &mut slots, later).expect(alone));
+            let (_, later) = device.phase(PhaseName::BackwardInput, input);
+            device.phase(PhaseName::BackwardWeight, || {
+                block.layer.backward_weight(&cx, &mut slots, later).expect(alone)
+            });
         }
-        (None, Some(head)) => device.phase("input", || {
+        (None, Some(head)) => device.phase(PhaseName::BackwardInput, || {
             let (targets, numbers) = (tensor(DType::U32, tokens.into()), CrossEntropy::scaled(1.0));
             head.loss_and_gradient(&cx, &views, &mut slots, x, &targets, numbers).expect(alone);
         }),
@@ -126,5 +128,9 @@ fn work_of(spec: &Spec, network: &Network, index: usize, hidden: usize) -> Work 
     }
     let trace = device.take_trace(0);
     let flops = |phase| trace.phase(phase).map_or(0, |phase| Cost::of(phase).flops);
-    Work { forward: flops("forward"), input: flops("input"), weight: flops("weight") }
+    Work {
+        forward: flops(PhaseName::Forward),
+        input: flops(PhaseName::BackwardInput),
+        weight: flops(PhaseName::BackwardWeight),
+    }
 }

@@ -14,6 +14,7 @@ use phalanx_optim::LossScaling;
 use phalanx_optim::loss_scale::{Dynamic, STATIC_PATIENCE};
 use phalanx_parallel::Seen;
 use phalanx_tensor::{Category, DType, Device, DeviceError, Tensor, View};
+use phalanx_trace::PhaseName;
 
 use crate::rank::{Batch, Outline, Rank};
 use crate::run::RunError;
@@ -92,7 +93,7 @@ fn grouped(number: u64) -> String {
 
 /// A tensor of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Place {
+enum StepTensor {
     /// In the walk of a micro-batch.
     Walk { micro_batch: usize, seen: Seen },
     /// The sum over ranks of a parameter's gradient.
@@ -100,11 +101,11 @@ enum Place {
 }
 
 /// All tensors of a step, in the order of one rank.
-fn places(outline: &Outline, micro_batches: usize) -> Vec<Place> {
+fn places(outline: &Outline, micro_batches: usize) -> Vec<StepTensor> {
     let mut places = Vec::new();
     let head = outline.uses.len() - 1;
     for micro_batch in 0..micro_batches {
-        let mut walk = |seen| places.push(Place::Walk { micro_batch, seen });
+        let mut walk = |seen| places.push(StepTensor::Walk { micro_batch, seen });
         for (block, uses) in outline.uses.iter().enumerate() {
             (0..uses.len()).for_each(|index| walk(Seen::Parameter { block, index }));
             walk(if block == head { Seen::Loss } else { Seen::Output { block } });
@@ -114,7 +115,7 @@ fn places(outline: &Outline, micro_batches: usize) -> Vec<Place> {
             walk(Seen::InputGradient { block });
         }
     }
-    places.extend((0..outline.parameters.len()).map(|parameter| Place::Sum { parameter }));
+    places.extend((0..outline.parameters.len()).map(|parameter| StepTensor::Sum { parameter }));
     places
 }
 
@@ -123,8 +124,8 @@ struct Search<'a> {
     device: &'a Device,
     count: &'a mut Tensor,
     /// By tensor: its place.
-    numbers: HashMap<Place, usize>,
-    /// Place, elements that are not finite, elements.
+    numbers: HashMap<StepTensor, usize>,
+    /// StepTensor, elements that are not finite, elements.
     found: [f64; TOLD],
     /// The device failed while it counted.
     failed: Option<DeviceError>,
@@ -132,7 +133,7 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Counts `x` at `place`, unless something was found before it.
-    fn look(&mut self, place: Place, x: View) {
+    fn look(&mut self, place: StepTensor, x: View) {
         let number = self.numbers[&place] as f64;
         if self.found[0] <= number {
             return;
@@ -188,19 +189,22 @@ impl Rank {
         loss_scale: f32,
     ) -> Result<Option<Found>, CollectiveError> {
         let device = self.device.clone();
-        device.try_phase("diagnose", || {
+        device.try_phase(PhaseName::Diagnose, || {
             let mut count = self.count.take().expect("only here and back below");
             let places = places(&self.outline, self.spec.micro_batches);
             let numbers = places.iter().copied().zip(0..).collect();
             let found = [f64::INFINITY, 0.0, 0.0];
             let mut search = Search { device: &device, count: &mut count, numbers, found, failed: None };
-            let mut watch =
-                |micro_batch: usize, seen: Seen, x: View| search.look(Place::Walk { micro_batch, seen }, x);
+            let mut watch = |micro_batch: usize, seen: Seen, x: View| {
+                search.look(StepTensor::Walk { micro_batch, seen }, x)
+            };
             self.gradients(number, batch, loss_scale, Some(&mut watch))?;
             self.finish_gradients()?;
             for stage in &self.stages {
                 let number = |p: usize| stage.network.numbers[p];
-                stage.zero.reduced_gradients(|p, _, x| search.look(Place::Sum { parameter: number(p) }, x));
+                stage
+                    .zero
+                    .reduced_gradients(|p, _, x| search.look(StepTensor::Sum { parameter: number(p) }, x));
             }
             let Search { found, failed, .. } = search;
             self.count = Some(count);
@@ -208,7 +212,7 @@ impl Rank {
             let first = self.first_of_all(found)?;
             Ok(first.map(|(rank, [place, count, elements])| {
                 let place = places[place as usize];
-                let in_sum = matches!(place, Place::Sum { .. });
+                let in_sum = matches!(place, StepTensor::Sum { .. });
                 let (count, elements) = (count as u64, elements as u64);
                 Found { tensor: self.describe(place), rank, count, elements, in_sum }
             }))
@@ -228,12 +232,12 @@ impl Rank {
         Ok(first.filter(|(_, found)| found[0].is_finite()))
     }
 
-    fn describe(&self, place: Place) -> String {
+    fn describe(&self, place: StepTensor) -> String {
         let outline = &self.outline;
         let name = |parameter: usize| &outline.parameters[parameter];
         let (micro_batch, seen) = match place {
-            Place::Walk { micro_batch, seen } => (micro_batch, seen),
-            Place::Sum { parameter } => {
+            StepTensor::Walk { micro_batch, seen } => (micro_batch, seen),
+            StepTensor::Sum { parameter } => {
                 return format!("sum over ranks of the gradient of {}", name(parameter));
             }
         };

@@ -4,13 +4,9 @@
 
 use std::sync::Arc;
 
-use phalanx_collectives::{
-    Buffers, Call, CollectiveOp, Endpoint, Group, MetaGroup, Pending, Solo, Statistics,
-};
+use phalanx_collectives::{Endpoint, Group, Isa, MetaGroup, Solo, Statistics};
 use phalanx_parallel::pipeline::{Wires, wiring};
-use phalanx_parallel::tensor::{Mistake, Wrong};
 use phalanx_plan::Mesh;
-use phalanx_tensor::DType;
 use phalanx_tensor::record::Recorder;
 use phalanx_trace::Axis;
 
@@ -34,21 +30,30 @@ pub struct Groups {
 }
 
 /// Where groups come from.
-pub enum Source<'a> {
-    /// There is one rank.
-    Alone,
+pub enum GroupSource<'a> {
+    /// There is one rank, which sums with this instruction set.
+    Alone(Isa),
     /// Ranks of this machine.
     Host(&'a Endpoint),
     /// A dry run of a rank, which writes here.
     Meta(Arc<Recorder>, usize),
 }
 
-impl Source<'_> {
+impl GroupSource<'_> {
     fn rank(&self) -> usize {
         match self {
-            Source::Alone => 0,
-            Source::Host(endpoint) => endpoint.rank(),
-            Source::Meta(_, rank) => *rank,
+            GroupSource::Alone(_) => 0,
+            GroupSource::Host(endpoint) => endpoint.rank(),
+            GroupSource::Meta(_, rank) => *rank,
+        }
+    }
+
+    /// The instruction set that the groups sum with.
+    pub fn isa(&self) -> Isa {
+        match self {
+            GroupSource::Alone(isa) => *isa,
+            GroupSource::Host(endpoint) => endpoint.isa(),
+            GroupSource::Meta(..) => Isa::Portable,
         }
     }
 
@@ -56,27 +61,27 @@ impl Source<'_> {
     fn group(&self, name: &'static str, axes: &[Axis], members: &[usize]) -> Option<Arc<dyn Group>> {
         let place = members.iter().position(|member| *member == self.rank());
         match (self, place) {
-            (Source::Meta(recorder, _), Some(place)) => {
+            (GroupSource::Meta(recorder, _), Some(place)) => {
                 Some(Arc::new(MetaGroup::over(name, axes, members, place, Arc::clone(recorder))))
             }
-            (_, Some(_)) if members.len() == 1 => Some(Arc::new(Solo::new(name))),
-            (Source::Host(endpoint), Some(_)) if axes == [Axis::Pipeline] => {
+            (_, Some(_)) if members.len() == 1 => Some(Arc::new(Solo::new(name).with_isa(self.isa()))),
+            (GroupSource::Host(endpoint), Some(_)) if axes == [Axis::Pipeline] => {
                 Some(endpoint.sub_group_beside(name, members))
             }
-            (Source::Host(endpoint), Some(_)) => Some(endpoint.sub_group(name, members)),
-            (Source::Host(endpoint), None) => {
+            (GroupSource::Host(endpoint), Some(_)) => Some(endpoint.sub_group(name, members)),
+            (GroupSource::Host(endpoint), None) => {
                 endpoint.no_group();
                 None
             }
-            (Source::Alone, Some(_)) => panic!("group {name} of {members:?} where there is one rank"),
-            (Source::Alone | Source::Meta(..), None) => None,
+            (GroupSource::Alone(_), Some(_)) => panic!("group {name} of {members:?} where there is one rank"),
+            (GroupSource::Alone(_) | GroupSource::Meta(..), None) => None,
         }
     }
 }
 
 impl Groups {
     /// The groups of the source's rank.
-    pub fn new(source: &Source, spec: &Spec) -> Groups {
+    pub fn new(source: &GroupSource, spec: &Spec) -> Groups {
         let (mesh, rank) = (spec.mesh, source.rank());
         let sizes = [(Axis::Pipeline, mesh.pipeline), (Axis::Data, mesh.data), (Axis::Tensor, mesh.tensor)];
         let several = |axes: &[Axis]| -> Vec<Axis> {
@@ -93,13 +98,11 @@ impl Groups {
         let line = mesh.members(Axis::Pipeline, rank);
         let pipeline = own("pipeline", &[Axis::Pipeline], &line);
         let data = own("data", &[Axis::Data], &mesh.members(Axis::Data, rank));
-        let data = mistaken(data, spec.mistake);
         let tensor = own("tensor", &[Axis::Tensor], &mesh.members(Axis::Tensor, rank));
         let wiring = wiring(&spec.schedule);
         let count = wiring.values().max().map_or(0, |most| most + 1);
         let wire = |_| source.group("wire", &[Axis::Pipeline], &line).expect("in its own pipeline");
-        let disordered = spec.mistaken("pipeline.order");
-        let wires = Wires { groups: (0..count).map(wire).collect(), wiring, disordered };
+        let wires = Wires { groups: (0..count).map(wire).collect(), wiring };
         let ties = spec.ties.iter().map(|tie| {
             let holders = holders(mesh, spec, &tie.stages, rank);
             if holders.len() > 1 { source.group("tie", &[Axis::Pipeline], &holders) } else { None }
@@ -108,9 +111,9 @@ impl Groups {
         Groups { world, pipeline, data, tensor, wires, ties }
     }
 
-    /// Groups over all axes of a world of one.
+    /// Groups over all axes of a world of one, with the best instruction set of the processor.
     pub fn alone(spec: &Spec) -> Groups {
-        Groups::new(&Source::Alone, spec)
+        Groups::new(&GroupSource::Alone(Isa::detect()), spec)
     }
 
     /// What all groups did since this was last asked.
@@ -118,55 +121,6 @@ impl Groups {
         let named = [&self.world, &self.pipeline, &self.data, &self.tensor].into_iter();
         let all = named.chain(&self.wires.groups).chain(self.ties.iter().flatten());
         all.map(|group| group.take_statistics()).fold(Statistics::default(), |sum, part| sum + part)
-    }
-}
-
-/// The data axis with a mistake made on purpose: sums of gradients that are left out or done twice.
-fn mistaken(data: Arc<dyn Group>, mistake: Option<Mistake>) -> Arc<dyn Group> {
-    match mistake.filter(|mistake| mistake.at == "data.reduce") {
-        None => data,
-        Some(mistake) => Arc::new(MistakenSums { data, doubled: mistake.wrong == Wrong::Doubled }),
-    }
-}
-
-/// A group whose all_reduce of f32 is wrong.
-struct MistakenSums {
-    data: Arc<dyn Group>,
-    doubled: bool,
-}
-
-impl Group for MistakenSums {
-    fn name(&self) -> &'static str {
-        self.data.name()
-    }
-    fn axes(&self) -> &[Axis] {
-        self.data.axes()
-    }
-    fn members(&self) -> &[usize] {
-        self.data.members()
-    }
-    fn rank(&self) -> usize {
-        self.data.rank()
-    }
-    fn world_size(&self) -> usize {
-        self.data.world_size()
-    }
-
-    fn submit(&self, call: Call) -> Pending<Buffers> {
-        if call.op != CollectiveOp::AllReduce || call.dtype() != DType::F32 {
-            return self.data.submit(call);
-        }
-        if !self.doubled {
-            return Pending::ready(call.buffers);
-        }
-        let (op, site) = (call.op, call.site);
-        let buffers = self.data.submit(call).wait().expect("a test in which nobody dies");
-        let again = Call::new(op, buffers.source, None);
-        self.data.submit(Call { site, ..again })
-    }
-
-    fn take_statistics(&self) -> Statistics {
-        self.data.take_statistics()
     }
 }
 

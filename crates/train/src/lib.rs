@@ -28,7 +28,7 @@ pub mod step;
 pub use config::RunConfig;
 pub use cut::stage_costs;
 pub use dataset::Dataset;
-pub use groups::{Groups, Source};
+pub use groups::{GroupSource, Groups};
 pub use on_threads::on_threads;
 pub use planning::{RankPlan, RunPlan};
 pub use rank::Rank;

@@ -8,7 +8,7 @@ use phalanx_cpu::Cpu;
 use phalanx_cpu::Options;
 use phalanx_tensor::{Arena, Device, Region};
 
-use crate::groups::{Groups, Source};
+use crate::groups::{GroupSource, Groups};
 use crate::planning::RunPlan;
 use crate::rank::Rank;
 
@@ -33,7 +33,7 @@ pub fn on_threads<T: Send>(plan: &RunPlan, body: impl Fn(&mut Rank) -> T + Sync)
     let one = |number: usize, endpoint: Option<Endpoint>, region: Region, cpu: Arc<Cpu>| {
         let own = plan.of(number);
         let device = Device::new(cpu, Arena::replaying(own.memory.clone(), region));
-        let source = endpoint.as_ref().map_or(Source::Alone, Source::Host);
+        let source = endpoint.as_ref().map_or(GroupSource::Alone(options.isa), GroupSource::Host);
         let mut rank = Rank::new(device, Groups::new(&source, &plan.spec), &plan.spec, &own.orders);
         body(&mut rank)
     };

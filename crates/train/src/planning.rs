@@ -17,10 +17,10 @@ use phalanx_plan::{
     faults, plan_memory, textbook, use_order,
 };
 use phalanx_tensor::Device;
-use phalanx_trace::{Event, StaticName, Trace, interned_keys};
+use phalanx_trace::{Event, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
 
-use crate::groups::{Groups, Source};
+use crate::groups::{GroupSource, Groups};
 use crate::rank::{Batch, Rank};
 use crate::spec::Spec;
 
@@ -33,8 +33,7 @@ pub struct RankPlan {
     /// Offsets and peaks.
     pub memory: MemoryPlan,
     /// For each phase: chunks in order of use.
-    #[serde(deserialize_with = "interned_keys")]
-    pub orders: BTreeMap<StaticName, Vec<u32>>,
+    pub orders: BTreeMap<PhaseName, Vec<u32>>,
     /// Cost of one step.
     pub step: Cost,
     /// Trained numbers that are here, whole or in part.
@@ -52,17 +51,17 @@ impl RankPlan {
     /// On a trace without a phase `step`.
     pub fn of(
         trace: &Trace,
-        orders: BTreeMap<&'static str, Vec<u32>>,
+        orders: BTreeMap<PhaseName, Vec<u32>>,
         parameters: u64,
     ) -> Result<RankPlan, MemoryError> {
-        let step = Cost::of(trace.phase("step").expect("every dry run has a step"));
+        let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
         Ok(RankPlan { rank: trace.rank, memory: plan_memory(trace)?, orders, step, parameters })
     }
 
     /// The peak of a run in which nothing goes wrong: a diagnosis, of the tensors of a step, is planned, too, and its
     /// tensors may pack a little worse.
     pub fn peak(&self) -> Peak {
-        let phases = self.memory.phases.iter().filter(|phase| phase.name != "diagnose");
+        let phases = self.memory.phases.iter().filter(|phase| phase.name != PhaseName::Diagnose);
         let larger = |max: Peak, peak: Peak| if peak.bytes > max.bytes { peak } else { max };
         phases.map(|phase| phase.peak).fold(Peak::default(), larger)
     }
@@ -146,6 +145,14 @@ impl RunPlan {
     /// # Errors
     /// When the ranks disagree, a collective is wrong, or a phase keeps what it must give back.
     pub fn new(spec: Spec) -> Result<RunPlan, PlanError> {
+        RunPlan::with_ranks(spec, &Rank::new)
+    }
+
+    /// As [`RunPlan::new`], of engines that `make_rank` makes: with groups or layers of the caller's own.
+    ///
+    /// # Errors
+    /// As [`RunPlan::new`].
+    pub fn with_ranks(spec: Spec, make_rank: &MakeRank) -> Result<RunPlan, PlanError> {
         let mesh = spec.mesh;
         let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let kinds: Vec<usize> = (0..mesh.pipeline).map(first_of).collect();
@@ -153,11 +160,13 @@ impl RunPlan {
         let learns = spec.stage != Stage::Zero;
         let orders: Vec<Orders> = kinds
             .iter()
-            .map(|rank| if learns { orders_of(&learning_run(&spec, *rank)) } else { Orders::new() })
+            .map(
+                |rank| if learns { orders_of(&learning_run(&spec, *rank, make_rank)) } else { Orders::new() },
+            )
             .collect();
         let all = mesh.world_size() <= ALL_RANKS;
         let traced = if all { (0..mesh.world_size()).collect() } else { kinds };
-        let of = |rank: &usize| dry_run(&spec, *rank, &orders[mesh.coordinates(*rank).pipeline]);
+        let of = |rank: &usize| dry_run(&spec, *rank, &orders[mesh.coordinates(*rank).pipeline], make_rank);
         let traces: Vec<Trace> = traced.iter().map(of).collect();
         faults(&traces)?;
         compare(&traces)?;
@@ -221,7 +230,7 @@ impl RunPlan {
         if like.rank == rank {
             return Ok(Cow::Borrowed(like));
         }
-        let trace = dry_run(&self.spec, rank, &like.orders);
+        let trace = dry_run(&self.spec, rank, &like.orders, &Rank::new);
         faults(std::slice::from_ref(&trace))?;
         Ok(Cow::Owned(RankPlan::of(&trace, like.orders.clone(), like.parameters)?))
     }
@@ -276,7 +285,9 @@ pub fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> u64 {
 /// The norm counts each element of each parameter once, over all ranks.
 fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
     let mut counted = vec![0u64; whole.parameters.len()];
-    for event in traces.iter().filter_map(|trace| trace.phase("step")).flat_map(|phase| &phase.events) {
+    for event in
+        traces.iter().filter_map(|trace| trace.phase(PhaseName::Step)).flat_map(|phase| &phase.events)
+    {
         if let Event::Counted { parameter, elements } = event {
             counted[*parameter as usize] += elements;
         }
@@ -291,24 +302,27 @@ fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
 }
 
 /// By phase: chunks in order of use.
-type Orders = BTreeMap<&'static str, Vec<u32>>;
+pub type Orders = BTreeMap<PhaseName, Vec<u32>>;
+
+/// Makes the engine of a rank from its device, its groups and the order in which it uses chunks; see [`Rank::new`].
+pub type MakeRank<'a> = dyn Fn(Device, Groups, &Spec, &Orders) -> Rank + 'a;
 
 fn orders_of(trace: &Trace) -> Orders {
-    ["step", "evaluate"].map(|phase| (phase, use_order(trace, phase))).into()
+    [PhaseName::Step, PhaseName::Evaluate].map(|phase| (phase, use_order(trace, phase))).into()
 }
 
 /// A rank on `Meta`.
-fn on_meta(spec: &Spec, rank: usize, orders: &Orders) -> (Device, Rank) {
+fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (Device, Rank) {
     let device = Device::meta(spec.threads);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
-    let groups = Groups::new(&Source::Meta(recorder, rank), spec);
-    let engine = Rank::new(device.clone(), groups, spec, orders);
+    let groups = Groups::new(&GroupSource::Meta(recorder, rank), spec);
+    let engine = make_rank(device.clone(), groups, spec, orders);
     (device, engine)
 }
 
 /// What of one rank's life uses chunks in an order that has to be learned.
-fn learning_run(spec: &Spec, rank: usize) -> Trace {
-    let (device, mut engine) = on_meta(spec, rank, &Orders::new());
+fn learning_run(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Trace {
+    let (device, mut engine) = on_meta(spec, rank, &Orders::new(), make_rank);
     let never = "nothing fails on Meta";
     engine.load(|_, _, _, _, _| Ok(())).expect(never);
     engine
@@ -322,8 +336,8 @@ fn learning_run(spec: &Spec, rank: usize) -> Trace {
 }
 
 /// One rank's life on `Meta`.
-fn dry_run(spec: &Spec, rank: usize, orders: &Orders) -> Trace {
-    let (device, mut engine) = on_meta(spec, rank, orders);
+fn dry_run(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> Trace {
+    let (device, mut engine) = on_meta(spec, rank, orders, make_rank);
     let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
     let windows = Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq);
     let never = "nothing fails on Meta";

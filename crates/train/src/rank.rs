@@ -14,7 +14,7 @@ use phalanx_parallel::zero::Holding;
 use phalanx_parallel::{GradientNorm, Options, Stage, Zero};
 use phalanx_plan::{Coordinates, ParameterSize};
 use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor};
-use phalanx_trace::{Axis, Placement, Placements};
+use phalanx_trace::{Axis, PhaseName, Placement, Placements};
 
 use crate::groups::Groups;
 use crate::spec::Spec;
@@ -77,12 +77,7 @@ impl Batch {
 
 impl Rank {
     /// Allocates everything that stays: the phase `init` of the plan.
-    pub fn new(
-        device: Device,
-        groups: Groups,
-        spec: &Spec,
-        orders: &BTreeMap<&'static str, Vec<u32>>,
-    ) -> Rank {
+    pub fn new(device: Device, groups: Groups, spec: &Spec, orders: &BTreeMap<PhaseName, Vec<u32>>) -> Rank {
         let network = spec.network(&groups);
         Rank::with_network(device, groups, spec, network, orders)
     }
@@ -94,7 +89,7 @@ impl Rank {
         groups: Groups,
         spec: &Spec,
         network: Network,
-        orders: &BTreeMap<&'static str, Vec<u32>>,
+        orders: &BTreeMap<PhaseName, Vec<u32>>,
     ) -> Rank {
         let at = spec.mesh.coordinates(groups.world.rank());
         let outline = Arc::new(Outline::of(&network));
@@ -111,7 +106,7 @@ impl Rank {
             let norm = GradientNorm::new(&device, outline.parameters.len(), spec.mesh.tensor);
             (stages, norm, device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count"))
         };
-        let (stages, norm, count) = device.phase("init", make);
+        let (stages, norm, count) = device.phase(PhaseName::Init, make);
         Rank {
             at,
             stages,
@@ -160,7 +155,7 @@ impl Rank {
     /// When a collective fails.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<f32, CollectiveError> {
         let device = self.device.clone();
-        device.try_phase("evaluate", || {
+        device.try_phase(PhaseName::Evaluate, || {
             let mut loss = zeroed(&device, "evaluate.loss");
             let spec = &self.spec;
             let sequences = spec.micro_batch_size * spec.evaluation_batches * spec.mesh.data;
@@ -183,7 +178,7 @@ impl Rank {
                 placements,
             };
             let (program, wires) = (&self.evaluation, &self.groups.wires);
-            self.stages.iter_mut().for_each(|stage| stage.zero.begin("evaluate"));
+            self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Evaluate));
             run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
             let loss = self.sum_of_replicas(loss)?;
             Ok(device.fetch([loss.view()])?[0])
@@ -236,7 +231,7 @@ impl Spec {
         index: usize,
         network: Network,
         first_chunk: usize,
-        orders: &BTreeMap<&'static str, Vec<u32>>,
+        orders: &BTreeMap<PhaseName, Vec<u32>>,
     ) -> Stage {
         let at = self.mesh.coordinates(groups.world.rank());
         let tied = |number: &usize| self.ties.iter().find(|tie| tie.number == *number);
@@ -249,7 +244,7 @@ impl Spec {
         };
         let sizes: Vec<ParameterSize> = network.parameters.iter().enumerate().map(size).collect();
         let layout = self.lay_out(&sizes).expect("knobs were checked with the whole model");
-        let everywhere = at.tensor == 0 || self.mistaken("norm.replicas");
+        let everywhere = at.tensor == 0;
         let answers = |(p, spec): (usize, &ParameterSpec)| {
             let first = tied(&network.numbers[p]).is_none_or(|tie| tie.stages[0] == index);
             first && (spec.part.is_some() || everywhere)

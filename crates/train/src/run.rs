@@ -142,7 +142,7 @@ pub struct Job {
 }
 
 /// What one rank runs on.
-pub struct Place<'a> {
+pub struct RankEnvironment<'a> {
     /// Its device, with an arena that replays this rank's plan.
     pub device: Device,
     /// Its groups.
@@ -206,7 +206,7 @@ pub struct Summary {
 ///
 /// # Errors
 /// See [`RunError`].
-pub fn train(job: &Job, place: Place, observer: &mut dyn Observer) -> Result<Summary, RunError> {
+pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> Result<Summary, RunError> {
     let mut session = Session::start(job, place)?;
     observer.starts(session.step);
     let first = session.step + 1;
@@ -259,7 +259,7 @@ pub fn due(step: u64, every: u64) -> bool {
 
 struct Session<'a> {
     job: &'a Job,
-    place: Place<'a>,
+    place: RankEnvironment<'a>,
     engine: Rank,
     batch: Batch,
     windows: Batch,
@@ -271,7 +271,7 @@ struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    fn start(job: &'a Job, place: Place<'a>) -> Result<Session<'a>, RunError> {
+    fn start(job: &'a Job, place: RankEnvironment<'a>) -> Result<Session<'a>, RunError> {
         let spec = &job.plan.spec;
         let orders = &job.plan.of(place.groups.world.rank()).orders;
         let mut engine = Rank::new(place.device.clone(), place.groups.clone(), spec, orders);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use phalanx_checkpoint as checkpoint;
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_tensor::{Category, DType, Device, DeviceError};
+use phalanx_trace::PhaseName;
 use serde_json::Value;
 
 use crate::run::RunError;
@@ -54,7 +55,7 @@ pub fn save<S: Saves>(
     mut part: impl FnMut(&S, Part) -> Result<(), RunError>,
 ) -> Result<(), RunError> {
     let device = engine.device().clone();
-    device.try_phase("save", || {
+    device.try_phase(PhaseName::Save, || {
         engine.settle()?;
         for step in [Part::Begin, Part::Write, Part::Commit] {
             let done = part(engine, step);
@@ -69,7 +70,7 @@ pub fn save<S: Saves>(
 /// # Errors
 /// Those of `write`, or that another rank failed.
 pub fn report<S: Saves>(engine: &S, write: impl FnOnce(&S) -> Result<(), RunError>) -> Result<(), RunError> {
-    engine.device().try_phase("report", || {
+    engine.device().try_phase(PhaseName::Report, || {
         let done = write(engine);
         agree(engine, done)
     })

@@ -12,7 +12,6 @@ use phalanx_models::{Dropouts, Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
 use phalanx_optim::{LossScaling, Optimizer, Schedule};
 use phalanx_parallel::TensorParallel;
-use phalanx_parallel::tensor::{Mistake, Wrong};
 use phalanx_plan::{
     Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
     Schedule as PipelineSchedule, Search, Stage, lay_out,
@@ -41,6 +40,8 @@ pub struct Spec {
     pub micro_batches: usize,
     /// Tokens of a sequence whose loss counts.
     pub targets_per_sequence: usize,
+    /// Tokens of a step, over all ranks, whose loss counts: the loss is the mean over them.
+    pub targets_per_step: usize,
     /// Ranks.
     pub mesh: Mesh,
     /// Which rank runs which stage on which micro-batch, and when.
@@ -53,9 +54,6 @@ pub struct Spec {
     pub ties: Vec<Tie>,
     /// Whether the residual stream is sharded over the tensor axis.
     pub sequence_parallel: bool,
-    /// A mistake made on purpose, for tests of what finds it.
-    #[doc(hidden)]
-    pub mistake: Option<Mistake>,
     /// ZeRO stage.
     pub stage: Stage,
     /// Whether communication runs beside computation.
@@ -165,12 +163,14 @@ impl Spec {
         let layout = lay_out(&sizes, mesh.data as u64, &chunk_size)?;
         let seq = config.model.seq;
         let evaluation_batches = evaluated / (config.micro_batch_size() * mesh.data);
+        let targets_per_sequence = match model.objective() {
+            Objective::Causal => seq,
+            Objective::Masked => Masking::predicted(seq),
+        };
         let spec = Spec {
             seq,
-            targets_per_sequence: match model.objective() {
-                Objective::Causal => seq,
-                Objective::Masked => Masking::predicted(seq),
-            },
+            targets_per_sequence,
+            targets_per_step: config.batch.global * targets_per_sequence,
             micro_batch_size: config.micro_batch_size(),
             micro_batches: config.micro_batches(),
             mesh,
@@ -179,7 +179,6 @@ impl Spec {
             stages: Vec::new(),
             ties: Vec::new(),
             sequence_parallel: config.parallel.sequence_parallel,
-            mistake: None,
             stage: Stage::from_number(config.parallel.zero).expect("a checked configuration"),
             overlap: config.parallel.overlap,
             prefetch: config.memory.prefetch,
@@ -205,7 +204,6 @@ impl Spec {
     /// The network as it is trained: what a rank with these groups has of each layer.
     pub fn network(&self, groups: &Groups) -> Network {
         let tensor = TensorParallel::new(Arc::clone(&groups.tensor), self.sequence_parallel);
-        let tensor = tensor.mistaken(self.mistake, Arc::clone(&groups.data));
         self.model.network(&tensor, self.checkpointing)
     }
 
@@ -224,15 +222,6 @@ impl Spec {
         lay_out(sizes, self.mesh.data as u64, &self.chunk_size)
     }
 
-    /// How often a sum is done: once, but for a mistake made on purpose.
-    pub(crate) fn times(&self, at: &str) -> usize {
-        match self.mistake.filter(|mistake| mistake.at == at) {
-            None => 1,
-            Some(Mistake { wrong: Wrong::Doubled, .. }) => 2,
-            Some(_) => 0,
-        }
-    }
-
     /// In a dry run: the losses of all tokens of all replicas must weigh 1 together.
     pub(crate) fn check_weights(&self, device: &Device, scale: f32) {
         let tokens = self.micro_batch_size * self.targets_per_sequence * self.micro_batches * self.mesh.data;
@@ -245,11 +234,6 @@ impl Spec {
             );
             device.fault("the loss", Axis::Data, what);
         }
-    }
-
-    /// Whether something is left out on purpose.
-    pub(crate) fn mistaken(&self, at: &str) -> bool {
-        self.mistake.is_some_and(|mistake| mistake.at == at && mistake.wrong == Wrong::Skipped)
     }
 
     /// First sample, within the global batch, of a data-parallel rank's micro-batch: micro-batch m of a step is the
@@ -266,12 +250,7 @@ impl Spec {
     /// The numbers of a step's loss: the mean over the tokens of the global batch that have a target; its gradients
     /// are multiplied by `loss_scale`.
     pub fn cross_entropy(&self, loss_scale: f32) -> CrossEntropy {
-        let sequences = self.micro_batch_size * self.micro_batches * self.mesh.data;
-        let counted = match self.mistaken("loss.scale") {
-            false => sequences * self.targets_per_sequence,
-            true => self.micro_batch_size * self.targets_per_sequence,
-        };
-        let scale = 1.0 / counted as f32;
+        let scale = 1.0 / self.targets_per_step as f32;
         let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
         CrossEntropy { scale, gradient_scale: scale * loss_scale, label_smoothing, z_loss }
     }

@@ -1,6 +1,6 @@
 //! Filling, saving and restoring a rank's state.
 //!
-//! A rank sees its memory as pieces of named global tensors ([`phalanx_parallel::zero::Piece`]); files
+//! A rank sees its memory as pieces of named global tensors ([`phalanx_parallel::zero::StateSpan`]); files
 //! hold the same, so any layout loads into any other. Bytes pass through a bounded window on the host.
 
 use std::ops::Range;
@@ -15,6 +15,7 @@ use phalanx_optim::{LossScale, LossScaleState, Optimizer};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Stripe;
 use phalanx_tensor::{DType, Device, refused_thread};
+use phalanx_trace::PhaseName;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -51,15 +52,13 @@ impl Rank {
         mut read: impl FnMut(&str, &ParameterSpec, &Stripe, Range<u64>, &mut [f32]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let device = self.device.clone();
-        device.try_phase("load", || {
-            let mut window = if device.is_meta() { Vec::new() } else { vec![0f32; WINDOW] };
+        device.try_phase(PhaseName::Load, || {
+            let mut window = device.host_window(WINDOW);
             for stage in &mut self.stages {
                 let mut rounding = stage.zero.rounding_window(WINDOW);
-                if device.is_meta() {
-                    continue;
-                }
+                let Some(window) = &mut window else { continue };
                 for state in 0..stage.zero.state_count() {
-                    for piece in stage.zero.pieces(state, Extent::Resident) {
+                    for piece in stage.zero.spans(state, Extent::Resident) {
                         let spec = &stage.network.parameters[piece.parameter];
                         let stripe = spec.stripe();
                         let length = (piece.in_parameter.end - piece.in_parameter.start) as usize;
@@ -198,7 +197,7 @@ impl Saves for Rank {
         let mut described = Vec::new();
         for stage in &self.stages {
             for state in 0..stage.zero.state_count() {
-                for piece in stage.zero.pieces(state, Extent::Owned) {
+                for piece in stage.zero.spans(state, Extent::Owned) {
                     let spec = &stage.network.parameters[piece.parameter];
                     described.push(checkpoint::Piece {
                         state: state_name(self.spec.optimizer, state),

@@ -5,7 +5,7 @@ use phalanx_layers::Context;
 use phalanx_optim::{LossScaling, Verdict};
 use phalanx_parallel::pipeline::{Feed, WatchMicroBatches, run};
 use phalanx_tensor::{Clip, Tensor};
-use phalanx_trace::{Axis, Placement};
+use phalanx_trace::{Axis, PhaseName, Placement};
 
 use crate::rank::{Batch, Rank, uploads, zeroed};
 use crate::run::RunError;
@@ -44,7 +44,7 @@ impl Rank {
         let device = self.device.clone();
         let scale = self.loss_scale.scale();
         let lr = self.spec.schedule_of_rate.lr(self.applied);
-        let (outcome, verdict) = device.try_phase("step", || {
+        let (outcome, verdict) = device.try_phase(PhaseName::Step, || {
             let loss = self.gradients(number, batch, scale, None)?;
             let stop_requests = self.groups.world.all_reduce(self.stop_request(stop_requested));
             let loss = self.sum_of_replicas(loss)?;
@@ -99,9 +99,7 @@ impl Rank {
         let (tokens, targets) = uploads(&device, spec, batch);
         let (boundary, placements) = spec.boundary();
         let numbers = spec.cross_entropy(loss_scale);
-        if device.is_meta() {
-            spec.check_weights(&device, numbers.scale);
-        }
+        spec.check_weights(&device, numbers.scale);
         let feed = Feed {
             device: &device,
             context: &context,
@@ -111,7 +109,7 @@ impl Rank {
             boundary,
             placements,
         };
-        self.stages.iter_mut().for_each(|stage| stage.zero.begin("step"));
+        self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Step));
         run(&mut self.stages, &self.program, &self.groups.wires, at.pipeline, &feed, &mut loss, watch)?;
         Ok(loss)
     }
@@ -121,7 +119,7 @@ impl Rank {
         for stage in &mut self.stages {
             stage.finish_gradients(&self.device)?;
             if self.spec.sequence_parallel {
-                stage.zero.sum_partial(&*self.groups.tensor, self.spec.times("partial.sum"))?;
+                stage.zero.sum_partial(&*self.groups.tensor)?;
             }
         }
         self.sum_tied()
@@ -140,7 +138,7 @@ impl Rank {
             for other in &others {
                 self.device.add(other.zero.take_summed(tie.number).view(), sum.view_mut());
             }
-            for group in std::iter::repeat_n(group, self.spec.times("tied.sum")).flatten() {
+            if let Some(group) = group {
                 sum = group.all_reduce(sum).wait()?;
             }
             if self.spec.mesh.pipeline == 1 || group.is_none() {

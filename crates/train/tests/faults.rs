@@ -11,6 +11,7 @@ use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_layers::{Activation, Context, Failure, Gradient, Layer, Network, ParameterSpec, Saved};
 use phalanx_plan::Stripe;
 use phalanx_tensor::{Tensor, View};
+use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::state::PARAMETERS;
 use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
@@ -338,7 +339,7 @@ fn a_diagnosis_needs_no_more_than_a_step() {
         for stage in 0..=3 {
             for rank in RunPlan::new(rig::spec(&model, &config(world, stage, |_| {}))).unwrap().ranks {
                 let peak = |phase| rank.memory.phase(phase).unwrap().peak.bytes;
-                assert!(peak("diagnose") <= peak("step"), "{world} ranks, stage {stage}");
+                assert!(peak(PhaseName::Diagnose) <= peak(PhaseName::Step), "{world} ranks, stage {stage}");
             }
         }
     }

@@ -2,6 +2,7 @@
 //! to do.
 
 use phalanx_models::{Dropouts, Gpt2};
+use phalanx_trace::PhaseName;
 use phalanx_train::config::Float;
 use phalanx_train::{RankPlan, RunConfig, RunPlan, Spec};
 
@@ -52,7 +53,7 @@ fn check_rank(rank: &RankPlan) {
     assert_near("gradients", held.gradients as f64, 4.0 * rank.parameters as f64, 0.08);
     assert_eq!(24 * held.optimizer, 6 * held.parameters, "rank {}", rank.rank);
     // 64 micro-batches through 12 blocks and what is before and behind them, each of at most 30 tensors.
-    let allocations = rank.memory.phase("step").unwrap().slots.len();
+    let allocations = rank.memory.phase(PhaseName::Step).unwrap().slots.len();
     assert!(allocations <= 64 * (12 + 2) * 30, "rank {}: {allocations} allocations a step", rank.rank);
 }
 

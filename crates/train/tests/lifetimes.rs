@@ -262,9 +262,9 @@ impl Layer for Hoarding {
 /// The model's network, in which one block's input is kept for longer.
 fn network(spec: &Spec, groups: &Groups, hoard: &Arc<Hoard>) -> Network {
     let mut network = spec.network(groups);
-    let blocks = network.blocks.into_iter().enumerate().map(|(number, Block { name, layer })| {
+    let blocks = network.blocks.into_iter().enumerate().map(|(number, Block { name, role, layer })| {
         let chosen = number == hoard.case.block;
-        Block { name, layer: Box::new(Hoarding { layer, chosen, hoard: Arc::clone(hoard) }) }
+        Block { name, role, layer: Box::new(Hoarding { layer, chosen, hoard: Arc::clone(hoard) }) }
     });
     network.blocks = blocks.collect();
     network
@@ -321,7 +321,7 @@ fn run(case: Case, heap: bool) -> Vec<Result<Reached, String>> {
     let plan = RunPlan::new(rig::spec(&model, &config)).unwrap();
     let hoards: Vec<Arc<Hoard>> = (0..plan.spec.world_size()).map(|_| Hoard::new(case)).collect();
     let layers = |spec: &Spec, groups: &Groups| network(spec, groups, &hoards[groups.world.rank()]);
-    let groups = |mut groups: Groups| {
+    let groups = |_: &Device, _: &Spec, mut groups: Groups| {
         if case.during == During::Save {
             let hoard = Arc::clone(&hoards[groups.world.rank()]);
             let heap = Device::new(Cpu::new(1), Arena::heap());

@@ -13,6 +13,7 @@ use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::ParameterSpec;
 use phalanx_optim::LossScale;
 use phalanx_tensor::{Category, DType, Device, View};
+use phalanx_trace::PhaseName;
 use serde_json::{Value, json};
 
 use super::Asynchronous;
@@ -37,7 +38,7 @@ impl Asynchronous<'_> {
         mut read: impl FnMut(&str, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let device = self.device.clone();
-        device.try_phase("load", || {
+        device.try_phase(PhaseName::Load, || {
             let name = "load.rounding_window";
             let rounding = || device.alloc(DType::F32, [WINDOW], Category::Workspace, name);
             let mut rounding = self.spec.precision.has_master().then(rounding);
@@ -140,7 +141,7 @@ impl Asynchronous<'_> {
     /// All workers get the parameters as their servers have them.
     pub(super) fn gather(&mut self) -> Result<(), CollectiveError> {
         let device = self.device.clone();
-        device.try_phase("gather", || {
+        device.try_phase(PhaseName::Gather, || {
             let mut parameters = self.worker.parameters.take().expect("between gathers they are here");
             let own = parameters.view_mut().range(self.server.range.clone());
             self.server.read(&self.server.lock(), own);
@@ -155,7 +156,7 @@ impl Asynchronous<'_> {
     /// When a collective fails.
     pub fn evaluate(&mut self, windows: &Batch) -> Result<f32, CollectiveError> {
         let device = self.device.clone();
-        device.try_phase("evaluate", || {
+        device.try_phase(PhaseName::Evaluate, || {
             let loss = self.worker.evaluate(&self.whole, windows);
             let loss = self.links.world().all_reduce(loss).wait()?;
             Ok(device.fetch([loss.view()])?[0])

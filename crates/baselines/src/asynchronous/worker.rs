@@ -1,12 +1,13 @@
 //! A worker: gradients of its own part of the data, pushed to the servers, answered with parameters.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_layers::{Activation, Context};
 use phalanx_optim::{LossScale, LossScaling, Verdict};
 use phalanx_tensor::{Category, Clip, CrossEntropy, DType, Device, Tensor};
+use phalanx_trace::PhaseName;
 
 use super::exchange::{Mail, Push};
 use super::links::Links;
@@ -95,7 +96,6 @@ impl Worker {
         steps: u64,
         next_batch: &mut NextBatch<'_>,
         after: &mut dyn FnMut(&Done) -> bool,
-        slow: Duration,
     ) -> Result<Report, RunError> {
         let mut batch = Batch::with_rows(self.spec.micro_batch_size * self.spec.micro_batches, self.spec.seq);
         let mut report = Report::default();
@@ -103,9 +103,6 @@ impl Worker {
         self.sent = 0;
         for _ in 0..steps {
             next_batch(self.steps + 1, &mut batch)?;
-            if !slow.is_zero() {
-                std::thread::sleep(slow);
-            }
             let done = self.step(whole, server, links, &batch)?;
             report.losses.push(done.loss);
             report.waited_s += done.waited_s;
@@ -133,7 +130,7 @@ impl Worker {
         let device = self.device.clone();
         let (number, scale) = (self.steps + 1, self.loss_scale.scale());
         let lr = self.spec.schedule_of_rate.lr(self.steps);
-        let done = device.try_phase("step", || {
+        let done = device.try_phase(PhaseName::Step, || {
             let loss = self.gradient(whole, number, batch, scale);
             self.round(whole);
             let clip = Clip { max_norm: self.spec.clip, loss_scale: scale };
@@ -206,7 +203,7 @@ impl Worker {
         let tag = self.sent;
         let (ranks, rank) = (self.spec.world_size(), self.rank);
         let others: Vec<usize> = (0..ranks).filter(|other| *other != rank).collect();
-        let mut on_the_way = Vec::with_capacity(others.len());
+        let mut in_flight = Vec::with_capacity(others.len());
         for other in &others {
             let Mail { mut header, mut gradient, staleness, parameters } = self.take(*other);
             self.device.upload(&[push.code(), factor], header.view_mut());
@@ -218,13 +215,13 @@ impl Worker {
                 _ => (None, Some(gradient)),
             };
             let answer = (group.recv(staleness, *other, tag), group.recv(parameters, *other, tag));
-            on_the_way.push((header, sent, kept, answer));
+            in_flight.push((header, sent, kept, answer));
         }
         let mut staleness = vec![0; ranks];
         staleness[rank] = self.push_here(whole, server, push);
         let mut parameters = self.parameters.take().expect("between gathers they are here");
         server.answer(links, rank, parameters.view_mut().range(server.range.clone()))?;
-        for (other, (header, sent, kept, (stale, answer))) in others.iter().zip(on_the_way) {
+        for (other, (header, sent, kept, (stale, answer))) in others.iter().zip(in_flight) {
             let header = header.wait()?;
             let gradient = sent.map(|sent| sent.wait()).transpose()?.or(kept).expect("sent or kept");
             let (stale, answer) = (stale.wait()?, answer.wait()?);

@@ -1,6 +1,6 @@
-//! One device of a DataParallel, and its part of a step.
+//! One device of DataParallel and its part of a step.
 //!
-//! All devices run the same function; device 0 holds what stays ([`Held`]) and does what only it can.
+//! All devices run the same function. Device 0 also holds the state that lasts from step to step ([`RootState`]).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use phalanx_plan::{ChunkError, Peak};
 use phalanx_tensor::{
     Category, Clip, DType, Device, IGNORED, Tensor, View, ViewMut, VocabularyLoss, vocabulary_blocks,
 };
+use phalanx_trace::PhaseName;
 
 use super::{DataParallelError, Outcome};
 use crate::whole::{ALONE, Gradients, Norm, Whole};
@@ -23,22 +24,22 @@ use phalanx_train::spec::Spec;
 /// The device that holds the parameters.
 const ROOT: usize = 0;
 
-/// See the module's head.
+/// A device with its copy of the model.
 pub(super) struct Replica {
     device: Device,
     group: Arc<dyn Group>,
     pub(super) spec: Spec,
     whole: Whole,
     loss_in_forward: bool,
-    /// Sequences of this device's part: those of the batch over the devices, rounded up. Where that is more than
-    /// there are, the last are padding whose targets are ignored.
+    /// Sequences of this device's part: the batch divided by the devices, rounded up. Sequences beyond the batch are
+    /// padding, whose targets are ignored.
     rows: usize,
-    /// On device 0.
-    held: Option<Held>,
+    /// The state that lasts; on device 0 only.
+    held: Option<RootState>,
 }
 
-/// What stays from step to step.
-struct Held {
+/// Parameters, gradients and optimizer state, which last from step to step.
+struct RootState {
     /// Flat, in the compute type; away while it is being copied.
     parameters: Option<Tensor>,
     /// Flat, in the type of accumulation.
@@ -51,12 +52,12 @@ struct Held {
     loss_scale: LossScale,
 }
 
-impl Held {
-    fn new(device: &Device, spec: &Spec, whole: &Whole) -> Held {
+impl RootState {
+    fn new(device: &Device, spec: &Spec, whole: &Whole) -> RootState {
         let flat =
             |dtype, category, name| -> Tensor { device.alloc(dtype, [whole.elements()], category, name) };
         let (precision, optimizer) = (spec.precision, Category::Optimizer);
-        Held {
+        RootState {
             parameters: Some(flat(precision.compute, Category::Parameters, "parameters")),
             gradients: Some(flat(precision.accumulate, Category::Gradients, "gradients")),
             masters: precision.has_master().then(|| flat(DType::F32, optimizer, "master_weights")),
@@ -80,7 +81,7 @@ impl Held {
 }
 
 impl Replica {
-    /// Allocates what stays: all of it on device 0.
+    /// Allocates the lasting state, all of it on device 0.
     pub(super) fn new(
         device: Device,
         group: Arc<dyn Group>,
@@ -88,8 +89,8 @@ impl Replica {
         loss_in_forward: bool,
     ) -> Result<Replica, ChunkError> {
         let whole = Whole::new(spec.whole(), 1)?;
-        let held = || (group.rank() == ROOT).then(|| Held::new(&device, spec, &whole));
-        let held = device.phase("init", held);
+        let held = || (group.rank() == ROOT).then(|| RootState::new(&device, spec, &whole));
+        let held = device.phase(PhaseName::Init, held);
         let rows = spec.micro_batch_size.div_ceil(group.world_size());
         Ok(Replica { device, group, spec: spec.clone(), whole, loss_in_forward, rows, held })
     }
@@ -139,7 +140,7 @@ impl Replica {
         self.group.take_statistics()
     }
 
-    /// Measured.
+    /// The measured peak of the device's memory.
     pub(super) fn peak(&self) -> Peak {
         self.device.arena().peak().expect("a planned arena measures its peak")
     }
@@ -151,7 +152,7 @@ impl Replica {
         batch: Option<&Batch>,
     ) -> Result<Option<Outcome>, DataParallelError> {
         let device = self.device.clone();
-        let outcome = device.try_phase("step", || self.run(number, batch))?;
+        let outcome = device.try_phase(PhaseName::Step, || self.run(number, batch))?;
         match outcome {
             Some((Outcome { loss, grad_norm, lr, .. }, Verdict::Stuck)) => {
                 Err(DataParallelError::NonFinite { step: number, loss, grad_norm, lr })

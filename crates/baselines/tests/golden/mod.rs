@@ -59,7 +59,7 @@ pub fn run_synchronous(rank: &mut Rank, spec: &Spec, done: u64, steps: &[Vec<Vec
     let [stage] = rank.stages() else { panic!("one stage") };
     let names = ["parameters"].into_iter().chain(spec.optimizer.states().iter().copied());
     for (number, name) in names.enumerate() {
-        for piece in stage.zero.pieces(number, Extent::Owned) {
+        for piece in stage.zero.spans(number, Extent::Owned) {
             let mut out = vec![0f32; (piece.in_parameter.end - piece.in_parameter.start) as usize];
             stage.zero.read(number, &piece, 0..out.len(), &mut out).unwrap();
             state.insert(format!("{name}/{}", stage.network.parameters[piece.parameter].name), out);

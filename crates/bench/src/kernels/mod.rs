@@ -1,4 +1,4 @@
-//! Kernels in loops, alone, at the shapes of a training step, beside what the machine could do.
+//! Times each kernel of a training step alone, in a loop, and compares it with what the machine could do.
 //!
 //! Memory is that of a run: a planned arena in huge pages. A call is measured by the device itself, as in the
 //! kernel table of `bench step`, with the same price.
@@ -18,6 +18,7 @@ use phalanx_models::{Dropouts, Gpt2};
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::profile::{KernelKey, Profile};
 use phalanx_tensor::{Arena, DType, Device, Region};
+use phalanx_trace::PhaseName;
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
 use crate::kernel_table::Peaks;
@@ -46,7 +47,7 @@ pub struct Setting {
 }
 
 /// What to measure.
-pub struct Plan<'a> {
+pub struct KernelBench<'a> {
     /// At which shapes.
     pub setting: Setting,
     /// In which type.
@@ -93,7 +94,7 @@ pub struct Measured {
     pub median_s: f64,
 }
 
-impl Plan<'_> {
+impl KernelBench<'_> {
     /// Measures: the same kernels for each number of threads.
     ///
     /// # Errors
@@ -116,7 +117,7 @@ impl Plan<'_> {
         let dropout = Dropouts::default();
         let model = Gpt2 { layers: 1, hidden, heads, vocab, positions: seq, eps: 1e-5, dropout };
         let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
-        let step = plan.ranks[0].memory.phase("step").context("the plan of a step")?;
+        let step = plan.ranks[0].memory.phase(PhaseName::Step).context("the plan of a step")?;
         let slice =
             step.slots.iter().find(|slot| slot.name == "head.logits_slice").context("a slice of logits")?;
         Ok(slice.bytes as usize / self.dtype.bytes() / vocab)
@@ -143,7 +144,7 @@ impl Plan<'_> {
     /// The memory of the calls: the same code on the device that only records.
     fn memory(&self, threads: usize, slice: usize) -> Result<MemoryPlan> {
         let meta = Device::meta(threads);
-        meta.phase("init", || drop(Calls::new(&meta, self.setting, self.dtype, slice)));
+        meta.phase(PhaseName::Init, || drop(Calls::new(&meta, self.setting, self.dtype, slice)));
         let plan = plan_memory(&meta.take_trace(0))?;
         (self.check_memory)(plan.arena_bytes)?;
         Ok(plan)
@@ -162,7 +163,7 @@ impl Plan<'_> {
         let profile = Arc::new(Profile::default());
         let device =
             Device::new(Arc::clone(&cpu) as _, Arena::replaying(plan, region)).profiled(Arc::clone(&profile));
-        let measured = device.phase("init", || {
+        let measured = device.phase(PhaseName::Init, || {
             let mut measured = Vec::new();
             Calls::new(&device, self.setting, self.dtype, slice).each(&mut |name, size, call| {
                 if self.wants(name, &size) {

@@ -9,7 +9,7 @@ use phalanx_layers::{
     Residual, Sequence,
 };
 use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
-use phalanx_trace::{Event, Trace};
+use phalanx_trace::{Event, PhaseName, Trace};
 
 pub const HIDDEN: usize = 8;
 pub const HEADS: usize = 2;
@@ -146,8 +146,8 @@ pub fn trace(layer: &dyn Layer, draw: Option<Draw>) -> Trace {
     let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
     let shape = Shape::from([1, SEQ, HIDDEN]);
     let (x, dy) = (Arc::new(alloc(shape)), Arc::new(alloc(shape)));
-    let (y, saved) = device.phase("forward", || layer.forward(&cx, &views, x, None)).unwrap();
-    device.phase("backward", || {
+    let (y, saved) = device.phase(PhaseName::Forward, || layer.forward(&cx, &views, x, None)).unwrap();
+    device.phase(PhaseName::Backward, || {
         let mut slots: Vec<Gradient> =
             gradients.iter_mut().zip(&mut written).map(|(g, w)| Gradient::new(g.view_mut(), w)).collect();
         layer.backward(&cx, &views, &mut slots, saved, dy, None).unwrap()
@@ -157,7 +157,7 @@ pub fn trace(layer: &dyn Layer, draw: Option<Draw>) -> Trace {
 }
 
 /// Names and bytes of what a phase leaves, sorted.
-pub fn left(trace: &Trace, phase: &str) -> Vec<(&'static str, u64)> {
+pub fn left(trace: &Trace, phase: PhaseName) -> Vec<(&'static str, u64)> {
     let mut live = Vec::new();
     for event in &trace.phase(phase).unwrap().events {
         match event {
@@ -172,7 +172,7 @@ pub fn left(trace: &Trace, phase: &str) -> Vec<(&'static str, u64)> {
 }
 
 /// Kernels of a phase, in order.
-pub fn kernels(trace: &Trace, phase: &str) -> Vec<&'static str> {
+pub fn kernels(trace: &Trace, phase: PhaseName) -> Vec<&'static str> {
     let name = |event: &Event| match event {
         Event::Kernel { name, .. } => Some(*name),
         _ => None,

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use phalanx_collectives::{MetaGroup, threads};
+use phalanx_collectives::{Group, MetaGroup, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{Checkpointing, Context, Draw, Gradient, Network, ParameterSpec, Saved};
 use phalanx_models::{Bert, Gpt2, Model};
 use phalanx_parallel::TensorParallel;
-use phalanx_parallel::tensor::Mistake;
+use phalanx_planted::{Planted, PlantedFault};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View, ViewMut};
-use phalanx_trace::{Axis, Placement, Placements, Trace};
+use phalanx_trace::{Axis, PhaseName, Placement, Placements, Trace};
 use safetensors::SafeTensors;
 
 fn golden() -> PathBuf {
@@ -264,28 +264,32 @@ impl Case {
         self.dry_run_with(ranks, rank, sequence, None)
     }
 
-    /// The same with a collective done wrongly.
+    /// The same with a planted fault.
     pub fn dry_run_with(
         &self,
         ranks: usize,
         rank: usize,
         sequence: bool,
-        mistake: Option<Mistake>,
+        fault: Option<PlantedFault>,
     ) -> (Vec<ParameterSpec>, Trace) {
         let device = Device::meta(1);
         let recorder = Arc::clone(device.recorder().unwrap());
         let members: Vec<usize> = (0..ranks).collect();
         let group = |name, axis| {
             let recorder = Arc::clone(&recorder);
-            Arc::new(MetaGroup::over(name, &[axis], &members, rank, recorder))
+            Arc::new(MetaGroup::over(name, &[axis], &members, rank, recorder)) as Arc<dyn Group>
         };
-        let tensor = TensorParallel::new(group("tensor", Axis::Tensor), sequence);
-        let tensor = tensor.mistaken(mistake, group("data", Axis::Data));
+        let (tensor, data) = (group("tensor", Axis::Tensor), group("data", Axis::Data));
+        let tensor = match fault {
+            None => tensor,
+            Some(fault) => Planted::new(tensor, fault, &device, &data),
+        };
+        let tensor = TensorParallel::new(tensor, sequence);
         let rank = self.rank(device.clone(), &tensor, rank);
-        let (_, gradients) = device.phase("step", || rank.step());
+        let (_, gradients) = device.phase(PhaseName::Step, || rank.step());
         for (spec, gradient) in rank.network.parameters.iter().zip(&gradients) {
             let rest = if spec.partial { Placement::Partial } else { Placement::Replicated };
-            device.expect_placement(gradient.view(), &spec.name, placement(spec, rest));
+            device.expect_placement(gradient.view(), || spec.name.clone(), placement(spec, rest));
         }
         drop(gradients);
         (rank.network.parameters.clone(), device.take_trace(0))
@@ -304,12 +308,13 @@ impl Case {
             "test",
         );
         let layer = &rank.network.blocks[index].layer;
-        let kept =
-            device.phase("forward", || layer.forward(&rank.context(), &rank.views(index), Arc::new(x), None));
+        let kept = device.phase(PhaseName::Forward, || {
+            layer.forward(&rank.context(), &rank.views(index), Arc::new(x), None)
+        });
         let trace = device.take_trace(0);
         drop(kept);
         let mut live = Vec::new();
-        for event in &trace.phase("forward").unwrap().events {
+        for event in &trace.phase(PhaseName::Forward).unwrap().events {
             match event {
                 phalanx_trace::Event::Alloc { id, bytes, .. } => live.push((*id, *bytes as usize)),
                 phalanx_trace::Event::Free { id, .. } => live.retain(|(other, _)| other != id),

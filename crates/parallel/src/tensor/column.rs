@@ -14,7 +14,7 @@ use phalanx_tensor::View;
 use super::exchange::{Exchange, Summing, owned};
 
 /// See the module's head.
-pub struct Column {
+pub struct ColumnParallel {
     /// This rank's outputs.
     inner: Box<dyn Layer>,
     parts: Vec<Part>,
@@ -23,14 +23,19 @@ pub struct Column {
 }
 
 /// What the inner layer saved, without the rows that were gathered for it.
-struct SavedColumn {
+struct SavedColumnParallel {
     inner: Saved,
 }
 
-impl Column {
+impl ColumnParallel {
     /// `inner` has its part of the outputs; `parts` says which, by parameter.
-    pub fn new(inner: Box<dyn Layer>, parts: Vec<Part>, exchange: Exchange, sequence: bool) -> Column {
-        Column { inner, parts, exchange, sequence }
+    pub fn new(
+        inner: Box<dyn Layer>,
+        parts: Vec<Part>,
+        exchange: Exchange,
+        sequence: bool,
+    ) -> ColumnParallel {
+        ColumnParallel { inner, parts, exchange, sequence }
     }
 
     /// What the inner layer saved, with its input.
@@ -38,22 +43,22 @@ impl Column {
         if !self.sequence {
             return Ok(saved);
         }
-        let SavedColumn { inner } = restore(saved.own);
-        let gathered = self.exchange.all_gather(cx, "column.again", saved.x.held())?;
+        let SavedColumnParallel { inner } = restore(saved.own);
+        let gathered = self.exchange.all_gather(cx, saved.x.held())?;
         Ok(Saved { x: Shared::Held(gathered), ..inner })
     }
 
     /// The sum over ranks of dx, each of which is one rank's term: the conjugate of what forward did with x.
     #[track_caller]
-    fn sum(&self, cx: &Context, dx: Activation) -> Result<Summing> {
+    fn sum(&self, cx: &Context, dx: Activation) -> Summing {
         match self.sequence {
-            false => self.exchange.all_reduce("column.dx", owned(cx, dx)),
-            true => self.exchange.reduce_scatter(cx, "column.dx", owned(cx, dx)),
+            false => self.exchange.all_reduce(owned(cx, dx)),
+            true => self.exchange.reduce_scatter(cx, owned(cx, dx)),
         }
     }
 }
 
-impl Layer for Column {
+impl Layer for ColumnParallel {
     fn parameters(&self) -> Vec<ParameterSpec> {
         let parts = self.parts.iter().cloned().map(Some);
         self.inner
@@ -75,10 +80,10 @@ impl Layer for Column {
         if !self.sequence {
             return self.inner.forward(cx, parameters, x, residual);
         }
-        let gathered = self.exchange.all_gather(cx, "column.x", &x)?;
+        let gathered = self.exchange.all_gather(cx, &x)?;
         let (y, mut inner) = self.inner.forward(cx, parameters, gathered, residual)?;
         inner.x = Shared::Unread;
-        Ok((y, Saved::new(SavedColumn { inner }).with_input(x)))
+        Ok((y, Saved::new(SavedColumnParallel { inner }).with_input(x)))
     }
 
     fn rebuild(&self) -> Option<&dyn Rebuild> {
@@ -98,7 +103,7 @@ impl Layer for Column {
     ) -> Result<Option<Activation>> {
         let inner = self.reopen(cx, saved)?;
         let (dx, deferred) = self.inner.backward_input(cx, parameters, inner, dy, None)?;
-        let summing = self.sum(cx, dx.expect("a linear layer has dx"))?;
+        let summing = self.sum(cx, dx.expect("a linear layer has dx"));
         self.inner.backward_weight(cx, gradients, deferred)?;
         Ok(Some(add_residual(cx, summing.wait()?, residual)))
     }
@@ -113,7 +118,7 @@ impl Layer for Column {
     ) -> Result<(Option<Activation>, Deferred)> {
         let inner = self.reopen(cx, saved)?;
         let (dx, deferred) = self.inner.backward_input(cx, parameters, inner, dy, None)?;
-        let summing = self.sum(cx, dx.expect("a linear layer has dx"))?;
+        let summing = self.sum(cx, dx.expect("a linear layer has dx"));
         Ok((Some(add_residual(cx, summing.wait()?, residual)), deferred))
     }
 
@@ -123,13 +128,13 @@ impl Layer for Column {
 }
 
 /// With sequence parallelism, of an inner layer whose output needs no input.
-impl Rebuild for Column {
+impl Rebuild for ColumnParallel {
     fn reads_input(&self) -> bool {
         false
     }
 
     fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Result<Activation> {
-        let SavedColumn { inner } = restore_mut(&mut *saved.own);
+        let SavedColumnParallel { inner } = restore_mut(&mut *saved.own);
         let rebuild = self.inner.rebuild().expect("asked for, so there is one");
         rebuild.output(cx, parameters, inner)
     }

@@ -85,8 +85,8 @@ impl Layer for VocabularyEmbedding {
         let mut term = cx.activation([batch, seq, self.embedding.hidden], "embedding.term");
         cx.device.embedding(x.view(), self.lookup(), parameters[0], None, false, term.view_mut());
         let summing = match self.sequence {
-            false => self.exchange.all_reduce("embedding.y", term)?,
-            true => self.exchange.reduce_scatter(cx, "embedding.y", term)?,
+            false => self.exchange.all_reduce(term),
+            true => self.exchange.reduce_scatter(cx, term),
         };
         let mut y = summing.wait()?;
         let own = self.own_ids(cx, &x);
@@ -107,7 +107,7 @@ impl Layer for VocabularyEmbedding {
         let ids = saved.x.into_held();
         let whole = match self.sequence {
             false => dy.clone(),
-            true => self.exchange.all_gather(cx, "embedding.dy", &dy)?,
+            true => self.exchange.all_gather(cx, &dy)?,
         };
         let (dtable, accumulate) = gradients[0].write();
         if !accumulate {

@@ -43,7 +43,7 @@ impl VocabularyHead {
 
     /// All rows of the head's input.
     fn all_rows(&self, cx: &Context, x: Activation) -> Result<Activation> {
-        if self.sequence { self.exchange.all_gather(cx, "head.x", &x) } else { Ok(x) }
+        if self.sequence { self.exchange.all_gather(cx, &x) } else { Ok(x) }
     }
 }
 
@@ -68,7 +68,7 @@ impl Head for VocabularyHead {
         numbers: CrossEntropy,
     ) -> Result<Tensor> {
         let x = self.all_rows(cx, x)?;
-        let mut tell = |told| self.exchange.told_by_all(cx, "head.statistics", told);
+        let mut tell = |told| self.exchange.gather_statistics(cx, told);
         let (loss, _) =
             self.head.pass(cx, parameters, None, &x, targets, numbers, self.classes(), &mut tell)?;
         Ok(loss)
@@ -85,15 +85,15 @@ impl Head for VocabularyHead {
         numbers: CrossEntropy,
     ) -> Result<(Tensor, Activation)> {
         let x = self.all_rows(cx, x)?;
-        let mut tell = |told| self.exchange.told_by_all(cx, "head.statistics", told);
+        let mut tell = |told| self.exchange.gather_statistics(cx, told);
         let some = Some(gradients);
         let (loss, dx) =
             self.head.pass(cx, parameters, some, &x, targets, numbers, self.classes(), &mut tell)?;
         drop(x);
         let dx = dx.expect("asked for");
         let dx = match self.sequence {
-            false => self.exchange.all_reduce("head.dx", dx)?,
-            true => self.exchange.reduce_scatter(cx, "head.dx", dx)?,
+            false => self.exchange.all_reduce(dx),
+            true => self.exchange.reduce_scatter(cx, dx),
         };
         Ok((loss, Arc::new(dx.wait()?)))
     }

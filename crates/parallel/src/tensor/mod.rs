@@ -31,11 +31,11 @@ use phalanx_layers::{Attention, Embedding, Head, Layer, Linear, LinearCrossEntro
 use phalanx_plan::Stripe;
 use phalanx_tensor::Layout;
 
-use column::Column;
+use column::ColumnParallel;
 use embedding::VocabularyEmbedding;
-pub use exchange::{Exchange, Mistake, Wrong};
+pub use exchange::Exchange;
 use head::VocabularyHead;
-use row::Row;
+use row::RowParallel;
 use rows::OnRows;
 
 /// What this rank has of each layer. See the module's head.
@@ -55,13 +55,6 @@ impl TensorParallel {
     /// One rank, which has everything.
     pub fn solo() -> TensorParallel {
         TensorParallel::new(Arc::new(Solo::new("tensor")), false)
-    }
-
-    /// The same with a mistake made on purpose, for tests of what finds it.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn mistaken(self, mistake: Option<Mistake>, elsewhere: Arc<dyn Group>) -> TensorParallel {
-        TensorParallel { exchange: self.exchange.mistaken(mistake, elsewhere), ..self }
     }
 
     /// Ranks that share each layer.
@@ -101,7 +94,7 @@ impl TensorParallel {
         }
         let parts = self.output_parts(&linear, packed);
         let local = Linear { outputs: linear.outputs / self.ranks(), ..linear };
-        Box::new(Column::new(Box::new(local), parts, self.exchange.clone(), self.sequence))
+        Box::new(ColumnParallel::new(Box::new(local), parts, self.exchange.clone(), self.sequence))
     }
 
     /// The same with GELU of the outputs.
@@ -112,7 +105,7 @@ impl TensorParallel {
         let parts = self.output_parts(&layer.linear, 1);
         let linear = Linear { outputs: layer.linear.outputs / self.ranks(), ..layer.linear };
         let local = LinearGelu { linear, gelu: layer.gelu };
-        Box::new(Column::new(Box::new(local), parts, self.exchange.clone(), self.sequence))
+        Box::new(ColumnParallel::new(Box::new(local), parts, self.exchange.clone(), self.sequence))
     }
 
     fn output_parts(&self, linear: &Linear, packed: usize) -> Vec<Part> {
@@ -136,7 +129,7 @@ impl TensorParallel {
             Layout::OutIn => self.part(&[outputs, inputs], 1, 1),
         };
         let local = Linear { inputs: inputs / self.ranks(), ..linear };
-        Box::new(Row::new(local, part, self.exchange.clone(), self.sequence))
+        Box::new(RowParallel::new(local, part, self.exchange.clone(), self.sequence))
     }
 
     /// Attention over some of the heads.
@@ -150,10 +143,7 @@ impl TensorParallel {
 
     /// A layer that every rank has whole and that sees each row alone (norms, dropout).
     pub fn rows(&self, layer: impl Layer + 'static) -> Box<dyn Layer> {
-        match self.sequence {
-            true if !self.exchange.is_mistaken("rows.partial") => Box::new(OnRows(layer)),
-            _ => Box::new(layer),
-        }
+        if self.sequence { Box::new(OnRows(layer)) } else { Box::new(layer) }
     }
 
     /// An embedding of which each rank has some tokens.

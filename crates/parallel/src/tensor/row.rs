@@ -13,7 +13,7 @@ use phalanx_tensor::{Positions, Tensor, View};
 use super::exchange::{Exchange, owned};
 
 /// See the module's head.
-pub struct Row {
+pub struct RowParallel {
     /// This rank's inputs, without a bias.
     linear: Linear,
     part: Part,
@@ -24,25 +24,25 @@ pub struct Row {
 }
 
 /// Of a backward whose weight part is still to come.
-struct DeferredRow {
+struct DeferredRowParallel {
     linear: Deferred,
     /// Of the rows that are here, for the bias.
     dy: Activation,
 }
 
-impl Row {
+impl RowParallel {
     /// `linear` has its part of the inputs; `part` says which.
-    pub fn new(linear: Linear, part: Part, exchange: Exchange, sequence: bool) -> Row {
+    pub fn new(linear: Linear, part: Part, exchange: Exchange, sequence: bool) -> RowParallel {
         let bias = linear.bias;
-        Row { linear: Linear { bias: false, ..linear }, part, bias, exchange, sequence }
+        RowParallel { linear: Linear { bias: false, ..linear }, part, bias, exchange, sequence }
     }
 
     /// The sum over ranks, or this rank's rows of it.
     #[track_caller]
     fn sum(&self, cx: &Context, term: Tensor) -> Result<Tensor> {
         match self.sequence {
-            false => self.exchange.all_reduce("row.y", term)?.wait(),
-            true => self.exchange.reduce_scatter(cx, "row.y", term)?.wait(),
+            false => self.exchange.all_reduce(term).wait(),
+            true => self.exchange.reduce_scatter(cx, term).wait(),
         }
     }
 
@@ -65,12 +65,12 @@ impl Row {
     fn all_rows(&self, cx: &Context, dy: &Activation) -> Result<Activation> {
         match self.sequence {
             false => Ok(dy.clone()),
-            true => self.exchange.all_gather(cx, "row.dy", dy),
+            true => self.exchange.all_gather(cx, dy),
         }
     }
 }
 
-impl Layer for Row {
+impl Layer for RowParallel {
     fn parameters(&self) -> Vec<ParameterSpec> {
         let mut parameters = self.linear.parameters();
         parameters[0].part = Some(self.part.clone());
@@ -91,11 +91,6 @@ impl Layer for Row {
         residual: Option<Activation>,
     ) -> Result<(Activation, Saved)> {
         let (term, saved) = self.linear.forward(cx, &parameters[..1], x, None)?;
-        if self.exchange.is_mistaken("row.bias") {
-            let mut term = owned(cx, term);
-            self.add_bias(cx, parameters, &mut term);
-            return Ok((add_residual(cx, self.sum(cx, term)?, residual), saved));
-        }
         let mut y = self.sum(cx, owned(cx, term))?;
         self.add_bias(cx, parameters, &mut y);
         Ok((add_residual(cx, y, residual), saved))
@@ -131,11 +126,11 @@ impl Layer for Row {
     ) -> Result<(Option<Activation>, Deferred)> {
         let whole = self.all_rows(cx, &dy)?;
         let (dx, linear) = self.linear.backward_input(cx, &parameters[..1], saved, whole, residual)?;
-        Ok((dx, Deferred::new(DeferredRow { linear, dy })))
+        Ok((dx, Deferred::new(DeferredRowParallel { linear, dy })))
     }
 
     fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
-        let DeferredRow { linear, dy } = deferred.restore();
+        let DeferredRowParallel { linear, dy } = deferred.restore();
         self.bias_gradient(cx, gradients, &dy);
         self.linear.backward_weight(cx, &mut gradients[..1], linear)
     }

@@ -33,7 +33,7 @@ enum GradientBuffering {
 }
 
 /// One chunk of gradients that nobody else reads.
-enum Held {
+enum GradientBuffers {
     /// A whole buffer (in place).
     Whole(Tensor),
     /// This rank's part of the sum (transient, between uses).
@@ -45,7 +45,7 @@ enum Held {
 /// One chunk of gradients.
 enum Chunk {
     /// Nothing of it is on its way.
-    Here(Held),
+    Here(GradientBuffers),
     /// A whole buffer being reduced where it lies.
     ReducingWhole(Pending<Tensor>),
     /// A whole buffer being reduced into this rank's part.
@@ -59,7 +59,7 @@ enum Chunk {
 /// A copy being reduced where it lies, and what its sum is set or added to.
 struct ReducingCopy {
     copy: Pending<Tensor>,
-    held: Held,
+    held: GradientBuffers,
     accumulate: bool,
 }
 
@@ -97,11 +97,11 @@ impl GradientChunks {
         let alloc =
             |elements| device.alloc(precision.accumulate, [elements], Category::Gradients, "gradient_chunk");
         let held = |c: usize| match buffering {
-            GradientBuffering::InPlace => Held::Whole(alloc(map.whole(c).len())),
+            GradientBuffering::InPlace => GradientBuffers::Whole(alloc(map.whole(c).len())),
             GradientBuffering::Pair => {
-                Held::Both { whole: alloc(map.whole(c).len()), shard: alloc(map.shard(c).len()) }
+                GradientBuffers::Both { whole: alloc(map.whole(c).len()), shard: alloc(map.shard(c).len()) }
             }
-            GradientBuffering::Transient => Held::Shard(alloc(map.shard(c).len())),
+            GradientBuffering::Transient => GradientBuffers::Shard(alloc(map.shard(c).len())),
         };
         let mut writers = vec![0; map.chunk_count()];
         map.chunks.iter().flatten().for_each(|c| writers[*c] += 1);
@@ -123,7 +123,7 @@ impl GradientChunks {
     /// A step begins: every chunk waits for its first micro-batch.
     pub(super) fn begin(&mut self, device: &Device) {
         for chunk in &self.chunks {
-            if let Chunk::Here(Held::Whole(whole) | Held::Both { whole, .. }) = chunk {
+            if let Chunk::Here(GradientBuffers::Whole(whole) | GradientBuffers::Both { whole, .. }) = chunk {
                 device.forget_placements(whole.view());
             }
         }
@@ -137,11 +137,11 @@ impl GradientChunks {
             let accumulate = self.precision.accumulate;
             let slot = &mut self.chunks[*c];
             *slot = match std::mem::replace(slot, Chunk::Moving) {
-                Chunk::Here(Held::Shard(shard)) => {
+                Chunk::Here(GradientBuffers::Shard(shard)) => {
                     let elements = map.whole(*c).len();
                     let whole =
                         device.alloc(accumulate, [elements], Category::Communication, "gradient_bucket");
-                    Chunk::Here(Held::Both { whole, shard })
+                    Chunk::Here(GradientBuffers::Both { whole, shard })
                 }
                 here => here,
             };
@@ -176,7 +176,9 @@ impl GradientChunks {
     pub(super) fn written(&self, map: &Map, block: usize) -> Vec<(usize, View<'_>)> {
         let view = |(index, p): (usize, &usize)| {
             let c = map.layout.placed[*p].chunk;
-            let Chunk::Here(Held::Whole(whole) | Held::Both { whole, .. }) = &self.chunks[c] else {
+            let Chunk::Here(GradientBuffers::Whole(whole) | GradientBuffers::Both { whole, .. }) =
+                &self.chunks[c]
+            else {
                 panic!("chunk {c} holds no gradients")
             };
             (index, whole.view().range(map.range(*p)).reshape(map.shapes[*p]))
@@ -233,25 +235,33 @@ impl GradientChunks {
             held if self.precision.communicate != self.precision.accumulate => {
                 self.start_copy(device, group, held, first)
             }
-            Held::Whole(whole) if self.stage == Stage::Zero => Chunk::ReducingWhole(group.all_reduce(whole)),
-            Held::Whole(whole) => Chunk::ReducingWhole(group.reduce_scatter_in_place(whole)),
-            Held::Both { whole, shard } => Chunk::ReducingBoth(group.reduce_scatter(whole, shard, !first)),
-            Held::Shard(_) => panic!("chunk {c} holds no gradients"),
+            GradientBuffers::Whole(whole) if self.stage == Stage::Zero => {
+                Chunk::ReducingWhole(group.all_reduce(whole))
+            }
+            GradientBuffers::Whole(whole) => Chunk::ReducingWhole(group.reduce_scatter_in_place(whole)),
+            GradientBuffers::Both { whole, shard } => {
+                Chunk::ReducingBoth(group.reduce_scatter(whole, shard, !first))
+            }
+            GradientBuffers::Shard(_) => panic!("chunk {c} holds no gradients"),
         };
     }
 
     /// Rounds the gradients to the type of communication and reduces that; a transient buffer ends here.
-    fn start_copy(&self, device: &Device, group: &dyn Group, held: Held, first: bool) -> Chunk {
-        let (Held::Whole(whole) | Held::Both { whole, .. }) = &held else { panic!("no gradients are held") };
+    fn start_copy(&self, device: &Device, group: &dyn Group, held: GradientBuffers, first: bool) -> Chunk {
+        let (GradientBuffers::Whole(whole) | GradientBuffers::Both { whole, .. }) = &held else {
+            panic!("no gradients are held")
+        };
         let communicate = self.precision.communicate;
         let mut copy = device.alloc(communicate, whole.shape(), Category::Communication, "gradient_copy");
         device.convert(whole.view(), copy.view_mut());
         let held = match held {
-            Held::Both { shard, .. } if self.buffering == GradientBuffering::Transient => Held::Shard(shard),
+            GradientBuffers::Both { shard, .. } if self.buffering == GradientBuffering::Transient => {
+                GradientBuffers::Shard(shard)
+            }
             held => held,
         };
         let copy = match held {
-            Held::Whole(_) if self.stage == Stage::Zero => group.all_reduce(copy),
+            GradientBuffers::Whole(_) if self.stage == Stage::Zero => group.all_reduce(copy),
             _ => group.reduce_scatter_in_place(copy),
         };
         let accumulate = !first && self.buffering != GradientBuffering::InPlace;
@@ -262,19 +272,27 @@ impl GradientChunks {
     fn arrive(&mut self, device: &Device, map: &Map, c: usize) -> Result<(), CollectiveError> {
         let slot = &mut self.chunks[c];
         *slot = match std::mem::replace(slot, Chunk::Moving) {
-            Chunk::ReducingWhole(pending) => Chunk::Here(Held::Whole(pending.wait()?)),
+            Chunk::ReducingWhole(pending) => Chunk::Here(GradientBuffers::Whole(pending.wait()?)),
             Chunk::ReducingBoth(pending) => {
                 let (whole, shard) = pending.wait()?;
                 let transient = self.buffering == GradientBuffering::Transient;
-                Chunk::Here(if transient { Held::Shard(shard) } else { Held::Both { whole, shard } })
+                Chunk::Here(if transient {
+                    GradientBuffers::Shard(shard)
+                } else {
+                    GradientBuffers::Both { whole, shard }
+                })
             }
             Chunk::ReducingCopy(reducing) => {
                 let ReducingCopy { copy, mut held, accumulate } = *reducing;
                 let copy = copy.wait()?;
                 let (part, sum) = match &mut held {
-                    Held::Whole(whole) if self.stage == Stage::Zero => (map.whole(c), whole.view_mut()),
-                    Held::Whole(whole) => (map.shard(c), whole.view_mut().range(map.shard(c))),
-                    Held::Shard(shard) | Held::Both { shard, .. } => (map.shard(c), shard.view_mut()),
+                    GradientBuffers::Whole(whole) if self.stage == Stage::Zero => {
+                        (map.whole(c), whole.view_mut())
+                    }
+                    GradientBuffers::Whole(whole) => (map.shard(c), whole.view_mut().range(map.shard(c))),
+                    GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
+                        (map.shard(c), shard.view_mut())
+                    }
                 };
                 let arrived = copy.view().range(part);
                 if accumulate {
@@ -301,13 +319,14 @@ impl GradientChunks {
             self.arrive(device, map, c)?;
             if self.buffering == GradientBuffering::Pair && self.stage == Stage::Zero {
                 let slot = &mut self.chunks[c];
-                let Chunk::Here(Held::Both { mut whole, shard }) = std::mem::replace(slot, Chunk::Moving)
+                let Chunk::Here(GradientBuffers::Both { mut whole, shard }) =
+                    std::mem::replace(slot, Chunk::Moving)
                 else {
                     panic!("chunk {c} holds no sum")
                 };
                 device.copy(shard.view(), whole.view_mut().range(map.shard(c)));
                 let whole = group.all_gather_in_place(whole).wait()?;
-                self.chunks[c] = Chunk::Here(Held::Both { whole, shard });
+                self.chunks[c] = Chunk::Here(GradientBuffers::Both { whole, shard });
             }
         }
         Ok(())
@@ -317,9 +336,11 @@ impl GradientChunks {
     pub(super) fn summed(&self, map: &Map, c: usize, range: Range<usize>) -> View<'_> {
         let Chunk::Here(held) = &self.chunks[c] else { panic!("gradients of chunk {c} are on their way") };
         let (view, start) = match held {
-            Held::Whole(whole) => (whole.view(), 0),
-            Held::Both { whole, .. } if self.stage == Stage::Zero => (whole.view(), 0),
-            Held::Shard(shard) | Held::Both { shard, .. } => (shard.view(), map.shard(c).start),
+            GradientBuffers::Whole(whole) => (whole.view(), 0),
+            GradientBuffers::Both { whole, .. } if self.stage == Stage::Zero => (whole.view(), 0),
+            GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
+                (shard.view(), map.shard(c).start)
+            }
         };
         view.range(range.start - start..range.end - start)
     }
@@ -331,9 +352,11 @@ impl GradientChunks {
             panic!("gradients of chunk {c} are on their way")
         };
         let (view, start) = match held {
-            Held::Whole(whole) => (whole.view_mut(), 0),
-            Held::Both { whole, .. } if stage == Stage::Zero => (whole.view_mut(), 0),
-            Held::Shard(shard) | Held::Both { shard, .. } => (shard.view_mut(), map.shard(c).start),
+            GradientBuffers::Whole(whole) => (whole.view_mut(), 0),
+            GradientBuffers::Both { whole, .. } if stage == Stage::Zero => (whole.view_mut(), 0),
+            GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
+                (shard.view_mut(), map.shard(c).start)
+            }
         };
         view.range(range.start - start..range.end - start)
     }
@@ -348,7 +371,9 @@ impl Chunk {
     /// The whole buffer of chunk `c`, to write.
     fn whole_mut(&mut self, c: usize) -> ViewMut<'_> {
         match self {
-            Chunk::Here(Held::Whole(whole) | Held::Both { whole, .. }) => whole.view_mut(),
+            Chunk::Here(GradientBuffers::Whole(whole) | GradientBuffers::Both { whole, .. }) => {
+                whole.view_mut()
+            }
             _ => panic!("gradients of chunk {c} were not opened"),
         }
     }

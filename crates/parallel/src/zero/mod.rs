@@ -19,7 +19,8 @@
 
 mod gradients;
 mod parameters;
-mod pieces;
+mod prefetch;
+mod spans;
 mod sums;
 mod update;
 
@@ -28,14 +29,15 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Gradient, Network};
-use phalanx_memory::Prefetch;
 use phalanx_optim::Optimizer;
 use phalanx_plan::{ChunkLayout, Precision, Stage};
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View};
+use phalanx_trace::PhaseName;
 
 use gradients::GradientChunks;
 use parameters::ParameterChunks;
-pub use pieces::{Extent, Piece};
+use prefetch::Prefetch;
+pub use spans::{Extent, StateSpan};
 
 /// What may be chosen about [`Zero`]. None of it changes a bit of the result but `defer` and `precision`.
 #[derive(Clone, Debug)]
@@ -154,7 +156,7 @@ pub struct Zero {
     squares: Option<Tensor>,
     /// Number by which the dry run knows the first chunk: those of other stages of the rank come before.
     first_chunk: usize,
-    orders: BTreeMap<&'static str, Prefetch>,
+    orders: BTreeMap<PhaseName, Prefetch>,
 }
 
 impl Zero {
@@ -166,7 +168,7 @@ impl Zero {
         network: &Network,
         held: Holding,
         options: Options,
-        orders: &BTreeMap<&'static str, Vec<u32>>,
+        orders: &BTreeMap<PhaseName, Vec<u32>>,
     ) -> Zero {
         let Holding { layout, answers, first_chunk } = held;
         let map = Map::new(network, answers, layout, group.rank(), group.world_size());
@@ -221,7 +223,7 @@ impl Zero {
     }
 
     /// Starts a phase: uses are counted from its first, and gradients start anew.
-    pub fn begin(&mut self, phase: &'static str) {
+    pub fn begin(&mut self, phase: PhaseName) {
         let prefetch = self.orders.entry(phase).or_insert_with(|| Prefetch::new(Vec::new(), 0));
         prefetch.restart();
         self.parameters.phase = phase;
@@ -233,7 +235,7 @@ impl Zero {
     /// # Errors
     /// When a gather fails.
     pub fn acquire(&mut self, block: usize) -> Result<(), CollectiveError> {
-        let prefetch = self.orders.get_mut(self.parameters.phase).expect("a phase has begun");
+        let prefetch = self.orders.get_mut(&self.parameters.phase).expect("a phase has begun");
         for c in &self.map.chunks[block] {
             self.device.record_use(self.first_chunk + c);
         }
@@ -242,7 +244,7 @@ impl Zero {
 
     /// Gives up the gathered chunks of `block` that nobody needs next.
     pub fn release(&mut self, block: usize) {
-        let prefetch = self.orders.get(self.parameters.phase).expect("a phase has begun");
+        let prefetch = self.orders.get(&self.parameters.phase).expect("a phase has begun");
         self.parameters.release(&self.map, prefetch, block);
     }
 

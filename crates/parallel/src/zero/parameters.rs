@@ -1,11 +1,12 @@
 //! Parameters in chunks: whole (stages 0 to 2) or gathered when a block needs them (stage 3).
 
 use phalanx_collectives::{CollectiveError, Group, Pending};
-use phalanx_memory::Prefetch;
 use phalanx_plan::Stage;
 use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
+use phalanx_trace::PhaseName;
 
 use super::Map;
+use super::prefetch::Prefetch;
 
 /// One chunk of parameters.
 enum Chunk {
@@ -28,7 +29,7 @@ pub(super) struct ParameterChunks {
     /// Element type, here and on the way.
     compute: DType,
     /// Phase whose order of uses counts.
-    pub(super) phase: &'static str,
+    pub(super) phase: PhaseName,
 }
 
 impl ParameterChunks {
@@ -39,7 +40,11 @@ impl ParameterChunks {
             Stage::Three => Chunk::Sharded(alloc(map.shard(c).len())),
             _ => Chunk::Whole(alloc(map.whole(c).len())),
         };
-        ParameterChunks { chunks: (0..map.chunk_count()).map(chunk).collect(), compute, phase: "init" }
+        ParameterChunks {
+            chunks: (0..map.chunk_count()).map(chunk).collect(),
+            compute,
+            phase: PhaseName::Init,
+        }
     }
 
     pub(super) fn acquire(

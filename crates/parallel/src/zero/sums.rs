@@ -17,12 +17,11 @@ use phalanx_trace::{Axis, Placement};
 use super::{Zero, update};
 
 impl Zero {
-    /// Adds up over `tensor` the gradients of which each of its ranks has a term; `times` is 1, but where a test
-    /// has it wrong.
+    /// Sums over `tensor` the gradients of which each of its ranks has a term.
     ///
     /// # Errors
     /// When the all_reduce fails.
-    pub fn sum_partial(&mut self, tensor: &dyn Group, times: usize) -> Result<(), CollectiveError> {
+    pub fn sum_partial(&mut self, tensor: &dyn Group) -> Result<(), CollectiveError> {
         let places = self.places(&self.map.partial);
         let elements: usize = places.iter().map(|(_, range)| range.len()).sum();
         if elements == 0 {
@@ -36,9 +35,7 @@ impl Zero {
             self.device.copy(self.gradients.summed(&self.map, *c, range.clone()), to);
             at += range.len();
         }
-        for _ in 0..times {
-            packed = tensor.all_reduce(packed).wait()?;
-        }
+        let packed = tensor.all_reduce(packed).wait()?;
         at = 0;
         for (c, range) in places {
             let from = packed.view().range(at..at + range.len());

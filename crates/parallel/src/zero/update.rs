@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_optim::optimizer::Step;
+use phalanx_optim::Update;
 use phalanx_plan::{Segment, Stage};
 use phalanx_tensor::{NORM_BLOCK, Tensor, View};
 
@@ -86,8 +86,17 @@ impl Zero {
                     None => (own, None),
                 };
                 let states = self.states[c].iter_mut().map(|s| s.view_mut().range(local.clone())).collect();
-                let step = Step { number, lr, decays: self.map.decays[segment.parameter] };
-                self.options.optimizer.apply(&self.device, step, p, rounded, gradient, states, factor);
+                let update = Update {
+                    number,
+                    lr,
+                    decays: self.map.decays[segment.parameter],
+                    parameters: p,
+                    rounded,
+                    gradient,
+                    factor,
+                    states,
+                };
+                self.options.optimizer.apply(&self.device, update);
             }
             if matches!(stage, Stage::One | Stage::Two) {
                 self.parameters.publish(&*self.group, c, self.options.overlap)?;

@@ -4,13 +4,14 @@
 
 use std::sync::Arc;
 
-use phalanx_collectives::{Group, threads};
+use phalanx_collectives::{Group, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Activation, Attention, Context, Deferred, Draw, Dropped, Gradient, Init, Layer, LayerNorm, Linear,
     LinearGelu, ParameterSpec, Residual, Saved, Sequence,
 };
 use phalanx_parallel::TensorParallel;
+use phalanx_planted::{Planted, PlantedFault};
 use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
 
 /// Twelve rows: two, three and four ranks share them, and a share of three or four does not end where a sample does.
@@ -117,16 +118,29 @@ pub fn on_ranks<R: Send>(ranks: usize, body: impl Fn(Arc<dyn Group>) -> R + Sync
 }
 
 /// A device to compute with, and what this rank has of rows and parameters there.
-pub struct Place<'a> {
+pub struct TestRank<'a> {
     pub device: Device,
     pub tensor: &'a TensorParallel,
     /// This rank's place.
     pub rank: usize,
 }
 
-impl<'a> Place<'a> {
-    pub fn new(tensor: &'a TensorParallel, rank: usize) -> Place<'a> {
-        Place { device: Device::new(Cpu::new(1), Arena::heap()), tensor, rank }
+impl<'a> TestRank<'a> {
+    pub fn new(tensor: &'a TensorParallel, rank: usize) -> TestRank<'a> {
+        TestRank { device: Device::new(Cpu::new(1), Arena::heap()), tensor, rank }
+    }
+
+    /// As [`TestRank::new`], for a rank in whose group a fault is planted; `body` runs with it.
+    pub fn with_fault<R>(
+        group: Arc<dyn Group>,
+        sequence: bool,
+        fault: PlantedFault,
+        body: impl FnOnce(&TestRank) -> R,
+    ) -> R {
+        let device = Device::new(Cpu::new(1), Arena::heap());
+        let (rank, alone) = (group.rank(), Arc::new(Solo::new("data")) as Arc<dyn Group>);
+        let tensor = TensorParallel::new(Planted::new(group, fault, &device, &alone), sequence);
+        body(&TestRank { device, tensor: &tensor, rank })
     }
 
     /// Rows here: number of the first, and how many.
@@ -212,7 +226,7 @@ pub fn normals(name: &str, count: usize) -> Vec<f32> {
 }
 
 /// Forward and backward of [`MICRO_BATCHES`] micro-batches, whose gradients are added to what was there.
-pub fn run(place: &Place, layer: &dyn Layer, setting: Setting) -> Numbers {
+pub fn run(place: &TestRank, layer: &dyn Layer, setting: Setting) -> Numbers {
     let Setting { vocab, residual, compute, split, .. } = setting;
     let specs = layer.parameters();
     let parameters: Vec<Tensor> = specs.iter().map(|s| place.parameter(compute, s, "parameter")).collect();
@@ -252,7 +266,7 @@ pub fn run(place: &Place, layer: &dyn Layer, setting: Setting) -> Numbers {
 /// On one rank.
 pub fn whole(build: &Build, setting: Setting) -> Numbers {
     let tensor = TensorParallel::solo();
-    run(&Place::new(&tensor, 0), &*build(&tensor), setting)
+    run(&TestRank::new(&tensor, 0), &*build(&tensor), setting)
 }
 
 /// On every rank of an axis.
@@ -260,7 +274,7 @@ pub fn parts(build: &Build, (ranks, sequence): (usize, bool), setting: Setting) 
     on_ranks(ranks, |group| {
         let rank = group.rank();
         let tensor = TensorParallel::new(group, sequence);
-        run(&Place::new(&tensor, rank), &*build(&tensor), setting)
+        run(&TestRank::new(&tensor, rank), &*build(&tensor), setting)
     })
 }
 

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use phalanx_trace::{Axis, Fault, Placement, Placements, Site};
+use phalanx_trace::{Axis, Fault, PhaseName, Placement, Placements, Site};
 
 use crate::buffer::{Spot, View};
 use crate::record::{Recorder, Tape};
@@ -236,12 +236,19 @@ impl Table {
     }
 
     /// Keeps a fault, if there is room.
-    pub(crate) fn fault(&mut self, phase: &'static str, view: View, axis: Axis, what: String, site: Site) {
+    pub(crate) fn fault(
+        &mut self,
+        phase: Option<PhaseName>,
+        view: View,
+        axis: Axis,
+        what: String,
+        site: Site,
+    ) {
         let tensor = self.name(view);
         self.fault_of(phase, tensor, axis, what, site);
     }
 
-    fn fault_of(&mut self, phase: &'static str, tensor: String, axis: Axis, what: String, site: Site) {
+    fn fault_of(&mut self, phase: Option<PhaseName>, tensor: String, axis: Axis, what: String, site: Site) {
         if self.faults.len() < MOST_FAULTS {
             self.faults.push(Fault { phase, tensor, axis, what, site });
         }

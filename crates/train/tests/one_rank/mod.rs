@@ -112,7 +112,7 @@ pub fn tolerance(sizes: Sizes) -> f32 {
 
 /// What the runs of one mesh are off by from one rank at most, and whether they have the same bits and took what was
 /// planned.
-pub struct Row {
+pub struct MeshResult {
     pub runs: usize,
     pub loss: f32,
     pub gradient: f32,
@@ -121,7 +121,7 @@ pub struct Row {
     pub peaks: bool,
 }
 
-impl Row {
+impl MeshResult {
     /// Whether everything holds, differences within `limit`.
     pub fn holds(&self, limit: f32) -> bool {
         let within = [self.loss, self.gradient, self.parameter].iter().all(|off| *off <= limit);
@@ -130,12 +130,12 @@ impl Row {
 }
 
 /// Runs a mesh with some schedules and every stage for some steps.
-pub fn hold(family: &str, mesh: [usize; 3], sequence: bool, schedules: &[&str], count: usize) -> Row {
+pub fn hold(family: &str, mesh: [usize; 3], sequence: bool, schedules: &[&str], count: usize) -> MeshResult {
     let sizes = Sizes::of(mesh);
     let model = model(family, sizes);
     let steps = steps(count, sizes.global);
     let one = rig::run_fresh(&model, &config(family, [1, 1, 1], sizes), &steps);
-    let mut row = Row { runs: 0, loss: 0.0, gradient: 0.0, parameter: 0.0, bits: true, peaks: true };
+    let mut row = MeshResult { runs: 0, loss: 0.0, gradient: 0.0, parameter: 0.0, bits: true, peaks: true };
     let mut first: Option<Ran> = None;
     for schedule in schedules {
         for zero in 0..=3 {

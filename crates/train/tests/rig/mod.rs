@@ -16,9 +16,10 @@ use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
 use phalanx_tensor::buffer::Element;
 use phalanx_tensor::{Arena, DType, Device, Region, View};
+use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
-use phalanx_train::{Groups, RunConfig, RunPlan, Source, Spec};
+use phalanx_train::{GroupSource, Groups, RunConfig, RunPlan, Spec};
 
 /// The folder of golden values.
 pub fn golden() -> PathBuf {
@@ -141,7 +142,7 @@ pub fn run_between(
         peaks: parts.iter().map(|p| p.peak).collect(),
         step_peaks: parts.iter().map(|p| p.step_peak).collect(),
         step_planned: (0..plan.spec.world_size())
-            .map(|rank| plan.of(rank).memory.phase("step").unwrap().peak)
+            .map(|rank| plan.of(rank).memory.phase(PhaseName::Step).unwrap().peak)
             .collect(),
         planned: (0..plan.spec.world_size()).map(|rank| plan.of(rank).peak()).collect(),
         gradients: merge_gradients(&plan, &parts),
@@ -164,19 +165,18 @@ pub fn on_ranks<T: Send>(
     body: &(dyn Fn(&mut Rank, usize) -> T + Sync),
 ) -> (RunPlan, Vec<T>) {
     let plan = RunPlan::new(spec(model, config)).unwrap();
-    let done = on_planned_ranks(&plan, &plan.spec, network, body);
+    let done = on_planned_ranks(&plan, network, body);
     (plan, done)
 }
 
-/// The same over a plan that was made of another specification.
+/// The same for a plan that was made before.
 pub fn on_planned_ranks<T: Send>(
     plan: &RunPlan,
-    spec: &Spec,
     network: &(dyn Fn(&Spec, &Groups) -> Network + Sync),
     body: &(dyn Fn(&mut Rank, usize) -> T + Sync),
 ) -> Vec<T> {
     let build = Build { network, ..Build::default() };
-    let ended = each_rank(plan, spec, &build, body).into_iter().enumerate();
+    let ended = each_rank(plan, &plan.spec, &build, body).into_iter().enumerate();
     ended.map(|(rank, ended)| ended.unwrap_or_else(|text| panic!("rank {rank} panicked: {text}"))).collect()
 }
 
@@ -184,14 +184,14 @@ pub fn on_planned_ranks<T: Send>(
 pub struct Build<'a> {
     pub network: &'a (dyn Fn(&Spec, &Groups) -> Network + Sync),
     /// Replaces groups by others.
-    pub groups: &'a (dyn Fn(Groups) -> Groups + Sync),
+    pub groups: &'a (dyn Fn(&Device, &Spec, Groups) -> Groups + Sync),
     /// Each allocation on its own, in place of an arena that replays the plan.
     pub heap: bool,
 }
 
 impl Default for Build<'_> {
     fn default() -> Self {
-        Build { network: &|spec, groups| spec.network(groups), groups: &|groups| groups, heap: false }
+        Build { network: &|spec, groups| spec.network(groups), groups: &|_, _, groups| groups, heap: false }
     }
 }
 
@@ -209,14 +209,15 @@ pub fn each_rank<T: Send>(
     let one = |rank: usize, endpoint: Option<Endpoint>| {
         let own = plan.of(rank);
         let region = Region::anonymous(own.memory.arena_bytes as usize).unwrap();
-        // What is done wrongly on purpose may take other memory.
-        let arena = match build.heap || spec.mistake.is_some() {
+        let arena = match build.heap {
             false => Arena::replaying(own.memory.clone(), region),
             true => Arena::heap(),
         };
         let device = Device::new(Cpu::new(plan.spec.threads), arena);
-        let source = endpoint.as_ref().map_or(Source::Alone, Source::Host);
-        let groups = (build.groups)(Groups::new(&source, spec));
+        let source = endpoint
+            .as_ref()
+            .map_or(GroupSource::Alone(phalanx_collectives::Isa::detect()), GroupSource::Host);
+        let groups = (build.groups)(&device, spec, Groups::new(&source, spec));
         let network = (build.network)(spec, &groups);
         let mut engine = Rank::with_network(device, groups, spec, network, &own.orders);
         body(&mut engine, rank)
@@ -323,7 +324,7 @@ pub fn pieces(engine: &Rank) -> Pieces {
     let mut pieces = Vec::new();
     for stage in engine.stages() {
         for state in 0..stage.zero.state_count() {
-            for piece in stage.zero.pieces(state, Extent::Owned) {
+            for piece in stage.zero.spans(state, Extent::Owned) {
                 let local = piece.in_parameter.clone();
                 let mut out = vec![0f32; (local.end - local.start) as usize];
                 stage.zero.read(state, &piece, 0..out.len(), &mut out).unwrap();

@@ -18,15 +18,15 @@ const MAY_IMPORT: [(&str, &[&str]); 24] = [
     ("tensor", &["trace", "plan"]),
     ("cpu", &["trace", "simd", "tensor"]),
     ("simulated", &["trace", "plan", "tensor"]),
-    ("collectives", &["trace", "tensor"]),
+    ("collectives", &["trace", "simd", "tensor"]),
     ("layers", &["trace", "plan", "tensor"]),
-    ("memory", &["trace", "plan", "tensor"]),
     ("optim", &["trace", "tensor"]),
-    ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "memory", "optim"]),
+    ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "optim"]),
     ("models", &["trace", "plan", "tensor", "collectives", "layers", "parallel"]),
     ("drawing", &["trace", "plan"]),
     ("files", &[]),
     ("hostile", &[]),
+    ("planted", &["trace", "tensor", "collectives"]),
     ("checkpoint", &["trace", "plan", "tensor", "files"]),
     ("data", &["files"]),
     (
@@ -38,7 +38,6 @@ const MAY_IMPORT: [(&str, &[&str]); 24] = [
             "cpu",
             "collectives",
             "layers",
-            "memory",
             "optim",
             "parallel",
             "models",
@@ -81,7 +80,6 @@ const MAY_IMPORT: [(&str, &[&str]); 24] = [
             "cpu",
             "collectives",
             "layers",
-            "memory",
             "optim",
             "parallel",
             "models",
@@ -151,7 +149,7 @@ fn finding(path: &str, line: usize, what: String) -> Finding {
 }
 
 /// The folder of a package of ours: `phalanx-trace` and `phalanx_trace` live in `trace`.
-fn room(package: &str) -> Option<&str> {
+pub fn room(package: &str) -> Option<&str> {
     match package {
         "phalanx" | "xtask" => Some(package),
         _ => package.strip_prefix("phalanx-").or_else(|| package.strip_prefix("phalanx_")),

@@ -21,7 +21,7 @@ pub enum Extent {
 
 /// A contiguous piece of a parameter, or of a state of the same shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct StateSpan {
     /// Index of the parameter in the stage's network.
     pub parameter: usize,
     /// Elements of what is here of the parameter.
@@ -38,7 +38,7 @@ impl Zero {
     }
 
     /// Pieces of state `state` (0: parameters; then the optimizer's) that this rank owns or holds.
-    pub fn pieces(&self, state: usize, extent: Extent) -> Vec<Piece> {
+    pub fn spans(&self, state: usize, extent: Extent) -> Vec<StateSpan> {
         let range = |c: usize| match (extent, state) {
             (Extent::Owned, _) => self.map.shard(c),
             (Extent::Resident, 0) => self.parameters.resident(&self.map, c).1,
@@ -48,7 +48,7 @@ impl Zero {
             let range = range(c);
             let segments = self.map.layout.segments(c, range.start as u64..range.end as u64);
             let counts = |s: &Segment| extent == Extent::Resident || self.map.answers[s.parameter];
-            segments.filter(counts).map(move |s| Piece {
+            segments.filter(counts).map(move |s| StateSpan {
                 parameter: s.parameter,
                 in_parameter: s.in_parameter,
                 chunk: c,
@@ -65,7 +65,7 @@ impl Zero {
     pub fn read(
         &self,
         state: usize,
-        piece: &Piece,
+        piece: &StateSpan,
         within: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
@@ -106,7 +106,7 @@ impl Zero {
     pub fn write(
         &mut self,
         state: usize,
-        piece: &Piece,
+        piece: &StateSpan,
         within: Range<usize>,
         from: &[f32],
         window: Option<&mut Tensor>,
