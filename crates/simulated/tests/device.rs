@@ -13,7 +13,7 @@ use phalanx_simulated::{Error, Failure, Options, Simulated};
 use phalanx_tensor::backend::Call;
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::{Arena, Backend, Category, DType, Device, DeviceError, Kernels, Memory, Tensor};
-use phalanx_trace::{Site, Stream};
+use phalanx_trace::{PhaseName, Site, Stream};
 use support::chain;
 
 const MEMORY_BYTES: u64 = 1 << 20;
@@ -249,8 +249,8 @@ fn a_plan_is_replayed_if_it_fits() {
         device.download(second.view(), &mut back).map(|()| back)
     };
     let dry = Device::meta_of(1, false);
-    dry.phase("init", || {});
-    dry.phase("step", || step(&dry)).unwrap();
+    dry.phase(PhaseName::Init, || {});
+    dry.phase(PhaseName::Step, || step(&dry)).unwrap();
     let plan = plan_memory(&dry.take_trace(0)).unwrap();
     let needed_bytes = plan.arena_bytes;
     assert_eq!(needed_bytes, 4032);
@@ -259,9 +259,9 @@ fn a_plan_is_replayed_if_it_fits() {
         Simulated::device(Cpu::new(1), Options::new(memory_bytes), plan.clone(), host)
     };
     let device = make(needed_bytes).unwrap();
-    device.phase("init", || {});
+    device.phase(PhaseName::Init, || {});
     for _ in 0..3 {
-        assert_eq!(device.phase("step", || step(&device)).unwrap(), [2.0; 1000]);
+        assert_eq!(device.phase(PhaseName::Step, || step(&device)).unwrap(), [2.0; 1000]);
     }
     let Err(error) = make(needed_bytes - 1) else { panic!("a plan of {needed_bytes} bytes fits") };
     assert!(matches!(error, Error::TooSmall { memory_bytes: 4031, needed_bytes: 4032 }), "{error}");

@@ -150,6 +150,7 @@ impl Arena {
         name: &'static str,
         site: Site,
     ) -> Tensor {
+        or_stop(self.flights.check());
         let bytes = shape.elements() * dtype.bytes();
         let slot = Slot { offset: 0, bytes: bytes as u64, category, name, site };
         let allocation = match &self.backing {

@@ -2,20 +2,22 @@
 //! and gives back losses and the whole state.
 #![allow(dead_code, reason = "each test file uses its own part of the rig")]
 
+mod devices;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
 use phalanx_collectives::{Endpoint, threads};
-use phalanx_cpu::{Cpu, CpuFactory};
+use phalanx_cpu::Cpu;
 use phalanx_data::{Masking, NOT_PREDICTED};
 use phalanx_layers::Network;
 use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
 use phalanx_tensor::buffer::Element;
-use phalanx_tensor::{Arena, DType, Device, DeviceFactory, DeviceRequest, Region, View};
+use phalanx_tensor::{Arena, DType, Device, DeviceRequest, Region, View};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
@@ -153,7 +155,9 @@ pub fn run_between(
 /// What a configuration plans.
 pub fn spec(model: &impl AnyModel, config: &RunConfig) -> Spec {
     config.check().unwrap();
-    Spec::new(config, model.clone(), config.batch.global, config.train.threads.unwrap()).unwrap()
+    let threads = config.train.threads.unwrap();
+    let spec = Spec::new(config, model.clone(), config.batch.global, threads).unwrap();
+    devices::on(&*devices::factory(), spec)
 }
 
 /// Makes the engine of every rank, each a thread over an arena that replays its plan, with the layers that
@@ -216,7 +220,7 @@ pub fn each_rank<T: Send>(
             map_shared: &Region::anonymous,
         };
         let device = match build.heap {
-            false => CpuFactory::new().make(&request).unwrap(),
+            false => devices::factory().make(&request).unwrap(),
             true => Device::new(Cpu::new(plan.spec.threads), Arena::heap()),
         };
         let source = endpoint
