@@ -1,7 +1,7 @@
 //! Random numbers as a function of key and counter alone.
 //!
-//! A counter-based generator (SplitMix64's finaliser over key and counter, Steele et al., OOPSLA 2014): every
-//! number can be had without those before it, so nothing depends on who asks, nor in which order.
+//! A counter-based generator (SplitMix64's finaliser over key and counter, Steele et al., OOPSLA 2014): any number
+//! can be computed without the ones before it, so numbers do not depend on the order of calls.
 
 /// Weyl increment of SplitMix64: 2^64 over the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

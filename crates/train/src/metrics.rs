@@ -1,4 +1,4 @@
-//! What a run leaves behind for people and scripts: `metrics.jsonl`, `memory.json`.
+//! The files that a run writes for people and scripts: `metrics.jsonl` and `memory.json`.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -39,7 +39,7 @@ pub struct StepRecord {
     /// Model FLOPs utilisation: the share of the peak of all ranks that the model's products achieved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// The same with products that were computed again, where there are any.
+    /// Hardware FLOPs utilisation: the same with the products that were recomputed, where there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hfu: Option<f64>,
     /// Bytes that rank 0 sent.

@@ -1,8 +1,8 @@
 //! The dry run of every rank, and what is decided from it before the first step.
 //!
-//! Each rank's init, step, diagnosis, evaluation, loading and saving run on `Meta`. Where ranks share what they hold
-//! (ZeRO 1 to 3), step and evaluation run once before, to learn in which order blocks need chunks. From the trace
-//! come arena offsets and peaks (`plan::memory`), the proof that all ranks say the same to each other and that every collective is where it
+//! Each rank's init, step, diagnosis, evaluation, loading and saving run on `Meta`. Under ZeRO 1 to 3, step and
+//! evaluation run once before, to record in which order blocks use chunks. From the trace come arena offsets and
+//! peaks (`plan::memory`), the proof that all ranks say the same to each other and that every collective is where it
 //! belongs (`plan::agreement`), and what the step costs (`plan::cost`). The same [`Rank`] then trains. Of a large
 //! world one rank of each place in the pipeline stands for its like.
 
@@ -148,10 +148,10 @@ impl RunPlan {
         RunPlan::with_ranks(spec, &Rank::new)
     }
 
-    /// As [`RunPlan::new`], of engines that `make_rank` makes: with groups or layers of the caller's own.
+    /// Like [`RunPlan::new`], for engines that `make_rank` makes: with groups or layers of the caller.
     ///
     /// # Errors
-    /// As [`RunPlan::new`].
+    /// The errors of [`RunPlan::new`].
     pub fn with_ranks(spec: Spec, make_rank: &MakeRank) -> Result<RunPlan, PlanError> {
         let mesh = spec.mesh;
         let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });

@@ -1,6 +1,6 @@
-//! Collectives that are dropped, doubled or misplaced, planted one by one under every ZeRO stage: each is an error of the
-//! plan that names tensor, axis and call site, and each is seen when it is executed after all: its losses and norms
-//! are not those of one rank.
+//! Collectives that are dropped, doubled or misplaced, planted one by one under every ZeRO stage: each is an error of
+//! the plan that names tensor, axis and call site, and each is seen when it is executed after all: its losses and
+//! norms are not those of one rank.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "for who runs the test")]
 
 mod rig;
