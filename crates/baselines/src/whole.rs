@@ -11,24 +11,24 @@ use phalanx_optim::{Optimizer, Update};
 use phalanx_plan::{ChunkError, ChunkLayout, ChunkSize, ParameterSize, Segment, lay_out};
 use phalanx_tensor::{Category, Clip, DType, Device, Shape, Tensor, View, ViewMut};
 
-/// A layer of one rank exchanges nothing.
+/// Why a layer of one rank cannot fail: it does not communicate.
 pub(crate) const ALONE: &str = "a layer of one rank does not fail";
 
-/// See the module's head.
+/// A model whose parameters are one flat tensor.
 pub(crate) struct Whole {
     pub(crate) network: Network,
     layout: ChunkLayout,
     shapes: Vec<Shape>,
 }
 
-/// Gradients while they are written: the memory, and which parameters have one.
+/// The flat gradient tensor while backward writes it, with a flag for each parameter that has been written.
 pub(crate) struct Gradients<'a> {
     flat: &'a mut Tensor,
     written: Vec<bool>,
 }
 
 impl Whole {
-    /// The flat space can be cut into `parts` of equal size.
+    /// Lays out the parameters of `network` so that the flat space can be cut into `parts` of equal size.
     ///
     /// # Errors
     /// When a parameter has no elements, or there are too many.
@@ -72,12 +72,12 @@ impl Whole {
         self.network.uses[block].iter().map(|p| flat.range(self.range(*p)).reshape(self.shapes[*p])).collect()
     }
 
-    /// Those of the head.
+    /// The parameters of the head.
     pub(crate) fn head_parameters<'a>(&self, flat: View<'a>) -> Vec<View<'a>> {
         self.parameters(self.network.head_index(), flat)
     }
 
-    /// Where gradients go that start anew.
+    /// Slots for gradients in `flat`, none of which has been written yet.
     pub(crate) fn gradients<'a>(&self, flat: &'a mut Tensor) -> Gradients<'a> {
         Gradients { flat, written: vec![false; self.shapes.len()] }
     }
@@ -94,8 +94,8 @@ impl Whole {
         (x, saved)
     }
 
-    /// From dx of the head `[batch, seq, hidden]`; parameter gradients overwrite what `gradients` has not, and add
-    /// to what it has.
+    /// Backward from dx of the head, `[batch, seq, hidden]`. A parameter's first gradient overwrites its slot, later ones
+    /// accumulate.
     pub(crate) fn backward(
         &self,
         cx: &Context,
@@ -114,8 +114,8 @@ impl Whole {
         }
     }
 
-    /// One update of what lies in `range` of the flat space: `exact`, `gradient` and `states` are that range, f32
-    /// but the gradient; `rounded`, where given, becomes a copy of `exact` in its own type. `number` counts from 1.
+    /// Updates `range` of the flat space. `exact`, `gradient` and `states` hold that range, all but the gradient in f32;
+    /// `rounded`, where given, becomes a copy of `exact` in its own type. `number` counts updates from 1.
     pub(crate) fn update(
         &self,
         device: &Device,
@@ -146,7 +146,7 @@ impl Whole {
 }
 
 impl Gradients<'_> {
-    /// Where the gradients of a block go, in the order of its layer.
+    /// The gradient slots of a block, in the order of its layer.
     pub(crate) fn of(&mut self, whole: &Whole, block: usize) -> Vec<Gradient<'_>> {
         let uses = &whole.network.uses[block];
         let mut order: Vec<usize> = (0..uses.len()).collect();
@@ -165,8 +165,7 @@ impl Gradients<'_> {
     }
 }
 
-/// Of the gradients of a whole model: its norm, and what they are multiplied by; as `parallel::GradientNorm`, to
-/// the bit.
+/// The gradient norm of a whole model and the clip factor, with the same bits as `parallel::GradientNorm`.
 pub(crate) struct Norm {
     /// By block of the flat space, f64.
     squares: Tensor,
@@ -187,7 +186,7 @@ impl Norm {
         }
     }
 
-    /// Of the flat `gradient`: (norm, factor), `[1]` f32 each.
+    /// Computes norm and clip factor of the flat `gradient`, `[1]` f32 each.
     pub(crate) fn compute(
         &mut self,
         device: &Device,
@@ -206,7 +205,7 @@ impl Norm {
         (self.norm.view(), self.factor.view())
     }
 
-    /// What gradients are multiplied by, `[1]`, as last computed.
+    /// The last computed clip factor, `[1]`.
     pub(crate) fn factor(&self) -> View<'_> {
         self.factor.view()
     }

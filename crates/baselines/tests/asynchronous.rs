@@ -27,7 +27,7 @@ use phalanx_train::run::{Job, RunError, Silent, Start};
 use phalanx_train::{Dataset, Groups, RunConfig, Spec, Summary};
 use rig::{State, assert_same_state, golden_config, golden_steps, same_bits, spec};
 
-/// Of a configuration.
+/// A change to a configuration.
 type Change = fn(&mut RunConfig);
 
 /// The golden configuration with so many workers, none of which may be further ahead.
@@ -405,7 +405,7 @@ fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) 
         let one = move |endpoint: Endpoint, memory: MemoryPlan| {
             let region = endpoint.arena(memory.arena_bytes as usize).unwrap();
             let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
-            let place = asynchronous::Place {
+            let place = asynchronous::RankEnvironment {
                 device,
                 links: Links::new(&GroupSource::Host(&endpoint), ranks),
                 stop_requested,

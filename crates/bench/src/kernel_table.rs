@@ -36,12 +36,12 @@ impl std::fmt::Display for Rate {
 }
 
 impl Peaks {
-    /// Least seconds for so many operations and bytes.
+    /// The shortest possible time for so many operations and bytes, in seconds.
     pub fn floor_s(&self, flops: u64, bytes: u64) -> f64 {
         (flops as f64 / self.flops_per_s).max(bytes as f64 / self.bytes_per_s)
     }
 
-    /// What was achieved of what decides the floor.
+    /// The achieved rate of operations or bytes, whichever decides the floor.
     pub fn rate(&self, flops: u64, bytes: u64, seconds: f64) -> Rate {
         if flops as f64 / self.flops_per_s < bytes as f64 / self.bytes_per_s {
             Rate::Bytes(bytes as f64 / seconds)
@@ -135,7 +135,7 @@ impl StepProfile {
         ]);
         let ms = |seconds: f64| format!("{:.3}", seconds * 1e3);
         let share = |seconds: f64| percent(seconds / self.step_s);
-        for Row { label, size, calls, flops, moved, seconds, floor_s } in self.rows(peaks) {
+        for TableRow { label, size, calls, flops, moved, seconds, floor_s } in self.rows(peaks) {
             let [operations, size] = size;
             let rate = peaks.rate(flops, moved, seconds).to_string();
             let (calls, of_floor) = (calls.to_string(), percent(floor_s / seconds));
@@ -163,18 +163,20 @@ impl StepProfile {
         table
     }
 
-    fn rows(&self, peaks: &Peaks) -> Vec<Row> {
+    fn rows(&self, peaks: &Peaks) -> Vec<TableRow> {
         let mut rows = Vec::new();
         for of_name in self.kernels.chunk_by(|a, b| a.name == b.name) {
             let small = |kernel: &&KernelFigures| kernel.seconds < SMALL * self.step_s;
             let (few, many): (Vec<_>, Vec<_>) = of_name.iter().partition(small);
-            rows.extend(many.into_iter().map(|kernel| Row::of(kernel, peaks)));
-            let few: Vec<Row> = few.into_iter().map(|kernel| Row::of(kernel, peaks)).collect();
+            rows.extend(many.into_iter().map(|kernel| TableRow::of(kernel, peaks)));
+            let few: Vec<TableRow> = few.into_iter().map(|kernel| TableRow::of(kernel, peaks)).collect();
             match few.len() {
                 0 | 1 => rows.extend(few),
                 sizes => {
-                    let mut sum =
-                        Row { label: format!("{}, {sizes} sizes", of_name[0].name), ..Row::default() };
+                    let mut sum = TableRow {
+                        label: format!("{}, {sizes} sizes", of_name[0].name),
+                        ..TableRow::default()
+                    };
                     few.iter().for_each(|row| sum.add(row));
                     rows.push(sum);
                 }
@@ -189,7 +191,7 @@ const SMALL: f64 = 1e-3;
 
 /// A row for people: sums over its calls.
 #[derive(Default)]
-struct Row {
+struct TableRow {
     label: String,
     /// Operations and bytes of one call.
     size: [String; 2],
@@ -200,11 +202,11 @@ struct Row {
     floor_s: f64,
 }
 
-impl Row {
-    fn of(kernel: &KernelFigures, peaks: &Peaks) -> Row {
+impl TableRow {
+    fn of(kernel: &KernelFigures, peaks: &Peaks) -> TableRow {
         let KernelFigures { name, flops, bytes: moved, calls, seconds } = kernel;
         let operations = if *flops > 0 { count(*flops as f64) } else { "-".to_string() };
-        Row {
+        TableRow {
             label: name.clone(),
             size: [operations, bytes(*moved)],
             calls: *calls,
@@ -215,7 +217,7 @@ impl Row {
         }
     }
 
-    fn add(&mut self, other: &Row) {
+    fn add(&mut self, other: &TableRow) {
         self.calls += other.calls;
         self.flops += other.flops;
         self.moved += other.moved;

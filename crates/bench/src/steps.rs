@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernel_table::{KernelFigures, Peaks, StepProfile};
 
-/// Most steps whose kernel calls are timed.
+/// Largest number of steps whose kernel calls are timed.
 const PROFILED: usize = 3;
 
 /// Bytes to measure a rank's bandwidth with.
@@ -61,18 +61,17 @@ pub struct StepFigures {
     pub losses: Vec<f32>,
     /// What this rank's threads are capable of, measured while the others measure too.
     pub peaks: Peaks,
-    /// Of further steps, whose kernel calls were timed one by one, the one with the median time.
+    /// The median of further steps whose kernel calls were timed one by one.
     pub profile: StepProfile,
-    /// How many of those there were.
+    /// Number of steps whose kernel calls were timed.
     pub profiled: usize,
-    /// Page faults of the first step of all, and of the later ones to the last that is timed; not where the system
-    /// does not tell.
+    /// Page faults of the first step, and of all later ones up to the last timed; `None` where the system does not tell.
     pub page_faults: Option<[u64; 2]>,
     /// Bytes this rank sent in a step.
     pub sent_bytes: u64,
-    /// Seconds of a step in which this rank waited for communication, mean.
+    /// Mean seconds of a step in which this rank waited for communication.
     pub exposed_s: f64,
-    /// Most resident bytes, other ranks' memory aside.
+    /// Peak of the resident bytes, without other ranks' memory.
     pub resident_bytes_peak: u64,
     /// Bytes of the arena.
     pub arena_bytes: u64,

@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 use crate::kernel_table::percent;
 use crate::steps::StepFigures;
 
-/// The figures of all ranks of a timed run, and what they say together.
+/// The figures of all ranks of a timed run, with their summary.
 pub struct StepReport<'a> {
     plan: &'a RunPlan,
     ranks: &'a [StepFigures],
     summary: Summary,
 }
 
-/// What the ranks say together.
+/// The summary over all ranks.
 struct Summary {
-    /// Seconds of each step: it is over when its last rank is done.
+    /// Seconds of each step; a step is over when its slowest rank is done.
     steps: Vec<f64>,
     median: f64,
     min: f64,
@@ -45,7 +45,8 @@ impl Summary {
         let (median, min) = (sorted[sorted.len() / 2], sorted[0]);
         let peak_flops_per_s: f64 = ranks.iter().map(|rank| rank.peaks.flops_per_s).sum();
         let share = |flops: u128| flops as f64 / median / peak_flops_per_s;
-        let most = |which: usize| ranks.iter().map(|rank| rank.page_faults.map(|faults| faults[which])).max();
+        let largest =
+            |which: usize| ranks.iter().map(|rank| rank.page_faults.map(|faults| faults[which])).max();
         Summary {
             steps,
             median,
@@ -58,14 +59,14 @@ impl Summary {
             arena: ranks.iter().map(|rank| rank.arena_bytes).max().unwrap_or(0),
             exposed: ranks.iter().map(|rank| rank.exposed_s).fold(0.0, f64::max),
             sent: ranks.iter().map(|rank| rank.sent_bytes).sum(),
-            page_faults: most(0).flatten().zip(most(1).flatten()).map(|(first, later)| [first, later]),
+            page_faults: largest(0).flatten().zip(largest(1).flatten()).map(|(first, later)| [first, later]),
             later_steps: warmup + count - 1,
         }
     }
 }
 
 impl<'a> StepReport<'a> {
-    /// Of the figures of all ranks, with `warmup` steps before the first that was timed.
+    /// A report on the figures of all ranks, which ran `warmup` steps before the first timed one.
     pub fn new(plan: &'a RunPlan, ranks: &'a [StepFigures], warmup: usize) -> StepReport<'a> {
         StepReport { plan, ranks, summary: Summary::of(plan, ranks, warmup) }
     }

@@ -1,6 +1,6 @@
 //! Whether the pieces of a tensor hold each of its elements exactly once.
 //!
-//! All pieces are cut in one way: contiguous ranges of the whole, or stripes of as many ranks and as long
+//! All pieces are cut alike: contiguous ranges of the whole, or stripes of as many ranks and as long
 //! runs. Each rank's stripe is tiled on its own, and all ranks are there. Pieces that are cut in several ways
 //! come from ranks that disagree, and are refused.
 
@@ -25,7 +25,7 @@ pub(crate) fn check(tensor: &StoredTensor, files: &BTreeMap<String, u64>) -> Res
     if !tensor.pieces.is_sorted_by_key(StoredPiece::order) {
         return Err(format!("the pieces of {} are out of order", tensor.label()));
     }
-    check_way(tensor)?;
+    check_cut(tensor)?;
     check_stripes(tensor, whole)
 }
 
@@ -51,21 +51,21 @@ fn check_place(
     Ok(())
 }
 
-/// All pieces are cut in one way.
-fn check_way(tensor: &StoredTensor) -> Result<(), String> {
-    let mut ways = tensor.pieces.chunk_by(|a, b| way(a) == way(b)).map(|pieces| &pieces[0]);
-    let (Some(one), Some(other)) = (ways.next(), ways.next()) else { return Ok(()) };
+/// Checks that all pieces of a tensor are cut alike.
+fn check_cut(tensor: &StoredTensor) -> Result<(), String> {
+    let mut cuts = tensor.pieces.chunk_by(|a, b| cut(a) == cut(b)).map(|pieces| &pieces[0]);
+    let (Some(one), Some(other)) = (cuts.next(), cuts.next()) else { return Ok(()) };
     Err(format!(
         "{} is saved in two ways, {} in {} and {} in {}: all ranks must cut a tensor alike",
         tensor.label(),
-        way_name(one),
+        cut_name(one),
         one.file,
-        way_name(other),
+        cut_name(other),
         other.file
     ))
 }
 
-/// Every stripe of one way is there and tiled without gap or overlap.
+/// Checks that every stripe is there and that its pieces cover it without gap or overlap.
 fn check_stripes(tensor: &StoredTensor, whole: u64) -> Result<(), String> {
     let label = tensor.label();
     let first = tensor.pieces.first().ok_or_else(|| format!("{label} was saved by no rank"))?;
@@ -130,10 +130,10 @@ pub(crate) fn check_apart(tensors: &[StoredTensor]) -> Result<(), String> {
 }
 
 /// Ranks and run of a piece's stripe: how its rank cut the tensor, whichever rank it was.
-fn way(piece: &StoredPiece) -> Option<(u64, u64)> {
+fn cut(piece: &StoredPiece) -> Option<(u64, u64)> {
     piece.stripe.map(|Stripe { run, ranks, .. }| (ranks, run))
 }
 
-fn way_name(piece: &StoredPiece) -> String {
-    way(piece).map_or_else(|| "whole".to_string(), |(ranks, run)| format!("runs of {run} over {ranks} ranks"))
+fn cut_name(piece: &StoredPiece) -> String {
+    cut(piece).map_or_else(|| "whole".to_string(), |(ranks, run)| format!("runs of {run} over {ranks} ranks"))
 }

@@ -22,11 +22,11 @@ pub struct TensorReport {
     pub dtype: DType,
     /// Global shape.
     pub shape: Vec<usize>,
-    /// In how many pieces it lies.
+    /// Number of pieces in which it is stored.
     pub pieces: usize,
     /// One message per damaged piece; empty when all is well.
     pub damage: Vec<String>,
-    /// Of all elements; `None` when a piece is damaged.
+    /// Statistics over all elements; `None` when a piece is damaged.
     pub statistics: Option<Statistics>,
 }
 

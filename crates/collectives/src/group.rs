@@ -5,7 +5,7 @@
 //! happen in the order of submission on every rank, beside the caller's computation.
 
 use phalanx_tensor::Tensor;
-use phalanx_trace::{Axis, CollectiveOp};
+use phalanx_trace::{Axis, CollectiveOp, Memory};
 
 use crate::call::{Buffers, Call};
 use crate::pending::Pending;
@@ -33,6 +33,12 @@ pub trait Group: Send + Sync {
     /// Ranks in the group.
     fn world_size(&self) -> usize;
 
+    /// The memory in which the transport reads and writes tensors. One that reads host memory also serves devices whose
+    /// memory the host can address; see [`staged`](crate::staged) for the others.
+    fn memory(&self) -> Memory {
+        Memory::Host
+    }
+
     /// Starts a call that [`Call::check`] accepts.
     fn submit(&self, call: Call) -> Pending<Buffers>;
 
@@ -56,7 +62,8 @@ fn both(buffers: Buffers) -> (Tensor, Tensor) {
 impl dyn Group + '_ {
     fn start(&self, call: Call) -> Pending<Buffers> {
         call.check(self.rank(), self.world_size());
-        self.submit(call)
+        let (op, site) = (call.op, call.site);
+        self.submit(call).in_flight(op, site)
     }
 
     /// x becomes the sum over the ranks; any number of elements.

@@ -8,7 +8,6 @@
 
 pub mod bench;
 pub mod call;
-mod copy;
 pub mod error;
 pub mod group;
 pub mod meta;
@@ -18,6 +17,7 @@ mod placement;
 pub mod reduction;
 pub mod shared_memory;
 pub mod solo;
+pub mod staged;
 pub mod statistics;
 
 pub use call::{Buffers, Call};
@@ -25,6 +25,7 @@ pub use error::CollectiveError;
 pub use group::Group;
 pub use meta::MetaGroup;
 pub use pending::Pending;
+pub use phalanx_simd::Isa;
 pub use phalanx_trace::CollectiveOp;
 pub use shared_memory::{Endpoint, HostJob, Options, SealedFile, join, take_sealed, threads};
 pub use solo::Solo;

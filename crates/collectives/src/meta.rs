@@ -94,7 +94,7 @@ impl Group for MetaGroup {
 }
 
 impl Progress for Tape {
-    fn wait(&self, ticket: u64) -> Result<(), CollectiveError> {
+    fn wait(&self, ticket: u64, _: &mut Buffers) -> Result<(), CollectiveError> {
         self.0.push(Event::Wait { collective: ticket as u32 });
         Ok(())
     }

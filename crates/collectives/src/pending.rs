@@ -6,16 +6,19 @@
 
 use std::sync::Arc;
 
+use phalanx_tensor::{Access, InFlight, Tensor};
+use phalanx_trace::{CollectiveOp, Site};
+
 use crate::call::Buffers;
 use crate::error::CollectiveError;
 
 /// Who knows how far the transfers of a group have come. Tickets count its calls.
 pub trait Progress: Send + Sync {
-    /// Blocks until the call is over; bounded by the group's deadline.
+    /// Blocks until the call is over; bounded by the group's deadline. `buffers` are those of the call.
     ///
     /// # Errors
     /// When the call, or one before it, failed.
-    fn wait(&self, ticket: u64) -> Result<(), CollectiveError>;
+    fn wait(&self, ticket: u64, buffers: &mut Buffers) -> Result<(), CollectiveError>;
 
     /// Whether a wait would return at once.
     fn is_done(&self, ticket: u64) -> bool;
@@ -33,6 +36,10 @@ pub struct Pending<T> {
 
 struct Flight {
     buffers: Buffers,
+    /// The arenas' notes that the buffers are in flight.
+    notes: [Option<InFlight>; 2],
+    /// The call failed before it was started.
+    failed: Option<CollectiveError>,
     /// None when the call was over before it was returned.
     progress: Option<(Arc<dyn Progress>, u64)>,
 }
@@ -40,12 +47,33 @@ struct Flight {
 impl Pending<Buffers> {
     /// A call that is already over.
     pub fn ready(buffers: Buffers) -> Pending<Buffers> {
-        Pending { flight: Flight { buffers, progress: None }, finish: |buffers| buffers }
+        Pending { flight: Flight::new(buffers, None), finish: |buffers| buffers }
     }
 
     /// A call that `progress` knows as `ticket`.
     pub fn started(buffers: Buffers, progress: Arc<dyn Progress>, ticket: u64) -> Pending<Buffers> {
-        Pending { flight: Flight { buffers, progress: Some((progress, ticket)) }, finish: |buffers| buffers }
+        Pending { flight: Flight::new(buffers, Some((progress, ticket))), finish: |buffers| buffers }
+    }
+
+    /// A call that could not be started. Its tensors are lost.
+    pub fn failed(error: CollectiveError) -> Pending<Buffers> {
+        let mut flight = Flight::new(Buffers::default(), None);
+        flight.failed = Some(error);
+        Pending { flight, finish: |buffers| buffers }
+    }
+
+    /// The same call; until it is over, the arenas of its buffers count them as in flight for `op` at `site`.
+    pub(crate) fn in_flight(mut self, op: CollectiveOp, site: Site) -> Pending<Buffers> {
+        let Flight { buffers, notes, progress, .. } = &mut self.flight;
+        if progress.is_some() {
+            let note = |tensor: &Option<Tensor>, access| {
+                tensor.as_ref().map(|tensor| tensor.in_flight(access, op.name(), site))
+            };
+            // In place, the source is written, too.
+            let source = if buffers.target.is_some() { Access::Read } else { Access::Write };
+            *notes = [note(&buffers.source, source), note(&buffers.target, Access::Write)];
+        }
+        self
     }
 
     /// The same call, giving back its tensors in another form.
@@ -71,9 +99,17 @@ impl<T> Pending<T> {
 }
 
 impl Flight {
+    fn new(buffers: Buffers, progress: Option<(Arc<dyn Progress>, u64)>) -> Flight {
+        Flight { buffers, notes: [None, None], failed: None, progress }
+    }
+
     fn wait(&mut self) -> Result<(), CollectiveError> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
         let Some((progress, ticket)) = self.progress.take() else { return Ok(()) };
-        let result = progress.wait(ticket);
+        self.notes = [None, None];
+        let result = progress.wait(ticket, &mut self.buffers);
         if result.is_err() {
             std::mem::forget(std::mem::take(&mut self.buffers));
         }

@@ -3,25 +3,32 @@
 //! Sums of one rank are that rank's values, so everything is a copy from source to target, or nothing;
 //! only what accumulates is added, and rounded, as in any group. It is over when submit returns.
 
+use phalanx_simd::Isa;
 use phalanx_trace::CollectiveOp;
 
 use crate::call::{Buffers, Call};
-use crate::copy::copy;
 use crate::group::Group;
 use crate::pending::Pending;
 use crate::reduction;
 use crate::statistics::{Statistics, Tally};
 
-/// See the module's head.
+/// The group of a single rank.
 pub struct Solo {
     name: &'static str,
+    isa: Isa,
     tally: Tally,
 }
 
 impl Solo {
     /// A group of one rank.
     pub fn new(name: &'static str) -> Solo {
-        Solo { name, tally: Tally::default() }
+        Solo { name, isa: Isa::detect(), tally: Tally::default() }
+    }
+
+    /// The same group, which sums and copies with the instruction set `isa`, at most what the processor has.
+    #[must_use]
+    pub fn with_isa(self, isa: Isa) -> Solo {
+        Solo { isa: isa.limit(Isa::detect()), ..self }
     }
 }
 
@@ -46,12 +53,13 @@ impl Group for Solo {
             let sums = op == CollectiveOp::ReduceScatter && accumulate;
             // On a device without memory (a dry run) there is nothing to move.
             if !from.is_null() && !to.is_null() {
-                // SAFETY: two tensors, owned here, with the same number of elements (Call::check).
+                // SAFETY: two tensors, owned here, with the same number of elements (Call::check);
+                // the processor has the instruction set (limited where it was set).
                 unsafe {
                     if sums {
-                        reduction::sum(dtype, &[from], to, elements, true);
+                        reduction::sum(self.isa, dtype, &[from], to, elements, true);
                     } else {
-                        copy(from, to, elements * dtype.bytes());
+                        phalanx_simd::copy(self.isa, from, to, elements * dtype.bytes());
                     }
                 }
             }

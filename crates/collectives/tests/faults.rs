@@ -264,6 +264,7 @@ fn a_missing_rank_is_told_of_and_then_named() {
         deadline: Duration::from_secs(2),
         notice_after: Duration::from_millis(300),
         notice: Arc::new(move |line| heard.lock().unwrap().push(line.to_string())),
+        ..Options::default()
     };
     let over = Barrier::new(2);
     let results = ranks(2, &options, |endpoint| wait_for_nobody(endpoint, &over));

@@ -21,7 +21,7 @@ const MASKED: u64 = 8;
 /// Chosen tokens that become a random one.
 const RANDOM: u64 = 1;
 
-/// Of the validation part, so that runs with different seeds are measured alike.
+/// Seed of the validation part, the same in all runs, so that runs with different seeds are evaluated alike.
 const EVALUATION_SEED: u64 = 0x6576_616c_7561_7465;
 
 /// Which tokens are hidden, and by what.

@@ -1,7 +1,7 @@
-//! A schedule as a picture that stands alone: SVG, to be opened in a browser or put into a page.
+//! Draws a pipeline schedule as an SVG picture, to be opened in a browser or put into a page.
 //!
-//! A row a rank, a box an action; the colour is the kind, the shade the chunk, the text the micro-batch. On
-//! the right the most micro-batches whose activations the rank holds, until I and until W.
+//! Each rank is a row and each action a box: the colour shows the kind, the shade the chunk, the text the micro-batch. The
+//! column on the right shows the largest number of micro-batches whose activations the rank holds, until I and until W.
 
 use std::fmt::Write;
 
@@ -116,13 +116,13 @@ fn axis(svg: &mut String, schedule: &Schedule, timeline: &Timeline, scale: f64) 
     text(svg, [LEFT, bottom + 32.0], "start", "", "time");
 }
 
-/// The least of 1, 2, 5, 10, 20, ... of any power that is no less than `least`.
-fn tick(min_step: f64) -> f64 {
-    let power = 10_f64.powf(min_step.log10().floor());
+/// The smallest of ..., 0.5, 1, 2, 5, 10, 20, ... that is at least `min`.
+fn tick(min: f64) -> f64 {
+    let power = 10_f64.powf(min.log10().floor());
     [1.0, 2.0, 5.0, 10.0]
         .map(|digit| digit * power)
         .into_iter()
-        .find(|&step| step >= min_step)
+        .find(|&step| step >= min)
         .unwrap_or(power * 10.0)
 }
 

@@ -1,4 +1,4 @@
-//! A schedule in plain text: a row a rank, a cell a unit of time.
+//! Draws a pipeline schedule in plain text: one row per rank, one cell per unit of time.
 //!
 //! ```text
 //! 1f1b: 2 ranks, 2 stages, 2 micro-batches; bubble 33.3 % of 9 time units
@@ -7,8 +7,8 @@
 //! rank 1  .  F0 B0--- F1 B1--- .  .
 //! ```
 //!
-//! The unit is the shortest action; longer ones are filled with dashes. What is wider than the terminal goes
-//! on in further blocks, each headed by the time at which it begins.
+//! The unit is the shortest action; longer actions are filled with dashes. A drawing that is wider than the terminal
+//! continues in further blocks, each headed by the time at which it begins.
 
 use std::fmt::Write;
 

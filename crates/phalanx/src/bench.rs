@@ -72,7 +72,7 @@ fn on_seat<T>(
     let options = environment.options(plan.spec.threads);
     let Place { cpu, device, arena_bytes } = seat.take(&plan.of(seat.rank()).memory, options)?;
     let (source, shares_memory) = match seat {
-        Seat::Alone => (GroupSource::Alone, false),
+        Seat::Alone => (GroupSource::Alone(environment.isa()), false),
         Seat::Among(endpoint) => (GroupSource::Host(endpoint), true),
     };
     let setup = RankSetup {

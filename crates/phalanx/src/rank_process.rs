@@ -7,7 +7,7 @@ use std::ffi::CString;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use phalanx_collectives::{join, take_sealed};
+use phalanx_collectives::{Options, join, take_sealed};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::args::RankArgs;
@@ -32,9 +32,14 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
     let stop = signals::stop_on_signal()?;
     // Drops last: a rank that is seen to leave has told its error.
     let seat = match &task {
-        Task::Train(task) => Seat::among(endpoint, &task.config),
-        Task::BenchStep(task) | Task::BenchStrategy(task) => Seat::among(endpoint, &task.config),
-        Task::BenchCollectives(_) => Seat::Among(endpoint),
+        Task::Train(task) => Seat::among(endpoint, &task.config, environment.isa()),
+        Task::BenchStep(task) | Task::BenchStrategy(task) => {
+            Seat::among(endpoint, &task.config, environment.isa())
+        }
+        Task::BenchCollectives(_) => {
+            let options = Options { isa: environment.isa(), ..Options::default() };
+            Seat::Among(endpoint.with_options(options))
+        }
     };
     let done = match &task {
         Task::Train(task) => planned().and_then(|planned| {

@@ -2,7 +2,9 @@
 //! schedules that have a name would do in its place.
 
 use phalanx_drawing::draw_terminal;
-use phalanx_plan::{Costs, Held, InFlight, Schedule, Timeline, check_order, in_flight, messages, simulate};
+use phalanx_plan::{
+    Costs, HeldMicroBatches, InFlight, Schedule, Timeline, check_order, in_flight, messages, simulate,
+};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -94,8 +96,9 @@ fn max_held(schedule: &Schedule, held: &InFlight) -> f64 {
 /// For scripts.
 pub fn to_json(drawn: &Drawn) -> Value {
     let Drawn { schedule, timeline, held, costs, .. } = drawn;
-    let held_json = |held: &Held| json!({ "to_input": held.to_input, "to_weight": held.to_weight });
-    let list = |held: &[Held]| held.iter().map(held_json).collect::<Vec<_>>();
+    let held_json =
+        |held: &HeldMicroBatches| json!({ "to_input": held.to_input, "to_weight": held.to_weight });
+    let list = |held: &[HeldMicroBatches]| held.iter().map(held_json).collect::<Vec<_>>();
     let other = |other: &Other| {
         json!({
             "name": other.name, "bubble_fraction": other.bubble, "makespan": other.makespan, "held": other.held,
@@ -164,7 +167,7 @@ pub fn held_heading(schedule: &Schedule) -> &'static str {
 }
 
 /// Micro-batches in flight.
-pub fn held_text(schedule: &Schedule, held: &Held) -> String {
+pub fn held_text(schedule: &Schedule, held: &HeldMicroBatches) -> String {
     match schedule.splits_backward() {
         true => format!("{} / {}", held.to_input, held.to_weight),
         false => held.to_weight.to_string(),

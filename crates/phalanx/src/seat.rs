@@ -12,6 +12,7 @@ use phalanx_collectives::{Endpoint, Options};
 use phalanx_cpu::Cpu;
 use phalanx_cpu::Options as Computing;
 use phalanx_plan::MemoryPlan;
+use phalanx_simd::Isa;
 use phalanx_tensor::{Arena, Device, Region};
 use phalanx_train::{GroupSource, Groups, RunConfig, Spec};
 
@@ -36,11 +37,11 @@ pub struct Place {
 }
 
 impl Seat {
-    /// A seat among others, with the patience of the configuration.
-    pub fn among(endpoint: Endpoint, config: &RunConfig) -> Seat {
+    /// A seat among others, with the patience of the configuration, whose collectives use the instruction set `isa`.
+    pub fn among(endpoint: Endpoint, config: &RunConfig, isa: Isa) -> Seat {
         let (overlap, deadline) = (config.parallel.overlap, patience(config));
         let notice = Arc::new(|line: &str| output::note(line));
-        let options = Options { overlap, deadline, notice, ..Options::default() };
+        let options = Options { overlap, isa, deadline, notice, ..Options::default() };
         Seat::Among(endpoint.with_options(options))
     }
 
@@ -77,18 +78,18 @@ impl Seat {
         Ok(Place { cpu, device, arena_bytes })
     }
 
-    /// Joins the groups of this rank's place in the mesh.
-    pub fn groups(&self, spec: &Spec) -> Groups {
+    /// Joins the groups of this rank's place in the mesh. A rank alone sums with the instruction set `isa`.
+    pub fn groups(&self, spec: &Spec, isa: Isa) -> Groups {
         match self {
-            Seat::Alone => Groups::alone(spec),
+            Seat::Alone => Groups::new(&GroupSource::Alone(isa), spec),
             Seat::Among(endpoint) => Groups::new(&GroupSource::Host(endpoint), spec),
         }
     }
 
-    /// Joins the channels between workers and servers of asynchronous updates.
-    pub fn links(&self, spec: &Spec) -> Links<'_> {
+    /// Joins the channels between workers and servers of asynchronous updates. A rank alone sums with `isa`.
+    pub fn links(&self, spec: &Spec, isa: Isa) -> Links<'_> {
         match self {
-            Seat::Alone => Links::new(&GroupSource::Alone, spec.world_size()),
+            Seat::Alone => Links::new(&GroupSource::Alone(isa), spec.world_size()),
             Seat::Among(endpoint) => Links::new(&GroupSource::Host(endpoint), spec.world_size()),
         }
     }

@@ -52,14 +52,14 @@ pub fn rank(
     };
     match job.config.parallel.updates {
         Updates::Synchronous => {
-            let groups = seat.groups(&job.plan.spec);
+            let groups = seat.groups(&job.plan.spec, environment.isa());
             let place =
                 RankEnvironment { device, groups, stop_requested, note_step: &note, foreign_bytes: &foreign };
             train(job, place, &mut *observer)?;
         }
         Updates::Asynchronous => {
-            let links = seat.links(&job.plan.spec);
-            let place = asynchronous::Place {
+            let links = seat.links(&job.plan.spec, environment.isa());
+            let place = asynchronous::RankEnvironment {
                 device,
                 links,
                 stop_requested,

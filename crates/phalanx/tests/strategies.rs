@@ -125,7 +125,7 @@ fn only_those_that_are_named_run_and_what_cannot_is_a_row() {
     for words in [
         "tensor does not run: parallel.tensor = 3: must divide model.heads = 4; the nearest that does is",
         "zero-2, ranks 0 to 2",
-        "All 2 synchronous ways have the same loss",
+        "All 2 synchronous strategies have the same loss",
     ] {
         assert!(ended.stdout.contains(words), "no {words:?} in {}", ended.stdout);
     }
@@ -140,7 +140,7 @@ fn wrong_input_is_refused_with_what_is_near() {
     let refused = |more: &[&str], words: &[&str]| {
         home.run(&[&COMMAND[..], more].concat()).refused(words);
     };
-    refused(&["--only", "ddp,zero3"], &["--only zero3", "the nearest is zero-3", "pipeline-1f1b"]);
+    refused(&["--only", "ddp,zero3"], &["--only zero3", "did you mean zero-3?", "pipeline-1f1b"]);
     refused(&["--nproc", "1"], &["--nproc 1", "2 ranks or more"]);
     refused(&["--steps", "0"], &["--steps 0", "at least 1"]);
     refused(&["--set", "model.heads=5"], &["model.heads = 5", "must divide model.hidden"]);

@@ -35,8 +35,8 @@ pub use order::{Lookahead, use_order};
 pub use packing::ALIGN;
 pub use peak::{Peak, PeakMeter};
 pub use pipeline::{
-    Action, Channel, Costs, Held, InFlight, Kind, Message, Plan, Schedule, ScheduleError, Span, StageCost,
-    Step, Stuck, Timeline, check, check_order, generate, in_flight, lower, messages, simulate,
+    Action, Channel, Costs, HeldMicroBatches, InFlight, Kind, Message, Plan, Schedule, ScheduleError, Span,
+    StageCost, Step, Stuck, Timeline, check, check_order, generate, in_flight, lower, messages, simulate,
 };
 pub use split::{Split, SplitError, Stripe, nearest_divisors};
 pub use stages::{BlockCost, Cut, CutError, cut};

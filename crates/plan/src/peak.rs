@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 use crate::memory::Slot;
 use crate::packing::aligned;
 
-/// How large an arena had to be, and what for.
+/// How large an arena had to be, and which categories needed the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peak {
     /// Highest end of anything placed, aligned.
     pub bytes: u64,
-    /// What was live when most was; gaps and alignment are workspace. `categories.total() == bytes`.
+    /// The bytes that were live when the most bytes were; gaps and alignment are workspace. `categories.total() == bytes`.
     pub categories: Bytes,
-    /// Most bytes of activations that were live at once, whatever else was.
+    /// Largest number of activation bytes that were live at once.
     #[serde(default)]
     pub activations: u64,
 }
@@ -40,8 +40,8 @@ pub struct PeakMeter {
 #[derive(Clone, Copy, Debug, Default)]
 struct Extent {
     end: u64,
-    most: Bytes,
-    most_bytes: u64,
+    live_max: Bytes,
+    live_bytes_max: u64,
     activations: u64,
 }
 
@@ -58,9 +58,9 @@ impl PeakMeter {
         self.live_aligned += aligned(slot.bytes);
         self.phase.end = self.phase.end.max(slot.end());
         self.phase.activations = self.phase.activations.max(self.live.activations);
-        if self.live_bytes > self.phase.most_bytes {
-            self.phase.most = self.live;
-            self.phase.most_bytes = self.live_bytes;
+        if self.live_bytes > self.phase.live_bytes_max {
+            self.phase.live_max = self.live;
+            self.phase.live_bytes_max = self.live_bytes;
         }
     }
 
@@ -81,8 +81,8 @@ impl PeakMeter {
         self.earlier = self.peak();
         self.phase = Extent {
             end: self.live_aligned,
-            most: self.live,
-            most_bytes: self.live_bytes,
+            live_max: self.live,
+            live_bytes_max: self.live_bytes,
             activations: self.live.activations,
         };
     }
@@ -94,10 +94,10 @@ impl PeakMeter {
 
     /// The peak of the current phase.
     pub fn phase_peak(&self) -> Peak {
-        let Extent { end, most, most_bytes, activations } = self.phase;
-        assert!(end >= most_bytes, "slots that are live together overlap");
-        let mut categories = most;
-        *categories.slot(Category::Workspace) += end - most_bytes;
+        let Extent { end, live_max, live_bytes_max, activations } = self.phase;
+        assert!(end >= live_bytes_max, "slots that are live together overlap");
+        let mut categories = live_max;
+        *categories.slot(Category::Workspace) += end - live_bytes_max;
         Peak { bytes: end, categories, activations }
     }
 

@@ -215,7 +215,7 @@ pub fn nearest_divisors(n: usize, wanted: usize) -> Vec<usize> {
             below = below.max(Some(divisor));
         }
         if divisor >= wanted {
-            above = Some(above.map_or(divisor, |least| least.min(divisor)));
+            above = Some(above.map_or(divisor, |smallest| smallest.min(divisor)));
         }
     }
     let mut found: Vec<usize> = below.into_iter().chain(above).collect();

@@ -121,7 +121,7 @@ pub fn cut(
             let weight =
                 |block: &BlockCost| if *by == Cut::Balanced { block.flops } else { block.parameters };
             let weights = Sums::new(blocks.iter().map(weight));
-            smallest_maximum(&weights, stages, &|range| bytes.of(range) <= limit)
+            min_max_cut(&weights, stages, &|range| bytes.of(range) <= limit)
                 .ok_or_else(|| largest(&bytes, stages))
         }
     };
@@ -153,15 +153,15 @@ fn uniform(blocks: usize, inner: &Range<usize>, stages: usize) -> Result<Vec<Ran
     Ok((0..stages).map(|stage| edge(stage)..edge(stage + 1)).collect())
 }
 
-/// The cut into `stages` of the weights whose largest stage is least, among those whose every stage is
-/// allowed; of equals the earliest. `None` when none is allowed.
-fn smallest_maximum(
+/// The cut into `stages` that minimises the weight of the largest stage, among the cuts in which every stage is
+/// allowed; the earliest of equal ones. `None` when no cut is allowed.
+fn min_max_cut(
     weights: &Sums,
     stages: usize,
     allowed: &dyn Fn(Range<usize>) -> bool,
 ) -> Option<Vec<Range<usize>>> {
     let blocks = weights.len();
-    // best[s][i]: the least largest weight of blocks i.. in s + 1 stages; `None` when impossible.
+    // best[s][i]: the smallest largest weight of blocks i.. in s + 1 stages; `None` when impossible.
     let one = |start| (start < blocks && allowed(start..blocks)).then(|| weights.of(start..blocks));
     let mut best: Vec<Vec<Option<u128>>> = vec![(0..=blocks).map(one).collect()];
     for fewer in 0..stages - 1 {
@@ -189,9 +189,9 @@ fn smallest_maximum(
     Some(ranges.collect())
 }
 
-/// The weight of the largest stage where that is least.
+/// The weight of the largest stage in the cut that minimises it.
 fn largest(weights: &Sums, stages: usize) -> u128 {
-    let ranges = smallest_maximum(weights, stages, &|_| true).expect("as many blocks as stages");
+    let ranges = min_max_cut(weights, stages, &|_| true).expect("as many blocks as stages");
     ranges.into_iter().map(|range| weights.of(range)).max().unwrap_or(0)
 }
 
@@ -207,7 +207,7 @@ fn fewest(weights: &Sums, limit: u128) -> Option<usize> {
 
 /// Sums of consecutive weights.
 struct Sums {
-    /// Of all weights before each block, and of all.
+    /// The sum of the weights before each block, and the sum of all.
     before: Vec<u128>,
 }
 

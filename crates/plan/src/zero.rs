@@ -30,7 +30,7 @@ impl Stage {
     /// All stages.
     pub const ALL: [Stage; 4] = [Stage::Zero, Stage::One, Stage::Two, Stage::Three];
 
-    /// The number by which configurations know it.
+    /// The stage's number in configurations.
     pub const fn number(self) -> u8 {
         self as u8
     }
@@ -44,11 +44,11 @@ impl Stage {
 /// Element types of a run (mixed precision with master weights: Micikevicius et al., arXiv 1710.03740).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Precision {
-    /// Of parameters and activations.
+    /// Type of parameters and activations.
     pub compute: DType,
-    /// Of the gradient buffers in which micro-batches are summed.
+    /// Type of the gradient buffers in which micro-batches are summed.
     pub accumulate: DType,
-    /// In which gradients cross ranks.
+    /// Type in which gradients are communicated.
     pub communicate: DType,
 }
 
@@ -63,7 +63,7 @@ impl Precision {
     }
 }
 
-/// What the formulas say.
+/// The results of the textbook formulas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Textbook {
     /// Bytes of model states on one rank. Activations, communication and workspace are 0: the formulas

@@ -140,7 +140,7 @@ fn brute_force(parameters: &[ParameterSize], world: u64, start: u64, step: u64, 
 }
 
 #[test]
-fn the_search_finds_the_first_minimum_of_waste() {
+fn the_search_finds_the_first_chunk_size_with_the_smallest_waste() {
     let mut random = Generator(2);
     for _ in 0..60 {
         let world = random.within(1, 5);

@@ -74,7 +74,7 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
     let mut live: Vec<(u32, u64, u64)> = Vec::new();
     let mut first_id = 0;
     let mut largest = Peak::default();
-    let mut most_live = 0;
+    let mut max_live = 0;
     assert_eq!(trace.phases.len(), plan.phases.len());
     for (number, (phase, planned)) in trace.phases.iter().zip(&plan.phases).enumerate() {
         assert_eq!(phase.name, planned.name);
@@ -84,7 +84,7 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
             assert!(live.iter().all(|(_, _, end)| *end <= plan.persistent_bytes));
             meter.start_phase();
         }
-        most_live = meter.live().total();
+        max_live = meter.live().total();
         for event in &phase.events {
             match *event {
                 Event::Alloc { id, bytes, .. } => {
@@ -96,7 +96,7 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
                     assert!(free, "{slot:?} overlaps what is live");
                     live.push((id, start, end));
                     meter.alloc(&slot);
-                    most_live = most_live.max(meter.live().total());
+                    max_live = max_live.max(meter.live().total());
                 }
                 Event::Free { id, .. } => {
                     live.retain(|(other, ..)| *other != id);
@@ -111,7 +111,7 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
         let ends = planned.slots.iter().map(|s| s.end()).max().unwrap_or(0);
         let floor = if number == 0 { 0 } else { plan.persistent_bytes };
         assert_eq!(planned.peak.bytes, ends.max(floor));
-        assert!(planned.peak.bytes >= most_live);
+        assert!(planned.peak.bytes >= max_live);
         if planned.peak.bytes > largest.bytes {
             largest = planned.peak;
         }
@@ -119,7 +119,7 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
     assert_eq!(meter.peak(), plan.peak);
     assert_eq!(plan.peak, largest);
     assert_eq!(plan.arena_bytes, plan.peak.bytes);
-    most_live
+    max_live
 }
 
 #[test]
@@ -300,9 +300,9 @@ fn training_steps_are_packed_tightly() {
     for (blocks, per_block) in [(2, 5), (12, 12), (24, 20)] {
         let trace = training_trace(&mut random, blocks, per_block);
         let plan = plan_memory(&trace).unwrap();
-        let most_live = check(&trace, &plan);
+        let max_live = check(&trace, &plan);
         // Stack-like lifetimes leave gaps only where a hole is reused by something smaller.
-        assert!(plan.arena_bytes - most_live < most_live / 100, "{} for {most_live}", plan.arena_bytes);
+        assert!(plan.arena_bytes - max_live < max_live / 100, "{} for {max_live}", plan.arena_bytes);
     }
 }
 

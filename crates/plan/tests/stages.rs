@@ -11,7 +11,7 @@ fn block(flops: u64, parameters: u64, bytes: u64) -> BlockCost {
     BlockCost { flops, parameters, bytes }
 }
 
-/// All ways to cut blocks `start..blocks` into `stages`, earliest cuts first.
+/// All cuts of the blocks `start..blocks` into `stages`, earliest cuts first.
 fn all(start: usize, blocks: usize, stages: usize) -> Vec<Vec<Range<usize>>> {
     if stages == 1 {
         return if start < blocks { vec![vec![start..blocks]] } else { vec![] };
@@ -35,14 +35,14 @@ fn balanced_is_the_best_of_all_cuts_and_the_earliest() {
         let limit = (generator.within(0, 2) > 0).then(|| generator.within(5, 30));
         for by in [Cut::Parameters, Cut::Balanced] {
             let weight = |block: &BlockCost| if by == Cut::Balanced { block.flops } else { block.parameters };
-            let max_of = |ranges: &[Range<usize>], weight: &dyn Fn(&BlockCost) -> u64| -> u64 {
+            let largest = |ranges: &[Range<usize>], weight: &dyn Fn(&BlockCost) -> u64| -> u64 {
                 ranges.iter().map(|range| blocks[range.clone()].iter().map(weight).sum()).max().unwrap()
             };
-            let bytes = |ranges: &[Range<usize>]| max_of(ranges, &|block| block.bytes);
-            let ways = all(0, blocks.len(), stages);
-            let allowed = ways.iter().filter(|ranges| limit.is_none_or(|limit| bytes(ranges) <= limit));
+            let bytes = |ranges: &[Range<usize>]| largest(ranges, &|block| block.bytes);
+            let cuts = all(0, blocks.len(), stages);
+            let allowed = cuts.iter().filter(|ranges| limit.is_none_or(|limit| bytes(ranges) <= limit));
             // Of equals, `min_by_key` takes the first.
-            let expected = allowed.min_by_key(|ranges| max_of(ranges, &weight));
+            let expected = allowed.min_by_key(|ranges| largest(ranges, &weight));
             match (cut(&blocks, stages, &by, limit), expected) {
                 (Ok(found), Some(expected)) => {
                     assert_eq!(&found, expected, "{blocks:?} {stages} {limit:?}");
@@ -50,7 +50,7 @@ fn balanced_is_the_best_of_all_cuts_and_the_earliest() {
                 }
                 (Err(CutError::Memory { limit_bytes, needed_bytes, enough, .. }), None) => {
                     assert_eq!(Some(limit_bytes), limit);
-                    assert_eq!(needed_bytes, ways.iter().map(|ranges| bytes(ranges)).min().unwrap());
+                    assert_eq!(needed_bytes, cuts.iter().map(|ranges| bytes(ranges)).min().unwrap());
                     let fits = |&stages: &usize| {
                         all(0, blocks.len(), stages).iter().any(|ranges| bytes(ranges) <= limit_bytes)
                     };

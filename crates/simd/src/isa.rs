@@ -50,12 +50,14 @@ impl Isa {
     }
 }
 
-/// `fn name(isa: Isa, args)` that runs `body::<L>(args)` compiled for that instruction set. The body must
-/// be `#[inline(always)]` and generic over one [`Lanes`](crate::Lanes), then over the types that the
-/// function itself is generic over; inside, and only there, the vectors of `L` may be used.
+/// Defines `fn name(isa: Isa, args)`, which runs `body::<L>(args)` compiled for that instruction set.
+///
+/// The body must be `#[inline(always)]` and generic over one [`Lanes`](crate::Lanes), then over the types that the
+/// function itself is generic over; inside, and only there, the vectors of `L` may be used. `isa` must be one that the
+/// processor has: [`Isa::detect`] or a weaker one.
 #[macro_export]
 macro_rules! vectorized {
-    ($vis:vis fn $name:ident $(<$($g:ident : $bound:ident),+>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+    ($vis:vis fn $name:ident $(<$($g:ident : $bound:path),+>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         $vis fn $name $(<$($g: $bound),+>)? (isa: $crate::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]

@@ -7,10 +7,12 @@
 //! [`Lanes::mul_add`] are fused only where the processor fuses, so bits may differ between instruction sets, never
 //! between positions or thread counts.
 
+mod copy;
 mod isa;
 pub mod lanes;
 mod number;
 
+pub use copy::copy;
 pub use isa::Isa;
 #[cfg(target_arch = "x86_64")]
 pub use lanes::{Avx2, Avx512};

@@ -110,15 +110,25 @@ impl Device {
     /// Starts to copy a device tensor into a host tensor of the same element type and length.
     #[track_caller]
     pub fn copy_to_host(&self, from: Tensor, to: Tensor) -> PendingCopy {
+        self.copy_to_host_at(from, to, Site::caller())
+    }
+
+    /// As [`Device::copy_to_host`], on behalf of a caller at `site`.
+    pub fn copy_to_host_at(&self, from: Tensor, to: Tensor, site: Site) -> PendingCopy {
         assert_eq!([from.memory(), to.memory()], [Memory::Device, Memory::Host], "copy_to_host");
-        self.copy_tensors("copy_to_host", from, to, Site::caller())
+        self.copy_tensors("copy_to_host", from, to, site)
     }
 
     /// Starts to copy a host tensor into a device tensor of the same element type and length; later kernels see it.
     #[track_caller]
     pub fn copy_to_device(&self, from: Tensor, to: Tensor) -> PendingCopy {
+        self.copy_to_device_at(from, to, Site::caller())
+    }
+
+    /// As [`Device::copy_to_device`], on behalf of a caller at `site`.
+    pub fn copy_to_device_at(&self, from: Tensor, to: Tensor, site: Site) -> PendingCopy {
         assert_eq!([from.memory(), to.memory()], [Memory::Host, Memory::Device], "copy_to_device");
-        let pending = self.copy_tensors("copy_to_device", from, to, Site::caller());
+        let pending = self.copy_tensors("copy_to_device", from, to, site);
         self.compute_after(Stream::ToDevice);
         pending
     }

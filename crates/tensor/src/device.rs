@@ -162,6 +162,11 @@ impl Device {
         self.host.alloc(dtype, shape.into(), category, name, Site::caller())
     }
 
+    /// Host memory for a tensor of the element type and shape of `like`, on behalf of a caller at `site`.
+    pub fn alloc_host_like(&self, like: &Tensor, name: &'static str, site: Site) -> Tensor {
+        self.host.alloc(like.dtype(), like.shape(), Category::Communication, name, site)
+    }
+
     /// Checks, prices and issues one operation to the compute stream. In a dry run its price and its placements go
     /// to the trace.
     #[track_caller]

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use phalanx_collectives::{Endpoint, Group, MetaGroup, Solo, Statistics};
+use phalanx_collectives::{Endpoint, Group, Isa, MetaGroup, Solo, Statistics};
 use phalanx_parallel::pipeline::{Wires, wiring};
 use phalanx_plan::Mesh;
 use phalanx_tensor::record::Recorder;
@@ -31,8 +31,8 @@ pub struct Groups {
 
 /// What groups are made of.
 pub enum GroupSource<'a> {
-    /// One rank: groups of one.
-    Alone,
+    /// One rank: groups of one, which sum with this instruction set.
+    Alone(Isa),
     /// Ranks of this machine, in shared memory.
     Host(&'a Endpoint),
     /// A dry run of a rank, which records its collectives here.
@@ -42,9 +42,18 @@ pub enum GroupSource<'a> {
 impl GroupSource<'_> {
     fn rank(&self) -> usize {
         match self {
-            GroupSource::Alone => 0,
+            GroupSource::Alone(_) => 0,
             GroupSource::Host(endpoint) => endpoint.rank(),
             GroupSource::Meta(_, rank) => *rank,
+        }
+    }
+
+    /// The instruction set that the groups sum with.
+    pub fn isa(&self) -> Isa {
+        match self {
+            GroupSource::Alone(isa) => *isa,
+            GroupSource::Host(endpoint) => endpoint.isa(),
+            GroupSource::Meta(..) => Isa::Portable,
         }
     }
 
@@ -55,7 +64,7 @@ impl GroupSource<'_> {
             (GroupSource::Meta(recorder, _), Some(place)) => {
                 Some(Arc::new(MetaGroup::over(name, axes, members, place, Arc::clone(recorder))))
             }
-            (_, Some(_)) if members.len() == 1 => Some(Arc::new(Solo::new(name))),
+            (_, Some(_)) if members.len() == 1 => Some(Arc::new(Solo::new(name).with_isa(self.isa()))),
             (GroupSource::Host(endpoint), Some(_)) if axes == [Axis::Pipeline] => {
                 Some(endpoint.sub_group_beside(name, members))
             }
@@ -64,8 +73,8 @@ impl GroupSource<'_> {
                 endpoint.no_group();
                 None
             }
-            (GroupSource::Alone, Some(_)) => panic!("group {name} of {members:?} where there is one rank"),
-            (GroupSource::Alone | GroupSource::Meta(..), None) => None,
+            (GroupSource::Alone(_), Some(_)) => panic!("group {name} of {members:?} where there is one rank"),
+            (GroupSource::Alone(_) | GroupSource::Meta(..), None) => None,
         }
     }
 }
@@ -102,9 +111,9 @@ impl Groups {
         Groups { world, pipeline, data, tensor, wires, ties }
     }
 
-    /// The groups of a single rank.
+    /// The groups of a single rank, with the best instruction set of the processor.
     pub fn alone(spec: &Spec) -> Groups {
-        Groups::new(&GroupSource::Alone, spec)
+        Groups::new(&GroupSource::Alone(Isa::detect()), spec)
     }
 
     /// The statistics of all groups since the last call.

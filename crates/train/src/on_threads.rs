@@ -33,7 +33,7 @@ pub fn on_threads<T: Send>(plan: &RunPlan, body: impl Fn(&mut Rank) -> T + Sync)
     let one = |number: usize, endpoint: Option<Endpoint>, region: Region, cpu: Arc<Cpu>| {
         let own = plan.of(number);
         let device = Device::new(cpu, Arena::replaying(own.memory.clone(), region));
-        let source = endpoint.as_ref().map_or(GroupSource::Alone, GroupSource::Host);
+        let source = endpoint.as_ref().map_or(GroupSource::Alone(options.isa), GroupSource::Host);
         let mut rank = Rank::new(device, Groups::new(&source, &plan.spec), &plan.spec, &own.orders);
         body(&mut rank)
     };

@@ -35,7 +35,7 @@ impl Source {
         let code = blank(text);
         let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
         let test_ranges = test_ranges(&code);
-        let is_test = path.split('/').any(|part| matches!(part, "tests" | "benches" | "tests.rs"));
+        let is_test = is_test(path);
         Source { path: path.to_string(), text: text.to_string(), code, line_starts, test_ranges, is_test }
     }
 
@@ -47,6 +47,11 @@ impl Source {
     /// Line of a byte, from 1.
     pub fn line(&self, at: usize) -> usize {
         self.line_starts.partition_point(|&start| start <= at)
+    }
+
+    /// Whether the whole file is a test.
+    pub fn is_test(&self) -> bool {
+        self.is_test
     }
 
     /// Whether a byte belongs to tests.
@@ -89,6 +94,11 @@ impl Source {
         }
         functions
     }
+}
+
+/// Whether the file at a path holds nothing but tests.
+pub fn is_test(path: &str) -> bool {
+    path.split('/').any(|part| matches!(part, "tests" | "benches" | "tests.rs"))
 }
 
 /// Start and end of each `impl` block and the name of its type.

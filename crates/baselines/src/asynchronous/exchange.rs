@@ -1,20 +1,20 @@
-//! What passes between a worker and a server: a header and a range of the gradient there, the staleness and the range
-//! of the parameters back. Both ends have memory of their own for it.
+//! The messages between a worker and a server. The worker sends a header and a range of its gradient; the server answers
+//! with the staleness of that gradient and its range of the parameters. Both ends own buffers for these messages.
 
 use phalanx_tensor::{Category, DType, Device, Tensor};
 
 use crate::whole::Whole;
 use phalanx_train::spec::Spec;
 
-/// Buffers of one end.
+/// The buffers of one end of the exchange.
 pub(super) struct Mail {
     /// [`Push`] and clip factor, `[2]` f32.
     pub(super) header: Tensor,
-    /// In the type of communication.
+    /// A range of the gradient, in the type of communication.
     pub(super) gradient: Tensor,
-    /// Of the push that is answered, `[1]` f32.
+    /// The staleness of the push that is answered, `[1]` f32.
     pub(super) staleness: Tensor,
-    /// In the type of computation.
+    /// A range of the parameters, in the type of computation.
     pub(super) parameters: Tensor,
 }
 
@@ -31,19 +31,19 @@ impl Mail {
     }
 }
 
-/// What a push brings.
+/// What a worker sends to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Push {
-    /// A gradient, to be applied.
+    /// A gradient to apply.
     Gradient,
-    /// A step that overflowed: it counts, and changes nothing.
+    /// A step whose gradient overflowed: it is counted, but changes no parameter.
     Skipped,
-    /// Nothing more.
+    /// The worker is done and will send nothing more.
     Done,
 }
 
 impl Push {
-    /// In a header.
+    /// The number that stands for this push in a message header.
     pub(super) fn code(self) -> f32 {
         match self {
             Push::Gradient => 0.0,
@@ -52,11 +52,13 @@ impl Push {
         }
     }
 
+    /// The push with this number.
+    ///
     /// # Panics
-    /// On what no worker writes.
+    /// On a number that no worker sends.
     pub(super) fn from_code(code: f32) -> Push {
         let all = [Push::Gradient, Push::Skipped, Push::Done];
         let found = all.into_iter().find(|push| push.code() == code);
-        found.unwrap_or_else(|| panic!("{code} is no push"))
+        found.unwrap_or_else(|| panic!("{code} is not the code of a push"))
     }
 }

@@ -1,9 +1,10 @@
-//! The groups of asynchronous updates: for every worker and every other rank's server a channel of its own.
+//! The groups of asynchronous updates: one channel for every pair of a worker and another rank's server.
 //!
 //! Calls of a group run in order, and a worker that waits for an answer must not hold up what its rank serves, so
 //! each ordered pair (worker, server) needs a group that neither end uses for anything else. Pairs that have no rank
 //! in common share one: the pairs of N ranks fall into N - 1 rounds (N odd: N) in which every rank meets one other,
-//! as in a tournament, and each round has a group for each of the two roles. All ranks make all groups, in order.
+//! as in a tournament, and each round has one group for each of the two roles. All ranks create all groups, in the same
+//! order.
 
 use std::sync::Arc;
 
@@ -11,17 +12,17 @@ use phalanx_collectives::{CollectiveError, Endpoint, Group, MetaGroup, Solo};
 
 use phalanx_train::groups::GroupSource;
 
-/// See the module's head.
+/// A rank's connections to the other ranks of asynchronous training.
 pub struct Links<'a> {
     endpoint: Option<&'a Endpoint>,
     world: Arc<dyn Group>,
-    /// By server, this rank the worker.
+    /// The channel to each rank's server, in which this rank is the worker.
     to_server: Vec<Option<Arc<dyn Group>>>,
-    /// By worker, this rank the server.
+    /// The channel from each rank's worker, in which this rank is the server.
     of_worker: Vec<Option<Arc<dyn Group>>>,
 }
 
-/// Rounds in which each of `ranks` meets every other once.
+/// The number of rounds in which each of `ranks` meets every other rank once.
 fn rounds(ranks: usize) -> usize {
     match ranks {
         0 | 1 => 0,
@@ -34,16 +35,17 @@ fn rounds(ranks: usize) -> usize {
 fn round(a: usize, b: usize, ranks: usize) -> usize {
     let (low, high) = (a.min(b), a.max(b));
     let rounds = rounds(ranks);
-    // Of an even number the last rank sits still and meets whoever would meet himself.
+    // With an even number of ranks, the last one meets in each round the rank that would otherwise meet itself.
     if high == rounds { 2 * low % rounds } else { (low + high) % rounds }
 }
 
 impl<'a> Links<'a> {
-    /// The groups of the source's rank, one of `ranks`. `source` makes no others of the world before.
+    /// Creates the groups of the source's rank in a world of `ranks` ranks. They must be the first groups that `source`
+    /// creates.
     pub fn new(source: &GroupSource<'a>, ranks: usize) -> Links<'a> {
         let members: Vec<usize> = (0..ranks).collect();
         let (endpoint, rank) = match source {
-            GroupSource::Alone => (None, 0),
+            GroupSource::Alone(_) => (None, 0),
             GroupSource::Host(endpoint) => (Some(*endpoint), endpoint.rank()),
             GroupSource::Meta(_, rank) => (None, *rank),
         };
@@ -56,7 +58,7 @@ impl<'a> Links<'a> {
                     endpoint.sub_group_beside(name, &members)
                 }
                 GroupSource::Host(endpoint) if ranks > 1 => endpoint.sub_group(name, &members),
-                _ => Arc::new(Solo::new(name)),
+                _ => Arc::new(Solo::new(name).with_isa(source.isa())),
             }
         };
         let world = group("world", false);
@@ -73,32 +75,32 @@ impl<'a> Links<'a> {
         Links { endpoint, world, to_server, of_worker }
     }
 
-    /// All ranks.
+    /// The group of all ranks.
     pub fn world(&self) -> &dyn Group {
         &*self.world
     }
 
-    /// How many.
+    /// The number of ranks.
     pub fn ranks(&self) -> usize {
         self.world.world_size()
     }
 
-    /// This one.
+    /// This rank's number.
     pub fn rank(&self) -> usize {
         self.world.rank()
     }
 
-    /// To another rank's server.
+    /// The channel to another rank's server.
     pub(super) fn to_server(&self, server: usize) -> &dyn Group {
-        &**self.to_server[server].as_ref().expect("a worker is near its own server")
+        &**self.to_server[server].as_ref().expect("a rank has no channel to its own server")
     }
 
-    /// From another rank's worker.
+    /// The channel from another rank's worker.
     pub(super) fn of_worker(&self, worker: usize) -> &dyn Group {
-        &**self.of_worker[worker].as_ref().expect("a worker is near its own server")
+        &**self.of_worker[worker].as_ref().expect("a rank has no channel to its own server")
     }
 
-    /// Ends the job for all ranks, with this one as the cause unless it has ended already.
+    /// Ends the job for all ranks with this rank as the cause, unless it has ended already.
     pub(super) fn abort(&self, reason: &str) -> CollectiveError {
         if let Err(error) = self.check() {
             return error;
@@ -114,7 +116,7 @@ impl<'a> Links<'a> {
         self.endpoint.map_or(Ok(()), Endpoint::check)
     }
 
-    /// Bytes sent and seconds waited since this was last asked, over all groups.
+    /// Bytes sent and seconds waited since the last call, over all groups.
     pub(super) fn take_statistics(&self) -> phalanx_collectives::Statistics {
         let pairs = self.to_server.iter().chain(&self.of_worker).flatten();
         let all = pairs.chain([&self.world]);

@@ -1,12 +1,13 @@
-//! Asynchronous updates with bounded staleness: parameter servers, sharded over the workers themselves (Dean et al.,
+//! Asynchronous updates with bounded staleness: a parameter server that is sharded over the workers (Dean et al.,
 //! "Large Scale Distributed Deep Networks", 2012; Ho et al., "More Effective Distributed ML via a Stale Synchronous
 //! Parallel Parameter Server", 2013).
 //!
-//! Each of N ranks is a *worker* with a whole copy of the parameters and a part of the data, and the *server* of 1/N
-//! of the flat space, of which it has f32 parameters and optimizer states. A worker's step: gradient of the mean
-//! loss of its own part, its ranges to their servers ("push"), the ranges back ("answer"). A server applies each
-//! push as it comes, scaled by the clip factor of the worker's own norm, and counts updates: the learning rate is
-//! that of updates / N, Adam's correction that of updates.
+//! Each of N ranks is a *worker*, with a whole copy of the parameters and a part of the data. It is also the *server* of
+//! 1/N of the flat parameters, for which it holds f32 parameters and optimizer states. In a step, a worker computes the
+//! gradient of the mean loss of its own part, sends each range of it to its server (the *push*), and receives that range
+//! of the parameters back (the *answer*). A server applies each push when it arrives, scaled by the clip factor of the
+//! worker's own norm, and counts updates. The learning rate is that of step updates / N; Adam's bias correction uses the
+//! number of updates.
 //!
 //! The bound: a worker starts step k when every other has pushed step k - 1 - max_staleness; a server holds its
 //! answer to push p back until all others have pushed p - max_staleness. So between the answer to a push and the
@@ -14,12 +15,12 @@
 //! (N - 1) (2 m + 1) updates that its parameters have not seen: the *staleness* of the push (Ho et al., section 3:
 //! the window of a read).
 //!
-//! One thread for each worker but the own serves it: it receives, applies under the server's lock, waits for the bound
-//! on a condition variable, answers. It allocates nothing: all buffers are made in phase `init`. The device's threads
-//! are the worker's; servers compute on one of their own.
+//! Each other worker is served by one thread. It receives a push, applies it under the server's lock, waits for the bound
+//! on a condition variable, and answers. It allocates nothing: all buffers are made in phase `init`. The device's threads
+//! belong to the worker; servers compute on a thread of their own.
 //!
-//! Bytes a step of a worker: P (N - 1) / N gradients out and as many parameters in. Memory a rank beside parameters
-//! and gradients: 1/N of states and f32 parameters, and four buffers of P / N for each other rank.
+//! Cost: in a step, a worker sends P (N - 1) / N gradients and receives as many parameters. Besides parameters and
+//! gradients, a rank holds 1/N of the states and f32 parameters, and four buffers of P / N for each other rank.
 
 mod exchange;
 mod links;
@@ -37,7 +38,7 @@ use phalanx_tensor::{Device, refused_thread};
 use phalanx_trace::PhaseName;
 
 pub use links::Links;
-pub use train::{Place, Record, train};
+pub use train::{RankEnvironment, Record, train};
 pub use worker::Done;
 
 use crate::whole::Whole;
@@ -51,28 +52,28 @@ use phalanx_train::spec::Spec;
 use server::Server;
 use worker::Worker;
 
-/// Updates of other workers that one push's parameters had not seen, at most, of `ranks` ranks.
+/// The largest possible staleness of a push: the updates by other workers that its parameters did not include.
 pub fn staleness_bound(ranks: usize, max_staleness: u64) -> u64 {
     (ranks as u64 - 1) * (2 * max_staleness + 1)
 }
 
-/// Fills the batch of a step, whose number it is told.
+/// Fills the batch of the step with the given number.
 pub type NextBatch<'a> = dyn FnMut(u64, &mut Batch) -> Result<(), RunError> + 'a;
 
-/// What a run of some steps leaves.
+/// The results of some steps of one worker.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// By step: mean loss of this worker's part of the batch, before the push.
+    /// The mean loss of this worker's part of the batch in each step, before the push.
     pub losses: Vec<f32>,
-    /// Over this worker's pushes and all servers.
+    /// Mean staleness over this worker's pushes and all servers.
     pub staleness_mean: f64,
-    /// The largest.
+    /// Largest staleness.
     pub staleness_max: u64,
-    /// Seconds between a push and the last answer to it: sending, updates, and what the bound held back.
+    /// Seconds between a push and its last answer: sending, updating, and waiting for the staleness bound.
     pub waited_s: f64,
 }
 
-/// Worker and server of one rank. See the module's head.
+/// The worker and the server of one rank.
 pub struct Asynchronous<'a> {
     device: Device,
     links: Links<'a>,
@@ -80,12 +81,12 @@ pub struct Asynchronous<'a> {
     whole: Whole,
     server: Server,
     worker: Worker,
-    /// By worker: what its pushes come in and its answers leave from; away while threads have it.
+    /// For each worker the buffers of its pushes and answers; `None` while a thread that serves the worker has them.
     incoming: Vec<Option<Mail>>,
 }
 
-/// Runs every rank dry: `spec` of a mesh of data alone. The traces of ranks are not compared, since who serves when
-/// is not known before; every message is, when it is sent.
+/// Runs every rank on `Meta`. The mesh of `spec` must have a data axis only. The traces of the ranks are not compared,
+/// since the order in which servers answer is only known at run time; each message is checked when it is sent.
 ///
 /// # Errors
 /// A trace that cannot be placed.
@@ -98,7 +99,7 @@ pub fn plan(spec: Spec) -> Result<RunPlan, PlanError> {
     Ok(RunPlan::of_ranks(spec, ranks, &whole))
 }
 
-/// One rank's life on `Meta`.
+/// Everything that one rank does, run on `Meta`.
 fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
     let device = Device::meta(spec.threads);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
@@ -120,10 +121,10 @@ fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
 }
 
 impl<'a> Asynchronous<'a> {
-    /// Allocates everything: the phase `init` of the plan. Parameters are to be loaded.
+    /// Allocates everything: the phase `init` of the plan. The caller loads the parameters.
     ///
     /// # Panics
-    /// On a mesh of more than data, which a checked configuration has not.
+    /// On a mesh with other axes than data, which a checked configuration does not have.
     pub fn new(device: Device, links: Links<'a>, spec: &Spec, max_staleness: u64) -> Asynchronous<'a> {
         let ranks = spec.world_size();
         assert_eq!((spec.mesh.data, links.ranks()), (ranks, ranks), "workers have the whole model");
@@ -143,7 +144,7 @@ impl<'a> Asynchronous<'a> {
         Asynchronous { device, links, spec: spec.clone(), whole, server, worker, incoming }
     }
 
-    /// This rank.
+    /// This rank's number.
     pub fn rank(&self) -> usize {
         self.links.rank()
     }
@@ -153,18 +154,18 @@ impl<'a> Asynchronous<'a> {
         &self.device
     }
 
-    /// Steps done: pushes over workers.
+    /// Number of steps done: pushes divided by workers.
     pub fn steps(&self) -> u64 {
         self.server.steps()
     }
 
-    /// `steps` steps of this worker, while its server serves the others; returns when all workers are done and
-    /// parameters are gathered. `next_batch` fills the batch of a step, which it is told (from 1, those before
-    /// included). `after` each step may say that it was the last here: the others go on.
+    /// Runs `steps` steps of this worker while its server serves the others; returns when all workers are done and
+    /// the parameters are gathered. `next_batch` fills the batch of a step with a given number, which counts from 1 over
+    /// all runs. `after` is called after each step and may stop this worker; the others continue.
     ///
     /// # Errors
     /// When a rank died, stalled or disagreed, or a gradient is not finite with no smaller loss scale left to try.
-    /// None may follow.
+    /// The engine cannot be used afterwards.
     pub fn run(
         &mut self,
         steps: u64,

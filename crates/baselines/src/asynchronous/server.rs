@@ -19,7 +19,7 @@ use phalanx_train::spec::Spec;
 /// Longest sleep of a held answer without a look around.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// See the module's head.
+/// The server of one range of the parameters.
 pub(super) struct Server {
     pub(super) device: Device,
     pub(super) range: Range<usize>,
@@ -30,11 +30,11 @@ pub(super) struct Server {
     changed: Condvar,
 }
 
-/// What the lock guards.
+/// The state that the lock guards.
 pub(super) struct Served {
     /// f32 parameters of the range.
     pub(super) exact: Tensor,
-    /// States of the optimizer, f32.
+    /// Optimizer states of the range, f32.
     pub(super) states: Vec<Tensor>,
     /// Updates applied.
     pub(super) version: u64,

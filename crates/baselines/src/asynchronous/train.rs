@@ -20,8 +20,8 @@ use phalanx_train::run_files::RunFiles;
 use phalanx_train::saving;
 use phalanx_train::state::position;
 
-/// What one rank runs on.
-pub struct Place<'a> {
+/// What one rank runs on: device, groups, and callbacks to the program.
+pub struct RankEnvironment<'a> {
     /// Its device, with an arena that replays this rank's part of [`plan`](super::plan).
     pub device: Device,
     /// Its groups.
@@ -52,7 +52,7 @@ pub struct Record {
 ///
 /// # Errors
 /// See [`RunError`].
-pub fn train(job: &Job, place: Place, observer: &mut dyn Observer) -> Result<Summary, RunError> {
+pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> Result<Summary, RunError> {
     let mut session = Session::start(job, place)?;
     let first = session.engine.steps();
     observer.starts(first);
@@ -95,8 +95,8 @@ struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    fn start(job: &'a Job, place: Place<'a>) -> Result<Session<'a>, RunError> {
-        let Place { device, links, stop_requested, note_step, foreign_bytes } = place;
+    fn start(job: &'a Job, place: RankEnvironment<'a>) -> Result<Session<'a>, RunError> {
+        let RankEnvironment { device, links, stop_requested, note_step, foreign_bytes } = place;
         let spec = &job.plan.spec;
         let mut engine = Asynchronous::new(device, links, spec, job.config.parallel.max_staleness);
         match &job.start {

@@ -203,7 +203,7 @@ impl Worker {
         let tag = self.sent;
         let (ranks, rank) = (self.spec.world_size(), self.rank);
         let others: Vec<usize> = (0..ranks).filter(|other| *other != rank).collect();
-        let mut on_the_way = Vec::with_capacity(others.len());
+        let mut in_flight = Vec::with_capacity(others.len());
         for other in &others {
             let Mail { mut header, mut gradient, staleness, parameters } = self.take(*other);
             self.device.upload(&[push.code(), factor], header.view_mut());
@@ -215,13 +215,13 @@ impl Worker {
                 _ => (None, Some(gradient)),
             };
             let answer = (group.recv(staleness, *other, tag), group.recv(parameters, *other, tag));
-            on_the_way.push((header, sent, kept, answer));
+            in_flight.push((header, sent, kept, answer));
         }
         let mut staleness = vec![0; ranks];
         staleness[rank] = self.push_here(whole, server, push);
         let mut parameters = self.parameters.take().expect("between gathers they are here");
         server.answer(links, rank, parameters.view_mut().range(server.range.clone()))?;
-        for (other, (header, sent, kept, (stale, answer))) in others.iter().zip(on_the_way) {
+        for (other, (header, sent, kept, (stale, answer))) in others.iter().zip(in_flight) {
             let header = header.wait()?;
             let gradient = sent.map(|sent| sent.wait()).transpose()?.or(kept).expect("sent or kept");
             let (stale, answer) = (stale.wait()?, answer.wait()?);

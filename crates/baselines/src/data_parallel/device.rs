@@ -1,6 +1,6 @@
-//! One device of a DataParallel, and its part of a step.
+//! One device of DataParallel and its part of a step.
 //!
-//! All devices run the same function; device 0 holds what stays ([`Held`]) and does what only it can.
+//! All devices run the same function. Device 0 also holds the state that lasts from step to step ([`RootState`]).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,22 +24,22 @@ use phalanx_train::spec::Spec;
 /// The device that holds the parameters.
 const ROOT: usize = 0;
 
-/// See the module's head.
+/// A device with its copy of the model.
 pub(super) struct Replica {
     device: Device,
     group: Arc<dyn Group>,
     pub(super) spec: Spec,
     whole: Whole,
     loss_in_forward: bool,
-    /// Sequences of this device's part: those of the batch over the devices, rounded up. Where that is more than
-    /// there are, the last are padding whose targets are ignored.
+    /// Sequences of this device's part: the batch divided by the devices, rounded up. Sequences beyond the batch are
+    /// padding, whose targets are ignored.
     rows: usize,
-    /// On device 0.
-    held: Option<Held>,
+    /// The state that lasts; on device 0 only.
+    held: Option<RootState>,
 }
 
-/// What stays from step to step.
-struct Held {
+/// Parameters, gradients and optimizer state, which last from step to step.
+struct RootState {
     /// Flat, in the compute type; away while it is being copied.
     parameters: Option<Tensor>,
     /// Flat, in the type of accumulation.
@@ -52,12 +52,12 @@ struct Held {
     loss_scale: LossScale,
 }
 
-impl Held {
-    fn new(device: &Device, spec: &Spec, whole: &Whole) -> Held {
+impl RootState {
+    fn new(device: &Device, spec: &Spec, whole: &Whole) -> RootState {
         let flat =
             |dtype, category, name| -> Tensor { device.alloc(dtype, [whole.elements()], category, name) };
         let (precision, optimizer) = (spec.precision, Category::Optimizer);
-        Held {
+        RootState {
             parameters: Some(flat(precision.compute, Category::Parameters, "parameters")),
             gradients: Some(flat(precision.accumulate, Category::Gradients, "gradients")),
             masters: precision.has_master().then(|| flat(DType::F32, optimizer, "master_weights")),
@@ -81,7 +81,7 @@ impl Held {
 }
 
 impl Replica {
-    /// Allocates what stays: all of it on device 0.
+    /// Allocates the lasting state, all of it on device 0.
     pub(super) fn new(
         device: Device,
         group: Arc<dyn Group>,
@@ -89,7 +89,7 @@ impl Replica {
         loss_in_forward: bool,
     ) -> Result<Replica, ChunkError> {
         let whole = Whole::new(spec.whole(), 1)?;
-        let held = || (group.rank() == ROOT).then(|| Held::new(&device, spec, &whole));
+        let held = || (group.rank() == ROOT).then(|| RootState::new(&device, spec, &whole));
         let held = device.phase(PhaseName::Init, held);
         let rows = spec.micro_batch_size.div_ceil(group.world_size());
         Ok(Replica { device, group, spec: spec.clone(), whole, loss_in_forward, rows, held })
@@ -140,7 +140,7 @@ impl Replica {
         self.group.take_statistics()
     }
 
-    /// Measured.
+    /// The measured peak of the device's memory.
     pub(super) fn peak(&self) -> Peak {
         self.device.arena().peak().expect("a planned arena measures its peak")
     }

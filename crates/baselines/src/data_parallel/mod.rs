@@ -1,4 +1,4 @@
-//! Data parallelism in one process, as `torch.nn.DataParallel` does it: replicate, scatter, parallel_apply, gather.
+//! Data parallelism in one process, like `torch.nn.DataParallel`: replicate, scatter, parallel_apply, gather.
 //!
 //! Device 0 holds parameters, gradients and optimizer states. In every step the batch is scattered from it, the
 //! parameters are copied to the other devices into memory that exists for the step, each device runs forward on its
@@ -19,7 +19,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_checkpoint::HuggingFaceDir;
-use phalanx_collectives::{CollectiveError, Endpoint, Group, MetaGroup, Options, Solo, Statistics, threads};
+use phalanx_collectives::{
+    CollectiveError, Endpoint, Group, Isa, MetaGroup, Options, Solo, Statistics, threads,
+};
 use phalanx_cpu::Cpu;
 use phalanx_cpu::Options as Computing;
 use phalanx_layers::ParameterSpec;
@@ -32,7 +34,7 @@ use phalanx_train::run::RunError;
 use phalanx_train::spec::Spec;
 use phalanx_train::state::read_imported;
 
-/// What is planned, and the memory of each device.
+/// The plan of a run: its specification and the memory of each device.
 #[derive(Clone)]
 pub struct DataParallelPlan {
     /// A run of one rank whose micro-batch is the whole batch.
@@ -56,7 +58,7 @@ impl DataParallelPlan {
     }
 }
 
-/// Why there is no such run.
+/// Why a run was refused or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DataParallelError {
     /// The system starts no more threads.
@@ -72,7 +74,7 @@ pub enum DataParallelError {
         /// Sequences of the batch.
         batch: usize,
     },
-    /// Ranks are another way of parallelism.
+    /// The configuration has several ranks.
     #[error(
         "DataParallel runs devices of one process, and the configuration has {ranks} ranks: set them to 1"
     )]
@@ -80,7 +82,7 @@ pub enum DataParallelError {
         /// Ranks of the mesh.
         ranks: usize,
     },
-    /// A batch is one piece.
+    /// The configuration cuts the batch in micro-batches.
     #[error(
         "DataParallel computes a batch at once, and the configuration cuts it in {given}: leave batch.micro out"
     )]
@@ -130,7 +132,7 @@ pub enum DataParallelError {
     },
 }
 
-/// What a step leaves.
+/// The results of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
     /// Mean loss over the batch, before the update.
@@ -143,7 +145,7 @@ pub struct Outcome {
     pub skipped: bool,
 }
 
-/// Devices of one process. See the module's head.
+/// The devices of one process, with one model copied to all of them in each step.
 pub struct DataParallel {
     /// By device; a device is driven by a thread of its own for the time of a step.
     replicas: Vec<(Endpoint, Replica)>,
@@ -188,24 +190,26 @@ impl DataParallel {
         Ok(DataParallelPlan { spec: spec.clone(), loss_in_forward, memory })
     }
 
-    /// Makes the devices, each with an arena that replays its plan. Parameters are to be loaded.
+    /// Makes the devices, each with an arena that replays its plan. They compute, sum and copy with the instruction set
+    /// `isa`. Parameters are to be loaded.
     ///
     /// # Errors
     /// When the system has not that much memory.
-    pub fn new(plan: &DataParallelPlan) -> Result<DataParallel, DataParallelError> {
+    pub fn new(plan: &DataParallelPlan, isa: Isa) -> Result<DataParallel, DataParallelError> {
         let spec = &plan.spec;
         let mut replicas = Vec::new();
         for (rank, endpoint) in threads(plan.devices()).into_iter().enumerate() {
             // Every call is waited for at once: nothing is gained by a thread that runs it.
-            let endpoint = endpoint.with_options(Options { overlap: false, ..Options::default() });
+            let endpoint = endpoint.with_options(Options { overlap: false, isa, ..Options::default() });
             let memory = plan.memory[rank].clone();
             let bytes = memory.arena_bytes;
             let fail = |source| DataParallelError::Arena { device: rank, bytes, source };
             let region = Region::anonymous(bytes as usize).map_err(fail)?;
-            let cpu = Cpu::with_options(Computing::new(spec.threads)).map_err(DataParallelError::Threads)?;
+            let cpu = Cpu::with_options(Computing { isa, ..Computing::new(spec.threads) })
+                .map_err(DataParallelError::Threads)?;
             let device = Device::new(cpu, Arena::replaying(memory, region));
             let group: Arc<dyn Group> = match plan.devices() {
-                1 => Arc::new(Solo::new("devices")),
+                1 => Arc::new(Solo::new("devices").with_isa(isa)),
                 _ => endpoint.group("devices"),
             };
             replicas.push((endpoint, Replica::new(device, group, spec, plan.loss_in_forward)?));

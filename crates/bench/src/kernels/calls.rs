@@ -8,8 +8,8 @@ use phalanx_tensor::{
 
 use super::Setting;
 
-/// Is told a kernel's name, the size it is called with, and how to call it; what else the call does is not to
-/// be counted.
+/// A callback that gets a kernel's name, the size it is called with, and a closure that calls it. Whatever else the
+/// closure does must not be counted.
 pub type Visit<'a> = &'a mut dyn FnMut(&'static str, String, &mut dyn FnMut());
 
 /// Elements that are made on the host, and repeated.
@@ -41,14 +41,14 @@ pub struct Calls {
     table_gradient: Tensor,
     master: Tensor,
     states: [Tensor; 2],
-    /// Of the master: 16 bits.
+    /// A copy of the master in 16 bits.
     rounded: Tensor,
     /// `[seq, hidden]`
     positions: Tensor,
     position_gradient: Tensor,
     /// `[slice, vocab]`
     logits: Tensor,
-    /// Of blocks of logits, and of rows of them.
+    /// Statistics of blocks of logits, and of rows.
     logit_statistics: [Tensor; 2],
     tokens: Tensor,
     one: Tensor,

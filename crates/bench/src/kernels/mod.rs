@@ -1,4 +1,4 @@
-//! Kernels in loops, alone, at the shapes of a training step, beside what the machine could do.
+//! Times each kernel of a training step alone, in a loop, and compares it with what the machine could do.
 //!
 //! Memory is that of a run: a planned arena in huge pages. A call is measured by the device itself, as in the
 //! kernel table of `bench step`, with the same price.
@@ -47,7 +47,7 @@ pub struct Setting {
 }
 
 /// What to measure.
-pub struct Plan<'a> {
+pub struct KernelBench<'a> {
     /// At which shapes.
     pub setting: Setting,
     /// In which type.
@@ -94,7 +94,7 @@ pub struct Measured {
     pub median_s: f64,
 }
 
-impl Plan<'_> {
+impl KernelBench<'_> {
     /// Measures: the same kernels for each number of threads.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use phalanx_train::RunConfig;
 use serde_json::{Value, json};
 
 use super::report::step_time;
-use super::run::{Bench, Launcher, Ran};
+use super::run::{Bench, Launcher, StrategyFigures};
 
 /// The model and its batch.
 pub const CONFIG: &str = include_str!("../../../../examples/bert_classic.toml");
@@ -43,7 +43,7 @@ pub struct Classic {
     parameters: u64,
     steps: usize,
     threads: usize,
-    runs: Vec<(&'static str, Ran)>,
+    runs: Vec<(&'static str, StrategyFigures)>,
 }
 
 /// Runs the comparison, `steps` steps each; `config` is [`CONFIG`], completed for its `model`.
@@ -79,13 +79,13 @@ pub fn compare(
 
 impl Classic {
     /// Mean step of the first over that of each.
-    fn speed_up(&self, ran: &Ran) -> f64 {
+    fn speed_up(&self, ran: &StrategyFigures) -> f64 {
         self.runs[0].1.mean_and_deviation().0 / ran.mean_and_deviation().0
     }
 }
 
-/// Bytes of the rank that holds most.
-fn max_bytes(ran: &Ran) -> u64 {
+/// Bytes of the rank with the largest peak.
+fn largest_peak(ran: &StrategyFigures) -> u64 {
     ran.ranks[ran.largest_and_smallest().0].measured.bytes
 }
 
@@ -112,7 +112,7 @@ pub fn to_text(classic: &Classic) -> String {
             format!("{:.2}", classic.speed_up(ran)),
             format!("{:.1}%", 100.0 * ran.bubble.unwrap_or(0.0)),
             format!("{:.1}%", 100.0 * ran.waited_fraction()),
-            bytes(max_bytes(ran)),
+            bytes(largest_peak(ran)),
             format!("{:.4}", ran.loss()),
         ]);
     }
@@ -134,12 +134,12 @@ pub fn to_text(classic: &Classic) -> String {
 
 /// For scripts.
 pub fn to_json(classic: &Classic) -> Value {
-    let run = |(name, ran): &(&str, Ran)| {
+    let run = |(name, ran): &(&str, StrategyFigures)| {
         let (mean, deviation) = ran.mean_and_deviation();
         json!({
             "name": name, "micro_batches": ran.micro_batches, "step_s_mean": mean, "step_s_deviation": deviation,
             "step_s": ran.step_s(), "speed_up": classic.speed_up(ran), "bubble_fraction": ran.bubble,
-            "bubble_fraction_measured": ran.waited_fraction(), "peak_bytes_most": max_bytes(ran),
+            "bubble_fraction_measured": ran.waited_fraction(), "peak_bytes_most": largest_peak(ran),
             "as_planned": ran.as_planned(), "sent_bytes_per_step": ran.sent_bytes(), "loss": ran.loss(),
         })
     };

@@ -1,23 +1,23 @@
-//! What the figures of all ways say together: step times, sums over ranks, and whether the losses are the same.
+//! Statistics over the figures of all strategies: step times, sums over ranks, and whether the losses agree.
 //!
-//! The ways of synchronous training compute the same function of the same tokens and differ in the order of additions
-//! only, so their losses may differ by what rounding does. [`tolerance`] is the budget for that.
+//! The synchronous strategies compute the same function of the same tokens and only differ in the order of additions,
+//! so their losses may differ by rounding errors alone. [`tolerance`] is the budget for that.
 
 use phalanx_plan::Precision;
 use phalanx_trace::DType;
 use phalanx_train::Spec;
 
-use super::run::{Ran, Row};
-use super::way::Way;
+use super::run::{StrategyFigures, StrategyRun};
+use super::strategy::Strategy;
 
-impl Ran {
-    /// Seconds of each step: it is over when its last rank is done.
+impl StrategyFigures {
+    /// Seconds of each step; a step is over when its slowest rank is done.
     pub fn step_s(&self) -> Vec<f64> {
         let slowest = |step: usize| self.ranks.iter().map(|rank| rank.step_s[step]).fold(0.0, f64::max);
         (0..self.ranks[0].step_s.len()).map(slowest).collect()
     }
 
-    /// Of them the one in the middle, and the least.
+    /// The median and the shortest step, in seconds.
     pub fn median_and_min(&self) -> (f64, f64) {
         let mut sorted = self.step_s();
         sorted.sort_by(f64::total_cmp);
@@ -78,7 +78,7 @@ impl Ran {
 /// Numerical Algorithms", 2.8); the longest sums are those over the vocabulary, the inner dimension of a block and
 /// the tokens of a batch. With 16 bits each tensor is rounded once more. A token passes about 2 such sums a layer and
 /// 2 at the ends, in each step after those that shaped its parameters; errors of different sums are independent, and
-/// add up as the root of their number. Twice that, since two ways are compared. An update that a rounding turns
+/// add up as the root of their number. Twice that, since two strategies are compared. An update that a rounding turns
 /// around (Adam divides by the size of the gradient) is of a parameter whose gradient is as small as a rounding, and
 /// changes the loss less than that.
 pub fn tolerance(spec: &Spec, steps: usize) -> f64 {
@@ -95,49 +95,49 @@ pub fn tolerance(spec: &Spec, steps: usize) -> f64 {
     2.0 * one * ((2 * shape.layers + 2) as f64 * steps as f64).sqrt()
 }
 
-/// Whether the synchronous ways say the same.
+/// Whether the synchronous strategies compute the same losses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Agreement {
     /// The first of them, with which the others are compared; its loss.
-    pub reference: (Way, f64),
-    /// How many were compared with it.
+    pub reference: (Strategy, f64),
+    /// How many strategies were compared with it.
     pub others: usize,
     /// The largest difference of the losses of a step.
-    pub max: f64,
-    /// How large it may be.
+    pub max_difference: f64,
+    /// The largest difference that rounding explains.
     pub allowed: f64,
-    /// Those beyond.
-    pub apart: Vec<Way>,
+    /// Strategies whose losses differ by more.
+    pub apart: Vec<Strategy>,
 }
 
-/// Compares the losses of every step; nothing where there are no two to compare.
-pub fn agreement(rows: &[Row], tolerance: f64) -> Option<Agreement> {
+/// Compares the losses of every step; `None` when fewer than two synchronous strategies ran.
+pub fn agreement(rows: &[StrategyRun], tolerance: f64) -> Option<Agreement> {
     let mut ran = rows
         .iter()
-        .filter(|row| row.way.is_synchronous())
-        .filter_map(|row| Some((row.way, row.ran.as_ref().ok()?)));
+        .filter(|row| row.strategy.is_synchronous())
+        .filter_map(|row| Some((row.strategy, row.ran.as_ref().ok()?)));
     let (first, reference) = ran.next()?;
     let loss = reference.loss();
     let mut found = Agreement {
         reference: (first, loss),
         others: 0,
-        max: 0.0,
+        max_difference: 0.0,
         allowed: tolerance * loss.abs(),
         apart: Vec::new(),
     };
-    for (way, ran) in ran {
+    for (strategy, ran) in ran {
         let pairs = ran.ranks[0].losses.iter().zip(&reference.ranks[0].losses);
-        let max = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()).fold(0.0, f64::max);
+        let difference = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()).fold(0.0, f64::max);
         found.others += 1;
-        found.max = found.max.max(max);
-        if max > found.allowed {
-            found.apart.push(way);
+        found.max_difference = found.max_difference.max(difference);
+        if difference > found.allowed {
+            found.apart.push(strategy);
         }
     }
     (found.others > 0).then_some(found)
 }
 
-/// Rows made up for the tests of what shows them.
+/// Invented figures for the tests of reports and drawings.
 #[cfg(test)]
 pub mod made_up {
     use super::*;
@@ -145,8 +145,8 @@ pub mod made_up {
     use phalanx_plan::Peak;
     use phalanx_trace::Bytes;
 
-    /// A way whose ranks hold so many bytes each and have this loss.
-    pub fn row(way: Way, held: &[u64], loss: f32) -> Row {
+    /// A strategy whose ranks hold so many bytes each and have this loss.
+    pub fn row(strategy: Strategy, held: &[u64], loss: f32) -> StrategyRun {
         let rank = |bytes: &u64| {
             let categories =
                 Bytes { parameters: bytes / 2, activations: bytes - bytes / 2, ..Bytes::default() };
@@ -160,14 +160,17 @@ pub mod made_up {
                 measured: peak,
             }
         };
-        let ran = Ran { ranks: held.iter().map(rank).collect(), micro_batches: 1, bubble: None };
-        Row { way, ranks: held.len(), threads: 1, ran: Ok(ran) }
+        let ran = StrategyFigures { ranks: held.iter().map(rank).collect(), micro_batches: 1, bubble: None };
+        StrategyRun { strategy, ranks: held.len(), threads: 1, ran: Ok(ran) }
     }
 
-    /// Every way: ranks of 4 and 3 MiB, the last but one refused.
-    pub fn rows() -> Vec<Row> {
-        let held = |way: &Way| if *way == Way::OneDevice { vec![7 << 20] } else { vec![4 << 20, 3 << 20] };
-        let mut rows: Vec<Row> = Way::ALL.iter().map(|way| row(*way, &held(way), 5.25)).collect();
+    /// Every strategy: ranks of 4 and 3 MiB, the last but one refused.
+    pub fn rows() -> Vec<StrategyRun> {
+        let held = |strategy: &Strategy| {
+            if *strategy == Strategy::OneDevice { vec![7 << 20] } else { vec![4 << 20, 3 << 20] }
+        };
+        let mut rows: Vec<StrategyRun> =
+            Strategy::ALL.iter().map(|strategy| row(*strategy, &held(strategy), 5.25)).collect();
         rows[11].ran =
             Err("parallel.pipeline = 2: a reason that is long enough not to fit <in one line> of it".into());
         rows
@@ -180,22 +183,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_whose_loss_is_another_is_named() {
+    fn a_strategy_whose_loss_is_another_is_named() {
         let mut rows = rows();
         let same = agreement(&rows, 1e-6).unwrap();
-        // Of 13 ways one is the reference, one asynchronous, one did not run.
-        assert_eq!((same.others, same.max, same.apart), (10, 0.0, Vec::new()));
-        rows[6] = row(Way::Zero3, &[1, 1], 5.26);
-        rows[12] = row(Way::Asynchronous, &[1, 1], 9.0);
+        // Of 13 strategies one is the reference, one asynchronous, one did not run.
+        assert_eq!((same.others, same.max_difference, same.apart), (10, 0.0, Vec::new()));
+        rows[6] = row(Strategy::Zero3, &[1, 1], 5.26);
+        rows[12] = row(Strategy::Asynchronous, &[1, 1], 9.0);
         let other = agreement(&rows, 1e-6).unwrap();
-        assert_eq!(other.apart, [Way::Zero3]);
-        assert!((other.max - 0.01).abs() < 1e-6, "{}", other.max);
+        assert_eq!(other.apart, [Strategy::Zero3]);
+        assert!((other.max_difference - 0.01).abs() < 1e-6, "{}", other.max_difference);
         assert_eq!(agreement(&rows[..1], 1e-6), None);
     }
 
     #[test]
     fn times_are_those_of_the_slowest_rank() {
-        let Ok(mut ran) = row(Way::Ddp, &[8, 9], 5.0).ran else { unreachable!("it ran") };
+        let Ok(mut ran) = row(Strategy::Ddp, &[8, 9], 5.0).ran else { unreachable!("it ran") };
         ran.ranks[1].step_s = vec![0.5, 0.25, 0.25];
         assert_eq!(ran.step_s(), [0.5, 0.5, 0.25]);
         assert_eq!(ran.median_and_min(), (0.5, 0.25));

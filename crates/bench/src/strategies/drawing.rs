@@ -1,6 +1,6 @@
-//! The comparison as a picture that stands alone: SVG, to be opened in a browser or put into a page.
+//! The comparison as an SVG picture, to be opened in a browser or put into a page.
 //!
-//! A group of rows a way. On the left the memory of each rank: filled by category as it was measured, with an outline
+//! Each strategy has a group of rows. On the left the memory of each rank: filled by category as it was measured, with an outline
 //! around what was planned; on the right the step: the bar ends at the median, the mark is the shortest.
 
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use phalanx_plan::Peak;
 use phalanx_trace::Category;
 
 use super::report::step_time;
-use super::run::{Ran, Row};
+use super::run::{StrategyFigures, StrategyRun};
 
 /// Pixels left of the memory, and of its widest bar; of the figure behind a bar; of the widest step.
 const LEFT: f64 = 190.0;
@@ -21,26 +21,26 @@ const RIGHT: f64 = 12.0;
 /// Pixels above the first row and below the last.
 const TOP: f64 = 84.0;
 const BOTTOM: f64 = 28.0;
-/// Pixels from rank to rank, of a bar, and between ways.
+/// Pixels from rank to rank, of a bar, and between strategies.
 const PITCH: f64 = 15.0;
 const BAR: f64 = 11.0;
 const GAP: f64 = 7.0;
 /// Pixels of an entry of the legend, and of a letter of 11, on average at most.
 const ENTRY: f64 = 118.0;
 const LETTER: f64 = 6.5;
-/// Ranks of a way that are drawn; of more, those that hold most and least.
+/// Largest number of ranks that are all drawn; of more, only those with the largest and the smallest peak.
 const RANKS: usize = 8;
 
 /// Where the steps begin, and the whole width.
 const STEPS_AT: f64 = LEFT + MEMORY + FIGURE + 20.0;
 const WIDTH: f64 = STEPS_AT + STEP + FIGURE + RIGHT;
 
-/// By category.
+/// The colour of each category of memory.
 const COLOURS: [&str; 6] = ["#4878b0", "#e08a3c", "#5fa55a", "#c9a9dd", "#c5504f", "#a8a8a8"];
 
 /// Draws rows of `ranks` ranks; `heading` names what was run.
-pub fn draw_svg(rows: &[Row], heading: &str) -> String {
-    let of_row = |row: &Row| GAP + PITCH * row.ran.as_ref().map_or(1, |ran| shown(ran).len()) as f64;
+pub fn draw_svg(rows: &[StrategyRun], heading: &str) -> String {
+    let of_row = |row: &StrategyRun| GAP + PITCH * row.ran.as_ref().map_or(1, |ran| shown(ran).len()) as f64;
     let height = TOP + rows.iter().map(of_row).sum::<f64>() + BOTTOM;
     let mut svg = String::new();
     let _ = writeln!(
@@ -61,9 +61,9 @@ pub fn draw_svg(rows: &[Row], heading: &str) -> String {
     axis(&mut svg, memory, height - BOTTOM);
     let mut y = TOP;
     for row in rows {
-        text(&mut svg, [12.0, y + 10.0], "start", " font-weight=\"bold\"", row.way.name());
+        text(&mut svg, [12.0, y + 10.0], "start", " font-weight=\"bold\"", row.strategy.name());
         match &row.ran {
-            Ok(ran) => way(&mut svg, row, ran, y, [memory, step]),
+            Ok(ran) => strategy(&mut svg, row, ran, y, [memory, step]),
             Err(reason) => {
                 let reason = cut(&format!("does not run: {reason}"), (WIDTH - LEFT - RIGHT) / LETTER);
                 text(&mut svg, [LEFT, y + 10.0], "start", " fill=\"#888\"", &reason);
@@ -76,7 +76,7 @@ pub fn draw_svg(rows: &[Row], heading: &str) -> String {
 }
 
 /// Numbers of the ranks that are drawn.
-fn shown(ran: &Ran) -> Vec<usize> {
+fn shown(ran: &StrategyFigures) -> Vec<usize> {
     match ran.ranks.len() {
         count if count <= RANKS => (0..count).collect(),
         _ => {
@@ -86,9 +86,9 @@ fn shown(ran: &Ran) -> Vec<usize> {
     }
 }
 
-/// The bars of one way; `scales` are pixels of a byte and of a second.
-fn way(svg: &mut String, row: &Row, ran: &Ran, top: f64, [memory, step]: [f64; 2]) {
-    let what = if row.way.is_data_parallel() { "device" } else { "rank" };
+/// The bars of one strategy; `scales` are pixels of a byte and of a second.
+fn strategy(svg: &mut String, row: &StrategyRun, ran: &StrategyFigures, top: f64, [memory, step]: [f64; 2]) {
+    let what = if row.strategy.is_data_parallel() { "device" } else { "rank" };
     for (line, rank) in (0..).zip(shown(ran)) {
         let (y, figures) = (top + PITCH * f64::from(line), &ran.ranks[rank]);
         text(svg, [LEFT - 8.0, y + 10.0], "end", "", &format!("{what} {rank}"));
@@ -185,7 +185,7 @@ fn text(svg: &mut String, [x, y]: [f64; 2], anchor: &str, style: &str, content: 
 #[cfg(test)]
 mod tests {
     use super::super::compared::made_up;
-    use super::super::way::Way;
+    use super::super::strategy::Strategy;
     use super::*;
 
     fn attribute<'a>(line: &'a str, name: &str) -> &'a str {
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn nothing_overlaps_or_leaves_the_picture() {
         let mut many = made_up::rows();
-        many[6] = made_up::row(Way::Zero3, &[1 << 20; 24], 5.25);
+        many[6] = made_up::row(Strategy::Zero3, &[1 << 20; 24], 5.25);
         for rows in [made_up::rows(), many] {
             let svg = draw_svg(&rows, &"a heading that does not end ".repeat(9));
             let texts: Vec<[f64; 4]> =
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn bars_are_as_long_as_what_they_stand_for() {
-        let svg = draw_svg(&[made_up::row(Way::Ddp, &[4 << 20, 2 << 20], 5.0)], "two ranks");
+        let svg = draw_svg(&[made_up::row(Strategy::Ddp, &[4 << 20, 2 << 20], 5.0)], "two ranks");
         let widths = |what: &str| -> Vec<f64> {
             svg.lines().filter(|line| line.contains(what)).map(|line| number(line, "width")).collect()
         };

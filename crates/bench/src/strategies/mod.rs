@@ -1,8 +1,8 @@
-//! One model under each way of parallelism: run, compared, drawn.
+//! Runs one model with each strategy of parallelism and compares them.
 //!
-//! [`way`] has the ways and their configurations; [`ranks`] what a rank, or a device of one process, measures;
-//! [`run`] runs a way and collects; [`compared`] says what the figures mean together; [`report`] and [`drawing`] show
-//! them; [`classic`] is the comparison of model parallelism with a pipeline on a BERT.
+//! [`strategy`] lists the strategies and their configurations; [`ranks`] measures a rank, or the devices of one process;
+//! [`run`] runs a strategy and collects its figures; [`compared`] computes statistics over them; [`report`] and [`drawing`]
+//! show them; [`classic`] compares model parallelism with a pipeline on a BERT.
 
 pub mod classic;
 pub mod compared;
@@ -10,6 +10,6 @@ pub mod drawing;
 mod ranks;
 pub mod report;
 pub mod run;
-pub mod way;
+pub mod strategy;
 
 pub use ranks::{RankFigures, measure};

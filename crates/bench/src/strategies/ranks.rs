@@ -1,12 +1,13 @@
-//! What one rank of a way measures: of the engine, of asynchronous updates, of a DataParallel's devices.
+//! Measures steps on one rank: with the engine, with asynchronous updates, or on the devices of DataParallel.
 //!
-//! All of them compute the tokens of [`steps::fill`], which are the same in every way.
+//! All of them compute the tokens of [`steps::fill`], which are the same in every strategy.
 
 use std::time::Instant;
 
 use anyhow::Result;
 use phalanx_baselines::asynchronous::{Asynchronous, Done, Links};
 use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
+use phalanx_collectives::Isa;
 use phalanx_plan::{MemoryPlan, Peak};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::Updates;
@@ -16,27 +17,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::steps::{self, RankSetup, StepCounts, Stepper, Timed};
 
-/// What a rank does here, of what its plan has: nothing is diagnosed, evaluated or saved.
+/// The phases of a rank's plan that run here: nothing is diagnosed, evaluated or saved.
 const PHASES: [PhaseName; 4] = [PhaseName::Init, PhaseName::Load, PhaseName::Step, PhaseName::Gather];
 
-/// One rank, or one device of a process.
+/// The figures of one rank, or of one device of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RankFigures {
     /// Seconds of each timed step.
     pub step_s: Vec<f64>,
-    /// Loss of each: of the whole batch, but under asynchronous updates of this rank's part.
+    /// Loss of each timed step: over the whole batch, or over this rank's part under asynchronous updates.
     pub losses: Vec<f32>,
     /// Bytes that it sent in a step.
     pub sent_bytes: u64,
-    /// Seconds of a step in which it waited for others, mean.
+    /// Mean seconds of a step in which it waited for other ranks.
     pub exposed_s: f64,
-    /// Peak of the arena by category, before anything ran.
+    /// Planned peak of the arena, by category.
     pub planned: Peak,
-    /// The same as it came.
+    /// Measured peak of the arena, by category.
     pub measured: Peak,
 }
 
-/// Measures a rank.
+/// Measures the steps of one rank.
 ///
 /// # Errors
 /// Memory that the system does not give; a rank that died; a step that cannot be applied.
@@ -52,14 +53,14 @@ pub fn measure(
     }
 }
 
-/// The largest peak of the phases that run here, the first of equals: as the arena counts.
+/// The largest planned peak of the phases that run here; the first of equals, as the arena counts.
 fn planned_peak(memory: &MemoryPlan) -> Peak {
     let phases = memory.phases.iter().filter(|phase| PHASES.contains(&phase.name));
-    let larger = |max: Peak, peak: Peak| if peak.bytes > max.bytes { peak } else { max };
+    let larger = |largest: Peak, peak: Peak| if peak.bytes > largest.bytes { peak } else { largest };
     phases.map(|phase| phase.peak).fold(Peak::default(), larger)
 }
 
-/// The engine of `train`.
+/// Measures the synchronous engine.
 fn synchronous(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Result<RankFigures> {
     let memory = &plan.of(setup.rank).memory;
     let mut stepper = Stepper::new(setup, plan, counts.seed, setup.device.clone())?;
@@ -69,7 +70,7 @@ fn synchronous(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
     Ok(RankFigures { step_s, losses, sent_bytes, exposed_s, planned: planned_peak(memory), measured })
 }
 
-/// A worker and server of asynchronous updates. A step lasts from the end of the one before.
+/// Measures the worker of an asynchronous rank. A step lasts from the end of the step before.
 fn asynchronous(
     setup: &RankSetup<'_>,
     plan: &RunPlan,
@@ -106,12 +107,12 @@ fn asynchronous(
     })
 }
 
-/// The devices of one process, by device.
+/// Measures the devices of one process: the figures by device.
 ///
 /// # Errors
 /// Memory that the system does not give; a step that cannot be applied.
-pub fn data_parallel(plan: &DataParallelPlan, counts: StepCounts) -> Result<Vec<RankFigures>> {
-    let mut engine = DataParallel::new(plan)?;
+pub fn data_parallel(plan: &DataParallelPlan, isa: Isa, counts: StepCounts) -> Result<Vec<RankFigures>> {
+    let mut engine = DataParallel::new(plan, isa)?;
     let spec = &plan.spec;
     let StepCounts { seed, warmup, steps } = counts;
     engine.initialise(seed)?;

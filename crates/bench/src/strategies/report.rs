@@ -6,13 +6,13 @@ use phalanx_trace::Category;
 use serde_json::{Value, json};
 
 use super::compared::Agreement;
-use super::run::{Ran, Row};
-use super::way::Way;
+use super::run::{StrategyFigures, StrategyRun};
+use super::strategy::Strategy;
 
-/// By category, what its part of a bar is made of.
+/// The letter that draws each category of memory in a bar.
 const BLOCKS: [char; 6] = ['█', '▓', '▒', '░', '▚', '▖'];
 
-/// Least letters of a bar.
+/// Fewest letters of the longest bar.
 const MIN_BAR: usize = 20;
 
 /// Seconds of a step, which may be very small: three digits below 100 ms.
@@ -25,21 +25,23 @@ pub fn step_time(of: f64) -> String {
     }
 }
 
-/// The ways that ran, with their figures.
-fn ran(rows: &[Row]) -> impl Iterator<Item = (&Row, &Ran)> {
+/// The strategies that ran, with their figures.
+fn ran(rows: &[StrategyRun]) -> impl Iterator<Item = (&StrategyRun, &StrategyFigures)> {
     rows.iter().filter_map(|row| Some((row, row.ran.as_ref().ok()?)))
 }
 
 /// Median step of one device, if it ran.
-fn one_device_s(rows: &[Row]) -> Option<f64> {
-    ran(rows).find(|(row, _)| row.way == Way::OneDevice).map(|(_, ran)| ran.median_and_min().0)
+fn one_device_s(rows: &[StrategyRun]) -> Option<f64> {
+    ran(rows).find(|(row, _)| row.strategy == Strategy::OneDevice).map(|(_, ran)| ran.median_and_min().0)
 }
 
-/// Everything for people; lines as long as `width`.
-pub fn to_text(rows: &[Row], agreement: Option<&Agreement>, width: usize) -> String {
+/// The whole comparison as text, in lines of at most `width` letters.
+pub fn to_text(rows: &[StrategyRun], agreement: Option<&Agreement>, width: usize) -> String {
     let left_out: Vec<String> = rows
         .iter()
-        .filter_map(|row| Some(format!("  {} does not run: {}\n", row.way.name(), row.ran.as_ref().err()?)))
+        .filter_map(|row| {
+            Some(format!("  {} does not run: {}\n", row.strategy.name(), row.ran.as_ref().err()?))
+        })
         .collect();
     format!(
         "{}{}\nMemory by category of the rank that holds most\n{}\n{}\n{}",
@@ -51,10 +53,10 @@ pub fn to_text(rows: &[Row], agreement: Option<&Agreement>, width: usize) -> Str
     )
 }
 
-/// A row a way: time, bytes moved, loss.
-fn times(rows: &[Row]) -> String {
+/// A table with one row per strategy: time, bytes moved, loss.
+fn times(rows: &[StrategyRun]) -> String {
     let mut table = Table::new(&[
-        "way",
+        "strategy",
         "ranks x threads",
         "micro-batches",
         "step, median",
@@ -67,7 +69,7 @@ fn times(rows: &[Row]) -> String {
     ]);
     let one = one_device_s(rows);
     for row in rows {
-        let (name, size) = (row.way.name().to_string(), format!("{} x {}", row.ranks, row.threads));
+        let (name, size) = (row.strategy.name().to_string(), format!("{} x {}", row.ranks, row.threads));
         let Ok(ran) = &row.ran else {
             table.row([name, size, "-".into(), "does not run".into()]);
             continue;
@@ -89,9 +91,9 @@ fn times(rows: &[Row]) -> String {
     table.to_string()
 }
 
-/// A row a way: what its ranks hold.
-fn memory(rows: &[Row]) -> String {
-    let mut headings = vec!["way", "largest rank", "smallest", "measured"];
+/// A table with one row per strategy: the memory that its ranks hold.
+fn memory(rows: &[StrategyRun]) -> String {
+    let mut headings = vec!["strategy", "largest rank", "smallest", "measured"];
     headings.extend(Category::ALL.map(Category::name));
     let mut table = Table::new(&headings);
     for (row, ran) in ran(rows) {
@@ -105,7 +107,7 @@ fn memory(rows: &[Row]) -> String {
             },
         };
         let sizes =
-            [row.way.name().to_string(), bytes(planned(largest).bytes), bytes(planned(smallest).bytes)];
+            [row.strategy.name().to_string(), bytes(planned(largest).bytes), bytes(planned(smallest).bytes)];
         let categories = Category::ALL.map(|category| bytes(planned(largest).categories.get(category)));
         table.row(sizes.into_iter().chain([measured]).chain(categories));
     }
@@ -113,8 +115,9 @@ fn memory(rows: &[Row]) -> String {
 }
 
 /// Bars of memory, ranks that hold the same in one, and of step times.
-fn bars(rows: &[Row], width: usize) -> String {
-    let max = ran(rows).flat_map(|(_, ran)| &ran.ranks).map(|rank| rank.measured.bytes).max().unwrap_or(0);
+fn bars(rows: &[StrategyRun], width: usize) -> String {
+    let largest =
+        ran(rows).flat_map(|(_, ran)| &ran.ranks).map(|rank| rank.measured.bytes).max().unwrap_or(0);
     let slowest = ran(rows).map(|(_, ran)| ran.median_and_min().0).fold(0.0, f64::max);
     // Names and figures take 50.
     let room = width.saturating_sub(50).max(MIN_BAR);
@@ -123,7 +126,11 @@ fn bars(rows: &[Row], width: usize) -> String {
     let mut text = format!("Memory, measured: {}\n", legend.collect::<Vec<_>>().join("  "));
     for (row, ran) in ran(rows) {
         for (who, peak) in alike(row, ran) {
-            text.push_str(&format!("  {who:<34} {:>10} {}\n", bytes(peak.bytes), stacked(peak, max, room)));
+            text.push_str(&format!(
+                "  {who:<34} {:>10} {}\n",
+                bytes(peak.bytes),
+                stacked(peak, largest, room)
+            ));
         }
     }
     text.push_str("Step, median\n");
@@ -131,13 +138,13 @@ fn bars(rows: &[Row], width: usize) -> String {
         let median = ran.median_and_min().0;
         let letters = (median / slowest.max(f64::MIN_POSITIVE) * room as f64).round() as usize;
         let bar = "█".repeat(letters.max(1));
-        text.push_str(&format!("  {:<34} {:>10} {bar}\n", row.way.name(), step_time(median)));
+        text.push_str(&format!("  {:<34} {:>10} {bar}\n", row.strategy.name(), step_time(median)));
     }
     text
 }
 
-/// `zero-3, ranks 0 to 3`: neighbours that hold the same.
-fn alike<'a>(row: &Row, ran: &'a Ran) -> Vec<(String, &'a Peak)> {
+/// Groups neighbouring ranks with the same memory: `zero-3, ranks 0 to 3`.
+fn alike<'a>(row: &StrategyRun, ran: &'a StrategyFigures) -> Vec<(String, &'a Peak)> {
     let mut groups: Vec<(usize, usize, &Peak)> = Vec::new();
     for (rank, figures) in ran.ranks.iter().enumerate() {
         match groups.last_mut() {
@@ -145,9 +152,9 @@ fn alike<'a>(row: &Row, ran: &'a Ran) -> Vec<(String, &'a Peak)> {
             _ => groups.push((rank, rank, &figures.measured)),
         }
     }
-    let what = if row.way.is_data_parallel() { "device" } else { "rank" };
+    let what = if row.strategy.is_data_parallel() { "device" } else { "rank" };
     let named = |(first, last, peak)| {
-        let name = row.way.name();
+        let name = row.strategy.name();
         let who = match first == last {
             true => format!("{name}, {what} {first}"),
             false => format!("{name}, {what}s {first} to {last}"),
@@ -158,8 +165,8 @@ fn alike<'a>(row: &Row, ran: &'a Ran) -> Vec<(String, &'a Peak)> {
 }
 
 /// A bar of at most `room` letters. Parts end at rounded sums, so that the bar is as long as its total.
-fn stacked(peak: &Peak, max: u64, room: usize) -> String {
-    let place = |sum: u64| (sum as f64 / max.max(1) as f64 * room as f64).round() as usize;
+fn stacked(peak: &Peak, largest: u64, room: usize) -> String {
+    let place = |sum: u64| (sum as f64 / largest.max(1) as f64 * room as f64).round() as usize;
     let (mut sum, mut bar) = (0, String::new());
     for (category, block) in Category::ALL.into_iter().zip(BLOCKS) {
         let before = place(sum);
@@ -169,17 +176,17 @@ fn stacked(peak: &Peak, max: u64, room: usize) -> String {
     bar
 }
 
-/// The last line.
+/// The last line: whether the losses agree.
 fn agreement_text(found: &Agreement) -> String {
-    let Agreement { reference: (first, loss), others, max, allowed, apart } = found;
-    let budget = format!("largest difference {max:.1e}, rounding allows {allowed:.1e}");
+    let Agreement { reference: (first, loss), others, max_difference, allowed, apart } = found;
+    let budget = format!("largest difference {max_difference:.1e}, rounding allows {allowed:.1e}");
     match apart.is_empty() {
         true => format!(
-            "All {} synchronous ways have the same loss {loss:.5} within rounding ({budget})\n",
+            "All {} synchronous strategies have the same loss {loss:.5} within rounding ({budget})\n",
             others + 1
         ),
         false => {
-            let names: Vec<&str> = apart.iter().map(|way| way.name()).collect();
+            let names: Vec<&str> = apart.iter().map(|strategy| strategy.name()).collect();
             format!(
                 "Not the same loss as {} ({loss:.5}): {}; {budget}. This is a bug of the engine\n",
                 first.name(),
@@ -189,14 +196,14 @@ fn agreement_text(found: &Agreement) -> String {
     }
 }
 
-/// For scripts.
-pub fn to_json(rows: &[Row], agreement: Option<&Agreement>) -> Value {
+/// The comparison as JSON.
+pub fn to_json(rows: &[StrategyRun], agreement: Option<&Agreement>) -> Value {
     let one = one_device_s(rows);
     let agreement = agreement.map(|found| {
         json!({
             "agree": found.apart.is_empty(), "reference": found.reference.0.name(), "compared": found.others,
-            "largest_difference": found.max, "allowed": found.allowed,
-            "apart": found.apart.iter().map(|way| way.name()).collect::<Vec<_>>(),
+            "largest_difference": found.max_difference, "allowed": found.allowed,
+            "apart": found.apart.iter().map(|strategy| strategy.name()).collect::<Vec<_>>(),
         })
     });
     json!({
@@ -205,11 +212,11 @@ pub fn to_json(rows: &[Row], agreement: Option<&Agreement>) -> Value {
     })
 }
 
-fn row_json(row: &Row, one: Option<f64>) -> Value {
-    let Row { way, ranks, threads, ran } = row;
+fn row_json(row: &StrategyRun, one: Option<f64>) -> Value {
+    let StrategyRun { strategy, ranks, threads, ran } = row;
     let ran = match ran {
         Err(reason) => {
-            return json!({ "way": way.name(), "ranks": ranks, "threads": threads, "reason": reason });
+            return json!({ "way": strategy.name(), "ranks": ranks, "threads": threads, "reason": reason });
         }
         Ok(ran) => ran,
     };
@@ -221,7 +228,7 @@ fn row_json(row: &Row, one: Option<f64>) -> Value {
         })
     });
     json!({
-        "way": way.name(), "ranks": ranks, "threads": threads, "micro_batches": ran.micro_batches,
+        "way": strategy.name(), "ranks": ranks, "threads": threads, "micro_batches": ran.micro_batches,
         "step_s_median": median, "step_s_min": min, "step_s": ran.step_s(),
         "of_one_device": one.map(|one| median / one), "as_planned": ran.as_planned(),
         "by_rank": by_rank.collect::<Vec<_>>(), "sent_bytes_per_step": ran.sent_bytes(),
@@ -237,25 +244,27 @@ mod tests {
 
     #[test]
     fn bars_are_as_long_as_what_they_stand_for() {
-        let Ok(ran) = made_up::row(Way::Ddp, &[4 << 20, 1 << 20], 5.0).ran else { unreachable!("it ran") };
+        let Ok(ran) = made_up::row(Strategy::Ddp, &[4 << 20, 1 << 20], 5.0).ran else {
+            unreachable!("it ran")
+        };
         let bar = |rank: usize| stacked(&ran.ranks[rank].measured, 4 << 20, 40);
         assert_eq!(bar(0), format!("{}{}", "█".repeat(20), "░".repeat(20)));
         assert_eq!(bar(1), format!("{}{}", "█".repeat(5), "░".repeat(5)));
     }
 
     #[test]
-    fn every_way_has_its_rows_and_one_that_does_not_run_its_reason() {
+    fn every_strategy_has_its_rows_and_one_that_does_not_run_its_reason() {
         let mut rows = made_up::rows();
         let text = to_text(&rows, agreement(&rows, 1e-6).as_ref(), 110);
-        for way in Way::ALL {
-            assert!(text.contains(way.name()), "{way:?}: {text}");
+        for strategy in Strategy::ALL {
+            assert!(text.contains(strategy.name()), "{strategy:?}: {text}");
         }
         for words in [
             "pipeline-zb-h1 does not run: parallel.pipeline = 2",
             "data-parallel, device 0",
             "zero-3, rank 1",
             "as planned",
-            "All 11 synchronous ways have the same loss 5.25000",
+            "All 11 synchronous strategies have the same loss 5.25000",
         ] {
             assert!(text.contains(words), "no {words:?} in {text}");
         }
@@ -263,7 +272,7 @@ mod tests {
             text.lines().filter(|line| line.contains('█')).all(|line| line.chars().count() <= 110),
             "{text}"
         );
-        rows[3] = made_up::row(Way::Ddp, &[9, 9], 5.5);
+        rows[3] = made_up::row(Strategy::Ddp, &[9, 9], 5.5);
         let text = to_text(&rows, agreement(&rows, 1e-6).as_ref(), 110);
         assert!(text.contains("Not the same loss as one-device (5.25000): ddp;"), "{text}");
     }

@@ -1,24 +1,25 @@
-//! Runs one way: plans it, refuses what does not fit, starts its ranks, collects what they measured.
+//! Runs one strategy: plans it, checks that it fits into memory, starts its ranks and collects their figures.
 
 use std::sync::Arc;
 
 use anyhow::Result;
 use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
+use phalanx_collectives::Isa;
 use phalanx_models::Model;
 use phalanx_plan::{Costs, simulate};
 use phalanx_train::{RunConfig, Spec, stage_costs};
 
 use super::ranks::{self, RankFigures};
-use super::way::Way;
+use super::strategy::Strategy;
 use crate::steps::StepCounts;
 
-/// What every way has in common.
+/// The settings that all strategies share.
 pub struct Bench<'a> {
-    /// Complete; its [parallel] is replaced by each way.
+    /// The complete configuration; each strategy replaces its table [parallel].
     pub config: RunConfig,
-    /// What is trained.
+    /// The model.
     pub model: Arc<dyn Model>,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
     /// Threads of all ranks together.
     pub threads: usize,
@@ -32,6 +33,9 @@ pub struct Bench<'a> {
 
 /// What the comparison needs of the program around it, which starts processes and knows the machine.
 pub trait Launcher {
+    /// The instruction set with which ranks compute and sum.
+    fn isa(&self) -> Isa;
+
     /// Plans a checked configuration, refuses it where it does not fit into memory, and measures steps on all of its
     /// ranks: what was planned, and the figures by rank.
     ///
@@ -57,74 +61,74 @@ pub trait Launcher {
     fn check_signals(&self) -> Result<()>;
 }
 
-/// One way as it ran.
+/// The figures of a strategy that ran.
 #[derive(Clone, Debug)]
-pub struct Ran {
-    /// By rank, or by device of the one process.
+pub struct StrategyFigures {
+    /// Figures by rank, or by device of the one process.
     pub ranks: Vec<RankFigures>,
     /// Micro-batches of a step on a rank.
     pub micro_batches: usize,
-    /// Idle part of a pipeline's time, simulated with the operations of each stage.
+    /// Idle fraction of a pipeline, simulated with the operations of each stage.
     pub bubble: Option<f64>,
 }
 
-/// One way, and what became of it.
+/// One strategy with its figures, or the reason why it did not run.
 #[derive(Clone, Debug)]
-pub struct Row {
-    /// Which.
-    pub way: Way,
+pub struct StrategyRun {
+    /// The strategy.
+    pub strategy: Strategy,
     /// Ranks or devices.
     pub ranks: usize,
     /// Threads of each.
     pub threads: usize,
-    /// Figures, or why there are none.
-    pub ran: Result<Ran, String>,
+    /// The figures, or the reason why there are none.
+    pub ran: Result<StrategyFigures, String>,
 }
 
 impl Bench<'_> {
-    /// Runs one way. What goes wrong is in the row.
+    /// Runs one strategy. A strategy that fails is returned with its reason.
     ///
     /// # Errors
     /// A signal that came meanwhile.
-    pub fn row(&self, way: Way) -> Result<Row> {
-        let config = way.configure(&self.config, self.ranks, self.threads);
+    pub fn row(&self, strategy: Strategy) -> Result<StrategyRun> {
+        let config = strategy.configure(&self.config, self.ranks, self.threads);
         let threads = config.train.threads.unwrap_or(1);
-        let ran = match way {
-            Way::DataParallel | Way::DataParallelLoss => {
-                self.data_parallel(config, way == Way::DataParallelLoss)
+        let ran = match strategy {
+            Strategy::DataParallel | Strategy::DataParallelLoss => {
+                self.data_parallel(config, strategy == Strategy::DataParallelLoss)
             }
             _ => self.ranks(config),
         };
         self.launcher.check_signals()?;
         let ran = ran.map_err(|error| format!("{error:#}"));
-        Ok(Row { way, ranks: way.devices(self.ranks), threads, ran })
+        Ok(StrategyRun { strategy, ranks: strategy.devices(self.ranks), threads, ran })
     }
 
-    /// A configuration whose ranks are processes, or one rank in this process.
+    /// Runs a configuration whose ranks are processes, or one rank in this process.
     ///
     /// # Errors
     /// What cannot work or does not fit, a rank that died.
-    pub fn ranks(&self, config: RunConfig) -> Result<Ran> {
+    pub fn ranks(&self, config: RunConfig) -> Result<StrategyFigures> {
         config.check()?;
         let counts = self.counts(&config);
         let (spec, ranks) = self.launcher.measure(config, Arc::clone(&self.model), counts)?;
         let costs = || Costs { stages: stage_costs(&spec), message: 0.0 };
         let bubble = (spec.mesh.pipeline > 1).then(|| simulate(&spec.schedule, &costs()).bubble_fraction());
-        Ok(Ran { ranks, micro_batches: spec.micro_batches, bubble })
+        Ok(StrategyFigures { ranks, micro_batches: spec.micro_batches, bubble })
     }
 
     fn counts(&self, config: &RunConfig) -> StepCounts {
         StepCounts { seed: config.train.seed, warmup: self.warmup, steps: self.steps }
     }
 
-    /// Devices of this process.
-    fn data_parallel(&self, config: RunConfig, loss_in_forward: bool) -> Result<Ran> {
+    /// Runs the devices of this process.
+    fn data_parallel(&self, config: RunConfig, loss_in_forward: bool) -> Result<StrategyFigures> {
         config.check()?;
         let threads = config.train.threads.unwrap_or(1);
         let spec = Spec::new(&config, Arc::clone(&self.model), 0, threads)?;
         let plan = DataParallel::plan(&spec, self.ranks, loss_in_forward)?;
         self.launcher.check_memory(&plan)?;
-        let ranks = ranks::data_parallel(&plan, self.counts(&config))?;
-        Ok(Ran { ranks, micro_batches: 1, bubble: None })
+        let ranks = ranks::data_parallel(&plan, self.launcher.isa(), self.counts(&config))?;
+        Ok(StrategyFigures { ranks, micro_batches: 1, bubble: None })
     }
 }

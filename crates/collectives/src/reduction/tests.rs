@@ -1,12 +1,67 @@
-//! The law as it is written at the head of the module, element by element, with every instruction set of
-//! this machine, bit for bit. Rounding is held against its definition, not against a conversion.
+//! Sums along the tree that the module describes, element by element, with every instruction set of this machine, bit for
+//! bit. Rounding is held against its definition, not against a conversion.
 
+use std::cell::Cell;
 use std::sync::OnceLock;
 
+use phalanx_cpu::Cpu;
+use phalanx_tensor::{Arena, Category, Device};
+
 use super::*;
+use crate::{Group, Options, Solo, threads};
+
+thread_local! {
+    /// The vectors that this thread's last pass was compiled for.
+    static INSTRUCTIONS: Cell<&'static str> = const { Cell::new("none") };
+}
+
+/// Notes the vectors of a pass.
+pub(super) fn note_instructions<L: Lanes>() {
+    INSTRUCTIONS.set(std::any::type_name::<L>());
+}
+
+/// The vectors that `isa` stands for.
+fn vectors_of(isa: Isa) -> &'static str {
+    vectorized!(fn name() -> &'static str = name_body);
+    #[inline(always)]
+    fn name_body<L: Lanes>() -> &'static str {
+        std::any::type_name::<L>()
+    }
+    name(isa)
+}
+
+/// Groups sum with the instruction set of their options, at most with what the processor has.
+#[test]
+fn groups_keep_to_their_instruction_set() {
+    let sum_in = |group: &dyn Group| {
+        INSTRUCTIONS.set("none");
+        let device = Device::new(Cpu::new(1), Arena::heap());
+        let alloc = |elements: usize| {
+            let mut x = device.alloc(DType::F32, [elements], Category::Communication, "x");
+            device.fill(x.view_mut(), 1.0);
+            x
+        };
+        let (_, shard) =
+            group.reduce_scatter(alloc(64 * group.world_size()), alloc(64), true).wait().unwrap();
+        assert!(shard.view().as_slice::<f32>().iter().all(|x| *x == group.world_size() as f32 + 1.0));
+        INSTRUCTIONS.get()
+    };
+    for isa in Isa::ALL {
+        let expected = vectors_of(isa.limit(Isa::detect()));
+        assert_eq!(sum_in(&Solo::new("alone").with_isa(isa)), expected, "{isa:?}");
+        let options = Options { isa, overlap: false, ..Options::default() };
+        std::thread::scope(|scope| {
+            for endpoint in threads(2) {
+                let endpoint = endpoint.with_options(options.clone());
+                let sum_in = &sum_in;
+                scope.spawn(move || assert_eq!(sum_in(&*endpoint.group("data")), expected, "{isa:?}"));
+            }
+        });
+    }
+}
 
 /// A type with its oracle.
-trait Tested: Number + Clone {
+trait Tested: Summand + Clone {
     const DTYPE: DType;
     /// Its sums are made in this.
     type In: Copy + std::ops::Add<Output = Self::In>;
@@ -88,7 +143,7 @@ fn nearest(x: f32, finite: &[f64]) -> u16 {
     (if up { above } else { below }) as u16 | if x.is_sign_negative() { 1 << 15 } else { 0 }
 }
 
-/// The law as it is written at the head.
+/// The tree that the module describes.
 fn tree_of<T: Tested>(x: &[T]) -> T::In {
     match x.len() {
         1 => x[0].widen(),
@@ -100,7 +155,7 @@ fn tree_of<T: Tested>(x: &[T]) -> T::In {
 }
 
 fn isas() -> impl Iterator<Item = Isa> {
-    [Isa::Portable, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| *isa <= Isa::detect())
+    Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect())
 }
 
 fn hash(rank: usize, i: usize) -> u64 {
@@ -154,7 +209,7 @@ fn agrees<T: Tested>(world: usize, elements: usize, value: fn(usize, usize) -> T
             sources[world - 1] = target.cast_const().cast();
         }
         // SAFETY: local buffers of the same length; the processor has the instructions.
-        unsafe { sum_by(isa, T::DTYPE, &sources, target.cast(), elements, accumulate) };
+        unsafe { sum(isa, T::DTYPE, &sources, target.cast(), elements, accumulate) };
         let got = if in_place { &copies[world - 1] } else { &out };
         for (i, got) in got.iter().enumerate() {
             let tree = tree_of(&column(i));
@@ -209,13 +264,13 @@ fn nothing_is_rounded_in_between() {
         let sources: Vec<*const u8> = data.iter().map(|x| std::ptr::from_ref(x).cast()).collect();
         let mut target = [bf16::from_f32(1.0)];
         // SAFETY: one element each.
-        unsafe { sum(DType::BF16, &sources, target.as_mut_ptr().cast(), 1, accumulate) };
+        unsafe { sum(Isa::detect(), DType::BF16, &sources, target.as_mut_ptr().cast(), 1, accumulate) };
         assert_eq!(target[0].to_f32(), expected, "{world} ranks");
     }
 }
 
 /// Rounding alone, from numbers of every exponent and at, below and above every kind of tie.
-fn rounds<T: Tested<In = f32> + Number<Sum = f32>>(nan: T) {
+fn rounds<T: Tested<In = f32> + Summand<Sum = f32>>(nan: T) {
     let ties =
         [0u32, 1, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001, 0x7fff, 0x8000, 0x8001, 0x1_7fff, 0x1_8000];
     let ties =
@@ -225,7 +280,7 @@ fn rounds<T: Tested<In = f32> + Number<Sum = f32>>(nan: T) {
     for isa in isas() {
         let mut out = vec![nan; x.len()];
         // SAFETY: local buffers of the same length; the processor has the instructions.
-        unsafe { by_isa::<f32, T, 1, false>(isa, [x.as_ptr()], out.as_mut_ptr(), x.len()) };
+        unsafe { pass(isa, &Pass::<f32, T>::new(&[x.as_ptr().cast()], 0, out.as_mut_ptr(), x.len(), false)) };
         for (x, got) in x.iter().zip(out) {
             assert_eq!(got.bits(), T::round(*x).bits(), "{x:e} ({:#x}), {isa:?}", x.to_bits());
         }

@@ -14,7 +14,7 @@ pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> 
     for q in from {
         // SAFETY: the source is a whole part (Meeting::meet checked) that its owner keeps until this
         // rank leaves; the target is this rank's alone, and no part that a peer reads.
-        unsafe { t.target.range(q * bytes, bytes).fill_from(m.source(q)) };
+        unsafe { t.target.range(q * bytes, bytes).fill_from(m.isa(), m.source(q)) };
     }
     m.leave()
 }

@@ -26,10 +26,10 @@ pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> 
         // SAFETY: every source holds the whole (Meeting::meet checked); until this rank leaves, its part of
         // all of them is this rank's alone to read and to write.
         unsafe {
-            reduction::sum(t.dtype, m.sources_at(start), sum, elements, false);
+            reduction::sum(m.isa(), t.dtype, m.sources_at(start), sum, elements, false);
             for q in m.peers() {
                 let address = m.source(q).cast_mut().wrapping_add(start);
-                Span { address, bytes }.fill_from(sum);
+                Span { address, bytes }.fill_from(m.isa(), sum);
             }
         }
     }

@@ -12,7 +12,7 @@ pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> 
     for q in m.peers().chain([own]) {
         // SAFETY: the source holds the whole (Meeting::meet checked) and its owner keeps it until this
         // rank leaves; the target is this rank's alone.
-        unsafe { t.target.range(q * bytes, bytes).fill_from(m.source(q).wrapping_add(own * bytes)) };
+        unsafe { t.target.range(q * bytes, bytes).fill_from(m.isa(), m.source(q).wrapping_add(own * bytes)) };
     }
     m.leave()
 }

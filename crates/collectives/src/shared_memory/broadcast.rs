@@ -13,7 +13,7 @@ pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> 
     }
     // SAFETY: the root keeps its whole buffer (Meeting::meet checked) until this rank's tick; the target
     // is this rank's alone, and nobody reads it.
-    unsafe { t.source.fill_from(m.source(root)) };
+    unsafe { t.source.fill_from(m.isa(), m.source(root)) };
     m.tick();
     Ok(())
 }

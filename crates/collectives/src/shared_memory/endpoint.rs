@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
+use phalanx_simd::Isa;
 use phalanx_tensor::{Region, refused_thread};
 
 use crate::call::{Buffers, Call};
@@ -23,6 +24,8 @@ use crate::statistics::Statistics;
 pub struct Options {
     /// Whether calls run beside the submitter, on a thread of the group; otherwise submitting waits.
     pub overlap: bool,
+    /// The instruction set to sum and copy with, at most what the processor has. The bits are the same with all.
+    pub isa: Isa,
     /// How long a peer may be missing before the job ends.
     pub deadline: Duration,
     /// How long a peer may be missing before people are told.
@@ -35,6 +38,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             overlap: true,
+            isa: Isa::detect(),
             deadline: Duration::from_secs(300),
             notice_after: Duration::from_secs(10),
             notice: Arc::new(|_| ()),
@@ -193,13 +197,19 @@ impl Endpoint {
 
     /// The same with other options for the groups that it will make.
     pub fn with_options(mut self, options: Options) -> Endpoint {
-        self.options = options;
+        let isa = options.isa.limit(Isa::detect());
+        self.options = Options { isa, ..options };
         self
     }
 
     /// This rank's number on the host.
     pub fn rank(&self) -> usize {
         self.host.rank
+    }
+
+    /// The instruction set that the groups sum and copy with.
+    pub fn isa(&self) -> Isa {
+        self.options.isa
     }
 
     /// Ranks of the job.

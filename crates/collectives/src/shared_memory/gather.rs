@@ -15,7 +15,7 @@ pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> 
     for q in m.peers().chain([own]) {
         // SAFETY: the source is a whole part (Meeting::meet checked) that its owner keeps until the root's
         // tick; the target is the root's alone.
-        unsafe { t.target.range(q * bytes, bytes).fill_from(m.source(q)) };
+        unsafe { t.target.range(q * bytes, bytes).fill_from(m.isa(), m.source(q)) };
     }
     m.tick();
     Ok(())

@@ -10,6 +10,7 @@
 
 use std::time::{Duration, Instant};
 
+use phalanx_simd::Isa;
 use phalanx_trace::Site;
 
 use crate::error::CollectiveError;
@@ -102,6 +103,11 @@ impl<'a> Meeting<'a> {
     pub(crate) fn new(place: Place<'a>, tables: &'a mut Tables) -> Meeting<'a> {
         let base = place.slot(place.rank).counter();
         Meeting { place, tables, base, ticks: 0 }
+    }
+
+    /// The instruction set to sum and copy with; the processor has it.
+    pub(crate) fn isa(&self) -> Isa {
+        self.place.options.isa
     }
 
     pub(crate) fn rank(&self) -> usize {

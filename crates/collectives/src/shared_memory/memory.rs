@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
+use phalanx_simd::Isa;
 use phalanx_tensor::Region;
 
 use crate::error::CollectiveError;
@@ -36,12 +37,12 @@ impl Span {
     /// Overwrites the piece with as many bytes from `source`.
     ///
     /// # Safety
-    /// The piece is this rank's to write, the source is readable and unwritten meanwhile, and they do not
+    /// The processor has `isa`. The piece is this rank's to write, the source is readable and unwritten meanwhile, and they do not
     /// overlap.
-    pub(crate) unsafe fn fill_from(self, source: *const u8) {
+    pub(crate) unsafe fn fill_from(self, isa: Isa, source: *const u8) {
         if self.bytes > 0 {
             // SAFETY: passed on.
-            unsafe { crate::copy::copy(source, self.address, self.bytes) };
+            unsafe { phalanx_simd::copy(isa, source, self.address, self.bytes) };
         }
     }
 }

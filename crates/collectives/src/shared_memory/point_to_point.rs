@@ -13,7 +13,7 @@ pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> 
     }
     // SAFETY: the sender keeps its whole buffer (Meeting::meet checked) until this rank's tick; the target
     // is this rank's alone.
-    unsafe { t.target.fill_from(m.source(t.root())) };
+    unsafe { t.target.fill_from(m.isa(), m.source(t.root())) };
     m.tick();
     Ok(())
 }

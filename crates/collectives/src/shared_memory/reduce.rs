@@ -13,6 +13,6 @@ pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> 
     let target = m.source(t.root()).cast_mut().wrapping_add(start);
     // SAFETY: every source holds the whole (Meeting::meet checked); until this rank leaves, its part of all
     // of them is this rank's alone to read and to write.
-    unsafe { reduction::sum(t.dtype, m.sources_at(start), target, part.len(), false) };
+    unsafe { reduction::sum(m.isa(), t.dtype, m.sources_at(start), target, part.len(), false) };
     m.leave()
 }

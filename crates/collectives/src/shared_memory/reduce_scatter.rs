@@ -15,6 +15,8 @@ pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> 
     let target = if t.in_place() { t.source.range(start, bytes) } else { t.target.range(0, bytes) };
     // SAFETY: every source holds the whole (Meeting::meet checked), its owner keeps it unwritten until
     // this rank leaves; the target is this rank's alone, or the same part of its own source.
-    unsafe { reduction::sum(t.dtype, m.sources_at(start), target.address, part.len(), t.accumulate) };
+    unsafe {
+        reduction::sum(m.isa(), t.dtype, m.sources_at(start), target.address, part.len(), t.accumulate)
+    };
     m.leave()
 }

@@ -11,7 +11,7 @@ pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> 
     let part = m.source(t.root()).wrapping_add(m.rank() * bytes);
     // SAFETY: the root keeps its whole buffer (Meeting::meet checked) until this rank's tick; the target is
     // this rank's alone.
-    unsafe { t.target.range(0, bytes).fill_from(part) };
+    unsafe { t.target.range(0, bytes).fill_from(m.isa(), part) };
     if m.rank() == t.root() {
         return m.leave();
     }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use crate::call::Buffers;
 use crate::error::CollectiveError;
 use crate::pending::Progress;
 use crate::shared_memory::channel::{Channel, Transfer};
@@ -80,7 +81,7 @@ impl Stream {
     pub(crate) fn run(&self, transfer: Transfer) -> u64 {
         let ticket = self.enqueue(transfer);
         // Whoever waits for the ticket gets the error, if there is one.
-        let _ = self.wait(ticket);
+        let _ = Progress::wait(self, ticket, &mut Buffers::default());
         ticket
     }
 
@@ -158,7 +159,7 @@ impl Stream {
 }
 
 impl Progress for Stream {
-    fn wait(&self, ticket: u64) -> Result<(), CollectiveError> {
+    fn wait(&self, ticket: u64, _: &mut Buffers) -> Result<(), CollectiveError> {
         let mut state = self.lock();
         if state.completed >= ticket {
             return Ok(());

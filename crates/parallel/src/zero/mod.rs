@@ -19,6 +19,7 @@
 
 mod gradients;
 mod parameters;
+mod prefetch;
 mod spans;
 mod sums;
 mod update;
@@ -28,7 +29,6 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Gradient, Network};
-use phalanx_memory::Prefetch;
 use phalanx_optim::Optimizer;
 use phalanx_plan::{ChunkLayout, Precision, Stage};
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View};
@@ -36,6 +36,7 @@ use phalanx_trace::PhaseName;
 
 use gradients::GradientChunks;
 use parameters::ParameterChunks;
+use prefetch::Prefetch;
 pub use spans::{Extent, StateSpan};
 
 /// Options of [`Zero`]. Only `defer` and `precision` change bits of the result.

@@ -1,12 +1,12 @@
 //! Parameters in chunks: stored whole (stages 0 to 2), or gathered when a block uses them (stage 3).
 
 use phalanx_collectives::{CollectiveError, Group, Pending};
-use phalanx_memory::Prefetch;
 use phalanx_plan::Stage;
 use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
 use phalanx_trace::PhaseName;
 
 use super::Map;
+use super::prefetch::Prefetch;
 
 /// One chunk of parameters.
 enum Chunk {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use phalanx_bench::kernels::{Labels, Plan, Setting, to_json, to_text};
+use phalanx_bench::kernels::{KernelBench, Labels, Setting, to_json, to_text};
 
 use crate::args::{BenchKernelsArgs, BenchSetting};
 use crate::environment::Environment;
@@ -22,7 +22,7 @@ pub fn bench_kernels(args: &BenchKernelsArgs, environment: Environment) -> Resul
     }
     let mut threads = vec![1, all];
     threads.dedup();
-    let plan = Plan {
+    let bench = KernelBench {
         setting: setting(args.setting),
         dtype: args.dtype.dtype(),
         threads,
@@ -31,7 +31,7 @@ pub fn bench_kernels(args: &BenchKernelsArgs, environment: Environment) -> Resul
         options: &|threads| environment.options(threads),
         check_memory: &check_memory,
     };
-    let columns = plan.run()?;
+    let columns = bench.run()?;
     let (setting, dtype, isa) = (args.setting.name(), args.dtype.dtype(), environment.isa().name());
     let labels = Labels { setting, dtype, isa };
     match args.json {

@@ -1,4 +1,4 @@
-//! `phalanx bench strategies`: one model under each way of parallelism, compared.
+//! `phalanx bench strategies`: one model under each strategy of parallelism, compared.
 
 use std::sync::Arc;
 
@@ -8,9 +8,10 @@ use phalanx_bench::steps::StepCounts;
 use phalanx_bench::strategies::classic::{self, Classic};
 use phalanx_bench::strategies::compared::{Agreement, agreement, tolerance};
 use phalanx_bench::strategies::drawing::draw_svg;
-use phalanx_bench::strategies::run::{Bench, Launcher, Row};
-use phalanx_bench::strategies::way::Way;
+use phalanx_bench::strategies::run::{Bench, Launcher, StrategyRun};
+use phalanx_bench::strategies::strategy::Strategy;
 use phalanx_bench::strategies::{RankFigures, report};
+use phalanx_collectives::Isa;
 use phalanx_models::Model;
 use phalanx_train::{RunConfig, Spec};
 use serde_json::{Value, json};
@@ -34,22 +35,22 @@ const BERT_STEPS: usize = 250;
 /// Letters of a line where there is no terminal.
 const LINE: usize = 110;
 
-/// Runs every way, then the classic comparison, and shows both.
+/// Runs every strategy, then the classic comparison, and shows both.
 ///
 /// # Errors
-/// A configuration of no model, an unknown way, a file that cannot be written, a signal. A way that cannot run is
+/// A configuration of no model, an unknown strategy, a file that cannot be written, a signal. A strategy that cannot run is
 /// none.
 pub fn bench_strategies(args: &BenchStrategiesArgs, environment: Environment) -> Result<()> {
     check(args)?;
-    let ways = Way::named(&args.only)?;
+    let strategies = Strategy::named(&args.only)?;
     let signals = Signals::take_over()?;
     let processes = Processes { environment, signals: &signals };
     let bench = bench_of(args, &processes)?;
     let bert_steps = args.bert_steps.unwrap_or(if args.only.is_empty() { BERT_STEPS } else { 0 });
     let mut rows = Vec::new();
-    for (number, way) in (1..).zip(&ways) {
-        note(&format!("[{number} of {}] {}", ways.len(), way.name()));
-        rows.push(bench.row(*way)?);
+    for (number, strategy) in (1..).zip(&strategies) {
+        note(&format!("[{number} of {}] {}", strategies.len(), strategy.name()));
+        rows.push(bench.row(*strategy)?);
     }
     let mut progress = |name: &str| note(&format!("[BERT] {name}: {}", plural(bert_steps, "step")));
     let classic = match bert_steps {
@@ -65,12 +66,12 @@ fn check(args: &BenchStrategiesArgs) -> Result<()> {
         bail!("--steps 0: there is nothing to measure; give at least 1");
     }
     if args.nproc < 2 {
-        bail!("--nproc {}: ways of parallelism differ on 2 ranks or more", args.nproc);
+        bail!("--nproc {}: strategies of parallelism differ on 2 ranks or more", args.nproc);
     }
     Ok(())
 }
 
-/// The model, and what every way has in common.
+/// The model, and what every strategy has in common.
 fn bench_of<'a>(args: &BenchStrategiesArgs, launcher: &'a Processes<'a>) -> Result<Bench<'a>> {
     let overrides = Overrides { set: args.set.clone(), nproc: None };
     let given = Given::read(&args.config)?.with(&overrides, &[])?;
@@ -103,6 +104,10 @@ struct Processes<'a> {
 }
 
 impl Launcher for Processes<'_> {
+    fn isa(&self) -> Isa {
+        self.environment.isa()
+    }
+
     fn measure(
         &self,
         config: RunConfig,
@@ -149,8 +154,13 @@ impl Launcher for Processes<'_> {
     }
 }
 
-fn show(args: &BenchStrategiesArgs, bench: &Bench, rows: &[Row], classic: Option<&Classic>) -> Result<()> {
-    let config = Way::OneDevice.configure(&bench.config, bench.ranks, bench.threads);
+fn show(
+    args: &BenchStrategiesArgs,
+    bench: &Bench,
+    rows: &[StrategyRun],
+    classic: Option<&Classic>,
+) -> Result<()> {
+    let config = Strategy::OneDevice.configure(&bench.config, bench.ranks, bench.threads);
     let spec = planned::spec(&config, Arc::clone(&bench.model), 0)?;
     let found = agreement(rows, tolerance(&spec, bench.warmup + bench.steps));
     let heading = format!(
@@ -180,7 +190,7 @@ fn show(args: &BenchStrategiesArgs, bench: &Bench, rows: &[Row], classic: Option
 fn to_json(
     args: &BenchStrategiesArgs,
     bench: &Bench,
-    rows: &[Row],
+    rows: &[StrategyRun],
     found: Option<&Agreement>,
     classic: Option<&Classic>,
 ) -> Value {

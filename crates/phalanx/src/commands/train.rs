@@ -132,7 +132,7 @@ fn run_threads(
             .map(|endpoint| {
                 scope.spawn(move || {
                     let rank = endpoint.rank();
-                    let seat = Seat::among(endpoint, &job.config);
+                    let seat = Seat::among(endpoint, &job.config, environment.isa());
                     let done = training::rank(job, &seat, environment, signals.stop(), show, output);
                     done.map_err(|error| (training::is_of_another(&error, rank), error))
                 })

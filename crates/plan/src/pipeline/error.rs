@@ -23,7 +23,7 @@ pub enum ScheduleError {
     /// Zero of something.
     #[error("a pipeline schedule needs at least one of each: got 0 {what}")]
     Zero {
-        /// Of what.
+        /// The thing of which there are none.
         what: &'static str,
     },
     /// More than is planned.

@@ -1,37 +1,37 @@
-//! How many micro-batches' activations a stage, and a rank with all its stages, holds at most.
+//! The largest number of micro-batches whose activations a stage, or a rank with all its stages, holds.
 //!
-//! From its forward on a stage holds a micro-batch's activations: until `B`; or until `I` those that the
-//! gradient of the input needs, and until `W` those that the gradient of the weights needs. Times do not
-//! matter, because a rank does one thing after the other.
+//! A stage holds the activations of a micro-batch from its forward to `B`. Where backward is split, it holds those that
+//! the gradient of the input needs until `I`, and those that the gradient of the weights needs until `W`. The durations
+//! of actions do not matter, because a rank runs one action after the other.
 
 use super::action::{Action, Kind};
 use super::schedule::Schedule;
 
-/// Most micro-batches held at the same time.
+/// The largest number of micro-batches whose activations are held at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldMicroBatches {
     /// From the beginning of `F` to the end of `I` or `B`.
     pub to_input: usize,
     /// From the beginning of `F` to the end of `W` or `B`.
     pub to_weight: usize,
 }
 
-/// What a schedule holds. A rank's number is that of its stages together, each counting 1 a micro-batch, at
-/// the moment when it is highest.
+/// The micro-batches whose activations a schedule holds. A rank's number is the largest sum over its stages, each of which
+/// counts 1 per micro-batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InFlight {
     /// By stage.
-    pub stages: Vec<Held>,
+    pub stages: Vec<HeldMicroBatches>,
     /// By rank.
-    pub ranks: Vec<Held>,
+    pub ranks: Vec<HeldMicroBatches>,
 }
 
-/// Counts what is held, through a schedule that [`super::check()`] accepts.
+/// Counts the held micro-batches of a schedule that [`super::check()`] accepts.
 pub fn in_flight(schedule: &Schedule) -> InFlight {
     let peak = |rank: usize, of_stage: Option<usize>| {
         let counted = |action: &Action| of_stage.is_none_or(|stage| action.stage == stage);
         let until = |last: Kind| max_held(schedule.actions(rank).filter(counted), last);
-        Held { to_input: until(Kind::Input), to_weight: until(Kind::Weight) }
+        HeldMicroBatches { to_input: until(Kind::Input), to_weight: until(Kind::Weight) }
     };
     let ranks = (0..schedule.ranks.len()).map(|rank| peak(rank, None)).collect();
     let stages =
@@ -39,7 +39,7 @@ pub fn in_flight(schedule: &Schedule) -> InFlight {
     InFlight { stages, ranks }
 }
 
-/// The highest number of forwards whose `last` part has not been done.
+/// The largest number of forwards whose `last` part is not done yet.
 fn max_held(actions: impl Iterator<Item = Action>, last: Kind) -> usize {
     let (mut held, mut max) = (0, 0);
     for action in actions {

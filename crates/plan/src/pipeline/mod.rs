@@ -34,7 +34,7 @@ pub use action::{Action, Kind};
 pub use check::{check, check_order};
 pub use error::ScheduleError;
 pub use generate::generate;
-pub use held::{Held, InFlight, in_flight};
+pub use held::{HeldMicroBatches, InFlight, in_flight};
 pub use lower::{Channel, Message, Step, lower, messages};
 pub use names::Plan;
 pub use schedule::Schedule;

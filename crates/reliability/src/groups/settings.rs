@@ -76,11 +76,11 @@ impl Setting {
 /// One of the settings, each about as often.
 fn setting(world: &World, random: &mut Random, number: usize) -> Result<Setting, String> {
     let memory = |fault, letter: char, random: &mut Random| {
-        let min_memory = min_memory(world, letter)?;
-        // Close to the minimum more often than far from it.
+        let min = min_memory(world, letter)?;
+        // Close to the smallest limit more often than far from it.
         let more = (random.fraction().powi(3) * 400_000.0) as usize;
         let backtrace = if random.chance(0.5) { "RUST_BACKTRACE=1 " } else { "" };
-        let before = format!("ulimit -{letter} {};", min_memory + more);
+        let before = format!("ulimit -{letter} {};", min + more);
         let mut setting = Setting::shell(fault, before);
         if !backtrace.is_empty() {
             setting.variables.push(("RUST_BACKTRACE", Some("1".to_string())));
@@ -209,7 +209,7 @@ fn give(path: &Path, user: u32) -> std::io::Result<()> {
 
 /// The smallest limit in KiB under which `phalanx --version` works.
 fn min_memory(world: &World, letter: char) -> Result<usize, String> {
-    let kept = world.prepared(&format!("least-{letter}"), |folder| {
+    let kept = world.prepared(&format!("min-{letter}"), |folder| {
         let works = |limit: usize| {
             let command = Invocation::new(world.program(), folder, ["--version"]);
             command
@@ -222,8 +222,8 @@ fn min_memory(world: &World, letter: char) -> Result<usize, String> {
             let middle = (fails + suffices) / 2;
             if works(middle)? { suffices = middle } else { fails = middle }
         }
-        std::fs::write(folder.join("least"), suffices.to_string()).map_err(|error| error.to_string())
+        std::fs::write(folder.join("min"), suffices.to_string()).map_err(|error| error.to_string())
     })?;
-    let text = std::fs::read_to_string(kept.join("least")).map_err(|error| error.to_string())?;
+    let text = std::fs::read_to_string(kept.join("min")).map_err(|error| error.to_string())?;
     text.parse().map_err(|_| format!("a limit: {text}"))
 }

@@ -16,6 +16,9 @@ pub use rows::{exp, exp2, largest, load, max_row, store, sum};
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512};
 
+/// The NaN that [`Lanes::one_nan`] leaves.
+const ONE_NAN: f32 = f32::from_bits(0x7fc0_0000);
+
 /// A vector of 16 f32, with the instructions of one instruction set.
 ///
 /// # Safety
@@ -26,6 +29,8 @@ pub use x86::{Avx2, Avx512};
 pub trait Lanes: Copy + 'static {
     /// The vector.
     type V: Copy;
+    /// The vector of 8 f64.
+    type D: Copy;
     /// `a * b + c` of single numbers, in one rounding where the processor can.
     fn fused(a: f32, b: f32, c: f32) -> f32;
     /// All lanes `x`.
@@ -66,6 +71,18 @@ pub trait Lanes: Copy + 'static {
     unsafe fn load_f16(from: *const f16) -> Self::V;
     /// 16 numbers of f16, rounded to nearest even; infinite beyond 65,504.
     unsafe fn store_f16(to: *mut f16, x: Self::V);
+    /// Lanes that are not a number become the one NaN 0x7fc0_0000, which rounds to `bf16::NAN` and `f16::NAN`.
+    unsafe fn one_nan(x: Self::V) -> Self::V;
+    /// 8 numbers of f64.
+    unsafe fn load_f64(from: *const f64) -> Self::D;
+    /// The first `count` numbers of f64, the other lanes 0.
+    unsafe fn load_first_f64(from: *const f64, count: usize) -> Self::D;
+    /// 8 numbers of f64.
+    unsafe fn store_f64(to: *mut f64, x: Self::D);
+    /// The first `count` lanes of f64.
+    unsafe fn store_first_f64(to: *mut f64, x: Self::D, count: usize);
+    /// `a + b` of f64.
+    unsafe fn add_f64(a: Self::D, b: Self::D) -> Self::D;
     /// Lanes that are bf16, widened, as pairs: the lower half of a lane from `low`, the upper from `high`.
     unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::V;
     /// Brings the cache line of an address nearer, to be read; the address need not be valid.
@@ -86,6 +103,7 @@ pub struct Portable;
 
 impl Lanes for Portable {
     type V = [f32; 16];
+    type D = [f64; 8];
     #[inline(always)]
     unsafe fn splat(x: f32) -> [f32; 16] {
         [x; 16]
@@ -171,6 +189,36 @@ impl Lanes for Portable {
     unsafe fn store_bf16(to: *mut bf16, x: [f32; 16]) {
         // SAFETY: the caller's promise; any alignment.
         unsafe { to.cast::<[bf16; 16]>().write_unaligned(x.map(bf16::from_f32)) };
+    }
+    #[inline(always)]
+    unsafe fn one_nan(x: [f32; 16]) -> [f32; 16] {
+        x.map(|x| if x.is_nan() { ONE_NAN } else { x })
+    }
+    #[inline(always)]
+    unsafe fn load_f64(from: *const f64) -> [f64; 8] {
+        // SAFETY: the caller's promise; any alignment.
+        unsafe { from.cast::<[f64; 8]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_first_f64(from: *const f64, count: usize) -> [f64; 8] {
+        let mut x = [0.0; 8];
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, x.as_mut_ptr(), count.min(8)) };
+        x
+    }
+    #[inline(always)]
+    unsafe fn store_f64(to: *mut f64, x: [f64; 8]) {
+        // SAFETY: the caller's promise; any alignment.
+        unsafe { to.cast::<[f64; 8]>().write_unaligned(x) };
+    }
+    #[inline(always)]
+    unsafe fn store_first_f64(to: *mut f64, x: [f64; 8], count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(x.as_ptr(), to, count.min(8)) };
+    }
+    #[inline(always)]
+    unsafe fn add_f64(a: [f64; 8], b: [f64; 8]) -> [f64; 8] {
+        std::array::from_fn(|i| a[i] + b[i])
     }
     #[inline(always)]
     unsafe fn pair_bf16(low: [f32; 16], high: [f32; 16]) -> [f32; 16] {

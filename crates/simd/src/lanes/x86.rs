@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Lanes, Portable};
+use super::{Lanes, ONE_NAN, Portable};
 
 /// AVX2 and FMA: two halves.
 #[derive(Clone, Copy)]
@@ -14,6 +14,7 @@ pub struct Avx2;
 // pointers are valid for the lanes touched.
 impl Lanes for Avx2 {
     type V = [__m256; 2];
+    type D = [__m256d; 2];
     #[inline(always)]
     unsafe fn splat(x: f32) -> [__m256; 2] {
         // SAFETY: see above.
@@ -158,6 +159,49 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn one_nan(x: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: see above.
+        unsafe {
+            let one = _mm256_set1_ps(ONE_NAN);
+            [
+                _mm256_blendv_ps(x[0], one, _mm256_cmp_ps::<_CMP_UNORD_Q>(x[0], x[0])),
+                _mm256_blendv_ps(x[1], one, _mm256_cmp_ps::<_CMP_UNORD_Q>(x[1], x[1])),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f64(from: *const f64) -> [__m256d; 2] {
+        // SAFETY: see above.
+        unsafe { [_mm256_loadu_pd(from), _mm256_loadu_pd(from.add(4))] }
+    }
+    #[inline(always)]
+    unsafe fn load_first_f64(from: *const f64, count: usize) -> [__m256d; 2] {
+        // SAFETY: see above.
+        unsafe { Avx2::load_f64(Portable::load_first_f64(from, count).as_ptr()) }
+    }
+    #[inline(always)]
+    unsafe fn store_f64(to: *mut f64, x: [__m256d; 2]) {
+        // SAFETY: see above.
+        unsafe {
+            _mm256_storeu_pd(to, x[0]);
+            _mm256_storeu_pd(to.add(4), x[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_first_f64(to: *mut f64, x: [__m256d; 2], count: usize) {
+        let mut all = [0f64; 8];
+        // SAFETY: see above.
+        unsafe {
+            Avx2::store_f64(all.as_mut_ptr(), x);
+            Portable::store_first_f64(to, all, count);
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_f64(a: [__m256d; 2], b: [__m256d; 2]) -> [__m256d; 2] {
+        // SAFETY: see above.
+        unsafe { [_mm256_add_pd(a[0], b[0]), _mm256_add_pd(a[1], b[1])] }
+    }
+    #[inline(always)]
     unsafe fn pair_bf16(low: [__m256; 2], high: [__m256; 2]) -> [__m256; 2] {
         // SAFETY: two times 8 numbers are 16 numbers.
         unsafe {
@@ -197,7 +241,7 @@ fn mask(count: usize) -> __mmask16 {
 /// # Safety
 /// The processor has the instructions.
 #[inline(always)]
-pub unsafe fn rounded_to_bf16(x: __m512) -> __m512i {
+unsafe fn rounded_to_bf16(x: __m512) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
         let bits = _mm512_castps_si512(x);
@@ -212,6 +256,7 @@ pub unsafe fn rounded_to_bf16(x: __m512) -> __m512i {
 
 impl Lanes for Avx512 {
     type V = __m512;
+    type D = __m512d;
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
         // SAFETY: see above.
@@ -308,6 +353,36 @@ impl Lanes for Avx512 {
     unsafe fn store_bf16(to: *mut bf16, x: __m512) {
         // SAFETY: see above.
         unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(rounded_to_bf16(x))) }
+    }
+    #[inline(always)]
+    unsafe fn one_nan(x: __m512) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), _mm512_set1_ps(ONE_NAN)) }
+    }
+    #[inline(always)]
+    unsafe fn load_f64(from: *const f64) -> __m512d {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_pd(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_first_f64(from: *const f64, count: usize) -> __m512d {
+        // SAFETY: see above; masked lanes are not touched.
+        unsafe { _mm512_maskz_loadu_pd(mask(count.min(8)) as __mmask8, from) }
+    }
+    #[inline(always)]
+    unsafe fn store_f64(to: *mut f64, x: __m512d) {
+        // SAFETY: see above.
+        unsafe { _mm512_storeu_pd(to, x) };
+    }
+    #[inline(always)]
+    unsafe fn store_first_f64(to: *mut f64, x: __m512d, count: usize) {
+        // SAFETY: see above; masked lanes are not touched.
+        unsafe { _mm512_mask_storeu_pd(to, mask(count.min(8)) as __mmask8, x) };
+    }
+    #[inline(always)]
+    unsafe fn add_f64(a: __m512d, b: __m512d) -> __m512d {
+        // SAFETY: see above.
+        unsafe { _mm512_add_pd(a, b) }
     }
     #[inline(always)]
     unsafe fn pair_bf16(low: __m512, high: __m512) -> __m512 {

@@ -214,7 +214,9 @@ pub fn each_rank<T: Send>(
             true => Arena::heap(),
         };
         let device = Device::new(Cpu::new(plan.spec.threads), arena);
-        let source = endpoint.as_ref().map_or(GroupSource::Alone, GroupSource::Host);
+        let source = endpoint
+            .as_ref()
+            .map_or(GroupSource::Alone(phalanx_collectives::Isa::detect()), GroupSource::Host);
         let groups = (build.groups)(&device, spec, Groups::new(&source, spec));
         let network = (build.network)(spec, &groups);
         let mut engine = Rank::with_network(device, groups, spec, network, &own.orders);

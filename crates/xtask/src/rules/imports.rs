@@ -11,17 +11,16 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 24] = [
+const MAY_IMPORT: [(&str, &[&str]); 23] = [
     ("trace", &[]),
     ("plan", &["trace"]),
     ("simd", &[]),
     ("tensor", &["trace", "plan"]),
     ("cpu", &["trace", "simd", "tensor"]),
-    ("collectives", &["trace", "tensor"]),
+    ("collectives", &["trace", "simd", "tensor"]),
     ("layers", &["trace", "plan", "tensor"]),
-    ("memory", &["trace", "plan", "tensor"]),
     ("optim", &["trace", "tensor"]),
-    ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "memory", "optim"]),
+    ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "optim"]),
     ("models", &["trace", "plan", "tensor", "collectives", "layers", "parallel"]),
     ("drawing", &["trace", "plan"]),
     ("files", &[]),
@@ -38,7 +37,6 @@ const MAY_IMPORT: [(&str, &[&str]); 24] = [
             "cpu",
             "collectives",
             "layers",
-            "memory",
             "optim",
             "parallel",
             "models",
@@ -81,7 +79,6 @@ const MAY_IMPORT: [(&str, &[&str]); 24] = [
             "cpu",
             "collectives",
             "layers",
-            "memory",
             "optim",
             "parallel",
             "models",
@@ -151,7 +148,7 @@ fn finding(path: &str, line: usize, what: String) -> Finding {
 }
 
 /// The folder of a package of ours: `phalanx-trace` and `phalanx_trace` live in `trace`.
-fn room(package: &str) -> Option<&str> {
+pub fn room(package: &str) -> Option<&str> {
     match package {
         "phalanx" | "xtask" => Some(package),
         _ => package.strip_prefix("phalanx-").or_else(|| package.strip_prefix("phalanx_")),

@@ -2,9 +2,12 @@
 
 pub mod files;
 pub mod imports;
+pub mod layers;
 pub mod names;
 pub mod paths;
 pub mod reads;
 pub mod rooms;
+pub mod signatures;
 pub mod sizes;
 pub mod story;
+pub mod wording;

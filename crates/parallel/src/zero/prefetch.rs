@@ -1,46 +1,47 @@
-//! When chunks are fetched and when they may go.
+//! When chunks are gathered, and how long they are kept.
 //!
-//! The dry run told in which order blocks need chunks; nothing is guessed and nothing is learned while
-//! running. A chunk is fetched `depth` distinct chunks ahead of its use and kept while it is among the
-//! next ones.
-#![forbid(unsafe_code)]
+//! The dry run recorded the order in which blocks use chunks, so nothing is guessed or learned while the run goes on.
+//! A chunk is gathered `depth` distinct chunks before its use, and kept while it is among the next `depth` to be used.
 
 use phalanx_plan::Lookahead;
 
-/// Position in the known order of uses of one phase.
-pub struct Prefetch {
+/// The position of one phase in its known order of chunk uses.
+pub(super) struct Prefetch {
     lookahead: Lookahead,
     depth: usize,
     position: usize,
 }
 
 impl Prefetch {
-    /// `order` of chunk uses of a phase (empty: unknown yet, nothing is fetched ahead or kept), and how
-    /// many distinct chunks to fetch ahead.
-    pub fn new(order: Vec<u32>, depth: usize) -> Prefetch {
+    /// `order` lists the chunk uses of a phase; where it is still unknown it is empty, and nothing is gathered ahead
+    /// or kept. `depth` is the number of distinct chunks to gather ahead.
+    pub(super) fn new(order: Vec<u32>, depth: usize) -> Prefetch {
         Prefetch { lookahead: Lookahead::new(order), depth, position: 0 }
     }
 
-    /// Back to the start of the phase.
-    pub fn restart(&mut self) {
+    /// Goes back to the start of the phase.
+    pub(super) fn restart(&mut self) {
         self.position = 0;
     }
 
-    /// Notes the use of `chunk`, which must be the next in the order, when that is known.
-    pub fn advance(&mut self, chunk: u32) {
+    /// Notes a use of `chunk`.
+    ///
+    /// # Panics
+    /// When the order is known and another chunk comes next in it.
+    pub(super) fn advance(&mut self, chunk: u32) {
         if let Some(expected) = self.lookahead.order().get(self.position) {
             assert_eq!(*expected, chunk, "use {} of the phase is not the planned one", self.position);
         }
         self.position += 1;
     }
 
-    /// Chunks to fetch now: the next `depth` distinct ones.
-    pub fn wanted(&self) -> Vec<u32> {
+    /// The chunks to gather now: the next `depth` distinct ones.
+    pub(super) fn wanted(&self) -> Vec<u32> {
         self.lookahead.upcoming(self.position).take(self.depth).collect()
     }
 
-    /// Whether `chunk` is among the next uses and should not be given up.
-    pub fn keeps(&self, chunk: u32) -> bool {
+    /// Whether `chunk` is used again so soon that it should be kept.
+    pub(super) fn keeps(&self, chunk: u32) -> bool {
         self.lookahead.upcoming(self.position).take(self.depth.max(1)).any(|c| c == chunk)
     }
 }

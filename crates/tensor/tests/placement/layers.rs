@@ -1,0 +1,129 @@
+//! Element-wise operations, layer norm and attention.
+
+use phalanx_tensor::{Dropout, Gelu, Heads, LayerNormBackward};
+use phalanx_trace::Placement::{Partial, Replicated, Shard};
+
+use super::{device, found, of, placed, tensor};
+
+#[test]
+fn element_by_element() {
+    for (x, words) in [
+        (Replicated, &[][..]),
+        (Shard(0), &[]),
+        (Shard(1), &[]),
+        (Shard(2), &[]),
+        (
+            Partial,
+            &["`x` is a partial sum", "before it is reduced", "all_reduce or reduce_scatter over `tensor`"],
+        ),
+    ] {
+        let expected = if x == Partial { Replicated } else { x };
+        let db_expected = match x {
+            Shard(2) => Shard(0),
+            Shard(_) => Partial,
+            _ => Replicated,
+        };
+        for (op, gelu) in [
+            ("gelu", Gelu::Tanh),
+            ("gelu", Gelu::Erf),
+            ("gelu_backward", Gelu::Tanh),
+            ("gelu_backward", Gelu::Erf),
+            ("dropout", Gelu::Tanh),
+        ] {
+            let device = device();
+            let row = format!("{op} {gelu:?} of {x}");
+            let x = placed(&device, "x", &[2, 4, 6], x);
+            let mut y = placed(&device, "y", &[2, 4, 6], expected);
+            let mut db = tensor(&device, "db", &[6]);
+            match op {
+                "gelu" => device.gelu(x.view(), gelu, y.view_mut()),
+                "dropout" => {
+                    let residual = placed(&device, "residual", &[2, 4, 6], expected);
+                    let dropout = Dropout { p: 0.5, key: 0, first: 0, sample: 0 };
+                    device.dropout(x.view(), dropout, Some(residual.view()), y.view_mut());
+                }
+                _ => {
+                    device.gelu_backward(x.view(), gelu, y.view_mut(), db.view_mut(), false);
+                    assert_eq!(of(&device, &db), db_expected, "{row}");
+                }
+            }
+            assert_eq!(of(&device, &y), expected, "{row}");
+            found(&device, words, &row);
+        }
+    }
+}
+
+/// x, and then y and dx, the row statistics, the gradients of the parameters.
+#[test]
+fn layer_norm() {
+    for (x, statistics, gradients, words) in [
+        (Replicated, Replicated, Replicated, &[][..]),
+        (Shard(0), Shard(0), Partial, &[]),
+        (Shard(1), Shard(0), Partial, &[]),
+        (Partial, Replicated, Replicated, &["layer_norm reads as `x`"]),
+        (Shard(2), Replicated, Replicated, &["needs it whole", "an all_gather over `tensor` is missing"]),
+    ] {
+        let device = device();
+        let row = format!("{x}");
+        let right = words.is_empty();
+        let x = placed(&device, "x", &[2, 4, 6], x);
+        let [gamma, beta] = ["gamma", "beta"].map(|name| tensor(&device, name, &[6]));
+        let mut y = tensor(&device, "y", &[2, 4, 6]);
+        let [mut mean, mut rstd] = ["mean", "rstd"].map(|name| tensor(&device, name, &[8]));
+        let rows = [mean.view_mut(), rstd.view_mut()];
+        device.layer_norm(x.view(), [gamma.view(), beta.view()], 1e-5, y.view_mut(), rows);
+        assert_eq!([&mean, &rstd].map(|s| of(&device, s)), [statistics; 2], "{row}");
+        if right {
+            assert_eq!(of(&device, &y), of(&device, &x), "{row}");
+            let mut dx = tensor(&device, "dx", &[2, 4, 6]);
+            let [mut dgamma, mut dbeta] = ["dgamma", "dbeta"].map(|name| tensor(&device, name, &[6]));
+            for accumulate in [false, true] {
+                let parameters = [dgamma.view_mut(), dbeta.view_mut()];
+                let (rows, into) = ([mean.view(), rstd.view()], dx.view_mut());
+                let (x, dy) = (x.view(), y.view());
+                device.run(LayerNormBackward {
+                    x,
+                    gamma: gamma.view(),
+                    statistics: rows,
+                    dy,
+                    dx: into,
+                    accumulate_input: accumulate,
+                    gradients: parameters,
+                    accumulate_parameters: accumulate,
+                });
+            }
+            assert_eq!(of(&device, &dx), of(&device, &x), "{row}");
+            assert_eq!([&dgamma, &dbeta].map(|g| of(&device, g)), [gradients; 2], "{row}");
+        }
+        found(&device, words, &row);
+    }
+}
+
+/// qkv, and then the output and the statistics of rows.
+#[test]
+fn attention() {
+    for (qkv, out, statistics, words) in [
+        (Replicated, Replicated, Replicated, &[][..]),
+        (Shard(0), Shard(0), Shard(0), &[]),
+        // By heads.
+        (Shard(2), Shard(2), Shard(1), &[]),
+        (Shard(1), Shard(1), Shard(2), &["needs it whole (every position looks at the others)"]),
+        (Partial, Replicated, Replicated, &["attention reads as `qkv`"]),
+    ] {
+        let device = device();
+        let row = format!("{qkv}");
+        let right = words.is_empty();
+        let qkv = placed(&device, "qkv", &[2, 4, 24], qkv);
+        let (mut y, mut sums) = (tensor(&device, "out", &[2, 4, 8]), tensor(&device, "lse", &[2, 4, 4]));
+        let heads = Heads { heads: 4, causal: true };
+        device.attention(qkv.view(), heads, None, y.view_mut(), sums.view_mut());
+        assert_eq!([of(&device, &y), of(&device, &sums)], [out, statistics], "{row}");
+        if right {
+            let mut dqkv = tensor(&device, "dqkv", &[2, 4, 24]);
+            let kept = [y.view(), sums.view(), y.view()];
+            device.attention_backward(qkv.view(), kept, heads, None, dqkv.view_mut());
+            assert_eq!(of(&device, &dqkv), of(&device, &qkv), "{row}");
+        }
+        found(&device, words, &row);
+    }
+}
