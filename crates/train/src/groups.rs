@@ -100,7 +100,7 @@ impl Groups {
         let data = own("data", &[Axis::Data], &mesh.members(Axis::Data, rank));
         let tensor = own("tensor", &[Axis::Tensor], &mesh.members(Axis::Tensor, rank));
         let wiring = wiring(&spec.schedule);
-        let count = wiring.values().max().map_or(0, |most| most + 1);
+        let count = wiring.values().max().map_or(0, |max| max + 1);
         let wire = |_| source.group("wire", &[Axis::Pipeline], &line).expect("in its own pipeline");
         let wires = Wires { groups: (0..count).map(wire).collect(), wiring };
         let ties = spec.ties.iter().map(|tie| {

@@ -92,13 +92,13 @@ pub struct Setting {
 pub const PLAIN: Setting =
     Setting { vocab: None, residual: false, draw: None, compute: DType::F32, split: false };
 
-/// What a rank has of the results: its rows, and its parts of the gradients.
+/// A rank's part of the results: its rows, and its parts of the gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Numbers {
-    /// Of all micro-batches, one after another.
+    /// Outputs of all micro-batches, one after another.
     pub y: Vec<Vec<f32>>,
     pub dx: Vec<Vec<f32>>,
-    /// By parameter: the sum over micro-batches and what was there before.
+    /// The gradient of each parameter: the sum over micro-batches and what was there before.
     pub gradients: Vec<Vec<f32>>,
     pub specs: Vec<ParameterSpec>,
 }
