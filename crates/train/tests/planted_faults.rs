@@ -85,7 +85,7 @@ impl Plant {
         match self {
             Call(site, kind) => {
                 let (fault, other) = (PlantedFault { site, kind }, Arc::clone(&groups.data));
-                let plant = |group: Arc<dyn Group>| Planted::new(group, fault, device, &other);
+                let plant = |group: Arc<dyn Group>| Planted::around(group, fault, device, &other);
                 let Groups { world, pipeline, data, tensor, wires: Wires { groups: wires, wiring }, ties } =
                     groups;
                 Groups {
@@ -100,7 +100,7 @@ impl Plant {
             ReplicasCounted => {
                 let at = spec.mesh.coordinates(groups.world.rank());
                 let first = spec.mesh.rank(Coordinates { tensor: 0, ..at });
-                Groups { world: Renumbered::new(groups.world, first), ..groups }
+                Groups { world: Renumbered::around(groups.world, first), ..groups }
             }
             NormsNotPartial | MeanOfOneMicroBatch => groups,
         }

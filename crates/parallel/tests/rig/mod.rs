@@ -139,7 +139,7 @@ impl<'a> TestRank<'a> {
     ) -> R {
         let device = Device::new(Cpu::new(1), Arena::heap());
         let (rank, alone) = (group.rank(), Arc::new(Solo::new("data")) as Arc<dyn Group>);
-        let tensor = TensorParallel::new(Planted::new(group, fault, &device, &alone), sequence);
+        let tensor = TensorParallel::new(Planted::around(group, fault, &device, &alone), sequence);
         body(&TestRank { device, tensor: &tensor, rank })
     }
 
