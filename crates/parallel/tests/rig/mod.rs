@@ -117,11 +117,11 @@ pub fn on_ranks<R: Send>(ranks: usize, body: impl Fn(Arc<dyn Group>) -> R + Sync
     })
 }
 
-/// A device to compute with, and what this rank has of rows and parameters there.
+/// A device, and the rows and parameters of one rank on it.
 pub struct TestRank<'a> {
     pub device: Device,
     pub tensor: &'a TensorParallel,
-    /// This rank's place.
+    /// Number of this rank.
     pub rank: usize,
 }
 
@@ -143,7 +143,7 @@ impl<'a> TestRank<'a> {
         body(&TestRank { device, tensor: &tensor, rank })
     }
 
-    /// Rows here: number of the first, and how many.
+    /// The number of this rank's first row, and the number of its rows.
     pub fn rows(&self) -> [usize; 2] {
         let each = if self.tensor.sequence() { ROWS / self.tensor.ranks() } else { ROWS };
         [if self.tensor.sequence() { self.rank * each } else { 0 }, each]
