@@ -1,11 +1,13 @@
 //! One memory of one rank: of its device, or of its host.
 //!
-//! Three ways to hand out memory, one interface:
+//! Four ways to hand out memory, one interface:
 //! - *recording* (`Meta`): nothing is handed out, every allocation and free is written to the trace;
 //! - *replaying*: the n-th allocation of a phase gets the n-th planned offset of one region (see
 //!   `replay`); an allocation that the plan did not foresee, or whose place still holds a live tensor,
 //!   is a bug and stops the run, naming both call sites;
-//! - *heap*: each allocation is its own zeroed memory, for tests and for programs without a plan.
+//! - *heap*: each allocation is its own zeroed memory, for tests and for programs without a plan;
+//! - *unplanned*: the first gap of one region that is large enough (see `gaps`), for tests on devices that have
+//!   a memory of their own.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::Range;
@@ -17,6 +19,7 @@ use phalanx_trace::{Category, DType, Memory, PhaseName, Site};
 
 use crate::buffer::{Address, Buffer, Tensor};
 use crate::flights::{Flights, InFlight};
+use crate::gaps::Gaps;
 use crate::operation::Access;
 use crate::record::Recorder;
 use crate::region::Region;
@@ -44,6 +47,7 @@ enum Backing {
     Recording(Arc<Recorder>),
     Heap,
     Replaying { region: Region, replay: Mutex<Box<Replay>> },
+    Unplanned { region: Region, gaps: Mutex<Gaps> },
 }
 
 impl Arena {
@@ -83,6 +87,12 @@ impl Arena {
         Arena::new(memory, Backing::Replaying { region, replay })
     }
 
+    /// A memory without a plan over `region`. An allocation that finds no room stops the program.
+    pub fn unplanned_in(memory: Memory, region: Region) -> Arc<Arena> {
+        let gaps = Mutex::new(Gaps::new(region.bytes()));
+        Arena::new(memory, Backing::Unplanned { region, gaps })
+    }
+
     /// Which memory this is.
     pub fn memory(&self) -> Memory {
         self.memory
@@ -90,9 +100,10 @@ impl Arena {
 
     /// Starts a phase: the next allocation is its first. `init` comes first and once.
     pub fn begin(&self, name: PhaseName) {
+        or_stop(self.flights.check());
         match &self.backing {
             Backing::Recording(recorder) => recorder.begin(name),
-            Backing::Heap => {}
+            Backing::Heap | Backing::Unplanned { .. } => {}
             Backing::Replaying { replay, .. } => follow(replay, |replay| replay.begin(name)),
         }
     }
@@ -122,10 +133,10 @@ impl Arena {
         }
     }
 
-    /// The mapped memory behind a replaying arena.
+    /// The mapped memory behind a replaying or unplanned arena.
     pub fn region(&self) -> Option<&Region> {
         match &self.backing {
-            Backing::Replaying { region, .. } => Some(region),
+            Backing::Replaying { region, .. } | Backing::Unplanned { region, .. } => Some(region),
             _ => None,
         }
     }
@@ -139,6 +150,7 @@ impl Arena {
         name: &'static str,
         site: Site,
     ) -> Tensor {
+        or_stop(self.flights.check());
         let bytes = shape.elements() * dtype.bytes();
         let slot = Slot { offset: 0, bytes: bytes as u64, category, name, site };
         let allocation = match &self.backing {
@@ -150,9 +162,18 @@ impl Arena {
             Backing::Replaying { region, replay } => {
                 let (slot, id) = follow(replay, |replay| replay.take(&slot));
                 assert!(slot.offset + slot.bytes <= region.bytes() as u64);
-                // SAFETY: the offset lies inside the region (asserted).
-                let address = unsafe { NonNull::new_unchecked(region.base().add(slot.offset as usize)) };
-                Allocation { address: Address::memory(address), bytes, slot, id }
+                Allocation { address: address_in(region, slot.offset as usize), bytes, slot, id }
+            }
+            Backing::Unplanned { region, gaps } => {
+                let offset = or_stop(lock(gaps).take(bytes).ok_or_else(|| {
+                    format!(
+                        "{} memory of {} bytes has no room for `{name}` ({bytes} bytes, allocated at {site})",
+                        self.memory.name(),
+                        region.bytes()
+                    )
+                }));
+                let slot = Slot { offset: offset as u64, ..slot };
+                Allocation { address: address_in(region, offset), bytes, slot, id: 0 }
             }
         };
         or_stop(self.flights.check_alloc(&range_of(allocation.address, bytes), name, site));
@@ -178,13 +199,16 @@ impl Arena {
             Backing::Recording(recorder) => recorder.free(self.memory, allocation.id),
             Backing::Heap => heap_free(allocation),
             Backing::Replaying { replay, .. } => lock(replay).free(&allocation.slot, allocation.id),
+            Backing::Unplanned { gaps, .. } => {
+                lock(gaps).give_back(allocation.slot.offset as usize, allocation.bytes);
+            }
         }
     }
 }
 
 /// Nothing panics under this lock; if something did, a tensor that is dropped meanwhile must not panic again.
-fn lock(replay: &Mutex<Box<Replay>>) -> MutexGuard<'_, Box<Replay>> {
-    replay.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(books: &Mutex<T>) -> MutexGuard<'_, T> {
+    books.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The next event of a replay. One that the plan does not have stops the run, after the lock is given back.
@@ -196,6 +220,13 @@ fn follow<T>(replay: &Mutex<Box<Replay>>, event: impl FnOnce(&mut Replay) -> Res
 /// Stops the run when the arena was used as it may not be.
 fn or_stop<T>(result: Result<T, String>) -> T {
     result.unwrap_or_else(|fault| panic!("{fault}"))
+}
+
+/// The address of a region's byte `offset`.
+fn address_in(region: &Region, offset: usize) -> Address {
+    assert!(offset <= region.bytes());
+    // SAFETY: the offset lies inside the region, or just behind its end for an allocation of no bytes (asserted).
+    Address::memory(unsafe { NonNull::new_unchecked(region.base().add(offset)) })
 }
 
 /// The range of an allocation, in the address space of its arena.

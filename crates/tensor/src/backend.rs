@@ -11,6 +11,7 @@ use std::time::Instant;
 use phalanx_trace::{Site, Stream};
 
 use crate::buffer::{View, ViewMut};
+use crate::operation::Access;
 use crate::operations::{Copy, Operation};
 use crate::profile::{KernelKey, Profile};
 
@@ -71,7 +72,7 @@ pub struct StreamEvent {
 pub struct DeviceError {
     /// Name of the device.
     pub device: &'static str,
-    /// Name of the operation or copy.
+    /// Name of the operation, the copy or the access by the host.
     pub call: &'static str,
     /// Where it was asked for.
     pub site: Site,
@@ -108,8 +109,18 @@ pub trait Backend: Send + Sync {
     /// Blocks the host until `event` has happened.
     ///
     /// # Errors
-    /// The first failure of the device, if there was one.
+    /// The first failure of the device, if there was one. No call that was issued before `event` runs any more when
+    /// this returns, whatever it returns.
     fn synchronize(&self, event: StreamEvent) -> Result<(), DeviceError>;
+
+    /// The host, after `call`, may from here on read (or, with [`Access::Write`], also write) a tensor in its own
+    /// memory that the device used. A backend that looks for races checks that the host waited for every such use.
+    ///
+    /// # Errors
+    /// When it did not.
+    fn check_host_access(&self, _: View, _: Access, _call: &'static str, _: Site) -> Result<(), DeviceError> {
+        Ok(())
+    }
 }
 
 /// Runs every call on the caller's thread, before the launch returns: streams need no ordering.

@@ -19,7 +19,7 @@ use crate::operations::Copy;
 pub struct PendingCopy {
     device: Device,
     tensors: Option<(Tensor, Tensor)>,
-    flights: [InFlight; 2],
+    flights: Option<[InFlight; 2]>,
     done: StreamEvent,
 }
 
@@ -28,12 +28,19 @@ impl PendingCopy {
     ///
     /// # Errors
     /// When the device failed.
+    #[track_caller]
     pub fn wait(mut self) -> Result<(Tensor, Tensor), DeviceError> {
-        self.device.backend.synchronize(self.done)?;
-        let tensors = self.tensors.take().expect("taken once, here");
+        let site = Site::caller();
+        let backend = &self.device.backend;
+        backend.synchronize(self.done)?;
+        // Their owner may write either from here on.
+        let tensors = self.tensors.iter().flat_map(|(from, to)| [from, to]);
+        for tensor in tensors.filter(|tensor| tensor.memory() == Memory::Host) {
+            backend.check_host_access(tensor.view(), Access::Write, "PendingCopy::wait", site)?;
+        }
         // The ranges have landed: their tensors may be freed.
-        drop(self);
-        Ok(tensors)
+        self.flights = None;
+        Ok(self.tensors.take().expect("taken once, here"))
     }
 
     /// The event that ends the copy.
@@ -44,13 +51,13 @@ impl PendingCopy {
 
 impl Drop for PendingCopy {
     fn drop(&mut self) {
-        if let Some(tensors) = self.tensors.take()
-            && self.device.backend.synchronize(self.done).is_err()
-        {
+        let Some(tensors) = self.tensors.take() else { return };
+        if self.device.backend.synchronize(self.done).is_err() {
             // The device is lost and nothing runs any more; what it may have left half done is not used again.
             std::mem::forget(tensors);
         }
-        let _ = &self.flights;
+        // Before the tensors go: they are in flight no longer.
+        self.flights = None;
     }
 }
 
@@ -69,10 +76,28 @@ impl Fetch<'_> {
     ///
     /// # Errors
     /// When the device failed.
+    #[track_caller]
     pub fn wait(mut self) -> Result<Vec<f32>, DeviceError> {
-        self.device.backend.synchronize(self.done)?;
+        let site = Site::caller();
+        let backend = &self.device.backend;
+        backend.synchronize(self.done)?;
+        for number in &self.numbers {
+            backend.check_host_access(number.view(), Access::Read, "Fetch::wait", site)?;
+        }
+        let numbers = std::mem::take(&mut self.numbers);
         self.flights.clear();
-        Ok(self.numbers.iter().map(Tensor::host_number).collect())
+        Ok(numbers.iter().map(Tensor::host_number).collect())
+    }
+}
+
+impl Drop for Fetch<'_> {
+    fn drop(&mut self) {
+        let numbers = std::mem::take(&mut self.numbers);
+        if !numbers.is_empty() && self.device.backend.synchronize(self.done).is_err() {
+            // As for a copy of tensors.
+            std::mem::forget(numbers);
+        }
+        self.flights.clear();
     }
 }
 
@@ -102,9 +127,12 @@ impl Device {
     #[track_caller]
     pub fn download<T: Element>(&self, from: View, to: &mut [T]) -> Result<(), DeviceError> {
         assert_eq!((T::DTYPE, to.len()), (from.dtype(), from.elements()), "download from {from:?}");
-        let into = ViewMut::over(to);
-        let done = self.start_copy("download", [Memory::Device, Memory::Host], from, into, Site::caller());
-        self.backend.synchronize(done)
+        let site = Site::caller();
+        let mut into = ViewMut::over(to);
+        let memories = [Memory::Device, Memory::Host];
+        let done = self.start_copy("download", memories, from, into.reborrow(), site);
+        self.backend.synchronize(done)?;
+        self.backend.check_host_access(into.as_view(), Access::Read, "download", site)
     }
 
     /// Starts to copy a device tensor into a host tensor of the same element type and length.
@@ -184,7 +212,7 @@ impl Device {
         let memories = [from.memory(), to.memory()];
         let flights = [from.in_flight(Access::Read, name, site), to.in_flight(Access::Write, name, site)];
         let done = self.start_copy(name, memories, from.view(), to.view_mut(), site);
-        PendingCopy { device: self.clone(), tensors: Some((from, to)), flights, done }
+        PendingCopy { device: self.clone(), tensors: Some((from, to)), flights: Some(flights), done }
     }
 
     /// Issues a copy on the stream between two memories, after what the compute stream was given so far.

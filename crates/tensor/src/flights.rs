@@ -58,6 +58,7 @@ impl Flights {
         (by, site): (&'static str, Site),
     ) -> Result<InFlight, String> {
         let mut state = self.lock();
+        state.check()?;
         let excludes = |other: &&Flying| {
             overlap(&other.range, &range) && (access == Access::Write || other.access == Access::Write)
         };
@@ -148,5 +149,5 @@ impl std::fmt::Display for Flying {
 }
 
 fn overlap(a: &Range<u128>, b: &Range<u128>) -> bool {
-    a.start < b.end && b.start < a.end
+    a.start.max(b.start) < a.end.min(b.end)
 }

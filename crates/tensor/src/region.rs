@@ -1,7 +1,8 @@
 //! One contiguous piece of mapped memory: what an arena hands out addresses from.
 //!
 //! A region is private to the process, or a memfd that other ranks of the host map too, so that
-//! collectives read each other's buffers in place. Either asks for huge pages: private memory gets them where
+//! collectives read each other's buffers in place. A device whose memory the host must not touch maps its memfd a second
+//! time without access, and its tensors carry those addresses. Either kind of memory asks for huge pages: private memory gets them where
 //! `transparent_hugepage/enabled` is not `never`, a memfd where `shmem_enabled` is `advise` or more.
 
 use std::ops::Range;
@@ -50,19 +51,24 @@ impl Region {
     /// # Errors
     /// The system's, when it refuses the mapping.
     pub fn shared(memory: BorrowedFd<'_>, bytes: usize) -> std::io::Result<Region> {
+        Region::of_file(memory, bytes, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// Addresses for `bytes` of a memfd that nobody may follow: a read or write faults. Another mapping of the same
+    /// file gives access ([`Region::shared`]).
+    ///
+    /// # Errors
+    /// The system's, when it refuses the mapping.
+    pub fn without_access(memory: BorrowedFd<'_>, bytes: usize) -> std::io::Result<Region> {
+        Region::of_file(memory, bytes, ProtFlags::empty())
+    }
+
+    fn of_file(memory: BorrowedFd<'_>, bytes: usize, access: ProtFlags) -> std::io::Result<Region> {
         let bytes = bytes.max(1).next_multiple_of(4096);
         // SAFETY: a new mapping at an address of the kernel's choice; other processes may write the
         // same pages, which the protocol of the process group orders.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                memory,
-                0,
-            )?
-        };
+        let base =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, memory, 0)? };
         Ok(Region::mapped(base, bytes))
     }
 

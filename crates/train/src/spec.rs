@@ -32,6 +32,9 @@ pub struct Spec {
     pub model: Arc<dyn Model>,
     /// Which activations backward recomputes.
     pub checkpointing: Checkpointing,
+    /// Whether the host, and the transports of collectives, can read the memory of the devices in place. Where they
+    /// cannot, tensors are staged through host memory.
+    pub host_addressable: bool,
     /// Number of tokens of a sequence.
     pub seq: usize,
     /// Number of sequences of a micro-batch, on each replica.
@@ -169,6 +172,7 @@ impl Spec {
             Objective::Masked => Masking::predicted(seq),
         };
         let spec = Spec {
+            host_addressable: true,
             seq,
             targets_per_sequence,
             targets_per_step: config.batch.global * targets_per_sequence,

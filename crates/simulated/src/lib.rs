@@ -1,0 +1,219 @@
+//! A simulated accelerator, for tests on machines without a GPU.
+//!
+//! [`Simulated`] behaves as an accelerator with a memory of its own does, and computes with the kernels of a processor:
+//! - **Memory** (`memory`): bounded, and mapped twice. Tensors carry addresses of the mapping without access, so the host
+//!   faults where it reads or writes one; the workers compute in the other mapping.
+//! - **Streams** (`streams`): a worker thread for each stream takes its calls in order. Before each call it sleeps for a
+//!   time drawn from the seed, so that streams finish in any order that their events allow. A copy between
+//!   memories takes the time that its bytes take at a given rate.
+//! - **Failures** (`failures`): requested by the number of a call.
+//! - **Race checker** (`races`): finds two accesses to the same memory that no event orders, when they are issued.
+
+mod delays;
+mod factory;
+mod failures;
+mod memory;
+mod races;
+mod streams;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use phalanx_tensor::backend::{Call, StreamEvent};
+use phalanx_tensor::operation::Operands;
+use phalanx_tensor::operations::{Copy, Elementwise, Operation};
+use phalanx_tensor::region::Region;
+use phalanx_tensor::{Access, Arena, Backend, Device, DeviceError, Kernels, Memory, View, ViewMut};
+use phalanx_trace::{Site, Stream};
+
+pub use factory::SimulatedFactory;
+pub use failures::Failure;
+pub use memory::{DeviceMemory, Error};
+
+use races::Caller;
+use streams::{Run, Streams, Work};
+
+/// The device's name, in errors and reports.
+pub const NAME: &str = "simulated";
+
+/// What a [`Simulated`] device is like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// Size of its memory, in bytes.
+    pub memory_bytes: u64,
+    /// Rate of copies between host and device, in bytes per second. Infinite: copies take no extra time.
+    pub copy_bytes_per_s: f64,
+    /// Seed of the delays.
+    pub seed: u64,
+    /// Longest delay before a call starts; each delay is drawn evenly from zero to this.
+    pub max_delay: Duration,
+    /// Whether two accesses that nothing orders are a failure.
+    pub check_races: bool,
+}
+
+impl Options {
+    /// A device with `memory_bytes` of memory: copies at 16 GB/s, delays up to 200 microseconds from seed 0, and the
+    /// race checker.
+    pub fn new(memory_bytes: u64) -> Options {
+        Options {
+            memory_bytes,
+            copy_bytes_per_s: 16e9,
+            seed: 0,
+            max_delay: Duration::from_micros(200),
+            check_races: true,
+        }
+    }
+}
+
+/// The executor of a simulated accelerator. When it is dropped, it runs what was issued to it, and ends its threads.
+pub struct Simulated {
+    streams: Streams,
+    /// Addresses that tensors carry.
+    addresses: Range<usize>,
+    /// From there to where the workers compute.
+    delta: isize,
+    kernels: Arc<dyn Kernels>,
+    options: Options,
+    /// The workers' mapping. Declared last: dropped after the threads have ended.
+    _memory: Region,
+}
+
+impl Simulated {
+    /// A device that computes with `kernels`, and its memory, from which one arena is made.
+    ///
+    /// # Errors
+    /// When the system gives it no memory or no threads.
+    pub fn new(kernels: Arc<dyn Kernels>, options: Options) -> Result<(Arc<Simulated>, DeviceMemory), Error> {
+        let (memory, region) = DeviceMemory::map(options.memory_bytes)?;
+        let addresses = memory.addresses();
+        let delta = (region.base().addr() as isize).wrapping_sub(addresses.start as isize);
+        let streams = Streams::start(Arc::clone(&kernels), options)?;
+        let simulated = Simulated { streams, addresses, delta, kernels, options, _memory: region };
+        Ok((Arc::new(simulated), memory))
+    }
+
+    /// A device of `options.memory_bytes` that replays `plan` in its memory; `host` is its host memory.
+    ///
+    /// # Errors
+    /// When the plan needs more than `options.memory_bytes`, or the system gives the device no memory or no threads.
+    pub fn device(
+        kernels: Arc<dyn Kernels>,
+        options: Options,
+        plan: phalanx_plan::MemoryPlan,
+        host: Arc<Arena>,
+    ) -> Result<Device, Error> {
+        let (simulated, memory) = Simulated::new(kernels, options)?;
+        Ok(Device::with_memories(simulated, memory.replaying(plan)?, host))
+    }
+
+    /// A device without a plan, for tests: it hands out its memory as it is asked for, and the host's memory is the heap.
+    ///
+    /// # Errors
+    /// When the system gives the device no memory or no threads.
+    pub fn unplanned_device(kernels: Arc<dyn Kernels>, options: Options) -> Result<Device, Error> {
+        let (simulated, memory) = Simulated::new(kernels, options)?;
+        Ok(Device::with_memories(simulated, memory.unplanned(), Arena::heap_of(Memory::Host)))
+    }
+
+    /// Makes a later call fail. Calls and uploads count from 1, in the order in which they are issued to the device.
+    pub fn fail_at(&self, call: u64, failure: Failure) {
+        self.streams.plan_failure(call, failure);
+    }
+
+    /// Number of calls and uploads that were issued so far.
+    pub fn calls(&self) -> u64 {
+        self.streams.calls()
+    }
+
+    /// Issues a call whose operands still have the addresses of their tensors. `uploaded` are bytes that it reads.
+    fn issue(&self, stream: Stream, mut call: Call<'static>, uploaded: Vec<u64>) {
+        let by = Caller { call: call.name, site: call.site };
+        let mut uses = Vec::new();
+        let (mut on_device, mut on_host) = (false, false);
+        call.operation.visit(&mut |operand| {
+            if operand.bytes == 0 {
+                return;
+            }
+            let start = operand.address.as_ptr().addr();
+            uses.push((start..start + operand.bytes, operand.access));
+            if self.addresses.contains(&start) {
+                on_device = true;
+                *operand.address = operand.address.moved(self.delta);
+            } else {
+                on_host = true;
+            }
+        });
+        let is_copy = matches!(&call.operation, Operation::Elementwise(Elementwise::Copy(_)));
+        let bytes = if on_device && on_host { uses.first().map_or(0, |(range, _)| range.len()) } else { 0 };
+        let refused = (on_host && !is_copy).then(|| "a kernel was given host memory".to_string());
+        let Call { operation, timer, .. } = call;
+        let between_memories = self.copy_time(bytes);
+        let run = Run { operation, by, timer, uploaded, between_memories, is_copy, failure: None };
+        self.streams.issue(stream, Work { run, uses, refused });
+    }
+
+    fn copy_time(&self, bytes: usize) -> Duration {
+        let seconds = bytes as f64 / self.options.copy_bytes_per_s;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+impl Backend for Simulated {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn threads(&self) -> usize {
+        self.kernels.threads()
+    }
+
+    fn is_host_addressable(&self) -> bool {
+        false
+    }
+
+    fn launch(&self, stream: Stream, call: Call) {
+        let Call { operation, name, site, timer } = call;
+        // SAFETY: by the contract of `launch`, the caller keeps the operands valid and ordered; the mapping in which the
+        // workers use device memory lives as long as their threads.
+        let operation = unsafe { operation.detach() };
+        self.issue(stream, Call { operation, name, site, timer }, Vec::new());
+    }
+
+    fn upload(&self, stream: Stream, from: &[u8], to: ViewMut, site: Site) {
+        let start = from.as_ptr().addr();
+        self.streams.host_reads(&(start..start + from.len()), Caller { call: "upload", site });
+        // Words, so that elements of every type are aligned.
+        let mut words = vec![0u64; from.len().div_ceil(8)];
+        let bytes = &mut bytemuck::cast_slice_mut(&mut words)[..from.len()];
+        bytes.copy_from_slice(from);
+        let dtype = to.dtype();
+        let operation = Operation::from(Copy { from: View::over_bytes(bytes, dtype), to });
+        // SAFETY: the words go with the call, and their elements do not move; `to` is kept as for `launch`.
+        let operation = unsafe { operation.detach() };
+        self.issue(stream, Call { operation, name: "upload", site, timer: None }, words);
+    }
+
+    fn record(&self, stream: Stream) -> StreamEvent {
+        self.streams.record(stream)
+    }
+
+    fn wait(&self, stream: Stream, event: StreamEvent) {
+        self.streams.wait(stream, event);
+    }
+
+    fn synchronize(&self, event: StreamEvent) -> Result<(), DeviceError> {
+        self.streams.synchronize(event)
+    }
+
+    fn check_host_access(
+        &self,
+        tensor: View,
+        access: Access,
+        call: &'static str,
+        site: Site,
+    ) -> Result<(), DeviceError> {
+        let start = tensor.address().as_ptr().addr();
+        self.streams.check_host_access(&(start..start + tensor.bytes()), access, Caller { call, site })
+    }
+}
