@@ -1,4 +1,4 @@
-//! What ranks agree on while they write: every engine's checkpoints are made here.
+//! Saving of checkpoints: the ranks agree after each part that none has failed. All engines use it.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::run::RunError;
 
-/// Elements that pass through the host at once.
+/// Number of elements of the host buffer through which contents pass.
 pub const WINDOW: usize = 1 << 18;
 
 /// The three parts of a save, between which all ranks agree that nothing failed.
