@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use phalanx_cpu::Cpu;
 use phalanx_cpu::peak;
 use phalanx_data::NOT_PREDICTED;
+use phalanx_random::mix;
 use phalanx_tensor::profile::Profile;
 use phalanx_tensor::{DType, Device};
 use phalanx_train::metrics::resident_bytes_peak;
@@ -232,20 +233,13 @@ pub fn fill(batch: &mut Batch, spec: &Spec, seed: u64, number: u64, data: usize)
     let rows = batch.tokens.chunks_mut(seq).zip(batch.targets.chunks_mut(seq));
     for (index, (tokens, targets)) in rows.enumerate() {
         let place = spec.first_sample(index / spec.micro_batch_size, data) + index % spec.micro_batch_size;
-        let mut random = mixed(mixed(seed ^ number) ^ place as u64);
+        let mut random = mix(mix(seed ^ number) ^ place as u64);
         for token in tokens.iter_mut().chain(targets.iter_mut()) {
             *token = below(&mut random, vocab);
         }
         let unpredicted = seq - spec.targets_per_sequence.min(seq);
         targets[..unpredicted].fill(NOT_PREDICTED);
     }
-}
-
-/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014): neighbours become unlike.
-fn mixed(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// A token below `vocab` (Knuth's linear congruence; the upper bits).

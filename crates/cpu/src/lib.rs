@@ -19,6 +19,7 @@ mod embedding;
 mod embedding_backward;
 mod epilogue;
 mod execute;
+mod factory;
 mod float;
 mod gelu;
 mod layer_norm;
@@ -35,6 +36,8 @@ mod resident;
 mod scratch;
 mod sgd;
 mod shards;
+
+pub use factory::CpuFactory;
 
 use std::ops::Range;
 use std::sync::Arc;

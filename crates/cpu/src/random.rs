@@ -4,18 +4,9 @@
 //! SplitMix64's finaliser over key and counter (Steele et al., OOPSLA 2014), as in the initial values of
 //! `phalanx-layers`: 64 bits are the two numbers of an even counter (lower half) and the odd one after it.
 
+use phalanx_random::{GOLDEN, mix};
 use phalanx_simd::Lanes;
 use phalanx_tensor::arguments::Dropout;
-
-/// 2^64 over the golden ratio, odd.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
-#[inline(always)]
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
 
 /// Which elements a [`Dropout`] keeps.
 #[derive(Clone, Copy)]

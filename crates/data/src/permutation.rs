@@ -49,13 +49,9 @@ impl Permutation {
     }
 }
 
-/// A bijective scrambling of 64 bits: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014), on
-/// the input plus its golden-ratio increment so that 0 does not stay 0.
+/// Scrambles 64 bits, bijectively: SplitMix64's finaliser after one increment, so that 0 does not stay 0.
 pub(crate) fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    phalanx_random::mix(value.wrapping_add(phalanx_random::GOLDEN))
 }
 
 #[cfg(test)]

@@ -1,24 +1,23 @@
-//! SplitMix64 (Steele, Lea and Flood, 2014): small, and the same numbers on every machine.
+//! Random choices for tests: a stream of numbers that depends only on a seed and the number of the case.
 
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+use phalanx_random::{GOLDEN, SplitMix64, mix};
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
 pub struct Random {
-    state: u64,
+    numbers: SplitMix64,
 }
 
 impl Random {
     /// The stream of case `number` of `seed`; streams of different cases are independent.
     pub fn of_case(seed: &str, number: usize) -> Random {
         let state = seed.bytes().fold(GOLDEN, |state, byte| mix(state ^ u64::from(byte)));
-        Random { state: mix(state ^ number as u64) }
+        Random { numbers: SplitMix64::new(mix(state ^ number as u64)) }
     }
 
     /// The next number.
     pub fn next_u64(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(GOLDEN);
-        mix(self.state)
+        self.numbers.next_u64()
     }
 
     /// A number in `0..bound`; 0 when `bound` is 0.
@@ -28,7 +27,7 @@ impl Random {
 
     /// A number in `0.0..1.0`.
     pub fn fraction(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+        self.numbers.next_fraction()
     }
 
     /// True with this probability.
@@ -54,23 +53,9 @@ impl Random {
     }
 }
 
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_stream_is_splitmix64() {
-        // The first numbers of the reference implementation for seed 1234567.
-        let mut random = Random { state: 1_234_567 };
-        let first = [random.next_u64(), random.next_u64(), random.next_u64()];
-        assert_eq!(first, [6457827717110365317, 3203168211198807973, 9817491932198370423]);
-    }
 
     #[test]
     fn cases_are_independent_of_each_other() {

@@ -1,10 +1,9 @@
 //! Random numbers as a function of key and counter alone.
 //!
-//! A counter-based generator (SplitMix64's finaliser over key and counter, Steele et al., OOPSLA 2014): every
-//! number can be had without those before it, so nothing depends on who asks, nor in which order.
+//! The generator is counter-based (see `phalanx-random`): every number can be computed without those before it, so
+//! nothing depends on who asks, or in which order.
 
-/// Weyl increment of SplitMix64: 2^64 over the golden ratio.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+use phalanx_random::{GOLDEN, mix};
 
 /// Mixes seed and name (FNV-1a) into a key.
 pub(crate) fn key(seed: u64, name: &str) -> u64 {
@@ -17,10 +16,4 @@ pub(crate) fn key(seed: u64, name: &str) -> u64 {
 /// Number `counter` of this key.
 pub(crate) fn number(key: u64, counter: u64) -> u64 {
     mix(key.wrapping_add(counter.wrapping_mul(GOLDEN)))
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let model = Gpt2 { layers: 4, hidden: 64, heads: 4, vocab: 256, positions: 32, eps: 1e-5, dropout };
         let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
 
-        let losses = on_threads(&plan, |rank| {
+        let losses = on_threads(&CpuFactory::new(), &plan, |rank| {
             rank.initialise(1).expect("initial values need nothing");
             let own = rank.at().data * 8 / ranks..(rank.at().data + 1) * 8 / ranks;
             (1..=5)

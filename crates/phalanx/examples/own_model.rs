@@ -107,7 +107,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         config.check()?;
         let model: Arc<dyn Model> = Arc::new(Narrow { layers: 4, hidden: 64, heads: 4 });
         let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
-        let ranks = on_threads(&plan, |rank| {
+        let ranks = on_threads(&CpuFactory::new(), &plan, |rank| {
             rank.initialise(1).expect("initial values need nothing");
             let step = |number| {
                 rank.step(number, &batch(&plan.spec, rank.at().data), false).expect("no rank dies").loss

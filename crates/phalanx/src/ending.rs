@@ -184,8 +184,8 @@ fn sample(
         checkpoint.step(),
         SAMPLE_TOKENS
     ));
-    let options = environment.options(machine::cores());
-    let generator = Generator::load(&*model_of(&checkpoint)?, &checkpoint, options)?;
+    let device = environment.unplanned_device(machine::cores())?;
+    let generator = Generator::load(&*model_of(&checkpoint)?, &checkpoint, device)?;
     let how = Sampling { temperature: 0.8, top_k: 0, seed: planned.config.train.seed };
     output.print(prompt);
     let mut show = |text: &str| {

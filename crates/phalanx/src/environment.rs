@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use phalanx_cpu::Cpu;
 use phalanx_cpu::Options;
 use phalanx_simd::Isa;
+use phalanx_tensor::{Arena, Device};
 
 /// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`.
 const ISA: &str = "PHALANX_ISA";
@@ -42,6 +43,14 @@ impl Environment {
     /// When the system starts fewer.
     pub fn cpu(self, threads: usize) -> Result<Arc<Cpu>> {
         Ok(Cpu::with_options(self.options(threads))?)
+    }
+
+    /// A device of `threads` threads whose memory is not planned.
+    ///
+    /// # Errors
+    /// When the system starts fewer threads.
+    pub fn unplanned_device(self, threads: usize) -> Result<Device> {
+        Ok(Device::new(self.cpu(threads)?, Arena::heap()))
     }
 }
 

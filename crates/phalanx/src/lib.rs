@@ -22,7 +22,7 @@
 //! println!("rank 0 takes {} bytes", plan.of(0).memory.arena_bytes);
 //!
 //! // The run takes exactly these bytes.
-//! let losses = on_threads(&plan, |rank| {
+//! let losses = on_threads(&CpuFactory::new(), &plan, |rank| {
 //!     rank.initialise(1).unwrap();
 //!     let batch = Batch { tokens: vec![104; 2 * 16], targets: vec![105; 2 * 16] };
 //!     let losses = [1, 2].map(|step| rank.step(step, &batch, false).unwrap().loss);
@@ -46,7 +46,7 @@ pub use phalanx_checkpoint::{
 pub use phalanx_collectives::{
     CollectiveError, Endpoint, Group, HostJob, MetaGroup, Pending, Solo, join, threads,
 };
-pub use phalanx_cpu::{self as cpu, Cpu};
+pub use phalanx_cpu::{self as cpu, Cpu, CpuFactory};
 pub use phalanx_data::{Corpus, CorpusSpec, DataError, TokenFile, Tokenizer, Tokens};
 pub use phalanx_layers::{self as layers, Network};
 pub use phalanx_models::{Bert, Dropouts, Gpt2, Model, ModelShape, Objective, from_config};

@@ -121,7 +121,7 @@ pub fn cut(
             let weight =
                 |block: &BlockCost| if *by == Cut::Balanced { block.flops } else { block.parameters };
             let weights = Sums::new(blocks.iter().map(weight));
-            min_max_cut(&weights, stages, &|range| bytes.of(range) <= limit)
+            smallest_maximum(&weights, stages, &|range| bytes.of(range) <= limit)
                 .ok_or_else(|| largest(&bytes, stages))
         }
     };
@@ -155,7 +155,7 @@ fn uniform(blocks: usize, inner: &Range<usize>, stages: usize) -> Result<Vec<Ran
 
 /// The cut into `stages` that minimises the weight of the largest stage, among the cuts in which every stage is
 /// allowed; the earliest of equal ones. `None` when no cut is allowed.
-fn min_max_cut(
+fn smallest_maximum(
     weights: &Sums,
     stages: usize,
     allowed: &dyn Fn(Range<usize>) -> bool,
@@ -191,7 +191,7 @@ fn min_max_cut(
 
 /// The weight of the largest stage in the cut that minimises it.
 fn largest(weights: &Sums, stages: usize) -> u128 {
-    let ranges = min_max_cut(weights, stages, &|_| true).expect("as many blocks as stages");
+    let ranges = smallest_maximum(weights, stages, &|_| true).expect("as many blocks as stages");
     ranges.into_iter().map(|range| weights.of(range)).max().unwrap_or(0)
 }
 

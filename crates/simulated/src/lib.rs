@@ -10,6 +10,7 @@
 //! - **Race checker** (`races`): finds two accesses to the same memory that no event orders, when they are issued.
 
 mod delays;
+mod factory;
 mod failures;
 mod memory;
 mod races;
@@ -26,6 +27,7 @@ use phalanx_tensor::region::Region;
 use phalanx_tensor::{Access, Arena, Backend, Device, DeviceError, Kernels, Memory, View, ViewMut};
 use phalanx_trace::{Site, Stream};
 
+pub use factory::SimulatedFactory;
 pub use failures::Failure;
 pub use memory::{DeviceMemory, Error};
 

@@ -4,9 +4,11 @@
 
 use std::sync::Arc;
 
+use phalanx_collectives::staged::on_device;
 use phalanx_collectives::{Endpoint, Group, Isa, MetaGroup, Solo, Statistics};
 use phalanx_parallel::pipeline::{Wires, wiring};
 use phalanx_plan::Mesh;
+use phalanx_tensor::Device;
 use phalanx_tensor::record::Recorder;
 use phalanx_trace::Axis;
 
@@ -114,6 +116,17 @@ impl Groups {
     /// Groups over all axes of a world of one, with the best instruction set of the processor.
     pub fn alone(spec: &Spec) -> Groups {
         Groups::new(&GroupSource::Alone(Isa::detect()), spec)
+    }
+
+    /// The same groups for tensors in the memory of `device`: staged through host memory where their transport cannot
+    /// read it.
+    #[must_use]
+    pub fn on_device(self, device: &Device) -> Groups {
+        let on = |group| on_device(group, device);
+        let Groups { world, pipeline, data, tensor, mut wires, ties } = self;
+        wires.groups = wires.groups.into_iter().map(on).collect();
+        let ties = ties.into_iter().map(|group| group.map(on)).collect();
+        Groups { world: on(world), pipeline: on(pipeline), data: on(data), tensor: on(tensor), wires, ties }
     }
 
     /// What all groups did since this was last asked.

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use phalanx_layers::Network;
 use phalanx_plan::{
     Coordinates, Cost, Disagreement, MemoryError, MemoryPlan, Peak, PlacementError, Stage, Textbook, compare,
-    faults, plan_memory, textbook, use_order,
+    faults, plan_memory, plan_memory_of, textbook, use_order,
 };
 use phalanx_tensor::Device;
-use phalanx_trace::{Event, PhaseName, Trace};
+use phalanx_trace::{Event, Memory, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
 
 use crate::groups::{GroupSource, Groups};
@@ -30,8 +30,10 @@ pub struct RankPlan {
     /// The rank. It is not written, so that ranks with equal plans can share what is: the reader sets it.
     #[serde(skip)]
     pub rank: usize,
-    /// Offsets and peaks.
+    /// Offsets and peaks of device memory.
     pub memory: MemoryPlan,
+    /// Offsets and peaks of host memory.
+    pub host: MemoryPlan,
     /// For each phase: chunks in order of use.
     pub orders: BTreeMap<PhaseName, Vec<u32>>,
     /// Cost of one step.
@@ -55,7 +57,8 @@ impl RankPlan {
         parameters: u64,
     ) -> Result<RankPlan, MemoryError> {
         let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
-        Ok(RankPlan { rank: trace.rank, memory: plan_memory(trace)?, orders, step, parameters })
+        let (memory, host) = (plan_memory(trace)?, plan_memory_of(trace, Memory::Host)?);
+        Ok(RankPlan { rank: trace.rank, memory, host, orders, step, parameters })
     }
 
     /// The peak of a run in which nothing goes wrong: a diagnosis, of the tensors of a step, is planned, too, and its
@@ -313,7 +316,7 @@ fn orders_of(trace: &Trace) -> Orders {
 
 /// A rank on `Meta`.
 fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (Device, Rank) {
-    let device = Device::meta(spec.threads);
+    let device = Device::meta_of(spec.threads, spec.host_addressable);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let groups = Groups::new(&GroupSource::Meta(recorder, rank), spec);
     let engine = make_rank(device.clone(), groups, spec, orders);

@@ -78,6 +78,7 @@ impl Batch {
 impl Rank {
     /// Allocates everything that stays: the phase `init` of the plan.
     pub fn new(device: Device, groups: Groups, spec: &Spec, orders: &BTreeMap<PhaseName, Vec<u32>>) -> Rank {
+        let groups = groups.on_device(&device);
         let network = spec.network(&groups);
         Rank::with_network(device, groups, spec, network, orders)
     }
@@ -91,6 +92,7 @@ impl Rank {
         network: Network,
         orders: &BTreeMap<PhaseName, Vec<u32>>,
     ) -> Rank {
+        let groups = groups.on_device(&device);
         let at = spec.mesh.coordinates(groups.world.rank());
         let outline = Arc::new(Outline::of(&network));
         let networks = network.into_stages(&spec.stages).into_iter().enumerate();

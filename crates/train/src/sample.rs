@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use phalanx_checkpoint::Checkpoint;
-use phalanx_cpu::Cpu;
-use phalanx_cpu::Options;
 use phalanx_layers::{Checkpointing, Context, Network};
 use phalanx_models::Model;
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::{Arena, Category, DType, Device, Shape, Tensor};
+use phalanx_random::{GOLDEN, SplitMix64};
+use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 
 use crate::run::RunError;
 use crate::state::PARAMETERS;
@@ -34,13 +33,11 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Loads the parameters of a checkpoint, to compute as `options` say.
+    /// Loads the parameters of a checkpoint into `device`, whose memory is not planned.
     ///
     /// # Errors
-    /// A damaged checkpoint or one of another shape; a system that starts no more threads.
-    pub fn load(model: &dyn Model, from: &Checkpoint, options: Options) -> Result<Generator, RunError> {
-        let cpu = Cpu::with_options(options).map_err(RunError::Threads)?;
-        let device = Device::new(cpu, Arena::heap());
+    /// A damaged checkpoint or one of another shape.
+    pub fn load(model: &dyn Model, from: &Checkpoint, device: Device) -> Result<Generator, RunError> {
         let network = model.network(&TensorParallel::solo(), Checkpointing::None);
         let shape_of_model = model.shape();
         let mut parameters = Vec::new();
@@ -74,11 +71,11 @@ impl Generator {
         how: Sampling,
         mut seen: impl FnMut(u32) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut state = how.seed ^ 0x9e37_79b9_7f4a_7c15;
+        let mut random = SplitMix64::new(how.seed ^ GOLDEN);
         for _ in 0..count {
             let start = tokens.len().saturating_sub(self.positions);
             let mut logits = self.logits(&tokens[start..]);
-            let next = draw(&mut logits, how, uniform(&mut state));
+            let next = draw(&mut logits, how, random.next_fraction());
             tokens.push(next);
             seen(next)?;
         }
@@ -129,13 +126,4 @@ fn draw(logits: &mut [f32], how: Sampling, at: f64) -> u32 {
         }
     }
     order[0]
-}
-
-/// The next number in [0, 1) (SplitMix64).
-fn uniform(state: &mut u64) -> f64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
 }

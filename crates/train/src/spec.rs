@@ -32,6 +32,9 @@ pub struct Spec {
     pub model: Arc<dyn Model>,
     /// What backward computes again.
     pub checkpointing: Checkpointing,
+    /// Whether the host, and the transports of collectives, can read the memory of the devices in place. Where they
+    /// cannot, tensors are staged through host memory.
+    pub host_addressable: bool,
     /// Tokens of a sequence.
     pub seq: usize,
     /// Sequences computed at once.
@@ -168,6 +171,7 @@ impl Spec {
             Objective::Masked => Masking::predicted(seq),
         };
         let spec = Spec {
+            host_addressable: true,
             seq,
             targets_per_sequence,
             targets_per_step: config.batch.global * targets_per_sequence,

@@ -189,7 +189,11 @@ mod tests {
             let ranks = if strategy.is_data_parallel() { 1 } else { strategy.devices(4) };
             assert_eq!(config.world_size(), ranks, "{strategy:?}");
             assert_eq!(config.train.threads, Some(8 / strategy.devices(4)), "{strategy:?}");
-            assert_eq!(config.micro_batch_size() * config.micro_batches() * config.data(), 12, "{strategy:?}");
+            assert_eq!(
+                config.micro_batch_size() * config.micro_batches() * config.data(),
+                12,
+                "{strategy:?}"
+            );
         }
     }
 

@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 use phalanx_cpu::Cpu;
 use phalanx_cpu::Options;
+use phalanx_random::{GOLDEN, mix};
 use phalanx_tensor::{Arena, Category, DType, Device, Dropout, Heads, Shape, Tensor};
 
 use crate::differences::{gradient, weighted};
@@ -80,10 +81,7 @@ impl Case {
         let Some(Dropout { p, key: seed, first, sample }) = self.dropout else { return 1.0 };
         let element = b as u64 * sample + ((h * self.seq + key) * self.seq + query) as u64;
         let element = first.wrapping_add(element);
-        let mut z = seed.wrapping_add((element / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
+        let z = mix(seed.wrapping_add((element / 2).wrapping_mul(GOLDEN)));
         let number = if element % 2 == 1 { z >> 32 } else { z & 0xffff_ffff };
         let p = f64::from(p);
         if number as f64 >= p * 2f64.powi(32) { 1.0 / (1.0 - p) } else { 0.0 }

@@ -1,5 +1,6 @@
 //! Dropout, and with it the generator of its masks.
 
+use phalanx_random::{GOLDEN, mix};
 use phalanx_simd::Isa;
 use phalanx_tensor::{DType, Device, Dropout};
 
@@ -10,10 +11,7 @@ const KEY: u64 = 0x0123_4567_89ab_cdef;
 
 /// The generator as it is defined: halves of SplitMix64's finaliser over key and counter.
 fn number(key: u64, counter: u64) -> u32 {
-    let z = key.wrapping_add((counter / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    let z = z ^ (z >> 31);
+    let z = mix(key.wrapping_add((counter / 2).wrapping_mul(GOLDEN)));
     if counter.is_multiple_of(2) { z as u32 } else { (z >> 32) as u32 }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use half::{bf16, f16};
 use phalanx_cpu::Cpu;
 use phalanx_cpu::Options;
+use phalanx_random::GOLDEN;
 use phalanx_simd::Isa;
 use phalanx_simulated::Simulated;
 use phalanx_tensor::{Arena, Category, DType, Device, Shape, Tensor};
@@ -82,10 +83,7 @@ pub fn indices(seed: u64, count: usize, limit: usize) -> Vec<u32> {
 }
 
 fn mix(x: u64) -> u64 {
-    let x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+    phalanx_random::mix(x.wrapping_mul(GOLDEN).wrapping_add(GOLDEN))
 }
 
 pub fn wide(x: &[f32]) -> Vec<f64> {

@@ -40,7 +40,7 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
             args.run.display()
         );
     }
-    let generator = Generator::load(&*model, &checkpoint, environment.options(machine::cores()))?;
+    let generator = Generator::load(&*model, &checkpoint, environment.unplanned_device(machine::cores())?)?;
     let how = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     let given = tokens.len();
     let mut text = args.prompt.clone();

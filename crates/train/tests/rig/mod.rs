@@ -2,6 +2,8 @@
 //! and gives back losses and the whole state.
 #![allow(dead_code, reason = "each test file uses its own part of the rig")]
 
+mod devices;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
 use phalanx_tensor::buffer::Element;
-use phalanx_tensor::{Arena, DType, Device, Region, View};
+use phalanx_tensor::{Arena, DType, Device, DeviceRequest, Region, View};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
@@ -153,7 +155,9 @@ pub fn run_between(
 /// What a configuration plans.
 pub fn spec(model: &impl AnyModel, config: &RunConfig) -> Spec {
     config.check().unwrap();
-    Spec::new(config, model.clone(), config.batch.global, config.train.threads.unwrap()).unwrap()
+    let threads = config.train.threads.unwrap();
+    let spec = Spec::new(config, model.clone(), config.batch.global, threads).unwrap();
+    devices::on(&*devices::factory(), spec)
 }
 
 /// Makes the engine of every rank, each a thread over an arena that replays its plan, with the layers that
@@ -208,12 +212,17 @@ pub fn each_rank<T: Send>(
     };
     let one = |rank: usize, endpoint: Option<Endpoint>| {
         let own = plan.of(rank);
-        let region = Region::anonymous(own.memory.arena_bytes as usize).unwrap();
-        let arena = match build.heap {
-            false => Arena::replaying(own.memory.clone(), region),
-            true => Arena::heap(),
+        let request = DeviceRequest {
+            rank,
+            threads: plan.spec.threads,
+            device_plan: &own.memory,
+            host_plan: &own.host,
+            map_shared: &Region::anonymous,
         };
-        let device = Device::new(Cpu::new(plan.spec.threads), arena);
+        let device = match build.heap {
+            false => devices::factory().make(&request).unwrap(),
+            true => Device::new(Cpu::new(plan.spec.threads), Arena::heap()),
+        };
         let source = endpoint
             .as_ref()
             .map_or(GroupSource::Alone(phalanx_collectives::Isa::detect()), GroupSource::Host);

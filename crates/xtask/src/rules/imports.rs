@@ -11,28 +11,30 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 24] = [
+const MAY_IMPORT: [(&str, &[&str]); 25] = [
     ("trace", &[]),
+    ("random", &[]),
     ("plan", &["trace"]),
     ("simd", &[]),
     ("tensor", &["trace", "plan"]),
-    ("cpu", &["trace", "simd", "tensor"]),
+    ("cpu", &["trace", "random", "simd", "tensor"]),
     ("simulated", &["trace", "plan", "tensor"]),
     ("collectives", &["trace", "simd", "tensor"]),
-    ("layers", &["trace", "plan", "tensor"]),
+    ("layers", &["trace", "random", "plan", "tensor"]),
     ("optim", &["trace", "tensor"]),
     ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "optim"]),
     ("models", &["trace", "plan", "tensor", "collectives", "layers", "parallel"]),
     ("drawing", &["trace", "plan"]),
     ("files", &[]),
-    ("hostile", &[]),
+    ("hostile", &["random"]),
     ("planted", &["trace", "tensor", "collectives"]),
     ("checkpoint", &["trace", "plan", "tensor", "files"]),
-    ("data", &["files"]),
+    ("data", &["random", "files"]),
     (
         "train",
         &[
             "trace",
+            "random",
             "plan",
             "tensor",
             "cpu",
@@ -54,6 +56,7 @@ const MAY_IMPORT: [(&str, &[&str]); 24] = [
         "bench",
         &[
             "trace",
+            "random",
             "plan",
             "tensor",
             "cpu",

@@ -1,0 +1,48 @@
+//! Makes processors as devices.
+
+use std::sync::Arc;
+
+use phalanx_tensor::backend::Immediate;
+use phalanx_tensor::factory::{DeviceFactory, DeviceRequest};
+use phalanx_tensor::{Arena, Device, Memory, Region};
+
+use crate::{Cpu, Options};
+
+/// Every rank computes on the processor, in memory that its transport reads in place.
+pub struct CpuFactory {
+    /// Instruction set, and how long idle threads spin. The number of threads comes with each request.
+    pub options: Options,
+    /// Whether every page is made resident before the device is used.
+    pub populate: bool,
+}
+
+impl CpuFactory {
+    /// The best instruction set of this processor; pages become resident when they are first used.
+    pub fn new() -> CpuFactory {
+        CpuFactory { options: Options::new(1), populate: false }
+    }
+}
+
+impl Default for CpuFactory {
+    fn default() -> Self {
+        CpuFactory::new()
+    }
+}
+
+impl DeviceFactory for CpuFactory {
+    fn is_host_addressable(&self) -> bool {
+        true
+    }
+
+    fn make(&self, request: &DeviceRequest) -> std::io::Result<Device> {
+        let cpu = Cpu::with_options(Options { threads: request.threads, ..self.options })?;
+        let region = (request.map_shared)(request.device_plan.arena_bytes as usize)?;
+        if self.populate {
+            cpu.populate(&region)?;
+        }
+        let device = Arena::replaying(request.device_plan.clone(), region);
+        let host_region = Region::anonymous(request.host_plan.arena_bytes as usize)?;
+        let host = Arena::replaying_in(Memory::Host, request.host_plan.clone(), host_region);
+        Ok(Device::with_memories(Arc::new(Immediate::new(cpu)), device, host))
+    }
+}

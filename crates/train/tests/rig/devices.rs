@@ -1,0 +1,38 @@
+//! The devices on which the engine's tests run: the processor, or the simulated accelerator.
+//!
+//! `PHALANX_TEST_DEVICE=simulated:7` runs every test that takes its devices from here on the simulated accelerator,
+//! with the delays of seed 7; `cargo xtask simulated` does that for many seeds.
+
+use std::sync::Arc;
+
+use phalanx_cpu::{Cpu, CpuFactory, Options as CpuOptions};
+use phalanx_simulated::{Options, SimulatedFactory};
+use phalanx_tensor::{DeviceFactory, Kernels};
+use phalanx_train::Spec;
+
+/// Which device tests run on.
+const DEVICE: &str = "PHALANX_TEST_DEVICE";
+
+/// The factory that the environment asks for.
+pub fn factory() -> Box<dyn DeviceFactory> {
+    match std::env::var(DEVICE) {
+        Err(_) => Box::new(CpuFactory::new()),
+        Ok(name) => match name.strip_prefix("simulated:").and_then(|seed| seed.parse().ok()) {
+            Some(seed) => Box::new(simulated(seed)),
+            None => panic!("{DEVICE}={name}: expected simulated:SEED"),
+        },
+    }
+}
+
+/// Simulated accelerators that compute with the kernels of the processor.
+pub fn simulated(seed: u64) -> SimulatedFactory {
+    let kernels =
+        |threads| -> std::io::Result<Arc<dyn Kernels>> { Ok(Cpu::with_options(CpuOptions::new(threads))?) };
+    let delay = std::time::Duration::from_micros(50);
+    SimulatedFactory::new(Options { seed, max_delay: delay, ..Options::new(0) }, None, kernels)
+}
+
+/// What is planned for devices of `factory`.
+pub fn on(factory: &dyn DeviceFactory, spec: Spec) -> Spec {
+    Spec { host_addressable: factory.is_host_addressable(), ..spec }
+}
