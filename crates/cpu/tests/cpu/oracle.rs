@@ -1,10 +1,13 @@
 //! What the tests share: numbers, tensors, and the check of one kernel call.
 
+use std::time::Duration;
+
 use half::{bf16, f16};
 use phalanx_cpu::Cpu;
 use phalanx_cpu::Options;
 use phalanx_random::GOLDEN;
 use phalanx_simd::Isa;
+use phalanx_simulated::Simulated;
 use phalanx_tensor::{Arena, Category, DType, Device, Shape, Tensor};
 
 /// Spacing of f32 at 1, halved: the relative error of one rounding.
@@ -170,6 +173,14 @@ pub fn read_f32(device: &Device, t: &Tensor) -> Vec<f32> {
 
 pub fn cpu(threads: usize, isa: Isa) -> Device {
     Device::new(Cpu::with_options(Options { isa, ..Options::new(threads) }).unwrap(), Arena::heap())
+}
+
+/// A simulated accelerator that computes with one thread of the processor.
+pub fn simulated(isa: Isa) -> Device {
+    let kernels = Cpu::with_options(Options { isa, ..Options::new(1) }).unwrap();
+    let max_delay = Duration::from_micros(20);
+    let options = phalanx_simulated::Options { max_delay, ..phalanx_simulated::Options::new(1 << 30) };
+    Simulated::unplanned_device(kernels, options).unwrap()
 }
 
 /// Runs `kernel` on every instruction set, whose results must be as expected, and on 1 to 4 threads,

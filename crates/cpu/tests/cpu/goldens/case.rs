@@ -10,7 +10,7 @@ use phalanx_tensor::buffer::Element;
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 use safetensors::{Dtype, SafeTensors};
 
-use crate::oracle::{EPS, cpu};
+use crate::oracle::{EPS, cpu, simulated};
 
 /// Inputs and outputs of one call, by name.
 pub struct Case<'a> {
@@ -115,21 +115,24 @@ impl Case<'_> {
         if self.dtype == DType::F32 { vec![DType::F32] } else { vec![DType::F32, self.dtype] }
     }
 
-    /// Runs `kernel` on every instruction set on one thread, whose results must be as wanted, and on three,
-    /// whose bits must be the same.
+    /// Runs `kernel` on every instruction set on one thread, whose results must be as wanted, and on three threads and
+    /// on the simulated accelerator, whose bits must be the same.
     #[track_caller]
     pub fn check(&self, what: &str, kernel: impl Fn(&Device) -> Vec<Tensor>, wanted: &[Wanted]) {
         for isa in Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect()) {
             let one = cpu(1, isa);
             let outputs = kernel(&one);
             assert_eq!(outputs.len(), wanted.len());
-            let three = cpu(3, isa);
-            let others = kernel(&three);
+            let others = [("3 threads", cpu(3, isa)), ("the simulated accelerator", simulated(isa))];
+            let others = others.map(|(name, device)| (name, kernel(&device), device));
             for (index, (output, wanted)) in outputs.iter().zip(wanted).enumerate() {
                 let what = format!("{}, {what}, output {index}, {}", self.prefix, isa.name());
                 let values = read(&one, output);
                 wanted.compare(&what, output.dtype(), &values);
-                assert!(same_bits(&values, &read(&three, &others[index])), "{what}: other bits on 3 threads");
+                for (name, others, device) in &others {
+                    let other = read(device, &others[index]);
+                    assert!(same_bits(&values, &other), "{what}: other bits on {name}");
+                }
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Every kernel in every element type against PyTorch, on every instruction set and on 1 and 3 threads.
+//! Every kernel in every element type against PyTorch, on every instruction set, on 1 and 3 threads and on the
+//! simulated accelerator.
 //!
 //! The files in `tests/goldens` hold inputs, what PyTorch gives from them in f64, and by how much a right
 //! kernel may miss that before it rounds its output. `tools/golden_kernels.py` makes them and says where the
