@@ -67,6 +67,8 @@ pub trait Lanes: Copy + 'static {
     unsafe fn load_bf16(from: *const bf16) -> Self::V;
     /// 16 numbers of bf16, rounded to nearest even; what is not a number stays so.
     unsafe fn store_bf16(to: *mut bf16, x: Self::V);
+    /// The same, but every lane that is not a number becomes `bf16::NAN`.
+    unsafe fn store_bf16_one_nan(to: *mut bf16, x: Self::V);
     /// 16 numbers of f16, widened.
     unsafe fn load_f16(from: *const f16) -> Self::V;
     /// 16 numbers of f16, rounded to nearest even; infinite beyond 65,504.
@@ -189,6 +191,11 @@ impl Lanes for Portable {
     unsafe fn store_bf16(to: *mut bf16, x: [f32; 16]) {
         // SAFETY: the caller's promise; any alignment.
         unsafe { to.cast::<[bf16; 16]>().write_unaligned(x.map(bf16::from_f32)) };
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_one_nan(to: *mut bf16, x: [f32; 16]) {
+        // SAFETY: the caller's promise.
+        unsafe { Portable::store_bf16(to, Portable::one_nan(x)) };
     }
     #[inline(always)]
     unsafe fn one_nan(x: [f32; 16]) -> [f32; 16] {
