@@ -9,9 +9,9 @@
 use crate::error::CollectiveError;
 use crate::parts;
 use crate::reduction;
-use crate::shared_memory::channel::Transfer;
 use crate::shared_memory::meeting::Meeting;
 use crate::shared_memory::memory::Span;
+use crate::shared_memory::transfer::Transfer;
 
 /// Bytes of a block: it is summed, then copied to the peers from the first-level cache.
 const BLOCK_BYTES: usize = 8 << 10;

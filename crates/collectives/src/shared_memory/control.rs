@@ -15,6 +15,7 @@ use phalanx_tensor::Region;
 use rustix::thread::futex;
 
 use crate::shared_memory::descriptor::DescriptorCell;
+use crate::shared_memory::text::Text;
 
 /// Groups that one endpoint can make: a mesh has some for the world and each axis, and two for each neighbour in
 /// the pipeline. The block is sparse, so channels that nobody opens cost addresses, not memory.
@@ -23,38 +24,6 @@ pub(crate) const CHANNELS: usize = 64;
 pub(crate) const MAX_WORLD: usize = 1024;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX1");
-
-/// Text in shared memory: bytes in words, the tail of what does not fit.
-#[repr(C)]
-pub(crate) struct Text<const WORDS: usize> {
-    length: AtomicU32,
-    line: AtomicU32,
-    words: [AtomicU64; WORDS],
-}
-
-impl<const WORDS: usize> Text<WORDS> {
-    /// `line` 0 means none.
-    pub(crate) fn write(&self, text: &str, line: u32) {
-        let bytes = &text.as_bytes()[text.len().saturating_sub(WORDS * 8)..];
-        for (word, chunk) in self.words.iter().zip(bytes.chunks(8)) {
-            let mut eight = [0; 8];
-            eight[..chunk.len()].copy_from_slice(chunk);
-            word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
-        }
-        self.line.store(line, Ordering::Relaxed);
-        self.length.store(bytes.len() as u32, Ordering::Release);
-    }
-
-    pub(crate) fn read(&self) -> String {
-        let length = (self.length.load(Ordering::Acquire) as usize).min(WORDS * 8);
-        let bytes = self.words.iter().flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes());
-        let text = String::from_utf8_lossy(&bytes.take(length).collect::<Vec<u8>>()).into_owned();
-        match self.line.load(Ordering::Relaxed) {
-            0 => text,
-            line => format!("{text}:{line}"),
-        }
-    }
-}
 
 /// Why the job ended. `state`: 0 running, 1 being written, 2 written.
 #[repr(C, align(64))]
@@ -217,6 +186,11 @@ impl Slot {
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// Cores that this process may use.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
 /// The mapped block, behind safe accessors.
@@ -439,13 +413,6 @@ mod tests {
         println!("control block of 8 ranks: {bytes} bytes, {} a channel", 72 * size_of::<Slot>());
         assert_eq!(size_of::<Slot>(), 512);
         assert!((64 * 72 * 512..64 * 72 * 512 + (8 << 10)).contains(&bytes), "{bytes}");
-    }
-
-    #[test]
-    fn long_text_keeps_its_tail() {
-        let text = Text::<2> { length: 0.into(), line: 0.into(), words: Default::default() };
-        text.write("a/very/long/path/to/file.rs", 7);
-        assert_eq!(text.read(), "/path/to/file.rs:7");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use phalanx_trace::{CollectiveOp, DType, Site, describe_tag};
 
-use crate::shared_memory::control::Text;
+use crate::shared_memory::text::Text;
 
 /// One rank's side of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,8 +11,7 @@ use std::time::Duration;
 use phalanx_tensor::Region;
 use rustix::fs::MemfdFlags;
 
-use crate::shared_memory::control::{Abort, Control};
-use crate::shared_memory::endpoint::cores;
+use crate::shared_memory::control::{Abort, Control, cores};
 use crate::shared_memory::sealed::seal;
 
 /// A job whose ranks are processes of this host.

@@ -15,9 +15,10 @@ use std::time::Instant;
 
 use crate::error::CollectiveError;
 use crate::pending::Progress;
-use crate::shared_memory::channel::{Channel, Transfer};
-use crate::shared_memory::endpoint::Host;
-use crate::shared_memory::meeting::Patience;
+use crate::shared_memory::channel::Channel;
+use crate::shared_memory::host::Host;
+use crate::shared_memory::participation::Patience;
+use crate::shared_memory::transfer::Transfer;
 use crate::statistics::Tally;
 
 pub(crate) struct Stream {
@@ -128,7 +129,7 @@ impl Stream {
         let result = catch_unwind(AssertUnwindSafe(|| channel.execute(&transfer, patience)));
         let result = result.unwrap_or_else(|payload| {
             let reason = panic_text(&*payload);
-            Err(self.host.abort(&format!("{reason} in a collective at {}", transfer.site())))
+            Err(self.host.abort(&format!("{reason} in a collective at {}", transfer.site)))
         });
         drop(channel);
         let mut state = self.lock();
