@@ -32,6 +32,7 @@ Usage: cargo xtask tidy [--shrink]
 reliability builds the release binary and tries generated faults against it; --help lists its options.
 
 Rules of tidy, each with the place, what is wrong and what to do:
+  circles    no circles of imports between the files of a crate
   imports    which crate may import which, and what no crate may know or touch
   sizes      functions over 70 lines and files over 500 (tests aside) must be on
              crates/xtask/sizes.txt, whose entries may only shrink
@@ -98,6 +99,7 @@ fn tidy(shrink: bool) -> io::Result<bool> {
 fn report(workspace: &Workspace, list: &str, root: &Path) -> io::Result<bool> {
     let architecture = std::fs::read_to_string(root.join(rules::rooms::MAP)).ok();
     let mut findings = Vec::new();
+    findings.extend(rules::circles::check(workspace));
     findings.extend(rules::files::check(workspace));
     findings.extend(rules::imports::check(workspace));
     findings.extend(rules::sizes::check(workspace, list));
