@@ -9,8 +9,8 @@
 use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes, Portable, lanes};
 
-use crate::microkernel::Kind;
-use crate::random::Keep;
+use crate::microkernel::Packing;
+use crate::random::DropoutMask;
 
 /// One panel of scores: keys by queries.
 #[derive(Clone, Copy)]
@@ -41,7 +41,7 @@ impl Panel {
 }
 
 /// What a panel of queries has seen so far, in forward.
-pub(crate) struct Seen<'a> {
+pub(crate) struct RunningSoftmax<'a> {
     /// Largest score of each query, times the factor.
     pub(crate) largest: &'a mut [f32],
     /// Sum of probabilities of each query.
@@ -53,7 +53,7 @@ pub(crate) struct Seen<'a> {
 /// Whether something is dropped.
 trait Draw: Copy {
     const SOME: bool;
-    /// As [`Keep::factors`].
+    /// As [`DropoutMask::factors`].
     unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V;
 }
 
@@ -69,12 +69,12 @@ impl Draw for Nothing {
     }
 }
 
-impl Draw for Keep {
+impl Draw for DropoutMask {
     const SOME: bool = true;
     #[inline(always)]
     unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V {
         // SAFETY: the caller's promise.
-        unsafe { Keep::factors::<L>(self, first) }
+        unsafe { DropoutMask::factors::<L>(self, first) }
     }
 }
 
@@ -180,7 +180,7 @@ const fn interleaved(first: u16) -> [u16; 32] {
 macro_rules! packed {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*
-        $vis unsafe fn $name(isa: Isa, kind: Kind, keep: Option<&Keep>, $($arg: $ty),*) {
+        $vis unsafe fn $name(isa: Isa, packing: Packing, keep: Option<&DropoutMask>, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
             unsafe fn pairs<D: Draw>(draw: D, $($arg: $ty),*) {
@@ -199,26 +199,26 @@ macro_rules! packed {
                 // SAFETY: the caller's promise.
                 unsafe { $body::<Avx2, Single, D, 1>(draw, $($arg),*) }
             }
-            unsafe fn by_isa<D: Draw>(isa: Isa, kind: Kind, draw: D, $($arg: $ty),*) {
+            unsafe fn by_isa<D: Draw>(isa: Isa, packing: Packing, draw: D, $($arg: $ty),*) {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    match (isa, kind) {
+                    match (isa, packing) {
                         #[cfg(target_arch = "x86_64")]
-                        (Isa::Avx512Bf16, Kind::Pairs) => pairs(draw, $($arg),*),
+                        (Isa::Avx512Bf16, Packing::Pairs) => pairs(draw, $($arg),*),
                         #[cfg(target_arch = "x86_64")]
-                        (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512(draw, $($arg),*),
+                        (Isa::Avx512 | Isa::Avx512Bf16, Packing::Single) => avx512(draw, $($arg),*),
                         #[cfg(target_arch = "x86_64")]
-                        (Isa::Avx2, Kind::Single) => avx2(draw, $($arg),*),
-                        (_, Kind::Single) => $body::<Portable, Single, D, 1>(draw, $($arg),*),
-                        (_, Kind::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
+                        (Isa::Avx2, Packing::Single) => avx2(draw, $($arg),*),
+                        (_, Packing::Single) => $body::<Portable, Single, D, 1>(draw, $($arg),*),
+                        (_, Packing::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
                     }
                 }
             }
             // SAFETY: the caller's promise.
             unsafe {
                 match keep {
-                    Some(keep) => by_isa(isa, kind, *keep, $($arg),*),
-                    None => by_isa(isa, kind, Nothing, $($arg),*),
+                    Some(keep) => by_isa(isa, packing, *keep, $($arg),*),
+                    None => by_isa(isa, packing, Nothing, $($arg),*),
                 }
             }
         }
@@ -230,14 +230,14 @@ packed!(
     ///
     /// # Safety
     /// The processor has the instruction set; `scores` holds the panel, rows padded to an even number.
-    pub(crate) fn online_softmax(panel: Panel, scores: &mut [f32], seen: Seen) = online_softmax_body
+    pub(crate) fn online_softmax(panel: Panel, scores: &mut [f32], seen: RunningSoftmax) = online_softmax_body
 );
 #[inline(always)]
 unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VECTORS: usize>(
     draw: D,
     panel: Panel,
     scores: &mut [f32],
-    mut seen: Seen,
+    mut seen: RunningSoftmax,
 ) {
     let Panel { keys, factor, .. } = panel;
     let clear = panel.clear();
@@ -299,7 +299,7 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
 unsafe fn grown<L: Lanes, const VECTORS: usize>(
     panel: Panel,
     scores: *const f32,
-    seen: &mut Seen,
+    seen: &mut RunningSoftmax,
 ) -> ([L::V; VECTORS], [L::V; VECTORS]) {
     let (keys, clear) = (panel.keys, panel.clear());
     let at = |key: usize, v: usize| (key * VECTORS + v) * 16;
@@ -336,7 +336,7 @@ unsafe fn grown<L: Lanes, const VECTORS: usize>(
 
 /// What is known of the queries of a panel in backward.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct QueryRows<'a> {
     /// Logarithm to base 2 of the sum of 2 to the scores; infinite for queries that do not exist.
     pub(crate) log_sum_exp2: &'a [f32],
     /// Sum of dout * out, times the scale of the scores.
@@ -364,13 +364,13 @@ packed!(
     ///
     /// # Safety
     /// The processor has the instruction set; the places hold the panel, rows padded to an even number.
-    pub(crate) fn probabilities(panel: Panel, rows: Rows, places: Places) = probabilities_body
+    pub(crate) fn probabilities(panel: Panel, rows: QueryRows, places: Places) = probabilities_body
 );
 #[inline(always)]
 unsafe fn probabilities_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VECTORS: usize>(
     draw: D,
     panel: Panel,
-    rows: Rows,
+    rows: QueryRows,
     places: Places,
 ) {
     let Panel { keys, factor, .. } = panel;

@@ -13,10 +13,10 @@ use std::ops::Range;
 use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes, Portable};
 
-use crate::epilogue::{Place, Target, finish, finish_plain};
+use crate::epilogue::{MatrixPointer, Target, finish, finish_plain};
 #[cfg(target_arch = "x86_64")]
 use crate::microkernel::Pairs;
-use crate::microkernel::{self, Kind, Multiply, Single};
+use crate::microkernel::{self, Multiply, Packing, Single};
 
 /// Columns of a panel: queries that are treated together.
 pub(crate) fn width(isa: Isa) -> usize {
@@ -73,18 +73,25 @@ pub(crate) enum Left {
 /// # Safety
 /// The sheets hold the operands and the processor has the instruction set; the target is valid for the block,
 /// and nobody else touches it.
-pub(crate) unsafe fn product(isa: Isa, kind: Kind, size: [usize; 3], a: Left, b: Sheet, target: &Target) {
+pub(crate) unsafe fn product(
+    isa: Isa,
+    packing: Packing,
+    size: [usize; 3],
+    a: Left,
+    b: Sheet,
+    target: &Target,
+) {
     // SAFETY: the caller's promise.
     unsafe {
-        match (isa, kind) {
+        match (isa, packing) {
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Bf16, Kind::Pairs) => pairs(size, a, b, target),
+            (Isa::Avx512Bf16, Packing::Pairs) => pairs(size, a, b, target),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512(size, a, b, target),
+            (Isa::Avx512 | Isa::Avx512Bf16, Packing::Single) => avx512(size, a, b, target),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, Kind::Single) => avx2(size, a, b, target),
-            (_, Kind::Single) => block::<Portable, Single, 2, 1, 16>(size, a, b, target),
-            (_, Kind::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
+            (Isa::Avx2, Packing::Single) => avx2(size, a, b, target),
+            (_, Packing::Single) => block::<Portable, Single, 2, 1, 16>(size, a, b, target),
+            (_, Packing::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
         }
     }
 }
@@ -116,7 +123,7 @@ unsafe fn avx2(size: [usize; 3], a: Left, b: Sheet, target: &Target) {
 /// As of [`product`].
 pub(crate) unsafe fn upper_half(
     isa: Isa,
-    kind: Kind,
+    packing: Packing,
     [rows, depth]: [usize; 2],
     a: Sheet,
     b: Sheet,
@@ -137,11 +144,11 @@ pub(crate) unsafe fn upper_half(
     let (b, to) = (b.from.wrapping_add(16), to.at(0, 16));
     // SAFETY: the caller's promise.
     unsafe {
-        match (isa, kind) {
+        match (isa, packing) {
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Bf16, Kind::Pairs) => pairs([rows, depth], a, b, &to),
+            (Isa::Avx512Bf16, Packing::Pairs) => pairs([rows, depth], a, b, &to),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512([rows, depth], a, b, &to),
+            (Isa::Avx512 | Isa::Avx512Bf16, Packing::Single) => avx512([rows, depth], a, b, &to),
             _ => unreachable!("panels of 32 columns are of AVX-512"),
         }
     }
@@ -296,6 +303,6 @@ unsafe fn tile<
 
 /// A target in memory of this thread, rows `stride` apart, that is added to or overwritten.
 pub(crate) fn sums(to: *mut f32, stride: usize, add: bool) -> Target {
-    let to = Place::of(to, stride);
-    Target { add: if add { to } else { Place::none() }, ..Target::new(to) }
+    let to = MatrixPointer::of(to, stride);
+    Target { add: if add { to } else { MatrixPointer::none() }, ..Target::new(to) }
 }

@@ -29,7 +29,7 @@ const BLOCK: usize = TOGETHER;
 /// Of the logits of one row: of a block of columns, or of a part of the vocabulary.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(crate) struct Statistics {
+pub(crate) struct RowStatistics {
     largest: f32,
     /// Of exponentials relative to the largest.
     sum: f32,
@@ -49,8 +49,8 @@ struct Joined {
 
 impl Joined {
     /// The pieces in their order; a sum that is not a number stays so.
-    fn new<'a>(pieces: impl Iterator<Item = &'a Statistics> + Clone) -> Joined {
-        let larger = |a: f32, s: &Statistics| if s.largest > a { s.largest } else { a };
+    fn new<'a>(pieces: impl Iterator<Item = &'a RowStatistics> + Clone) -> Joined {
+        let larger = |a: f32, s: &RowStatistics| if s.largest > a { s.largest } else { a };
         let largest = pieces.clone().fold(f32::NEG_INFINITY, larger);
         let mut joined = Joined { largest, sum: 0.0, logits: 0.0, target: 0.0 };
         for piece in pieces {
@@ -61,9 +61,9 @@ impl Joined {
         joined
     }
 
-    fn rounded(&self) -> Statistics {
+    fn rounded(&self) -> RowStatistics {
         let Joined { largest, sum, logits, target } = *self;
-        Statistics { largest, sum: sum as f32, logits: logits as f32, target: target as f32 }
+        RowStatistics { largest, sum: sum as f32, logits: logits as f32, target: target as f32 }
     }
 }
 
@@ -83,6 +83,16 @@ impl Targets<'_> {
     }
 }
 
+/// What the statistics of logits are written to; shapes as in [`Kernels`](phalanx_tensor::kernels::Kernels).
+pub(crate) struct Outputs<'a> {
+    /// Exponentials of the logits, relative to the largest logit of their block.
+    pub(crate) exponentials: Option<ViewMut<'a>>,
+    /// Statistics of each block of columns.
+    pub(crate) blocks: ViewMut<'a>,
+    /// Statistics of each row.
+    pub(crate) statistics: ViewMut<'a>,
+}
+
 /// Logits of x · w (+ bias) as `exponentials` (where given) and as statistics of blocks and rows; shapes as in
 /// [`Kernels`](phalanx_tensor::kernels::Kernels).
 pub(crate) fn statistics(
@@ -91,13 +101,12 @@ pub(crate) fn statistics(
     w: Weight,
     bias: Option<View>,
     targets: Targets,
-    exponentials: Option<ViewMut>,
-    blocks: ViewMut,
-    statistics: ViewMut,
+    outputs: Outputs,
 ) {
+    let Outputs { exponentials, blocks, statistics } = outputs;
     let [_, columns] = w.in_out();
     let count = columns.div_ceil(BLOCK);
-    let blocks: &mut [Statistics] = bytemuck::cast_slice_mut(blocks.into_slice::<f32>());
+    let blocks: &mut [RowStatistics] = bytemuck::cast_slice_mut(blocks.into_slice::<f32>());
     by_float!(x.dtype(), T => {
         let logits = Logits {
             columns,
@@ -112,7 +121,7 @@ pub(crate) fn statistics(
         product_into(cpu, Matrix::of(&x), matmul::weight(&w), &consume);
     });
     let blocks = &*blocks;
-    let statistics: &mut [Statistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());
+    let statistics: &mut [RowStatistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());
     cpu.over_mut(statistics, row_grain(4 * count), |rows, statistics| {
         for (row, to) in rows.zip(statistics) {
             *to = Joined::new(blocks[row * count..(row + 1) * count].iter()).rounded();
@@ -130,8 +139,8 @@ pub(crate) fn statistics_of_stored(
 ) {
     let [_, columns] = logits.dims();
     let count = columns.div_ceil(BLOCK);
-    let blocks = Shards::new(bytemuck::cast_slice_mut::<f32, Statistics>(blocks.into_slice()));
-    let statistics: &mut [Statistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());
+    let blocks = Shards::new(bytemuck::cast_slice_mut::<f32, RowStatistics>(blocks.into_slice()));
+    let statistics: &mut [RowStatistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());
     by_float!(logits.dtype(), T => {
         let logits = Shards::new(logits.into_slice::<T>());
         cpu.over_mut(statistics, row_grain(columns), |rows, statistics| {
@@ -166,7 +175,7 @@ struct Logits<'a, T> {
     /// `[rows, columns]`
     exponentials: Option<Shards<'a, T>>,
     /// `[rows, blocks]`
-    blocks: Shards<'a, Statistics>,
+    blocks: Shards<'a, RowStatistics>,
 }
 
 impl<T: Float> Logits<'_, T> {
@@ -202,7 +211,7 @@ impl<T: Float> Logits<'_, T> {
 
 /// What the losses of some rows come from.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct LossRows<'a> {
     /// `[parts, rows, 4]`
     pub(crate) statistics: &'a [f32],
     pub(crate) targets: Targets<'a>,
@@ -213,12 +222,18 @@ pub(crate) struct Rows<'a> {
 
 /// `before` and the losses of the rows, summed one after the other; the exponentials `[rows, columns]`, where given,
 /// become derivatives.
-pub(crate) fn loss(cpu: &Cpu, rows: Rows, blocks: View, exponentials: Option<ViewMut>, before: f64) -> f64 {
-    let Rows { targets, classes, .. } = rows;
+pub(crate) fn loss(
+    cpu: &Cpu,
+    rows: LossRows,
+    blocks: View,
+    exponentials: Option<ViewMut>,
+    before: f64,
+) -> f64 {
+    let LossRows { targets, classes, .. } = rows;
     if let Some(target) = targets.ids.iter().find(|&&t| t != IGNORED && t as usize >= classes) {
         panic!("target {target} in a vocabulary of {classes}");
     }
-    let blocks: &[Statistics] = bytemuck::cast_slice(blocks.as_slice::<f32>());
+    let blocks: &[RowStatistics] = bytemuck::cast_slice(blocks.as_slice::<f32>());
     cpu.scratch.with(|buffer| {
         let losses = buffer.slice::<f64>(targets.ids.len());
         match exponentials {
@@ -242,9 +257,9 @@ pub(crate) fn loss(cpu: &Cpu, rows: Rows, blocks: View, exponentials: Option<Vie
 /// Exponentials to derivatives, and the loss of each row.
 fn differentiate<T: Float>(
     cpu: &Cpu,
-    rows: Rows,
+    rows: LossRows,
     columns: usize,
-    blocks: &[Statistics],
+    blocks: &[RowStatistics],
     exponentials: &mut [T],
     losses: &mut [f64],
 ) {
@@ -272,7 +287,7 @@ fn differentiate<T: Float>(
 }
 
 /// One row, over all parts.
-struct Row {
+struct LossRow {
     loss: f64,
     /// Largest logit.
     largest: f32,
@@ -283,18 +298,18 @@ struct Row {
     at_target: f32,
 }
 
-impl Rows<'_> {
+impl LossRows<'_> {
     fn parts(&self) -> usize {
         self.statistics.len() / (4 * self.targets.ids.len()).max(1)
     }
 
     /// Nothing for a row that is ignored.
-    fn row(&self, row: usize) -> Option<Row> {
+    fn row(&self, row: usize) -> Option<LossRow> {
         let rows = self.targets.ids.len();
         if self.targets.ids[row] == IGNORED {
             return None;
         }
-        let statistics: &[Statistics] = bytemuck::cast_slice(self.statistics);
+        let statistics: &[RowStatistics] = bytemuck::cast_slice(self.statistics);
         let Joined { largest, sum, logits, target } = Joined::new(statistics[row..].iter().step_by(rows));
         let CrossEntropy { gradient_scale, label_smoothing, z_loss, .. } = self.numbers;
         let (smoothing, z_loss) = (f64::from(label_smoothing), f64::from(z_loss));
@@ -304,7 +319,7 @@ impl Rows<'_> {
             + smoothing * (log_sum_exp - mean)
             + z_loss * log_sum_exp * log_sum_exp;
         let scale = f64::from(gradient_scale);
-        Some(Row {
+        Some(LossRow {
             loss,
             largest,
             weight: scale * (1.0 + 2.0 * z_loss * log_sum_exp) / sum,
@@ -316,14 +331,14 @@ impl Rows<'_> {
 
 vectorized!(fn block<T: Float>(
     logits: &[f32], exponentials: Option<&mut [T]>, target: Option<usize>,
-) -> Statistics = block_body);
+) -> RowStatistics = block_body);
 /// Statistics of one row of a block, and its exponentials.
 #[inline(always)]
 fn block_body<L: Lanes, T: Float>(
     logits: &[f32],
     exponentials: Option<&mut [T]>,
     target: Option<usize>,
-) -> Statistics {
+) -> RowStatistics {
     let to = exponentials.map_or(std::ptr::null_mut(), |e| {
         assert_eq!(e.len(), logits.len());
         e.as_mut_ptr()
@@ -343,7 +358,7 @@ fn block_body<L: Lanes, T: Float>(
             }
             e
         });
-        Statistics { largest, sum, logits: total, target: target.map_or(0.0, |t| logits[t]) }
+        RowStatistics { largest, sum, logits: total, target: target.map_or(0.0, |t| logits[t]) }
     }
 }
 

@@ -28,7 +28,7 @@ const DENSITY: f32 = 0.398_942_3;
 ///
 /// # Safety
 /// All functions: compiled for `L`.
-pub(crate) trait Form {
+pub(crate) trait Formula {
     /// `gelu(x)`
     unsafe fn value<L: Lanes>(x: L::V) -> L::V;
     /// `gelu'(x)`
@@ -64,9 +64,9 @@ pub(crate) fn gelu(cpu: &Cpu, x: View, gelu: Gelu, y: ViewMut) {
     }));
 }
 
-vectorized!(fn forward<T: Float, F: Form>(x: &[T], y: &mut [T]) = forward_body);
+vectorized!(fn forward<T: Float, F: Formula>(x: &[T], y: &mut [T]) = forward_body);
 #[inline(always)]
-fn forward_body<L: Lanes, T: Float, F: Form>(x: &[T], y: &mut [T]) {
+fn forward_body<L: Lanes, T: Float, F: Formula>(x: &[T], y: &mut [T]) {
     assert_eq!(x.len(), y.len());
     // SAFETY: compiled for L; both are as long as said.
     unsafe {
@@ -76,7 +76,7 @@ fn forward_body<L: Lanes, T: Float, F: Form>(x: &[T], y: &mut [T]) {
     }
 }
 
-impl Form for Tanh {
+impl Formula for Tanh {
     #[inline(always)]
     unsafe fn value<L: Lanes>(x: L::V) -> L::V {
         // SAFETY: the caller's promise.
@@ -163,7 +163,7 @@ unsafe fn tail<L: Lanes>(x: L::V) -> [L::V; 3] {
     }
 }
 
-impl Form for Erf {
+impl Formula for Erf {
     /// `max(x, 0) - a Q(a)`
     #[inline(always)]
     unsafe fn value<L: Lanes>(x: L::V) -> L::V {
@@ -205,9 +205,9 @@ pub(crate) fn gelu_backward(cpu: &Cpu, x: View, gelu: Gelu, dy: ViewMut, db: Vie
     }));
 }
 
-vectorized!(fn backward_rows<T: Float, F: Form>(x: &[T], dy: &mut [T], sums: &mut [f32]) = backward_body);
+vectorized!(fn backward_rows<T: Float, F: Formula>(x: &[T], dy: &mut [T], sums: &mut [f32]) = backward_body);
 #[inline(always)]
-fn backward_body<L: Lanes, T: Float, F: Form>(x: &[T], dy: &mut [T], sums: &mut [f32]) {
+fn backward_body<L: Lanes, T: Float, F: Formula>(x: &[T], dy: &mut [T], sums: &mut [f32]) {
     let width = sums.len();
     for (x, dy) in x.chunks_exact(width).zip(dy.chunks_exact_mut(width)) {
         // SAFETY: compiled for L; all are rows of `width` numbers.

@@ -203,7 +203,7 @@ impl Kernels for Cpu {
     ) {
         layer_norm::layer_norm_backward(
             self,
-            layer_norm::Saved { x, gamma, mean, rstd },
+            layer_norm::SavedLayerNorm { x, gamma, mean, rstd },
             dy,
             dx,
             accumulate_input,
@@ -247,7 +247,7 @@ impl Kernels for Cpu {
         dqkv: ViewMut,
     ) {
         let shape = attention::Extents::new(qkv.dims(), heads, dropout);
-        let saved = attention_backward::Saved { qkv, out, log_sum_exp, dropout };
+        let saved = attention_backward::SavedAttention { qkv, out, log_sum_exp, dropout };
         attention_backward::attention_backward(self, shape, saved, dout, dqkv);
     }
 
@@ -294,7 +294,8 @@ impl Kernels for Cpu {
         statistics: ViewMut,
     ) {
         let targets = cross_entropy::Targets { ids: targets.as_slice(), first };
-        cross_entropy::statistics(self, x, w, bias, targets, exponentials, blocks, statistics);
+        let outputs = cross_entropy::Outputs { exponentials, blocks, statistics };
+        cross_entropy::statistics(self, x, w, bias, targets, outputs);
     }
 
     fn logits_statistics(
@@ -324,7 +325,7 @@ impl Kernels for Cpu {
         let targets = cross_entropy::Targets { ids: targets.as_slice(), first };
         let loss = &mut loss.into_slice::<f64>()[0];
         let before = if accumulate { *loss } else { 0.0 };
-        let rows = cross_entropy::Rows { statistics: statistics.as_slice(), targets, classes, numbers };
+        let rows = cross_entropy::LossRows { statistics: statistics.as_slice(), targets, classes, numbers };
         *loss = cross_entropy::loss(self, rows, blocks, exponentials, before);
     }
 

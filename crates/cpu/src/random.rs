@@ -19,7 +19,7 @@ fn mix(mut z: u64) -> u64 {
 
 /// Which elements a [`Dropout`] keeps.
 #[derive(Clone, Copy)]
-pub(crate) struct Keep {
+pub(crate) struct DropoutMask {
     /// The key less one step, and the key: for words from a pair on, and from the one after it. Two numbers,
     /// known here alone, so that nothing distinguishes a lane when a compiler sums up constants.
     keys: [u64; 2],
@@ -31,12 +31,12 @@ pub(crate) struct Keep {
     first: u64,
 }
 
-impl Keep {
+impl DropoutMask {
     /// As `dropout` says.
-    pub(crate) fn new(dropout: Dropout) -> Keep {
+    pub(crate) fn new(dropout: Dropout) -> DropoutMask {
         let p = f64::from(dropout.p);
         let factor = (1.0 / (1.0 - p)) as f32;
-        Keep {
+        DropoutMask {
             keys: [dropout.key.wrapping_sub(GOLDEN), dropout.key],
             least: (p * 4_294_967_296.0).round() as u64,
             factor: u64::from(factor.to_bits()),
@@ -92,9 +92,9 @@ mod tests {
     use super::*;
     use phalanx_simd::{Isa, vectorized};
 
-    vectorized!(fn factors(keep: &Keep, first: u64, to: &mut [f32; 16]) = factors_body);
+    vectorized!(fn factors(keep: &DropoutMask, first: u64, to: &mut [f32; 16]) = factors_body);
     #[inline(always)]
-    fn factors_body<L: Lanes>(keep: &Keep, first: u64, to: &mut [f32; 16]) {
+    fn factors_body<L: Lanes>(keep: &DropoutMask, first: u64, to: &mut [f32; 16]) {
         // SAFETY: compiled for L; 16 numbers.
         unsafe { L::store(to.as_mut_ptr(), keep.factors::<L>(first)) };
     }
@@ -109,7 +109,7 @@ mod tests {
     fn sixteen_neighbours_are_sixteen_single_numbers() {
         for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
             for (p, key) in [(0.0, 3), (0.1, u64::MAX), (0.5, 1 << 63), (1.0 - f32::EPSILON / 2.0, 9)] {
-                let keep = Keep::new(Dropout { p, key, first: 0, sample: 0 });
+                let keep = DropoutMask::new(Dropout { p, key, first: 0, sample: 0 });
                 for first in [0, 1, 2, 15, 16, 17, 1 << 32, (1 << 32) - 3, u64::MAX - 20, u64::MAX - 16] {
                     let mut all = [f32::NAN; 16];
                     factors(isa, &keep, first, &mut all);

@@ -19,7 +19,7 @@ use crate::shared_memory::{
 };
 
 /// One rank's way into the collectives of one group.
-pub(crate) struct Channel {
+pub(crate) struct GroupChannel {
     pub(crate) host: Arc<Host>,
     options: Options,
     pub(crate) group: &'static str,
@@ -34,7 +34,7 @@ pub(crate) struct Channel {
     tables: Tables,
 }
 
-impl Channel {
+impl GroupChannel {
     /// `members` are world ranks, among them this host's.
     pub(crate) fn new(
         host: Arc<Host>,
@@ -42,14 +42,14 @@ impl Channel {
         group: &'static str,
         index: usize,
         members: Vec<usize>,
-    ) -> Channel {
+    ) -> GroupChannel {
         let rank = members.iter().position(|m| *m == host.rank);
         let rank = rank.unwrap_or_else(|| panic!("rank {} is no member of {group} {members:?}", host.rank));
         host.control.open_channel(index);
         host.control.slot(index, host.rank).name.write(group, 0);
         let (messages, tables) = (vec![0; members.len()], Tables::new(members.len()));
         let hash = hash(group, &members);
-        Channel { host, options, group, hash, index, members, rank, calls: 0, messages, tables }
+        GroupChannel { host, options, group, hash, index, members, rank, calls: 0, messages, tables }
     }
 
     pub(crate) fn rank(&self) -> usize {

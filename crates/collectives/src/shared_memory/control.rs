@@ -42,7 +42,7 @@ pub(crate) struct Abort {
 }
 
 #[repr(C, align(64))]
-struct Header {
+struct ControlHeader {
     magic: AtomicU64,
     world: AtomicU32,
     cores: AtomicU32,
@@ -137,7 +137,7 @@ impl Life {
 
 /// One rank's place in a channel. Counter and sleepers share the line that waiting peers watch.
 #[repr(C, align(128))]
-pub(crate) struct Slot {
+pub(crate) struct ChannelSlot {
     /// Advances by one at every step of every collective, wrapping.
     counter: AtomicU32,
     /// Threads asleep on the counter.
@@ -151,7 +151,7 @@ pub(crate) struct Slot {
     pub(crate) name: Text<4>,
 }
 
-impl Slot {
+impl ChannelSlot {
     pub(crate) fn counter(&self) -> u32 {
         self.counter.load(Ordering::Acquire)
     }
@@ -199,7 +199,7 @@ pub(crate) struct Control {
     world: usize,
 }
 
-const RANKS_AT: usize = size_of::<Header>().next_multiple_of(128);
+const RANKS_AT: usize = size_of::<ControlHeader>().next_multiple_of(128);
 
 const fn slots_at(world: usize) -> usize {
     (RANKS_AT + world * size_of::<RankCell>()).next_multiple_of(128)
@@ -208,7 +208,7 @@ const fn slots_at(world: usize) -> usize {
 impl Control {
     /// Bytes of the block of a world.
     pub(crate) fn bytes(world: usize) -> usize {
-        slots_at(world) + CHANNELS * (world + world * world) * size_of::<Slot>()
+        slots_at(world) + CHANNELS * (world + world * world) * size_of::<ChannelSlot>()
     }
 
     /// Fills in a zeroed block.
@@ -257,7 +257,7 @@ impl Control {
         unsafe { &*self.region.base().add(start).cast::<T>() }
     }
 
-    fn header(&self) -> &Header {
+    fn header(&self) -> &ControlHeader {
         self.at(0, 0)
     }
 
@@ -273,13 +273,13 @@ impl Control {
     }
 
     /// The place of `rank` in collectives of a channel.
-    pub(crate) fn slot(&self, channel: usize, rank: usize) -> &Slot {
+    pub(crate) fn slot(&self, channel: usize, rank: usize) -> &ChannelSlot {
         assert!(channel < CHANNELS && rank < self.world);
         self.at(slots_at(self.world), channel * (self.world + self.world * self.world) + rank)
     }
 
     /// The place of `rank` in sends and receives between it and `peer`.
-    pub(crate) fn pair(&self, channel: usize, rank: usize, peer: usize) -> &Slot {
+    pub(crate) fn pair(&self, channel: usize, rank: usize, peer: usize) -> &ChannelSlot {
         assert!(channel < CHANNELS && rank < self.world && peer < self.world);
         let row = channel * (self.world + self.world * self.world) + (1 + rank) * self.world;
         self.at(slots_at(self.world), row + peer)
@@ -335,7 +335,7 @@ impl Control {
         }
     }
 
-    fn wake_sleepers(&self, slot: &Slot) {
+    fn wake_sleepers(&self, slot: &ChannelSlot) {
         if slot.sleepers.load(Ordering::SeqCst) != 0 {
             slot.wake();
         }
@@ -410,8 +410,8 @@ mod tests {
     #[test]
     fn the_block_of_eight_ranks_is_small() {
         let bytes = Control::bytes(8);
-        println!("control block of 8 ranks: {bytes} bytes, {} a channel", 72 * size_of::<Slot>());
-        assert_eq!(size_of::<Slot>(), 512);
+        println!("control block of 8 ranks: {bytes} bytes, {} a channel", 72 * size_of::<ChannelSlot>());
+        assert_eq!(size_of::<ChannelSlot>(), 512);
         assert!((64 * 72 * 512..64 * 72 * 512 + (8 << 10)).contains(&bytes), "{bytes}");
     }
 

@@ -9,7 +9,7 @@ use phalanx_tensor::Region;
 
 use crate::error::CollectiveError;
 use crate::group::Group;
-use crate::shared_memory::channel::Channel;
+use crate::shared_memory::channel::GroupChannel;
 use crate::shared_memory::control::{CHANNELS, Control, cores};
 use crate::shared_memory::host::Host;
 use crate::shared_memory::host_group::HostGroup;
@@ -133,7 +133,7 @@ impl Endpoint {
         let index = self.channels.fetch_add(1, Ordering::Relaxed);
         assert!(index < CHANNELS, "an endpoint makes at most {CHANNELS} groups");
         let host = Arc::clone(&self.host);
-        let channel = Channel::new(host, self.options.clone(), name, index, members.to_vec());
+        let channel = GroupChannel::new(host, self.options.clone(), name, index, members.to_vec());
         Arc::new(HostGroup::new(channel, overlap))
     }
 

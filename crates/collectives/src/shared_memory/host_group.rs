@@ -8,9 +8,9 @@ use phalanx_tensor::refused_thread;
 use crate::call::{Buffers, Call};
 use crate::group::Group;
 use crate::pending::Pending;
-use crate::shared_memory::channel::Channel;
+use crate::shared_memory::call_queue::CallQueue;
+use crate::shared_memory::channel::GroupChannel;
 use crate::shared_memory::host::Host;
-use crate::shared_memory::stream::Stream;
 use crate::shared_memory::transfer::Transfer;
 use crate::statistics::Statistics;
 
@@ -22,7 +22,7 @@ pub(crate) struct HostGroup {
     world_size: usize,
     host: Arc<Host>,
     overlap: bool,
-    stream: Arc<Stream>,
+    stream: Arc<CallQueue>,
     /// The owner thread, from the first call that overlaps.
     owner: Mutex<Option<JoinHandle<()>>>,
 }
@@ -59,7 +59,7 @@ impl Group for HostGroup {
 
 impl HostGroup {
     /// The group of a channel, whose calls run on a thread of their own where `overlap` says so.
-    pub(crate) fn new(channel: Channel, overlap: bool) -> HostGroup {
+    pub(crate) fn new(channel: GroupChannel, overlap: bool) -> HostGroup {
         HostGroup {
             name: channel.group,
             members: channel.members.clone(),
@@ -67,7 +67,7 @@ impl HostGroup {
             world_size: channel.world_size(),
             host: Arc::clone(&channel.host),
             overlap,
-            stream: Arc::new(Stream::new(channel)),
+            stream: Arc::new(CallQueue::new(channel)),
             owner: Mutex::new(None),
         }
     }

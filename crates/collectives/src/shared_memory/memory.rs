@@ -16,22 +16,22 @@ use crate::shared_memory::control::Control;
 
 /// A piece of this rank's memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Span {
+pub(crate) struct MemoryRange {
     pub(crate) address: *mut u8,
     pub(crate) bytes: usize,
 }
 
 // SAFETY: a span is two numbers. Who may follow it when is kept by Pending, which owns the tensor.
-unsafe impl Send for Span {}
+unsafe impl Send for MemoryRange {}
 
-impl Span {
-    pub(crate) const EMPTY: Span = Span { address: std::ptr::null_mut(), bytes: 0 };
+impl MemoryRange {
+    pub(crate) const EMPTY: MemoryRange = MemoryRange { address: std::ptr::null_mut(), bytes: 0 };
 
     /// A piece of the piece.
-    pub(crate) fn range(self, start: usize, bytes: usize) -> Span {
+    pub(crate) fn range(self, start: usize, bytes: usize) -> MemoryRange {
         assert!(start + bytes <= self.bytes, "{bytes} bytes at {start} of {self:?}");
         // SAFETY: stays inside (asserted).
-        Span { address: unsafe { self.address.add(start) }, bytes }
+        MemoryRange { address: unsafe { self.address.add(start) }, bytes }
     }
 
     /// Overwrites the piece with as many bytes from `source`.
@@ -83,7 +83,7 @@ impl Arenas {
         Ok(region)
     }
 
-    fn offset(&self, span: Span) -> u64 {
+    fn offset(&self, span: MemoryRange) -> u64 {
         let (base, bytes) = *self.own.get().expect("Endpoint::arena comes before the first collective");
         let offset = span.address.addr().wrapping_sub(base);
         assert!(
@@ -112,7 +112,7 @@ impl Arenas {
 
 impl Memory {
     /// What peers are told about a buffer.
-    pub(crate) fn offer(&self, span: Span) -> u64 {
+    pub(crate) fn offer(&self, span: MemoryRange) -> u64 {
         match self {
             _ if span.bytes == 0 => 0,
             Memory::Threads => span.address.expose_provenance() as u64,

@@ -14,7 +14,7 @@
 //! 4. `participation`: a rank's part in one call; `watch`: what a waiting rank looks at; `meeting`: one call's counters
 //!    and waits.
 //! 5. One file per algorithm: what moves.
-//! 6. `channel`: a group's calls in their order; `stream`: runs them beside the caller; `host_group`: the group that the
+//! 6. `channel`: a group's calls in their order; `call_queue`: runs them, beside the caller or by it; `host_group`: the group that the
 //!    engine sees.
 //! 7. `endpoint`: a rank's access to its job; `host_job`: the launcher's.
 //!
@@ -48,9 +48,9 @@ mod reduce;
 mod reduce_scatter;
 mod scatter;
 
+mod call_queue;
 mod channel;
 mod host_group;
-mod stream;
 
 mod endpoint;
 mod host_job;

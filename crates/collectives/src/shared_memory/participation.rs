@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::shared_memory::control::Slot;
+use crate::shared_memory::control::ChannelSlot;
 use crate::shared_memory::host::Host;
 use crate::shared_memory::options::Options;
 
@@ -42,7 +42,7 @@ pub(crate) struct Participation<'a> {
 
 impl<'a> Participation<'a> {
     /// The slot of member `q` here.
-    pub(crate) fn slot(&self, q: usize) -> &'a Slot {
+    pub(crate) fn slot(&self, q: usize) -> &'a ChannelSlot {
         let Participation { host, channel, members, rank, pair, .. } = *self;
         match pair {
             None => host.control.slot(channel, members[q]),
@@ -54,7 +54,7 @@ impl<'a> Participation<'a> {
     }
 
     /// The slot of member `q` in collectives of the whole group.
-    pub(crate) fn slot_of_group(&self, q: usize) -> &'a Slot {
+    pub(crate) fn slot_of_group(&self, q: usize) -> &'a ChannelSlot {
         self.host.control.slot(self.channel, self.members[q])
     }
 }

@@ -5,7 +5,7 @@ use phalanx_trace::{CollectiveOp, Site};
 
 use crate::call::Call;
 use crate::parts;
-use crate::shared_memory::memory::Span;
+use crate::shared_memory::memory::MemoryRange;
 
 /// A call without its tensors, which stay in the Pending.
 #[derive(Clone, Copy)]
@@ -16,8 +16,8 @@ pub(crate) struct Transfer {
     pub(crate) count: usize,
     pub(crate) accumulate: bool,
     /// As in [`Call::buffers`]; empty where the call has none.
-    pub(crate) source: Span,
-    pub(crate) target: Span,
+    pub(crate) source: MemoryRange,
+    pub(crate) target: MemoryRange,
     /// Root, or the peer of a send or recv.
     pub(crate) root: Option<usize>,
     pub(crate) tag: Option<u64>,
@@ -28,9 +28,9 @@ pub(crate) struct Transfer {
 impl Transfer {
     pub(crate) fn new(call: &mut Call, world_size: usize) -> Transfer {
         let span = |tensor: &mut Option<Tensor>| {
-            tensor.as_mut().map_or(Span::EMPTY, |tensor| {
+            tensor.as_mut().map_or(MemoryRange::EMPTY, |tensor| {
                 let view = tensor.view_mut();
-                Span { address: view.address().as_ptr(), bytes: view.bytes() }
+                MemoryRange { address: view.address().as_ptr(), bytes: view.bytes() }
             })
         };
         Transfer {
@@ -57,7 +57,7 @@ impl Transfer {
     }
 
     /// What peers may read of member `rank`.
-    pub(crate) fn offered(&self, rank: usize, world_size: usize) -> Span {
+    pub(crate) fn offered(&self, rank: usize, world_size: usize) -> MemoryRange {
         if self.op != CollectiveOp::AllGather || !self.in_place() {
             return self.source;
         }

@@ -9,7 +9,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::shared_memory::control::{Control, Life, Slot};
+use crate::shared_memory::control::{ChannelSlot, Control, Life};
 
 /// Most ranks of which a report says what they wait for, beside those on the way to the cause.
 const MOST_OTHERS: usize = 16;
@@ -37,7 +37,7 @@ impl Wait {
     }
 }
 
-impl Slot {
+impl ChannelSlot {
     /// Notes whom this slot's rank waits for in the channel; `None`: nobody any more.
     pub(crate) fn note_wait(&self, wait: Option<Wait>) {
         self.wait.store(wait.map_or(0, Wait::pack), Ordering::Relaxed);
@@ -65,7 +65,7 @@ impl Control {
     }
 
     /// The slot of `rank` in a meeting with `peer`.
-    fn wait_slot(&self, channel: usize, rank: usize, peer: usize, pair: bool) -> &Slot {
+    fn wait_slot(&self, channel: usize, rank: usize, peer: usize, pair: bool) -> &ChannelSlot {
         if pair { self.pair(channel, rank, peer) } else { self.slot(channel, rank) }
     }
 

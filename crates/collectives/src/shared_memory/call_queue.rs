@@ -15,19 +15,19 @@ use std::time::Instant;
 
 use crate::error::CollectiveError;
 use crate::pending::Progress;
-use crate::shared_memory::channel::Channel;
+use crate::shared_memory::channel::GroupChannel;
 use crate::shared_memory::host::Host;
 use crate::shared_memory::participation::Patience;
 use crate::shared_memory::transfer::Transfer;
 use crate::statistics::Tally;
 
-pub(crate) struct Stream {
+pub(crate) struct CallQueue {
     state: Mutex<State>,
     /// The owner thread sleeps here until there is work.
     work: Condvar,
     /// Waiting callers sleep here until a call is over.
     done: Condvar,
-    channel: Mutex<Channel>,
+    channel: Mutex<GroupChannel>,
     host: Arc<Host>,
     /// The channel's number.
     index: usize,
@@ -51,9 +51,9 @@ struct State {
     failed: Option<CollectiveError>,
 }
 
-impl Stream {
-    pub(crate) fn new(channel: Channel) -> Stream {
-        Stream {
+impl CallQueue {
+    pub(crate) fn new(channel: GroupChannel) -> CallQueue {
+        CallQueue {
             state: Mutex::default(),
             work: Condvar::new(),
             done: Condvar::new(),
@@ -158,7 +158,7 @@ impl Stream {
     }
 }
 
-impl Progress for Stream {
+impl Progress for CallQueue {
     fn wait(&self, ticket: u64) -> Result<(), CollectiveError> {
         let mut state = self.lock();
         if state.completed >= ticket {
