@@ -1,7 +1,7 @@
 //! Attention in tiles (Dao et al., arXiv 2205.14135 and 2307.08691): forward.
 //!
-//! A task is some queries of one head of one sample. They go by panels; a panel walks the keys that it sees in
-//! tiles, with an online softmax. Scores are computed transposed, `[key][query]`: then the running maximum and
+//! A task computes some queries of one head of one sample, panel by panel. For each panel it goes through the keys that
+//! these queries see, in tiles, with an online softmax. Scores are computed transposed, `[key][query]`: then the running maximum and
 //! sum of all queries of a panel are vectors, and the probabilities are, as they lie, the left operand of
 //! `p · v`. What a causal mask hides is not multiplied, but for the corners of register tiles.
 //!
@@ -37,7 +37,7 @@ const SPAN: usize = 1024;
 /// Fewer heads of samples than this are cut into more tasks.
 pub(crate) const FEW: usize = 16;
 
-/// What an attention is over.
+/// The sizes of an attention: batch, sequence, heads.
 #[derive(Clone, Copy)]
 pub(crate) struct Extents {
     pub(crate) batch: usize,
@@ -60,7 +60,7 @@ impl Extents {
         Extents { batch, seq, heads, size: hidden3 / 3 / heads, causal, sample }
     }
 
-    /// Heads of samples.
+    /// Number of (sample, head) pairs.
     pub(crate) fn pairs(&self) -> usize {
         self.batch * self.heads
     }
@@ -102,7 +102,7 @@ impl Extents {
     }
 }
 
-/// Where rows of heads are written by many tasks, each its own rows of its own heads.
+/// An output that many tasks write, each its own rows of its own heads.
 #[derive(Clone, Copy)]
 pub(crate) struct Results {
     whole: MatrixPointer,
@@ -174,7 +174,7 @@ pub(crate) unsafe fn scores(
     }
 }
 
-/// Everything that the tasks of a forward know.
+/// What all tasks of a forward pass share.
 struct Forward<'a> {
     isa: Isa,
     packing: Packing,
@@ -213,18 +213,18 @@ pub(crate) fn attention(
     });
 }
 
-/// What a task works with.
+/// The buffers and state of one task.
 struct Work<'a> {
-    /// k as left operand, v as right operand, of a span of keys.
+    /// k (left operand) and v (right operand) of a span of keys.
     k: Sheet,
     v: Sheet,
-    /// Of the span, and of it those that are packed.
+    /// The keys of the span, and how many of them are packed.
     keys: Range<usize>,
     packed: usize,
     /// The panel of queries.
     q: Sheet,
     scores: &'a mut [f32],
-    /// Of one panel.
+    /// Sums of `p · v` of one panel of queries.
     sums: &'a mut [f32],
     seen: RunningSoftmax<'a>,
 }
@@ -376,7 +376,7 @@ impl Forward<'_> {
         }
     }
 
-    /// What a panel has come to.
+    /// Writes the results of a panel: its output rows and their log-sum-exp.
     fn store(&self, pair: usize, queries: &Range<usize>, work: &Work) {
         let e = &self.e;
         let at = pair * e.seq + queries.start;

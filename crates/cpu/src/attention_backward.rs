@@ -45,7 +45,7 @@ const Q: usize = 0;
 const K: usize = 1;
 const V: usize = 2;
 
-/// What forward knew and kept.
+/// What the forward pass saved.
 #[derive(Clone, Copy)]
 pub(crate) struct SavedAttention<'a> {
     /// `[batch, seq, 3 * hidden]`.
@@ -57,7 +57,7 @@ pub(crate) struct SavedAttention<'a> {
     pub(crate) dropout: Option<Dropout>,
 }
 
-/// Everything that the tasks know.
+/// What all tasks of a backward pass share.
 struct Backward<'a> {
     isa: Isa,
     packing: Packing,
@@ -113,7 +113,7 @@ impl<'a> Backward<'a> {
         self.e.stride(self.isa)
     }
 
-    /// A head of a sample in one task.
+    /// Computes one head of one sample in one task.
     fn whole_head(&self, pair: usize) {
         let (blocks, stride) = (self.blocks(), self.stride());
         let span = blocks.min(SPAN);
@@ -135,7 +135,7 @@ impl<'a> Backward<'a> {
         });
     }
 
-    /// All heads, block by block.
+    /// Computes all heads, with tasks of one block each.
     fn in_rounds(&self, cpu: &Cpu) {
         let blocks = self.blocks();
         let rows = self.e.seq * self.stride();
@@ -194,7 +194,7 @@ impl<'a> Backward<'a> {
         total(&operands) + total(&block)
     }
 
-    /// Some blocks of keys with some blocks of queries.
+    /// Computes some blocks of keys with some blocks of queries.
     fn walk(
         &self,
         [pair, after]: [Option<usize>; 2],
@@ -275,7 +275,7 @@ impl<'a> Backward<'a> {
         });
     }
 
-    /// Packs a block of keys, unless it is.
+    /// Packs a block of keys, unless it is packed already.
     fn pack_keys(&self, walk: &mut Walk, block: usize) {
         let index = block - walk.keys.start;
         if walk.packed[index] {
@@ -296,7 +296,7 @@ impl<'a> Backward<'a> {
         }
     }
 
-    /// One block of keys with one of queries; `more` if the next block of queries comes in the same walk.
+    /// Computes one block of keys with one block of queries; `more` if the next block of queries comes in the same walk.
     fn block(&self, walk: &mut Walk, key_block: usize, query_block: usize, more: bool) {
         let e = &self.e;
         let [keys, queries] = [key_block, query_block].map(|b| self.rows(&(b..b + 1)));
@@ -466,7 +466,7 @@ impl<'a> Backward<'a> {
     }
 }
 
-/// What the blocks of a walk are computed with.
+/// The buffers and state with which a task computes its blocks.
 struct Walk<'a> {
     pair: usize,
     /// Whose first block this thread is likely to take next.
@@ -486,9 +486,9 @@ struct Walk<'a> {
     /// Probabilities, and derivatives of the scores, of a block, as left operands along the queries.
     p: &'a mut [f32],
     ds: &'a mut [f32],
-    /// Of a panel of pairs: scores, dout·vᵀ, ds as left operand, steps of keys.
+    /// For one panel of (key, query) pairs: scores, dout·vᵀ, and ds as a left operand whose steps are keys.
     panels: [&'a mut [f32]; 3],
-    /// By query.
+    /// One number for each query.
     log_sum_exp2: &'a mut [f32],
     delta: &'a mut [f32],
 }

@@ -1,4 +1,4 @@
-//! Rows of heads, packed into [sheets](crate::attention_tiles::Sheet), and asked for before they are needed.
+//! Packs the rows of heads into [sheets](crate::attention_tiles::Sheet), and prefetches them before they are needed.
 //!
 //! The rows of a head lie as far apart as the model is wide: each is on another page, and few sets of a cache
 //! serve them all. So they are packed once, ahead of use, and fetched while what was packed before is
@@ -35,10 +35,11 @@ struct Copying {
 }
 
 impl Copying {
-    /// Of a piece of a matrix, whose steps are rows; none if it is not so regular.
+    /// Copies a block of a matrix whose steps are rows; None if its lanes do not lie side by side in whole groups of
+    /// [`COLUMNS`].
     ///
     /// # Safety
-    /// Valid to read, and the panels at `to` to write, until it is done.
+    /// The block is valid to read, and the panels at `to` are valid to write, until the copy is done.
     unsafe fn new(isa: Isa, x: MatrixBlock, to: *mut f32, panel: usize) -> Option<Copying> {
         let MatrixBlock { from, step_stride: stride, depth: rows, lanes: columns, .. } = x;
         let regular = x.lane_stride == 1 && columns % COLUMNS == 0;
@@ -53,7 +54,7 @@ impl Copying {
 }
 
 impl Sheet {
-    /// Packs `x` `[steps, lanes]` as a right operand, from the packed step `first` on: `kind.packed(steps)` rows.
+    /// Packs `x` `[steps, lanes]` as a right operand, from the packed step `first` on: `packing.packed(steps)` rows.
     ///
     /// # Safety
     /// The sheet holds them, and nobody else uses those rows.
@@ -75,10 +76,10 @@ impl Sheet {
         }
     }
 
-    /// Packs `x` `[lanes, steps]` as a right operand: `kind.packed(steps)` rows.
+    /// Packs `x` `[lanes, steps]` as a right operand: `packing.packed(steps)` rows.
     ///
     /// # Safety
-    /// As of [`Sheet::pack_across`].
+    /// As for [`Sheet::pack_across`].
     pub(crate) unsafe fn pack_turned(self, isa: Isa, packing: Packing, x: Matrix) {
         let [lanes, steps] = x.shape();
         let to = self.from.cast_mut();
@@ -110,7 +111,7 @@ impl Sheet {
     /// is what [`Sheet::pack_across`] makes of steps that are the rows.
     ///
     /// # Safety
-    /// As of [`Sheet::pack_across`].
+    /// As for [`Sheet::pack_across`].
     pub(crate) unsafe fn pack_along(self, isa: Isa, packing: Packing, x: Matrix, first: usize) {
         if packing == Packing::Single {
             // SAFETY: the caller's promise.
@@ -227,7 +228,7 @@ fn turn_rows_body<L: Lanes, T: Float>(copying: Copying) {
     }
 }
 
-/// Asks for rows that are to be packed soon.
+/// Prefetches rows that will be packed soon.
 pub(crate) fn fetch(x: Matrix) {
     let [rows, columns] = x.shape();
     let piece = x.block(0..rows, 0..columns);
@@ -240,7 +241,7 @@ pub(crate) fn fetch(x: Matrix) {
     }
 }
 
-/// Asks for rows of `columns` that are to be written soon.
+/// Prefetches rows of `columns` numbers that will be written soon.
 pub(crate) fn fetch_to_write(isa: Isa, to: MatrixPointer, rows: usize, columns: usize) {
     // Every processor with AVX2 has the instruction.
     if isa < Isa::Avx2 {

@@ -1,5 +1,5 @@
-//! What attention does to its scores: probabilities, their dropout, their derivatives, rounded to bf16 in pairs
-//! where the products want pairs.
+//! The softmax of attention: scores become probabilities (with dropout), and in backward derivatives. They are rounded to
+//! pairs of bf16 where the matrix products multiply pairs.
 //!
 //! Scores lie `[key][query]`, a panel of queries at a time, so every statistic of a query is a lane of a vector.
 //! Everything is in powers of two: `p = 2^(score * log2(e)/sqrt(size) - largest)` is one multiply-add and one
@@ -40,7 +40,7 @@ impl Panel {
     }
 }
 
-/// What a panel of queries has seen so far, in forward.
+/// The online softmax of a panel of queries over the keys so far.
 pub(crate) struct RunningSoftmax<'a> {
     /// Largest score of each query, times the factor.
     pub(crate) largest: &'a mut [f32],
@@ -50,10 +50,10 @@ pub(crate) struct RunningSoftmax<'a> {
     pub(crate) fade: &'a mut [f32],
 }
 
-/// Whether something is dropped.
+/// Dropout factors: those of a mask, or 1 without dropout.
 trait Draw: Copy {
     const SOME: bool;
-    /// As [`DropoutMask::factors`].
+    /// The factors of 16 neighbouring elements, as [`DropoutMask::factors`] gives them.
     unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V;
 }
 
@@ -175,8 +175,8 @@ const fn interleaved(first: u16) -> [u16; 32] {
     all
 }
 
-/// `pub fn name(isa, kind, keep, args)` that runs `body::<L, P, D, VECTORS>(draw, args)`, compiled for the
-/// instruction set, the kind of packed numbers and with or without dropout.
+/// `pub fn name(isa, packing, keep, args)` that runs `body::<L, P, D, VECTORS>(draw, args)`, compiled for the
+/// instruction set, the packing of numbers and with or without dropout.
 macro_rules! packed {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*
@@ -247,7 +247,7 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
     // SAFETY: compiled for L; the panel lies in the scores (asserted).
     unsafe {
         let factor = L::splat(factor);
-        let (least, mut total) = grown::<L, VECTORS>(panel, scores, &mut seen);
+        let (negated_max, mut total) = grown::<L, VECTORS>(panel, scores, &mut seen);
         macro_rules! pair_of_rows {
             ($key:expr, $masked:expr) => {
                 let mut rows = [[L::splat(0.0); VECTORS]; 2];
@@ -262,7 +262,7 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
                             continue;
                         }
                         let score = L::load(scores.add(at(key, v)));
-                        let mut p = lanes::exp2::<L>(L::mul_add(score, factor, least[v]));
+                        let mut p = lanes::exp2::<L>(L::mul_add(score, factor, negated_max[v]));
                         if $masked {
                             p = L::keep_first(L::splat(0.0), p, hidden);
                         }
@@ -307,7 +307,7 @@ unsafe fn grown<L: Lanes, const VECTORS: usize>(
     unsafe {
         let none = L::splat(f32::NEG_INFINITY);
         let factor = L::splat(panel.factor);
-        let mut least = [none; VECTORS];
+        let mut negated_max = [none; VECTORS];
         let mut total = [L::splat(0.0); VECTORS];
         for v in 0..VECTORS {
             let mut chains = [none; 4];
@@ -321,16 +321,16 @@ unsafe fn grown<L: Lanes, const VECTORS: usize>(
                 chains[key % 4] = L::max(score, chains[key % 4]);
             }
             let [a, b, c, d] = chains;
-            let most = L::max(L::max(a, b), L::max(c, d));
+            let score_max = L::max(L::max(a, b), L::max(c, d));
             let before = lanes::load::<L>(seen.largest, 16 * v, 16);
-            let largest = L::max(L::mul(most, factor), before);
+            let largest = L::max(L::mul(score_max, factor), before);
             let fade = lanes::exp2::<L>(L::sub(before, largest));
-            least[v] = L::sub(L::splat(0.0), largest);
+            negated_max[v] = L::sub(L::splat(0.0), largest);
             total[v] = L::mul(lanes::load::<L>(seen.total, 16 * v, 16), fade);
             lanes::store::<L>(seen.largest, 16 * v, largest, 16);
             lanes::store::<L>(seen.fade, 16 * v, fade, 16);
         }
-        (least, total)
+        (negated_max, total)
     }
 }
 

@@ -23,13 +23,13 @@ pub(crate) fn width(isa: Isa) -> usize {
     microkernel::panels(isa).columns
 }
 
-/// Cuts `len` rows into as few strips of at most `most` as there can be, of lengths that differ by one at most.
-pub(crate) fn strips(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = len.div_ceil(most).max(1);
-    let (least, longer) = (len / count, len % count);
+/// Cuts `len` rows into as few strips as possible of at most `len_max` rows, whose lengths differ by one at most.
+pub(crate) fn strips(len: usize, len_max: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = len.div_ceil(len_max).max(1);
+    let (shorter, longer) = (len / count, len % count);
     (0..len.min(count)).map(move |i| {
-        let start = i * least + i.min(longer);
-        start..start + least + usize::from(i < longer)
+        let start = i * shorter + i.min(longer);
+        start..start + shorter + usize::from(i < longer)
     })
 }
 
@@ -120,7 +120,7 @@ unsafe fn avx2(size: [usize; 3], a: Left, b: Sheet, target: &Target) {
 /// As [`product`], plain, of the upper half of the columns of one panel of 32; `b` and the target are whole.
 ///
 /// # Safety
-/// As of [`product`].
+/// As for [`product`].
 pub(crate) unsafe fn upper_half(
     isa: Isa,
     packing: Packing,
@@ -207,7 +207,7 @@ unsafe fn block<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usiz
 unsafe fn strip_tile<
     L: Lanes,
     M: Multiply<L>,
-    const MOST: usize,
+    const ROWS_MAX: usize,
     const VECTORS: usize,
     const WIDTH: usize,
     const ALONG: bool,
@@ -226,7 +226,7 @@ unsafe fn strip_tile<
         ($($n:literal)*) => {
             match rows {
                 // SAFETY: the caller's promise.
-                $($n if $n <= MOST => unsafe {
+                $($n if $n <= ROWS_MAX => unsafe {
                     tile::<L, M, $n, VECTORS, WIDTH, ALONG>(depth, a, start, b, target, to)
                 },)*
                 _ => unreachable!("no instruction set has more rows in a tile"),

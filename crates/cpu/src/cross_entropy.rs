@@ -1,5 +1,5 @@
-//! Cross entropy of the logits of a linear layer, of which each part of the vocabulary may be on another device
-//! (Megatron-LM's vocabulary-parallel cross entropy), and which are never stored.
+//! Cross entropy of the logits of a linear layer. The logits are never stored, and each part of the vocabulary may be on
+//! another device (Megatron-LM's vocabulary-parallel cross entropy).
 //!
 //! First the statistics: logits = x · w, in f32; while 128 columns of some rows are in the cache, their largest
 //! and the sum of their exponentials become the statistics of a *block*, and (in training) the exponentials,
@@ -26,14 +26,14 @@ use crate::{Cpu, row_grain};
 /// Columns of a block of statistics.
 const BLOCK: usize = TOGETHER;
 
-/// Of the logits of one row: of a block of columns, or of a part of the vocabulary.
+/// Statistics of the logits of one row, over a block of columns or over a part of the vocabulary.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct RowStatistics {
     largest: f32,
-    /// Of exponentials relative to the largest.
+    /// Sum of the exponentials relative to the largest logit.
     sum: f32,
-    /// Of the logits, for label smoothing.
+    /// Sum of the logits, for label smoothing.
     logits: f32,
     /// Logit of the target, if it is here; else 0.
     target: f32,
@@ -166,7 +166,7 @@ pub(crate) fn statistics_of_stored(
     });
 }
 
-/// What becomes of the logits.
+/// Where blocks of logits go: their statistics, and their exponentials.
 struct Logits<'a, T> {
     columns: usize,
     targets: Targets<'a>,
@@ -209,13 +209,13 @@ impl<T: Float> Logits<'_, T> {
     }
 }
 
-/// What the losses of some rows come from.
+/// The inputs of the losses of some rows.
 #[derive(Clone, Copy)]
 pub(crate) struct LossRows<'a> {
     /// `[parts, rows, 4]`
     pub(crate) statistics: &'a [f32],
     pub(crate) targets: Targets<'a>,
-    /// Of all parts.
+    /// Classes of the whole vocabulary.
     pub(crate) classes: usize,
     pub(crate) numbers: CrossEntropy,
 }
@@ -286,7 +286,7 @@ fn differentiate<T: Float>(
     });
 }
 
-/// One row, over all parts.
+/// The statistics of one row over all parts of the vocabulary.
 struct LossRow {
     loss: f64,
     /// Largest logit.
@@ -303,7 +303,7 @@ impl LossRows<'_> {
         self.statistics.len() / (4 * self.targets.ids.len()).max(1)
     }
 
-    /// Nothing for a row that is ignored.
+    /// None for a row whose target is ignored.
     fn row(&self, row: usize) -> Option<LossRow> {
         let rows = self.targets.ids.len();
         if self.targets.ids[row] == IGNORED {

@@ -1,7 +1,7 @@
-//! What becomes of a tile's sums: bias, what is added, GELU, rounding, the place in the result.
+//! The epilogue of a matrix product: adds bias and residual to a tile's sums, applies GELU, rounds, and stores.
 //!
-//! Tiles are finished from a buffer in L1, in one pass for each thing that is asked for; a whole tile of f32
-//! without bias goes from registers straight to its place.
+//! Tiles are finished from a buffer in L1, in one pass for each step of the epilogue; a whole tile of f32 without bias is
+//! stored straight from registers.
 
 use half::{bf16, f16};
 use phalanx_simd::{Lanes, Number};
@@ -11,7 +11,7 @@ use phalanx_trace::DType;
 use crate::float::Float;
 use crate::gelu::{Erf, Formula, Tanh};
 
-/// The first element of a part of a matrix, whose rows lie `stride` elements apart. Null for none.
+/// A pointer to the first element of a block of a matrix, whose rows lie `stride` elements apart; null for no matrix.
 #[derive(Clone, Copy)]
 pub(crate) struct MatrixPointer {
     pub(crate) at: *mut u8,
@@ -58,12 +58,12 @@ pub(crate) struct Target {
     pub(crate) add: MatrixPointer,
     /// Where the argument of GELU goes; the sums are not passed through GELU without it.
     pub(crate) pre: MatrixPointer,
-    /// Which GELU that is.
+    /// The formula of the GELU.
     pub(crate) gelu: Gelu,
 }
 
 impl Target {
-    /// Overwritten by the product.
+    /// A target that the product overwrites.
     pub(crate) fn new(to: MatrixPointer) -> Target {
         let none = MatrixPointer::none();
         Target { to, partial: none, bias: none, add: none, pre: none, gelu: Gelu::Tanh }
@@ -92,7 +92,7 @@ impl Target {
             && !self.pre.is_some()
     }
 
-    /// Brings what [`finish`] will touch of `rows x width` nearer.
+    /// Prefetches the `rows x width` block that [`finish`] will read and write.
     #[inline(always)]
     pub(crate) fn prefetch<L: Lanes>(&self, rows: usize, width: usize) {
         const LINE: usize = 64;
@@ -192,7 +192,7 @@ macro_rules! for_vectors {
     };
 }
 
-/// Runs `$body` with `T` the type of a place.
+/// Runs `$body` with `T` the element type of a matrix.
 macro_rules! by_place {
     ($place:expr, $T:ident => $body:expr) => {
         match $place.dtype {

@@ -113,12 +113,12 @@ const NARROW: usize = 96;
 /// Packed numbers of a block of the inner dimension, of `packed` in all. Results in f32 keep their sums between
 /// blocks where they go; others keep them in a scratch, so they are not cut before they must be.
 fn depth(to: DType, packed: usize) -> usize {
-    let most = match to {
+    let depth_max = match to {
         DType::F32 => 512,
         _ if packed <= 2048 => 2048,
         _ => 512,
     };
-    packed.clamp(1, most)
+    packed.clamp(1, depth_max)
 }
 
 /// One operand, as it is packed: steps of depth by lanes.
@@ -195,7 +195,7 @@ impl Side<'_> {
     }
 }
 
-/// Everything that the tasks of a product know.
+/// What all tasks of a product share.
 struct Plan<'a> {
     isa: Isa,
     packing: Packing,
@@ -262,7 +262,7 @@ pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Targe
 /// Columns of a product that [`product_into`] keeps together.
 pub(crate) const TOGETHER: usize = VOCABULARY_BLOCK;
 
-/// Told a part of a product: rows, columns, and the numbers, row after row.
+/// Receives a part of a product: its rows, its columns, and its numbers, row after row.
 pub(crate) type Consume<'a> = dyn Fn(Range<usize>, Range<usize>, &[f32]) + Sync + 'a;
 
 /// `a · b` in f32 that is never stored: each part goes to `consume` while it is in the cache.
@@ -301,13 +301,14 @@ impl<'a> Plan<'a> {
         let b = Side { matrix: b, packing, depth, panel: columns, width: columns };
         let cut_rows = m >= n;
         let own = if cut_rows { a } else { b };
-        let most = (OWN / (own.width * depth)).max(1);
+        let panels_max = (OWN / (own.width * depth)).max(1);
         let unit = if cut_rows { 1 } else { unit };
         let units = own.panels().div_ceil(unit);
-        let least = own.panels().div_ceil(most.max(unit)).min(units);
+        let tasks_min = own.panels().div_ceil(panels_max.max(unit)).min(units);
         // Few panels stay together in larger tasks: each task reads all of the other operand.
         let even = if units < 2 * EVEN { EVEN / 4 } else { EVEN };
-        let tasks = least.next_multiple_of(even).min(units).min((2 * m * n * k / TASK_FLOPS).max(least));
+        let tasks =
+            tasks_min.next_multiple_of(even).min(units).min((2 * m * n * k / TASK_FLOPS).max(tasks_min));
         let narrow = own.matrix.column_stride == 1 && own.lanes() / tasks < NARROW && own.lanes() > NARROW;
         Plan {
             isa,
@@ -324,7 +325,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// What is cut, and the other.
+    /// The operand that tasks cut, and the other one.
     fn sides(&self) -> (Side<'a>, Side<'a>) {
         if self.cut_rows { (self.a, self.b) } else { (self.b, self.a) }
     }
@@ -450,7 +451,7 @@ impl<'a> Plan<'a> {
         (OWN / (self.a.width * depth).max(1)).max(1) * self.a.panel
     }
 
-    /// One block of depth for a task.
+    /// Multiplies one block of the inner dimension for a task.
     ///
     /// # Safety
     /// As [`Plan::run_task`]; the slices hold the packed panels of `depth` steps, own and other.

@@ -20,7 +20,7 @@ use phalanx_trace::DType;
 
 use crate::epilogue::{Target, finish, finish_plain};
 
-/// What a packed number is.
+/// What one packed number of four bytes holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packing {
     /// One f32: one step of the inner dimension.

@@ -1,5 +1,5 @@
-//! Panels for the [`microkernel`](crate::microkernel): a strip of a matrix, copied so that the inner loop
-//! reads memory in order. A strip is `[depth][width]` packed numbers, lanes beyond the matrix zero.
+//! Packs matrices into panels for the [`microkernel`](crate::microkernel). A panel is a strip of a matrix, copied so that
+//! the inner loop reads memory in order. A strip is `[depth][width]` packed numbers, lanes beyond the matrix zero.
 //!
 //! f32 are copied, 16-bit numbers widened; or bf16 stay as they are and lie in pairs of neighbouring steps,
 //! the last one beside a zero where their number is odd.
@@ -13,7 +13,7 @@ use phalanx_trace::DType;
 use crate::float::{Float, by_float};
 use crate::microkernel::Packing;
 
-/// A piece of a matrix to pack: element (step, lane) lies `step * step_stride + lane * lane_stride` elements
+/// A block of a matrix to pack: element (step, lane) lies `step * step_stride + lane * lane_stride` elements
 /// after `from`.
 #[derive(Clone, Copy)]
 pub(crate) struct MatrixBlock {
@@ -37,10 +37,10 @@ pub(crate) struct PanelLayout {
     pub(crate) stride: usize,
 }
 
-/// Packs `piece` into panels.
+/// Packs `block` into panels.
 ///
 /// # Safety
-/// The piece is valid to read; `to` is valid for all panels of the piece, and nobody else touches them; the
+/// The block is valid to read; `to` is valid for all panels of the block, and nobody else touches them; the
 /// processor has the instruction set; the width is a multiple of 16 and at least the panel's lanes.
 pub(crate) unsafe fn pack(isa: Isa, block: MatrixBlock, layout: PanelLayout, to: *mut f32) {
     #[cfg(target_arch = "x86_64")]
@@ -81,7 +81,7 @@ unsafe fn pack_with<L: Lanes>(block: MatrixBlock, layout: PanelLayout, to: *mut 
     }
 }
 
-/// How stored numbers become packed ones.
+/// How stored numbers are packed.
 trait Packer {
     /// A stored number.
     type T: Float;
@@ -267,7 +267,7 @@ unsafe fn turn_strip<L: Lanes, S: Packer>(
     }
 }
 
-/// Neither does.
+/// Neither lanes nor steps lie side by side.
 unsafe fn gather_panel<S: Packer>(
     block: MatrixBlock,
     from: *const S::T,

@@ -1,5 +1,5 @@
-//! Random numbers by counter: a function of key and counter alone, so any task can make any of them, and
-//! backward those of forward.
+//! Counter-based random numbers: each is a function of key and counter alone, so any task can compute any of them, and
+//! the backward pass computes those of the forward pass again.
 //!
 //! SplitMix64's finaliser over key and counter (Steele et al., OOPSLA 2014), as in the initial values of
 //! `phalanx-layers`: 64 bits are the two numbers of an even counter (lower half) and the odd one after it.
@@ -23,8 +23,8 @@ pub(crate) struct DropoutMask {
     /// The key less one step, and the key: for words from a pair on, and from the one after it. Two numbers,
     /// known here alone, so that nothing distinguishes a lane when a compiler sums up constants.
     keys: [u64; 2],
-    /// Smallest number that is kept.
-    least: u64,
+    /// Smallest random number whose element is kept.
+    kept_min: u64,
     /// The bits of 1 / (1 - p).
     factor: u64,
     /// Counter of element 0.
@@ -32,13 +32,13 @@ pub(crate) struct DropoutMask {
 }
 
 impl DropoutMask {
-    /// As `dropout` says.
+    /// The mask of a dropout.
     pub(crate) fn new(dropout: Dropout) -> DropoutMask {
         let p = f64::from(dropout.p);
         let factor = (1.0 / (1.0 - p)) as f32;
         DropoutMask {
             keys: [dropout.key.wrapping_sub(GOLDEN), dropout.key],
-            least: (p * 4_294_967_296.0).round() as u64,
+            kept_min: (p * 4_294_967_296.0).round() as u64,
             factor: u64::from(factor.to_bits()),
             first: dropout.first,
         }
@@ -67,8 +67,8 @@ impl DropoutMask {
         }
         let mut pairs = [0u64; 8];
         for (pair, (l, u)) in pairs.iter_mut().zip(lower.iter().zip(&upper)) {
-            let l = if *l >= self.least { self.factor } else { 0 };
-            let u = if *u >= self.least { self.factor << 32 } else { 0 };
+            let l = if *l >= self.kept_min { self.factor } else { 0 };
+            let u = if *u >= self.kept_min { self.factor << 32 } else { 0 };
             *pair = if cfg!(target_endian = "big") { (l | u).rotate_left(32) } else { l | u };
         }
         // SAFETY: the caller's promise; eight pairs are 16 numbers.
@@ -99,7 +99,7 @@ mod tests {
         unsafe { L::store(to.as_mut_ptr(), keep.factors::<L>(first)) };
     }
 
-    /// As the module's head says it.
+    /// The generator as the module describes it, one number at a time.
     fn number(key: u64, counter: u64) -> u32 {
         let bits = mix(key.wrapping_add((counter / 2).wrapping_mul(GOLDEN)));
         if counter.is_multiple_of(2) { bits as u32 } else { (bits >> 32) as u32 }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use phalanx_tensor::region::{HUGE, Region};
 
-/// Mapped memory, zeroed at first, mapped anew when a call needs more.
+/// Mapped memory, zeroed when it is mapped, and mapped again when a call needs more.
 pub(crate) struct ScratchBuffer {
     region: Option<Region>,
 }

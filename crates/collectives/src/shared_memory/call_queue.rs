@@ -1,5 +1,4 @@
-//! The communication stream of one group in one rank: calls run one at a time in the order of their
-//! submission, by whoever is there.
+//! The queue of one group's calls in one rank: they run one at a time, in the order of their submission.
 //!
 //! Either the owner thread takes the next call, which overlaps it with the submitter's computation, or
 //! a caller who waits runs what is left of the queue up to its own call itself, without a hand-over.

@@ -18,7 +18,7 @@ use crate::shared_memory::{
     all_gather, all_reduce, all_to_all, broadcast, gather, point_to_point, reduce, reduce_scatter, scatter,
 };
 
-/// One rank's way into the collectives of one group.
+/// The collectives of one group, as one rank runs them.
 pub(crate) struct GroupChannel {
     pub(crate) host: Arc<Host>,
     options: Options,

@@ -1,4 +1,4 @@
-//! The control block: everything that ranks of one host know of each other.
+//! The control block: the memory through which ranks of one host see each other's state.
 //!
 //! One mapping, all atomics, valid when zero: a header with the abort record, a cell per rank (what it
 //! does, for people), then for every channel (a group) a slot per rank and a slot per ordered pair of
@@ -51,10 +51,10 @@ struct ControlHeader {
     abort: AbortRecord,
 }
 
-/// What a rank does, for people and for the launcher.
+/// The state of one rank: for error messages and for the launcher.
 #[repr(C, align(64))]
 pub(crate) struct RankCell {
-    /// See [`Life`].
+    /// One of the values of [`Life`]; 0 before the rank joins.
     pub(crate) life: AtomicU32,
     /// 1 when the rank has done its work: from then on its process may end.
     done: AtomicU32,
@@ -135,7 +135,7 @@ impl Life {
     pub(crate) const LEFT: u32 = 2;
 }
 
-/// One rank's place in a channel. Counter and sleepers share the line that waiting peers watch.
+/// What one rank shares in a channel. Counter and sleepers share the line that waiting peers watch.
 #[repr(C, align(128))]
 pub(crate) struct ChannelSlot {
     /// Advances by one at every step of every collective, wrapping.
@@ -272,13 +272,13 @@ impl Control {
         self.header().channels.fetch_max(channel as u32 + 1, Ordering::SeqCst);
     }
 
-    /// The place of `rank` in collectives of a channel.
+    /// The slot of `rank` for collectives of a channel.
     pub(crate) fn slot(&self, channel: usize, rank: usize) -> &ChannelSlot {
         assert!(channel < CHANNELS && rank < self.world);
         self.at(slots_at(self.world), channel * (self.world + self.world * self.world) + rank)
     }
 
-    /// The place of `rank` in sends and receives between it and `peer`.
+    /// The slot of `rank` for sends and receives between it and `peer`.
     pub(crate) fn pair(&self, channel: usize, rank: usize, peer: usize) -> &ChannelSlot {
         assert!(channel < CHANNELS && rank < self.world && peer < self.world);
         let row = channel * (self.world + self.world * self.world) + (1 + rank) * self.world;
@@ -322,7 +322,7 @@ impl Control {
         self.header().abort.state.load(Ordering::Relaxed) != 0
     }
 
-    /// Makes every sleeper look around. Channels that nobody opened are not touched: they take no memory.
+    /// Wakes every sleeper, so that it checks whether the job has ended. Channels that nobody opened are not touched: they take no memory.
     pub(crate) fn wake_all(&self) {
         let opened = self.header().channels.load(Ordering::SeqCst) as usize;
         for channel in 0..opened.min(CHANNELS) {
@@ -341,7 +341,7 @@ impl Control {
         }
     }
 
-    /// What `rank` did last, for people.
+    /// A description of what `rank` did last, for error messages.
     pub(crate) fn last_activity(&self, rank: usize) -> String {
         let cell = self.rank(rank);
         let life = cell.life.load(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! A rank's way into its host: joins the job, gets an arena that peers can read, makes groups.
+//! A rank's access to its job: joins it, gets an arena that peers can read, makes groups.
 
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl Endpoint {
         Endpoint { host, options: Options::default(), channels: AtomicUsize::new(0) }
     }
 
-    /// The same with other options for the groups that it will make.
+    /// The same endpoint, with other options for the groups that it will make.
     pub fn with_options(mut self, options: Options) -> Endpoint {
         let isa = options.isa.limit(Isa::detect());
         self.options = Options { isa, ..options };
@@ -123,7 +123,7 @@ impl Endpoint {
         self.sub_group_with(name, members, true)
     }
 
-    /// In place of a group that other ranks of the job make and this one is no member of.
+    /// Takes the place of a group that other ranks of the job make and that this rank is no member of.
     pub fn no_group(&self) {
         self.channels.fetch_add(1, Ordering::Relaxed);
     }

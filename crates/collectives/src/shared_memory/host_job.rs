@@ -14,11 +14,11 @@ use rustix::fs::MemfdFlags;
 use crate::shared_memory::control::{Abort, Control, cores};
 use crate::shared_memory::sealed::seal;
 
-/// A job whose ranks are processes of this host.
+/// A job whose ranks are processes of this host, as its launcher holds it.
 pub struct HostJob {
     control_fd: OwnedFd,
     arenas: Vec<OwnedFd>,
-    /// See [`HostJob::hand_over`].
+    /// The sealed files that [`HostJob::hand_over`] made.
     handed: Vec<OwnedFd>,
     control: Arc<Control>,
 }

@@ -20,9 +20,9 @@ use crate::shared_memory::watch::Watch;
 
 /// Tables by group rank, kept from call to call so that no call allocates.
 pub(crate) struct Tables {
-    /// Where each member's offered buffer lies here.
+    /// The address, in this rank, of each member's offered buffer.
     sources: Vec<*const u8>,
-    /// The same, moved on.
+    /// The same addresses, advanced by an offset.
     shifted: Vec<*const u8>,
     /// Whether the member's descriptor was compared.
     compared: Vec<bool>,
@@ -38,6 +38,7 @@ impl Tables {
     }
 }
 
+/// One collective in progress, as one rank runs it.
 pub(crate) struct Meeting<'a> {
     participation: Participation<'a>,
     tables: &'a mut Tables,
@@ -101,12 +102,12 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    /// Where the buffer that member `q` offered lies here; this rank's own among them.
+    /// The address, in this rank, of the buffer that member `q` offered; `q` may be this rank.
     pub(crate) fn source(&self, q: usize) -> *const u8 {
         self.tables.sources[q]
     }
 
-    /// Where byte `offset` of every member's offered buffer lies here, by rank.
+    /// The addresses, in this rank, of byte `offset` of every member's offered buffer, by rank.
     pub(crate) fn sources_at(&mut self, offset: usize) -> &[*const u8] {
         let Tables { sources, shifted, .. } = &mut *self.tables;
         for (shifted, source) in shifted.iter_mut().zip(sources) {

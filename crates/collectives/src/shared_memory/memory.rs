@@ -1,4 +1,4 @@
-//! How a buffer of one rank is read by another.
+//! How a rank reads the buffers of another rank.
 //!
 //! Threads offer addresses. Processes offer offsets in their arenas, memfds that every rank can map: the
 //! reader checks offset and length against the peer's published arena, and maps it at first use. Arenas
@@ -14,7 +14,7 @@ use phalanx_tensor::Region;
 use crate::error::CollectiveError;
 use crate::shared_memory::control::Control;
 
-/// A piece of this rank's memory.
+/// A range of this rank's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryRange {
     pub(crate) address: *mut u8,
@@ -47,7 +47,7 @@ impl MemoryRange {
     }
 }
 
-/// How offered buffers are found.
+/// How the buffers that peers offer are found.
 pub(crate) enum Memory {
     /// All ranks in one address space.
     Threads,
@@ -111,7 +111,7 @@ impl Arenas {
 }
 
 impl Memory {
-    /// What peers are told about a buffer.
+    /// The number by which peers find a buffer: its address, or its offset in the arena.
     pub(crate) fn offer(&self, span: MemoryRange) -> u64 {
         match self {
             _ if span.bytes == 0 => 0,
@@ -120,7 +120,7 @@ impl Memory {
         }
     }
 
-    /// Where `bytes` that `rank` offered as `source` lie here.
+    /// The address, in this rank, of the `bytes` that `rank` offered as `source`.
     pub(crate) fn find(
         &self,
         control: &Control,

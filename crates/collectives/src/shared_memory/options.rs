@@ -14,9 +14,9 @@ pub struct Options {
     pub isa: Isa,
     /// How long a peer may be missing before the job ends.
     pub deadline: Duration,
-    /// How long a peer may be missing before people are told.
+    /// How long a peer may be missing before the user is told.
     pub notice_after: Duration,
-    /// How people are told: one line. Nobody is, by default.
+    /// Called with one line for the user when a peer is missing; does nothing by default.
     pub notice: Arc<dyn Fn(&str) + Send + Sync>,
 }
 

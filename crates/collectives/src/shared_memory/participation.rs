@@ -6,8 +6,8 @@ use crate::shared_memory::control::ChannelSlot;
 use crate::shared_memory::host::Host;
 use crate::shared_memory::options::Options;
 
-/// How to wait before sleeping: turns that keep the core, then a time of offering it to others. On a busy
-/// machine an offer comes back late, so offers are not counted.
+/// How to wait before sleeping: first some turns of spinning, then a time of yielding the core to other threads. On a
+/// busy machine a yield returns late, so yields are limited by time and not by number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     pub(crate) spins: u32,
@@ -17,8 +17,8 @@ pub(crate) struct Patience {
 impl Patience {
     /// A caller who has nothing else to do: sleeping and being woken would cost more than the wait.
     pub(crate) const CALLER: Patience = Patience { spins: 100, yields: Duration::from_micros(600) };
-    /// The owner thread, beside which this rank computes: a sleeper gets the core back at once when it
-    /// is woken, one that yields waits for its turn.
+    /// The group's own thread, beside which this rank computes: a sleeping thread gets the core at once when it is woken,
+    /// a yielding one waits for its turn.
     pub(crate) const OWNER: Patience = Patience { spins: 1000, yields: Duration::ZERO };
     /// When members outnumber cores, the peer may need this core: no spinning.
     pub(crate) const CROWDED_SPINS: u32 = 20;

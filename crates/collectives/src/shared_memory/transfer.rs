@@ -21,7 +21,7 @@ pub(crate) struct Transfer {
     /// Root, or the peer of a send or recv.
     pub(crate) root: Option<usize>,
     pub(crate) tag: Option<u64>,
-    /// Where it was asked for.
+    /// The call site.
     pub(crate) site: Site,
 }
 
@@ -56,7 +56,7 @@ impl Transfer {
         self.root.expect("Call::check saw the root")
     }
 
-    /// What peers may read of member `rank`.
+    /// The memory of member `rank` that peers may read.
     pub(crate) fn offered(&self, rank: usize, world_size: usize) -> MemoryRange {
         if self.op != CollectiveOp::AllGather || !self.in_place() {
             return self.source;

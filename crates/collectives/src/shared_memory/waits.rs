@@ -1,4 +1,5 @@
-//! Who waits for whom: the control block read as a graph, to find the rank that keeps the others waiting.
+//! Finds the rank that keeps the others waiting: the notes in the control block form a graph of which rank waits for
+//! which.
 //!
 //! When rank 1 stops, rank 0 may wait for rank 2, which waits for rank 1: naming the direct peer would be wrong. So a
 //! rank writes down in each channel whom it waits for, and up to which count of that peer's counter. Whoever gives up
@@ -12,7 +13,7 @@ use std::time::Duration;
 use crate::shared_memory::control::{ChannelSlot, Control, Life};
 
 /// Most ranks of which a report says what they wait for, beside those on the way to the cause.
-const MOST_OTHERS: usize = 16;
+const MAX_OTHERS: usize = 16;
 
 /// Whom a rank waits for in a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +45,7 @@ impl ChannelSlot {
     }
 }
 
-/// The way from a rank that gives up to the rank that is the cause.
+/// The chain of waits from a rank that gives up to the rank that is the cause.
 pub(crate) struct Chain {
     /// Ranks, the first of them the one that gives up, the last the cause.
     pub(crate) ranks: Vec<usize>,
@@ -129,11 +130,11 @@ impl Control {
         let cause = chain.ranks[chain.ranks.len() - 1];
         text.push_str(&format!("rank {cause}: {}", self.last_activity(cause)));
         let others: Vec<usize> = (0..self.world()).filter(|rank| !chain.ranks.contains(rank)).collect();
-        for rank in others.iter().take(MOST_OTHERS) {
+        for rank in others.iter().take(MAX_OTHERS) {
             text.push_str(&format!("; {}", self.describe_wait(*rank)));
         }
-        if others.len() > MOST_OTHERS {
-            text.push_str(&format!("; and {} more ranks", others.len() - MOST_OTHERS));
+        if others.len() > MAX_OTHERS {
+            text.push_str(&format!("; and {} more ranks", others.len() - MAX_OTHERS));
         }
         text
     }

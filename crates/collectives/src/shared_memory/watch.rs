@@ -1,5 +1,5 @@
-//! What a waiting rank looks at: has the job ended, does the peer's call agree, has the peer left, does
-//! it wait for this rank in another call, has it been too long. Every error is put into words here.
+//! What a waiting rank checks: whether the job has ended, the peer's call agrees, the peer has left or waits for this rank
+//! in another call, and the deadline has passed. The error messages are written here.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::shared_memory::descriptor::{Descriptor, DescriptorCell};
 use crate::shared_memory::participation::Participation;
 use crate::shared_memory::waits::Wait;
 
-/// One wait.
+/// One wait for a peer, while it lasts.
 pub(crate) struct Watch<'a> {
     participation: Participation<'a>,
     /// When it last looked around; None before the wait has become slow.
@@ -25,7 +25,7 @@ impl<'a> Watch<'a> {
 
     /// What the time between two looks counts at most, and no more than a quarter of the deadline. When this process was
     /// itself stopped (Ctrl-Z stops all ranks together), that time is not the peer's.
-    const MOST_COUNTED: Duration = Duration::from_secs(1);
+    const COUNTED_MAX: Duration = Duration::from_secs(1);
 
     /// A rank that waits signs every [`Watch::SLICE`]; one that has been silent for this long does not wait. Short
     /// against the deadline, so that a rank that has just begun to be silent is told from one that caused the wait.
@@ -62,7 +62,7 @@ impl<'a> Watch<'a> {
         host.control.slot(channel, host.rank).note_wait(Some(wait));
         let now = Instant::now();
         let Some(looked) = self.looked.replace(now) else { return Ok(()) };
-        self.waited += now.duration_since(looked).min(Self::MOST_COUNTED).min(options.deadline / 4);
+        self.waited += now.duration_since(looked).min(Self::COUNTED_MAX).min(options.deadline / 4);
         if let Some(cell) = self.crossing(q) {
             return Err(self.disagreement(q, cell));
         }
@@ -102,8 +102,8 @@ impl<'a> Watch<'a> {
     /// The rank that keeps this one waiting, which may be another than the one that it waits for; who waits for whom.
     fn report(&self, wait: Wait) -> (usize, String) {
         let Participation { host, options, channel, .. } = self.participation;
-        let [least, most] = Self::SILENCE;
-        let silence = (options.deadline / 2).clamp(least, most);
+        let [min, max] = Self::SILENCE;
+        let silence = (options.deadline / 2).clamp(min, max);
         let chain = host.control.chain(channel, host.rank, wait, silence);
         let cause = chain.ranks[chain.ranks.len() - 1];
         (cause, host.control.describe_chain(&chain, self.waited))

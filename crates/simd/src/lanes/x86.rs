@@ -93,19 +93,24 @@ impl Lanes for Avx2 {
         unsafe { [_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])] }
     }
     #[inline(always)]
-    unsafe fn scale2(x: [__m256; 2], n: [__m256; 2], gate: [__m256; 2], least: [__m256; 2]) -> [__m256; 2] {
+    unsafe fn scale2(
+        x: [__m256; 2],
+        n: [__m256; 2],
+        gate: [__m256; 2],
+        gate_min: [__m256; 2],
+    ) -> [__m256; 2] {
         // SAFETY: see above.
         unsafe {
             let power =
                 |n| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127))));
-            let half = |x, n, gate, least| {
+            let half = |x, n, gate, gate_min| {
                 // 2^n in two halves, because 2^128 alone is not a number.
                 let n = _mm256_cvtps_epi32(n);
                 let low = _mm256_srai_epi32::<1>(n);
                 let y = _mm256_mul_ps(_mm256_mul_ps(x, power(low)), power(_mm256_sub_epi32(n, low)));
-                _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(gate, least), y)
+                _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(gate, gate_min), y)
             };
-            [half(x[0], n[0], gate[0], least[0]), half(x[1], n[1], gate[1], least[1])]
+            [half(x[0], n[0], gate[0], gate_min[0]), half(x[1], n[1], gate[1], gate_min[1])]
         }
     }
     #[inline(always)]
@@ -357,9 +362,9 @@ impl Lanes for Avx512 {
         unsafe { _mm512_min_ps(a, b) }
     }
     #[inline(always)]
-    unsafe fn scale2(x: __m512, n: __m512, gate: __m512, least: __m512) -> __m512 {
+    unsafe fn scale2(x: __m512, n: __m512, gate: __m512, gate_min: __m512) -> __m512 {
         // SAFETY: see above.
-        unsafe { _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(gate, least), x, n) }
+        unsafe { _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(gate, gate_min), x, n) }
     }
     #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
