@@ -38,6 +38,7 @@ simulated runs the engine's tests (goldens, bits, meshes, resume, faults) on the
 20 seeds or N; --short runs the goldens alone.
 
 Rules of tidy, each with the place, what is wrong and what to do:
+  circles    no circles of imports between the files of a crate
   imports    which crate may import which, and what no crate may know or touch
   sizes      functions over 70 lines, files over 500 (tests aside) and test files over 700
              must be on crates/xtask/sizes.txt, whose entries may only shrink
@@ -135,6 +136,7 @@ fn countable(workspace: &Workspace) -> Vec<Finding> {
 fn report(workspace: &Workspace, lists: &Lists, root: &Path) -> io::Result<bool> {
     let architecture = std::fs::read_to_string(root.join(rules::rooms::MAP)).ok();
     let mut findings = Vec::new();
+    findings.extend(rules::circles::check(workspace));
     findings.extend(rules::files::check(workspace));
     findings.extend(rules::imports::check(workspace));
     findings.extend(rules::layers::check(workspace));

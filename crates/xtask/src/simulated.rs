@@ -50,7 +50,7 @@ fn on_seed(seed: u64, tests: &[&str]) -> std::io::Result<bool> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(["test", "--quiet", "--package", "phalanx-train"]);
-    tests.iter().for_each(|test| drop(command.args(["--test", test])));
+    command.args(tests.iter().flat_map(|test| ["--test", test]));
     command.env("PHALANX_TEST_DEVICE", format!("simulated:{seed}"));
     Ok(command.status()?.success())
 }
