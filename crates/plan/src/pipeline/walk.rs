@@ -60,9 +60,9 @@ struct Queue {
     posted: Vec<f64>,
 }
 
-/// A rank so far.
+/// The progress of a rank.
 #[derive(Default)]
-struct Row {
+struct RankProgress {
     /// Number of the next step.
     next: usize,
     clock: f64,
@@ -73,7 +73,7 @@ struct Walk<'a, C> {
     steps: &'a [Vec<Step>],
     cost: C,
     message_cost: f64,
-    rows: Vec<Row>,
+    rows: Vec<RankProgress>,
     /// By sending and receiving rank.
     queues: HashMap<(usize, usize), Queue>,
 }
@@ -87,7 +87,7 @@ pub(super) fn walk(
     cost: impl Fn(Action) -> f64,
     message_cost: f64,
 ) -> Result<Vec<Vec<Span>>, Vec<Stuck>> {
-    let rows = steps.iter().map(|_| Row::default()).collect();
+    let rows = steps.iter().map(|_| RankProgress::default()).collect();
     let mut walk = Walk { steps, cost, message_cost, rows, queues: HashMap::new() };
     let mut ready: VecDeque<usize> = (0..steps.len()).collect();
     let mut is_ready = vec![true; steps.len()];

@@ -20,10 +20,10 @@ use crate::world::{Case, World};
 use phalanx_hostile::Random;
 
 /// One kind of input: makes it in the case's folder.
-type Kind = (&'static str, fn(&Case<'_>, &mut Random) -> Result<Attempt, String>);
+type Input = (&'static str, fn(&Case<'_>, &mut Random) -> Result<Attempt, String>);
 
 // Configurations twice: there are more keys than kinds of files.
-const KINDS: [Kind; 8] = [
+const KINDS: [Input; 8] = [
     ("configurations", configurations::make),
     ("configurations", configurations::make),
     ("Hugging Face folders", hugging_face::make),
