@@ -1,9 +1,8 @@
-//! A corpus becomes tokens, in memory or in a token file, by several threads in bounded memory.
+//! Tokenises a corpus, into memory or a token file, with several threads and in bounded memory.
 //!
-//! Documents are read in order and cut into pieces where the tokenizer says that cutting changes
-//! nothing; the pieces are dealt to the threads in turn and taken back in turn, so the tokens do not
-//! depend on the number of threads. Only a `tokenizer.json` must see a document whole. Between two
-//! documents stands the tokenizer's separator, where it has one.
+//! Documents are read in order and cut into pieces at positions where this does not change the tokens. Threads get the
+//! pieces in turn, and their results are collected in turn, so the tokens do not depend on the number of threads. Only a
+//! `tokenizer.json` must see a whole document. The tokenizer's separator, if it has one, is put between documents.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};

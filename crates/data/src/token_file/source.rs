@@ -1,4 +1,4 @@
-//! A token file that is open: its length when it was opened, and reads at any place.
+//! An open token file: its length when it was opened, and reads at any position.
 //!
 //! Files are read, not mapped: a map of a file that somebody shortens kills the process with SIGBUS when a lost
 //! page is touched, and a read fails with an error that names the file. A sample costs one call into the

@@ -1,4 +1,4 @@
-//! Inputs that no program of ours wrote: configurations, Hugging Face folders, token files, schedules, tokenizers,
+//! Inputs that Phalanx did not write: configurations, Hugging Face folders, token files, schedules, tokenizers,
 //! manifests with a valid checksum, and special files in their place.
 //!
 //! A command refuses with an error or succeeds, within the bounds of time and memory. Where an input cannot be right (a
