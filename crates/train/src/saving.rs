@@ -113,7 +113,7 @@ pub fn save_checkpoint<S: Saves>(
 pub fn write_finite(
     tmp: &Path,
     rank: usize,
-    described: &[checkpoint::Piece],
+    described: &[checkpoint::TensorPiece],
     mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), DeviceError>,
 ) -> Result<(), RunError> {
     let (mut broken, mut failed) = (None, None);
@@ -129,7 +129,7 @@ pub fn write_finite(
     checkpoint::write_rank(tmp, rank, described, 4 * WINDOW, &mut fill)?;
     failed.map_or(Ok(()), Err)?;
     let error = |index: usize| {
-        let checkpoint::Piece { state, name, .. } = &described[index];
+        let checkpoint::TensorPiece { state, name, .. } = &described[index];
         Err(RunError::Broken { state, name: name.clone() })
     };
     broken.map_or(Ok(()), error)

@@ -199,7 +199,7 @@ impl Saves for Rank {
             for state in 0..stage.zero.state_count() {
                 for piece in stage.zero.spans(state, Extent::Owned) {
                     let spec = &stage.network.parameters[piece.parameter];
-                    described.push(checkpoint::Piece {
+                    described.push(checkpoint::TensorPiece {
                         state: state_name(self.spec.optimizer, state),
                         name: spec.name.clone(),
                         shape: spec.whole_shape().to_vec(),
