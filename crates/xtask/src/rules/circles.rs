@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::finding::Finding;
-use crate::source::Source;
+use crate::source::SourceFile;
 use crate::words::identifiers;
 use crate::workspace::Workspace;
 
@@ -80,7 +80,7 @@ struct Import {
 /// The circles of a crate: for each, its modules in order, each with one import of another module of the circle.
 fn circles(workspace: &Workspace, name: &str) -> Vec<Vec<Import>> {
     let root = format!("crates/{name}/src/");
-    let files: BTreeMap<String, &Source> = workspace
+    let files: BTreeMap<String, &SourceFile> = workspace
         .sources
         .iter()
         .filter(|source| source.lines_without_tests() > 0)
@@ -128,7 +128,7 @@ fn module(path: &str) -> String {
 }
 
 /// What a file imports of its own crate by paths from `crate`, `self` or `super`.
-fn imports(from: &str, source: &Source, files: &BTreeMap<String, &Source>) -> Vec<Import> {
+fn imports(from: &str, source: &SourceFile, files: &BTreeMap<String, &SourceFile>) -> Vec<Import> {
     let mut found = Vec::new();
     for (at, word) in identifiers(&source.code) {
         let begins = !source.code[..at].trim_end().ends_with("::");
@@ -184,7 +184,7 @@ fn branches(inside: &str) -> Vec<&str> {
 }
 
 /// The module that a path from module `from` leads to.
-fn resolve(from: &str, path: &[String], files: &BTreeMap<String, &Source>) -> Option<String> {
+fn resolve(from: &str, path: &[String], files: &BTreeMap<String, &SourceFile>) -> Option<String> {
     let mut at: Vec<&str> = if path[0] == "crate" { Vec::new() } else { from.split("::").collect() };
     for word in path {
         match word.as_str() {
