@@ -80,7 +80,7 @@ mod tests {
         let mut config = RunConfig::default();
         (config.optimizer.lr, config.schedule.min_lr, config.schedule.warmup) = (1e-3, 1e-4, 10);
         config.train.steps = steps;
-        config.resolve_decay();
+        config.schedule.decay_steps = config.decay_end();
         config
     }
 

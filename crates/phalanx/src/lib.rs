@@ -56,6 +56,6 @@ pub use phalanx_train::rank::Batch;
 pub use phalanx_train::run::{Job, Place, Start, train};
 pub use phalanx_train::sample::{Generator, Sampling};
 pub use phalanx_train::{
-    Dataset, Groups, Observer, Rank, RankPlan, RunConfig, RunError, RunPlan, Source, Spec, Summary, config,
-    on_threads,
+    Dataset, Groups, Observer, Rank, RankPlan, ResolvedConfig, RunConfig, RunError, RunPlan, Source, Spec,
+    Summary, config, on_threads,
 };

@@ -30,6 +30,7 @@ mod planned;
 mod progress;
 mod rank_process;
 mod report;
+mod resolve;
 mod resume;
 mod run_folder;
 mod schedule_file;

@@ -3,20 +3,18 @@
 //! The arena is planned to the byte. What lies outside of it (code, stacks, packing buffers of the matrix
 //! product, windows of files) is an estimate, always shown as such; both together must fit.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
-use phalanx_data::{TokenFile, Tokenizer};
 use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::config::{Reduce, Updates};
 use phalanx_train::older::asynchronous;
-use phalanx_train::{Dataset, RunConfig, RunPlan, Spec, dataset};
+use phalanx_train::{ResolvedConfig, RunConfig, RunPlan, Spec};
 
 use crate::machine;
 use crate::report::bytes;
-use crate::shape::Vocabulary;
+use crate::resolve::Resolved;
 
 /// Dry runs of a block (see [`RunConfig::dry_runs`]) for a proposal: a tenth of a second or two.
 const MOST_DRY_RUNS: u128 = 1 << 12;
@@ -24,18 +22,26 @@ const MOST_DRY_RUNS: u128 = 1 << 12;
 /// A complete configuration and its plan.
 #[derive(Clone)]
 pub struct Planned {
-    /// Checked; vocabulary, positions and threads are filled in.
-    pub config: RunConfig,
+    /// The configuration.
+    pub config: ResolvedConfig,
     /// Made from it.
     pub plan: Arc<RunPlan>,
 }
 
 impl Planned {
-    /// Plans `config` for `model`; `evaluated` is the windows of one evaluation over all ranks.
+    /// Plans a resolved configuration; `evaluated` is the number of windows of one evaluation over all ranks.
     ///
     /// # Errors
-    /// When the engine cannot be planned: a knob that means nothing, or a fault of the engine.
-    pub fn new(config: RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Planned> {
+    /// As [`Planned::new`].
+    pub fn of(resolved: Resolved, evaluated: usize) -> Result<Planned> {
+        Planned::new(resolved.config, resolved.model, evaluated)
+    }
+
+    /// Plans `config` for `model`; `evaluated` is the number of windows of one evaluation over all ranks.
+    ///
+    /// # Errors
+    /// When the engine cannot be planned: a key that means nothing, or a fault of the engine.
+    pub fn new(config: ResolvedConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Planned> {
         let spec = spec(&config, model, evaluated)?;
         let plan = match config.parallel.updates {
             Updates::Synchronous => RunPlan::new(spec)?,
@@ -49,9 +55,7 @@ impl Planned {
     /// # Errors
     /// When that cannot work.
     pub fn with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<Planned> {
-        let mut config = self.config.clone();
-        change(&mut config);
-        config.check()?;
+        let config = self.config.with(change)?;
         let spec = &self.plan.spec;
         let evaluated = spec.evaluation_batches * spec.micro * spec.mesh.data;
         let whole = evaluated.next_multiple_of(config.micro() * config.data());
@@ -173,7 +177,7 @@ impl Planned {
     fn smallest_micro(&self) -> usize {
         let (spec, micro) = (&self.plan.spec, self.plan.spec.micro);
         let runs = |few: usize| {
-            let mut config = self.config.clone();
+            let mut config = RunConfig::clone(&self.config);
             (config.batch.micro, config.parallel.micro_batches) = (Some(few), None);
             config.dry_runs(spec.mesh, &spec.model.shape())
         };
@@ -212,34 +216,4 @@ pub fn outside_bytes(spec: &Spec) -> u64 {
     const WINDOWS: u64 = 4 << 20;
     let rows = spec.micro * (spec.micro_batches + spec.evaluation_batches);
     PROGRAM + WINDOWS + THREAD * spec.threads as u64 + 8 * (rows * spec.seq) as u64
-}
-
-/// What the tokenizer or the token file of `config` says about ids, and how many windows an evaluation
-/// will have, found without tokenising. Settles in `config` what [`Vocabulary::of`] does.
-///
-/// # Errors
-/// Missing or unreadable data.
-pub fn estimate_data(config: &mut RunConfig) -> Result<(Vocabulary, usize)> {
-    let data = config.data.clone();
-    if let Some(path) = &data.tokens {
-        let file = TokenFile::open(Path::new(path))?;
-        let tokenizer = file.tokenizer()?;
-        let ids = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
-        let evaluated = Dataset::evaluated_of(file.len(), config);
-        let origin = path.clone();
-        return Ok((Vocabulary::of(config, tokenizer.as_ref(), ids, origin), evaluated));
-    }
-    if data.text.is_empty() {
-        let origin = "a configuration without data.text and data.tokens".to_string();
-        // As if there were as many windows as are asked for.
-        let evaluated = Dataset::evaluated_of(usize::MAX, config);
-        return Ok((Vocabulary { ids: 0, origin }, evaluated));
-    }
-    let (tokenizer, corpus) = dataset::open_tokenizer(&data)?;
-    let text_bytes = corpus.map_or(0, |corpus| corpus.bytes()) as usize;
-    // A token of byte-pair encodings is about four bytes; of the others one, but for rare characters.
-    let tokens = if tokenizer.vocab_size() > 1024 { text_bytes / 4 } else { text_bytes };
-    let origin = format!("the tokenizer {}", tokenizer.describe());
-    let evaluated = Dataset::evaluated_of(tokens, config);
-    Ok((Vocabulary::of(config, Some(&tokenizer), tokenizer.vocab_size(), origin), evaluated))
 }

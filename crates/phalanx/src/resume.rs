@@ -105,9 +105,7 @@ pub fn resume(
 /// The decay of the learning rate ends where it ended, whatever `train.steps` is now: in a run that was started before
 /// `schedule.decay_steps` was written down, at its `train.steps`. A rate that is constant from here on has none.
 fn keep_decay(given: &mut Given, before: &RunConfig, config: &RunConfig) {
-    let mut before = before.clone();
-    before.resolve_decay();
-    let kept = before.schedule.decay_steps;
+    let kept = before.decay_end();
     let constant = config.schedule.kind == ScheduleKind::Constant;
     match (constant, config.schedule.decay_steps, kept) {
         (true, now, kept) if now == kept => given.leave_out("schedule.decay_steps"),
@@ -238,20 +236,19 @@ pub fn absolute(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use phalanx_train::ResolvedConfig;
+
     use super::*;
     use crate::args::Overrides;
 
     /// The configuration that a run goes on with, from the stored one and what is set anew.
-    fn resumed(stored: &str, set: &[&str]) -> RunConfig {
+    fn resumed(stored: &str, set: &[&str]) -> ResolvedConfig {
         let stored = Given::of_text(stored).unwrap();
         let overrides = Overrides { set: set.iter().map(|set| set.to_string()).collect(), nproc: None };
         let mut given = stored.clone().with(&overrides, &[]).unwrap();
         let (before, now) = (stored.config().unwrap(), given.config().unwrap());
         keep_decay(&mut given, &before, &now);
-        let mut config = given.config().unwrap();
-        config.check().unwrap();
-        config.resolve_decay();
-        config
+        ResolvedConfig::new(given.config().unwrap()).unwrap()
     }
 
     /// Runs of earlier versions wrote no `decay_steps`.

@@ -8,18 +8,18 @@ use phalanx_data::{TOKENIZER_FILE, TokenFile, Tokenizer};
 use phalanx_tensor::cpu::peak;
 use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
 use phalanx_train::run_files::CONFIG_FILE;
-use phalanx_train::{Dataset, RunConfig};
+use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
 
 use crate::checksums::{CHECKSUMS_FILE, Checksums, digest};
 use crate::config::Given;
 use crate::environment::Environment;
 use crate::planned::Planned;
+use crate::resolve::{Purpose, Resolved, Vocabulary, resolve};
 use crate::resume::Resumed;
 use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
-use crate::shape::{Imported, Vocabulary};
 use crate::staged::Staged;
 use crate::task::{Show, TrainTask};
-use crate::{machine, plan_report, resume, shape, tokenizing};
+use crate::{machine, plan_report, resume, tokenizing};
 
 /// A run whose files are prepared and whose plan fits; its folder is as it was.
 pub struct Prepares {
@@ -35,18 +35,15 @@ pub struct Prepares {
 /// # Errors
 /// Everything that a user can get wrong; nothing in the run folder has changed then.
 pub fn prepare(folder: &RunFolder, started: &Resumed, show: Show) -> Result<Prepares> {
-    let mut config = started.given.config()?;
-    let imported = shape::fill_from_init(&mut config, &started.given)?;
-    config.check()?;
-    config.resolve_decay();
-    config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
-    config.model.init = config.model.init.as_deref().map(resume::absolute);
-    let ranks = config.world();
-    config.train.threads.get_or_insert_with(|| machine::threads_per_rank(ranks));
     let staged = Staged::new(folder.path())?;
-    let tokens = tokens(folder, &staged, started, &config, show)?;
-    let (planned, digests) = plan(started, &mut config, imported.as_ref(), tokens)?;
-    Ok(Prepares { staged, planned, imported: imported.map(|imported| imported.dir), digests })
+    let fixed = started.checkpoint.as_ref().map(|(_, model)| model);
+    let (resolved, tokens) = resolve(&started.given, Purpose::Train, fixed, |config| {
+        let tokens = tokens(folder, &staged, started, config, show)?;
+        Ok((tokens.vocabulary(config), tokens))
+    })?;
+    let imported = resolved.imported.clone();
+    let (planned, digests) = plan(resolved, tokens)?;
+    Ok(Prepares { staged, planned, imported, digests })
 }
 
 impl Prepares {
@@ -89,7 +86,7 @@ impl Prepares {
 pub fn write_config(
     folder: &RunFolder,
     staged: Staged,
-    config: &RunConfig,
+    config: &ResolvedConfig,
     file: Option<&Given>,
     tokens: Option<String>,
     starts: bool,
@@ -121,6 +118,18 @@ struct Tokens {
     is_new: bool,
     /// Checksum that it must have.
     expected: Option<String>,
+}
+
+impl Tokens {
+    fn vocabulary(&self, config: &RunConfig) -> Vocabulary {
+        let tokenizer = self.prepared.tokenizer.as_ref();
+        let origin = match (tokenizer, &config.data.tokens) {
+            (Some(tokenizer), _) => format!("the tokenizer {}", tokenizer.describe()),
+            (None, Some(file)) => file.clone(),
+            (None, None) => "the data".to_string(),
+        };
+        Vocabulary { ids: self.prepared.vocab, origin, mask: tokenizer.and_then(Tokenizer::mask) }
+    }
 }
 
 /// The tokens that the run was started with, or those of another configuration, prepared in `staged`.
@@ -167,26 +176,13 @@ fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
     Ok(Prepared { tokens: file.len() as u64, vocab: tokenizer.vocab_size(), tokenizer: Some(tokenizer) })
 }
 
-/// The model, then the plan, which must fit; every token is read once.
-fn plan(
-    started: &Resumed,
-    config: &mut RunConfig,
-    imported: Option<&Imported>,
-    tokens: Tokens,
-) -> Result<(Planned, DataDigests)> {
+/// The plan, which must fit; every token is read once.
+fn plan(resolved: Resolved, tokens: Tokens) -> Result<(Planned, DataDigests)> {
     let Tokens { prepared, folder, is_new, expected } = tokens;
-    let origin = match (&prepared.tokenizer, &config.data.tokens) {
-        (Some(tokenizer), _) => format!("the tokenizer {}", tokenizer.describe()),
-        (None, Some(file)) => file.clone(),
-        (None, None) => "the data".to_string(),
-    };
-    let fixed =
-        started.checkpoint.as_ref().map(|(_, model)| model).or(imported.map(|imported| &imported.model));
-    let vocabulary = Vocabulary::of(config, prepared.tokenizer.as_ref(), prepared.vocab, origin);
-    let model = shape::complete(config, fixed, &vocabulary)?;
+    let Resolved { config, model, .. } = &resolved;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
     let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new))?;
-    let planned = Planned::new(config.clone(), model, data.evaluated())?;
+    let planned = Planned::of(resolved, data.evaluated())?;
     planned.check_memory()?;
     let tokenizer = prepared.tokenizer.as_ref().map(Tokenizer::digest);
     Ok((planned, DataDigests { tokens: Some(blake3), tokenizer }))

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use phalanx_collectives::Options;
-use phalanx_train::RunConfig;
+use phalanx_train::ResolvedConfig;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::run::Start;
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ pub enum Task {
 
 impl Task {
     /// The configuration and the model's `config.json`, of a task that is about a run.
-    pub fn run(&self) -> Option<(&RunConfig, &Value)> {
+    pub fn run(&self) -> Option<(&ResolvedConfig, &Value)> {
         match self {
             Task::Train(TrainTask { config, model, .. })
             | Task::BenchStep(BenchStepTask { config, model, .. })
@@ -51,8 +51,8 @@ impl Task {
 /// See [`Task::Train`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TrainTask {
-    /// Complete.
-    pub config: RunConfig,
+    /// The configuration.
+    pub config: ResolvedConfig,
     /// The model's `config.json`.
     pub model: Value,
     /// Run folder, whose tokens are there.
@@ -95,8 +95,8 @@ impl TrainTask {
 /// See [`Task::BenchStep`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BenchStepTask {
-    /// Complete.
-    pub config: RunConfig,
+    /// The configuration.
+    pub config: ResolvedConfig,
     /// The model's `config.json`.
     pub model: Value,
     /// Steps before the first that is timed.

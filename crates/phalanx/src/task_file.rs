@@ -97,7 +97,7 @@ mod tests {
 
     use phalanx_collectives::{HostJob, take_sealed};
     use phalanx_models::{Dropouts, Gpt2, Model};
-    use phalanx_train::RunConfig;
+    use phalanx_train::{ResolvedConfig, RunConfig};
 
     use super::*;
     use crate::task::BenchStepTask;
@@ -114,7 +114,7 @@ mod tests {
         (config.model.heads, config.model.seq) = (4, 16);
         (config.batch.global, config.batch.micro) = (8, Some(2));
         (config.parallel.pipeline, config.parallel.data, config.parallel.zero) = (2, Some(2), 3);
-        config.check().unwrap();
+        let config = ResolvedConfig::new(config).unwrap();
         let dropout = Dropouts::default();
         let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 50, positions: 16, eps: 1e-5, dropout };
         let task = BenchStepTask { config: config.clone(), model: model.to_config(), warmup: 1, steps: 2 };

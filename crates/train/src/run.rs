@@ -10,7 +10,7 @@ use phalanx_collectives::CollectiveError;
 use phalanx_data::DataError;
 use phalanx_tensor::Device;
 
-use crate::config::RunConfig;
+use crate::config::ResolvedConfig;
 use crate::dataset::{DataDigests, Dataset};
 use crate::diagnose::NonFinite;
 use crate::groups::Groups;
@@ -120,8 +120,8 @@ pub enum Start {
 
 /// What all ranks of a run have in common.
 pub struct Job {
-    /// Checked and complete.
-    pub config: RunConfig,
+    /// What the user said, complete and checked.
+    pub config: ResolvedConfig,
     /// Made from it.
     pub plan: Arc<RunPlan>,
     /// Open.

@@ -12,10 +12,10 @@ use crate::kernel_table::percent;
 use crate::launch::{Crew, Output};
 use crate::mesh_report;
 use crate::output::{print, print_json};
-use crate::planned::{Planned, estimate_data};
+use crate::planned::Planned;
 use crate::report::{Table, bytes, count, plural, seconds, whole};
+use crate::resolve::{Purpose, random_tokens, resolve};
 use crate::seat::Seat;
-use crate::shape;
 use crate::signals::Signals;
 use crate::task::{BenchStepTask, Task};
 
@@ -29,15 +29,8 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     }
     let signals = Signals::take_over()?;
     let given = Given::read(&args.config)?.with(&args.overrides, &[])?;
-    let mut config = given.config()?;
-    let imported = shape::fill_from_init(&mut config, &given)?;
-    config.check()?;
-    let vocabulary = match config.model.vocab {
-        Some(_) => shape::Vocabulary { ids: 0, origin: "random tokens".into() },
-        None => estimate_data(&mut config)?.0,
-    };
-    let model = shape::complete(&mut config, imported.as_ref().map(|i| &i.model), &vocabulary)?;
-    let planned = Planned::new(config, model, 0)?;
+    let (resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    let planned = Planned::of(resolved, 0)?;
     if planned.config.parallel.updates == Updates::Asynchronous {
         bail!(
             "parallel.updates = \"asynchronous\": ranks have no step in common to time; `phalanx train` tells each one's, \

@@ -8,9 +8,11 @@ use serde_json::{Value, json};
 use crate::args::Overrides;
 use crate::config::Given;
 use crate::environment::Environment;
+use crate::machine;
 use crate::output::{note, print, print_json, terminal_width};
-use crate::planned::{self, estimate_data};
+use crate::planned;
 use crate::report::{count, plural};
+use crate::resolve::{Purpose, Resolved, random_tokens, resolve};
 use crate::signals::Signals;
 use crate::strategies::args::BenchStrategiesArgs;
 use crate::strategies::classic::{self, Classic};
@@ -19,7 +21,6 @@ use crate::strategies::drawing::draw_svg;
 use crate::strategies::report;
 use crate::strategies::run::{Bench, Row};
 use crate::strategies::way::Way;
-use crate::{machine, shape};
 
 /// Steps of the classic comparison where nobody says how many.
 const BERT_STEPS: usize = 250;
@@ -70,14 +71,7 @@ fn bench<'a>(
 ) -> Result<Bench<'a>> {
     let overrides = Overrides { set: args.set.clone(), nproc: None };
     let given = Given::read(&args.config)?.with(&overrides, &[])?;
-    let mut config = given.config()?;
-    let imported = shape::fill_from_init(&mut config, &given)?;
-    config.check()?;
-    let vocabulary = match config.model.vocab {
-        Some(_) => shape::Vocabulary { ids: 0, origin: "random tokens".into() },
-        None => estimate_data(&mut config)?.0,
-    };
-    let model = shape::complete(&mut config, imported.as_ref().map(|i| &i.model), &vocabulary)?;
+    let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
     let ranks = args.nproc;
     let threads = config.train.threads.map_or(machine::cores().max(ranks), |each| each * ranks);
     let (warmup, steps) = (args.warmup, args.steps);

@@ -10,9 +10,9 @@ use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_layers::ParameterSpec;
 use phalanx_models::{Model, Objective};
 use phalanx_trace::DType;
-use phalanx_train::RunConfig;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::state::{PARAMETERS, read_imported};
+use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
 
 use crate::args::ImportArgs;
@@ -74,7 +74,8 @@ fn write_run(
     // Another start may have been here before the lock was taken.
     folder.refuse_results()?;
     let tokenizer = tokenizer(&args.dir, model)?;
-    let config = config(&args.dir, model, tokenizer.as_ref().map(|(key, _)| key.as_str()));
+    let config =
+        ResolvedConfig::new(config(&args.dir, model, tokenizer.as_ref().map(|(key, _)| key.as_str())))?;
     let staged = Staged::new(folder.path())?;
     let mut digests = DataDigests::default();
     if let Some((_, tokenizer)) = &tokenizer {

@@ -5,8 +5,9 @@ use serde_json::json;
 
 use crate::args::PlanArgs;
 use crate::config::Given;
-use crate::planned::{Planned, estimate_data};
-use crate::{machine, output, plan_report, shape};
+use crate::planned::Planned;
+use crate::resolve::{Purpose, estimate_data, resolve};
+use crate::{machine, output, plan_report};
 
 /// Plans a configuration, prints the plan, and refuses what does not fit.
 ///
@@ -15,12 +16,8 @@ use crate::{machine, output, plan_report, shape};
 pub fn plan(args: &PlanArgs) -> Result<()> {
     let path = args.config.as_deref().context("give a configuration (TOML), as examples/quickstart.toml")?;
     let given = Given::read(path)?.with(&args.overrides, &args.data)?;
-    let mut config = given.config()?;
-    let imported = shape::fill_from_init(&mut config, &given)?;
-    config.check()?;
-    let (vocabulary, evaluated) = estimate_data(&mut config)?;
-    let model = shape::complete(&mut config, imported.as_ref().map(|i| &i.model), &vocabulary)?;
-    let planned = Planned::new(config, model, evaluated)?;
+    let (resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let planned = Planned::of(resolved, evaluated)?;
     if args.json {
         let mut figures = plan_report::to_json(&planned);
         figures["available_bytes"] = json!(machine::available().map(|available| available.bytes));

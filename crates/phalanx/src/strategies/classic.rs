@@ -6,21 +6,23 @@
 //! engine; batch 16, 4 micro-batches.
 
 use anyhow::{Context, Result};
-use phalanx_train::RunConfig;
+use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::{Value, json};
 
 use super::report::step_time;
 use super::run::{Bench, Ran};
+use crate::config::Given;
 use crate::environment::Environment;
 use crate::report::{Table, bytes, count, plural};
-use crate::shape::{self, Vocabulary};
+use crate::resolve::{Purpose, Resolved, Vocabulary, resolve};
+use crate::shape;
 use crate::signals::Signals;
 
 /// The model and its batch.
 const CONFIG: &str = include_str!("../../../../examples/bert_classic.toml");
 
-/// Bytes, and the mask.
-const VOCABULARY: usize = 257;
+/// Token ids of the data, which are bytes; the mask is one more.
+const VOCABULARY: usize = 256;
 
 /// Ranks, each with one half.
 const RANKS: usize = 2;
@@ -37,7 +39,7 @@ const RUNS: [(&str, &str, bool); 3] = [
 
 /// The comparison.
 pub struct Classic {
-    config: RunConfig,
+    config: ResolvedConfig,
     parameters: u64,
     steps: usize,
     threads: usize,
@@ -55,16 +57,16 @@ pub fn compare(
     signals: &Signals,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Classic> {
-    let mut config: RunConfig = toml::from_str(CONFIG).context("examples/bert_classic.toml")?;
-    let vocabulary = Vocabulary { ids: VOCABULARY, origin: "bytes and a mask".into() };
-    let model = shape::complete(&mut config, None, &vocabulary)?;
-    config.train.threads = Some((threads / RANKS).max(1));
+    let given = Given::parse(CONFIG.to_string(), "examples/bert_classic.toml")?;
+    let vocabulary = |_: &RunConfig| Ok((Vocabulary { ids: VOCABULARY, ..Vocabulary::unknown("bytes") }, ()));
+    let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, vocabulary)?;
+    let config = config.with(|config| config.train.threads = Some((threads / RANKS).max(1)))?;
     let mut runs = Vec::new();
     let parameters = shape::whole(&*model).elements() as u64;
     let bench = Bench { config, model, ranks: RANKS, threads, warmup: WARMUP, steps, environment, signals };
     for (name, schedule, cut) in RUNS {
         progress(name);
-        let mut config = bench.config.clone();
+        let mut config = RunConfig::clone(&bench.config);
         config.parallel.schedule = schedule.into();
         if !cut {
             config.parallel.micro_batches = Some(1);

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use phalanx_models::Model;
 use phalanx_plan::{Costs, simulate};
 use phalanx_train::older::data_parallel::DataParallel;
-use phalanx_train::{RunConfig, stage_costs};
+use phalanx_train::{ResolvedConfig, RunConfig, stage_costs};
 
 use super::ranks::{self, RankFigures};
 use super::way::Way;
@@ -21,8 +21,8 @@ use crate::task::{BenchStepTask, Task};
 
 /// What every way has in common.
 pub struct Bench<'a> {
-    /// Complete; its [parallel] is replaced by each way.
-    pub config: RunConfig,
+    /// The configuration; its [parallel] is replaced by each way.
+    pub config: ResolvedConfig,
     /// What is trained.
     pub model: Arc<dyn Model>,
     /// Ranks.
@@ -96,8 +96,7 @@ impl Bench<'_> {
     /// # Errors
     /// What cannot work or does not fit, a rank that died.
     pub fn ranks(&self, config: RunConfig) -> Result<Ran> {
-        config.check()?;
-        let planned = Planned::new(config, Arc::clone(&self.model), 0)?;
+        let planned = Planned::new(ResolvedConfig::new(config)?, Arc::clone(&self.model), 0)?;
         planned.check_memory()?;
         let spec = &planned.plan.spec;
         let task = BenchStepTask {

@@ -9,8 +9,9 @@ use anyhow::Result;
 
 use crate::args::Overrides;
 use crate::config::Given;
-use crate::planned::{Planned, estimate_data};
-use crate::{keys, machine, shape};
+use crate::planned::Planned;
+use crate::resolve::{Purpose, estimate_data, resolve};
+use crate::{keys, machine};
 
 /// As people write them behind `--set KEY=`.
 const VALUES: [&str; 15] = [
@@ -119,11 +120,8 @@ fn assert_none(faults: &[String]) {
 /// What `phalanx plan` does, but for the printing.
 fn plan(file: &Given, set: Vec<String>) -> Result<Planned> {
     let given = file.clone().with(&Overrides { set, nproc: None }, &[])?;
-    let mut config = given.config()?;
-    config.check()?;
-    let (vocabulary, evaluated) = estimate_data(&mut config)?;
-    let model = shape::complete(&mut config, None, &vocabulary)?;
-    let planned = Planned::new(config, model, evaluated)?;
+    let (resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let planned = Planned::of(resolved, evaluated)?;
     planned.check_memory()?;
     Ok(planned)
 }

@@ -11,9 +11,11 @@ mod bounds;
 pub mod check;
 mod learning_rate;
 pub mod parallel;
+mod resolved;
 
 pub use check::ConfigError;
 pub use parallel::{CutBy, ParallelConfig, Updates};
+pub use resolved::ResolvedConfig;
 
 /// The whole configuration.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
