@@ -8,19 +8,19 @@ use phalanx_collectives::bench::median_us;
 use phalanx_collectives::{CollectiveOp, Group, MetaGroup};
 use phalanx_data::NOT_PREDICTED;
 use phalanx_plan::{MemoryPlan, plan_memory};
-use phalanx_tensor::cpu::peak;
 use phalanx_tensor::profile::Profile;
-use phalanx_tensor::{Cpu, DType, Device};
+use phalanx_tensor::{DType, Device};
 use phalanx_train::Spec;
+use phalanx_train::config::DeviceConfig;
 use phalanx_train::metrics::resident_bytes_peak;
 use phalanx_train::rank::{Batch, Rank};
 use serde::{Deserialize, Serialize};
 
-use crate::environment::Environment;
+use crate::environment::{Environment, Processor};
 use crate::kernel_table::{KernelFigures, Peaks, StepProfile};
 use crate::machine;
 use crate::planned::Planned;
-use crate::seat::{self, Place, Seat};
+use crate::rank_host::{self, RankDevice, RankHost};
 use crate::task::{BenchCollectivesTask, BenchStepTask};
 
 /// Most steps whose kernel calls are timed.
@@ -57,7 +57,7 @@ pub struct StepFigures {
 
 /// A rank that steps on random tokens.
 pub struct Stepper<'a> {
-    seat: &'a Seat,
+    host: &'a RankHost,
     engine: Rank,
     spec: Spec,
     seed: u64,
@@ -80,18 +80,18 @@ pub struct Timed {
 }
 
 impl<'a> Stepper<'a> {
-    /// The engine of a planned run on the device of its seat, with initial values.
+    /// The engine of a planned run on the device of its host, with initial values.
     ///
     /// # Errors
     /// A rank that died.
-    pub fn new(seat: &'a Seat, planned: &Planned, device: Device) -> Result<Stepper<'a>> {
+    pub fn new(host: &'a RankHost, planned: &Planned, device: Device) -> Result<Stepper<'a>> {
         let spec = planned.plan.spec.clone();
-        let mut engine = Rank::new(device, seat.groups(&spec), &spec, &planned.plan.of(seat.rank()).orders);
+        let mut engine = Rank::new(device, host.groups(&spec), &spec, &planned.plan.of(host.rank()).orders);
         let seed = planned.config.train.seed;
         engine.initialise(seed)?;
         let batch = Batch::with_rows(spec.micro * spec.micro_batches, spec.seq);
         let page_faults = machine::page_faults().map(|_| [0, 0]);
-        Ok(Stepper { seat, engine, spec, seed, batch, number: 0, page_faults })
+        Ok(Stepper { host, engine, spec, seed, batch, number: 0, page_faults })
     }
 
     /// Warm-up, then timed steps.
@@ -123,7 +123,7 @@ impl<'a> Stepper<'a> {
     fn step(&mut self) -> Result<(f64, f32)> {
         self.number += 1;
         fill(&mut self.batch, &self.spec, self.seed, self.number, self.engine.at().data);
-        self.seat.note_step(self.number);
+        self.host.note_step(self.number);
         self.engine.groups().take_statistics();
         let faults = machine::page_faults();
         let start = Instant::now();
@@ -162,9 +162,9 @@ impl<'a> Stepper<'a> {
     }
 
     /// Operations per second, measured by all ranks at the same time, as they compute in a step.
-    fn flops_per_s(&self, cpu: &Cpu, compute: DType) -> Result<f64> {
+    fn flops_per_s(&self, processor: &Processor, compute: DType) -> Result<f64> {
         self.engine.group().barrier().wait()?;
-        Ok(peak::flops_per_s(cpu, compute))
+        Ok(processor.flops_per_s(compute))
     }
 }
 
@@ -175,27 +175,28 @@ impl<'a> Stepper<'a> {
 pub fn steps(
     task: &BenchStepTask,
     planned: &Planned,
-    seat: &Seat,
+    host: &RankHost,
     environment: Environment,
 ) -> Result<StepFigures> {
     let (spec, compute) = (&planned.plan.spec, planned.compute());
-    let plan = planned.plan.of(seat.rank());
+    let plan = planned.plan.of(host.rank());
     let memory = &plan.memory;
-    let Place { cpu, device, arena_bytes } = seat.take(memory, environment.options(spec.threads))?;
+    let factory = environment.device_factory(&task.config.device, spec.threads)?;
+    let RankDevice { processor, device, arena_bytes } = host.make_device(memory, &factory)?;
     let profile = Arc::new(Profile::default());
     profile.pause(true);
     let device = device.profiled(Arc::clone(&profile));
-    let mut stepper = Stepper::new(seat, planned, device)?;
-    let before = stepper.flops_per_s(&cpu, compute)?;
+    let mut stepper = Stepper::new(host, planned, device)?;
+    let before = stepper.flops_per_s(&processor, compute)?;
     let Timed { step_s, losses, sent_bytes, exposed_s } = stepper.timed(task.warmup, task.steps)?;
     let profiled = task.steps.min(PROFILED);
     let profile = stepper.profile(&profile, profiled)?;
-    let foreign = if matches!(seat, Seat::Among(_)) { seat::foreign_bytes(arena_bytes) } else { 0 };
+    let foreign = if matches!(host, RankHost::Job(_)) { rank_host::foreign_bytes(arena_bytes) } else { 0 };
     let resident_bytes_peak = resident_bytes_peak(foreign);
     // Again, now that the system has spread the threads over the cores.
-    let flops_per_s = before.max(stepper.flops_per_s(&cpu, compute)?);
+    let flops_per_s = before.max(stepper.flops_per_s(&processor, compute)?);
     stepper.engine.group().barrier().wait()?;
-    let bytes_per_s = peak::bandwidth(&cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.most();
+    let bytes_per_s = processor.bandwidth(MEMORY_BYTES).context("memory to measure its bandwidth")?.most();
     Ok(StepFigures {
         step_s,
         losses,
@@ -263,12 +264,13 @@ pub struct CollectiveFigures {
 /// Memory that the system does not give; a rank that died.
 pub fn collectives(
     task: &BenchCollectivesTask,
-    seat: &Seat,
+    host: &RankHost,
     environment: Environment,
 ) -> Result<Vec<CollectiveFigures>> {
-    let Seat::Among(endpoint) = seat else { return Ok(Vec::new()) };
-    let memory = plan_collectives(task, seat.rank(), endpoint.world_size())?;
-    let Place { device, .. } = seat.take(&memory, environment.options(1))?;
+    let RankHost::Job(endpoint) = host else { return Ok(Vec::new()) };
+    let memory = plan_collectives(task, host.rank(), endpoint.world_size())?;
+    let factory = environment.device_factory(&DeviceConfig::default(), 1)?;
+    let RankDevice { device, .. } = host.make_device(&memory, &factory)?;
     measure(task, &device, &*endpoint.group("data"))
 }
 

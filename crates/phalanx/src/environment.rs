@@ -1,11 +1,15 @@
 //! What the environment says: the one place that reads it. Ranks inherit it from their launcher.
+//!
+//! It decides how devices compute, so the factory that makes devices is here, too.
 
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use phalanx_tensor::Cpu;
 use phalanx_tensor::cpu::Options;
+use phalanx_tensor::cpu::peak::{self, Bandwidth};
 use phalanx_tensor::cpu::simd::Isa;
+use phalanx_tensor::{Arena, Cpu, DType, Device, Region};
+use phalanx_train::config::{DeviceChoice, DeviceConfig};
 
 /// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`.
 const ISA: &str = "PHALANX_ISA";
@@ -36,12 +40,93 @@ impl Environment {
         Options { isa: self.isa, ..Options::new(threads) }
     }
 
-    /// `threads` threads that compute so.
+    /// What makes the devices of a run: the one place where `device.kind` becomes a device.
     ///
     /// # Errors
-    /// When the system starts fewer.
+    /// A kind of device that there is not yet.
+    pub fn device_factory(self, device: &DeviceConfig, threads: usize) -> Result<DeviceFactory> {
+        check_device(device)?;
+        Ok(DeviceFactory { options: self.options(threads) })
+    }
+
+    /// The processor's kernels on `threads` threads, for the benchmark of kernels.
+    ///
+    /// # Errors
+    /// When the system starts fewer threads.
     pub fn cpu(self, threads: usize) -> Result<Arc<Cpu>> {
         Ok(Cpu::with_options(self.options(threads))?)
+    }
+
+    /// The processor with `threads` threads, to be measured.
+    ///
+    /// # Errors
+    /// When the system starts fewer threads.
+    pub fn processor(self, threads: usize) -> Result<Processor> {
+        Ok(DeviceFactory { options: self.options(threads) }.start()?)
+    }
+}
+
+/// Refuses a kind of device that there is not yet.
+///
+/// # Errors
+/// With the key and what to do.
+pub fn check_device(device: &DeviceConfig) -> Result<()> {
+    match device.choice() {
+        DeviceChoice::Cpu => Ok(()),
+        DeviceChoice::Simulated(_) => {
+            bail!("device.kind = \"simulated\": the simulated device is not there yet; use \"cpu\"")
+        }
+    }
+}
+
+/// Makes devices of one kind. It is passed to whoever needs one.
+pub struct DeviceFactory {
+    options: Options,
+}
+
+impl DeviceFactory {
+    /// Starts the threads that compute.
+    ///
+    /// # Errors
+    /// When the system starts fewer threads.
+    pub fn start(&self) -> std::io::Result<Processor> {
+        Cpu::with_options(self.options).map(Processor)
+    }
+}
+
+/// Threads that compute, as a device that has no memory yet.
+pub struct Processor(Arc<Cpu>);
+
+impl Processor {
+    /// A device of these threads over the memory of `arena`.
+    pub fn device(&self, arena: Arc<Arena>) -> Device {
+        Device::new(Arc::clone(&self.0) as _, arena)
+    }
+
+    /// Makes every page of `region` resident.
+    ///
+    /// # Errors
+    /// When the system does not have that much memory.
+    pub fn populate(&self, region: &Region) -> std::io::Result<()> {
+        self.0.populate(region)
+    }
+
+    /// Floating-point operations per second that the threads are capable of in a type, measured.
+    pub fn flops_per_s(&self, dtype: DType) -> f64 {
+        peak::flops_per_s(&*self.0, dtype)
+    }
+
+    /// Bytes per second of memory, measured on `bytes` bytes.
+    ///
+    /// # Errors
+    /// When the system does not have that much memory.
+    pub fn bandwidth(&self, bytes: usize) -> std::io::Result<Bandwidth> {
+        peak::bandwidth(&*self.0, bytes)
+    }
+
+    /// The instruction set of the kernels.
+    pub fn isa(&self) -> Isa {
+        self.0.isa()
     }
 }
 

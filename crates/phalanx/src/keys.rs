@@ -31,6 +31,9 @@ fn full() -> Table {
     config.parallel.ranks = Some(1);
     config.parallel.data = Some(1);
     config.parallel.micro_batches = Some(1);
+    config.device.memory_mb = Some(1.0);
+    config.device.copy_gb_per_s = Some(1.0);
+    config.device.seed = Some(1);
     config.memory.hidden_dim = Some(1);
     config.memory.limit_mb = Some(1.0);
     config.precision.communicate = Some(Float::F32);
@@ -200,6 +203,7 @@ mod tests {
             ("[parallel]\noverlap = 1", ["parallel.overlap", "1", "true or false"]),
             ("[precision]\ncompute = \"fp16\"", ["precision.compute", "fp16", "\"bf16\", \"f16\""]),
             ("[precision]\nhysteresis = 0.5", ["precision.hysteresis", "0.5", "a whole number"]),
+            ("[device]\nkind = \"gpu\"", ["device.kind", "\"gpu\"", "\"cpu\" or \"simulated\""]),
             ("model = 3", ["model", "3", "[model]"]),
         ] {
             for word in words {

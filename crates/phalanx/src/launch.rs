@@ -23,9 +23,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::output::{self, TrainOutput, note};
 use crate::signals::Signals;
-use crate::stillness::{Process, Stillness, Vitals};
+use crate::stall::{Observation, Process, StallDetector};
 use crate::task::Task;
-use crate::{death, machine, task_file};
+use crate::{exit_status, machine, task_file};
 
 /// How long ranks may take to leave after one of them died.
 const LEAVE: Duration = Duration::from_secs(1);
@@ -74,11 +74,11 @@ impl std::fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// The ranks of a job.
-pub struct Crew {
+pub struct RankProcesses {
     job: HostJob,
     ranks: Vec<Running>,
     /// How long a rank may stand still.
-    patience: Duration,
+    timeout: Duration,
     /// The system's count of processes that it killed for want of memory, before the ranks started.
     kills: Option<(PathBuf, u64)>,
 }
@@ -101,16 +101,21 @@ struct Running {
 pub enum Output {
     /// Rank 0's as it is, others' with their number before each line on standard error.
     Shown(TrainOutput),
-    /// To whoever waits for the crew.
+    /// To whoever waits for the processes.
     Gathered,
 }
 
-impl Crew {
+impl RankProcesses {
     /// Starts `world` ranks on a task, with the plan of the run that it is about.
     ///
     /// # Errors
     /// When the system has not that many processes or descriptors; ranks that were started are ended.
-    pub fn start(world: usize, task: &Task, plan: Option<&RunPlan>, output: &Output) -> Result<Crew> {
+    pub fn start(
+        world: usize,
+        task: &Task,
+        plan: Option<&RunPlan>,
+        output: &Output,
+    ) -> Result<RankProcesses> {
         if world > MAX_RANKS {
             bail!("{world} ranks: one machine holds at most {MAX_RANKS}");
         }
@@ -118,14 +123,14 @@ impl Crew {
         let task_fd =
             job.hand_over(&task_file::encode(task, plan)?).context("the memory file of the ranks' task")?;
         let kills = machine::out_of_memory_kills();
-        let mut crew = Crew { job, ranks: Vec::new(), patience: task.patience(), kills };
+        let mut processes = RankProcesses { job, ranks: Vec::new(), timeout: task.timeout(), kills };
         for rank in 0..world {
-            let running = crew.start_rank(rank, task_fd, output).with_context(|| {
+            let running = processes.start_rank(rank, task_fd, output).with_context(|| {
                 format!("rank {rank} of {world} could not be started; see the limits in `phalanx doctor`")
             })?;
-            crew.ranks.push(running);
+            processes.ranks.push(running);
         }
-        Ok(crew)
+        Ok(processes)
     }
 
     fn start_rank(&self, rank: usize, task_fd: i32, output: &Output) -> Result<Running> {
@@ -173,7 +178,7 @@ impl Crew {
         let mut failure = None;
         let mut passed_on = false;
         let mut kill_at = None;
-        let mut stillness = Stillness::new(self.ranks.len());
+        let mut stalls = StallDetector::new(self.ranks.len());
         let mut looked = Instant::now();
         while self.ranks.iter().any(|rank| !rank.ended) {
             self.sleep(signals, passed_on, kill_at);
@@ -182,15 +187,14 @@ impl Crew {
                 self.signal(Signal::TERM);
                 // Ranks that are stopped take the signal, too: they finish their step and save.
                 self.signal(Signal::CONT);
-                stillness = Stillness::new(self.ranks.len());
+                stalls = StallDetector::new(self.ranks.len());
             }
             let since = looked.elapsed();
             looked += since;
             let ended = self.look(signals);
             if failure.is_none()
-                && let Some(first) = ended
-                    .or_else(|| self.stand_still(&mut stillness, since, passed_on))
-                    .or_else(|| self.told())
+                && let Some(first) =
+                    ended.or_else(|| self.stand_still(&mut stalls, since, passed_on)).or_else(|| self.told())
             {
                 // The abort record names the cause: this rank, unless one spoke up before it.
                 self.job.abort(first.rank, &first.reason);
@@ -220,7 +224,7 @@ impl Crew {
         let left =
             kill_at.map(|at| at.saturating_duration_since(Instant::now()).max(Duration::from_millis(10)));
         let [least, most] = LOOK_EVERY;
-        let limit = left.unwrap_or((self.patience / 8).clamp(least, most));
+        let limit = left.unwrap_or((self.timeout / 8).clamp(least, most));
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         // Interrupted or timed out: the caller looks at everything in any case.
         let _ = poll(&mut fds, Some(&limit));
@@ -233,8 +237,8 @@ impl Crew {
             let Ok(Some(status)) = running.child.try_wait() else { continue };
             running.ended = true;
             if failure.is_none()
-                && let Some(how) = death::unexpected_end(status, self.job.is_done(rank), || {
-                    death::sigkill(&self.kills, &machine::out_of_memory_kills())
+                && let Some(how) = exit_status::unexpected_end(status, self.job.is_done(rank), || {
+                    exit_status::sigkill(&self.kills, &machine::out_of_memory_kills())
                 })
             {
                 let reason = format!("process {} {how}", running.child.id());
@@ -247,17 +251,17 @@ impl Crew {
         failure
     }
 
-    /// Looks whether ranks move ([`stillness`](crate::stillness)). After a signal was passed on, a rank that only waits
+    /// Looks whether ranks move ([`stalls`](crate::stall)). After a signal was passed on, a rank that only waits
     /// gets less time: it should be finishing its step.
-    fn stand_still(&self, stillness: &mut Stillness, since: Duration, signalled: bool) -> Option<Failure> {
-        let patience = if signalled { self.patience.min(GRACE) } else { self.patience };
+    fn stand_still(&self, stalls: &mut StallDetector, since: Duration, signalled: bool) -> Option<Failure> {
+        let timeout = if signalled { self.timeout.min(GRACE) } else { self.timeout };
         let mut still = Vec::new();
         for (rank, running) in self.ranks.iter().enumerate().filter(|(_, running)| !running.ended) {
             let process = Process::read(running.child.id());
-            stillness.note(rank, &Vitals { silent: self.job.silent_for(rank), process }, since);
+            stalls.note(rank, &Observation { silent: self.job.silent_for(rank), process }, since);
             // What a signal asked for may take a disk as long as without the signal.
-            let limit = if process.in_disk { self.patience } else { patience };
-            if stillness.time(rank) >= limit.saturating_add(PRECEDENCE) {
+            let limit = if process.in_disk { self.timeout } else { timeout };
+            if stalls.time(rank) >= limit.saturating_add(PRECEDENCE) {
                 still.push((rank, process));
             }
         }
@@ -280,8 +284,8 @@ impl Crew {
             "it stands still: {}; for {:.1} s it has given no sign of life and has used no processor time \
              (parallel.timeout_s = {}{asked}){}{more}",
             self.held_up_by(*rank, first),
-            stillness.time(*rank).as_secs_f64(),
-            self.patience.as_secs(),
+            stalls.time(*rank).as_secs_f64(),
+            self.timeout.as_secs(),
             others.collect::<String>(),
         );
         Some(Failure { rank: *rank, reason, activity: self.job.last_activity(*rank), interrupted: false })

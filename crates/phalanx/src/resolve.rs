@@ -1,6 +1,6 @@
 //! From what the user gave to the resolved configuration and its model, in one function.
 //!
-//! The configuration file, `--set` and the other arguments are in [`Given`] by then. Here come the defaults, the shape of
+//! The configuration file, `--set` and the other arguments are in [`UserConfig`] by then. Here come the defaults, the shape of
 //! an imported model, and what depends on the data: the vocabulary and the token that hides others. Each key has one
 //! source; two that contradict each other are an error that names both.
 
@@ -12,8 +12,9 @@ use phalanx_data::{Masking, TokenFile, Tokenizer};
 use phalanx_models::Model;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, dataset};
 
-use crate::config::Given;
+use crate::environment::check_device;
 use crate::shape::{build, family, read_hugging_face, write};
+use crate::user_config::UserConfig;
 use crate::{machine, resume};
 
 /// Rows of the token table beyond the tokenizer's are padding up to a multiple of this; more is a mistake.
@@ -62,7 +63,7 @@ impl Vocabulary {
 /// # Errors
 /// A key that cannot work or contradicts another, a vocabulary that nobody knows, and those of `data`.
 pub fn resolve<T>(
-    given: &Given,
+    given: &UserConfig,
     purpose: Purpose,
     fixed: Option<&Arc<dyn Model>>,
     data: impl FnOnce(&RunConfig) -> Result<(Vocabulary, T)>,
@@ -71,6 +72,7 @@ pub fn resolve<T>(
     let imported = config.model.init.clone().map(PathBuf::from);
     let initial = imported.as_deref().map(|dir| import_shape(&mut config, given, dir)).transpose()?;
     config.check()?;
+    check_device(&config.device)?;
     if purpose == Purpose::Train {
         config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
         config.model.init = config.model.init.as_deref().map(resume::absolute);
@@ -85,7 +87,7 @@ pub fn resolve<T>(
 ///
 /// # Errors
 /// A folder of no known architecture, or a given key that says something else than its `config.json`.
-fn import_shape(config: &mut RunConfig, given: &Given, dir: &Path) -> Result<Arc<dyn Model>> {
+fn import_shape(config: &mut RunConfig, given: &UserConfig, dir: &Path) -> Result<Arc<dyn Model>> {
     let (_, model) =
         read_hugging_face(dir).with_context(|| format!("model.init = {:?}", dir.display().to_string()))?;
     let (shape, family, own) = (model.shape(), family(&*model), &config.model);

@@ -16,15 +16,15 @@ use phalanx_train::config::{Float, OptimizerKind, PrecisionConfig, ScheduleKind}
 use serde::Deserialize;
 
 use crate::args::TrainArgs;
-use crate::config::Given;
 use crate::learning_rate;
 use crate::run_folder::{RunFolder, model_of};
 use crate::stored::{Stored, digests_of};
+use crate::user_config::UserConfig;
 
 /// What a run goes on with.
 pub struct Resumed {
     /// The stored configuration with what was changed since.
-    pub given: Given,
+    pub given: UserConfig,
     /// To start from, with its model; `None` when the run has saved nothing yet.
     pub checkpoint: Option<(Checkpoint, Arc<dyn Model>)>,
     /// Whether nothing that is in the folder is used.
@@ -39,7 +39,7 @@ pub struct Resumed {
 
 impl Resumed {
     /// A run from its beginning.
-    pub fn start(given: Given, notes: Vec<String>) -> Resumed {
+    pub fn start(given: UserConfig, notes: Vec<String>) -> Resumed {
         Resumed { given, checkpoint: None, starts: true, same_data: false, tokens: None, notes }
     }
 }
@@ -52,7 +52,7 @@ impl Resumed {
 pub fn resume(
     folder: &RunFolder,
     args: &TrainArgs,
-    file: Option<Given>,
+    file: Option<UserConfig>,
     warn: &mut dyn FnMut(&str),
 ) -> Result<Resumed> {
     let Some(stored) = Stored::read(folder)? else {
@@ -104,7 +104,7 @@ pub fn resume(
 
 /// The decay of the learning rate ends where it ended, whatever `train.steps` is now: in a run that was started before
 /// `schedule.decay_steps` was written down, at its `train.steps`. A rate that is constant from here on has none.
-fn keep_decay(given: &mut Given, before: &RunConfig, config: &RunConfig) {
+fn keep_decay(given: &mut UserConfig, before: &RunConfig, config: &RunConfig) {
     let kept = before.decay_end();
     let constant = config.schedule.kind == ScheduleKind::Constant;
     match (constant, config.schedule.decay_steps, kept) {
@@ -120,7 +120,7 @@ fn keep_decay(given: &mut Given, before: &RunConfig, config: &RunConfig) {
 /// Refuses a given shape that is not the checkpoint's, and forgets the folder of an import: the weights
 /// come from the checkpoint now.
 fn fill_shape(
-    given: &mut Given,
+    given: &mut UserConfig,
     config: &RunConfig,
     checkpoint: &Checkpoint,
     model: &dyn Model,
@@ -243,7 +243,7 @@ mod tests {
 
     /// The configuration that a run goes on with, from the stored one and what is set anew.
     fn resumed(stored: &str, set: &[&str]) -> ResolvedConfig {
-        let stored = Given::of_text(stored).unwrap();
+        let stored = UserConfig::of_text(stored).unwrap();
         let overrides = Overrides { set: set.iter().map(|set| set.to_string()).collect(), nproc: None };
         let mut given = stored.clone().with(&overrides, &[]).unwrap();
         let (before, now) = (stored.config().unwrap(), given.config().unwrap());
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn a_run_without_the_end_of_its_decay_keeps_every_rate() {
         let old = "[schedule]\nkind = \"cosine\"\nwarmup = 10\nmin_lr = 1e-5\n[train]\nsteps = 100";
-        let before = Given::of_text(old).unwrap().config().unwrap().learning_rate();
+        let before = UserConfig::of_text(old).unwrap().config().unwrap().learning_rate();
         assert_eq!(resumed(old, &[]).learning_rate(), before);
         let longer = resumed(old, &["train.steps=200"]);
         assert_eq!((longer.schedule.decay_steps, longer.learning_rate()), (Some(100), before));

@@ -5,13 +5,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::{TOKENIZER_FILE, TokenFile, Tokenizer};
-use phalanx_tensor::cpu::peak;
 use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
 use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
 
 use crate::checksums::{CHECKSUMS_FILE, Checksums, digest};
-use crate::config::Given;
 use crate::environment::Environment;
 use crate::planned::Planned;
 use crate::resolve::{Purpose, Resolved, Vocabulary, resolve};
@@ -19,6 +17,7 @@ use crate::resume::Resumed;
 use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
 use crate::staged::Staged;
 use crate::task::{Show, TrainTask};
+use crate::user_config::UserConfig;
 use crate::{machine, plan_report, resume, tokenizing};
 
 /// A run whose files are prepared and whose plan fits; its folder is as it was.
@@ -56,7 +55,7 @@ impl Prepares {
         self,
         folder: &RunFolder,
         started: &Resumed,
-        file: Option<&Given>,
+        file: Option<&UserConfig>,
         show: Show,
         environment: Environment,
     ) -> Result<(TrainTask, Planned)> {
@@ -87,7 +86,7 @@ pub fn write_config(
     folder: &RunFolder,
     staged: Staged,
     config: &ResolvedConfig,
-    file: Option<&Given>,
+    file: Option<&UserConfig>,
     tokens: Option<String>,
     starts: bool,
 ) -> Result<()> {
@@ -214,5 +213,5 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) 
 fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
     let spec = &planned.plan.spec;
     let threads = (spec.world() * spec.threads).min(machine::cores());
-    Ok(peak::flops_per_s(&*environment.cpu(threads)?, planned.compute()))
+    Ok(environment.processor(threads)?.flops_per_s(planned.compute()))
 }

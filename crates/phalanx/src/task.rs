@@ -10,7 +10,7 @@ use phalanx_train::run::Start;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::seat;
+use crate::rank_host;
 
 /// The work of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,11 +38,11 @@ impl Task {
     }
 
     /// How long a rank waits for another, and how long it may stand still.
-    pub fn patience(&self) -> Duration {
+    pub fn timeout(&self) -> Duration {
         match self {
             Task::Train(TrainTask { config, .. })
             | Task::BenchStep(BenchStepTask { config, .. })
-            | Task::BenchStrategy(BenchStepTask { config, .. }) => seat::patience(config),
+            | Task::BenchStrategy(BenchStepTask { config, .. }) => rank_host::timeout(config),
             Task::BenchCollectives(_) => Options::default().deadline,
         }
     }

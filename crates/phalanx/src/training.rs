@@ -12,7 +12,7 @@ use crate::environment::Environment;
 use crate::output::TrainOutput;
 use crate::planned::Planned;
 use crate::progress::{Progress, Records};
-use crate::seat::{self, Seat};
+use crate::rank_host::{self, RankDevice, RankHost};
 use crate::task::{Show, TrainTask};
 
 /// What all ranks of this process have in common: what was planned, and the data.
@@ -33,18 +33,18 @@ pub fn job(task: &TrainTask, planned: &Planned) -> Result<Job> {
 /// Memory that the system does not give, and those of [`train`].
 pub fn rank(
     job: &Job,
-    seat: &Seat,
+    host: &RankHost,
     environment: Environment,
     stop: &AtomicBool,
     show: Show,
     output: &TrainOutput,
 ) -> Result<()> {
-    let rank = seat.rank();
-    let computing = environment.options(job.plan.spec.threads);
-    let seat::Place { device, arena_bytes, .. } = seat.take(&job.plan.of(rank).memory, computing)?;
-    let shares_memory = matches!(seat, Seat::Among(_));
-    let foreign = || if shares_memory { seat::foreign_bytes(arena_bytes) } else { 0 };
-    let note = |step| seat.note_step(step);
+    let rank = host.rank();
+    let factory = environment.device_factory(&job.config.device, job.plan.spec.threads)?;
+    let RankDevice { device, arena_bytes, .. } = host.make_device(&job.plan.of(rank).memory, &factory)?;
+    let shares_memory = matches!(host, RankHost::Job(_));
+    let foreign = || if shares_memory { rank_host::foreign_bytes(arena_bytes) } else { 0 };
+    let note = |step| host.note_step(step);
     let mut observer: Box<dyn Observer> = match show {
         Show::Progress if rank == 0 => Box::new(Progress::new(job)),
         Show::Json if rank == 0 => Box::new(Records::new(output)),
@@ -52,12 +52,12 @@ pub fn rank(
     };
     match job.config.parallel.updates {
         Updates::Synchronous => {
-            let groups = seat.groups(&job.plan.spec);
+            let groups = host.groups(&job.plan.spec);
             let place = Place { device, groups, stop, note_step: &note, foreign_bytes: &foreign };
             train(job, place, &mut *observer)?;
         }
         Updates::Asynchronous => {
-            let links = seat.links(&job.plan.spec);
+            let links = host.links(&job.plan.spec);
             let place =
                 asynchronous::Place { device, links, stop, note_step: &note, foreign_bytes: &foreign };
             asynchronous::train(job, place, &mut *observer)?;

@@ -6,18 +6,18 @@ use serde_json::{Value, json};
 
 use crate::args::BenchStepArgs;
 use crate::bench::{self, StepFigures};
-use crate::config::Given;
 use crate::environment::Environment;
 use crate::kernel_table::percent;
-use crate::launch::{Crew, Output};
+use crate::launch::{Output, RankProcesses};
 use crate::mesh_report;
 use crate::output::{print, print_json};
 use crate::planned::Planned;
+use crate::rank_host::RankHost;
 use crate::report::{Table, bytes, count, plural, seconds, whole};
 use crate::resolve::{Purpose, random_tokens, resolve};
-use crate::seat::Seat;
 use crate::signals::Signals;
 use crate::task::{BenchStepTask, Task};
+use crate::user_config::UserConfig;
 
 /// Measures and prints.
 ///
@@ -28,7 +28,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
         bail!("--steps 0: there is nothing to measure; give at least 1");
     }
     let signals = Signals::take_over()?;
-    let given = Given::read(&args.config)?.with(&args.overrides, &[])?;
+    let given = UserConfig::read(&args.config)?.with(&args.overrides, &[])?;
     let (resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
     let planned = Planned::of(resolved, 0)?;
     if planned.config.parallel.updates == Updates::Asynchronous {
@@ -46,10 +46,11 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     };
     let world = planned.plan.spec.world();
     let ranks = match world {
-        1 => vec![bench::steps(&task, &planned, &Seat::Alone, environment)?],
+        1 => vec![bench::steps(&task, &planned, &RankHost::Alone, environment)?],
         _ => {
-            let crew = Crew::start(world, &Task::BenchStep(task), Some(&planned.plan), &Output::Gathered)?;
-            let lines = crew.wait(&signals)?;
+            let processes =
+                RankProcesses::start(world, &Task::BenchStep(task), Some(&planned.plan), &Output::Gathered)?;
+            let lines = processes.wait(&signals)?;
             let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
             lines.iter().map(parse).collect::<Result<Vec<StepFigures>>>()?
         }

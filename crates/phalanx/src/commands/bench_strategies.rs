@@ -6,7 +6,6 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use crate::args::Overrides;
-use crate::config::Given;
 use crate::environment::Environment;
 use crate::machine;
 use crate::output::{note, print, print_json, terminal_width};
@@ -21,6 +20,7 @@ use crate::strategies::drawing::draw_svg;
 use crate::strategies::report;
 use crate::strategies::run::{Bench, Row};
 use crate::strategies::way::Way;
+use crate::user_config::UserConfig;
 
 /// Steps of the classic comparison where nobody says how many.
 const BERT_STEPS: usize = 250;
@@ -70,7 +70,7 @@ fn bench<'a>(
     signals: &'a Signals,
 ) -> Result<Bench<'a>> {
     let overrides = Overrides { set: args.set.clone(), nproc: None };
-    let given = Given::read(&args.config)?.with(&overrides, &[])?;
+    let given = UserConfig::read(&args.config)?.with(&overrides, &[])?;
     let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
     let ranks = args.nproc;
     let threads = config.train.threads.map_or(machine::cores().max(ranks), |each| each * ranks);

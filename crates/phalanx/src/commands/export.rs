@@ -8,8 +8,8 @@ use phalanx_train::state::PARAMETERS;
 use serde_json::json;
 
 use crate::args::ExportArgs;
-use crate::claim::refuse_run_folder;
 use crate::run_folder::{RunFolder, model_of};
+use crate::run_folder_lock::refuse_run_folder;
 use crate::{output, report, shape};
 
 /// Writes the folder.

@@ -16,8 +16,8 @@ use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
 
 use crate::args::ImportArgs;
-use crate::claim::Claim;
 use crate::run_folder::RunFolder;
+use crate::run_folder_lock::RunFolderLock;
 use crate::staged::Staged;
 use crate::{output, resume, setup, shape};
 
@@ -39,11 +39,11 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     let network = shape::whole(&*model);
     let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
     folder.refuse_results()?;
-    let claim = Claim::take(&folder)?;
+    let lock = RunFolderLock::acquire(&folder)?;
     let path = match write_run(args, &folder, &source, &*model, &network.parameters) {
         Ok(path) => path,
         Err(error) => {
-            claim.abandon();
+            lock.remove_if_new();
             return Err(error);
         }
     };

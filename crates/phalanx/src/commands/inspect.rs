@@ -9,7 +9,7 @@ use phalanx_data::TokenFile;
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
-use crate::ending::Reached;
+use crate::final_report::Reached;
 use crate::output::{print, print_json, print_line};
 use crate::report::{Table, bytes};
 use crate::run_folder::RunFolder;

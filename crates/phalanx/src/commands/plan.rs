@@ -4,9 +4,9 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use crate::args::PlanArgs;
-use crate::config::Given;
 use crate::planned::Planned;
 use crate::resolve::{Purpose, estimate_data, resolve};
+use crate::user_config::UserConfig;
 use crate::{machine, output, plan_report};
 
 /// Plans a configuration, prints the plan, and refuses what does not fit.
@@ -15,7 +15,7 @@ use crate::{machine, output, plan_report};
 /// A configuration that cannot work, missing data, more memory than there is.
 pub fn plan(args: &PlanArgs) -> Result<()> {
     let path = args.config.as_deref().context("give a configuration (TOML), as examples/quickstart.toml")?;
-    let given = Given::read(path)?.with(&args.overrides, &args.data)?;
+    let given = UserConfig::read(path)?.with(&args.overrides, &args.data)?;
     let (resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
     let planned = Planned::of(resolved, evaluated)?;
     if args.json {

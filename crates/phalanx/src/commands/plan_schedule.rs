@@ -8,9 +8,9 @@ use phalanx_plan::{Costs, Plan, Schedule, StageCost, draw_svg, generate};
 use phalanx_train::{ResolvedConfig, stage_costs};
 
 use crate::args::{DrawArgs, Overrides, PlanArgs};
-use crate::config::Given;
 use crate::resolve::{Purpose, Resolved, estimate_data, resolve};
 use crate::schedule_report::{Drawn, Unit, to_json, to_text};
+use crate::user_config::UserConfig;
 use crate::{output, planned, schedule_file};
 
 /// Pipeline ranks and chunks where nobody says how many.
@@ -126,7 +126,7 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
     ] {
         overrides.set.extend(value.map(|value| format!("{key}={value}")));
     }
-    let given = Given::read(path)?.with(&overrides, &args.data)?;
+    let given = UserConfig::read(path)?.with(&overrides, &args.data)?;
     let (Resolved { config, model, .. }, _) = resolve(&given, Purpose::Plan, None, estimate_data)?;
     let costed = |config: &ResolvedConfig| -> Result<(Schedule, Costs)> {
         let spec = planned::spec(config, Arc::clone(&model), 0)?;

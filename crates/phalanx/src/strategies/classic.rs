@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 
 use super::report::step_time;
 use super::run::{Bench, Ran};
-use crate::config::Given;
 use crate::environment::Environment;
 use crate::report::{Table, bytes, count, plural};
 use crate::resolve::{Purpose, Resolved, Vocabulary, resolve};
 use crate::shape;
 use crate::signals::Signals;
+use crate::user_config::UserConfig;
 
 /// The model and its batch.
 const CONFIG: &str = include_str!("../../../../examples/bert_classic.toml");
@@ -57,7 +57,7 @@ pub fn compare(
     signals: &Signals,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Classic> {
-    let given = Given::parse(CONFIG.to_string(), "examples/bert_classic.toml")?;
+    let given = UserConfig::parse(CONFIG.to_string(), "examples/bert_classic.toml")?;
     let vocabulary = |_: &RunConfig| Ok((Vocabulary { ids: VOCABULARY, ..Vocabulary::unknown("bytes") }, ()));
     let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, vocabulary)?;
     let config = config.with(|config| config.train.threads = Some((threads / RANKS).max(1)))?;

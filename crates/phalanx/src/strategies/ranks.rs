@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::bench::{self, Stepper, Timed};
 use crate::environment::Environment;
 use crate::planned::Planned;
-use crate::seat::Seat;
+use crate::rank_host::RankHost;
 use crate::task::BenchStepTask;
 
 /// What a rank does here, of what its plan has: nothing is diagnosed, evaluated or saved.
@@ -46,12 +46,12 @@ pub struct RankFigures {
 pub fn steps(
     task: &BenchStepTask,
     planned: &Planned,
-    seat: &Seat,
+    host: &RankHost,
     environment: Environment,
 ) -> Result<RankFigures> {
     match task.config.parallel.updates {
-        Updates::Synchronous => synchronous(task, planned, seat, environment),
-        Updates::Asynchronous => asynchronous(task, planned, seat, environment),
+        Updates::Synchronous => synchronous(task, planned, host, environment),
+        Updates::Asynchronous => asynchronous(task, planned, host, environment),
     }
 }
 
@@ -66,12 +66,13 @@ fn planned_peak(memory: &MemoryPlan) -> Peak {
 fn synchronous(
     task: &BenchStepTask,
     planned: &Planned,
-    seat: &Seat,
+    host: &RankHost,
     environment: Environment,
 ) -> Result<RankFigures> {
-    let memory = &planned.plan.of(seat.rank()).memory;
-    let place = seat.take(memory, environment.options(planned.plan.spec.threads))?;
-    let mut stepper = Stepper::new(seat, planned, place.device)?;
+    let memory = &planned.plan.of(host.rank()).memory;
+    let factory = environment.device_factory(&task.config.device, planned.plan.spec.threads)?;
+    let place = host.make_device(memory, &factory)?;
+    let mut stepper = Stepper::new(host, planned, place.device)?;
     let Timed { step_s, losses, sent_bytes, exposed_s } = stepper.timed(task.warmup, task.steps)?;
     let measured = stepper.engine().device().arena().peak().expect("a planned arena measures its peak");
     stepper.engine().group().barrier().wait()?;
@@ -82,22 +83,23 @@ fn synchronous(
 fn asynchronous(
     task: &BenchStepTask,
     planned: &Planned,
-    seat: &Seat,
+    host: &RankHost,
     environment: Environment,
 ) -> Result<RankFigures> {
     let (spec, config) = (&planned.plan.spec, &planned.config);
-    let memory = &planned.plan.of(seat.rank()).memory;
-    let place = seat.take(memory, environment.options(spec.threads))?;
-    let source = match seat {
-        Seat::Alone => Source::Alone,
-        Seat::Among(endpoint) => Source::Host(endpoint),
+    let memory = &planned.plan.of(host.rank()).memory;
+    let factory = environment.device_factory(&task.config.device, spec.threads)?;
+    let place = host.make_device(memory, &factory)?;
+    let source = match host {
+        RankHost::Alone => Source::Alone,
+        RankHost::Job(endpoint) => Source::Host(endpoint),
     };
     let links = Links::new(&source, spec.world());
     let mut engine = Asynchronous::new(place.device, links, spec, config.parallel.max_staleness);
     engine.initialise(config.train.seed)?;
     let rank = engine.rank();
     let mut next_batch = |number: u64, batch: &mut Batch| {
-        seat.note_step(number);
+        host.note_step(number);
         bench::fill(batch, spec, config.train.seed, number, rank);
         Ok(())
     };

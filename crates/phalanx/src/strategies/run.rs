@@ -11,11 +11,11 @@ use phalanx_train::{ResolvedConfig, RunConfig, stage_costs};
 use super::ranks::{self, RankFigures};
 use super::way::Way;
 use crate::environment::Environment;
-use crate::launch::{Crew, Output};
+use crate::launch::{Output, RankProcesses};
 use crate::machine;
 use crate::planned::{self, Planned};
+use crate::rank_host::RankHost;
 use crate::report::bytes;
-use crate::seat::Seat;
 use crate::signals::Signals;
 use crate::task::{BenchStepTask, Task};
 
@@ -106,11 +106,15 @@ impl Bench<'_> {
             steps: self.steps,
         };
         let ranks = match spec.world() {
-            1 => vec![ranks::steps(&task, &planned, &Seat::Alone, self.environment)?],
+            1 => vec![ranks::steps(&task, &planned, &RankHost::Alone, self.environment)?],
             world => {
-                let crew =
-                    Crew::start(world, &Task::BenchStrategy(task), Some(&planned.plan), &Output::Gathered)?;
-                let lines = crew.wait(self.signals)?;
+                let processes = RankProcesses::start(
+                    world,
+                    &Task::BenchStrategy(task),
+                    Some(&planned.plan),
+                    &Output::Gathered,
+                )?;
+                let lines = processes.wait(self.signals)?;
                 let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
                 lines.iter().map(parse).collect::<Result<Vec<RankFigures>>>()?
             }

@@ -36,6 +36,9 @@ const MAX_CHUNK_MIB: f64 = (1u64 << 20) as f64;
 /// Units of 2^20 elements, or MiB, of everything else.
 const MAX_MIB: f64 = (1u64 << 40) as f64;
 
+/// 10^9 bytes per second of a copy: a thousand times the memory of an accelerator.
+const MAX_GB_PER_S: f64 = 1e7;
+
 /// Tokens of one replica in a step or an evaluation: 16 times the largest batches of published runs over all their
 /// replicas.
 const MAX_TOKENS: u128 = 1 << 28;
@@ -109,6 +112,8 @@ impl RunConfig {
             ("memory.search_range_mb", self.memory.search_range_mb, MAX_MIB),
             ("memory.min_chunk_size_mb", self.memory.min_chunk_size_mb, MAX_MIB),
             ("memory.limit_mb", self.memory.limit_mb.unwrap_or(0.0), MAX_MIB),
+            ("device.memory_mb", self.device.memory_mb.unwrap_or(0.0), MAX_MIB),
+            ("device.copy_gb_per_s", self.device.copy_gb_per_s.unwrap_or(0.0), MAX_GB_PER_S),
         ] {
             if given.is_finite() && given > most {
                 return Err(refuse(key, given, format!("must be at most {most}")));

@@ -111,6 +111,7 @@ impl RunConfig {
         self.check_model()?;
         self.check_batch()?;
         self.check_parallel()?;
+        self.check_device()?;
         self.check_memory()?;
         self.check_precision()?;
         self.check_training()

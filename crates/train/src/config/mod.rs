@@ -9,11 +9,13 @@ use serde::{Deserialize, Serialize};
 
 mod bounds;
 pub mod check;
+pub mod device;
 mod learning_rate;
 pub mod parallel;
 mod resolved;
 
 pub use check::ConfigError;
+pub use device::{DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
 pub use parallel::{CutBy, ParallelConfig, Updates};
 pub use resolved::ResolvedConfig;
 
@@ -29,6 +31,8 @@ pub struct RunConfig {
     pub batch: BatchConfig,
     /// Over how many ranks, and what each of them holds.
     pub parallel: ParallelConfig,
+    /// What each rank computes on.
+    pub device: DeviceConfig,
     /// How parameters are packed and fetched.
     pub memory: MemoryConfig,
     /// Element types.

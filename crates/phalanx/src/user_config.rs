@@ -20,17 +20,17 @@ const MICRO: [&str; 2] = ["batch.micro", "parallel.micro_batches"];
 
 /// Keys that were given, each known and of the right type.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct UserConfig {
     tables: Table,
     text: String,
 }
 
-impl Given {
+impl UserConfig {
     /// Reads a configuration file.
     ///
     /// # Errors
     /// A file that is missing, no TOML, or has unknown keys or values of the wrong type.
-    pub fn read(path: &Path) -> Result<Given> {
+    pub fn read(path: &Path) -> Result<UserConfig> {
         let text = match phalanx_files::read_text(path, CONFIG_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(
@@ -40,32 +40,32 @@ impl Given {
             ),
             Err(error) => bail!("cannot read the configuration {}: {error}", path.display()),
         };
-        Given::parse(text, &path.display().to_string())
+        UserConfig::parse(text, &path.display().to_string())
     }
 
     /// The content of a configuration file; `origin` names it in errors.
     ///
     /// # Errors
-    /// As [`Given::read`].
-    pub fn parse(text: String, origin: &str) -> Result<Given> {
+    /// As [`UserConfig::read`].
+    pub fn parse(text: String, origin: &str) -> Result<UserConfig> {
         let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is no TOML"))?;
         keys::check(&tables, origin)?;
-        Ok(Given { tables, text })
+        Ok(UserConfig { tables, text })
     }
 
     /// A configuration that is no file.
     #[cfg(test)]
-    pub fn of_text(text: &str) -> Result<Given> {
-        Given::parse(text.to_string(), "the text")
+    pub fn of_text(text: &str) -> Result<UserConfig> {
+        UserConfig::parse(text.to_string(), "the text")
     }
 
     /// A configuration of which every key counts as given.
     ///
     /// # Errors
     /// None for a configuration that was read.
-    pub fn of(config: &RunConfig) -> Result<Given> {
+    pub fn of(config: &RunConfig) -> Result<UserConfig> {
         let tables = Table::try_from(config).context("the configuration as TOML")?;
-        Ok(Given { tables, text: String::new() })
+        Ok(UserConfig { tables, text: String::new() })
     }
 
     /// The file as it was read.
@@ -78,7 +78,7 @@ impl Given {
     /// # Errors
     /// An assignment that is none, or of an unknown key, or a value of the wrong type; a schedule file that is
     /// missing or cannot be run.
-    pub fn with(mut self, overrides: &Overrides, data: &[PathBuf]) -> Result<Given> {
+    pub fn with(mut self, overrides: &Overrides, data: &[PathBuf]) -> Result<UserConfig> {
         for text in &overrides.set {
             let (key, value) = keys::assignment(text)?;
             keys::insert(&mut self.tables, &key, value);
@@ -109,7 +109,7 @@ impl Given {
     }
 
     /// This, with every key of `changes` whose value is not the one in `before` replaced.
-    pub fn changed_by(mut self, changes: &Given, before: &Given) -> Given {
+    pub fn changed_by(mut self, changes: &UserConfig, before: &UserConfig) -> UserConfig {
         let differs = |key: &str, value: &Value| keys::lookup(&before.tables, key) != Some(value);
         for (key, value) in keys::flat(&changes.tables).filter(|(key, value)| differs(key, value)) {
             keys::insert(&mut self.tables, &key, value.clone());
@@ -164,8 +164,8 @@ impl Given {
 mod tests {
     use super::*;
 
-    fn given(text: &str) -> Given {
-        Given { tables: toml::from_str(text).unwrap(), text: text.to_string() }
+    fn given(text: &str) -> UserConfig {
+        UserConfig { tables: toml::from_str(text).unwrap(), text: text.to_string() }
     }
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(with(resolved, &["batch.micro=1"], None), (4, 2, 12));
         // A file that was changed since is the later word, too.
         let now = given("[parallel]\nranks = 8");
-        let config = given(text).changed_by(&now, &Given::default()).config().unwrap();
+        let config = given(text).changed_by(&now, &UserConfig::default()).config().unwrap();
         assert_eq!((config.world(), config.parallel.data), (8, None));
     }
 

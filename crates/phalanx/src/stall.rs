@@ -15,12 +15,13 @@
 //! Time in which the launcher itself did not run counts for little: Ctrl-Z stops launcher and ranks together, and all go
 //! on together.
 
-use std::path::Path;
 use std::time::Duration;
+
+use crate::system_files::{stat_fields, text};
 
 /// What a look at a rank found.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Vitals {
+pub struct Observation {
     /// Since its last sign of life; None when it has not joined the job yet.
     pub silent: Option<Duration>,
     /// What the system says about its process.
@@ -43,10 +44,10 @@ pub struct Process {
 impl Process {
     /// Reads `/proc/PID`; of a process that is gone, nothing.
     pub fn read(pid: u32) -> Process {
-        let whole = stat(format!("/proc/{pid}/stat").as_ref()).unwrap_or_default();
+        let whole = text(format!("/proc/{pid}/stat")).unwrap_or_default();
         let cpu_ticks = cpu_ticks(&whole).unwrap_or(0);
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let states: String = tasks.filter_map(|task| state(&stat(&task.path().join("stat"))?)).collect();
+        let states: String = tasks.filter_map(|task| state(&text(task.path().join("stat"))?)).collect();
         Process {
             cpu_ticks,
             stopped: !states.is_empty() && states.chars().all(|state| matches!(state, 'T' | 't')),
@@ -56,24 +57,19 @@ impl Process {
     }
 }
 
-/// The text of a `stat` file, which has about 300 bytes; None when the process has ended.
-fn stat(path: &Path) -> Option<String> {
-    phalanx_files::read_text(path, 4096).ok()
-}
-
-/// The state in the text of a `stat` file: behind the name in brackets.
+/// The state in the text of a `stat` file.
 fn state(stat: &str) -> Option<char> {
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
+    stat_fields(stat).next()?.chars().next()
 }
 
 /// Time in user and system mode, the 14th and 15th field.
 fn cpu_ticks(stat: &str) -> Option<u64> {
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut fields = stat_fields(stat).skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
 /// For how long each rank has not moved.
-pub struct Stillness {
+pub struct StallDetector {
     ranks: Vec<Still>,
 }
 
@@ -83,22 +79,22 @@ struct Still {
     time: Duration,
 }
 
-impl Stillness {
+impl StallDetector {
     /// What the time between two looks counts at most.
     const MOST_COUNTED: Duration = Duration::from_secs(1);
 
     /// For ranks that have just been started.
-    pub fn new(ranks: usize) -> Stillness {
-        Stillness { ranks: vec![Still::default(); ranks] }
+    pub fn new(ranks: usize) -> StallDetector {
+        StallDetector { ranks: vec![Still::default(); ranks] }
     }
 
     /// Takes note of what a look at `rank` found, `since` the look before.
-    pub fn note(&mut self, rank: usize, vitals: &Vitals, since: Duration) {
+    pub fn note(&mut self, rank: usize, observation: &Observation, since: Duration) {
         let still = &mut self.ranks[rank];
-        let signed = vitals.silent.is_some_and(|silent| silent <= since);
-        let computed = vitals.process.cpu_ticks != still.cpu_ticks;
-        still.cpu_ticks = vitals.process.cpu_ticks;
-        still.time = match signed || computed || vitals.process.runnable {
+        let signed = observation.silent.is_some_and(|silent| silent <= since);
+        let computed = observation.process.cpu_ticks != still.cpu_ticks;
+        still.cpu_ticks = observation.process.cpu_ticks;
+        still.time = match signed || computed || observation.process.runnable {
             true => Duration::ZERO,
             false => still.time + since.min(Self::MOST_COUNTED),
         };
@@ -116,9 +112,9 @@ mod tests {
 
     const TICK: Duration = Duration::from_millis(250);
 
-    fn idle(silent_ms: u64) -> Vitals {
+    fn idle(silent_ms: u64) -> Observation {
         let process = Process { cpu_ticks: 7, ..Process::default() };
-        Vitals { silent: Some(Duration::from_millis(silent_ms)), process }
+        Observation { silent: Some(Duration::from_millis(silent_ms)), process }
     }
 
     #[test]
@@ -133,31 +129,31 @@ mod tests {
 
     #[test]
     fn signs_of_life_processor_time_and_readiness_are_movement() {
-        let busy = Vitals { process: Process { cpu_ticks: 8, ..Process::default() }, ..idle(9000) };
-        let ready = Vitals { process: Process { runnable: true, ..idle(0).process }, ..idle(9000) };
-        for (moves, vitals) in [(true, idle(100)), (true, busy), (true, ready), (false, idle(9000))] {
-            let mut stillness = Stillness::new(1);
-            (0..5).for_each(|_| stillness.note(0, &idle(9000), TICK));
+        let busy = Observation { process: Process { cpu_ticks: 8, ..Process::default() }, ..idle(9000) };
+        let ready = Observation { process: Process { runnable: true, ..idle(0).process }, ..idle(9000) };
+        for (moves, observation) in [(true, idle(100)), (true, busy), (true, ready), (false, idle(9000))] {
+            let mut stalls = StallDetector::new(1);
+            (0..5).for_each(|_| stalls.note(0, &idle(9000), TICK));
             // The first look saw processor time that was used before it.
-            assert_eq!(stillness.time(0), 4 * TICK);
-            stillness.note(0, &vitals, TICK);
-            assert_eq!(stillness.time(0), if moves { Duration::ZERO } else { 5 * TICK }, "{vitals:?}");
+            assert_eq!(stalls.time(0), 4 * TICK);
+            stalls.note(0, &observation, TICK);
+            assert_eq!(stalls.time(0), if moves { Duration::ZERO } else { 5 * TICK }, "{observation:?}");
         }
     }
 
     #[test]
     fn a_rank_that_never_joins_stands_still_too() {
-        let mut stillness = Stillness::new(1);
-        (0..3).for_each(|_| stillness.note(0, &Vitals { silent: None, process: Process::default() }, TICK));
-        assert_eq!(stillness.time(0), 3 * TICK);
+        let mut stalls = StallDetector::new(1);
+        (0..3).for_each(|_| stalls.note(0, &Observation { silent: None, process: Process::default() }, TICK));
+        assert_eq!(stalls.time(0), 3 * TICK);
     }
 
     /// Stopped together with its ranks for an hour, the launcher has not seen them stand for an hour.
     #[test]
     fn time_in_which_the_launcher_did_not_run_counts_for_little() {
-        let mut stillness = Stillness::new(1);
-        stillness.note(0, &idle(9000), TICK);
-        stillness.note(0, &idle(3_700_000), Duration::from_secs(3600));
-        assert_eq!(stillness.time(0), Stillness::MOST_COUNTED);
+        let mut stalls = StallDetector::new(1);
+        stalls.note(0, &idle(9000), TICK);
+        stalls.note(0, &idle(3_700_000), Duration::from_secs(3600));
+        assert_eq!(stalls.time(0), StallDetector::MOST_COUNTED);
     }
 }
