@@ -6,7 +6,7 @@ use phalanx_layers::{Checkpointing, Network, ParameterSpec};
 use phalanx_parallel::TensorParallel;
 use serde_json::{Value, json};
 
-use crate::{Bert, Gpt2, ModelError, NumberedLayers, Stored};
+use crate::{Arch, Bert, Gpt2, NumberedLayers, Stored};
 
 /// Numbers of a Transformer that strategies and reports need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,13 +54,17 @@ pub trait Model: Send + Sync + std::fmt::Debug {
     /// Its numbers.
     fn shape(&self) -> ModelShape;
 
-    /// What it learns.
-    fn objective(&self) -> Objective {
-        Objective::Causal
+    /// Its architecture in the registry; `None` for a model that is not there.
+    fn architecture(&self) -> Option<Arch> {
+        None
     }
 
-    /// As a `config.json`, by which [`from_config`] knows the families of this crate; null for a model that
-    /// has no such file.
+    /// What it learns.
+    fn objective(&self) -> Objective {
+        self.architecture().map_or(Objective::Causal, |arch| arch.objective)
+    }
+
+    /// As a `config.json`, which [`from_config`](crate::from_config) reads; null for a model that has no such file.
     fn to_config(&self) -> Value {
         json!(null)
     }
@@ -90,17 +94,6 @@ pub trait Model: Send + Sync + std::fmt::Debug {
 
     /// The same with other probabilities of dropping.
     fn dropping(&self, dropout: Dropouts) -> Arc<dyn Model>;
-}
-
-/// The family that a `config.json` of transformers describes.
-///
-/// # Errors
-/// Another architecture, or a variant that is not computed here.
-pub fn from_config(config: &Value) -> Result<Arc<dyn Model>, ModelError> {
-    match config.get("model_type").and_then(Value::as_str) {
-        Some("bert") => Bert::from_config(config).map(Into::into),
-        _ => Gpt2::from_config(config).map(Into::into),
-    }
 }
 
 impl From<Gpt2> for Arc<dyn Model> {

@@ -108,7 +108,7 @@ fn headline(planned: &Planned, name: &str) -> String {
         "{name}: {} of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
          {} of {}{}, ZeRO-{}; a step is {}, in {} of {} on each {}\n\
          {}\n",
-        family(spec),
+        spec.model.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
         model.layers,
         model.hidden,
@@ -126,16 +126,6 @@ fn headline(planned: &Planned, name: &str) -> String {
         precision(spec),
     );
     text
-}
-
-/// How people call the model's family.
-fn family(spec: &Spec) -> String {
-    let name = spec.model.to_config()["model_type"].as_str().unwrap_or("a model").to_string();
-    match name.as_str() {
-        "gpt2" => "GPT-2".to_string(),
-        "bert" => "BERT".to_string(),
-        _ => name,
-    }
 }
 
 /// The policy, in words.

@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::{Masking, TokenFile, Tokenizer};
-use phalanx_models::Model;
+use phalanx_models::{Model, ModelShape, Objective};
+use phalanx_train::config::ModelConfig;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, dataset};
 
 use crate::environment::check_device;
-use crate::shape::{build, family, read_hugging_face, write};
+use crate::shape::{read_hugging_face, write};
 use crate::user_config::UserConfig;
 use crate::{machine, resume};
 
@@ -90,29 +91,20 @@ pub fn resolve<T>(
 fn import_shape(config: &mut RunConfig, given: &UserConfig, dir: &Path) -> Result<Arc<dyn Model>> {
     let (_, model) =
         read_hugging_face(dir).with_context(|| format!("model.init = {:?}", dir.display().to_string()))?;
-    let (shape, family, own) = (model.shape(), family(&*model), &config.model);
+    let (shape, own) = (model.shape(), &config.model);
+    let arch = model.architecture().context("a model that was read from a file has an architecture")?;
     let shown = dir.display().to_string();
-    if given.has("model.arch") && own.arch != family {
-        bail!("model.arch = {:?}, but model.init = {shown:?} has model_type = {family:?}", own.arch);
+    if given.has("model.arch") && own.arch != arch {
+        bail!("model.arch = {:?}, but model.init = {shown:?} has model_type = {arch:?}", own.arch);
     }
-    let names = match family.as_str() {
-        "gpt2" => ["n_layer", "n_embd", "n_head", "n_positions", "vocab_size"],
-        _ => [
-            "num_hidden_layers",
-            "hidden_size",
-            "num_attention_heads",
-            "max_position_embeddings",
-            "vocab_size",
-        ],
-    };
-    let keys = [
-        ("model.layers", Some(own.layers), shape.layers),
-        ("model.hidden", Some(own.hidden), shape.hidden),
-        ("model.heads", Some(own.heads), shape.heads),
-        ("model.positions", own.positions, shape.positions),
-        ("model.vocab", own.vocab, shape.vocab),
-    ];
-    for ((key, own, value), name) in keys.into_iter().zip(names) {
+    let names = arch.keys;
+    for (key, own, value, name) in [
+        ("model.layers", Some(own.layers), shape.layers, names.layers),
+        ("model.hidden", Some(own.hidden), shape.hidden, names.hidden),
+        ("model.heads", Some(own.heads), shape.heads, names.heads),
+        ("model.positions", own.positions, shape.positions, names.positions),
+        ("model.vocab", own.vocab, shape.vocab, names.vocab),
+    ] {
         if let Some(own) = own.filter(|own| given.has(key) && *own != value) {
             bail!(
                 "{key} = {own}, but model.init = {shown:?} has {name} = {value}: leave {key} out, or start without init"
@@ -124,7 +116,7 @@ fn import_shape(config: &mut RunConfig, given: &UserConfig, dir: &Path) -> Resul
             bail!(
                 "model.seq = {}: model.init = {shown:?} has {} = {}, which no sequence may exceed",
                 config.model.seq,
-                names[3],
+                names.positions,
                 shape.positions
             );
         }
@@ -143,7 +135,7 @@ fn complete(
 ) -> Result<Arc<dyn Model>> {
     let Vocabulary { mut ids, origin, mask } = vocabulary;
     // The tokens of a masked model are hidden by an id, which may need a row of its own.
-    if config.model.arch == "bert" && ids > 0 {
+    if config.model.arch.objective == Objective::Masked && ids > 0 {
         let masking = Masking::new(config.train.seed, config.data.mask_token.or(mask), ids);
         config.data.mask_token = Some(masking.mask_token());
         ids = masking.rows();
@@ -171,7 +163,10 @@ fn complete(
     let positions = config.model.positions.unwrap_or(config.model.seq);
     let model = match fixed {
         Some(model) => Arc::clone(model),
-        None => build(&config.model, vocab, positions)?,
+        None => {
+            let ModelConfig { arch, layers, hidden, heads, .. } = config.model;
+            (arch.build)(ModelShape { layers, hidden, heads, vocab, positions })
+        }
     };
     write(&mut config.model, &*model);
     Ok(model)

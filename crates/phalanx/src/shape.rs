@@ -3,50 +3,22 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_layers::{Checkpointing, Network};
-use phalanx_models::{Bert, Dropouts, Gpt2, Model, ModelShape, check_contents, from_config};
+use phalanx_models::{Model, ModelShape, check_contents, from_config};
 use phalanx_parallel::TensorParallel;
 use phalanx_train::config::ModelConfig;
-
-/// Variance offset of a norm where no imported model says another (GPT-2's).
-const EPS: f32 = 1e-5;
-
-/// The same of BERT.
-const BERT_EPS: f32 = 1e-12;
-
-/// The model that a configuration describes. What is dropped, the plan takes from the configuration.
-///
-/// # Errors
-/// A family that is not computed here.
-pub fn build(config: &ModelConfig, vocab: usize, positions: usize) -> Result<Arc<dyn Model>> {
-    let ModelConfig { layers, hidden, heads, .. } = *config;
-    let dropout = Dropouts::default();
-    match config.arch.as_str() {
-        "gpt2" => Ok(Gpt2 { layers, hidden, heads, vocab, positions, eps: EPS, dropout }.into()),
-        "bert" => {
-            let (intermediate, eps) = (4 * hidden, BERT_EPS);
-            Ok(Bert { layers, hidden, heads, intermediate, vocab, positions, eps, dropout }.into())
-        }
-        other => bail!("model.arch = {other:?}: the known architectures are \"gpt2\" and \"bert\""),
-    }
-}
 
 /// The whole network of a model, as one rank has it.
 pub fn whole(model: &dyn Model) -> Network {
     model.network(&TensorParallel::solo(), Checkpointing::None)
 }
 
-/// Its family, by the name that `config.json` and configurations have for it.
-pub fn family(model: &dyn Model) -> String {
-    model.to_config()["model_type"].as_str().unwrap_or("gpt2").to_string()
-}
-
 /// Writes a model's shape into a configuration.
 pub fn write(config: &mut ModelConfig, model: &dyn Model) {
     let ModelShape { layers, hidden, heads, vocab, positions } = model.shape();
-    config.arch = family(model);
+    config.arch = model.architecture().unwrap_or(config.arch);
     (config.layers, config.hidden, config.heads) = (layers, hidden, heads);
     (config.vocab, config.positions) = (Some(vocab), Some(positions));
 }

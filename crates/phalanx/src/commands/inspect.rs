@@ -187,7 +187,10 @@ fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
     }
     let elements: usize = reports.iter().map(|(_, shape, _)| shape.iter().product::<usize>()).sum();
     let kind = match &model {
-        Ok(_) => format!("{}, can be imported", folder.config()["model_type"].as_str().unwrap_or("gpt2")),
+        Ok(model) => {
+            let name = model.architecture().map_or("a model", |arch| arch.name);
+            format!("{name}, can be imported")
+        }
         Err(error) => error.to_string(),
     };
     if args.json {

@@ -119,13 +119,6 @@ impl RunConfig {
 
     fn check_model(&self) -> Result<(), ConfigError> {
         let model = &self.model;
-        if !["gpt2", "bert"].contains(&model.arch.as_str()) {
-            return Err(refuse(
-                "model.arch",
-                &model.arch,
-                "the known architectures are \"gpt2\" and \"bert\"",
-            ));
-        }
         for (key, value) in [
             ("model.layers", model.layers),
             ("model.hidden", model.hidden),

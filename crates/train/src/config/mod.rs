@@ -4,6 +4,7 @@
 //! [`RunConfig::check`] (in [`check`]) says what cannot work, naming the key, before anything is
 //! allocated. The binary reads files and `--set` into this type; each room receives only its part.
 
+use phalanx_models::Arch;
 use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
@@ -51,8 +52,8 @@ pub struct RunConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Family: `gpt2` or `bert`.
-    pub arch: String,
+    /// Architecture: `gpt2` or `bert`.
+    pub arch: Arch,
     /// Transformer blocks.
     pub layers: usize,
     /// Width.
@@ -86,7 +87,7 @@ pub struct ModelConfig {
 impl Default for ModelConfig {
     fn default() -> Self {
         ModelConfig {
-            arch: "gpt2".into(),
+            arch: Arch::GPT2,
             layers: 12,
             hidden: 768,
             heads: 12,
