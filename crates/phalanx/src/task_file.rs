@@ -16,7 +16,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use phalanx_collectives::SealedFile;
 use phalanx_models::from_config;
-use phalanx_train::planning::CommonPlan;
+use phalanx_train::planning::SharedPlan;
 use phalanx_train::{RankPlan, RunPlan, Spec};
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ const LENGTH_BYTES: u64 = 8;
 struct Head {
     task: Task,
     /// For a task that trains or steps.
-    plan: Option<CommonPlan>,
+    plan: Option<SharedPlan>,
     /// For each rank: its plan, as bytes counted from the end of the head.
     ranks: Vec<Range<u64>>,
 }
@@ -55,7 +55,7 @@ pub fn encode(task: &Task, plan: Option<&RunPlan>) -> Result<Vec<u8>> {
             ranks.push(range.clone());
         }
     }
-    let head = Head { task: task.clone(), plan: plan.map(RunPlan::common), ranks };
+    let head = Head { task: task.clone(), plan: plan.map(RunPlan::shared), ranks };
     let head = serde_json::to_vec(&head)?;
     Ok([&(head.len() as u64).to_le_bytes()[..], &head, &plans].concat())
 }
@@ -72,20 +72,20 @@ pub fn read(file: &SealedFile, rank: usize) -> Result<(Task, Option<Planned>)> {
     let Head { task, plan, ranks } = head;
     let planned = match plan {
         None => None,
-        Some(common) => {
+        Some(shared) => {
             let own = ranks.get(rank).with_context(|| format!("the file has no plan of rank {rank}"))?;
             let range = end.saturating_add(own.start)..end.saturating_add(own.end);
             let own: RankPlan = serde_json::from_slice(&file.read(range)?).context("the plan of the rank")?;
-            Some(planned(&task, common, RankPlan { rank, ..own })?)
+            Some(planned(&task, shared, RankPlan { rank, ..own })?)
         }
     };
     Ok((task, planned))
 }
 
 /// What the process of one rank has of a planned run.
-fn planned(task: &Task, common: CommonPlan, own: RankPlan) -> Result<Planned> {
+fn planned(task: &Task, shared: SharedPlan, own: RankPlan) -> Result<Planned> {
     let (config, model) = task.run().context("a plan for a task that runs no model")?;
-    let CommonPlan { stages, threads, evaluated, totals } = common;
+    let SharedPlan { stages, threads, evaluated, totals } = shared;
     let spec = Spec::with_stages(config, from_config(model)?, evaluated, threads, stages)?;
     Ok(Planned { config: config.clone(), plan: Arc::new(RunPlan::of_one_rank(spec, totals, own)) })
 }
@@ -129,7 +129,7 @@ mod tests {
         for rank in 0..4 {
             let own = read(&file, rank).unwrap().1.unwrap();
             assert_eq!(own.plan.of(rank), plan.of(rank));
-            assert_eq!((own.plan.ranks.len(), own.plan.common()), (1, plan.common()));
+            assert_eq!((own.plan.ranks.len(), own.plan.shared()), (1, plan.shared()));
             assert_eq!(own.plan.spec.ties, plan.spec.ties);
             assert_eq!(
                 (own.plan.textbook.clone(), own.config),

@@ -91,7 +91,7 @@ pub struct Totals {
 
 /// The part of a plan that all ranks need, beside the [`RankPlan`] of each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CommonPlan {
+pub struct SharedPlan {
     /// For each pipeline stage: its blocks, the head counting as the last.
     pub stages: Vec<Range<usize>>,
     /// Threads of a rank.
@@ -197,10 +197,10 @@ impl RunPlan {
     }
 
     /// What all ranks need of this plan, beside the plan of each.
-    pub fn common(&self) -> CommonPlan {
+    pub fn shared(&self) -> SharedPlan {
         let Spec { stages, threads, evaluation_batches, micro, mesh, .. } = &self.spec;
         let evaluated = evaluation_batches * micro * mesh.data;
-        CommonPlan { stages: stages.clone(), threads: *threads, evaluated, totals: self.totals }
+        SharedPlan { stages: stages.clone(), threads: *threads, evaluated, totals: self.totals }
     }
 
     /// The exact plan of a rank. A rank for which another stands is run dry here: its parts may be smaller, where parts
