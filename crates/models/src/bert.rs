@@ -23,7 +23,7 @@ use crate::{
 /// The token table, which the output projection shares.
 const WORDS: &str = "bert.embeddings.word_embeddings.weight";
 
-/// Of all weights and tables (`initializer_range`).
+/// Initial values of all weights and tables (`initializer_range`).
 const NORMAL: Init = Init::Normal(0.02);
 
 /// Added to the variance of a norm where no file says another number.
@@ -49,7 +49,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     from_config: |config| Bert::from_config(config).map(Into::into),
 };
 
-/// Shape of a BERT, and what it drops in training.
+/// Sizes of a BERT, and its dropout in training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bert {
     /// Transformer blocks (`num_hidden_layers`).
@@ -66,7 +66,7 @@ pub struct Bert {
     pub positions: usize,
     /// Added to the variance of a norm (`layer_norm_eps`).
     pub eps: f32,
-    /// What is dropped in training; no part of what the weights compute.
+    /// Dropout in training.
     pub dropout: Dropouts,
 }
 
@@ -160,8 +160,8 @@ impl Bert {
         LayerNorm { prefix, hidden: self.hidden, eps: self.eps }
     }
 
-    /// From a `config.json` of transformers. What it drops is that of the training which made the file; a run
-    /// drops what its own configuration says.
+    /// Reads a `config.json` of transformers. Its dropout is that of the training which made the file; a run uses the
+    /// dropout of its own configuration.
     ///
     /// # Errors
     /// When the file describes another architecture, or a variant that is not computed here.
@@ -213,8 +213,8 @@ impl Model for Bert {
         Some(Arch::BERT)
     }
 
-    /// As transformers writes it. There is one probability for embedding and residual path there: the
-    /// latter's. No id is padding.
+    /// The file that transformers writes. It has one dropout probability for embedding and residual path: this writes
+    /// that of the residual path. No id is padding.
     fn to_config(&self) -> Value {
         json!({
             "architectures": ["BertForMaskedLM"],

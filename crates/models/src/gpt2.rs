@@ -18,7 +18,7 @@ use crate::{
     Arch, Architecture, Dropouts, Model, ModelError, ModelShape, NumberedLayers, Objective, ShapeKeys, Stored,
 };
 
-/// How files number the layers; the hub's first GPT-2 left out the first word.
+/// How files number the layers. The first GPT-2 on the Hugging Face hub leaves out `transformer.`.
 const LAYERS: NumberedLayers = NumberedLayers { key: "n_layer", prefixes: &["transformer.h.", "h."] };
 
 /// Added to the variance of a norm where no file says another number.
@@ -58,7 +58,7 @@ pub struct Gpt2 {
     pub positions: usize,
     /// Added to the variance of a norm (`layer_norm_epsilon`).
     pub eps: f32,
-    /// What is dropped in training; no part of what the weights compute.
+    /// Dropout in training.
     pub dropout: Dropouts,
 }
 
@@ -167,8 +167,8 @@ impl Gpt2 {
         })
     }
 
-    /// From a `config.json` of transformers. What it drops is that of the training which made the file; a run
-    /// drops what its own configuration says.
+    /// Reads a `config.json` of transformers. Its dropout is that of the training which made the file; a run uses the
+    /// dropout of its own configuration.
     ///
     /// # Errors
     /// When the file describes another architecture, or a variant that is not computed here.
@@ -220,7 +220,7 @@ impl Model for Gpt2 {
         Some(Arch::GPT2)
     }
 
-    /// As transformers writes it.
+    /// The file that transformers writes.
     fn to_config(&self) -> Value {
         self.config()
     }

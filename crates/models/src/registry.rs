@@ -27,14 +27,14 @@ const NAMES: [&str; ARCHITECTURES.len()] = {
     names
 };
 
-/// What is known about a model architecture before there is a model of it.
+/// A model architecture: its names, and the constructors of its models.
 #[derive(Debug)]
 pub struct Architecture {
     /// Its name in `model.arch` of a configuration, and in `model_type` of a `config.json` of transformers.
     pub name: &'static str,
     /// Its name in texts for people.
     pub title: &'static str,
-    /// What a model of it learns.
+    /// Training objective of its models.
     pub objective: Objective,
     /// The keys of `config.json` that hold its sizes.
     pub keys: ShapeKeys,

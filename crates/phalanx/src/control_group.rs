@@ -34,7 +34,7 @@ impl std::fmt::Display for GroupLimit {
 
 /// A hierarchy of groups and this process's group in it.
 struct Hierarchy {
-    /// Where the groups' folders are.
+    /// Folder of the groups.
     mount: PathBuf,
     /// This process's group, at or below `mount`.
     own: PathBuf,
@@ -47,14 +47,15 @@ enum Version {
     Two,
 }
 
-/// The limit that leaves this process least; `None` without any.
+/// The limit that leaves this process the least memory; `None` without any.
 pub fn tightest(root: &Path) -> Option<GroupLimit> {
     let groups = hierarchies(root);
     let limits = groups.iter().flat_map(Hierarchy::limits);
     limits.min_by_key(|limit| limit.available_bytes)
 }
 
-/// How many processes of this process's group the kernel has killed for want of memory, and the file that says so.
+/// Number of processes of this process's group that the kernel has killed because memory ran out, and the file that
+/// says so.
 pub fn out_of_memory_kills(root: &Path) -> Option<(PathBuf, u64)> {
     hierarchies(root).into_iter().find_map(|hierarchy| {
         let name = match hierarchy.version {

@@ -1,6 +1,6 @@
-//! What the environment says: the one place that reads it. Ranks inherit it from their launcher.
+//! The environment variables: the one place that reads them. Ranks inherit them from their launcher.
 //!
-//! It decides how devices compute, so the factory that makes devices is here, too.
+//! They decide how devices compute, so the factory that makes devices is here, too.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use phalanx_train::config::{DeviceChoice, DeviceConfig};
 /// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`.
 const ISA: &str = "PHALANX_ISA";
 
-/// What was read.
+/// The values that were read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Environment {
     isa: Isa,
@@ -30,17 +30,17 @@ impl Environment {
         Ok(Environment { isa: instruction_set(&isa.to_string_lossy(), Isa::detect())? })
     }
 
-    /// What kernels use.
+    /// Instruction set of the kernels.
     pub fn isa(self) -> Isa {
         self.isa
     }
 
-    /// How `threads` threads compute.
+    /// Options of a processor device with `threads` threads.
     pub fn options(self, threads: usize) -> Options {
         Options { isa: self.isa, ..Options::new(threads) }
     }
 
-    /// What makes the devices of a run: the one place where `device.kind` becomes a device.
+    /// The factory for the devices of a run: the one place where `device.kind` becomes a device.
     ///
     /// # Errors
     /// A kind of device that there is not yet.
@@ -130,7 +130,7 @@ impl Processor {
     }
 }
 
-/// The one that is named; the best of a processor that has `best` where none is.
+/// The instruction set called `name`; `best`, the processor's best, for an empty name.
 fn instruction_set(name: &str, best: Isa) -> Result<Isa> {
     if name.is_empty() {
         return Ok(best);

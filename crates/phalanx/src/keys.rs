@@ -1,4 +1,4 @@
-//! Every key of the configuration, with the type of its value and the name it is nearest to.
+//! Every key of the configuration with the type of its value, and the known name that a wrong name is nearest to.
 //!
 //! The list is the default configuration written out with its optional keys filled in, so it cannot
 //! drift from the types. A key that is not on it is an error that names the nearest; a value is tried
@@ -74,7 +74,7 @@ pub fn check(given: &Table, origin: &str) -> Result<()> {
             }
             (None, Some(_)) => {
                 let near = nearest(name, full.keys().map(String::as_str));
-                bail!("{origin}: unknown table [{name}]; the nearest known is [{near}]");
+                bail!("{origin}: unknown table [{name}]; did you mean [{near}]?");
             }
             (None, None) => return Err(unknown(&full, name, origin)),
         }
@@ -130,7 +130,7 @@ fn check_value(full: &Table, key: &str, value: &Value, origin: &str) -> Result<(
     bail!("{origin}: {key} = {value}: expected {}", expected(key, known, error.message()))
 }
 
-/// What a key wants, in words; for a choice the words come from `message`, the reader's own.
+/// Describes the values of a key. For a choice, the description comes from `message`, the error of the reader.
 fn expected(key: &str, known: &Value, message: &str) -> String {
     match (key, known) {
         ("memory.chunk", _) => "\"auto\", \"none\" or a number of MiB".to_string(),
@@ -153,7 +153,7 @@ fn unknown(full: &Table, key: &str, origin: &str) -> anyhow::Error {
     let keys: Vec<String> = flat(full).map(|(key, _)| key).collect();
     let near = nearest(key, keys.iter().map(String::as_str));
     let (table, leaf) = near.split_once('.').unwrap_or(("", near));
-    anyhow::anyhow!("{origin}: unknown key {key}; the nearest known is {leaf} in table [{table}] ({near})")
+    anyhow::anyhow!("{origin}: unknown key {key}; did you mean {leaf} in table [{table}] ({near})?")
 }
 
 /// The known name that was most likely meant. A right key in a wrong table counts as one edit.

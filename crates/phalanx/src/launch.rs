@@ -27,29 +27,29 @@ use crate::stall::{Observation, Process, StallDetector};
 use crate::task::Task;
 use crate::{exit_status, machine, task_file};
 
-/// How long ranks may take to leave after one of them died.
+/// Time that ranks have to end after one of them has failed.
 const LEAVE: Duration = Duration::from_secs(1);
 
-/// How long a process may take to end after SIGKILL. One that waits for a disk does not see the signal before that
+/// Time that a process has to end after SIGKILL. One that waits for a disk does not see the signal before the disk
 /// answers.
 const KILLED: Duration = Duration::from_secs(5);
 
-/// How long a rank may stand still after a signal has asked it to finish its step and save.
+/// Time for which a rank may be stalled after a signal has asked it to finish its step and save.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How much later than the ranks the launcher gives up: they know better whom they wait for.
+/// The launcher gives up this much later than the ranks, which know better for whom they wait.
 const PRECEDENCE: Duration = Duration::from_millis(500);
 
-/// Least and most time between two looks at the ranks.
+/// Shortest and longest time between two looks at the ranks.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
-/// Most ranks that stand still beside the first and are named.
+/// Largest number of stalled ranks that are named beside the first.
 const MOST_NAMED: usize = 15;
 
 /// SIGHUP, SIGINT, SIGTERM.
 const STOPS: [i32; 3] = [1, 2, 15];
 
-/// Most ranks of one machine.
+/// Largest number of ranks on one machine.
 const MAX_RANKS: usize = 1024;
 
 /// Why a job ended early.
@@ -57,9 +57,9 @@ const MAX_RANKS: usize = 1024;
 pub struct Failure {
     /// The rank that was the cause.
     pub rank: usize,
-    /// What it said, or how it died.
+    /// Its error, or how its process ended.
     pub reason: String,
-    /// What it did last.
+    /// Its last activity.
     pub activity: String,
     /// Whether it was ended by the signal that was to stop the run, before it could listen to it.
     pub interrupted: bool,
@@ -77,7 +77,7 @@ impl std::error::Error for Failure {}
 pub struct RankProcesses {
     job: HostJob,
     ranks: Vec<Running>,
-    /// How long a rank may stand still.
+    /// Time for which a rank may be stalled.
     timeout: Duration,
     /// The system's count of processes that it killed for want of memory, before the ranks started.
     kills: Option<(PathBuf, u64)>,
@@ -88,7 +88,7 @@ struct Running {
     /// None before it is known, while the process is being started.
     pidfd: Option<OwnedFd>,
     ended: bool,
-    /// What it wrote to standard output, if that is gathered.
+    /// The thread that gathers its standard output, if that is gathered.
     output: Option<JoinHandle<String>>,
     /// Shows what it writes.
     shown: Vec<JoinHandle<()>>,
@@ -96,12 +96,12 @@ struct Running {
     shares_stderr: bool,
 }
 
-/// Where standard output of the ranks goes.
+/// Destination of the ranks' standard output.
 #[derive(Clone)]
 pub enum Output {
     /// Rank 0's as it is, others' with their number before each line on standard error.
     Shown(TrainOutput),
-    /// To whoever waits for the processes.
+    /// To the caller of [`RankProcesses::wait`].
     Gathered,
 }
 
@@ -194,7 +194,7 @@ impl RankProcesses {
             let ended = self.look(signals);
             if failure.is_none()
                 && let Some(first) =
-                    ended.or_else(|| self.stand_still(&mut stalls, since, passed_on)).or_else(|| self.told())
+                    ended.or_else(|| self.stalled(&mut stalls, since, passed_on)).or_else(|| self.told())
             {
                 // The abort record names the cause: this rank, unless one spoke up before it.
                 self.job.abort(first.rank, &first.reason);
@@ -253,7 +253,7 @@ impl RankProcesses {
 
     /// Looks whether ranks move ([`stalls`](crate::stall)). After a signal was passed on, a rank that only waits
     /// gets less time: it should be finishing its step.
-    fn stand_still(&self, stalls: &mut StallDetector, since: Duration, signalled: bool) -> Option<Failure> {
+    fn stalled(&self, stalls: &mut StallDetector, since: Duration, signalled: bool) -> Option<Failure> {
         let timeout = if signalled { self.timeout.min(GRACE) } else { self.timeout };
         let mut still = Vec::new();
         for (rank, running) in self.ranks.iter().enumerate().filter(|(_, running)| !running.ended) {
@@ -281,7 +281,7 @@ impl RankProcesses {
         };
         let asked = if signalled { "; a signal has asked the run to end" } else { "" };
         let reason = format!(
-            "it stands still: {}; for {:.1} s it has given no sign of life and has used no processor time \
+            "it is stalled: {}; for {:.1} s it has given no sign of life and has used no processor time \
              (parallel.timeout_s = {}{asked}){}{more}",
             self.held_up_by(*rank, first),
             stalls.time(*rank).as_secs_f64(),
@@ -291,19 +291,19 @@ impl RankProcesses {
         Some(Failure { rank: *rank, reason, activity: self.job.last_activity(*rank), interrupted: false })
     }
 
-    /// A failure that a rank has told and not yet died of.
+    /// A failure that a rank has reported and has not yet ended with.
     fn told(&self) -> Option<Failure> {
         let (rank, reason) = self.job.aborted()?;
         Some(Failure { rank, reason, activity: self.job.last_activity(rank), interrupted: false })
     }
 
-    /// What a process that does not move waits for, as far as can be seen from outside.
+    /// What a stalled process waits for, as far as can be seen from outside.
     fn held_up_by(&self, rank: usize, process: &Process) -> String {
         let pid = self.ranks[rank].child.id();
         match (process.stopped, self.ranks[rank].is_unread(), process.in_disk) {
             (true, _, _) => {
                 format!(
-                    "process {pid} is stopped, by a signal or a debugger; `kill -CONT {pid}` lets it go on"
+                    "process {pid} is stopped, by a signal or a debugger; `kill -CONT {pid}` lets it continue"
                 )
             }
             (false, true, _) => format!("process {pid} waits for its standard error to be read"),
@@ -312,7 +312,7 @@ impl RankProcesses {
         }
     }
 
-    /// What the job's record says about the cause; `first` is who was seen first to end or to stand still.
+    /// The cause of the failure by the job's record; `first` is the rank that was seen first to end or to be stalled.
     fn cause(&self, first: Failure) -> Failure {
         let mut cause = match self.job.aborted() {
             Some((rank, reason)) if rank != first.rank || reason != first.reason => {

@@ -1,4 +1,4 @@
-//! What this machine has: cores, memory, limits, as the system tells.
+//! This machine's cores, memory and limits, as the system reports them.
 
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,7 @@ impl std::fmt::Display for Available {
     }
 }
 
-/// What the system and the control groups of this process leave; `None` where neither tells.
+/// The memory that the system and the control groups of this process leave; `None` where neither is known.
 pub fn available() -> Option<Available> {
     let system = kib_field("/proc/meminfo", "MemAvailable:").map(|bytes| Available { bytes, group: None });
     let group = memory_limit().map(|limit| Available { bytes: limit.available_bytes, group: Some(limit) });
@@ -53,7 +53,7 @@ pub fn memory_limit() -> Option<GroupLimit> {
     control_group::tightest(Path::new("/"))
 }
 
-/// How many processes the kernel has killed for want of memory, and the file that says so: in the control group of this
+/// Number of processes that the kernel has killed because memory ran out, and the file that says so: in the control group of this
 /// process, or else on the machine.
 pub fn out_of_memory_kills() -> Option<(PathBuf, u64)> {
     control_group::out_of_memory_kills(Path::new("/")).or_else(|| {
@@ -97,7 +97,7 @@ pub fn instruction_sets() -> Vec<String> {
     KNOWN.into_iter().filter(|flag| has.contains(flag)).map(String::from).collect()
 }
 
-/// How the system hands out huge pages: for private memory (`always`, `madvise` or `never`) and for memory that
+/// The system's huge page settings: for private memory (`always`, `madvise` or `never`) and for memory that
 /// processes share (`always`, `within_size`, `advise` or `never`).
 pub fn huge_pages() -> [String; 2] {
     ["enabled", "shmem_enabled"].map(|file| {

@@ -16,7 +16,7 @@ use crate::schedule_report::{held_heading, held_text};
 /// Worlds of at most this many ranks have a row a rank; of larger ones ranks at one place in the pipeline share one.
 const ROWS: usize = 16;
 
-/// Whether there is more than data parallelism to tell of.
+/// Whether the mesh has more than a data axis.
 pub fn has_mesh(spec: &Spec) -> bool {
     spec.mesh.pipeline * spec.mesh.tensor > 1
 }
@@ -68,7 +68,7 @@ fn ranks(range: &Range<usize>) -> String {
     }
 }
 
-/// Where every rank stands, and which blocks it has.
+/// The mesh coordinates of every rank, and its blocks.
 pub fn places(planned: &Planned) -> String {
     let spec = &planned.plan.spec;
     let whole = spec.whole();
@@ -219,7 +219,7 @@ pub fn pipeline_json(planned: &Planned) -> Value {
     })
 }
 
-/// What a run sends and holds whose ZeRO stage may be another.
+/// Bytes sent and held under one ZeRO stage.
 struct Sharding {
     zero: u8,
     reduce: Reduce,

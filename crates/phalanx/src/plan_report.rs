@@ -106,7 +106,7 @@ fn headline(planned: &Planned, name: &str) -> String {
     let (model, mesh) = (spec.model.shape(), mesh_report::has_mesh(spec));
     let text = format!(
         "{name}: {} of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
-         {} of {}{}, ZeRO-{}; a step is {}, in {} of {} on each {}\n\
+         {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
          {}\n",
         spec.model.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
@@ -120,7 +120,7 @@ fn headline(planned: &Planned, name: &str) -> String {
         mesh_report::axes_in_brackets(spec),
         spec.stage.number(),
         plural(spec.micro * spec.micro_batches * spec.mesh.data, "sequence"),
-        plural(spec.micro_batches, "batch"),
+        plural(spec.micro_batches, "micro-batch"),
         spec.micro,
         if mesh { "replica" } else { "rank" },
         precision(spec),
@@ -261,7 +261,7 @@ fn chunks(spec: &Spec) -> String {
     text
 }
 
-/// What the two times of reducing gradients cost, when micro-batches are accumulated over ranks.
+/// Bytes sent and held for both values of `batch.reduce`, when micro-batches are accumulated over ranks.
 fn reduce(planned: &Planned) -> String {
     let Some(other) = planned.other_reduce() else { return String::new() };
     let mut table = Table::new(&["batch.reduce", "sent by all ranks", "gradients", "arena"]);

@@ -1,4 +1,4 @@
-//! A configuration with its plan, and whether this machine can hold it.
+//! A configuration with its plan, and the check that this machine has the memory for it.
 //!
 //! The arena is planned to the byte. What lies outside of it (code, stacks, packing buffers of the matrix
 //! product, windows of files) is an estimate, always shown as such; both together must fit.
@@ -16,7 +16,7 @@ use crate::machine;
 use crate::report::bytes;
 use crate::resolve::Resolved;
 
-/// Dry runs of a block (see [`RunConfig::dry_runs`]) for a proposal: a tenth of a second or two.
+/// Largest number of dry runs of a block ([`RunConfig::dry_runs`]) for a proposal, which take 0.1 s to 0.2 s.
 const MOST_DRY_RUNS: u128 = 1 << 12;
 
 /// A complete configuration and its plan.
@@ -32,7 +32,7 @@ impl Planned {
     /// Plans a resolved configuration; `evaluated` is the number of windows of one evaluation over all ranks.
     ///
     /// # Errors
-    /// As [`Planned::new`].
+    /// As for [`Planned::new`].
     pub fn of(resolved: Resolved, evaluated: usize) -> Result<Planned> {
         Planned::new(resolved.config, resolved.model, evaluated)
     }
@@ -50,7 +50,7 @@ impl Planned {
         Ok(Planned { config, plan: Arc::new(plan) })
     }
 
-    /// The same run with something else in the configuration.
+    /// The plan of another run, whose configuration differs in what `change` does.
     ///
     /// # Errors
     /// When that cannot work.
@@ -105,7 +105,7 @@ impl Planned {
         Ok(())
     }
 
-    /// Whether there are so many ranks that some stand for others: a plan for more than this machine.
+    /// Whether some ranks stand for others: a plan with more ranks than one machine runs.
     pub fn is_for_elsewhere(&self) -> bool {
         self.plan.ranks.len() < self.plan.spec.world()
     }
@@ -113,7 +113,7 @@ impl Planned {
     /// Refuses a rank that needs more than the configuration allows.
     ///
     /// # Errors
-    /// As [`Planned::check_memory`].
+    /// As for [`Planned::check_memory`].
     pub fn check_limit(&self) -> Result<()> {
         if let Some(limit) = self.config.memory.limit_mb {
             let limit = (limit * f64::from(1 << 20)) as u64;
@@ -130,7 +130,7 @@ impl Planned {
         Ok(())
     }
 
-    /// What fits, or else what would come nearest.
+    /// Advice: a change of the configuration that fits, or else those that need less.
     fn what_to_change(&self, fits: &dyn Fn(&Planned) -> bool) -> String {
         let config = &self.config;
         let micro = self.plan.spec.micro;
@@ -185,7 +185,7 @@ impl Planned {
         divisors.find(|few| runs(*few) <= MOST_DRY_RUNS).unwrap_or(micro)
     }
 
-    /// The same run with gradients reduced at the other time, when it accumulates.
+    /// The plan with the other value of `batch.reduce`, for a run that accumulates micro-batches.
     pub fn other_reduce(&self) -> Option<Planned> {
         if self.plan.spec.micro_batches < 2 || self.plan.spec.mesh.data < 2 {
             return None;
@@ -198,7 +198,7 @@ impl Planned {
     }
 }
 
-/// What a checked configuration makes of a model; `evaluated` as for [`Planned::new`].
+/// The specification of a run of `model`; `evaluated` as for [`Planned::new`].
 ///
 /// # Errors
 /// No chunks, stages or mesh for the model.
@@ -208,7 +208,7 @@ pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Resu
     Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))
 }
 
-/// What one rank takes besides its arena, estimated: the program and its tables; for each thread a stack
+/// Estimated bytes that one rank takes besides its arena: the program and its tables; for each thread a stack
 /// and buffers for packed matrices; windows through which files pass; the batches on the host.
 pub fn outside_bytes(spec: &Spec) -> u64 {
     const PROGRAM: u64 = 12 << 20;

@@ -1,4 +1,4 @@
-//! Where a rank runs: alone in this process, as one of its threads, or as a process of a job.
+//! The host of a rank: this process for a single rank, or one of its threads or a process for a rank of a job.
 //!
 //! The engine sees a device and the groups of the mesh. Both come from here, with the memory that the plan asks for, made
 //! resident before the first step.
@@ -16,7 +16,7 @@ use phalanx_train::{Groups, RunConfig, Source, Spec};
 use crate::environment::{DeviceFactory, Processor};
 use crate::{output, system_files};
 
-/// What one rank runs on.
+/// The host of one rank.
 pub enum RankHost {
     /// The rank is the only one, and runs in this process.
     Alone,
@@ -26,7 +26,7 @@ pub enum RankHost {
 
 /// The device of one rank, with its memory.
 pub struct RankDevice {
-    /// What computes, to be measured.
+    /// The processor under the device, to measure its speed.
     pub processor: Processor,
     /// The device, over an arena that replays the plan.
     pub device: Device,
@@ -99,7 +99,7 @@ impl RankHost {
     }
 }
 
-/// How long a rank waits for another before it gives up.
+/// Time that a rank waits for another before it gives up.
 pub fn timeout(config: &RunConfig) -> Duration {
     Duration::from_secs(config.parallel.timeout_s.max(1))
 }

@@ -1,7 +1,7 @@
-//! A rank as a process: ends with its launcher, joins the job, does its task.
+//! A rank as a process: it ends with its launcher, joins the job and does its task.
 //!
-//! An error of this rank is told to the job, whose launcher prints it; an error of another rank is that
-//! rank's to tell.
+//! An error of this rank is recorded in the job, and the launcher prints it. An error of another rank is reported by
+//! that rank.
 
 use std::ffi::CString;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::{bench, file_size, signals, strategies, task_file, training};
 /// Runs one rank; `Ok(false)` after an error that the launcher knows.
 ///
 /// # Errors
-/// What could not be told to the job: it was not joined.
+/// An error from before the rank has joined the job, where it could not be recorded.
 pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
     end_with(args.launcher)?;
     name(args.rank);

@@ -21,7 +21,7 @@ use crate::{machine, resume};
 /// Rows of the token table beyond the tokenizer's are padding up to a multiple of this; more is a mistake.
 const PADDING: usize = 64;
 
-/// What a configuration is resolved for.
+/// Purpose for which a configuration is resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// To be planned or measured now.
@@ -40,11 +40,11 @@ pub struct Resolved {
     pub imported: Option<PathBuf>,
 }
 
-/// What is known about the tokens of a run.
+/// The token ids of a run's data.
 pub struct Vocabulary {
     /// Number of token ids of the data; 0 when nobody knows.
     pub ids: usize,
-    /// Where that comes from, for messages.
+    /// The source of that number, for messages.
     pub origin: String,
     /// The tokenizer's `[MASK]`.
     pub mask: Option<u32>,
@@ -172,8 +172,8 @@ fn complete(
     Ok(model)
 }
 
-/// What the tokenizer or the token file of `config` says about ids, and the number of windows that an evaluation will
-/// have, found without tokenising.
+/// The vocabulary of the tokenizer or token file of `config`, and the number of windows of an evaluation, estimated
+/// without tokenising.
 ///
 /// # Errors
 /// Missing or unreadable data.

@@ -1,7 +1,7 @@
-//! Going on with a run: its own configuration, what the user has changed since, and its newest checkpoint.
+//! Resumes a run: its own configuration, what the user has changed since, and its newest checkpoint.
 //!
-//! What lies how on how many ranks may change freely. What the stored tensors depend on may not, and is
-//! refused by the name of its key before anything is touched.
+//! The mesh, ZeRO stage, chunks and micro-batches may change freely. A key on which the stored tensors depend may not: its
+//! change is refused by name before anything is touched.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,19 +21,19 @@ use crate::run_folder::{RunFolder, model_of};
 use crate::stored::{Stored, digests_of};
 use crate::user_config::UserConfig;
 
-/// What a run goes on with.
+/// Everything from which a run is resumed.
 pub struct Resumed {
     /// The stored configuration with what was changed since.
     pub given: UserConfig,
     /// To start from, with its model; `None` when the run has saved nothing yet.
     pub checkpoint: Option<(Checkpoint, Arc<dyn Model>)>,
-    /// Whether nothing that is in the folder is used.
+    /// Whether the run starts from its beginning and uses nothing in the folder.
     pub starts: bool,
-    /// Whether the tokens are still those of the stored configuration.
+    /// Whether the configuration still names the data of the stored configuration.
     pub same_data: bool,
     /// Checksum that the token file must have, where it is known.
     pub tokens: Option<String>,
-    /// To be told to the user.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
@@ -57,9 +57,10 @@ pub fn resume(
 ) -> Result<Resumed> {
     let Some(stored) = Stored::read(folder)? else {
         let Some(file) = file else {
-            bail!("{} is no run folder; give a configuration to start one", folder.path().display());
+            bail!("{} is not a run folder; give a configuration to start a run", folder.path().display());
         };
-        let notes = vec![format!("{} holds no run yet: starting anew", folder.path().display())];
+        let notes =
+            vec![format!("{} holds no run yet: starting from the beginning", folder.path().display())];
         return Ok(Resumed::start(file.with(&args.overrides, &args.data)?, notes));
     };
     stored.warnings.iter().for_each(|warning| warn(warning));
@@ -80,7 +81,10 @@ pub fn resume(
     config = given.config()?;
     let checkpoint = match stored.checkpoint {
         None => {
-            notes.push(format!("{} has no checkpoint yet: starting anew", folder.path().display()));
+            notes.push(format!(
+                "{} has no checkpoint yet: starting from the beginning",
+                folder.path().display()
+            ));
             None
         }
         Some(checkpoint) => {
@@ -89,7 +93,7 @@ pub fn resume(
             check_states(&config, &checkpoint)?;
             notes.extend(precision_note(&config.precision, &checkpoint));
             notes.extend(learning_rate::note(&before, &config, &checkpoint));
-            notes.push(format!("going on from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
+            notes.push(format!("resuming from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
             Some((checkpoint, model))
         }
     };
@@ -136,7 +140,7 @@ fn fill_shape(
         if let Some(value) = value.filter(|value| given.has(key) && *value != stored) {
             bail!(
                 "{key} = {value}, but the checkpoint {} has {stored}: a resumed run keeps its model; leave {key} as \
-                 it was, or start anew with another --run",
+                 it was, or start a new run with another --run",
                 checkpoint.dir().display()
             );
         }
@@ -161,7 +165,9 @@ fn check_states(config: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
         OptimizerKind::Sgd => "momentum_buffer",
     };
     if checkpoint.tensors().iter().all(|tensor| tensor.state != needed) {
-        bail!("optimizer.kind was changed, but {dir} holds no {needed}: keep the optimizer, or start anew");
+        bail!(
+            "optimizer.kind was changed, but {dir} holds no {needed}: keep the optimizer, or start a new run"
+        );
     }
     if config.train.steps < checkpoint.step() {
         bail!(
@@ -194,7 +200,7 @@ pub fn check_vocabulary(
     let file = folder.file(TOKENIZER_FILE);
     bail!(
         "data.tokenizer = {:?} now makes a vocabulary ({}) other than the one whose ids the model of {dir} learned \
-         ({before}): encode the text with the run's own tokenizer (--set data.tokenizer={}), or start anew with \
+         ({before}): encode the text with the run's own tokenizer (--set data.tokenizer={}), or start a new run with \
          another --run; nothing was changed",
         config.data.tokenizer,
         tokenizer.describe(),
@@ -202,7 +208,7 @@ pub fn check_vocabulary(
     )
 }
 
-/// What another precision means for a checkpoint, whose numbers are f32 in any.
+/// A note about a changed precision. Checkpoints hold f32 numbers in every precision.
 fn precision_note(now: &PrecisionConfig, checkpoint: &Checkpoint) -> Option<String> {
     let stored = &checkpoint.state()["config"]["precision"];
     let before = PrecisionConfig::deserialize(stored).ok()?;

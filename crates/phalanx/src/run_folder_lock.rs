@@ -1,8 +1,8 @@
 //! The lock of a run folder, in which one run works at a time.
 //!
-//! Whoever writes there holds its lock: the launcher and, because the descriptor is inherited, each rank. So the
-//! folder is free only when the last rank is gone, even if the launcher was killed. With the lock comes what
-//! killed runs have left half done.
+//! Every process that writes there holds the lock: the launcher and, because the descriptor is inherited, each rank. So
+//! the folder is free only when the last rank is gone, even if the launcher was killed. Whoever acquires the lock also
+//! cleans up after killed runs.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use phalanx_train::run_files::is_memory_part;
 use crate::run_folder::RunFolder;
 use crate::staged;
 
-/// How long the ranks of a launcher that was killed may take to end.
+/// Time within which the ranks of a launcher that was killed end.
 const ENDING: Duration = Duration::from_secs(3);
 
 /// The lock of a run folder that this process may write in.

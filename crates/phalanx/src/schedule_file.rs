@@ -36,7 +36,7 @@ pub fn read(path: &str) -> Result<Schedule> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let near = Plan::NAMES.into_iter().min_by_key(|name| levenshtein(path, name)).unwrap_or("1f1b");
             bail!(
-                "neither a schedule nor a file; schedules are {} (the nearest is {near}), and there is no file \
+                "neither a schedule nor a file; schedules are {} (did you mean {near}?), and there is no file \
                  {path} (paths start at the current folder)",
                 Plan::NAMES.join(", ")
             )

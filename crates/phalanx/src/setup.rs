@@ -111,9 +111,9 @@ pub fn write_config(
 /// The tokens of a run before they were read.
 struct Tokens {
     prepared: Prepared,
-    /// Where the token file is, if the configuration names none.
+    /// Folder of the token file, if the configuration names none.
     folder: PathBuf,
-    /// Whether they were made or opened anew, and not found in the run folder.
+    /// Whether they were made or opened now, instead of found in the run folder.
     is_new: bool,
     /// Checksum that it must have.
     expected: Option<String>,
@@ -187,7 +187,7 @@ fn plan(resolved: Resolved, tokens: Tokens) -> Result<(Planned, DataDigests)> {
     Ok((planned, DataDigests { tokens: Some(blake3), tokenizer }))
 }
 
-/// How to go on when the tokens are not those of the run.
+/// The error for tokens that are not those of the run, with advice.
 fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) -> anyhow::Error {
     if !matches!(error, phalanx_data::DataError::NotTheTokens { .. }) {
         return error.into();
@@ -209,7 +209,7 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) 
     anyhow::anyhow!("{error}; {advice}; nothing was changed")
 }
 
-/// What the threads of all ranks are capable of together; the cores, where they have to share them.
+/// Floating-point operations per second of the threads of all ranks together; of all cores, where ranks share them.
 fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
     let spec = &planned.plan.spec;
     let threads = (spec.world() * spec.threads).min(machine::cores());

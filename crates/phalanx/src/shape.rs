@@ -37,7 +37,7 @@ pub fn read_hugging_face(dir: &Path) -> Result<(HuggingFaceDir, Arc<dyn Model>)>
 /// The model of a Hugging Face folder, whose tensors are its weights: all of them, and no others.
 ///
 /// # Errors
-/// As [`read_hugging_face`].
+/// As for [`read_hugging_face`].
 pub fn model_in(folder: &HuggingFaceDir) -> Result<Arc<dyn Model>> {
     let model = from_config(folder.config())?;
     let shape = |name| folder.shape(name).map(|shape| (name, shape));

@@ -19,7 +19,7 @@ use crate::{output, system_files};
 /// Exit code of a run that was stopped: 128 + SIGINT, as shells have it.
 pub const STOPPED: u8 = 130;
 
-/// What the signals of this process have asked for.
+/// The signals that have arrived at this process.
 pub struct Signals {
     state: Arc<State>,
 }
@@ -61,7 +61,7 @@ impl Signals {
         &self.state.stop
     }
 
-    /// Whether a signal came.
+    /// Whether a signal has arrived.
     pub fn came(&self) -> bool {
         self.state.stop.load(Ordering::Relaxed)
     }

@@ -1,16 +1,16 @@
-//! Whether ranks move, seen from outside: what the launcher looks at while it waits for them.
+//! Detects stalled ranks from outside: the launcher looks at their processes while it waits for them.
 //!
-//! Ranks that wait for each other give up after `parallel.timeout_s` by themselves. What they cannot notice is that
-//! all of them stand: stopped, deadlocked each in itself, held up by a pipe that nobody reads. So the launcher looks,
-//! too. A rank moves when one of these holds:
+//! Ranks that wait for each other give up after `parallel.timeout_s` by themselves. They cannot notice that all of them
+//! are stalled: stopped by a signal, deadlocked, or blocked on a pipe that nobody reads. So the launcher looks, too. A rank
+//! makes progress when one of these holds:
 //!
 //! - it has given a sign of life (a step, a collective, a look around while it waits for another rank);
 //! - its process has used processor time (10 ms of it, the unit of `/proc/PID/stat`): a computation between two
 //!   collectives may take as long as it likes;
 //! - one of its threads is ready to run: a rank that gets no core on a busy machine is not to blame.
 //!
-//! A rank that has not moved for `parallel.timeout_s` stands still. A program that computes for ever in a loop is not
-//! noticed here; the ranks that wait for it name it.
+//! A rank without progress for `parallel.timeout_s` is stalled. A rank that computes in an endless loop is not noticed
+//! here; the ranks that wait for it name it.
 //!
 //! Time in which the launcher itself did not run counts for little: Ctrl-Z stops launcher and ranks together, and all go
 //! on together.
@@ -19,16 +19,16 @@ use std::time::Duration;
 
 use crate::system_files::{stat_fields, text};
 
-/// What a look at a rank found.
+/// What the launcher observed about a rank at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Observation {
-    /// Since its last sign of life; None when it has not joined the job yet.
+    /// Time since its last sign of life; `None` when it has not joined the job yet.
     pub silent: Option<Duration>,
-    /// What the system says about its process.
+    /// State of its process.
     pub process: Process,
 }
 
-/// What the system says about a process.
+/// State of a process, as the system reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Process {
     /// Processor time so far, in units of the system.
@@ -68,7 +68,7 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
-/// For how long each rank has not moved.
+/// For each rank, the time for which it has made no progress.
 pub struct StallDetector {
     ranks: Vec<Still>,
 }
@@ -80,7 +80,7 @@ struct Still {
 }
 
 impl StallDetector {
-    /// What the time between two looks counts at most.
+    /// The time between two observations counts as at most this.
     const MOST_COUNTED: Duration = Duration::from_secs(1);
 
     /// For ranks that have just been started.

@@ -1,4 +1,4 @@
-//! What a run folder says about its run, checked before anything of it is used.
+//! The stored state of a run in its folder, checked before anything of it is used.
 //!
 //! `config.toml` counts when it is what the run wrote (`checksums.json`), or else when it says what the newest
 //! checkpoint says. A run with checkpoints of which none can be used is not started anew by itself.
@@ -29,7 +29,7 @@ pub struct Stored {
     pub tokens: Option<String>,
     /// The newest checkpoint that can be used; `None` for a run that has saved nothing.
     pub checkpoint: Option<Checkpoint>,
-    /// What is not as it should be, and does not stop the run.
+    /// Problems that do not stop the run.
     pub warnings: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ impl Stored {
         let Some(text) = folder.text(CONFIG_FILE)? else {
             let Some(checkpoint) = checkpoint else { return Ok(None) };
             warnings.push(format!(
-                "{} is missing: going on with the configuration of {}",
+                "{} is missing: using the configuration of {}",
                 path.display(),
                 checkpoint.dir().display()
             ));
@@ -76,7 +76,7 @@ impl Stored {
     }
 }
 
-/// What a checkpoint says about the data that it was trained on.
+/// The checksums of the data that a checkpoint was trained on.
 pub fn digests_of(checkpoint: &Checkpoint) -> DataDigests {
     DataDigests::deserialize(&checkpoint.state()["data"]).unwrap_or_default()
 }
@@ -95,7 +95,7 @@ fn refuse_all_damaged(folder: &RunFolder, skipped: &[Skipped]) -> Result<()> {
     };
     bail!(
         "no checkpoint of {path} can be used: {}{others}; nothing was changed. `phalanx inspect {} --verify` says \
-         what is damaged; to start anew, choose another folder with --run, or move {} away",
+         what is damaged; to start a new run, choose another folder with --run, or move {} away",
         first.reason,
         first.path.display(),
         folder.checkpoints().display()
@@ -126,7 +126,7 @@ fn compare(
             (Ok(_), Err(_)) => unreachable!("what was not parsed is not resolved"),
         };
         bail!(
-            "{path} is damaged or was edited: {reason}. There is no checkpoint yet: start anew with your \
+            "{path} is damaged or was edited: {reason}. There is no checkpoint yet: start a new run with your \
              configuration and another --run, or remove {path}"
         );
     };
@@ -144,7 +144,7 @@ fn compare(
     };
     bail!(
         "{path} is damaged or was edited; compared with {dir}: {}{more}. To change keys, use --set TABLE.KEY=VALUE \
-         with --resume; to go on with the configuration of {dir}, remove {path}; nothing was changed",
+         with --resume; to use the configuration of {dir}, remove {path}; nothing was changed",
         found[..found.len().min(SHOWN)].join(", ")
     );
 }

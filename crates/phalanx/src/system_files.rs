@@ -13,7 +13,7 @@ pub fn text(path: impl AsRef<Path>) -> Option<String> {
     phalanx_files::read_text(path.as_ref(), MAX_BYTES).ok()
 }
 
-/// What stands behind `name` at the start of a line.
+/// The rest of the first line that begins with `name`.
 pub fn after<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
@@ -31,7 +31,7 @@ pub fn row(table: &str, name: &str) -> Option<u64> {
     rows.find(|(known, _)| *known == name)?.1.trim().parse().ok()
 }
 
-/// What stands behind a `name :` of `/proc/cpuinfo`, of the first processor.
+/// The value of a `name : value` line of `/proc/cpuinfo`, for the first processor.
 pub fn processor_field(name: &str) -> Option<String> {
     let text = text("/proc/cpuinfo")?;
     let (_, value) = after(&text, name)?.split_once(':')?;

@@ -1,4 +1,4 @@
-//! What a launcher tells its ranks to do; [`task_file`](crate::task_file) is how.
+//! The tasks that a launcher gives to its ranks; [`task_file`](crate::task_file) brings them there.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,7 +37,7 @@ impl Task {
         }
     }
 
-    /// How long a rank waits for another, and how long it may stand still.
+    /// Time that a rank waits for another, and for which it may be stalled.
     pub fn timeout(&self) -> Duration {
         match self {
             Task::Train(TrainTask { config, .. })
@@ -48,7 +48,7 @@ impl Task {
     }
 }
 
-/// See [`Task::Train`].
+/// Training in a run folder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TrainTask {
     /// The configuration.
@@ -63,13 +63,13 @@ pub struct TrainTask {
     pub resume: Option<PathBuf>,
     /// Checksums of the data, which checkpoints keep.
     pub digests: DataDigests,
-    /// What rank 0 shows on the way.
+    /// Output of rank 0.
     pub show: Show,
-    /// What the threads of all ranks together are capable of, in the compute type.
+    /// Floating-point operations per second of which the threads of all ranks together are capable, in the compute type.
     pub peak_flops_per_s: f64,
 }
 
-/// What a training run shows.
+/// Output of a training run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Show {
@@ -82,7 +82,7 @@ pub enum Show {
 }
 
 impl TrainTask {
-    /// What to start from.
+    /// The first state of the run.
     pub fn start(&self) -> Start {
         match (&self.resume, &self.import) {
             (Some(checkpoint), _) => Start::Resume(checkpoint.clone()),
@@ -92,7 +92,7 @@ impl TrainTask {
     }
 }
 
-/// See [`Task::BenchStep`].
+/// Steps on random tokens, timed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BenchStepTask {
     /// The configuration.
@@ -105,7 +105,7 @@ pub struct BenchStepTask {
     pub steps: usize,
 }
 
-/// See [`Task::BenchCollectives`].
+/// Collectives, timed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BenchCollectivesTask {
     /// Operations, one after another, each with all sizes.

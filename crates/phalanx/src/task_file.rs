@@ -26,7 +26,7 @@ use crate::task::Task;
 /// Bytes that hold the length of the head.
 const LENGTH_BYTES: u64 = 8;
 
-/// What stands before the plans of the ranks.
+/// The part of the file before the plans of the ranks.
 #[derive(Serialize, Deserialize)]
 struct Head {
     task: Task,
@@ -82,7 +82,7 @@ pub fn read(file: &SealedFile, rank: usize) -> Result<(Task, Option<Planned>)> {
     Ok((task, planned))
 }
 
-/// What the process of one rank has of a planned run.
+/// The planned run as the process of one rank has it.
 fn planned(task: &Task, shared: SharedPlan, own: RankPlan) -> Result<Planned> {
     let (config, model) = task.run().context("a plan for a task that runs no model")?;
     let SharedPlan { stages, threads, evaluated, totals } = shared;

@@ -1,4 +1,4 @@
-//! One rank of a training run, wherever it sits.
+//! One rank of a training run, on any host.
 
 use std::sync::atomic::AtomicBool;
 
@@ -15,7 +15,7 @@ use crate::progress::{Progress, Records};
 use crate::rank_host::{self, RankDevice, RankHost};
 use crate::task::{Show, TrainTask};
 
-/// What all ranks of this process have in common: what was planned, and the data.
+/// The job of all ranks of this process: what was planned, and the data.
 ///
 /// # Errors
 /// Data that cannot be used.
@@ -66,7 +66,7 @@ pub fn rank(
     Ok(())
 }
 
-/// Whether an error is another rank's, which tells it itself.
+/// Whether an error is that of another rank, which reports it itself.
 pub fn is_of_another(error: &anyhow::Error, rank: usize) -> bool {
     use phalanx_collectives::CollectiveError::Aborted;
     match error.downcast_ref::<RunError>() {

@@ -1,6 +1,6 @@
 //! The configuration as the user gave it: a TOML file, then `--set`, `--nproc` and `--data`.
 //!
-//! What was given stays apart from what follows from it: only then can a key that contradicts an imported
+//! What the user gave is kept apart from what follows from it: only then can a key that contradicts an imported
 //! model be told from a default, and a resumed run know what the user has changed since.
 
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ impl UserConfig {
     /// The content of a configuration file; `origin` names it in errors.
     ///
     /// # Errors
-    /// As [`UserConfig::read`].
+    /// As for [`UserConfig::read`].
     pub fn parse(text: String, origin: &str) -> Result<UserConfig> {
         let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is no TOML"))?;
         keys::check(&tables, origin)?;
@@ -122,7 +122,7 @@ impl UserConfig {
         self
     }
 
-    /// Of two keys that follow from each other, the one that was said later than the other counts.
+    /// For two keys that determine each other: the one that was given later counts, and the other is removed.
     fn settle(&mut self, one: &str, other: &str, said: [bool; 2]) {
         match said {
             [true, false] => self.leave_out(other),
@@ -136,7 +136,7 @@ impl UserConfig {
         keys::lookup(&self.tables, key).is_some()
     }
 
-    /// Forgets a key, as if it had been left out.
+    /// Removes a key, as if it had been left out.
     pub fn leave_out(&mut self, key: &str) {
         let table = key.split_once('.').and_then(|(table, key)| Some((self.tables.get_mut(table)?, key)));
         if let Some((Value::Table(table), key)) = table {

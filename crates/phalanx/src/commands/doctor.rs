@@ -86,7 +86,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     Ok(print(&text)?)
 }
 
-/// What could be better here.
+/// Advice for this machine.
 fn advice() -> Vec<String> {
     let mut advice = Vec::new();
     let [_, (_, nofile), _] = machine::limits();

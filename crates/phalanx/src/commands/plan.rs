@@ -27,7 +27,7 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
     }
     if planned.is_for_elsewhere() {
         output::note(&format!(
-            "{} ranks are more than one machine's: what each needs is above; give memory.limit_mb to have it checked",
+            "{} ranks are more than one machine runs: the plan above says what each needs; set memory.limit_mb to check it",
             planned.plan.spec.world()
         ));
         return planned.check_limit();

@@ -38,7 +38,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     let file = args.config.as_deref().map(UserConfig::read).transpose()?;
     let folder = RunFolder::named(args.run.as_deref(), args.config.as_deref())?;
     if args.resume && file.is_none() && !folder.path().exists() {
-        bail!("{} is no run folder; give a configuration to start one", folder.path().display());
+        bail!("{} is not a run folder; give a configuration to start a run", folder.path().display());
     }
     // Before anything is said about what the folder holds: another run may be working there.
     let lock = RunFolderLock::acquire(&folder)?;
@@ -56,7 +56,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     let steps = prepared.planned.config.train.steps;
     if started.checkpoint.as_ref().is_some_and(|(checkpoint, _)| checkpoint.step() >= steps) {
         let more = learning_rate::more_steps(&prepared.planned.config);
-        note(&format!("all {steps} steps are done; to go on, give more: {more}"));
+        note(&format!("all {steps} steps are done; to train further, give more: {more}"));
         return Ok(ExitCode::SUCCESS);
     }
     let (task, planned) = prepared.commit(&folder, &started, file.as_ref(), args.show(), environment)?;
@@ -67,7 +67,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     drop(started);
     if let Err(error) = run_ranks(&task, &planned, environment, args.threads_as_ranks, &signals, output) {
         if error.downcast_ref::<Failure>().is_some_and(|failure| failure.interrupted) {
-            note(&format!("stopped before the ranks had started; go on with: {}", resume::command(&folder)));
+            note(&format!("stopped before the ranks had started; resume with: {}", resume::command(&folder)));
             return Ok(ExitCode::from(STOPPED));
         }
         return Err(explain(error, &folder));
@@ -75,7 +75,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     finish(&folder, &planned, args.show(), environment, output)
 }
 
-/// Finds out what to train and prepares it; the run folder, which is locked, stays as it is.
+/// Resolves what to train and prepares it; the run folder, which is locked, does not change.
 fn set_up(folder: &RunFolder, args: &TrainArgs, file: Option<&UserConfig>) -> Result<(Resumed, Prepares)> {
     let started = match args.resume {
         true => resume::resume(folder, args, file.cloned(), &mut |warning| note(warning))?,
@@ -151,7 +151,7 @@ fn run_threads(
     }
 }
 
-/// What is on disk and how to go on, below an error of the training itself.
+/// Adds to an error of the training itself what is on disk and how to resume.
 fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
     let newest = folder.newest().ok().and_then(|found| found.checkpoint);
     let text = format!("{error:#}");
@@ -162,7 +162,7 @@ fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
             resume::command(folder)
         ),
         Some(checkpoint) => format!(
-            "the newest checkpoint is step {} ({}); go on with: {}",
+            "the newest checkpoint is step {} ({}); resume with: {}",
             checkpoint.step(),
             checkpoint.dir().display(),
             resume::command(folder)
@@ -183,7 +183,10 @@ fn finish(
 ) -> Result<ExitCode> {
     let saved = folder.newest()?.checkpoint.map_or(0, |checkpoint| checkpoint.step());
     if saved < planned.config.train.steps {
-        note(&format!("stopped after step {saved}, which is saved; go on with: {}", resume::command(folder)));
+        note(&format!(
+            "stopped after step {saved}, which is saved; resume with: {}",
+            resume::command(folder)
+        ));
         return Ok(ExitCode::from(STOPPED));
     }
     match show {

@@ -1,4 +1,5 @@
-//! The largest value of every count of the configuration, in one table: what real runs need times a good factor.
+//! The largest value of every count of the configuration, in one table. Each bound exceeds what real runs need by a
+//! large factor.
 //!
 //! The dry run allocates and computes in proportion to these numbers and multiplies them with each other. A
 //! number that is mistyped or hostile is refused here, by name, before anything is made of it; after this check,
@@ -43,8 +44,8 @@ const MAX_GB_PER_S: f64 = 1e7;
 /// replicas.
 const MAX_TOKENS: u128 = 1 << 28;
 
-/// Runs of one block over one micro-batch, in the steps and evaluations of all ranks that are run dry. Each is some
-/// 100 events and 15 KB of the trace, so that all are less than 1 GiB.
+/// Runs of one block over one micro-batch, in the steps and evaluations of all ranks that are run dry. Each takes about
+/// 100 events and 15 KB of the trace, so all of them take less than 1 GiB.
 const MAX_DRY_RUNS: u128 = 1 << 16;
 
 /// Bytes of logits for which the head takes as long to be run dry as a block: it makes them in slices.

@@ -1,4 +1,4 @@
-//! What a configuration may not say: each refusal names the key, the value and what it must be.
+//! Checks of a configuration: each error names the key, its value and what it must be.
 
 use phalanx_tensor::DType;
 
@@ -19,7 +19,7 @@ pub struct ConfigError {
     pub key: &'static str,
     /// The value.
     pub given: String,
-    /// What it must be and what to do.
+    /// What the value must be, and what to do.
     pub expected: String,
 }
 
