@@ -113,7 +113,7 @@ impl Processor {
 
     /// Floating-point operations per second that the threads are capable of in a type, measured.
     pub fn flops_per_s(&self, dtype: DType) -> f64 {
-        peak::flops_per_s(&*self.0, dtype)
+        peak::flops_per_s(&self.0, dtype)
     }
 
     /// Bytes per second of memory, measured on `bytes` bytes.
@@ -121,7 +121,7 @@ impl Processor {
     /// # Errors
     /// When the system does not have that much memory.
     pub fn bandwidth(&self, bytes: usize) -> std::io::Result<Bandwidth> {
-        peak::bandwidth(&*self.0, bytes)
+        peak::bandwidth(&self.0, bytes)
     }
 
     /// The instruction set of the kernels.

@@ -131,10 +131,7 @@ mod tests {
             assert_eq!(own.plan.of(rank), plan.of(rank));
             assert_eq!((own.plan.ranks.len(), own.plan.shared()), (1, plan.shared()));
             assert_eq!(own.plan.spec.ties, plan.spec.ties);
-            assert_eq!(
-                (own.plan.textbook.clone(), own.config),
-                (plan.textbook.clone(), planned.config.clone())
-            );
+            assert_eq!((own.plan.textbook, own.config), (plan.textbook, planned.config.clone()));
         }
         let error = read(&file, 4).err().unwrap().to_string();
         assert!(error.contains("no plan of rank 4"), "{error}");
