@@ -1,8 +1,8 @@
 //! Every key of the configuration with the type of its value, and the known name that a wrong name is nearest to.
 //!
 //! The list is the default configuration written out with its optional keys filled in, so it cannot
-//! drift from the types. A key that is not on it is an error that names the nearest; a value is tried
-//! alone, in a configuration that is otherwise right, so a wrong type is told of its own key.
+//! drift from the types. A key that is not on it is an error that names the nearest one. Each value is tried alone, in a
+//! configuration that is otherwise right, so the error for a wrong type names its own key.
 
 use anyhow::{Result, bail};
 use phalanx_train::RunConfig;

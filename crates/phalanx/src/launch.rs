@@ -1,9 +1,9 @@
-//! Ranks as processes of this machine: started, watched, ended together.
+//! Ranks as processes of this machine: starts them, watches them, and ends them together.
 //!
-//! The launcher starts itself N times, hands each the job's memory by descriptor, and holds a pidfd of
-//! each. When one dies, ends before its work is done, or stands still, the launcher ends the job for all in that rank's
-//! name, gives the others a second to leave, kills what is left, and says who it was and what it did. Ranks are told by
-//! the system to die with it.
+//! The launcher starts its own program N times, passes the job's memory to each rank by descriptor, and holds a pidfd of
+//! each. When a rank dies, ends before its work is done, or stalls, the launcher aborts the job in that rank's name, gives
+//! the others a second to end, kills those that are left, and reports the rank and its last activity. The system kills the
+//! ranks when the launcher dies.
 
 use std::cmp::Reverse;
 use std::io::{BufRead, BufReader, Read};
@@ -61,7 +61,7 @@ pub struct Failure {
     pub reason: String,
     /// Its last activity.
     pub activity: String,
-    /// Whether it was ended by the signal that was to stop the run, before it could listen to it.
+    /// Whether the signal that was to stop the run ended it before its handler was installed.
     pub interrupted: bool,
 }
 
@@ -79,18 +79,18 @@ pub struct RankProcesses {
     ranks: Vec<Running>,
     /// Time for which a rank may be stalled.
     timeout: Duration,
-    /// The system's count of processes that it killed for want of memory, before the ranks started.
+    /// Number of processes that the system had killed because memory ran out, before the ranks started.
     kills: Option<(PathBuf, u64)>,
 }
 
 struct Running {
     child: Child,
-    /// None before it is known, while the process is being started.
+    /// `None` while the process is being started.
     pidfd: Option<OwnedFd>,
     ended: bool,
     /// The thread that gathers its standard output, if that is gathered.
     output: Option<JoinHandle<String>>,
-    /// Shows what it writes.
+    /// Threads that show its output.
     shown: Vec<JoinHandle<()>>,
     /// Whether it writes to the standard error of this process directly.
     shares_stderr: bool,
@@ -109,7 +109,7 @@ impl RankProcesses {
     /// Starts `world` ranks on a task, with the plan of the run that it is about.
     ///
     /// # Errors
-    /// When the system has not that many processes or descriptors; ranks that were started are ended.
+    /// When the system refuses that many processes or descriptors; ranks that were started are ended.
     pub fn start(
         world: usize,
         task: &Task,
@@ -170,10 +170,10 @@ impl RankProcesses {
         Ok(running)
     }
 
-    /// Waits until all ranks have ended; passes signals of this process on. Gives what was gathered.
+    /// Waits until all ranks have ended, and passes signals of this process on. Returns the output that was gathered.
     ///
     /// # Errors
-    /// The first rank that failed, left early, or stood still; the others have been ended then.
+    /// The first rank that failed, ended early, or stalled; the others have been ended then.
     pub fn wait(mut self, signals: &Signals) -> Result<Vec<String>, Failure> {
         let mut failure = None;
         let mut passed_on = false;
@@ -196,7 +196,7 @@ impl RankProcesses {
                 && let Some(first) =
                     ended.or_else(|| self.stalled(&mut stalls, since, passed_on)).or_else(|| self.told())
             {
-                // The abort record names the cause: this rank, unless one spoke up before it.
+                // The abort record names the cause: this rank, unless another has reported an error before it.
                 self.job.abort(first.rank, &first.reason);
                 failure = Some(self.cause(first));
                 kill_at = Some(looked + LEAVE);
@@ -212,7 +212,7 @@ impl RankProcesses {
         failure.map_or(Ok(gathered), Err)
     }
 
-    /// Until a rank ends, a signal comes, or it is time to look at the ranks or to kill.
+    /// Waits until a rank ends, a signal arrives, or it is time to look at the ranks or to kill them.
     fn sleep(&self, signals: &Signals, passed_on: bool, kill_at: Option<Instant>) {
         let alive = self.ranks.iter().filter(|rank| !rank.ended);
         let mut fds: Vec<PollFd> =
@@ -230,7 +230,7 @@ impl RankProcesses {
         let _ = poll(&mut fds, Some(&limit));
     }
 
-    /// Notes who has ended; the first that failed.
+    /// Records which ranks have ended; returns the first that failed.
     fn look(&mut self, signals: &Signals) -> Option<Failure> {
         let mut failure = None;
         for (rank, running) in self.ranks.iter_mut().enumerate().filter(|(_, running)| !running.ended) {
@@ -251,8 +251,8 @@ impl RankProcesses {
         failure
     }
 
-    /// Looks whether ranks move ([`stalls`](crate::stall)). After a signal was passed on, a rank that only waits
-    /// gets less time: it should be finishing its step.
+    /// Looks for stalled ranks ([`stall`](crate::stall)). After a signal was passed on, a rank that only waits gets less
+    /// time: it should be finishing its step.
     fn stalled(&self, stalls: &mut StallDetector, since: Duration, signalled: bool) -> Option<Failure> {
         let timeout = if signalled { self.timeout.min(GRACE) } else { self.timeout };
         let mut still = Vec::new();
@@ -265,7 +265,7 @@ impl RankProcesses {
                 still.push((rank, process));
             }
         }
-        // The rank that has been silent longest is named first: it may be what the others stand still for.
+        // The rank that has been silent longest is named first: it may be what the others wait for.
         still.sort_by_key(|(rank, _)| Reverse(self.job.silent_for(*rank)));
         let (rank, first) = still.first()?;
         let others = still[1..].iter().take(MOST_NAMED).map(|(rank, process)| {
@@ -320,7 +320,8 @@ impl RankProcesses {
             }
             _ => first,
         };
-        // A rank that has named another could not see why it does not come. The number comes from a rank: checked.
+        // A rank that has named another could not see why the other does not come. The number comes from a rank, so it is
+        // checked.
         let Some(running) = self.ranks.get(cause.rank) else { return cause };
         let process = Process::read(running.child.id());
         if !running.ended && (process.stopped || running.is_unread()) {
@@ -329,7 +330,7 @@ impl RankProcesses {
         cause
     }
 
-    /// Waits no more for processes that outlive SIGKILL: the system holds them.
+    /// Stops waiting for processes that SIGKILL has not ended.
     fn abandon(&mut self, failure: Option<&mut Failure>) {
         let left = self.ranks.iter_mut().filter(|rank| !rank.ended);
         let pids: Vec<String> = left
@@ -372,7 +373,7 @@ impl Running {
         self.output.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
     }
 
-    /// Whether it can only wait when it writes to standard error: the reader of that does not read.
+    /// Whether it blocks when it writes to standard error, because nobody reads that.
     fn is_unread(&self) -> bool {
         self.shares_stderr && output::stderr_is_unread()
     }
@@ -404,7 +405,7 @@ fn each_line(from: impl Read, mut take: impl FnMut(&[u8])) {
 
 fn gather(mut from: impl Read) -> String {
     let mut text = String::new();
-    // What was read before an error is still figures.
+    // What was read before an error is kept.
     let _ = from.read_to_string(&mut text);
     text
 }

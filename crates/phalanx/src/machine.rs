@@ -26,7 +26,7 @@ pub struct Available {
 }
 
 impl std::fmt::Display for Available {
-    /// As the second half of a sentence that begins with what is needed.
+    /// Completes a sentence that begins with the bytes that are needed.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Available { bytes, group } = self;
         match group {
@@ -44,7 +44,7 @@ impl std::fmt::Display for Available {
 pub fn available() -> Option<Available> {
     let system = kib_field("/proc/meminfo", "MemAvailable:").map(|bytes| Available { bytes, group: None });
     let group = memory_limit().map(|limit| Available { bytes: limit.available_bytes, group: Some(limit) });
-    // Of equals the system, whose sentence is shorter.
+    // Where both are equal: the system, whose sentence is shorter.
     [system, group].into_iter().flatten().min_by_key(|available| available.bytes)
 }
 
@@ -53,8 +53,8 @@ pub fn memory_limit() -> Option<GroupLimit> {
     control_group::tightest(Path::new("/"))
 }
 
-/// Number of processes that the kernel has killed because memory ran out, and the file that says so: in the control group of this
-/// process, or else on the machine.
+/// Number of processes that the kernel has killed because memory ran out, and the file that says so: for the control
+/// group of this process, or else for the machine.
 pub fn out_of_memory_kills() -> Option<(PathBuf, u64)> {
     control_group::out_of_memory_kills(Path::new("/")).or_else(|| {
         let file = PathBuf::from("/proc/vmstat");
@@ -78,7 +78,7 @@ pub fn processor() -> String {
     system_files::processor_field("model name").unwrap_or("unknown".to_string())
 }
 
-/// Those of the processor's instruction sets that matter here.
+/// The processor's instruction sets that the kernels use or may use.
 pub fn instruction_sets() -> Vec<String> {
     const KNOWN: [&str; 10] = [
         "sse4_2",

@@ -1,7 +1,7 @@
-//! The program `phalanx`: reads the command line, does the command, tells errors on standard error.
+//! The program `phalanx`: reads the command line, runs the command, reports errors on standard error.
 //!
-//! Exit codes: 0 the work was done, 1 an error (told in one message), 2 a command line that is none, 130 a training
-//! run that was stopped by Ctrl-C or a signal after it had saved, 141 nobody reads standard output any more.
+//! Exit codes: 0 success, 1 an error (reported in one message), 2 an invalid command line, 130 a training run that was
+//! stopped by Ctrl-C or a signal after it had saved, 141 the reader of standard output has closed it.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Tells an error; the exit code for it.
+/// Reports an error; returns its exit code.
 fn explain(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref().is_some_and(OutputError::reader_is_gone) {
         return ExitCode::from(output::READER_GONE);

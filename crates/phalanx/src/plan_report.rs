@@ -11,8 +11,8 @@ use crate::mesh_report;
 use crate::planned::{Planned, outside_bytes};
 use crate::report::{Table, bytes, count, plural, whole};
 
-/// Everything, bytes exact. `ranks` has the shape of `memory.json`; of a large world it has one rank of each place
-/// in the pipeline, which stands for `ranks_alike`.
+/// The whole plan with exact bytes. `ranks` has the format of `memory.json`; in a large world it has one rank of each
+/// pipeline stage, which stands for `ranks_alike` ranks.
 pub fn to_json(planned: &Planned) -> Value {
     let plan = &planned.plan;
     let spec = &plan.spec;
@@ -60,7 +60,7 @@ fn chunks_json(spec: &Spec) -> Value {
     })
 }
 
-/// Bytes of one parameter as it is computed with.
+/// Bytes of one parameter in the compute type.
 fn parameter_bytes(spec: &Spec) -> u64 {
     spec.precision.compute.bytes() as u64
 }
@@ -80,7 +80,7 @@ fn reduce_json(other: &Planned) -> Value {
     })
 }
 
-/// The few lines that a training run begins with.
+/// The summary that is shown when a training run starts.
 pub fn short(planned: &Planned, name: &str) -> String {
     format!("{}\n{}", headline(planned, name), memory_table(planned))
 }
@@ -128,7 +128,7 @@ fn headline(planned: &Planned, name: &str) -> String {
     text
 }
 
-/// The policy, in words.
+/// Describes the precision policy.
 fn precision(spec: &Spec) -> String {
     let Precision { compute, accumulate, communicate } = spec.precision;
     let master = if spec.precision.has_master() { " with f32 master weights" } else { "" };
@@ -146,8 +146,8 @@ fn precision(spec: &Spec) -> String {
     format!("computed in {compute}{master}; gradients summed in {accumulate}{crossing}{scale}")
 }
 
-/// A column for ranks that hold the same; what the textbook says of the model's states beside it. Of a mesh, a row
-/// a rank.
+/// A column for ranks that hold the same, beside the textbook's numbers for the model's states. For a mesh: a row for
+/// each rank.
 fn memory_table(planned: &Planned) -> String {
     if mesh_report::has_mesh(&planned.plan.spec) {
         return mesh_report::memory(planned);

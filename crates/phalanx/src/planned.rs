@@ -1,7 +1,7 @@
 //! A configuration with its plan, and the check that this machine has the memory for it.
 //!
-//! The arena is planned to the byte. What lies outside of it (code, stacks, packing buffers of the matrix
-//! product, windows of files) is an estimate, always shown as such; both together must fit.
+//! The arena is planned to the byte. The memory outside of it (code, stacks, packing buffers of the matrix product,
+//! windows of files) is an estimate and shown as such. Both together must fit.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ const MOST_DRY_RUNS: u128 = 1 << 12;
 pub struct Planned {
     /// The configuration.
     pub config: ResolvedConfig,
-    /// Made from it.
+    /// The plan of its run.
     pub plan: Arc<RunPlan>,
 }
 
@@ -53,7 +53,7 @@ impl Planned {
     /// The plan of another run, whose configuration differs in what `change` does.
     ///
     /// # Errors
-    /// When that cannot work.
+    /// A configuration that cannot work.
     pub fn with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<Planned> {
         let config = self.config.with(change)?;
         let spec = &self.plan.spec;
@@ -62,7 +62,7 @@ impl Planned {
         Planned::new(config, Arc::clone(&spec.model), whole)
     }
 
-    /// Type that products are computed in.
+    /// Element type in which matrix products are computed.
     pub fn compute(&self) -> DType {
         self.plan.spec.precision.compute
     }
@@ -74,12 +74,12 @@ impl Planned {
         traced * self.each_stands_for() as u64
     }
 
-    /// Ranks for which one that was run dry stands, itself among them.
+    /// Number of ranks for which each planned rank stands, itself among them.
     pub fn each_stands_for(&self) -> usize {
         self.plan.spec.world() / self.plan.ranks.len()
     }
 
-    /// Bytes of the rank that needs most.
+    /// Bytes that the rank with the largest memory needs.
     pub fn needed_by_one(&self) -> u64 {
         let most = self.plan.ranks.iter().map(|rank| rank.memory.arena_bytes).max().unwrap_or(0);
         most + outside_bytes(&self.plan.spec)
@@ -173,7 +173,7 @@ impl Planned {
         }
     }
 
-    /// The fewest sequences of a micro-batch that are planned in a moment: 1, unless that makes very many micro-batches.
+    /// The smallest micro-batch that is planned quickly: 1, unless that makes very many micro-batches.
     fn smallest_micro(&self) -> usize {
         let (spec, micro) = (&self.plan.spec, self.plan.spec.micro);
         let runs = |few: usize| {
@@ -204,7 +204,7 @@ impl Planned {
 /// No chunks, stages or mesh for the model.
 pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Spec> {
     let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world()));
-    // The error tells its cause itself.
+    // The text of the error has its cause.
     Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))
 }
 

@@ -25,7 +25,7 @@ use crate::user_config::UserConfig;
 pub struct Resumed {
     /// The stored configuration with what was changed since.
     pub given: UserConfig,
-    /// To start from, with its model; `None` when the run has saved nothing yet.
+    /// The checkpoint to start from and its model; `None` when the run has saved nothing yet.
     pub checkpoint: Option<(Checkpoint, Arc<dyn Model>)>,
     /// Whether the run starts from its beginning and uses nothing in the folder.
     pub starts: bool,
@@ -44,8 +44,8 @@ impl Resumed {
     }
 }
 
-/// Finds out how to go on in `folder`; `file` is the configuration named on the command line. Tells `warn` what is
-/// not as it should be.
+/// Finds out how to resume the run in `folder`. `file` is the configuration named on the command line. Problems that do
+/// not stop the run are passed to `warn`.
 ///
 /// # Errors
 /// A folder without a run, damaged files, a change that the stored tensors do not allow.
@@ -101,13 +101,13 @@ pub fn resume(
         && config.data.extensions == before.data.extensions
         && config.data.tokens == before.data.tokens
         && config.data.tokenizer == before.data.tokenizer;
-    // Who names a token file again takes it as it is now.
+    // A token file that is named again is taken as it is now.
     let tokens = stored.tokens.filter(|_| same_data && !said("data.tokens"));
     Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, notes })
 }
 
-/// The decay of the learning rate ends where it ended, whatever `train.steps` is now: in a run that was started before
-/// `schedule.decay_steps` was written down, at its `train.steps`. A rate that is constant from here on has none.
+/// Keeps the step at which the learning rate's decay ends, whatever `train.steps` is now. In a run that was started before
+/// `schedule.decay_steps` was written down, that is its `train.steps`. A rate that is constant from here on has none.
 fn keep_decay(given: &mut UserConfig, before: &RunConfig, config: &RunConfig) {
     let kept = before.decay_end();
     let constant = config.schedule.kind == ScheduleKind::Constant;
@@ -121,8 +121,7 @@ fn keep_decay(given: &mut UserConfig, before: &RunConfig, config: &RunConfig) {
     }
 }
 
-/// Refuses a given shape that is not the checkpoint's, and forgets the folder of an import: the weights
-/// come from the checkpoint now.
+/// Refuses a given shape that is not the checkpoint's, and removes `model.init`: the weights come from the checkpoint now.
 fn fill_shape(
     given: &mut UserConfig,
     config: &RunConfig,
@@ -157,7 +156,7 @@ fn fill_shape(
     Ok(())
 }
 
-/// Refuses changes that the optimizer's states or the step do not allow.
+/// Refuses changes that the checkpoint's optimizer states or step do not allow.
 fn check_states(config: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
     let dir = checkpoint.dir().display();
     let needed = match config.optimizer.kind {
@@ -179,7 +178,7 @@ fn check_states(config: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a tokenizer whose ids mean something else than those that the model has learned.
+/// Refuses a tokenizer whose ids differ from those that the model has learned.
 ///
 /// # Errors
 /// With both tokenizers, and what to do.
@@ -190,7 +189,7 @@ pub fn check_vocabulary(
     tokenizer: &Tokenizer,
 ) -> Result<()> {
     let stored = || Tokenizer::load(folder.path()).ok();
-    // Checkpoints of earlier programs do not say: the run's own tokenizer does.
+    // Checkpoints of earlier versions do not record it: the run's own tokenizer does.
     let learned = digests_of(checkpoint).tokenizer.or_else(|| Some(stored()?.digest()));
     if checkpoint.step() == 0 || learned.is_none_or(|learned| learned == tokenizer.digest()) {
         return Ok(());
@@ -220,12 +219,12 @@ fn precision_note(now: &PrecisionConfig, checkpoint: &Checkpoint) -> Option<Stri
     Some(format!("precision.compute was {was} and is {is} from here on{scale}"))
 }
 
-/// The command that goes on with a run.
+/// The command that resumes a run.
 pub fn command(folder: &RunFolder) -> String {
     format!("phalanx train --run {} --resume", shell_word(&folder.path().display().to_string()))
 }
 
-/// A path as a shell takes it.
+/// A word quoted for a shell, where it needs quotes.
 pub fn shell_word(text: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "/._-+=:,".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
@@ -235,7 +234,7 @@ pub fn shell_word(text: &str) -> String {
     }
 }
 
-/// Paths that mean the same wherever the run is resumed from.
+/// An absolute path, which means the same wherever the run is resumed from.
 pub fn absolute(path: &str) -> String {
     std::path::absolute(path).map_or_else(|_| path.to_string(), |path: PathBuf| path.display().to_string())
 }
@@ -247,7 +246,7 @@ mod tests {
     use super::*;
     use crate::args::Overrides;
 
-    /// The configuration that a run goes on with, from the stored one and what is set anew.
+    /// The configuration of a resumed run, from the stored one and what is set now.
     fn resumed(stored: &str, set: &[&str]) -> ResolvedConfig {
         let stored = UserConfig::of_text(stored).unwrap();
         let overrides = Overrides { set: set.iter().map(|set| set.to_string()).collect(), nproc: None };

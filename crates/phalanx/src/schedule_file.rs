@@ -29,7 +29,7 @@ pub fn text_of(value: &str) -> Result<Option<String>> {
 /// Reads a schedule and checks that it can be run.
 ///
 /// # Errors
-/// As [`text_of`].
+/// As for [`text_of`].
 pub fn read(path: &str) -> Result<Schedule> {
     let text = match phalanx_files::read_text(Path::new(path), SCHEDULE_BYTES) {
         Ok(text) => text,

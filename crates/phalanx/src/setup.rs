@@ -1,5 +1,4 @@
-//! From a configuration to a run that is ready to train: tokens, model and plan, all checked, and only then
-//! written into the run folder, together.
+//! Sets a run up: tokens, model and plan are prepared and checked, and only then written into the run folder, together.
 
 use std::path::PathBuf;
 
@@ -20,7 +19,7 @@ use crate::task::{Show, TrainTask};
 use crate::user_config::UserConfig;
 use crate::{machine, plan_report, resume, tokenizing};
 
-/// A run whose files are prepared and whose plan fits; its folder is as it was.
+/// A run whose files are prepared and whose plan fits; its folder has not changed yet.
 pub struct Prepares {
     staged: Staged,
     /// The plan.
@@ -46,7 +45,7 @@ pub fn prepare(folder: &RunFolder, started: &Resumed, show: Show) -> Result<Prep
 }
 
 impl Prepares {
-    /// Writes the run's files into its folder and gives the ranks' task. `file` is the configuration as the user
+    /// Writes the run's files into its folder and returns the task of its ranks. `file` is the configuration as the user
     /// gave it.
     ///
     /// # Errors
@@ -77,8 +76,8 @@ impl Prepares {
     }
 }
 
-/// Completes `staged` by the configuration and the checksums, and commits it. `tokens` is the checksum of the
-/// token file. What is not given and not staged stays as it is, unless the run `starts`.
+/// Adds the configuration and the checksums to `staged`, and commits it. `tokens` is the checksum of the token file. Files
+/// that are not given and not staged stay as they are, unless the run `starts`.
 ///
 /// # Errors
 /// A folder that is full or cannot be written.
@@ -108,7 +107,7 @@ pub fn write_config(
     staged.commit(starts)
 }
 
-/// The tokens of a run before they were read.
+/// The tokens of a run before they are read.
 struct Tokens {
     prepared: Prepared,
     /// Folder of the token file, if the configuration names none.

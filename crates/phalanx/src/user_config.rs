@@ -14,7 +14,7 @@ use crate::args::Overrides;
 use crate::limits::CONFIG_BYTES;
 use crate::{keys, schedule_file};
 
-/// Pairs of keys of which each follows from the other.
+/// Pairs of keys that determine each other.
 const RANKS: [&str; 2] = ["parallel.ranks", "parallel.data"];
 const MICRO: [&str; 2] = ["batch.micro", "parallel.micro_batches"];
 
@@ -29,7 +29,7 @@ impl UserConfig {
     /// Reads a configuration file.
     ///
     /// # Errors
-    /// A file that is missing, no TOML, or has unknown keys or values of the wrong type.
+    /// A file that is missing or not TOML, or has unknown keys or values of the wrong type.
     pub fn read(path: &Path) -> Result<UserConfig> {
         let text = match phalanx_files::read_text(path, CONFIG_BYTES) {
             Ok(text) => text,
@@ -53,7 +53,7 @@ impl UserConfig {
         Ok(UserConfig { tables, text })
     }
 
-    /// A configuration that is no file.
+    /// A configuration from a text.
     #[cfg(test)]
     pub fn of_text(text: &str) -> Result<UserConfig> {
         UserConfig::parse(text.to_string(), "the text")
@@ -76,8 +76,7 @@ impl UserConfig {
     /// Applies what the command line says, and puts the text of a schedule file in the place of its path.
     ///
     /// # Errors
-    /// An assignment that is none, or of an unknown key, or a value of the wrong type; a schedule file that is
-    /// missing or cannot be run.
+    /// A malformed assignment, an unknown key, a value of the wrong type; a schedule file that is missing or cannot be run.
     pub fn with(mut self, overrides: &Overrides, data: &[PathBuf]) -> Result<UserConfig> {
         for text in &overrides.set {
             let (key, value) = keys::assignment(text)?;
@@ -108,7 +107,7 @@ impl UserConfig {
         Ok(self)
     }
 
-    /// This, with every key of `changes` whose value is not the one in `before` replaced.
+    /// Takes from `changes` every key whose value differs from that in `before`.
     pub fn changed_by(mut self, changes: &UserConfig, before: &UserConfig) -> UserConfig {
         let differs = |key: &str, value: &Value| keys::lookup(&before.tables, key) != Some(value);
         for (key, value) in keys::flat(&changes.tables).filter(|(key, value)| differs(key, value)) {
@@ -144,14 +143,14 @@ impl UserConfig {
         }
     }
 
-    /// Gives a key a whole number.
+    /// Sets a key to a whole number.
     pub fn set_whole(&mut self, key: &str, value: u64) {
-        // TOML has whole numbers up to 2^63 - 1; the largest is as good as any beyond.
+        // TOML has whole numbers up to 2^63 - 1; larger ones mean the same as the largest.
         let value = i64::try_from(value).unwrap_or(i64::MAX);
         keys::insert(&mut self.tables, key, Value::Integer(value));
     }
 
-    /// With defaults for what was left out.
+    /// The configuration, with defaults for what was left out.
     ///
     /// # Errors
     /// None for keys that were checked.

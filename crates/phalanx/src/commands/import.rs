@@ -21,19 +21,19 @@ use crate::run_folder_lock::RunFolderLock;
 use crate::staged::Staged;
 use crate::{output, resume, setup, shape};
 
-/// Sequence of a run on an imported model, where its positions allow.
+/// Sequence length of a run on an imported model, where its positions allow it.
 const SEQ: usize = 1024;
 
-/// Vocabulary by which GPT-2's own tokenizer is known.
+/// Size of the vocabulary of GPT-2's own tokenizer.
 const GPT2_VOCAB: usize = 50257;
 
-/// States of the update rule that a new run uses, zero at the start.
+/// Optimizer states of a new run, which are zero at the start.
 const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
 /// Makes the run folder.
 ///
 /// # Errors
-/// A folder of no known family, tensors that are missing or of another shape, a run folder with a run.
+/// A folder of an unknown architecture, tensors that are missing or of another shape, a run folder with a run.
 pub fn import(args: &ImportArgs) -> Result<()> {
     let (source, model) = shape::read_hugging_face(&args.dir)?;
     let network = shape::whole(&*model);
@@ -63,7 +63,7 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     Ok(())
 }
 
-/// Writes the configuration, the tokenizer and the checkpoint, whose path it gives.
+/// Writes the configuration, the tokenizer and the checkpoint; returns the path of the checkpoint.
 fn write_run(
     args: &ImportArgs,
     folder: &RunFolder,
@@ -71,7 +71,7 @@ fn write_run(
     model: &dyn Model,
     parameters: &[ParameterSpec],
 ) -> Result<PathBuf> {
-    // Another start may have been here before the lock was taken.
+    // Another process may have started a run here before the lock was acquired.
     folder.refuse_results()?;
     let tokenizer = tokenizer(&args.dir, model)?;
     let config =
@@ -87,7 +87,7 @@ fn write_run(
         json!({ "step": 0, "samples": 0, "config": config, "model": model.to_config(), "data": digests });
     let tmp = begin(&folder.checkpoints(), 0)?;
     if let Err(error) = write(source, model, parameters, &tmp) {
-        // The first error is the one to tell; what is left is removed by the next save.
+        // The first error is reported; what is left is removed by the next save.
         let _ = discard(&tmp);
         return Err(error);
     }
