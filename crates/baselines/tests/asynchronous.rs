@@ -24,7 +24,7 @@ use phalanx_train::dataset::{DataDigests, prepare};
 use phalanx_train::groups::GroupSource;
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::run::{Job, RunError, Silent, Start};
-use phalanx_train::{Dataset, Groups, RunConfig, Spec, Summary};
+use phalanx_train::{Dataset, Groups, ResolvedConfig, RunConfig, Spec, Summary};
 use rig::{State, assert_same_state, golden_config, golden_steps, same_bits, spec};
 
 /// A change to a configuration.
@@ -395,7 +395,7 @@ fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) 
     let plan = asynchronous::plan(of).unwrap();
     let ranks = plan.spec.world_size();
     let memory: Vec<_> = plan.ranks.iter().map(|rank| rank.memory.clone()).collect();
-    let (config, run) = (config.clone(), run.to_path_buf());
+    let (config, run) = (ResolvedConfig::new(config.clone()).unwrap(), run.to_path_buf());
     let digests = DataDigests::default();
     let job =
         Job { config, plan: plan.into(), data: data(), run, digests, start, peak_flops_per_s: Some(1e9) };

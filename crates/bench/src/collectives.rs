@@ -6,8 +6,8 @@ use anyhow::Result;
 use phalanx_collectives::bench::median_us;
 use phalanx_collectives::{CollectiveOp, Group, MetaGroup};
 use phalanx_drawing::report::{Table, bytes};
-use phalanx_plan::{MemoryPlan, plan_memory};
-use phalanx_tensor::{DType, Device};
+use phalanx_plan::{MemoryPlan, plan_memory_of};
+use phalanx_tensor::{DType, Device, Memory};
 use phalanx_trace::PhaseName;
 use serde::{Deserialize, Serialize};
 
@@ -39,16 +39,18 @@ pub struct CollectiveFigures {
     pub algbw_gbs: f64,
 }
 
-/// The memory that one rank needs for the largest measurement: the same code runs on the device that only records.
+/// The memory that one rank needs for the largest measurement, on the device and on the host: the same code runs on the
+/// device that only records.
 ///
 /// # Errors
 /// None but a bug of the bench.
-pub fn plan(task: &CollectivesTask, rank: usize, ranks: usize) -> Result<MemoryPlan> {
+pub fn plan(task: &CollectivesTask, rank: usize, ranks: usize) -> Result<[MemoryPlan; 2]> {
     let device = Device::meta(1);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let group: Arc<dyn Group> = Arc::new(MetaGroup::new("data", rank, ranks, recorder));
     measure(task, &device, &*group)?;
-    Ok(plan_memory(&device.take_trace(rank))?)
+    let trace = device.take_trace(rank);
+    Ok([plan_memory_of(&trace, Memory::Device)?, plan_memory_of(&trace, Memory::Host)?])
 }
 
 /// Times every operation with every size on `device`, whose memory replays [`plan`].

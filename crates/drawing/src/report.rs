@@ -46,7 +46,7 @@ pub fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{ending}")
 }
 
-/// Columns that line up: the first to the left, the others to the right.
+/// A text table: the first column is aligned to the left, the others to the right.
 #[derive(Default)]
 pub struct Table {
     rows: Vec<Vec<String>>,

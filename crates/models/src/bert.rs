@@ -14,17 +14,42 @@ use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Gelu, Heads, Layout};
 use serde_json::{Value, json};
 
-use crate::config::{decimal, epsilon, expect_computed, expect_family, heads, number, probability};
+use crate::config::{decimal, epsilon, expect_architecture, expect_computed, heads, number, probability};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
-use crate::{Dropouts, Model, ModelError, ModelShape, NumberedLayers, Objective, Stored};
+use crate::{
+    Arch, Architecture, Dropouts, Model, ModelError, ModelShape, NumberedLayers, Objective, ShapeKeys, Stored,
+};
 
 /// The token table, which the output projection shares.
 const WORDS: &str = "bert.embeddings.word_embeddings.weight";
 
-/// Of all weights and tables (`initializer_range`).
+/// Initial values of all weights and tables (`initializer_range`).
 const NORMAL: Init = Init::Normal(0.02);
 
-/// Shape of a BERT, and what it drops in training.
+/// Added to the variance of a norm where no file says another number.
+const EPS: f32 = 1e-12;
+
+/// Its entry in the registry.
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    name: "bert",
+    title: "BERT",
+    objective: Objective::Masked,
+    keys: ShapeKeys {
+        layers: "num_hidden_layers",
+        hidden: "hidden_size",
+        heads: "num_attention_heads",
+        positions: "max_position_embeddings",
+        vocab: "vocab_size",
+    },
+    build: |shape| {
+        let ModelShape { layers, hidden, heads, vocab, positions } = shape;
+        let (intermediate, dropout) = (4 * hidden, Dropouts::default());
+        Bert { layers, hidden, heads, intermediate, vocab, positions, eps: EPS, dropout }.into()
+    },
+    from_config: |config| Bert::from_config(config).map(Into::into),
+};
+
+/// Sizes of a BERT, and its dropout in training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bert {
     /// Transformer blocks (`num_hidden_layers`).
@@ -41,7 +66,7 @@ pub struct Bert {
     pub positions: usize,
     /// Added to the variance of a norm (`layer_norm_eps`).
     pub eps: f32,
-    /// What is dropped in training; no part of what the weights compute.
+    /// Dropout in training.
     pub dropout: Dropouts,
 }
 
@@ -143,13 +168,13 @@ impl Bert {
         LayerNorm { prefix, hidden: self.hidden, eps: self.eps }
     }
 
-    /// From a `config.json` of transformers. What it drops is that of the training which made the file; a run
-    /// drops what its own configuration says.
+    /// Reads a `config.json` of transformers. Its dropout is that of the training which made the file; a run uses the
+    /// dropout of its own configuration.
     ///
     /// # Errors
     /// When the file describes another architecture, or a variant that is not computed here.
     pub fn from_config(config: &Value) -> Result<Bert, ModelError> {
-        expect_family(config, "bert")?;
+        expect_architecture(config, ARCHITECTURE.name)?;
         expect_computed(
             config,
             &[
@@ -171,7 +196,7 @@ impl Bert {
             intermediate: number(config, "intermediate_size", MAX_INTERMEDIATE)?,
             vocab: number(config, "vocab_size", MAX_VOCAB)?,
             positions: number(config, "max_position_embeddings", MAX_POSITIONS)?,
-            eps: epsilon(config, "layer_norm_eps", 1e-12)?,
+            eps: epsilon(config, "layer_norm_eps", EPS)?,
             dropout: Dropouts { embedding: residual, attention, residual },
         })
     }
@@ -192,12 +217,12 @@ impl Model for Bert {
         ModelShape { layers, hidden, heads, vocab, positions }
     }
 
-    fn objective(&self) -> Objective {
-        Objective::Masked
+    fn architecture(&self) -> Option<Arch> {
+        Some(Arch::BERT)
     }
 
-    /// As transformers writes it. There is one probability for embedding and residual path there: the
-    /// latter's. No id is padding.
+    /// The file that transformers writes. It has one dropout probability for embedding and residual path: this writes
+    /// that of the residual path. No id is padding.
     fn to_config(&self) -> Value {
         json!({
             "architectures": ["BertForMaskedLM"],
@@ -209,7 +234,7 @@ impl Model for Bert {
             "intermediate_size": self.intermediate,
             "layer_norm_eps": decimal(self.eps),
             "max_position_embeddings": self.positions,
-            "model_type": "bert",
+            "model_type": ARCHITECTURE.name,
             "num_attention_heads": self.heads,
             "num_hidden_layers": self.layers,
             "pad_token_id": null,

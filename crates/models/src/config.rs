@@ -2,16 +2,20 @@
 
 use serde_json::Value;
 
+use crate::registry;
+
 /// A `config.json` of a model that this code does not compute.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum ModelError {
     /// Another architecture.
     #[error(
-        "config.json: model_type is {given}, expected \"gpt2\" or \"bert\"; other families cannot be imported yet"
+        "config.json: model_type is {given}, expected {known}; other architectures cannot be imported yet"
     )]
     Architecture {
         /// What the file says.
         given: String,
+        /// The known architectures.
+        known: String,
     },
     /// A key that is absent or of the wrong kind.
     #[error("config.json: {key} is {given}, expected {expected}")]
@@ -83,10 +87,10 @@ impl ModelError {
     }
 }
 
-/// Refuses a file of another architecture than `family`.
-pub(crate) fn expect_family(config: &Value, family: &str) -> Result<(), ModelError> {
+/// Refuses a file of another architecture than the one with this name.
+pub(crate) fn expect_architecture(config: &Value, name: &str) -> Result<(), ModelError> {
     let given = config.get("model_type").unwrap_or(&Value::Null);
-    if given != family { Err(ModelError::Architecture { given: given.to_string() }) } else { Ok(()) }
+    if given != name { Err(registry::unknown(config)) } else { Ok(()) }
 }
 
 /// Refuses a file in which one of these keys says something else; what is absent is as transformers has it,

@@ -1,8 +1,8 @@
-//! Whether a family's file holds the tensors of the model that its `config.json` describes: all of them, in
+//! Checks that a Hugging Face file holds the tensors of the model that its `config.json` describes: all of them, in
 //! their shapes, and no others.
 //!
-//! A tensor too many is a layer that would be dropped in silence, or a variant that is not computed here; so it
-//! is an error, unless the family's programs are known to write it beside the weights. The number of layers is
+//! An extra tensor is a layer that would be dropped silently, or a variant that is not computed here. So it is an error,
+//! unless the programs of the architecture are known to write it beside the weights. The number of layers is
 //! compared first, from names alone: a network of a billion layers is never built.
 
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ use phalanx_parallel::TensorParallel;
 
 use crate::{Model, ModelError};
 
-/// How a family numbers its layers in files.
+/// How the files of an architecture number its layers.
 #[derive(Clone, Copy, Debug)]
 pub struct NumberedLayers {
     /// The key of `config.json` with their number.
     pub key: &'static str,
-    /// What stands before a layer's number in the name of a tensor: as it is written now, and in older files.
+    /// Prefixes of a layer's number in tensor names: the one that is written now, then those of older files.
     pub prefixes: &'static [&'static str],
 }
 

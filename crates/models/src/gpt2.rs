@@ -12,12 +12,36 @@ use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Gelu, Heads, Layout};
 use serde_json::{Value, json};
 
-use crate::config::{decimal, epsilon, expect_computed, expect_family, heads, number, probability};
+use crate::config::{decimal, epsilon, expect_architecture, expect_computed, heads, number, probability};
 use crate::limits::{MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
-use crate::{Dropouts, Model, ModelError, ModelShape, NumberedLayers, Stored};
+use crate::{
+    Arch, Architecture, Dropouts, Model, ModelError, ModelShape, NumberedLayers, Objective, ShapeKeys, Stored,
+};
 
-/// How files number the layers; the hub's first GPT-2 left out the first word.
+/// How files number the layers. The first GPT-2 on the Hugging Face hub leaves out `transformer.`.
 const LAYERS: NumberedLayers = NumberedLayers { key: "n_layer", prefixes: &["transformer.h.", "h."] };
+
+/// Added to the variance of a norm where no file says another number.
+const EPS: f32 = 1e-5;
+
+/// Its entry in the registry.
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    name: "gpt2",
+    title: "GPT-2",
+    objective: Objective::Causal,
+    keys: ShapeKeys {
+        layers: "n_layer",
+        hidden: "n_embd",
+        heads: "n_head",
+        positions: "n_positions",
+        vocab: "vocab_size",
+    },
+    build: |shape| {
+        let ModelShape { layers, hidden, heads, vocab, positions } = shape;
+        Gpt2 { layers, hidden, heads, vocab, positions, eps: EPS, dropout: Dropouts::default() }.into()
+    },
+    from_config: |config| Gpt2::from_config(config).map(Into::into),
+};
 
 /// Shape of a GPT-2, and what it drops in training.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +58,7 @@ pub struct Gpt2 {
     pub positions: usize,
     /// Added to the variance of a norm (`layer_norm_epsilon`).
     pub eps: f32,
-    /// What is dropped in training; no part of what the weights compute.
+    /// Dropout in training.
     pub dropout: Dropouts,
 }
 
@@ -136,7 +160,7 @@ impl Gpt2 {
             "embd_pdrop": decimal(self.dropout.embedding),
             "initializer_range": 0.02,
             "layer_norm_epsilon": decimal(self.eps),
-            "model_type": "gpt2",
+            "model_type": ARCHITECTURE.name,
             "n_ctx": self.positions,
             "n_embd": self.hidden,
             "n_head": self.heads,
@@ -151,13 +175,13 @@ impl Gpt2 {
         })
     }
 
-    /// From a `config.json` of transformers. What it drops is that of the training which made the file; a run
-    /// drops what its own configuration says.
+    /// Reads a `config.json` of transformers. Its dropout is that of the training which made the file; a run uses the
+    /// dropout of its own configuration.
     ///
     /// # Errors
     /// When the file describes another architecture, or a variant that is not computed here.
     pub fn from_config(config: &Value) -> Result<Gpt2, ModelError> {
-        expect_family(config, "gpt2")?;
+        expect_architecture(config, ARCHITECTURE.name)?;
         let hidden = number(config, "n_embd", MAX_HIDDEN)?;
         expect_computed(
             config,
@@ -180,7 +204,7 @@ impl Gpt2 {
             heads: heads(config, "n_head", hidden, "n_embd")?,
             vocab: number(config, "vocab_size", MAX_VOCAB)?,
             positions: number(config, "n_positions", MAX_POSITIONS)?,
-            eps: epsilon(config, "layer_norm_epsilon", 1e-5)?,
+            eps: epsilon(config, "layer_norm_epsilon", EPS)?,
             dropout: Dropouts {
                 embedding: probability(config, "embd_pdrop")?,
                 attention: probability(config, "attn_pdrop")?,
@@ -200,7 +224,11 @@ impl Model for Gpt2 {
         ModelShape { layers, hidden, heads, vocab, positions }
     }
 
-    /// As transformers writes it.
+    fn architecture(&self) -> Option<Arch> {
+        Some(Arch::GPT2)
+    }
+
+    /// The file that transformers writes.
     fn to_config(&self) -> Value {
         self.config()
     }

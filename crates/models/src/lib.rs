@@ -1,4 +1,4 @@
-//! Model families, each as a sequence of blocks with the names of its Hugging Face files.
+//! Model architectures, each as a sequence of blocks with the names of its Hugging Face files.
 #![forbid(unsafe_code)]
 
 pub mod bert;
@@ -7,11 +7,13 @@ pub mod contents;
 pub mod gpt2;
 pub mod limits;
 pub mod model;
+mod registry;
 pub mod stored;
 
 pub use bert::Bert;
 pub use config::ModelError;
 pub use contents::{NumberedLayers, check_contents, check_layers};
 pub use gpt2::Gpt2;
-pub use model::{Dropouts, Model, ModelShape, Objective, from_config};
+pub use model::{Dropouts, Model, ModelShape, Objective};
+pub use registry::{Arch, Architecture, ShapeKeys, from_config};
 pub use stored::{Overlap, Stored};

@@ -1,4 +1,4 @@
-//! What the engine asks of a model: its network, for whatever part of it a rank has.
+//! The interface of a model to the engine: its network, of which each rank makes its part.
 
 use std::sync::Arc;
 
@@ -6,9 +6,9 @@ use phalanx_layers::{Checkpointing, Network, ParameterSpec};
 use phalanx_parallel::TensorParallel;
 use serde_json::{Value, json};
 
-use crate::{Bert, Gpt2, ModelError, NumberedLayers, Stored};
+use crate::{Arch, Bert, Gpt2, NumberedLayers, Stored};
 
-/// Numbers of a Transformer that strategies and reports need.
+/// Sizes of a Transformer that parallelism and reports need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelShape {
     /// Transformer blocks.
@@ -23,84 +23,76 @@ pub struct ModelShape {
     pub positions: usize,
 }
 
-/// Probabilities of dropping an element in training, each in `0.0..1.0`.
+/// Dropout probabilities in training, each in `0.0..1.0`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Dropouts {
-    /// Of the embedding (`embd_pdrop`; BERT's `hidden_dropout_prob`, after the norm).
+    /// Dropout of the embedding (`embd_pdrop`; BERT's `hidden_dropout_prob`, after the norm).
     pub embedding: f32,
-    /// Of the attention probabilities (`attn_pdrop`; `attention_probs_dropout_prob`).
+    /// Dropout of the attention probabilities (`attn_pdrop`; `attention_probs_dropout_prob`).
     pub attention: f32,
-    /// Of both projections into the residual stream (`resid_pdrop`; `hidden_dropout_prob`).
+    /// Dropout of both projections into the residual stream (`resid_pdrop`; `hidden_dropout_prob`).
     pub residual: f32,
 }
 
-/// What a model learns from a sequence.
+/// Training objective of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objective {
-    /// The next token, from those before it (GPT).
+    /// Predict the next token from those before it (GPT).
     Causal,
-    /// Tokens that were hidden, from those around them (BERT).
+    /// Predict hidden tokens from those around them (BERT).
     Masked,
 }
 
-/// A model: blocks in sequence with a head, written once, of which every rank makes its part.
+/// A model: blocks in sequence with a head, written once with whole sizes; every rank makes its part of it.
 ///
-/// A model of one's own implements `network`, `shape` and `dropping`; the other methods are for what it
-/// learns, and for files.
+/// A model of your own implements `network`, `shape` and `dropping`. The other methods are about the training objective
+/// and about files.
 pub trait Model: Send + Sync + std::fmt::Debug {
     /// The whole network; `tensor` gives this rank's part of each layer.
     fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network;
 
-    /// Its numbers.
+    /// Its sizes.
     fn shape(&self) -> ModelShape;
 
-    /// What it learns.
-    fn objective(&self) -> Objective {
-        Objective::Causal
+    /// Its architecture in the registry; `None` for a model that is not there.
+    fn architecture(&self) -> Option<Arch> {
+        None
     }
 
-    /// As a `config.json`, by which [`from_config`] knows the families of this crate; null for a model that
-    /// has no such file.
+    /// Its training objective.
+    fn objective(&self) -> Objective {
+        self.architecture().map_or(Objective::Causal, |arch| arch.objective)
+    }
+
+    /// Its `config.json`, which [`from_config`](crate::from_config) reads; null for a model that has no such file.
     fn to_config(&self) -> Value {
         json!(null)
     }
 
-    /// The tensors of its family's files that `parameter`, whole or a part of it, is made of: their
-    /// concatenation along dimension 0, in this order.
+    /// The tensors in Hugging Face files whose concatenation along dimension 0, in this order, is `parameter`. The
+    /// parameter may be whole or a part.
     fn stored_as(&self, parameter: &ParameterSpec) -> Vec<Stored> {
         vec![Stored::same(parameter)]
     }
 
-    /// Names of tensors that files may have beside `stored`, the name of one that [`Model::stored_as`] gives:
-    /// copies of it with the same numbers, since the family ties the two.
+    /// Names of tensors that files may hold beside the tensor `stored` of [`Model::stored_as`]: copies with the same
+    /// numbers, because the architecture ties the two.
     fn copies_of(&self, _stored: &str) -> &'static [&'static str] {
         &[]
     }
 
-    /// How its family numbers layers in files; `None` for a model that has no such file.
+    /// How files of its architecture number the layers; `None` for a model that has no such file.
     fn numbered_layers(&self) -> Option<NumberedLayers> {
         None
     }
 
-    /// Whether its family's programs write a tensor of this name that is no weight of this model, and is left
-    /// out without loss.
+    /// Whether files hold a tensor of this name that is no weight of this model, and that can be left out without loss.
     fn is_ignored(&self, _name: &str) -> bool {
         false
     }
 
-    /// The same with other probabilities of dropping.
+    /// The same model with other dropout probabilities.
     fn dropping(&self, dropout: Dropouts) -> Arc<dyn Model>;
-}
-
-/// The family that a `config.json` of transformers describes.
-///
-/// # Errors
-/// Another architecture, or a variant that is not computed here.
-pub fn from_config(config: &Value) -> Result<Arc<dyn Model>, ModelError> {
-    match config.get("model_type").and_then(Value::as_str) {
-        Some("bert") => Bert::from_config(config).map(Into::into),
-        _ => Gpt2::from_config(config).map(Into::into),
-    }
 }
 
 impl From<Gpt2> for Arc<dyn Model> {

@@ -1,4 +1,4 @@
-//! What a parameter of ours is in a family's files: mostly a tensor of the same name, sometimes several.
+//! How a parameter is stored in Hugging Face files: mostly as a tensor of the same name, sometimes as several.
 //!
 //! A parameter is the concatenation along dimension 0 of the tensors that [`Model::stored_as`](crate::Model)
 //! lists, so elements of one are consecutive elements of the other. Files that older programs wrote may have
@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use phalanx_layers::ParameterSpec;
 
-/// A tensor of a family's file: a parameter of ours, or consecutive rows of one.
+/// A tensor of a Hugging Face file: a parameter, or consecutive rows of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
     /// Name under which it is written.
@@ -29,10 +29,10 @@ pub struct Stored {
 /// Elements that a tensor of a file and a piece of a parameter have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlap {
-    /// Of the file's tensor. Where the parameter is a part of a whole: of the same part
+    /// Elements of the file's tensor. Where the parameter is a part of a whole: elements of the same part
     /// ([`ParameterSpec::stripe`]) of the tensor.
     pub theirs: Range<u64>,
-    /// Of the piece.
+    /// Elements of the piece of the parameter.
     pub ours: Range<usize>,
 }
 
@@ -61,7 +61,7 @@ impl Stored {
         elements(&self.shape)
     }
 
-    /// The first of its names that a file has; its own where the file has none, for the message.
+    /// The first of its names that a file has; [`Stored::name`] where the file has none of them.
     pub fn name_in(&self, has: impl Fn(&str) -> bool) -> &str {
         let names = || std::iter::once(&self.name).chain(&self.aliases);
         names().find(|name| has(name)).unwrap_or(&self.name)

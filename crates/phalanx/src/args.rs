@@ -28,7 +28,7 @@ use crate::task::Show;
     infer_long_args = true
 )]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -50,7 +50,7 @@ pub enum Command {
     Rank(RankArgs),
 }
 
-/// What overrides a configuration file.
+/// Arguments that override keys of the configuration file.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Overrides {
     /// Sets one key of the configuration, as `train.steps=200`; may be repeated
@@ -64,15 +64,15 @@ pub struct Overrides {
 
 /// Shows what every rank will hold, compute and send
 ///
-/// Runs every rank of the configuration dry, on a device that only records, and prints from that record
-/// the bytes by rank and category, what a step computes and sends, how parameters are packed in chunks,
-/// and the textbook formulas beside it; of a mesh, the place of each rank, and the stages of a pipeline with
-/// its bubble. A configuration that needs more memory than there is gets refused with the bytes.
+/// Runs every rank of the configuration on a device that only records, and prints from that record the
+/// bytes by rank and category, the operations and bytes sent in a step, the chunks of parameters, and the
+/// textbook formulas beside them; for a mesh also the coordinates of each rank, and the stages of a pipeline
+/// with its bubble. A configuration that needs more memory than there is is refused with the bytes.
 ///
-/// With --schedule: draws a pipeline schedule instead, prints it in PyTorch's text form, and says what it idles
-/// and holds. NAME is model, gpipe, 1f1b, interleaved, zb-h1 or zb-v; FILE a schedule of one's own in that text
-/// form, which is checked. With CONFIG its stages cost what their operations are, without each action takes 1.
-/// Nothing is written but what --svg and --text name.
+/// With --schedule: draws a pipeline schedule instead, prints it in PyTorch's text form, and reports its idle
+/// time and memory. NAME is model, gpipe, 1f1b, interleaved, zb-h1 or zb-v; FILE is your own schedule in that
+/// text form, which is checked. With CONFIG the time of an action follows from the operations of its stage;
+/// without it each action takes 1. Only the files of --svg and --text are written.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx plan examples/quickstart.toml\n  \
@@ -97,25 +97,25 @@ pub struct PlanArgs {
     pub draw: DrawArgs,
 }
 
-/// What `plan --schedule` draws, and where to.
+/// Arguments of `plan --schedule`.
 #[derive(Debug, Args)]
 pub struct DrawArgs {
-    /// Draws a pipeline schedule: that of CONFIG, or this one
+    /// Draw a pipeline schedule: that of CONFIG, or this one
     #[arg(long, value_name = "NAME|FILE", num_args = 0..=1)]
     pub schedule: Option<Option<String>>,
-    /// Pipeline ranks; those of CONFIG, or 4
+    /// Pipeline ranks; when left out those of CONFIG, or 4
     #[arg(long, value_name = "P", requires = "schedule")]
     pub pipeline: Option<usize>,
-    /// Micro-batches of a step; those of CONFIG, or twice the ranks
+    /// Micro-batches of a step; when left out those of CONFIG, or twice the ranks
     #[arg(long, value_name = "M", requires = "schedule")]
     pub micro_batches: Option<usize>,
-    /// Stages of each rank under interleaved; those of CONFIG, or 2
+    /// Stages of each rank under interleaved; when left out those of CONFIG, or 2
     #[arg(long, value_name = "V", requires = "schedule")]
     pub chunks: Option<usize>,
-    /// Writes the drawing as SVG
+    /// Write the drawing as SVG
     #[arg(long, value_name = "FILE", requires = "schedule")]
     pub svg: Option<PathBuf>,
-    /// Writes the schedule in PyTorch's text form, which parallel.schedule = "FILE" runs
+    /// Write the schedule in PyTorch's text form, which parallel.schedule = "FILE" runs
     #[arg(long, value_name = "FILE", requires = "schedule")]
     pub text: Option<PathBuf>,
 }
@@ -123,8 +123,8 @@ pub struct DrawArgs {
 /// Trains a model on text
 ///
 /// Plans the run and shows the plan, then trains: one rank in this process, or N ranks as processes of
-/// this machine. Ctrl-C finishes the step, saves a checkpoint and says how to resume (exit code 130); a
-/// second Ctrl-C leaves at once. Exit code 0 means that the last step was reached.
+/// this machine. Ctrl-C finishes the step, saves a checkpoint and prints how to resume (exit code 130); a
+/// second Ctrl-C ends the run at once. Exit code 0 means that the last step was reached.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx train examples/quickstart.toml\n  \
@@ -150,7 +150,7 @@ pub struct TrainArgs {
     /// Run folder; runs/NAME-of-the-configuration when left out
     #[arg(long, value_name = "DIR")]
     pub run: Option<PathBuf>,
-    /// Go on from the newest checkpoint of the run folder
+    /// Resume from the newest checkpoint of the run folder
     #[arg(long)]
     pub resume: bool,
     /// Print errors only
@@ -165,7 +165,7 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
-    /// What the run shows.
+    /// Output of the run.
     pub fn show(&self) -> Show {
         match (self.quiet, self.json) {
             (true, _) => Show::Nothing,
@@ -221,7 +221,7 @@ pub struct TokenizeArgs {
     /// byte, char, gpt2, or the path of a Hugging Face tokenizer.json
     #[arg(long, default_value = "byte", value_name = "NAME")]
     pub tokenizer: String,
-    /// Of folders, only files that end so; may be repeated
+    /// Read only files with this extension from folders; may be repeated
     #[arg(long, value_name = "EXT")]
     pub extension: Vec<String>,
     /// Token file to write
@@ -298,12 +298,12 @@ pub struct InspectArgs {
 /// Measures steps, kernels, collectives or ways of parallelism
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// What to measure.
+    /// The benchmark.
     #[command(subcommand)]
     pub what: BenchCommand,
 }
 
-/// What can be measured.
+/// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     Step(BenchStepArgs),
@@ -379,7 +379,7 @@ pub enum BenchSetting {
 }
 
 impl BenchSetting {
-    /// As it is given.
+    /// The text of the argument.
     pub fn name(self) -> &'static str {
         match self {
             BenchSetting::Mini => "mini",
@@ -462,7 +462,7 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// What the launcher tells a rank.
+/// Arguments that the launcher gives to a rank.
 #[derive(Debug, Args)]
 pub struct RankArgs {
     /// Number of this rank

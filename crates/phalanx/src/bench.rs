@@ -1,17 +1,16 @@
 //! What one rank does for a benchmark: it takes its memory, and measures.
 
-use std::sync::Arc;
-
 use anyhow::Result;
 use phalanx_bench::collectives::{self, CollectiveFigures, CollectivesTask};
 use phalanx_bench::steps::{self, RankSetup, StepCounts, StepFigures};
 use phalanx_bench::strategies::{self, RankFigures};
 use phalanx_train::GroupSource;
+use phalanx_train::config::DeviceConfig;
 
 use crate::environment::Environment;
 use crate::machine;
 use crate::planned::Planned;
-use crate::seat::{self, Place, Seat};
+use crate::rank_host::{self, RankDevice, RankHost};
 use crate::task::BenchStepTask;
 
 /// Times steps on random tokens.
@@ -21,10 +20,10 @@ use crate::task::BenchStepTask;
 pub fn steps(
     task: &BenchStepTask,
     planned: &Planned,
-    seat: &Seat,
+    host: &RankHost,
     environment: Environment,
 ) -> Result<StepFigures> {
-    on_seat(planned, seat, environment, |setup| steps::measure(setup, &planned.plan, counts(task)))
+    on_device(planned, host, environment, |setup| steps::measure(setup, &planned.plan, counts(task)))
 }
 
 /// Times steps of one of several strategies.
@@ -34,10 +33,10 @@ pub fn steps(
 pub fn strategy(
     task: &BenchStepTask,
     planned: &Planned,
-    seat: &Seat,
+    host: &RankHost,
     environment: Environment,
 ) -> Result<RankFigures> {
-    on_seat(planned, seat, environment, |setup| {
+    on_device(planned, host, environment, |setup| {
         strategies::measure(setup, &planned.plan, &planned.config, counts(task))
     })
 }
@@ -48,12 +47,13 @@ pub fn strategy(
 /// Memory that the system does not give; a rank that died.
 pub fn collectives(
     task: &CollectivesTask,
-    seat: &Seat,
+    host: &RankHost,
     environment: Environment,
 ) -> Result<Vec<CollectiveFigures>> {
-    let Seat::Among(endpoint) = seat else { return Ok(Vec::new()) };
-    let memory = collectives::plan(task, seat.rank(), endpoint.world_size())?;
-    let Place { device, .. } = seat.take(&memory, environment.options(1))?;
+    let RankHost::Job(endpoint) = host else { return Ok(Vec::new()) };
+    let [device_plan, host_plan] = collectives::plan(task, host.rank(), endpoint.world_size())?;
+    let factory = environment.device_factory(&DeviceConfig::default());
+    let RankDevice { device, .. } = host.make_planned_device([&device_plan, &host_plan], 1, &*factory)?;
     collectives::measure(task, &device, &*endpoint.group("data"))
 }
 
@@ -62,27 +62,28 @@ fn counts(task: &BenchStepTask) -> StepCounts {
 }
 
 /// Takes the memory that this rank's plan asks for, and runs `measure` there.
-fn on_seat<T>(
+fn on_device<T>(
     planned: &Planned,
-    seat: &Seat,
+    host: &RankHost,
     environment: Environment,
     measure: impl FnOnce(&RankSetup<'_>) -> Result<T>,
 ) -> Result<T> {
     let plan = &planned.plan;
-    let options = environment.options(plan.spec.threads);
-    let Place { cpu, device, arena_bytes } = seat.take(&plan.of(seat.rank()).memory, options)?;
-    let (source, shares_memory) = match seat {
-        Seat::Alone => (GroupSource::Alone(environment.isa()), false),
-        Seat::Among(endpoint) => (GroupSource::Host(endpoint), true),
+    let factory = environment.device_factory(&planned.config.device);
+    let RankDevice { device, shared_bytes } =
+        host.make_device(plan.of(host.rank()), plan.spec.threads, &*factory)?;
+    let (source, shares_memory) = match host {
+        RankHost::Alone => (GroupSource::Alone(environment.isa()), false),
+        RankHost::Job(endpoint) => (GroupSource::Host(endpoint), true),
     };
     let setup = RankSetup {
-        rank: seat.rank(),
-        cpu: Arc::clone(&cpu),
+        rank: host.rank(),
+        cpu: environment.cpu(plan.spec.threads)?,
         device,
         source,
-        note_step: &|step| seat.note_step(step),
+        note_step: &|step| host.note_step(step),
         page_faults: &machine::page_faults,
-        foreign_bytes: &|| if shares_memory { seat::foreign_bytes(arena_bytes) } else { 0 },
+        foreign_bytes: &|| if shares_memory { rank_host::foreign_bytes(shared_bytes) } else { 0 },
     };
     measure(&setup)
 }

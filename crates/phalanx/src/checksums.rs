@@ -1,4 +1,4 @@
-//! Checksums of what a resume reads again: `checksums.json` in the run folder.
+//! Checksums of the files that a resumed run reads: `checksums.json` in the run folder.
 //!
 //! Checkpoints check themselves. The configuration and the tokens are files of their own, and both may be
 //! newer than the newest checkpoint (a resume with other data that was killed before it saved), so what they
@@ -17,7 +17,7 @@ pub const CHECKSUMS_FILE: &str = "checksums.json";
 /// Largest file that is read: three names and checksums.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// blake3 in hexadecimal of each file; `None` for one that the run does not have, or that nobody knows.
+/// blake3 in hexadecimal of each file; `None` for one that the run does not have or whose checksum is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Checksums {
@@ -32,7 +32,7 @@ pub struct Checksums {
 }
 
 impl Checksums {
-    /// Those of a run folder; `None` where there are none (a run of an earlier program).
+    /// Reads the checksums of a run folder; `None` where there are none (a run of an earlier version).
     ///
     /// # Errors
     /// A damaged file.

@@ -1,10 +1,10 @@
-//! Text as a model makes it: tokens become text as soon as they are whole characters.
+//! Streams generated text: tokens are shown as soon as they form whole characters.
 
 use anyhow::Result;
 use phalanx_data::Tokenizer;
 use phalanx_train::sample::{Generator, Sampling};
 
-/// Tokens that are held back at most: longer than any character cut over tokens.
+/// Largest number of tokens that are held back; no character spans more.
 const HELD: usize = 8;
 
 /// Appends `count` tokens to `tokens` and gives their text to `show`, piece by piece.
@@ -23,7 +23,7 @@ pub fn stream(
     generator.extend(tokens, count, how, |token| -> Result<()> {
         held.push(token);
         let text = tokenizer.decode(&held);
-        // A character that is not whole yet ends in the replacement character.
+        // An incomplete character is decoded as the replacement character.
         if !text.ends_with('\u{fffd}') || held.len() >= HELD {
             show(&text)?;
             held.clear();

@@ -10,6 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::report::bytes;
+use crate::system_files::{row, text};
 
 /// Limits from here on mean that there is none (version 1 writes the largest multiple of a page).
 const UNLIMITED: u64 = 1 << 62;
@@ -33,7 +34,7 @@ impl std::fmt::Display for GroupLimit {
 
 /// A hierarchy of groups and this process's group in it.
 struct Hierarchy {
-    /// Where the groups' folders are.
+    /// Folder of the groups.
     mount: PathBuf,
     /// This process's group, at or below `mount`.
     own: PathBuf,
@@ -46,22 +47,15 @@ enum Version {
     Two,
 }
 
-/// The limit that leaves this process least; `None` without any.
+/// The limit that leaves this process the least memory; `None` without any.
 pub fn tightest(root: &Path) -> Option<GroupLimit> {
     let groups = hierarchies(root);
     let limits = groups.iter().flat_map(Hierarchy::limits);
     limits.min_by_key(|limit| limit.available_bytes)
 }
 
-/// Largest file of the kernel that is read: the list of mounts of a host with thousands of containers.
-const KERNEL_FILE_BYTES: u64 = 16 << 20;
-
-/// The text of a file of the kernel; None where it is missing or is no text.
-fn text(path: &Path) -> Option<String> {
-    phalanx_files::read_text(path, KERNEL_FILE_BYTES).ok()
-}
-
-/// How many processes of this process's group the kernel has killed for want of memory, and the file that says so.
+/// Number of processes of this process's group that the kernel has killed because memory ran out, and the file that
+/// says so.
 pub fn out_of_memory_kills(root: &Path) -> Option<(PathBuf, u64)> {
     hierarchies(root).into_iter().find_map(|hierarchy| {
         let name = match hierarchy.version {
@@ -90,7 +84,7 @@ impl Hierarchy {
             ),
             Version::Two => ("memory.max", "memory.current", ["inactive_file", "active_file"]),
         };
-        let read = |name: &str| text(&folder.join(name));
+        let read = |name: &str| text(folder.join(name));
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
         // Under version 1 a group may leave those below it to themselves.
         if folder != self.own && number("memory.use_hierarchy") == Some(0) {
@@ -111,7 +105,7 @@ impl Hierarchy {
 
 /// The hierarchies that may bound memory: that of version 1 for memory, and that of version 2.
 fn hierarchies(root: &Path) -> Vec<Hierarchy> {
-    let read = |name: &str| text(&root.join(name)).unwrap_or_default();
+    let read = |name: &str| text(root.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
     let of_group = |line: &str| {
         // `4:cpu,memory:/path`; in version 2 `0::/path`.
@@ -163,12 +157,6 @@ fn unescaped(path: &str) -> String {
         }
     }
     text
-}
-
-/// The number behind `name` in a table of names and numbers.
-fn row(table: &str, name: &str) -> Option<u64> {
-    let mut rows = table.lines().filter_map(|line| line.split_once(' '));
-    rows.find(|(known, _)| *known == name)?.1.trim().parse().ok()
 }
 
 #[cfg(test)]

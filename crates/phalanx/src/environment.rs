@@ -1,17 +1,21 @@
-//! What the environment says: the one place that reads it. Ranks inherit it from their launcher.
+//! The environment variables: the one place that reads them. Ranks inherit them from their launcher.
+//!
+//! They decide how devices compute, so the factory that makes devices is here, too.
 
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use phalanx_cpu::Cpu;
-use phalanx_cpu::Options;
+use phalanx_cpu::peak::{self, Bandwidth};
+use phalanx_cpu::{Cpu, CpuFactory, Options};
 use phalanx_simd::Isa;
-use phalanx_tensor::{Arena, Device};
+use phalanx_simulated::SimulatedFactory;
+use phalanx_tensor::{Arena, DType, Device, DeviceFactory, Kernels};
+use phalanx_train::config::{DeviceChoice, DeviceConfig};
 
 /// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`.
 const ISA: &str = "PHALANX_ISA";
 
-/// What was read.
+/// The values that were read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Environment {
     isa: Isa,
@@ -27,22 +31,48 @@ impl Environment {
         Ok(Environment { isa: instruction_set(&isa.to_string_lossy(), Isa::detect())? })
     }
 
-    /// What kernels use.
+    /// Instruction set of the kernels.
     pub fn isa(self) -> Isa {
         self.isa
     }
 
-    /// How `threads` threads compute.
+    /// Options of a processor device with `threads` threads.
     pub fn options(self, threads: usize) -> Options {
         Options { isa: self.isa, ..Options::new(threads) }
     }
 
-    /// `threads` threads that compute so.
+    /// The factory for the devices of a run: the one place where `device.kind` becomes a device.
+    pub fn device_factory(self, device: &DeviceConfig) -> Box<dyn DeviceFactory> {
+        match device.choice() {
+            DeviceChoice::Cpu => Box::new(CpuFactory { options: self.options(1), populate: true }),
+            DeviceChoice::Simulated(simulated) => {
+                let options = phalanx_simulated::Options {
+                    copy_bytes_per_s: simulated.copy_bytes_per_s,
+                    seed: simulated.seed,
+                    ..phalanx_simulated::Options::new(0)
+                };
+                let kernels = move |threads| -> std::io::Result<Arc<dyn Kernels>> {
+                    Ok(Cpu::with_options(self.options(threads))?)
+                };
+                Box::new(SimulatedFactory::new(options, simulated.memory_bytes, kernels))
+            }
+        }
+    }
+
+    /// The processor's kernels on `threads` threads, for the benchmark of kernels.
     ///
     /// # Errors
-    /// When the system starts fewer.
+    /// When the system starts fewer threads.
     pub fn cpu(self, threads: usize) -> Result<Arc<Cpu>> {
         Ok(Cpu::with_options(self.options(threads))?)
+    }
+
+    /// The processor with `threads` threads, to be measured.
+    ///
+    /// # Errors
+    /// When the system starts fewer threads.
+    pub fn processor(self, threads: usize) -> Result<Processor> {
+        Ok(Processor(self.cpu(threads)?))
     }
 
     /// A device of `threads` threads whose memory is not planned.
@@ -54,7 +84,30 @@ impl Environment {
     }
 }
 
-/// The one that is named; the best of a processor that has `best` where none is.
+/// Threads that compute, to be measured.
+pub struct Processor(Arc<Cpu>);
+
+impl Processor {
+    /// Floating-point operations per second that the threads are capable of in a type, measured.
+    pub fn flops_per_s(&self, dtype: DType) -> f64 {
+        peak::flops_per_s(&self.0, dtype)
+    }
+
+    /// Bytes per second of memory, measured on `bytes` bytes.
+    ///
+    /// # Errors
+    /// When the system does not have that much memory.
+    pub fn bandwidth(&self, bytes: usize) -> std::io::Result<Bandwidth> {
+        peak::bandwidth(&self.0, bytes)
+    }
+
+    /// The instruction set of the kernels.
+    pub fn isa(&self) -> Isa {
+        self.0.isa()
+    }
+}
+
+/// The instruction set called `name`; `best`, the processor's best, for an empty name.
 fn instruction_set(name: &str, best: Isa) -> Result<Isa> {
     if name.is_empty() {
         return Ok(best);

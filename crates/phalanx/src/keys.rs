@@ -1,8 +1,8 @@
-//! Every key of the configuration, with the type of its value and the name it is nearest to.
+//! Every key of the configuration with the type of its value, and the known name that a wrong name is nearest to.
 //!
 //! The list is the default configuration written out with its optional keys filled in, so it cannot
-//! drift from the types. A key that is not on it is an error that names the nearest; a value is tried
-//! alone, in a configuration that is otherwise right, so a wrong type is told of its own key.
+//! drift from the types. A key that is not on it is an error that names the nearest one. Each value is tried alone, in a
+//! configuration that is otherwise right, so the error for a wrong type names its own key.
 
 use anyhow::{Result, bail};
 use phalanx_train::RunConfig;
@@ -31,6 +31,9 @@ fn full() -> Table {
     config.parallel.ranks = Some(1);
     config.parallel.data = Some(1);
     config.parallel.micro_batches = Some(1);
+    config.device.memory_mb = Some(1.0);
+    config.device.copy_gb_per_s = Some(1.0);
+    config.device.seed = Some(1);
     config.memory.hidden_dim = Some(1);
     config.memory.limit_mb = Some(1.0);
     config.precision.communicate = Some(Float::F32);
@@ -71,7 +74,7 @@ pub fn check(given: &Table, origin: &str) -> Result<()> {
             }
             (None, Some(_)) => {
                 let near = nearest(name, full.keys().map(String::as_str));
-                bail!("{origin}: unknown table [{name}]; the nearest known is [{near}]");
+                bail!("{origin}: unknown table [{name}]; did you mean [{near}]?");
             }
             (None, None) => return Err(unknown(&full, name, origin)),
         }
@@ -127,7 +130,7 @@ fn check_value(full: &Table, key: &str, value: &Value, origin: &str) -> Result<(
     bail!("{origin}: {key} = {value}: expected {}", expected(key, known, error.message()))
 }
 
-/// What a key wants, in words; for a choice the words come from `message`, the reader's own.
+/// Describes the values of a key. For a choice, the description comes from `message`, the error of the reader.
 fn expected(key: &str, known: &Value, message: &str) -> String {
     match (key, known) {
         ("memory.chunk", _) => "\"auto\", \"none\" or a number of MiB".to_string(),
@@ -150,7 +153,7 @@ fn unknown(full: &Table, key: &str, origin: &str) -> anyhow::Error {
     let keys: Vec<String> = flat(full).map(|(key, _)| key).collect();
     let near = nearest(key, keys.iter().map(String::as_str));
     let (table, leaf) = near.split_once('.').unwrap_or(("", near));
-    anyhow::anyhow!("{origin}: unknown key {key}; the nearest known is {leaf} in table [{table}] ({near})")
+    anyhow::anyhow!("{origin}: unknown key {key}; did you mean {leaf} in table [{table}] ({near})?")
 }
 
 /// The known name that was most likely meant. A right key in a wrong table counts as one edit.
@@ -200,6 +203,7 @@ mod tests {
             ("[parallel]\noverlap = 1", ["parallel.overlap", "1", "true or false"]),
             ("[precision]\ncompute = \"fp16\"", ["precision.compute", "fp16", "\"bf16\", \"f16\""]),
             ("[precision]\nhysteresis = 0.5", ["precision.hysteresis", "0.5", "a whole number"]),
+            ("[device]\nkind = \"gpu\"", ["device.kind", "\"gpu\"", "\"cpu\" or \"simulated\""]),
             ("model = 3", ["model", "3", "[model]"]),
         ] {
             for word in words {

@@ -1,9 +1,9 @@
-//! Ranks as processes of this machine: started, watched, ended together.
+//! Ranks as processes of this machine: starts them, watches them, and ends them together.
 //!
-//! The launcher starts itself N times, hands each the job's memory by descriptor, and holds a pidfd of
-//! each. When one dies, ends before its work is done, or stands still, the launcher ends the job for all in that rank's
-//! name, gives the others a second to leave, kills what is left, and says who it was and what it did. Ranks are told by
-//! the system to die with it.
+//! The launcher starts its own program N times, passes the job's memory to each rank by descriptor, and holds a pidfd of
+//! each. When a rank dies, ends before its work is done, or stalls, the launcher aborts the job in that rank's name, gives
+//! the others a second to end, kills those that are left, and reports the rank and its last activity. The system kills the
+//! ranks when the launcher dies.
 
 use std::cmp::Reverse;
 use std::io::{BufRead, BufReader, Read};
@@ -23,33 +23,33 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::output::{self, TrainOutput, note};
 use crate::signals::Signals;
-use crate::stillness::{Process, Stillness, Vitals};
+use crate::stall::{Observation, Process, StallDetector};
 use crate::task::Task;
-use crate::{death, machine, task_file};
+use crate::{exit_status, machine, task_file};
 
-/// How long ranks may take to leave after one of them died.
+/// Time that ranks have to end after one of them has failed.
 const LEAVE: Duration = Duration::from_secs(1);
 
-/// How long a process may take to end after SIGKILL. One that waits for a disk does not see the signal before that
+/// Time that a process has to end after SIGKILL. One that waits for a disk does not see the signal before the disk
 /// answers.
 const KILLED: Duration = Duration::from_secs(5);
 
-/// How long a rank may stand still after a signal has asked it to finish its step and save.
+/// Time for which a rank may be stalled after a signal has asked it to finish its step and save.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How much later than the ranks the launcher gives up: they know better whom they wait for.
+/// The launcher gives up this much later than the ranks, which know better for whom they wait.
 const PRECEDENCE: Duration = Duration::from_millis(500);
 
-/// Least and most time between two looks at the ranks.
+/// Shortest and longest time between two looks at the ranks.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
-/// Most ranks that stand still beside the first and are named.
+/// Largest number of stalled ranks that are named beside the first.
 const MAX_NAMED: usize = 15;
 
 /// SIGHUP, SIGINT, SIGTERM.
 const STOPS: [i32; 3] = [1, 2, 15];
 
-/// Most ranks of one machine.
+/// Largest number of ranks on one machine.
 const MAX_RANKS: usize = 1024;
 
 /// Why a job ended early.
@@ -57,11 +57,11 @@ const MAX_RANKS: usize = 1024;
 pub struct Failure {
     /// The rank that was the cause.
     pub rank: usize,
-    /// What it said, or how it died.
+    /// Its error, or how its process ended.
     pub reason: String,
-    /// What it did last.
+    /// Its last activity.
     pub activity: String,
-    /// Whether it was ended by the signal that was to stop the run, before it could listen to it.
+    /// Whether the signal that was to stop the run ended it before its handler was installed.
     pub interrupted: bool,
 }
 
@@ -74,43 +74,48 @@ impl std::fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// The ranks of a job.
-pub struct Crew {
+pub struct RankProcesses {
     job: HostJob,
     ranks: Vec<Running>,
-    /// How long a rank may stand still.
-    patience: Duration,
-    /// The system's count of processes that it killed for want of memory, before the ranks started.
+    /// Time for which a rank may be stalled.
+    timeout: Duration,
+    /// Number of processes that the system had killed because memory ran out, before the ranks started.
     kills: Option<(PathBuf, u64)>,
 }
 
 struct Running {
     child: Child,
-    /// None before it is known, while the process is being started.
+    /// `None` while the process is being started.
     pidfd: Option<OwnedFd>,
     ended: bool,
-    /// What it wrote to standard output, if that is gathered.
+    /// The thread that gathers its standard output, if that is gathered.
     output: Option<JoinHandle<String>>,
-    /// Shows what it writes.
+    /// Threads that show its output.
     shown: Vec<JoinHandle<()>>,
     /// Whether it writes to the standard error of this process directly.
     shares_stderr: bool,
 }
 
-/// Where standard output of the ranks goes.
+/// Destination of the ranks' standard output.
 #[derive(Clone)]
 pub enum Output {
     /// Rank 0's as it is, others' with their number before each line on standard error.
     Shown(TrainOutput),
-    /// To whoever waits for the crew.
+    /// To the caller of [`RankProcesses::wait`].
     Gathered,
 }
 
-impl Crew {
+impl RankProcesses {
     /// Starts `world` ranks on a task, with the plan of the run that it is about.
     ///
     /// # Errors
-    /// When the system has not that many processes or descriptors; ranks that were started are ended.
-    pub fn start(world: usize, task: &Task, plan: Option<&RunPlan>, output: &Output) -> Result<Crew> {
+    /// When the system refuses that many processes or descriptors; ranks that were started are ended.
+    pub fn start(
+        world: usize,
+        task: &Task,
+        plan: Option<&RunPlan>,
+        output: &Output,
+    ) -> Result<RankProcesses> {
         if world > MAX_RANKS {
             bail!("{world} ranks: one machine holds at most {MAX_RANKS}");
         }
@@ -118,14 +123,14 @@ impl Crew {
         let task_fd =
             job.hand_over(&task_file::encode(task, plan)?).context("the memory file of the ranks' task")?;
         let kills = machine::out_of_memory_kills();
-        let mut crew = Crew { job, ranks: Vec::new(), patience: task.patience(), kills };
+        let mut processes = RankProcesses { job, ranks: Vec::new(), timeout: task.timeout(), kills };
         for rank in 0..world {
-            let running = crew.start_rank(rank, task_fd, output).with_context(|| {
+            let running = processes.start_rank(rank, task_fd, output).with_context(|| {
                 format!("rank {rank} of {world} could not be started; see the limits in `phalanx doctor`")
             })?;
-            crew.ranks.push(running);
+            processes.ranks.push(running);
         }
-        Ok(crew)
+        Ok(processes)
     }
 
     fn start_rank(&self, rank: usize, task_fd: i32, output: &Output) -> Result<Running> {
@@ -165,15 +170,15 @@ impl Crew {
         Ok(running)
     }
 
-    /// Waits until all ranks have ended; passes signals of this process on. Gives what was gathered.
+    /// Waits until all ranks have ended, and passes signals of this process on. Returns the output that was gathered.
     ///
     /// # Errors
-    /// The first rank that failed, left early, or stood still; the others have been ended then.
+    /// The first rank that failed, ended early, or stalled; the others have been ended then.
     pub fn wait(mut self, signals: &Signals) -> Result<Vec<String>, Failure> {
         let mut failure = None;
         let mut passed_on = false;
         let mut kill_at = None;
-        let mut stillness = Stillness::new(self.ranks.len());
+        let mut stalls = StallDetector::new(self.ranks.len());
         let mut looked = Instant::now();
         while self.ranks.iter().any(|rank| !rank.ended) {
             self.sleep(signals, passed_on, kill_at);
@@ -182,17 +187,16 @@ impl Crew {
                 self.signal(Signal::TERM);
                 // Ranks that are stopped take the signal, too: they finish their step and save.
                 self.signal(Signal::CONT);
-                stillness = Stillness::new(self.ranks.len());
+                stalls = StallDetector::new(self.ranks.len());
             }
             let since = looked.elapsed();
             looked += since;
             let ended = self.look(signals);
             if failure.is_none()
-                && let Some(first) = ended
-                    .or_else(|| self.stand_still(&mut stillness, since, passed_on))
-                    .or_else(|| self.told())
+                && let Some(first) =
+                    ended.or_else(|| self.stalled(&mut stalls, since, passed_on)).or_else(|| self.told())
             {
-                // The abort record names the cause: this rank, unless one spoke up before it.
+                // The abort record names the cause: this rank, unless another has reported an error before it.
                 self.job.abort(first.rank, &first.reason);
                 failure = Some(self.cause(first));
                 kill_at = Some(looked + LEAVE);
@@ -208,7 +212,7 @@ impl Crew {
         failure.map_or(Ok(gathered), Err)
     }
 
-    /// Until a rank ends, a signal comes, or it is time to look at the ranks or to kill.
+    /// Waits until a rank ends, a signal arrives, or it is time to look at the ranks or to kill them.
     fn sleep(&self, signals: &Signals, passed_on: bool, kill_at: Option<Instant>) {
         let alive = self.ranks.iter().filter(|rank| !rank.ended);
         let mut fds: Vec<PollFd> =
@@ -220,21 +224,21 @@ impl Crew {
         let left =
             kill_at.map(|at| at.saturating_duration_since(Instant::now()).max(Duration::from_millis(10)));
         let [min, max] = LOOK_EVERY;
-        let limit = left.unwrap_or((self.patience / 8).clamp(min, max));
+        let limit = left.unwrap_or((self.timeout / 8).clamp(min, max));
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         // Interrupted or timed out: the caller looks at everything in any case.
         let _ = poll(&mut fds, Some(&limit));
     }
 
-    /// Notes who has ended; the first that failed.
+    /// Records which ranks have ended; returns the first that failed.
     fn look(&mut self, signals: &Signals) -> Option<Failure> {
         let mut failure = None;
         for (rank, running) in self.ranks.iter_mut().enumerate().filter(|(_, running)| !running.ended) {
             let Ok(Some(status)) = running.child.try_wait() else { continue };
             running.ended = true;
             if failure.is_none()
-                && let Some(how) = death::unexpected_end(status, self.job.is_done(rank), || {
-                    death::sigkill(&self.kills, &machine::out_of_memory_kills())
+                && let Some(how) = exit_status::unexpected_end(status, self.job.is_done(rank), || {
+                    exit_status::sigkill(&self.kills, &machine::out_of_memory_kills())
                 })
             {
                 let reason = format!("process {} {how}", running.child.id());
@@ -247,21 +251,21 @@ impl Crew {
         failure
     }
 
-    /// Looks whether ranks move ([`stillness`](crate::stillness)). After a signal was passed on, a rank that only waits
-    /// gets less time: it should be finishing its step.
-    fn stand_still(&self, stillness: &mut Stillness, since: Duration, signalled: bool) -> Option<Failure> {
-        let patience = if signalled { self.patience.min(GRACE) } else { self.patience };
+    /// Looks for stalled ranks ([`stall`](crate::stall)). After a signal was passed on, a rank that only waits gets less
+    /// time: it should be finishing its step.
+    fn stalled(&self, stalls: &mut StallDetector, since: Duration, signalled: bool) -> Option<Failure> {
+        let timeout = if signalled { self.timeout.min(GRACE) } else { self.timeout };
         let mut still = Vec::new();
         for (rank, running) in self.ranks.iter().enumerate().filter(|(_, running)| !running.ended) {
             let process = Process::read(running.child.id());
-            stillness.note(rank, &Vitals { silent: self.job.silent_for(rank), process }, since);
+            stalls.note(rank, &Observation { silent: self.job.silent_for(rank), process }, since);
             // What a signal asked for may take a disk as long as without the signal.
-            let limit = if process.in_disk { self.patience } else { patience };
-            if stillness.time(rank) >= limit.saturating_add(PRECEDENCE) {
+            let limit = if process.in_disk { self.timeout } else { timeout };
+            if stalls.time(rank) >= limit.saturating_add(PRECEDENCE) {
                 still.push((rank, process));
             }
         }
-        // The rank that has been silent longest is named first: it may be what the others stand still for.
+        // The rank that has been silent longest is named first: it may be what the others wait for.
         still.sort_by_key(|(rank, _)| Reverse(self.job.silent_for(*rank)));
         let (rank, first) = still.first()?;
         let others = still[1..].iter().take(MAX_NAMED).map(|(rank, process)| {
@@ -277,29 +281,29 @@ impl Crew {
         };
         let asked = if signalled { "; a signal has asked the run to end" } else { "" };
         let reason = format!(
-            "it stands still: {}; for {:.1} s it has given no sign of life and has used no processor time \
+            "it is stalled: {}; for {:.1} s it has given no sign of life and has used no processor time \
              (parallel.timeout_s = {}{asked}){}{more}",
             self.held_up_by(*rank, first),
-            stillness.time(*rank).as_secs_f64(),
-            self.patience.as_secs(),
+            stalls.time(*rank).as_secs_f64(),
+            self.timeout.as_secs(),
             others.collect::<String>(),
         );
         Some(Failure { rank: *rank, reason, activity: self.job.last_activity(*rank), interrupted: false })
     }
 
-    /// A failure that a rank has told and not yet died of.
+    /// A failure that a rank has reported and has not yet ended with.
     fn told(&self) -> Option<Failure> {
         let (rank, reason) = self.job.aborted()?;
         Some(Failure { rank, reason, activity: self.job.last_activity(rank), interrupted: false })
     }
 
-    /// What a process that does not move waits for, as far as can be seen from outside.
+    /// What a stalled process waits for, as far as can be seen from outside.
     fn held_up_by(&self, rank: usize, process: &Process) -> String {
         let pid = self.ranks[rank].child.id();
         match (process.stopped, self.ranks[rank].is_unread(), process.in_disk) {
             (true, _, _) => {
                 format!(
-                    "process {pid} is stopped, by a signal or a debugger; `kill -CONT {pid}` lets it go on"
+                    "process {pid} is stopped, by a signal or a debugger; `kill -CONT {pid}` lets it continue"
                 )
             }
             (false, true, _) => format!("process {pid} waits for its standard error to be read"),
@@ -308,7 +312,7 @@ impl Crew {
         }
     }
 
-    /// What the job's record says about the cause; `first` is who was seen first to end or to stand still.
+    /// The cause of the failure by the job's record; `first` is the rank that was seen first to end or to be stalled.
     fn cause(&self, first: Failure) -> Failure {
         let mut cause = match self.job.aborted() {
             Some((rank, reason)) if rank != first.rank || reason != first.reason => {
@@ -316,7 +320,8 @@ impl Crew {
             }
             _ => first,
         };
-        // A rank that has named another could not see why it does not come. The number comes from a rank: checked.
+        // A rank that has named another could not see why the other does not come. The number comes from a rank, so it is
+        // checked.
         let Some(running) = self.ranks.get(cause.rank) else { return cause };
         let process = Process::read(running.child.id());
         if !running.ended && (process.stopped || running.is_unread()) {
@@ -325,7 +330,7 @@ impl Crew {
         cause
     }
 
-    /// Waits no more for processes that outlive SIGKILL: the system holds them.
+    /// Stops waiting for processes that SIGKILL has not ended.
     fn abandon(&mut self, failure: Option<&mut Failure>) {
         let left = self.ranks.iter_mut().filter(|rank| !rank.ended);
         let pids: Vec<String> = left
@@ -368,7 +373,7 @@ impl Running {
         self.output.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
     }
 
-    /// Whether it can only wait when it writes to standard error: the reader of that does not read.
+    /// Whether it blocks when it writes to standard error, because nobody reads that.
     fn is_unread(&self) -> bool {
         self.shares_stderr && output::stderr_is_unread()
     }
@@ -400,7 +405,7 @@ fn each_line(from: impl Read, mut take: impl FnMut(&[u8])) {
 
 fn gather(mut from: impl Read) -> String {
     let mut text = String::new();
-    // What was read before an error is still figures.
+    // What was read before an error is kept.
     let _ = from.read_to_string(&mut text);
     text
 }

@@ -1,10 +1,10 @@
-//! What the learning rate does when a run goes on: told before the first step, and what a finished run may do next.
+//! Notes about the learning rate: how it continues in a resumed run, and how a finished run may be continued.
 
 use phalanx_checkpoint::Checkpoint;
 use phalanx_train::RunConfig;
 use phalanx_train::config::ScheduleKind;
 
-/// What a resumed run's learning rate will do, if the keys that it follows from were changed.
+/// A note about the learning rate of a resumed run, if a key on which it depends was changed.
 pub fn note(before: &RunConfig, now: &RunConfig, checkpoint: &Checkpoint) -> Option<String> {
     let changed = before.train.steps != now.train.steps || before.learning_rate() != now.learning_rate();
     let step = checkpoint.step();
@@ -64,7 +64,7 @@ pub fn more_steps(config: &RunConfig) -> String {
     more
 }
 
-/// The same with a warm restart; none for a rate that does not decay.
+/// Arguments that continue a finished run with a warm restart; `None` for a rate that does not decay.
 pub fn more_steps_with_restart(config: &RunConfig) -> Option<String> {
     let decays = config.schedule.kind != ScheduleKind::Constant;
     let steps = config.train.steps;
@@ -80,7 +80,7 @@ mod tests {
         let mut config = RunConfig::default();
         (config.optimizer.lr, config.schedule.min_lr, config.schedule.warmup) = (1e-3, 1e-4, 10);
         config.train.steps = steps;
-        config.resolve_decay();
+        config.schedule.decay_steps = config.decay_end();
         config
     }
 

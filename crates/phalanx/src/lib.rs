@@ -1,4 +1,4 @@
-//! Trains Transformer language models on many ranks with little memory; this is the library's face.
+//! Trains Transformer language models on many ranks with little memory; this is the public library.
 //!
 //! The program `phalanx` does all of it from the command line. From Rust, a run is four things: a
 //! [`RunConfig`], a model's shape ([`Gpt2`]), the [`RunPlan`] that a dry run of the two gives, and the
@@ -35,7 +35,7 @@
 //! ```
 //!
 //! Ranks as processes: [`HostJob`] and [`join`] give each an [`Endpoint`], and [`Groups`] makes the groups of its
-//! place in the [`Mesh`]. A model of your own is a [`Model`]: a [`Network`] of [`layers`], written once for
+//! coordinates in the [`Mesh`]. A model of your own is a [`Model`]: a [`Network`] of [`layers`], written once for
 //! [`TensorParallel`] and cut by the configuration. `examples/` has `all_reduce` on three ranks, `ddp` in a few lines,
 //! and `own_model` on a mesh of eight.
 #![forbid(unsafe_code)]
@@ -58,6 +58,6 @@ pub use phalanx_train::rank::Batch;
 pub use phalanx_train::run::{Job, RankEnvironment, Start, train};
 pub use phalanx_train::sample::{Generator, Sampling};
 pub use phalanx_train::{
-    Dataset, GroupSource, Groups, Observer, Rank, RankPlan, RunConfig, RunError, RunPlan, Spec, Summary,
-    config, on_threads,
+    Dataset, GroupSource, Groups, Observer, Rank, RankPlan, ResolvedConfig, RunConfig, RunError, RunPlan,
+    Spec, Summary, config, on_threads,
 };

@@ -1,9 +1,10 @@
-//! What this machine has: cores, memory, limits, as the system tells.
+//! This machine's cores, memory and limits, as the system reports them.
 
 use std::path::{Path, PathBuf};
 
 use crate::control_group::{self, GroupLimit};
 use crate::report;
+use crate::system_files::{self, kib_field};
 
 /// Cores that this process may use.
 pub fn cores() -> usize {
@@ -25,7 +26,7 @@ pub struct Available {
 }
 
 impl std::fmt::Display for Available {
-    /// As the second half of a sentence that begins with what is needed.
+    /// Completes a sentence that begins with the bytes that are needed.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Available { bytes, group } = self;
         match group {
@@ -39,11 +40,11 @@ impl std::fmt::Display for Available {
     }
 }
 
-/// What the system and the control groups of this process leave; `None` where neither tells.
+/// The memory that the system and the control groups of this process leave; `None` where neither is known.
 pub fn available() -> Option<Available> {
-    let system = meminfo("MemAvailable:").map(|bytes| Available { bytes, group: None });
+    let system = kib_field("/proc/meminfo", "MemAvailable:").map(|bytes| Available { bytes, group: None });
     let group = memory_limit().map(|limit| Available { bytes: limit.available_bytes, group: Some(limit) });
-    // Of equals the system, whose sentence is shorter.
+    // Where both are equal: the system, whose sentence is shorter.
     [system, group].into_iter().flatten().min_by_key(|available| available.bytes)
 }
 
@@ -52,32 +53,19 @@ pub fn memory_limit() -> Option<GroupLimit> {
     control_group::tightest(Path::new("/"))
 }
 
-/// How many processes the kernel has killed for want of memory, and the file that says so: in the control group of this
-/// process, or else on the machine.
+/// Number of processes that the kernel has killed because memory ran out, and the file that says so: for the control
+/// group of this process, or else for the machine.
 pub fn out_of_memory_kills() -> Option<(PathBuf, u64)> {
     control_group::out_of_memory_kills(Path::new("/")).or_else(|| {
         let file = PathBuf::from("/proc/vmstat");
-        let text = std::fs::read_to_string(&file).ok()?;
-        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "))?;
-        Some((file, count.trim().parse().ok()?))
+        let count = system_files::row(&system_files::text(&file)?, "oom_kill")?;
+        Some((file, count))
     })
 }
 
 /// Bytes of memory in all.
 pub fn total_bytes() -> Option<u64> {
-    meminfo("MemTotal:")
-}
-
-/// One line of `/proc/meminfo`, in bytes.
-fn meminfo(name: &str) -> Option<u64> {
-    field("/proc/meminfo", name)
-}
-
-/// A number in kB behind `name` at the start of a line of a file of the system, in bytes.
-pub fn field(path: &str, name: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    kib_field("/proc/meminfo", "MemTotal:")
 }
 
 /// Version of the kernel.
@@ -87,12 +75,10 @@ pub fn kernel() -> String {
 
 /// The processor's own name.
 pub fn processor() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    name.map_or("unknown".to_string(), |(_, name)| name.trim().to_string())
+    system_files::processor_field("model name").unwrap_or("unknown".to_string())
 }
 
-/// Those of the processor's instruction sets that matter here.
+/// The processor's instruction sets that the kernels use or may use.
 pub fn instruction_sets() -> Vec<String> {
     const KNOWN: [&str; 10] = [
         "sse4_2",
@@ -106,31 +92,26 @@ pub fn instruction_sets() -> Vec<String> {
         "avx512_bf16",
         "amx_bf16",
     ];
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let flags = text.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));
-    let has: Vec<&str> = flags.map_or(Vec::new(), |(_, flags)| flags.split_whitespace().collect());
+    let flags = system_files::processor_field("flags").unwrap_or_default();
+    let has: Vec<&str> = flags.split_whitespace().collect();
     KNOWN.into_iter().filter(|flag| has.contains(flag)).map(String::from).collect()
 }
 
-/// How the system hands out huge pages: for private memory (`always`, `madvise` or `never`) and for memory that
+/// The system's huge page settings: for private memory (`always`, `madvise` or `never`) and for memory that
 /// processes share (`always`, `within_size`, `advise` or `never`).
 pub fn huge_pages() -> [String; 2] {
-    ["enabled", "shmem_enabled"].map(|file| chosen(&format!("/sys/kernel/mm/transparent_hugepage/{file}")))
-}
-
-/// The word in brackets.
-fn chosen(path: &str) -> String {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
-    chosen.map_or("unknown".to_string(), |(word, _)| word.to_string())
+    ["enabled", "shmem_enabled"].map(|file| {
+        let path = format!("/sys/kernel/mm/transparent_hugepage/{file}");
+        system_files::chosen_word(path).unwrap_or("unknown".to_string())
+    })
 }
 
 /// Page faults of this process so far that needed no disk (`minflt` of `/proc/self/stat`); `None` where the
 /// system does not tell.
 pub fn page_faults() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // Behind the name in brackets: state, five numbers of processes and terminals, flags, faults.
-    text.rsplit_once(')')?.1.split_whitespace().nth(7)?.parse().ok()
+    let text = system_files::text("/proc/self/stat")?;
+    // State, five numbers of processes and terminals, flags, faults.
+    system_files::stat_fields(&text).nth(7)?.parse().ok()
 }
 
 /// Limits of this process: the soft value, `None` for no limit.

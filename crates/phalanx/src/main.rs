@@ -1,21 +1,19 @@
-//! The program `phalanx`: reads the command line, does the command, tells errors on standard error.
+//! The program `phalanx`: reads the command line, runs the command, reports errors on standard error.
 //!
-//! Exit codes: 0 the work was done, 1 an error (told in one message), 2 a command line that is none, 130 a training
-//! run that was stopped by Ctrl-C or a signal after it had saved, 141 nobody reads standard output any more.
+//! Exit codes: 0 success, 1 an error (reported in one message), 2 an invalid command line, 130 a training run that was
+//! stopped by Ctrl-C or a signal after it had saved, 141 the reader of standard output has closed it.
 #![forbid(unsafe_code)]
 
 mod args;
 mod bench;
 mod checksums;
-mod claim;
 mod commands;
-mod config;
 mod continuation;
 mod control_group;
-mod death;
-mod ending;
 mod environment;
+mod exit_status;
 mod file_size;
+mod final_report;
 mod keys;
 mod launch;
 mod learning_rate;
@@ -26,25 +24,29 @@ mod output;
 mod plan_report;
 mod planned;
 mod progress;
+mod rank_host;
 mod rank_process;
+mod resolve;
 mod resume;
 mod run_folder;
+mod run_folder_lock;
 mod schedule_file;
 mod schedule_report;
-mod seat;
 mod setup;
 mod shape;
 mod signals;
 mod staged;
-mod stillness;
+mod stall;
 mod stored;
 mod strategies_args;
+mod system_files;
 mod task;
 mod task_file;
 #[cfg(test)]
 mod tests;
 mod tokenizing;
 mod training;
+mod user_config;
 
 use std::process::ExitCode;
 
@@ -72,7 +74,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Tells an error; the exit code for it.
+/// Reports an error; returns its exit code.
 fn explain(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref().is_some_and(OutputError::reader_is_gone) {
         return ExitCode::from(output::READER_GONE);

@@ -1,5 +1,5 @@
-//! The plan of a mesh: who stands where, what each place in the pipeline holds and computes, how long it idles, and
-//! what ZeRO 2 or 3 costs under a pipeline.
+//! The plan of a mesh: the coordinates of each rank, the memory and operations of each pipeline stage, the pipeline's
+//! bubble, and the cost of ZeRO 2 or 3 under a pipeline.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -13,10 +13,10 @@ use crate::planned::{Planned, outside_bytes};
 use crate::report::{Table, bytes, count, plural};
 use crate::schedule_report::{held_heading, held_text};
 
-/// Worlds of at most this many ranks have a row a rank; of larger ones ranks at one place in the pipeline share one.
+/// Up to this many ranks have a row each in a table; in larger worlds the ranks of one pipeline stage share a row.
 const ROWS: usize = 16;
 
-/// Whether there is more than data parallelism to tell of.
+/// Whether the mesh has more than a data axis.
 pub fn has_mesh(spec: &Spec) -> bool {
     spec.mesh.pipeline * spec.mesh.tensor > 1
 }
@@ -42,7 +42,7 @@ pub fn rows(planned: &Planned) -> Vec<(Range<usize>, &RankPlan)> {
     (0..spec.world_size()).step_by(each).map(|first| (first..first + each, plan.of(first))).collect()
 }
 
-/// Neighbours at one place in the pipeline that hold the same bytes.
+/// Neighbouring ranks of one pipeline stage that hold the same bytes.
 fn alike(planned: &Planned) -> Vec<(Range<usize>, &MemoryPlan)> {
     let place = |rank: usize| planned.plan.spec.mesh.coordinates(rank).pipeline;
     let mut groups: Vec<(Range<usize>, &MemoryPlan)> = Vec::new();
@@ -59,7 +59,7 @@ fn alike(planned: &Planned) -> Vec<(Range<usize>, &MemoryPlan)> {
     groups
 }
 
-/// `rank 3`, `ranks 0 to 3`; of many also how many they are.
+/// `rank 3`, `ranks 0 to 3`; for many ranks also their number.
 fn ranks(range: &Range<usize>) -> String {
     match range.len() {
         1 => format!("rank {}", range.start),
@@ -68,7 +68,7 @@ fn ranks(range: &Range<usize>) -> String {
     }
 }
 
-/// Where every rank stands, and which blocks it has.
+/// The mesh coordinates of every rank, and its blocks.
 pub fn places(planned: &Planned) -> String {
     let spec = &planned.plan.spec;
     let whole = spec.whole();
@@ -101,7 +101,7 @@ fn blocks(names: &[&str], range: &Range<usize>) -> String {
     }
 }
 
-/// Bytes by category, a row for ranks at one place in the pipeline that hold the same.
+/// Bytes by category, with a row for the ranks of one pipeline stage that hold the same.
 pub fn memory(planned: &Planned) -> String {
     use phalanx_trace::Category;
     let mut headings = vec![""];
@@ -121,7 +121,7 @@ pub fn memory(planned: &Planned) -> String {
     table.to_string()
 }
 
-/// A pipeline in figures: what each stage is, computes and holds.
+/// Figures of a pipeline: operations, activations in flight, and bubble.
 struct Pipeline {
     costs: Vec<StageCost>,
     held: InFlight,
@@ -141,7 +141,7 @@ impl Pipeline {
         forward + input + weight
     }
 
-    /// The part of all operations that a stage computes.
+    /// The fraction of all operations that a stage computes.
     fn share(&self, stage: usize) -> f64 {
         let all: f64 = (0..self.costs.len()).map(|stage| self.operations(stage)).sum();
         self.operations(stage) / all.max(1.0)
@@ -196,7 +196,7 @@ pub fn pipeline(planned: &Planned) -> String {
     )
 }
 
-/// For scripts; null without a pipeline.
+/// The pipeline as JSON; null without a pipeline.
 pub fn pipeline_json(planned: &Planned) -> Value {
     let spec = &planned.plan.spec;
     if spec.mesh.pipeline == 1 {
@@ -219,7 +219,7 @@ pub fn pipeline_json(planned: &Planned) -> Value {
     })
 }
 
-/// What a run sends and holds whose ZeRO stage may be another.
+/// Bytes sent and held under one ZeRO stage.
 struct Sharding {
     zero: u8,
     reduce: Reduce,
@@ -260,7 +260,7 @@ fn shardings(planned: &Planned) -> Vec<Sharding> {
     all
 }
 
-/// The word of the configuration.
+/// The value of `batch.reduce` as the configuration spells it.
 pub fn reduce_word(reduce: Reduce) -> &'static str {
     match reduce {
         Reduce::Each => "each",
@@ -268,7 +268,7 @@ pub fn reduce_word(reduce: Reduce) -> &'static str {
     }
 }
 
-/// See [`shardings`]; nothing where there is nothing to compare.
+/// The table of [`shardings`]; empty where there is nothing to compare.
 pub fn sharding(planned: &Planned) -> String {
     let all = shardings(planned);
     let Some((own, others)) = all.split_first() else { return String::new() };
@@ -306,7 +306,7 @@ pub fn sharding(planned: &Planned) -> String {
     format!("ZeRO-{} under a pipeline: what a rank holds most\n{table}{words}", own.zero)
 }
 
-/// For scripts: see [`shardings`].
+/// [`shardings`] as JSON.
 pub fn sharding_json(planned: &Planned) -> Value {
     let one = |s: &Sharding| {
         json!({

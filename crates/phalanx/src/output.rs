@@ -31,7 +31,7 @@ const MAX_WAITING: usize = 16 << 20;
 pub struct OutputError(io::Error);
 
 impl OutputError {
-    /// Whether nobody reads any more (`| head`): nothing that anybody has to be told.
+    /// Whether the reader has closed its end (`| head`), which is no error to report.
     pub fn reader_is_gone(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
@@ -49,7 +49,7 @@ pub fn print(text: &str) -> Result<(), OutputError> {
 /// Writes `text` and an end of line to standard output.
 ///
 /// # Errors
-/// As [`print()`].
+/// As for [`print()`].
 pub fn print_line(text: &str) -> Result<(), OutputError> {
     print(&format!("{text}\n"))
 }
@@ -57,7 +57,7 @@ pub fn print_line(text: &str) -> Result<(), OutputError> {
 /// Writes JSON for people and scripts to standard output.
 ///
 /// # Errors
-/// As [`print()`].
+/// As for [`print()`].
 pub fn print_json(value: &impl Serialize) -> Result<()> {
     Ok(print_line(&serde_json::to_string_pretty(value)?)?)
 }
@@ -87,7 +87,7 @@ pub fn terminal_width() -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
-/// Whether a write to standard error would have to wait: its reader does not read.
+/// Whether a write to standard error would block because nobody reads it.
 pub fn stderr_is_unread() -> bool {
     let stderr = io::stderr();
     let mut fds = [PollFd::from_borrowed_fd(stderr.as_fd(), PollFlags::OUT)];

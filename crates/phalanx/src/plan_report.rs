@@ -11,8 +11,8 @@ use crate::mesh_report;
 use crate::planned::{Planned, outside_bytes};
 use crate::report::{Table, bytes, count, plural, whole};
 
-/// Everything, bytes exact. `ranks` has the shape of `memory.json`; of a large world it has one rank of each place
-/// in the pipeline, which stands for `ranks_alike`.
+/// The whole plan with exact bytes. `ranks` has the format of `memory.json`; in a large world it has one rank of each
+/// pipeline stage, which stands for `ranks_alike` ranks.
 pub fn to_json(planned: &Planned) -> Value {
     let plan = &planned.plan;
     let spec = &plan.spec;
@@ -60,7 +60,7 @@ fn chunks_json(spec: &Spec) -> Value {
     })
 }
 
-/// Bytes of one parameter as it is computed with.
+/// Bytes of one parameter in the compute type.
 fn parameter_bytes(spec: &Spec) -> u64 {
     spec.precision.compute.bytes() as u64
 }
@@ -80,7 +80,7 @@ fn reduce_json(other: &Planned) -> Value {
     })
 }
 
-/// The few lines that a training run begins with.
+/// The summary that is shown when a training run starts.
 pub fn short(planned: &Planned, name: &str) -> String {
     format!("{}\n{}", headline(planned, name), memory_table(planned))
 }
@@ -106,9 +106,9 @@ fn headline(planned: &Planned, name: &str) -> String {
     let (model, mesh) = (spec.model.shape(), mesh_report::has_mesh(spec));
     let text = format!(
         "{name}: {} of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
-         {} of {}{}, ZeRO-{}; a step is {}, in {} of {} on each {}\n\
+         {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
          {}\n",
-        family(spec),
+        spec.model.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
         model.layers,
         model.hidden,
@@ -120,7 +120,7 @@ fn headline(planned: &Planned, name: &str) -> String {
         mesh_report::axes_in_brackets(spec),
         spec.stage.number(),
         plural(spec.micro_batch_size * spec.micro_batches * spec.mesh.data, "sequence"),
-        plural(spec.micro_batches, "batch"),
+        plural(spec.micro_batches, "micro-batch"),
         spec.micro_batch_size,
         if mesh { "replica" } else { "rank" },
         precision(spec),
@@ -128,17 +128,7 @@ fn headline(planned: &Planned, name: &str) -> String {
     text
 }
 
-/// How people call the model's family.
-fn family(spec: &Spec) -> String {
-    let name = spec.model.to_config()["model_type"].as_str().unwrap_or("a model").to_string();
-    match name.as_str() {
-        "gpt2" => "GPT-2".to_string(),
-        "bert" => "BERT".to_string(),
-        _ => name,
-    }
-}
-
-/// The policy, in words.
+/// Describes the precision policy.
 fn precision(spec: &Spec) -> String {
     let Precision { compute, accumulate, communicate } = spec.precision;
     let master = if spec.precision.has_master() { " with f32 master weights" } else { "" };
@@ -156,8 +146,8 @@ fn precision(spec: &Spec) -> String {
     format!("computed in {compute}{master}; gradients summed in {accumulate}{crossing}{scale}")
 }
 
-/// A column for ranks that hold the same; what the textbook says of the model's states beside it. Of a mesh, a row
-/// a rank.
+/// A column for ranks that hold the same, beside the textbook's numbers for the model's states. For a mesh: a row for
+/// each rank.
 fn memory_table(planned: &Planned) -> String {
     if mesh_report::has_mesh(&planned.plan.spec) {
         return mesh_report::memory(planned);
@@ -271,7 +261,7 @@ fn chunks(spec: &Spec) -> String {
     text
 }
 
-/// What the two times of reducing gradients cost, when micro-batches are accumulated over ranks.
+/// Bytes sent and held for both values of `batch.reduce`, when micro-batches are accumulated over ranks.
 fn reduce(planned: &Planned) -> String {
     let Some(other) = planned.other_reduce() else { return String::new() };
     let mut table = Table::new(&["batch.reduce", "sent by all ranks", "gradients", "arena"]);

@@ -1,41 +1,47 @@
-//! A configuration with its plan, and whether this machine can hold it.
+//! A configuration with its plan, and the check that this machine has the memory for it.
 //!
-//! The arena is planned to the byte. What lies outside of it (code, stacks, packing buffers of the matrix
-//! product, windows of files) is an estimate, always shown as such; both together must fit.
+//! The arena is planned to the byte. The memory outside of it (code, stacks, packing buffers of the matrix product,
+//! windows of files) is an estimate and shown as such. Both together must fit.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use phalanx_baselines::asynchronous;
-use phalanx_data::{TokenFile, Tokenizer};
 use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::config::{Reduce, Updates};
-use phalanx_train::{Dataset, RunConfig, RunPlan, Spec, dataset};
+use phalanx_train::{ResolvedConfig, RunConfig, RunPlan, Spec};
 
 use crate::machine;
 use crate::report::bytes;
-use crate::shape::Vocabulary;
+use crate::resolve::Resolved;
 
-/// Dry runs of a block (see [`RunConfig::dry_runs`]) for a proposal: a tenth of a second or two.
+/// Largest number of dry runs of a block ([`RunConfig::dry_runs`]) for a proposal, which take 0.1 s to 0.2 s.
 const MAX_DRY_RUNS: u128 = 1 << 12;
 
 /// A complete configuration and its plan.
 #[derive(Clone)]
 pub struct Planned {
-    /// Checked; vocabulary, positions and threads are filled in.
-    pub config: RunConfig,
-    /// Made from it.
+    /// The configuration.
+    pub config: ResolvedConfig,
+    /// The plan of its run.
     pub plan: Arc<RunPlan>,
 }
 
 impl Planned {
-    /// Plans `config` for `model`; `evaluated` is the windows of one evaluation over all ranks.
+    /// Plans a resolved configuration; `evaluated` is the number of windows of one evaluation over all ranks.
     ///
     /// # Errors
-    /// When the engine cannot be planned: a knob that means nothing, or a fault of the engine.
-    pub fn new(config: RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Planned> {
+    /// As for [`Planned::new`].
+    pub fn of(resolved: Resolved, evaluated: usize) -> Result<Planned> {
+        Planned::new(resolved.config, resolved.model, evaluated)
+    }
+
+    /// Plans `config` for `model`; `evaluated` is the number of windows of one evaluation over all ranks.
+    ///
+    /// # Errors
+    /// When the engine cannot be planned: a key that means nothing, or a fault of the engine.
+    pub fn new(config: ResolvedConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Planned> {
         let spec = spec(&config, model, evaluated)?;
         let plan = match config.parallel.updates {
             Updates::Synchronous => RunPlan::new(spec)?,
@@ -44,21 +50,19 @@ impl Planned {
         Ok(Planned { config, plan: Arc::new(plan) })
     }
 
-    /// The same run with something else in the configuration.
+    /// The plan of another run, whose configuration differs in what `change` does.
     ///
     /// # Errors
-    /// When that cannot work.
+    /// A configuration that cannot work.
     pub fn with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<Planned> {
-        let mut config = self.config.clone();
-        change(&mut config);
-        config.check()?;
+        let config = self.config.with(change)?;
         let spec = &self.plan.spec;
         let evaluated = spec.evaluation_batches * spec.micro_batch_size * spec.mesh.data;
         let whole = evaluated.next_multiple_of(config.micro_batch_size() * config.data());
         Planned::new(config, Arc::clone(&spec.model), whole)
     }
 
-    /// Type that products are computed in.
+    /// Element type in which matrix products are computed.
     pub fn compute(&self) -> DType {
         self.plan.spec.precision.compute
     }
@@ -70,12 +74,12 @@ impl Planned {
         traced * self.each_stands_for() as u64
     }
 
-    /// Ranks for which one that was run dry stands, itself among them.
+    /// Number of ranks for which each planned rank stands, itself among them.
     pub fn each_stands_for(&self) -> usize {
         self.plan.spec.world_size() / self.plan.ranks.len()
     }
 
-    /// Bytes of the rank that needs most.
+    /// Bytes that the rank with the largest memory needs.
     pub fn needed_by_one(&self) -> u64 {
         let max = self.plan.ranks.iter().map(|rank| rank.memory.arena_bytes).max().unwrap_or(0);
         max + outside_bytes(&self.plan.spec)
@@ -101,7 +105,7 @@ impl Planned {
         Ok(())
     }
 
-    /// Whether there are so many ranks that some stand for others: a plan for more than this machine.
+    /// Whether some ranks stand for others: a plan with more ranks than one machine runs.
     pub fn is_for_elsewhere(&self) -> bool {
         self.plan.ranks.len() < self.plan.spec.world_size()
     }
@@ -109,7 +113,7 @@ impl Planned {
     /// Refuses a rank that needs more than the configuration allows.
     ///
     /// # Errors
-    /// As [`Planned::check_memory`].
+    /// As for [`Planned::check_memory`].
     pub fn check_limit(&self) -> Result<()> {
         if let Some(limit) = self.config.memory.limit_mb {
             let limit = (limit * f64::from(1 << 20)) as u64;
@@ -126,7 +130,7 @@ impl Planned {
         Ok(())
     }
 
-    /// What fits, or else what would come nearest.
+    /// Advice: a change of the configuration that fits, or else those that need less.
     fn what_to_change(&self, fits: &dyn Fn(&Planned) -> bool) -> String {
         let config = &self.config;
         let micro_batch_size = self.plan.spec.micro_batch_size;
@@ -169,11 +173,11 @@ impl Planned {
         }
     }
 
-    /// The fewest sequences of a micro-batch that are planned in a moment: 1, unless that makes very many micro-batches.
+    /// The smallest micro-batch that is planned quickly: 1, unless that makes very many micro-batches.
     fn smallest_micro(&self) -> usize {
         let (spec, micro_batch_size) = (&self.plan.spec, self.plan.spec.micro_batch_size);
         let runs = |few: usize| {
-            let mut config = self.config.clone();
+            let mut config = RunConfig::clone(&self.config);
             (config.batch.micro, config.parallel.micro_batches) = (Some(few), None);
             config.dry_runs(spec.mesh, &spec.model.shape())
         };
@@ -181,7 +185,7 @@ impl Planned {
         divisors.find(|few| runs(*few) <= MAX_DRY_RUNS).unwrap_or(micro_batch_size)
     }
 
-    /// The same run with gradients reduced at the other time, when it accumulates.
+    /// The plan with the other value of `batch.reduce`, for a run that accumulates micro-batches.
     pub fn other_reduce(&self) -> Option<Planned> {
         if self.plan.spec.micro_batches < 2 || self.plan.spec.mesh.data < 2 {
             return None;
@@ -194,17 +198,17 @@ impl Planned {
     }
 }
 
-/// What a checked configuration makes of a model; `evaluated` as for [`Planned::new`].
+/// The specification of a run of `model`; `evaluated` as for [`Planned::new`].
 ///
 /// # Errors
 /// No chunks, stages or mesh for the model.
 pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Spec> {
     let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
-    // The error tells its cause itself.
+    // The text of the error has its cause.
     Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))
 }
 
-/// What one rank takes besides its arena, estimated: the program and its tables; for each thread a stack
+/// Estimated bytes that one rank takes besides its arena: the program and its tables; for each thread a stack
 /// and buffers for packed matrices; windows through which files pass; the batches on the host.
 pub fn outside_bytes(spec: &Spec) -> u64 {
     const PROGRAM: u64 = 12 << 20;
@@ -212,34 +216,4 @@ pub fn outside_bytes(spec: &Spec) -> u64 {
     const WINDOWS: u64 = 4 << 20;
     let rows = spec.micro_batch_size * (spec.micro_batches + spec.evaluation_batches);
     PROGRAM + WINDOWS + THREAD * spec.threads as u64 + 8 * (rows * spec.seq) as u64
-}
-
-/// What the tokenizer or the token file of `config` says about ids, and how many windows an evaluation
-/// will have, found without tokenising. Settles in `config` what [`Vocabulary::of`] does.
-///
-/// # Errors
-/// Missing or unreadable data.
-pub fn estimate_data(config: &mut RunConfig) -> Result<(Vocabulary, usize)> {
-    let data = config.data.clone();
-    if let Some(path) = &data.tokens {
-        let file = TokenFile::open(Path::new(path))?;
-        let tokenizer = file.tokenizer()?;
-        let ids = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
-        let evaluated = Dataset::evaluated_of(file.len(), config);
-        let origin = path.clone();
-        return Ok((Vocabulary::of(config, tokenizer.as_ref(), ids, origin), evaluated));
-    }
-    if data.text.is_empty() {
-        let origin = "a configuration without data.text and data.tokens".to_string();
-        // As if there were as many windows as are asked for.
-        let evaluated = Dataset::evaluated_of(usize::MAX, config);
-        return Ok((Vocabulary { ids: 0, origin }, evaluated));
-    }
-    let (tokenizer, corpus) = dataset::open_tokenizer(&data)?;
-    let text_bytes = corpus.map_or(0, |corpus| corpus.bytes()) as usize;
-    // A token of byte-pair encodings is about four bytes; of the others one, but for rare characters.
-    let tokens = if tokenizer.vocab_size() > 1024 { text_bytes / 4 } else { text_bytes };
-    let origin = format!("the tokenizer {}", tokenizer.describe());
-    let evaluated = Dataset::evaluated_of(tokens, config);
-    Ok((Vocabulary::of(config, Some(&tokenizer), tokenizer.vocab_size(), origin), evaluated))
 }

@@ -1,4 +1,4 @@
-//! How a run goes, on standard error: a bar on a terminal, a line every few seconds elsewhere.
+//! Progress of a run on standard error: a bar on a terminal, a line every few seconds elsewhere.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of a run.
+    /// For the run of `job`.
     pub fn new(job: &Job) -> Progress {
         let steps = job.config.train.steps;
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr_with_hz(5));

@@ -1,7 +1,7 @@
-//! A rank as a process: ends with its launcher, joins the job, does its task.
+//! A rank as a process: it ends with its launcher, joins the job and does its task.
 //!
-//! An error of this rank is told to the job, whose launcher prints it; an error of another rank is that
-//! rank's to tell.
+//! An error of this rank is recorded in the job, and the launcher prints it. An error of another rank is reported by
+//! that rank.
 
 use std::ffi::CString;
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use crate::args::RankArgs;
 use crate::environment::Environment;
 use crate::output::{TrainOutput, print_line};
-use crate::seat::Seat;
+use crate::rank_host::RankHost;
 use crate::task::Task;
 use crate::{bench, file_size, signals, task_file, training};
 
 /// Runs one rank; `Ok(false)` after an error that the launcher knows.
 ///
 /// # Errors
-/// What could not be told to the job: it was not joined.
+/// An error from before the rank has joined the job, where it could not be recorded.
 pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
     end_with(args.launcher)?;
     name(args.rank);
@@ -31,38 +31,38 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
     let endpoint = join(*control, arenas, args.rank, arenas.len()).context("joining the job")?;
     let stop = signals::stop_on_signal()?;
     // Drops last: a rank that is seen to leave has told its error.
-    let seat = match &task {
-        Task::Train(task) => Seat::among(endpoint, &task.config, environment.isa()),
+    let host = match &task {
+        Task::Train(task) => RankHost::in_job(endpoint, &task.config, environment.isa()),
         Task::BenchStep(task) | Task::BenchStrategy(task) => {
-            Seat::among(endpoint, &task.config, environment.isa())
+            RankHost::in_job(endpoint, &task.config, environment.isa())
         }
         Task::BenchCollectives(_) => {
             let options = Options { isa: environment.isa(), ..Options::default() };
-            Seat::Among(endpoint.with_options(options))
+            RankHost::Job(endpoint.with_options(options))
         }
     };
     let done = match &task {
         Task::Train(task) => planned().and_then(|planned| {
             let job = training::job(task, &planned)?;
             let output = TrainOutput::default();
-            let done = training::rank(&job, &seat, environment, &stop, task.show, &output);
+            let done = training::rank(&job, &host, environment, &stop, task.show, &output);
             output.finish();
             done
         }),
         Task::BenchStep(task) => {
-            planned().and_then(|planned| tell(&bench::steps(task, &planned, &seat, environment)?))
+            planned().and_then(|planned| tell(&bench::steps(task, &planned, &host, environment)?))
         }
         Task::BenchStrategy(task) => {
-            planned().and_then(|planned| tell(&bench::strategy(task, &planned, &seat, environment)?))
+            planned().and_then(|planned| tell(&bench::strategy(task, &planned, &host, environment)?))
         }
         Task::BenchCollectives(task) => {
-            bench::collectives(task, &seat, environment).and_then(|figures| tell(&figures))
+            bench::collectives(task, &host, environment).and_then(|figures| tell(&figures))
         }
     };
-    match (&done, &seat) {
-        (Err(error), _) => tell_error(error, &seat),
-        (Ok(()), Seat::Among(endpoint)) => endpoint.finish(),
-        (Ok(()), Seat::Alone) => {}
+    match (&done, &host) {
+        (Err(error), _) => tell_error(error, &host),
+        (Ok(()), RankHost::Job(endpoint)) => endpoint.finish(),
+        (Ok(()), RankHost::Alone) => {}
     }
     Ok(done.is_ok())
 }
@@ -90,15 +90,15 @@ fn tell(figures: &impl serde::Serialize) -> Result<()> {
     Ok(print_line(&serde_json::to_string(figures)?)?)
 }
 
-fn tell_error(error: &anyhow::Error, seat: &Seat) {
-    let Seat::Among(endpoint) = seat else { return };
-    if !training::is_of_another(error, seat.rank()) {
+fn tell_error(error: &anyhow::Error, host: &RankHost) {
+    let RankHost::Job(endpoint) = host else { return };
+    if !training::is_of_another(error, host.rank()) {
         endpoint.abort(&file_size::explain(format!("{error:#}")));
         return;
     }
     // Another rank failed and is about to say why: leaving first would look like the cause.
-    let patience = Instant::now() + Duration::from_millis(500);
-    while endpoint.check().is_ok() && Instant::now() < patience {
+    let timeout = Instant::now() + Duration::from_millis(500);
+    while endpoint.check().is_ok() && Instant::now() < timeout {
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -1,7 +1,7 @@
-//! Going on with a run: its own configuration, what the user has changed since, and its newest checkpoint.
+//! Resumes a run: its own configuration, what the user has changed since, and its newest checkpoint.
 //!
-//! What lies how on how many ranks may change freely. What the stored tensors depend on may not, and is
-//! refused by the name of its key before anything is touched.
+//! The mesh, ZeRO stage, chunks and micro-batches may change freely. A key on which the stored tensors depend may not: its
+//! change is refused by name before anything is touched.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,50 +16,51 @@ use phalanx_train::config::{Float, OptimizerKind, PrecisionConfig, ScheduleKind}
 use serde::Deserialize;
 
 use crate::args::TrainArgs;
-use crate::config::Given;
 use crate::learning_rate;
 use crate::run_folder::{RunFolder, model_of};
 use crate::stored::{Stored, digests_of};
+use crate::user_config::UserConfig;
 
-/// What a run goes on with.
+/// Everything from which a run is resumed.
 pub struct Resumed {
     /// The stored configuration with what was changed since.
-    pub given: Given,
-    /// To start from, with its model; `None` when the run has saved nothing yet.
+    pub given: UserConfig,
+    /// The checkpoint to start from and its model; `None` when the run has saved nothing yet.
     pub checkpoint: Option<(Checkpoint, Arc<dyn Model>)>,
-    /// Whether nothing that is in the folder is used.
+    /// Whether the run starts from its beginning and uses nothing in the folder.
     pub starts: bool,
-    /// Whether the tokens are still those of the stored configuration.
+    /// Whether the configuration still names the data of the stored configuration.
     pub same_data: bool,
     /// Checksum that the token file must have, where it is known.
     pub tokens: Option<String>,
-    /// To be told to the user.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 impl Resumed {
     /// A run from its beginning.
-    pub fn start(given: Given, notes: Vec<String>) -> Resumed {
+    pub fn start(given: UserConfig, notes: Vec<String>) -> Resumed {
         Resumed { given, checkpoint: None, starts: true, same_data: false, tokens: None, notes }
     }
 }
 
-/// Finds out how to go on in `folder`; `file` is the configuration named on the command line. Tells `warn` what is
-/// not as it should be.
+/// Finds out how to resume the run in `folder`. `file` is the configuration named on the command line. Problems that do
+/// not stop the run are passed to `warn`.
 ///
 /// # Errors
 /// A folder without a run, damaged files, a change that the stored tensors do not allow.
 pub fn resume(
     folder: &RunFolder,
     args: &TrainArgs,
-    file: Option<Given>,
+    file: Option<UserConfig>,
     warn: &mut dyn FnMut(&str),
 ) -> Result<Resumed> {
     let Some(stored) = Stored::read(folder)? else {
         let Some(file) = file else {
-            bail!("{} is no run folder; give a configuration to start one", folder.path().display());
+            bail!("{} is not a run folder; give a configuration to start a run", folder.path().display());
         };
-        let notes = vec![format!("{} holds no run yet: starting anew", folder.path().display())];
+        let notes =
+            vec![format!("{} holds no run yet: starting from the beginning", folder.path().display())];
         return Ok(Resumed::start(file.with(&args.overrides, &args.data)?, notes));
     };
     stored.warnings.iter().for_each(|warning| warn(warning));
@@ -80,7 +81,10 @@ pub fn resume(
     config = given.config()?;
     let checkpoint = match stored.checkpoint {
         None => {
-            notes.push(format!("{} has no checkpoint yet: starting anew", folder.path().display()));
+            notes.push(format!(
+                "{} has no checkpoint yet: starting from the beginning",
+                folder.path().display()
+            ));
             None
         }
         Some(checkpoint) => {
@@ -89,7 +93,7 @@ pub fn resume(
             check_states(&config, &checkpoint)?;
             notes.extend(precision_note(&config.precision, &checkpoint));
             notes.extend(learning_rate::note(&before, &config, &checkpoint));
-            notes.push(format!("going on from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
+            notes.push(format!("resuming from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
             Some((checkpoint, model))
         }
     };
@@ -97,17 +101,15 @@ pub fn resume(
         && config.data.extensions == before.data.extensions
         && config.data.tokens == before.data.tokens
         && config.data.tokenizer == before.data.tokenizer;
-    // Who names a token file again takes it as it is now.
+    // A token file that is named again is taken as it is now.
     let tokens = stored.tokens.filter(|_| same_data && !said("data.tokens"));
     Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, notes })
 }
 
-/// The decay of the learning rate ends where it ended, whatever `train.steps` is now: in a run that was started before
-/// `schedule.decay_steps` was written down, at its `train.steps`. A rate that is constant from here on has none.
-fn keep_decay(given: &mut Given, before: &RunConfig, config: &RunConfig) {
-    let mut before = before.clone();
-    before.resolve_decay();
-    let kept = before.schedule.decay_steps;
+/// Keeps the step at which the learning rate's decay ends, whatever `train.steps` is now. In a run that was started before
+/// `schedule.decay_steps` was written down, that is its `train.steps`. A rate that is constant from here on has none.
+fn keep_decay(given: &mut UserConfig, before: &RunConfig, config: &RunConfig) {
+    let kept = before.decay_end();
     let constant = config.schedule.kind == ScheduleKind::Constant;
     match (constant, config.schedule.decay_steps, kept) {
         (true, now, kept) if now == kept => given.leave_out("schedule.decay_steps"),
@@ -119,10 +121,9 @@ fn keep_decay(given: &mut Given, before: &RunConfig, config: &RunConfig) {
     }
 }
 
-/// Refuses a given shape that is not the checkpoint's, and forgets the folder of an import: the weights
-/// come from the checkpoint now.
+/// Refuses a given shape that is not the checkpoint's, and removes `model.init`: the weights come from the checkpoint now.
 fn fill_shape(
-    given: &mut Given,
+    given: &mut UserConfig,
     config: &RunConfig,
     checkpoint: &Checkpoint,
     model: &dyn Model,
@@ -138,7 +139,7 @@ fn fill_shape(
         if let Some(value) = value.filter(|value| given.has(key) && *value != stored) {
             bail!(
                 "{key} = {value}, but the checkpoint {} has {stored}: a resumed run keeps its model; leave {key} as \
-                 it was, or start anew with another --run",
+                 it was, or start a new run with another --run",
                 checkpoint.dir().display()
             );
         }
@@ -155,7 +156,7 @@ fn fill_shape(
     Ok(())
 }
 
-/// Refuses changes that the optimizer's states or the step do not allow.
+/// Refuses changes that the checkpoint's optimizer states or step do not allow.
 fn check_states(config: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
     let dir = checkpoint.dir().display();
     let needed = match config.optimizer.kind {
@@ -163,7 +164,9 @@ fn check_states(config: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
         OptimizerKind::Sgd => "momentum_buffer",
     };
     if checkpoint.tensors().iter().all(|tensor| tensor.state != needed) {
-        bail!("optimizer.kind was changed, but {dir} holds no {needed}: keep the optimizer, or start anew");
+        bail!(
+            "optimizer.kind was changed, but {dir} holds no {needed}: keep the optimizer, or start a new run"
+        );
     }
     if config.train.steps < checkpoint.step() {
         bail!(
@@ -175,7 +178,7 @@ fn check_states(config: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a tokenizer whose ids mean something else than those that the model has learned.
+/// Refuses a tokenizer whose ids differ from those that the model has learned.
 ///
 /// # Errors
 /// With both tokenizers, and what to do.
@@ -186,7 +189,7 @@ pub fn check_vocabulary(
     tokenizer: &Tokenizer,
 ) -> Result<()> {
     let stored = || Tokenizer::load(folder.path()).ok();
-    // Checkpoints of earlier programs do not say: the run's own tokenizer does.
+    // Checkpoints of earlier versions do not record it: the run's own tokenizer does.
     let learned = digests_of(checkpoint).tokenizer.or_else(|| Some(stored()?.digest()));
     if checkpoint.step() == 0 || learned.is_none_or(|learned| learned == tokenizer.digest()) {
         return Ok(());
@@ -196,7 +199,7 @@ pub fn check_vocabulary(
     let file = folder.file(TOKENIZER_FILE);
     bail!(
         "data.tokenizer = {:?} now makes a vocabulary ({}) other than the one whose ids the model of {dir} learned \
-         ({before}): encode the text with the run's own tokenizer (--set data.tokenizer={}), or start anew with \
+         ({before}): encode the text with the run's own tokenizer (--set data.tokenizer={}), or start a new run with \
          another --run; nothing was changed",
         config.data.tokenizer,
         tokenizer.describe(),
@@ -204,7 +207,7 @@ pub fn check_vocabulary(
     )
 }
 
-/// What another precision means for a checkpoint, whose numbers are f32 in any.
+/// A note about a changed precision. Checkpoints hold f32 numbers in every precision.
 fn precision_note(now: &PrecisionConfig, checkpoint: &Checkpoint) -> Option<String> {
     let stored = &checkpoint.state()["config"]["precision"];
     let before = PrecisionConfig::deserialize(stored).ok()?;
@@ -216,12 +219,12 @@ fn precision_note(now: &PrecisionConfig, checkpoint: &Checkpoint) -> Option<Stri
     Some(format!("precision.compute was {was} and is {is} from here on{scale}"))
 }
 
-/// The command that goes on with a run.
+/// The command that resumes a run.
 pub fn command(folder: &RunFolder) -> String {
     format!("phalanx train --run {} --resume", shell_word(&folder.path().display().to_string()))
 }
 
-/// A path as a shell takes it.
+/// A word quoted for a shell, where it needs quotes.
 pub fn shell_word(text: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "/._-+=:,".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
@@ -231,34 +234,33 @@ pub fn shell_word(text: &str) -> String {
     }
 }
 
-/// Paths that mean the same wherever the run is resumed from.
+/// An absolute path, which means the same wherever the run is resumed from.
 pub fn absolute(path: &str) -> String {
     std::path::absolute(path).map_or_else(|_| path.to_string(), |path: PathBuf| path.display().to_string())
 }
 
 #[cfg(test)]
 mod tests {
+    use phalanx_train::ResolvedConfig;
+
     use super::*;
     use crate::args::Overrides;
 
-    /// The configuration that a run goes on with, from the stored one and what is set anew.
-    fn resumed(stored: &str, set: &[&str]) -> RunConfig {
-        let stored = Given::of_text(stored).unwrap();
+    /// The configuration of a resumed run, from the stored one and what is set now.
+    fn resumed(stored: &str, set: &[&str]) -> ResolvedConfig {
+        let stored = UserConfig::of_text(stored).unwrap();
         let overrides = Overrides { set: set.iter().map(|set| set.to_string()).collect(), nproc: None };
         let mut given = stored.clone().with(&overrides, &[]).unwrap();
         let (before, now) = (stored.config().unwrap(), given.config().unwrap());
         keep_decay(&mut given, &before, &now);
-        let mut config = given.config().unwrap();
-        config.check().unwrap();
-        config.resolve_decay();
-        config
+        ResolvedConfig::new(given.config().unwrap()).unwrap()
     }
 
     /// Runs of earlier versions wrote no `decay_steps`.
     #[test]
     fn a_run_without_the_end_of_its_decay_keeps_every_rate() {
         let old = "[schedule]\nkind = \"cosine\"\nwarmup = 10\nmin_lr = 1e-5\n[train]\nsteps = 100";
-        let before = Given::of_text(old).unwrap().config().unwrap().learning_rate();
+        let before = UserConfig::of_text(old).unwrap().config().unwrap().learning_rate();
         assert_eq!(resumed(old, &[]).learning_rate(), before);
         let longer = resumed(old, &["train.steps=200"]);
         assert_eq!((longer.schedule.decay_steps, longer.learning_rate()), (Some(100), before));

@@ -1,4 +1,4 @@
-//! The folder of a run: what lies where, what may be overwritten, where to go on.
+//! The folder of a run: its files, what may be overwritten, and which checkpoint to resume from.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::stored::digests_of;
 /// The configuration file as the user gave it first: what a resume compares a changed one with.
 pub const GIVEN_FILE: &str = "given.toml";
 
-/// What every rank will hold, as `phalanx plan --json` prints it.
+/// Name of the plan in a run folder, in the format of `phalanx plan --json`.
 pub const PLAN_FILE: &str = "plan.json";
 
 /// The folder of a run.
@@ -53,17 +53,17 @@ impl RunFolder {
         self.path.join(name)
     }
 
-    /// Where checkpoints are.
+    /// Folder of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.file("checkpoints")
     }
 
-    /// Whether the run's own token file is there.
+    /// Whether the run's own token file exists.
     pub fn has_tokens(&self) -> bool {
         self.file(TOKENS_FILE).exists()
     }
 
-    /// Whether there is anything that a new run would destroy.
+    /// Whether it holds metrics or checkpoints, which a new run would destroy.
     pub fn has_results(&self) -> bool {
         let has_metrics = std::fs::metadata(self.file(METRICS_FILE)).is_ok_and(|file| file.len() > 0);
         let mut entries = std::fs::read_dir(self.checkpoints()).into_iter().flatten();

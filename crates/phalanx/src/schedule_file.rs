@@ -29,14 +29,14 @@ pub fn text_of(value: &str) -> Result<Option<String>> {
 /// Reads a schedule and checks that it can be run.
 ///
 /// # Errors
-/// As [`text_of`].
+/// As for [`text_of`].
 pub fn read(path: &str) -> Result<Schedule> {
     let text = match phalanx_files::read_text(Path::new(path), SCHEDULE_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let near = Plan::NAMES.into_iter().min_by_key(|name| levenshtein(path, name)).unwrap_or("1f1b");
             bail!(
-                "neither a schedule nor a file; schedules are {} (the nearest is {near}), and there is no file \
+                "neither a schedule nor a file; schedules are {} (did you mean {near}?), and there is no file \
                  {path} (paths start at the current folder)",
                 Plan::NAMES.join(", ")
             )

@@ -1,27 +1,25 @@
-//! From a configuration to a run that is ready to train: tokens, model and plan, all checked, and only then
-//! written into the run folder, together.
+//! Sets a run up: tokens, model and plan are prepared and checked, and only then written into the run folder, together.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use phalanx_cpu::peak;
 use phalanx_data::{TOKENIZER_FILE, TokenFile, Tokenizer};
 use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
 use phalanx_train::run_files::CONFIG_FILE;
-use phalanx_train::{Dataset, RunConfig};
+use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
 
 use crate::checksums::{CHECKSUMS_FILE, Checksums, digest};
-use crate::config::Given;
 use crate::environment::Environment;
 use crate::planned::Planned;
+use crate::resolve::{Purpose, Resolved, Vocabulary, resolve};
 use crate::resume::Resumed;
 use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
-use crate::shape::{Imported, Vocabulary};
 use crate::staged::Staged;
 use crate::task::{Show, TrainTask};
-use crate::{machine, plan_report, resume, shape, tokenizing};
+use crate::user_config::UserConfig;
+use crate::{machine, plan_report, resume, tokenizing};
 
-/// A run whose files are prepared and whose plan fits; its folder is as it was.
+/// A run whose files are prepared and whose plan fits; its folder has not changed yet.
 pub struct Prepares {
     staged: Staged,
     /// The plan.
@@ -35,22 +33,19 @@ pub struct Prepares {
 /// # Errors
 /// Everything that a user can get wrong; nothing in the run folder has changed then.
 pub fn prepare(folder: &RunFolder, started: &Resumed, show: Show) -> Result<Prepares> {
-    let mut config = started.given.config()?;
-    let imported = shape::fill_from_init(&mut config, &started.given)?;
-    config.check()?;
-    config.resolve_decay();
-    config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
-    config.model.init = config.model.init.as_deref().map(resume::absolute);
-    let ranks = config.world_size();
-    config.train.threads.get_or_insert_with(|| machine::threads_per_rank(ranks));
     let staged = Staged::new(folder.path())?;
-    let tokens = tokens(folder, &staged, started, &config, show)?;
-    let (planned, digests) = plan(started, &mut config, imported.as_ref(), tokens)?;
-    Ok(Prepares { staged, planned, imported: imported.map(|imported| imported.dir), digests })
+    let fixed = started.checkpoint.as_ref().map(|(_, model)| model);
+    let (resolved, tokens) = resolve(&started.given, Purpose::Train, fixed, |config| {
+        let tokens = tokens(folder, &staged, started, config, show)?;
+        Ok((tokens.vocabulary(config), tokens))
+    })?;
+    let imported = resolved.imported.clone();
+    let (planned, digests) = plan(resolved, tokens)?;
+    Ok(Prepares { staged, planned, imported, digests })
 }
 
 impl Prepares {
-    /// Writes the run's files into its folder and gives the ranks' task. `file` is the configuration as the user
+    /// Writes the run's files into its folder and returns the task of its ranks. `file` is the configuration as the user
     /// gave it.
     ///
     /// # Errors
@@ -59,7 +54,7 @@ impl Prepares {
         self,
         folder: &RunFolder,
         started: &Resumed,
-        file: Option<&Given>,
+        file: Option<&UserConfig>,
         show: Show,
         environment: Environment,
     ) -> Result<(TrainTask, Planned)> {
@@ -81,16 +76,16 @@ impl Prepares {
     }
 }
 
-/// Completes `staged` by the configuration and the checksums, and commits it. `tokens` is the checksum of the
-/// token file. What is not given and not staged stays as it is, unless the run `starts`.
+/// Adds the configuration and the checksums to `staged`, and commits it. `tokens` is the checksum of the token file. Files
+/// that are not given and not staged stay as they are, unless the run `starts`.
 ///
 /// # Errors
 /// A folder that is full or cannot be written.
 pub fn write_config(
     folder: &RunFolder,
     staged: Staged,
-    config: &RunConfig,
-    file: Option<&Given>,
+    config: &ResolvedConfig,
+    file: Option<&UserConfig>,
     tokens: Option<String>,
     starts: bool,
 ) -> Result<()> {
@@ -112,15 +107,27 @@ pub fn write_config(
     staged.commit(starts)
 }
 
-/// The tokens of a run before they were read.
+/// The tokens of a run before they are read.
 struct Tokens {
     prepared: Prepared,
-    /// Where the token file is, if the configuration names none.
+    /// Folder of the token file, if the configuration names none.
     folder: PathBuf,
-    /// Whether they were made or opened anew, and not found in the run folder.
+    /// Whether they were made or opened now, instead of found in the run folder.
     is_new: bool,
     /// Checksum that it must have.
     expected: Option<String>,
+}
+
+impl Tokens {
+    fn vocabulary(&self, config: &RunConfig) -> Vocabulary {
+        let tokenizer = self.prepared.tokenizer.as_ref();
+        let origin = match (tokenizer, &config.data.tokens) {
+            (Some(tokenizer), _) => format!("the tokenizer {}", tokenizer.describe()),
+            (None, Some(file)) => file.clone(),
+            (None, None) => "the data".to_string(),
+        };
+        Vocabulary { ids: self.prepared.vocab, origin, mask: tokenizer.and_then(Tokenizer::mask) }
+    }
 }
 
 /// The tokens that the run was started with, or those of another configuration, prepared in `staged`.
@@ -167,32 +174,19 @@ fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
     Ok(Prepared { tokens: file.len() as u64, vocab: tokenizer.vocab_size(), tokenizer: Some(tokenizer) })
 }
 
-/// The model, then the plan, which must fit; every token is read once.
-fn plan(
-    started: &Resumed,
-    config: &mut RunConfig,
-    imported: Option<&Imported>,
-    tokens: Tokens,
-) -> Result<(Planned, DataDigests)> {
+/// The plan, which must fit; every token is read once.
+fn plan(resolved: Resolved, tokens: Tokens) -> Result<(Planned, DataDigests)> {
     let Tokens { prepared, folder, is_new, expected } = tokens;
-    let origin = match (&prepared.tokenizer, &config.data.tokens) {
-        (Some(tokenizer), _) => format!("the tokenizer {}", tokenizer.describe()),
-        (None, Some(file)) => file.clone(),
-        (None, None) => "the data".to_string(),
-    };
-    let fixed =
-        started.checkpoint.as_ref().map(|(_, model)| model).or(imported.map(|imported| &imported.model));
-    let vocabulary = Vocabulary::of(config, prepared.tokenizer.as_ref(), prepared.vocab, origin);
-    let model = shape::complete(config, fixed, &vocabulary)?;
+    let Resolved { config, model, .. } = &resolved;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
     let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new))?;
-    let planned = Planned::new(config.clone(), model, data.evaluated())?;
+    let planned = Planned::of(resolved, data.evaluated())?;
     planned.check_memory()?;
     let tokenizer = prepared.tokenizer.as_ref().map(Tokenizer::digest);
     Ok((planned, DataDigests { tokens: Some(blake3), tokenizer }))
 }
 
-/// How to go on when the tokens are not those of the run.
+/// The error for tokens that are not those of the run, with advice.
 fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) -> anyhow::Error {
     if !matches!(error, phalanx_data::DataError::NotTheTokens { .. }) {
         return error.into();
@@ -214,9 +208,9 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) 
     anyhow::anyhow!("{error}; {advice}; nothing was changed")
 }
 
-/// What the threads of all ranks are capable of together; the cores, where they have to share them.
+/// Floating-point operations per second of the threads of all ranks together; of all cores, where ranks share them.
 fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
     let spec = &planned.plan.spec;
     let threads = (spec.world_size() * spec.threads).min(machine::cores());
-    Ok(peak::flops_per_s(&*environment.cpu(threads)?, planned.compute()))
+    Ok(environment.processor(threads)?.flops_per_s(planned.compute()))
 }

@@ -14,12 +14,12 @@ use rustix::event::{EventfdFlags, eventfd};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals as Coming;
 
-use crate::output;
+use crate::{output, system_files};
 
 /// Exit code of a run that was stopped: 128 + SIGINT, as shells have it.
 pub const STOPPED: u8 = 130;
 
-/// What the signals of this process have asked for.
+/// The signals that have arrived at this process.
 pub struct Signals {
     state: Arc<State>,
 }
@@ -61,7 +61,7 @@ impl Signals {
         &self.state.stop
     }
 
-    /// Whether a signal came.
+    /// Whether a signal has arrived.
     pub fn came(&self) -> bool {
         self.state.stop.load(Ordering::Relaxed)
     }
@@ -109,13 +109,10 @@ fn on_stop(mut handler: impl FnMut() + Send + 'static) -> Result<()> {
     Ok(())
 }
 
-/// Most bytes of `/proc/self/status`, which has about 1,500.
-const STATUS_BYTES: u64 = 64 << 10;
-
 /// The signals that this process ignores, signal n as bit n - 1 (`SigIgn` of `/proc/self/status`); none where the
 /// system does not tell.
 fn ignored_mask() -> u64 {
-    let status = phalanx_files::read_text("/proc/self/status".as_ref(), STATUS_BYTES).unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    let status = system_files::text("/proc/self/status").unwrap_or_default();
+    let mask = system_files::after(&status, "SigIgn:");
+    mask.and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! The files that set a run up change together, or not at all.
+//! Changes the files that set a run up together, or not at all.
 //!
 //! They are prepared in `.next` inside the run folder, while everything is checked. A refusal removes `.next`;
 //! nothing else has changed. When all is well, one rename makes `.next` to `.ready`: from then on the change
@@ -19,10 +19,10 @@ use phalanx_train::run_files::CONFIG_FILE;
 use crate::checksums::CHECKSUMS_FILE;
 use crate::run_folder::{GIVEN_FILE, PLAN_FILE};
 
-/// Where files are prepared.
+/// Folder in which files are prepared.
 const NEXT: &str = ".next";
 
-/// The same folder once its files count.
+/// The same folder once the change is committed.
 const READY: &str = ".ready";
 
 /// In `.ready`, of a run that starts: files that an earlier start left behind are to be removed.
@@ -48,7 +48,7 @@ impl Staged {
         Ok(Staged { run: run.to_path_buf(), next })
     }
 
-    /// Where to write.
+    /// Folder to write to.
     pub fn path(&self) -> &Path {
         &self.next
     }

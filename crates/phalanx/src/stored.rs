@@ -1,4 +1,4 @@
-//! What a run folder says about its run, checked before anything of it is used.
+//! The stored state of a run in its folder, checked before anything of it is used.
 //!
 //! `config.toml` counts when it is what the run wrote (`checksums.json`), or else when it says what the newest
 //! checkpoint says. A run with checkpoints of which none can be used is not started anew by itself.
@@ -12,9 +12,9 @@ use phalanx_train::run_files::{CONFIG_FILE, METRICS_FILE};
 use serde::Deserialize;
 
 use crate::checksums::{Checksums, digest};
-use crate::config::Given;
 use crate::keys;
 use crate::run_folder::{GIVEN_FILE, RunFolder};
+use crate::user_config::UserConfig;
 
 /// Differences that a message lists.
 const SHOWN: usize = 8;
@@ -22,14 +22,14 @@ const SHOWN: usize = 8;
 /// A run that was started before.
 pub struct Stored {
     /// Its configuration.
-    pub given: Given,
+    pub given: UserConfig,
     /// The file that it was first given, where it is needed and known.
-    pub first_given: Given,
+    pub first_given: UserConfig,
     /// Checksum of its token file, where it is known.
     pub tokens: Option<String>,
     /// The newest checkpoint that can be used; `None` for a run that has saved nothing.
     pub checkpoint: Option<Checkpoint>,
-    /// What is not as it should be, and does not stop the run.
+    /// Problems that do not stop the run.
     pub warnings: Vec<String>,
 }
 
@@ -52,16 +52,16 @@ impl Stored {
         let Some(text) = folder.text(CONFIG_FILE)? else {
             let Some(checkpoint) = checkpoint else { return Ok(None) };
             warnings.push(format!(
-                "{} is missing: going on with the configuration of {}",
+                "{} is missing: using the configuration of {}",
                 path.display(),
                 checkpoint.dir().display()
             ));
-            let given = Given::of(&config_of(&checkpoint)?)?;
+            let given = UserConfig::of(&config_of(&checkpoint)?)?;
             let tokens = digests_of(&checkpoint).tokens;
-            let first_given = Given::default();
+            let first_given = UserConfig::default();
             return Ok(Some(Stored { given, first_given, tokens, checkpoint: Some(checkpoint), warnings }));
         };
-        let parsed = Given::parse(text.clone(), &path.display().to_string());
+        let parsed = UserConfig::parse(text.clone(), &path.display().to_string());
         let recorded = checksums.as_ref().and_then(|checksums| checksums.config.as_deref());
         if recorded != Some(&digest(&text)) {
             compare(folder, &parsed, checkpoint.as_ref(), recorded.is_some())?;
@@ -76,7 +76,7 @@ impl Stored {
     }
 }
 
-/// What a checkpoint says about the data that it was trained on.
+/// The checksums of the data that a checkpoint was trained on.
 pub fn digests_of(checkpoint: &Checkpoint) -> DataDigests {
     DataDigests::deserialize(&checkpoint.state()["data"]).unwrap_or_default()
 }
@@ -95,7 +95,7 @@ fn refuse_all_damaged(folder: &RunFolder, skipped: &[Skipped]) -> Result<()> {
     };
     bail!(
         "no checkpoint of {path} can be used: {}{others}; nothing was changed. `phalanx inspect {} --verify` says \
-         what is damaged; to start anew, choose another folder with --run, or move {} away",
+         what is damaged; to start a new run, choose another folder with --run, or move {} away",
         first.reason,
         first.path.display(),
         folder.checkpoints().display()
@@ -105,7 +105,7 @@ fn refuse_all_damaged(folder: &RunFolder, skipped: &[Skipped]) -> Result<()> {
 /// Refuses a configuration that is not what the run wrote, unless it says what the checkpoint says.
 fn compare(
     folder: &RunFolder,
-    parsed: &Result<Given>,
+    parsed: &Result<UserConfig>,
     checkpoint: Option<&Checkpoint>,
     is_recorded: bool,
 ) -> Result<()> {
@@ -126,7 +126,7 @@ fn compare(
             (Ok(_), Err(_)) => unreachable!("what was not parsed is not resolved"),
         };
         bail!(
-            "{path} is damaged or was edited: {reason}. There is no checkpoint yet: start anew with your \
+            "{path} is damaged or was edited: {reason}. There is no checkpoint yet: start a new run with your \
              configuration and another --run, or remove {path}"
         );
     };
@@ -144,7 +144,7 @@ fn compare(
     };
     bail!(
         "{path} is damaged or was edited; compared with {dir}: {}{more}. To change keys, use --set TABLE.KEY=VALUE \
-         with --resume; to go on with the configuration of {dir}, remove {path}; nothing was changed",
+         with --resume; to use the configuration of {dir}, remove {path}; nothing was changed",
         found[..found.len().min(SHOWN)].join(", ")
     );
 }
@@ -166,7 +166,7 @@ fn differences(now: &RunConfig, before: &RunConfig) -> Result<Vec<String>> {
 }
 
 /// A key that a resolved configuration has and `given` has not.
-fn missing(config: &RunConfig, given: &Given) -> Result<Option<String>> {
+fn missing(config: &RunConfig, given: &UserConfig) -> Result<Option<String>> {
     let full = toml::Table::try_from(config).context("a configuration")?;
     Ok(keys::flat(&full).map(|(key, _)| key).find(|key| !given.has(key)))
 }
@@ -175,7 +175,7 @@ fn first_given(
     folder: &RunFolder,
     checksums: Option<&Checksums>,
     warnings: &mut Vec<String>,
-) -> Result<Given> {
+) -> Result<UserConfig> {
     let path = folder.file(GIVEN_FILE);
     let recorded = checksums.and_then(|checksums| checksums.given.as_deref());
     let Some(text) = folder.text(GIVEN_FILE)? else {
@@ -185,7 +185,7 @@ fn first_given(
                 path.display()
             ));
         }
-        return Ok(Given::default());
+        return Ok(UserConfig::default());
     };
     if recorded.is_some_and(|recorded| recorded != digest(&text)) {
         bail!(
@@ -194,7 +194,7 @@ fn first_given(
             path.display()
         );
     }
-    Given::parse(text, &path.display().to_string())
+    UserConfig::parse(text, &path.display().to_string())
 }
 
 /// Lines of the metrics that will be dropped.

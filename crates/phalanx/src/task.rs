@@ -1,17 +1,17 @@
-//! What a launcher tells its ranks to do; [`task_file`](crate::task_file) is how.
+//! The tasks that a launcher gives to its ranks; [`task_file`](crate::task_file) brings them there.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use phalanx_bench::collectives::CollectivesTask;
 use phalanx_collectives::Options;
-use phalanx_train::RunConfig;
+use phalanx_train::ResolvedConfig;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::run::Start;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::seat;
+use crate::rank_host;
 
 /// The work of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ pub enum Task {
 
 impl Task {
     /// The configuration and the model's `config.json`, of a task that is about a run.
-    pub fn run(&self) -> Option<(&RunConfig, &Value)> {
+    pub fn run(&self) -> Option<(&ResolvedConfig, &Value)> {
         match self {
             Task::Train(TrainTask { config, model, .. })
             | Task::BenchStep(BenchStepTask { config, model, .. })
@@ -38,22 +38,22 @@ impl Task {
         }
     }
 
-    /// How long a rank waits for another, and how long it may stand still.
-    pub fn patience(&self) -> Duration {
+    /// Time that a rank waits for another, and for which it may be stalled.
+    pub fn timeout(&self) -> Duration {
         match self {
             Task::Train(TrainTask { config, .. })
             | Task::BenchStep(BenchStepTask { config, .. })
-            | Task::BenchStrategy(BenchStepTask { config, .. }) => seat::patience(config),
+            | Task::BenchStrategy(BenchStepTask { config, .. }) => rank_host::timeout(config),
             Task::BenchCollectives(_) => Options::default().deadline,
         }
     }
 }
 
-/// See [`Task::Train`].
+/// Training in a run folder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TrainTask {
-    /// Complete.
-    pub config: RunConfig,
+    /// The configuration.
+    pub config: ResolvedConfig,
     /// The model's `config.json`.
     pub model: Value,
     /// Run folder, whose tokens are there.
@@ -64,13 +64,13 @@ pub struct TrainTask {
     pub resume: Option<PathBuf>,
     /// Checksums of the data, which checkpoints keep.
     pub digests: DataDigests,
-    /// What rank 0 shows on the way.
+    /// Output of rank 0.
     pub show: Show,
-    /// What the threads of all ranks together are capable of, in the compute type.
+    /// Floating-point operations per second of which the threads of all ranks together are capable, in the compute type.
     pub peak_flops_per_s: f64,
 }
 
-/// What a training run shows.
+/// Output of a training run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Show {
@@ -83,7 +83,7 @@ pub enum Show {
 }
 
 impl TrainTask {
-    /// What to start from.
+    /// The first state of the run.
     pub fn start(&self) -> Start {
         match (&self.resume, &self.import) {
             (Some(checkpoint), _) => Start::Resume(checkpoint.clone()),
@@ -93,11 +93,11 @@ impl TrainTask {
     }
 }
 
-/// See [`Task::BenchStep`].
+/// Steps on random tokens, timed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BenchStepTask {
-    /// Complete.
-    pub config: RunConfig,
+    /// The configuration.
+    pub config: ResolvedConfig,
     /// The model's `config.json`.
     pub model: Value,
     /// Steps before the first that is timed.

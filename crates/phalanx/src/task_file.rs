@@ -26,7 +26,7 @@ use crate::task::Task;
 /// Bytes that hold the length of the head.
 const LENGTH_BYTES: u64 = 8;
 
-/// What stands before the plans of the ranks.
+/// The part of the file before the plans of the ranks.
 #[derive(Serialize, Deserialize)]
 struct Head {
     task: Task,
@@ -72,20 +72,82 @@ pub fn read(file: &SealedFile, rank: usize) -> Result<(Task, Option<Planned>)> {
     let Head { task, plan, ranks } = head;
     let planned = match plan {
         None => None,
-        Some(common) => {
+        Some(shared) => {
             let own = ranks.get(rank).with_context(|| format!("the file has no plan of rank {rank}"))?;
             let range = end.saturating_add(own.start)..end.saturating_add(own.end);
             let own: RankPlan = serde_json::from_slice(&file.read(range)?).context("the plan of the rank")?;
-            Some(planned(&task, common, RankPlan { rank, ..own })?)
+            Some(planned(&task, shared, RankPlan { rank, ..own })?)
         }
     };
     Ok((task, planned))
 }
 
-/// What the process of one rank has of a planned run.
+/// The planned run as the process of one rank has it.
 fn planned(task: &Task, shared: PlanForAllRanks, own: RankPlan) -> Result<Planned> {
     let (config, model) = task.run().context("a plan for a task that runs no model")?;
     let PlanForAllRanks { stages, threads, evaluated, totals } = shared;
     let spec = Spec::with_stages(config, from_config(model)?, evaluated, threads, stages)?;
     Ok(Planned { config: config.clone(), plan: Arc::new(RunPlan::of_one_rank(spec, totals, own)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::IntoRawFd;
+
+    use phalanx_collectives::{HostJob, take_sealed};
+    use phalanx_models::{Dropouts, Gpt2, Model};
+    use phalanx_train::{ResolvedConfig, RunConfig};
+
+    use super::*;
+    use crate::task::BenchStepTask;
+
+    fn sealed(bytes: &[u8]) -> SealedFile {
+        let mut job = HostJob::new(1).unwrap();
+        let fd = job.hand_over(bytes).unwrap();
+        take_sealed(File::open(format!("/proc/self/fd/{fd}")).unwrap().into_raw_fd()).unwrap()
+    }
+
+    /// Two pipeline stages on two replicas that share parameters.
+    fn task() -> (Task, Planned) {
+        let mut config = RunConfig::default();
+        (config.model.heads, config.model.seq) = (4, 16);
+        (config.batch.global, config.batch.micro) = (8, Some(2));
+        (config.parallel.pipeline, config.parallel.data, config.parallel.zero) = (2, Some(2), 3);
+        let config = ResolvedConfig::new(config).unwrap();
+        let dropout = Dropouts::default();
+        let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 50, positions: 16, eps: 1e-5, dropout };
+        let task = BenchStepTask { config: config.clone(), model: model.to_config(), warmup: 1, steps: 2 };
+        (Task::BenchStep(task), Planned::new(config, model.into(), 8).unwrap())
+    }
+
+    #[test]
+    fn every_rank_reads_its_own_plan_and_the_totals() {
+        let (task, planned) = task();
+        let plan = &planned.plan;
+        let file = sealed(&encode(&task, Some(plan)).unwrap());
+        for rank in 0..4 {
+            let own = read(&file, rank).unwrap().1.unwrap();
+            assert_eq!(own.plan.of(rank), plan.of(rank));
+            assert_eq!((own.plan.ranks.len(), own.plan.shared()), (1, plan.shared()));
+            assert_eq!(own.plan.spec.ties, plan.spec.ties);
+            assert_eq!((own.plan.textbook, own.config), (plan.textbook, planned.config.clone()));
+        }
+        let error = read(&file, 4).err().unwrap().to_string();
+        assert!(error.contains("no plan of rank 4"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_cut_or_says_impossible_lengths_is_refused() {
+        let (task, planned) = task();
+        let whole = encode(&task, Some(&planned.plan)).unwrap();
+        for cut in [0, 7, 8, 100, whole.len() - 1] {
+            assert!(read(&sealed(&whole[..cut]), 3).is_err(), "{cut}");
+        }
+        for length in [0, 1, u64::MAX, u64::MAX - 7] {
+            let mut changed = whole.clone();
+            changed[..8].copy_from_slice(&length.to_le_bytes());
+            assert!(read(&sealed(&changed), 0).is_err(), "{length}");
+        }
+    }
 }

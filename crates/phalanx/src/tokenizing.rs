@@ -1,11 +1,11 @@
-//! A bar for text that takes long to tokenise.
+//! A progress bar for text that takes long to tokenise.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use phalanx_data::Progress;
 
-/// Runs `work` and shows how far it is, after half a second, on a terminal.
+/// Runs `work` and shows its progress on a terminal, after half a second.
 pub fn with_progress<T>(quiet: bool, work: impl FnOnce(&mut dyn FnMut(Progress)) -> T) -> T {
     let bar = ProgressBar::no_length();
     let style = ProgressStyle::with_template("tokenising {spinner} {bytes} of text, {msg} tokens");

@@ -1,4 +1,4 @@
-//! One rank of a training run, wherever it sits.
+//! One rank of a training run, on any host.
 
 use std::sync::atomic::AtomicBool;
 
@@ -12,10 +12,10 @@ use crate::environment::Environment;
 use crate::output::TrainOutput;
 use crate::planned::Planned;
 use crate::progress::{Progress, Records};
-use crate::seat::{self, Seat};
+use crate::rank_host::{self, RankDevice, RankHost};
 use crate::task::{Show, TrainTask};
 
-/// What all ranks of this process have in common: what was planned, and the data.
+/// The job of all ranks of this process: what was planned, and the data.
 ///
 /// # Errors
 /// Data that cannot be used.
@@ -33,18 +33,19 @@ pub fn job(task: &TrainTask, planned: &Planned) -> Result<Job> {
 /// Memory that the system does not give, and those of [`train`].
 pub fn rank(
     job: &Job,
-    seat: &Seat,
+    host: &RankHost,
     environment: Environment,
     stop_requested: &AtomicBool,
     show: Show,
     output: &TrainOutput,
 ) -> Result<()> {
-    let rank = seat.rank();
-    let computing = environment.options(job.plan.spec.threads);
-    let seat::Place { device, arena_bytes, .. } = seat.take(&job.plan.of(rank).memory, computing)?;
-    let shares_memory = matches!(seat, Seat::Among(_));
-    let foreign = || if shares_memory { seat::foreign_bytes(arena_bytes) } else { 0 };
-    let note = |step| seat.note_step(step);
+    let rank = host.rank();
+    let factory = environment.device_factory(&job.config.device);
+    let RankDevice { device, shared_bytes } =
+        host.make_device(job.plan.of(rank), job.plan.spec.threads, &*factory)?;
+    let shares_memory = matches!(host, RankHost::Job(_));
+    let foreign = || if shares_memory { rank_host::foreign_bytes(shared_bytes) } else { 0 };
+    let note = |step| host.note_step(step);
     let mut observer: Box<dyn Observer> = match show {
         Show::Progress if rank == 0 => Box::new(Progress::new(job)),
         Show::Json if rank == 0 => Box::new(Records::new(output)),
@@ -52,13 +53,13 @@ pub fn rank(
     };
     match job.config.parallel.updates {
         Updates::Synchronous => {
-            let groups = seat.groups(&job.plan.spec, environment.isa());
+            let groups = host.groups(&job.plan.spec, environment.isa());
             let place =
                 RankEnvironment { device, groups, stop_requested, note_step: &note, foreign_bytes: &foreign };
             train(job, place, &mut *observer)?;
         }
         Updates::Asynchronous => {
-            let links = seat.links(&job.plan.spec, environment.isa());
+            let links = host.links(&job.plan.spec, environment.isa());
             let place = asynchronous::RankEnvironment {
                 device,
                 links,
@@ -72,7 +73,7 @@ pub fn rank(
     Ok(())
 }
 
-/// Whether an error is another rank's, which tells it itself.
+/// Whether an error is that of another rank, which reports it itself.
 pub fn is_of_another(error: &anyhow::Error, rank: usize) -> bool {
     use phalanx_collectives::CollectiveError::Aborted;
     match error.downcast_ref::<RunError>() {

@@ -113,7 +113,7 @@ fn damage_names_the_tensor() {
     home.write(file, &whole[..whole.len() - 1]);
     let ended = home.run(&resume).ok();
     assert!(
-        ended.stderr.contains("skipping") && ended.stderr.contains("going on from step 4"),
+        ended.stderr.contains("skipping") && ended.stderr.contains("resuming from step 4"),
         "{}",
         ended.stderr
     );

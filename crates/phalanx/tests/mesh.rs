@@ -89,7 +89,7 @@ fn a_run_goes_on_on_another_mesh() {
     run(&home, &resume, &[&deep[..], &["parallel.micro_batches=4", &more(12)]].concat()).ok();
     let ended =
         run(&home, &[&resume[..4], &["--nproc", "1"]].concat(), &["parallel.pipeline=1", &more(14)]).ok();
-    assert!(ended.stderr.contains("going on from step 12"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("resuming from step 12"), "{}", ended.stderr);
     assert_alike(&home, "one", "r");
 }
 

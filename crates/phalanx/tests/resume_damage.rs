@@ -134,7 +134,7 @@ fn a_resume_that_was_killed_before_it_saved_is_no_damage() {
     rig::signal(child.id() as i32, rustix::process::Signal::KILL);
     child.wait_with_output().unwrap();
     let ended = home.run(&RESUME).ok();
-    assert!(ended.stderr.contains("going on from step 8"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("resuming from step 8"), "{}", ended.stderr);
     assert_eq!(home.losses("r"), expected(&home));
 }
 

@@ -50,7 +50,7 @@ fn when_all_ranks_are_stopped_the_launcher_names_them() {
     let stopped = Instant::now();
     let ended = end_of(child);
     assert!(stopped.elapsed() < WITHIN, "{:?}", stopped.elapsed());
-    let ended = ended.refused(&["stands still", "no sign of life", "timeout_s = 2", "step "]);
+    let ended = ended.refused(&["is stalled", "no sign of life", "timeout_s = 2", "step "]);
     for (rank, pid) in started {
         assert!(ended.stderr.contains(&format!("process {pid} is stopped")), "{}", ended.stderr);
         assert!(ended.stderr.contains(&format!("rank {rank}")), "{}", ended.stderr);
@@ -80,11 +80,7 @@ fn a_stopped_rank_of_a_mesh_is_named_and_so_is_what_the_others_wait_for() {
         let ended = ended.refused(&[&name, "is stopped"]);
         for rank in (0..started.len()).filter(|rank| *rank != stopped) {
             let waits = format!("rank {rank} waits ");
-            assert!(
-                ended.stderr.contains(&waits) || ended.stderr.contains("stands still"),
-                "{}",
-                ended.stderr
-            );
+            assert!(ended.stderr.contains(&waits) || ended.stderr.contains("is stalled"), "{}", ended.stderr);
         }
         assert!(started.iter().all(|(_, pid)| !lives(*pid)));
     }

@@ -2,6 +2,9 @@
 
 mod rig;
 
+use std::process::{Output, Stdio};
+
+use phalanx_collectives::HostJob;
 use rig::{Home, ranks};
 use rustix::process::Signal;
 
@@ -39,4 +42,64 @@ fn the_command_line_of_a_rank_shows_its_number_and_no_configuration() {
     }
     rig::signal(child.id() as i32, Signal::INT);
     child.wait_with_output().unwrap();
+}
+
+/// A rank that planned for itself would not notice what was changed in the plan of the launcher.
+#[test]
+fn a_rank_follows_the_plan_of_the_launcher_and_makes_none() {
+    let home = Home::new();
+    let args = ["train", "small.toml", "--run", "r", "--nproc", "2", "--set", "train.steps=1000000"];
+    let launcher = home.start(&args);
+    home.wait_for_step("r", 2);
+    let task = task_of(launcher.id());
+    rig::signal(launcher.id() as i32, Signal::INT);
+    launcher.wait_with_output().unwrap();
+
+    let planned = "\"name\":\"batch.tokens\"";
+    let text = String::from_utf8_lossy(&task).into_owned();
+    assert!(text.contains(planned), "the task comes with the plan of each allocation");
+    // As long as before: the head of the file says where each plan lies.
+    let other = planned.replace("batch.tokens", "batch.others");
+    for ended in run_ranks(&home, &replaced(&task, planned.as_bytes(), other.as_bytes())) {
+        let stderr = String::from_utf8_lossy(&ended.stderr);
+        let words = ["differs from its plan", "(batch.tokens)", "(batch.others)"];
+        assert!(!ended.status.success() && words.iter().all(|word| stderr.contains(word)), "{stderr}");
+    }
+}
+
+/// The memory file that a launcher hands to its ranks.
+fn task_of(launcher: u32) -> Vec<u8> {
+    let descriptors = std::fs::read_dir(format!("/proc/{launcher}/fd")).unwrap();
+    let is_task = |path: &std::path::PathBuf| {
+        std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().contains("memfd:phalanx-task"))
+    };
+    let file = descriptors.map(|entry| entry.unwrap().path()).find(is_task).expect("a task");
+    std::fs::read(file).unwrap()
+}
+
+/// Two ranks of a job with this task, as a launcher starts them.
+fn run_ranks(home: &Home, task: &[u8]) -> Vec<Output> {
+    let mut job = HostJob::new(2).unwrap();
+    let task = job.hand_over(task).unwrap().to_string();
+    let fds = job.inherited_fds().iter().map(i32::to_string).collect::<Vec<_>>().join(",");
+    let launcher = std::process::id().to_string();
+    let start = |rank: &str| {
+        let args = ["rank", rank, "--fds", &fds, "--launcher", &launcher, "--task-fd", &task];
+        let mut command = home.command(&args);
+        job.pass_to(&mut command);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let started = ["0", "1"].map(start);
+    started.map(|rank| rank.wait_with_output().unwrap()).into()
+}
+
+fn replaced(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let mut changed = bytes.to_vec();
+    let mut at = 0;
+    while let Some(next) = changed[at..].windows(from.len()).position(|window| window == from) {
+        at += next;
+        changed[at..at + to.len()].copy_from_slice(to);
+    }
+    changed
 }

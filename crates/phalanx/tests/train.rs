@@ -121,12 +121,12 @@ fn what_the_checkpoint_depends_on_is_refused_by_name() {
 fn without_a_checkpoint_a_resumed_run_starts_anew_and_says_so() {
     let home = Home::new();
     let ended = home.run(&["train", "small.toml", "--resume"]).ok();
-    assert!(ended.stderr.contains("starting anew"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("starting from the beginning"), "{}", ended.stderr);
     std::fs::remove_dir_all(home.path("runs/small/checkpoints")).unwrap();
     let before = home.losses("runs/small");
     assert_eq!(before.len(), 8);
     let ended = home.run(&["train", "small.toml", "--resume"]).ok();
-    assert!(ended.stderr.contains("no checkpoint yet: starting anew"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("no checkpoint yet: starting from the beginning"), "{}", ended.stderr);
     assert_eq!(home.losses("runs/small"), before);
 }
 

@@ -6,6 +6,7 @@ use phalanx_data::{
     Corpus, CorpusSpec, DataError, EvaluationWindows, Masking, Progress, SampleOrder, Sampler, Scan,
     TokenFile, Tokenizer, Tokens, tokenize_to_file,
 };
+use phalanx_models::Objective;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{DataConfig, Order, RunConfig};
@@ -203,7 +204,7 @@ impl Dataset {
 
 /// What the samples of a masked model hide, in a complete configuration.
 fn masking(config: &RunConfig) -> Option<Masking> {
-    let mask = config.data.mask_token.filter(|_| config.model.arch == "bert")?;
+    let mask = config.data.mask_token.filter(|_| config.model.arch.objective == Objective::Masked)?;
     // Random tokens are never a mask token that was added after the tokenizer's ids.
     let rows = config.model.vocab.unwrap_or(mask as usize + 1);
     let ids = if mask as usize + 1 == rows { rows - 1 } else { rows };

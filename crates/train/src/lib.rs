@@ -25,7 +25,7 @@ pub mod spec;
 pub mod state;
 pub mod step;
 
-pub use config::RunConfig;
+pub use config::{ResolvedConfig, RunConfig};
 pub use cut::stage_costs;
 pub use dataset::Dataset;
 pub use groups::{GroupSource, Groups};

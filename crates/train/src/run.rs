@@ -11,7 +11,7 @@ use phalanx_data::DataError;
 use phalanx_tensor::Device;
 use phalanx_tensor::DeviceError;
 
-use crate::config::RunConfig;
+use crate::config::ResolvedConfig;
 use crate::dataset::{DataDigests, Dataset};
 use crate::diagnose::NonFinite;
 use crate::groups::Groups;
@@ -125,7 +125,7 @@ pub enum Start {
 /// What all ranks of a run share.
 pub struct Job {
     /// The configuration, checked and complete.
-    pub config: RunConfig,
+    pub config: ResolvedConfig,
     /// The plan of the run.
     pub plan: Arc<RunPlan>,
     /// The tokens of the run.

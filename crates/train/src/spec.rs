@@ -20,7 +20,8 @@ use phalanx_tensor::{CrossEntropy, Device};
 use phalanx_trace::Axis;
 
 use crate::config::{
-    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, Reduce, RunConfig,
+    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, DeviceKind, Float, OptimizerKind, Reduce,
+    RunConfig,
 };
 use crate::cut;
 use crate::groups::Groups;
@@ -172,7 +173,7 @@ impl Spec {
             Objective::Masked => Masking::predicted(seq),
         };
         let spec = Spec {
-            host_addressable: true,
+            host_addressable: config.device.kind == DeviceKind::Cpu,
             seq,
             targets_per_sequence,
             targets_per_step: config.batch.global * targets_per_sequence,

@@ -12,7 +12,7 @@ use phalanx_drawing::report::{Table, bytes, count, plural};
 use phalanx_layers::Checkpointing;
 use phalanx_models::Model;
 use phalanx_parallel::TensorParallel;
-use phalanx_train::RunConfig;
+use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::{Value, json};
 
 use super::report::step_time;
@@ -21,8 +21,8 @@ use super::run::{Bench, Launcher, StrategyFigures};
 /// The model and its batch.
 pub const CONFIG: &str = include_str!("../../../../examples/bert_classic.toml");
 
-/// Ids of its tokens: the bytes, and the mask.
-pub const VOCABULARY: usize = 257;
+/// Token ids of the data, which are bytes; the mask is one more.
+pub const VOCABULARY: usize = 256;
 
 /// Ranks, each with one half.
 const RANKS: usize = 2;
@@ -39,7 +39,7 @@ const RUNS: [(&str, &str, bool); 3] = [
 
 /// The comparison.
 pub struct Classic {
-    config: RunConfig,
+    config: ResolvedConfig,
     parameters: u64,
     steps: usize,
     threads: usize,
@@ -51,19 +51,19 @@ pub struct Classic {
 /// # Errors
 /// More memory than there is, a rank that died, a signal.
 pub fn compare(
-    (mut config, model): (RunConfig, Arc<dyn Model>),
+    (config, model): (ResolvedConfig, Arc<dyn Model>),
     steps: usize,
     threads: usize,
     launcher: &dyn Launcher,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Classic> {
-    config.train.threads = Some((threads / RANKS).max(1));
+    let config = config.with(|config| config.train.threads = Some((threads / RANKS).max(1)))?;
     let mut runs = Vec::new();
     let parameters = model.network(&TensorParallel::solo(), Checkpointing::None).elements() as u64;
     let bench = Bench { config, model, ranks: RANKS, threads, warmup: WARMUP, steps, launcher };
     for (name, schedule, cut) in RUNS {
         progress(name);
-        let mut config = bench.config.clone();
+        let mut config = RunConfig::clone(&bench.config);
         config.parallel.schedule = schedule.into();
         if !cut {
             config.parallel.micro_batches = Some(1);

@@ -7,7 +7,7 @@ use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
 use phalanx_collectives::Isa;
 use phalanx_models::Model;
 use phalanx_plan::{Costs, simulate};
-use phalanx_train::{RunConfig, Spec, stage_costs};
+use phalanx_train::{ResolvedConfig, RunConfig, Spec, stage_costs};
 
 use super::ranks::{self, RankFigures};
 use super::strategy::Strategy;
@@ -16,7 +16,7 @@ use crate::steps::StepCounts;
 /// The settings that all strategies share.
 pub struct Bench<'a> {
     /// The complete configuration; each strategy replaces its table [parallel].
-    pub config: RunConfig,
+    pub config: ResolvedConfig,
     /// The model.
     pub model: Arc<dyn Model>,
     /// Number of ranks.

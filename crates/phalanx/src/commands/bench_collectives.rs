@@ -5,7 +5,7 @@ use phalanx_bench::collectives::{CollectiveFigures, CollectivesTask, to_text};
 use phalanx_trace::CollectiveOp;
 
 use crate::args::{BenchCollectivesArgs, BenchOp};
-use crate::launch::{Crew, Output};
+use crate::launch::{Output, RankProcesses};
 use crate::machine;
 use crate::output::{print, print_line};
 use crate::signals::Signals;
@@ -39,8 +39,8 @@ pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
         BenchOp::Broadcast => CollectiveOp::Broadcast,
     });
     let task = CollectivesTask { ops: ops.collect(), dtype, bytes: args.bytes.clone() };
-    let crew = Crew::start(args.nproc, &Task::BenchCollectives(task), None, &Output::Gathered)?;
-    let lines = crew.wait(&signals)?;
+    let processes = RankProcesses::start(args.nproc, &Task::BenchCollectives(task), None, &Output::Gathered)?;
+    let lines = processes.wait(&signals)?;
     let first = lines.first().context("the figures of rank 0")?;
     let figures: Vec<CollectiveFigures> = serde_json::from_str(first).context("the figures of rank 0")?;
     if args.json {

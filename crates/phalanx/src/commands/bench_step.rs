@@ -7,16 +7,16 @@ use phalanx_train::config::Updates;
 
 use crate::args::BenchStepArgs;
 use crate::bench;
-use crate::config::Given;
 use crate::environment::Environment;
-use crate::launch::{Crew, Output};
+use crate::launch::{Output, RankProcesses};
 use crate::mesh_report;
 use crate::output::{print, print_json};
-use crate::planned::{Planned, estimate_data};
-use crate::seat::Seat;
-use crate::shape;
+use crate::planned::Planned;
+use crate::rank_host::RankHost;
+use crate::resolve::{Purpose, random_tokens, resolve};
 use crate::signals::Signals;
 use crate::task::{BenchStepTask, Task};
+use crate::user_config::UserConfig;
 
 /// Measures and prints.
 ///
@@ -27,16 +27,9 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
         bail!("--steps 0: there is nothing to measure; give at least 1");
     }
     let signals = Signals::take_over()?;
-    let given = Given::read(&args.config)?.with(&args.overrides, &[])?;
-    let mut config = given.config()?;
-    let imported = shape::fill_from_init(&mut config, &given)?;
-    config.check()?;
-    let vocabulary = match config.model.vocab {
-        Some(_) => shape::Vocabulary { ids: 0, origin: "random tokens".into() },
-        None => estimate_data(&mut config)?.0,
-    };
-    let model = shape::complete(&mut config, imported.as_ref().map(|i| &i.model), &vocabulary)?;
-    let planned = Planned::new(config, model, 0)?;
+    let given = UserConfig::read(&args.config)?.with(&args.overrides, &[])?;
+    let (resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    let planned = Planned::of(resolved, 0)?;
     if planned.config.parallel.updates == Updates::Asynchronous {
         bail!(
             "parallel.updates = \"asynchronous\": ranks have no step in common to time; `phalanx train` tells each one's, \
@@ -52,10 +45,11 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     };
     let world = planned.plan.spec.world_size();
     let ranks = match world {
-        1 => vec![bench::steps(&task, &planned, &Seat::Alone, environment)?],
+        1 => vec![bench::steps(&task, &planned, &RankHost::Alone, environment)?],
         _ => {
-            let crew = Crew::start(world, &Task::BenchStep(task), Some(&planned.plan), &Output::Gathered)?;
-            let lines = crew.wait(&signals)?;
+            let processes =
+                RankProcesses::start(world, &Task::BenchStep(task), Some(&planned.plan), &Output::Gathered)?;
+            let lines = processes.wait(&signals)?;
             let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
             lines.iter().map(parse).collect::<Result<Vec<StepFigures>>>()?
         }

@@ -13,21 +13,22 @@ use phalanx_bench::strategies::strategy::Strategy;
 use phalanx_bench::strategies::{RankFigures, report};
 use phalanx_collectives::Isa;
 use phalanx_models::Model;
-use phalanx_train::{RunConfig, Spec};
+use phalanx_train::{ResolvedConfig, RunConfig, Spec};
 use serde_json::{Value, json};
 
 use crate::args::Overrides;
-use crate::config::Given;
 use crate::environment::Environment;
-use crate::launch::{Crew, Output};
+use crate::launch::{Output, RankProcesses};
 use crate::output::{note, print, print_json, terminal_width};
-use crate::planned::{self, Planned, estimate_data};
+use crate::planned::{self, Planned};
+use crate::rank_host::RankHost;
 use crate::report::{bytes, count, plural};
-use crate::seat::Seat;
+use crate::resolve::{Purpose, Resolved, Vocabulary, random_tokens, resolve};
 use crate::signals::Signals;
 use crate::strategies_args::BenchStrategiesArgs;
 use crate::task::{BenchStepTask, Task};
-use crate::{bench, machine, shape};
+use crate::user_config::UserConfig;
+use crate::{bench, machine};
 
 /// Steps of the classic comparison where nobody says how many.
 const BERT_STEPS: usize = 250;
@@ -74,15 +75,8 @@ fn check(args: &BenchStrategiesArgs) -> Result<()> {
 /// The model, and what every strategy has in common.
 fn bench_of<'a>(args: &BenchStrategiesArgs, launcher: &'a Processes<'a>) -> Result<Bench<'a>> {
     let overrides = Overrides { set: args.set.clone(), nproc: None };
-    let given = Given::read(&args.config)?.with(&overrides, &[])?;
-    let mut config = given.config()?;
-    let imported = shape::fill_from_init(&mut config, &given)?;
-    config.check()?;
-    let vocabulary = match config.model.vocab {
-        Some(_) => shape::Vocabulary { ids: 0, origin: "random tokens".into() },
-        None => estimate_data(&mut config)?.0,
-    };
-    let model = shape::complete(&mut config, imported.as_ref().map(|i| &i.model), &vocabulary)?;
+    let given = UserConfig::read(&args.config)?.with(&overrides, &[])?;
+    let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
     let ranks = args.nproc;
     let threads = config.train.threads.map_or(machine::cores().max(ranks), |each| each * ranks);
     let (warmup, steps) = (args.warmup, args.steps);
@@ -90,10 +84,11 @@ fn bench_of<'a>(args: &BenchStrategiesArgs, launcher: &'a Processes<'a>) -> Resu
 }
 
 /// The model of the classic comparison.
-fn classic_model() -> Result<(RunConfig, Arc<dyn Model>)> {
-    let mut config: RunConfig = toml::from_str(classic::CONFIG).context("examples/bert_classic.toml")?;
-    let vocabulary = shape::Vocabulary { ids: classic::VOCABULARY, origin: "bytes and a mask".into() };
-    let model = shape::complete(&mut config, None, &vocabulary)?;
+fn classic_model() -> Result<(ResolvedConfig, Arc<dyn Model>)> {
+    let given = UserConfig::parse(classic::CONFIG.to_string(), "examples/bert_classic.toml")?;
+    let ids = classic::VOCABULARY;
+    let vocabulary = |_: &RunConfig| Ok((Vocabulary { ids, ..Vocabulary::unknown("bytes") }, ()));
+    let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, vocabulary)?;
     Ok((config, model))
 }
 
@@ -114,18 +109,18 @@ impl Launcher for Processes<'_> {
         model: Arc<dyn Model>,
         counts: StepCounts,
     ) -> Result<(Spec, Vec<RankFigures>)> {
-        let planned = Planned::new(config, model, 0)?;
+        let planned = Planned::new(ResolvedConfig::new(config)?, model, 0)?;
         planned.check_memory()?;
         let spec = planned.plan.spec.clone();
         let StepCounts { warmup, steps, .. } = counts;
         let (config, model) = (planned.config.clone(), spec.model.to_config());
         let task = BenchStepTask { config, model, warmup, steps };
         let ranks = match spec.world_size() {
-            1 => vec![bench::strategy(&task, &planned, &Seat::Alone, self.environment)?],
+            1 => vec![bench::strategy(&task, &planned, &RankHost::Alone, self.environment)?],
             world => {
-                let crew =
-                    Crew::start(world, &Task::BenchStrategy(task), Some(&planned.plan), &Output::Gathered)?;
-                let lines = crew.wait(self.signals)?;
+                let task = Task::BenchStrategy(task);
+                let processes = RankProcesses::start(world, &task, Some(&planned.plan), &Output::Gathered)?;
+                let lines = processes.wait(self.signals)?;
                 let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
                 lines.iter().map(parse).collect::<Result<Vec<RankFigures>>>()?
             }

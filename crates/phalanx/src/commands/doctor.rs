@@ -1,12 +1,11 @@
 //! `phalanx doctor`: what this machine is, how fast it is, and which of its limits matter to a run.
 
 use anyhow::{Context, Result};
-use phalanx_cpu::peak;
 use phalanx_trace::DType;
 use serde_json::json;
 
 use crate::args::DoctorArgs;
-use crate::environment::Environment;
+use crate::environment::{Environment, Processor};
 use crate::machine;
 use crate::output::{print, print_json};
 use crate::report::{Table, bytes, count};
@@ -23,13 +22,13 @@ const FEW_FILES: u64 = 1024;
 /// Memory that the system does not give.
 pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let cores = machine::cores();
-    let cpus = [environment.cpu(1)?, environment.cpu(cores)?];
-    let isa = cpus[0].isa().name();
+    let processors = [environment.processor(1)?, environment.processor(cores)?];
+    let isa = processors[0].isa().name();
     let [f32_flops, bf16_flops] =
-        [DType::F32, DType::BF16].map(|dtype| cpus.each_ref().map(|cpu| peak::flops_per_s(cpu, dtype)));
+        [DType::F32, DType::BF16].map(|dtype| processors.each_ref().map(|each| each.flops_per_s(dtype)));
     let size = (MEMORY_BYTES[0] * cores).min(MEMORY_BYTES[1]);
-    let measure = |cpu| peak::bandwidth(cpu, size).context("memory to measure its bandwidth");
-    let bandwidth = [measure(&cpus[0])?, measure(&cpus[1])?];
+    let measure = |each: &Processor| each.bandwidth(size).context("memory to measure its bandwidth");
+    let bandwidth = [measure(&processors[0])?, measure(&processors[1])?];
     let advice = advice();
     let available = machine::available().map(|available| available.bytes);
     let limit = machine::memory_limit();
@@ -87,7 +86,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     Ok(print(&text)?)
 }
 
-/// What could be better here.
+/// Advice for this machine.
 fn advice() -> Vec<String> {
     let mut advice = Vec::new();
     let [_, (_, nofile), _] = machine::limits();

@@ -8,8 +8,8 @@ use phalanx_train::state::PARAMETERS;
 use serde_json::json;
 
 use crate::args::ExportArgs;
-use crate::claim::refuse_run_folder;
 use crate::run_folder::{RunFolder, model_of};
+use crate::run_folder_lock::refuse_run_folder;
 use crate::{output, report, shape};
 
 /// Writes the folder.
@@ -20,7 +20,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     refuse_run_folder(&args.out, "--out")?;
     let folder = RunFolder::at(&args.run);
     let checkpoint = folder.checkpoint(args.step)?;
-    // Only a tokenizer that Hugging Face's programs read.
+    // Only a tokenizer that Hugging Face's programs can read.
     let tokenizer = folder.tokenizer_of(&checkpoint)?.filter(Tokenizer::is_hugging_face);
     let model = model_of(&checkpoint)?;
     let network = shape::whole(&*model);

@@ -10,40 +10,40 @@ use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_layers::ParameterSpec;
 use phalanx_models::{Model, Objective};
 use phalanx_trace::DType;
-use phalanx_train::RunConfig;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::state::{PARAMETERS, read_imported};
+use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
 
 use crate::args::ImportArgs;
-use crate::claim::Claim;
 use crate::run_folder::RunFolder;
+use crate::run_folder_lock::RunFolderLock;
 use crate::staged::Staged;
 use crate::{output, resume, setup, shape};
 
-/// Sequence of a run on an imported model, where its positions allow.
+/// Sequence length of a run on an imported model, where its positions allow it.
 const SEQ: usize = 1024;
 
-/// Vocabulary by which GPT-2's own tokenizer is known.
+/// Size of the vocabulary of GPT-2's own tokenizer.
 const GPT2_VOCAB: usize = 50257;
 
-/// States of the optimizer that a new run uses, zero at the start.
+/// Optimizer states of a new run, which are zero at the start.
 const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
 /// Makes the run folder.
 ///
 /// # Errors
-/// A folder of no known family, tensors that are missing or of another shape, a run folder with a run.
+/// A folder of an unknown architecture, tensors that are missing or of another shape, a run folder with a run.
 pub fn import(args: &ImportArgs) -> Result<()> {
     let (source, model) = shape::read_hugging_face(&args.dir)?;
     let network = shape::whole(&*model);
     let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
     folder.refuse_results()?;
-    let claim = Claim::take(&folder)?;
+    let lock = RunFolderLock::acquire(&folder)?;
     let path = match write_run(args, &folder, &source, &*model, &network.parameters) {
         Ok(path) => path,
         Err(error) => {
-            claim.abandon();
+            lock.remove_if_new();
             return Err(error);
         }
     };
@@ -63,7 +63,7 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     Ok(())
 }
 
-/// Writes the configuration, the tokenizer and the checkpoint, whose path it gives.
+/// Writes the configuration, the tokenizer and the checkpoint; returns the path of the checkpoint.
 fn write_run(
     args: &ImportArgs,
     folder: &RunFolder,
@@ -71,10 +71,11 @@ fn write_run(
     model: &dyn Model,
     parameters: &[ParameterSpec],
 ) -> Result<PathBuf> {
-    // Another start may have been here before the lock was taken.
+    // Another process may have started a run here before the lock was acquired.
     folder.refuse_results()?;
     let tokenizer = tokenizer(&args.dir, model)?;
-    let config = config(&args.dir, model, tokenizer.as_ref().map(|(key, _)| key.as_str()));
+    let config =
+        ResolvedConfig::new(config(&args.dir, model, tokenizer.as_ref().map(|(key, _)| key.as_str())))?;
     let staged = Staged::new(folder.path())?;
     let mut digests = DataDigests::default();
     if let Some((_, tokenizer)) = &tokenizer {
@@ -86,7 +87,7 @@ fn write_run(
         json!({ "step": 0, "samples": 0, "config": config, "model": model.to_config(), "data": digests });
     let tmp = begin(&folder.checkpoints(), 0)?;
     if let Err(error) = write(source, model, parameters, &tmp) {
-        // The first error is the one to tell; what is left is removed by the next save.
+        // The first error is reported; what is left is removed by the next save.
         let _ = discard(&tmp);
         return Err(error);
     }

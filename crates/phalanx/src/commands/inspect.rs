@@ -9,16 +9,16 @@ use phalanx_data::TokenFile;
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
-use crate::ending::Reached;
+use crate::final_report::Reached;
 use crate::output::{print, print_json, print_line};
 use crate::report::{Table, bytes};
 use crate::run_folder::RunFolder;
 use crate::shape;
 
-/// Tokens shown of a token file.
+/// Number of tokens of a token file that are shown.
 const SHOWN_TOKENS: usize = 64;
 
-/// Says what is there.
+/// Describes what is at a path.
 ///
 /// # Errors
 /// A path that is none of the four, or damaged.
@@ -59,7 +59,7 @@ fn checkpoint(checkpoint: &Checkpoint, args: &InspectArgs) -> Result<()> {
     refuse_damage(&reports.unwrap_or_default())
 }
 
-/// By state: tensors and bytes.
+/// For each state: its tensors and bytes.
 fn states(checkpoint: &Checkpoint) -> BTreeMap<&str, (u64, u64)> {
     let mut states: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for tensor in checkpoint.tensors() {
@@ -92,7 +92,7 @@ fn checkpoint_text(checkpoint: &Checkpoint, reports: Option<&[TensorReport]>) ->
     format!("{path}: checkpoint of step {step}, saved by {ranks} rank(s)\n{table}{tensors}")
 }
 
-/// A line a tensor, with what is wrong with it.
+/// A line for each tensor, with what is wrong with it.
 fn statistics(reports: &[TensorReport]) -> String {
     let mut table = Table::new(&["tensor", "shape", "min", "max", "mean", "rms", "not finite"]);
     for report in reports {
@@ -187,7 +187,10 @@ fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
     }
     let elements: usize = reports.iter().map(|(_, shape, _)| shape.iter().product::<usize>()).sum();
     let kind = match &model {
-        Ok(_) => format!("{}, can be imported", folder.config()["model_type"].as_str().unwrap_or("gpt2")),
+        Ok(model) => {
+            let name = model.architecture().map_or("a model", |arch| arch.name);
+            format!("{name}, can be imported")
+        }
         Err(error) => error.to_string(),
     };
     if args.json {

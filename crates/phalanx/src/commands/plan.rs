@@ -4,9 +4,10 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use crate::args::PlanArgs;
-use crate::config::Given;
-use crate::planned::{Planned, estimate_data};
-use crate::{machine, output, plan_report, shape};
+use crate::planned::Planned;
+use crate::resolve::{Purpose, estimate_data, resolve};
+use crate::user_config::UserConfig;
+use crate::{machine, output, plan_report};
 
 /// Plans a configuration, prints the plan, and refuses what does not fit.
 ///
@@ -14,13 +15,9 @@ use crate::{machine, output, plan_report, shape};
 /// A configuration that cannot work, missing data, more memory than there is.
 pub fn plan(args: &PlanArgs) -> Result<()> {
     let path = args.config.as_deref().context("give a configuration (TOML), as examples/quickstart.toml")?;
-    let given = Given::read(path)?.with(&args.overrides, &args.data)?;
-    let mut config = given.config()?;
-    let imported = shape::fill_from_init(&mut config, &given)?;
-    config.check()?;
-    let (vocabulary, evaluated) = estimate_data(&mut config)?;
-    let model = shape::complete(&mut config, imported.as_ref().map(|i| &i.model), &vocabulary)?;
-    let planned = Planned::new(config, model, evaluated)?;
+    let given = UserConfig::read(path)?.with(&args.overrides, &args.data)?;
+    let (resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let planned = Planned::of(resolved, evaluated)?;
     if args.json {
         let mut figures = plan_report::to_json(&planned);
         figures["available_bytes"] = json!(machine::available().map(|available| available.bytes));
@@ -30,7 +27,7 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
     }
     if planned.is_for_elsewhere() {
         output::note(&format!(
-            "{} ranks are more than one machine's: what each needs is above; give memory.limit_mb to have it checked",
+            "{} ranks are more than one machine runs: the plan above says what each needs; set memory.limit_mb to check it",
             planned.plan.spec.world_size()
         ));
         return planned.check_limit();

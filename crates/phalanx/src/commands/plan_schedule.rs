@@ -6,13 +6,13 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use phalanx_drawing::draw_svg;
 use phalanx_plan::{Costs, Plan, Schedule, StageCost, generate};
-use phalanx_train::{RunConfig, stage_costs};
+use phalanx_train::{ResolvedConfig, stage_costs};
 
 use crate::args::{DrawArgs, Overrides, PlanArgs};
-use crate::config::Given;
-use crate::planned::{self, estimate_data};
+use crate::resolve::{Purpose, Resolved, estimate_data, resolve};
 use crate::schedule_report::{Drawn, Unit, to_json, to_text};
-use crate::{output, schedule_file, shape};
+use crate::user_config::UserConfig;
+use crate::{output, planned, schedule_file};
 
 /// Pipeline ranks and chunks where nobody says how many.
 const PIPELINE: usize = 4;
@@ -127,23 +127,16 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
     ] {
         overrides.set.extend(value.map(|value| format!("{key}={value}")));
     }
-    let given = Given::read(path)?.with(&overrides, &args.data)?;
-    let mut config = given.config()?;
-    let imported = shape::fill_from_init(&mut config, &given)?;
-    config.check()?;
-    let (vocabulary, _) = estimate_data(&mut config)?;
-    let model = shape::complete(&mut config, imported.as_ref().map(|i| &i.model), &vocabulary)?;
-    let costed = |config: &RunConfig| -> Result<(Schedule, Costs)> {
-        config.check()?;
+    let given = UserConfig::read(path)?.with(&overrides, &args.data)?;
+    let (Resolved { config, model, .. }, _) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let costed = |config: &ResolvedConfig| -> Result<(Schedule, Costs)> {
         let spec = planned::spec(config, Arc::clone(&model), 0)?;
         let costs = Costs { stages: stage_costs(&spec), message: 0.0 };
         Ok(((*spec.schedule).clone(), costs))
     };
     let (schedule, costs) = costed(&config)?;
     let others = named(|plan| {
-        let mut config = config.clone();
-        config.parallel.schedule = plan.name().to_string();
-        costed(&config).ok()
+        costed(&config.with(|config| config.parallel.schedule = plan.name().to_string()).ok()?).ok()
     });
     Ok(Drawn::new(schedule, costs, Unit::Operations, others))
 }

@@ -1,4 +1,4 @@
-//! `phalanx sample`: continues a text, shown as it is made.
+//! `phalanx sample`: continues a text and shows it as it is generated.
 
 use anyhow::{Context, Result, bail};
 use phalanx_models::Objective;

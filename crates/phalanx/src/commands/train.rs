@@ -7,19 +7,19 @@ use phalanx_collectives::threads;
 use phalanx_train::run::Job;
 
 use crate::args::TrainArgs;
-use crate::claim::Claim;
-use crate::config::Given;
 use crate::environment::Environment;
-use crate::launch::{Crew, Failure, Output};
+use crate::launch::{Failure, Output, RankProcesses};
 use crate::output::{TrainOutput, note};
 use crate::planned::Planned;
+use crate::rank_host::RankHost;
 use crate::resume::Resumed;
 use crate::run_folder::RunFolder;
-use crate::seat::Seat;
+use crate::run_folder_lock::RunFolderLock;
 use crate::setup::Prepares;
 use crate::signals::{STOPPED, Signals};
 use crate::task::{Show, Task, TrainTask};
-use crate::{ending, learning_rate, plan_report, resume, setup, training};
+use crate::user_config::UserConfig;
+use crate::{final_report, learning_rate, plan_report, resume, setup, training};
 
 /// Plans and trains.
 ///
@@ -35,17 +35,17 @@ pub fn train(args: &TrainArgs, environment: Environment) -> Result<ExitCode> {
 
 fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) -> Result<ExitCode> {
     let signals = Signals::take_over()?;
-    let file = args.config.as_deref().map(Given::read).transpose()?;
+    let file = args.config.as_deref().map(UserConfig::read).transpose()?;
     let folder = RunFolder::named(args.run.as_deref(), args.config.as_deref())?;
     if args.resume && file.is_none() && !folder.path().exists() {
-        bail!("{} is no run folder; give a configuration to start one", folder.path().display());
+        bail!("{} is not a run folder; give a configuration to start a run", folder.path().display());
     }
     // Before anything is said about what the folder holds: another run may be working there.
-    let claim = Claim::take(&folder)?;
+    let lock = RunFolderLock::acquire(&folder)?;
     let (started, prepared) = match set_up(&folder, args, file.as_ref()) {
         Ok(set_up) => set_up,
         Err(error) => {
-            claim.abandon();
+            lock.remove_if_new();
             return Err(error);
         }
     };
@@ -56,18 +56,18 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     let steps = prepared.planned.config.train.steps;
     if started.checkpoint.as_ref().is_some_and(|(checkpoint, _)| checkpoint.step() >= steps) {
         let more = learning_rate::more_steps(&prepared.planned.config);
-        note(&format!("all {steps} steps are done; to go on, give more: {more}"));
+        note(&format!("all {steps} steps are done; to train further, give more: {more}"));
         return Ok(ExitCode::SUCCESS);
     }
     let (task, planned) = prepared.commit(&folder, &started, file.as_ref(), args.show(), environment)?;
     if planned.plan.spec.world_size() > 1 {
-        claim.share_with_ranks()?;
+        lock.share_with_ranks()?;
     }
     // The run removes old checkpoints, and a file that is open here would keep its place on the disk.
     drop(started);
     if let Err(error) = run_ranks(&task, &planned, environment, args.threads_as_ranks, &signals, output) {
         if error.downcast_ref::<Failure>().is_some_and(|failure| failure.interrupted) {
-            note(&format!("stopped before the ranks had started; go on with: {}", resume::command(&folder)));
+            note(&format!("stopped before the ranks had started; resume with: {}", resume::command(&folder)));
             return Ok(ExitCode::from(STOPPED));
         }
         return Err(explain(error, &folder));
@@ -75,8 +75,8 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     finish(&folder, &planned, args.show(), environment, output)
 }
 
-/// Finds out what to train and prepares it; the run folder, which is locked, stays as it is.
-fn set_up(folder: &RunFolder, args: &TrainArgs, file: Option<&Given>) -> Result<(Resumed, Prepares)> {
+/// Resolves what to train and prepares it; the run folder, which is locked, does not change.
+fn set_up(folder: &RunFolder, args: &TrainArgs, file: Option<&UserConfig>) -> Result<(Resumed, Prepares)> {
     let started = match args.resume {
         true => resume::resume(folder, args, file.cloned(), &mut |warning| note(warning))?,
         false => start(folder, args, file.cloned())?,
@@ -86,7 +86,7 @@ fn set_up(folder: &RunFolder, args: &TrainArgs, file: Option<&Given>) -> Result<
 }
 
 /// A run from its beginning.
-fn start(folder: &RunFolder, args: &TrainArgs, file: Option<Given>) -> Result<Resumed> {
+fn start(folder: &RunFolder, args: &TrainArgs, file: Option<UserConfig>) -> Result<Resumed> {
     let Some(file) = file else { bail!("give a configuration (TOML), as examples/quickstart.toml") };
     let given = file.with(&args.overrides, &args.data)?;
     folder.refuse_results()?;
@@ -106,15 +106,19 @@ fn run_ranks(
     if world == 1 {
         let job = training::job(task, planned)?;
         signals.training_starts();
-        return training::rank(&job, &Seat::Alone, environment, signals.stop(), task.show, output);
+        return training::rank(&job, &RankHost::Alone, environment, signals.stop(), task.show, output);
     }
     signals.training_starts();
     if as_threads {
         return run_threads(&training::job(task, planned)?, environment, signals, task.show, output);
     }
-    let crew =
-        Crew::start(world, &Task::Train(task.clone()), Some(&planned.plan), &Output::Shown(output.clone()))?;
-    crew.wait(signals)?;
+    let processes = RankProcesses::start(
+        world,
+        &Task::Train(task.clone()),
+        Some(&planned.plan),
+        &Output::Shown(output.clone()),
+    )?;
+    processes.wait(signals)?;
     Ok(())
 }
 
@@ -132,8 +136,8 @@ fn run_threads(
             .map(|endpoint| {
                 scope.spawn(move || {
                     let rank = endpoint.rank();
-                    let seat = Seat::among(endpoint, &job.config, environment.isa());
-                    let done = training::rank(job, &seat, environment, signals.stop(), show, output);
+                    let host = RankHost::in_job(endpoint, &job.config, environment.isa());
+                    let done = training::rank(job, &host, environment, signals.stop(), show, output);
                     done.map_err(|error| (training::is_of_another(&error, rank), error))
                 })
             })
@@ -147,7 +151,7 @@ fn run_threads(
     }
 }
 
-/// What is on disk and how to go on, below an error of the training itself.
+/// Adds to an error of the training itself what is on disk and how to resume.
 fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
     let newest = folder.newest().ok().and_then(|found| found.checkpoint);
     let text = format!("{error:#}");
@@ -158,14 +162,14 @@ fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
             resume::command(folder)
         ),
         Some(checkpoint) => format!(
-            "the newest checkpoint is step {} ({}); go on with: {}",
+            "the newest checkpoint is step {} ({}); resume with: {}",
             checkpoint.step(),
             checkpoint.dir().display(),
             resume::command(folder)
         ),
         None => format!("no checkpoint was saved yet; start again with: {}", resume::command(folder)),
     };
-    let reached = ending::Reached::read(folder).unwrap_or_default().step;
+    let reached = final_report::Reached::read(folder).unwrap_or_default().step;
     anyhow::anyhow!("{text}\n{reached} step(s) were done; {on_disk}")
 }
 
@@ -179,16 +183,19 @@ fn finish(
 ) -> Result<ExitCode> {
     let saved = folder.newest()?.checkpoint.map_or(0, |checkpoint| checkpoint.step());
     if saved < planned.config.train.steps {
-        note(&format!("stopped after step {saved}, which is saved; go on with: {}", resume::command(folder)));
+        note(&format!(
+            "stopped after step {saved}, which is saved; resume with: {}",
+            resume::command(folder)
+        ));
         return Ok(ExitCode::from(STOPPED));
     }
     match show {
-        Show::Progress => ending::complete(folder, planned, environment, output)?,
+        Show::Progress => final_report::complete(folder, planned, environment, output)?,
         Show::Json => {
-            ending::memory(folder, planned)?;
-            output.print_line(&ending::line(folder)?.to_string());
+            final_report::memory(folder, planned)?;
+            output.print_line(&final_report::line(folder)?.to_string());
         }
-        Show::Nothing => ending::memory(folder, planned).map(drop)?,
+        Show::Nothing => final_report::memory(folder, planned).map(drop)?,
     }
     Ok(ExitCode::SUCCESS)
 }

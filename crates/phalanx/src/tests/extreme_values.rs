@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::args::Overrides;
-use crate::config::Given;
-use crate::planned::{Planned, estimate_data};
-use crate::{keys, machine, shape};
+use crate::planned::Planned;
+use crate::resolve::{Purpose, estimate_data, resolve};
+use crate::user_config::UserConfig;
+use crate::{keys, system_files};
 
 /// As people write them behind `--set KEY=`.
 const VALUES: [&str; 15] = [
@@ -90,7 +91,7 @@ fn small() -> (tempfile::TempDir, PathBuf) {
 
 /// What is wrong with how the assignments `set` were answered: a panic, or too long a wait. A refusal in which none of
 /// `words` occurs is wrong, too.
-fn fault_of(file: &Given, set: &[&str], words: &[&str]) -> Option<String> {
+fn fault_of(file: &UserConfig, set: &[&str], words: &[&str]) -> Option<String> {
     let start = Instant::now();
     let set_owned = set.iter().map(|set| set.to_string()).collect();
     let planned = catch_unwind(AssertUnwindSafe(|| plan(file, set_owned)));
@@ -112,18 +113,15 @@ fn fault_of(file: &Given, set: &[&str], words: &[&str]) -> Option<String> {
 #[track_caller]
 fn assert_none(faults: &[String]) {
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
-    let peak = machine::field("/proc/self/status", "VmHWM:").unwrap();
+    let peak = system_files::kib_field("/proc/self/status", "VmHWM:").unwrap();
     assert!(peak < 1 << 30, "{peak} bytes were resident");
 }
 
 /// What `phalanx plan` does, but for the printing.
-fn plan(file: &Given, set: Vec<String>) -> Result<Planned> {
+fn plan(file: &UserConfig, set: Vec<String>) -> Result<Planned> {
     let given = file.clone().with(&Overrides { set, nproc: None }, &[])?;
-    let mut config = given.config()?;
-    config.check()?;
-    let (vocabulary, evaluated) = estimate_data(&mut config)?;
-    let model = shape::complete(&mut config, None, &vocabulary)?;
-    let planned = Planned::new(config, model, evaluated)?;
+    let (resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let planned = Planned::of(resolved, evaluated)?;
     planned.check_memory()?;
     Ok(planned)
 }
@@ -131,7 +129,7 @@ fn plan(file: &Given, set: Vec<String>) -> Result<Planned> {
 #[test]
 fn every_number_is_refused_by_name_or_planned() {
     let (_dir, path) = small();
-    let file = Given::read(&path).unwrap();
+    let file = UserConfig::read(&path).unwrap();
     let keys = keys::numeric();
     assert!(keys.len() > 45, "{keys:?}");
     let mut faults = Vec::new();
@@ -151,7 +149,7 @@ fn every_number_is_refused_by_name_or_planned() {
 #[test]
 fn products_of_large_sizes_are_refused_or_planned() {
     let (_dir, path) = small();
-    let file = Given::read(&path).unwrap();
+    let file = UserConfig::read(&path).unwrap();
     let mut faults = Vec::new();
     for (number, first) in LARGE.iter().enumerate() {
         for second in &LARGE[number + 1..] {

@@ -8,11 +8,11 @@ use phalanx_train::RunConfig;
 use phalanx_train::metrics_lines::MAX_LINE_BYTES;
 use tempfile::tempdir;
 
-use crate::config::Given;
-use crate::ending::Reached;
+use crate::final_report::Reached;
 use crate::limits::{CONFIG_BYTES, SCHEDULE_BYTES};
 use crate::run_folder::RunFolder;
 use crate::schedule_file;
+use crate::user_config::UserConfig;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -33,7 +33,7 @@ fn configurations_of_any_content_are_read_or_refused() {
     let complete = toml::to_string_pretty(&RunConfig::default()).unwrap();
     let mut read = |bytes: &[u8]| {
         overwrite(&path, bytes);
-        Given::read(&path).and_then(|given| given.config()).is_ok()
+        UserConfig::read(&path).and_then(|given| given.config()).is_ok()
     };
     assert!(read(complete.as_bytes()));
     let changed = |random: &mut Random| mutate(random, complete.as_bytes());
@@ -81,7 +81,7 @@ fn the_memory_for_large_texts_is_bounded() {
     std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
     std::fs::File::create(run.file("metrics.jsonl")).unwrap().set_len(1 << 40).unwrap();
     let refused: [(&str, u64, Read); 3] = [
-        ("at most", CONFIG_BYTES, &|| Given::read(&path).map(drop)),
+        ("at most", CONFIG_BYTES, &|| UserConfig::read(&path).map(drop)),
         ("at most", SCHEDULE_BYTES, &|| schedule_file::read(text).map(drop)),
         ("line 1 has more than", MAX_LINE_BYTES, &|| Reached::read(&run).map(drop)),
     ];
@@ -94,8 +94,8 @@ fn the_memory_for_large_texts_is_bounded() {
     // A quarter of what is read at most, of what takes most memory.
     let large = |part: &str, limit: u64| part.repeat(limit as usize / 4 / part.len());
     let cases: [(&str, String, &dyn Fn()); 3] = [
-        ("a list", format!("a = [{}]", large("[],", CONFIG_BYTES)), &|| drop(Given::read(&path))),
-        ("keys", large("[a]\n", CONFIG_BYTES), &|| drop(Given::read(&path))),
+        ("a list", format!("a = [{}]", large("[],", CONFIG_BYTES)), &|| drop(UserConfig::read(&path))),
+        ("keys", large("[a]\n", CONFIG_BYTES), &|| drop(UserConfig::read(&path))),
         ("cells", large(",", SCHEDULE_BYTES), &|| drop(schedule_file::read(text))),
     ];
     for (name, content, read) in cases {

@@ -1,4 +1,5 @@
-//! The largest value of every count of the configuration, in one table: what real runs need times a good factor.
+//! The largest value of every count of the configuration, in one table. Each bound exceeds what real runs need by a
+//! large factor.
 //!
 //! The dry run allocates and computes in proportion to these numbers and multiplies them with each other. A
 //! number that is mistyped or hostile is refused here, by name, before anything is made of it; after this check,
@@ -36,12 +37,15 @@ const MAX_CHUNK_MIB: f64 = (1u64 << 20) as f64;
 /// Units of 2^20 elements, or MiB, of everything else.
 const MAX_MIB: f64 = (1u64 << 40) as f64;
 
+/// 10^9 bytes per second of a copy: a thousand times the memory of an accelerator.
+const MAX_GB_PER_S: f64 = 1e7;
+
 /// Tokens of one replica in a step or an evaluation: 16 times the largest batches of published runs over all their
 /// replicas.
 const MAX_TOKENS: u128 = 1 << 28;
 
-/// Runs of one block over one micro-batch, in the steps and evaluations of all ranks that are run dry. Each is some
-/// 100 events and 15 KB of the trace, so that all are less than 1 GiB.
+/// Runs of one block over one micro-batch, in the steps and evaluations of all ranks that are run dry. Each takes about
+/// 100 events and 15 KB of the trace, so all of them take less than 1 GiB.
 const MAX_DRY_RUNS: u128 = 1 << 16;
 
 /// Bytes of logits for which the head takes as long to be run dry as a block: it makes them in slices.
@@ -109,6 +113,8 @@ impl RunConfig {
             ("memory.search_range_mb", self.memory.search_range_mb, MAX_MIB),
             ("memory.min_chunk_size_mb", self.memory.min_chunk_size_mb, MAX_MIB),
             ("memory.limit_mb", self.memory.limit_mb.unwrap_or(0.0), MAX_MIB),
+            ("device.memory_mb", self.device.memory_mb.unwrap_or(0.0), MAX_MIB),
+            ("device.copy_gb_per_s", self.device.copy_gb_per_s.unwrap_or(0.0), MAX_GB_PER_S),
         ] {
             if given.is_finite() && given > max {
                 return Err(refuse(key, given, format!("must be at most {max}")));

@@ -1,4 +1,4 @@
-//! What a configuration may not say: each refusal names the key, the value and what it must be.
+//! Checks of a configuration: each error names the key, its value and what it must be.
 
 use phalanx_tensor::DType;
 
@@ -19,7 +19,7 @@ pub struct ConfigError {
     pub key: &'static str,
     /// The value.
     pub given: String,
-    /// What it must be and what to do.
+    /// What the value must be, and what to do.
     pub expected: String,
 }
 
@@ -111,6 +111,7 @@ impl RunConfig {
         self.check_model()?;
         self.check_batch()?;
         self.check_parallel()?;
+        self.check_device()?;
         self.check_memory()?;
         self.check_precision()?;
         self.check_training()
@@ -118,13 +119,6 @@ impl RunConfig {
 
     fn check_model(&self) -> Result<(), ConfigError> {
         let model = &self.model;
-        if !["gpt2", "bert"].contains(&model.arch.as_str()) {
-            return Err(refuse(
-                "model.arch",
-                &model.arch,
-                "the known architectures are \"gpt2\" and \"bert\"",
-            ));
-        }
         for (key, value) in [
             ("model.layers", model.layers),
             ("model.hidden", model.hidden),

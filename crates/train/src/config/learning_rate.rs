@@ -26,12 +26,11 @@ impl RunConfig {
         }
     }
 
-    /// Writes down where the decay ends, if that was left out and the run reaches the decay at all.
-    pub fn resolve_decay(&mut self) {
+    /// The step at which the decay ends: `schedule.decay_steps`, or `train.steps` where that was left out and the run
+    /// reaches the decay; `None` where it does not.
+    pub fn decay_end(&self) -> Option<u64> {
         let decays = self.schedule.kind != ScheduleKind::Constant && self.train.steps > self.schedule.warmup;
-        if decays {
-            self.schedule.decay_steps.get_or_insert(self.train.steps);
-        }
+        self.schedule.decay_steps.or(decays.then_some(self.train.steps))
     }
 
     pub(super) fn check_learning_rate(&self) -> Result<(), ConfigError> {
@@ -114,7 +113,7 @@ mod tests {
         let resolved = |steps, schedule| {
             let mut config = config(steps, schedule);
             let before = config.learning_rate();
-            config.resolve_decay();
+            config.schedule.decay_steps = config.decay_end();
             assert_eq!(config.learning_rate(), before);
             config.check().unwrap();
             config.schedule.decay_steps

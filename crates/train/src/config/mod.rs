@@ -4,40 +4,47 @@
 //! [`RunConfig::check`] (in [`check`]) says what cannot work, naming the key, before anything is
 //! allocated. The binary reads files and `--set` into this type; each room receives only its part.
 
+use phalanx_models::Arch;
 use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 mod bounds;
 pub mod check;
+pub mod device;
 mod learning_rate;
 pub mod parallel;
+mod resolved;
 
 pub use check::ConfigError;
+pub use device::{DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
 pub use parallel::{CutBy, ParallelConfig, Updates};
+pub use resolved::ResolvedConfig;
 
 /// The whole configuration.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunConfig {
-    /// What is trained.
+    /// The model.
     pub model: ModelConfig,
-    /// On what.
+    /// The training data.
     pub data: DataConfig,
-    /// How many sequences at a time.
+    /// Sequences of a step and of a micro-batch.
     pub batch: BatchConfig,
-    /// Over how many ranks, and what each of them holds.
+    /// The mesh of ranks, ZeRO stage and pipeline schedule.
     pub parallel: ParallelConfig,
-    /// How parameters are packed and fetched.
+    /// The device of each rank.
+    pub device: DeviceConfig,
+    /// Chunks of parameters, activation checkpointing, memory limit.
     pub memory: MemoryConfig,
     /// Element types.
     pub precision: PrecisionConfig,
-    /// What is minimised.
+    /// Terms of the loss.
     pub loss: LossConfig,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
-    /// The learning rate over time.
+    /// The learning rate schedule.
     pub schedule: ScheduleConfig,
-    /// How long, how often, from which seed.
+    /// Steps, evaluations, checkpoints, seed and threads.
     pub train: TrainConfig,
 }
 
@@ -45,8 +52,8 @@ pub struct RunConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Family: `gpt2` or `bert`.
-    pub arch: String,
+    /// Architecture: `gpt2` or `bert`.
+    pub arch: Arch,
     /// Transformer blocks.
     pub layers: usize,
     /// Width.
@@ -61,15 +68,15 @@ pub struct ModelConfig {
     /// Rows of the token table; from the tokenizer when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocab: Option<usize>,
-    /// Probability of dropping an element in training; whatever a `config.json` that is imported says.
+    /// Dropout probability in training. The values of an imported `config.json` are ignored.
     pub dropout: f64,
-    /// Of the embedding (`embd_pdrop`); `dropout` when left out.
+    /// Dropout of the embedding (`embd_pdrop`); `dropout` when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub embedding_dropout: Option<f64>,
-    /// Of the attention probabilities (`attn_pdrop`); `dropout` when left out.
+    /// Dropout of the attention probabilities (`attn_pdrop`); `dropout` when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_dropout: Option<f64>,
-    /// Of the projections into the residual stream (`resid_pdrop`); `dropout` when left out.
+    /// Dropout of the projections into the residual stream (`resid_pdrop`); `dropout` when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub residual_dropout: Option<f64>,
     /// A Hugging Face directory whose weights (and shape) to start from.
@@ -80,7 +87,7 @@ pub struct ModelConfig {
 impl Default for ModelConfig {
     fn default() -> Self {
         ModelConfig {
-            arch: "gpt2".into(),
+            arch: Arch::GPT2,
             layers: 12,
             hidden: 768,
             heads: 12,
@@ -103,7 +110,7 @@ pub struct DataConfig {
     /// Text files or folders.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub text: Vec<String>,
-    /// Of folders, only files with these extensions; all text files when empty.
+    /// Extensions of the files that are read from folders; all text files when empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<String>,
     /// A token file, instead of text.
@@ -111,13 +118,13 @@ pub struct DataConfig {
     pub tokens: Option<String>,
     /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json`.
     pub tokenizer: String,
-    /// Of a masked model (`bert`): the id that stands for a hidden token; the tokenizer's `[MASK]` when left out, or else
+    /// For a masked model (`bert`): the id that replaces a hidden token. When left out: the tokenizer's `[MASK]`, or else
     /// one more row of the vocabulary.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask_token: Option<u32>,
     /// `shuffled` or `sequential`.
     pub order: Order,
-    /// Share of the tokens, at the end, that is held out.
+    /// Fraction of the tokens, at the end, that is held out for evaluation.
     pub validation: f64,
 }
 
@@ -149,12 +156,12 @@ pub enum Order {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BatchConfig {
-    /// Sequences of one optimizer step, over all ranks and micro-batches.
+    /// Sequences of one optimizer step over all ranks and micro-batches.
     pub global: usize,
     /// Sequences that one rank computes at once; `global / data` when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro: Option<usize>,
-    /// When gradients cross ranks: after `each` micro-batch, or `defer`red to the last.
+    /// When gradients are reduced over ranks: after `each` micro-batch, or `defer`red to the last.
     pub reduce: Reduce,
 }
 
@@ -168,9 +175,9 @@ impl Default for BatchConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reduce {
-    /// After each micro-batch; every stage gives the same bits, shards are all that stays.
+    /// After each micro-batch. Every ZeRO stage gives the same bits; only shards stay resident.
     Each,
-    /// After the last; fewer bytes move, whole gradients stay resident on every stage.
+    /// After the last micro-batch. Fewer bytes are sent; whole gradients stay resident under every ZeRO stage.
     Defer,
 }
 
@@ -182,7 +189,7 @@ pub struct MemoryConfig {
     pub chunk: Chunk,
     /// Width of the search above the minimum, in units of 2^20 elements (Gemini's `search_range_mb`).
     pub search_range_mb: f64,
-    /// Least chunk that the search tries, in units of 2^20 elements (Gemini's `min_chunk_size_mb`);
+    /// Smallest chunk that the search tries, in units of 2^20 elements (Gemini's `min_chunk_size_mb`);
     /// smaller models shrink it.
     pub min_chunk_size_mb: f64,
     /// Step of the search, in elements; the model's width when left out (Gemini's `hidden_dim`).
@@ -190,10 +197,10 @@ pub struct MemoryConfig {
     pub hidden_dim: Option<u64>,
     /// Chunks gathered ahead of their use under stage 3; 0 gathers at the use.
     pub prefetch: usize,
-    /// What backward computes again instead of keeping it: `none`, `selective` (norms, attention, GELU), `block`
+    /// Activations that backward recomputes instead of keeping them: `none`, `selective` (norms, attention, GELU), `block`
     /// (every Transformer block), or k (blocks 0, k, 2k, ...).
     pub checkpointing: Checkpointing,
-    /// Most bytes a rank may take, in MiB; this machine's memory over its ranks when left out.
+    /// Memory limit of a rank, in MiB; this machine's memory over its ranks when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_mb: Option<f64>,
 }
@@ -246,11 +253,11 @@ pub enum Checkpointing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckpointingWord {
-    /// Everything is kept.
+    /// All activations are kept.
     None,
-    /// What needs no product of weights is computed again.
+    /// Everything that needs no matrix product with weights is recomputed.
     Selective,
-    /// Every block is computed again.
+    /// Every block is recomputed.
     Block,
 }
 
@@ -261,22 +268,22 @@ pub struct PrecisionConfig {
     /// Element type of parameters and activations: `f32`, `bf16` or `f16`. With 16 bits, f32 master weights
     /// are kept beside the optimizer states.
     pub compute: Float,
-    /// Of the gradient buffers in which micro-batches are summed: `f32`, or that of `compute`.
+    /// Element type of the gradient buffers in which micro-batches are summed: `f32`, or that of `compute`.
     pub accumulate: Float,
-    /// In which gradients cross ranks; that of `accumulate` when left out.
+    /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communicate: Option<Float>,
-    /// Of `compute = "f16"` what follows: a static loss scale, or 0 for a dynamic one.
+    /// For `compute = "f16"`, as are the keys below: a static loss scale, or 0 for a dynamic one.
     pub loss_scale: f64,
     /// The first dynamic scale, as a power of 2.
     pub initial_scale_power: u32,
-    /// Steps without overflow after which it is doubled.
+    /// Steps without overflow after which the dynamic scale is doubled.
     pub loss_scale_window: u64,
-    /// Overflows after which it is halved.
+    /// Overflows after which the dynamic scale is halved.
     pub hysteresis: u32,
-    /// Whether only overflows in a row count.
+    /// Whether only consecutive overflows count for `hysteresis`.
     pub consecutive_hysteresis: bool,
-    /// The least scale; an overflow there ends the run.
+    /// The smallest scale; an overflow at this scale ends the run.
     pub min_loss_scale: f64,
 }
 
@@ -318,7 +325,7 @@ impl From<Float> for DType {
     }
 }
 
-/// `[loss]`: what training minimises. Evaluation always reports the plain cross entropy.
+/// `[loss]`: terms of the training loss. Evaluation always reports the plain cross entropy.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LossConfig {
@@ -342,9 +349,9 @@ pub struct OptimizerConfig {
     pub beta2: f64,
     /// AdamW: added to the root of the second moment.
     pub eps: f64,
-    /// Of matrices; biases and norms have none.
+    /// Weight decay of matrices; biases and norms have none.
     pub weight_decay: f64,
-    /// Largest global gradient norm; 0 for none.
+    /// Gradients are clipped to this global norm; 0 disables clipping.
     pub clip: f64,
 }
 
@@ -362,7 +369,7 @@ impl Default for OptimizerConfig {
     }
 }
 
-/// The update rules.
+/// The optimizers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerKind {
@@ -422,20 +429,20 @@ pub enum ScheduleKind {
 pub struct TrainConfig {
     /// Optimizer steps.
     pub steps: u64,
-    /// Steps between evaluations; 0 for none but the last.
+    /// Steps between evaluations; 0 evaluates only after the last step.
     pub eval_every: u64,
-    /// Sequences of an evaluation, at most.
+    /// Largest number of sequences of an evaluation.
     pub eval_samples: usize,
-    /// Steps between checkpoints; 0 for the last alone.
+    /// Steps between checkpoints; 0 saves only after the last step.
     pub save_every: u64,
     /// Checkpoints kept; older ones are removed after a newer one is complete. 0 keeps all.
     pub keep: usize,
-    /// Of initial values, the order of samples, and what is dropped.
+    /// Seed of initial values, the order of samples, and dropout.
     pub seed: u64,
     /// Threads of a rank; the machine's cores over its ranks when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
-    /// Text that the end of the run continues as a sample; none when empty.
+    /// Prompt of the sample that is shown at the end of the run; no sample when empty.
     pub sample: String,
 }
 

@@ -1,4 +1,4 @@
-//! `[parallel]`: over which ranks a run goes, and how.
+//! `[parallel]`: the mesh of ranks, ZeRO stage, pipeline schedule and communication.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,12 +9,12 @@ pub struct ParallelConfig {
     /// Ranks in all; `pipeline` x `data` x `tensor` when left out (`--nproc` sets it).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<usize>,
-    /// Ranks that a model's blocks are cut over, each with its stages.
+    /// Pipeline ranks: each has one or more stages of the model's blocks.
     pub pipeline: usize,
-    /// Replicas, which share the batch; `ranks` over the other axes when left out, 1 when `ranks` is, too.
+    /// Replicas, which share the batch. When left out: `ranks` divided by the other axes, or 1 without `ranks`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<usize>,
-    /// Ranks that share every layer.
+    /// Tensor-parallel ranks: they share every layer.
     pub tensor: usize,
     /// Whether norms, dropout and the residual stream are sharded over the tensor axis, too.
     pub sequence_parallel: bool,
@@ -37,9 +37,9 @@ pub struct ParallelConfig {
     pub max_staleness: u64,
     /// Whether communication runs beside computation.
     pub overlap: bool,
-    /// Seconds that a rank waits for another before it gives up and names the one that keeps it waiting, and that a rank
-    /// may stand still (no sign of life, no processor time) before the launcher ends the job. More than the longest
-    /// computation of a rank between two collectives.
+    /// Seconds that a rank waits for another before it gives up and names the one that keeps it waiting; also the seconds
+    /// for which a rank may be stalled (no sign of life, no processor time) before the launcher ends the job. It must exceed
+    /// the longest computation of a rank between two collectives.
     pub timeout_s: u64,
 }
 
@@ -68,11 +68,11 @@ impl Default for ParallelConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CutBy {
-    /// Least operations in the slowest stage.
+    /// The slowest stage has as few operations as possible.
     Balanced,
-    /// Least parameters in the largest stage.
+    /// The largest stage has as few parameters as possible.
     Parameters,
-    /// As many Transformer blocks in each.
+    /// Every stage has the same number of Transformer blocks.
     Uniform,
 }
 
@@ -80,8 +80,8 @@ pub enum CutBy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Updates {
-    /// All together, once a step.
+    /// One update a step, from the gradients of all ranks.
     Synchronous,
-    /// Each as it comes.
+    /// Each gradient is applied when it arrives.
     Asynchronous,
 }

@@ -59,7 +59,7 @@ pub fn model(family: &str, sizes: Sizes) -> Arc<dyn Model> {
 
 pub fn config(family: &str, [pipeline, data, tensor]: [usize; 3], sizes: Sizes) -> RunConfig {
     let mut config = RunConfig::default();
-    config.model.arch = family.into();
+    config.model.arch = phalanx_models::Arch::named(family).expect("a known architecture");
     (config.model.layers, config.model.hidden, config.model.heads) =
         (sizes.layers, sizes.hidden(), sizes.heads);
     config.model.seq = SEQ;

@@ -316,7 +316,7 @@ pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch
             let at = (m * micro_batch_size + row) * seq;
             batch.tokens[at..at + seq].copy_from_slice(&sequence[..seq]);
             batch.targets[at..at + seq].copy_from_slice(&sequence[1..]);
-            if config.model.arch == "bert" {
+            if config.model.arch == phalanx_models::Arch::BERT {
                 let hidden = Masking::predicted(seq);
                 batch.targets[at..at + seq - hidden].fill(NOT_PREDICTED);
             }

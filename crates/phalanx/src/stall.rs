@@ -1,33 +1,34 @@
-//! Whether ranks move, seen from outside: what the launcher looks at while it waits for them.
+//! Detects stalled ranks from outside: the launcher looks at their processes while it waits for them.
 //!
-//! Ranks that wait for each other give up after `parallel.timeout_s` by themselves. What they cannot notice is that
-//! all of them stand: stopped, deadlocked each in itself, held up by a pipe that nobody reads. So the launcher looks,
-//! too. A rank moves when one of these holds:
+//! Ranks that wait for each other give up after `parallel.timeout_s` by themselves. They cannot notice that all of them
+//! are stalled: stopped by a signal, deadlocked, or blocked on a pipe that nobody reads. So the launcher looks, too. A rank
+//! makes progress when one of these holds:
 //!
 //! - it has given a sign of life (a step, a collective, a look around while it waits for another rank);
 //! - its process has used processor time (10 ms of it, the unit of `/proc/PID/stat`): a computation between two
 //!   collectives may take as long as it likes;
 //! - one of its threads is ready to run: a rank that gets no core on a busy machine is not to blame.
 //!
-//! A rank that has not moved for `parallel.timeout_s` stands still. A program that computes for ever in a loop is not
-//! noticed here; the ranks that wait for it name it.
+//! A rank without progress for `parallel.timeout_s` is stalled. A rank that computes in an endless loop is not noticed
+//! here; the ranks that wait for it name it.
 //!
 //! Time in which the launcher itself did not run counts for little: Ctrl-Z stops launcher and ranks together, and all go
 //! on together.
 
-use std::path::Path;
 use std::time::Duration;
 
-/// What a look at a rank found.
+use crate::system_files::{stat_fields, text};
+
+/// What the launcher observed about a rank at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Vitals {
-    /// Since its last sign of life; None when it has not joined the job yet.
+pub struct Observation {
+    /// Time since its last sign of life; `None` when it has not joined the job yet.
     pub silent: Option<Duration>,
-    /// What the system says about its process.
+    /// State of its process.
     pub process: Process,
 }
 
-/// What the system says about a process.
+/// State of a process, as the system reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Process {
     /// Processor time so far, in units of the system.
@@ -43,10 +44,10 @@ pub struct Process {
 impl Process {
     /// Reads `/proc/PID`; of a process that is gone, nothing.
     pub fn read(pid: u32) -> Process {
-        let whole = stat(format!("/proc/{pid}/stat").as_ref()).unwrap_or_default();
+        let whole = text(format!("/proc/{pid}/stat")).unwrap_or_default();
         let cpu_ticks = cpu_ticks(&whole).unwrap_or(0);
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let states: String = tasks.filter_map(|task| state(&stat(&task.path().join("stat"))?)).collect();
+        let states: String = tasks.filter_map(|task| state(&text(task.path().join("stat"))?)).collect();
         Process {
             cpu_ticks,
             stopped: !states.is_empty() && states.chars().all(|state| matches!(state, 'T' | 't')),
@@ -56,24 +57,19 @@ impl Process {
     }
 }
 
-/// The text of a `stat` file, which has about 300 bytes; None when the process has ended.
-fn stat(path: &Path) -> Option<String> {
-    phalanx_files::read_text(path, 4096).ok()
-}
-
-/// The state in the text of a `stat` file: behind the name in brackets.
+/// The state in the text of a `stat` file.
 fn state(stat: &str) -> Option<char> {
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
+    stat_fields(stat).next()?.chars().next()
 }
 
 /// Time in user and system mode, the 14th and 15th field.
 fn cpu_ticks(stat: &str) -> Option<u64> {
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut fields = stat_fields(stat).skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
-/// For how long each rank has not moved.
-pub struct Stillness {
+/// For each rank, the time for which it has made no progress.
+pub struct StallDetector {
     ranks: Vec<Still>,
 }
 
@@ -83,22 +79,22 @@ struct Still {
     time: Duration,
 }
 
-impl Stillness {
-    /// What the time between two looks counts at most.
+impl StallDetector {
+    /// The time between two observations counts as at most this.
     const MAX_COUNTED: Duration = Duration::from_secs(1);
 
     /// For ranks that have just been started.
-    pub fn new(ranks: usize) -> Stillness {
-        Stillness { ranks: vec![Still::default(); ranks] }
+    pub fn new(ranks: usize) -> StallDetector {
+        StallDetector { ranks: vec![Still::default(); ranks] }
     }
 
     /// Takes note of what a look at `rank` found, `since` the look before.
-    pub fn note(&mut self, rank: usize, vitals: &Vitals, since: Duration) {
+    pub fn note(&mut self, rank: usize, observation: &Observation, since: Duration) {
         let still = &mut self.ranks[rank];
-        let signed = vitals.silent.is_some_and(|silent| silent <= since);
-        let computed = vitals.process.cpu_ticks != still.cpu_ticks;
-        still.cpu_ticks = vitals.process.cpu_ticks;
-        still.time = match signed || computed || vitals.process.runnable {
+        let signed = observation.silent.is_some_and(|silent| silent <= since);
+        let computed = observation.process.cpu_ticks != still.cpu_ticks;
+        still.cpu_ticks = observation.process.cpu_ticks;
+        still.time = match signed || computed || observation.process.runnable {
             true => Duration::ZERO,
             false => still.time + since.min(Self::MAX_COUNTED),
         };
@@ -116,9 +112,9 @@ mod tests {
 
     const TICK: Duration = Duration::from_millis(250);
 
-    fn idle(silent_ms: u64) -> Vitals {
+    fn idle(silent_ms: u64) -> Observation {
         let process = Process { cpu_ticks: 7, ..Process::default() };
-        Vitals { silent: Some(Duration::from_millis(silent_ms)), process }
+        Observation { silent: Some(Duration::from_millis(silent_ms)), process }
     }
 
     #[test]
@@ -133,31 +129,31 @@ mod tests {
 
     #[test]
     fn signs_of_life_processor_time_and_readiness_are_movement() {
-        let busy = Vitals { process: Process { cpu_ticks: 8, ..Process::default() }, ..idle(9000) };
-        let ready = Vitals { process: Process { runnable: true, ..idle(0).process }, ..idle(9000) };
-        for (moves, vitals) in [(true, idle(100)), (true, busy), (true, ready), (false, idle(9000))] {
-            let mut stillness = Stillness::new(1);
-            (0..5).for_each(|_| stillness.note(0, &idle(9000), TICK));
+        let busy = Observation { process: Process { cpu_ticks: 8, ..Process::default() }, ..idle(9000) };
+        let ready = Observation { process: Process { runnable: true, ..idle(0).process }, ..idle(9000) };
+        for (moves, observation) in [(true, idle(100)), (true, busy), (true, ready), (false, idle(9000))] {
+            let mut stalls = StallDetector::new(1);
+            (0..5).for_each(|_| stalls.note(0, &idle(9000), TICK));
             // The first look saw processor time that was used before it.
-            assert_eq!(stillness.time(0), 4 * TICK);
-            stillness.note(0, &vitals, TICK);
-            assert_eq!(stillness.time(0), if moves { Duration::ZERO } else { 5 * TICK }, "{vitals:?}");
+            assert_eq!(stalls.time(0), 4 * TICK);
+            stalls.note(0, &observation, TICK);
+            assert_eq!(stalls.time(0), if moves { Duration::ZERO } else { 5 * TICK }, "{observation:?}");
         }
     }
 
     #[test]
     fn a_rank_that_never_joins_stands_still_too() {
-        let mut stillness = Stillness::new(1);
-        (0..3).for_each(|_| stillness.note(0, &Vitals { silent: None, process: Process::default() }, TICK));
-        assert_eq!(stillness.time(0), 3 * TICK);
+        let mut stalls = StallDetector::new(1);
+        (0..3).for_each(|_| stalls.note(0, &Observation { silent: None, process: Process::default() }, TICK));
+        assert_eq!(stalls.time(0), 3 * TICK);
     }
 
     /// Stopped together with its ranks for an hour, the launcher has not seen them stand for an hour.
     #[test]
     fn time_in_which_the_launcher_did_not_run_counts_for_little() {
-        let mut stillness = Stillness::new(1);
-        stillness.note(0, &idle(9000), TICK);
-        stillness.note(0, &idle(3_700_000), Duration::from_secs(3600));
-        assert_eq!(stillness.time(0), Stillness::MAX_COUNTED);
+        let mut stalls = StallDetector::new(1);
+        stalls.note(0, &idle(9000), TICK);
+        stalls.note(0, &idle(3_700_000), Duration::from_secs(3600));
+        assert_eq!(stalls.time(0), StallDetector::MAX_COUNTED);
     }
 }

@@ -1,6 +1,6 @@
 //! The configuration as the user gave it: a TOML file, then `--set`, `--nproc` and `--data`.
 //!
-//! What was given stays apart from what follows from it: only then can a key that contradicts an imported
+//! What the user gave is kept apart from what follows from it: only then can a key that contradicts an imported
 //! model be told from a default, and a resumed run know what the user has changed since.
 
 use std::path::{Path, PathBuf};
@@ -14,23 +14,23 @@ use crate::args::Overrides;
 use crate::limits::CONFIG_BYTES;
 use crate::{keys, schedule_file};
 
-/// Pairs of keys of which each follows from the other.
+/// Pairs of keys that determine each other.
 const RANKS: [&str; 2] = ["parallel.ranks", "parallel.data"];
 const MICRO: [&str; 2] = ["batch.micro", "parallel.micro_batches"];
 
 /// Keys that were given, each known and of the right type.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct UserConfig {
     tables: Table,
     text: String,
 }
 
-impl Given {
+impl UserConfig {
     /// Reads a configuration file.
     ///
     /// # Errors
-    /// A file that is missing, no TOML, or has unknown keys or values of the wrong type.
-    pub fn read(path: &Path) -> Result<Given> {
+    /// A file that is missing or not TOML, or has unknown keys or values of the wrong type.
+    pub fn read(path: &Path) -> Result<UserConfig> {
         let text = match phalanx_files::read_text(path, CONFIG_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(
@@ -40,32 +40,32 @@ impl Given {
             ),
             Err(error) => bail!("cannot read the configuration {}: {error}", path.display()),
         };
-        Given::parse(text, &path.display().to_string())
+        UserConfig::parse(text, &path.display().to_string())
     }
 
     /// The content of a configuration file; `origin` names it in errors.
     ///
     /// # Errors
-    /// As [`Given::read`].
-    pub fn parse(text: String, origin: &str) -> Result<Given> {
+    /// As for [`UserConfig::read`].
+    pub fn parse(text: String, origin: &str) -> Result<UserConfig> {
         let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is no TOML"))?;
         keys::check(&tables, origin)?;
-        Ok(Given { tables, text })
+        Ok(UserConfig { tables, text })
     }
 
-    /// A configuration that is no file.
+    /// A configuration from a text.
     #[cfg(test)]
-    pub fn of_text(text: &str) -> Result<Given> {
-        Given::parse(text.to_string(), "the text")
+    pub fn of_text(text: &str) -> Result<UserConfig> {
+        UserConfig::parse(text.to_string(), "the text")
     }
 
     /// A configuration of which every key counts as given.
     ///
     /// # Errors
     /// None for a configuration that was read.
-    pub fn of(config: &RunConfig) -> Result<Given> {
+    pub fn of(config: &RunConfig) -> Result<UserConfig> {
         let tables = Table::try_from(config).context("the configuration as TOML")?;
-        Ok(Given { tables, text: String::new() })
+        Ok(UserConfig { tables, text: String::new() })
     }
 
     /// The file as it was read.
@@ -76,9 +76,8 @@ impl Given {
     /// Applies what the command line says, and puts the text of a schedule file in the place of its path.
     ///
     /// # Errors
-    /// An assignment that is none, or of an unknown key, or a value of the wrong type; a schedule file that is
-    /// missing or cannot be run.
-    pub fn with(mut self, overrides: &Overrides, data: &[PathBuf]) -> Result<Given> {
+    /// A malformed assignment, an unknown key, a value of the wrong type; a schedule file that is missing or cannot be run.
+    pub fn with(mut self, overrides: &Overrides, data: &[PathBuf]) -> Result<UserConfig> {
         for text in &overrides.set {
             let (key, value) = keys::assignment(text)?;
             keys::insert(&mut self.tables, &key, value);
@@ -108,8 +107,8 @@ impl Given {
         Ok(self)
     }
 
-    /// This, with every key of `changes` whose value is not the one in `before` replaced.
-    pub fn changed_by(mut self, changes: &Given, before: &Given) -> Given {
+    /// Takes from `changes` every key whose value differs from that in `before`.
+    pub fn changed_by(mut self, changes: &UserConfig, before: &UserConfig) -> UserConfig {
         let differs = |key: &str, value: &Value| keys::lookup(&before.tables, key) != Some(value);
         for (key, value) in keys::flat(&changes.tables).filter(|(key, value)| differs(key, value)) {
             keys::insert(&mut self.tables, &key, value.clone());
@@ -122,7 +121,7 @@ impl Given {
         self
     }
 
-    /// Of two keys that follow from each other, the one that was said later than the other counts.
+    /// For two keys that determine each other: the one that was given later counts, and the other is removed.
     fn settle(&mut self, one: &str, other: &str, said: [bool; 2]) {
         match said {
             [true, false] => self.leave_out(other),
@@ -136,7 +135,7 @@ impl Given {
         keys::lookup(&self.tables, key).is_some()
     }
 
-    /// Forgets a key, as if it had been left out.
+    /// Removes a key, as if it had been left out.
     pub fn leave_out(&mut self, key: &str) {
         let table = key.split_once('.').and_then(|(table, key)| Some((self.tables.get_mut(table)?, key)));
         if let Some((Value::Table(table), key)) = table {
@@ -144,14 +143,14 @@ impl Given {
         }
     }
 
-    /// Gives a key a whole number.
+    /// Sets a key to a whole number.
     pub fn set_whole(&mut self, key: &str, value: u64) {
-        // TOML has whole numbers up to 2^63 - 1; the largest is as good as any beyond.
+        // TOML has whole numbers up to 2^63 - 1; larger ones mean the same as the largest.
         let value = i64::try_from(value).unwrap_or(i64::MAX);
         keys::insert(&mut self.tables, key, Value::Integer(value));
     }
 
-    /// With defaults for what was left out.
+    /// The configuration, with defaults for what was left out.
     ///
     /// # Errors
     /// None for keys that were checked.
@@ -164,8 +163,8 @@ impl Given {
 mod tests {
     use super::*;
 
-    fn given(text: &str) -> Given {
-        Given { tables: toml::from_str(text).unwrap(), text: text.to_string() }
+    fn given(text: &str) -> UserConfig {
+        UserConfig { tables: toml::from_str(text).unwrap(), text: text.to_string() }
     }
 
     #[test]
@@ -195,7 +194,7 @@ mod tests {
         assert_eq!(with(resolved, &["batch.micro=1"], None), (4, 2, 12));
         // A file that was changed since is the later word, too.
         let now = given("[parallel]\nranks = 8");
-        let config = given(text).changed_by(&now, &Given::default()).config().unwrap();
+        let config = given(text).changed_by(&now, &UserConfig::default()).config().unwrap();
         assert_eq!((config.world_size(), config.parallel.data), (8, None));
     }
 

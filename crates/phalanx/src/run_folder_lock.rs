@@ -1,8 +1,8 @@
-//! A run folder belongs to one run at a time.
+//! The lock of a run folder, in which one run works at a time.
 //!
-//! Whoever writes there holds its lock: the launcher and, because the descriptor is inherited, each rank. So the
-//! folder is free only when the last rank is gone, even if the launcher was killed. With the lock comes what
-//! killed runs have left half done.
+//! Every process that writes there holds the lock: the launcher and, because the descriptor is inherited, each rank. So
+//! the folder is free only when the last rank is gone, even if the launcher was killed. Whoever acquires the lock also
+//! cleans up after killed runs.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,22 +14,22 @@ use phalanx_train::run_files::is_memory_part;
 use crate::run_folder::RunFolder;
 use crate::staged;
 
-/// How long the ranks of a launcher that was killed may take to end.
+/// Time within which the ranks of a launcher that was killed end.
 const ENDING: Duration = Duration::from_secs(3);
 
-/// A run folder that this process may write in.
-pub struct Claim {
+/// The lock of a run folder that this process may write in.
+pub struct RunFolderLock {
     folder: RunFolder,
     lock: FolderLock,
     is_new: bool,
 }
 
-impl Claim {
-    /// Makes the folder if it is not there, locks it, and settles what a killed run has left.
+impl RunFolderLock {
+    /// Makes the folder if it is not there, locks it, and cleans up what a killed run has left.
     ///
     /// # Errors
     /// A folder that cannot be made or written, or that another process uses: the error has its number.
-    pub fn take(folder: &RunFolder) -> Result<Claim> {
+    pub fn acquire(folder: &RunFolder) -> Result<RunFolderLock> {
         let path = folder.path();
         let deadline = Instant::now() + ENDING;
         let (lock, is_new) = loop {
@@ -58,9 +58,9 @@ impl Claim {
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        let claim = Claim { folder: folder.clone(), lock, is_new };
-        claim.settle()?;
-        Ok(claim)
+        let held = RunFolderLock { folder: folder.clone(), lock, is_new };
+        held.clean_up()?;
+        Ok(held)
     }
 
     /// Lets the ranks that are started from here on hold the lock, too.
@@ -71,8 +71,8 @@ impl Claim {
         self.lock.share_with_children().context("the lock of the run folder")
     }
 
-    /// Removes the folder if it was made by this claim: a start that fails leaves nothing.
-    pub fn abandon(self) {
+    /// Removes the folder if [`RunFolderLock::acquire`] made it: a start that fails leaves nothing.
+    pub fn remove_if_new(self) {
         if self.is_new {
             // The error that led here is what matters; a folder that stays is in nobody's way.
             let _ = phalanx_files::remove_folder(self.folder.path());
@@ -80,7 +80,7 @@ impl Claim {
     }
 
     /// Removes files of writers that were killed and finishes a change that was interrupted.
-    fn settle(&self) -> Result<()> {
+    fn clean_up(&self) -> Result<()> {
         let path = self.folder.path();
         staged::finish(path)?;
         let leftovers = || {

@@ -1,10 +1,10 @@
-//! How a rank's process ended, in words, for one that should not have ended so.
+//! Describes how a rank's process ended when it failed.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
-/// How a process ended that should not have ended so, in words. `done`: it had said that its work is done.
+/// Describes how a process ended; `None` when it succeeded. `done`: it had reported that its work is done.
 pub fn unexpected_end(status: ExitStatus, done: bool, sigkill: impl FnOnce() -> String) -> Option<String> {
     match (status.success(), done) {
         (true, true) => None,
@@ -14,7 +14,8 @@ pub fn unexpected_end(status: ExitStatus, done: bool, sigkill: impl FnOnce() -> 
     }
 }
 
-/// What SIGKILL meant, by the count of out-of-memory kills before the ranks started and after one was killed.
+/// Describes a SIGKILL: whether memory ran out, by the count of out-of-memory kills before the ranks started and after
+/// one was killed.
 pub fn sigkill(before: &Option<(PathBuf, u64)>, after: &Option<(PathBuf, u64)>) -> String {
     let words = match (before, after) {
         (Some((file, before)), Some((_, after))) if after > before => format!(
@@ -29,7 +30,7 @@ pub fn sigkill(before: &Option<(PathBuf, u64)>, after: &Option<(PathBuf, u64)>) 
     format!("was killed by signal 9 (SIGKILL){words}")
 }
 
-/// How a process died, in words.
+/// Describes a signal or exit code that ended a process.
 fn death(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(7), _) => {

@@ -1,5 +1,5 @@
-//! What is said when a run ends: what it reached, what it held beside what was planned, a sample, where
-//! everything lies, what to try next. Read from the run folder, whoever trained.
+//! The report at the end of a run: losses, measured against planned memory, a sample, the run folder, and commands to
+//! try next. It is read from the run folder.
 
 use anyhow::{Context, Result, bail};
 use phalanx_models::Objective;
@@ -39,7 +39,7 @@ pub fn line(folder: &RunFolder) -> Result<Value> {
     }))
 }
 
-/// What `metrics.jsonl` says about a run so far.
+/// Summary of `metrics.jsonl`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Reached {
     /// Last step.

@@ -1,0 +1,140 @@
+//! `[device]`: what the ranks compute on.
+
+use serde::{Deserialize, Serialize};
+
+use super::check::refuse;
+use super::{ConfigError, RunConfig};
+
+/// Copies between host and device memory where nobody says how fast: 16 lanes of PCI Express 4.
+const COPY_GB_PER_S: f64 = 25.0;
+
+/// `[device]`
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DeviceConfig {
+    /// `cpu`: the processor, in the memory of the host. `simulated`: an accelerator with a memory of its own, which the
+    /// processor plays, for experiments with memory budgets on a machine that has none.
+    pub kind: DeviceKind,
+    /// Memory of a simulated device, in MiB; as much as the plan needs when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_mb: Option<f64>,
+    /// Rate of copies between the host and a simulated device, in 10^9 bytes per second; 25 when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copy_gb_per_s: Option<f64>,
+    /// Seed of the delays of a simulated device; 1 when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+}
+
+/// Kinds of devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// The processor.
+    #[default]
+    Cpu,
+    /// An accelerator that the processor plays.
+    Simulated,
+}
+
+/// The device that a checked configuration asks for, with defaults for what was left out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DeviceChoice {
+    /// The processor.
+    Cpu,
+    /// An accelerator that the processor plays.
+    Simulated(SimulatedDevice),
+}
+
+/// A simulated device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SimulatedDevice {
+    /// Bytes of its memory; `None` for as much as the plan needs.
+    pub memory_bytes: Option<u64>,
+    /// Bytes per second of a copy between its memory and the host's.
+    pub copy_bytes_per_s: f64,
+    /// Seed of its delays.
+    pub seed: u64,
+}
+
+impl DeviceConfig {
+    /// The device.
+    pub fn choice(&self) -> DeviceChoice {
+        match self.kind {
+            DeviceKind::Cpu => DeviceChoice::Cpu,
+            DeviceKind::Simulated => DeviceChoice::Simulated(SimulatedDevice {
+                memory_bytes: self.memory_mb.map(|mib| (mib * f64::from(1 << 20)) as u64),
+                copy_bytes_per_s: 1e9 * self.copy_gb_per_s.unwrap_or(COPY_GB_PER_S),
+                seed: self.seed.unwrap_or(1),
+            }),
+        }
+    }
+}
+
+impl RunConfig {
+    pub(super) fn check_device(&self) -> Result<(), ConfigError> {
+        let device = &self.device;
+        let rates = [("device.memory_mb", device.memory_mb), ("device.copy_gb_per_s", device.copy_gb_per_s)];
+        for (key, value) in rates {
+            if let Some(value) = value.filter(|value| !(*value > 0.0 && value.is_finite())) {
+                return Err(refuse(key, value, "must be a positive number"));
+            }
+        }
+        let seed = ("device.seed", device.seed.map(|seed| seed.to_string()));
+        let given = rates.map(|(key, value)| (key, value.map(|value| value.to_string())));
+        for (key, value) in given.into_iter().chain([seed]) {
+            if let Some(value) = value.filter(|_| device.kind == DeviceKind::Cpu) {
+                let expected = "belongs to a simulated device, and device.kind = \"cpu\": leave it out, or set \
+                                device.kind = \"simulated\"";
+                return Err(refuse(key, value, expected));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_a_simulated_device_are_refused_for_the_processor_and_out_of_bounds() {
+        let simulated = DeviceConfig { kind: DeviceKind::Simulated, ..DeviceConfig::default() };
+        for (device, words) in [
+            (
+                DeviceConfig { memory_mb: Some(8.0), ..DeviceConfig::default() },
+                "device.memory_mb = 8: belongs",
+            ),
+            (
+                DeviceConfig { copy_gb_per_s: Some(1.5), ..DeviceConfig::default() },
+                "device.copy_gb_per_s = 1.5",
+            ),
+            (DeviceConfig { seed: Some(0), ..DeviceConfig::default() }, "device.seed = 0: belongs"),
+            (
+                DeviceConfig { memory_mb: Some(0.0), ..simulated.clone() },
+                "device.memory_mb = 0: must be a positive",
+            ),
+            (DeviceConfig { memory_mb: Some(f64::NAN), ..simulated.clone() }, "device.memory_mb = NaN"),
+            (DeviceConfig { memory_mb: Some(1e300), ..simulated.clone() }, "must be at most"),
+            (DeviceConfig { copy_gb_per_s: Some(-1.0), ..simulated.clone() }, "device.copy_gb_per_s = -1"),
+            (DeviceConfig { copy_gb_per_s: Some(1e18), ..simulated.clone() }, "device.copy_gb_per_s"),
+        ] {
+            let config = RunConfig { device, ..RunConfig::default() };
+            let refusal = config.check().unwrap_err().to_string();
+            assert!(refusal.contains(words), "no {words:?} in: {refusal}");
+        }
+        RunConfig { device: simulated, ..RunConfig::default() }.check().unwrap();
+    }
+
+    #[test]
+    fn what_is_left_out_has_a_default() {
+        assert_eq!(DeviceConfig::default().choice(), DeviceChoice::Cpu);
+        let kind = DeviceKind::Simulated;
+        let device = DeviceConfig { kind, memory_mb: Some(0.5), copy_gb_per_s: Some(2.0), seed: Some(7) };
+        let expected = SimulatedDevice { memory_bytes: Some(1 << 19), copy_bytes_per_s: 2e9, seed: 7 };
+        assert_eq!(device.choice(), DeviceChoice::Simulated(expected));
+        let least = DeviceConfig { kind, ..DeviceConfig::default() };
+        let expected = SimulatedDevice { memory_bytes: None, copy_bytes_per_s: 25e9, seed: 1 };
+        assert_eq!(least.choice(), DeviceChoice::Simulated(expected));
+    }
+}

@@ -1,0 +1,70 @@
+//! A configuration that is complete and checked, and never changes again.
+
+use std::ops::Deref;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ConfigError, RunConfig};
+
+/// The configuration of one run: every key has its value, and all of them fit each other. It is what `config.toml` in a
+/// run folder says, what ranks receive, and what checkpoints record.
+///
+/// It is read like a [`RunConfig`] and cannot be changed; [`ResolvedConfig::with`] makes another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ResolvedConfig(#[serde(deserialize_with = "resolved")] RunConfig);
+
+impl ResolvedConfig {
+    /// Checks `config`, in which every key that depends on the model, the data and the machine is filled in; writes down
+    /// where the learning rate's decay ends.
+    ///
+    /// # Errors
+    /// The first key that is wrong.
+    pub fn new(mut config: RunConfig) -> Result<ResolvedConfig, ConfigError> {
+        config.check()?;
+        config.schedule.decay_steps = config.decay_end();
+        Ok(ResolvedConfig(config))
+    }
+
+    /// The configuration of another run, which differs in what `change` does.
+    ///
+    /// # Errors
+    /// The first key that is wrong then.
+    pub fn with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<ResolvedConfig, ConfigError> {
+        let mut config = self.0.clone();
+        change(&mut config);
+        ResolvedConfig::new(config)
+    }
+}
+
+impl Deref for ResolvedConfig {
+    type Target = RunConfig;
+
+    fn deref(&self) -> &RunConfig {
+        &self.0
+    }
+}
+
+/// Reads a configuration and checks it.
+fn resolved<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<RunConfig, D::Error> {
+    let config = RunConfig::deserialize(deserializer)?;
+    ResolvedConfig::new(config).map(|ResolvedConfig(config)| config).map_err(serde::de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_is_neither_made_nor_read() {
+        let resolved = ResolvedConfig::new(RunConfig::default()).unwrap();
+        assert_eq!(resolved.schedule.decay_steps, Some(resolved.train.steps));
+        let refusal = resolved.with(|config| config.train.steps = 0).unwrap_err();
+        assert_eq!(refusal.key, "train.steps");
+        let text = serde_json::to_string(&resolved).unwrap();
+        assert_eq!(serde_json::from_str::<ResolvedConfig>(&text).unwrap(), resolved);
+        let changed = text.replace("\"steps\":1000", "\"steps\":0");
+        let error = serde_json::from_str::<ResolvedConfig>(&changed).unwrap_err().to_string();
+        assert!(error.contains("train.steps = 0"), "{error}");
+    }
+}
