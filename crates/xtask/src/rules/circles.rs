@@ -19,7 +19,10 @@ const TOLERATED: [(&str, &[&str]); 9] = [
     ("plan", &["chunk_search", "chunks"]),
     ("plan", &["memory", "peak"]),
     ("plan", &["pipeline::error", "pipeline::names", "pipeline::simulate", "pipeline::walk"]),
-    ("tensor", &["arena", "buffer", "placement::marks", "record"]),
+    (
+        "tensor",
+        &["arena", "arguments", "buffer", "flights", "operation", "operations", "placement::marks", "record"],
+    ),
     ("train", &["cut", "groups", "spec"]),
     ("train", &["diagnose", "run", "run_files", "saving", "state", "step"]),
 ];
