@@ -210,7 +210,7 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
     // Again, now that the system has spread the threads over the cores.
     let flops_per_s = before.max(stepper.flops_per_s(cpu, compute)?);
     stepper.engine.group().barrier().wait()?;
-    let bytes_per_s = peak::bandwidth(cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.most();
+    let bytes_per_s = peak::bandwidth(cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.max();
     Ok(StepFigures {
         step_s,
         losses,

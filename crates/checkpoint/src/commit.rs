@@ -1,8 +1,8 @@
-//! The moment a save counts: everything synced, the manifest last, then one rename.
+//! Commits a checkpoint: syncs all files, writes the manifest last, and renames the folder.
 //!
-//! A crash before the rename leaves `step-N.tmp`, which nobody reads and the next [`begin`] removes; a
-//! crash after it leaves a whole checkpoint. There is no pointer file that could disagree. Only rank 0
-//! calls these functions, and only one save of a run is under way at a time.
+//! A crash before the rename leaves `step-N.tmp`, which no reader opens and the next [`begin`] removes; a crash after it
+//! leaves a complete checkpoint. There is no pointer file that could disagree. Only rank 0 calls these functions, and a
+//! run saves one checkpoint at a time.
 
 use std::fs;
 use std::io;

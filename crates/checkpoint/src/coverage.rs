@@ -1,8 +1,8 @@
-//! Whether the pieces of a tensor hold each of its elements exactly once.
+//! Checks that the pieces of a tensor hold each of its elements exactly once.
 //!
-//! All pieces are cut alike: contiguous ranges of the whole, or stripes of as many ranks and as long
-//! runs. Each rank's stripe is tiled on its own, and all ranks are there. Pieces that are cut in several ways
-//! come from ranks that disagree, and are refused.
+//! All pieces must be cut alike: as contiguous ranges of the whole, or as stripes of the same number of ranks with runs
+//! of the same length. Each rank's stripe must be covered on its own, and no rank may be missing. Pieces that are cut in
+//! several ways come from ranks that disagree, and are refused.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What can go wrong between a tensor in memory and its bytes on disk.
+//! Errors of saving and loading checkpoints.
 //!
 //! Each message says what was given, what was expected and what to do, and contains its cause (the
 //! cause is not repeated as `source()`), so printing the error alone tells everything.

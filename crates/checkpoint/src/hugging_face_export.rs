@@ -1,7 +1,7 @@
-//! A Hugging Face model folder written: the same parameters give the same bytes.
+//! Writes a Hugging Face model folder. The same parameters give the same bytes.
 //!
-//! Both files are written whole before the first one gets its name, so a reader never sees half a model and
-//! a failed export leaves what was there.
+//! Both files are complete before the first one gets its final name, so a reader never sees half a model, and a failed
+//! export leaves the existing files.
 
 use std::io::Write;
 use std::ops::Range;

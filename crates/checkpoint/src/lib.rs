@@ -1,16 +1,15 @@
-//! Training state on disk: saved by any layout, loaded into any other, never half there.
+//! Checkpoints: training state on disk, saved in any layout, loaded in any other, and never incomplete.
 //!
-//! The way of a save: [`begin`] makes `step-N.tmp`; every rank streams its file with [`write_rank`];
-//! rank 0 checks that the pieces cover every tensor exactly once, writes the manifest and renames the
-//! folder in [`commit`]; [`purge`] then removes what is old. The way of a load: [`newest`] finds the
-//! highest step that is whole; [`Checkpoint::read`] assembles any element range of any tensor, and
-//! [`Checkpoint::read_stripe`] of any rank's part of one, from whatever pieces hold it, each verified against
-//! its blake3 before its bytes are used.
-//! [`HuggingFaceDir`] and [`write_hugging_face`] are the door to other programs.
+//! To save, [`begin`] creates `step-N.tmp`, and every rank streams its file with [`write_rank`]. Rank 0 then checks
+//! that the pieces cover every tensor exactly once, writes the manifest and renames the folder in [`commit`];
+//! [`purge`] removes old checkpoints. To load, [`newest`] finds the highest step that is complete. [`Checkpoint::read`]
+//! reads any range of elements of any tensor, and [`Checkpoint::read_stripe`] any range of a rank's part of it. Both
+//! assemble the range from the pieces that hold it, and verify each piece against its blake3 hash before its bytes are
+//! used. [`HuggingFaceDir`] and [`write_hugging_face`] exchange weights with other programs.
 //!
-//! This crate knows no rank's role, strategy or model: a piece is a name, a global shape, an element
-//! type and a range of the flattened tensor, or of one [`phalanx_plan::Stripe`] of it: three numbers that
-//! say how a tensor-parallel rank's part lies in the whole.
+//! This crate knows no rank's role, strategy or model. A piece is a name, a global shape, an element type and a range
+//! of the flattened tensor, or of one [`phalanx_plan::Stripe`] of it: three numbers that describe the part of the whole
+//! that a tensor-parallel rank holds.
 #![forbid(unsafe_code)]
 
 mod commit;
@@ -38,7 +37,7 @@ pub use manifest::{StoredPiece, StoredTensor};
 pub use read::{Checkpoint, Newest, Skipped, newest};
 pub use stream::READ_WINDOW_BYTES;
 pub use verify::{Statistics, TensorReport};
-pub use write::{Fill, Piece, write_rank};
+pub use write::{Fill, TensorPiece, write_rank};
 
 /// Every fallible call of this crate fails with a [`CheckpointError`].
 pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;

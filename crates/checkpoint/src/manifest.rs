@@ -1,10 +1,10 @@
-//! What a checkpoint holds: the one file that makes a folder of bytes a checkpoint.
+//! The manifest, which describes everything in a checkpoint.
 //!
-//! `manifest.json` lists every tensor of every state with its global shape and the pieces that tile it,
+//! `manifest.json` lists every tensor of every state with its global shape and the pieces that cover it,
 //! each with file, byte offset, element range and blake3, and carries the caller's own state. A piece of a
 //! tensor-parallel rank also has its stripe, and its range counts elements of that. The manifest's first
-//! field is the blake3 of all that follows that line, so a flipped bit in a cursor or a shape is found as
-//! surely as one in a tensor. Coverage is checked when a manifest is made and again when it is read.
+//! field is the blake3 of everything after that line, so a flipped bit in an offset or a shape is found as
+//! surely as one in a tensor. Coverage is checked when a manifest is written and again when it is read.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The known name that a person most likely meant.
+//! Finds the known name that is closest to a mistyped one.
 
 /// The candidate with the fewest insertions, deletions and replacements from `wanted`; the first of
 /// several. `None` only without candidates.

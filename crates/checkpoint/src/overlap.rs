@@ -1,8 +1,8 @@
-//! What a stored part of a tensor and a wanted part have in common, without a list of either's runs.
+//! Computes the overlap of a stored and a requested part of a tensor, without listing the runs of either.
 //!
-//! Both parts are a [`Stripe`] and a range of its elements. [`Overlaps`] walks what they share in
-//! the order of the whole tensor, each step found by arithmetic; [`ReadSpans`] gathers small neighbours, so
-//! that one read of a window serves thousands of runs, and leaves long ones alone, so that they need no copy.
+//! Both parts are a [`Stripe`] and a range of its elements. [`Overlaps`] iterates over the overlap in
+//! the order of the whole tensor, computing each step by arithmetic. [`ReadSpans`] merges short neighbouring runs, so that
+//! one read of a window serves thousands of them, and leaves long runs alone, so that they need no copy.
 
 use std::iter::{Peekable, Take};
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! The files of a checkpoint, opened together.
 //!
-//! A training run removes old checkpoints while others read them. A file that is open stays readable after
-//! its name has gone, so a checkpoint opens all of its files when it is opened, and whoever is too late for
-//! that learns it at once ([`HeldFolder::check`]), before anything was read.
+//! A training run removes old checkpoints while others read them. An open file stays readable after it
+//! was removed, so opening a checkpoint opens all of its files. A reader that is too late for that gets an error at once
+//! ([`HeldFolder::check`]), before it has read anything.
 
 use std::collections::BTreeMap;
 use std::fs::File;

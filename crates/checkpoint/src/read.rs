@@ -1,10 +1,9 @@
-//! Any range of any tensor, or of any stripe of one, from pieces of whatever layout saved it.
+//! Reads any range of a tensor, or of a stripe of it, from pieces that any layout saved.
 //!
-//! A read walks the pieces that hold some of what is wanted. The first time a piece is touched, all of it
-//! streams through a window and its blake3 is compared; the wanted part lands in the caller's buffer on the
-//! way, so a load in the layout of the save reads every byte once. Where stored and wanted parts are
-//! cut differently, long runs are read in place and short ones a window at a time, so that a split along
-//! columns costs no call per row.
+//! A read visits the pieces that overlap the requested range. On the first visit, the whole piece streams through a
+//! window and its blake3 is verified; the requested part is copied to the caller's buffer in the same pass, so loading in
+//! the layout of the save reads every byte once. Where stored and requested parts are cut differently, long runs are read
+//! in place and short ones a window at a time, so that a split along columns does not cost one call per row.
 
 use std::fs::File;
 use std::io;

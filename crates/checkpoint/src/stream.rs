@@ -1,7 +1,7 @@
-//! One pass over a stretch of a file, front to back, hashed on the way where that is asked for.
+//! Reads a range of a file from front to back, and hashes it on request.
 //!
-//! Reads are positional, so that one open checkpoint may serve many threads, and go through one window
-//! that is allocated when it is first needed, or straight to where the bytes are wanted.
+//! Reads are positional, so that one open checkpoint can serve many threads. They go through a window that is allocated
+//! when it is first needed, or directly to the destination.
 
 use std::fs::File;
 use std::io;

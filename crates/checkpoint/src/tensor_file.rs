@@ -1,8 +1,7 @@
 //! The safetensors format: 8 bytes of header length, a JSON header, the tensors one after another.
 //!
-//! Written here rather than taken from the `safetensors` crate because that crate wants the whole file
-//! in memory or mapped; we stream. Follows <https://huggingface.co/docs/safetensors>; the tests hold
-//! what is written against the crate's own reader.
+//! The `safetensors` crate needs the whole file in memory or mapped; this implementation streams. It follows
+//! <https://huggingface.co/docs/safetensors>; the tests read its files with that crate.
 
 use std::collections::BTreeSet;
 use std::fmt;

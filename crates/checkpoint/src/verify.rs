@@ -1,6 +1,6 @@
-//! Every byte of a checkpoint compared with its checksum, and each tensor described by a few numbers.
+//! Compares every byte of a checkpoint with its checksum, and computes statistics of each tensor.
 //!
-//! One pass, one window: the bytes that are hashed are the bytes that are summed. Sums are in f64.
+//! Both happen in one pass through one window, so the hashed bytes are the summed ones. Sums are in f64.
 
 use half::{bf16, f16};
 use phalanx_trace::DType;

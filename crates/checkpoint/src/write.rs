@@ -20,7 +20,7 @@ use crate::{CheckpointError, Result};
 
 /// A part of one tensor that this rank saves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct TensorPiece {
     /// What it is: `parameters`, `exp_avg`, `exp_avg_sq`, `momentum` ...
     pub state: &'static str,
     /// Name of the parameter.
@@ -56,7 +56,7 @@ pub type Fill<'a> = dyn FnMut(usize, Range<u64>, &mut [u8]) + 'a;
 pub fn write_rank(
     dir: &Path,
     rank: usize,
-    pieces: &[Piece],
+    pieces: &[TensorPiece],
     window_bytes: usize,
     fill: &mut Fill<'_>,
 ) -> Result<()> {
@@ -85,8 +85,13 @@ pub(crate) fn list_file(rank: usize) -> String {
     format!("rank-{rank:05}.pieces.json")
 }
 
-fn write_data(path: &Path, pieces: &[Piece], window_bytes: usize, fill: &mut Fill<'_>) -> Result<PieceList> {
-    let owned: Vec<(usize, &Piece)> =
+fn write_data(
+    path: &Path,
+    pieces: &[TensorPiece],
+    window_bytes: usize,
+    fill: &mut Fill<'_>,
+) -> Result<PieceList> {
+    let owned: Vec<(usize, &TensorPiece)> =
         pieces.iter().enumerate().filter(|(_, piece)| !piece.range.is_empty()).collect();
     let entries: Vec<NewEntry> = owned.iter().map(|(_, piece)| entry(piece)).collect();
     let largest = entries.iter().map(|entry| entry.bytes).max().unwrap_or(0);
@@ -131,8 +136,8 @@ fn write_data(path: &Path, pieces: &[Piece], window_bytes: usize, fill: &mut Fil
 }
 
 /// The header entry of a piece, which must lie within its tensor.
-fn entry(piece: &Piece) -> NewEntry {
-    let Piece { state, name, shape, dtype, range, .. } = piece;
+fn entry(piece: &TensorPiece) -> NewEntry {
+    let TensorPiece { state, name, shape, dtype, range, .. } = piece;
     let whole = elements(shape).expect("a tensor has fewer than 2^64 elements");
     let stripe = stripe(piece);
     let local = stripe.map_or(Some(whole), |stripe| stripe.local_elements(whole));
@@ -149,7 +154,7 @@ fn entry(piece: &Piece) -> NewEntry {
 }
 
 /// The stripe of a piece; one of a single rank is the whole tensor, whatever its run.
-fn stripe(piece: &Piece) -> Option<Stripe> {
+fn stripe(piece: &TensorPiece) -> Option<Stripe> {
     piece.stripe.filter(|stripe| !stripe.is_whole())
 }
 

@@ -6,7 +6,8 @@ use std::fs;
 
 use fixture::{LAYOUTS, Layout, TENSORS, assert_whole, bytes, elements, names, newest_step, save};
 use phalanx_checkpoint::{
-    Checkpoint, CheckpointError, Piece, READ_WINDOW_BYTES, begin, commit, discard, newest, purge, write_rank,
+    Checkpoint, CheckpointError, READ_WINDOW_BYTES, TensorPiece, begin, commit, discard, newest, purge,
+    write_rank,
 };
 use phalanx_trace::DType;
 use safetensors::SafeTensors;
@@ -86,7 +87,7 @@ fn large_pieces_stream() {
     let folder = tempdir().unwrap();
     let window = READ_WINDOW_BYTES as u64 / 4;
     let count = 3 * window + 5;
-    let piece = Piece {
+    let piece = TensorPiece {
         state: "momentum",
         name: "w".to_string(),
         shape: vec![count as usize],

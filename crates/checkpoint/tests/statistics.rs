@@ -1,6 +1,6 @@
 //! The figures of `verify_all`, by tables worked out by hand.
 
-use phalanx_checkpoint::{Checkpoint, Piece, begin, commit, write_rank};
+use phalanx_checkpoint::{Checkpoint, TensorPiece, begin, commit, write_rank};
 use phalanx_trace::DType;
 use serde_json::Value;
 use tempfile::tempdir;
@@ -22,7 +22,7 @@ fn figures_of_every_type() {
     for (dtype, bytes, [min, max, mean, rms], non_finite) in cases {
         let folder = tempdir().unwrap();
         let tmp = begin(folder.path(), 0).unwrap();
-        let piece = |range| Piece {
+        let piece = |range| TensorPiece {
             state: "parameters",
             name: "w".into(),
             shape: vec![2, 2],
@@ -50,7 +50,7 @@ fn figures_of_every_type() {
 fn nothing_finite_is_null() {
     let folder = tempdir().unwrap();
     let tmp = begin(folder.path(), 0).unwrap();
-    let piece = Piece {
+    let piece = TensorPiece {
         state: "parameters",
         name: "w".into(),
         shape: vec![1],

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use fixture::{byte, names};
 use half::{bf16, f16};
 use phalanx_checkpoint::{
-    Checkpoint, CheckpointError, HuggingFaceDir, Piece, Result, begin, commit, newest, write_rank,
+    Checkpoint, CheckpointError, HuggingFaceDir, Result, TensorPiece, begin, commit, newest, write_rank,
 };
 use phalanx_plan::{Split, Stripe};
 use phalanx_trace::DType;
@@ -105,15 +105,15 @@ fn gathered(content: &[u8], dtype: DType, elements: &[u64]) -> Vec<u8> {
     elements.iter().flat_map(|&element| &content[element as usize * size..][..size]).copied().collect()
 }
 
-fn piece(tensor: usize, stripe: Stripe, range: Range<u64>) -> Piece {
+fn piece(tensor: usize, stripe: Stripe, range: Range<u64>) -> TensorPiece {
     let (name, shape, dtype) = TENSORS[tensor];
     let stripe = Some(stripe);
-    Piece { state: "parameters", name: name.to_string(), shape: shape.to_vec(), dtype, stripe, range }
+    TensorPiece { state: "parameters", name: name.to_string(), shape: shape.to_vec(), dtype, stripe, range }
 }
 
 /// One world rank's part.
 fn write(tmp: &Path, rank: usize, held: &[(usize, Stripe, Range<u64>)], contents: &[Vec<u8>]) -> Result<()> {
-    let pieces: Vec<Piece> =
+    let pieces: Vec<TensorPiece> =
         held.iter().map(|(t, stripe, range)| piece(*t, *stripe, range.clone())).collect();
     write_rank(tmp, rank, &pieces, 1 << 16, &mut |index, range, out| {
         let (tensor, stripe, own) = &held[index];

@@ -1,4 +1,4 @@
-//! One collective as a caller asks for it: the operation, its buffers, its place in the source.
+//! One collective as a caller asks for it: the operation, its buffers, its call site.
 //!
 //! Checked here once for all implementations (asserts: a wrong size in one rank is its programmer's
 //! error), and priced here once: the bytes that peers read from this rank by direct exchange, which
@@ -20,20 +20,20 @@ pub struct Buffers {
     pub target: Option<Tensor>,
 }
 
-/// See the module's head.
+/// One collective that a caller asks for.
 #[derive(Debug)]
 pub struct Call {
-    /// What is done.
+    /// The operation.
     pub op: CollectiveOp,
     /// Root, or the peer of a send or recv.
     pub root: Option<usize>,
-    /// What passes in a send or recv, as a number on which both ends agree.
+    /// The tag of a send or recv, which is the same at both ends.
     pub tag: Option<u64>,
     /// Whether a reduce_scatter adds to its shard instead of overwriting it.
     pub accumulate: bool,
     /// The tensors.
     pub buffers: Buffers,
-    /// Where it was asked for.
+    /// The call site.
     pub site: Site,
 }
 
@@ -75,7 +75,7 @@ impl Call {
         }
     }
 
-    /// Stops the program when the call makes no sense on any rank.
+    /// Asserts that the call is valid: its buffers, root and tag fit the operation.
     pub fn check(&self, rank: usize, world_size: usize) {
         use CollectiveOp::*;
         let Call { op, root, buffers, site, .. } = self;

@@ -1,5 +1,5 @@
-//! Why a collective did not happen. Every message names ranks, calls and places, because nobody
-//! else can: the peers of the failed rank may be gone when it is read.
+//! Errors of collectives. Every message names ranks, calls and call sites, because the peers of the failed rank may be
+//! gone when it is read.
 
 /// What a wait returns instead of the buffers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -9,7 +9,7 @@ pub enum CollectiveError {
     Aborted {
         /// The rank that failed.
         rank: usize,
-        /// In its words, or in the launcher's.
+        /// The reason, as that rank or the launcher gave it.
         reason: String,
     },
     /// Two ranks issued different collectives. No byte was moved.
@@ -26,7 +26,7 @@ pub enum CollectiveError {
         /// What was waited for, how long, and what the missing rank did last.
         report: String,
     },
-    /// A rank ended in good order while others still wanted it.
+    /// A rank ended in good order while others still waited for it.
     #[error("rank {rank} has left: {report}")]
     Left {
         /// The rank that ended.

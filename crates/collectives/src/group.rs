@@ -13,7 +13,7 @@ use crate::statistics::Statistics;
 
 /// Ranks that do collectives together. Passed as `&dyn Group`, never ambient.
 pub trait Group: Send + Sync {
-    /// `data`, `tensor`, `pipeline`, or what else the group is for.
+    /// The name of the group: `data`, `tensor`, `pipeline`, or what it is used for.
     fn name(&self) -> &'static str;
 
     /// The axes of the mesh that the group runs over, along which a dry run checks placements. A group that moves bytes
@@ -27,10 +27,10 @@ pub trait Group: Send + Sync {
         &[]
     }
 
-    /// This rank's place in the group.
+    /// This rank's number in the group.
     fn rank(&self) -> usize;
 
-    /// Ranks in the group.
+    /// Number of ranks in the group.
     fn world_size(&self) -> usize;
 
     /// The memory in which the transport reads and writes tensors. One that reads host memory also serves devices whose
@@ -42,7 +42,7 @@ pub trait Group: Send + Sync {
     /// Starts a call that [`Call::check`] accepts.
     fn submit(&self, call: Call) -> Pending<Buffers>;
 
-    /// What was done since this was last asked; the sums start again.
+    /// The statistics since the last call of this function; they start again from zero.
     fn take_statistics(&self) -> Statistics;
 }
 
@@ -161,7 +161,7 @@ impl dyn Group + '_ {
         self.start(Call::new(CollectiveOp::Recv, None, Some(x)).with_root(from).with_tag(tag)).map(target)
     }
 
-    /// Nobody is done before everybody came.
+    /// Waits until every rank of the group has called it.
     #[track_caller]
     pub fn barrier(&self) -> Pending<()> {
         self.start(Call::new(CollectiveOp::Barrier, None, None)).map(|_| ())

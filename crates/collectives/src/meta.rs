@@ -1,4 +1,4 @@
-//! The group that only records: any rank of any world, nothing moves.
+//! The group of a dry run: it records collectives for any rank of any world, and moves nothing.
 //!
 //! It writes each collective to the dry run's trace when it is submitted, and the wait when it is
 //! waited for, so that the trace shows what overlaps what. The placements of its buffers are checked and carried
@@ -17,7 +17,7 @@ use crate::pending::{Pending, Progress};
 use crate::placement::Following;
 use crate::statistics::{Statistics, Tally};
 
-/// See the module's head.
+/// A group that records collectives and moves nothing.
 pub struct MetaGroup {
     name: &'static str,
     axes: Vec<Axis>,

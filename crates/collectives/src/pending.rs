@@ -12,7 +12,7 @@ use phalanx_trace::{CollectiveOp, Site};
 use crate::call::Buffers;
 use crate::error::CollectiveError;
 
-/// Who knows how far the transfers of a group have come. Tickets count its calls.
+/// How far the calls of a group have come. A ticket is the number of a call, counted from 1.
 pub trait Progress: Send + Sync {
     /// Blocks until the call is over; bounded by the group's deadline. `buffers` are those of the call.
     ///
@@ -76,7 +76,7 @@ impl Pending<Buffers> {
         self
     }
 
-    /// The same call, giving back its tensors in another form.
+    /// The same call, whose tensors `wait` returns as `map` makes them.
     pub fn map<T>(self, finish: fn(Buffers) -> T) -> Pending<T> {
         Pending { flight: self.flight, finish }
     }

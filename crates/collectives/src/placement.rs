@@ -1,4 +1,4 @@
-//! What a collective asks of the placement of its buffers in a dry run, and how it leaves them.
+//! Placements in a dry run: what a collective expects of its buffers, and how it leaves them.
 //!
 //! Along each axis that the group runs over: sums want partial sums, gathers want parts. What was neither placed
 //! nor computed is left alone, as are zeros. Pieces of a buffer (parameters in a chunk) are followed one by one,

@@ -142,8 +142,11 @@ fn pass_body<L: Lanes, S: Summand, T: Summand<Sum = S::Sum>>(pass: &Pass<S, T>) 
                     let sources = std::array::from_fn::<*const S, $n, _>(|i| unsafe {
                         pass.sources[i].cast::<S>().add(pass.from)
                     });
-                    if pass.accumulate { over::<L, S, T, $n, true>(sources, pass) }
-                    else { over::<L, S, T, $n, false>(sources, pass) }
+                    // SAFETY: sources and target are valid for these elements (Pass::new).
+                    unsafe {
+                        if pass.accumulate { over::<L, S, T, $n, true>(sources, pass.target, pass.elements) }
+                        else { over::<L, S, T, $n, false>(sources, pass.target, pass.elements) }
+                    }
                 })*
                 n => unreachable!("{n} sources in one pass"),
             }
@@ -152,23 +155,36 @@ fn pass_body<L: Lanes, S: Summand, T: Summand<Sum = S::Sum>>(pass: &Pass<S, T>) 
     by_number_of_sources!(1 2 3 4 5 6 7 8)
 }
 
-/// Adds `P` sources, a vector at a time. All sources are loaded before any is stored, so the target may be one of the
-/// sources.
+/// Adds `P` sources, a vector at a time, four vectors in a turn of the loop. All sources of a vector are loaded before it
+/// is stored, so the target may be one of the sources.
+///
+/// # Safety
+/// Compiled for `L`; sources and target are valid for `elements`.
 #[inline(always)]
-fn over<L: Lanes, S, T, const P: usize, const ACCUMULATE: bool>(sources: [*const S; P], pass: &Pass<S, T>)
-where
+unsafe fn over<L: Lanes, S, T, const P: usize, const ACCUMULATE: bool>(
+    sources: [*const S; P],
+    target: *mut T,
+    elements: usize,
+) where
     S: Summand,
     T: Summand<Sum = S::Sum>,
 {
     let lanes = S::Sum::LANES;
-    let whole = pass.elements / lanes * lanes;
-    // SAFETY: whole vectors lie before `whole`, the rest behind; `pass` is compiled for L.
+    let whole = elements / lanes * lanes;
+    // SAFETY: passed on; whole vectors lie before `whole`, the rest behind.
     unsafe {
-        for at in (0..whole).step_by(lanes) {
-            add_vector::<L, S, T, P, ACCUMULATE>(sources, pass.target, at, lanes);
+        let fours = whole / (4 * lanes) * (4 * lanes);
+        for at in (0..fours).step_by(4 * lanes) {
+            add_vector::<L, S, T, P, ACCUMULATE>(sources, target, at, lanes);
+            add_vector::<L, S, T, P, ACCUMULATE>(sources, target, at + lanes, lanes);
+            add_vector::<L, S, T, P, ACCUMULATE>(sources, target, at + 2 * lanes, lanes);
+            add_vector::<L, S, T, P, ACCUMULATE>(sources, target, at + 3 * lanes, lanes);
         }
-        if whole < pass.elements {
-            add_vector::<L, S, T, P, ACCUMULATE>(sources, pass.target, whole, pass.elements - whole);
+        for at in (fours..whole).step_by(lanes) {
+            add_vector::<L, S, T, P, ACCUMULATE>(sources, target, at, lanes);
+        }
+        if whole < elements {
+            add_vector::<L, S, T, P, ACCUMULATE>(sources, target, whole, elements - whole);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a group has done since it was last asked.
+//! Statistics of a group's collectives.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -29,7 +29,7 @@ impl std::ops::Add for Statistics {
     }
 }
 
-/// Where threads add to the statistics.
+/// The counters behind [`Statistics`], to which threads add.
 #[derive(Default)]
 pub(crate) struct Tally {
     calls: AtomicU64,

@@ -264,9 +264,9 @@ fn padding_of_a_chunk_is_nobodys() {
     found(&device, &[], "padding");
 }
 
-/// What is done wrong in [`perceptron`].
+/// What [`perceptron`] does wrong on purpose.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Mistake {
+enum PlantedFault {
     Nothing,
     /// The row-parallel product is never summed.
     NoForwardSum,
@@ -287,8 +287,8 @@ enum Mistake {
 }
 
 /// Megatron's perceptron on one rank of a mesh: columns, GELU, rows, one sum each way; then one update.
-fn perceptron(mistake: Mistake) -> Vec<Fault> {
-    use Mistake::*;
+fn perceptron(planted: PlantedFault) -> Vec<Fault> {
+    use PlantedFault::*;
     let (device, data, tensor) = mesh();
     device.arena().begin(PhaseName::Step);
     let _block = device.scope("h.0.mlp");
@@ -300,7 +300,7 @@ fn perceptron(mistake: Mistake) -> Vec<Fault> {
     };
     let (w1, b1) = (parameter("fc.weight", &[16, 16], Shard(1)), parameter("fc.bias", &[16], Shard(0)));
     let mut w2 =
-        parameter("proj.weight", &[16, 16], if mistake == WholeWeight { Replicated } else { Shard(0) });
+        parameter("proj.weight", &[16, 16], if planted == WholeWeight { Replicated } else { Shard(0) });
     let b2 = parameter("proj.bias", &[16], Replicated);
     let weight = |matrix| Weight { matrix, layout: Layout::InOut };
     let activation = |name| alloc(&device, name, &[2, 4, 16]);
@@ -311,14 +311,14 @@ fn perceptron(mistake: Mistake) -> Vec<Fault> {
     let epilogue = Epilogue { bias: Some(b1.view()), residual: None };
     device.linear(x.view(), weight(w1.view()), epilogue, pre.view_mut());
     device.gelu(pre.view(), Gelu::Tanh, act.view_mut());
-    if mistake == SumOfParts {
+    if planted == SumOfParts {
         act = tensor.all_reduce(act).wait().unwrap();
         device.place(act.view(), batch(Shard(2)));
     }
-    let early = (mistake == EarlyBias).then(|| b2.view());
+    let early = (planted == EarlyBias).then(|| b2.view());
     let epilogue = Epilogue { bias: early, residual: None };
     device.linear(act.view(), weight(w2.view()), epilogue, out.view_mut());
-    out = match mistake {
+    out = match planted {
         NoForwardSum => out,
         WrongAxis => data.all_reduce(out).wait().unwrap(),
         TwoForwardSums => tensor.all_reduce(tensor.all_reduce(out).wait().unwrap()).wait().unwrap(),
@@ -327,7 +327,7 @@ fn perceptron(mistake: Mistake) -> Vec<Fault> {
     // After a sum over the wrong axis, everything behind it is wrong too: the next reader is enough.
     let mut y = activation("y");
     device.gelu(out.view(), Gelu::Tanh, y.view_mut());
-    if mistake == WrongAxis {
+    if planted == WrongAxis {
         return device.take_trace(5).faults;
     }
 
@@ -338,12 +338,12 @@ fn perceptron(mistake: Mistake) -> Vec<Fault> {
     device.linear_input_gradient(dy.view(), weight(w2.view()), dact.view_mut(), false);
     device.linear_weight_gradient(act.view(), dy.view(), dw2.view_mut(), Layout::InOut, false);
     device.linear_input_gradient(dact.view(), weight(w1.view()), dx.view_mut(), false);
-    let sums = [NoBackwardSum, Nothing, TwoBackwardSums].iter().position(|m| *m == mistake).unwrap_or(1);
+    let sums = [NoBackwardSum, Nothing, TwoBackwardSums].iter().position(|m| *m == planted).unwrap_or(1);
     for _ in 0..sums {
         dx = tensor.all_reduce(dx).wait().unwrap();
     }
     device.gelu(dx.view(), Gelu::Tanh, end.view_mut());
-    if mistake != NoDataSum {
+    if planted != NoDataSum {
         dw2 = data.all_reduce(dw2).wait().unwrap();
     }
     let step = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.9, eps: 0.1, weight_decay: 0.0, step: 1 };
@@ -361,8 +361,8 @@ fn perceptron(mistake: Mistake) -> Vec<Fault> {
 
 #[test]
 fn a_perceptron_is_right_or_named() {
-    use Mistake::*;
-    let rows: [(Mistake, Axis, &str, &str); 9] = [
+    use PlantedFault::*;
+    let rows: [(PlantedFault, Axis, &str, &str); 9] = [
         (
             NoForwardSum,
             Axis::Tensor,
@@ -404,18 +404,18 @@ fn a_perceptron_is_right_or_named() {
         (NoDataSum, Axis::Data, "h.0.mlp.dw2", "over `data` is missing before adamw reads it as `gradient`"),
     ];
     assert_eq!(perceptron(Nothing), []);
-    for (mistake, axis, tensor, words) in rows {
-        let faults = perceptron(mistake);
-        let first = faults.first().unwrap_or_else(|| panic!("{mistake:?} was not found"));
+    for (planted, axis, tensor, words) in rows {
+        let faults = perceptron(planted);
+        let first = faults.first().unwrap_or_else(|| panic!("{planted:?} was not found"));
         assert_eq!(
             (first.axis, first.tensor.as_str(), first.phase),
             (axis, tensor, Some(PhaseName::Step)),
-            "{mistake:?}"
+            "{planted:?}"
         );
-        assert!(first.to_string().contains(words), "{mistake:?}: {first} lacks {words}");
-        // One mistake is one fault, except where what follows cannot be known.
-        let known = !matches!(mistake, WrongAxis | WholeWeight);
-        assert!(!known || faults.len() == 1, "{mistake:?}: {faults:?}");
+        assert!(first.to_string().contains(words), "{planted:?}: {first} lacks {words}");
+        // One planted fault is found once, except where what follows cannot be known.
+        let known = !matches!(planted, WrongAxis | WholeWeight);
+        assert!(!known || faults.len() == 1, "{planted:?}: {faults:?}");
     }
 }
 

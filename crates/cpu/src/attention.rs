@@ -1,7 +1,7 @@
 //! Attention in tiles (Dao et al., arXiv 2205.14135 and 2307.08691): forward.
 //!
-//! A task is some queries of one head of one sample. They go by panels; a panel walks the keys that it sees in
-//! tiles, with an online softmax. Scores are computed transposed, `[key][query]`: then the running maximum and
+//! A task computes some queries of one head of one sample, panel by panel. For each panel it goes through the keys that
+//! these queries see, in tiles, with an online softmax. Scores are computed transposed, `[key][query]`: then the running maximum and
 //! sum of all queries of a panel are vectors, and the probabilities are, as they lie, the left operand of
 //! `p · v`. What a causal mask hides is not multiplied, but for the corners of register tiles.
 //!
@@ -15,13 +15,13 @@ use phalanx_tensor::buffer::{View, ViewMut};
 
 use crate::Cpu;
 use crate::attention_pack::{fetch, fetch_to_write};
-use crate::attention_softmax::{Panel, Seen, online_softmax};
+use crate::attention_softmax::{Panel, RunningSoftmax, online_softmax};
 use crate::attention_tiles::{Left, Sheet, product, strips, sums, upper_half, width};
-use crate::epilogue::Place;
+use crate::epilogue::MatrixPointer;
 use crate::float::{Float, by_float};
 use crate::matrix::Matrix;
-use crate::microkernel::{self, Kind};
-use crate::random::Keep;
+use crate::microkernel::{self, Packing};
+use crate::random::DropoutMask;
 use crate::scratch::with_thread_scratch;
 use crate::shards::Shards;
 
@@ -37,7 +37,7 @@ const SPAN: usize = 1024;
 /// Fewer heads of samples than this are cut into more tasks.
 pub(crate) const FEW: usize = 16;
 
-/// What an attention is over.
+/// The sizes of an attention: batch, sequence, heads.
 #[derive(Clone, Copy)]
 pub(crate) struct Extents {
     pub(crate) batch: usize,
@@ -60,7 +60,7 @@ impl Extents {
         Extents { batch, seq, heads, size: hidden3 / 3 / heads, causal, sample }
     }
 
-    /// Heads of samples.
+    /// Number of (sample, head) pairs.
     pub(crate) fn pairs(&self) -> usize {
         self.batch * self.heads
     }
@@ -102,10 +102,10 @@ impl Extents {
     }
 }
 
-/// Where rows of heads are written by many tasks, each its own rows of its own heads.
+/// An output that many tasks write, each its own rows of its own heads.
 #[derive(Clone, Copy)]
 pub(crate) struct Results {
-    whole: Place,
+    whole: MatrixPointer,
     rows: usize,
 }
 
@@ -117,16 +117,16 @@ unsafe impl Sync for Results {}
 impl Results {
     pub(crate) fn new(x: &ViewMut) -> Results {
         let [rows, columns] = x.shape().rows_cols();
-        Results { whole: Place { at: x.address().as_ptr(), dtype: x.dtype(), stride: columns }, rows }
+        Results { whole: MatrixPointer { at: x.address().as_ptr(), dtype: x.dtype(), stride: columns }, rows }
     }
 
     /// As [`Extents::part`], from `row` on.
-    pub(crate) fn part(&self, e: &Extents, pair: usize, which: usize, row: usize) -> Place {
+    pub(crate) fn part(&self, e: &Extents, pair: usize, which: usize, row: usize) -> MatrixPointer {
         let (sample, head) = (pair / e.heads, pair % e.heads);
         let (row, column) = (sample * e.seq + row, (which * e.heads + head) * e.size);
         assert!(row < self.rows && column + e.size <= self.whole.stride);
         let bytes = (row * self.whole.stride + column) * self.whole.dtype.bytes();
-        Place { at: self.whole.at.wrapping_add(bytes), ..self.whole }
+        MatrixPointer { at: self.whole.at.wrapping_add(bytes), ..self.whole }
     }
 }
 
@@ -152,7 +152,7 @@ pub(crate) fn total(lengths: &[usize]) -> usize {
 /// The sheets hold these keys and queries, `to` the scores.
 pub(crate) unsafe fn scores(
     isa: Isa,
-    kind: Kind,
+    packing: Packing,
     panel: &Panel,
     depth: usize,
     left: Sheet,
@@ -160,27 +160,27 @@ pub(crate) unsafe fn scores(
     to: *mut f32,
 ) {
     let width = width(isa);
-    let depth = kind.packed(depth);
+    let depth = packing.packed(depth);
     // From here on the first vector of queries of two sees nothing.
     let half =
         panel.diagonal.map_or(panel.keys, |d| panel.keys.min(if width > 16 { d + 16 } else { panel.keys }));
     // SAFETY: the caller's promise.
     unsafe {
-        product(isa, kind, [half, width, depth], Left::Rows(left, 0), right, &sums(to, width, false));
+        product(isa, packing, [half, width, depth], Left::Rows(left, 0), right, &sums(to, width, false));
         if half < panel.keys {
             let to = sums(to.wrapping_add(half * width), width, false);
-            upper_half(isa, kind, [panel.keys - half, depth], left.at(half * width), right, &to);
+            upper_half(isa, packing, [panel.keys - half, depth], left.at(half * width), right, &to);
         }
     }
 }
 
-/// Everything that the tasks of a forward know.
+/// What all tasks of a forward pass share.
 struct Forward<'a> {
     isa: Isa,
-    kind: Kind,
+    packing: Packing,
     e: Extents,
     qkv: Matrix<'a>,
-    keep: Option<Keep>,
+    keep: Option<DropoutMask>,
     out: Results,
     log_sum_exp: Shards<'a, f32>,
 }
@@ -196,10 +196,10 @@ pub(crate) fn attention(
 ) {
     let forward = Forward {
         isa: cpu.isa,
-        kind: Kind::of(cpu.isa, qkv.dtype()),
+        packing: Packing::of(cpu.isa, qkv.dtype()),
         e,
         qkv: Matrix::of(&qkv),
-        keep: dropout.filter(|d| d.p > 0.0).map(Keep::new),
+        keep: dropout.filter(|d| d.p > 0.0).map(DropoutMask::new),
         out: Results::new(&out),
         log_sum_exp: Shards::new(log_sum_exp.into_slice()),
     };
@@ -213,20 +213,20 @@ pub(crate) fn attention(
     });
 }
 
-/// What a task works with.
+/// The buffers and state of one task.
 struct Work<'a> {
-    /// k as left operand, v as right operand, of a span of keys.
+    /// k (left operand) and v (right operand) of a span of keys.
     k: Sheet,
     v: Sheet,
-    /// Of the span, and of it those that are packed.
+    /// The keys of the span, and how many of them are packed.
     keys: Range<usize>,
     packed: usize,
     /// The panel of queries.
     q: Sheet,
     scores: &'a mut [f32],
-    /// Of one panel.
+    /// Sums of `p · v` of one panel of queries.
     sums: &'a mut [f32],
-    seen: Seen<'a>,
+    seen: RunningSoftmax<'a>,
 }
 
 impl Forward<'_> {
@@ -246,9 +246,9 @@ impl Forward<'_> {
         let width = width(isa);
         let kept = self.kept(queries) * width;
         [
-            Sheet::len(isa, keys, self.kind.packed(size)),
-            Sheet::len(isa, self.kind.packed(keys), size),
-            Sheet::len(isa, self.kind.packed(size), width),
+            Sheet::len(isa, keys, self.packing.packed(size)),
+            Sheet::len(isa, self.packing.packed(keys), size),
+            Sheet::len(isa, self.packing.packed(size), width),
             TILE * width,
             kept * self.e.stride(isa),
             kept,
@@ -259,7 +259,7 @@ impl Forward<'_> {
 
     /// Some queries of one head of one sample.
     fn run_task(&self, pair: usize, queries: Range<usize>, mut scratch: &mut [f32]) {
-        let (isa, e, kind) = (self.isa, &self.e, self.kind);
+        let (isa, e, packing) = (self.isa, &self.e, self.packing);
         let width = width(isa);
         let kept = self.kept(&queries);
         let state = width * e.stride(isa);
@@ -284,16 +284,16 @@ impl Forward<'_> {
                 }
                 let mut work = Work {
                     k: Sheet::new(isa, k, span.len()),
-                    v: Sheet::new(isa, v, kind.packed(span.len())),
+                    v: Sheet::new(isa, v, packing.packed(span.len())),
                     keys: span.clone(),
                     packed,
-                    q: Sheet::new(isa, q, kind.packed(e.size)),
+                    q: Sheet::new(isa, q, packing.packed(e.size)),
                     scores: &mut *scores,
                     sums,
-                    seen: Seen { largest, total, fade: &mut *fade },
+                    seen: RunningSoftmax { largest, total, fade: &mut *fade },
                 };
                 // SAFETY: the sheet is as long as a panel, and this task's.
-                unsafe { work.q.pack_turned(isa, kind, e.part(self.qkv, pair, 0, &rows)) };
+                unsafe { work.q.pack_turned(isa, packing, e.part(self.qkv, pair, 0, &rows)) };
                 let next = rows.end..queries.end.min(rows.end + width);
                 if !next.is_empty() {
                     fetch(e.part(self.qkv, pair, 0, &next));
@@ -327,10 +327,10 @@ impl Forward<'_> {
             let to = work.scores.as_mut_ptr();
             // SAFETY: the sheets were packed for these keys and queries.
             unsafe {
-                scores(isa, self.kind, &panel, e.size, k, work.q, to);
-                let Seen { largest, total, fade } = &mut work.seen;
-                let seen = Seen { largest, total, fade };
-                online_softmax(isa, self.kind, self.keep.as_ref(), panel, work.scores, seen);
+                scores(isa, self.packing, &panel, e.size, k, work.q, to);
+                let RunningSoftmax { largest, total, fade } = &mut work.seen;
+                let seen = RunningSoftmax { largest, total, fade };
+                online_softmax(isa, self.packing, self.keep.as_ref(), panel, work.scores, seen);
             }
             if first > 0 {
                 fade_rows(isa, work.sums, e.stride(isa), &work.seen.fade[..queries.len()]);
@@ -344,14 +344,14 @@ impl Forward<'_> {
         if end <= work.packed {
             return;
         }
-        let (isa, e, kind) = (self.isa, &self.e, self.kind);
+        let (isa, e, packing) = (self.isa, &self.e, self.packing);
         let part = |which: usize, rows: &Range<usize>| e.part(self.qkv, pair, which, rows);
         let new = work.packed..end;
         let row = new.start - work.keys.start;
         // SAFETY: the sheets hold the span, and are this task's.
         unsafe {
-            work.k.pack_along(isa, kind, part(1, &new), row);
-            work.v.pack_across(isa, kind, part(2, &new), kind.packed(row));
+            work.k.pack_along(isa, packing, part(1, &new), row);
+            work.v.pack_across(isa, packing, part(2, &new), packing.packed(row));
         }
         let next = end..work.keys.end.min(end + new.len());
         if !next.is_empty() {
@@ -362,21 +362,21 @@ impl Forward<'_> {
 
     /// sums (+)= p · v.
     fn add_values(&self, queries: &Range<usize>, keys: &Range<usize>, work: &mut Work) {
-        let (isa, e, kind) = (self.isa, &self.e, self.kind);
+        let (isa, e, packing) = (self.isa, &self.e, self.packing);
         let (width, stride) = (width(isa), e.stride(isa));
-        let v = work.v.at(kind.packed(keys.start - work.keys.start) * width);
+        let v = work.v.at(packing.packed(keys.start - work.keys.start) * width);
         let p = Sheet::new(isa, work.scores, TILE);
         for strip in strips(queries.len(), microkernel::panels(isa).rows) {
             let seen = keys.end.min(self.visible(queries.start + strip.end)) - keys.start;
-            let size = [strip.len(), stride, kind.packed(seen)];
+            let size = [strip.len(), stride, packing.packed(seen)];
             let to = &mut work.sums[strip.start * stride..strip.end * stride];
             let target = sums(to.as_mut_ptr(), stride, keys.start > 0);
             // SAFETY: the sheets hold these keys; the sums are as long as the product.
-            unsafe { product(isa, kind, size, Left::Columns(p.at(strip.start)), v, &target) };
+            unsafe { product(isa, packing, size, Left::Columns(p.at(strip.start)), v, &target) };
         }
     }
 
-    /// What a panel has come to.
+    /// Writes the results of a panel: its output rows and their log-sum-exp.
     fn store(&self, pair: usize, queries: &Range<usize>, work: &Work) {
         let e = &self.e;
         let at = pair * e.seq + queries.start;

@@ -21,13 +21,13 @@ use crate::Cpu;
 use crate::attention::{Extents, FEW, Results, cut, scores, total};
 use crate::attention_dots::dots;
 use crate::attention_pack::{fetch, fetch_to_write};
-use crate::attention_softmax::{Panel, Places, Rows, probabilities};
+use crate::attention_softmax::{Panel, Places, QueryRows, probabilities};
 use crate::attention_tiles::{Left, Sheet, product, strips, width};
-use crate::epilogue::{Place, Target};
+use crate::epilogue::{MatrixPointer, Target};
 use crate::float::by_float;
 use crate::matrix::Matrix;
-use crate::microkernel::{self, Kind};
-use crate::random::Keep;
+use crate::microkernel::{self, Packing};
+use crate::random::DropoutMask;
 use crate::scratch::with_thread_scratch;
 use crate::shards::Shards;
 
@@ -45,9 +45,9 @@ const Q: usize = 0;
 const K: usize = 1;
 const V: usize = 2;
 
-/// What forward knew and kept.
+/// What the forward pass saved.
 #[derive(Clone, Copy)]
-pub(crate) struct Saved<'a> {
+pub(crate) struct SavedAttention<'a> {
     /// `[batch, seq, 3 * hidden]`.
     pub(crate) qkv: View<'a>,
     /// `[batch, seq, hidden]`.
@@ -57,17 +57,17 @@ pub(crate) struct Saved<'a> {
     pub(crate) dropout: Option<Dropout>,
 }
 
-/// Everything that the tasks know.
+/// What all tasks of a backward pass share.
 struct Backward<'a> {
     isa: Isa,
-    kind: Kind,
+    packing: Packing,
     threads: usize,
     e: Extents,
     qkv: Matrix<'a>,
     out: Matrix<'a>,
     dout: Matrix<'a>,
     log_sum_exp: &'a [f32],
-    keep: Option<Keep>,
+    keep: Option<DropoutMask>,
     dqkv: Results,
 }
 
@@ -79,17 +79,17 @@ struct Sums {
 }
 
 /// dqkv `[batch, seq, 3 * hidden]` is overwritten; dout `[batch, seq, hidden]`.
-pub(crate) fn attention_backward(cpu: &Cpu, e: Extents, saved: Saved, dout: View, dqkv: ViewMut) {
+pub(crate) fn attention_backward(cpu: &Cpu, e: Extents, saved: SavedAttention, dout: View, dqkv: ViewMut) {
     let backward = Backward {
         isa: cpu.isa,
-        kind: Kind::of(cpu.isa, saved.qkv.dtype()),
+        packing: Packing::of(cpu.isa, saved.qkv.dtype()),
         threads: cpu.pool.threads(),
         e,
         qkv: Matrix::of(&saved.qkv),
         out: Matrix::of(&saved.out),
         dout: Matrix::of(&dout),
         log_sum_exp: saved.log_sum_exp.as_slice(),
-        keep: saved.dropout.filter(|d| d.p > 0.0).map(Keep::new),
+        keep: saved.dropout.filter(|d| d.p > 0.0).map(DropoutMask::new),
         dqkv: Results::new(&dqkv),
     };
     if e.pairs() < FEW && backward.blocks() > 1 {
@@ -113,7 +113,7 @@ impl<'a> Backward<'a> {
         self.e.stride(self.isa)
     }
 
-    /// A head of a sample in one task.
+    /// Computes one head of one sample in one task.
     fn whole_head(&self, pair: usize) {
         let (blocks, stride) = (self.blocks(), self.stride());
         let span = blocks.min(SPAN);
@@ -135,7 +135,7 @@ impl<'a> Backward<'a> {
         });
     }
 
-    /// All heads, block by block.
+    /// Computes all heads, with tasks of one block each.
     fn in_rounds(&self, cpu: &Cpu) {
         let blocks = self.blocks();
         let rows = self.e.seq * self.stride();
@@ -170,17 +170,17 @@ impl<'a> Backward<'a> {
     }
 
     fn lengths(&self, span: usize) -> [[usize; 7]; 2] {
-        let (isa, kind, size) = (self.isa, self.kind, self.e.size);
+        let (isa, packing, size) = (self.isa, self.packing, self.e.size);
         let rows = self.e.seq.min(span * BLOCK);
         let block = self.e.seq.min(BLOCK);
         let width = width(isa);
-        let along = Sheet::len(isa, rows, kind.packed(size));
-        let across = Sheet::len(isa, kind.packed(block), size);
-        let turned = Sheet::len(isa, kind.packed(size), block);
-        let square = Sheet::len(isa, BLOCK, kind.packed(BLOCK));
-        let [k_across, panel] = match kind {
-            Kind::Single => [0, 0],
-            Kind::Pairs => [Sheet::len(isa, kind.packed(rows), size), BLOCK * width],
+        let along = Sheet::len(isa, rows, packing.packed(size));
+        let across = Sheet::len(isa, packing.packed(block), size);
+        let turned = Sheet::len(isa, packing.packed(size), block);
+        let square = Sheet::len(isa, BLOCK, packing.packed(BLOCK));
+        let [k_across, panel] = match packing {
+            Packing::Single => [0, 0],
+            Packing::Pairs => [Sheet::len(isa, packing.packed(rows), size), BLOCK * width],
         };
         let rows = block.next_multiple_of(width);
         [
@@ -194,7 +194,7 @@ impl<'a> Backward<'a> {
         total(&operands) + total(&block)
     }
 
-    /// Some blocks of keys with some blocks of queries.
+    /// Computes some blocks of keys with some blocks of queries.
     fn walk(
         &self,
         [pair, after]: [Option<usize>; 2],
@@ -204,16 +204,16 @@ impl<'a> Backward<'a> {
         mut scratch: &mut [f32],
     ) {
         let pair = pair.unwrap();
-        let (isa, kind, e) = (self.isa, self.kind, &self.e);
+        let (isa, packing, e) = (self.isa, self.packing, &self.e);
         let [operands, block] = self.lengths(keys.len());
         let [k, v, k_across, q, d, q_across, d_across] = cut(&mut scratch, operands);
         let [log_sum_exp2, delta, p, ds, scores, dp, ds_steps] = cut(&mut scratch, block);
         let rows = self.rows(&keys);
         let block = e.seq.min(BLOCK);
         let along = [k, v].map(|x| Sheet::new(isa, x, rows.len()));
-        let across = match kind {
-            Kind::Single => along[0],
-            Kind::Pairs => Sheet::new(isa, k_across, kind.packed(rows.len())),
+        let across = match packing {
+            Packing::Single => along[0],
+            Packing::Pairs => Sheet::new(isa, k_across, packing.packed(rows.len())),
         };
         let mut walk = Walk {
             pair,
@@ -223,8 +223,8 @@ impl<'a> Backward<'a> {
             packed: [false; SPAN],
             along,
             across,
-            turned: [q, d].map(|x| Sheet::new(isa, x, kind.packed(e.size))),
-            queries: [q_across, d_across].map(|x| Sheet::new(isa, x, kind.packed(block))),
+            turned: [q, d].map(|x| Sheet::new(isa, x, packing.packed(e.size))),
+            queries: [q_across, d_across].map(|x| Sheet::new(isa, x, packing.packed(block))),
             p,
             ds,
             panels: [scores, dp, ds_steps],
@@ -247,14 +247,14 @@ impl<'a> Backward<'a> {
 
     /// Packs a block of queries: q, dout, log_sum_exp, delta.
     fn pack_queries(&self, walk: &mut Walk, block: usize) {
-        let (isa, kind, e) = (self.isa, self.kind, &self.e);
+        let (isa, packing, e) = (self.isa, self.packing, &self.e);
         let rows = self.rows(&(block..block + 1));
         let parts = [e.part(self.qkv, walk.pair, Q, &rows), e.part(self.dout, walk.pair, 0, &rows)];
         for (i, part) in parts.into_iter().enumerate() {
             // SAFETY: the sheets are as long as a block, and this task's.
             unsafe {
-                walk.queries[i].pack_across(isa, kind, part, 0);
-                walk.turned[i].pack_turned(isa, kind, part);
+                walk.queries[i].pack_across(isa, packing, part, 0);
+                walk.turned[i].pack_turned(isa, packing, part);
             }
         }
         let lse = &self.log_sum_exp[walk.pair * e.seq..][rows.clone()];
@@ -264,7 +264,7 @@ impl<'a> Backward<'a> {
         let (delta, rest) = walk.delta.split_at_mut(rows.len());
         rest.fill(0.0);
         let pieces =
-            [e.part(self.out, walk.pair, 0, &rows), parts[1]].map(|x| x.piece(0..rows.len(), 0..e.size));
+            [e.part(self.out, walk.pair, 0, &rows), parts[1]].map(|x| x.block(0..rows.len(), 0..e.size));
         by_float!(pieces[0].dtype, T => {
             let [out, dout] = pieces.map(|x| {
                 let len = (rows.len() - 1) * x.step_stride + e.size;
@@ -275,28 +275,28 @@ impl<'a> Backward<'a> {
         });
     }
 
-    /// Packs a block of keys, unless it is.
+    /// Packs a block of keys, unless it is packed already.
     fn pack_keys(&self, walk: &mut Walk, block: usize) {
         let index = block - walk.keys.start;
         if walk.packed[index] {
             return;
         }
         walk.packed[index] = true;
-        let (isa, kind) = (self.isa, self.kind);
+        let (isa, packing) = (self.isa, self.packing);
         let rows = self.rows(&(block..block + 1));
         let [key, value] = [K, V].map(|which| self.e.part(self.qkv, walk.pair, which, &rows));
         let row = index * BLOCK;
         // SAFETY: the sheets are as long as all keys of the walk, and this task's.
         unsafe {
-            walk.along[0].pack_along(isa, kind, key, row);
-            walk.along[1].pack_along(isa, kind, value, row);
-            if kind == Kind::Pairs {
-                walk.across.pack_across(isa, kind, key, kind.packed(row));
+            walk.along[0].pack_along(isa, packing, key, row);
+            walk.along[1].pack_along(isa, packing, value, row);
+            if packing == Packing::Pairs {
+                walk.across.pack_across(isa, packing, key, packing.packed(row));
             }
         }
     }
 
-    /// One block of keys with one of queries; `more` if the next block of queries comes in the same walk.
+    /// Computes one block of keys with one block of queries; `more` if the next block of queries comes in the same walk.
     fn block(&self, walk: &mut Walk, key_block: usize, query_block: usize, more: bool) {
         let e = &self.e;
         let [keys, queries] = [key_block, query_block].map(|b| self.rows(&(b..b + 1)));
@@ -358,7 +358,7 @@ impl<'a> Backward<'a> {
         queries: &Range<usize>,
         rows: &Range<usize>,
     ) -> Sheet {
-        let (isa, kind, e) = (self.isa, self.kind, &self.e);
+        let (isa, packing, e) = (self.isa, self.packing, &self.e);
         let width = width(isa);
         let index = (rows.start - queries.start) / width;
         let visible = if e.causal { keys.end.min(rows.start + width) } else { keys.end };
@@ -370,17 +370,17 @@ impl<'a> Backward<'a> {
             next_key: e.seq as u64,
         };
         let lanes = index * width..(index + 1) * width;
-        let rows = Rows {
+        let rows = QueryRows {
             log_sum_exp2: &walk.log_sum_exp2[lanes.clone()],
             delta: &walk.delta[lanes],
             scale: e.scale(),
         };
-        let column = kind.packed(index * width);
+        let column = packing.packed(index * width);
         let at = column / width * BLOCK * width + column % width;
         let [p, ds] = [&mut walk.p[at..], &mut walk.ds[at..]].map(|x| x.as_mut_ptr());
-        let places = match kind {
-            Kind::Single => Places { scores: p, dp: ds, p, ds, ds_steps: std::ptr::null_mut() },
-            Kind::Pairs => {
+        let places = match packing {
+            Packing::Single => Places { scores: p, dp: ds, p, ds, ds_steps: std::ptr::null_mut() },
+            Packing::Pairs => {
                 let [scores, dp, ds_steps] = walk.panels.each_mut().map(|x| x.as_mut_ptr());
                 Places { scores, dp, p, ds, ds_steps }
             }
@@ -391,9 +391,9 @@ impl<'a> Backward<'a> {
             for (which, to) in [(0, places.scores), (1, places.dp)] {
                 let right = walk.turned[which];
                 let right = right.at(index * right.panel);
-                scores(isa, kind, &panel, e.size, walk.along[which].at(row), right, to.cast_mut());
+                scores(isa, packing, &panel, e.size, walk.along[which].at(row), right, to.cast_mut());
             }
-            probabilities(isa, kind, self.keep.as_ref(), panel, rows, places);
+            probabilities(isa, packing, self.keep.as_ref(), panel, rows, places);
         }
         Sheet { from: if places.ds_steps.is_null() { places.ds } else { places.ds_steps }, panel: 0 }
     }
@@ -408,22 +408,22 @@ impl<'a> Backward<'a> {
         ds: Sheet,
         ends: [bool; 2],
     ) {
-        let (isa, kind) = (self.isa, self.kind);
-        let right = walk.across.at(kind.packed(keys.start - walk.keys.start * BLOCK) * width(isa));
+        let (isa, packing) = (self.isa, self.packing);
+        let right = walk.across.at(packing.packed(keys.start - walk.keys.start * BLOCK) * width(isa));
         for strip in strips(rows.len(), microkernel::panels(isa).rows) {
             let seen = if diagonal { rows.start + strip.end } else { keys.end } - keys.start;
             let (target, columns) = self.target(walk, Q, rows.start + strip.start, ends);
-            let size = [strip.len(), columns, kind.packed(seen)];
+            let size = [strip.len(), columns, packing.packed(seen)];
             // SAFETY: the sheets hold these keys and queries; the target is this task's alone.
-            unsafe { product(isa, kind, size, Left::Columns(ds.at(strip.start)), right, &target) };
+            unsafe { product(isa, packing, size, Left::Columns(ds.at(strip.start)), right, &target) };
         }
     }
 
     /// dv += pᵀ·dout, dk += dsᵀ·q.
     fn add_keys(&self, walk: &Walk, keys: &Range<usize>, queries: usize, diagonal: bool, ends: [bool; 2]) {
-        let (isa, kind) = (self.isa, self.kind);
+        let (isa, packing) = (self.isa, self.packing);
         let width = width(isa);
-        let depth = kind.packed(queries);
+        let depth = packing.packed(queries);
         for (which, left, right) in [(V, 0, walk.queries[1]), (K, 1, walk.queries[0])] {
             let left = Sheet { from: [&walk.p, &walk.ds][left].as_ptr(), panel: BLOCK * width };
             let multiply = |top: usize, rows: usize, start: usize| {
@@ -433,7 +433,7 @@ impl<'a> Backward<'a> {
                 // SAFETY: the sheets hold these keys and queries; the target is this task's alone.
                 unsafe {
                     let left = Left::Rows(left, start % width);
-                    product(isa, kind, size, left, right.at(start * width), &target);
+                    product(isa, packing, size, left, right.at(start * width), &target);
                 }
             };
             if !diagonal {
@@ -444,7 +444,7 @@ impl<'a> Backward<'a> {
             for group in (0..keys.len()).step_by(width) {
                 for strip in strips(width.min(keys.len() - group), microkernel::panels(isa).rows) {
                     let top = group + strip.start;
-                    multiply(top, strip.len(), if kind == Kind::Pairs { top / 2 } else { top });
+                    multiply(top, strip.len(), if packing == Packing::Pairs { top / 2 } else { top });
                 }
             }
         }
@@ -455,8 +455,8 @@ impl<'a> Backward<'a> {
     fn target(&self, walk: &Walk, which: usize, row: usize, [first, last]: [bool; 2]) -> (Target, usize) {
         let stride = self.stride();
         let at = walk.sums.at[which].wrapping_add((row - walk.sums.first[which]) * stride);
-        let sums = Place::of(at, stride);
-        let add = if first { Place::none() } else { sums };
+        let sums = MatrixPointer::of(at, stride);
+        let add = if first { MatrixPointer::none() } else { sums };
         if last {
             let to = self.dqkv.part(&self.e, walk.pair, which, row);
             (Target { add, ..Target::new(to) }, self.e.size)
@@ -466,7 +466,7 @@ impl<'a> Backward<'a> {
     }
 }
 
-/// What the blocks of a walk are computed with.
+/// The buffers and state with which a task computes its blocks.
 struct Walk<'a> {
     pair: usize,
     /// Whose first block this thread is likely to take next.
@@ -486,9 +486,9 @@ struct Walk<'a> {
     /// Probabilities, and derivatives of the scores, of a block, as left operands along the queries.
     p: &'a mut [f32],
     ds: &'a mut [f32],
-    /// Of a panel of pairs: scores, dout·vᵀ, ds as left operand, steps of keys.
+    /// For one panel of (key, query) pairs: scores, dout·vᵀ, and ds as a left operand whose steps are keys.
     panels: [&'a mut [f32]; 3],
-    /// By query.
+    /// One number for each query.
     log_sum_exp2: &'a mut [f32],
     delta: &'a mut [f32],
 }

@@ -7,7 +7,7 @@ use crate::float::Float;
 vectorized!(pub(crate) fn dots<T: Float>(
     rows: [&[T]; 2], stride: usize, size: usize, scale: f32, to: &mut [f32],
 ) = dots_body);
-/// Of two matrices of rows of `size` numbers, `stride` apart: the product of each pair of rows, times `scale`.
+/// The dot product of each pair of rows of two matrices, times `scale`. Rows have `size` numbers and lie `stride` apart.
 #[inline(always)]
 fn dots_body<L: Lanes, T: Float>([a, b]: [&[T]; 2], stride: usize, size: usize, scale: f32, to: &mut [f32]) {
     for (group, to) in to.chunks_mut(16).enumerate() {

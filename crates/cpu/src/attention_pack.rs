@@ -1,4 +1,4 @@
-//! Rows of heads, packed into [sheets](crate::attention_tiles::Sheet), and asked for before they are needed.
+//! Packs the rows of heads into [sheets](crate::attention_tiles::Sheet), and prefetches them before they are needed.
 //!
 //! The rows of a head lie as far apart as the model is wide: each is on another page, and few sets of a cache
 //! serve them all. So they are packed once, ahead of use, and fetched while what was packed before is
@@ -8,11 +8,11 @@ use phalanx_simd::{Isa, Lanes, Number, vectorized};
 use phalanx_trace::DType;
 
 use crate::attention_tiles::{Sheet, width};
-use crate::epilogue::Place;
+use crate::epilogue::MatrixPointer;
 use crate::float::{Float, by_float};
 use crate::matrix::Matrix;
-use crate::microkernel::Kind;
-use crate::packing::{Form, Piece, pack};
+use crate::microkernel::Packing;
+use crate::packing::{MatrixBlock, PanelLayout, pack};
 
 /// Columns that are copied at a time.
 const COLUMNS: usize = 32;
@@ -35,12 +35,13 @@ struct Copying {
 }
 
 impl Copying {
-    /// Of a piece of a matrix, whose steps are rows; none if it is not so regular.
+    /// Copies a block of a matrix whose steps are rows; None if its lanes do not lie side by side in whole groups of
+    /// [`COLUMNS`].
     ///
     /// # Safety
-    /// Valid to read, and the panels at `to` to write, until it is done.
-    unsafe fn new(isa: Isa, x: Piece, to: *mut f32, panel: usize) -> Option<Copying> {
-        let Piece { from, step_stride: stride, depth: rows, lanes: columns, .. } = x;
+    /// The block is valid to read, and the panels at `to` are valid to write, until the copy is done.
+    unsafe fn new(isa: Isa, x: MatrixBlock, to: *mut f32, panel: usize) -> Option<Copying> {
+        let MatrixBlock { from, step_stride: stride, depth: rows, lanes: columns, .. } = x;
         let regular = x.lane_stride == 1 && columns % COLUMNS == 0;
         regular.then_some(Copying { from, stride, rows, columns, to, panel, width: width(isa) })
     }
@@ -53,48 +54,55 @@ impl Copying {
 }
 
 impl Sheet {
-    /// Packs `x` `[steps, lanes]` as a right operand, from the packed step `first` on: `kind.packed(steps)` rows.
+    /// Packs `x` `[steps, lanes]` as a right operand, from the packed step `first` on: `packing.packed(steps)` rows.
     ///
     /// # Safety
     /// The sheet holds them, and nobody else uses those rows.
-    pub(crate) unsafe fn pack_across(self, isa: Isa, kind: Kind, x: Matrix, first: usize) {
+    pub(crate) unsafe fn pack_across(self, isa: Isa, packing: Packing, x: Matrix, first: usize) {
         let [steps, lanes] = x.shape();
         let width = width(isa);
         let to = self.at(first * width).from.cast_mut();
-        let piece = x.piece(0..steps, 0..lanes);
+        let piece = x.block(0..steps, 0..lanes);
         // SAFETY: the caller's promise; `Matrix::piece` checks what is read.
         unsafe {
-            match (kind, Copying::new(isa, piece, to, self.panel)) {
-                (Kind::Single, Some(copying)) => by_float!(piece.dtype, T => copy_rows::<T>(isa, copying)),
-                (Kind::Pairs, Some(copying)) => pair_rows(isa, copying),
+            match (packing, Copying::new(isa, piece, to, self.panel)) {
+                (Packing::Single, Some(copying)) => by_float!(piece.dtype, T => copy_rows::<T>(isa, copying)),
+                (Packing::Pairs, Some(copying)) => pair_rows(isa, copying),
                 (_, None) => {
-                    let form = Form { kind, lanes: width, width, stride: self.panel };
-                    pack(isa, piece, form, to);
+                    let layout = PanelLayout { packing, lanes: width, width, stride: self.panel };
+                    pack(isa, piece, layout, to);
                 }
             }
         }
     }
 
-    /// Packs `x` `[lanes, steps]` as a right operand: `kind.packed(steps)` rows.
+    /// Packs `x` `[lanes, steps]` as a right operand: `packing.packed(steps)` rows.
     ///
     /// # Safety
-    /// As of [`Sheet::pack_across`].
-    pub(crate) unsafe fn pack_turned(self, isa: Isa, kind: Kind, x: Matrix) {
+    /// As for [`Sheet::pack_across`].
+    pub(crate) unsafe fn pack_turned(self, isa: Isa, packing: Packing, x: Matrix) {
         let [lanes, steps] = x.shape();
         let to = self.from.cast_mut();
-        let mut piece = x.piece(0..lanes, 0..steps);
-        if kind == Kind::Pairs && steps.is_multiple_of(2 * COLUMNS) && piece.step_stride.is_multiple_of(2) {
+        let mut piece = x.block(0..lanes, 0..steps);
+        if packing == Packing::Pairs
+            && steps.is_multiple_of(2 * COLUMNS)
+            && piece.step_stride.is_multiple_of(2)
+        {
             // Pairs lie in memory as they are packed.
-            piece =
-                Piece { dtype: DType::F32, step_stride: piece.step_stride / 2, lanes: steps / 2, ..piece };
-        } else if kind == Kind::Pairs {
+            piece = MatrixBlock {
+                dtype: DType::F32,
+                step_stride: piece.step_stride / 2,
+                lanes: steps / 2,
+                ..piece
+            };
+        } else if packing == Packing::Pairs {
             piece.lane_stride = 0;
         }
         // SAFETY: the caller's promise; `Matrix::piece` checks what is read.
         unsafe {
             match Copying::new(isa, piece, to, self.panel) {
                 Some(copying) => by_float!(piece.dtype, T => turn_rows::<T>(isa, copying)),
-                None => self.pack_across(isa, kind, x.t(), 0),
+                None => self.pack_across(isa, packing, x.t(), 0),
             }
         }
     }
@@ -103,15 +111,15 @@ impl Sheet {
     /// is what [`Sheet::pack_across`] makes of steps that are the rows.
     ///
     /// # Safety
-    /// As of [`Sheet::pack_across`].
-    pub(crate) unsafe fn pack_along(self, isa: Isa, kind: Kind, x: Matrix, first: usize) {
-        if kind == Kind::Single {
+    /// As for [`Sheet::pack_across`].
+    pub(crate) unsafe fn pack_along(self, isa: Isa, packing: Packing, x: Matrix, first: usize) {
+        if packing == Packing::Single {
             // SAFETY: the caller's promise.
-            return unsafe { self.pack_across(isa, kind, x, first) };
+            return unsafe { self.pack_across(isa, packing, x, first) };
         }
         let [rows, steps] = x.shape();
         let width = width(isa);
-        let piece = x.piece(0..rows, 0..steps);
+        let piece = x.block(0..rows, 0..steps);
         assert_eq!(piece.lane_stride, 1);
         let from = piece.from.cast::<u16>();
         let to = self.at(first * width).from.cast_mut();
@@ -220,10 +228,10 @@ fn turn_rows_body<L: Lanes, T: Float>(copying: Copying) {
     }
 }
 
-/// Asks for rows that are to be packed soon.
+/// Prefetches rows that will be packed soon.
 pub(crate) fn fetch(x: Matrix) {
     let [rows, columns] = x.shape();
-    let piece = x.piece(0..rows, 0..columns);
+    let piece = x.block(0..rows, 0..columns);
     let bytes = piece.dtype.bytes();
     for row in 0..rows {
         let from = piece.from.wrapping_add(row * piece.step_stride * bytes);
@@ -233,8 +241,8 @@ pub(crate) fn fetch(x: Matrix) {
     }
 }
 
-/// Asks for rows of `columns` that are to be written soon.
-pub(crate) fn fetch_to_write(isa: Isa, to: Place, rows: usize, columns: usize) {
+/// Prefetches rows of `columns` numbers that will be written soon.
+pub(crate) fn fetch_to_write(isa: Isa, to: MatrixPointer, rows: usize, columns: usize) {
     // Every processor with AVX2 has the instruction.
     if isa < Isa::Avx2 {
         return;

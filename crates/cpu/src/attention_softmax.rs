@@ -1,5 +1,5 @@
-//! What attention does to its scores: probabilities, their dropout, their derivatives, rounded to bf16 in pairs
-//! where the products want pairs.
+//! The softmax of attention: scores become probabilities (with dropout), and in backward derivatives. They are rounded to
+//! pairs of bf16 where the matrix products multiply pairs.
 //!
 //! Scores lie `[key][query]`, a panel of queries at a time, so every statistic of a query is a lane of a vector.
 //! Everything is in powers of two: `p = 2^(score * log2(e)/sqrt(size) - largest)` is one multiply-add and one
@@ -9,8 +9,8 @@
 use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes, Portable, lanes};
 
-use crate::microkernel::Kind;
-use crate::random::Keep;
+use crate::microkernel::Packing;
+use crate::random::DropoutMask;
 
 /// One panel of scores: keys by queries.
 #[derive(Clone, Copy)]
@@ -40,8 +40,8 @@ impl Panel {
     }
 }
 
-/// What a panel of queries has seen so far, in forward.
-pub(crate) struct Seen<'a> {
+/// The online softmax of a panel of queries over the keys so far.
+pub(crate) struct RunningSoftmax<'a> {
     /// Largest score of each query, times the factor.
     pub(crate) largest: &'a mut [f32],
     /// Sum of probabilities of each query.
@@ -50,10 +50,10 @@ pub(crate) struct Seen<'a> {
     pub(crate) fade: &'a mut [f32],
 }
 
-/// Whether something is dropped.
+/// Dropout factors: those of a mask, or 1 without dropout.
 trait Draw: Copy {
     const SOME: bool;
-    /// As [`Keep::factors`].
+    /// The factors of 16 neighbouring elements, as [`DropoutMask::factors`] gives them.
     unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V;
 }
 
@@ -69,12 +69,12 @@ impl Draw for Nothing {
     }
 }
 
-impl Draw for Keep {
+impl Draw for DropoutMask {
     const SOME: bool = true;
     #[inline(always)]
     unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V {
         // SAFETY: the caller's promise.
-        unsafe { Keep::factors::<L>(self, first) }
+        unsafe { DropoutMask::factors::<L>(self, first) }
     }
 }
 
@@ -175,12 +175,12 @@ const fn interleaved(first: u16) -> [u16; 32] {
     all
 }
 
-/// `pub fn name(isa, kind, keep, args)` that runs `body::<L, P, D, VECTORS>(draw, args)`, compiled for the
-/// instruction set, the kind of packed numbers and with or without dropout.
+/// `pub fn name(isa, packing, keep, args)` that runs `body::<L, P, D, VECTORS>(draw, args)`, compiled for the
+/// instruction set, the packing of numbers and with or without dropout.
 macro_rules! packed {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*
-        $vis unsafe fn $name(isa: Isa, kind: Kind, keep: Option<&Keep>, $($arg: $ty),*) {
+        $vis unsafe fn $name(isa: Isa, packing: Packing, keep: Option<&DropoutMask>, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
             unsafe fn pairs<D: Draw>(draw: D, $($arg: $ty),*) {
@@ -199,26 +199,26 @@ macro_rules! packed {
                 // SAFETY: the caller's promise.
                 unsafe { $body::<Avx2, Single, D, 1>(draw, $($arg),*) }
             }
-            unsafe fn by_isa<D: Draw>(isa: Isa, kind: Kind, draw: D, $($arg: $ty),*) {
+            unsafe fn by_isa<D: Draw>(isa: Isa, packing: Packing, draw: D, $($arg: $ty),*) {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    match (isa, kind) {
+                    match (isa, packing) {
                         #[cfg(target_arch = "x86_64")]
-                        (Isa::Avx512Bf16, Kind::Pairs) => pairs(draw, $($arg),*),
+                        (Isa::Avx512Bf16, Packing::Pairs) => pairs(draw, $($arg),*),
                         #[cfg(target_arch = "x86_64")]
-                        (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512(draw, $($arg),*),
+                        (Isa::Avx512 | Isa::Avx512Bf16, Packing::Single) => avx512(draw, $($arg),*),
                         #[cfg(target_arch = "x86_64")]
-                        (Isa::Avx2, Kind::Single) => avx2(draw, $($arg),*),
-                        (_, Kind::Single) => $body::<Portable, Single, D, 1>(draw, $($arg),*),
-                        (_, Kind::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
+                        (Isa::Avx2, Packing::Single) => avx2(draw, $($arg),*),
+                        (_, Packing::Single) => $body::<Portable, Single, D, 1>(draw, $($arg),*),
+                        (_, Packing::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
                     }
                 }
             }
             // SAFETY: the caller's promise.
             unsafe {
                 match keep {
-                    Some(keep) => by_isa(isa, kind, *keep, $($arg),*),
-                    None => by_isa(isa, kind, Nothing, $($arg),*),
+                    Some(keep) => by_isa(isa, packing, *keep, $($arg),*),
+                    None => by_isa(isa, packing, Nothing, $($arg),*),
                 }
             }
         }
@@ -230,14 +230,14 @@ packed!(
     ///
     /// # Safety
     /// The processor has the instruction set; `scores` holds the panel, rows padded to an even number.
-    pub(crate) fn online_softmax(panel: Panel, scores: &mut [f32], seen: Seen) = online_softmax_body
+    pub(crate) fn online_softmax(panel: Panel, scores: &mut [f32], seen: RunningSoftmax) = online_softmax_body
 );
 #[inline(always)]
 unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VECTORS: usize>(
     draw: D,
     panel: Panel,
     scores: &mut [f32],
-    mut seen: Seen,
+    mut seen: RunningSoftmax,
 ) {
     let Panel { keys, factor, .. } = panel;
     let clear = panel.clear();
@@ -247,7 +247,7 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
     // SAFETY: compiled for L; the panel lies in the scores (asserted).
     unsafe {
         let factor = L::splat(factor);
-        let (least, mut total) = grown::<L, VECTORS>(panel, scores, &mut seen);
+        let (negated_max, mut total) = grown::<L, VECTORS>(panel, scores, &mut seen);
         macro_rules! pair_of_rows {
             ($key:expr, $masked:expr) => {
                 let mut rows = [[L::splat(0.0); VECTORS]; 2];
@@ -262,7 +262,7 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
                             continue;
                         }
                         let score = L::load(scores.add(at(key, v)));
-                        let mut p = lanes::exp2::<L>(L::mul_add(score, factor, least[v]));
+                        let mut p = lanes::exp2::<L>(L::mul_add(score, factor, negated_max[v]));
                         if $masked {
                             p = L::keep_first(L::splat(0.0), p, hidden);
                         }
@@ -299,7 +299,7 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
 unsafe fn grown<L: Lanes, const VECTORS: usize>(
     panel: Panel,
     scores: *const f32,
-    seen: &mut Seen,
+    seen: &mut RunningSoftmax,
 ) -> ([L::V; VECTORS], [L::V; VECTORS]) {
     let (keys, clear) = (panel.keys, panel.clear());
     let at = |key: usize, v: usize| (key * VECTORS + v) * 16;
@@ -307,7 +307,7 @@ unsafe fn grown<L: Lanes, const VECTORS: usize>(
     unsafe {
         let none = L::splat(f32::NEG_INFINITY);
         let factor = L::splat(panel.factor);
-        let mut least = [none; VECTORS];
+        let mut negated_max = [none; VECTORS];
         let mut total = [L::splat(0.0); VECTORS];
         for v in 0..VECTORS {
             let mut chains = [none; 4];
@@ -321,22 +321,22 @@ unsafe fn grown<L: Lanes, const VECTORS: usize>(
                 chains[key % 4] = L::max(score, chains[key % 4]);
             }
             let [a, b, c, d] = chains;
-            let most = L::max(L::max(a, b), L::max(c, d));
+            let score_max = L::max(L::max(a, b), L::max(c, d));
             let before = lanes::load::<L>(seen.largest, 16 * v, 16);
-            let largest = L::max(L::mul(most, factor), before);
+            let largest = L::max(L::mul(score_max, factor), before);
             let fade = lanes::exp2::<L>(L::sub(before, largest));
-            least[v] = L::sub(L::splat(0.0), largest);
+            negated_max[v] = L::sub(L::splat(0.0), largest);
             total[v] = L::mul(lanes::load::<L>(seen.total, 16 * v, 16), fade);
             lanes::store::<L>(seen.largest, 16 * v, largest, 16);
             lanes::store::<L>(seen.fade, 16 * v, fade, 16);
         }
-        (least, total)
+        (negated_max, total)
     }
 }
 
 /// What is known of the queries of a panel in backward.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct QueryRows<'a> {
     /// Logarithm to base 2 of the sum of 2 to the scores; infinite for queries that do not exist.
     pub(crate) log_sum_exp2: &'a [f32],
     /// Sum of dout * out, times the scale of the scores.
@@ -364,13 +364,13 @@ packed!(
     ///
     /// # Safety
     /// The processor has the instruction set; the places hold the panel, rows padded to an even number.
-    pub(crate) fn probabilities(panel: Panel, rows: Rows, places: Places) = probabilities_body
+    pub(crate) fn probabilities(panel: Panel, rows: QueryRows, places: Places) = probabilities_body
 );
 #[inline(always)]
 unsafe fn probabilities_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VECTORS: usize>(
     draw: D,
     panel: Panel,
-    rows: Rows,
+    rows: QueryRows,
     places: Places,
 ) {
     let Panel { keys, factor, .. } = panel;

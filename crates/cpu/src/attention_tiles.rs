@@ -13,23 +13,23 @@ use std::ops::Range;
 use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes, Portable};
 
-use crate::epilogue::{Place, Target, finish, finish_plain};
+use crate::epilogue::{MatrixPointer, Target, finish, finish_plain};
 #[cfg(target_arch = "x86_64")]
 use crate::microkernel::Pairs;
-use crate::microkernel::{self, Kind, Multiply, Single};
+use crate::microkernel::{self, Multiply, Packing, Single};
 
 /// Columns of a panel: queries that are treated together.
 pub(crate) fn width(isa: Isa) -> usize {
     microkernel::panels(isa).columns
 }
 
-/// Cuts `len` rows into as few strips of at most `most` as there can be, of lengths that differ by one at most.
-pub(crate) fn strips(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = len.div_ceil(most).max(1);
-    let (least, longer) = (len / count, len % count);
+/// Cuts `len` rows into as few strips as possible of at most `len_max` rows, whose lengths differ by one at most.
+pub(crate) fn strips(len: usize, len_max: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = len.div_ceil(len_max).max(1);
+    let (shorter, longer) = (len / count, len % count);
     (0..len.min(count)).map(move |i| {
-        let start = i * least + i.min(longer);
-        start..start + least + usize::from(i < longer)
+        let start = i * shorter + i.min(longer);
+        start..start + shorter + usize::from(i < longer)
     })
 }
 
@@ -73,18 +73,25 @@ pub(crate) enum Left {
 /// # Safety
 /// The sheets hold the operands and the processor has the instruction set; the target is valid for the block,
 /// and nobody else touches it.
-pub(crate) unsafe fn product(isa: Isa, kind: Kind, size: [usize; 3], a: Left, b: Sheet, target: &Target) {
+pub(crate) unsafe fn product(
+    isa: Isa,
+    packing: Packing,
+    size: [usize; 3],
+    a: Left,
+    b: Sheet,
+    target: &Target,
+) {
     // SAFETY: the caller's promise.
     unsafe {
-        match (isa, kind) {
+        match (isa, packing) {
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Bf16, Kind::Pairs) => pairs(size, a, b, target),
+            (Isa::Avx512Bf16, Packing::Pairs) => pairs(size, a, b, target),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512(size, a, b, target),
+            (Isa::Avx512 | Isa::Avx512Bf16, Packing::Single) => avx512(size, a, b, target),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, Kind::Single) => avx2(size, a, b, target),
-            (_, Kind::Single) => block::<Portable, Single, 2, 1, 16>(size, a, b, target),
-            (_, Kind::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
+            (Isa::Avx2, Packing::Single) => avx2(size, a, b, target),
+            (_, Packing::Single) => block::<Portable, Single, 2, 1, 16>(size, a, b, target),
+            (_, Packing::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
         }
     }
 }
@@ -113,10 +120,10 @@ unsafe fn avx2(size: [usize; 3], a: Left, b: Sheet, target: &Target) {
 /// As [`product`], plain, of the upper half of the columns of one panel of 32; `b` and the target are whole.
 ///
 /// # Safety
-/// As of [`product`].
+/// As for [`product`].
 pub(crate) unsafe fn upper_half(
     isa: Isa,
-    kind: Kind,
+    packing: Packing,
     [rows, depth]: [usize; 2],
     a: Sheet,
     b: Sheet,
@@ -137,11 +144,11 @@ pub(crate) unsafe fn upper_half(
     let (b, to) = (b.from.wrapping_add(16), to.at(0, 16));
     // SAFETY: the caller's promise.
     unsafe {
-        match (isa, kind) {
+        match (isa, packing) {
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Bf16, Kind::Pairs) => pairs([rows, depth], a, b, &to),
+            (Isa::Avx512Bf16, Packing::Pairs) => pairs([rows, depth], a, b, &to),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512([rows, depth], a, b, &to),
+            (Isa::Avx512 | Isa::Avx512Bf16, Packing::Single) => avx512([rows, depth], a, b, &to),
             _ => unreachable!("panels of 32 columns are of AVX-512"),
         }
     }
@@ -200,7 +207,7 @@ unsafe fn block<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usiz
 unsafe fn strip_tile<
     L: Lanes,
     M: Multiply<L>,
-    const MOST: usize,
+    const ROWS_MAX: usize,
     const VECTORS: usize,
     const WIDTH: usize,
     const ALONG: bool,
@@ -219,7 +226,7 @@ unsafe fn strip_tile<
         ($($n:literal)*) => {
             match rows {
                 // SAFETY: the caller's promise.
-                $($n if $n <= MOST => unsafe {
+                $($n if $n <= ROWS_MAX => unsafe {
                     tile::<L, M, $n, VECTORS, WIDTH, ALONG>(depth, a, start, b, target, to)
                 },)*
                 _ => unreachable!("no instruction set has more rows in a tile"),
@@ -296,6 +303,6 @@ unsafe fn tile<
 
 /// A target in memory of this thread, rows `stride` apart, that is added to or overwritten.
 pub(crate) fn sums(to: *mut f32, stride: usize, add: bool) -> Target {
-    let to = Place::of(to, stride);
-    Target { add: if add { to } else { Place::none() }, ..Target::new(to) }
+    let to = MatrixPointer::of(to, stride);
+    Target { add: if add { to } else { MatrixPointer::none() }, ..Target::new(to) }
 }

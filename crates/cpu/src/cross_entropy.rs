@@ -1,5 +1,5 @@
-//! Cross entropy of the logits of a linear layer, of which each part of the vocabulary may be on another device
-//! (Megatron-LM's vocabulary-parallel cross entropy), and which are never stored.
+//! Cross entropy of the logits of a linear layer. The logits are never stored, and each part of the vocabulary may be on
+//! another device (Megatron-LM's vocabulary-parallel cross entropy).
 //!
 //! First the statistics: logits = x · w, in f32; while 128 columns of some rows are in the cache, their largest
 //! and the sum of their exponentials become the statistics of a *block*, and (in training) the exponentials,
@@ -27,14 +27,14 @@ use crate::{Cpu, row_grain};
 /// Columns of a block of statistics.
 const BLOCK: usize = TOGETHER;
 
-/// Of the logits of one row: of a block of columns, or of a part of the vocabulary.
+/// Statistics of the logits of one row, over a block of columns or over a part of the vocabulary.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(crate) struct Statistics {
+pub(crate) struct RowStatistics {
     largest: f32,
-    /// Of exponentials relative to the largest.
+    /// Sum of the exponentials relative to the largest logit.
     sum: f32,
-    /// Of the logits, for label smoothing.
+    /// Sum of the logits, for label smoothing.
     logits: f32,
     /// Logit of the target, if it is here; else 0.
     target: f32,
@@ -50,8 +50,8 @@ struct Joined {
 
 impl Joined {
     /// The pieces in their order; a sum that is not a number stays so.
-    fn new<'a>(pieces: impl Iterator<Item = &'a Statistics> + Clone) -> Joined {
-        let larger = |a: f32, s: &Statistics| if s.largest > a { s.largest } else { a };
+    fn new<'a>(pieces: impl Iterator<Item = &'a RowStatistics> + Clone) -> Joined {
+        let larger = |a: f32, s: &RowStatistics| if s.largest > a { s.largest } else { a };
         let largest = pieces.clone().fold(f32::NEG_INFINITY, larger);
         let mut joined = Joined { largest, sum: 0.0, logits: 0.0, target: 0.0 };
         for piece in pieces {
@@ -62,9 +62,9 @@ impl Joined {
         joined
     }
 
-    fn rounded(&self) -> Statistics {
+    fn rounded(&self) -> RowStatistics {
         let Joined { largest, sum, logits, target } = *self;
-        Statistics { largest, sum: sum as f32, logits: logits as f32, target: target as f32 }
+        RowStatistics { largest, sum: sum as f32, logits: logits as f32, target: target as f32 }
     }
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn statistics(cpu: &Cpu, call: VocabularyStatistics) {
     let targets = Targets { ids: call.targets.as_slice(), first: call.first };
     let [_, columns] = w.in_out();
     let count = columns.div_ceil(BLOCK);
-    let blocks: &mut [Statistics] = bytemuck::cast_slice_mut(blocks.into_slice::<f32>());
+    let blocks: &mut [RowStatistics] = bytemuck::cast_slice_mut(blocks.into_slice::<f32>());
     by_float!(x.dtype(), T => {
         let logits = Logits {
             columns,
@@ -105,7 +105,7 @@ pub(crate) fn statistics(cpu: &Cpu, call: VocabularyStatistics) {
         product_into(cpu, Matrix::of(&x), matmul::weight(&w), &consume);
     });
     let blocks = &*blocks;
-    let statistics: &mut [Statistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());
+    let statistics: &mut [RowStatistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());
     cpu.over_mut(statistics, row_grain(4 * count), |rows, statistics| {
         for (row, to) in rows.zip(statistics) {
             *to = Joined::new(blocks[row * count..(row + 1) * count].iter()).rounded();
@@ -123,8 +123,8 @@ pub(crate) fn statistics_of_stored(
 ) {
     let [_, columns] = logits.dims();
     let count = columns.div_ceil(BLOCK);
-    let blocks = Shards::new(bytemuck::cast_slice_mut::<f32, Statistics>(blocks.into_slice()));
-    let statistics: &mut [Statistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());
+    let blocks = Shards::new(bytemuck::cast_slice_mut::<f32, RowStatistics>(blocks.into_slice()));
+    let statistics: &mut [RowStatistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());
     by_float!(logits.dtype(), T => {
         let logits = Shards::new(logits.into_slice::<T>());
         cpu.over_mut(statistics, row_grain(columns), |rows, statistics| {
@@ -150,7 +150,7 @@ pub(crate) fn statistics_of_stored(
     });
 }
 
-/// What becomes of the logits.
+/// Where blocks of logits go: their statistics, and their exponentials.
 struct Logits<'a, T> {
     columns: usize,
     targets: Targets<'a>,
@@ -159,7 +159,7 @@ struct Logits<'a, T> {
     /// `[rows, columns]`
     exponentials: Option<Shards<'a, T>>,
     /// `[rows, blocks]`
-    blocks: Shards<'a, Statistics>,
+    blocks: Shards<'a, RowStatistics>,
 }
 
 impl<T: Float> Logits<'_, T> {
@@ -193,25 +193,31 @@ impl<T: Float> Logits<'_, T> {
     }
 }
 
-/// What the losses of some rows come from.
+/// The inputs of the losses of some rows.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct LossRows<'a> {
     /// `[parts, rows, 4]`
     pub(crate) statistics: &'a [f32],
     pub(crate) targets: Targets<'a>,
-    /// Of all parts.
+    /// Classes of the whole vocabulary.
     pub(crate) classes: usize,
     pub(crate) numbers: CrossEntropy,
 }
 
 /// `before` and the losses of the rows, summed one after the other; the exponentials `[rows, columns]`, where given,
 /// become derivatives.
-pub(crate) fn loss(cpu: &Cpu, rows: Rows, blocks: View, exponentials: Option<ViewMut>, before: f64) -> f64 {
-    let Rows { targets, classes, .. } = rows;
+pub(crate) fn loss(
+    cpu: &Cpu,
+    rows: LossRows,
+    blocks: View,
+    exponentials: Option<ViewMut>,
+    before: f64,
+) -> f64 {
+    let LossRows { targets, classes, .. } = rows;
     if let Some(target) = targets.ids.iter().find(|&&t| t != IGNORED && t as usize >= classes) {
         panic!("target {target} in a vocabulary of {classes}");
     }
-    let blocks: &[Statistics] = bytemuck::cast_slice(blocks.as_slice::<f32>());
+    let blocks: &[RowStatistics] = bytemuck::cast_slice(blocks.as_slice::<f32>());
     cpu.scratch.with(|buffer| {
         let losses = buffer.slice::<f64>(targets.ids.len());
         match exponentials {
@@ -235,9 +241,9 @@ pub(crate) fn loss(cpu: &Cpu, rows: Rows, blocks: View, exponentials: Option<Vie
 /// Exponentials to derivatives, and the loss of each row.
 fn differentiate<T: Float>(
     cpu: &Cpu,
-    rows: Rows,
+    rows: LossRows,
     columns: usize,
-    blocks: &[Statistics],
+    blocks: &[RowStatistics],
     exponentials: &mut [T],
     losses: &mut [f64],
 ) {
@@ -264,8 +270,8 @@ fn differentiate<T: Float>(
     });
 }
 
-/// One row, over all parts.
-struct Row {
+/// The statistics of one row over all parts of the vocabulary.
+struct LossRow {
     loss: f64,
     /// Largest logit.
     largest: f32,
@@ -276,18 +282,18 @@ struct Row {
     at_target: f32,
 }
 
-impl Rows<'_> {
+impl LossRows<'_> {
     fn parts(&self) -> usize {
         self.statistics.len() / (4 * self.targets.ids.len()).max(1)
     }
 
-    /// Nothing for a row that is ignored.
-    fn row(&self, row: usize) -> Option<Row> {
+    /// None for a row whose target is ignored.
+    fn row(&self, row: usize) -> Option<LossRow> {
         let rows = self.targets.ids.len();
         if self.targets.ids[row] == IGNORED {
             return None;
         }
-        let statistics: &[Statistics] = bytemuck::cast_slice(self.statistics);
+        let statistics: &[RowStatistics] = bytemuck::cast_slice(self.statistics);
         let Joined { largest, sum, logits, target } = Joined::new(statistics[row..].iter().step_by(rows));
         let CrossEntropy { gradient_scale, label_smoothing, z_loss, .. } = self.numbers;
         let (smoothing, z_loss) = (f64::from(label_smoothing), f64::from(z_loss));
@@ -297,7 +303,7 @@ impl Rows<'_> {
             + smoothing * (log_sum_exp - mean)
             + z_loss * log_sum_exp * log_sum_exp;
         let scale = f64::from(gradient_scale);
-        Some(Row {
+        Some(LossRow {
             loss,
             largest,
             weight: scale * (1.0 + 2.0 * z_loss * log_sum_exp) / sum,
@@ -309,14 +315,14 @@ impl Rows<'_> {
 
 vectorized!(fn block<T: Float>(
     logits: &[f32], exponentials: Option<&mut [T]>, target: Option<usize>,
-) -> Statistics = block_body);
+) -> RowStatistics = block_body);
 /// Statistics of one row of a block, and its exponentials.
 #[inline(always)]
 fn block_body<L: Lanes, T: Float>(
     logits: &[f32],
     exponentials: Option<&mut [T]>,
     target: Option<usize>,
-) -> Statistics {
+) -> RowStatistics {
     let to = exponentials.map_or(std::ptr::null_mut(), |e| {
         assert_eq!(e.len(), logits.len());
         e.as_mut_ptr()
@@ -336,7 +342,7 @@ fn block_body<L: Lanes, T: Float>(
             }
             e
         });
-        Statistics { largest, sum, logits: total, target: target.map_or(0.0, |t| logits[t]) }
+        RowStatistics { largest, sum, logits: total, target: target.map_or(0.0, |t| logits[t]) }
     }
 }
 

@@ -7,12 +7,12 @@ use phalanx_tensor::buffer::{View, ViewMut};
 
 use crate::elementwise::{by_lanes, load, store};
 use crate::float::{Float, by_float};
-use crate::random::Keep;
+use crate::random::DropoutMask;
 use crate::{Cpu, GRAIN};
 
-/// `to = from * factor (+ residual)`, factors as of [`Keep`] (overwrites).
+/// `to = from * factor (+ residual)`, factors as of [`DropoutMask`] (overwrites).
 pub(crate) fn dropout(cpu: &Cpu, from: View, dropout: Dropout, residual: Option<View>, to: ViewMut) {
-    let keep = Keep::new(dropout);
+    let keep = DropoutMask::new(dropout);
     by_float!(from.dtype(), T => {
         let (from, residual) = (from.as_slice::<T>(), residual.map(|r| r.as_slice::<T>()));
         cpu.over_mut(to.into_slice::<T>(), GRAIN, |range, to| {
@@ -23,10 +23,16 @@ pub(crate) fn dropout(cpu: &Cpu, from: View, dropout: Dropout, residual: Option<
 }
 
 vectorized!(fn drop_piece<T: Float>(
-    keep: Keep, first: u64, from: &[T], residual: Option<&[T]>, to: &mut [T],
+    keep: DropoutMask, first: u64, from: &[T], residual: Option<&[T]>, to: &mut [T],
 ) = drop_body);
 #[inline(always)]
-fn drop_body<L: Lanes, T: Float>(keep: Keep, first: u64, from: &[T], residual: Option<&[T]>, to: &mut [T]) {
+fn drop_body<L: Lanes, T: Float>(
+    keep: DropoutMask,
+    first: u64,
+    from: &[T],
+    residual: Option<&[T]>,
+    to: &mut [T],
+) {
     assert_eq!(from.len(), to.len());
     assert!(residual.is_none_or(|r| r.len() == to.len()));
     // SAFETY: compiled for L; all are as long as said.

@@ -39,7 +39,7 @@ pub(crate) fn embedding_backward(
     }
 }
 
-/// Of a table of `TYPES` rows.
+/// The gradient of a table of `TYPES` rows, such as that of token types.
 fn type_gradient<const TYPES: usize>(cpu: &Cpu, ids: &[u32], dy: View, dtable: ViewMut, accumulate: bool) {
     let [_, hidden] = dtable.dims();
     let line = |row: usize| (row * hidden..(row + 1) * hidden, Shape::from([hidden]));

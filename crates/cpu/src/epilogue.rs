@@ -1,7 +1,7 @@
-//! What becomes of a tile's sums: bias, what is added, GELU, rounding, the place in the result.
+//! The epilogue of a matrix product: adds bias and residual to a tile's sums, applies GELU, rounds, and stores.
 //!
-//! Tiles are finished from a buffer in L1, in one pass for each thing that is asked for; a whole tile of f32
-//! without bias goes from registers straight to its place.
+//! Tiles are finished from a buffer in L1, in one pass for each step of the epilogue; a whole tile of f32 without bias is
+//! stored straight from registers.
 
 use half::{bf16, f16};
 use phalanx_simd::{Lanes, Number};
@@ -9,25 +9,25 @@ use phalanx_tensor::arguments::Gelu;
 use phalanx_trace::DType;
 
 use crate::float::Float;
-use crate::gelu::{Erf, Form, Tanh};
+use crate::gelu::{Erf, Formula, Tanh};
 
-/// The first element of a part of a matrix, whose rows lie `stride` elements apart. Null for none.
+/// A pointer to the first element of a block of a matrix, whose rows lie `stride` elements apart; null for no matrix.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct MatrixPointer {
     pub(crate) at: *mut u8,
     pub(crate) dtype: DType,
     pub(crate) stride: usize,
 }
 
-impl Place {
+impl MatrixPointer {
     /// No matrix.
-    pub(crate) fn none() -> Place {
-        Place { at: std::ptr::null_mut(), dtype: DType::F32, stride: 0 }
+    pub(crate) fn none() -> MatrixPointer {
+        MatrixPointer { at: std::ptr::null_mut(), dtype: DType::F32, stride: 0 }
     }
 
     /// Rows of a matrix that is written.
-    pub(crate) fn of<T: Float>(at: *mut T, stride: usize) -> Place {
-        Place { at: at.cast(), dtype: T::DTYPE, stride }
+    pub(crate) fn of<T: Float>(at: *mut T, stride: usize) -> MatrixPointer {
+        MatrixPointer { at: at.cast(), dtype: T::DTYPE, stride }
     }
 
     pub(crate) fn is_some(&self) -> bool {
@@ -36,12 +36,12 @@ impl Place {
 
     /// The part that starts at (row, column); none stays none.
     #[inline(always)]
-    fn at(self, row: usize, column: usize) -> Place {
+    fn at(self, row: usize, column: usize) -> MatrixPointer {
         if self.at.is_null() {
             return self;
         }
         let bytes = (row * self.stride + column) * self.dtype.bytes();
-        Place { at: self.at.wrapping_add(bytes), ..self }
+        MatrixPointer { at: self.at.wrapping_add(bytes), ..self }
     }
 }
 
@@ -49,23 +49,23 @@ impl Place {
 /// `s += partial; s += bias; s += add; to = round(s)`, or with GELU: `pre = round(s); to = round(gelu(pre))`.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
-    pub(crate) to: Place,
+    pub(crate) to: MatrixPointer,
     /// Sums of earlier blocks of the inner dimension, in f32.
-    pub(crate) partial: Place,
+    pub(crate) partial: MatrixPointer,
     /// One row that is added to every row.
-    pub(crate) bias: Place,
+    pub(crate) bias: MatrixPointer,
     /// What is added; may be `to` itself.
-    pub(crate) add: Place,
+    pub(crate) add: MatrixPointer,
     /// Where the argument of GELU goes; the sums are not passed through GELU without it.
-    pub(crate) pre: Place,
-    /// Which GELU that is.
+    pub(crate) pre: MatrixPointer,
+    /// The formula of the GELU.
     pub(crate) gelu: Gelu,
 }
 
 impl Target {
-    /// Overwritten by the product.
-    pub(crate) fn new(to: Place) -> Target {
-        let none = Place::none();
+    /// A target that the product overwrites.
+    pub(crate) fn new(to: MatrixPointer) -> Target {
+        let none = MatrixPointer::none();
         Target { to, partial: none, bias: none, add: none, pre: none, gelu: Gelu::Tanh }
     }
 
@@ -92,7 +92,7 @@ impl Target {
             && !self.pre.is_some()
     }
 
-    /// Brings what [`finish`] will touch of `rows x width` nearer.
+    /// Prefetches the `rows x width` block that [`finish`] will read and write.
     #[inline(always)]
     pub(crate) fn prefetch<L: Lanes>(&self, rows: usize, width: usize) {
         const LINE: usize = 64;
@@ -151,7 +151,7 @@ pub(crate) unsafe fn finish<L: Lanes>(buffer: &mut [f32], width: usize, size: [u
     unsafe {
         add_rows::<L>(buffer, width, size, target.partial);
         if target.bias.is_some() {
-            add_rows::<L>(buffer, width, size, Place { stride: 0, ..target.bias });
+            add_rows::<L>(buffer, width, size, MatrixPointer { stride: 0, ..target.bias });
         }
         add_rows::<L>(buffer, width, size, target.add);
         if target.pre.is_some() {
@@ -172,7 +172,7 @@ pub(crate) unsafe fn finish<L: Lanes>(buffer: &mut [f32], width: usize, size: [u
 /// # Safety
 /// Compiled for `L`.
 #[inline(always)]
-unsafe fn gelu_all<L: Lanes, F: Form>(sums: &mut [f32]) {
+unsafe fn gelu_all<L: Lanes, F: Formula>(sums: &mut [f32]) {
     for x in sums.chunks_exact_mut(16) {
         // SAFETY: the caller's promise; 16 numbers.
         unsafe { L::store(x.as_mut_ptr(), F::value::<L>(L::load(x.as_ptr()))) };
@@ -192,7 +192,7 @@ macro_rules! for_vectors {
     };
 }
 
-/// Runs `$body` with `T` the type of a place.
+/// Runs `$body` with `T` the element type of a matrix.
 macro_rules! by_place {
     ($place:expr, $T:ident => $body:expr) => {
         match $place.dtype {
@@ -213,7 +213,7 @@ macro_rules! by_place {
 }
 
 #[inline(always)]
-unsafe fn add_rows<L: Lanes>(sums: &mut [f32], width: usize, size: [usize; 2], from: Place) {
+unsafe fn add_rows<L: Lanes>(sums: &mut [f32], width: usize, size: [usize; 2], from: MatrixPointer) {
     if !from.is_some() {
         return;
     }
@@ -228,7 +228,7 @@ unsafe fn add_rows<L: Lanes>(sums: &mut [f32], width: usize, size: [usize; 2], f
 }
 
 #[inline(always)]
-unsafe fn copy_rows<L: Lanes>(sums: &mut [f32], width: usize, size: [usize; 2], from: Place) {
+unsafe fn copy_rows<L: Lanes>(sums: &mut [f32], width: usize, size: [usize; 2], from: MatrixPointer) {
     by_place!(from, T => for_vectors!(size, width, |index, row, column, count| {
         // SAFETY: the caller's promise; the vector lies in the sums.
         unsafe {
@@ -239,7 +239,7 @@ unsafe fn copy_rows<L: Lanes>(sums: &mut [f32], width: usize, size: [usize; 2], 
 }
 
 #[inline(always)]
-unsafe fn store_rows<L: Lanes>(sums: &[f32], width: usize, size: [usize; 2], to: Place) {
+unsafe fn store_rows<L: Lanes>(sums: &[f32], width: usize, size: [usize; 2], to: MatrixPointer) {
     by_place!(to, T => for_vectors!(size, width, |index, row, column, count| {
         // SAFETY: the caller's promise; the vector lies in the sums.
         unsafe {

@@ -6,7 +6,7 @@ use phalanx_tensor::operations::{
     Reductions, Vocabulary, VocabularyLoss,
 };
 
-use crate::cross_entropy::{Rows, Targets};
+use crate::cross_entropy::{LossRows, Targets};
 use crate::{
     Cpu, adamw, attention, attention_backward, bias, cross_entropy, dropout, elementwise, embedding,
     embedding_backward, gelu, layer_norm, matmul, non_finite, norm, sgd,
@@ -92,7 +92,8 @@ impl Cpu {
             Attentions::AttentionBackward(o) => {
                 let extents = attention::Extents::new(o.qkv.dims(), o.heads, o.dropout);
                 let [out, log_sum_exp, dout] = o.saved;
-                let saved = attention_backward::Saved { qkv: o.qkv, out, log_sum_exp, dropout: o.dropout };
+                let saved =
+                    attention_backward::SavedAttention { qkv: o.qkv, out, log_sum_exp, dropout: o.dropout };
                 attention_backward::attention_backward(self, extents, saved, dout, o.dqkv);
             }
         }
@@ -130,7 +131,7 @@ impl Cpu {
         let loss = &mut o.loss.into_slice::<f64>()[0];
         let before = if o.accumulate { *loss } else { 0.0 };
         let rows =
-            Rows { statistics: o.statistics.as_slice(), targets, classes: o.classes, numbers: o.numbers };
+            LossRows { statistics: o.statistics.as_slice(), targets, classes: o.classes, numbers: o.numbers };
         *loss = cross_entropy::loss(self, rows, o.blocks, o.exponentials, before);
     }
 

@@ -4,7 +4,7 @@
 //! `u = sqrt(2/pi) (x + 0.044715 x³)`. The erf form is `x` times the normal distribution up to x: with the upper
 //! tail `Q(a) = exp(-a²/2) M(a)` of `a = |x|`, where M is smooth and positive, it is `max(x, 0) - a Q(a)`, in
 //! which nothing cancels far out. Backward sums its result over rows as it goes, because a GELU's input has a
-//! bias: see [`bias`](crate::bias).
+//! bias ([`bias`](crate::bias)).
 
 use phalanx_simd::{Lanes, lanes, vectorized};
 use phalanx_tensor::arguments::Gelu;
@@ -24,23 +24,23 @@ const CUBE: f32 = 0.044_715;
 /// 1 / sqrt(2 pi): the normal density at 0.
 const DENSITY: f32 = 0.398_942_3;
 
-/// A form of GELU, lane by lane.
+/// A formula of GELU, lane by lane.
 ///
 /// # Safety
 /// All functions: compiled for `L`.
-pub(crate) trait Form {
+pub(crate) trait Formula {
     /// `gelu(x)`
     unsafe fn value<L: Lanes>(x: L::V) -> L::V;
     /// `gelu'(x)`
     unsafe fn slope<L: Lanes>(x: L::V) -> L::V;
 }
 
-/// [`Gelu::Tanh`].
+/// The formula of [`Gelu::Tanh`].
 pub(crate) struct Tanh;
-/// [`Gelu::Erf`].
+/// The formula of [`Gelu::Erf`].
 pub(crate) struct Erf;
 
-/// Runs `$body` with `$F` the type of a form.
+/// Runs `$body` with `$F` the type of the formula.
 macro_rules! by_form {
     ($gelu:expr, $F:ident => $body:expr) => {
         match $gelu {
@@ -64,9 +64,9 @@ pub(crate) fn gelu(cpu: &Cpu, x: View, gelu: Gelu, y: ViewMut) {
     }));
 }
 
-vectorized!(fn forward<T: Float, F: Form>(x: &[T], y: &mut [T]) = forward_body);
+vectorized!(fn forward<T: Float, F: Formula>(x: &[T], y: &mut [T]) = forward_body);
 #[inline(always)]
-fn forward_body<L: Lanes, T: Float, F: Form>(x: &[T], y: &mut [T]) {
+fn forward_body<L: Lanes, T: Float, F: Formula>(x: &[T], y: &mut [T]) {
     assert_eq!(x.len(), y.len());
     // SAFETY: compiled for L; both are as long as said.
     unsafe {
@@ -76,7 +76,7 @@ fn forward_body<L: Lanes, T: Float, F: Form>(x: &[T], y: &mut [T]) {
     }
 }
 
-impl Form for Tanh {
+impl Formula for Tanh {
     #[inline(always)]
     unsafe fn value<L: Lanes>(x: L::V) -> L::V {
         // SAFETY: the caller's promise.
@@ -138,9 +138,9 @@ unsafe fn power<L: Lanes>(v: L::V) -> L::V {
     }
 }
 
-/// `a = |x|`, at most 14, where its tail is below 1e-44; and of it `exp(-a²/2)` and M: see the module's head. M is
+/// `a = |x|`, at most 14, where its tail is below 1e-44; with `exp(-a²/2)` and `M(a)`, which the module describes. M is
 /// half of the scaled complementary error function of `a / sqrt(2)`, and this quotient of polynomials, fitted for
-/// the least largest relative error on [0, 14], is 6e-9 off. All of its terms are positive.
+/// the smallest maximum relative error on [0, 14], is 6e-9 off. All of its terms are positive.
 ///
 /// # Safety
 /// Compiled for `L`.
@@ -163,7 +163,7 @@ unsafe fn tail<L: Lanes>(x: L::V) -> [L::V; 3] {
     }
 }
 
-impl Form for Erf {
+impl Formula for Erf {
     /// `max(x, 0) - a Q(a)`
     #[inline(always)]
     unsafe fn value<L: Lanes>(x: L::V) -> L::V {
@@ -205,9 +205,9 @@ pub(crate) fn gelu_backward(cpu: &Cpu, x: View, gelu: Gelu, dy: ViewMut, db: Vie
     }));
 }
 
-vectorized!(fn backward_rows<T: Float, F: Form>(x: &[T], dy: &mut [T], sums: &mut [f32]) = backward_body);
+vectorized!(fn backward_rows<T: Float, F: Formula>(x: &[T], dy: &mut [T], sums: &mut [f32]) = backward_body);
 #[inline(always)]
-fn backward_body<L: Lanes, T: Float, F: Form>(x: &[T], dy: &mut [T], sums: &mut [f32]) {
+fn backward_body<L: Lanes, T: Float, F: Formula>(x: &[T], dy: &mut [T], sums: &mut [f32]) {
     let width = sums.len();
     for (x, dy) in x.chunks_exact(width).zip(dy.chunks_exact_mut(width)) {
         // SAFETY: compiled for L; all are rows of `width` numbers.

@@ -90,7 +90,7 @@ fn forward_rows_body<L: Lanes, T: Float>(
 
 /// Some rows of the input, and what the forward pass stored of them.
 #[derive(Clone, Copy)]
-struct Rows<'a, T> {
+struct NormalizedRows<'a, T> {
     x: &'a [T],
     gamma: &'a [T],
     mean: &'a [f32],
@@ -109,7 +109,7 @@ pub(crate) fn layer_norm_backward(cpu: &Cpu, call: LayerNormBackward) {
         let dx = Shards::new(dx.into_slice::<T>());
         sum_blocks(cpu, rows, hidden, gradients, accumulate_parameters, |isa, rows, [dgamma, dbeta]| {
             let flat = rows.start * hidden..rows.end * hidden;
-            let block = Rows { x: &x[flat.clone()], gamma, mean: &mean[rows.clone()], rstd: &rstd[rows] };
+            let block = NormalizedRows { x: &x[flat.clone()], gamma, mean: &mean[rows.clone()], rstd: &rstd[rows] };
             // SAFETY: blocks of rows are disjoint.
             let dx = unsafe { dx.piece(flat.clone()) };
             backward_rows(isa, block, &dy[flat], dx, accumulate_input, dgamma, dbeta);
@@ -118,18 +118,18 @@ pub(crate) fn layer_norm_backward(cpu: &Cpu, call: LayerNormBackward) {
 }
 
 vectorized!(fn backward_rows<T: Float>(
-    saved: Rows<'_, T>, dy: &[T], dx: &mut [T], accumulate: bool, dgamma: &mut [f32], dbeta: &mut [f32],
+    saved: NormalizedRows<'_, T>, dy: &[T], dx: &mut [T], accumulate: bool, dgamma: &mut [f32], dbeta: &mut [f32],
 ) = backward_rows_body);
 #[inline(always)]
 fn backward_rows_body<L: Lanes, T: Float>(
-    saved: Rows<'_, T>,
+    saved: NormalizedRows<'_, T>,
     dy: &[T],
     dx: &mut [T],
     accumulate: bool,
     dgamma: &mut [f32],
     dbeta: &mut [f32],
 ) {
-    let Rows { x, gamma, mean, rstd } = saved;
+    let NormalizedRows { x, gamma, mean, rstd } = saved;
     let hidden = gamma.len();
     assert_eq!([dgamma.len(), dbeta.len()], [hidden; 2]);
     let together = rows_together(hidden);

@@ -1,6 +1,6 @@
-//! The device that computes here.
+//! The device that computes on the host processor.
 //!
-//! One operation a file. Three rules keep results the same for any number of threads: work is cut into
+//! Each file holds one operation. Three rules keep results the same for any number of threads: work is cut into
 //! tasks by shapes alone; an element is computed by one task; a sum over tasks goes through partial sums
 //! of fixed pieces, which are added in a fixed order.
 
@@ -51,7 +51,7 @@ use shards::Shards;
 /// How a [`Cpu`] computes.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Threads in all, the caller's included.
+    /// Number of threads, including the caller's.
     pub threads: usize,
     /// Instruction set; at most what the processor has.
     pub isa: Isa,
@@ -60,13 +60,13 @@ pub struct Options {
 }
 
 impl Options {
-    /// `threads` threads and the best of this processor.
+    /// Options for `threads` threads and the best instruction set of this processor.
     pub fn new(threads: usize) -> Options {
         Options { threads, isa: Isa::detect(), spin: Duration::from_micros(50) }
     }
 }
 
-/// The processor as a device. One rank owns one; its threads are its own.
+/// The processor as a device. Each rank has its own, with its own threads.
 pub struct Cpu {
     pool: Pool,
     isa: Isa,
@@ -74,15 +74,15 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// With `threads` threads in all, the caller's included: for one thread, and for tests.
+    /// A device with `threads` threads, including the caller's: for one thread, and for tests.
     ///
     /// # Panics
-    /// When the system starts fewer threads. One needs none to be started.
+    /// When the system starts fewer threads. A device of one thread starts none.
     pub fn new(threads: usize) -> Arc<Cpu> {
         Cpu::with_options(Options::new(threads)).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// With everything said.
+    /// A device with the given options.
     ///
     /// # Errors
     /// When the system starts fewer threads.
@@ -113,10 +113,10 @@ impl Cpu {
     }
 }
 
-/// Elements of an elementwise task: 64 KiB of f32, a few microseconds.
+/// Elements that one elementwise task computes: 64 KiB of f32, a few microseconds.
 const GRAIN: usize = 16 * 1024;
 
-/// Rows of a task whose rows have `columns` elements.
+/// Rows that one task computes, when a row has `columns` elements.
 fn row_grain(columns: usize) -> usize {
     (GRAIN / columns.max(1)).max(1)
 }

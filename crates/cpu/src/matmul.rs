@@ -14,10 +14,10 @@ use phalanx_tensor::buffer::{View, ViewMut};
 use phalanx_trace::DType;
 
 use crate::Cpu;
-use crate::epilogue::{Place, Target};
+use crate::epilogue::{MatrixPointer, Target};
 use crate::matrix::Matrix;
-use crate::microkernel::{self, Across, Down, Kind, Panels};
-use crate::packing::{Form, Piece, pack};
+use crate::microkernel::{self, Across, Down, Packing, Panels};
+use crate::packing::{MatrixBlock, PanelLayout, pack};
 use crate::scratch::with_thread_scratch;
 use crate::shards::Shards;
 
@@ -31,12 +31,16 @@ pub(crate) fn weight<'a>(w: &Weight<'a>) -> Matrix<'a> {
 }
 
 /// Rows of a result.
-fn place(y: &ViewMut, columns: usize) -> Place {
-    Place { at: y.address().as_ptr(), dtype: y.dtype(), stride: columns }
+fn place(y: &ViewMut, columns: usize) -> MatrixPointer {
+    MatrixPointer { at: y.address().as_ptr(), dtype: y.dtype(), stride: columns }
 }
 
-fn place_of(x: Option<View>, columns: usize) -> Place {
-    x.map_or(Place::none(), |x| Place { at: x.address().as_ptr(), dtype: x.dtype(), stride: columns })
+fn place_of(x: Option<View>, columns: usize) -> MatrixPointer {
+    x.map_or(MatrixPointer::none(), |x| MatrixPointer {
+        at: x.address().as_ptr(),
+        dtype: x.dtype(),
+        stride: columns,
+    })
 }
 
 /// `y = x · w (+ bias) (+ residual)`.
@@ -85,7 +89,7 @@ pub(crate) fn linear_weight_gradient(
 pub(crate) fn product(cpu: &Cpu, a: Matrix, b: Matrix, c: ViewMut, accumulate: bool) {
     assert_eq!(c.elements(), a.rows * b.columns);
     let to = place(&c, b.columns);
-    let add = if accumulate { to } else { Place::none() };
+    let add = if accumulate { to } else { MatrixPointer::none() };
     // SAFETY: c is borrowed uniquely and as large as the product (asserted).
     unsafe { product_onto(cpu, a, b, Target { add, ..Target::new(to) }) };
 }
@@ -109,19 +113,19 @@ const NARROW: usize = 96;
 /// Packed numbers of a block of the inner dimension, of `packed` in all. Results in f32 keep their sums between
 /// blocks where they go; others keep them in a scratch, so they are not cut before they must be.
 fn depth(to: DType, packed: usize) -> usize {
-    let most = match to {
+    let depth_max = match to {
         DType::F32 => 512,
         _ if packed <= 2048 => 2048,
         _ => 512,
     };
-    packed.clamp(1, most)
+    packed.clamp(1, depth_max)
 }
 
 /// One operand, as it is packed: steps of depth by lanes.
 #[derive(Clone, Copy)]
 struct Side<'a> {
     matrix: Matrix<'a>,
-    kind: Kind,
+    packing: Packing,
     /// Packed numbers of a block.
     depth: usize,
     /// Lanes of a panel.
@@ -145,13 +149,18 @@ impl Side<'_> {
     }
 
     /// The packed steps `packed` of some lanes, to be packed.
-    fn piece(&self, packed: Range<usize>, lanes: Range<usize>) -> Piece {
-        let inner = self.kind.inner(packed.start)..self.kind.inner(packed.end).min(self.matrix.rows);
-        self.matrix.piece(inner, lanes)
+    fn block(&self, packed: Range<usize>, lanes: Range<usize>) -> MatrixBlock {
+        let inner = self.packing.inner(packed.start)..self.packing.inner(packed.end).min(self.matrix.rows);
+        self.matrix.block(inner, lanes)
     }
 
-    fn form(&self, depth: usize) -> Form {
-        Form { kind: self.kind, lanes: self.panel, width: self.width, stride: self.width * depth }
+    fn layout(&self, depth: usize) -> PanelLayout {
+        PanelLayout {
+            packing: self.packing,
+            lanes: self.panel,
+            width: self.width,
+            stride: self.width * depth,
+        }
     }
 
     /// Packs the packed steps `depth`, by all threads: blocks, each all panels one after another.
@@ -173,23 +182,23 @@ impl Side<'_> {
                 return;
             }
             let lanes = group * panels * self.panel..self.lanes().min((group + 1) * panels * self.panel);
-            let form = self.form(block.len());
+            let layout = self.layout(block.len());
             let at = block.start * self.packed()
-                + group * panels * form.stride
+                + group * panels * layout.stride
                 + (piece.start - block.start) * self.width;
             assert!(at < packed.len());
-            let piece = self.piece(depth.start + piece.start..depth.start + piece.end, lanes);
+            let from = self.block(depth.start + piece.start..depth.start + piece.end, lanes);
             // SAFETY: these steps of these panels are this task's alone, and inside the buffer, which holds
-            // all panels of all blocks; `Matrix::piece` checked what is read.
-            unsafe { pack(cpu.isa, piece, form, packed.base().add(at)) };
+            // all panels of all blocks; `Matrix::block` checked what is read.
+            unsafe { pack(cpu.isa, from, layout, packed.base().add(at)) };
         });
     }
 }
 
-/// Everything that the tasks of a product know.
+/// What all tasks of a product share.
 struct Plan<'a> {
     isa: Isa,
-    kind: Kind,
+    packing: Packing,
     /// Packed numbers of a block of the inner dimension.
     depth: usize,
     a: Side<'a>,
@@ -201,7 +210,7 @@ struct Plan<'a> {
     tasks: usize,
     target: Target,
     /// Sums between blocks, when the result cannot hold them.
-    partial: Place,
+    partial: MatrixPointer,
     /// Panels of columns that tasks are not to separate.
     unit: usize,
 }
@@ -222,7 +231,7 @@ pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Targe
         return;
     }
     let mut plan = Plan::new(cpu.isa, a, b, target, 1);
-    let k = plan.kind.packed(k);
+    let k = plan.packing.packed(k);
     let (own, other) = plan.sides();
     let shared = other.packed() + if plan.packs_own { 0 } else { own.packed() };
     let span = (SHARED / shared / plan.depth).max(1) * plan.depth;
@@ -232,7 +241,7 @@ pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Targe
         let (packed, partial) =
             buffer.slice::<f32>(length + if keeps { m * n } else { 0 }).split_at_mut(length);
         if keeps {
-            plan.partial = Place::of(partial.as_mut_ptr(), n);
+            plan.partial = MatrixPointer::of(partial.as_mut_ptr(), n);
         }
         let (other_packed, own_packed) = packed.split_at_mut(other.packed() * span.min(k));
         for start in (0..k.max(1)).step_by(span) {
@@ -253,7 +262,7 @@ pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Targe
 /// Columns of a product that [`product_into`] keeps together.
 pub(crate) const TOGETHER: usize = VOCABULARY_BLOCK;
 
-/// Told a part of a product: rows, columns, and the numbers, row after row.
+/// Receives a part of a product: its rows, its columns, and its numbers, row after row.
 pub(crate) type Consume<'a> = dyn Fn(Range<usize>, Range<usize>, &[f32]) + Sync + 'a;
 
 /// `a · b` in f32 that is never stored: each part goes to `consume` while it is in the cache.
@@ -265,9 +274,9 @@ pub(crate) fn product_into(cpu: &Cpu, a: Matrix, b: Matrix, consume: &Consume) {
         return;
     }
     let columns = microkernel::panels(cpu.isa).columns;
-    let nowhere = Target::new(Place { dtype: DType::F16, ..Place::none() });
+    let nowhere = Target::new(MatrixPointer { dtype: DType::F16, ..MatrixPointer::none() });
     let plan = Plan::new(cpu.isa, a, b, nowhere, TOGETHER / columns);
-    let depth = 0..plan.kind.packed(k);
+    let depth = 0..plan.packing.packed(k);
     let (own, other) = plan.sides();
     cpu.scratch.with(|buffer| {
         let length = other.packed() * depth.len();
@@ -286,23 +295,24 @@ impl<'a> Plan<'a> {
     fn new(isa: Isa, a: Matrix<'a>, b: Matrix<'a>, target: Target, unit: usize) -> Plan<'a> {
         let [m, n, k] = [a.rows, b.columns, a.columns];
         let Panels { rows, row_width, columns } = microkernel::panels(isa);
-        let kind = Kind::of(isa, a.dtype);
-        let depth = depth(target.to.dtype, kind.packed(k));
-        let a = Side { matrix: a.t(), kind, depth, panel: rows, width: row_width };
-        let b = Side { matrix: b, kind, depth, panel: columns, width: columns };
+        let packing = Packing::of(isa, a.dtype);
+        let depth = depth(target.to.dtype, packing.packed(k));
+        let a = Side { matrix: a.t(), packing, depth, panel: rows, width: row_width };
+        let b = Side { matrix: b, packing, depth, panel: columns, width: columns };
         let cut_rows = m >= n;
         let own = if cut_rows { a } else { b };
-        let most = (OWN / (own.width * depth)).max(1);
+        let panels_max = (OWN / (own.width * depth)).max(1);
         let unit = if cut_rows { 1 } else { unit };
         let units = own.panels().div_ceil(unit);
-        let least = own.panels().div_ceil(most.max(unit)).min(units);
+        let tasks_min = own.panels().div_ceil(panels_max.max(unit)).min(units);
         // Few panels stay together in larger tasks: each task reads all of the other operand.
         let even = if units < 2 * EVEN { EVEN / 4 } else { EVEN };
-        let tasks = least.next_multiple_of(even).min(units).min((2 * m * n * k / TASK_FLOPS).max(least));
+        let tasks =
+            tasks_min.next_multiple_of(even).min(units).min((2 * m * n * k / TASK_FLOPS).max(tasks_min));
         let narrow = own.matrix.column_stride == 1 && own.lanes() / tasks < NARROW && own.lanes() > NARROW;
         Plan {
             isa,
-            kind,
+            packing,
             depth,
             a,
             b,
@@ -310,12 +320,12 @@ impl<'a> Plan<'a> {
             packs_own: !narrow,
             tasks,
             target,
-            partial: Place::none(),
+            partial: MatrixPointer::none(),
             unit,
         }
     }
 
-    /// What is cut, and the other.
+    /// The operand that tasks cut, and the other one.
     fn sides(&self) -> (Side<'a>, Side<'a>) {
         if self.cut_rows { (self.a, self.b) } else { (self.b, self.a) }
     }
@@ -345,9 +355,9 @@ impl<'a> Plan<'a> {
                 let at = start - depth.start;
                 let other_packed = &packed[1][at * other.packed()..][..count * other.packed()];
                 let own_packed = if self.packs_own {
-                    let piece = own.piece(steps.clone(), lanes.clone());
-                    // SAFETY: the scratch holds the panels; `Matrix::piece` checked what is read.
-                    unsafe { pack(self.isa, piece, own.form(count), scratch.as_mut_ptr()) };
+                    let from = own.block(steps.clone(), lanes.clone());
+                    // SAFETY: the scratch holds the panels; `Matrix::block` checked what is read.
+                    unsafe { pack(self.isa, from, own.layout(count), scratch.as_mut_ptr()) };
                     &*scratch
                 } else {
                     &packed[0][at * own.packed() + panels.start * own.width * count..]
@@ -373,15 +383,15 @@ impl<'a> Plan<'a> {
         let pack_len = if self.packs_own { panels.len() * own.width * self.depth } else { 0 };
         with_thread_scratch(pack_len + piece.min(rows.len()) * columns.len(), |scratch| {
             let (packing, sums) = scratch.split_at_mut(pack_len);
-            let to = Place::of(sums.as_mut_ptr(), columns.len());
+            let to = MatrixPointer::of(sums.as_mut_ptr(), columns.len());
             for start in (0..depth.end.max(1)).step_by(self.depth) {
                 let steps = start..depth.end.min(start + self.depth);
                 let count = steps.len();
                 let other_packed = &packed[1][start * other.packed()..][..count * other.packed()];
                 let own_packed = if self.packs_own {
-                    let from = own.piece(steps, lanes.clone());
-                    // SAFETY: the scratch holds the panels; `Matrix::piece` checked what is read.
-                    unsafe { pack(self.isa, from, own.form(count), packing.as_mut_ptr()) };
+                    let from = own.block(steps, lanes.clone());
+                    // SAFETY: the scratch holds the panels; `Matrix::block` checked what is read.
+                    unsafe { pack(self.isa, from, own.layout(count), packing.as_mut_ptr()) };
                     &*packing
                 } else {
                     &packed[0][start * own.packed() + panels.start * own.width * count..]
@@ -389,7 +399,8 @@ impl<'a> Plan<'a> {
                 };
                 let [a, b] =
                     if self.cut_rows { [own_packed, other_packed] } else { [other_packed, own_packed] };
-                let target = Target { add: if start == 0 { Place::none() } else { to }, ..Target::new(to) };
+                let target =
+                    Target { add: if start == 0 { MatrixPointer::none() } else { to }, ..Target::new(to) };
                 for top in (0..rows.len()).step_by(piece) {
                     let some = top..rows.len().min(top + piece);
                     let a = &a[top / self.a.panel * self.a.width * count..];
@@ -409,7 +420,7 @@ impl<'a> Plan<'a> {
 
     /// Whether nothing is added after the block of the packed steps `steps`.
     fn is_last(&self, steps: &Range<usize>) -> bool {
-        steps.end >= self.kind.packed(self.a.matrix.rows)
+        steps.end >= self.packing.packed(self.a.matrix.rows)
     }
 
     /// Where the block of the packed steps `steps` goes: the first brings what is added, the last brings the
@@ -417,14 +428,17 @@ impl<'a> Plan<'a> {
     fn block_target(&self, steps: &Range<usize>) -> Target {
         let first = steps.start == 0;
         let last = self.is_last(steps);
-        let own = |to: Place| Target { add: if first { Place::none() } else { to }, ..Target::new(to) };
+        let own = |to: MatrixPointer| Target {
+            add: if first { MatrixPointer::none() } else { to },
+            ..Target::new(to)
+        };
         if self.partial.is_some() {
-            let partial = if first { Place::none() } else { self.partial };
+            let partial = if first { MatrixPointer::none() } else { self.partial };
             return if last { Target { partial, ..self.target } } else { own(self.partial) };
         }
         match (first, last) {
             (true, true) => self.target,
-            (true, false) => Target { pre: Place::none(), ..self.target },
+            (true, false) => Target { pre: MatrixPointer::none(), ..self.target },
             (false, true) if self.target.pre.is_some() => {
                 Target { pre: self.target.pre, gelu: self.target.gelu, ..own(self.target.to) }
             }
@@ -437,7 +451,7 @@ impl<'a> Plan<'a> {
         (OWN / (self.a.width * depth).max(1)).max(1) * self.a.panel
     }
 
-    /// One block of depth for a task.
+    /// Multiplies one block of the inner dimension for a task.
     ///
     /// # Safety
     /// As [`Plan::run_task`]; the slices hold the packed panels of `depth` steps, own and other.
@@ -464,6 +478,6 @@ impl<'a> Plan<'a> {
         let a = Down { from: a.as_ptr(), step: self.a.width, panel: self.a.width * depth };
         let b = Across { from: b.as_ptr(), panel: self.b.width * depth };
         // SAFETY: the caller's promise.
-        unsafe { microkernel::block(self.isa, self.kind, [rows, columns, depth], a, b, target) }
+        unsafe { microkernel::block(self.isa, self.packing, [rows, columns, depth], a, b, target) }
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use phalanx_tensor::buffer::View;
 use phalanx_trace::DType;
 
-use crate::packing::Piece;
+use crate::packing::MatrixBlock;
 
 /// A matrix to read: any element type, any strides.
 #[derive(Clone, Copy)]
@@ -68,10 +68,10 @@ impl<'a> Matrix<'a> {
     }
 
     /// Rows `steps` and columns `lanes`, to be packed.
-    pub(crate) fn piece(&self, steps: Range<usize>, lanes: Range<usize>) -> Piece {
+    pub(crate) fn block(&self, steps: Range<usize>, lanes: Range<usize>) -> MatrixBlock {
         assert!(steps.start <= steps.end && steps.end <= self.rows);
         assert!(lanes.start < lanes.end && lanes.end <= self.columns);
-        Piece {
+        MatrixBlock {
             from: self.at(steps.start, lanes.start),
             dtype: self.dtype,
             step_stride: self.row_stride,

@@ -1,7 +1,7 @@
 //! The inner loops of a matrix product: packed panels in, a tile of the result out.
 //!
 //! A packed number is four bytes: one f32, or a pair of bf16 that are neighbours along the inner dimension
-//! ([`Kind`]). An element of `a · b` is, for each block of the inner dimension, one chain of multiply-adds (or
+//! ([`Packing`]). An element of `a · b` is, for each block of the inner dimension, one chain of multiply-adds (or
 //! of `vdpbf16ps`, two at a time) from zero, ascending; the blocks' sums are added in order. Nothing else
 //! enters: the bits of an element do not depend on where it lies, on how the product is cut into tasks, or on
 //! other rows and columns.
@@ -20,35 +20,35 @@ use phalanx_trace::DType;
 
 use crate::epilogue::{Target, finish, finish_plain};
 
-/// What a packed number is.
+/// What one packed number of four bytes holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum Packing {
     /// One f32: one step of the inner dimension.
     Single,
     /// Two bf16, the earlier in the lower half: two steps.
     Pairs,
 }
 
-impl Kind {
+impl Packing {
     /// How operands stored as `dtype` are multiplied: f16, and bf16 where the processor has no products of it,
     /// are widened to f32.
-    pub(crate) fn of(isa: Isa, dtype: DType) -> Kind {
-        if isa == Isa::Avx512Bf16 && dtype == DType::BF16 { Kind::Pairs } else { Kind::Single }
+    pub(crate) fn of(isa: Isa, dtype: DType) -> Packing {
+        if isa == Isa::Avx512Bf16 && dtype == DType::BF16 { Packing::Pairs } else { Packing::Single }
     }
 
     /// Packed numbers for `inner` steps of the inner dimension.
     pub(crate) fn packed(self, inner: usize) -> usize {
         match self {
-            Kind::Single => inner,
-            Kind::Pairs => inner.div_ceil(2),
+            Packing::Single => inner,
+            Packing::Pairs => inner.div_ceil(2),
         }
     }
 
     /// Steps of the inner dimension of `packed` numbers.
     pub(crate) fn inner(self, packed: usize) -> usize {
         match self {
-            Kind::Single => packed,
-            Kind::Pairs => 2 * packed,
+            Packing::Single => packed,
+            Packing::Pairs => 2 * packed,
         }
     }
 }
@@ -138,7 +138,14 @@ impl Multiply<Avx512> for Pairs {
 /// # Safety
 /// `a` holds `rows` and `b` `columns` in panels of `depth` steps, as [`panels`] of this `isa` says, which the
 /// processor has; the target is valid for the block, and nobody else touches it.
-pub(crate) unsafe fn block(isa: Isa, kind: Kind, size: [usize; 3], a: Down, b: Across, target: &Target) {
+pub(crate) unsafe fn block(
+    isa: Isa,
+    packing: Packing,
+    size: [usize; 3],
+    a: Down,
+    b: Across,
+    target: &Target,
+) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
     unsafe fn pairs(size: [usize; 3], a: Down, b: Across, target: &Target) {
@@ -159,15 +166,15 @@ pub(crate) unsafe fn block(isa: Isa, kind: Kind, size: [usize; 3], a: Down, b: A
     }
     // SAFETY: the caller's promise.
     unsafe {
-        match (isa, kind) {
+        match (isa, packing) {
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512Bf16, Kind::Pairs) => pairs(size, a, b, target),
+            (Isa::Avx512Bf16, Packing::Pairs) => pairs(size, a, b, target),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::Avx512Bf16, Kind::Single) => avx512(size, a, b, target),
+            (Isa::Avx512 | Isa::Avx512Bf16, Packing::Single) => avx512(size, a, b, target),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, Kind::Single) => avx2(size, a, b, target),
-            (_, Kind::Single) => tiles::<Portable, Single, 2, 1>(size, a, b, target),
-            (_, Kind::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
+            (Isa::Avx2, Packing::Single) => avx2(size, a, b, target),
+            (_, Packing::Single) => tiles::<Portable, Single, 2, 1>(size, a, b, target),
+            (_, Packing::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
         }
     }
 }

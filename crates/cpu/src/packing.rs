@@ -1,5 +1,5 @@
-//! Panels for the [`microkernel`](crate::microkernel): a strip of a matrix, copied so that the inner loop
-//! reads memory in order. A strip is `[depth][width]` packed numbers, lanes beyond the matrix zero.
+//! Packs matrices into panels for the [`microkernel`](crate::microkernel). A panel is a strip of a matrix, copied so that
+//! the inner loop reads memory in order. A strip is `[depth][width]` packed numbers, lanes beyond the matrix zero.
 //!
 //! f32 are copied, 16-bit numbers widened; or bf16 stay as they are and lie in pairs of neighbouring steps,
 //! the last one beside a zero where their number is odd.
@@ -11,12 +11,12 @@ use phalanx_simd::{Isa, Lanes, Portable};
 use phalanx_trace::DType;
 
 use crate::float::{Float, by_float};
-use crate::microkernel::Kind;
+use crate::microkernel::Packing;
 
-/// A piece of a matrix to pack: element (step, lane) lies `step * step_stride + lane * lane_stride` elements
+/// A block of a matrix to pack: element (step, lane) lies `step * step_stride + lane * lane_stride` elements
 /// after `from`.
 #[derive(Clone, Copy)]
-pub(crate) struct Piece {
+pub(crate) struct MatrixBlock {
     pub(crate) from: *const u8,
     pub(crate) dtype: DType,
     pub(crate) step_stride: usize,
@@ -30,59 +30,59 @@ pub(crate) struct Piece {
 /// How panels lie: `lanes` of the matrix each, a packed step `width` numbers after the one before, a panel
 /// `stride` numbers after the one before.
 #[derive(Clone, Copy)]
-pub(crate) struct Form {
-    pub(crate) kind: Kind,
+pub(crate) struct PanelLayout {
+    pub(crate) packing: Packing,
     pub(crate) lanes: usize,
     pub(crate) width: usize,
     pub(crate) stride: usize,
 }
 
-/// Packs `piece` into panels.
+/// Packs `block` into panels.
 ///
 /// # Safety
-/// The piece is valid to read; `to` is valid for all panels of the piece, and nobody else touches them; the
+/// The block is valid to read; `to` is valid for all panels of the block, and nobody else touches them; the
 /// processor has the instruction set; the width is a multiple of 16 and at least the panel's lanes.
-pub(crate) unsafe fn pack(isa: Isa, piece: Piece, form: Form, to: *mut f32) {
+pub(crate) unsafe fn pack(isa: Isa, block: MatrixBlock, layout: PanelLayout, to: *mut f32) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
-    unsafe fn avx512(piece: Piece, form: Form, to: *mut f32) {
+    unsafe fn avx512(block: MatrixBlock, layout: PanelLayout, to: *mut f32) {
         // SAFETY: the caller's promise.
-        unsafe { pack_with::<Avx512>(piece, form, to) }
+        unsafe { pack_with::<Avx512>(block, layout, to) }
     }
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn avx2(piece: Piece, form: Form, to: *mut f32) {
+    unsafe fn avx2(block: MatrixBlock, layout: PanelLayout, to: *mut f32) {
         // SAFETY: the caller's promise.
-        unsafe { pack_with::<Avx2>(piece, form, to) }
+        unsafe { pack_with::<Avx2>(block, layout, to) }
     }
     // SAFETY: the caller's promise.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 => avx512(piece, form, to),
+            Isa::Avx512 | Isa::Avx512Bf16 => avx512(block, layout, to),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2(piece, form, to),
-            _ => pack_with::<Portable>(piece, form, to),
+            Isa::Avx2 => avx2(block, layout, to),
+            _ => pack_with::<Portable>(block, layout, to),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn pack_with<L: Lanes>(piece: Piece, form: Form, to: *mut f32) {
+unsafe fn pack_with<L: Lanes>(block: MatrixBlock, layout: PanelLayout, to: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
-        match form.kind {
-            Kind::Single => by_float!(piece.dtype, T => pack_source::<L, Widened<T>>(piece, form, to)),
-            Kind::Pairs => {
-                assert_eq!(piece.dtype, DType::BF16);
-                pack_source::<L, Paired>(piece, form, to);
+        match layout.packing {
+            Packing::Single => by_float!(block.dtype, T => pack_block::<L, Widened<T>>(block, layout, to)),
+            Packing::Pairs => {
+                assert_eq!(block.dtype, DType::BF16);
+                pack_block::<L, Paired>(block, layout, to);
             }
         }
     }
 }
 
-/// How stored numbers become packed ones.
-trait Source {
+/// How stored numbers are packed.
+trait Packer {
     /// A stored number.
     type T: Float;
     /// Stored steps of a packed one.
@@ -100,7 +100,7 @@ trait Source {
 /// Numbers as f32.
 struct Widened<T>(std::marker::PhantomData<T>);
 
-impl<T: Float> Source for Widened<T> {
+impl<T: Float> Packer for Widened<T> {
     type T = T;
     const STEPS: usize = 1;
     #[inline(always)]
@@ -123,7 +123,7 @@ impl<T: Float> Source for Widened<T> {
 /// bf16 in pairs of steps.
 struct Paired;
 
-impl Source for Paired {
+impl Packer for Paired {
     type T = bf16;
     const STEPS: usize = 2;
     #[inline(always)]
@@ -163,26 +163,26 @@ impl Source for Paired {
 }
 
 #[inline(always)]
-unsafe fn pack_source<L: Lanes, S: Source>(piece: Piece, form: Form, to: *mut f32) {
-    let from = piece.from.cast::<S::T>();
+unsafe fn pack_block<L: Lanes, S: Packer>(block: MatrixBlock, layout: PanelLayout, to: *mut f32) {
+    let from = block.from.cast::<S::T>();
     // SAFETY: the caller's promise.
     unsafe {
-        if piece.lane_stride == 1 {
-            return copy_panels::<L, S>(piece, from, form, to);
+        if block.lane_stride == 1 {
+            return copy_panels::<L, S>(block, from, layout, to);
         }
-        let width = form.width;
-        for (index, lane) in (0..piece.lanes).step_by(form.lanes).enumerate() {
-            let lanes = form.lanes.min(piece.lanes - lane);
-            let from = from.add(lane * piece.lane_stride);
-            let to = to.add(index * form.stride);
-            if piece.step_stride == 1 {
+        let width = layout.width;
+        for (index, lane) in (0..block.lanes).step_by(layout.lanes).enumerate() {
+            let lanes = layout.lanes.min(block.lanes - lane);
+            let from = from.add(lane * block.lane_stride);
+            let to = to.add(index * layout.stride);
+            if block.step_stride == 1 {
                 for vector in (0..width).step_by(16) {
                     let count = lanes.saturating_sub(vector).min(16);
-                    let from = from.wrapping_add(vector * piece.lane_stride);
-                    turn_strip::<L, S>(piece, from, count, width, to.add(vector));
+                    let from = from.wrapping_add(vector * block.lane_stride);
+                    turn_strip::<L, S>(block, from, count, width, to.add(vector));
                 }
             } else {
-                gather_panel::<S>(piece, from, lanes, width, to);
+                gather_panel::<S>(block, from, lanes, width, to);
             }
         }
     }
@@ -193,24 +193,29 @@ const AHEAD: usize = 2048;
 
 /// Lanes lie side by side: each step is read through, and goes to all panels.
 #[inline(always)]
-unsafe fn copy_panels<L: Lanes, S: Source>(piece: Piece, from: *const S::T, form: Form, to: *mut f32) {
-    let Form { lanes: panel, width, stride, .. } = form;
-    let all = piece.lanes / panel;
-    let rest = piece.lanes % panel;
-    let ahead = AHEAD.div_ceil(piece.lanes) * S::STEPS * piece.step_stride;
-    for (index, step) in (0..piece.depth).step_by(S::STEPS).enumerate() {
+unsafe fn copy_panels<L: Lanes, S: Packer>(
+    block: MatrixBlock,
+    from: *const S::T,
+    layout: PanelLayout,
+    to: *mut f32,
+) {
+    let PanelLayout { lanes: panel, width, stride, .. } = layout;
+    let all = block.lanes / panel;
+    let rest = block.lanes % panel;
+    let ahead = AHEAD.div_ceil(block.lanes) * S::STEPS * block.step_stride;
+    for (index, step) in (0..block.depth).step_by(S::STEPS).enumerate() {
         // SAFETY: the caller's promise; lanes beyond the last are not read.
         unsafe {
-            let mut from = from.add(step * piece.step_stride);
-            let whole = step + S::STEPS <= piece.depth;
+            let mut from = from.add(step * block.step_stride);
+            let whole = step + S::STEPS <= block.depth;
             let mut to = to.add(index * width);
             for _ in 0..all {
                 for vector in (0..width).step_by(16) {
                     let from = from.add(vector);
                     for s in 0..S::STEPS {
-                        L::prefetch(from.wrapping_add(ahead + s * piece.step_stride).cast());
+                        L::prefetch(from.wrapping_add(ahead + s * block.step_stride).cast());
                     }
-                    L::store(to.add(vector), S::across::<L>(from, piece.step_stride, whole, panel - vector));
+                    L::store(to.add(vector), S::across::<L>(from, block.step_stride, whole, panel - vector));
                 }
                 from = from.add(panel);
                 to = to.wrapping_add(stride);
@@ -218,7 +223,7 @@ unsafe fn copy_panels<L: Lanes, S: Source>(piece: Piece, from: *const S::T, form
             if rest > 0 {
                 for vector in (0..width).step_by(16) {
                     let count = rest.saturating_sub(vector).min(16);
-                    let x = S::across::<L>(from.wrapping_add(vector), piece.step_stride, whole, count);
+                    let x = S::across::<L>(from.wrapping_add(vector), block.step_stride, whole, count);
                     L::store(to.add(vector), x);
                 }
             }
@@ -228,8 +233,8 @@ unsafe fn copy_panels<L: Lanes, S: Source>(piece: Piece, from: *const S::T, form
 
 /// Steps lie side by side: squares of 16 x 16 packed numbers are transposed in registers.
 #[inline(always)]
-unsafe fn turn_strip<L: Lanes, S: Source>(
-    piece: Piece,
+unsafe fn turn_strip<L: Lanes, S: Packer>(
+    block: MatrixBlock,
     from: *const S::T,
     count: usize,
     width: usize,
@@ -238,13 +243,13 @@ unsafe fn turn_strip<L: Lanes, S: Source>(
     let square_steps = 16 * S::STEPS;
     // SAFETY: the caller's promise; lanes from `count` on are not read.
     unsafe {
-        for step in (0..piece.depth).step_by(square_steps) {
-            let steps = piece.depth - step;
+        for step in (0..block.depth).step_by(square_steps) {
+            let steps = block.depth - step;
             let mut square = [L::splat(0.0); 16];
             for (lane, row) in square.iter_mut().enumerate().take(count) {
-                let from = from.add(lane * piece.lane_stride + step);
+                let from = from.add(lane * block.lane_stride + step);
                 // The same steps of the strip after this one.
-                L::prefetch(from.wrapping_add(16 * piece.lane_stride).cast());
+                L::prefetch(from.wrapping_add(16 * block.lane_stride).cast());
                 *row = S::along::<L>(from, steps);
             }
             let to = to.add(step / S::STEPS * width);
@@ -262,15 +267,21 @@ unsafe fn turn_strip<L: Lanes, S: Source>(
     }
 }
 
-/// Neither does.
-unsafe fn gather_panel<S: Source>(piece: Piece, from: *const S::T, lanes: usize, width: usize, to: *mut f32) {
-    for (index, step) in (0..piece.depth).step_by(S::STEPS).enumerate() {
+/// Neither lanes nor steps lie side by side.
+unsafe fn gather_panel<S: Packer>(
+    block: MatrixBlock,
+    from: *const S::T,
+    lanes: usize,
+    width: usize,
+    to: *mut f32,
+) {
+    for (index, step) in (0..block.depth).step_by(S::STEPS).enumerate() {
         for lane in 0..width {
             // SAFETY: the caller's promise; lanes beyond the last are not read.
             unsafe {
-                let from = from.wrapping_add(step * piece.step_stride + lane * piece.lane_stride);
-                let whole = step + S::STEPS <= piece.depth;
-                let x = if lane < lanes { S::single(from, piece.step_stride, whole) } else { 0.0 };
+                let from = from.wrapping_add(step * block.step_stride + lane * block.lane_stride);
+                let whole = step + S::STEPS <= block.depth;
+                let x = if lane < lanes { S::single(from, block.step_stride, whole) } else { 0.0 };
                 *to.add(index * width + lane) = x;
             }
         }

@@ -1,4 +1,4 @@
-//! What this machine can do, measured: the floors that kernels are compared with.
+//! Measures the peak arithmetic rate and memory bandwidth of this machine, with which kernels are compared.
 
 use std::time::{Duration, Instant};
 
@@ -49,7 +49,7 @@ const CHAINS_512: usize = 16;
 const CHAINS_256: usize = 6;
 const CHAINS_128: usize = 3;
 
-/// Of one thread: chains, numbers in each, products and sums.
+/// Operations of one thread in one round: chains, times the numbers in each, times two (a product and a sum).
 fn operations_a_round(isa: Isa, dtype: DType) -> usize {
     match (dtype, isa) {
         (DType::BF16, Isa::Avx512Bf16) => CHAINS_512 * 64,
@@ -183,7 +183,7 @@ pub struct Bandwidth {
 
 impl Bandwidth {
     /// The highest rate: no kernel moves bytes from and to memory faster.
-    pub fn most(&self) -> f64 {
+    pub fn max(&self) -> f64 {
         self.read.max(self.copy).max(self.update)
     }
 }
@@ -253,7 +253,7 @@ mod tests {
             }
         }
         let bandwidth = bandwidth(&Cpu::new(2), 1 << 20).unwrap();
-        let least = bandwidth.read.min(bandwidth.copy).min(bandwidth.update);
-        assert!(least > 1e8 && bandwidth.most() >= least, "{bandwidth:?}");
+        let min = bandwidth.read.min(bandwidth.copy).min(bandwidth.update);
+        assert!(min > 1e8 && bandwidth.max() >= min, "{bandwidth:?}");
     }
 }

@@ -28,14 +28,14 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
 }
 
-/// What `run` was given, as long as it lasts.
+/// The job of the current run.
 #[derive(Clone, Copy)]
 struct Job {
     task: *const (dyn Fn(usize) + Sync),
     tasks: u32,
 }
 
-/// Own cache line: the caller and all workers write it.
+/// On a cache line of its own, because the caller and all workers write it.
 #[repr(align(128))]
 struct Line<T>(T);
 
@@ -71,7 +71,7 @@ impl Pool {
     /// A pool of `threads` threads in all, whose workers spin for `spin` before they sleep.
     ///
     /// # Errors
-    /// When the system starts fewer threads; none is left then.
+    /// When the system starts fewer threads; those that were started have ended then.
     pub fn new(threads: usize, spin: Duration) -> std::io::Result<Pool> {
         assert!(threads >= 1, "a pool has at least the calling thread");
         let shared = Arc::new(Shared {
@@ -212,7 +212,7 @@ impl Shared {
         self.caller_sleeps.store(false, Ordering::SeqCst);
     }
 
-    /// A worker's life.
+    /// What a worker does until the pool is dropped.
     fn work(&self) {
         let has_work =
             || self.ticket.0.load(Ordering::SeqCst) as u32 != 0 || self.stop.load(Ordering::SeqCst);

@@ -1,5 +1,5 @@
-//! Random numbers by counter: a function of key and counter alone, so any task can make any of them, and
-//! backward those of forward.
+//! Counter-based random numbers: each is a function of key and counter alone, so any task can compute any of them, and
+//! the backward pass computes those of the forward pass again.
 //!
 //! SplitMix64's finaliser over key and counter (Steele et al., OOPSLA 2014), as in the initial values of
 //! `phalanx-layers`: 64 bits are the two numbers of an even counter (lower half) and the odd one after it.
@@ -10,26 +10,26 @@ use phalanx_tensor::arguments::Dropout;
 
 /// Which elements a [`Dropout`] keeps.
 #[derive(Clone, Copy)]
-pub(crate) struct Keep {
+pub(crate) struct DropoutMask {
     /// The key less one step, and the key: for words from a pair on, and from the one after it. Two numbers,
     /// known here alone, so that nothing distinguishes a lane when a compiler sums up constants.
     keys: [u64; 2],
-    /// Smallest number that is kept.
-    least: u64,
+    /// Smallest random number whose element is kept.
+    kept_min: u64,
     /// The bits of 1 / (1 - p).
     factor: u64,
     /// Counter of element 0.
     first: u64,
 }
 
-impl Keep {
-    /// As `dropout` says.
-    pub(crate) fn new(dropout: Dropout) -> Keep {
+impl DropoutMask {
+    /// The mask of a dropout.
+    pub(crate) fn new(dropout: Dropout) -> DropoutMask {
         let p = f64::from(dropout.p);
         let factor = (1.0 / (1.0 - p)) as f32;
-        Keep {
+        DropoutMask {
             keys: [dropout.key.wrapping_sub(GOLDEN), dropout.key],
-            least: (p * 4_294_967_296.0).round() as u64,
+            kept_min: (p * 4_294_967_296.0).round() as u64,
             factor: u64::from(factor.to_bits()),
             first: dropout.first,
         }
@@ -58,8 +58,8 @@ impl Keep {
         }
         let mut pairs = [0u64; 8];
         for (pair, (l, u)) in pairs.iter_mut().zip(lower.iter().zip(&upper)) {
-            let l = if *l >= self.least { self.factor } else { 0 };
-            let u = if *u >= self.least { self.factor << 32 } else { 0 };
+            let l = if *l >= self.kept_min { self.factor } else { 0 };
+            let u = if *u >= self.kept_min { self.factor << 32 } else { 0 };
             *pair = if cfg!(target_endian = "big") { (l | u).rotate_left(32) } else { l | u };
         }
         // SAFETY: the caller's promise; eight pairs are 16 numbers.
@@ -83,14 +83,14 @@ mod tests {
     use super::*;
     use phalanx_simd::{Isa, vectorized};
 
-    vectorized!(fn factors(keep: &Keep, first: u64, to: &mut [f32; 16]) = factors_body);
+    vectorized!(fn factors(keep: &DropoutMask, first: u64, to: &mut [f32; 16]) = factors_body);
     #[inline(always)]
-    fn factors_body<L: Lanes>(keep: &Keep, first: u64, to: &mut [f32; 16]) {
+    fn factors_body<L: Lanes>(keep: &DropoutMask, first: u64, to: &mut [f32; 16]) {
         // SAFETY: compiled for L; 16 numbers.
         unsafe { L::store(to.as_mut_ptr(), keep.factors::<L>(first)) };
     }
 
-    /// As the module's head says it.
+    /// The generator as the module describes it, one number at a time.
     fn number(key: u64, counter: u64) -> u32 {
         let bits = mix(key.wrapping_add((counter / 2).wrapping_mul(GOLDEN)));
         if counter.is_multiple_of(2) { bits as u32 } else { (bits >> 32) as u32 }
@@ -100,7 +100,7 @@ mod tests {
     fn sixteen_neighbours_are_sixteen_single_numbers() {
         for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
             for (p, key) in [(0.0, 3), (0.1, u64::MAX), (0.5, 1 << 63), (1.0 - f32::EPSILON / 2.0, 9)] {
-                let keep = Keep::new(Dropout { p, key, first: 0, sample: 0 });
+                let keep = DropoutMask::new(Dropout { p, key, first: 0, sample: 0 });
                 for first in [0, 1, 2, 15, 16, 17, 1 << 32, (1 << 32) - 3, u64::MAX - 20, u64::MAX - 16] {
                     let mut all = [f32::NAN; 16];
                     factors(isa, &keep, first, &mut all);

@@ -1,4 +1,4 @@
-//! Memory that is there before it is used.
+//! Makes memory resident before it is used.
 
 use std::io::ErrorKind;
 use std::sync::{Mutex, PoisonError};

@@ -9,14 +9,14 @@ use std::sync::{Mutex, PoisonError};
 
 use phalanx_tensor::region::{HUGE, Region};
 
-/// Mapped memory, zeroed at first, mapped anew when a call needs more.
-pub(crate) struct Buffer {
+/// Mapped memory, zeroed when it is mapped, and mapped again when a call needs more.
+pub(crate) struct ScratchBuffer {
     region: Option<Region>,
 }
 
-impl Buffer {
-    const fn empty() -> Buffer {
-        Buffer { region: None }
+impl ScratchBuffer {
+    const fn empty() -> ScratchBuffer {
+        ScratchBuffer { region: None }
     }
 
     /// The first `len` elements; what they hold is whatever was there before.
@@ -36,7 +36,7 @@ impl Buffer {
 }
 
 thread_local! {
-    static THREAD: RefCell<Buffer> = const { RefCell::new(Buffer::empty()) };
+    static THREAD: RefCell<ScratchBuffer> = const { RefCell::new(ScratchBuffer::empty()) };
 }
 
 /// Gives `f` the first `len` elements of this thread's scratch. Not to be nested.
@@ -47,15 +47,15 @@ pub(crate) fn with_thread_scratch<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R
 /// Buffers that calls borrow; as many as there are calls at a time.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    idle: Mutex<Vec<Buffer>>,
+    idle: Mutex<Vec<ScratchBuffer>>,
 }
 
 impl Scratch {
     /// Gives `f` a buffer for its duration.
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Buffer) -> R) -> R {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut ScratchBuffer) -> R) -> R {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = idle().pop();
-        let mut buffer = taken.unwrap_or_else(Buffer::empty);
+        let mut buffer = taken.unwrap_or_else(ScratchBuffer::empty);
         let out = f(&mut buffer);
         idle().push(buffer);
         out

@@ -103,13 +103,13 @@ fn case(dtype: DType, columns: usize, threads: usize) {
         DType::BF16 => 2f64.powi(-9),
         _ => 2f64.powi(-12),
     };
-    let least = if dtype == DType::F16 { 2f64.powi(-25) } else { 0.0 };
+    let half_of_smallest = if dtype == DType::F16 { 2f64.powi(-25) } else { 0.0 };
     assert_eq!(derivatives.len(), ROWS * columns);
     for (i, (got, expected)) in derivatives.iter().zip(references.iter().flat_map(|(_, d)| d)).enumerate() {
         // What is taken away at the target and for smoothing is as large as the probability may be.
         let size = expected.abs() + 0.5 * 1.1;
         let near = if i % columns == targets[i / columns] as usize { size } else { expected.abs() + 0.05 };
-        let tolerance = 2.0 * unit * near + 1e-5 * near + 2.0 * least;
+        let tolerance = 2.0 * unit * near + 1e-5 * near + 2.0 * half_of_smallest;
         assert!((got - expected).abs() <= tolerance, "{what}: derivative {i}: {got} for {expected}");
     }
 }

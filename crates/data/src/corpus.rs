@@ -1,7 +1,7 @@
-//! Text files and folders become a list of documents, in an order that depends on their names alone.
+//! Turns text files and folders into a list of documents, in an order that depends only on their names.
 //!
-//! Every file is read once when the corpus is opened, so that what is skipped and how many bytes
-//! there are is known before anything is tokenised. A file that the user names must be UTF-8; inside
+//! Every file is read once when the corpus is opened, so that the skipped files and the number of bytes
+//! are known before anything is tokenised. A file that the user names must be UTF-8; inside
 //! a folder, files that are not text are skipped and counted. Documents are then read again in
 //! blocks, so a corpus larger than memory is no problem.
 

@@ -1,4 +1,4 @@
-//! What can go wrong between a path in the configuration and a sample in a batch.
+//! Errors of reading text, tokenizers, token files and samples.
 //!
 //! Each message says what was given, what was expected and what to do, and contains its cause (the
 //! cause is not repeated as `source()`), so printing the error alone tells everything.

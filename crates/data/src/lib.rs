@@ -1,11 +1,10 @@
-//! Text becomes tokens, tokens become samples.
+//! Turns text into tokens, and tokens into samples.
 //!
-//! The way of the data, in the order of the modules: a [`Tokenizer`] turns text into ids; a
-//! [`Corpus`] finds the documents; [`tokenize_to_memory`] and [`tokenize_to_file`] join the two; a
-//! [`TokenFile`] reads what was written (or what nanoGPT, llm.c or Megatron wrote); [`Tokens`] is
-//! either source behind one type, cut into training and validation; a [`Sampler`] says which tokens
-//! are sample `k`, as a pure function of seed and position, so that a run resumes from one number and
-//! no count of ranks changes its data; [`Masking`] hides some of them, for models that learn to find them.
+//! A [`Tokenizer`] turns text into ids, and a [`Corpus`] finds the documents; [`tokenize_to_memory`] and
+//! [`tokenize_to_file`] combine the two. A [`TokenFile`] reads the result, or a file of nanoGPT, llm.c or Megatron.
+//! [`Tokens`] is one type for tokens in memory and in files, split into training and validation. A [`Sampler`]
+//! computes which tokens form sample `k`, as a pure function of seed and position: a run resumes from one number, and
+//! the number of ranks does not change its data. [`Masking`] masks tokens for models that learn to predict them.
 //!
 //! This crate knows no rank, no batch and no configuration file: the caller turns (step, micro-batch,
 //! rank, row) into a position and asks for it.

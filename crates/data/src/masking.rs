@@ -1,12 +1,12 @@
-//! Samples of a masked language model (Devlin et al., "BERT", arXiv 1810.04805, section 3.1): some tokens of
-//! a sequence are hidden, and are what is to be predicted.
+//! Samples of a masked language model (Devlin et al., "BERT", arXiv 1810.04805, section 3.1): the model predicts some
+//! tokens of a sequence, most of which are hidden from it.
 //!
-//! Of `seq` tokens 15 % are chosen, as many in every sample, so that a mean over samples is a mean over
-//! tokens. Four of five chosen tokens become the mask token, one of ten a random one, and the rest stay: a
-//! model that sees no mask token later must not learn to look at masks alone.
+//! In each sample, the same number of tokens is chosen, 15 % of `seq`, so that a mean over samples is a mean over tokens.
+//! 80 % of the chosen tokens become the mask token, 10 % a random token, and 10 % stay: a model that will later see no mask
+//! tokens must not learn to look at them alone.
 //!
-//! What is hidden is a pure function of seed and number of the sample in the run: no layout of ranks and no
-//! resumption changes it, and a text that comes again in the next epoch is hidden anew.
+//! The choice is a pure function of the seed and the number of the sample in the run. The layout of ranks and resuming do
+//! not change it, and a text that returns in the next epoch is masked differently.
 
 use crate::permutation::mix;
 use crate::{EvaluationWindows, Permutation, Result, Sampler};

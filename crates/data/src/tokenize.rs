@@ -1,9 +1,8 @@
-//! A corpus becomes tokens, in memory or in a token file, by several threads in bounded memory.
+//! Tokenises a corpus, into memory or a token file, with several threads and in bounded memory.
 //!
-//! Documents are read in order and cut into pieces where the tokenizer says that cutting changes
-//! nothing; the pieces are dealt to the threads in turn and taken back in turn, so the tokens do not
-//! depend on the number of threads. Only a `tokenizer.json` must see a document whole. Between two
-//! documents stands the tokenizer's separator, where it has one.
+//! Documents are read in order and cut into pieces at positions where this does not change the tokens. Threads get the
+//! pieces in turn, and their results are collected in turn, so the tokens do not depend on the number of threads. Only a
+//! `tokenizer.json` must see a whole document. The tokenizer's separator, if it has one, is put between documents.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -86,7 +85,7 @@ fn encode_corpus(
             for_each_block(&document.path, &|text| tokenizer.last_cut(text), &mut |text, last| {
                 let text = text.to_string();
                 let length = text.len();
-                line.send(Piece { text, document: &document.path, start, ends_document: last });
+                line.send(TextPiece { text, document: &document.path, start, ends_document: last });
                 start += length;
                 while line.is_full() {
                     line.receive(progress, sink)?;
@@ -103,7 +102,7 @@ fn encode_corpus(
 }
 
 /// A part of a document, to be encoded by itself.
-struct Piece<'a> {
+struct TextPiece<'a> {
     text: String,
     document: &'a Path,
     /// The byte of the document at which the text starts.
@@ -111,7 +110,7 @@ struct Piece<'a> {
     ends_document: bool,
 }
 
-impl Piece<'_> {
+impl TextPiece<'_> {
     /// The error of encoding this piece, told of the document.
     fn blame(&self, mut cause: DataError) -> DataError {
         if let DataError::UnknownCharacter { position, .. } = &mut cause {
@@ -124,8 +123,8 @@ impl Piece<'_> {
 /// A thread that encodes what it is sent, in that order. It lives as long as the whole tokenisation,
 /// because the pattern engine of `gpt2` warms up anew in each thread.
 struct Worker<'a> {
-    pieces: Sender<Piece<'a>>,
-    encoded: Receiver<(Piece<'a>, Result<Vec<u32>>)>,
+    pieces: Sender<TextPiece<'a>>,
+    encoded: Receiver<(TextPiece<'a>, Result<Vec<u32>>)>,
 }
 
 impl<'a> Worker<'a> {
@@ -133,7 +132,7 @@ impl<'a> Worker<'a> {
     where
         'a: 'scope,
     {
-        let (pieces, inbox) = channel::<Piece<'a>>();
+        let (pieces, inbox) = channel::<TextPiece<'a>>();
         let (outbox, encoded) = channel();
         let encode = move || {
             for piece in inbox {
@@ -185,7 +184,7 @@ impl<'a> Line<'a> {
         self.bytes_in_flight >= 2 * self.workers.len() * BLOCK_BYTES
     }
 
-    fn send(&mut self, piece: Piece<'a>) {
+    fn send(&mut self, piece: TextPiece<'a>) {
         self.bytes_in_flight += piece.text.len();
         let turn = (self.received + self.in_flight) % self.workers.len();
         self.in_flight += 1;

@@ -11,7 +11,7 @@ use crate::{DataError, Result};
 /// A span of tokens. Cloning and splitting share the tokens themselves.
 #[derive(Clone)]
 pub struct Tokens {
-    source: Source,
+    source: Storage,
     range: Range<usize>,
     /// Names the tokens in messages: a file, the paths of a text, a part of either.
     origin: String,
@@ -20,8 +20,9 @@ pub struct Tokens {
     limit: usize,
 }
 
+/// Where the ids are stored: in memory as 16 or 32 bits each, or in a file.
 #[derive(Clone)]
-enum Source {
+enum Storage {
     Narrow(Arc<Vec<u16>>),
     Wide(Arc<Vec<u32>>),
     File(Arc<TokenFile>),
@@ -79,9 +80,9 @@ impl Tokens {
     /// The bytes of memory that the tokens take; 0 for a file, which stays on the disk.
     pub fn resident_bytes(&self) -> usize {
         match &self.source {
-            Source::Narrow(ids) => ids.capacity() * size_of::<u16>(),
-            Source::Wide(ids) => ids.capacity() * size_of::<u32>(),
-            Source::File(_) => 0,
+            Storage::Narrow(ids) => ids.capacity() * size_of::<u16>(),
+            Storage::Wide(ids) => ids.capacity() * size_of::<u32>(),
+            Storage::File(_) => 0,
         }
     }
 
@@ -104,11 +105,11 @@ impl Tokens {
         let start = self.range.start + at;
         let end = start + out.len();
         match &self.source {
-            Source::Narrow(ids) => {
+            Storage::Narrow(ids) => {
                 out.iter_mut().zip(&ids[start..end]).for_each(|(out, id)| *out = u32::from(*id));
             }
-            Source::Wide(ids) => out.copy_from_slice(&ids[start..end]),
-            Source::File(file) => file.read(start, out)?,
+            Storage::Wide(ids) => out.copy_from_slice(&ids[start..end]),
+            Storage::File(file) => file.read(start, out)?,
         }
         match out.iter().position(|&id| id as usize >= self.limit) {
             None => Ok(()),
@@ -129,10 +130,10 @@ impl Tokens {
     /// [`DataError::TokenOutOfRange`] with the first token that is out of range.
     pub fn check_vocab(&self, vocab: usize) -> Result<()> {
         let first = match &self.source {
-            Source::File(file) => return file.check_vocab(vocab),
+            Storage::File(file) => return file.check_vocab(vocab),
             _ if self.vocab.is_some_and(|own| own <= vocab) => None,
-            Source::Narrow(ids) => first_beyond(ids, vocab),
-            Source::Wide(ids) => first_beyond(ids, vocab),
+            Storage::Narrow(ids) => first_beyond(ids, vocab),
+            Storage::Wide(ids) => first_beyond(ids, vocab),
         };
         match first {
             None => Ok(()),
@@ -149,8 +150,8 @@ impl Tokens {
     /// Those of [`TokenFile::check_unchanged`].
     pub fn check_unchanged(&self, expected: &str) -> Result<()> {
         match &self.source {
-            Source::File(file) => file.check_unchanged(expected),
-            Source::Narrow(_) | Source::Wide(_) => Ok(()),
+            Storage::File(file) => file.check_unchanged(expected),
+            Storage::Narrow(_) | Storage::Wide(_) => Ok(()),
         }
     }
 
@@ -187,7 +188,7 @@ impl From<TokenFile> for Tokens {
             origin: file.path().display().to_string(),
             vocab: file.vocab_size(),
             limit: usize::MAX,
-            source: Source::File(Arc::new(file)),
+            source: Storage::File(Arc::new(file)),
         }
     }
 }
@@ -232,12 +233,12 @@ impl TokenStore {
             Growing::Narrow(mut ids) => {
                 ids.shrink_to_fit();
                 let count = ids.len();
-                (Source::Narrow(Arc::new(ids)), count)
+                (Storage::Narrow(Arc::new(ids)), count)
             }
             Growing::Wide(mut ids) => {
                 ids.shrink_to_fit();
                 let count = ids.len();
-                (Source::Wide(Arc::new(ids)), count)
+                (Storage::Wide(Arc::new(ids)), count)
             }
         };
         Tokens { source, range: 0..count, origin, vocab: Some(self.vocab), limit: usize::MAX }

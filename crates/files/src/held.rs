@@ -1,8 +1,8 @@
-//! A folder that somebody works in for hours: is it still there?
+//! Detects whether a folder that a process works in for hours has been removed or replaced.
 //!
-//! Files that are open can be written after the folder was removed, and a path that is created again may be
-//! another folder. Only the folder's identity (device and inode) tells. It cannot be given to another folder
-//! while this one is held open.
+//! Open files can still be written after their folder was removed, and a path that was created again may be another
+//! folder. Only the identity of the folder (device and inode) tells; the system does not reuse it while the folder is
+//! held open.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};

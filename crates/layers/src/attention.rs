@@ -12,13 +12,13 @@ use crate::saved::{Saved, restore, restore_mut};
 pub struct Attention {
     /// Heads and mask.
     pub heads: Heads,
-    /// Share of the probabilities that is dropped in training.
+    /// Probability that training drops an attention probability.
     pub dropout: f32,
-    /// Of the dropout's random numbers.
+    /// Key of the dropout random numbers.
     pub name: String,
-    /// Number of the first head here, among all of the layer: they number its probabilities.
+    /// Number, among all heads of the layer, of the first head on this rank: dropout masks depend on it.
     pub first_head: usize,
-    /// All heads of the layer.
+    /// Number of heads of the whole layer.
     pub all_heads: usize,
 }
 
@@ -92,7 +92,7 @@ impl Rebuild for Attention {
         true
     }
 
-    /// As forward; the row statistics are written again, with the same values.
+    /// Recomputes the output; the row statistics are written again, with the same values.
     fn output(&self, cx: &Context, _: &[View], saved: &mut Saved) -> Result<Activation> {
         let qkv = saved.x.held();
         let SavedAttention { log_sum_exp, dropout } = restore_mut(&mut *saved.own);

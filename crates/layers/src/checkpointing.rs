@@ -1,9 +1,10 @@
-//! Activation checkpointing: computing again in backward what forward then need not keep (Chen et al., arXiv
+//! Activation checkpointing: backward recomputes activations that forward then need not save (Chen et al., arXiv
 //! 1604.06174; Korthikanti et al., arXiv 2205.05198, for the selective kind).
 //!
-//! Price, for a Transformer block of width h on T tokens, in elements: kept whole, 16 h T; selectively, 9 h T (the
-//! residual stream, queries, keys and values, and what GELU is taken of), for one attention, two norms and a GELU
-//! more; recomputed, h T (its input), for its forward without the last product.
+//! Cost for a Transformer block of width h on T tokens: without checkpointing it saves 16 h T elements. Selective
+//! checkpointing saves 9 h T (the residual stream, queries, keys and values, and the input of GELU) and recomputes an
+//! attention, two norms and a GELU. Checkpointing the block saves h T (its input) and recomputes its forward without
+//! the last product.
 
 use phalanx_tensor::View;
 
@@ -12,15 +13,15 @@ use crate::failure::Result;
 use crate::layer::{Activation, Context, Draw, Gradient, Layer, ParameterSpec};
 use crate::saved::{Deferred, Saved, restore};
 
-/// What of a model's activations is computed again instead of kept. No choice changes a bit of the result.
+/// Which activations of a model are recomputed instead of saved. No choice changes a bit of the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checkpointing {
-    /// Nothing.
+    /// None: all are saved.
     #[default]
     None,
-    /// Outputs that need no product of weights: norms, attention, GELU.
+    /// Outputs of norms, attention and GELU, which need no product with weights.
     Selective,
-    /// Blocks 0, k, 2k, ... as a whole.
+    /// Whole blocks: 0, k, 2k, ...
     Blocks {
         /// k, at least 1.
         every: usize,
@@ -28,7 +29,7 @@ pub enum Checkpointing {
 }
 
 impl Checkpointing {
-    /// Transformer block `index` of a model, recomputed as a whole where this says so.
+    /// Transformer block `index` of a model, wrapped in [`Recompute`] where it is checkpointed whole.
     pub fn block(self, index: usize, layer: impl Layer + 'static) -> Box<dyn Layer> {
         match self {
             Checkpointing::Blocks { every } if index.is_multiple_of(every) => Box::new(Recompute(layer)),
@@ -36,7 +37,7 @@ impl Checkpointing {
         }
     }
 
-    /// Layers of a block, one after the other.
+    /// The layers of a block in sequence.
     pub fn sequence(self, layers: Vec<Box<dyn Layer>>) -> Sequence {
         match self {
             Checkpointing::Selective => Sequence::new(layers).rebuilding(),
@@ -45,16 +46,16 @@ impl Checkpointing {
     }
 }
 
-/// A layer that keeps its input alone; its backward begins by running its forward again.
+/// A layer that saves only its input; its backward runs forward again first.
 pub struct Recompute<L>(pub L);
 
 struct SavedRecompute {
-    /// What forward drew.
+    /// What the dropout masks of forward depend on.
     draw: Option<Draw>,
 }
 
 impl<L: Layer> Recompute<L> {
-    /// Runs forward once more, and keeps what it saves.
+    /// Runs forward again, and returns what it saves.
     fn again<'a>(&self, cx: &Context<'a>, parameters: &[View], saved: Saved) -> Result<(Context<'a>, Saved)> {
         let Saved { x, own, .. } = saved;
         let SavedRecompute { draw } = restore(own);

@@ -1,9 +1,9 @@
-//! Composition: layers in sequence, and a residual path around a layer. Both have their backward, so a
-//! model composed of existing layers needs no derivative of its own.
+//! Composition: layers in sequence, and a residual path around a layer. Both have a backward, so a model that is
+//! composed of existing layers needs no derivatives of its own.
 //!
-//! The tensors between the layers of a sequence are shared by its layers' [`Saved`]. A sequence that
-//! [rebuilds](Sequence::rebuilding) lets go of those that the layer before can make again, and has them made
-//! when backward comes to their first reader.
+//! The [`Saved`] of neighbouring layers in a sequence share the tensor between them. A sequence that
+//! [rebuilds](Sequence::rebuilding) frees the tensors that the previous layer can recompute, and recomputes each when
+//! backward reaches its first reader.
 
 use std::ops::Range;
 
@@ -26,12 +26,12 @@ struct Part {
 }
 
 struct SavedSequence {
-    /// Of each layer, in order.
+    /// What each layer saved, in order.
     layers: Vec<Saved>,
 }
 
 impl Sequence {
-    /// In the order given; at least one.
+    /// The layers run in the given order; there is at least one.
     pub fn new(layers: Vec<Box<dyn Layer>>) -> Sequence {
         assert!(!layers.is_empty(), "a sequence has at least one layer");
         let mut end = 0;
@@ -43,19 +43,19 @@ impl Sequence {
         Sequence { layers: layers.into_iter().map(part).collect(), rebuilds: false }
     }
 
-    /// The same, but what lies between two layers is not kept where the first can make it again.
+    /// The same sequence, which does not save the tensor between two layers where the first can recompute it.
     #[must_use]
     pub fn rebuilding(self) -> Sequence {
         Sequence { rebuilds: true, ..self }
     }
 
-    /// How the tensor before layer `index` is made again, when it is not kept.
+    /// Recomputes the tensor before layer `index`, when it is not saved.
     fn rebuild(&self, index: usize) -> Option<&dyn Rebuild> {
         let rebuild = self.layers[index.checked_sub(1)?].layer.rebuild()?;
         (self.rebuilds || rebuild.always()).then_some(rebuild)
     }
 
-    /// All layers but the last: its input, and what they saved.
+    /// Runs all layers but the last: the input of the last, and what the others saved.
     fn forward_to_last(
         &self,
         cx: &Context,
@@ -71,7 +71,7 @@ impl Sequence {
         Ok((x, saved))
     }
 
-    /// Adds what the next layer saved, and forgets the tensor before it if it can be made again.
+    /// Adds what the next layer saved, and frees the tensor before it if it can be recomputed.
     fn keep(&self, cx: &Context, saved: &mut Vec<Saved>, mut kept: Saved) {
         if !cx.keep {
             return;
@@ -83,7 +83,7 @@ impl Sequence {
         saved.push(kept);
     }
 
-    /// Makes the tensor before layer `index` again, if it was forgotten.
+    /// Recomputes the tensor before layer `index`, if it was freed.
     fn recall(&self, cx: &Context, parameters: &[View], saved: &mut [Saved], index: usize) -> Result<()> {
         let Some(rebuild) = self.rebuild(index) else { return Ok(()) };
         let before = index - 1;
@@ -190,8 +190,8 @@ impl Layer for Sequence {
     }
 }
 
-/// `y = x + f(x)`. The sum is formed by f's last layer, the sum of gradients by its first, in the memory
-/// of dy.
+/// `y = x + f(x)`. The last layer of f adds x to its output; in backward the first layer of f adds to dy, in its
+/// memory.
 pub struct Residual<L>(pub L);
 
 impl<L: Layer> Layer for Residual<L> {
@@ -210,7 +210,7 @@ impl<L: Layer> Layer for Residual<L> {
         Ok((with_outer(cx, y, residual), saved))
     }
 
-    /// The sum saves nothing.
+    /// The addition itself saves nothing.
     fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
         self.0.save(cx, parameters, x)
     }
@@ -245,7 +245,7 @@ impl<L: Layer> Layer for Residual<L> {
     }
 }
 
-/// Adds a second, outer residual, which nested residual paths may ask for.
+/// Adds a second residual, for nested residual paths.
 fn with_outer(cx: &Context, y: Activation, residual: Option<Activation>) -> Activation {
     if residual.is_none() {
         return y;

@@ -1,8 +1,7 @@
-//! Dropout of what a layer gives (Srivastava et al., 2014).
+//! Dropout of a layer's output (Srivastava et al., 2014).
 //!
-//! No mask is kept: which elements fall is a function of seed, step, name and the element's number in the whole
-//! global batch ([`Draw`]), and backward asks again. So the bits are the same however the batch is cut, and
-//! whenever a layer is computed again.
+//! No mask is saved: it is a function of seed, step, name and the element's number in the global batch ([`Draw`]), and
+//! backward computes it again. So it does not depend on how the batch is cut, nor on whether a layer is recomputed.
 
 use std::sync::Arc;
 
@@ -12,32 +11,32 @@ use crate::failure::Result;
 use crate::layer::{Activation, Context, Draw, Gradient, Layer, ParameterSpec};
 use crate::saved::{Deferred, Saved, Shared, restore};
 
-/// `y = dropout(f(x)) (+ residual)`; just f where p is 0 and outside of training.
+/// `y = dropout(f(x)) (+ residual)`; outside of training, and when p is 0, `y = f(x) (+ residual)`.
 pub struct Dropped<L> {
     /// f
     pub layer: L,
-    /// Share of f's elements that is dropped in training; the others are divided by `1 - p`.
+    /// Probability that training drops an element of f(x); the others are divided by `1 - p`.
     pub p: f32,
-    /// Of the random numbers.
+    /// Key of the dropout random numbers.
     pub name: String,
 }
 
 struct SavedDropped {
-    /// Of f, its input aside.
+    /// What f saved, without its input.
     layer: Saved,
-    /// What elements were dropped by.
+    /// What the mask depends on; None when nothing was dropped.
     draw: Option<Draw>,
 }
 
 impl<L> Dropped<L> {
-    /// f's input is that of the whole.
+    /// What forward saves: the input is that of f.
     fn saved(&self, cx: &Context, mut layer: Saved) -> Saved {
         let x = std::mem::replace(&mut layer.x, Shared::Unread);
         Saved { x, ..Saved::new(SavedDropped { layer, draw: cx.draws(self.p) }) }
     }
 
-    /// x: `[.., width]` -> its dropout, in memory of its own; x is given back. Rows that are not all of the
-    /// micro-batch's are those from `cx.first_row` on.
+    /// Drops elements of x `[.., width]` into a new tensor. Where x has only some rows of the micro-batch, they start
+    /// at `cx.first_row`.
     fn apply(&self, cx: &Context, draw: Draw, x: Activation, residual: Option<Activation>) -> Activation {
         let [rows, width] = x.shape().rows_cols();
         let [batch, seq] = cx.tokens;
@@ -52,7 +51,7 @@ impl<L> Dropped<L> {
 }
 
 impl<L> Dropped<L> {
-    /// What f saved, and the derivative of its output.
+    /// What f saved, and the derivative of f(x).
     fn undo(&self, cx: &Context, saved: Saved, dy: Activation) -> (Saved, Activation) {
         let SavedDropped { layer, draw } = restore(saved.own);
         let dy = match draw {

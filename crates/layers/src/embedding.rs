@@ -21,20 +21,20 @@ pub struct Embedding {
     pub length: usize,
     /// Width.
     pub hidden: usize,
-    /// Initial values of all.
+    /// Initial values of all tables.
     pub init: Init,
 }
 
-/// Token types that there are.
+/// Number of token types.
 const TYPES: usize = 2;
 
-/// What the gradients of the tables are sums over.
+/// The rows over which gradients of position and type tables are summed.
 pub struct EmbeddingGradients<'a> {
-    /// Of the rows that are here, u32.
+    /// The token ids of the rows, u32.
     pub ids: &'a Tensor,
     /// `[.., hidden]`
     pub dy: &'a Tensor,
-    /// The first of them, of the micro-batch's.
+    /// Number of the first row in the micro-batch.
     pub first_row: usize,
 }
 
@@ -43,8 +43,8 @@ impl Embedding {
         Positions { table, first_row, seq: cx.tokens[1] }
     }
 
-    /// Adds what positions and types give to the rows of y, which have these ids and are those from `first_row` of
-    /// the micro-batch on.
+    /// Adds position and type embeddings to y, whose rows have these `ids` and start at row `first_row` of the
+    /// micro-batch.
     pub fn add_everywhere(
         &self,
         cx: &Context,
@@ -63,7 +63,7 @@ impl Embedding {
         }
     }
 
-    /// Gradients of positions and types, from the rows that are here.
+    /// Writes or adds the gradients of the position and type tables.
     pub fn gradients_everywhere(&self, cx: &Context, gradients: &mut [Gradient], from: EmbeddingGradients) {
         let EmbeddingGradients { ids, dy, first_row } = from;
         let (dpositions, accumulate) = gradients[1].write();
@@ -102,7 +102,7 @@ impl Layer for Embedding {
         Ok((add_residual(cx, y, residual), Saved::new(()).with_input(x)))
     }
 
-    /// Tables as `gradients` says; token ids have no gradient.
+    /// Gradients of the tables; token ids have no gradient.
     fn backward(
         &self,
         cx: &Context,
@@ -120,7 +120,7 @@ impl Layer for Embedding {
         Ok(None)
     }
 
-    /// Nothing: ids and dy are kept.
+    /// Computes nothing: ids and dy are saved for the second part.
     fn backward_input(
         &self,
         _: &Context,

@@ -1,14 +1,14 @@
-//! Why a layer did not finish.
+//! The error of a layer.
 //!
-//! A layer that computes alone always does. One that exchanges tensors with others can find that they are gone;
-//! what it then knows is carried here, to whoever runs the layers.
+//! A layer without collectives does not fail. A layer with collectives fails when they do; it returns their error in
+//! this type, so that this crate need not know process groups.
 
 use std::error::Error;
 
-/// The cause, as whoever exchanges tensors knows it.
+/// The error of a collective inside a layer.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct Failure(pub Box<dyn Error + Send + Sync>);
 
-/// What layers return.
+/// Result of a layer.
 pub type Result<T> = std::result::Result<T, Failure>;

@@ -1,10 +1,10 @@
-//! The end of a language model: output projection and cross entropy as one.
+//! The head of a language model: output projection and cross entropy in one.
 //!
-//! The logits of all tokens are the largest tensor of a small model (`[tokens, vocab]`), and nobody
-//! needs them: they are made in slices of rows that fit a workspace, and when training each slice's
-//! derivatives are taken while it is there (Liger Kernel's fused linear cross entropy). So the loss and its
-//! gradient come from one pass, in forward. Between the statistics of a slice's logits and its loss a caller may
-//! exchange four numbers a row with those who hold other parts of the vocabulary.
+//! The logits of all tokens, `[tokens, vocab]`, are the largest tensor of a small model, and nothing else needs them.
+//! So they are computed in slices of rows that fit a workspace; in training, the derivatives of a slice are computed
+//! before the next slice (Liger Kernel's fused linear cross entropy). Loss and gradient come from one pass. Between
+//! the statistics of a slice's logits and its loss, a caller may exchange four numbers per row with the ranks that
+//! have other classes.
 
 use std::sync::Arc;
 
@@ -17,18 +17,18 @@ use crate::failure::Result;
 use crate::init::Init;
 use crate::layer::{Activation, Context, Gradient, ParameterSpec};
 
-/// Most bytes of a slice of logits.
+/// Largest number of bytes of a slice of logits.
 const SLICE_BYTES: usize = 64 << 20;
 
-/// The last part of a model: activations and targets to a loss.
+/// The last part of a model: it turns activations and targets into a loss.
 pub trait Head: Send + Sync {
-    /// Its parameters, in the order in which the methods receive them.
+    /// The parameters, in the order in which the methods receive them.
     fn parameters(&self) -> Vec<ParameterSpec>;
 
     /// Sum of losses times `numbers.scale`, `[1]` f32.
     ///
     /// # Errors
-    /// When others that it exchanges tensors with failed.
+    /// When a collective of the head fails.
     fn loss(
         &self,
         cx: &Context,
@@ -38,10 +38,11 @@ pub trait Head: Send + Sync {
         numbers: CrossEntropy,
     ) -> Result<Tensor>;
 
-    /// The same, with dx and parameter gradients of the sum times `numbers.gradient_scale`.
+    /// The loss of [`Head::loss`], and dx. dx and the parameter gradients are those of the sum of losses times
+    /// `numbers.gradient_scale`.
     ///
     /// # Errors
-    /// As [`Head::loss`].
+    /// The errors of [`Head::loss`].
     fn loss_and_gradient(
         &self,
         cx: &Context,
@@ -55,8 +56,8 @@ pub trait Head: Send + Sync {
     /// Logits of some rows, for sampling: x `[rows, hidden]` -> `[rows, vocab]`.
     fn logits(&self, cx: &Context, parameters: &[View], x: View) -> Tensor;
 
-    /// The head itself, where its logits are a linear layer of x and it holds all of them: for who takes the loss of
-    /// logits elsewhere.
+    /// The head itself, when its logits are a linear layer of x and it has all classes: for callers that compute the
+    /// loss of the logits elsewhere.
     fn as_linear(&self) -> Option<&LinearCrossEntropy> {
         None
     }
@@ -76,12 +77,26 @@ pub struct LinearCrossEntropy {
     pub init: Init,
 }
 
-/// Some of the classes.
+/// What a head computes a loss of.
+#[derive(Clone, Copy)]
+pub struct HeadInput<'a> {
+    /// Activations, `[.., hidden]`.
+    pub x: &'a Tensor,
+    /// Targets, as many as x has rows, u32. They are numbered over the whole vocabulary; rows with the target
+    /// [`IGNORED`](phalanx_tensor::IGNORED) have no loss.
+    pub targets: &'a Tensor,
+    /// Factors of the loss.
+    pub numbers: CrossEntropy,
+    /// The classes whose logits are computed here.
+    pub classes: Classes,
+}
+
+/// A range of classes.
 #[derive(Clone, Copy, Debug)]
 pub struct Classes {
-    /// Number of the first.
+    /// The first class.
     pub first: usize,
-    /// How many.
+    /// Number of classes.
     pub here: usize,
 }
 
@@ -99,7 +114,7 @@ impl LinearCrossEntropy {
         self.bias.as_ref().map(|_| parameters[1])
     }
 
-    /// dx, like x `[.., hidden]`, and parameter gradients as `gradients` says, from the derivatives of
+    /// Computes dx, with the shape of x `[.., hidden]`, and parameter gradients from the derivatives of
     /// [`Head::logits`], `[rows, vocab]`.
     pub fn logits_backward(
         &self,
@@ -116,37 +131,33 @@ impl LinearCrossEntropy {
         dx
     }
 
-    /// Rows of a slice of logits: at least two slices, at most [`SLICE_BYTES`] of the whole vocabulary. So all
-    /// who hold a part of it cut alike.
+    /// Rows of a slice of logits: there are at least two slices, and a slice of the whole vocabulary has at most
+    /// [`SLICE_BYTES`]. So ranks with different classes use the same slices.
     fn slice_rows(&self, cx: &Context, rows: usize) -> usize {
         let fit = (SLICE_BYTES / (cx.compute.bytes() * self.vocab)).max(1);
         let fit = if fit > 64 { fit / 64 * 64 } else { fit };
         fit.min(rows.div_ceil(2))
     }
 
-    /// Loss `[1]` f32 as [`Head::loss`] has it, and with `gradients`, those of the parameters and dx, like x, of
-    /// this part: x `[.., hidden]` against some classes, of which `parameters` are the weight `[here, hidden]` and
-    /// the bias `[here]`. Targets are numbered over the whole vocabulary;
-    /// rows with the target [`IGNORED`](phalanx_tensor::IGNORED) have no loss.
+    /// Computes the loss `[1]` f32 of [`Head::loss`] with some of the classes; `parameters` are the weight `[here,
+    /// hidden]` and the bias `[here]` of these classes. With `gradients`, it also computes their parameter gradients
+    /// and their term of dx, with the shape of x.
     ///
-    /// `exchange` is called once for each slice of rows, in order, with this part's statistics `[rows, 4]` f32, and
-    /// gives those of all parts `[parts, rows, 4]`.
+    /// `exchange` is called once for each slice of rows, in order: it is given the statistics of these classes,
+    /// `[rows, 4]` f32, and returns those of all classes, `[parts, rows, 4]`.
     ///
     /// # Errors
-    /// Those of `exchange`.
+    /// The errors of `exchange`.
     pub fn pass(
         &self,
         cx: &Context,
         parameters: &[View],
         mut gradients: Option<&mut [Gradient]>,
-        x: &Tensor,
-        targets: &Tensor,
-        numbers: CrossEntropy,
-        classes: Classes,
+        input: HeadInput,
         exchange: &mut dyn FnMut(Tensor) -> Result<Tensor>,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let Classes { first, here: columns } = classes;
-        let (x, targets) = (x.view(), targets.view());
+        let HeadInput { x: input, targets, numbers, classes: Classes { first, here: columns } } = input;
+        let (x, targets) = (input.view(), targets.view());
         let [rows, hidden] = x.shape().rows_cols();
         assert!(rows > 0 && targets.elements() == rows, "{rows} rows against {targets:?}");
         assert_eq!(parameters[0].dims(), [columns, hidden], "classes {first} .. of {}", self.vocab);
@@ -189,7 +200,7 @@ impl LinearCrossEntropy {
     }
 }
 
-/// Some rows on their way through the head.
+/// A slice of rows, while the head computes it.
 struct Slice<'a> {
     /// `[rows, hidden]`
     x: View<'a>,
@@ -199,7 +210,7 @@ struct Slice<'a> {
     bias: Option<View<'a>>,
     /// `[rows]`
     targets: View<'a>,
-    /// Number of the first column's class, and of all classes.
+    /// Class of the first column, and the number of all classes.
     first: usize,
     classes: usize,
     numbers: CrossEntropy,
@@ -250,7 +261,7 @@ impl Slice<'_> {
     }
 }
 
-/// dx = dlogits · w (overwrites); dw, and db where there is a bias, as `gradients` says.
+/// dx = dlogits · w (overwrites); writes or adds dw, and db where there is a bias.
 fn linear_gradients(
     cx: &Context,
     x: View,
@@ -285,10 +296,11 @@ impl Head for LinearCrossEntropy {
         targets: &Tensor,
         numbers: CrossEntropy,
     ) -> Result<Tensor> {
-        Ok(self.pass(cx, parameters, None, &x, targets, numbers, self.all(), &mut alone)?.0)
+        let input = HeadInput { x: &x, targets, numbers, classes: self.all() };
+        Ok(self.pass(cx, parameters, None, input, &mut alone)?.0)
     }
 
-    /// As [`Head::loss`], and dx `[batch, seq, hidden]`; dw, db as `gradients` says.
+    /// The loss of [`Head::loss`], and dx `[batch, seq, hidden]`; writes or adds dw and db.
     fn loss_and_gradient(
         &self,
         cx: &Context,
@@ -298,8 +310,8 @@ impl Head for LinearCrossEntropy {
         targets: &Tensor,
         numbers: CrossEntropy,
     ) -> Result<(Tensor, Activation)> {
-        let some = Some(gradients);
-        let (loss, dx) = self.pass(cx, parameters, some, &x, targets, numbers, self.all(), &mut alone)?;
+        let input = HeadInput { x: &x, targets, numbers, classes: self.all() };
+        let (loss, dx) = self.pass(cx, parameters, Some(gradients), input, &mut alone)?;
         Ok((loss, Arc::new(dx.expect("there is dx where gradients are asked for"))))
     }
 
@@ -316,7 +328,7 @@ impl Head for LinearCrossEntropy {
     }
 }
 
-/// The exchange of whoever holds the whole vocabulary: `[rows, 4]` is `[1, rows, 4]`.
+/// The exchange of one rank that has all classes: `[rows, 4]` becomes `[1, rows, 4]`.
 fn alone(own: Tensor) -> Result<Tensor> {
     let [rows, four] = own.dims();
     Ok(own.reshape([1, rows, four]))

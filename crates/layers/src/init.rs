@@ -1,11 +1,11 @@
 //! Initial values: a function of seed, parameter name and element index alone.
 //!
-//! The generator of [`random`](crate::random) gives element `i` its own bits, so every rank fills any range of
-//! any parameter and the whole is the same whatever the layout.
+//! The generator of [`random`](crate::random) gives element `i` its own bits, so every rank can fill any range of any
+//! parameter, and initial values do not depend on the layout.
 
 use crate::random;
 
-/// How a parameter starts.
+/// The initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// All zero.
@@ -17,7 +17,7 @@ pub enum Init {
 }
 
 impl Init {
-    /// Elements `start ..` of the parameter `name`.
+    /// Fills `out` with the elements from `start` on of the parameter `name`.
     pub fn fill(self, seed: u64, name: &str, start: u64, out: &mut [f32]) {
         match self {
             Init::Zeros => out.fill(0.0),

@@ -1,13 +1,13 @@
-//! What a layer is.
+//! The trait of layers, and what its methods receive.
 //!
-//! A layer declares its parameters and has `forward` and, under it, `backward`. It owns no memory: it
-//! receives parameters as views and gradients as places to write, and gets its activations from the
-//! device. What forward keeps for backward is handed around as [`Saved`]: input and output where backward
-//! reads them, and a struct with a name for what only the layer knows. A layer that can make its output
-//! again for little says so ([`Rebuild`]); whether that is done is up to who composes layers.
+//! A layer declares its parameters and has `forward` and, under it, `backward`. It owns no memory: it receives
+//! parameters as views and gradients as memory to write to, and allocates activations from the device. What forward
+//! saves for backward is a [`Saved`]: the input and output where backward reads them, and a struct of the layer's
+//! own. A layer whose output is cheap to recompute implements [`Rebuild`]; whoever composes layers decides whether to
+//! use it.
 //!
-//! Activations are shared (`Arc`): a residual path and a layer's saved input are one tensor. Its memory
-//! goes back to the arena with the last owner, at the same place of the program in every step.
+//! Activations are shared (`Arc`): a residual path and a layer's saved input are one tensor. Its last owner frees it,
+//! at the same point of every step.
 
 use std::sync::Arc;
 
@@ -19,31 +19,31 @@ use crate::init::Init;
 use crate::random;
 use crate::saved::{Deferred, Saved};
 
-/// A tensor between layers.
+/// A tensor that layers pass to each other.
 pub type Activation = Arc<Tensor>;
 
-/// Where and how a layer runs.
+/// The device, types and positions with which a layer runs.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// The device that computes.
     pub device: &'a Device,
     /// Element type of activations and parameters.
     pub compute: DType,
-    /// Whether a backward will follow; without, nothing is kept.
+    /// Whether backward follows; if not, nothing is saved.
     pub keep: bool,
-    /// What random layers (dropout) draw; nothing outside of training.
+    /// What dropout masks depend on; None outside of training.
     pub draw: Option<Draw>,
-    /// `[batch, seq]` of the micro-batch, whatever part of its rows (tokens, batch-major) a tensor here holds.
+    /// `[batch, seq]` of the micro-batch, even where tensors hold only some of its rows (tokens, batch-major).
     pub tokens: [usize; 2],
-    /// First row of a tensor that holds a part of the rows.
+    /// Number of the first row of tensors that hold only some rows.
     pub first_row: usize,
 }
 
-/// Where a micro-batch stands in the run: what random numbers are a function of, beside layer and element. So
-/// they are the same whatever the layout, and whenever a layer runs again.
+/// The position of a micro-batch in the run. Random numbers are a function of it, the layer and the element, so they
+/// do not depend on the layout, and a layer that runs again draws the same ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
-    /// Of the run.
+    /// Seed of the run.
     pub seed: u64,
     /// Number of the step, from 1.
     pub step: u64,
@@ -52,15 +52,15 @@ pub struct Draw {
 }
 
 impl<'a> Context<'a> {
-    /// Training on whole micro-batches of `tokens` `[batch, seq]`, in which nothing is drawn.
+    /// The context of training on whole micro-batches of `tokens` `[batch, seq]`, without dropout.
     pub fn new(device: &'a Device, compute: DType, tokens: [usize; 2]) -> Context<'a> {
         Context { device, compute, keep: true, draw: None, tokens, first_row: 0 }
     }
 }
 
 impl Draw {
-    /// What the layer `name` drops with probability `p` from a tensor that has so many elements a sample: a
-    /// piece of the whole global batch's.
+    /// The dropout mask of layer `name`, with probability `p`, for a tensor with `elements_per_sample` elements per
+    /// sample: a part of the mask of the global batch.
     pub fn dropout(&self, p: f32, name: &str, elements_per_sample: usize) -> Dropout {
         let key = random::number(random::key(self.seed, name), self.step);
         let sample = elements_per_sample as u64;
@@ -69,18 +69,18 @@ impl Draw {
 }
 
 impl Context<'_> {
-    /// What a layer draws that drops with probability `p`: nothing when that is 0, or outside of training.
+    /// What the mask of a dropout with probability `p` depends on; None when `p` is 0, and outside of training.
     pub fn draws(&self, p: f32) -> Option<Draw> {
         self.draw.filter(|_| p > 0.0)
     }
 
-    /// Memory for an activation.
+    /// Allocates an activation in the compute type.
     #[track_caller]
     pub fn activation(&self, shape: impl Into<Shape>, name: &'static str) -> Tensor {
         self.device.alloc(self.compute, shape, Category::Activations, name)
     }
 
-    /// Memory for row statistics and losses, which are f32 whatever is computed in.
+    /// Allocates row statistics or losses, which are f32 whatever the compute type.
     #[track_caller]
     pub fn statistics(&self, shape: impl Into<Shape>, name: &'static str) -> Tensor {
         self.device.alloc(DType::F32, shape, Category::Activations, name)
@@ -90,47 +90,47 @@ impl Context<'_> {
 /// A parameter as a layer declares it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterSpec {
-    /// Full name, as in the family's checkpoint files. Equal names are one parameter (tied).
+    /// Full name, as in Hugging Face checkpoints of the model. Parameters of equal names are one parameter (tied).
     pub name: String,
-    /// Extents here.
+    /// Shape of this rank's part.
     pub shape: Vec<usize>,
     /// Initial values.
     pub init: Init,
-    /// Which part of the whole parameter is here; `None` for all of it.
+    /// Which part of the whole parameter this is; None for the whole.
     pub part: Option<Part>,
-    /// Whether the gradient that a layer writes is one term of a sum over those who share its activations by
-    /// rows: they add theirs up before anybody uses it.
+    /// Whether the gradient that the layer writes is one term of a sum over the ranks that hold other rows of its
+    /// activations. The terms are summed before the update.
     pub partial: bool,
 }
 
-/// A part of a parameter, of which others have the rest.
+/// A part of a parameter; other ranks have the other parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// Extents of the whole.
+    /// Shape of the whole parameter.
     pub whole: Vec<usize>,
     /// The dimension that is split.
     pub dim: usize,
-    /// Where the elements that are here lie in the whole.
+    /// Which elements of the whole the part has.
     pub stripe: Stripe,
 }
 
 impl ParameterSpec {
-    /// A parameter that is here whole.
+    /// A whole parameter.
     pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>, init: Init) -> ParameterSpec {
         ParameterSpec { name: name.into(), shape: shape.into(), init, part: None, partial: false }
     }
 
-    /// Extents of the whole parameter.
+    /// Shape of the whole parameter.
     pub fn whole_shape(&self) -> &[usize] {
         self.part.as_ref().map_or(&self.shape, |part| &part.whole)
     }
 
-    /// Where the elements here lie in the whole parameter.
+    /// Which elements of the whole parameter this part has.
     pub fn stripe(&self) -> Stripe {
         self.part.as_ref().map_or(Stripe::whole(self.elements() as u64), |part| part.stripe)
     }
 
-    /// Number of elements here.
+    /// Number of elements of this part.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -141,16 +141,14 @@ impl ParameterSpec {
     }
 }
 
-/// Where a parameter's gradient goes. The first write of a micro-batch may overwrite what is there,
-/// every later one adds.
+/// The memory of a parameter's gradient. The first write may overwrite it; every later write adds to it.
 pub struct Gradient<'a> {
     view: ViewMut<'a>,
     accumulate: &'a mut bool,
 }
 
 impl<'a> Gradient<'a> {
-    /// A gradient in `view`; `accumulate` says whether something is there already, and is set by the
-    /// first write.
+    /// A gradient in `view`. `accumulate` says whether `view` holds a gradient already; the first write sets it.
     pub fn new(view: ViewMut<'a>, accumulate: &'a mut bool) -> Gradient<'a> {
         Gradient { view, accumulate }
     }
@@ -161,7 +159,7 @@ impl<'a> Gradient<'a> {
         (self.view.reborrow(), accumulate)
     }
 
-    /// Writes a gradient that was computed elsewhere, in any type.
+    /// Writes or adds `from`, which may have another type.
     pub fn add(&mut self, cx: &Context, from: View) {
         let (to, accumulate) = self.write();
         match accumulate {
@@ -172,15 +170,15 @@ impl<'a> Gradient<'a> {
     }
 }
 
-/// One differentiable piece of a model. See the module's head.
+/// A differentiable function with parameters.
 pub trait Layer: Send + Sync {
-    /// Its parameters, in the order in which `forward` and `backward` receive them.
+    /// The parameters, in the order in which `forward` and `backward` receive them.
     fn parameters(&self) -> Vec<ParameterSpec>;
 
     /// `y = f(x)`, or `residual + f(x)` when a residual is given.
     ///
     /// # Errors
-    /// When others that it exchanges tensors with failed; a layer that computes alone has none.
+    /// When a collective of the layer fails. Layers without collectives do not fail.
     fn forward(
         &self,
         cx: &Context,
@@ -189,16 +187,16 @@ pub trait Layer: Send + Sync {
         residual: Option<Activation>,
     ) -> Result<(Activation, Saved)>;
 
-    /// What forward saves, without its output, for a backward that begins by running forward again. A layer
-    /// may leave out what only the output needs.
+    /// What forward saves, for a backward that begins by running forward again. A layer may skip work that only the
+    /// output needs.
     ///
     /// # Errors
-    /// Those of forward.
+    /// The errors of `forward`.
     fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
         Ok(self.forward(cx, parameters, x, None)?.1)
     }
 
-    /// How the output is made again from what forward saved, where that is cheap.
+    /// Recomputes the output from what forward saved; None where that is not cheap.
     fn rebuild(&self) -> Option<&dyn Rebuild> {
         None
     }
@@ -207,7 +205,7 @@ pub trait Layer: Send + Sync {
     /// `None` when the input has no gradient (token ids).
     ///
     /// # Errors
-    /// As forward.
+    /// The errors of `forward`.
     fn backward(
         &self,
         cx: &Context,
@@ -219,12 +217,12 @@ pub trait Layer: Send + Sync {
     ) -> Result<Option<Activation>>;
 
     /// The first of two parts of backward, for schedules that run them at different times (Qi et al., arXiv
-    /// 2401.10241): dx, and what the second part needs. Both together leave the bits that [`Layer::backward`]
-    /// leaves. A layer that does not say otherwise computes its parameter gradients here, into f32 memory of
-    /// their own, and adds them later: right for vectors.
+    /// 2401.10241): dx, and what the second part needs. Both parts together give the bits of [`Layer::backward`]. By
+    /// default, parameter gradients are computed here into f32 memory and added in the second part, which suits small
+    /// parameters.
     ///
     /// # Errors
-    /// As forward.
+    /// The errors of `forward`.
     fn backward_input(
         &self,
         cx: &Context,
@@ -244,10 +242,10 @@ pub trait Layer: Send + Sync {
         Ok((dx, Deferred::new(fresh)))
     }
 
-    /// The second part: parameter gradients, as `gradients` says.
+    /// The second part of backward: writes or adds parameter gradients.
     ///
     /// # Errors
-    /// As forward.
+    /// The errors of `forward`.
     fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
         let fresh: Vec<Option<Tensor>> = deferred.restore();
         for (gradient, fresh) in gradients.iter_mut().zip(fresh) {
@@ -259,7 +257,7 @@ pub trait Layer: Send + Sync {
     }
 }
 
-/// So that a layer around another need not know what it is.
+/// A boxed layer is a layer, so that combinators can wrap any layer.
 impl Layer for Box<dyn Layer> {
     fn parameters(&self) -> Vec<ParameterSpec> {
         (**self).parameters()
@@ -311,25 +309,25 @@ impl Layer for Box<dyn Layer> {
     }
 }
 
-/// A layer whose output can be made again without a product of its weights, so that it need not be kept.
+/// A layer that can recompute its output without a matrix product, so that the output need not be saved.
 pub trait Rebuild {
-    /// Whether making it again reads the layer's input.
+    /// Whether recomputing reads the layer's input.
     fn reads_input(&self) -> bool;
 
-    /// Whether it is never kept, whoever composes.
+    /// Whether the output is never saved, in any composition.
     fn always(&self) -> bool {
         false
     }
 
-    /// The output of forward without a residual, bit for bit; what `saved` holds stays as it is.
+    /// The output of forward without a residual, bit for bit. `saved` keeps its values.
     ///
     /// # Errors
-    /// As forward.
+    /// The errors of `forward`.
     fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Result<Activation>;
 }
 
-/// A place for `residual + something`: the residual's own memory when nobody else holds it, else a
-/// copy; without a residual, fresh memory. The flag says whether to add.
+/// Memory for `residual + f`: the residual's own memory when nothing else holds it, otherwise a copy; new memory
+/// without a residual. The flag says whether to add to it.
 #[track_caller]
 pub fn sum_target(
     cx: &Context,
@@ -348,7 +346,7 @@ pub fn sum_target(
     }
 }
 
-/// `y`, plus the residual if there is one, for layers that cannot add it on the way.
+/// `y`, plus the residual if there is one, for layers whose kernels cannot add it.
 pub fn add_residual(cx: &Context, mut y: Tensor, residual: Option<Activation>) -> Activation {
     if let Some(residual) = residual {
         cx.device.add(residual.view(), y.view_mut());

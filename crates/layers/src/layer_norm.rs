@@ -92,7 +92,7 @@ impl Rebuild for LayerNorm {
         true
     }
 
-    /// As forward; mean and rstd are written again, with the same values.
+    /// Recomputes the output; mean and rstd are written again, with the same values.
     fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Result<Activation> {
         let x = saved.x.held();
         let SavedLayerNorm { mean, rstd } = restore_mut(&mut *saved.own);

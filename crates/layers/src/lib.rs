@@ -1,8 +1,8 @@
 //! Layers with hand-written forward and backward, and their composition.
 //!
-//! A layer knows its mathematics and nothing else: no rank, no group, no memory of its own. See
-//! [`layer`] for the contract, [`combinators`] for composition, [`checkpointing`] for what is computed again
-//! instead of kept, [`network`] for what an engine runs.
+//! A layer knows only its mathematics: no rank, no process group, no memory of its own. [`layer`] defines the trait,
+//! [`combinators`] compose layers, [`checkpointing`] recomputes activations instead of saving them, and [`network`] is
+//! what the engine runs.
 #![forbid(unsafe_code)]
 
 pub mod attention;

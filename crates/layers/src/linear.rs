@@ -25,7 +25,7 @@ pub struct Linear {
     pub bias: bool,
 }
 
-/// Of a backward whose weight part is still to come.
+/// What the first part of backward saves for the second.
 pub(crate) struct DeferredLinear {
     /// `[.., in]`
     pub(crate) x: Activation,
@@ -38,7 +38,7 @@ impl Linear {
         Weight { matrix, layout: self.layout }
     }
 
-    /// db, if there is one, as its gradient says.
+    /// Writes or adds db, if there is a bias.
     fn bias_gradient(&self, cx: &Context, gradients: &mut [Gradient], dy: &Tensor) {
         if let [_, db] = gradients {
             let (view, accumulate) = db.write();
@@ -46,7 +46,7 @@ impl Linear {
         }
     }
 
-    /// dx = dy · wᵀ (+ residual); dw as the gradient says.
+    /// dx = dy · wᵀ (+ residual); writes or adds dw.
     pub(crate) fn input_and_weight_gradients(
         &self,
         cx: &Context,
@@ -62,7 +62,7 @@ impl Linear {
         self.input_gradient(cx, parameters, shape, dy, residual)
     }
 
-    /// dw as the gradient says.
+    /// Writes or adds dw.
     pub(crate) fn weight_gradient(&self, cx: &Context, dw: &mut Gradient, x: &Tensor, dy: &Tensor) {
         let (view, accumulate) = dw.write();
         cx.device.linear_weight_gradient(x.view(), dy.view(), view, self.layout, accumulate);
@@ -111,12 +111,12 @@ impl Layer for Linear {
         Ok((Arc::new(y), Saved::new(()).with_input(x)))
     }
 
-    /// The input alone: nothing is computed.
+    /// Saves the input only: nothing is computed.
     fn save(&self, _: &Context, _: &[View], x: Activation) -> Result<Saved> {
         Ok(Saved::new(()).with_input(x))
     }
 
-    /// dx = dy · wᵀ; dw, db as `gradients` says.
+    /// dx = dy · wᵀ; writes or adds dw and db.
     fn backward(
         &self,
         cx: &Context,
@@ -131,7 +131,7 @@ impl Layer for Linear {
         Ok(Some(self.input_and_weight_gradients(cx, parameters, &mut gradients[0], x, &dy, residual)))
     }
 
-    /// dx alone; x and dy are kept.
+    /// dx; x and dy are saved for the second part.
     fn backward_input(
         &self,
         cx: &Context,

@@ -14,7 +14,7 @@ use crate::saved::{Deferred, Saved, restore, restore_mut};
 pub struct LinearGelu {
     /// `x · w + b`
     pub linear: Linear,
-    /// Which of the two forms.
+    /// Exact, or the tanh approximation.
     pub gelu: Gelu,
 }
 
@@ -23,14 +23,14 @@ struct SavedLinearGelu {
     pre: Tensor,
 }
 
-/// Of a backward whose weight part is still to come.
+/// What the first part of backward saves for the second.
 struct DeferredLinearGelu {
     linear: DeferredLinear,
     /// `[out]`
     db: Tensor,
 }
 
-/// dy in memory of its own, to be written over.
+/// dy in memory that may be overwritten: its own, or a copy.
 fn overwritable(cx: &Context, dy: Activation) -> Tensor {
     Arc::try_unwrap(dy).unwrap_or_else(|shared| {
         let mut copy = cx.activation(shared.shape(), "linear_gelu.dpre");

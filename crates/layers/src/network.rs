@@ -1,8 +1,8 @@
-//! A model as the engine sees it: blocks in sequence, then a head. The block is the unit of gathering,
-//! recomputing and cutting; who the layers inside are, the engine does not know.
+//! A model as the engine sees it: blocks in sequence, then a head. A block is the unit of gathering, recomputing and
+//! cutting; the engine does not know the layers inside.
 //!
-//! A network may be cut into stages: consecutive blocks, the head with the last of them. A stage is a network
-//! again, with the parameters that its blocks use, and knows its place in the whole.
+//! A network may be cut into stages of consecutive blocks; the last stage has the head. A stage is a network, too: it
+//! has the parameters that its blocks use, and their numbers in the whole network.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -25,28 +25,28 @@ pub struct Block {
     pub name: String,
     /// What the block is in the model; `parallel.cut = "uniform"` gives every stage as many Transformer blocks.
     pub role: BlockRole,
-    /// What it computes.
+    /// The layer of the block.
     pub layer: Box<dyn Layer>,
 }
 
-/// Blocks and head, and which parameters each of them uses.
+/// Blocks and head, and the parameters that each of them uses.
 pub struct Network {
-    /// In execution order.
+    /// The blocks, in execution order.
     pub blocks: Vec<Block>,
-    /// After the last block; a stage that is not the last has none.
+    /// The head, after the last block; None in a stage that is not the last.
     pub head: Option<Box<dyn Head>>,
     /// Each parameter once, in order of first use.
     pub parameters: Vec<ParameterSpec>,
-    /// By block, the head (if it is here) last: indices into `parameters`, in the order which the layer declares.
+    /// For each block, and the head last if there is one: indices into `parameters`, in the layer's order.
     pub uses: Vec<Vec<usize>>,
     /// Number of the first block in the whole network.
     pub first_block: usize,
-    /// By parameter: its number in the whole network.
+    /// For each parameter: its number in the whole network.
     pub numbers: Vec<usize>,
 }
 
 impl Network {
-    /// Collects parameters; those of equal name are one (tied) and must have equal shape.
+    /// Collects the parameters of the blocks. Parameters of equal names are one (tied) and must have equal shapes.
     pub fn new(blocks: Vec<Block>, head: Box<dyn Head>) -> Network {
         let mut parameters: Vec<ParameterSpec> = Vec::new();
         let mut known: HashMap<String, usize> = HashMap::new();
@@ -68,8 +68,8 @@ impl Network {
         Network { blocks, head: Some(head), parameters, uses, first_block: 0, numbers }
     }
 
-    /// Cuts a whole network; `stages` are consecutive ranges of blocks, the head counting as the last block.
-    /// A parameter that several stages use is in each of them.
+    /// Cuts a whole network into stages, consecutive ranges of blocks; the head counts as the last block. A parameter
+    /// that several stages use is in each of them.
     pub fn into_stages(self, stages: &[Range<usize>]) -> Vec<Network> {
         let Network { blocks, head, parameters, uses, first_block, .. } = self;
         let head_index = blocks.len();
@@ -110,12 +110,12 @@ impl Network {
         self.blocks.len()
     }
 
-    /// Name of block `index`, the head included.
+    /// Name of block `index`; the head is named `head`.
     pub fn block_name(&self, index: usize) -> &str {
         self.blocks.get(index).map_or("head", |b| b.name.as_str())
     }
 
-    /// Number of trained numbers that are here.
+    /// Number of trained numbers.
     pub fn elements(&self) -> usize {
         self.parameters.iter().map(ParameterSpec::elements).sum()
     }

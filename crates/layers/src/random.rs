@@ -1,7 +1,7 @@
 //! Random numbers as a function of key and counter alone.
 //!
-//! The generator is counter-based (see `phalanx-random`): every number can be computed without those before it, so
-//! nothing depends on who asks, or in which order.
+//! The generator is counter-based (see `phalanx-random`): any number can be computed without the ones before it, so
+//! numbers do not depend on the order of calls.
 
 use phalanx_random::{GOLDEN, mix};
 

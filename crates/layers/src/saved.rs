@@ -1,26 +1,25 @@
-//! What a layer's forward keeps for its backward.
+//! What a layer's forward saves for its backward.
 //!
-//! Three things: the layer's input and its output, where backward reads them, and what only the layer knows, a
-//! struct with a name. The first two lie between layers and are shared with neighbours (one tensor, counted
-//! owners). So whoever composes layers may let go of a tensor that can be made again, in all the places that
-//! hold it, and put it back before the first backward that reads it.
+//! Three things: the layer's input and output, where backward reads them, and a struct of the layer's own. Input and
+//! output are shared with the neighbouring layers (one tensor, counted owners). So whoever composes layers can free a
+//! tensor that can be recomputed, everywhere it is held, and put it back before the first backward that reads it.
 
 use std::any::Any;
 
 use crate::layer::Activation;
 
-/// See the module's head.
+/// What a layer's forward saves for its backward.
 pub struct Saved {
     /// The layer's input.
     pub x: Shared,
-    /// Its output, without a residual.
+    /// The layer's output, without a residual.
     pub y: Shared,
-    /// What only the layer knows.
+    /// The layer's own struct.
     pub own: Box<dyn Any + Send>,
 }
 
 impl Saved {
-    /// What only the layer knows; neither input nor output is read again.
+    /// Saves the layer's own struct; backward reads neither input nor output.
     pub fn new(own: impl Any + Send) -> Saved {
         Saved { x: Shared::Unread, y: Shared::Unread, own: Box::new(own) }
     }
@@ -38,34 +37,34 @@ impl Saved {
     }
 }
 
-/// What the first part of a backward leaves for the second, which alone knows its type.
+/// What the first part of backward saves for the second, which knows its type.
 pub struct Deferred(Box<dyn Any + Send>);
 
 impl Deferred {
-    /// Anything.
+    /// Saves a struct of the layer.
     pub fn new(own: impl Any + Send) -> Deferred {
         Deferred(Box::new(own))
     }
 
-    /// As the type that it was made of.
+    /// The struct that was saved, by its type.
     #[track_caller]
     pub fn restore<T: 'static>(self) -> T {
         restore(self.0)
     }
 }
 
-/// A tensor between two layers, as one of them needs it for its backward.
+/// A tensor between two layers, as one of them holds it for its backward.
 pub enum Shared {
     /// Backward does not read it.
     Unread,
-    /// It is here.
+    /// It is saved.
     Held(Activation),
-    /// It is made again before backward.
+    /// It was freed, and is recomputed before backward.
     Forgotten,
 }
 
 impl Shared {
-    /// The tensor; it is here whenever a layer runs.
+    /// The tensor, by value.
     #[track_caller]
     pub fn into_held(self) -> Activation {
         match self {
@@ -75,7 +74,7 @@ impl Shared {
         }
     }
 
-    /// The tensor, to read.
+    /// The tensor, by reference.
     #[track_caller]
     pub fn held(&self) -> &Activation {
         match self {
@@ -84,19 +83,19 @@ impl Shared {
         }
     }
 
-    /// Whether it is to be made again.
+    /// Whether it must be recomputed.
     pub(crate) fn is_forgotten(&self) -> bool {
         matches!(self, Shared::Forgotten)
     }
 
-    /// Lets go of the tensor, if it is here.
+    /// Frees the tensor, if it is saved.
     pub(crate) fn forget(&mut self) {
         if matches!(self, Shared::Held(_)) {
             *self = Shared::Forgotten;
         }
     }
 
-    /// Puts it back, if it was forgotten.
+    /// Puts the tensor back, if it was freed.
     pub(crate) fn recall(&mut self, tensor: &Activation) {
         if self.is_forgotten() {
             *self = Shared::Held(tensor.clone());
@@ -104,13 +103,13 @@ impl Shared {
     }
 }
 
-/// What only the layer knows, as the type it saved.
+/// The layer's own struct, by its type.
 #[track_caller]
 pub fn restore<T: 'static>(own: Box<dyn Any + Send>) -> T {
     *own.downcast::<T>().unwrap_or_else(|_| panic!("saved is not {}", std::any::type_name::<T>()))
 }
 
-/// The same, to write.
+/// The layer's own struct, mutable.
 #[track_caller]
 pub fn restore_mut<T: 'static>(own: &mut (dyn Any + Send)) -> &mut T {
     own.downcast_mut().unwrap_or_else(|| panic!("saved is not {}", std::any::type_name::<T>()))

@@ -1,7 +1,7 @@
 //! The head of a language model: parts of the vocabulary that exchange their statistics are the whole.
 
 use phalanx_cpu::Cpu;
-use phalanx_layers::head::Classes;
+use phalanx_layers::head::{Classes, HeadInput};
 use phalanx_layers::{Context, Gradient, Head, Init, LinearCrossEntropy};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View};
 use phalanx_trace::{Event, PhaseName};
@@ -87,7 +87,8 @@ fn part(device: &Device, bias: bool, [first, end]: [usize; 2], others: Option<&[
     };
     let (cx, targets, classes) = (context(device), targets(device), Classes { first, here: columns });
     let some = Some(&mut gradients[..]);
-    let passed = head.pass(&cx, &parameters, some, &x, &targets, NUMBERS, classes, &mut exchange);
+    let input = HeadInput { x: &x, targets: &targets, numbers: NUMBERS, classes };
+    let passed = head.pass(&cx, &parameters, some, input, &mut exchange);
     let (loss, dx) = passed.unwrap();
     drop(gradients);
     let db = if bias { read(device, &db) } else { Vec::new() };

@@ -1,5 +1,5 @@
-//! Update rules, learning rates and loss scales. They know flat ranges and numbers; ranks, chunks and stages are
-//! somebody else's.
+//! Optimizers, learning rate schedules and loss scales. They work on flat ranges and numbers; they know no ranks,
+//! chunks or stages.
 #![forbid(unsafe_code)]
 
 pub mod loss_scale;

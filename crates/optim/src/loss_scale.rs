@@ -1,31 +1,31 @@
-//! The loss scale of f16: what the loss is multiplied by, so that small gradients do not vanish.
+//! The loss scale of f16: the factor that keeps small gradients from becoming zero.
 //!
-//! The dynamic scale is DeepSpeed's (`DynamicLossScaler`, after Micikevicius et al., arXiv 1710.03740): an
-//! overflow first uses up the hysteresis, then halves the scale; a window of clean steps doubles it and refills
-//! the hysteresis. In one thing it differs: an overflow at the least scale is told to the caller, who can say
-//! which tensor overflowed, and never raised from here.
+//! The dynamic scale is DeepSpeed's (`DynamicLossScaler`, after Micikevicius et al., arXiv 1710.03740). An overflow
+//! first uses up the hysteresis, then halves the scale; a window of steps without overflow doubles the scale and
+//! refills the hysteresis. One thing differs: an overflow at the minimum scale is not an error here. The caller
+//! learns of it, since it can find out which tensor overflowed.
 //!
 //! ```text
-//! overflow      hysteresis > 1: hysteresis -= 1; else scale = max(scale / 2, least), or stuck if it is there
+//! overflow      hysteresis > 1: hysteresis -= 1; else scale = max(scale / 2, min_scale), or stuck at min_scale
 //! clean step i  n = i - last_overflow - 1 (last_overflow is -1 at first); n > 0, window divides n: scale *= 2
 //! ```
 
 use serde::{Deserialize, Serialize};
 
-/// Overflows in a row after which a static scale, which cannot adapt, is stuck.
+/// Number of overflows in a row after which a static scale is stuck.
 pub const STATIC_PATIENCE: u32 = 100;
 
-/// Largest number of steps that a stored scale may have seen: far below overflow.
+/// Largest number of steps of a stored scale: it is far below the overflow of i64.
 const MAX_ITERATION: i64 = 1 << 40;
 
-/// How the scale is chosen.
+/// How the loss scale is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScaling {
-    /// No scale: f32 and bf16 hold every gradient, and one that is not finite is a fault.
+    /// No scale. f32 and bf16 represent every gradient, so a gradient that is not finite is an error.
     Off,
-    /// Always this one.
+    /// A constant scale.
     Static(f32),
-    /// See the module's head.
+    /// A scale that falls at overflows and rises after steps without.
     Dynamic(Dynamic),
 }
 
@@ -34,39 +34,39 @@ pub enum LossScaling {
 pub struct Dynamic {
     /// The first scale.
     pub initial: f32,
-    /// Clean steps before it is doubled.
+    /// Number of steps without overflow after which the scale is doubled.
     pub window: u64,
-    /// Overflows before it is halved, the halving one included.
+    /// Number of overflows after which the scale is halved, the halving one included.
     pub hysteresis: u32,
-    /// Whether every clean step refills the hysteresis, not only a doubling.
+    /// Whether every step without overflow refills the hysteresis, not only a doubling.
     pub consecutive_hysteresis: bool,
-    /// The least scale.
+    /// The minimum scale.
     pub min_scale: f32,
 }
 
-/// What becomes of a step.
+/// What happens to a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It is applied.
     Apply,
-    /// It overflowed; parameters and states stay as they are.
+    /// It overflowed: parameters and states do not change.
     Skip,
     /// It overflowed and no smaller scale is left to try.
     Stuck,
 }
 
-/// Where a scale stands: what a checkpoint keeps.
+/// The state of a loss scale, which checkpoints store.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum LossScaleState {
-    /// Of [`LossScaling::Off`].
+    /// State of [`LossScaling::Off`].
     Off,
-    /// Of [`LossScaling::Static`].
+    /// State of [`LossScaling::Static`].
     Static {
-        /// Steps that have overflowed in a row.
+        /// Number of steps in a row that overflowed.
         overflows: u32,
     },
-    /// Of [`LossScaling::Dynamic`].
+    /// State of [`LossScaling::Dynamic`].
     Dynamic {
         /// The scale of the next step.
         scale: f32,
@@ -74,16 +74,16 @@ pub enum LossScaleState {
         iteration: i64,
         /// Number of the last step that overflowed, counted from 0; -1 before the first.
         last_overflow: i64,
-        /// Overflows left, the halving one included.
+        /// Number of overflows until the scale is halved, the halving one included.
         hysteresis: u32,
     },
 }
 
 impl LossScaleState {
-    /// Whether a scale can stand there: numbers from a file may be anything.
+    /// Checks that the state is possible: numbers from a file may be anything.
     ///
     /// # Errors
-    /// What is impossible, in words.
+    /// A description of what is impossible.
     pub fn check(&self) -> Result<(), String> {
         let (scale, iteration, last_overflow, hysteresis) = match *self {
             LossScaleState::Off => return Ok(()),
@@ -120,7 +120,7 @@ pub struct LossScale {
 }
 
 impl LossScale {
-    /// Before the first step.
+    /// The scale of the first step.
     pub fn new(scaling: LossScaling) -> LossScale {
         let state = match scaling {
             LossScaling::Off => LossScaleState::Off,
@@ -132,7 +132,7 @@ impl LossScale {
         LossScale { scaling, state }
     }
 
-    /// Where a stored scale left off; from the start when it was chosen in another way.
+    /// Continues from a stored state, or from the first scale when the kind of scaling has changed.
     pub fn resumed(scaling: LossScaling, stored: LossScaleState) -> LossScale {
         let state = match (scaling, stored) {
             (LossScaling::Static(_), LossScaleState::Static { .. }) => stored,
@@ -154,17 +154,17 @@ impl LossScale {
         LossScale { scaling, state }
     }
 
-    /// To be kept.
+    /// The state to store.
     pub fn state(&self) -> LossScaleState {
         self.state
     }
 
-    /// How it is chosen.
+    /// How the scale is chosen.
     pub fn scaling(&self) -> LossScaling {
         self.scaling
     }
 
-    /// What the loss of the next step is multiplied by.
+    /// The factor by which the loss of the next step is multiplied.
     pub fn scale(&self) -> f32 {
         match (self.scaling, self.state) {
             (_, LossScaleState::Dynamic { scale, .. }) => scale,
@@ -173,7 +173,7 @@ impl LossScale {
         }
     }
 
-    /// Notes a step whose gradients were finite or not, and says what becomes of it.
+    /// Updates the scale after a step, whose gradients were finite or not, and decides what happens to the step.
     pub fn judge(&mut self, finite: bool) -> Verdict {
         match (self.scaling, &mut self.state) {
             (LossScaling::Dynamic(dynamic), LossScaleState::Dynamic { .. }) => {

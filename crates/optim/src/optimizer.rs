@@ -13,14 +13,14 @@ pub enum Optimizer {
         beta2: f32,
         /// Added to the root of the second moment.
         eps: f32,
-        /// Of matrices.
+        /// Weight decay of matrices; vectors have none.
         weight_decay: f32,
     },
     /// Gradient descent with momentum, as `torch.optim.SGD`.
     Sgd {
         /// Decay of the velocity.
         momentum: f32,
-        /// Of matrices.
+        /// Weight decay of matrices; vectors have none.
         weight_decay: f32,
     },
 }
@@ -46,7 +46,7 @@ pub struct Update<'a> {
 }
 
 impl Optimizer {
-    /// Names of the states, each as large as the parameters, as PyTorch calls them.
+    /// PyTorch's names of the states; each state is as large as the parameters.
     pub fn states(&self) -> &'static [&'static str] {
         match self {
             Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],

@@ -5,9 +5,9 @@
 pub enum Decay {
     /// Half a cosine.
     Cosine,
-    /// A line.
+    /// A straight line.
     Linear,
-    /// None.
+    /// No decay.
     Constant,
 }
 
@@ -15,17 +15,17 @@ pub enum Decay {
 /// restart, the same once more from there (Loshchilov and Hutter, arXiv 1608.03983).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
-    /// Shape after warm-up.
+    /// Shape of the decay after warm-up.
     pub decay: Decay,
-    /// Peak.
+    /// Learning rate after warm-up, the largest.
     pub lr: f64,
-    /// End of cosine and linear.
+    /// Learning rate at the end of a cosine or linear decay.
     pub min_lr: f64,
-    /// Steps of warm-up.
+    /// Number of warm-up steps.
     pub warmup: u64,
     /// Step, counted from the start or the restart, at which `min_lr` is reached.
     pub decay_steps: u64,
-    /// Step from which everything begins again.
+    /// Step at which warm-up and decay start again.
     pub restart_step: Option<u64>,
 }
 

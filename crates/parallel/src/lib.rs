@@ -1,9 +1,9 @@
 //! Parallel execution of a network over a mesh: data (ZeRO 0 to 3), tensor with sequence, and pipeline.
 //!
-//! [`tensor`] gives layers of which each rank has a part; [`stage`] walks the blocks that a rank has, and asks
-//! [`zero::Zero`], which holds parameters, gradients and optimizer states in chunks, for what each needs; [`pipeline`]
-//! runs stages in the order of a schedule; [`norm`] is the gradient norm over all of it. Axes meet nowhere else: no
-//! model is known here, and no process group is ambient.
+//! [`tensor`] makes layers that are split over ranks. [`stage`] runs forward and backward of the blocks that a rank
+//! has; [`zero::Zero`] holds their parameters, gradients and optimizer states in chunks. [`pipeline`] runs stages in
+//! the order of a schedule. [`norm`] computes the gradient norm over all ranks. This crate knows no model, and
+//! process groups are always passed as arguments.
 #![forbid(unsafe_code)]
 
 pub mod norm;

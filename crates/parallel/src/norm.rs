@@ -1,9 +1,9 @@
-//! The norm of all gradients of a model, wherever they are.
+//! The norm of all gradients of a model, over all ranks.
 //!
-//! Each parameter is counted once: of replicas over data, tensor and pipeline one rank answers. A rank gives one number
-//! a parameter (of a part of one: for each tensor-parallel rank), the sum of squares along a fixed tree; these
-//! numbers are exchanged and added along a fixed tree again. So neither ZeRO stage, chunk size, schedule nor the cut
-//! into stages changes a bit. Price: 8 bytes a parameter tensor and tensor-parallel rank.
+//! Each parameter counts once: where several ranks have a copy, one of them counts it. A rank computes one number for
+//! each parameter, or part of a parameter: the sum of squares, along a fixed tree. The ranks exchange these numbers
+//! and add them along another fixed tree. So ZeRO stage, chunk size, schedule and the cut into stages do not change a
+//! bit. Cost: 8 bytes for each parameter tensor and tensor-parallel rank.
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_tensor::{Category, Clip, DType, Device, Tensor, View};
@@ -11,7 +11,7 @@ use phalanx_trace::{Placement, Placements};
 
 use crate::stage::Stage;
 
-/// The norm, and what gradients are multiplied by.
+/// The gradient norm, and the factor that clips gradients and removes the loss scale.
 pub struct GradientNorm {
     /// `[parameters * slots]` f64
     sums: Option<Tensor>,
@@ -21,7 +21,7 @@ pub struct GradientNorm {
 }
 
 impl GradientNorm {
-    /// For a model of `parameters` tensors, each in at most `slots` parts.
+    /// Allocates the numbers of a model of `parameters` tensors, each split into at most `slots` parts.
     pub fn new(device: &Device, parameters: usize, slots: usize) -> GradientNorm {
         let sums =
             device.alloc(DType::F64, [parameters * slots], Category::Workspace, "norm.squares_of_parameters");
@@ -29,8 +29,8 @@ impl GradientNorm {
         GradientNorm { sums: Some(sums), slots, norm: scalar("norm"), factor: scalar("norm.clip_factor") }
     }
 
-    /// Computes both; they stay on the device, the same on every rank of `world`. `slot`: this rank's place on the
-    /// tensor axis.
+    /// Computes norm and factor. They stay on the device and are the same on every rank of `world`. `slot` is this
+    /// rank's number on the tensor axis.
     ///
     /// # Errors
     /// When an exchange fails.
@@ -48,7 +48,7 @@ impl GradientNorm {
             stage.zero.squares(&mut sums, self.slots, slot)?;
         }
         if world.world_size() > 1 {
-            // Every rank has its part of the numbers, and zeros for the rest.
+            // Every rank has some of the numbers, and zeros for the others.
             let axes = world.axes().iter();
             let placements = axes.fold(Placements::REPLICATED, |p, axis| p.with(*axis, Placement::Partial));
             device.place(sums.view(), placements);
@@ -59,12 +59,12 @@ impl GradientNorm {
         Ok(())
     }
 
-    /// Before clipping and without the loss scale, `[1]`.
+    /// The norm before clipping and without the loss scale, `[1]`.
     pub fn norm(&self) -> View<'_> {
         self.norm.view()
     }
 
-    /// What gradients are multiplied by, `[1]`.
+    /// The factor by which the update multiplies gradients, `[1]`.
     pub fn factor(&self) -> View<'_> {
         self.factor.view()
     }

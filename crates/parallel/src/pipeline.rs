@@ -1,12 +1,12 @@
 //! Runs a pipeline schedule: one match over its actions.
 //!
-//! The schedule is data (`plan::pipeline`): for each rank the actions of its stages and the messages between
-//! them. Every channel (sending rank, receiving rank) has a group of its own, whose thread moves tensors beside the
-//! computation: a receive is posted one ahead, with memory of its own; a send waits only for the one before it.
-//! Groups are shared by channels that have no rank in common, so a handful serves any number of ranks.
+//! The schedule is data (`plan::pipeline`): for each rank, the actions of its stages and the messages between them.
+//! Every channel (sending rank, receiving rank) uses its own group, whose thread moves tensors while the rank
+//! computes: each receive is posted one message ahead, into its own memory, and a send waits only for the previous
+//! send. Channels that have no rank in common share a group, so a few groups serve any number of ranks.
 //!
-//! Price a boundary and micro-batch: S bytes of activations forward, S backward; with sequence parallelism S / t on
-//! each tensor-parallel rank.
+//! Cost for each boundary and micro-batch: S bytes of activations in forward and S in backward; with sequence
+//! parallelism S / t on each tensor-parallel rank.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use phalanx_trace::{Placements, micro_batch_tag};
 use crate::stage::{BackwardStart, DeferredStage, SavedStage, Seen, Stage};
 use crate::tensor::exchange::owned;
 
-/// What one rank of a pipeline does in a step, and which messages come to it.
+/// What one rank of a pipeline does in a step, and which messages it receives.
 #[derive(Clone, Debug)]
 pub struct Program {
     steps: Vec<Step>,
-    /// By sending rank.
+    /// The messages from each rank, in order.
     incoming: BTreeMap<usize, Vec<Message>>,
 }
 
 impl Program {
-    /// The part of `rank` in a checked schedule.
+    /// The program of `rank` in a checked schedule.
     pub fn new(schedule: &Schedule, rank: usize) -> Program {
         let steps = lower(schedule).swap_remove(rank);
         let to_here = messages(schedule).into_iter().filter(|channel| channel.to == rank);
@@ -37,7 +37,7 @@ impl Program {
     }
 }
 
-/// Which of several groups each channel of a schedule uses: no two of a rank use the same.
+/// Assigns a group to each channel of a schedule: two channels of one rank never share a group.
 pub fn wiring(schedule: &Schedule) -> BTreeMap<(usize, usize), usize> {
     let mut wiring: BTreeMap<(usize, usize), usize> = BTreeMap::new();
     for Channel { from, to, .. } in messages(schedule) {
@@ -50,51 +50,52 @@ pub fn wiring(schedule: &Schedule) -> BTreeMap<(usize, usize), usize> {
     wiring
 }
 
-/// The groups of the channels, over the ranks of the pipeline.
+/// The groups that channels use, each over all ranks of the pipeline.
 #[derive(Clone, Default)]
 pub struct Wires {
-    /// As [`wiring`] counts them.
+    /// The groups, numbered as in [`wiring`].
     pub groups: Vec<Arc<dyn Group>>,
-    /// By sending and receiving rank.
+    /// For each channel (sending rank, receiving rank), the number of its group.
     pub wiring: BTreeMap<(usize, usize), usize>,
 }
 
-/// What a run of a program is fed with.
+/// The inputs of a run of a program.
 pub struct Feed<'a> {
-    /// Computes.
+    /// The device that computes.
     pub device: &'a Device,
-    /// Of a micro-batch.
+    /// The context of a micro-batch.
     pub context: &'a dyn Fn(usize) -> Context<'a>,
-    /// Token ids of a micro-batch, `[batch, seq]` u32.
+    /// The token ids of a micro-batch, `[batch, seq]` u32.
     pub tokens: &'a dyn Fn(usize) -> Activation,
-    /// Its targets, `[batch, seq]` u32.
+    /// The targets of a micro-batch, `[batch, seq]` u32.
     pub targets: &'a dyn Fn(usize) -> Tensor,
-    /// Numbers of the loss.
+    /// Factors of the loss.
     pub numbers: CrossEntropy,
-    /// Of what passes from stage to stage.
+    /// Shape of the activations between stages.
     pub boundary: Shape,
-    /// Over the axes.
+    /// Placements of the activations between stages.
     pub placements: Placements,
 }
 
-/// Watches the micro-batches of a step: which of them, what, and its numbers.
+/// Called with every tensor of a step: the micro-batch, which tensor it is, and its contents.
 pub type WatchMicroBatches<'a> = Option<&'a mut dyn FnMut(usize, Seen, View)>;
 
-/// The channels of a rank, while a program runs.
+/// The messages of a rank while a program runs.
 struct Mail<'a> {
     feed: &'a Feed<'a>,
     wires: &'a Wires,
     rank: usize,
     incoming: &'a BTreeMap<usize, Vec<Message>>,
-    /// By sending rank: messages that came, and the next on its way.
+    /// For each sending rank: the number of the next message, and its pending receive.
     coming: BTreeMap<usize, (usize, Option<Pending<Tensor>>)>,
-    /// By receiving rank.
+    /// For each receiving rank: the pending send.
     going: BTreeMap<usize, Pending<Tensor>>,
-    /// What came, or stays on this rank, and was not used yet.
+    /// Activations and derivatives that were received, or stay on this rank, and are not used yet: by stage,
+    /// micro-batch, and whether they are activations.
     here: BTreeMap<(usize, usize, bool), Activation>,
 }
 
-/// What the two ends of a message must agree on.
+/// The tag on which the two ends of a message must agree.
 fn tag(message: &Message) -> u64 {
     let Message { stage_to, micro_batch, forward, .. } = *message;
     micro_batch_tag(stage_to, micro_batch, forward)
@@ -105,7 +106,7 @@ impl<'a> Mail<'a> {
         &self.wires.groups[self.wires.wiring[&(from, to)]]
     }
 
-    /// Makes room for the next message from `from`, if there is one, and asks for it.
+    /// Allocates memory for the next message from `from`, if there is one, and posts its receive.
     fn post(&mut self, from: usize, number: usize) {
         let message = self.incoming[&from].get(number);
         let pending = message.map(|message| {
@@ -118,7 +119,7 @@ impl<'a> Mail<'a> {
         self.coming.insert(from, (number, pending));
     }
 
-    /// Waits for the next message from `from` and keeps it.
+    /// Waits for the next message from `from` and stores it.
     fn receive(&mut self, from: usize, message: &Message) -> Result<(), CollectiveError> {
         let (number, pending) = self.coming.remove(&from).expect("every channel has its next message");
         let x = pending.expect("a message that was asked for").wait()?;
@@ -148,8 +149,8 @@ impl<'a> Mail<'a> {
     }
 }
 
-/// Runs this rank's part of a schedule: every micro-batch forward and backward; losses are added to `loss` `[1]`
-/// where the last stage is. Gradients are on their way when this returns.
+/// Runs this rank's part of a schedule: forward and backward of every micro-batch. The last stage adds its losses to
+/// `loss` `[1]`. Reductions of gradients may still run when this returns.
 ///
 /// # Errors
 /// When a collective fails: a peer died, stalled or disagreed.
@@ -194,7 +195,7 @@ pub fn run<'a>(
     Ok(())
 }
 
-/// What micro-batches keep between their actions, by stage and micro-batch.
+/// What is saved between the actions of micro-batches, by stage and micro-batch.
 #[derive(Default)]
 struct BetweenActions {
     kept: BTreeMap<(usize, usize), SavedStage>,

@@ -1,9 +1,9 @@
 //! One stage: consecutive blocks of a model with their parameters, and the walk over them.
 //!
-//! A model that is not cut is one stage. Forward walks the blocks; the last stage's head computes loss and
-//! derivative in one pass, when backward begins. Backward walks them in reverse, whole or in two parts: the
-//! derivative of the input first, parameter gradients later. The head has no second part: its gradients are
-//! written with the first (keeping them for later would mean keeping logits), so in a schedule with two parts its
+//! A model that is not cut is one stage. Forward runs the blocks in order. The head of the last stage computes the
+//! loss and its derivative in one pass, when backward begins. Backward runs the blocks in reverse, either whole or in
+//! two parts: first the derivative of the input, later the parameter gradients. The head has no second part, since
+//! that would keep the logits: it writes its gradients with the first. So when a schedule splits backward, the head's
 //! parameters share no chunk with those of blocks.
 
 use phalanx_collectives::CollectiveError;
@@ -13,87 +13,88 @@ use phalanx_trace::{Axis, Placement, Placements};
 
 use crate::zero::Zero;
 
-/// What a walk shows to whoever watches it, in the order in which it comes to be. Blocks are numbered as in the
-/// whole network, the head last; `index` is into the uses of the block.
+/// A tensor that forward or backward shows to a watcher, in the order in which they compute it. Blocks are numbered
+/// as in the whole network, the head last; `index` counts the parameters of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Seen {
-    /// A parameter, as the block reads it.
+    /// A parameter that the block reads.
     Parameter {
         /// The block.
         block: usize,
         /// Which of its parameters.
         index: usize,
     },
-    /// What a block's forward made.
+    /// The output of a block.
     Output {
         /// The block.
         block: usize,
     },
     /// The loss of the micro-batch.
     Loss,
-    /// The gradient of a parameter as its layer wrote it, before it is reduced.
+    /// The gradient of a parameter that the layer wrote, before it is reduced.
     Gradient {
         /// The block.
         block: usize,
         /// Which of its parameters.
         index: usize,
     },
-    /// The gradient of what a block was given.
+    /// The gradient of the input of a block.
     InputGradient {
         /// The block.
         block: usize,
     },
 }
 
-/// Watches a walk; `None` in a step, which waits for nothing.
+/// Called with every tensor of forward and backward. None in an ordinary step, which never waits for numbers.
 pub type Watch<'a> = Option<&'a mut dyn FnMut(Seen, View)>;
 
-/// Blocks of a model, and what this rank has of their parameters.
+/// Consecutive blocks of a model, with the part of their parameters that this rank stores.
 pub struct Stage {
     /// Number of the stage.
     pub index: usize,
-    /// Its blocks.
+    /// The blocks of the stage.
     pub network: Network,
-    /// Its chunks.
+    /// Parameters, gradients and optimizer states of the stage.
     pub zero: Zero,
-    /// Parameters (of this stage) of which other stages have copies: each gradient is one term.
+    /// Parameters of this stage of which other stages have copies: each stage's gradient is one term of the sum.
     pub tied: Vec<usize>,
 }
 
-/// How a parameter lies over the mesh.
+/// The placement of a parameter on the mesh.
 fn tensor_placement(spec: &ParameterSpec) -> Placements {
     let placement = spec.part.as_ref().map_or(Placement::Replicated, |part| Placement::Shard(part.dim as u8));
     Placements::REPLICATED.with(Axis::Tensor, placement)
 }
 
-/// What forward keeps of a micro-batch until backward.
+/// What forward of a stage saves of a micro-batch for backward.
 pub struct SavedStage {
-    /// By block.
+    /// What each block saved.
     saved: Vec<Saved>,
-    /// Input of the head, in the last stage.
+    /// The input of the head, in the last stage.
     head: Option<Activation>,
 }
 
-/// What the first part of a backward keeps of a micro-batch until the second: by block, last first.
+/// What the first part of backward saves of a micro-batch for the second part: one entry for each block, the last block
+/// first.
 pub struct DeferredStage(Vec<Deferred>);
 
-/// Where backward begins.
+/// The input of backward.
 pub enum BackwardStart<'a> {
-    /// The last stage: targets `[batch, seq]` u32 and the numbers of their loss.
+    /// In the last stage: targets `[batch, seq]` u32, and the factors of the loss.
     Targets(&'a Tensor, CrossEntropy),
-    /// An earlier one: the derivative of its output.
+    /// In an earlier stage: the derivative of its output.
     Derivative(Activation),
 }
 
-/// What backward comes to.
+/// The result of backward.
 pub struct BackwardResult {
-    /// Derivative of the stage's input; token ids have none.
+    /// The derivative of the stage's input; None for token ids.
     pub dx: Option<Activation>,
-    /// The sum of losses as the numbers say, `[1]`, in the last stage.
+    /// The scaled sum of losses, `[1]`, in the last stage.
     pub loss: Option<Tensor>,
 }
 
-/// What a layer's failure is: layers exchange tensors through groups alone.
+/// The error behind a layer's failure: a layer can fail only in a collective.
 fn cause(failure: Failure) -> CollectiveError {
     match failure.0.downcast::<CollectiveError>() {
         Ok(error) => *error,
@@ -102,12 +103,13 @@ fn cause(failure: Failure) -> CollectiveError {
 }
 
 impl Stage {
-    /// Whether the head is here.
+    /// Whether this stage has the head.
     pub fn is_last(&self) -> bool {
         self.network.head.is_some()
     }
 
-    /// x: token ids `[batch, seq]` u32, or activations of the stage before -> its output, and what is kept.
+    /// x: token ids `[batch, seq]` u32, or the output of the previous stage -> the output of this stage, and what
+    /// backward needs.
     ///
     /// # Errors
     /// When a collective fails: a peer died, stalled or disagreed.
@@ -134,7 +136,7 @@ impl Stage {
         Ok((x, SavedStage { saved, head }))
     }
 
-    /// All of backward; gradients are where `zero` keeps them, and on their way to their owners when this returns.
+    /// Runs the whole backward. Gradients are in `zero`; their reductions may still run when this returns.
     ///
     /// # Errors
     /// When a collective fails.
@@ -167,7 +169,7 @@ impl Stage {
         Ok(BackwardResult { dx: Some(dy), loss })
     }
 
-    /// The first part of backward: the derivative of the input, and what the second part needs.
+    /// Runs the first part of backward: the derivative of the input, and what the second part needs.
     ///
     /// # Errors
     /// When a collective fails.
@@ -201,7 +203,7 @@ impl Stage {
         Ok((BackwardResult { dx: Some(dy), loss }, DeferredStage(later)))
     }
 
-    /// The second part: parameter gradients. It reads no parameters.
+    /// Runs the second part of backward: parameter gradients. It reads no parameters.
     ///
     /// # Errors
     /// When a collective fails.
@@ -222,7 +224,7 @@ impl Stage {
         Ok(())
     }
 
-    /// The sum of losses of a micro-batch, from the output of [`Stage::forward`] of the last stage.
+    /// Computes the scaled sum of losses of a micro-batch from the output of [`Stage::forward`] in the last stage.
     ///
     /// # Errors
     /// When a collective fails.
@@ -241,7 +243,8 @@ impl Stage {
         Ok(loss)
     }
 
-    /// Waits until gradients are summed over data. Those of tied parameters are then terms of a sum over stages.
+    /// Waits until gradients are summed over the data axis. Gradients of tied parameters are then terms of a sum over
+    /// stages.
     ///
     /// # Errors
     /// When a reduction fails.
@@ -253,7 +256,7 @@ impl Stage {
         Ok(())
     }
 
-    /// The derivative of the last block's output, and in the last stage the loss.
+    /// Computes the derivative of the last block's output, and in the last stage the loss.
     fn begin_backward(
         &mut self,
         cx: &Context,
@@ -283,7 +286,7 @@ impl Stage {
         Ok((dx, Some(loss)))
     }
 
-    /// Makes the parameters of a block readable, and tells a dry run how they are placed.
+    /// Makes the parameters of a block readable, and in a dry run sets their placements.
     fn enter(&mut self, cx: &Context, block: usize) -> Result<(), CollectiveError> {
         self.zero.acquire(block)?;
         if cx.device.follows_placements() {
@@ -296,7 +299,7 @@ impl Stage {
         Ok(())
     }
 
-    /// The gradients of a block are written: a dry run checks what they are sums of.
+    /// Starts the reduction of the gradients of a block; a dry run first checks their placements.
     fn reduce(&mut self, cx: &Context, block: usize) -> Result<(), CollectiveError> {
         if cx.device.follows_placements() {
             for (index, view) in self.zero.written_gradients(block) {
@@ -324,7 +327,7 @@ impl Stage {
         }
     }
 
-    /// Backward runs from the last layer of a block to its first, and so do these.
+    /// Shows the gradients of a block, the last parameter first: backward runs from the last layer to the first.
     fn show_gradients(&self, watch: &mut Watch, block: usize) {
         let Some(watch) = watch else { return };
         for (index, gradient) in self.zero.written_gradients(block).into_iter().rev() {

@@ -1,5 +1,5 @@
-//! A rank that ends its job while others are inside a layer: every rank's walk over its stage returns the collective's
-//! error, wherever it is. Nothing panics and nothing hangs.
+//! A rank ends the job while others are inside a layer: on every rank, forward or backward of the stage returns the
+//! collective's error. No rank panics or hangs.
 
 mod rig;
 
@@ -23,7 +23,7 @@ use phalanx_trace::PhaseName;
 use rig::{BATCH, HIDDEN, ROWS, SEQ, block, norm};
 
 const VOCAB: usize = 50;
-/// After which a rank that waits has failed.
+/// A rank that waits longer has failed.
 const DEADLINE: Duration = Duration::from_secs(30);
 const NUMBERS: CrossEntropy =
     CrossEntropy { scale: 1.0, gradient_scale: 1.0, label_smoothing: 0.0, z_loss: 0.0 };

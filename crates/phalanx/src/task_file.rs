@@ -16,7 +16,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use phalanx_collectives::SealedFile;
 use phalanx_models::from_config;
-use phalanx_train::planning::CommonPlan;
+use phalanx_train::planning::PlanForAllRanks;
 use phalanx_train::{RankPlan, RunPlan, Spec};
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ const LENGTH_BYTES: u64 = 8;
 struct Head {
     task: Task,
     /// For a task that trains or steps.
-    plan: Option<CommonPlan>,
+    plan: Option<PlanForAllRanks>,
     /// For each rank: its plan, as bytes counted from the end of the head.
     ranks: Vec<Range<u64>>,
 }
@@ -55,7 +55,7 @@ pub fn encode(task: &Task, plan: Option<&RunPlan>) -> Result<Vec<u8>> {
             ranks.push(range.clone());
         }
     }
-    let head = Head { task: task.clone(), plan: plan.map(RunPlan::common), ranks };
+    let head = Head { task: task.clone(), plan: plan.map(RunPlan::for_all_ranks), ranks };
     let head = serde_json::to_vec(&head)?;
     Ok([&(head.len() as u64).to_le_bytes()[..], &head, &plans].concat())
 }
@@ -83,9 +83,9 @@ pub fn read(file: &SealedFile, rank: usize) -> Result<(Task, Option<Planned>)> {
 }
 
 /// What the process of one rank has of a planned run.
-fn planned(task: &Task, common: CommonPlan, own: RankPlan) -> Result<Planned> {
+fn planned(task: &Task, shared: PlanForAllRanks, own: RankPlan) -> Result<Planned> {
     let (config, model) = task.run().context("a plan for a task that runs no model")?;
-    let CommonPlan { stages, threads, evaluated, totals } = common;
+    let PlanForAllRanks { stages, threads, evaluated, totals } = shared;
     let spec = Spec::with_stages(config, from_config(model)?, evaluated, threads, stages)?;
     Ok(Planned { config: config.clone(), plan: Arc::new(RunPlan::of_one_rank(spec, totals, own)) })
 }

@@ -1,14 +1,15 @@
-//! Decisions made before the first step, from pure data: no input, output, clock or thread.
+//! Decisions before the first step, from data alone: this crate does no I/O, reads no clock and starts no thread.
 //!
-//! In the order in which a run needs them: [`chunks`] lays the parameters out in chunks;
-//! [`memory`] turns the lifetimes of a [`phalanx_trace::Trace`] into offsets of one arena and its
-//! peak, with [`packing`] as the algorithm and [`peak`] as the meter that the real arena shares;
-//! [`agreement`] compares what the ranks of a group will say to each other, and reports tensors that are
-//! placed wrongly on the mesh; [`order`] answers which
-//! chunk is needed next; [`cost`] counts the work; [`zero`] holds the textbook formulas that are
-//! printed beside all of it and decide nothing. Where parallel axes are composed, [`mesh`] says which rank
-//! stands where, [`stages`] which blocks a pipeline stage holds, [`pipeline`] in which order stages run
-//! micro-batches, and [`split`] which elements of a parameter a tensor-parallel rank holds.
+//! The modules, in the order in which a run needs them:
+//!
+//! - [`mesh`]: the coordinates of each rank; [`stages`]: the blocks of each pipeline stage; [`split`]: the elements of a
+//!   parameter that a tensor-parallel rank holds; [`pipeline`]: schedules, the order in which stages run micro-batches.
+//! - [`chunks`] lays the parameters out in chunks, of a size that [`chunk_search`] finds.
+//! - [`memory`] turns the lifetimes in a [`phalanx_trace::Trace`] into offsets in one arena and its peak. [`packing`] is the
+//!   algorithm; [`peak`] measures the peak, for the plan and for the real arena.
+//! - [`agreement`] compares the collectives of the ranks of a group, and reports tensors that are placed wrongly.
+//! - [`order`] knows which chunk is needed next, and [`cost`] counts operations and bytes.
+//! - [`zero`] has the textbook formulas, which are printed for comparison and decide nothing.
 #![forbid(unsafe_code)]
 
 pub mod agreement;

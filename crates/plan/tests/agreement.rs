@@ -39,7 +39,7 @@ fn trace(rank: usize, step: Vec<Collective>) -> Trace {
 }
 
 /// What rank 1 of 3 does otherwise, and what the error must say.
-type Row = (fn(&mut Vec<Collective>), &'static [&'static str]);
+type Case = (fn(&mut Vec<Collective>), &'static [&'static str]);
 
 #[test]
 fn agreeing_ranks_pass() {
@@ -53,7 +53,7 @@ fn agreeing_ranks_pass() {
 
 #[test]
 fn disagreements_are_named() {
-    let rows: [Row; 7] = [
+    let rows: [Case; 7] = [
         (
             |s| s[1].count = 8192,
             &[

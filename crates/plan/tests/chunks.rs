@@ -77,8 +77,8 @@ fn check(parameters: &[ParameterSize], world: u64, layout: &ChunkLayout) {
 #[test]
 fn small_layouts_are_as_drawn() {
     // (elements in blocks, chunk size in blocks, world) -> (chunks in blocks, chunk of each parameter)
-    type Row = (&'static [u64], u64, u64, &'static [u64], &'static [usize]);
-    let rows: [Row; 7] = [
+    type Case = (&'static [u64], u64, u64, &'static [u64], &'static [usize]);
+    let rows: [Case; 7] = [
         (&[1, 1, 1, 1], 2, 1, &[2, 2], &[0, 0, 1, 1]),
         (&[1, 1, 1], 2, 1, &[2, 1], &[0, 0, 1]),
         (&[2, 2, 2], 3, 1, &[3, 3, 2], &[0, 1, 2]),

@@ -25,7 +25,7 @@ pub struct Planted {
 impl Planted {
     /// Wraps `group`. `device` is the rank's, which copies what a dropped collective would have moved; `other` is the
     /// group of [`FaultKind::OtherGroup`].
-    pub fn new(
+    pub fn around(
         group: Arc<dyn Group>,
         fault: PlantedFault,
         device: &Device,
@@ -163,7 +163,7 @@ pub struct Renumbered {
 
 impl Renumbered {
     /// Wraps `group`: [`Group::rank`] is `rank`. Collectives are those of the wrapped group.
-    pub fn new(group: Arc<dyn Group>, rank: usize) -> Arc<dyn Group> {
+    pub fn around(group: Arc<dyn Group>, rank: usize) -> Arc<dyn Group> {
         Arc::new(Renumbered { group, rank })
     }
 }

@@ -1,9 +1,9 @@
 //! Faults planted for tests: a group whose collectives go wrong at one call site of the engine.
 //!
 //! A [`Planted`] group wraps another group and passes every call on to it, except the calls of one
-//! [`site`](CallSite): those it drops, repeats or sends to another group ([`FaultKind`]). It works on every device: in a
-//! dry run, whose plan must then report an error, and in a run, whose numbers must then differ from those of one rank.
-//! The engine itself knows nothing of it.
+//! [`site`](CallSite): those it drops, repeats or sends to another group ([`FaultKind`]). It works on every device:
+//! in a dry run, whose plan must then report an error, and in a run, whose numbers must then differ from those of one
+//! rank. The engine itself knows nothing of it.
 #![forbid(unsafe_code)]
 
 mod group;

@@ -15,7 +15,8 @@ pub struct CallSite {
     pub file: &'static str,
     /// Which of the file's collectives.
     pub calls: Calls,
-    /// Of several lines of the file with such collectives, the one that is reached n-th, from 0; None for all.
+    /// Where several lines of the file start such collectives: the number of the line in the order of their first
+    /// calls, from 0; None for all lines.
     pub line: Option<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! One start of the program: in a process group of its own, watched for time and memory, ended as a whole.
+//! Runs the program once, in its own process group, with limits on time and memory, and ends the whole group.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};

@@ -1,4 +1,4 @@
-//! Run folders as the campaign sees them: copied, listed with a hash of every file, read for their losses.
+//! Copies run folders, lists them with a hash of every file, and reads losses from them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

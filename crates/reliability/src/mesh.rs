@@ -1,4 +1,4 @@
-//! The meshes that kills, stops and full disks are tried on: every small one, under every ZeRO stage.
+//! The meshes on which kills, stops and full disks are tried: every small one, with every ZeRO stage.
 
 /// Steps of every run on a mesh.
 pub(crate) const STEPS: u64 = 40;

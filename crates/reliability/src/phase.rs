@@ -1,4 +1,4 @@
-//! The moments of a run at which a fault strikes, told by what lies in its folder.
+//! The phases of a run at which a fault strikes, recognised by the files in its folder.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Processes as `/proc` shows them: the ranks of a launcher, members of a process group, memory.
+//! Reads processes from `/proc`: the ranks of a launcher, members of a process group, memory.
 
 use std::fs;
 

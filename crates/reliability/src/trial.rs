@@ -1,4 +1,4 @@
-//! One case with its outcome, and the table of all.
+//! A case with its outcome, and the table of all outcomes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

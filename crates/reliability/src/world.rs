@@ -1,4 +1,4 @@
-//! What cases share: the program, runs that were prepared once, folders to work in.
+//! The things that all cases share: the program, prepared runs, and folders to work in.
 
 use std::collections::HashMap;
 use std::fs;

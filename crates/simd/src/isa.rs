@@ -1,6 +1,6 @@
 //! Instruction sets, and the macro that compiles a loop for each of them.
 
-/// Instruction sets that the kernels are compiled for, weakest first.
+/// Instruction sets that loops are compiled for, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
     /// What every processor of the architecture has.
@@ -14,10 +14,10 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of them, weakest first.
+    /// All instruction sets, weakest first.
     pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
 
-    /// The best that this processor has.
+    /// The best instruction set that this processor has.
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
@@ -33,13 +33,13 @@ impl Isa {
         Isa::Portable
     }
 
-    /// This, but at most `most`: for tests of the weaker paths.
+    /// The weaker of this instruction set and `max`.
     #[must_use]
-    pub fn limit(self, most: Isa) -> Isa {
-        self.min(most)
+    pub fn limit(self, max: Isa) -> Isa {
+        self.min(max)
     }
 
-    /// Name for people.
+    /// The name that users give and see.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",

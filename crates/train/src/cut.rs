@@ -1,4 +1,4 @@
-//! Where a model is cut into stages: by what a dry run of each of its blocks costs.
+//! Cuts a model into pipeline stages, by the cost of each block in a dry run.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -17,15 +17,15 @@ pub const TOKENS_FILE: &str = "tokens.bin";
 pub struct Dataset {
     train: Sampler,
     validation: Option<EvaluationWindows>,
-    /// Of a masked model: what is hidden.
+    /// What the samples of a masked model hide; None for a causal model.
     masking: Option<Masking>,
-    /// Windows of one evaluation: whole global batches.
+    /// Number of windows of one evaluation: whole global batches.
     evaluated: usize,
-    /// Both parts.
+    /// The tokens of both parts.
     tokens: Tokens,
 }
 
-/// Checksums of what a run reads, in hexadecimal. Checkpoints keep them.
+/// Checksums of the data of a run, in hexadecimal. Checkpoints store them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DataDigests {
@@ -35,13 +35,13 @@ pub struct DataDigests {
     pub tokenizer: Option<String>,
 }
 
-/// What preparing a run's data found.
+/// The result of preparing the data of a run.
 pub struct Prepared {
-    /// Absent for a token file that does not say.
+    /// The tokenizer; None for a token file without one.
     pub tokenizer: Option<Tokenizer>,
     /// Number of tokens.
     pub tokens: u64,
-    /// Rows that the token table needs; 0 when nobody knows.
+    /// Number of rows that the token table needs; 0 when it is not known.
     pub vocab: usize,
 }
 
@@ -62,11 +62,11 @@ fn spec(data: &DataConfig) -> CorpusSpec {
     CorpusSpec { paths: data.text.iter().map(Into::into).collect(), extensions: data.extensions.clone() }
 }
 
-/// Makes tokens from text, or opens the token file that `data` names, if `accept` takes its tokenizer. Tokens
-/// and tokenizer are written into `folder`.
+/// Makes tokens from text, or opens the token file that `data` names, if `accept` accepts its tokenizer. Writes
+/// tokens and tokenizer into `folder`.
 ///
 /// # Errors
-/// Missing, empty or unreadable data; a folder that cannot be written; what `accept` says.
+/// Missing, empty or unreadable data; a folder that cannot be written; the errors of `accept`.
 pub fn prepare<E: From<DataError>>(
     data: &DataConfig,
     folder: &Path,
@@ -96,12 +96,12 @@ pub fn prepare<E: From<DataError>>(
 }
 
 impl Dataset {
-    /// As [`Dataset::open`], and checks every id against `vocab`: a pass over all tokens, which whoever
-    /// starts a run makes once for all its ranks. Also gives the checksum of the token file, which
-    /// `expected`, where it is known, must equal.
+    /// Like [`Dataset::open`], and checks every id against `vocab`. This reads all tokens, so the launcher does it
+    /// once for all ranks. Also returns the checksum of the token file, which must equal `expected` where that is
+    /// known.
     ///
     /// # Errors
-    /// Those of [`Dataset::open`], [`DataError::NotTheTokens`], and ids that the model has no row for.
+    /// The errors of [`Dataset::open`], [`DataError::NotTheTokens`], and ids for which the model has no row.
     pub fn open_checked(
         config: &RunConfig,
         folder: &Path,
@@ -120,7 +120,7 @@ impl Dataset {
         }
     }
 
-    /// Opens the tokens of the run in folder `run`, whose ids were checked.
+    /// Opens the tokens of the run in folder `run`, whose ids are checked already.
     ///
     /// # Errors
     /// Data that is missing, damaged, or too short for a sequence.
@@ -150,7 +150,7 @@ impl Dataset {
         })
     }
 
-    /// Sample at `position` of the run (samples consumed before it): tokens and targets, `[seq]` each.
+    /// Reads the sample at `position` of the run (the number of samples before it): tokens and targets, `[seq]` each.
     ///
     /// # Errors
     /// A token file that was changed since the run started, or cannot be read.
@@ -161,16 +161,16 @@ impl Dataset {
         }
     }
 
-    /// Windows of an evaluation: a multiple of the global batch, whatever the ranks. Few held-out tokens
-    /// are gone over again until a batch is full.
+    /// Number of windows of an evaluation: a multiple of the global batch, on any number of ranks. If there are fewer
+    /// held-out tokens, windows repeat until a batch is full.
     pub fn evaluated(&self) -> usize {
         self.evaluated
     }
 
-    /// Evaluation window `index`, `[seq]` each.
+    /// Reads evaluation window `index`: tokens and targets, `[seq]` each.
     ///
     /// # Errors
-    /// As [`Dataset::sample`].
+    /// The errors of [`Dataset::sample`].
     pub fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
         let Some(windows) = &self.validation else { return Ok(()) };
         let index = index % windows.len();
@@ -180,7 +180,7 @@ impl Dataset {
         }
     }
 
-    /// Windows of an evaluation of a run on `tokens` tokens, as [`Dataset::evaluated`] will have it.
+    /// Number of windows of an evaluation of a run on `tokens` tokens: the later value of [`Dataset::evaluated`].
     pub fn evaluated_of(tokens: usize, config: &RunConfig) -> usize {
         let held_out = (tokens as f64 * config.data.validation) as usize;
         let windows = (held_out / config.model.seq).min(config.train.eval_samples.max(1));
@@ -201,10 +201,10 @@ impl Dataset {
     }
 }
 
-/// What a masked model's samples hide, of a configuration that is complete.
+/// What the samples of a masked model hide, in a complete configuration.
 fn masking(config: &RunConfig) -> Option<Masking> {
     let mask = config.data.mask_token.filter(|_| config.model.arch == "bert")?;
-    // A mask token that was added after the tokenizer's ids is none that a random token becomes.
+    // Random tokens are never a mask token that was added after the tokenizer's ids.
     let rows = config.model.vocab.unwrap_or(mask as usize + 1);
     let ids = if mask as usize + 1 == rows { rows - 1 } else { rows };
     Some(Masking::new(config.train.seed, Some(mask), ids))
@@ -215,7 +215,7 @@ pub fn tokens_path(config: &RunConfig, folder: &Path) -> PathBuf {
     config.data.tokens.as_ref().map_or_else(|| folder.join(TOKENS_FILE), PathBuf::from)
 }
 
-/// Whole global batches out of `windows`, at least one when there is any.
+/// The windows of `windows` that fill whole global batches; at least one batch when there are any windows.
 fn evaluated(windows: usize, global: usize) -> usize {
     if windows == 0 { 0 } else { (windows / global).max(1) * global }
 }

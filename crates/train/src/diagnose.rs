@@ -1,11 +1,10 @@
-//! Which tensor was the first that is not finite.
+//! Finds the first tensor that is not finite.
 //!
-//! A step whose loss or gradient norm is not finite is not applied. Where no smaller loss scale is left to
-//! try, the run ends, and the reason is looked for first: the same micro-batches run again, on parameters that
-//! are still those of the step before, and every tensor is counted as it comes to be. A tensor is known by its place
-//! in the order in which one rank would come through all of them, micro-batch after micro-batch, which every rank can
-//! say of its own; the ranks tell each other the first place at which they found something, and all of them name
-//! the first, on the lowest rank.
+//! A step whose loss or gradient norm is not finite is not applied. When no smaller loss scale is left to try, the
+//! run ends, and first the ranks look for the reason: they run the same micro-batches again, on parameters that have
+//! not changed, and count the elements of every tensor that are not finite. Tensors are numbered in the order in
+//! which a single rank would compute them, micro-batch after micro-batch. The ranks exchange the number of the first
+//! tensor that they found, and all of them name the first one, on the lowest rank.
 
 use std::collections::HashMap;
 
@@ -20,7 +19,7 @@ use crate::rank::{Batch, Outline, Rank};
 use crate::run::RunError;
 use crate::step::Outcome;
 
-/// Numbers that a rank tells of its search: place, elements that are not finite, elements.
+/// Numbers that a rank sends of its search: the tensor, its elements that are not finite, and its elements.
 const TOLD: usize = 3;
 
 /// A step that was not applied, and why.
@@ -30,30 +29,30 @@ pub struct NonFinite {
     pub step: u64,
     /// The first tensor, on all ranks, that is not finite.
     pub first: Option<Found>,
-    /// Its loss.
+    /// Loss of the step.
     pub loss: f32,
-    /// Its gradient norm, as a number of f32.
+    /// Gradient norm of the step.
     pub grad_norm: f32,
-    /// Its loss scale, where there is one.
+    /// Loss scale of the step, where there is one.
     pub loss_scale: Option<f32>,
-    /// Its learning rate.
+    /// Learning rate of the step.
     pub lr: f64,
-    /// What may help.
+    /// What the user can do.
     pub advice: String,
 }
 
 /// A tensor that is not finite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
-    /// In words, with block and micro-batch.
+    /// Description of the tensor, with its block and micro-batch.
     pub tensor: String,
-    /// The lowest rank on which it is not.
+    /// The lowest rank on which it is not finite.
     pub rank: usize,
-    /// Elements there that are not finite.
+    /// Number of elements there that are not finite.
     pub count: u64,
-    /// Elements there.
+    /// Number of elements there.
     pub elements: u64,
-    /// Whether every rank's own gradients are finite and their sum is not.
+    /// Whether the gradients of every rank are finite, but their sum is not.
     pub in_sum: bool,
 }
 
@@ -94,13 +93,13 @@ fn grouped(number: u64) -> String {
 /// A tensor of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum StepTensor {
-    /// In the walk of a micro-batch.
+    /// A tensor of forward or backward of a micro-batch.
     Walk { micro_batch: usize, seen: Seen },
     /// The sum over ranks of a parameter's gradient.
     Sum { parameter: usize },
 }
 
-/// All tensors of a step, in the order of one rank.
+/// All tensors of a step, in the order in which a single rank computes them.
 fn places(outline: &Outline, micro_batches: usize) -> Vec<StepTensor> {
     let mut places = Vec::new();
     let head = outline.uses.len() - 1;
@@ -119,11 +118,11 @@ fn places(outline: &Outline, micro_batches: usize) -> Vec<StepTensor> {
     places
 }
 
-/// A rank's way through the tensors of a step.
+/// The search of a rank through the tensors of a step.
 struct Search<'a> {
     device: &'a Device,
     count: &'a mut Tensor,
-    /// By tensor: its place.
+    /// The number of each tensor.
     numbers: HashMap<StepTensor, usize>,
     /// StepTensor, elements that are not finite, elements.
     found: [f64; TOLD],
@@ -132,7 +131,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Counts `x` at `place`, unless something was found before it.
+    /// Counts the elements of `x` that are not finite, unless an earlier tensor was found.
     fn look(&mut self, place: StepTensor, x: View) {
         let number = self.numbers[&place] as f64;
         if self.found[0] <= number {
@@ -148,7 +147,7 @@ impl Search<'_> {
 }
 
 impl Rank {
-    /// The error of step `number`, which left `outcome` and cannot be applied.
+    /// The error of step `number`, which had `outcome` and cannot be applied.
     pub(crate) fn stuck(
         &mut self,
         number: u64,
@@ -219,7 +218,7 @@ impl Rank {
         })
     }
 
-    /// The least of all ranks' places, and the lowest rank that has it.
+    /// The first tensor that any rank found, and the lowest rank that found it.
     fn first_of_all(&self, found: [f64; TOLD]) -> Result<Option<(usize, [f64; TOLD])>, CollectiveError> {
         let (rank, world) = (self.group().rank(), self.group().world_size());
         let mut told = self.device.alloc(DType::F64, [world * TOLD], Category::Workspace, "diagnose.found");

@@ -1,6 +1,6 @@
-//! The process groups of one rank, from the mesh: every axis, and what crosses several.
+//! The process groups of one rank: one for each axis of the mesh, and those that several axes share.
 //!
-//! All ranks make the same groups in the same order, each its own. An axis of one rank is a group of one.
+//! All ranks make their groups in the same order. An axis of one rank is a group of one rank.
 
 use std::sync::Arc;
 
@@ -14,30 +14,30 @@ use phalanx_trace::Axis;
 
 use crate::spec::Spec;
 
-/// See the module's head.
+/// The process groups of one rank.
 #[derive(Clone)]
 pub struct Groups {
     /// All ranks.
     pub world: Arc<dyn Group>,
-    /// Ranks that hold the stages of one replica.
+    /// Ranks that have the stages of one replica.
     pub pipeline: Arc<dyn Group>,
-    /// Ranks that hold the same part of the model, and share the batch.
+    /// Ranks that have the same part of the model and compute different samples.
     pub data: Arc<dyn Group>,
     /// Ranks that share each layer.
     pub tensor: Arc<dyn Group>,
-    /// Between the stages.
+    /// The groups that send activations between stages.
     pub wires: Wires,
-    /// By tied parameter ([`Spec::ties`]): the ranks that have a copy, when this is one of several.
+    /// For each tied parameter ([`Spec::ties`]): the ranks that have a copy; None when this rank is not one of several.
     pub ties: Vec<Option<Arc<dyn Group>>>,
 }
 
-/// Where groups come from.
+/// What groups are made of.
 pub enum GroupSource<'a> {
-    /// There is one rank, which sums with this instruction set.
+    /// One rank: groups of one, which sum with this instruction set.
     Alone(Isa),
-    /// Ranks of this machine.
+    /// Ranks of this machine, in shared memory.
     Host(&'a Endpoint),
-    /// A dry run of a rank, which writes here.
+    /// A dry run of a rank, which records its collectives here.
     Meta(Arc<Recorder>, usize),
 }
 
@@ -59,7 +59,7 @@ impl GroupSource<'_> {
         }
     }
 
-    /// A group of the world ranks `members` over some axes; none where this rank is not among them.
+    /// A group of the world ranks `members` over some axes; None when this rank is not one of them.
     fn group(&self, name: &'static str, axes: &[Axis], members: &[usize]) -> Option<Arc<dyn Group>> {
         let place = members.iter().position(|member| *member == self.rank());
         match (self, place) {
@@ -82,7 +82,7 @@ impl GroupSource<'_> {
 }
 
 impl Groups {
-    /// The groups of the source's rank.
+    /// Makes the groups of the rank of `source`.
     pub fn new(source: &GroupSource, spec: &Spec) -> Groups {
         let (mesh, rank) = (spec.mesh, source.rank());
         let sizes = [(Axis::Pipeline, mesh.pipeline), (Axis::Data, mesh.data), (Axis::Tensor, mesh.tensor)];
@@ -102,7 +102,7 @@ impl Groups {
         let data = own("data", &[Axis::Data], &mesh.members(Axis::Data, rank));
         let tensor = own("tensor", &[Axis::Tensor], &mesh.members(Axis::Tensor, rank));
         let wiring = wiring(&spec.schedule);
-        let count = wiring.values().max().map_or(0, |most| most + 1);
+        let count = wiring.values().max().map_or(0, |max| max + 1);
         let wire = |_| source.group("wire", &[Axis::Pipeline], &line).expect("in its own pipeline");
         let wires = Wires { groups: (0..count).map(wire).collect(), wiring };
         let ties = spec.ties.iter().map(|tie| {
@@ -113,7 +113,7 @@ impl Groups {
         Groups { world, pipeline, data, tensor, wires, ties }
     }
 
-    /// Groups over all axes of a world of one, with the best instruction set of the processor.
+    /// The groups of a single rank, with the best instruction set of the processor.
     pub fn alone(spec: &Spec) -> Groups {
         Groups::new(&GroupSource::Alone(Isa::detect()), spec)
     }
@@ -129,7 +129,7 @@ impl Groups {
         Groups { world: on(world), pipeline: on(pipeline), data: on(data), tensor: on(tensor), wires, ties }
     }
 
-    /// What all groups did since this was last asked.
+    /// The statistics of all groups since the last call.
     pub fn take_statistics(&self) -> Statistics {
         let named = [&self.world, &self.pipeline, &self.data, &self.tensor].into_iter();
         let all = named.chain(&self.wires.groups).chain(self.ties.iter().flatten());
@@ -137,7 +137,7 @@ impl Groups {
     }
 }
 
-/// World ranks, in this rank's replica, that hold one of the stages; each once.
+/// The world ranks in this rank's replica that have one of the stages, each once.
 fn holders(mesh: Mesh, spec: &Spec, stages: &[usize], rank: usize) -> Vec<usize> {
     let at = mesh.coordinates(rank);
     let mut places: Vec<usize> = stages.iter().map(|stage| spec.schedule.placement[*stage]).collect();

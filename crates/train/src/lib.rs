@@ -1,4 +1,4 @@
-//! A run: what is trained on what, planned, then done.
+//! A training run: configuration, plan, engine and loop.
 //!
 //! [`config`] is what the user said; [`dataset`] the tokens; [`spec`] what both make of a model; [`planning`] the
 //! dry run of every rank and what follows from it; [`groups`] who speaks to whom; [`rank`] one rank's engine, with

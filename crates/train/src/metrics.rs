@@ -1,4 +1,4 @@
-//! What a run leaves behind for people and scripts: `metrics.jsonl`, `memory.json`.
+//! The files that a run writes for people and scripts: `metrics.jsonl` and `memory.json`.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -39,7 +39,7 @@ pub struct StepRecord {
     /// Model FLOPs utilisation: the share of the peak of all ranks that the model's products achieved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// The same with products that were computed again, where there are any.
+    /// Hardware FLOPs utilisation: the same with the products that were recomputed, where there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hfu: Option<f64>,
     /// Bytes that rank 0 sent.
@@ -74,11 +74,11 @@ pub struct EvaluationRecord {
 pub struct MetricsFile(File);
 
 impl MetricsFile {
-    /// Opens for appending; lines of steps after `resumed_at` (of a run that was ended before its next
-    /// checkpoint) and lines that are no records are removed first, so that every step is there once.
+    /// Opens the file for appending. It first removes lines of steps after `resumed_at` (from a run that ended before
+    /// its next checkpoint) and lines that are not records, so that the file has every step once.
     ///
     /// # Errors
-    /// The system's.
+    /// I/O errors.
     pub fn open(path: &Path, resumed_at: u64) -> io::Result<MetricsFile> {
         let mut dropped = false;
         for line in MetricsLines::open(path)?.into_iter().flatten() {
@@ -100,17 +100,17 @@ impl MetricsFile {
     /// Appends one line.
     ///
     /// # Errors
-    /// The system's: disk full, above all.
+    /// I/O errors, such as a full disk.
     pub fn write(&mut self, record: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_string(record).map_err(io::Error::other)?;
         line.push('\n');
         self.0.write_all(line.as_bytes())
     }
 
-    /// Returns when all lines are on the disk.
+    /// Syncs all lines to disk.
     ///
     /// # Errors
-    /// The system's.
+    /// I/O errors.
     pub fn sync(&self) -> io::Result<()> {
         self.0.sync_data()
     }
@@ -120,11 +120,11 @@ fn is_kept(line: &MetricsLine, resumed_at: u64) -> bool {
     line.step().is_some_and(|step| step <= resumed_at)
 }
 
-/// Numbers, from 1, of the lines of a metrics file that are no records. A last line without a line feed is
-/// what a killed run leaves and does not count.
+/// The numbers, from 1, of the lines of a metrics file that are not records. A last line without a line feed does not
+/// count: a run that is killed leaves one.
 ///
 /// # Errors
-/// The system's, and a line that is longer than any record.
+/// I/O errors, and a line that is longer than any record.
 pub fn damaged_lines(path: &Path) -> io::Result<Vec<usize>> {
     let mut damaged = Vec::new();
     for line in MetricsLines::open(path)?.into_iter().flatten() {
@@ -141,7 +141,7 @@ pub fn damaged_lines(path: &Path) -> io::Result<Vec<usize>> {
 pub struct DeviceBytes {
     /// Bytes of the arena.
     pub peak_bytes: u64,
-    /// Their use at the peak.
+    /// Bytes of each category at the peak.
     pub categories: Bytes,
 }
 
@@ -154,17 +154,17 @@ impl From<Peak> for DeviceBytes {
 /// One rank in `plan.json` and `memory.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankBytes {
-    /// The rank.
+    /// Number of the rank.
     pub rank: usize,
-    /// Its device memory.
+    /// Memory of its device.
     pub device: DeviceBytes,
-    /// Measured: most bytes of the process that were resident, other ranks' arenas aside.
+    /// Largest measured resident size of the process in bytes, without other ranks' arenas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resident_bytes_peak: Option<u64>,
 }
 
-/// Most resident bytes of this process so far (`VmHWM`), less `foreign` bytes of other ranks' memory that
-/// is mapped here to be read. 0 where the system does not tell.
+/// Largest resident size of this process so far in bytes (`VmHWM`), less `foreign` bytes of other ranks' memory that
+/// are mapped here. 0 where the system does not report it.
 pub fn resident_bytes_peak(foreign: u64) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap_or("0");

@@ -1,4 +1,4 @@
-//! `metrics.jsonl` read again, line by line: the file of a long run is large, and anybody may have changed it.
+//! Reads `metrics.jsonl` line by line: the file of a long run is large, and other programs may have changed it.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
@@ -6,10 +6,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// Most bytes of a line, which has about 300.
+/// Largest number of bytes of a line; a line has about 300.
 pub const MAX_LINE_BYTES: u64 = 64 << 10;
 
-/// The lines of a file, in order; an error ends them.
+/// Iterates over the lines of a file; it ends after an error.
 pub struct MetricsLines {
     from: BufReader<File>,
     number: usize,
@@ -17,17 +17,17 @@ pub struct MetricsLines {
 
 /// One line.
 pub struct MetricsLine {
-    /// Its number, from 1.
+    /// Number of the line, from 1.
     pub number: usize,
-    /// Its content with its line feed, which the last line of a run that was killed may lack.
+    /// The line with its line feed. The last line of a run that was killed may have none.
     pub bytes: Vec<u8>,
 }
 
 impl MetricsLines {
-    /// Opens a file; None where there is none.
+    /// Opens a file; None when it does not exist.
     ///
     /// # Errors
-    /// Something that is not a regular file, and those of the system.
+    /// A path that is not a regular file, and I/O errors.
     pub fn open(path: &Path) -> io::Result<Option<MetricsLines>> {
         match phalanx_files::open_regular(path) {
             Ok(file) => Ok(Some(MetricsLines { from: BufReader::new(file), number: 0 })),
@@ -60,17 +60,17 @@ impl Iterator for MetricsLines {
 }
 
 impl MetricsLine {
-    /// The record; None for a line that is none.
+    /// The JSON of the line; None when it is not valid JSON.
     pub fn record(&self) -> Option<Value> {
         serde_json::from_slice(&self.bytes).ok()
     }
 
-    /// Whether the line was written to its end.
+    /// Whether the line ends with a line feed.
     pub fn is_whole(&self) -> bool {
         self.bytes.ends_with(b"\n")
     }
 
-    /// The step of a record that was written to its end.
+    /// The step of a complete record.
     pub fn step(&self) -> Option<u64> {
         self.record().filter(|_| self.is_whole())?.get("step")?.as_u64()
     }

@@ -1,10 +1,10 @@
 //! The dry run of every rank, and what is decided from it before the first step.
 //!
-//! Each rank's init, step, diagnosis, evaluation, loading and saving run on `Meta`. Where ranks share what they hold
-//! (ZeRO 1 to 3), step and evaluation run once before, to learn in which order blocks need chunks. From the trace
-//! come arena offsets and peaks (`plan::memory`), the proof that all ranks say the same to each other and that every collective is where it
-//! belongs (`plan::agreement`), and what the step costs (`plan::cost`). The same [`Rank`] then trains. Of a large
-//! world one rank of each place in the pipeline stands for its like.
+//! Each rank's init, step, diagnosis, evaluation, loading and saving run on `Meta`. Under ZeRO 1 to 3, step and
+//! evaluation run once before, to record in which order blocks use chunks. From the trace come arena offsets and
+//! peaks (`plan::memory`), the proof that all ranks start the same collectives and that none is missing or misplaced
+//! (`plan::agreement`), and the cost of a step (`plan::cost`). The same [`Rank`] then trains. In a large world only one
+//! rank of each pipeline stage runs dry; its plan stands for the other ranks of the stage.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -34,17 +34,17 @@ pub struct RankPlan {
     pub memory: MemoryPlan,
     /// Offsets and peaks of host memory.
     pub host: MemoryPlan,
-    /// For each phase: chunks in order of use.
+    /// For each phase: the chunks in order of use.
     pub orders: BTreeMap<PhaseName, Vec<u32>>,
     /// Cost of one step.
     pub step: Cost,
-    /// Trained numbers that are here, whole or in part.
+    /// Number of trained parameters on this rank.
     pub parameters: u64,
 }
 
 impl RankPlan {
     /// Places the allocations of a dry run in an arena. `orders` has the chunks of each phase in order of use,
-    /// `parameters` counts the trained numbers that the rank holds.
+    /// `parameters` counts the trained parameters of the rank.
     ///
     /// # Errors
     /// When a phase keeps what it must free.
@@ -61,8 +61,8 @@ impl RankPlan {
         Ok(RankPlan { rank: trace.rank, memory, host, orders, step, parameters })
     }
 
-    /// The peak of a run in which nothing goes wrong: a diagnosis, of the tensors of a step, is planned, too, and its
-    /// tensors may pack a little worse.
+    /// The peak of a run without a diagnosis. A diagnosis has the tensors of a step, but may need a little more
+    /// memory, since they may pack worse.
     pub fn peak(&self) -> Peak {
         let phases = self.memory.phases.iter().filter(|phase| phase.name != PhaseName::Diagnose);
         let larger = |max: Peak, peak: Peak| if peak.bytes > max.bytes { peak } else { max };
@@ -72,41 +72,42 @@ impl RankPlan {
 
 /// The plan of a run.
 pub struct RunPlan {
-    /// What was planned.
+    /// The specification that was planned.
     pub spec: Spec,
     /// The planned ranks in ascending order: all of them; in a large world one rank of each pipeline stage, which
-    /// stands for its like; in the process of one rank ([`RunPlan::of_one_rank`]) that rank alone.
+    /// stands for the other ranks of the stage; in the process of one rank ([`RunPlan::of_one_rank`]) that rank
+    /// alone.
     pub ranks: Vec<RankPlan>,
     totals: Totals,
-    /// What papers say the rank with most parameters holds.
+    /// The memory of the rank with most parameters, by the formulas of the papers.
     pub textbook: Textbook,
 }
 
 /// Sums and maxima over all ranks of a run, which a rank cannot know from its own plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Trained numbers of the model.
+    /// Number of trained parameters of the model.
     pub parameters: u64,
-    /// Trained numbers of the rank that has most.
+    /// Number of trained parameters of the rank that has most.
     pub rank_parameters_max: u64,
     /// Bytes of the largest arena.
     pub arena_bytes_max: u64,
-    /// Floating-point operations of one step. Those of 10^12 parameters exceed 64 bits.
+    /// Floating-point operations of one step. For 10^12 parameters they exceed 64 bits.
     pub flops_per_step: u128,
-    /// The same without what is computed again.
+    /// Floating-point operations of one step, without recomputation.
     pub model_flops_per_step: u128,
     /// Bytes sent in one step.
     pub collective_bytes_per_step: u64,
 }
 
-/// The part of a plan that all ranks need, beside the [`RankPlan`] of each.
+/// What the launcher sends to every rank, beside its [`RankPlan`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CommonPlan {
-    /// For each pipeline stage: its blocks, the head counting as the last.
+pub struct PlanForAllRanks {
+    /// For each pipeline stage: its blocks; the head counts as the last block.
     pub stages: Vec<Range<usize>>,
-    /// Threads of a rank.
+    /// Number of threads of a rank.
     pub threads: usize,
-    /// Windows of one evaluation over all ranks.
+    /// Number of windows of one evaluation, over all ranks.
     pub evaluated: usize,
     /// Sums and maxima over all ranks.
     pub totals: Totals,
@@ -115,10 +116,10 @@ pub struct CommonPlan {
 /// Why no plan was made.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// Ranks would not say the same to each other.
+    /// Ranks would start different collectives.
     #[error(transparent)]
     Disagreement(#[from] Disagreement),
-    /// A collective is missing, doubled or misplaced: a bug of the engine, or of a model of one's own.
+    /// A collective is missing, doubled or misplaced: a bug of the engine, or of a custom model.
     #[error(transparent)]
     Placement(#[from] PlacementError),
     /// A gradient would be counted in the norm more or less than once.
@@ -139,22 +140,22 @@ pub enum PlanError {
     Memory(#[from] MemoryError),
 }
 
-/// Most ranks that are all run dry; of more, one of each place in the pipeline.
+/// Largest world of which every rank runs dry; in a larger one, one rank of each pipeline stage does.
 pub(crate) const ALL_RANKS: usize = 16;
 
 impl RunPlan {
-    /// Runs every rank dry, or one of each kind.
+    /// Runs every rank dry, or in a large world one rank of each pipeline stage.
     ///
     /// # Errors
-    /// When the ranks disagree, a collective is wrong, or a phase keeps what it must give back.
+    /// When ranks disagree, a collective is wrong, or a phase does not free what it must.
     pub fn new(spec: Spec) -> Result<RunPlan, PlanError> {
         RunPlan::with_ranks(spec, &Rank::new)
     }
 
-    /// As [`RunPlan::new`], of engines that `make_rank` makes: with groups or layers of the caller's own.
+    /// Like [`RunPlan::new`], for engines that `make_rank` makes: with groups or layers of the caller.
     ///
     /// # Errors
-    /// As [`RunPlan::new`].
+    /// The errors of [`RunPlan::new`].
     pub fn with_ranks(spec: Spec, make_rank: &MakeRank) -> Result<RunPlan, PlanError> {
         let mesh = spec.mesh;
         let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
@@ -186,7 +187,7 @@ impl RunPlan {
         Ok(RunPlan::of_ranks(spec, ranks, &whole))
     }
 
-    /// From the plans of its ranks.
+    /// Makes the plan of a run from the plans of its ranks.
     pub fn of_ranks(spec: Spec, ranks: Vec<RankPlan>, whole: &Network) -> RunPlan {
         let each = (spec.world_size() / ranks.len()) as u128;
         let sum = |of: &dyn Fn(&Cost) -> u64| {
@@ -210,24 +211,24 @@ impl RunPlan {
         RunPlan { ranks, totals, textbook, spec }
     }
 
-    /// The plan as the process of one rank has it, which did not make it: `spec` with the stages of the plan, the
-    /// totals, and the rank's own plan.
+    /// The plan in the process of one rank, which receives it from the launcher: `spec` with the stages of the plan,
+    /// the totals, and the rank's own plan.
     pub fn of_one_rank(spec: Spec, totals: Totals, own: RankPlan) -> RunPlan {
         RunPlan::with_totals(spec, vec![own], totals)
     }
 
-    /// What all ranks need of this plan, beside the plan of each.
-    pub fn common(&self) -> CommonPlan {
+    /// What the launcher sends to every rank, beside its [`RankPlan`].
+    pub fn for_all_ranks(&self) -> PlanForAllRanks {
         let Spec { stages, threads, evaluation_batches, micro_batch_size, mesh, .. } = &self.spec;
         let evaluated = evaluation_batches * micro_batch_size * mesh.data;
-        CommonPlan { stages: stages.clone(), threads: *threads, evaluated, totals: self.totals }
+        PlanForAllRanks { stages: stages.clone(), threads: *threads, evaluated, totals: self.totals }
     }
 
-    /// The exact plan of a rank. A rank for which another stands is run dry here: its parts may be smaller, where parts
-    /// are uneven.
+    /// The exact plan of a rank. If another rank was planned in its place, it runs dry here, since its parts may be
+    /// smaller where parts are uneven.
     ///
     /// # Errors
-    /// As [`RunPlan::new`].
+    /// The errors of [`RunPlan::new`].
     pub fn exact(&self, rank: usize) -> Result<Cow<'_, RankPlan>, PlanError> {
         let like = self.of(rank);
         if like.rank == rank {
@@ -238,7 +239,7 @@ impl RunPlan {
         Ok(Cow::Owned(RankPlan::of(&trace, like.orders.clone(), like.parameters)?))
     }
 
-    /// The plan of a rank, or of the one that stands for it.
+    /// The plan of a rank, or of the rank that was planned in its place.
     pub fn of(&self, rank: usize) -> &RankPlan {
         let pipeline = |rank| self.spec.mesh.coordinates(rank).pipeline;
         let exact = self.ranks.iter().find(|plan| plan.rank == rank);
@@ -246,7 +247,7 @@ impl RunPlan {
         exact.or_else(like).expect("a rank of each pipeline stage was run dry")
     }
 
-    /// Trained numbers of the model.
+    /// Number of trained parameters of the model.
     pub fn parameters(&self) -> u64 {
         self.totals.parameters
     }
@@ -261,7 +262,7 @@ impl RunPlan {
         self.totals.flops_per_step
     }
 
-    /// The same without what is computed again.
+    /// Floating-point operations of one step, without recomputation.
     pub fn model_flops_per_step(&self) -> u128 {
         self.totals.model_flops_per_step
     }
@@ -272,7 +273,7 @@ impl RunPlan {
     }
 }
 
-/// Trained numbers on a rank of one place in the pipeline.
+/// Number of trained parameters on each rank of one pipeline stage.
 pub fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> u64 {
     let stages = spec.stages.iter().zip(&spec.schedule.placement).filter(|(_, at)| **at == pipeline);
     let mut sum = 0;
@@ -285,7 +286,7 @@ pub fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> u64 {
     sum / spec.mesh.tensor as u64
 }
 
-/// The norm counts each element of each parameter once, over all ranks.
+/// Checks that the norm counts each element of each parameter once, over all ranks.
 fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
     let mut counted = vec![0u64; whole.parameters.len()];
     for event in
@@ -304,7 +305,7 @@ fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// By phase: chunks in order of use.
+/// For each phase: the chunks in order of use.
 pub type Orders = BTreeMap<PhaseName, Vec<u32>>;
 
 /// Makes the engine of a rank from its device, its groups and the order in which it uses chunks; see [`Rank::new`].
@@ -314,7 +315,7 @@ fn orders_of(trace: &Trace) -> Orders {
     [PhaseName::Step, PhaseName::Evaluate].map(|phase| (phase, use_order(trace, phase))).into()
 }
 
-/// A rank on `Meta`.
+/// Makes the engine of a rank on `Meta`.
 fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (Device, Rank) {
     let device = Device::meta_of(spec.threads, spec.host_addressable);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
@@ -323,7 +324,7 @@ fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (
     (device, engine)
 }
 
-/// What of one rank's life uses chunks in an order that has to be learned.
+/// Runs the phases of a rank whose order of chunks must be recorded first.
 fn learning_run(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Trace {
     let (device, mut engine) = on_meta(spec, rank, &Orders::new(), make_rank);
     let never = "nothing fails on Meta";
@@ -338,7 +339,7 @@ fn learning_run(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Trace {
     device.take_trace(rank)
 }
 
-/// One rank's life on `Meta`.
+/// Runs all phases of a rank on `Meta`.
 fn dry_run(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> Trace {
     let (device, mut engine) = on_meta(spec, rank, orders, make_rank);
     let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);

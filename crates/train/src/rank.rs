@@ -1,7 +1,7 @@
 //! The engine of one rank.
 //!
-//! A [`Rank`] is made the same way for the dry run and for training: on `Meta` with groups that only
-//! record, or on a device with groups that move bytes. What it allocates, in which order, is the plan.
+//! A [`Rank`] is made the same way for the dry run and for training: on `Meta` with groups that only record, or on a
+//! device with groups that communicate. What it allocates in a dry run, in that order, becomes the plan.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use phalanx_trace::{Axis, PhaseName, Placement, Placements};
 use crate::groups::Groups;
 use crate::spec::Spec;
 
-/// One rank's stages, its part of the memory, and its buffers for batches.
+/// The engine of one rank: its stages, and what a step, an evaluation and a checkpoint need.
 pub struct Rank {
     pub(crate) device: Device,
     pub(crate) groups: Groups,
@@ -30,22 +30,23 @@ pub struct Rank {
     pub(crate) evaluation: Program,
     pub(crate) spec: Spec,
     pub(crate) outline: Arc<Outline>,
-    /// Updates done: what Adam's bias correction and the learning rate are functions of.
+    /// Number of updates so far: Adam's bias correction and the learning rate depend on it.
     pub(crate) applied: u64,
-    /// Steps that overflowed and were not applied.
+    /// Number of steps that overflowed and were not applied.
     pub(crate) skipped: u64,
     pub(crate) loss_scale: LossScale,
-    /// For the counts of a diagnosis, `[1]`. It stays, so that a diagnosis needs no more than a step.
+    /// The count of a diagnosis, `[1]`. It is allocated for the whole run, so that a diagnosis needs no more memory
+    /// than a step.
     pub(crate) count: Option<Tensor>,
 }
 
-/// The whole model in names: what every rank can say of what others have.
+/// The names of the whole model, so that a rank can name the tensors of other ranks.
 pub struct Outline {
-    /// Of the blocks, the head last.
+    /// Names of the blocks, the head last.
     pub blocks: Vec<String>,
-    /// Of the parameters.
+    /// Names of the parameters.
     pub parameters: Vec<String>,
-    /// By block: its parameters.
+    /// For each block: its parameters.
     pub uses: Vec<Vec<usize>>,
 }
 
@@ -59,32 +60,32 @@ impl Outline {
     }
 }
 
-/// Tokens and targets of this rank, on the host: micro-batch after micro-batch.
+/// The tokens and targets of this rank, in host memory, one micro-batch after another.
 #[derive(Default)]
 pub struct Batch {
     /// `[micro_batches, micro_batch_size, seq]`
     pub tokens: Vec<u32>,
-    /// The same, shifted by one.
+    /// Targets, of the same shape: the tokens shifted by one.
     pub targets: Vec<u32>,
 }
 
 impl Batch {
-    /// Room for `rows` sequences of `seq` tokens.
+    /// A batch of `rows` sequences of `seq` tokens, all zero.
     pub fn with_rows(rows: usize, seq: usize) -> Batch {
         Batch { tokens: vec![0; rows * seq], targets: vec![0; rows * seq] }
     }
 }
 
 impl Rank {
-    /// Allocates everything that stays: the phase `init` of the plan.
+    /// Allocates everything that stays for the whole run: the phase `init` of the plan.
     pub fn new(device: Device, groups: Groups, spec: &Spec, orders: &BTreeMap<PhaseName, Vec<u32>>) -> Rank {
         let groups = groups.on_device(&device);
         let network = spec.network(&groups);
         Rank::with_network(device, groups, spec, network, orders)
     }
 
-    /// As [`Rank::new`], with the layers of `network` in place of the model's: they have its parameters and
-    /// take its memory.
+    /// Like [`Rank::new`], with the layers of `network` instead of the model's. They must have the same parameters and
+    /// allocate the same memory.
     pub fn with_network(
         device: Device,
         groups: Groups,
@@ -126,32 +127,32 @@ impl Rank {
         }
     }
 
-    /// All ranks.
+    /// The group of all ranks.
     pub fn group(&self) -> &dyn Group {
         &*self.groups.world
     }
 
-    /// All groups.
+    /// The groups of this rank.
     pub fn groups(&self) -> &Groups {
         &self.groups
     }
 
-    /// Its place in the mesh.
+    /// The coordinates of this rank in the mesh.
     pub fn at(&self) -> Coordinates {
         self.at
     }
 
-    /// Its stages, with their chunks of parameters, gradients and states.
+    /// The stages of this rank, with parameters, gradients and states.
     pub fn stages(&self) -> &[Stage] {
         &self.stages
     }
 
-    /// The device.
+    /// The device of this rank.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Mean loss over the micro-batches of `batch` and of those of all others, `Err` from the group.
+    /// Computes the mean loss over the micro-batches of `batch` on all ranks.
     ///
     /// # Errors
     /// When a collective fails.
@@ -187,19 +188,19 @@ impl Rank {
         })
     }
 
-    /// The sum of a number over micro-batches, replicas and stages, of which only the last has any.
+    /// Sums a loss over replicas and stages; only the last stage has one.
     pub(crate) fn sum_of_replicas(&self, loss: Tensor) -> Result<Tensor, CollectiveError> {
         if self.spec.mesh.pipeline > 1 && self.stages.iter().any(Stage::is_last) {
             let placements = self.device.placements(loss.view()).with(Axis::Pipeline, Placement::Partial);
             self.device.place(loss.view(), placements);
         }
-        // Over data first: so it has the same bits wherever the last stage is.
+        // Over data first: so the bits do not depend on where the last stage is.
         let loss = self.groups.data.all_reduce(loss).wait()?;
         self.groups.pipeline.all_reduce(loss).wait()
     }
 }
 
-/// Micro-batches of `batch` on the device, tokens and targets, `[micro_batch_size, seq]`.
+/// Functions that upload a micro-batch of `batch` to the device: tokens and targets, `[micro_batch_size, seq]`.
 pub(crate) fn uploads<'a>(
     device: &'a Device,
     spec: &'a Spec,
@@ -217,7 +218,7 @@ pub(crate) fn uploads<'a>(
     (tokens, move |index: usize| make(&batch.targets, index, "batch.targets"))
 }
 
-/// A number that starts at zero, `[1]`.
+/// Allocates a number and sets it to zero, `[1]`.
 pub fn zeroed(device: &Device, name: &'static str) -> Tensor {
     let mut scalar = device.alloc(DType::F32, [1], Category::Activations, name);
     device.fill(scalar.view_mut(), 0.0);
@@ -225,7 +226,7 @@ pub fn zeroed(device: &Device, name: &'static str) -> Tensor {
 }
 
 impl Spec {
-    /// One stage, its chunks allocated.
+    /// Makes one stage and allocates its chunks.
     fn stage_of(
         &self,
         device: &Device,
@@ -267,7 +268,7 @@ impl Spec {
         Stage { index, network, zero, tied }
     }
 
-    /// First row, of a micro-batch's, that the residual stream has on a tensor-parallel rank.
+    /// Number of the first row of the residual stream on a tensor-parallel rank.
     pub(crate) fn first_row(&self, tensor: usize) -> usize {
         if self.sequence_parallel {
             tensor * (self.micro_batch_size * self.seq / self.mesh.tensor)
@@ -276,7 +277,7 @@ impl Spec {
         }
     }
 
-    /// How a batch lies over the mesh.
+    /// The placement of a batch on the mesh.
     pub(crate) fn batch_placements(&self) -> Placements {
         match self.mesh.data {
             1 => Placements::REPLICATED,
@@ -284,7 +285,7 @@ impl Spec {
         }
     }
 
-    /// What passes from stage to stage, and how it lies over the mesh.
+    /// Shape and placement of the activations between stages.
     pub(crate) fn boundary(&self) -> (Shape, Placements) {
         let (hidden, placements) = (self.model.shape().hidden, self.batch_placements());
         match self.sequence_parallel {
@@ -297,7 +298,7 @@ impl Spec {
     }
 }
 
-/// Elements that a parameter takes in the layout: those of the largest part.
+/// Number of elements that a parameter takes in the layout: those of the largest rank's part.
 fn reserved(spec: &ParameterSpec) -> u64 {
     let here = spec.elements() as u64;
     spec.part.as_ref().map_or(here, |part| {

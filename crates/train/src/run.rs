@@ -1,4 +1,4 @@
-//! The loop over steps of one rank: batches in, metrics, evaluations and checkpoints out.
+//! The training loop of one rank: it reads batches, runs steps, and writes metrics and checkpoints.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::run_files::RunFiles;
 use crate::state::position;
 use crate::step::Outcome;
 
-/// Why a run ended early. What was committed to disk is whole.
+/// Why a run ended early. Checkpoints that were committed are complete.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// A peer died, stalled or disagreed.
@@ -63,12 +63,12 @@ pub enum RunError {
     Shape {
         /// The tensor.
         name: String,
-        /// In the file.
+        /// The shape in the file.
         given: Vec<usize>,
-        /// As configured.
+        /// The shape that the configuration makes.
         expected: Vec<usize>,
     },
-    /// What a checkpoint keeps beside its tensors is impossible.
+    /// The state in the manifest of a checkpoint is impossible.
     #[error("state.{key} in {}: {reason}; load another checkpoint", .manifest.display())]
     State {
         /// The checkpoint's manifest.
@@ -111,7 +111,7 @@ pub enum RunError {
     NonFinite(Box<NonFinite>),
 }
 
-/// What to start from.
+/// The initial state of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Start {
     /// Initial values from the seed.
@@ -122,46 +122,46 @@ pub enum Start {
     Resume(PathBuf),
 }
 
-/// What all ranks of a run have in common.
+/// What all ranks of a run share.
 pub struct Job {
-    /// Checked and complete.
+    /// The configuration, checked and complete.
     pub config: RunConfig,
-    /// Made from it.
+    /// The plan of the run.
     pub plan: Arc<RunPlan>,
-    /// Open.
+    /// The tokens of the run.
     pub data: Dataset,
-    /// Run folder.
+    /// The run folder.
     pub run: PathBuf,
-    /// Checksums of the data, which checkpoints keep.
+    /// Checksums of the data, which checkpoints store.
     pub digests: DataDigests,
-    /// First state.
+    /// The initial state.
     pub start: Start,
-    /// Operations per second that the ranks together are capable of, in the compute type; without it, metrics
-    /// say nothing about utilisation.
+    /// Peak operations per second of all ranks together, in the compute type; None leaves utilisation out of the
+    /// metrics.
     pub peak_flops_per_s: Option<f64>,
 }
 
-/// What one rank runs on.
+/// What one rank of a run is given by the program that starts it.
 pub struct RankEnvironment<'a> {
-    /// Its device, with an arena that replays this rank's plan.
+    /// The device, with an arena that replays this rank's plan.
     pub device: Device,
-    /// Its groups.
+    /// The process groups.
     pub groups: Groups,
     /// Set when the user wants to stop after the current step.
     pub stop_requested: &'a AtomicBool,
-    /// Told the number of each step as it starts.
+    /// Called with the number of each step when it starts.
     pub note_step: &'a dyn Fn(u64),
-    /// Bytes of other ranks' memory that are resident here because they were read.
+    /// Returns the bytes of other ranks' memory that are mapped and resident in this process.
     pub foreign_bytes: &'a dyn Fn() -> u64,
 }
 
-/// Who watches a run; only rank 0 has one that prints.
+/// Receives the events of a run; only rank 0 prints them.
 pub trait Observer {
-    /// All state is in place; steps begin after `step`.
+    /// The state is complete; the first step is the one after `step`.
     fn starts(&mut self, _step: u64) {}
     /// A step is done.
     fn step(&mut self, _record: &StepRecord) {}
-    /// A step was skipped, or the loss scale of the next step is another one.
+    /// A step was skipped, or the loss scale has changed.
     fn loss_scale(&mut self, _change: &ScaleChange) {}
     /// An evaluation is done.
     fn evaluation(&mut self, _record: &EvaluationRecord) {}
@@ -169,20 +169,20 @@ pub trait Observer {
     fn saved(&mut self, _step: u64, _path: &Path) {}
 }
 
-/// What a step did to the loss scale.
+/// A change of the loss scale, or a skipped step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScaleChange {
     /// The step.
     pub step: u64,
     /// Whether its gradients overflowed and it was not applied.
     pub skipped: bool,
-    /// Its loss scale.
+    /// Loss scale of the step.
     pub from: f32,
-    /// That of the next step.
+    /// Loss scale of the next step.
     pub to: f32,
 }
 
-/// Watches nothing.
+/// An observer that ignores all events.
 pub struct Silent;
 
 impl Observer for Silent {}
@@ -190,7 +190,7 @@ impl Observer for Silent {}
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
-    /// Steps done, those before a resume included.
+    /// Number of steps so far, including those before a resume.
     pub step: u64,
     /// Whether the user stopped it before its last step.
     pub stopped: bool,
@@ -202,7 +202,7 @@ pub struct Summary {
     pub checkpoint: Option<PathBuf>,
 }
 
-/// Trains one rank from the job's start to its last step.
+/// Trains one rank from the initial state to the last step.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -264,9 +264,9 @@ struct Session<'a> {
     batch: Batch,
     windows: Batch,
     files: RunFiles<'a>,
-    /// Steps done.
+    /// Number of steps so far.
     step: u64,
-    /// Samples consumed.
+    /// Number of samples consumed.
     samples: u64,
 }
 
@@ -293,7 +293,8 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    /// One step on the next samples, what it did to the loss scale, and whether any rank wants to stop.
+    /// Runs one step on the next samples. Returns its record, a change of the loss scale, and whether any rank asked
+    /// to stop.
     fn step(&mut self) -> Result<(StepRecord, Option<ScaleChange>, bool), RunError> {
         let start = Instant::now();
         let number = self.step + 1;
@@ -346,7 +347,7 @@ impl<'a> Session<'a> {
         Ok(path)
     }
 
-    /// `memory.json`: what every rank took at most so far.
+    /// Writes `memory.json`: the measured peak of every rank so far.
     fn write_memory(&mut self) -> Result<(), RunError> {
         let foreign = (self.place.foreign_bytes)();
         let files = &self.files;
@@ -360,7 +361,8 @@ impl<'a> Session<'a> {
         self.files.write_memory(self.place.groups.world.world_size())
     }
 
-    /// Micro-batch m of a step is the m-th span of `data * micro_batch_size` samples; data-parallel rank r has its r-th part.
+    /// Micro-batch m of a step is the m-th span of `data * micro_batch_size` samples; data-parallel rank r has its
+    /// r-th part.
     fn fill_batch(&mut self) -> Result<(), RunError> {
         let spec = &self.job.plan.spec;
         let rank = self.engine.at().data;

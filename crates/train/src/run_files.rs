@@ -1,7 +1,7 @@
-//! What a run writes into its folder: metrics, checkpoints, measured memory. The same for every engine.
+//! The files that a run writes into its folder: metrics, checkpoints, measured memory. Every engine uses them.
 //!
-//! Rank 0 writes. Before a checkpoint counts, the folder must still be the one that the run began in, and
-//! the metrics up to that step must be on the disk.
+//! Rank 0 writes. Before a checkpoint is committed, the folder must still be the one in which the run began, and the
+//! metrics up to that step must be on disk.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::dataset::TOKENS_FILE;
 use crate::metrics::{MetricsFile, RankBytes};
 use crate::run::{Job, RunError};
 
-/// Most bytes of `memory.rank-N.json`, which has about 500.
+/// Largest number of bytes of `memory.rank-N.json`; it has about 500.
 const MEMORY_PART_BYTES: u64 = 64 << 10;
 
 /// Name of the resolved configuration in a run folder.
@@ -59,12 +59,12 @@ impl<'a> RunFiles<'a> {
         metrics.write(record).map_err(writing(&self.job.run.join(METRICS_FILE)))
     }
 
-    /// Where checkpoints are.
+    /// The folder of checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.job.run.join("checkpoints")
     }
 
-    /// What a checkpoint after `step` steps and `samples` samples says about the run.
+    /// The state for the manifest of a checkpoint after `step` steps and `samples` samples.
     pub fn state(&self, step: u64, samples: u64) -> Value {
         json!({
             "step": step,
@@ -75,7 +75,8 @@ impl<'a> RunFiles<'a> {
         })
     }
 
-    /// To be called before a checkpoint is saved: what it will say must be true, and what it needs be there.
+    /// Must be called before a checkpoint is saved: checks that the folder and the data are unchanged, and syncs the
+    /// metrics.
     ///
     /// # Errors
     /// [`RunError::FolderGone`], [`RunError::Data`] for tokens that were changed, [`RunError::Write`].
@@ -103,7 +104,7 @@ impl<'a> RunFiles<'a> {
         Ok(())
     }
 
-    /// Writes what one rank measured, for [`RunFiles::write_memory`].
+    /// Writes the measurements of one rank, for [`RunFiles::write_memory`].
     ///
     /// # Errors
     /// [`RunError::Write`].
@@ -137,8 +138,8 @@ impl<'a> RunFiles<'a> {
     }
 }
 
-/// Whether a name in a run folder is what one rank measured: left behind by a run that was killed between
-/// [`RunFiles::write_memory_part`] and [`RunFiles::write_memory`].
+/// Whether a name in a run folder is that of the measurements of one rank. A run leaves such a file when it is killed
+/// between [`RunFiles::write_memory_part`] and [`RunFiles::write_memory`].
 pub fn is_memory_part(name: &str) -> bool {
     let rank = name.strip_prefix("memory.rank-").and_then(|rest| rest.strip_suffix(".json"));
     rank.is_some_and(|rank| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit()))

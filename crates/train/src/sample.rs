@@ -1,4 +1,4 @@
-//! Continues text with a trained model: the whole context again for every token, no cache.
+//! Continues text with a trained model. It computes the whole context for every token, without a cache.
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ pub struct Sampling {
     pub temperature: f32,
     /// Only the k most likely tokens; 0 for all.
     pub top_k: usize,
-    /// Of the draws.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// A model with whole parameters, to run forward.
+/// A model with all parameters on one rank, for forward only.
 pub struct Generator {
     device: Device,
     network: Network,

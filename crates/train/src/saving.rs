@@ -1,4 +1,4 @@
-//! What ranks agree on while they write: every engine's checkpoints are made here.
+//! Saving of checkpoints: the ranks agree after each part that none has failed. All engines use it.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::run::RunError;
 
-/// Elements that pass through the host at once.
+/// Number of elements of the host buffer through which contents pass.
 pub const WINDOW: usize = 1 << 18;
 
 /// The three parts of a save, between which all ranks agree that nothing failed.
@@ -113,7 +113,7 @@ pub fn save_checkpoint<S: Saves>(
 pub fn write_finite(
     tmp: &Path,
     rank: usize,
-    described: &[checkpoint::Piece],
+    described: &[checkpoint::TensorPiece],
     mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), DeviceError>,
 ) -> Result<(), RunError> {
     let (mut broken, mut failed) = (None, None);
@@ -129,7 +129,7 @@ pub fn write_finite(
     checkpoint::write_rank(tmp, rank, described, 4 * WINDOW, &mut fill)?;
     failed.map_or(Ok(()), Err)?;
     let error = |index: usize| {
-        let checkpoint::Piece { state, name, .. } = &described[index];
+        let checkpoint::TensorPiece { state, name, .. } = &described[index];
         Err(RunError::Broken { state, name: name.clone() })
     };
     broken.map_or(Ok(()), error)

@@ -1,7 +1,7 @@
-//! What a run is made of: everything that decides what a rank allocates and computes.
+//! The specification of a run: everything that decides what a rank allocates and computes.
 //!
-//! Made from a checked configuration and a model; with it, ranks know their place in the mesh, their stages, and which
-//! parameters several stages share.
+//! It is made from a checked configuration and a model. From it a rank derives its stages, and which parameters several
+//! stages share.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,95 +28,96 @@ use crate::groups::Groups;
 /// Everything about a run that decides what a rank allocates and computes.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// The model, and what it drops.
+    /// The model, with its dropout probabilities.
     pub model: Arc<dyn Model>,
-    /// What backward computes again.
+    /// Which activations backward recomputes.
     pub checkpointing: Checkpointing,
     /// Whether the host, and the transports of collectives, can read the memory of the devices in place. Where they
     /// cannot, tensors are staged through host memory.
     pub host_addressable: bool,
-    /// Tokens of a sequence.
+    /// Number of tokens of a sequence.
     pub seq: usize,
-    /// Sequences computed at once.
+    /// Number of sequences of a micro-batch, on each replica.
     pub micro_batch_size: usize,
-    /// Micro-batches of a step.
+    /// Number of micro-batches of a step.
     pub micro_batches: usize,
-    /// Tokens of a sequence whose loss counts.
+    /// Number of tokens of a sequence whose loss counts.
     pub targets_per_sequence: usize,
-    /// Tokens of a step, over all ranks, whose loss counts: the loss is the mean over them.
+    /// Number of tokens of a step, over all ranks, whose loss counts: the loss is the mean over them.
     pub targets_per_step: usize,
-    /// Ranks.
+    /// The mesh of ranks.
     pub mesh: Mesh,
-    /// Which rank runs which stage on which micro-batch, and when.
+    /// The pipeline schedule of a step.
     pub schedule: Arc<PipelineSchedule>,
-    /// The same for an evaluation.
+    /// The pipeline schedule of an evaluation.
     pub evaluation: Arc<PipelineSchedule>,
-    /// By stage: its blocks, the head counting as the last.
+    /// For each stage: its blocks; the head counts as the last block.
     pub stages: Vec<Range<usize>>,
     /// Parameters of which several stages have a copy.
     pub ties: Vec<Tie>,
-    /// Whether the residual stream is sharded over the tensor axis.
+    /// Whether the residual stream is sharded over the tensor axis (sequence parallelism).
     pub sequence_parallel: bool,
     /// ZeRO stage.
     pub stage: Stage,
-    /// Whether communication runs beside computation.
+    /// Whether communication overlaps computation.
     pub overlap: bool,
-    /// Chunks gathered ahead.
+    /// Number of chunks that are gathered ahead of their use.
     pub prefetch: usize,
-    /// Reduce once a step instead of once a micro-batch.
+    /// Whether gradients are reduced once per step instead of once per micro-batch.
     pub defer: bool,
     /// Element types.
     pub precision: Precision,
-    /// What the loss is multiplied by before backward.
+    /// How the loss scale is chosen.
     pub loss_scaling: LossScaling,
     /// The optimizer.
     pub optimizer: Optimizer,
     /// The learning rate.
     pub schedule_of_rate: Schedule,
-    /// Largest gradient norm; 0 for none.
+    /// Gradients are clipped to this norm; 0 for no clipping.
     pub clip: f32,
-    /// Probability that training spreads over all classes.
+    /// Label smoothing of training.
     pub label_smoothing: f32,
-    /// Weight of training's squared log-sum-exp.
+    /// Weight of the squared log-sum-exp in the loss of training (z-loss).
     pub z_loss: f32,
-    /// Of what layers draw.
+    /// Seed of dropout and initial values.
     pub seed: u64,
     /// How chunks are sized.
     pub chunk_size: ChunkSize,
-    /// Where each parameter lies of a model that is neither cut nor split: for people.
+    /// The chunk layout of the whole model on one rank, for reports.
     pub layout: Arc<ChunkLayout>,
-    /// Micro-batches of an evaluation on each rank; 0 without held-out data.
+    /// Number of micro-batches of an evaluation on each rank; 0 without held-out data.
     pub evaluation_batches: usize,
-    /// Threads of a rank.
+    /// Number of threads of a rank.
     pub threads: usize,
 }
 
 /// A parameter of which several stages have a copy (a token table that is also the output projection).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tie {
-    /// Its number in the model.
+    /// Number of the parameter in the model.
     pub number: usize,
-    /// The stages, ascending.
+    /// The stages that have a copy, ascending.
     pub stages: Vec<usize>,
 }
 
-/// Why a configuration makes no run.
+/// Why a configuration makes no specification.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    /// A key that cannot work.
+    /// A key of the configuration has an impossible value.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// No chunk layout.
+    /// There is no chunk layout.
     #[error("the chunks of [memory]: {0}")]
     Chunks(#[from] ChunkError),
-    /// No stages.
+    /// The model cannot be cut into the stages.
     #[error("parallel.cut: {0}")]
     Cut(#[from] CutError),
 }
 
 impl Spec {
-    /// From a checked configuration, for a model whose vocabulary is known; what it drops is replaced by what
-    /// the configuration says. `evaluated`: windows of one evaluation over all ranks.
+    /// Makes the specification from a checked configuration and a model whose vocabulary is known. The dropout
+    /// probabilities of the configuration replace those of the model. `evaluated`: windows of one evaluation over all
+    /// ranks.
     ///
     /// # Errors
     /// When no chunk layout, mesh, schedule or cut into stages exists for the model.
@@ -205,7 +206,7 @@ impl Spec {
         Ok((spec, network))
     }
 
-    /// The network as it is trained: what a rank with these groups has of each layer.
+    /// The network of a rank with these groups: the rank's part of each layer.
     pub fn network(&self, groups: &Groups) -> Network {
         let tensor = TensorParallel::new(Arc::clone(&groups.tensor), self.sequence_parallel);
         self.model.network(&tensor, self.checkpointing)
@@ -216,17 +217,17 @@ impl Spec {
         self.model.network(&TensorParallel::solo(), self.checkpointing)
     }
 
-    /// Ranks in all.
+    /// Number of ranks.
     pub fn world_size(&self) -> usize {
         self.mesh.world_size()
     }
 
-    /// Where some parameters lie on each rank of a data axis.
+    /// The chunk layout of some parameters, for the ranks of the data axis.
     pub(crate) fn lay_out(&self, sizes: &[ParameterSize]) -> Result<ChunkLayout, ChunkError> {
         lay_out(sizes, self.mesh.data as u64, &self.chunk_size)
     }
 
-    /// In a dry run: the losses of all tokens of all replicas must weigh 1 together.
+    /// Checks, in a dry run, that the weights of all tokens of all replicas in the loss add up to 1.
     pub(crate) fn check_weights(&self, device: &Device, scale: f32) {
         let tokens = self.micro_batch_size * self.targets_per_sequence * self.micro_batches * self.mesh.data;
         let weight = f64::from(scale) * tokens as f64;
@@ -240,32 +241,32 @@ impl Spec {
         }
     }
 
-    /// First sample, within the global batch, of a data-parallel rank's micro-batch: micro-batch m of a step is the
-    /// m-th span of `data * micro_batch_size` samples, of which rank r has the r-th part.
+    /// Number, in the global batch, of the first sample of a data-parallel rank's micro-batch. Micro-batch m of a
+    /// step is the m-th span of `data * micro_batch_size` samples, of which rank r has the r-th part.
     pub fn first_sample(&self, micro_batch: usize, rank: usize) -> usize {
         (micro_batch * self.mesh.data + rank) * self.micro_batch_size
     }
 
-    /// What layers draw from in a data-parallel rank's micro-batch of step `step`.
+    /// What dropout masks depend on, in a data-parallel rank's micro-batch of step `step`.
     pub fn draw(&self, step: u64, micro_batch: usize, rank: usize) -> Draw {
         Draw { seed: self.seed, step, first_sample: self.first_sample(micro_batch, rank) as u64 }
     }
 
-    /// The numbers of a step's loss: the mean over the tokens of the global batch that have a target; its gradients
-    /// are multiplied by `loss_scale`.
+    /// The factors of a step's loss, the mean over the tokens of the global batch that have a target. Gradients are
+    /// multiplied by `loss_scale`.
     pub fn cross_entropy(&self, loss_scale: f32) -> CrossEntropy {
         let scale = 1.0 / self.targets_per_step as f32;
         let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
         CrossEntropy { scale, gradient_scale: scale * loss_scale, label_smoothing, z_loss }
     }
 
-    /// Tokens of one step, over all ranks.
+    /// Number of tokens of one step, over all ranks.
     pub fn tokens_per_step(&self) -> u64 {
         (self.micro_batch_size * self.micro_batches * self.mesh.data * self.seq) as u64
     }
 }
 
-/// Every micro-batch forward through the same stages.
+/// The schedule that only runs forward of every micro-batch through the same stages.
 fn forward_only(schedule: &PipelineSchedule, micro_batches: usize) -> PipelineSchedule {
     let of_rank = |rank: usize| {
         let actions = (0..micro_batches).flat_map(|micro_batch| {
@@ -282,7 +283,7 @@ fn forward_only(schedule: &PipelineSchedule, micro_batches: usize) -> PipelineSc
     }
 }
 
-/// Parameters that blocks of several stages use.
+/// The parameters that blocks of several stages use.
 fn ties(network: &Network, stages: &[Range<usize>]) -> Vec<Tie> {
     let tie = |number: usize| {
         let uses =

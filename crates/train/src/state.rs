@@ -1,7 +1,7 @@
 //! Filling, saving and restoring a rank's state.
 //!
-//! A rank sees its memory as pieces of named global tensors ([`phalanx_parallel::zero::StateSpan`]); files
-//! hold the same, so any layout loads into any other. Bytes pass through a bounded window on the host.
+//! A rank sees its memory as spans of named global tensors ([`phalanx_parallel::zero::StateSpan`]). Files use the same
+//! names, so a checkpoint of any layout loads into any other. Contents pass through a host buffer of bounded size.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -24,29 +24,29 @@ use crate::run::RunError;
 pub use crate::saving::Part;
 use crate::saving::{self, Saves, WINDOW};
 
-/// Name of the first state in checkpoints; the others are named by the optimizer.
+/// Name of the parameters among the states of a checkpoint; the optimizer names the others.
 pub const PARAMETERS: &str = "parameters";
 
-/// Key of [`Updates`] in the state that a checkpoint keeps.
+/// Key of [`Updates`] in the manifest of a checkpoint.
 pub const UPDATES: &str = "updates";
 
-/// What a run keeps beside its tensors: which of its steps were applied.
+/// What a checkpoint stores beside its tensors: how many steps were applied, and the loss scale.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Updates {
-    /// Steps that were applied: they drive the learning rate and Adam's bias correction.
+    /// Number of steps that were applied: the learning rate and Adam's bias correction depend on it.
     pub applied: u64,
-    /// Steps that overflowed.
+    /// Number of steps that overflowed.
     pub skipped: u64,
-    /// Where the loss scale stands.
+    /// State of the loss scale.
     pub loss_scale: LossScaleState,
 }
 
 impl Rank {
-    /// Fills everything resident through `read(state, parameter, stripe, elements, out)`: elements of what is here
-    /// of the parameter, which lies in the whole as the stripe says.
+    /// Fills parameters and optimizer states. `read(state, parameter, stripe, elements, out)` writes `elements` of this
+    /// rank's part of the parameter to `out`; `stripe` says which elements of the whole parameter the part has.
     ///
     /// # Errors
-    /// What `read` returns.
+    /// The errors of `read`.
     pub fn load(
         &mut self,
         mut read: impl FnMut(&str, &ParameterSpec, &Stripe, Range<u64>, &mut [f32]) -> Result<(), RunError>,
@@ -77,7 +77,7 @@ impl Rank {
         })
     }
 
-    /// Initial values from the seed; optimizer states at zero.
+    /// Fills parameters with initial values from the seed, and optimizer states with zeros.
     ///
     /// # Errors
     /// When the system starts no more threads.
@@ -109,7 +109,7 @@ impl Rank {
         })
     }
 
-    /// Weights of a Hugging Face directory; optimizer states at zero.
+    /// Fills parameters with the weights of a Hugging Face directory, and optimizer states with zeros.
     ///
     /// # Errors
     /// A tensor that is missing, of another shape, or unreadable.
@@ -124,8 +124,8 @@ impl Rank {
         })
     }
 
-    /// Parameters, optimizer states, number of updates and loss scale of a checkpoint, whatever layout and
-    /// precision wrote it.
+    /// Restores parameters, optimizer states, number of updates and loss scale from a checkpoint of any layout and
+    /// precision.
     ///
     /// # Errors
     /// Damage, missing tensors, another shape.
@@ -139,7 +139,7 @@ impl Rank {
         })
     }
 
-    /// What the next checkpoint keeps beside its tensors.
+    /// What the next checkpoint stores beside its tensors.
     pub fn updates(&self) -> Updates {
         let Rank { applied, skipped, loss_scale, .. } = self;
         Updates { applied: *applied, skipped: *skipped, loss_scale: loss_scale.state() }
@@ -199,7 +199,7 @@ impl Saves for Rank {
             for state in 0..stage.zero.state_count() {
                 for piece in stage.zero.spans(state, Extent::Owned) {
                     let spec = &stage.network.parameters[piece.parameter];
-                    described.push(checkpoint::Piece {
+                    described.push(checkpoint::TensorPiece {
                         state: state_name(self.spec.optimizer, state),
                         name: spec.name.clone(),
                         shape: spec.whole_shape().to_vec(),

@@ -1,4 +1,4 @@
-//! The way of a batch.
+//! A training step: micro-batches, gradients, norm, update.
 
 use phalanx_collectives::CollectiveError;
 use phalanx_layers::Context;
@@ -10,7 +10,7 @@ use phalanx_trace::{Axis, PhaseName, Placement};
 use crate::rank::{Batch, Rank, uploads, zeroed};
 use crate::run::RunError;
 
-/// What a step leaves for the metrics.
+/// The result of a step, for the metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
     /// Mean loss over the global batch, before the update.
@@ -21,7 +21,7 @@ pub struct Outcome {
     pub lr: f64,
     /// Loss scale of the step; `None` where there is none (f32, bf16).
     pub loss_scale: Option<f32>,
-    /// That of the next.
+    /// Loss scale of the next step.
     pub next_loss_scale: Option<f32>,
     /// Whether the gradients overflowed and nothing was updated, on all ranks.
     pub skipped: bool,
@@ -30,9 +30,9 @@ pub struct Outcome {
 }
 
 impl Rank {
-    /// Step `number` (from 1) on this rank's part of the global batch: micro-batches through the stages as the
-    /// schedule says, gradients to their owners, clip, update, publish. `stop_requested` asks all
-    /// ranks to end the run after this step.
+    /// Runs step `number` (from 1) on this rank's part of the global batch: forward and backward of its micro-batches
+    /// in the order of the schedule, reduction of gradients, clipping, update. `stop_requested` asks all ranks to end
+    /// the run after this step.
     ///
     /// Loss and norm are the same on all ranks and are read before the update: where they are not finite, no
     /// rank updates anything.
@@ -80,8 +80,8 @@ impl Rank {
         Ok(outcome)
     }
 
-    /// The micro-batches of a step, forward and backward: the loss of this rank, `[1]`. Gradients are on
-    /// their way.
+    /// Runs forward and backward of the micro-batches of a step and returns the loss of this rank, `[1]`. Reductions of
+    /// gradients may still run.
     pub(crate) fn gradients(
         &mut self,
         number: u64,
@@ -114,7 +114,7 @@ impl Rank {
         Ok(loss)
     }
 
-    /// Gradients are summed over data, then over whoever else has a term of them.
+    /// Waits until gradients are summed over data, then sums terms over the tensor axis and over tied stages.
     pub(crate) fn finish_gradients(&mut self) -> Result<(), CollectiveError> {
         for stage in &mut self.stages {
             stage.finish_gradients(&self.device)?;
@@ -125,7 +125,7 @@ impl Rank {
         self.sum_tied()
     }
 
-    /// Copies of one parameter in several stages have one gradient: the sum of theirs.
+    /// Sums the gradients of each tied parameter over the stages that have a copy.
     fn sum_tied(&mut self) -> Result<(), CollectiveError> {
         for (tie, group) in self.spec.ties.iter().zip(&self.groups.ties) {
             let mut own = self.stages.iter_mut().filter(|stage| tie.stages.contains(&stage.index));

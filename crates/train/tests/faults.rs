@@ -41,7 +41,7 @@ struct Fault {
     name: &'static str,
 }
 
-/// Of a block of GPT-2, number 8 is the weight of `mlp.c_fc`.
+/// Parameter 8 of a block of GPT-2 is the weight of `mlp.c_fc`.
 const FAULTS: [Fault; 4] = [
     Fault { block: 1, at: At::Output, value: f32::NAN, rank: Some(0), name: "output of block h.0" },
     Fault {

@@ -59,8 +59,8 @@ fn computing_in(config: &RunConfig, compute: &str) -> RunConfig {
     serde_json::from_value(spelled).unwrap()
 }
 
-/// Of 16 bits the files hold the run in f64, whose model gets its parameters rounded anew in every step, and by
-/// how much two runs of PyTorch miss it that compute in the type: the greatest error of 20 steps. Rounding at
+/// For 16-bit types the files hold the run in f64, whose model gets its parameters rounded anew in every step, and the
+/// errors of two runs of PyTorch that compute in the type: the greatest error of 20 steps. Rounding at
 /// as many places, but elsewhere, gives errors of the same distribution, drawn anew; of 20 normal errors the
 /// greatest is twice the greatest of two such runs once in seven hundred times.
 const TIMES_PYTORCH: f32 = 2.0;

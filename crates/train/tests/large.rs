@@ -1,5 +1,5 @@
-//! Thousands of ranks, on devices that only record: one rank of each place in the pipeline, and what it plans to hold and
-//! to do.
+//! Thousands of ranks, on devices that only record: one rank of each place in the pipeline, and what it plans to hold
+//! and to do.
 
 use phalanx_models::{Dropouts, Gpt2};
 use phalanx_trace::PhaseName;
@@ -29,7 +29,8 @@ fn gpt3_is_planned_by_one_rank_a_stage() {
         Vec::from_iter((0..8).map(|p| p * 192))
     );
     assert_eq!(plan.parameters() / 1_000_000_000, 174);
-    // Their equation 3 without recomputation; causal attention computes half of the products, and tiles on the diagonal.
+    // Their equation 3 without recomputation; causal attention computes half of the products, and tiles on the
+    // diagonal.
     let (b, s, l, h, v) = (1536.0, 2048.0, 96.0, 12288.0, 51200.0);
     let flops = 72.0 * b * s * l * h * h * (1.0 + s / (12.0 * h) + v / (12.0 * l * h));
     assert_near("operations of a step", plan.flops_per_step() as f64, flops, 0.005);

@@ -41,7 +41,8 @@ struct Case {
     name: &'static str,
     configure: fn(&mut RunConfig),
     during: During,
-    /// Block of the network whose input is kept, and for how many more blocks (forward in an evaluation, else backward).
+    /// Block of the network whose input is kept, and for how many more blocks (forward in an evaluation, else
+    /// backward).
     block: usize,
     longer: usize,
     dropped: Dropped,

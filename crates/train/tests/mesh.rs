@@ -118,7 +118,7 @@ fn what_may_be_combined_with_a_mesh_changes_no_bit_of_it() {
     }
 }
 
-/// What falls by dropout is the same on every mesh, so that one rank with dropout is the oracle.
+/// Dropout masks are the same on every mesh, so one rank with dropout is the oracle.
 #[test]
 fn dropout_and_deferred_sums_follow_one_rank() {
     let (model, _) = rig::golden_config();

@@ -1,6 +1,6 @@
-//! Collectives that are dropped, doubled or misplaced, planted one by one under every ZeRO stage: each is an error of the
-//! plan that names tensor, axis and call site, and each is seen when it is executed after all: its losses and norms
-//! are not those of one rank.
+//! Collectives that are dropped, doubled or misplaced, planted one by one under every ZeRO stage: each is an error of
+//! the plan that names tensor, axis and call site, and each is seen when it is executed after all: its losses and
+//! norms are not those of one rank.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "for who runs the test")]
 
 mod rig;
@@ -85,7 +85,7 @@ impl Plant {
         match self {
             Call(site, kind) => {
                 let (fault, other) = (PlantedFault { site, kind }, Arc::clone(&groups.data));
-                let plant = |group: Arc<dyn Group>| Planted::new(group, fault, device, &other);
+                let plant = |group: Arc<dyn Group>| Planted::around(group, fault, device, &other);
                 let Groups { world, pipeline, data, tensor, wires: Wires { groups: wires, wiring }, ties } =
                     groups;
                 Groups {
@@ -100,7 +100,7 @@ impl Plant {
             ReplicasCounted => {
                 let at = spec.mesh.coordinates(groups.world.rank());
                 let first = spec.mesh.rank(Coordinates { tensor: 0, ..at });
-                Groups { world: Renumbered::new(groups.world, first), ..groups }
+                Groups { world: Renumbered::around(groups.world, first), ..groups }
             }
             NormsNotPartial | MeanOfOneMicroBatch => groups,
         }

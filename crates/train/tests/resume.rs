@@ -1,5 +1,5 @@
-//! A checkpoint of any (mesh, stage, schedule, precision) goes on in any other: the state that is read is the state that
-//! was written, and over the same ranks, in the same precision, the rest of the run has the same bits.
+//! A checkpoint of any (mesh, stage, schedule, precision) goes on in any other: the state that is read is the state
+//! that was written, and over the same ranks, in the same precision, the rest of the run has the same bits.
 
 mod rig;
 

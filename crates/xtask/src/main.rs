@@ -1,4 +1,5 @@
-//! `cargo xtask tidy`: the checks of the source that a program can make; `cargo xtask reliability`: the fault campaign.
+//! `cargo xtask tidy`: the checks of the source that a program can make; `cargo xtask reliability`: the fault campaign;
+//! `cargo xtask simulated`: the engine's tests on the simulated accelerator.
 //!
 //! `tidy` reads the workspace as text, with the standard library alone, so it builds and runs in a moment.
 //! Each rule is a file under `rules/`; [`source`] tells code from comments, literals and tests. The campaign is a program
@@ -10,6 +11,7 @@ mod finding;
 mod manifest;
 mod reliability;
 mod rules;
+mod simulated;
 mod sizes_list;
 mod source;
 mod tolerated;
@@ -29,10 +31,14 @@ Checks of the source that a program can make, and the fault campaign.
 Usage: cargo xtask tidy [--shrink]
        cargo xtask reliability [--short] [--only GROUP] [--case K] [--cases N] [--seed N] [--jobs N]
                                [--json FILE] [--markdown FILE]
+       cargo xtask simulated [--seeds N] [--short]
 
 reliability builds the release binary and tries generated faults against it; --help lists its options.
+simulated runs the engine's tests (goldens, bits, meshes, resume, faults) on the simulated accelerator, with
+20 seeds or N; --short runs the goldens alone.
 
 Rules of tidy, each with the place, what is wrong and what to do:
+  circles    no circles of imports between the files of a crate
   imports    which crate may import which, and what no crate may know or touch
   sizes      functions over 70 lines, files over 500 (tests aside) and test files over 700
              must be on crates/xtask/sizes.txt, whose entries may only shrink
@@ -58,6 +64,7 @@ Examples:
   cargo xtask tidy
   cargo xtask tidy --shrink
   cargo xtask reliability --only damage --case 17 --seed 1
+  cargo xtask simulated --seeds 3
 
 Exit code: 0 when all is well, 1 with findings or failed cases, 2 when the check itself could not run.
 ";
@@ -69,6 +76,7 @@ fn main() -> ExitCode {
         ["tidy"] => false,
         ["tidy", "--shrink"] => true,
         ["reliability", ref more @ ..] => return reliability::run(more),
+        ["simulated", ref more @ ..] => return simulated::run(more),
         ["-h" | "--help" | "help"] | ["tidy", "-h" | "--help"] => {
             print!("{HELP}");
             return ExitCode::SUCCESS;
@@ -128,6 +136,7 @@ fn countable(workspace: &Workspace) -> Vec<Finding> {
 fn report(workspace: &Workspace, lists: &Lists, root: &Path) -> io::Result<bool> {
     let architecture = std::fs::read_to_string(root.join(rules::rooms::MAP)).ok();
     let mut findings = Vec::new();
+    findings.extend(rules::circles::check(workspace));
     findings.extend(rules::files::check(workspace));
     findings.extend(rules::imports::check(workspace));
     findings.extend(rules::layers::check(workspace));

@@ -7,7 +7,7 @@
 use crate::words::{identifiers, is_word};
 
 /// A Rust file.
-pub struct Source {
+pub struct SourceFile {
     /// From the root of the workspace, with `/`.
     pub path: String,
     pub text: String,
@@ -30,13 +30,13 @@ pub struct Function {
     pub lines: usize,
 }
 
-impl Source {
-    pub fn new(path: &str, text: &str) -> Source {
+impl SourceFile {
+    pub fn new(path: &str, text: &str) -> SourceFile {
         let code = blank(text);
         let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
         let test_ranges = test_ranges(&code);
         let is_test = is_test(path);
-        Source { path: path.to_string(), text: text.to_string(), code, line_starts, test_ranges, is_test }
+        SourceFile { path: path.to_string(), text: text.to_string(), code, line_starts, test_ranges, is_test }
     }
 
     /// The folder under `crates/` that the file is in.
@@ -331,7 +331,7 @@ mod tests {
     fn unseen() {}
 }
 ";
-        let source = Source::new("crates/x/src/a.rs", text);
+        let source = SourceFile::new("crates/x/src/a.rs", text);
         let functions: Vec<_> =
             source.functions().into_iter().map(|f| (f.name, f.first_line, f.lines)).collect();
         assert_eq!(
@@ -354,7 +354,7 @@ mod tests {
             ("any(test)", true),
         ] {
             let text = format!("#[cfg({condition})]\n#[path = \"b.rs\"]\nmod b;\nfn after() {{}}\n");
-            let source = Source::new("crates/x/src/a.rs", &text);
+            let source = SourceFile::new("crates/x/src/a.rs", &text);
             assert_eq!(source.in_tests(text.find("mod").unwrap()), expected, "{condition}");
             assert!(!source.in_tests(text.find("after").unwrap()), "{condition}");
         }
@@ -368,7 +368,7 @@ mod tests {
             ("crates/x/benches/b.rs", 0),
             ("crates/x/src/a.rs", 2),
         ] {
-            assert_eq!(Source::new(path, "// a\nfn f() {}\n").lines_without_tests(), expected, "{path}");
+            assert_eq!(SourceFile::new(path, "// a\nfn f() {}\n").lines_without_tests(), expected, "{path}");
         }
     }
 }

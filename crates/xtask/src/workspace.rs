@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::source::Source;
+use crate::source::SourceFile;
 
 /// Folders in which nothing is ours, wherever they are.
 const SKIPPED: [&str; 5] = ["target", "runs", "node_modules", "__pycache__", "golden"];
@@ -13,7 +13,7 @@ const SKIPPED: [&str; 5] = ["target", "runs", "node_modules", "__pycache__", "go
 pub struct Workspace {
     /// Names of the folders in `crates/` that hold a crate, in order.
     pub crates: Vec<String>,
-    pub sources: Vec<Source>,
+    pub sources: Vec<SourceFile>,
     /// Everything else that a person wrote: path and text.
     pub texts: Vec<(String, String)>,
 }
@@ -58,7 +58,7 @@ impl Workspace {
                     .map_err(|cause| io::Error::new(cause.kind(), format!("{}: {cause}", path.display())))?;
                 let relative = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().replace('\\', "/");
                 if name.ends_with(".rs") {
-                    self.sources.push(Source::new(&relative, &text));
+                    self.sources.push(SourceFile::new(&relative, &text));
                 } else {
                     self.texts.push((relative, text));
                 }

@@ -235,7 +235,7 @@ impl Saves for Asynchronous<'_> {
             for segment in self.whole.segments(self.server.range.clone()) {
                 let spec = &self.whole.network.parameters[segment.parameter];
                 tensors.push(tensor.view().range(self.local(&segment.in_chunk)));
-                described.push(checkpoint::Piece {
+                described.push(checkpoint::TensorPiece {
                     state: state_name(self.spec.optimizer, state),
                     name: spec.name.clone(),
                     shape: spec.shape.clone(),

@@ -155,7 +155,7 @@ impl KernelBench<'_> {
         let cpu = Cpu::with_options(options)?;
         let flops_per_s = peak::flops_per_s(&cpu, self.dtype);
         let bytes_per_s =
-            peak::bandwidth(&cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.most();
+            peak::bandwidth(&cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.max();
         let plan = self.memory(threads, slice)?;
         let region = Region::anonymous(plan.arena_bytes as usize)
             .and_then(|region| cpu.populate(&region).map(|()| region))

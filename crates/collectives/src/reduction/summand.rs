@@ -68,7 +68,7 @@ impl Summand for f64 {
 }
 
 macro_rules! added_in_f32 {
-    ($element:ty, |$sum:ident| $rounded:expr) => {
+    ($element:ty, |$to:ident, $sum:ident| $store:expr) => {
         impl Summand for $element {
             type Sum = f32;
             #[inline(always)]
@@ -83,21 +83,23 @@ macro_rules! added_in_f32 {
                 }
             }
             #[inline(always)]
-            unsafe fn store<L: Lanes>(to: *mut $element, $sum: L::V, count: usize) {
-                // SAFETY: the caller's promise.
+            unsafe fn store<L: Lanes>(to: *mut $element, sum: L::V, count: usize) {
+                // SAFETY: the caller's promise; the array has as many elements as a vector.
                 unsafe {
-                    let sum = $rounded;
                     if count == f32::LANES {
-                        <$element as Number>::store::<L>(to, sum)
-                    } else {
-                        <$element as Number>::store_first::<L>(to, sum, count)
+                        let ($to, $sum) = (to, sum);
+                        return $store;
                     }
+                    let mut all = [<$element>::default(); f32::LANES];
+                    let ($to, $sum) = (all.as_mut_ptr(), sum);
+                    $store;
+                    std::ptr::copy_nonoverlapping(all.as_ptr(), to, count.min(f32::LANES));
                 }
             }
         }
     };
 }
-added_in_f32!(f32, |sum| sum);
+added_in_f32!(f32, |to, sum| L::store(to, sum));
 // Which of two NaN an addition keeps is the processor's choice, so one NaN stands for all when it is rounded.
-added_in_f32!(bf16, |sum| L::one_nan(sum));
-added_in_f32!(f16, |sum| L::one_nan(sum));
+added_in_f32!(bf16, |to, sum| L::store_bf16_one_nan(to, sum));
+added_in_f32!(f16, |to, sum| L::store_f16(to, L::one_nan(sum)));

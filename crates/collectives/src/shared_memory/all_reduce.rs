@@ -9,9 +9,9 @@
 use crate::error::CollectiveError;
 use crate::parts;
 use crate::reduction;
-use crate::shared_memory::channel::Transfer;
 use crate::shared_memory::meeting::Meeting;
-use crate::shared_memory::memory::Span;
+use crate::shared_memory::memory::MemoryRange;
+use crate::shared_memory::transfer::Transfer;
 
 /// Bytes of a block: it is summed, then copied to the peers from the first-level cache.
 const BLOCK_BYTES: usize = 8 << 10;
@@ -29,7 +29,7 @@ pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> 
             reduction::sum(m.isa(), t.dtype, m.sources_at(start), sum, elements, false);
             for q in m.peers() {
                 let address = m.source(q).cast_mut().wrapping_add(start);
-                Span { address, bytes }.fill_from(m.isa(), sum);
+                MemoryRange { address, bytes }.fill_from(m.isa(), sum);
             }
         }
     }

@@ -3,8 +3,8 @@
 
 use crate::error::CollectiveError;
 use crate::parts;
-use crate::shared_memory::channel::Transfer;
 use crate::shared_memory::meeting::Meeting;
+use crate::shared_memory::transfer::Transfer;
 
 pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> {
     let bytes = parts::equal(t.count, m.world_size(), 0).len() * t.dtype.bytes();

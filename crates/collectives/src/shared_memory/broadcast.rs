@@ -3,8 +3,8 @@
 //! On one host a tree would only add copies: all read the root's memory through the same cache.
 
 use crate::error::CollectiveError;
-use crate::shared_memory::channel::Transfer;
 use crate::shared_memory::meeting::Meeting;
+use crate::shared_memory::transfer::Transfer;
 
 pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> {
     let root = t.root();

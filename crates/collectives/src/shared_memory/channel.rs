@@ -3,91 +3,29 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{DType, Tensor};
-use phalanx_trace::{CollectiveOp, Site};
+use phalanx_trace::CollectiveOp;
 
-use crate::call::{self, Call};
+use crate::call;
 use crate::error::CollectiveError;
-use crate::parts;
 use crate::shared_memory::control::LastCall;
 use crate::shared_memory::descriptor::Descriptor;
-use crate::shared_memory::endpoint::{Host, Options};
-use crate::shared_memory::meeting::{Meeting, Patience, Place, Tables};
-use crate::shared_memory::memory::Span;
+use crate::shared_memory::host::Host;
+use crate::shared_memory::meeting::{Meeting, Tables};
+use crate::shared_memory::options::Options;
+use crate::shared_memory::participation::{Participation, Patience};
+use crate::shared_memory::transfer::Transfer;
 use crate::shared_memory::{
     all_gather, all_reduce, all_to_all, broadcast, gather, point_to_point, reduce, reduce_scatter, scatter,
 };
 
-/// A call without its tensors, which stay in the Pending.
-#[derive(Clone, Copy)]
-pub(crate) struct Transfer {
-    pub(crate) op: CollectiveOp,
-    pub(crate) dtype: DType,
-    /// Elements of the whole.
-    pub(crate) count: usize,
-    pub(crate) accumulate: bool,
-    /// As in [`Call::buffers`]; empty where the call has none.
-    pub(crate) source: Span,
-    pub(crate) target: Span,
-    root: Option<usize>,
-    tag: Option<u64>,
-    site: Site,
-}
-
-impl Transfer {
-    pub(crate) fn new(call: &mut Call, world_size: usize) -> Transfer {
-        let span = |tensor: &mut Option<Tensor>| {
-            tensor.as_mut().map_or(Span::EMPTY, |tensor| {
-                let view = tensor.view_mut();
-                Span { address: view.address().as_ptr(), bytes: view.bytes() }
-            })
-        };
-        Transfer {
-            op: call.op,
-            dtype: call.dtype(),
-            count: call.count(world_size),
-            accumulate: call.accumulate,
-            source: span(&mut call.buffers.source),
-            target: span(&mut call.buffers.target),
-            root: call.root,
-            tag: call.tag,
-            site: call.site,
-        }
-    }
-
-    /// Whether source and target are one buffer.
-    pub(crate) fn in_place(&self) -> bool {
-        self.source.address.is_null() || self.target.address.is_null()
-    }
-
-    /// The root of a call that has one.
-    pub(crate) fn root(&self) -> usize {
-        self.root.expect("Call::check saw the root")
-    }
-
-    /// Where it was asked for.
-    pub(crate) fn site(&self) -> Site {
-        self.site
-    }
-
-    /// What peers may read of member `rank`.
-    fn offered(&self, rank: usize, world_size: usize) -> Span {
-        if self.op != CollectiveOp::AllGather || !self.in_place() {
-            return self.source;
-        }
-        let part = parts::equal(self.count, world_size, rank);
-        self.target.range(part.start * self.dtype.bytes(), part.len() * self.dtype.bytes())
-    }
-}
-
-/// One rank's way into the collectives of one group.
-pub(crate) struct Channel {
+/// The collectives of one group, as one rank runs them.
+pub(crate) struct GroupChannel {
     pub(crate) host: Arc<Host>,
     options: Options,
-    group: &'static str,
+    pub(crate) group: &'static str,
     hash: u32,
     pub(crate) index: usize,
-    members: Vec<usize>,
+    pub(crate) members: Vec<usize>,
     rank: usize,
     /// Calls of the whole group so far.
     calls: u64,
@@ -96,7 +34,7 @@ pub(crate) struct Channel {
     tables: Tables,
 }
 
-impl Channel {
+impl GroupChannel {
     /// `members` are world ranks, among them this host's.
     pub(crate) fn new(
         host: Arc<Host>,
@@ -104,14 +42,14 @@ impl Channel {
         group: &'static str,
         index: usize,
         members: Vec<usize>,
-    ) -> Channel {
+    ) -> GroupChannel {
         let rank = members.iter().position(|m| *m == host.rank);
         let rank = rank.unwrap_or_else(|| panic!("rank {} is no member of {group} {members:?}", host.rank));
         host.control.open_channel(index);
         host.control.slot(index, host.rank).name.write(group, 0);
         let (messages, tables) = (vec![0; members.len()], Tables::new(members.len()));
         let hash = hash(group, &members);
-        Channel { host, options, group, hash, index, members, rank, calls: 0, messages, tables }
+        GroupChannel { host, options, group, hash, index, members, rank, calls: 0, messages, tables }
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -153,7 +91,7 @@ impl Channel {
         let peer = pair.map(|q| self.members[q]);
         let call = LastCall { channel: self.index, peer, parity: descriptor.parity() };
         self.host.control.rank(self.host.rank).begin(call);
-        let place = Place {
+        let participation = Participation {
             host: &self.host,
             options: &self.options,
             group: self.group,
@@ -163,7 +101,7 @@ impl Channel {
             pair,
             patience,
         };
-        let mut meeting = Meeting::new(place, &mut self.tables);
+        let mut meeting = Meeting::new(participation, &mut self.tables);
         meeting.meet(&descriptor, t.site, offered.address)?;
         let m = &mut meeting;
         match t.op {

@@ -1,4 +1,4 @@
-//! The control block: everything that ranks of one host know of each other.
+//! The control block: the memory through which ranks of one host see each other's state.
 //!
 //! One mapping, all atomics, valid when zero: a header with the abort record, a cell per rank (what it
 //! does, for people), then for every channel (a group) a slot per rank and a slot per ordered pair of
@@ -15,6 +15,7 @@ use phalanx_tensor::Region;
 use rustix::thread::futex;
 
 use crate::shared_memory::descriptor::DescriptorCell;
+use crate::shared_memory::text::Text;
 
 /// Groups that one endpoint can make: a mesh has some for the world and each axis, and two for each neighbour in
 /// the pipeline. The block is sparse, so channels that nobody opens cost addresses, not memory.
@@ -23,38 +24,6 @@ pub(crate) const CHANNELS: usize = 64;
 pub(crate) const MAX_WORLD: usize = 1024;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX1");
-
-/// Text in shared memory: bytes in words, the tail of what does not fit.
-#[repr(C)]
-pub(crate) struct Text<const WORDS: usize> {
-    length: AtomicU32,
-    line: AtomicU32,
-    words: [AtomicU64; WORDS],
-}
-
-impl<const WORDS: usize> Text<WORDS> {
-    /// `line` 0 means none.
-    pub(crate) fn write(&self, text: &str, line: u32) {
-        let bytes = &text.as_bytes()[text.len().saturating_sub(WORDS * 8)..];
-        for (word, chunk) in self.words.iter().zip(bytes.chunks(8)) {
-            let mut eight = [0; 8];
-            eight[..chunk.len()].copy_from_slice(chunk);
-            word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
-        }
-        self.line.store(line, Ordering::Relaxed);
-        self.length.store(bytes.len() as u32, Ordering::Release);
-    }
-
-    pub(crate) fn read(&self) -> String {
-        let length = (self.length.load(Ordering::Acquire) as usize).min(WORDS * 8);
-        let bytes = self.words.iter().flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes());
-        let text = String::from_utf8_lossy(&bytes.take(length).collect::<Vec<u8>>()).into_owned();
-        match self.line.load(Ordering::Relaxed) {
-            0 => text,
-            line => format!("{text}:{line}"),
-        }
-    }
-}
 
 /// Why the job ended. `state`: 0 running, 1 being written, 2 written.
 #[repr(C, align(64))]
@@ -73,7 +42,7 @@ pub(crate) struct Abort {
 }
 
 #[repr(C, align(64))]
-struct Header {
+struct ControlHeader {
     magic: AtomicU64,
     world: AtomicU32,
     cores: AtomicU32,
@@ -82,10 +51,10 @@ struct Header {
     abort: AbortRecord,
 }
 
-/// What a rank does, for people and for the launcher.
+/// The state of one rank: for error messages and for the launcher.
 #[repr(C, align(64))]
 pub(crate) struct RankCell {
-    /// See [`Life`].
+    /// One of the values of [`Life`]; 0 before the rank joins.
     pub(crate) life: AtomicU32,
     /// 1 when the rank has done its work: from then on its process may end.
     done: AtomicU32,
@@ -166,9 +135,9 @@ impl Life {
     pub(crate) const LEFT: u32 = 2;
 }
 
-/// One rank's place in a channel. Counter and sleepers share the line that waiting peers watch.
+/// What one rank shares in a channel. Counter and sleepers share the line that waiting peers watch.
 #[repr(C, align(128))]
-pub(crate) struct Slot {
+pub(crate) struct ChannelSlot {
     /// Advances by one at every step of every collective, wrapping.
     counter: AtomicU32,
     /// Threads asleep on the counter.
@@ -182,7 +151,7 @@ pub(crate) struct Slot {
     pub(crate) name: Text<4>,
 }
 
-impl Slot {
+impl ChannelSlot {
     pub(crate) fn counter(&self) -> u32 {
         self.counter.load(Ordering::Acquire)
     }
@@ -219,13 +188,18 @@ impl Slot {
     }
 }
 
+/// Cores that this process may use.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
 /// The mapped block, behind safe accessors.
 pub(crate) struct Control {
     region: Region,
     world: usize,
 }
 
-const RANKS_AT: usize = size_of::<Header>().next_multiple_of(128);
+const RANKS_AT: usize = size_of::<ControlHeader>().next_multiple_of(128);
 
 const fn slots_at(world: usize) -> usize {
     (RANKS_AT + world * size_of::<RankCell>()).next_multiple_of(128)
@@ -234,7 +208,7 @@ const fn slots_at(world: usize) -> usize {
 impl Control {
     /// Bytes of the block of a world.
     pub(crate) fn bytes(world: usize) -> usize {
-        slots_at(world) + CHANNELS * (world + world * world) * size_of::<Slot>()
+        slots_at(world) + CHANNELS * (world + world * world) * size_of::<ChannelSlot>()
     }
 
     /// Fills in a zeroed block.
@@ -283,7 +257,7 @@ impl Control {
         unsafe { &*self.region.base().add(start).cast::<T>() }
     }
 
-    fn header(&self) -> &Header {
+    fn header(&self) -> &ControlHeader {
         self.at(0, 0)
     }
 
@@ -298,14 +272,14 @@ impl Control {
         self.header().channels.fetch_max(channel as u32 + 1, Ordering::SeqCst);
     }
 
-    /// The place of `rank` in collectives of a channel.
-    pub(crate) fn slot(&self, channel: usize, rank: usize) -> &Slot {
+    /// The slot of `rank` for collectives of a channel.
+    pub(crate) fn slot(&self, channel: usize, rank: usize) -> &ChannelSlot {
         assert!(channel < CHANNELS && rank < self.world);
         self.at(slots_at(self.world), channel * (self.world + self.world * self.world) + rank)
     }
 
-    /// The place of `rank` in sends and receives between it and `peer`.
-    pub(crate) fn pair(&self, channel: usize, rank: usize, peer: usize) -> &Slot {
+    /// The slot of `rank` for sends and receives between it and `peer`.
+    pub(crate) fn pair(&self, channel: usize, rank: usize, peer: usize) -> &ChannelSlot {
         assert!(channel < CHANNELS && rank < self.world && peer < self.world);
         let row = channel * (self.world + self.world * self.world) + (1 + rank) * self.world;
         self.at(slots_at(self.world), row + peer)
@@ -348,7 +322,7 @@ impl Control {
         self.header().abort.state.load(Ordering::Relaxed) != 0
     }
 
-    /// Makes every sleeper look around. Channels that nobody opened are not touched: they take no memory.
+    /// Wakes every sleeper, so that it checks whether the job has ended. Channels that nobody opened are not touched: they take no memory.
     pub(crate) fn wake_all(&self) {
         let opened = self.header().channels.load(Ordering::SeqCst) as usize;
         for channel in 0..opened.min(CHANNELS) {
@@ -361,13 +335,13 @@ impl Control {
         }
     }
 
-    fn wake_sleepers(&self, slot: &Slot) {
+    fn wake_sleepers(&self, slot: &ChannelSlot) {
         if slot.sleepers.load(Ordering::SeqCst) != 0 {
             slot.wake();
         }
     }
 
-    /// What `rank` did last, for people.
+    /// A description of what `rank` did last, for error messages.
     pub(crate) fn last_activity(&self, rank: usize) -> String {
         let cell = self.rank(rank);
         let life = cell.life.load(Ordering::Acquire);
@@ -436,16 +410,9 @@ mod tests {
     #[test]
     fn the_block_of_eight_ranks_is_small() {
         let bytes = Control::bytes(8);
-        println!("control block of 8 ranks: {bytes} bytes, {} a channel", 72 * size_of::<Slot>());
-        assert_eq!(size_of::<Slot>(), 512);
+        println!("control block of 8 ranks: {bytes} bytes, {} a channel", 72 * size_of::<ChannelSlot>());
+        assert_eq!(size_of::<ChannelSlot>(), 512);
         assert!((64 * 72 * 512..64 * 72 * 512 + (8 << 10)).contains(&bytes), "{bytes}");
-    }
-
-    #[test]
-    fn long_text_keeps_its_tail() {
-        let text = Text::<2> { length: 0.into(), line: 0.into(), words: Default::default() };
-        text.write("a/very/long/path/to/file.rs", 7);
-        assert_eq!(text.read(), "/path/to/file.rs:7");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use phalanx_trace::{CollectiveOp, DType, Site, describe_tag};
 
-use crate::shared_memory::control::Text;
+use crate::shared_memory::text::Text;
 
 /// One rank's side of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,9 +23,10 @@ pub(crate) struct Descriptor {
     pub(crate) count: u64,
     /// Root, or the peer of a send or recv.
     pub(crate) root: Option<usize>,
-    /// What passes in a send or recv.
+    /// The tag of a send or recv.
     pub(crate) tag: Option<u64>,
-    /// Where the buffer that peers read starts, in the terms of the job's memory, and its bytes.
+    /// The start of the buffer that peers read (an address between threads, an offset in the arena between processes),
+    /// and its length in bytes.
     pub(crate) source: u64,
     pub(crate) source_bytes: u64,
 }

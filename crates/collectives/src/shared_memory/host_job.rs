@@ -11,15 +11,14 @@ use std::time::Duration;
 use phalanx_tensor::Region;
 use rustix::fs::MemfdFlags;
 
-use crate::shared_memory::control::{Abort, Control};
-use crate::shared_memory::endpoint::cores;
+use crate::shared_memory::control::{Abort, Control, cores};
 use crate::shared_memory::sealed::seal;
 
-/// A job whose ranks are processes of this host.
+/// A job whose ranks are processes of this host, as its launcher holds it.
 pub struct HostJob {
     control_fd: OwnedFd,
     arenas: Vec<OwnedFd>,
-    /// See [`HostJob::hand_over`].
+    /// The sealed files that [`HostJob::hand_over`] made.
     handed: Vec<OwnedFd>,
     control: Arc<Control>,
 }

@@ -8,75 +8,21 @@
 //! Waits spin briefly, since a peer that runs on another core is near, then sleep on the peer's counter
 //! in slices and look around after each ([`watch`](super::watch)).
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use phalanx_simd::Isa;
 use phalanx_trace::Site;
 
 use crate::error::CollectiveError;
-use crate::shared_memory::control::Slot;
 use crate::shared_memory::descriptor::Descriptor;
-use crate::shared_memory::endpoint::{Host, Options};
+use crate::shared_memory::participation::{Participation, Patience};
 use crate::shared_memory::watch::Watch;
-
-/// How to wait before sleeping: turns that keep the core, then a time of offering it to others. On a busy
-/// machine an offer comes back late, so offers are not counted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    spins: u32,
-    yields: Duration,
-}
-
-impl Patience {
-    /// A caller who has nothing else to do: sleeping and being woken would cost more than the wait.
-    pub(crate) const CALLER: Patience = Patience { spins: 100, yields: Duration::from_micros(600) };
-    /// The owner thread, beside which this rank computes: a sleeper gets the core back at once when it
-    /// is woken, one that yields waits for its turn.
-    pub(crate) const OWNER: Patience = Patience { spins: 1000, yields: Duration::ZERO };
-    /// When members outnumber cores, the peer may need this core: no spinning.
-    const CROWDED_SPINS: u32 = 20;
-}
-
-/// Where a meeting takes place.
-#[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
-    pub(crate) host: &'a Host,
-    pub(crate) options: &'a Options,
-    pub(crate) group: &'static str,
-    pub(crate) channel: usize,
-    /// World ranks of the group, by group rank.
-    pub(crate) members: &'a [usize],
-    /// This rank's group rank.
-    pub(crate) rank: usize,
-    /// The other end of a send or recv; None when all members meet.
-    pub(crate) pair: Option<usize>,
-    pub(crate) patience: Patience,
-}
-
-impl<'a> Place<'a> {
-    /// The slot of member `q` here.
-    pub(crate) fn slot(&self, q: usize) -> &'a Slot {
-        let Place { host, channel, members, rank, pair, .. } = *self;
-        match pair {
-            None => host.control.slot(channel, members[q]),
-            Some(peer) => {
-                let other = if q == rank { peer } else { rank };
-                host.control.pair(channel, members[q], members[other])
-            }
-        }
-    }
-
-    /// The slot of member `q` in collectives of the whole group.
-    pub(crate) fn slot_of_group(&self, q: usize) -> &'a Slot {
-        self.host.control.slot(self.channel, self.members[q])
-    }
-}
 
 /// Tables by group rank, kept from call to call so that no call allocates.
 pub(crate) struct Tables {
-    /// Where each member's offered buffer lies here.
+    /// The address, in this rank, of each member's offered buffer.
     sources: Vec<*const u8>,
-    /// The same, moved on.
+    /// The same addresses, advanced by an offset.
     shifted: Vec<*const u8>,
     /// Whether the member's descriptor was compared.
     compared: Vec<bool>,
@@ -92,35 +38,36 @@ impl Tables {
     }
 }
 
+/// One collective in progress, as one rank runs it.
 pub(crate) struct Meeting<'a> {
-    place: Place<'a>,
+    participation: Participation<'a>,
     tables: &'a mut Tables,
     base: u32,
     ticks: u32,
 }
 
 impl<'a> Meeting<'a> {
-    pub(crate) fn new(place: Place<'a>, tables: &'a mut Tables) -> Meeting<'a> {
-        let base = place.slot(place.rank).counter();
-        Meeting { place, tables, base, ticks: 0 }
+    pub(crate) fn new(participation: Participation<'a>, tables: &'a mut Tables) -> Meeting<'a> {
+        let base = participation.slot(participation.rank).counter();
+        Meeting { participation, tables, base, ticks: 0 }
     }
 
     /// The instruction set to sum and copy with; the processor has it.
     pub(crate) fn isa(&self) -> Isa {
-        self.place.options.isa
+        self.participation.options.isa
     }
 
     pub(crate) fn rank(&self) -> usize {
-        self.place.rank
+        self.participation.rank
     }
 
     pub(crate) fn world_size(&self) -> usize {
-        self.place.members.len()
+        self.participation.members.len()
     }
 
     /// The other members who take part, from the next rank on, so that not all start at the same.
     pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + use<> {
-        let (rank, world, pair) = (self.rank(), self.world_size(), self.place.pair);
+        let (rank, world, pair) = (self.rank(), self.world_size(), self.participation.pair);
         (1..world).map(move |i| (rank + i) % world).filter(move |q| pair.is_none_or(|p| p == *q))
     }
 
@@ -132,11 +79,11 @@ impl<'a> Meeting<'a> {
         site: Site,
         source: *const u8,
     ) -> Result<(), CollectiveError> {
-        self.place.slot(self.rank()).descriptors[own.parity()].write(own, site);
+        self.participation.slot(self.rank()).descriptors[own.parity()].write(own, site);
         self.tick();
         self.tables.compared.fill(false);
-        self.tables.sources[self.place.rank] = source;
-        let mut watch = Watch::new(self.place);
+        self.tables.sources[self.participation.rank] = source;
+        let mut watch = Watch::new(self.participation);
         loop {
             let mut late = None;
             for q in self.peers() {
@@ -155,12 +102,12 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    /// Where the buffer that member `q` offered lies here; this rank's own among them.
+    /// The address, in this rank, of the buffer that member `q` offered; `q` may be this rank.
     pub(crate) fn source(&self, q: usize) -> *const u8 {
         self.tables.sources[q]
     }
 
-    /// Where byte `offset` of every member's offered buffer lies here, by rank.
+    /// The addresses, in this rank, of byte `offset` of every member's offered buffer, by rank.
     pub(crate) fn sources_at(&mut self, offset: usize) -> &[*const u8] {
         let Tables { sources, shifted, .. } = &mut *self.tables;
         for (shifted, source) in shifted.iter_mut().zip(sources) {
@@ -172,13 +119,13 @@ impl<'a> Meeting<'a> {
     /// Tells the peers that one more step is done.
     pub(crate) fn tick(&mut self) {
         self.ticks += 1;
-        self.place.slot(self.rank()).publish(self.base.wrapping_add(self.ticks));
+        self.participation.slot(self.rank()).publish(self.base.wrapping_add(self.ticks));
     }
 
     /// Ticks of member `q` in this meeting so far.
     pub(crate) fn progress(&self, q: usize) -> u32 {
         // Below zero while the peer is still in the meeting before.
-        (self.place.slot(q).counter().wrapping_sub(self.base) as i32).max(0) as u32
+        (self.participation.slot(q).counter().wrapping_sub(self.base) as i32).max(0) as u32
     }
 
     /// Waits until member `q` has made `ticks`.
@@ -186,7 +133,7 @@ impl<'a> Meeting<'a> {
         if self.spin(q, ticks) {
             return Ok(());
         }
-        let mut watch = Watch::new(self.place);
+        let mut watch = Watch::new(self.participation);
         while self.progress(q) < ticks {
             self.sleep(q, ticks, &mut watch)?;
         }
@@ -201,7 +148,7 @@ impl<'a> Meeting<'a> {
     }
 
     fn spin(&self, q: usize, ticks: u32) -> bool {
-        let Patience { spins, yields } = self.place.patience;
+        let Patience { spins, yields } = self.participation.patience;
         let spins = if self.crowded() { spins.min(Patience::CROWDED_SPINS) } else { spins };
         for _ in 0..spins {
             if self.progress(q) >= ticks {
@@ -220,14 +167,14 @@ impl<'a> Meeting<'a> {
     }
 
     fn crowded(&self) -> bool {
-        self.place.members.len() > self.place.host.control.cores()
+        self.participation.members.len() > self.participation.host.control.cores()
     }
 
     /// One slice of sleep until member `q` moves, then a look around if it has not come.
     fn sleep(&self, q: usize, ticks: u32, watch: &mut Watch) -> Result<(), CollectiveError> {
         // A look before the first sleep as well: an abort between the spin and the sleep wakes nobody.
         watch.look_around(q, self.base.wrapping_add(ticks))?;
-        let slot = self.place.slot(q);
+        let slot = self.participation.slot(q);
         let seen = slot.counter();
         if (seen.wrapping_sub(self.base) as i32) < ticks as i32 {
             slot.sleep(seen, Watch::SLICE);

@@ -1,4 +1,4 @@
-//! How a buffer of one rank is read by another.
+//! How a rank reads the buffers of another rank.
 //!
 //! Threads offer addresses. Processes offer offsets in their arenas, memfds that every rank can map: the
 //! reader checks offset and length against the peer's published arena, and maps it at first use. Arenas
@@ -14,24 +14,24 @@ use phalanx_tensor::Region;
 use crate::error::CollectiveError;
 use crate::shared_memory::control::Control;
 
-/// A piece of this rank's memory.
+/// A range of this rank's memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Span {
+pub(crate) struct MemoryRange {
     pub(crate) address: *mut u8,
     pub(crate) bytes: usize,
 }
 
 // SAFETY: a span is two numbers. Who may follow it when is kept by Pending, which owns the tensor.
-unsafe impl Send for Span {}
+unsafe impl Send for MemoryRange {}
 
-impl Span {
-    pub(crate) const EMPTY: Span = Span { address: std::ptr::null_mut(), bytes: 0 };
+impl MemoryRange {
+    pub(crate) const EMPTY: MemoryRange = MemoryRange { address: std::ptr::null_mut(), bytes: 0 };
 
     /// A piece of the piece.
-    pub(crate) fn range(self, start: usize, bytes: usize) -> Span {
+    pub(crate) fn range(self, start: usize, bytes: usize) -> MemoryRange {
         assert!(start + bytes <= self.bytes, "{bytes} bytes at {start} of {self:?}");
         // SAFETY: stays inside (asserted).
-        Span { address: unsafe { self.address.add(start) }, bytes }
+        MemoryRange { address: unsafe { self.address.add(start) }, bytes }
     }
 
     /// Overwrites the piece with as many bytes from `source`.
@@ -47,7 +47,7 @@ impl Span {
     }
 }
 
-/// How offered buffers are found.
+/// How the buffers that peers offer are found.
 pub(crate) enum Memory {
     /// All ranks in one address space.
     Threads,
@@ -83,7 +83,7 @@ impl Arenas {
         Ok(region)
     }
 
-    fn offset(&self, span: Span) -> u64 {
+    fn offset(&self, span: MemoryRange) -> u64 {
         let (base, bytes) = *self.own.get().expect("Endpoint::arena comes before the first collective");
         let offset = span.address.addr().wrapping_sub(base);
         assert!(
@@ -111,8 +111,8 @@ impl Arenas {
 }
 
 impl Memory {
-    /// What peers are told about a buffer.
-    pub(crate) fn offer(&self, span: Span) -> u64 {
+    /// The number by which peers find a buffer: its address, or its offset in the arena.
+    pub(crate) fn offer(&self, span: MemoryRange) -> u64 {
         match self {
             _ if span.bytes == 0 => 0,
             Memory::Threads => span.address.expose_provenance() as u64,
@@ -120,7 +120,7 @@ impl Memory {
         }
     }
 
-    /// Where `bytes` that `rank` offered as `source` lie here.
+    /// The address, in this rank, of the `bytes` that `rank` offered as `source`.
     pub(crate) fn find(
         &self,
         control: &Control,

@@ -6,32 +6,56 @@
 //! or that part of theirs which the algorithm gives to this rank alone; (4) advance the counter, and do
 //! not return before the peers who use this rank's buffer have. Nothing is copied to be sent.
 //!
-//! `control` is the shared block, `descriptor` what is agreed, `meeting` one collective's counters
-//! and waits, one file per algorithm what moves; `channel` runs calls of a group in their order and
-//! `stream` does so beside the caller. `endpoint` is a rank's way in, `host_job` the launcher's.
+//! The files, from the lowest to the highest; each imports only files above it in this list:
+//!
+//! 1. `text`, `descriptor`: what lies in shared memory; `control`: the shared block; `waits`: who waits for whom in it.
+//! 2. `inherited`, `sealed`: descriptors from the launcher; `memory`: how a rank's buffers are read by its peers.
+//! 3. `options`; `host`: a rank's share of its job; `transfer`: what one call moves.
+//! 4. `participation`: a rank's part in one call; `watch`: what a waiting rank looks at; `meeting`: one call's counters
+//!    and waits.
+//! 5. One file per algorithm: what moves.
+//! 6. `channel`: a group's calls in their order; `call_queue`: runs them, beside the caller or by it; `host_group`: the group that the
+//!    engine sees.
+//! 7. `endpoint`: a rank's access to its job; `host_job`: the launcher's.
+//!
 //! Nothing has a name in a file system: when the processes are gone, everything is.
+
+mod text;
+
+mod control;
+mod descriptor;
+mod waits;
+
+mod inherited;
+mod memory;
+mod sealed;
+
+mod host;
+mod options;
+mod transfer;
+
+mod meeting;
+mod participation;
+mod watch;
 
 mod all_gather;
 mod all_reduce;
 mod all_to_all;
 mod broadcast;
-mod channel;
-mod control;
-mod descriptor;
-mod endpoint;
 mod gather;
-mod host_job;
-mod meeting;
-mod memory;
 mod point_to_point;
 mod reduce;
 mod reduce_scatter;
 mod scatter;
-mod sealed;
-mod stream;
-mod waits;
-mod watch;
 
-pub use endpoint::{Endpoint, Options, join, threads};
+mod call_queue;
+mod channel;
+mod host_group;
+
+mod endpoint;
+mod host_job;
+
+pub use endpoint::{Endpoint, join, threads};
 pub use host_job::HostJob;
+pub use options::Options;
 pub use sealed::{SealedFile, take_sealed};

@@ -4,8 +4,8 @@
 use phalanx_trace::CollectiveOp;
 
 use crate::error::CollectiveError;
-use crate::shared_memory::channel::Transfer;
 use crate::shared_memory::meeting::Meeting;
+use crate::shared_memory::transfer::Transfer;
 
 pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> {
     if t.op == CollectiveOp::Send {

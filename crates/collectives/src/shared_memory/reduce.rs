@@ -4,8 +4,8 @@
 use crate::error::CollectiveError;
 use crate::parts;
 use crate::reduction;
-use crate::shared_memory::channel::Transfer;
 use crate::shared_memory::meeting::Meeting;
+use crate::shared_memory::transfer::Transfer;
 
 pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> {
     let part = parts::uneven(t.count, m.world_size(), m.rank());

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use crate::shared_memory::endpoint::take_over;
+use crate::shared_memory::inherited::take_over;
 
 /// No byte can be written, added or cut off, and no seal be added.
 const SEALS: SealFlags =

@@ -1,4 +1,5 @@
-//! Who waits for whom: the control block read as a graph, to find the rank that keeps the others waiting.
+//! Finds the rank that keeps the others waiting: the notes in the control block form a graph of which rank waits for
+//! which.
 //!
 //! When rank 1 stops, rank 0 may wait for rank 2, which waits for rank 1: naming the direct peer would be wrong. So a
 //! rank writes down in each channel whom it waits for, and up to which count of that peer's counter. Whoever gives up
@@ -9,7 +10,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::shared_memory::control::{Control, Life, Slot};
+use crate::shared_memory::control::{ChannelSlot, Control, Life};
 
 /// Most ranks of which a report says what they wait for, beside those on the way to the cause.
 const MAX_OTHERS: usize = 16;
@@ -37,14 +38,14 @@ impl Wait {
     }
 }
 
-impl Slot {
+impl ChannelSlot {
     /// Notes whom this slot's rank waits for in the channel; `None`: nobody any more.
     pub(crate) fn note_wait(&self, wait: Option<Wait>) {
         self.wait.store(wait.map_or(0, Wait::pack), Ordering::Relaxed);
     }
 }
 
-/// The way from a rank that gives up to the rank that is the cause.
+/// The chain of waits from a rank that gives up to the rank that is the cause.
 pub(crate) struct Chain {
     /// Ranks, the first of them the one that gives up, the last the cause.
     pub(crate) ranks: Vec<usize>,
@@ -65,7 +66,7 @@ impl Control {
     }
 
     /// The slot of `rank` in a meeting with `peer`.
-    fn wait_slot(&self, channel: usize, rank: usize, peer: usize, pair: bool) -> &Slot {
+    fn wait_slot(&self, channel: usize, rank: usize, peer: usize, pair: bool) -> &ChannelSlot {
         if pair { self.pair(channel, rank, peer) } else { self.slot(channel, rank) }
     }
 

@@ -1,5 +1,5 @@
-//! What a waiting rank looks at: has the job ended, does the peer's call agree, has the peer left, does
-//! it wait for this rank in another call, has it been too long. Every error is put into words here.
+//! What a waiting rank checks: whether the job has ended, the peer's call agrees, the peer has left or waits for this rank
+//! in another call, and the deadline has passed. The error messages are written here.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use crate::error::CollectiveError;
 use crate::shared_memory::control::Life;
 use crate::shared_memory::descriptor::{Descriptor, DescriptorCell};
-use crate::shared_memory::meeting::Place;
+use crate::shared_memory::participation::Participation;
 use crate::shared_memory::waits::Wait;
 
-/// One wait.
+/// One wait for a peer, while it lasts.
 pub(crate) struct Watch<'a> {
-    place: Place<'a>,
+    participation: Participation<'a>,
     /// When it last looked around; None before the wait has become slow.
     looked: Option<Instant>,
     waited: Duration,
@@ -25,20 +25,20 @@ impl<'a> Watch<'a> {
 
     /// What the time between two looks counts at most, and no more than a quarter of the deadline. When this process was
     /// itself stopped (Ctrl-Z stops all ranks together), that time is not the peer's.
-    const MAX_COUNTED: Duration = Duration::from_secs(1);
+    const COUNTED_MAX: Duration = Duration::from_secs(1);
 
     /// A rank that waits signs every [`Watch::SLICE`]; one that has been silent for this long does not wait. Short
     /// against the deadline, so that a rank that has just begun to be silent is told from one that caused the wait.
     const SILENCE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
-    pub(crate) fn new(place: Place<'a>) -> Watch<'a> {
-        Watch { place, looked: None, waited: Duration::ZERO, noticed: false }
+    pub(crate) fn new(participation: Participation<'a>) -> Watch<'a> {
+        Watch { participation, looked: None, waited: Duration::ZERO, noticed: false }
     }
 
     /// Member `q` has announced its call: where its buffer lies, if it is the same call.
     pub(crate) fn compare(&self, own: &Descriptor, q: usize) -> Result<*const u8, CollectiveError> {
-        let Place { host, members, rank, pair, .. } = self.place;
-        let cell = &self.place.slot(q).descriptors[own.parity()];
+        let Participation { host, members, rank, pair, .. } = self.participation;
+        let cell = &self.participation.slot(q).descriptors[own.parity()];
         let same = |peer: &Descriptor| match pair {
             None => own.agrees_with(peer),
             Some(_) => own.complements(rank, peer, q),
@@ -55,14 +55,14 @@ impl<'a> Watch<'a> {
     /// An error if the wait for member `q`, which ends when its counter is at `until`, can only end badly. Checked after
     /// it was seen not to have come.
     pub(crate) fn look_around(&mut self, q: usize, until: u32) -> Result<(), CollectiveError> {
-        let Place { host, options, members, channel, .. } = self.place;
+        let Participation { host, options, members, channel, .. } = self.participation;
         host.aborted()?;
         host.control.rank(host.rank).sign();
-        let wait = Wait { peer: members[q], pair: self.place.pair.is_some(), until };
+        let wait = Wait { peer: members[q], pair: self.participation.pair.is_some(), until };
         host.control.slot(channel, host.rank).note_wait(Some(wait));
         let now = Instant::now();
         let Some(looked) = self.looked.replace(now) else { return Ok(()) };
-        self.waited += now.duration_since(looked).min(Self::MAX_COUNTED).min(options.deadline / 4);
+        self.waited += now.duration_since(looked).min(Self::COUNTED_MAX).min(options.deadline / 4);
         if let Some(cell) = self.crossing(q) {
             return Err(self.disagreement(q, cell));
         }
@@ -83,25 +83,25 @@ impl<'a> Watch<'a> {
     /// The call in which member `q` waits for this rank while this rank waits for it in another: one of
     /// the whole group against a send or recv. Both run their calls in order, so neither can come.
     fn crossing(&self, q: usize) -> Option<&'a DescriptorCell> {
-        let pair = if self.place.pair.is_some() { None } else { Some(q) };
-        let other = Place { pair, ..self.place };
-        let (own, theirs) = (other.slot(self.place.rank), other.slot(q));
+        let pair = if self.participation.pair.is_some() { None } else { Some(q) };
+        let other = Participation { pair, ..self.participation };
+        let (own, theirs) = (other.slot(self.participation.rank), other.slot(q));
         // This rank is between calls there, so a peer ahead of it is inside one.
         let ahead = theirs.counter().wrapping_sub(own.counter()) as i32 > 0;
         ahead.then(|| theirs.newest())
     }
 
     fn disagreement(&self, q: usize, theirs: &DescriptorCell) -> CollectiveError {
-        let Place { members, rank, group, .. } = self.place;
-        let own = self.place.slot(rank).newest().describe(group);
-        let theirs = theirs.describe(&self.place.slot_of_group(q).name.read());
+        let Participation { members, rank, group, .. } = self.participation;
+        let own = self.participation.slot(rank).newest().describe(group);
+        let theirs = theirs.describe(&self.participation.slot_of_group(q).name.read());
         let report = format!("rank {}: {own}; rank {}: {theirs}", members[rank], members[q]);
         CollectiveError::Disagreement { report }
     }
 
     /// The rank that keeps this one waiting, which may be another than the one that it waits for; who waits for whom.
     fn report(&self, wait: Wait) -> (usize, String) {
-        let Place { host, options, channel, .. } = self.place;
+        let Participation { host, options, channel, .. } = self.participation;
         let [min, max] = Self::SILENCE;
         let silence = (options.deadline / 2).clamp(min, max);
         let chain = host.control.chain(channel, host.rank, wait, silence);
@@ -113,7 +113,11 @@ impl<'a> Watch<'a> {
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
         if self.looked.is_some() {
-            self.place.host.control.slot(self.place.channel, self.place.host.rank).note_wait(None);
+            self.participation
+                .host
+                .control
+                .slot(self.participation.channel, self.participation.host.rank)
+                .note_wait(None);
         }
     }
 }

@@ -246,10 +246,11 @@ fn expected(case: Case, sums: Sums, roundings: f64) -> Expected {
     let largest = value.iter().fold(0f64, |a, x| a.max(x.abs()));
     let u = unit(case.dtype);
     let by_term = if case.dtype == DType::BF16 { u } else { 0.0 };
-    let least = if case.dtype == DType::F16 { 2f64.powi(-25) } else { 0.0 };
+    let half_of_smallest = if case.dtype == DType::F16 { 2f64.powi(-25) } else { 0.0 };
     let error = |(value, terms): (&f64, &f64)| {
         let computed = roundings * EPS * largest + by_term * terms;
-        computed + if case.dtype == DType::F32 { 0.0 } else { u * (value.abs() + computed) + least }
+        computed
+            + if case.dtype == DType::F32 { 0.0 } else { u * (value.abs() + computed) + half_of_smallest }
     };
     let magnitude = value.iter().zip(&terms).map(|x| error(x) / EPS).collect();
     Expected { value, magnitude, roundings: 1.0 }

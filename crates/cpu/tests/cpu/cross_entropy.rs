@@ -270,10 +270,10 @@ fn loss_and_gradients() {
         }
         let n = roundings(case);
         // A vocabulary of one has loss and gradients of exactly zero, up to the size of one logit.
-        let at_least =
+        let with_magnitude_min =
             |e: Expected| Expected { magnitude: e.magnitude.iter().map(|m| m.max(0.25)).collect(), ..e };
-        let loss = || at_least(Expected::by_largest(vec![loss], n));
-        let expected = [dx, dw, db].map(|d| at_least(Expected::by_largest(d, n)));
+        let loss = || with_magnitude_min(Expected::by_largest(vec![loss], n));
+        let expected = [dx, dw, db].map(|d| with_magnitude_min(Expected::by_largest(d, n)));
         let expected: Vec<Expected> = std::iter::once(loss()).chain(expected).collect();
         let kernel = |device: &Device, train| run(device, case, &inputs, numbers, train);
         let what = format!("{case:?}, {numbers:?}");

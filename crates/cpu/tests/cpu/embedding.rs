@@ -22,7 +22,7 @@ const SHAPES: [[usize; 5]; 8] = [
 
 /// What is looked up, and where.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct LookupCase {
     lookup: Lookup,
     /// Rows of the table.
     rows: usize,
@@ -32,19 +32,19 @@ struct Way {
 }
 
 /// Whole tables and parts of them, token types, with and without positions and accumulation.
-fn ways(vocab: usize, seq: usize) -> Vec<Way> {
+fn lookup_cases(vocab: usize, seq: usize) -> Vec<LookupCase> {
     let part = Lookup::Token { first: vocab / 3, vocab };
     let tables =
         [(Lookup::whole(vocab), vocab), (part, vocab.div_ceil(2).min(vocab - vocab / 3)), (Lookup::Type, 2)];
-    let mut ways = Vec::new();
+    let mut lookup_cases = Vec::new();
     for (lookup, rows) in tables {
         for first_row in [None, Some(0), Some(1), Some(2 * seq + seq / 2)] {
             for accumulate in [false, true] {
-                ways.push(Way { lookup, rows, first_row, accumulate });
+                lookup_cases.push(LookupCase { lookup, rows, first_row, accumulate });
             }
         }
     }
-    ways
+    lookup_cases
 }
 
 /// Tokens, with types in the upper bit.
@@ -53,11 +53,11 @@ fn ids(count: usize, vocab: usize) -> Vec<u32> {
 }
 
 /// The row of a table, by the contract.
-fn row(id: u32, way: Way) -> Option<usize> {
-    match way.lookup {
+fn row(id: u32, lookup_case: LookupCase) -> Option<usize> {
+    match lookup_case.lookup {
         Lookup::Type => Some(id as usize / (1 << 31)),
         Lookup::Token { first, .. } => {
-            (id as usize % (1 << 31)).checked_sub(first).filter(|row| *row < way.rows)
+            (id as usize % (1 << 31)).checked_sub(first).filter(|row| *row < lookup_case.rows)
         }
     }
 }
@@ -68,31 +68,39 @@ fn forward() {
         let [batch, seq, hidden, vocab, places] = shape;
         let (ids, positions) = (ids(batch * seq, vocab), rounded(dtype, &numbers(3, places * hidden)));
         let before = rounded(dtype, &numbers(4, batch * seq * hidden));
-        for way in ways(vocab, seq) {
-            let table = rounded(dtype, &numbers(2, way.rows * hidden));
+        for lookup_case in lookup_cases(vocab, seq) {
+            let table = rounded(dtype, &numbers(2, lookup_case.rows * hidden));
             let kernel = |device: &Device| {
                 let ids = tokens(device, [batch, seq], &ids);
-                let table = tensor_as(device, dtype, [way.rows, hidden], &table);
+                let table = tensor_as(device, dtype, [lookup_case.rows, hidden], &table);
                 let positions = tensor_as(device, dtype, [places, hidden], &positions);
                 let positions =
-                    way.first_row.map(|r| Positions { table: positions.view(), first_row: r, seq });
-                let mut y = output_as(device, dtype, [batch, seq, hidden], &before, way.accumulate);
+                    lookup_case.first_row.map(|r| Positions { table: positions.view(), first_row: r, seq });
+                let mut y = output_as(device, dtype, [batch, seq, hidden], &before, lookup_case.accumulate);
                 let to = y.view_mut();
-                device.embedding(ids.view(), way.lookup, table.view(), positions, way.accumulate, to);
+                device.embedding(
+                    ids.view(),
+                    lookup_case.lookup,
+                    table.view(),
+                    positions,
+                    lookup_case.accumulate,
+                    to,
+                );
                 vec![read_f32(device, &y)]
             };
             let mut y = Expected { value: Vec::new(), magnitude: Vec::new(), roundings: 2.0 };
             for (t, id) in ids.iter().enumerate() {
                 for i in 0..hidden {
-                    let of_table = row(*id, way).map_or(0.0, |row| table[row * hidden + i]);
-                    let of_place = way.first_row.map_or(0.0, |r| positions[(r + t) % seq * hidden + i]);
-                    let before = if way.accumulate { before[t * hidden + i] } else { 0.0 };
+                    let of_table = row(*id, lookup_case).map_or(0.0, |row| table[row * hidden + i]);
+                    let of_place =
+                        lookup_case.first_row.map_or(0.0, |r| positions[(r + t) % seq * hidden + i]);
+                    let before = if lookup_case.accumulate { before[t * hidden + i] } else { 0.0 };
                     let terms = [of_table, of_place, before].map(f64::from);
                     y.value.push(terms.iter().sum());
                     y.magnitude.push(terms.map(f64::abs).iter().sum());
                 }
             }
-            check_as(&format!("embedding {shape:?} {way:?}"), kernel, &[y], &[dtype]);
+            check_as(&format!("embedding {shape:?} {lookup_case:?}"), kernel, &[y], &[dtype]);
         }
     }
 }
@@ -136,19 +144,33 @@ fn backward() {
         let [batch, seq, hidden, vocab, _] = shape;
         let ids = ids(batch * seq, vocab);
         let dy = rounded(dtype, &numbers(2, batch * seq * hidden));
-        for way in ways(vocab, seq).into_iter().filter(|way| way.first_row.is_none()) {
-            let before = rounded(stored, &numbers(3, way.rows * hidden));
+        for lookup_case in
+            lookup_cases(vocab, seq).into_iter().filter(|lookup_case| lookup_case.first_row.is_none())
+        {
+            let before = rounded(stored, &numbers(3, lookup_case.rows * hidden));
             let kernel = |device: &Device| {
                 let ids = tokens(device, [batch, seq], &ids);
                 let dy = tensor_as(device, dtype, [batch, seq, hidden], &dy);
-                let mut dtable = output_as(device, stored, [way.rows, hidden], &before, way.accumulate);
+                let mut dtable =
+                    output_as(device, stored, [lookup_case.rows, hidden], &before, lookup_case.accumulate);
                 let into = dtable.view_mut();
-                device.embedding_backward(ids.view(), way.lookup, dy.view(), into, way.accumulate);
+                device.embedding_backward(
+                    ids.view(),
+                    lookup_case.lookup,
+                    dy.view(),
+                    into,
+                    lookup_case.accumulate,
+                );
                 vec![read_f32(device, &dtable)]
             };
-            let rows = ids.iter().map(|id| row(*id, way));
-            let expected = sums(rows, hidden, &dy, &before, way.accumulate);
-            check_as(&format!("embedding backward {shape:?} {way:?}"), kernel, &[expected], &[stored]);
+            let rows = ids.iter().map(|id| row(*id, lookup_case));
+            let expected = sums(rows, hidden, &dy, &before, lookup_case.accumulate);
+            check_as(
+                &format!("embedding backward {shape:?} {lookup_case:?}"),
+                kernel,
+                &[expected],
+                &[stored],
+            );
         }
     }
 }

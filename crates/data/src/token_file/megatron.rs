@@ -9,7 +9,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::source::Source;
+use super::source::OpenTokenFile;
 use super::{IdType, Layout, TokenFormat};
 use crate::{DataError, Result};
 
@@ -34,7 +34,7 @@ pub(super) fn read_index(path: &Path, data_bytes: u64) -> Result<Option<Layout>>
     if index_path == path || !read_magic(&index_path) {
         return Ok(None);
     }
-    let index = Source::open(&index_path)?;
+    let index = OpenTokenFile::open(&index_path)?;
     let header = read_header(&index)?;
     let width = header.ids.bytes() as u64;
     let mut lengths = index.reader_from(HEADER_BYTES);
@@ -81,7 +81,7 @@ struct IndexHeader {
 }
 
 /// Reads and checks the first 34 bytes, and that the index is long enough for what they count.
-fn read_header(source: &Source) -> Result<IndexHeader> {
+fn read_header(source: &OpenTokenFile) -> Result<IndexHeader> {
     let (path, found) = (source.path(), source.bytes());
     let wrong_size =
         |what: String, expected| DataError::WrongSize { path: path.to_path_buf(), what, expected, found };

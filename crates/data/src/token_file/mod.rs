@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::{DataError, Result, Tokenizer};
-use source::Source;
+use source::OpenTokenFile;
 
 pub(crate) use own::NARROW_VOCAB;
 pub use own::{TokenWriter, Written};
@@ -75,7 +75,7 @@ struct Layout {
 /// An open token file. It keeps the file that it opened: another one of the same name, put there by
 /// renaming as Phalanx does, is not seen.
 pub struct TokenFile {
-    source: Source,
+    source: OpenTokenFile,
     layout: Layout,
 }
 
@@ -88,7 +88,7 @@ impl TokenFile {
     /// [`DataError::WrongSize`] with the bytes expected and found, [`DataError::Read`].
     pub fn open(path: &Path) -> Result<TokenFile> {
         let path = megatron::data_path(path);
-        let source = Source::open(&path)?;
+        let source = OpenTokenFile::open(&path)?;
         let (head, bytes) = (source.head(HEAD_BYTES)?, source.bytes());
         let layout = if let Some(layout) = own::read_header(&path, &head, bytes)? {
             layout

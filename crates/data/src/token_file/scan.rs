@@ -14,7 +14,7 @@ use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
 };
 
-use super::source::Source;
+use super::source::OpenTokenFile;
 use super::{Layout, exact, widen};
 use crate::{DataError, Result};
 
@@ -43,7 +43,7 @@ struct Block {
 }
 
 /// Scans `source` for ids from `vocab` on, with at most `threads` threads.
-pub(super) fn scan(source: &Source, layout: &Layout, vocab: usize, threads: usize) -> Result<Scan> {
+pub(super) fn scan(source: &OpenTokenFile, layout: &Layout, vocab: usize, threads: usize) -> Result<Scan> {
     let count = source.bytes().div_ceil(BLOCK_BYTES).max(1);
     let next = AtomicU64::new(0);
     let done: Mutex<Vec<Option<Result<Block>>>> = Mutex::new((0..count).map(|_| None).collect());
@@ -112,7 +112,7 @@ impl Buffers {
     }
 
     /// The block from byte `start` on.
-    fn block(&mut self, source: &Source, layout: &Layout, vocab: usize, start: u64) -> Result<Block> {
+    fn block(&mut self, source: &OpenTokenFile, layout: &Layout, vocab: usize, start: u64) -> Result<Block> {
         let mut hasher = Hasher::new();
         hasher.set_input_offset(start);
         let mut out_of_range = None;

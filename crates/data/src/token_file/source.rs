@@ -1,4 +1,4 @@
-//! A token file that is open: its length when it was opened, and reads at any place.
+//! An open token file: its length when it was opened, and reads at any position.
 //!
 //! Files are read, not mapped: a map of a file that somebody shortens kills the process with SIGBUS when a lost
 //! page is touched, and a read fails with an error that names the file. A sample costs one call into the
@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use crate::{DataError, Result};
 
 /// A token file that is open for reading.
-pub(super) struct Source {
+pub(super) struct OpenTokenFile {
     file: File,
     path: PathBuf,
     bytes: u64,
@@ -21,9 +21,9 @@ pub(super) struct Source {
     changed: Mutex<(i64, i64)>,
 }
 
-impl Source {
+impl OpenTokenFile {
     /// Opens a regular file.
-    pub(super) fn open(path: &Path) -> Result<Source> {
+    pub(super) fn open(path: &Path) -> Result<OpenTokenFile> {
         let file = phalanx_files::open_regular(path).map_err(|cause| match cause.kind() {
             ErrorKind::InvalidInput => {
                 DataError::NotTokenFile { path: path.to_path_buf(), reason: cause.to_string() }
@@ -32,7 +32,7 @@ impl Source {
         })?;
         let metadata = file.metadata().map_err(DataError::reading(path))?;
         let (bytes, changed) = (metadata.len(), Mutex::new((metadata.ctime(), metadata.ctime_nsec())));
-        Ok(Source { file, path: path.to_path_buf(), bytes, changed })
+        Ok(OpenTokenFile { file, path: path.to_path_buf(), bytes, changed })
     }
 
     /// The name that it was opened by.

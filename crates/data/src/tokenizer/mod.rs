@@ -29,21 +29,21 @@ use hugging_face::HuggingFace;
 /// The name of the tokenizer's file in a run folder.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
-/// A vocabulary and the way to it from text and back. Cheap to share between threads.
+/// Converts text to ids and back. Cheap to share between threads.
 pub struct Tokenizer {
-    kind: Kind,
+    algorithm: Algorithm,
 }
 
-enum Kind {
+enum Algorithm {
     Byte,
     Char(Box<CharVocabulary>),
     Gpt2,
     HuggingFace(Box<HuggingFace>),
 }
 
-/// Our own form of the tokenizer file; any other JSON is taken for Hugging Face's.
+/// Phalanx's own form of the tokenizer file; any other JSON is read as Hugging Face's.
 #[derive(Serialize, Deserialize)]
-struct Saved {
+struct SavedTokenizer {
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,7 +63,7 @@ impl Tokenizer {
             TokenizerSpec::Gpt2 => Ok(Tokenizer::gpt2()),
             TokenizerSpec::Char => {
                 let corpus = corpus.ok_or(DataError::CharNeedsText)?;
-                Ok(Tokenizer { kind: Kind::Char(Box::new(CharVocabulary::of_corpus(corpus)?)) })
+                Ok(Tokenizer { algorithm: Algorithm::Char(Box::new(CharVocabulary::of_corpus(corpus)?)) })
             }
             TokenizerSpec::HuggingFace(path) => {
                 let content = limits::read(path, TOKENIZER_BYTES)?;
@@ -79,17 +79,17 @@ impl Tokenizer {
 
     /// Each byte of UTF-8 is its own id: 256 ids, no text is unknown.
     pub fn byte() -> Tokenizer {
-        Tokenizer { kind: Kind::Byte }
+        Tokenizer { algorithm: Algorithm::Byte }
     }
 
     /// GPT-2's byte-pair encoding: 50257 ids, no text is unknown.
     pub fn gpt2() -> Tokenizer {
-        Tokenizer { kind: Kind::Gpt2 }
+        Tokenizer { algorithm: Algorithm::Gpt2 }
     }
 
     /// The vocabulary of the distinct characters of `text`, in code point order.
     pub fn char_of(text: &str) -> Tokenizer {
-        Tokenizer { kind: Kind::Char(Box::new(CharVocabulary::of_text(text))) }
+        Tokenizer { algorithm: Algorithm::Char(Box::new(CharVocabulary::of_text(text))) }
     }
 
     /// The tokenizer saved by [`Tokenizer::save`] in the folder `run`.
@@ -113,18 +113,18 @@ impl Tokenizer {
 
     /// Whether [`Tokenizer::to_json`] is a file that Hugging Face's programs read.
     pub fn is_hugging_face(&self) -> bool {
-        matches!(self.kind, Kind::HuggingFace(_))
+        matches!(self.algorithm, Algorithm::HuggingFace(_))
     }
 
     /// The content of the tokenizer's file.
     pub fn to_json(&self) -> String {
-        let (kind, chars) = match &self.kind {
-            Kind::HuggingFace(tokenizer) => return tokenizer.content().to_string(),
-            Kind::Byte => ("byte", None),
-            Kind::Gpt2 => ("gpt2", None),
-            Kind::Char(vocabulary) => ("char", Some(vocabulary.to_string())),
+        let (kind, chars) = match &self.algorithm {
+            Algorithm::HuggingFace(tokenizer) => return tokenizer.content().to_string(),
+            Algorithm::Byte => ("byte", None),
+            Algorithm::Gpt2 => ("gpt2", None),
+            Algorithm::Char(vocabulary) => ("char", Some(vocabulary.to_string())),
         };
-        let saved = Saved { kind: Some(kind.to_string()), chars };
+        let saved = SavedTokenizer { kind: Some(kind.to_string()), chars };
         serde_json::to_string(&saved).expect("two optional strings are always JSON")
     }
 
@@ -143,14 +143,14 @@ impl Tokenizer {
     pub fn from_json(content: &[u8], origin: &Path) -> Result<Tokenizer> {
         let refuse = |reason: String| DataError::TokenizerFile { path: origin.to_path_buf(), reason };
         let content = str::from_utf8(content).map_err(|e| refuse(format!("it is not UTF-8: {e}")))?;
-        let saved: Saved = serde_json::from_str(content)
+        let saved: SavedTokenizer = serde_json::from_str(content)
             .map_err(|e| refuse(format!("it is not the JSON of a tokenizer: {e}")))?;
-        let kind = match (saved.kind.as_deref(), saved.chars) {
-            (None, _) => Kind::HuggingFace(Box::new(HuggingFace::from_json(content).map_err(refuse)?)),
-            (Some("byte"), None) => Kind::Byte,
-            (Some("gpt2"), None) => Kind::Gpt2,
+        let algorithm = match (saved.kind.as_deref(), saved.chars) {
+            (None, _) => Algorithm::HuggingFace(Box::new(HuggingFace::from_json(content).map_err(refuse)?)),
+            (Some("byte"), None) => Algorithm::Byte,
+            (Some("gpt2"), None) => Algorithm::Gpt2,
             (Some("char"), Some(chars)) => {
-                Kind::Char(Box::new(CharVocabulary::from_chars(&chars).map_err(refuse)?))
+                Algorithm::Char(Box::new(CharVocabulary::from_chars(&chars).map_err(refuse)?))
             }
             (Some(kind), chars) => {
                 let given = if chars.is_some() { "with" } else { "without" };
@@ -159,7 +159,7 @@ impl Tokenizer {
                 )));
             }
         };
-        Ok(Tokenizer { kind })
+        Ok(Tokenizer { algorithm })
     }
 
     /// The ids of `text`, without anything added around it.
@@ -167,61 +167,61 @@ impl Tokenizer {
     /// # Errors
     /// [`DataError::UnknownCharacter`] for `char`, [`DataError::Encode`] for a `tokenizer.json`.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        match &self.kind {
-            Kind::Byte => Ok(text.bytes().map(u32::from).collect()),
-            Kind::Char(vocabulary) => vocabulary.encode(text),
-            Kind::Gpt2 => Ok(gpt2::encode(text)),
-            Kind::HuggingFace(tokenizer) => tokenizer.encode(text),
+        match &self.algorithm {
+            Algorithm::Byte => Ok(text.bytes().map(u32::from).collect()),
+            Algorithm::Char(vocabulary) => vocabulary.encode(text),
+            Algorithm::Gpt2 => Ok(gpt2::encode(text)),
+            Algorithm::HuggingFace(tokenizer) => tokenizer.encode(text),
         }
     }
 
     /// The text of `ids`. Never fails: an id outside the vocabulary (a model may have spare rows) and
     /// bytes that are not UTF-8 (a cut character) become U+FFFD; a `tokenizer.json` drops such ids.
     pub fn decode(&self, ids: &[u32]) -> String {
-        match &self.kind {
-            Kind::Byte => decode_bytes(ids),
-            Kind::Char(vocabulary) => vocabulary.decode(ids),
-            Kind::Gpt2 => gpt2::decode(ids),
-            Kind::HuggingFace(tokenizer) => tokenizer.decode(ids),
+        match &self.algorithm {
+            Algorithm::Byte => decode_bytes(ids),
+            Algorithm::Char(vocabulary) => vocabulary.decode(ids),
+            Algorithm::Gpt2 => gpt2::decode(ids),
+            Algorithm::HuggingFace(tokenizer) => tokenizer.decode(ids),
         }
     }
 
     /// One more than the largest id.
     pub fn vocab_size(&self) -> usize {
-        match &self.kind {
-            Kind::Byte => 256,
-            Kind::Char(vocabulary) => vocabulary.len(),
-            Kind::Gpt2 => gpt2::VOCAB_SIZE,
-            Kind::HuggingFace(tokenizer) => tokenizer.vocab_size(),
+        match &self.algorithm {
+            Algorithm::Byte => 256,
+            Algorithm::Char(vocabulary) => vocabulary.len(),
+            Algorithm::Gpt2 => gpt2::VOCAB_SIZE,
+            Algorithm::HuggingFace(tokenizer) => tokenizer.vocab_size(),
         }
     }
 
     /// The id that stands between two documents, where the vocabulary has one: `<|endoftext|>` for
     /// `gpt2`, the first known end-of-text token of a `tokenizer.json`, none for bytes and characters.
     pub fn separator(&self) -> Option<u32> {
-        match &self.kind {
-            Kind::Byte | Kind::Char(_) => None,
-            Kind::Gpt2 => Some(gpt2::END_OF_TEXT),
-            Kind::HuggingFace(tokenizer) => tokenizer.separator(),
+        match &self.algorithm {
+            Algorithm::Byte | Algorithm::Char(_) => None,
+            Algorithm::Gpt2 => Some(gpt2::END_OF_TEXT),
+            Algorithm::HuggingFace(tokenizer) => tokenizer.separator(),
         }
     }
 
     /// The id that stands for a hidden token, where the vocabulary has one: the first known mask token of a
     /// `tokenizer.json`, none for the other kinds.
     pub fn mask(&self) -> Option<u32> {
-        match &self.kind {
-            Kind::Byte | Kind::Char(_) | Kind::Gpt2 => None,
-            Kind::HuggingFace(tokenizer) => tokenizer.mask(),
+        match &self.algorithm {
+            Algorithm::Byte | Algorithm::Char(_) | Algorithm::Gpt2 => None,
+            Algorithm::HuggingFace(tokenizer) => tokenizer.mask(),
         }
     }
 
     /// Kind and size in a few words, for people: `gpt2, 50257 ids`.
     pub fn describe(&self) -> String {
-        let kind = match &self.kind {
-            Kind::Byte => "byte".to_string(),
-            Kind::Char(_) => "char".to_string(),
-            Kind::Gpt2 => "gpt2".to_string(),
-            Kind::HuggingFace(tokenizer) => format!("tokenizer.json ({})", tokenizer.model()),
+        let kind = match &self.algorithm {
+            Algorithm::Byte => "byte".to_string(),
+            Algorithm::Char(_) => "char".to_string(),
+            Algorithm::Gpt2 => "gpt2".to_string(),
+            Algorithm::HuggingFace(tokenizer) => format!("tokenizer.json ({})", tokenizer.model()),
         };
         format!("{kind}, {} ids", self.vocab_size())
     }
@@ -229,11 +229,11 @@ impl Tokenizer {
     /// The last byte of `text` before which it may be cut so that the two parts, encoded one by one,
     /// give the ids of the whole whatever text follows; 0 when there is no such place.
     pub(crate) fn last_cut(&self, text: &str) -> usize {
-        match &self.kind {
-            Kind::Byte | Kind::Char(_) => text.len(),
-            Kind::Gpt2 => gpt2::last_cut(text),
+        match &self.algorithm {
+            Algorithm::Byte | Algorithm::Char(_) => text.len(),
+            Algorithm::Gpt2 => gpt2::last_cut(text),
             // Normalisers and added prefixes may look at the whole text.
-            Kind::HuggingFace(_) => 0,
+            Algorithm::HuggingFace(_) => 0,
         }
     }
 }

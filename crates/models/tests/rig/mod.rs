@@ -282,7 +282,7 @@ impl Case {
         let (tensor, data) = (group("tensor", Axis::Tensor), group("data", Axis::Data));
         let tensor = match fault {
             None => tensor,
-            Some(fault) => Planted::new(tensor, fault, &device, &data),
+            Some(fault) => Planted::around(tensor, fault, &device, &data),
         };
         let tensor = TensorParallel::new(tensor, sequence);
         let rank = self.rank(device.clone(), &tensor, rank);

@@ -1,8 +1,8 @@
 //! A linear layer of which each rank has some outputs (Megatron's f in front of it).
 //!
-//! Price a micro-batch of S bytes of activations, t ranks: forward nothing, backward an all_reduce of S. With
-//! sequence parallelism: forward an all_gather of S, backward the same once more (the gathered rows are not kept)
-//! and a reduce_scatter of S. The collective of backward runs beside the product of the weight gradient.
+//! Cost for a micro-batch of S bytes of activations: nothing in forward, an all_reduce of S in backward. With
+//! sequence parallelism: an all_gather of S in forward; in backward the same all_gather again (the gathered rows are
+//! not saved) and a reduce_scatter of S. The collective of backward overlaps the product of the weight gradient.
 
 use phalanx_layers::saved::{restore, restore_mut};
 use phalanx_layers::{
@@ -13,22 +13,22 @@ use phalanx_tensor::View;
 
 use super::exchange::{Exchange, Summing, owned};
 
-/// See the module's head.
+/// A linear layer, possibly with GELU, of which this rank has some outputs.
 pub struct ColumnParallel {
-    /// This rank's outputs.
+    /// The layer with this rank's outputs.
     inner: Box<dyn Layer>,
     parts: Vec<Part>,
     exchange: Exchange,
     sequence: bool,
 }
 
-/// What the inner layer saved, without the rows that were gathered for it.
+/// What the inner layer saved, without its gathered input.
 struct SavedColumnParallel {
     inner: Saved,
 }
 
 impl ColumnParallel {
-    /// `inner` has its part of the outputs; `parts` says which, by parameter.
+    /// `inner` computes this rank's outputs; `parts` says for each parameter which part of the whole it is.
     pub fn new(
         inner: Box<dyn Layer>,
         parts: Vec<Part>,
@@ -38,7 +38,7 @@ impl ColumnParallel {
         ColumnParallel { inner, parts, exchange, sequence }
     }
 
-    /// What the inner layer saved, with its input.
+    /// What the inner layer saved, with its input gathered again.
     fn reopen(&self, cx: &Context, saved: Saved) -> Result<Saved> {
         if !self.sequence {
             return Ok(saved);
@@ -48,7 +48,7 @@ impl ColumnParallel {
         Ok(Saved { x: Shared::Held(gathered), ..inner })
     }
 
-    /// The sum over ranks of dx, each of which is one rank's term: the conjugate of what forward did with x.
+    /// Sums dx over the ranks, each of which has one term: the conjugate of the all_gather, or of nothing, in forward.
     #[track_caller]
     fn sum(&self, cx: &Context, dx: Activation) -> Summing {
         match self.sequence {
@@ -127,7 +127,7 @@ impl Layer for ColumnParallel {
     }
 }
 
-/// With sequence parallelism, of an inner layer whose output needs no input.
+/// Rebuilds the output of an inner layer that does not read its input, under sequence parallelism.
 impl Rebuild for ColumnParallel {
     fn reads_input(&self) -> bool {
         false

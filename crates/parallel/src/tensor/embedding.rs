@@ -1,8 +1,8 @@
 //! An embedding whose token table is split over ranks by rows of the vocabulary.
 //!
-//! Each rank looks up the tokens that it has and leaves zeros for the others; the sum over ranks is the lookup.
-//! Position and type tables are everywhere and are added to the sum. Price: forward an all_reduce of the output (a
-//! reduce_scatter with sequence parallelism), backward nothing (an all_gather).
+//! Each rank looks up the tokens whose rows it has and leaves zeros for the others; the sum over the ranks is the
+//! lookup. Every rank has the whole position and type tables, which are added to the sum. Cost: an all_reduce of the
+//! output in forward, nothing in backward; with sequence parallelism a reduce_scatter and an all_gather.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use phalanx_trace::{Axis, Placement, Placements};
 
 use super::exchange::Exchange;
 
-/// See the module's head.
+/// An embedding of which this rank has some rows of the token table.
 pub struct VocabularyEmbedding {
     embedding: Embedding,
-    /// Extents of the token table here.
+    /// Shape of this rank's part of the token table.
     shape: Vec<usize>,
     part: Part,
     exchange: Exchange,
@@ -27,7 +27,7 @@ pub struct VocabularyEmbedding {
 }
 
 impl VocabularyEmbedding {
-    /// `embedding` says what the whole is; `shape` and `part` what is here of its token table.
+    /// `embedding` describes the whole; `shape` and `part` describe this rank's part of its token table.
     pub fn new(
         embedding: Embedding,
         shape: Vec<usize>,
@@ -43,7 +43,8 @@ impl VocabularyEmbedding {
         Lookup::Token { first: self.exchange.rank() * rows, vocab: self.embedding.vocab }
     }
 
-    /// The ids of this rank's rows. A tensor of their own where tables are looked up by them: it is known to be cut.
+    /// The ids of this rank's rows. Where the type table is looked up by them they are copied, so that the dry run
+    /// knows the copy as sharded.
     fn own_ids(&self, cx: &Context, ids: &Activation) -> Activation {
         if !self.sequence || self.embedding.types.is_none() {
             return ids.clone();
@@ -56,7 +57,7 @@ impl VocabularyEmbedding {
         Arc::new(own)
     }
 
-    /// First row of this rank's, of the micro-batch's.
+    /// Number of this rank's first row in the micro-batch.
     fn first_row(&self, cx: &Context) -> usize {
         if self.sequence { cx.first_row } else { 0 }
     }
@@ -94,7 +95,7 @@ impl Layer for VocabularyEmbedding {
         Ok((add_residual(cx, y, residual), Saved::new(()).with_input(x)))
     }
 
-    /// Tables as `gradients` says; token ids have no gradient.
+    /// Gradients of the tables; token ids have no gradient.
     fn backward(
         &self,
         cx: &Context,
@@ -111,7 +112,7 @@ impl Layer for VocabularyEmbedding {
         };
         let (dtable, accumulate) = gradients[0].write();
         if !accumulate {
-            // Which rows are here does not follow from ids and derivatives.
+            // The dry run cannot derive from ids and derivatives which rows this rank has.
             let rows = Placements::REPLICATED.with(Axis::Tensor, Placement::Shard(0));
             cx.device.place(dtable.as_view(), rows);
         }
@@ -122,7 +123,7 @@ impl Layer for VocabularyEmbedding {
         Ok(None)
     }
 
-    /// Nothing: ids and dy are kept.
+    /// Computes nothing: ids and dy are saved for the second part.
     fn backward_input(
         &self,
         _: &Context,

@@ -1,7 +1,7 @@
 //! The collectives of tensor-parallel layers.
 //!
-//! Under sequence parallelism rows are what is gathered and scattered: `[batch, seq, width]` in row-major order is
-//! `t` consecutive spans of rows, so a gather puts them where they belong, whatever the batch.
+//! Under sequence parallelism rows are gathered and scattered. `[batch, seq, width]` in row-major order is `t`
+//! consecutive spans of rows, so an all_gather puts the rows in their order, whatever the batch size.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ impl Summing {
 }
 
 impl Exchange {
-    /// Over `group`.
+    /// Collectives of `group`.
     pub fn new(group: Arc<dyn Group>) -> Exchange {
         Exchange { group }
     }
@@ -89,7 +89,7 @@ impl Exchange {
         Ok(Arc::new(self.group.all_gather_in_place(whole).wait().map_err(failed)?))
     }
 
-    /// What each rank knows of some rows, in the order of ranks: x `[rows, n]` -> `[t, rows, n]`.
+    /// Gathers each rank's numbers of some rows, in the order of ranks: x `[rows, n]` -> `[t, rows, n]`.
     ///
     /// # Errors
     /// When the collective failed.
@@ -101,7 +101,7 @@ impl Exchange {
     }
 }
 
-/// A tensor that nobody else holds, to be sent or summed: itself, or a copy.
+/// The tensor itself when nothing else holds it, otherwise a copy: collectives need a tensor of their own.
 #[track_caller]
 pub fn owned(cx: &Context, x: Activation) -> Tensor {
     Arc::try_unwrap(x).unwrap_or_else(|shared| {

@@ -1,31 +1,32 @@
 //! The output projection and cross entropy with the classes split over ranks.
 //!
-//! Each rank has the logits of its classes, in slices of rows as ever. What the others need of them are four numbers
-//! a row: the largest, the sum of exponentials, the sum, the target's. One all_gather of them stands for Megatron's three
-//! all_reduces (largest, target, sum): fewer meetings, and every rank adds them in the same order. Logits never move.
-//! Price a micro-batch of R rows: 16 R (t - 1) bytes sent, and the all_reduce (or, with sequence parallelism, all_gather
-//! and reduce_scatter) of the activations, as of a column layer.
+//! Each rank computes the logits of its classes, in slices of rows. The other ranks need four numbers of each row:
+//! the largest logit, the sum of exponentials, the sum of logits, and the target's logit. One all_gather of these
+//! numbers replaces Megatron's three all_reduces (largest, target, sum): there are fewer collectives, and every rank
+//! adds the numbers in the same order. Logits are never communicated. Cost for a micro-batch of R rows: 16 R (t - 1)
+//! bytes sent, and the collectives of a column layer for the activations.
 
 use std::sync::Arc;
 
-use phalanx_layers::head::Classes;
+use phalanx_layers::head::{Classes, HeadInput};
 use phalanx_layers::{Activation, Context, Gradient, Head, LinearCrossEntropy, ParameterSpec, Part, Result};
 use phalanx_tensor::{Category, CrossEntropy, Epilogue, Tensor, View};
 
 use super::exchange::Exchange;
 
-/// See the module's head.
+/// An output projection with cross entropy of which this rank has some classes.
 pub struct VocabularyHead {
     head: LinearCrossEntropy,
-    /// What is here of weight and bias.
+    /// Shape and part of this rank's weight.
     weight: (Vec<usize>, Part),
+    /// Shape and part of this rank's bias.
     bias: (Vec<usize>, Part),
     exchange: Exchange,
     sequence: bool,
 }
 
 impl VocabularyHead {
-    /// `head` says what the whole is; `weight` and `bias` what is here of them.
+    /// `head` describes the whole; `weight` and `bias` describe this rank's parts.
     pub fn new(
         head: LinearCrossEntropy,
         weight: (Vec<usize>, Part),
@@ -69,12 +70,12 @@ impl Head for VocabularyHead {
     ) -> Result<Tensor> {
         let x = self.all_rows(cx, x)?;
         let mut tell = |told| self.exchange.gather_statistics(cx, told);
-        let (loss, _) =
-            self.head.pass(cx, parameters, None, &x, targets, numbers, self.classes(), &mut tell)?;
+        let input = HeadInput { x: &x, targets, numbers, classes: self.classes() };
+        let (loss, _) = self.head.pass(cx, parameters, None, input, &mut tell)?;
         Ok(loss)
     }
 
-    /// As [`Head::loss`], and dx like x, the sum over ranks; dw as `gradients` says.
+    /// The loss of [`Head::loss`], and dx, the sum over the ranks, with the shape of x; dw and db go to `gradients`.
     fn loss_and_gradient(
         &self,
         cx: &Context,
@@ -86,9 +87,8 @@ impl Head for VocabularyHead {
     ) -> Result<(Tensor, Activation)> {
         let x = self.all_rows(cx, x)?;
         let mut tell = |told| self.exchange.gather_statistics(cx, told);
-        let some = Some(gradients);
-        let (loss, dx) =
-            self.head.pass(cx, parameters, some, &x, targets, numbers, self.classes(), &mut tell)?;
+        let input = HeadInput { x: &x, targets, numbers, classes: self.classes() };
+        let (loss, dx) = self.head.pass(cx, parameters, Some(gradients), input, &mut tell)?;
         drop(x);
         let dx = dx.expect("asked for");
         let dx = match self.sequence {
@@ -98,7 +98,7 @@ impl Head for VocabularyHead {
         Ok((loss, Arc::new(dx.wait()?)))
     }
 
-    /// Logits of the classes that are here.
+    /// Logits of this rank's classes.
     fn logits(&self, cx: &Context, parameters: &[View], x: View) -> Tensor {
         let [rows, _] = x.shape().rows_cols();
         let classes = self.classes().here;

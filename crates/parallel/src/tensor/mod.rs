@@ -1,21 +1,22 @@
 //! Tensor parallelism (Shoeybi et al., "Megatron-LM", arXiv 1909.08053) and sequence parallelism (Korthikanti et
 //! al., arXiv 2205.05198).
 //!
-//! A model is written once, with whole sizes; [`TensorParallel`] gives for each layer what this rank has of it: of
-//! a linear layer some columns ([`column`]) or some rows ([`row`]), of attention some heads, of the token table
-//! and the output projection some rows of the vocabulary ([`embedding`], [`head`]); norms and biases that are added to
-//! sums are everywhere. Over one rank it gives the layers themselves.
+//! A model is written once, with whole sizes. [`TensorParallel`] makes this rank's part of each layer: some columns
+//! ([`column`]) or rows ([`row`]) of a linear layer, some heads of attention, some rows of the vocabulary of the
+//! token table and the output projection ([`embedding`], [`head`]). Norms, and biases that are added to sums, are
+//! whole on every rank. With one rank it returns the layers unchanged.
 //!
 //! ```text
 //! x -> norm -> column -> attention -> row -> + x -> norm -> column, GELU -> row -> +
 //!             f: -, all_reduce       g: all_reduce, -          as before
 //! ```
 //!
-//! With sequence parallelism the residual stream, norms and dropout see a t-th of the micro-batch's rows (tokens,
-//! batch-major): all_gather and reduce_scatter stand in place of the all_reduce; gradients of what is everywhere
-//! are then terms of a sum ([`phalanx_layers::ParameterSpec::partial`]). Bytes are the same.
+//! With sequence parallelism the residual stream, norms and dropout hold 1 / t of the micro-batch's rows (tokens,
+//! batch-major) on each rank. An all_gather and a reduce_scatter replace the all_reduce, with the same number of
+//! bytes, and gradients of parameters that every rank has whole become terms of a sum
+//! ([`phalanx_layers::ParameterSpec::partial`]).
 //!
-//! Every collective is one line in a layer's forward, its conjugate one line in the backward under it.
+//! Every collective is one line in a layer's forward; its conjugate is one line in the backward under it.
 
 pub mod column;
 pub mod embedding;
@@ -38,7 +39,7 @@ use head::VocabularyHead;
 use row::RowParallel;
 use rows::OnRows;
 
-/// What this rank has of each layer. See the module's head.
+/// Makes this rank's part of each layer of a model.
 #[derive(Clone)]
 pub struct TensorParallel {
     exchange: Exchange,
@@ -46,29 +47,30 @@ pub struct TensorParallel {
 }
 
 impl TensorParallel {
-    /// Over the ranks of `group`, with sequence parallelism or without.
+    /// Splits layers over the ranks of `group`; `sequence` switches sequence parallelism on.
     pub fn new(group: Arc<dyn Group>, sequence: bool) -> TensorParallel {
         let sequence = sequence && group.world_size() > 1;
         TensorParallel { exchange: Exchange::new(group), sequence }
     }
 
-    /// One rank, which has everything.
+    /// One rank, which has every layer whole.
     pub fn solo() -> TensorParallel {
         TensorParallel::new(Arc::new(Solo::new("tensor")), false)
     }
 
-    /// Ranks that share each layer.
+    /// Number of ranks that share each layer.
     pub fn ranks(&self) -> usize {
         self.exchange.world_size()
     }
 
-    /// Whether the residual stream is sharded by rows.
+    /// Whether sequence parallelism is on: the residual stream is sharded by rows.
     pub fn sequence(&self) -> bool {
         self.sequence
     }
 
-    /// A part of `whole` of this rank: the `dim`-th dimension, which holds `packed` tensors side by side, is split.
-    /// Only the first dimension of an unpacked tensor may be split unevenly: the last rank then has less.
+    /// This rank's part of a tensor of shape `whole`, of which dimension `dim` is split; that dimension holds
+    /// `packed` tensors side by side. Only the first dimension of an unpacked tensor may be split unevenly: the last
+    /// rank then has fewer rows.
     fn part(&self, whole: &[usize], dim: usize, packed: usize) -> (Vec<usize>, Part) {
         let (ranks, rank) = (self.ranks(), self.exchange.rank());
         let trailing: usize = whole[dim + 1..].iter().product();
@@ -86,8 +88,9 @@ impl TensorParallel {
         (shape, Part { whole: whole.to_vec(), dim, stripe })
     }
 
-    /// A linear layer of which each rank has some outputs; they are `packed` results side by side (3 for queries,
-    /// keys and values), each split. To be followed by what treats outputs alone, then [`TensorParallel::row`].
+    /// A linear layer of which each rank has some outputs. The outputs are `packed` results side by side (3 for
+    /// queries, keys and values), each of which is split. Elementwise layers and attention may follow, then
+    /// [`TensorParallel::row`].
     pub fn column(&self, linear: Linear, packed: usize) -> Box<dyn Layer> {
         if self.ranks() == 1 {
             return Box::new(linear);
@@ -97,7 +100,7 @@ impl TensorParallel {
         Box::new(ColumnParallel::new(Box::new(local), parts, self.exchange.clone(), self.sequence))
     }
 
-    /// The same with GELU of the outputs.
+    /// [`TensorParallel::column`] with GELU of the outputs.
     pub fn column_gelu(&self, layer: LinearGelu) -> Box<dyn Layer> {
         if self.ranks() == 1 {
             return Box::new(layer);
@@ -118,7 +121,7 @@ impl TensorParallel {
         if linear.bias { vec![weight, bias] } else { vec![weight] }
     }
 
-    /// A linear layer of which each rank has some inputs, those that [`TensorParallel::column`] gave it.
+    /// A linear layer of which each rank has some inputs: the outputs of [`TensorParallel::column`] on the same rank.
     pub fn row(&self, linear: Linear) -> Box<dyn Layer> {
         if self.ranks() == 1 {
             return Box::new(linear);
@@ -132,7 +135,7 @@ impl TensorParallel {
         Box::new(RowParallel::new(local, part, self.exchange.clone(), self.sequence))
     }
 
-    /// Attention over some of the heads.
+    /// Attention over this rank's heads.
     pub fn attention(&self, attention: Attention) -> Attention {
         let (ranks, rank) = (self.ranks(), self.exchange.rank());
         let all = attention.heads.heads;
@@ -141,12 +144,12 @@ impl TensorParallel {
         Attention { heads, first_head: rank * (all / ranks), all_heads: all, ..attention }
     }
 
-    /// A layer that every rank has whole and that sees each row alone (norms, dropout).
+    /// A layer that every rank has whole and that treats each row independently (norms, dropout).
     pub fn rows(&self, layer: impl Layer + 'static) -> Box<dyn Layer> {
         if self.sequence { Box::new(OnRows(layer)) } else { Box::new(layer) }
     }
 
-    /// An embedding of which each rank has some tokens.
+    /// An embedding of which each rank has some rows of the token table.
     pub fn embedding(&self, embedding: Embedding) -> Box<dyn Layer> {
         if self.ranks() == 1 {
             return Box::new(embedding);

@@ -1,8 +1,7 @@
 //! A linear layer of which each rank has some inputs (Megatron's g behind it).
 //!
-//! Price a micro-batch of S bytes of activations, t ranks: forward an all_reduce of S, backward nothing. With
-//! sequence parallelism: forward a reduce_scatter of S, backward an all_gather of S. The bias is added once, to the
-//! sum.
+//! Cost for a micro-batch of S bytes of activations: an all_reduce of S in forward, nothing in backward. With sequence
+//! parallelism: a reduce_scatter of S in forward, an all_gather of S in backward. The bias is added once, to the sum.
 
 use phalanx_layers::{
     Activation, Context, Deferred, Gradient, Init, Layer, Linear, ParameterSpec, Part, Result, Saved,
@@ -12,9 +11,9 @@ use phalanx_tensor::{Positions, Tensor, View};
 
 use super::exchange::{Exchange, owned};
 
-/// See the module's head.
+/// A linear layer of which this rank has some inputs.
 pub struct RowParallel {
-    /// This rank's inputs, without a bias.
+    /// The layer with this rank's inputs, without a bias.
     linear: Linear,
     part: Part,
     /// Whether there is a bias, which every rank has whole.
@@ -23,21 +22,21 @@ pub struct RowParallel {
     sequence: bool,
 }
 
-/// Of a backward whose weight part is still to come.
+/// What the first part of backward saves for the second.
 struct DeferredRowParallel {
     linear: Deferred,
-    /// Of the rows that are here, for the bias.
+    /// The derivative of this rank's rows, for the bias.
     dy: Activation,
 }
 
 impl RowParallel {
-    /// `linear` has its part of the inputs; `part` says which.
+    /// `linear` has this rank's inputs; `part` says which part of the whole weight it is.
     pub fn new(linear: Linear, part: Part, exchange: Exchange, sequence: bool) -> RowParallel {
         let bias = linear.bias;
         RowParallel { linear: Linear { bias: false, ..linear }, part, bias, exchange, sequence }
     }
 
-    /// The sum over ranks, or this rank's rows of it.
+    /// Sums `term` over the ranks: the sum, or this rank's rows of it.
     #[track_caller]
     fn sum(&self, cx: &Context, term: Tensor) -> Result<Tensor> {
         match self.sequence {
@@ -60,7 +59,7 @@ impl RowParallel {
         }
     }
 
-    /// All rows of dy: the conjugate of what forward did with y.
+    /// All rows of dy: the conjugate of the sum in forward.
     #[track_caller]
     fn all_rows(&self, cx: &Context, dy: &Activation) -> Result<Activation> {
         match self.sequence {
@@ -96,7 +95,7 @@ impl Layer for RowParallel {
         Ok((add_residual(cx, y, residual), saved))
     }
 
-    /// The input alone: nothing is computed.
+    /// Saves the input only: nothing is computed.
     fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
         self.linear.save(cx, parameters, x)
     }

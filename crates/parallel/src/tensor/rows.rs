@@ -1,11 +1,12 @@
-//! A layer that every rank has whole, and that sees a part of the rows (sequence parallelism).
+//! A layer that every rank has whole and that computes only this rank's rows (sequence parallelism).
 //!
-//! It computes as it always does; its gradients are sums over the rows that are here, so terms of the whole sum.
+//! The computation is unchanged. Its parameter gradients are sums over this rank's rows, so they are terms of the
+//! whole sum.
 
 use phalanx_layers::{Activation, Context, Deferred, Gradient, Layer, ParameterSpec, Rebuild, Result, Saved};
 use phalanx_tensor::View;
 
-/// See the module's head.
+/// A layer whose parameter gradients are terms of a sum over the tensor axis.
 pub struct OnRows<L>(pub L);
 
 impl<L: Layer> Layer for OnRows<L> {

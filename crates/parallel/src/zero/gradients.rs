@@ -1,16 +1,16 @@
 //! Gradients in chunks, from the layers that write them to the ranks that own them.
 //!
-//! Three ways, by stage and accumulation:
-//! - *in place*: a whole buffer stays; after the last micro-batch it is reduced where it lies
-//!   (stages 0 and 1 with one micro-batch, or `defer`, or one rank);
-//! - *pair*: a whole buffer stays, and a shard that gathers the sum over micro-batches (stages 0 and 1,
-//!   several micro-batches, each reduced);
-//! - *transient*: the whole buffer exists from the first gradient of a chunk to its reduction, the shard
-//!   stays (stages 2 and 3).
+//! There are three kinds of buffers ([`GradientBuffering`]):
+//! - *in place*: one buffer of the whole chunk is kept, and reduced in place after the last micro-batch (stages 0 and 1
+//!   with one micro-batch or `defer`, and one rank);
+//! - *pair*: one buffer of the whole chunk is kept, and a shard that accumulates the reduced micro-batches (stages 0
+//!   and 1 with several micro-batches);
+//! - *transient*: the buffer of the whole chunk exists only from its first gradient to its reduction; a shard is kept
+//!   (stages 2 and 3).
 //!
-//! Buffers are in the type of accumulation. Where gradients cross ranks in another one, a copy is rounded to
-//! it, summed there, and set (or added) where the sum lives when it arrives: on one rank too, so that the
-//! result depends on the types and not on who holds what.
+//! Buffers have the accumulation type. When gradients are communicated in another type, a copy is rounded to that
+//! type and reduced, and the result is written or added to the sum. This happens on one rank too, so that the result
+//! depends on the types and not on the number of ranks.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,41 +22,45 @@ use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
 
 use super::{Map, Options};
 
-/// Reductions under way at once; each holds a whole chunk.
+/// Largest number of reductions in flight; each holds a whole chunk.
 const IN_FLIGHT: usize = 2;
 
+/// Which buffers a chunk of gradients has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum GradientBuffering {
+    /// A whole buffer, reduced in place.
     InPlace,
+    /// A whole buffer and a shard, both kept.
     Pair,
+    /// A shard that is kept, and a whole buffer until it is reduced.
     Transient,
 }
 
-/// One chunk of gradients that nobody else reads.
+/// The buffers of a chunk that no collective uses.
 enum GradientBuffers {
     /// A whole buffer (in place).
     Whole(Tensor),
-    /// This rank's part of the sum (transient, between uses).
+    /// This rank's shard of the sum (transient, between uses).
     Shard(Tensor),
-    /// A whole buffer being written, and this rank's part of the sum.
+    /// A whole buffer that layers write, and this rank's shard of the sum.
     Both { whole: Tensor, shard: Tensor },
 }
 
 /// One chunk of gradients.
 enum Chunk {
-    /// Nothing of it is on its way.
+    /// No collective uses it.
     Here(GradientBuffers),
-    /// A whole buffer being reduced where it lies.
+    /// A whole buffer is being reduced in place.
     ReducingWhole(Pending<Tensor>),
-    /// A whole buffer being reduced into this rank's part.
+    /// A whole buffer is being reduced into this rank's shard.
     ReducingBoth(Pending<(Tensor, Tensor)>),
-    /// A copy in the type of communication.
+    /// A copy in the communication type is being reduced.
     ReducingCopy(Box<ReducingCopy>),
-    /// Between two states, within one function.
+    /// Placeholder while a function changes the state.
     Moving,
 }
 
-/// A copy being reduced where it lies, and what its sum is set or added to.
+/// A copy that is being reduced in place, and the buffers that its sum is written or added to.
 struct ReducingCopy {
     copy: Pending<Tensor>,
     held: GradientBuffers,
@@ -69,16 +73,16 @@ pub(super) struct GradientChunks {
     overlap: bool,
     precision: Precision,
     chunks: Vec<Chunk>,
-    /// By parameter: whether this micro-batch has written its gradient.
+    /// For each parameter: whether this micro-batch has written its gradient.
     written: Vec<bool>,
-    /// By chunk: blocks that write to it in a micro-batch.
+    /// For each chunk: the number of blocks that write to it in a micro-batch.
     writers: Vec<usize>,
-    /// By chunk: blocks that will still write to it in its current micro-batch.
+    /// For each chunk: the number of blocks that have not yet written to it in its current micro-batch.
     awaited: Vec<usize>,
-    /// By chunk: micro-batches of this step that all its blocks have written.
+    /// For each chunk: the number of micro-batches of this step that all its blocks have written.
     done: Vec<usize>,
     micro_batches: usize,
-    /// Chunks being reduced, oldest first.
+    /// Chunks that are being reduced, oldest first.
     in_flight: VecDeque<usize>,
 }
 
@@ -86,7 +90,7 @@ impl GradientChunks {
     pub(super) fn new(device: &Device, map: &Map, options: &Options) -> GradientChunks {
         let Options { stage, overlap, precision, .. } = *options;
         let several = options.micro_batches > 1;
-        // Nothing crosses ranks, and nothing is rounded on the way: micro-batches add up where they are.
+        // Nothing is communicated or rounded: micro-batches accumulate in one buffer.
         let alone = map.world == 1 && precision.communicate == precision.accumulate;
         let buffering = match stage {
             _ if alone || (several && options.defer) => GradientBuffering::InPlace,
@@ -120,7 +124,7 @@ impl GradientChunks {
         }
     }
 
-    /// A step begins: every chunk waits for its first micro-batch.
+    /// Starts a step: every chunk waits for its first micro-batch.
     pub(super) fn begin(&mut self, device: &Device) {
         for chunk in &self.chunks {
             if let Chunk::Here(GradientBuffers::Whole(whole) | GradientBuffers::Both { whole, .. }) = chunk {
@@ -172,7 +176,8 @@ impl GradientChunks {
         uses.iter().zip(views).map(slot).collect()
     }
 
-    /// The gradients of a block that its layer wrote, before their reduction, with their place in its uses.
+    /// The gradients that the layer of a block has written and that are not reduced yet, each with its index in the
+    /// uses of the block.
     pub(super) fn written(&self, map: &Map, block: usize) -> Vec<(usize, View<'_>)> {
         let view = |(index, p): (usize, &usize)| {
             let c = map.layout.placed[*p].chunk;
@@ -216,7 +221,7 @@ impl GradientChunks {
         Ok(())
     }
 
-    /// A parameter that took no part has gradient zero; what its memory held is not a gradient.
+    /// Sets the gradients that no layer has written to zero: their memory holds other numbers.
     fn clear_unwritten(&mut self, device: &Device, map: &Map, c: usize) {
         let mut whole = self.chunks[c].whole_mut(c);
         for p in map.layout.parameters(c) {
@@ -226,7 +231,7 @@ impl GradientChunks {
         }
     }
 
-    /// Starts the reduction of a micro-batch, the `first` of the step or a later one.
+    /// Starts the reduction of a micro-batch; `first` says whether it is the first of the step.
     fn start(&mut self, device: &Device, group: &dyn Group, c: usize, first: bool) {
         let Chunk::Here(held) = std::mem::replace(&mut self.chunks[c], Chunk::Moving) else {
             panic!("chunk {c} holds no gradients")
@@ -246,7 +251,7 @@ impl GradientChunks {
         };
     }
 
-    /// Rounds the gradients to the type of communication and reduces that; a transient buffer ends here.
+    /// Rounds the gradients to the communication type and starts to reduce the copy. A transient buffer is freed.
     fn start_copy(&self, device: &Device, group: &dyn Group, held: GradientBuffers, first: bool) -> Chunk {
         let (GradientBuffers::Whole(whole) | GradientBuffers::Both { whole, .. }) = &held else {
             panic!("no gradients are held")
@@ -268,7 +273,7 @@ impl GradientChunks {
         Chunk::ReducingCopy(Box::new(ReducingCopy { copy, held, accumulate }))
     }
 
-    /// Waits for the reduction of a chunk; a transient buffer ends here.
+    /// Waits for the reduction of a chunk. A transient buffer is freed.
     fn arrive(&mut self, device: &Device, map: &Map, c: usize) -> Result<(), CollectiveError> {
         let slot = &mut self.chunks[c];
         *slot = match std::mem::replace(slot, Chunk::Moving) {
@@ -307,7 +312,7 @@ impl GradientChunks {
         Ok(())
     }
 
-    /// Everything has arrived; under stage 0 every rank has the whole sum.
+    /// Waits for all reductions; under stage 0 every rank then has the whole sum.
     pub(super) fn finish(
         &mut self,
         device: &Device,
@@ -332,7 +337,8 @@ impl GradientChunks {
         Ok(())
     }
 
-    /// The summed gradient of elements `range` of chunk `c`: this rank's shard, or under stage 0 any.
+    /// The summed gradient of elements `range` of chunk `c`: elements of this rank's shard, or under stage 0 any
+    /// elements.
     pub(super) fn summed(&self, map: &Map, c: usize, range: Range<usize>) -> View<'_> {
         let Chunk::Here(held) = &self.chunks[c] else { panic!("gradients of chunk {c} are on their way") };
         let (view, start) = match held {
@@ -345,7 +351,7 @@ impl GradientChunks {
         view.range(range.start - start..range.end - start)
     }
 
-    /// As [`GradientChunks::summed`], to write.
+    /// The mutable form of [`GradientChunks::summed`].
     pub(super) fn summed_mut(&mut self, map: &Map, c: usize, range: Range<usize>) -> ViewMut<'_> {
         let stage = self.stage;
         let Chunk::Here(held) = &mut self.chunks[c] else {
@@ -361,14 +367,14 @@ impl GradientChunks {
         view.range(range.start - start..range.end - start)
     }
 
-    /// Type in which gradients are summed.
+    /// The accumulation type.
     pub(super) fn accumulate(&self) -> DType {
         self.precision.accumulate
     }
 }
 
 impl Chunk {
-    /// The whole buffer of chunk `c`, to write.
+    /// The whole buffer of chunk `c`, mutable.
     fn whole_mut(&mut self, c: usize) -> ViewMut<'_> {
         match self {
             Chunk::Here(GradientBuffers::Whole(whole) | GradientBuffers::Both { whole, .. }) => {

@@ -7,15 +7,15 @@
 //! | 2 | whole | shard | shard | shard |
 //! | 3 | shard | shard | shard | shard |
 //!
-//! The stages differ only in what is resident: all of them reduce along the same tree, take norms over
-//! the same blocks and update element by element, so parameters and states agree to the bit.
+//! The stages differ only in what each rank stores. All of them reduce along the same tree, compute norms over the same
+//! blocks and update element by element, so parameters and states are equal bit for bit.
 //!
-//! Parameters are held, gathered and published in the type of computation. When that has 16 bits, the optimizer
-//! updates f32 master weights, which lie with the optimizer states, and rounds them in the same pass.
+//! Parameters are stored, gathered and published in the compute type. When that type has 16 bits, the optimizer updates
+//! f32 master weights, which are stored with the optimizer states, and rounds them in the same pass.
 //!
-//! A step is: for each block `acquire`, compute, `release`, and in backward `open_gradients` before and
-//! `reduce` after; then [`Zero::finish_gradients`], the sums over other axes ([`sums`]), [`Zero::squares`] for the
-//! norm, [`Zero::update`], which publishes.
+//! In a step the caller calls, for each block, `acquire`, the layer, and `release`; in backward also `open_gradients`
+//! before the layer and `reduce` after it. Then follow [`Zero::finish_gradients`], the sums over other axes ([`sums`]),
+//! [`Zero::squares`] for the norm, and [`Zero::update`], which also publishes the parameters.
 
 mod gradients;
 mod parameters;
@@ -39,16 +39,16 @@ use parameters::ParameterChunks;
 use prefetch::Prefetch;
 pub use spans::{Extent, StateSpan};
 
-/// What may be chosen about [`Zero`]. None of it changes a bit of the result but `defer` and `precision`.
+/// Options of [`Zero`]. Only `defer` and `precision` change bits of the result.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Which of parameters, gradients and states are sharded.
+    /// ZeRO stage: which of parameters, gradients and states are sharded.
     pub stage: Stage,
-    /// Whether communication runs beside computation.
+    /// Whether communication overlaps computation.
     pub overlap: bool,
     /// Chunks gathered ahead of their use (stage 3).
     pub prefetch: usize,
-    /// Micro-batches of a step.
+    /// Number of micro-batches of a step.
     pub micro_batches: usize,
     /// Reduce once after the last micro-batch instead of after each.
     pub defer: bool,
@@ -58,23 +58,23 @@ pub struct Options {
     pub optimizer: Optimizer,
 }
 
-/// Which chunk holds what, for blocks: fixed before the run.
+/// Where parameters lie in chunks, and which chunks each block uses. It does not change during a run.
 struct Map {
     layout: Arc<ChunkLayout>,
-    /// By parameter.
+    /// Shape of each parameter.
     shapes: Vec<Shape>,
-    /// By parameter.
+    /// For each parameter: whether weight decay acts on it.
     decays: Vec<bool>,
-    /// By parameter: whether this rank's group answers for it, in norms and in checkpoints; another does for a
-    /// copy.
+    /// For each parameter: whether this copy counts in norms and is written to checkpoints. Of several copies of a
+    /// parameter one counts.
     answers: Vec<bool>,
-    /// By parameter: whether its gradient is one term of a sum over the tensor axis.
+    /// For each parameter: whether its gradient is one term of a sum over the tensor axis.
     partial: Vec<bool>,
-    /// By parameter: its number in the whole model.
+    /// For each parameter: its number in the whole model.
     numbers: Vec<usize>,
-    /// By block, the head last: parameters in the order of the layer.
+    /// For each block, the head last: its parameters, in the layer's order.
     uses: Vec<Vec<usize>>,
-    /// By block: distinct chunks, ascending.
+    /// For each block: the chunks that it uses, ascending, each once.
     chunks: Vec<Vec<usize>>,
     rank: u64,
     world: u64,
@@ -122,25 +122,25 @@ impl Map {
         range.start as usize..range.end as usize
     }
 
-    /// Elements of a parameter within its chunk.
+    /// The elements of a chunk that are a parameter.
     fn range(&self, parameter: usize) -> std::ops::Range<usize> {
         let placed = &self.layout.placed[parameter];
         placed.offset as usize..(placed.offset + placed.elements) as usize
     }
 }
 
-/// Which parameters a [`Zero`] holds, and where.
+/// The parameters that a [`Zero`] stores.
 pub struct Holding {
     /// Where each parameter of the network lies.
     pub layout: Arc<ChunkLayout>,
-    /// By parameter: whether this rank's group answers for it, in norms and in checkpoints. Of copies (a
-    /// tied table in two stages, what every tensor-parallel rank has) one answers.
+    /// For each parameter: whether this copy counts in norms and is written to checkpoints. Where several ranks or
+    /// stages have a copy (a tied table, a norm under tensor parallelism), one of them counts.
     pub answers: Vec<bool>,
-    /// Chunks of the same rank that lie before these.
+    /// Number of chunks that earlier stages of this rank have.
     pub first_chunk: usize,
 }
 
-/// Parameters, gradients and optimizer states of one rank. See the module's head.
+/// Parameters, gradients and optimizer states of one stage on one rank.
 pub struct Zero {
     device: Device,
     group: Arc<dyn Group>,
@@ -148,20 +148,20 @@ pub struct Zero {
     options: Options,
     parameters: ParameterChunks,
     gradients: GradientChunks,
-    /// By chunk, then by state of the optimizer: the part that this rank updates.
+    /// For each chunk, the optimizer states of the part that this rank updates.
     states: Vec<Vec<Tensor>>,
-    /// By chunk: f32 parameters of the same part, where computation has 16 bits.
+    /// For each chunk, the f32 parameters of the same part, when the compute type has 16 bits.
     masters: Option<Vec<Tensor>>,
-    /// Sums of squares of all blocks of these parameters, f64.
+    /// Sums of squares of all blocks of these parameters, `[blocks]` f64.
     squares: Option<Tensor>,
-    /// Number by which the dry run knows the first chunk: those of other stages of the rank come before.
+    /// Number of the first chunk in the dry run: chunks of earlier stages of this rank come before it.
     first_chunk: usize,
     orders: BTreeMap<PhaseName, Prefetch>,
 }
 
 impl Zero {
-    /// Allocates what stays resident. `orders` gives the chunk uses of each phase as the dry run saw
-    /// them; a phase without an order is not prefetched. `group` is the data axis.
+    /// Allocates what this rank stores. `orders` lists the chunks that each phase uses, in order, as the dry run
+    /// recorded them; nothing is prefetched in a phase without an order. `group` is the data axis.
     pub fn new(
         device: &Device,
         group: Arc<dyn Group>,
@@ -207,7 +207,7 @@ impl Zero {
         }
     }
 
-    /// Number of its chunks.
+    /// Number of chunks.
     pub fn chunks(&self) -> usize {
         self.map.chunk_count()
     }
@@ -222,7 +222,7 @@ impl Zero {
         &*self.group
     }
 
-    /// Starts a phase: uses are counted from its first, and gradients start anew.
+    /// Starts a phase: the order of uses starts at its beginning, and gradients start at zero micro-batches.
     pub fn begin(&mut self, phase: PhaseName) {
         let prefetch = self.orders.entry(phase).or_insert_with(|| Prefetch::new(Vec::new(), 0));
         prefetch.restart();
@@ -230,7 +230,7 @@ impl Zero {
         self.gradients.begin(&self.device);
     }
 
-    /// Makes the parameters of `block` readable, and starts to fetch what comes next.
+    /// Makes the parameters of `block` readable, and starts to gather the chunks that are used next.
     ///
     /// # Errors
     /// When a gather fails.
@@ -242,42 +242,42 @@ impl Zero {
         self.parameters.acquire(&self.device, &*self.group, &self.map, prefetch, block, self.options.overlap)
     }
 
-    /// Gives up the gathered chunks of `block` that nobody needs next.
+    /// Frees the gathered chunks of `block` that are not used next.
     pub fn release(&mut self, block: usize) {
         let prefetch = self.orders.get(&self.parameters.phase).expect("a phase has begun");
         self.parameters.release(&self.map, prefetch, block);
     }
 
-    /// The parameters of an acquired block, in the order of its layer.
+    /// The parameters of an acquired block, in its layer's order.
     pub fn parameters(&self, block: usize) -> Vec<View<'_>> {
         self.parameters.views(&self.map, block)
     }
 
-    /// The same, and where their gradients go, once [`Zero::open_gradients`] was called.
+    /// The parameters of an acquired block and the memory of their gradients, after [`Zero::open_gradients`].
     pub fn parameters_and_gradients(&mut self, block: usize) -> (Vec<View<'_>>, Vec<Gradient<'_>>) {
         (self.parameters.views(&self.map, block), self.gradients.slots(&self.map, block))
     }
 
-    /// Where the gradients of a block go, once [`Zero::open_gradients`] was called.
+    /// The memory of the gradients of a block, after [`Zero::open_gradients`].
     pub fn gradients(&mut self, block: usize) -> Vec<Gradient<'_>> {
         self.gradients.slots(&self.map, block)
     }
 
-    /// The gradients of `block` as its layer wrote them, between that and [`Zero::reduce`], each with its
-    /// place in the layer.
+    /// The gradients that the layer of `block` has written, before [`Zero::reduce`]; each with the index of its
+    /// parameter in the layer.
     pub fn written_gradients(&self, block: usize) -> Vec<(usize, View<'_>)> {
         self.gradients.written(&self.map, block)
     }
 
-    /// Makes room for the gradients of `block`.
+    /// Allocates the memory into which `block` writes its gradients.
     ///
     /// # Errors
-    /// When a reduction that held the room fails.
+    /// When an earlier reduction of the same chunk fails.
     pub fn open_gradients(&mut self, block: usize) -> Result<(), CollectiveError> {
         self.gradients.open(&self.device, &self.map, block)
     }
 
-    /// Notes that the gradients of `block` are written; reduces every chunk that is thereby complete.
+    /// Notes that the gradients of `block` are written, and starts the reduction of every chunk that is then complete.
     ///
     /// # Errors
     /// When an earlier reduction fails.
@@ -285,7 +285,7 @@ impl Zero {
         self.gradients.reduce(&self.device, &*self.group, &self.map, block)
     }
 
-    /// Waits until the gradients of the step are reduced and where the update needs them.
+    /// Waits until the gradients of the step are reduced and in the memory from which the update reads them.
     ///
     /// # Errors
     /// When a reduction fails.
@@ -293,7 +293,7 @@ impl Zero {
         self.gradients.finish(&self.device, &*self.group, &self.map)
     }
 
-    /// Waits until parameters that were published are whole everywhere.
+    /// Waits until every rank has received the updated parameters.
     ///
     /// # Errors
     /// When a gather fails.

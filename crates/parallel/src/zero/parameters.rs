@@ -1,4 +1,4 @@
-//! Parameters in chunks: whole (stages 0 to 2) or gathered when a block needs them (stage 3).
+//! Parameters in chunks: stored whole (stages 0 to 2), or gathered when a block uses them (stage 3).
 
 use phalanx_collectives::{CollectiveError, Group, Pending};
 use phalanx_plan::Stage;
@@ -10,25 +10,25 @@ use super::prefetch::Prefetch;
 
 /// One chunk of parameters.
 enum Chunk {
-    /// All of it, on every rank.
+    /// Every rank has all of it.
     Whole(Tensor),
-    /// All of it, the parts of others arriving after an update.
+    /// All of it; the updated parts of the other ranks are being received.
     Publishing(Pending<Tensor>),
-    /// This rank's part.
+    /// This rank's shard.
     Sharded(Tensor),
-    /// This rank's part, and the whole arriving.
+    /// This rank's shard, while the whole is being gathered.
     Gathering(Pending<(Tensor, Tensor)>),
-    /// This rank's part and the whole.
+    /// This rank's shard and the whole.
     Gathered { shard: Tensor, whole: Tensor },
-    /// Between two states, within one function.
+    /// Placeholder while a function changes the state.
     Moving,
 }
 
 pub(super) struct ParameterChunks {
     chunks: Vec<Chunk>,
-    /// Element type, here and on the way.
+    /// Element type, in memory and in collectives.
     compute: DType,
-    /// Phase whose order of uses counts.
+    /// The current phase: its order of uses is prefetched.
     pub(super) phase: PhaseName,
 }
 
@@ -69,7 +69,7 @@ impl ParameterChunks {
         map.chunks[block].iter().try_for_each(|c| self.arrive(*c))
     }
 
-    /// Starts the gather of a chunk that is only here in part.
+    /// Starts the all_gather of a sharded chunk.
     fn fetch(&mut self, device: &Device, group: &dyn Group, map: &Map, c: usize) {
         let slot = &mut self.chunks[c];
         *slot = match std::mem::replace(slot, Chunk::Moving) {
@@ -82,7 +82,7 @@ impl ParameterChunks {
         };
     }
 
-    /// Waits until a chunk on its way is here.
+    /// Waits until a chunk has arrived.
     fn arrive(&mut self, c: usize) -> Result<(), CollectiveError> {
         let slot = &mut self.chunks[c];
         *slot = match std::mem::replace(slot, Chunk::Moving) {
@@ -129,7 +129,7 @@ impl ParameterChunks {
         map.uses[block].iter().map(view).collect()
     }
 
-    /// What is resident of a chunk, and which elements of the chunk that is.
+    /// What this rank stores of a chunk, and which elements of the chunk these are.
     pub(super) fn resident(&self, map: &Map, c: usize) -> (View<'_>, std::ops::Range<usize>) {
         match &self.chunks[c] {
             Chunk::Whole(whole) => (whole.view(), map.whole(c)),
@@ -138,7 +138,7 @@ impl ParameterChunks {
         }
     }
 
-    /// As [`ParameterChunks::resident`], to write. Gathered copies must not exist.
+    /// The mutable form of [`ParameterChunks::resident`]. Gathered copies must not exist.
     pub(super) fn resident_mut(&mut self, map: &Map, c: usize) -> (ViewMut<'_>, std::ops::Range<usize>) {
         match &mut self.chunks[c] {
             Chunk::Whole(whole) => (whole.view_mut(), map.whole(c)),
@@ -147,7 +147,7 @@ impl ParameterChunks {
         }
     }
 
-    /// After the update of this rank's part of a whole chunk: everyone gets everyone's part.
+    /// Sends this rank's updated part of a whole chunk to the others and receives theirs.
     pub(super) fn publish(
         &mut self,
         group: &dyn Group,

@@ -1,7 +1,7 @@
-//! What a rank holds, as pieces of named global tensors: how checkpoints and initial values see it.
+//! What a rank stores, as spans of named global tensors: the view of checkpoints and initial values.
 //!
-//! Everything is f32 here, whatever is computed in: state 0, the parameters, is the master weights where there
-//! are any, and filling it rounds them into the parameters. So files do not depend on the policy.
+//! Numbers are f32 here, whatever the compute type. State 0 is the parameters: the master weights where there are any;
+//! writing them also rounds them into the parameters. So files do not depend on the precision policy.
 
 use std::ops::Range;
 
@@ -10,21 +10,21 @@ use phalanx_tensor::{Category, DType, DeviceError, Tensor, View};
 
 use super::{Zero, update};
 
-/// Which elements of a state are meant.
+/// Selects elements of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// What this rank alone answers for: over all ranks, each element once.
+    /// The elements that this rank alone saves: over all ranks, each element once.
     Owned,
-    /// Everything that is resident here and must be filled before training.
+    /// All elements that this rank stores; they must be filled before training.
     Resident,
 }
 
-/// A contiguous piece of a parameter, or of a state of the same shape.
+/// A contiguous span of a parameter, or of an optimizer state of the same shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateSpan {
     /// Index of the parameter in the stage's network.
     pub parameter: usize,
-    /// Elements of what is here of the parameter.
+    /// Elements of this rank's part of the parameter.
     pub in_parameter: Range<u64>,
     chunk: usize,
     /// Elements of the chunk.
@@ -32,12 +32,12 @@ pub struct StateSpan {
 }
 
 impl Zero {
-    /// Number of tensors kept for each parameter: itself, then the states of the optimizer.
+    /// Number of tensors stored for each parameter: the parameter itself, then the optimizer states.
     pub fn state_count(&self) -> usize {
         1 + self.options.optimizer.states().len()
     }
 
-    /// Pieces of state `state` (0: parameters; then the optimizer's) that this rank owns or holds.
+    /// The spans of state `state` (0: parameters, then the optimizer's states) that this rank owns or stores.
     pub fn spans(&self, state: usize, extent: Extent) -> Vec<StateSpan> {
         let range = |c: usize| match (extent, state) {
             (Extent::Owned, _) => self.map.shard(c),
@@ -58,7 +58,7 @@ impl Zero {
         (0..self.map.chunk_count()).flat_map(of_chunk).collect()
     }
 
-    /// Elements `within` of an owned piece, to the host. Parameters must be settled.
+    /// Downloads elements `within` of an owned span. [`Zero::settle`] must have been called.
     ///
     /// # Errors
     /// When the device failed.
@@ -74,7 +74,7 @@ impl Zero {
         self.device.download(view.range(at.start - start..at.end - start), out)
     }
 
-    /// The f32 numbers of a state that are here, and the element of the chunk at which they start.
+    /// The f32 numbers of a state that this rank stores, and the element of the chunk at which they start.
     fn exact(&self, state: usize, chunk: usize) -> (View<'_>, usize) {
         let stepped = update::stepped(&self.map, self.options.stage, chunk);
         match (state, &self.masters) {
@@ -87,7 +87,7 @@ impl Zero {
         }
     }
 
-    /// Room for what [`Zero::write`] rounds, `max_elements` elements or fewer; none where parameters are f32.
+    /// Memory in which [`Zero::write`] rounds at most `max_elements` elements; None when parameters are f32.
     pub fn rounding_window(&self, max_elements: usize) -> Option<Tensor> {
         let largest = (0..self.map.chunk_count()).map(|c| self.map.whole(c).len()).max().unwrap_or(0);
         let alloc = || {
@@ -101,8 +101,8 @@ impl Zero {
         self.options.precision.has_master().then(alloc)
     }
 
-    /// Elements `within` of a piece, from the host, through the window of [`Zero::rounding_window`].
-    /// Parameters must be settled.
+    /// Uploads elements `within` of a span, through the memory of [`Zero::rounding_window`]. [`Zero::settle`] must have
+    /// been called.
     pub fn write(
         &mut self,
         state: usize,

@@ -1,12 +1,13 @@
-//! Sums of gradients over other axes than data, once they are summed over that.
+//! Sums of gradients over the tensor and pipeline axes, after they are summed over the data axis.
 //!
-//! Two kinds. *Partial*: a parameter that every tensor-parallel rank has whole, in a layer that sees a part of the
-//! rows (sequence parallelism): each rank's gradient is one term. They are small vectors, so all of them are
-//! packed into one buffer for one all_reduce. *Tied*: a parameter that several pipeline stages use: each stage has
-//! a copy, which lies alone in its chunk, and the gradient of one term.
+//! There are two kinds. *Partial*: every tensor-parallel rank has the whole parameter, but its layer sees only some
+//! rows (sequence parallelism), so each rank's gradient is one term. These parameters are small vectors; all of them
+//! are packed into one buffer for one all_reduce. *Tied*: several pipeline stages use the parameter; each has a copy,
+//! alone in its chunk, and one term of the gradient.
 //!
-//! Sums are elementwise and come after those over data, so they have the same bits whatever the ZeRO stage. Bytes: S
-//! of the vectors, 2 S (t - 1) / t sent; of a tied table of T bytes under stage 1 and above, its shard T / N.
+//! Sums are elementwise and come after the sum over data, so the bits do not depend on the ZeRO stage. Cost: for
+//! vectors of S bytes, 2 S (t - 1) / t bytes sent; for a tied table of T bytes under stage 1 and above, its shard of
+//! T / N.
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ use phalanx_trace::{Axis, Placement};
 use super::{Zero, update};
 
 impl Zero {
-    /// Sums over `tensor` the gradients of which each of its ranks has a term.
+    /// Sums over `tensor` the gradients of which each rank has one term.
     ///
     /// # Errors
     /// When the all_reduce fails.
@@ -45,7 +46,7 @@ impl Zero {
         Ok(())
     }
 
-    /// In a dry run: the summed gradient of parameter `p` of the stage is a term of a sum over `axis`.
+    /// Marks, in a dry run, the summed gradient of parameter `p` of the stage as one term of a sum over `axis`.
     pub fn place_terms(&self, p: usize, axis: Axis) {
         let wanted: Vec<bool> = (0..self.map.shapes.len()).map(|other| other == p).collect();
         for (c, range) in self.places(&wanted) {
@@ -54,7 +55,7 @@ impl Zero {
         }
     }
 
-    /// What this rank has of the summed gradient of parameter `number` of the model, in memory of its own.
+    /// Copies this rank's part of the summed gradient of parameter `number` of the model into a new tensor.
     pub fn take_summed(&self, number: usize) -> Tensor {
         let places = self.tied(number);
         let elements = places.iter().map(|(_, range)| range.len()).sum();
@@ -66,21 +67,21 @@ impl Zero {
         own
     }
 
-    /// Replaces it.
+    /// Writes `sum` over the part that [`Zero::take_summed`] copied.
     pub fn put_summed(&mut self, number: usize, sum: &Tensor) {
         for (c, range) in self.tied(number) {
             self.device.copy(sum.view(), self.gradients.summed_mut(&self.map, c, range));
         }
     }
 
-    /// Where this rank's part of a tied parameter lies: nowhere, or in one piece, since it is alone in its chunk.
+    /// Chunk and elements of this rank's part of a tied parameter: none, or one span, since it is alone in its chunk.
     fn tied(&self, number: usize) -> Vec<(usize, Range<usize>)> {
         let places = self.places(&self.map.numbers.iter().map(|n| *n == number).collect::<Vec<_>>());
         assert!(places.len() <= 1, "a tied parameter is alone in its chunk");
         places
     }
 
-    /// Chunk and elements of what this rank updates of the parameters in question.
+    /// Chunk and elements of the parts of the `wanted` parameters that this rank updates.
     fn places(&self, wanted: &[bool]) -> Vec<(usize, Range<usize>)> {
         let of_chunk = |c: usize| {
             let stepped = update::stepped(&self.map, self.options.stage, c);

@@ -1,4 +1,4 @@
-//! From summed gradients to updated, published parameters.
+//! The gradient norm of a stage, and the update of its parameters.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use phalanx_tensor::{NORM_BLOCK, Tensor, View};
 
 use super::{Map, Zero};
 
-/// The elements of a chunk that this rank updates: all of them under stage 0, else its shard.
+/// The elements of a chunk that this rank updates: all of them under stage 0, otherwise its shard.
 pub(super) fn stepped(map: &Map, stage: Stage, chunk: usize) -> Range<usize> {
     match stage {
         Stage::Zero => map.whole(chunk),
@@ -18,13 +18,13 @@ pub(super) fn stepped(map: &Map, stage: Stage, chunk: usize) -> Range<usize> {
 }
 
 impl Zero {
-    /// Adds this stage's part to the squares of a gradient norm: `sums` `[parameters * slots]` f64, of which
-    /// parameter p of the model has elements `p * slots + slot`. Each rank of the data axis adds the squares of its
-    /// own blocks; the blocks of a parameter are summed along one tree, so that no layout changes a bit. What
-    /// another rank answers for stays as it is.
+    /// Writes this stage's sums of squares into `sums` `[parameters * slots]` f64: the sum of parameter p of the
+    /// model is element `p * slots + slot`. Each rank of the data axis squares its own blocks of 4,096 elements; the
+    /// blocks of a parameter are summed along one tree, so that no layout changes a bit. Elements of parameters that
+    /// another rank counts do not change.
     ///
     /// # Errors
-    /// When the exchange of the block sums fails.
+    /// When the all_reduce of the block sums fails.
     pub fn squares(&mut self, sums: &mut Tensor, slots: usize, slot: usize) -> Result<(), CollectiveError> {
         let mut squares = self.squares.take().expect("only here and back below");
         self.device.fill(squares.view_mut(), 0.0);
@@ -49,8 +49,9 @@ impl Zero {
         Ok(())
     }
 
-    /// Shows the summed gradients of this rank's shards, each with its parameter (of the stage's network) and the
-    /// elements of what is here of that: over the data axis, each element once. They are multiplied by the loss scale.
+    /// Calls `see` with the summed gradients of this rank's shards: the parameter of the stage's network, the
+    /// elements of this rank's part of it, and the gradient, which is still multiplied by the loss scale. Over the
+    /// data axis each element comes once.
     pub fn reduced_gradients(&self, mut see: impl FnMut(usize, Range<u64>, View)) {
         self.reduced(|_, segment, gradient| see(segment.parameter, segment.in_parameter, gradient));
     }
@@ -65,9 +66,9 @@ impl Zero {
         }
     }
 
-    /// One step of the optimizer on what this rank owns, chunk by chunk; under stages 1 and 2 each chunk is on
-    /// its way to the others while the next is computed. `number` counts updates from 1; gradients are multiplied
-    /// by `factor` `[1]` first.
+    /// Updates the parameters that this rank owns, chunk by chunk. Under stages 1 and 2 each chunk is sent to the
+    /// other ranks while the next is computed. `number` counts updates from 1; gradients are multiplied by `factor`
+    /// `[1]` first.
     ///
     /// # Errors
     /// When publishing fails.

@@ -92,13 +92,13 @@ pub struct Setting {
 pub const PLAIN: Setting =
     Setting { vocab: None, residual: false, draw: None, compute: DType::F32, split: false };
 
-/// What a rank has of the results: its rows, and its parts of the gradients.
+/// A rank's part of the results: its rows, and its parts of the gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Numbers {
-    /// Of all micro-batches, one after another.
+    /// Outputs of all micro-batches, one after another.
     pub y: Vec<Vec<f32>>,
     pub dx: Vec<Vec<f32>>,
-    /// By parameter: the sum over micro-batches and what was there before.
+    /// The gradient of each parameter: the sum over micro-batches and what was there before.
     pub gradients: Vec<Vec<f32>>,
     pub specs: Vec<ParameterSpec>,
 }
@@ -117,11 +117,11 @@ pub fn on_ranks<R: Send>(ranks: usize, body: impl Fn(Arc<dyn Group>) -> R + Sync
     })
 }
 
-/// A device to compute with, and what this rank has of rows and parameters there.
+/// A device, and the rows and parameters of one rank on it.
 pub struct TestRank<'a> {
     pub device: Device,
     pub tensor: &'a TensorParallel,
-    /// This rank's place.
+    /// Number of this rank.
     pub rank: usize,
 }
 
@@ -139,11 +139,11 @@ impl<'a> TestRank<'a> {
     ) -> R {
         let device = Device::new(Cpu::new(1), Arena::heap());
         let (rank, alone) = (group.rank(), Arc::new(Solo::new("data")) as Arc<dyn Group>);
-        let tensor = TensorParallel::new(Planted::new(group, fault, &device, &alone), sequence);
+        let tensor = TensorParallel::new(Planted::around(group, fault, &device, &alone), sequence);
         body(&TestRank { device, tensor: &tensor, rank })
     }
 
-    /// Rows here: number of the first, and how many.
+    /// The number of this rank's first row, and the number of its rows.
     pub fn rows(&self) -> [usize; 2] {
         let each = if self.tensor.sequence() { ROWS / self.tensor.ranks() } else { ROWS };
         [if self.tensor.sequence() { self.rank * each } else { 0 }, each]

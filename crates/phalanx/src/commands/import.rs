@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use phalanx_checkpoint::{HuggingFaceDir, Piece, begin, commit, discard, write_rank};
+use phalanx_checkpoint::{HuggingFaceDir, TensorPiece, begin, commit, discard, write_rank};
 use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_layers::ParameterSpec;
 use phalanx_models::{Model, Objective};
@@ -120,9 +120,9 @@ fn config(dir: &Path, model: &dyn Model, tokenizer: Option<&str>) -> RunConfig {
 fn write(source: &HuggingFaceDir, model: &dyn Model, parameters: &[ParameterSpec], tmp: &Path) -> Result<()> {
     const WINDOW_BYTES: usize = 1 << 20;
     let states = std::iter::once(PARAMETERS).chain(STATES);
-    let pieces: Vec<Piece> = states
+    let pieces: Vec<TensorPiece> = states
         .flat_map(|state| {
-            parameters.iter().map(move |spec| Piece {
+            parameters.iter().map(move |spec| TensorPiece {
                 state,
                 name: spec.name.clone(),
                 shape: spec.shape.clone(),

@@ -1,8 +1,8 @@
-//! Refuses a schedule that would not train: wrong stages, work missing or done twice, ranks that wait for
-//! themselves or for each other. A file of the user's goes through this before anything is allocated.
+//! Refuses a schedule that cannot train: wrong stages, missing or repeated actions, deadlocks. A user's schedule is
+//! checked before anything is allocated.
 //!
-//! Order of micro-batches is a question of its own ([`check_order`]): any order gives the gradients, but only
-//! the ascending one adds them up to the same bits under every schedule.
+//! The order of micro-batches is checked separately ([`check_order`]): every order gives correct gradients, but only the
+//! ascending one gives the same bits with every schedule.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What can be wrong with a schedule or with the wish for one.
+//! Errors in a schedule, or in the parameters of one.
 //!
 //! Ranks, stages, micro-batches and cells count from 0, as in the schedule itself; lines and columns of a
 //! text count from 1, as in an editor.

@@ -1,8 +1,7 @@
-//! Makes the schedules that have a name.
+//! Generates the schedules that have a name.
 //!
-//! Each generator says one rank's order; here the orders become rows of cells. A cell is what one action
-//! takes, whatever it computes, so that the rows line up: the actions in a column run at the same time
-//! where all actions take the same time.
+//! A generator gives the order of one rank's actions. This module turns the orders into rows of cells, one cell per
+//! action. The actions in a column run at the same time if all actions take the same time.
 
 use super::action::Action;
 use super::check::check;

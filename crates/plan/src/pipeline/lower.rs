@@ -1,9 +1,9 @@
-//! The messages between ranks: what each rank sends and receives around its actions, and in which order.
+//! Adds the messages between ranks to a schedule: what each rank sends and receives around its actions, in which order.
 //!
-//! Between two ranks there is one channel each way. On it the sender puts, in the order in which it makes
-//! them, all activations and gradients for stages of the other, and the receiver takes them in that order, so
-//! that both know every message beforehand. What comes earlier than it is needed is kept. Neighbouring stages
-//! on one rank hand over without a message.
+//! Two ranks are connected by one channel in each direction. The sender puts all activations and gradients for the
+//! receiver's stages on it in the order in which it computes them, and the receiver takes them in that order, so both know
+//! every message in advance. A message that arrives before it is needed is kept. Neighbouring stages on the same rank need
+//! no message.
 
 use std::collections::HashMap;
 

@@ -1,10 +1,10 @@
 //! Pipeline schedules as data: which rank runs which stage on which micro-batch, and when.
 //!
-//! [`action`] and [`schedule`] are the data and [`mod@text`] their one written form, PyTorch's; [`names`]
-//! lists the schedules that have a name and [`mod@generate`] makes them (`one_chunk`, `interleaved`,
-//! `zero_bubble`); [`mod@check`] refuses what would not train; [`mod@lower`] adds the messages between ranks
-//! and [`walk`] says what running them means, for the deadlock check as for the times of [`mod@simulate`];
-//! [`held`] counts activations; [`error`] says what is wrong. The crate `drawing` draws schedules.
+//! [`action`] and [`schedule`] are the data, and [`mod@text`] is their text format, which is PyTorch's. [`names`] lists the
+//! schedules that have a name, and [`mod@generate`] generates them (`one_chunk`, `interleaved`, `zero_bubble`).
+//! [`mod@check`] refuses schedules that cannot train. [`mod@lower`] adds the messages between ranks, and [`walk`] defines
+//! when a rank waits, for the deadlock check and for the times of [`mod@simulate`]. [`held`] counts activations. [`error`]
+//! has the errors. The crate `drawing` draws schedules.
 //!
 //! Sources: GPipe (Huang et al., arXiv 1811.06965), 1F1B (Narayanan et al., PipeDream, SOSP 2019),
 //! interleaved (Narayanan et al., arXiv 2104.04473), zero bubble (Qi et al., arXiv 2401.10241).

@@ -1,7 +1,7 @@
-//! A schedule: for each rank its actions in order, with empty cells where it waits.
+//! A schedule: the actions of each rank in order, with empty cells where it waits.
 //!
-//! The order is what counts. Empty cells are for the eye, as in the figures of the papers: when a rank
-//! really starts an action follows from its messages ([`super::walk`]).
+//! Only the order matters. Empty cells make the rows line up, as in the figures of the papers; when a rank really starts
+//! an action follows from its messages ([`super::walk`]).
 
 use super::action::{Action, Kind};
 

@@ -1,7 +1,7 @@
-//! When each action runs, given what each stage costs: makespan, busy time, bubble.
+//! Simulates a schedule: when each action runs, given the cost of each stage; makespan, busy time and bubble.
 //!
-//! The times are those of [`super::walk`]: a rank waits for its messages, and for room on a channel. Time has
-//! no unit of its own; seconds in give seconds out.
+//! The times are those of [`super::walk`]: a rank waits for its messages, and for room on a channel. Times have
+//! the unit of the costs.
 
 use super::action::{Action, Kind};
 use super::lower::lower;

@@ -1,8 +1,8 @@
-//! The written form of a schedule: a line a rank, cells separated by commas, nothing for an empty cell.
+//! The text format of a schedule: one line per rank, cells separated by commas, an empty cell is empty text.
 //!
 //! This is PyTorch's `compute_only` format, as `_PipelineScheduleRuntime._dump_csv` and `_load_csv` in
-//! `torch.distributed.pipelining.schedules` write and read it. Where PyTorch takes the front of a cell that
-//! it understands and drops the rest (`1F0x`), this refuses.
+//! `torch.distributed.pipelining.schedules` write and read it. PyTorch accepts a cell whose
+//! beginning it understands (`1F0x`) and drops the rest; this parser refuses it.
 
 use std::collections::BTreeMap;
 use std::fmt;

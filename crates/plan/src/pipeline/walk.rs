@@ -1,9 +1,9 @@
-//! What running a schedule means: the one place that says when a rank waits.
+//! Runs a schedule step by step; the only module that decides when a rank waits.
 //!
-//! A rank takes its steps in order. Per channel one receive is posted ahead: the first at the start, the next
-//! whenever one completes. A send goes off without waiting for its receiver, but only one per channel is
-//! under way: before the next, the sender waits until the last has met its receive. So a channel holds at
-//! most one message received and not yet asked for, and one under way; beyond that the sender is held up.
+//! A rank runs its steps in order. Each channel has one receive posted ahead: the first at the start, the next whenever one
+//! completes. A send does not wait for its receiver, but each channel has only one send in flight: before the next, the
+//! sender waits until the previous one has met its receive. So a channel holds at most one message that was received but
+//! not used yet, and one in flight; then the sender blocks.
 //!
 //! Each rank is sequential and each channel a queue of bounded length with one reader and one writer, so
 //! times and deadlocks do not depend on the order in which this program looks at the ranks (Kahn, "The
@@ -60,9 +60,9 @@ struct Queue {
     posted: Vec<f64>,
 }
 
-/// A rank so far.
+/// The progress of a rank.
 #[derive(Default)]
-struct Row {
+struct RankProgress {
     /// Number of the next step.
     next: usize,
     clock: f64,
@@ -73,7 +73,7 @@ struct Walk<'a, C> {
     steps: &'a [Vec<Step>],
     cost: C,
     message_cost: f64,
-    rows: Vec<Row>,
+    rows: Vec<RankProgress>,
     /// By sending and receiving rank.
     queues: HashMap<(usize, usize), Queue>,
 }
@@ -87,7 +87,7 @@ pub(super) fn walk(
     cost: impl Fn(Action) -> f64,
     message_cost: f64,
 ) -> Result<Vec<Vec<Span>>, Vec<Stuck>> {
-    let rows = steps.iter().map(|_| Row::default()).collect();
+    let rows = steps.iter().map(|_| RankProgress::default()).collect();
     let mut walk = Walk { steps, cost, message_cost, rows, queues: HashMap::new() };
     let mut ready: VecDeque<usize> = (0..steps.len()).collect();
     let mut is_ready = vec![true; steps.len()];

@@ -32,7 +32,7 @@ pub(super) fn v(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> 
     // The phases need this many; with fewer, what the others would have done is left out.
     let filled = micro_batches.max(2 * ranks - 1);
     let below = ranks - rank;
-    let mut row = Row::new([rank, 2 * ranks - 1 - rank]);
+    let mut row = RankActions::new([rank, 2 * ranks - 1 - rank]);
     row.repeat(2 * below - 1, &[(0, Forward)]);
     row.repeat(rank, &[(1, Forward), (0, Forward)]);
     row.repeat(below, &[(1, Forward), (1, Input), (1, Weight)]);
@@ -51,15 +51,15 @@ pub(super) fn v(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> 
     row.order
 }
 
-/// A row under construction: each chunk's next micro-batch of each kind is the one after the last.
-struct Row {
+/// The actions of a rank under construction. In each chunk, the next micro-batch of a kind is the one after the last.
+struct RankActions {
     stages: [usize; 2],
     order: Vec<Action>,
 }
 
-impl Row {
-    fn new(stages: [usize; 2]) -> Row {
-        Row { stages, order: Vec::new() }
+impl RankActions {
+    fn new(stages: [usize; 2]) -> RankActions {
+        RankActions { stages, order: Vec::new() }
     }
 
     /// Micro-batches that chunk `chunk` has done.

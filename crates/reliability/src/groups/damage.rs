@@ -1,7 +1,7 @@
-//! Damage of every file of a run folder, then a command that may read it.
+//! Damages a file of a run folder, and then runs a command that may read it.
 //!
-//! The command either gives what it gives on the undamaged folder, or says which file is damaged: by refusing, or by
-//! announcing that it goes on from an older checkpoint. A refusal changes nothing in the folder.
+//! The command must give the same result as on the undamaged folder, or name the damaged file: in a refusal, or in a
+//! message that it resumes from an older checkpoint. A refusal changes nothing in the folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A disk that is full at a chosen byte: while a run starts, writes its metrics, saves.
+//! Fills the disk at a chosen byte: while a run starts, writes metrics or saves.
 //!
 //! The run ends with an error that names a file or the folder; what it saved before resumes to the same bits when there is
 //! space again. The disk is a `tmpfs` of a few pages where mounting is permitted; otherwise `ulimit -f` bounds every file,

@@ -1,7 +1,7 @@
 //! Two commands in one run folder at once.
 //!
-//! Of two writers one goes on to its end, with the numbers that it has alone, and the other is refused with the process id of
-//! the holder. Commands that read never find a checkpoint damaged because a running purge takes it away.
+//! One of two writers completes, with the same numbers as when it runs alone, and the other is refused with the process id
+//! of the first. Commands that read never find a checkpoint damaged because a running purge takes it away.
 
 use std::time::Duration;
 

@@ -59,14 +59,16 @@ pub trait Lanes: Copy + 'static {
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     /// `a` where `a < b`, else `b`: `b` also where either is not a number.
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
-    /// `x * 2^n` for whole n from -126 to 128; 0 where `gate < least`.
-    unsafe fn scale2(x: Self::V, n: Self::V, gate: Self::V, least: Self::V) -> Self::V;
+    /// `x * 2^n` for whole n from -126 to 128; 0 where `gate < gate_min`.
+    unsafe fn scale2(x: Self::V, n: Self::V, gate: Self::V, gate_min: Self::V) -> Self::V;
     /// Lane i of vector j becomes lane j of vector i.
     unsafe fn transpose(x: [Self::V; 16]) -> [Self::V; 16];
     /// 16 numbers of bf16, widened.
     unsafe fn load_bf16(from: *const bf16) -> Self::V;
     /// 16 numbers of bf16, rounded to nearest even; what is not a number stays so.
     unsafe fn store_bf16(to: *mut bf16, x: Self::V);
+    /// The same, but every lane that is not a number becomes `bf16::NAN`.
+    unsafe fn store_bf16_one_nan(to: *mut bf16, x: Self::V);
     /// 16 numbers of f16, widened.
     unsafe fn load_f16(from: *const f16) -> Self::V;
     /// 16 numbers of f16, rounded to nearest even; infinite beyond 65,504.
@@ -163,13 +165,13 @@ impl Lanes for Portable {
         std::array::from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
     #[inline(always)]
-    unsafe fn scale2(x: [f32; 16], n: [f32; 16], gate: [f32; 16], least: [f32; 16]) -> [f32; 16] {
+    unsafe fn scale2(x: [f32; 16], n: [f32; 16], gate: [f32; 16], gate_min: [f32; 16]) -> [f32; 16] {
         // 2^n in two halves, because 2^128 alone is not a number.
         let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
         std::array::from_fn(|i| {
             let n = n[i] as i32;
             let y = x[i] * power(n >> 1) * power(n - (n >> 1));
-            if gate[i] < least[i] { 0.0 } else { y }
+            if gate[i] < gate_min[i] { 0.0 } else { y }
         })
     }
     #[inline(always)]
@@ -189,6 +191,11 @@ impl Lanes for Portable {
     unsafe fn store_bf16(to: *mut bf16, x: [f32; 16]) {
         // SAFETY: the caller's promise; any alignment.
         unsafe { to.cast::<[bf16; 16]>().write_unaligned(x.map(bf16::from_f32)) };
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_one_nan(to: *mut bf16, x: [f32; 16]) {
+        // SAFETY: the caller's promise.
+        unsafe { Portable::store_bf16(to, Portable::one_nan(x)) };
     }
     #[inline(always)]
     unsafe fn one_nan(x: [f32; 16]) -> [f32; 16] {

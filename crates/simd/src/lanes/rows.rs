@@ -185,14 +185,14 @@ pub unsafe fn exp2<L: Lanes>(x: L::V) -> L::V {
     unsafe {
         // 1.5 * 2^23: adding it rounds to a whole number.
         let round = L::splat(12_582_912.0);
-        let least = L::splat(-126.0);
-        let clamped = L::max(least, x);
+        let gate_min = L::splat(-126.0);
+        let clamped = L::max(gate_min, x);
         let n = L::sub(L::add(clamped, round), round);
         let r = L::sub(clamped, n);
         let mut p = L::splat(1.326_472_7e-3);
         for c in [9.671_513e-3, 5.550_733_7e-2, 2.402_224_2e-1, 6.931_47e-1, 1.0] {
             p = L::mul_add(p, r, L::splat(c));
         }
-        L::scale2(p, n, x, least)
+        L::scale2(p, n, x, gate_min)
     }
 }

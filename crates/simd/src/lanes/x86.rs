@@ -6,6 +6,9 @@ use half::{bf16, f16};
 
 use super::{Lanes, ONE_NAN, Portable};
 
+/// The upper half of [`ONE_NAN`]: `bf16::NAN`.
+const ONE_NAN_BF16: i32 = 0x7fc0;
+
 /// AVX2 and FMA: two halves.
 #[derive(Clone, Copy)]
 pub struct Avx2;
@@ -90,19 +93,24 @@ impl Lanes for Avx2 {
         unsafe { [_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])] }
     }
     #[inline(always)]
-    unsafe fn scale2(x: [__m256; 2], n: [__m256; 2], gate: [__m256; 2], least: [__m256; 2]) -> [__m256; 2] {
+    unsafe fn scale2(
+        x: [__m256; 2],
+        n: [__m256; 2],
+        gate: [__m256; 2],
+        gate_min: [__m256; 2],
+    ) -> [__m256; 2] {
         // SAFETY: see above.
         unsafe {
             let power =
                 |n| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127))));
-            let half = |x, n, gate, least| {
+            let half = |x, n, gate, gate_min| {
                 // 2^n in two halves, because 2^128 alone is not a number.
                 let n = _mm256_cvtps_epi32(n);
                 let low = _mm256_srai_epi32::<1>(n);
                 let y = _mm256_mul_ps(_mm256_mul_ps(x, power(low)), power(_mm256_sub_epi32(n, low)));
-                _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(gate, least), y)
+                _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(gate, gate_min), y)
             };
-            [half(x[0], n[0], gate[0], least[0]), half(x[1], n[1], gate[1], least[1])]
+            [half(x[0], n[0], gate[0], gate_min[0]), half(x[1], n[1], gate[1], gate_min[1])]
         }
     }
     #[inline(always)]
@@ -143,20 +151,12 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn store_bf16(to: *mut bf16, x: [__m256; 2]) {
         // SAFETY: see above.
-        unsafe {
-            let round = |x: __m256| {
-                let bits = _mm256_castps_si256(x);
-                let upper = _mm256_srli_epi32::<16>(bits);
-                let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
-                let near = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-                let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
-                let none = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
-                _mm256_blendv_epi8(_mm256_srli_epi32::<16>(near), quiet, none)
-            };
-            // Packing works on 128-bit halves, so the quarters come out as 0, 2, 1, 3.
-            let packed = _mm256_packus_epi32(round(x[0]), round(x[1]));
-            _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
-        }
+        unsafe { _mm256_storeu_si256(to.cast(), packed_bf16::<false>(x)) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_one_nan(to: *mut bf16, x: [__m256; 2]) {
+        // SAFETY: see above.
+        unsafe { _mm256_storeu_si256(to.cast(), packed_bf16::<true>(x)) }
     }
     #[inline(always)]
     unsafe fn one_nan(x: [__m256; 2]) -> [__m256; 2] {
@@ -236,21 +236,61 @@ fn mask(count: usize) -> __mmask16 {
     ((1u32 << count.min(16)) - 1) as __mmask16
 }
 
-/// The lanes as bf16, each in the lower half of 32 bits.
+/// The lanes as bf16, each in the lower half of 32 bits. A NaN stays what it is, or becomes the one that is stored for all.
 ///
 /// # Safety
 /// The processor has the instructions.
 #[inline(always)]
-unsafe fn rounded_to_bf16(x: __m512) -> __m512i {
+unsafe fn half_rounded_to_bf16<const ONE_NAN: bool>(x: __m256) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bits = _mm256_castps_si256(x);
+        let upper = _mm256_srli_epi32::<16>(bits);
+        let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+        let near = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+        let nan = if ONE_NAN {
+            _mm256_set1_epi32(ONE_NAN_BF16)
+        } else {
+            _mm256_or_si256(upper, _mm256_set1_epi32(0x40))
+        };
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+        _mm256_blendv_epi8(_mm256_srli_epi32::<16>(near), nan, is_nan)
+    }
+}
+
+/// 16 lanes as bf16; NaN as in [`half_rounded_to_bf16`].
+///
+/// # Safety
+/// The processor has the instructions.
+#[inline(always)]
+unsafe fn packed_bf16<const ONE_NAN: bool>(x: [__m256; 2]) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (low, high) = (half_rounded_to_bf16::<ONE_NAN>(x[0]), half_rounded_to_bf16::<ONE_NAN>(x[1]));
+        // Packing works on 128-bit halves, so the quarters come out as 0, 2, 1, 3.
+        _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high))
+    }
+}
+
+/// As [`half_rounded_to_bf16`], for 16 lanes in one register.
+///
+/// # Safety
+/// The processor has the instructions.
+#[inline(always)]
+unsafe fn rounded_to_bf16<const ONE_NAN: bool>(x: __m512) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
         let bits = _mm512_castps_si512(x);
         let upper = _mm512_srli_epi32::<16>(bits);
         let odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
         let near = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-        let none = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
-        let quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
-        _mm512_mask_blend_epi32(none, _mm512_srli_epi32::<16>(near), quiet)
+        let nan = if ONE_NAN {
+            _mm512_set1_epi32(ONE_NAN_BF16)
+        } else {
+            _mm512_or_si512(upper, _mm512_set1_epi32(0x40))
+        };
+        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+        _mm512_mask_blend_epi32(is_nan, _mm512_srli_epi32::<16>(near), nan)
     }
 }
 
@@ -322,9 +362,9 @@ impl Lanes for Avx512 {
         unsafe { _mm512_min_ps(a, b) }
     }
     #[inline(always)]
-    unsafe fn scale2(x: __m512, n: __m512, gate: __m512, least: __m512) -> __m512 {
+    unsafe fn scale2(x: __m512, n: __m512, gate: __m512, gate_min: __m512) -> __m512 {
         // SAFETY: see above.
-        unsafe { _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(gate, least), x, n) }
+        unsafe { _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(gate, gate_min), x, n) }
     }
     #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
@@ -352,7 +392,12 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn store_bf16(to: *mut bf16, x: __m512) {
         // SAFETY: see above.
-        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(rounded_to_bf16(x))) }
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(rounded_to_bf16::<false>(x))) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_one_nan(to: *mut bf16, x: __m512) {
+        // SAFETY: see above.
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(rounded_to_bf16::<true>(x))) }
     }
     #[inline(always)]
     unsafe fn one_nan(x: __m512) -> __m512 {

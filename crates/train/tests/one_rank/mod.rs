@@ -1,4 +1,4 @@
-//! Meshes against one rank, for the example `meshes`, which runs all of them, and for the test of the same name, which
+//! Compares meshes with one rank: for the example `meshes`, which runs all meshes, and the test of the same name, which
 //! runs a selection.
 #![allow(dead_code, reason = "the example and the test each use their own part")]
 
@@ -15,7 +15,7 @@ const VOCAB: usize = 67;
 /// Every generated schedule.
 pub const SCHEDULES: [&str; 6] = ["model", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"];
 
-/// What a mesh asks of a tiny model and its batch: heads, sequences and stages that divide.
+/// Sizes of a tiny model and its batch that a mesh divides evenly.
 #[derive(Clone, Copy)]
 pub struct Sizes {
     pub layers: usize,
@@ -74,14 +74,14 @@ pub fn config(family: &str, [pipeline, data, tensor]: [usize; 3], sizes: Sizes) 
     config
 }
 
-/// Ids that repeat every few tokens, so that there is something to learn.
+/// Token ids that repeat every few tokens, so that the loss falls.
 pub fn steps(count: usize, global: usize) -> Steps {
     let id = |step: usize, row: usize, t: usize| ((step * 7 + row * 13 + t * (3 + row % 5)) % VOCAB) as u32;
     let sequence = |step, row| (0..=SEQ).map(|t| id(step, row, t)).collect();
     (0..count).map(|step| (0..global).map(|row| sequence(step, row)).collect()).collect()
 }
 
-/// Largest difference of two states, each tensor's against its own largest element.
+/// Largest difference of two states, relative to the largest element of each tensor.
 fn apart(a: &State, b: &State) -> f32 {
     assert!(a.keys().eq(b.keys()) && !a.is_empty(), "{:?} and {:?}", a.keys(), b.keys());
     let of = |(name, values): (&String, &Vec<f32>)| {
@@ -110,8 +110,8 @@ pub fn tolerance(sizes: Sizes) -> f32 {
     additions as f32 * 2f32.powi(-24)
 }
 
-/// What the runs of one mesh are off by from one rank at most, and whether they have the same bits and took what was
-/// planned.
+/// Largest differences of the runs of one mesh from one rank, whether the runs agree bit for bit, and whether their
+/// peaks are the planned ones.
 pub struct MeshResult {
     pub runs: usize,
     pub loss: f32,
@@ -122,14 +122,14 @@ pub struct MeshResult {
 }
 
 impl MeshResult {
-    /// Whether everything holds, differences within `limit`.
+    /// Whether differences are within `limit`, bits agree, and peaks are as planned.
     pub fn holds(&self, limit: f32) -> bool {
         let within = [self.loss, self.gradient, self.parameter].iter().all(|off| *off <= limit);
         self.runs > 0 && within && self.bits && self.peaks
     }
 }
 
-/// Runs a mesh with some schedules and every stage for some steps.
+/// Runs a mesh with some schedules and every ZeRO stage for some steps.
 pub fn hold(family: &str, mesh: [usize; 3], sequence: bool, schedules: &[&str], count: usize) -> MeshResult {
     let sizes = Sizes::of(mesh);
     let model = model(family, sizes);

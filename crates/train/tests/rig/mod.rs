@@ -1,5 +1,5 @@
-//! Runs a configuration on ranks that are threads of the test, each with an arena that replays its plan,
-//! and gives back losses and the whole state.
+//! Runs a configuration on ranks that are threads of the test, each with an arena that replays its plan, and returns
+//! the losses and the whole state.
 #![allow(dead_code, reason = "each test file uses its own part of the rig")]
 
 mod devices;
@@ -49,7 +49,7 @@ pub fn golden_config() -> (Gpt2, RunConfig) {
 /// Element types, as changes to a configuration.
 pub type Policy = (&'static str, fn(&mut PrecisionConfig));
 
-/// Every way to compute, sum and send that has its own code.
+/// Every combination of types for computing, accumulating and communicating that has code of its own.
 pub const POLICIES: [Policy; 6] = [
     ("bf16", |p| p.compute = Float::Bf16),
     ("f16", |p| f16(p, 24)),
@@ -71,43 +71,43 @@ fn f16(p: &mut PrecisionConfig, power: u32) {
     p.loss_scale_window = 2;
 }
 
-/// What a run of some steps leaves.
+/// The result of a run of some steps.
 #[derive(Clone, Debug)]
 pub struct Ran {
     pub losses: Vec<f32>,
     pub grad_norms: Vec<f32>,
     pub skipped: Vec<bool>,
-    /// By "state/parameter": all elements, put together from the ranks.
+    /// For each "state/parameter": all elements, assembled from the ranks.
     pub state: State,
-    /// By parameter: the gradient of the last step, put together from the ranks.
+    /// For each parameter: the gradient of the last step, assembled from the ranks.
     pub gradients: State,
-    /// By rank: measured.
+    /// The measured peak of each rank.
     pub peaks: Vec<Peak>,
-    /// By rank: planned.
+    /// The planned peak of each rank.
     pub planned: Vec<Peak>,
-    /// By rank: of the last step, measured and planned.
+    /// The measured and the planned peak of each rank in the last step.
     pub step_peaks: Vec<Peak>,
     pub step_planned: Vec<Peak>,
 }
 
-/// By "state/parameter": all elements.
+/// For each "state/parameter": all elements.
 pub type State = BTreeMap<String, Vec<f32>>;
 
 /// Sequences of every step: `[steps][global]` of `seq + 1` tokens.
 pub type Steps = Vec<Vec<Vec<u32>>>;
 
-/// Checkpoints around a run.
+/// Where a run starts, and whether it saves a checkpoint.
 #[derive(Clone, Default)]
 pub struct Checkpoints {
-    /// To start from initial values.
+    /// Whether it starts from initial values.
     pub fresh: bool,
-    /// To start from, instead of the golden weights.
+    /// The checkpoint from which it starts, instead of the golden weights.
     pub restore: Option<PathBuf>,
-    /// Folder for one of the last step.
+    /// The folder into which it saves a checkpoint of the last step.
     pub save: Option<PathBuf>,
 }
 
-/// What a run may be given as its model.
+/// The models that a run accepts.
 pub trait AnyModel: Clone + Into<Arc<dyn Model>> {}
 
 impl<M: Clone + Into<Arc<dyn Model>>> AnyModel for M {}
@@ -117,12 +117,12 @@ pub fn run(model: &impl AnyModel, config: &RunConfig, steps: &[Vec<Vec<u32>>]) -
     run_between(model, config, steps, &Checkpoints::default())
 }
 
-/// As [`run`], from initial values.
+/// Like [`run`], from initial values.
 pub fn run_fresh(model: &impl AnyModel, config: &RunConfig, steps: &[Vec<Vec<u32>>]) -> Ran {
     run_between(model, config, steps, &Checkpoints { fresh: true, ..Checkpoints::default() })
 }
 
-/// As [`run`], from and to a checkpoint.
+/// Like [`run`], from and to a checkpoint.
 pub fn run_between(
     model: &impl AnyModel,
     config: &RunConfig,
@@ -152,7 +152,7 @@ pub fn run_between(
     }
 }
 
-/// What a configuration plans.
+/// The specification of a configuration.
 pub fn spec(model: &impl AnyModel, config: &RunConfig) -> Spec {
     config.check().unwrap();
     let threads = config.train.threads.unwrap();
@@ -173,7 +173,7 @@ pub fn on_ranks<T: Send>(
     (plan, done)
 }
 
-/// The same for a plan that was made before.
+/// Like [`on_ranks`], for a plan that was made before.
 pub fn on_planned_ranks<T: Send>(
     plan: &RunPlan,
     network: &(dyn Fn(&Spec, &Groups) -> Network + Sync),
@@ -187,9 +187,9 @@ pub fn on_planned_ranks<T: Send>(
 /// What the engine of a rank is made of.
 pub struct Build<'a> {
     pub network: &'a (dyn Fn(&Spec, &Groups) -> Network + Sync),
-    /// Replaces groups by others.
+    /// Replaces the groups of a rank.
     pub groups: &'a (dyn Fn(&Device, &Spec, Groups) -> Groups + Sync),
-    /// Each allocation on its own, in place of an arena that replays the plan.
+    /// Whether allocations come from the heap, instead of an arena that replays the plan.
     pub heap: bool,
 }
 
@@ -199,7 +199,7 @@ impl Default for Build<'_> {
     }
 }
 
-/// Runs `body` on the engine of every rank, each a thread: what it returned, or the text of its panic.
+/// Runs `body` on the engine of every rank, each in a thread. Returns its result, or the text of its panic.
 pub fn each_rank<T: Send>(
     plan: &RunPlan,
     spec: &Spec,
@@ -242,7 +242,7 @@ pub fn each_rank<T: Send>(
     })
 }
 
-/// What a panic said.
+/// The text of a panic.
 pub fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| text.to_string());
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
@@ -325,10 +325,10 @@ pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch
     batch
 }
 
-/// What a rank owns: state and parameter (of the whole model), first element, elements.
+/// What a rank owns: number of the state, number of the parameter in the whole model, first element, elements.
 pub type Pieces = Vec<(usize, usize, u64, Vec<f32>)>;
 
-/// Everything that a rank owns. Parameters must be settled.
+/// Downloads everything that a rank owns. Parameters must be settled.
 pub fn pieces(engine: &Rank) -> Pieces {
     let mut pieces = Vec::new();
     for stage in engine.stages() {
@@ -362,7 +362,8 @@ fn floats(device: &Device, view: View) -> Vec<f32> {
     }
 }
 
-/// What a rank has of the summed gradients: parameter (of the whole model), first element, elements.
+/// Downloads a rank's part of the summed gradients: number of the parameter in the whole model, first element,
+/// elements.
 fn gradients(engine: &Rank) -> Vec<(usize, u64, Vec<f32>)> {
     let mut found = Vec::new();
     for stage in engine.stages() {
@@ -377,7 +378,7 @@ fn gradients(engine: &Rank) -> Vec<(usize, u64, Vec<f32>)> {
     found
 }
 
-/// Copies that several ranks have must agree to the bit.
+/// Assembles gradients; copies on several ranks must be equal bit for bit.
 fn merge_gradients(plan: &RunPlan, parts: &[Part]) -> State {
     let mut merged = State::new();
     let network = plan.spec.whole();
@@ -413,7 +414,7 @@ fn merge(plan: &RunPlan, parts: impl Iterator<Item = Pieces>) -> State {
     merged
 }
 
-/// Two lists side by side, which must be of one length and not empty: `zip` would stop at the end of the shorter.
+/// Pairs two lists, which must have the same length and not be empty: `zip` would stop at the end of the shorter one.
 #[track_caller]
 pub fn pairs<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
     assert_eq!(a.len(), b.len(), "two lists of different lengths are compared");
@@ -421,7 +422,7 @@ pub fn pairs<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &
     a.iter().zip(b)
 }
 
-/// Largest relative difference of two lists of one length; infinite where a number is none.
+/// Largest relative difference of two lists of one length; infinite where a number is NaN.
 #[track_caller]
 pub fn relative_difference(got: &[f32], expected: &[f32]) -> f32 {
     let apart = pairs(got, expected).map(|(a, b)| ((a - b) / b).abs());
@@ -433,7 +434,7 @@ pub fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
-/// Stops the test at the first tensor of which a bit differs.
+/// Fails the test at the first tensor in which a bit differs.
 #[track_caller]
 pub fn assert_same_state(what: &str, a: &State, b: &State) {
     assert!(a.len() == b.len() && !a.is_empty(), "{what}: {} and {} tensors", a.len(), b.len());

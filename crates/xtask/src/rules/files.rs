@@ -2,7 +2,7 @@
 //! the standard library and never seen in a test.
 
 use crate::finding::Finding;
-use crate::source::Source;
+use crate::source::SourceFile;
 use crate::words::identifiers;
 use crate::workspace::Workspace;
 
@@ -31,11 +31,11 @@ pub fn check(workspace: &Workspace) -> Vec<Finding> {
         .collect()
 }
 
-fn finding(source: &Source, at: usize, what: String) -> Finding {
+fn finding(source: &SourceFile, at: usize, what: String) -> Finding {
     Finding { path: source.path.clone(), line: source.line(at), rule: "files", what }
 }
 
-fn writes(source: &Source) -> Vec<(usize, String)> {
+fn writes(source: &SourceFile) -> Vec<(usize, String)> {
     let code = &source.code;
     identifiers(code)
         .filter(|&(at, _)| !source.in_tests(at))
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     fn count(path: &str, text: &str) -> usize {
-        let sources = vec![Source::new(path, text)];
+        let sources = vec![SourceFile::new(path, text)];
         check(&Workspace { crates: Default::default(), sources, texts: Vec::new() }).len()
     }
 

@@ -6,7 +6,7 @@
 
 use crate::finding::Finding;
 use crate::manifest::dependencies;
-use crate::source::Source;
+use crate::source::SourceFile;
 use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
@@ -164,7 +164,7 @@ fn may_not(name: &str, other: &str) -> String {
 }
 
 /// Paths into crates that this one may not import.
-fn imported(source: &Source, name: &str) -> Vec<(usize, String)> {
+fn imported(source: &SourceFile, name: &str) -> Vec<(usize, String)> {
     let allowed = MAY_IMPORT.iter().find(|(known, _)| *known == name).map_or(&[][..], |(_, allowed)| allowed);
     outside_tests(source)
         .filter_map(|(at, word)| word.strip_prefix("phalanx_").map(|room| (at, room)))
@@ -175,7 +175,7 @@ fn imported(source: &Source, name: &str) -> Vec<(usize, String)> {
 }
 
 /// Names of ranks and groups in crates that must not know them.
-fn ranks(source: &Source, name: &str) -> Vec<(usize, String)> {
+fn ranks(source: &SourceFile, name: &str) -> Vec<(usize, String)> {
     if !RANKLESS.contains(&name) {
         return Vec::new();
     }
@@ -223,7 +223,7 @@ fn stale_meanings(workspace: &Workspace) -> Vec<Finding> {
 }
 
 /// Groups that live in a static.
-fn globals(source: &Source) -> Vec<(usize, String)> {
+fn globals(source: &SourceFile) -> Vec<(usize, String)> {
     let code = &source.code;
     outside_tests(source)
         .filter(|&(at, word)| word == "static" && !code[..at].ends_with('\''))
@@ -236,7 +236,7 @@ fn globals(source: &Source) -> Vec<(usize, String)> {
 }
 
 /// Arguments and environment read outside the face.
-fn environment(source: &Source, name: &str) -> Vec<(usize, String)> {
+fn environment(source: &SourceFile, name: &str) -> Vec<(usize, String)> {
     // An example is a program of its own, with arguments of its own.
     if MAY_READ_ENVIRONMENT.contains(&name) || source.path.contains("/examples/") {
         return Vec::new();
@@ -259,7 +259,7 @@ fn environment(source: &Source, name: &str) -> Vec<(usize, String)> {
 }
 
 /// Code that differs by feature outside the leaves.
-fn features(source: &Source, name: &str) -> Vec<(usize, String)> {
+fn features(source: &SourceFile, name: &str) -> Vec<(usize, String)> {
     if MAY_HAVE_FEATURES.contains(&name) {
         return Vec::new();
     }
@@ -273,7 +273,7 @@ fn features(source: &Source, name: &str) -> Vec<(usize, String)> {
         .collect()
 }
 
-fn outside_tests(source: &Source) -> impl Iterator<Item = (usize, &str)> {
+fn outside_tests(source: &SourceFile) -> impl Iterator<Item = (usize, &str)> {
     identifiers(&source.code).filter(|&(at, _)| !source.in_tests(at))
 }
 
@@ -281,11 +281,11 @@ fn outside_tests(source: &Source) -> impl Iterator<Item = (usize, &str)> {
 mod tests {
     use super::*;
 
-    type Rule = fn(&Source, &str) -> Vec<(usize, String)>;
+    type Rule = fn(&SourceFile, &str) -> Vec<(usize, String)>;
 
     /// How often a rule speaks of a text as a file of crate `name`.
     fn count(rule: Rule, name: &str, text: &str) -> usize {
-        rule(&Source::new(&format!("crates/{name}/src/a.rs"), text), name).len()
+        rule(&SourceFile::new(&format!("crates/{name}/src/a.rs"), text), name).len()
     }
 
     #[test]
@@ -316,7 +316,7 @@ mod tests {
         };
         let workspace = Workspace {
             crates: ["data", "layers", "newcomer"].map(str::to_string).into(),
-            sources: vec![Source::new("crates/layers/src/a.rs", "// Story.\nuse phalanx_optim::Sgd;\n")],
+            sources: vec![SourceFile::new("crates/layers/src/a.rs", "// Story.\nuse phalanx_optim::Sgd;\n")],
             texts: vec![
                 manifest("data", "phalanx-trace"),
                 manifest("layers", "phalanx-tensor"),

@@ -1,5 +1,6 @@
 //! The rules, one file each.
 
+pub mod circles;
 pub mod files;
 pub mod imports;
 pub mod layers;

@@ -2,7 +2,7 @@
 //! is opened elsewhere may be a FIFO that hangs the program or a device that fills its memory.
 
 use crate::finding::Finding;
-use crate::source::Source;
+use crate::source::SourceFile;
 use crate::words::identifiers;
 use crate::workspace::Workspace;
 
@@ -27,7 +27,7 @@ pub fn check(workspace: &Workspace) -> Vec<Finding> {
     sources.flat_map(opened).collect()
 }
 
-fn opened(source: &Source) -> Vec<Finding> {
+fn opened(source: &SourceFile) -> Vec<Finding> {
     let calls = identifiers(&source.code).filter(|&(at, word)| {
         let before = source.code[..at].strip_suffix("::").unwrap_or_default();
         let is_opener = |(owner, call): &(&str, &str)| {
@@ -61,7 +61,7 @@ mod tests {
             ("fn f() { fs::read_dir(path); fs::write(path, text); file.read(out); }", 0),
             ("#[cfg(test)]\nmod tests { fn f() { fs::read(path); } }", 0),
         ] {
-            assert_eq!(opened(&Source::new("crates/a/src/a.rs", code)).len(), expected, "{code}");
+            assert_eq!(opened(&SourceFile::new("crates/a/src/a.rs", code)).len(), expected, "{code}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //! [`tolerated`](crate::tolerated).
 
 use crate::finding::Finding;
-use crate::source::Source;
+use crate::source::SourceFile;
 use crate::words::identifiers;
 use crate::workspace::Workspace;
 
@@ -10,7 +10,7 @@ use crate::workspace::Workspace;
 const MAX_PARAMETERS: usize = 7;
 
 pub fn check(workspace: &Workspace) -> Vec<Finding> {
-    let found = |source: &Source| {
+    let found = |source: &SourceFile| {
         let path = source.path.clone();
         let finding = move |(line, name, count): (usize, String, usize)| {
             let what = format!("`{name}` has {count} parameters, more than {MAX_PARAMETERS}: take a struct");
@@ -22,7 +22,7 @@ pub fn check(workspace: &Workspace) -> Vec<Finding> {
 }
 
 /// Functions with too many parameters, tests aside: line, name and count.
-fn long(source: &Source) -> Vec<(usize, String, usize)> {
+fn long(source: &SourceFile) -> Vec<(usize, String, usize)> {
     let mut found = Vec::new();
     let mut names = identifiers(&source.code).peekable();
     while let Some((at, word)) = names.next() {
@@ -83,6 +83,6 @@ mod tests {
     fn long_signatures_are_found_outside_tests() {
         let long_head = "fn f(a: u8, b: u8, c: u8, d: u8, e: u8, g: u8, h: u8, i: u8) {}\n";
         let text = format!("let x: fn(u8) = y;\n{long_head}#[cfg(test)]\nmod tests {{ {long_head} }}\n");
-        assert_eq!(long(&Source::new("crates/a/src/a.rs", &text)), [(2, "f".to_string(), 8)]);
+        assert_eq!(long(&SourceFile::new("crates/a/src/a.rs", &text)), [(2, "f".to_string(), 8)]);
     }
 }

@@ -1,7 +1,7 @@
 //! A source file opens with its story; unsafe code says why it is safe; nothing unfinished stays.
 
 use crate::finding::Finding;
-use crate::source::Source;
+use crate::source::SourceFile;
 use crate::words::identifiers;
 use crate::workspace::Workspace;
 
@@ -23,13 +23,13 @@ pub fn check(workspace: &Workspace) -> Vec<Finding> {
 }
 
 /// Files under `src` begin with a comment.
-fn opening(source: &Source) -> Option<(usize, String)> {
+fn opening(source: &SourceFile) -> Option<(usize, String)> {
     let needs = source.path.contains("/src/") && !source.text.trim_start().starts_with("//");
     needs.then(|| (1, "the file opens without its story: begin with //! what it does and why so".into()))
 }
 
 /// `unsafe` blocks and impls without a SAFETY comment.
-fn unexplained(source: &Source) -> Vec<(usize, String)> {
+fn unexplained(source: &SourceFile) -> Vec<(usize, String)> {
     let lines: Vec<&str> = source.text.lines().collect();
     let mut found = Vec::new();
     for (at, _) in identifiers(&source.code).filter(|&(_, word)| word == "unsafe") {
@@ -48,7 +48,7 @@ fn unexplained(source: &Source) -> Vec<(usize, String)> {
 }
 
 /// Also in tests: a test that does not run tests nothing.
-fn unfinished(source: &Source) -> Vec<(usize, String)> {
+fn unfinished(source: &SourceFile) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (at, word) in identifiers(&source.code) {
         let before = source.code[..at].trim_end();
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn files_open_with_a_story() {
-        let open = |path, text| opening(&Source::new(path, text)).is_some();
+        let open = |path, text| opening(&SourceFile::new(path, text)).is_some();
         assert!(!open("crates/x/src/a.rs", "//! Story.\n"));
         assert!(!open("crates/x/src/a.rs", "\n// Story.\n"));
         assert!(open("crates/x/src/a.rs", "use std::io;\n"));
@@ -102,15 +102,15 @@ let x = unsafe { c() }; // SAFETY: here too
 unsafe impl Send for D {}
 /// unsafe { in words }
 ";
-        assert_eq!(lines(unexplained(&Source::new("a.rs", text))), [16]);
+        assert_eq!(lines(unexplained(&SourceFile::new("a.rs", text))), [16]);
         let far = text.replace("// SAFETY: here too", "");
-        assert_eq!(lines(unexplained(&Source::new("a.rs", &far))), [9, 16]);
+        assert_eq!(lines(unexplained(&SourceFile::new("a.rs", &far))), [9, 16]);
     }
 
     #[test]
     fn unfinished_work_is_seen_in_tests_too() {
         let text =
             ["to", "do!();\ndbg", "!(x);\n#[ig", "nore = \"slow\"]\n// dbg", "!()\nlet todo = 1;"].concat();
-        assert_eq!(lines(unfinished(&Source::new("crates/x/tests/a.rs", &text))), [1, 2, 3]);
+        assert_eq!(lines(unfinished(&SourceFile::new("crates/x/tests/a.rs", &text))), [1, 2, 3]);
     }
 }

@@ -5,7 +5,7 @@
 //! [`tolerated`](crate::tolerated).
 
 use crate::finding::Finding;
-use crate::source::Source;
+use crate::source::SourceFile;
 use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
@@ -107,7 +107,7 @@ fn contains(line: &str, phrase: &str) -> bool {
 }
 
 /// Names that readers must guess, each name of a file once, where it comes first.
-fn names(source: &Source) -> Vec<(usize, String)> {
+fn names(source: &SourceFile) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let mut seen: Vec<&str> = Vec::new();
     for (at, name) in identifiers(&source.code) {
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn names_are_told_once_a_file_and_words_of_prose_are_not_names() {
         let text = "// the least of all ways\nfn at_least(least: u8) { at_least(least) }\nlet almost = always;\nlet on_the_way = Way;\n";
-        let found = names(&Source::new("crates/a/src/a.rs", text));
+        let found = names(&SourceFile::new("crates/a/src/a.rs", text));
         assert_eq!(lines(&found), [2, 2, 4]);
         assert!(found[0].1.contains("`at_least`") && found[1].1.contains("`least`"), "{found:?}");
     }

@@ -41,7 +41,7 @@ pub fn each_case(family: &str, dtype: DType, test: impl Fn(&Case)) {
 }
 
 impl Case<'_> {
-    /// Of the case, without its type.
+    /// The name of the case, without its type.
     pub fn name(&self) -> &str {
         self.prefix.split_once('/').unwrap().1
     }
@@ -177,14 +177,14 @@ impl Wanted {
 
 /// Half the distance between numbers of a type around x.
 fn half_step(dtype: DType, x: f64) -> f64 {
-    let (digits, least) = match dtype {
+    let (digits, exponent_min) = match dtype {
         DType::F64 => return 0.0, // sums in f64: their roundings are the tolerance
         DType::F32 => (24, -126),
         DType::BF16 => (8, -126),
         DType::F16 => (11, -14),
         DType::U32 => panic!("an output of type u32"),
     };
-    let exponent = ((x.abs().to_bits() >> 52) as i32 - 1023).max(least);
+    let exponent = ((x.abs().to_bits() >> 52) as i32 - 1023).max(exponent_min);
     2f64.powi(exponent - digits)
 }
 

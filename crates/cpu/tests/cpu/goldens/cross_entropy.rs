@@ -10,7 +10,7 @@ use super::case::{Case, each_case, poisoned};
 
 /// How a case is run.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct RunCase {
     layout: Layout,
     /// Rows of a slice of logits.
     slice: usize,
@@ -32,15 +32,15 @@ struct Head {
 }
 
 impl Head {
-    fn new(case: &Case, way: Way, device: &Device) -> Head {
-        let weight = |dtype: DType| match way.layout {
+    fn new(case: &Case, run_case: RunCase, device: &Device) -> Head {
+        let weight = |dtype: DType| match run_case.layout {
             Layout::InOut => case.input_as(device, "w", dtype),
             Layout::OutIn => case.transposed_as(device, "w", dtype),
         };
         let [scale, gradient_scale, label_smoothing, z_loss] =
             case.numbers("numbers").iter().map(|x| *x as f32).collect::<Vec<_>>().try_into().unwrap();
         let (x, w) = (case.input(device, "x"), weight(case.dtype));
-        let gradients = way.gradients.map(|(dtype, accumulate)| {
+        let gradients = run_case.gradients.map(|(dtype, accumulate)| {
             let dx = poisoned(device, case.dtype, x.shape());
             let dw = if accumulate { weight(dtype) } else { poisoned(device, dtype, w.shape()) };
             let db = case.has("bias").then(|| match accumulate {
@@ -57,7 +57,7 @@ impl Head {
             numbers: CrossEntropy { scale, gradient_scale, label_smoothing, z_loss },
             sum: device.alloc(DType::F64, [1], Category::Workspace, "golden"),
             gradients,
-            accumulate: way.gradients.is_some_and(|(_, accumulate)| accumulate),
+            accumulate: run_case.gradients.is_some_and(|(_, accumulate)| accumulate),
         }
     }
 
@@ -109,11 +109,11 @@ impl Head {
     }
 }
 
-fn run(case: &Case, way: Way, device: &Device) -> Vec<Tensor> {
+fn run(case: &Case, run_case: RunCase, device: &Device) -> Vec<Tensor> {
     let [rows, _] = case.dims("x");
-    let mut head = Head::new(case, way, device);
-    for start in (0..rows).step_by(way.slice) {
-        head.slice(device, way.layout, start, way.slice.min(rows - start));
+    let mut head = Head::new(case, run_case, device);
+    for start in (0..rows).step_by(run_case.slice) {
+        head.slice(device, run_case.layout, start, run_case.slice.min(rows - start));
     }
     let mut loss = poisoned(device, DType::F32, [1]);
     device.scaled(head.sum.view(), head.numbers.scale, loss.view_mut());
@@ -127,8 +127,12 @@ pub fn loss(dtype: DType) {
     each_case("cross_entropy", dtype, |case| {
         let [rows, _] = case.dims("x");
         for slice in [rows, 4] {
-            let way = Way { layout: Layout::OutIn, slice, gradients: None };
-            case.check(&format!("{way:?}"), |device| run(case, way, device), &[case.wanted("loss")]);
+            let run_case = RunCase { layout: Layout::OutIn, slice, gradients: None };
+            case.check(
+                &format!("{run_case:?}"),
+                |device| run(case, run_case, device),
+                &[case.wanted("loss")],
+            );
         }
     });
 }
@@ -140,7 +144,7 @@ pub fn loss_and_gradients(dtype: DType) {
         for (layout, accumulate) in [(Layout::InOut, false), (Layout::InOut, true), (Layout::OutIn, true)] {
             for gradient in case.gradient_types() {
                 for slice in if gradient == DType::F32 { vec![rows, 4] } else { vec![rows + 1] } {
-                    let way = Way { layout, slice, gradients: Some((gradient, accumulate)) };
+                    let run_case = RunCase { layout, slice, gradients: Some((gradient, accumulate)) };
                     let sum = |name: &str, before: &str| match accumulate {
                         true => case.wanted(name).plus(&case.numbers(before), rows),
                         false => case.wanted(name),
@@ -149,7 +153,7 @@ pub fn loss_and_gradients(dtype: DType) {
                     let dw = if layout == Layout::OutIn { dw.transposed(hidden) } else { dw };
                     let mut wanted = vec![case.wanted("loss"), case.wanted("dx"), dw];
                     wanted.extend(case.has("bias").then(|| sum("db", "bias")));
-                    case.check(&format!("{way:?}"), |device| run(case, way, device), &wanted);
+                    case.check(&format!("{run_case:?}"), |device| run(case, run_case, device), &wanted);
                 }
             }
         }

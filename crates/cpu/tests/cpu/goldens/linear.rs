@@ -52,8 +52,8 @@ pub fn linear(dtype: DType) {
 pub fn linear_gelu(dtype: DType) {
     each_case("linear", dtype, |case| {
         let forms = [(Gelu::Tanh, "gelu"), (Gelu::Erf, "gelu_erf")];
-        let ways = LAYOUTS.into_iter().flat_map(|layout| forms.map(|form| (layout, form)));
-        for (layout, (form, name)) in ways.filter(|(_, (_, name))| case.has(name)) {
+        let cases = LAYOUTS.into_iter().flat_map(|layout| forms.map(|form| (layout, form)));
+        for (layout, (form, name)) in cases.filter(|(_, (_, name))| case.has(name)) {
             let kernel = |device: &Device| {
                 let (x, w) = (case.input(device, "a"), weight(case, device, "b", layout));
                 let bias = case.input(device, "bias");

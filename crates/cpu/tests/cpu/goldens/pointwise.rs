@@ -8,7 +8,7 @@ use phalanx_simd::Isa;
 
 const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-/// Of a case.
+/// The GELU formula of a case.
 fn form(case: &Case) -> Gelu {
     if case.name().ends_with("erf") { Gelu::Erf } else { Gelu::Tanh }
 }

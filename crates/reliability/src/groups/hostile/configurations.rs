@@ -1,4 +1,4 @@
-//! Configurations: every key with a value that few expect, keys that there are not, text that is no TOML.
+//! Configurations: unusual values for every key, unknown keys, text that is not TOML.
 
 use crate::groups::hostile::{Attempt, flip, nested, number};
 use crate::world::Case;

@@ -1,4 +1,4 @@
-//! Inputs that no program of ours wrote: configurations, Hugging Face folders, token files, schedules, tokenizers,
+//! Inputs that Phalanx did not write: configurations, Hugging Face folders, token files, schedules, tokenizers,
 //! manifests with a valid checksum, and special files in their place.
 //!
 //! A command refuses with an error or succeeds, within the bounds of time and memory. Where an input cannot be right (a
@@ -20,10 +20,10 @@ use crate::world::{Case, World};
 use phalanx_hostile::Random;
 
 /// One kind of input: makes it in the case's folder.
-type Kind = (&'static str, fn(&Case<'_>, &mut Random) -> Result<Attempt, String>);
+type Input = (&'static str, fn(&Case<'_>, &mut Random) -> Result<Attempt, String>);
 
 // Configurations twice: there are more keys than kinds of files.
-const KINDS: [Kind; 8] = [
+const KINDS: [Input; 8] = [
     ("configurations", configurations::make),
     ("configurations", configurations::make),
     ("Hugging Face folders", hugging_face::make),

@@ -1,4 +1,4 @@
-//! Schedules: random rows, cells that are none, rows without end.
+//! Schedules: random rows, invalid cells, endless rows.
 
 use crate::groups::hostile::{Attempt, flip};
 use crate::world::Case;

@@ -1,4 +1,4 @@
-//! Token files of the four formats whose headers count what is not there.
+//! Token files of the four formats whose headers announce more than the file has.
 
 use std::fs;
 

@@ -1,5 +1,4 @@
-//! The communication stream of one group in one rank: calls run one at a time in the order of their
-//! submission, by whoever is there.
+//! The queue of one group's calls in one rank: they run one at a time, in the order of their submission.
 //!
 //! Either the owner thread takes the next call, which overlaps it with the submitter's computation, or
 //! a caller who waits runs what is left of the queue up to its own call itself, without a hand-over.
@@ -16,18 +15,19 @@ use std::time::Instant;
 use crate::call::Buffers;
 use crate::error::CollectiveError;
 use crate::pending::Progress;
-use crate::shared_memory::channel::{Channel, Transfer};
-use crate::shared_memory::endpoint::Host;
-use crate::shared_memory::meeting::Patience;
+use crate::shared_memory::channel::GroupChannel;
+use crate::shared_memory::host::Host;
+use crate::shared_memory::participation::Patience;
+use crate::shared_memory::transfer::Transfer;
 use crate::statistics::Tally;
 
-pub(crate) struct Stream {
+pub(crate) struct CallQueue {
     state: Mutex<State>,
     /// The owner thread sleeps here until there is work.
     work: Condvar,
     /// Waiting callers sleep here until a call is over.
     done: Condvar,
-    channel: Mutex<Channel>,
+    channel: Mutex<GroupChannel>,
     host: Arc<Host>,
     /// The channel's number.
     index: usize,
@@ -51,9 +51,9 @@ struct State {
     failed: Option<CollectiveError>,
 }
 
-impl Stream {
-    pub(crate) fn new(channel: Channel) -> Stream {
-        Stream {
+impl CallQueue {
+    pub(crate) fn new(channel: GroupChannel) -> CallQueue {
+        CallQueue {
             state: Mutex::default(),
             work: Condvar::new(),
             done: Condvar::new(),
@@ -129,7 +129,7 @@ impl Stream {
         let result = catch_unwind(AssertUnwindSafe(|| channel.execute(&transfer, patience)));
         let result = result.unwrap_or_else(|payload| {
             let reason = panic_text(&*payload);
-            Err(self.host.abort(&format!("{reason} in a collective at {}", transfer.site())))
+            Err(self.host.abort(&format!("{reason} in a collective at {}", transfer.site)))
         });
         drop(channel);
         let mut state = self.lock();
@@ -158,7 +158,7 @@ impl Stream {
     }
 }
 
-impl Progress for Stream {
+impl Progress for CallQueue {
     fn wait(&self, ticket: u64, _: &mut Buffers) -> Result<(), CollectiveError> {
         let mut state = self.lock();
         if state.completed >= ticket {

@@ -1,0 +1,97 @@
+//! A rank's share of its job: the control block, the memory that peers read, and the ways in which a job ends.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
+
+use crate::error::CollectiveError;
+use crate::shared_memory::control::{Abort, Control, Life};
+use crate::shared_memory::memory::Memory;
+
+/// A rank's share of the job, alive until its endpoint and its groups are dropped.
+pub(crate) struct Host {
+    pub(crate) control: Arc<Control>,
+    pub(crate) memory: Memory,
+    pub(crate) rank: usize,
+    /// The thread that notes steps: while it waits, the rank stands. Other threads of a rank may wait for messages that
+    /// need not come. Unknown before the first note, when there is one thread.
+    main: OnceLock<ThreadId>,
+}
+
+impl Host {
+    pub(crate) fn new(control: Arc<Control>, memory: Memory, rank: usize) -> Arc<Host> {
+        let cell = control.rank(rank);
+        cell.sign();
+        cell.life.store(Life::JOINED, Ordering::Release);
+        Arc::new(Host { control, memory, rank, main: OnceLock::new() })
+    }
+
+    /// Notes the step that the calling thread, this rank's main thread, begins.
+    pub(crate) fn note_step(&self, step: u64) {
+        self.main.get_or_init(|| std::thread::current().id());
+        let cell = self.control.rank(self.rank);
+        cell.step.store(step + 1, Ordering::Relaxed);
+        cell.sign();
+    }
+
+    /// The reason why the job has ended, if it has.
+    pub(crate) fn aborted(&self) -> Result<(), CollectiveError> {
+        if !self.control.is_aborted() {
+            return Ok(());
+        }
+        match self.control.aborted() {
+            Some(Abort { disagreement: true, reason, .. }) => {
+                Err(CollectiveError::Disagreement { report: reason })
+            }
+            Some(Abort { rank, reason, .. }) => Err(CollectiveError::Aborted { rank, reason }),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs `wait`, in which this thread waits for a call of `channel`; lets others see it if this is the main thread.
+    pub(crate) fn blocked_on<T>(&self, channel: usize, wait: impl FnOnce() -> T) -> T {
+        if self.main.get().is_some_and(|main| *main != std::thread::current().id()) {
+            return wait();
+        }
+        let cell = self.control.rank(self.rank);
+        cell.block_on(Some(channel));
+        let result = wait();
+        cell.block_on(None);
+        result
+    }
+
+    /// Ends the job in this rank's name.
+    pub(crate) fn abort(&self, reason: &str) -> CollectiveError {
+        self.control.abort(Abort { rank: self.rank, disagreement: false, reason: reason.to_string() });
+        CollectiveError::Aborted { rank: self.rank, reason: reason.to_string() }
+    }
+
+    /// Ends the job because a call failed; what all ranks can know of it goes to all.
+    pub(crate) fn abort_because(&self, error: &CollectiveError) {
+        let (rank, disagreement, reason) = match error {
+            CollectiveError::Disagreement { report } => (self.rank, true, report.clone()),
+            CollectiveError::Aborted { rank, reason } => (*rank, false, reason.clone()),
+            CollectiveError::Missing { rank, .. }
+            | CollectiveError::Left { rank, .. }
+            | CollectiveError::Unreadable { rank, .. } => (*rank, false, error.to_string()),
+            CollectiveError::Device(_) => (self.rank, false, error.to_string()),
+        };
+        self.control.abort(Abort { rank, disagreement, reason });
+    }
+
+    /// Called by what a rank owns when it is dropped: a rank that unwinds ends the job.
+    pub(crate) fn abort_if_panicking(&self) {
+        if std::thread::panicking() && !self.control.is_aborted() {
+            let activity = self.control.last_activity(self.rank);
+            let thread = std::thread::current().name().unwrap_or("without a name").to_string();
+            let _ = self.abort(&format!("thread {thread} panicked; {activity}"));
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.control.rank(self.rank).life.store(Life::LEFT, Ordering::Release);
+        self.control.wake_all();
+    }
+}

@@ -1,0 +1,98 @@
+//! A group of ranks of one host, as the engine sees it: submits calls to the group's stream.
+
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use phalanx_tensor::refused_thread;
+
+use crate::call::{Buffers, Call};
+use crate::group::Group;
+use crate::pending::Pending;
+use crate::shared_memory::call_queue::CallQueue;
+use crate::shared_memory::channel::GroupChannel;
+use crate::shared_memory::host::Host;
+use crate::shared_memory::transfer::Transfer;
+use crate::statistics::Statistics;
+
+/// A group of ranks of one host.
+pub(crate) struct HostGroup {
+    name: &'static str,
+    members: Vec<usize>,
+    rank: usize,
+    world_size: usize,
+    host: Arc<Host>,
+    overlap: bool,
+    stream: Arc<CallQueue>,
+    /// The owner thread, from the first call that overlaps.
+    owner: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Group for HostGroup {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+    fn rank(&self) -> usize {
+        self.rank
+    }
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn submit(&self, mut call: Call) -> Pending<Buffers> {
+        let transfer = Transfer::new(&mut call, self.world_size);
+        let ticket = if self.overlap {
+            self.ensure_owner();
+            self.stream.enqueue(transfer)
+        } else {
+            self.stream.run(transfer)
+        };
+        Pending::started(call.buffers, Arc::clone(&self.stream) as _, ticket)
+    }
+
+    fn take_statistics(&self) -> Statistics {
+        self.stream.tally.take()
+    }
+}
+
+impl HostGroup {
+    /// The group of a channel, whose calls run on a thread of their own where `overlap` says so.
+    pub(crate) fn new(channel: GroupChannel, overlap: bool) -> HostGroup {
+        HostGroup {
+            name: channel.group,
+            members: channel.members.clone(),
+            rank: channel.rank(),
+            world_size: channel.world_size(),
+            host: Arc::clone(&channel.host),
+            overlap,
+            stream: Arc::new(CallQueue::new(channel)),
+            owner: Mutex::new(None),
+        }
+    }
+
+    fn ensure_owner(&self) {
+        let mut owner = self.owner.lock().expect("no panic under this lock");
+        if owner.is_none() {
+            match self.stream.own(self.name) {
+                Ok(thread) => *owner = Some(thread),
+                // Callers that wait could run the calls, but two ranks that send to each other would both wait.
+                Err(error) => {
+                    let whose = format!("the thread of group {}", self.name);
+                    self.stream.fail(self.host.abort(&refused_thread(&whose, &error).to_string()));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for HostGroup {
+    fn drop(&mut self) {
+        self.host.abort_if_panicking();
+        self.stream.close();
+        if let Some(owner) = self.owner.lock().ok().and_then(|mut owner| owner.take()) {
+            let _ = owner.join();
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! A call on its way through a group's stream: what is moved, without the tensors that own the memory.
+
+use phalanx_tensor::{DType, Tensor};
+use phalanx_trace::{CollectiveOp, Site};
+
+use crate::call::Call;
+use crate::parts;
+use crate::shared_memory::memory::MemoryRange;
+
+/// A call without its tensors, which stay in the Pending.
+#[derive(Clone, Copy)]
+pub(crate) struct Transfer {
+    pub(crate) op: CollectiveOp,
+    pub(crate) dtype: DType,
+    /// Elements of the whole.
+    pub(crate) count: usize,
+    pub(crate) accumulate: bool,
+    /// As in [`Call::buffers`]; empty where the call has none.
+    pub(crate) source: MemoryRange,
+    pub(crate) target: MemoryRange,
+    /// Root, or the peer of a send or recv.
+    pub(crate) root: Option<usize>,
+    pub(crate) tag: Option<u64>,
+    /// The call site.
+    pub(crate) site: Site,
+}
+
+impl Transfer {
+    pub(crate) fn new(call: &mut Call, world_size: usize) -> Transfer {
+        let span = |tensor: &mut Option<Tensor>| {
+            tensor.as_mut().map_or(MemoryRange::EMPTY, |tensor| {
+                let view = tensor.view_mut();
+                MemoryRange { address: view.address().as_ptr(), bytes: view.bytes() }
+            })
+        };
+        Transfer {
+            op: call.op,
+            dtype: call.dtype(),
+            count: call.count(world_size),
+            accumulate: call.accumulate,
+            source: span(&mut call.buffers.source),
+            target: span(&mut call.buffers.target),
+            root: call.root,
+            tag: call.tag,
+            site: call.site,
+        }
+    }
+
+    /// Whether source and target are one buffer.
+    pub(crate) fn in_place(&self) -> bool {
+        self.source.address.is_null() || self.target.address.is_null()
+    }
+
+    /// The root of a call that has one.
+    pub(crate) fn root(&self) -> usize {
+        self.root.expect("Call::check saw the root")
+    }
+
+    /// The memory of member `rank` that peers may read.
+    pub(crate) fn offered(&self, rank: usize, world_size: usize) -> MemoryRange {
+        if self.op != CollectiveOp::AllGather || !self.in_place() {
+            return self.source;
+        }
+        let part = parts::equal(self.count, world_size, rank);
+        self.target.range(part.start * self.dtype.bytes(), part.len() * self.dtype.bytes())
+    }
+}
