@@ -4,7 +4,7 @@
 //! losses are those of one rank, up to the order of sums. `zero` shards optimizer, gradients and parameters, too.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 
-use phalanx::{Batch, Dropouts, Gpt2, RunConfig, RunPlan, Spec, on_threads};
+use phalanx::{Batch, CpuFactory, Dropouts, Gpt2, RunConfig, RunPlan, Spec, on_threads};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (ranks, zero) in [(1, 0), (2, 0), (2, 3)] {

@@ -13,7 +13,7 @@ use phalanx::layers::{
     LinearCrossEntropy, LinearGelu, Residual,
 };
 use phalanx::{
-    Batch, Dropouts, Gelu, Heads, Layout, Model, ModelShape, Network, RunConfig, RunPlan, Spec,
+    Batch, CpuFactory, Dropouts, Gelu, Heads, Layout, Model, ModelShape, Network, RunConfig, RunPlan, Spec,
     TensorParallel, on_threads,
 };
 
