@@ -2,21 +2,13 @@
 
 use std::time::Duration;
 
+use phalanx_random::{GOLDEN, mix};
+
 /// A delay from zero to `max`.
 pub(crate) fn delay(seed: u64, stream: usize, number: u64, max: Duration) -> Duration {
     let key = mix(mix(seed.wrapping_add(GOLDEN)).wrapping_add((stream as u64).wrapping_mul(GOLDEN)));
     let fraction = (mix(key.wrapping_add(number.wrapping_mul(GOLDEN))) >> 11) as f64 / (1u64 << 53) as f64;
     max.mul_f64(fraction)
-}
-
-/// Weyl increment of SplitMix64: 2^64 over the golden ratio.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ pub const NAME: &str = "simulated";
 pub struct Options {
     /// Size of its memory, in bytes.
     pub memory_bytes: u64,
-    /// Rate of copies between host and device, in bytes per second. Infinite: copies take no extra time.
+    /// Rate of copies between host and device, in bytes per second; above zero. Infinite: copies take no extra time.
     pub copy_bytes_per_s: f64,
     /// Seed of the delays.
     pub seed: u64,
@@ -84,7 +84,11 @@ impl Simulated {
     ///
     /// # Errors
     /// When the system gives it no memory or no threads.
+    ///
+    /// # Panics
+    /// When `options.copy_bytes_per_s` is not above zero.
     pub fn new(kernels: Arc<dyn Kernels>, options: Options) -> Result<(Arc<Simulated>, DeviceMemory), Error> {
+        assert!(options.copy_bytes_per_s > 0.0, "copies at {} bytes per second", options.copy_bytes_per_s);
         let (memory, region) = DeviceMemory::map(options.memory_bytes)?;
         let addresses = memory.addresses();
         let delta = (region.base().addr() as isize).wrapping_sub(addresses.start as isize);
@@ -145,6 +149,7 @@ impl Simulated {
             }
         });
         let is_copy = matches!(&call.operation, Operation::Elementwise(Elementwise::Copy(_)));
+        // The operands of a copy have one length.
         let bytes = if on_device && on_host { uses.first().map_or(0, |(range, _)| range.len()) } else { 0 };
         let refused = (on_host && !is_copy).then(|| "a kernel was given host memory".to_string());
         let Call { operation, timer, .. } = call;

@@ -48,7 +48,7 @@ enum Meanwhile {
 }
 
 /// A transfer, and what somebody does with its tensor before it is over.
-struct Mistake {
+struct PlantedFault {
     memory: Memory,
     transfer: &'static str,
     access: Access,
@@ -57,43 +57,43 @@ struct Mistake {
     words: &'static str,
 }
 
-const MISTAKES: [Mistake; 6] = [
-    Mistake {
+const PLANTED_FAULTS: [PlantedFault; 6] = [
+    PlantedFault {
         memory: Memory::Device,
         transfer: "copy_to_host",
         access: Access::Read,
         meanwhile: Meanwhile::Freed,
         words: "was freed while copy_to_host started at src/transfer.rs:7 still reads it",
     },
-    Mistake {
+    PlantedFault {
         memory: Memory::Host,
         transfer: "fetch",
         access: Access::Write,
         meanwhile: Meanwhile::Freed,
         words: "was freed while fetch started at src/transfer.rs:7 still writes it",
     },
-    Mistake {
+    PlantedFault {
         memory: Memory::Host,
         transfer: "all_gather",
         access: Access::Write,
         meanwhile: Meanwhile::Freed,
         words: "was freed while all_gather started at src/transfer.rs:7 still writes it",
     },
-    Mistake {
+    PlantedFault {
         memory: Memory::Device,
         transfer: "all_reduce",
         access: Access::Write,
         meanwhile: Meanwhile::CopiedToDevice,
         words: "would write device memory that all_reduce started at src/transfer.rs:7 still writes",
     },
-    Mistake {
+    PlantedFault {
         memory: Memory::Host,
         transfer: "recv",
         access: Access::Write,
         meanwhile: Meanwhile::CopiedToDevice,
         words: "would read host memory that recv started at src/transfer.rs:7 still writes",
     },
-    Mistake {
+    PlantedFault {
         memory: Memory::Host,
         transfer: "send",
         access: Access::Read,
@@ -109,9 +109,9 @@ fn tensor(device: &Device, memory: Memory, name: &'static str) -> Tensor {
     }
 }
 
-/// Starts a transfer, and uses its tensor: after the transfer is over, or before it when the mistake is planted.
-fn step(device: &Device, mistake: &Mistake, is_planted: bool) {
-    let Mistake { memory, transfer, access, meanwhile, .. } = *mistake;
+/// Starts a transfer, and uses its tensor: after the transfer is over, or before it when the fault is planted.
+fn step(device: &Device, fault: &PlantedFault, is_planted: bool) {
+    let PlantedFault { memory, transfer, access, meanwhile, .. } = *fault;
     let first = tensor(device, memory, "first");
     let other = tensor(device, if memory == Memory::Device { Memory::Host } else { Memory::Device }, "other");
     let mut flight: Option<InFlight> = Some(first.in_flight(access, transfer, STARTED));
@@ -145,8 +145,8 @@ enum Kind {
 
 const KINDS: [Kind; 4] = [Kind::Recording, Kind::Heap, Kind::Unplanned, Kind::Replaying];
 
-/// A device both of whose memories are arenas of a kind; a replaying one is planned for the step without a mistake.
-fn device(kind: Kind, mistake: &Mistake) -> Device {
+/// A device both of whose memories are arenas of a kind; a replaying one is planned for the step without a fault.
+fn device(kind: Kind, fault: &PlantedFault) -> Device {
     if kind == Kind::Recording {
         return Device::meta_of(1, false);
     }
@@ -154,7 +154,7 @@ fn device(kind: Kind, mistake: &Mistake) -> Device {
     let plan = |memory| {
         let dry = Device::meta_of(1, false);
         dry.phase(PhaseName::Init, || {});
-        dry.phase(PhaseName::Step, || step(&dry, mistake, false));
+        dry.phase(PhaseName::Step, || step(&dry, fault, false));
         plan_memory_of(&dry.take_trace(0), memory).unwrap()
     };
     let [device, host] = [Memory::Device, Memory::Host].map(|memory| match kind {
@@ -173,53 +173,53 @@ fn stopped<T>(run: impl FnOnce() -> T) -> String {
     *payload.downcast::<String>().expect("a text")
 }
 
-fn each_case(test: impl Fn(&Device, &Mistake, &str)) {
-    for mistake in &MISTAKES {
+fn each_case(test: impl Fn(&Device, &PlantedFault, &str)) {
+    for fault in &PLANTED_FAULTS {
         for kind in KINDS {
-            let device = device(kind, mistake);
+            let device = device(kind, fault);
             device.phase(PhaseName::Init, || {});
-            test(&device, mistake, &format!("{kind:?}: {}", mistake.words));
+            test(&device, fault, &format!("{kind:?}: {}", fault.words));
         }
     }
 }
 
 #[test]
 fn a_transfer_that_is_over_leaves_its_tensor_to_others() {
-    each_case(|device, mistake, _| {
+    each_case(|device, fault, _| {
         for _ in 0..3 {
-            device.phase(PhaseName::Step, || step(device, mistake, false));
+            device.phase(PhaseName::Step, || step(device, fault, false));
         }
     });
 }
 
 #[test]
-fn each_mistake_stops_the_run_with_both_call_sites() {
-    each_case(|device, mistake, case| {
-        let text = stopped(|| device.phase(PhaseName::Step, || step(device, mistake, true)));
-        assert!(text.contains(mistake.words), "{case}: {text}");
+fn each_planted_fault_stops_the_run_with_both_call_sites() {
+    each_case(|device, fault, case| {
+        let text = stopped(|| device.phase(PhaseName::Step, || step(device, fault, true)));
+        assert!(text.contains(fault.words), "{case}: {text}");
         assert!(text.contains("tests/flights.rs:"), "{case}, the other call site: {text}");
     });
 }
 
 /// The error stays, for every thread and every event of the arena.
 #[test]
-fn nothing_goes_on_after_a_mistake() {
-    each_case(|device, mistake, case| {
-        stopped(|| device.phase(PhaseName::Step, || step(device, mistake, true)));
-        let arena = if mistake.memory == Memory::Device { device.arena() } else { device.host_arena() };
+fn nothing_goes_on_after_a_fault() {
+    each_case(|device, fault, case| {
+        stopped(|| device.phase(PhaseName::Step, || step(device, fault, true)));
+        let arena = if fault.memory == Memory::Device { device.arena() } else { device.host_arena() };
         let allocated = std::thread::scope(|scope| {
-            let again = || stopped(|| tensor(device, mistake.memory, "again"));
+            let again = || stopped(|| tensor(device, fault.memory, "again"));
             scope.spawn(again).join().unwrap()
         });
         for text in [allocated, stopped(|| arena.begin(PhaseName::Step)), stopped(|| arena.end())] {
-            assert!(text.contains(mistake.words), "{case}: {text}");
+            assert!(text.contains(fault.words), "{case}: {text}");
         }
     });
 }
 
 /// Nothing is allocated after the free: the end of the phase finds it.
 #[test]
-fn a_mistake_at_the_end_of_a_phase_is_found() {
+fn a_fault_at_the_end_of_a_phase_is_found() {
     for memory in [Memory::Device, Memory::Host] {
         let device = Device::with_memories(
             Arc::new(Immediate::new(Arc::new(Copies))),

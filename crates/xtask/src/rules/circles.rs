@@ -208,7 +208,7 @@ mod tests {
     /// The circles of a crate with these files, each as its modules.
     fn found(files: &[(&str, &str)]) -> Vec<Vec<String>> {
         let sources =
-            files.iter().map(|(path, text)| Source::new(&format!("crates/a/src/{path}"), text)).collect();
+            files.iter().map(|(path, text)| SourceFile::new(&format!("crates/a/src/{path}"), text)).collect();
         let workspace = Workspace { crates: vec!["a".to_string()], sources, texts: Vec::new() };
         let modules = |circle: Vec<Import>| circle.into_iter().map(|import| import.from).collect();
         circles(&workspace, "a").into_iter().map(modules).collect()

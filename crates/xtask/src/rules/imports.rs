@@ -18,7 +18,7 @@ const MAY_IMPORT: [(&str, &[&str]); 25] = [
     ("simd", &[]),
     ("tensor", &["trace", "plan"]),
     ("cpu", &["trace", "random", "simd", "tensor"]),
-    ("simulated", &["trace", "plan", "tensor"]),
+    ("simulated", &["trace", "random", "plan", "tensor"]),
     ("collectives", &["trace", "simd", "tensor"]),
     ("layers", &["trace", "random", "plan", "tensor"]),
     ("optim", &["trace", "tensor"]),
