@@ -5,7 +5,7 @@
 //! engine of a rank ([`Rank`]) on a [`Device`] whose memory replays that plan.
 //!
 //! ```
-//! use phalanx::{Batch, Dropouts, Gpt2, PhaseName, RunConfig, RunPlan, Spec, on_threads};
+//! use phalanx::{Batch, CpuFactory, Dropouts, Gpt2, PhaseName, RunConfig, RunPlan, Spec, on_threads};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut config = RunConfig::default();
