@@ -61,6 +61,7 @@ impl Rank {
                     stage.zero.update(self.applied + 1, lr as f32, self.norm.factor())?;
                 }
             }
+            self.leave_phase()?;
             let outcome = Outcome {
                 loss,
                 grad_norm,
@@ -78,6 +79,14 @@ impl Rank {
             Verdict::Stuck => return Err(self.stuck(number, batch, &outcome)?),
         }
         Ok(outcome)
+    }
+
+    /// Waits for gathers that may outlive the step, where they hold staging buffers: host memory belongs to its phase.
+    fn leave_phase(&mut self) -> Result<(), CollectiveError> {
+        if self.device.is_host_addressable() {
+            return Ok(());
+        }
+        self.stages.iter_mut().try_for_each(|stage| stage.zero.settle())
     }
 
     /// Runs forward and backward of the micro-batches of a step and returns the loss of this rank, `[1]`. Reductions of
