@@ -117,6 +117,13 @@ impl Arena {
         }
     }
 
+    /// The rest of the phase will not run. Its planned allocations may be missing then; nothing else may differ.
+    pub fn leave_out_rest(&self) {
+        if let Backing::Replaying { replay, .. } = &self.backing {
+            lock(replay).leave_out_rest();
+        }
+    }
+
     /// Highest use so far, as measured from what was really taken and given back.
     pub fn peak(&self) -> Option<Peak> {
         match &self.backing {

@@ -127,6 +127,12 @@ impl Device {
         Ok(out)
     }
 
+    /// Says that the rest of the phase will not run (a step that is skipped has no update): its planned allocations may
+    /// be missing then.
+    pub fn leave_out_rest(&self) {
+        [&self.arena, &self.host].into_iter().for_each(|arena| arena.leave_out_rest());
+    }
+
     fn begin(&self, name: PhaseName) {
         match &self.recorder {
             Some(recorder) => recorder.begin(name),

@@ -131,15 +131,15 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Counts the elements of `x` that are not finite, unless an earlier tensor was found.
+    /// Counts the elements of `x` that are not finite, and keeps the earliest tensor that has some. It always does the same
+    /// work, as its plan says.
     fn look(&mut self, place: StepTensor, x: View) {
         let number = self.numbers[&place] as f64;
-        if self.found[0] <= number {
-            return;
-        }
         self.device.count_non_finite(x, self.count.view_mut());
         match self.device.fetch([self.count.view()]) {
-            Ok([count]) if count > 0.0 => self.found = [number, count.into(), x.elements() as f64],
+            Ok([count]) if count > 0.0 && number < self.found[0] => {
+                self.found = [number, count.into(), x.elements() as f64]
+            }
             Ok(_) => {}
             Err(error) => self.failed = Some(error),
         }

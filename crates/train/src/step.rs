@@ -56,7 +56,9 @@ impl Rank {
             let [loss, grad_norm, stop_requests] = device.fetch(numbers)?;
             let loss_scale = self.shown_loss_scale();
             let verdict = self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite());
-            if verdict == Verdict::Apply {
+            if verdict != Verdict::Apply {
+                device.leave_out_rest();
+            } else {
                 for stage in &mut self.stages {
                     stage.zero.update(self.applied + 1, lr as f32, self.norm.factor())?;
                 }
