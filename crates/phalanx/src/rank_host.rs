@@ -76,7 +76,7 @@ impl RankHost {
             RankHost::Job(endpoint) => endpoint.arena(bytes),
         };
         let rank = self.rank();
-        let request = DeviceRequest { rank, threads, device_plan, host_plan, map_shared: &map_shared };
+        let request = DeviceRequest { index: rank, threads, device_plan, host_plan, map_shared: &map_shared };
         let made = factory.make(&request);
         let out_of_memory = made.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::OutOfMemory);
         let device = made.with_context(|| match out_of_memory {

@@ -36,7 +36,7 @@ impl DeviceFactory for SimulatedFactory {
     fn make(&self, request: &DeviceRequest) -> std::io::Result<Device> {
         let kernels = (self.make_kernels)(request.threads)?;
         let memory_bytes = self.memory_bytes.unwrap_or(request.device_plan.arena_bytes);
-        let seed = self.options.seed.wrapping_mul(1 << 16).wrapping_add(request.rank as u64);
+        let seed = self.options.seed.wrapping_mul(1 << 16).wrapping_add(request.index as u64);
         let options = Options { memory_bytes, seed, ..self.options };
         // Transports read host memory: that is what is shared.
         let region = (request.map_shared)(request.host_plan.arena_bytes as usize)?;

@@ -48,6 +48,8 @@ pub struct Options {
     pub seed: u64,
     /// Longest delay before a call starts; each delay is drawn evenly from zero to this.
     pub max_delay: Duration,
+    /// Share of the calls that are delayed, from 0 to 1; which ones is drawn from the seed.
+    pub delayed_share: f64,
     /// Whether two accesses that nothing orders are a failure.
     pub check_races: bool,
 }
@@ -61,6 +63,7 @@ impl Options {
             copy_bytes_per_s: 16e9,
             seed: 0,
             max_delay: Duration::from_micros(200),
+            delayed_share: 1.0,
             check_races: true,
         }
     }

@@ -269,12 +269,12 @@ impl Shared {
     /// Runs one call after its delay, unless the device has failed.
     fn run(&self, run: Run, stream: usize, number: u64) {
         let Run { operation, by, timer, uploaded, between_memories, failure, .. } = run;
-        let Options { seed, max_delay, .. } = self.options;
+        let Options { seed, max_delay, delayed_share, .. } = self.options;
         let has_failed = || self.lock().failure.is_some();
         if has_failed() {
             return;
         }
-        sleep(delay(seed, stream, number, max_delay));
+        sleep(delay(seed, stream, number, max_delay, delayed_share));
         if has_failed() {
             return;
         }

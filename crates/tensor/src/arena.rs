@@ -17,10 +17,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use phalanx_plan::{ALIGN, MemoryPlan, Peak, Slot};
 use phalanx_trace::{Category, DType, Memory, PhaseName, Site};
 
+use crate::access::Access;
 use crate::buffer::{Address, Buffer, Tensor};
 use crate::flights::{Flights, InFlight};
 use crate::gaps::Gaps;
-use crate::operation::Access;
 use crate::record::Recorder;
 use crate::region::Region;
 use crate::replay::Replay;

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use phalanx_trace::{Site, Stream};
 
+use crate::access::Access;
 use crate::buffer::{View, ViewMut};
-use crate::operation::Access;
 use crate::operations::{Copy, Operation};
 use crate::profile::{KernelKey, Profile};
 

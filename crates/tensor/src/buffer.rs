@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use phalanx_trace::{DType, Memory, Site};
 
+use crate::access::Access;
 use crate::arena::{Allocation, Arena};
 use crate::flights::InFlight;
-use crate::operation::Access;
 use crate::shape::Shape;
 
 /// One allocation of an arena, owned.

@@ -7,11 +7,12 @@
 
 use phalanx_trace::{Category, DType, Event, Memory, Site, Stream};
 
+use crate::access::Access;
 use crate::backend::{Call, DeviceError, StreamEvent};
 use crate::buffer::{Element, Tensor, View, ViewMut};
 use crate::device::Device;
 use crate::flights::InFlight;
-use crate::operation::{Access, Describe, Price};
+use crate::operation::{Describe, Price};
 use crate::operations::Copy;
 
 /// A copy between memories that was started: it owns both tensors until it is done.

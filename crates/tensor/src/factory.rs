@@ -10,8 +10,8 @@ use crate::region::Region;
 
 /// What the device of one rank must have.
 pub struct DeviceRequest<'a> {
-    /// The rank, for messages.
-    pub rank: usize,
+    /// Number of the device among those of the run.
+    pub index: usize,
     /// Threads that compute.
     pub threads: usize,
     /// The plan of the device's own memory.

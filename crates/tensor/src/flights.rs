@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_trace::{Memory, Site};
 
-use crate::operation::Access;
+use crate::access::Access;
 
 /// The transfers of one memory that are in flight.
 #[derive(Default)]

@@ -5,6 +5,7 @@
 //! checks, price and placement rule. A [`Backend`] executes them: `phalanx_cpu::Cpu` when they are issued, `Meta` never (it
 //! records), others later, on streams of their own.
 
+mod access;
 mod allocator;
 pub mod arena;
 pub mod arguments;
@@ -27,6 +28,7 @@ pub mod shape;
 mod threads;
 mod windows;
 
+pub use access::Access;
 pub use allocator::OrEnd;
 pub use arena::Arena;
 pub use arguments::{
@@ -39,7 +41,6 @@ pub use copies::{Fetch, PendingCopy};
 pub use device::{Device, NORM_BLOCK};
 pub use factory::{DeviceFactory, DeviceRequest};
 pub use flights::InFlight;
-pub use operation::Access;
 pub use operations::{AdamWUpdate, LayerNormBackward, SgdUpdate, VocabularyLoss, VocabularyStatistics};
 pub use phalanx_trace::{Category, DType, Memory};
 pub use region::Region;

@@ -8,6 +8,7 @@
 
 use phalanx_trace::{Rate, Site};
 
+use crate::access::Access;
 use crate::arguments::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, Layout, Lookup, Positions, Sgd, Weight,
 };
@@ -52,15 +53,6 @@ impl Price {
     pub fn once_per_forward(self, flops: usize) -> Price {
         Price { forward_flops: -(flops as i64), ..self }
     }
-}
-
-/// Whether an operation reads or writes an operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// The operand is only read.
-    Read,
-    /// The operand is overwritten, accumulated into, or updated in place.
-    Write,
 }
 
 /// One tensor that an operation reads or writes.

@@ -29,7 +29,7 @@ pub fn on_threads<T: Send>(
     let device = |rank: usize| {
         let own = plan.of(rank);
         factory.make(&DeviceRequest {
-            rank,
+            index: rank,
             threads: plan.spec.threads,
             device_plan: &own.memory,
             host_plan: &own.host,

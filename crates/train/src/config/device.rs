@@ -133,8 +133,8 @@ mod tests {
         let device = DeviceConfig { kind, memory_mb: Some(0.5), copy_gb_per_s: Some(2.0), seed: Some(7) };
         let expected = SimulatedDevice { memory_bytes: Some(1 << 19), copy_bytes_per_s: 2e9, seed: 7 };
         assert_eq!(device.choice(), DeviceChoice::Simulated(expected));
-        let least = DeviceConfig { kind, ..DeviceConfig::default() };
+        let defaults = DeviceConfig { kind, ..DeviceConfig::default() };
         let expected = SimulatedDevice { memory_bytes: None, copy_bytes_per_s: 25e9, seed: 1 };
-        assert_eq!(least.choice(), DeviceChoice::Simulated(expected));
+        assert_eq!(defaults.choice(), DeviceChoice::Simulated(expected));
     }
 }

@@ -213,7 +213,7 @@ pub fn each_rank<T: Send>(
     let one = |rank: usize, endpoint: Option<Endpoint>| {
         let own = plan.of(rank);
         let request = DeviceRequest {
-            rank,
+            index: rank,
             threads: plan.spec.threads,
             device_plan: &own.memory,
             host_plan: &own.host,
