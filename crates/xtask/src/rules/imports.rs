@@ -37,6 +37,7 @@ const MAY_IMPORT: [(&str, &[&str]); 25] = [
             "random",
             "plan",
             "tensor",
+            "cpu",
             "collectives",
             "layers",
             "optim",
