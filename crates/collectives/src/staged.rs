@@ -104,6 +104,8 @@ impl Staged {
             let Some(tensor) = tensor else { return Ok((None, None)) };
             let host = self.device.alloc_host_like(&tensor, "staged", site);
             if !copies {
+                // Its contents do not matter; how the caller placed it does.
+                self.device.place_like(host.view(), tensor.view());
                 return Ok((Some(tensor), Some(host)));
             }
             let (tensor, host) = self.device.copy_to_host_at(tensor, host, site).wait()?;

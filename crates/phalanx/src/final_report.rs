@@ -105,15 +105,23 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
         bail!("{} does not have the {world} ranks of this run, each once and in order", path.display());
     }
     for rank in &measured.ranks {
-        let (took, plan) = (&rank.device, planned.plan.of(rank.rank).peak());
-        if took.peak_bytes != plan.bytes || took.categories != plan.categories {
-            bail!("rank {} took {took:?}, planned was {plan:?}: please report this", rank.rank);
+        let own = planned.plan.of(rank.rank);
+        for (memory, took, plan) in
+            [("device", &rank.device, own.peak()), ("host", &rank.host, own.host_peak())]
+        {
+            if took.peak_bytes != plan.bytes || took.categories != plan.categories {
+                bail!(
+                    "rank {} took {took:?} of {memory} memory, planned was {plan:?}: please report this",
+                    rank.rank
+                );
+            }
         }
     }
     let max = measured.ranks.iter().map(|rank| rank.device.peak_bytes).max().unwrap_or(0);
     let alike = measured.ranks.iter().all(|rank| rank.device.peak_bytes == max);
-    let above =
-        |rank: &RankBytes| rank.resident_bytes_peak.unwrap_or(0).saturating_sub(rank.device.peak_bytes);
+    let above = |rank: &RankBytes| {
+        rank.resident_bytes_peak.unwrap_or(0).saturating_sub(rank.device.peak_bytes + rank.host.peak_bytes)
+    };
     let outside = measured.ranks.iter().map(above).max().unwrap_or(0);
     Ok(format!(
         "memory      peak == plan: {}{max} bytes ({}) on each of {}; resident above the plan {} (estimated {})",

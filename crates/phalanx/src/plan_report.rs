@@ -2,7 +2,7 @@
 
 use phalanx_optim::LossScaling;
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
-use phalanx_trace::Category;
+use phalanx_trace::{Category, Memory};
 use phalanx_train::Spec;
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use serde_json::{Value, json};
@@ -19,6 +19,7 @@ pub fn to_json(planned: &Planned) -> Value {
     let rank = |r: &phalanx_train::RankPlan| RankBytes {
         rank: r.rank,
         device: DeviceBytes::from(r.memory.peak),
+        host: DeviceBytes::from(r.host.peak),
         resident_bytes_peak: None,
     };
     json!({
@@ -42,6 +43,8 @@ pub fn to_json(planned: &Planned) -> Value {
         "model": spec.model.to_config(),
         "chunks": chunks_json(spec),
         "phases": phases_json(&plan.ranks[0].memory),
+        "host_phases": phases_json(&plan.ranks[0].host),
+        "copies": plan.of(0).step.copies,
         "textbook": plan.textbook,
         "kernels": plan.of(0).step.kernels,
         "collectives": plan.of(0).step.collectives,
@@ -107,7 +110,7 @@ fn headline(planned: &Planned, name: &str) -> String {
     let text = format!(
         "{name}: {} of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
          {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
-         {}\n",
+         {}\n{}",
         spec.model.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
         model.layers,
@@ -124,8 +127,28 @@ fn headline(planned: &Planned, name: &str) -> String {
         spec.micro_batch_size,
         if mesh { "replica" } else { "rank" },
         precision(spec),
+        staging(planned),
     );
     text
+}
+
+/// For devices whose memory the host cannot read: that they are simulated, and what passes through the host.
+fn staging(planned: &Planned) -> String {
+    if planned.plan.spec.host_addressable {
+        return String::new();
+    }
+    let rank = &planned.plan.ranks[0];
+    let copied = |to: Memory| {
+        let copies = rank.step.copies.iter().filter(|copy| copy.to == to);
+        bytes(copies.map(|copy| copy.bytes).sum())
+    };
+    format!(
+        "each rank computes on a simulated accelerator, played by the processor; {} of host memory stage what it sends; \
+         a step copies {} to the host and {} to the device\n",
+        bytes(rank.host.arena_bytes),
+        copied(Memory::Host),
+        copied(Memory::Device)
+    )
 }
 
 /// Describes the precision policy.

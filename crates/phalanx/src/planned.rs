@@ -10,7 +10,7 @@ use phalanx_baselines::asynchronous;
 use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::config::{Reduce, Updates};
-use phalanx_train::{ResolvedConfig, RunConfig, RunPlan, Spec};
+use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
 
 use crate::machine;
 use crate::report::bytes;
@@ -70,7 +70,7 @@ impl Planned {
     /// Bytes that all ranks together need.
     pub fn needed_bytes(&self) -> u64 {
         let outside = outside_bytes(&self.plan.spec);
-        let traced: u64 = self.plan.ranks.iter().map(|rank| rank.memory.arena_bytes + outside).sum();
+        let traced: u64 = self.plan.ranks.iter().map(|rank| own_bytes(rank) + outside).sum();
         traced * self.each_stands_for() as u64
     }
 
@@ -81,7 +81,7 @@ impl Planned {
 
     /// Bytes that the rank with the largest memory needs.
     pub fn needed_by_one(&self) -> u64 {
-        let max = self.plan.ranks.iter().map(|rank| rank.memory.arena_bytes).max().unwrap_or(0);
+        let max = self.plan.ranks.iter().map(own_bytes).max().unwrap_or(0);
         max + outside_bytes(&self.plan.spec)
     }
 
@@ -206,6 +206,11 @@ pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Resu
     let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
     // The text of the error has its cause.
     Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))
+}
+
+/// Bytes that a rank plans in its two memories, both of which lie in this machine.
+fn own_bytes(rank: &RankPlan) -> u64 {
+    rank.memory.arena_bytes + rank.host.arena_bytes
 }
 
 /// Estimated bytes that one rank takes besides its arena: the program and its tables; for each thread a stack

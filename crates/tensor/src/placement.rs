@@ -60,6 +60,13 @@ impl Device {
         }
     }
 
+    /// Places `view` as `other` is placed, piece by piece; both have equally many elements. Does nothing outside a dry run.
+    pub fn place_like(&self, view: View, other: View) {
+        if let Some(recorder) = self.placing() {
+            recorder.combine_marks(other, view, |mark, _| mark);
+        }
+    }
+
     /// Forgets how `view` is placed: what it held is not read again.
     pub fn forget_placements(&self, view: View) {
         if let Some(recorder) = self.placing() {

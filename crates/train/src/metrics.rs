@@ -137,7 +137,7 @@ pub fn damaged_lines(path: &Path) -> io::Result<Vec<usize>> {
 }
 
 /// Bytes of one device of one rank, as in `plan.json` and `memory.json`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Default)]
 pub struct DeviceBytes {
     /// Bytes of the arena.
     pub peak_bytes: u64,
@@ -158,6 +158,9 @@ pub struct RankBytes {
     pub rank: usize,
     /// Memory of its device.
     pub device: DeviceBytes,
+    /// Host memory: what passes through the host on its way to or from the device.
+    #[serde(default)]
+    pub host: DeviceBytes,
     /// Largest measured resident size of the process in bytes, without other ranks' arenas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resident_bytes_peak: Option<u64>,

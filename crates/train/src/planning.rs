@@ -64,7 +64,16 @@ impl RankPlan {
     /// The peak of a run without a diagnosis. A diagnosis has the tensors of a step, but may need a little more
     /// memory, since they may pack worse.
     pub fn peak(&self) -> Peak {
-        let phases = self.memory.phases.iter().filter(|phase| phase.name != PhaseName::Diagnose);
+        RankPlan::peak_in(&self.memory)
+    }
+
+    /// The same for host memory.
+    pub fn host_peak(&self) -> Peak {
+        RankPlan::peak_in(&self.host)
+    }
+
+    fn peak_in(memory: &MemoryPlan) -> Peak {
+        let phases = memory.phases.iter().filter(|phase| phase.name != PhaseName::Diagnose);
         let larger = |max: Peak, peak: Peak| if peak.bytes > max.bytes { peak } else { max };
         phases.map(|phase| phase.peak).fold(Peak::default(), larger)
     }

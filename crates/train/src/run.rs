@@ -9,7 +9,7 @@ use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir};
 use phalanx_collectives::CollectiveError;
 use phalanx_data::DataError;
 use phalanx_tensor::Device;
-use phalanx_tensor::DeviceError;
+use phalanx_tensor::{Arena, DeviceError};
 
 use crate::config::ResolvedConfig;
 use crate::dataset::{DataDigests, Dataset};
@@ -352,10 +352,12 @@ impl<'a> Session<'a> {
         let foreign = (self.place.foreign_bytes)();
         let files = &self.files;
         self.engine.report(|engine| {
-            let peak = engine.device().arena().peak().expect("a planned arena measures its peak");
+            let peak = |arena: &Arena| arena.peak().expect("a planned arena measures its peak").into();
+            let device = peak(engine.device().arena());
+            let host = peak(engine.device().host_arena());
             let resident = resident_bytes_peak(foreign);
             let rank = engine.group().rank();
-            let bytes = RankBytes { rank, device: peak.into(), resident_bytes_peak: Some(resident) };
+            let bytes = RankBytes { rank, device, host, resident_bytes_peak: Some(resident) };
             files.write_memory_part(&bytes)
         })?;
         self.files.write_memory(self.place.groups.world.world_size())

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use phalanx_checkpoint::Checkpoint;
-use phalanx_tensor::Device;
+use phalanx_tensor::{Arena, Device};
 use serde::Serialize;
 
 use super::{Asynchronous, Done, Links};
@@ -166,9 +166,11 @@ impl<'a> Session<'a> {
         let resident = resident_bytes_peak((self.foreign_bytes)());
         let files = &self.files;
         saving::report(&self.engine, |engine| {
-            let peak = engine.device().arena().peak().expect("a planned arena measures its peak");
+            let peak = |arena: &Arena| arena.peak().expect("a planned arena measures its peak").into();
+            let device = peak(engine.device().arena());
+            let host = peak(engine.device().host_arena());
             let rank = engine.rank();
-            let bytes = RankBytes { rank, device: peak.into(), resident_bytes_peak: Some(resident) };
+            let bytes = RankBytes { rank, device, host, resident_bytes_peak: Some(resident) };
             files.write_memory_part(&bytes)
         })?;
         files.write_memory(self.job.plan.spec.world_size())

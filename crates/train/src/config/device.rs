@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
-use super::{ConfigError, RunConfig};
+use super::{ConfigError, RunConfig, Updates};
 
 /// Copies between host and device memory where nobody says how fast: 16 lanes of PCI Express 4.
 const COPY_GB_PER_S: f64 = 25.0;
@@ -74,6 +74,10 @@ impl DeviceConfig {
 impl RunConfig {
     pub(super) fn check_device(&self) -> Result<(), ConfigError> {
         let device = &self.device;
+        if device.kind == DeviceKind::Simulated && self.parallel.updates == Updates::Asynchronous {
+            let expected = "works with synchronous updates only: leave out parallel.updates, or set device.kind = \"cpu\"";
+            return Err(refuse("device.kind", "\"simulated\"", expected));
+        }
         let rates = [("device.memory_mb", device.memory_mb), ("device.copy_gb_per_s", device.copy_gb_per_s)];
         for (key, value) in rates {
             if let Some(value) = value.filter(|value| !(*value > 0.0 && value.is_finite())) {

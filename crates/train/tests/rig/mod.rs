@@ -226,7 +226,7 @@ pub fn each_rank<T: Send>(
         let source = endpoint
             .as_ref()
             .map_or(GroupSource::Alone(phalanx_collectives::Isa::detect()), GroupSource::Host);
-        let groups = (build.groups)(&device, spec, Groups::new(&source, spec));
+        let groups = (build.groups)(&device, spec, Groups::new(&source, spec)).on_device(&device);
         let network = (build.network)(spec, &groups);
         let mut engine = Rank::with_network(device, groups, spec, network, &own.orders);
         body(&mut engine, rank)
