@@ -18,7 +18,7 @@ fn the_losses_are_those_of_the_processor_and_both_memories_are_as_planned() {
         let (cpu, simulated) = (name("cpu"), name("simulated"));
         run(&cpu, &[]);
         let ended = run(&simulated, &SIMULATED);
-        assert!(ended.stderr.contains("simulated accelerator"), "{}", ended.stderr);
+        assert!(ended.stdout.contains("simulated accelerator"), "{}", ended.stdout);
         assert!(!home.losses(&cpu).is_empty());
         assert_eq!(home.losses(&cpu), home.losses(&simulated), "{layout:?}");
         let (plan, memory) =

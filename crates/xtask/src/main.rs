@@ -35,7 +35,7 @@ Usage: cargo xtask tidy [--shrink]
 
 reliability builds the release binary and tries generated faults against it; --help lists its options.
 simulated runs the engine's tests (goldens, bits, meshes, resume, faults) on the simulated accelerator, with
-20 seeds or N; --short runs the goldens alone.
+20 seeds or N; --short runs goldens and faults alone.
 
 Rules of tidy, each with the place, what is wrong and what to do:
   circles    no circles of imports between the files of a crate
