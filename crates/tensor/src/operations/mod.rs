@@ -20,15 +20,15 @@ mod vocabulary;
 
 use phalanx_trace::DType;
 
-pub use activations::{Activations, DropoutForward, GeluBackward, GeluForward};
-pub use attention::{AttentionBackward, AttentionForward, Attentions};
-pub use elementwise::{Add, Convert, Copy, Elementwise, Fill, Scaled};
-pub use embeddings::{AddPositions, EmbeddingBackward, EmbeddingForward, Embeddings, PositionGradient};
-pub use normalization::{LayerNorm, LayerNormBackward, Normalization};
-pub use optimizers::{AdamWUpdate, Optimizers, SgdUpdate};
-pub use products::{BiasGradient, InputGradient, Linear, LinearGelu, Products, WeightGradient};
-pub use reductions::{BlockSquares, CountNonFinite, Norm, Reductions, TreeSum};
-pub use vocabulary::{LogitsStatistics, Vocabulary, VocabularyLoss, VocabularyStatistics};
+pub use activations::*;
+pub use attention::*;
+pub use elementwise::*;
+pub use embeddings::*;
+pub use normalization::*;
+pub use optimizers::*;
+pub use products::*;
+pub use reductions::*;
+pub use vocabulary::*;
 
 use crate::buffer::ViewMut;
 use crate::operation::{Operand, Operands};
