@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use phalanx_checkpoint::Checkpoint;
-use phalanx_tensor::{Arena, Device};
+use phalanx_tensor::Device;
 use serde::Serialize;
 
 use super::{Asynchronous, Done, Links};
-use phalanx_train::metrics::{EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
+use phalanx_train::metrics::{DeviceBytes, EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
 use phalanx_train::rank::Batch;
 use phalanx_train::run::{Job, Observer, RunError, ScaleChange, Start, Summary, due, init};
 use phalanx_train::run_files::RunFiles;
@@ -166,9 +166,9 @@ impl<'a> Session<'a> {
         let resident = resident_bytes_peak((self.foreign_bytes)());
         let files = &self.files;
         saving::report(&self.engine, |engine| {
-            let peak = |arena: &Arena| arena.peak().expect("a planned arena measures its peak").into();
-            let device = peak(engine.device().arena());
-            let host = peak(engine.device().host_arena());
+            let device = engine.device().arena().peak().expect("a planned arena measures its peak").into();
+            // Host memory without a plan is not measured.
+            let host = engine.device().host_arena().peak().map_or(DeviceBytes::default(), DeviceBytes::from);
             let rank = engine.rank();
             let bytes = RankBytes { rank, device, host, resident_bytes_peak: Some(resident) };
             files.write_memory_part(&bytes)
