@@ -127,7 +127,7 @@ fn merge(model: &Gpt2, config: &RunConfig, ran: &[Ran]) -> State {
 }
 
 /// One worker is its own server and waits for nobody: the calls of the synchronous engine in its order, so its bits.
-/// Of several micro-batches those of `reduce = "defer"`, which adds them where they are written, too.
+/// For several micro-batches: the gradients of `reduce = "defer"`, which adds them where they are written, too.
 #[test]
 fn one_worker_is_the_synchronous_engine() {
     let changes: [(&str, Change); 5] = [

@@ -227,7 +227,7 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
 
 /// Random tokens and targets of step `number` (from 1) for the ranks at `data` on the data axis. Each sequence is a
 /// function of the seed, the step and its place in the global batch: however that is cut and shared, it is the same.
-/// Of a masked model a sequence has as many targets as a sample.
+/// With a masked model, a sequence has as many targets as a sample.
 pub fn fill(batch: &mut Batch, spec: &Spec, seed: u64, number: u64, data: usize) {
     let (seq, vocab) = (spec.seq, spec.model.shape().vocab);
     let rows = batch.tokens.chunks_mut(seq).zip(batch.targets.chunks_mut(seq));

@@ -139,7 +139,7 @@ pub struct Epilogue<'a> {
 pub struct Dropout {
     /// Share that is dropped, in `0.0..1.0`.
     pub p: f32,
-    /// Of seed, step and layer.
+    /// Key of the random numbers: a function of seed, step and layer.
     pub key: u64,
     /// Counter of element 0: where this tensor starts in that of the whole batch.
     pub first: u64,

@@ -21,9 +21,9 @@ pub struct KernelKey {
 pub struct KernelTime {
     /// Number of calls.
     pub calls: u64,
-    /// Of all calls.
+    /// Time of all calls.
     pub time: Duration,
-    /// Of the fastest call.
+    /// Time of the fastest call.
     pub least: Duration,
 }
 

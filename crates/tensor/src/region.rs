@@ -72,7 +72,7 @@ impl Region {
         Ok(Region::mapped(base, bytes))
     }
 
-    /// Of a range that was just mapped.
+    /// The region over a range that was just mapped.
     fn mapped(base: *mut std::ffi::c_void, bytes: usize) -> Region {
         // SAFETY: the range was mapped by the caller; the advice changes page size only. Best effort: a kernel
         // without huge pages refuses it.

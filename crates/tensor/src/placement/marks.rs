@@ -23,12 +23,12 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Of a zero.
+    /// The mark of a zero.
     pub const ZERO: Mark = Mark { along: [None; 3], dimensions: 0 };
     /// The same everywhere.
     pub const REPLICATED: Mark = Mark { along: [Some(Placement::Replicated); 3], dimensions: 0 };
 
-    /// Of a tensor with so many dimensions.
+    /// The mark of a tensor with so many dimensions.
     pub fn new(placements: Placements, dimensions: usize) -> Mark {
         Mark { along: Axis::ALL.map(|axis| Some(placements.get(axis))), dimensions: dimensions as u8 }
     }
@@ -114,7 +114,7 @@ pub(crate) struct Segment {
     pub(crate) mark: Option<Mark>,
 }
 
-/// See the module's head.
+/// The marks of all allocations of a dry run.
 #[derive(Default)]
 pub(crate) struct Table {
     allocations: Vec<Entry>,

@@ -28,7 +28,7 @@ pub(crate) const WHOLE_SUMS: &str =
 pub(crate) struct Operand<'a> {
     /// In the operation's documentation.
     pub(crate) name: &'static str,
-    /// Of its dimensions.
+    /// One letter for each dimension.
     pub(crate) letters: &'static str,
     pub(crate) view: View<'a>,
     /// Whether the old contents of a result are added to.
