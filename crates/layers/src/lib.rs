@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod attention;
+pub mod cache;
 pub mod checkpointing;
 pub mod combinators;
 pub mod dropout;
@@ -22,6 +23,7 @@ mod random;
 pub mod saved;
 
 pub use attention::Attention;
+pub use cache::KeyValueCache;
 pub use checkpointing::{Checkpointing, Recompute};
 pub use combinators::{Residual, Sequence};
 pub use dropout::Dropped;

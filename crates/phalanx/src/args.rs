@@ -179,7 +179,8 @@ impl TrainArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx sample runs/quickstart --prompt 'pub fn '\n  \
-    phalanx sample runs/quickstart --prompt '//! ' --tokens 400 --temperature 0.7 --top-k 20 --seed 7")]
+    phalanx sample runs/quickstart --prompt '//! ' --tokens 400 --temperature 0.7 --top-k 20 --seed 7\n  \
+    phalanx sample runs/quickstart --prompt 'fn main' --tokens 2000 --top-p 0.9 --shift 128")]
 pub struct SampleArgs {
     /// Run folder
     pub run: PathBuf,
@@ -195,6 +196,14 @@ pub struct SampleArgs {
     /// Draw from the K most likely tokens only; 0 for all
     #[arg(long, default_value_t = 0, value_name = "K")]
     pub top_k: usize,
+    /// Draw from the most likely tokens that together have this probability; 1 for all. Applies after --temperature
+    /// and --top-k
+    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    pub top_p: f32,
+    /// When the text is longer than model.seq, forget the N oldest tokens at once. 1 computes the last model.seq
+    /// tokens again for every token; more is faster, and the model sees less text after each shift
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub shift: usize,
     /// The same seed gives the same text
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
