@@ -70,6 +70,11 @@ impl Arch {
     /// BERT.
     pub const BERT: Arch = Arch(&bert::ARCHITECTURE);
 
+    /// All architectures.
+    pub fn all() -> impl Iterator<Item = Arch> {
+        ARCHITECTURES.into_iter().map(Arch)
+    }
+
     /// The architecture with this name.
     pub fn named(name: &str) -> Option<Arch> {
         ARCHITECTURES.into_iter().find(|architecture| architecture.name == name).map(Arch)

@@ -11,7 +11,8 @@ use phalanx_train::sample::{Generator, Sampling};
 
 /// A GPT-2 whose logits differ clearly from token to token.
 fn generator(positions: usize, heads: usize, hidden: usize) -> Generator {
-    let model = Gpt2 { layers: 2, hidden, heads, vocab: 61, positions, eps: 1e-5, dropout: Dropouts::default() };
+    let model =
+        Gpt2 { layers: 2, hidden, heads, vocab: 61, positions, eps: 1e-5, dropout: Dropouts::default() };
     let model: Arc<dyn Model> = model.into();
     let device = Device::new(Cpu::new(2), Arena::heap());
     let mut random = SplitMix64::new(9);

@@ -6,6 +6,8 @@
 //! and it avoids a limit: the pattern engine gives up (tiktoken-rs 0.12.1 panics) within a run of more
 //! than about a million white-space characters, but not when the text ends with the run.
 
+use std::collections::HashMap;
+
 use tiktoken_rs::{CoreBPE, r50k_base};
 
 use crate::corpus::BLOCK_BYTES;
@@ -14,6 +16,7 @@ pub(super) const VOCAB_SIZE: usize = 50_257;
 
 /// `<|endoftext|>`
 pub(super) const END_OF_TEXT: u32 = 50_256;
+pub(super) const END_OF_TEXT_SPELLING: &str = "<|endoftext|>";
 
 /// A run of white space longer than this is cut; well below the engine's limit.
 const LONG_RUN: usize = 100_000;
@@ -22,6 +25,31 @@ thread_local! {
     /// Each thread has its own (made in about 35 ms): clones of one share the pattern engine's scratch
     /// memory, and two threads that contend for it are slower than one alone.
     static BPE: CoreBPE = r50k_base().expect("the vocabulary inside tiktoken-rs is whole");
+}
+
+/// The bytes of every token but the special one, by id.
+pub(super) fn ordinary_tokens() -> Vec<Vec<u8>> {
+    let bytes = |id: u32| BPE.with(|bpe| bpe.decode_bytes(&[id]).expect("an id of the vocabulary"));
+    (0..END_OF_TEXT).map(bytes).collect()
+}
+
+/// For each of `tokens` that is longer than a byte, in order: the ids of the two tokens that were merged into it. They
+/// are what remains when its bytes are merged by the earlier merges.
+pub(super) fn merges(tokens: &[Vec<u8>]) -> Vec<[usize; 2]> {
+    let ids: HashMap<&[u8], usize> = tokens.iter().map(Vec::as_slice).zip(0..).collect();
+    let merged = |(id, token): (usize, &Vec<u8>)| {
+        // Where the parts of the token begin, and its end.
+        let mut edges: Vec<usize> = (0..=token.len()).collect();
+        while edges.len() > 3 {
+            let pair =
+                |at: usize| ids.get(&token[edges[at]..edges[at + 2]]).copied().filter(|pair| *pair < id);
+            let pairs = (0..edges.len() - 2).filter_map(|at| Some((pair(at)?, at)));
+            let (_, at) = pairs.min().expect("a token is made of two earlier ones");
+            edges.remove(at + 1);
+        }
+        [ids[&token[..edges[1]]], ids[&token[edges[1]..]]]
+    };
+    tokens.iter().enumerate().filter(|(_, token)| token.len() > 1).map(merged).collect()
 }
 
 /// The ids of `text`, in which the spelling of a special token is plain text.

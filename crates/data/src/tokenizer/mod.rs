@@ -12,6 +12,7 @@
 mod char_vocabulary;
 mod gpt2;
 mod hugging_face;
+mod hugging_face_files;
 mod spec;
 
 use std::fmt;
@@ -19,6 +20,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+pub use hugging_face_files::{HuggingFaceFiles, SpecialToken};
 pub use spec::TokenizerSpec;
 
 use crate::limits::{self, TOKENIZER_BYTES};
@@ -109,11 +111,6 @@ impl Tokenizer {
     pub fn save(&self, run: &Path) -> Result<()> {
         let path = run.join(TOKENIZER_FILE);
         phalanx_files::write(&path, self.to_json()).map_err(DataError::writing(&path))
-    }
-
-    /// Whether [`Tokenizer::to_json`] is a file that Hugging Face's programs read.
-    pub fn is_hugging_face(&self) -> bool {
-        matches!(self.algorithm, Algorithm::HuggingFace(_))
     }
 
     /// The content of the tokenizer's file.
