@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::chunks::ChunkError;
+use crate::chunk_error::ChunkError;
 
 /// Sizes that one search tries at most; a wider range is searched at wider steps.
 pub const MAX_CANDIDATES: u64 = 2048;

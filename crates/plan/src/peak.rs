@@ -8,8 +8,8 @@
 use phalanx_trace::{Bytes, Category};
 use serde::{Deserialize, Serialize};
 
-use crate::memory::Slot;
 use crate::packing::aligned;
+use crate::slot::Slot;
 
 /// How large an arena had to be, and which categories needed the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
