@@ -2,8 +2,6 @@
 
 use serde_json::Value;
 
-use crate::registry;
-
 /// A `config.json` of a model that this code does not compute.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum ModelError {
@@ -90,7 +88,7 @@ impl ModelError {
 /// Refuses a file of another architecture than the one with this name.
 pub(crate) fn expect_architecture(config: &Value, name: &str) -> Result<(), ModelError> {
     let given = config.get("model_type").unwrap_or(&Value::Null);
-    if given != name { Err(registry::unknown(config)) } else { Ok(()) }
+    if given != name { Err(ModelError::key("model_type", given, &format!("{name:?}"))) } else { Ok(()) }
 }
 
 /// Refuses a file in which one of these keys says something else; what is absent is as transformers has it,

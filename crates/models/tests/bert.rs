@@ -83,7 +83,7 @@ fn older_files_call_a_norm_gamma_and_beta() {
     }
 }
 
-/// Of a packed parameter any piece, on any rank: what it takes from which tensor.
+/// Any piece of a packed parameter, on any rank, takes the right elements of the right tensor.
 #[test]
 fn pieces_of_the_packed_projection() {
     let model = small();

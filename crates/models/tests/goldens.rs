@@ -10,11 +10,11 @@ use rig::{Case, compare_gradients, compare_low, compare_low_forward, values};
 /// of sums may be as far on the other side, and a few additions more: tolerances are four times that.
 struct Golden {
     case: fn(DType) -> Case,
-    /// Of `golden/`, up to what says the type.
+    /// Path in `golden/`, without the suffix for the element type.
     files: &'static str,
     logits: f32,
     loss: f32,
-    /// Of a tensor's largest.
+    /// Tolerance of gradients, relative to the largest element of the tensor.
     gradients: f32,
 }
 

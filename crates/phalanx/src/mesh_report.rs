@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use phalanx_plan::{Costs, InFlight, MemoryPlan, Stage, StageCost, in_flight, simulate};
 use phalanx_train::config::Reduce;
-use phalanx_train::{RankPlan, Spec, stage_costs};
+use phalanx_train::{RankPlan, Spec};
 use serde_json::{Value, json};
 
 use crate::planned::{Planned, outside_bytes};
@@ -130,7 +130,7 @@ struct Pipeline {
 
 impl Pipeline {
     fn of(spec: &Spec) -> Pipeline {
-        let costs = Costs { stages: stage_costs(spec), message: 0.0 };
+        let costs = Costs { stages: spec.stage_costs(), message: 0.0 };
         let bubble = simulate(&spec.schedule, &costs).bubble_fraction();
         Pipeline { costs: costs.stages, held: in_flight(&spec.schedule), bubble }
     }

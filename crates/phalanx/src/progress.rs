@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use phalanx_train::job::Job;
 use phalanx_train::metrics::{EvaluationRecord, StepRecord};
-use phalanx_train::run::{Job, Observer, ScaleChange};
+use phalanx_train::run::{Observer, ScaleChange};
 
 use crate::output::{TrainOutput, note};
 use crate::report;

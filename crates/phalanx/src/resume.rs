@@ -13,12 +13,13 @@ use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Float, OptimizerKind, PrecisionConfig, ScheduleKind};
+use phalanx_train::dataset::DataDigests;
 use serde::Deserialize;
 
 use crate::args::TrainArgs;
 use crate::learning_rate;
 use crate::run_folder::{RunFolder, model_of};
-use crate::stored::{Stored, digests_of};
+use crate::stored::Stored;
 use crate::user_config::UserConfig;
 
 /// Everything from which a run is resumed.
@@ -190,7 +191,7 @@ pub fn check_vocabulary(
 ) -> Result<()> {
     let stored = || Tokenizer::load(folder.path()).ok();
     // Checkpoints of earlier versions do not record it: the run's own tokenizer does.
-    let learned = digests_of(checkpoint).tokenizer.or_else(|| Some(stored()?.digest()));
+    let learned = DataDigests::of(checkpoint).tokenizer.or_else(|| Some(stored()?.digest()));
     if checkpoint.step() == 0 || learned.is_none_or(|learned| learned == tokenizer.digest()) {
         return Ok(());
     }

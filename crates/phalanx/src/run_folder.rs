@@ -8,13 +8,12 @@ use anyhow::{Context, Result, bail};
 use phalanx_checkpoint::{Checkpoint, Newest, newest};
 use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_models::{Model, check_layers, from_config};
-use phalanx_train::dataset::TOKENS_FILE;
+use phalanx_train::dataset::{DataDigests, TOKENS_FILE};
 use phalanx_train::run_files::METRICS_FILE;
 use phalanx_train::state::PARAMETERS;
 
 use crate::limits::CONFIG_BYTES;
 use crate::output;
-use crate::stored::digests_of;
 
 /// The configuration file as the user gave it first: what a resume compares a changed one with.
 pub const GIVEN_FILE: &str = "given.toml";
@@ -120,7 +119,7 @@ impl RunFolder {
     /// Another tokenizer, or one that is damaged.
     pub fn tokenizer_of(&self, checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
         let path = self.file(TOKENIZER_FILE);
-        let learned = digests_of(checkpoint).tokenizer;
+        let learned = DataDigests::of(checkpoint).tokenizer;
         if !path.exists() {
             return match learned {
                 None => Ok(None),

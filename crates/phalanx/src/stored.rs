@@ -57,7 +57,7 @@ impl Stored {
                 checkpoint.dir().display()
             ));
             let given = UserConfig::of(&config_of(&checkpoint)?)?;
-            let tokens = digests_of(&checkpoint).tokens;
+            let tokens = DataDigests::of(&checkpoint).tokens;
             let first_given = UserConfig::default();
             return Ok(Some(Stored { given, first_given, tokens, checkpoint: Some(checkpoint), warnings }));
         };
@@ -70,15 +70,10 @@ impl Stored {
         let first_given = first_given(folder, checksums.as_ref(), &mut warnings)?;
         let tokens = match checksums {
             Some(checksums) => checksums.tokens,
-            None => checkpoint.as_ref().and_then(|checkpoint| digests_of(checkpoint).tokens),
+            None => checkpoint.as_ref().and_then(|checkpoint| DataDigests::of(checkpoint).tokens),
         };
         Ok(Some(Stored { given, first_given, tokens, checkpoint, warnings }))
     }
-}
-
-/// The checksums of the data that a checkpoint was trained on.
-pub fn digests_of(checkpoint: &Checkpoint) -> DataDigests {
-    DataDigests::deserialize(&checkpoint.state()["data"]).unwrap_or_default()
 }
 
 fn config_of(checkpoint: &Checkpoint) -> Result<RunConfig> {

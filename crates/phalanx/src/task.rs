@@ -7,7 +7,7 @@ use phalanx_bench::collectives::CollectivesTask;
 use phalanx_collectives::Options;
 use phalanx_train::ResolvedConfig;
 use phalanx_train::dataset::DataDigests;
-use phalanx_train::run::Start;
+use phalanx_train::job::Start;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

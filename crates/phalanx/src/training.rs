@@ -5,7 +5,8 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use phalanx_baselines::asynchronous;
 use phalanx_train::config::Updates;
-use phalanx_train::run::{Job, Observer, RankEnvironment, Silent, train};
+use phalanx_train::job::Job;
+use phalanx_train::run::{Observer, RankEnvironment, Silent, train};
 use phalanx_train::{Dataset, RunError};
 
 use crate::environment::Environment;

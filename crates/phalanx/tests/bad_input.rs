@@ -62,7 +62,7 @@ fn sizes_beyond_any_model_are_answered_at_once() {
         home.write(&format!("{name}/config.json"), config);
         home.write(&format!("{name}/model.safetensors"), b"\x02\0\0\0\0\0\0\0{}");
     }
-    let most = "expected an integer from 1 to 1024";
+    let bounds = "expected an integer from 1 to 1024";
     let micro = "batch.micro=1";
     let refused: [(&[&str], &[&str]); 13] = [
         (&["model.layers=10000"], &["model.layers = 10000: must be at most 1024"]),
@@ -85,8 +85,8 @@ fn sizes_beyond_any_model_are_answered_at_once() {
         ),
         (&["parallel.timeout_s=9223372036854775807"], &["parallel.timeout_s", "31536000"]),
         (&["parallel.schedule=rows.csv"], &["parallel.schedule", "line 2049", "at most 2048 lines"]),
-        (&["model.init=deep"], &["n_layer is 1000000", most]),
-        (&["model.init=deeper"], &["n_layer is 1000000000", most]),
+        (&["model.init=deep"], &["n_layer is 1000000", bounds]),
+        (&["model.init=deeper"], &["n_layer is 1000000000", bounds]),
     ];
     let run = |args: &[&str]| -> Ended {
         let start = Instant::now();
@@ -98,7 +98,7 @@ fn sizes_beyond_any_model_are_answered_at_once() {
         let sets: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
         run(&[&["plan", "small.toml"], &sets[..]].concat()).refused(words);
     }
-    run(&["import", "deeper"]).refused(&["n_layer is 1000000000", most]);
+    run(&["import", "deeper"]).refused(&["n_layer is 1000000000", bounds]);
     run(&["plan", "--schedule", "rows.csv"]).refused(&["line 2049"]);
     // More than memory holds: what would hold is found without planning thousands of micro-batches.
     let set = ["batch.global=16384", "model.seq=4096", "model.hidden=4096", "data.validation=0"];

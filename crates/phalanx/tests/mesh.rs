@@ -1,4 +1,4 @@
-//! Meshes from end to end: processes on pipeline x data x tensor train what one rank trains, go on on another mesh,
+//! Meshes from end to end: processes on pipeline x data x tensor train what one rank trains, resume on another mesh,
 //! and name the rank that dies; plans and benches say what a mesh holds, sends and idles.
 
 mod rig;

@@ -86,10 +86,10 @@ fn a_run_may_go_on_in_another_precision() {
 #[test]
 fn a_loss_scale_that_cannot_fall_ends_the_run_and_names_the_tensor() {
     let home = Home::new();
-    let least = ["--set", "precision.initial_scale_power=33", "--set", "precision.min_loss_scale=4e9"];
+    let smallest = ["--set", "precision.initial_scale_power=33", "--set", "precision.min_loss_scale=4e9"];
     for nproc in ["1", "2"] {
         let args = ["train", "small.toml", "--nproc", nproc, "--run", nproc];
-        let ended = home.run(&[&args[..], &F16, &least].concat());
+        let ended = home.run(&[&args[..], &F16, &smallest].concat());
         let ended = ended.refused(&["is not finite", "on rank 0", "precision.min_loss_scale", "loss scale"]);
         assert_eq!(ended.stderr.matches("is not finite").count(), 1, "{}", ended.stderr);
         assert!(home.checkpoints(nproc).is_empty());

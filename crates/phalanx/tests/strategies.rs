@@ -1,4 +1,4 @@
-//! `phalanx bench strategies`: every way runs, holds what was planned, and says the same.
+//! `phalanx bench strategies`: every strategy runs, holds what was planned, and says the same.
 
 mod rig;
 
@@ -6,7 +6,7 @@ use rig::{Home, list, number, value};
 use serde_json::Value;
 
 /// As `--only` has them.
-const WAYS: [&str; 13] = [
+const STRATEGIES: [&str; 13] = [
     "one-device",
     "data-parallel",
     "data-parallel-loss",
@@ -24,9 +24,12 @@ const WAYS: [&str; 13] = [
 
 const COMMAND: [&str; 3] = ["bench", "strategies", "small.toml"];
 
-fn way<'a>(figures: &'a Value, name: &str) -> &'a Value {
-    let ways = figures["ways"].as_array().unwrap();
-    ways.iter().find(|way| way["way"] == name).unwrap_or_else(|| panic!("no {name} in {figures}"))
+fn strategy<'a>(figures: &'a Value, name: &str) -> &'a Value {
+    let strategies = figures["ways"].as_array().unwrap();
+    strategies
+        .iter()
+        .find(|strategy| strategy["way"] == name)
+        .unwrap_or_else(|| panic!("no {name} in {figures}"))
 }
 
 #[test]
@@ -34,37 +37,44 @@ fn every_way_holds_what_was_planned_and_all_synchronous_ones_say_the_same() {
     let home = Home::new();
     let more = ["--steps", "1", "--warmup", "1", "--bert-steps", "2", "--svg", "ways.svg", "--json"];
     let figures = home.run(&[&COMMAND[..], &more].concat()).ok().json();
-    let names: Vec<&str> =
-        figures["ways"].as_array().unwrap().iter().map(|way| way["way"].as_str().unwrap()).collect();
-    assert_eq!(names, WAYS);
-    let reference = way(&figures, "one-device")["losses"][0].as_f64().unwrap();
+    let names: Vec<&str> = figures["ways"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|strategy| strategy["way"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, STRATEGIES);
+    let reference = strategy(&figures, "one-device")["losses"][0].as_f64().unwrap();
     // The longest sums have 257 terms (the bytes and the end of a text): f32 errs by 2^-24 sqrt(257) = 1e-6 of each. A
     // token of the second step has passed 2 x (2 x 2 layers + 2) = 12 such sums, whose errors are independent, and two
-    // ways are compared: 2 sqrt(12) of that.
+    // strategies are compared: 2 sqrt(12) of that.
     let allowed = 2.0 * 12f64.sqrt() * 257f64.sqrt() * f64::powi(2.0, -24) * reference;
-    for name in WAYS {
-        let way = way(&figures, name);
+    for name in STRATEGIES {
+        let strategy = strategy(&figures, name);
         let devices = if name == "one-device" { 1 } else { 2 };
         assert_eq!(
-            (way["ranks"].as_u64(), way["threads"].as_u64()),
+            (strategy["ranks"].as_u64(), strategy["threads"].as_u64()),
             (Some(devices), Some(2 / devices)),
-            "{way}"
+            "{strategy}"
         );
-        let by_rank = list(way, "by_rank");
+        let by_rank = list(strategy, "by_rank");
         assert_eq!(by_rank.len() as u64, devices);
         for rank in by_rank {
-            assert!(number(&rank["planned"], "bytes") > 0.0, "{way}");
+            assert!(number(&rank["planned"], "bytes") > 0.0, "{strategy}");
             assert_eq!(rank["planned"], rank["measured"], "{name}");
         }
-        assert_eq!(way["as_planned"], true);
-        assert!(number(way, "step_s_median") >= number(way, "step_s_min"), "{way}");
-        assert!(number(way, "step_s_min") > 0.0 && number(way, "of_one_device") > 0.0, "{way}");
-        assert_eq!(number(way, "sent_bytes_per_step") > 0.0, name != "one-device", "{way}");
+        assert_eq!(strategy["as_planned"], true);
+        assert!(number(strategy, "step_s_median") >= number(strategy, "step_s_min"), "{strategy}");
+        assert!(
+            number(strategy, "step_s_min") > 0.0 && number(strategy, "of_one_device") > 0.0,
+            "{strategy}"
+        );
+        assert_eq!(number(strategy, "sent_bytes_per_step") > 0.0, name != "one-device", "{strategy}");
         let staged = name.starts_with("pipeline") || name == "model-parallel";
-        assert_eq!(way.get("bubble_fraction").is_some_and(Value::is_number), staged, "{way}");
-        assert!(!staged || number(way, "bubble_fraction") > 0.0, "{way}");
+        assert_eq!(strategy.get("bubble_fraction").is_some_and(Value::is_number), staged, "{strategy}");
+        assert!(!staged || number(strategy, "bubble_fraction") > 0.0, "{strategy}");
         if name != "asynchronous" {
-            let loss = way["losses"][0].as_f64().unwrap();
+            let loss = strategy["losses"][0].as_f64().unwrap();
             assert!(
                 (loss - reference).abs() <= allowed,
                 "{name}: {loss}, one device {reference} +- {allowed}"
@@ -76,14 +86,14 @@ fn every_way_holds_what_was_planned_and_all_synchronous_ones_say_the_same() {
     less_where_it_is_sharded(&figures);
     classic(&figures["classic"]);
     let svg = String::from_utf8(home.read("ways.svg")).unwrap();
-    assert!(WAYS.iter().all(|name| svg.contains(&format!(">{name}</text>"))), "{svg}");
+    assert!(STRATEGIES.iter().all(|name| svg.contains(&format!(">{name}</text>"))), "{svg}");
     assert!(!home.path("runs").exists());
 }
 
-/// What the ways are for.
+/// What the strategies are for.
 fn less_where_it_is_sharded(figures: &Value) {
     let held = |name: &str, rank: usize, category: &str| {
-        way(figures, name)["by_rank"][rank]["measured"]["categories"][category].as_u64().unwrap()
+        strategy(figures, name)["by_rank"][rank]["measured"]["categories"][category].as_u64().unwrap()
     };
     assert_eq!(2 * held("zero-1", 0, "optimizer"), held("ddp", 0, "optimizer"));
     assert_eq!(2 * held("zero-2", 0, "gradients"), held("zero-1", 0, "gradients"));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use phalanx_drawing::draw_svg;
 use phalanx_plan::{Costs, Plan, Schedule, StageCost, generate};
-use phalanx_train::{ResolvedConfig, stage_costs};
+use phalanx_train::ResolvedConfig;
 
 use crate::args::{DrawArgs, Overrides, PlanArgs};
 use crate::resolve::{Purpose, Resolved, estimate_data, resolve};
@@ -131,7 +131,7 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
     let (Resolved { config, model, .. }, _) = resolve(&given, Purpose::Plan, None, estimate_data)?;
     let costed = |config: &ResolvedConfig| -> Result<(Schedule, Costs)> {
         let spec = planned::spec(config, Arc::clone(&model), 0)?;
-        let costs = Costs { stages: stage_costs(&spec), message: 0.0 };
+        let costs = Costs { stages: spec.stage_costs(), message: 0.0 };
         Ok(((*spec.schedule).clone(), costs))
     };
     let (schedule, costs) = costed(&config)?;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use phalanx_collectives::threads;
-use phalanx_train::run::Job;
+use phalanx_train::job::Job;
 
 use crate::args::TrainArgs;
 use crate::environment::Environment;
