@@ -68,7 +68,7 @@ pub(crate) struct Manifest {
     pub(crate) version: u32,
     pub(crate) step: u64,
     pub(crate) ranks: usize,
-    /// The caller's own: sampler cursor, configuration ...
+    /// State of the caller: sampler cursor, configuration ...
     #[serde(deserialize_with = "bounded_state")]
     pub(crate) state: Value,
     /// Name and bytes of each file.
@@ -92,7 +92,7 @@ pub struct StoredTensor {
     /// Global shape.
     #[serde(deserialize_with = "limits::shape")]
     pub shape: Vec<usize>,
-    /// Its pieces, by stripe and then in the order of their elements: no gap, no overlap.
+    /// Its pieces, ordered by stripe and then by element, without gaps or overlaps.
     pub pieces: Vec<StoredPiece>,
 }
 
@@ -101,7 +101,7 @@ pub struct StoredTensor {
 pub struct StoredPiece {
     /// Name of the file in the checkpoint's folder.
     pub file: String,
-    /// Where the piece begins, in bytes from the start of the file.
+    /// Offset of the piece in the file, in bytes.
     pub offset: u64,
     /// The part of the tensor that it belongs to; all of it when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -130,7 +130,7 @@ impl StoredPiece {
         self.stripe.unwrap_or_else(|| Stripe::whole(whole))
     }
 
-    /// Pieces are listed and searched in this order: how the tensor was cut, whose part, which elements.
+    /// The sort key of pieces: how the tensor was cut, which stripe, which elements.
     pub(crate) fn order(&self) -> (u64, u64, u64, [u64; 2]) {
         let Stripe { run, ranks, rank } = self.stripe.unwrap_or(Stripe { run: 0, ranks: 1, rank: 0 });
         (ranks, run, rank, self.range)
@@ -151,7 +151,7 @@ impl Manifest {
     /// Merges the lists of all ranks.
     ///
     /// # Errors
-    /// What is wrong, in words: ranks that disagree about a tensor, a gap, an overlap.
+    /// A description of the problem: ranks that disagree about a tensor, a gap, an overlap.
     pub(crate) fn merge(
         step: u64,
         state: Value,
@@ -201,7 +201,7 @@ impl Manifest {
     /// The bytes of `manifest.json`.
     ///
     /// # Errors
-    /// In words: more than can be read again.
+    /// A description: the manifest is larger than can be read again.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
         let state = self.state.to_string().len();
         if state > STATE_BYTES {
@@ -248,7 +248,7 @@ impl Manifest {
             }
         }
         if self.ranks == 0 || self.files.len() != self.ranks {
-            return Err(format!("it has {} files of {} ranks", self.files.len(), self.ranks));
+            return Err(format!("it has {} files for {} ranks", self.files.len(), self.ranks));
         }
         if self.files.values().try_fold(0u64, |sum, bytes| sum.checked_add(*bytes)).is_none() {
             return Err("its files have more than 2^64 bytes".to_string());
@@ -268,7 +268,7 @@ impl Manifest {
     }
 }
 
-/// A tensor, or a stripe of it, as messages spell it.
+/// The name of a tensor, or of a stripe of it, in messages.
 pub(crate) fn part(label: &str, stripe: Option<Stripe>) -> String {
     stripe.map_or_else(|| label.to_string(), |stripe| format!("{label} ({stripe})"))
 }
@@ -289,7 +289,7 @@ struct Versioned {
     version: u32,
 }
 
-/// The text of a manifest whose first field matches the rest.
+/// The text of a manifest, whose first field is the checksum of the rest.
 fn checked_text(bytes: &[u8]) -> Result<&str, String> {
     let damaged = "it is damaged or was edited: load another checkpoint or copy this one again";
     let text = str::from_utf8(bytes).map_err(|_| damaged.to_string())?;
