@@ -5,7 +5,7 @@ mod rig;
 use rig::{Home, list, number, value};
 use serde_json::Value;
 
-/// As `--only` has them.
+/// Names of strategies for `--only`.
 const WAYS: [&str; 13] = [
     "one-device",
     "data-parallel",
@@ -80,7 +80,7 @@ fn every_way_holds_what_was_planned_and_all_synchronous_ones_say_the_same() {
     assert!(!home.path("runs").exists());
 }
 
-/// What the ways are for.
+/// The expected advantages of the strategies.
 fn less_where_it_is_sharded(figures: &Value) {
     let held = |name: &str, rank: usize, category: &str| {
         way(figures, name)["by_rank"][rank]["measured"]["categories"][category].as_u64().unwrap()
