@@ -38,34 +38,34 @@ pub enum RunError {
     #[error(transparent)]
     Data(#[from] DataError),
     /// A file of the run folder could not be written.
-    #[error("{path}: {source}; free space or choose another folder with --run, then go on with --resume")]
+    #[error("{path}: {source}; free space or choose another folder with --run, then continue with --resume")]
     Write {
         /// The file.
         path: PathBuf,
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The run folder, or a file in it that a resume needs, has gone.
+    /// The run folder, or a file in it that a resume needs, was removed.
     #[error(
         "the run folder {path} was removed or changed while the run was using it ({what}): nothing can be saved \
-         there any more; put it back and go on with --resume, or start anew"
+         there any more; put it back and continue with --resume, or start a new run"
     )]
     FolderGone {
         /// The folder.
         path: PathBuf,
-        /// What has gone.
+        /// What is missing.
         what: String,
     },
     /// Stored and configured shapes differ.
     #[error(
-        "{name} has shape {given:?} in the file, the configuration makes it {expected:?}; correct [model]"
+        "{name} has shape {given:?} in the file, but the configuration implies {expected:?}; correct [model]"
     )]
     Shape {
         /// The tensor.
         name: String,
         /// The shape in the file.
         given: Vec<usize>,
-        /// The shape that the configuration makes.
+        /// The shape that the configuration implies.
         expected: Vec<usize>,
     },
     /// The state in the manifest of a checkpoint is impossible.
@@ -92,12 +92,12 @@ pub enum RunError {
         /// How many.
         ranks: usize,
     },
-    /// The system starts no more threads.
+    /// The system cannot start a thread.
     #[error(transparent)]
     Threads(std::io::Error),
-    /// A checkpoint would hold numbers with which no run can go on.
+    /// A checkpoint would hold numbers that are not finite.
     #[error(
-        "{state} of {name} is not finite any more: nothing was saved, and older checkpoints are whole; lower \
+        "{state} of {name} is no longer finite: nothing was saved, and older checkpoints are complete; lower \
          optimizer.lr or set optimizer.clip, then start again or --resume"
     )]
     Broken {
@@ -106,7 +106,7 @@ pub enum RunError {
         /// The parameter.
         name: String,
     },
-    /// The loss or the gradient norm is not a number any more; the same on all ranks.
+    /// The loss or the gradient norm is not finite, on all ranks.
     #[error("{0}")]
     NonFinite(Box<NonFinite>),
 }
@@ -141,7 +141,7 @@ pub struct Job {
     pub peak_flops_per_s: Option<f64>,
 }
 
-/// What one rank of a run is given by the program that starts it.
+/// What the program that starts a rank provides.
 pub struct RankEnvironment<'a> {
     /// The device, with an arena that replays this rank's plan.
     pub device: Device,
@@ -252,7 +252,7 @@ pub fn init(
     imported.map_err(|cause| RunError::Init { dir: dir.to_path_buf(), cause: Box::new(cause) })
 }
 
-/// Whether something that is done every `every` steps is done after `step`; never for 0.
+/// Whether an action that happens every `every` steps is due after `step`; never for 0.
 pub fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
