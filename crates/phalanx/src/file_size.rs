@@ -1,7 +1,7 @@
 //! The limit on the size of files (`ulimit -f`).
 //!
-//! A write beyond it raises SIGXFSZ, whose default is to end the program without a word. With a handler the write fails
-//! as one to a full disk does, and the error says which limit it was.
+//! A write beyond it raises SIGXFSZ, which by default ends the program without a message. With a handler the write
+//! fails as one to a full disk does, and the error says which limit it was.
 
 use std::io::Error;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use signal_hook::consts::SIGXFSZ;
 
 use crate::report::bytes;
 
-/// Makes a write beyond the limit an error: once in a program, before it writes.
+/// Makes a write beyond the limit an error. Called once per program, before the first write.
 ///
 /// # Errors
 /// The system's.
 pub fn fail_beyond_limit() -> Result<()> {
-    // Nobody asks whether the signal came: the write says so.
+    // The flag is never read, because the write returns an error.
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))
         .context("the handler of SIGXFSZ")?;
     Ok(())

@@ -19,9 +19,9 @@ pub fn threads_per_rank(ranks: usize) -> usize {
 /// Memory that new programs could take without swapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Available {
-    /// By the system's estimate (`MemAvailable`), or less where a control group leaves less.
+    /// The system's estimate (`MemAvailable`), or less if a control group leaves less.
     pub bytes: u64,
-    /// The control group, where it leaves less than the system has.
+    /// The control group, if it leaves less than the system has.
     pub group: Option<GroupLimit>,
 }
 
@@ -44,7 +44,7 @@ impl std::fmt::Display for Available {
 pub fn available() -> Option<Available> {
     let system = kib_field("/proc/meminfo", "MemAvailable:").map(|bytes| Available { bytes, group: None });
     let group = memory_limit().map(|limit| Available { bytes: limit.available_bytes, group: Some(limit) });
-    // Where both are equal: the system, whose sentence is shorter.
+    // If both are equal, takes the system, whose message is shorter.
     [system, group].into_iter().flatten().min_by_key(|available| available.bytes)
 }
 
@@ -63,7 +63,7 @@ pub fn out_of_memory_kills() -> Option<(PathBuf, u64)> {
     })
 }
 
-/// Bytes of memory in all.
+/// Total bytes of memory.
 pub fn total_bytes() -> Option<u64> {
     kib_field("/proc/meminfo", "MemTotal:")
 }
@@ -73,7 +73,7 @@ pub fn kernel() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// The processor's own name.
+/// The model name of the processor.
 pub fn processor() -> String {
     system_files::processor_field("model name").unwrap_or("unknown".to_string())
 }

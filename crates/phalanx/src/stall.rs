@@ -42,7 +42,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Reads `/proc/PID`; of a process that is gone, nothing.
+    /// Reads `/proc/PID`; the default state if the process has ended.
     pub fn read(pid: u32) -> Process {
         let whole = text(format!("/proc/{pid}/stat")).unwrap_or_default();
         let cpu_ticks = cpu_ticks(&whole).unwrap_or(0);
@@ -83,12 +83,12 @@ impl StallDetector {
     /// The time between two observations counts as at most this.
     const MAX_COUNTED: Duration = Duration::from_secs(1);
 
-    /// For ranks that have just been started.
+    /// A detector for ranks that have just been started.
     pub fn new(ranks: usize) -> StallDetector {
         StallDetector { ranks: vec![Still::default(); ranks] }
     }
 
-    /// Takes note of what a look at `rank` found, `since` the look before.
+    /// Records an observation of `rank`, at time `since` after the previous one.
     pub fn note(&mut self, rank: usize, observation: &Observation, since: Duration) {
         let still = &mut self.ranks[rank];
         let signed = observation.silent.is_some_and(|silent| silent <= since);
@@ -100,7 +100,7 @@ impl StallDetector {
         };
     }
 
-    /// For how long a rank has not moved.
+    /// The time for which a rank has made no progress.
     pub fn time(&self, rank: usize) -> Duration {
         self.ranks[rank].time
     }
@@ -134,7 +134,7 @@ mod tests {
         for (moves, observation) in [(true, idle(100)), (true, busy), (true, ready), (false, idle(9000))] {
             let mut stalls = StallDetector::new(1);
             (0..5).for_each(|_| stalls.note(0, &idle(9000), TICK));
-            // The first look saw processor time that was used before it.
+            // The first observation includes processor time that was used before it.
             assert_eq!(stalls.time(0), 4 * TICK);
             stalls.note(0, &observation, TICK);
             assert_eq!(stalls.time(0), if moves { Duration::ZERO } else { 5 * TICK }, "{observation:?}");
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(stalls.time(0), 3 * TICK);
     }
 
-    /// Stopped together with its ranks for an hour, the launcher has not seen them stand for an hour.
+    /// If the launcher was stopped for an hour together with its ranks, that hour does not count.
     #[test]
     fn time_in_which_the_launcher_did_not_run_counts_for_little() {
         let mut stalls = StallDetector::new(1);
