@@ -17,7 +17,7 @@
 
 use std::time::Duration;
 
-use crate::system_files::{stat_fields, text};
+use phalanx_host::process::Activity;
 
 /// What the launcher observed about a rank at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,47 +25,7 @@ pub struct Observation {
     /// Time since its last sign of life; `None` when it has not joined the job yet.
     pub silent: Option<Duration>,
     /// State of its process.
-    pub process: Process,
-}
-
-/// State of a process, as the system reports it.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Process {
-    /// Processor time so far, in units of the system.
-    pub cpu_ticks: u64,
-    /// Whether a signal or a debugger has stopped it.
-    pub stopped: bool,
-    /// Whether one of its threads runs or is ready to run.
-    pub runnable: bool,
-    /// Whether one of its threads waits for a disk or for the memory manager, which no signal interrupts.
-    pub in_disk: bool,
-}
-
-impl Process {
-    /// Reads `/proc/PID`; the default state if the process has ended.
-    pub fn read(pid: u32) -> Process {
-        let whole = text(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let cpu_ticks = cpu_ticks(&whole).unwrap_or(0);
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let states: String = tasks.filter_map(|task| state(&text(task.path().join("stat"))?)).collect();
-        Process {
-            cpu_ticks,
-            stopped: !states.is_empty() && states.chars().all(|state| matches!(state, 'T' | 't')),
-            runnable: states.contains('R'),
-            in_disk: states.contains('D'),
-        }
-    }
-}
-
-/// The state in the text of a `stat` file.
-fn state(stat: &str) -> Option<char> {
-    stat_fields(stat).next()?.chars().next()
-}
-
-/// Time in user and system mode, the 14th and 15th field.
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    let mut fields = stat_fields(stat).skip(11);
-    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+    pub process: Activity,
 }
 
 /// For each rank, the time for which it has made no progress.
@@ -113,24 +73,14 @@ mod tests {
     const TICK: Duration = Duration::from_millis(250);
 
     fn idle(silent_ms: u64) -> Observation {
-        let process = Process { cpu_ticks: 7, ..Process::default() };
+        let process = Activity { cpu_ticks: 7, ..Activity::default() };
         Observation { silent: Some(Duration::from_millis(silent_ms)), process }
     }
 
     #[test]
-    fn fields_of_stat_are_found_behind_any_name() {
-        let stat = "12 (a) b (c)) S 1 2 3 4 5 6 7 8 9 10 123 45 0 0";
-        assert_eq!((state(stat), cpu_ticks(stat)), (Some('S'), Some(168)));
-        assert_eq!((state(""), cpu_ticks("1 (a) S 1")), (None, None));
-        let own = Process::read(std::process::id());
-        assert!(own.runnable && !own.stopped);
-        assert_eq!(Process::read(u32::MAX), Process::default());
-    }
-
-    #[test]
     fn signs_of_life_processor_time_and_readiness_are_movement() {
-        let busy = Observation { process: Process { cpu_ticks: 8, ..Process::default() }, ..idle(9000) };
-        let ready = Observation { process: Process { runnable: true, ..idle(0).process }, ..idle(9000) };
+        let busy = Observation { process: Activity { cpu_ticks: 8, ..Activity::default() }, ..idle(9000) };
+        let ready = Observation { process: Activity { runnable: true, ..idle(0).process }, ..idle(9000) };
         for (moves, observation) in [(true, idle(100)), (true, busy), (true, ready), (false, idle(9000))] {
             let mut stalls = StallDetector::new(1);
             (0..5).for_each(|_| stalls.note(0, &idle(9000), TICK));
@@ -144,7 +94,8 @@ mod tests {
     #[test]
     fn a_rank_that_never_joins_stands_still_too() {
         let mut stalls = StallDetector::new(1);
-        (0..3).for_each(|_| stalls.note(0, &Observation { silent: None, process: Process::default() }, TICK));
+        (0..3)
+            .for_each(|_| stalls.note(0, &Observation { silent: None, process: Activity::default() }, TICK));
         assert_eq!(stalls.time(0), 3 * TICK);
     }
 

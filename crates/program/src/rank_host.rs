@@ -13,7 +13,7 @@ use phalanx_plan::MemoryPlan;
 use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, Region};
 use phalanx_train::{GroupSource, Groups, RankPlan, RunConfig, Spec};
 
-use crate::{output, system_files};
+use crate::output;
 
 /// The host of one rank.
 pub enum RankHost {
@@ -125,5 +125,5 @@ pub fn timeout(config: &RunConfig) -> Duration {
 /// Bytes of other ranks' arenas that are resident here because they were read: shared memory beyond this
 /// rank's own arena of `own_bytes`. Threads share none.
 pub fn foreign_bytes(own_bytes: u64) -> u64 {
-    system_files::kib_field("/proc/self/status", "RssShmem:").unwrap_or(0).saturating_sub(own_bytes)
+    phalanx_host::kib_field("/proc/self/status", "RssShmem:").unwrap_or(0).saturating_sub(own_bytes)
 }

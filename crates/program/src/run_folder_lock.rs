@@ -117,7 +117,7 @@ fn held(path: &Path, process: Option<u32>) -> anyhow::Error {
 }
 
 fn is_alive(process: u32) -> bool {
-    Path::new(&format!("/proc/{process}")).exists()
+    phalanx_host::process::is_running(process)
 }
 
 /// Refuses to write into a run folder without its lock.

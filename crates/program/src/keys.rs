@@ -11,6 +11,8 @@ use serde::Deserialize;
 use strsim::levenshtein;
 use toml::{Table, Value};
 
+use crate::choices;
+
 /// Keys whose default is a word and whose value may be a number.
 const WORD_OR_NUMBER: [&str; 2] = ["memory.chunk", "memory.checkpointing"];
 
@@ -126,21 +128,23 @@ fn check_value(full: &Table, key: &str, value: &Value, origin: &str) -> Result<(
     let Some(known) = lookup(full, key) else { return Err(unknown(full, key, origin)) };
     let mut tried = full.clone();
     insert(&mut tried, key, value.clone());
-    let Err(error) = RunConfig::deserialize(Value::Table(tried)) else { return Ok(()) };
-    bail!("{origin}: {key} = {value}: expected {}", expected(key, known, error.message()))
+    if RunConfig::deserialize(Value::Table(tried)).is_ok() {
+        return Ok(());
+    }
+    bail!("{origin}: {key} = {value}: expected {}", expected(key, known))
 }
 
-/// Describes the values of a key. For a choice, the description comes from `message`, the error of the reader.
-fn expected(key: &str, known: &Value, message: &str) -> String {
+/// Describes the values of a key.
+fn expected(key: &str, known: &Value) -> String {
     match (key, known) {
         ("memory.chunk", _) => "\"auto\", \"none\" or a number of MiB".to_string(),
         ("memory.checkpointing", _) => {
             "\"none\", \"selective\", \"block\", or k for every k-th block".to_string()
         }
         ("parallel.zero", _) => "a ZeRO stage: 0, 1, 2 or 3".to_string(),
-        (_, Value::String(_)) => match message.split_once("expected ") {
-            Some((start, choices)) if start.contains("unknown variant") => choices.replace('`', "\""),
-            _ => "text in quotes".to_string(),
+        (_, Value::String(_)) => match choices::of(key) {
+            Some(choices) => choices::list(choices),
+            None => "text in quotes".to_string(),
         },
         (_, Value::Integer(_)) => "a whole number, 0 or more".to_string(),
         (_, Value::Float(_)) => "a number".to_string(),

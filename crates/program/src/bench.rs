@@ -8,7 +8,6 @@ use phalanx_train::GroupSource;
 use phalanx_train::config::DeviceConfig;
 
 use crate::environment::Environment;
-use crate::machine;
 use crate::planned::Planned;
 use crate::rank_host::{self, RankDevice, RankHost};
 use crate::task::BenchStepTask;
@@ -82,7 +81,7 @@ fn on_device<T>(
         device,
         source,
         note_step: &|step| host.note_step(step),
-        page_faults: &machine::page_faults,
+        page_faults: &phalanx_host::process::page_faults,
         foreign_bytes: &|| if shares_memory { rank_host::foreign_bytes(shared_bytes) } else { 0 },
     };
     measure(&setup)

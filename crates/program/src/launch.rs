@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use phalanx_collectives::HostJob;
+use phalanx_host::process::Activity;
 use phalanx_tensor::refused_thread;
 use phalanx_train::RunPlan;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,7 +24,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::output::{self, TrainOutput, note};
 use crate::signals::Signals;
-use crate::stall::{Observation, Process, StallDetector};
+use crate::stall::{Observation, StallDetector};
 use crate::task::Task;
 use crate::{exit_status, machine, task_file};
 
@@ -257,7 +258,7 @@ impl RankProcesses {
         let timeout = if signalled { self.timeout.min(GRACE) } else { self.timeout };
         let mut still = Vec::new();
         for (rank, running) in self.ranks.iter().enumerate().filter(|(_, running)| !running.ended) {
-            let process = Process::read(running.child.id());
+            let process = Activity::read(running.child.id());
             stalls.note(rank, &Observation { silent: self.job.silent_for(rank), process }, since);
             // A disk may be as slow after a signal as without one.
             let limit = if process.in_disk { self.timeout } else { timeout };
@@ -298,7 +299,7 @@ impl RankProcesses {
     }
 
     /// What a stalled process waits for, as far as is visible from outside.
-    fn held_up_by(&self, rank: usize, process: &Process) -> String {
+    fn held_up_by(&self, rank: usize, process: &Activity) -> String {
         let pid = self.ranks[rank].child.id();
         match (process.stopped, self.ranks[rank].is_unread(), process.in_disk) {
             (true, _, _) => {
@@ -323,7 +324,7 @@ impl RankProcesses {
         // A rank that named another one could not see why that one does not arrive. The number comes from a rank, so it
         // is checked.
         let Some(running) = self.ranks.get(cause.rank) else { return cause };
-        let process = Process::read(running.child.id());
+        let process = Activity::read(running.child.id());
         if !running.ended && (process.stopped || running.is_unread()) {
             cause.activity = format!("{}; {}", cause.activity, self.held_up_by(cause.rank, &process));
         }

@@ -93,7 +93,7 @@ fn tell(figures: &impl serde::Serialize) -> Result<()> {
 fn tell_error(error: &anyhow::Error, host: &RankHost) {
     let RankHost::Job(endpoint) = host else { return };
     if !training::is_of_another(error, host.rank()) {
-        endpoint.abort(&file_size::explain(format!("{error:#}")));
+        endpoint.abort(&file_size::explain(error));
         return;
     }
     // Another rank failed and is about to report why; leaving first would look like the cause.

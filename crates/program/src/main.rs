@@ -7,6 +7,7 @@
 mod args;
 mod bench;
 mod checksums;
+mod choices;
 mod commands;
 mod continuation;
 mod control_group;
@@ -39,7 +40,6 @@ mod staged;
 mod stall;
 mod stored;
 mod strategies_args;
-mod system_files;
 mod task;
 mod task_file;
 #[cfg(test)]
@@ -79,7 +79,7 @@ fn explain(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref().is_some_and(OutputError::reader_is_gone) {
         return ExitCode::from(output::READER_GONE);
     }
-    output::note(&format!("error: {}", file_size::explain(format!("{error:#}"))));
+    output::note(&format!("error: {}", file_size::explain(error)));
     ExitCode::FAILURE
 }
 

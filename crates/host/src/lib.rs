@@ -2,6 +2,9 @@
 //!
 //! They are read whole and in bounds. What is missing, cannot be read or says something else than expected is `None`:
 //! every caller can do without it.
+#![forbid(unsafe_code)]
+
+pub mod process;
 
 use std::path::Path;
 
@@ -31,6 +34,16 @@ pub fn row(table: &str, name: &str) -> Option<u64> {
     rows.find(|(known, _)| *known == name)?.1.trim().parse().ok()
 }
 
+/// Bytes that the system could still give, by its own estimate.
+pub fn available_bytes() -> Option<u64> {
+    kib_field("/proc/meminfo", "MemAvailable:")
+}
+
+/// Bytes of memory of the machine.
+pub fn total_bytes() -> Option<u64> {
+    kib_field("/proc/meminfo", "MemTotal:")
+}
+
 /// The value of a `name : value` line of `/proc/cpuinfo`, for the first processor.
 pub fn processor_field(name: &str) -> Option<String> {
     let text = text("/proc/cpuinfo")?;
@@ -45,12 +58,6 @@ pub fn chosen_word(path: impl AsRef<Path>) -> Option<String> {
     Some(rest.split_once(']')?.0.to_string())
 }
 
-/// The fields of `/proc/PID/stat` after the process name in brackets, which may contain any character; the first is the
-/// state.
-pub fn stat_fields(stat: &str) -> impl Iterator<Item = &str> {
-    stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,7 +69,5 @@ mod tests {
         assert_eq!((row("low 1\noom_kill 7\n", "oom_kill"), row("oom_kill x", "oom_kill")), (Some(7), None));
         assert!(kib_field("/proc/self/status", "VmHWM:").is_some_and(|bytes| bytes.is_multiple_of(1024)));
         assert_eq!(kib_field("/proc/self/no-such-file", "VmHWM:"), None);
-        let fields: Vec<&str> = stat_fields("12 (a) b (c)) S 1 2").collect();
-        assert_eq!(fields, ["S", "1", "2"]);
     }
 }

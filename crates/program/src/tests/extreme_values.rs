@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::args::Overrides;
+use crate::keys;
 use crate::planned::Planned;
 use crate::resolve::{Purpose, estimate_data, resolve};
 use crate::user_config::UserConfig;
-use crate::{keys, system_files};
 
 /// Values as users write them after `--set KEY=`.
 const VALUES: [&str; 15] = [
@@ -114,7 +114,7 @@ fn fault_of(file: &UserConfig, set: &[&str], words: &[&str]) -> Option<String> {
 #[track_caller]
 fn assert_none(faults: &[String]) {
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
-    let peak = system_files::kib_field("/proc/self/status", "VmHWM:").unwrap();
+    let peak = phalanx_host::kib_field("/proc/self/status", "VmHWM:").unwrap();
     assert!(peak < 1 << 30, "{peak} bytes were resident");
 }
 

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use crate::control_group::{self, GroupLimit};
 use crate::report;
-use crate::system_files::{self, kib_field};
 
 /// Cores that this process may use.
 pub fn cores() -> usize {
@@ -42,7 +41,7 @@ impl std::fmt::Display for Available {
 
 /// The memory that the system and the control groups of this process leave; `None` where neither is known.
 pub fn available() -> Option<Available> {
-    let system = kib_field("/proc/meminfo", "MemAvailable:").map(|bytes| Available { bytes, group: None });
+    let system = phalanx_host::available_bytes().map(|bytes| Available { bytes, group: None });
     let group = memory_limit().map(|limit| Available { bytes: limit.available_bytes, group: Some(limit) });
     // If both are equal, takes the system, whose message is shorter.
     [system, group].into_iter().flatten().min_by_key(|available| available.bytes)
@@ -58,14 +57,9 @@ pub fn memory_limit() -> Option<GroupLimit> {
 pub fn out_of_memory_kills() -> Option<(PathBuf, u64)> {
     control_group::out_of_memory_kills(Path::new("/")).or_else(|| {
         let file = PathBuf::from("/proc/vmstat");
-        let count = system_files::row(&system_files::text(&file)?, "oom_kill")?;
+        let count = phalanx_host::row(&phalanx_host::text(&file)?, "oom_kill")?;
         Some((file, count))
     })
-}
-
-/// Total bytes of memory.
-pub fn total_bytes() -> Option<u64> {
-    kib_field("/proc/meminfo", "MemTotal:")
 }
 
 /// Version of the kernel.
@@ -75,7 +69,7 @@ pub fn kernel() -> String {
 
 /// The model name of the processor.
 pub fn processor() -> String {
-    system_files::processor_field("model name").unwrap_or("unknown".to_string())
+    phalanx_host::processor_field("model name").unwrap_or("unknown".to_string())
 }
 
 /// The processor's instruction sets that the kernels use or may use.
@@ -92,7 +86,7 @@ pub fn instruction_sets() -> Vec<String> {
         "avx512_bf16",
         "amx_bf16",
     ];
-    let flags = system_files::processor_field("flags").unwrap_or_default();
+    let flags = phalanx_host::processor_field("flags").unwrap_or_default();
     let has: Vec<&str> = flags.split_whitespace().collect();
     KNOWN.into_iter().filter(|flag| has.contains(flag)).map(String::from).collect()
 }
@@ -102,16 +96,8 @@ pub fn instruction_sets() -> Vec<String> {
 pub fn huge_pages() -> [String; 2] {
     ["enabled", "shmem_enabled"].map(|file| {
         let path = format!("/sys/kernel/mm/transparent_hugepage/{file}");
-        system_files::chosen_word(path).unwrap_or("unknown".to_string())
+        phalanx_host::chosen_word(path).unwrap_or("unknown".to_string())
     })
-}
-
-/// Page faults of this process so far that needed no disk (`minflt` of `/proc/self/stat`); `None` where the
-/// system does not tell.
-pub fn page_faults() -> Option<u64> {
-    let text = system_files::text("/proc/self/stat")?;
-    // State, five numbers of processes and terminals, flags, faults.
-    system_files::stat_fields(&text).nth(7)?.parse().ok()
 }
 
 /// Limits of this process: the soft value, `None` for no limit.

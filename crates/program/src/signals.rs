@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals as Coming;
 
-use crate::{output, system_files};
+use crate::output;
 
 /// Exit code of a run that was stopped: 128 + SIGINT, as in shells.
 pub const STOPPED: u8 = 130;
@@ -110,7 +110,7 @@ fn on_stop(mut handler: impl FnMut() + Send + 'static) -> Result<()> {
 
 /// The signals that this process ignores, signal n as bit n - 1 (`SigIgn` of `/proc/self/status`); 0 if unknown.
 fn ignored_mask() -> u64 {
-    let status = system_files::text("/proc/self/status").unwrap_or_default();
-    let mask = system_files::after(&status, "SigIgn:");
+    let status = phalanx_host::text("/proc/self/status").unwrap_or_default();
+    let mask = phalanx_host::after(&status, "SigIgn:");
     mask.and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0)
 }
