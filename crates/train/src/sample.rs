@@ -11,7 +11,7 @@ use phalanx_parallel::TensorParallel;
 use phalanx_random::{GOLDEN, SplitMix64};
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 
-use crate::run::RunError;
+use crate::error::RunError;
 pub use crate::sampling::Sampling;
 use crate::state::PARAMETERS;
 
@@ -62,10 +62,10 @@ impl Generator {
         Ok(Generator { device, network, parameters, positions, vocab })
     }
 
-    /// Appends `count` tokens to `tokens` (not empty), telling each to `seen`.
+    /// Appends `count` tokens to `tokens` (not empty), and calls `seen` with each.
     ///
     /// # Errors
-    /// The first of `seen`, after which no token is made.
+    /// The first error of `seen`, which ends the sampling.
     pub fn extend<E>(
         &self,
         tokens: &mut Vec<u32>,

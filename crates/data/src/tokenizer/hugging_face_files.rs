@@ -1,9 +1,9 @@
 //! The tokenizer as files that Hugging Face's programs read: `tokenizer.json` and the special tokens. The built-in
 //! tokenizers are written as models of the `tokenizers` library that give the same ids.
 
-use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 
-use super::{Algorithm, Tokenizer, gpt2};
+use serde_json::{Map, Value, json};
 
 /// A token with a role, as `transformers` names it: `eos_token`, `mask_token`, ...
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +26,42 @@ pub struct HuggingFaceFiles {
 }
 
 impl HuggingFaceFiles {
+    /// A `tokenizer.json` as it is; `id` finds the tokens of its vocabulary.
+    pub(super) fn of_file(content: &str, id: impl Fn(&str) -> Option<u32>) -> HuggingFaceFiles {
+        HuggingFaceFiles { tokenizer: content.to_string(), special: known_tokens(id) }
+    }
+
+    /// Each byte is its own id.
+    pub(super) fn of_bytes() -> HuggingFaceFiles {
+        let bytes: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
+        HuggingFaceFiles { tokenizer: byte_level(&bytes, &[]).to_string(), special: Vec::new() }
+    }
+
+    /// The ids of `chars` in their order.
+    pub(super) fn of_characters(chars: &str) -> HuggingFaceFiles {
+        HuggingFaceFiles { tokenizer: characters(chars).to_string(), special: Vec::new() }
+    }
+
+    /// GPT-2's tokens by id, and behind them the end-of-text token.
+    pub(super) fn of_gpt2(tokens: &[Vec<u8>], end: u32) -> HuggingFaceFiles {
+        let mut content = byte_level(tokens, &merges(tokens));
+        content["model"]["vocab"][GPT2_END_OF_TEXT] = json!(end);
+        add(&mut content, GPT2_END_OF_TEXT, end);
+        HuggingFaceFiles::of_file(&content.to_string(), |content| {
+            (content == GPT2_END_OF_TEXT).then_some(end)
+        })
+    }
+
+    /// The same files with the token `[MASK]` behind the vocabulary.
+    #[must_use]
+    pub(super) fn with_mask(mut self, id: u32) -> HuggingFaceFiles {
+        let mut content =
+            serde_json::from_str(&self.tokenizer).expect("the file was read or written as JSON");
+        add(&mut content, MASK, id);
+        self.special.push(SpecialToken { role: "mask_token", content: MASK.to_string(), id });
+        HuggingFaceFiles { tokenizer: content.to_string(), special: self.special }
+    }
+
     /// The id of the token with a role.
     pub fn id(&self, role: &str) -> Option<u32> {
         self.special.iter().find(|token| token.role == role).map(|token| token.id)
@@ -45,6 +81,12 @@ impl HuggingFaceFiles {
     }
 }
 
+/// The special token of GPT-2.
+const GPT2_END_OF_TEXT: &str = "<|endoftext|>";
+
+/// The token that a masked model fills, where the vocabulary has none.
+const MASK: &str = "[MASK]";
+
 /// Spellings of special tokens in known `tokenizer.json` files, by role; the first that is there counts.
 const KNOWN: [(&str, &[&str]); 7] = [
     ("bos_token", &["<|begin_of_text|>", "<s>", "<bos>", "<|endoftext|>"]),
@@ -55,37 +97,6 @@ const KNOWN: [(&str, &[&str]); 7] = [
     ("sep_token", &["[SEP]"]),
     ("mask_token", &["[MASK]", "<mask>", "<|mask|>"]),
 ];
-
-impl Tokenizer {
-    /// The files for Hugging Face's programs. `mask` is the id of the token that a masked model was trained to fill; if
-    /// it is the first id behind the vocabulary, it becomes the token `[MASK]`.
-    pub fn hugging_face_files(&self, mask: Option<u32>) -> HuggingFaceFiles {
-        let (mut content, mut special) = match &self.algorithm {
-            Algorithm::HuggingFace(known) => (None, known_tokens(|content| known.id(content))),
-            Algorithm::Byte => {
-                let bytes: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
-                (Some(byte_level(&bytes, &[])), Vec::new())
-            }
-            Algorithm::Char(vocabulary) => (Some(characters(&vocabulary.to_string())), Vec::new()),
-            Algorithm::Gpt2 => {
-                let tokens = gpt2::ordinary_tokens();
-                let mut content = byte_level(&tokens, &gpt2::merges(&tokens));
-                content["model"]["vocab"][gpt2::END_OF_TEXT_SPELLING] = json!(gpt2::END_OF_TEXT);
-                add(&mut content, gpt2::END_OF_TEXT_SPELLING, gpt2::END_OF_TEXT);
-                let spelled =
-                    |content: &str| (content == gpt2::END_OF_TEXT_SPELLING).then_some(gpt2::END_OF_TEXT);
-                (Some(content), known_tokens(spelled))
-            }
-        };
-        if let Some(id) = mask.filter(|id| *id as usize == self.vocab_size()) {
-            let own = || serde_json::from_str(&self.to_json()).expect("the file was read as JSON");
-            add(content.get_or_insert_with(own), "[MASK]", id);
-            special.push(SpecialToken { role: "mask_token", content: "[MASK]".to_string(), id });
-        }
-        let tokenizer = content.map_or_else(|| self.to_json(), |content| content.to_string());
-        HuggingFaceFiles { tokenizer, special }
-    }
-}
 
 /// The special tokens of a vocabulary.
 fn known_tokens(id: impl Fn(&str) -> Option<u32>) -> Vec<SpecialToken> {
@@ -155,4 +166,23 @@ fn characters(chars: &str) -> Value {
         json!({"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": false});
     let model = json!({"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"});
     file(each, json!({"type": "Fuse"}), model)
+}
+
+/// For each of `tokens` that is longer than a byte, in order: the ids of the two tokens that were merged into it. They
+/// are what remains when its bytes are merged by the earlier merges.
+fn merges(tokens: &[Vec<u8>]) -> Vec<[usize; 2]> {
+    let ids: HashMap<&[u8], usize> = tokens.iter().map(Vec::as_slice).zip(0..).collect();
+    let merged = |(id, token): (usize, &Vec<u8>)| {
+        // Where the parts of the token begin, and its end.
+        let mut edges: Vec<usize> = (0..=token.len()).collect();
+        while edges.len() > 3 {
+            let pair =
+                |at: usize| ids.get(&token[edges[at]..edges[at + 2]]).copied().filter(|pair| *pair < id);
+            let pairs = (0..edges.len() - 2).filter_map(|at| Some((pair(at)?, at)));
+            let (_, at) = pairs.min().expect("a token is made of two earlier ones");
+            edges.remove(at + 1);
+        }
+        [ids[&token[..edges[1]]], ids[&token[edges[1]..]]]
+    };
+    tokens.iter().enumerate().filter(|(_, token)| token.len() > 1).map(merged).collect()
 }

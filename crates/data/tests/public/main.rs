@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use phalanx_data::{Corpus, CorpusSpec, DataError};
 use tempfile::TempDir;
 
-/// A folder that vanishes at the end of the test.
+/// A folder that is removed at the end of the test.
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
@@ -32,7 +32,7 @@ fn corpus(paths: &[&Path]) -> Result<Corpus, DataError> {
     Corpus::open(&CorpusSpec { paths, ..CorpusSpec::default() })
 }
 
-/// The names in `folder`, sorted: to see that nothing was left behind.
+/// The names in `folder`, sorted, to check that no file remains.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("a folder");
     let mut names: Vec<String> =
