@@ -33,8 +33,8 @@ fn built_in_tokenizers_keep_their_ids_and_texts() {
 #[test]
 fn gpt2_keeps_its_ids_on_source_code() {
     let own = Tokenizer::gpt2();
-    let text = include_str!("hugging_face_files.rs");
-    assert_eq!(written(&own, None).encode(text).unwrap(), own.encode(text).unwrap());
+    let text = include_str!("corpora.rs");
+    assert!(written(&own, None).encode(text).unwrap() == own.encode(text).unwrap());
 }
 
 #[test]
