@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use phalanx_trace::DType;
 
+use crate::fit::parse_bytes;
 use crate::strategies_args::BenchStrategiesArgs;
 use crate::task::Show;
 
@@ -67,7 +68,9 @@ pub struct Overrides {
 /// Runs every rank of the configuration on a device that only records, and prints from that record the
 /// bytes by rank and category, the operations and bytes sent in a step, the chunks of parameters, and the
 /// textbook formulas beside them; for a mesh also the coordinates of each rank, and the stages of a pipeline
-/// with its bubble. A configuration that needs more memory than there is is refused with the bytes.
+/// with its bubble. Then says for each rank whether it fits the memory of its device (--device-memory, else
+/// memory.limit_mb, else this machine's memory for all ranks), and if not, which changes would make it fit. The
+/// answer is printed with exit code 0 in either case; only `train` refuses a run that does not fit.
 ///
 /// With --schedule: draws a pipeline schedule instead, prints it in PyTorch's text form, and reports its idle
 /// time and memory. NAME is model, gpipe, 1f1b, interleaved, zb-h1 or zb-v; FILE is your own schedule in that
@@ -78,6 +81,8 @@ pub struct Overrides {
     phalanx plan examples/quickstart.toml\n  \
     phalanx plan examples/quickstart.toml --nproc 4 --set parallel.zero=3\n  \
     phalanx plan examples/gpt2_124m.toml --json | jq '.ranks[0].device'\n  \
+    phalanx plan examples/gpt2_124m.toml --nproc 8 --device-memory 80GiB\n  \
+    phalanx plan examples/gpt2_124m.toml --device-memory 2GiB --json | jq .verdict\n  \
     phalanx plan examples/mesh_2x2x2.toml --schedule\n  \
     phalanx plan --schedule zb-v --pipeline 4 --micro-batches 8 --svg zb-v.svg --text zb-v.csv\n  \
     phalanx plan --schedule zb-v.csv")]
@@ -90,6 +95,9 @@ pub struct PlanArgs {
     /// Text files or folders instead of data.text
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
+    /// Memory of each rank's device, such as 80GiB; when left out memory.limit_mb, or this machine's memory
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub device_memory: Option<u64>,
     /// Print figures as JSON, bytes exact
     #[arg(long)]
     pub json: bool,

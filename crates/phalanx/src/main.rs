@@ -14,6 +14,7 @@ mod environment;
 mod exit_status;
 mod file_size;
 mod final_report;
+mod fit;
 mod keys;
 mod launch;
 mod learning_rate;

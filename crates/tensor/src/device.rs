@@ -205,6 +205,13 @@ impl Device {
         }
     }
 
+    /// Notes that step `number` of the pipeline's program begins; with the number after the last, that it has ended.
+    pub fn record_step(&self, number: usize) {
+        if let Some(recorder) = &self.recorder {
+            recorder.push(Event::Step { number: number as u32 });
+        }
+    }
+
     /// Notes that `chunk` is needed from here on.
     pub fn record_use(&self, chunk: usize) {
         if let Some(recorder) = &self.recorder {

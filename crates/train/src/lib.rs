@@ -7,10 +7,12 @@
 //! [`on_threads`] runs all ranks in this process.
 #![forbid(unsafe_code)]
 
+pub mod chunk_choice;
 pub mod config;
 mod cut;
 pub mod dataset;
 pub mod diagnose;
+mod dry_run;
 pub mod groups;
 pub mod metrics;
 pub mod metrics_lines;

@@ -110,12 +110,13 @@ impl Rank {
             (stages, norm, device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count"))
         };
         let (stages, norm, count) = device.phase(PhaseName::Init, make);
+        let [program, evaluation] = spec.programs(at.pipeline);
         Rank {
             at,
             stages,
             norm,
-            program: Program::new(&spec.schedule, at.pipeline),
-            evaluation: Program::new(&spec.evaluation, at.pipeline),
+            program,
+            evaluation,
             outline,
             spec: spec.clone(),
             applied: 0,

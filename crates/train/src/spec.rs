@@ -14,16 +14,18 @@ use phalanx_optim::{LossScaling, Optimizer, Schedule};
 use phalanx_parallel::TensorParallel;
 use phalanx_plan::{
     Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
-    Schedule as PipelineSchedule, Search, Stage, lay_out,
+    Schedule as PipelineSchedule, Search, Stage, lay_out, pipeline::depth,
 };
 use phalanx_tensor::{CrossEntropy, Device};
 use phalanx_trace::Axis;
 
+use crate::chunk_choice::TriedChunks;
 use crate::config::{
     self, CheckpointingWord, Chunk, ChunkWord, ConfigError, DeviceKind, Float, OptimizerKind, Reduce,
     RunConfig,
 };
 use crate::cut;
+pub use crate::dry_run::AbridgedPrograms;
 use crate::groups::Groups;
 
 /// Everything about a run that decides what a rank allocates and computes.
@@ -52,6 +54,8 @@ pub struct Spec {
     pub schedule: Arc<PipelineSchedule>,
     /// The pipeline schedule of an evaluation.
     pub evaluation: Arc<PipelineSchedule>,
+    /// Messages that the channels of a step, and of an evaluation, hold on each side.
+    pub depths: [usize; 2],
     /// For each stage: its blocks; the head counts as the last block.
     pub stages: Vec<Range<usize>>,
     /// Parameters of which several stages have a copy.
@@ -86,10 +90,14 @@ pub struct Spec {
     pub chunk_size: ChunkSize,
     /// The chunk layout of the whole model on one rank, for reports.
     pub layout: Arc<ChunkLayout>,
+    /// The chunk sizes that were planned to choose this one.
+    pub tried_chunks: Vec<TriedChunks>,
     /// Number of micro-batches of an evaluation on each rank; 0 without held-out data.
     pub evaluation_batches: usize,
     /// Number of threads of a rank.
     pub threads: usize,
+    /// For a dry run of one rank: its programs without repetitions.
+    pub abridged: Option<Arc<AbridgedPrograms>>,
 }
 
 /// A parameter of which several stages have a copy (a token table that is also the output projection).
@@ -134,7 +142,8 @@ impl Spec {
         Ok(spec)
     }
 
-    /// As [`Spec::new`], with the stages into which the plan of the run has cut the model.
+    /// As [`Spec::new`], with the stages into which the plan of the run has cut the model, and the chunk size that it has
+    /// chosen.
     ///
     /// # Errors
     /// As [`Spec::new`].
@@ -143,10 +152,11 @@ impl Spec {
         model: impl Into<Arc<dyn Model>>,
         evaluated: usize,
         threads: usize,
-        stages: Vec<Range<usize>>,
+        (stages, chunks): (Vec<Range<usize>>, ChunkSize),
     ) -> Result<Spec, SpecError> {
         let (spec, network) = Spec::uncut(config, model.into(), evaluated, threads)?;
-        Ok(Spec { ties: ties(&network, &stages), stages, ..spec })
+        let spec = Spec { ties: ties(&network, &stages), stages, ..spec };
+        Ok(spec.with_chunks(chunks)?)
     }
 
     /// Everything but the stages and what follows from them; with the whole network.
@@ -172,6 +182,7 @@ impl Spec {
             Objective::Causal => seq,
             Objective::Masked => Masking::predicted(seq),
         };
+        let evaluation = forward_only(&schedule, evaluation_batches);
         let spec = Spec {
             host_addressable: config.device.kind == DeviceKind::Cpu,
             seq,
@@ -180,7 +191,8 @@ impl Spec {
             micro_batch_size: config.micro_batch_size(),
             micro_batches: config.micro_batches(),
             mesh,
-            evaluation: Arc::new(forward_only(&schedule, evaluation_batches)),
+            depths: [depth(&schedule), depth(&evaluation)],
+            evaluation: Arc::new(evaluation),
             schedule: Arc::new(schedule),
             stages: Vec::new(),
             ties: Vec::new(),
@@ -200,8 +212,10 @@ impl Spec {
             checkpointing,
             chunk_size,
             layout: Arc::new(layout),
+            tried_chunks: Vec::new(),
             evaluation_batches,
             threads,
+            abridged: None,
             model,
         };
         Ok((spec, network))
