@@ -121,7 +121,8 @@ impl Tensor {
     }
 }
 
-/// Where memory is: an address that only its device may follow, or on `Meta` which piece of what it would be.
+/// Where memory is: an address that only its device may follow, an offset on disk, or on `Meta` which piece of what it
+/// would be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Address(pub(crate) Location);
 
@@ -129,6 +130,8 @@ pub struct Address(pub(crate) Location);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Location {
     Memory(std::ptr::NonNull<u8>),
+    /// Bytes from the start of the disk memory.
+    Disk(u64),
     /// As in [`Spot`]; its fields, so that an address is two words.
     Nowhere {
         allocation: u32,
@@ -161,41 +164,58 @@ impl Address {
         Address(Location::Nowhere { allocation, offset: 0 })
     }
 
+    pub(crate) fn on_disk(offset: u64) -> Address {
+        Address(Location::Disk(offset))
+    }
+
     fn add(self, bytes: usize) -> Address {
         Address(match self.0 {
             // SAFETY: every caller checks that the offset stays inside the allocation.
             Location::Memory(p) => Location::Memory(unsafe { p.add(bytes) }),
+            Location::Disk(offset) => Location::Disk(offset + bytes as u64),
             Location::Nowhere { allocation, offset } => {
                 Location::Nowhere { allocation, offset: offset + bytes as u64 }
             }
         })
     }
 
-    /// The real address; None on `Meta`.
+    /// The real address; None on disk and on `Meta`.
     pub(crate) fn real(self) -> Option<std::ptr::NonNull<u8>> {
         match self.0 {
             Location::Memory(p) => Some(p),
-            Location::Nowhere { .. } => None,
+            Location::Disk(_) | Location::Nowhere { .. } => None,
+        }
+    }
+
+    /// The offset in the disk memory; None elsewhere.
+    pub fn disk_offset(self) -> Option<u64> {
+        match self.0 {
+            Location::Disk(offset) => Some(offset),
+            Location::Memory(_) | Location::Nowhere { .. } => None,
         }
     }
 
     /// The place in a dry run; None on a device with memory.
     pub(crate) fn spot(self) -> Option<Spot> {
         match self.0 {
-            Location::Memory(_) => None,
+            Location::Memory(_) | Location::Disk(_) => None,
             Location::Nowhere { allocation, offset } => Some(Spot { allocation, offset }),
         }
     }
 
-    /// A number that orders addresses: two ranges of one memory overlap exactly if their numbers do.
-    pub(crate) fn number(self) -> u128 {
+    /// A number that orders addresses: two ranges of one rank overlap exactly if their numbers do. On a device with memory
+    /// it has 64 bits.
+    pub fn number(self) -> u128 {
         match self.0 {
             Location::Memory(p) => p.as_ptr().addr() as u128,
+            // Above all addresses of a process.
+            Location::Disk(offset) => (1 << 63) | u128::from(offset),
             Location::Nowhere { allocation, offset } => (u128::from(allocation) << 64) | u128::from(offset),
         }
     }
 
-    /// The address so many bytes further on, or back, in another mapping of the same memory; unchanged on `Meta`.
+    /// The address so many bytes further on, or back, in another mapping of the same memory; unchanged on disk and on
+    /// `Meta`.
     #[must_use]
     pub fn moved(self, bytes: isize) -> Address {
         match self.0 {
@@ -203,11 +223,11 @@ impl Address {
                 let moved = p.as_ptr().wrapping_offset(bytes);
                 Address::memory(std::ptr::NonNull::new(moved).expect("a mapping is never at address zero"))
             }
-            Location::Nowhere { .. } => self,
+            Location::Disk(_) | Location::Nowhere { .. } => self,
         }
     }
 
-    /// As a raw pointer; null on `Meta`.
+    /// As a raw pointer; null on disk and on `Meta`.
     pub fn as_ptr(self) -> *mut u8 {
         self.real().map_or(std::ptr::null_mut(), |p| p.as_ptr())
     }
@@ -337,11 +357,18 @@ impl<'a> View<'a> {
         View { address, dtype, shape: Shape::from([bytes.len() / size]), life: PhantomData }
     }
 
+    /// The bytes of a tensor in memory that the host addresses.
+    pub(crate) fn host_bytes(&self) -> Result<&'a [u8], String> {
+        let address = self.address.real().ok_or("the host reads memory alone")?;
+        // SAFETY: as in `as_slice`.
+        Ok(unsafe { std::slice::from_raw_parts(address.as_ptr(), self.bytes()) })
+    }
+
     /// The elements, on a device whose memory the host addresses.
     #[track_caller]
     pub fn as_slice<T: Element>(&self) -> &'a [T] {
         assert_eq!(T::DTYPE, self.dtype, "elements are {}", self.dtype.name());
-        let address = self.address.real().expect("memory of the Meta device cannot be read");
+        let address = self.address.real().expect("the host reads memory alone: not a disk, nor a dry run");
         // SAFETY: the address and length lie inside one live allocation (checked where the view was
         // made), aligned to 64 bytes plus whole elements; 'a borrows it shared, so nobody writes it.
         // Every bit pattern is a valid T (Pod).
@@ -367,11 +394,18 @@ impl<'a> ViewMut<'a> {
         ViewMut { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData }
     }
 
+    /// The bytes of a tensor in memory that the host addresses.
+    pub(crate) fn into_host_bytes(self) -> Result<&'a mut [u8], String> {
+        let address = self.address.real().ok_or("the host writes memory alone")?;
+        // SAFETY: as in `View::as_slice`; 'a borrows the memory uniquely.
+        Ok(unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), self.bytes()) })
+    }
+
     /// The elements, on a device whose memory the host addresses.
     #[track_caller]
     pub fn into_slice<T: Element>(self) -> &'a mut [T] {
         assert_eq!(T::DTYPE, self.dtype, "elements are {}", self.dtype.name());
-        let address = self.address.real().expect("memory of the Meta device cannot be written");
+        let address = self.address.real().expect("the host writes memory alone: not a disk, nor a dry run");
         // SAFETY: as in View::as_slice; 'a borrows the memory uniquely.
         unsafe { std::slice::from_raw_parts_mut(address.as_ptr().cast::<T>(), self.elements()) }
     }

@@ -33,6 +33,8 @@ pub fn on_threads<T: Send>(
             threads: plan.spec.threads,
             device_plan: &own.memory,
             host_plan: &own.host,
+            disk_plan: &own.disk,
+            disk_folder: None,
             map_shared: &Region::anonymous,
         })
     };

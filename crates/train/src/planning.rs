@@ -34,6 +34,8 @@ pub struct RankPlan {
     pub memory: MemoryPlan,
     /// Offsets and peaks of host memory.
     pub host: MemoryPlan,
+    /// Offsets and peaks of disk memory.
+    pub disk: MemoryPlan,
     /// For each phase: the chunks in order of use.
     pub orders: BTreeMap<PhaseName, Vec<u32>>,
     /// Cost of one step.
@@ -57,8 +59,9 @@ impl RankPlan {
         parameters: u64,
     ) -> Result<RankPlan, MemoryError> {
         let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
-        let (memory, host) = (plan_memory(trace)?, plan_memory_of(trace, Memory::Host)?);
-        Ok(RankPlan { rank: trace.rank, memory, host, orders, step, parameters })
+        let memory = plan_memory(trace)?;
+        let [host, disk] = [plan_memory_of(trace, Memory::Host)?, plan_memory_of(trace, Memory::Disk)?];
+        Ok(RankPlan { rank: trace.rank, memory, host, disk, orders, step, parameters })
     }
 
     /// The peak of a run without a diagnosis. A diagnosis has the tensors of a step, but may need a little more

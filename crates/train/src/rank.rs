@@ -158,7 +158,7 @@ impl Rank {
     /// When a collective fails.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<f32, CollectiveError> {
         let device = self.device.clone();
-        device.try_phase(PhaseName::Evaluate, || {
+        let loss = device.try_phase(PhaseName::Evaluate, || {
             let mut loss = zeroed(&device, "evaluate.loss");
             let spec = &self.spec;
             let sequences = spec.micro_batch_size * spec.evaluation_batches * spec.mesh.data;
@@ -185,7 +185,8 @@ impl Rank {
             run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
             let loss = self.sum_of_replicas(loss)?;
             Ok(device.fetch([loss.view()])?[0])
-        })
+        });
+        loss.inspect_err(|error| self.groups.abort_for(error))
     }
 
     /// Sums a loss over replicas and stages; only the last stage has one.

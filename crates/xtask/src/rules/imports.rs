@@ -16,7 +16,7 @@ const MAY_IMPORT: [(&str, &[&str]); 25] = [
     ("random", &[]),
     ("plan", &["trace"]),
     ("simd", &[]),
-    ("tensor", &["trace", "plan"]),
+    ("tensor", &["trace", "plan", "files"]),
     ("cpu", &["trace", "random", "simd", "tensor"]),
     ("simulated", &["trace", "random", "plan", "tensor"]),
     ("collectives", &["trace", "simd", "tensor"]),
