@@ -20,8 +20,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use phalanx_tensor::address::Address;
 use phalanx_tensor::backend::{Call, StreamEvent, Transfer};
-use phalanx_tensor::buffer::Address;
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::region::Region;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use phalanx_trace::{Site, Stream};
 
 use crate::backend::{Backend, Call, DeviceError, Kernels, StreamEvent, Transfer};
-use crate::buffer::{View, ViewMut};
 use crate::disk_stream::DiskStream;
 use crate::operations::Copy;
+use crate::view::{View, ViewMut};
 
 /// Runs every call now, with the kernels of a processor.
 pub struct Immediate {

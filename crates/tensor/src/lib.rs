@@ -6,6 +6,7 @@
 //! records), others later, on streams of their own.
 
 mod access;
+pub mod address;
 mod allocator;
 pub mod arena;
 pub mod arguments;
@@ -29,6 +30,7 @@ pub mod region;
 mod replay;
 pub mod shape;
 mod threads;
+pub mod view;
 mod windows;
 
 pub use access::Access;
@@ -39,7 +41,7 @@ pub use arguments::{
     Weight, vocabulary_blocks,
 };
 pub use backend::{Backend, DeviceError, Kernels};
-pub use buffer::{Tensor, View, ViewMut};
+pub use buffer::Tensor;
 pub use copies::{Fetch, PendingCopy};
 pub use device::{Device, NORM_BLOCK};
 pub use disk::DiskMemory;
@@ -51,3 +53,4 @@ pub use phalanx_trace::{Category, DType, Memory};
 pub use region::Region;
 pub use shape::Shape;
 pub use threads::{panic_text, refused_thread};
+pub use view::{Element, View, ViewMut};

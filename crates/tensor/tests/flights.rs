@@ -180,18 +180,20 @@ fn step(device: &Device, fault: &PlantedFault, is_planted: bool) {
 
 /// The kinds of arenas.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+enum TransferKind {
     Recording,
     Heap,
     Unplanned,
     Replaying,
 }
 
-const KINDS: [Kind; 4] = [Kind::Recording, Kind::Heap, Kind::Unplanned, Kind::Replaying];
+const KINDS: [TransferKind; 4] =
+    [TransferKind::Recording, TransferKind::Heap, TransferKind::Unplanned, TransferKind::Replaying];
 
-/// A device whose memories are arenas of a kind (there is no heap on disk: unplanned there); a replaying one is planned for the step without a fault.
-fn device(kind: Kind, fault: &PlantedFault) -> Device {
-    if kind == Kind::Recording {
+/// A device whose memories are arenas of a kind (there is no heap on disk: unplanned there); a replaying one is planned for
+/// the step without a fault.
+fn device(kind: TransferKind, fault: &PlantedFault) -> Device {
+    if kind == TransferKind::Recording {
         return Device::meta_of(1, false);
     }
     let region = || Region::anonymous(MEMORY_BYTES).unwrap();
@@ -202,14 +204,14 @@ fn device(kind: Kind, fault: &PlantedFault) -> Device {
         plan_memory_of(&dry.take_trace(0), memory).unwrap()
     };
     let [device, host] = [Memory::Device, Memory::Host].map(|memory| match kind {
-        Kind::Recording => unreachable!("returned above"),
-        Kind::Heap => Arena::heap_of(memory),
-        Kind::Unplanned => Arena::unplanned_in(memory, region()),
-        Kind::Replaying => Arena::replaying_in(memory, plan(memory), region()),
+        TransferKind::Recording => unreachable!("returned above"),
+        TransferKind::Heap => Arena::heap_of(memory),
+        TransferKind::Unplanned => Arena::unplanned_in(memory, region()),
+        TransferKind::Replaying => Arena::replaying_in(memory, plan(memory), region()),
     });
     let file = DiskMemory::create(&std::env::temp_dir(), MEMORY_BYTES as u64).unwrap();
     let disk = match kind {
-        Kind::Replaying => Arena::replaying_on_disk(plan(Memory::Disk), file),
+        TransferKind::Replaying => Arena::replaying_on_disk(plan(Memory::Disk), file),
         _ => Arena::unplanned_on_disk(file),
     };
     let backend = Immediate::with_disk_stream(Arc::new(Copies)).unwrap();

@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use phalanx_collectives::Group;
 use phalanx_data::Masking;
 use phalanx_layers::{Checkpointing, Draw, Network};
 use phalanx_models::{Dropouts, Model, Objective};
@@ -14,7 +15,7 @@ use phalanx_optim::{LossScaling, Optimizer, Schedule};
 use phalanx_parallel::TensorParallel;
 use phalanx_plan::{
     Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
-    Schedule as PipelineSchedule, Search, Stage, lay_out,
+    Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
 };
 use phalanx_tensor::{CrossEntropy, Device};
 use phalanx_trace::Axis;
@@ -24,7 +25,6 @@ use crate::config::{
     RunConfig,
 };
 use crate::cut;
-use crate::groups::Groups;
 
 /// Everything about a run that decides what a rank allocates and computes.
 #[derive(Clone, Debug)]
@@ -101,13 +101,13 @@ pub struct Tie {
     pub stages: Vec<usize>,
 }
 
-/// Why a configuration makes no specification.
+/// Why a specification cannot be made from a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// A key of the configuration has an impossible value.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// There is no chunk layout.
+    /// The parameters cannot be laid out in chunks.
     #[error("the chunks of [memory]: {0}")]
     Chunks(#[from] ChunkError),
     /// The model cannot be cut into the stages.
@@ -129,7 +129,8 @@ impl Spec {
         threads: usize,
     ) -> Result<Spec, SpecError> {
         let (mut spec, network) = Spec::uncut(config, model.into(), evaluated, threads)?;
-        spec.stages = cut::stages(&spec, &network, spec.schedule.stages(), config.parallel.cut)?;
+        spec.stages =
+            cut::stages(&spec.micro_batch(), &network, spec.schedule.stages(), config.parallel.cut)?;
         spec.ties = ties(&network, &spec.stages);
         Ok(spec)
     }
@@ -149,7 +150,7 @@ impl Spec {
         Ok(Spec { ties: ties(&network, &stages), stages, ..spec })
     }
 
-    /// Everything but the stages and what follows from them; with the whole network.
+    /// Everything except the stages and what depends on them; with the whole network.
     fn uncut(
         config: &RunConfig,
         model: Arc<dyn Model>,
@@ -207,15 +208,25 @@ impl Spec {
         Ok((spec, network))
     }
 
-    /// The network of a rank with these groups: the rank's part of each layer.
-    pub fn network(&self, groups: &Groups) -> Network {
-        let tensor = TensorParallel::new(Arc::clone(&groups.tensor), self.sequence_parallel);
+    /// The network of a rank with this group of the tensor axis: the rank's part of each layer.
+    pub fn network(&self, tensor: &Arc<dyn Group>) -> Network {
+        let tensor = TensorParallel::new(Arc::clone(tensor), self.sequence_parallel);
         self.model.network(&tensor, self.checkpointing)
     }
 
     /// The whole network, as one rank has it.
     pub fn whole(&self) -> Network {
         self.model.network(&TensorParallel::solo(), self.checkpointing)
+    }
+
+    /// Operations of a micro-batch in each stage, of all ranks together that share its layers.
+    pub fn stage_costs(&self) -> Vec<StageCost> {
+        cut::stage_costs(&self.micro_batch(), &self.whole(), &self.stages)
+    }
+
+    fn micro_batch(&self) -> cut::MicroBatch {
+        let tokens = [self.micro_batch_size, self.seq];
+        cut::MicroBatch { tokens, hidden: self.model.shape().hidden, precision: self.precision }
     }
 
     /// Number of ranks.
@@ -232,7 +243,7 @@ impl Spec {
     pub(crate) fn check_weights(&self, device: &Device, scale: f32) {
         let tokens = self.micro_batch_size * self.targets_per_sequence * self.micro_batches * self.mesh.data;
         let weight = f64::from(scale) * tokens as f64;
-        // One rounding of the scale.
+        // The tolerance is one rounding of the scale.
         if (weight - 1.0).abs() > f64::from(f32::EPSILON) {
             let what = format!(
                 "is a sum with weight {weight}: expected 1, the mean over the {tokens} tokens with a target of all \
@@ -242,8 +253,8 @@ impl Spec {
         }
     }
 
-    /// Number, in the global batch, of the first sample of a data-parallel rank's micro-batch. Micro-batch m of a
-    /// step is the m-th span of `data * micro_batch_size` samples, of which rank r has the r-th part.
+    /// Index, in the global batch, of the first sample of a data-parallel rank's micro-batch. Micro-batch m of a step
+    /// is the m-th range of `data * micro_batch_size` samples, of which rank r has the r-th part.
     pub fn first_sample(&self, micro_batch: usize, rank: usize) -> usize {
         (micro_batch * self.mesh.data + rank) * self.micro_batch_size
     }

@@ -7,8 +7,8 @@ use phalanx_parallel::pipeline::{Feed, WatchMicroBatches, run};
 use phalanx_tensor::{Clip, Tensor};
 use phalanx_trace::{Axis, PhaseName, Placement};
 
+use crate::error::RunError;
 use crate::rank::{Batch, Rank, uploads, zeroed};
-use crate::run::RunError;
 
 /// The result of a step, for the metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -165,7 +165,7 @@ impl Rank {
         Ok(())
     }
 
-    /// 1 where this rank asks to stop, else 0: a number that ranks can sum, `[1]`.
+    /// 1 if this rank asks to stop, else 0, as a tensor `[1]` that ranks can sum.
     fn stop_request(&self, requested: bool) -> Tensor {
         let mut request = zeroed(&self.device, "step.stop");
         self.device.fill(request.view_mut(), requested as u8 as f32);

@@ -6,6 +6,7 @@
 use super::action::{Action, Kind};
 use super::lower::lower;
 use super::schedule::Schedule;
+use super::timeline::Timeline;
 use super::walk::{Stuck, walk};
 
 /// Time that one stage takes for one micro-batch; a whole backward takes `input + weight`.
@@ -34,10 +35,10 @@ impl StageCost {
 /// What a step costs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// By stage.
+    /// For each stage.
     pub stages: Vec<StageCost>,
-    /// Time of a message, which the sending rank spends before its next step: nothing overlaps it. 0 where
-    /// messages are hidden behind computing.
+    /// Time of a message, which the sending rank spends before its next step, without overlap. 0 if messages overlap
+    /// with computation.
     pub message: f64,
 }
 
@@ -54,51 +55,13 @@ impl Costs {
     }
 }
 
-/// An action with its time.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Span {
-    /// What ran.
-    pub action: Action,
-    /// When it began, the step beginning at 0.
-    pub start: f64,
-    /// When it ended.
-    pub end: f64,
-}
-
-/// A step in time.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Timeline {
-    /// By rank its actions in order.
-    pub ranks: Vec<Vec<Span>>,
-    /// By rank the time that it computes.
-    pub busy: Vec<f64>,
-    /// When the last action of the last rank ends.
-    pub makespan: f64,
-}
-
-impl Timeline {
-    /// Time in which a rank does not compute: it waits, or sends at a cost.
-    pub fn idle(&self, rank: usize) -> f64 {
-        self.makespan - self.busy[rank]
-    }
-
-    /// Idle over all time of all ranks: `1 - sum(busy) / (ranks * makespan)`, 0 if nothing takes time.
-    ///
-    /// Under GPipe and 1F1B with equal stages it is (p - 1)/(m + p - 1). Narayanan et al. quote idle over
-    /// busy time instead, (p - 1)/m.
-    pub fn bubble_fraction(&self) -> f64 {
-        let total = self.makespan * self.busy.len() as f64;
-        if total > 0.0 { 1.0 - self.busy.iter().sum::<f64>() / total } else { 0.0 }
-    }
-}
-
 /// Runs a schedule that [`super::check()`] accepts.
 ///
 /// # Panics
 /// If a stage has no cost, or on a schedule that `check` refuses.
 pub fn simulate(schedule: &Schedule, costs: &Costs) -> Timeline {
     let (stages, given) = (schedule.stages(), costs.stages.len());
-    assert_eq!(stages, given, "`{}` has {stages} stages and costs of {given}", schedule.name);
+    assert_eq!(stages, given, "`{}` has {stages} stages, but there are costs for {given}", schedule.name);
     let run = walk(&lower(schedule), |action| costs.of(action), costs.message);
     let ranks = run.unwrap_or_else(|stuck| {
         let stuck: Vec<String> = stuck.iter().map(Stuck::to_string).collect();
