@@ -43,7 +43,9 @@ pub use copies::{Fetch, PendingCopy};
 pub use device::{Device, NORM_BLOCK};
 pub use factory::{DeviceFactory, DeviceRequest};
 pub use flights::InFlight;
-pub use operations::{AdamWUpdate, LayerNormBackward, SgdUpdate, VocabularyLoss, VocabularyStatistics};
+pub use operations::{
+    AdamWUpdate, LayerNormBackward, OwnOperation, SgdUpdate, VocabularyLoss, VocabularyStatistics,
+};
 pub use phalanx_trace::{Category, DType, Memory};
 pub use region::Region;
 pub use shape::Shape;
