@@ -43,5 +43,5 @@ pub use write::{Fill, TensorPiece, write_rank};
 /// Every fallible call of this crate fails with a [`CheckpointError`].
 pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
-// Files hold little-endian numbers, and buffers are read and written as they lie in memory.
+// Files hold little-endian numbers, and buffers are read and written without conversion.
 const _: () = assert!(cfg!(target_endian = "little"));

@@ -67,7 +67,7 @@ pub(crate) struct Manifest {
     pub(crate) version: u32,
     pub(crate) step: u64,
     pub(crate) ranks: usize,
-    /// The caller's own: sampler cursor, configuration ...
+    /// State of the caller: sampler cursor, configuration ...
     #[serde(deserialize_with = "bounded_state")]
     pub(crate) state: Value,
     /// Name and bytes of each file.
@@ -83,7 +83,7 @@ impl Manifest {
     /// Merges the lists of all ranks.
     ///
     /// # Errors
-    /// What is wrong, in words: ranks that disagree about a tensor, a gap, an overlap.
+    /// A description of the problem: ranks that disagree about a tensor, a gap, an overlap.
     pub(crate) fn merge(
         step: u64,
         state: Value,
@@ -133,7 +133,7 @@ impl Manifest {
     /// The bytes of `manifest.json`.
     ///
     /// # Errors
-    /// In words: more than can be read again.
+    /// A description: the manifest is larger than can be read again.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
         let state = self.state.to_string().len();
         if state > STATE_BYTES {
@@ -180,7 +180,7 @@ impl Manifest {
             }
         }
         if self.ranks == 0 || self.files.len() != self.ranks {
-            return Err(format!("it has {} files of {} ranks", self.files.len(), self.ranks));
+            return Err(format!("it has {} files for {} ranks", self.files.len(), self.ranks));
         }
         if self.files.values().try_fold(0u64, |sum, bytes| sum.checked_add(*bytes)).is_none() {
             return Err("its files have more than 2^64 bytes".to_string());
@@ -216,7 +216,7 @@ struct Versioned {
     version: u32,
 }
 
-/// The text of a manifest whose first field matches the rest.
+/// The text of a manifest, whose first field is the checksum of the rest.
 fn checked_text(bytes: &[u8]) -> Result<&str, String> {
     let damaged = "it is damaged or was edited: load another checkpoint or copy this one again";
     let text = str::from_utf8(bytes).map_err(|_| damaged.to_string())?;

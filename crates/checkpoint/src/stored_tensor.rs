@@ -21,7 +21,7 @@ pub struct StoredTensor {
     /// Global shape.
     #[serde(deserialize_with = "limits::shape")]
     pub shape: Vec<usize>,
-    /// Its pieces, by stripe and then in the order of their elements: no gap, no overlap.
+    /// Its pieces, ordered by stripe and then by element, without gaps or overlaps.
     pub pieces: Vec<StoredPiece>,
 }
 
@@ -30,7 +30,7 @@ pub struct StoredTensor {
 pub struct StoredPiece {
     /// Name of the file in the checkpoint's folder.
     pub file: String,
-    /// Where the piece begins, in bytes from the start of the file.
+    /// Offset of the piece in the file, in bytes.
     pub offset: u64,
     /// The part of the tensor that it belongs to; all of it when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,7 +59,7 @@ impl StoredPiece {
         self.stripe.unwrap_or_else(|| Stripe::whole(whole))
     }
 
-    /// Pieces are listed and searched in this order: how the tensor was cut, whose part, which elements.
+    /// The sort key of pieces: how the tensor was cut, which stripe, which elements.
     pub(crate) fn order(&self) -> (u64, u64, u64, [u64; 2]) {
         let Stripe { run, ranks, rank } = self.stripe.unwrap_or(Stripe { run: 0, ranks: 1, rank: 0 });
         (ranks, run, rank, self.range)
@@ -76,7 +76,7 @@ impl StoredPiece {
     }
 }
 
-/// A tensor, or a stripe of it, as messages spell it.
+/// The name of a tensor, or of a stripe of it, in messages.
 pub(crate) fn part(label: &str, stripe: Option<Stripe>) -> String {
     stripe.map_or_else(|| label.to_string(), |stripe| format!("{label} ({stripe})"))
 }

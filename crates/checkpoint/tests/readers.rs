@@ -9,7 +9,7 @@ use fixture::{LAYOUTS, assert_whole, names, save};
 use phalanx_checkpoint::{Checkpoint, newest, purge};
 use tempfile::tempdir;
 
-/// Steps that are saved beside the readers.
+/// Steps that are saved while others read.
 const STEPS: u64 = 40;
 
 #[test]

@@ -75,7 +75,7 @@ impl Group for Staged {
 }
 
 impl Staged {
-    /// A call of one rank: its own values, copied or added where they are to be.
+    /// Runs a call of a single rank: copies or adds its own values.
     fn alone(&self, call: Call) -> Buffers {
         let Call { op, accumulate, mut buffers, .. } = call;
         if let Buffers { source: Some(source), target: Some(target) } = &mut buffers {
@@ -98,13 +98,13 @@ impl Staged {
         site: Site,
     ) -> Result<(Buffers, Buffers), CollectiveError> {
         let Buffers { source, target } = buffers;
-        // An all_gather in place has its own part in the target; a sum that accumulates reads it.
+        // An in-place all_gather has its own part in the target, and an accumulating reduce_scatter reads the target.
         let reads_target = accumulate || (op == CollectiveOp::AllGather && source.is_none());
         let stage = |tensor: Option<Tensor>, copies: bool| -> Result<_, CollectiveError> {
             let Some(tensor) = tensor else { return Ok((None, None)) };
             let host = self.device.alloc_host_like(&tensor, "staged", site);
             if !copies {
-                // Its contents do not matter; how the caller placed it does.
+                // Its contents do not matter, but its placement does.
                 self.device.place_like(host.view(), tensor.view());
                 return Ok((Some(tensor), Some(host)));
             }
@@ -118,7 +118,7 @@ impl Staged {
     }
 }
 
-/// A call of the transport whose results are still to be copied to the device.
+/// A call of the transport whose results must still be copied to the device.
 struct Landing {
     device: Device,
     sent: Mutex<Option<Pending<Buffers>>>,
@@ -137,7 +137,7 @@ impl Landing {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Copies what was received to the device, and frees the host tensor.
+    /// Copies the received values to the device and frees the host tensor.
     fn back(&self, host: Option<Tensor>, device: &mut Option<Tensor>) -> Result<(), CollectiveError> {
         let (Some(host), Some(tensor)) = (host, device.take()) else { return Ok(()) };
         let (_, tensor) = self.device.copy_to_device_at(host, tensor, self.site).wait()?;
@@ -162,7 +162,7 @@ impl Progress for Landing {
     }
 
     fn give_up(&self) {
-        // The transport's own call gives up when it is dropped by the thread that panics.
+        // If this thread panics, dropping the transport's call tells the peers.
         drop(self.take());
     }
 }

@@ -23,7 +23,7 @@ struct Factors {
     eps: f32,
 }
 
-/// p, m, v are updated in place from `g * gradient_scale`; `rounded` becomes p.
+/// Updates p, m and v in place from `g * gradient_scale`, and writes p to `rounded` in its type.
 pub(crate) fn adamw(
     cpu: &Cpu,
     step: AdamW,

@@ -8,7 +8,7 @@ use phalanx_tensor::{Arena, Device, Memory, Region};
 
 use crate::{Cpu, Options};
 
-/// Every rank computes on the processor, in memory that its transport reads in place.
+/// Gives every rank a processor device, with memory that its transport reads in place.
 pub struct CpuFactory {
     /// Instruction set, and how long idle threads spin. The number of threads comes with each request.
     pub options: Options,

@@ -11,7 +11,7 @@ use std::path::Path;
 /// Largest file that is read: the list of mounts of a host with thousands of containers.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// The text of a file; `None` where it is missing or is no text.
+/// The text of a file; `None` if it is missing or not text.
 pub fn text(path: impl AsRef<Path>) -> Option<String> {
     phalanx_files::read_text(path.as_ref(), MAX_BYTES).ok()
 }
@@ -21,14 +21,14 @@ pub fn after<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// A number in kB behind `name` at the start of a line of a file, in bytes.
+/// The number in kB after `name` at the start of a line of a file, in bytes.
 pub fn kib_field(path: impl AsRef<Path>, name: &str) -> Option<u64> {
     let text = text(path)?;
     let kib = after(&text, name)?.trim_end_matches("kB").trim_end();
     kib.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// The number behind `name` in a table of names and numbers.
+/// The number after `name` in a table of names and numbers.
 pub fn row(table: &str, name: &str) -> Option<u64> {
     let mut rows = table.lines().filter_map(|line| line.split_once(' '));
     rows.find(|(known, _)| *known == name)?.1.trim().parse().ok()

@@ -17,7 +17,7 @@ use crate::saved::{Deferred, Saved, restore};
 /// Which activations of a model are recomputed instead of saved. No choice changes a bit of the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checkpointing {
-    /// None: all are saved.
+    /// All activations are saved.
     #[default]
     None,
     /// Outputs of norms, attention and GELU, which need no product with weights.
@@ -56,7 +56,7 @@ struct SavedRecompute {
 }
 
 impl<L: Layer> Recompute<L> {
-    /// Runs forward again, and returns what it saves.
+    /// Runs forward again and returns what it saves.
     fn again<'a>(&self, cx: &Context<'a>, parameters: &[View], saved: Saved) -> Result<(Context<'a>, Saved)> {
         let Saved { x, own, .. } = saved;
         let SavedRecompute { draw } = restore(own);

@@ -71,7 +71,10 @@ impl Layer for LayerNorm {
         let (mut dx, add) = sum_target(cx, residual, x.shape(), "layer_norm.dx");
         let (dgamma, accumulate) = dgamma.write();
         let (dbeta, accumulate_beta) = dbeta.write();
-        assert_eq!(accumulate, accumulate_beta, "gamma and beta are written together");
+        assert_eq!(
+            accumulate, accumulate_beta,
+            "gamma and beta are either both accumulated or both overwritten"
+        );
         let statistics = [mean.view(), rstd.view()];
         let derivatives = [dgamma, dbeta];
         cx.device.run(LayerNormBackward {

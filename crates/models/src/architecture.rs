@@ -14,13 +14,13 @@ use crate::{Model, ModelError, ModelShape, Objective};
 pub struct Architecture {
     /// Its name in `model.arch` of a configuration, and in `model_type` of a `config.json` of transformers.
     pub name: &'static str,
-    /// Its name in texts for people.
+    /// Its name in messages.
     pub title: &'static str,
     /// Training objective of its models.
     pub objective: Objective,
     /// The keys of `config.json` that hold its sizes.
     pub keys: ShapeKeys,
-    /// Makes a model with sizes that are given, and the usual values of everything else.
+    /// Makes a model with the given sizes and default values for everything else.
     pub build: fn(ModelShape) -> Arc<dyn Model>,
     /// Makes the model that a `config.json` describes.
     pub from_config: fn(&Value) -> Result<Arc<dyn Model>, ModelError>,
@@ -41,7 +41,7 @@ pub struct ShapeKeys {
     pub vocab: &'static str,
 }
 
-/// An architecture of the registry; as text its name.
+/// An architecture of the registry; displayed as its name.
 #[derive(Clone, Copy)]
 pub struct Arch(&'static Architecture);
 

@@ -27,7 +27,7 @@ const NAMES: [&str; ARCHITECTURES.len()] = {
 };
 
 impl Arch {
-    /// GPT-2, the architecture where nobody names one.
+    /// GPT-2, the default architecture.
     pub const GPT2: Arch = Arch::of(&gpt2::ARCHITECTURE);
 
     /// BERT.

@@ -12,11 +12,11 @@ pub struct Update<'a> {
     pub decays: bool,
     /// The parameters, f32; they are updated.
     pub parameters: ViewMut<'a>,
-    /// Becomes the updated parameters, rounded to its own type.
+    /// Overwritten with the updated parameters, rounded to its type.
     pub rounded: Option<ViewMut<'a>>,
     /// The gradient.
     pub gradient: View<'a>,
-    /// What the gradient is multiplied by, `[1]`.
+    /// Factor for the gradient, `[1]`.
     pub factor: View<'a>,
     /// The states, in the order of [`Optimizer::states`](crate::Optimizer::states); they are updated.
     pub states: Vec<ViewMut<'a>>,

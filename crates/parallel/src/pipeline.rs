@@ -44,7 +44,7 @@ pub fn wiring(schedule: &Schedule) -> BTreeMap<(usize, usize), usize> {
         let meets = |(a, b): &(usize, usize)| [*a, *b].iter().any(|rank| [from, to].contains(rank));
         let taken: Vec<usize> =
             wiring.iter().filter(|(pair, _)| meets(pair)).map(|(_, group)| *group).collect();
-        let free = (0..).find(|group| !taken.contains(group)).expect("numbers do not end");
+        let free = (0..).find(|group| !taken.contains(group)).expect("the range is infinite");
         wiring.insert((from, to), free);
     }
     wiring
@@ -90,8 +90,8 @@ struct Mail<'a> {
     coming: BTreeMap<usize, (usize, Option<Pending<Tensor>>)>,
     /// For each receiving rank: the pending send.
     going: BTreeMap<usize, Pending<Tensor>>,
-    /// Activations and derivatives that were received, or stay on this rank, and are not used yet: by stage,
-    /// micro-batch, and whether they are activations.
+    /// Activations and gradients that were received or computed on this rank and are not used yet. Key: stage,
+    /// micro-batch, and whether it is an activation.
     here: BTreeMap<(usize, usize, bool), Activation>,
 }
 
@@ -121,8 +121,9 @@ impl<'a> Mail<'a> {
 
     /// Waits for the next message from `from` and stores it.
     fn receive(&mut self, from: usize, message: &Message) -> Result<(), CollectiveError> {
-        let (number, pending) = self.coming.remove(&from).expect("every channel has its next message");
-        let x = pending.expect("a message that was asked for").wait()?;
+        let (number, pending) =
+            self.coming.remove(&from).expect("a receive is posted for every expected message");
+        let x = pending.expect("every expected message has a posted receive").wait()?;
         self.post(from, number + 1);
         self.keep(message.stage_to, message.micro_batch, message.forward, Arc::new(x));
         Ok(())
@@ -140,12 +141,12 @@ impl<'a> Mail<'a> {
 
     fn keep(&mut self, stage: usize, micro_batch: usize, forward: bool, x: Activation) {
         let known = self.here.insert((stage, micro_batch, forward), x);
-        assert!(known.is_none(), "one message for stage {stage}, micro-batch {micro_batch}");
+        assert!(known.is_none(), "two messages for stage {stage}, micro-batch {micro_batch}");
     }
 
     fn take(&mut self, stage: usize, micro_batch: usize, forward: bool) -> Activation {
         let found = self.here.remove(&(stage, micro_batch, forward));
-        found.unwrap_or_else(|| panic!("stage {stage} has not got micro-batch {micro_batch}"))
+        found.unwrap_or_else(|| panic!("stage {stage} has not received micro-batch {micro_batch}"))
     }
 }
 
@@ -180,7 +181,7 @@ pub fn run<'a>(
             Step::Send { to, message } => mail.send(*to, message)?,
             Step::Compute(action) => {
                 let stage = stages.iter_mut().find(|stage| stage.index == action.stage);
-                let stage = stage.expect("a schedule gives a rank actions of its stages");
+                let stage = stage.expect("every action belongs to a stage of its rank");
                 compute(stage, action, &mut mail, &mut held, loss, &mut watch)?;
             }
         }
@@ -190,7 +191,7 @@ pub fn run<'a>(
     }
     assert!(
         mail.here.is_empty() && held.kept.is_empty() && held.later.is_empty(),
-        "a schedule uses everything"
+        "a schedule uses every message and saved tensor"
     );
     Ok(())
 }
@@ -259,7 +260,7 @@ fn compute(
             }
         }
         Kind::Weight => {
-            let later = held.later.remove(&key).expect("weights come after inputs");
+            let later = held.later.remove(&key).expect("the weight part comes after the input part");
             stage.backward_weight(&cx, later, &mut seen)?;
         }
     }

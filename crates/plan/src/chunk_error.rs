@@ -1,12 +1,12 @@
 //! Why a model has no chunk layout, with the bounds of the sizes that are laid out.
 
-/// Most ranks that a layout is made for; keeps every sum far from overflow.
+/// Maximum number of ranks of a layout; keeps every sum far from overflow.
 pub(crate) const MAX_WORLD: u64 = 1 << 20;
 
-/// Most elements of one model.
+/// Maximum number of elements of a model.
 pub(crate) const MAX_ELEMENTS: u64 = 1 << 50;
 
-/// Why parameters cannot be laid out.
+/// An error of the layout.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ChunkError {
     /// There is nothing to lay out.
@@ -27,17 +27,17 @@ pub enum ChunkError {
     /// More elements than are counted safely.
     #[error("the model exceeds {MAX_ELEMENTS} elements at parameter `{name}`: check its shape")]
     TooLarge {
-        /// The parameter that goes beyond.
+        /// The parameter at which the limit is exceeded.
         name: String,
     },
-    /// A knob with a value that means nothing.
+    /// A knob with an invalid value.
     #[error("`{knob}` is {given}: expected {expected}")]
     Knob {
         /// Name in the configuration.
         knob: &'static str,
         /// Value given.
         given: f64,
-        /// Values that mean something.
+        /// The valid values.
         expected: &'static str,
     },
 }

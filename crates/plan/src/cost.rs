@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 pub struct Cost {
     /// Floating-point operations of all kernels.
     pub flops: u64,
-    /// Bytes that all kernels read and write at least.
+    /// Minimum bytes that all kernels read and write.
     pub kernel_bytes: u64,
-    /// Operations of forward products that have no backward operation of their own: those that run again.
+    /// Operations of forward products that are recomputed for backward.
     pub repeated_flops: i64,
     /// Bytes that all collectives send from this rank.
     pub sent_bytes: u64,
-    /// By pair of memories, in the order of their first copies.
+    /// Copies by pair of memories, in the order of their first copies.
     pub copies: Vec<CopyCost>,
     /// By kernel, most operations first, then by name.
     pub kernels: Vec<KernelCost>,
@@ -64,7 +64,7 @@ pub struct CollectiveCost {
 }
 
 impl Cost {
-    /// Adds a phase up.
+    /// Sums the costs of a phase.
     pub fn of(phase: &Phase) -> Cost {
         let mut cost = Cost::default();
         for event in &phase.events {
@@ -95,9 +95,9 @@ impl Cost {
         self.collectives.iter().find(|c| c.op == op)
     }
 
-    /// Floating-point operations without those of forward products that run once more for backward. Each product of
-    /// the forward pass has one operation of the backward pass that accounts for it (see `phalanx_tensor`'s prices):
-    /// what runs forward beyond these runs again.
+    /// Floating-point operations without recomputed forward products. Each product of the forward pass has one
+    /// operation of the backward pass that accounts for it (see `phalanx_tensor`'s prices); forward products beyond
+    /// these are recomputation.
     pub fn model_flops(&self) -> u64 {
         self.flops - self.repeated_flops.max(0) as u64
     }

@@ -5,16 +5,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::packing::aligned;
 
-/// The place of one allocation.
+/// The position of one allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
     /// First byte in the arena, a multiple of `ALIGN`.
     pub offset: u64,
-    /// Bytes, as asked for.
+    /// Bytes, as requested.
     pub bytes: u64,
-    /// What for.
+    /// Category of the tensor.
     pub category: Category,
-    /// Name for people.
+    /// Name of the tensor.
     #[serde(deserialize_with = "interned")]
     pub name: StaticName,
     /// Where it is asked for.

@@ -21,7 +21,7 @@ fn sizes() -> impl Iterator<Item = (usize, usize)> {
     (2..=16).flat_map(|ranks| (1..=8).map(move |times| (ranks, times * ranks)))
 }
 
-/// Every rank idles for this long. Sums of small integers are exact.
+/// Checks that every rank idles for this time. Sums of small integers are exact.
 fn idles(plan: Plan, ranks: usize, micro_batches: usize, expected: usize) {
     let (_, timeline) = unit(plan, ranks, micro_batches);
     for rank in 0..ranks {
@@ -141,8 +141,8 @@ fn messages_take_the_senders_time() {
     assert_eq!((timeline.makespan, timeline.idle(0), timeline.bubble_fraction()), (7.0, 4.0, 4.0 / 7.0));
 }
 
-/// The second rank is ten times slower: the first is one message received and one under way ahead of it, then
-/// waits until its last but one has been asked for.
+/// The second rank is ten times slower: the first is ahead by one received message and one in flight, then waits until
+/// the receive of its last but one message is posted.
 #[test]
 fn a_slow_receiver_holds_its_sender_up() {
     let schedule = generate(Plan::GPipe, 2, 6).expect("legal");

@@ -45,7 +45,7 @@ pub enum Command {
     Inspect(InspectArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),
-    /// One rank of a job; started by the launcher, never by people.
+    /// One rank of a job; started by the launcher, never by users.
     #[command(hide = true)]
     Rank(RankArgs),
 }
@@ -64,15 +64,15 @@ pub struct Overrides {
 
 /// Shows what every rank will hold, compute and send
 ///
-/// Runs every rank of the configuration on a device that only records, and prints from that record the
-/// bytes by rank and category, the operations and bytes sent in a step, the chunks of parameters, and the
-/// textbook formulas beside them; for a mesh also the coordinates of each rank, and the stages of a pipeline
-/// with its bubble. A configuration that needs more memory than there is is refused with the bytes.
+/// Runs every rank of the configuration on a device that only records. From the record it prints the bytes by rank and
+/// category, the operations and bytes sent in a step, the chunks of parameters, and the textbook formulas for
+/// comparison; for a mesh also the coordinates of each rank, and the stages of a pipeline with its bubble. A
+/// configuration that needs more memory than is available is refused with the bytes.
 ///
-/// With --schedule: draws a pipeline schedule instead, prints it in PyTorch's text form, and reports its idle
-/// time and memory. NAME is model, gpipe, 1f1b, interleaved, zb-h1 or zb-v; FILE is your own schedule in that
-/// text form, which is checked. With CONFIG the time of an action follows from the operations of its stage;
-/// without it each action takes 1. Only the files of --svg and --text are written.
+/// With --schedule: draws a pipeline schedule instead, prints it in PyTorch's text form, and reports its idle time and
+/// memory. NAME is model, gpipe, 1f1b, interleaved, zb-h1 or zb-v; FILE is your own schedule in that text form, which
+/// is checked. With CONFIG the time of an action follows from the operations of its stage; without it each action takes
+/// 1. Only the files of --svg and --text are written.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx plan examples/quickstart.toml\n  \
@@ -156,10 +156,10 @@ pub struct TrainArgs {
     /// Print errors only
     #[arg(long)]
     pub quiet: bool,
-    /// Print the lines of metrics.jsonl as they are made, and one at the end
+    /// Print the lines of metrics.jsonl as they are written, and one at the end
     #[arg(long, conflicts_with = "quiet")]
     pub json: bool,
-    /// Ranks are threads of this process: for tests
+    /// Run ranks as threads of this process (for tests)
     #[arg(long, hide = true)]
     pub threads_as_ranks: bool,
 }
@@ -278,7 +278,7 @@ pub struct ExportArgs {
     pub json: bool,
 }
 
-/// Says what is in a checkpoint, run folder, token file or Hugging Face folder
+/// Describes a checkpoint, run folder, token file or Hugging Face folder
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx inspect runs/quickstart\n  \
@@ -295,7 +295,7 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
-/// Measures steps, kernels, collectives or ways of parallelism
+/// Measures steps, kernels, collectives or strategies of parallelism
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// The benchmark.
@@ -314,9 +314,8 @@ pub enum BenchCommand {
 
 /// Times training steps on random tokens
 ///
-/// The engine, the ranks and the plan are those of `train`; data, evaluations and checkpoints are left
-/// out, and nothing is written. Then says where the time of a step goes, kernel by kernel, beside the least
-/// that each could take on this machine.
+/// The engine, the ranks and the plan are those of `train`; data, evaluations and checkpoints are left out, and nothing
+/// is written. Then prints the time of each kernel in a step, beside the minimum that is possible on this machine.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx bench step examples/gpt2_mini.toml\n  \
@@ -339,8 +338,8 @@ pub struct BenchStepArgs {
 
 /// Times every kernel of a GPT-2 step alone
 ///
-/// Each is called again and again at the shapes of the step, by one thread and by all, beside peaks that are
-/// measured in the same run: operations from registers, and memory read and written.
+/// Each kernel is called repeatedly with the shapes of the step, by one thread and by all. Its speed is compared with
+/// peaks measured in the same run: operations on registers, and memory read and written.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx bench kernels\n  \
@@ -367,13 +366,13 @@ pub struct BenchKernelsArgs {
     pub json: bool,
 }
 
-/// Shapes that `bench kernels` knows.
+/// Shapes of `bench kernels`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchSetting {
     Mini,
     Small,
     Nano,
-    /// For tests: of no interest.
+    /// For tests only.
     #[value(hide = true)]
     Tiny,
 }
@@ -431,7 +430,7 @@ pub struct BenchCollectivesArgs {
     pub json: bool,
 }
 
-/// Operations that `bench collectives` knows.
+/// Operations of `bench collectives`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum BenchOp {
@@ -441,7 +440,7 @@ pub enum BenchOp {
     Broadcast,
 }
 
-/// Element types that `bench` knows.
+/// Element types of `bench`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum BenchDType {

@@ -15,7 +15,7 @@ use crate::task::BenchStepTask;
 /// Times steps on random tokens.
 ///
 /// # Errors
-/// Memory that the system does not give; a rank that died.
+/// When the system refuses memory, or a rank dies.
 pub fn steps(
     task: &BenchStepTask,
     planned: &Planned,
@@ -43,7 +43,7 @@ pub fn strategy(
 /// Times collectives.
 ///
 /// # Errors
-/// Memory that the system does not give; a rank that died.
+/// When the system refuses memory, or a rank dies.
 pub fn collectives(
     task: &CollectivesTask,
     host: &RankHost,
@@ -60,7 +60,7 @@ fn counts(task: &BenchStepTask) -> StepCounts {
     StepCounts { seed: task.config.train.seed, warmup: task.warmup, steps: task.steps }
 }
 
-/// Takes the memory that this rank's plan asks for, and runs `measure` there.
+/// Allocates the memory of this rank's plan, and runs `measure` with it.
 fn on_device<T>(
     planned: &Planned,
     host: &RankHost,

@@ -4,13 +4,13 @@ use anyhow::Result;
 use phalanx_data::Tokenizer;
 use phalanx_train::sample::{Generator, Sampling};
 
-/// Largest number of tokens that are held back; no character spans more.
+/// Maximum number of tokens that are held back; no character spans more.
 const HELD: usize = 8;
 
-/// Appends `count` tokens to `tokens` and gives their text to `show`, piece by piece.
+/// Appends `count` tokens to `tokens` and passes their text to `show`, piece by piece.
 ///
 /// # Errors
-/// The first of `show`, after which no token is made.
+/// The first error of `show`, which ends the sampling.
 pub fn stream(
     generator: &Generator,
     tokenizer: &Tokenizer,

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::report::bytes;
 use phalanx_host::{row, text};
 
-/// Limits from here on mean that there is none (version 1 writes the largest multiple of a page).
+/// Limits of at least this mean no limit (version 1 writes the largest multiple of a page).
 const UNLIMITED: u64 = 1 << 62;
 
 /// The memory limit of a control group.
@@ -22,7 +22,7 @@ pub struct GroupLimit {
     pub file: PathBuf,
     /// Bytes that the group may use.
     pub limit_bytes: u64,
-    /// Bytes that it still may.
+    /// Bytes that are left of the limit.
     pub available_bytes: u64,
 }
 
@@ -86,11 +86,11 @@ impl Hierarchy {
         };
         let read = |name: &str| text(folder.join(name));
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
-        // Under version 1 a group may leave those below it to themselves.
+        // In version 1, a group may not limit the groups below it.
         if folder != self.own && number("memory.use_hierarchy") == Some(0) {
             return None;
         }
-        // Version 2 writes `max` where there is none.
+        // Version 2 writes `max` if there is no limit.
         let limit_bytes = number(limit).filter(|limit| *limit < UNLIMITED)?;
         let statistics = read("memory.stat").unwrap_or_default();
         let cached: u64 = cache.iter().filter_map(|name| row(&statistics, name)).sum();
@@ -122,14 +122,14 @@ fn hierarchies(root: &Path) -> Vec<Hierarchy> {
         let below = Path::new(path).strip_prefix(&inside).unwrap_or(Path::new(""));
         let below = if path.contains("/..") { Path::new("") } else { below };
         let own = mount.join(below);
-        // A group that cannot be seen here: the next above it that can.
+        // If the group is not visible here, use the nearest visible group above it.
         let own = own.ancestors().find(|folder| folder.is_dir())?.to_path_buf();
         own.starts_with(&mount).then_some(Hierarchy { mount, own, version })
     };
     groups.lines().filter_map(of_group).collect()
 }
 
-/// A line of `mountinfo` that mounts the hierarchy: the group that is mounted, and where.
+/// Parses a line of `mountinfo` that mounts the hierarchy: the mounted group and the mount point.
 fn mounted(line: &str, version: Version) -> Option<(String, String)> {
     let (before, after) = line.split_once(" - ")?;
     let mut after = after.split(' ');
@@ -143,7 +143,7 @@ fn mounted(line: &str, version: Version) -> Option<(String, String)> {
     fits.then(|| (unescaped(inside), unescaped(at)))
 }
 
-/// A path in which a blank is `\040`, and other bytes alike.
+/// Decodes a path in which a blank is written `\040`, and other bytes similarly.
 fn unescaped(path: &str) -> String {
     let mut parts = path.split('\\');
     let mut text = parts.next().unwrap_or_default().to_string();

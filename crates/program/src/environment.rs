@@ -22,10 +22,10 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Reads it, once in a program.
+    /// Reads the environment. Called once per program.
     ///
     /// # Errors
-    /// A value that means nothing, or that this processor cannot do.
+    /// An unknown value, or one that this processor does not support.
     pub fn read() -> Result<Environment> {
         let isa = std::env::var_os(ISA).unwrap_or_default();
         Ok(Environment { isa: instruction_set(&isa.to_string_lossy(), Isa::detect())? })
@@ -67,7 +67,7 @@ impl Environment {
         Ok(Cpu::with_options(self.options(threads))?)
     }
 
-    /// The processor with `threads` threads, to be measured.
+    /// The processor with `threads` threads, for measurements.
     ///
     /// # Errors
     /// When the system starts fewer threads.
@@ -84,16 +84,16 @@ impl Environment {
     }
 }
 
-/// Threads that compute, to be measured.
+/// Compute threads, for measurements.
 pub struct Processor(Arc<Cpu>);
 
 impl Processor {
-    /// Floating-point operations per second that the threads are capable of in a type, measured.
+    /// Measures the floating-point operations per second of the threads in a type.
     pub fn flops_per_s(&self, dtype: DType) -> f64 {
         peak::flops_per_s(&self.0, dtype)
     }
 
-    /// Bytes per second of memory, measured on `bytes` bytes.
+    /// Measures the memory bandwidth in bytes per second, on `bytes` bytes.
     ///
     /// # Errors
     /// When the system does not have that much memory.

@@ -34,10 +34,10 @@ pub fn sigkill(before: &Option<(PathBuf, u64)>, after: &Option<(PathBuf, u64)>) 
 fn death(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(7), _) => {
-            "was killed by signal 7 (SIGBUS): shared memory could not be had; is memory full?".into()
+            "was killed by signal 7 (SIGBUS): shared memory could not be allocated; is memory full?".into()
         }
         (Some(6), _) => {
-            "was ended by signal 6 (SIGABRT): an allocation failed, or a panic could not be told; its message is above; \
+            "was ended by signal 6 (SIGABRT): an allocation failed, or a panic could not be reported; its message is above; \
              `ulimit -v` and `ulimit -d` limit memory"
                 .into()
         }
@@ -57,7 +57,7 @@ mod tests {
         let end = |raw, done| unexpected_end(status(raw), done, || sigkill(&None, &None));
         assert_eq!(end(0, true), None);
         assert!(end(0, false).unwrap().contains("before its work was done"));
-        // A rank that is done and then dies has lost what it may still have had to write.
+        // A rank that dies after its work is done may have lost output.
         for (raw, words) in [(9, "SIGKILL"), (101 << 8, "panicked"), (3 << 8, "exit code 3")] {
             for done in [false, true] {
                 assert!(end(raw, done).unwrap().contains(words));

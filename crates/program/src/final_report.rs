@@ -55,8 +55,8 @@ pub struct Reached {
 }
 
 impl Reached {
-    /// Reads the file; a run that has none has reached nothing. Lines that are no JSON, as a run that was ended
-    /// while it wrote leaves one, are passed over.
+    /// Reads the file; without a file, no step was reached. Lines that are not JSON are skipped: a run that was killed
+    /// while it wrote leaves one.
     ///
     /// # Errors
     /// A file that cannot be read, or whose lines are longer than any that a run writes.
@@ -95,7 +95,7 @@ struct Measured {
 /// Compares `memory.json` with the plan.
 ///
 /// # Errors
-/// A rank that took other bytes than planned: a fault of the engine, worth a report.
+/// A rank that used other bytes than planned, which is a bug of the engine.
 pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
     let path = folder.file("memory.json");
     let text = phalanx_files::read_text(&path, MEMORY_BYTES).with_context(|| path.display().to_string())?;
@@ -111,7 +111,7 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
         {
             if took.peak_bytes != plan.bytes || took.categories != plan.categories {
                 bail!(
-                    "rank {} took {took:?} of {memory} memory, planned was {plan:?}: please report this",
+                    "rank {} used {took:?} of {memory} memory, but {plan:?} was planned: please report this bug",
                     rank.rank
                 );
             }
@@ -133,7 +133,7 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
     ))
 }
 
-/// The end of a run that reached its last step.
+/// The report of a run that reached its last step.
 ///
 /// # Errors
 /// Files of the run folder that cannot be read.
@@ -170,7 +170,7 @@ pub fn complete(
     Ok(())
 }
 
-/// A text from the last checkpoint.
+/// A sample from the last checkpoint.
 fn sample(
     folder: &RunFolder,
     planned: &Planned,

@@ -63,7 +63,7 @@ pub fn numeric() -> Vec<String> {
     flat(&full).filter(is_number).map(|(key, _)| key).collect()
 }
 
-/// Refuses unknown tables and keys and values of the wrong type; `origin` is where they were written.
+/// Refuses unknown tables, unknown keys and values of the wrong type; `origin` names their source.
 pub fn check(given: &Table, origin: &str) -> Result<()> {
     let full = full();
     for (name, value) in given {
@@ -87,7 +87,7 @@ pub fn check(given: &Table, origin: &str) -> Result<()> {
     Ok(())
 }
 
-/// Reads `table.key=value`. The value is TOML; text needs no quotes, and one text makes a list of one.
+/// Reads `table.key=value`. The value is TOML; text needs no quotes, and a single text is accepted for a list.
 pub fn assignment(text: &str) -> Result<(String, Value)> {
     let Some((key, raw)) = text.split_once('=') else {
         bail!("--set {text}: expected TABLE.KEY=VALUE, as --set train.steps=200");

@@ -38,10 +38,10 @@ const KILLED: Duration = Duration::from_secs(5);
 /// Time for which a rank may be stalled after a signal has asked it to finish its step and save.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The launcher gives up this much later than the ranks, which know better for whom they wait.
+/// The launcher gives up this much later than the ranks, which know better for which rank they wait.
 const PRECEDENCE: Duration = Duration::from_millis(500);
 
-/// Shortest and longest time between two looks at the ranks.
+/// Shortest and longest time between two checks of the ranks.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
 /// Largest number of stalled ranks that are named beside the first.
@@ -100,14 +100,14 @@ struct Running {
 /// Destination of the ranks' standard output.
 #[derive(Clone)]
 pub enum Output {
-    /// Rank 0's as it is, others' with their number before each line on standard error.
+    /// Rank 0's output unchanged; that of others on standard error, with the rank number before each line.
     Shown(TrainOutput),
     /// To the caller of [`RankProcesses::wait`].
     Gathered,
 }
 
 impl RankProcesses {
-    /// Starts `world` ranks on a task, with the plan of the run that it is about.
+    /// Starts `world` ranks on a task, with the plan of its run.
     ///
     /// # Errors
     /// When the system refuses that many processes or descriptors; ranks that were started are ended.
@@ -136,7 +136,7 @@ impl RankProcesses {
 
     fn start_rank(&self, rank: usize, task_fd: i32, output: &Output) -> Result<Running> {
         let fds: Vec<String> = self.job.inherited_fds().iter().map(i32::to_string).collect();
-        // The program that runs, even if its file was replaced meanwhile.
+        // The running program, even if its file was replaced meanwhile.
         let mut command = Command::new("/proc/self/exe");
         // What `ps` shows: `phalanx rank 3 ...`. The task is not shown: it may hold a prompt.
         command.arg0("phalanx").args(["rank", &rank.to_string(), "--fds", &fds.join(",")]);
@@ -150,7 +150,7 @@ impl RankProcesses {
         self.job.pass_to(&mut command);
         let child = command.spawn().map_err(|error| refused_thread("its process", &error))?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process number")?;
-        // From here on dropping it ends the process.
+        // From here on, dropping `running` ends the process.
         let mut running =
             Running { child, pidfd: None, ended: false, output: None, shown: Vec::new(), shares_stderr };
         running.pidfd = Some(pidfd_open(pid, PidfdFlags::empty()).context("a descriptor of its process")?);
@@ -186,7 +186,7 @@ impl RankProcesses {
             if signals.came() && !passed_on {
                 passed_on = true;
                 self.signal(Signal::TERM);
-                // Ranks that are stopped take the signal, too: they finish their step and save.
+                // Stopped ranks must get the signal too, so that they finish their step and save.
                 self.signal(Signal::CONT);
                 stalls = StallDetector::new(self.ranks.len());
             }
@@ -227,7 +227,7 @@ impl RankProcesses {
         let [min, max] = LOOK_EVERY;
         let limit = left.unwrap_or((self.timeout / 8).clamp(min, max));
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-        // Interrupted or timed out: the caller looks at everything in any case.
+        // Whether interrupted or timed out, the caller checks everything again.
         let _ = poll(&mut fds, Some(&limit));
     }
 
@@ -260,7 +260,7 @@ impl RankProcesses {
         for (rank, running) in self.ranks.iter().enumerate().filter(|(_, running)| !running.ended) {
             let process = Activity::read(running.child.id());
             stalls.note(rank, &Observation { silent: self.job.silent_for(rank), process }, since);
-            // What a signal asked for may take a disk as long as without the signal.
+            // A disk may be as slow after a signal as without one.
             let limit = if process.in_disk { self.timeout } else { timeout };
             if stalls.time(rank) >= limit.saturating_add(PRECEDENCE) {
                 still.push((rank, process));
@@ -292,13 +292,13 @@ impl RankProcesses {
         Some(Failure { rank: *rank, reason, activity: self.job.last_activity(*rank), interrupted: false })
     }
 
-    /// A failure that a rank has reported and has not yet ended with.
+    /// A failure that a rank has reported before it ended.
     fn told(&self) -> Option<Failure> {
         let (rank, reason) = self.job.aborted()?;
         Some(Failure { rank, reason, activity: self.job.last_activity(rank), interrupted: false })
     }
 
-    /// What a stalled process waits for, as far as can be seen from outside.
+    /// What a stalled process waits for, as far as is visible from outside.
     fn held_up_by(&self, rank: usize, process: &Activity) -> String {
         let pid = self.ranks[rank].child.id();
         match (process.stopped, self.ranks[rank].is_unread(), process.in_disk) {
@@ -313,7 +313,7 @@ impl RankProcesses {
         }
     }
 
-    /// The cause of the failure by the job's record; `first` is the rank that was seen first to end or to be stalled.
+    /// The cause of the failure according to the job's record; `first` is the rank that was first seen to end or stall.
     fn cause(&self, first: Failure) -> Failure {
         let mut cause = match self.job.aborted() {
             Some((rank, reason)) if rank != first.rank || reason != first.reason => {
@@ -321,8 +321,8 @@ impl RankProcesses {
             }
             _ => first,
         };
-        // A rank that has named another could not see why the other does not come. The number comes from a rank, so it is
-        // checked.
+        // A rank that named another one could not see why that one does not arrive. The number comes from a rank, so it
+        // is checked.
         let Some(running) = self.ranks.get(cause.rank) else { return cause };
         let process = Activity::read(running.child.id());
         if !running.ended && (process.stopped || running.is_unread()) {
@@ -351,7 +351,7 @@ impl RankProcesses {
 
     fn signal(&self, signal: Signal) {
         for pidfd in self.ranks.iter().filter(|rank| !rank.ended).filter_map(|rank| rank.pidfd.as_ref()) {
-            // A rank that has just ended needs no signal.
+            // Fails if the rank has just ended, which is fine.
             let _ = pidfd_send_signal(pidfd, signal);
         }
     }
@@ -374,13 +374,13 @@ impl Running {
         self.output.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
     }
 
-    /// Whether it blocks when it writes to standard error, because nobody reads that.
+    /// Whether it blocks in a write to standard error because nobody reads it.
     fn is_unread(&self) -> bool {
         self.shares_stderr && output::stderr_is_unread()
     }
 }
 
-/// A thread that reads what a rank writes.
+/// Starts a thread that reads the output of a rank.
 fn reader<T: Send + 'static>(
     rank: usize,
     read: impl FnOnce() -> T + Send + 'static,
@@ -394,7 +394,7 @@ fn show(rank: usize, from: impl Read) {
     each_line(from, |line| note(&format!("[rank {rank}] {}", String::from_utf8_lossy(line).trim_end())));
 }
 
-/// Reads to the end, a line at a time, its end of line included: a rank is never held up by a full pipe.
+/// Reads to the end, line by line (with line ends), so that a rank is never blocked by a full pipe.
 fn each_line(from: impl Read, mut take: impl FnMut(&[u8])) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
@@ -406,7 +406,7 @@ fn each_line(from: impl Read, mut take: impl FnMut(&[u8])) {
 
 fn gather(mut from: impl Read) -> String {
     let mut text = String::new();
-    // What was read before an error is kept.
+    // Text that was read before an error is kept.
     let _ = from.read_to_string(&mut text);
     text
 }

@@ -53,8 +53,8 @@ fn restarted(config: &RunConfig, step: u64) -> RunConfig {
     config
 }
 
-/// The arguments with which a finished run goes on, for twice as many steps in all. The rate stays at its minimum, so
-/// the loss does not rise; a minimum of 0, at which nothing is learned, becomes a hundredth of the peak.
+/// Arguments that continue a finished run to twice as many steps. The rate stays at its minimum, so the loss does not
+/// rise; a minimum of 0, at which nothing is learned, becomes a hundredth of the peak.
 pub fn more_steps(config: &RunConfig) -> String {
     let more = format!("--set train.steps={}", config.train.steps.saturating_mul(2));
     let decays = config.schedule.kind != ScheduleKind::Constant;

@@ -18,9 +18,9 @@ pub fn threads_per_rank(ranks: usize) -> usize {
 /// Memory that new programs could take without swapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Available {
-    /// By the system's estimate (`MemAvailable`), or less where a control group leaves less.
+    /// The system's estimate (`MemAvailable`), or less if a control group leaves less.
     pub bytes: u64,
-    /// The control group, where it leaves less than the system has.
+    /// The control group, if it leaves less than the system has.
     pub group: Option<GroupLimit>,
 }
 
@@ -43,7 +43,7 @@ impl std::fmt::Display for Available {
 pub fn available() -> Option<Available> {
     let system = phalanx_host::available_bytes().map(|bytes| Available { bytes, group: None });
     let group = memory_limit().map(|limit| Available { bytes: limit.available_bytes, group: Some(limit) });
-    // Where both are equal: the system, whose sentence is shorter.
+    // If both are equal, takes the system, whose message is shorter.
     [system, group].into_iter().flatten().min_by_key(|available| available.bytes)
 }
 
@@ -67,7 +67,7 @@ pub fn kernel() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// The processor's own name.
+/// The model name of the processor.
 pub fn processor() -> String {
     phalanx_host::processor_field("model name").unwrap_or("unknown".to_string())
 }

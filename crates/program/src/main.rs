@@ -58,7 +58,7 @@ use environment::Environment;
 use output::OutputError;
 use phalanx_drawing::report;
 
-// Unit tests may bring an allocator of their own.
+// Unit tests may use another allocator.
 #[cfg(not(test))]
 #[global_allocator]
 static ALLOCATOR: phalanx_tensor::OrEnd = phalanx_tensor::OrEnd;
@@ -66,7 +66,7 @@ static ALLOCATOR: phalanx_tensor::OrEnd = phalanx_tensor::OrEnd;
 fn main() -> ExitCode {
     match Cli::try_parse() {
         Ok(cli) => run(cli.command).unwrap_or_else(|error| explain(&error)),
-        // The version, help, or what is wrong with the command line.
+        // The version, help, or an error of the command line.
         Err(said) => match output::print_usage(&said) {
             Ok(()) => ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(1)),
             Err(error) => explain(&error.into()),

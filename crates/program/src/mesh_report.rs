@@ -13,7 +13,7 @@ use crate::planned::{Planned, outside_bytes};
 use crate::report::{Table, bytes, count, plural};
 use crate::schedule_report::{held_heading, held_text};
 
-/// Up to this many ranks have a row each in a table; in larger worlds the ranks of one pipeline stage share a row.
+/// Up to this many ranks have a row each in a table; with more ranks, those of one pipeline stage share a row.
 const ROWS: usize = 16;
 
 /// Whether the mesh has more than a data axis.
@@ -21,7 +21,7 @@ pub fn has_mesh(spec: &Spec) -> bool {
     spec.mesh.pipeline * spec.mesh.tensor > 1
 }
 
-/// The sizes of the axes that have several ranks, and the schedule of a pipeline; nothing of data parallelism alone.
+/// The sizes of the axes that have several ranks, and the schedule of a pipeline; empty for data parallelism alone.
 pub fn axes_in_brackets(spec: &Spec) -> String {
     let mesh = spec.mesh;
     if !has_mesh(spec) {
@@ -148,7 +148,7 @@ impl Pipeline {
     }
 }
 
-/// Trained numbers of each stage, over the tensor axis.
+/// Trainable elements of each stage, over the tensor axis.
 fn parameters(spec: &Spec) -> Vec<u64> {
     let whole = spec.whole();
     let of_stage = |range: &Range<usize>| {
@@ -243,8 +243,8 @@ impl Sharding {
     }
 }
 
-/// The run itself and what stage 1 would send and hold in its place, where ZeRO 2 or 3 meets a pipeline: every
-/// micro-batch then reduces (and under 3 gathers) what stage 1 can do once a step.
+/// Bytes of the run itself and of stage 1 in its place, for a pipeline with ZeRO 2 or 3: there every micro-batch
+/// reduces (and under 3 gathers), which stage 1 can do once per step.
 fn shardings(planned: &Planned) -> Vec<Sharding> {
     let spec = &planned.plan.spec;
     if spec.mesh.pipeline == 1 || spec.mesh.data == 1 || spec.stage < Stage::Two {
@@ -297,7 +297,7 @@ pub fn sharding(planned: &Planned) -> String {
             Ordering::Greater => format!("{} more than", bytes(own - other)),
         };
         format!(
-            "  A step sends {} ZeRO-1 with reduce = \"{}\" would, and a rank holds {} it would\n",
+            "  A step sends {} ZeRO-1 with reduce = \"{}\", and a rank holds {} it\n",
             compared(own.sent_bytes, min.sent_bytes),
             reduce_word(min.reduce),
             compared(own.arena, min.arena)

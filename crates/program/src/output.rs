@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::Serialize;
 
-/// Exit code of a command whose reader has gone: 128 + SIGPIPE, as shells show it for other programs.
+/// Exit code of a command whose output is no longer read: 128 + SIGPIPE, as shells show it for other programs.
 pub const READER_GONE: u8 = 141;
 
 /// Text that may wait for a slow reader of a training run, in bytes: some 50,000 steps.
@@ -40,7 +40,7 @@ impl OutputError {
 /// Writes `text` to standard output.
 ///
 /// # Errors
-/// A reader that has gone, a full disk.
+/// A closed reader, a full disk.
 pub fn print(text: &str) -> Result<(), OutputError> {
     let stdout = io::stdout().lock();
     write_all(stdout.as_fd(), text.as_bytes()).map_err(OutputError)
@@ -62,15 +62,14 @@ pub fn print_json(value: &impl Serialize) -> Result<()> {
     Ok(print_line(&serde_json::to_string_pretty(value)?)?)
 }
 
-/// Writes a line for people to standard error. A failure is ignored: nobody is left who could be told, and
-/// nothing that the program does depends on it.
+/// Writes a message to standard error. A failure is ignored: there is no other place to report it, and nothing depends
+/// on it.
 pub fn note(line: &str) {
     let stderr = io::stderr().lock();
     let _ = write_all(stderr.as_fd(), format!("{line}\n").as_bytes());
 }
 
-/// Writes what the reader of the command line has to say: help and the version to standard output, what is wrong
-/// to standard error.
+/// Writes messages of the command line parser: help and version to standard output, errors to standard error.
 ///
 /// # Errors
 /// As [`print()`]; none for standard error.
@@ -81,7 +80,7 @@ pub fn print_usage(said: &clap::Error) -> Result<(), OutputError> {
     }
 }
 
-/// Letters of a line of the terminal that standard output is, if it is one.
+/// Width of the terminal, if standard output is one.
 pub fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
@@ -101,7 +100,7 @@ fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => bytes = &bytes[written..],
             Err(Errno::INTR) => {}
-            // Whoever shares the descriptor has made it non-blocking: wait as a blocking one would.
+            // Another process that shares the descriptor has made it non-blocking: wait as with a blocking one.
             Err(Errno::AGAIN) => wait_writable(to)?,
             Err(error) => return Err(error.into()),
         }
@@ -116,10 +115,10 @@ fn wait_writable(to: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Standard output of a training run, which neither ends nor waits when nobody reads.
+/// Standard output of a training run. The run neither ends nor waits if nobody reads it.
 ///
-/// A thread writes, so that a reader that stands still (a pager) holds up no step. When a write fails, or more
-/// than 16 MiB wait, the run says so once on standard error and shows nothing more.
+/// A thread writes, so that a blocked reader (a pager) does not delay a step. When a write fails, or more than 16 MiB
+/// wait, the run reports this once on standard error and writes nothing more.
 #[derive(Clone, Default)]
 pub struct TrainOutput {
     shared: Arc<Shared>,
@@ -134,33 +133,33 @@ struct Shared {
 #[derive(Default)]
 struct Waiting {
     text: Vec<u8>,
-    /// Nothing more is written.
+    /// Writing has stopped.
     gone: bool,
-    /// Nothing more is coming.
+    /// The text is complete.
     complete: bool,
     /// Started with the first text.
     writer: Option<JoinHandle<()>>,
 }
 
 impl TrainOutput {
-    /// Gives `text` to the writer.
+    /// Passes `text` to the writer.
     pub fn print(&self, text: &str) {
         self.write(text.as_bytes());
     }
 
-    /// Gives `text` and an end of line to the writer.
+    /// Passes `text` and an end of line to the writer.
     pub fn print_line(&self, text: &str) {
         self.print(&format!("{text}\n"));
     }
 
-    /// Gives bytes to the writer.
+    /// Passes bytes to the writer.
     pub fn write(&self, bytes: &[u8]) {
         let mut waiting = self.shared.lock();
         if waiting.gone {
             return;
         }
         if waiting.text.len() + bytes.len() > MAX_WAITING {
-            return waiting.give_up("its reader takes nothing");
+            return waiting.give_up("its reader does not read");
         }
         waiting.text.extend_from_slice(bytes);
         if waiting.writer.is_none() {
@@ -180,7 +179,7 @@ impl TrainOutput {
             let mut waiting = self.shared.lock();
             waiting.complete = true;
             self.shared.changed.notify_one();
-            // A writer whose reader stands still is left behind: the run has said that it has given up.
+            // A writer with a blocked reader is abandoned; the run has already reported this.
             waiting.writer.take().filter(|_| !waiting.gone)
         };
         if let Some(writer) = writer {
@@ -214,7 +213,7 @@ impl Shared {
 }
 
 impl Waiting {
-    /// Says once that nothing more is shown, and lets go of what waits.
+    /// Reports once that nothing more is written, and discards the waiting text.
     fn give_up(&mut self, why: &str) {
         if !self.gone {
             note(&format!(

@@ -132,7 +132,7 @@ fn headline(planned: &Planned, name: &str) -> String {
     text
 }
 
-/// For devices whose memory the host cannot read: that they are simulated, and what passes through the host.
+/// A note for simulated devices, with the host memory that stages what they send.
 fn staging(planned: &Planned) -> String {
     if planned.plan.spec.host_addressable {
         return String::new();
@@ -169,7 +169,7 @@ fn precision(spec: &Spec) -> String {
     format!("computed in {compute}{master}; gradients summed in {accumulate}{crossing}{scale}")
 }
 
-/// A column for ranks that hold the same, beside the textbook's numbers for the model's states. For a mesh: a row for
+/// A column for each group of equal ranks, beside the textbook's values for the model states. For a mesh: a row for
 /// each rank.
 fn memory_table(planned: &Planned) -> String {
     if mesh_report::has_mesh(&planned.plan.spec) {
@@ -196,7 +196,7 @@ fn memory_table(planned: &Planned) -> String {
     table.to_string()
 }
 
-/// Neighbouring ranks with the same bytes: their numbers, and the memory of one.
+/// Adjacent ranks with the same bytes: their numbers, and the memory of one.
 fn alike(planned: &Planned) -> Vec<(String, &MemoryPlan)> {
     let mut groups: Vec<(usize, usize, &MemoryPlan)> = Vec::new();
     for (ranks, plan) in mesh_report::rows(planned) {

@@ -16,7 +16,7 @@ use crate::machine;
 use crate::report::bytes;
 use crate::resolve::Resolved;
 
-/// Largest number of dry runs of a block ([`RunConfig::dry_runs`]) for a proposal, which take 0.1 s to 0.2 s.
+/// Maximum number of dry runs of a block ([`RunConfig::dry_runs`]) for a suggestion, which take 0.1 s to 0.2 s.
 const MAX_DRY_RUNS: u128 = 1 << 12;
 
 /// A complete configuration and its plan.
@@ -40,7 +40,7 @@ impl Planned {
     /// Plans `config` for `model`; `evaluated` is the number of windows of one evaluation over all ranks.
     ///
     /// # Errors
-    /// When the engine cannot be planned: a key that means nothing, or a fault of the engine.
+    /// When the run cannot be planned: an invalid key, or a bug of the engine.
     pub fn new(config: ResolvedConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Planned> {
         let spec = spec(&config, model, evaluated)?;
         let plan = match config.parallel.updates {
@@ -50,10 +50,10 @@ impl Planned {
         Ok(Planned { config, plan: Arc::new(plan) })
     }
 
-    /// The plan of another run, whose configuration differs in what `change` does.
+    /// The plan of the configuration that `change` modifies.
     ///
     /// # Errors
-    /// A configuration that cannot work.
+    /// An invalid configuration.
     pub fn with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<Planned> {
         let config = self.config.with(change)?;
         let spec = &self.plan.spec;
@@ -74,7 +74,7 @@ impl Planned {
         traced * self.each_stands_for() as u64
     }
 
-    /// Number of ranks for which each planned rank stands, itself among them.
+    /// Number of ranks that each planned rank represents, including itself.
     pub fn each_stands_for(&self) -> usize {
         self.plan.spec.world_size() / self.plan.ranks.len()
     }
@@ -85,10 +85,10 @@ impl Planned {
         max + outside_bytes(&self.plan.spec)
     }
 
-    /// Refuses a run that needs more memory than there is.
+    /// Refuses a run that needs more memory than is available.
     ///
     /// # Errors
-    /// With the bytes needed and available, and what would need less.
+    /// The bytes needed and available, and changes that need less.
     pub fn check_memory(&self) -> Result<()> {
         self.check_limit()?;
         let ranks = self.plan.spec.world_size();
@@ -105,7 +105,7 @@ impl Planned {
         Ok(())
     }
 
-    /// Whether some ranks stand for others: a plan with more ranks than one machine runs.
+    /// Whether some ranks represent others, because the plan has more ranks than one machine runs.
     pub fn is_for_elsewhere(&self) -> bool {
         self.plan.ranks.len() < self.plan.spec.world_size()
     }
@@ -201,14 +201,14 @@ impl Planned {
 /// The specification of a run of `model`; `evaluated` as for [`Planned::new`].
 ///
 /// # Errors
-/// No chunks, stages or mesh for the model.
+/// When there is no chunk layout, cut into stages or mesh for the model.
 pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Spec> {
     let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
-    // The text of the error has its cause.
+    // The error message already includes its cause.
     Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))
 }
 
-/// Bytes that a rank plans in its two memories, both of which lie in this machine.
+/// Bytes that a rank plans in its two memories, both of which are memory of this machine.
 fn own_bytes(rank: &RankPlan) -> u64 {
     rank.memory.arena_bytes + rank.host.arena_bytes
 }

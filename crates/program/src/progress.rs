@@ -11,10 +11,10 @@ use phalanx_train::run::{Observer, ScaleChange};
 use crate::output::{TrainOutput, note};
 use crate::report;
 
-/// Between two lines where there is no terminal.
+/// Time between two lines if there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Watches rank 0.
+/// Shows the progress of rank 0.
 pub struct Progress {
     bar: ProgressBar,
     steps: u64,
@@ -26,7 +26,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// For the run of `job`.
+    /// Progress of the run of `job`.
     pub fn new(job: &Job) -> Progress {
         let steps = job.config.train.steps;
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr_with_hz(5));
@@ -66,7 +66,7 @@ impl Progress {
         text
     }
 
-    /// A line that stays, above the bar where there is one.
+    /// Prints a line that stays, above the bar if there is one.
     fn say(&self, line: &str) {
         if self.bar.is_hidden() {
             note(line);
@@ -124,19 +124,19 @@ impl Drop for Progress {
     }
 }
 
-/// Prints what goes to `metrics.jsonl`, line by line, on standard output.
+/// Prints the lines of `metrics.jsonl` on standard output.
 pub struct Records {
     output: TrainOutput,
 }
 
 impl Records {
-    /// For the reader of `output`.
+    /// Records that are printed on `output`.
     pub fn new(output: &TrainOutput) -> Records {
         Records { output: output.clone() }
     }
 
     fn print(&self, record: &impl serde::Serialize) {
-        // Records hold numbers alone, which are always JSON.
+        // Records hold only numbers, so serialization cannot fail.
         self.output.print_line(&serde_json::to_string(record).unwrap_or_default());
     }
 }

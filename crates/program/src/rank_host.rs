@@ -1,7 +1,7 @@
 //! The host of a rank: this process for a single rank, or one of its threads or a process for a rank of a job.
 //!
-//! The engine sees a device and the groups of the mesh. Both come from here, with the memory that the plan asks for, made
-//! resident before the first step.
+//! The engine sees a device and the groups of the mesh. Both come from here, with the memory of the plan, made resident
+//! before the first step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::output;
 
 /// The host of one rank.
 pub enum RankHost {
-    /// The rank is the only one, and runs in this process.
+    /// The only rank, which runs in this process.
     Alone,
     /// The rank is one of several on this machine.
     Job(Endpoint),
@@ -27,7 +27,7 @@ pub enum RankHost {
 pub struct RankDevice {
     /// The device, over arenas that replay the plan.
     pub device: Device,
-    /// Bytes of memory that this process shares with others, or could: what it has mapped of its own.
+    /// Bytes that this process has mapped for its own arena, which it may share with others.
     pub shared_bytes: u64,
 }
 
@@ -48,7 +48,7 @@ impl RankHost {
         }
     }
 
-    /// Makes the device of this rank: starts its threads and maps the memory that its plan asks for.
+    /// Creates the device of this rank: starts its threads and maps the memory of its plan.
     ///
     /// # Errors
     /// When the system does not have that much memory, or starts fewer threads.

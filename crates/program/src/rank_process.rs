@@ -17,7 +17,7 @@ use crate::rank_host::RankHost;
 use crate::task::Task;
 use crate::{bench, file_size, signals, task_file, training};
 
-/// Runs one rank; `Ok(false)` after an error that the launcher knows.
+/// Runs one rank; `Ok(false)` after an error that was reported to the launcher.
 ///
 /// # Errors
 /// An error from before the rank has joined the job, where it could not be recorded.
@@ -30,7 +30,7 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
     let Some((control, arenas)) = args.fds.split_first() else { bail!("a rank without descriptors") };
     let endpoint = join(*control, arenas, args.rank, arenas.len()).context("joining the job")?;
     let stop = signals::stop_on_signal()?;
-    // Drops last: a rank that is seen to leave has told its error.
+    // Dropped last, so that a rank has reported its error before others see it leave.
     let host = match &task {
         Task::Train(task) => RankHost::in_job(endpoint, &task.config, environment.isa()),
         Task::BenchStep(task) | Task::BenchStrategy(task) => {
@@ -71,21 +71,21 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
 fn end_with(launcher: i32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("ending with the launcher")?;
     if getppid() != Pid::from_raw(launcher) {
-        bail!("the launcher {launcher} has gone");
+        bail!("the launcher {launcher} has ended");
     }
     Ok(())
 }
 
-/// Gives this process a name for `top`, `ps` and the kernel's log, where it would be called after the link that it was
-/// started by: `exe`. The system keeps 15 bytes.
+/// Sets the name of this process for `top`, `ps` and the kernel's log; otherwise it would be `exe`, the name of the
+/// link that started it. The system keeps 15 bytes.
 fn name(rank: usize) {
     let long = format!("phalanx-rank-{rank}");
     let name = if long.len() <= 15 { long } else { format!("phalanx-{rank}") };
-    // Without it the process has a worse name, and runs.
+    // If this fails, the process only has a worse name.
     let _ = CString::new(name).map(|name| rustix::thread::set_name(&name));
 }
 
-/// Figures for the launcher: one line on standard output.
+/// Sends figures to the launcher: one line on standard output.
 fn tell(figures: &impl serde::Serialize) -> Result<()> {
     Ok(print_line(&serde_json::to_string(figures)?)?)
 }
@@ -96,7 +96,7 @@ fn tell_error(error: &anyhow::Error, host: &RankHost) {
         endpoint.abort(&file_size::explain(error));
         return;
     }
-    // Another rank failed and is about to say why: leaving first would look like the cause.
+    // Another rank failed and is about to report why; leaving first would look like the cause.
     let timeout = Instant::now() + Duration::from_millis(500);
     while endpoint.check().is_ok() && Instant::now() < timeout {
         std::thread::sleep(Duration::from_millis(5));

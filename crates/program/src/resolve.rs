@@ -23,9 +23,9 @@ const PADDING: usize = 64;
 /// Purpose for which a configuration is resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To be planned or measured now.
+    /// For planning or measuring.
     Plan,
-    /// To be written in a run folder: paths are made absolute, and the number of threads is written down.
+    /// For a run folder: paths are made absolute, and the number of threads is filled in.
     Train,
 }
 
@@ -41,7 +41,7 @@ pub struct Resolved {
 
 /// The token ids of a run's data.
 pub struct Vocabulary {
-    /// Number of token ids of the data; 0 when nobody knows.
+    /// Number of token ids of the data; 0 if unknown.
     pub ids: usize,
     /// The source of that number, for messages.
     pub origin: String,
@@ -50,18 +50,18 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// A vocabulary that only the configuration knows, or nobody.
+    /// An unknown vocabulary: only the configuration may give its size.
     pub fn unknown(origin: &str) -> Vocabulary {
         Vocabulary { ids: 0, origin: origin.to_string(), mask: None }
     }
 }
 
-/// Completes and checks what was `given`. `fixed` is the model of a checkpoint, which is taken as it is. `data` reads the
-/// data of the configuration that it gets, which is checked and lacks only what follows from the data; what it finds
-/// beside the vocabulary is handed through.
+/// Completes and checks the configuration `given`. `fixed` is the model of a checkpoint, which is used unchanged.
+/// `data` reads the data of the configuration that it receives, which is checked and lacks only the keys that depend on
+/// the data; its second result is returned.
 ///
 /// # Errors
-/// A key that cannot work or contradicts another, a vocabulary that nobody knows, and those of `data`.
+/// A key that is invalid or contradicts another, an unknown vocabulary, and errors of `data`.
 pub fn resolve<T>(
     given: &UserConfig,
     purpose: Purpose,
@@ -82,10 +82,10 @@ pub fn resolve<T>(
     Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported }, found))
 }
 
-/// Opens the folder of `model.init` and takes over the shape that the user left out.
+/// Opens the folder of `model.init` and fills in the sizes that the user left out.
 ///
 /// # Errors
-/// A folder of no known architecture, or a given key that says something else than its `config.json`.
+/// A folder of an unknown architecture, or a given key that contradicts its `config.json`.
 fn import_shape(config: &mut RunConfig, given: &UserConfig, dir: &Path) -> Result<Arc<dyn Model>> {
     let (_, model) =
         read_hugging_face(dir).with_context(|| format!("model.init = {:?}", dir.display().to_string()))?;
@@ -124,15 +124,15 @@ fn import_shape(config: &mut RunConfig, given: &UserConfig, dir: &Path) -> Resul
     Ok(model)
 }
 
-/// Fills in what depends on the data, and gives the model. A model that is there already (`fixed`: imported, or of a
-/// checkpoint) is taken as it is.
+/// Fills in the keys that depend on the data, and returns the model. A model that exists already (`fixed`: imported, or
+/// of a checkpoint) is used unchanged.
 fn complete(
     config: &mut RunConfig,
     fixed: Option<&Arc<dyn Model>>,
     vocabulary: Vocabulary,
 ) -> Result<Arc<dyn Model>> {
     let Vocabulary { mut ids, origin, mask } = vocabulary;
-    // The tokens of a masked model are hidden by an id, which may need a row of its own.
+    // A masked model replaces hidden tokens by an id, which may need an additional row.
     if config.model.arch.objective == Objective::Masked && ids > 0 {
         let masking = Masking::new(config.train.seed, config.data.mask_token.or(mask), ids);
         config.data.mask_token = Some(masking.mask_token());
@@ -187,22 +187,23 @@ pub fn estimate_data(config: &RunConfig) -> Result<(Vocabulary, usize)> {
     }
     if data.text.is_empty() {
         let vocabulary = Vocabulary::unknown("a configuration without data.text and data.tokens");
-        // As if there were as many windows as are asked for.
+        // Assumes that there are as many windows as requested.
         return Ok((vocabulary, Dataset::evaluated_of(usize::MAX, config)));
     }
     let (tokenizer, corpus) = dataset::open_tokenizer(data)?;
     let text_bytes = corpus.map_or(0, |corpus| corpus.bytes()) as usize;
-    // A token of byte-pair encodings is about four bytes; of the other tokenizers one, but for rare characters.
+    // A token of a byte-pair encoding is about four bytes; a token of the other tokenizers is one byte, except for rare
+    // characters.
     let tokens = if tokenizer.vocab_size() > 1024 { text_bytes / 4 } else { text_bytes };
     let origin = format!("the tokenizer {}", tokenizer.describe());
     let vocabulary = Vocabulary { ids: tokenizer.vocab_size(), origin, mask: tokenizer.mask() };
     Ok((vocabulary, Dataset::evaluated_of(tokens, config)))
 }
 
-/// The vocabulary for a run on random tokens: nothing is read where the configuration has it.
+/// The vocabulary for a run on random tokens; nothing is read if the configuration gives it.
 ///
 /// # Errors
-/// Those of [`estimate_data`].
+/// The errors of [`estimate_data`].
 pub fn random_tokens(config: &RunConfig) -> Result<(Vocabulary, ())> {
     match config.model.vocab {
         Some(_) => Ok((Vocabulary::unknown("random tokens"), ())),

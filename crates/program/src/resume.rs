@@ -24,11 +24,11 @@ use crate::user_config::UserConfig;
 
 /// Everything from which a run is resumed.
 pub struct Resumed {
-    /// The stored configuration with what was changed since.
+    /// The stored configuration with the changes made since.
     pub given: UserConfig,
     /// The checkpoint to start from and its model; `None` when the run has saved nothing yet.
     pub checkpoint: Option<(Checkpoint, Arc<dyn Model>)>,
-    /// Whether the run starts from its beginning and uses nothing in the folder.
+    /// Whether the run starts from the beginning and uses nothing in the folder.
     pub starts: bool,
     /// Whether the configuration still names the data of the stored configuration.
     pub same_data: bool,
@@ -102,13 +102,13 @@ pub fn resume(
         && config.data.extensions == before.data.extensions
         && config.data.tokens == before.data.tokens
         && config.data.tokenizer == before.data.tokenizer;
-    // A token file that is named again is taken as it is now.
+    // A token file that is named again may have changed.
     let tokens = stored.tokens.filter(|_| same_data && !said("data.tokens"));
     Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, notes })
 }
 
-/// Keeps the step at which the learning rate's decay ends, whatever `train.steps` is now. In a run that was started before
-/// `schedule.decay_steps` was written down, that is its `train.steps`. A rate that is constant from here on has none.
+/// Keeps the step at which the learning rate's decay ends, even if `train.steps` changes. For a run of a version that
+/// did not store `schedule.decay_steps`, that step is its `train.steps`. A rate that is now constant has no such step.
 fn keep_decay(given: &mut UserConfig, before: &RunConfig, config: &RunConfig) {
     let kept = before.decay_end();
     let constant = config.schedule.kind == ScheduleKind::Constant;
@@ -122,7 +122,8 @@ fn keep_decay(given: &mut UserConfig, before: &RunConfig, config: &RunConfig) {
     }
 }
 
-/// Refuses a given shape that is not the checkpoint's, and removes `model.init`: the weights come from the checkpoint now.
+/// Refuses sizes that differ from the checkpoint's, and removes `model.init`, because the weights now come from the
+/// checkpoint.
 fn fill_shape(
     given: &mut UserConfig,
     config: &RunConfig,
@@ -182,7 +183,7 @@ fn check_states(config: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
 /// Refuses a tokenizer whose ids differ from those that the model has learned.
 ///
 /// # Errors
-/// With both tokenizers, and what to do.
+/// An error with both tokenizers and advice.
 pub fn check_vocabulary(
     folder: &RunFolder,
     config: &RunConfig,
@@ -190,7 +191,7 @@ pub fn check_vocabulary(
     tokenizer: &Tokenizer,
 ) -> Result<()> {
     let stored = || Tokenizer::load(folder.path()).ok();
-    // Checkpoints of earlier versions do not record it: the run's own tokenizer does.
+    // Checkpoints of earlier versions do not record it; then the run's own tokenizer is used.
     let learned = DataDigests::of(checkpoint).tokenizer.or_else(|| Some(stored()?.digest()));
     if checkpoint.step() == 0 || learned.is_none_or(|learned| learned == tokenizer.digest()) {
         return Ok(());
@@ -225,7 +226,7 @@ pub fn command(folder: &RunFolder) -> String {
     format!("phalanx train --run {} --resume", shell_word(&folder.path().display().to_string()))
 }
 
-/// A word quoted for a shell, where it needs quotes.
+/// Quotes a word for a shell, if it needs quotes.
 pub fn shell_word(text: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "/._-+=:,".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
@@ -235,7 +236,7 @@ pub fn shell_word(text: &str) -> String {
     }
 }
 
-/// An absolute path, which means the same wherever the run is resumed from.
+/// Makes a path absolute, so that a run can be resumed from any folder.
 pub fn absolute(path: &str) -> String {
     std::path::absolute(path).map_or_else(|_| path.to_string(), |path: PathBuf| path.display().to_string())
 }

@@ -15,7 +15,7 @@ use phalanx_train::state::PARAMETERS;
 use crate::limits::CONFIG_BYTES;
 use crate::output;
 
-/// The configuration file as the user gave it first: what a resume compares a changed one with.
+/// The configuration file as the user first gave it; a resume compares a changed file with it.
 pub const GIVEN_FILE: &str = "given.toml";
 
 /// Name of the plan in a run folder, in the format of `phalanx plan --json`.
@@ -28,7 +28,7 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// At `path`.
+    /// The run folder at `path`.
     pub fn at(path: &Path) -> RunFolder {
         RunFolder { path: path.to_path_buf() }
     }
@@ -72,7 +72,7 @@ impl RunFolder {
     /// Refuses a folder with results.
     ///
     /// # Errors
-    /// With what is there and what to do; nothing was changed.
+    /// An error with the contents and advice; nothing was changed.
     pub fn refuse_results(&self) -> Result<()> {
         if !self.has_results() {
             return Ok(());
@@ -83,12 +83,12 @@ impl RunFolder {
             None => "it has metrics and no checkpoint".to_string(),
         };
         bail!(
-            "the run folder {path} already holds a run ({held}); nothing was changed. Go on with --resume, \
+            "the run folder {path} already holds a run ({held}); nothing was changed. Continue with --resume, \
              or choose another folder with --run"
         )
     }
 
-    /// Makes the folder; whether it was not there before.
+    /// Creates the folder; returns whether it is new.
     ///
     /// # Errors
     /// A folder that cannot be made or written.
@@ -103,7 +103,7 @@ impl RunFolder {
     /// A text file in it; `None` when it is not there.
     ///
     /// # Errors
-    /// A file that is no text or cannot be read.
+    /// A file that is not text or cannot be read.
     pub fn text(&self, name: &str) -> Result<Option<String>> {
         let path = self.file(name);
         match phalanx_files::read_text(&path, CONFIG_BYTES) {
@@ -141,7 +141,7 @@ impl RunFolder {
         Ok(Some(tokenizer))
     }
 
-    /// The newest checkpoint that is whole, and those that are not.
+    /// The newest complete checkpoint, and newer ones that are damaged.
     ///
     /// # Errors
     /// A folder that cannot be read.
@@ -152,7 +152,7 @@ impl RunFolder {
     /// Checkpoint `step`, or the newest.
     ///
     /// # Errors
-    /// A folder that is no run or holds no such checkpoint.
+    /// A folder that is not a run or does not hold this checkpoint.
     pub fn checkpoint(&self, step: Option<u64>) -> Result<Checkpoint> {
         if let Some(step) = step {
             let dir = self.checkpoints().join(format!("step-{step}"));

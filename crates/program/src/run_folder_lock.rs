@@ -17,7 +17,7 @@ use crate::staged;
 /// Time within which the ranks of a launcher that was killed end.
 const ENDING: Duration = Duration::from_secs(3);
 
-/// The lock of a run folder that this process may write in.
+/// The lock of a run folder, which allows this process to write there.
 pub struct RunFolderLock {
     folder: RunFolder,
     lock: FolderLock,
@@ -25,10 +25,10 @@ pub struct RunFolderLock {
 }
 
 impl RunFolderLock {
-    /// Makes the folder if it is not there, locks it, and cleans up what a killed run has left.
+    /// Creates the folder if needed, locks it, and cleans up after a killed run.
     ///
     /// # Errors
-    /// A folder that cannot be made or written, or that another process uses: the error has its number.
+    /// A folder that cannot be created or written, or that another process uses; the error names the process.
     pub fn acquire(folder: &RunFolder) -> Result<RunFolderLock> {
         let path = folder.path();
         let deadline = Instant::now() + ENDING;
@@ -42,7 +42,7 @@ impl RunFolderLock {
                         return Err(held(path, process));
                     }
                 }
-                // Another start has just removed the folder that it had made.
+                // Another start has just removed the folder that it had created.
                 Err(LockError::Failed(_)) if !path.exists() && Instant::now() < deadline => {}
                 Err(LockError::Failed(cause)) => {
                     let advice = "give this user the right to write there; the file system must have locks";
@@ -63,7 +63,7 @@ impl RunFolderLock {
         Ok(held)
     }
 
-    /// Lets the ranks that are started from here on hold the lock, too.
+    /// Lets ranks that are started later inherit the lock.
     ///
     /// # Errors
     /// The system's.
@@ -74,7 +74,7 @@ impl RunFolderLock {
     /// Removes the folder if [`RunFolderLock::acquire`] made it: a start that fails leaves nothing.
     pub fn remove_if_new(self) {
         if self.is_new {
-            // The error that led here is what matters; a folder that stays is in nobody's way.
+            // The error that led here is reported instead; a folder that remains does no harm.
             let _ = phalanx_files::remove_folder(self.folder.path());
         }
     }
@@ -120,10 +120,10 @@ fn is_alive(process: u32) -> bool {
     phalanx_host::process::is_running(process)
 }
 
-/// Refuses a folder in which somebody who holds no lock would write over a run.
+/// Refuses to write into a run folder without its lock.
 ///
 /// # Errors
-/// With what is there.
+/// An error that names the folder.
 pub fn refuse_run_folder(path: &Path, option: &str) -> Result<()> {
     if path.join(phalanx_train::run_files::CONFIG_FILE).exists() || path.join("checkpoints").exists() {
         bail!(

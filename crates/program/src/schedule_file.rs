@@ -10,7 +10,7 @@ use strsim::levenshtein;
 
 use crate::limits::SCHEDULE_BYTES;
 
-/// The text behind a value of `parallel.schedule`, when it is the path of a file; a name, or a text already, stays.
+/// The schedule text, if a value of `parallel.schedule` is the path of a file; None if it is a name or already a text.
 ///
 /// # Errors
 /// A value that is neither, a file that cannot be read, or a schedule that cannot be run.
@@ -22,7 +22,7 @@ pub fn text_of(value: &str) -> Result<Option<String>> {
         return Ok(None);
     }
     let schedule = read(value)?;
-    // Empty cells and line ends as we write them: the same schedule is the same text.
+    // Written again in canonical form, so that equal schedules have equal texts.
     Ok(Some(schedule.to_string()))
 }
 

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use crate::output;
 use crate::report::{Table, count, plural};
 
-/// Letters of a line where there is no terminal.
+/// Width of a line if there is no terminal.
 const WIDTH: usize = 110;
 
-/// What a unit of time is.
+/// The unit of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Every F, I and W takes 1.
@@ -24,14 +24,14 @@ pub enum Unit {
 
 /// A schedule with its times.
 pub struct Drawn {
-    /// What runs.
+    /// The actions.
     pub schedule: Schedule,
-    /// When it runs.
+    /// The times of the actions.
     pub timeline: Timeline,
     held: InFlight,
     costs: Costs,
     unit: Unit,
-    /// Operations of one unit of time, where they are known.
+    /// Operations of one unit of time, if known.
     operations: f64,
     others: Vec<Other>,
 }
@@ -86,14 +86,14 @@ impl Other {
     }
 }
 
-/// Most micro-batches of which a rank holds activations until W; a stage of a rank that has several counts as its
-/// share of the rank.
+/// Maximum number of micro-batches whose activations a rank holds until W. If a rank has several stages, each counts as
+/// its share.
 fn max_held(schedule: &Schedule, held: &InFlight) -> f64 {
     let max = held.ranks.iter().map(|held| held.to_weight).max().unwrap_or(0);
     max as f64 * schedule.ranks.len() as f64 / schedule.stages() as f64
 }
 
-/// For scripts.
+/// The report as JSON.
 pub fn to_json(drawn: &Drawn) -> Value {
     let Drawn { schedule, timeline, held, costs, .. } = drawn;
     let held_json =
@@ -117,7 +117,7 @@ pub fn to_json(drawn: &Drawn) -> Value {
     })
 }
 
-/// For people.
+/// The report as text.
 pub fn to_text(drawn: &Drawn) -> String {
     let width = output::terminal_width().unwrap_or(WIDTH);
     let unit = match drawn.unit {
@@ -130,7 +130,7 @@ pub fn to_text(drawn: &Drawn) -> String {
     let note = match check_order(&drawn.schedule) {
         Ok(()) => String::new(),
         Err(error) => {
-            format!("note: {error}; it trains, with other roundings than the schedules that have a name\n")
+            format!("note: {error}; it can train, but rounds differently from the named schedules\n")
         }
     };
     format!(
@@ -142,7 +142,7 @@ pub fn to_text(drawn: &Drawn) -> String {
     )
 }
 
-/// A row a stage.
+/// A table with a row per stage.
 fn stages(drawn: &Drawn) -> String {
     let Drawn { schedule, timeline, held, costs, .. } = drawn;
     let mut table = Table::new(&["stage", "rank", "F", "I", "W", "rank idles", held_heading(schedule)]);
@@ -161,7 +161,7 @@ fn stages(drawn: &Drawn) -> String {
     format!("bubble fraction {bubble:.1}%; activations in flight, in micro-batches\n{table}")
 }
 
-/// What the column of [`held_text`] is called.
+/// Heading of the column of [`held_text`].
 pub fn held_heading(schedule: &Schedule) -> &'static str {
     if schedule.splits_backward() { "in flight to I / W" } else { "in flight to B" }
 }
@@ -174,7 +174,7 @@ pub fn held_text(schedule: &Schedule, held: &HeldMicroBatches) -> String {
     }
 }
 
-/// The schedules that have a name beside this one.
+/// A table of the named schedules, for comparison.
 fn others(drawn: &Drawn) -> String {
     let Drawn { schedule, .. } = drawn;
     let mut table = Table::new(&["schedule", "bubble", "time", "a rank holds at most", "messages"]);
@@ -188,7 +188,7 @@ fn others(drawn: &Drawn) -> String {
         ]);
     }
     format!(
-        "Schedules that have a name, with {} on {} (a stage of a rank with several counts as its share of it)\n{table}",
+        "Named schedules, with {} on {} (a stage of a rank with several counts as its share of it)\n{table}",
         plural(schedule.micro_batches, "micro-batch"),
         plural(schedule.ranks.len(), "rank")
     )

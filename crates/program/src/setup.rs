@@ -31,7 +31,7 @@ pub struct Prepares {
 /// Checks the configuration, prepares tokens, and plans.
 ///
 /// # Errors
-/// Everything that a user can get wrong; nothing in the run folder has changed then.
+/// Errors of the user's input; then nothing in the run folder has changed.
 pub fn prepare(folder: &RunFolder, started: &Resumed, show: Show) -> Result<Prepares> {
     let staged = Staged::new(folder.path())?;
     let fixed = started.checkpoint.as_ref().map(|(_, model)| model);
@@ -112,7 +112,7 @@ struct Tokens {
     prepared: Prepared,
     /// Folder of the token file, if the configuration names none.
     folder: PathBuf,
-    /// Whether they were made or opened now, instead of found in the run folder.
+    /// Whether they were created or opened now, instead of found in the run folder.
     is_new: bool,
     /// Checksum that it must have.
     expected: Option<String>,
@@ -130,7 +130,7 @@ impl Tokens {
     }
 }
 
-/// The tokens that the run was started with, or those of another configuration, prepared in `staged`.
+/// The tokens with which the run was started, or those of a changed configuration, prepared in `staged`.
 fn tokens(
     folder: &RunFolder,
     staged: &Staged,
@@ -174,7 +174,7 @@ fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
     Ok(Prepared { tokens: file.len() as u64, vocab: tokenizer.vocab_size(), tokenizer: Some(tokenizer) })
 }
 
-/// The plan, which must fit; every token is read once.
+/// Makes the plan, which must fit, and checks every token.
 fn plan(resolved: Resolved, tokens: Tokens) -> Result<(Planned, DataDigests)> {
     let Tokens { prepared, folder, is_new, expected } = tokens;
     let Resolved { config, model, .. } = &resolved;
@@ -186,7 +186,7 @@ fn plan(resolved: Resolved, tokens: Tokens) -> Result<(Planned, DataDigests)> {
     Ok((planned, DataDigests { tokens: Some(blake3), tokenizer }))
 }
 
-/// The error for tokens that are not those of the run, with advice.
+/// Adds advice to the error for tokens that differ from those of the run.
 fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) -> anyhow::Error {
     if !matches!(error, phalanx_data::DataError::NotTheTokens { .. }) {
         return error.into();
@@ -208,7 +208,7 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) 
     anyhow::anyhow!("{error}; {advice}; nothing was changed")
 }
 
-/// Floating-point operations per second of the threads of all ranks together; of all cores, where ranks share them.
+/// Floating-point operations per second of the threads of all ranks together, at most those of all cores.
 fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
     let spec = &planned.plan.spec;
     let threads = (spec.world_size() * spec.threads).min(machine::cores());

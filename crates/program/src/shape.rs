@@ -10,7 +10,7 @@ use phalanx_models::{Model, ModelShape, check_contents, from_config};
 use phalanx_parallel::TensorParallel;
 use phalanx_train::config::ModelConfig;
 
-/// The whole network of a model, as one rank has it.
+/// The whole network of a model, on one rank.
 pub fn whole(model: &dyn Model) -> Network {
     model.network(&TensorParallel::solo(), Checkpointing::None)
 }
@@ -34,7 +34,7 @@ pub fn read_hugging_face(dir: &Path) -> Result<(HuggingFaceDir, Arc<dyn Model>)>
     Ok((folder, model))
 }
 
-/// The model of a Hugging Face folder, whose tensors are its weights: all of them, and no others.
+/// The model of a Hugging Face folder. Checks that its tensors are exactly the weights of the model.
 ///
 /// # Errors
 /// As for [`read_hugging_face`].

@@ -16,7 +16,7 @@ use signal_hook::iterator::Signals as Coming;
 
 use crate::output;
 
-/// Exit code of a run that was stopped: 128 + SIGINT, as shells have it.
+/// Exit code of a run that was stopped: 128 + SIGINT, as in shells.
 pub const STOPPED: u8 = 130;
 
 /// The signals that have arrived at this process.
@@ -33,7 +33,7 @@ struct State {
 }
 
 impl Signals {
-    /// Takes the signals over: once in a program.
+    /// Installs the signal handlers. Called once per program.
     ///
     /// # Errors
     /// The system's.
@@ -51,12 +51,12 @@ impl Signals {
         Ok(Signals { state })
     }
 
-    /// From here on the first signal asks to finish the step.
+    /// From now on, the first signal asks to finish the step.
     pub fn training_starts(&self) {
         self.state.can_save.store(true, Ordering::Relaxed);
     }
 
-    /// Set when the run is to end after its current step.
+    /// Set when the run shall end after its current step.
     pub fn stop(&self) -> &AtomicBool {
         &self.state.stop
     }
@@ -79,14 +79,14 @@ impl State {
             std::process::exit(STOPPED.into());
         }
         self.stop.store(true, Ordering::Relaxed);
-        // Eight bytes that are not zero make it readable; it is never so full that this fails.
+        // A nonzero value makes it readable; the counter never overflows.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         output::note("\nfinishing this step and saving; Ctrl-C again leaves at once");
     }
 }
 
-/// In a rank of a job: every signal asks to finish the step. Leaving at once is the launcher's to do, with
-/// which the ranks end.
+/// For a rank of a job: every signal asks to finish the step. Only the launcher leaves at once, and the ranks end with
+/// it.
 ///
 /// # Errors
 /// The system's.
@@ -97,8 +97,7 @@ pub fn stop_on_signal() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Calls `handler`, on a thread of its own, for each signal that asks to stop and was not ignored when this program
-/// was started.
+/// Calls `handler`, on a separate thread, for each stop signal that was not ignored when this program was started.
 fn on_stop(mut handler: impl FnMut() + Send + 'static) -> Result<()> {
     let ignored = ignored_mask();
     let taken = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
@@ -109,8 +108,7 @@ fn on_stop(mut handler: impl FnMut() + Send + 'static) -> Result<()> {
     Ok(())
 }
 
-/// The signals that this process ignores, signal n as bit n - 1 (`SigIgn` of `/proc/self/status`); none where the
-/// system does not tell.
+/// The signals that this process ignores, signal n as bit n - 1 (`SigIgn` of `/proc/self/status`); 0 if unknown.
 fn ignored_mask() -> u64 {
     let status = phalanx_host::text("/proc/self/status").unwrap_or_default();
     let mask = phalanx_host::after(&status, "SigIgn:");

@@ -25,20 +25,20 @@ const NEXT: &str = ".next";
 /// The same folder once the change is committed.
 const READY: &str = ".ready";
 
-/// In `.ready`, of a run that starts: files that an earlier start left behind are to be removed.
+/// Marker in `.ready` for a new run: files of an earlier start must be removed.
 const STARTS: &str = "starts";
 
-/// Files that are prepared here, and of which none may be older than the others.
+/// Files that are prepared here and must be replaced together.
 const FILES: [&str; 6] = [CONFIG_FILE, GIVEN_FILE, PLAN_FILE, CHECKSUMS_FILE, TOKENS_FILE, TOKENIZER_FILE];
 
-/// Files on their way into a run folder. Dropped before [`Staged::commit`], they are removed.
+/// Files that are prepared for a run folder. They are removed if this is dropped before [`Staged::commit`].
 pub struct Staged {
     run: PathBuf,
     next: PathBuf,
 }
 
 impl Staged {
-    /// An empty place for files of the run folder `run`, whose lock is held.
+    /// An empty staging folder for the run folder `run`, whose lock must be held.
     ///
     /// # Errors
     /// A folder that cannot be written.
@@ -58,15 +58,15 @@ impl Staged {
     /// # Errors
     /// A disk that is full or cannot be written.
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
-        assert!(FILES.contains(&name), "{name} is none of the files that change together");
+        assert!(FILES.contains(&name), "{name} is not one of the files that change together");
         let path = self.next.join(name);
         phalanx_files::write(&path, text).with_context(|| writing(&self.run.join(name)))
     }
 
-    /// Puts the files in their places. `starts`: files of [`FILES`] that are not among them are removed.
+    /// Moves the files to their final names. With `starts`, files of [`FILES`] that were not prepared are removed.
     ///
     /// # Errors
-    /// A disk that cannot be written, a folder where a file belongs; the change counts or not, as a whole.
+    /// A disk that cannot be written, a folder in the place of a file. The change is applied completely or not at all.
     pub fn commit(self, starts: bool) -> Result<()> {
         if let Some(folder) = FILES.map(|name| self.run.join(name)).into_iter().find(|path| path.is_dir()) {
             bail!("{} is a folder, and a run writes a file there: move it away", folder.display());
@@ -83,16 +83,16 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        // After a commit there is nothing of that name; what stays is removed by the next start.
+        // After a commit, the folder no longer exists; otherwise the next start removes what remains.
         let _ = remove_folder(&self.next);
     }
 }
 
-/// Finishes a change that counts and was interrupted, and removes one that does not count. For who holds the
-/// folder's lock.
+/// Completes a committed change that was interrupted, and removes an uncommitted one. The caller must hold the folder's
+/// lock.
 ///
 /// # Errors
-/// A disk that cannot be written; the next call goes on.
+/// A disk that cannot be written; the next call continues.
 pub fn finish(run: &Path) -> Result<()> {
     let (next, ready) = (run.join(NEXT), run.join(READY));
     move_files(run, &ready).and_then(|()| remove_folder(&next)).with_context(|| writing(run))
@@ -105,7 +105,7 @@ fn move_files(run: &Path, ready: &Path) -> io::Result<()> {
     }
     let marker = ready.join(STARTS);
     if is_there(&marker) {
-        // Before the first file moves: none that has arrived is removed.
+        // Done before the first file is moved, so that no moved file is removed.
         for name in FILES {
             match fs::remove_file(run.join(name)) {
                 Err(cause) if cause.kind() == ErrorKind::NotFound => {}

@@ -43,12 +43,12 @@ impl StallDetector {
     /// The time between two observations counts as at most this.
     const MAX_COUNTED: Duration = Duration::from_secs(1);
 
-    /// For ranks that have just been started.
+    /// A detector for ranks that have just been started.
     pub fn new(ranks: usize) -> StallDetector {
         StallDetector { ranks: vec![Still::default(); ranks] }
     }
 
-    /// Takes note of what a look at `rank` found, `since` the look before.
+    /// Records an observation of `rank`, at time `since` after the previous one.
     pub fn note(&mut self, rank: usize, observation: &Observation, since: Duration) {
         let still = &mut self.ranks[rank];
         let signed = observation.silent.is_some_and(|silent| silent <= since);
@@ -60,7 +60,7 @@ impl StallDetector {
         };
     }
 
-    /// For how long a rank has not moved.
+    /// The time for which a rank has made no progress.
     pub fn time(&self, rank: usize) -> Duration {
         self.ranks[rank].time
     }
@@ -84,7 +84,7 @@ mod tests {
         for (moves, observation) in [(true, idle(100)), (true, busy), (true, ready), (false, idle(9000))] {
             let mut stalls = StallDetector::new(1);
             (0..5).for_each(|_| stalls.note(0, &idle(9000), TICK));
-            // The first look saw processor time that was used before it.
+            // The first observation includes processor time that was used before it.
             assert_eq!(stalls.time(0), 4 * TICK);
             stalls.note(0, &observation, TICK);
             assert_eq!(stalls.time(0), if moves { Duration::ZERO } else { 5 * TICK }, "{observation:?}");
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(stalls.time(0), 3 * TICK);
     }
 
-    /// Stopped together with its ranks for an hour, the launcher has not seen them stand for an hour.
+    /// If the launcher was stopped for an hour together with its ranks, that hour does not count.
     #[test]
     fn time_in_which_the_launcher_did_not_run_counts_for_little() {
         let mut stalls = StallDetector::new(1);

@@ -16,14 +16,14 @@ use crate::keys;
 use crate::run_folder::{GIVEN_FILE, RunFolder};
 use crate::user_config::UserConfig;
 
-/// Differences that a message lists.
+/// Maximum number of differences in a message.
 const SHOWN: usize = 8;
 
 /// A run that was started before.
 pub struct Stored {
     /// Its configuration.
     pub given: UserConfig,
-    /// The file that it was first given, where it is needed and known.
+    /// The configuration file that it was first given, if needed and known.
     pub first_given: UserConfig,
     /// Checksum of its token file, where it is known.
     pub tokens: Option<String>,
@@ -97,7 +97,7 @@ fn refuse_all_damaged(folder: &RunFolder, skipped: &[Skipped]) -> Result<()> {
     );
 }
 
-/// Refuses a configuration that is not what the run wrote, unless it says what the checkpoint says.
+/// Refuses a configuration that the run did not write, unless it equals the one in the checkpoint.
 fn compare(
     folder: &RunFolder,
     parsed: &Result<UserConfig>,
@@ -115,10 +115,10 @@ fn compare(
             (Err(reason), _) => reason.clone(),
             (Ok(_), _) if is_recorded => "its checksum does not match checksums.json".to_string(),
             (Ok(config), Ok(given)) => match missing(config, given)? {
-                Some(key) => format!("{key} is missing, and a resolved configuration has every key"),
+                Some(key) => format!("{key} is missing, but a resolved configuration has every key"),
                 None => return Ok(()),
             },
-            (Ok(_), Err(_)) => unreachable!("what was not parsed is not resolved"),
+            (Ok(_), Err(_)) => unreachable!("a text that cannot be parsed cannot be resolved"),
         };
         bail!(
             "{path} is damaged or was edited: {reason}. There is no checkpoint yet: start a new run with your \
@@ -160,7 +160,7 @@ fn differences(now: &RunConfig, before: &RunConfig) -> Result<Vec<String>> {
     Ok(names.into_iter().filter(differs).map(describe).collect())
 }
 
-/// A key that a resolved configuration has and `given` has not.
+/// The first key of the resolved configuration that `given` lacks.
 fn missing(config: &RunConfig, given: &UserConfig) -> Result<Option<String>> {
     let full = toml::Table::try_from(config).context("a configuration")?;
     Ok(keys::flat(&full).map(|(key, _)| key).find(|key| !given.has(key)))
@@ -198,8 +198,8 @@ fn metrics_warning(folder: &RunFolder) -> Result<Option<String>> {
     let damaged = damaged_lines(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let Some(first) = damaged.first() else { return Ok(None) };
     let others = match damaged.len() - 1 {
-        0 => "is no record and is".to_string(),
-        others => format!("and {others} more are no records and are"),
+        0 => "is not a record and will be".to_string(),
+        others => format!("and {others} more are not records and will be"),
     };
     Ok(Some(format!("{}: line {first} {others} left out", path.display())))
 }

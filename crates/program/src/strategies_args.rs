@@ -30,7 +30,7 @@ pub struct BenchStrategiesArgs {
     /// Sets one key of the configuration, as `model.layers=4`; may be repeated
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     pub set: Vec<String>,
-    /// Ranks of every strategy but one device
+    /// Ranks of every strategy except one device
     #[arg(long, default_value_t = 2, value_name = "N")]
     pub nproc: usize,
     /// Steps that are timed
@@ -39,7 +39,7 @@ pub struct BenchStrategiesArgs {
     /// Steps before the first that is timed
     #[arg(long, default_value_t = 1, value_name = "W")]
     pub warmup: usize,
-    /// Only these strategies, with commas between them
+    /// Only these strategies, separated by commas
     #[arg(long, value_delimiter = ',', value_name = "STRATEGY,...")]
     pub only: Vec<String>,
     /// Writes memory and step times as a picture

@@ -21,7 +21,7 @@ pub enum Task {
     Train(TrainTask),
     /// Time steps on random tokens.
     BenchStep(BenchStepTask),
-    /// Time steps of one way of parallelism among several.
+    /// Time steps of one strategy of parallelism.
     BenchStrategy(BenchStepTask),
     /// Time collectives.
     BenchCollectives(CollectivesTask),
@@ -66,7 +66,7 @@ pub struct TrainTask {
     pub digests: DataDigests,
     /// Output of rank 0.
     pub show: Show,
-    /// Floating-point operations per second of which the threads of all ranks together are capable, in the compute type.
+    /// Peak floating-point operations per second of the threads of all ranks together, in the compute type.
     pub peak_flops_per_s: f64,
 }
 
@@ -74,7 +74,7 @@ pub struct TrainTask {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Show {
-    /// Plan, progress, and how it ended: for people.
+    /// Plan, progress and summary, for users.
     Progress,
     /// The lines of `metrics.jsonl` on standard output, and one line at the end: for scripts.
     Json,

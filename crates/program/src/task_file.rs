@@ -39,7 +39,7 @@ struct Head {
 /// The content of the file for a task, and for the plan of the run that the task is about.
 ///
 /// # Errors
-/// A rank that another stood for and that cannot be planned.
+/// A rank that was represented by another and cannot be planned itself.
 pub fn encode(task: &Task, plan: Option<&RunPlan>) -> Result<Vec<u8>> {
     let mut plans = Vec::new();
     let mut known: HashMap<Vec<u8>, Range<u64>> = HashMap::new();
@@ -63,10 +63,10 @@ pub fn encode(task: &Task, plan: Option<&RunPlan>) -> Result<Vec<u8>> {
 /// The task of `rank`, and what the launcher has planned for it.
 ///
 /// # Errors
-/// A file that no launcher has written.
+/// A file that was not written by a launcher.
 pub fn read(file: &SealedFile, rank: usize) -> Result<(Task, Option<Planned>)> {
     let length = file.read(0..LENGTH_BYTES).context("the length of the head")?;
-    let length = u64::from_le_bytes(length.try_into().expect("as many bytes as were asked for"));
+    let length = u64::from_le_bytes(length.try_into().expect("`read` returns the requested number of bytes"));
     let end = LENGTH_BYTES.saturating_add(length);
     let head: Head = serde_json::from_slice(&file.read(LENGTH_BYTES..end)?).context("the head")?;
     let Head { task, plan, ranks } = head;
@@ -82,7 +82,7 @@ pub fn read(file: &SealedFile, rank: usize) -> Result<(Task, Option<Planned>)> {
     Ok((task, planned))
 }
 
-/// The planned run as the process of one rank has it.
+/// The planned run in the process of one rank.
 fn planned(task: &Task, shared: PlanForAllRanks, own: RankPlan) -> Result<Planned> {
     let (config, model) = task.run().context("a plan for a task that runs no model")?;
     let PlanForAllRanks { stages, threads, evaluated, totals } = shared;

@@ -16,7 +16,7 @@ use crate::progress::{Progress, Records};
 use crate::rank_host::{self, RankDevice, RankHost};
 use crate::task::{Show, TrainTask};
 
-/// The job of all ranks of this process: what was planned, and the data.
+/// The job of all ranks of this process: the plan and the data.
 ///
 /// # Errors
 /// Data that cannot be used.
@@ -28,10 +28,10 @@ pub fn job(task: &TrainTask, planned: &Planned) -> Result<Job> {
     Ok(Job { config, plan, data: Box::new(data), run, digests, start: task.start(), peak_flops_per_s })
 }
 
-/// Trains one rank to the end; rank 0 shows how it goes as `show` says, records on `output`.
+/// Trains one rank to the end. Rank 0 shows progress as `show` says, and writes records to `output`.
 ///
 /// # Errors
-/// Memory that the system does not give, and those of [`train`].
+/// When the system refuses memory, and errors of [`train`].
 pub fn rank(
     job: &Job,
     host: &RankHost,

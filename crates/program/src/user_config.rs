@@ -48,7 +48,7 @@ impl UserConfig {
     /// # Errors
     /// As for [`UserConfig::read`].
     pub fn parse(text: String, origin: &str) -> Result<UserConfig> {
-        let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is no TOML"))?;
+        let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is not valid TOML"))?;
         keys::check(&tables, origin)?;
         Ok(UserConfig { tables, text })
     }
@@ -59,7 +59,7 @@ impl UserConfig {
         UserConfig::parse(text.to_string(), "the text")
     }
 
-    /// A configuration of which every key counts as given.
+    /// A configuration in which every key counts as given.
     ///
     /// # Errors
     /// None for a configuration that was read.
@@ -73,10 +73,11 @@ impl UserConfig {
         &self.text
     }
 
-    /// Applies what the command line says, and puts the text of a schedule file in the place of its path.
+    /// Applies the command line, and replaces the path of a schedule file by its text.
     ///
     /// # Errors
-    /// A malformed assignment, an unknown key, a value of the wrong type; a schedule file that is missing or cannot be run.
+    /// A malformed assignment, an unknown key, a value of the wrong type; a schedule file that is missing or cannot be
+    /// run.
     pub fn with(mut self, overrides: &Overrides, data: &[PathBuf]) -> Result<UserConfig> {
         for text in &overrides.set {
             let (key, value) = keys::assignment(text)?;
@@ -107,7 +108,7 @@ impl UserConfig {
         Ok(self)
     }
 
-    /// Takes from `changes` every key whose value differs from that in `before`.
+    /// Applies every key of `changes` whose value differs from that in `before`.
     pub fn changed_by(mut self, changes: &UserConfig, before: &UserConfig) -> UserConfig {
         let differs = |key: &str, value: &Value| keys::lookup(&before.tables, key) != Some(value);
         for (key, value) in keys::flat(&changes.tables).filter(|(key, value)| differs(key, value)) {
@@ -121,7 +122,7 @@ impl UserConfig {
         self
     }
 
-    /// For two keys that determine each other: the one that was given later counts, and the other is removed.
+    /// Keeps the later given of two keys that determine each other, and removes the other.
     fn settle(&mut self, one: &str, other: &str, said: [bool; 2]) {
         match said {
             [true, false] => self.leave_out(other),
@@ -143,9 +144,9 @@ impl UserConfig {
         }
     }
 
-    /// Sets a key to a whole number.
+    /// Sets a key to an integer.
     pub fn set_whole(&mut self, key: &str, value: u64) {
-        // TOML has whole numbers up to 2^63 - 1; larger ones mean the same as the largest.
+        // TOML has integers up to 2^63 - 1; larger ones are clamped.
         let value = i64::try_from(value).unwrap_or(i64::MAX);
         keys::insert(&mut self.tables, key, Value::Integer(value));
     }
@@ -192,7 +193,7 @@ mod tests {
         let resolved = "[parallel]\nranks = 4\ntensor = 2\nmicro_batches = 2\n[batch]\nglobal = 24";
         assert_eq!(with(resolved, &["parallel.data=3"], None), (6, 3, 2));
         assert_eq!(with(resolved, &["batch.micro=1"], None), (4, 2, 12));
-        // A file that was changed since is the later word, too.
+        // A key in a file that was changed since also counts as given later.
         let now = given("[parallel]\nranks = 8");
         let config = given(text).changed_by(&now, &UserConfig::default()).config().unwrap();
         assert_eq!((config.world_size(), config.parallel.data), (8, None));

@@ -49,7 +49,7 @@ fn impossible_values_name_their_key() {
     }
 }
 
-/// The program may take 1 GiB of addresses here: what it cannot plan it refuses before it tries.
+/// The program may use 1 GiB of address space here: it must refuse what it cannot plan before it tries.
 #[test]
 fn sizes_beyond_any_model_are_answered_at_once() {
     let home = Home::new();
@@ -100,7 +100,7 @@ fn sizes_beyond_any_model_are_answered_at_once() {
     }
     run(&["import", "deeper"]).refused(&["n_layer is 1000000000", bounds]);
     run(&["plan", "--schedule", "rows.csv"]).refused(&["line 2049"]);
-    // More than memory holds: what would hold is found without planning thousands of micro-batches.
+    // More than memory holds: a suggestion is found without planning thousands of micro-batches.
     let set = ["batch.global=16384", "model.seq=4096", "model.hidden=4096", "data.validation=0"];
     let sets: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
     run(&[&["plan", "small.toml"], &sets[..]].concat()).refused(&["this machine has", "batch.micro="]);

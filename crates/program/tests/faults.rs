@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rig::{Ended, Home, lives, ranks, shares_without_a_name, signal, wait};
 use rustix::process::Signal;
 
-/// A run that nobody will see the end of.
+/// A run that never reaches its end.
 const ENDLESS: [&str; 8] =
     ["train", "small.toml", "--run", "r", "--set", "train.steps=1000000", "--set", "train.save_every=10"];
 
@@ -98,7 +98,7 @@ fn a_killed_rank_is_named_within_two_seconds() {
 #[test]
 fn an_error_of_one_rank_is_told_once() {
     let home = Home::new();
-    // Weights that run away: every rank sees the same loss.
+    // Diverging weights: every rank sees the same loss.
     let wild =
         ["--set", "optimizer.lr=1e30", "--set", "optimizer.clip=0", "--set", "optimizer.weight_decay=0"];
     for nproc in ["1", "2"] {
@@ -120,11 +120,11 @@ fn a_save_that_fails_ends_the_run_and_names_the_file() {
         let child = home.start(&[&args[..], &endless[..]].concat());
         home.wait_for_step(&run, 4);
         home.write(&format!("{run}/checkpoints"), "a file stands here");
-        // The signal asks for a save.
+        // The signal requests a save.
         signal(child.id() as i32, Signal::INT);
         let ended = Ended::from(child.wait_with_output().unwrap());
         ended.refused(&["checkpoints", "step(s) were done"]);
-        // No run starts where it could not save.
+        // A run does not start if it could not save.
         std::fs::remove_file(home.path(&run).join("metrics.jsonl")).unwrap();
         home.run(&args).refused(&["checkpoints", "a part of this path is a file"]);
     }
@@ -135,9 +135,9 @@ fn numbers_with_which_no_run_can_go_on_are_not_saved() {
     let home = Home::new();
     for nproc in ["1", "2"] {
         let args = ["train", "small.toml", "--nproc", nproc, "--run", nproc, "--set", "train.save_every=1"];
-        // Gradients are finite, what the update makes of them is not.
+        // Gradients are finite, but the updated parameters are not.
         let ended = home.run(&[&args[..], &["--set", "optimizer.lr=1e39"]].concat());
-        ended.refused(&["parameters of transformer.", "is not finite any more", "nothing was saved"]);
+        ended.refused(&["parameters of transformer.", "is no longer finite", "nothing was saved"]);
         assert!(home.checkpoints(nproc).is_empty());
     }
 }

@@ -31,7 +31,7 @@ fn an_imported_model_trains_on() {
     home.run(&["export", "r", "--out", "hf"]).ok();
     home.run(&["import", "hf", "--run", "i"]).ok();
     home.run(&["train", "small.toml", "--run", "i", "--resume", "--quiet"]).ok();
-    // The same weights without a run folder of their own, in a configuration that leaves the shape out.
+    // The same weights through `model.init`, in a configuration without model sizes.
     home.write(
         "init.toml",
         "[model]\ninit = \"hf\"\n[data]\ntext = [\"text.txt\"]\n[schedule]\nkind = \"constant\"\n\
@@ -87,7 +87,7 @@ fn inspect_knows_what_it_looks_at() {
     );
     assert_eq!(checkpoint["verified"].as_array().unwrap().len(), 3 * 28);
     home.run(&["inspect", "nothing"]).refused(&["nothing"]);
-    home.run(&["inspect", "."]).refused(&["no run folder"]);
+    home.run(&["inspect", "."]).refused(&["neither a run folder"]);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn damage_names_the_tensor() {
             "step-8",
         ]);
     }
-    // A file that is too short is seen at once: the run goes on from the checkpoint before.
+    // A file that is too short is detected at once: the run continues from the previous checkpoint.
     home.write(file, &whole[..whole.len() - 1]);
     let ended = home.run(&resume).ok();
     assert!(

@@ -11,7 +11,7 @@ use phalanx_hostile::make_fifo;
 use rig::Home;
 use serde_json::{Value, json};
 
-/// Longest that a refusal may take on a busy machine.
+/// Maximum time of a refusal on a busy machine.
 const SOON: Duration = Duration::from_secs(10);
 
 fn golden(family: &str, name: &str) -> std::path::PathBuf {
@@ -90,7 +90,7 @@ fn configurations_that_contradict_the_weights_are_refused() {
     }
 }
 
-/// The golden weights with their header changed, and `more` bytes of data behind.
+/// The golden weights with a changed header, and `more` additional bytes of data.
 fn with_header(home: &Home, change: impl FnOnce(&mut Value, usize), more: &[u8]) {
     let file = std::fs::read(golden("gpt2", "model.safetensors")).unwrap();
     let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
@@ -176,7 +176,7 @@ fn inputs_that_are_no_regular_files_are_refused_at_once() {
     }
 }
 
-/// A manifest with a right checksum, whatever it says.
+/// A manifest with a correct checksum.
 fn write_manifest(home: &Home, manifest: &Value) {
     let text = serde_json::to_string_pretty(manifest).unwrap();
     let rest = text.strip_prefix("{\n").unwrap();

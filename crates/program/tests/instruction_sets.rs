@@ -6,8 +6,8 @@ mod rig;
 use phalanx_simd::Isa;
 use rig::{Home, pairs};
 
-/// Largest relative difference of a loss between two instruction sets after some steps. Each fuses and orders
-/// sums in its own way: f32 differs in last places that steps make more of; bf16 rounds on where f32 differed.
+/// Largest relative difference of a loss between two instruction sets after some steps. Each fuses and orders sums in
+/// its own way: f32 differs in last places, which steps amplify; bf16 rounds values that already differ in f32.
 const TOLERANCES: [(&str, f64); 2] = [("f32", 1e-5), ("bf16", 5e-3)];
 
 #[test]

@@ -70,7 +70,7 @@ fn a_minimum_of_zero_is_not_trained_on_with() {
     let rates = rates(&home, "r");
     assert_eq!(rates.len(), 16);
     assert!(rates[8..].iter().all(|lr| *lr == 1e-4), "a hundredth of optimizer.lr: {rates:?}");
-    // The same advice where all steps are done.
+    // The same advice when all steps are done.
     let done = home.run(&["train", "--run", "r", "--resume"]).ok();
     assert!(done.stderr.contains("--set train.steps=32"), "{}", done.stderr);
 }

@@ -15,8 +15,8 @@ fn below(home: &Home, limit: &str, args: &[&str]) -> Ended {
     shell.stdin(Stdio::null()).env("RUST_BACKTRACE", "1").output().unwrap().into()
 }
 
-/// A limit on private memory (KiB) refuses the stacks of threads or an allocation, in this program or in a rank; which of
-/// them comes first depends on the limit. Both end at once, and name it.
+/// A limit on private memory (KiB) refuses the stacks of threads or an allocation, in this program or in a rank; which
+/// comes first depends on the limit. Both end at once and name the limit.
 #[test]
 fn threads_and_memory_that_the_system_refuses_are_an_error_that_names_the_limit() {
     let home = Home::new();
@@ -39,8 +39,8 @@ fn threads_and_memory_that_the_system_refuses_are_an_error_that_names_the_limit(
     assert!(refused > 0, "no limit was low enough");
 }
 
-/// The limit (in 512 bytes) is met by the configuration, the tokens, the metrics or a checkpoint, in the launcher or in a
-/// rank.
+/// The limit (in units of 512 bytes) is reached by the configuration, the tokens, the metrics or a checkpoint, in the
+/// launcher or in a rank.
 #[test]
 fn a_file_beyond_the_limit_is_an_error_that_names_it() {
     let home = Home::new();

@@ -12,12 +12,12 @@ use rustix::process::Signal;
 
 const GONE: &str = "standard output is gone";
 
-/// Where nothing can be written any more.
+/// A device to which nothing can be written.
 fn full() -> Stdio {
     File::options().write(true).open("/dev/full").unwrap().into()
 }
 
-/// A pipe whose reader has gone.
+/// A pipe with a closed reader.
 fn unread() -> Stdio {
     pipe().unwrap().1.into()
 }
@@ -133,7 +133,7 @@ fn nothing_that_is_said_on_standard_error_stops_a_run() {
         let _ = std::fs::remove_dir_all(home.path("r"));
         let mut child = endless(&home, "r", nproc, stderr());
         home.wait_for_step("r", 5);
-        // The interrupt is answered on standard error, too.
+        // The interrupt also writes to standard error.
         signal(child.id() as i32, Signal::INT);
         assert_eq!(child.wait().unwrap().code(), Some(130));
         assert_eq!(Some(home.newest("r")), home.metrics("r").last().unwrap()["step"].as_u64());

@@ -41,7 +41,7 @@ fn a_run_of_which_no_checkpoint_loads_is_not_started_anew() {
     home.run(&[&RESUME[..], &["--quiet"]].concat()).refused(&words);
     home.run(&["train", "small.toml", "--run", "r", "--resume", "--quiet"]).refused(&words);
     assert_eq!(home.snapshot("r"), before);
-    // Without its configuration, too.
+    // Also without its configuration.
     fs::remove_file(home.path("r/config.toml")).unwrap();
     let before = home.snapshot("r");
     home.run(&["train", "small.toml", "--run", "r", "--resume", "--quiet"]).refused(&words);
@@ -81,7 +81,7 @@ fn a_configuration_that_was_cut_or_edited_is_named_key_by_key() {
     let home = home_with_run();
     let text = String::from_utf8(home.read("r/config.toml")).unwrap();
     let expected = expected(&home);
-    // Cut at every line end: what is lost would take its default.
+    // Cut at every line end: lost keys would take their defaults.
     let ends = text.match_indices('\n').map(|(at, _)| at + 1).filter(|end| *end < text.len());
     let ends: Vec<usize> = ends.collect();
     let (mut refused, mut went_on) = (0, 0);
@@ -119,7 +119,7 @@ fn a_configuration_that_was_cut_or_edited_is_named_key_by_key() {
         fs::remove_file(home.path("r/checksums.json")).unwrap();
         home.run(&RESUME).refused(&["r/config.toml", words]);
     }
-    // As the message says.
+    // As the message advises.
     fs::remove_file(home.path("r/config.toml")).unwrap();
     home.run(&RESUME).ok();
     assert_eq!(home.losses("r"), expected);
@@ -157,7 +157,7 @@ fn tokens_that_are_not_those_of_the_run_are_refused() {
         home.run(&RESUME).refused(&["r/tokens.bin"]);
         assert_eq!(home.snapshot("r"), before, "{number}");
     }
-    // Without them, they are made again from the text if that is what it was.
+    // Without the tokens, they are made again from the text if it has not changed.
     fs::remove_file(home.path("r/tokens.bin")).unwrap();
     home.write("text.txt", home.read("other.txt"));
     let words = ["tokens.bin is missing", "was changed since", "--data", "nothing was changed"];
@@ -178,7 +178,7 @@ fn a_token_file_elsewhere_is_checked_too() {
     flip(&home, "t.bin", 2000);
     let words = ["t.bin", "was changed since", "--set data.tokens=", "nothing was changed"];
     home.run(&RESUME).refused(&words);
-    // Without the checksums of the run folder, the checkpoint knows.
+    // Without the checksums of the run folder, those in the checkpoint are used.
     fs::remove_file(home.path("r/checksums.json")).unwrap();
     home.run(&RESUME).refused(&words);
     let as_it_is = ["--set", "data.tokens=t.bin"];
@@ -198,7 +198,7 @@ fn damaged_checksums_and_first_configurations_are_named() {
         flip(&home, "r/checksums.json", at);
         let before = home.snapshot("r");
         let ended = home.run(&["train", "small.toml", "--run", "r", "--resume", "--set", "train.steps=8"]);
-        // A wrong checksum of config.toml does no harm where the checkpoint says the same.
+        // A wrong checksum of config.toml does no harm if the checkpoint has the same configuration.
         if ended.code != Some(0) {
             ended.refused(&["r/"]);
         }
@@ -221,7 +221,7 @@ fn lines_of_metrics_that_are_no_records_are_left_out() {
     home.write("r/metrics.jsonl", bytes);
     home.run(&["inspect", "r"]).ok();
     let ended = home.run(&[&RESUME[..], &["--quiet"]].concat()).ok();
-    assert!(ended.stderr.contains("r/metrics.jsonl: line 2 and 1 more are no records"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("r/metrics.jsonl: line 2 and 1 more are not records"), "{}", ended.stderr);
     assert_eq!(home.losses("r"), expected);
 }
 

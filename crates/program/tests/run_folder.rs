@@ -1,4 +1,4 @@
-//! A run folder changes as a whole or not at all, by one run at a time, and is missed when it has gone.
+//! A run folder changes completely or not at all, and by one run at a time; a run notices when its folder is removed.
 
 mod rig;
 
@@ -14,7 +14,7 @@ const SETUP: [&str; 6] =
 
 const RESUME: [&str; 6] = ["train", "--run", "r", "--resume", "--set", "train.steps=12"];
 
-/// A run by characters of the text `text.txt`.
+/// A run with the tokenizer `char` on the text `text.txt`.
 fn by_characters(home: &Home) {
     let tokenizer = "data.tokenizer=char";
     home.run(&["train", "small.toml", "--run", "r", "--set", tokenizer, "--quiet"]).ok();
@@ -53,7 +53,7 @@ fn a_refused_resume_changes_nothing() {
     }
     home.run(&[&RESUME[..], &["--data", "missing.txt"]].concat()).refused(&["missing.txt"]);
     assert_eq!(home.snapshot("r"), before);
-    // The run goes on as if nothing had been tried.
+    // The run continues as if nothing had been tried.
     home.run(&RESUME).ok();
     home.run(&["train", "--run", "whole", "--resume", "--set", "train.steps=12"]).ok();
     assert_eq!(home.losses("r"), home.losses("whole"));
@@ -118,7 +118,7 @@ fn a_change_that_was_interrupted_is_finished_or_forgotten() {
         }
         assert!(!home.path("r/.ready").exists());
     }
-    // Before the rename that makes it count, a change is forgotten.
+    // Before the rename that commits it, a change is discarded.
     home.copy("before", "r");
     fs::create_dir(home.path("r/.next")).unwrap();
     home.write("r/.next/config.toml", home.read("after/config.toml"));
@@ -135,7 +135,7 @@ fn a_start_removes_what_a_start_before_it_prepared() {
     by_characters(&home);
     fs::remove_dir_all(home.path("r/checkpoints")).unwrap();
     fs::remove_file(home.path("r/metrics.jsonl")).unwrap();
-    // Bare ids, without a tokenizer: those of the start before must not be taken for theirs.
+    // Bare ids, without a tokenizer: the tokenizer of the earlier start must not be used.
     let ids: Vec<u8> = (0..4000u16).flat_map(|id| (id % 50).to_le_bytes()).collect();
     home.write("ids.bin", ids);
     let text = String::from_utf8(home.read("small.toml")).unwrap();
@@ -192,7 +192,8 @@ fn what_a_killed_save_or_purge_left_is_removed() {
     assert!(names.iter().all(|name| name.trim_start_matches("step-").parse::<u64>().is_ok()), "{names:?}");
 }
 
-/// The lock file and the metrics are opened by name: what is no regular file there is named, and nothing waits for it.
+/// The lock file and the metrics are opened by name: an error names anything that is not a regular file, and nothing
+/// blocks on it.
 #[test]
 fn special_files_in_a_run_folder_are_named() {
     let home = Home::new();
@@ -261,7 +262,7 @@ fn a_run_folder_that_has_gone_ends_the_run() {
     ];
     for (nproc, (remove, words)) in ["1", "2", "2"].into_iter().zip(removals) {
         let _ = fs::remove_dir_all(home.path("r"));
-        // The signal asks for a save, once the folder has gone.
+        // The signal requests a save after the folder was removed.
         let child = home.start(&endless(&["--nproc", nproc, "--set", "train.save_every=0"]));
         home.wait_for_step("r", 5);
         let started = ranks(child.id());
@@ -319,7 +320,7 @@ fn other_commands_do_not_replace_what_they_should_not() {
     assert_eq!(home.snapshot("r"), before);
     home.run(&["tokenize", "--out", "t.bin", "text.txt"]).ok();
     let made = home.read("t.bin");
-    // A new file that does not become whole leaves the old one.
+    // A new file that is not completed leaves the old one.
     home.write("bad.txt", [b'a', 0xff]);
     home.run(&["tokenize", "--out", "t.bin", "--force", "bad.txt"]).refused(&["bad.txt"]);
     assert_eq!(home.read("t.bin"), made);

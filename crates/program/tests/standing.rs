@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rig::{Ended, Home, lives, ranks, signal, wait};
 use rustix::process::Signal;
 
-/// A run that nobody will see the end of, whose ranks wait two seconds for each other.
+/// A run that never reaches its end, whose ranks wait two seconds for each other.
 const ENDLESS: [&str; 10] = [
     "train",
     "small.toml",
@@ -98,7 +98,7 @@ fn a_signal_to_the_launcher_lets_stopped_ranks_finish_their_step_and_save() {
     assert!(started.iter().all(|(_, pid)| !lives(*pid)));
 }
 
-/// What Ctrl-Z and `fg` do: launcher and ranks stop together for longer than the timeout, and go on together.
+/// Like Ctrl-Z and `fg`: launcher and ranks stop together for longer than the timeout, and continue together.
 #[test]
 fn a_job_that_was_stopped_as_a_whole_goes_on() {
     let home = Home::new();
@@ -114,7 +114,7 @@ fn a_job_that_was_stopped_as_a_whole_goes_on() {
     assert_eq!(ended.code, Some(130), "{}", ended.stderr);
 }
 
-/// A pipe that takes nothing more.
+/// A full pipe.
 fn full_pipe() -> (OwnedFd, OwnedFd) {
     use rustix::pipe::{PipeFlags, pipe_with};
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
@@ -125,7 +125,7 @@ fn full_pipe() -> (OwnedFd, OwnedFd) {
     (read, write)
 }
 
-/// What a run says whose rank 0 writes its progress to a pipe that nobody reads before the ranks have ended.
+/// The messages of a run whose rank 0 writes its progress to a pipe that nobody reads until the ranks have ended.
 fn unread(home: &Home, more: &[&str], meanwhile: impl FnOnce(&Child)) -> String {
     let (read, write) = full_pipe();
     let mut command = home.command(&[&ENDLESS[..], &["--nproc", "2"], more].concat());
@@ -146,7 +146,7 @@ fn unread(home: &Home, more: &[&str], meanwhile: impl FnOnce(&Child)) -> String 
     text
 }
 
-/// Neither does the run hang, nor is the rank that waits blamed.
+/// The run does not hang, and the waiting rank is not blamed.
 #[test]
 fn a_rank_whose_output_nobody_reads_is_named_with_the_reason() {
     let text = unread(&Home::new(), &[], |_| ());

@@ -5,7 +5,7 @@ mod rig;
 use rig::{Home, list, number, value};
 use serde_json::Value;
 
-/// As `--only` has them.
+/// Names of strategies for `--only`.
 const STRATEGIES: [&str; 13] = [
     "one-device",
     "data-parallel",

@@ -44,7 +44,7 @@ fn the_command_line_of_a_rank_shows_its_number_and_no_configuration() {
     child.wait_with_output().unwrap();
 }
 
-/// A rank that planned for itself would not notice what was changed in the plan of the launcher.
+/// A rank that planned for itself would not notice a change in the launcher's plan.
 #[test]
 fn a_rank_follows_the_plan_of_the_launcher_and_makes_none() {
     let home = Home::new();
@@ -58,7 +58,7 @@ fn a_rank_follows_the_plan_of_the_launcher_and_makes_none() {
     let planned = "\"name\":\"batch.tokens\"";
     let text = String::from_utf8_lossy(&task).into_owned();
     assert!(text.contains(planned), "the task comes with the plan of each allocation");
-    // As long as before: the head of the file says where each plan lies.
+    // Same length as before, because the head of the file holds the offset of each plan.
     let other = planned.replace("batch.tokens", "batch.others");
     for ended in run_ranks(&home, &replaced(&task, planned.as_bytes(), other.as_bytes())) {
         let stderr = String::from_utf8_lossy(&ended.stderr);

@@ -60,7 +60,7 @@ fn the_run_folder_is_named_after_the_configuration_and_never_overwritten() {
     let before = home.read("runs/small/metrics.jsonl");
     home.run(&["train", "small.toml"]).refused(&["runs/small", "--resume", "--run", "nothing was changed"]);
     assert_eq!(home.read("runs/small/metrics.jsonl"), before);
-    // All steps are done: nothing to do is no error.
+    // All steps are done: having nothing to do is not an error.
     home.run(&["train", "small.toml", "--resume"]).ok();
     assert_eq!(home.read("runs/small/metrics.jsonl"), before);
 }

@@ -23,7 +23,7 @@ pub struct MicroBatch {
 /// The blocks of each stage of `network`, the head counting as the last block.
 ///
 /// # Errors
-/// When there are not as many blocks, or they cannot be shared equally.
+/// When there are fewer blocks than stages, or they cannot be shared equally.
 pub fn stages(
     micro_batch: &MicroBatch,
     network: &Network,
@@ -44,8 +44,8 @@ pub fn stages(
     cut(&costs(micro_batch, network), stages, &by, None)
 }
 
-/// Operations of a micro-batch in each stage, of all ranks together that share its layers: forward, the gradient of
-/// its input (in the last stage with all of the head, which runs there), and that of its weights.
+/// Operations of a micro-batch in each stage, summed over the tensor ranks: forward, the gradient of the input (in the
+/// last stage including the whole head), and the gradient of the weights.
 pub fn stage_costs(micro_batch: &MicroBatch, network: &Network, stages: &[Range<usize>]) -> Vec<StageCost> {
     let blocks = works(micro_batch, network);
     let sum = |range: &Range<usize>, of: fn(&Work) -> u64| {
@@ -85,7 +85,7 @@ fn works(micro_batch: &MicroBatch, network: &Network) -> Vec<Work> {
     for index in 0..=network.blocks.len() {
         let shapes: Vec<Vec<usize>> =
             network.uses[index].iter().map(|p| network.parameters[*p].shape.clone()).collect();
-        // Transformer blocks are alike: one of them is run.
+        // Transformer blocks are equal, so only one of them is run.
         let like =
             known.iter().find(|(other, _)| *other == shapes && index > 0 && index < network.blocks.len());
         let work = like.map_or_else(|| work_of(micro_batch, network, index), |(_, work)| *work);

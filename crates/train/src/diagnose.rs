@@ -20,7 +20,8 @@ use crate::non_finite::{Found, NonFinite};
 use crate::rank::{Batch, Outline, Rank};
 use crate::step::Outcome;
 
-/// Numbers that a rank sends of its search: the tensor, its elements that are not finite, and its elements.
+/// Numbers that a rank sends about its search: the tensor, the number of its elements that are not finite, and the
+/// number of its elements.
 const TOLD: usize = 3;
 
 /// A tensor of a step.
@@ -59,13 +60,13 @@ struct Search<'a> {
     numbers: HashMap<StepTensor, usize>,
     /// StepTensor, elements that are not finite, elements.
     found: [f64; TOLD],
-    /// The device failed while it counted.
+    /// Set if the device failed while it counted.
     failed: Option<DeviceError>,
 }
 
 impl Search<'_> {
-    /// Counts the elements of `x` that are not finite, and keeps the earliest tensor that has some. It always does the same
-    /// work, as its plan says.
+    /// Counts the elements of `x` that are not finite, and keeps the earliest tensor that has some. The work does not
+    /// depend on the values, because it is planned.
     fn look(&mut self, place: StepTensor, x: View) {
         let number = self.numbers[&place] as f64;
         self.device.count_non_finite(x, self.count.view_mut());
@@ -122,7 +123,7 @@ impl Rank {
     ) -> Result<Option<Found>, CollectiveError> {
         let device = self.device.clone();
         device.try_phase(PhaseName::Diagnose, || {
-            let mut count = self.count.take().expect("only here and back below");
+            let mut count = self.count.take().expect("taken only here, and put back below");
             let places = places(&self.outline, self.spec.micro_batches);
             let numbers = places.iter().copied().zip(0..).collect();
             let found = [f64::INFINITY, 0.0, 0.0];
@@ -151,7 +152,7 @@ impl Rank {
         })
     }
 
-    /// The first tensor that any rank found, and the lowest rank that found it.
+    /// The first tensor found by any rank, and the lowest rank that found it.
     fn first_of_all(&self, found: [f64; TOLD]) -> Result<Option<(usize, [f64; TOLD])>, CollectiveError> {
         let (rank, world) = (self.group().rank(), self.group().world_size());
         let mut told = self.device.alloc(DType::F64, [world * TOLD], Category::Workspace, "diagnose.found");

@@ -25,34 +25,34 @@ pub enum RunError {
     #[error(transparent)]
     Data(#[from] DataError),
     /// A file of the run folder could not be written.
-    #[error("{path}: {source}; free space or choose another folder with --run, then go on with --resume")]
+    #[error("{path}: {source}; free space or choose another folder with --run, then continue with --resume")]
     Write {
         /// The file.
         path: PathBuf,
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The run folder, or a file in it that a resume needs, has gone.
+    /// The run folder, or a file in it that a resume needs, was removed.
     #[error(
         "the run folder {path} was removed or changed while the run was using it ({what}): nothing can be saved \
-         there any more; put it back and go on with --resume, or start anew"
+         there any more; put it back and continue with --resume, or start a new run"
     )]
     FolderGone {
         /// The folder.
         path: PathBuf,
-        /// What has gone.
+        /// What is missing.
         what: String,
     },
     /// Stored and configured shapes differ.
     #[error(
-        "{name} has shape {given:?} in the file, the configuration makes it {expected:?}; correct [model]"
+        "{name} has shape {given:?} in the file, but the configuration implies {expected:?}; correct [model]"
     )]
     Shape {
         /// The tensor.
         name: String,
         /// The shape in the file.
         given: Vec<usize>,
-        /// The shape that the configuration makes.
+        /// The shape that the configuration implies.
         expected: Vec<usize>,
     },
     /// The state in the manifest of a checkpoint is impossible.
@@ -82,12 +82,12 @@ pub enum RunError {
     /// The system does not give the memory of the plan, or the threads.
     #[error("the device of the rank: {0}")]
     Memory(std::io::Error),
-    /// The system starts no more threads.
+    /// The system cannot start a thread.
     #[error(transparent)]
     Threads(std::io::Error),
-    /// A checkpoint would hold numbers with which no run can go on.
+    /// A checkpoint would hold numbers that are not finite.
     #[error(
-        "{state} of {name} is not finite any more: nothing was saved, and older checkpoints are whole; lower \
+        "{state} of {name} is no longer finite: nothing was saved, and older checkpoints are complete; lower \
          optimizer.lr or set optimizer.clip, then start again or --resume"
     )]
     Broken {
@@ -96,7 +96,7 @@ pub enum RunError {
         /// The parameter.
         name: String,
     },
-    /// The loss or the gradient norm is not a number any more; the same on all ranks.
+    /// The loss or the gradient norm is not finite, on all ranks.
     #[error("{0}")]
     NonFinite(Box<NonFinite>),
 }

@@ -31,7 +31,7 @@ pub struct Groups {
     pub ties: Vec<Option<Arc<dyn Group>>>,
 }
 
-/// What groups are made of.
+/// Where the groups of a rank come from.
 pub enum GroupSource<'a> {
     /// One rank: groups of one, which sum with this instruction set.
     Alone(Isa),
@@ -103,7 +103,7 @@ impl Groups {
         let tensor = own("tensor", &[Axis::Tensor], &mesh.members(Axis::Tensor, rank));
         let wiring = wiring(&spec.schedule);
         let count = wiring.values().max().map_or(0, |max| max + 1);
-        let wire = |_| source.group("wire", &[Axis::Pipeline], &line).expect("in its own pipeline");
+        let wire = |_| source.group("wire", &[Axis::Pipeline], &line).expect("a rank is in its own pipeline");
         let wires = Wires { groups: (0..count).map(wire).collect(), wiring };
         let ties = spec.ties.iter().map(|tie| {
             let holders = holders(mesh, spec, &tie.stages, rank);
@@ -137,7 +137,7 @@ impl Groups {
     }
 }
 
-/// The world ranks in this rank's replica that have one of the stages, each once.
+/// The world ranks of this rank's pipeline that have one of the stages, without repetition.
 fn holders(mesh: Mesh, spec: &Spec, stages: &[usize], rank: usize) -> Vec<usize> {
     let at = mesh.coordinates(rank);
     let mut places: Vec<usize> = stages.iter().map(|stage| spec.schedule.placement[*stage]).collect();

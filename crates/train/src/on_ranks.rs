@@ -13,10 +13,10 @@ use crate::rank::Rank;
 /// and returns their results in the order of the ranks. A rank that panics ends the others' collectives and this call.
 ///
 /// # Errors
-/// The system's, when it does not have the memory that the plan asks for, or starts no more threads.
+/// When the system does not have the memory that the plan needs, or cannot start a thread.
 ///
 /// # Panics
-/// When a rank does, with the text of the first rank that did.
+/// When a rank panics, with the message of the first rank that did.
 pub fn on_threads<T: Send>(
     factory: &dyn DeviceFactory,
     plan: &RunPlan,

@@ -194,7 +194,7 @@ impl Rank {
             let placements = self.device.placements(loss.view()).with(Axis::Pipeline, Placement::Partial);
             self.device.place(loss.view(), placements);
         }
-        // Over data first: so the bits do not depend on where the last stage is.
+        // Sums over the data axis first, so that the bits do not depend on which rank has the last stage.
         let loss = self.groups.data.all_reduce(loss).wait()?;
         self.groups.pipeline.all_reduce(loss).wait()
     }
@@ -218,7 +218,7 @@ pub(crate) fn uploads<'a>(
     (tokens, move |index: usize| make(&batch.targets, index, "batch.targets"))
 }
 
-/// Allocates a number and sets it to zero, `[1]`.
+/// Allocates one element, `[1]`, and sets it to zero.
 pub fn zeroed(device: &Device, name: &'static str) -> Tensor {
     let mut scalar = device.alloc(DType::F32, [1], Category::Activations, name);
     device.fill(scalar.view_mut(), 0.0);
@@ -246,7 +246,7 @@ impl Spec {
             ..ParameterSize::new(&spec.name, spec.elements() as u64)
         };
         let sizes: Vec<ParameterSize> = network.parameters.iter().enumerate().map(size).collect();
-        let layout = self.lay_out(&sizes).expect("knobs were checked with the whole model");
+        let layout = self.lay_out(&sizes).expect("the knobs were checked with the whole model");
         let everywhere = at.tensor == 0;
         let answers = |(p, spec): (usize, &ParameterSpec)| {
             let first = tied(&network.numbers[p]).is_none_or(|tie| tie.stages[0] == index);

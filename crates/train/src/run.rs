@@ -16,7 +16,7 @@ use crate::run_files::RunFiles;
 use crate::state::position;
 use crate::step::Outcome;
 
-/// What one rank of a run is given by the program that starts it.
+/// What the program that starts a rank provides.
 pub struct RankEnvironment<'a> {
     /// The device, with an arena that replays this rank's plan.
     pub device: Device,
@@ -127,7 +127,7 @@ pub fn init(
     imported.map_err(|cause| RunError::Init { dir: dir.to_path_buf(), cause: Box::new(cause) })
 }
 
-/// Whether something that is done every `every` steps is done after `step`; never for 0.
+/// Whether an action that happens every `every` steps is due after `step`; never for 0.
 pub fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }

@@ -101,13 +101,13 @@ pub struct Tie {
     pub stages: Vec<usize>,
 }
 
-/// Why a configuration makes no specification.
+/// Why a specification cannot be made from a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// A key of the configuration has an impossible value.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// There is no chunk layout.
+    /// The parameters cannot be laid out in chunks.
     #[error("the chunks of [memory]: {0}")]
     Chunks(#[from] ChunkError),
     /// The model cannot be cut into the stages.
@@ -150,7 +150,7 @@ impl Spec {
         Ok(Spec { ties: ties(&network, &stages), stages, ..spec })
     }
 
-    /// Everything but the stages and what follows from them; with the whole network.
+    /// Everything except the stages and what depends on them; with the whole network.
     fn uncut(
         config: &RunConfig,
         model: Arc<dyn Model>,
@@ -255,7 +255,7 @@ impl Spec {
     pub(crate) fn check_weights(&self, device: &Device, scale: f32) {
         let tokens = self.micro_batch_size * self.targets_per_sequence * self.micro_batches * self.mesh.data;
         let weight = f64::from(scale) * tokens as f64;
-        // One rounding of the scale.
+        // The tolerance is one rounding of the scale.
         if (weight - 1.0).abs() > f64::from(f32::EPSILON) {
             let what = format!(
                 "is a sum with weight {weight}: expected 1, the mean over the {tokens} tokens with a target of all \
@@ -265,8 +265,8 @@ impl Spec {
         }
     }
 
-    /// Number, in the global batch, of the first sample of a data-parallel rank's micro-batch. Micro-batch m of a
-    /// step is the m-th span of `data * micro_batch_size` samples, of which rank r has the r-th part.
+    /// Index, in the global batch, of the first sample of a data-parallel rank's micro-batch. Micro-batch m of a step
+    /// is the m-th range of `data * micro_batch_size` samples, of which rank r has the r-th part.
     pub fn first_sample(&self, micro_batch: usize, rank: usize) -> usize {
         (micro_batch * self.mesh.data + rank) * self.micro_batch_size
     }

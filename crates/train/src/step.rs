@@ -164,7 +164,7 @@ impl Rank {
         Ok(())
     }
 
-    /// 1 where this rank asks to stop, else 0: a number that ranks can sum, `[1]`.
+    /// 1 if this rank asks to stop, else 0, as a tensor `[1]` that ranks can sum.
     fn stop_request(&self, requested: bool) -> Tensor {
         let mut request = zeroed(&self.device, "step.stop");
         self.device.fill(request.view_mut(), requested as u8 as f32);

@@ -44,7 +44,8 @@ impl GroupChannel {
         members: Vec<usize>,
     ) -> GroupChannel {
         let rank = members.iter().position(|m| *m == host.rank);
-        let rank = rank.unwrap_or_else(|| panic!("rank {} is no member of {group} {members:?}", host.rank));
+        let rank =
+            rank.unwrap_or_else(|| panic!("rank {} is not a member of group {group} {members:?}", host.rank));
         host.control.open_channel(index);
         host.control.slot(index, host.rank).name.write(group, 0);
         let (messages, tables) = (vec![0; members.len()], Tables::new(members.len()));
@@ -114,7 +115,7 @@ impl GroupChannel {
             CollectiveOp::Scatter => scatter::run(m, t),
             CollectiveOp::AllToAll => all_to_all::run(m, t),
             CollectiveOp::Send | CollectiveOp::Recv => point_to_point::run(m, t),
-            // Everybody has come: that was all.
+            // All members have arrived, so the barrier is done.
             CollectiveOp::Barrier => Ok(()),
         }?;
         Ok(call::sent_bytes(t.op, t.dtype, t.count, t.root, rank, world_size))

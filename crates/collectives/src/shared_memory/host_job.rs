@@ -28,7 +28,7 @@ impl HostJob {
     /// The shared memory of `world_size` ranks; arenas are empty until their ranks size them.
     ///
     /// # Errors
-    /// The system's, when it refuses memory or descriptors.
+    /// Errors of the system, when it refuses memory or descriptors.
     pub fn new(world_size: usize) -> std::io::Result<HostJob> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let control_fd = rustix::fs::memfd_create("phalanx-control", flags)?;
@@ -48,11 +48,11 @@ impl HostJob {
         std::iter::once(&self.control_fd).chain(&self.arenas).map(|fd| fd.as_raw_fd()).collect()
     }
 
-    /// Puts `bytes` where every rank that is started later can read them with [`crate::take_sealed`], and no other user:
-    /// the number of the descriptor that ranks inherit.
+    /// Puts `bytes` into a memory file that only ranks which are started later can read, with [`crate::take_sealed`].
+    /// Returns the number of the descriptor that they inherit.
     ///
     /// # Errors
-    /// The system's, when it refuses memory or descriptors.
+    /// Errors of the system, when it refuses memory or descriptors.
     pub fn hand_over(&mut self, bytes: &[u8]) -> std::io::Result<RawFd> {
         let fd = seal(bytes)?;
         let number = fd.as_raw_fd();
@@ -96,7 +96,7 @@ impl HostJob {
         self.control.abort(Abort { rank, disagreement: false, reason: reason.to_string() });
     }
 
-    /// Whether somebody ended the job: the rank that caused it, and why.
+    /// The rank that ended the job, and why; None while it runs.
     pub fn aborted(&self) -> Option<(usize, String)> {
         self.control.aborted().map(|a| (a.rank, a.reason))
     }

@@ -21,24 +21,25 @@ pub(crate) struct MemoryRange {
     pub(crate) bytes: usize,
 }
 
-// SAFETY: a span is two numbers. Who may follow it when is kept by Pending, which owns the tensor.
+// SAFETY: a range is an address and a length. Pending, which owns the tensor, ensures that the memory is valid when it
+// is read or written.
 unsafe impl Send for MemoryRange {}
 
 impl MemoryRange {
     pub(crate) const EMPTY: MemoryRange = MemoryRange { address: std::ptr::null_mut(), bytes: 0 };
 
-    /// A piece of the piece.
+    /// A part of the range.
     pub(crate) fn range(self, start: usize, bytes: usize) -> MemoryRange {
-        assert!(start + bytes <= self.bytes, "{bytes} bytes at {start} of {self:?}");
+        assert!(start + bytes <= self.bytes, "{bytes} bytes at {start} exceed {self:?}");
         // SAFETY: stays inside (asserted).
         MemoryRange { address: unsafe { self.address.add(start) }, bytes }
     }
 
-    /// Overwrites the piece with as many bytes from `source`.
+    /// Overwrites the range with as many bytes from `source`.
     ///
     /// # Safety
-    /// The processor has `isa`. The piece is this rank's to write, the source is readable and unwritten meanwhile, and they do not
-    /// overlap.
+    /// The processor has `isa`. Only this rank writes the range; the source is readable and not written meanwhile; they
+    /// do not overlap.
     pub(crate) unsafe fn fill_from(self, isa: Isa, source: *const u8) {
         if self.bytes > 0 {
             // SAFETY: passed on.
@@ -47,7 +48,7 @@ impl MemoryRange {
     }
 }
 
-/// How the buffers that peers offer are found.
+/// How this rank finds the buffers that peers offer.
 pub(crate) enum Memory {
     /// All ranks in one address space.
     Threads,
@@ -74,7 +75,7 @@ impl Arenas {
         let bytes = bytes.max(1).next_multiple_of(4096);
         let file = &self.files[rank];
         rustix::fs::ftruncate(file, bytes as u64)?;
-        // Peers map what is published: from here on nobody, this rank included, can make it smaller.
+        // Peers will map the file, so from here on no process, including this one, can shrink it.
         let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
         rustix::fs::fcntl_add_seals(file, seals)?;
         let region = Region::shared(file.as_fd(), bytes)?;
@@ -107,7 +108,7 @@ impl Arenas {
 }
 
 impl Memory {
-    /// The number by which peers find a buffer of `rank`, this rank: its address, or its offset in the arena.
+    /// The number that identifies a buffer of `rank`, this rank, to peers: its address, or its offset in the arena.
     ///
     /// # Errors
     /// A buffer that other processes cannot read.
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
     use rustix::fs::MemfdFlags;
 
-    /// What a peer says about its buffers is checked before it is believed.
+    /// What a peer says about its buffers is checked before it is used.
     #[test]
     fn offers_outside_a_sealed_arena_are_refused() {
         let control = Control::create(Region::anonymous(Control::bytes(2)).unwrap(), 2, 1);

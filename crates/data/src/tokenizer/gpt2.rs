@@ -15,13 +15,13 @@ const VOCAB_SIZE: usize = 50_257;
 /// `<|endoftext|>`
 const END_OF_TEXT: u32 = 50_256;
 
-/// A run of white space longer than this is cut; well below the engine's limit.
+/// A longer run of white space is cut; well below the engine's limit.
 const LONG_RUN: usize = 100_000;
 
 thread_local! {
     /// Each thread has its own (made in about 35 ms): clones of one share the pattern engine's scratch
     /// memory, and two threads that contend for it are slower than one alone.
-    static BPE: CoreBPE = r50k_base().expect("the vocabulary inside tiktoken-rs is whole");
+    static BPE: CoreBPE = r50k_base().expect("tiktoken-rs contains the vocabulary");
 }
 
 /// GPT-2's vocabulary.
@@ -81,8 +81,8 @@ fn decode_each(bpe: &CoreBPE, ids: &[u32]) -> Vec<u8> {
     ids.iter().flat_map(|id| bpe.decode_bytes(&[*id]).unwrap_or_else(|_| vec![0xff])).collect()
 }
 
-/// The last exact cut of `text` (see the head), or 0. Looks back two blocks: a caller that gets 0
-/// comes back with one block more.
+/// The last position at which `text` can be cut without changing its ids, or 0. It looks back two blocks; a caller that
+/// gets 0 tries again with one more block.
 fn last_cut(text: &str) -> usize {
     let mut following: Option<char> = None;
     for (at, character) in text.char_indices().rev() {
@@ -98,7 +98,7 @@ fn last_cut(text: &str) -> usize {
     0
 }
 
-/// One exact cut in each long run of white space that something else follows, ascending.
+/// One cut that does not change ids in each long run of white space that is followed by other text, in ascending order.
 fn cuts_in_long_runs(text: &str) -> Vec<usize> {
     let mut cuts = Vec::new();
     let (mut run, mut last) = (0, 0);

@@ -141,8 +141,8 @@ impl Tokenizer {
         serde_json::to_string(&saved).expect("two optional strings are always JSON")
     }
 
-    /// Checksum of the vocabulary and the way to it from text and back, in hexadecimal: the same for two
-    /// tokenizers whose files differ in layout alone.
+    /// Checksum of everything that affects encoding and decoding, in hexadecimal. It is the same for two tokenizers
+    /// whose files differ only in layout.
     pub fn digest(&self) -> String {
         let json = self.to_json();
         let sorted = serde_json::from_str::<serde_json::Value>(&json).map(|value| value.to_string());
@@ -209,8 +209,8 @@ impl Tokenizer {
         }
     }
 
-    /// The id that stands between two documents, where the vocabulary has one: `<|endoftext|>` for
-    /// `gpt2`, the first known end-of-text token of a `tokenizer.json`, none for bytes and characters.
+    /// The id that separates two documents, if the vocabulary has one: `<|endoftext|>` for `gpt2`, the first known
+    /// end-of-text token of a `tokenizer.json`, none for bytes and characters.
     pub fn separator(&self) -> Option<u32> {
         match &self.algorithm {
             Algorithm::Byte | Algorithm::Char(_) => None,
@@ -219,7 +219,7 @@ impl Tokenizer {
         }
     }
 
-    /// The id that stands for a hidden token, where the vocabulary has one: the first known mask token of a
+    /// The id that replaces a hidden token, if the vocabulary has one: the first known mask token of a
     /// `tokenizer.json`, none for the other kinds.
     pub fn mask(&self) -> Option<u32> {
         match &self.algorithm {
@@ -228,7 +228,7 @@ impl Tokenizer {
         }
     }
 
-    /// Kind and size in a few words, for people: `gpt2, 50257 ids`.
+    /// Kind and size for messages: `gpt2, 50257 ids`.
     pub fn describe(&self) -> String {
         let kind = match &self.algorithm {
             Algorithm::Byte => "byte".to_string(),
@@ -239,8 +239,8 @@ impl Tokenizer {
         format!("{kind}, {} ids", self.vocab_size())
     }
 
-    /// The last byte of `text` before which it may be cut so that the two parts, encoded one by one,
-    /// give the ids of the whole whatever text follows; 0 when there is no such place.
+    /// The last position at which `text` may be cut: encoding the two parts separately gives the ids of the whole,
+    /// whatever text follows. 0 when there is no such position.
     pub(crate) fn last_cut(&self, text: &str) -> usize {
         match &self.algorithm {
             Algorithm::Byte | Algorithm::Char(_) => text.len(),

@@ -9,12 +9,12 @@
 use super::action::{Action, Kind};
 use super::error::ScheduleError;
 
-/// Rounds of `micro_batches` on `ranks`.
+/// Number of rounds of `micro_batches` on `ranks`.
 fn rounds(ranks: usize, micro_batches: usize) -> usize {
     (micro_batches / ranks).max(1)
 }
 
-/// Whether the micro-batches fall into rounds that can be run: one of any size, or several of p or p + 1.
+/// Checks that the micro-batches can be divided into valid rounds: one of any size, or several of p or p + 1.
 pub(super) fn equal_rounds(ranks: usize, micro_batches: usize) -> Result<(), ScheduleError> {
     let works = |number: usize| {
         let rounds = rounds(ranks, number);
@@ -30,7 +30,8 @@ pub(super) fn equal_rounds(ranks: usize, micro_batches: usize) -> Result<(), Sch
     }
 }
 
-/// Forwards ahead: v - 1 chunks of a round, and two for every rank below; then one forth, one back.
+/// Warm-up: forwards of v - 1 chunks of a round, and two more for every rank below. Then one forward and one backward
+/// in turn.
 pub(super) fn order(rank: usize, ranks: usize, chunks: usize, micro_batches: usize) -> Vec<Action> {
     let round = micro_batches / rounds(ranks, micro_batches);
     let total = chunks * micro_batches;

@@ -9,10 +9,10 @@
 //! Sources: GPipe (Huang et al., arXiv 1811.06965), 1F1B (Narayanan et al., PipeDream, SOSP 2019),
 //! interleaved (Narayanan et al., arXiv 2104.04473), zero bubble (Qi et al., arXiv 2401.10241).
 
-/// Most pipeline ranks of a schedule: no model has more blocks to give to them.
+/// Maximum number of pipeline ranks of a schedule: no model has more blocks.
 pub const MAX_RANKS: usize = 2048;
 
-/// Most cells of a schedule, empty ones included: it is generated, checked and lowered in seconds.
+/// Maximum number of cells of a schedule, empty ones included, so that it is generated, checked and lowered in seconds.
 pub const MAX_CELLS: usize = 1 << 21;
 
 pub mod action;

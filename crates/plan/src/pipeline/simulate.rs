@@ -35,10 +35,10 @@ impl StageCost {
 /// What a step costs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// By stage.
+    /// For each stage.
     pub stages: Vec<StageCost>,
-    /// Time of a message, which the sending rank spends before its next step: nothing overlaps it. 0 where
-    /// messages are hidden behind computing.
+    /// Time of a message, which the sending rank spends before its next step, without overlap. 0 if messages overlap
+    /// with computation.
     pub message: f64,
 }
 
@@ -61,7 +61,7 @@ impl Costs {
 /// If a stage has no cost, or on a schedule that `check` refuses.
 pub fn simulate(schedule: &Schedule, costs: &Costs) -> Timeline {
     let (stages, given) = (schedule.stages(), costs.stages.len());
-    assert_eq!(stages, given, "`{}` has {stages} stages and costs of {given}", schedule.name);
+    assert_eq!(stages, given, "`{}` has {stages} stages, but there are costs for {given}", schedule.name);
     let run = walk(&lower(schedule), |action| costs.of(action), costs.message);
     let ranks = run.unwrap_or_else(|stuck| {
         let stuck: Vec<String> = stuck.iter().map(Stuck::to_string).collect();

@@ -16,24 +16,24 @@ pub struct Span {
 /// A step in time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    /// By rank its actions in order.
+    /// For each rank: its actions in order.
     pub ranks: Vec<Vec<Span>>,
-    /// By rank the time that it computes.
+    /// For each rank: the time that it computes.
     pub busy: Vec<f64>,
     /// When the last action of the last rank ends.
     pub makespan: f64,
 }
 
 impl Timeline {
-    /// Time in which a rank does not compute: it waits, or sends at a cost.
+    /// Time in which a rank does not compute: it waits or sends.
     pub fn idle(&self, rank: usize) -> f64 {
         self.makespan - self.busy[rank]
     }
 
-    /// Idle over all time of all ranks: `1 - sum(busy) / (ranks * makespan)`, 0 if nothing takes time.
+    /// The idle share of the total time of all ranks: `1 - sum(busy) / (ranks * makespan)`, or 0 if nothing takes time.
     ///
-    /// Under GPipe and 1F1B with equal stages it is (p - 1)/(m + p - 1). Narayanan et al. quote idle over
-    /// busy time instead, (p - 1)/m.
+    /// For GPipe and 1F1B with equal stages it is (p - 1)/(m + p - 1). Narayanan et al. give idle over busy time
+    /// instead, (p - 1)/m.
     pub fn bubble_fraction(&self) -> f64 {
         let total = self.makespan * self.busy.len() as f64;
         if total > 0.0 { 1.0 - self.busy.iter().sum::<f64>() / total } else { 0.0 }

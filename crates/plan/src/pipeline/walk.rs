@@ -16,7 +16,7 @@ use super::action::Action;
 use super::lower::{Message, Step};
 use super::timeline::Span;
 
-/// A rank that cannot go on, and why.
+/// A rank that cannot continue, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stuck {
     /// The rank.
@@ -25,7 +25,7 @@ pub struct Stuck {
     pub cell: usize,
     /// That action.
     pub action: Action,
-    /// The step that does not end: a receive before the action or a send after it.
+    /// The step that cannot complete: a receive before the action or a send after it.
     pub step: Step,
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for Stuck {
     }
 }
 
-/// A channel's messages so far. Message k has met its receive at the later of `sent[k]` and `posted[k]`.
+/// A channel's messages so far. Message k is received at the later of `sent[k]` and `posted[k]`.
 struct Queue {
     sent: Vec<f64>,
     posted: Vec<f64>,
@@ -74,11 +74,12 @@ struct Walk<'a, C> {
     cost: C,
     message_cost: f64,
     rows: Vec<RankProgress>,
-    /// By sending and receiving rank.
+    /// Keyed by sending and receiving rank.
     queues: HashMap<(usize, usize), Queue>,
 }
 
-/// Runs every rank to its end: by rank, when each action ran. `message_cost` is the sender's time for a send.
+/// Runs every rank to its end and returns, for each rank, when each action ran. `message_cost` is the sender's time for
+/// a send.
 ///
 /// # Errors
 /// The ranks that wait for each other; `cell` is then the number of the action among the rank's actions.
@@ -110,7 +111,7 @@ pub(super) fn walk(
 }
 
 impl<C: Fn(Action) -> f64> Walk<'_, C> {
-    /// Takes a step, or says that it has to wait.
+    /// Executes a step; false if it has to wait.
     fn take(&mut self, rank: usize, step: Step) -> bool {
         match step {
             Step::Compute(action) => {
@@ -138,7 +139,7 @@ impl<C: Fn(Action) -> f64> Walk<'_, C> {
         true
     }
 
-    /// Sends, if the message before has met its receive.
+    /// Sends, if the previous message has been received.
     fn send(&mut self, from: usize, to: usize) -> bool {
         let queue = self.queue(from, to);
         let number = queue.sent.len();
@@ -158,7 +159,7 @@ impl<C: Fn(Action) -> f64> Walk<'_, C> {
         self.queues.entry((from, to)).or_insert_with(|| Queue { sent: Vec::new(), posted: vec![0.0] })
     }
 
-    /// The step at which a rank has stopped, and the action that it belongs to.
+    /// The step at which a rank is stuck, and the action that it belongs to.
     fn stuck(&self, rank: usize) -> Option<Stuck> {
         let step = *self.steps[rank].get(self.rows[rank].next)?;
         let computed = self.rows[rank].spans.len();

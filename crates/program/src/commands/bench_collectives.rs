@@ -11,10 +11,10 @@ use crate::output::{print, print_line};
 use crate::signals::Signals;
 use crate::task::Task;
 
-/// Measures and prints, a line each.
+/// Measures and prints one line per measurement.
 ///
 /// # Errors
-/// Sizes that are none or do not fit, a rank that died.
+/// Invalid sizes, sizes that do not fit in memory, a rank that died.
 pub fn bench_collectives(args: &BenchCollectivesArgs) -> Result<()> {
     if args.nproc == 0 {
         bail!("--nproc 0: expected at least 1 rank");

@@ -14,7 +14,7 @@ use crate::report::bytes;
 /// Measures and prints.
 ///
 /// # Errors
-/// A name that is no kernel's; memory that there is not.
+/// An unknown kernel name; not enough memory.
 pub fn bench_kernels(args: &BenchKernelsArgs, environment: Environment) -> Result<()> {
     let all = args.threads.unwrap_or_else(machine::cores);
     if all == 0 {

@@ -32,7 +32,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     let planned = Planned::of(resolved, 0)?;
     if planned.config.parallel.updates == Updates::Asynchronous {
         bail!(
-            "parallel.updates = \"asynchronous\": ranks have no step in common to time; `phalanx train` tells each one's, \
+            "parallel.updates = \"asynchronous\": ranks have no common step to time; `phalanx train` reports each rank's steps, \
              and `phalanx bench strategies` compares"
         );
     }

@@ -30,17 +30,17 @@ use crate::task::{BenchStepTask, Task};
 use crate::user_config::UserConfig;
 use crate::{bench, machine};
 
-/// Steps of the classic comparison where nobody says how many.
+/// Default number of steps of the classic comparison.
 const BERT_STEPS: usize = 250;
 
-/// Letters of a line where there is no terminal.
+/// Width of a line if there is no terminal.
 const LINE: usize = 110;
 
 /// Runs every strategy, then the classic comparison, and shows both.
 ///
 /// # Errors
-/// A configuration of no model, an unknown strategy, a file that cannot be written, a signal. A strategy that cannot run is
-/// none.
+/// An invalid configuration, an unknown strategy, a file that cannot be written, a signal. A strategy that cannot run
+/// is not an error.
 pub fn bench_strategies(args: &BenchStrategiesArgs, environment: Environment) -> Result<()> {
     check(args)?;
     let strategies = Strategy::named(&args.only)?;
@@ -61,7 +61,7 @@ pub fn bench_strategies(args: &BenchStrategiesArgs, environment: Environment) ->
     show(args, &bench, &rows, classic.as_ref())
 }
 
-/// Refuses what leaves nothing to compare.
+/// Refuses arguments that leave nothing to compare.
 fn check(args: &BenchStrategiesArgs) -> Result<()> {
     if args.steps == 0 {
         bail!("--steps 0: there is nothing to measure; give at least 1");
@@ -72,7 +72,7 @@ fn check(args: &BenchStrategiesArgs) -> Result<()> {
     Ok(())
 }
 
-/// The model, and what every strategy has in common.
+/// The model and the settings that all strategies share.
 fn bench_of<'a>(args: &BenchStrategiesArgs, launcher: &'a Processes<'a>) -> Result<Bench<'a>> {
     let overrides = Overrides { set: args.set.clone(), nproc: None };
     let given = UserConfig::read(&args.config)?.with(&overrides, &[])?;
@@ -143,7 +143,7 @@ impl Launcher for Processes<'_> {
 
     fn check_signals(&self) -> Result<()> {
         if self.signals.came() {
-            bail!("stopped by a signal before all was measured; nothing was written");
+            bail!("stopped by a signal before everything was measured; nothing was written");
         }
         Ok(())
     }

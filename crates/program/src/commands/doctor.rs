@@ -10,10 +10,10 @@ use crate::machine;
 use crate::output::{print, print_json};
 use crate::report::{Table, bytes, count};
 
-/// Bytes to measure bandwidth with: for each core, and most for all. Beyond any cache.
+/// Bytes for measuring bandwidth: per core, and the maximum in total. Larger than any cache.
 const MEMORY_BYTES: [usize; 2] = [256 << 20, 1 << 30];
 
-/// Descriptors that a job of N ranks needs are about N; fewer than this are worth a word.
+/// A job of N ranks needs about N descriptors; a limit below this is reported.
 const FEW_FILES: u64 = 1024;
 
 /// Measures and prints.
@@ -27,7 +27,8 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let [f32_flops, bf16_flops] =
         [DType::F32, DType::BF16].map(|dtype| processors.each_ref().map(|each| each.flops_per_s(dtype)));
     let size = (MEMORY_BYTES[0] * cores).min(MEMORY_BYTES[1]);
-    let measure = |each: &Processor| each.bandwidth(size).context("memory to measure its bandwidth");
+    let measure =
+        |each: &Processor| each.bandwidth(size).context("cannot allocate memory to measure its bandwidth");
     let bandwidth = [measure(&processors[0])?, measure(&processors[1])?];
     let advice = advice();
     let available = machine::available().map(|available| available.bytes);
@@ -80,7 +81,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
         number(nproc.1),
     );
     match advice.is_empty() {
-        true => text.push_str("nothing stands in the way of a run\n"),
+        true => text.push_str("no limit stands in the way of a run\n"),
         false => advice.iter().for_each(|line| text.push_str(&format!("note: {line}\n"))),
     }
     Ok(print(&text)?)

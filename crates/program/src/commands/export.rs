@@ -20,7 +20,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     refuse_run_folder(&args.out, "--out")?;
     let folder = RunFolder::at(&args.run);
     let checkpoint = folder.checkpoint(args.step)?;
-    // Only a tokenizer that Hugging Face's programs can read.
+    // Only a tokenizer that Hugging Face libraries can read.
     let tokenizer = folder.tokenizer_of(&checkpoint)?.filter(Tokenizer::is_hugging_face);
     let model = model_of(&checkpoint)?;
     let network = shape::whole(&*model);

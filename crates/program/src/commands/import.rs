@@ -21,7 +21,7 @@ use crate::run_folder_lock::RunFolderLock;
 use crate::staged::Staged;
 use crate::{output, resume, setup, shape};
 
-/// Sequence length of a run on an imported model, where its positions allow it.
+/// Maximum default sequence length of a run on an imported model.
 const SEQ: usize = 1024;
 
 /// Size of the vocabulary of GPT-2's own tokenizer.
@@ -87,15 +87,15 @@ fn write_run(
         json!({ "step": 0, "samples": 0, "config": config, "model": model.to_config(), "data": digests });
     let tmp = begin(&folder.checkpoints(), 0)?;
     if let Err(error) = write(source, model, parameters, &tmp) {
-        // The first error is reported; what is left is removed by the next save.
+        // The first error is reported; the next save removes what remains.
         let _ = discard(&tmp);
         return Err(error);
     }
     Ok(commit(&tmp, state, 1)?)
 }
 
-/// The folder's own tokenizer, or GPT-2's for a model with its vocabulary: how a configuration names it,
-/// and itself.
+/// The folder's own tokenizer, or GPT-2's for a model with that vocabulary: its name in a configuration, and the
+/// tokenizer.
 fn tokenizer(dir: &Path, model: &dyn Model) -> Result<Option<(String, Tokenizer)>> {
     let path = dir.join(TOKENIZER_FILE);
     if path.exists() {
@@ -117,7 +117,7 @@ fn config(dir: &Path, model: &dyn Model, tokenizer: Option<&str>) -> RunConfig {
     config
 }
 
-/// Streams the parameters and zero states into the checkpoint that is being made.
+/// Streams the parameters and zero states into the new checkpoint.
 fn write(source: &HuggingFaceDir, model: &dyn Model, parameters: &[ParameterSpec], tmp: &Path) -> Result<()> {
     const WINDOW_BYTES: usize = 1 << 20;
     let states = std::iter::once(PARAMETERS).chain(STATES);

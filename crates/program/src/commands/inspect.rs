@@ -18,7 +18,7 @@ use crate::shape;
 /// Number of tokens of a token file that are shown.
 const SHOWN_TOKENS: usize = 64;
 
-/// Describes what is at a path.
+/// Describes the contents of a path.
 ///
 /// # Errors
 /// A path that is none of the four, or damaged.
@@ -35,7 +35,7 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
     }
     if path.is_dir() {
         bail!(
-            "{} is no run folder (config.toml, checkpoints), no checkpoint (manifest.json) and no Hugging Face \
+            "{} is neither a run folder (config.toml, checkpoints), nor a checkpoint (manifest.json), nor a Hugging Face \
              folder (config.json)",
             path.display()
         );
@@ -43,7 +43,7 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
     token_file(path, args)
 }
 
-/// Reads everything when asked to.
+/// Reads everything if `--verify` was given.
 fn verified(checkpoint: &Checkpoint, args: &InspectArgs) -> Result<Option<Vec<TensorReport>>> {
     checkpoint.check_files()?;
     Ok(if args.verify { Some(checkpoint.verify_all(&mut |_| {})?) } else { None })
@@ -92,7 +92,7 @@ fn checkpoint_text(checkpoint: &Checkpoint, reports: Option<&[TensorReport]>) ->
     format!("{path}: checkpoint of step {step}, saved by {ranks} rank(s)\n{table}{tensors}")
 }
 
-/// A line for each tensor, with what is wrong with it.
+/// A line for each tensor, with its damage.
 fn statistics(reports: &[TensorReport]) -> String {
     let mut table = Table::new(&["tensor", "shape", "min", "max", "mean", "rms", "not finite"]);
     for report in reports {
@@ -221,7 +221,7 @@ fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
     Ok(print(&table.to_string())?)
 }
 
-/// Reads a tensor a window at a time.
+/// Reads a tensor window by window.
 fn hugging_face_statistics(folder: &HuggingFaceDir, name: &str, shape: &[usize]) -> Result<Statistics> {
     const WINDOW: u64 = 1 << 16;
     let elements = shape.iter().product::<usize>() as u64;

@@ -14,14 +14,15 @@ use crate::schedule_report::{Drawn, Unit, to_json, to_text};
 use crate::user_config::UserConfig;
 use crate::{output, planned, schedule_file};
 
-/// Pipeline ranks and chunks where nobody says how many.
+/// Default number of pipeline ranks and of chunks.
 const PIPELINE: usize = 4;
 const CHUNKS: usize = 2;
 
-/// Most cells of a schedule that is drawn: under `model` a rank has one for each forward of each other.
+/// Maximum number of cells of a schedule that is drawn: with `model`, a rank has one for each forward of every other
+/// rank.
 const MAX_CELLS: usize = 1 << 21;
 
-/// The schedule where nobody says which.
+/// The default schedule.
 const SCHEDULE: &str = "1f1b";
 
 /// Draws a schedule by name or from a file, alone or with the costs of a configuration's stages.
@@ -53,7 +54,7 @@ pub fn draw(args: &PlanArgs) -> Result<()> {
     }
 }
 
-/// A schedule of no configuration: every action takes 1.
+/// A schedule without a configuration: every action takes 1.
 fn alone(args: &DrawArgs, overrides: &Overrides, wanted: &str) -> Result<Drawn> {
     if !overrides.set.is_empty() || overrides.nproc.is_some() {
         bail!(
@@ -67,7 +68,7 @@ fn alone(args: &DrawArgs, overrides: &Overrides, wanted: &str) -> Result<Drawn> 
             let plan = plan.with_chunks(args.chunks.unwrap_or(CHUNKS));
             if !can_be_drawn(ranks, micro_batches, plan.chunks()) {
                 bail!(
-                    "{ranks} ranks x {micro_batches} micro-batches x {} stages a rank are more than can be drawn; \
+                    "{ranks} ranks x {micro_batches} micro-batches x {} stages per rank are more than can be drawn; \
                      give a smaller --pipeline, --micro-batches or --chunks",
                     plan.chunks()
                 );
@@ -82,7 +83,7 @@ fn alone(args: &DrawArgs, overrides: &Overrides, wanted: &str) -> Result<Drawn> 
     };
     let (ranks, micro_batches) = (schedule.ranks.len(), schedule.micro_batches);
     let chunks = args.chunks.unwrap_or(CHUNKS);
-    // A rank has as much to do under each of them, in as many stages as it may be.
+    // Every schedule gives a rank the same work, divided into its number of stages.
     let others = named(|plan| {
         let plan = plan.with_chunks(chunks);
         let drawn = can_be_drawn(ranks, micro_batches, plan.chunks());
@@ -102,7 +103,7 @@ fn can_be_drawn(ranks: usize, micro_batches: usize, chunks: usize) -> bool {
     sizes.into_iter().try_fold(1usize, usize::checked_mul).is_some_and(|cells| cells <= MAX_CELLS)
 }
 
-/// Refuses sizes that are not those of the file.
+/// Refuses sizes that differ from those of the file.
 fn check_sizes(args: &DrawArgs, schedule: &Schedule, file: &str) -> Result<()> {
     for (option, given, has, what) in [
         ("--pipeline", args.pipeline, schedule.ranks.len(), "ranks"),
@@ -115,7 +116,7 @@ fn check_sizes(args: &DrawArgs, schedule: &Schedule, file: &str) -> Result<()> {
     Ok(())
 }
 
-/// The schedule of a configuration, or `wanted` on its mesh: stages cost what their operations are.
+/// The schedule of a configuration, or `wanted` on its mesh. Stages cost their number of operations.
 fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn> {
     let mut overrides = args.overrides.clone();
     let number = |option: Option<usize>| option.map(|number| number.to_string());
@@ -141,7 +142,7 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
     Ok(Drawn::new(schedule, costs, Unit::Operations, others))
 }
 
-/// The schedules that have a name, as far as they can be made.
+/// The named schedules that exist for these sizes.
 fn named(make: impl Fn(Plan) -> Option<(Schedule, Costs)>) -> Vec<(Schedule, Costs)> {
     Plan::NAMES.into_iter().filter_map(|name| make(name.parse().ok()?)).collect()
 }

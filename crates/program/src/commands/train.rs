@@ -24,8 +24,7 @@ use crate::{final_report, learning_rate, plan_report, resume, setup, training};
 /// Plans and trains.
 ///
 /// # Errors
-/// Everything that a user can get wrong, and what can fail on the way; checkpoints that were committed
-/// stay.
+/// Errors of the user's input, and failures of the run. Committed checkpoints stay.
 pub fn train(args: &TrainArgs, environment: Environment) -> Result<ExitCode> {
     let output = TrainOutput::default();
     let ended = train_into(args, environment, &output);
@@ -40,7 +39,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     if args.resume && file.is_none() && !folder.path().exists() {
         bail!("{} is not a run folder; give a configuration to start a run", folder.path().display());
     }
-    // Before anything is said about what the folder holds: another run may be working there.
+    // Locked before the folder is read, because another run may be using it.
     let lock = RunFolderLock::acquire(&folder)?;
     let (started, prepared) = match set_up(&folder, args, file.as_ref()) {
         Ok(set_up) => set_up,
@@ -63,7 +62,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     if planned.plan.spec.world_size() > 1 {
         lock.share_with_ranks()?;
     }
-    // The run removes old checkpoints, and a file that is open here would keep its place on the disk.
+    // The run removes old checkpoints, and a file that is still open here would keep its disk space.
     drop(started);
     if let Err(error) = run_ranks(&task, &planned, environment, args.threads_as_ranks, &signals, output) {
         if error.downcast_ref::<Failure>().is_some_and(|failure| failure.interrupted) {
@@ -85,7 +84,7 @@ fn set_up(folder: &RunFolder, args: &TrainArgs, file: Option<&UserConfig>) -> Re
     Ok((started, prepared))
 }
 
-/// A run from its beginning.
+/// Sets up a new run.
 fn start(folder: &RunFolder, args: &TrainArgs, file: Option<UserConfig>) -> Result<Resumed> {
     let Some(file) = file else { bail!("give a configuration (TOML), as examples/quickstart.toml") };
     let given = file.with(&args.overrides, &args.data)?;
@@ -93,7 +92,7 @@ fn start(folder: &RunFolder, args: &TrainArgs, file: Option<UserConfig>) -> Resu
     Ok(Resumed::start(given, Vec::new()))
 }
 
-/// Trains: one rank here, several as processes (or, for tests, as threads).
+/// Trains: a single rank in this process, several ranks as processes (or, for tests, as threads).
 fn run_ranks(
     task: &TrainTask,
     planned: &Planned,
@@ -122,7 +121,7 @@ fn run_ranks(
     Ok(())
 }
 
-/// Ranks as threads. The first error that is not another rank's is the one to tell.
+/// Runs ranks as threads. Reports the first error that is a rank's own.
 fn run_threads(
     job: &Job,
     environment: Environment,
@@ -151,7 +150,7 @@ fn run_threads(
     }
 }
 
-/// Adds to an error of the training itself what is on disk and how to resume.
+/// Adds to an error of the training which checkpoint is on disk and how to resume.
 fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
     let newest = folder.newest().ok().and_then(|found| found.checkpoint);
     let text = format!("{error:#}");

@@ -13,7 +13,7 @@ use crate::planned::Planned;
 use crate::resolve::{Purpose, estimate_data, resolve};
 use crate::user_config::UserConfig;
 
-/// As people write them behind `--set KEY=`.
+/// Values as users write them after `--set KEY=`.
 const VALUES: [&str; 15] = [
     "0",
     "1",
@@ -32,7 +32,8 @@ const VALUES: [&str; 15] = [
     "5e-324",
 ];
 
-/// The largest sizes that are allowed alone (and some smaller ones that go further), to be multiplied with each other.
+/// The largest sizes that are allowed on their own, and some smaller ones that pass more checks; pairs of them are
+/// tried.
 const LARGE: [&str; 20] = [
     "model.hidden=262144",
     "model.seq=16777216",
@@ -71,7 +72,7 @@ const BASES: [&[&str]; 5] = [
     ],
 ];
 
-/// Longest time of one case; a machine that does other things beside it is given as much again.
+/// Maximum time of one case; a busy machine gets a second try.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A small model on a small text, in a folder of its own.
@@ -89,8 +90,8 @@ fn small() -> (tempfile::TempDir, PathBuf) {
     (dir, path)
 }
 
-/// What is wrong with how the assignments `set` were answered: a panic, or too long a wait. A refusal in which none of
-/// `words` occurs is wrong, too.
+/// Describes what is wrong with the answer to the assignments `set`: a panic, too long a wait, or a refusal that
+/// contains none of `words`.
 fn fault_of(file: &UserConfig, set: &[&str], words: &[&str]) -> Option<String> {
     let start = Instant::now();
     let set_owned = set.iter().map(|set| set.to_string()).collect();
@@ -100,7 +101,7 @@ fn fault_of(file: &UserConfig, set: &[&str], words: &[&str]) -> Option<String> {
         Err(_) => Some("panic".to_string()),
         Ok(Err(error)) => {
             let text = format!("{error:#}");
-            // Where memory does not suffice, what would need less is told.
+            // If memory does not suffice, the message advises what needs less.
             let told = text.contains("this machine has") || words.iter().any(|word| text.contains(word));
             (!told).then_some(text)
         }
@@ -117,7 +118,7 @@ fn assert_none(faults: &[String]) {
     assert!(peak < 1 << 30, "{peak} bytes were resident");
 }
 
-/// What `phalanx plan` does, but for the printing.
+/// Does what `phalanx plan` does, without printing.
 fn plan(file: &UserConfig, set: Vec<String>) -> Result<Planned> {
     let given = file.clone().with(&Overrides { set, nproc: None }, &[])?;
     let (resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
@@ -135,7 +136,7 @@ fn every_number_is_refused_by_name_or_planned() {
     let mut faults = Vec::new();
     for base in BASES {
         for key in &keys {
-            // Where a key contradicts another, that one may be told, and what this one makes of it.
+            // If two keys contradict each other, the message may name the other one.
             let leaf = key.split_once('.').map_or("", |(_, leaf)| leaf);
             for value in VALUES {
                 let assignment = format!("{key}={value}");

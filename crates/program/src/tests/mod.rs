@@ -17,7 +17,7 @@ use crate::user_config::UserConfig;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Memory that reading one of the small texts here may take.
+/// Maximum memory for reading one of the small texts here.
 const MAX_BYTES: usize = 8 << 20;
 
 const SCHEDULE: &str = "0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1\n";
@@ -71,13 +71,13 @@ fn metrics_of_any_content_are_read_or_refused() {
 /// Reads a file that is too large.
 type Read<'a> = &'a dyn Fn() -> anyhow::Result<()>;
 
-/// The largest files that are read take a bounded multiple of their size; larger ones are not read.
+/// Reading the largest allowed files takes a bounded multiple of their size; larger files are refused.
 #[test]
 fn the_memory_for_large_texts_is_bounded() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("text");
     let (text, run) = (path.to_str().unwrap(), RunFolder::at(folder.path()));
-    // A terabyte of zeros that take no place on disk.
+    // A sparse file of one terabyte.
     std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
     std::fs::File::create(run.file("metrics.jsonl")).unwrap().set_len(1 << 40).unwrap();
     let refused: [(&str, u64, Read); 3] = [
@@ -91,7 +91,7 @@ fn the_memory_for_large_texts_is_bounded() {
         assert!(error.contains(&format!("{words} {limit}")), "{error}");
         assert!(peak < 1 << 20, "{peak} bytes");
     }
-    // A quarter of what is read at most, of what takes most memory.
+    // A quarter of the maximum size, of the contents that take most memory.
     let large = |part: &str, limit: u64| part.repeat(limit as usize / 4 / part.len());
     let cases: [(&str, String, &dyn Fn()); 3] = [
         ("a list", format!("a = [{}]", large("[],", CONFIG_BYTES)), &|| drop(UserConfig::read(&path))),

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Longest wait for anything that happens within a second on an idle machine.
+/// Maximum wait for events that take less than a second on an idle machine.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 const CONFIG: &str = r#"
@@ -77,14 +77,14 @@ impl From<Output> for Ended {
 }
 
 impl Ended {
-    /// Stops the test unless the program succeeded.
+    /// Asserts that the program succeeded.
     #[track_caller]
     pub fn ok(self) -> Ended {
         assert_eq!(self.code, Some(0), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
         self
     }
 
-    /// Stops the test unless the program refused with exit code 1 and all `words`.
+    /// Asserts that the program refused with exit code 1 and all `words`.
     #[track_caller]
     pub fn refused(self, words: &[&str]) -> Ended {
         assert_eq!(self.code, Some(1), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
@@ -151,7 +151,7 @@ impl Home {
         self.command(args).output().unwrap().into()
     }
 
-    /// The same with a variable in its environment.
+    /// The same with an environment variable.
     pub fn run_with(&self, (name, value): (&str, &str), args: &[&str]) -> Ended {
         self.command(args).env(name, value).output().unwrap().into()
     }
@@ -206,7 +206,7 @@ impl Home {
         files
     }
 
-    /// A copy of a folder, in the place of what is there.
+    /// Copies a folder, replacing an existing one.
     pub fn copy(&self, from: &str, to: &str) {
         let (source, target) = (self.path(from), self.path(to));
         let _ = std::fs::remove_dir_all(&target);
@@ -248,17 +248,17 @@ pub fn value<'a>(of: &'a Value, key: &str) -> &'a Value {
 /// The number at `key`.
 #[track_caller]
 pub fn number(of: &Value, key: &str) -> f64 {
-    value(of, key).as_f64().unwrap_or_else(|| panic!("{key} is no number in: {of}"))
+    value(of, key).as_f64().unwrap_or_else(|| panic!("{key} is not a number in: {of}"))
 }
 
 /// The list at `key`, which must not be empty.
 #[track_caller]
 pub fn list<'a>(of: &'a Value, key: &str) -> &'a [Value] {
     let found = value(of, key).as_array().filter(|list| !list.is_empty());
-    found.unwrap_or_else(|| panic!("{key} is no list, or empty, in: {of}"))
+    found.unwrap_or_else(|| panic!("{key} is not a list, or empty, in: {of}"))
 }
 
-/// Two lists side by side, which must be of one length and not empty: `zip` would stop at the end of the shorter.
+/// Pairs two lists, which must have the same length and not be empty: `zip` would stop at the end of the shorter one.
 #[track_caller]
 pub fn pairs<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
     assert_eq!(a.len(), b.len(), "two lists of different lengths are compared");
@@ -266,7 +266,7 @@ pub fn pairs<'a, A, B>(a: &'a [A], b: &'a [B]) -> impl Iterator<Item = (&'a A, &
     a.iter().zip(b)
 }
 
-/// Stops the test unless every rank took what was planned for it.
+/// Asserts that every rank used the planned memory.
 #[track_caller]
 pub fn assert_as_planned(plan: &Value, memory: &Value) {
     for (planned, measured) in pairs(list(plan, "ranks"), list(memory, "ranks")) {
@@ -277,7 +277,7 @@ pub fn assert_as_planned(plan: &Value, memory: &Value) {
     }
 }
 
-/// Waits for something that another process does.
+/// Waits until another process has done something.
 #[track_caller]
 pub fn wait(what: &str, mut happened: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -304,7 +304,7 @@ pub fn ranks(launcher: u32) -> Vec<(usize, i32)> {
         .collect()
 }
 
-/// Whether this test was started to ignore SIGINT, as the background of a shell is: the program would, too.
+/// Whether this test was started with SIGINT ignored, as in the background of a shell; the program would ignore it too.
 fn ignores_interrupts() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
@@ -332,7 +332,7 @@ pub fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-/// Stops the test unless a rank's shared memory has no name in a file system.
+/// Asserts that a rank's shared memory has no name in a file system.
 #[track_caller]
 pub fn shares_without_a_name(pid: i32) {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();

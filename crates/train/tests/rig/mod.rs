@@ -184,7 +184,7 @@ pub fn on_planned_ranks<T: Send>(
     ended.map(|(rank, ended)| ended.unwrap_or_else(|text| panic!("rank {rank} panicked: {text}"))).collect()
 }
 
-/// What the engine of a rank is made of.
+/// The parts of a rank's engine.
 pub struct Build<'a> {
     pub network: &'a (dyn Fn(&Spec, &Groups) -> Network + Sync),
     /// Replaces the groups of a rank.
