@@ -3,8 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use half::{bf16, f16};
-use phalanx_tensor::{DType, Device, OwnOperation, View, ViewMut};
+use phalanx_tensor::{Device, OwnOperation, ViewMut};
 
 use crate::update::Update;
 
@@ -57,25 +56,13 @@ pub(crate) fn apply(rule: Arc<dyn UpdateRule>, device: &Device, update: Update) 
         for start in (0..parameters.len()).step_by(BLOCK) {
             let here = start..(start + BLOCK).min(parameters.len());
             let scaled = &mut scaled[..here.len()];
-            scale(gradient.range(here.clone()), factor, scaled);
+            gradient.read_f32(here.start, scaled);
+            scaled.iter_mut().for_each(|g| *g *= factor);
             let mut states: Vec<&mut [f32]> = states.iter_mut().map(|s| &mut s[here.clone()]).collect();
             rule.update(&step, &mut parameters[here], scaled, &mut states);
         }
     });
     if let Some(rounded) = rounded {
         device.convert(p.as_view(), rounded);
-    }
-}
-
-/// `out = gradient * factor`
-fn scale(gradient: View, factor: f32, out: &mut [f32]) {
-    fn each<T: Copy + Into<f32>>(from: &[T], factor: f32, out: &mut [f32]) {
-        out.iter_mut().zip(from).for_each(|(out, from)| *out = (*from).into() * factor);
-    }
-    match gradient.dtype() {
-        DType::F32 => each(gradient.as_slice::<f32>(), factor, out),
-        DType::BF16 => each(gradient.as_slice::<bf16>(), factor, out),
-        DType::F16 => each(gradient.as_slice::<f16>(), factor, out),
-        other => panic!("a gradient of {}", other.name()),
     }
 }

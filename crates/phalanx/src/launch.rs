@@ -5,12 +5,12 @@
 //! job: the others' collectives return its reason, and what has not left a second later is killed. Ranks end with their
 //! launcher.
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{Read, Seek, Write};
 use std::os::fd::RawFd;
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use phalanx_collectives::{Endpoint, HostJob, join, take_file};
@@ -27,8 +27,10 @@ const LEAVE: Duration = Duration::from_secs(1);
 /// Time between two looks at the ranks.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Calls of [`Launcher::run`] in this process so far.
-static CALLS: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// Calls of [`Launcher::run`] on this thread so far.
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+}
 
 /// Why ranks did not return their results.
 #[derive(Debug, thiserror::Error)]
@@ -113,7 +115,8 @@ impl Launcher {
         T: Serialize + DeserializeOwned,
         E: Display,
     {
-        let call = CALLS.fetch_add(1, Ordering::Relaxed) + 1;
+        let call = CALLS.get() + 1;
+        CALLS.set(call);
         if let Ok(text) = std::env::var(VARIABLE) {
             let place = Place::parse(&text)?;
             if place.call != call {

@@ -36,8 +36,9 @@
 //!
 //! [`Training`] does the same with a [`DataSource`]. What is open:
 //!
-//! - a layer of your own implements [`layers::Layer`], with kernels as an [`OwnOperation`], and a model is a [`Model`]: a
-//!   [`Network`] of layers, written once for [`TensorParallel`] and cut by the configuration;
+//! - a layer of your own implements [`layers::RowFunction`], or [`layers::Layer`] with kernels as an [`OwnOperation`];
+//!   [`WithBlock`] puts it into a model;
+//! - a model is a [`Model`]: a [`Network`] of layers, written once for [`TensorParallel`] and cut by the configuration;
 //! - an optimizer is an [`UpdateRule`] ([`Spec::with_optimizer`]);
 //! - a learning rate schedule is a [`LearningRate`] or a function of the step ([`Spec::with_learning_rate`]);
 //! - a source of samples is a [`DataSource`].
@@ -62,7 +63,7 @@ pub use phalanx_collectives::{
 pub use phalanx_cpu::{self as cpu, Cpu, CpuFactory};
 pub use phalanx_data::{Corpus, CorpusSpec, DataError, TokenFile, Tokenizer, Tokens};
 pub use phalanx_layers::{self as layers, Network};
-pub use phalanx_models::{Bert, Dropouts, Gpt2, Model, ModelShape, Objective, from_config};
+pub use phalanx_models::{Bert, Dropouts, Gpt2, Model, ModelShape, Objective, WithBlock, from_config};
 pub use phalanx_optim::{LearningRate, Optimizer, Update, UpdateRule, UpdateStep};
 pub use phalanx_parallel::TensorParallel;
 pub use phalanx_plan::{
