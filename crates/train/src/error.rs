@@ -79,6 +79,9 @@ pub enum RunError {
         /// How many.
         ranks: usize,
     },
+    /// The system does not give the memory of the plan, or the threads.
+    #[error("the device of the rank: {0}")]
+    Memory(std::io::Error),
     /// The system cannot start a thread.
     #[error(transparent)]
     Threads(std::io::Error),

@@ -262,7 +262,7 @@ impl Spec {
             micro_batches: self.micro_batches,
             defer: self.defer,
             precision: self.precision,
-            optimizer: self.optimizer,
+            optimizer: self.optimizer.clone(),
         };
         let tied = (0..network.parameters.len()).filter(|p| tied(&network.numbers[*p]).is_some()).collect();
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);

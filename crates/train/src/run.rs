@@ -238,21 +238,9 @@ impl<'a> Session<'a> {
         self.files.write_memory(self.place.groups.world.world_size())
     }
 
-    /// Micro-batch m of a step is the m-th span of `data * micro_batch_size` samples; data-parallel rank r has its
-    /// r-th part.
     fn fill_batch(&mut self) -> Result<(), RunError> {
-        let spec = &self.job.plan.spec;
-        let rank = self.engine.at().data;
-        for m in 0..spec.micro_batches {
-            for row in 0..spec.micro_batch_size {
-                let position = self.samples + (spec.first_sample(m, rank) + row) as u64;
-                let at = (m * spec.micro_batch_size + row) * spec.seq;
-                let here = at..at + spec.seq;
-                let (tokens, targets) = (&mut self.batch.tokens[here.clone()], &mut self.batch.targets[here]);
-                self.job.data.sample(position, tokens, targets)?;
-            }
-        }
-        Ok(())
+        let (spec, data) = (&self.job.plan.spec, self.engine.at().data);
+        Ok(self.batch.fill(spec, data, self.samples, &*self.job.data)?)
     }
 
     fn fill_windows(&mut self) -> Result<(), RunError> {

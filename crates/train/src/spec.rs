@@ -11,7 +11,7 @@ use phalanx_data::Masking;
 use phalanx_layers::{Checkpointing, Draw, Network};
 use phalanx_models::{Dropouts, Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
-use phalanx_optim::{LossScaling, Optimizer, Schedule};
+use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
 use phalanx_parallel::TensorParallel;
 use phalanx_plan::{
     Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
@@ -73,7 +73,7 @@ pub struct Spec {
     /// The optimizer.
     pub optimizer: Optimizer,
     /// The learning rate.
-    pub schedule_of_rate: Schedule,
+    pub schedule_of_rate: Arc<dyn LearningRate>,
     /// Gradients are clipped to this norm; 0 for no clipping.
     pub clip: f32,
     /// Label smoothing of training.
@@ -193,7 +193,7 @@ impl Spec {
             precision: precision(config),
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
-            schedule_of_rate: config.learning_rate(),
+            schedule_of_rate: Arc::new(config.learning_rate()),
             clip: config.optimizer.clip as f32,
             label_smoothing: config.loss.label_smoothing as f32,
             z_loss: config.loss.z_loss as f32,
@@ -206,6 +206,18 @@ impl Spec {
             model,
         };
         Ok((spec, network))
+    }
+
+    /// The same run with an optimizer of the caller's own.
+    #[must_use]
+    pub fn with_optimizer(self, rule: impl UpdateRule + 'static) -> Spec {
+        Spec { optimizer: Optimizer::Own(Arc::new(rule)), ..self }
+    }
+
+    /// The same run with a learning rate schedule of the caller's own.
+    #[must_use]
+    pub fn with_learning_rate(self, schedule: impl LearningRate + 'static) -> Spec {
+        Spec { schedule_of_rate: Arc::new(schedule), ..self }
     }
 
     /// The network of a rank with this group of the tensor axis: the rank's part of each layer.
