@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use golden::{fill, synchronous, weights};
-use phalanx_baselines::asynchronous::{self, Asynchronous, Done, Links, Report, staleness_bound};
+use phalanx_baselines::asynchronous::{
+    self, Asynchronous, Done, Links, Report, server_device, staleness_bound,
+};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_collectives::{Endpoint, Options, threads};
 use phalanx_cpu::Cpu;
@@ -19,18 +21,20 @@ use phalanx_data::DataError;
 use phalanx_models::Gpt2;
 use phalanx_plan::MemoryPlan;
 use phalanx_tensor::{Arena, Device, Region};
+use phalanx_train::RunError;
 use phalanx_train::config::{Float, OptimizerKind, Reduce, Updates};
 use phalanx_train::dataset::{DataDigests, prepare};
 use phalanx_train::groups::GroupSource;
+use phalanx_train::job::{Job, Start};
 use phalanx_train::rank::{Batch, Rank};
-use phalanx_train::run::{Job, RunError, Silent, Start};
+use phalanx_train::run::Silent;
 use phalanx_train::{Dataset, Groups, ResolvedConfig, RunConfig, Spec, Summary};
 use rig::{State, assert_same_state, golden_config, golden_steps, same_bits, spec};
 
 /// A change to a configuration.
 type Change = fn(&mut RunConfig);
 
-/// The golden configuration with so many workers, none of which may be further ahead.
+/// The golden configuration with this number of workers and this bound on staleness.
 fn asynchronous_config(ranks: usize, max_staleness: u64) -> (Gpt2, RunConfig) {
     let (model, mut config) = golden_config();
     config.parallel.data = Some(ranks);
@@ -56,7 +60,8 @@ fn on_ranks<T: Send>(
         let options = Options { deadline: Duration::from_secs(60), ..Options::default() };
         let endpoint = endpoint.with_options(options);
         let links = Links::new(&GroupSource::Host(&endpoint), plan.spec.world_size());
-        let mut engine = Asynchronous::new(device, links, &plan.spec, max_staleness);
+        let mut engine =
+            Asynchronous::new(device.clone(), server_device(&device), links, &plan.spec, max_staleness);
         let out = body(&mut engine);
         let peak = engine.device().arena().peak().unwrap();
         assert!(peak.bytes <= planned.bytes, "rank {rank}");
@@ -86,7 +91,7 @@ fn own_part(config: &RunConfig, rank: usize) -> impl Fn(u64, &mut Batch) -> Resu
     }
 }
 
-/// What a worker leaves.
+/// The results of a worker.
 struct Ran {
     report: Report,
     done: Vec<Done>,
@@ -110,7 +115,7 @@ fn run(model: &Gpt2, config: &RunConfig, steps: u64) -> Vec<Ran> {
     on_ranks(model, config, &body).into_iter().map(Option::unwrap).collect()
 }
 
-/// By "state/parameter": all elements, each from exactly one rank.
+/// For each "state/parameter": all elements, each from exactly one rank.
 fn merge(model: &Gpt2, config: &RunConfig, ran: &[Ran]) -> State {
     let network = spec(model, config).whole();
     let mut merged = State::new();
@@ -126,8 +131,9 @@ fn merge(model: &Gpt2, config: &RunConfig, ran: &[Ran]) -> State {
     merged
 }
 
-/// One worker is its own server and waits for nobody: the calls of the synchronous engine in its order, so its bits.
-/// For several micro-batches: the gradients of `reduce = "defer"`, which adds them where they are written, too.
+/// A single worker is its own server and waits for nobody. It makes the calls of the synchronous engine in the same
+/// order, so the bits are equal. With several micro-batches it equals `reduce = "defer"`, which also accumulates
+/// gradients in place.
 #[test]
 fn one_worker_is_the_synchronous_engine() {
     let changes: [(&str, Change); 5] = [
@@ -160,7 +166,7 @@ fn one_worker_is_the_synchronous_engine() {
     }
 }
 
-/// The loss falls, and nobody's parameters are older than the bound allows.
+/// The loss falls, and no worker's parameters are older than the bound allows.
 #[test]
 fn several_workers_learn_within_the_bound() {
     for (ranks, max_staleness) in [(2, 0), (2, 3), (3, 1), (4, 0), (4, 3)] {
@@ -175,7 +181,7 @@ fn several_workers_learn_within_the_bound() {
         let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;
         for Ran { report, done, .. } in &ran {
             assert_eq!(report.losses.len(), 40, "{what}");
-            // The golden data are the same 20 steps twice: the second time they are known.
+            // The golden data are the same 20 steps twice, so the loss is lower the second time.
             assert!(
                 mean(&report.losses[30..]) < mean(&report.losses[..10]) - 0.1,
                 "{what}: {:?}",
@@ -185,13 +191,13 @@ fn several_workers_learn_within_the_bound() {
             assert!(done.iter().all(|done| done.staleness.len() == ranks), "{what}");
             assert!(report.staleness_mean <= report.staleness_max as f64, "{what}");
         }
-        // Every server applied every push; the staleness of all pushes of a run adds up to what others did.
+        // Every server applied every push; the staleness of all pushes adds up to the updates of other workers.
         let stale: u64 = ran.iter().flat_map(|ran| &ran.done).map(|done| done.staleness[0]).sum();
         assert!(stale > 0, "{what}: nobody was ever between two steps of another");
     }
 }
 
-/// A worker that stands still before its second push holds the others back where the bound says, and nowhere else.
+/// A worker that pauses before its second push holds the others back exactly at the bound.
 #[test]
 fn a_slow_worker_holds_others_back_by_the_bound_alone() {
     for max_staleness in [0, 2, 30] {
@@ -216,7 +222,7 @@ fn a_slow_worker_holds_others_back_by_the_bound_alone() {
                 part(number, batch)?;
                 [&fast, &slow][rank].store(number, Ordering::SeqCst);
                 if number == 2 && rank == 0 {
-                    // So that the slow one's first answer has seen one push, at most, of this one.
+                    // Ensures that the slow worker's first answer has seen at most one push of this one.
                     wait("the slow worker has its first answer", &|| slow.load(Ordering::SeqCst) == 2);
                 }
                 if number == 2 && rank == 1 {
@@ -225,7 +231,7 @@ fn a_slow_worker_holds_others_back_by_the_bound_alone() {
                         false => fast.load(Ordering::SeqCst) == last,
                     };
                     wait("the fast worker goes on", &there);
-                    // Time in which it could go further, if it were let.
+                    // Time in which it could make further steps, if the bound allowed it.
                     std::thread::sleep(Duration::from_millis(100));
                     assert_eq!(fast.load(Ordering::SeqCst), last, "{max_staleness} ahead");
                 }
@@ -240,14 +246,14 @@ fn a_slow_worker_holds_others_back_by_the_bound_alone() {
         let reports: Vec<Report> = on_ranks(&model, &config, &body).into_iter().map(Option::unwrap).collect();
         let bound = staleness_bound(2, max_staleness);
         assert!(reports.iter().all(|report| report.staleness_max <= bound), "{max_staleness} ahead");
-        // The slow worker's second push had not seen what the fast one had pushed by then, but one. Its last step was
-        // pushed where it is not only started: where nothing held it.
+        // The slow worker's second push had seen at most one of the fast worker's pushes by then. The fast worker's
+        // last step was pushed unless the bound held it back.
         let pushed = if last == steps { last } else { last - 1 };
         assert!(reports[1].staleness_max >= pushed - 1, "{max_staleness} ahead: {reports:?}");
     }
 }
 
-/// The sleep of a slow worker is in its own steps.
+/// The pause of a slow worker counts in its own steps.
 #[test]
 fn slowness_is_the_slow_workers_own() {
     let (model, config) = asynchronous_config(2, 100);
@@ -274,7 +280,7 @@ fn slowness_is_the_slow_workers_own() {
     assert_eq!(order.into_inner().unwrap().last(), Some(&1));
 }
 
-/// Whoever waits for a worker that died is told so, and by whom.
+/// A rank that waits for a worker that died gets an error that names it.
 #[test]
 fn a_worker_that_dies_ends_the_run() {
     for (ranks, max_staleness) in [(2, 0), (3, 0), (3, 50)] {
@@ -292,7 +298,7 @@ fn a_worker_that_dies_ends_the_run() {
             engine.run(20, &mut next, &mut |_| false).unwrap_err()
         };
         let plan = asynchronous::plan(spec(&model, &config)).unwrap();
-        // Nothing is said of peaks of a run that failed: engines are driven without the check.
+        // Peaks of a failed run are undefined, so engines are run without the check.
         let errors: Vec<Option<RunError>> = std::thread::scope(|scope| {
             let (plan, body) = (&plan, &body);
             let one = move |endpoint: Endpoint| {
@@ -300,7 +306,13 @@ fn a_worker_that_dies_ends_the_run() {
                 let region = Region::anonymous(memory.arena_bytes as usize).unwrap();
                 let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
                 let links = Links::new(&GroupSource::Host(&endpoint), plan.spec.world_size());
-                body(&mut Asynchronous::new(device, links, &plan.spec, max_staleness))
+                body(&mut Asynchronous::new(
+                    device.clone(),
+                    server_device(&device),
+                    links,
+                    &plan.spec,
+                    max_staleness,
+                ))
             };
             let spawned: Vec<_> = threads(ranks).into_iter().map(|e| scope.spawn(move || one(e))).collect();
             spawned.into_iter().map(|thread| thread.join().ok()).collect()
@@ -317,7 +329,7 @@ fn a_worker_that_dies_ends_the_run() {
     }
 }
 
-/// A loss that is not finite ends the run on all ranks, in the words of who had it.
+/// A loss that is not finite ends the run on all ranks, with the error of the rank that had it.
 #[test]
 fn a_worker_that_diverges_says_so_to_all() {
     let (model, mut config) = asynchronous_config(2, 50);
@@ -334,7 +346,7 @@ fn a_worker_that_diverges_says_so_to_all() {
     }
 }
 
-/// Parameters and states of a checkpoint are those that servers had, in a layout that every run reads.
+/// A checkpoint holds the parameters and states of the servers, in a layout that every run can read.
 #[test]
 fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -347,7 +359,7 @@ fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
         let path = engine.save_checkpoint(folder.path(), 10, &state).unwrap();
         assert_eq!(path, folder.path().join("step-10"));
         let ran = Ran { report, done: Vec::new(), pieces: engine.pieces() };
-        // In the same engine, on from its own checkpoint: the same pieces.
+        // The same engine resumes from its own checkpoint with the same pieces.
         engine.restore(&Checkpoint::open(&path).unwrap()).unwrap();
         assert_eq!(engine.pieces(), ran.pieces);
         ran
@@ -397,8 +409,15 @@ fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) 
     let memory: Vec<_> = plan.ranks.iter().map(|rank| rank.memory.clone()).collect();
     let (config, run) = (ResolvedConfig::new(config.clone()).unwrap(), run.to_path_buf());
     let digests = DataDigests::default();
-    let job =
-        Job { config, plan: plan.into(), data: data(), run, digests, start, peak_flops_per_s: Some(1e9) };
+    let job = Job {
+        config,
+        plan: plan.into(),
+        data: Box::new(data()),
+        run,
+        digests,
+        start,
+        peak_flops_per_s: Some(1e9),
+    };
     let stop_requested = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (job, stop_requested) = (&job, &stop_requested);
@@ -420,7 +439,8 @@ fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) 
     })
 }
 
-/// Metrics with staleness, evaluations, checkpoints and `memory.json`, and on from the last checkpoint.
+/// A run writes metrics with staleness, evaluations, checkpoints and `memory.json`, and resumes from the last
+/// checkpoint.
 #[test]
 fn a_run_leaves_what_runs_leave() {
     let folder = tempfile::tempdir().unwrap();

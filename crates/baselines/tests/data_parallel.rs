@@ -17,7 +17,7 @@ use rig::{State, golden_config, golden_steps, pairs, same_bits, spec};
 /// A change to a configuration.
 type Change = fn(&mut RunConfig);
 
-/// What some steps on some devices leave: losses, norms, parameters.
+/// The results of some steps on some devices: losses, norms, parameters.
 type Ran = (Vec<f32>, Vec<f32>, Vec<(String, Vec<f32>)>);
 
 /// Trains from the golden weights; measured peaks are the planned ones.
@@ -81,7 +81,7 @@ fn model_parameters(state: &State) -> usize {
     state.keys().filter(|name| name.starts_with("parameters/")).count()
 }
 
-/// One device that takes its loss in forward runs the calls of one rank.
+/// One device that computes its loss in forward makes the same calls as one rank.
 #[test]
 fn one_device_has_the_bits_of_one_rank() {
     let (model, config) = golden_config();
@@ -122,7 +122,7 @@ fn other_policies_follow_one_rank() {
     }
 }
 
-/// A model whose logits are its largest tensor, on some devices: the plans of all, nothing computed.
+/// Plans of all devices for a model whose logits are its largest tensor; nothing is computed.
 fn plans(devices: usize, loss_in_forward: bool) -> (usize, Vec<MemoryPlan>) {
     let (model, mut config) = golden_config();
     let model = Gpt2 { vocab: 8000, ..model };
@@ -137,7 +137,8 @@ fn bytes_of(memory: &MemoryPlan, name: &str) -> u64 {
     step.slots.iter().filter(|slot| slot.name == name).map(|slot| slot.bytes).sum()
 }
 
-/// Device 0 needs most, by the logits of all devices: with the loss in forward it has none of them.
+/// Device 0 needs the most memory, for the logits of all devices; with the loss in forward it holds none of the
+/// others'.
 #[test]
 fn the_first_device_holds_all_logits() {
     for devices in [2, 3, 4] {
@@ -155,7 +156,7 @@ fn the_first_device_holds_all_logits() {
             assert!(plans[1..].iter().all(|other| other.peak.bytes < plans[0].peak.bytes));
             assert!(plans[1..].iter().all(|other| other.peak == plans[1].peak), "the others are alike");
         }
-        // What device 0 has more at its peak, when the loss is taken. Beside all logits: all targets and the loss.
+        // Additional memory of device 0 at its peak, when the loss is computed: all logits, all targets and the loss.
         // The others need most a little later, when there is dx of the head: hidden 32 of their part.
         let tokens = 12 * 16;
         let dx = (tokens / devices * 32 * 4) as u64;

@@ -17,8 +17,8 @@ use crate::steps::{self, SaveStage};
 use crate::write::{data_file, list_file};
 use crate::{CheckpointError, Result};
 
-/// Makes the empty folder `step-N.tmp` under `checkpoints` (which is created) and returns its path.
-/// Removes what an interrupted save of any step left behind.
+/// Makes the empty folder `step-N.tmp` under `checkpoints` (which is created) and returns its path. Removes the remains
+/// of interrupted saves of any step.
 ///
 /// # Errors
 /// [`CheckpointError::Write`] or [`CheckpointError::Read`] when the folder cannot be used.
@@ -31,8 +31,8 @@ pub fn begin(checkpoints: &Path, step: u64) -> Result<PathBuf> {
     Ok(tmp)
 }
 
-/// Removes what interrupted saves and purges have left under `checkpoints`, which need not exist. Only for who knows that
-/// nobody saves there now.
+/// Removes the remains of interrupted saves and purges under `checkpoints`, which need not exist. The caller must know
+/// that no other process saves there.
 ///
 /// # Errors
 /// [`CheckpointError::Write`] or [`CheckpointError::Read`] when the folder cannot be used.
@@ -66,7 +66,7 @@ pub fn commit(tmp: &Path, state: Value, ranks: usize) -> Result<PathBuf> {
     let checkpoints = tmp.parent().expect("a path that ends in a name has a parent");
     let sealed = seal(tmp, step, state, ranks).and_then(|()| publish(checkpoints, tmp, step));
     if sealed.is_err() {
-        // Best effort: the first error is the one to tell, and the next `begin` tries again.
+        // Best effort: the first error is reported, and the next `begin` tries again.
         let _ = remove_folder(tmp);
     }
     sealed
@@ -90,17 +90,17 @@ pub fn discard(tmp: &Path) -> Result<()> {
 /// # Panics
 /// When `keep` is 0.
 pub fn purge(checkpoints: &Path, keep: usize, saved: u64) -> Result<Vec<PathBuf>> {
-    assert!(keep >= 1, "a purge that keeps nothing would lose the run");
+    assert!(keep >= 1, "at least one checkpoint must be kept");
     let whole = steps::list(checkpoints)?.into_iter().filter(|folder| {
         folder.stage == SaveStage::Committed
             && Checkpoint::open(&folder.path).and_then(|checkpoint| checkpoint.check_files()).is_ok()
     });
     let mut removed = Vec::new();
     for folder in whole.skip(keep).filter(|folder| folder.step != saved) {
-        // Under its other name a half-removed checkpoint is nobody's newest.
-        let going = steps::unfinished(checkpoints, folder.step);
-        rename(&folder.path, &going)?;
-        remove_folder(&going)?;
+        // Renamed first, so that a half-removed checkpoint is never taken as the newest.
+        let renamed = steps::unfinished(checkpoints, folder.step);
+        rename(&folder.path, &renamed)?;
+        remove_folder(&renamed)?;
         removed.push(folder.path);
     }
     Ok(removed)
@@ -123,7 +123,7 @@ fn seal(tmp: &Path, step: u64, state: Value, ranks: usize) -> Result<()> {
     phalanx_files::sync_folder(tmp).map_err(CheckpointError::writing(tmp))
 }
 
-/// What `rank` wrote, with its data file as long as it says.
+/// The piece list of `rank`; checks that its data file has the stated length.
 fn piece_list(tmp: &Path, rank: usize) -> Result<PieceList> {
     let path = tmp.join(list_file(rank));
     let bytes = match phalanx_files::read_bounded(&path, MANIFEST_BYTES) {
@@ -150,8 +150,8 @@ fn piece_list(tmp: &Path, rank: usize) -> Result<PieceList> {
     Ok(list)
 }
 
-/// Renames a sealed folder to its final name. An older checkpoint of the step steps aside first, and
-/// back if the rename fails; a crash between the two renames leaves it readable as `step-N.replaced`.
+/// Renames a sealed folder to its final name. An older checkpoint of the same step is renamed first, and renamed back
+/// if this rename fails; a crash between the two renames leaves it readable as `step-N.replaced`.
 fn publish(checkpoints: &Path, tmp: &Path, step: u64) -> Result<PathBuf> {
     let target = steps::committed(checkpoints, step);
     let aside = steps::replaced(checkpoints, step);
@@ -172,14 +172,15 @@ fn publish(checkpoints: &Path, tmp: &Path, step: u64) -> Result<PathBuf> {
     Ok(target)
 }
 
-/// After a crash in [`publish`]: the older checkpoint goes if the newer arrived, else takes its name back.
+/// Cleans up after a crash in [`publish`]: removes the older checkpoint if the newer one has its final name, else
+/// renames the older one back.
 fn settle_replaced(checkpoints: &Path, step: u64) -> Result<()> {
     let target = steps::committed(checkpoints, step);
     let aside = steps::replaced(checkpoints, step);
     if target.symlink_metadata().is_ok() { remove_folder(&aside) } else { rename(&aside, &target) }
 }
 
-/// Gives a folder another name, durably.
+/// Renames a folder durably.
 fn rename(from: &Path, to: &Path) -> Result<()> {
     phalanx_files::rename(from, to).map_err(CheckpointError::writing(to))
 }

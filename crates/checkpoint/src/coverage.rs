@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 
 use phalanx_plan::Stripe;
 
-use crate::manifest::{StoredPiece, StoredTensor, part};
+use crate::stored_tensor::{StoredPiece, StoredTensor, part};
 use crate::tensor_file::elements;
 
-/// Checks one tensor against the files, name to bytes, that its pieces lie in.
+/// Checks one tensor against the files that hold its pieces (name to size).
 ///
 /// # Errors
-/// What is wrong, in words: an impossible shape or place, a gap, an overlap, a missing stripe.
+/// A description of the problem: an impossible shape or position, a gap, an overlap, a missing stripe.
 pub(crate) fn check(tensor: &StoredTensor, files: &BTreeMap<String, u64>) -> Result<(), String> {
     let whole = elements(&tensor.shape)
         .filter(|count| count.checked_mul(tensor.dtype.bytes() as u64).is_some())
@@ -29,7 +29,7 @@ pub(crate) fn check(tensor: &StoredTensor, files: &BTreeMap<String, u64>) -> Res
     check_stripes(tensor, whole)
 }
 
-/// The piece lies within its stripe and its file.
+/// Checks that a piece lies within its stripe and its file.
 fn check_place(
     tensor: &StoredTensor,
     piece: &StoredPiece,
@@ -51,12 +51,12 @@ fn check_place(
     Ok(())
 }
 
-/// Checks that all pieces of a tensor are cut alike.
+/// Checks that all pieces of a tensor are cut in the same way.
 fn check_cut(tensor: &StoredTensor) -> Result<(), String> {
     let mut cuts = tensor.pieces.chunk_by(|a, b| cut(a) == cut(b)).map(|pieces| &pieces[0]);
     let (Some(one), Some(other)) = (cuts.next(), cuts.next()) else { return Ok(()) };
     Err(format!(
-        "{} is saved in two ways, {} in {} and {} in {}: all ranks must cut a tensor alike",
+        "{} is cut differently by two ranks: {} in {} and {} in {}",
         tensor.label(),
         cut_name(one),
         one.file,
@@ -87,7 +87,7 @@ fn check_stripes(tensor: &StoredTensor, whole: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Pieces of one stripe, in order, hold its elements 0 to `local` once.
+/// Checks that the pieces of one stripe, in order, hold each element from 0 to `local` once.
 fn check_tiles(part: &str, pieces: &[StoredPiece], local: u64) -> Result<(), String> {
     let mut covered = 0;
     let mut before = "";
@@ -110,10 +110,10 @@ fn check_tiles(part: &str, pieces: &[StoredPiece], local: u64) -> Result<(), Str
     Ok(())
 }
 
-/// No two pieces share bytes of a file: then all pieces together are no larger than the files.
+/// Checks that no two pieces share bytes of a file, so all pieces together are at most as large as the files.
 ///
 /// # Errors
-/// Which two do, in words.
+/// A description of the two pieces.
 pub(crate) fn check_apart(tensors: &[StoredTensor]) -> Result<(), String> {
     let pieces = tensors.iter().flat_map(|tensor| tensor.pieces.iter().map(move |piece| (tensor, piece)));
     let mut places: Vec<_> =
@@ -129,7 +129,7 @@ pub(crate) fn check_apart(tensors: &[StoredTensor]) -> Result<(), String> {
     Ok(())
 }
 
-/// Ranks and run of a piece's stripe: how its rank cut the tensor, whichever rank it was.
+/// Number of ranks and run length of a piece's stripe, which describe how the tensor was cut.
 fn cut(piece: &StoredPiece) -> Option<(u64, u64)> {
     piece.stripe.map(|Stripe { run, ranks, .. }| (ranks, run))
 }

@@ -34,7 +34,7 @@ pub enum CheckpointError {
     },
 
     /// The folder holds no committed checkpoint.
-    #[error("{} is no checkpoint: {reason}", .path.display())]
+    #[error("{} is not a checkpoint: {reason}", .path.display())]
     NotACheckpoint {
         /// The folder.
         path: PathBuf,
@@ -42,7 +42,7 @@ pub enum CheckpointError {
         reason: String,
     },
 
-    /// Somebody removes and replaces checkpoints all the time.
+    /// Another process keeps removing and replacing checkpoints.
     #[error("{} is being replaced again and again; try again when its run saves less often", .path.display())]
     Busy {
         /// The folder.
@@ -58,10 +58,10 @@ pub enum CheckpointError {
         reason: String,
     },
 
-    /// What the ranks wrote does not add up to whole tensors.
-    #[error("the checkpoint would not be whole: {reason}; it was not committed")]
+    /// The ranks' pieces do not form complete tensors.
+    #[error("the checkpoint would be incomplete: {reason}; it was not committed")]
     NotWhole {
-        /// Which tensor or rank, and what is missing or double.
+        /// Which tensor or rank, and what is missing or duplicated.
         reason: String,
     },
 
@@ -127,7 +127,7 @@ pub enum CheckpointError {
 
     /// The tensor has another shape or type than the model that asks for it.
     #[error(
-        "{tensor} in {} is {found}, and {expected} is expected: was it saved by another model?", .path.display()
+        "{tensor} in {} is {found}, but {expected} is expected: was it saved by another model?", .path.display()
     )]
     OtherTensor {
         /// State and name.
@@ -140,7 +140,7 @@ pub enum CheckpointError {
         expected: String,
     },
 
-    /// A weight that no model can start from.
+    /// A weight that is not finite.
     #[error(
         "element {element} of {tensor} in {} is {value}: every weight must be finite; take another file",
         .path.display()
@@ -156,7 +156,7 @@ pub enum CheckpointError {
         value: f32,
     },
 
-    /// Two tensors that the model ties have different numbers.
+    /// Two tensors that the model ties have different values.
     #[error(
         "{tensor} and {copy} in {} are one parameter of the model, and their elements {element} are {} and {}: \
          the file is of a model that does not tie them", .path.display(), .values[0], .values[1]
@@ -184,7 +184,7 @@ pub enum CheckpointError {
     },
 
     /// A safetensors file whose header contradicts itself or its length.
-    #[error("{} is damaged or no safetensors file: {reason}", .path.display())]
+    #[error("{} is damaged or not a safetensors file: {reason}", .path.display())]
     TensorFile {
         /// The file.
         path: PathBuf,
@@ -208,7 +208,7 @@ impl CheckpointError {
 fn read_advice(cause: &io::Error) -> &'static str {
     match cause.kind() {
         io::ErrorKind::PermissionDenied => "; give this user the right to read it",
-        io::ErrorKind::NotADirectory => "; a part of this path is a file and no folder",
+        io::ErrorKind::NotADirectory => "; a part of this path is a file, not a folder",
         _ => "",
     }
 }
@@ -222,7 +222,7 @@ fn write_advice(cause: &io::Error) -> &'static str {
             "; give this user the right to write there or choose another folder"
         }
         io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
-            "; a file stands where a folder is needed: move it away or choose another folder"
+            "; a file is in the place of a folder: move it or choose another folder"
         }
         _ => "",
     }

@@ -16,9 +16,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::limits::{CONFIG_BYTES, INDEX_BYTES};
-use crate::manifest::part;
 use crate::nearest::nearest;
 use crate::overlap::{Limits, Overlaps, ReadSpans};
+use crate::stored_tensor::part;
 use crate::tensor_file::{self, Entry, elements};
 use crate::{CheckpointError, Result};
 
@@ -26,10 +26,10 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Elements that are converted at a time.
+/// Elements that are converted at once.
 const CONVERT_ELEMENTS: usize = 1 << 16;
 
-/// A stripe of runs below `alone` is read a window at a time: see [`Limits`].
+/// Stripes with runs shorter than `alone` are read window by window.
 const STRIPE_LIMITS: Limits = Limits { window: 1 << 18, alone: 1 << 14, gap: 1 << 14 };
 
 /// A model folder, open for reading.
@@ -63,7 +63,7 @@ impl HuggingFaceDir {
             return Err(bad(dir, "it has no config.json; give the folder of a Hugging Face model"));
         };
         if !config.is_object() {
-            return Err(bad(&config_path, "it is no JSON object"));
+            return Err(bad(&config_path, "it is not a JSON object"));
         }
         let (path, index) = (dir.join(SINGLE), dir.join(INDEX));
         if path.exists() && index.exists() {
@@ -291,16 +291,18 @@ fn sharded(dir: &Path) -> Result<Vec<(PathBuf, Entry)>> {
             match weight_map.get(name) {
                 Some(listed) if listed == file => tensors.push((path.clone(), entry)),
                 Some(listed) => {
-                    let reason = format!("it says that {name} is in {listed}, and {file} has one, too");
+                    let reason = format!("it says that {name} is in {listed}, but {file} also has it");
                     return Err(bad(&index_path, &reason));
                 }
-                None => return Err(bad(&index_path, &format!("it does not list {name}, which {file} has"))),
+                None => {
+                    return Err(bad(&index_path, &format!("it does not list {name}, which is in {file}")));
+                }
             }
         }
     }
     let found: BTreeSet<&str> = tensors.iter().map(|(_, entry)| entry.name.as_str()).collect();
     if let Some((name, file)) = weight_map.iter().find(|(name, _)| !found.contains(name.as_str())) {
-        return Err(bad(&index_path, &format!("it says that {name} is in {file}, and it is not")));
+        return Err(bad(&index_path, &format!("it says that {name} is in {file}, but it is not")));
     }
     Ok(tensors)
 }
@@ -323,7 +325,7 @@ fn json<T: for<'a> Deserialize<'a>>(path: &Path, max_bytes: u64) -> Result<Optio
         other => other.map_err(CheckpointError::reading(path))?,
     };
     let parsed = serde_json::from_slice(&bytes);
-    parsed.map(Some).map_err(|cause| bad(path, &format!("it is not the JSON that is expected: {cause}")))
+    parsed.map(Some).map_err(|cause| bad(path, &format!("it is not the expected JSON: {cause}")))
 }
 
 fn bad(path: &Path, reason: &str) -> CheckpointError {

@@ -16,17 +16,16 @@ use crate::hugging_face::{CONFIG, SINGLE};
 use crate::tensor_file::{NewEntry, elements, header};
 use crate::{CheckpointError, Result};
 
-/// Elements that are asked for and written at a time.
+/// Elements that are requested and written at once.
 const WINDOW_ELEMENTS: usize = 1 << 18;
 
 /// Fills numbers with the elements of a range of a tensor: see [`write_hugging_face`].
 pub type ReadTensor<'a> = dyn FnMut(usize, Range<u64>, &mut [f32]) -> Result<()> + 'a;
 
-/// Writes `config.json` and `model.safetensors` (in the order of `tensors`: name and shape) to `dir`, which is
-/// created. `read(tensor, range, out)` must fill `out` with those elements of the flattened tensor; it is
-/// called in order, with at most 262,144 elements at a time. They are stored as `dtype`, F32, BF16 or F16,
-/// rounded to nearest even, in F16 beyond 65,504 to infinity; that the configuration says so is the caller's
-/// part.
+/// Writes `config.json` and `model.safetensors` (in the order of `tensors`: name and shape) to `dir`, which is created.
+/// `read(tensor, range, out)` must fill `out` with those elements of the flattened tensor; it is called in order, with
+/// at most 262,144 elements at a time. They are stored as `dtype`, F32, BF16 or F16, rounded to nearest even, in F16
+/// beyond 65,504 to infinity. The caller sets the matching type in the configuration.
 ///
 /// # Errors
 /// [`CheckpointError::Write`], or what `read` returned; files that were there before remain.
@@ -48,7 +47,7 @@ pub fn write_hugging_face(
     settings.commit().map_err(CheckpointError::writing(&config_path))
 }
 
-/// The model's file, written and not yet visible.
+/// Writes the model's file, which is not visible yet.
 fn write_model(
     path: &Path,
     tensors: &[(String, Vec<usize>)],
@@ -90,7 +89,7 @@ fn write_model(
     Ok(file)
 }
 
-/// The bytes of the values rounded, in `halves`.
+/// Rounds the values into `halves` and returns their bytes.
 fn rounded<'a, H: bytemuck::Pod>(values: &[f32], halves: &'a mut [u16]) -> &'a [u8]
 where
     [H]: HalfFloatSliceExt,

@@ -24,6 +24,7 @@ mod overlap;
 mod rank_files;
 mod read;
 mod steps;
+mod stored_tensor;
 mod stream;
 mod tensor_file;
 mod verify;
@@ -33,8 +34,8 @@ pub use commit::{begin, commit, discard, purge, settle};
 pub use error::CheckpointError;
 pub use hugging_face::HuggingFaceDir;
 pub use hugging_face_export::{ReadTensor, write_hugging_face};
-pub use manifest::{StoredPiece, StoredTensor};
 pub use read::{Checkpoint, Newest, Skipped, newest};
+pub use stored_tensor::{StoredPiece, StoredTensor};
 pub use stream::READ_WINDOW_BYTES;
 pub use verify::{Statistics, TensorReport};
 pub use write::{Fill, TensorPiece, write_rank};
@@ -42,5 +43,5 @@ pub use write::{Fill, TensorPiece, write_rank};
 /// Every fallible call of this crate fails with a [`CheckpointError`].
 pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
-// Files hold little-endian numbers, and buffers are read and written as they lie in memory.
+// Files hold little-endian numbers, and buffers are read and written without conversion.
 const _: () = assert!(cfg!(target_endian = "little"));

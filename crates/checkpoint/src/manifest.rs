@@ -7,7 +7,6 @@
 //! surely as one in a tensor. Coverage is checked when a manifest is written and again when it is read.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::Path;
 
 use phalanx_plan::Stripe;
@@ -18,7 +17,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::limits::{self, MANIFEST_BYTES, NAME_BYTES, STATE_BYTES};
-use crate::tensor_file::elements;
+use crate::stored_tensor::{StoredPiece, StoredTensor};
 use crate::{CheckpointError, Result, coverage};
 
 /// Name of the manifest in its folder.
@@ -68,7 +67,7 @@ pub(crate) struct Manifest {
     pub(crate) version: u32,
     pub(crate) step: u64,
     pub(crate) ranks: usize,
-    /// The caller's own: sampler cursor, configuration ...
+    /// State of the caller: sampler cursor, configuration ...
     #[serde(deserialize_with = "bounded_state")]
     pub(crate) state: Value,
     /// Name and bytes of each file.
@@ -80,78 +79,11 @@ pub(crate) struct Manifest {
     pub(crate) tensors: Vec<StoredTensor>,
 }
 
-/// A whole tensor on disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StoredTensor {
-    /// `parameters`, `exp_avg` ...
-    pub state: String,
-    /// Name of the parameter.
-    pub name: String,
-    /// Type of an element.
-    pub dtype: DType,
-    /// Global shape.
-    #[serde(deserialize_with = "limits::shape")]
-    pub shape: Vec<usize>,
-    /// Its pieces, by stripe and then in the order of their elements: no gap, no overlap.
-    pub pieces: Vec<StoredPiece>,
-}
-
-/// A part of a tensor, contiguous in one file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StoredPiece {
-    /// Name of the file in the checkpoint's folder.
-    pub file: String,
-    /// Where the piece begins, in bytes from the start of the file.
-    pub offset: u64,
-    /// The part of the tensor that it belongs to; all of it when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stripe: Option<Stripe>,
-    /// First element and the one after the last, of the flattened tensor or of the stripe.
-    pub range: [u64; 2],
-    /// Checksum of its bytes, in hexadecimal.
-    pub blake3: String,
-}
-
-impl StoredTensor {
-    /// Elements of the whole tensor.
-    pub fn elements(&self) -> u64 {
-        elements(&self.shape).expect("checked when the manifest was made or read")
-    }
-
-    /// State and name, as files and messages spell them.
-    pub fn label(&self) -> String {
-        format!("{}/{}", self.state, self.name)
-    }
-}
-
-impl StoredPiece {
-    /// The stripe whose elements `range` counts, in a tensor of `whole` elements.
-    pub fn stripe_in(&self, whole: u64) -> Stripe {
-        self.stripe.unwrap_or_else(|| Stripe::whole(whole))
-    }
-
-    /// Pieces are listed and searched in this order: how the tensor was cut, whose part, which elements.
-    pub(crate) fn order(&self) -> (u64, u64, u64, [u64; 2]) {
-        let Stripe { run, ranks, rank } = self.stripe.unwrap_or(Stripe { run: 0, ranks: 1, rank: 0 });
-        (ranks, run, rank, self.range)
-    }
-
-    /// The piece in elements of its tensor, or of its stripe.
-    pub fn elements(&self) -> Range<u64> {
-        self.range[0]..self.range[1]
-    }
-
-    /// The piece in bytes of its file.
-    pub fn bytes(&self, dtype: DType) -> Range<u64> {
-        self.offset..self.offset + (self.range[1] - self.range[0]) * dtype.bytes() as u64
-    }
-}
-
 impl Manifest {
     /// Merges the lists of all ranks.
     ///
     /// # Errors
-    /// What is wrong, in words: ranks that disagree about a tensor, a gap, an overlap.
+    /// A description of the problem: ranks that disagree about a tensor, a gap, an overlap.
     pub(crate) fn merge(
         step: u64,
         state: Value,
@@ -201,7 +133,7 @@ impl Manifest {
     /// The bytes of `manifest.json`.
     ///
     /// # Errors
-    /// In words: more than can be read again.
+    /// A description: the manifest is larger than can be read again.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
         let state = self.state.to_string().len();
         if state > STATE_BYTES {
@@ -248,7 +180,7 @@ impl Manifest {
             }
         }
         if self.ranks == 0 || self.files.len() != self.ranks {
-            return Err(format!("it has {} files of {} ranks", self.files.len(), self.ranks));
+            return Err(format!("it has {} files for {} ranks", self.files.len(), self.ranks));
         }
         if self.files.values().try_fold(0u64, |sum, bytes| sum.checked_add(*bytes)).is_none() {
             return Err("its files have more than 2^64 bytes".to_string());
@@ -268,11 +200,6 @@ impl Manifest {
     }
 }
 
-/// A tensor, or a stripe of it, as messages spell it.
-pub(crate) fn part(label: &str, stripe: Option<Stripe>) -> String {
-    stripe.map_or_else(|| label.to_string(), |stripe| format!("{label} ({stripe})"))
-}
-
 /// The caller's state, parsed only where its text is not too long.
 fn bounded_state<'de, D: Deserializer<'de>>(from: D) -> Result<Value, D::Error> {
     let text = <&RawValue>::deserialize(from)?.get();
@@ -289,7 +216,7 @@ struct Versioned {
     version: u32,
 }
 
-/// The text of a manifest whose first field matches the rest.
+/// The text of a manifest, whose first field is the checksum of the rest.
 fn checked_text(bytes: &[u8]) -> Result<&str, String> {
     let damaged = "it is damaged or was edited: load another checkpoint or copy this one again";
     let text = str::from_utf8(bytes).map_err(|_| damaged.to_string())?;

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use phalanx_plan::Stripe;
 
-/// Consecutive elements in both parts. Both ranges have the same length.
+/// Consecutive elements that two parts have in common. Both ranges have the same length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Overlap {
     /// Elements of the stored part.
@@ -26,13 +26,14 @@ pub(crate) struct Overlap {
 pub(crate) struct Overlaps {
     source: Stripe,
     target: Stripe,
-    /// Elements of the source that are not yet walked.
+    /// Elements of the source that are not processed yet.
     rest: Range<u64>,
     wanted: Range<u64>,
 }
 
 impl Overlaps {
-    /// Parts of one tensor: each its stripe, which fits the tensor, and elements of that stripe.
+    /// The overlaps of two parts of one tensor. Each part is a stripe, which fits the tensor, and a range of its
+    /// elements.
     pub(crate) fn new(source: (Stripe, Range<u64>), target: (Stripe, Range<u64>)) -> Overlaps {
         // The same cut on both sides is one run.
         let same = source.0 == target.0;
@@ -53,7 +54,7 @@ impl Iterator for Overlaps {
             }
             let from = self.source.locals_before(self.target.global(to));
             if from > local {
-                // Nothing between here and there is wanted.
+                // No element between here and there is wanted.
                 self.rest.start = from;
                 continue;
             }
@@ -69,28 +70,27 @@ impl Iterator for Overlaps {
 /// How overlaps become reads, in elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits {
-    /// Most that one span may hold, gaps included; at least `alone`.
+    /// Maximum length of a span, gaps included; at least `alone`.
     pub(crate) window: u64,
-    /// Overlaps from this length on are read on their own, straight to where they are wanted.
+    /// Overlaps of at least this length are read on their own, directly into the target.
     pub(crate) alone: u64,
-    /// Most that lies between two overlaps of a span and is read for nothing.
+    /// Maximum gap between two overlaps of a span; gaps are read and discarded.
     pub(crate) gap: u64,
 }
 
-/// Overlaps that one read of the source serves.
+/// Overlaps that are read with one read of the source.
 pub(crate) struct ReadSpan {
-    /// What to read: from the first element of the first overlap to the last of the last.
+    /// The range to read: from the first element of the first overlap to the last element of the last overlap.
     pub(crate) source: Range<u64>,
     /// Its overlaps: at least one.
     pub(crate) overlaps: Take<Overlaps>,
-    /// The target, where the span is one overlap.
+    /// The target, if the span has only one overlap.
     pub(crate) single: Option<Range<u64>>,
 }
 
 impl ReadSpan {
-    /// Copies what is wanted from `window`, which holds the span's source, to `out`, which holds the
-    /// target from element `out_start` on; returns how many elements these are. An element is `width` items
-    /// of the slices.
+    /// Copies the overlaps from `window`, which holds the span's source, to `out`, which holds the target starting at
+    /// element `out_start`. Returns the number of elements. An element is `width` items of the slices.
     pub(crate) fn scatter<T: Copy>(&self, window: &[T], width: usize, out: &mut [T], out_start: u64) -> u64 {
         let mut elements = 0;
         for Overlap { source, target } in self.overlaps.clone() {
@@ -104,17 +104,17 @@ impl ReadSpan {
     }
 }
 
-/// See [`ReadSpan`]: all overlaps, each in one span, in order.
+/// Iterates over all overlaps in order, grouped into [`ReadSpan`]s.
 pub(crate) struct ReadSpans {
     overlaps: Peekable<Overlaps>,
-    /// As `overlaps`, and at the start of the next span: what a span walks again.
+    /// A copy of `overlaps` at the start of the next span, from which the span iterates again.
     again: Overlaps,
     limits: Limits,
 }
 
 impl ReadSpans {
     pub(crate) fn new(overlaps: Overlaps, limits: Limits) -> ReadSpans {
-        assert!(limits.alone <= limits.window, "an overlap that is not read alone fits a window");
+        assert!(limits.alone <= limits.window, "an overlap that is not read alone must fit a window");
         ReadSpans { overlaps: overlaps.clone().peekable(), again: overlaps, limits }
     }
 }
@@ -150,7 +150,7 @@ mod tests {
         Stripe { run, ranks, rank }
     }
 
-    /// Every pair of parts of 48 elements, element by element.
+    /// Compares every pair of parts of 48 elements with a search element by element.
     #[test]
     fn overlaps_are_what_both_hold() {
         let stripes = [
@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    /// Long runs are alone, far neighbours apart, near ones together.
+    /// Long runs are read alone, distant neighbours separately, near ones together.
     #[test]
     fn spans_by_hand() {
         let part = |stripe: Stripe| (stripe, 0..stripe.local_elements(48).unwrap());

@@ -23,12 +23,12 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 #[derive(Debug)]
 pub(crate) struct RankFiles {
     dir: PathBuf,
-    /// A file that is missing, or for which the system has no descriptor, is not in it.
+    /// Does not contain files that are missing or could not be opened.
     open: BTreeMap<String, Arc<File>>,
 }
 
 impl RankFiles {
-    /// Opens what is there of the files of `manifest`, which was read from `dir`.
+    /// Opens those files of `manifest` in `dir` that exist.
     pub(crate) fn open(dir: &Path, manifest: &Manifest) -> RankFiles {
         let file = |name: &String| Some((name.clone(), Arc::new(open(&dir.join(name)).ok()?)));
         RankFiles { dir: dir.to_path_buf(), open: manifest.files.keys().filter_map(file).collect() }
@@ -82,8 +82,8 @@ fn check_header(path: &Path, file: &File, header: &HeaderRecord) -> Result<()> {
     Err(bad(reason.to_string()))
 }
 
-/// Runs `open` on the folder `dir`. `None` when the folder was renamed, removed or replaced meanwhile: what
-/// `open` found then says nothing about a checkpoint.
+/// Runs `open` on the folder `dir`. `None` when the folder was renamed, removed or replaced meanwhile, so that the
+/// result of `open` is meaningless.
 pub(crate) fn undisturbed<T>(dir: &Path, open: impl FnOnce() -> Result<T>) -> Option<Result<T>> {
     match HeldFolder::hold(dir, &[]) {
         Ok(folder) => {

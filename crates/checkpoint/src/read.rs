@@ -17,16 +17,17 @@ use phalanx_trace::DType;
 use serde_json::Value;
 
 use crate::limits::MANIFEST_BYTES;
-use crate::manifest::{MANIFEST, Manifest, StoredPiece, StoredTensor, part};
+use crate::manifest::{MANIFEST, Manifest};
 use crate::nearest::nearest;
 use crate::overlap::{Limits, Overlaps, ReadSpans};
 use crate::rank_files::{RankFiles, undisturbed};
 use crate::steps::{self, SaveStage};
+use crate::stored_tensor::{StoredPiece, StoredTensor, part};
 use crate::stream::{READ_WINDOW_BYTES, Stream};
 use crate::{CheckpointError, Result};
 
-/// Runs from this length on are read in place, where a call costs little beside the bytes that it brings;
-/// gaps up to this length are read for nothing, which costs less than another call and a seek.
+/// Runs of at least this length are read in place, where the cost of the call is small. Gaps up to this length are read
+/// and discarded, which is cheaper than another call and a seek.
 const CALL_BYTES: u64 = 1 << 16;
 
 /// How often a checkpoint may be removed or replaced while it is being opened. A run saves less often than
@@ -48,7 +49,7 @@ pub struct Checkpoint {
 pub struct Newest {
     /// The highest step that is whole; `None` when there is none.
     pub checkpoint: Option<Checkpoint>,
-    /// Higher steps that are damaged, highest first: to be told to the user.
+    /// Higher steps that are damaged, highest first, to be reported to the user.
     pub skipped: Vec<Skipped>,
 }
 
@@ -149,7 +150,7 @@ impl Checkpoint {
         self.manifest.ranks
     }
 
-    /// What the caller of [`crate::commit`] gave to keep.
+    /// The state that was passed to [`crate::commit`].
     pub fn state(&self) -> &Value {
         &self.manifest.state
     }
@@ -185,29 +186,28 @@ impl Checkpoint {
         })
     }
 
-    /// Fills `out` with the elements `range` of the flattened tensor, in its stored type. On an error
-    /// `out` holds nothing of use.
+    /// Fills `out` with the elements `range` of the flattened tensor, in its stored type. On an error, the contents of
+    /// `out` are unspecified.
     ///
     /// # Errors
-    /// [`CheckpointError::UnknownTensor`], [`CheckpointError::OutsideTensor`],
-    /// [`CheckpointError::Damaged`], [`CheckpointError::WrongSize`], [`CheckpointError::Read`].
+    /// [`CheckpointError::UnknownTensor`], [`CheckpointError::OutsideTensor`], [`CheckpointError::Damaged`],
+    /// [`CheckpointError::WrongSize`], [`CheckpointError::Read`].
     ///
     /// # Panics
-    /// When `out` has not as many bytes as the range.
+    /// When `out` does not have as many bytes as the range.
     pub fn read(&self, state: &str, name: &str, range: Range<u64>, out: &mut [u8]) -> Result<()> {
         let whole = self.tensor(state, name)?.elements();
         self.read_stripe(state, name, &Stripe::whole(whole), range, out)
     }
 
-    /// Fills `out` with the elements `local` of the part `stripe` of the flattened tensor, in its stored
-    /// type, whatever stripes it was saved in. On an error `out` holds nothing of use.
+    /// Fills `out` with the elements `local` of the part `stripe` of the flattened tensor, in its stored type, whatever
+    /// stripes it was saved in. On an error, the contents of `out` are unspecified.
     ///
     /// # Errors
-    /// As [`Checkpoint::read`]; [`CheckpointError::OutsideTensor`] also for a stripe that does not fit the
-    /// tensor.
+    /// As [`Checkpoint::read`]; [`CheckpointError::OutsideTensor`] also for a stripe that does not fit the tensor.
     ///
     /// # Panics
-    /// When `out` has not as many bytes as the range.
+    /// When `out` does not have as many bytes as the range.
     pub fn read_stripe(
         &self,
         state: &str,
@@ -261,9 +261,8 @@ impl Checkpoint {
             })
     }
 
-    /// Copies what `piece` holds of the elements `wanted`, a stripe and a range of it, to their places in
-    /// `out`; returns how many these were. Verifies the piece if this is its first use. A piece that holds
-    /// none is not touched.
+    /// Copies those elements of `wanted` (a stripe and a range of it) that `piece` holds into `out`, and returns their
+    /// number. Verifies the piece on its first use. A piece that holds none is not read.
     fn read_part(
         &self,
         tensor: &StoredTensor,
@@ -287,7 +286,7 @@ impl Checkpoint {
         let limits = Limits {
             window: in_elements(READ_WINDOW_BYTES as u64),
             alone: in_elements(CALL_BYTES),
-            // What is hashed is read anyway.
+            // Hashing reads the gaps anyway.
             gap: if hashes { u64::MAX } else { in_elements(CALL_BYTES) },
         };
         let byte = |element: u64| bytes.start + (element - piece.range[0]) * element_bytes as u64;
@@ -335,7 +334,7 @@ impl Checkpoint {
         Ok(file)
     }
 
-    /// An error that names tensor, piece and file when what was hashed is not what was saved.
+    /// Returns an error that names tensor, piece and file if the checksum does not match.
     pub(crate) fn compare(
         &self,
         tensor: &StoredTensor,
@@ -354,8 +353,8 @@ impl Checkpoint {
     }
 }
 
-/// The pieces that may hold elements `local` of the part `stripe`, found by halving: those whose elements
-/// reach into the stretch of the whole from the first wanted element to the last.
+/// Finds, by binary search, the pieces that may hold elements `local` of the part `stripe`: those whose elements lie
+/// between the first and the last wanted element of the whole.
 fn holders(
     pieces: &[StoredPiece],
     whole: u64,
@@ -368,7 +367,7 @@ fn holders(
     };
     let mut from = 0;
     std::iter::from_fn(move || {
-        // The pieces of one stripe lie together, in order.
+        // The pieces of one stripe are adjacent and in order.
         let stored = pieces.get(from)?.stripe;
         let part = pieces[from].stripe_in(whole);
         let near = part.locals_before(stretch.start)..part.locals_before(stretch.end);

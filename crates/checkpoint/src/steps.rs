@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use crate::{CheckpointError, Result};
 
-/// A folder of a checkpoint, as its name tells.
+/// A checkpoint folder, described by its name.
 pub(crate) struct StepFolder {
     pub(crate) step: u64,
     pub(crate) path: PathBuf,
     pub(crate) stage: SaveStage,
 }
 
-/// How far a save came.
+/// How far a save got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SaveStage {
     Unfinished,
@@ -37,7 +37,7 @@ pub(crate) fn replaced(checkpoints: &Path, step: u64) -> PathBuf {
     checkpoints.join(format!("step-{step}.replaced"))
 }
 
-/// Step and stage of a folder's name; `None` for a name of somebody else.
+/// Step and stage from a folder's name; `None` for any other name.
 pub(crate) fn parse(name: &str) -> Option<(u64, SaveStage)> {
     let rest = name.strip_prefix("step-")?;
     let (digits, stage) = if let Some(digits) = rest.strip_suffix(".tmp") {

@@ -15,7 +15,7 @@ pub(crate) struct Stream<'a> {
     file: &'a File,
     /// The next byte.
     at: u64,
-    /// Takes every byte that is passed; without it, skipped bytes are not read.
+    /// Hashes every byte, including skipped ones; without it, skipped bytes are not read.
     hasher: Option<blake3::Hasher>,
     window: Vec<u8>,
 }
@@ -25,7 +25,7 @@ impl<'a> Stream<'a> {
         Stream { file, at, hasher: hashes.then(blake3::Hasher::new), window: Vec::new() }
     }
 
-    /// Passes over the bytes before `end`.
+    /// Skips the bytes before `end`.
     pub(crate) fn skip_to(&mut self, end: u64) -> io::Result<()> {
         if self.hasher.is_none() {
             self.at = end;
@@ -36,7 +36,7 @@ impl<'a> Stream<'a> {
 
     /// Reads the next bytes into `out`.
     pub(crate) fn fill(&mut self, out: &mut [u8]) -> io::Result<()> {
-        // What is hashed should still be in the cache.
+        // Read in steps, so that the bytes are still in the cache when they are hashed.
         let step = if self.hasher.is_some() { READ_WINDOW_BYTES } else { out.len().max(1) };
         for part in out.chunks_mut(step) {
             self.file.read_exact_at(part, self.at)?;
@@ -48,7 +48,7 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    /// The next bytes, at most a window and none from `end` on; `None` at `end`.
+    /// The next bytes before `end`, at most one window; `None` at `end`.
     pub(crate) fn window_before(&mut self, end: u64) -> io::Result<Option<&[u8]>> {
         let bytes = (end - self.at).min(READ_WINDOW_BYTES as u64) as usize;
         if bytes == 0 {
@@ -66,7 +66,7 @@ impl<'a> Stream<'a> {
         Ok(Some(window))
     }
 
-    /// What was hashed; `None` where that was not asked for.
+    /// The hasher; `None` if hashing was not requested.
     pub(crate) fn into_hasher(self) -> Option<blake3::Hasher> {
         self.hasher
     }

@@ -58,10 +58,10 @@ pub(crate) fn header(entries: &[NewEntry], metadata: &[(&str, &str)]) -> Vec<u8>
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) name: String,
-    /// As the file spells it: `F32`, `BF16`, `I64` ...
+    /// The type as written in the file: `F32`, `BF16`, `I64` ...
     pub(crate) dtype: Box<str>,
     pub(crate) shape: Vec<usize>,
-    /// Where its data lies, from the start of the file.
+    /// The range of its data in the file.
     pub(crate) bytes: Range<u64>,
 }
 
@@ -106,7 +106,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             }
             let raw: RawEntry = fields
                 .next_value()
-                .map_err(|cause| A::Error::custom(format!("{name} is described wrongly: {cause}")))?;
+                .map_err(|cause| A::Error::custom(format!("the entry of {name} is invalid: {cause}")))?;
             let RawEntry { dtype, shape, data_offsets: [begin, end] } = raw;
             entries.push(Entry { name, dtype, shape, bytes: begin..end });
         }
@@ -114,12 +114,12 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 }
 
-/// Reads the header of `path` and checks it against itself and the length of the file. Entries come in
-/// the order of their data.
+/// Reads the header of `path` and checks that it is consistent and matches the length of the file. Entries are in the
+/// order of their data.
 ///
 /// # Errors
-/// [`CheckpointError::TensorFile`] for a header that makes no sense, [`CheckpointError::WrongSize`] for
-/// a file cut short or too long, [`CheckpointError::Read`].
+/// [`CheckpointError::TensorFile`] for a header that makes no sense, [`CheckpointError::WrongSize`] for a file cut
+/// short or too long, [`CheckpointError::Read`].
 pub(crate) fn entries(path: &Path) -> Result<Vec<Entry>> {
     let bad = |reason: String| CheckpointError::TensorFile { path: path.to_path_buf(), reason };
     let file = phalanx_files::open_regular(path).map_err(CheckpointError::reading(path))?;
@@ -146,7 +146,7 @@ pub(crate) fn entries(path: &Path) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// The entries of a header, ordered and checked to lie one after another from `data_start`.
+/// The entries of a header in order, checked to be contiguous starting at `data_start`.
 fn parse(json: &[u8], data_start: u64) -> Result<Vec<Entry>, String> {
     let Header(mut entries) = serde_json::from_slice(json)
         .map_err(|cause| format!("its header is not the JSON object that is expected: {cause}"))?;
@@ -168,7 +168,7 @@ fn parse(json: &[u8], data_start: u64) -> Result<Vec<Entry>, String> {
     Ok(entries)
 }
 
-/// Where the data of `entry` lies in its file, when it has the length that shape and type ask for.
+/// The range of `entry` in its file, checked against its shape and type.
 fn checked_place(entry: &Entry, data_start: u64) -> Result<Range<u64>, String> {
     let Entry { name, dtype, shape, bytes } = entry;
     let place = data_start.checked_add(bytes.start).zip(data_start.checked_add(bytes.end));
@@ -181,7 +181,7 @@ fn checked_place(entry: &Entry, data_start: u64) -> Result<Range<u64>, String> {
     let length = end - begin;
     let fits = match element_bytes(dtype) {
         Some(bytes) => count.checked_mul(bytes) == Some(length),
-        // No type has less than a bit.
+        // Every type has at least one bit.
         None => count.div_ceil(8) <= length,
     };
     if !fits {

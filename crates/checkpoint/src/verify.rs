@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use phalanx_trace::DType;
 use serde::Serialize;
 
-use crate::manifest::{StoredPiece, StoredTensor};
 use crate::read::Checkpoint;
+use crate::stored_tensor::{StoredPiece, StoredTensor};
 use crate::stream::Stream;
 use crate::{CheckpointError, Result};
 
@@ -46,7 +46,7 @@ pub struct Statistics {
 }
 
 impl Checkpoint {
-    /// Reads everything. `progress` is told the bytes of each piece as it is done.
+    /// Reads everything. `progress` is called with the bytes of each piece when it is done.
     ///
     /// # Errors
     /// None for damage, which is in the reports; [`CheckpointError::Read`] when the disk fails.
@@ -91,7 +91,7 @@ impl Checkpoint {
     }
 }
 
-/// What statistics are made of.
+/// Running sums for the statistics.
 struct Sums {
     finite: u64,
     non_finite: u64,
@@ -123,7 +123,7 @@ impl Sums {
 
     fn each<const BYTES: usize>(&mut self, bytes: &[u8], value: impl Fn([u8; BYTES]) -> f64) {
         let (elements, cut) = bytes.as_chunks::<BYTES>();
-        assert!(cut.is_empty(), "a window cut an element");
+        assert!(cut.is_empty(), "windows must not split elements");
         for &element in elements {
             self.add(value(element));
         }

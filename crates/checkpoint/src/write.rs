@@ -29,14 +29,14 @@ pub struct TensorPiece {
     pub shape: Vec<usize>,
     /// Type of an element, in memory and on disk.
     pub dtype: DType,
-    /// The part of the flattened tensor that `range` counts in; all of it when `None`.
+    /// The part of the flattened tensor to which `range` refers; the whole when `None`.
     pub stripe: Option<Stripe>,
     /// Elements of the flattened whole tensor, or of the stripe. Empty ranges (padding of a shard) are
     /// skipped.
     pub range: Range<u64>,
 }
 
-/// Fills bytes with the elements of a range of a piece: see [`write_rank`].
+/// Fills bytes with the elements of a range of a piece, for [`write_rank`].
 pub type Fill<'a> = dyn FnMut(usize, Range<u64>, &mut [u8]) + 'a;
 
 /// Writes the file and the piece list of `rank` into `dir`, both synced.
@@ -68,7 +68,7 @@ pub fn write_rank(
         phalanx_files::write(&list_path, json).map_err(CheckpointError::writing(&list_path))
     });
     if written.is_err() {
-        // Best effort: the first error is the one to tell, and `discard` or `begin` removes the folder.
+        // Best effort: the first error is reported, and `discard` or `begin` removes the folder.
         let _ = fs::remove_file(&data_path);
         let _ = fs::remove_file(&list_path);
     }
@@ -80,7 +80,7 @@ pub(crate) fn data_file(rank: usize) -> String {
     format!("rank-{rank:05}.safetensors")
 }
 
-/// Name of the list that lives until commit.
+/// Name of the list that exists until commit.
 pub(crate) fn list_file(rank: usize) -> String {
     format!("rank-{rank:05}.pieces.json")
 }
@@ -96,7 +96,7 @@ fn write_data(
     let entries: Vec<NewEntry> = owned.iter().map(|(_, piece)| entry(piece)).collect();
     let largest = entries.iter().map(|entry| entry.bytes).max().unwrap_or(0);
     let window_bytes = (window_bytes as u64).min(largest.next_multiple_of(8)) as usize;
-    // Words, so that a caller may see the bytes as numbers of any type.
+    // Words, so that a caller may view the bytes as numbers of any type.
     let mut window = vec![0u64; window_bytes / 8];
     let mut output = Output::create(path)?;
     let header = header(&entries, &[]);
@@ -153,12 +153,12 @@ fn entry(piece: &TensorPiece) -> NewEntry {
     }
 }
 
-/// The stripe of a piece; one of a single rank is the whole tensor, whatever its run.
+/// The stripe of a piece; None for a stripe of a single rank, which is the whole tensor.
 fn stripe(piece: &TensorPiece) -> Option<Stripe> {
     piece.stripe.filter(|stripe| !stripe.is_whole())
 }
 
-/// A file written front to back that knows where it is.
+/// A file that is written in order and tracks its position.
 struct Output {
     file: AtomicFile,
     bytes: u64,

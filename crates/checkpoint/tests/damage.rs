@@ -34,7 +34,7 @@ fn a_flipped_bit_is_named() {
     let piece = &tensor.pieces[1];
     damage(&dir.join(&piece.file), piece.bytes(tensor.dtype).end - 1);
 
-    // The sound piece reads, the damaged one does not, wherever in it the range lies.
+    // The intact piece can be read; the damaged one cannot, for any range in it.
     let mut out = [0; 16];
     checkpoint.read("parameters", "wte.weight", 10..14, &mut out).unwrap();
     for range in [296..300, 400..404, 588..592, 294..298] {
@@ -195,12 +195,12 @@ fn folders_that_cannot_be_written() {
     let file = folder.path().join("checkpoints");
     fs::write(&file, "").unwrap();
     let error = begin(&file, 1).unwrap_err().to_string();
-    assert!(error.contains("a file stands where a folder is needed"), "{error}");
+    assert!(error.contains("a file is in the place of a folder"), "{error}");
 
     let locked = folder.path().join("locked");
     save(&locked, 1, LAYOUTS[1]);
     fs::set_permissions(&locked, fs::Permissions::from_mode(0o555)).unwrap();
-    // An administrator may write anywhere: then there is nothing to see here.
+    // Root may write anywhere, so this cannot be tested as root.
     if File::create(locked.join("probe")).is_err() {
         let error = begin(&locked, 2).unwrap_err().to_string();
         assert!(error.contains("the right to write there"), "{error}");

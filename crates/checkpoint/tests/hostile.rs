@@ -17,7 +17,7 @@ use tempfile::{TempDir, tempdir};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Memory that reading any of the small files here may take.
+/// Maximum memory for reading any of the small files here.
 const MAX_BYTES: usize = 4 << 20;
 
 fn golden() -> std::path::PathBuf {
@@ -31,7 +31,7 @@ fn manifest(dir: &Path) -> Value {
     manifest
 }
 
-/// Text of a manifest with its right checksum, whatever it says.
+/// Text of a manifest with a correct checksum.
 fn sealed(manifest: &Value) -> String {
     let text = serde_json::to_string_pretty(manifest).unwrap();
     let Some(rest) = text.strip_prefix("{\n") else { return text };
@@ -55,8 +55,8 @@ fn a_manifest_with_a_right_checksum_and_impossible_content() {
         (("/step".into(), json!(-1)), "invalid value"),
         (("/step".into(), json!(1e30)), "invalid type"),
         (("/step".into(), json!(5)), "its step is 5"),
-        (("/ranks".into(), json!(0)), "2 files of 0 ranks"),
-        (("/ranks".into(), json!(3)), "2 files of 3 ranks"),
+        (("/ranks".into(), json!(0)), "2 files for 0 ranks"),
+        (("/ranks".into(), json!(3)), "2 files for 3 ranks"),
         (("/files".into(), json!({ "../a": 1, "b": 1 })), "not the name of a file"),
         (("/files".into(), json!({ "..": 1, "b": 1 })), "not the name of a file"),
         (("/files".into(), json!({ "": 1, "b": 1 })), "not the name of a file"),
@@ -106,7 +106,7 @@ fn tensors_and_pieces_that_are_listed_twice_are_refused() {
     assert!(error.contains("belongs to a piece of"), "{error}");
 }
 
-/// The type is as much a part of what a reader expects as the shape.
+/// A reader checks the type as well as the shape.
 #[test]
 fn a_tensor_of_another_type_is_an_error_that_names_both() {
     let (_folder, dir, _) = checkpoint();
@@ -216,7 +216,7 @@ fn configurations_and_indexes_of_any_content_are_read_or_refused() {
     survive("index", 1000, MAX_BYTES, changed, |bytes| open(&index, bytes));
 }
 
-/// A header of many tensors, as large as is read at all, takes a small multiple of its size; a larger one none.
+/// A header of the maximum size takes a small multiple of its size in memory; a larger one is not read.
 #[test]
 fn the_memory_for_a_header_is_a_small_multiple_of_it() {
     let (folder, _) = model();
@@ -233,7 +233,7 @@ fn the_memory_for_a_header_is_a_small_multiple_of_it() {
     let (opened, peak) = peak_bytes(|| HuggingFaceDir::open(folder.path()).map(|_| ()));
     opened.unwrap();
     assert!(peak < 8 * file.len(), "{peak} bytes for a file of {}", file.len());
-    // One field with very many values: no list of them is made.
+    // One field with very many values, for which no list is allocated.
     for json in [
         format!(
             "{{\"w\":{{\"dtype\":\"U8\",\"shape\":[{}1],\"data_offsets\":[0,1]}}}}",
@@ -249,7 +249,7 @@ fn the_memory_for_a_header_is_a_small_multiple_of_it() {
         let (_, peak) = peak_bytes(|| HuggingFaceDir::open(folder.path()).map(|_| ()));
         assert!(peak < 2 * json.len(), "{peak} bytes for a header of {}", json.len());
     }
-    // 99 MB of nothing, which take no place on disk.
+    // A sparse file of 99 MB.
     let length = 99_000_000u64;
     fs::write(&path, length.to_le_bytes()).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(8 + length).unwrap();
@@ -279,7 +279,7 @@ fn only_regular_files_of_expected_size_are_read() {
             make(&path);
             let error = HuggingFaceDir::open(folder.path()).unwrap_err().to_string();
             let word = if name == "model.safetensors" && word.contains("at most") { "header" } else { word };
-            // A header of no bytes is no JSON; the file's size is what its tensors need.
+            // An empty header is not JSON; the file's size is what its tensors need.
             assert!(error.contains(name) && error.contains(word), "{name}, {word}: {error}");
         }
         let (folder, dir, _) = checkpoint();

@@ -48,7 +48,7 @@ fn the_golden_folder_is_read() {
     }
 }
 
-/// What transformers wrote, read and written in its order, is what transformers wrote: byte for byte.
+/// Reading a file of transformers and writing it in the same order gives the same bytes.
 #[test]
 fn a_round_trip_is_byte_identical() {
     let folders = [tempdir().unwrap(), tempdir().unwrap()];
@@ -66,8 +66,8 @@ fn a_round_trip_is_byte_identical() {
     assert_eq!(config, expected);
 }
 
-/// Halves are what the safetensors crate finds, and rounded but once: what was read from them is written as
-/// it was.
+/// Halves equal what the safetensors crate reads, and are rounded only once: writing what was read gives the same
+/// bytes.
 #[test]
 fn half_precision_is_rounded_once() {
     let model = HuggingFaceDir::open(&golden()).unwrap();
@@ -184,7 +184,7 @@ fn folders_that_are_no_models() {
     fs::write(dir.join("config.json"), "{ \"n_embd\": ").unwrap();
     assert!(message().contains("config.json"));
     fs::write(dir.join("config.json"), "[]").unwrap();
-    assert!(message().contains("no JSON object"));
+    assert!(message().contains("not a JSON object"));
     fs::write(dir.join("config.json"), "{}").unwrap();
     assert!(message().contains("neither model.safetensors"));
     fs::write(dir.join("pytorch_model.bin"), "pickle").unwrap();
@@ -204,7 +204,7 @@ fn damaged_headers() {
         (golden[..100].to_vec(), "header claims"),
         (u64::MAX.to_le_bytes().to_vec(), "header claims"),
         (header("[1, 2]", 0), "not the JSON object"),
-        (header(r#"{"w":{"dtype":"F32","shape":[2]}}"#, 8), "w is described wrongly"),
+        (header(r#"{"w":{"dtype":"F32","shape":[2]}}"#, 8), "the entry of w is invalid"),
         (header(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), "does not fit"),
         (header(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#, 12), "does not begin"),
         (header(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#, 8), "impossible"),

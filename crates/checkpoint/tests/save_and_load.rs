@@ -22,7 +22,7 @@ fn any_layout_loads_into_any_other() {
         assert_eq!((checkpoint.step(), checkpoint.ranks()), (7, saved.ranks));
         assert_eq!(checkpoint.tensors().len(), TENSORS.len());
         for loaded in LAYOUTS {
-            // A fresh one each time, so that pieces are verified by reads of every kind.
+            // Opened again each time, so that every kind of read verifies pieces.
             let checkpoint = Checkpoint::open(checkpoint.dir()).unwrap();
             for (tensor, range) in (0..loaded.ranks).flat_map(|rank| loaded.owned(rank)) {
                 let (state, name, _, dtype) = TENSORS[tensor];
@@ -39,7 +39,7 @@ fn records_and_state_come_back() {
     let folder = tempdir().unwrap();
     let checkpoint = Checkpoint::open(&save(folder.path(), 3, LAYOUTS[2])).unwrap();
     assert_eq!(checkpoint.state()["cursor"], 12345678901234u64);
-    // The bits, not only about the value.
+    // The bits must be equal, not only the values.
     assert_eq!(checkpoint.state()["lr"].as_f64().unwrap().to_bits(), (0.1f64 + 0.2).to_bits());
     for (state, name, shape, dtype) in TENSORS {
         let tensor = checkpoint.tensor(state, name).unwrap();
@@ -81,7 +81,7 @@ fn same_content_gives_same_bytes() {
     }
 }
 
-/// A piece of several read windows, entered at every side of a window's edge.
+/// A piece of several read windows, read from both sides of each window's edge.
 #[test]
 fn large_pieces_stream() {
     let folder = tempdir().unwrap();
@@ -187,12 +187,12 @@ fn a_step_saved_again_replaces_the_older() {
     assert_whole(&checkpoint);
 }
 
-/// A crash between the two renames of a replacement: the older is read, and takes its name back.
+/// After a crash between the two renames of a replacement, the older checkpoint is read, and gets its name back.
 #[test]
 fn a_replacement_cut_short_loses_nothing() {
     let folder = tempdir().unwrap();
-    let older = save(folder.path(), 10, LAYOUTS[1]);
-    fs::rename(&older, folder.path().join("step-10.replaced")).unwrap();
+    let replaced = save(folder.path(), 10, LAYOUTS[1]);
+    fs::rename(&replaced, folder.path().join("step-10.replaced")).unwrap();
     fs::create_dir(folder.path().join("step-10.tmp")).unwrap();
     assert_eq!(newest_step(folder.path()), Some(10));
     begin(folder.path(), 11).unwrap();

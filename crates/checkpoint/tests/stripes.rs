@@ -89,7 +89,7 @@ fn elements(shape: &[usize]) -> u64 {
 fn contents() -> Vec<Vec<u8>> {
     let bytes = |(tensor, (_, shape, dtype)): (usize, &(&str, [usize; 2], DType))| {
         let size = elements(shape) * dtype.bytes() as u64;
-        // A number in 4 bytes would do for small ones; hashing is the fixture's way for them.
+        // Counting in 4 bytes would do for small tensors, for which the fixture uses hashes.
         if size < 1 << 16 {
             (0..size).map(|at| byte(tensor, at)).collect()
         } else {
@@ -146,8 +146,8 @@ fn every_cut_loads_into_every_other() {
         let dir = save(folder.path(), saved, &contents);
         assert_eq!(layouts().len(), expected.len());
         for (loaded, expected) in layouts().into_iter().zip(&expected) {
-            // A fresh one, so that pieces are verified by reads of every kind; the second shard of a rank
-            // finds some of them verified.
+            // Opened again, so that every kind of read verifies pieces; the second shard of a rank finds some of them
+            // verified.
             let checkpoint = Checkpoint::open(&dir).unwrap();
             for (rank, shard) in loaded.world() {
                 for (tensor, stripe, range) in loaded.held(rank, shard) {
@@ -190,8 +190,8 @@ fn ranges_of_the_whole_come_from_stripes() {
 
 const COLUMNS: Split = Split::Dimension { dim: 1, parts: 1 };
 
-/// Whole tensors are described as ever; stripes by a version that older programs refuse, in files that the
-/// format's own reader takes.
+/// Whole tensors use the first manifest version; stripes use a version that older programs refuse. Files can be read by
+/// the safetensors crate.
 #[test]
 fn what_is_on_disk() {
     let contents = contents();
@@ -262,18 +262,18 @@ fn commit_names_what_is_missing_or_double() {
         (
             &[part(12, 2, 0, 0..96)],
             &[whole(0..192)],
-            &["saved in two ways", "whole in rank-00001", "runs of 12 over 2 ranks in rank-00000"],
+            &["cut differently by two ranks", "whole in rank-00001", "runs of 12 over 2 ranks in rank-00000"],
         ),
         (
             &[part(12, 2, 1, 0..96)],
             &[part(4, 2, 0, 0..96)],
-            &["saved in two ways", "runs of 4 over 2 ranks", "runs of 12 over 2 ranks"],
+            &["cut differently by two ranks", "runs of 4 over 2 ranks", "runs of 12 over 2 ranks"],
         ),
         (
-            // These add up, but no run cuts a tensor so.
+            // These add up, but no parallel layout cuts a tensor like this.
             &[part(96, 2, 0, 0..96)],
             &[whole(96..192)],
-            &["saved in two ways"],
+            &["cut differently by two ranks"],
         ),
     ];
     for (first, second, words) in cases {
@@ -290,7 +290,7 @@ fn commit_names_what_is_missing_or_double() {
     }
 }
 
-/// Damage in one rank's stripe stops those who need it, names it, and nobody else.
+/// Damage in one rank's stripe stops only the ranks that need it, and the error names it.
 #[test]
 fn a_damaged_stripe_is_named() {
     let contents = contents();
@@ -320,7 +320,7 @@ fn a_damaged_stripe_is_named() {
             assert!(error.contains(word), "{word:?} in {error}");
         }
     }
-    // The upper four rows of the whole lie in sound pieces, the lower do not.
+    // The upper four rows of the whole are in intact pieces, the lower rows are not.
     checkpoint.read("parameters", "c_attn.weight", 0..96, &mut [0; 96 * 4]).unwrap();
     checkpoint.read("parameters", "c_attn.weight", 96..192, &mut [0; 96 * 4]).unwrap_err();
     let reports = checkpoint.verify_all(&mut |_| ()).unwrap();

@@ -11,9 +11,9 @@ use phalanx_trace::CollectiveOp;
 use crate::error::CollectiveError;
 use crate::group::Group;
 
-/// Calls before the clock counts.
+/// Warm-up calls, which are not measured.
 const WARM_UP: usize = 3;
-/// Measured calls at least.
+/// Minimum number of measured calls.
 const CALLS: usize = 5;
 
 /// The operations that can be measured.
@@ -51,7 +51,7 @@ pub fn median_us(
             }
             CollectiveOp::AllGather => (shard, whole) = group.all_gather(shard, whole).wait()?,
             CollectiveOp::Broadcast => whole = group.broadcast(whole, 0).wait()?,
-            other => panic!("{} is not measured", other.name()),
+            other => panic!("{} cannot be measured", other.name()),
         }
         if call >= WARM_UP {
             times.push(start.elapsed());

@@ -11,7 +11,7 @@ use phalanx_trace::{Collective, CollectiveOp, Placements, Site};
 
 use crate::parts;
 
-/// The tensors of a call. They travel into the flight and come back from the wait.
+/// The tensors of a call. The call owns them until `wait` returns them.
 #[derive(Debug, Default)]
 pub struct Buffers {
     /// What peers read. In-place operations have only this one.
@@ -38,7 +38,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// A call without root, on behalf of the caller's caller.
+    /// A call without root. Its call site is that of the caller's caller.
     #[track_caller]
     pub fn new(op: CollectiveOp, source: Option<Tensor>, target: Option<Tensor>) -> Call {
         let buffers = Buffers { source, target };
@@ -50,7 +50,7 @@ impl Call {
         Call { root: Some(root), ..self }
     }
 
-    /// The same with a tag: of a send or recv.
+    /// The same with the tag of a send or recv.
     pub fn with_tag(self, tag: u64) -> Call {
         Call { tag: Some(tag), ..self }
     }
@@ -104,7 +104,10 @@ impl Call {
             "{name} at {site}: root {root:?} of {world_size} ranks"
         );
         let message = matches!(op, Send | Recv);
-        assert!(!message || *root != Some(rank), "{name} at {site}: rank {rank} with itself");
+        assert!(
+            !message || *root != Some(rank),
+            "{name} at {site}: rank {rank} cannot exchange a message with itself"
+        );
         assert!(message == self.tag.is_some(), "{name} at {site}: tag {:?}", self.tag);
         assert!(!self.accumulate || *op == ReduceScatter, "{name} at {site} cannot accumulate");
         if let (Some(source), Some(target)) = (&buffers.source, &buffers.target) {
@@ -112,7 +115,7 @@ impl Call {
         }
         if matches!(op, AllReduce | ReduceScatter | Reduce) {
             let dtype = self.dtype();
-            assert!(crate::reduction::can_sum(dtype), "{name} at {site}: {} is not summed", dtype.name());
+            assert!(crate::reduction::can_sum(dtype), "{name} at {site}: {} cannot be summed", dtype.name());
         }
     }
 
@@ -121,7 +124,7 @@ impl Call {
         sent_bytes(self.op, self.dtype(), self.count(world_size), self.root, rank, world_size)
     }
 
-    /// The record for a trace, of a group of all ranks whose buffers nobody placed.
+    /// The trace record of the call, for a group of all ranks and buffers without placements.
     pub fn record(&self, group: &'static str, rank: usize, world_size: usize) -> Collective {
         Collective {
             group,
@@ -153,7 +156,7 @@ pub fn sent_bytes(
     let is_root = root == Some(rank);
     let own = parts::uneven(count, world_size, rank).len();
     let elements = match op {
-        // The peers read their parts of this rank's buffer, then this rank's part of the sum.
+        // Each peer reads its part of this rank's buffer, and then this rank's part of the sum.
         AllReduce => (count - own) + own * peers,
         Reduce if is_root => count - own,
         Reduce => (count - own) + own,

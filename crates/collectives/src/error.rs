@@ -15,24 +15,36 @@ pub enum CollectiveError {
     /// Two ranks issued different collectives. No byte was moved.
     #[error("ranks disagree: {report}")]
     Disagreement {
-        /// Both ranks, both calls, both places in the source.
+        /// Both ranks, both calls and both call sites.
         report: String,
     },
-    /// A rank did not come before the deadline.
-    #[error("rank {rank} did not come: {report}")]
+    /// A rank did not make the call before the deadline.
+    #[error("rank {rank} did not arrive: {report}")]
     Missing {
         /// The rank that was waited for.
         rank: usize,
-        /// What was waited for, how long, and what the missing rank did last.
+        /// The call, how long it waited, and what the missing rank did last.
         report: String,
     },
-    /// A rank ended in good order while others still waited for it.
+    /// A rank ended normally while others still waited for it.
     #[error("rank {rank} has left: {report}")]
     Left {
         /// The rank that ended.
         rank: usize,
-        /// What was waited for, and what the rank did last.
+        /// The call, and what the rank did last.
         report: String,
+    },
+    /// A tensor that other processes cannot read was given to a collective between processes.
+    #[error(
+        "a tensor of {bytes} bytes of rank {rank} is not in memory that the ranks share, so other processes cannot read \
+         it: allocate it from a device over the rank's shared memory, as \
+         `Arena::unplanned_in(Memory::Device, endpoint.arena(bytes)?)` or an arena that replays a plan there"
+    )]
+    NotShared {
+        /// The rank whose tensor it is.
+        rank: usize,
+        /// Its length.
+        bytes: usize,
     },
     /// The device of this rank failed.
     #[error(transparent)]

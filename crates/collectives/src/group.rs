@@ -42,21 +42,25 @@ pub trait Group: Send + Sync {
     /// Starts a call that [`Call::check`] accepts.
     fn submit(&self, call: Call) -> Pending<Buffers>;
 
+    /// Ends the job for all its ranks, with this rank as the cause: whoever waits for a call of any group returns with
+    /// `reason`. A group that has no peers does nothing.
+    fn abort(&self, _reason: &str) {}
+
     /// The statistics since the last call of this function; they start again from zero.
     fn take_statistics(&self) -> Statistics;
 }
 
 fn source(buffers: Buffers) -> Tensor {
-    buffers.source.expect("a flight keeps its buffers")
+    buffers.source.expect("a finished call returns its buffers")
 }
 
 fn target(buffers: Buffers) -> Tensor {
-    buffers.target.expect("a flight keeps its buffers")
+    buffers.target.expect("a finished call returns its buffers")
 }
 
 fn both(buffers: Buffers) -> (Tensor, Tensor) {
     let Buffers { source, target } = buffers;
-    source.zip(target).expect("a flight keeps its buffers")
+    source.zip(target).expect("a finished call returns its buffers")
 }
 
 impl dyn Group + '_ {
@@ -125,7 +129,7 @@ impl dyn Group + '_ {
         root: usize,
     ) -> Pending<(Tensor, Option<Tensor>)> {
         let call = Call::new(CollectiveOp::Gather, Some(part), whole).with_root(root);
-        self.start(call).map(|b| (b.source.expect("a flight keeps its buffers"), b.target))
+        self.start(call).map(|b| (b.source.expect("a finished call returns its buffers"), b.target))
     }
 
     /// `part` `[n]` of rank r becomes part r of the root's `whole` `[world * n]`. Only the root gives
@@ -138,7 +142,7 @@ impl dyn Group + '_ {
         root: usize,
     ) -> Pending<(Option<Tensor>, Tensor)> {
         let call = Call::new(CollectiveOp::Scatter, whole, Some(part)).with_root(root);
-        self.start(call).map(|b| (b.source, b.target.expect("a flight keeps its buffers")))
+        self.start(call).map(|b| (b.source, b.target.expect("a finished call returns its buffers")))
     }
 
     /// Part q of `to` `[world * n]` becomes this rank's part of `from` `[world * n]` of rank q.
@@ -148,14 +152,14 @@ impl dyn Group + '_ {
         self.start(Call::new(CollectiveOp::AllToAll, Some(from), Some(to))).map(both)
     }
 
-    /// x goes to rank `to`, which must receive it: a rendezvous in the order of submission. `tag` says what
-    /// passes (which boundary, micro-batch and direction): both ends must name the same.
+    /// Sends x to rank `to`, which must receive it; messages match in the order of submission. `tag` identifies the
+    /// message (boundary, micro-batch and direction) and must be the same at both ends.
     #[track_caller]
     pub fn send(&self, x: Tensor, to: usize, tag: u64) -> Pending<Tensor> {
         self.start(Call::new(CollectiveOp::Send, Some(x), None).with_root(to).with_tag(tag)).map(source)
     }
 
-    /// x becomes what rank `from` sends under the same `tag`.
+    /// Receives into x what rank `from` sends with the same `tag`.
     #[track_caller]
     pub fn recv(&self, x: Tensor, from: usize, tag: u64) -> Pending<Tensor> {
         self.start(Call::new(CollectiveOp::Recv, None, Some(x)).with_root(from).with_tag(tag)).map(target)

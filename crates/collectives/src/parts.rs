@@ -9,7 +9,7 @@ use std::ops::Range;
 /// Elements in a cache line of the narrowest type that is summed.
 const LINE: usize = 32;
 
-/// Elements of part `rank` of `count` when `world_size` ranks share the work of a reduction.
+/// The elements that `rank` sums when `world_size` ranks share a reduction of `count` elements.
 pub(crate) fn uneven(count: usize, world_size: usize, rank: usize) -> Range<usize> {
     let part = count.div_ceil(world_size).next_multiple_of(LINE);
     (rank * part).min(count)..((rank + 1) * part).min(count)

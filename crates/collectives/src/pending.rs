@@ -12,7 +12,7 @@ use phalanx_trace::{CollectiveOp, Site};
 use crate::call::Buffers;
 use crate::error::CollectiveError;
 
-/// How far the calls of a group have come. A ticket is the number of a call, counted from 1.
+/// Tracks which calls of a group are complete. A ticket is the number of a call, counted from 1.
 pub trait Progress: Send + Sync {
     /// Blocks until the call is over; bounded by the group's deadline. `buffers` are those of the call.
     ///
@@ -36,7 +36,7 @@ pub struct Pending<T> {
 
 struct Flight {
     buffers: Buffers,
-    /// The arenas' notes that the buffers are in flight.
+    /// Marks in the arenas that the buffers are in flight.
     notes: [Option<InFlight>; 2],
     /// The call failed before it was started.
     failed: Option<CollectiveError>,
@@ -69,14 +69,14 @@ impl Pending<Buffers> {
             let note = |tensor: &Option<Tensor>, access| {
                 tensor.as_ref().map(|tensor| tensor.in_flight(access, op.name(), site))
             };
-            // In place, the source is written, too.
+            // In-place operations also write the source.
             let source = if buffers.target.is_some() { Access::Read } else { Access::Write };
             *notes = [note(&buffers.source, source), note(&buffers.target, Access::Write)];
         }
         self
     }
 
-    /// The same call, whose tensors `wait` returns as `map` makes them.
+    /// The same call; `wait` passes its tensors through `finish`.
     pub fn map<T>(self, finish: fn(Buffers) -> T) -> Pending<T> {
         Pending { flight: self.flight, finish }
     }
@@ -122,7 +122,7 @@ impl Drop for Flight {
         if let (true, Some((progress, _))) = (std::thread::panicking(), &self.progress) {
             progress.give_up();
         }
-        // An error repeats at the group's next call; here only the memory matters.
+        // The group's next call reports the error again; here only the memory matters.
         let _ = self.wait();
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct Following<'a> {
 }
 
 impl Following<'_> {
-    /// Checks the buffers of a call, marks them as it leaves them, and returns how what it reads was placed.
+    /// Checks the placements of a call's buffers, updates those that it writes, and returns those that it reads.
     pub(crate) fn follow(&self, call: &Call) -> Placements {
         let Buffers { source, target } = &call.buffers;
         let Some(first) = source.as_ref().or(target.as_ref()) else { return Placements::REPLICATED };
@@ -66,7 +66,7 @@ impl Following<'_> {
                 });
             }
             (AllToAll, Some(from), Some(to)) => self.change(from.view(), to.view(), |mark, _| mark),
-            // A message is received as the receiver placed its buffer; the plan compares it with the sender's.
+            // A received message has the placement of the receiver's buffer; the plan compares it with the sender's.
             _ => {}
         }
     }
@@ -88,8 +88,9 @@ impl Following<'_> {
         }
     }
 
-    /// A whole of which nothing was known is placed as a shard of one piece was. Otherwise the pieces of the whole
-    /// keep their places, this rank's are the shard's, and what nobody marked (padding between parameters) stays so.
+    /// A whole without placements gets that of the shard, if the shard has one piece. Otherwise the pieces of the whole
+    /// stay, this rank's part gets the pieces of the shard, and unmarked ranges (padding between parameters) stay
+    /// unmarked.
     fn all_gather(&self, shard: Option<&Tensor>, whole: &Tensor) {
         let replicated = |mark: Mark| self.along(mark, |_| Placement::Replicated);
         let fresh = self.recorder.marks_in(whole.view()).iter().all(Option::is_none);
@@ -113,12 +114,12 @@ impl Following<'_> {
         whole.view().range(parts::equal(count, self.world_size, self.rank))
     }
 
-    /// The same mark with another placement along the group's axes.
+    /// The same mark with a new placement along the group's axes.
     fn along(&self, mark: Mark, placement: impl Fn(Axis) -> Placement) -> Mark {
         self.axes.iter().fold(mark, |mark, axis| mark.with(*axis, Some(placement(*axis))))
     }
 
-    /// A part of what was whole: cut in dimension 0, or in the one in which its owner placed it.
+    /// The mark of a part of a whole: sharded in dimension 0, or in the dimension in which its owner placed it.
     fn cut(&self, mark: Mark, old: Option<Mark>, part: &Tensor) -> Mark {
         let dimensions = part.shape().as_slice().len().max(mark.dimensions());
         let old = old.map(|old| old.of_dimensions(dimensions));
@@ -128,8 +129,8 @@ impl Following<'_> {
         })
     }
 
-    /// A fault for the first piece of `x`, along each axis of the group, that is no partial sum (`sums`), or no
-    /// part of something.
+    /// Reports, along each axis of the group, the first piece of `x` that is not a partial sum (if `sums`) or not a
+    /// shard.
     fn check(&self, x: View, op: CollectiveOp, site: Site, sums: bool) {
         let marks = self.recorder.marks_in(x);
         for axis in self.axes.iter().filter(|axis| self.recorder.is_checked(**axis)) {
@@ -163,7 +164,7 @@ impl Following<'_> {
         }
     }
 
-    /// What a reduce_scatter adds to is cut likewise, or zero.
+    /// Checks that the shard to which a reduce_scatter adds is placed like its result, or zero.
     fn check_old(&self, shard: &Tensor, site: Site) {
         let marks = self.recorder.marks_in(shard.view());
         for axis in self.axes.iter().filter(|axis| self.recorder.is_checked(**axis)) {

@@ -21,7 +21,7 @@ use summand::{Sum, Summand};
 
 /// Bytes of a tile when more than eight ranks are summed.
 const TILE_BYTES: usize = 4096;
-/// Most sources of one pass.
+/// Maximum number of sources in one pass.
 const PASS_SOURCES: usize = 8;
 
 /// Whether elements of this type can be summed.
@@ -46,7 +46,7 @@ pub unsafe fn sum(
     accumulate: bool,
 ) {
     assert!(!sources.is_empty());
-    // SAFETY: passed on.
+    // SAFETY: the caller's promise.
     unsafe {
         match dtype {
             DType::F64 => sum_of::<f64>(isa, sources, target.cast(), elements, accumulate),
@@ -67,7 +67,7 @@ unsafe fn sum_of<N: Summand>(
     elements: usize,
     accumulate: bool,
 ) {
-    // SAFETY: passed on; a tile lies inside the buffers.
+    // SAFETY: the caller's promise; a tile lies inside the buffers.
     unsafe {
         if sources.len() <= PASS_SOURCES {
             return pass(isa, &Pass::<N, N>::new(sources, 0, target, elements, accumulate));
@@ -113,7 +113,7 @@ struct Pass<'a, S, T> {
 
 impl<'a, S: Summand, T: Summand<Sum = S::Sum>> Pass<'a, S, T> {
     /// # Safety
-    /// As [`sum`], as long as the pass lives; the target is written from its start.
+    /// The promises of [`sum`] hold while the pass lives; the target is written from its start.
     unsafe fn new(
         sources: &'a [*const u8],
         from: usize,
@@ -155,8 +155,8 @@ fn pass_body<L: Lanes, S: Summand, T: Summand<Sum = S::Sum>>(pass: &Pass<S, T>) 
     by_number_of_sources!(1 2 3 4 5 6 7 8)
 }
 
-/// Adds `P` sources, a vector at a time, four vectors in a turn of the loop. All sources of a vector are loaded before it
-/// is stored, so the target may be one of the sources.
+/// Adds `P` sources vector by vector, four vectors per iteration. All sources of a vector are loaded before it is
+/// stored, so the target may be one of the sources.
 ///
 /// # Safety
 /// Compiled for `L`; sources and target are valid for `elements`.
@@ -171,7 +171,7 @@ unsafe fn over<L: Lanes, S, T, const P: usize, const ACCUMULATE: bool>(
 {
     let lanes = S::Sum::LANES;
     let whole = elements / lanes * lanes;
-    // SAFETY: passed on; whole vectors lie before `whole`, the rest behind.
+    // SAFETY: the caller's promise; whole vectors lie before `whole`, the rest behind.
     unsafe {
         let fours = whole / (4 * lanes) * (4 * lanes);
         for at in (0..fours).step_by(4 * lanes) {
@@ -203,9 +203,9 @@ unsafe fn add_vector<L: Lanes, S, T, const P: usize, const ACCUMULATE: bool>(
     S: Summand,
     T: Summand<Sum = S::Sum>,
 {
-    // SAFETY: passed on.
+    // SAFETY: the caller's promise.
     unsafe {
-        // No closure: the vectors must not pass through a function that is compiled without them.
+        // No closure: vectors must not pass through a function that is compiled without the vector instructions.
         let mut x = [S::load::<L>(sources[0].add(at), count); P];
         let mut i = 1;
         while i < P {
@@ -220,7 +220,7 @@ unsafe fn add_vector<L: Lanes, S, T, const P: usize, const ACCUMULATE: bool>(
     }
 }
 
-/// The tree over up to eight leaves, written out: the cut is the largest power of two below P.
+/// The tree over up to eight leaves, written out. Its left subtree has the largest power of two below P.
 ///
 /// # Safety
 /// Compiled for `L`.
@@ -241,7 +241,7 @@ unsafe fn tree<L: Lanes, N: Sum, const P: usize>(x: [N::Vector<L>; P]) -> N::Vec
             plus!(two!($i), two!($i + 2))
         };
     }
-    // SAFETY: passed on.
+    // SAFETY: the caller's promise.
     unsafe {
         match P {
             1 => x[0],

@@ -51,7 +51,7 @@ impl Group for Solo {
             let from = source.view().address().as_ptr().cast_const();
             let to = target.view_mut().address().as_ptr();
             let sums = op == CollectiveOp::ReduceScatter && accumulate;
-            // On a device without memory (a dry run) there is nothing to move.
+            // On a device without memory (a dry run), nothing is copied.
             if !from.is_null() && !to.is_null() {
                 // SAFETY: two tensors, owned here, with the same number of elements (Call::check);
                 // the processor has the instruction set (limited where it was set).

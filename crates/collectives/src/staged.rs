@@ -6,6 +6,9 @@
 //! memory for each of them while the call lasts. The copies are operations of the device, on its copy streams, so
 //! they are in the trace of a dry run with their bytes.
 //!
+//! Where a copy fails, the device of this rank has failed, and no collective of the rank will come any more. The failure
+//! ends the job at once, before the rank waits for what it still has in flight.
+//!
 //! Cost beyond the transport's: one copy to the host of what peers read, and one back of what this rank receives.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,11 +65,19 @@ impl Group for Staged {
         match self.to_host(op, accumulate, device_buffers, site) {
             Ok((on_device, on_host)) => {
                 let sent = self.transport.submit(Call { buffers: on_host, ..call });
-                let landing = Landing { device: self.device.clone(), sent: Mutex::new(Some(sent)), op, site };
+                let (device, transport) = (self.device.clone(), Arc::clone(&self.transport));
+                let landing = Landing { device, transport, sent: Mutex::new(Some(sent)), op, site };
                 Pending::started(on_device, Arc::new(landing), 0)
             }
-            Err(error) => Pending::failed(error),
+            Err(error) => {
+                abort_for(&error, &*self.transport);
+                Pending::failed(error)
+            }
         }
+    }
+
+    fn abort(&self, reason: &str) {
+        self.transport.abort(reason);
     }
 
     fn take_statistics(&self) -> Statistics {
@@ -74,8 +85,15 @@ impl Group for Staged {
     }
 }
 
+/// Ends the job when the device of this rank failed.
+fn abort_for(error: &CollectiveError, transport: &dyn Group) {
+    if let CollectiveError::Device(failure) = error {
+        transport.abort(&failure.to_string());
+    }
+}
+
 impl Staged {
-    /// A call of one rank: its own values, copied or added where they are to be.
+    /// Runs a call of a single rank: copies or adds its own values.
     fn alone(&self, call: Call) -> Buffers {
         let Call { op, accumulate, mut buffers, .. } = call;
         if let Buffers { source: Some(source), target: Some(target) } = &mut buffers {
@@ -98,13 +116,13 @@ impl Staged {
         site: Site,
     ) -> Result<(Buffers, Buffers), CollectiveError> {
         let Buffers { source, target } = buffers;
-        // An all_gather in place has its own part in the target; a sum that accumulates reads it.
+        // An in-place all_gather has its own part in the target, and an accumulating reduce_scatter reads the target.
         let reads_target = accumulate || (op == CollectiveOp::AllGather && source.is_none());
         let stage = |tensor: Option<Tensor>, copies: bool| -> Result<_, CollectiveError> {
             let Some(tensor) = tensor else { return Ok((None, None)) };
             let host = self.device.alloc_host_like(&tensor, "staged", site);
             if !copies {
-                // Its contents do not matter; how the caller placed it does.
+                // Its contents do not matter, but its placement does.
                 self.device.place_like(host.view(), tensor.view());
                 return Ok((Some(tensor), Some(host)));
             }
@@ -118,9 +136,10 @@ impl Staged {
     }
 }
 
-/// A call of the transport whose results are still to be copied to the device.
+/// A call of the transport whose results must still be copied to the device.
 struct Landing {
     device: Device,
+    transport: Arc<dyn Group>,
     sent: Mutex<Option<Pending<Buffers>>>,
     op: CollectiveOp,
     site: Site,
@@ -137,7 +156,7 @@ impl Landing {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Copies what was received to the device, and frees the host tensor.
+    /// Copies the received values to the device and frees the host tensor.
     fn back(&self, host: Option<Tensor>, device: &mut Option<Tensor>) -> Result<(), CollectiveError> {
         let (Some(host), Some(tensor)) = (host, device.take()) else { return Ok(()) };
         let (_, tensor) = self.device.copy_to_device_at(host, tensor, self.site).wait()?;
@@ -150,10 +169,13 @@ impl Progress for Landing {
     fn wait(&self, _: u64, buffers: &mut Buffers) -> Result<(), CollectiveError> {
         let Some(sent) = self.take() else { return Ok(()) };
         let Buffers { source, target } = sent.wait()?;
-        if self.writes_source(target.is_some()) {
-            self.back(source, &mut buffers.source)?;
-        }
-        self.back(target, &mut buffers.target)
+        let land = || {
+            if self.writes_source(target.is_some()) {
+                self.back(source, &mut buffers.source)?;
+            }
+            self.back(target, &mut buffers.target)
+        };
+        land().inspect_err(|error| abort_for(error, &*self.transport))
     }
 
     fn is_done(&self, _: u64) -> bool {
@@ -162,7 +184,7 @@ impl Progress for Landing {
     }
 
     fn give_up(&self) {
-        // The transport's own call gives up when it is dropped by the thread that panics.
+        // If this thread panics, dropping the transport's call tells the peers.
         drop(self.take());
     }
 }

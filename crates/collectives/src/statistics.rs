@@ -10,7 +10,7 @@ pub struct Statistics {
     pub calls: u64,
     /// Bytes that the peers read from this rank.
     pub sent_bytes: u64,
-    /// Seconds in which a caller was blocked in a wait: what overlap did not hide.
+    /// Seconds in which a caller was blocked in a wait: communication that was not overlapped.
     pub exposed_s: f64,
     /// Seconds from the start to the end of transfers, waiting for peers included.
     pub busy_s: f64,

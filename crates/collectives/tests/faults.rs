@@ -9,7 +9,7 @@ use phalanx_collectives::{CollectiveError, Endpoint, Group, Options};
 use phalanx_tensor::DType;
 use support::{host, ranks, sample, tensor, within_a_second, zeros};
 
-/// What each rank gets from `body`, and the longest time that one waited for it.
+/// The result of `body` on each rank, and the longest time that a rank took.
 fn errors(
     world: usize,
     overlap: bool,
@@ -35,7 +35,7 @@ fn f32s(g: &dyn Group, n: usize) -> phalanx_tensor::Tensor {
     tensor(&host(), &sample::<f32>(g.rank(), n))
 }
 
-/// One row a field: what rank 1 does, what the others do, and the words by which each side is known.
+/// One row per field: the call of rank 1, the call of the others, and the words in the report for each side.
 const ROWS: [(&str, Side, Side, [&str; 2]); 10] = [
     (
         "op",
@@ -134,7 +134,7 @@ fn groups_made_in_another_order_disagree() {
     }
 }
 
-/// A rank that panics between its calls ends the waits of the others by its name.
+/// A rank that panics between its calls ends the waits of the others, and the error names it.
 #[test]
 fn a_panic_ends_the_others_by_name() {
     for overlap in [false, true] {
@@ -173,7 +173,7 @@ fn panic_between_calls(overlap: bool) -> Duration {
     freed.max().unwrap()
 }
 
-/// A rank that panics while a call that nobody else will ever make is in flight.
+/// A rank panics while a call is in flight that no other rank will make.
 #[test]
 fn a_panic_with_a_call_in_flight_ends_the_others() {
     for overlap in [false, true] {
@@ -187,7 +187,7 @@ fn panic_in_flight(overlap: bool) -> Duration {
     let results = ranks(2, &options, |endpoint| {
         let [data, other] = ["data", "other"].map(|name| endpoint.group(name));
         if endpoint.rank() == 1 {
-            // Without overlap the submitter waits, so there it cannot be in flight.
+            // Without overlap the submitter waits, so the call cannot be in flight.
             let _in_flight = overlap.then(|| other.all_reduce(f32s(&*other, 1000)));
             panic!("on purpose");
         }
@@ -211,7 +211,7 @@ fn a_failed_assertion_ends_the_others() {
         }
         group.barrier().wait()
     });
-    assert!(results[0].is_err(), "u32 is not summed");
+    assert!(results[0].is_err(), "u32 cannot be summed");
     let Ok(Err(CollectiveError::Aborted { rank: 0, .. })) = &results[1] else { panic!("{:?}", results[1]) };
 }
 
@@ -243,7 +243,7 @@ fn a_rank_that_left_is_named() {
     assert!(report.contains("rank 0 waits") && report.contains("then left"), "{report}");
 }
 
-/// One rank waits while the other stays away: it is told once, then gives up.
+/// One rank waits for another that never arrives: the user is notified once, then the rank gives up.
 fn wait_for_nobody(endpoint: Endpoint, waiting_is_over: &Barrier) -> Result<(), CollectiveError> {
     let group = endpoint.group("data");
     endpoint.note(7);

@@ -75,7 +75,7 @@ fn of(device: &Device, x: &Tensor) -> Placement {
     device.placements(x.view()).get(Axis::Tensor)
 }
 
-/// No fault where `words` are empty, else one that has them.
+/// Checks that there is no fault if `words` is empty, else one that contains them.
 #[track_caller]
 fn found(device: &Device, words: &[&str], row: &str) {
     let faults: Vec<Fault> = device.take_trace(5).faults;
@@ -96,12 +96,12 @@ fn groups_know_their_axes_and_members() {
         Box::new(Solo::new("pipeline")),
         Box::new(MetaGroup::new("tensor", 0, 2, Arc::clone(Device::meta(1).recorder().unwrap()))),
     ];
-    assert!(others.iter().all(|group| group.axes().is_empty()), "a name is no axis");
+    assert!(others.iter().all(|group| group.axes().is_empty()), "a name is not an axis");
     let endpoints = threads(3);
     assert_eq!(endpoints[2].sub_group("data", &[0, 2]).members(), [0, 2]);
 }
 
-/// How the source is placed along the group's axis, and how the result then is.
+/// Placement of the source along the group's axis, and the expected placement of the result.
 #[test]
 fn collectives_want_sums_or_parts() {
     type Start = fn(&dyn Group, Tensor, Tensor) -> (Tensor, Tensor);
@@ -110,9 +110,9 @@ fn collectives_want_sums_or_parts() {
     let reduce: Start = |g, x, y| (y, g.reduce(x, RANK).wait().unwrap());
     let reduce_scatter: Start = |g, x, y| g.reduce_scatter(x, y, false).wait().unwrap();
     let all_gather: Start = |g, x, y| g.all_gather(y, x).wait().unwrap();
-    /// Name, call, how whole and part were placed, and then the result or the words of the fault.
-    type Row = (&'static str, Start, [Option<Placement>; 2], Placement, &'static [&'static str]);
-    let rows: [Row; 13] = [
+    /// Name, call, placements of whole and part, and the result or the words of the fault.
+    type RuleCase = (&'static str, Start, [Option<Placement>; 2], Placement, &'static [&'static str]);
+    let rows: [RuleCase; 13] = [
         ("all_reduce", all_reduce, [Some(Partial), None], Replicated, &[]),
         (
             "all_reduce",
@@ -160,7 +160,7 @@ fn collectives_want_sums_or_parts() {
         let (whole, part) = (alloc(&device, "whole", &[8, 6]), alloc(&device, "part", &[2, 6]));
         for (x, placement) in [(&whole, whole_placed), (&part, part_placed)] {
             if let Some(placement) = placement {
-                // What is known along another axis is carried on.
+                // Placements along other axes are kept.
                 device.place(x.view(), along(placement).with(Axis::Data, Shard(0)));
             }
         }
@@ -173,7 +173,7 @@ fn collectives_want_sums_or_parts() {
     }
 }
 
-/// A zero may be summed, and an axis along which nothing was placed is not checked.
+/// A zero may be summed, and an axis without placements is not checked.
 #[test]
 fn zeros_and_unknown_axes_are_let_through() {
     let (device, data, tensor) = mesh();
@@ -189,8 +189,8 @@ fn zeros_and_unknown_axes_are_let_through() {
     found(&device, &[], "let through");
 }
 
-/// Parameters in a chunk keep what is true of them along the tensor axis while the chunk is reduced, updated and
-/// gathered over the data axis; what was never summed over the tensor axis is found at the update.
+/// Parameters in a chunk keep their placement along the tensor axis while the chunk is reduced, updated and gathered
+/// over the data axis. A gradient that was never summed over the tensor axis is found at the update.
 #[test]
 fn pieces_of_a_chunk_are_followed() {
     for stage_three in [false, true] {
@@ -242,12 +242,12 @@ fn pieces_of_a_chunk_are_followed() {
     }
 }
 
-/// Padding between parameters is nobody's: it is neither summed twice nor gathered twice, however often the chunk
-/// goes around.
+/// Padding between parameters has no placement: it is never reported as summed or gathered twice, however often the
+/// chunk is reduced and gathered.
 #[test]
 fn padding_of_a_chunk_is_nobodys() {
     let (device, data, _) = mesh();
-    // This rank's part is 10..20, of which 18..20 are padding, as is everything behind.
+    // This rank's part is 10..20, of which 18..20 are padding, as is everything after it.
     let (mut whole, mut shard) = (alloc(&device, "whole", &[40]), alloc(&device, "shard", &[10]));
     let partial = Placements::REPLICATED.with(Axis::Data, Partial);
     for round in 0..3 {
@@ -264,7 +264,7 @@ fn padding_of_a_chunk_is_nobodys() {
     found(&device, &[], "padding");
 }
 
-/// What [`perceptron`] does wrong on purpose.
+/// A fault planted in [`perceptron`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum PlantedFault {
     Nothing,
@@ -324,7 +324,7 @@ fn perceptron(planted: PlantedFault) -> Vec<Fault> {
         TwoForwardSums => tensor.all_reduce(tensor.all_reduce(out).wait().unwrap()).wait().unwrap(),
         _ => tensor.all_reduce(out).wait().unwrap(),
     };
-    // After a sum over the wrong axis, everything behind it is wrong too: the next reader is enough.
+    // After a sum over the wrong axis, everything after it is wrong too; reporting the next reader is enough.
     let mut y = activation("y");
     device.gelu(out.view(), Gelu::Tanh, y.view_mut());
     if planted == WrongAxis {
@@ -413,7 +413,7 @@ fn a_perceptron_is_right_or_named() {
             "{planted:?}"
         );
         assert!(first.to_string().contains(words), "{planted:?}: {first} lacks {words}");
-        // One planted fault is found once, except where what follows cannot be known.
+        // One planted fault is reported once, except where the rest is undefined.
         let known = !matches!(planted, WrongAxis | WholeWeight);
         assert!(!known || faults.len() == 1, "{planted:?}: {faults:?}");
     }

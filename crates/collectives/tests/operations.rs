@@ -74,7 +74,7 @@ fn sums_of_f16() {
     everywhere(sums::<f16>);
 }
 
-/// More ranks than one pass sums: rounded once all the same.
+/// With more ranks than one pass sums, the result is still rounded once.
 #[test]
 fn sums_of_many_ranks() {
     for world in [9, 11] {
@@ -147,7 +147,7 @@ fn copies_of_u32() {
     everywhere(copies::<u32>);
 }
 
-/// Long copies take another path than short ones.
+/// Long copies use a different code path than short ones.
 #[test]
 fn long_copies() {
     const PART: usize = 300_003;
@@ -194,7 +194,7 @@ fn messages_reach_their_peer() {
     }
 }
 
-/// The sum does not depend on who is asked: all ranks hold the same bits, and so does the plain tree.
+/// All ranks hold the same bits of the sum, which equal those of the plain tree.
 #[test]
 fn every_rank_has_the_same_bits() {
     for world in WORLDS {

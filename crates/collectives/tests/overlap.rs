@@ -54,7 +54,7 @@ fn calls_are_waited_for_in_any_order() {
         for overlap in [false, true] {
             groups(world, overlap, |g| {
                 let mut flights: Vec<Option<Flight>> = (0..IN_FLIGHT).map(|i| Some(start(g, i))).collect();
-                // Each rank waits in an order of its own; 7 and 60 have no common divisor.
+                // Each rank waits in a different order; 7 and 60 have no common divisor.
                 for k in 0..IN_FLIGHT {
                     let i = (k * 7 + g.rank() * 11) % IN_FLIGHT;
                     finish(flights[i].take().unwrap(), world, i);

@@ -21,13 +21,13 @@ use support::{Sample, accumulated, same_bits, sample, summed, values};
 
 const SCENARIO: &str = "PHALANX_TEST_SCENARIO";
 
-/// Longest wait for anything that a child prints.
+/// Maximum wait for output of a child.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One child; killed with its test, so that nothing is left behind.
+/// A child process, which is killed when the test ends.
 struct Rank {
     child: Child,
-    /// What it prints; ends when it does.
+    /// Its output; ends when the child ends.
     lines: mpsc::Receiver<String>,
 }
 
@@ -76,7 +76,7 @@ fn start(job: &HostJob, scenario: &str, world: usize) -> Vec<Rank> {
         let mut child = command.spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
         let (sender, lines) = mpsc::channel();
-        // Ends with the child's output, or when nobody listens any more.
+        // Ends with the child's output, or when the receiver is dropped.
         std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         Rank { child, lines }
     };
@@ -204,7 +204,7 @@ fn sums_through_arenas_have_the_same_bits() {
     }
 }
 
-/// Rank 1 comes to the first barrier and never again; the others wait for it.
+/// Rank 1 makes the first barrier and nothing more; the others wait for it.
 fn wait_for_the_dead(device: &Device, g: &dyn Group) {
     let x = filled::<f32>(device, g.rank(), 100);
     g.barrier().wait().unwrap();
@@ -214,7 +214,7 @@ fn wait_for_the_dead(device: &Device, g: &dyn Group) {
     println!("ready");
     std::io::stdout().flush().unwrap();
     if g.rank() == 1 {
-        // Until the parent kills this process, or is gone itself.
+        // Until the parent kills this process or ends.
         let _ = std::io::stdin().read(&mut [0]);
         return;
     }
@@ -263,7 +263,7 @@ fn disagree(device: &Device, g: &dyn Group) {
     if !device.is_meta() {
         let Err(error @ CollectiveError::Disagreement { .. }) = result else { panic!("{result:?}") };
         println!("said: {error}");
-        std::process::exit(0); // the tensors are lost, so the arena's books would not close
+        std::process::exit(0); // the tensors are lost, so the arena's checks would fail
     }
 }
 
@@ -280,7 +280,7 @@ fn processes_that_disagree_name_both_sites() {
     }
 }
 
-/// Both end with exit code 0; one of them has said that its work is done.
+/// Both end with exit code 0; only one has reported that its work is done.
 #[test]
 fn a_rank_that_leaves_is_told_from_one_that_is_done() {
     let mut job = HostJob::new(2).unwrap();
@@ -313,7 +313,7 @@ fn descriptors_of_another_world_are_refused() {
     };
     let error = join(copies[0], &copies[1..2], 0, 1).err().expect("made for two ranks");
     assert!(error.to_string().contains("made for 2 ranks"), "{error}");
-    let error = join(0, &copies[2..], 0, 1).err().expect("standard input is no control block");
+    let error = join(0, &copies[2..], 0, 1).err().expect("standard input is not a control block");
     assert!(error.to_string().contains("descriptor 0 is not one of a job"), "{error}");
     let error = join(copies[0], &copies[1..2], 3, 1).err().expect("there is one rank");
     assert!(error.to_string().contains("rank 3 of 1 ranks"), "{error}");

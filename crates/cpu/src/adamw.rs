@@ -4,7 +4,7 @@
 
 use phalanx_simd::{Lanes, vectorized};
 use phalanx_tensor::arguments::AdamW;
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
 use crate::elementwise::over_updates;
@@ -23,7 +23,7 @@ struct Factors {
     eps: f32,
 }
 
-/// p, m, v are updated in place from `g * gradient_scale`; `rounded` becomes p.
+/// Updates p, m and v in place from `g * gradient_scale`, and writes p to `rounded` in its type.
 pub(crate) fn adamw(
     cpu: &Cpu,
     step: AdamW,

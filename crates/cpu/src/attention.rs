@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use phalanx_simd::{Isa, Lanes, lanes, vectorized};
 use phalanx_tensor::arguments::{Dropout, Heads};
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
 use crate::attention_pack::{fetch, fetch_to_write};
@@ -28,25 +28,25 @@ use crate::shards::Shards;
 /// Keys of a tile of scores: the probabilities of a panel of queries and a panel of values stay in L1.
 const TILE: usize = 128;
 
-/// Queries of a task when there are few heads, and when there are many.
+/// Queries per task: with few heads, and with many.
 const TASK: [usize; 2] = [128, 1024];
 
-/// Keys that a task packs at a time.
+/// Keys that a task packs at once.
 const SPAN: usize = 1024;
 
-/// Fewer heads of samples than this are cut into more tasks.
-pub(crate) const FEW: usize = 16;
+/// With fewer (sample, head) pairs than this, each pair is cut into several tasks.
+pub(crate) const FEW_PAIRS: usize = 16;
 
-/// The sizes of an attention: batch, sequence, heads.
+/// The sizes of an attention call.
 #[derive(Clone, Copy)]
 pub(crate) struct Extents {
     pub(crate) batch: usize,
     pub(crate) seq: usize,
     pub(crate) heads: usize,
-    /// Numbers of a head.
+    /// Elements of a head.
     pub(crate) size: usize,
     pub(crate) causal: bool,
-    /// From a probability to that of the next sample, for the generator.
+    /// Distance between the counters of two samples in the dropout generator.
     sample: u64,
 }
 
@@ -69,13 +69,13 @@ impl Extents {
         1.0 / (self.size as f32).sqrt()
     }
 
-    /// What scores are multiplied by to be exponents of 2.
+    /// Factor that turns scores into exponents of 2.
     pub(crate) fn factor(&self) -> f32 {
         (std::f64::consts::LOG2_E / (self.size as f64).sqrt()) as f32
     }
 
-    /// Rows of q (0), k (1) or v (2) of one head of one sample (`pair`) in qkv; of out or dout, which have but
-    /// part 0. `[rows, size]`.
+    /// Rows of one (sample, head) pair, `[rows, size]`. `which` selects q (0), k (1) or v (2) in qkv; out and dout only
+    /// have part 0.
     pub(crate) fn part<'a>(
         &self,
         x: Matrix<'a>,
@@ -89,12 +89,12 @@ impl Extents {
         x.rows(first + rows.start..first + rows.end).t().rows(column..column + self.size).t()
     }
 
-    /// Numbers from row to row of sums `[rows, size]`: whole panels.
+    /// Elements between rows of sums `[rows, size]`, padded to whole panels.
     pub(crate) fn stride(&self, isa: Isa) -> usize {
         self.size.next_multiple_of(width(isa))
     }
 
-    /// Number of the probability of (key, query) for the generator.
+    /// Counter of the probability of (key, query) in the dropout generator.
     pub(crate) fn element(&self, pair: usize, key: usize, query: usize) -> u64 {
         let (sample, head) = (pair / self.heads, pair % self.heads);
         let within = ((head * self.seq + key) * self.seq + query) as u64;
@@ -102,14 +102,14 @@ impl Extents {
     }
 }
 
-/// An output that many tasks write, each its own rows of its own heads.
+/// An output that many tasks write; each writes different rows and heads.
 #[derive(Clone, Copy)]
 pub(crate) struct Results {
     whole: MatrixPointer,
     rows: usize,
 }
 
-// SAFETY: a place that is borrowed uniquely for the run; the tasks write disjoint parts of it.
+// SAFETY: the memory is borrowed uniquely for the run, and the tasks write disjoint parts of it.
 unsafe impl Send for Results {}
 // SAFETY: as above.
 unsafe impl Sync for Results {}
@@ -120,7 +120,7 @@ impl Results {
         Results { whole: MatrixPointer { at: x.address().as_ptr(), dtype: x.dtype(), stride: columns }, rows }
     }
 
-    /// As [`Extents::part`], from `row` on.
+    /// Like [`Extents::part`], but starting at `row`.
     pub(crate) fn part(&self, e: &Extents, pair: usize, which: usize, row: usize) -> MatrixPointer {
         let (sample, head) = (pair / e.heads, pair % e.heads);
         let (row, column) = (sample * e.seq + row, (which * e.heads + head) * e.size);
@@ -130,26 +130,26 @@ impl Results {
     }
 }
 
-/// Cuts `lengths[i]` numbers each off the scratch, on cache lines.
+/// Splits buffers of `lengths[i]` elements off the scratch, each aligned to a cache line.
 pub(crate) fn cut<'a, const N: usize>(
     scratch: &mut &'a mut [f32],
     lengths: [usize; N],
 ) -> [&'a mut [f32]; N] {
     lengths.map(|len| {
-        scratch.split_off_mut(..len.next_multiple_of(16)).expect("the scratch is as long as was asked for")
+        scratch.split_off_mut(..len.next_multiple_of(16)).expect("the scratch has the requested length")
     })
 }
 
-/// Length that [`cut`] needs.
+/// Scratch length that [`cut`] needs.
 pub(crate) fn total(lengths: &[usize]) -> usize {
     lengths.iter().map(|len| len.next_multiple_of(16)).sum()
 }
 
-/// The scores of a panel of queries (right operand) with its keys (left operand, whose rows start there),
-/// `[key][query]`, as far as the queries see them.
+/// Computes the scores `[key][query]` of a panel of queries (right operand) with its keys (left operand), as far as the
+/// mask lets the queries see them.
 ///
 /// # Safety
-/// The sheets hold these keys and queries, `to` the scores.
+/// The sheets hold these keys and queries; `to` has room for the scores.
 pub(crate) unsafe fn scores(
     isa: Isa,
     packing: Packing,
@@ -161,7 +161,7 @@ pub(crate) unsafe fn scores(
 ) {
     let width = width(isa);
     let depth = packing.packed(depth);
-    // From here on the first vector of queries of two sees nothing.
+    // From this key on, the mask hides all keys from the first of the two vectors of queries.
     let half =
         panel.diagonal.map_or(panel.keys, |d| panel.keys.min(if width > 16 { d + 16 } else { panel.keys }));
     // SAFETY: the caller's promise.
@@ -203,10 +203,10 @@ pub(crate) fn attention(
         out: Results::new(&out),
         log_sum_exp: Shards::new(log_sum_exp.into_slice()),
     };
-    let queries = if e.pairs() < FEW { TASK[0] } else { TASK[1] };
+    let queries = if e.pairs() < FEW_PAIRS { TASK[0] } else { TASK[1] };
     let parts = e.seq.div_ceil(queries);
     cpu.pool.run(e.pairs() * parts, &|task| {
-        // The ends of a causal mask are the longest: first.
+        // With a causal mask, the last queries see the most keys, so their tasks run first.
         let (part, pair) = (parts - 1 - task / e.pairs(), task % e.pairs());
         let rows = part * queries..e.seq.min((part + 1) * queries);
         with_thread_scratch(total(&forward.lengths(&rows)), |scratch| forward.run_task(pair, rows, scratch));
@@ -218,7 +218,7 @@ struct Work<'a> {
     /// k (left operand) and v (right operand) of a span of keys.
     k: Sheet,
     v: Sheet,
-    /// The keys of the span, and how many of them are packed.
+    /// The keys of the span, and how many are packed.
     keys: Range<usize>,
     packed: usize,
     /// The panel of queries.
@@ -230,12 +230,12 @@ struct Work<'a> {
 }
 
 impl Forward<'_> {
-    /// Keys that the last of the queries before `end` sees.
+    /// Number of keys that query `end - 1` sees.
     fn visible(&self, end: usize) -> usize {
         if self.e.causal { end } else { self.e.seq }
     }
 
-    /// Panels whose state is kept: all, when they come again with other keys.
+    /// Number of panels whose state is kept: all of them if several spans of keys are needed, else one.
     fn kept(&self, queries: &Range<usize>) -> usize {
         if self.visible(queries.end) <= SPAN { 1 } else { queries.len().div_ceil(width(self.isa)) }
     }
@@ -257,7 +257,7 @@ impl Forward<'_> {
         ]
     }
 
-    /// Some queries of one head of one sample.
+    /// Computes some queries of one head of one sample.
     fn run_task(&self, pair: usize, queries: Range<usize>, mut scratch: &mut [f32]) {
         let (isa, e, packing) = (self.isa, &self.e, self.packing);
         let width = width(isa);
@@ -309,7 +309,7 @@ impl Forward<'_> {
         }
     }
 
-    /// One panel of queries over some keys.
+    /// Computes one panel of queries over some keys.
     fn walk(&self, pair: usize, queries: &Range<usize>, keys: Range<usize>, work: &mut Work) {
         let (isa, e) = (self.isa, &self.e);
         for first in keys.clone().step_by(TILE) {
@@ -317,7 +317,7 @@ impl Forward<'_> {
             self.pack_keys(pair, keys.end, work);
             let panel = Panel {
                 keys: keys.len(),
-                // Behind the diagonal all is seen.
+                // Keys before the diagonal are visible to all queries.
                 diagonal: (e.causal && keys.end > queries.start).then(|| queries.start - first),
                 factor: e.factor(),
                 element: e.element(pair, first, queries.start),
@@ -339,7 +339,7 @@ impl Forward<'_> {
         }
     }
 
-    /// Packs the keys and values before `end` that are not yet, and asks for those that come next.
+    /// Packs the keys and values before `end` that are not packed yet, and prefetches the next ones.
     fn pack_keys(&self, pair: usize, end: usize, work: &mut Work) {
         if end <= work.packed {
             return;
@@ -376,7 +376,7 @@ impl Forward<'_> {
         }
     }
 
-    /// Writes the results of a panel: its output rows and their log-sum-exp.
+    /// Writes a panel's output rows and their log-sum-exp.
     fn store(&self, pair: usize, queries: &Range<usize>, work: &Work) {
         let e = &self.e;
         let at = pair * e.seq + queries.start;
@@ -415,7 +415,7 @@ fn store_row_body<L: Lanes, T: Float>(from: &[f32], factor: f32, to: &mut [T]) {
 }
 
 vectorized!(fn fade_rows(sums: &mut [f32], stride: usize, fade: &[f32]) = fade_rows_body);
-/// Row i of the sums times `fade[i]`.
+/// Multiplies row i of the sums by `fade[i]`.
 #[inline(always)]
 fn fade_rows_body<L: Lanes>(sums: &mut [f32], stride: usize, fade: &[f32]) {
     for (sums, fade) in sums.chunks_exact_mut(stride).zip(fade) {

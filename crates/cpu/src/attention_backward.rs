@@ -15,13 +15,13 @@ use std::ops::Range;
 
 use phalanx_simd::Isa;
 use phalanx_tensor::arguments::Dropout;
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
-use crate::attention::{Extents, FEW, Results, cut, scores, total};
+use crate::attention::{Extents, FEW_PAIRS, Results, cut, scores, total};
 use crate::attention_dots::dots;
 use crate::attention_pack::{fetch, fetch_to_write};
-use crate::attention_softmax::{Panel, Places, QueryRows, probabilities};
+use crate::attention_softmax::{Panel, PanelBuffers, QueryRows, probabilities};
 use crate::attention_tiles::{Left, Sheet, product, strips, width};
 use crate::epilogue::{MatrixPointer, Target};
 use crate::float::by_float;
@@ -34,13 +34,13 @@ use crate::shards::Shards;
 /// Keys and queries of a block.
 const BLOCK: usize = 128;
 
-/// Blocks of keys that a task of a whole head takes at a time.
+/// Blocks of keys that a task walks over at once when it computes a whole head.
 const SPAN: usize = 8;
 
-/// Blocks of one round, as far as one head has no more.
+/// Number of blocks in a round; more if a single head has more.
 const ROUND: usize = 32;
 
-/// Which part of dqkv, and of qkv.
+/// Index of the part in dqkv and in qkv.
 const Q: usize = 0;
 const K: usize = 1;
 const V: usize = 2;
@@ -71,7 +71,7 @@ struct Backward<'a> {
     dqkv: Results,
 }
 
-/// Sums of dq, dk, dv of one head on their way, rows from `first` on.
+/// Partial sums of dq, dk and dv of one head, starting at row `first`.
 #[derive(Clone, Copy)]
 struct Sums {
     at: [*mut f32; 3],
@@ -92,7 +92,7 @@ pub(crate) fn attention_backward(cpu: &Cpu, e: Extents, saved: SavedAttention, d
         keep: saved.dropout.filter(|d| d.p > 0.0).map(DropoutMask::new),
         dqkv: Results::new(&dqkv),
     };
-    if e.pairs() < FEW && backward.blocks() > 1 {
+    if e.pairs() < FEW_PAIRS && backward.blocks() > 1 {
         backward.in_rounds(cpu);
     } else {
         cpu.pool.run(e.pairs(), &|pair| backward.whole_head(pair));
@@ -104,7 +104,7 @@ impl<'a> Backward<'a> {
         self.e.seq.div_ceil(BLOCK)
     }
 
-    /// Rows of some blocks.
+    /// The rows of some blocks.
     fn rows(&self, blocks: &Range<usize>) -> Range<usize> {
         blocks.start * BLOCK..self.e.seq.min(blocks.end * BLOCK)
     }
@@ -144,7 +144,7 @@ impl<'a> Backward<'a> {
             let sums = Shards::new(buffer.slice::<f32>(pairs * 3 * rows));
             for first in (0..self.e.pairs()).step_by(pairs) {
                 let pairs = pairs.min(self.e.pairs() - first);
-                // How many blocks the queries of a round come after its keys.
+                // Distance in blocks between the keys and the queries of a round.
                 let nearest = if self.e.causal { 0 } else { 1 - blocks as isize };
                 for distance in nearest..blocks as isize {
                     let apart = distance.unsigned_abs();
@@ -305,7 +305,7 @@ impl<'a> Backward<'a> {
         let diagonal = e.causal && key_block == query_block;
         for query in queries.clone().step_by(width(self.isa)) {
             let rows = query..queries.end.min(query + width(self.isa));
-            self.foresee(walk, [key_block, query_block], &rows, more);
+            self.prefetch_next(walk, [key_block, query_block], &rows, more);
             let ds = self.panel(walk, &keys, &queries, &rows);
             let ends = [key_block == last_key, key_block == 0];
             self.add_queries(walk, &keys, &rows, diagonal, ds, ends);
@@ -314,10 +314,16 @@ impl<'a> Backward<'a> {
         self.add_keys(walk, &keys, queries.len(), diagonal, ends);
     }
 
-    /// Before the queries `rows` of a block are computed, asks for what comes next and lies in memory: results
-    /// that are about to be written, and at the last block of keys the next queries (and their keys), if there
-    /// are `more`, or those of the head that this thread is likely to take next.
-    fn foresee(&self, walk: &Walk, [key_block, query_block]: [usize; 2], rows: &Range<usize>, more: bool) {
+    /// Prefetches what is needed after the queries `rows` of a block: results that will be written soon, and at the
+    /// last block of keys also the next queries (and their keys), either of this walk (if there are `more`) or of the
+    /// head that this thread is likely to take next.
+    fn prefetch_next(
+        &self,
+        walk: &Walk,
+        [key_block, query_block]: [usize; 2],
+        rows: &Range<usize>,
+        more: bool,
+    ) {
         let (isa, e) = (self.isa, &self.e);
         let to = |which: usize, row: usize| self.dqkv.part(e, walk.pair, which, row);
         if key_block == 0 {
@@ -350,7 +356,7 @@ impl<'a> Backward<'a> {
         }
     }
 
-    /// p and ds of the queries `rows`, a panel; returns ds as left operand, a step a key.
+    /// Computes p and ds for the panel of queries `rows`; returns ds as a left operand whose steps are keys.
     fn panel(
         &self,
         walk: &mut Walk,
@@ -379,14 +385,14 @@ impl<'a> Backward<'a> {
         let at = column / width * BLOCK * width + column % width;
         let [p, ds] = [&mut walk.p[at..], &mut walk.ds[at..]].map(|x| x.as_mut_ptr());
         let places = match packing {
-            Packing::Single => Places { scores: p, dp: ds, p, ds, ds_steps: std::ptr::null_mut() },
+            Packing::Single => PanelBuffers { scores: p, dp: ds, p, ds, ds_steps: std::ptr::null_mut() },
             Packing::Pairs => {
                 let [scores, dp, ds_steps] = walk.panels.each_mut().map(|x| x.as_mut_ptr());
-                Places { scores, dp, p, ds, ds_steps }
+                PanelBuffers { scores, dp, p, ds, ds_steps }
             }
         };
         let row = (keys.start - walk.keys.start * BLOCK) * width;
-        // SAFETY: the sheets were packed for these keys and queries, the places are as large as a walk.
+        // SAFETY: the sheets were packed for these keys and queries, the buffers are as large as a walk needs.
         unsafe {
             for (which, to) in [(0, places.scores), (1, places.dp)] {
                 let right = walk.turned[which];
@@ -398,7 +404,7 @@ impl<'a> Backward<'a> {
         Sheet { from: if places.ds_steps.is_null() { places.ds } else { places.ds_steps }, panel: 0 }
     }
 
-    /// dq += ds·k of a panel of queries.
+    /// dq += ds·k for a panel of queries.
     fn add_queries(
         &self,
         walk: &Walk,
@@ -440,7 +446,7 @@ impl<'a> Backward<'a> {
                 multiply(0, keys.len(), 0);
                 continue;
             }
-            // Keys from `top` on are seen by queries from `top` on.
+            // With a causal mask, keys from `top` on are visible only to queries from `top` on.
             for group in (0..keys.len()).step_by(width) {
                 for strip in strips(width.min(keys.len() - group), microkernel::panels(isa).rows) {
                     let top = group + strip.start;
@@ -450,8 +456,8 @@ impl<'a> Backward<'a> {
         }
     }
 
-    /// Where rows of dq, dk or dv from `row` on go, with the first and the last of their blocks, and how many
-    /// columns.
+    /// Where the rows of dq, dk or dv starting at `row` are summed: directly in the output or in scratch. `first` and
+    /// `last` tell whether this is the first and the last block that adds to them.
     fn target(&self, walk: &Walk, which: usize, row: usize, [first, last]: [bool; 2]) -> (Target, usize) {
         let stride = self.stride();
         let at = walk.sums.at[which].wrapping_add((row - walk.sums.first[which]) * stride);
@@ -469,10 +475,10 @@ impl<'a> Backward<'a> {
 /// The buffers and state with which a task computes its blocks.
 struct Walk<'a> {
     pair: usize,
-    /// Whose first block this thread is likely to take next.
+    /// The head whose first block this thread is likely to take next.
     after: Option<usize>,
     sums: Sums,
-    /// Blocks of keys, and those of them that are packed.
+    /// Blocks of keys, and how many of them are packed.
     keys: Range<usize>,
     packed: [bool; SPAN],
     /// k and v as left operands.
@@ -483,12 +489,12 @@ struct Walk<'a> {
     turned: [Sheet; 2],
     /// Queries and dout as right operands, steps of queries.
     queries: [Sheet; 2],
-    /// Probabilities, and derivatives of the scores, of a block, as left operands along the queries.
+    /// Probabilities and score gradients of a block, as left operands whose steps are queries.
     p: &'a mut [f32],
     ds: &'a mut [f32],
     /// For one panel of (key, query) pairs: scores, dout·vᵀ, and ds as a left operand whose steps are keys.
     panels: [&'a mut [f32]; 3],
-    /// One number for each query.
+    /// One value per query.
     log_sum_exp2: &'a mut [f32],
     delta: &'a mut [f32],
 }

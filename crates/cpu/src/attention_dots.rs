@@ -7,7 +7,8 @@ use crate::float::Float;
 vectorized!(pub(crate) fn dots<T: Float>(
     rows: [&[T]; 2], stride: usize, size: usize, scale: f32, to: &mut [f32],
 ) = dots_body);
-/// The dot product of each pair of rows of two matrices, times `scale`. Rows have `size` numbers and lie `stride` apart.
+/// The dot product of each pair of rows of two matrices, times `scale`. Rows have `size` elements and are `stride`
+/// apart.
 #[inline(always)]
 fn dots_body<L: Lanes, T: Float>([a, b]: [&[T]; 2], stride: usize, size: usize, scale: f32, to: &mut [f32]) {
     for (group, to) in to.chunks_mut(16).enumerate() {
@@ -26,7 +27,7 @@ fn dots_body<L: Lanes, T: Float>([a, b]: [&[T]; 2], stride: usize, size: usize, 
                     *sum = L::mul_add(a, T::load_first::<L>(b.add(at), size % 16), *sum);
                 }
             }
-            // Lane i of every vector is of row i now.
+            // Now lane i of every vector belongs to row i.
             let mut lanes = L::transpose(sums);
             for width in [8, 4, 2, 1] {
                 for i in 0..width {

@@ -14,28 +14,28 @@ use crate::matrix::Matrix;
 use crate::microkernel::Packing;
 use crate::packing::{MatrixBlock, PanelLayout, pack};
 
-/// Columns that are copied at a time.
+/// Columns that are copied at once.
 const COLUMNS: usize = 32;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Rows of columns that lie side by side, a multiple of [`COLUMNS`], on their way to panels.
+/// A copy of rows into panels. The columns of a row are contiguous, and their number is a multiple of [`COLUMNS`].
 #[derive(Clone, Copy)]
 struct Copying {
     from: *const u8,
-    /// Elements from row to row.
+    /// Elements between the starts of two rows.
     stride: usize,
     rows: usize,
     columns: usize,
     to: *mut f32,
-    /// Numbers from panel to panel, and columns of a panel.
+    /// Elements between the starts of two panels.
     panel: usize,
     width: usize,
 }
 
 impl Copying {
-    /// Copies a block of a matrix whose steps are rows; None if its lanes do not lie side by side in whole groups of
+    /// The copy of a matrix block whose steps are rows; None if its lanes are not contiguous or not a multiple of
     /// [`COLUMNS`].
     ///
     /// # Safety
@@ -46,7 +46,7 @@ impl Copying {
         regular.then_some(Copying { from, stride, rows, columns, to, panel, width: width(isa) })
     }
 
-    /// Where 16 columns of the first row go.
+    /// The destination of 16 columns of the first row.
     #[inline(always)]
     fn place(&self, column: usize) -> *mut f32 {
         self.to.wrapping_add(column / self.width * self.panel + column % self.width)
@@ -57,7 +57,7 @@ impl Sheet {
     /// Packs `x` `[steps, lanes]` as a right operand, from the packed step `first` on: `packing.packed(steps)` rows.
     ///
     /// # Safety
-    /// The sheet holds them, and nobody else uses those rows.
+    /// The sheet has room for these rows, and nobody else uses them.
     pub(crate) unsafe fn pack_across(self, isa: Isa, packing: Packing, x: Matrix, first: usize) {
         let [steps, lanes] = x.shape();
         let width = width(isa);
@@ -88,7 +88,7 @@ impl Sheet {
             && steps.is_multiple_of(2 * COLUMNS)
             && piece.step_stride.is_multiple_of(2)
         {
-            // Pairs lie in memory as they are packed.
+            // In memory, pairs of bf16 already have the packed layout.
             piece = MatrixBlock {
                 dtype: DType::F32,
                 step_stride: piece.step_stride / 2,
@@ -107,8 +107,8 @@ impl Sheet {
         }
     }
 
-    /// Packs `x` `[rows, steps]` as a left operand whose rows are those of `x`, from row `first` on. Of f32 that
-    /// is what [`Sheet::pack_across`] makes of steps that are the rows.
+    /// Packs `x` `[rows, steps]` as a left operand whose rows are those of `x`, starting at row `first`. For f32 this
+    /// equals [`Sheet::pack_across`] with the rows as steps.
     ///
     /// # Safety
     /// As for [`Sheet::pack_across`].
@@ -126,8 +126,8 @@ impl Sheet {
         for (panel, step) in (0..steps).step_by(2 * width).enumerate() {
             let count = (steps - step).min(2 * width);
             for row in 0..rows {
-                // SAFETY: `Matrix::piece` has checked the rows; the panels hold them (the caller's promise), whose
-                // pairs of bf16 lie as they do in memory, the last beside a zero where their number is odd.
+                // SAFETY: `Matrix::piece` has checked the rows; the panels have room for them (the caller's promise).
+                // Pairs of bf16 keep their layout; with an odd number, the last is paired with zero.
                 unsafe {
                     let from = from.add(row * piece.step_stride + step);
                     let to = to.add(panel * self.panel + row * width).cast::<u16>();
@@ -146,7 +146,7 @@ impl Sheet {
 }
 
 vectorized!(fn copy_rows<T: Float>(copying: Copying) = copy_rows_body);
-/// Rows as they are, widened.
+/// Copies rows, widened to f32.
 #[inline(always)]
 fn copy_rows_body<L: Lanes, T: Float>(copying: Copying) {
     for column in (0..copying.columns).step_by(COLUMNS) {
@@ -166,7 +166,7 @@ fn copy_rows_body<L: Lanes, T: Float>(copying: Copying) {
 }
 
 vectorized!(fn pair_rows(copying: Copying) = pair_rows_body);
-/// Two rows of bf16 become one of pairs, the last beside zeros where their number is odd.
+/// Interleaves each two rows of bf16 into one row of pairs; with an odd number of rows, the last is paired with zeros.
 #[inline(always)]
 fn pair_rows_body<L: Lanes>(copying: Copying) {
     use half::bf16;
@@ -193,7 +193,7 @@ fn pair_rows_body<L: Lanes>(copying: Copying) {
 }
 
 vectorized!(fn turn_rows<T: Float>(copying: Copying) = turn_rows_body);
-/// Rows become columns, widened; columns up to a whole vector are zero.
+/// Transposes rows, widened to f32; columns up to the next whole vector are zero.
 #[inline(always)]
 fn turn_rows_body<L: Lanes, T: Float>(copying: Copying) {
     let Copying { from, stride, rows, columns, width, .. } = copying;
@@ -256,7 +256,7 @@ pub(crate) fn fetch_to_write(isa: Isa, to: MatrixPointer, rows: usize, columns: 
     }
 }
 
-/// A hint, for any address: into the second cache to be read, or the first to be written.
+/// Prefetches a cache line: into L2 for reading, or into L1 for writing. Any address is allowed.
 #[inline(always)]
 fn prefetch<const WRITE: bool>(address: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -12,28 +12,28 @@ use phalanx_simd::{Isa, Lanes, Portable, lanes};
 use crate::microkernel::Packing;
 use crate::random::DropoutMask;
 
-/// One panel of scores: keys by queries.
+/// A panel of scores `[keys][queries]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel {
     /// Keys.
     pub(crate) keys: usize,
-    /// Key that query 0 of the panel is, counted from the first of these keys: it sees that one and those
-    /// before it, each further query one more. `None`: all see all.
+    /// With a causal mask: the index, among these keys, of the last key that query 0 of the panel sees; each further
+    /// query sees one more. `None`: all queries see all keys.
     pub(crate) diagonal: Option<usize>,
     /// log2(e) / sqrt(size).
     pub(crate) factor: f32,
-    /// Number of (first key, first query) for the generator, and how much further the next key is.
+    /// Counter of (first key, first query) in the dropout generator, and the distance between the counters of two keys.
     pub(crate) element: u64,
     pub(crate) next_key: u64,
 }
 
 impl Panel {
-    /// Keys that every query sees.
+    /// Number of keys that every query sees.
     fn clear(&self) -> usize {
         self.diagonal.map_or(self.keys, |d| self.keys.min(d + 1))
     }
 
-    /// Queries of vector `v` that come before `key`, 16 at most.
+    /// Number of queries of vector `v` from which the mask hides `key`, at most 16.
     #[inline(always)]
     fn hidden(&self, key: usize, v: usize) -> usize {
         self.diagonal.map_or(0, |d| key.saturating_sub(d + 16 * v).min(16))
@@ -46,11 +46,11 @@ pub(crate) struct RunningSoftmax<'a> {
     pub(crate) largest: &'a mut [f32],
     /// Sum of probabilities of each query.
     pub(crate) total: &'a mut [f32],
-    /// What earlier sums are to be multiplied by, because the largest score grew.
+    /// Factor for earlier sums, because the largest score grew.
     pub(crate) fade: &'a mut [f32],
 }
 
-/// Dropout factors: those of a mask, or 1 without dropout.
+/// A source of dropout factors: a mask, or always 1 without dropout.
 trait Draw: Copy {
     const SOME: bool;
     /// The factors of 16 neighbouring elements, as [`DropoutMask::factors`] gives them.
@@ -78,14 +78,14 @@ impl Draw for DropoutMask {
     }
 }
 
-/// How rows of numbers become packed ones; `VECTORS` vectors to a row.
+/// How rows are packed; a row has `VECTORS` vectors.
 trait Packed<L: Lanes, const VECTORS: usize> {
-    /// Two rows, packed along them, as far as that changes them.
+    /// Two rows in the form in which they are stored.
     type Rows: Copy;
     unsafe fn rows(rows: [[L::V; VECTORS]; 2]) -> Self::Rows;
-    /// Stores rows `row` and, if `both`, `row + 1` as left operand whose steps run along them, at `to`.
+    /// Stores rows `row` and, if `both`, `row + 1` at `to` as a left operand whose steps run along the rows.
     unsafe fn store_along(rows: Self::Rows, to: *mut f32, row: usize, both: bool);
-    /// Stores them as two steps, at `to`.
+    /// Stores the two rows as two steps at `to`.
     unsafe fn store_steps(rows: Self::Rows, to: *mut f32, row: usize, both: bool);
 }
 
@@ -138,7 +138,7 @@ impl Packed<Avx512, 2> for Pairs {
     }
     #[inline(always)]
     unsafe fn store_along(rows: Self::Rows, to: *mut f32, row: usize, both: bool) {
-        // SAFETY: the caller's promise; two panels of queries share one of pairs, each half of its columns.
+        // SAFETY: the caller's promise; two panels of queries share one panel of pairs; each fills half of its columns.
         unsafe {
             to.add(row * 32).cast::<std::arch::x86_64::__m512i>().write_unaligned(rows[0]);
             if both {
@@ -163,7 +163,7 @@ impl Packed<Avx512, 2> for Pairs {
     }
 }
 
-/// Numbers `first ..` of two rows of 32 in turn: those of the second row count from 32.
+/// Indices that interleave two rows of 32 elements, starting at element `first`; those of the second row count from 32.
 #[cfg(target_arch = "x86_64")]
 const fn interleaved(first: u16) -> [u16; 32] {
     let mut all = [0; 32];
@@ -226,10 +226,11 @@ macro_rules! packed {
 }
 
 packed!(
-    /// Scores become `2^(factor * score - new largest)`, dropped, packed as steps; what was seen fades.
+    /// Replaces scores by `2^(factor * score - new largest)` with dropout, packed as steps, and rescales the earlier
+    /// sums.
     ///
     /// # Safety
-    /// The processor has the instruction set; `scores` holds the panel, rows padded to an even number.
+    /// The processor has the instruction set; `scores` holds the panel, with rows padded to an even number.
     pub(crate) fn online_softmax(panel: Panel, scores: &mut [f32], seen: RunningSoftmax) = online_softmax_body
 );
 #[inline(always)]
@@ -290,8 +291,8 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
     }
 }
 
-/// Takes the panel's scores into the largest of each query, and fades what was summed before: minus the largest,
-/// and the faded total.
+/// Updates each query's largest score with the panel's scores and rescales the earlier total. Returns the negated
+/// largest scores and the rescaled totals.
 ///
 /// # Safety
 /// Compiled for `L`; the panel lies in the scores.
@@ -334,10 +335,10 @@ unsafe fn grown<L: Lanes, const VECTORS: usize>(
     }
 }
 
-/// What is known of the queries of a panel in backward.
+/// Values of a panel's queries that backward needs.
 #[derive(Clone, Copy)]
 pub(crate) struct QueryRows<'a> {
-    /// Logarithm to base 2 of the sum of 2 to the scores; infinite for queries that do not exist.
+    /// Base-2 log-sum-exp of the scores; infinite for padding queries.
     pub(crate) log_sum_exp2: &'a [f32],
     /// Sum of dout * out, times the scale of the scores.
     pub(crate) delta: &'a [f32],
@@ -345,38 +346,38 @@ pub(crate) struct QueryRows<'a> {
     pub(crate) scale: f32,
 }
 
-/// Where the panel's numbers are in backward.
+/// Buffers of a panel in backward.
 #[derive(Clone, Copy)]
-pub(crate) struct Places {
+pub(crate) struct PanelBuffers {
     /// Scores, and dout·vᵀ.
     pub(crate) scores: *const f32,
     pub(crate) dp: *const f32,
-    /// Probabilities and derivatives of scores, as left operands along the queries; f32 may take the places of
-    /// what they are made from.
+    /// Probabilities and score gradients, as left operands whose steps are queries. In f32 they may overwrite the
+    /// buffers that they are computed from.
     pub(crate) p: *mut f32,
     pub(crate) ds: *mut f32,
-    /// Derivatives as steps; not written when they are the same as those along the queries.
+    /// Score gradients packed as steps; not written if that is the same layout.
     pub(crate) ds_steps: *mut f32,
 }
 
 packed!(
-    /// p = 2^(factor * score - lse), dropped; ds = p * (dropped dp - delta) * scale, with p undropped.
+    /// p = 2^(factor * score - lse), then dropout; ds = p * (dropout(dp) - delta) * scale, with p before dropout.
     ///
     /// # Safety
-    /// The processor has the instruction set; the places hold the panel, rows padded to an even number.
-    pub(crate) fn probabilities(panel: Panel, rows: QueryRows, places: Places) = probabilities_body
+    /// The processor has the instruction set; the buffers hold the panel, with rows padded to an even number.
+    pub(crate) fn probabilities(panel: Panel, rows: QueryRows, places: PanelBuffers) = probabilities_body
 );
 #[inline(always)]
 unsafe fn probabilities_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VECTORS: usize>(
     draw: D,
     panel: Panel,
     rows: QueryRows,
-    places: Places,
+    places: PanelBuffers,
 ) {
     let Panel { keys, factor, .. } = panel;
     let clear = panel.clear();
     let at = |key: usize, v: usize| (key * VECTORS + v) * 16;
-    // SAFETY: compiled for L; the panel lies in its places (the caller's promise).
+    // SAFETY: compiled for L; the buffers hold the panel (the caller's promise).
     unsafe {
         let zero = L::splat(0.0);
         let (factor, scale) = (L::splat(factor), L::splat(rows.scale));

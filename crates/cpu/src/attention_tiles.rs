@@ -18,7 +18,7 @@ use crate::epilogue::{MatrixPointer, Target, finish, finish_plain};
 use crate::microkernel::Pairs;
 use crate::microkernel::{self, Multiply, Packing, Single};
 
-/// Columns of a panel: queries that are treated together.
+/// Columns of a panel: queries that are computed together.
 pub(crate) fn width(isa: Isa) -> usize {
     microkernel::panels(isa).columns
 }
@@ -33,27 +33,27 @@ pub(crate) fn strips(len: usize, len_max: usize) -> impl Iterator<Item = Range<u
     })
 }
 
-/// A matrix in panels.
+/// A matrix packed in panels.
 #[derive(Clone, Copy)]
 pub(crate) struct Sheet {
-    /// First number of the first panel.
+    /// The first element of the first panel.
     pub(crate) from: *const f32,
-    /// Numbers from panel to panel.
+    /// Elements between the starts of two panels.
     pub(crate) panel: usize,
 }
 
 impl Sheet {
-    /// In `numbers`, which holds panels of `rows` rows.
+    /// A sheet in `numbers`, with panels of `rows` rows.
     pub(crate) fn new(isa: Isa, numbers: &mut [f32], rows: usize) -> Sheet {
         Sheet { from: numbers.as_mut_ptr(), panel: rows * width(isa) }
     }
 
-    /// Numbers of `rows` by `columns`.
+    /// Elements of a sheet of `rows` by `columns`.
     pub(crate) fn len(isa: Isa, rows: usize, columns: usize) -> usize {
         rows * columns.next_multiple_of(width(isa))
     }
 
-    /// From a number of the first panel on.
+    /// The sheet that starts at an element of the first panel.
     pub(crate) fn at(self, number: usize) -> Sheet {
         Sheet { from: self.from.wrapping_add(number), ..self }
     }
@@ -62,17 +62,17 @@ impl Sheet {
 /// A left operand.
 #[derive(Clone, Copy)]
 pub(crate) enum Left {
-    /// Columns of the first panel are rows of the product, its rows are steps.
+    /// The columns of the first panel are rows of the product; its rows are steps.
     Columns(Sheet),
-    /// Rows are rows of the product; the steps start at this column of the first panel.
+    /// The rows are rows of the product; the steps start at this column of the first panel.
     Rows(Sheet, usize),
 }
 
-/// `to = a · b`, finished as `target` says, for `[rows, columns, depth]`, depth in packed numbers.
+/// `to = a · b`, finished as `target` says. The size is `[rows, columns, depth]`, with depth in packed elements.
 ///
 /// # Safety
-/// The sheets hold the operands and the processor has the instruction set; the target is valid for the block,
-/// and nobody else touches it.
+/// The sheets hold the operands and the processor has the instruction set; the target is valid for the block, and
+/// nobody else touches it.
 pub(crate) unsafe fn product(
     isa: Isa,
     packing: Packing,
@@ -91,7 +91,7 @@ pub(crate) unsafe fn product(
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx2, Packing::Single) => avx2(size, a, b, target),
             (_, Packing::Single) => block::<Portable, Single, 2, 1, 16>(size, a, b, target),
-            (_, Packing::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
+            (_, Packing::Pairs) => unreachable!("pairs need Avx512Bf16"),
         }
     }
 }
@@ -117,7 +117,8 @@ unsafe fn avx2(size: [usize; 3], a: Left, b: Sheet, target: &Target) {
     unsafe { block::<Avx2, Single, 6, 1, 16>(size, a, b, target) }
 }
 
-/// As [`product`], plain, of the upper half of the columns of one panel of 32; `b` and the target are whole.
+/// Like [`product`] with a plain target, for the upper half of the columns of one panel of 32. `b` and the target
+/// describe all 32 columns.
 ///
 /// # Safety
 /// As for [`product`].
@@ -149,12 +150,12 @@ pub(crate) unsafe fn upper_half(
             (Isa::Avx512Bf16, Packing::Pairs) => pairs([rows, depth], a, b, &to),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512 | Isa::Avx512Bf16, Packing::Single) => avx512([rows, depth], a, b, &to),
-            _ => unreachable!("panels of 32 columns are of AVX-512"),
+            _ => unreachable!("only AVX-512 has panels of 32 columns"),
         }
     }
 }
 
-/// Tiles of one vector's columns.
+/// Computes tiles with one vector of columns.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn column<L: Lanes, M: Multiply<L>>([rows, depth]: [usize; 2], a: Sheet, b: *const f32, to: &Target) {
@@ -171,7 +172,7 @@ unsafe fn column<L: Lanes, M: Multiply<L>>([rows, depth]: [usize; 2], a: Sheet, 
     tiles!(16 8 4 2 1);
 }
 
-/// All tiles: a panel of `b` stays near while the strips of `a` pass.
+/// Computes all tiles: a panel of `b` stays in cache while the strips of `a` are read.
 #[inline(always)]
 unsafe fn block<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize, const WIDTH: usize>(
     [rows, columns, depth]: [usize; 3],
@@ -218,7 +219,7 @@ unsafe fn strip_tile<
     b: *const f32,
     target: &Target,
 ) {
-    // Not zeroed: whole tiles of a plain target have no use for it.
+    // Not zeroed: whole tiles of a plain target do not use it.
     let mut buffer = std::mem::MaybeUninit::<[f32; 14 * 32]>::uninit();
     let whole = columns == WIDTH && target.is_plain();
     let to = if whole { std::ptr::null_mut() } else { buffer.as_mut_ptr().cast::<f32>() };
@@ -243,7 +244,7 @@ unsafe fn strip_tile<
     }
 }
 
-/// The sums of a tile, to `buffer` unless it is null, else to their place.
+/// Computes the sums of a tile into `buffer`, or, if it is null, directly into the target.
 #[inline(always)]
 unsafe fn tile<
     L: Lanes,
@@ -301,7 +302,7 @@ unsafe fn tile<
     }
 }
 
-/// A target in memory of this thread, rows `stride` apart, that is added to or overwritten.
+/// A target in this thread's memory, with rows `stride` apart; the product is added to it or overwrites it.
 pub(crate) fn sums(to: *mut f32, stride: usize, add: bool) -> Target {
     let to = MatrixPointer::of(to, stride);
     Target { add: if add { to } else { MatrixPointer::none() }, ..Target::new(to) }

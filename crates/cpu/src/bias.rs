@@ -5,14 +5,14 @@
 //! blocks + blocks` roundings instead of `rows`, and is the same for any number of threads.
 
 use phalanx_simd::{Isa, Lanes, lanes, vectorized};
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::elementwise::{by_lanes, load, put};
 use crate::float::{Float, by_float};
 use crate::shards::Shards;
 use crate::{Cpu, row_grain};
 
-/// Columns that a task of the last step adds up.
+/// Columns that a task of the last step sums.
 const STRIP: usize = 512;
 
 /// Rows of a block: enough elements for a task, at most 64 blocks.
@@ -46,8 +46,8 @@ fn add_rows_body<L: Lanes, T: Float>(rows: &[T], sums: &mut [f32]) {
     }
 }
 
-/// Calls `block(rows, sums)` once for each block of rows, with `K` lines of zeros to add to, and then adds
-/// the blocks' lines in order, and their sum to `out` (accumulates, or overwrites), rounded once.
+/// Calls `block(rows, sums)` once per block of rows, with `K` zeroed lines to add to. Then sums the lines of all blocks
+/// in order and writes the rounded sum to `out` (accumulates or overwrites).
 pub(crate) fn sum_blocks<const K: usize>(
     cpu: &Cpu,
     rows: usize,
@@ -63,7 +63,7 @@ pub(crate) fn sum_blocks<const K: usize>(
         let shards = Shards::new(partial);
         cpu.over(rows, grain, |range| {
             let base = range.start / grain * K * columns;
-            // SAFETY: block i alone touches its K lines; the K pieces are disjoint.
+            // SAFETY: only block i uses its K lines; the K pieces are disjoint.
             let sums = std::array::from_fn(|k| unsafe {
                 shards.piece(base + k * columns..base + (k + 1) * columns)
             });
@@ -95,7 +95,7 @@ vectorized!(fn add_blocks(
     reason = "the compiler makes the vectors; L only selects them"
 )]
 fn add_blocks_body<L: Lanes>(partial: &[f32], blocks: usize, stride: usize, start: usize, sums: &mut [f32]) {
-    // 64 columns at a time, so that the sums stay in registers.
+    // 64 columns at once, so that the sums stay in registers.
     for (piece, out) in sums.chunks_mut(64).enumerate() {
         let mut sums = [0f32; 64];
         let sums = &mut sums[..out.len()];

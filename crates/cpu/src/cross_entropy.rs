@@ -15,7 +15,7 @@ use std::ops::Range;
 use phalanx_simd::{Lanes, Number, lanes, vectorized};
 use phalanx_tensor::VocabularyStatistics;
 use phalanx_tensor::arguments::{CrossEntropy, IGNORED};
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::elementwise::add_piece;
 use crate::float::{Float, by_float};
@@ -36,11 +36,11 @@ pub(crate) struct RowStatistics {
     sum: f32,
     /// Sum of the logits, for label smoothing.
     logits: f32,
-    /// Logit of the target, if it is here; else 0.
+    /// Logit of the target, or 0 if the target is elsewhere.
     target: f32,
 }
 
-/// Statistics of several disjoint pieces of a row.
+/// Combined statistics of several disjoint pieces of a row.
 struct Joined {
     largest: f32,
     sum: f64,
@@ -49,7 +49,7 @@ struct Joined {
 }
 
 impl Joined {
-    /// The pieces in their order; a sum that is not a number stays so.
+    /// Combines the pieces in their order. NaN sums stay NaN.
     fn new<'a>(pieces: impl Iterator<Item = &'a RowStatistics> + Clone) -> Joined {
         let larger = |a: f32, s: &RowStatistics| if s.largest > a { s.largest } else { a };
         let largest = pieces.clone().fold(f32::NEG_INFINITY, larger);
@@ -68,7 +68,7 @@ impl Joined {
     }
 }
 
-/// The targets of some rows, as a part of the vocabulary sees them.
+/// The targets of some rows, for one part of the vocabulary.
 #[derive(Clone, Copy)]
 pub(crate) struct Targets<'a> {
     pub(crate) ids: &'a [u32],
@@ -77,14 +77,15 @@ pub(crate) struct Targets<'a> {
 }
 
 impl Targets<'_> {
-    /// The target of a row among the part's `columns`, counted from the first of these.
+    /// The index of a row's target within the part's `columns`, if it is one of them.
     fn among(&self, row: usize, columns: &Range<usize>) -> Option<usize> {
         let column = (self.ids[row] as usize).checked_sub(self.first + columns.start)?;
         (column < columns.len()).then_some(column)
     }
 }
 
-/// Logits of x · w (+ bias) as `exponentials` (where given) and as statistics of blocks and rows.
+/// Computes the logits x · w (+ bias), and from them the statistics of blocks and rows and, where given,
+/// `exponentials`.
 pub(crate) fn statistics(cpu: &Cpu, call: VocabularyStatistics) {
     let VocabularyStatistics { x, w, bias, exponentials, blocks, statistics, .. } = call;
     let targets = Targets { ids: call.targets.as_slice(), first: call.first };
@@ -113,7 +114,7 @@ pub(crate) fn statistics(cpu: &Cpu, call: VocabularyStatistics) {
     });
 }
 
-/// The same statistics of logits that are stored, which become exponentials in their place.
+/// The same for stored logits, which are replaced by their exponentials.
 pub(crate) fn statistics_of_stored(
     cpu: &Cpu,
     logits: ViewMut,
@@ -150,7 +151,7 @@ pub(crate) fn statistics_of_stored(
     });
 }
 
-/// Where blocks of logits go: their statistics, and their exponentials.
+/// Receives blocks of logits and stores their statistics and exponentials.
 struct Logits<'a, T> {
     columns: usize,
     targets: Targets<'a>,
@@ -163,7 +164,7 @@ struct Logits<'a, T> {
 }
 
 impl<T: Float> Logits<'_, T> {
-    /// A part of the product; it consists of whole blocks.
+    /// Processes a part of the product, which consists of whole blocks.
     fn consume(&self, cpu: &Cpu, rows: Range<usize>, columns: Range<usize>, numbers: &[f32]) {
         let count = self.columns.div_ceil(BLOCK);
         let mut buffer = [0f32; BLOCK];
@@ -178,7 +179,7 @@ impl<T: Float> Logits<'_, T> {
                 }
                 let index = row * count + start / BLOCK;
                 let at = row * self.columns;
-                // SAFETY: this part of the product is fed to nobody else.
+                // SAFETY: no other call receives this part of the product.
                 let (exponentials, place) = unsafe {
                     let exponentials = self.exponentials.as_ref();
                     (
@@ -204,7 +205,7 @@ pub(crate) struct LossRows<'a> {
     pub(crate) numbers: CrossEntropy,
 }
 
-/// `before` and the losses of the rows, summed one after the other; the exponentials `[rows, columns]`, where given,
+/// Returns `before` plus the losses of the rows, added in order. The exponentials `[rows, columns]`, where given,
 /// become derivatives.
 pub(crate) fn loss(
     cpu: &Cpu,
@@ -215,7 +216,7 @@ pub(crate) fn loss(
 ) -> f64 {
     let LossRows { targets, classes, .. } = rows;
     if let Some(target) = targets.ids.iter().find(|&&t| t != IGNORED && t as usize >= classes) {
-        panic!("target {target} in a vocabulary of {classes}");
+        panic!("target {target} is outside the vocabulary of {classes}");
     }
     let blocks: &[RowStatistics] = bytemuck::cast_slice(blocks.as_slice::<f32>());
     cpu.scratch.with(|buffer| {
@@ -238,7 +239,7 @@ pub(crate) fn loss(
     })
 }
 
-/// Exponentials to derivatives, and the loss of each row.
+/// Turns exponentials into derivatives and computes the loss of each row.
 fn differentiate<T: Float>(
     cpu: &Cpu,
     rows: LossRows,
@@ -275,9 +276,9 @@ struct LossRow {
     loss: f64,
     /// Largest logit.
     largest: f32,
-    /// What exponentials relative to the largest are multiplied by.
+    /// Factor for exponentials relative to the largest logit.
     weight: f64,
-    /// What is taken from every derivative, and from that of the target.
+    /// What is subtracted from every derivative.
     spread: f32,
     at_target: f32,
 }
@@ -316,7 +317,7 @@ impl LossRows<'_> {
 vectorized!(fn block<T: Float>(
     logits: &[f32], exponentials: Option<&mut [T]>, target: Option<usize>,
 ) -> RowStatistics = block_body);
-/// Statistics of one row of a block, and its exponentials.
+/// Computes the statistics of one row of a block, and its exponentials.
 #[inline(always)]
 fn block_body<L: Lanes, T: Float>(
     logits: &[f32],
@@ -349,7 +350,7 @@ fn block_body<L: Lanes, T: Float>(
 vectorized!(fn derivatives<T: Float>(
     logits: &mut [T], factor: f32, spread: f32, target: Option<(usize, f32)>,
 ) = derivatives_body);
-/// `e * factor - spread`, less the target's share at the target.
+/// `e * factor - spread`, minus the target's share at the target.
 #[inline(always)]
 fn derivatives_body<L: Lanes, T: Float>(
     logits: &mut [T],

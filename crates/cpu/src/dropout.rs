@@ -3,14 +3,14 @@
 
 use phalanx_simd::{Lanes, vectorized};
 use phalanx_tensor::arguments::Dropout;
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::elementwise::{by_lanes, load, store};
 use crate::float::{Float, by_float};
 use crate::random::DropoutMask;
 use crate::{Cpu, GRAIN};
 
-/// `to = from * factor (+ residual)`, factors as of [`DropoutMask`] (overwrites).
+/// `to = from * factor (+ residual)` with the factors of [`DropoutMask`] (overwrites).
 pub(crate) fn dropout(cpu: &Cpu, from: View, dropout: Dropout, residual: Option<View>, to: ViewMut) {
     let keep = DropoutMask::new(dropout);
     by_float!(from.dtype(), T => {
@@ -35,7 +35,7 @@ fn drop_body<L: Lanes, T: Float>(
 ) {
     assert_eq!(from.len(), to.len());
     assert!(residual.is_none_or(|r| r.len() == to.len()));
-    // SAFETY: compiled for L; all are as long as said.
+    // SAFETY: compiled for L; all slices have the same length.
     unsafe {
         by_lanes!(to.len(), |at, count| {
             let factors = keep.factors::<L>(first + at as u64);

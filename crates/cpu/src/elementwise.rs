@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use phalanx_simd::{Isa, Lanes, Number, vectorized};
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 use phalanx_trace::DType;
 
 use crate::float::{Float, by_float};
@@ -26,11 +26,11 @@ pub(crate) fn bytes_mut<'a>(x: ViewMut<'a>) -> &'a mut [u8] {
 }
 
 fn not_null(address: *mut u8) -> *mut u8 {
-    assert!(!address.is_null(), "memory of the Meta device cannot be reached");
+    assert!(!address.is_null(), "tensors of the Meta device have no memory");
     address
 }
 
-/// Every element becomes `value`, rounded.
+/// Sets every element to `value`, rounded.
 pub(crate) fn fill(cpu: &Cpu, x: ViewMut, value: f32) {
     match x.dtype() {
         DType::F64 => fill_slice(cpu, x.into_slice(), f64::from(value)),
@@ -38,7 +38,7 @@ pub(crate) fn fill(cpu: &Cpu, x: ViewMut, value: f32) {
     }
 }
 
-/// Every element becomes `value`.
+/// Sets every element to `value`.
 pub(crate) fn fill_slice<T: Copy + Send + Sync>(cpu: &Cpu, x: &mut [T], value: T) {
     cpu.over_mut(x, 4 * GRAIN, |_, x| x.fill(value));
 }
@@ -79,7 +79,7 @@ vectorized!(pub(crate) fn convert_piece<F: Float, T: Float>(from: &[F], to: &mut
 #[inline(always)]
 fn convert_body<L: Lanes, F: Float, T: Float>(from: &[F], to: &mut [T]) {
     assert_eq!(from.len(), to.len());
-    // SAFETY: compiled for L; both are as long as said.
+    // SAFETY: compiled for L; both slices have the same length.
     unsafe {
         by_lanes!(to.len(), |at, count| store::<L, T>(to, at, load::<L, F>(from, at, count), count));
     }
@@ -90,7 +90,7 @@ vectorized!(pub(crate) fn add_piece<F: Float, T: Float>(from: &[F], into: &mut [
 #[inline(always)]
 fn add_body<L: Lanes, F: Float, T: Float>(from: &[F], into: &mut [T]) {
     assert_eq!(from.len(), into.len());
-    // SAFETY: compiled for L; both are as long as said.
+    // SAFETY: compiled for L; both slices have the same length.
     unsafe {
         by_lanes!(into.len(), |at, count| {
             let sum = L::add(load::<L, T>(into, at, count), load::<L, F>(from, at, count));
@@ -104,10 +104,10 @@ pub(crate) fn put<T: Float>(isa: Isa, from: &[f32], to: &mut [T], accumulate: bo
     if accumulate { add_piece(isa, from, to) } else { convert_piece(isa, from, to) }
 }
 
-/// Numbers that a kernel widens at a time: in f32 they stay in the nearest cache.
+/// Elements that a kernel widens at once: as f32 they stay in L1.
 pub(crate) const PIECE: usize = 1024;
 
-/// `x` as f32: itself if it is, else widened into `buffer`.
+/// `x` as f32: `x` itself if it is f32, else widened into `buffer`.
 pub(crate) fn widened<'a, T: Float>(isa: Isa, x: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
     if T::DTYPE == DType::F32 {
         return bytemuck::cast_slice(x);
@@ -138,10 +138,10 @@ macro_rules! by_lanes {
 }
 pub(crate) use by_lanes;
 
-/// The `count` numbers from `at` on, in the first lanes.
+/// Loads `count` elements starting at `at` into the first lanes.
 ///
 /// # Safety
-/// Compiled for `L`; the numbers are in the row.
+/// Compiled for `L`; the elements lie inside the row.
 #[inline(always)]
 pub(crate) unsafe fn load<L: Lanes, T: Float>(row: &[T], at: usize, count: usize) -> L::V {
     debug_assert!(at + count <= row.len());
@@ -152,10 +152,10 @@ pub(crate) unsafe fn load<L: Lanes, T: Float>(row: &[T], at: usize, count: usize
     }
 }
 
-/// The first `count` lanes, rounded, to the numbers from `at` on.
+/// Stores the first `count` lanes, rounded, starting at element `at`.
 ///
 /// # Safety
-/// Compiled for `L`; the numbers are in the row.
+/// Compiled for `L`; the elements lie inside the row.
 #[inline(always)]
 pub(crate) unsafe fn store<L: Lanes, T: Float>(row: &mut [T], at: usize, x: L::V, count: usize) {
     debug_assert!(at + count <= row.len());
@@ -166,8 +166,8 @@ pub(crate) unsafe fn store<L: Lanes, T: Float>(row: &mut [T], at: usize, x: L::V
     }
 }
 
-/// One pass of an optimizer: `update(range, p, g)` once for each piece, with its gradients in f32, after
-/// which `rounded` becomes p.
+/// One pass of an optimizer: calls `update(range, p, g)` once per piece, with gradients in f32, and then writes p to
+/// `rounded`.
 pub(crate) fn over_updates(
     cpu: &Cpu,
     p: ViewMut,

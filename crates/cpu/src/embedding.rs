@@ -5,7 +5,7 @@
 
 use phalanx_simd::{Lanes, vectorized};
 use phalanx_tensor::arguments::{Lookup, Positions};
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::elementwise::{add_piece, by_lanes, load, store};
 use crate::float::{Float, by_float};
@@ -15,17 +15,17 @@ use crate::{Cpu, row_grain};
 /// Bits of an id that hold the token; the one above holds the token type.
 const TOKEN: u32 = 0x7fff_ffff;
 
-/// The row of a table of `rows` that an id asks for, if it is there.
+/// The row of a table of `rows` rows that an id selects, if this table holds it.
 pub(crate) fn row_of(id: u32, lookup: Lookup, rows: usize) -> Option<usize> {
     match lookup {
         Lookup::Token { first, vocab } => {
             let token = (id & TOKEN) as usize;
-            assert!(token < vocab, "token {token} in a vocabulary of {vocab}");
+            assert!(token < vocab, "token {token} is outside the vocabulary of {vocab}");
             token.checked_sub(first).filter(|row| *row < rows)
         }
         Lookup::Type => {
             let row = (id >> 31) as usize;
-            assert!(row < rows, "token type {row} in a table of {rows} rows");
+            assert!(row < rows, "token type {row} is outside the table of {rows} rows");
             Some(row)
         }
     }
@@ -45,7 +45,7 @@ pub(crate) fn embedding(
     let ids = ids.as_slice::<u32>();
     by_float!(y.dtype(), T => {
         let table = table.as_slice::<T>();
-        let positions = positions.map(Places::<T>::new);
+        let positions = positions.map(PositionRows::<T>::new);
         let y = Shards::new(y.into_slice::<T>());
         cpu.over(ids.len(), row_grain(hidden), |range| {
             // SAFETY: ranges of rows are disjoint.
@@ -70,7 +70,7 @@ pub(crate) fn embedding(
 pub(crate) fn add_positions(cpu: &Cpu, positions: Positions, y: ViewMut) {
     let [rows, hidden] = y.shape().rows_cols();
     by_float!(y.dtype(), T => {
-        let positions = Places::<T>::new(positions);
+        let positions = PositionRows::<T>::new(positions);
         let y = Shards::new(y.into_slice::<T>());
         cpu.over(rows, row_grain(hidden), |range| {
             // SAFETY: ranges of rows are disjoint.
@@ -82,21 +82,21 @@ pub(crate) fn add_positions(cpu: &Cpu, positions: Positions, y: ViewMut) {
     });
 }
 
-/// [`Positions`] as numbers.
-struct Places<'a, T> {
+/// The position embeddings as slices.
+struct PositionRows<'a, T> {
     table: &'a [T],
     hidden: usize,
     first_row: usize,
     seq: usize,
 }
 
-impl<'a, T: Float> Places<'a, T> {
-    fn new(Positions { table, first_row, seq }: Positions<'a>) -> Places<'a, T> {
+impl<'a, T: Float> PositionRows<'a, T> {
+    fn new(Positions { table, first_row, seq }: Positions<'a>) -> PositionRows<'a, T> {
         let [_, hidden] = table.dims();
-        Places { table: table.as_slice(), hidden, first_row, seq }
+        PositionRows { table: table.as_slice(), hidden, first_row, seq }
     }
 
-    /// That of row i.
+    /// The position embedding of row i.
     fn row(&self, i: usize) -> &'a [T] {
         &self.table[(self.first_row + i) % self.seq * self.hidden..][..self.hidden]
     }
@@ -106,7 +106,7 @@ vectorized!(fn sum_of_two<T: Float>(a: &[T], b: &[T], y: &mut [T]) = sum_of_two_
 #[inline(always)]
 fn sum_of_two_body<L: Lanes, T: Float>(a: &[T], b: &[T], y: &mut [T]) {
     assert_eq!([a.len(), b.len()], [y.len(); 2]);
-    // SAFETY: compiled for L; all are as long as said.
+    // SAFETY: compiled for L; all slices have the same length.
     unsafe {
         by_lanes!(y.len(), |at, count| {
             let sum = L::add(load::<L, T>(a, at, count), load::<L, T>(b, at, count));
@@ -120,7 +120,7 @@ vectorized!(fn add_two<T: Float>(a: &[T], b: &[T], y: &mut [T]) = add_two_body);
 #[inline(always)]
 fn add_two_body<L: Lanes, T: Float>(a: &[T], b: &[T], y: &mut [T]) {
     assert_eq!([a.len(), b.len()], [y.len(); 2]);
-    // SAFETY: compiled for L; all are as long as said.
+    // SAFETY: compiled for L; all slices have the same length.
     unsafe {
         by_lanes!(y.len(), |at, count| {
             let sum = L::add(load::<L, T>(a, at, count), load::<L, T>(b, at, count));

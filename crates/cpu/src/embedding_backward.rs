@@ -6,8 +6,8 @@
 //! like the gradient of a bias ([`bias`](crate::bias)).
 
 use phalanx_tensor::arguments::Lookup;
-use phalanx_tensor::buffer::{View, ViewMut};
 use phalanx_tensor::shape::Shape;
+use phalanx_tensor::{View, ViewMut};
 
 use crate::bias::sum_blocks;
 use crate::elementwise::{add_piece, convert_piece, fill_slice, put};
@@ -16,7 +16,7 @@ use crate::float::{Float, by_float};
 use crate::shards::Shards;
 use crate::{Cpu, row_grain};
 
-/// Columns that a task of a gradient sums: 2 KiB, which stay in the nearest cache.
+/// Columns that a gradient task sums: 2 KiB, which stay in L1.
 const STRIP: usize = 512;
 
 /// `dtable[lookup of ids[i]] (+)= dy[i]`.
@@ -72,7 +72,8 @@ fn table_gradient<T: Float, P: Float>(
     }
     let dtable = Shards::new(dtable);
     cpu.scratch.with(|buffer| {
-        // Row of the table above, place in dy below: sorted, they are runs of one row, places ascending.
+        // High bits: row of the table; low bits: row of dy. Sorted, equal table rows form runs in ascending order of
+        // dy.
         let order = buffer.slice::<u64>(ids.len());
         let mut found = 0;
         for (t, id) in ids.iter().enumerate() {
@@ -95,7 +96,7 @@ fn table_gradient<T: Float, P: Float>(
                 convert_piece(cpu.isa, dy(run[0]), sums);
                 run[1..].iter().for_each(|entry| add_piece(cpu.isa, dy(*entry), sums));
                 let at = (run[0] >> 32) as usize * hidden;
-                // SAFETY: a run belongs to one piece, so this task alone touches these columns of this row.
+                // SAFETY: a run belongs to one piece, so only this task writes these columns of this row.
                 let into = unsafe { dtable.piece(at + columns.start..at + columns.end) };
                 put(cpu.isa, sums, into, accumulate);
             }
@@ -103,7 +104,7 @@ fn table_gradient<T: Float, P: Float>(
     });
 }
 
-/// The runs of equal rows that start in `range`; the last may go on behind it.
+/// The runs of equal rows that start in `range`; the last may extend beyond it.
 fn runs(order: &[u64], range: std::ops::Range<usize>) -> impl Iterator<Item = &[u64]> {
     let same = |a: &u64, b: &u64| a >> 32 == b >> 32;
     let end_of = move |start: usize| {
@@ -138,7 +139,7 @@ pub(crate) fn position_gradient(
         if !accumulate {
             fill_slice(cpu, rest, P::default());
         }
-        // Where dy starts and ends, counted in elements from position 0 of its first sample.
+        // Start of dy, in elements from position 0 of its first sample.
         let (sample, start) = (seq * hidden, first_row % seq * hidden);
         let end = start + dy.len();
         cpu.over_mut(seen, STRIP, |range, into| {

@@ -11,7 +11,7 @@ use phalanx_trace::DType;
 use crate::float::Float;
 use crate::gelu::{Erf, Formula, Tanh};
 
-/// A pointer to the first element of a block of a matrix, whose rows lie `stride` elements apart; null for no matrix.
+/// A pointer to a block of a matrix whose rows are `stride` elements apart; null for no matrix.
 #[derive(Clone, Copy)]
 pub(crate) struct MatrixPointer {
     pub(crate) at: *mut u8,
@@ -25,7 +25,7 @@ impl MatrixPointer {
         MatrixPointer { at: std::ptr::null_mut(), dtype: DType::F32, stride: 0 }
     }
 
-    /// Rows of a matrix that is written.
+    /// A matrix that is written.
     pub(crate) fn of<T: Float>(at: *mut T, stride: usize) -> MatrixPointer {
         MatrixPointer { at: at.cast(), dtype: T::DTYPE, stride }
     }
@@ -34,7 +34,7 @@ impl MatrixPointer {
         !self.at.is_null()
     }
 
-    /// The part that starts at (row, column); none stays none.
+    /// The part that starts at (row, column); null stays null.
     #[inline(always)]
     fn at(self, row: usize, column: usize) -> MatrixPointer {
         if self.at.is_null() {
@@ -45,8 +45,8 @@ impl MatrixPointer {
     }
 }
 
-/// Where a block of the result goes, and what happens before. With sums s:
-/// `s += partial; s += bias; s += add; to = round(s)`, or with GELU: `pre = round(s); to = round(gelu(pre))`.
+/// Where a block of the result is written, and what is applied before. With sums s: `s += partial; s += bias; s += add;
+/// to = round(s)`, or with GELU: `pre = round(s); to = round(gelu(pre))`.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) to: MatrixPointer,
@@ -54,11 +54,11 @@ pub(crate) struct Target {
     pub(crate) partial: MatrixPointer,
     /// One row that is added to every row.
     pub(crate) bias: MatrixPointer,
-    /// What is added; may be `to` itself.
+    /// A matrix that is added; may be `to` itself.
     pub(crate) add: MatrixPointer,
-    /// Where the argument of GELU goes; the sums are not passed through GELU without it.
+    /// Where the argument of GELU is stored. Null: no GELU.
     pub(crate) pre: MatrixPointer,
-    /// The formula of the GELU.
+    /// The GELU formula.
     pub(crate) gelu: Gelu,
 }
 
@@ -156,7 +156,7 @@ pub(crate) unsafe fn finish<L: Lanes>(buffer: &mut [f32], width: usize, size: [u
         add_rows::<L>(buffer, width, size, target.add);
         if target.pre.is_some() {
             store_rows::<L>(buffer, width, size, target.pre);
-            // As it was stored: GELU of it can be made again.
+            // GELU is computed from the stored (rounded) argument, so that backward can recompute it.
             copy_rows::<L>(buffer, width, size, target.pre);
             match target.gelu {
                 Gelu::Tanh => gelu_all::<L, Tanh>(&mut buffer[..rows * width]),
@@ -167,7 +167,7 @@ pub(crate) unsafe fn finish<L: Lanes>(buffer: &mut [f32], width: usize, size: [u
     }
 }
 
-/// GELU of whole vectors.
+/// Applies GELU to whole vectors.
 ///
 /// # Safety
 /// Compiled for `L`.
@@ -179,7 +179,7 @@ unsafe fn gelu_all<L: Lanes, F: Formula>(sums: &mut [f32]) {
     }
 }
 
-/// Runs `$body` for every vector of the sums: index in the buffer, row, first column, lanes that count.
+/// Runs `$body` for every vector of the sums: index in the buffer, row, first column, number of valid lanes.
 macro_rules! for_vectors {
     ($size:expr, $width:expr, |$index:ident, $row:ident, $column:ident, $count:ident| $body:expr) => {
         for $row in 0..$size[0] {

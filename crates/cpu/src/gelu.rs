@@ -8,7 +8,7 @@
 
 use phalanx_simd::{Lanes, lanes, vectorized};
 use phalanx_tensor::arguments::Gelu;
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::bias::sum_blocks;
 use crate::elementwise::{by_lanes, load, store};
@@ -16,7 +16,7 @@ use crate::float::{Float, by_float};
 use crate::shards::Shards;
 use crate::{Cpu, GRAIN};
 
-/// -2 sqrt(2/pi), and as an exponent of two: over ln 2.
+/// -2 sqrt(2/pi), and the same divided by ln 2 as an exponent of 2.
 const SLOPE: f32 = -1.595_769_2;
 const SLOPE2: f32 = -2.302_208_2;
 const CUBE: f32 = 0.044_715;
@@ -68,7 +68,7 @@ vectorized!(fn forward<T: Float, F: Formula>(x: &[T], y: &mut [T]) = forward_bod
 #[inline(always)]
 fn forward_body<L: Lanes, T: Float, F: Formula>(x: &[T], y: &mut [T]) {
     assert_eq!(x.len(), y.len());
-    // SAFETY: compiled for L; both are as long as said.
+    // SAFETY: compiled for L; both slices have the same length.
     unsafe {
         by_lanes!(x.len(), |at, count| {
             store::<L, T>(y, at, F::value::<L>(load::<L, T>(x, at, count)), count);
@@ -81,8 +81,8 @@ impl Formula for Tanh {
     unsafe fn value<L: Lanes>(x: L::V) -> L::V {
         // SAFETY: the caller's promise.
         unsafe {
-            // Below, e adds nothing to 1; above, it is infinite. The bounds come first, so that what is not a
-            // number stays so.
+            // Below the bounds, e adds nothing to 1; above, it is infinite. The bounds are the first operands, so that
+            // NaN stays NaN.
             let v = exponent::<L>(x, L::mul(x, x));
             let v = L::max(L::splat(-126.0), L::min(L::splat(128.0), v));
             L::div(x, L::add(L::splat(1.0), power::<L>(v)))
@@ -95,8 +95,8 @@ impl Formula for Tanh {
     unsafe fn slope<L: Lanes>(x: L::V) -> L::V {
         // SAFETY: the caller's promise.
         unsafe {
-            // Farther out it is 0 or 1 up to 2e-31, but its factors are infinite. The bounds come first, so that
-            // what is not a number stays so.
+            // Outside the bounds the slope is 0 or 1 up to 2e-31, but its factors are infinite. The bounds are the
+            // first operands, so that NaN stays NaN.
             let x = L::max(L::splat(-9.5), L::min(L::splat(9.5), x));
             let (one, x_squared) = (L::splat(1.0), L::mul(x, x));
             let e = power::<L>(exponent::<L>(x, x_squared));
@@ -107,7 +107,7 @@ impl Formula for Tanh {
     }
 }
 
-/// v, where `2^v = exp(-2u)`.
+/// The v for which `2^v = exp(-2u)`.
 ///
 /// # Safety
 /// Compiled for `L`.
@@ -133,7 +133,7 @@ unsafe fn power<L: Lanes>(v: L::V) -> L::V {
         for c in [1.339_887_4e-3, 9.618_437e-3, 5.550_332_5e-2, 0.240_226_48, std::f32::consts::LN_2, 1.0] {
             p = L::mul_add(p, fraction, L::splat(c));
         }
-        // No lane is below what it is held against.
+        // The comparison is false in every lane.
         L::scale2(p, whole, L::splat(0.0), L::splat(0.0))
     }
 }
@@ -148,7 +148,7 @@ unsafe fn power<L: Lanes>(v: L::V) -> L::V {
 unsafe fn tail<L: Lanes>(x: L::V) -> [L::V; 3] {
     // SAFETY: the caller's promise.
     unsafe {
-        // The bounds come first, so that what is not a number stays so.
+        // The bounds are the first operands, so that NaN stays NaN.
         let a = L::min(L::splat(14.0), L::max(x, L::sub(L::splat(0.0), x)));
         let mut above = L::splat(4.077_616e-3);
         for c in [4.037_258_4e-2, 0.182_461_9, 0.437_250_97, 0.5] {
@@ -189,8 +189,8 @@ impl Formula for Erf {
     }
 }
 
-/// In place: dy becomes `dx = dy * gelu'(x)`; `db (+)= sum over rows of dx`, before it is rounded. x, dy
-/// `[rows, width]`, db `[width]`.
+/// Replaces dy by `dx = dy * gelu'(x)`; `db (+)= sum over rows of dx` before rounding. x, dy `[rows, width]`, db
+/// `[width]`.
 pub(crate) fn gelu_backward(cpu: &Cpu, x: View, gelu: Gelu, dy: ViewMut, db: ViewMut, accumulate: bool) {
     let [rows, width] = x.shape().rows_cols();
     by_float!(x.dtype(), T => by_form!(gelu, F => {
@@ -210,7 +210,7 @@ vectorized!(fn backward_rows<T: Float, F: Formula>(x: &[T], dy: &mut [T], sums: 
 fn backward_body<L: Lanes, T: Float, F: Formula>(x: &[T], dy: &mut [T], sums: &mut [f32]) {
     let width = sums.len();
     for (x, dy) in x.chunks_exact(width).zip(dy.chunks_exact_mut(width)) {
-        // SAFETY: compiled for L; all are rows of `width` numbers.
+        // SAFETY: compiled for L; all are rows of `width` elements.
         unsafe {
             by_lanes!(width, |at, count| {
                 let slope = F::slope::<L>(load::<L, T>(x, at, count));

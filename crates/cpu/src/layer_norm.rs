@@ -5,7 +5,7 @@
 
 use phalanx_simd::{Lanes, lanes, vectorized};
 use phalanx_tensor::LayerNormBackward;
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::bias::sum_blocks;
 use crate::elementwise::{by_lanes, load, store};
@@ -13,16 +13,15 @@ use crate::float::{Float, by_float};
 use crate::shards::Shards;
 use crate::{Cpu, row_grain};
 
-/// Most rows that go through a pass together, so that the end of one row's sum hides behind the next row.
+/// Maximum number of rows per pass: the latency of one row's sum hides behind the next row.
 const ROWS: usize = 4;
 
-/// Rows that go through a pass together: as many as stay in the nearest cache.
+/// Rows per pass: as many as stay in L1.
 fn rows_together(hidden: usize) -> usize {
     (4096 / hidden.max(1)).clamp(1, ROWS)
 }
 
-/// `y = (x - mean) * rstd * gamma + beta` by rows; x, y `[rows, hidden]`, statistics (mean, rstd) `[rows]`
-/// f32. All overwritten.
+/// `y = (x - mean) * rstd * gamma + beta` per row; x, y `[rows, hidden]`, mean and rstd `[rows]` in f32 (overwrites).
 pub(crate) fn layer_norm(
     cpu: &Cpu,
     x: View,
@@ -65,7 +64,7 @@ fn forward_rows_body<L: Lanes, T: Float>(
     let blocks = x.chunks(together * hidden).zip(y.chunks_mut(together * hidden));
     for ((x, y), (mean, rstd)) in blocks.zip(mean.chunks_mut(together).zip(rstd.chunks_mut(together))) {
         let rows = || x.chunks_exact(hidden);
-        // SAFETY: compiled for L; all are rows of `hidden` numbers.
+        // SAFETY: compiled for L; all are rows of `hidden` elements.
         unsafe {
             for (x, m) in rows().zip(mean.iter_mut()) {
                 *m = lanes::sum_row!(L, hidden, |at, count| load::<L, T>(x, at, count)) / hidden as f32;
@@ -88,7 +87,7 @@ fn forward_rows_body<L: Lanes, T: Float>(
     }
 }
 
-/// Some rows of the input, and what the forward pass stored of them.
+/// Some rows of the input, and their statistics from forward.
 #[derive(Clone, Copy)]
 struct NormalizedRows<'a, T> {
     x: &'a [T],
@@ -137,14 +136,14 @@ fn backward_rows_body<L: Lanes, T: Float>(
     let blocks = x.zip(dy).zip(dx.chunks_mut(together * hidden));
     for (((x, dy), dx), (mean, rstd)) in blocks.zip(mean.chunks(together).zip(rstd.chunks(together))) {
         let rows = || x.chunks_exact(hidden).zip(dy.chunks_exact(hidden)).zip(mean.iter().zip(rstd));
-        // Of each row, -rstd * avg(d) and -rstd * avg(d * n).
+        // For each row: -rstd * avg(d) and -rstd * avg(d * n).
         let mut averages = [[0f32; 2]; ROWS];
-        // SAFETY: compiled for L; all are rows of `hidden` numbers.
+        // SAFETY: compiled for L; all are rows of `hidden` elements.
         unsafe {
             for (((x, dy), (m, r)), averages) in rows().zip(&mut averages) {
                 let (m, mut sum_d, mut sum_dn) = (L::splat(*m), L::splat(0.0), L::splat(0.0));
                 by_lanes!(hidden, |at, count| {
-                    // Lanes without a number add 0, because their d is 0.
+                    // Lanes beyond the row add 0, because their d is 0.
                     let d = L::mul(load::<L, T>(dy, at, count), load::<L, T>(gamma, at, count));
                     sum_d = L::add(sum_d, d);
                     sum_dn = L::mul_add(d, L::sub(load::<L, T>(x, at, count), m), sum_dn);

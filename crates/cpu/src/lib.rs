@@ -74,7 +74,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A device with `threads` threads, including the caller's: for one thread, and for tests.
+    /// A device with `threads` threads, including the caller's.
     ///
     /// # Panics
     /// When the system starts fewer threads. A device of one thread starts none.
@@ -103,7 +103,7 @@ impl Cpu {
         self.pool.run(len.div_ceil(grain), &|i| task(i * grain..len.min((i + 1) * grain)));
     }
 
-    /// [`Cpu::over`] for a slice that each task writes its piece of.
+    /// [`Cpu::over`] for a slice: each task gets its piece to write.
     fn over_mut<T: Send>(&self, x: &mut [T], grain: usize, task: impl Fn(Range<usize>, &mut [T]) + Sync) {
         let shards = Shards::new(x);
         self.over(shards.len(), grain, |range| {

@@ -10,18 +10,18 @@ use std::ops::Range;
 
 use phalanx_simd::Isa;
 use phalanx_tensor::arguments::{Epilogue, Gelu, Layout, VOCABULARY_BLOCK, Weight};
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 use phalanx_trace::DType;
 
 use crate::Cpu;
 use crate::epilogue::{MatrixPointer, Target};
 use crate::matrix::Matrix;
-use crate::microkernel::{self, Across, Down, Packing, Panels};
+use crate::microkernel::{self, Packing, Panels, PanelsA, PanelsB};
 use crate::packing::{MatrixBlock, PanelLayout, pack};
 use crate::scratch::with_thread_scratch;
 use crate::shards::Shards;
 
-/// `[in, out]`, whatever the layout.
+/// The weight as a matrix `[in, out]`, whatever its layout.
 pub(crate) fn weight<'a>(w: &Weight<'a>) -> Matrix<'a> {
     let matrix = Matrix::of(&w.matrix);
     match w.layout {
@@ -30,7 +30,7 @@ pub(crate) fn weight<'a>(w: &Weight<'a>) -> Matrix<'a> {
     }
 }
 
-/// Rows of a result.
+/// A result as a matrix with `columns` columns.
 fn place(y: &ViewMut, columns: usize) -> MatrixPointer {
     MatrixPointer { at: y.address().as_ptr(), dtype: y.dtype(), stride: columns }
 }
@@ -94,24 +94,23 @@ pub(crate) fn product(cpu: &Cpu, a: Matrix, b: Matrix, c: ViewMut, accumulate: b
     unsafe { product_onto(cpu, a, b, Target { add, ..Target::new(to) }) };
 }
 
-/// Packed numbers that tasks share at a time: 8 MiB, so that they stay in the L3 cache.
-const SHARED: usize = 2 << 20;
+/// Packed elements that tasks share at once: 8 MiB, so that they stay in the L3 cache.
+const SHARED_ELEMENTS: usize = 2 << 20;
 
-/// Packed numbers of its own operand that a task takes at most: 384 KiB, less than half of an L2 cache.
-const OWN: usize = 96 << 10;
+/// Maximum packed elements of a task's own operand: 384 KiB, less than half of an L2 cache.
+const OWN_ELEMENTS: usize = 96 << 10;
 
 /// A task has at least this many operations, about 10 microseconds.
 const TASK_FLOPS: usize = 2 << 20;
 
-/// Tasks come in multiples of this where there is enough to do, so that 2, 3, 4, 6, 8 threads finish
-/// together.
+/// With enough work, the number of tasks is a multiple of this, so that 2, 3, 4, 6 or 8 threads finish together.
 const EVEN: usize = 24;
 
-/// Rows shorter than this are slow to read from memory strip by strip.
+/// Rows shorter than this are slow to read strip by strip.
 const NARROW: usize = 96;
 
-/// Packed numbers of a block of the inner dimension, of `packed` in all. Results in f32 keep their sums between
-/// blocks where they go; others keep them in a scratch, so they are not cut before they must be.
+/// Depth of a block of the inner dimension, out of `packed` in total. Results in f32 hold the sums between blocks
+/// themselves; others need scratch for them, so they are cut only where necessary.
 fn depth(to: DType, packed: usize) -> usize {
     let depth_max = match to {
         DType::F32 => 512,
@@ -121,16 +120,16 @@ fn depth(to: DType, packed: usize) -> usize {
     packed.clamp(1, depth_max)
 }
 
-/// One operand, as it is packed: steps of depth by lanes.
+/// One operand in its packed layout: steps of depth by lanes.
 #[derive(Clone, Copy)]
 struct Side<'a> {
     matrix: Matrix<'a>,
     packing: Packing,
-    /// Packed numbers of a block.
+    /// Depth of a block, in packed elements.
     depth: usize,
     /// Lanes of a panel.
     panel: usize,
-    /// Numbers from one step of a panel to the next.
+    /// Elements between two steps of a panel.
     width: usize,
 }
 
@@ -143,12 +142,12 @@ impl Side<'_> {
         self.lanes().div_ceil(self.panel)
     }
 
-    /// Packed numbers of one step of depth.
+    /// Packed elements of one step of depth.
     fn packed(&self) -> usize {
         self.panels() * self.width
     }
 
-    /// The packed steps `packed` of some lanes, to be packed.
+    /// The unpacked block that becomes the packed steps `packed` of some lanes.
     fn block(&self, packed: Range<usize>, lanes: Range<usize>) -> MatrixBlock {
         let inner = self.packing.inner(packed.start)..self.packing.inner(packed.end).min(self.matrix.rows);
         self.matrix.block(inner, lanes)
@@ -163,9 +162,9 @@ impl Side<'_> {
         }
     }
 
-    /// Packs the packed steps `depth`, by all threads: blocks, each all panels one after another.
+    /// Packs the steps `depth` on all threads: block by block, each with all its panels in order.
     fn pack_all(&self, cpu: &Cpu, depth: Range<usize>, packed: &mut [f32]) {
-        // Rows that lie in order are read whole, a piece of the steps by a task; others panel by panel.
+        // Contiguous rows are read whole, and tasks split the steps; other layouts are read panel by panel.
         let [steps, panels] = if self.matrix.column_stride == 1 {
             [(crate::GRAIN / self.packed()).clamp(1, self.depth), self.panels()]
         } else {
@@ -188,7 +187,7 @@ impl Side<'_> {
                 + (piece.start - block.start) * self.width;
             assert!(at < packed.len());
             let from = self.block(depth.start + piece.start..depth.start + piece.end, lanes);
-            // SAFETY: these steps of these panels are this task's alone, and inside the buffer, which holds
+            // SAFETY: only this task writes these steps of these panels, and they lie inside the buffer, which holds
             // all panels of all blocks; `Matrix::block` checked what is read.
             unsafe { pack(cpu.isa, from, layout, packed.base().add(at)) };
         });
@@ -199,19 +198,19 @@ impl Side<'_> {
 struct Plan<'a> {
     isa: Isa,
     packing: Packing,
-    /// Packed numbers of a block of the inner dimension.
+    /// Depth of a block of the inner dimension, in packed elements.
     depth: usize,
     a: Side<'a>,
     b: Side<'a>,
-    /// Whether tasks cut `a`; else they cut `b`.
+    /// Whether tasks divide the rows of `a`; else the columns of `b`.
     cut_rows: bool,
-    /// Whether a task packs what it cuts off; else both operands are packed before.
+    /// Whether each task packs its own part; else both operands are packed before.
     packs_own: bool,
     tasks: usize,
     target: Target,
-    /// Sums between blocks, when the result cannot hold them.
+    /// Holds the sums between blocks if the result cannot.
     partial: MatrixPointer,
-    /// Panels of columns that tasks are not to separate.
+    /// Number of neighbouring column panels that stay in one task.
     unit: usize,
 }
 
@@ -219,11 +218,11 @@ struct Plan<'a> {
 // tasks touch disjoint blocks of what is written.
 unsafe impl Sync for Plan<'_> {}
 
-/// `to = a · b`, finished as the target says; `to`, what is added and `pre` are row-major matrices of the
-/// product's shape.
+/// `to = a · b`, finished as the target says; `to`, what is added and `pre` are row-major matrices of the product's
+/// shape.
 ///
 /// # Safety
-/// The target's places are valid for the whole product and nobody else touches what is written.
+/// The target's pointers are valid for the whole product, and nobody else uses what is written.
 pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Target) {
     let [m, n, k] = [a.rows, b.columns, a.columns];
     assert_eq!((k, a.dtype), (b.rows, b.dtype));
@@ -234,7 +233,7 @@ pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Targe
     let k = plan.packing.packed(k);
     let (own, other) = plan.sides();
     let shared = other.packed() + if plan.packs_own { 0 } else { own.packed() };
-    let span = (SHARED / shared / plan.depth).max(1) * plan.depth;
+    let span = (SHARED_ELEMENTS / shared / plan.depth).max(1) * plan.depth;
     let keeps = target.to.dtype != DType::F32 && k > plan.depth;
     cpu.scratch.with(|buffer| {
         let length = shared * span.min(k);
@@ -262,7 +261,7 @@ pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Targe
 /// Columns of a product that [`product_into`] keeps together.
 pub(crate) const TOGETHER: usize = VOCABULARY_BLOCK;
 
-/// Receives a part of a product: its rows, its columns, and its numbers, row after row.
+/// Receives a part of a product: its rows, its columns, and its elements in row-major order.
 pub(crate) type Consume<'a> = dyn Fn(Range<usize>, Range<usize>, &[f32]) + Sync + 'a;
 
 /// `a · b` in f32 that is never stored: each part goes to `consume` while it is in the cache.
@@ -301,11 +300,11 @@ impl<'a> Plan<'a> {
         let b = Side { matrix: b, packing, depth, panel: columns, width: columns };
         let cut_rows = m >= n;
         let own = if cut_rows { a } else { b };
-        let panels_max = (OWN / (own.width * depth)).max(1);
+        let panels_max = (OWN_ELEMENTS / (own.width * depth)).max(1);
         let unit = if cut_rows { 1 } else { unit };
         let units = own.panels().div_ceil(unit);
         let tasks_min = own.panels().div_ceil(panels_max.max(unit)).min(units);
-        // Few panels stay together in larger tasks: each task reads all of the other operand.
+        // With few panels, tasks are larger, because each reads all of the other operand.
         let even = if units < 2 * EVEN { EVEN / 4 } else { EVEN };
         let tasks =
             tasks_min.next_multiple_of(even).min(units).min((2 * m * n * k / TASK_FLOPS).max(tasks_min));
@@ -325,12 +324,12 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The operand that tasks cut, and the other one.
+    /// The operand that tasks divide, and the other one.
     fn sides(&self) -> (Side<'a>, Side<'a>) {
         if self.cut_rows { (self.a, self.b) } else { (self.b, self.a) }
     }
 
-    /// The panels of its own operand that a task has.
+    /// The panels of its own operand that a task computes.
     fn panels_of(&self, task: usize) -> Range<usize> {
         let (own, _) = self.sides();
         let units = own.panels().div_ceil(self.unit);
@@ -338,11 +337,11 @@ impl<'a> Plan<'a> {
         edge(task)..edge(task + 1)
     }
 
-    /// One task's rows or columns of the result, over the packed steps `depth`; `packed` holds the operands
-    /// that were packed before, own and other.
+    /// Computes one task's rows or columns of the result over the packed steps `depth`. `packed` holds the operands
+    /// that were packed before: own and other.
     ///
     /// # Safety
-    /// Nobody else touches these rows or columns of the target, which is valid for the whole result.
+    /// Nobody else uses these rows or columns of the target, which is valid for the whole result.
     unsafe fn run_task(&self, task: usize, depth: Range<usize>, packed: [&[f32]; 2]) {
         let (own, other) = self.sides();
         let panels = self.panels_of(task);
@@ -370,14 +369,14 @@ impl<'a> Plan<'a> {
         });
     }
 
-    /// As [`Plan::run_task`] over all of the inner dimension, for [`product_into`].
+    /// Like [`Plan::run_task`], over the whole inner dimension, for [`product_into`].
     fn feed_task(&self, task: usize, depth: Range<usize>, packed: [&[f32]; 2], consume: &Consume) {
         let (own, other) = self.sides();
         let panels = self.panels_of(task);
         let lanes = panels.start * own.panel..own.lanes().min(panels.end * own.panel);
         let [rows, columns] =
             if self.cut_rows { [lanes.clone(), 0..other.lanes()] } else { [0..other.lanes(), lanes.clone()] };
-        // With one block of the inner dimension, rows go in pieces that stay in L2 with their results.
+        // With one block of the inner dimension, rows are processed in pieces that stay in L2 with their results.
         let blocks = depth.len().div_ceil(self.depth);
         let piece = if self.cut_rows || blocks > 1 { rows.len() } else { self.row_piece(self.depth) };
         let pack_len = if self.packs_own { panels.len() * own.width * self.depth } else { 0 };
@@ -418,13 +417,13 @@ impl<'a> Plan<'a> {
         });
     }
 
-    /// Whether nothing is added after the block of the packed steps `steps`.
+    /// Whether `steps` is the last block of the inner dimension.
     fn is_last(&self, steps: &Range<usize>) -> bool {
         steps.end >= self.packing.packed(self.a.matrix.rows)
     }
 
-    /// Where the block of the packed steps `steps` goes: the first brings what is added, the last brings the
-    /// rest and rounds; the result itself holds the sums between them when it is f32 and nothing else follows.
+    /// The target of the block `steps`: the first block adds the existing values, the last one applies the rest and
+    /// rounds. Between blocks, the result itself holds the sums if it is f32 and no GELU follows.
     fn block_target(&self, steps: &Range<usize>) -> Target {
         let first = steps.start == 0;
         let last = self.is_last(steps);
@@ -446,9 +445,9 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Rows that stay in L2, packed, while panels of columns pass.
+    /// Number of rows that stay in L2, packed, while panels of columns are read.
     fn row_piece(&self, depth: usize) -> usize {
-        (OWN / (self.a.width * depth).max(1)).max(1) * self.a.panel
+        (OWN_ELEMENTS / (self.a.width * depth).max(1)).max(1) * self.a.panel
     }
 
     /// Multiplies one block of the inner dimension for a task.
@@ -470,13 +469,13 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// `a` and `b`, packed panels of `depth` steps, onto the target.
+    /// Multiplies `a` and `b`, packed panels of `depth` steps, onto the target.
     ///
     /// # Safety
-    /// The slices hold `rows` and `columns`; the target is valid for them and nobody else touches it.
+    /// The slices hold `rows` and `columns`; the target is valid for them, and nobody else uses it.
     unsafe fn block(&self, [rows, columns, depth]: [usize; 3], a: &[f32], b: &[f32], target: &Target) {
-        let a = Down { from: a.as_ptr(), step: self.a.width, panel: self.a.width * depth };
-        let b = Across { from: b.as_ptr(), panel: self.b.width * depth };
+        let a = PanelsA { from: a.as_ptr(), step: self.a.width, panel: self.a.width * depth };
+        let b = PanelsB { from: b.as_ptr(), panel: self.b.width * depth };
         // SAFETY: the caller's promise.
         unsafe { microkernel::block(self.isa, self.packing, [rows, columns, depth], a, b, target) }
     }

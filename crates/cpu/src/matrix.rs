@@ -3,12 +3,12 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use phalanx_tensor::buffer::View;
+use phalanx_tensor::View;
 use phalanx_trace::DType;
 
 use crate::packing::MatrixBlock;
 
-/// A matrix to read: any element type, any strides.
+/// A read-only matrix of any element type and strides.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a> {
     data: *const u8,
@@ -26,7 +26,7 @@ unsafe impl Send for Matrix<'_> {}
 unsafe impl Sync for Matrix<'_> {}
 
 impl<'a> Matrix<'a> {
-    /// All of a view: leading dimensions are rows.
+    /// A whole view; the leading dimensions are rows.
     pub(crate) fn of(x: &View<'a>) -> Matrix<'a> {
         let [rows, columns] = x.shape().rows_cols();
         Matrix {
@@ -40,7 +40,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Rows and columns.
+    /// `[rows, columns]`
     pub(crate) fn shape(self) -> [usize; 2] {
         [self.rows, self.columns]
     }
@@ -67,7 +67,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Rows `steps` and columns `lanes`, to be packed.
+    /// The block of rows `steps` and columns `lanes` that is to be packed.
     pub(crate) fn block(&self, steps: Range<usize>, lanes: Range<usize>) -> MatrixBlock {
         assert!(steps.start <= steps.end && steps.end <= self.rows);
         assert!(lanes.start < lanes.end && lanes.end <= self.columns);

@@ -20,7 +20,7 @@ use phalanx_trace::DType;
 
 use crate::epilogue::{Target, finish, finish_plain};
 
-/// What one packed number of four bytes holds.
+/// What one packed element of four bytes holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packing {
     /// One f32: one step of the inner dimension.
@@ -30,13 +30,13 @@ pub(crate) enum Packing {
 }
 
 impl Packing {
-    /// How operands stored as `dtype` are multiplied: f16, and bf16 where the processor has no products of it,
-    /// are widened to f32.
+    /// How operands stored as `dtype` are multiplied: f16, and bf16 where the processor has no bf16 products, are
+    /// widened to f32.
     pub(crate) fn of(isa: Isa, dtype: DType) -> Packing {
         if isa == Isa::Avx512Bf16 && dtype == DType::BF16 { Packing::Pairs } else { Packing::Single }
     }
 
-    /// Packed numbers for `inner` steps of the inner dimension.
+    /// Packed elements for `inner` steps of the inner dimension.
     pub(crate) fn packed(self, inner: usize) -> usize {
         match self {
             Packing::Single => inner,
@@ -44,7 +44,7 @@ impl Packing {
         }
     }
 
-    /// Steps of the inner dimension of `packed` numbers.
+    /// Steps of the inner dimension in `packed` elements.
     pub(crate) fn inner(self, packed: usize) -> usize {
         match self {
             Packing::Single => packed,
@@ -58,7 +58,7 @@ impl Packing {
 pub(crate) struct Panels {
     /// Rows of a tile.
     pub(crate) rows: usize,
-    /// Numbers from one step of depth to the next in a panel of `a`; at least `rows`.
+    /// Elements between two steps of depth in a panel of `a`; at least `rows`.
     pub(crate) row_width: usize,
     /// Columns of a tile, and width of a panel of `b`.
     pub(crate) columns: usize,
@@ -73,30 +73,29 @@ pub(crate) fn panels(isa: Isa) -> Panels {
     }
 }
 
-/// Panels of `a`: broadcast one packed number at a time, so they may also be the columns of a matrix that is
-/// not packed in panels.
+/// Panels of `a`. Their elements are broadcast one by one, so they may also be columns of an unpacked matrix.
 #[derive(Clone, Copy)]
-pub(crate) struct Down {
+pub(crate) struct PanelsA {
     /// First step of the first panel.
     pub(crate) from: *const f32,
-    /// Numbers from step to step of a panel.
+    /// Elements between two steps of a panel.
     pub(crate) step: usize,
-    /// Numbers from panel to panel.
+    /// Elements between the starts of two panels.
     pub(crate) panel: usize,
 }
 
 /// Packed panels of `b`.
 #[derive(Clone, Copy)]
-pub(crate) struct Across {
+pub(crate) struct PanelsB {
     /// First step of the first panel.
     pub(crate) from: *const f32,
-    /// Numbers from panel to panel.
+    /// Elements between the starts of two panels.
     pub(crate) panel: usize,
 }
 
-/// A step of packed numbers.
+/// The multiply-add of packed elements.
 pub(crate) trait Multiply<L: Lanes> {
-    /// `a * b + sum` by lanes.
+    /// `a * b + sum` per lane.
     ///
     /// # Safety
     /// As for `L`.
@@ -133,34 +132,34 @@ impl Multiply<Avx512> for Pairs {
     }
 }
 
-/// `to = a · b`, finished as `target` says, for a block of `rows x columns x depth`, depth in packed numbers.
+/// `to = a · b`, finished as `target` says, for a block of `rows x columns x depth`, with depth in packed elements.
 ///
 /// # Safety
-/// `a` holds `rows` and `b` `columns` in panels of `depth` steps, as [`panels`] of this `isa` says, which the
-/// processor has; the target is valid for the block, and nobody else touches it.
+/// `a` holds `rows` and `b` `columns` in panels of `depth` steps, as [`panels`] of this `isa` says, which the processor
+/// has; the target is valid for the block, and nobody else uses it.
 pub(crate) unsafe fn block(
     isa: Isa,
     packing: Packing,
     size: [usize; 3],
-    a: Down,
-    b: Across,
+    a: PanelsA,
+    b: PanelsB,
     target: &Target,
 ) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
-    unsafe fn pairs(size: [usize; 3], a: Down, b: Across, target: &Target) {
+    unsafe fn pairs(size: [usize; 3], a: PanelsA, b: PanelsB, target: &Target) {
         // SAFETY: the caller's promise.
         unsafe { tiles::<Avx512, Pairs, 14, 2>(size, a, b, target) }
     }
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
-    unsafe fn avx512(size: [usize; 3], a: Down, b: Across, target: &Target) {
+    unsafe fn avx512(size: [usize; 3], a: PanelsA, b: PanelsB, target: &Target) {
         // SAFETY: the caller's promise.
         unsafe { tiles::<Avx512, Single, 14, 2>(size, a, b, target) }
     }
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn avx2(size: [usize; 3], a: Down, b: Across, target: &Target) {
+    unsafe fn avx2(size: [usize; 3], a: PanelsA, b: PanelsB, target: &Target) {
         // SAFETY: the caller's promise.
         unsafe { tiles::<Avx2, Single, 6, 1>(size, a, b, target) }
     }
@@ -174,17 +173,17 @@ pub(crate) unsafe fn block(
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx2, Packing::Single) => avx2(size, a, b, target),
             (_, Packing::Single) => tiles::<Portable, Single, 2, 1>(size, a, b, target),
-            (_, Packing::Pairs) => unreachable!("pairs are multiplied on Avx512Bf16 only"),
+            (_, Packing::Pairs) => unreachable!("pairs need Avx512Bf16"),
         }
     }
 }
 
-/// All tiles of a block: a panel of `b` stays near while the panels of `a` come from L2.
+/// Computes all tiles of a block: a panel of `b` stays in L1 while the panels of `a` come from L2.
 #[inline(always)]
 unsafe fn tiles<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize>(
     [rows, columns, depth]: [usize; 3],
-    a: Down,
-    b: Across,
+    a: PanelsA,
+    b: PanelsB,
     target: &Target,
 ) {
     let width = VECTORS * 16;
@@ -194,7 +193,7 @@ unsafe fn tiles<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usiz
             // SAFETY: panel (left / width) of b and (top / ROWS) of a exist (the caller's promise).
             unsafe {
                 let b = b.from.add(left / width * b.panel);
-                let a = Down { from: a.from.add(top / ROWS * a.panel), ..a };
+                let a = PanelsA { from: a.from.add(top / ROWS * a.panel), ..a };
                 let target = target.at(top, left);
                 let rows = rows - top;
                 if rows < ROWS {
@@ -207,11 +206,11 @@ unsafe fn tiles<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usiz
     }
 }
 
-/// A tile of fewer rows.
+/// Computes a tile with fewer rows.
 #[inline(always)]
 unsafe fn last_rows<L: Lanes, M: Multiply<L>, const VECTORS: usize>(
     [rows, columns, depth]: [usize; 3],
-    a: Down,
+    a: PanelsA,
     b: *const f32,
     target: &Target,
 ) {
@@ -237,20 +236,20 @@ unsafe fn last_rows<L: Lanes, M: Multiply<L>, const VECTORS: usize>(
     }
 }
 
-/// One tile.
+/// Computes one tile.
 #[inline(always)]
 unsafe fn tile<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize>(
     [columns, depth]: [usize; 2],
-    a: Down,
+    a: PanelsA,
     b: *const f32,
     target: &Target,
 ) {
     // SAFETY: `a` and `b` hold `depth` steps, the target `ROWS x columns` elements.
     unsafe {
-        // What the end touches comes to the cache meanwhile.
+        // Prefetches the target while the sums are computed.
         target.prefetch::<L>(ROWS, VECTORS * 16);
         let mut sums = [[L::splat(0.0); VECTORS]; ROWS];
-        let Down { from: mut a, step, .. } = a;
+        let PanelsA { from: mut a, step, .. } = a;
         let mut b = b;
         for _ in 0..depth {
             let mut across = [L::splat(0.0); VECTORS];
@@ -269,7 +268,7 @@ unsafe fn tile<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize
         if target.is_plain() && columns == VECTORS * 16 {
             finish_plain::<L, ROWS, VECTORS>(sums, target);
         } else {
-            // Through memory that stays in L1, so that one piece of code finishes all tiles.
+            // The sums pass through a buffer in L1, so that one function finishes tiles of all shapes.
             let mut buffer = [0f32; 14 * 32];
             for (r, sums) in sums.iter().enumerate() {
                 for (v, sum) in sums.iter().enumerate() {

@@ -3,19 +3,19 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use phalanx_simd::{Lanes, vectorized};
-use phalanx_tensor::buffer::View;
+use phalanx_tensor::View;
 
 use crate::elementwise::{PIECE, widened};
 use crate::float::{Float, by_float};
 use crate::{Cpu, GRAIN};
 
-/// Elements of x that are not finite.
+/// Number of elements of x that are not finite.
 pub(crate) fn count_non_finite(cpu: &Cpu, x: View) -> u64 {
     by_float!(x.dtype(), T => count::<T>(cpu, x.as_slice()))
 }
 
 fn count<T: Float>(cpu: &Cpu, x: &[T]) -> u64 {
-    // A sum of whole numbers has one value in any order.
+    // An integer sum does not depend on the order.
     let sum = AtomicU64::new(0);
     cpu.over(x.len(), GRAIN, |range| {
         let mut buffer = [0f32; PIECE];

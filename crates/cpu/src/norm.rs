@@ -5,17 +5,17 @@
 
 use phalanx_simd::{Lanes, vectorized};
 use phalanx_tensor::arguments::Clip;
-use phalanx_tensor::buffer::{View, ViewMut};
 use phalanx_tensor::device::NORM_BLOCK;
+use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
 use crate::elementwise::widened;
 use crate::float::{Float, by_float};
 
-/// Lanes that a block's squares are spread over.
+/// Partial sums per block.
 const LANES: usize = 16;
 
-/// Blocks of a task.
+/// Blocks per task.
 const BLOCKS: usize = 16;
 
 /// `squares[b]` = sum of squares of block b of x (overwrites).
@@ -60,19 +60,16 @@ fn sum_squares_body<L: Lanes>(x: &[f32]) -> f64 {
     lanes[0]
 }
 
-/// The norm of the unscaled gradient, and the factor that unscales it and clips it to `max_norm` (no clipping
-/// when that is 0). Nothing is hidden: when a gradient is not finite, neither is the norm, which is what a
-/// caller has to look at. The factor of a norm that is not a number is that too, if there is clipping; that
-/// of an infinite one is 0, so that finite elements become 0 and the others not a number (PyTorch's are the
-/// same).
+/// The norm of the unscaled gradient, and the factor that unscales it and clips it to `max_norm` (no clipping when that
+/// is 0). If a gradient is not finite, neither is the norm, and the caller must check that. With clipping, a NaN norm
+/// gives a NaN factor; an infinite norm gives 0, so finite elements become 0 and the others NaN (as in PyTorch).
 pub(crate) fn norm(squares: &[f64], clip: Clip) -> (f32, f32) {
     let norm = (tree_sum(squares).sqrt() / f64::from(clip.loss_scale)) as f32;
     let factor = if clip.max_norm == 0.0 { 1.0 } else { clip.max_norm / (norm + 1e-6) };
     (norm, if factor > 1.0 { 1.0 } else { factor } / clip.loss_scale)
 }
 
-/// Left subtrees hold a power of two of leaves: the tree over the first n blocks does not depend on
-/// what follows.
+/// A left subtree has a power of two leaves, so the tree over the first n blocks does not depend on later blocks.
 pub(crate) fn tree_sum(x: &[f64]) -> f64 {
     match x {
         [] => 0.0,

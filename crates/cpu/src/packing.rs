@@ -13,8 +13,7 @@ use phalanx_trace::DType;
 use crate::float::{Float, by_float};
 use crate::microkernel::Packing;
 
-/// A block of a matrix to pack: element (step, lane) lies `step * step_stride + lane * lane_stride` elements
-/// after `from`.
+/// A matrix block to pack. Element (step, lane) is at `from + step * step_stride + lane * lane_stride`.
 #[derive(Clone, Copy)]
 pub(crate) struct MatrixBlock {
     pub(crate) from: *const u8,
@@ -27,8 +26,8 @@ pub(crate) struct MatrixBlock {
     pub(crate) lanes: usize,
 }
 
-/// How panels lie: `lanes` of the matrix each, a packed step `width` numbers after the one before, a panel
-/// `stride` numbers after the one before.
+/// The layout of panels: each holds `lanes` lanes of the matrix; packed steps are `width` elements apart, panels
+/// `stride` elements.
 #[derive(Clone, Copy)]
 pub(crate) struct PanelLayout {
     pub(crate) packing: Packing,
@@ -40,8 +39,8 @@ pub(crate) struct PanelLayout {
 /// Packs `block` into panels.
 ///
 /// # Safety
-/// The block is valid to read; `to` is valid for all panels of the block, and nobody else touches them; the
-/// processor has the instruction set; the width is a multiple of 16 and at least the panel's lanes.
+/// The block is valid to read; `to` is valid for all panels of the block, and nobody else uses them; the processor has
+/// the instruction set; the width is a multiple of 16 and at least the panel's lanes.
 pub(crate) unsafe fn pack(isa: Isa, block: MatrixBlock, layout: PanelLayout, to: *mut f32) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
@@ -81,23 +80,22 @@ unsafe fn pack_with<L: Lanes>(block: MatrixBlock, layout: PanelLayout, to: *mut 
     }
 }
 
-/// How stored numbers are packed.
+/// How stored elements are packed.
 trait Packer {
-    /// A stored number.
+    /// The stored element type.
     type T: Float;
-    /// Stored steps of a packed one.
+    /// Stored steps per packed step.
     const STEPS: usize;
-    /// Packed step of 16 neighbouring lanes, of which the first `count` exist; the next stored step lies
-    /// `step_stride` further, and exists if `whole`.
+    /// The packed step of 16 contiguous lanes, of which the first `count` exist. The next stored step is `step_stride`
+    /// elements further, and exists if `whole`.
     unsafe fn across<L: Lanes>(from: *const Self::T, step_stride: usize, whole: bool, count: usize) -> L::V;
-    /// The first `steps` stored steps of one lane, which lie side by side, as packed steps; 16 packed ones
-    /// at most.
+    /// The first `steps` stored steps of one lane, which are contiguous, as at most 16 packed steps.
     unsafe fn along<L: Lanes>(from: *const Self::T, steps: usize) -> L::V;
-    /// One packed number.
+    /// One packed element.
     unsafe fn single(from: *const Self::T, step_stride: usize, whole: bool) -> f32;
 }
 
-/// Numbers as f32.
+/// Each element widened to f32.
 struct Widened<T>(std::marker::PhantomData<T>);
 
 impl<T: Float> Packer for Widened<T> {
@@ -141,7 +139,7 @@ impl Packer for Paired {
     }
     #[inline(always)]
     unsafe fn along<L: Lanes>(from: *const bf16, steps: usize) -> L::V {
-        // SAFETY: the caller's promise; 32 stored numbers are 16 packed ones.
+        // SAFETY: the caller's promise; 32 stored elements are 16 packed ones.
         unsafe {
             if steps >= 32 {
                 return L::load(from.cast());
@@ -188,10 +186,10 @@ unsafe fn pack_block<L: Lanes, S: Packer>(block: MatrixBlock, layout: PanelLayou
     }
 }
 
-/// Numbers that are fetched ahead: rows of a wide matrix are far apart, which hardware does not foresee.
+/// Prefetch distance in elements: rows of a wide matrix are too far apart for the hardware prefetcher.
 const AHEAD: usize = 2048;
 
-/// Lanes lie side by side: each step is read through, and goes to all panels.
+/// For contiguous lanes: reads each step in order and distributes it to all panels.
 #[inline(always)]
 unsafe fn copy_panels<L: Lanes, S: Packer>(
     block: MatrixBlock,
@@ -231,7 +229,7 @@ unsafe fn copy_panels<L: Lanes, S: Packer>(
     }
 }
 
-/// Steps lie side by side: squares of 16 x 16 packed numbers are transposed in registers.
+/// For contiguous steps: transposes squares of 16 x 16 packed elements in registers.
 #[inline(always)]
 unsafe fn turn_strip<L: Lanes, S: Packer>(
     block: MatrixBlock,
@@ -248,7 +246,7 @@ unsafe fn turn_strip<L: Lanes, S: Packer>(
             let mut square = [L::splat(0.0); 16];
             for (lane, row) in square.iter_mut().enumerate().take(count) {
                 let from = from.add(lane * block.lane_stride + step);
-                // The same steps of the strip after this one.
+                // Prefetches the same steps of the next strip.
                 L::prefetch(from.wrapping_add(16 * block.lane_stride).cast());
                 *row = S::along::<L>(from, steps);
             }
@@ -267,7 +265,7 @@ unsafe fn turn_strip<L: Lanes, S: Packer>(
     }
 }
 
-/// Neither lanes nor steps lie side by side.
+/// For matrices in which neither lanes nor steps are contiguous.
 unsafe fn gather_panel<S: Packer>(
     block: MatrixBlock,
     from: *const S::T,

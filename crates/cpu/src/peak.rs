@@ -10,14 +10,14 @@ use phalanx_trace::DType;
 
 use crate::Cpu;
 
-/// How long operations are measured: the best of many runs of less than a millisecond, some of which find
-/// every thread on a core of its own.
+/// How long operations are measured. The best of many runs under a millisecond counts: in some of them, every thread
+/// has a core to itself.
 const FLOPS_TIME: Duration = Duration::from_millis(40);
 
 /// Rounds of one run.
 const ROUNDS: usize = 100_000;
 
-/// Repetitions of a bandwidth, of which the best counts.
+/// Repetitions of a bandwidth measurement; the best counts.
 const TIMES: usize = 5;
 
 /// Operations per second of all threads on numbers of `dtype`, multiply-adds from registers counted as two.
@@ -37,7 +37,7 @@ pub fn flops_per_s(cpu: &Cpu, dtype: DType) -> f64 {
         cpu.pool.run(threads, &|_| {
             std::hint::black_box(run(cpu.isa, std::hint::black_box(ROUNDS)));
         });
-        let flops = ROUNDS * operations_a_round(cpu.isa, dtype) * threads;
+        let flops = ROUNDS * operations_per_round(cpu.isa, dtype) * threads;
         best = best.max(flops as f64 / start.elapsed().as_secs_f64());
     }
     best
@@ -49,8 +49,8 @@ const CHAINS_512: usize = 16;
 const CHAINS_256: usize = 6;
 const CHAINS_128: usize = 3;
 
-/// Operations of one thread in one round: chains, times the numbers in each, times two (a product and a sum).
-fn operations_a_round(isa: Isa, dtype: DType) -> usize {
+/// Operations of one thread in one round: chains x elements per chain x 2 (multiply and add).
+fn operations_per_round(isa: Isa, dtype: DType) -> usize {
     match (dtype, isa) {
         (DType::BF16, Isa::Avx512Bf16) => CHAINS_512 * 64,
         (_, Isa::Avx512 | Isa::Avx512Bf16) => CHAINS_512 * 32,
@@ -84,7 +84,8 @@ fn multiply_adds(isa: Isa, rounds: usize) -> f32 {
     }
 }
 
-/// What `Portable` comes to: the compiler does not keep its arrays in registers by itself.
+/// The peak of `Portable`, written with 128-bit intrinsics where possible, because the compiler does not keep its
+/// arrays in registers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse")]
 fn portable(rounds: usize) -> f32 {
@@ -114,8 +115,8 @@ unsafe fn portable(rounds: usize) -> f32 {
 
 #[inline(always)]
 unsafe fn chains<L: Lanes, const N: usize>(rounds: usize) -> f32 {
-    // Numbers that the compiler cannot know, or it would compute the sums itself; no two the same for all that it
-    // knows, or it would compute one of them.
+    // Values that the compiler cannot know, or it would compute the sums itself. They all differ, or it would compute
+    // only one.
     let start: [f32; 16] = std::array::from_fn(|i| i as f32 / 32.0);
     // SAFETY: the caller has the features; the arrays are as long as a vector.
     unsafe {
@@ -146,7 +147,7 @@ fn products_of_pairs(isa: Isa, rounds: usize) -> f32 {
 
     #[target_feature(enable = "avx512f,avx512bf16")]
     fn chains(rounds: usize) -> f32 {
-        // 1/1024, which bf16 holds exactly; unknown to the compiler, or it would compute the sums itself.
+        // 1/1024, which is exact in bf16; hidden from the compiler, or it would compute the sums itself.
         let x = std::hint::black_box([0x3a80u16; 32]);
         // SAFETY: the same size, and every bit pattern is a number.
         let x = unsafe { std::mem::transmute::<[u16; 32], __m512bh>(x) };
@@ -177,7 +178,7 @@ pub struct Bandwidth {
     pub read: f64,
     /// Copied: each byte counted once where it is read and once where it is written.
     pub copy: f64,
-    /// Read and written in place, counted as in a copy. Nothing is fetched only to be overwritten.
+    /// Read and written in place, counted as in a copy. No cache line is fetched only to be overwritten.
     pub update: f64,
 }
 
@@ -186,13 +187,18 @@ impl Bandwidth {
     pub fn max(&self) -> f64 {
         self.read.max(self.copy).max(self.update)
     }
+
+    /// Bytes copied per second, each counted once.
+    pub fn copied(&self) -> f64 {
+        self.copy / 2.0
+    }
 }
 
-/// Measures with `bytes` of memory, in huge pages where there are any. Give more than the caches hold, or it is
-/// their bandwidth.
+/// Measures with `bytes` of memory, in huge pages where available. Use more than the caches hold, or their bandwidth is
+/// measured.
 ///
 /// # Errors
-/// When the system has not that much memory.
+/// When the system does not have that much memory.
 pub fn bandwidth(cpu: &Cpu, bytes: usize) -> std::io::Result<Bandwidth> {
     let mut halves = [Region::anonymous(bytes / 2)?, Region::anonymous(bytes / 2)?];
     for half in &halves {
@@ -217,7 +223,7 @@ pub fn bandwidth(cpu: &Cpu, bytes: usize) -> std::io::Result<Bandwidth> {
     Ok(Bandwidth { read, copy, update })
 }
 
-/// In many lanes, so that loads are the only limit.
+/// Sums in many lanes, so that only loads limit the speed.
 fn sum(x: &[f32]) -> f32 {
     let mut sums = [0f32; 64];
     for part in x.as_chunks::<64>().0 {

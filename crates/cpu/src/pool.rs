@@ -23,7 +23,7 @@ use phalanx_tensor::refused_thread;
 /// The threads of one rank: its caller and `threads - 1` workers.
 pub struct Pool {
     shared: Arc<Shared>,
-    /// Held during a run that uses the workers.
+    /// Locked during a run that uses the workers.
     turn: Mutex<u32>,
     workers: Vec<JoinHandle<()>>,
 }
@@ -63,7 +63,7 @@ unsafe impl Sync for Shared {}
 fn nothing(_: usize) {}
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics under these locks; a task's panic is caught before.
+    // No code panics while it holds these locks; panics of tasks are caught before.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -71,7 +71,7 @@ impl Pool {
     /// A pool of `threads` threads in all, whose workers spin for `spin` before they sleep.
     ///
     /// # Errors
-    /// When the system starts fewer threads; those that were started have ended then.
+    /// When the system starts fewer threads; threads that were already started are ended.
     pub fn new(threads: usize, spin: Duration) -> std::io::Result<Pool> {
         assert!(threads >= 1, "a pool has at least the calling thread");
         let shared = Arc::new(Shared {
@@ -87,13 +87,13 @@ impl Pool {
             finished: Condvar::new(),
             spin,
         });
-        // Made first: if a thread cannot be started, dropping the pool ends those that were.
+        // Created first: if a thread cannot be started, dropping the pool ends the others.
         let mut pool = Pool { shared, turn: Mutex::new(0), workers: Vec::new() };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("cpu-{index}"));
             let worker = builder.spawn(move || shared.work());
-            let whose = || format!("thread {index} of the {threads} that compute");
+            let whose = || format!("compute thread {index} of {threads}");
             pool.workers.push(worker.map_err(|error| refused_thread(&whose(), &error))?);
         }
         Ok(pool)
@@ -104,10 +104,11 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `task` with each of `0..tasks`, on all threads, and returns when all are done. A panic of
-    /// a task comes back here, after the others are done.
+    /// Calls `task` with each of `0..tasks`, on all threads, and returns when all are done. A panic of a task is raised
+    /// again here, after the others are done.
     ///
-    /// When the workers are busy (another thread's run, or a run inside a task) all is done here.
+    /// If the workers are busy (with another thread's run, or because this is a run inside a task), the caller does all
+    /// the work.
     pub fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         if tasks > 1
             && !self.workers.is_empty()
@@ -128,7 +129,7 @@ impl Drop for Pool {
             self.shared.work.notify_all();
         }
         for worker in self.workers.drain(..) {
-            // A worker catches its tasks' panics; it has none of its own.
+            // A worker catches the panics of its tasks and has none of its own.
             let _ = worker.join();
         }
     }
@@ -148,8 +149,8 @@ impl Shared {
         unsafe { *self.job.get() = Job { task, tasks: count } };
         self.done.0.store(0, Ordering::Relaxed);
         self.ticket.0.store(u64::from(*turn) << 32 | u64::from(count), Ordering::Release);
-        // A worker that goes to sleep counts itself, then looks at the ticket; here it is the other way
-        // round. One of the two sees the other.
+        // A worker that goes to sleep first counts itself and then reads the ticket. This thread does it in the
+        // opposite order, so at least one of the two sees the other.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             let _bed = locked(&self.bed);

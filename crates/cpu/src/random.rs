@@ -11,12 +11,12 @@ use phalanx_tensor::arguments::Dropout;
 /// Which elements a [`Dropout`] keeps.
 #[derive(Clone, Copy)]
 pub(crate) struct DropoutMask {
-    /// The key less one step, and the key: for words from a pair on, and from the one after it. Two numbers,
-    /// known here alone, so that nothing distinguishes a lane when a compiler sums up constants.
+    /// The key minus one step, and the key: for words starting at a pair, and at the pair after it. Both are stored, so
+    /// that the compiler cannot fold constants differently per lane.
     keys: [u64; 2],
     /// Smallest random number whose element is kept.
     kept_min: u64,
-    /// The bits of 1 / (1 - p).
+    /// Bits of 1 / (1 - p) as f32.
     factor: u64,
     /// Counter of element 0.
     first: u64,
@@ -35,14 +35,14 @@ impl DropoutMask {
         }
     }
 
-    /// Lane i: `1 / (1 - p)` where element `element + i` is kept, else 0. Half as fast for an odd counter.
+    /// Lane i is `1 / (1 - p)` if element `element + i` is kept, else 0. Odd counters take twice as long.
     ///
     /// # Safety
     /// Compiled for `L`.
     #[inline(always)]
     pub(crate) unsafe fn factors<L: Lanes>(&self, element: u64) -> L::V {
         let first = self.first.wrapping_add(element);
-        // Two lanes at a time as one word, so that all is 64-bit arithmetic in eight like lanes.
+        // Two lanes share a word, so that everything is 64-bit arithmetic in eight equal lanes.
         let pair = first / 2;
         let here = words(self.keys[0], pair);
         let (mut lower, mut upper) = (here, here);
@@ -67,7 +67,7 @@ impl DropoutMask {
     }
 }
 
-/// The words of eight pairs from `pair` on; `key` is the key less one step.
+/// The words of eight pairs starting at `pair`; `key` is the key minus one step.
 #[inline(always)]
 fn words(key: u64, pair: u64) -> [u64; 8] {
     let before = key.wrapping_add(pair.wrapping_mul(GOLDEN));
@@ -90,7 +90,7 @@ mod tests {
         unsafe { L::store(to.as_mut_ptr(), keep.factors::<L>(first)) };
     }
 
-    /// The generator as the module describes it, one number at a time.
+    /// The generator of the module documentation, one number per call.
     fn number(key: u64, counter: u64) -> u32 {
         let bits = mix(key.wrapping_add((counter / 2).wrapping_mul(GOLDEN)));
         if counter.is_multiple_of(2) { bits as u32 } else { (bits >> 32) as u32 }

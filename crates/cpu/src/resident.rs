@@ -8,12 +8,11 @@ use phalanx_tensor::region::{HUGE, Region};
 use crate::Cpu;
 
 impl Cpu {
-    /// Makes every page of `region` resident, so that no step faults later: each thread touches a contiguous
-    /// share first. (Which thread later computes on which part is left to chance: see `pool`.) Kernels before
-    /// 5.14 cannot; they give pages at the first touch.
+    /// Makes every page of `region` resident, so that no step faults later: each thread touches a contiguous share.
+    /// Linux before 5.14 does not support this and allocates pages at first use.
     ///
     /// # Errors
-    /// The system's: out of memory, above all.
+    /// Errors of the system, mainly out of memory.
     pub fn populate(&self, region: &Region) -> std::io::Result<()> {
         let share = region.bytes().div_ceil(self.pool.threads()).next_multiple_of(HUGE);
         let failed = Mutex::new(None);
@@ -36,7 +35,7 @@ mod tests {
 
     #[test]
     fn every_page_is_there() {
-        // Shared memory, of which other tests of this process have none: only this region is counted.
+        // Counts shared memory: no other test of this process uses any.
         let resident_bytes = || {
             let text = std::fs::read_to_string("/proc/self/status").unwrap();
             let line = text.lines().find_map(|line| line.strip_prefix("RssShmem:")).unwrap();

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use phalanx_tensor::region::{HUGE, Region};
 
-/// Mapped memory, zeroed when it is mapped, and mapped again when a call needs more.
+/// A memory mapping that is replaced by a larger, zeroed one when a call needs more.
 pub(crate) struct ScratchBuffer {
     region: Option<Region>,
 }
@@ -19,14 +19,14 @@ impl ScratchBuffer {
         ScratchBuffer { region: None }
     }
 
-    /// The first `len` elements; what they hold is whatever was there before.
+    /// The first `len` elements, with unspecified contents.
     pub(crate) fn slice<T: bytemuck::Pod>(&mut self, len: usize) -> &mut [T] {
         let wanted = len * size_of::<T>();
         if self.region.as_ref().is_none_or(|r| r.bytes() < wanted) {
             let bytes = if wanted > HUGE / 4 { wanted.next_multiple_of(HUGE) } else { wanted };
-            // Given back first: the old contents are of no use.
+            // Unmapped first, because the old contents are not needed.
             self.region = None;
-            self.region = Some(Region::anonymous(bytes).expect("the system gives a kernel its scratch"));
+            self.region = Some(Region::anonymous(bytes).expect("memory for the scratch of a kernel"));
         }
         let base = self.region.as_ref().map_or(std::ptr::null_mut(), Region::base);
         // SAFETY: the region is long enough, starts on a page, is initialised (zeroed when mapped) and is
@@ -39,19 +39,19 @@ thread_local! {
     static THREAD: RefCell<ScratchBuffer> = const { RefCell::new(ScratchBuffer::empty()) };
 }
 
-/// Gives `f` the first `len` elements of this thread's scratch. Not to be nested.
+/// Passes the first `len` elements of this thread's scratch to `f`. Calls must not be nested.
 pub(crate) fn with_thread_scratch<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
     THREAD.with(|buffer| f(buffer.borrow_mut().slice(len)))
 }
 
-/// Buffers that calls borrow; as many as there are calls at a time.
+/// Buffers that calls borrow; as many as there are concurrent calls.
 #[derive(Default)]
 pub(crate) struct Scratch {
     idle: Mutex<Vec<ScratchBuffer>>,
 }
 
 impl Scratch {
-    /// Gives `f` a buffer for its duration.
+    /// Lends a buffer to `f`.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut ScratchBuffer) -> R) -> R {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = idle().pop();

@@ -3,14 +3,14 @@
 
 use phalanx_simd::{Lanes, vectorized};
 use phalanx_tensor::arguments::Sgd;
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
 use crate::elementwise::over_updates;
 use crate::shards::Shards;
 
-/// `g' = g * gradient_scale + weight_decay * p; v = momentum * v + g' (g' itself in the first step);
-/// p -= lr * v`. p and velocity are updated in place; `rounded` becomes p.
+/// `g' = g * gradient_scale + weight_decay * p; v = momentum * v + g' (g' itself in the first step); p -= lr * v`.
+/// Updates p and velocity in place, and writes p to `rounded` in its type.
 pub(crate) fn sgd(
     cpu: &Cpu,
     step: Sgd,

@@ -3,21 +3,21 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A slice that the tasks of one run cut into pieces of their own.
+/// A slice of which each task of a run takes its own piece.
 pub(crate) struct Shards<'a, T> {
     base: *mut T,
     len: usize,
     life: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it only hands out pieces through `piece`, whose caller promises that they are disjoint, so
-// sharing it between threads is like sending each its own `&mut [T]`.
+// SAFETY: pieces come only from `piece`, whose caller promises that they are disjoint, so sharing this between threads
+// is like sending each thread its own `&mut [T]`.
 unsafe impl<T: Send> Send for Shards<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shards<'_, T> {}
 
 impl<'a, T> Shards<'a, T> {
-    /// Borrows the whole slice for the time of the run.
+    /// Borrows the whole slice for the duration of a run.
     pub(crate) fn new(slice: &'a mut [T]) -> Shards<'a, T> {
         Shards { base: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
     }
@@ -35,10 +35,14 @@ impl<'a, T> Shards<'a, T> {
     /// Elements `range`.
     ///
     /// # Safety
-    /// While the piece lives, nobody else may hold one that overlaps it.
+    /// While a piece lives, no other piece may overlap it.
     #[expect(clippy::mut_from_ref, reason = "the caller keeps the pieces disjoint")]
     pub(crate) unsafe fn piece(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "range {range:?} of {} elements",
+            self.len
+        );
         // SAFETY: inside the slice (asserted); disjoint from all others (the caller's promise).
         unsafe { std::slice::from_raw_parts_mut(self.base.add(range.start), range.len()) }
     }

@@ -7,7 +7,7 @@ use phalanx_tensor::{
 
 const ROWS: usize = 5;
 
-/// Logits as they are stored, read back wide.
+/// The stored logits, widened to f32.
 fn stored(device: &Device, dtype: DType, numbers: &[f32], columns: usize) -> (Tensor, Vec<f64>) {
     let alloc = |dtype| device.alloc(dtype, [ROWS, columns], Category::Workspace, "test");
     let (mut wide, mut logits) = (alloc(DType::F32), alloc(dtype));
@@ -106,7 +106,7 @@ fn case(dtype: DType, columns: usize, threads: usize) {
     let half_of_smallest = if dtype == DType::F16 { 2f64.powi(-25) } else { 0.0 };
     assert_eq!(derivatives.len(), ROWS * columns);
     for (i, (got, expected)) in derivatives.iter().zip(references.iter().flat_map(|(_, d)| d)).enumerate() {
-        // What is taken away at the target and for smoothing is as large as the probability may be.
+        // The terms subtracted at the target and for smoothing may be as large as the probability.
         let size = expected.abs() + 0.5 * 1.1;
         let near = if i % columns == targets[i / columns] as usize { size } else { expected.abs() + 0.05 };
         let tolerance = 2.0 * unit * near + 1e-5 * near + 2.0 * half_of_smallest;

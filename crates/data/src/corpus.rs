@@ -16,15 +16,16 @@ use crate::{DataError, Result};
 /// How much of a file is read at a time.
 pub(crate) const BLOCK_BYTES: usize = 1 << 20;
 
-/// A folder of Rust's build products, whose text is nobody's training text.
+/// Rust's build folder, which is skipped.
 const BUILD_FOLDER: &str = "target";
 
-/// Which text a user asked for.
+/// The text that a user asked for.
 #[derive(Clone, Debug, Default)]
 pub struct CorpusSpec {
     /// Files and folders, in the order of their documents. Folders are walked to their leaves.
     pub paths: Vec<PathBuf>,
-    /// With or without the dot, in any case: only files inside folders that end so. Empty: all text.
+    /// File extensions, with or without the dot, in any case. Inside folders, only files with one of them are read; if
+    /// the list is empty, all text files.
     pub extensions: Vec<String>,
 }
 
@@ -37,7 +38,7 @@ pub struct Document {
     pub bytes: u64,
 }
 
-/// A file inside a folder that gives no document.
+/// A file inside a folder that was skipped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
     /// The file.
@@ -46,8 +47,8 @@ pub struct Skipped {
     pub reason: SkipReason,
 }
 
-/// Why a file inside a folder gives no document. Files of other extensions, hidden files, folders
-/// named `target` and links to folders are left out without a record.
+/// Why a file inside a folder was skipped. Files of other extensions, hidden files, folders named `target` and links to
+/// folders are left out without a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
     /// It has bytes that are not UTF-8, or zero bytes.
@@ -62,7 +63,7 @@ pub struct Corpus {
     documents: Vec<Document>,
     skipped: Vec<Skipped>,
     origin: String,
-    /// Files and folders that were found in folders, of whatever kind.
+    /// Number of files and folders of any kind that were found in folders.
     entries: usize,
 }
 
@@ -132,7 +133,7 @@ impl Corpus {
             |what: String| Err(DataError::Read { path: folder.to_path_buf(), cause: io::Error::other(what) });
         if depth > CORPUS_DEPTH {
             return refuse(format!(
-                "more than {CORPUS_DEPTH} folders lie within each other: name one further down"
+                "folders are nested more than {CORPUS_DEPTH} deep: give a folder further down"
             ));
         }
         let entries = sorted_entries(folder)?;
@@ -147,7 +148,7 @@ impl Corpus {
             if name.as_encoded_bytes().starts_with(b".") {
                 continue;
             }
-            // Of a link this is the link's own kind: a folder behind a link is not walked.
+            // For a link, this is the kind of the link itself: links to folders are not followed.
             let own = fs::symlink_metadata(&path).map_err(DataError::reading(&path))?;
             if own.is_dir() {
                 if name != BUILD_FOLDER {
@@ -201,7 +202,7 @@ impl Corpus {
 fn sorted_entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).map_err(DataError::reading(folder))?;
     let mut paths = Vec::new();
-    // One more than is allowed is enough to refuse.
+    // One more entry than is allowed is enough to refuse.
     for entry in entries.take(CORPUS_ENTRIES + 1) {
         paths.push(entry.map_err(DataError::reading(folder))?.path());
     }
@@ -209,14 +210,14 @@ fn sorted_entries(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Whether the extensions, lower case and without dot, are none or include that of `path`.
+/// Whether `path` has one of the extensions (lower case, without dot), or there are none.
 fn is_wanted(path: &Path, extensions: &[String]) -> bool {
     let extension = path.extension().and_then(OsStr::to_str).map(str::to_lowercase);
     extensions.is_empty() || extension.is_some_and(|extension| extensions.contains(&extension))
 }
 
-/// Reads a text file in blocks and hands it out in parts: `take(text, last)` gets the text up to the
-/// place that `last_cut` names (0: not yet, read on) and, once, the end of the file with `last` set.
+/// Reads a text file in blocks and passes it on in parts: `take(text, last)` gets the text up to the position that
+/// `last_cut` returns (0: read on), and the end of the file with `last` set.
 ///
 /// # Errors
 /// [`DataError::NotUtf8`] with the offset of the first bad byte, the errors of reading, those of `take`.
@@ -227,7 +228,8 @@ pub(crate) fn for_each_block(
 ) -> Result<()> {
     let mut file = phalanx_files::open_regular(path).map_err(DataError::reading(path))?;
     let mut text = String::new();
-    // Bytes read but not yet decoded: on return to the top at most three, a character's beginning.
+    // Bytes that are read but not decoded. At the start of an iteration these are at most three: the beginning of a
+    // character.
     let mut bytes: Vec<u8> = Vec::new();
     let mut decoded = 0u64;
     loop {
@@ -236,7 +238,7 @@ pub(crate) fn for_each_block(
         let valid = match str::from_utf8(&bytes) {
             Ok(all) => all,
             Err(e) if e.error_len().is_none() && !at_end => {
-                str::from_utf8(&bytes[..e.valid_up_to()]).expect("valid up to there")
+                str::from_utf8(&bytes[..e.valid_up_to()]).expect("the bytes before valid_up_to are UTF-8")
             }
             Err(e) => {
                 let position = decoded + e.valid_up_to() as u64;

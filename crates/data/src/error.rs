@@ -14,12 +14,19 @@ use thiserror::Error;
 pub enum DataError {
     /// The system starts no more threads.
     #[error(
-        "a thread that reads text: the system starts no further thread ({error}); `ulimit -u` limits processes and \
+        "cannot start a thread that reads text: {error}; `ulimit -u` limits processes and \
          threads, `ulimit -v` and `ulimit -d` the memory for their stacks: raise them"
     )]
     Threads {
         /// The system's.
         error: String,
+    },
+
+    /// A data source of the caller's own has no such sample.
+    #[error("the data source: {reason}")]
+    Source {
+        /// Why, in words.
+        reason: String,
     },
 
     /// A tokenizer's name that is neither a known word nor an existing file.
@@ -34,7 +41,7 @@ pub enum DataError {
         nearest: Option<&'static str>,
     },
 
-    /// A tokenizer's path to nothing.
+    /// The path of a tokenizer that does not exist.
     #[error(
         "tokenizer file {} does not exist: give the path of a Hugging Face tokenizer.json (or of the \
          folder that holds it), or \"byte\", \"char\" or \"gpt2\"", .path.display()
@@ -44,9 +51,9 @@ pub enum DataError {
         path: PathBuf,
     },
 
-    /// A tokenizer's file that does not describe one.
+    /// A file that does not describe a tokenizer.
     #[error(
-        "{} holds no tokenizer that can be used: {reason}; give a Hugging Face tokenizer.json, or one \
+        "{} does not hold a usable tokenizer: {reason}; give a Hugging Face tokenizer.json, or one \
          that a run of Phalanx wrote", .path.display()
     )]
     TokenizerFile {
@@ -63,7 +70,7 @@ pub enum DataError {
     )]
     CharNeedsText,
 
-    /// Text with a character that the text of the vocabulary did not have.
+    /// Text with a character that is not in the vocabulary.
     #[error(
         "character {character:?} (at byte {position} of the text) is not in the vocabulary of {vocab} \
          characters: remove it, or make the tokens and train on a text that contains it"
@@ -71,16 +78,16 @@ pub enum DataError {
     UnknownCharacter {
         /// The character.
         character: char,
-        /// The byte of the text at which it stands.
+        /// Byte offset of the character in the text.
         position: usize,
         /// The number of characters in the vocabulary.
         vocab: usize,
     },
 
-    /// Text that a `tokenizer.json` refuses.
+    /// Text that a `tokenizer.json` cannot encode.
     #[error("the tokenizer cannot encode the text: {reason}")]
     Encode {
-        /// The refusal of the `tokenizers` library.
+        /// The error of the `tokenizers` library.
         reason: String,
     },
 
@@ -93,7 +100,7 @@ pub enum DataError {
         cause: Box<DataError>,
     },
 
-    /// A path to nothing.
+    /// A path that does not exist.
     #[error(
         "no such file or folder: {}; check the spelling (relative paths start at the current folder)",
         .path.display()
@@ -105,7 +112,7 @@ pub enum DataError {
 
     /// A named text file that is not text.
     #[error(
-        "{} is not UTF-8 text: its byte {position} begins no valid character; convert the file, or \
+        "{} is not UTF-8 text: its byte {position} does not begin a valid character; convert the file, or \
          leave it out", .path.display()
     )]
     NotUtf8 {
@@ -115,7 +122,7 @@ pub enum DataError {
         position: u64,
     },
 
-    /// Paths without a single document.
+    /// Paths that contain no document.
     #[error(
         "no text found in {given} ({found}): name UTF-8 text files, or folders that hold them and that \
          are not hidden"
@@ -141,9 +148,9 @@ pub enum DataError {
         needed: usize,
     },
 
-    /// A validation part that is none.
+    /// An invalid fraction for the validation part.
     #[error(
-        "a validation part of {given} is impossible: give a number from 0 (none) to less than 1, as 0.1 \
+        "a validation part of {given} is invalid: give a number from 0 (none) to less than 1, as 0.1 \
          for the last tenth"
     )]
     ValidationFraction {
@@ -182,10 +189,10 @@ pub enum DataError {
         found: String,
     },
 
-    /// A token that was in the vocabulary when the run began to read, and is not any more.
+    /// A token that was in the vocabulary when the run started and no longer is.
     #[error(
         "token {position} of {origin} is id {id}, and the vocabulary has {vocab} ids (0 to {}): the tokens were \
-         changed while they were in use; put the file back as it was, then go on with --resume",
+         changed while they were in use; restore the original file, then continue with --resume",
         .vocab.saturating_sub(1)
     )]
     TokensChanged {
@@ -201,8 +208,8 @@ pub enum DataError {
 
     /// A file that has lost bytes since it was opened.
     #[error(
-        "{} was shortened while it was in use: it had {expected} bytes and has {found}; put the file back as it \
-         was, then go on with --resume", .path.display()
+        "{} was shortened while it was in use: it had {expected} bytes and has {found}; restore the original \
+         file, then continue with --resume", .path.display()
     )]
     Shortened {
         /// The file.
@@ -215,13 +222,13 @@ pub enum DataError {
 
     /// A file of no known format.
     #[error(
-        "{} is no token file: {reason}. Known are Phalanx's own (made by `phalanx tokenize`), nanoGPT's \
+        "{} is not a token file: {reason}. Known are Phalanx's own (made by `phalanx tokenize`), nanoGPT's \
          and llm.c's .bin, and Megatron's .bin with its .idx", .path.display()
     )]
     NotTokenFile {
         /// The file.
         path: PathBuf,
-        /// Why it is none.
+        /// Why it is not a token file.
         reason: String,
     },
 
@@ -233,7 +240,7 @@ pub enum DataError {
     WrongSize {
         /// The file.
         path: PathBuf,
-        /// What the expectation follows from.
+        /// Where the expected size comes from.
         what: String,
         /// Bytes expected.
         expected: u64,
@@ -243,7 +250,7 @@ pub enum DataError {
 
     /// A file whose header has impossible values.
     #[error(
-        "the header of {} is damaged, or of a kind that is not read: {reason}; copy the file or make it \
+        "the header of {} is damaged, or of an unsupported kind: {reason}; copy the file or make it \
          again", .path.display()
     )]
     BadHeader {
@@ -263,7 +270,7 @@ pub enum DataError {
     },
 
     /// The system refused to write: no permission, no space.
-    #[error("cannot write {}: {cause}; an earlier file of that name is as it was", .path.display())]
+    #[error("cannot write {}: {cause}; an earlier file of that name is unchanged", .path.display())]
     Write {
         /// The file.
         path: PathBuf,

@@ -10,16 +10,17 @@ pub(crate) const TOKENIZER_BYTES: u64 = 40 << 20;
 
 /// Commas, colons and opening brackets of a `tokenizer.json`: parsed JSON takes up to 100 bytes for each. The
 /// largest that are published have three million.
+#[cfg(feature = "tokenizers")]
 pub(crate) const TOKENIZER_PARTS: usize = 6_000_000;
 
-/// Text that a tokenizer must see at once: the largest document for a `tokenizer.json`, and the longest
-/// stretch without a place to cut for the others.
+/// Maximum text that a tokenizer must see at once: for a `tokenizer.json` a whole document, for the others the longest
+/// stretch without a cut.
 pub(crate) const UNCUT_BYTES: usize = 1 << 30;
 
 /// Files and folders in a corpus: their names are held in memory.
 pub(crate) const CORPUS_ENTRIES: usize = 1 << 20;
 
-/// Folders within folders of a corpus.
+/// Maximum nesting of folders in a corpus.
 pub(crate) const CORPUS_DEPTH: usize = 128;
 
 /// Reads a whole regular file of at most `max_bytes`.

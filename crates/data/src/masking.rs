@@ -11,20 +11,20 @@
 use crate::permutation::mix;
 use crate::{EvaluationWindows, Permutation, Result, Sampler};
 
-/// Target of a token that is not predicted: the largest number, which is no token.
+/// Target of a token that is not predicted: the largest u32, which is never a token id.
 pub const NOT_PREDICTED: u32 = u32::MAX;
 
-/// The shares are out of so many.
+/// Denominator of the shares.
 const OUT_OF: u64 = 10;
-/// Chosen tokens that become the mask token.
+/// Share of the chosen tokens that become the mask token.
 const MASKED: u64 = 8;
-/// Chosen tokens that become a random one.
+/// Share of the chosen tokens that become a random one.
 const RANDOM: u64 = 1;
 
 /// Seed of the validation part, the same in all runs, so that runs with different seeds are evaluated alike.
 const EVALUATION_SEED: u64 = 0x6576_616c_7561_7465;
 
-/// Which tokens are hidden, and by what.
+/// Decides which tokens are hidden and what replaces them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Masking {
     seed: u64,
@@ -42,12 +42,12 @@ impl Masking {
         Masking { seed, mask_token, vocab }
     }
 
-    /// The id that stands for a hidden token.
+    /// The id that replaces a hidden token.
     pub fn mask_token(&self) -> u32 {
         self.mask_token
     }
 
-    /// Rows that the model's token table needs: the vocabulary's, and the mask token's if it is none of them.
+    /// Rows that the model's token table needs: the vocabulary, and one more if the mask token is not part of it.
     pub fn rows(&self) -> usize {
         self.vocab.max(self.mask_token as usize + 1)
     }
@@ -74,8 +74,7 @@ impl Masking {
         Ok(())
     }
 
-    /// Writes evaluation window `index`, likewise; whatever the run's seed, always the same tokens are
-    /// hidden.
+    /// Writes evaluation window `index` in the same form. The hidden tokens do not depend on the run's seed.
     ///
     /// # Errors
     /// Those of [`EvaluationWindows::fill`].
@@ -99,7 +98,7 @@ impl Masking {
         for i in 0..Self::predicted(inputs.len()) as u64 {
             let place = choice.at(i) as usize;
             targets[place] = inputs[place];
-            // Two numbers for each place, of another key than the places' own.
+            // Two random numbers for each chosen position, with a different key than the choice of positions.
             let [kind, token] = [2 * i, 2 * i + 1].map(|counter| mix(mix(!key).wrapping_add(counter)));
             match below(OUT_OF, kind) {
                 share if share < MASKED => inputs[place] = self.mask_token,
@@ -110,7 +109,7 @@ impl Masking {
     }
 }
 
-/// 64 random bits as a number below `n`.
+/// A number below `n` from 64 random bits.
 fn below(n: u64, bits: u64) -> u64 {
     ((u128::from(n) * u128::from(bits)) >> 64) as u64
 }

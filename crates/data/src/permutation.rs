@@ -29,7 +29,7 @@ impl Permutation {
         }
     }
 
-    /// Where `index` (below `n`) goes.
+    /// The image of `index` (below `n`).
     pub fn at(&self, index: u64) -> u64 {
         assert!(index < self.n, "index {index} of a permutation of {}", self.n);
         let mut value = self.encipher(index);
@@ -91,7 +91,8 @@ mod tests {
         let agreeing = (0..n).filter(|&i| a.at(i) == b.at(i)).count();
         let fixed = (0..n).filter(|&i| a.at(i) == i).count();
         let successors = (1..n).filter(|&i| a.at(i) == a.at(i - 1) + 1).count();
-        // Each count is about Poisson with mean 1 for random permutations: 10 is beyond 1e-7.
+        // For random permutations each count is nearly Poisson with mean 1, so more than 10 has a probability below
+        // 1e-7.
         for (name, count) in [("agreeing", agreeing), ("fixed", fixed), ("successors", successors)] {
             assert!(count < 10, "{name}: {count}");
         }

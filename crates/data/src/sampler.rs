@@ -18,7 +18,7 @@ use crate::{DataError, Result, Tokens};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SampleOrder {
-    /// In the order of the text, from its beginning again when it ends.
+    /// In the order of the text; at its end, begins again.
     Sequential,
     /// Each window once an epoch, in an order that differs from epoch to epoch.
     Shuffled,
@@ -47,8 +47,8 @@ impl Sampler {
         let (samples, offsets) = match order {
             SampleOrder::Sequential => (windows, 1),
             SampleOrder::Shuffled => {
-                // So many that every offset below seq leaves them all inside; of a text too short for
-                // that, one window and the offsets that it has.
+                // As many windows as fit with every offset below seq; a text that is too short for that has one window
+                // and fewer offsets.
                 let samples = ((tokens.len() - seq) / seq).max(1);
                 (samples, seq.min(tokens.len() - samples * seq))
             }
@@ -93,13 +93,12 @@ impl Sampler {
     }
 }
 
-/// The windows on which the loss of the validation part is measured, always the same ones: as many as
-/// asked for, spread evenly.
+/// The windows on which the validation loss is measured: always the same ones, spread evenly.
 #[derive(Clone, Debug)]
 pub struct EvaluationWindows {
     tokens: Tokens,
     seq: usize,
-    /// Windows that the tokens have.
+    /// Number of windows that the tokens have.
     all: usize,
     chosen: usize,
 }
@@ -145,7 +144,7 @@ fn windows(tokens: &Tokens, seq: usize) -> Result<usize> {
     Ok((tokens.len() - 1) / seq)
 }
 
-/// Inputs from token `start` on, targets from the token after.
+/// Inputs start at token `start`, targets at the next one.
 fn fill_window(
     tokens: &Tokens,
     start: usize,

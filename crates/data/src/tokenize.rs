@@ -13,10 +13,10 @@ use crate::token_file::{TokenWriter, Written};
 use crate::tokens::TokenStore;
 use crate::{Corpus, DataError, Result, Tokenizer, Tokens};
 
-/// How far a tokenisation is; given about once a megabyte, and at the end.
+/// Progress of a tokenisation, reported about once per megabyte and at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Documents encoded to their end.
+    /// Documents that are completely encoded.
     pub documents: usize,
     /// Bytes of text encoded, of [`Corpus::bytes`].
     pub bytes: u64,
@@ -24,7 +24,7 @@ pub struct Progress {
     pub tokens: u64,
 }
 
-/// Encodes the corpus into memory: two bytes a token where the vocabulary allows, else four.
+/// Encodes the corpus into memory: two bytes per token where the vocabulary allows, else four.
 ///
 /// # Errors
 /// Those of reading a document, and of [`Tokenizer::encode`] with the document's name.
@@ -42,8 +42,8 @@ pub fn tokenize_to_memory(
     Ok(store.into_tokens(corpus.origin().to_string()))
 }
 
-/// Encodes the corpus into a token file of Phalanx's own format, which also holds the tokenizer. The
-/// file appears under its name when it is whole; an earlier one is replaced.
+/// Encodes the corpus into a token file of Phalanx's own format, which also holds the tokenizer. The file appears under
+/// its name when it is complete, and replaces an earlier one.
 ///
 /// # Errors
 /// Those of [`tokenize_to_memory`] and [`DataError::Write`].
@@ -76,10 +76,10 @@ fn encode_corpus(
     sink: Sink,
 ) -> Result<()> {
     thread::scope(|scope| {
-        // The threads end when the line and with it the senders are dropped, on every way out.
+        // The threads end when the pipeline, and with it the senders, is dropped, on every return path.
         let start = |_| Worker::start(scope, tokenizer);
         let workers = (0..threads.max(1)).map(start).collect::<Result<Vec<_>>>()?;
-        let mut line = Line::new(tokenizer, workers);
+        let mut line = Pipeline::new(tokenizer, workers);
         for document in corpus.documents() {
             let mut start = 0;
             for_each_block(&document.path, &|text| tokenizer.last_cut(text), &mut |text, last| {
@@ -111,7 +111,7 @@ struct TextPiece<'a> {
 }
 
 impl TextPiece<'_> {
-    /// The error of encoding this piece, told of the document.
+    /// Turns an error of encoding this piece into one about the document.
     fn blame(&self, mut cause: DataError) -> DataError {
         if let DataError::UnknownCharacter { position, .. } = &mut cause {
             *position += self.start;
@@ -120,8 +120,8 @@ impl TextPiece<'_> {
     }
 }
 
-/// A thread that encodes what it is sent, in that order. It lives as long as the whole tokenisation,
-/// because the pattern engine of `gpt2` warms up anew in each thread.
+/// A thread that encodes pieces in the order in which they are sent. It lives for the whole tokenisation, because the
+/// pattern engine of `gpt2` warms up in each new thread.
 struct Worker<'a> {
     pieces: Sender<TextPiece<'a>>,
     encoded: Receiver<(TextPiece<'a>, Result<Vec<u32>>)>,
@@ -149,8 +149,8 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// The assembly line: piece `n` goes to worker `n % workers` and comes back from it in its turn.
-struct Line<'a> {
+/// Piece `n` goes to worker `n % workers` and is received from it in order.
+struct Pipeline<'a> {
     tokenizer: &'a Tokenizer,
     workers: Vec<Worker<'a>>,
     /// Pieces received so far, in order.
@@ -165,9 +165,9 @@ struct Line<'a> {
     reported: u64,
 }
 
-impl<'a> Line<'a> {
-    fn new(tokenizer: &'a Tokenizer, workers: Vec<Worker<'a>>) -> Line<'a> {
-        Line {
+impl<'a> Pipeline<'a> {
+    fn new(tokenizer: &'a Tokenizer, workers: Vec<Worker<'a>>) -> Pipeline<'a> {
+        Pipeline {
             tokenizer,
             workers,
             received: 0,
@@ -179,7 +179,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Whether enough text is under way to keep every worker busy while one waits for its turn.
+    /// Whether enough pieces are in flight to keep every worker busy while one waits to be received.
     fn is_full(&self) -> bool {
         self.bytes_in_flight >= 2 * self.workers.len() * BLOCK_BYTES
     }
@@ -191,7 +191,7 @@ impl<'a> Line<'a> {
         self.workers[turn].pieces.send(piece).expect("a worker ends early only by a panic");
     }
 
-    /// Waits for the next piece and hands its tokens on.
+    /// Waits for the next piece and passes its tokens to the sink.
     fn receive(&mut self, progress: &mut dyn FnMut(Progress), sink: Sink) -> Result<()> {
         let turn = self.received % self.workers.len();
         let (piece, ids) = self.workers[turn].encoded.recv().expect("a worker ends early only by a panic");

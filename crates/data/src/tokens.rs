@@ -8,15 +8,15 @@ use std::sync::Arc;
 use crate::token_file::{NARROW_VOCAB, TokenFile};
 use crate::{DataError, Result};
 
-/// A span of tokens. Cloning and splitting share the tokens themselves.
+/// A range of tokens. Clones and splits share the underlying storage.
 #[derive(Clone)]
 pub struct Tokens {
     source: Storage,
     range: Range<usize>,
-    /// Names the tokens in messages: a file, the paths of a text, a part of either.
+    /// The name of the tokens in messages: a file, the paths of a text, or a part of either.
     origin: String,
     vocab: Option<usize>,
-    /// Ids from here on are refused when they are read.
+    /// Ids from this one upward are refused when they are read.
     limit: usize,
 }
 
@@ -29,7 +29,7 @@ enum Storage {
 }
 
 impl Tokens {
-    /// Tokens in memory, of a vocabulary of `vocab` ids; `origin` names them in messages.
+    /// Tokens in memory, with a vocabulary of `vocab` ids; `origin` names them in messages.
     ///
     /// # Errors
     /// [`DataError::TokenOutOfRange`] for an id that the vocabulary does not have.
@@ -86,7 +86,7 @@ impl Tokens {
         }
     }
 
-    /// Copies the tokens from number `at` on into the whole of `out`.
+    /// Fills `out` with tokens, starting at number `at`.
     ///
     /// # Errors
     /// [`DataError::TokensChanged`] for an id beyond [`Tokens::limited_to`], [`DataError::Shortened`],
@@ -165,7 +165,7 @@ impl Tokens {
         if !(0.0..1.0).contains(&validation) {
             return Err(DataError::ValidationFraction { given: validation });
         }
-        // 1 - 0.9 is a little less than 0.1 in f64, and a tenth of ten tokens is one.
+        // In f64, 1 - 0.9 is slightly less than 0.1; without this, a tenth of ten tokens would be 0.
         let rounding = 1e-6;
         let training = (self.len() as f64 * (1.0 - validation) + rounding) as usize;
         let cut = self.range.start + training;
@@ -199,7 +199,7 @@ impl fmt::Debug for Tokens {
     }
 }
 
-/// Tokens being gathered in memory, as narrow as their vocabulary allows.
+/// Tokens that are collected in memory, stored as narrow as their vocabulary allows.
 pub(crate) struct TokenStore {
     ids: Growing,
     vocab: usize,
@@ -245,7 +245,7 @@ impl TokenStore {
     }
 }
 
-/// The first id that a vocabulary of `vocab` ids does not have, with its place.
+/// The first id outside a vocabulary of `vocab` ids, with its position.
 fn first_beyond<T: Copy + Into<i64>>(ids: &[T], vocab: usize) -> Option<(usize, i64)> {
     let place = ids.iter().position(|&id| id.into() >= vocab as i64)?;
     Some((place, ids[place].into()))

@@ -12,7 +12,7 @@ use tempfile::tempdir;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Memory that reading one of the small files here may take.
+/// Maximum memory for reading one of the small files here.
 const MAX_BYTES: usize = 4 << 20;
 
 /// Opens a token file and what is in it, and reads it to its end.
@@ -183,12 +183,12 @@ fn only_regular_files_of_expected_size_are_read() {
         let spec = CorpusSpec { paths: vec![path.clone()], extensions: vec![] };
         let error = Corpus::open(&spec).unwrap_err().to_string();
         assert!(error.contains("neither a file nor a folder"), "{error}");
-        // Beside an index that is none, so that the file itself is what is opened.
+        // Beside an invalid index, so that the file itself is opened.
         let index: PathBuf = path.with_extension("idx");
         make_fifo(&index);
         fs::remove_file(index).unwrap();
     }
-    // A FIFO in the place of an index is no index.
+    // A FIFO in the place of an index is not an index.
     let data = folder.path().join("text.bin");
     fs::write(&data, [1, 0, 2, 0]).unwrap();
     make_fifo(&folder.path().join("text.idx"));

@@ -53,7 +53,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// With a row of headings.
+    /// A table with a row of headings.
     pub fn new(headings: &[&str]) -> Table {
         let mut table = Table::default();
         table.row(headings.iter().map(|h| h.to_string()));
@@ -93,7 +93,7 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// A count as JSON: exact up to 2^64, which is as far as JSON's readers go, and rounded beyond.
+/// A count as JSON: exact up to 2^64, the limit of most JSON readers, and rounded beyond.
 pub fn whole(count: u128) -> serde_json::Value {
     u64::try_from(count).map_or_else(|_| (count as f64).into(), Into::into)
 }

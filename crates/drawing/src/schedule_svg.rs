@@ -17,13 +17,13 @@ const BOTTOM: f64 = 44.0;
 /// Pixels from row to row, and of a box.
 const PITCH: f64 = 28.0;
 const BOX: f64 = 22.0;
-/// Pixels of the shortest action, where the picture does not get wider than [`WIDEST`].
+/// Pixels of the shortest action, unless the picture would get wider than [`WIDEST`].
 const UNIT: f64 = 26.0;
 const WIDEST: f64 = 16_000.0;
-/// Pixels of a letter, on average at most, at the sizes of the title (15) and of a box (10).
+/// Upper bound for the average pixels of a letter, at the font sizes of the title (15) and of a box (10).
 const TITLE_LETTER: f64 = 9.0;
 const BOX_LETTER: f64 = 6.5;
-/// Least pixels between ticks of the axis.
+/// Minimum pixels between ticks of the axis.
 const TICK: f64 = 60.0;
 /// Pixels of an entry of the legend.
 const ENTRY: f64 = 200.0;
@@ -57,7 +57,7 @@ pub fn draw_svg(schedule: &Schedule, timeline: &Timeline) -> String {
     svg
 }
 
-/// Light enough for dark text in every shade: the first chunk is the strongest.
+/// The colour of a box. All shades are light enough for dark text; the first chunk has the strongest.
 fn colour(kind: Kind, chunk: usize) -> String {
     let base: [f64; 3] = match kind {
         Kind::Forward => [102.0, 163.0, 224.0],
@@ -166,7 +166,7 @@ fn held(svg: &mut String, schedule: &Schedule, right: f64) {
     }
 }
 
-/// A line of text; `style` is further attributes, each after a blank.
+/// Writes a line of text; `style` holds further attributes, each after a blank.
 fn text(svg: &mut String, [x, y]: [f64; 2], anchor: &str, style: &str, content: &str) {
     let _ = writeln!(
         svg,

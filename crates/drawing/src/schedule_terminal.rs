@@ -14,10 +14,10 @@ use std::fmt::Write;
 
 use phalanx_plan::{Schedule, Span, Timeline};
 
-/// Most cells of a row; where actions differ by more, the shortest are not seen.
+/// Maximum number of cells of a row. If actions differ by more, the shortest are not visible.
 const MAX_CELLS: f64 = 8192.0;
 
-/// Draws a schedule in lines of at most `width` letters, as far as one cell fits.
+/// Draws a schedule in lines of at most `width` letters (or more, if a single cell does not fit).
 pub fn draw_terminal(schedule: &Schedule, timeline: &Timeline, width: usize) -> String {
     let unit = unit(timeline);
     let cells = (timeline.makespan / unit).round() as usize;
@@ -41,7 +41,7 @@ pub fn draw_terminal(schedule: &Schedule, timeline: &Timeline, width: usize) -> 
     drawing
 }
 
-/// What is drawn, with its size and its bubble.
+/// The title of a drawing: name, sizes and bubble.
 pub(crate) fn title(schedule: &Schedule, timeline: &Timeline) -> String {
     format!(
         "{}: {} ranks, {} stages, {} micro-batches; bubble {:.1} % of {} time units\n",
@@ -54,13 +54,13 @@ pub(crate) fn title(schedule: &Schedule, timeline: &Timeline) -> String {
     )
 }
 
-/// A time with as many decimals as it has, up to three.
+/// A time with up to three decimals, without trailing zeros.
 pub(crate) fn number(time: f64) -> String {
     let text = format!("{time:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()
 }
 
-/// The shortest action that takes time, or the longest cell with which the row is not too long.
+/// Time units per cell: the shortest action that takes time, or more if the row would be too long.
 pub(crate) fn unit(timeline: &Timeline) -> f64 {
     let durations = timeline.ranks.iter().flatten().map(|span| span.end - span.start);
     let shortest = durations.filter(|&time| time > 0.0).fold(f64::INFINITY, f64::min);

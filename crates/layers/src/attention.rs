@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use phalanx_tensor::{Dropout, Heads, Tensor, View};
 
+use crate::activation::Activation;
 use crate::failure::Result;
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
+use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
 use crate::saved::{Saved, restore, restore_mut};
 
 /// Dropout(softmax(q·kᵀ/sqrt(head))) · v, tile by tile; the projections around it are linear layers.
@@ -16,7 +17,7 @@ pub struct Attention {
     pub dropout: f32,
     /// Key of the dropout random numbers.
     pub name: String,
-    /// Number, among all heads of the layer, of the first head on this rank: dropout masks depend on it.
+    /// Index of this rank's first head among all heads of the layer; dropout masks depend on it.
     pub first_head: usize,
     /// Number of heads of the whole layer.
     pub all_heads: usize,
@@ -25,7 +26,7 @@ pub struct Attention {
 struct SavedAttention {
     /// `[batch, heads, seq]`
     log_sum_exp: Tensor,
-    /// Which probabilities were dropped.
+    /// The dropout whose mask was applied.
     dropout: Option<Dropout>,
 }
 
@@ -67,7 +68,7 @@ impl Layer for Attention {
         Some(self)
     }
 
-    /// dx overwrites; probabilities are computed again from the row statistics.
+    /// dx overwrites; probabilities are recomputed from the row statistics.
     fn backward(
         &self,
         cx: &Context,

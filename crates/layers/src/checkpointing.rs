@@ -8,15 +8,16 @@
 
 use phalanx_tensor::View;
 
+use crate::activation::Activation;
 use crate::combinators::Sequence;
 use crate::failure::Result;
-use crate::layer::{Activation, Context, Draw, Gradient, Layer, ParameterSpec};
+use crate::layer::{Context, Draw, Gradient, Layer, ParameterSpec};
 use crate::saved::{Deferred, Saved, restore};
 
 /// Which activations of a model are recomputed instead of saved. No choice changes a bit of the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checkpointing {
-    /// None: all are saved.
+    /// All activations are saved.
     #[default]
     None,
     /// Outputs of norms, attention and GELU, which need no product with weights.
@@ -55,7 +56,7 @@ struct SavedRecompute {
 }
 
 impl<L: Layer> Recompute<L> {
-    /// Runs forward again, and returns what it saves.
+    /// Runs forward again and returns what it saves.
     fn again<'a>(&self, cx: &Context<'a>, parameters: &[View], saved: Saved) -> Result<(Context<'a>, Saved)> {
         let Saved { x, own, .. } = saved;
         let SavedRecompute { draw } = restore(own);

@@ -9,8 +9,9 @@ use std::ops::Range;
 
 use phalanx_tensor::View;
 
+use crate::activation::Activation;
 use crate::failure::Result;
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
+use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
 use crate::saved::{Deferred, Saved, restore};
 
 /// One layer after another. Parameters are those of the layers, in order.
@@ -19,7 +20,7 @@ pub struct Sequence {
     rebuilds: bool,
 }
 
-/// A layer of a sequence, and which of the sequence's parameters are its own.
+/// A layer of a sequence, and the range of its parameters within the sequence's.
 struct Part {
     layer: Box<dyn Layer>,
     parameters: Range<usize>,
@@ -78,7 +79,7 @@ impl Sequence {
         }
         if self.rebuild(saved.len()).is_some() {
             kept.x.forget();
-            saved.last_mut().expect("a layer before").y.forget();
+            saved.last_mut().expect("there is an earlier layer").y.forget();
         }
         saved.push(kept);
     }
@@ -143,14 +144,14 @@ impl Layer for Sequence {
         for (i, part) in self.layers.iter().enumerate().rev() {
             self.recall(cx, parameters, &mut saved, i)?;
             let own = part.parameters.clone();
-            let kept = saved.pop().expect("forward saved one entry a layer");
+            let kept = saved.pop().expect("forward saved one entry per layer");
             let residual = if i == 0 { residual.take() } else { None };
             let (own, slots) = (&parameters[own.clone()], &mut gradients[own]);
             let dx = part.layer.backward(cx, own, slots, kept, dy, residual)?;
             if i == 0 {
                 return Ok(dx);
             }
-            dy = dx.expect("only a first layer has an input without gradient");
+            dy = dx.expect("only the first layer may have an input without gradient");
         }
         unreachable!("a sequence has at least one layer")
     }
@@ -168,7 +169,7 @@ impl Layer for Sequence {
         let mut deferred = Vec::with_capacity(self.layers.len());
         for (i, part) in self.layers.iter().enumerate().rev() {
             self.recall(cx, parameters, &mut saved, i)?;
-            let kept = saved.pop().expect("forward saved one entry a layer");
+            let kept = saved.pop().expect("forward saved one entry per layer");
             let residual = if i == 0 { residual.take() } else { None };
             let own = &parameters[part.parameters.clone()];
             let (dx, later) = part.layer.backward_input(cx, own, kept, dy, residual)?;
@@ -176,7 +177,7 @@ impl Layer for Sequence {
             if i == 0 {
                 return Ok((dx, Deferred::new(deferred)));
             }
-            dy = dx.expect("only a first layer has an input without gradient");
+            dy = dx.expect("only the first layer may have an input without gradient");
         }
         unreachable!("a sequence has at least one layer")
     }

@@ -13,9 +13,10 @@ use phalanx_tensor::{
     VocabularyStatistics, Weight, vocabulary_blocks,
 };
 
+use crate::activation::Activation;
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Activation, Context, Gradient, ParameterSpec};
+use crate::layer::{Context, Gradient, ParameterSpec};
 
 /// Largest number of bytes of a slice of logits.
 const SLICE_BYTES: usize = 64 << 20;
@@ -105,7 +106,7 @@ impl LinearCrossEntropy {
         Classes { first: 0, here: self.vocab }
     }
 
-    /// The weight as products take it.
+    /// The weight as an operand of a product.
     pub fn weight<'a>(&self, matrix: View<'a>) -> Weight<'a> {
         Weight { matrix, layout: Layout::OutIn }
     }
@@ -210,7 +211,7 @@ struct Slice<'a> {
     bias: Option<View<'a>>,
     /// `[rows]`
     targets: View<'a>,
-    /// Class of the first column, and the number of all classes.
+    /// Class of the first column.
     first: usize,
     classes: usize,
     numbers: CrossEntropy,
@@ -255,7 +256,7 @@ impl Slice<'_> {
 
     fn gradients(&self, cx: &Context, dx: ViewMut, gradients: &mut [Gradient]) {
         let Some(dlogits) = self.logits.as_ref().map(|l| l.as_view()) else {
-            panic!("derivatives are made in training alone");
+            panic!("derivatives need the logits that only training stores");
         };
         linear_gradients(cx, self.x, self.w, dlogits, dx, gradients);
     }
@@ -312,7 +313,7 @@ impl Head for LinearCrossEntropy {
     ) -> Result<(Tensor, Activation)> {
         let input = HeadInput { x: &x, targets, numbers, classes: self.all() };
         let (loss, dx) = self.pass(cx, parameters, Some(gradients), input, &mut alone)?;
-        Ok((loss, Arc::new(dx.expect("there is dx where gradients are asked for"))))
+        Ok((loss, Arc::new(dx.expect("dx is computed when gradients are requested"))))
     }
 
     fn logits(&self, cx: &Context, parameters: &[View], x: View) -> Tensor {
@@ -328,7 +329,7 @@ impl Head for LinearCrossEntropy {
     }
 }
 
-/// The exchange of one rank that has all classes: `[rows, 4]` becomes `[1, rows, 4]`.
+/// The exchange on one rank, which has all classes: `[rows, 4]` becomes `[1, rows, 4]`.
 fn alone(own: Tensor) -> Result<Tensor> {
     let [rows, four] = own.dims();
     Ok(own.reshape([1, rows, four]))

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use phalanx_tensor::{LayerNormBackward, Tensor, View};
 
+use crate::activation::Activation;
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual, sum_target};
+use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual, sum_target};
 use crate::saved::{Saved, restore, restore_mut};
 
 /// `y = gamma * (x - mean) / sqrt(var + eps) + beta` (Ba et al., arXiv 1607.06450).
@@ -70,7 +71,10 @@ impl Layer for LayerNorm {
         let (mut dx, add) = sum_target(cx, residual, x.shape(), "layer_norm.dx");
         let (dgamma, accumulate) = dgamma.write();
         let (dbeta, accumulate_beta) = dbeta.write();
-        assert_eq!(accumulate, accumulate_beta, "gamma and beta are written together");
+        assert_eq!(
+            accumulate, accumulate_beta,
+            "gamma and beta are either both accumulated or both overwritten"
+        );
         let statistics = [mean.view(), rstd.view()];
         let derivatives = [dgamma, dbeta];
         cx.device.run(LayerNormBackward {

@@ -5,10 +5,12 @@
 //! what the engine runs.
 #![forbid(unsafe_code)]
 
+pub mod activation;
 pub mod attention;
 pub mod checkpointing;
 pub mod combinators;
 pub mod dropout;
+pub mod each_row;
 pub mod embedding;
 pub mod failure;
 pub mod head;
@@ -21,17 +23,17 @@ pub mod network;
 mod random;
 pub mod saved;
 
+pub use activation::Activation;
 pub use attention::Attention;
 pub use checkpointing::{Checkpointing, Recompute};
 pub use combinators::{Residual, Sequence};
 pub use dropout::Dropped;
+pub use each_row::{OnEachRow, RowFunction};
 pub use embedding::Embedding;
 pub use failure::{Failure, Result};
 pub use head::{Head, LinearCrossEntropy};
 pub use init::Init;
-pub use layer::{
-    Activation, Context, Draw, Gradient, Layer, ParameterSpec, Part, Rebuild, add_residual, sum_target,
-};
+pub use layer::{Context, Draw, Gradient, Layer, ParameterSpec, Part, Rebuild, add_residual, sum_target};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use linear_gelu::LinearGelu;

@@ -73,12 +73,16 @@ impl Network {
     pub fn into_stages(self, stages: &[Range<usize>]) -> Vec<Network> {
         let Network { blocks, head, parameters, uses, first_block, .. } = self;
         let head_index = blocks.len();
-        assert_eq!(first_block, 0, "a stage is not cut again");
-        assert_eq!(stages.last().map(|s| s.end), Some(head_index + 1), "the head is in the last stage");
+        assert_eq!(first_block, 0, "only a whole network can be cut into stages");
+        assert_eq!(
+            stages.last().map(|s| s.end),
+            Some(head_index + 1),
+            "the last stage must end with the head"
+        );
         let (mut blocks, mut head) = (blocks.into_iter(), head);
         let mut next = 0;
         let mut cut = |range: &Range<usize>| {
-            assert!(range.start == next && range.end > next, "stages follow one another");
+            assert!(range.start == next && range.end > next, "stages must be consecutive and not empty");
             next = range.end;
             let mut numbers: Vec<usize> = Vec::new();
             let mut local = Vec::new();
@@ -115,7 +119,7 @@ impl Network {
         self.blocks.get(index).map_or("head", |b| b.name.as_str())
     }
 
-    /// Number of trained numbers.
+    /// Number of trainable elements.
     pub fn elements(&self) -> usize {
         self.parameters.iter().map(ParameterSpec::elements).sum()
     }

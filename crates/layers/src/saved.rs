@@ -6,7 +6,7 @@
 
 use std::any::Any;
 
-use crate::layer::Activation;
+use crate::activation::Activation;
 
 /// What a layer's forward saves for its backward.
 pub struct Saved {
@@ -69,8 +69,8 @@ impl Shared {
     pub fn into_held(self) -> Activation {
         match self {
             Shared::Held(tensor) => tensor,
-            Shared::Unread => panic!("forward kept what backward reads"),
-            Shared::Forgotten => panic!("what was forgotten is made again before it is read"),
+            Shared::Unread => panic!("backward reads a tensor that forward did not save"),
+            Shared::Forgotten => panic!("a freed tensor is read before it is recomputed"),
         }
     }
 
@@ -79,7 +79,9 @@ impl Shared {
     pub fn held(&self) -> &Activation {
         match self {
             Shared::Held(tensor) => tensor,
-            Shared::Unread | Shared::Forgotten => panic!("a tensor is read before it is made again"),
+            Shared::Unread | Shared::Forgotten => {
+                panic!("a tensor is read that was not saved or not recomputed")
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use phalanx_tensor::Gelu;
 use phalanx_trace::PhaseName;
 use rig::{DRAW, HIDDEN, P, SEQ, kernels, left, linear, norm, numbers, plain, rebuilding, trace};
 
-/// Bytes of a `[1, seq, hidden]`, and of one number a row.
+/// Bytes of a `[1, seq, hidden]`, and of one number per row.
 const H: u64 = (4 * SEQ * HIDDEN) as u64;
 const ROW: u64 = (4 * SEQ) as u64;
 
@@ -52,7 +52,7 @@ fn what_is_made_again_may_be_made_from_what_is_made_again() {
     let kept = Sequence::new(layers());
     let again = Sequence::new(layers()).rebuilding();
     assert_eq!(numbers(&again, 2, None), numbers(&kept, 2, None));
-    // Each once, although the norms are made from each other.
+    // Each is recomputed once, although the norms depend on each other.
     let trace = trace(&again, None);
     let count = |name| kernels(&trace, PhaseName::Backward).iter().filter(|k| **k == name).count();
     assert_eq!((count("layer_norm"), count("gelu"), count("linear_gelu")), (4, 1, 0));
@@ -102,7 +102,7 @@ fn what_is_computed_again() {
     assert_eq!(of(&Recompute(plain(p)), PhaseName::Forward), of(&plain(p), PhaseName::Forward));
     let cheap = ["attention", "gelu", "layer_norm", "layer_norm"];
     assert_eq!(of(&rebuilding(p), PhaseName::Backward), and(&cheap));
-    // Forward without its last product and dropout, which make only the output.
+    // Forward without its last product and dropout, which compute only the output.
     let mut whole = of(&plain(p), PhaseName::Forward);
     for last in ["linear", "dropout"] {
         whole.remove(whole.iter().position(|k| *k == last).unwrap());

@@ -47,7 +47,7 @@ fn draws_differ_by_seed_step_and_layer_and_count_in_the_global_batch() {
     assert_eq!((first.first, second.first), (0, 6 * probabilities as u64));
 }
 
-/// `y = x`, so that a dropout can be seen.
+/// `y = x`, so that the dropout is visible.
 struct Through;
 
 impl Layer for Through {

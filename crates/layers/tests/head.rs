@@ -10,7 +10,7 @@ const ROWS: usize = 7;
 const HIDDEN: usize = 5;
 const VOCAB: usize = 261;
 
-/// The numbers of a step with everything.
+/// Loss factors with all terms.
 const NUMBERS: CrossEntropy =
     CrossEntropy { scale: 0.25, gradient_scale: 0.5, label_smoothing: 0.1, z_loss: 0.01 };
 
@@ -52,14 +52,14 @@ fn targets(device: &Device) -> Tensor {
     targets
 }
 
-/// Loss, dx, dw, db of classes `first .. end`, and what it gave to `exchange`, slice by slice.
+/// Loss, dx, dw and db of classes `first .. end`, and the statistics that it passed to `exchange`, per slice.
 struct Part {
     results: [Vec<f32>; 4],
     own: Vec<Vec<f32>>,
 }
 
-/// A pass over a part of the vocabulary. `others`: of each slice, the statistics of all parts; its own alone where
-/// there are none.
+/// A pass over a part of the vocabulary. `others` holds, for each slice, the statistics of all parts; if empty, only
+/// its own are used.
 fn part(device: &Device, bias: bool, [first, end]: [usize; 2], others: Option<&[Vec<f32>]>) -> Part {
     let (head, columns) = (head(bias), end - first);
     let x = tensor(device, [ROWS, HIDDEN], &values("x", ROWS * HIDDEN));
@@ -117,7 +117,7 @@ fn parts_that_exchange_statistics_are_the_whole() {
             // Sums of 261 exponentials, of 7 rows, of 3 parts, in another order: a few dozen roundings.
             let allowed = 64.0 * f32::EPSILON * largest;
             assert_eq!(whole.len(), parts.len());
-            // Every element, also where it is not a number, which a largest difference would leave out.
+            // Compares every element, because a maximum of differences would ignore NaN.
             for (i, (x, y)) in whole.iter().zip(parts).enumerate() {
                 assert!((x - y).abs() <= allowed, "output {which}[{i}]: {y} for {x}, allowed {allowed:e}");
             }

@@ -20,7 +20,7 @@ const VOCAB: usize = 11;
 #[derive(Clone, Copy)]
 enum Call {
     Forward(usize),
-    /// Backward in one.
+    /// The whole backward.
     Backward(usize),
     /// Its first part.
     Input(usize),
@@ -29,7 +29,7 @@ enum Call {
 }
 use Call::{Backward, Forward, Input, Weight};
 
-/// The oracle, and orders in which the parts of a backward may come: weights in the order of micro-batches.
+/// The oracle, and the possible orders of the parts of backward: weights in the order of micro-batches.
 const WHOLE: [Call; 4] = [Forward(0), Backward(0), Forward(1), Backward(1)];
 const SPLIT: [(&str, [Call; 6]); 3] = [
     ("at once", [Forward(0), Input(0), Weight(0), Forward(1), Input(1), Weight(1)]),
@@ -40,16 +40,16 @@ const SPLIT: [(&str, [Call; 6]); 3] = [
 /// A layer by name, the width of its input (`None` for tokens) and that of its output.
 type Case = (String, Box<dyn Layer>, Option<usize>, usize);
 
-/// How it is run.
+/// How the layer is run.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     compute: DType,
     gradients: DType,
-    /// Whether there is something in the gradients already.
+    /// Whether the gradients hold values already.
     accumulate: bool,
     /// Whether forward and backward are given a residual.
     residual: bool,
-    /// Whether somebody else holds x, dy and the residuals too.
+    /// Whether x, dy and the residuals are also held elsewhere.
     shared: bool,
 }
 
@@ -61,7 +61,7 @@ struct Bits {
     gradients: Vec<Vec<u32>>,
 }
 
-/// A layer on its way through some calls.
+/// A layer while it runs some calls.
 struct Bench<'a> {
     layer: &'a dyn Layer,
     device: &'a Device,
@@ -70,7 +70,7 @@ struct Bench<'a> {
     parameters: Vec<View<'a>>,
     saved: [Option<Saved>; 2],
     deferred: [Option<Deferred>; 2],
-    /// What others hold, and its bits.
+    /// Tensors that are also held elsewhere, and their bits.
     held: Vec<(Activation, Vec<u32>)>,
     out: Bits,
 }
@@ -148,7 +148,7 @@ impl Bench<'_> {
     }
 }
 
-/// Some calls, from the same start. Gradients that are to be overwritten hold what is not a number.
+/// Runs some calls from the same start. Gradients that must be overwritten are filled with NaN.
 fn run(device: &Device, (_, layer, inputs, outputs): &Case, setting: Setting, calls: &[Call]) -> Bits {
     let specs = layer.parameters();
     let fill = |spec: &ParameterSpec, dtype, seed: &str| {

@@ -26,10 +26,10 @@ const WORDS: &str = "bert.embeddings.word_embeddings.weight";
 /// Initial values of all weights and tables (`initializer_range`).
 const NORMAL: Init = Init::Normal(0.02);
 
-/// Added to the variance of a norm where no file says another number.
+/// Epsilon of the norms, unless a file gives another value.
 const EPS: f32 = 1e-12;
 
-/// Its entry in the registry.
+/// The entry in the registry.
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "bert",
     title: "BERT",
@@ -218,11 +218,11 @@ impl Model for Bert {
     }
 
     fn architecture(&self) -> Option<Arch> {
-        Some(Arch::BERT)
+        Some(Arch::of(&ARCHITECTURE))
     }
 
-    /// The file that transformers writes. It has one dropout probability for embedding and residual path: this writes
-    /// that of the residual path. No id is padding.
+    /// The `config.json` of transformers. It has one dropout probability for embedding and residual path; this writes
+    /// that of the residual path. No id is used as padding.
     fn to_config(&self) -> Value {
         json!({
             "architectures": ["BertForMaskedLM"],
@@ -253,11 +253,11 @@ impl Model for Bert {
             let names = ["query", "key", "value"].map(|which| format!("{layer}self.{which}.{part}"));
             return Stored::packed(parameter, names.into());
         }
-        let older =
+        let alias =
             |(suffix, old)| parameter.name.strip_suffix(suffix).map(|prefix| format!("{prefix}{old}"));
-        let older =
-            [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")].map(older);
-        let aliases = older.into_iter().flatten().collect();
+        let aliases =
+            [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")].map(alias);
+        let aliases = aliases.into_iter().flatten().collect();
         vec![Stored { aliases, ..Stored::same(parameter) }]
     }
 
@@ -273,7 +273,8 @@ impl Model for Bert {
         Some(NumberedLayers { key: "num_hidden_layers", prefixes: &["bert.encoder.layer."] })
     }
 
-    /// Pooler and next-sentence head, which the masked language model does not use, and a table of 0, 1, 2 ...
+    /// Pooler and next-sentence head, which the masked language model does not use, and the constant table of position
+    /// ids 0, 1, 2 ...
     fn is_ignored(&self, name: &str) -> bool {
         name.starts_with("bert.pooler.")
             || name.starts_with("cls.seq_relationship.")

@@ -2,9 +2,7 @@
 
 use serde_json::Value;
 
-use crate::registry;
-
-/// A `config.json` of a model that this code does not compute.
+/// An error of a `config.json`, or of weights that do not match it.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum ModelError {
     /// Another architecture.
@@ -24,12 +22,12 @@ pub enum ModelError {
         key: &'static str,
         /// What the file says.
         given: String,
-        /// What is computed here.
+        /// The supported value.
         expected: String,
     },
     /// Another number of layers than the file with the weights has.
     #[error(
-        "config.json: {key} is {given}, and the weights have {found} layers{}: the two do not belong together",
+        "config.json: {key} is {given}, but the weights have {found} layers{}: the two do not belong together",
         last_is(*.last)
     )]
     Layers {
@@ -37,20 +35,20 @@ pub enum ModelError {
         key: &'static str,
         /// What it says.
         given: usize,
-        /// How many layers have a tensor.
+        /// Number of layers in the weights.
         found: usize,
         /// The number of the last of them, counted from 0.
         last: Option<usize>,
     },
     /// A tensor that the model needs.
-    #[error("the weights have no {name}: the file is of another variant, or not whole")]
+    #[error("the weights have no {name}: the file is of another variant, or incomplete")]
     Missing {
         /// Its name.
         name: String,
     },
     /// A tensor of another shape.
     #[error(
-        "{name} has shape {given:?}, and config.json makes it {expected:?}: the folder's files do not belong \
+        "{name} has shape {given:?}, but config.json implies {expected:?}: the folder's files do not belong \
          together"
     )]
     Shape {
@@ -61,7 +59,7 @@ pub enum ModelError {
         /// Its shape in the model.
         expected: Vec<usize>,
     },
-    /// A tensor that the model has no use for.
+    /// A tensor that the model does not have.
     #[error(
         "the weights have {name}{}, which the model of config.json does not have: it would be lost", and_more(*.more)
     )]
@@ -87,14 +85,14 @@ impl ModelError {
     }
 }
 
-/// Refuses a file of another architecture than the one with this name.
+/// Refuses a file whose architecture is not `name`.
 pub(crate) fn expect_architecture(config: &Value, name: &str) -> Result<(), ModelError> {
     let given = config.get("model_type").unwrap_or(&Value::Null);
-    if given != name { Err(registry::unknown(config)) } else { Ok(()) }
+    if given != name { Err(ModelError::key("model_type", given, &format!("{name:?}"))) } else { Ok(()) }
 }
 
-/// Refuses a file in which one of these keys says something else; what is absent is as transformers has it,
-/// which is what is computed.
+/// Refuses a file in which one of these keys has another value. Absent keys have transformers' defaults, which are
+/// supported.
 pub(crate) fn expect_computed(config: &Value, keys: &[(&'static str, Value)]) -> Result<(), ModelError> {
     for (key, computed) in keys {
         let given = config.get(key).unwrap_or(computed);
@@ -119,28 +117,28 @@ pub(crate) fn heads(
     Ok(heads)
 }
 
-/// A size, `most` at most (see [`crate::limits`]).
+/// A size of at most `max` (see [`crate::limits`]).
 pub(crate) fn number(config: &Value, key: &'static str, max: usize) -> Result<usize, ModelError> {
     let given = config.get(key).unwrap_or(&Value::Null);
     let number = given.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=max).contains(n));
     number.ok_or_else(|| ModelError::key(key, given, &format!("an integer from 1 to {max}")))
 }
 
-/// What is added to a variance; `absent` where the file says nothing.
+/// An epsilon; `absent` if the file does not give one.
 pub(crate) fn epsilon(config: &Value, key: &'static str, absent: f32) -> Result<f32, ModelError> {
     let Some(given) = config.get(key) else { return Ok(absent) };
     let value = given.as_f64().map(|eps| eps as f32).filter(|eps| *eps > 0.0 && eps.is_finite());
     value.ok_or_else(|| ModelError::key(key, given, "a number above 0"))
 }
 
-/// A probability of dropping; transformers' default is 0.1.
+/// A dropout probability; transformers' default is 0.1.
 pub(crate) fn probability(config: &Value, key: &'static str) -> Result<f32, ModelError> {
     let Some(given) = config.get(key) else { return Ok(0.1) };
     let value = given.as_f64().map(|p| p as f32).filter(|p| (0.0..1.0).contains(p));
     value.ok_or_else(|| ModelError::key(key, given, "a number from 0 to below 1"))
 }
 
-/// The shortest decimal that is this f32: 1e-5, not 9.999999747378752e-6.
+/// The shortest decimal that rounds to this f32: 1e-5, not 9.999999747378752e-6.
 pub(crate) fn decimal(number: f32) -> f64 {
     number.to_string().parse().unwrap_or(f64::from(number))
 }

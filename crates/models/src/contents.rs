@@ -29,8 +29,7 @@ impl NumberedLayers {
     }
 }
 
-/// Tensors that a layer has at least in a file whose layers are not whole. With fewer, no network is built
-/// only to find out which are missing.
+/// Minimum number of tensors per layer for which a network is built to find out which tensors are missing.
 const MIN_TENSORS_OF_LAYER: usize = 6;
 
 /// Compares the number of layers of `model` with those that tensors called `names` belong to.

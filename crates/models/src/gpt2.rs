@@ -21,10 +21,10 @@ use crate::{
 /// How files number the layers. The first GPT-2 on the Hugging Face hub leaves out `transformer.`.
 const LAYERS: NumberedLayers = NumberedLayers { key: "n_layer", prefixes: &["transformer.h.", "h."] };
 
-/// Added to the variance of a norm where no file says another number.
+/// Epsilon of the norms, unless a file gives another value.
 const EPS: f32 = 1e-5;
 
-/// Its entry in the registry.
+/// The entry in the registry.
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt2",
     title: "GPT-2",
@@ -43,7 +43,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     from_config: |config| Gpt2::from_config(config).map(Into::into),
 };
 
-/// Shape of a GPT-2, and what it drops in training.
+/// Sizes of a GPT-2, and its dropout in training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt2 {
     /// Transformer blocks (`n_layer`).
@@ -115,7 +115,7 @@ impl Gpt2 {
     ) -> impl Layer + use<> {
         let name = |part: &str| format!("transformer.h.{index}.{part}");
         let hidden = self.hidden;
-        // Projections into the residual stream start smaller: each of the 2 * layers adds its variance.
+        // Projections into the residual stream start smaller, because each of the 2 * layers adds its variance.
         let small = Init::Normal(0.02 / (2.0 * self.layers as f32).sqrt());
         let linear = |part: &str, inputs, outputs, init| Linear {
             prefix: name(part),
@@ -225,10 +225,10 @@ impl Model for Gpt2 {
     }
 
     fn architecture(&self) -> Option<Arch> {
-        Some(Arch::GPT2)
+        Some(Arch::of(&ARCHITECTURE))
     }
 
-    /// The file that transformers writes.
+    /// The `config.json` of transformers.
     fn to_config(&self) -> Value {
         self.config()
     }
@@ -247,7 +247,7 @@ impl Model for Gpt2 {
         Some(LAYERS)
     }
 
-    /// The causal mask, which older programs saved with each layer.
+    /// The causal mask, which older versions of transformers saved with each layer.
     fn is_ignored(&self, name: &str) -> bool {
         let is_mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
         is_mask && LAYERS.of(name).is_some_and(|layer| layer < self.layers)

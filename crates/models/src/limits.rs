@@ -7,7 +7,7 @@
 /// Transformer blocks.
 pub const MAX_LAYERS: usize = 1024;
 
-/// Width of the residual stream, and attention heads, of which each has at least one element of it.
+/// Width of the residual stream, and number of attention heads, each of which has at least one element.
 pub const MAX_HIDDEN: usize = 1 << 18;
 
 /// Width within an MLP.

@@ -13,7 +13,7 @@ use crate::{Arch, Bert, Gpt2, NumberedLayers, Stored};
 pub struct ModelShape {
     /// Transformer blocks.
     pub layers: usize,
-    /// Width of what passes from block to block.
+    /// Width of the residual stream.
     pub hidden: usize,
     /// Attention heads.
     pub heads: usize,
@@ -43,7 +43,7 @@ pub enum Objective {
     Masked,
 }
 
-/// A model: blocks in sequence with a head, written once with whole sizes; every rank makes its part of it.
+/// A model: blocks in sequence with a head. It is written once with whole sizes; every rank creates its part.
 ///
 /// A model of your own implements `network`, `shape` and `dropping`. The other methods are about the training objective
 /// and about files.
@@ -86,7 +86,7 @@ pub trait Model: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Whether files hold a tensor of this name that is no weight of this model, and that can be left out without loss.
+    /// Whether a tensor of this name in a file is not a weight of this model and can be ignored.
     fn is_ignored(&self, _name: &str) -> bool {
         false
     }

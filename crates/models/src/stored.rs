@@ -26,7 +26,7 @@ pub struct Stored {
     pub first: u64,
 }
 
-/// Elements that a tensor of a file and a piece of a parameter have in common.
+/// The elements that a tensor of a file and a piece of a parameter have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlap {
     /// Elements of the file's tensor. Where the parameter is a part of a whole: elements of the same part
@@ -43,10 +43,10 @@ impl Stored {
         Stored { name: parameter.name.clone(), aliases: Vec::new(), shape, first: 0 }
     }
 
-    /// The parameter's rows in equal shares, one a name.
+    /// The parameter's rows in equal shares, one per name.
     ///
     /// # Panics
-    /// When the rows are no multiple of the names.
+    /// When the number of rows is not a multiple of the number of names.
     pub fn packed(parameter: &ParameterSpec, names: Vec<String>) -> Vec<Stored> {
         let mut shape = parameter.whole_shape().to_vec();
         assert!(shape[0].is_multiple_of(names.len()), "{}: {shape:?} as {names:?}", parameter.name);
@@ -67,8 +67,8 @@ impl Stored {
         names().find(|name| has(name)).unwrap_or(&self.name)
     }
 
-    /// What this tensor gives of the elements `piece` of `parameter`, counted as they are here: of the part
-    /// where others have the rest. `None` for nothing.
+    /// The elements of this tensor that belong to the elements `piece` of `parameter`. `piece` is counted within this
+    /// rank's part. `None` if there are none.
     ///
     /// # Panics
     /// When the parameter is split so that this tensor is not split like it.
@@ -78,7 +78,7 @@ impl Stored {
         let turn = stripe.run * stripe.ranks;
         assert!(
             stripe.is_whole() || start.is_multiple_of(turn),
-            "{} begins within a turn of {stripe} of {}",
+            "{} begins within a run of {stripe} of {}",
             self.name,
             parameter.name
         );

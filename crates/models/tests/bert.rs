@@ -41,8 +41,7 @@ fn configurations_go_both_ways_and_foreign_ones_are_refused() {
     }
 }
 
-/// Together the tensors that the network's parameters are in files are those that transformers wrote, each
-/// once.
+/// The tensors under which the network's parameters are stored are exactly those that transformers wrote.
 #[test]
 fn names_and_shapes_are_those_of_transformers() {
     let model = Bert::from_config(&rig::config("bert")).unwrap();
@@ -83,7 +82,7 @@ fn older_files_call_a_norm_gamma_and_beta() {
     }
 }
 
-/// Of a packed parameter any piece, on any rank: what it takes from which tensor.
+/// Any piece of a packed parameter, on any rank, takes the right elements of the right tensor.
 #[test]
 fn pieces_of_the_packed_projection() {
     let model = small();

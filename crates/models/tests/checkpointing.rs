@@ -42,8 +42,8 @@ fn no_choice_changes_a_bit() {
     }
 }
 
-/// Dropped where transformers drops, by names of their own: each probability alone changes the loss,
-/// differently.
+/// Dropout is applied at the same points as in transformers, with separate keys: each probability alone changes the
+/// loss differently.
 #[test]
 fn every_dropout_drops() {
     for family in Case::families() {

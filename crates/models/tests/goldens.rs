@@ -6,15 +6,15 @@ mod rig;
 use phalanx_tensor::DType;
 use rig::{Case, compare_gradients, compare_low, compare_low_forward, values};
 
-/// What a model is held against. PyTorch's f32 differs from its f64 by what is said here at most; another order
-/// of sums may be as far on the other side, and a few additions more: tolerances are four times that.
+/// The reference of a model. PyTorch's f32 differs from its f64 by at most these errors; another order of sums may
+/// differ as much in the other direction, plus a few additions, so tolerances are four times that.
 struct Golden {
     case: fn(DType) -> Case,
-    /// Of `golden/`, up to what says the type.
+    /// Path in `golden/`, without the suffix for the element type.
     files: &'static str,
     logits: f32,
     loss: f32,
-    /// Of a tensor's largest.
+    /// Tolerance of gradients, relative to the largest element of the tensor.
     gradients: f32,
 }
 
@@ -57,7 +57,7 @@ fn every_gradient() {
     }
 }
 
-/// The same sums in another order and of other terms: within the same tolerance of PyTorch's.
+/// The same sums in another order and with other terms, within the same tolerance.
 #[test]
 fn every_gradient_on_ranks_that_share_layers() {
     for golden in GOLDENS {

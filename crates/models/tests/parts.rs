@@ -12,7 +12,7 @@ use rig::Case;
 
 const LAYOUTS: [(usize, bool); 4] = [(2, false), (2, true), (4, false), (4, true)];
 
-/// Extents here of the packed projection, of the projection behind it, of the MLP's first and of its second.
+/// Local shapes of the packed projection, of the projection after it, and of the MLP's first and second layer.
 fn expected(case: &Case, ranks: usize) -> BTreeMap<&'static str, Vec<usize>> {
     let shape = match case.folder {
         "gpt2" => [
@@ -76,8 +76,8 @@ fn check_parts(whole: &ParameterSpec, parts: &[&ParameterSpec], sequence: bool) 
     assert!(held.iter().all(|n| *n == times), "{name}: every element is held {times} time(s)");
 }
 
-/// As an import reads files, piece by piece: also of tables that no number of ranks divides (GPT-2's 67 rows)
-/// and of packed parameters, which are several tensors there.
+/// Reads files piece by piece, like an import, including tables that no number of ranks divides (GPT-2's 67 rows) and
+/// packed parameters, which are several tensors in files.
 #[test]
 fn pieces_read_from_files_are_those_of_the_whole() {
     for case in Case::families() {

@@ -98,15 +98,15 @@ impl LossScaleState {
             }
         };
         if !scale.is_finite() || scale <= 0.0 {
-            return Err(format!("the scale is {scale}, and a number above 0 is expected"));
+            return Err(format!("the scale is {scale}; expected a number above 0"));
         }
         if !(0..=MAX_ITERATION).contains(&iteration) || !(-1..iteration.max(1)).contains(&last_overflow) {
             return Err(format!(
-                "step {last_overflow} is said to have overflowed last, of {iteration} steps"
+                "the last overflow is at step {last_overflow}, but only {iteration} steps were done"
             ));
         }
         if hysteresis == 0 {
-            return Err("the hysteresis is 0, and at least 1 is expected".to_string());
+            return Err("the hysteresis is 0; expected at least 1".to_string());
         }
         Ok(())
     }
@@ -215,7 +215,7 @@ impl LossScale {
         let clean = step - *last_overflow - 1;
         if clean > 0 && clean % dynamic.window as i64 == 0 {
             *hysteresis = dynamic.hysteresis;
-            // There is no largest scale but the largest number.
+            // The scale grows up to the largest finite number.
             *scale = if (*scale * 2.0).is_finite() { *scale * 2.0 } else { *scale };
         }
         Verdict::Apply
@@ -232,7 +232,7 @@ mod tests {
         LossScale::new(LossScaling::Dynamic(dynamic))
     }
 
-    /// Steps (`.` clean, `x` overflow) with the scale after each, and what the last one is told.
+    /// Runs steps (`.` clean, `x` overflow) and checks the scale after each, and the last verdict.
     fn check(mut scale: LossScale, steps: &str, after: &[f32], last: Verdict) {
         let mut verdict = Apply;
         for (i, (step, expected)) in steps.chars().zip(after).enumerate() {
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!((steps.len(), verdict), (after.len(), last), "{steps}");
     }
 
-    /// What `DynamicLossScaler.update_scale` does, by hand.
+    /// Expected values of `DynamicLossScaler.update_scale`, derived by hand.
     #[test]
     fn the_dynamic_scale_moves_as_in_deepspeed() {
         // Window 3: steps 0, 1, 2 are clean, step 3 is the first with n = 3; then every third.
@@ -258,7 +258,7 @@ mod tests {
         // Refilled by every clean step: only overflows in a row halve.
         check(dynamic(8., 100, 2, true), "x.x.xx.", &[8., 8., 8., 8., 8., 4., 4.], Apply);
         check(dynamic(8., 100, 3, true), "xx.xxx", &[8., 8., 8., 8., 8., 4.], Skip);
-        // Never below the least, and stuck there once the hysteresis is used up.
+        // Never below the minimum, and stuck there once the hysteresis is used up.
         check(dynamic(2., 9, 1, false), "xx", &[1., 1.], Stuck);
         check(dynamic(3., 9, 1, false), "xxx", &[1.5, 1., 1.], Stuck);
         check(dynamic(1., 9, 2, false), "xx", &[1., 1.], Stuck);

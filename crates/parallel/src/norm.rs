@@ -21,7 +21,7 @@ pub struct GradientNorm {
 }
 
 impl GradientNorm {
-    /// Allocates the numbers of a model of `parameters` tensors, each split into at most `slots` parts.
+    /// Allocates memory for a model of `parameters` tensors, each split into at most `slots` parts.
     pub fn new(device: &Device, parameters: usize, slots: usize) -> GradientNorm {
         let sums =
             device.alloc(DType::F64, [parameters * slots], Category::Workspace, "norm.squares_of_parameters");
@@ -42,13 +42,13 @@ impl GradientNorm {
         world: &dyn Group,
         clip: Clip,
     ) -> Result<(), CollectiveError> {
-        let mut sums = self.sums.take().expect("only here and back below");
+        let mut sums = self.sums.take().expect("taken only here, and put back below");
         device.fill(sums.view_mut(), 0.0);
         for stage in stages {
             stage.zero.squares(&mut sums, self.slots, slot)?;
         }
         if world.world_size() > 1 {
-            // Every rank has some of the numbers, and zeros for the others.
+            // Every rank has some of the sums, and zeros for the others.
             let axes = world.axes().iter();
             let placements = axes.fold(Placements::REPLICATED, |p, axis| p.with(*axis, Placement::Partial));
             device.place(sums.view(), placements);

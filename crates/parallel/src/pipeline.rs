@@ -63,7 +63,7 @@ pub fn wiring(schedule: &Schedule) -> BTreeMap<(usize, usize), usize> {
         let meets = |(a, b): &(usize, usize)| [*a, *b].iter().any(|rank| [from, to].contains(rank));
         let taken: Vec<usize> =
             wiring.iter().filter(|(pair, _)| meets(pair)).map(|(_, group)| *group).collect();
-        let free = (0..).find(|group| !taken.contains(group)).expect("numbers do not end");
+        let free = (0..).find(|group| !taken.contains(group)).expect("the range is infinite");
         wiring.insert((from, to), free);
     }
     wiring
@@ -164,12 +164,12 @@ impl<'a> Mail<'a> {
 
     fn keep(&mut self, stage: usize, micro_batch: usize, forward: bool, x: Activation) {
         let known = self.here.insert((stage, micro_batch, forward), x);
-        assert!(known.is_none(), "one message for stage {stage}, micro-batch {micro_batch}");
+        assert!(known.is_none(), "two messages for stage {stage}, micro-batch {micro_batch}");
     }
 
     fn take(&mut self, stage: usize, micro_batch: usize, forward: bool) -> Activation {
         let found = self.here.remove(&(stage, micro_batch, forward));
-        found.unwrap_or_else(|| panic!("stage {stage} has not got micro-batch {micro_batch}"))
+        found.unwrap_or_else(|| panic!("stage {stage} has not received micro-batch {micro_batch}"))
     }
 }
 
@@ -208,7 +208,7 @@ pub fn run<'a>(
             Step::Send { to, message } => mail.send(*to, message)?,
             Step::Compute(action) => {
                 let stage = stages.iter_mut().find(|stage| stage.index == action.stage);
-                let stage = stage.expect("a schedule gives a rank actions of its stages");
+                let stage = stage.expect("every action belongs to a stage of its rank");
                 compute(stage, action, &mut mail, &mut held, loss, &mut watch)?;
             }
         }
@@ -219,7 +219,7 @@ pub fn run<'a>(
     }
     assert!(
         mail.here.is_empty() && held.kept.is_empty() && held.later.is_empty(),
-        "a schedule uses everything"
+        "a schedule uses every message and saved tensor"
     );
     Ok(())
 }
@@ -288,7 +288,7 @@ fn compute(
             }
         }
         Kind::Weight => {
-            let later = held.later.remove(&key).expect("weights come after inputs");
+            let later = held.later.remove(&key).expect("the weight part comes after the input part");
             stage.backward_weight(&cx, later, &mut seen)?;
         }
     }

@@ -98,7 +98,7 @@ pub struct BackwardResult {
 fn cause(failure: Failure) -> CollectiveError {
     match failure.0.downcast::<CollectiveError>() {
         Ok(error) => *error,
-        Err(other) => panic!("a layer failed, and not in a collective: {other}"),
+        Err(other) => panic!("a layer failed with another error than that of a collective: {other}"),
     }
 }
 
@@ -150,7 +150,7 @@ impl Stage {
         let SavedStage { mut saved, head } = kept;
         let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
         for i in (0..self.network.blocks.len()).rev() {
-            let kept = saved.pop().expect("forward saved one entry a block");
+            let kept = saved.pop().expect("forward saved one entry per block");
             let _scope = cx.device.scope(self.network.block_name(i));
             self.enter(cx, i)?;
             self.show_parameters(watch, i);
@@ -184,7 +184,7 @@ impl Stage {
         let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
         let mut later = Vec::with_capacity(self.network.blocks.len());
         for i in (0..self.network.blocks.len()).rev() {
-            let kept = saved.pop().expect("forward saved one entry a block");
+            let kept = saved.pop().expect("forward saved one entry per block");
             let _scope = cx.device.scope(self.network.block_name(i));
             self.enter(cx, i)?;
             self.show_parameters(watch, i);
@@ -237,7 +237,7 @@ impl Stage {
     ) -> Result<Tensor, CollectiveError> {
         let index = self.network.head_index();
         self.enter(cx, index)?;
-        let head = self.network.head.as_ref().expect("the last stage");
+        let head = self.network.head.as_ref().expect("the last stage has a head");
         let loss = head.loss(cx, &self.zero.parameters(index), x, targets, numbers).map_err(cause)?;
         self.zero.release(index);
         Ok(loss)
@@ -274,7 +274,7 @@ impl Stage {
         self.zero.open_gradients(index)?;
         let head = self.network.head.as_ref().expect("the last stage has targets");
         let (parameters, mut gradients) = self.zero.parameters_and_gradients(index);
-        let x = x.expect("forward of the last stage keeps the head's input");
+        let x = x.expect("forward of the last stage saves the head's input");
         let (loss, dx) =
             head.loss_and_gradient(cx, &parameters, &mut gradients, x, targets, numbers).map_err(cause)?;
         drop((parameters, gradients));

@@ -19,7 +19,7 @@ fn sums() -> Vec<usize> {
 
 const DROPPING: Setting = Setting { draw: Some(DRAW), ..PLAIN };
 
-/// Probabilities: of attention, of the residual stream, of both.
+/// Dropout probabilities: of attention, of the residual stream, of both.
 const PROBABILITIES: [P; 3] = [(0.3, 0.0), (0.0, 0.4), (0.3, 0.4)];
 
 #[test]
@@ -40,7 +40,7 @@ fn ranks_drop_what_one_rank_drops() {
     }
 }
 
-/// Without a residual, what fell can be seen.
+/// Without a residual, dropped elements are visible.
 #[test]
 fn the_same_elements_fall() {
     let build = |tensor: &TensorParallel| -> Box<dyn Layer> {
@@ -55,7 +55,7 @@ fn the_same_elements_fall() {
     }
 }
 
-/// What is computed again, of a block: as it is kept, and in whose place.
+/// The recomputed tensors of a block: their names, and the layers that are rebuilt.
 fn again(p: P) -> Vec<(&'static str, Box<Build>)> {
     vec![
         (

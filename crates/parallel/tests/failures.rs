@@ -23,7 +23,7 @@ use phalanx_trace::PhaseName;
 use rig::{BATCH, HIDDEN, ROWS, SEQ, block, norm};
 
 const VOCAB: usize = 50;
-/// A rank that waits longer has failed.
+/// Maximum wait of a rank.
 const DEADLINE: Duration = Duration::from_secs(30);
 const NUMBERS: CrossEntropy =
     CrossEntropy { scale: 1.0, gradient_scale: 1.0, label_smoothing: 0.0, z_loss: 0.0 };
@@ -41,9 +41,9 @@ enum Call {
 /// Where rank 1 ends the job.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum When {
-    /// Instead of a call.
+    /// Instead of making a call.
     Before(Call),
-    /// In a call, when it has seen this.
+    /// Within a call, when it has seen this tensor.
     At(Call, Seen),
 }
 
@@ -105,18 +105,18 @@ fn ids(device: &Device) -> Tensor {
     tensor
 }
 
-/// A walk of all ranks.
+/// A sequence of calls that all ranks make.
 struct Walk {
     ranks: usize,
     sequence: bool,
     calls: &'static [Call],
     when: Option<When>,
-    /// Calls that ranks have begun, all together.
+    /// Number of calls that all ranks together have begun.
     begun: AtomicUsize,
 }
 
 impl Walk {
-    /// Ends the job, when every rank has begun as many calls: none is still at the end of the one before.
+    /// Ends the job when every rank has begun the same number of calls, so that none is still in the previous one.
     fn end(&self, endpoint: &Endpoint, calls: usize) {
         let start = Instant::now();
         while self.begun.load(Ordering::Acquire) < calls * self.ranks {
@@ -127,7 +127,7 @@ impl Walk {
     }
 }
 
-/// A rank on its way; rank 1 ends the job when it is time. The error, and the call that returned it.
+/// Runs one rank; rank 1 ends the job at the given point. Returns the error, and the call that returned it.
 fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Call, CollectiveError)> {
     let Walk { sequence, calls, when, .. } = *walk;
     let group: Arc<dyn Group> = endpoint.group("tensor");
@@ -207,7 +207,7 @@ const SPLIT: &[Call] = &[Forward, BackwardInput, BackwardWeight];
 /// The number of the head.
 const HEAD: usize = 4;
 
-/// A walk, a place in it before its last collective, and the call that then fails on the others.
+/// A sequence of calls, a point in it before its last collective, and the call that then fails on the other ranks.
 const PLACES: [(&[Call], When, Call); 13] = [
     (EVALUATION, When::Before(Forward), Forward),
     (EVALUATION, When::Before(Loss), Loss),
@@ -247,7 +247,7 @@ fn a_job_that_ends_inside_a_layer_is_an_error_of_the_stage() {
     }
 }
 
-/// The same walks with nobody who ends anything.
+/// The same sequences without a failure.
 #[test]
 fn walks_that_nobody_ends() {
     for sequence in [false, true] {
@@ -257,7 +257,7 @@ fn walks_that_nobody_ends() {
     }
 }
 
-/// A layer carries the error as its cause, for whoever runs layers without a stage.
+/// A layer returns the error as its cause, for callers that run layers without a stage.
 #[test]
 fn a_layer_says_why_it_failed() {
     let mut ended = threads(2).into_iter();

@@ -83,7 +83,7 @@ fn blocks() {
             tensor.rows(rig::norm("ln_f")),
         ]))
     };
-    // Parameters of both blocks have the same names and values: it is one block, twice. A block is two paths.
+    // Parameters of both blocks have the same names and values: it is the same block twice. A block has two paths.
     let path = [&LINEAR[..], &NORM, &ATTENTION].concat();
     check("two blocks", &build, &path.repeat(4));
 }
@@ -119,7 +119,7 @@ fn a_planted_fault_is_far_outside_of_what_is_allowed() {
     }
 }
 
-/// The parts of a backward are the same numbers below f32 too.
+/// The two parts of backward give the same bits in 16-bit types too.
 #[test]
 fn backward_in_two_parts_below_f32() {
     let build = move |tensor: &TensorParallel| -> Box<dyn Layer> { Box::new(block(tensor, (0.2, 0.3))) };

@@ -101,11 +101,11 @@ fn a_planted_fault_in_an_embedding_is_far_outside_of_what_is_allowed() {
     }
 }
 
-/// The numbers of a step with everything.
+/// Loss factors with all terms.
 const NUMBERS: CrossEntropy =
     CrossEntropy { scale: 0.25, gradient_scale: 0.5, label_smoothing: 0.1, z_loss: 0.01 };
 
-/// What a head gives on one rank: by micro-batch the loss and dx, and the gradients of both.
+/// The results of a head on one rank: loss and dx of each micro-batch, and the gradients of both.
 #[derive(Debug, PartialEq)]
 struct HeadNumbers {
     losses: Vec<f32>,
@@ -158,7 +158,7 @@ fn run_heads((ranks, sequence): (usize, bool), vocab: usize, bias: bool) -> Vec<
     })
 }
 
-/// What all ranks have together.
+/// Assembles the parts of all ranks.
 fn joined_heads(parts: &[HeadNumbers], sequence: bool) -> (Vec<f32>, Vec<Vec<f32>>, Vec<Vec<f32>>) {
     assert!(parts.iter().all(|part| part.losses == parts[0].losses), "every rank has the loss of all");
     let dx = (0..MICRO_BATCHES).map(|m| match sequence {
@@ -201,8 +201,8 @@ fn a_head_of_which_each_rank_has_some_classes() {
     }
 }
 
-/// Sums over ranks have one order, so what all have is the same on all to the bit; logits of a part are columns of
-/// the whole's.
+/// Sums over ranks have a fixed order, so results that all ranks have are equal bit for bit; logits of a part are
+/// columns of the whole logits.
 #[test]
 fn logits_are_those_of_the_classes_that_are_here() {
     let solo = TensorParallel::solo();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use phalanx_trace::{Collective, CollectiveOp, Fault, PhaseName, Trace, describe_tag};
 
-/// Ranks of a group that will not do the same, or not what the other expects.
+/// A disagreement between ranks: they would issue different collectives, or messages that do not match.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Disagreement {
     /// The ranks do not go through the same phases.
@@ -35,7 +35,7 @@ pub enum Disagreement {
     Message(Box<MessageDisagreement>),
 }
 
-/// A group as the traces know it: `data`, or `tensor` of the ranks `[0, 1]`.
+/// A group in the traces: `data`, or `tensor` of the ranks `[0, 1]`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GroupKey {
     /// Its name.
@@ -79,7 +79,7 @@ pub struct Side {
     pub ranks: usize,
 }
 
-/// The first message between two ranks of which the ends differ.
+/// The first message whose two ends differ.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct MessageDisagreement {
     /// Phase.
@@ -103,7 +103,7 @@ impl std::fmt::Display for CollectiveDisagreement {
         write!(f, "{left}; {right}. ")?;
         let odd = if left.ranks < right.ranks { left } else { right };
         let rank = odd.rank;
-        write!(f, "Every rank must ask for the same collectives in the same order: look for what makes ")?;
+        write!(f, "Every rank must issue the same collectives in the same order: look for what makes ")?;
         write!(f, "rank {rank} take another path before that call")
     }
 }
@@ -115,9 +115,9 @@ impl std::fmt::Display for Side {
             write!(f, " (and {} more)", self.ranks - 1)?;
         }
         let Some(Collective { world_size, op, dtype, count, root, site, .. }) = &self.collective else {
-            return write!(f, " asks for nothing more");
+            return write!(f, " issues no more collectives");
         };
-        write!(f, " asks for {} of {count} {}", op.name(), dtype.name())?;
+        write!(f, " issues {} of {count} {}", op.name(), dtype.name())?;
         if let Some(root) = root {
             write!(f, " with root {root}")?;
         }
@@ -135,7 +135,7 @@ impl std::fmt::Display for MessageDisagreement {
         write!(f, "; ")?;
         write_end(f, "receive", receiver)?;
         write!(f, ". What one rank sends the other must receive in the same order: look for the message ")?;
-        write!(f, "that one of them has too much, too early or from another stage")
+        write!(f, "that one of them has in excess, too early or from another stage")
     }
 }
 
@@ -190,13 +190,13 @@ pub fn compare(traces: &[Trace]) -> Result<(), Disagreement> {
 struct Calls<'a> {
     /// World rank.
     rank: usize,
-    /// What all members must issue.
+    /// The collectives, which all members must issue.
     collectives: Vec<&'a Collective>,
-    /// By peer (its rank in the group): what is sent there, and what is received from there.
+    /// For each peer (by its rank in the group): the messages sent to it and received from it.
     messages: BTreeMap<usize, [Vec<&'a Collective>; 2]>,
 }
 
-/// What all ranks do in one group during one phase.
+/// The calls of all ranks in one group during one phase.
 struct Group<'a> {
     phase: PhaseName,
     key: GroupKey,
@@ -207,7 +207,7 @@ fn key_of(c: &Collective) -> GroupKey {
     GroupKey { name: c.group, members: Arc::clone(&c.members) }
 }
 
-/// The groups of the `number`-th phase in order of appearance, each with what its members do.
+/// The groups of the `number`-th phase in order of appearance, each with the calls of its members.
 fn groups(traces: &[Trace], number: usize) -> Vec<(GroupKey, Vec<Calls<'_>>)> {
     let mut keys: BTreeMap<GroupKey, usize> = BTreeMap::new();
     let mut groups: Vec<(GroupKey, Vec<Calls>)> = Vec::new();
@@ -227,7 +227,7 @@ fn groups(traces: &[Trace], number: usize) -> Vec<(GroupKey, Vec<Calls<'_>>)> {
             let index = keys[&key_of(c)];
             let of_group = &mut groups[index].1;
             let own = of_group.iter_mut().find(|calls| calls.rank == trace.rank);
-            let calls = own.unwrap_or_else(|| panic!("rank {} is no member of {}", trace.rank, key_of(c)));
+            let calls = own.unwrap_or_else(|| panic!("rank {} is not a member of {}", trace.rank, key_of(c)));
             match (c.op, c.root) {
                 (CollectiveOp::Send, Some(peer)) => calls.messages.entry(peer).or_default()[0].push(c),
                 (CollectiveOp::Recv, Some(peer)) => calls.messages.entry(peer).or_default()[1].push(c),
@@ -265,8 +265,8 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Each message with its other end. A pair is looked at from the sender, and from the receiver where the
-    /// sender sends it nothing.
+    /// Compares each message with its other end. A pair of ranks is visited from the sender, or from the receiver if
+    /// the sender sends it nothing.
     fn compare_messages(&self) -> Result<(), Disagreement> {
         const NONE: &[Vec<&Collective>; 2] = &[Vec::new(), Vec::new()];
         for own in &self.calls {
@@ -315,8 +315,8 @@ impl Group<'_> {
     }
 }
 
-/// In what two collectives differ, if they do. Call sites may differ: ranks may take two paths to the
-/// same collective.
+/// The first property in which two collectives differ. Call sites may differ: ranks may take two paths to the same
+/// collective.
 fn difference(left: Option<&Collective>, right: Option<&Collective>) -> Option<&'static str> {
     let (left, right) = match (left, right) {
         (Some(left), Some(right)) => (left, right),
@@ -333,7 +333,7 @@ fn difference(left: Option<&Collective>, right: Option<&Collective>) -> Option<&
     fields.into_iter().find(|(_, differs)| *differs).map(|(name, _)| name)
 }
 
-/// In what the two ends of a message differ, if they do.
+/// The first property in which the two ends of a message differ.
 fn message_difference(sent: Option<&Collective>, received: Option<&Collective>) -> Option<&'static str> {
     let (sent, received) = match (sent, received) {
         (Some(sent), Some(received)) => (sent, received),
@@ -349,7 +349,7 @@ fn message_difference(sent: Option<&Collective>, received: Option<&Collective>) 
     fields.into_iter().find(|(_, differs)| *differs).map(|(name, _)| name)
 }
 
-/// Tensors that are not placed as their readers need them: collectives are missing, doubled or misplaced.
+/// Tensors whose placement does not fit their use: collectives are missing, doubled or misplaced.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct PlacementError {
     /// The rank in whose trace it was found.
@@ -367,7 +367,7 @@ impl std::fmt::Display for PlacementError {
             f,
             "rank {rank}: {fault}. The dry run follows how each tensor is placed on the mesh; trained "
         )?;
-        write!(f, "like this, the ranks would compute something else than one rank does, without a word")?;
+        write!(f, "like this, the ranks would silently compute something else than one rank does")?;
         match more {
             0 => Ok(()),
             1 => write!(f, ". 1 more fault was found, perhaps because of this one"),

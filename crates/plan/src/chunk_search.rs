@@ -10,17 +10,17 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::chunks::ChunkError;
+use crate::chunk_error::ChunkError;
 
-/// Sizes that one search tries at most; a wider range is searched at wider steps.
+/// Maximum number of sizes that a search tries; a wider range is searched in wider steps.
 pub const MAX_CANDIDATES: u64 = 2048;
 
-/// A minimum or a range above this part of the model is cut to it, so that a small model still has
-/// several chunks and communication has something to overlap with.
+/// The minimum size and the range are at most the model divided by this, so that a small model still has several chunks
+/// and communication can overlap.
 pub const MIN_PARTS: u64 = 8;
 
-/// Elements in one unit of the `_mb` knobs. Gemini compares them with element counts, whatever their
-/// names say, and so does this: the same number gives the same chunks.
+/// Elements in one unit of the `_mb` knobs. Despite their names, Gemini compares them with element counts; this does
+/// the same, so equal values give equal chunks.
 const MEBI: f64 = 1_048_576.0;
 
 /// Gemini's knobs.
@@ -55,10 +55,10 @@ pub struct Candidate {
     pub waste_elements: u64,
 }
 
-/// All candidates, smallest size first, and the one to take: the first with the least waste.
+/// All candidates, smallest size first, and the chosen one: the first with the least waste.
 ///
-/// `padded`: elements of each parameter, padded to blocks, in order, none of them 0, at least one.
-/// `elements`: real elements of all parameters. `unit`: what every chunk is a multiple of.
+/// `padded`: elements of each parameter, padded to blocks, in order, none of them 0, at least one. `elements`: real
+/// elements of all parameters. `unit`: every chunk is a multiple of it.
 ///
 /// # Errors
 /// A knob that is negative, not a number, or a step of 0.
@@ -98,8 +98,8 @@ pub(crate) fn search(
     Ok((best, tried))
 }
 
-/// Elements that the chunks of this size take together, padding and tails included. It follows
-/// `chunks::pack` step by step, without writing anything down.
+/// Elements that the chunks of this size take together, padding and tails included. It repeats `chunks::pack` step by
+/// step without building a layout.
 fn packed_elements(padded: &[u64], size: u64, unit: u64) -> u64 {
     let mut closed = 0;
     let mut open = 0;
@@ -126,7 +126,7 @@ fn outlier_limit(padded: &[u64]) -> f64 {
     mean + 3.0 * variance.sqrt()
 }
 
-/// A knob in 2^20 elements -> elements; beyond `u64` it saturates.
+/// Converts a knob from 2^20 elements to elements; saturates at `u64::MAX`.
 fn knob_elements(knob: &'static str, given: f64) -> Result<u64, ChunkError> {
     if !given.is_finite() || given < 0.0 {
         return Err(ChunkError::Knob { knob, given, expected: "a number that is not negative" });

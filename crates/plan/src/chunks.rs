@@ -16,33 +16,28 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::chunk_error::{ChunkError, MAX_ELEMENTS, MAX_WORLD};
 use crate::chunk_search::{Candidate, Search, search};
 
-/// Elements of a block: what norms are summed over, and the grain of every shard.
+/// Elements of a block: the unit of norm sums and of shards.
 pub const BLOCK: u64 = 4096;
 
-/// Most ranks that a layout is made for; keeps every sum far from overflow.
-const MAX_WORLD: u64 = 1 << 20;
-
-/// Most elements of one model.
-const MAX_ELEMENTS: u64 = 1 << 50;
-
-/// A parameter, as the layout sees it.
+/// The size of a parameter, for the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ParameterSize {
     /// Name, for error messages and tables.
     pub name: String,
     /// Elements, at least 1.
     pub elements: u64,
-    /// Elements that it takes in the layout, at least as many: what the largest part has of a tensor that is
-    /// not split evenly, so that those who hold the parts have one layout.
+    /// Elements that it occupies in the layout, at least `elements`. For a tensor that is split unevenly this is the
+    /// size of the largest part, so that all ranks have the same layout.
     pub reserved: u64,
     /// Whether its chunk holds nothing else.
     pub alone: bool,
 }
 
 impl ParameterSize {
-    /// A parameter that takes what it has, and shares its chunk.
+    /// A parameter that occupies `elements` elements and shares its chunk.
     pub fn new(name: impl Into<String>, elements: u64) -> ParameterSize {
         ParameterSize { name: name.into(), elements, reserved: elements, alone: false }
     }
@@ -55,11 +50,11 @@ pub enum ChunkSize {
     Auto(Search),
     /// This many elements, rounded up to whole blocks on every rank; at most the model.
     Elements(u64),
-    /// No packing: one parameter a chunk. The baseline to compare with.
+    /// No packing: one parameter per chunk. The baseline to compare with.
     None,
 }
 
-/// Where one parameter lies.
+/// The position of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Placed {
     /// Number of the parameter in execution order.
@@ -83,12 +78,12 @@ pub struct Segment {
     pub in_chunk: Range<u64>,
 }
 
-/// Which parameter lies where in which chunk.
+/// The position of every parameter in the chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ChunkLayout {
     /// Elements of each chunk, padding included: a multiple of [`BLOCK`] * world.
     pub chunk_elements: Vec<u64>,
-    /// By parameter: offsets rise within a chunk, chunks rise.
+    /// The positions, by parameter number; chunks and offsets ascend.
     pub placed: Vec<Placed>,
     /// Canonical index of each chunk's first block.
     pub first_block: Vec<u64>,
@@ -100,49 +95,13 @@ pub struct ChunkLayout {
     pub searched: Vec<Candidate>,
 }
 
-/// Why parameters cannot be laid out.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum ChunkError {
-    /// There is nothing to lay out.
-    #[error("the model has no parameters: a chunk layout needs at least one")]
-    NoParameters,
-    /// A parameter without elements.
-    #[error("parameter `{name}` has no elements: check the sizes in the model's configuration")]
-    EmptyParameter {
-        /// Its name.
-        name: String,
-    },
-    /// Too few or too many ranks.
-    #[error("a chunk cannot be shared by {world} ranks: expected 1 to {MAX_WORLD}")]
-    World {
-        /// Ranks asked for.
-        world: u64,
-    },
-    /// More elements than are counted safely.
-    #[error("the model exceeds {MAX_ELEMENTS} elements at parameter `{name}`: check its shape")]
-    TooLarge {
-        /// The parameter that goes beyond.
-        name: String,
-    },
-    /// A knob with a value that means nothing.
-    #[error("`{knob}` is {given}: expected {expected}")]
-    Knob {
-        /// Name in the configuration.
-        knob: &'static str,
-        /// Value given.
-        given: f64,
-        /// Values that mean something.
-        expected: &'static str,
-    },
-}
-
 /// Lays the parameters, in execution order, out in chunks for `world` ranks.
 ///
-/// All chunks have one size, save those of a parameter larger than that size and the last, which
-/// is trimmed to what it holds.
+/// All chunks have one size, save those of a parameter larger than that size and the last, which is trimmed to what it
+/// holds.
 ///
 /// # Errors
-/// No parameters, an empty one, a world or a model outside the bounds, or a knob that means nothing.
+/// No parameters, an empty one, a world or a model outside the bounds, or a knob with an invalid value.
 pub fn lay_out(
     parameters: &[ParameterSize],
     world: u64,
@@ -217,7 +176,7 @@ fn pack(parameters: &[ParameterSize], padded: &[u64], size: u64, unit: u64) -> C
         let offset = match open {
             Some(used) if used + padded <= size && !given.alone => used,
             used => {
-                // What comes before a parameter that is alone is cut to what it holds.
+                // The chunk before a parameter that is alone is trimmed to its contents.
                 if let (Some(used), true, Some(last)) = (used, given.alone, layout.chunk_elements.last_mut())
                 {
                     *last = used.next_multiple_of(unit);
@@ -262,7 +221,11 @@ impl ChunkLayout {
     pub fn shard(&self, chunk: usize, rank: u64, world: u64) -> Range<u64> {
         assert!(rank < world, "rank {rank} is outside a world of {world}");
         let elements = self.chunk_elements[chunk];
-        assert_eq!(elements % (BLOCK * world), 0, "chunk {chunk} has no whole blocks on {world} ranks");
+        assert_eq!(
+            elements % (BLOCK * world),
+            0,
+            "chunk {chunk} cannot be divided into whole blocks on {world} ranks"
+        );
         let part = elements / world;
         rank * part..(rank + 1) * part
     }

@@ -4,37 +4,15 @@
 //! without gaps. Above it each phase packs what it takes and gives back (see `packing`). The real run's
 //! n-th allocation of a phase gets the n-th slot; `peak` is what the arena then needs, to the byte.
 
-use phalanx_trace::{Category, Event, Memory, Phase, PhaseName, Site, StaticName, Trace, interned};
+use phalanx_trace::{Event, Memory, Phase, PhaseName, Site, Trace};
 use serde::{Deserialize, Serialize};
 
 use crate::packing::{Lifetime, aligned, pack};
 use crate::peak::{Peak, PeakMeter};
+use crate::slot::Slot;
 
 /// Name of the phase whose allocations stay.
 const INIT: PhaseName = PhaseName::Init;
-
-/// The place of one allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Slot {
-    /// First byte in the arena, a multiple of `ALIGN`.
-    pub offset: u64,
-    /// Bytes, as asked for.
-    pub bytes: u64,
-    /// What for.
-    pub category: Category,
-    /// Name for people.
-    #[serde(deserialize_with = "interned")]
-    pub name: StaticName,
-    /// Where it is asked for.
-    pub site: Site,
-}
-
-impl Slot {
-    /// First byte after the slot and its alignment.
-    pub fn end(&self) -> u64 {
-        self.offset + aligned(self.bytes)
-    }
-}
 
 /// The plan of one phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,18 +21,18 @@ pub struct PhasePlan {
     pub name: PhaseName,
     /// The n-th allocation of the phase gets the n-th slot.
     pub slots: Vec<Slot>,
-    /// What the arena needs during the phase, with what `init` left.
+    /// Peak of the arena during the phase, including what `init` left.
     pub peak: Peak,
 }
 
 /// The plan of an arena.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
-    /// Bytes of the arena: the most that a phase needs.
+    /// Bytes of the arena: the maximum over the phases.
     pub arena_bytes: u64,
     /// Bytes that `init` leaves at the bottom of the arena.
     pub persistent_bytes: u64,
-    /// The peak of the phase that needs most, the first of equals; `peak.bytes == arena_bytes`.
+    /// The peak of the phase that needs the most bytes (the first of equals); `peak.bytes == arena_bytes`.
     pub peak: Peak,
     /// Phase by phase, as traced.
     pub phases: Vec<PhasePlan>,
@@ -67,7 +45,7 @@ impl MemoryPlan {
     }
 }
 
-/// Why a trace has no memory plan. All of them are faults of the engine that wrote the trace.
+/// An error of a trace. All of them are bugs of the engine that recorded the trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// The trace does not begin with `init`.
@@ -76,7 +54,7 @@ pub enum MemoryError {
         /// What it begins with.
         found: String,
     },
-    /// Something outlives its phase.
+    /// An allocation outlives its phase.
     #[error(
         "phase `{phase}` keeps `{name}` ({bytes} bytes, allocated at {site}): only `{INIT}` may keep \
          what it allocates; free it before the phase ends"
@@ -88,10 +66,10 @@ pub enum MemoryError {
         name: &'static str,
         /// Its bytes.
         bytes: u64,
-        /// Where it was asked for.
+        /// Call site of the allocation.
         site: Site,
     },
-    /// Something is freed that is not live.
+    /// An allocation is freed twice.
     #[error("phase `{phase}` frees allocation {id} (`{name}`, allocated at {site}) twice")]
     FreedTwice {
         /// Phase.
@@ -100,10 +78,10 @@ pub enum MemoryError {
         id: u32,
         /// Its name.
         name: &'static str,
-        /// Where it was asked for.
+        /// Call site of the allocation.
         site: Site,
     },
-    /// Something is freed that the phase did not allocate.
+    /// An allocation is freed by a phase that did not allocate it.
     #[error(
         "phase `{phase}` frees allocation {id}, which it did not allocate: what `{INIT}` keeps stays \
          for the whole run"
@@ -121,30 +99,30 @@ pub enum MemoryError {
         phase: PhaseName,
         /// Name of the allocation.
         name: &'static str,
-        /// Where it was asked for.
+        /// Call site of the allocation.
         site: Site,
         /// Its number.
         id: u32,
-        /// The number after the one before.
+        /// The expected number.
         expected: u32,
     },
-    /// The sum of the allocations is no size.
+    /// The sum of the allocations is too large.
     #[error("the allocations of phase `{phase}` exceed 2^60 bytes at `{name}` ({site}): check its shape")]
     TooLarge {
         /// Phase.
         phase: PhaseName,
-        /// Name of the allocation that goes beyond.
+        /// Name of the allocation at which the limit is exceeded.
         name: &'static str,
-        /// Where it was asked for.
+        /// Call site of the allocation.
         site: Site,
     },
 }
 
-/// Most bytes that a phase may allocate, counted without frees: keeps every sum far from overflow.
+/// Maximum bytes that a phase may allocate, counted without frees; keeps every sum far from overflow.
 const MAX_BYTES: u64 = 1 << 60;
 
-/// What a phase allocates, before it has a place.
-struct Taken {
+/// An allocation of a phase, before it has an offset.
+struct Allocation {
     slot: Slot,
     start: usize,
     /// `None` while it is live.
@@ -152,10 +130,10 @@ struct Taken {
 }
 
 /// The allocations of one phase in one memory.
-struct Taking {
-    /// In the order in which they are taken.
-    taken: Vec<Taken>,
-    /// For every allocation of the phase, in any memory: its index in `taken`, if it is in this memory.
+struct PhaseAllocations {
+    /// In order of allocation.
+    allocations: Vec<Allocation>,
+    /// For every allocation of the phase, in any memory: its index in `allocations`, if it is in this memory.
     indices: Vec<Option<usize>>,
     /// Number of the phase's first allocation in the trace.
     first_id: u32,
@@ -185,27 +163,27 @@ pub fn plan_memory_of(trace: &Trace, memory: Memory) -> Result<MemoryPlan, Memor
     let mut persistent_bytes = 0;
     let mut first_id = 0;
     for (number, phase) in trace.phases.iter().enumerate() {
-        let mut taking = Taking::new(phase, first_id, memory)?;
+        let mut taking = PhaseAllocations::new(phase, first_id, memory)?;
         if number == 0 {
-            persistent_bytes = place_kept(&mut taking.taken);
+            persistent_bytes = place_kept(&mut taking.allocations);
         } else {
-            refuse_kept(phase, &taking.taken)?;
+            refuse_kept(phase, &taking.allocations)?;
             meter.start_phase();
         }
-        place_transients(&mut taking.taken, persistent_bytes);
+        place_transients(&mut taking.allocations, persistent_bytes);
         taking.feed(&mut meter, phase);
         first_id += taking.indices.len() as u32;
-        let slots = taking.taken.iter().map(|t| t.slot).collect();
+        let slots = taking.allocations.iter().map(|t| t.slot).collect();
         phases.push(PhasePlan { name: phase.name, slots, peak: meter.phase_peak() });
     }
     let peak = meter.peak();
     Ok(MemoryPlan { arena_bytes: peak.bytes, persistent_bytes, peak, phases })
 }
 
-impl Taking {
-    /// The allocations of a phase with their lifetimes; moments count allocations and frees in this memory.
-    fn new(phase: &Phase, first_id: u32, own: Memory) -> Result<Taking, MemoryError> {
-        let mut taking = Taking { taken: Vec::new(), indices: Vec::new(), first_id };
+impl PhaseAllocations {
+    /// Collects the allocations of a phase with their lifetimes. Times count allocations and frees in this memory.
+    fn new(phase: &Phase, first_id: u32, own: Memory) -> Result<PhaseAllocations, MemoryError> {
+        let mut taking = PhaseAllocations { allocations: Vec::new(), indices: Vec::new(), first_id };
         let (mut sum, mut now) = (0, 0);
         for event in &phase.events {
             match *event {
@@ -214,7 +192,7 @@ impl Taking {
                     if id != expected {
                         return Err(MemoryError::Misnumbered { phase: phase.name, name, site, id, expected });
                     }
-                    let index = (memory == own).then_some(taking.taken.len());
+                    let index = (memory == own).then_some(taking.allocations.len());
                     taking.indices.push(index);
                     if index.is_none() {
                         continue;
@@ -224,14 +202,14 @@ impl Taking {
                     }
                     sum += bytes;
                     let slot = Slot { offset: 0, bytes, category, name, site };
-                    taking.taken.push(Taken { slot, start: now, end: None });
+                    taking.allocations.push(Allocation { slot, start: now, end: None });
                     now += 1;
                 }
                 Event::Free { id, memory } if memory == own => {
                     let Some(index) = taking.index(id) else {
                         return Err(MemoryError::FreedForeign { phase: phase.name, id });
                     };
-                    let freed = &mut taking.taken[index];
+                    let freed = &mut taking.allocations[index];
                     let Slot { name, site, .. } = freed.slot;
                     if freed.end.replace(now).is_some() {
                         return Err(MemoryError::FreedTwice { phase: phase.name, id, name, site });
@@ -250,15 +228,15 @@ impl Taking {
         self.indices.get(number as usize).copied().flatten()
     }
 
-    /// Feeds the allocations and frees of the phase to the meter.
+    /// Replays the allocations and frees of the phase on the meter.
     fn feed(&self, meter: &mut PeakMeter, phase: &Phase) {
         for event in &phase.events {
             match *event {
                 Event::Alloc { id, .. } => {
-                    self.index(id).into_iter().for_each(|i| meter.alloc(&self.taken[i].slot))
+                    self.index(id).into_iter().for_each(|i| meter.alloc(&self.allocations[i].slot))
                 }
                 Event::Free { id, .. } => {
-                    self.index(id).into_iter().for_each(|i| meter.free(&self.taken[i].slot))
+                    self.index(id).into_iter().for_each(|i| meter.free(&self.allocations[i].slot))
                 }
                 _ => {}
             }
@@ -266,30 +244,30 @@ impl Taking {
     }
 }
 
-/// Places what is never freed at the bottom, in order; gives its end.
-fn place_kept(taken: &mut [Taken]) -> u64 {
+/// Places allocations that are never freed at the bottom, in order; returns their end.
+fn place_kept(allocations: &mut [Allocation]) -> u64 {
     let mut end = 0;
-    for kept in taken.iter_mut().filter(|t| t.end.is_none()) {
+    for kept in allocations.iter_mut().filter(|t| t.end.is_none()) {
         kept.slot.offset = end;
         end = kept.slot.end();
     }
     end
 }
 
-/// An error if a phase after `init` keeps something.
-fn refuse_kept(phase: &Phase, taken: &[Taken]) -> Result<(), MemoryError> {
-    let Some(kept) = taken.iter().find(|t| t.end.is_none()) else {
+/// Returns an error if a phase after `init` keeps an allocation.
+fn refuse_kept(phase: &Phase, allocations: &[Allocation]) -> Result<(), MemoryError> {
+    let Some(kept) = allocations.iter().find(|t| t.end.is_none()) else {
         return Ok(());
     };
     let Slot { name, bytes, site, .. } = kept.slot;
     Err(MemoryError::Kept { phase: phase.name, name, bytes, site })
 }
 
-/// Places what is freed within the phase above `base`.
-fn place_transients(taken: &mut [Taken], base: u64) {
-    let mut items = Vec::with_capacity(taken.len());
-    let mut transients: Vec<&mut Slot> = Vec::with_capacity(taken.len());
-    for one in taken.iter_mut() {
+/// Places allocations that are freed within the phase above `base`.
+fn place_transients(allocations: &mut [Allocation], base: u64) {
+    let mut items = Vec::with_capacity(allocations.len());
+    let mut transients: Vec<&mut Slot> = Vec::with_capacity(allocations.len());
+    for one in allocations.iter_mut() {
         if let Some(end) = one.end {
             items.push(Lifetime { start: one.start, end, bytes: aligned(one.slot.bytes) });
             transients.push(&mut one.slot);

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::split::divisors;
 
-/// Most ranks of a mesh.
+/// Maximum number of ranks of a mesh.
 const MAX_WORLD: usize = 1 << 20;
 
-/// How many possible meshes an error names.
+/// Number of possible meshes that an error suggests.
 const NEAREST: usize = 2;
 
 /// Sizes of the axes, each at least 1.
@@ -29,7 +29,7 @@ pub struct Mesh {
     pub tensor: usize,
 }
 
-/// Where a rank stands: each coordinate is below the axis's size.
+/// The coordinates of a rank: each is below the axis's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Coordinates {
     /// Its stage.
@@ -40,22 +40,22 @@ pub struct Coordinates {
     pub tensor: usize,
 }
 
-/// Why there is no such mesh.
+/// An error of the sizes of a mesh.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
     /// A size of 0.
     #[error("{knob} is 0: expected at least 1")]
     Zero {
-        /// What is 0, by its name in the configuration.
+        /// Name of the size in the configuration.
         knob: &'static str,
     },
-    /// More ranks than are counted.
+    /// Too many ranks.
     #[error("the mesh {given} has more than {MAX_WORLD} ranks: make an axis smaller")]
     TooLarge {
         /// The sizes asked for; `data` is 1 where it was left out.
         given: Mesh,
     },
-    /// The ranks that are there cannot be shared by what was asked for.
+    /// The pipeline and tensor sizes do not divide the number of ranks.
     #[error(
         "parallel.pipeline {pipeline} x parallel.tensor {tensor} does not divide {world} ranks: nearest {}",
         listed(.nearest, without_data)
@@ -65,12 +65,12 @@ pub enum MeshError {
         pipeline: usize,
         /// Tensor parts asked for.
         tensor: usize,
-        /// Ranks that there are.
+        /// Number of ranks.
         world: usize,
         /// Meshes of exactly that many ranks, nearest first.
         nearest: Vec<Mesh>,
     },
-    /// The sizes are those of another number of ranks.
+    /// The product of the sizes is not the number of ranks.
     #[error(
         "parallel.pipeline {} x parallel.data {} x parallel.tensor {} is {} ranks, and there are {world}: \
          nearest {}", .given.pipeline, .given.data, .given.tensor, .given.world_size(),
@@ -79,7 +79,7 @@ pub enum MeshError {
     WrongWorld {
         /// The sizes asked for.
         given: Mesh,
-        /// Ranks that there are.
+        /// Number of ranks.
         world: usize,
         /// Meshes of exactly that many ranks, nearest first.
         nearest: Vec<Mesh>,
@@ -87,8 +87,8 @@ pub enum MeshError {
 }
 
 impl Mesh {
-    /// The mesh of the sizes in a configuration. `world` is the number of ranks where that is given from
-    /// outside. A `data` that is left out takes all ranks that remain, and is 1 when the world is open too.
+    /// The mesh of the sizes in a configuration. `world` is the number of ranks if it is given separately. If `data` is
+    /// None, it takes all remaining ranks, or is 1 if `world` is None too.
     ///
     /// # Errors
     /// [`MeshError`]: a size of 0, too many ranks, or sizes that do not make up the world.
@@ -146,12 +146,12 @@ impl Mesh {
         }
     }
 
-    /// Where `rank` stands.
+    /// The coordinates of `rank`.
     ///
     /// # Panics
     /// When `rank` is not below the world.
     pub fn coordinates(&self, rank: usize) -> Coordinates {
-        assert!(rank < self.world_size(), "rank {rank} of the mesh {self}");
+        assert!(rank < self.world_size(), "rank {rank} is outside the mesh {self}");
         Coordinates {
             pipeline: rank / self.tensor / self.data,
             data: rank / self.tensor % self.data,
@@ -159,13 +159,13 @@ impl Mesh {
         }
     }
 
-    /// Who stands there.
+    /// The rank with these coordinates.
     ///
     /// # Panics
     /// When a coordinate is not below its axis's size.
     pub fn rank(&self, at: Coordinates) -> usize {
         let inside = at.pipeline < self.pipeline && at.data < self.data && at.tensor < self.tensor;
-        assert!(inside, "{at:?} of the mesh {self}");
+        assert!(inside, "{at:?} is outside the mesh {self}");
         (at.pipeline * self.data + at.data) * self.tensor + at.tensor
     }
 
@@ -185,7 +185,7 @@ impl Mesh {
 }
 
 impl Coordinates {
-    /// The coordinate along an axis: the rank within the group of that axis.
+    /// The coordinate along an axis, which is the rank within the group of that axis.
     pub fn along(&self, axis: Axis) -> usize {
         match axis {
             Axis::Pipeline => self.pipeline,
@@ -224,7 +224,7 @@ fn listed(meshes: &[Mesh], show: impl Fn(&Mesh) -> String) -> String {
     format!("{verb} {}", meshes.iter().map(show).collect::<Vec<_>>().join(", "))
 }
 
-/// A mesh whose data axis was not asked for: it is told where it has more than one rank.
+/// Displays a mesh whose data size was not given: `data` is shown only if it is above 1.
 fn without_data(mesh: &Mesh) -> String {
     let Mesh { pipeline, data, tensor } = mesh;
     let rest = if *data > 1 { format!(" (data {data})") } else { String::new() };

@@ -7,23 +7,23 @@
 
 use phalanx_trace::{PhaseName, Trace};
 
-/// Chunks in the order in which blocks need them, one entry a use; empty if there is no such phase.
+/// Chunks in the order in which blocks use them, one entry per use; empty if there is no such phase.
 pub fn use_order(trace: &Trace, phase: PhaseName) -> Vec<u32> {
     trace.phase(phase).map(|p| p.uses().collect()).unwrap_or_default()
 }
 
-/// Answers about the order of uses. Building it costs n log n; no answer allocates.
+/// Answers queries about the order of uses. Building it takes n log n; queries do not allocate.
 #[derive(Clone, Debug)]
 pub struct Lookahead {
     order: Vec<u32>,
-    /// By position: where the same chunk was used before.
+    /// For each position: the previous position at which the same chunk was used.
     previous: Vec<Option<usize>>,
     /// (chunk, position) of every use, sorted.
     uses: Vec<(u32, usize)>,
 }
 
 impl Lookahead {
-    /// Prepares the answers for one order of uses.
+    /// Prepares queries for one order of uses.
     pub fn new(order: Vec<u32>) -> Lookahead {
         let mut uses: Vec<(u32, usize)> = order.iter().copied().zip(0..).collect();
         uses.sort_unstable();
@@ -42,14 +42,14 @@ impl Lookahead {
         &self.order
     }
 
-    /// The distinct chunks from `position` on, in order of their first use there; the first is the chunk
-    /// in use at `position`.
+    /// The distinct chunks used at or after `position`, in order of their first use there; the first is the chunk in
+    /// use at `position`.
     pub fn upcoming(&self, position: usize) -> impl Iterator<Item = u32> + '_ {
         let fresh = move |at: &usize| self.previous[*at].is_none_or(|before| before < position);
         (position..self.order.len()).filter(fresh).map(|at| self.order[at])
     }
 
-    /// The next `count` distinct chunks after the one in use at `position`, and other than it.
+    /// The next `count` distinct chunks after `position`, without the chunk in use at `position`.
     pub fn ahead(&self, position: usize, count: usize) -> impl Iterator<Item = u32> + '_ {
         self.upcoming(position).skip(1).take(count)
     }

@@ -21,24 +21,23 @@ const GREEDY_COMPARISONS: u64 = 16_000_000;
 /// Items beyond which greedy by size would spend its comparisons in vain.
 const GREEDY_ITEMS: usize = 20_000;
 
-/// When something is live and how large it is. Moments count allocations and frees, so no two of a
-/// phase are equal.
+/// The lifetime and size of an allocation. Times count allocations and frees, so no two within a phase are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
-    /// Moment at which it is allocated.
+    /// Time of the allocation.
     pub start: usize,
-    /// Moment at which it is freed: after `start`.
+    /// Time of the free, after `start`.
     pub end: usize,
     /// Bytes, a multiple of [`ALIGN`].
     pub bytes: u64,
 }
 
-/// Offsets, by item, and the arena that they need.
+/// The offset of each item, and the size of the arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
     /// First byte of each item.
     pub offsets: Vec<u64>,
-    /// End of the highest.
+    /// End of the highest item.
     pub arena_bytes: u64,
 }
 
@@ -64,7 +63,7 @@ pub fn pack(items: &[Lifetime]) -> Packing {
     best
 }
 
-/// The most bytes live at once: no arena can be smaller.
+/// Maximum of the bytes that are live at once: no arena can be smaller.
 pub fn live_peak(items: &[Lifetime]) -> u64 {
     let (mut live, mut peak) = (0, 0);
     for (item, starts) in moments(items) {
@@ -115,13 +114,12 @@ fn backward(items: &[Lifetime]) -> Vec<Lifetime> {
     items.iter().map(|i| Lifetime { start: last - i.end, end: last - i.start, bytes: i.bytes }).collect()
 }
 
-/// The first, unless the second is strictly smaller.
+/// The smaller packing; the first if they are equal.
 fn smaller(first: Packing, second: Packing) -> Packing {
     if second.arena_bytes < first.arena_bytes { second } else { first }
 }
 
-/// In order of time: each item takes the smallest hole that holds it, the lowest of equals, else grows
-/// the arena.
+/// In order of time: each item takes the smallest hole that it fits (the lowest of equals), else grows the arena.
 fn best_fit(items: &[Lifetime]) -> Packing {
     let mut holes = Holes::default();
     let mut offsets = vec![0; items.len()];
@@ -141,8 +139,8 @@ fn best_fit(items: &[Lifetime]) -> Packing {
     Packing { offsets, arena_bytes }
 }
 
-/// What is free below `top`, by offset and by size. Neighbouring holes are merged, and no hole touches
-/// `top`: above it everything is free.
+/// The free ranges below `top`, by offset and by size. Adjacent holes are merged, and no hole touches `top`, above
+/// which everything is free.
 #[derive(Default)]
 struct Holes {
     by_offset: BTreeMap<u64, u64>,

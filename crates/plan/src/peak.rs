@@ -8,13 +8,13 @@
 use phalanx_trace::{Bytes, Category};
 use serde::{Deserialize, Serialize};
 
-use crate::memory::Slot;
 use crate::packing::aligned;
+use crate::slot::Slot;
 
-/// How large an arena had to be, and which categories needed the bytes.
+/// The peak of an arena: its size, and the categories that used it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peak {
-    /// Highest end of anything placed, aligned.
+    /// Highest end of any allocation, aligned.
     pub bytes: u64,
     /// The bytes that were live when the most bytes were; gaps and alignment are workspace. `categories.total() == bytes`.
     pub categories: Bytes,
@@ -25,8 +25,8 @@ pub struct Peak {
 
 /// Follows the allocations and frees of an arena.
 ///
-/// Relies on what `plan_memory` guarantees: whatever is live at the start of a phase is packed at the
-/// bottom without gaps, so that its end is the sum of its aligned bytes.
+/// Relies on a guarantee of `plan_memory`: allocations that are live at the start of a phase are packed at the bottom
+/// without gaps, so their end is the sum of their aligned bytes.
 #[derive(Clone, Debug, Default)]
 pub struct PeakMeter {
     live: Bytes,
@@ -51,7 +51,7 @@ impl PeakMeter {
         PeakMeter::default()
     }
 
-    /// A slot is taken.
+    /// Counts an allocation.
     pub fn alloc(&mut self, slot: &Slot) {
         *self.live.slot(slot.category) += slot.bytes;
         self.live_bytes += slot.bytes;
@@ -64,7 +64,7 @@ impl PeakMeter {
         }
     }
 
-    /// A slot that was taken is given back.
+    /// Counts a free.
     ///
     /// # Panics
     /// If more is freed than is live in the slot's category.
@@ -76,7 +76,7 @@ impl PeakMeter {
         self.live_aligned -= aligned(slot.bytes);
     }
 
-    /// A new phase starts: what is live stays, the peak of the phase starts again.
+    /// Starts a new phase: live allocations stay, and the peak of the phase restarts.
     pub fn start_phase(&mut self) {
         self.earlier = self.peak();
         self.phase = Extent {
@@ -101,7 +101,7 @@ impl PeakMeter {
         Peak { bytes: end, categories, activations }
     }
 
-    /// The peak of the phase with the largest, the first of equals.
+    /// The largest peak of all phases (the first of equals).
     pub fn peak(&self) -> Peak {
         let phase = self.phase_peak();
         if phase.bytes > self.earlier.bytes { phase } else { self.earlier }

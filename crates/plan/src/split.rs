@@ -32,24 +32,23 @@ pub enum Split {
     },
 }
 
-/// Which elements of a flattened tensor a part holds: runs of `run` elements, taken in turn by `ranks`
-/// ranks, of which this is `rank`.
+/// The elements of a flattened tensor that one part holds: runs of `run` elements are dealt in turn to `ranks` ranks,
+/// and this is the part of `rank`.
 ///
-/// Element `l` of the part is element `(l / run) * run * ranks + rank * run + l % run` of the whole. One
-/// formula suffices: let a tensor of `outer` x `size` x `inner` elements be split along the middle
-/// dimension, of `parts` packed sub-tensors, over `ranks`. For each of the `outer * parts` pairs of an
-/// outer index and a sub-tensor, `size / parts * inner` consecutive elements belong to it, of which each
-/// rank takes the `rank`-th of `ranks` equal consecutive runs. So `run = size / parts / ranks * inner`,
-/// and the pairs follow each other without a gap. Rows (dim 0, one part) are the case of one pair; a whole
-/// tensor is the case of one rank.
+/// Element `l` of the part is element `(l / run) * run * ranks + rank * run + l % run` of the whole. One formula
+/// suffices: let a tensor of `outer` x `size` x `inner` elements be split along the middle dimension, of `parts` packed
+/// sub-tensors, over `ranks`. For each of the `outer * parts` pairs of an outer index and a sub-tensor, `size / parts *
+/// inner` consecutive elements belong to it, of which each rank takes the `rank`-th of `ranks` equal consecutive runs.
+/// So `run = size / parts / ranks * inner`, and the pairs follow each other without a gap. Rows (dim 0, one part) are
+/// the case of one pair; a whole tensor is the case of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stripe {
-    /// Consecutive elements that a rank takes at a time; at least 1.
+    /// Length of a run; at least 1.
     pub run: u64,
-    /// Ranks that take turns; 1 for a whole tensor.
+    /// Number of ranks; 1 for a whole tensor.
     pub ranks: u64,
-    /// Whose part this is; below `ranks`.
+    /// The rank of this part; below `ranks`.
     pub rank: u64,
 }
 
@@ -64,9 +63,9 @@ pub enum SplitError {
         /// The dimension asked for.
         dim: usize,
     },
-    /// The dimension does not consist of so many equal sub-tensors.
+    /// The dimension does not consist of that many equal sub-tensors.
     #[error(
-        "dimension {dim} of shape {shape:?} has {size} elements, which are no {parts} equal packed parts"
+        "dimension {dim} of shape {shape:?} has {size} elements, which cannot be {parts} equal packed parts"
     )]
     Parts {
         /// The shape.
@@ -122,7 +121,7 @@ impl Split {
         Ok(local)
     }
 
-    /// Where the part of `rank` lies in the flattened parameter of global shape `shape`.
+    /// The part of `rank` in the flattened parameter of global shape `shape`.
     ///
     /// # Panics
     /// When [`Split::local_shape`] refuses, or `rank` is not below `ranks`.
@@ -149,9 +148,9 @@ impl Stripe {
         self.ranks == 1
     }
 
-    /// Elements of this part of a tensor of `whole` elements, where the last of those who take a single turn (rows
-    /// of a vocabulary) may have fewer; `None` when the stripe does not fit such a
-    /// tensor (numbers read from a file may be anything).
+    /// Elements of this part of a tensor of `whole` elements. If each rank has a single run (rows of a vocabulary), the
+    /// last rank may have fewer. `None` if the stripe does not fit the tensor (numbers read from a file may be
+    /// anything).
     pub fn local_elements(&self, whole: u64) -> Option<u64> {
         if self.run == 0 || self.rank >= self.ranks {
             return None;
@@ -160,26 +159,26 @@ impl Stripe {
         (whole.is_multiple_of(turn) || whole < turn).then(|| self.locals_before(whole))
     }
 
-    /// The element of the whole that element `local` of this part is.
+    /// The element of the whole that corresponds to element `local` of this part.
     pub fn global(&self, local: u64) -> u64 {
         (local / self.run) * self.run * self.ranks + self.rank * self.run + local % self.run
     }
 
-    /// How many elements of this part lie before element `global` of the whole: the first element of the
-    /// part that does not lie before it.
+    /// Number of elements of this part before element `global` of the whole, which is also the first element of the
+    /// part at or after it.
     pub fn locals_before(&self, global: u64) -> u64 {
         let turn = self.run * self.ranks;
         let before_turn = global / turn * self.run;
         before_turn + (global % turn).saturating_sub(self.rank * self.run).min(self.run)
     }
 
-    /// Elements from `local` on, itself included, that are consecutive in the whole too.
+    /// Number of elements, starting at `local`, that are also consecutive in the whole.
     pub fn run_left(&self, local: u64) -> u64 {
         if self.is_whole() { u64::MAX - local } else { self.run - local % self.run }
     }
 
-    /// The elements `local` of this part in stretches that are consecutive in the whole: each as
-    /// elements of the part and as elements of the whole, both ranges of one length, in order.
+    /// Splits the elements `local` of this part into ranges that are consecutive in the whole. Yields, in order, each
+    /// range as elements of the part and as elements of the whole.
     pub fn runs(&self, local: Range<u64>) -> impl Iterator<Item = (Range<u64>, Range<u64>)> + use<> {
         let stripe = *self;
         let mut at = local.start;
@@ -223,7 +222,7 @@ pub fn nearest_divisors(n: usize, wanted: usize) -> Vec<usize> {
     found
 }
 
-/// All divisors of `n`, in no order; a square's root comes twice.
+/// All divisors of `n`, unordered; the root of a square occurs twice.
 pub(crate) fn divisors(n: usize) -> impl Iterator<Item = usize> {
     (1..=n.isqrt()).filter(move |low| n.is_multiple_of(*low)).flat_map(move |low| [low, n / low])
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::split::{any_of, nearest_divisors};
 
-/// What one block weighs.
+/// The cost of one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockCost {
     /// Operations of its forward and backward.
@@ -23,23 +23,23 @@ pub struct BlockCost {
     pub bytes: u64,
 }
 
-/// What the stages shall have in common.
+/// The criterion by which blocks are divided into stages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cut {
-    /// As many inner blocks each. What comes before them goes to the first stage, what comes after them
-    /// to the last.
+    /// The same number of inner blocks in each stage. Blocks before them go to the first stage, blocks after them to
+    /// the last.
     Uniform {
-        /// The blocks that count: the Transformer blocks.
+        /// The inner blocks: the Transformer blocks.
         inner: Range<usize>,
     },
-    /// The least possible parameters in the largest stage. All blocks count alike.
+    /// Minimises the parameters of the largest stage, over all blocks.
     Parameters,
-    /// The least possible operations in the slowest stage. All blocks count alike.
+    /// Minimises the operations of the slowest stage, over all blocks.
     Balanced,
 }
 
-/// Why blocks cannot be cut so.
+/// An error of a cut.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CutError {
     /// No stages.
@@ -56,12 +56,12 @@ pub enum CutError {
     /// More stages than blocks.
     #[error("{blocks} blocks cannot be cut into {stages} stages: at most {blocks} are possible")]
     TooManyStages {
-        /// Blocks that may be cut apart.
+        /// Number of blocks.
         blocks: usize,
         /// Stages asked for.
         stages: usize,
     },
-    /// Inner blocks that the stages cannot share equally.
+    /// The number of inner blocks is not a multiple of the number of stages.
     #[error(
         "{inner} blocks cannot be shared equally by {stages} stages: the nearest numbers of stages that \
          can are {}; or balance the stages by operations or parameters", any_of(.nearest)
@@ -74,7 +74,7 @@ pub enum CutError {
         /// Stages that divide, smallest first.
         nearest: Vec<usize>,
     },
-    /// No such cut fits the memory.
+    /// No cut fits the memory.
     #[error(
         "a stage may hold {limit_bytes} bytes, and this cut into {stages} stages needs {needed_bytes} in the \
          largest: {}", stages_that_fit(*.enough)
@@ -84,9 +84,9 @@ pub enum CutError {
         limit_bytes: u64,
         /// Stages asked for.
         stages: usize,
-        /// Bytes of the largest stage: of the uniform cut, or of the cut where that is least.
+        /// Bytes of the largest stage, in the uniform cut or in the cut that minimises it.
         needed_bytes: u64,
-        /// The fewest stages that fit, cut anywhere; `None` when one block alone is too large.
+        /// Minimum number of stages that fit, with any cut; `None` when one block alone is too large.
         enough: Option<usize>,
     },
 }
@@ -161,7 +161,8 @@ fn smallest_maximum(
     allowed: &dyn Fn(Range<usize>) -> bool,
 ) -> Option<Vec<Range<usize>>> {
     let blocks = weights.len();
-    // best[s][i]: the smallest largest weight of blocks i.. in s + 1 stages; `None` when impossible.
+    // best[s][i]: the minimum, over cuts of blocks i.. into s + 1 stages, of the largest weight; `None` when
+    // impossible.
     let one = |start| (start < blocks && allowed(start..blocks)).then(|| weights.of(start..blocks));
     let mut best: Vec<Vec<Option<u128>>> = vec![(0..=blocks).map(one).collect()];
     for fewer in 0..stages - 1 {
@@ -195,7 +196,7 @@ fn largest(weights: &Sums, stages: usize) -> u128 {
     ranges.into_iter().map(|range| weights.of(range)).max().unwrap_or(0)
 }
 
-/// The fewest stages whose weights stay within `limit`: each takes as many blocks as fit.
+/// Minimum number of stages whose weights stay within `limit`: each takes as many blocks as fit.
 fn fewest(weights: &Sums, limit: u128) -> Option<usize> {
     let (mut stages, mut start) = (0, 0);
     while start < weights.len() {
@@ -207,7 +208,7 @@ fn fewest(weights: &Sums, limit: u128) -> Option<usize> {
 
 /// Sums of consecutive weights.
 struct Sums {
-    /// The sum of the weights before each block, and the sum of all.
+    /// The sum of the weights before each block, and the total.
     before: Vec<u128>,
 }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 /// Bytes of an f32.
 const F32: u64 = 4;
 
-/// What is sharded.
+/// A ZeRO stage: what is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
@@ -71,8 +71,8 @@ pub struct Textbook {
     pub state: Bytes,
     /// Elements moved per parameter and step, of N ranks, N large: 2, 2, 2, 3.
     pub moved_per_parameter: u64,
-    /// Bytes that one rank sends in a step of one micro-batch: P (N - 1) / N times the bytes of what moves,
-    /// gradients (twice under stage 0) and parameters (once under stages 1 and 2, twice under 3).
+    /// Bytes that one rank sends in a step of one micro-batch: P (N - 1) / N times the bytes per element of gradients
+    /// (twice under stage 0) and of parameters (once under stages 1 and 2, twice under 3).
     pub sent_bytes: u64,
 }
 

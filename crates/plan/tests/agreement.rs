@@ -38,7 +38,7 @@ fn trace(rank: usize, step: Vec<Collective>) -> Trace {
     Trace { rank, phases: vec![init, Phase { name: PhaseName::Step, events }], faults: Vec::new() }
 }
 
-/// What rank 1 of 3 does otherwise, and what the error must say.
+/// A change of rank 1 of 3, and the words that the error must contain.
 type Case = (fn(&mut Vec<Collective>), &'static [&'static str]);
 
 #[test]
@@ -58,8 +58,8 @@ fn disagreements_are_named() {
             |s| s[1].count = 8192,
             &[
                 "phase `step`, group `data`: the ranks disagree on collective 1 (count)",
-                "rank 0 (and 1 more) asks for reduce_scatter of 4096 f32 among 3 ranks at zero.rs:20",
-                "rank 1 asks for reduce_scatter of 8192 f32 among 3 ranks at zero.rs:20",
+                "rank 0 (and 1 more) issues reduce_scatter of 4096 f32 among 3 ranks at zero.rs:20",
+                "rank 1 issues reduce_scatter of 8192 f32 among 3 ranks at zero.rs:20",
                 "what makes rank 1 take another path",
             ],
         ),
@@ -67,10 +67,10 @@ fn disagreements_are_named() {
         (|s| s[0].dtype = DType::BF16, &["collective 0 (dtype)", "4096 bf16"]),
         (|s| s[2].root = Some(4), &["collective 2 (root)", "with root 4"]),
         (|s| s[2].world_size = 2, &["collective 2 (world_size)", "among 2 ranks"]),
-        (|s| s.truncate(2), &["collective 2 (length)", "rank 1 asks for nothing more", "zero.rs:30"]),
+        (|s| s.truncate(2), &["collective 2 (length)", "rank 1 issues no more collectives", "zero.rs:30"]),
         (
             |s| s.push(collective(CollectiveOp::AllGather, 64, 40)),
-            &["collective 3 (length)", "rank 0 (and 1 more) asks for nothing more", "zero.rs:40"],
+            &["collective 3 (length)", "rank 0 (and 1 more) issues no more collectives", "zero.rs:40"],
         ),
     ];
     for (change, expected) in rows {
@@ -109,7 +109,7 @@ fn ranks_go_through_the_same_phases() {
     );
 }
 
-/// The same in the group `name` of `members`.
+/// The same call in the group `name` of `members`.
 fn within(name: &'static str, members: &[usize], c: Collective) -> Collective {
     Collective { group: name, members: members.into(), world_size: members.len(), ..c }
 }
@@ -118,7 +118,7 @@ fn within(name: &'static str, members: &[usize], c: Collective) -> Collective {
 fn mesh(rank: usize) -> Vec<Collective> {
     let tensor = if rank < 2 { [0, 1] } else { [2, 3] };
     let data = [rank % 2, rank % 2 + 2];
-    // The two stages do not do the same.
+    // The two stages make different calls.
     let count = if rank < 2 { 100 } else { 200 };
     vec![
         within("tensor", &tensor, collective(CollectiveOp::AllReduce, count, 10)),
@@ -137,18 +137,18 @@ fn groups_are_compared_among_their_members() {
         (0..4).map(of_rank).collect()
     };
     assert_eq!(compare(&traces(|_, _| {})), Ok(()));
-    // Rank 2 alone stands for its tensor group: nothing to compare it with.
+    // Rank 2 is the only traced rank of its tensor group, so it is not compared.
     assert_eq!(compare(&traces(|_, _| {})[..3]), Ok(()));
 
     type Change = fn(usize, &mut Vec<Collective>);
     let rows: [(Change, [&str; 3]); 3] = [
         (
             |rank, calls| calls[0].count += (rank == 3) as u64,
-            ["group `tensor` of ranks [2, 3]", "rank 2 asks for all_reduce of 200", "all_reduce of 201"],
+            ["group `tensor` of ranks [2, 3]", "rank 2 issues all_reduce of 200", "all_reduce of 201"],
         ),
         (
             |rank, calls| calls.truncate(2 - (rank == 1) as usize),
-            ["group `data` of ranks [1, 3]", "(length)", "rank 1 asks for nothing more"],
+            ["group `data` of ranks [1, 3]", "(length)", "rank 1 issues no more collectives"],
         ),
         (
             |rank, calls| {
@@ -156,7 +156,7 @@ fn groups_are_compared_among_their_members() {
                     calls[0].members = [1, 2].into();
                 }
             },
-            ["group `tensor` of ranks [0, 1]", "(length)", "rank 1 asks for nothing more"],
+            ["group `tensor` of ranks [0, 1]", "(length)", "rank 1 issues no more collectives"],
         ),
     ];
     for (change, words) in rows {

@@ -21,7 +21,7 @@ fn gpt2(layers: usize, hidden: u64) -> Vec<ParameterSize> {
     sizes(&elements)
 }
 
-/// Everything that holds for every layout.
+/// Checks the properties that hold for every layout.
 fn check(parameters: &[ParameterSize], world: u64, layout: &ChunkLayout) {
     let unit = BLOCK * world;
     let elements: u64 = parameters.iter().map(|p| p.elements).sum();
@@ -82,11 +82,11 @@ fn small_layouts_are_as_drawn() {
         (&[1, 1, 1, 1], 2, 1, &[2, 2], &[0, 0, 1, 1]),
         (&[1, 1, 1], 2, 1, &[2, 1], &[0, 0, 1]),
         (&[2, 2, 2], 3, 1, &[3, 3, 2], &[0, 1, 2]),
-        // A giant closes the chunk before it, has its own, and the next starts anew.
+        // A huge parameter closes the chunk before it and has its own; the next parameter starts a new one.
         (&[1, 9, 1], 4, 2, &[4, 10, 2], &[0, 1, 2]),
         // The last chunk is the giant's: the one before is not trimmed.
         (&[1, 9], 4, 2, &[4, 10], &[0, 1]),
-        // A size beyond the model is the model; it is rounded up to the world.
+        // A size beyond the model is cut to the model, and rounded up to the world.
         (&[1, 1, 1], 1 << 40, 2, &[4], &[0, 0, 0]),
         (&[1, 1, 1], 1, 4, &[4], &[0, 0, 0]),
     ];

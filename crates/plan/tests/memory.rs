@@ -7,7 +7,7 @@ use phalanx_plan::packing::{Lifetime, live_peak, pack};
 use phalanx_plan::{ALIGN, MemoryPlan, Peak, PeakMeter, plan_memory, plan_memory_of};
 use phalanx_trace::{Bytes, Category, Event, Memory, Phase, PhaseName, Site, Trace};
 
-/// A trace in the making; numbers allocations as the `Meta` device does.
+/// A trace under construction; numbers allocations like the `Meta` device.
 struct Script {
     phases: Vec<Phase>,
     next: u32,
@@ -68,7 +68,7 @@ fn random_trace(random: &mut Generator, later_phases: u64, allocations: u64) -> 
     script.trace()
 }
 
-/// Everything that holds for every plan. Gives the most bytes live at once in the last phase.
+/// Checks the properties that hold for every plan. Returns the maximum of live bytes in the last phase.
 fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
     let mut meter = PeakMeter::new();
     let mut live: Vec<(u32, u64, u64)> = Vec::new();

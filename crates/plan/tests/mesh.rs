@@ -46,7 +46,7 @@ fn groups_partition_the_world() {
                 if members[0] == rank {
                     members.iter().for_each(|&member| groups[member] += 1);
                 }
-                // They differ in this coordinate alone.
+                // They differ only in this coordinate.
                 for other in AXES.into_iter().filter(|&other| other != axis) {
                     let along = |rank: usize| mesh.coordinates(rank).along(other);
                     assert!(members.iter().all(|&member| along(member) == along(rank)));
@@ -133,8 +133,7 @@ fn refused_with_the_nearest() {
     }
 }
 
-/// Whatever is asked for, the meshes that an error names are of the world that there is, and each of
-/// them is accepted.
+/// For any request, the meshes that an error suggests have the given number of ranks, and each of them is accepted.
 #[test]
 fn what_is_named_is_possible() {
     for world in 1..=64 {

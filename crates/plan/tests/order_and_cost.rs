@@ -86,11 +86,16 @@ fn costs_are_sums() {
             site,
         }))
     };
-    let copy = |from, to, bytes| Event::Copy { name: "copy", from, to, bytes, stream: Stream::ToHost };
+    let copy = |from, to, bytes| {
+        let rate = Rate::of_copy([from, to]);
+        Event::Copy { name: "copy", from, to, bytes, rate, stream: Stream::ToHost }
+    };
     let events = vec![
         copy(Memory::Device, Memory::Host, 40),
         copy(Memory::Host, Memory::Device, 5),
         copy(Memory::Device, Memory::Host, 2),
+        copy(Memory::Disk, Memory::Host, 9),
+        Event::Kernel { name: "linear", flops: 0, bytes: 6, rate: Rate::Bandwidth, forward_flops: 0 },
         kernel("gelu", 10, 80),
         kernel("linear", 100, 8),
         collective(CollectiveOp::AllGather, 64, 128),
@@ -99,11 +104,20 @@ fn costs_are_sums() {
         collective(CollectiveOp::AllGather, 32, 64),
     ];
     let cost = Cost::of(&Phase { name: PhaseName::Step, events });
-    assert_eq!((cost.flops, cost.kernel_bytes, cost.sent_bytes), (410, 112, 322));
-    let kernels: Vec<_> = cost.kernels.iter().map(|k| (k.name, k.calls, k.flops, k.bytes)).collect();
-    assert_eq!(kernels, [("linear", 2, 400, 32), ("gelu", 1, 10, 80)]);
-    let copies: Vec<_> = cost.copies.iter().map(|c| (c.from, c.to, c.calls, c.bytes)).collect();
-    assert_eq!(copies, [(Memory::Device, Memory::Host, 2, 42), (Memory::Host, Memory::Device, 1, 5)]);
+    assert_eq!((cost.flops, cost.kernel_bytes, cost.sent_bytes), (410, 118, 322));
+    let product = Rate::MatrixProduct(DType::F32);
+    let kernels: Vec<_> = cost.kernels.iter().map(|k| (k.name, k.calls, k.flops, k.bytes, k.rate)).collect();
+    let expected =
+        [("linear", 2, 400, 32, product), ("gelu", 1, 10, 80, product), ("linear", 1, 0, 6, Rate::Bandwidth)];
+    assert_eq!(kernels, expected, "a kernel has a row for each rate");
+    let copies: Vec<_> = cost.copies.iter().map(|c| ([c.from, c.to], c.calls, c.bytes, c.rate)).collect();
+    let expected = [
+        ([Memory::Device, Memory::Host], 2, 42, Rate::Copy),
+        ([Memory::Host, Memory::Device], 1, 5, Rate::Copy),
+        ([Memory::Disk, Memory::Host], 1, 9, Rate::Disk),
+    ];
+    assert_eq!(copies, expected);
+    assert!(cost.collectives.iter().all(|collective| collective.rate == Rate::Transport));
     let row = |op| cost.collective(op).map(|c| (c.calls, c.elements, c.sent_bytes));
     assert_eq!(row(CollectiveOp::AllGather), Some((2, 96, 192)));
     assert_eq!(row(CollectiveOp::ReduceScatter), Some((1, 64, 130)));

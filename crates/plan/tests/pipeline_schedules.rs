@@ -61,7 +61,7 @@ fn named_schedules_are_complete_and_in_order() {
     });
 }
 
-/// Column after column, everything that an action needs ran in an earlier column.
+/// Checks column by column that the inputs of every action were computed in an earlier column.
 #[test]
 fn cells_line_up() {
     each(|plan, ranks, micro_batches, schedule| {
@@ -186,7 +186,7 @@ fn impossible_wishes_say_what_would_work() {
     }
 }
 
-/// Rounds of one more than the ranks, as many as there can be.
+/// Rounds of one more micro-batch than ranks, with every possible number of rounds.
 #[test]
 fn rounds_beyond_the_ranks() {
     for ranks in 2..=10 {
@@ -216,8 +216,8 @@ fn what_would_not_train_is_refused() {
         (0, 0, "", "`0F0` is missing on rank 0"),
         (0, 3, "0I0", "`0W0` is missing on rank 0"),
         (1, 2, "1W0", "`1I0` is missing on rank 1"),
-        (1, 6, "1F2", "rank 1, cell 6: `1F2` computes again what `1F2` in cell 5 computed"),
-        (0, 2, "0I0", "rank 0, cell 3: `0B0` computes again what `0I0` in cell 2 computed"),
+        (1, 6, "1F2", "rank 1, cell 6: `1F2` repeats `1F2` in cell 5"),
+        (0, 2, "0I0", "rank 0, cell 3: `0B0` repeats `0I0` in cell 2"),
         (0, 2, "1F0", "rank 1, cell 1: `1F0` runs stage 1 here, which lives on rank 0"),
         (1, 6, "3B2", "there is a stage 3 but no stage 2"),
         (0, 2, "0F9", "`0F3` is missing on rank 0: each stage has one F and either one B or one I and one W"),
@@ -306,16 +306,16 @@ fn texts_that_cannot_be_read_are_refused_with_their_place() {
             "line 1, column 5: cell `0X0` cannot be read: `X` is none of the actions F, B, I, W; expected",
         ),
         ("0F0\n 1F0 , 1f1", "line 2, column 8: cell `1f1` cannot be read: `f` is none of"),
-        (
-            "0F0,F1",
-            "line 1, column 5: cell `F1` cannot be read: it does not begin with the number of a stage;",
-        ),
+        ("0F0,F1", "line 1, column 5: cell `F1` cannot be read: it does not begin with a stage number;"),
         ("0F", "line 1, column 1: cell `0F` cannot be read: `` is not the number of a micro-batch;"),
         ("0", "line 1, column 1: cell `0` cannot be read: `` is none of the actions"),
         ("0F1x", "line 1, column 1: cell `0F1x` cannot be read: `1x` is not the number of a micro-batch;"),
         ("0F99999999999999999999", "line 1, column 1: cell `0F99999999999999999999` cannot be read: `9999"),
-        ("0SEND_F0", "line 1, column 1: cell `0SEND_F0` cannot be read: `SEND_F` is not computing: write"),
-        ("0UNSHARD", "line 1, column 1: cell `0UNSHARD` cannot be read: `UNSHARD` is not computing"),
+        (
+            "0SEND_F0",
+            "line 1, column 1: cell `0SEND_F0` cannot be read: `SEND_F` is not a computation: write",
+        ),
+        ("0UNSHARD", "line 1, column 1: cell `0UNSHARD` cannot be read: `UNSHARD` is not a computation"),
         ("é,0F0", "line 1, column 1: cell `é` cannot be read: it does not begin"),
         ("0F0,0B0\n,,\n1F0,1B0", "rank 1 has no action"),
         ("0F0,0B0\n\n1F0,1B0", "rank 1 has no action"),
@@ -329,7 +329,7 @@ fn texts_that_cannot_be_read_are_refused_with_their_place() {
     assert_eq!(read.to_string(), ",0F0,,0B0,\n");
 }
 
-/// Schedules made by hand, not read: their numbers may contradict each other.
+/// Schedules that were built in code, not parsed: their numbers may contradict each other.
 #[test]
 fn contradictions_are_refused() {
     let good = generate(Plan::GPipe, 2, 2).expect("legal");

@@ -23,7 +23,7 @@ fn sizes() -> impl Iterator<Item = (usize, usize)> {
     (2..=16).flat_map(|ranks| (1..=8).map(move |times| (ranks, times * ranks)))
 }
 
-/// Every rank idles for this long. Sums of small integers are exact.
+/// Checks that every rank idles for this time. Sums of small integers are exact.
 fn idles(plan: Plan, ranks: usize, micro_batches: usize, expected: usize) {
     let (_, timeline) = unit(plan, ranks, micro_batches);
     for rank in 0..ranks {

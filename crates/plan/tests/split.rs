@@ -45,7 +45,7 @@ fn one_formula_for_every_dimension_and_packing() {
     }
 }
 
-/// Runs of a range are the elements of the range, in order and as long as they can be.
+/// The runs of a range cover its elements in order, and each is as long as possible.
 fn check_runs(stripe: &Stripe, expected: &[u64], generator: &mut Generator) {
     let count = expected.len() as u64;
     let start = generator.within(0, count);
@@ -74,7 +74,7 @@ fn a_whole_parameter_is_one_run() {
     let alone = Split::Dimension { dim: 1, parts: 3 }.stripe(&[4, 6], 0, 1);
     assert!(alone.is_whole());
     assert_eq!(alone.runs(1..24).collect::<Vec<_>>(), [(1..24, 1..24)]);
-    // Nothing at all is a tensor as well.
+    // An empty tensor is valid as well.
     assert_eq!(Stripe::whole(0).local_elements(0), Some(0));
     assert_eq!(Stripe::whole(0).locals_before(0), 0);
 }

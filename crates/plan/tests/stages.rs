@@ -107,7 +107,7 @@ fn impossible_numbers_of_stages() {
         let error = cut(&blocks, 3, &by, Some(99)).unwrap_err().to_string();
         assert!(error.contains("needs 100 in the largest: one block alone is larger"), "{error}");
     }
-    // Sums beyond 64 bits are sums all the same.
+    // Sums beyond 64 bits are exact.
     let huge = [block(u64::MAX, 1, 1), block(u64::MAX, 1, 1), block(1, 1, 1)];
     assert_eq!(cut(&huge, 2, &Cut::Balanced, None).unwrap(), [0..1, 1..3]);
 }

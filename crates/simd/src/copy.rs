@@ -6,7 +6,7 @@
 
 use crate::Isa;
 
-/// Bytes from which a copy writes past the caches.
+/// Copies of at least this many bytes bypass the caches.
 const LONG_BYTES: usize = 1 << 20;
 
 /// `to = from`, with the instructions of `isa`.
@@ -16,11 +16,11 @@ const LONG_BYTES: usize = 1 << 20;
 pub unsafe fn copy(isa: Isa, from: *const u8, to: *mut u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     if bytes >= LONG_BYTES && isa >= Isa::Avx2 {
-        // SAFETY: passed on.
-        return unsafe { past_the_caches(from, to, bytes) };
+        // SAFETY: the caller's promise.
+        return unsafe { bypassing_caches(from, to, bytes) };
     }
     let _ = isa;
-    // SAFETY: passed on.
+    // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
@@ -28,7 +28,7 @@ pub unsafe fn copy(isa: Isa, from: *const u8, to: *mut u8, bytes: usize) {
 /// As [`copy`]; the processor has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn past_the_caches(from: *const u8, to: *mut u8, bytes: usize) {
+unsafe fn bypassing_caches(from: *const u8, to: *mut u8, bytes: usize) {
     use std::arch::x86_64::{_mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
     const LINE: usize = 64;
     let head = to.align_offset(LINE).min(bytes);
@@ -42,7 +42,7 @@ unsafe fn past_the_caches(from: *const u8, to: *mut u8, bytes: usize) {
             _mm256_stream_si256(to.add(at).cast(), low);
             _mm256_stream_si256(to.add(at + LINE / 2).cast(), high);
         }
-        // These stores are not ordered with the counter that tells the peers of them.
+        // These stores are not ordered with the counter that announces them to the peers.
         _mm_sfence();
         std::ptr::copy_nonoverlapping(from.add(lines_end), to.add(lines_end), bytes - lines_end);
     }

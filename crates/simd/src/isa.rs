@@ -3,13 +3,13 @@
 /// Instruction sets that loops are compiled for, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// What every processor of the architecture has.
+    /// The instructions that every processor of the architecture has.
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F, VL, BW, DQ.
     Avx512,
-    /// These and products of pairs of bf16 (`vdpbf16ps`).
+    /// AVX-512 and products of pairs of bf16 (`vdpbf16ps`).
     Avx512Bf16,
 }
 
@@ -93,7 +93,7 @@ mod tests {
     #[inline(always)]
     fn exp_lanes_body<L: Lanes>(x: &mut [f32]) {
         for x in x.chunks_mut(16) {
-            // SAFETY: compiled for L; the chunk is as long as said.
+            // SAFETY: compiled for L; the chunk has 16 elements.
             unsafe {
                 let y = lanes::exp::<L>(L::load_first(x.as_ptr(), x.len()));
                 L::store_first(x.as_mut_ptr(), y, x.len());

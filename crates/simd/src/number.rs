@@ -125,7 +125,7 @@ mod tests {
     fn round_trip_body<L: Lanes, T: Number>(from: &[f32], to: &mut [f32]) {
         let mut stored = [T::default(); 16];
         for (from, to) in from.chunks(16).zip(to.chunks_mut(16)) {
-            // SAFETY: compiled for L; the chunks are as long as said.
+            // SAFETY: compiled for L; the chunks have 16 elements.
             unsafe {
                 T::store_first::<L>(
                     stored.as_mut_ptr(),
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn vectors_round_like_single_numbers() {
-        // Every exponent, with fractions at, below and above ties, both signs, and what is not a number.
+        // Every exponent, with fractions at, below and above ties, both signs, and NaN.
         let fractions =
             [0, 1, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0x1_8000, 0x7f_ffff];
         let bits = (0..256u32).flat_map(|e| fractions.map(|f| e << 23 | f)).flat_map(|b| [b, b | 1 << 31]);

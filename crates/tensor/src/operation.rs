@@ -6,14 +6,15 @@
 //! (names and prices), and asynchronous execution: a call is data, which can be queued. To add an operation, add
 //! it to a file of `operations` and add its kernel to each device that computes.
 
-use phalanx_trace::{Rate, Site};
+use phalanx_trace::{Memory, Rate, Site};
 
 use crate::access::Access;
+use crate::address::Address;
 use crate::arguments::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, Layout, Lookup, Positions, Sgd, Weight,
 };
-use crate::buffer::{Address, View, ViewMut};
 use crate::record::Recorder;
+use crate::view::{View, ViewMut};
 
 /// What one call costs, on any device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +23,7 @@ pub struct Price {
     pub flops: u64,
     /// Bytes read and written at least.
     pub bytes: u64,
-    /// The rate of the machine that limits the call, beside its bandwidth.
+    /// The rate of the machine that limits the call.
     pub rate: Rate,
     /// How the call counts in the forward pass of a step: its `flops` for a product of the forward pass, minus the
     /// forward pass's operations for the one backward operation that every forward product has. The sum over a step
@@ -32,9 +33,14 @@ pub struct Price {
 }
 
 impl Price {
-    /// A call that is limited by the bytes that it moves.
+    /// A kernel that is limited by the bytes that it reads and writes.
     pub fn bytes(bytes: usize) -> Price {
         Price { flops: 0, bytes: bytes as u64, rate: Rate::Bandwidth, forward_flops: 0 }
+    }
+
+    /// A copy of `bytes` bytes from one memory to another.
+    pub fn copy(memories: [Memory; 2], bytes: usize) -> Price {
+        Price { rate: Rate::of_copy(memories), ..Price::bytes(bytes) }
     }
 
     /// A matrix product of elements of `dtype`, of the backward pass.
@@ -132,6 +138,11 @@ pub trait Describe: Operands {
     /// The operation's name, in traces, profiles and tables.
     const NAME: &'static str;
 
+    /// The name of this call, where calls of one type have several.
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
     /// Stops the program, at the caller, when shapes or element types do not fit: that is a programmer's error.
     #[track_caller]
     fn check(&self);
@@ -165,41 +176,4 @@ macro_rules! operation {
     };
 }
 
-/// Declares a family of operations: an enum with one variant for each, so that a device matches over them all.
-macro_rules! family {
-    ($(#[$meta:meta])* $family:ident { $($operation:ident,)* }) => {
-        $(#[$meta])*
-        pub enum $family<'a> {
-            $(#[doc = concat!("[`", stringify!($operation), "`]")] $operation($operation<'a>),)*
-        }
-
-        impl $crate::operation::Operands for $family<'_> {
-            fn visit(&mut self, visit: &mut dyn FnMut($crate::operation::Operand<'_>)) {
-                match self {
-                    $($family::$operation(operation) => {
-                        $crate::operation::Operands::visit(operation, visit);
-                    })*
-                }
-            }
-        }
-
-        impl $family<'_> {
-            /// The operation's name.
-            pub fn name(&self) -> &'static str {
-                match self {
-                    $($family::$operation(_) => {
-                        <$operation<'_> as $crate::operation::Describe>::NAME
-                    })*
-                }
-            }
-        }
-
-        $(impl<'a> From<$operation<'a>> for $crate::operations::Operation<'a> {
-            fn from(operation: $operation<'a>) -> Self {
-                $crate::operations::Operation::$family($family::$operation(operation))
-            }
-        })*
-    };
-}
-
-pub(crate) use {family, operation};
+pub(crate) use operation;

@@ -5,15 +5,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// One kernel at one size.
+use phalanx_trace::Rate;
+
+/// One kernel, or one kind of copy between memories, at one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelKey {
     /// As in the trace: `linear`, `attention_backward`.
     pub name: &'static str,
     /// Operations of one call (of matrix products).
     pub flops: u64,
-    /// Bytes read and written at least by one call.
+    /// Bytes read and written at least by one call; bytes copied by a copy between memories.
     pub bytes: u64,
+    /// The rate that they count against.
+    pub rate: Rate,
 }
 
 /// What was measured of it.
@@ -24,7 +28,7 @@ pub struct KernelTime {
     /// Time of all calls.
     pub time: Duration,
     /// Time of the fastest call.
-    pub least: Duration,
+    pub min: Duration,
 }
 
 /// Times of kernels since it was made or last taken.
@@ -49,7 +53,7 @@ impl Profile {
     pub fn add(&self, key: KernelKey, time: Duration) {
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = times.entry(key).or_default();
-        entry.least = if entry.calls == 0 { time } else { entry.least.min(time) };
+        entry.min = if entry.calls == 0 { time } else { entry.min.min(time) };
         entry.calls += 1;
         entry.time += time;
     }
@@ -67,7 +71,7 @@ mod tests {
     #[test]
     fn calls_of_one_price_add_up() {
         let profile = Profile::default();
-        let key = KernelKey { name: "linear", flops: 6, bytes: 4 };
+        let key = KernelKey { name: "linear", flops: 6, bytes: 4, rate: Rate::Bandwidth };
         let ms = Duration::from_millis;
         for (key, time) in [(key, ms(3)), (KernelKey { flops: 12, ..key }, ms(9)), (key, ms(2)), (key, ms(4))]
         {
@@ -75,7 +79,7 @@ mod tests {
         }
         let times = profile.take();
         assert_eq!(times.len(), 2);
-        assert_eq!(times[&key], KernelTime { calls: 3, time: ms(9), least: ms(2) });
+        assert_eq!(times[&key], KernelTime { calls: 3, time: ms(9), min: ms(2) });
         assert!(profile.take().is_empty());
     }
 }

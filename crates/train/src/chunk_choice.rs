@@ -8,42 +8,17 @@
 //!
 //! Each size is planned on one rank, the one of the first and the last pipeline stage that needs more.
 
-use std::sync::Arc;
+use phalanx_plan::{ChunkSize, Coordinates, Stage, plan_memory_of};
+use phalanx_trace::Memory;
 
-use phalanx_plan::{ChunkError, ChunkSize, Coordinates, ParameterSize, Stage, lay_out};
-
-use crate::dry_run::{DryRuns, Learned, orders_of};
-use crate::planning::RankPlan;
+use crate::dry_run::{DryRuns, Learned};
 use crate::rank::Rank;
-use crate::spec::Spec;
+use crate::spec::{Spec, TriedChunks};
 
 /// Halvings of a quarter of a stage that are tried.
 const HALVINGS: u32 = 5;
 
-/// A chunk size that was planned.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TriedChunks {
-    /// The size.
-    pub size: ChunkSize,
-    /// Number of chunks of the whole model.
-    pub chunks: usize,
-    /// Bytes that the planned rank needs.
-    pub bytes: u64,
-}
-
 impl Spec {
-    /// The same run with chunks of another size.
-    ///
-    /// # Errors
-    /// A size for which there is no layout.
-    pub fn with_chunks(&self, size: ChunkSize) -> Result<Spec, ChunkError> {
-        let whole = self.whole();
-        let sizes: Vec<ParameterSize> =
-            whole.parameters.iter().map(|p| ParameterSize::new(&p.name, p.elements() as u64)).collect();
-        let layout = Arc::new(lay_out(&sizes, self.mesh.data as u64, &size)?);
-        Ok(Spec { chunk_size: size, layout, ..self.clone() })
-    }
-
     /// The specification with a chunk size in the place of `auto`.
     pub(crate) fn with_chosen_chunks(self) -> Spec {
         if !matches!(self.chunk_size, ChunkSize::Auto(_)) {
@@ -101,6 +76,6 @@ fn planned(spec: &Spec, rank: usize) -> Option<u64> {
     let runs = DryRuns { spec, make_rank: &Rank::new, abridges: true };
     let learned = if spec.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
     let trace = runs.trace(rank, &learned);
-    let plan = RankPlan::of(&trace, orders_of(&trace), 0).ok()?;
-    Some(plan.memory.arena_bytes + plan.host.arena_bytes)
+    let arena = |memory| plan_memory_of(&trace, memory).ok().map(|plan| plan.arena_bytes);
+    Some(arena(Memory::Device)? + arena(Memory::Host)?)
 }

@@ -15,80 +15,14 @@ use phalanx_parallel::Seen;
 use phalanx_tensor::{Category, DType, Device, DeviceError, Tensor, View};
 use phalanx_trace::PhaseName;
 
+use crate::error::RunError;
+use crate::non_finite::{Found, NonFinite};
 use crate::rank::{Batch, Outline, Rank};
-use crate::run::RunError;
 use crate::step::Outcome;
 
-/// Numbers that a rank sends of its search: the tensor, its elements that are not finite, and its elements.
+/// Numbers that a rank sends about its search: the tensor, the number of its elements that are not finite, and the
+/// number of its elements.
 const TOLD: usize = 3;
-
-/// A step that was not applied, and why.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NonFinite {
-    /// The step.
-    pub step: u64,
-    /// The first tensor, on all ranks, that is not finite.
-    pub first: Option<Found>,
-    /// Loss of the step.
-    pub loss: f32,
-    /// Gradient norm of the step.
-    pub grad_norm: f32,
-    /// Loss scale of the step, where there is one.
-    pub loss_scale: Option<f32>,
-    /// Learning rate of the step.
-    pub lr: f64,
-    /// What the user can do.
-    pub advice: String,
-}
-
-/// A tensor that is not finite.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Found {
-    /// Description of the tensor, with its block and micro-batch.
-    pub tensor: String,
-    /// The lowest rank on which it is not finite.
-    pub rank: usize,
-    /// Number of elements there that are not finite.
-    pub count: u64,
-    /// Number of elements there.
-    pub elements: u64,
-    /// Whether the gradients of every rank are finite, but their sum is not.
-    pub in_sum: bool,
-}
-
-impl std::fmt::Display for NonFinite {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let NonFinite { step, first, loss, grad_norm, loss_scale, lr, advice } = self;
-        match first {
-            Some(Found { tensor, rank, count, elements, .. }) => write!(
-                f,
-                "step {step}: {tensor} on rank {rank} is not finite ({} of {} elements), the first of the step",
-                grouped(*count),
-                grouped(*elements)
-            )?,
-            None => write!(f, "step {step}: every tensor is finite, but the gradient norm exceeds f32")?,
-        }
-        let scale = loss_scale.map_or(String::new(), |scale| format!("loss scale {scale}, "));
-        write!(
-            f,
-            "; loss {loss}, gradient norm {grad_norm}, {scale}lr {lr:e}: training diverged, and no rank applied \
-             this step; {advice}, then start again or --resume"
-        )
-    }
-}
-
-/// 1048576 -> 1,048,576
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
 
 /// A tensor of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -169,13 +103,13 @@ struct Search<'a> {
     numbering: &'a Numbering<'a>,
     /// StepTensor, elements that are not finite, elements.
     found: [f64; TOLD],
-    /// The device failed while it counted.
+    /// Set if the device failed while it counted.
     failed: Option<DeviceError>,
 }
 
 impl Search<'_> {
-    /// Counts the elements of `x` that are not finite, and keeps the earliest tensor that has some. It always does the same
-    /// work, as its plan says.
+    /// Counts the elements of `x` that are not finite, and keeps the earliest tensor that has some. The work does not
+    /// depend on the values, because it is planned.
     fn look(&mut self, place: StepTensor, x: View) {
         let number = self.numbering.number(place) as f64;
         self.device.count_non_finite(x, self.count.view_mut());
@@ -232,7 +166,7 @@ impl Rank {
     ) -> Result<Option<Found>, CollectiveError> {
         let device = self.device.clone();
         device.try_phase(PhaseName::Diagnose, || {
-            let mut count = self.count.take().expect("only here and back below");
+            let mut count = self.count.take().expect("taken only here, and put back below");
             let outline = Arc::clone(&self.outline);
             let numbering = Numbering::new(&outline, self.spec.micro_batches);
             let found = [f64::INFINITY, 0.0, 0.0];
@@ -262,7 +196,7 @@ impl Rank {
         })
     }
 
-    /// The first tensor that any rank found, and the lowest rank that found it.
+    /// The first tensor found by any rank, and the lowest rank that found it.
     fn first_of_all(&self, found: [f64; TOLD]) -> Result<Option<(usize, [f64; TOLD])>, CollectiveError> {
         let (rank, world) = (self.group().rank(), self.group().world_size());
         let mut told = self.device.alloc(DType::F64, [world * TOLD], Category::Workspace, "diagnose.found");
@@ -341,11 +275,5 @@ mod tests {
         for (number, tensor) in (14..).zip(order) {
             assert_eq!((numbering.number(tensor), numbering.tensor(number)), (number, tensor));
         }
-    }
-
-    #[test]
-    fn large_numbers_are_grouped() {
-        let numbers = [0, 7, 999, 1000, 1_048_576, 12_345_678].map(grouped);
-        assert_eq!(numbers, ["0", "7", "999", "1,000", "1,048,576", "12,345,678"]);
     }
 }

@@ -8,12 +8,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_parallel::pipeline::Program;
 use phalanx_plan::pipeline::{Abridged, abridge, lower_rank};
-use phalanx_plan::{AbridgedPhase, Schedule, expand, use_order};
+use phalanx_plan::use_order;
 use phalanx_tensor::Device;
 use phalanx_trace::{PhaseName, Trace};
 
+use crate::abridged_programs::AbridgedPrograms;
 use crate::groups::{GroupSource, Groups};
 use crate::rank::{Batch, Rank};
 use crate::spec::Spec;
@@ -24,28 +24,7 @@ pub type Orders = BTreeMap<PhaseName, Vec<u32>>;
 /// Makes the engine of a rank from its device, its groups and the order in which it uses chunks; see [`Rank::new`].
 pub type MakeRank<'a> = dyn Fn(Device, Groups, &Spec, &Orders) -> Rank + 'a;
 
-/// The programs of one rank without the repetitions of their steady states.
-#[derive(Clone, Debug)]
-pub struct AbridgedPrograms {
-    step: Option<Abridged>,
-    evaluation: Option<Abridged>,
-}
-
 impl Spec {
-    /// The programs of a step and of an evaluation, at a coordinate of the pipeline.
-    pub(crate) fn programs(&self, pipeline: usize) -> [Program; 2] {
-        let short = self.abridged.as_deref();
-        let program = |abridged: Option<&Abridged>, schedule: &Schedule, depth| match abridged {
-            Some(abridged) => Program::of(abridged.steps.clone(), depth),
-            None => Program::new(schedule, pipeline, depth),
-        };
-        let [step, evaluation] = self.depths;
-        [
-            program(short.and_then(|short| short.step.as_ref()), &self.schedule, step),
-            program(short.and_then(|short| short.evaluation.as_ref()), &self.evaluation, evaluation),
-        ]
-    }
-
     /// The specification of a dry run that leaves out repeated micro-batches, at a coordinate of the pipeline.
     fn abridged(&self, pipeline: usize) -> Option<Spec> {
         let short = |schedule| abridge(&lower_rank(schedule, pipeline));
@@ -63,18 +42,6 @@ impl Spec {
         }
         spec.abridged = Some(Arc::new(AbridgedPrograms { step, evaluation }));
         Some(spec)
-    }
-}
-
-impl AbridgedPrograms {
-    fn expand(&self, trace: &Trace, depths: [usize; 2]) -> Option<Trace> {
-        let [in_step, in_evaluation] = depths;
-        let phase = |name, program, depth| AbridgedPhase { name, program, depth };
-        let steps = [PhaseName::Step, PhaseName::Diagnose];
-        let step = self.step.iter().flat_map(|step| steps.map(|name| phase(name, step, in_step)));
-        let evaluation =
-            self.evaluation.iter().map(|program| phase(PhaseName::Evaluate, program, in_evaluation));
-        expand(trace, &step.chain(evaluation).collect::<Vec<_>>())
     }
 }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use phalanx_collectives::staged::on_device;
-use phalanx_collectives::{Endpoint, Group, Isa, MetaGroup, Solo, Statistics};
+use phalanx_collectives::{CollectiveError, Endpoint, Group, Isa, MetaGroup, Solo, Statistics};
 use phalanx_parallel::pipeline::{Wires, wiring};
 use phalanx_plan::Mesh;
 use phalanx_tensor::Device;
@@ -31,7 +31,7 @@ pub struct Groups {
     pub ties: Vec<Option<Arc<dyn Group>>>,
 }
 
-/// What groups are made of.
+/// Where the groups of a rank come from.
 pub enum GroupSource<'a> {
     /// One rank: groups of one, which sum with this instruction set.
     Alone(Isa),
@@ -82,6 +82,14 @@ impl GroupSource<'_> {
 }
 
 impl Groups {
+    /// Ends the job for all ranks when an error says that the device of this rank failed: the others learn at once which
+    /// operation failed and where, instead of waiting for this rank.
+    pub(crate) fn abort_for(&self, error: &CollectiveError) {
+        if let CollectiveError::Device(failure) = error {
+            self.world.abort(&failure.to_string());
+        }
+    }
+
     /// Makes the groups of the rank of `source`.
     pub fn new(source: &GroupSource, spec: &Spec) -> Groups {
         let (mesh, rank) = (spec.mesh, source.rank());
@@ -103,7 +111,7 @@ impl Groups {
         let tensor = own("tensor", &[Axis::Tensor], &mesh.members(Axis::Tensor, rank));
         let wiring = wiring(&spec.schedule);
         let count = wiring.values().max().map_or(0, |max| max + 1);
-        let wire = |_| source.group("wire", &[Axis::Pipeline], &line).expect("in its own pipeline");
+        let wire = |_| source.group("wire", &[Axis::Pipeline], &line).expect("a rank is in its own pipeline");
         let wires = Wires { groups: (0..count).map(wire).collect(), wiring };
         let ties = spec.ties.iter().map(|tie| {
             let holders = holders(mesh, spec, &tie.stages, rank);
@@ -137,7 +145,7 @@ impl Groups {
     }
 }
 
-/// The world ranks in this rank's replica that have one of the stages, each once.
+/// The world ranks of this rank's pipeline that have one of the stages, without repetition.
 fn holders(mesh: Mesh, spec: &Spec, stages: &[usize], rank: usize) -> Vec<usize> {
     let at = mesh.coordinates(rank);
     let mut places: Vec<usize> = stages.iter().map(|stage| spec.schedule.placement[*stage]).collect();

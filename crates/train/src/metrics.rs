@@ -16,7 +16,7 @@ use crate::metrics_lines::{MetricsLine, MetricsLines};
 pub struct StepRecord {
     /// Number of the step, from 1.
     pub step: u64,
-    /// Mean loss of the global batch before the update, in nats a token.
+    /// Mean loss of the global batch before the update, in nats per token.
     #[serde(with = "null_unless_finite")]
     pub loss: f32,
     /// Global gradient norm before clipping.
@@ -48,7 +48,7 @@ pub struct StepRecord {
     pub exposed_comm_s: f64,
 }
 
-/// JSON has no infinity; a number that is not finite is null, and null is read as not a number.
+/// JSON has no infinity or NaN; numbers that are not finite are written as null, and null is read as NaN.
 mod null_unless_finite {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -66,7 +66,7 @@ mod null_unless_finite {
 pub struct EvaluationRecord {
     /// Steps done.
     pub step: u64,
-    /// Mean loss over the held-out windows, in nats a token.
+    /// Mean loss over the held-out windows, in nats per token.
     pub val_loss: f32,
 }
 
@@ -169,8 +169,6 @@ pub struct RankBytes {
 /// Largest resident size of this process so far in bytes (`VmHWM`), less `foreign` bytes of other ranks' memory that
 /// are mapped here. 0 where the system does not report it.
 pub fn resident_bytes_peak(foreign: u64) -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap_or("0");
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().unwrap_or(0);
-    (kib * 1024).saturating_sub(foreign)
+    let peak = phalanx_host::process::resident_bytes_peak(std::process::id());
+    peak.unwrap_or(0).saturating_sub(foreign)
 }

@@ -33,6 +33,8 @@ pub struct RankPlan {
     pub memory: MemoryPlan,
     /// Offsets and peaks of host memory.
     pub host: MemoryPlan,
+    /// Offsets and peaks of disk memory.
+    pub disk: MemoryPlan,
     /// For each phase: the chunks in order of use.
     pub orders: BTreeMap<PhaseName, Vec<u32>>,
     /// Cost of one step.
@@ -56,14 +58,15 @@ impl RankPlan {
         parameters: u64,
     ) -> Result<RankPlan, MemoryError> {
         let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
-        let (memory, host) = (plan_memory(trace)?, plan_memory_of(trace, Memory::Host)?);
-        Ok(RankPlan { rank: trace.rank, memory, host, orders, step, parameters })
+        let memory = plan_memory(trace)?;
+        let [host, disk] = [plan_memory_of(trace, Memory::Host)?, plan_memory_of(trace, Memory::Disk)?];
+        Ok(RankPlan { rank: trace.rank, memory, host, disk, orders, step, parameters })
     }
 
     /// The plan without the offsets of allocations, which are most of it.
     pub fn without_offsets(mut self) -> RankPlan {
-        for phase in self.memory.phases.iter_mut().chain(&mut self.host.phases) {
-            phase.slots = Vec::new();
+        for memory in [&mut self.memory, &mut self.host, &mut self.disk] {
+            memory.phases.iter_mut().for_each(|phase| phase.slots = Vec::new());
         }
         self
     }
@@ -349,25 +352,18 @@ fn without_memory(mut trace: Trace) -> Trace {
 
 /// The last trace whose allocations were placed. Ranks that allocate the same have the same offsets.
 #[derive(Default)]
-struct Placed(Option<(Trace, MemoryPlan, MemoryPlan)>);
+struct Placed(Option<(Trace, RankPlan)>);
 
 impl Placed {
     fn plan(&mut self, trace: &Trace, orders: Orders, parameters: u64) -> Result<RankPlan, MemoryError> {
-        if let Some((last, memory, host)) = &self.0
+        if let Some((last, like)) = &self.0
             && memory_events(last) == memory_events(trace)
         {
             let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
-            return Ok(RankPlan {
-                rank: trace.rank,
-                memory: memory.clone(),
-                host: host.clone(),
-                orders,
-                step,
-                parameters,
-            });
+            return Ok(RankPlan { rank: trace.rank, orders, step, parameters, ..like.clone() });
         }
         let plan = RankPlan::of(trace, orders, parameters)?;
-        self.0 = Some((trace.clone(), plan.memory.clone(), plan.host.clone()));
+        self.0 = Some((trace.clone(), plan.clone()));
         Ok(plan)
     }
 }

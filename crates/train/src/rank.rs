@@ -80,7 +80,7 @@ impl Rank {
     /// Allocates everything that stays for the whole run: the phase `init` of the plan.
     pub fn new(device: Device, groups: Groups, spec: &Spec, orders: &BTreeMap<PhaseName, Vec<u32>>) -> Rank {
         let groups = groups.on_device(&device);
-        let network = spec.network(&groups);
+        let network = spec.network(&groups.tensor);
         Rank::with_network(device, groups, spec, network, orders)
     }
 
@@ -159,7 +159,7 @@ impl Rank {
     /// When a collective fails.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<f32, CollectiveError> {
         let device = self.device.clone();
-        device.try_phase(PhaseName::Evaluate, || {
+        let loss = device.try_phase(PhaseName::Evaluate, || {
             let mut loss = zeroed(&device, "evaluate.loss");
             let spec = &self.spec;
             let sequences = spec.micro_batch_size * spec.evaluation_batches * spec.mesh.data;
@@ -186,7 +186,8 @@ impl Rank {
             run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
             let loss = self.sum_of_replicas(loss)?;
             Ok(device.fetch([loss.view()])?[0])
-        })
+        });
+        loss.inspect_err(|error| self.groups.abort_for(error))
     }
 
     /// Sums a loss over replicas and stages; only the last stage has one.
@@ -195,7 +196,7 @@ impl Rank {
             let placements = self.device.placements(loss.view()).with(Axis::Pipeline, Placement::Partial);
             self.device.place(loss.view(), placements);
         }
-        // Over data first: so the bits do not depend on where the last stage is.
+        // Sums over the data axis first, so that the bits do not depend on which rank has the last stage.
         let loss = self.groups.data.all_reduce(loss).wait()?;
         self.groups.pipeline.all_reduce(loss).wait()
     }
@@ -219,7 +220,7 @@ pub(crate) fn uploads<'a>(
     (tokens, move |index: usize| make(&batch.targets, index, "batch.targets"))
 }
 
-/// Allocates a number and sets it to zero, `[1]`.
+/// Allocates one element, `[1]`, and sets it to zero.
 pub fn zeroed(device: &Device, name: &'static str) -> Tensor {
     let mut scalar = device.alloc(DType::F32, [1], Category::Activations, name);
     device.fill(scalar.view_mut(), 0.0);
@@ -247,7 +248,7 @@ impl Spec {
             ..ParameterSize::new(&spec.name, spec.elements() as u64)
         };
         let sizes: Vec<ParameterSize> = network.parameters.iter().enumerate().map(size).collect();
-        let layout = self.lay_out(&sizes).expect("knobs were checked with the whole model");
+        let layout = self.lay_out(&sizes).expect("the knobs were checked with the whole model");
         let everywhere = at.tensor == 0;
         let answers = |(p, spec): (usize, &ParameterSpec)| {
             let first = tied(&network.numbers[p]).is_none_or(|tie| tie.stages[0] == index);
@@ -262,7 +263,7 @@ impl Spec {
             micro_batches: self.micro_batches,
             defer: self.defer,
             precision: self.precision,
-            optimizer: self.optimizer,
+            optimizer: self.optimizer.clone(),
         };
         let tied = (0..network.parameters.len()).filter(|p| tied(&network.numbers[*p]).is_some()).collect();
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);

@@ -1,147 +1,22 @@
 //! The training loop of one rank: it reads batches, runs steps, and writes metrics and checkpoints.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir};
-use phalanx_collectives::CollectiveError;
-use phalanx_data::DataError;
-use phalanx_tensor::Device;
-use phalanx_tensor::{Arena, DeviceError};
+use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
+use phalanx_tensor::{Arena, Device};
 
-use crate::config::ResolvedConfig;
-use crate::dataset::{DataDigests, Dataset};
-use crate::diagnose::NonFinite;
+use crate::error::RunError;
 use crate::groups::Groups;
+use crate::job::{Job, Start};
 use crate::metrics::{EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
-use crate::planning::RunPlan;
 use crate::rank::{Batch, Rank};
 use crate::run_files::RunFiles;
 use crate::state::position;
 use crate::step::Outcome;
 
-/// Why a run ended early. Checkpoints that were committed are complete.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// A peer died, stalled or disagreed.
-    #[error(transparent)]
-    Collective(#[from] CollectiveError),
-    /// The device failed.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// A checkpoint could not be written or read.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// Data is missing or damaged.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// A file of the run folder could not be written.
-    #[error("{path}: {source}; free space or choose another folder with --run, then go on with --resume")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// The run folder, or a file in it that a resume needs, has gone.
-    #[error(
-        "the run folder {path} was removed or changed while the run was using it ({what}): nothing can be saved \
-         there any more; put it back and go on with --resume, or start anew"
-    )]
-    FolderGone {
-        /// The folder.
-        path: PathBuf,
-        /// What has gone.
-        what: String,
-    },
-    /// Stored and configured shapes differ.
-    #[error(
-        "{name} has shape {given:?} in the file, the configuration makes it {expected:?}; correct [model]"
-    )]
-    Shape {
-        /// The tensor.
-        name: String,
-        /// The shape in the file.
-        given: Vec<usize>,
-        /// The shape that the configuration makes.
-        expected: Vec<usize>,
-    },
-    /// The state in the manifest of a checkpoint is impossible.
-    #[error("state.{key} in {}: {reason}; load another checkpoint", .manifest.display())]
-    State {
-        /// The checkpoint's manifest.
-        manifest: PathBuf,
-        /// The key.
-        key: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// The weights that a run starts from cannot be used.
-    #[error("model.init = {:?}: {cause}", .dir.display().to_string())]
-    Init {
-        /// Their folder.
-        dir: PathBuf,
-        /// Why.
-        cause: Box<RunError>,
-    },
-    /// Other ranks failed in a save; their own message says why.
-    #[error("{ranks} other rank(s) could not save; see their message above")]
-    PeerFailed {
-        /// How many.
-        ranks: usize,
-    },
-    /// The system starts no more threads.
-    #[error(transparent)]
-    Threads(std::io::Error),
-    /// A checkpoint would hold numbers with which no run can go on.
-    #[error(
-        "{state} of {name} is not finite any more: nothing was saved, and older checkpoints are whole; lower \
-         optimizer.lr or set optimizer.clip, then start again or --resume"
-    )]
-    Broken {
-        /// `parameters`, or a state of the optimizer.
-        state: &'static str,
-        /// The parameter.
-        name: String,
-    },
-    /// The loss or the gradient norm is not a number any more; the same on all ranks.
-    #[error("{0}")]
-    NonFinite(Box<NonFinite>),
-}
-
-/// The initial state of a run.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Start {
-    /// Initial values from the seed.
-    Fresh,
-    /// Weights of a Hugging Face directory.
-    Import(PathBuf),
-    /// A checkpoint folder.
-    Resume(PathBuf),
-}
-
-/// What all ranks of a run share.
-pub struct Job {
-    /// The configuration, checked and complete.
-    pub config: ResolvedConfig,
-    /// The plan of the run.
-    pub plan: Arc<RunPlan>,
-    /// The tokens of the run.
-    pub data: Dataset,
-    /// The run folder.
-    pub run: PathBuf,
-    /// Checksums of the data, which checkpoints store.
-    pub digests: DataDigests,
-    /// The initial state.
-    pub start: Start,
-    /// Peak operations per second of all ranks together, in the compute type; None leaves utilisation out of the
-    /// metrics.
-    pub peak_flops_per_s: Option<f64>,
-}
-
-/// What one rank of a run is given by the program that starts it.
+/// What the program that starts a rank provides.
 pub struct RankEnvironment<'a> {
     /// The device, with an arena that replays this rank's plan.
     pub device: Device,
@@ -252,7 +127,7 @@ pub fn init(
     imported.map_err(|cause| RunError::Init { dir: dir.to_path_buf(), cause: Box::new(cause) })
 }
 
-/// Whether something that is done every `every` steps is done after `step`; never for 0.
+/// Whether an action that happens every `every` steps is due after `step`; never for 0.
 pub fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
@@ -363,21 +238,9 @@ impl<'a> Session<'a> {
         self.files.write_memory(self.place.groups.world.world_size())
     }
 
-    /// Micro-batch m of a step is the m-th span of `data * micro_batch_size` samples; data-parallel rank r has its
-    /// r-th part.
     fn fill_batch(&mut self) -> Result<(), RunError> {
-        let spec = &self.job.plan.spec;
-        let rank = self.engine.at().data;
-        for m in 0..spec.micro_batches {
-            for row in 0..spec.micro_batch_size {
-                let position = self.samples + (spec.first_sample(m, rank) + row) as u64;
-                let at = (m * spec.micro_batch_size + row) * spec.seq;
-                let here = at..at + spec.seq;
-                let (tokens, targets) = (&mut self.batch.tokens[here.clone()], &mut self.batch.targets[here]);
-                self.job.data.sample(position, tokens, targets)?;
-            }
-        }
-        Ok(())
+        let (spec, data) = (&self.job.plan.spec, self.engine.at().data);
+        Ok(self.batch.fill(spec, data, self.samples, &*self.job.data)?)
     }
 
     fn fill_windows(&mut self) -> Result<(), RunError> {

@@ -13,8 +13,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::dataset::TOKENS_FILE;
+use crate::error::RunError;
+use crate::job::Job;
 use crate::metrics::{MetricsFile, RankBytes};
-use crate::run::{Job, RunError};
 
 /// Largest number of bytes of `memory.rank-N.json`; it has about 500.
 const MEMORY_PART_BYTES: u64 = 64 << 10;
@@ -36,7 +37,7 @@ pub struct RunFiles<'a> {
 }
 
 impl<'a> RunFiles<'a> {
-    /// Opens what `rank` writes; `step` counts the steps that are done.
+    /// Opens the files that `rank` writes; `step` is the number of steps done so far.
     ///
     /// # Errors
     /// [`RunError::Write`].
@@ -125,7 +126,7 @@ impl<'a> RunFiles<'a> {
             let text = phalanx_files::read_bounded(&path, MEMORY_PART_BYTES).map_err(writing(&path))?;
             let bytes = serde_json::from_slice::<RankBytes>(&text);
             ranks.push(bytes.map_err(|cause| writing(&path)(cause.into()))?);
-            // The next start of a run removes what stays.
+            // The next start of a run removes files that remain.
             let _ = std::fs::remove_file(path);
         }
         let resident: u64 = ranks.iter().filter_map(|rank| rank.resident_bytes_peak).max().unwrap_or(0);

@@ -9,7 +9,7 @@ use phalanx_parallel::TensorParallel;
 use phalanx_random::{GOLDEN, SplitMix64};
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 
-use crate::run::RunError;
+use crate::error::RunError;
 use crate::state::PARAMETERS;
 
 /// How the next token is drawn.
@@ -60,10 +60,10 @@ impl Generator {
         })
     }
 
-    /// Appends `count` tokens to `tokens` (not empty), telling each to `seen`.
+    /// Appends `count` tokens to `tokens` (not empty), and calls `seen` with each.
     ///
     /// # Errors
-    /// The first of `seen`, after which no token is made.
+    /// The first error of `seen`, which ends the sampling.
     pub fn extend<E>(
         &self,
         tokens: &mut Vec<u32>,
@@ -105,7 +105,7 @@ impl Generator {
     }
 }
 
-/// The token that `at` in [0, 1) falls on.
+/// The token at position `at` in [0, 1) of the cumulative distribution.
 fn draw(logits: &mut [f32], how: Sampling, at: f64) -> u32 {
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
     order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));

@@ -9,9 +9,9 @@ use phalanx_tensor::{Category, DType, Device, DeviceError};
 use phalanx_trace::PhaseName;
 use serde_json::Value;
 
-use crate::run::RunError;
+use crate::error::RunError;
 
-/// Number of elements of the host buffer through which contents pass.
+/// Number of elements of the host buffer through which tensors are copied.
 pub const WINDOW: usize = 1 << 18;
 
 /// The three parts of a save, between which all ranks agree that nothing failed.
@@ -49,7 +49,7 @@ pub trait Saves {
 /// Runs the parts of a save in order; after each part all ranks agree that none has failed.
 ///
 /// # Errors
-/// Those of `part`, or that another rank failed.
+/// Errors of `part`, or that another rank failed.
 pub fn save<S: Saves>(
     engine: &mut S,
     mut part: impl FnMut(&S, Part) -> Result<(), RunError>,
@@ -68,7 +68,7 @@ pub fn save<S: Saves>(
 /// Runs `write` on every rank and returns when all ranks have finished it.
 ///
 /// # Errors
-/// Those of `write`, or that another rank failed.
+/// Errors of `write`, or that another rank failed.
 pub fn report<S: Saves>(engine: &S, write: impl FnOnce(&S) -> Result<(), RunError>) -> Result<(), RunError> {
     engine.device().try_phase(PhaseName::Report, || {
         let done = write(engine);
@@ -79,7 +79,7 @@ pub fn report<S: Saves>(engine: &S, write: impl FnOnce(&S) -> Result<(), RunErro
 /// Writes checkpoint `step` under `checkpoints`, with `state`, an object, in its manifest.
 ///
 /// # Errors
-/// Those of the parts of a save, or that another rank failed. Older checkpoints are untouched.
+/// Errors of the parts of a save, or that another rank failed. Older checkpoints are untouched.
 pub fn save_checkpoint<S: Saves>(
     engine: &mut S,
     checkpoints: &Path,
@@ -100,13 +100,13 @@ pub fn save_checkpoint<S: Saves>(
         Ok(())
     });
     if saved.is_err() && engine.world().rank() == 0 {
-        // The first error is the one to tell; what is left is removed by the next save.
+        // The first error is reported; the next save removes what remains.
         let _ = checkpoint::discard(&tmp);
     }
     saved.map(|()| checkpoints.join(format!("step-{step}")))
 }
 
-/// Writes the file of `rank`: of each piece, what `read(piece, within, out)` gives, which must be finite.
+/// Writes the file of `rank`. `read(piece, within, out)` provides the elements of each piece, which must be finite.
 ///
 /// # Errors
 /// [`RunError::Broken`] for a number that is not finite, and errors of writing.

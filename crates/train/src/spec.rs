@@ -6,27 +6,28 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use phalanx_collectives::Group;
 use phalanx_data::Masking;
 use phalanx_layers::{Checkpointing, Draw, Network};
 use phalanx_models::{Dropouts, Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
-use phalanx_optim::{LossScaling, Optimizer, Schedule};
+use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
 use phalanx_parallel::TensorParallel;
+use phalanx_parallel::pipeline::Program;
 use phalanx_plan::{
     Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
-    Schedule as PipelineSchedule, Search, Stage, lay_out, pipeline::depth,
+    Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
+    pipeline::{Abridged, depth},
 };
 use phalanx_tensor::{CrossEntropy, Device};
 use phalanx_trace::Axis;
 
-use crate::chunk_choice::TriedChunks;
+pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
     self, CheckpointingWord, Chunk, ChunkWord, ConfigError, DeviceKind, Float, OptimizerKind, Reduce,
     RunConfig,
 };
 use crate::cut;
-pub use crate::dry_run::AbridgedPrograms;
-use crate::groups::Groups;
 
 /// Everything about a run that decides what a rank allocates and computes.
 #[derive(Clone, Debug)]
@@ -77,7 +78,7 @@ pub struct Spec {
     /// The optimizer.
     pub optimizer: Optimizer,
     /// The learning rate.
-    pub schedule_of_rate: Schedule,
+    pub schedule_of_rate: Arc<dyn LearningRate>,
     /// Gradients are clipped to this norm; 0 for no clipping.
     pub clip: f32,
     /// Label smoothing of training.
@@ -109,13 +110,24 @@ pub struct Tie {
     pub stages: Vec<usize>,
 }
 
-/// Why a configuration makes no specification.
+/// A chunk size that was planned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TriedChunks {
+    /// The size.
+    pub size: ChunkSize,
+    /// Number of chunks of the whole model.
+    pub chunks: usize,
+    /// Bytes that the planned rank needs.
+    pub bytes: u64,
+}
+
+/// Why a specification cannot be made from a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// A key of the configuration has an impossible value.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// There is no chunk layout.
+    /// The parameters cannot be laid out in chunks.
     #[error("the chunks of [memory]: {0}")]
     Chunks(#[from] ChunkError),
     /// The model cannot be cut into the stages.
@@ -137,7 +149,8 @@ impl Spec {
         threads: usize,
     ) -> Result<Spec, SpecError> {
         let (mut spec, network) = Spec::uncut(config, model.into(), evaluated, threads)?;
-        spec.stages = cut::stages(&spec, &network, spec.schedule.stages(), config.parallel.cut)?;
+        spec.stages =
+            cut::stages(&spec.micro_batch(), &network, spec.schedule.stages(), config.parallel.cut)?;
         spec.ties = ties(&network, &spec.stages);
         Ok(spec)
     }
@@ -159,7 +172,7 @@ impl Spec {
         Ok(spec.with_chunks(chunks)?)
     }
 
-    /// Everything but the stages and what follows from them; with the whole network.
+    /// Everything except the stages and what depends on them; with the whole network.
     fn uncut(
         config: &RunConfig,
         model: Arc<dyn Model>,
@@ -204,7 +217,7 @@ impl Spec {
             precision: precision(config),
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
-            schedule_of_rate: config.learning_rate(),
+            schedule_of_rate: Arc::new(config.learning_rate()),
             clip: config.optimizer.clip as f32,
             label_smoothing: config.loss.label_smoothing as f32,
             z_loss: config.loss.z_loss as f32,
@@ -221,15 +234,63 @@ impl Spec {
         Ok((spec, network))
     }
 
-    /// The network of a rank with these groups: the rank's part of each layer.
-    pub fn network(&self, groups: &Groups) -> Network {
-        let tensor = TensorParallel::new(Arc::clone(&groups.tensor), self.sequence_parallel);
+    /// The same run with an optimizer of the caller's own.
+    #[must_use]
+    pub fn with_optimizer(self, rule: impl UpdateRule + 'static) -> Spec {
+        Spec { optimizer: Optimizer::Own(Arc::new(rule)), ..self }
+    }
+
+    /// The same run with a learning rate schedule of the caller's own.
+    #[must_use]
+    pub fn with_learning_rate(self, schedule: impl LearningRate + 'static) -> Spec {
+        Spec { schedule_of_rate: Arc::new(schedule), ..self }
+    }
+
+    /// The network of a rank with this group of the tensor axis: the rank's part of each layer.
+    pub fn network(&self, tensor: &Arc<dyn Group>) -> Network {
+        let tensor = TensorParallel::new(Arc::clone(tensor), self.sequence_parallel);
         self.model.network(&tensor, self.checkpointing)
     }
 
     /// The whole network, as one rank has it.
     pub fn whole(&self) -> Network {
         self.model.network(&TensorParallel::solo(), self.checkpointing)
+    }
+
+    /// Operations of a micro-batch in each stage, of all ranks together that share its layers.
+    pub fn stage_costs(&self) -> Vec<StageCost> {
+        cut::stage_costs(&self.micro_batch(), &self.whole(), &self.stages)
+    }
+
+    fn micro_batch(&self) -> cut::MicroBatch {
+        let tokens = [self.micro_batch_size, self.seq];
+        cut::MicroBatch { tokens, hidden: self.model.shape().hidden, precision: self.precision }
+    }
+
+    /// The programs of a step and of an evaluation, at a coordinate of the pipeline.
+    pub(crate) fn programs(&self, pipeline: usize) -> [Program; 2] {
+        let short = self.abridged.as_deref();
+        let program = |abridged: Option<&Abridged>, schedule: &PipelineSchedule, depth| match abridged {
+            Some(abridged) => Program::of(abridged.steps.clone(), depth),
+            None => Program::new(schedule, pipeline, depth),
+        };
+        let [step, evaluation] = self.depths;
+        [
+            program(short.and_then(|short| short.step.as_ref()), &self.schedule, step),
+            program(short.and_then(|short| short.evaluation.as_ref()), &self.evaluation, evaluation),
+        ]
+    }
+
+    /// The same run with chunks of another size.
+    ///
+    /// # Errors
+    /// A size for which there is no layout.
+    pub fn with_chunks(&self, size: ChunkSize) -> Result<Spec, ChunkError> {
+        let whole = self.whole();
+        let sizes: Vec<ParameterSize> =
+            whole.parameters.iter().map(|p| ParameterSize::new(&p.name, p.elements() as u64)).collect();
+        let layout = Arc::new(lay_out(&sizes, self.mesh.data as u64, &size)?);
+        Ok(Spec { chunk_size: size, layout, ..self.clone() })
     }
 
     /// Number of ranks.
@@ -246,7 +307,7 @@ impl Spec {
     pub(crate) fn check_weights(&self, device: &Device, scale: f32) {
         let tokens = self.micro_batch_size * self.targets_per_sequence * self.micro_batches * self.mesh.data;
         let weight = f64::from(scale) * tokens as f64;
-        // One rounding of the scale.
+        // The tolerance is one rounding of the scale.
         if (weight - 1.0).abs() > f64::from(f32::EPSILON) {
             let what = format!(
                 "is a sum with weight {weight}: expected 1, the mean over the {tokens} tokens with a target of all \
@@ -256,8 +317,8 @@ impl Spec {
         }
     }
 
-    /// Number, in the global batch, of the first sample of a data-parallel rank's micro-batch. Micro-batch m of a
-    /// step is the m-th span of `data * micro_batch_size` samples, of which rank r has the r-th part.
+    /// Index, in the global batch, of the first sample of a data-parallel rank's micro-batch. Micro-batch m of a step
+    /// is the m-th range of `data * micro_batch_size` samples, of which rank r has the r-th part.
     pub fn first_sample(&self, micro_batch: usize, rank: usize) -> usize {
         (micro_batch * self.mesh.data + rank) * self.micro_batch_size
     }

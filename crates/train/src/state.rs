@@ -19,8 +19,8 @@ use phalanx_trace::PhaseName;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::error::RunError;
 use crate::rank::Rank;
-use crate::run::RunError;
 pub use crate::saving::Part;
 use crate::saving::{self, Saves, WINDOW};
 
@@ -67,7 +67,7 @@ impl Rank {
                             let elements = piece.in_parameter.start + within.start as u64
                                 ..piece.in_parameter.start + within.end as u64;
                             let out = &mut window[..within.len()];
-                            read(state_name(self.spec.optimizer, state), spec, &stripe, elements, out)?;
+                            read(state_name(&self.spec.optimizer, state), spec, &stripe, elements, out)?;
                             stage.zero.write(state, &piece, within, out, rounding.as_mut());
                         }
                     }
@@ -139,24 +139,24 @@ impl Rank {
         })
     }
 
-    /// What the next checkpoint stores beside its tensors.
+    /// The state that the next checkpoint stores beside its tensors.
     pub fn updates(&self) -> Updates {
         let Rank { applied, skipped, loss_scale, .. } = self;
         Updates { applied: *applied, skipped: *skipped, loss_scale: loss_scale.state() }
     }
 
-    /// Runs the parts of a save in order; all ranks agree after each that nobody failed.
+    /// Runs the parts of a save in order; after each part all ranks agree that none has failed.
     ///
     /// # Errors
-    /// What `part` returned here, or that another rank failed.
+    /// Errors of `part`, or that another rank failed.
     pub fn save(&mut self, part: impl FnMut(&Rank, Part) -> Result<(), RunError>) -> Result<(), RunError> {
         saving::save(self, part)
     }
 
-    /// Runs `write` on every rank; returns when all have done it.
+    /// Runs `write` on every rank and returns when all ranks have finished it.
     ///
     /// # Errors
-    /// What `write` returned here, or that another rank failed.
+    /// Errors of `write`, or that another rank failed.
     pub fn report(&mut self, write: impl FnOnce(&Rank) -> Result<(), RunError>) -> Result<(), RunError> {
         saving::report(self, write)
     }
@@ -200,7 +200,7 @@ impl Saves for Rank {
                 for piece in stage.zero.spans(state, Extent::Owned) {
                     let spec = &stage.network.parameters[piece.parameter];
                     described.push(checkpoint::TensorPiece {
-                        state: state_name(self.spec.optimizer, state),
+                        state: state_name(&self.spec.optimizer, state),
                         name: spec.name.clone(),
                         shape: spec.whole_shape().to_vec(),
                         dtype: DType::F32,
@@ -219,15 +219,15 @@ impl Saves for Rank {
 }
 
 /// The name of an optimizer state in checkpoints.
-pub fn state_name(optimizer: Optimizer, state: usize) -> &'static str {
+pub fn state_name(optimizer: &Optimizer, state: usize) -> &'static str {
     match state {
         0 => PARAMETERS,
         s => optimizer.states()[s - 1],
     }
 }
 
-/// Elements of what is here of a parameter, from the tensors of a Hugging Face directory that hold it: finite
-/// numbers, the same in every copy that the family ties to them.
+/// Reads the elements of this rank's part of a parameter from the tensors of a Hugging Face directory that hold it.
+/// They must be finite, and equal in every copy to which the architecture ties them.
 ///
 /// # Errors
 /// A tensor that is missing, of another shape, unreadable, not finite, or different from its copy.
@@ -256,10 +256,11 @@ pub fn read_imported(
     Ok(())
 }
 
-/// Steps that a checkpoint applied and skipped; one that does not say was made without a loss scale.
+/// Steps that were applied and skipped, from a checkpoint. A checkpoint without these counts was saved without a loss
+/// scale.
 ///
 /// # Errors
-/// Counts that are no numbers or do not add up to the checkpoint's step, a loss scale that is none.
+/// Invalid counts, counts that do not add up to the checkpoint's step, or an invalid loss scale.
 pub fn updates(from: &Checkpoint) -> Result<Updates, RunError> {
     let step = from.step();
     let Some(stored) = from.state().get(UPDATES) else {
@@ -269,8 +270,9 @@ pub fn updates(from: &Checkpoint) -> Result<Updates, RunError> {
         Updates::deserialize(stored).map_err(|cause| bad_state(from, UPDATES, &cause.to_string()))?;
     let Updates { applied, skipped, loss_scale } = updates;
     if applied.checked_add(skipped) != Some(step) {
-        let reason =
-            format!("{applied} steps applied and {skipped} skipped are not the {step} that were done");
+        let reason = format!(
+            "{applied} steps applied and {skipped} skipped do not add up to the {step} that were done"
+        );
         return Err(bad_state(from, UPDATES, &reason));
     }
     loss_scale.check().map_err(|reason| bad_state(from, "updates.loss_scale", &reason))?;
@@ -281,26 +283,26 @@ pub fn updates(from: &Checkpoint) -> Result<Updates, RunError> {
 /// below 2^64.
 pub const LARGEST_COUNT: u64 = 1 << 40;
 
-/// Steps that were done, and samples that were consumed.
+/// Steps done and samples consumed, from a checkpoint.
 ///
 /// # Errors
-/// Counts that are missing, no numbers or too large.
+/// Counts that are missing, invalid or too large.
 pub fn position(from: &Checkpoint) -> Result<(u64, u64), RunError> {
     let count = |key: &str| {
         let given = from.state().get(key).unwrap_or(&Value::Null);
         let number = given.as_u64().filter(|number| *number <= LARGEST_COUNT);
-        let reason = || format!("it is {given}, and a whole number from 0 to {LARGEST_COUNT} is expected");
+        let reason = || format!("it is {given}; expected an integer from 0 to {LARGEST_COUNT}");
         number.ok_or_else(|| bad_state(from, key, &reason()))
     };
     let (step, samples) = (count("step")?, count("samples")?);
     if step != from.step() {
-        let reason = format!("it is {step}, and the checkpoint is of step {}", from.step());
+        let reason = format!("it is {step}, but the checkpoint is of step {}", from.step());
         return Err(bad_state(from, "step", &reason));
     }
     Ok((step, samples))
 }
 
-/// An error about what a checkpoint keeps beside its tensors.
+/// An error about the state in a checkpoint's manifest.
 pub fn bad_state(from: &Checkpoint, key: &str, reason: &str) -> RunError {
     let manifest = from.dir().join("manifest.json");
     RunError::State { manifest, key: key.to_string(), reason: reason.to_string() }

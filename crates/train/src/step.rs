@@ -7,8 +7,8 @@ use phalanx_parallel::pipeline::{Feed, WatchMicroBatches, run};
 use phalanx_tensor::{Clip, Tensor};
 use phalanx_trace::{Axis, PhaseName, Placement};
 
+use crate::error::RunError;
 use crate::rank::{Batch, Rank, uploads, zeroed};
-use crate::run::RunError;
 
 /// The result of a step, for the metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,7 +44,7 @@ impl Rank {
         let device = self.device.clone();
         let scale = self.loss_scale.scale();
         let lr = self.spec.schedule_of_rate.lr(self.applied);
-        let (outcome, verdict) = device.try_phase(PhaseName::Step, || {
+        let done = device.try_phase(PhaseName::Step, || {
             let loss = self.gradients(number, batch, scale, None)?;
             let stop_requests = self.groups.world.all_reduce(self.stop_request(stop_requested));
             let loss = self.sum_of_replicas(loss)?;
@@ -74,7 +74,8 @@ impl Rank {
                 stop_requested: stop_requests > 0.0,
             };
             Ok::<_, CollectiveError>((outcome, verdict))
-        })?;
+        });
+        let (outcome, verdict) = done.inspect_err(|error| self.groups.abort_for(error))?;
         match verdict {
             Verdict::Apply => self.applied += 1,
             Verdict::Skip => self.skipped += 1,
@@ -164,7 +165,7 @@ impl Rank {
         Ok(())
     }
 
-    /// 1 where this rank asks to stop, else 0: a number that ranks can sum, `[1]`.
+    /// 1 if this rank asks to stop, else 0, as a tensor `[1]` that ranks can sum.
     fn stop_request(&self, requested: bool) -> Tensor {
         let mut request = zeroed(&self.device, "step.stop");
         self.device.fill(request.view_mut(), requested as u8 as f32);

@@ -158,7 +158,7 @@ fn policies_on_four_ranks_with_sgd() {
     });
 }
 
-/// Else the result would depend on the number of ranks in another way than by the order of sums.
+/// Otherwise the result would depend on the number of ranks by more than the order of sums.
 #[test]
 fn what_crosses_ranks_is_rounded_on_one_rank_too() {
     let (model, _) = rig::golden_config();

@@ -37,7 +37,7 @@ fn assert_same_bits(expected: &Ran, got: &Ran, what: &str) {
     assert_eq!(bits(&expected.grad_norms), bits(&got.grad_norms), "{what}: norms");
 }
 
-/// Every policy, stage and number of ranks against nothing computed again under stage 0.
+/// Compares every policy, stage and number of ranks with stage 0 without recomputation.
 fn check(dropout: f64) {
     for world in [1, 2] {
         let expected = run(&base(world, dropout));
@@ -90,8 +90,8 @@ fn less_is_kept() {
     assert_eq!(activations(Checkpointing::Every(1)), kept[2], "every block");
 }
 
-/// The same global batch on other ranks and in other micro-batches: the same elements fall, so only the order of
-/// sums differs, as it does without dropout.
+/// The same global batch on other ranks and in other micro-batches has the same dropout masks, so only the order of
+/// sums differs.
 #[test]
 fn dropout_does_not_depend_on_how_the_batch_is_cut() {
     // As in goldens.rs: f32 sums in another order, on values near 4 and 1.
@@ -117,7 +117,7 @@ fn dropout_does_not_depend_on_how_the_batch_is_cut() {
             }
         }
     }
-    // Other masks are far outside of that.
+    // Different masks would exceed the tolerance by far.
     config.train.seed += 1;
     let other = run(&config);
     assert!((other.losses[0] - expected.losses[0]).abs() > 100.0 * LOSS_TOLERANCE);

@@ -17,10 +17,10 @@ use phalanx_train::state::PARAMETERS;
 use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
 use rig::{Pieces, pairs, same_bits};
 
-/// Where a number is written.
+/// Where a value that is not finite is written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum At {
-    /// The first element of what the block makes.
+    /// The first element of the block's output.
     Output,
     /// The first element of the gradient of the block's n-th parameter.
     Gradient(usize),
@@ -28,16 +28,16 @@ enum At {
     InputGradient,
 }
 
-/// What goes wrong.
+/// A planted fault.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
     /// Block of the network.
     block: usize,
     at: At,
     value: f32,
-    /// On which rank; all of them when `None`.
+    /// The faulty rank; all ranks when `None`.
     rank: Option<usize>,
-    /// What the message says of the tensor.
+    /// The description of the tensor in the message.
     name: &'static str,
 }
 
@@ -67,7 +67,7 @@ const FAULTS: [Fault; 4] = [
     },
 ];
 
-/// A layer that goes wrong while it is armed.
+/// A layer that writes the fault while it is armed.
 struct Faulty {
     layer: Box<dyn Layer>,
     fault: Fault,
@@ -121,10 +121,10 @@ impl Layer for Faulty {
     }
 }
 
-/// The model's network; one block of it goes wrong on the faulty rank while `armed`.
+/// The model's network, with the fault in one block on the faulty rank while `armed`.
 fn network(spec: &Spec, fault: Fault, groups: &Groups, armed: &Arc<AtomicBool>) -> Network {
     let rank = groups.world.rank();
-    let mut network = spec.network(groups);
+    let mut network = spec.network(&groups.tensor);
     if fault.rank.is_none_or(|faulty| faulty == rank) {
         let block = network.blocks.remove(fault.block);
         let layer = Box::new(Faulty { layer: block.layer, fault, armed: Arc::clone(armed) });
@@ -153,13 +153,13 @@ fn f16(p: &mut PrecisionConfig) {
 
 /// Steps with a fault in step 2 and later in `armed`; each rank's last outcome and what it held before.
 struct Ended {
-    /// By step: the error's text, or whether it was skipped.
+    /// For each step: the text of the error, or whether it was skipped.
     steps: Vec<Result<bool, String>>,
     /// Before the first step, and after each.
     held: Vec<Pieces>,
 }
 
-/// Runs until an error or the end of `armed`, which says of each step whether the fault happens in it.
+/// Runs until an error or the end of `armed`, which tells for each step whether the fault happens.
 fn run(config: &RunConfig, fault: Fault, armed: &[bool]) -> Vec<Ended> {
     let (model, _) = rig::golden_config();
     let steps = rig::golden_steps();
@@ -169,7 +169,7 @@ fn run(config: &RunConfig, fault: Fault, armed: &[bool]) -> Vec<Ended> {
         engine.import(&HuggingFaceDir::open(&rig::golden().join("gpt2")).unwrap()).unwrap();
         let mut ended = Ended { steps: Vec::new(), held: vec![rig::pieces(engine)] };
         for (i, armed) in armed.iter().enumerate() {
-            // No rank is in a step: the last one ended with a word from all of them.
+            // No rank is inside a step: the last one ended with a collective of all ranks.
             engine.group().barrier().wait().unwrap();
             switch.store(*armed, Ordering::Relaxed);
             engine.group().barrier().wait().unwrap();
@@ -284,7 +284,7 @@ fn a_sum_over_ranks_that_overflows_is_told_apart() {
     }
 }
 
-/// Stage 3 shards parameters: whoever owns the element hands it to all, and the lowest rank is named.
+/// Stage 3 shards parameters: the owner of the element sends it to all ranks, and the lowest rank is named.
 #[test]
 fn a_parameter_is_named_where_it_is_first_used() {
     const NAME: &str = "transformer.h.0.ln_2.weight";
@@ -320,7 +320,8 @@ fn a_parameter_is_named_where_it_is_first_used() {
                     }
                 }
             };
-            let (_, texts) = rig::on_ranks(&model, &config, &|spec, groups| spec.network(groups), &body);
+            let (_, texts) =
+                rig::on_ranks(&model, &config, &|spec, groups| spec.network(&groups.tensor), &body);
             let rank = if stage == 3 { 0 } else { 1 };
             let words = format!("parameter {NAME} (block h.0");
             for text in texts {
@@ -331,7 +332,7 @@ fn a_parameter_is_named_where_it_is_first_used() {
     }
 }
 
-/// Its tensors are those of a step, less what the update takes; how they pack is left to the plan.
+/// Its tensors are those of a step without the update; how they are packed may differ.
 #[test]
 fn a_diagnosis_needs_no_more_than_a_step() {
     let (model, _) = rig::golden_config();

@@ -52,7 +52,7 @@ fn twenty_steps_of_adamw_as_in_pytorch() {
     }
 }
 
-/// The same configuration with `[precision] compute = "bf16"`, say, as a file would spell it.
+/// The same configuration with, for example, `[precision] compute = "bf16"`.
 fn computing_in(config: &RunConfig, compute: &str) -> RunConfig {
     let mut spelled = serde_json::to_value(config).unwrap();
     spelled["precision"]["compute"] = compute.into();
@@ -85,7 +85,7 @@ fn twenty_steps_in(compute: &str) {
             let errors = || pairs(got, &expected).map(|(got, expected)| (got - expected).abs());
             let worst = errors().fold(0f32, f32::max);
             println!("{what}: {name} within {worst:.1e}, {tolerance:.1e} allowed");
-            // Also where it is not a number.
+            // Also fails for NaN.
             assert!(errors().all(|e| e <= tolerance), "{what}: {name} {got:?} for {expected:?}");
         }
         assert_eq!(outcome.peaks, outcome.planned, "{what}");
@@ -135,7 +135,7 @@ fn every_precision_follows_pytorch() {
         let mut config = config.clone();
         (config.parallel.data, config.parallel.zero) = (Some(2), 2);
         change(&mut config.precision);
-        // No step is skipped, so that all take the same way.
+        // No step is skipped, so all runs take the same steps.
         config.precision.initial_scale_power = 10;
         config.precision.loss_scale_window = 1000;
         let p = &config.precision;

@@ -44,7 +44,7 @@ fn gpt3_is_planned_by_one_rank_a_stage() {
     }
 }
 
-/// What a rank of one stage holds and asks for.
+/// Memory and operations of a rank of one stage.
 fn check_rank(rank: &RankPlan) {
     let held = rank.memory.peak.categories;
     assert_eq!(held.total(), rank.memory.arena_bytes, "rank {}", rank.rank);

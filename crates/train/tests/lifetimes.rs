@@ -50,7 +50,7 @@ struct Case {
     words: &'static [&'static str],
 }
 
-/// What the recomputed forward of a block would write over the block's input before.
+/// Tensors that the recomputed forward of a block would write over the previous block's input.
 const RECOMPUTED: &[&str] = &[
     "`layer_norm.y` (allocation ",
     "layer_norm.rs:",
@@ -59,7 +59,7 @@ const RECOMPUTED: &[&str] = &[
     "still live",
 ];
 
-/// Whatever would be written over the output of the block before.
+/// Tensors that would be written over the output of the previous block.
 const LINEAR: &[&str] =
     &[", allocated at ", "would overwrite `linear.y` (allocation ", "linear.rs:", "still live"];
 
@@ -153,14 +153,14 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// A tensor that is kept for longer: for how many more blocks, and what it held.
+/// A tensor that is kept too long: for how many more blocks, and its contents.
 struct Kept {
     blocks: usize,
     tensor: Activation,
     bits: Vec<u32>,
 }
 
-/// What one rank keeps for longer.
+/// The tensors that one rank keeps too long.
 struct Hoard {
     case: Case,
     armed: AtomicBool,
@@ -172,7 +172,7 @@ struct State {
     /// Inputs of the block whose backward has not come.
     waiting: VecDeque<Activation>,
     late: Vec<Kept>,
-    /// Tensors that were dropped, and how many of them held something else by then.
+    /// Number of tensors that were dropped, and how many of them had been overwritten.
     dropped: usize,
     overwritten: usize,
 }
@@ -211,7 +211,7 @@ impl Hoard {
     }
 }
 
-/// A block that tells the hoard when it is done, and leaves it its input if it is the chosen one.
+/// A block that notifies the hoard when it is done, and gives it its input if it is the chosen block.
 struct Hoarding {
     layer: Box<dyn Layer>,
     chosen: bool,
@@ -260,9 +260,9 @@ impl Layer for Hoarding {
     }
 }
 
-/// The model's network, in which one block's input is kept for longer.
+/// The model's network, in which one block's input is kept too long.
 fn network(spec: &Spec, groups: &Groups, hoard: &Arc<Hoard>) -> Network {
-    let mut network = spec.network(groups);
+    let mut network = spec.network(&groups.tensor);
     let blocks = network.blocks.into_iter().enumerate().map(|(number, Block { name, role, layer })| {
         let chosen = number == hoard.case.block;
         Block { name, role, layer: Box::new(Hoarding { layer, chosen, hoard: Arc::clone(hoard) }) }
@@ -305,12 +305,16 @@ impl Group for HoardingGroup {
         Pending::ready(Buffers { source: Some(other), target: None })
     }
 
+    fn abort(&self, reason: &str) {
+        self.group.abort(reason);
+    }
+
     fn take_statistics(&self) -> Statistics {
         self.group.take_statistics()
     }
 }
 
-/// What a rank reached: losses and norms, and how many tensors were kept, and overwritten meanwhile.
+/// The result of a rank: losses and norms, and how many tensors were kept and overwritten.
 type Reached = (Vec<f32>, usize, usize);
 
 /// Runs two steps, an evaluation and a save, in one of which the hoard is armed; by rank.
@@ -364,7 +368,7 @@ fn run(case: Case, heap: bool) -> Vec<Result<Reached, String>> {
 fn a_tensor_that_lives_too_long_stops_the_run() {
     for case in CASES {
         let name = case.name;
-        // What is planted is right by itself, where no memory is used twice.
+        // Without memory reuse, the planted code gives correct results.
         for ended in run(*case, true) {
             let (_, kept, overwritten) = ended.unwrap_or_else(|error| panic!("{name}, on the heap: {error}"));
             assert!(overwritten == 0, "{name}, on the heap: {kept} tensors kept, {overwritten} overwritten");
@@ -385,7 +389,8 @@ fn a_tensor_that_lives_too_long_stops_the_run() {
     }
 }
 
-/// Kept for longer, but nothing is planned to lie there meanwhile: the run goes on, and its numbers are right.
+/// A tensor is kept too long, but nothing else is planned in its memory meanwhile: the run continues, with correct
+/// results.
 #[test]
 fn a_tensor_that_is_in_nobodys_way_stops_nothing() {
     let case = Case { configure: |_| {}, block: 4, ..PLAIN };

@@ -79,7 +79,7 @@ fn no_schedule_changes_a_bit() {
 
 type Change = fn(&mut RunConfig);
 
-/// What does not change a bit on one mesh.
+/// Options that do not change a bit on one mesh.
 const SAME: &[(&str, Change)] = &[
     ("no overlap", |c| c.parallel.overlap = false),
     ("no chunks", |c| c.memory.chunk = Chunk::Word(ChunkWord::None)),

@@ -19,14 +19,14 @@ use phalanx_tensor::Device;
 use phalanx_train::planning::Orders;
 use phalanx_train::{Groups, Rank, RunConfig, RunPlan, Spec};
 
-/// What goes wrong.
+/// A planted fault.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Plant {
     /// A collective.
     Call(CallSite, FaultKind),
     /// Under sequence parallelism, norms do not say that their gradients are terms of a sum over the tensor axis.
     NormsNotPartial,
-    /// The loss is the mean over the tokens of one micro-batch of one replica.
+    /// The loss is the mean over the tokens of a single micro-batch of a single replica.
     MeanOfOneMicroBatch,
     /// Every tensor-parallel rank counts the parameters that all of them have in the gradient norm.
     ReplicasCounted,
@@ -107,7 +107,7 @@ impl Plant {
     }
 
     fn network(self, spec: &Spec, groups: &Groups) -> Network {
-        let mut network = spec.network(groups);
+        let mut network = spec.network(&groups.tensor);
         if self == NormsNotPartial {
             let norms = network.parameters.iter_mut().filter(|parameter| parameter.name.contains(".ln_"));
             norms.for_each(|norm| norm.partial = false);
@@ -150,14 +150,14 @@ fn execute(config: &RunConfig, plant: Option<Plant>) -> Result<Vec<Vec<f32>>, St
         Ok(seen)
     };
     let Some(plant) = plant else {
-        return rig::on_planned_ranks(&plan, &|spec, groups| spec.network(groups), &body)
+        return rig::on_planned_ranks(&plan, &|spec, groups| spec.network(&groups.tensor), &body)
             .into_iter()
             .collect();
     };
     let groups = |device: &Device, spec: &Spec, groups| plant.groups(device, spec, groups);
     let network = |spec: &Spec, groups: &Groups| plant.network(spec, groups);
     let spec = plant.spec(plan.spec.clone());
-    // A fault may take other memory than was planned.
+    // A fault may use other memory than planned.
     let build = rig::Build { network: &network, groups: &groups, heap: true };
     let ended = rig::each_rank(&plan, &spec, &build, &body);
     ended.into_iter().map(|rank| rank.unwrap_or_else(|text| panic!("a rank panicked: {text}"))).collect()
@@ -183,10 +183,10 @@ fn difference(ranks: &[Vec<f32>], oracle: &[f32]) -> f32 {
 /// Sums of the same numbers in another order, as in mesh.rs: without a fault.
 const SAME: f32 = 2000.0 / 16_777_216.0;
 
-/// A fault changes a whole term.
+/// A fault changes at least a whole term.
 const WRONG: f32 = 1e-3;
 
-/// What an executed fault leads to.
+/// The effect of an executed fault.
 fn check_executed(config: &RunConfig, plant: Plant, oracle: &[f32]) -> Result<(), String> {
     let seen = execute(config, Some(plant));
     println!("    executed: {:?}\n", seen.as_ref().map(|ranks| difference(ranks, oracle)));
@@ -198,7 +198,7 @@ fn check_executed(config: &RunConfig, plant: Plant, oracle: &[f32]) -> Result<()
     }
 }
 
-/// What is wrong with the plan's error, if anything.
+/// Describes what is wrong with the plan's error, if anything.
 fn check_planned(spec: Spec, plant: Plant, words: &[&str]) -> Result<(), String> {
     let Err(text) = plant.plan(spec) else { return Err("planned without an error".to_string()) };
     println!("    {text}\n");

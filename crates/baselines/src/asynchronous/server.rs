@@ -4,11 +4,12 @@
 
 use std::mem::ManuallyDrop as Kept;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_optim::{Optimizer, Schedule};
+use phalanx_optim::{LearningRate, Optimizer};
 use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
 
 use super::exchange::{Mail, Push};
@@ -25,7 +26,7 @@ pub(super) struct Server {
     pub(super) range: Range<usize>,
     max_staleness: u64,
     optimizer: Optimizer,
-    schedule: Schedule,
+    schedule: Arc<dyn LearningRate>,
     state: Mutex<Served>,
     changed: Condvar,
 }
@@ -67,8 +68,8 @@ impl Server {
         Server {
             range,
             max_staleness,
-            optimizer: spec.optimizer,
-            schedule: spec.schedule_of_rate,
+            optimizer: spec.optimizer.clone(),
+            schedule: Arc::clone(&spec.schedule_of_rate),
             state: Mutex::new(served),
             changed: Condvar::new(),
             device,
@@ -108,7 +109,7 @@ impl Server {
         if let Some(gradient_and_factor) = push {
             served.version += 1;
             let number = served.version;
-            let optimizer = (self.optimizer, number, self.lr(number, served.pushed.len()));
+            let optimizer = (&self.optimizer, number, self.lr(number, served.pushed.len()));
             let exact = (served.exact.view_mut(), None);
             whole.update(
                 &self.device,
@@ -145,10 +146,10 @@ impl Server {
     /// `Some` while another worker is too far behind for this one's next step.
     fn holds(&self, served: &Served, worker: usize) -> Option<Result<(), CollectiveError>> {
         let turn = served.pushed[worker];
-        let behind =
-            |o: usize| o != worker && !served.done[o] && served.pushed[o] + self.max_staleness < turn;
-        // A dry run has one worker, whom nobody holds.
-        let held = !self.device.is_meta() && (0..served.pushed.len()).any(behind);
+        let behind = |o: usize| {
+            o != worker && !served.done[o] && served.pushed[o].saturating_add(self.max_staleness) < turn
+        };
+        let held = (0..served.pushed.len()).any(behind);
         held.then_some(Ok(()))
     }
 

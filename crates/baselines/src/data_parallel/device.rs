@@ -16,8 +16,8 @@ use phalanx_trace::PhaseName;
 
 use super::{DataParallelError, Outcome};
 use crate::whole::{ALONE, Gradients, Norm, Whole};
+use phalanx_train::RunError;
 use phalanx_train::rank::Batch;
-use phalanx_train::run::RunError;
 use phalanx_train::saving::WINDOW;
 use phalanx_train::spec::Spec;
 
@@ -395,7 +395,7 @@ impl Replica {
                 Some(masters) => (masters.view_mut(), Some(own)),
                 None => (own, None),
             };
-            let optimizer = (spec.optimizer, held.applied, lr);
+            let optimizer = (&spec.optimizer, held.applied, lr);
             let from = (gradients.view(), held.norm.factor());
             self.whole.update(device, optimizer, 0..self.whole.elements(), written, from, &mut held.states);
         }

@@ -27,11 +27,11 @@ pub fn fill(batch: &mut Batch, sequences: &[Vec<u32>]) {
     }
 }
 
-/// What a synchronous run leaves.
+/// The results of a synchronous run.
 pub struct Synchronous {
     pub losses: Vec<f32>,
     pub grad_norms: Vec<f32>,
-    /// By "state/parameter".
+    /// For each "state/parameter": all elements.
     pub state: State,
 }
 

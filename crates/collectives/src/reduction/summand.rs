@@ -23,9 +23,9 @@ pub(super) trait Summand: Copy + 'static {
 /// # Safety
 /// As for [`Summand`].
 pub(super) trait Sum: Summand<Sum = Self> + Default {
-    /// Neighbouring numbers.
+    /// A vector of contiguous elements.
     type Vector<L: Lanes>: Copy;
-    /// How many numbers a vector holds.
+    /// Elements of a vector.
     const LANES: usize;
     /// `a + b`
     unsafe fn add<L: Lanes>(a: Self::Vector<L>, b: Self::Vector<L>) -> Self::Vector<L>;
@@ -100,6 +100,6 @@ macro_rules! added_in_f32 {
     };
 }
 added_in_f32!(f32, |to, sum| L::store(to, sum));
-// Which of two NaN an addition keeps is the processor's choice, so one NaN stands for all when it is rounded.
+// The processor chooses which of two NaNs an addition returns, so all NaNs are rounded to the same bits.
 added_in_f32!(bf16, |to, sum| L::store_bf16_one_nan(to, sum));
 added_in_f32!(f16, |to, sum| L::store_f16(to, L::one_nan(sum)));

@@ -60,10 +60,10 @@ fn groups_keep_to_their_instruction_set() {
     }
 }
 
-/// A type with its oracle.
+/// An element type with its oracle.
 trait Tested: Summand + Clone {
     const DTYPE: DType;
-    /// Its sums are made in this.
+    /// The type in which elements are summed.
     type In: Copy + std::ops::Add<Output = Self::In>;
     fn widen(self) -> Self::In;
     fn round(sum: Self::In) -> Self;
@@ -71,7 +71,7 @@ trait Tested: Summand + Clone {
     fn near(x: f64) -> Self;
     /// Any bits.
     fn of_bits(bits: u64) -> Self;
-    /// The bits; one and the same for every f32 or f64 that is no number.
+    /// The bits; all NaNs of f32 and f64 have the same.
     fn bits(self) -> u64;
 }
 
@@ -93,7 +93,7 @@ macro_rules! tested {
                 $float::from_bits(bits as $bits)
             }
             fn bits(self) -> u64 {
-                // Which NaN an addition gives is the processor's choice.
+                // The processor chooses which NaN an addition returns.
                 if self.is_nan() { u64::MAX } else { self.to_bits().into() }
             }
         }
@@ -130,8 +130,8 @@ tested!(f32, F32, u32);
 tested!(bf16, BF16);
 tested!(f16, F16);
 
-/// Rounding by its definition: bits of the nearest of the finite numbers that the bits 0, 1, 2 .. stand for,
-/// of two equally near ones the even; infinity, whose bits come next, is as far off as a next number would be.
+/// Rounding by its definition: the bits of the nearest finite number, with ties to even bits. `finite[bits]` is the
+/// value of `bits`. Infinity counts as the number after the largest one.
 fn nearest(x: f32, finite: &[f64]) -> u16 {
     let size = f64::from(x).abs();
     let last = finite.len() - 1;
@@ -162,14 +162,13 @@ fn hash(rank: usize, i: usize) -> u64 {
     ((rank * 7919 + i * 104_729 + 12_345) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 7
 }
 
-/// Values of very different sizes, so that every order of additions and every additional rounding gives
-/// other bits.
+/// Values of very different sizes, so that any other order of additions and any additional rounding changes the bits.
 fn sized<T: Tested>(rank: usize, i: usize) -> T {
     let h = hash(rank, i);
     T::near(((h >> 20 & 0xff_ffff) as f64 / 2f64.powi(24) - 0.5) * 10f64.powi((h % 9) as i32 - 4))
 }
 
-/// Near the ends of the type: infinity, NaN, the largest and smallest numbers, zeros of both signs.
+/// Extreme values of the type: infinity, NaN, the largest and smallest numbers, zeros of both signs.
 fn at_the_ends<T: Tested>(rank: usize, i: usize) -> T {
     let ends = 1 << (T::DTYPE.bytes() * 8 - 2);
     let h = hash(rank, i);
@@ -194,7 +193,7 @@ fn at_the_ends<T: Tested>(rank: usize, i: usize) -> T {
     )
 }
 
-/// Sums of `world` sources, once into a target of its own, once into the source of the last rank.
+/// Checks sums of `world` sources, both into a separate target and into the source of the last rank.
 fn agrees<T: Tested>(world: usize, elements: usize, value: fn(usize, usize) -> T) {
     let data: Vec<Vec<T>> = (0..world).map(|r| (0..elements).map(|i| value(r, i)).collect()).collect();
     let column = |i: usize| data.iter().map(|d| d[i]).collect::<Vec<T>>();
@@ -253,8 +252,8 @@ fn sums_of_f16_follow_the_tree_in_f32_and_are_rounded_once() {
     agrees_everywhere::<f16>();
 }
 
-/// One rounding, written out: above 256 every second whole number is one of bf16, and 257 would become 256,
-/// the 263 of the first eight ranks 264.
+/// Above 256, bf16 holds only every second integer: a rounded intermediate sum would turn 257 into 256, and the 263 of
+/// the first eight ranks into 264.
 #[test]
 fn nothing_is_rounded_in_between() {
     for (world, accumulate, expected) in
@@ -269,7 +268,7 @@ fn nothing_is_rounded_in_between() {
     }
 }
 
-/// Rounding alone, from numbers of every exponent and at, below and above every kind of tie.
+/// Checks rounding alone, with numbers of every exponent at, below and above every kind of tie.
 fn rounds<T: Tested<In = f32> + Summand<Sum = f32>>(nan: T) {
     let ties =
         [0u32, 1, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001, 0x7fff, 0x8000, 0x8001, 0x1_7fff, 0x1_8000];

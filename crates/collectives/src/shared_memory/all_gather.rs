@@ -9,7 +9,7 @@ use crate::shared_memory::transfer::Transfer;
 pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> {
     let bytes = parts::equal(t.count, m.world_size(), 0).len() * t.dtype.bytes();
     let own = m.rank();
-    // In place the own part is its own source.
+    // In place, this rank's own part is already where it belongs.
     let from = m.peers().chain((!t.in_place()).then_some(own));
     for q in from {
         // SAFETY: the source is a whole part (Meeting::meet checked) that its owner keeps until this

@@ -13,7 +13,7 @@ use crate::shared_memory::meeting::Meeting;
 use crate::shared_memory::memory::MemoryRange;
 use crate::shared_memory::transfer::Transfer;
 
-/// Bytes of a block: it is summed, then copied to the peers from the first-level cache.
+/// Bytes of a block, which is summed and then copied to the peers while it is in L1.
 const BLOCK_BYTES: usize = 8 << 10;
 
 pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> {

@@ -64,7 +64,7 @@ impl CallQueue {
         }
     }
 
-    /// Puts a call behind the others for the owner thread; returns its ticket.
+    /// Appends a call for the owner thread; returns its ticket.
     pub(crate) fn enqueue(&self, transfer: Transfer) -> u64 {
         let mut state = self.lock();
         state.submitted += 1;
@@ -77,10 +77,10 @@ impl CallQueue {
         state.submitted
     }
 
-    /// Runs a call now, behind the others.
+    /// Runs a call on this thread, after those in the queue.
     pub(crate) fn run(&self, transfer: Transfer) -> u64 {
         let ticket = self.enqueue(transfer);
-        // Whoever waits for the ticket gets the error, if there is one.
+        // The wait for the ticket returns the error, if there is one.
         let _ = Progress::wait(self, ticket, &mut Buffers::default());
         ticket
     }
@@ -119,17 +119,17 @@ impl CallQueue {
 
     /// Runs the first call of the queue; the lock is free meanwhile.
     fn run_next<'a>(&'a self, mut state: MutexGuard<'a, State>, patience: Patience) -> MutexGuard<'a, State> {
-        let transfer = state.queue.pop_front().expect("the caller saw a call");
+        let transfer = state.queue.pop_front().expect("the queue is not empty");
         state.running = true;
         drop(state);
         let start = Instant::now();
         let mut channel = self.channel.lock().expect("a panic in a call is caught");
-        // A panic in a call (a bug, or a tensor outside the arena) must not leave the others waiting for
-        // a thread that is gone.
+        // A panic in a call (a bug, or a tensor outside the arena) must not leave other ranks waiting for a thread that
+        // has ended.
         let result = catch_unwind(AssertUnwindSafe(|| channel.execute(&transfer, patience)));
         let result = result.unwrap_or_else(|payload| {
             let reason = panic_text(&*payload);
-            Err(self.host.abort(&format!("{reason} in a collective at {}", transfer.site)))
+            Err(self.host.abort(&format!("{reason}, in a collective at {}", transfer.site)))
         });
         drop(channel);
         let mut state = self.lock();

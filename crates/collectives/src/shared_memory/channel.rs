@@ -44,7 +44,8 @@ impl GroupChannel {
         members: Vec<usize>,
     ) -> GroupChannel {
         let rank = members.iter().position(|m| *m == host.rank);
-        let rank = rank.unwrap_or_else(|| panic!("rank {} is no member of {group} {members:?}", host.rank));
+        let rank =
+            rank.unwrap_or_else(|| panic!("rank {} is not a member of group {group} {members:?}", host.rank));
         host.control.open_channel(index);
         host.control.slot(index, host.rank).name.write(group, 0);
         let (messages, tables) = (vec![0; members.len()], Tables::new(members.len()));
@@ -85,7 +86,7 @@ impl GroupChannel {
             count: t.count as u64,
             root: t.root,
             tag: t.tag,
-            source: self.host.memory.offer(offered),
+            source: self.host.memory.offer(self.host.rank, offered)?,
             source_bytes: offered.bytes as u64,
         };
         let peer = pair.map(|q| self.members[q]);
@@ -114,7 +115,7 @@ impl GroupChannel {
             CollectiveOp::Scatter => scatter::run(m, t),
             CollectiveOp::AllToAll => all_to_all::run(m, t),
             CollectiveOp::Send | CollectiveOp::Recv => point_to_point::run(m, t),
-            // Everybody has come: that was all.
+            // All members have arrived, so the barrier is done.
             CollectiveOp::Barrier => Ok(()),
         }?;
         Ok(call::sent_bytes(t.op, t.dtype, t.count, t.root, rank, world_size))

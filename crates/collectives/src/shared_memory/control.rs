@@ -20,7 +20,7 @@ use crate::shared_memory::text::Text;
 /// Groups that one endpoint can make: a mesh has some for the world and each axis, and two for each neighbour in
 /// the pipeline. The block is sparse, so channels that nobody opens cost addresses, not memory.
 pub(crate) const CHANNELS: usize = 64;
-/// Most ranks on one host: bounds the block, checked on joining.
+/// Maximum number of ranks on one host. It limits the size of the block and is checked on joining.
 pub(crate) const MAX_WORLD: usize = 1024;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX1");
@@ -46,7 +46,7 @@ struct ControlHeader {
     magic: AtomicU64,
     world: AtomicU32,
     cores: AtomicU32,
-    /// Channels that some rank has opened: the first ones.
+    /// Number of channels that some rank has opened; they are numbered from 0.
     channels: AtomicU32,
     abort: AbortRecord,
 }
@@ -70,7 +70,7 @@ pub(crate) struct RankCell {
     pub(crate) arena_bytes: AtomicU64,
 }
 
-/// Which descriptor a rank wrote last.
+/// Identifies the descriptor that a rank wrote last.
 #[derive(Clone, Copy)]
 pub(crate) struct LastCall {
     pub(crate) channel: usize,
@@ -80,7 +80,7 @@ pub(crate) struct LastCall {
 }
 
 impl RankCell {
-    /// A call begins: notes it and signs.
+    /// Notes that a call begins, which is also a sign of life.
     pub(crate) fn begin(&self, call: LastCall) {
         let peer = call.peer.map_or(0, |p| p as u64 + 1);
         let packed = (call.channel as u64 + 1) << 32 | peer << 1 | call.parity as u64;
@@ -88,7 +88,7 @@ impl RankCell {
         self.sign();
     }
 
-    /// A sign of life.
+    /// Gives a sign of life.
     pub(crate) fn sign(&self) {
         self.heartbeat_ms.store(now_ms(), Ordering::Relaxed);
     }
@@ -99,7 +99,7 @@ impl RankCell {
         (last_ms != 0).then(|| Duration::from_millis(now_ms().saturating_sub(last_ms)))
     }
 
-    /// The rank has done its work.
+    /// Notes that the rank has done its work.
     pub(crate) fn finish(&self) {
         self.done.store(1, Ordering::Release);
     }
@@ -109,7 +109,7 @@ impl RankCell {
         self.done.load(Ordering::Acquire) != 0
     }
 
-    /// The main thread begins to wait for a call of `channel`, or has what it waited for.
+    /// Notes that the main thread begins to wait for a call of `channel`, or (None) that the wait is over.
     pub(crate) fn block_on(&self, channel: Option<usize>) {
         self.blocked_on.store(channel.map_or(0, |channel| channel as u64 + 1), Ordering::Relaxed);
     }
@@ -142,8 +142,8 @@ pub(crate) struct ChannelSlot {
     counter: AtomicU32,
     /// Threads asleep on the counter.
     sleepers: AtomicU32,
-    /// In the slot for calls of the whole group: whom the rank waits for in this channel, in a call of the group or in a
-    /// message. Packed ([`Wait`](super::waits::Wait)).
+    /// Used in the slot for calls of the whole group: the rank for which this one waits in this channel, in a call of
+    /// the group or in a message. Packed ([`Wait`](super::waits::Wait)).
     pub(crate) wait: AtomicU64,
     /// Descriptors of the calls with even and with odd numbers.
     pub(crate) descriptors: [DescriptorCell; 2],
@@ -162,10 +162,10 @@ impl ChannelSlot {
         if even.sequence() > odd.sequence() { even } else { odd }
     }
 
-    /// Advances the counter to `value` and wakes who sleeps on it.
+    /// Advances the counter to `value` and wakes the threads that sleep on it.
     pub(crate) fn publish(&self, value: u32) {
-        // Sequentially consistent, as are the sleeper's two steps: either it sees the new value or
-        // this sees the sleeper.
+        // Sequentially consistent, like the sleeper's two steps: either the sleeper sees the new value, or this thread
+        // sees the sleeper.
         self.counter.store(value, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) != 0 {
             self.wake();
@@ -181,7 +181,7 @@ impl ChannelSlot {
         let limit = futex::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         if self.counter.load(Ordering::SeqCst) == seen {
-            // Woken, timed out, interrupted or changed before: the caller looks again in every case.
+            // Whether woken, timed out, interrupted or already changed: the caller checks the counter again.
             let _ = futex::wait(&self.counter, futex::Flags::empty(), seen, Some(&limit));
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -213,7 +213,7 @@ impl Control {
 
     /// Fills in a zeroed block.
     pub(crate) fn create(region: Region, world: usize, cores: usize) -> Control {
-        assert!((1..=MAX_WORLD).contains(&world), "{world} ranks on one host");
+        assert!((1..=MAX_WORLD).contains(&world), "{world} ranks on one host; the maximum is {MAX_WORLD}");
         assert!(region.bytes() >= Control::bytes(world));
         let control = Control { region, world };
         let header = control.header();
@@ -227,7 +227,10 @@ impl Control {
     pub(crate) fn open(region: Region, world: usize) -> std::io::Result<Control> {
         let invalid = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidData, text);
         if !(1..=MAX_WORLD).contains(&world) || region.bytes() < Control::bytes(world) {
-            return Err(invalid(format!("a control block of {} bytes for {world} ranks", region.bytes())));
+            return Err(invalid(format!(
+                "a control block of {} bytes is too small for {world} ranks",
+                region.bytes()
+            )));
         }
         let control = Control { region, world };
         let magic = control.header().magic.load(Ordering::Acquire);
@@ -242,7 +245,7 @@ impl Control {
         self.world
     }
 
-    /// Cores of the host, as who created the block counted them: equal for all ranks.
+    /// Cores of the host, as counted by the creator of the block, so that all ranks use the same number.
     pub(crate) fn cores(&self) -> usize {
         self.header().cores.load(Ordering::Relaxed) as usize
     }
@@ -303,7 +306,7 @@ impl Control {
         if record.state.load(Ordering::Acquire) == 0 {
             return None;
         }
-        // The writer may be between its two steps, or have died there: bounded.
+        // The writer may be between its two steps, or may have died there, so the wait is bounded.
         for _ in 0..100 {
             if record.state.load(Ordering::Acquire) == 2 {
                 break;
@@ -317,7 +320,7 @@ impl Control {
         })
     }
 
-    /// Whether the job has ended: cheap.
+    /// Whether the job has ended. This check is cheap.
     pub(crate) fn is_aborted(&self) -> bool {
         self.header().abort.state.load(Ordering::Relaxed) != 0
     }

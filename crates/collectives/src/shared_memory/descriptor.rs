@@ -19,7 +19,7 @@ pub(crate) struct Descriptor {
     pub(crate) op: CollectiveOp,
     pub(crate) dtype: DType,
     pub(crate) accumulate: bool,
-    /// Elements of the whole.
+    /// Elements of the whole buffer.
     pub(crate) count: u64,
     /// Root, or the peer of a send or recv.
     pub(crate) root: Option<usize>,
@@ -113,7 +113,7 @@ impl Descriptor {
         (self.sequence % 2) as usize
     }
 
-    /// Bytes that others may read from member `rank` in this call.
+    /// Bytes that peers may read from member `rank` in this call.
     pub(crate) fn offered_bytes(&self, rank: usize, world_size: usize) -> u64 {
         use CollectiveOp::*;
         let is_root = self.root == Some(rank);
@@ -127,13 +127,13 @@ impl Descriptor {
         elements * self.dtype.bytes() as u64
     }
 
-    /// Whether two ranks of a group mean the same collective. Buffers are each rank's own.
+    /// Whether two ranks of a group call the same collective. Buffers may differ.
     pub(crate) fn agrees_with(&self, peer: &Descriptor) -> bool {
         let own = Descriptor { source: 0, source_bytes: 0, ..*self };
         own == Descriptor { source: 0, source_bytes: 0, ..*peer }
     }
 
-    /// Whether rank `a` with this call and rank `b` with the other are the two ends of one message.
+    /// Whether this call of rank `a` and the call `other` of rank `b` are the two ends of one message.
     pub(crate) fn complements(&self, a: usize, other: &Descriptor, b: usize) -> bool {
         let ends = matches!(
             (self.op, other.op),

@@ -87,15 +87,15 @@ impl Endpoint {
         self.host.control.world_size()
     }
 
-    /// This rank's memory, which peers can read: once per rank, before its first collective. Threads get
-    /// private memory.
+    /// Allocates this rank's memory, which peers can read. Called once per rank, before its first collective. Ranks
+    /// that are threads get private memory.
     ///
     /// # Errors
     /// When the system refuses, or has not that much memory to give.
     pub fn arena(&self, bytes: usize) -> std::io::Result<Region> {
-        let available = available_bytes().unwrap_or(u64::MAX);
+        let available = phalanx_host::available_bytes().unwrap_or(u64::MAX);
         if bytes as u64 > available {
-            let text = format!("an arena of {bytes} bytes where {available} are available");
+            let text = format!("cannot allocate an arena of {bytes} bytes: {available} are available");
             return Err(std::io::Error::new(std::io::ErrorKind::OutOfMemory, text));
         }
         let region = match &self.host.memory {
@@ -118,12 +118,13 @@ impl Endpoint {
         self.sub_group_with(name, members, self.options.overlap)
     }
 
-    /// The same whose calls always run beside the submitter: for messages that two ranks send each other at once.
+    /// The same, but calls always run on a thread of the group: for messages that two ranks send each other at the same
+    /// time.
     pub fn sub_group_beside(&self, name: &'static str, members: &[usize]) -> Arc<dyn Group> {
         self.sub_group_with(name, members, true)
     }
 
-    /// Takes the place of a group that other ranks of the job make and that this rank is no member of.
+    /// Called in place of `sub_group` when other ranks create a group of which this rank is not a member.
     pub fn no_group(&self) {
         self.channels.fetch_add(1, Ordering::Relaxed);
     }
@@ -137,7 +138,7 @@ impl Endpoint {
         Arc::new(HostGroup::new(channel, overlap))
     }
 
-    /// Notes what this rank is at, for whoever asks when it is missing.
+    /// Notes the step of this rank, for error messages of other ranks.
     pub fn note(&self, step: u64) {
         self.host.note_step(step);
     }
@@ -147,12 +148,12 @@ impl Endpoint {
         self.host.control.rank(self.host.rank).finish();
     }
 
-    /// Ends the job for all ranks, with this rank as the cause: every wait returns it within a second.
+    /// Ends the job for all ranks, with this rank as the cause. Every wait returns the error within a second.
     pub fn abort(&self, reason: &str) {
         let _ = self.host.abort(reason);
     }
 
-    /// Whether the job still runs: long work without collectives looks here from time to time.
+    /// Checks that the job still runs. Long work without collectives should call this from time to time.
     ///
     /// # Errors
     /// The reason why it has ended.
@@ -165,11 +166,4 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         self.host.abort_if_panicking();
     }
-}
-
-/// Bytes that the system could still give, by its own estimate.
-fn available_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib * 1024)
 }

@@ -13,8 +13,8 @@ pub(crate) struct Host {
     pub(crate) control: Arc<Control>,
     pub(crate) memory: Memory,
     pub(crate) rank: usize,
-    /// The thread that notes steps: while it waits, the rank stands. Other threads of a rank may wait for messages that
-    /// need not come. Unknown before the first note, when there is one thread.
+    /// The thread that notes steps: while it waits, the rank makes no progress. Other threads may wait for messages
+    /// that are not due yet. Unknown before the first note, when there is only one thread.
     main: OnceLock<ThreadId>,
 }
 
@@ -48,7 +48,8 @@ impl Host {
         }
     }
 
-    /// Runs `wait`, in which this thread waits for a call of `channel`; lets others see it if this is the main thread.
+    /// Runs `wait`, in which this thread waits for a call of `channel`. If this is the main thread, other ranks can see
+    /// that it waits.
     pub(crate) fn blocked_on<T>(&self, channel: usize, wait: impl FnOnce() -> T) -> T {
         if self.main.get().is_some_and(|main| *main != std::thread::current().id()) {
             return wait();
@@ -60,13 +61,13 @@ impl Host {
         result
     }
 
-    /// Ends the job in this rank's name.
+    /// Ends the job with this rank as the cause.
     pub(crate) fn abort(&self, reason: &str) -> CollectiveError {
         self.control.abort(Abort { rank: self.rank, disagreement: false, reason: reason.to_string() });
         CollectiveError::Aborted { rank: self.rank, reason: reason.to_string() }
     }
 
-    /// Ends the job because a call failed; what all ranks can know of it goes to all.
+    /// Ends the job because a call failed, and passes its reason to all ranks.
     pub(crate) fn abort_because(&self, error: &CollectiveError) {
         let (rank, disagreement, reason) = match error {
             CollectiveError::Disagreement { report } => (self.rank, true, report.clone()),
@@ -74,12 +75,14 @@ impl Host {
             CollectiveError::Missing { rank, .. }
             | CollectiveError::Left { rank, .. }
             | CollectiveError::Unreadable { rank, .. } => (*rank, false, error.to_string()),
-            CollectiveError::Device(_) => (self.rank, false, error.to_string()),
+            CollectiveError::Device(_) | CollectiveError::NotShared { .. } => {
+                (self.rank, false, error.to_string())
+            }
         };
         self.control.abort(Abort { rank, disagreement, reason });
     }
 
-    /// Called by what a rank owns when it is dropped: a rank that unwinds ends the job.
+    /// Called when a part of a rank is dropped: a rank that unwinds ends the job.
     pub(crate) fn abort_if_panicking(&self) {
         if std::thread::panicking() && !self.control.is_aborted() {
             let activity = self.control.last_activity(self.rank);

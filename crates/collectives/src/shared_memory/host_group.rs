@@ -23,7 +23,7 @@ pub(crate) struct HostGroup {
     host: Arc<Host>,
     overlap: bool,
     stream: Arc<CallQueue>,
-    /// The owner thread, from the first call that overlaps.
+    /// The owner thread, started by the first call that overlaps.
     owner: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -52,13 +52,17 @@ impl Group for HostGroup {
         Pending::started(call.buffers, Arc::clone(&self.stream) as _, ticket)
     }
 
+    fn abort(&self, reason: &str) {
+        let _ = self.host.abort(reason);
+    }
+
     fn take_statistics(&self) -> Statistics {
         self.stream.tally.take()
     }
 }
 
 impl HostGroup {
-    /// The group of a channel, whose calls run on a thread of their own where `overlap` says so.
+    /// The group of a channel. With `overlap`, its calls run on a thread of the group.
     pub(crate) fn new(channel: GroupChannel, overlap: bool) -> HostGroup {
         HostGroup {
             name: channel.group,
@@ -77,7 +81,8 @@ impl HostGroup {
         if owner.is_none() {
             match self.stream.own(self.name) {
                 Ok(thread) => *owner = Some(thread),
-                // Callers that wait could run the calls, but two ranks that send to each other would both wait.
+                // Without the thread, waiting callers could run the calls, but two ranks that send to each other would
+                // both wait.
                 Err(error) => {
                     let whose = format!("the thread of group {}", self.name);
                     self.stream.fail(self.host.abort(&refused_thread(&whose, &error).to_string()));

@@ -2,6 +2,7 @@
 //!
 //! Everything is a memfd: it lives as long as some process has it open, and has no name to clean up.
 
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -18,7 +19,7 @@ use crate::shared_memory::sealed::seal;
 pub struct HostJob {
     control_fd: OwnedFd,
     arenas: Vec<OwnedFd>,
-    /// The sealed files that [`HostJob::hand_over`] made.
+    /// The memory files of [`HostJob::hand_over`] and [`HostJob::shared_file`].
     handed: Vec<OwnedFd>,
     control: Arc<Control>,
 }
@@ -27,7 +28,7 @@ impl HostJob {
     /// The shared memory of `world_size` ranks; arenas are empty until their ranks size them.
     ///
     /// # Errors
-    /// The system's, when it refuses memory or descriptors.
+    /// Errors of the system, when it refuses memory or descriptors.
     pub fn new(world_size: usize) -> std::io::Result<HostJob> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let control_fd = rustix::fs::memfd_create("phalanx-control", flags)?;
@@ -47,16 +48,28 @@ impl HostJob {
         std::iter::once(&self.control_fd).chain(&self.arenas).map(|fd| fd.as_raw_fd()).collect()
     }
 
-    /// Puts `bytes` where every rank that is started later can read them with [`crate::take_sealed`], and no other user:
-    /// the number of the descriptor that ranks inherit.
+    /// Puts `bytes` into a memory file that only ranks which are started later can read, with [`crate::take_sealed`].
+    /// Returns the number of the descriptor that they inherit.
     ///
     /// # Errors
-    /// The system's, when it refuses memory or descriptors.
+    /// Errors of the system, when it refuses memory or descriptors.
     pub fn hand_over(&mut self, bytes: &[u8]) -> std::io::Result<RawFd> {
         let fd = seal(bytes)?;
         let number = fd.as_raw_fd();
         self.handed.push(fd);
         Ok(number)
+    }
+
+    /// An empty memory file that ranks which are started later may write to, after they have taken it with
+    /// [`crate::take_file`]: the number of the descriptor that they inherit, and the file for this process to read.
+    ///
+    /// # Errors
+    /// The system's, when it refuses memory or descriptors.
+    pub fn shared_file(&mut self) -> std::io::Result<(RawFd, File)> {
+        let fd = rustix::fs::memfd_create("phalanx-results", MemfdFlags::CLOEXEC)?;
+        let (number, file) = (fd.as_raw_fd(), File::from(fd.try_clone()?));
+        self.handed.push(fd);
+        Ok((number, file))
     }
 
     /// Lets the child that `command` will start inherit [`HostJob::inherited_fds`], and what is handed over, under the
@@ -83,7 +96,7 @@ impl HostJob {
         self.control.abort(Abort { rank, disagreement: false, reason: reason.to_string() });
     }
 
-    /// Whether somebody ended the job: the rank that caused it, and why.
+    /// The rank that ended the job, and why; None while it runs.
     pub fn aborted(&self) -> Option<(usize, String)> {
         self.control.aborted().map(|a| (a.rank, a.reason))
     }

@@ -28,7 +28,7 @@ pub(crate) struct Tables {
     compared: Vec<bool>,
 }
 
-// SAFETY: the pointers are followed only inside a meeting, by the thread that holds it.
+// SAFETY: the pointers are read only inside a meeting, by the thread that holds it.
 unsafe impl Send for Tables {}
 
 impl Tables {
@@ -65,14 +65,14 @@ impl<'a> Meeting<'a> {
         self.participation.members.len()
     }
 
-    /// The other members who take part, from the next rank on, so that not all start at the same.
+    /// The other members of the call, beginning with the next rank, so that not all ranks begin with the same peer.
     pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, world, pair) = (self.rank(), self.world_size(), self.participation.pair);
         (1..world).map(move |i| (rank + i) % world).filter(move |q| pair.is_none_or(|p| p == *q))
     }
 
-    /// Announces this rank's call, waits for every peer's in whatever order they come, compares them
-    /// with the own one and finds the peers' buffers. No byte moves before this returns.
+    /// Announces this rank's call, waits for every peer's call in any order, compares it with its own and finds the
+    /// peers' buffers. No data moves before this returns.
     pub(crate) fn meet(
         &mut self,
         own: &Descriptor,
@@ -116,7 +116,7 @@ impl<'a> Meeting<'a> {
         shifted
     }
 
-    /// Tells the peers that one more step is done.
+    /// Tells the peers that this rank has completed one more step.
     pub(crate) fn tick(&mut self) {
         self.ticks += 1;
         self.participation.slot(self.rank()).publish(self.base.wrapping_add(self.ticks));
@@ -124,7 +124,7 @@ impl<'a> Meeting<'a> {
 
     /// Ticks of member `q` in this meeting so far.
     pub(crate) fn progress(&self, q: usize) -> u32 {
-        // Below zero while the peer is still in the meeting before.
+        // Negative while the peer is still in the previous meeting.
         (self.participation.slot(q).counter().wrapping_sub(self.base) as i32).max(0) as u32
     }
 
@@ -140,8 +140,7 @@ impl<'a> Meeting<'a> {
         Ok(())
     }
 
-    /// The last tick: waits until every peer has made as many, so that nobody reads this rank's buffers
-    /// any more.
+    /// Makes the last tick and waits until every peer has made it, so that nobody reads this rank's buffers any more.
     pub(crate) fn leave(&mut self) -> Result<(), CollectiveError> {
         self.tick();
         self.peers().try_for_each(|q| self.wait(q, self.ticks))
@@ -170,9 +169,10 @@ impl<'a> Meeting<'a> {
         self.participation.members.len() > self.participation.host.control.cores()
     }
 
-    /// One slice of sleep until member `q` moves, then a look around if it has not come.
+    /// Sleeps for one slice or until member `q` moves; if it has not arrived, checks whether the wait can still
+    /// succeed.
     fn sleep(&self, q: usize, ticks: u32, watch: &mut Watch) -> Result<(), CollectiveError> {
-        // A look before the first sleep as well: an abort between the spin and the sleep wakes nobody.
+        // Also checked before the first sleep, because an abort between spinning and sleeping wakes nobody.
         watch.look_around(q, self.base.wrapping_add(ticks))?;
         let slot = self.participation.slot(q);
         let seen = slot.counter();

@@ -21,24 +21,25 @@ pub(crate) struct MemoryRange {
     pub(crate) bytes: usize,
 }
 
-// SAFETY: a span is two numbers. Who may follow it when is kept by Pending, which owns the tensor.
+// SAFETY: a range is an address and a length. Pending, which owns the tensor, ensures that the memory is valid when it
+// is read or written.
 unsafe impl Send for MemoryRange {}
 
 impl MemoryRange {
     pub(crate) const EMPTY: MemoryRange = MemoryRange { address: std::ptr::null_mut(), bytes: 0 };
 
-    /// A piece of the piece.
+    /// A part of the range.
     pub(crate) fn range(self, start: usize, bytes: usize) -> MemoryRange {
-        assert!(start + bytes <= self.bytes, "{bytes} bytes at {start} of {self:?}");
+        assert!(start + bytes <= self.bytes, "{bytes} bytes at {start} exceed {self:?}");
         // SAFETY: stays inside (asserted).
         MemoryRange { address: unsafe { self.address.add(start) }, bytes }
     }
 
-    /// Overwrites the piece with as many bytes from `source`.
+    /// Overwrites the range with as many bytes from `source`.
     ///
     /// # Safety
-    /// The processor has `isa`. The piece is this rank's to write, the source is readable and unwritten meanwhile, and they do not
-    /// overlap.
+    /// The processor has `isa`. Only this rank writes the range; the source is readable and not written meanwhile; they
+    /// do not overlap.
     pub(crate) unsafe fn fill_from(self, isa: Isa, source: *const u8) {
         if self.bytes > 0 {
             // SAFETY: passed on.
@@ -47,7 +48,7 @@ impl MemoryRange {
     }
 }
 
-/// How the buffers that peers offer are found.
+/// How this rank finds the buffers that peers offer.
 pub(crate) enum Memory {
     /// All ranks in one address space.
     Threads,
@@ -74,7 +75,7 @@ impl Arenas {
         let bytes = bytes.max(1).next_multiple_of(4096);
         let file = &self.files[rank];
         rustix::fs::ftruncate(file, bytes as u64)?;
-        // Peers map what is published: from here on nobody, this rank included, can make it smaller.
+        // Peers will map the file, so from here on no process, including this one, can shrink it.
         let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
         rustix::fs::fcntl_add_seals(file, seals)?;
         let region = Region::shared(file.as_fd(), bytes)?;
@@ -83,15 +84,11 @@ impl Arenas {
         Ok(region)
     }
 
-    fn offset(&self, span: MemoryRange) -> u64 {
-        let (base, bytes) = *self.own.get().expect("Endpoint::arena comes before the first collective");
+    /// The offset of a range in this rank's arena; None for one outside.
+    fn offset(&self, span: MemoryRange) -> Option<u64> {
+        let (base, bytes) = *self.own.get()?;
         let offset = span.address.addr().wrapping_sub(base);
-        assert!(
-            offset <= bytes && span.bytes <= bytes - offset,
-            "a tensor of {} bytes outside the rank's arena cannot be read by other processes",
-            span.bytes
-        );
-        offset as u64
+        (offset <= bytes && span.bytes <= bytes - offset).then_some(offset as u64)
     }
 
     fn mapped(&self, control: &Control, rank: usize) -> std::io::Result<&Region> {
@@ -111,12 +108,17 @@ impl Arenas {
 }
 
 impl Memory {
-    /// The number by which peers find a buffer: its address, or its offset in the arena.
-    pub(crate) fn offer(&self, span: MemoryRange) -> u64 {
+    /// The number that identifies a buffer of `rank`, this rank, to peers: its address, or its offset in the arena.
+    ///
+    /// # Errors
+    /// A buffer that other processes cannot read.
+    pub(crate) fn offer(&self, rank: usize, span: MemoryRange) -> Result<u64, CollectiveError> {
         match self {
-            _ if span.bytes == 0 => 0,
-            Memory::Threads => span.address.expose_provenance() as u64,
-            Memory::Processes(arenas) => arenas.offset(span),
+            _ if span.bytes == 0 => Ok(0),
+            Memory::Threads => Ok(span.address.expose_provenance() as u64),
+            Memory::Processes(arenas) => {
+                arenas.offset(span).ok_or(CollectiveError::NotShared { rank, bytes: span.bytes })
+            }
         }
     }
 
@@ -151,7 +153,7 @@ mod tests {
     use super::*;
     use rustix::fs::MemfdFlags;
 
-    /// What a peer says about its buffers is checked before it is believed.
+    /// What a peer says about its buffers is checked before it is used.
     #[test]
     fn offers_outside_a_sealed_arena_are_refused() {
         let control = Control::create(Region::anonymous(Control::bytes(2)).unwrap(), 2, 1);

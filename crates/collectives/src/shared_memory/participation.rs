@@ -6,8 +6,8 @@ use crate::shared_memory::control::ChannelSlot;
 use crate::shared_memory::host::Host;
 use crate::shared_memory::options::Options;
 
-/// How to wait before sleeping: first some turns of spinning, then a time of yielding the core to other threads. On a
-/// busy machine a yield returns late, so yields are limited by time and not by number.
+/// How to wait before sleeping: first a number of spins, then a time of yielding the core to other threads. On a busy
+/// machine a yield returns late, so yields are limited by time and not by number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     pub(crate) spins: u32,
@@ -15,12 +15,12 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// A caller who has nothing else to do: sleeping and being woken would cost more than the wait.
+    /// For a caller that has nothing else to do: sleeping and waking would cost more than the wait.
     pub(crate) const CALLER: Patience = Patience { spins: 100, yields: Duration::from_micros(600) };
-    /// The group's own thread, beside which this rank computes: a sleeping thread gets the core at once when it is woken,
-    /// a yielding one waits for its turn.
+    /// For the group's own thread, while this rank computes: a sleeping thread gets a core as soon as it is woken, a
+    /// yielding one waits for its turn.
     pub(crate) const OWNER: Patience = Patience { spins: 1000, yields: Duration::ZERO };
-    /// When members outnumber cores, the peer may need this core: no spinning.
+    /// Used when there are more members than cores, because the peer may need this core.
     pub(crate) const CROWDED_SPINS: u32 = 20;
 }
 
@@ -35,13 +35,13 @@ pub(crate) struct Participation<'a> {
     pub(crate) members: &'a [usize],
     /// This rank's group rank.
     pub(crate) rank: usize,
-    /// The other end of a send or recv; None when all members meet.
+    /// The other end of a send or recv; None for a call of all members.
     pub(crate) pair: Option<usize>,
     pub(crate) patience: Patience,
 }
 
 impl<'a> Participation<'a> {
-    /// The slot of member `q` here.
+    /// The slot of member `q` in this call.
     pub(crate) fn slot(&self, q: usize) -> &'a ChannelSlot {
         let Participation { host, channel, members, rank, pair, .. } = *self;
         match pair {

@@ -13,7 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::shared_memory::inherited::take_over;
 
-/// No byte can be written, added or cut off, and no seal be added.
+/// The file can no longer be written, extended or shortened, and no seal can be added.
 const SEALS: SealFlags =
     SealFlags::WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK).union(SealFlags::SEAL);
 
@@ -41,7 +41,7 @@ pub fn take_sealed(fd: RawFd) -> Result<SealedFile> {
     let file = File::from(take_over(fd)?);
     let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
     if !sealed {
-        let text = format!("descriptor {fd} is no memory file that its writer has sealed");
+        let text = format!("descriptor {fd} is not a sealed memory file");
         return Err(Error::new(ErrorKind::InvalidInput, text));
     }
     let bytes = file.metadata()?.len();
@@ -49,22 +49,22 @@ pub fn take_sealed(fd: RawFd) -> Result<SealedFile> {
 }
 
 impl SealedFile {
-    /// Its length.
+    /// Length of the file.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// A part of its content. Nothing is allocated for a part that it does not have.
+    /// Reads a part of the file. Nothing is allocated for a range outside the file.
     ///
     /// # Errors
-    /// A range that ends beyond the file, and the system's.
+    /// When the range ends beyond the file, and errors of the system.
     pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
         if range.start > range.end || range.end > self.bytes {
             let text = format!("bytes {range:?} of a memory file of {} bytes", self.bytes);
             return Err(Error::new(ErrorKind::InvalidData, text));
         }
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        // All ranks share one position in the file: read at places.
+        // All ranks share one file position, so reads give their offset.
         self.file.read_exact_at(&mut bytes, range.start)?;
         Ok(bytes)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Text in shared memory: bytes in words, the tail of what does not fit.
+/// Text in shared memory, stored in words. Of text that is too long, the end is kept.
 #[repr(C)]
 pub(crate) struct Text<const WORDS: usize> {
     length: AtomicU32,

@@ -12,7 +12,7 @@ use crate::shared_memory::memory::MemoryRange;
 pub(crate) struct Transfer {
     pub(crate) op: CollectiveOp,
     pub(crate) dtype: DType,
-    /// Elements of the whole.
+    /// Elements of the whole buffer.
     pub(crate) count: usize,
     pub(crate) accumulate: bool,
     /// As in [`Call::buffers`]; empty where the call has none.
@@ -53,7 +53,7 @@ impl Transfer {
 
     /// The root of a call that has one.
     pub(crate) fn root(&self) -> usize {
-        self.root.expect("Call::check saw the root")
+        self.root.expect("Call::check has checked the root")
     }
 
     /// The memory of member `rank` that peers may read.

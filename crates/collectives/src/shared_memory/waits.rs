@@ -12,22 +12,22 @@ use std::time::Duration;
 
 use crate::shared_memory::control::{ChannelSlot, Control, Life};
 
-/// Most ranks of which a report says what they wait for, beside those on the way to the cause.
+/// Maximum number of ranks outside the chain whose waits a report lists.
 const MAX_OTHERS: usize = 16;
 
-/// Whom a rank waits for in a channel.
+/// A wait of a rank for a peer in a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wait {
     /// World rank.
     pub(crate) peer: usize,
-    /// Whether it waits for a message of the peer, or to the peer, and not for a call of the whole group.
+    /// Whether it waits in a send or recv with the peer, and not in a call of the whole group.
     pub(crate) pair: bool,
-    /// The wait is over when the peer's counter is there.
+    /// The wait ends when the peer's counter reaches this value.
     pub(crate) until: u32,
 }
 
 impl Wait {
-    /// In one word, so that a reader never sees halves of two waits; 0 is no wait.
+    /// Packs the wait into one word, so that a reader never sees halves of two waits; 0 means no wait.
     fn pack(self) -> u64 {
         u64::from(self.until) << 32 | (self.peer as u64) << 2 | u64::from(self.pair) << 1 | 1
     }
@@ -39,7 +39,7 @@ impl Wait {
 }
 
 impl ChannelSlot {
-    /// Notes whom this slot's rank waits for in the channel; `None`: nobody any more.
+    /// Notes the wait of this slot's rank in the channel; `None`: it no longer waits.
     pub(crate) fn note_wait(&self, wait: Option<Wait>) {
         self.wait.store(wait.map_or(0, Wait::pack), Ordering::Relaxed);
     }
@@ -47,14 +47,15 @@ impl ChannelSlot {
 
 /// The chain of waits from a rank that gives up to the rank that is the cause.
 pub(crate) struct Chain {
-    /// Ranks, the first of them the one that gives up, the last the cause.
+    /// The ranks in order: the first is the one that gives up, the last is the cause.
     pub(crate) ranks: Vec<usize>,
-    /// For each rank but the last: what it waits for, in words.
+    /// For each rank but the last: a description of the call in which it waits.
     calls: Vec<String>,
 }
 
 impl Control {
-    /// Whom `rank` waits for in `channel`, if the peer has really not come. Numbers come from the peer: checked.
+    /// The peer for which `rank` waits in `channel`, if that peer has indeed not arrived. The numbers come from the
+    /// peer, so they are checked.
     fn waits(&self, channel: usize, rank: usize) -> Option<(usize, Wait)> {
         let wait = Wait::unpack(self.slot(channel, rank).wait.load(Ordering::Relaxed))?;
         if wait.peer >= self.world_size() {
@@ -65,30 +66,30 @@ impl Control {
         (!has_come).then_some((channel, wait))
     }
 
-    /// The slot of `rank` in a meeting with `peer`.
+    /// The slot of `rank` in calls with `peer`.
     fn wait_slot(&self, channel: usize, rank: usize, peer: usize, pair: bool) -> &ChannelSlot {
         if pair { self.pair(channel, rank, peer) } else { self.slot(channel, rank) }
     }
 
-    /// The call in which `rank` waits for another, in words.
+    /// A description of the call in which `rank` waits.
     fn waits_in(&self, channel: usize, rank: usize, wait: Wait) -> String {
         let slot = self.wait_slot(channel, rank, wait.peer, wait.pair);
         slot.newest().describe(&self.slot(channel, rank).name.read())
     }
 
-    /// The wait that keeps `rank` from its next call of `channel`: an earlier call of the same channel, or else what its
-    /// main thread waits for.
+    /// The wait that keeps `rank` from its next call in `channel`: an earlier call in the same channel, or else the
+    /// wait of its main thread.
     fn held_up(&self, channel: usize, rank: usize) -> Option<(usize, Wait)> {
         self.waits(channel, rank)
             .or_else(|| self.rank(rank).blocked_on().and_then(|channel| self.waits(channel, rank)))
     }
 
-    /// Follows who waits for whom, from `rank` that waits in `channel`. A rank that has been silent for `silence` is taken
-    /// as the cause.
+    /// Follows the waits, beginning with `rank`, which waits in `channel`. A rank that has been silent for `silence` is
+    /// taken as the cause.
     pub(crate) fn chain(&self, channel: usize, rank: usize, wait: Wait, silence: Duration) -> Chain {
         let mut chain = Chain { ranks: vec![rank], calls: Vec::new() };
-        // A rank may be met twice: a message that it waits for beside its computation is held up by a peer that waits for
-        // what its main thread has not done yet. A circle is one rank that is to come twice in the same channel.
+        // A rank may occur twice: it waits for a message in the background, and the sender waits for a call that the
+        // rank's main thread has not made yet. Only a rank that is expected twice in the same channel forms a cycle.
         let mut to_come = Vec::new();
         let mut next = Some((channel, wait));
         while let Some((channel, wait)) = next {
@@ -96,7 +97,7 @@ impl Control {
             chain.calls.push(self.waits_in(channel, last, wait));
             chain.ranks.push(wait.peer);
             if let Some(first) = to_come.iter().position(|known| *known == (channel, wait.peer)) {
-                // Before it was to come for the first time there is the rank that gives up.
+                // Index 0 of the chain is the rank that gives up, so indices shift by one.
                 self.cut_at_oldest(&mut chain, first + 1);
                 return chain;
             }
@@ -109,8 +110,8 @@ impl Control {
         chain
     }
 
-    /// Ranks that wait for each other in a circle, of which the note of one is out of date: the one that has been silent
-    /// longest is the cause. The circle begins at place `first` of the chain and closes with its last rank.
+    /// Cuts a cycle of ranks that wait for each other, one of which has an outdated note: the one that has been silent
+    /// longest is the cause. The cycle begins at index `first` of the chain and closes with its last rank.
     fn cut_at_oldest(&self, chain: &mut Chain, first: usize) {
         let circle = first..chain.ranks.len() - 1;
         let silent = |place: &usize| self.rank(chain.ranks[*place]).silent_for();
@@ -119,7 +120,8 @@ impl Control {
         chain.calls.truncate(oldest);
     }
 
-    /// The chain in words, what its last rank did last, and what the other ranks wait for. `waited`: by the first rank.
+    /// Describes the chain, what its last rank did last, and what the other ranks wait for. `waited` is the time that
+    /// the first rank has waited.
     pub(crate) fn describe_chain(&self, chain: &Chain, waited: Duration) -> String {
         let mut text = String::new();
         for (pair, call) in chain.ranks.windows(2).zip(&chain.calls) {
@@ -139,7 +141,7 @@ impl Control {
         text
     }
 
-    /// What a rank waits for, or else what it did last.
+    /// Describes what a rank waits for, or else what it did last.
     fn describe_wait(&self, rank: usize) -> String {
         let blocked = self.rank(rank).blocked_on().and_then(|channel| self.waits(channel, rank));
         match blocked {
@@ -187,14 +189,14 @@ mod tests {
         assert_eq!(Wait::unpack(0), None);
     }
 
-    /// Rank 0 waits for 1, which waits in another channel for 2, which waits for nobody.
+    /// Rank 0 waits for 1, which waits in another channel for 2, which does not wait.
     #[test]
     fn the_last_of_a_chain_is_the_cause() {
         let control = control(4);
         let first = note(&control, 0, 0, 1);
         note(&control, 1, 1, 2);
         assert_eq!(control.chain(0, 0, first, SILENCE).ranks, [0, 1, 2]);
-        // Rank 2 notes a wait for 3, which has come meanwhile: 2 does not go on.
+        // Rank 2 has noted a wait for 3, which has arrived meanwhile, so the chain ends at 2.
         note(&control, 2, 2, 3);
         control.slot(2, 3).publish(1);
         assert_eq!(control.chain(0, 0, first, SILENCE).ranks, [0, 1, 2]);
@@ -218,8 +220,8 @@ mod tests {
         assert_eq!(control.chain(0, 0, first, Duration::ZERO).ranks, [0, 1]);
     }
 
-    /// Rank 0 waits beside its computation for 1, which waits for what 0 has not computed, because its main thread waits
-    /// for 2.
+    /// Rank 0 waits in the background for 1. Rank 1 waits for a result that 0 has not computed, because its main thread
+    /// waits for 2.
     #[test]
     fn a_rank_that_is_held_up_by_its_own_main_thread_is_no_circle() {
         let control = control(3);

@@ -10,32 +10,33 @@ use crate::shared_memory::descriptor::{Descriptor, DescriptorCell};
 use crate::shared_memory::participation::Participation;
 use crate::shared_memory::waits::Wait;
 
-/// One wait for a peer, while it lasts.
+/// A wait for a peer that is in progress.
 pub(crate) struct Watch<'a> {
     participation: Participation<'a>,
-    /// When it last looked around; None before the wait has become slow.
+    /// Time of the last check; None before the wait has become slow.
     looked: Option<Instant>,
     waited: Duration,
     noticed: bool,
 }
 
 impl<'a> Watch<'a> {
-    /// Longest sleep without looking around.
+    /// Longest sleep between two checks.
     pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-    /// What the time between two looks counts at most, and no more than a quarter of the deadline. When this process was
-    /// itself stopped (Ctrl-Z stops all ranks together), that time is not the peer's.
+    /// Maximum time that counts between two checks; also at most a quarter of the deadline. If this process was itself
+    /// stopped (Ctrl-Z stops all ranks together), the peer is not charged with that time.
     const COUNTED_MAX: Duration = Duration::from_secs(1);
 
-    /// A rank that waits signs every [`Watch::SLICE`]; one that has been silent for this long does not wait. Short
-    /// against the deadline, so that a rank that has just begun to be silent is told from one that caused the wait.
+    /// A waiting rank gives a sign of life every [`Watch::SLICE`], so one that has been silent for this long does not
+    /// wait. It is short against the deadline, to tell a rank that has just become silent from one that caused the
+    /// wait.
     const SILENCE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
     pub(crate) fn new(participation: Participation<'a>) -> Watch<'a> {
         Watch { participation, looked: None, waited: Duration::ZERO, noticed: false }
     }
 
-    /// Member `q` has announced its call: where its buffer lies, if it is the same call.
+    /// Called when member `q` has announced its call: the address of its buffer, if it is the same call.
     pub(crate) fn compare(&self, own: &Descriptor, q: usize) -> Result<*const u8, CollectiveError> {
         let Participation { host, members, rank, pair, .. } = self.participation;
         let cell = &self.participation.slot(q).descriptors[own.parity()];
@@ -46,14 +47,14 @@ impl<'a> Watch<'a> {
         let Some(peer) = cell.read().filter(same) else { return Err(self.disagreement(q, cell)) };
         let needed = peer.offered_bytes(q, members.len());
         if peer.source_bytes < needed {
-            let report = format!("{} bytes offered where {needed} are read", peer.source_bytes);
+            let report = format!("{} bytes are offered, but {needed} are read", peer.source_bytes);
             return Err(CollectiveError::Unreadable { rank: members[q], report });
         }
         host.memory.find(&host.control, members[q], peer.source, needed)
     }
 
-    /// An error if the wait for member `q`, which ends when its counter is at `until`, can only end badly. Checked after
-    /// it was seen not to have come.
+    /// Returns an error if the wait for member `q`, which ends when its counter reaches `until`, cannot succeed. Called
+    /// after it was seen not to have arrived.
     pub(crate) fn look_around(&mut self, q: usize, until: u32) -> Result<(), CollectiveError> {
         let Participation { host, options, members, channel, .. } = self.participation;
         host.aborted()?;
@@ -80,13 +81,13 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
-    /// The call in which member `q` waits for this rank while this rank waits for it in another: one of
-    /// the whole group against a send or recv. Both run their calls in order, so neither can come.
+    /// The call in which member `q` waits for this rank while this rank waits for it in another call: a call of the
+    /// whole group against a send or recv. Both run their calls in order, so neither can continue.
     fn crossing(&self, q: usize) -> Option<&'a DescriptorCell> {
         let pair = if self.participation.pair.is_some() { None } else { Some(q) };
         let other = Participation { pair, ..self.participation };
         let (own, theirs) = (other.slot(self.participation.rank), other.slot(q));
-        // This rank is between calls there, so a peer ahead of it is inside one.
+        // This rank is between two calls in that slot, so a peer that is ahead is inside a call.
         let ahead = theirs.counter().wrapping_sub(own.counter()) as i32 > 0;
         ahead.then(|| theirs.newest())
     }
@@ -99,7 +100,8 @@ impl<'a> Watch<'a> {
         CollectiveError::Disagreement { report }
     }
 
-    /// The rank that keeps this one waiting, which may be another than the one that it waits for; who waits for whom.
+    /// The rank that causes this wait, which may differ from the one that it waits for directly, and a description of
+    /// the chain of waits.
     fn report(&self, wait: Wait) -> (usize, String) {
         let Participation { host, options, channel, .. } = self.participation;
         let [min, max] = Self::SILENCE;

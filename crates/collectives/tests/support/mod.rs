@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use phalanx_collectives::{Endpoint, Group, Options, threads};
-use phalanx_tensor::buffer::Element;
+use phalanx_tensor::Element;
 use phalanx_tensor::operations::Operation;
 use phalanx_tensor::{Arena, Category, DType, Device, Kernels, Tensor};
 
@@ -46,7 +46,7 @@ pub fn zeros(device: &Device, dtype: DType, elements: usize) -> Tensor {
     device.alloc(dtype, [elements], Category::Communication, "zeros")
 }
 
-/// Element `i` of rank `rank`: of very different sizes, so that every order of additions gives other bits.
+/// Element `i` of rank `rank`, with very different sizes, so that any other order of additions changes the bits.
 pub fn value(rank: usize, i: usize) -> f64 {
     let h = ((rank * 7919 + i * 104_729 + 12_345) as u32).wrapping_mul(2_654_435_761);
     (f64::from(h) / f64::from(u32::MAX) - 0.5) * 10f64.powi((h % 9) as i32 - 4)
@@ -94,7 +94,7 @@ pub fn sample<T: Sample>(rank: usize, elements: usize) -> Vec<T> {
     (0..elements).map(|i| T::sample(rank, i)).collect()
 }
 
-/// The law of sums, as it is written: the oracle. Not yet rounded.
+/// The oracle: the sum in the documented order, before rounding.
 pub fn tree<T: Sample>(x: &[T]) -> T::Sum {
     match x.len() {
         1 => x[0].widen(),
@@ -110,7 +110,7 @@ pub fn summed<T: Sample>(world: usize, elements: usize) -> Vec<T> {
     (0..elements).map(|i| T::round(tree_at::<T>(world, i))).collect()
 }
 
-/// The same added to what every rank's shard held: the first `part` samples of `seed`.
+/// The same, added to the initial shard of every rank: the first `part` samples of `seed`.
 pub fn accumulated<T: Sample>(seed: usize, world: usize, part: usize) -> Vec<T> {
     let sum = |i: usize| T::sample(seed, i % part).widen() + tree_at::<T>(world, i);
     (0..part * world).map(|i| T::round(sum(i))).collect()
@@ -153,8 +153,8 @@ pub fn groups<R: Send>(world: usize, overlap: bool, body: impl Fn(&dyn Group) ->
     results.into_iter().map(|r| r.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
 }
 
-/// Runs `attempt`, which says how long something took, until it took less than a second: other work on
-/// the machine only ever adds. Five attempts, then the claim is false.
+/// Runs `attempt`, which returns a duration, until it is below a second, since other work on the machine only adds
+/// time. Fails after five attempts.
 #[track_caller]
 pub fn within_a_second(what: &str, mut attempt: impl FnMut() -> Duration) {
     let mut took = Vec::new();

@@ -38,7 +38,7 @@ impl Case {
         Case { dropout: Some(Dropout { p, key: 0x1234_5678_9abc_def0, first, sample }), ..self }
     }
 
-    /// Reproducible numbers `[batch, seq, columns]` in [-amount, amount), as they are stored.
+    /// Reproducible numbers `[batch, seq, columns]` in [-amount, amount), rounded to the type.
     fn values(self, seed: u64, columns: usize, amount: f32) -> Vec<f32> {
         let x = numbers(seed, self.batch * self.seq * columns);
         x.iter().map(|x| rounded(self.dtype, amount * x)).collect()
@@ -52,12 +52,12 @@ impl Case {
         self.values(2, self.hidden(), 1.0)
     }
 
-    /// Where q (0), k (1) or v (2) of a head start.
+    /// Offset of q (0), k (1) or v (2) of a head.
     fn at(self, b: usize, row: usize, which: usize, h: usize) -> usize {
         ((b * self.seq + row) * 3 + which) * self.hidden() + h * self.size
     }
 
-    /// Where a head of out starts.
+    /// Offset of a head of out.
     fn out_at(self, b: usize, row: usize, h: usize) -> usize {
         (b * self.seq + row) * self.hidden() + h * self.size
     }
@@ -70,13 +70,13 @@ impl Case {
         1.0 / (self.size as f64).sqrt()
     }
 
-    /// (sample, head, query) of all rows.
+    /// All rows as (sample, head, query).
     fn rows(self) -> impl Iterator<Item = (usize, usize, usize)> {
         let Case { batch, seq, heads, .. } = self;
         (0..batch * heads * seq).map(move |n| (n / seq / heads, n / seq % heads, n % seq))
     }
 
-    /// What the probability of (key, query) is multiplied by, as the contract has it.
+    /// Dropout factor of the probability of (key, query), by the contract.
     fn factor(self, b: usize, h: usize, key: usize, query: usize) -> f64 {
         let Some(Dropout { p, key: seed, first, sample }) = self.dropout else { return 1.0 };
         let element = b as u64 * sample + ((h * self.seq + key) * self.seq + query) as u64;
@@ -149,7 +149,7 @@ fn reference(case: Case, qkv: &[f64]) -> (Sums, Vec<f64>) {
     (out, lse)
 }
 
-/// dqkv by the formulas, from what backward is given.
+/// dqkv by the formulas, from the inputs of backward.
 fn reference_backward(case: Case, qkv: &[f64], out: &[f64], lse: &[f64], dout: &[f64]) -> Sums {
     let size = case.size;
     let mut d = Sums::zero(qkv.len());
@@ -193,7 +193,7 @@ fn poisoned(device: &Device, dtype: DType, shape: impl Into<Shape>) -> Tensor {
 }
 
 fn read(device: &Device, t: &Tensor) -> Vec<f32> {
-    fn all<T: phalanx_tensor::buffer::Element + Default>(device: &Device, t: &Tensor) -> Vec<T> {
+    fn all<T: phalanx_tensor::Element + Default>(device: &Device, t: &Tensor) -> Vec<T> {
         let mut x = vec![T::default(); t.shape().elements()];
         device.download(t.view(), &mut x).unwrap();
         x
@@ -227,7 +227,7 @@ fn backward(device: &Device, case: Case, [qkv, out, lse, dout]: [&[f32]; 4]) -> 
     vec![read(device, &dqkv)]
 }
 
-/// (batch, seq, heads, size); both masks each, f32.
+/// (batch, seq, heads, size), each with both masks, in f32.
 fn cases(shapes: &[[usize; 4]]) -> impl Iterator<Item = Case> {
     shapes.iter().flat_map(|&[batch, seq, heads, size]| {
         [false, true].map(|causal| Case { batch, seq, heads, size, causal, dropout: None, dtype: DType::F32 })
@@ -239,8 +239,8 @@ fn roundings(case: Case) -> f64 {
     4.0 * (case.size + case.seq) as f64 + 32.0
 }
 
-/// What 16 bits add to the error of computing in f32: each term's probability (or its derivative) is rounded to
-/// bf16 when that is the type, and the sum to the type when it is stored; f16 may be subnormal there.
+/// The additional error of 16 bits compared with f32: each term's probability (or its derivative) is rounded to bf16
+/// when that is the type, and the sum to the type when it is stored; f16 may be subnormal there.
 fn expected(case: Case, sums: Sums, roundings: f64) -> Expected {
     let Sums { value, terms } = sums;
     let largest = value.iter().fold(0f64, |a, x| a.max(x.abs()));
@@ -274,7 +274,7 @@ fn check_backward(case: Case, amount: f32) {
     check(&format!("backward {case:?}"), kernel, &[expected]);
 }
 
-/// Odd everything, whole tiles, more than one tile of keys and block of queries.
+/// Odd sizes, whole tiles, more than one tile of keys and block of queries.
 const SHAPES: [[usize; 4]; 9] = [
     [1, 1, 1, 1],
     [1, 3, 1, 17],
@@ -309,7 +309,7 @@ fn backward_in_tiles() {
 #[test]
 fn dropped_probabilities() {
     for case in cases(&[[1, 3, 1, 2], [2, 67, 2, 33], [1, 131, 1, 64]]) {
-        // Pairs of elements that share a number may start at either of the two.
+        // Two elements share a random number; a mask may start at either of the two.
         for (p, first) in [(0.25, 0), (0.1, 7), (0.9, (1 << 40) + 3)] {
             for dtype in [DType::F32, DType::BF16, DType::F16] {
                 let case = case.with(dtype).dropping(p, first);
@@ -320,7 +320,7 @@ fn dropped_probabilities() {
     }
 }
 
-/// Some heads of a whole: what a device does that holds no others.
+/// Computes only some of the heads, as on a tensor-parallel rank.
 #[test]
 fn some_heads_drop_what_all_heads_drop() {
     let all = cases(&[[3, 67, 4, 5], [2, 130, 4, 33]]).map(|case| case.dropping(0.3, (1 << 33) + 6));
@@ -339,7 +339,7 @@ fn some_heads_drop_what_all_heads_drop() {
                 Dropout { first: d.first + before as u64, ..d }
             });
             let part = Case { heads: case.heads / 2, dropout, ..case };
-            // Of rows of several heads' numbers one after another, those of this half.
+            // The part of each row that belongs to this half of the heads.
             let width = part.hidden();
             let cut = |x: &[f32]| -> Vec<f32> {
                 x.chunks_exact(2 * width).flat_map(|x| x[half * width..(half + 1) * width].to_vec()).collect()
@@ -358,7 +358,7 @@ fn large_scores_do_not_overflow() {
     let [_, case] = cases(&[[1, 70, 1, 16]]).collect::<Vec<_>>().try_into().unwrap_or_else(|_| panic!());
     // Scores reach 6000: their own rounding is 6000 * EPS, which the exponential makes relative.
     check_forward(case, 40.0, 6000.0 * 8.0);
-    // They reach 50,000 and their products with the root of the size more than f16 has.
+    // Values reach 50,000, and their products with the root of the size exceed f16.
     check_forward(case.with(DType::F16), 150.0, 90_000.0 * 8.0);
     check_forward(case.with(DType::BF16), 150.0, 90_000.0 * 8.0);
 }
@@ -379,8 +379,8 @@ fn backward_against_differences() {
     }
 }
 
-/// A sample alone is cut into blocks that go side by side; among many, each of its heads is one task, and keys
-/// come in spans. Its bits are the same.
+/// A single sample is cut into blocks that run in parallel; with many samples, each head is one task, and keys are
+/// processed in spans. The bits must be equal.
 #[test]
 fn a_sample_has_the_same_bits_in_any_batch() {
     for case in cases(&[[16, 300, 1, 5], [16, 1100, 1, 4]]) {

@@ -23,13 +23,13 @@ struct Case {
     /// Pieces of the vocabulary.
     parts: usize,
     bias: bool,
-    /// Every third row is.
+    /// Every third row is ignored.
     ignores: bool,
     layout: Layout,
     accumulate: bool,
 }
 
-/// Numbers of a case in f32: x, w (`[vocab, hidden]`), bias, and what gradients are accumulated into.
+/// Inputs of a case in f32: x, w (`[vocab, hidden]`), bias, and the initial gradients.
 struct Inputs {
     x: Vec<f32>,
     w: Vec<f32>,
@@ -59,7 +59,7 @@ impl Case {
         part * self.vocab / self.parts..(part + 1) * self.vocab / self.parts
     }
 
-    /// Rows of a matrix `[columns, hidden]` as the layout has them, and back.
+    /// Converts a matrix `[columns, hidden]` to the layout, and back.
     fn laid(self, columns: usize, w: &[f32], back: bool) -> Vec<f32> {
         let (a, b) = if back { (self.hidden, columns) } else { (columns, self.hidden) };
         match self.layout {
@@ -111,7 +111,7 @@ fn reference(
     (loss, [dx, dw, db])
 }
 
-/// One part of the vocabulary on its way.
+/// The state of one part of the vocabulary.
 struct Part {
     classes: Range<usize>,
     w: Tensor,
@@ -160,7 +160,7 @@ impl Part {
     }
 }
 
-/// Loss, dx, dw, db; or the loss alone.
+/// Loss, dx, dw, db; or only the loss.
 fn run(device: &Device, case: Case, inputs: &Inputs, numbers: CrossEntropy, train: bool) -> Vec<Vec<f32>> {
     let Case { rows, hidden, vocab, slice, layout, accumulate, .. } = case;
     let x = tensor(device, [rows, hidden], &inputs.x);
@@ -305,7 +305,7 @@ fn reference_gradients_are_differences() {
     }
 }
 
-/// The sum over rows goes on where the slice before it ended.
+/// The sum over rows continues where the previous slice ended.
 #[test]
 fn slices_do_not_change_the_bits_of_the_loss() {
     let device = cpu(2, Isa::detect());
@@ -374,7 +374,7 @@ fn ignored_rows_have_neither_loss_nor_derivatives() {
 }
 
 #[test]
-#[should_panic(expected = "target 17 in a vocabulary of 17")]
+#[should_panic(expected = "target 17 is outside the vocabulary of 17")]
 fn a_target_out_of_range_is_named() {
     let case = small(Layout::OutIn);
     let mut inputs = case.inputs();

@@ -9,7 +9,7 @@ use crate::oracle::{FLOATS, check_exact, cpu, numbers, poisoned_as, read_f32, ro
 const SHARES: [f32; 4] = [0.0, 0.1, 0.5, 0.9];
 const KEY: u64 = 0x0123_4567_89ab_cdef;
 
-/// The generator as it is defined: halves of SplitMix64's finaliser over key and counter.
+/// The generator by its definition: halves of SplitMix64's finaliser over key and counter.
 fn number(key: u64, counter: u64) -> u32 {
     let z = mix(key.wrapping_add((counter / 2).wrapping_mul(GOLDEN)));
     if counter.is_multiple_of(2) { z as u32 } else { (z >> 32) as u32 }
@@ -62,7 +62,7 @@ fn nothing_is_dropped_for_p_0() {
     }
 }
 
-/// A part that starts at counter `first + k` is that part of the whole.
+/// A call that starts at counter `first + k` equals that part of the whole.
 #[test]
 fn a_part_is_that_of_the_whole() {
     let from = numbers(1, 50_000);
@@ -106,7 +106,7 @@ fn shares_are_those_of_independent_choices() {
     }
 }
 
-/// It is linear, so it is its own derivative: the same call on dy.
+/// Dropout is linear, so its backward is the same call on dy.
 #[test]
 fn backward_drops_what_forward_dropped() {
     let device = cpu(2, Isa::detect());

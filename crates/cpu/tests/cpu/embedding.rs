@@ -20,7 +20,7 @@ const SHAPES: [[usize; 5]; 8] = [
     [3, 200, 33, 1, 200],
 ];
 
-/// What is looked up, and where.
+/// A lookup.
 #[derive(Clone, Copy, Debug)]
 struct LookupCase {
     lookup: Lookup,
@@ -105,7 +105,7 @@ fn forward() {
     }
 }
 
-/// Parts of a table, then positions of pieces of rows: the bits of the whole.
+/// Parts of a table, then positions of parts of the rows, give the bits of the whole.
 #[test]
 fn parts_and_pieces_are_the_whole() {
     for dtype in FLOATS {
@@ -201,8 +201,7 @@ fn gradient_of_positions() {
     }
 }
 
-/// What rows of dy add up to in the rows that they belong to: at most as many additions as there are, in f32
-/// whatever the type.
+/// The sum of the rows of dy for each table row: at most one addition per row, in f32 for every type.
 fn sums(
     rows: impl Iterator<Item = Option<usize>>,
     hidden: usize,
@@ -233,19 +232,19 @@ fn look_up(ids: &[u32], lookup: Lookup, rows: usize) -> Tensor {
 }
 
 #[test]
-#[should_panic(expected = "token 7 in a vocabulary of 5")]
+#[should_panic(expected = "token 7 is outside the vocabulary of 5")]
 fn a_token_out_of_range_is_named() {
     look_up(&[1, 7], Lookup::whole(5), 5);
 }
 
 #[test]
-#[should_panic(expected = "token 5 in a vocabulary of 5")]
+#[should_panic(expected = "token 5 is outside the vocabulary of 5")]
 fn a_token_out_of_range_is_named_by_a_part_and_with_its_type() {
     look_up(&[1, 1 << 31 | 5], Lookup::Token { first: 1, vocab: 5 }, 2);
 }
 
 #[test]
-#[should_panic(expected = "token type 1 in a table of 1 rows")]
+#[should_panic(expected = "token type 1 is outside the table of 1 rows")]
 fn a_type_out_of_range_is_named() {
     look_up(&[1, 1 << 31], Lookup::Type, 1);
 }

@@ -31,7 +31,7 @@ fn roundings(hidden: usize) -> f64 {
     hidden as f64 / 16.0 + 16.0
 }
 
-/// x and the parameters as `dtype` holds them.
+/// x and the parameters, rounded to `dtype`.
 fn inputs(dtype: DType, [rows, hidden]: [usize; 2]) -> [Vec<f32>; 3] {
     [numbers(1, rows * hidden), numbers(2, hidden), numbers(3, hidden)].map(|x| rounded(dtype, &x))
 }
@@ -150,7 +150,7 @@ fn backward(
     vec![read_f32(device, &dx), read_f32(device, &dgamma), read_f32(device, &dbeta)]
 }
 
-/// Many rows: too slow for differences, so against the formula in f64.
+/// Many rows are too slow for finite differences, so they are compared with the formula in f64.
 #[test]
 fn backward_of_many_rows() {
     let shapes = SHAPES.into_iter().filter(|[_, hidden]| *hidden > 2);

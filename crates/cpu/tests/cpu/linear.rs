@@ -55,7 +55,7 @@ fn product(
             magnitude.push(size);
         }
     }
-    // One rounding a product and one an addition, two for what is added around.
+    // One rounding per product and per addition, and two for bias and residual.
     Expected { value, magnitude, roundings: 2.0 * k as f64 + 3.0 }
 }
 
@@ -173,8 +173,8 @@ fn bias_gradient() {
     }
 }
 
-/// A row of the result has the same bits whatever stands above or below it, and however many rows there are:
-/// tiles and tasks are cut elsewhere, sums are not.
+/// A row of the result has the same bits with any other rows above or below it: tiles and tasks are cut differently,
+/// but sums are not.
 #[test]
 fn a_row_depends_on_itself_alone() {
     let (inner, out) = (600, 131);
@@ -201,7 +201,7 @@ fn a_row_depends_on_itself_alone() {
     }
 }
 
-/// No rows: gradients of nothing are zero, or what was there before.
+/// Without rows, gradients are zero, or unchanged if accumulated.
 #[test]
 fn no_rows() {
     let device = cpu(2, Isa::detect());

@@ -91,7 +91,7 @@ fn adamw_as_pytorch() {
     }
 }
 
-/// What a shard computes for an element is what the whole computes, wherever the cut is.
+/// A shard computes the same bits for an element as the whole, for any cut.
 #[test]
 fn adamw_does_not_depend_on_position() {
     for types in TYPES {
@@ -110,7 +110,7 @@ fn adamw_does_not_depend_on_position() {
     }
 }
 
-/// The type of the gradient changes no bit of what follows from its values, and the copy is p, rounded.
+/// The result depends only on the values of the gradient, not on its type, and the copy is p, rounded.
 #[test]
 fn types_change_nothing_but_the_copy() {
     for (gradient, copy) in TYPES {
@@ -203,7 +203,7 @@ fn block_squares_are_the_same_on_every_instruction_set_and_cut() {
             assert!((one[b] - exact).abs() <= 4096.0 * f64::EPSILON * exact, "{} {exact}", one[b]);
             assert_eq!(squares(&cpu(1, Isa::detect()), dtype, block), [one[b]]);
         }
-        // The type that holds the values does not matter.
+        // The type of the gradient does not matter if its values are equal.
         assert_eq!(one, squares(&cpu(2, Isa::detect()), DType::F32, &x));
         for (threads, isa) in [(1, Isa::Portable), (2, Isa::Avx2), (3, Isa::detect()), (4, Isa::Portable)] {
             assert_eq!(one, squares(&cpu(threads, isa), dtype, &x));
@@ -277,7 +277,7 @@ fn norm_and_clipping() {
     assert_eq!(norm(&[9.0, 16.0], 0.0), (5.0, 1.0));
     assert_eq!(norm(&[9.0, 16.0], 1.0), (5.0, 1.0 / (5.0 + 1e-6)));
     assert_eq!(norm(&[9.0, 16.0], 6.0), (5.0, 1.0));
-    // Gradients that were multiplied by 1024: the same norm, and a factor that takes it out again.
+    // Gradients multiplied by 1024 give the same norm, and a factor that divides by 1024.
     let square = 1024.0 * 1024.0;
     assert_eq!(scaled(&[9.0 * square, 16.0 * square], 0.0, 1024.0), (5.0, 1.0 / 1024.0));
     assert_eq!(scaled(&[9.0 * square, 16.0 * square], 1.0, 1024.0), (5.0, 1.0 / (5.0 + 1e-6) / 1024.0));

@@ -39,7 +39,7 @@ fn half_smallest(dtype: DType) -> f64 {
     }
 }
 
-/// The numbers as `dtype` holds them.
+/// The numbers, rounded to `dtype`.
 pub fn rounded(dtype: DType, x: &[f32]) -> Vec<f32> {
     x.iter()
         .map(|x| match dtype {
@@ -50,7 +50,7 @@ pub fn rounded(dtype: DType, x: &[f32]) -> Vec<f32> {
         .collect()
 }
 
-/// What a kernel should give, element by element.
+/// The expected output of a kernel.
 pub struct Expected {
     pub value: Vec<f64>,
     /// Sum of the magnitudes of the terms that make up each element.
@@ -96,7 +96,7 @@ pub fn tensor(device: &Device, shape: impl Into<Shape>, values: &[f32]) -> Tenso
     t
 }
 
-/// As [`tensor`], rounded to `dtype`.
+/// Like [`tensor`], rounded to `dtype`.
 pub fn tensor_as(device: &Device, dtype: DType, shape: impl Into<Shape>, values: &[f32]) -> Tensor {
     let mut t = device.alloc(dtype, shape, Category::Activations, "test");
     match dtype {
@@ -125,13 +125,13 @@ pub fn poisoned(device: &Device, shape: impl Into<Shape>) -> Tensor {
     tensor(device, shape, &vec![f32::NAN; shape.elements()])
 }
 
-/// As [`poisoned`], of `dtype`.
+/// Like [`poisoned`], of type `dtype`.
 pub fn poisoned_as(device: &Device, dtype: DType, shape: impl Into<Shape>) -> Tensor {
     let shape = shape.into();
     tensor_as(device, dtype, shape, &vec![f32::NAN; shape.elements()])
 }
 
-/// As [`output`], of `dtype`.
+/// Like [`output`], of type `dtype`.
 pub fn output_as(
     device: &Device,
     dtype: DType,
@@ -142,7 +142,7 @@ pub fn output_as(
     if accumulate { tensor_as(device, dtype, shape, before) } else { poisoned_as(device, dtype, shape) }
 }
 
-/// An output that is accumulated into, or poisoned memory; and what it adds to the reference.
+/// An output with initial values to accumulate onto, or poisoned memory; and the values that the reference must add.
 pub fn output(device: &Device, shape: impl Into<Shape>, before: &[f32], accumulate: bool) -> Tensor {
     if accumulate { tensor(device, shape, before) } else { poisoned(device, shape) }
 }
@@ -153,7 +153,7 @@ pub fn read(device: &Device, t: &Tensor) -> Vec<f32> {
     out
 }
 
-/// As [`read`], widened from any type that kernels compute with.
+/// Like [`read`], widened from any compute type.
 pub fn read_f32(device: &Device, t: &Tensor) -> Vec<f32> {
     let elements = t.shape().elements();
     match t.dtype() {
@@ -183,14 +183,13 @@ pub fn simulated(isa: Isa) -> Device {
     Simulated::unplanned_device(kernels, options).unwrap()
 }
 
-/// Runs `kernel` on every instruction set, whose results must be as expected, and on 1 to 4 threads,
-/// whose bits must be equal.
+/// Runs `kernel` with every instruction set and checks the results, and on 1 to 4 threads, whose bits must be equal.
 #[track_caller]
 pub fn check(what: &str, kernel: impl Fn(&Device) -> Vec<Vec<f32>>, expected: &[Expected]) {
     check_as(what, kernel, expected, &vec![DType::F32; expected.len()]);
 }
 
-/// As [`check`], of outputs that are stored in `stored`: see [`compare_as`].
+/// Like [`check`], for outputs stored as `stored`; see [`compare_as`].
 #[track_caller]
 pub fn check_as(
     what: &str,
@@ -222,7 +221,7 @@ pub fn check_as(
     }
 }
 
-/// As many numbers, and bit for bit the same: `zip` alone would stop at the end of the shorter.
+/// Compares length and bits: `zip` alone would stop at the end of the shorter one.
 pub fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
@@ -245,8 +244,8 @@ pub fn compare_as(what: &str, output: &[f32], expected: &Expected, stored: DType
     }
 }
 
-/// Runs `kernel` on every instruction set and on 1 to 4 threads: what it gives must be `expected`, bit for
-/// bit (any number that is not one for another).
+/// Runs `kernel` with every instruction set and on 1 to 4 threads; the output must equal `expected` bit for bit (all
+/// NaNs are equal).
 #[track_caller]
 pub fn check_exact(what: &str, kernel: impl Fn(&Device) -> Vec<f32>, expected: &[f32]) {
     for isa in Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect()) {

@@ -40,7 +40,7 @@ fn normal(x: f64) -> f64 {
 
 #[test]
 fn the_reference_is_the_normal_distribution() {
-    // Abramowitz and Stegun, table 26.1; and where both of its ways meet.
+    // Values of Abramowitz and Stegun, table 26.1, and the point where both formulas meet.
     for (x, value) in [(0.0, 0.5), (1.0, 0.841_344_746_068_543), (2.0, 0.977_249_868_051_821)] {
         assert!((normal(x) - value).abs() < 1e-15 && (normal(-x) + value - 1.0).abs() < 1e-15, "{x}");
     }
@@ -48,7 +48,7 @@ fn the_reference_is_the_normal_distribution() {
     assert!((normal(-3.0) - 1.349_898_031_630_095e-3).abs() < 1e-15);
 }
 
-/// Ordinary values and extreme ones, as `dtype` holds them.
+/// Ordinary and extreme values, rounded to `dtype`.
 fn inputs(dtype: DType, count: usize) -> Vec<f32> {
     let largest = if dtype == DType::F16 { 65_504.0 } else { 3e38 };
     let mut x: Vec<f32> = numbers(1, count).iter().map(|x| x * 6.0).collect();
@@ -226,7 +226,7 @@ fn fill_copy_add() {
     }
 }
 
-/// Ordinary values, ties between two numbers of 16 bits, subnormals, the largest, and what is none.
+/// Ordinary values, ties between two numbers of 16 bits, subnormals, the largest number, infinity and NaN.
 fn rough(count: usize) -> Vec<f32> {
     let special = [
         f32::NAN,
@@ -328,7 +328,7 @@ fn other_types_travel_unchanged() {
     device.download(copy.view(), &mut out).unwrap();
     assert_eq!(out, ids);
 
-    // Every pattern of 16 bits, those that are not numbers too.
+    // Every pattern of 16 bits, including NaNs.
     let bits = 0..=u16::MAX;
     let mut t = device.alloc(DType::BF16, [1 << 16], Category::Workspace, "test");
     device.upload(&bits.clone().map(bf16::from_bits).collect::<Vec<_>>(), t.view_mut());

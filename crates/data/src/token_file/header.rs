@@ -15,7 +15,7 @@ const LLM_C_HEADER_BYTES: usize = 256 * 4;
 const LLM_C: [(u32, u32, IdType, usize); 2] =
     [(20_240_520, 1, IdType::U16, 50_257), (20_240_801, 7, IdType::U32, 128_256)];
 
-/// Beginnings of files that are named `.bin` (or are taken for one) and hold no tokens.
+/// First bytes of other file formats that users may give by mistake.
 const FOREIGN: [(&[u8], &str); 4] = [
     (b"PK\x03\x04", "it is a zip archive, as PyTorch's checkpoints are"),
     (b"\x1f\x8b", "it is compressed by gzip"),
@@ -59,8 +59,8 @@ pub(super) fn read_llm_c(path: &Path, head: &[u8], found: u64) -> Result<Option<
     }))
 }
 
-/// The layout of nanoGPT's file, which anything named `.bin` that is no known format can be.
-/// `head` are the first bytes of the file, which has `found` bytes.
+/// The layout of nanoGPT's file. It has no header, so any `.bin` file of unknown format can be one. `head` are the
+/// first bytes of the file, which has `found` bytes.
 pub(super) fn read_nano_gpt(path: &Path, head: &[u8], found: u64) -> Result<Layout> {
     let refuse =
         |reason: &str| Err(DataError::NotTokenFile { path: path.to_path_buf(), reason: reason.to_string() });

@@ -28,7 +28,7 @@ pub(super) fn data_path(path: &Path) -> PathBuf {
     if !path.exists() && with_bin.is_file() { with_bin } else { path.to_path_buf() }
 }
 
-/// The layout of the `.bin` at `path`, of `data_bytes`, or `None` when no Megatron index lies beside.
+/// The layout of the `.bin` at `path`, of `data_bytes`, or `None` when there is no Megatron index beside it.
 pub(super) fn read_index(path: &Path, data_bytes: u64) -> Result<Option<Layout>> {
     let index_path = path.with_extension("idx");
     if index_path == path || !read_magic(&index_path) {
@@ -80,7 +80,7 @@ struct IndexHeader {
     sequences: u64,
 }
 
-/// Reads and checks the first 34 bytes, and that the index is long enough for what they count.
+/// Reads and checks the first 34 bytes, and checks that the index is long enough for the counts in them.
 fn read_header(source: &OpenTokenFile) -> Result<IndexHeader> {
     let (path, found) = (source.path(), source.bytes());
     let wrong_size =

@@ -22,10 +22,10 @@ pub(crate) use own::NARROW_VOCAB;
 pub use own::{TokenWriter, Written};
 pub use scan::Scan;
 
-/// Bytes that tell the format: the longest header, llm.c's.
+/// Bytes that identify the format: the length of the longest header, llm.c's.
 const HEAD_BYTES: usize = 1024;
 
-/// Which project's layout a token file has.
+/// The project whose layout a token file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenFormat {
     /// Written by [`TokenWriter`]: header, ids, tokenizer.
@@ -38,7 +38,7 @@ pub enum TokenFormat {
     Megatron,
 }
 
-/// How an id lies in the file; all are little-endian.
+/// How an id is stored in the file; all are little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IdType {
     U8,
@@ -72,8 +72,8 @@ struct Layout {
     tokenizer: Range<u64>,
 }
 
-/// An open token file. It keeps the file that it opened: another one of the same name, put there by
-/// renaming as Phalanx does, is not seen.
+/// An open token file. It keeps the opened file, even if the path is later replaced by another file (by a rename, as
+/// Phalanx does).
 pub struct TokenFile {
     source: OpenTokenFile,
     layout: Layout,
@@ -122,7 +122,7 @@ impl TokenFile {
         self.source.path()
     }
 
-    /// Whose layout it has.
+    /// The format of the file.
     pub fn format(&self) -> TokenFormat {
         self.layout.format
     }
@@ -147,8 +147,8 @@ impl TokenFile {
         Tokenizer::from_json(&json, self.path()).map(Some)
     }
 
-    /// Copies the tokens from number `at` on into the whole of `out`. An id that no vocabulary has
-    /// (negative or beyond 32 bits) reads as `u32::MAX`; [`TokenFile::scan`] finds it.
+    /// Fills `out` with tokens, starting at number `at`. An id that no vocabulary has (negative or beyond 32 bits)
+    /// reads as `u32::MAX`; [`TokenFile::scan`] finds it.
     ///
     /// # Errors
     /// [`DataError::Shortened`] when the file was cut while it was open, [`DataError::Read`].
@@ -178,8 +178,8 @@ impl TokenFile {
         self.scan(vocab)?.out_of_range.map_or(Ok(()), Err)
     }
 
-    /// Refuses a file whose checksum is not `expected` any more. Reads it only if somebody has touched it since
-    /// it was opened, or since this was asked before.
+    /// Refuses a file whose checksum is no longer `expected`. Reads the file only if it was modified since it was
+    /// opened or last checked.
     ///
     /// # Errors
     /// [`DataError::NotTheTokens`], and those of [`TokenFile::scan`].
@@ -219,7 +219,7 @@ fn widen(ids: IdType, bytes: &[u8], out: &mut [u32]) {
     }
 }
 
-/// One id exactly as it is written.
+/// One id exactly as it is stored.
 fn exact(ids: IdType, bytes: &[u8]) -> i64 {
     let mut eight = [0u8; 8];
     eight[..bytes.len()].copy_from_slice(bytes);

@@ -93,8 +93,8 @@ pub struct Written {
     pub bytes: u64,
 }
 
-/// Writes a token file of Phalanx's own format, token by token, in constant memory. Dropped before
-/// [`TokenWriter::finish`], it leaves nothing.
+/// Writes a token file of Phalanx's own format, token by token, in constant memory. If it is dropped before
+/// [`TokenWriter::finish`], no file remains.
 pub struct TokenWriter {
     file: AtomicFile,
     path: PathBuf,
@@ -148,7 +148,7 @@ impl TokenWriter {
     /// Appends the tokenizer, completes the header, makes the file durable and gives it its name.
     ///
     /// # Errors
-    /// [`DataError::Write`]; then nothing is left.
+    /// [`DataError::Write`]; then no file remains.
     pub fn finish(self, tokenizer: Option<&Tokenizer>) -> Result<Written> {
         let json = tokenizer.map_or_else(String::new, Tokenizer::to_json);
         let header = self.header(json.len());

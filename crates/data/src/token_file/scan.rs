@@ -18,10 +18,10 @@ use super::source::OpenTokenFile;
 use super::{Layout, exact, widen};
 use crate::{DataError, Result};
 
-/// Bytes that a thread hashes apart: a power of two.
+/// Bytes that a thread hashes at once: a power of two.
 const BLOCK_BYTES: u64 = 1 << 23;
 
-/// Bytes that are read at a time.
+/// Bytes that are read at once.
 const WINDOW_BYTES: usize = 1 << 20;
 
 /// What [`TokenFile::scan`](super::TokenFile::scan) found.
@@ -60,7 +60,7 @@ pub(super) fn scan(source: &OpenTokenFile, layout: &Layout, vocab: usize, thread
     };
     thread::scope(|scope| {
         for _ in 1..threads.min(count as usize) {
-            // Where the system has no more threads, this one does their work.
+            // If the system cannot start a thread, this one does its work.
             let _ = thread::Builder::new().spawn_scoped(scope, work);
         }
         work();

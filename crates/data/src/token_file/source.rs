@@ -45,7 +45,7 @@ impl OpenTokenFile {
         self.bytes
     }
 
-    /// Whether somebody has touched the file since it was opened, or since this was asked before.
+    /// Whether the file was modified since it was opened or last checked.
     pub(super) fn was_touched(&self) -> Result<bool> {
         let metadata = self.file.metadata().map_err(DataError::reading(&self.path))?;
         let now = (metadata.ctime(), metadata.ctime_nsec());
@@ -53,7 +53,7 @@ impl OpenTokenFile {
         Ok(std::mem::replace(&mut *known, now) != now)
     }
 
-    /// Fills `out` with the bytes from `at` on.
+    /// Fills `out` with bytes, starting at `at`.
     ///
     /// # Errors
     /// [`DataError::Shortened`] when the file has lost bytes that it had when it was opened.

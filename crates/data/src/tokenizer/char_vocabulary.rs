@@ -9,10 +9,10 @@ use crate::{Corpus, DataError, Result};
 const NOT_IN_VOCABULARY: u32 = u32::MAX;
 const CODE_POINTS: usize = char::MAX as usize + 1;
 
-/// Sorted distinct characters; the id of a character is its place.
+/// Sorted distinct characters; the id of a character is its index.
 pub(super) struct CharVocabulary {
     chars: Vec<char>,
-    /// The ids of the ASCII characters, which are most of most texts; the rest is found by bisection.
+    /// The ids of the ASCII characters, for speed; others are found by binary search.
     ascii: [u32; 128],
 }
 
@@ -24,7 +24,7 @@ impl CharVocabulary {
         CharVocabulary::of_seen(&seen)
     }
 
-    /// The characters of all documents, which are read once for it.
+    /// The characters of all documents, which are read once.
     pub(super) fn of_corpus(corpus: &Corpus) -> Result<CharVocabulary> {
         let mut seen = vec![false; CODE_POINTS];
         for document in corpus.documents() {

@@ -111,7 +111,7 @@ fn json_parts(text: &str) -> usize {
     parts
 }
 
-/// The part of the file that the library does not check.
+/// The part of the file that the `tokenizers` library does not check.
 #[derive(Deserialize)]
 struct AddedTokens {
     #[serde(default)]

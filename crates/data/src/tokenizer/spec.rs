@@ -36,7 +36,7 @@ impl TokenizerSpec {
         }
         let path = Path::new(key);
         let inside = path.join(TOKENIZER_FILE);
-        // What is neither a file nor a folder is refused by its kind when it is opened.
+        // Anything else (such as a pipe) is refused when it is opened, with an error that names its kind.
         if path.exists() && !path.is_dir() {
             Ok(TokenizerSpec::HuggingFace(path.to_path_buf()))
         } else if inside.exists() && !inside.is_dir() {
@@ -61,7 +61,7 @@ impl fmt::Display for TokenizerSpec {
     }
 }
 
-/// The known word that was probably meant: a beginning of it, or at most two edits away.
+/// The known word that was probably meant: `given` is a prefix of it or at most two edits away.
 fn nearest(given: &str) -> Option<&'static str> {
     let given = given.trim().to_lowercase();
     let distance = |word: &str| {

@@ -93,7 +93,7 @@ fn links_to_files_are_followed_and_loops_are_not() {
         relative(&corpus(&[&at.path().join("real")]).unwrap(), at.path()),
         ["real/a.txt", "real/b.txt"]
     );
-    // A link that the user names is meant.
+    // A link that the user names is followed.
     assert_eq!(
         relative(&corpus(&[&at.path().join("named")]).unwrap(), at.path()),
         ["named/a.txt", "named/b.txt"]

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use phalanx_data::{Corpus, CorpusSpec, DataError};
 use tempfile::TempDir;
 
-/// A folder that vanishes at the end of the test.
+/// A folder that is removed at the end of the test.
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
@@ -30,7 +30,7 @@ fn corpus(paths: &[&Path]) -> Result<Corpus, DataError> {
     Corpus::open(&CorpusSpec { paths, extensions: Vec::new() })
 }
 
-/// The names in `folder`, sorted: to see that nothing was left behind.
+/// The names in `folder`, sorted, to check that no file remains.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("a folder");
     let mut names: Vec<String> =

@@ -103,7 +103,7 @@ fn no_layout_changes_what_is_hidden() {
     let run: Vec<_> = (0..24).map(|position| sample(&masking(5), &sampler, position)).collect();
     for (ranks, micro_batch) in [(1, 4), (2, 2), (4, 1), (2, 6)] {
         for rank in (0..ranks).rev() {
-            // Of its own, as after a resumption.
+            // A new one, as after a resumption.
             let (masking, sampler) = (masking(5), sampler.clone());
             for micro in (rank..24 / micro_batch).step_by(ranks).collect::<Vec<_>>().into_iter().rev() {
                 for row in 0..micro_batch {
@@ -155,7 +155,7 @@ fn the_mask_token_is_the_vocabulary_s_or_one_more_row() {
 
 #[test]
 fn what_is_hidden_is_pinned() {
-    // A changed choice would silently change resumed runs.
+    // A changed choice of tokens would silently change resumed runs.
     let (inputs, targets) = sample(&masking(42), &sampler(20, 4), 2);
     let hidden: Vec<(usize, u32, u32)> =
         (0..20).filter(|i| targets[*i] != NOT_PREDICTED).map(|i| (i, inputs[i], targets[i])).collect();

@@ -13,7 +13,7 @@ fn tokens(count: usize) -> Tokens {
     Tokens::from_ids("the test's tokens", &ids, count.max(1)).unwrap()
 }
 
-/// The first token of the sample, once the sample is seen to be right.
+/// Checks the sample and returns its first token.
 fn start(sampler: &Sampler, position: u64) -> usize {
     let seq = sampler.seq();
     let (mut inputs, mut targets) = (vec![0; seq], vec![0; seq]);

@@ -130,7 +130,7 @@ fn megatron_pairs_of_every_width() {
             assert_eq!(all(&file), [0, 20, 40, 60, 80, 100], "type {dtype}");
         }
     }
-    // One more byte a sequence: the modes of multimodal data.
+    // One more byte per sequence: the modes of multimodal data.
     let mut with_modes = index(8, 2, &[2, 0, 4]);
     with_modes.extend([0, 1, 0]);
     let beside = write(at.path().join("corpus_text_document.idx"), with_modes);
@@ -191,7 +191,11 @@ fn damaged_files() {
         ("nano.bin", vec![1, 0, 2], &["nanoGPT's ids of 2 bytes", "has 3"]),
         ("none.bin", Vec::new(), &["it is empty"]),
         ("ckpt.bin", b"PK\x03\x04....".to_vec(), &["zip archive"]),
-        ("text.txt", b"Some text that is no token file.".to_vec(), &["no token file", ".bin", "nanoGPT"]),
+        (
+            "text.txt",
+            b"Some text that is not a token file.".to_vec(),
+            &["not a token file", ".bin", "nanoGPT"],
+        ),
         ("ids.npy", b"\x93NUMPY..".to_vec(), &["NumPy"]),
         ("lone.idx", index(8, 2, &[1]), &["no such file", "lone.bin"]),
     ];
@@ -216,7 +220,7 @@ fn ids_out_of_range_are_found_wherever_they_are() {
         assert_says(file.check_vocab(256), &[&position, "t.bin", "id 300", "256 ids (0 to 255)"]);
         file.check_vocab(301).unwrap();
     }
-    // Signed ids, and ids beyond 32 bits, are told as they are written.
+    // Signed ids and ids beyond 32 bits are reported as they are stored.
     for (dtype, width, bytes, id) in [
         (2, 1, (-3i8).to_le_bytes().to_vec(), "id -3"),
         (3, 2, (-300i16).to_le_bytes().to_vec(), "id -300"),
@@ -265,7 +269,7 @@ fn a_scan_tells_the_checksum_of_the_whole_file() {
         assert_eq!(scan.blake3, blake3::hash(&whole).to_hex().as_str(), "{bytes} bytes");
         assert!(scan.out_of_range.is_none());
     }
-    // The first of two tokens out of range is told, in whatever block it is.
+    // The first of two tokens out of range is reported, in any block.
     let mut ids = vec![0u8; 3 * BLOCK];
     (ids[2 * BLOCK], ids[BLOCK + 1000]) = (9, 8);
     let path = write(at.path().join("t"), llm_c(20240520, 1, (3 * BLOCK / 2) as u32, &ids));

@@ -16,7 +16,7 @@ const TEXTS: [&str; 6] = [
     "\0\u{1}",
 ];
 
-/// A word-level model with holes in its ids, and truncation and padding that must not be obeyed.
+/// A word-level model with gaps in its ids, and with truncation and padding, which must be ignored.
 const WORD_LEVEL: &str = r#"{
     "version": "1.0",
     "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},

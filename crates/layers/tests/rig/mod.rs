@@ -18,7 +18,7 @@ pub const SEQ: usize = 5;
 /// The draw of a first step, for a batch that is the whole global one.
 pub const DRAW: Draw = Draw { seed: 3, step: 1, first_sample: 0 };
 
-/// Probabilities of dropping: attention, residual.
+/// Dropout probabilities: attention, residual.
 pub type P = (f32, f32);
 
 pub fn linear(prefix: &str, inputs: usize, outputs: usize) -> Linear {
@@ -69,7 +69,7 @@ pub fn rebuilding(p: P) -> Sequence {
     Sequence::new(vec![Box::new(Residual(a)), Box::new(Residual(b))])
 }
 
-/// What a layer gives for `batch` samples.
+/// The results of a layer for `batch` samples.
 #[derive(Debug, PartialEq)]
 pub struct Numbers {
     pub y: Vec<u32>,
@@ -78,7 +78,7 @@ pub struct Numbers {
     pub gradients: Vec<Vec<u32>>,
 }
 
-/// Forward and backward on the CPU, as bits. Samples `first ..` of an endless batch.
+/// Runs forward and backward on the CPU and returns the bits. The samples are those from `first` of an endless batch.
 pub fn numbers(layer: &dyn Layer, batch: usize, draw: Option<Draw>) -> Numbers {
     let device = Device::new(Cpu::new(2), Arena::heap());
     let first = draw.map_or(0, |d| d.first_sample) * (SEQ * HIDDEN) as u64;
@@ -124,7 +124,7 @@ pub fn filled_as(device: &Device, dtype: DType, name: &str, first: u64, shape: S
     tensor
 }
 
-/// Bits of a tensor's numbers as f32, which tell those of 16 bits apart too.
+/// Bits of a tensor's elements as f32, which are distinct for 16-bit types too.
 pub fn bits_of(device: &Device, tensor: &Tensor) -> Vec<u32> {
     let mut exact = device.alloc(DType::F32, tensor.shape(), Category::Activations, "test");
     device.convert(tensor.view(), exact.view_mut());
@@ -156,7 +156,7 @@ pub fn trace(layer: &dyn Layer, draw: Option<Draw>) -> Trace {
     device.take_trace(0)
 }
 
-/// Names and bytes of what a phase leaves, sorted.
+/// Names and bytes of the allocations that a phase leaves, sorted.
 pub fn left(trace: &Trace, phase: PhaseName) -> Vec<(&'static str, u64)> {
     let mut live = Vec::new();
     for event in &trace.phase(phase).unwrap().events {

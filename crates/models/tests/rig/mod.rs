@@ -59,10 +59,7 @@ fn upload(device: &Device, values: &[f32], to: ViewMut) {
 }
 
 fn download(device: &Device, from: View) -> Vec<f32> {
-    fn numbers<T: phalanx_tensor::buffer::Element + Default + Into<f32>>(
-        device: &Device,
-        from: View,
-    ) -> Vec<f32> {
+    fn numbers<T: phalanx_tensor::Element + Default + Into<f32>>(device: &Device, from: View) -> Vec<f32> {
         let mut out = vec![T::default(); from.elements()];
         device.download(from, &mut out).unwrap();
         out.into_iter().map(Into::into).collect()
@@ -94,13 +91,13 @@ pub struct Case {
     pub compute: DType,
     pub checkpointing: Checkpointing,
     pub draw: Option<Draw>,
-    /// What derivatives are multiplied by on their way.
+    /// The loss scale.
     pub loss_scale: f32,
     /// Whether backward runs in two parts, all of the second after all of the first.
     pub split: bool,
 }
 
-/// What one rank has of it.
+/// The part of one rank.
 struct Rank<'a> {
     case: &'a Case,
     device: Device,
@@ -164,7 +161,7 @@ impl Case {
         CrossEntropy { gradient_scale: mean.scale * self.loss_scale, ..mean }
     }
 
-    /// What `spec` is in the golden file, or the part of it that is here.
+    /// The golden values of `spec`, or of this rank's part of it.
     fn weights(&self, spec: &ParameterSpec) -> Vec<f32> {
         let file = format!("{}/model.safetensors", self.folder);
         let mut here = vec![f32::NAN; spec.elements()];
@@ -222,7 +219,7 @@ impl Case {
         (logits, rank.device.fetch([loss.view()]).unwrap()[0])
     }
 
-    /// On one rank.
+    /// Runs on one rank.
     pub fn gradients(&self) -> Gradients {
         let rank = self.solo();
         let (loss, gradients) = rank.step();
@@ -231,7 +228,7 @@ impl Case {
         Gradients { loss: rank.device.fetch([loss.view()]).unwrap()[0], by_name }
     }
 
-    /// On ranks that share each layer, which are threads of this process; put together.
+    /// Runs on tensor-parallel ranks, which are threads of this process, and assembles the results.
     pub fn gradients_over(&self, ranks: usize, sequence: bool) -> Gradients {
         let endpoints = threads(ranks);
         let body = |rank: usize, endpoint: phalanx_collectives::Endpoint| {
@@ -295,8 +292,8 @@ impl Case {
         (rank.network.parameters.clone(), device.take_trace(0))
     }
 
-    /// What forward leaves of block `index` on one rank, in elements of a row (a token): row statistics
-    /// aside.
+    /// The tensors that forward of block `index` saves on one rank, in elements per row (token), without row
+    /// statistics.
     pub fn kept(&self, index: usize) -> usize {
         let device = Device::meta(1);
         let rank = self.rank(device.clone(), &TensorParallel::solo(), 0);
@@ -327,13 +324,13 @@ impl Case {
     }
 }
 
-/// Of a parameter, or of its gradient where it is everywhere.
+/// The placement of a parameter; `rest` where it is whole on every rank (also for its gradient).
 fn placement(spec: &ParameterSpec, rest: Placement) -> Placements {
     let here = spec.part.as_ref().map_or(rest, |part| Placement::Shard(part.dim as u8));
     Placements::REPLICATED.with(Axis::Tensor, here)
 }
 
-/// A whole gradient out of what the ranks have of it.
+/// Assembles a whole gradient from all ranks.
 fn assembled(parts: &[(&ParameterSpec, &Vec<f32>)]) -> Vec<f32> {
     let (first, gradient) = parts[0];
     if first.partial {
@@ -383,7 +380,7 @@ impl Rank<'_> {
         let like = |p: &Tensor| self.device.alloc(DType::F32, p.shape(), Category::Gradients, "test");
         let mut gradients: Vec<Tensor> = self.parameters.iter().map(like).collect();
         if !self.device.is_meta() {
-            // What was there before must be overwritten, not added to.
+            // Old values must be overwritten, not added to.
             gradients.iter_mut().for_each(|g| self.device.fill(g.view_mut(), 1e30));
         }
         let mut written = vec![false; gradients.len()];
@@ -456,7 +453,7 @@ pub fn compare_gradients(file: &str, gradients: &Gradients, tolerance: f32) {
 /// of two such runs once in two thousand times.
 const TIMES_PYTORCH: f32 = 2.0;
 
-/// Within [`TIMES_PYTORCH`] of PyTorch's errors, by the greatest and by the root mean square.
+/// Checks that errors are within [`TIMES_PYTORCH`] times PyTorch's, by maximum and root mean square.
 pub fn compare_low(file: &str, name: &str, got: &[f32]) {
     let (expected, error) = (values(file, name), values(file, &format!("error.{name}")));
     assert_eq!(got.len(), expected.len(), "{name}");
@@ -465,7 +462,7 @@ pub fn compare_low(file: &str, name: &str, got: &[f32]) {
     let figures = [largest(&off) / largest(&expected), root_mean_square(&off) / root_mean_square(&expected)];
     for (what, figure, error) in [("greatest", figures[0], error[0]), ("mean", figures[1], error[1])] {
         println!("{file} {name}: {what} error {figure:.1e}, PyTorch's {error:.1e}");
-        // Also where it is not a number.
+        // Also fails for NaN.
         assert!(figure <= TIMES_PYTORCH * error, "{file} {name}: {what} error {figure}, PyTorch's {error}");
     }
 }

@@ -13,7 +13,7 @@ use phalanx_tensor::View;
 
 use super::exchange::{Exchange, Summing, owned};
 
-/// A linear layer, possibly with GELU, of which this rank has some outputs.
+/// A linear layer, possibly with GELU, of which this rank computes some outputs.
 pub struct ColumnParallel {
     /// The layer with this rank's outputs.
     inner: Box<dyn Layer>,
@@ -38,7 +38,7 @@ impl ColumnParallel {
         ColumnParallel { inner, parts, exchange, sequence }
     }
 
-    /// What the inner layer saved, with its input gathered again.
+    /// The tensors that the inner layer saved, with its input gathered again.
     fn reopen(&self, cx: &Context, saved: Saved) -> Result<Saved> {
         if !self.sequence {
             return Ok(saved);
@@ -48,7 +48,8 @@ impl ColumnParallel {
         Ok(Saved { x: Shared::Held(gathered), ..inner })
     }
 
-    /// Sums dx over the ranks, each of which has one term: the conjugate of the all_gather, or of nothing, in forward.
+    /// Sums dx over the ranks, each of which has one term: the conjugate of the all_gather (or of the identity) in
+    /// forward.
     #[track_caller]
     fn sum(&self, cx: &Context, dx: Activation) -> Summing {
         match self.sequence {
@@ -135,7 +136,7 @@ impl Rebuild for ColumnParallel {
 
     fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Result<Activation> {
         let SavedColumnParallel { inner } = restore_mut(&mut *saved.own);
-        let rebuild = self.inner.rebuild().expect("asked for, so there is one");
+        let rebuild = self.inner.rebuild().expect("called only if the inner layer can rebuild");
         rebuild.output(cx, parameters, inner)
     }
 }

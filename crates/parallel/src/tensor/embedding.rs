@@ -112,7 +112,7 @@ impl Layer for VocabularyEmbedding {
         };
         let (dtable, accumulate) = gradients[0].write();
         if !accumulate {
-            // The dry run cannot derive from ids and derivatives which rows this rank has.
+            // The dry run cannot derive from ids and gradients which rows this rank has.
             let rows = Placements::REPLICATED.with(Axis::Tensor, Placement::Shard(0));
             cx.device.place(dtable.as_view(), rows);
         }

@@ -9,7 +9,7 @@ use phalanx_collectives::{CollectiveError, Group, Pending};
 use phalanx_layers::{Activation, Context, Failure, Result};
 use phalanx_tensor::{Category, Tensor};
 
-/// The tensor axis as layers use it: a group, and the collectives that layers need.
+/// The group of the tensor axis, with the collectives that layers need.
 #[derive(Clone)]
 pub struct Exchange {
     group: Arc<dyn Group>,
@@ -89,7 +89,7 @@ impl Exchange {
         Ok(Arc::new(self.group.all_gather_in_place(whole).wait().map_err(failed)?))
     }
 
-    /// Gathers each rank's numbers of some rows, in the order of ranks: x `[rows, n]` -> `[t, rows, n]`.
+    /// Gathers each rank's statistics of some rows, in the order of ranks: x `[rows, n]` -> `[t, rows, n]`.
     ///
     /// # Errors
     /// When the collective failed.

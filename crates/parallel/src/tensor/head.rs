@@ -90,7 +90,7 @@ impl Head for VocabularyHead {
         let input = HeadInput { x: &x, targets, numbers, classes: self.classes() };
         let (loss, dx) = self.head.pass(cx, parameters, Some(gradients), input, &mut tell)?;
         drop(x);
-        let dx = dx.expect("asked for");
+        let dx = dx.expect("gradients were requested");
         let dx = match self.sequence {
             false => self.exchange.all_reduce(dx),
             true => self.exchange.reduce_scatter(cx, dx),

@@ -90,7 +90,7 @@ impl GradientChunks {
     pub(super) fn new(device: &Device, map: &Map, options: &Options) -> GradientChunks {
         let Options { stage, overlap, precision, .. } = *options;
         let several = options.micro_batches > 1;
-        // Nothing is communicated or rounded: micro-batches accumulate in one buffer.
+        // With one rank and equal types, nothing is communicated or rounded, so micro-batches accumulate in one buffer.
         let alone = map.world == 1 && precision.communicate == precision.accumulate;
         let buffering = match stage {
             _ if alone || (several && options.defer) => GradientBuffering::InPlace,
@@ -170,7 +170,7 @@ impl GradientChunks {
         }
         let mut flags: Vec<Option<&mut bool>> = self.written.iter_mut().map(Some).collect();
         let slot = |(p, view): (&usize, Option<_>)| {
-            let flag = flags[*p].take().expect("a block uses a parameter once");
+            let flag = flags[*p].take().expect("a block uses each parameter once");
             Gradient::new(view.expect("every parameter lies in a chunk"), flag)
         };
         uses.iter().zip(views).map(slot).collect()
@@ -221,7 +221,7 @@ impl GradientChunks {
         Ok(())
     }
 
-    /// Sets the gradients that no layer has written to zero: their memory holds other numbers.
+    /// Sets the gradients that no layer has written to zero: their memory holds old values.
     fn clear_unwritten(&mut self, device: &Device, map: &Map, c: usize) {
         let mut whole = self.chunks[c].whole_mut(c);
         for p in map.layout.parameters(c) {
@@ -340,7 +340,9 @@ impl GradientChunks {
     /// The summed gradient of elements `range` of chunk `c`: elements of this rank's shard, or under stage 0 any
     /// elements.
     pub(super) fn summed(&self, map: &Map, c: usize, range: Range<usize>) -> View<'_> {
-        let Chunk::Here(held) = &self.chunks[c] else { panic!("gradients of chunk {c} are on their way") };
+        let Chunk::Here(held) = &self.chunks[c] else {
+            panic!("gradients of chunk {c} are still being reduced")
+        };
         let (view, start) = match held {
             GradientBuffers::Whole(whole) => (whole.view(), 0),
             GradientBuffers::Both { whole, .. } if self.stage == Stage::Zero => (whole.view(), 0),
@@ -355,7 +357,7 @@ impl GradientChunks {
     pub(super) fn summed_mut(&mut self, map: &Map, c: usize, range: Range<usize>) -> ViewMut<'_> {
         let stage = self.stage;
         let Chunk::Here(held) = &mut self.chunks[c] else {
-            panic!("gradients of chunk {c} are on their way")
+            panic!("gradients of chunk {c} are still being reduced")
         };
         let (view, start) = match held {
             GradientBuffers::Whole(whole) => (whole.view_mut(), 0),

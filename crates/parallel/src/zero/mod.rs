@@ -65,8 +65,8 @@ struct Map {
     shapes: Vec<Shape>,
     /// For each parameter: whether weight decay acts on it.
     decays: Vec<bool>,
-    /// For each parameter: whether this copy counts in norms and is written to checkpoints. Of several copies of a
-    /// parameter one counts.
+    /// For each parameter: whether this copy counts in norms and is written to checkpoints. Exactly one of several
+    /// copies counts.
     answers: Vec<bool>,
     /// For each parameter: whether its gradient is one term of a sum over the tensor axis.
     partial: Vec<bool>,

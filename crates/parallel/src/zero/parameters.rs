@@ -134,7 +134,7 @@ impl ParameterChunks {
         match &self.chunks[c] {
             Chunk::Whole(whole) => (whole.view(), map.whole(c)),
             Chunk::Sharded(shard) | Chunk::Gathered { shard, .. } => (shard.view(), map.shard(c)),
-            _ => panic!("chunk {c} is on its way; settle first"),
+            _ => panic!("chunk {c} is still being received; call settle first"),
         }
     }
 
@@ -143,7 +143,7 @@ impl ParameterChunks {
         match &mut self.chunks[c] {
             Chunk::Whole(whole) => (whole.view_mut(), map.whole(c)),
             Chunk::Sharded(shard) => (shard.view_mut(), map.shard(c)),
-            _ => panic!("chunk {c} is on its way or gathered; it cannot be written"),
+            _ => panic!("chunk {c} is still being received or gathered; it cannot be written"),
         }
     }
 

@@ -74,7 +74,7 @@ impl Zero {
         self.device.download(view.range(at.start - start..at.end - start), out)
     }
 
-    /// The f32 numbers of a state that this rank stores, and the element of the chunk at which they start.
+    /// The f32 values of a state that this rank stores, and the element of the chunk at which they start.
     fn exact(&self, state: usize, chunk: usize) -> (View<'_>, usize) {
         let stepped = update::stepped(&self.map, self.options.stage, chunk);
         match (state, &self.masters) {
@@ -124,7 +124,7 @@ impl Zero {
         let mut window = window.expect("a rounding window").view_mut().range(0..from.len());
         self.device.upload(from, window.reborrow());
         self.device.convert(window.as_view(), parameters);
-        // The master of what others update is theirs.
+        // Other ranks hold the master weights of the elements that they update.
         let own = at.start.max(stepped.start)..at.end.min(stepped.end);
         if !own.is_empty() {
             let part = window.as_view().range(own.start - at.start..own.end - at.start);

@@ -26,7 +26,7 @@ impl Zero {
     /// # Errors
     /// When the all_reduce of the block sums fails.
     pub fn squares(&mut self, sums: &mut Tensor, slots: usize, slot: usize) -> Result<(), CollectiveError> {
-        let mut squares = self.squares.take().expect("only here and back below");
+        let mut squares = self.squares.take().expect("taken only here, and put back below");
         self.device.fill(squares.view_mut(), 0.0);
         self.reduced(|c, segment, gradient| {
             let start = segment.in_chunk.start as usize;

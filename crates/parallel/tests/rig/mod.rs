@@ -23,7 +23,7 @@ pub const HEADS: usize = 12;
 /// Micro-batches of a run.
 pub const MICRO_BATCHES: usize = 2;
 
-/// Axes that are tried: ranks, and whether they share rows too.
+/// Tensor axes that are tested: number of ranks, and whether rows are sharded too.
 pub const AXES: [(usize, bool); 6] = [(2, false), (3, false), (4, false), (2, true), (3, true), (4, true)];
 
 /// The draw of a later step, for a micro-batch that is not the first of the global batch.
@@ -40,7 +40,7 @@ pub fn norm(prefix: &str) -> LayerNorm {
     LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5 }
 }
 
-/// Probabilities of dropping: attention, residual.
+/// Dropout probabilities: attention, residual.
 pub type P = (f32, f32);
 
 /// The layers of both residual paths of a block.
@@ -75,10 +75,10 @@ pub fn rebuilding_block(tensor: &TensorParallel, p: P) -> Sequence {
     Sequence::new(vec![Box::new(Residual(a)), Box::new(Residual(b))])
 }
 
-/// What a layer is run on.
+/// The inputs of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    /// Tokens below this go in, or activations of [`HIDDEN`].
+    /// The input is tokens below this, or (None) activations of [`HIDDEN`].
     pub vocab: Option<usize>,
     /// Whether forward and backward are given a residual.
     pub residual: bool,
@@ -88,7 +88,7 @@ pub struct Setting {
     pub split: bool,
 }
 
-/// Activations in f32, nothing drawn.
+/// Activations in f32, without dropout.
 pub const PLAIN: Setting =
     Setting { vocab: None, residual: false, draw: None, compute: DType::F32, split: false };
 
@@ -103,7 +103,7 @@ pub struct Numbers {
     pub specs: Vec<ParameterSpec>,
 }
 
-/// Every rank's answer, by rank. A rank that panics ends the job, and this test.
+/// The result of every rank. A rank that panics ends the job, and this test.
 pub fn on_ranks<R: Send>(ranks: usize, body: impl Fn(Arc<dyn Group>) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let body = &body;
@@ -130,7 +130,7 @@ impl<'a> TestRank<'a> {
         TestRank { device: Device::new(Cpu::new(1), Arena::heap()), tensor, rank }
     }
 
-    /// As [`TestRank::new`], for a rank in whose group a fault is planted; `body` runs with it.
+    /// Like [`TestRank::new`], for a rank in whose group a fault is planted; `body` runs with it.
     pub fn with_fault<R>(
         group: Arc<dyn Group>,
         sequence: bool,
@@ -191,8 +191,8 @@ impl<'a> TestRank<'a> {
         Arc::new(tensor)
     }
 
-    /// This rank's part of a parameter, or of what was in its gradient before: of normal numbers of which a
-    /// sum over `fan_in` is about one, and gains of about one.
+    /// This rank's part of a parameter, or of its initial gradient: normal numbers, scaled so that a sum over `fan_in`
+    /// of them is about one, and gains of about one.
     pub fn parameter(&self, dtype: DType, spec: &ParameterSpec, what: &str) -> Tensor {
         let whole: usize = spec.whole_shape().iter().product();
         let mut values = normals(&format!("{what} {}", spec.name), whole);
@@ -205,7 +205,7 @@ impl<'a> TestRank<'a> {
         self.upload(dtype, spec.shape.as_slice(), &here)
     }
 
-    /// What was in a gradient before; of one term of a sum, rank 0 has all of it.
+    /// The initial gradient. If gradients are terms of a sum, rank 0 has all of it.
     pub fn gradient(&self, dtype: DType, spec: &ParameterSpec) -> Tensor {
         let mut tensor = self.parameter(dtype, spec, "gradient");
         if spec.partial && self.rank > 0 {
@@ -225,7 +225,7 @@ pub fn normals(name: &str, count: usize) -> Vec<f32> {
     values
 }
 
-/// Forward and backward of [`MICRO_BATCHES`] micro-batches, whose gradients are added to what was there.
+/// Runs forward and backward of [`MICRO_BATCHES`] micro-batches, whose gradients are added to the initial ones.
 pub fn run(place: &TestRank, layer: &dyn Layer, setting: Setting) -> Numbers {
     let Setting { vocab, residual, compute, split, .. } = setting;
     let specs = layer.parameters();
@@ -278,7 +278,7 @@ pub fn parts(build: &Build, (ranks, sequence): (usize, bool), setting: Setting) 
     })
 }
 
-/// What all ranks have together. What several ranks have is the same on all of them.
+/// Assembles the parts of all ranks; copies must be equal on all of them.
 pub fn joined(parts: &[Numbers], sequence: bool) -> Numbers {
     let rows = |of: fn(&Numbers) -> &Vec<Vec<f32>>| -> Vec<Vec<f32>> {
         let joined = |m: usize| match sequence {
@@ -310,8 +310,8 @@ pub fn joined(parts: &[Numbers], sequence: bool) -> Numbers {
     }
 }
 
-/// One parameter's gradient from what each rank has of it: parts are put together, every element once; terms are
-/// added up; what is neither is the same everywhere.
+/// Assembles one parameter's gradient from all ranks: parts are joined, with every element once; terms are summed;
+/// copies must be equal.
 pub fn join_gradient(parts: &[(&ParameterSpec, &[f32])]) -> Vec<f32> {
     let (first, values) = parts[0];
     assert!(first.part.is_none() || !first.partial, "{}: a part that is a term", first.name);
@@ -339,13 +339,13 @@ pub fn join_gradient(parts: &[(&ParameterSpec, &[f32])]) -> Vec<f32> {
     whole
 }
 
-/// How far a result may be from the same sum in another order, in parts of the largest number of its tensor.
+/// Tolerance for sums in another order, relative to the largest element of the tensor.
 ///
-/// Two ways to add n terms differ by at most 2 (n - 1) u Σ|t|, u = ε / 2 (Higham, "Accuracy and Stability of
-/// Numerical Algorithms", 4.2); terms of random sign have Σ|t| ≤ √n √Σt², and √Σt² is the size of a typical
-/// result, which the largest of a tensor is not below. So n^1.5 ε for each sum of n terms on the way to a
-/// result; what comes in is passed on by layers that do not enlarge it (weights are scaled by their inputs' number,
-/// norms give numbers of size one), a norm and a softmax being sums too.
+/// Two ways to add n terms differ by at most 2 (n - 1) u Σ|t|, u = ε / 2 (Higham, "Accuracy and Stability of Numerical
+/// Algorithms", 4.2); terms of random sign have Σ|t| ≤ √n √Σt², and √Σt² is the size of a typical result, which the
+/// largest of a tensor is not below. So n^1.5 ε for each sum of n terms on the way to a result; what comes in is passed
+/// on by layers that do not enlarge it (weights are scaled by their inputs' number, norms give numbers of size one), a
+/// norm and a softmax being sums too.
 pub fn allowed(sums: &[usize]) -> f32 {
     sums.iter().map(|n| (*n as f32).powf(1.5)).sum::<f32>() * f32::EPSILON
 }
@@ -360,7 +360,7 @@ pub fn close(got: &[f32], expected: &[f32], allowed: f32, what: &str) {
     assert!(worst <= allowed * largest, "{what}: off by {worst:e}, allowed {:e}", allowed * largest);
 }
 
-/// How far apart the most different tensors of two are, in parts of the largest number of the second's.
+/// Largest difference between the tensors of two results, relative to the largest element of the second's tensor.
 pub fn distance(got: &Numbers, expected: &Numbers) -> f32 {
     let tensors = |n: &Numbers| [&n.y[..], &n.dx[..], &n.gradients[..]].concat();
     let (got, expected) = (tensors(got), tensors(expected));
@@ -373,7 +373,7 @@ pub fn distance(got: &Numbers, expected: &Numbers) -> f32 {
     apart.fold(0.0, f32::max)
 }
 
-/// Everything of both, within the same part of the largest number of its tensor.
+/// Checks that both results agree within a tolerance relative to the largest element of each tensor.
 #[track_caller]
 pub fn same_within(got: &Numbers, expected: &Numbers, allowed: f32, what: &str) {
     assert_eq!(got.specs, expected.specs, "{what}");

@@ -24,7 +24,7 @@ impl Kind {
     /// Every kind, in the order of legends.
     pub const ALL: [Kind; 4] = [Kind::Forward, Kind::Backward, Kind::Input, Kind::Weight];
 
-    /// Its letter in text.
+    /// Its letter in the text format.
     pub fn letter(self) -> char {
         match self {
             Kind::Forward => 'F',
@@ -39,7 +39,7 @@ impl Kind {
         Kind::ALL.into_iter().find(|kind| kind.letter() == letter)
     }
 
-    /// The parts that it does: itself, or input and weights.
+    /// The parts that it consists of: itself, or input and weight.
     pub fn parts(self) -> &'static [Kind] {
         match self {
             Kind::Forward => &[Kind::Forward],
@@ -53,7 +53,7 @@ impl Kind {
 /// One cell of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
-    /// Number of the stage, 0 the first that a micro-batch passes.
+    /// Number of the stage; a micro-batch passes stage 0 first.
     pub stage: usize,
     /// What is computed.
     pub kind: Kind,
@@ -62,7 +62,7 @@ pub struct Action {
 }
 
 impl Action {
-    /// The action as a drawing writes it: without the stage where each rank has only one.
+    /// The label in a drawing; the stage is left out if each rank has only one.
     pub fn label(self, with_stage: bool) -> String {
         if with_stage { self.to_string() } else { format!("{}{}", self.kind.letter(), self.micro_batch) }
     }

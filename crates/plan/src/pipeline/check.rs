@@ -13,13 +13,13 @@ use super::lower::lower;
 use super::schedule::Schedule;
 use super::walk::walk;
 
-/// Where each part of the work is done: (stage, micro-batch, `F` or `I` or `W`) to rank, cell and action.
+/// Maps each part of the work, (stage, micro-batch, `F` or `I` or `W`), to rank, cell and action.
 type Found = HashMap<(usize, usize, Kind), (usize, usize, Action)>;
 
-/// Whether the schedule can be run and computes everything once.
+/// Checks that a schedule can run and computes everything exactly once.
 ///
 /// # Errors
-/// The first thing that is wrong: rank, cell, action, and what it waits for or collides with.
+/// The first problem: rank, cell, action, and what it waits for or conflicts with.
 pub fn check(schedule: &Schedule) -> Result<(), ScheduleError> {
     check_stages(schedule)?;
     let found = check_complete(schedule)?;
@@ -36,7 +36,7 @@ pub fn check(schedule: &Schedule) -> Result<(), ScheduleError> {
     }
 }
 
-/// Whether each stage takes its micro-batches in ascending order, in `F`, in `B` or `I`, and in `W`.
+/// Checks that each stage takes its micro-batches in ascending order, in `F`, in `B` or `I`, and in `W`.
 ///
 /// # Errors
 /// The first action that is out of order.
@@ -60,7 +60,7 @@ fn cell_of(schedule: &Schedule, rank: usize, number: usize) -> usize {
     schedule.cells(rank).nth(number).map_or(0, |(cell, _)| cell)
 }
 
-/// Every action is of a stage that lives where the action is.
+/// Checks that every action runs on the rank of its stage.
 fn check_stages(schedule: &Schedule) -> Result<(), ScheduleError> {
     let (stages, micro_batches) = (schedule.stages(), schedule.micro_batches);
     if schedule.ranks.is_empty() || stages == 0 || micro_batches == 0 {
@@ -83,7 +83,7 @@ fn check_stages(schedule: &Schedule) -> Result<(), ScheduleError> {
     Ok(())
 }
 
-/// Everything is computed once. Looks for as much as there are cells, whatever numbers are in them.
+/// Checks that everything is computed once. The work is bounded by the number of cells, not by the numbers in them.
 fn check_complete(schedule: &Schedule) -> Result<Found, ScheduleError> {
     let mut found = Found::new();
     for rank in 0..schedule.ranks.len() {
@@ -114,7 +114,7 @@ fn check_complete(schedule: &Schedule) -> Result<Found, ScheduleError> {
     Ok(found)
 }
 
-/// What a rank needs of its own comes before what needs it.
+/// Checks that the results that a rank needs from itself come before their use.
 fn check_own_rank(schedule: &Schedule, found: &Found) -> Result<(), ScheduleError> {
     for rank in 0..schedule.ranks.len() {
         for (cell, action) in schedule.cells(rank) {
@@ -129,7 +129,7 @@ fn check_own_rank(schedule: &Schedule, found: &Found) -> Result<(), ScheduleErro
     Ok(())
 }
 
-/// The parts that an action needs: of its own stage, and of the neighbour.
+/// The parts that an action needs: from its own stage, and from the neighbouring stage.
 fn needs(schedule: &Schedule, action: Action) -> [Option<(usize, usize, Kind)>; 2] {
     let Action { stage, kind, micro_batch } = action;
     let above = (stage + 1 < schedule.stages()).then_some((stage + 1, micro_batch, Kind::Input));

@@ -4,31 +4,28 @@
 //! text count from 1, as in an editor.
 
 use super::action::Action;
-use super::names::Plan;
+use super::names::{Plan, UnknownSchedule};
 use super::walk::Stuck;
 use super::{MAX_CELLS, MAX_RANKS};
 
-/// How many of the ranks that wait for each other an error names.
+/// Number of waiting ranks that a deadlock error names.
 const STUCK_SHOWN: usize = 4;
 
-/// Why there is no schedule.
+/// An error of a pipeline schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
-    /// A name that no schedule has.
-    #[error("there is no pipeline schedule `{given}`: expected one of {}", Plan::NAMES.join(", "))]
-    UnknownName {
-        /// What was given.
-        given: String,
-    },
-    /// Zero of something.
+    /// An unknown name.
+    #[error(transparent)]
+    UnknownName(#[from] UnknownSchedule),
+    /// A size of 0.
     #[error("a pipeline schedule needs at least one of each: got 0 {what}")]
     Zero {
-        /// The thing of which there are none.
+        /// Which size.
         what: &'static str,
     },
-    /// More than is planned.
+    /// A schedule that is too large.
     #[error(
-        "a pipeline schedule of {ranks} ranks x {micro_batches} micro-batches x {chunks} stages a rank is larger \
+        "a pipeline schedule of {ranks} ranks x {micro_batches} micro-batches x {chunks} stages per rank is larger \
          than is planned: at most {MAX_RANKS} ranks and {MAX_CELLS} cells; use fewer of them"
     )]
     TooLarge {
@@ -39,13 +36,13 @@ pub enum ScheduleError {
         /// Stages of each rank.
         chunks: usize,
     },
-    /// A text of more than is planned.
+    /// A text that is too long.
     #[error(
-        "line {line}: the schedule is longer than is planned, at most {MAX_RANKS} lines (a line a pipeline rank) and \
+        "line {line}: the schedule is too long: at most {MAX_RANKS} lines (one per pipeline rank) and \
          {MAX_CELLS} cells"
     )]
     TooLong {
-        /// The line that goes beyond, from 1.
+        /// The line at which the limit is exceeded, from 1.
         line: usize,
     },
     /// Fewer micro-batches than ranks.
@@ -62,7 +59,7 @@ pub enum ScheduleError {
         /// Micro-batches asked for.
         micro_batches: usize,
     },
-    /// Micro-batches that do not fall into rounds.
+    /// A number of micro-batches that cannot be divided into rounds.
     #[error(
         "schedule `interleaved` on {ranks} ranks runs its micro-batches in rounds of equal size, as many as there \
          can be of at least {ranks} each, and {micro_batches} do not fall into {} such rounds: the nearest number of \
@@ -74,7 +71,7 @@ pub enum ScheduleError {
         ranks: usize,
         /// Micro-batches asked for.
         micro_batches: usize,
-        /// A number that works; the larger of two as near.
+        /// The nearest valid number; the larger of two equally near.
         nearest: usize,
     },
     /// A cell that is not an action.
@@ -95,7 +92,7 @@ pub enum ScheduleError {
     /// No action at all.
     #[error("the schedule is empty: expected a line of cells for each rank, such as `0F0,0B0`")]
     Empty,
-    /// A rank that does nothing.
+    /// A rank without actions.
     #[error("rank {rank} has no action: each rank runs at least one stage; remove its line, or give it one")]
     EmptyRank {
         /// The rank.
@@ -104,9 +101,9 @@ pub enum ScheduleError {
     /// A stage number left out.
     #[error("there is a stage {stage} but no stage {missing}: stages are numbered from 0 without gaps")]
     NoSuchStage {
-        /// The lowest that is missing.
+        /// The lowest missing stage.
         missing: usize,
-        /// The next that exists.
+        /// The next stage that exists.
         stage: usize,
     },
     /// A stage on a second rank.
@@ -116,22 +113,22 @@ pub enum ScheduleError {
         action.stage
     )]
     Elsewhere {
-        /// Where the action is.
+        /// Rank of the action.
         rank: usize,
         /// Its cell.
         cell: usize,
         /// The action.
         action: Action,
-        /// Where its stage lives.
+        /// Rank of its stage.
         home: usize,
     },
-    /// A stage or micro-batch beyond the schedule's own numbers, or a placement on no rank.
+    /// A stage or micro-batch outside the schedule, or a stage without a rank.
     #[error(
         "rank {rank}, cell {cell}: `{action}` is outside of the schedule's {stages} stages and \
          {micro_batches} micro-batches"
     )]
     Outside {
-        /// Where the action is.
+        /// Rank of the action.
         rank: usize,
         /// Its cell.
         cell: usize,
@@ -144,7 +141,7 @@ pub enum ScheduleError {
     },
     /// Something is computed twice.
     #[error(
-        "rank {rank}, cell {cell}: `{action}` computes again what `{first}` in cell {first_cell} computed: \
+        "rank {rank}, cell {cell}: `{action}` repeats `{first}` in cell {first_cell}: \
          each stage has one F and either one B or one I and one W for each micro-batch"
     )]
     Doubled {
@@ -167,7 +164,7 @@ pub enum ScheduleError {
     Missing {
         /// What is missing.
         action: Action,
-        /// Where its stage lives.
+        /// Rank of its stage.
         rank: usize,
         /// Micro-batches of the schedule.
         micro_batches: usize,
@@ -180,22 +177,22 @@ pub enum ScheduleError {
     WaitsForLater {
         /// The rank.
         rank: usize,
-        /// Cell of what waits.
+        /// Cell of the waiting action.
         cell: usize,
-        /// What waits.
+        /// The waiting action.
         action: Action,
-        /// What it waits for.
+        /// The action that it waits for.
         needed: Action,
-        /// The cell of that.
+        /// The cell of that action.
         needed_cell: usize,
     },
     /// Ranks wait for each other.
     #[error("the schedule deadlocks: {}", list(stuck))]
     Deadlock {
-        /// Every rank that cannot go on, lowest first.
+        /// Every rank that cannot continue, lowest first.
         stuck: Vec<Stuck>,
     },
-    /// Micro-batches of a stage out of order.
+    /// Micro-batches of a stage are out of order.
     #[error(
         "rank {rank}, cell {cell}: `{action}` comes after `{before}`: each stage takes its micro-batches in \
          ascending order, so that gradients are added up in the same order under every schedule"
@@ -215,7 +212,7 @@ pub enum ScheduleError {
 fn list(stuck: &[Stuck]) -> String {
     let mut shown: Vec<String> = stuck.iter().take(STUCK_SHOWN).map(Stuck::to_string).collect();
     if stuck.len() > STUCK_SHOWN {
-        shown.push(format!("and {} ranks more wait", stuck.len() - STUCK_SHOWN));
+        shown.push(format!("and {} more ranks wait", stuck.len() - STUCK_SHOWN));
     }
     shown.join("; ")
 }

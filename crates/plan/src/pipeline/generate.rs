@@ -12,11 +12,11 @@ use super::schedule::Schedule;
 use super::simulate::{Costs, StageCost, simulate_with_depth};
 use super::{MAX_CELLS, MAX_RANKS, interleaved, one_chunk, zero_bubble};
 
-/// The schedule `plan` for `ranks` pipeline ranks and `micro_batches` a step; it passes [`check()`].
+/// Generates the schedule `plan` for `ranks` pipeline ranks and `micro_batches` per step; it passes [`check()`].
 ///
 /// # Errors
-/// Zero of anything; fewer micro-batches than ranks (but under `model`); under `interleaved`, a number of
-/// micro-batches that does not fall into rounds.
+/// A size of 0; fewer micro-batches than ranks (except for `model`); for `interleaved`, a number of micro-batches that
+/// cannot be divided into rounds.
 pub fn generate(plan: Plan, ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
     for (number, what) in [(ranks, "ranks"), (micro_batches, "micro-batches"), (plan.chunks(), "chunks")] {
         if number == 0 {
@@ -51,8 +51,8 @@ pub fn generate(plan: Plan, ranks: usize, micro_batches: usize) -> Result<Schedu
     Ok(schedule)
 }
 
-/// Whether a schedule of these sizes is small enough to be made. Under `model` a rank has a cell, empty or not, for
-/// each action of every other rank; under the others for its own actions and a bubble of as many cells as ranks.
+/// Whether a schedule of these sizes is small enough. With `model`, a rank has a cell, empty or not, for each action of
+/// every rank; with the others, cells for its own actions and a bubble of as many cells as ranks.
 fn is_planned(plan: Plan, ranks: usize, micro_batches: usize) -> bool {
     let length = match plan {
         Plan::ModelParallel => micro_batches.checked_mul(ranks),
@@ -62,7 +62,7 @@ fn is_planned(plan: Plan, ranks: usize, micro_batches: usize) -> bool {
     ranks <= MAX_RANKS && cells.is_some_and(|cells| cells <= MAX_CELLS)
 }
 
-/// Every rank's actions in the cells in which they start when each takes one.
+/// Each rank's actions, placed in the cells in which they start if each takes one cell.
 fn cells(schedule: &Schedule) -> Vec<Vec<Option<Action>>> {
     let parts = if schedule.splits_backward() { 1.0 } else { 0.5 };
     let cost = StageCost { forward: 1.0, input: parts, weight: parts };

@@ -16,13 +16,13 @@ pub struct HeldMicroBatches {
     pub to_weight: usize,
 }
 
-/// The micro-batches whose activations a schedule holds. A rank's number is the largest sum over its stages, each of which
-/// counts 1 per micro-batch.
+/// The micro-batches whose activations a schedule holds. A rank's value is the largest sum over its stages, where each
+/// stage counts 1 per micro-batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InFlight {
-    /// By stage.
+    /// For each stage.
     pub stages: Vec<HeldMicroBatches>,
-    /// By rank.
+    /// For each rank.
     pub ranks: Vec<HeldMicroBatches>,
 }
 
@@ -39,7 +39,7 @@ pub fn in_flight(schedule: &Schedule) -> InFlight {
     InFlight { stages, ranks }
 }
 
-/// The largest number of forwards whose `last` part is not done yet.
+/// The largest number of micro-batches with a finished forward and an unfinished `last` part.
 fn max_held(actions: impl Iterator<Item = Action>, last: Kind) -> usize {
     let (mut held, mut max) = (0, 0);
     for action in actions {

@@ -9,7 +9,7 @@
 use super::action::{Action, Kind};
 use super::error::ScheduleError;
 
-/// Rounds of `micro_batches` on `ranks`.
+/// Number of rounds of `micro_batches` on `ranks`.
 fn rounds(ranks: usize, micro_batches: usize) -> usize {
     (micro_batches / ranks).max(1)
 }
@@ -27,7 +27,8 @@ pub(super) fn equal_rounds(ranks: usize, micro_batches: usize) -> Result<(), Sch
     }
 }
 
-/// Forwards ahead: v - 1 chunks of a round, and two for every rank below; then one forth, one back.
+/// Warm-up: forwards of v - 1 chunks of a round, and two more for every rank below. Then one forward and one backward
+/// in turn.
 pub(super) fn order(rank: usize, ranks: usize, chunks: usize, micro_batches: usize) -> Vec<Action> {
     let round = micro_batches / rounds(ranks, micro_batches);
     let total = chunks * micro_batches;

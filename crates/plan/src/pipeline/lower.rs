@@ -10,12 +10,12 @@ use std::collections::{BTreeMap, HashMap};
 use super::action::{Action, Kind};
 use super::schedule::Schedule;
 
-/// One micro-batch's activations or gradients, on their way between neighbouring stages.
+/// A message between neighbouring stages: one micro-batch's activations or gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// The stage that made it.
+    /// The sending stage.
     pub stage_from: usize,
-    /// The stage that needs it, one above or below.
+    /// The receiving stage, one above or below.
     pub stage_to: usize,
     /// Number of the micro-batch.
     pub micro_batch: usize,
@@ -23,7 +23,7 @@ pub struct Message {
     pub forward: bool,
 }
 
-/// All that goes from one rank to another in a step.
+/// All messages from one rank to another in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Channel {
     /// The sending rank.
@@ -41,7 +41,7 @@ pub enum Step {
     Recv {
         /// The sending rank.
         from: usize,
-        /// What comes.
+        /// The message.
         message: Message,
     },
     /// Computes.
@@ -50,12 +50,12 @@ pub enum Step {
     Send {
         /// The receiving rank.
         to: usize,
-        /// What goes.
+        /// The message.
         message: Message,
     },
 }
 
-/// Every channel that is used, by sending and then by receiving rank.
+/// Every channel that is used, ordered by sending and then by receiving rank.
 ///
 /// # Panics
 /// If the placement does not fit the actions; [`super::check()`] finds that.
@@ -72,10 +72,10 @@ pub fn messages(schedule: &Schedule) -> Vec<Channel> {
     channels
 }
 
-/// By rank its actions with the receives before and the sends after them.
+/// For each rank: its actions, with their receives before and their sends after them.
 ///
 /// # Panics
-/// If something is missing or on the wrong rank; [`super::check()`] finds that.
+/// If an action is missing or on the wrong rank; [`super::check()`] finds that.
 pub fn lower(schedule: &Schedule) -> Vec<Vec<Step>> {
     let mut incoming: Vec<BTreeMap<usize, Vec<Message>>> = vec![BTreeMap::new(); schedule.ranks.len()];
     for Channel { from, to, messages } in messages(schedule) {

@@ -3,17 +3,17 @@
 //! [`action`] and [`schedule`] are the data, and [`mod@text`] is their text format, which is PyTorch's. [`names`] lists the
 //! schedules that have a name, and [`mod@generate`] generates them (`one_chunk`, `interleaved`, `zero_bubble`).
 //! [`mod@check`] refuses schedules that cannot train. [`mod@lower`] adds the messages between ranks, and [`walk`] defines
-//! when a rank waits, for the deadlock check and for the times of [`mod@simulate`]. [`held`] counts activations.
-//! [`mod@depth`] is the number of messages that its channels hold. [`mod@abridge`] leaves out the repetitions of a steady state for a dry run. [`error`] has the errors. The crate `drawing`
-//! draws schedules.
+//! when a rank waits, for the deadlock check and for the [`timeline`] of [`mod@simulate`]. [`held`] counts activations,
+//! and [`mod@depth`] the messages that channels must hold. [`mod@abridge`] leaves out the repetitions of a steady state
+//! for a dry run. [`error`] has the errors. The crate `drawing` draws schedules.
 //!
 //! Sources: GPipe (Huang et al., arXiv 1811.06965), 1F1B (Narayanan et al., PipeDream, SOSP 2019),
 //! interleaved (Narayanan et al., arXiv 2104.04473), zero bubble (Qi et al., arXiv 2401.10241).
 
-/// Most pipeline ranks of a schedule: no model has more blocks to give to them.
+/// Maximum number of pipeline ranks of a schedule: no model has more blocks.
 pub const MAX_RANKS: usize = 2048;
 
-/// Most cells of a schedule, empty ones included: it is generated, checked and lowered in seconds.
+/// Maximum number of cells of a schedule, empty ones included, so that it is generated, checked and lowered in seconds.
 pub const MAX_CELLS: usize = 1 << 21;
 
 pub mod abridge;
@@ -30,6 +30,7 @@ mod one_chunk;
 pub mod schedule;
 pub mod simulate;
 pub mod text;
+pub mod timeline;
 pub mod walk;
 mod zero_bubble;
 
@@ -41,7 +42,8 @@ pub use error::ScheduleError;
 pub use generate::generate;
 pub use held::{HeldMicroBatches, InFlight, in_flight};
 pub use lower::{Channel, Message, Step, lower, lower_rank, messages};
-pub use names::Plan;
+pub use names::{Plan, UnknownSchedule};
 pub use schedule::Schedule;
-pub use simulate::{Costs, Span, StageCost, Timeline, simulate};
+pub use simulate::{Costs, StageCost, simulate};
+pub use timeline::{Span, Timeline};
 pub use walk::Stuck;

@@ -18,27 +18,34 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::error::ScheduleError;
-
 /// A schedule by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Plan {
-    /// `model`: model parallelism; a micro-batch passes all stages, forth and back, before the next starts.
+    /// `model`: model parallelism; each micro-batch runs forward and backward through all stages before the next
+    /// starts.
     ModelParallel,
     /// `gpipe`: all forwards, then all backwards.
     GPipe,
-    /// `1f1b`: backward as early as it can be, which bounds the activations.
+    /// `1f1b`: backward as early as possible, which bounds the activations.
     OneForwardOneBackward,
-    /// `interleaved`: 1F1B over several chunks a rank, stage s on rank s % p: a shorter bubble, more
-    /// messages.
+    /// `interleaved`: 1F1B with several chunks per rank, stage s on rank s % p: a shorter bubble, more messages.
     Interleaved {
         /// Stages of each rank.
         chunks: usize,
     },
     /// `zb-h1`: 1F1B with split backward, whose weight parts fill most of the bubble.
     ZeroBubbleH1,
-    /// `zb-v`: split backward over two chunks a rank, placed down and up again: no bubble in between.
+    /// `zb-v`: split backward with two chunks per rank, placed from the first rank to the last and back: no bubble in
+    /// between.
     ZeroBubbleV,
+}
+
+/// A name that no schedule has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no pipeline schedule `{given}`: expected one of {}", Plan::NAMES.join(", "))]
+pub struct UnknownSchedule {
+    /// What was given.
+    pub given: String,
 }
 
 impl Plan {
@@ -66,7 +73,7 @@ impl Plan {
         }
     }
 
-    /// The same with this many chunks a rank, where it leaves the choice: under `interleaved`.
+    /// The same schedule with this many chunks per rank; only `interleaved` allows a choice.
     #[must_use]
     pub fn with_chunks(self, chunks: usize) -> Plan {
         match self {
@@ -75,7 +82,7 @@ impl Plan {
         }
     }
 
-    /// By stage its rank.
+    /// For each stage: its rank.
     pub fn placement(self, ranks: usize) -> Vec<usize> {
         let stages = ranks * self.chunks();
         match self {
@@ -94,10 +101,10 @@ impl fmt::Display for Plan {
 }
 
 impl FromStr for Plan {
-    type Err = ScheduleError;
+    type Err = UnknownSchedule;
 
-    /// `interleaved` has two chunks until [`Plan::with_chunks`] says otherwise.
-    fn from_str(name: &str) -> Result<Plan, ScheduleError> {
+    /// `interleaved` has two chunks unless [`Plan::with_chunks`] changes that.
+    fn from_str(name: &str) -> Result<Plan, UnknownSchedule> {
         let all = [
             Plan::ModelParallel,
             Plan::GPipe,
@@ -107,6 +114,6 @@ impl FromStr for Plan {
             Plan::ZeroBubbleV,
         ];
         let found = all.into_iter().find(|plan| plan.name() == name);
-        found.ok_or_else(|| ScheduleError::UnknownName { given: name.to_string() })
+        found.ok_or_else(|| UnknownSchedule { given: name.to_string() })
     }
 }

@@ -8,11 +8,11 @@ use super::action::{Action, Kind};
 /// What each rank does in one step. `stages == placement.len()`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// What it is called in reports.
+    /// Name in reports.
     pub name: String,
-    /// By rank: its cells; `None` is a bubble. Rows may have different lengths.
+    /// For each rank: its cells; `None` is a bubble. Rows may have different lengths.
     pub ranks: Vec<Vec<Option<Action>>>,
-    /// By stage: the rank on which it lives.
+    /// For each stage: its rank.
     pub placement: Vec<usize>,
     /// Micro-batches of a step.
     pub micro_batches: usize,
@@ -34,12 +34,12 @@ impl Schedule {
         self.ranks[rank].iter().enumerate().filter_map(|(cell, action)| action.map(|action| (cell, action)))
     }
 
-    /// The stages that live on a rank, lowest first.
+    /// The stages of a rank, lowest first.
     pub fn stages_of(&self, rank: usize) -> impl Iterator<Item = usize> + '_ {
         (0..self.stages()).filter(move |&stage| self.placement[stage] == rank)
     }
 
-    /// Which of its rank's stages a stage is, 0 the lowest: the number of the chunk.
+    /// The chunk number of a stage: its index among the stages of its rank, lowest first.
     pub fn chunk(&self, stage: usize) -> usize {
         self.stages_of(self.placement[stage]).take_while(|&other| other < stage).count()
     }

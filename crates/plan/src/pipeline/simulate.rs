@@ -7,6 +7,7 @@ use super::action::{Action, Kind};
 use super::depth::depth;
 use super::lower::lower;
 use super::schedule::Schedule;
+use super::timeline::Timeline;
 use super::walk::{Stuck, walk};
 
 /// Time that one stage takes for one micro-batch; a whole backward takes `input + weight`.
@@ -35,7 +36,7 @@ impl StageCost {
 /// What a step costs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// By stage.
+    /// For each stage.
     pub stages: Vec<StageCost>,
     /// Time from the sending of a message to its arrival. The sender computes meanwhile; the receiver waits, if it has
     /// nothing else to do.
@@ -55,44 +56,6 @@ impl Costs {
     }
 }
 
-/// An action with its time.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Span {
-    /// What ran.
-    pub action: Action,
-    /// When it began, the step beginning at 0.
-    pub start: f64,
-    /// When it ended.
-    pub end: f64,
-}
-
-/// A step in time.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Timeline {
-    /// By rank its actions in order.
-    pub ranks: Vec<Vec<Span>>,
-    /// By rank the time that it computes.
-    pub busy: Vec<f64>,
-    /// When the last action of the last rank ends.
-    pub makespan: f64,
-}
-
-impl Timeline {
-    /// Time in which a rank does not compute: it waits.
-    pub fn idle(&self, rank: usize) -> f64 {
-        self.makespan - self.busy[rank]
-    }
-
-    /// Idle over all time of all ranks: `1 - sum(busy) / (ranks * makespan)`, 0 if nothing takes time.
-    ///
-    /// Under GPipe and 1F1B with equal stages it is (p - 1)/(m + p - 1). Narayanan et al. quote idle over
-    /// busy time instead, (p - 1)/m.
-    pub fn bubble_fraction(&self) -> f64 {
-        let total = self.makespan * self.busy.len() as f64;
-        if total > 0.0 { 1.0 - self.busy.iter().sum::<f64>() / total } else { 0.0 }
-    }
-}
-
 /// Runs a schedule that [`super::check()`] accepts, with channels of the depth that a run gives them.
 ///
 /// # Panics
@@ -107,7 +70,7 @@ pub fn simulate(schedule: &Schedule, costs: &Costs) -> Timeline {
 /// As [`simulate`], and on a depth with which ranks wait for each other.
 pub fn simulate_with_depth(schedule: &Schedule, costs: &Costs, depth: usize) -> Timeline {
     let (stages, given) = (schedule.stages(), costs.stages.len());
-    assert_eq!(stages, given, "`{}` has {stages} stages and costs of {given}", schedule.name);
+    assert_eq!(stages, given, "`{}` has {stages} stages, but there are costs for {given}", schedule.name);
     let run = walk(&lower(schedule), |action| costs.of(action), costs.message, depth);
     let ranks = run.unwrap_or_else(|stuck| {
         let stuck: Vec<String> = stuck.iter().map(Stuck::to_string).collect();

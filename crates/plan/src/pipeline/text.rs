@@ -12,15 +12,15 @@ use super::error::ScheduleError;
 use super::schedule::Schedule;
 use super::{MAX_CELLS, MAX_RANKS};
 
-/// The name of a schedule that was read.
+/// The name of a schedule that was read from a file.
 const NAME: &str = "custom";
 
 impl Schedule {
     /// Reads a schedule; which rank has which stage follows from the cells. Its name is `custom`.
     ///
     /// # Errors
-    /// A cell that is no action, with its line and column from 1; a rank without actions; a stage on two
-    /// ranks or on none. Whether it can be run, [`super::check()`] says.
+    /// A cell that is not an action, with its line and column from 1; a rank without actions; a stage on two ranks or
+    /// on none. [`super::check()`] tells whether the schedule can run.
     pub fn parse(text: &str) -> Result<Schedule, ScheduleError> {
         let (mut ranks, mut length) = (Vec::new(), 0);
         for (number, line) in (1..).zip(text.trim_end().lines()) {
@@ -37,7 +37,7 @@ impl Schedule {
         let micro_batches = ranks.iter().flatten().flatten().map(|action| action.micro_batch).max();
         let Some(last) = micro_batches else { return Err(ScheduleError::Empty) };
         let placement = place(&ranks)?;
-        // Far beyond any table, and far below overflow.
+        // Larger than any schedule, and far below overflow.
         let micro_batches = last.saturating_add(1);
         Ok(Schedule { name: NAME.to_string(), ranks, placement, micro_batches })
     }
@@ -92,13 +92,13 @@ fn read_action(cell: &str) -> Result<Action, String> {
     let stage = &cell[..cell.len() - after_stage.len()];
     let word = &after_stage[..after_stage.len() - after_word.len()];
     if stage.is_empty() {
-        return Err("it does not begin with the number of a stage".to_string());
+        return Err("it does not begin with a stage number".to_string());
     }
     let mut letters = word.chars();
     let kind = match (letters.next().and_then(Kind::of_letter), letters.as_str()) {
         (Some(kind), "") => kind,
         _ if word.contains('_') || word.contains("SHARD") => {
-            let problem = "is not computing: write the schedule in PyTorch's `compute_only` form";
+            let problem = "is not a computation: write the schedule in PyTorch's `compute_only` form";
             return Err(format!("`{word}` {problem}"));
         }
         _ => return Err(format!("`{word}` is none of the actions F, B, I, W")),
@@ -109,7 +109,7 @@ fn read_action(cell: &str) -> Result<Action, String> {
     Ok(Action { stage: number(stage, "stage")?, kind, micro_batch: number(after_word, "micro-batch")? })
 }
 
-/// By stage its rank.
+/// For each stage: its rank.
 fn place(ranks: &[Vec<Option<Action>>]) -> Result<Vec<usize>, ScheduleError> {
     let mut placed: BTreeMap<usize, usize> = BTreeMap::new();
     for (rank, cells) in ranks.iter().enumerate() {

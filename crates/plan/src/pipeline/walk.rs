@@ -15,9 +15,9 @@ use std::fmt;
 
 use super::action::Action;
 use super::lower::{Message, Step};
-use super::simulate::Span;
+use super::timeline::Span;
 
-/// A rank that cannot go on, and why.
+/// A rank that cannot continue, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stuck {
     /// The rank.
@@ -26,7 +26,7 @@ pub struct Stuck {
     pub cell: usize,
     /// That action.
     pub action: Action,
-    /// The step that does not end: a receive before the action or a send after it.
+    /// The step that cannot complete: a receive before the action or a send after it.
     pub step: Step,
 }
 
@@ -86,7 +86,7 @@ struct Walk<'a, C> {
     latency: f64,
     depth: usize,
     rows: Vec<RankProgress>,
-    /// By sending and receiving rank.
+    /// Keyed by sending and receiving rank.
     queues: HashMap<(usize, usize), Queue>,
 }
 
@@ -123,7 +123,7 @@ pub(super) fn walk(
 }
 
 impl<C: Fn(Action) -> f64> Walk<'_, C> {
-    /// Takes a step, or says that it has to wait.
+    /// Executes a step; false if it has to wait.
     fn take(&mut self, rank: usize, step: Step) -> bool {
         match step {
             Step::Compute(action) => {

@@ -26,10 +26,10 @@ pub(super) fn h1(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action>
     order
 }
 
-/// ZB-V: chunk 0 is the stage on the way down, chunk 1 the one on the way up.
+/// ZB-V: chunk 0 is the stage on the way from the first rank to the last, chunk 1 the one on the way back.
 pub(super) fn v(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
     use Kind::{Forward, Input, Weight};
-    // The phases need this many; with fewer, what the others would have done is left out.
+    // The phases need at least this many micro-batches; actions of micro-batches that do not exist are left out.
     let filled = micro_batches.max(2 * ranks - 1);
     let below = ranks - rank;
     let mut row = RankActions::new([rank, 2 * ranks - 1 - rank]);

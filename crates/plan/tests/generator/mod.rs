@@ -2,7 +2,7 @@
 
 use phalanx_random::{GOLDEN, mix};
 
-/// Its whole state.
+/// The state.
 pub struct Generator(pub u64);
 
 impl Generator {
@@ -12,7 +12,7 @@ impl Generator {
         mix(self.0)
     }
 
-    /// A number in `low..=high`, near enough to uniform.
+    /// An approximately uniform number in `low..=high`.
     pub fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }

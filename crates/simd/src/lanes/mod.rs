@@ -55,25 +55,25 @@ pub trait Lanes: Copy + 'static {
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     /// `a / b`.
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
-    /// `a` where `a > b`, else `b`: `b` also where either is not a number.
+    /// `a` where `a > b`, else `b`; `b` where either is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
-    /// `a` where `a < b`, else `b`: `b` also where either is not a number.
+    /// `a` where `a < b`, else `b`; `b` where either is NaN.
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
     /// `x * 2^n` for whole n from -126 to 128; 0 where `gate < gate_min`.
     unsafe fn scale2(x: Self::V, n: Self::V, gate: Self::V, gate_min: Self::V) -> Self::V;
     /// Lane i of vector j becomes lane j of vector i.
     unsafe fn transpose(x: [Self::V; 16]) -> [Self::V; 16];
-    /// 16 numbers of bf16, widened.
+    /// Loads 16 bf16, widened.
     unsafe fn load_bf16(from: *const bf16) -> Self::V;
-    /// 16 numbers of bf16, rounded to nearest even; what is not a number stays so.
+    /// Stores 16 bf16, rounded to nearest even; NaN stays NaN.
     unsafe fn store_bf16(to: *mut bf16, x: Self::V);
-    /// The same, but every lane that is not a number becomes `bf16::NAN`.
+    /// The same, but every NaN becomes `bf16::NAN`.
     unsafe fn store_bf16_one_nan(to: *mut bf16, x: Self::V);
-    /// 16 numbers of f16, widened.
+    /// Loads 16 f16, widened.
     unsafe fn load_f16(from: *const f16) -> Self::V;
-    /// 16 numbers of f16, rounded to nearest even; infinite beyond 65,504.
+    /// Stores 16 f16, rounded to nearest even; infinite beyond 65,504.
     unsafe fn store_f16(to: *mut f16, x: Self::V);
-    /// Lanes that are not a number become the one NaN 0x7fc0_0000, which rounds to `bf16::NAN` and `f16::NAN`.
+    /// Replaces every NaN by 0x7fc0_0000, which rounds to `bf16::NAN` and `f16::NAN`.
     unsafe fn one_nan(x: Self::V) -> Self::V;
     /// 8 numbers of f64.
     unsafe fn load_f64(from: *const f64) -> Self::D;
@@ -85,14 +85,14 @@ pub trait Lanes: Copy + 'static {
     unsafe fn store_first_f64(to: *mut f64, x: Self::D, count: usize);
     /// `a + b` of f64.
     unsafe fn add_f64(a: Self::D, b: Self::D) -> Self::D;
-    /// Lanes that are bf16, widened, as pairs: the lower half of a lane from `low`, the upper from `high`.
+    /// Packs lanes that hold widened bf16 as pairs: `low` into the lower half of each lane, `high` into the upper half.
     unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::V;
-    /// Brings the cache line of an address nearer, to be read; the address need not be valid.
+    /// Prefetches a cache line for reading; the address need not be valid.
     #[inline(always)]
     unsafe fn prefetch(address: *const f32) {
         let _ = address;
     }
-    /// The same, to be written.
+    /// Prefetches a cache line for writing.
     #[inline(always)]
     unsafe fn prefetch_write(address: *mut f32) {
         let _ = address;
@@ -166,7 +166,7 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     unsafe fn scale2(x: [f32; 16], n: [f32; 16], gate: [f32; 16], gate_min: [f32; 16]) -> [f32; 16] {
-        // 2^n in two halves, because 2^128 alone is not a number.
+        // 2^n in two factors, because 2^128 alone overflows.
         let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
         std::array::from_fn(|i| {
             let n = n[i] as i32;
@@ -247,7 +247,7 @@ impl Lanes for Portable {
 mod tests {
     use super::*;
 
-    /// A closure does not inherit features, so each instruction set has its function.
+    /// A closure does not inherit target features, so each instruction set has its function.
     fn transposed<L: Lanes>() {
         let x: [[f32; 16]; 16] = std::array::from_fn(|i| std::array::from_fn(|j| (i * 16 + j) as f32));
         // SAFETY: the caller checked the features; loads and stores are of whole rows.

@@ -5,12 +5,12 @@
 
 use super::Lanes;
 
-/// Folds a row: `fold_row!(L, len, start, |state, at, count| next, join)`. `next` takes in the `count`
-/// numbers from `at` on, in the first lanes; number i goes to lane i mod 64, that is to four vectors in
-/// turn, which hide the latency of an addition and are joined at the end.
+/// Folds a row: `fold_row!(L, len, start, |state, at, count| next, join)`. `next` adds `count` elements starting at
+/// `at`, in the first lanes. Element i goes to lane i mod 64, that is, to four vectors in turn, which hide the latency
+/// of an addition and are joined at the end.
 ///
-/// A macro, because the body of a closure would be compiled without the features of the function around it,
-/// and be slow where it is not inlined. To be used inside `unsafe`, compiled for `L`.
+/// A macro, because the body of a closure would be compiled without the features of the function around it, and be slow
+/// where it is not inlined. To be used inside `unsafe`, compiled for `L`.
 #[macro_export]
 macro_rules! fold_row {
     ($L:ty, $len:expr, $start:expr, |$state:ident, $at:ident, $count:ident| $next:expr, $join:expr) => {{
@@ -90,10 +90,10 @@ pub unsafe fn max_row<L: Lanes>(row: &[f32]) -> f32 {
     }
 }
 
-/// The `count` numbers from `at` on, in the first lanes.
+/// Loads `count` elements starting at `at` into the first lanes.
 ///
 /// # Safety
-/// Compiled for `L`; the numbers are in the row.
+/// Compiled for `L`; the elements lie inside the row.
 #[inline(always)]
 pub unsafe fn load<L: Lanes>(row: &[f32], at: usize, count: usize) -> L::V {
     debug_assert!(at + count <= row.len());
@@ -104,10 +104,10 @@ pub unsafe fn load<L: Lanes>(row: &[f32], at: usize, count: usize) -> L::V {
     }
 }
 
-/// The first `count` lanes to the numbers from `at` on.
+/// Stores the first `count` lanes, starting at element `at`.
 ///
 /// # Safety
-/// Compiled for `L`; the numbers are in the row.
+/// Compiled for `L`; the elements lie inside the row.
 #[inline(always)]
 pub unsafe fn store<L: Lanes>(row: &mut [f32], at: usize, x: L::V, count: usize) {
     debug_assert!(at + count <= row.len());
@@ -147,8 +147,8 @@ pub unsafe fn largest<L: Lanes>(x: L::V) -> f32 {
     lanes.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
 }
 
-/// e to the x, lane by lane, after Cephes (Moshier): reduction by ln 2 in two parts and a polynomial, at most
-/// 1 ulp off in [-87, 88]. Zero below -87.3 (no subnormals), infinity above 88.7; what is not a number stays so.
+/// e to the x, lane by lane, after Cephes (Moshier): reduction by ln 2 in two parts and a polynomial, at most 1 ulp off
+/// in [-87, 88]. Zero below -87.3 (no subnormals), infinity above 88.7; NaN stays NaN.
 ///
 /// # Safety
 /// Compiled for `L`.
@@ -159,7 +159,7 @@ pub unsafe fn exp<L: Lanes>(x: L::V) -> L::V {
         let splat = |x: f32| L::splat(x);
         // 1.5 * 2^23: adding it rounds to a whole number.
         let round = splat(12_582_912.0);
-        // The bounds come first, so that what is not a number stays so.
+        // The bounds come first, so that NaN stays NaN.
         let clamped = L::max(splat(-88.0), L::min(splat(89.0), x));
         let n = L::sub(L::mul_add(clamped, splat(std::f32::consts::LOG2_E), round), round);
         let r = L::mul_add(n, splat(-0.693_359_4), clamped);
@@ -173,8 +173,8 @@ pub unsafe fn exp<L: Lanes>(x: L::V) -> L::V {
     }
 }
 
-/// 2 to the x for x below 128, lane by lane: at most 2.5 ulp off; 0 below -126, NaN stays NaN. The polynomial has
-/// the least largest relative error on [-1/2, 1/2] of its degree.
+/// 2 to the x for x below 128, lane by lane: at most 2.5 ulp off; 0 below -126, NaN stays NaN. The polynomial minimises
+/// the largest relative error on [-1/2, 1/2] for its degree.
 ///
 /// # Safety
 /// Compiled for `L`.

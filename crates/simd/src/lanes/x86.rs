@@ -9,7 +9,7 @@ use super::{Lanes, ONE_NAN, Portable};
 /// The upper half of [`ONE_NAN`]: `bf16::NAN`.
 const ONE_NAN_BF16: i32 = 0x7fc0;
 
-/// AVX2 and FMA: two halves.
+/// AVX2 and FMA: two registers per vector.
 #[derive(Clone, Copy)]
 pub struct Avx2;
 
@@ -104,7 +104,7 @@ impl Lanes for Avx2 {
             let power =
                 |n| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127))));
             let half = |x, n, gate, gate_min| {
-                // 2^n in two halves, because 2^128 alone is not a number.
+                // 2^n in two factors, because 2^128 alone overflows.
                 let n = _mm256_cvtps_epi32(n);
                 let low = _mm256_srai_epi32::<1>(n);
                 let y = _mm256_mul_ps(_mm256_mul_ps(x, power(low)), power(_mm256_sub_epi32(n, low)));
@@ -227,7 +227,7 @@ impl Lanes for Avx2 {
     }
 }
 
-/// AVX-512: one register.
+/// AVX-512: one register per vector.
 #[derive(Clone, Copy)]
 pub struct Avx512;
 
@@ -236,7 +236,7 @@ fn mask(count: usize) -> __mmask16 {
     ((1u32 << count.min(16)) - 1) as __mmask16
 }
 
-/// The lanes as bf16, each in the lower half of 32 bits. A NaN stays what it is, or becomes the one that is stored for all.
+/// The lanes as bf16, each in the lower half of 32 bits. A NaN keeps its bits, or with `ONE_NAN` becomes `bf16::NAN`.
 ///
 /// # Safety
 /// The processor has the instructions.

@@ -12,8 +12,10 @@ mod activations;
 mod attention;
 mod elementwise;
 mod embeddings;
+mod family;
 mod normalization;
 mod optimizers;
+mod own;
 mod products;
 mod reductions;
 mod vocabulary;
@@ -26,12 +28,13 @@ pub use elementwise::*;
 pub use embeddings::*;
 pub use normalization::*;
 pub use optimizers::*;
+pub use own::*;
 pub use products::*;
 pub use reductions::*;
 pub use vocabulary::*;
 
-use crate::buffer::ViewMut;
 use crate::operation::{Operand, Operands};
+use crate::view::ViewMut;
 
 macro_rules! operations {
     ($($family:ident,)*) => {
@@ -68,6 +71,7 @@ operations!(
     Vocabulary,
     Optimizers,
     Reductions,
+    Own,
 );
 
 impl<'a> Operation<'a> {

@@ -4,10 +4,11 @@ use phalanx_trace::{Axis, DType, Placement, Site};
 
 use super::{floats, same};
 use crate::arguments::{AdamW, Sgd};
-use crate::buffer::{View, ViewMut};
-use crate::operation::{Describe, Price, family, operation};
-use crate::placement::marks::Mark;
+use crate::operation::{Describe, Price, operation};
+use crate::operations::family::family;
+use crate::placement::table::Mark;
 use crate::record::Recorder;
+use crate::view::{View, ViewMut};
 
 family! {
     /// Optimizer steps.
@@ -93,7 +94,7 @@ impl Describe for SgdUpdate<'_> {
 impl Recorder {
     /// A gradient is reduced before it is applied. A part of a replicated parameter that is updated from its part
     /// of the gradient is this rank's alone until it is gathered.
-    fn follow_update(
+    pub(crate) fn follow_update(
         &self,
         op: &'static str,
         (p, g, rounded): (&ViewMut, View, Option<&ViewMut>),

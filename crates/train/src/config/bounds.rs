@@ -16,10 +16,10 @@ use crate::planning::ALL_RANKS;
 /// Sequences of a step or of an evaluation.
 const MAX_SEQUENCES: usize = 1 << 22;
 
-/// Micro-batches of a step on one replica, each of which is run dry.
+/// Micro-batches of a step on one replica; the dry run runs each of them.
 const MAX_MICRO_BATCHES: usize = 1 << 16;
 
-/// Ranks along an axis and in all.
+/// Ranks along an axis and in total.
 const MAX_RANKS: usize = 1 << 20;
 
 /// Threads of a rank: more than any machine has cores.
@@ -48,10 +48,10 @@ const MAX_TOKENS: u128 = 1 << 28;
 /// 100 events and 15 KB of the trace, so all of them take less than 1 GiB.
 const MAX_DRY_RUNS: u128 = 1 << 16;
 
-/// Bytes of logits for which the head takes as long to be run dry as a block: it makes them in slices.
+/// Bytes of logits that cost the dry run as much as a block: the head computes them in slices.
 const LOGITS_AS_A_BLOCK: u128 = 256 << 20;
 
-/// Operations of a step on one rank, and bytes that all ranks send in it: sums of both stay below 2^64.
+/// Operations of a step on one rank, and bytes that all ranks send in a step; keeps both sums below 2^64.
 const MAX_WORK: u128 = 1 << 63;
 
 impl RunConfig {
@@ -123,7 +123,7 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Refuses more micro-batches than are planned; the sizes of the batch fit each other.
+    /// Refuses too many micro-batches. The sizes of the batch have been checked against each other.
     pub(super) fn check_micro_batches(&self) -> Result<(), ConfigError> {
         let (count, micro_batch_size) = (self.micro_batches(), self.micro_batch_size());
         if count > MAX_MICRO_BATCHES {
@@ -168,12 +168,12 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Refuses sizes that are possible one by one and whose products are not: more tokens than a replica can hold,
-    /// more work than 64 bits count. `elements` are the trained numbers of the model, `evaluated` the windows of an
-    /// evaluation over all ranks.
+    /// Refuses sizes whose products are too large although each size is valid: more tokens than a replica can hold,
+    /// more work than 64 bits count. `elements` is the number of trainable elements of the model, `evaluated` the
+    /// number of windows of an evaluation over all ranks.
     ///
     /// # Errors
-    /// The key that has most to do with it.
+    /// The key that contributes most.
     pub fn check_work(
         &self,
         mesh: Mesh,
@@ -198,9 +198,9 @@ impl RunConfig {
         self.check_dry_runs(mesh, shape, evaluated)?;
         let tokens = self.batch.global as u128 * seq;
         let each = 6 * u128::from(elements) + 12 * (shape.layers * shape.hidden) as u128 * seq;
-        // With what checkpointing computes again, and what is sent of each parameter in each micro-batch.
+        // Includes recomputation by checkpointing, and what is sent for each parameter in each micro-batch.
         let sent = 16 * u128::from(elements) * (mesh.world_size() * self.micro_batches()) as u128;
-        // Stages need not be alike: one rank may have nearly all that its replica's part of each layer has to do.
+        // Stages may be uneven: one rank may have nearly all the work of its replica.
         let operations = 2 * tokens * each / (mesh.data * mesh.tensor) as u128;
         if operations > MAX_WORK {
             let expected = format!(

@@ -8,10 +8,10 @@ use phalanx_plan::{Mesh, pipeline::Schedule};
 
 use super::{Checkpointing, Chunk, Float, ParallelConfig, Reduce, RunConfig, Updates};
 
-/// Most ranks under asynchronous updates: each is run dry, with messages to and from each other.
+/// Maximum number of ranks with asynchronous updates: the dry run runs each of them, with messages between every pair.
 const MAX_ASYNCHRONOUS: usize = 256;
 
-/// A value that cannot work: which key, what it is, what it must be.
+/// An invalid value: its key, the value, and what is expected.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{key} = {given}: {expected}")]
 pub struct ConfigError {
@@ -31,7 +31,7 @@ impl RunConfig {
     /// The mesh of ranks.
     ///
     /// # Errors
-    /// Sizes that make none, with the nearest that do.
+    /// Sizes that do not form a mesh, with the nearest that do.
     pub fn mesh(&self) -> Result<Mesh, ConfigError> {
         let ParallelConfig { ranks, pipeline, data, tensor, .. } = self.parallel;
         Mesh::derive(ranks, pipeline, data, tensor).map_err(|error| {
@@ -42,12 +42,12 @@ impl RunConfig {
         })
     }
 
-    /// Ranks of the data axis of a mesh that there is.
+    /// Ranks of the data axis, for a valid mesh.
     pub fn data(&self) -> usize {
         self.mesh().map_or(1, |mesh| mesh.data)
     }
 
-    /// Ranks in all.
+    /// Number of ranks.
     pub fn world_size(&self) -> usize {
         self.mesh().map_or(1, |mesh| mesh.world_size())
     }
@@ -77,7 +77,7 @@ impl RunConfig {
             refuse("parallel.schedule", format!("{given}{more}"), error.to_string())
         };
         if !text.contains([',', '\n']) {
-            let plan: Plan = text.parse().map_err(refused)?;
+            let plan = text.parse::<Plan>().map_err(|error| refused(error.into()))?;
             let plan = plan.with_chunks(self.parallel.chunks);
             return generate(plan, mesh.pipeline, micro_batches).map_err(|error| {
                 let ConfigError { key, given, expected } = refused(error);
@@ -102,7 +102,7 @@ impl RunConfig {
         Ok(schedule)
     }
 
-    /// Refuses what cannot work.
+    /// Checks the configuration.
     ///
     /// # Errors
     /// The first key that is wrong, with what it must be.
@@ -154,7 +154,7 @@ impl RunConfig {
         if self.parallel.micro_batches == Some(0) {
             return Err(refuse("parallel.micro_batches", 0, "must be at least 1"));
         }
-        // As u128: three counts within their bounds.
+        // As u128, because products of three counts exceed 64 bits.
         let product = |counts: [usize; 3]| counts.into_iter().map(|count| count as u128).product::<u128>();
         if let (Some(count), Some(micro_batch_size)) = (self.parallel.micro_batches, self.batch.micro)
             && product([count, micro_batch_size, ranks]) != global as u128
@@ -164,7 +164,7 @@ impl RunConfig {
             );
             return Err(refuse("parallel.micro_batches", count, expected));
         }
-        // Of the two that follow from each other one is enough.
+        // Only one of the two is needed; the other follows from it.
         let part = self.batch.micro.or(self.parallel.micro_batches).unwrap_or(1);
         let unit = product([ranks, part, 1]);
         if global == 0 || !(global as u128).is_multiple_of(unit) {
@@ -198,13 +198,14 @@ impl RunConfig {
         }
         if p.sequence_parallel && mesh.tensor == 1 {
             let expected =
-                "shards what the ranks of parallel.tensor all have: it needs parallel.tensor = 2 or more";
+                "shards the residual stream over parallel.tensor ranks: it needs parallel.tensor = 2 or more";
             return Err(refuse("parallel.sequence_parallel", true, expected));
         }
         if p.chunks == 0 {
-            return Err(refuse("parallel.chunks", 0, "must be at least 1 stage a rank"));
+            return Err(refuse("parallel.chunks", 0, "must be at least 1 stage per rank"));
         }
-        // Embedding, last norm and head are blocks, too. Before the schedule is made: it may be a long one.
+        // Embedding, last norm and head are blocks, too. Checked before the schedule is generated, because that may be
+        // large.
         let blocks = m.layers + 3;
         if mesh.pipeline > blocks {
             let expected = format!(
@@ -227,12 +228,12 @@ impl RunConfig {
         self.check_updates(mesh)
     }
 
-    /// Refuses what a mesh cannot do with a model whose shape is known at last.
+    /// Checks a model, whose shape is now known, against the mesh.
     ///
     /// # Errors
     /// Heads or a vocabulary that the tensor axis cannot share.
     pub fn check_model_on(&self, mesh: Mesh, shape: &ModelShape) -> Result<(), ConfigError> {
-        // The last rank may have fewer rows than the others, not none.
+        // The last rank may have fewer rows than the others, but at least one.
         if (mesh.tensor - 1) * shape.vocab.div_ceil(mesh.tensor) >= shape.vocab {
             let expected = format!(
                 "shares the {} rows of the vocabulary, and some ranks would have none: use fewer",
@@ -260,7 +261,7 @@ impl RunConfig {
         let key = "parallel.updates";
         if p.zero > 0 {
             let expected = format!(
-                "applies gradients as they come, and parallel.zero = {} waits for those of all ranks: set one of \
+                "applies gradients as they arrive, but parallel.zero = {} waits for those of all ranks: set one of \
                  them to synchronous or 0",
                 p.zero
             );
@@ -280,7 +281,7 @@ impl RunConfig {
             return Err(refuse(key, given, expected));
         }
         if self.batch.reduce == Reduce::Defer {
-            return Err(refuse(key, given, "sends what it has after a step: leave batch.reduce out"));
+            return Err(refuse(key, given, "sends gradients after each step: leave batch.reduce out"));
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::check::refuse;
 use super::{ConfigError, RunConfig, Updates};
 
-/// Copies between host and device memory where nobody says how fast: 16 lanes of PCI Express 4.
+/// Default rate of copies between host and device memory: 16 lanes of PCI Express 4.
 const COPY_GB_PER_S: f64 = 25.0;
 
 /// `[device]`
@@ -88,7 +88,7 @@ impl RunConfig {
         let given = rates.map(|(key, value)| (key, value.map(|value| value.to_string())));
         for (key, value) in given.into_iter().chain([seed]) {
             if let Some(value) = value.filter(|_| device.kind == DeviceKind::Cpu) {
-                let expected = "belongs to a simulated device, and device.kind = \"cpu\": leave it out, or set \
+                let expected = "applies to a simulated device, but device.kind is \"cpu\": leave it out, or set \
                                 device.kind = \"simulated\"";
                 return Err(refuse(key, value, expected));
             }

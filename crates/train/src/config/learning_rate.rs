@@ -26,8 +26,8 @@ impl RunConfig {
         }
     }
 
-    /// The step at which the decay ends: `schedule.decay_steps`, or `train.steps` where that was left out and the run
-    /// reaches the decay; `None` where it does not.
+    /// The step at which the decay ends: `schedule.decay_steps`, or or `train.steps` if it is left out; `None` if the
+    /// run does not reach the decay.
     pub fn decay_end(&self) -> Option<u64> {
         let decays = self.schedule.kind != ScheduleKind::Constant && self.train.steps > self.schedule.warmup;
         self.schedule.decay_steps.or(decays.then_some(self.train.steps))

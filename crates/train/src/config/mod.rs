@@ -185,7 +185,7 @@ pub enum Reduce {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryConfig {
-    /// Chunk size: `auto` (searched), `none` (one tensor a chunk), or MiB.
+    /// Chunk size: `auto` (searched), `none` (one tensor per chunk), or MiB.
     pub chunk: Chunk,
     /// Width of the search above the minimum, in units of 2^20 elements (Gemini's `search_range_mb`).
     pub search_range_mb: f64,
@@ -273,7 +273,7 @@ pub struct PrecisionConfig {
     /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communicate: Option<Float>,
-    /// For `compute = "f16"`, as are the keys below: a static loss scale, or 0 for a dynamic one.
+    /// A static loss scale, or 0 for a dynamic one. This key and those below are for `compute = "f16"`.
     pub loss_scale: f64,
     /// The first dynamic scale, as a power of 2.
     pub initial_scale_power: u32,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelConfig {
-    /// Ranks in all; `pipeline` x `data` x `tensor` when left out (`--nproc` sets it).
+    /// Number of ranks; `pipeline` x `data` x `tensor` when left out (`--nproc` sets it).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<usize>,
     /// Pipeline ranks: each has one or more stages of the model's blocks.
@@ -30,8 +30,8 @@ pub struct ParallelConfig {
     /// Micro-batches of a step on each rank, instead of their size in `batch.micro`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batches: Option<usize>,
-    /// `synchronous`: one update a step from the gradients of all ranks. `asynchronous`: each rank sends its
-    /// gradients to the ranks that own the parameters, which apply them as they come.
+    /// `synchronous`: one update per step from the gradients of all ranks. `asynchronous`: each rank sends its
+    /// gradients to the ranks that own the parameters, which apply them as they arrive.
     pub updates: Updates,
     /// Under asynchronous updates: steps that a rank may be ahead of the slowest.
     pub max_staleness: u64,
@@ -80,7 +80,7 @@ pub enum CutBy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Updates {
-    /// One update a step, from the gradients of all ranks.
+    /// One update per step, from the gradients of all ranks.
     Synchronous,
     /// Each gradient is applied when it arrives.
     Asynchronous,

@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use super::{ConfigError, RunConfig};
 
-/// The configuration of one run: every key has its value, and all of them fit each other. It is what `config.toml` in a
-/// run folder says, what ranks receive, and what checkpoints record.
+/// The complete, checked configuration of a run: every key has a value, and all values are consistent. It is stored in
+/// `config.toml` of the run folder, sent to the ranks, and recorded in checkpoints.
 ///
-/// It is read like a [`RunConfig`] and cannot be changed; [`ResolvedConfig::with`] makes another.
+/// It dereferences to a [`RunConfig`] and cannot be modified; [`ResolvedConfig::with`] creates a changed copy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ResolvedConfig(#[serde(deserialize_with = "resolved")] RunConfig);
 
 impl ResolvedConfig {
-    /// Checks `config`, in which every key that depends on the model, the data and the machine is filled in; writes down
-    /// where the learning rate's decay ends.
+    /// Checks `config`, in which every key that depends on the model, the data and the machine is filled in, and fills
+    /// in the step at which the learning rate's decay ends.
     ///
     /// # Errors
     /// The first key that is wrong.
@@ -26,10 +26,10 @@ impl ResolvedConfig {
         Ok(ResolvedConfig(config))
     }
 
-    /// The configuration of another run, which differs in what `change` does.
+    /// A copy of the configuration, modified by `change`.
     ///
     /// # Errors
-    /// The first key that is wrong then.
+    /// The first key that is wrong after the change.
     pub fn with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<ResolvedConfig, ConfigError> {
         let mut config = self.0.clone();
         change(&mut config);

@@ -29,7 +29,7 @@ impl Sizes {
     pub fn of([pipeline, data, tensor]: [usize; 3]) -> Sizes {
         let (micro_batches, even) = (pipeline.max(2), 8usize.is_multiple_of(tensor));
         let (heads, micro_batch_size) = if even { (8, 2) } else { (tensor, tensor) };
-        // Two stages a rank for those schedules that have them; embedding, norm and head are blocks, too.
+        // Two stages per rank for schedules that have them; embedding, norm and head are blocks, too.
         Sizes {
             layers: (2 * pipeline).max(6) - 3,
             heads,
@@ -100,10 +100,10 @@ fn parameters(ran: &Ran) -> State {
         .collect()
 }
 
-/// What sums in another order may differ by, relative to the largest element of a tensor: half a unit of the last
-/// place for every addition on the longest way to a gradient. Each of the blocks forward and backward adds at most
-/// two times (4 hidden + 2 heads-wide sums + 2 norms): 12 hidden; the head hidden and the vocabulary; a gradient the
-/// tokens of a step. Twenty steps of momentum 0.9 carry ten times a step's difference into the parameters' own.
+/// Tolerance for sums in another order, relative to the largest element of a tensor: half a unit of the last place for
+/// every addition on the longest way to a gradient. Each of the blocks forward and backward adds at most two times (4
+/// hidden + 2 heads-wide sums + 2 norms): 12 hidden; the head hidden and the vocabulary; a gradient the tokens of a
+/// step. Twenty steps of momentum 0.9 carry ten times a step's difference into the parameters' own.
 pub fn tolerance(sizes: Sizes) -> f32 {
     let hidden = sizes.hidden();
     let additions = sizes.layers * 2 * 12 * hidden + 2 * hidden + VOCAB + sizes.global * SEQ;
@@ -154,7 +154,7 @@ pub fn hold(family: &str, mesh: [usize; 3], sequence: bool, schedules: &[&str], 
             };
             row.bits &= same_bits(&first.losses, &ran.losses) && same(&first.state, &ran.state);
         }
-        // One rank has one order of everything.
+        // On one rank, all schedules have the same order of operations.
         if mesh[0] == 1 {
             break;
         }

@@ -10,10 +10,10 @@ use phalanx_simulated::{Options, SimulatedFactory};
 use phalanx_tensor::{DeviceFactory, Kernels};
 use phalanx_train::Spec;
 
-/// Which device tests run on.
+/// The device on which tests run.
 const DEVICE: &str = "PHALANX_TEST_DEVICE";
 
-/// The factory that the environment asks for.
+/// The factory selected by the environment.
 pub fn factory() -> Box<dyn DeviceFactory> {
     match std::env::var(DEVICE) {
         Err(_) => Box::new(CpuFactory::new()),
@@ -33,7 +33,7 @@ pub fn simulated(seed: u64) -> SimulatedFactory {
     SimulatedFactory::new(options, None, kernels)
 }
 
-/// What is planned for devices of `factory`.
+/// The plan for devices of `factory`.
 pub fn on(factory: &dyn DeviceFactory, spec: Spec) -> Spec {
     Spec { host_addressable: factory.is_host_addressable(), ..spec }
 }

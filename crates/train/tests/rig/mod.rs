@@ -2,7 +2,7 @@
 //! the losses and the whole state.
 #![allow(dead_code, reason = "each test file uses its own part of the rig")]
 
-mod devices;
+pub mod devices;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use phalanx_layers::Network;
 use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
-use phalanx_tensor::buffer::Element;
+use phalanx_tensor::Element;
 use phalanx_tensor::{Arena, DType, Device, DeviceRequest, Region, View};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
@@ -129,7 +129,7 @@ pub fn run_between(
     steps: &[Vec<Vec<u32>>],
     checkpoints: &Checkpoints,
 ) -> Ran {
-    let network = |spec: &Spec, groups: &Groups| spec.network(groups);
+    let network = |spec: &Spec, groups: &Groups| spec.network(&groups.tensor);
     let (plan, parts) =
         on_ranks(model, config, &network, &|engine, _| one_rank(engine, config, steps, checkpoints));
     for part in &parts {
@@ -184,7 +184,7 @@ pub fn on_planned_ranks<T: Send>(
     ended.map(|(rank, ended)| ended.unwrap_or_else(|text| panic!("rank {rank} panicked: {text}"))).collect()
 }
 
-/// What the engine of a rank is made of.
+/// The parts of a rank's engine.
 pub struct Build<'a> {
     pub network: &'a (dyn Fn(&Spec, &Groups) -> Network + Sync),
     /// Replaces the groups of a rank.
@@ -195,7 +195,11 @@ pub struct Build<'a> {
 
 impl Default for Build<'_> {
     fn default() -> Self {
-        Build { network: &|spec, groups| spec.network(groups), groups: &|_, _, groups| groups, heap: false }
+        Build {
+            network: &|spec, groups| spec.network(&groups.tensor),
+            groups: &|_, _, groups| groups,
+            heap: false,
+        }
     }
 }
 
@@ -217,6 +221,8 @@ pub fn each_rank<T: Send>(
             threads: plan.spec.threads,
             device_plan: &own.memory,
             host_plan: &own.host,
+            disk_plan: &own.disk,
+            disk_folder: None,
             map_shared: &Region::anonymous,
         };
         let device = match build.heap {

@@ -24,7 +24,7 @@ pub fn attention(dtype: DType) {
     });
 }
 
-/// With `out` and `log_sum_exp` of the kernel's own forward.
+/// Uses `out` and `log_sum_exp` of the kernel's own forward.
 pub fn attention_backward(dtype: DType) {
     each_case("attention", dtype, |case| {
         let kernel = |device: &Device| {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use phalanx_simd::Isa;
-use phalanx_tensor::buffer::Element;
+use phalanx_tensor::Element;
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 use safetensors::{Dtype, SafeTensors};
 
@@ -16,11 +16,11 @@ use crate::oracle::{EPS, cpu, simulated};
 pub struct Case<'a> {
     tensors: &'a SafeTensors<'a>,
     prefix: &'a str,
-    /// What is computed in.
+    /// The compute type.
     pub dtype: DType,
 }
 
-/// An output: element by element its value, and by how much it may be missed before it is rounded.
+/// An output: for each element its value, and the tolerance before rounding.
 #[derive(Clone)]
 pub struct Wanted {
     value: Vec<f64>,
@@ -46,7 +46,7 @@ impl Case<'_> {
         self.prefix.split_once('/').unwrap().1
     }
 
-    /// Whether the file has it.
+    /// Whether the file has this tensor.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.tensor(&format!("{}/{name}", self.prefix)).is_ok()
     }
@@ -115,8 +115,8 @@ impl Case<'_> {
         if self.dtype == DType::F32 { vec![DType::F32] } else { vec![DType::F32, self.dtype] }
     }
 
-    /// Runs `kernel` on every instruction set on one thread, whose results must be as wanted, and on three threads and
-    /// on the simulated accelerator, whose bits must be the same.
+    /// Runs `kernel` with every instruction set on one thread, and checks the results; then on three threads and on the
+    /// simulated accelerator, whose bits must be the same.
     #[track_caller]
     pub fn check(&self, what: &str, kernel: impl Fn(&Device) -> Vec<Tensor>, wanted: &[Wanted]) {
         for isa in Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect()) {
@@ -139,7 +139,7 @@ impl Case<'_> {
 }
 
 impl Wanted {
-    /// The same added to what was there `before`, by one of `additions` in a row.
+    /// The same for an output that was accumulated onto `before` with `additions` additions.
     pub fn plus(mut self, before: &[f64], additions: usize) -> Wanted {
         let roundings = (additions as f64).min(7.0 * (additions as f64).sqrt()) + 1.0;
         for ((value, tolerance), before) in self.value.iter_mut().zip(&mut self.tolerance).zip(before) {
@@ -156,7 +156,7 @@ impl Wanted {
         Wanted { value: turn(self.value), tolerance: turn(self.tolerance) }
     }
 
-    /// Half a step of the output's type, and the tolerance.
+    /// Half a unit in the last place of the output's type, plus the tolerance.
     #[track_caller]
     fn compare(&self, what: &str, dtype: DType, output: &[f64]) {
         assert_eq!(output.len(), self.value.len(), "{what}");

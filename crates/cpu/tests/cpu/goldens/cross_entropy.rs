@@ -14,11 +14,11 @@ struct RunCase {
     layout: Layout,
     /// Rows of a slice of logits.
     slice: usize,
-    /// Type of dw, and whether it is added to the weight itself; without it, the loss alone.
+    /// Type of dw, and whether it is added to the weight itself; None computes only the loss.
     gradients: Option<(DType, bool)>,
 }
 
-/// What a slice reads and writes.
+/// Inputs and outputs of a slice.
 struct Head {
     x: Tensor,
     w: Tensor,
@@ -137,7 +137,7 @@ pub fn loss(dtype: DType) {
     });
 }
 
-/// A dw of 16 bits is rounded with every slice, so it is compared where there is one slice.
+/// A dw of 16 bits is rounded with every slice, so it is compared only when there is one slice.
 pub fn loss_and_gradients(dtype: DType) {
     each_case("cross_entropy", dtype, |case| {
         let [rows, hidden] = case.dims("x");

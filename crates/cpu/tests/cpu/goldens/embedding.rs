@@ -23,7 +23,7 @@ pub fn embedding(dtype: DType) {
     });
 }
 
-/// What is accumulated into are the tables.
+/// The initial values of accumulated gradients are the tables.
 pub fn embedding_backward(dtype: DType) {
     each_case("embedding", dtype, |case| {
         let [batch, seq] = case.dims("tokens");

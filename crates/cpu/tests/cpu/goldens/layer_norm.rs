@@ -32,7 +32,7 @@ pub fn layer_norm(dtype: DType) {
     });
 }
 
-/// With the statistics of the kernel's own forward. What is accumulated into is an input of the same shape.
+/// Uses the statistics of the kernel's own forward. Accumulated outputs start with an input of the same shape.
 pub fn layer_norm_backward(dtype: DType) {
     each_case("layer_norm", dtype, |case| {
         let [rows, hidden] = case.dims("x");

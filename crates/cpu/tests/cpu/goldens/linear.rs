@@ -14,7 +14,7 @@ fn weight(case: &Case, device: &Device, name: &str, layout: Layout) -> Tensor {
     }
 }
 
-/// An output that is accumulated into, or poisoned.
+/// An output with initial values to accumulate onto, or poisoned.
 fn target(case: &Case, device: &Device, accumulate: bool, dtype: DType) -> Tensor {
     if accumulate {
         case.input_as(device, "before", dtype)
@@ -61,7 +61,7 @@ pub fn linear_gelu(dtype: DType) {
                     [0; 3].map(|_| poisoned(device, dtype, case.dims::<2>(name)));
                 let w = Weight { matrix: w.view(), layout };
                 device.linear_gelu(x.view(), w, bias.view(), form, pre.view_mut(), y.view_mut());
-                // The contract: y is the GELU of `pre` as it is stored, so it can be made again.
+                // The contract: y is the GELU of the stored `pre`, so that it can be recomputed.
                 device.gelu(pre.view(), form, again.view_mut());
                 assert_eq!(read(device, &y), read(device, &again), "{}: GELU of the stored pre", case.name());
                 vec![pre, y]
@@ -96,7 +96,7 @@ pub fn linear_input_gradient(dtype: DType) {
     });
 }
 
-/// x = aᵀ and dy = b, or the other way about where the weight is `[out, in]`.
+/// x = aᵀ and dy = b, or swapped if the weight is `[out, in]`.
 pub fn linear_weight_gradient(dtype: DType) {
     each_case("linear", dtype, |case| {
         let [_, rows] = case.dims("a");

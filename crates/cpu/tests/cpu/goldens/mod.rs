@@ -16,7 +16,7 @@ mod pointwise;
 
 use phalanx_tensor::DType;
 
-/// One test a kernel and type.
+/// One test per kernel and type.
 macro_rules! in_every_type {
     ($($family:ident::$test:ident),+ $(,)?) => {
         in_every_type!(@ in_f32 F32 $($family::$test),+);

@@ -89,7 +89,7 @@ pub fn sgd(dtype: DType) {
     );
 }
 
-/// Sums of squares, and what clipping makes of them under several limits and loss scales.
+/// Sums of squares, and norm and clipping factor for several limits and loss scales.
 pub fn norm(dtype: DType) {
     each_case("norm", dtype, |case| {
         let clips = case.numbers("clip");

@@ -28,7 +28,7 @@ pub fn gelu(dtype: DType) {
 pub fn gelu_backward(dtype: DType) {
     each_case("gelu", dtype, |case| {
         let [rows, width] = case.dims("x");
-        // What is accumulated into: the first row of dy.
+        // Initial values for accumulation: the first row of dy.
         let before = &case.numbers("dy")[..width];
         for accumulate in [false, true] {
             for gradient in case.gradient_types() {
@@ -50,7 +50,7 @@ pub fn gelu_backward(dtype: DType) {
     });
 }
 
-/// Exactly as PyTorch rounds: there is one right answer.
+/// Must equal PyTorch exactly, because there is only one correct rounding.
 pub fn convert(dtype: DType) {
     each_case("convert", dtype, |case| {
         for to in TYPES {

@@ -1,0 +1,486 @@
+//! The command line: what each command takes, and its help with examples.
+//!
+//! Arguments are read here and nowhere else; each command turns them into what its room needs.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use phalanx_trace::DType;
+
+use crate::fit::parse_bytes;
+use crate::strategies_args::BenchStrategiesArgs;
+use crate::task::Show;
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "phalanx",
+    version,
+    about = "Trains Transformer language models on many ranks with little memory",
+    long_about = "Trains Transformer language models on many ranks with little memory (ZeRO 0 to 3).\n\
+                  Before the first step it knows every byte that every rank will hold, and shows it.",
+    after_help = "Start here:\n  \
+                  phalanx plan examples/quickstart.toml     what every rank will hold\n  \
+                  phalanx train examples/quickstart.toml    train it on this repository's text\n  \
+                  phalanx COMMAND --help                    examples for each command\n\n\
+                  Environment:\n  \
+                  PHALANX_ISA=portable|avx2|avx512|avx512bf16   instruction set of the kernels, instead of\n  \
+                  \u{20}                                             the best that the processor has",
+    infer_long_args = true
+)]
+pub struct Cli {
+    /// The command.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Plan(PlanArgs),
+    Train(TrainArgs),
+    Sample(SampleArgs),
+    Tokenize(TokenizeArgs),
+    Import(ImportArgs),
+    Export(ExportArgs),
+    Inspect(InspectArgs),
+    Bench(BenchArgs),
+    Doctor(DoctorArgs),
+    /// One rank of a job; started by the launcher, never by users.
+    #[command(hide = true)]
+    Rank(RankArgs),
+}
+
+/// Arguments that override keys of the configuration file.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Overrides {
+    /// Sets one key of the configuration, as `train.steps=200`; may be repeated
+    #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
+    pub set: Vec<String>,
+
+    /// Number of ranks (sets parallel.ranks; parallel.data follows)
+    #[arg(long, value_name = "N")]
+    pub nproc: Option<usize>,
+}
+
+/// Shows what every rank will hold, compute and send
+///
+/// Runs every rank of the configuration on a device that only records, and prints from that record the
+/// bytes by rank and category, the operations and bytes sent in a step, the chunks of parameters, and the
+/// textbook formulas beside them; for a mesh also the coordinates of each rank, and the stages of a pipeline
+/// with its bubble. Then says for each rank whether it fits the memory of its device (--device-memory, else
+/// memory.limit_mb, else this machine's memory for all ranks), and if not, which changes would make it fit. The
+/// answer is printed with exit code 0 in either case; only `train` refuses a run that does not fit.
+///
+/// With --schedule: draws a pipeline schedule instead, prints it in PyTorch's text form, and reports its idle time and
+/// memory. NAME is model, gpipe, 1f1b, interleaved, zb-h1 or zb-v; FILE is your own schedule in that text form, which
+/// is checked. With CONFIG the time of an action follows from the operations of its stage; without it each action takes
+/// 1. Only the files of --svg and --text are written.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx plan examples/quickstart.toml\n  \
+    phalanx plan examples/quickstart.toml --nproc 4 --set parallel.zero=3\n  \
+    phalanx plan examples/gpt2_124m.toml --json | jq '.ranks[0].device'\n  \
+    phalanx plan examples/gpt2_124m.toml --nproc 8 --device-memory 80GiB\n  \
+    phalanx plan examples/gpt2_124m.toml --device-memory 2GiB --json | jq .verdict\n  \
+    phalanx plan examples/mesh_2x2x2.toml --schedule\n  \
+    phalanx plan --schedule zb-v --pipeline 4 --micro-batches 8 --svg zb-v.svg --text zb-v.csv\n  \
+    phalanx plan --schedule zb-v.csv")]
+pub struct PlanArgs {
+    /// Configuration (TOML); may be left out with --schedule
+    #[arg(required_unless_present = "schedule")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub overrides: Overrides,
+    /// Text files or folders instead of data.text
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub data: Vec<PathBuf>,
+    /// Memory of each rank's device, such as 80GiB; when left out memory.limit_mb, or this machine's memory
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub device_memory: Option<u64>,
+    /// Print figures as JSON, bytes exact
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub draw: DrawArgs,
+}
+
+/// Arguments of `plan --schedule`.
+#[derive(Debug, Args)]
+pub struct DrawArgs {
+    /// Draw a pipeline schedule: that of CONFIG, or this one
+    #[arg(long, value_name = "NAME|FILE", num_args = 0..=1)]
+    pub schedule: Option<Option<String>>,
+    /// Pipeline ranks; when left out those of CONFIG, or 4
+    #[arg(long, value_name = "P", requires = "schedule")]
+    pub pipeline: Option<usize>,
+    /// Micro-batches of a step; when left out those of CONFIG, or twice the ranks
+    #[arg(long, value_name = "M", requires = "schedule")]
+    pub micro_batches: Option<usize>,
+    /// Stages of each rank under interleaved; when left out those of CONFIG, or 2
+    #[arg(long, value_name = "V", requires = "schedule")]
+    pub chunks: Option<usize>,
+    /// Write the drawing as SVG
+    #[arg(long, value_name = "FILE", requires = "schedule")]
+    pub svg: Option<PathBuf>,
+    /// Write the schedule in PyTorch's text form, which parallel.schedule = "FILE" runs
+    #[arg(long, value_name = "FILE", requires = "schedule")]
+    pub text: Option<PathBuf>,
+}
+
+/// Trains a model on text
+///
+/// Plans the run and shows the plan, then trains: one rank in this process, or N ranks as processes of
+/// this machine. Ctrl-C finishes the step, saves a checkpoint and prints how to resume (exit code 130); a
+/// second Ctrl-C ends the run at once. Exit code 0 means that the last step was reached.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx train examples/quickstart.toml\n  \
+    phalanx train examples/quickstart.toml --data my-texts/ --run runs/mine\n  \
+    phalanx train examples/quickstart.toml --nproc 4 --set parallel.zero=3 --set train.steps=200\n  \
+    phalanx train --run runs/quickstart --resume\n  \
+    phalanx train examples/quickstart.toml --json | jq .loss\n\n\
+    The run folder holds config.toml (resolved), plan.json, memory.json, metrics.jsonl and checkpoints/.\n\
+    One process at a time works in it.\n\
+    On --resume the configuration is the stored one with what CONFIG and --set change since; the mesh, its\n\
+    schedule, ZeRO stage, chunks, threads and micro-batches may change freely.\n\n\
+    mfu is model FLOPs utilisation: the share of the peak, measured at the start, that the model's matrix\n\
+    products achieve; hfu counts those that checkpointing computes again, too.")]
+pub struct TrainArgs {
+    /// Configuration (TOML); may be left out with --resume --run
+    #[arg(required_unless_present = "resume")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub overrides: Overrides,
+    /// Text files or folders instead of data.text
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub data: Vec<PathBuf>,
+    /// Run folder; runs/NAME-of-the-configuration when left out
+    #[arg(long, value_name = "DIR")]
+    pub run: Option<PathBuf>,
+    /// Resume from the newest checkpoint of the run folder
+    #[arg(long)]
+    pub resume: bool,
+    /// Print errors only
+    #[arg(long)]
+    pub quiet: bool,
+    /// Print the lines of metrics.jsonl as they are written, and one at the end
+    #[arg(long, conflicts_with = "quiet")]
+    pub json: bool,
+    /// Run ranks as threads of this process (for tests)
+    #[arg(long, hide = true)]
+    pub threads_as_ranks: bool,
+}
+
+impl TrainArgs {
+    /// Output of the run.
+    pub fn show(&self) -> Show {
+        match (self.quiet, self.json) {
+            (true, _) => Show::Nothing,
+            (false, true) => Show::Json,
+            (false, false) => Show::Progress,
+        }
+    }
+}
+
+/// Continues a text with a trained model
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx sample runs/quickstart --prompt 'pub fn '\n  \
+    phalanx sample runs/quickstart --prompt '//! ' --tokens 400 --temperature 0.7 --top-k 20 --seed 7")]
+pub struct SampleArgs {
+    /// Run folder
+    pub run: PathBuf,
+    /// Text to continue
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: String,
+    /// Tokens to add
+    #[arg(long, default_value_t = 200, value_name = "N")]
+    pub tokens: usize,
+    /// Divides the logits; 0 always takes the most likely token
+    #[arg(long, default_value_t = 0.8, value_name = "T")]
+    pub temperature: f32,
+    /// Draw from the K most likely tokens only; 0 for all
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    pub top_k: usize,
+    /// The same seed gives the same text
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub seed: u64,
+    /// Checkpoint; the newest when left out
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+    /// Print one JSON object at the end instead of text as it is made
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Turns text into a token file
+///
+/// The file holds the tokens and their tokenizer; `data.tokens = "FILE"` trains on it. A file that exists is
+/// replaced with --force only, and only once the new one is whole.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx tokenize --tokenizer gpt2 --out books.bin books/\n  \
+    phalanx tokenize --out code.bin --extension rs --extension md crates docs")]
+pub struct TokenizeArgs {
+    /// Text files or folders
+    #[arg(required = true, value_name = "TEXT")]
+    pub text: Vec<PathBuf>,
+    /// byte, char, gpt2, or the path of a Hugging Face tokenizer.json
+    #[arg(long, default_value = "byte", value_name = "NAME")]
+    pub tokenizer: String,
+    /// Read only files with this extension from folders; may be repeated
+    #[arg(long, value_name = "EXT")]
+    pub extension: Vec<String>,
+    /// Token file to write
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Replace the token file if it exists, once the new one is whole
+    #[arg(long)]
+    pub force: bool,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Makes a run folder from a Hugging Face GPT-2
+///
+/// Reads config.json and the safetensors files of a folder and writes a run folder with a checkpoint of
+/// step 0, from which sample, export and train --resume work.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx import gpt2-folder\n  \
+    phalanx import gpt2-folder --run runs/gpt2\n  \
+    phalanx train my.toml --run runs/gpt2 --resume --data my-texts/\n\n\
+    Training an imported model without a checkpoint of its own: [model] init = \"gpt2-folder\".")]
+pub struct ImportArgs {
+    /// Folder with config.json and model.safetensors
+    pub dir: PathBuf,
+    /// Run folder to make; runs/NAME-of-the-folder when left out
+    #[arg(long, value_name = "DIR")]
+    pub run: Option<PathBuf>,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Writes a checkpoint as a Hugging Face folder
+///
+/// model.safetensors (f32), config.json, and tokenizer.json where the run has a Hugging Face tokenizer.
+/// The same parameters give the same bytes.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx export runs/quickstart --out quickstart-hf\n  \
+    phalanx export runs/quickstart --step 500 --out step-500-hf")]
+pub struct ExportArgs {
+    /// Run folder
+    pub run: PathBuf,
+    /// Checkpoint; the newest when left out
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+    /// Folder to write
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Describes a checkpoint, run folder, token file or Hugging Face folder
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx inspect runs/quickstart\n  \
+    phalanx inspect runs/quickstart/checkpoints/step-500 --verify\n  \
+    phalanx inspect train.bin --json")]
+pub struct InspectArgs {
+    /// A step-N folder, a run folder, a token file or a Hugging Face folder
+    pub path: PathBuf,
+    /// Read everything: compare checksums, give statistics of every tensor
+    #[arg(long)]
+    pub verify: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Measures steps, kernels, collectives or strategies of parallelism
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The benchmark.
+    #[command(subcommand)]
+    pub what: BenchCommand,
+}
+
+/// The benchmarks.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    Step(BenchStepArgs),
+    Kernels(BenchKernelsArgs),
+    Collectives(BenchCollectivesArgs),
+    Strategies(BenchStrategiesArgs),
+}
+
+/// Times training steps on random tokens
+///
+/// The engine, the ranks and the plan are those of `train`; data, evaluations and checkpoints are left out, and nothing
+/// is written. Then prints the time of each kernel in a step, beside the minimum that is possible on this machine.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx bench step examples/gpt2_mini.toml\n  \
+    phalanx bench step examples/gpt2_mini.toml --nproc 2 --set parallel.zero=3 --steps 10 --json")]
+pub struct BenchStepArgs {
+    /// Configuration (TOML)
+    pub config: PathBuf,
+    #[command(flatten)]
+    pub overrides: Overrides,
+    /// Steps that are timed
+    #[arg(long, default_value_t = 5, value_name = "K")]
+    pub steps: usize,
+    /// Steps before the first that is timed
+    #[arg(long, default_value_t = 1, value_name = "W")]
+    pub warmup: usize,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Times every kernel of a GPT-2 step alone
+///
+/// Each kernel is called repeatedly with the shapes of the step, by one thread and by all. Its speed is compared with
+/// peaks measured in the same run: operations on registers, and memory read and written.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx bench kernels\n  \
+    phalanx bench kernels --setting small --dtype bf16 --only linear --only attention\n  \
+    PHALANX_ISA=avx2 phalanx bench kernels --json | jq '.kernels[] | [.name, .size, .runs[0].floor_share]'")]
+pub struct BenchKernelsArgs {
+    /// Shapes: GPT-2 of 512 x 8, batch 8 of 256 tokens; 768 x 12, batch 4 of 256; nanoGPT's CPU setting
+    #[arg(long, value_enum, default_value_t = BenchSetting::Mini, value_name = "NAME")]
+    pub setting: BenchSetting,
+    /// Threads beside one; all cores when left out
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Type of activations and parameters
+    #[arg(long, value_enum, default_value_t = BenchDType::F32, value_name = "TYPE")]
+    pub dtype: BenchDType,
+    /// Only kernels whose name and size contain this; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Milliseconds of each kernel
+    #[arg(long, default_value_t = 300, value_name = "T")]
+    pub ms: u64,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Shapes of `bench kernels`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchSetting {
+    Mini,
+    Small,
+    Nano,
+    /// For tests only.
+    #[value(hide = true)]
+    Tiny,
+}
+
+impl BenchSetting {
+    /// The text of the argument.
+    pub fn name(self) -> &'static str {
+        match self {
+            BenchSetting::Mini => "mini",
+            BenchSetting::Small => "small",
+            BenchSetting::Nano => "nano",
+            BenchSetting::Tiny => "tiny",
+        }
+    }
+}
+
+impl BenchDType {
+    /// The type itself.
+    pub fn dtype(self) -> DType {
+        match self {
+            BenchDType::F32 => DType::F32,
+            BenchDType::Bf16 => DType::BF16,
+            BenchDType::F16 => DType::F16,
+        }
+    }
+}
+
+/// Times collectives between processes
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx bench collectives --nproc 2\n  \
+    phalanx bench collectives --nproc 4 --op all_reduce --bytes 4096,1048576,134217728 --json\n  \
+    phalanx bench collectives --dtype bf16\n\n\
+    algbw_gbs is the size of the whole buffer over the time, in 10^9 bytes a second.")]
+pub struct BenchCollectivesArgs {
+    /// Number of ranks
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub nproc: usize,
+    /// Operation; the first three when left out; may be repeated
+    #[arg(long, value_enum, value_name = "OP")]
+    pub op: Vec<BenchOp>,
+    /// Type of the elements
+    #[arg(long, value_enum, default_value_t = BenchDType::F32, value_name = "TYPE")]
+    pub dtype: BenchDType,
+    /// Sizes of the whole buffer
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "4096,65536,1048576,16777216,134217728",
+        value_name = "B,..."
+    )]
+    pub bytes: Vec<usize>,
+    /// Print a JSON line for each measurement
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Operations of `bench collectives`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum BenchOp {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    Broadcast,
+}
+
+/// Element types of `bench`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum BenchDType {
+    F32,
+    Bf16,
+    F16,
+}
+
+/// Measures this machine and checks its limits
+///
+/// Cores and instruction sets, the rates of multiply-adds in f32 and of products of bf16, memory bandwidth,
+/// memory available, and the limits of the system that matter to a run.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  phalanx doctor\n  phalanx doctor --json")]
+pub struct DoctorArgs {
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments that the launcher gives to a rank.
+#[derive(Debug, Args)]
+pub struct RankArgs {
+    /// Number of this rank
+    pub rank: usize,
+    /// Descriptors: the control block, then the arena of each rank
+    #[arg(long, value_delimiter = ',')]
+    pub fds: Vec<i32>,
+    /// Process that must be alive
+    #[arg(long)]
+    pub launcher: i32,
+    /// Descriptor of the memory file with the work, as JSON
+    #[arg(long)]
+    pub task_fd: i32,
+}

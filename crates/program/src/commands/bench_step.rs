@@ -1,0 +1,70 @@
+//! `phalanx bench step`: how long a step takes, on random tokens, with the ranks of a training run.
+
+use anyhow::{Context, Result, bail};
+use phalanx_bench::steps::StepFigures;
+use phalanx_bench::steps_report::StepReport;
+use phalanx_train::config::Updates;
+
+use crate::args::BenchStepArgs;
+use crate::bench;
+use crate::environment::Environment;
+use crate::launch::{Output, RankProcesses};
+use crate::mesh_report;
+use crate::output::{print, print_json};
+use crate::planned::Planned;
+use crate::rank_host::RankHost;
+use crate::resolve::{Purpose, random_tokens, resolve};
+use crate::signals::Signals;
+use crate::task::{BenchStepTask, Task};
+use crate::user_config::UserConfig;
+
+/// Measures and prints.
+///
+/// # Errors
+/// A configuration that cannot work or does not fit, a rank that died.
+pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> {
+    if args.steps == 0 {
+        bail!("--steps 0: there is nothing to measure; give at least 1");
+    }
+    let signals = Signals::take_over()?;
+    let given = UserConfig::read(&args.config)?.with(&args.overrides, &[])?;
+    let (resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    let planned = Planned::of(resolved, 0)?;
+    if planned.config.parallel.updates == Updates::Asynchronous {
+        bail!(
+            "parallel.updates = \"asynchronous\": ranks have no common step to time; `phalanx train` reports each rank's steps, \
+             and `phalanx bench strategies` compares"
+        );
+    }
+    planned.check_memory()?;
+    let task = BenchStepTask {
+        config: planned.config.clone(),
+        model: planned.plan.spec.model.to_config(),
+        warmup: args.warmup,
+        steps: args.steps,
+    };
+    let world = planned.plan.spec.world_size();
+    let ranks = match world {
+        1 => vec![bench::steps(&task, &planned, &RankHost::Alone, environment)?],
+        _ => {
+            let processes =
+                RankProcesses::start(world, &Task::BenchStep(task), Some(&planned.plan), &Output::Gathered)?;
+            let lines = processes.wait(&signals)?;
+            let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
+            lines.iter().map(parse).collect::<Result<Vec<StepFigures>>>()?
+        }
+    };
+    show(args, &planned, &ranks)
+}
+
+fn show(args: &BenchStepArgs, planned: &Planned, ranks: &[StepFigures]) -> Result<()> {
+    let report = StepReport::new(&planned.plan, ranks, args.warmup);
+    match args.json {
+        true => print_json(&report.to_json()),
+        false => {
+            let headline = args.config.display();
+            let axes = mesh_report::axes_in_brackets(&planned.plan.spec);
+            Ok(print(&format!("{headline}: {}", report.to_text(&axes)))?)
+        }
+    }
+}

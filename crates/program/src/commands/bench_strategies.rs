@@ -1,0 +1,200 @@
+//! `phalanx bench strategies`: one model under each strategy of parallelism, compared.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use phalanx_baselines::data_parallel::DataParallelPlan;
+use phalanx_bench::steps::StepCounts;
+use phalanx_bench::strategies::classic::{self, Classic};
+use phalanx_bench::strategies::compared::{Agreement, agreement, tolerance};
+use phalanx_bench::strategies::drawing::draw_svg;
+use phalanx_bench::strategies::run::{Bench, Launcher, StrategyRun};
+use phalanx_bench::strategies::strategy::Strategy;
+use phalanx_bench::strategies::{RankFigures, report};
+use phalanx_collectives::Isa;
+use phalanx_models::Model;
+use phalanx_train::{ResolvedConfig, RunConfig, Spec};
+use serde_json::{Value, json};
+
+use crate::args::Overrides;
+use crate::environment::Environment;
+use crate::launch::{Output, RankProcesses};
+use crate::output::{note, print, print_json, terminal_width};
+use crate::planned::{self, Planned};
+use crate::rank_host::RankHost;
+use crate::report::{bytes, count, plural};
+use crate::resolve::{Purpose, Resolved, Vocabulary, random_tokens, resolve};
+use crate::signals::Signals;
+use crate::strategies_args::BenchStrategiesArgs;
+use crate::task::{BenchStepTask, Task};
+use crate::user_config::UserConfig;
+use crate::{bench, machine};
+
+/// Default number of steps of the classic comparison.
+const BERT_STEPS: usize = 250;
+
+/// Width of a line if there is no terminal.
+const LINE: usize = 110;
+
+/// Runs every strategy, then the classic comparison, and shows both.
+///
+/// # Errors
+/// An invalid configuration, an unknown strategy, a file that cannot be written, a signal. A strategy that cannot run
+/// is not an error.
+pub fn bench_strategies(args: &BenchStrategiesArgs, environment: Environment) -> Result<()> {
+    check(args)?;
+    let strategies = Strategy::named(&args.only)?;
+    let signals = Signals::take_over()?;
+    let processes = Processes { environment, signals: &signals };
+    let bench = bench_of(args, &processes)?;
+    let bert_steps = args.bert_steps.unwrap_or(if args.only.is_empty() { BERT_STEPS } else { 0 });
+    let mut rows = Vec::new();
+    for (number, strategy) in (1..).zip(&strategies) {
+        note(&format!("[{number} of {}] {}", strategies.len(), strategy.name()));
+        rows.push(bench.row(*strategy)?);
+    }
+    let mut progress = |name: &str| note(&format!("[BERT] {name}: {}", plural(bert_steps, "step")));
+    let classic = match bert_steps {
+        0 => None,
+        steps => Some(classic::compare(classic_model()?, steps, bench.threads, &processes, &mut progress)?),
+    };
+    show(args, &bench, &rows, classic.as_ref())
+}
+
+/// Refuses arguments that leave nothing to compare.
+fn check(args: &BenchStrategiesArgs) -> Result<()> {
+    if args.steps == 0 {
+        bail!("--steps 0: there is nothing to measure; give at least 1");
+    }
+    if args.nproc < 2 {
+        bail!("--nproc {}: strategies of parallelism differ on 2 ranks or more", args.nproc);
+    }
+    Ok(())
+}
+
+/// The model and the settings that all strategies share.
+fn bench_of<'a>(args: &BenchStrategiesArgs, launcher: &'a Processes<'a>) -> Result<Bench<'a>> {
+    let overrides = Overrides { set: args.set.clone(), nproc: None };
+    let given = UserConfig::read(&args.config)?.with(&overrides, &[])?;
+    let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    let ranks = args.nproc;
+    let threads = config.train.threads.map_or(machine::cores().max(ranks), |each| each * ranks);
+    let (warmup, steps) = (args.warmup, args.steps);
+    Ok(Bench { config, model, ranks, threads, warmup, steps, launcher })
+}
+
+/// The model of the classic comparison.
+fn classic_model() -> Result<(ResolvedConfig, Arc<dyn Model>)> {
+    let given = UserConfig::parse(classic::CONFIG.to_string(), "examples/bert_classic.toml")?;
+    let ids = classic::VOCABULARY;
+    let vocabulary = |_: &RunConfig| Ok((Vocabulary { ids, ..Vocabulary::unknown("bytes") }, ()));
+    let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, vocabulary)?;
+    Ok((config, model))
+}
+
+/// Ranks as processes of this machine.
+struct Processes<'a> {
+    environment: Environment,
+    signals: &'a Signals,
+}
+
+impl Launcher for Processes<'_> {
+    fn isa(&self) -> Isa {
+        self.environment.isa()
+    }
+
+    fn measure(
+        &self,
+        config: RunConfig,
+        model: Arc<dyn Model>,
+        counts: StepCounts,
+    ) -> Result<(Spec, Vec<RankFigures>)> {
+        let planned = Planned::new(ResolvedConfig::new(config)?, model, 0)?;
+        planned.check_memory()?;
+        let spec = planned.plan.spec.clone();
+        let StepCounts { warmup, steps, .. } = counts;
+        let (config, model) = (planned.config.clone(), spec.model.to_config());
+        let task = BenchStepTask { config, model, warmup, steps };
+        let ranks = match spec.world_size() {
+            1 => vec![bench::strategy(&task, &planned, &RankHost::Alone, self.environment)?],
+            world => {
+                let task = Task::BenchStrategy(task);
+                let processes = RankProcesses::start(world, &task, Some(&planned.plan), &Output::Gathered)?;
+                let lines = processes.wait(self.signals)?;
+                let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
+                lines.iter().map(parse).collect::<Result<Vec<RankFigures>>>()?
+            }
+        };
+        Ok((spec, ranks))
+    }
+
+    fn check_memory(&self, plan: &DataParallelPlan) -> Result<()> {
+        let outside = planned::outside_bytes(&plan.spec);
+        let needed: u64 = plan.memory.iter().map(|memory| memory.arena_bytes + outside).sum();
+        if let Some(available) = machine::available().filter(|available| needed > available.bytes) {
+            bail!(
+                "{} devices need {needed} bytes ({}), and {available}; make the model, model.seq or the batch smaller",
+                plan.devices(),
+                bytes(needed)
+            );
+        }
+        Ok(())
+    }
+
+    fn check_signals(&self) -> Result<()> {
+        if self.signals.came() {
+            bail!("stopped by a signal before everything was measured; nothing was written");
+        }
+        Ok(())
+    }
+}
+
+fn show(
+    args: &BenchStrategiesArgs,
+    bench: &Bench,
+    rows: &[StrategyRun],
+    classic: Option<&Classic>,
+) -> Result<()> {
+    let config = Strategy::OneDevice.configure(&bench.config, bench.ranks, bench.threads);
+    let spec = planned::spec(&config, Arc::clone(&bench.model), 0)?;
+    let found = agreement(rows, tolerance(&spec, bench.warmup + bench.steps));
+    let heading = format!(
+        "{}: {} parameters, {} tokens a step, {} in all",
+        args.config.display(),
+        count(spec.whole().elements() as f64),
+        spec.tokens_per_step(),
+        plural(bench.threads, "thread")
+    );
+    if let Some(path) = &args.svg {
+        phalanx_files::write_output(path, draw_svg(rows, &heading))
+            .with_context(|| format!("cannot write {}; choose another file", path.display()))?;
+    }
+    if args.json {
+        return print_json(&to_json(args, bench, rows, found.as_ref(), classic));
+    }
+    let width = terminal_width().unwrap_or(LINE);
+    let timed = plural(bench.steps, "step");
+    print(&format!("{heading}; {timed} after {} of warm-up\n", bench.warmup))?;
+    print(&report::to_text(rows, found.as_ref(), width))?;
+    if let Some(classic) = classic {
+        print(&format!("\n{}", classic::to_text(classic)))?;
+    }
+    Ok(())
+}
+
+fn to_json(
+    args: &BenchStrategiesArgs,
+    bench: &Bench,
+    rows: &[StrategyRun],
+    found: Option<&Agreement>,
+    classic: Option<&Classic>,
+) -> Value {
+    let mut figures = report::to_json(rows, found);
+    figures["config"] = json!(args.config.display().to_string());
+    figures["nproc"] = json!(bench.ranks);
+    figures["threads"] = json!(bench.threads);
+    figures["steps"] = json!(bench.steps);
+    figures["warmup"] = json!(bench.warmup);
+    figures["classic"] = json!(classic.map(classic::to_json));
+    figures
+}

@@ -1,0 +1,151 @@
+//! `phalanx import`: a Hugging Face folder (GPT-2, BERT) becomes a run folder with a checkpoint of step 0.
+//!
+//! The weights stream from one file into the other; nothing is held whole. Optimizer states are zero.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use phalanx_checkpoint::{HuggingFaceDir, TensorPiece, begin, commit, discard, write_rank};
+use phalanx_data::{TOKENIZER_FILE, Tokenizer};
+use phalanx_layers::ParameterSpec;
+use phalanx_models::{Model, Objective};
+use phalanx_trace::DType;
+use phalanx_train::dataset::DataDigests;
+use phalanx_train::state::{PARAMETERS, read_imported};
+use phalanx_train::{ResolvedConfig, RunConfig};
+use serde_json::json;
+
+use crate::args::ImportArgs;
+use crate::run_folder::RunFolder;
+use crate::run_folder_lock::RunFolderLock;
+use crate::staged::Staged;
+use crate::{output, resume, setup, shape};
+
+/// Maximum default sequence length of a run on an imported model.
+const SEQ: usize = 1024;
+
+/// Size of the vocabulary of GPT-2's own tokenizer.
+const GPT2_VOCAB: usize = 50257;
+
+/// Optimizer states of a new run, which are zero at the start.
+const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+
+/// Makes the run folder.
+///
+/// # Errors
+/// A folder of an unknown architecture, tensors that are missing or of another shape, a run folder with a run.
+pub fn import(args: &ImportArgs) -> Result<()> {
+    let (source, model) = shape::read_hugging_face(&args.dir)?;
+    let network = shape::whole(&*model);
+    let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
+    folder.refuse_results()?;
+    let lock = RunFolderLock::acquire(&folder)?;
+    let path = match write_run(args, &folder, &source, &*model, &network.parameters) {
+        Ok(path) => path,
+        Err(error) => {
+            lock.remove_if_new();
+            return Err(error);
+        }
+    };
+    let tokenizer = folder.file(TOKENIZER_FILE).exists();
+    let parameters = network.elements();
+    if args.json {
+        return output::print_json(
+            &json!({ "run": folder.path(), "checkpoint": path, "parameters": parameters }),
+        );
+    }
+    let run = resume::shell_word(&folder.path().display().to_string());
+    output::print_line(&format!("{run}: {parameters} parameters in {}", path.display()))?;
+    if tokenizer && model.objective() == Objective::Causal {
+        output::print_line(&format!("next  phalanx sample {run} --prompt TEXT"))?;
+    }
+    output::print_line(&format!("      phalanx train --run {run} --resume --data YOUR-TEXTS"))?;
+    Ok(())
+}
+
+/// Writes the configuration, the tokenizer and the checkpoint; returns the path of the checkpoint.
+fn write_run(
+    args: &ImportArgs,
+    folder: &RunFolder,
+    source: &HuggingFaceDir,
+    model: &dyn Model,
+    parameters: &[ParameterSpec],
+) -> Result<PathBuf> {
+    // Another process may have started a run here before the lock was acquired.
+    folder.refuse_results()?;
+    let tokenizer = tokenizer(&args.dir, model)?;
+    let config =
+        ResolvedConfig::new(config(&args.dir, model, tokenizer.as_ref().map(|(key, _)| key.as_str())))?;
+    let staged = Staged::new(folder.path())?;
+    let mut digests = DataDigests::default();
+    if let Some((_, tokenizer)) = &tokenizer {
+        tokenizer.save(staged.path())?;
+        digests.tokenizer = Some(tokenizer.digest());
+    }
+    setup::write_config(folder, staged, &config, None, None, true)?;
+    let state =
+        json!({ "step": 0, "samples": 0, "config": config, "model": model.to_config(), "data": digests });
+    let tmp = begin(&folder.checkpoints(), 0)?;
+    if let Err(error) = write(source, model, parameters, &tmp) {
+        // The first error is reported; the next save removes what remains.
+        let _ = discard(&tmp);
+        return Err(error);
+    }
+    Ok(commit(&tmp, state, 1)?)
+}
+
+/// The folder's own tokenizer, or GPT-2's for a model with that vocabulary: its name in a configuration, and the
+/// tokenizer.
+fn tokenizer(dir: &Path, model: &dyn Model) -> Result<Option<(String, Tokenizer)>> {
+    let path = dir.join(TOKENIZER_FILE);
+    if path.exists() {
+        let key = resume::absolute(&path.display().to_string());
+        let tokenizer = Tokenizer::from_key(&key, None).context("the folder's tokenizer")?;
+        return Ok(Some((key, tokenizer)));
+    }
+    Ok((model.shape().vocab == GPT2_VOCAB).then(|| ("gpt2".to_string(), Tokenizer::gpt2())))
+}
+
+fn config(dir: &Path, model: &dyn Model, tokenizer: Option<&str>) -> RunConfig {
+    let mut config = RunConfig::default();
+    shape::write(&mut config.model, model);
+    config.model.seq = SEQ.min(model.shape().positions);
+    config.model.init = Some(resume::absolute(&dir.display().to_string()));
+    if let Some(tokenizer) = tokenizer {
+        config.data.tokenizer = tokenizer.to_string();
+    }
+    config
+}
+
+/// Streams the parameters and zero states into the new checkpoint.
+fn write(source: &HuggingFaceDir, model: &dyn Model, parameters: &[ParameterSpec], tmp: &Path) -> Result<()> {
+    const WINDOW_BYTES: usize = 1 << 20;
+    let states = std::iter::once(PARAMETERS).chain(STATES);
+    let pieces: Vec<TensorPiece> = states
+        .flat_map(|state| {
+            parameters.iter().map(move |spec| TensorPiece {
+                state,
+                name: spec.name.clone(),
+                shape: spec.shape.clone(),
+                dtype: DType::F32,
+                stripe: None,
+                range: 0..spec.elements() as u64,
+            })
+        })
+        .collect();
+    let mut failed = None;
+    let mut numbers = vec![0f32; WINDOW_BYTES / 4];
+    write_rank(tmp, 0, &pieces, WINDOW_BYTES, &mut |index, range, bytes| {
+        let piece = &pieces[index];
+        let numbers = &mut numbers[..bytes.len() / 4];
+        numbers.fill(0.0);
+        if piece.state == PARAMETERS && failed.is_none() {
+            let spec = &parameters[index % parameters.len()];
+            failed = read_imported(source, model, spec, range, numbers).err();
+        }
+        for (four, number) in bytes.chunks_exact_mut(4).zip(numbers) {
+            four.copy_from_slice(&number.to_le_bytes());
+        }
+    })?;
+    Ok(failed.map_or(Ok(()), Err)?)
+}

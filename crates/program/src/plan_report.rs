@@ -1,0 +1,312 @@
+//! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
+
+use phalanx_optim::LossScaling;
+use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
+use phalanx_trace::{Category, Memory};
+use phalanx_train::metrics::{DeviceBytes, RankBytes};
+use phalanx_train::spec::TriedChunks;
+use phalanx_train::{RankPlan, Spec};
+use serde_json::{Value, json};
+
+use crate::mesh_report;
+use crate::planned::{Planned, outside_bytes};
+use crate::report::{Table, bytes, count, plural, whole};
+
+/// The whole plan with exact bytes. `ranks` has the format of `memory.json` and what it will say: the peak of a run without
+/// a diagnosis, which runs only after a step that is not finite. `arena_bytes` has room for it. In a large world `ranks` has
+/// one rank of each pipeline stage, which stands for `ranks_alike` ranks.
+pub fn to_json(planned: &Planned) -> Value {
+    let plan = &planned.plan;
+    let spec = &plan.spec;
+    let rank = |r: &RankPlan| RankBytes {
+        rank: r.rank,
+        device: DeviceBytes::from(r.peak()),
+        host: DeviceBytes::from(r.host_peak()),
+        resident_bytes_peak: None,
+    };
+    json!({
+        "ranks": plan.ranks.iter().map(rank).collect::<Vec<_>>(),
+        "ranks_alike": planned.each_stands_for(),
+        "arena_bytes": plan.ranks.iter().map(|r| r.memory.arena_bytes).collect::<Vec<_>>(),
+        "parameters": plan.parameters(),
+        "flops_per_step": whole(plan.flops_per_step()),
+        "collective_bytes_per_step": plan.collective_bytes_per_step(),
+        "tokens_per_step": spec.tokens_per_step(),
+        "outside_bytes_per_rank": outside_bytes(spec),
+        "needed_bytes": planned.needed_bytes(),
+        "layout": {
+            "ranks": spec.world_size(), "mesh": spec.mesh, "zero": spec.stage.number(), "micro": spec.micro_batch_size,
+            "micro_batches": spec.micro_batches, "threads": spec.threads, "overlap": spec.overlap,
+            "prefetch": spec.prefetch, "reduce": planned.config.batch.reduce,
+            "checkpointing": planned.config.memory.checkpointing, "sequence_parallel": spec.sequence_parallel,
+        },
+        "pipeline": mesh_report::pipeline_json(planned),
+        "zero_one": mesh_report::sharding_json(planned),
+        "precision": spec.precision,
+        "model": spec.model.to_config(),
+        "chunks": chunks_json(spec),
+        "phases": phases_json(&plan.ranks[0].memory),
+        "host_phases": phases_json(&plan.ranks[0].host),
+        "copies": plan.of(0).step.copies,
+        "textbook": plan.textbook,
+        "kernels": plan.of(0).step.kernels,
+        "collectives": plan.of(0).step.collectives,
+        "other_reduce": planned.other_reduce().map(|other| reduce_json(&other)),
+    })
+}
+
+fn chunks_json(spec: &Spec) -> Value {
+    let tried = |tried: &TriedChunks| json!({ "chunks": tried.chunks, "needed_bytes": tried.bytes });
+    let (layout, element) = (&spec.layout, parameter_bytes(spec));
+    json!({
+        "count": layout.chunks(),
+        "largest_bytes": element * layout.largest_chunk(),
+        "bytes": element * layout.padded_elements(),
+        "waste_bytes": element * layout.waste_elements,
+        "tried": spec.tried_chunks.iter().map(tried).collect::<Vec<_>>(),
+    })
+}
+
+/// Bytes of one parameter in the compute type.
+fn parameter_bytes(spec: &Spec) -> u64 {
+    spec.precision.compute.bytes() as u64
+}
+
+fn phases_json(memory: &MemoryPlan) -> Value {
+    let phase = |p: &phalanx_plan::PhasePlan| json!({ "name": p.name, "peak_bytes": p.peak.bytes, "categories": p.peak.categories });
+    memory.phases.iter().map(phase).collect()
+}
+
+fn reduce_json(other: &Planned) -> Value {
+    let gradients = other.plan.ranks[0].peak().categories.gradients;
+    json!({
+        "reduce": other.config.batch.reduce,
+        "collective_bytes_per_step": other.plan.collective_bytes_per_step(),
+        "gradient_bytes": gradients,
+        "peak_bytes": other.plan.ranks[0].memory.arena_bytes,
+    })
+}
+
+/// The summary that is shown when a training run starts.
+pub fn short(planned: &Planned, name: &str) -> String {
+    format!("{}\n{}", headline(planned, name), memory_table(planned))
+}
+
+/// The whole plan.
+pub fn long(planned: &Planned, name: &str) -> String {
+    let sections = [
+        headline(planned, name),
+        if mesh_report::has_mesh(&planned.plan.spec) { mesh_report::places(planned) } else { String::new() },
+        format!("Memory of each rank\n{}", memory_table(planned)),
+        mesh_report::pipeline(planned),
+        mesh_report::sharding(planned),
+        format!("Phases of rank 0: what the arena needs\n{}", phases_table(&planned.plan.ranks[0].memory)),
+        work(planned),
+        chunks(&planned.plan.spec),
+        reduce(planned),
+    ];
+    sections.into_iter().filter(|section| !section.is_empty()).collect::<Vec<_>>().join("\n")
+}
+
+fn headline(planned: &Planned, name: &str) -> String {
+    let spec = &planned.plan.spec;
+    let (model, mesh) = (spec.model.shape(), mesh_report::has_mesh(spec));
+    let text = format!(
+        "{name}: {} of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
+         {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
+         {}\n{}",
+        spec.model.architecture().map_or("a model", |arch| arch.title),
+        count(planned.plan.parameters() as f64),
+        model.layers,
+        model.hidden,
+        model.heads,
+        model.vocab,
+        spec.seq,
+        plural(spec.world_size(), "rank"),
+        plural(spec.threads, "thread"),
+        mesh_report::axes_in_brackets(spec),
+        spec.stage.number(),
+        plural(spec.micro_batch_size * spec.micro_batches * spec.mesh.data, "sequence"),
+        plural(spec.micro_batches, "micro-batch"),
+        spec.micro_batch_size,
+        if mesh { "replica" } else { "rank" },
+        precision(spec),
+        staging(planned),
+    );
+    text
+}
+
+/// A note for simulated devices, with the host memory that stages what they send.
+fn staging(planned: &Planned) -> String {
+    if planned.plan.spec.host_addressable {
+        return String::new();
+    }
+    let rank = &planned.plan.ranks[0];
+    let copied = |to: Memory| {
+        let copies = rank.step.copies.iter().filter(|copy| copy.to == to);
+        bytes(copies.map(|copy| copy.bytes).sum())
+    };
+    format!(
+        "each rank computes on a simulated accelerator, played by the processor; {} of host memory stage what it sends; \
+         a step copies {} to the host and {} to the device\n",
+        bytes(rank.host.arena_bytes),
+        copied(Memory::Host),
+        copied(Memory::Device)
+    )
+}
+
+/// Describes the precision policy.
+fn precision(spec: &Spec) -> String {
+    let Precision { compute, accumulate, communicate } = spec.precision;
+    let master = if spec.precision.has_master() { " with f32 master weights" } else { "" };
+    let crossing = if communicate == accumulate {
+        String::new()
+    } else {
+        format!(", across ranks in {}", communicate.name())
+    };
+    let scale = match spec.loss_scaling {
+        LossScaling::Off => String::new(),
+        LossScaling::Static(scale) => format!("; loss scale {scale}"),
+        LossScaling::Dynamic(dynamic) => format!("; dynamic loss scale from {}", dynamic.initial),
+    };
+    let (compute, accumulate) = (compute.name(), accumulate.name());
+    format!("computed in {compute}{master}; gradients summed in {accumulate}{crossing}{scale}")
+}
+
+/// A column for each group of equal ranks, beside the textbook's values for the model states. For a mesh: a row for
+/// each rank.
+fn memory_table(planned: &Planned) -> String {
+    if mesh_report::has_mesh(&planned.plan.spec) {
+        return mesh_report::memory(planned);
+    }
+    let groups = alike(planned);
+    let outside = outside_bytes(&planned.plan.spec);
+    let textbook = &planned.plan.textbook.state;
+    let mut headings: Vec<&str> = vec!["memory"];
+    headings.extend(groups.iter().map(|(ranks, _)| ranks.as_str()));
+    headings.push("textbook");
+    let mut table = Table::new(&headings);
+    let mut row = |label: &str, of: &dyn Fn(&RankPlan) -> u64, textbook: Option<u64>| {
+        let cells = groups.iter().map(|(_, rank)| bytes(of(rank)));
+        let last = textbook.map_or(String::new(), |b| if b == 0 { "-".to_string() } else { bytes(b) });
+        table.row([label.to_string()].into_iter().chain(cells).chain([last]));
+    };
+    for category in Category::ALL {
+        row(category.name(), &|rank| rank.peak().categories.get(category), Some(textbook.get(category)));
+    }
+    if planned.plan.ranks.iter().any(|rank| diagnosis(rank) > 0) {
+        row("for a diagnosis", &diagnosis, None);
+    }
+    row("arena", &|rank| rank.memory.arena_bytes, None);
+    row("outside, about", &|_| outside, None);
+    row("total, about", &|rank| rank.memory.arena_bytes + outside, None);
+    table.to_string()
+}
+
+/// Bytes of the arena that only the diagnosis of a step that is not finite uses.
+fn diagnosis(rank: &RankPlan) -> u64 {
+    rank.memory.arena_bytes - rank.peak().bytes
+}
+
+/// Neighbouring ranks with the same bytes: their numbers, and the plan of one.
+fn alike(planned: &Planned) -> Vec<(String, &RankPlan)> {
+    let mut groups: Vec<(usize, usize, &RankPlan)> = Vec::new();
+    for (ranks, plan) in mesh_report::rows(planned) {
+        match groups.last_mut() {
+            Some((_, last, other)) if other.peak() == plan.peak() => *last = ranks.end - 1,
+            _ => groups.push((ranks.start, ranks.end - 1, plan)),
+        }
+    }
+    let name = |first: usize, last: usize| {
+        if first == last { format!("rank {first}") } else { format!("ranks {first} to {last}") }
+    };
+    groups.into_iter().map(|(first, last, plan)| (name(first, last), plan)).collect()
+}
+
+fn phases_table(memory: &MemoryPlan) -> Table {
+    let mut table = Table::default();
+    for phase in &memory.phases {
+        table.row([phase.name.to_string(), bytes(phase.peak.bytes), format!("{} bytes", phase.peak.bytes)]);
+    }
+    table
+}
+
+fn work(planned: &Planned) -> String {
+    let plan = &planned.plan;
+    let mut table = Table::default();
+    let exact = |label: &str, short: String, exact: String| [label.to_string(), short, exact];
+    table.row(exact("parameters", count(plan.parameters() as f64), plan.parameters().to_string()));
+    table.row(exact(
+        "tokens",
+        count(plan.spec.tokens_per_step() as f64),
+        plan.spec.tokens_per_step().to_string(),
+    ));
+    table.row(exact(
+        "operations (matrix products)",
+        count(plan.flops_per_step() as f64),
+        plan.flops_per_step().to_string(),
+    ));
+    table.row(exact(
+        "bytes sent by all ranks",
+        bytes(plan.collective_bytes_per_step()),
+        plan.collective_bytes_per_step().to_string(),
+    ));
+    if !mesh_report::has_mesh(&plan.spec) {
+        let textbook = plan.textbook.sent_bytes * plan.spec.world_size() as u64;
+        table.row(exact("the textbook's, for one batch", bytes(textbook), textbook.to_string()));
+    }
+    let none = &[][..];
+    let collectives = if plan.spec.world_size() > 1 { &plan.of(0).step.collectives[..] } else { none };
+    for CollectiveCost { op, calls, sent_bytes, .. } in collectives {
+        table.row([
+            format!(
+                "  {} on {}",
+                op.name(),
+                if mesh_report::has_mesh(&plan.spec) { "rank 0" } else { "each rank" }
+            ),
+            format!("{calls} calls"),
+            format!("{sent_bytes} bytes sent"),
+        ]);
+    }
+    format!("One step\n{table}")
+}
+
+fn chunks(spec: &Spec) -> String {
+    let (layout, element) = (&spec.layout, parameter_bytes(spec));
+    let padded = layout.padded_elements();
+    let mut text = format!(
+        "Chunks\n  {} chunks, the largest of {}; {} of {} is padding ({:.2}%)\n",
+        layout.chunks(),
+        bytes(element * layout.largest_chunk()),
+        bytes(element * layout.waste_elements),
+        bytes(element * padded),
+        100.0 * layout.waste_elements as f64 / padded as f64
+    );
+    let tried = &spec.tried_chunks;
+    if let Some(most) = tried.iter().max_by_key(|tried| tried.bytes) {
+        text.push_str(&format!(
+            "  chosen among {} sizes for the smallest peak; {} chunks would need {}\n",
+            tried.len(),
+            most.chunks,
+            bytes(most.bytes)
+        ));
+    }
+    text
+}
+
+/// Bytes sent and held for both values of `batch.reduce`, when micro-batches are accumulated over ranks.
+fn reduce(planned: &Planned) -> String {
+    let Some(other) = planned.other_reduce() else { return String::new() };
+    let mut table = Table::new(&["batch.reduce", "sent by all ranks", "gradients", "arena"]);
+    for (run, note) in [(planned, " (as configured)"), (&other, "")] {
+        let word = mesh_report::reduce_word(run.config.batch.reduce);
+        let rank = &run.plan.ranks[0];
+        table.row([
+            format!("{word}{note}"),
+            bytes(run.plan.collective_bytes_per_step()),
+            bytes(rank.peak().categories.gradients),
+            bytes(rank.memory.arena_bytes),
+        ]);
+    }
+    format!("Reducing gradients of {} micro-batches\n{table}", planned.plan.spec.micro_batches)
+}

@@ -1,0 +1,156 @@
+//! A configuration with its plan, and what a run of it needs.
+//!
+//! The arena is planned to the byte. The memory outside of it (code, stacks, packing buffers of the matrix product,
+//! windows of files) is an estimate and shown as such. Both together must fit.
+
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow};
+use phalanx_baselines::asynchronous;
+use phalanx_models::Model;
+use phalanx_trace::DType;
+use phalanx_train::config::{Reduce, Updates};
+use phalanx_train::planning::PlanError;
+use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
+
+use crate::fit::{self, Budget};
+use crate::machine;
+use crate::resolve::Resolved;
+
+/// A complete configuration and its plan.
+#[derive(Clone)]
+pub struct Planned {
+    /// The configuration.
+    pub config: ResolvedConfig,
+    /// The plan of its run.
+    pub plan: Arc<RunPlan>,
+}
+
+impl Planned {
+    /// Plans a resolved configuration; `evaluated` is the number of windows of one evaluation over all ranks.
+    ///
+    /// # Errors
+    /// When the engine cannot be planned: a key that means nothing, or a fault of the engine.
+    pub fn of(resolved: Resolved, evaluated: usize) -> Result<Planned> {
+        Planned::new(resolved.config, resolved.model, evaluated)
+    }
+
+    /// Plans `config` for `model`; `evaluated` is the number of windows of one evaluation over all ranks.
+    ///
+    /// # Errors
+    /// As for [`Planned::of`].
+    pub fn new(config: ResolvedConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Planned> {
+        Planned::by(RunPlan::new, config, model, evaluated)
+    }
+
+    /// Like [`Planned::of`], for a plan that is only looked at: it has no offsets, so that no run can replay it.
+    ///
+    /// # Errors
+    /// As for [`Planned::of`].
+    pub fn to_show(resolved: Resolved, evaluated: usize) -> Result<Planned> {
+        Planned::by(RunPlan::without_offsets, resolved.config, resolved.model, evaluated)
+    }
+
+    fn by(
+        synchronous: fn(Spec) -> Result<RunPlan, PlanError>,
+        config: ResolvedConfig,
+        model: Arc<dyn Model>,
+        evaluated: usize,
+    ) -> Result<Planned> {
+        let spec = spec(&config, model, evaluated)?;
+        let plan = match config.parallel.updates {
+            Updates::Synchronous => synchronous(spec)?,
+            Updates::Asynchronous => asynchronous::plan(spec)?,
+        };
+        Ok(Planned { config, plan: Arc::new(plan) })
+    }
+
+    /// The plan of another run, to look at: its configuration differs in what `change` does.
+    ///
+    /// # Errors
+    /// An invalid configuration.
+    pub fn with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<Planned> {
+        let config = self.config.with(change)?;
+        let spec = &self.plan.spec;
+        let evaluated = spec.evaluation_batches * spec.micro_batch_size * spec.mesh.data;
+        let whole = evaluated.next_multiple_of(config.micro_batch_size() * config.data());
+        Planned::by(RunPlan::without_offsets, config, Arc::clone(&spec.model), whole)
+    }
+
+    /// Element type in which matrix products are computed.
+    pub fn compute(&self) -> DType {
+        self.plan.spec.precision.compute
+    }
+
+    /// Bytes that all ranks together need.
+    pub fn needed_bytes(&self) -> u64 {
+        let traced: u64 = self.plan.ranks.iter().map(|rank| self.needed_by(rank)).sum();
+        traced * self.each_stands_for() as u64
+    }
+
+    /// Number of ranks that each planned rank represents, including itself.
+    pub fn each_stands_for(&self) -> usize {
+        self.plan.spec.world_size() / self.plan.ranks.len()
+    }
+
+    /// Bytes that a rank needs.
+    pub fn needed_by(&self, rank: &RankPlan) -> u64 {
+        own_bytes(rank) + outside_bytes(&self.plan.spec)
+    }
+
+    /// Bytes that the rank with the largest memory needs.
+    pub fn needed_by_one(&self) -> u64 {
+        self.plan.ranks.iter().map(|rank| self.needed_by(rank)).max().unwrap_or(0)
+    }
+
+    /// Refuses a run that needs more memory than there is, or more than `memory.limit_mb` on a rank.
+    ///
+    /// # Errors
+    /// The bytes needed and available, and changes that need less.
+    pub fn check_memory(&self) -> Result<()> {
+        let budgets = [fit::limit(self), machine::available().map(Budget::Machine)];
+        budgets.iter().flatten().try_for_each(|budget| fit::check(self, budget))
+    }
+
+    /// Whether some ranks represent others, because the plan has more ranks than one machine runs.
+    pub fn is_for_elsewhere(&self) -> bool {
+        self.plan.ranks.len() < self.plan.spec.world_size()
+    }
+
+    /// The plan with the other value of `batch.reduce`, for a run that accumulates micro-batches.
+    pub fn other_reduce(&self) -> Option<Planned> {
+        if self.plan.spec.micro_batches < 2 || self.plan.spec.mesh.data < 2 {
+            return None;
+        }
+        let other = match self.config.batch.reduce {
+            Reduce::Each => Reduce::Defer,
+            Reduce::Defer => Reduce::Each,
+        };
+        self.with(|config| config.batch.reduce = other).ok()
+    }
+}
+
+/// The specification of a run of `model`; `evaluated` as for [`Planned::new`].
+///
+/// # Errors
+/// When there is no chunk layout, cut into stages or mesh for the model.
+pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Spec> {
+    let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
+    // The error message already includes its cause.
+    Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))
+}
+
+/// Bytes that a rank plans in its two memories, both of which are memory of this machine.
+fn own_bytes(rank: &RankPlan) -> u64 {
+    rank.memory.arena_bytes + rank.host.arena_bytes
+}
+
+/// Estimated bytes that one rank takes besides its arena: the program and its tables; for each thread a stack
+/// and buffers for packed matrices; windows through which files pass; the batches on the host.
+pub fn outside_bytes(spec: &Spec) -> u64 {
+    const PROGRAM: u64 = 12 << 20;
+    const THREAD: u64 = 6 << 20;
+    const WINDOWS: u64 = 4 << 20;
+    let rows = spec.micro_batch_size * (spec.micro_batches + spec.evaluation_batches);
+    PROGRAM + WINDOWS + THREAD * spec.threads as u64 + 8 * (rows * spec.seq) as u64
+}

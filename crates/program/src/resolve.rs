@@ -1,0 +1,212 @@
+//! From what the user gave to the resolved configuration and its model, in one function.
+//!
+//! The configuration file, `--set` and the other arguments are in [`UserConfig`] by then. Here come the defaults, the shape of
+//! an imported model, and what depends on the data: the vocabulary and the token that hides others. Each key has one
+//! source; two that contradict each other are an error that names both.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use phalanx_data::{Masking, TokenFile, Tokenizer};
+use phalanx_models::{Model, ModelShape, Objective};
+use phalanx_train::config::ModelConfig;
+use phalanx_train::{Dataset, ResolvedConfig, RunConfig, dataset};
+
+use crate::shape::{read_hugging_face, write};
+use crate::user_config::UserConfig;
+use crate::{machine, resume};
+
+/// Rows of the token table beyond the tokenizer's are padding up to a multiple of this; more is a mistake.
+const PADDING: usize = 64;
+
+/// Purpose for which a configuration is resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// For planning or measuring.
+    Plan,
+    /// For a run folder: paths are made absolute, and the number of threads is filled in.
+    Train,
+}
+
+/// A resolved configuration and its model.
+pub struct Resolved {
+    /// The configuration.
+    pub config: ResolvedConfig,
+    /// The model that it describes.
+    pub model: Arc<dyn Model>,
+    /// The Hugging Face folder whose weights the run starts from.
+    pub imported: Option<PathBuf>,
+}
+
+/// The token ids of a run's data.
+pub struct Vocabulary {
+    /// Number of token ids of the data; 0 if unknown.
+    pub ids: usize,
+    /// The source of that number, for messages.
+    pub origin: String,
+    /// The tokenizer's `[MASK]`.
+    pub mask: Option<u32>,
+}
+
+impl Vocabulary {
+    /// An unknown vocabulary: only the configuration may give its size.
+    pub fn unknown(origin: &str) -> Vocabulary {
+        Vocabulary { ids: 0, origin: origin.to_string(), mask: None }
+    }
+}
+
+/// Completes and checks the configuration `given`. `fixed` is the model of a checkpoint, which is used unchanged.
+/// `data` reads the data of the configuration that it receives, which is checked and lacks only the keys that depend on
+/// the data; its second result is returned.
+///
+/// # Errors
+/// A key that is invalid or contradicts another, an unknown vocabulary, and errors of `data`.
+pub fn resolve<T>(
+    given: &UserConfig,
+    purpose: Purpose,
+    fixed: Option<&Arc<dyn Model>>,
+    data: impl FnOnce(&RunConfig) -> Result<(Vocabulary, T)>,
+) -> Result<(Resolved, T)> {
+    let mut config = given.config()?;
+    let imported = config.model.init.clone().map(PathBuf::from);
+    let initial = imported.as_deref().map(|dir| import_shape(&mut config, given, dir)).transpose()?;
+    config.check()?;
+    if purpose == Purpose::Train {
+        config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
+        config.model.init = config.model.init.as_deref().map(resume::absolute);
+        config.train.threads = config.train.threads.or(Some(machine::threads_per_rank(config.world_size())));
+    }
+    let (vocabulary, found) = data(&config)?;
+    let model = complete(&mut config, fixed.or(initial.as_ref()), vocabulary)?;
+    Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported }, found))
+}
+
+/// Opens the folder of `model.init` and fills in the sizes that the user left out.
+///
+/// # Errors
+/// A folder of an unknown architecture, or a given key that contradicts its `config.json`.
+fn import_shape(config: &mut RunConfig, given: &UserConfig, dir: &Path) -> Result<Arc<dyn Model>> {
+    let (_, model) =
+        read_hugging_face(dir).with_context(|| format!("model.init = {:?}", dir.display().to_string()))?;
+    let (shape, own) = (model.shape(), &config.model);
+    let arch = model.architecture().context("a model that was read from a file has an architecture")?;
+    let shown = dir.display().to_string();
+    if given.has("model.arch") && own.arch != arch {
+        bail!("model.arch = {:?}, but model.init = {shown:?} has model_type = {arch:?}", own.arch);
+    }
+    let names = arch.keys;
+    for (key, own, value, name) in [
+        ("model.layers", Some(own.layers), shape.layers, names.layers),
+        ("model.hidden", Some(own.hidden), shape.hidden, names.hidden),
+        ("model.heads", Some(own.heads), shape.heads, names.heads),
+        ("model.positions", own.positions, shape.positions, names.positions),
+        ("model.vocab", own.vocab, shape.vocab, names.vocab),
+    ] {
+        if let Some(own) = own.filter(|own| given.has(key) && *own != value) {
+            bail!(
+                "{key} = {own}, but model.init = {shown:?} has {name} = {value}: leave {key} out, or start without init"
+            );
+        }
+    }
+    if config.model.seq > shape.positions {
+        if given.has("model.seq") {
+            bail!(
+                "model.seq = {}: model.init = {shown:?} has {} = {}, which no sequence may exceed",
+                config.model.seq,
+                names.positions,
+                shape.positions
+            );
+        }
+        config.model.seq = shape.positions;
+    }
+    write(&mut config.model, &*model);
+    Ok(model)
+}
+
+/// Fills in the keys that depend on the data, and returns the model. A model that exists already (`fixed`: imported, or
+/// of a checkpoint) is used unchanged.
+fn complete(
+    config: &mut RunConfig,
+    fixed: Option<&Arc<dyn Model>>,
+    vocabulary: Vocabulary,
+) -> Result<Arc<dyn Model>> {
+    let Vocabulary { mut ids, origin, mask } = vocabulary;
+    // A masked model replaces hidden tokens by an id, which may need an additional row.
+    if config.model.arch.objective == Objective::Masked && ids > 0 {
+        let masking = Masking::new(config.train.seed, config.data.mask_token.or(mask), ids);
+        config.data.mask_token = Some(masking.mask_token());
+        ids = masking.rows();
+    }
+    let known = fixed.map(|model| model.shape().vocab).or(config.model.vocab);
+    let vocab = match known {
+        Some(vocab) => vocab,
+        None if ids > 0 => ids,
+        None => bail!(
+            "model.vocab was left out, and {origin} does not say how many ids there are: give model.vocab"
+        ),
+    };
+    if vocab < ids {
+        bail!(
+            "model.vocab = {vocab} is smaller than the {ids} ids of {origin}: leave it out, or give at least {ids}"
+        );
+    }
+    let padded = ids.next_multiple_of(PADDING);
+    if fixed.is_none() && ids > 0 && vocab > padded {
+        bail!(
+            "model.vocab = {vocab} is larger than the {ids} ids of {origin}: the rows above would never be trained; \
+             leave it out, or give at most {padded} (padding to a multiple of {PADDING})"
+        );
+    }
+    let positions = config.model.positions.unwrap_or(config.model.seq);
+    let model = match fixed {
+        Some(model) => Arc::clone(model),
+        None => {
+            let ModelConfig { arch, layers, hidden, heads, .. } = config.model;
+            (arch.build)(ModelShape { layers, hidden, heads, vocab, positions })
+        }
+    };
+    write(&mut config.model, &*model);
+    Ok(model)
+}
+
+/// The vocabulary of the tokenizer or token file of `config`, and the number of windows of an evaluation, estimated
+/// without tokenising.
+///
+/// # Errors
+/// Missing or unreadable data.
+pub fn estimate_data(config: &RunConfig) -> Result<(Vocabulary, usize)> {
+    let data = &config.data;
+    if let Some(path) = &data.tokens {
+        let file = TokenFile::open(Path::new(path))?;
+        let tokenizer = file.tokenizer()?;
+        let ids = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
+        let mask = tokenizer.as_ref().and_then(Tokenizer::mask);
+        let vocabulary = Vocabulary { ids, origin: path.clone(), mask };
+        return Ok((vocabulary, Dataset::evaluated_of(file.len(), config)));
+    }
+    if data.text.is_empty() {
+        let vocabulary = Vocabulary::unknown("a configuration without data.text and data.tokens");
+        // Assumes that there are as many windows as requested.
+        return Ok((vocabulary, Dataset::evaluated_of(usize::MAX, config)));
+    }
+    let (tokenizer, corpus) = dataset::open_tokenizer(data)?;
+    let text_bytes = corpus.map_or(0, |corpus| corpus.bytes()) as usize;
+    // A token of a byte-pair encoding is about four bytes; a token of the other tokenizers is one byte, except for rare
+    // characters.
+    let tokens = if tokenizer.vocab_size() > 1024 { text_bytes / 4 } else { text_bytes };
+    let origin = format!("the tokenizer {}", tokenizer.describe());
+    let vocabulary = Vocabulary { ids: tokenizer.vocab_size(), origin, mask: tokenizer.mask() };
+    Ok((vocabulary, Dataset::evaluated_of(tokens, config)))
+}
+
+/// The vocabulary for a run on random tokens; nothing is read if the configuration gives it.
+///
+/// # Errors
+/// The errors of [`estimate_data`].
+pub fn random_tokens(config: &RunConfig) -> Result<(Vocabulary, ())> {
+    match config.model.vocab {
+        Some(_) => Ok((Vocabulary::unknown("random tokens"), ())),
+        None => Ok((estimate_data(config)?.0, ())),
+    }
+}

@@ -1,0 +1,216 @@
+//! Sets a run up: tokens, model and plan are prepared and checked, and only then written into the run folder, together.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use phalanx_data::{TOKENIZER_FILE, TokenFile, Tokenizer};
+use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
+use phalanx_train::run_files::CONFIG_FILE;
+use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
+
+use crate::checksums::{CHECKSUMS_FILE, Checksums, digest};
+use crate::environment::Environment;
+use crate::planned::Planned;
+use crate::resolve::{Purpose, Resolved, Vocabulary, resolve};
+use crate::resume::Resumed;
+use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
+use crate::staged::Staged;
+use crate::task::{Show, TrainTask};
+use crate::user_config::UserConfig;
+use crate::{machine, plan_report, resume, tokenizing};
+
+/// A run whose files are prepared and whose plan fits; its folder has not changed yet.
+pub struct Prepares {
+    staged: Staged,
+    /// The plan.
+    pub planned: Planned,
+    imported: Option<PathBuf>,
+    digests: DataDigests,
+}
+
+/// Checks the configuration, prepares tokens, and plans.
+///
+/// # Errors
+/// Errors of the user's input; then nothing in the run folder has changed.
+pub fn prepare(folder: &RunFolder, started: &Resumed, show: Show) -> Result<Prepares> {
+    let staged = Staged::new(folder.path())?;
+    let fixed = started.checkpoint.as_ref().map(|(_, model)| model);
+    let (resolved, tokens) = resolve(&started.given, Purpose::Train, fixed, |config| {
+        let tokens = tokens(folder, &staged, started, config, show)?;
+        Ok((tokens.vocabulary(config), tokens))
+    })?;
+    let imported = resolved.imported.clone();
+    let (planned, digests) = plan(resolved, tokens)?;
+    Ok(Prepares { staged, planned, imported, digests })
+}
+
+impl Prepares {
+    /// Writes the run's files into its folder and returns the task of its ranks. `file` is the configuration as the user
+    /// gave it.
+    ///
+    /// # Errors
+    /// A folder that is full or cannot be written.
+    pub fn commit(
+        self,
+        folder: &RunFolder,
+        started: &Resumed,
+        file: Option<&UserConfig>,
+        show: Show,
+        environment: Environment,
+    ) -> Result<(TrainTask, Planned)> {
+        let Prepares { staged, planned, imported, digests } = self;
+        staged.write(PLAN_FILE, &(serde_json::to_string_pretty(&plan_report::to_json(&planned))? + "\n"))?;
+        let resume = started.checkpoint.as_ref().map(|(checkpoint, _)| checkpoint.dir().to_path_buf());
+        write_config(folder, staged, &planned.config, file, digests.tokens.clone(), started.starts)?;
+        let task = TrainTask {
+            config: planned.config.clone(),
+            model: planned.plan.spec.model.to_config(),
+            run: folder.path().to_path_buf(),
+            import: imported,
+            resume,
+            digests,
+            show,
+            peak_flops_per_s: peak_flops_per_s(&planned, environment)?,
+        };
+        Ok((task, planned))
+    }
+}
+
+/// Adds the configuration and the checksums to `staged`, and commits it. `tokens` is the checksum of the token file. Files
+/// that are not given and not staged stay as they are, unless the run `starts`.
+///
+/// # Errors
+/// A folder that is full or cannot be written.
+pub fn write_config(
+    folder: &RunFolder,
+    staged: Staged,
+    config: &ResolvedConfig,
+    file: Option<&UserConfig>,
+    tokens: Option<String>,
+    starts: bool,
+) -> Result<()> {
+    let text = toml::to_string_pretty(config).context("the configuration as TOML")?;
+    let head = "# The configuration of this run, complete. `phalanx train --resume --run` reads it and refuses it when\n\
+                # it was edited: change keys with --set.\n\n";
+    let text = format!("{head}{text}");
+    let given = match file {
+        Some(file) => {
+            staged.write(GIVEN_FILE, file.text())?;
+            Some(digest(file.text()))
+        }
+        None if starts => None,
+        None => folder.text(GIVEN_FILE)?.map(|text| digest(&text)),
+    };
+    let checksums = Checksums { config: Some(digest(&text)), given, tokens };
+    staged.write(CONFIG_FILE, &text)?;
+    staged.write(CHECKSUMS_FILE, &checksums.to_json())?;
+    staged.commit(starts)
+}
+
+/// The tokens of a run before they are read.
+struct Tokens {
+    prepared: Prepared,
+    /// Folder of the token file, if the configuration names none.
+    folder: PathBuf,
+    /// Whether they were created or opened now, instead of found in the run folder.
+    is_new: bool,
+    /// Checksum that it must have.
+    expected: Option<String>,
+}
+
+impl Tokens {
+    fn vocabulary(&self, config: &RunConfig) -> Vocabulary {
+        let tokenizer = self.prepared.tokenizer.as_ref();
+        let origin = match (tokenizer, &config.data.tokens) {
+            (Some(tokenizer), _) => format!("the tokenizer {}", tokenizer.describe()),
+            (None, Some(file)) => file.clone(),
+            (None, None) => "the data".to_string(),
+        };
+        Vocabulary { ids: self.prepared.vocab, origin, mask: tokenizer.and_then(Tokenizer::mask) }
+    }
+}
+
+/// The tokens with which the run was started, or those of a changed configuration, prepared in `staged`.
+fn tokens(
+    folder: &RunFolder,
+    staged: &Staged,
+    started: &Resumed,
+    config: &RunConfig,
+    show: Show,
+) -> Result<Tokens> {
+    let accept = |tokenizer: &Tokenizer| match &started.checkpoint {
+        Some((checkpoint, _)) => resume::check_vocabulary(folder, config, checkpoint, tokenizer),
+        None => Ok(()),
+    };
+    let expected = started.tokens.clone();
+    if started.same_data && config.data.tokens.is_none() && folder.has_tokens() {
+        let prepared = stored_tokens(folder, staged)?;
+        prepared.tokenizer.as_ref().map_or(Ok(()), accept)?;
+        return Ok(Tokens { prepared, folder: folder.path().to_path_buf(), is_new: false, expected });
+    }
+    let prepared = tokenizing::with_progress(show != Show::Progress, |progress| {
+        dataset::prepare(&config.data, staged.path(), machine::cores(), accept, progress)
+    })?;
+    Ok(Tokens { prepared, folder: staged.path().to_path_buf(), is_new: true, expected })
+}
+
+/// The tokens in the run folder, which hold their tokenizer.
+fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
+    let path = folder.file(TOKENS_FILE);
+    let file = TokenFile::open(&path)?;
+    let Some(tokenizer) = file.tokenizer()? else {
+        bail!("{} holds no tokenizer: it is not the file that a run writes; put it back", path.display());
+    };
+    let beside = folder.file(TOKENIZER_FILE);
+    if !beside.exists() {
+        tokenizer.save(staged.path())?;
+    } else if Tokenizer::load(folder.path())?.digest() != tokenizer.digest() {
+        bail!(
+            "{} is not the tokenizer of {}: remove it, and --resume makes it again",
+            beside.display(),
+            path.display()
+        );
+    }
+    Ok(Prepared { tokens: file.len() as u64, vocab: tokenizer.vocab_size(), tokenizer: Some(tokenizer) })
+}
+
+/// Makes the plan, which must fit, and checks every token.
+fn plan(resolved: Resolved, tokens: Tokens) -> Result<(Planned, DataDigests)> {
+    let Tokens { prepared, folder, is_new, expected } = tokens;
+    let Resolved { config, model, .. } = &resolved;
+    let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
+    let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new))?;
+    let planned = Planned::of(resolved, data.evaluated())?;
+    planned.check_memory()?;
+    let tokenizer = prepared.tokenizer.as_ref().map(Tokenizer::digest);
+    Ok((planned, DataDigests { tokens: Some(blake3), tokenizer }))
+}
+
+/// Adds advice to the error for tokens that differ from those of the run.
+fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) -> anyhow::Error {
+    if !matches!(error, phalanx_data::DataError::NotTheTokens { .. }) {
+        return error.into();
+    }
+    let advice = match &config.data.tokens {
+        Some(file) => format!(
+            "{file} was changed since (or checksums.json was, which has its checksum): put it back, or train on it as it is now with --set data.tokens={}",
+            resume::shell_word(file)
+        ),
+        None if is_new => {
+            "tokens.bin is missing, and the text of data.text was changed since: put one of them \
+                              back, or train on the text as it is now with --data"
+                .to_string()
+        }
+        None => "it (or checksums.json, which has its checksum) is damaged or was replaced: put it back, or remove \
+                 it, and --resume makes it again from data.text"
+            .to_string(),
+    };
+    anyhow::anyhow!("{error}; {advice}; nothing was changed")
+}
+
+/// Floating-point operations per second of the threads of all ranks together, at most those of all cores.
+fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
+    let spec = &planned.plan.spec;
+    let threads = (spec.world_size() * spec.threads).min(machine::cores());
+    Ok(environment.processor(threads)?.flops_per_s(planned.compute()))
+}

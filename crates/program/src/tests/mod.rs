@@ -1,0 +1,106 @@
+//! Texts that the binary reads, changed in thousands of ways: each is read or refused, without a panic and in
+//! bounded memory.
+
+mod extreme_values;
+
+use phalanx_hostile::{Counting, Random, mutate, overwrite, peak_bytes, survive};
+use phalanx_train::RunConfig;
+use phalanx_train::metrics_lines::MAX_LINE_BYTES;
+use tempfile::tempdir;
+
+use crate::final_report::Reached;
+use crate::limits::{CONFIG_BYTES, SCHEDULE_BYTES};
+use crate::run_folder::RunFolder;
+use crate::schedule_file;
+use crate::user_config::UserConfig;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Maximum memory for reading one of the small texts here.
+const MAX_BYTES: usize = 8 << 20;
+
+const SCHEDULE: &str = "0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1\n";
+
+const METRICS: &str = "{\"step\":1,\"loss\":4.5,\"grad_norm\":1.0,\"lr\":1e-3,\"tokens\":128,\"step_s\":0.01}\n\
+    {\"step\":2,\"loss\":4.4,\"grad_norm\":1.0,\"lr\":1e-3,\"tokens\":256,\"step_s\":0.01,\"skipped\":true}\n\
+    {\"step\":2,\"val_loss\":4.4}\n";
+
+#[test]
+fn configurations_of_any_content_are_read_or_refused() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("config.toml");
+    let complete = toml::to_string_pretty(&RunConfig::default()).unwrap();
+    let mut read = |bytes: &[u8]| {
+        overwrite(&path, bytes);
+        UserConfig::read(&path).and_then(|given| given.config()).is_ok()
+    };
+    assert!(read(complete.as_bytes()));
+    let changed = |random: &mut Random| mutate(random, complete.as_bytes());
+    let accepted = survive("configuration", 3000, MAX_BYTES, changed, &mut read);
+    assert!((1..3000).contains(&accepted), "{accepted} accepted");
+}
+
+#[test]
+fn schedules_of_any_content_are_read_or_refused() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("schedule.csv");
+    let read = |bytes: &[u8]| {
+        overwrite(&path, bytes);
+        schedule_file::read(path.to_str().unwrap()).is_ok()
+    };
+    assert!(read(SCHEDULE.as_bytes()));
+    survive("schedule", 5000, MAX_BYTES, |random| mutate(random, SCHEDULE.as_bytes()), read);
+}
+
+#[test]
+fn metrics_of_any_content_are_read_or_refused() {
+    let folder = tempdir().unwrap();
+    let run = RunFolder::at(folder.path());
+    assert_eq!(Reached::read(&run).unwrap(), Reached::default());
+    let read = |bytes: &[u8]| {
+        overwrite(&run.file("metrics.jsonl"), bytes);
+        Reached::read(&run).is_ok()
+    };
+    assert!(read(METRICS.as_bytes()));
+    let reached = Reached::read(&run).unwrap();
+    assert_eq!((reached.step, reached.losses, reached.skipped), (2, Some((4.5, 4.4)), 1));
+    survive("metrics", 5000, MAX_BYTES, |random| mutate(random, METRICS.as_bytes()), read);
+}
+
+/// Reads a file that is too large.
+type Read<'a> = &'a dyn Fn() -> anyhow::Result<()>;
+
+/// Reading the largest allowed files takes a bounded multiple of their size; larger files are refused.
+#[test]
+fn the_memory_for_large_texts_is_bounded() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("text");
+    let (text, run) = (path.to_str().unwrap(), RunFolder::at(folder.path()));
+    // A sparse file of one terabyte.
+    std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+    std::fs::File::create(run.file("metrics.jsonl")).unwrap().set_len(1 << 40).unwrap();
+    let refused: [(&str, u64, Read); 3] = [
+        ("at most", CONFIG_BYTES, &|| UserConfig::read(&path).map(drop)),
+        ("at most", SCHEDULE_BYTES, &|| schedule_file::read(text).map(drop)),
+        ("line 1 has more than", MAX_LINE_BYTES, &|| Reached::read(&run).map(drop)),
+    ];
+    for (words, limit, read) in refused {
+        let (refused, peak) = peak_bytes(read);
+        let error = format!("{:#}", refused.unwrap_err());
+        assert!(error.contains(&format!("{words} {limit}")), "{error}");
+        assert!(peak < 1 << 20, "{peak} bytes");
+    }
+    // A quarter of the maximum size, of the contents that take most memory.
+    let large = |part: &str, limit: u64| part.repeat(limit as usize / 4 / part.len());
+    let cases: [(&str, String, &dyn Fn()); 3] = [
+        ("a list", format!("a = [{}]", large("[],", CONFIG_BYTES)), &|| drop(UserConfig::read(&path))),
+        ("keys", large("[a]\n", CONFIG_BYTES), &|| drop(UserConfig::read(&path))),
+        ("cells", large(",", SCHEDULE_BYTES), &|| drop(schedule_file::read(text))),
+    ];
+    for (name, content, read) in cases {
+        std::fs::write(&path, content).unwrap();
+        let ((), peak) = peak_bytes(read);
+        assert!(peak < 200 << 20, "{name}: {peak} bytes");
+    }
+}

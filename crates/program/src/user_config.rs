@@ -1,0 +1,210 @@
+//! The configuration as the user gave it: a TOML file, then `--set`, `--nproc` and `--data`.
+//!
+//! What the user gave is kept apart from what follows from it: only then can a key that contradicts an imported
+//! model be told from a default, and a resumed run know what the user has changed since.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use phalanx_train::RunConfig;
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use crate::args::Overrides;
+use crate::limits::CONFIG_BYTES;
+use crate::{keys, schedule_file};
+
+/// Pairs of keys that determine each other.
+const RANKS: [&str; 2] = ["parallel.ranks", "parallel.data"];
+const MICRO: [&str; 2] = ["batch.micro", "parallel.micro_batches"];
+
+/// Keys that were given, each known and of the right type.
+#[derive(Clone, Debug, Default)]
+pub struct UserConfig {
+    tables: Table,
+    text: String,
+}
+
+impl UserConfig {
+    /// Reads a configuration file.
+    ///
+    /// # Errors
+    /// A file that is missing or not TOML, or has unknown keys or values of the wrong type.
+    pub fn read(path: &Path) -> Result<UserConfig> {
+        let text = match phalanx_files::read_text(path, CONFIG_BYTES) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(
+                "no configuration file {}; check the spelling (paths start at the current folder), or begin with \
+                 examples/quickstart.toml",
+                path.display()
+            ),
+            Err(error) => bail!("cannot read the configuration {}: {error}", path.display()),
+        };
+        UserConfig::parse(text, &path.display().to_string())
+    }
+
+    /// The content of a configuration file; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// As for [`UserConfig::read`].
+    pub fn parse(text: String, origin: &str) -> Result<UserConfig> {
+        let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is not valid TOML"))?;
+        keys::check(&tables, origin)?;
+        Ok(UserConfig { tables, text })
+    }
+
+    /// A configuration from a text.
+    #[cfg(test)]
+    pub fn of_text(text: &str) -> Result<UserConfig> {
+        UserConfig::parse(text.to_string(), "the text")
+    }
+
+    /// A configuration in which every key counts as given.
+    ///
+    /// # Errors
+    /// None for a configuration that was read.
+    pub fn of(config: &RunConfig) -> Result<UserConfig> {
+        let tables = Table::try_from(config).context("the configuration as TOML")?;
+        Ok(UserConfig { tables, text: String::new() })
+    }
+
+    /// The file as it was read.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Applies the command line, and replaces the path of a schedule file by its text.
+    ///
+    /// # Errors
+    /// A malformed assignment, an unknown key, a value of the wrong type; a schedule file that is missing or cannot be
+    /// run.
+    pub fn with(mut self, overrides: &Overrides, data: &[PathBuf]) -> Result<UserConfig> {
+        for text in &overrides.set {
+            let (key, value) = keys::assignment(text)?;
+            keys::insert(&mut self.tables, &key, value);
+        }
+        let said = |key: &str| overrides.set.iter().any(|text| text.trim_start().starts_with(key));
+        if let Some(ranks) = overrides.nproc {
+            let ranks = i64::try_from(ranks).context("--nproc")?;
+            keys::insert(&mut self.tables, "parallel.ranks", Value::Integer(ranks));
+        }
+        let [ranks, replicas] = RANKS;
+        self.settle(ranks, replicas, [overrides.nproc.is_some() || said(ranks), said(replicas)]);
+        let [micro, count] = MICRO;
+        self.settle(micro, count, MICRO.map(said));
+        if !data.is_empty() {
+            let paths = data.iter().map(|path| Value::String(path.display().to_string())).collect();
+            keys::insert(&mut self.tables, "data.text", Value::Array(paths));
+            if let Some(table) = self.tables.get_mut("data").and_then(Value::as_table_mut) {
+                table.remove("tokens");
+            }
+        }
+        if let Some(Value::String(schedule)) = keys::lookup(&self.tables, "parallel.schedule")
+            && let Some(text) = schedule_file::text_of(schedule)
+                .with_context(|| format!("parallel.schedule = {schedule:?}"))?
+        {
+            keys::insert(&mut self.tables, "parallel.schedule", Value::String(text));
+        }
+        Ok(self)
+    }
+
+    /// Applies every key of `changes` whose value differs from that in `before`.
+    pub fn changed_by(mut self, changes: &UserConfig, before: &UserConfig) -> UserConfig {
+        let differs = |key: &str, value: &Value| keys::lookup(&before.tables, key) != Some(value);
+        for (key, value) in keys::flat(&changes.tables).filter(|(key, value)| differs(key, value)) {
+            keys::insert(&mut self.tables, &key, value.clone());
+        }
+        for [one, other] in [RANKS, MICRO] {
+            let said = [one, other]
+                .map(|key| keys::lookup(&changes.tables, key).is_some_and(|value| differs(key, value)));
+            self.settle(one, other, said);
+        }
+        self
+    }
+
+    /// Keeps the later given of two keys that determine each other, and removes the other.
+    fn settle(&mut self, one: &str, other: &str, said: [bool; 2]) {
+        match said {
+            [true, false] => self.leave_out(other),
+            [false, true] => self.leave_out(one),
+            [true, true] | [false, false] => {}
+        }
+    }
+
+    /// Whether a key was given.
+    pub fn has(&self, key: &str) -> bool {
+        keys::lookup(&self.tables, key).is_some()
+    }
+
+    /// Removes a key, as if it had been left out.
+    pub fn leave_out(&mut self, key: &str) {
+        let table = key.split_once('.').and_then(|(table, key)| Some((self.tables.get_mut(table)?, key)));
+        if let Some((Value::Table(table), key)) = table {
+            table.remove(key);
+        }
+    }
+
+    /// Sets a key to an integer.
+    pub fn set_whole(&mut self, key: &str, value: u64) {
+        // TOML has integers up to 2^63 - 1; larger ones are clamped.
+        let value = i64::try_from(value).unwrap_or(i64::MAX);
+        keys::insert(&mut self.tables, key, Value::Integer(value));
+    }
+
+    /// The configuration, with defaults for what was left out.
+    ///
+    /// # Errors
+    /// None for keys that were checked.
+    pub fn config(&self) -> Result<RunConfig> {
+        RunConfig::deserialize(Value::Table(self.tables.clone())).context("the configuration")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(text: &str) -> UserConfig {
+        UserConfig { tables: toml::from_str(text).unwrap(), text: text.to_string() }
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file() {
+        let overrides =
+            Overrides { set: vec!["train.steps=7".into(), "parallel.zero=3".into()], nproc: Some(4) };
+        let file = given("[train]\nsteps = 5\nseed = 9\n[data]\ntokens = \"x.bin\"");
+        let config = file.with(&overrides, &["a".into(), "b".into()]).unwrap().config().unwrap();
+        assert_eq!((config.train.steps, config.train.seed), (7, 9));
+        assert_eq!((config.world_size(), config.parallel.zero), (4, 3));
+        assert_eq!((config.data.text, config.data.tokens), (vec!["a".to_string(), "b".to_string()], None));
+    }
+
+    #[test]
+    fn of_two_keys_that_follow_from_each_other_the_later_counts() {
+        let text = "[parallel]\ndata = 2\n[batch]\nglobal = 24\nmicro = 4";
+        let with = |text: &str, set: &[&str], nproc| {
+            let set = set.iter().map(|set| set.to_string()).collect();
+            let config = given(text).with(&Overrides { set, nproc }, &[]).unwrap().config().unwrap();
+            (config.world_size(), config.data(), config.micro_batches())
+        };
+        assert_eq!(with(text, &[], None), (2, 2, 3));
+        assert_eq!(with(text, &["parallel.tensor=2"], Some(6)), (6, 3, 2));
+        assert_eq!(with(text, &["parallel.micro_batches=6"], None), (2, 2, 6));
+        let resolved = "[parallel]\nranks = 4\ntensor = 2\nmicro_batches = 2\n[batch]\nglobal = 24";
+        assert_eq!(with(resolved, &["parallel.data=3"], None), (6, 3, 2));
+        assert_eq!(with(resolved, &["batch.micro=1"], None), (4, 2, 12));
+        // A key in a file that was changed since also counts as given later.
+        let now = given("[parallel]\nranks = 8");
+        let config = given(text).changed_by(&now, &UserConfig::default()).config().unwrap();
+        assert_eq!((config.world_size(), config.parallel.data), (8, None));
+    }
+
+    #[test]
+    fn only_what_changed_since_replaces_what_is_stored() {
+        let before = given("[train]\nsteps = 100\nseed = 3");
+        let stored = given("[train]\nsteps = 50\nseed = 3\n[optimizer]\nlr = 0.5");
+        let now = given("[train]\nsteps = 100\nseed = 4");
+        let config = stored.changed_by(&now, &before).config().unwrap();
+        assert_eq!((config.train.steps, config.train.seed, config.optimizer.lr), (50, 4, 0.5));
+    }
+}

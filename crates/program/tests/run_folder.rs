@@ -1,0 +1,345 @@
+//! A run folder changes completely or not at all, and by one run at a time; a run notices when its folder is removed.
+
+mod rig;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, symlink};
+
+use rig::{Ended, Home, lives, ranks, signal, wait};
+use rustix::process::Signal;
+
+/// Files that set a run up.
+const SETUP: [&str; 6] =
+    ["config.toml", "given.toml", "plan.json", "checksums.json", "tokens.bin", "tokenizer.json"];
+
+const RESUME: [&str; 6] = ["train", "--run", "r", "--resume", "--set", "train.steps=12"];
+
+/// A run with the tokenizer `char` on the text `text.txt`.
+fn by_characters(home: &Home) {
+    let tokenizer = "data.tokenizer=char";
+    home.run(&["train", "small.toml", "--run", "r", "--set", tokenizer, "--quiet"]).ok();
+}
+
+fn endless<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let args = ["train", "small.toml", "--run", "r", "--set", "train.steps=1000000", "--quiet"];
+    [&args[..], more].concat()
+}
+
+#[test]
+fn a_refused_resume_changes_nothing() {
+    let home = Home::new();
+    by_characters(&home);
+    home.copy("r", "whole");
+    let text = String::from_utf8(home.read("text.txt")).unwrap();
+    // More characters, as many others, and fewer: only the first does not fit the model's table.
+    let more: String = (' '..='z').collect();
+    home.write("more.txt", more.repeat(20) + &text);
+    home.write("others.txt", text.to_uppercase());
+    home.write("fewer.txt", text.replace('a', ""));
+    let before = home.snapshot("r");
+    for data in ["more.txt", "others.txt", "fewer.txt"] {
+        let ended = home.run(&[&RESUME[..], &["--data", data]].concat());
+        ended.refused(&["data.tokenizer", "char", "r/checkpoints/step-8", "nothing was changed"]);
+        assert_eq!(home.snapshot("r"), before, "{data}");
+    }
+    for (set, word) in [
+        ("memory.limit_mb=0.1", "memory.limit_mb"),
+        ("data.tokenizer=byte", "data.tokenizer"),
+        ("data.tokens=nowhere.bin", "nowhere.bin"),
+        ("batch.micro=3", "batch.micro"),
+    ] {
+        home.run(&[&RESUME[..], &["--set", set]].concat()).refused(&[word]);
+        assert_eq!(home.snapshot("r"), before, "{set}");
+    }
+    home.run(&[&RESUME[..], &["--data", "missing.txt"]].concat()).refused(&["missing.txt"]);
+    assert_eq!(home.snapshot("r"), before);
+    // The run continues as if nothing had been tried.
+    home.run(&RESUME).ok();
+    home.run(&["train", "--run", "whole", "--resume", "--set", "train.steps=12"]).ok();
+    assert_eq!(home.losses("r"), home.losses("whole"));
+}
+
+#[test]
+fn other_text_is_encoded_by_the_tokenizer_of_the_run() {
+    let home = Home::new();
+    by_characters(&home);
+    home.write("fewer.txt", String::from_utf8(home.read("text.txt")).unwrap().replace('a', ""));
+    let own = ["--data", "fewer.txt", "--set", "data.tokenizer=r/tokenizer.json"];
+    home.run(&[&RESUME[..], &own].concat()).ok();
+    home.run(&["sample", "r", "--prompt", "rank", "--tokens", "5"]).ok();
+    // A character that the model does not know is named.
+    home.write("unknown.txt", "rank ".repeat(100) + "é");
+    let unknown = ["--data", "unknown.txt", "--set", "data.tokenizer=r/tokenizer.json"];
+    let args = ["train", "--run", "r", "--resume", "--set", "train.steps=16"];
+    home.run(&[&args[..], &unknown].concat()).refused(&["'é'", "unknown.txt"]);
+}
+
+#[test]
+fn a_tokenizer_that_is_not_the_run_s_is_refused_by_readers() {
+    let home = Home::new();
+    by_characters(&home);
+    let json = String::from_utf8(home.read("r/tokenizer.json")).unwrap();
+    home.write("r/tokenizer.json", "{\"kind\":\"byte\"}");
+    for args in [&["sample", "r", "--prompt", "rank"][..], &["export", "r", "--out", "hf"]] {
+        home.run(args).refused(&["tokenizer.json", "byte", "other ids"]);
+    }
+    assert!(!home.path("hf").exists());
+    home.run(&RESUME).refused(&["tokenizer.json", "tokens.bin", "remove it"]);
+    fs::remove_file(home.path("r/tokenizer.json")).unwrap();
+    home.run(&["sample", "r", "--prompt", "rank"]).refused(&["tokenizer.json", "missing"]);
+    home.run(&RESUME).ok();
+    assert_eq!(home.read("r/tokenizer.json"), json.as_bytes());
+    home.run(&["sample", "r", "--prompt", "rank", "--tokens", "5"]).ok();
+}
+
+#[test]
+fn a_change_that_was_interrupted_is_finished_or_forgotten() {
+    let home = Home::new();
+    by_characters(&home);
+    home.copy("r", "before");
+    home.write("other.txt", String::from_utf8(home.read("text.txt")).unwrap().replace("chunk", "rank"));
+    home.run(&[&RESUME[..], &["--data", "other.txt", "--set", "data.tokenizer=r/tokenizer.json"]].concat())
+        .ok();
+    home.copy("r", "after");
+    for moved in 0..=SETUP.len() {
+        // What a crash leaves when so many files have arrived.
+        home.copy("before", "r");
+        fs::create_dir(home.path("r/.ready")).unwrap();
+        for (place, name) in SETUP.iter().enumerate() {
+            let folder = if place < moved { "r" } else { "r/.ready" };
+            if *name != "given.toml" {
+                home.write(&format!("{folder}/{name}"), home.read(&format!("after/{name}")));
+            }
+        }
+        home.run(&["train", "--run", "r", "--resume", "--set", "train.steps=8"]).ok();
+        for name in SETUP {
+            let [now, then] = ["r", "after"].map(|run| home.read(&format!("{run}/{name}")));
+            assert_eq!(now, then, "{name} after {moved}");
+        }
+        assert!(!home.path("r/.ready").exists());
+    }
+    // Before the rename that commits it, a change is discarded.
+    home.copy("before", "r");
+    fs::create_dir(home.path("r/.next")).unwrap();
+    home.write("r/.next/config.toml", home.read("after/config.toml"));
+    home.run(&["train", "--run", "r", "--resume", "--set", "train.steps=8"]).ok();
+    assert_eq!(
+        home.snapshot("r").values().collect::<Vec<_>>(),
+        home.snapshot("before").values().collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_start_removes_what_a_start_before_it_prepared() {
+    let home = Home::new();
+    by_characters(&home);
+    fs::remove_dir_all(home.path("r/checkpoints")).unwrap();
+    fs::remove_file(home.path("r/metrics.jsonl")).unwrap();
+    // Bare ids, without a tokenizer: the tokenizer of the earlier start must not be used.
+    let ids: Vec<u8> = (0..4000u16).flat_map(|id| (id % 50).to_le_bytes()).collect();
+    home.write("ids.bin", ids);
+    let text = String::from_utf8(home.read("small.toml")).unwrap();
+    home.write("ids.toml", text.replace("text = [\"text.txt\"]", "tokens = \"ids.bin\""));
+    home.run(&["train", "ids.toml", "--run", "r", "--set", "model.vocab=64", "--quiet"]).ok();
+    assert!(!home.path("r/tokens.bin").exists() && !home.path("r/tokenizer.json").exists());
+    home.run(&["sample", "r", "--prompt", "rank"]).refused(&["no tokenizer"]);
+}
+
+#[test]
+fn one_run_at_a_time() {
+    let home = Home::new();
+    for nproc in ["1", "2"] {
+        let _ = fs::remove_dir_all(home.path("r"));
+        let first = home.start(&endless(&["--nproc", nproc]));
+        home.wait_for_step("r", 10);
+        let holder = format!("in use by process {}", first.id());
+        let words = [holder.as_str(), "--run", "nothing was changed"];
+        home.run(&RESUME).refused(&words);
+        home.run(&["train", "small.toml", "--run", "r"]).refused(&words);
+        let at = home.metrics("r").last().unwrap()["step"].as_u64().unwrap();
+        home.wait_for_step("r", at + 5);
+        // Every rank holds the lock, so that it outlives a launcher that is killed.
+        for (rank, pid) in ranks(first.id()) {
+            let held = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+            let lock = home.path("r/.lock").canonicalize().unwrap();
+            let holds = held.filter_map(|fd| fs::read_link(fd.unwrap().path()).ok()).any(|to| to == lock);
+            assert!(holds, "rank {rank}");
+        }
+        signal(first.id() as i32, Signal::INT);
+        let ended = Ended::from(first.wait_with_output().unwrap());
+        assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+        let steps = format!("train.steps={}", home.newest("r") + 2);
+        home.run(&["train", "--run", "r", "--resume", "--set", &steps, "--quiet"]).ok();
+    }
+}
+
+/// A run that is killed while it removes its last old checkpoint leaves part of one behind. The next command that locks the
+/// folder removes it, even when no step is left to do.
+#[test]
+fn what_a_killed_save_or_purge_left_is_removed() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "r", "--quiet"]).ok();
+    let newest = format!("step-{}", home.newest("r"));
+    for name in ["step-4.tmp", "step-99.tmp"] {
+        fs::create_dir(home.path("r/checkpoints").join(name)).unwrap();
+        home.write(&format!("r/checkpoints/{name}/rank-00000.safetensors"), "half");
+    }
+    home.copy(&format!("r/checkpoints/{newest}"), &format!("r/checkpoints/{newest}.replaced"));
+    home.run(&["train", "--run", "r", "--resume", "--quiet"]).ok();
+    let names = fs::read_dir(home.path("r/checkpoints")).unwrap();
+    let names: Vec<String> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(names.contains(&newest), "{names:?}");
+    assert!(names.iter().all(|name| name.trim_start_matches("step-").parse::<u64>().is_ok()), "{names:?}");
+}
+
+/// The lock file and the metrics are opened by name: an error names anything that is not a regular file, and nothing
+/// blocks on it.
+#[test]
+fn special_files_in_a_run_folder_are_named() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "r", "--quiet"]).ok();
+    for (name, link) in [(".lock", true), (".lock", false), ("metrics.jsonl", true), ("metrics.jsonl", false)]
+    {
+        home.copy("r", "s");
+        let path = home.path("s").join(name);
+        // A copy of a run folder has no lock.
+        let _ = fs::remove_file(&path);
+        match link {
+            true => symlink(&path, &path).unwrap(),
+            false => phalanx_hostile::make_fifo(&path),
+        }
+        home.run(&["train", "--run", "s", "--resume", "--set", "train.steps=12"]).refused(&[name]);
+        fs::remove_dir_all(home.path("s")).unwrap();
+    }
+}
+
+#[test]
+fn two_starts_at_once_are_one_run() {
+    let home = Home::new();
+    for _ in 0..8 {
+        let _ = fs::remove_dir_all(home.path("r"));
+        let args = ["train", "small.toml", "--run", "r", "--nproc", "2", "--quiet"];
+        let started = [home.start(&args), home.start(&args)];
+        let ended = started.map(|child| Ended::from(child.wait_with_output().unwrap()));
+        let mut codes = ended.each_ref().map(|ended| ended.code);
+        codes.sort();
+        assert_eq!(codes, [Some(0), Some(1)], "{} {}", ended[0].stderr, ended[1].stderr);
+        let refused = ended.iter().find(|ended| ended.code == Some(1)).unwrap();
+        let words = ["in use by process", "already holds a run"];
+        assert!(words.iter().any(|word| refused.stderr.contains(word)), "{}", refused.stderr);
+        home.run(&["inspect", "r", "--verify"]).ok();
+        assert_eq!(home.newest("r"), 8);
+    }
+}
+
+#[test]
+fn planted_links_are_not_followed_and_leftovers_are_removed() {
+    let home = Home::new();
+    home.write("victim", "precious");
+    fs::create_dir(home.path("r")).unwrap();
+    for name in [".config.toml.tmp", ".given.toml.tmp", ".plan.json.tmp", "memory.tmp", "metrics.jsonl.tmp"] {
+        symlink(home.path("victim"), home.path(&format!("r/{name}"))).unwrap();
+    }
+    let leftovers = [".phalanx-0123456789abcdef.tmp", "memory.rank-0.json", "memory.rank-17.json"];
+    for name in leftovers {
+        home.write(&format!("r/{name}"), "half");
+    }
+    home.run(&["train", "small.toml", "--run", "r", "--nproc", "2", "--quiet"]).ok();
+    assert_eq!(home.read("victim"), b"precious");
+    for name in leftovers {
+        assert!(!home.path(&format!("r/{name}")).exists(), "{name}");
+    }
+}
+
+#[test]
+fn a_run_folder_that_has_gone_ends_the_run() {
+    let home = Home::new();
+    type Remove = fn(&Home);
+    let removals: [(Remove, &str); 3] = [
+        (|home| fs::remove_dir_all(home.path("r")).unwrap(), "the folder was removed"),
+        (|home| fs::rename(home.path("r"), home.path("moved")).unwrap(), "the folder was removed"),
+        (|home| fs::remove_file(home.path("r/config.toml")).unwrap(), "config.toml was removed"),
+    ];
+    for (nproc, (remove, words)) in ["1", "2", "2"].into_iter().zip(removals) {
+        let _ = fs::remove_dir_all(home.path("r"));
+        // The signal requests a save after the folder was removed.
+        let child = home.start(&endless(&["--nproc", nproc, "--set", "train.save_every=0"]));
+        home.wait_for_step("r", 5);
+        let started = ranks(child.id());
+        remove(&home);
+        signal(child.id() as i32, Signal::INT);
+        let ended = Ended::from(child.wait_with_output().unwrap());
+        ended.refused(&["the run folder r was removed or changed", words]);
+        assert!(started.iter().all(|(_, pid)| !lives(*pid)));
+        assert!(!home.path("r/checkpoints").exists());
+    }
+}
+
+#[test]
+fn tokens_that_change_during_a_run_are_an_error_and_no_signal() {
+    let home = Home::new();
+    // In place: in the file that the run has open.
+    type Change = fn(&File);
+    let changes: [(Change, &str); 2] = [
+        (|file| file.write_all_at(&[0xff; 17_000], 64).unwrap(), "id 65535"),
+        (|file| file.set_len(100).unwrap(), "was shortened while it was in use"),
+    ];
+    for nproc in ["1", "2"] {
+        for (change, words) in changes {
+            let _ = fs::remove_dir_all(home.path("r"));
+            let child = home.start(&endless(&["--nproc", nproc, "--set", "train.save_every=0"]));
+            home.wait_for_step("r", 5);
+            change(&File::options().write(true).open(home.path("r/tokens.bin")).unwrap());
+            let ended = Ended::from(child.wait_with_output().unwrap());
+            ended.refused(&["r/tokens.bin", words]);
+        }
+    }
+}
+
+#[test]
+fn tokens_that_became_others_of_the_vocabulary_are_found_before_the_next_save() {
+    let home = Home::new();
+    let child = home.start(&endless(&["--nproc", "2", "--set", "train.save_every=0"]));
+    home.wait_for_step("r", 5);
+    let file = File::options().write(true).open(home.path("r/tokens.bin")).unwrap();
+    file.write_all_at(b"a\0b\0c\0", 1000).unwrap();
+    signal(child.id() as i32, Signal::INT);
+    let ended = Ended::from(child.wait_with_output().unwrap());
+    ended.refused(&["r/tokens.bin does not hold the tokens", "blake3"]);
+    assert!(home.checkpoints("r").is_empty());
+}
+
+#[test]
+fn other_commands_do_not_replace_what_they_should_not() {
+    let home = Home::new();
+    by_characters(&home);
+    let before = home.snapshot("r");
+    home.run(&["tokenize", "--out", "r/tokens.bin", "text.txt"]).refused(&["exists already", "--force"]);
+    home.run(&["export", "r", "--out", "r"]).refused(&["--out r", "the folder of a run"]);
+    home.run(&["import", "nowhere", "--run", "r"]).refused(&["nowhere"]);
+    assert_eq!(home.snapshot("r"), before);
+    home.run(&["tokenize", "--out", "t.bin", "text.txt"]).ok();
+    let made = home.read("t.bin");
+    // A new file that is not completed leaves the old one.
+    home.write("bad.txt", [b'a', 0xff]);
+    home.run(&["tokenize", "--out", "t.bin", "--force", "bad.txt"]).refused(&["bad.txt"]);
+    assert_eq!(home.read("t.bin"), made);
+    home.run(&["tokenize", "--out", "t.bin", "--force", "--tokenizer", "char", "text.txt"]).ok();
+    assert_ne!(home.read("t.bin"), made);
+}
+
+#[test]
+fn readers_beside_a_run_that_purges_see_whole_checkpoints() {
+    let home = Home::new();
+    let sets = ["--nproc", "2", "--set", "train.save_every=1", "--set", "train.keep=1"];
+    let child = home.start(&endless(&sets));
+    home.wait_for_step("r", 3);
+    wait("a checkpoint", || home.newest("r") > 0);
+    for _ in 0..10 {
+        home.run(&["inspect", "r", "--verify"]).ok();
+        home.run(&["sample", "r", "--prompt", "rank", "--tokens", "1"]).ok();
+        home.run(&["export", "r", "--out", "hf"]).ok();
+    }
+    signal(child.id() as i32, Signal::INT);
+    assert_eq!(Ended::from(child.wait_with_output().unwrap()).code, Some(130));
+}

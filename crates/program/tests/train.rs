@@ -1,0 +1,165 @@
+//! `phalanx train`: runs, their files, and going on with them.
+
+mod rig;
+
+use rig::{Home, assert_as_planned, list, number, pairs};
+use serde_json::{Value, json};
+
+#[test]
+fn one_rank_and_two_leave_what_scripts_rely_on() {
+    let home = Home::new();
+    for (run, ranks, zero) in [("one", "1", "0"), ("two", "2", "2"), ("three", "2", "3")] {
+        let zero = format!("parallel.zero={zero}");
+        let ended = home.run(&["train", "small.toml", "--nproc", ranks, "--set", &zero, "--run", run]).ok();
+        for word in ["peak == plan", "validation", run] {
+            assert!(ended.stdout.contains(word), "{word}: {}", ended.stdout);
+        }
+        let metrics = home.metrics(run);
+        let steps: Vec<&Value> = metrics.iter().filter(|line| line.get("loss").is_some()).collect();
+        assert_eq!(
+            steps.iter().map(|s| s["step"].as_u64().unwrap()).collect::<Vec<_>>(),
+            Vec::from_iter(1..=8)
+        );
+        for key in
+            ["grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "mfu", "comm_bytes", "exposed_comm_s"]
+        {
+            assert!(steps[0][key].is_number(), "{key}");
+        }
+        assert!(steps[0].get("hfu").is_none() && ended.stderr.contains("  mfu "), "{}", ended.stderr);
+        assert!(number(steps[7], "loss") < number(steps[0], "loss"));
+        let evaluations: Vec<&Value> = metrics.iter().filter(|line| line.get("val_loss").is_some()).collect();
+        assert_eq!(evaluations.iter().map(|e| e["step"].as_u64().unwrap()).collect::<Vec<_>>(), [4, 8]);
+        let (plan, memory) =
+            (home.json(&format!("{run}/plan.json")), home.json(&format!("{run}/memory.json")));
+        assert_as_planned(&plan, &memory);
+        assert_eq!(list(&memory, "ranks").len().to_string(), ranks);
+        for measured in list(&memory, "ranks") {
+            assert!(number(measured, "resident_bytes_peak") > number(&measured["device"], "peak_bytes"));
+        }
+        assert_eq!(home.checkpoints(run).len(), 2);
+        let resolved: toml::Table =
+            toml::from_str(&String::from_utf8(home.read(&format!("{run}/config.toml"))).unwrap()).unwrap();
+        assert_eq!(resolved["model"]["vocab"].as_integer(), Some(256));
+    }
+}
+
+#[test]
+fn processes_and_threads_compute_the_same_bits() {
+    let home = Home::new();
+    let base = ["train", "small.toml", "--nproc", "2", "--set", "parallel.zero=3", "--quiet", "--run"];
+    home.run(&[&base[..], &["processes"]].concat()).ok();
+    home.run(&[&base[..], &["threads", "--threads-as-ranks"]].concat()).ok();
+    assert_eq!(home.losses("processes"), home.losses("threads"));
+    assert_eq!(home.losses("processes").len(), 8);
+}
+
+#[test]
+fn the_run_folder_is_named_after_the_configuration_and_never_overwritten() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--quiet"]).ok();
+    let before = home.read("runs/small/metrics.jsonl");
+    home.run(&["train", "small.toml"]).refused(&["runs/small", "--resume", "--run", "nothing was changed"]);
+    assert_eq!(home.read("runs/small/metrics.jsonl"), before);
+    // All steps are done: having nothing to do is not an error.
+    home.run(&["train", "small.toml", "--resume"]).ok();
+    assert_eq!(home.read("runs/small/metrics.jsonl"), before);
+}
+
+#[test]
+fn a_resumed_run_may_grow_and_change_its_layout() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "a", "--set", "train.steps=16", "--quiet"]).ok();
+    home.run(&["train", "small.toml", "--run", "b", "--quiet"]).ok();
+    home.run(&["train", "--run", "b", "--resume", "--set", "train.steps=16", "--quiet"]).ok();
+    assert_eq!(home.losses("a"), home.losses("b"));
+    assert_eq!(home.losses("a").len(), 16);
+    // On two ranks sums are added in another order: the same within rounding.
+    home.run(&["train", "small.toml", "--run", "c", "--quiet"]).ok();
+    let more = ["--set", "parallel.zero=3", "--set", "batch.micro=2", "--set", "memory.chunk=none"];
+    let args = ["train", "--run", "c", "--resume", "--nproc", "2", "--set", "train.steps=16", "--quiet"];
+    home.run(&[&args[..], &more[..]].concat()).ok();
+    for (a, c) in pairs(&home.losses("a"), &home.losses("c")) {
+        let (a, c): (f64, f64) = (a.1.parse().unwrap(), c.1.parse().unwrap());
+        assert!((a - c).abs() < 1e-4 * a, "{a} {c}");
+    }
+}
+
+#[test]
+fn a_resumed_run_keeps_its_own_settings_but_for_what_changed_since() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--set", "optimizer.lr=3e-3", "--quiet"]).ok();
+    let text = String::from_utf8(home.read("small.toml")).unwrap();
+    home.write("small.toml", text.replace("steps = 8", "steps = 12"));
+    home.run(&["train", "small.toml", "--resume", "--quiet"]).ok();
+    let last = home.metrics("runs/small").into_iter().rfind(|line| line.get("loss").is_some()).unwrap();
+    assert_eq!((&last["step"], &last["lr"]), (&json!(12), &json!(3e-3)));
+}
+
+#[test]
+fn what_the_checkpoint_depends_on_is_refused_by_name() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--quiet"]).ok();
+    let before = home.read("runs/small/config.toml");
+    for (change, words) in [
+        ("model.hidden=64", "model.hidden = 64"),
+        ("model.layers=3", "model.layers = 3"),
+        ("model.heads=2", "model.heads = 2"),
+        ("model.seq=32", "model.seq = 32"),
+        ("model.vocab=128", "model.vocab = 128"),
+        ("optimizer.kind=sgd", "optimizer.kind"),
+        ("data.tokenizer=char", "data.tokenizer"),
+        ("train.steps=3", "train.steps = 3"),
+    ] {
+        let args = ["train", "small.toml", "--resume", "--set", change, "--set", "train.steps=20"];
+        let args = if change == "train.steps=3" { &args[..5] } else { &args[..] };
+        home.run(args).refused(&[words, "step-8"]);
+    }
+    assert_eq!(home.read("runs/small/config.toml"), before);
+}
+
+#[test]
+fn without_a_checkpoint_a_resumed_run_starts_anew_and_says_so() {
+    let home = Home::new();
+    let ended = home.run(&["train", "small.toml", "--resume"]).ok();
+    assert!(ended.stderr.contains("starting from the beginning"), "{}", ended.stderr);
+    std::fs::remove_dir_all(home.path("runs/small/checkpoints")).unwrap();
+    let before = home.losses("runs/small");
+    assert_eq!(before.len(), 8);
+    let ended = home.run(&["train", "small.toml", "--resume"]).ok();
+    assert!(ended.stderr.contains("no checkpoint yet: starting from the beginning"), "{}", ended.stderr);
+    assert_eq!(home.losses("runs/small"), before);
+}
+
+#[test]
+fn a_sample_ends_the_run() {
+    let home = Home::new();
+    let ended = home.run(&["train", "small.toml", "--set", "train.sample=\"chunk \""]).ok();
+    assert!(ended.stdout.contains("sample of step 8") && ended.stdout.contains("chunk "), "{}", ended.stdout);
+}
+
+#[test]
+fn help_has_examples() {
+    let home = Home::new();
+    for command in ["plan", "train", "sample", "tokenize", "import", "export", "inspect", "doctor"] {
+        let help = home.run(&[command, "--help"]).ok().stdout;
+        assert!(help.contains(&format!("phalanx {command}")), "{help}");
+    }
+    for what in ["step", "collectives"] {
+        let help = home.run(&["bench", what, "--help"]).ok().stdout;
+        assert!(help.contains(&format!("phalanx bench {what}")), "{help}");
+    }
+}
+
+#[test]
+fn json_lines_are_those_of_the_metrics_file_and_one_at_the_end() {
+    let home = Home::new();
+    for (run, ranks) in [("one", "1"), ("two", "2")] {
+        let ended = home.run(&["train", "small.toml", "--nproc", ranks, "--run", run, "--json"]).ok();
+        let lines: Vec<Value> = ended.stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        let (last, records) = lines.split_last().unwrap();
+        assert_eq!(records, home.metrics(run));
+        assert_eq!(records.len(), 10, "8 steps and 2 evaluations");
+        assert_eq!(last["steps"], 8);
+        assert!(last["checkpoint"].as_str().unwrap().ends_with("checkpoints/step-8"));
+    }
+}
