@@ -89,10 +89,7 @@ fn run(command: Command) -> Result<ExitCode> {
     file_size::fail_beyond_limit()?;
     match command {
         Command::Train(args) => return commands::train::train(&args, environment),
-        Command::Rank(args) => {
-            let done = rank_process::rank(&args, environment)?;
-            return Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-        }
+        Command::Rank(args) => return rank_process::rank(&args, environment),
         Command::Plan(args) if args.draw.schedule.is_some() => commands::plan_schedule::draw(&args),
         Command::Plan(args) => commands::plan::plan(&args),
         Command::Sample(args) => commands::sample::sample(&args, environment),
