@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use phalanx_models::Arch;
 use phalanx_trace::DType;
 
 use crate::fit::parse_bytes;
@@ -46,6 +47,8 @@ pub enum Command {
     Inspect(InspectArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
     /// One rank of a job; started by the launcher, never by users.
     #[command(hide = true)]
     Rank(RankArgs),
@@ -187,7 +190,8 @@ impl TrainArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx sample runs/quickstart --prompt 'pub fn '\n  \
-    phalanx sample runs/quickstart --prompt '//! ' --tokens 400 --temperature 0.7 --top-k 20 --seed 7")]
+    phalanx sample runs/quickstart --prompt '//! ' --tokens 400 --temperature 0.7 --top-k 20 --seed 7\n  \
+    phalanx sample runs/quickstart --prompt 'fn main' --tokens 2000 --top-p 0.9 --shift 128")]
 pub struct SampleArgs {
     /// Run folder
     pub run: PathBuf,
@@ -203,6 +207,14 @@ pub struct SampleArgs {
     /// Draw from the K most likely tokens only; 0 for all
     #[arg(long, default_value_t = 0, value_name = "K")]
     pub top_k: usize,
+    /// Draw from the most likely tokens that together have this probability; 1 for all. Applies after --temperature
+    /// and --top-k
+    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    pub top_p: f32,
+    /// When the text is longer than model.seq, forget the N oldest tokens at once. 1 computes the last model.seq
+    /// tokens again for every token; more is faster, and the model sees less text after each shift
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub shift: usize,
     /// The same seed gives the same text
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
@@ -218,10 +230,14 @@ pub struct SampleArgs {
 ///
 /// The file holds the tokens and their tokenizer; `data.tokens = "FILE"` trains on it. A file that exists is
 /// replaced with --force only, and only once the new one is whole.
+///
+/// Each text file is one document. A .jsonl file holds one document a line, as {"text": "..."}; other lines are
+/// skipped and counted. Between documents goes the tokenizer's end-of-text token, if it has one.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx tokenize --tokenizer gpt2 --out books.bin books/\n  \
-    phalanx tokenize --out code.bin --extension rs --extension md crates docs")]
+    phalanx tokenize --out code.bin --extension rs --extension md crates docs\n  \
+    phalanx tokenize --tokenizer gpt2 --out web.bin --text-key content web.jsonl")]
 pub struct TokenizeArgs {
     /// Text files or folders
     #[arg(required = true, value_name = "TEXT")]
@@ -232,6 +248,9 @@ pub struct TokenizeArgs {
     /// Read only files with this extension from folders; may be repeated
     #[arg(long, value_name = "EXT")]
     pub extension: Vec<String>,
+    /// In .jsonl files: the key of the text in each line
+    #[arg(long, default_value = "text", value_name = "KEY")]
+    pub text_key: String,
     /// Token file to write
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
@@ -243,14 +262,31 @@ pub struct TokenizeArgs {
     pub json: bool,
 }
 
-/// Makes a run folder from a Hugging Face GPT-2
-///
-/// Reads config.json and the safetensors files of a folder and writes a run folder with a checkpoint of
-/// step 0, from which sample, export and train --resume work.
+/// The families of models that `import` takes.
+fn families() -> String {
+    let families: Vec<String> =
+        Arch::all().map(|arch| format!("{} (model_type {:?})", arch.title, arch.name)).collect();
+    families.join(" or ")
+}
+
+fn import_about() -> String {
+    format!("Makes a run folder from a Hugging Face folder: {}", families())
+}
+
+fn import_long_about() -> String {
+    format!(
+        "{}\n\nReads config.json, the safetensors files and, if it is there, tokenizer.json of a folder, and writes a \
+         run folder with a checkpoint of step 0, from which export, train --resume and, for a model that continues \
+         text, sample work.",
+        import_about()
+    )
+}
+
+/// Makes a run folder from a Hugging Face folder
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
+#[command(about = import_about(), long_about = import_long_about(), after_help = "Examples:\n  \
     phalanx import gpt2-folder\n  \
-    phalanx import gpt2-folder --run runs/gpt2\n  \
+    phalanx import bert-folder --run runs/bert\n  \
     phalanx train my.toml --run runs/gpt2 --resume --data my-texts/\n\n\
     Training an imported model without a checkpoint of its own: [model] init = \"gpt2-folder\".")]
 pub struct ImportArgs {
@@ -266,8 +302,9 @@ pub struct ImportArgs {
 
 /// Writes a checkpoint as a Hugging Face folder
 ///
-/// model.safetensors (f32), config.json, and tokenizer.json where the run has a Hugging Face tokenizer.
-/// The same parameters give the same bytes.
+/// model.safetensors (f32), config.json, and if the run has a tokenizer: tokenizer.json, tokenizer_config.json and, for
+/// a model that continues text, generation_config.json. transformers' AutoTokenizer then gives the ids of the run's
+/// tokenizer. The same parameters give the same bytes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx export runs/quickstart --out quickstart-hf\n  \
@@ -467,6 +504,25 @@ pub struct DoctorArgs {
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Prints a script that completes the command line in a shell
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx completions bash > ~/.local/share/bash-completion/completions/phalanx\n  \
+    phalanx completions zsh > ~/.zfunc/_phalanx        (with fpath+=~/.zfunc before compinit)\n  \
+    phalanx completions fish > ~/.config/fish/completions/phalanx.fish")]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+/// Writes the manual pages of the program and of each command
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  phalanx man ~/.local/share/man/man1 && man phalanx-train")]
+pub struct ManArgs {
+    /// Folder for the pages; it is made if it is not there
+    pub dir: PathBuf,
 }
 
 /// Arguments that the launcher gives to a rank.

@@ -8,7 +8,9 @@ mod args;
 mod bench;
 mod checksums;
 mod choices;
+mod colour;
 mod commands;
+
 mod continuation;
 mod control_group;
 mod environment;
@@ -16,6 +18,7 @@ mod exit_status;
 mod file_size;
 mod final_report;
 mod fit;
+mod foreign_keys;
 mod keys;
 mod launch;
 mod learning_rate;
@@ -26,6 +29,7 @@ mod output;
 mod plan_report;
 mod planned;
 mod progress;
+mod progress_line;
 mod rank_host;
 mod rank_process;
 mod resolve;
@@ -80,7 +84,7 @@ fn explain(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref().is_some_and(OutputError::reader_is_gone) {
         return ExitCode::from(output::READER_GONE);
     }
-    output::note(&format!("error: {}", file_size::explain(error)));
+    output::note_error(&format!("error: {}", file_size::explain(error)));
     ExitCode::FAILURE
 }
 
@@ -98,6 +102,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Export(args) => commands::export::export(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
         Command::Doctor(args) => commands::doctor::doctor(&args, environment),
+        Command::Completions(args) => commands::completions::completions(&args),
+        Command::Man(args) => commands::man::man(&args),
         Command::Bench(args) => match args.what {
             BenchCommand::Step(args) => commands::bench_step::bench_step(&args, environment),
             BenchCommand::Kernels(args) => commands::bench_kernels::bench_kernels(&args, environment),
