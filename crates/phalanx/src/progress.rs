@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use phalanx_train::metrics::{EvaluationRecord, StepRecord};
+use phalanx_train::metrics::{EvaluationRecord, Staleness, StepRecord};
 use phalanx_train::run::{Job, Observer, ScaleChange};
 
 use crate::output::{TrainOutput, note};
@@ -49,6 +49,9 @@ impl Progress {
         let mut text = format!("loss {:.4}", record.loss);
         if let Some(val_loss) = self.val_loss {
             text.push_str(&format!("  val {val_loss:.4}"));
+        }
+        if let Some(Staleness { staleness, staleness_max, .. }) = &record.staleness {
+            text.push_str(&format!("  staleness {staleness:.1} (max {staleness_max})"));
         }
         text.push_str(&format!("  {} tokens/s", report::count(record.tokens_per_s)));
         for (name, share) in [("mfu", record.mfu), ("hfu", record.hfu)] {

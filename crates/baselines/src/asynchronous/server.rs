@@ -11,8 +11,9 @@ use phalanx_collectives::CollectiveError;
 use phalanx_optim::{Optimizer, Schedule};
 use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
 
-use super::exchange::{Mail, Push};
+use super::exchange::{HEADER, Mail, Push};
 use super::links::Links;
+use super::pushes::Pushes;
 use crate::whole::Whole;
 use phalanx_train::spec::Spec;
 
@@ -38,8 +39,8 @@ pub(super) struct Served {
     pub(super) states: Vec<Tensor>,
     /// Updates applied.
     pub(super) version: u64,
-    /// Pushes that came, those that changed nothing included; over all workers and runs.
-    pub(super) pushes: u64,
+    /// Pushes of all workers. The total includes earlier runs.
+    pub(super) pushes: Pushes,
     /// By worker: pushes of this run.
     pushed: Vec<u64>,
     /// By worker: updates that the parameters of its last answer had seen.
@@ -58,7 +59,7 @@ impl Server {
             exact: alloc("server.parameters"),
             states: spec.optimizer.states().iter().map(|_| alloc("optimizer_state")).collect(),
             version: 0,
-            pushes: 0,
+            pushes: Pushes::default(),
             pushed: vec![0; ranks],
             seen: vec![0; ranks],
             done: vec![false; ranks],
@@ -87,12 +88,18 @@ impl Server {
         served.pushed.fill(0);
         served.seen.fill(version);
         served.done.fill(false);
+        served.pushes.take();
+    }
+
+    /// Statistics over the pushes since the last call.
+    pub(super) fn take_pushes(&self) -> Pushes {
+        self.lock().pushes.take()
     }
 
     /// Pushes over workers.
     pub(super) fn steps(&self) -> u64 {
         let served = self.lock();
-        served.pushes / served.pushed.len() as u64
+        served.pushes.total / served.pushed.len() as u64
     }
 
     /// Learning rate of update `number`, from 1: updates over workers are steps.
@@ -100,11 +107,19 @@ impl Server {
         self.schedule.lr((number - 1) / ranks as u64)
     }
 
-    /// A push of `worker`; its staleness: updates of others since its last answer.
-    pub(super) fn apply(&self, whole: &Whole, worker: usize, push: Option<(View, View)>) -> u64 {
+    /// Applies a push of `worker`: gradient and clip factor, or None for a skipped step; `numbers` are its loss and
+    /// gradient norm. Returns its staleness: the updates by other workers since its last answer.
+    pub(super) fn apply(
+        &self,
+        whole: &Whole,
+        worker: usize,
+        push: Option<(View, View)>,
+        numbers: [f32; 2],
+    ) -> u64 {
         let mut served = self.lock();
         let served = &mut *served;
         let staleness = served.version - served.seen[worker];
+        served.pushes.add(numbers, push.is_some().then_some(staleness));
         if let Some(gradient_and_factor) = push {
             served.version += 1;
             let number = served.version;
@@ -120,7 +135,6 @@ impl Server {
             );
         }
         served.pushed[worker] += 1;
-        served.pushes += 1;
         self.changed.notify_all();
         staleness
     }
@@ -205,9 +219,10 @@ impl Server {
         let (mut staleness, mut parameters) = (Kept::new(staleness), Kept::new(parameters));
         for tag in 1.. {
             header = Kept::new(group.recv(Kept::into_inner(header), worker, tag).wait()?);
-            let mut head = [0f32; 2];
+            let mut head = [0f32; HEADER];
             self.device.download(header.view(), &mut head)?;
-            let push = Push::from_code(head[0]);
+            let [code, _, loss, grad_norm] = head;
+            let (push, numbers) = (Push::from_code(code), [loss, grad_norm]);
             if push == Push::Done {
                 break;
             }
@@ -215,9 +230,9 @@ impl Server {
                 Push::Gradient => {
                     gradient = Kept::new(group.recv(Kept::into_inner(gradient), worker, tag).wait()?);
                     let factor = header.view().range(1..2);
-                    self.apply(whole, worker, Some((gradient.view(), factor)))
+                    self.apply(whole, worker, Some((gradient.view(), factor)), numbers)
                 }
-                _ => self.apply(whole, worker, None),
+                _ => self.apply(whole, worker, None, numbers),
             };
             self.answer(links, worker, parameters.view_mut())?;
             self.device.upload(&[stale as f32], staleness.view_mut());

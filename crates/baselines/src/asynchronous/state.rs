@@ -124,7 +124,7 @@ impl Asynchronous<'_> {
         {
             let mut served = self.server.lock();
             served.version = version;
-            served.pushes = from.step() * ranks;
+            served.pushes.total = from.step() * ranks;
         }
         self.load(|state, spec, elements, out| {
             from.expect(state, &spec.name, &spec.shape, DType::F32)?;

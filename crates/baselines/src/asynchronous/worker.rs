@@ -11,6 +11,7 @@ use phalanx_trace::PhaseName;
 
 use super::exchange::{Mail, Push};
 use super::links::Links;
+use super::pushes::Pushes;
 use super::server::Server;
 use super::{NextBatch, Report};
 use crate::whole::{ALONE, Norm, Whole};
@@ -35,8 +36,10 @@ pub struct Done {
     pub next_loss_scale: Option<f32>,
     /// Whether the gradient overflowed, and nothing was pushed.
     pub skipped: bool,
-    /// By server: updates of others that the parameters of the step had not seen. Empty for a skipped step.
+    /// For each server: updates by others that the parameters of the step had not seen. Empty for a skipped step.
     pub staleness: Vec<u64>,
+    /// The pushes of all workers that this rank's server received since the previous step of this worker.
+    pub pushes: Pushes,
     /// Seconds from the push to the last answer.
     pub waited_s: f64,
     /// Bytes that this rank sent since the step before, as worker and as server.
@@ -143,7 +146,7 @@ impl Worker {
                 Verdict::Stuck => return Err(self.stuck(links, number, [loss, grad_norm])),
             };
             let start = Instant::now();
-            let staleness = self.exchange(whole, server, links, push, factor)?;
+            let staleness = self.exchange(whole, server, links, push, [factor, loss, grad_norm])?;
             Ok::<_, CollectiveError>(Done {
                 step: number,
                 loss,
@@ -153,6 +156,7 @@ impl Worker {
                 next_loss_scale: self.shown_loss_scale(),
                 skipped: push != Push::Gradient,
                 staleness: if push == Push::Gradient { staleness } else { Vec::new() },
+                pushes: server.take_pushes(),
                 waited_s: start.elapsed().as_secs_f64(),
                 sent_bytes: links.take_statistics().sent_bytes,
             })
@@ -190,14 +194,15 @@ impl Worker {
         loss
     }
 
-    /// Sends every server its range of the gradient, and takes the answers: by server, the staleness of the push.
+    /// Sends every server its range of the gradient, and receives the answers. `numbers` are clip factor, loss and
+    /// gradient norm. Returns the staleness of the push for each server.
     fn exchange(
         &mut self,
         whole: &Whole,
         server: &Server,
         links: &Links,
         push: Push,
-        factor: f32,
+        [factor, loss, grad_norm]: [f32; 3],
     ) -> Result<Vec<u64>, CollectiveError> {
         self.sent += 1;
         let tag = self.sent;
@@ -206,7 +211,7 @@ impl Worker {
         let mut in_flight = Vec::with_capacity(others.len());
         for other in &others {
             let Mail { mut header, mut gradient, staleness, parameters } = self.take(*other);
-            self.device.upload(&[push.code(), factor], header.view_mut());
+            self.device.upload(&[push.code(), factor, loss, grad_norm], header.view_mut());
             self.pack(whole, *other, &mut gradient);
             let group = links.to_server(*other);
             let header = group.send(header, *other, tag);
@@ -218,7 +223,7 @@ impl Worker {
             in_flight.push((header, sent, kept, answer));
         }
         let mut staleness = vec![0; ranks];
-        staleness[rank] = self.push_here(whole, server, push);
+        staleness[rank] = self.push_here(whole, server, push, [loss, grad_norm]);
         let mut parameters = self.parameters.take().expect("between gathers they are here");
         server.answer(links, rank, parameters.view_mut().range(server.range.clone()))?;
         for (other, (header, sent, kept, (stale, answer))) in others.iter().zip(in_flight) {
@@ -235,12 +240,12 @@ impl Worker {
     }
 
     /// The push to the server of this rank: the same, without a message.
-    fn push_here(&self, whole: &Whole, server: &Server, push: Push) -> u64 {
+    fn push_here(&self, whole: &Whole, server: &Server, push: Push, numbers: [f32; 2]) -> u64 {
         if push != Push::Gradient {
-            return server.apply(whole, self.rank, None);
+            return server.apply(whole, self.rank, None, numbers);
         }
         let gradient = self.gradients.view().range(server.range.clone());
-        server.apply(whole, self.rank, Some((gradient, self.norm.factor())))
+        server.apply(whole, self.rank, Some((gradient, self.norm.factor())), numbers)
     }
 
     /// Rounds the gradient to the type in which it crosses ranks, that of this rank's own range too: the result is a
@@ -270,7 +275,7 @@ impl Worker {
         let (ranks, rank) = (self.spec.world_size(), self.rank);
         for other in (0..ranks).filter(|other| *other != rank) {
             let mut mail = self.take(other);
-            self.device.upload(&[Push::Done.code(), 0.0], mail.header.view_mut());
+            self.device.upload(&[Push::Done.code(), 0.0, 0.0, 0.0], mail.header.view_mut());
             mail.header = links.to_server(other).send(mail.header, other, tag).wait()?;
             self.mails[other] = Some(mail);
         }
