@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use golden::{fill, synchronous, weights};
-use phalanx_baselines::asynchronous::{self, Asynchronous, Done, Links, Pushes, Report, staleness_bound};
+use phalanx_baselines::asynchronous::{
+    self, Asynchronous, Done, Links, Pushes, Report, server_device, staleness_bound,
+};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_collectives::{Endpoint, Options, threads};
 use phalanx_cpu::Cpu;
@@ -19,12 +21,14 @@ use phalanx_data::DataError;
 use phalanx_models::Gpt2;
 use phalanx_plan::MemoryPlan;
 use phalanx_tensor::{Arena, Device, Region};
+use phalanx_train::RunError;
 use phalanx_train::config::{Float, OptimizerKind, Reduce, Updates};
 use phalanx_train::dataset::{DataDigests, prepare};
 use phalanx_train::groups::GroupSource;
+use phalanx_train::job::{Job, Start};
 use phalanx_train::metrics::StepRecord;
 use phalanx_train::rank::{Batch, Rank};
-use phalanx_train::run::{Job, RunError, Silent, Start};
+use phalanx_train::run::Silent;
 use phalanx_train::{Dataset, Groups, ResolvedConfig, RunConfig, Spec, Summary};
 use rig::{State, assert_same_state, golden_config, golden_steps, same_bits, spec};
 
@@ -57,7 +61,8 @@ fn on_ranks<T: Send>(
         let options = Options { deadline: Duration::from_secs(60), ..Options::default() };
         let endpoint = endpoint.with_options(options);
         let links = Links::new(&GroupSource::Host(&endpoint), plan.spec.world_size());
-        let mut engine = Asynchronous::new(device, links, &plan.spec, max_staleness);
+        let mut engine =
+            Asynchronous::new(device.clone(), server_device(&device), links, &plan.spec, max_staleness);
         let out = body(&mut engine);
         let peak = engine.device().arena().peak().unwrap();
         assert!(peak.bytes <= planned.bytes, "rank {rank}");
@@ -330,7 +335,13 @@ fn a_worker_that_dies_ends_the_run() {
                 let region = Region::anonymous(memory.arena_bytes as usize).unwrap();
                 let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
                 let links = Links::new(&GroupSource::Host(&endpoint), plan.spec.world_size());
-                body(&mut Asynchronous::new(device, links, &plan.spec, max_staleness))
+                body(&mut Asynchronous::new(
+                    device.clone(),
+                    server_device(&device),
+                    links,
+                    &plan.spec,
+                    max_staleness,
+                ))
             };
             let spawned: Vec<_> = threads(ranks).into_iter().map(|e| scope.spawn(move || one(e))).collect();
             spawned.into_iter().map(|thread| thread.join().ok()).collect()

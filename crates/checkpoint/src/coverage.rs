@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use phalanx_plan::Stripe;
 
-use crate::manifest::{StoredPiece, StoredTensor, part};
+use crate::stored_tensor::{StoredPiece, StoredTensor, part};
 use crate::tensor_file::elements;
 
 /// Checks one tensor against the files that hold its pieces (name to size).

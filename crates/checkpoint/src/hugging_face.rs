@@ -16,9 +16,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::limits::{CONFIG_BYTES, INDEX_BYTES};
-use crate::manifest::part;
 use crate::nearest::nearest;
 use crate::overlap::{Limits, Overlaps, ReadSpans};
+use crate::stored_tensor::part;
 use crate::tensor_file::{self, Entry, elements};
 use crate::{CheckpointError, Result};
 

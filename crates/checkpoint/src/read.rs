@@ -17,11 +17,12 @@ use phalanx_trace::DType;
 use serde_json::Value;
 
 use crate::limits::MANIFEST_BYTES;
-use crate::manifest::{MANIFEST, Manifest, StoredPiece, StoredTensor, part};
+use crate::manifest::{MANIFEST, Manifest};
 use crate::nearest::nearest;
 use crate::overlap::{Limits, Overlaps, ReadSpans};
 use crate::rank_files::{RankFiles, undisturbed};
 use crate::steps::{self, SaveStage};
+use crate::stored_tensor::{StoredPiece, StoredTensor, part};
 use crate::stream::{READ_WINDOW_BYTES, Stream};
 use crate::{CheckpointError, Result};
 

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use phalanx_trace::DType;
 use serde::Serialize;
 
-use crate::manifest::{StoredPiece, StoredTensor};
 use crate::read::Checkpoint;
+use crate::stored_tensor::{StoredPiece, StoredTensor};
 use crate::stream::Stream;
 use crate::{CheckpointError, Result};
 

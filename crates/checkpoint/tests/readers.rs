@@ -15,11 +15,11 @@ const STEPS: u64 = 40;
 #[test]
 fn an_open_checkpoint_stays_readable_after_it_was_removed_or_replaced() {
     let folder = tempdir().unwrap();
-    let older = Checkpoint::open(&save(folder.path(), 1, LAYOUTS[1])).unwrap();
+    let first = Checkpoint::open(&save(folder.path(), 1, LAYOUTS[1])).unwrap();
     save(folder.path(), 2, LAYOUTS[0]);
     assert_eq!(purge(folder.path(), 1, 2).unwrap().len(), 1);
-    assert!(!older.dir().exists());
-    assert_whole(&older);
+    assert!(!first.dir().exists());
+    assert_whole(&first);
 
     let replaced = Checkpoint::open(&folder.path().join("step-2")).unwrap();
     save(folder.path(), 2, LAYOUTS[3]);

@@ -191,8 +191,8 @@ fn a_step_saved_again_replaces_the_older() {
 #[test]
 fn a_replacement_cut_short_loses_nothing() {
     let folder = tempdir().unwrap();
-    let older = save(folder.path(), 10, LAYOUTS[1]);
-    fs::rename(&older, folder.path().join("step-10.replaced")).unwrap();
+    let replaced = save(folder.path(), 10, LAYOUTS[1]);
+    fs::rename(&replaced, folder.path().join("step-10.replaced")).unwrap();
     fs::create_dir(folder.path().join("step-10.tmp")).unwrap();
     assert_eq!(newest_step(folder.path()), Some(10));
     begin(folder.path(), 11).unwrap();

@@ -111,8 +111,8 @@ fn collectives_want_sums_or_parts() {
     let reduce_scatter: Start = |g, x, y| g.reduce_scatter(x, y, false).wait().unwrap();
     let all_gather: Start = |g, x, y| g.all_gather(y, x).wait().unwrap();
     /// Name, call, placements of whole and part, and the result or the words of the fault.
-    type Row = (&'static str, Start, [Option<Placement>; 2], Placement, &'static [&'static str]);
-    let rows: [Row; 13] = [
+    type RuleCase = (&'static str, Start, [Option<Placement>; 2], Placement, &'static [&'static str]);
+    let rows: [RuleCase; 13] = [
         ("all_reduce", all_reduce, [Some(Partial), None], Replicated, &[]),
         (
             "all_reduce",

@@ -4,7 +4,7 @@
 
 use phalanx_simd::{Lanes, vectorized};
 use phalanx_tensor::arguments::AdamW;
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
 use crate::elementwise::over_updates;

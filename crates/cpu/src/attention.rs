@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use phalanx_simd::{Isa, Lanes, lanes, vectorized};
 use phalanx_tensor::arguments::{Dropout, Heads};
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
 use crate::attention_pack::{fetch, fetch_to_write};

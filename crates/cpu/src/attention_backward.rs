@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use phalanx_simd::Isa;
 use phalanx_tensor::arguments::Dropout;
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
 use crate::attention::{Extents, FEW_PAIRS, Results, cut, scores, total};

@@ -5,7 +5,7 @@
 //! blocks + blocks` roundings instead of `rows`, and is the same for any number of threads.
 
 use phalanx_simd::{Isa, Lanes, lanes, vectorized};
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::elementwise::{by_lanes, load, put};
 use crate::float::{Float, by_float};

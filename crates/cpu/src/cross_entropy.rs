@@ -15,7 +15,7 @@ use std::ops::Range;
 use phalanx_simd::{Lanes, Number, lanes, vectorized};
 use phalanx_tensor::VocabularyStatistics;
 use phalanx_tensor::arguments::{CrossEntropy, IGNORED};
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::elementwise::add_piece;
 use crate::float::{Float, by_float};

@@ -3,7 +3,7 @@
 
 use phalanx_simd::{Lanes, vectorized};
 use phalanx_tensor::arguments::Dropout;
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::elementwise::{by_lanes, load, store};
 use crate::float::{Float, by_float};

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use phalanx_simd::{Isa, Lanes, Number, vectorized};
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 use phalanx_trace::DType;
 
 use crate::float::{Float, by_float};

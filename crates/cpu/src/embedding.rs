@@ -5,7 +5,7 @@
 
 use phalanx_simd::{Lanes, vectorized};
 use phalanx_tensor::arguments::{Lookup, Positions};
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::elementwise::{add_piece, by_lanes, load, store};
 use crate::float::{Float, by_float};

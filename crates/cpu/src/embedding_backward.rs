@@ -6,8 +6,8 @@
 //! like the gradient of a bias ([`bias`](crate::bias)).
 
 use phalanx_tensor::arguments::Lookup;
-use phalanx_tensor::buffer::{View, ViewMut};
 use phalanx_tensor::shape::Shape;
+use phalanx_tensor::{View, ViewMut};
 
 use crate::bias::sum_blocks;
 use crate::elementwise::{add_piece, convert_piece, fill_slice, put};

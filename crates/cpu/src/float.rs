@@ -1,7 +1,7 @@
 //! The element types that kernels compute with: f32, bf16 and f16, each read and written as f32.
 
 use phalanx_simd::Number;
-use phalanx_tensor::buffer::Element;
+use phalanx_tensor::Element;
 
 /// An element type of tensors that vectors load and store as f32.
 pub(crate) trait Float: Number + Element {}

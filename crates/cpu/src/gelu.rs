@@ -8,7 +8,7 @@
 
 use phalanx_simd::{Lanes, lanes, vectorized};
 use phalanx_tensor::arguments::Gelu;
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::bias::sum_blocks;
 use crate::elementwise::{by_lanes, load, store};

@@ -5,7 +5,7 @@
 
 use phalanx_simd::{Lanes, lanes, vectorized};
 use phalanx_tensor::LayerNormBackward;
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::bias::sum_blocks;
 use crate::elementwise::{by_lanes, load, store};

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use phalanx_simd::Isa;
 use phalanx_tensor::arguments::{Epilogue, Gelu, Layout, VOCABULARY_BLOCK, Weight};
-use phalanx_tensor::buffer::{View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 use phalanx_trace::DType;
 
 use crate::Cpu;

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use phalanx_tensor::buffer::View;
+use phalanx_tensor::View;
 use phalanx_trace::DType;
 
 use crate::packing::MatrixBlock;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use phalanx_simd::{Lanes, vectorized};
-use phalanx_tensor::buffer::View;
+use phalanx_tensor::View;
 
 use crate::elementwise::{PIECE, widened};
 use crate::float::{Float, by_float};

@@ -5,8 +5,8 @@
 
 use phalanx_simd::{Lanes, vectorized};
 use phalanx_tensor::arguments::Clip;
-use phalanx_tensor::buffer::{View, ViewMut};
 use phalanx_tensor::device::NORM_BLOCK;
+use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
 use crate::elementwise::widened;

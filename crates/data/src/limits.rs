@@ -10,6 +10,7 @@ pub(crate) const TOKENIZER_BYTES: u64 = 40 << 20;
 
 /// Commas, colons and opening brackets of a `tokenizer.json`: parsed JSON takes up to 100 bytes for each. The
 /// largest that are published have three million.
+#[cfg(feature = "tokenizers")]
 pub(crate) const TOKENIZER_PARTS: usize = 6_000_000;
 
 /// Maximum text that a tokenizer must see at once: for a `tokenizer.json` a whole document, for the others the longest

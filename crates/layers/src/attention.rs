@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use phalanx_tensor::{Dropout, Heads, Tensor, View};
 
+use crate::activation::Activation;
 use crate::failure::Result;
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
+use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
 use crate::saved::{Saved, restore, restore_mut};
 
 /// Dropout(softmax(q·kᵀ/sqrt(head))) · v, tile by tile; the projections around it are linear layers.

@@ -8,9 +8,10 @@
 
 use phalanx_tensor::View;
 
+use crate::activation::Activation;
 use crate::combinators::Sequence;
 use crate::failure::Result;
-use crate::layer::{Activation, Context, Draw, Gradient, Layer, ParameterSpec};
+use crate::layer::{Context, Draw, Gradient, Layer, ParameterSpec};
 use crate::saved::{Deferred, Saved, restore};
 
 /// Which activations of a model are recomputed instead of saved. No choice changes a bit of the result.

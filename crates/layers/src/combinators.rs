@@ -9,8 +9,9 @@ use std::ops::Range;
 
 use phalanx_tensor::View;
 
+use crate::activation::Activation;
 use crate::failure::Result;
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
+use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
 use crate::saved::{Deferred, Saved, restore};
 
 /// One layer after another. Parameters are those of the layers, in order.

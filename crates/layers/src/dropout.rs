@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use phalanx_tensor::View;
 
+use crate::activation::Activation;
 use crate::failure::Result;
-use crate::layer::{Activation, Context, Draw, Gradient, Layer, ParameterSpec};
+use crate::layer::{Context, Draw, Gradient, Layer, ParameterSpec};
 use crate::saved::{Deferred, Saved, Shared, restore};
 
 /// `y = dropout(f(x)) (+ residual)`; outside of training, and when p is 0, `y = f(x) (+ residual)`.

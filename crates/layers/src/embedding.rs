@@ -2,9 +2,10 @@
 
 use phalanx_tensor::{Lookup, Positions, Tensor, View};
 
+use crate::activation::Activation;
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, add_residual};
+use crate::layer::{Context, Gradient, Layer, ParameterSpec, add_residual};
 use crate::saved::{Deferred, Saved};
 
 /// `y[b, t] = tokens[x[b, t]] + positions[t] (+ types[type of x[b, t]])`.

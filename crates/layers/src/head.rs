@@ -13,9 +13,10 @@ use phalanx_tensor::{
     VocabularyStatistics, Weight, vocabulary_blocks,
 };
 
+use crate::activation::Activation;
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Activation, Context, Gradient, ParameterSpec};
+use crate::layer::{Context, Gradient, ParameterSpec};
 
 /// Largest number of bytes of a slice of logits.
 const SLICE_BYTES: usize = 64 << 20;

@@ -5,22 +5,17 @@
 //! saves for backward is a [`Saved`]: the input and output where backward reads them, and a struct of the layer's
 //! own. A layer whose output is cheap to recompute implements [`Rebuild`]; whoever composes layers decides whether to
 //! use it.
-//!
-//! Activations are shared (`Arc`): a residual path and a layer's saved input are one tensor. Its last owner frees it,
-//! at the same point of every step.
 
 use std::sync::Arc;
 
 use phalanx_plan::Stripe;
 use phalanx_tensor::{Category, DType, Device, Dropout, Shape, Tensor, View, ViewMut};
 
+use crate::activation::Activation;
 use crate::failure::Result;
 use crate::init::Init;
 use crate::random;
 use crate::saved::{Deferred, Saved};
-
-/// A tensor that layers pass to each other.
-pub type Activation = Arc<Tensor>;
 
 /// The device, types and positions with which a layer runs.
 #[derive(Clone, Copy)]

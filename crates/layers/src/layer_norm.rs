@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use phalanx_tensor::{LayerNormBackward, Tensor, View};
 
+use crate::activation::Activation;
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual, sum_target};
+use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual, sum_target};
 use crate::saved::{Saved, restore, restore_mut};
 
 /// `y = gamma * (x - mean) / sqrt(var + eps) + beta` (Ba et al., arXiv 1607.06450).

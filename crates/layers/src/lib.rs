@@ -5,6 +5,7 @@
 //! what the engine runs.
 #![forbid(unsafe_code)]
 
+pub mod activation;
 pub mod attention;
 pub mod checkpointing;
 pub mod combinators;
@@ -21,6 +22,7 @@ pub mod network;
 mod random;
 pub mod saved;
 
+pub use activation::Activation;
 pub use attention::Attention;
 pub use checkpointing::{Checkpointing, Recompute};
 pub use combinators::{Residual, Sequence};
@@ -29,9 +31,7 @@ pub use embedding::Embedding;
 pub use failure::{Failure, Result};
 pub use head::{Head, LinearCrossEntropy};
 pub use init::Init;
-pub use layer::{
-    Activation, Context, Draw, Gradient, Layer, ParameterSpec, Part, Rebuild, add_residual, sum_target,
-};
+pub use layer::{Context, Draw, Gradient, Layer, ParameterSpec, Part, Rebuild, add_residual, sum_target};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use linear_gelu::LinearGelu;

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use phalanx_tensor::{Epilogue, Layout, Shape, Tensor, View, Weight};
 
+use crate::activation::Activation;
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, sum_target};
+use crate::layer::{Context, Gradient, Layer, ParameterSpec, sum_target};
 use crate::saved::{Deferred, Saved};
 
 /// `y = x · w (+ b)`.

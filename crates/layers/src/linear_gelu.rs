@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use phalanx_tensor::{Gelu, Tensor, View};
 
+use crate::activation::Activation;
 use crate::failure::Result;
-use crate::layer::{Activation, Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
+use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
 use crate::linear::{DeferredLinear, Linear};
 use crate::saved::{Deferred, Saved, restore, restore_mut};
 

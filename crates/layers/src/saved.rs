@@ -6,7 +6,7 @@
 
 use std::any::Any;
 
-use crate::layer::Activation;
+use crate::activation::Activation;
 
 /// What a layer's forward saves for its backward.
 pub struct Saved {

@@ -218,7 +218,7 @@ impl Model for Bert {
     }
 
     fn architecture(&self) -> Option<Arch> {
-        Some(Arch::BERT)
+        Some(Arch::of(&ARCHITECTURE))
     }
 
     /// The `config.json` of transformers. It has one dropout probability for embedding and residual path; this writes
@@ -253,11 +253,11 @@ impl Model for Bert {
             let names = ["query", "key", "value"].map(|which| format!("{layer}self.{which}.{part}"));
             return Stored::packed(parameter, names.into());
         }
-        let older =
+        let alias =
             |(suffix, old)| parameter.name.strip_suffix(suffix).map(|prefix| format!("{prefix}{old}"));
-        let older =
-            [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")].map(older);
-        let aliases = older.into_iter().flatten().collect();
+        let aliases =
+            [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")].map(alias);
+        let aliases = aliases.into_iter().flatten().collect();
         vec![Stored { aliases, ..Stored::same(parameter) }]
     }
 

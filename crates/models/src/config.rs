@@ -2,8 +2,6 @@
 
 use serde_json::Value;
 
-use crate::registry;
-
 /// An error of a `config.json`, or of weights that do not match it.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum ModelError {
@@ -90,7 +88,7 @@ impl ModelError {
 /// Refuses a file whose architecture is not `name`.
 pub(crate) fn expect_architecture(config: &Value, name: &str) -> Result<(), ModelError> {
     let given = config.get("model_type").unwrap_or(&Value::Null);
-    if given != name { Err(registry::unknown(config)) } else { Ok(()) }
+    if given != name { Err(ModelError::key("model_type", given, &format!("{name:?}"))) } else { Ok(()) }
 }
 
 /// Refuses a file in which one of these keys has another value. Absent keys have transformers' defaults, which are

@@ -225,7 +225,7 @@ impl Model for Gpt2 {
     }
 
     fn architecture(&self) -> Option<Arch> {
-        Some(Arch::GPT2)
+        Some(Arch::of(&ARCHITECTURE))
     }
 
     /// The `config.json` of transformers.

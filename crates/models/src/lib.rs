@@ -1,6 +1,7 @@
 //! Model architectures, each as a sequence of blocks with the names of its Hugging Face files.
 #![forbid(unsafe_code)]
 
+mod architecture;
 pub mod bert;
 mod config;
 pub mod contents;
@@ -10,10 +11,11 @@ pub mod model;
 mod registry;
 pub mod stored;
 
+pub use architecture::{Arch, Architecture, ShapeKeys};
 pub use bert::Bert;
 pub use config::ModelError;
 pub use contents::{NumberedLayers, check_contents, check_layers};
 pub use gpt2::Gpt2;
 pub use model::{Dropouts, Model, ModelShape, Objective};
-pub use registry::{Arch, Architecture, ShapeKeys, from_config};
+pub use registry::from_config;
 pub use stored::{Overlap, Stored};

@@ -3,15 +3,14 @@
 //! Each model's file has its [`Architecture`], and [`ARCHITECTURES`] lists them: adding a model touches its file and one
 //! line here.
 
-use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 
 use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::{Model, ModelError, ModelShape, Objective, bert, gpt2};
+use crate::architecture::{Arch, Architecture};
+use crate::{Model, ModelError, bert, gpt2};
 
 /// All architectures.
 const ARCHITECTURES: [&Architecture; 2] = [&gpt2::ARCHITECTURE, &bert::ARCHITECTURE];
@@ -27,86 +26,16 @@ const NAMES: [&str; ARCHITECTURES.len()] = {
     names
 };
 
-/// A model architecture: its names, and the constructors of its models.
-#[derive(Debug)]
-pub struct Architecture {
-    /// Its name in `model.arch` of a configuration, and in `model_type` of a `config.json` of transformers.
-    pub name: &'static str,
-    /// Its name in messages.
-    pub title: &'static str,
-    /// Training objective of its models.
-    pub objective: Objective,
-    /// The keys of `config.json` that hold its sizes.
-    pub keys: ShapeKeys,
-    /// Makes a model with the given sizes and default values for everything else.
-    pub build: fn(ModelShape) -> Arc<dyn Model>,
-    /// Makes the model that a `config.json` describes.
-    pub from_config: fn(&Value) -> Result<Arc<dyn Model>, ModelError>,
-}
-
-/// The keys of `config.json` that hold the sizes of a [`ModelShape`].
-#[derive(Clone, Copy, Debug)]
-pub struct ShapeKeys {
-    /// Transformer blocks.
-    pub layers: &'static str,
-    /// Width.
-    pub hidden: &'static str,
-    /// Attention heads.
-    pub heads: &'static str,
-    /// Rows of the position table.
-    pub positions: &'static str,
-    /// Rows of the token table.
-    pub vocab: &'static str,
-}
-
-/// An architecture of the registry; displayed as its name.
-#[derive(Clone, Copy)]
-pub struct Arch(&'static Architecture);
-
 impl Arch {
     /// GPT-2, the default architecture.
-    pub const GPT2: Arch = Arch(&gpt2::ARCHITECTURE);
+    pub const GPT2: Arch = Arch::of(&gpt2::ARCHITECTURE);
 
     /// BERT.
-    pub const BERT: Arch = Arch(&bert::ARCHITECTURE);
+    pub const BERT: Arch = Arch::of(&bert::ARCHITECTURE);
 
     /// The architecture with this name.
     pub fn named(name: &str) -> Option<Arch> {
-        ARCHITECTURES.into_iter().find(|architecture| architecture.name == name).map(Arch)
-    }
-}
-
-impl Deref for Arch {
-    type Target = Architecture;
-
-    fn deref(&self) -> &Architecture {
-        self.0
-    }
-}
-
-impl PartialEq for Arch {
-    fn eq(&self, other: &Arch) -> bool {
-        self.name == other.name
-    }
-}
-
-impl Eq for Arch {}
-
-impl fmt::Debug for Arch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.name)
-    }
-}
-
-impl fmt::Display for Arch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.name)
-    }
-}
-
-impl Serialize for Arch {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name)
+        ARCHITECTURES.into_iter().find(|architecture| architecture.name == name).map(Arch::of)
     }
 }
 
@@ -127,7 +56,7 @@ pub fn from_config(config: &Value) -> Result<Arc<dyn Model>, ModelError> {
 }
 
 /// The error for a `config.json` of another architecture.
-pub(crate) fn unknown(config: &Value) -> ModelError {
+fn unknown(config: &Value) -> ModelError {
     let given = config.get("model_type").unwrap_or(&Value::Null).to_string();
     ModelError::Architecture { given, known: NAMES.map(|name| format!("{name:?}")).join(" or ") }
 }
@@ -137,6 +66,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::{ModelShape, ShapeKeys};
 
     #[test]
     fn every_architecture_is_found_by_its_name_and_builds_what_its_config_says() {

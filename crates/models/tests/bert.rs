@@ -82,7 +82,7 @@ fn older_files_call_a_norm_gamma_and_beta() {
     }
 }
 
-/// For any piece of a packed parameter, on any rank: the elements that it takes from each tensor.
+/// Any piece of a packed parameter, on any rank, takes the right elements of the right tensor.
 #[test]
 fn pieces_of_the_packed_projection() {
     let model = small();

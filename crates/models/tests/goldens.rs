@@ -10,11 +10,11 @@ use rig::{Case, compare_gradients, compare_low, compare_low_forward, values};
 /// differ as much in the other direction, plus a few additions, so tolerances are four times that.
 struct Golden {
     case: fn(DType) -> Case,
-    /// File name in `golden/`, without the type.
+    /// Path in `golden/`, without the suffix for the element type.
     files: &'static str,
     logits: f32,
     loss: f32,
-    /// Relative to the largest element of a tensor.
+    /// Tolerance of gradients, relative to the largest element of the tensor.
     gradients: f32,
 }
 

@@ -16,7 +16,7 @@ fn configurations_go_both_ways_and_foreign_ones_are_refused() {
         assert_eq!(config[key], json!(p), "the decimal that was given");
     }
     for (key, value, part) in [
-        ("model_type", json!("llama"), "model_type is \"llama\", expected \"gpt2\" or \"bert\""),
+        ("model_type", json!("llama"), "model_type is \"llama\", expected \"gpt2\""),
         ("n_head", json!(3), "n_head is 3, expected a divisor of n_embd = 8"),
         ("n_inner", json!(100), "n_inner is 100"),
         ("activation_function", json!("relu"), "activation_function"),

@@ -54,8 +54,9 @@ pub use phalanx_parallel::TensorParallel;
 pub use phalanx_plan::{ChunkLayout, Coordinates, MemoryPlan, Mesh, Peak, Precision, Schedule, Stage};
 pub use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Region, Tensor};
 pub use phalanx_trace::PhaseName;
+pub use phalanx_train::job::{Job, Start};
 pub use phalanx_train::rank::Batch;
-pub use phalanx_train::run::{Job, RankEnvironment, Start, train};
+pub use phalanx_train::run::{RankEnvironment, train};
 pub use phalanx_train::sample::{Generator, Sampling};
 pub use phalanx_train::{
     Dataset, GroupSource, Groups, Observer, Rank, RankPlan, ResolvedConfig, RunConfig, RunError, RunPlan,

@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::chunks::ChunkError;
+use crate::chunk_error::ChunkError;
 
 /// Maximum number of sizes that a search tries; a wider range is searched in wider steps.
 pub const MAX_CANDIDATES: u64 = 2048;

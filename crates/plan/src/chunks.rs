@@ -16,16 +16,11 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+use crate::chunk_error::{ChunkError, MAX_ELEMENTS, MAX_WORLD};
 use crate::chunk_search::{Candidate, Search, search};
 
 /// Elements of a block: the unit of norm sums and of shards.
 pub const BLOCK: u64 = 4096;
-
-/// Maximum number of ranks of a layout; keeps every sum far from overflow.
-const MAX_WORLD: u64 = 1 << 20;
-
-/// Maximum number of elements of a model.
-const MAX_ELEMENTS: u64 = 1 << 50;
 
 /// The size of a parameter, for the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -98,42 +93,6 @@ pub struct ChunkLayout {
     pub waste_elements: u64,
     /// The sizes that the search tried, smallest first; empty where there was none.
     pub searched: Vec<Candidate>,
-}
-
-/// An error of the layout.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum ChunkError {
-    /// There is nothing to lay out.
-    #[error("the model has no parameters: a chunk layout needs at least one")]
-    NoParameters,
-    /// A parameter without elements.
-    #[error("parameter `{name}` has no elements: check the sizes in the model's configuration")]
-    EmptyParameter {
-        /// Its name.
-        name: String,
-    },
-    /// Too few or too many ranks.
-    #[error("a chunk cannot be shared by {world} ranks: expected 1 to {MAX_WORLD}")]
-    World {
-        /// Ranks asked for.
-        world: u64,
-    },
-    /// More elements than are counted safely.
-    #[error("the model exceeds {MAX_ELEMENTS} elements at parameter `{name}`: check its shape")]
-    TooLarge {
-        /// The parameter at which the limit is exceeded.
-        name: String,
-    },
-    /// A knob with an invalid value.
-    #[error("`{knob}` is {given}: expected {expected}")]
-    Knob {
-        /// Name in the configuration.
-        knob: &'static str,
-        /// Value given.
-        given: f64,
-        /// The valid values.
-        expected: &'static str,
-    },
 }
 
 /// Lays the parameters, in execution order, out in chunks for `world` ranks.

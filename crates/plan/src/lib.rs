@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agreement;
+pub mod chunk_error;
 pub mod chunk_search;
 pub mod chunks;
 pub mod cost;
@@ -22,23 +23,27 @@ pub mod order;
 pub mod packing;
 pub mod peak;
 pub mod pipeline;
+pub mod slot;
 pub mod split;
 pub mod stages;
 pub mod zero;
 
 pub use agreement::{Disagreement, PlacementError, compare, faults};
+pub use chunk_error::ChunkError;
 pub use chunk_search::{Candidate, Search};
-pub use chunks::{BLOCK, ChunkError, ChunkLayout, ChunkSize, ParameterSize, Placed, Segment, lay_out};
+pub use chunks::{BLOCK, ChunkLayout, ChunkSize, ParameterSize, Placed, Segment, lay_out};
 pub use cost::{CollectiveCost, CopyCost, Cost, KernelCost};
-pub use memory::{MemoryError, MemoryPlan, PhasePlan, Slot, plan_memory, plan_memory_of};
+pub use memory::{MemoryError, MemoryPlan, PhasePlan, plan_memory, plan_memory_of};
 pub use mesh::{Coordinates, Mesh, MeshError};
 pub use order::{Lookahead, use_order};
 pub use packing::ALIGN;
 pub use peak::{Peak, PeakMeter};
 pub use pipeline::{
     Action, Channel, Costs, HeldMicroBatches, InFlight, Kind, Message, Plan, Schedule, ScheduleError, Span,
-    StageCost, Step, Stuck, Timeline, check, check_order, generate, in_flight, lower, messages, simulate,
+    StageCost, Step, Stuck, Timeline, UnknownSchedule, check, check_order, generate, in_flight, lower,
+    messages, simulate,
 };
+pub use slot::Slot;
 pub use split::{Split, SplitError, Stripe, nearest_divisors};
 pub use stages::{BlockCost, Cut, CutError, cut};
 pub use zero::{Precision, Stage, Textbook, textbook};

@@ -4,37 +4,15 @@
 //! without gaps. Above it each phase packs what it takes and gives back (see `packing`). The real run's
 //! n-th allocation of a phase gets the n-th slot; `peak` is what the arena then needs, to the byte.
 
-use phalanx_trace::{Category, Event, Memory, Phase, PhaseName, Site, StaticName, Trace, interned};
+use phalanx_trace::{Event, Memory, Phase, PhaseName, Site, Trace};
 use serde::{Deserialize, Serialize};
 
 use crate::packing::{Lifetime, aligned, pack};
 use crate::peak::{Peak, PeakMeter};
+use crate::slot::Slot;
 
 /// Name of the phase whose allocations stay.
 const INIT: PhaseName = PhaseName::Init;
-
-/// The position of one allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Slot {
-    /// First byte in the arena, a multiple of `ALIGN`.
-    pub offset: u64,
-    /// Bytes, as requested.
-    pub bytes: u64,
-    /// Category of the tensor.
-    pub category: Category,
-    /// Name of the tensor.
-    #[serde(deserialize_with = "interned")]
-    pub name: StaticName,
-    /// Call site of the allocation.
-    pub site: Site,
-}
-
-impl Slot {
-    /// First byte after the slot and its alignment.
-    pub fn end(&self) -> u64 {
-        self.offset + aligned(self.bytes)
-    }
-}
 
 /// The plan of one phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

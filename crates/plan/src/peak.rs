@@ -8,8 +8,8 @@
 use phalanx_trace::{Bytes, Category};
 use serde::{Deserialize, Serialize};
 
-use crate::memory::Slot;
 use crate::packing::aligned;
+use crate::slot::Slot;
 
 /// The peak of an arena: its size, and the categories that used it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

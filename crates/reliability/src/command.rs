@@ -190,8 +190,7 @@ impl Running {
                 break Some(status);
             }
             let pid = self.pid();
-            let together: u64 =
-                processes::children(pid).into_iter().chain([pid]).map(processes::peak_bytes).sum();
+            let together = processes::tree_peak_bytes(pid);
             if together > MEMORY_LIMIT {
                 breach = Some(format!("took {} MiB of memory", together >> 20));
             } else if counted > TIME_LIMIT {

@@ -1,63 +1,41 @@
-//! Reads processes from `/proc`: the ranks of a launcher, members of a process group, memory.
+//! The processes of a run: the ranks of a launcher, members of a process group, memory.
 
-use std::fs;
-
+use phalanx_host::process::{arguments, children, is_running, name, resident_bytes_peak};
 use rustix::process::{Pid, Signal, kill_process};
-
-/// State, parent and process group in `/proc/PID/stat`, behind the name in brackets.
-fn stat(pid: i32) -> Option<(String, i32, i32)> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut words = text.rsplit_once(')')?.1.split_whitespace();
-    Some((words.next()?.to_string(), words.next()?.parse().ok()?, words.next()?.parse().ok()?))
-}
 
 /// Whether a process runs; one that has ended and that nobody has waited for does not.
 pub(crate) fn lives(pid: i32) -> bool {
-    stat(pid).is_some_and(|(state, ..)| state != "Z" && state != "X")
+    is_running(pid.unsigned_abs())
 }
 
 /// Processes of a group that run.
 pub(crate) fn group_members(group: i32) -> Vec<i32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten();
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
-    let runs =
-        |pid: &i32| stat(*pid).is_some_and(|(state, _, of)| of == group && state != "Z" && state != "X");
-    pids.filter(runs).collect()
-}
-
-/// Children of a process, of all its threads.
-pub(crate) fn children(pid: i32) -> Vec<i32> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    lists
-        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
-        .collect()
+    phalanx_host::process::group_members(group.unsigned_abs()).into_iter().map(|pid| pid as i32).collect()
 }
 
 /// The ranks that a launcher has started: number and process.
 pub(crate) fn ranks(launcher: i32) -> Vec<(usize, i32)> {
-    let mut ranks: Vec<_> =
-        children(launcher).into_iter().filter_map(|pid| Some((rank_number(pid)?, pid))).collect();
+    let mut ranks: Vec<_> = children(launcher.unsigned_abs())
+        .into_iter()
+        .filter_map(|pid| Some((rank_number(pid)?, pid as i32)))
+        .collect();
     ranks.sort_unstable();
     ranks
 }
 
 /// The number of a rank, from its arguments or its name.
-fn rank_number(pid: i32) -> Option<usize> {
-    let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
-    let words: Vec<&str> = words.split('\0').collect();
-    if let Some(at) = words.iter().position(|word| *word == "--rank") {
+fn rank_number(pid: u32) -> Option<usize> {
+    let words = arguments(pid)?;
+    if let Some(at) = words.iter().position(|word| word == "--rank") {
         return words.get(at + 1)?.parse().ok();
     }
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    name.trim().strip_prefix("phalanx rank ")?.parse().ok()
+    name(pid)?.strip_prefix("phalanx rank ")?.parse().ok()
 }
 
-/// Most bytes that were resident in a process so far; 0 when it has ended.
-pub(crate) fn peak_bytes(pid: i32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+/// Most bytes that were resident so far in a process and in its children, each for itself.
+pub(crate) fn tree_peak_bytes(pid: i32) -> u64 {
+    let pid = pid.unsigned_abs();
+    children(pid).into_iter().chain([pid]).filter_map(resident_bytes_peak).sum()
 }
 
 /// Sends a signal; false when the process has ended.

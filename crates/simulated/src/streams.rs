@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -55,6 +56,10 @@ struct Queue {
     entries: VecDeque<Entry>,
     issued: u64,
     done: u64,
+    /// The worker waits for an entry.
+    is_idle: bool,
+    /// What the worker waits for, at an entry `Wait`.
+    blocked_on: Option<StreamEvent>,
 }
 
 struct State {
@@ -64,14 +69,19 @@ struct State {
     /// The first failure.
     failure: Option<DeviceError>,
     is_closing: bool,
+    /// What the host's threads wait for.
+    host_waits: Vec<StreamEvent>,
 }
 
+/// A thread is woken only for what it waits for: a run issues many thousand calls, and a wake costs more than most of them.
 struct Shared {
     state: Mutex<State>,
-    /// For each stream: an entry was issued.
-    work: [Condvar; STREAMS],
-    /// An entry of any stream is over.
-    progress: Condvar,
+    /// For each stream: its worker is woken by an entry, or by the event that it waits for.
+    workers: [Condvar; STREAMS],
+    /// Wakes the host: an event that one of its threads waits for has happened.
+    host: Condvar,
+    /// `state.failure` is set. Read without the lock before each call.
+    has_failed: AtomicBool,
     kernels: Arc<dyn Kernels>,
     options: Options,
 }
@@ -90,11 +100,13 @@ impl Streams {
             requests: Requests::default(),
             failure: None,
             is_closing: false,
+            host_waits: Vec::new(),
         };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
-            work: Default::default(),
-            progress: Condvar::new(),
+            workers: Default::default(),
+            host: Condvar::new(),
+            has_failed: AtomicBool::new(false),
             kernels,
             options,
         });
@@ -127,7 +139,7 @@ impl Streams {
         let by = run.by;
         let number = state.push(stream, Entry::Run(Box::new(run)));
         if let Some(reason) = refused {
-            state.fail(by, reason);
+            self.shared.fail(&mut state, by, reason);
         }
         if let Some(races) = &mut state.races {
             races.issue(stream, number);
@@ -136,10 +148,10 @@ impl Streams {
                 .filter_map(|(range, access)| races.access(stream, range, access, by))
                 .collect();
             if let Some(race) = found.first() {
-                state.fail(by, race.to_string());
+                self.shared.fail(&mut state, by, race.to_string());
             }
         }
-        self.shared.work[stream].notify_one();
+        self.shared.wake_idle(state, stream);
     }
 
     pub(crate) fn record(&self, stream: Stream) -> StreamEvent {
@@ -159,7 +171,7 @@ impl Streams {
             races.wait(stream, of, event.number);
         }
         state.push(stream, Entry::Wait(event));
-        self.shared.work[stream].notify_one();
+        self.shared.wake_idle(state, stream);
     }
 
     /// Blocks until an event has happened.
@@ -169,7 +181,14 @@ impl Streams {
         if let Some(races) = &mut state.races {
             races.synchronize(index(event.stream), event.number);
         }
-        let state = self.shared.until_happened(state, event);
+        if !state.has_happened(event) {
+            state.host_waits.push(event);
+            while !state.has_happened(event) {
+                state = self.shared.host.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            let mine = state.host_waits.iter().position(|waited| *waited == event);
+            mine.map(|index| state.host_waits.swap_remove(index));
+        }
         state.failure.clone().map_or(Ok(()), Err)
     }
 
@@ -188,7 +207,7 @@ impl Streams {
         let mut state = self.shared.lock();
         let race = state.races.as_ref().and_then(|races| races.host_access(range, access));
         if let Some(race) = race {
-            state.fail(by, race.to_string());
+            self.shared.fail(&mut state, by, race.to_string());
         }
         state.failure.clone().map_or(Ok(()), Err)
     }
@@ -197,7 +216,7 @@ impl Streams {
 impl Drop for Streams {
     fn drop(&mut self) {
         self.shared.lock().is_closing = true;
-        self.shared.work.iter().for_each(Condvar::notify_all);
+        self.shared.workers.iter().for_each(Condvar::notify_all);
         for worker in self.workers.drain(..) {
             // A worker catches the panics of kernels; it has none of its own.
             let _ = worker.join();
@@ -219,10 +238,8 @@ impl State {
         StreamEvent { number: event.number.min(self.queues[index(event.stream)].issued), ..event }
     }
 
-    /// Keeps the failure of a call, if it is the first.
-    fn fail(&mut self, by: Caller, reason: String) {
-        let Caller { call, site } = by;
-        self.failure.get_or_insert(DeviceError { device: NAME, call, site, reason });
+    fn has_happened(&self, event: StreamEvent) -> bool {
+        self.queues[index(event.stream)].done >= event.number
     }
 }
 
@@ -232,15 +249,34 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn until_happened<'a>(
-        &self,
-        mut state: MutexGuard<'a, State>,
-        event: StreamEvent,
-    ) -> MutexGuard<'a, State> {
-        while state.queues[index(event.stream)].done < event.number {
-            state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+    /// Keeps the failure of a call, if it is the first.
+    fn fail(&self, state: &mut State, by: Caller, reason: String) {
+        let Caller { call, site } = by;
+        state.failure.get_or_insert(DeviceError { device: NAME, call, site, reason });
+        self.has_failed.store(true, Ordering::Release);
+    }
+
+    /// Wakes the worker of a stream to which an entry was issued, if it waits for one.
+    fn wake_idle(&self, mut state: MutexGuard<'_, State>, stream: usize) {
+        let was_idle = std::mem::take(&mut state.queues[stream].is_idle);
+        drop(state);
+        if was_idle {
+            self.workers[stream].notify_one();
         }
-        state
+    }
+
+    /// Wakes those that wait for an event that has happened.
+    fn wake_waiting(&self, state: &mut State) {
+        for stream in 0..STREAMS {
+            let event = state.queues[stream].blocked_on;
+            if event.is_some_and(|event| state.has_happened(event)) {
+                state.queues[stream].blocked_on = None;
+                self.workers[stream].notify_one();
+            }
+        }
+        if state.host_waits.iter().any(|event| state.has_happened(*event)) {
+            self.host.notify_all();
+        }
     }
 
     /// A worker's life: it ends when the device is dropped and its queue is empty.
@@ -248,21 +284,28 @@ impl Shared {
         let mut state = self.lock();
         loop {
             let number = state.queues[stream].done + 1;
-            state = match state.queues[stream].entries.pop_front() {
+            match state.queues[stream].entries.pop_front() {
                 None if state.is_closing => return,
                 None => {
-                    state = self.work[stream].wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state.queues[stream].is_idle = true;
+                    state = self.workers[stream].wait(state).unwrap_or_else(PoisonError::into_inner);
                     continue;
                 }
-                Some(Entry::Wait(event)) => self.until_happened(state, event),
+                Some(Entry::Wait(event)) => {
+                    while !state.has_happened(event) {
+                        state.queues[stream].blocked_on = Some(event);
+                        state = self.workers[stream].wait(state).unwrap_or_else(PoisonError::into_inner);
+                    }
+                    state.queues[stream].blocked_on = None;
+                }
                 Some(Entry::Run(run)) => {
                     drop(state);
                     self.run(*run, stream, number);
-                    self.lock()
+                    state = self.lock();
                 }
-            };
+            }
             state.queues[stream].done = number;
-            self.progress.notify_all();
+            self.wake_waiting(&mut state);
         }
     }
 
@@ -270,7 +313,7 @@ impl Shared {
     fn run(&self, run: Run, stream: usize, number: u64) {
         let Run { operation, by, timer, uploaded, between_memories, failure, .. } = run;
         let Options { seed, max_delay, delayed_share, .. } = self.options;
-        let has_failed = || self.lock().failure.is_some();
+        let has_failed = || self.has_failed.load(Ordering::Acquire);
         if has_failed() {
             return;
         }
@@ -279,7 +322,7 @@ impl Shared {
             return;
         }
         if let Some(reason) = failure.and_then(Failure::reason) {
-            return self.lock().fail(by, reason.to_string());
+            return self.fail(&mut self.lock(), by, reason.to_string());
         }
         let start = Instant::now();
         let slow = if let Some(Failure::SlowCopy(longer)) = failure { longer } else { Duration::ZERO };
@@ -291,7 +334,7 @@ impl Shared {
         if let Err(panic) = ran {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
-            self.lock().fail(by, format!("the kernel panicked: {text}"));
+            self.fail(&mut self.lock(), by, format!("the kernel panicked: {text}"));
         }
         drop(uploaded);
     }

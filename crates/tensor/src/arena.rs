@@ -15,16 +15,15 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_plan::{ALIGN, MemoryPlan, Peak, Slot};
-use phalanx_trace::{Category, DType, Memory, PhaseName, Site};
+use phalanx_trace::{Category, Memory, PhaseName, Site};
 
 use crate::access::Access;
-use crate::buffer::{Address, Buffer, Tensor};
+use crate::address::Address;
 use crate::flights::{Flights, InFlight};
 use crate::gaps::Gaps;
 use crate::record::Recorder;
 use crate::region::Region;
 use crate::replay::Replay;
-use crate::shape::Shape;
 
 /// What a buffer remembers to give its memory back.
 pub(crate) struct Allocation {
@@ -148,17 +147,15 @@ impl Arena {
         }
     }
 
-    /// Takes memory for a tensor.
-    pub(crate) fn alloc(
-        self: &Arc<Self>,
-        dtype: DType,
-        shape: Shape,
+    /// Takes memory for a tensor; the caller gives it back with [`Arena::free`].
+    pub(crate) fn take(
+        &self,
+        bytes: usize,
         category: Category,
         name: &'static str,
         site: Site,
-    ) -> Tensor {
+    ) -> Allocation {
         or_stop(self.flights.check());
-        let bytes = shape.elements() * dtype.bytes();
         let slot = Slot { offset: 0, bytes: bytes as u64, category, name, site };
         let allocation = match &self.backing {
             Backing::Recording(recorder) => {
@@ -184,7 +181,7 @@ impl Arena {
             }
         };
         or_stop(self.flights.check_alloc(&range_of(allocation.address, bytes), name, site));
-        Tensor::new(Buffer::new(Arc::clone(self), allocation), dtype, shape)
+        allocation
     }
 
     /// A transfer reads or writes `bytes` at `address` until what is returned is dropped.

@@ -1,6 +1,6 @@
 //! The arguments of operations that are not tensors: layouts, heads, dropout, and the numbers of an update.
 
-use crate::buffer::View;
+use crate::view::View;
 
 /// The target of a row that has no loss: loss and derivatives of the row are 0.
 pub const IGNORED: u32 = u32::MAX;

@@ -11,9 +11,9 @@ use std::time::Instant;
 use phalanx_trace::{Site, Stream};
 
 use crate::access::Access;
-use crate::buffer::{View, ViewMut};
 use crate::operations::{Copy, Operation};
 use crate::profile::{KernelKey, Profile};
+use crate::view::{View, ViewMut};
 
 /// The kernels of a processor: computes any operation now, on the caller's thread and its pool.
 pub trait Kernels: Send + Sync {

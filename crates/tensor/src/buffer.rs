@@ -1,20 +1,17 @@
-//! Buffers, tensors and views.
+//! Buffers and tensors.
 //!
 //! A [`Buffer`] owns one allocation of an arena and gives it back when dropped. A [`Tensor`] is a
-//! buffer with a shape. Kernels take [`View`]s (shared, read) and [`ViewMut`]s (unique, written),
-//! whose lifetimes are checked by the compiler like those of slices. On `Meta` a view has a shape and
-//! no memory.
+//! buffer with a shape; [`View`] and [`ViewMut`] borrow it.
 
-use std::marker::PhantomData;
-use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_trace::{DType, Memory, Site};
+use phalanx_trace::{Category, DType, Memory, Site};
 
 use crate::access::Access;
 use crate::arena::{Allocation, Arena};
 use crate::flights::InFlight;
 use crate::shape::Shape;
+use crate::view::{View, ViewMut};
 
 /// One allocation of an arena, owned.
 pub struct Buffer {
@@ -23,10 +20,6 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    pub(crate) fn new(arena: Arc<Arena>, allocation: Allocation) -> Buffer {
-        Buffer { arena, allocation }
-    }
-
     /// Length in bytes.
     pub fn bytes(&self) -> usize {
         self.allocation.bytes
@@ -57,12 +50,22 @@ impl std::fmt::Debug for Tensor {
     }
 }
 
-impl Tensor {
-    pub(crate) fn new(buffer: Buffer, dtype: DType, shape: Shape) -> Tensor {
-        assert!(shape.elements() * dtype.bytes() <= buffer.bytes());
-        Tensor { buffer, dtype, shape }
+impl Arena {
+    /// Takes memory for a tensor.
+    pub(crate) fn alloc(
+        self: &Arc<Self>,
+        dtype: DType,
+        shape: Shape,
+        category: Category,
+        name: &'static str,
+        site: Site,
+    ) -> Tensor {
+        let allocation = self.take(shape.elements() * dtype.bytes(), category, name, site);
+        Tensor { buffer: Buffer { arena: Arc::clone(self), allocation }, dtype, shape }
     }
+}
 
+impl Tensor {
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -102,292 +105,11 @@ impl Tensor {
 
     /// To read.
     pub fn view(&self) -> View<'_> {
-        View {
-            address: self.buffer.allocation.address,
-            dtype: self.dtype,
-            shape: self.shape,
-            life: PhantomData,
-        }
+        View::at(self.buffer.allocation.address, self.dtype, self.shape)
     }
 
     /// To write.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        ViewMut {
-            address: self.buffer.allocation.address,
-            dtype: self.dtype,
-            shape: self.shape,
-            life: PhantomData,
-        }
-    }
-}
-
-/// Where memory is: an address that only its device may follow, or on `Meta` which piece of what it would be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Address(pub(crate) Location);
-
-/// What an [`Address`] is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Location {
-    Memory(std::ptr::NonNull<u8>),
-    /// As in [`Spot`]; its fields, so that an address is two words.
-    Nowhere {
-        allocation: u32,
-        offset: u64,
-    },
-}
-
-const _: () = assert!(size_of::<Address>() == 16);
-
-/// A place in memory that a dry run has not.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Spot {
-    /// Number of the allocation in the trace.
-    pub(crate) allocation: u32,
-    /// Bytes from its start.
-    pub(crate) offset: u64,
-}
-
-// SAFETY: an address is a number; the views that carry it keep the borrow rules.
-unsafe impl Send for Address {}
-// SAFETY: as above.
-unsafe impl Sync for Address {}
-
-impl Address {
-    pub(crate) fn memory(at: std::ptr::NonNull<u8>) -> Address {
-        Address(Location::Memory(at))
-    }
-
-    pub(crate) fn nowhere(allocation: u32) -> Address {
-        Address(Location::Nowhere { allocation, offset: 0 })
-    }
-
-    fn add(self, bytes: usize) -> Address {
-        Address(match self.0 {
-            // SAFETY: every caller checks that the offset stays inside the allocation.
-            Location::Memory(p) => Location::Memory(unsafe { p.add(bytes) }),
-            Location::Nowhere { allocation, offset } => {
-                Location::Nowhere { allocation, offset: offset + bytes as u64 }
-            }
-        })
-    }
-
-    /// The real address; None on `Meta`.
-    pub(crate) fn real(self) -> Option<std::ptr::NonNull<u8>> {
-        match self.0 {
-            Location::Memory(p) => Some(p),
-            Location::Nowhere { .. } => None,
-        }
-    }
-
-    /// The place in a dry run; None on a device with memory.
-    pub(crate) fn spot(self) -> Option<Spot> {
-        match self.0 {
-            Location::Memory(_) => None,
-            Location::Nowhere { allocation, offset } => Some(Spot { allocation, offset }),
-        }
-    }
-
-    /// A number that orders addresses: two ranges of one memory overlap exactly if their numbers do.
-    pub(crate) fn number(self) -> u128 {
-        match self.0 {
-            Location::Memory(p) => p.as_ptr().addr() as u128,
-            Location::Nowhere { allocation, offset } => (u128::from(allocation) << 64) | u128::from(offset),
-        }
-    }
-
-    /// The address so many bytes further on, or back, in another mapping of the same memory; unchanged on `Meta`.
-    #[must_use]
-    pub fn moved(self, bytes: isize) -> Address {
-        match self.0 {
-            Location::Memory(p) => {
-                let moved = p.as_ptr().wrapping_offset(bytes);
-                Address::memory(std::ptr::NonNull::new(moved).expect("a mapping is never at address zero"))
-            }
-            Location::Nowhere { .. } => self,
-        }
-    }
-
-    /// As a raw pointer; null on `Meta`.
-    pub fn as_ptr(self) -> *mut u8 {
-        self.real().map_or(std::ptr::null_mut(), |p| p.as_ptr())
-    }
-}
-
-/// Shared borrow of a contiguous tensor.
-#[derive(Clone, Copy)]
-pub struct View<'a> {
-    address: Address,
-    dtype: DType,
-    shape: Shape,
-    life: PhantomData<&'a [u8]>,
-}
-
-/// Unique borrow of a contiguous tensor.
-pub struct ViewMut<'a> {
-    address: Address,
-    dtype: DType,
-    shape: Shape,
-    life: PhantomData<&'a mut [u8]>,
-}
-
-impl std::fmt::Debug for View<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "View({}, {:?})", self.dtype.name(), self.shape)
-    }
-}
-
-impl std::fmt::Debug for ViewMut<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ViewMut({}, {:?})", self.dtype.name(), self.shape)
-    }
-}
-
-/// Rust types whose bits a tensor can hold.
-pub trait Element: bytemuck::Pod {
-    /// The matching element type.
-    const DTYPE: DType;
-}
-
-impl Element for f32 {
-    const DTYPE: DType = DType::F32;
-}
-impl Element for f64 {
-    const DTYPE: DType = DType::F64;
-}
-impl Element for half::bf16 {
-    const DTYPE: DType = DType::BF16;
-}
-impl Element for half::f16 {
-    const DTYPE: DType = DType::F16;
-}
-impl Element for u32 {
-    const DTYPE: DType = DType::U32;
-}
-
-macro_rules! view_basics {
-    ($view:ident) => {
-        impl<'a> $view<'a> {
-            /// Element type.
-            pub fn dtype(&self) -> DType {
-                self.dtype
-            }
-
-            /// Extents.
-            pub fn shape(&self) -> Shape {
-                self.shape
-            }
-
-            /// Extents as an array of exactly `N`.
-            #[track_caller]
-            pub fn dims<const N: usize>(&self) -> [usize; N] {
-                self.shape.dims()
-            }
-
-            /// Number of elements.
-            pub fn elements(&self) -> usize {
-                self.shape.elements()
-            }
-
-            /// Length in bytes.
-            pub fn bytes(&self) -> usize {
-                self.elements() * self.dtype.bytes()
-            }
-
-            /// Where it lies. Following it is up to the device.
-            pub fn address(&self) -> Address {
-                self.address
-            }
-
-            pub(crate) fn address_mut(&mut self) -> &mut Address {
-                &mut self.address
-            }
-
-            /// The same memory with other extents.
-            #[track_caller]
-            pub fn reshape(mut self, shape: impl Into<Shape>) -> $view<'a> {
-                let shape = shape.into();
-                assert_eq!(shape.elements(), self.shape.elements(), "reshape {:?} to {shape:?}", self.shape);
-                self.shape = shape;
-                self
-            }
-
-            /// A flat piece: elements `range` of the row-major order.
-            #[track_caller]
-            pub fn range(self, range: Range<usize>) -> $view<'a> {
-                assert!(range.start <= range.end && range.end <= self.elements(), "{range:?} of {self:?}");
-                $view {
-                    address: self.address.add(range.start * self.dtype.bytes()),
-                    dtype: self.dtype,
-                    shape: Shape::from([range.len()]),
-                    life: PhantomData,
-                }
-            }
-        }
-    };
-}
-view_basics!(View);
-view_basics!(ViewMut);
-
-impl<'a> View<'a> {
-    /// Host memory that is no tensor's, to copy from: whole elements of a type, aligned for it.
-    pub fn over_bytes(bytes: &'a [u8], dtype: DType) -> View<'a> {
-        let size = dtype.bytes();
-        assert!(bytes.len().is_multiple_of(size) && bytes.as_ptr().addr().is_multiple_of(size));
-        let address = Address::memory(std::ptr::NonNull::from(bytes).cast());
-        View { address, dtype, shape: Shape::from([bytes.len() / size]), life: PhantomData }
-    }
-
-    /// The elements, on a device whose memory the host addresses.
-    #[track_caller]
-    pub fn as_slice<T: Element>(&self) -> &'a [T] {
-        assert_eq!(T::DTYPE, self.dtype, "elements are {}", self.dtype.name());
-        let address = self.address.real().expect("memory of the Meta device cannot be read");
-        // SAFETY: the address and length lie inside one live allocation (checked where the view was
-        // made), aligned to 64 bytes plus whole elements; 'a borrows it shared, so nobody writes it.
-        // Every bit pattern is a valid T (Pod).
-        unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<T>(), self.elements()) }
-    }
-}
-
-impl<'a> ViewMut<'a> {
-    /// Host memory that is no tensor's, to copy into.
-    pub fn over<T: Element>(slice: &'a mut [T]) -> ViewMut<'a> {
-        let shape = Shape::from([slice.len()]);
-        let address = std::ptr::NonNull::from(slice).cast::<u8>();
-        ViewMut { address: Address::memory(address), dtype: T::DTYPE, shape, life: PhantomData }
-    }
-
-    /// The same memory, shared for reading as long as this borrow lasts.
-    pub fn as_view(&self) -> View<'_> {
-        View { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData }
-    }
-
-    /// The same memory, borrowed again for a shorter time.
-    pub fn reborrow(&mut self) -> ViewMut<'_> {
-        ViewMut { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData }
-    }
-
-    /// The elements, on a device whose memory the host addresses.
-    #[track_caller]
-    pub fn into_slice<T: Element>(self) -> &'a mut [T] {
-        assert_eq!(T::DTYPE, self.dtype, "elements are {}", self.dtype.name());
-        let address = self.address.real().expect("memory of the Meta device cannot be written");
-        // SAFETY: as in View::as_slice; 'a borrows the memory uniquely.
-        unsafe { std::slice::from_raw_parts_mut(address.as_ptr().cast::<T>(), self.elements()) }
-    }
-
-    /// Cuts flat pieces out of the memory: ranges of elements, ascending and disjoint.
-    #[track_caller]
-    pub fn into_pieces(self, pieces: impl IntoIterator<Item = (Range<usize>, Shape)>) -> Vec<ViewMut<'a>> {
-        let mut end = 0;
-        let mut out = Vec::new();
-        for (range, shape) in pieces {
-            assert!(range.start >= end, "pieces must ascend without overlap");
-            end = range.end;
-            let whole =
-                ViewMut { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData };
-            out.push(whole.range(range).reshape(shape));
-        }
-        out
+        ViewMut::at(self.buffer.allocation.address, self.dtype, self.shape)
     }
 }

@@ -9,11 +9,12 @@ use phalanx_trace::{Category, DType, Event, Memory, Site, Stream};
 
 use crate::access::Access;
 use crate::backend::{Call, DeviceError, StreamEvent};
-use crate::buffer::{Element, Tensor, View, ViewMut};
+use crate::buffer::Tensor;
 use crate::device::Device;
 use crate::flights::InFlight;
 use crate::operation::{Describe, Price};
 use crate::operations::Copy;
+use crate::view::{Element, View, ViewMut};
 
 /// A copy between memories that was started: it owns both tensors until it is done.
 #[must_use = "a copy is over only when it was waited for"]

@@ -6,6 +6,7 @@
 //! records), others later, on streams of their own.
 
 mod access;
+pub mod address;
 mod allocator;
 pub mod arena;
 pub mod arguments;
@@ -26,6 +27,7 @@ pub mod region;
 mod replay;
 pub mod shape;
 mod threads;
+pub mod view;
 mod windows;
 
 pub use access::Access;
@@ -36,7 +38,7 @@ pub use arguments::{
     Weight, vocabulary_blocks,
 };
 pub use backend::{Backend, DeviceError, Immediate, Kernels};
-pub use buffer::{Tensor, View, ViewMut};
+pub use buffer::Tensor;
 pub use copies::{Fetch, PendingCopy};
 pub use device::{Device, NORM_BLOCK};
 pub use factory::{DeviceFactory, DeviceRequest};
@@ -46,3 +48,4 @@ pub use phalanx_trace::{Category, DType, Memory};
 pub use region::Region;
 pub use shape::Shape;
 pub use threads::refused_thread;
+pub use view::{Element, View, ViewMut};

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use phalanx_trace::{Event, Site, Stream};
 
 use crate::backend::{Backend, Call, DeviceError, StreamEvent};
-use crate::buffer::ViewMut;
 use crate::record::Recorder;
+use crate::view::ViewMut;
 
 /// Stands in for a device in a dry run.
 pub struct Meta {

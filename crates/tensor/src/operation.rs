@@ -9,11 +9,12 @@
 use phalanx_trace::{Rate, Site};
 
 use crate::access::Access;
+use crate::address::Address;
 use crate::arguments::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, Layout, Lookup, Positions, Sgd, Weight,
 };
-use crate::buffer::{Address, View, ViewMut};
 use crate::record::Recorder;
+use crate::view::{View, ViewMut};
 
 /// What one call costs, on any device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,41 +166,4 @@ macro_rules! operation {
     };
 }
 
-/// Declares a family of operations: an enum with one variant for each, so that a device matches over them all.
-macro_rules! family {
-    ($(#[$meta:meta])* $family:ident { $($operation:ident,)* }) => {
-        $(#[$meta])*
-        pub enum $family<'a> {
-            $(#[doc = concat!("[`", stringify!($operation), "`]")] $operation($operation<'a>),)*
-        }
-
-        impl $crate::operation::Operands for $family<'_> {
-            fn visit(&mut self, visit: &mut dyn FnMut($crate::operation::Operand<'_>)) {
-                match self {
-                    $($family::$operation(operation) => {
-                        $crate::operation::Operands::visit(operation, visit);
-                    })*
-                }
-            }
-        }
-
-        impl $family<'_> {
-            /// The operation's name.
-            pub fn name(&self) -> &'static str {
-                match self {
-                    $($family::$operation(_) => {
-                        <$operation<'_> as $crate::operation::Describe>::NAME
-                    })*
-                }
-            }
-        }
-
-        $(impl<'a> From<$operation<'a>> for $crate::operations::Operation<'a> {
-            fn from(operation: $operation<'a>) -> Self {
-                $crate::operations::Operation::$family($family::$operation(operation))
-            }
-        })*
-    };
-}
-
-pub(crate) use {family, operation};
+pub(crate) use operation;

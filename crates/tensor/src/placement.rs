@@ -8,14 +8,16 @@
 
 pub(crate) mod marks;
 pub(crate) mod rules;
+pub(crate) mod table;
 
 use phalanx_trace::{Axis, Placement, Placements, Site};
 
-pub use marks::{Mark, Scope};
+pub use marks::Scope;
+pub use table::Mark;
 
-use crate::buffer::View;
 use crate::device::Device;
 use crate::record::Recorder;
+use crate::view::View;
 
 impl Device {
     /// Says how `view` is placed; dimensions are those of its shape. Nothing happens off `Meta`. What the host

@@ -24,7 +24,7 @@ pub struct KernelTime {
     /// Time of all calls.
     pub time: Duration,
     /// Time of the fastest call.
-    pub least: Duration,
+    pub min: Duration,
 }
 
 /// Times of kernels since it was made or last taken.
@@ -49,7 +49,7 @@ impl Profile {
     pub fn add(&self, key: KernelKey, time: Duration) {
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = times.entry(key).or_default();
-        entry.least = if entry.calls == 0 { time } else { entry.least.min(time) };
+        entry.min = if entry.calls == 0 { time } else { entry.min.min(time) };
         entry.calls += 1;
         entry.time += time;
     }
@@ -75,7 +75,7 @@ mod tests {
         }
         let times = profile.take();
         assert_eq!(times.len(), 2);
-        assert_eq!(times[&key], KernelTime { calls: 3, time: ms(9), least: ms(2) });
+        assert_eq!(times[&key], KernelTime { calls: 3, time: ms(9), min: ms(2) });
         assert!(profile.take().is_empty());
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_trace::{Category, Collective, Event, Memory, Phase, PhaseName, Placements, Site, Trace};
 
-use crate::placement::marks::Table;
+use crate::placement::table::Table;
 
 /// Collects events in the order in which they happen.
 #[derive(Default)]

@@ -46,8 +46,8 @@ struct Live {
 impl Replay {
     pub(crate) fn new(plan: MemoryPlan) -> Replay {
         // Never more are live than are allocated in `init` and one phase: nothing grows during a step.
-        let most = plan.phases.iter().map(|phase| phase.slots.len()).max().unwrap_or(0);
-        let live = Vec::with_capacity(plan.phases.first().map_or(0, |init| init.slots.len()) + most);
+        let max = plan.phases.iter().map(|phase| phase.slots.len()).max().unwrap_or(0);
+        let live = Vec::with_capacity(plan.phases.first().map_or(0, |init| init.slots.len()) + max);
         let meter = PeakMeter::new();
         Replay {
             plan,

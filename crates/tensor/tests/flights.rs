@@ -136,18 +136,19 @@ fn step(device: &Device, fault: &PlantedFault, is_planted: bool) {
 
 /// The kinds of arenas.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+enum TransferKind {
     Recording,
     Heap,
     Unplanned,
     Replaying,
 }
 
-const KINDS: [Kind; 4] = [Kind::Recording, Kind::Heap, Kind::Unplanned, Kind::Replaying];
+const KINDS: [TransferKind; 4] =
+    [TransferKind::Recording, TransferKind::Heap, TransferKind::Unplanned, TransferKind::Replaying];
 
 /// A device both of whose memories are arenas of a kind; a replaying one is planned for the step without a fault.
-fn device(kind: Kind, fault: &PlantedFault) -> Device {
-    if kind == Kind::Recording {
+fn device(kind: TransferKind, fault: &PlantedFault) -> Device {
+    if kind == TransferKind::Recording {
         return Device::meta_of(1, false);
     }
     let region = || Region::anonymous(MEMORY_BYTES).unwrap();
@@ -158,10 +159,10 @@ fn device(kind: Kind, fault: &PlantedFault) -> Device {
         plan_memory_of(&dry.take_trace(0), memory).unwrap()
     };
     let [device, host] = [Memory::Device, Memory::Host].map(|memory| match kind {
-        Kind::Recording => unreachable!("returned above"),
-        Kind::Heap => Arena::heap_of(memory),
-        Kind::Unplanned => Arena::unplanned_in(memory, region()),
-        Kind::Replaying => Arena::replaying_in(memory, plan(memory), region()),
+        TransferKind::Recording => unreachable!("returned above"),
+        TransferKind::Heap => Arena::heap_of(memory),
+        TransferKind::Unplanned => Arena::unplanned_in(memory, region()),
+        TransferKind::Replaying => Arena::replaying_in(memory, plan(memory), region()),
     });
     Device::with_memories(Arc::new(Immediate::new(Arc::new(Copies))), device, host)
 }

@@ -4,19 +4,28 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_layers::{Activation, BlockRole, Context, Gradient, Network, ParameterSpec};
-use phalanx_plan::{BlockCost, Cost, Cut, CutError, StageCost, cut};
+use phalanx_plan::{BlockCost, Cost, Cut, CutError, Precision, StageCost, cut};
 use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor, View};
 use phalanx_trace::PhaseName;
 
 use crate::config::CutBy;
-use crate::spec::Spec;
+
+/// The micro-batch whose cost is counted.
+pub struct MicroBatch {
+    /// `[batch, seq]`.
+    pub tokens: [usize; 2],
+    /// Width of the activations between blocks.
+    pub hidden: usize,
+    /// Element types.
+    pub precision: Precision,
+}
 
 /// The blocks of each stage of `network`, the head counting as the last block.
 ///
 /// # Errors
 /// When there are fewer blocks than stages, or they cannot be shared equally.
 pub fn stages(
-    spec: &Spec,
+    micro_batch: &MicroBatch,
     network: &Network,
     stages: usize,
     by: CutBy,
@@ -32,14 +41,13 @@ pub fn stages(
         (CutBy::Uniform, Some((first, last))) => Cut::Uniform { inner: *first..last + 1 },
         (CutBy::Parameters, _) | (CutBy::Uniform, None) => Cut::Parameters,
     };
-    cut(&costs(spec, network), stages, &by, None)
+    cut(&costs(micro_batch, network), stages, &by, None)
 }
 
 /// Operations of a micro-batch in each stage, summed over the tensor ranks: forward, the gradient of the input (in the
 /// last stage including the whole head), and the gradient of the weights.
-pub fn stage_costs(spec: &Spec) -> Vec<StageCost> {
-    let network = spec.whole();
-    let blocks = works(spec, &network);
+pub fn stage_costs(micro_batch: &MicroBatch, network: &Network, stages: &[Range<usize>]) -> Vec<StageCost> {
+    let blocks = works(micro_batch, network);
     let sum = |range: &Range<usize>, of: fn(&Work) -> u64| {
         blocks[range.clone()].iter().map(|work| of(work) as f64).sum::<f64>()
     };
@@ -48,7 +56,7 @@ pub fn stage_costs(spec: &Spec) -> Vec<StageCost> {
         input: sum(range, |work| work.input),
         weight: sum(range, |work| work.weight),
     };
-    spec.stages.iter().map(of_stage).collect()
+    stages.iter().map(of_stage).collect()
 }
 
 /// Operations of one block and micro-batch.
@@ -61,18 +69,17 @@ struct Work {
 }
 
 /// What forward and backward of a micro-batch cost in each block, the head last.
-fn costs(spec: &Spec, network: &Network) -> Vec<BlockCost> {
+fn costs(micro_batch: &MicroBatch, network: &Network) -> Vec<BlockCost> {
     let cost = |(index, work): (usize, Work)| BlockCost {
         flops: work.forward + work.input + work.weight,
         parameters: network.uses[index].iter().map(|p| network.parameters[*p].elements() as u64).sum(),
         bytes: 0,
     };
-    works(spec, network).into_iter().enumerate().map(cost).collect()
+    works(micro_batch, network).into_iter().enumerate().map(cost).collect()
 }
 
 /// The operations of each block, the head last.
-fn works(spec: &Spec, network: &Network) -> Vec<Work> {
-    let hidden = spec.model.shape().hidden;
+fn works(micro_batch: &MicroBatch, network: &Network) -> Vec<Work> {
     let mut works: Vec<Work> = Vec::new();
     let mut known: Vec<(Vec<Vec<usize>>, Work)> = Vec::new();
     for index in 0..=network.blocks.len() {
@@ -81,17 +88,17 @@ fn works(spec: &Spec, network: &Network) -> Vec<Work> {
         // Transformer blocks are equal, so only one of them is run.
         let like =
             known.iter().find(|(other, _)| *other == shapes && index > 0 && index < network.blocks.len());
-        let work = like.map_or_else(|| work_of(spec, network, index, hidden), |(_, work)| *work);
+        let work = like.map_or_else(|| work_of(micro_batch, network, index), |(_, work)| *work);
         known.push((shapes, work));
         works.push(work);
     }
     works
 }
 
-fn work_of(spec: &Spec, network: &Network, index: usize, hidden: usize) -> Work {
+fn work_of(micro_batch: &MicroBatch, network: &Network, index: usize) -> Work {
+    let MicroBatch { tokens, hidden, precision } = *micro_batch;
     let device = Device::meta(1);
-    let compute = spec.precision.compute;
-    let tokens = [spec.micro_batch_size, spec.seq];
+    let compute = precision.compute;
     let cx = Context::new(&device, compute, tokens);
     let specs: Vec<&ParameterSpec> = network.uses[index].iter().map(|p| &network.parameters[*p]).collect();
     let tensor = |dtype, shape: Shape| -> Tensor { device.alloc(dtype, shape, Category::Activations, "cut") };
@@ -101,9 +108,9 @@ fn work_of(spec: &Spec, network: &Network, index: usize, hidden: usize) -> Work 
     let (parameters, mut gradients, x) = device.phase(PhaseName::Init, || {
         let x: Activation = Arc::new(match index {
             0 => tensor(DType::U32, tokens.into()),
-            _ => tensor(compute, [spec.micro_batch_size, spec.seq, hidden].into()),
+            _ => tensor(compute, [tokens[0], tokens[1], hidden].into()),
         });
-        (all(compute), all(spec.precision.accumulate), x)
+        (all(compute), all(precision.accumulate), x)
     });
     let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
     let mut written = vec![false; specs.len()];

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use phalanx_checkpoint::Checkpoint;
 use phalanx_data::{
     Corpus, CorpusSpec, DataError, EvaluationWindows, Masking, Progress, SampleOrder, Sampler, Scan,
     TokenFile, Tokenizer, Tokens, tokenize_to_file,
@@ -34,6 +35,13 @@ pub struct DataDigests {
     pub tokens: Option<String>,
     /// [`Tokenizer::digest`] of the tokenizer.
     pub tokenizer: Option<String>,
+}
+
+impl DataDigests {
+    /// The checksums of the data that a checkpoint was trained on.
+    pub fn of(checkpoint: &Checkpoint) -> DataDigests {
+        DataDigests::deserialize(&checkpoint.state()["data"]).unwrap_or_default()
+    }
 }
 
 /// The result of preparing the data of a run.

@@ -3,7 +3,7 @@
 //! [`config`] is what the user said; [`dataset`] the tokens; [`spec`] what both make of a model; [`planning`] the
 //! dry run of every rank and what follows from it; [`groups`] who speaks to whom; [`rank`] one rank's engine, with
 //! [`step`] as the way of a batch and [`diagnose`] for one that is not finite; [`state`] fills, saves and restores;
-//! [`run`] loops over steps and tells an [`run::Observer`], [`run_files`] is what it writes; [`sample`] continues text;
+//! [`run`] trains a [`job`]: it loops over steps and tells an [`run::Observer`], [`run_files`] is what it writes; [`sample`] continues text;
 //! [`on_threads`] runs all ranks in this process.
 #![forbid(unsafe_code)]
 
@@ -11,9 +11,12 @@ pub mod config;
 mod cut;
 pub mod dataset;
 pub mod diagnose;
+pub mod error;
 pub mod groups;
+pub mod job;
 pub mod metrics;
 pub mod metrics_lines;
+pub mod non_finite;
 mod on_threads;
 pub mod planning;
 pub mod rank;
@@ -26,11 +29,11 @@ pub mod state;
 pub mod step;
 
 pub use config::{ResolvedConfig, RunConfig};
-pub use cut::stage_costs;
 pub use dataset::Dataset;
+pub use error::RunError;
 pub use groups::{GroupSource, Groups};
 pub use on_threads::on_threads;
 pub use planning::{RankPlan, RunPlan};
 pub use rank::Rank;
-pub use run::{Observer, RunError, Summary};
+pub use run::{Observer, Summary};
 pub use spec::{Spec, SpecError};

@@ -187,8 +187,6 @@ pub struct RankBytes {
 /// Largest resident size of this process so far in bytes (`VmHWM`), less `foreign` bytes of other ranks' memory that
 /// are mapped here. 0 where the system does not report it.
 pub fn resident_bytes_peak(foreign: u64) -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap_or("0");
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().unwrap_or(0);
-    (kib * 1024).saturating_sub(foreign)
+    let peak = phalanx_host::process::resident_bytes_peak(std::process::id());
+    peak.unwrap_or(0).saturating_sub(foreign)
 }

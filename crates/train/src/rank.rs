@@ -80,7 +80,7 @@ impl Rank {
     /// Allocates everything that stays for the whole run: the phase `init` of the plan.
     pub fn new(device: Device, groups: Groups, spec: &Spec, orders: &BTreeMap<PhaseName, Vec<u32>>) -> Rank {
         let groups = groups.on_device(&device);
-        let network = spec.network(&groups);
+        let network = spec.network(&groups.tensor);
         Rank::with_network(device, groups, spec, network, orders)
     }
 

@@ -1,145 +1,20 @@
 //! The training loop of one rank: it reads batches, runs steps, and writes metrics and checkpoints.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir};
-use phalanx_collectives::CollectiveError;
-use phalanx_data::DataError;
-use phalanx_tensor::Device;
-use phalanx_tensor::{Arena, DeviceError};
+use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
+use phalanx_tensor::{Arena, Device};
 
-use crate::config::ResolvedConfig;
-use crate::dataset::{DataDigests, Dataset};
-use crate::diagnose::NonFinite;
+use crate::error::RunError;
 use crate::groups::Groups;
+use crate::job::{Job, Start};
 use crate::metrics::{EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
-use crate::planning::RunPlan;
 use crate::rank::{Batch, Rank};
 use crate::run_files::RunFiles;
 use crate::state::position;
 use crate::step::Outcome;
-
-/// Why a run ended early. Checkpoints that were committed are complete.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// A peer died, stalled or disagreed.
-    #[error(transparent)]
-    Collective(#[from] CollectiveError),
-    /// The device failed.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// A checkpoint could not be written or read.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// Data is missing or damaged.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// A file of the run folder could not be written.
-    #[error("{path}: {source}; free space or choose another folder with --run, then continue with --resume")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// The run folder, or a file in it that a resume needs, was removed.
-    #[error(
-        "the run folder {path} was removed or changed while the run was using it ({what}): nothing can be saved \
-         there any more; put it back and continue with --resume, or start a new run"
-    )]
-    FolderGone {
-        /// The folder.
-        path: PathBuf,
-        /// What is missing.
-        what: String,
-    },
-    /// Stored and configured shapes differ.
-    #[error(
-        "{name} has shape {given:?} in the file, but the configuration implies {expected:?}; correct [model]"
-    )]
-    Shape {
-        /// The tensor.
-        name: String,
-        /// The shape in the file.
-        given: Vec<usize>,
-        /// The shape that the configuration implies.
-        expected: Vec<usize>,
-    },
-    /// The state in the manifest of a checkpoint is impossible.
-    #[error("state.{key} in {}: {reason}; load another checkpoint", .manifest.display())]
-    State {
-        /// The checkpoint's manifest.
-        manifest: PathBuf,
-        /// The key.
-        key: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// The weights that a run starts from cannot be used.
-    #[error("model.init = {:?}: {cause}", .dir.display().to_string())]
-    Init {
-        /// Their folder.
-        dir: PathBuf,
-        /// Why.
-        cause: Box<RunError>,
-    },
-    /// Other ranks failed in a save; their own message says why.
-    #[error("{ranks} other rank(s) could not save; see their message above")]
-    PeerFailed {
-        /// How many.
-        ranks: usize,
-    },
-    /// The system cannot start a thread.
-    #[error(transparent)]
-    Threads(std::io::Error),
-    /// A checkpoint would hold numbers that are not finite.
-    #[error(
-        "{state} of {name} is no longer finite: nothing was saved, and older checkpoints are complete; lower \
-         optimizer.lr or set optimizer.clip, then start again or --resume"
-    )]
-    Broken {
-        /// `parameters`, or a state of the optimizer.
-        state: &'static str,
-        /// The parameter.
-        name: String,
-    },
-    /// The loss or the gradient norm is not finite, on all ranks.
-    #[error("{0}")]
-    NonFinite(Box<NonFinite>),
-}
-
-/// The initial state of a run.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Start {
-    /// Initial values from the seed.
-    Fresh,
-    /// Weights of a Hugging Face directory.
-    Import(PathBuf),
-    /// A checkpoint folder.
-    Resume(PathBuf),
-}
-
-/// What all ranks of a run share.
-pub struct Job {
-    /// The configuration, checked and complete.
-    pub config: ResolvedConfig,
-    /// The plan of the run.
-    pub plan: Arc<RunPlan>,
-    /// The tokens of the run.
-    pub data: Dataset,
-    /// The run folder.
-    pub run: PathBuf,
-    /// Checksums of the data, which checkpoints store.
-    pub digests: DataDigests,
-    /// The initial state.
-    pub start: Start,
-    /// Peak operations per second of all ranks together, in the compute type; None leaves utilisation out of the
-    /// metrics.
-    pub peak_flops_per_s: Option<f64>,
-}
 
 /// What the program that starts a rank provides.
 pub struct RankEnvironment<'a> {

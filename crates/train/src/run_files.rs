@@ -13,8 +13,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::dataset::TOKENS_FILE;
+use crate::error::RunError;
+use crate::job::Job;
 use crate::metrics::{MetricsFile, RankBytes};
-use crate::run::{Job, RunError};
 
 /// Largest number of bytes of `memory.rank-N.json`; it has about 500.
 const MEMORY_PART_BYTES: u64 = 64 << 10;

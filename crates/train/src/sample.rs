@@ -9,7 +9,7 @@ use phalanx_parallel::TensorParallel;
 use phalanx_random::{GOLDEN, SplitMix64};
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 
-use crate::run::RunError;
+use crate::error::RunError;
 use crate::state::PARAMETERS;
 
 /// How the next token is drawn.

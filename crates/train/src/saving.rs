@@ -9,7 +9,7 @@ use phalanx_tensor::{Category, DType, Device, DeviceError};
 use phalanx_trace::PhaseName;
 use serde_json::Value;
 
-use crate::run::RunError;
+use crate::error::RunError;
 
 /// Number of elements of the host buffer through which tensors are copied.
 pub const WINDOW: usize = 1 << 18;

@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use phalanx_collectives::Group;
 use phalanx_data::Masking;
 use phalanx_layers::{Checkpointing, Draw, Network};
 use phalanx_models::{Dropouts, Model, Objective};
@@ -14,7 +15,7 @@ use phalanx_optim::{LossScaling, Optimizer, Schedule};
 use phalanx_parallel::TensorParallel;
 use phalanx_plan::{
     Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
-    Schedule as PipelineSchedule, Search, Stage, lay_out,
+    Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
 };
 use phalanx_tensor::{CrossEntropy, Device};
 use phalanx_trace::Axis;
@@ -24,7 +25,6 @@ use crate::config::{
     RunConfig,
 };
 use crate::cut;
-use crate::groups::Groups;
 
 /// Everything about a run that decides what a rank allocates and computes.
 #[derive(Clone, Debug)]
@@ -129,7 +129,8 @@ impl Spec {
         threads: usize,
     ) -> Result<Spec, SpecError> {
         let (mut spec, network) = Spec::uncut(config, model.into(), evaluated, threads)?;
-        spec.stages = cut::stages(&spec, &network, spec.schedule.stages(), config.parallel.cut)?;
+        spec.stages =
+            cut::stages(&spec.micro_batch(), &network, spec.schedule.stages(), config.parallel.cut)?;
         spec.ties = ties(&network, &spec.stages);
         Ok(spec)
     }
@@ -207,15 +208,25 @@ impl Spec {
         Ok((spec, network))
     }
 
-    /// The network of a rank with these groups: the rank's part of each layer.
-    pub fn network(&self, groups: &Groups) -> Network {
-        let tensor = TensorParallel::new(Arc::clone(&groups.tensor), self.sequence_parallel);
+    /// The network of a rank with this group of the tensor axis: the rank's part of each layer.
+    pub fn network(&self, tensor: &Arc<dyn Group>) -> Network {
+        let tensor = TensorParallel::new(Arc::clone(tensor), self.sequence_parallel);
         self.model.network(&tensor, self.checkpointing)
     }
 
     /// The whole network, as one rank has it.
     pub fn whole(&self) -> Network {
         self.model.network(&TensorParallel::solo(), self.checkpointing)
+    }
+
+    /// Operations of a micro-batch in each stage, of all ranks together that share its layers.
+    pub fn stage_costs(&self) -> Vec<StageCost> {
+        cut::stage_costs(&self.micro_batch(), &self.whole(), &self.stages)
+    }
+
+    fn micro_batch(&self) -> cut::MicroBatch {
+        let tokens = [self.micro_batch_size, self.seq];
+        cut::MicroBatch { tokens, hidden: self.model.shape().hidden, precision: self.precision }
     }
 
     /// Number of ranks.

@@ -19,8 +19,8 @@ use phalanx_trace::PhaseName;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::error::RunError;
 use crate::rank::Rank;
-use crate::run::RunError;
 pub use crate::saving::Part;
 use crate::saving::{self, Saves, WINDOW};
 

@@ -7,8 +7,8 @@ use phalanx_parallel::pipeline::{Feed, WatchMicroBatches, run};
 use phalanx_tensor::{Clip, Tensor};
 use phalanx_trace::{Axis, PhaseName, Placement};
 
+use crate::error::RunError;
 use crate::rank::{Batch, Rank, uploads, zeroed};
-use crate::run::RunError;
 
 /// The result of a step, for the metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]

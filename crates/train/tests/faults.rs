@@ -124,7 +124,7 @@ impl Layer for Faulty {
 /// The model's network, with the fault in one block on the faulty rank while `armed`.
 fn network(spec: &Spec, fault: Fault, groups: &Groups, armed: &Arc<AtomicBool>) -> Network {
     let rank = groups.world.rank();
-    let mut network = spec.network(groups);
+    let mut network = spec.network(&groups.tensor);
     if fault.rank.is_none_or(|faulty| faulty == rank) {
         let block = network.blocks.remove(fault.block);
         let layer = Box::new(Faulty { layer: block.layer, fault, armed: Arc::clone(armed) });
@@ -320,7 +320,8 @@ fn a_parameter_is_named_where_it_is_first_used() {
                     }
                 }
             };
-            let (_, texts) = rig::on_ranks(&model, &config, &|spec, groups| spec.network(groups), &body);
+            let (_, texts) =
+                rig::on_ranks(&model, &config, &|spec, groups| spec.network(&groups.tensor), &body);
             let rank = if stage == 3 { 0 } else { 1 };
             let words = format!("parameter {NAME} (block h.0");
             for text in texts {

@@ -262,7 +262,7 @@ impl Layer for Hoarding {
 
 /// The model's network, in which one block's input is kept too long.
 fn network(spec: &Spec, groups: &Groups, hoard: &Arc<Hoard>) -> Network {
-    let mut network = spec.network(groups);
+    let mut network = spec.network(&groups.tensor);
     let blocks = network.blocks.into_iter().enumerate().map(|(number, Block { name, role, layer })| {
         let chosen = number == hoard.case.block;
         Block { name, role, layer: Box::new(Hoarding { layer, chosen, hoard: Arc::clone(hoard) }) }

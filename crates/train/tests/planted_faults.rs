@@ -107,7 +107,7 @@ impl Plant {
     }
 
     fn network(self, spec: &Spec, groups: &Groups) -> Network {
-        let mut network = spec.network(groups);
+        let mut network = spec.network(&groups.tensor);
         if self == NormsNotPartial {
             let norms = network.parameters.iter_mut().filter(|parameter| parameter.name.contains(".ln_"));
             norms.for_each(|norm| norm.partial = false);
@@ -150,7 +150,7 @@ fn execute(config: &RunConfig, plant: Option<Plant>) -> Result<Vec<Vec<f32>>, St
         Ok(seen)
     };
     let Some(plant) = plant else {
-        return rig::on_planned_ranks(&plan, &|spec, groups| spec.network(groups), &body)
+        return rig::on_planned_ranks(&plan, &|spec, groups| spec.network(&groups.tensor), &body)
             .into_iter()
             .collect();
     };

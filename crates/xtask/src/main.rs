@@ -12,13 +12,10 @@ mod manifest;
 mod reliability;
 mod rules;
 mod simulated;
-mod sizes_list;
 mod source;
-mod tolerated;
 mod words;
 mod workspace;
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::{env, io};
 
@@ -28,7 +25,7 @@ use workspace::Workspace;
 const HELP: &str = "\
 Checks of the source that a program can make, and the fault campaign.
 
-Usage: cargo xtask tidy [--shrink]
+Usage: cargo xtask tidy
        cargo xtask reliability [--short] [--only GROUP] [--case K] [--cases N] [--seed N] [--jobs N]
                                [--json FILE] [--markdown FILE]
        cargo xtask simulated [--seeds N] [--short]
@@ -40,8 +37,7 @@ simulated runs the engine's tests (goldens, bits, meshes, resume, faults) on the
 Rules of tidy, each with the place, what is wrong and what to do:
   circles    no circles of imports between the files of a crate
   imports    which crate may import which, and what no crate may know or touch
-  sizes      functions over 70 lines, files over 500 (tests aside) and test files over 700
-             must be on crates/xtask/sizes.txt, whose entries may only shrink
+  sizes      functions have at most 70 lines, files 500 (tests aside) and test files 700
   signatures functions take at most 7 parameters; more belong in a struct
   wording    doc comments name their thing, no riddles that have a plain word, no names
              that readers must guess
@@ -52,17 +48,11 @@ Rules of tidy, each with the place, what is wrong and what to do:
              nothing unfinished is left behind
   paths      no path of one machine
 
-Files that break signatures or wording today are on crates/xtask/tolerated.txt, whose
-entries may only shrink.
-
 Options:
-  --shrink   rewrite sizes.txt and tolerated.txt: lower the entries that got smaller, drop
-             those no longer needed
   -h, --help
 
 Examples:
   cargo xtask tidy
-  cargo xtask tidy --shrink
   cargo xtask reliability --only damage --case 17 --seed 1
   cargo xtask simulated --seeds 3
 
@@ -72,9 +62,8 @@ Exit code: 0 when all is well, 1 with findings or failed cases, 2 when the check
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let shrink = match args[..] {
-        ["tidy"] => false,
-        ["tidy", "--shrink"] => true,
+    match args[..] {
+        ["tidy"] => {}
         ["reliability", ref more @ ..] => return reliability::run(more),
         ["simulated", ref more @ ..] => return simulated::run(more),
         ["-h" | "--help" | "help"] | ["tidy", "-h" | "--help"] => {
@@ -85,8 +74,8 @@ fn main() -> ExitCode {
             eprint!("unknown arguments {args:?}\n\n{HELP}");
             return ExitCode::from(2);
         }
-    };
-    match tidy(shrink) {
+    }
+    match tidy() {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(cause) => {
@@ -96,57 +85,24 @@ fn main() -> ExitCode {
     }
 }
 
-/// The lists of what is tolerated.
-struct Lists {
-    sizes: String,
-    tolerated: String,
-}
-
 /// Runs all rules and prints what they found; true when that is nothing.
-fn tidy(shrink: bool) -> io::Result<bool> {
+fn tidy() -> io::Result<bool> {
     let root = workspace::root(&env::current_dir()?)?;
     let workspace = Workspace::read(&root)?;
-    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
-    let mut lists = Lists { sizes: read(rules::sizes::LIST), tolerated: read(tolerated::LIST) };
-    if shrink {
-        let shrunk = Lists {
-            sizes: sizes_list::shrink(&lists.sizes, &rules::sizes::measure(&workspace)),
-            tolerated: sizes_list::shrink(&lists.tolerated, &tolerated::measure(&countable(&workspace))),
-        };
-        for (path, before, after) in [
-            (rules::sizes::LIST, &lists.sizes, &shrunk.sizes),
-            (tolerated::LIST, &lists.tolerated, &shrunk.tolerated),
-        ] {
-            if before != after {
-                std::fs::write(root.join(path), after)?;
-            }
-        }
-        lists = shrunk;
-    }
-    report(&workspace, &lists, &root)
-}
-
-/// The findings of the rules whose exceptions are on the list of tolerated files.
-fn countable(workspace: &Workspace) -> Vec<Finding> {
-    let mut findings = rules::signatures::check(workspace);
-    findings.extend(rules::wording::check(workspace));
-    findings
-}
-
-fn report(workspace: &Workspace, lists: &Lists, root: &Path) -> io::Result<bool> {
     let architecture = std::fs::read_to_string(root.join(rules::rooms::MAP)).ok();
     let mut findings = Vec::new();
-    findings.extend(rules::circles::check(workspace));
-    findings.extend(rules::files::check(workspace));
-    findings.extend(rules::imports::check(workspace));
-    findings.extend(rules::layers::check(workspace));
-    findings.extend(rules::sizes::check(workspace, &lists.sizes));
-    findings.extend(rules::names::check(workspace));
+    findings.extend(rules::circles::check(&workspace));
+    findings.extend(rules::files::check(&workspace));
+    findings.extend(rules::imports::check(&workspace));
+    findings.extend(rules::layers::check(&workspace));
+    findings.extend(rules::sizes::check(&workspace));
+    findings.extend(rules::names::check(&workspace));
     findings.extend(rules::rooms::check(&workspace.crates, architecture.as_deref()));
-    findings.extend(rules::story::check(workspace));
-    findings.extend(rules::paths::check(workspace));
-    findings.extend(rules::reads::check(workspace));
-    findings.extend(tolerated::untolerated(countable(workspace), &lists.tolerated));
+    findings.extend(rules::story::check(&workspace));
+    findings.extend(rules::paths::check(&workspace));
+    findings.extend(rules::reads::check(&workspace));
+    findings.extend(rules::signatures::check(&workspace));
+    findings.extend(rules::wording::check(&workspace));
     findings.sort_by(|a, b| (&a.path, a.line, a.rule).cmp(&(&b.path, b.line, b.rule)));
     for Finding { path, line, rule, what } in &findings {
         println!("{path}:{line}: {rule}: {what}");

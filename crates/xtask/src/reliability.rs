@@ -19,7 +19,7 @@ pub fn run(args: &[&str]) -> ExitCode {
 fn built() -> Result<PathBuf, String> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // One after the other: built together they would share features, and the binary would not be the usual one.
-    for package in ["phalanx", "phalanx-reliability"] {
+    for package in ["phalanx-program", "phalanx-reliability"] {
         let args = ["build", "--release", "--package", package];
         let status = Command::new(&cargo).args(args).status().map_err(|error| format!("cargo: {error}"))?;
         if !status.success() {

@@ -45,10 +45,10 @@ pub use worker::Done;
 
 use crate::whole::Whole;
 use exchange::Mail;
+use phalanx_train::RunError;
 use phalanx_train::groups::GroupSource;
 use phalanx_train::planning::{PlanError, RankPlan, RunPlan, parameters_at};
 use phalanx_train::rank::Batch;
-use phalanx_train::run::RunError;
 use phalanx_train::saving;
 use phalanx_train::spec::Spec;
 use server::Server;
@@ -106,7 +106,9 @@ fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
     let device = Device::meta(spec.threads);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let source = GroupSource::Meta(recorder, rank);
-    let mut engine = Asynchronous::new(device.clone(), Links::new(&source, spec.world_size()), spec, 0);
+    let links = Links::new(&source, spec.world_size());
+    // There is one worker in a dry run, which waits for no other.
+    let mut engine = Asynchronous::new(device.clone(), device.clone(), links, spec, u64::MAX);
     let never = "nothing fails on Meta";
     engine.load(|_, _, _, _| Ok(())).expect(never);
     let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
@@ -122,19 +124,27 @@ fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
     device.take_trace(rank)
 }
 
+/// The device of a server: one thread of the host processor, over the memory of the worker's device.
+pub fn server_device(worker: &Device) -> Device {
+    Device::new(Cpu::new(1), Arc::clone(worker.arena()))
+}
+
 impl<'a> Asynchronous<'a> {
-    /// Allocates everything: the phase `init` of the plan. The caller loads the parameters.
+    /// Allocates everything: the phase `init` of the plan. The caller loads the parameters. The worker computes on
+    /// `device`, the server on `serving`, over the same memory (see [`server_device`]).
     ///
     /// # Panics
     /// On a mesh with other axes than data, which a checked configuration does not have.
-    pub fn new(device: Device, links: Links<'a>, spec: &Spec, max_staleness: u64) -> Asynchronous<'a> {
+    pub fn new(
+        device: Device,
+        serving: Device,
+        links: Links<'a>,
+        spec: &Spec,
+        max_staleness: u64,
+    ) -> Asynchronous<'a> {
         let ranks = spec.world_size();
         assert_eq!((spec.mesh.data, links.ranks()), (ranks, ranks), "workers have the whole model");
         let whole = Whole::new(spec.whole(), ranks).expect("the model was laid out when its run was planned");
-        let serving = match device.is_meta() {
-            true => device.clone(),
-            false => Device::new(Cpu::new(1), Arc::clone(device.arena())),
-        };
         let rank = links.rank();
         let make = || {
             let server = Server::new(serving, spec, &whole, rank, max_staleness);

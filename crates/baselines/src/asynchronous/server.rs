@@ -159,10 +159,10 @@ impl Server {
     /// `Some` while another worker is too far behind for this one's next step.
     fn holds(&self, served: &Served, worker: usize) -> Option<Result<(), CollectiveError>> {
         let turn = served.pushed[worker];
-        let behind =
-            |o: usize| o != worker && !served.done[o] && served.pushed[o] + self.max_staleness < turn;
-        // A dry run has one worker, whom nobody holds.
-        let held = !self.device.is_meta() && (0..served.pushed.len()).any(behind);
+        let behind = |o: usize| {
+            o != worker && !served.done[o] && served.pushed[o].saturating_add(self.max_staleness) < turn
+        };
+        let held = (0..served.pushed.len()).any(behind);
         held.then_some(Ok(()))
     }
 

@@ -17,8 +17,8 @@ use phalanx_trace::PhaseName;
 use serde_json::{Value, json};
 
 use super::Asynchronous;
+use phalanx_train::RunError;
 use phalanx_train::rank::Batch;
-use phalanx_train::run::RunError;
 use phalanx_train::saving::{self, Saves, WINDOW};
 use phalanx_train::state::{
     LARGEST_COUNT, PARAMETERS, UPDATES, Updates, bad_state, read_imported, state_name, updates,
@@ -42,10 +42,7 @@ impl Asynchronous<'_> {
             let name = "load.rounding_window";
             let rounding = || device.alloc(DType::F32, [WINDOW], Category::Workspace, name);
             let mut rounding = self.spec.precision.has_master().then(rounding);
-            if device.is_meta() {
-                return Ok(());
-            }
-            let mut window = vec![0f32; WINDOW];
+            let Some(mut window) = device.host_window(WINDOW) else { return Ok(()) };
             let mut served = self.server.lock();
             let (range, parameters) = (self.server.range.clone(), &mut self.worker.parameters);
             let parameters = parameters.as_mut().expect("between gathers they are here");

@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_tensor::Device;
 
-use super::{Asynchronous, Done, Links};
+use super::{Asynchronous, Done, Links, server_device};
+use phalanx_train::RunError;
+use phalanx_train::job::{Job, Start};
 use phalanx_train::metrics::{DeviceBytes, EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
 use phalanx_train::rank::Batch;
-use phalanx_train::run::{Job, Observer, RunError, ScaleChange, Start, Summary, due, init};
+use phalanx_train::run::{Observer, ScaleChange, Summary, due, init};
 use phalanx_train::run_files::RunFiles;
 use phalanx_train::saving;
 use phalanx_train::state::position;
@@ -85,7 +87,13 @@ impl<'a> Session<'a> {
     fn start(job: &'a Job, place: RankEnvironment<'a>) -> Result<Session<'a>, RunError> {
         let RankEnvironment { device, links, stop_requested, note_step, foreign_bytes } = place;
         let spec = &job.plan.spec;
-        let mut engine = Asynchronous::new(device, links, spec, job.config.parallel.max_staleness);
+        let mut engine = Asynchronous::new(
+            device.clone(),
+            server_device(&device),
+            links,
+            spec,
+            job.config.parallel.max_staleness,
+        );
         match &job.start {
             Start::Fresh => engine.initialise(job.config.train.seed)?,
             Start::Import(dir) => init(dir, |weights| engine.import(weights))?,

@@ -15,8 +15,8 @@ use super::pushes::Pushes;
 use super::server::Server;
 use super::{NextBatch, Report};
 use crate::whole::{ALONE, Norm, Whole};
+use phalanx_train::RunError;
 use phalanx_train::rank::{Batch, zeroed};
-use phalanx_train::run::RunError;
 use phalanx_train::spec::Spec;
 
 /// What a step leaves.

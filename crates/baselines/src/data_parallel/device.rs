@@ -16,8 +16,8 @@ use phalanx_trace::PhaseName;
 
 use super::{DataParallelError, Outcome};
 use crate::whole::{ALONE, Gradients, Norm, Whole};
+use phalanx_train::RunError;
 use phalanx_train::rank::Batch;
-use phalanx_train::run::RunError;
 use phalanx_train::saving::WINDOW;
 use phalanx_train::spec::Spec;
 

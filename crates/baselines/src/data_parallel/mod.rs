@@ -29,8 +29,8 @@ use phalanx_plan::{ChunkError, Disagreement, MemoryError, MemoryPlan, Peak, comp
 use phalanx_tensor::{Arena, Device, Region, refused_thread};
 
 use device::Replica;
+use phalanx_train::RunError;
 use phalanx_train::rank::Batch;
-use phalanx_train::run::RunError;
 use phalanx_train::spec::Spec;
 use phalanx_train::state::read_imported;
 

@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use phalanx_baselines::asynchronous::{Asynchronous, Done, Links};
+use phalanx_baselines::asynchronous::{Asynchronous, Done, Links, server_device};
 use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
 use phalanx_collectives::Isa;
 use phalanx_plan::{MemoryPlan, Peak};
@@ -80,7 +80,8 @@ fn asynchronous(
     let (spec, memory) = (&plan.spec, &plan.of(setup.rank).memory);
     let StepCounts { seed, warmup, steps } = counts;
     let links = Links::new(&setup.source, spec.world_size());
-    let mut engine = Asynchronous::new(setup.device.clone(), links, spec, max_staleness);
+    let mut engine =
+        Asynchronous::new(setup.device.clone(), server_device(&setup.device), links, spec, max_staleness);
     engine.initialise(seed)?;
     let rank = engine.rank();
     let mut next_batch = |number: u64, batch: &mut Batch| {

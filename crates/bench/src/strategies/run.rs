@@ -7,7 +7,7 @@ use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
 use phalanx_collectives::Isa;
 use phalanx_models::Model;
 use phalanx_plan::{Costs, simulate};
-use phalanx_train::{ResolvedConfig, RunConfig, Spec, stage_costs};
+use phalanx_train::{ResolvedConfig, RunConfig, Spec};
 
 use super::ranks::{self, RankFigures};
 use super::strategy::Strategy;
@@ -112,7 +112,7 @@ impl Bench<'_> {
         config.check()?;
         let counts = self.counts(&config);
         let (spec, ranks) = self.launcher.measure(config, Arc::clone(&self.model), counts)?;
-        let costs = || Costs { stages: stage_costs(&spec), message: 0.0 };
+        let costs = || Costs { stages: spec.stage_costs(), message: 0.0 };
         let bubble = (spec.mesh.pipeline > 1).then(|| simulate(&spec.schedule, &costs()).bubble_fraction());
         Ok(StrategyFigures { ranks, micro_batches: spec.micro_batches, bubble })
     }

@@ -93,7 +93,7 @@ impl Endpoint {
     /// # Errors
     /// When the system refuses, or has not that much memory to give.
     pub fn arena(&self, bytes: usize) -> std::io::Result<Region> {
-        let available = available_bytes().unwrap_or(u64::MAX);
+        let available = phalanx_host::available_bytes().unwrap_or(u64::MAX);
         if bytes as u64 > available {
             let text = format!("cannot allocate an arena of {bytes} bytes: {available} are available");
             return Err(std::io::Error::new(std::io::ErrorKind::OutOfMemory, text));
@@ -166,11 +166,4 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         self.host.abort_if_panicking();
     }
-}
-
-/// Bytes that the system can still allocate, by its own estimate.
-fn available_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib * 1024)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use phalanx_collectives::{Endpoint, Group, Options, threads};
-use phalanx_tensor::buffer::Element;
+use phalanx_tensor::Element;
 use phalanx_tensor::operations::Operation;
 use phalanx_tensor::{Arena, Category, DType, Device, Kernels, Tensor};
 

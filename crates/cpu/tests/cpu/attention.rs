@@ -193,7 +193,7 @@ fn poisoned(device: &Device, dtype: DType, shape: impl Into<Shape>) -> Tensor {
 }
 
 fn read(device: &Device, t: &Tensor) -> Vec<f32> {
-    fn all<T: phalanx_tensor::buffer::Element + Default>(device: &Device, t: &Tensor) -> Vec<T> {
+    fn all<T: phalanx_tensor::Element + Default>(device: &Device, t: &Tensor) -> Vec<T> {
         let mut x = vec![T::default(); t.shape().elements()];
         device.download(t.view(), &mut x).unwrap();
         x

@@ -10,10 +10,10 @@ use tiktoken_rs::{CoreBPE, r50k_base};
 
 use crate::corpus::BLOCK_BYTES;
 
-pub(super) const VOCAB_SIZE: usize = 50_257;
+const VOCAB_SIZE: usize = 50_257;
 
 /// `<|endoftext|>`
-pub(super) const END_OF_TEXT: u32 = 50_256;
+const END_OF_TEXT: u32 = 50_256;
 
 /// A longer run of white space is cut; well below the engine's limit.
 const LONG_RUN: usize = 100_000;
@@ -24,8 +24,38 @@ thread_local! {
     static BPE: CoreBPE = r50k_base().expect("tiktoken-rs contains the vocabulary");
 }
 
+/// GPT-2's vocabulary.
+pub(super) struct Gpt2;
+
+impl Gpt2 {
+    /// Part of every build with the feature `tokenizers`.
+    pub(super) fn new() -> Result<Gpt2, String> {
+        Ok(Gpt2)
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        VOCAB_SIZE
+    }
+
+    pub(super) fn end_of_text(&self) -> u32 {
+        END_OF_TEXT
+    }
+
+    pub(super) fn encode(&self, text: &str) -> Vec<u32> {
+        encode(text)
+    }
+
+    pub(super) fn decode(&self, ids: &[u32]) -> String {
+        decode(ids)
+    }
+
+    pub(super) fn last_cut(&self, text: &str) -> usize {
+        last_cut(text)
+    }
+}
+
 /// The ids of `text`, in which the spelling of a special token is plain text.
-pub(super) fn encode(text: &str) -> Vec<u32> {
+fn encode(text: &str) -> Vec<u32> {
     let mut ids = Vec::new();
     let mut start = 0;
     for cut in cuts_in_long_runs(text) {
@@ -41,7 +71,7 @@ fn encode_whole(text: &str) -> Vec<u32> {
 }
 
 /// The text of `ids`; see [`super::Tokenizer::decode`].
-pub(super) fn decode(ids: &[u32]) -> String {
+fn decode(ids: &[u32]) -> String {
     let bytes = BPE.with(|bpe| bpe.decode_bytes(ids).unwrap_or_else(|_| decode_each(bpe, ids)));
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -53,7 +83,7 @@ fn decode_each(bpe: &CoreBPE, ids: &[u32]) -> Vec<u8> {
 
 /// The last position at which `text` can be cut without changing its ids, or 0. It looks back two blocks; a caller that
 /// gets 0 tries again with one more block.
-pub(super) fn last_cut(text: &str) -> usize {
+fn last_cut(text: &str) -> usize {
     let mut following: Option<char> = None;
     for (at, character) in text.char_indices().rev() {
         if text.len() - at > 2 * BLOCK_BYTES {

@@ -10,9 +10,13 @@
 //! `tokenizer.json` (as `transformers` does).
 
 mod char_vocabulary;
+#[cfg(feature = "tokenizers")]
 mod gpt2;
+#[cfg(feature = "tokenizers")]
 mod hugging_face;
 mod spec;
+#[cfg(not(feature = "tokenizers"))]
+mod without_feature;
 
 use std::fmt;
 use std::path::Path;
@@ -24,7 +28,12 @@ pub use spec::TokenizerSpec;
 use crate::limits::{self, TOKENIZER_BYTES};
 use crate::{Corpus, DataError, Result};
 use char_vocabulary::CharVocabulary;
+#[cfg(feature = "tokenizers")]
+use gpt2::Gpt2;
+#[cfg(feature = "tokenizers")]
 use hugging_face::HuggingFace;
+#[cfg(not(feature = "tokenizers"))]
+use without_feature::{Gpt2, HuggingFace};
 
 /// The name of the tokenizer's file in a run folder.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -37,7 +46,7 @@ pub struct Tokenizer {
 enum Algorithm {
     Byte,
     Char(Box<CharVocabulary>),
-    Gpt2,
+    Gpt2(Gpt2),
     HuggingFace(Box<HuggingFace>),
 }
 
@@ -60,7 +69,10 @@ impl Tokenizer {
     pub fn open(spec: &TokenizerSpec, corpus: Option<&Corpus>) -> Result<Tokenizer> {
         match spec {
             TokenizerSpec::Byte => Ok(Tokenizer::byte()),
-            TokenizerSpec::Gpt2 => Ok(Tokenizer::gpt2()),
+            TokenizerSpec::Gpt2 => {
+                let refuse = |reason| DataError::TokenizerFile { path: "gpt2".into(), reason };
+                Ok(Tokenizer { algorithm: Algorithm::Gpt2(Gpt2::new().map_err(refuse)?) })
+            }
             TokenizerSpec::Char => {
                 let corpus = corpus.ok_or(DataError::CharNeedsText)?;
                 Ok(Tokenizer { algorithm: Algorithm::Char(Box::new(CharVocabulary::of_corpus(corpus)?)) })
@@ -83,8 +95,9 @@ impl Tokenizer {
     }
 
     /// GPT-2's byte-pair encoding: 50257 ids, no text is unknown.
+    #[cfg(feature = "tokenizers")]
     pub fn gpt2() -> Tokenizer {
-        Tokenizer { algorithm: Algorithm::Gpt2 }
+        Tokenizer { algorithm: Algorithm::Gpt2(Gpt2) }
     }
 
     /// The vocabulary of the distinct characters of `text`, in code point order.
@@ -121,7 +134,7 @@ impl Tokenizer {
         let (kind, chars) = match &self.algorithm {
             Algorithm::HuggingFace(tokenizer) => return tokenizer.content().to_string(),
             Algorithm::Byte => ("byte", None),
-            Algorithm::Gpt2 => ("gpt2", None),
+            Algorithm::Gpt2(_) => ("gpt2", None),
             Algorithm::Char(vocabulary) => ("char", Some(vocabulary.to_string())),
         };
         let saved = SavedTokenizer { kind: Some(kind.to_string()), chars };
@@ -148,7 +161,7 @@ impl Tokenizer {
         let algorithm = match (saved.kind.as_deref(), saved.chars) {
             (None, _) => Algorithm::HuggingFace(Box::new(HuggingFace::from_json(content).map_err(refuse)?)),
             (Some("byte"), None) => Algorithm::Byte,
-            (Some("gpt2"), None) => Algorithm::Gpt2,
+            (Some("gpt2"), None) => Algorithm::Gpt2(Gpt2::new().map_err(refuse)?),
             (Some("char"), Some(chars)) => {
                 Algorithm::Char(Box::new(CharVocabulary::from_chars(&chars).map_err(refuse)?))
             }
@@ -170,7 +183,7 @@ impl Tokenizer {
         match &self.algorithm {
             Algorithm::Byte => Ok(text.bytes().map(u32::from).collect()),
             Algorithm::Char(vocabulary) => vocabulary.encode(text),
-            Algorithm::Gpt2 => Ok(gpt2::encode(text)),
+            Algorithm::Gpt2(gpt2) => Ok(gpt2.encode(text)),
             Algorithm::HuggingFace(tokenizer) => tokenizer.encode(text),
         }
     }
@@ -181,7 +194,7 @@ impl Tokenizer {
         match &self.algorithm {
             Algorithm::Byte => decode_bytes(ids),
             Algorithm::Char(vocabulary) => vocabulary.decode(ids),
-            Algorithm::Gpt2 => gpt2::decode(ids),
+            Algorithm::Gpt2(gpt2) => gpt2.decode(ids),
             Algorithm::HuggingFace(tokenizer) => tokenizer.decode(ids),
         }
     }
@@ -191,7 +204,7 @@ impl Tokenizer {
         match &self.algorithm {
             Algorithm::Byte => 256,
             Algorithm::Char(vocabulary) => vocabulary.len(),
-            Algorithm::Gpt2 => gpt2::VOCAB_SIZE,
+            Algorithm::Gpt2(gpt2) => gpt2.vocab_size(),
             Algorithm::HuggingFace(tokenizer) => tokenizer.vocab_size(),
         }
     }
@@ -201,7 +214,7 @@ impl Tokenizer {
     pub fn separator(&self) -> Option<u32> {
         match &self.algorithm {
             Algorithm::Byte | Algorithm::Char(_) => None,
-            Algorithm::Gpt2 => Some(gpt2::END_OF_TEXT),
+            Algorithm::Gpt2(gpt2) => Some(gpt2.end_of_text()),
             Algorithm::HuggingFace(tokenizer) => tokenizer.separator(),
         }
     }
@@ -210,7 +223,7 @@ impl Tokenizer {
     /// `tokenizer.json`, none for the other kinds.
     pub fn mask(&self) -> Option<u32> {
         match &self.algorithm {
-            Algorithm::Byte | Algorithm::Char(_) | Algorithm::Gpt2 => None,
+            Algorithm::Byte | Algorithm::Char(_) | Algorithm::Gpt2(_) => None,
             Algorithm::HuggingFace(tokenizer) => tokenizer.mask(),
         }
     }
@@ -220,7 +233,7 @@ impl Tokenizer {
         let kind = match &self.algorithm {
             Algorithm::Byte => "byte".to_string(),
             Algorithm::Char(_) => "char".to_string(),
-            Algorithm::Gpt2 => "gpt2".to_string(),
+            Algorithm::Gpt2(_) => "gpt2".to_string(),
             Algorithm::HuggingFace(tokenizer) => format!("tokenizer.json ({})", tokenizer.model()),
         };
         format!("{kind}, {} ids", self.vocab_size())
@@ -231,7 +244,7 @@ impl Tokenizer {
     pub(crate) fn last_cut(&self, text: &str) -> usize {
         match &self.algorithm {
             Algorithm::Byte | Algorithm::Char(_) => text.len(),
-            Algorithm::Gpt2 => gpt2::last_cut(text),
+            Algorithm::Gpt2(gpt2) => gpt2.last_cut(text),
             // Normalisers and added prefixes may look at the whole text.
             Algorithm::HuggingFace(_) => 0,
         }

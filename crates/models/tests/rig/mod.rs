@@ -59,10 +59,7 @@ fn upload(device: &Device, values: &[f32], to: ViewMut) {
 }
 
 fn download(device: &Device, from: View) -> Vec<f32> {
-    fn numbers<T: phalanx_tensor::buffer::Element + Default + Into<f32>>(
-        device: &Device,
-        from: View,
-    ) -> Vec<f32> {
+    fn numbers<T: phalanx_tensor::Element + Default + Into<f32>>(device: &Device, from: View) -> Vec<f32> {
         let mut out = vec![T::default(); from.elements()];
         device.download(from, &mut out).unwrap();
         out.into_iter().map(Into::into).collect()
@@ -327,7 +324,7 @@ impl Case {
     }
 }
 
-/// The values of a parameter, or of its gradient if every rank has it.
+/// The placement of a parameter; `rest` where it is whole on every rank (also for its gradient).
 fn placement(spec: &ParameterSpec, rest: Placement) -> Placements {
     let here = spec.part.as_ref().map_or(rest, |part| Placement::Shard(part.dim as u8));
     Placements::REPLICATED.with(Axis::Tensor, here)

@@ -4,7 +4,7 @@
 //! text count from 1, as in an editor.
 
 use super::action::Action;
-use super::names::Plan;
+use super::names::{Plan, UnknownSchedule};
 use super::walk::Stuck;
 use super::{MAX_CELLS, MAX_RANKS};
 
@@ -15,11 +15,8 @@ const STUCK_SHOWN: usize = 4;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
     /// An unknown name.
-    #[error("there is no pipeline schedule `{given}`: expected one of {}", Plan::NAMES.join(", "))]
-    UnknownName {
-        /// What was given.
-        given: String,
-    },
+    #[error(transparent)]
+    UnknownName(#[from] UnknownSchedule),
     /// A size of 0.
     #[error("a pipeline schedule needs at least one of each: got 0 {what}")]
     Zero {

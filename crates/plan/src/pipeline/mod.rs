@@ -3,7 +3,7 @@
 //! [`action`] and [`schedule`] are the data, and [`mod@text`] is their text format, which is PyTorch's. [`names`] lists the
 //! schedules that have a name, and [`mod@generate`] generates them (`one_chunk`, `interleaved`, `zero_bubble`).
 //! [`mod@check`] refuses schedules that cannot train. [`mod@lower`] adds the messages between ranks, and [`walk`] defines
-//! when a rank waits, for the deadlock check and for the times of [`mod@simulate`]. [`held`] counts activations. [`error`]
+//! when a rank waits, for the deadlock check and for the [`timeline`] of [`mod@simulate`]. [`held`] counts activations. [`error`]
 //! has the errors. The crate `drawing` draws schedules.
 //!
 //! Sources: GPipe (Huang et al., arXiv 1811.06965), 1F1B (Narayanan et al., PipeDream, SOSP 2019),
@@ -27,6 +27,7 @@ mod one_chunk;
 pub mod schedule;
 pub mod simulate;
 pub mod text;
+pub mod timeline;
 pub mod walk;
 mod zero_bubble;
 
@@ -36,7 +37,8 @@ pub use error::ScheduleError;
 pub use generate::generate;
 pub use held::{HeldMicroBatches, InFlight, in_flight};
 pub use lower::{Channel, Message, Step, lower, messages};
-pub use names::Plan;
+pub use names::{Plan, UnknownSchedule};
 pub use schedule::Schedule;
-pub use simulate::{Costs, Span, StageCost, Timeline, simulate};
+pub use simulate::{Costs, StageCost, simulate};
+pub use timeline::{Span, Timeline};
 pub use walk::Stuck;

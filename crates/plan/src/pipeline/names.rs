@@ -18,8 +18,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::error::ScheduleError;
-
 /// A schedule by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Plan {
@@ -40,6 +38,14 @@ pub enum Plan {
     /// `zb-v`: split backward with two chunks per rank, placed from the first rank to the last and back: no bubble in
     /// between.
     ZeroBubbleV,
+}
+
+/// A name that no schedule has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no pipeline schedule `{given}`: expected one of {}", Plan::NAMES.join(", "))]
+pub struct UnknownSchedule {
+    /// What was given.
+    pub given: String,
 }
 
 impl Plan {
@@ -95,10 +101,10 @@ impl fmt::Display for Plan {
 }
 
 impl FromStr for Plan {
-    type Err = ScheduleError;
+    type Err = UnknownSchedule;
 
     /// `interleaved` has two chunks unless [`Plan::with_chunks`] changes that.
-    fn from_str(name: &str) -> Result<Plan, ScheduleError> {
+    fn from_str(name: &str) -> Result<Plan, UnknownSchedule> {
         let all = [
             Plan::ModelParallel,
             Plan::GPipe,
@@ -108,6 +114,6 @@ impl FromStr for Plan {
             Plan::ZeroBubbleV,
         ];
         let found = all.into_iter().find(|plan| plan.name() == name);
-        found.ok_or_else(|| ScheduleError::UnknownName { given: name.to_string() })
+        found.ok_or_else(|| UnknownSchedule { given: name.to_string() })
     }
 }

@@ -14,7 +14,7 @@ use std::fmt;
 
 use super::action::Action;
 use super::lower::{Message, Step};
-use super::simulate::Span;
+use super::timeline::Span;
 
 /// A rank that cannot continue, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,11 +4,12 @@ use phalanx_trace::{DType, Site};
 
 use super::same;
 use crate::arguments::{Dropout, Heads};
-use crate::buffer::{View, ViewMut};
 use crate::device::Device;
-use crate::operation::{Describe, Price, family, operation};
+use crate::operation::{Describe, Price, operation};
+use crate::operations::family::family;
 use crate::placement::rules::{Rule, operand, result};
 use crate::record::Recorder;
+use crate::view::{View, ViewMut};
 
 const WHOLE_SEQUENCE: &str = "every position looks at the others";
 /// Matrix products of the forward pass: `q · kᵀ` and `p · v`.

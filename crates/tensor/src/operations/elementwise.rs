@@ -3,12 +3,13 @@
 use phalanx_trace::{Axis, DType, Placement, Site};
 
 use super::floats;
-use crate::buffer::{View, ViewMut};
 use crate::device::Device;
-use crate::operation::{Describe, Price, family, operation};
-use crate::placement::marks::Mark;
+use crate::operation::{Describe, Price, operation};
+use crate::operations::family::family;
 use crate::placement::rules::adds;
+use crate::placement::table::Mark;
 use crate::record::Recorder;
+use crate::view::{View, ViewMut};
 
 family! {
     /// Operations on each element by itself.

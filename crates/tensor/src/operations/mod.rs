@@ -12,6 +12,7 @@ mod activations;
 mod attention;
 mod elementwise;
 mod embeddings;
+mod family;
 mod normalization;
 mod optimizers;
 mod products;
@@ -30,8 +31,8 @@ pub use products::*;
 pub use reductions::*;
 pub use vocabulary::*;
 
-use crate::buffer::ViewMut;
 use crate::operation::{Operand, Operands};
+use crate::view::ViewMut;
 
 macro_rules! operations {
     ($($family:ident,)*) => {

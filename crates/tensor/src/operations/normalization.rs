@@ -3,11 +3,12 @@
 use phalanx_trace::{DType, Site};
 
 use super::{gradient, same};
-use crate::buffer::{View, ViewMut};
 use crate::device::Device;
-use crate::operation::{Describe, Price, family, operation};
+use crate::operation::{Describe, Price, operation};
+use crate::operations::family::family;
 use crate::placement::rules::{Rule, operand, result};
 use crate::record::Recorder;
+use crate::view::{View, ViewMut};
 
 const WHOLE_ROWS: &str = "its rows are normalised whole";
 

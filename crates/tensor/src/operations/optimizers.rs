@@ -4,10 +4,11 @@ use phalanx_trace::{Axis, DType, Placement, Site};
 
 use super::{floats, same};
 use crate::arguments::{AdamW, Sgd};
-use crate::buffer::{View, ViewMut};
-use crate::operation::{Describe, Price, family, operation};
-use crate::placement::marks::Mark;
+use crate::operation::{Describe, Price, operation};
+use crate::operations::family::family;
+use crate::placement::table::Mark;
 use crate::record::Recorder;
+use crate::view::{View, ViewMut};
 
 family! {
     /// Optimizer steps.

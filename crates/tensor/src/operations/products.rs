@@ -4,11 +4,12 @@ use phalanx_trace::Site;
 
 use super::{gradient, same};
 use crate::arguments::{Epilogue, Gelu, Layout, Weight};
-use crate::buffer::{View, ViewMut};
 use crate::device::Device;
-use crate::operation::{Describe, Price, family, operation};
+use crate::operation::{Describe, Price, operation};
+use crate::operations::family::family;
 use crate::placement::rules::{Rule, WHOLE_SUMS, operand, result, weight};
 use crate::record::Recorder;
+use crate::view::{View, ViewMut};
 
 family! {
     /// Matrix products of linear layers.

@@ -3,12 +3,13 @@
 use phalanx_trace::{Axis, DType, Placement, Site};
 
 use crate::arguments::Clip;
-use crate::buffer::{View, ViewMut};
 use crate::device::{Device, NORM_BLOCK};
-use crate::operation::{Describe, Price, family, operation};
-use crate::placement::marks::Mark;
+use crate::operation::{Describe, Price, operation};
+use crate::operations::family::family;
 use crate::placement::rules::{Rule, result};
+use crate::placement::table::Mark;
 use crate::record::Recorder;
+use crate::view::{View, ViewMut};
 
 family! {
     /// Reductions to one number, or to one a block.

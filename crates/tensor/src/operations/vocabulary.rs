@@ -9,12 +9,13 @@ use phalanx_trace::{Axis, DType, Placement, Site};
 use super::products::product_flops;
 use super::{floats, same};
 use crate::arguments::{CrossEntropy, Weight, vocabulary_blocks};
-use crate::buffer::{View, ViewMut};
 use crate::device::Device;
-use crate::operation::{Describe, Price, family, operation};
-use crate::placement::marks::Mark;
+use crate::operation::{Describe, Price, operation};
+use crate::operations::family::family;
 use crate::placement::rules::{Rule, WHOLE_SUMS, operand, result, weight};
+use crate::placement::table::Mark;
 use crate::record::Recorder;
+use crate::view::{View, ViewMut};
 
 family! {
     /// Cross entropy.

@@ -14,10 +14,10 @@
 use phalanx_trace::{Axis, Placement, Site};
 
 use crate::arguments::Layout;
-use crate::buffer::{View, ViewMut};
 use crate::placement::in_words;
-use crate::placement::marks::Mark;
+use crate::placement::table::Mark;
 use crate::record::{Recorder, Tape};
+use crate::view::{View, ViewMut};
 
 /// Why a letter that an operation sums over may not be sharded.
 pub(crate) const WHOLE_SUMS: &str =

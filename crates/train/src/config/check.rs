@@ -77,7 +77,7 @@ impl RunConfig {
             refuse("parallel.schedule", format!("{given}{more}"), error.to_string())
         };
         if !text.contains([',', '\n']) {
-            let plan: Plan = text.parse().map_err(refused)?;
+            let plan = text.parse::<Plan>().map_err(|error| refused(error.into()))?;
             let plan = plan.with_chunks(self.parallel.chunks);
             return generate(plan, mesh.pipeline, micro_batches).map_err(|error| {
                 let ConfigError { key, given, expected } = refused(error);

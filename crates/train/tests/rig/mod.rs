@@ -16,7 +16,7 @@ use phalanx_layers::Network;
 use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
-use phalanx_tensor::buffer::Element;
+use phalanx_tensor::Element;
 use phalanx_tensor::{Arena, DType, Device, DeviceRequest, Region, View};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
@@ -129,7 +129,7 @@ pub fn run_between(
     steps: &[Vec<Vec<u32>>],
     checkpoints: &Checkpoints,
 ) -> Ran {
-    let network = |spec: &Spec, groups: &Groups| spec.network(groups);
+    let network = |spec: &Spec, groups: &Groups| spec.network(&groups.tensor);
     let (plan, parts) =
         on_ranks(model, config, &network, &|engine, _| one_rank(engine, config, steps, checkpoints));
     for part in &parts {
@@ -195,7 +195,11 @@ pub struct Build<'a> {
 
 impl Default for Build<'_> {
     fn default() -> Self {
-        Build { network: &|spec, groups| spec.network(groups), groups: &|_, _, groups| groups, heap: false }
+        Build {
+            network: &|spec, groups| spec.network(&groups.tensor),
+            groups: &|_, _, groups| groups,
+            heap: false,
+        }
     }
 }
 

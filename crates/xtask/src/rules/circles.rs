@@ -11,62 +11,19 @@ use crate::source::SourceFile;
 use crate::words::identifiers;
 use crate::workspace::Workspace;
 
-/// Circles that are still there: a crate and the modules of one circle. The list only shrinks.
-const TOLERATED: [(&str, &[&str]); 10] = [
-    ("checkpoint", &["coverage", "manifest"]),
-    ("layers", &["layer", "saved"]),
-    ("models", &["bert", "config", "gpt2", "registry"]),
-    ("phalanx", &["run_folder", "stored"]),
-    ("plan", &["chunk_search", "chunks"]),
-    ("plan", &["memory", "peak"]),
-    ("plan", &["pipeline::error", "pipeline::names", "pipeline::simulate", "pipeline::walk"]),
-    ("tensor", &["arena", "buffer", "operation", "operations", "placement::marks", "record"]),
-    ("train", &["cut", "groups", "spec"]),
-    ("train", &["diagnose", "run", "run_files", "saving", "state", "step"]),
-];
-
 pub fn check(workspace: &Workspace) -> Vec<Finding> {
-    let circles: Vec<(&str, Vec<Import>)> = workspace
-        .crates
-        .iter()
-        .flat_map(|name| circles(workspace, name).into_iter().map(move |circle| (name.as_str(), circle)))
-        .collect();
-    compare(&circles, &TOLERATED)
+    workspace.crates.iter().flat_map(|name| circles(workspace, name)).map(|circle| finding(&circle)).collect()
 }
 
-/// Findings for circles that no row tolerates, and for rows with more modules than their circles still have.
-fn compare(circles: &[(&str, Vec<Import>)], tolerated: &[(&str, &[&str])]) -> Vec<Finding> {
-    let within = |name: &str, circle: &[Import], row: &(&str, &[&str])| {
-        row.0 == name && circle.iter().all(|import| row.1.contains(&import.from.as_str()))
-    };
-    let finding = |path: &str, line, what| Finding { path: path.to_string(), line, rule: "circles", what };
-    let new = circles
-        .iter()
-        .filter(|(name, circle)| !tolerated.iter().any(|row| within(name, circle, row)))
-        .map(|(_, circle)| {
-            let steps: Vec<String> =
-                circle.iter().map(|import| format!("{} imports {}", import.from, import.to)).collect();
-            let what = format!(
-                "a circle of imports: {}; move what is shared into a file that imports neither",
-                steps.join(", ")
-            );
-            finding(&circle[0].path, circle[0].line, what)
-        });
-    let stale = tolerated.iter().filter_map(|row| {
-        let inside = circles.iter().filter(|(name, circle)| within(name, circle, row));
-        let left: BTreeSet<&str> =
-            inside.flat_map(|(_, circle)| circle.iter().map(|i| i.from.as_str())).collect();
-        let gone: Vec<&str> = row.1.iter().copied().filter(|module| !left.contains(module)).collect();
-        (!gone.is_empty()).then(|| {
-            let what = format!(
-                "{} of {} is in no circle any more: remove it from TOLERATED in tidy's circles.rs",
-                gone.join(", "),
-                row.0
-            );
-            finding("crates/xtask/src/rules/circles.rs", 1, what)
-        })
-    });
-    new.chain(stale).collect()
+/// The finding for a circle, at its first import.
+fn finding(circle: &[Import]) -> Finding {
+    let steps: Vec<String> =
+        circle.iter().map(|import| format!("{} imports {}", import.from, import.to)).collect();
+    let what = format!(
+        "a circle of imports: {}; move what is shared into a file that imports neither",
+        steps.join(", ")
+    );
+    Finding { path: circle[0].path.clone(), line: circle[0].line, rule: "circles", what }
 }
 
 /// A module that imports another one.
@@ -240,19 +197,15 @@ mod tests {
     }
 
     #[test]
-    fn the_list_only_shrinks() {
+    fn a_finding_names_every_import_of_the_circle() {
         let import = |from: &str, to: &str| Import {
             from: from.to_string(),
             to: to.to_string(),
             path: format!("{from}.rs"),
             line: 3,
         };
-        let circle = ("a", vec![import("b", "c"), import("c", "b")]);
-        let count = |tolerated: &[(&str, &[&str])]| compare(std::slice::from_ref(&circle), tolerated).len();
-        assert_eq!(count(&[]), 1);
-        assert_eq!(count(&[("a", &["b", "c"])]), 0);
-        assert_eq!(count(&[("other", &["b", "c"])]), 2);
-        assert_eq!(count(&[("a", &["b", "c", "d"])]), 1);
-        assert_eq!(count(&[("a", &["b", "d"])]), 2);
+        let found = finding(&[import("b", "c"), import("c", "b")]);
+        assert_eq!((found.path.as_str(), found.line), ("b.rs", 3));
+        assert!(found.what.contains("b imports c, c imports b;"), "{found:?}");
     }
 }

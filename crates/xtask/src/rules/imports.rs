@@ -11,15 +11,16 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &[&str]); 25] = [
+const MAY_IMPORT: [(&str, &[&str]); 27] = [
     ("trace", &[]),
     ("random", &[]),
+    ("host", &["files"]),
     ("plan", &["trace"]),
     ("simd", &[]),
     ("tensor", &["trace", "plan"]),
     ("cpu", &["trace", "random", "simd", "tensor"]),
     ("simulated", &["trace", "random", "plan", "tensor"]),
-    ("collectives", &["trace", "simd", "tensor"]),
+    ("collectives", &["trace", "simd", "host", "tensor"]),
     ("layers", &["trace", "random", "plan", "tensor"]),
     ("optim", &["trace", "tensor"]),
     ("parallel", &["trace", "plan", "tensor", "collectives", "layers", "optim"]),
@@ -35,6 +36,7 @@ const MAY_IMPORT: [(&str, &[&str]); 25] = [
         &[
             "trace",
             "random",
+            "host",
             "plan",
             "tensor",
             "cpu",
@@ -78,6 +80,24 @@ const MAY_IMPORT: [(&str, &[&str]); 25] = [
         &[
             "trace",
             "plan",
+            "tensor",
+            "cpu",
+            "collectives",
+            "layers",
+            "optim",
+            "parallel",
+            "models",
+            "checkpoint",
+            "data",
+            "train",
+        ],
+    ),
+    (
+        "program",
+        &[
+            "host",
+            "trace",
+            "plan",
             "simd",
             "tensor",
             "cpu",
@@ -96,7 +116,7 @@ const MAY_IMPORT: [(&str, &[&str]); 25] = [
             "drawing",
         ],
     ),
-    ("reliability", &["hostile"]),
+    ("reliability", &["host", "hostile"]),
     ("xtask", &[]),
     ("cuda", &["trace", "tensor"]),
 ];
@@ -113,10 +133,10 @@ const OTHER_MEANINGS: [(&str, &str, &str); 4] = [
 ];
 
 /// Crates that may read arguments and environment.
-const MAY_READ_ENVIRONMENT: [&str; 3] = ["phalanx", "reliability", "xtask"];
+const MAY_READ_ENVIRONMENT: [&str; 3] = ["program", "reliability", "xtask"];
 
 /// Crates that may differ by feature: the face and the leaves that wrap foreign engines.
-const MAY_HAVE_FEATURES: [&str; 4] = ["phalanx", "cuda", "nccl", "mpi"];
+const MAY_HAVE_FEATURES: [&str; 5] = ["phalanx", "data", "cuda", "nccl", "mpi"];
 
 pub fn check(workspace: &Workspace) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -252,7 +272,7 @@ fn environment(source: &SourceFile, name: &str) -> Vec<(usize, String)> {
             (
                 at,
                 format!(
-                    "{name} reads arguments or environment: only crates/phalanx does; take it as a value"
+                    "{name} reads arguments or environment: only crates/program does; take it as a value"
                 ),
             )
         })

@@ -9,20 +9,13 @@ use crate::workspace::Workspace;
 /// Crates that may open any file: the room for files, and programs and helpers of the developers.
 const MAY_OPEN: [&str; 4] = ["files", "hostile", "reliability", "xtask"];
 
-/// Files that read what the kernel shows as files (`/proc`, `/sys`), and nothing else.
-const KERNEL_READERS: [&str; 3] = [
-    "crates/collectives/src/shared_memory/endpoint.rs",
-    "crates/phalanx/src/machine.rs",
-    "crates/train/src/metrics.rs",
-];
-
 /// Type or module, and its function that opens a file for reading.
 const OPENERS: [(&str, &str); 3] = [("fs", "read"), ("fs", "read_to_string"), ("File", "open")];
 
 pub fn check(workspace: &Workspace) -> Vec<Finding> {
     let sources = workspace.sources.iter().filter(|source| {
         let may_open = source.crate_dir().is_none_or(|name| MAY_OPEN.contains(&name));
-        !may_open && !source.path.contains("/examples/") && !KERNEL_READERS.contains(&source.path.as_str())
+        !may_open && !source.path.contains("/examples/")
     });
     sources.flat_map(opened).collect()
 }

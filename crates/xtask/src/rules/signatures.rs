@@ -1,5 +1,4 @@
-//! A function with 8 or more parameters takes a struct instead. Those that do not yet are listed in
-//! [`tolerated`](crate::tolerated).
+//! A function with 8 or more parameters takes a struct instead.
 
 use crate::finding::Finding;
 use crate::source::SourceFile;

@@ -1,8 +1,7 @@
 //! Plain English, as far as a program can tell: doc comments that are no sentence, riddles that have a plain word, and
 //! names that readers had to guess.
 //!
-//! Doc comments and names are checked in Rust files, phrases in every text. Files that do not comply yet are listed in
-//! [`tolerated`](crate::tolerated).
+//! Doc comments and names are checked in Rust files, phrases in every text.
 
 use crate::finding::Finding;
 use crate::source::SourceFile;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use phalanx_simd::Isa;
-use phalanx_tensor::buffer::Element;
+use phalanx_tensor::Element;
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 use safetensors::{Dtype, SafeTensors};
 

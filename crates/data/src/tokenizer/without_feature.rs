@@ -1,0 +1,78 @@
+//! What stands for the tokenizers of other crates in a build without the feature `tokenizers`: they cannot be made, and the
+//! error says how to get them.
+
+use std::convert::Infallible;
+
+use crate::Result;
+
+fn refusal(what: &str) -> String {
+    format!(
+        "this build has no {what}: build `phalanx` with the feature `tokenizers`, or use `byte` or `char`"
+    )
+}
+
+/// GPT-2's vocabulary, which this build does not have.
+pub(super) struct Gpt2(Infallible);
+
+impl Gpt2 {
+    pub(super) fn new() -> Result<Gpt2, String> {
+        Err(refusal("GPT-2 vocabulary"))
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        match self.0 {}
+    }
+
+    pub(super) fn end_of_text(&self) -> u32 {
+        match self.0 {}
+    }
+
+    pub(super) fn encode(&self, _: &str) -> Vec<u32> {
+        match self.0 {}
+    }
+
+    pub(super) fn decode(&self, _: &[u32]) -> String {
+        match self.0 {}
+    }
+
+    pub(super) fn last_cut(&self, _: &str) -> usize {
+        match self.0 {}
+    }
+}
+
+/// A `tokenizer.json`, which this build cannot read.
+pub(super) struct HuggingFace(Infallible);
+
+impl HuggingFace {
+    pub(super) fn from_json(_: &str) -> Result<HuggingFace, String> {
+        Err(refusal("reader of Hugging Face tokenizers"))
+    }
+
+    pub(super) fn content(&self) -> &str {
+        match self.0 {}
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        match self.0 {}
+    }
+
+    pub(super) fn separator(&self) -> Option<u32> {
+        match self.0 {}
+    }
+
+    pub(super) fn mask(&self) -> Option<u32> {
+        match self.0 {}
+    }
+
+    pub(super) fn model(&self) -> &'static str {
+        match self.0 {}
+    }
+
+    pub(super) fn encode(&self, _: &str) -> Result<Vec<u32>> {
+        match self.0 {}
+    }
+
+    pub(super) fn decode(&self, _: &[u32]) -> String {
+        match self.0 {}
+    }
+}

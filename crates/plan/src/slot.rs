@@ -1,0 +1,29 @@
+//! The planned place of one allocation in an arena.
+
+use phalanx_trace::{Category, Site, StaticName, interned};
+use serde::{Deserialize, Serialize};
+
+use crate::packing::aligned;
+
+/// The position of one allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// First byte in the arena, a multiple of `ALIGN`.
+    pub offset: u64,
+    /// Bytes, as requested.
+    pub bytes: u64,
+    /// Category of the tensor.
+    pub category: Category,
+    /// Name of the tensor.
+    #[serde(deserialize_with = "interned")]
+    pub name: StaticName,
+    /// Where it is asked for.
+    pub site: Site,
+}
+
+impl Slot {
+    /// First byte after the slot and its alignment.
+    pub fn end(&self) -> u64 {
+        self.offset + aligned(self.bytes)
+    }
+}

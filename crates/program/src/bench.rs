@@ -1,0 +1,88 @@
+//! What one rank does for a benchmark: it takes its memory, and measures.
+
+use anyhow::Result;
+use phalanx_bench::collectives::{self, CollectiveFigures, CollectivesTask};
+use phalanx_bench::steps::{self, RankSetup, StepCounts, StepFigures};
+use phalanx_bench::strategies::{self, RankFigures};
+use phalanx_train::GroupSource;
+use phalanx_train::config::DeviceConfig;
+
+use crate::environment::Environment;
+use crate::planned::Planned;
+use crate::rank_host::{self, RankDevice, RankHost};
+use crate::task::BenchStepTask;
+
+/// Times steps on random tokens.
+///
+/// # Errors
+/// When the system refuses memory, or a rank dies.
+pub fn steps(
+    task: &BenchStepTask,
+    planned: &Planned,
+    host: &RankHost,
+    environment: Environment,
+) -> Result<StepFigures> {
+    on_device(planned, host, environment, |setup| steps::measure(setup, &planned.plan, counts(task)))
+}
+
+/// Times steps of one of several strategies.
+///
+/// # Errors
+/// As [`steps`].
+pub fn strategy(
+    task: &BenchStepTask,
+    planned: &Planned,
+    host: &RankHost,
+    environment: Environment,
+) -> Result<RankFigures> {
+    on_device(planned, host, environment, |setup| {
+        strategies::measure(setup, &planned.plan, &planned.config, counts(task))
+    })
+}
+
+/// Times collectives.
+///
+/// # Errors
+/// When the system refuses memory, or a rank dies.
+pub fn collectives(
+    task: &CollectivesTask,
+    host: &RankHost,
+    environment: Environment,
+) -> Result<Vec<CollectiveFigures>> {
+    let RankHost::Job(endpoint) = host else { return Ok(Vec::new()) };
+    let [device_plan, host_plan] = collectives::plan(task, host.rank(), endpoint.world_size())?;
+    let factory = environment.device_factory(&DeviceConfig::default());
+    let RankDevice { device, .. } = host.make_planned_device([&device_plan, &host_plan], 1, &*factory)?;
+    collectives::measure(task, &device, &*endpoint.group("data"))
+}
+
+fn counts(task: &BenchStepTask) -> StepCounts {
+    StepCounts { seed: task.config.train.seed, warmup: task.warmup, steps: task.steps }
+}
+
+/// Allocates the memory of this rank's plan, and runs `measure` with it.
+fn on_device<T>(
+    planned: &Planned,
+    host: &RankHost,
+    environment: Environment,
+    measure: impl FnOnce(&RankSetup<'_>) -> Result<T>,
+) -> Result<T> {
+    let plan = &planned.plan;
+    let factory = environment.device_factory(&planned.config.device);
+    let RankDevice { device, shared_bytes } =
+        host.make_device(plan.of(host.rank()), plan.spec.threads, &*factory)?;
+    let (source, shares_memory) = match host {
+        RankHost::Alone => (GroupSource::Alone(environment.isa()), false),
+        RankHost::Job(endpoint) => (GroupSource::Host(endpoint), true),
+    };
+    let setup = RankSetup {
+        rank: host.rank(),
+        cpu: environment.cpu(plan.spec.threads)?,
+        device,
+        source,
+        note_step: &|step| host.note_step(step),
+        page_faults: &phalanx_host::process::page_faults,
+        foreign_bytes: &|| if shares_memory { rank_host::foreign_bytes(shared_bytes) } else { 0 },
+    };
+    measure(&setup)
+}

@@ -1,0 +1,115 @@
+//! `phalanx doctor`: what this machine is, how fast it is, and which of its limits matter to a run.
+
+use anyhow::{Context, Result};
+use phalanx_trace::DType;
+use serde_json::json;
+
+use crate::args::DoctorArgs;
+use crate::environment::{Environment, Processor};
+use crate::machine;
+use crate::output::{print, print_json};
+use crate::report::{Table, bytes, count};
+
+/// Bytes for measuring bandwidth: per core, and the maximum in total. Larger than any cache.
+const MEMORY_BYTES: [usize; 2] = [256 << 20, 1 << 30];
+
+/// A job of N ranks needs about N descriptors; a limit below this is reported.
+const FEW_FILES: u64 = 1024;
+
+/// Measures and prints.
+///
+/// # Errors
+/// Memory that the system does not give.
+pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
+    let cores = machine::cores();
+    let processors = [environment.processor(1)?, environment.processor(cores)?];
+    let isa = processors[0].isa().name();
+    let [f32_flops, bf16_flops] =
+        [DType::F32, DType::BF16].map(|dtype| processors.each_ref().map(|each| each.flops_per_s(dtype)));
+    let size = (MEMORY_BYTES[0] * cores).min(MEMORY_BYTES[1]);
+    let measure =
+        |each: &Processor| each.bandwidth(size).context("cannot allocate memory to measure its bandwidth");
+    let bandwidth = [measure(&processors[0])?, measure(&processors[1])?];
+    let advice = advice();
+    let available = machine::available().map(|available| available.bytes);
+    let limit = machine::memory_limit();
+    let [memlock, nofile, nproc] = machine::limits();
+    let [private, shared] = machine::huge_pages();
+    if args.json {
+        return print_json(&json!({
+            "cores": cores, "processor": machine::processor(), "kernel": machine::kernel(),
+            "instruction_sets": machine::instruction_sets(), "kernels_use": isa,
+            "peak_flops_per_s_thread": f32_flops[0], "peak_flops_per_s": f32_flops[1],
+            "peak_bf16_flops_per_s_thread": bf16_flops[0], "peak_bf16_flops_per_s": bf16_flops[1],
+            "read_bytes_per_s_thread": bandwidth[0].read, "read_bytes_per_s": bandwidth[1].read,
+            "copy_bytes_per_s_thread": bandwidth[0].copy, "copy_bytes_per_s": bandwidth[1].copy,
+            "update_bytes_per_s_thread": bandwidth[0].update, "update_bytes_per_s": bandwidth[1].update,
+            "memory_bytes": phalanx_host::total_bytes(), "available_bytes": available,
+            "memory_limit_bytes": limit.as_ref().map(|limit| limit.limit_bytes),
+            "memory_limit_file": limit.as_ref().map(|limit| &limit.file),
+            "memlock_bytes": memlock.1, "nofile": nofile.1, "nproc": nproc.1,
+            "huge_pages": private, "huge_pages_shared": shared, "advice": advice,
+        }));
+    }
+    let mut table = Table::default();
+    let mut row = |label: &str, first: String, second: String| table.row([label.to_string(), first, second]);
+    row("", "one thread".into(), format!("{cores} threads"));
+    row("multiply-adds in f32 (f16), operations/s", count(f32_flops[0]), count(f32_flops[1]));
+    row("products of bf16, operations/s", count(bf16_flops[0]), count(bf16_flops[1]));
+    let gbs = |bytes_per_s: f64| format!("{:.1} GB/s", bytes_per_s / 1e9);
+    row("memory read", gbs(bandwidth[0].read), gbs(bandwidth[1].read));
+    row("memory copied (read and written)", gbs(bandwidth[0].copy), gbs(bandwidth[1].copy));
+    row("memory read and written in place", gbs(bandwidth[0].update), gbs(bandwidth[1].update));
+    let size = |bytes_or_none: Option<u64>| bytes_or_none.map_or("no limit".to_string(), bytes);
+    let number = |limit: Option<u64>| limit.map_or("no limit".to_string(), |limit| limit.to_string());
+    let mut text = format!(
+        "processor         {} ({cores} cores for this process)\n\
+         instruction sets  {}; kernels use {}\n\
+         kernel            {}\n\
+         memory            {} available of {}; huge pages: private {private}, shared {shared}\n\
+         control group     memory limit {}\n\
+         limits            memlock {}, nofile {}, nproc {}\n{table}",
+        machine::processor(),
+        machine::instruction_sets().join(" "),
+        isa,
+        machine::kernel(),
+        available.map_or("?".into(), bytes),
+        phalanx_host::total_bytes().map_or("?".into(), bytes),
+        limit.map_or("none".into(), |limit| limit.to_string()),
+        size(memlock.1),
+        number(nofile.1),
+        number(nproc.1),
+    );
+    match advice.is_empty() {
+        true => text.push_str("no limit stands in the way of a run\n"),
+        false => advice.iter().for_each(|line| text.push_str(&format!("note: {line}\n"))),
+    }
+    Ok(print(&text)?)
+}
+
+/// Advice for this machine.
+fn advice() -> Vec<String> {
+    let mut advice = Vec::new();
+    let [_, (_, nofile), _] = machine::limits();
+    if nofile.is_some_and(|limit| limit < FEW_FILES) {
+        advice.push("few open files allowed: `ulimit -n 4096` before jobs of many ranks".to_string());
+    }
+    let [private, shared] = machine::huge_pages();
+    if private == "never" {
+        advice.push(
+            "huge pages are off: memory-bound kernels run slower (transparent_hugepage/enabled)".to_string(),
+        );
+    }
+    if matches!(shared.as_str(), "never" | "deny") {
+        advice.push(
+            "no huge pages for memory that ranks share: several ranks start and run a little slower; \
+             `advise` in /sys/kernel/mm/transparent_hugepage/shmem_enabled allows them"
+                .to_string(),
+        );
+    }
+    let has = machine::instruction_sets();
+    if cfg!(target_arch = "x86_64") && !has.iter().any(|set| set == "avx2") {
+        advice.push("no AVX2: kernels run portable code, many times slower".to_string());
+    }
+    advice
+}

@@ -1,0 +1,148 @@
+//! `phalanx plan --schedule`: a pipeline schedule as text, as a drawing, and in figures.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use phalanx_drawing::draw_svg;
+use phalanx_plan::{Costs, Plan, Schedule, StageCost, generate};
+use phalanx_train::ResolvedConfig;
+
+use crate::args::{DrawArgs, Overrides, PlanArgs};
+use crate::resolve::{Purpose, Resolved, estimate_data, resolve};
+use crate::schedule_report::{Drawn, Unit, to_json, to_text};
+use crate::user_config::UserConfig;
+use crate::{output, planned, schedule_file};
+
+/// Default number of pipeline ranks and of chunks.
+const PIPELINE: usize = 4;
+const CHUNKS: usize = 2;
+
+/// Maximum number of cells of a schedule that is drawn: with `model`, a rank has one for each forward of every other
+/// rank.
+const MAX_CELLS: usize = 1 << 21;
+
+/// The default schedule.
+const SCHEDULE: &str = "1f1b";
+
+/// Draws a schedule by name or from a file, alone or with the costs of a configuration's stages.
+///
+/// # Errors
+/// An unknown name, a file that cannot be run, sizes for which there is no such schedule; a configuration that
+/// cannot work; a file that cannot be written.
+pub fn draw(args: &PlanArgs) -> Result<()> {
+    let wanted = args.draw.schedule.clone().flatten();
+    // `--schedule CONFIG.toml`: the value that belongs to the option is left out.
+    let (config, wanted) = match (&args.config, wanted) {
+        (None, Some(value)) if value.ends_with(".toml") => (Some(value.into()), None),
+        (config, wanted) => (config.clone(), wanted),
+    };
+    let drawn = match &config {
+        Some(path) => of_config(path, args, wanted.as_deref())?,
+        None => alone(&args.draw, &args.overrides, wanted.as_deref().unwrap_or(SCHEDULE))?,
+    };
+    let svg = || draw_svg(&drawn.schedule, &drawn.timeline);
+    let text = || drawn.schedule.to_string();
+    for (path, content) in [(&args.draw.svg, &svg as &dyn Fn() -> String), (&args.draw.text, &text)] {
+        let Some(path) = path else { continue };
+        phalanx_files::write_output(path, content())
+            .with_context(|| format!("cannot write {}; choose another file", path.display()))?;
+    }
+    match args.json {
+        true => output::print_json(&to_json(&drawn)),
+        false => Ok(output::print(&to_text(&drawn))?),
+    }
+}
+
+/// A schedule without a configuration: every action takes 1.
+fn alone(args: &DrawArgs, overrides: &Overrides, wanted: &str) -> Result<Drawn> {
+    if !overrides.set.is_empty() || overrides.nproc.is_some() {
+        bail!(
+            "--set and --nproc change a configuration: give one, or --pipeline, --micro-batches and --chunks"
+        );
+    }
+    let schedule = match wanted.parse::<Plan>() {
+        Ok(plan) => {
+            let ranks = args.pipeline.unwrap_or(PIPELINE);
+            let micro_batches = args.micro_batches.unwrap_or(ranks.saturating_mul(2));
+            let plan = plan.with_chunks(args.chunks.unwrap_or(CHUNKS));
+            if !can_be_drawn(ranks, micro_batches, plan.chunks()) {
+                bail!(
+                    "{ranks} ranks x {micro_batches} micro-batches x {} stages per rank are more than can be drawn; \
+                     give a smaller --pipeline, --micro-batches or --chunks",
+                    plan.chunks()
+                );
+            }
+            generate(plan, ranks, micro_batches)?
+        }
+        Err(_) => {
+            let schedule = schedule_file::read(wanted).with_context(|| format!("--schedule {wanted}"))?;
+            check_sizes(args, &schedule, wanted)?;
+            schedule
+        }
+    };
+    let (ranks, micro_batches) = (schedule.ranks.len(), schedule.micro_batches);
+    let chunks = args.chunks.unwrap_or(CHUNKS);
+    // Every schedule gives a rank the same work, divided into its number of stages.
+    let others = named(|plan| {
+        let plan = plan.with_chunks(chunks);
+        let drawn = can_be_drawn(ranks, micro_batches, plan.chunks());
+        let other = drawn.then(|| generate(plan, ranks, micro_batches).ok())??;
+        let part = schedule.stages() as f64 / other.stages() as f64;
+        let cost = StageCost { forward: part, input: part, weight: part };
+        let costs = Costs { stages: vec![cost; other.stages()], message: 0.0 };
+        Some((other, costs))
+    });
+    let costs = Costs::unit(schedule.stages());
+    Ok(Drawn::new(schedule, costs, Unit::Action, others))
+}
+
+/// Whether a schedule of this size, of any name, has few enough cells.
+fn can_be_drawn(ranks: usize, micro_batches: usize, chunks: usize) -> bool {
+    let sizes = [ranks, ranks, micro_batches, chunks];
+    sizes.into_iter().try_fold(1usize, usize::checked_mul).is_some_and(|cells| cells <= MAX_CELLS)
+}
+
+/// Refuses sizes that differ from those of the file.
+fn check_sizes(args: &DrawArgs, schedule: &Schedule, file: &str) -> Result<()> {
+    for (option, given, has, what) in [
+        ("--pipeline", args.pipeline, schedule.ranks.len(), "ranks"),
+        ("--micro-batches", args.micro_batches, schedule.micro_batches, "micro-batches"),
+    ] {
+        if let Some(given) = given.filter(|given| *given != has) {
+            bail!("{option} {given}: the schedule file {file} has {has} {what}; leave {option} out");
+        }
+    }
+    Ok(())
+}
+
+/// The schedule of a configuration, or `wanted` on its mesh. Stages cost their number of operations.
+fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn> {
+    let mut overrides = args.overrides.clone();
+    let number = |option: Option<usize>| option.map(|number| number.to_string());
+    for (key, value) in [
+        ("parallel.schedule", wanted.map(String::from)),
+        ("parallel.pipeline", number(args.draw.pipeline)),
+        ("parallel.micro_batches", number(args.draw.micro_batches)),
+        ("parallel.chunks", number(args.draw.chunks)),
+    ] {
+        overrides.set.extend(value.map(|value| format!("{key}={value}")));
+    }
+    let given = UserConfig::read(path)?.with(&overrides, &args.data)?;
+    let (Resolved { config, model, .. }, _) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let costed = |config: &ResolvedConfig| -> Result<(Schedule, Costs)> {
+        let spec = planned::spec(config, Arc::clone(&model), 0)?;
+        let costs = Costs { stages: spec.stage_costs(), message: 0.0 };
+        Ok(((*spec.schedule).clone(), costs))
+    };
+    let (schedule, costs) = costed(&config)?;
+    let others = named(|plan| {
+        costed(&config.with(|config| config.parallel.schedule = plan.name().to_string()).ok()?).ok()
+    });
+    Ok(Drawn::new(schedule, costs, Unit::Operations, others))
+}
+
+/// The named schedules that exist for these sizes.
+fn named(make: impl Fn(Plan) -> Option<(Schedule, Costs)>) -> Vec<(Schedule, Costs)> {
+    Plan::NAMES.into_iter().filter_map(|name| make(name.parse().ok()?)).collect()
+}

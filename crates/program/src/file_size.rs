@@ -1,0 +1,95 @@
+//! The limit on the size of files (`ulimit -f`).
+//!
+//! A write beyond it raises SIGXFSZ, whose default is to end the program without a word. With a handler the write fails
+//! as one to a full disk does, and the error says which limit it was.
+
+use std::io::Error;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result};
+use phalanx_checkpoint::CheckpointError;
+use phalanx_data::DataError;
+use phalanx_train::RunError;
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use signal_hook::consts::SIGXFSZ;
+
+use crate::report::bytes;
+
+/// Makes a write beyond the limit an error: once in a program, before it writes.
+///
+/// # Errors
+/// The system's.
+pub fn fail_beyond_limit() -> Result<()> {
+    // Nobody asks whether the signal came: the write says so.
+    signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))
+        .context("the handler of SIGXFSZ")?;
+    Ok(())
+}
+
+/// The text of an error, with the limit where a file was too large.
+pub fn explain(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    match getrlimit(Resource::Fsize).current {
+        Some(limit) if error.chain().filter_map(refused_write).any(is_beyond_limit) => {
+            format!("{text}\n`ulimit -f` limits files to {limit} bytes ({}): raise it", bytes(limit))
+        }
+        _ => text,
+    }
+}
+
+fn is_beyond_limit(error: &Error) -> bool {
+    error.raw_os_error() == Some(Errno::FBIG.raw_os_error())
+}
+
+/// The system's error behind a failed write. The errors of checkpoints and of data have it as a part of their text, and
+/// not as their source.
+fn refused_write<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Error> {
+    let of_checkpoint = |error: &'a CheckpointError| match error {
+        CheckpointError::Write { cause, .. } => Some(cause),
+        _ => None,
+    };
+    let of_data = |error: &'a DataError| match error {
+        DataError::Write { cause, .. } => Some(cause),
+        _ => None,
+    };
+    match error.downcast_ref::<RunError>() {
+        Some(RunError::Checkpoint(error)) => return of_checkpoint(error),
+        Some(RunError::Data(error)) => return of_data(error),
+        _ => {}
+    }
+    error
+        .downcast_ref::<Error>()
+        .or_else(|| error.downcast_ref().and_then(of_checkpoint))
+        .or_else(|| error.downcast_ref().and_then(of_data))
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn the_cause_is_found_in_every_error_of_a_write() {
+        let system = || Error::from_raw_os_error(Errno::FBIG.raw_os_error());
+        let path = std::path::PathBuf::from("a");
+        let checkpoint = || CheckpointError::Write { path: path.clone(), cause: system() };
+        let data = || DataError::Write { path: path.clone(), cause: system() };
+        let errors: [anyhow::Error; 6] = [
+            system().into(),
+            checkpoint().into(),
+            data().into(),
+            RunError::from(checkpoint()).into(),
+            RunError::from(data()).into(),
+            RunError::Write { path: path.clone(), source: system() }.into(),
+        ];
+        for error in errors {
+            let outer = Err::<(), _>(error).context("outer").unwrap_err();
+            assert!(outer.chain().filter_map(refused_write).any(is_beyond_limit), "{outer:?}");
+        }
+        let full = anyhow::Error::from(Error::from_raw_os_error(Errno::NOSPC.raw_os_error()));
+        assert!(!full.chain().filter_map(refused_write).any(is_beyond_limit));
+    }
+}

@@ -1,0 +1,246 @@
+//! Every key of the configuration with the type of its value, and the known name that a wrong name is nearest to.
+//!
+//! The list is the default configuration written out with its optional keys filled in, so it cannot
+//! drift from the types. A key that is not on it is an error that names the nearest one. Each value is tried alone, in a
+//! configuration that is otherwise right, so the error for a wrong type names its own key.
+
+use anyhow::{Result, bail};
+use phalanx_train::RunConfig;
+use phalanx_train::config::Float;
+use serde::Deserialize;
+use strsim::levenshtein;
+use toml::{Table, Value};
+
+use crate::choices;
+
+/// Keys whose default is a word and whose value may be a number.
+const WORD_OR_NUMBER: [&str; 2] = ["memory.chunk", "memory.checkpointing"];
+
+/// The configuration with a value of the right type for every key.
+fn full() -> Table {
+    let mut config = RunConfig::default();
+    config.model.positions = Some(1);
+    config.model.vocab = Some(1);
+    config.model.embedding_dropout = Some(0.0);
+    config.model.attention_dropout = Some(0.0);
+    config.model.residual_dropout = Some(0.0);
+    config.model.init = Some(String::new());
+    config.data.text = vec![String::new()];
+    config.data.extensions = vec![String::new()];
+    config.data.tokens = Some(String::new());
+    config.data.mask_token = Some(1);
+    config.batch.micro = Some(1);
+    config.parallel.ranks = Some(1);
+    config.parallel.data = Some(1);
+    config.parallel.micro_batches = Some(1);
+    config.device.memory_mb = Some(1.0);
+    config.device.copy_gb_per_s = Some(1.0);
+    config.device.seed = Some(1);
+    config.memory.hidden_dim = Some(1);
+    config.memory.limit_mb = Some(1.0);
+    config.precision.communicate = Some(Float::F32);
+    config.schedule.decay_steps = Some(1);
+    config.schedule.restart_step = Some(1);
+    config.train.threads = Some(1);
+    Table::try_from(config).expect("a configuration is a table of tables")
+}
+
+/// `table.key` with its value, for every key of a table of tables.
+pub fn flat(tables: &Table) -> impl Iterator<Item = (String, &Value)> {
+    tables
+        .iter()
+        .filter_map(|(name, value)| Some((name, value.as_table()?)))
+        .flat_map(|(name, table)| table.iter().map(move |(key, value)| (format!("{name}.{key}"), value)))
+}
+
+/// Keys whose value is or may be a number.
+#[cfg(test)]
+pub fn numeric() -> Vec<String> {
+    let full = full();
+    let is_number = |(key, value): &(String, &Value)| {
+        value.is_integer() || value.is_float() || WORD_OR_NUMBER.contains(&key.as_str())
+    };
+    flat(&full).filter(is_number).map(|(key, _)| key).collect()
+}
+
+/// Refuses unknown tables, unknown keys and values of the wrong type; `origin` names their source.
+pub fn check(given: &Table, origin: &str) -> Result<()> {
+    let full = full();
+    for (name, value) in given {
+        match (full.get(name), value.as_table()) {
+            (Some(_), Some(_)) => {}
+            (Some(_), None) => bail!("{origin}: {name} = {value}: expected a table, as [{name}]"),
+            (None, Some(table)) if !table.is_empty() => {
+                let key = table.keys().next().expect("not empty");
+                return Err(unknown(&full, &format!("{name}.{key}"), origin));
+            }
+            (None, Some(_)) => {
+                let near = nearest(name, full.keys().map(String::as_str));
+                bail!("{origin}: unknown table [{name}]; did you mean [{near}]?");
+            }
+            (None, None) => return Err(unknown(&full, name, origin)),
+        }
+    }
+    for (key, value) in flat(given) {
+        check_value(&full, &key, value, origin)?;
+    }
+    Ok(())
+}
+
+/// Reads `table.key=value`. The value is TOML; text needs no quotes, and a single text is accepted for a list.
+pub fn assignment(text: &str) -> Result<(String, Value)> {
+    let Some((key, raw)) = text.split_once('=') else {
+        bail!("--set {text}: expected TABLE.KEY=VALUE, as --set train.steps=200");
+    };
+    let (key, raw) = (key.trim(), raw.trim());
+    let full = full();
+    let Some(known) = lookup(&full, key) else { return Err(unknown(&full, key, "--set")) };
+    let parsed = toml::from_str::<Table>(&format!("value = {raw}")).ok();
+    let parsed = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
+    let value = match (known, parsed) {
+        (Value::String(_), Some(value)) if !value.is_str() && !WORD_OR_NUMBER.contains(&key) => {
+            Value::String(raw.into())
+        }
+        (Value::Array(_), Some(value)) if value.is_array() => value,
+        (Value::Array(_), Some(Value::String(one))) => Value::Array(vec![Value::String(one)]),
+        (Value::Array(_), _) => Value::Array(vec![Value::String(raw.into())]),
+        (_, Some(value)) => value,
+        (_, None) => Value::String(raw.into()),
+    };
+    check_value(&full, key, &value, "--set")?;
+    Ok((key.to_string(), value))
+}
+
+/// The value of `table.key`.
+pub fn lookup<'a>(tables: &'a Table, key: &str) -> Option<&'a Value> {
+    let (table, key) = key.split_once('.')?;
+    tables.get(table)?.as_table()?.get(key)
+}
+
+/// Writes the value of `table.key`, making the table when it is not there.
+pub fn insert(tables: &mut Table, key: &str, value: Value) {
+    let (table, key) = key.split_once('.').expect("a known key has a table");
+    let table = tables.entry(table).or_insert_with(|| Value::Table(Table::new()));
+    table.as_table_mut().expect("checked tables").insert(key.to_string(), value);
+}
+
+fn check_value(full: &Table, key: &str, value: &Value, origin: &str) -> Result<()> {
+    let Some(known) = lookup(full, key) else { return Err(unknown(full, key, origin)) };
+    let mut tried = full.clone();
+    insert(&mut tried, key, value.clone());
+    if RunConfig::deserialize(Value::Table(tried)).is_ok() {
+        return Ok(());
+    }
+    bail!("{origin}: {key} = {value}: expected {}", expected(key, known))
+}
+
+/// Describes the values of a key.
+fn expected(key: &str, known: &Value) -> String {
+    match (key, known) {
+        ("memory.chunk", _) => "\"auto\", \"none\" or a number of MiB".to_string(),
+        ("memory.checkpointing", _) => {
+            "\"none\", \"selective\", \"block\", or k for every k-th block".to_string()
+        }
+        ("parallel.zero", _) => "a ZeRO stage: 0, 1, 2 or 3".to_string(),
+        (_, Value::String(_)) => match choices::of(key) {
+            Some(choices) => choices::list(choices),
+            None => "text in quotes".to_string(),
+        },
+        (_, Value::Integer(_)) => "a whole number, 0 or more".to_string(),
+        (_, Value::Float(_)) => "a number".to_string(),
+        (_, Value::Boolean(_)) => "true or false".to_string(),
+        _ => "a list of texts, as [\"a.txt\", \"b.txt\"]".to_string(),
+    }
+}
+
+fn unknown(full: &Table, key: &str, origin: &str) -> anyhow::Error {
+    let keys: Vec<String> = flat(full).map(|(key, _)| key).collect();
+    let near = nearest(key, keys.iter().map(String::as_str));
+    let (table, leaf) = near.split_once('.').unwrap_or(("", near));
+    anyhow::anyhow!("{origin}: unknown key {key}; did you mean {leaf} in table [{table}] ({near})?")
+}
+
+/// The known name that was most likely meant. A right key in a wrong table counts as one edit.
+fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> &'a str {
+    let leaf = |name: &str| name.rsplit('.').next().unwrap_or("").to_string();
+    let edits = |name: &&str| levenshtein(given, name).min(levenshtein(&leaf(given), &leaf(name)) + 1);
+    known.min_by_key(edits).unwrap_or("")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(text: &str) -> String {
+        check(&toml::from_str(text).unwrap(), "a.toml").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn unknown_names_are_told_the_nearest() {
+        for (text, near) in [
+            ("[model]\nhiden = 1", "model.hidden"),
+            ("[train]\nlr = 1", "optimizer.lr"),
+            ("[optimiser]\nlr = 1", "optimizer.lr"),
+            ("steps = 1", "train.steps"),
+            ("[optimiser]", "[optimizer]"),
+            ("[batch]\nmicro_batch = 2", "batch.micro"),
+            ("[memory]\nchunk_size = 2", "memory.chunk"),
+            ("[schedule]\ndecay_step = 8", "schedule.decay_steps"),
+            ("[schedule]\nlr_decay_iters = 8", "schedule.decay_steps"),
+            ("[fp16]\ninitial_scale_power = 8", "precision.initial_scale_power"),
+        ] {
+            assert!(refusal(text).contains(near), "{text}: {}", refusal(text));
+        }
+    }
+
+    #[test]
+    fn wrong_types_name_key_value_and_what_is_expected() {
+        for (text, words) in [
+            ("[train]\nsteps = \"many\"", ["train.steps", "\"many\"", "a whole number"]),
+            ("[train]\nsteps = -1", ["train.steps", "-1", "a whole number"]),
+            ("[data]\norder = \"random\"", ["data.order", "\"random\"", "\"shuffled\" or \"sequential\""]),
+            ("[data]\ntext = \"a\"", ["data.text", "\"a\"", "a list"]),
+            ("[memory]\nchunk = \"big\"", ["memory.chunk", "\"big\"", "\"auto\""]),
+            ("[memory]\ncheckpointing = \"all\"", ["memory.checkpointing", "\"all\"", "\"selective\""]),
+            ("[parallel]\nzero = 300", ["parallel.zero", "300", "0, 1, 2 or 3"]),
+            ("[optimizer]\nlr = \"x\"", ["optimizer.lr", "\"x\"", "a number"]),
+            ("[parallel]\noverlap = 1", ["parallel.overlap", "1", "true or false"]),
+            ("[precision]\ncompute = \"fp16\"", ["precision.compute", "fp16", "\"bf16\", \"f16\""]),
+            ("[precision]\nhysteresis = 0.5", ["precision.hysteresis", "0.5", "a whole number"]),
+            ("[device]\nkind = \"gpu\"", ["device.kind", "\"gpu\"", "\"cpu\" or \"simulated\""]),
+            ("model = 3", ["model", "3", "[model]"]),
+        ] {
+            for word in words {
+                assert!(refusal(text).contains(word), "{text}: {}", refusal(text));
+            }
+        }
+    }
+
+    #[test]
+    fn assignments_take_values_as_people_write_them() {
+        for (text, key, value) in [
+            ("train.steps=200", "train.steps", Value::Integer(200)),
+            ("data.tokenizer=gpt2", "data.tokenizer", Value::String("gpt2".into())),
+            ("data.tokenizer=\"char\"", "data.tokenizer", Value::String("char".into())),
+            ("memory.chunk=none", "memory.chunk", Value::String("none".into())),
+            ("memory.chunk = 2", "memory.chunk", Value::Integer(2)),
+            ("memory.checkpointing=2", "memory.checkpointing", Value::Integer(2)),
+            ("memory.checkpointing=block", "memory.checkpointing", Value::String("block".into())),
+            ("data.text=a.txt", "data.text", Value::Array(vec![Value::String("a.txt".into())])),
+            ("train.sample=12", "train.sample", Value::String("12".into())),
+            ("train.sample=a = b", "train.sample", Value::String("a = b".into())),
+            ("optimizer.lr=1", "optimizer.lr", Value::Integer(1)),
+        ] {
+            assert_eq!(assignment(text).unwrap(), (key.to_string(), value), "{text}");
+        }
+        for (text, words) in [
+            ("train.steps", "expected TABLE.KEY=VALUE"),
+            ("train.stepz=1", "unknown key train.stepz"),
+            ("train.steps=x", "expected a whole number"),
+            ("steps=1", "unknown key steps"),
+        ] {
+            let refusal = assignment(text).unwrap_err().to_string();
+            assert!(refusal.contains(words), "no {words:?} in: {refusal}");
+        }
+    }
+}

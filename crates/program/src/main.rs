@@ -1,0 +1,113 @@
+//! The program `phalanx`: reads the command line, runs the command, reports errors on standard error.
+//!
+//! Exit codes: 0 success, 1 an error (reported in one message), 2 an invalid command line, 130 a training run that was
+//! stopped by Ctrl-C or a signal after it had saved, 141 the reader of standard output has closed it.
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod checksums;
+mod choices;
+mod commands;
+mod continuation;
+mod control_group;
+mod environment;
+mod exit_status;
+mod file_size;
+mod final_report;
+mod keys;
+mod launch;
+mod learning_rate;
+mod limits;
+mod machine;
+mod mesh_report;
+mod output;
+mod plan_report;
+mod planned;
+mod progress;
+mod rank_host;
+mod rank_process;
+mod resolve;
+mod resume;
+mod run_folder;
+mod run_folder_lock;
+mod schedule_file;
+mod schedule_report;
+mod setup;
+mod shape;
+mod signals;
+mod staged;
+mod stall;
+mod stored;
+mod strategies_args;
+mod task;
+mod task_file;
+#[cfg(test)]
+mod tests;
+mod tokenizing;
+mod training;
+mod user_config;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+use args::{BenchCommand, Cli, Command};
+use environment::Environment;
+use output::OutputError;
+use phalanx_drawing::report;
+
+// Unit tests may use another allocator.
+#[cfg(not(test))]
+#[global_allocator]
+static ALLOCATOR: phalanx_tensor::OrEnd = phalanx_tensor::OrEnd;
+
+fn main() -> ExitCode {
+    match Cli::try_parse() {
+        Ok(cli) => run(cli.command).unwrap_or_else(|error| explain(&error)),
+        // The version, help, or an error of the command line.
+        Err(said) => match output::print_usage(&said) {
+            Ok(()) => ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(1)),
+            Err(error) => explain(&error.into()),
+        },
+    }
+}
+
+/// Reports an error; returns its exit code.
+fn explain(error: &anyhow::Error) -> ExitCode {
+    if error.downcast_ref().is_some_and(OutputError::reader_is_gone) {
+        return ExitCode::from(output::READER_GONE);
+    }
+    output::note(&format!("error: {}", file_size::explain(error)));
+    ExitCode::FAILURE
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    let environment = Environment::read()?;
+    file_size::fail_beyond_limit()?;
+    match command {
+        Command::Train(args) => return commands::train::train(&args, environment),
+        Command::Rank(args) => {
+            let done = rank_process::rank(&args, environment)?;
+            return Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Command::Plan(args) if args.draw.schedule.is_some() => commands::plan_schedule::draw(&args),
+        Command::Plan(args) => commands::plan::plan(&args),
+        Command::Sample(args) => commands::sample::sample(&args, environment),
+        Command::Tokenize(args) => commands::tokenize::tokenize(&args),
+        Command::Import(args) => commands::import::import(&args),
+        Command::Export(args) => commands::export::export(&args),
+        Command::Inspect(args) => commands::inspect::inspect(&args),
+        Command::Doctor(args) => commands::doctor::doctor(&args, environment),
+        Command::Bench(args) => match args.what {
+            BenchCommand::Step(args) => commands::bench_step::bench_step(&args, environment),
+            BenchCommand::Kernels(args) => commands::bench_kernels::bench_kernels(&args, environment),
+            BenchCommand::Collectives(args) => commands::bench_collectives::bench_collectives(&args),
+            BenchCommand::Strategies(args) => {
+                commands::bench_strategies::bench_strategies(&args, environment)
+            }
+        },
+    }?;
+    Ok(ExitCode::SUCCESS)
+}

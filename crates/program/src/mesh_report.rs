@@ -1,0 +1,318 @@
+//! The plan of a mesh: the coordinates of each rank, the memory and operations of each pipeline stage, the pipeline's
+//! bubble, and the cost of ZeRO 2 or 3 under a pipeline.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use phalanx_plan::{Costs, InFlight, MemoryPlan, Stage, StageCost, in_flight, simulate};
+use phalanx_train::config::Reduce;
+use phalanx_train::{RankPlan, Spec};
+use serde_json::{Value, json};
+
+use crate::planned::{Planned, outside_bytes};
+use crate::report::{Table, bytes, count, plural};
+use crate::schedule_report::{held_heading, held_text};
+
+/// Up to this many ranks have a row each in a table; with more ranks, those of one pipeline stage share a row.
+const ROWS: usize = 16;
+
+/// Whether the mesh has more than a data axis.
+pub fn has_mesh(spec: &Spec) -> bool {
+    spec.mesh.pipeline * spec.mesh.tensor > 1
+}
+
+/// The sizes of the axes that have several ranks, and the schedule of a pipeline; empty for data parallelism alone.
+pub fn axes_in_brackets(spec: &Spec) -> String {
+    let mesh = spec.mesh;
+    if !has_mesh(spec) {
+        return String::new();
+    }
+    let sizes = [("pipeline", mesh.pipeline), ("data", mesh.data), ("tensor", mesh.tensor)];
+    let axis = |(name, size): &(&str, usize)| (*size > 1).then(|| format!("{name} {size}"));
+    let axes: Vec<String> = sizes.iter().filter_map(axis).collect();
+    let sequence = if spec.sequence_parallel { ", sequence parallel" } else { "" };
+    let schedule = if mesh.pipeline > 1 { format!(", {}", spec.schedule.name) } else { String::new() };
+    format!(" ({}{sequence}{schedule})", axes.join(" x "))
+}
+
+/// The ranks of each row of a table: first and last, and the plan of one.
+pub fn rows(planned: &Planned) -> Vec<(Range<usize>, &RankPlan)> {
+    let (spec, plan) = (&planned.plan.spec, &planned.plan);
+    let each = if spec.world_size() <= ROWS { 1 } else { spec.mesh.data * spec.mesh.tensor };
+    (0..spec.world_size()).step_by(each).map(|first| (first..first + each, plan.of(first))).collect()
+}
+
+/// Neighbouring ranks of one pipeline stage that hold the same bytes.
+fn alike(planned: &Planned) -> Vec<(Range<usize>, &MemoryPlan)> {
+    let place = |rank: usize| planned.plan.spec.mesh.coordinates(rank).pipeline;
+    let mut groups: Vec<(Range<usize>, &MemoryPlan)> = Vec::new();
+    for (range, plan) in rows(planned) {
+        match groups.last_mut() {
+            Some((last, memory))
+                if memory.peak == plan.memory.peak && place(last.start) == place(range.start) =>
+            {
+                last.end = range.end;
+            }
+            _ => groups.push((range, &plan.memory)),
+        }
+    }
+    groups
+}
+
+/// `rank 3`, `ranks 0 to 3`; for many ranks also their number.
+fn ranks(range: &Range<usize>) -> String {
+    match range.len() {
+        1 => format!("rank {}", range.start),
+        count if count <= ROWS => format!("ranks {} to {}", range.start, range.end - 1),
+        count => format!("ranks {} to {} (x {count} ranks)", range.start, range.end - 1),
+    }
+}
+
+/// The mesh coordinates of every rank, and its blocks.
+pub fn places(planned: &Planned) -> String {
+    let spec = &planned.plan.spec;
+    let whole = spec.whole();
+    let names: Vec<&str> =
+        (0..spec.stages.last().map_or(0, |s| s.end)).map(|i| whole.block_name(i)).collect();
+    let mut table = Table::new(&["", "pipeline", "data", "tensor", "blocks"]);
+    for (range, _) in rows(planned) {
+        let (first, last) = (spec.mesh.coordinates(range.start), spec.mesh.coordinates(range.end - 1));
+        let span = |first: usize, last: usize| {
+            if first == last { first.to_string() } else { format!("{first} to {last}") }
+        };
+        let stages: Vec<usize> = spec.schedule.stages_of(first.pipeline).collect();
+        let blocks: Vec<String> = stages.iter().map(|s| blocks(&names, &spec.stages[*s])).collect();
+        table.row([
+            ranks(&range),
+            first.pipeline.to_string(),
+            span(first.data, last.data),
+            span(first.tensor, last.tensor),
+            blocks.join(", then "),
+        ]);
+    }
+    format!("Mesh: {}\n{table}", spec.mesh)
+}
+
+/// `embedding to h.2`
+fn blocks(names: &[&str], range: &Range<usize>) -> String {
+    match range.len() {
+        1 => names[range.start].to_string(),
+        _ => format!("{} to {}", names[range.start], names[range.end - 1]),
+    }
+}
+
+/// Bytes by category, with a row for the ranks of one pipeline stage that hold the same.
+pub fn memory(planned: &Planned) -> String {
+    use phalanx_trace::Category;
+    let mut headings = vec![""];
+    headings.extend(Category::ALL.map(Category::name));
+    headings.extend(["arena", "total, about"]);
+    let mut table = Table::new(&headings);
+    let outside = outside_bytes(&planned.plan.spec);
+    for (range, memory) in alike(planned) {
+        let categories = Category::ALL.map(|category| bytes(memory.peak.categories.get(category)));
+        let sums = [bytes(memory.arena_bytes), bytes(memory.arena_bytes + outside)];
+        table.row([ranks(&range)].into_iter().chain(categories).chain(sums));
+    }
+    let textbook = &planned.plan.textbook.state;
+    let shown = |of: u64| if of == 0 { "-".to_string() } else { bytes(of) };
+    let cells = Category::ALL.map(|category| shown(textbook.get(category)));
+    table.row(["textbook, most".to_string()].into_iter().chain(cells));
+    table.to_string()
+}
+
+/// Figures of a pipeline: operations, activations in flight, and bubble.
+struct Pipeline {
+    costs: Vec<StageCost>,
+    held: InFlight,
+    bubble: f64,
+}
+
+impl Pipeline {
+    fn of(spec: &Spec) -> Pipeline {
+        let costs = Costs { stages: spec.stage_costs(), message: 0.0 };
+        let bubble = simulate(&spec.schedule, &costs).bubble_fraction();
+        Pipeline { costs: costs.stages, held: in_flight(&spec.schedule), bubble }
+    }
+
+    /// Operations of a stage and micro-batch.
+    fn operations(&self, stage: usize) -> f64 {
+        let StageCost { forward, input, weight } = self.costs[stage];
+        forward + input + weight
+    }
+
+    /// The fraction of all operations that a stage computes.
+    fn share(&self, stage: usize) -> f64 {
+        let all: f64 = (0..self.costs.len()).map(|stage| self.operations(stage)).sum();
+        self.operations(stage) / all.max(1.0)
+    }
+}
+
+/// Trainable elements of each stage, over the tensor axis.
+fn parameters(spec: &Spec) -> Vec<u64> {
+    let whole = spec.whole();
+    let of_stage = |range: &Range<usize>| {
+        let mut used = whole.uses[range.clone()].concat();
+        used.sort_unstable();
+        used.dedup();
+        used.iter().map(|p| whole.parameters[*p].elements() as u64).sum()
+    };
+    spec.stages.iter().map(of_stage).collect()
+}
+
+/// The stages, their schedule and its bubble; nothing without a pipeline.
+pub fn pipeline(planned: &Planned) -> String {
+    let spec = &planned.plan.spec;
+    if spec.mesh.pipeline == 1 {
+        return String::new();
+    }
+    let (pipeline, parameters, whole) = (Pipeline::of(spec), parameters(spec), spec.whole());
+    let names: Vec<&str> = (0..whole.uses.len()).map(|i| whole.block_name(i)).collect();
+    let schedule = &spec.schedule;
+    let mut table =
+        Table::new(&["stage", "place", "blocks", "parameters", "operations", held_heading(schedule)]);
+    for (stage, place) in schedule.placement.iter().enumerate() {
+        table.row([
+            stage.to_string(),
+            place.to_string(),
+            blocks(&names, &spec.stages[stage]),
+            count(parameters[stage] as f64),
+            format!("{:.1}%", 100.0 * pipeline.share(stage)),
+            held_text(schedule, &pipeline.held.stages[stage]),
+        ]);
+    }
+    let tied: Vec<String> = spec.ties.iter().map(|tie| whole.parameters[tie.number].name.clone()).collect();
+    let tied = match tied.is_empty() {
+        true => String::new(),
+        false => format!("  {} is in several of them, with one gradient\n", tied.join(", ")),
+    };
+    format!(
+        "Pipeline: {} with {} of {}; bubble fraction {:.1}%, simulated with the operations of each stage\n{table}{tied}\
+         \x20 `phalanx plan CONFIG --schedule` draws it\n",
+        schedule.name,
+        plural(spec.micro_batches, "micro-batch"),
+        plural(spec.micro_batch_size, "sequence"),
+        100.0 * pipeline.bubble
+    )
+}
+
+/// The pipeline as JSON; null without a pipeline.
+pub fn pipeline_json(planned: &Planned) -> Value {
+    let spec = &planned.plan.spec;
+    if spec.mesh.pipeline == 1 {
+        return Value::Null;
+    }
+    let (pipeline, parameters, whole) = (Pipeline::of(spec), parameters(spec), spec.whole());
+    let stage = |(stage, place): (usize, &usize)| {
+        let held = pipeline.held.stages[stage];
+        json!({
+            "stage": stage, "place": place, "parameters": parameters[stage], "share": pipeline.share(stage),
+            "blocks": spec.stages[stage].clone().map(|i| whole.block_name(i)).collect::<Vec<_>>(),
+            "flops_per_micro_batch": pipeline.operations(stage),
+            "in_flight": { "to_input": held.to_input, "to_weight": held.to_weight },
+        })
+    };
+    json!({
+        "schedule": spec.schedule.name, "micro_batches": spec.micro_batches, "bubble_fraction": pipeline.bubble,
+        "stages": spec.schedule.placement.iter().enumerate().map(stage).collect::<Vec<_>>(),
+        "tied": spec.ties.iter().map(|tie| &whole.parameters[tie.number].name).collect::<Vec<_>>(),
+    })
+}
+
+/// Bytes sent and held under one ZeRO stage.
+struct Sharding {
+    zero: u8,
+    reduce: Reduce,
+    sent_bytes: u64,
+    parameters: u64,
+    gradients: u64,
+    arena: u64,
+}
+
+impl Sharding {
+    fn of(planned: &Planned) -> Sharding {
+        let max = |of: &dyn Fn(&RankPlan) -> u64| planned.plan.ranks.iter().map(of).max().unwrap_or(0);
+        Sharding {
+            zero: planned.config.parallel.zero,
+            reduce: planned.config.batch.reduce,
+            sent_bytes: planned.plan.collective_bytes_per_step(),
+            parameters: max(&|rank| rank.memory.peak.categories.parameters),
+            gradients: max(&|rank| rank.memory.peak.categories.gradients),
+            arena: max(&|rank| rank.memory.arena_bytes),
+        }
+    }
+}
+
+/// Bytes of the run itself and of stage 1 in its place, for a pipeline with ZeRO 2 or 3: there every micro-batch
+/// reduces (and under 3 gathers), which stage 1 can do once per step.
+fn shardings(planned: &Planned) -> Vec<Sharding> {
+    let spec = &planned.plan.spec;
+    if spec.mesh.pipeline == 1 || spec.mesh.data == 1 || spec.stage < Stage::Two {
+        return Vec::new();
+    }
+    let mut all = vec![Sharding::of(planned)];
+    let reduces: &[Reduce] =
+        if spec.micro_batches > 1 { &[Reduce::Each, Reduce::Defer] } else { &[Reduce::Each] };
+    for reduce in reduces {
+        let other = planned.with(|config| (config.parallel.zero, config.batch.reduce) = (1, *reduce));
+        all.extend(other.ok().as_ref().map(Sharding::of));
+    }
+    all
+}
+
+/// The value of `batch.reduce` as the configuration spells it.
+pub fn reduce_word(reduce: Reduce) -> &'static str {
+    match reduce {
+        Reduce::Each => "each",
+        Reduce::Defer => "defer",
+    }
+}
+
+/// The table of [`shardings`]; empty where there is nothing to compare.
+pub fn sharding(planned: &Planned) -> String {
+    let all = shardings(planned);
+    let Some((own, others)) = all.split_first() else { return String::new() };
+    let mut table = Table::new(&[
+        "parallel.zero, batch.reduce",
+        "sent by all ranks",
+        "parameters",
+        "gradients",
+        "arena, most",
+    ]);
+    for (number, one) in all.iter().enumerate() {
+        let note = if number == 0 { " (as configured)" } else { "" };
+        table.row([
+            format!("{}, {}{note}", one.zero, reduce_word(one.reduce)),
+            bytes(one.sent_bytes),
+            bytes(one.parameters),
+            bytes(one.gradients),
+            bytes(one.arena),
+        ]);
+    }
+    let min = others.iter().min_by_key(|other| other.sent_bytes);
+    let words = min.map_or(String::new(), |min| {
+        let compared = |own: u64, other: u64| match own.cmp(&other) {
+            Ordering::Equal => "as much as".to_string(),
+            Ordering::Less => format!("{} less than", bytes(other - own)),
+            Ordering::Greater => format!("{} more than", bytes(own - other)),
+        };
+        format!(
+            "  A step sends {} ZeRO-1 with reduce = \"{}\", and a rank holds {} it\n",
+            compared(own.sent_bytes, min.sent_bytes),
+            reduce_word(min.reduce),
+            compared(own.arena, min.arena)
+        )
+    });
+    format!("ZeRO-{} under a pipeline: what a rank holds most\n{table}{words}", own.zero)
+}
+
+/// [`shardings`] as JSON.
+pub fn sharding_json(planned: &Planned) -> Value {
+    let one = |s: &Sharding| {
+        json!({
+            "zero": s.zero, "reduce": s.reduce, "collective_bytes_per_step": s.sent_bytes,
+            "parameter_bytes": s.parameters, "gradient_bytes": s.gradients, "peak_bytes": s.arena,
+        })
+    };
+    shardings(planned).iter().skip(1).map(one).collect()
+}

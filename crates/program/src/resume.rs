@@ -1,0 +1,294 @@
+//! Resumes a run: its own configuration, what the user has changed since, and its newest checkpoint.
+//!
+//! The mesh, ZeRO stage, chunks and micro-batches may change freely. A key on which the stored tensors depend may not: its
+//! change is refused by name before anything is touched.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use phalanx_checkpoint::Checkpoint;
+use phalanx_data::{TOKENIZER_FILE, Tokenizer};
+use phalanx_models::Model;
+use phalanx_trace::DType;
+use phalanx_train::RunConfig;
+use phalanx_train::config::{Float, OptimizerKind, PrecisionConfig, ScheduleKind};
+use phalanx_train::dataset::DataDigests;
+use serde::Deserialize;
+
+use crate::args::TrainArgs;
+use crate::learning_rate;
+use crate::run_folder::{RunFolder, model_of};
+use crate::stored::Stored;
+use crate::user_config::UserConfig;
+
+/// Everything from which a run is resumed.
+pub struct Resumed {
+    /// The stored configuration with the changes made since.
+    pub given: UserConfig,
+    /// The checkpoint to start from and its model; `None` when the run has saved nothing yet.
+    pub checkpoint: Option<(Checkpoint, Arc<dyn Model>)>,
+    /// Whether the run starts from the beginning and uses nothing in the folder.
+    pub starts: bool,
+    /// Whether the configuration still names the data of the stored configuration.
+    pub same_data: bool,
+    /// Checksum that the token file must have, where it is known.
+    pub tokens: Option<String>,
+    /// Notes for the user.
+    pub notes: Vec<String>,
+}
+
+impl Resumed {
+    /// A run from its beginning.
+    pub fn start(given: UserConfig, notes: Vec<String>) -> Resumed {
+        Resumed { given, checkpoint: None, starts: true, same_data: false, tokens: None, notes }
+    }
+}
+
+/// Finds out how to resume the run in `folder`. `file` is the configuration named on the command line. Problems that do
+/// not stop the run are passed to `warn`.
+///
+/// # Errors
+/// A folder without a run, damaged files, a change that the stored tensors do not allow.
+pub fn resume(
+    folder: &RunFolder,
+    args: &TrainArgs,
+    file: Option<UserConfig>,
+    warn: &mut dyn FnMut(&str),
+) -> Result<Resumed> {
+    let Some(stored) = Stored::read(folder)? else {
+        let Some(file) = file else {
+            bail!("{} is not a run folder; give a configuration to start a run", folder.path().display());
+        };
+        let notes =
+            vec![format!("{} holds no run yet: starting from the beginning", folder.path().display())];
+        return Ok(Resumed::start(file.with(&args.overrides, &args.data)?, notes));
+    };
+    stored.warnings.iter().for_each(|warning| warn(warning));
+    let mut notes = Vec::new();
+    let changed = match &file {
+        Some(file) => stored.given.clone().changed_by(file, &stored.first_given),
+        None => stored.given.clone(),
+    };
+    let mut given = changed.with(&args.overrides, &args.data)?;
+    let (before, mut config) = (stored.given.config()?, given.config()?);
+    let said = |key: &str| args.overrides.set.iter().any(|set| set.trim_start().starts_with(key));
+    let said_threads = file.is_some_and(|file| file.has("train.threads")) || said("train.threads");
+    if config.world_size() != before.world_size() && !said_threads {
+        given.leave_out("train.threads");
+        config = given.config()?;
+    }
+    keep_decay(&mut given, &before, &config);
+    config = given.config()?;
+    let checkpoint = match stored.checkpoint {
+        None => {
+            notes.push(format!(
+                "{} has no checkpoint yet: starting from the beginning",
+                folder.path().display()
+            ));
+            None
+        }
+        Some(checkpoint) => {
+            let model = model_of(&checkpoint)?;
+            fill_shape(&mut given, &config, &checkpoint, &*model)?;
+            check_states(&config, &checkpoint)?;
+            notes.extend(precision_note(&config.precision, &checkpoint));
+            notes.extend(learning_rate::note(&before, &config, &checkpoint));
+            notes.push(format!("resuming from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
+            Some((checkpoint, model))
+        }
+    };
+    let same_data = config.data.text == before.data.text
+        && config.data.extensions == before.data.extensions
+        && config.data.tokens == before.data.tokens
+        && config.data.tokenizer == before.data.tokenizer;
+    // A token file that is named again may have changed.
+    let tokens = stored.tokens.filter(|_| same_data && !said("data.tokens"));
+    Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, notes })
+}
+
+/// Keeps the step at which the learning rate's decay ends, even if `train.steps` changes. For a run of a version that
+/// did not store `schedule.decay_steps`, that step is its `train.steps`. A rate that is now constant has no such step.
+fn keep_decay(given: &mut UserConfig, before: &RunConfig, config: &RunConfig) {
+    let kept = before.decay_end();
+    let constant = config.schedule.kind == ScheduleKind::Constant;
+    match (constant, config.schedule.decay_steps, kept) {
+        (true, now, kept) if now == kept => given.leave_out("schedule.decay_steps"),
+        (false, None, Some(steps)) => given.set_whole("schedule.decay_steps", steps),
+        _ => {}
+    }
+    if constant && config.schedule.restart_step == before.schedule.restart_step {
+        given.leave_out("schedule.restart_step");
+    }
+}
+
+/// Refuses sizes that differ from the checkpoint's, and removes `model.init`, because the weights now come from the
+/// checkpoint.
+fn fill_shape(
+    given: &mut UserConfig,
+    config: &RunConfig,
+    checkpoint: &Checkpoint,
+    model: &dyn Model,
+) -> Result<()> {
+    let (shape, model) = (&config.model, model.shape());
+    for (key, value, stored) in [
+        ("model.layers", Some(shape.layers), model.layers),
+        ("model.hidden", Some(shape.hidden), model.hidden),
+        ("model.heads", Some(shape.heads), model.heads),
+        ("model.positions", shape.positions, model.positions),
+        ("model.vocab", shape.vocab, model.vocab),
+    ] {
+        if let Some(value) = value.filter(|value| given.has(key) && *value != stored) {
+            bail!(
+                "{key} = {value}, but the checkpoint {} has {stored}: a resumed run keeps its model; leave {key} as \
+                 it was, or start a new run with another --run",
+                checkpoint.dir().display()
+            );
+        }
+    }
+    if shape.seq > model.positions {
+        bail!(
+            "model.seq = {}, but the model of {} has {} positions, which no sequence may exceed",
+            shape.seq,
+            checkpoint.dir().display(),
+            model.positions
+        );
+    }
+    given.leave_out("model.init");
+    Ok(())
+}
+
+/// Refuses changes that the checkpoint's optimizer states or step do not allow.
+fn check_states(config: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
+    let dir = checkpoint.dir().display();
+    let needed = match config.optimizer.kind {
+        OptimizerKind::Adamw => "exp_avg",
+        OptimizerKind::Sgd => "momentum_buffer",
+    };
+    if checkpoint.tensors().iter().all(|tensor| tensor.state != needed) {
+        bail!(
+            "optimizer.kind was changed, but {dir} holds no {needed}: keep the optimizer, or start a new run"
+        );
+    }
+    if config.train.steps < checkpoint.step() {
+        bail!(
+            "train.steps = {}, but {dir} has done {} steps already: give a larger number",
+            config.train.steps,
+            checkpoint.step()
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a tokenizer whose ids differ from those that the model has learned.
+///
+/// # Errors
+/// An error with both tokenizers and advice.
+pub fn check_vocabulary(
+    folder: &RunFolder,
+    config: &RunConfig,
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+) -> Result<()> {
+    let stored = || Tokenizer::load(folder.path()).ok();
+    // Checkpoints of earlier versions do not record it; then the run's own tokenizer is used.
+    let learned = DataDigests::of(checkpoint).tokenizer.or_else(|| Some(stored()?.digest()));
+    if checkpoint.step() == 0 || learned.is_none_or(|learned| learned == tokenizer.digest()) {
+        return Ok(());
+    }
+    let before = stored().map_or("another tokenizer".to_string(), |stored| stored.describe());
+    let dir = checkpoint.dir().display();
+    let file = folder.file(TOKENIZER_FILE);
+    bail!(
+        "data.tokenizer = {:?} now makes a vocabulary ({}) other than the one whose ids the model of {dir} learned \
+         ({before}): encode the text with the run's own tokenizer (--set data.tokenizer={}), or start a new run with \
+         another --run; nothing was changed",
+        config.data.tokenizer,
+        tokenizer.describe(),
+        shell_word(&file.display().to_string())
+    )
+}
+
+/// A note about a changed precision. Checkpoints hold f32 numbers in every precision.
+fn precision_note(now: &PrecisionConfig, checkpoint: &Checkpoint) -> Option<String> {
+    let stored = &checkpoint.state()["config"]["precision"];
+    let before = PrecisionConfig::deserialize(stored).ok()?;
+    if before.compute == now.compute {
+        return None;
+    }
+    let [was, is] = [before.compute, now.compute].map(|compute| DType::from(compute).name());
+    let scale = if now.compute == Float::F16 { "; the loss scale starts anew" } else { "" };
+    Some(format!("precision.compute was {was} and is {is} from here on{scale}"))
+}
+
+/// The command that resumes a run.
+pub fn command(folder: &RunFolder) -> String {
+    format!("phalanx train --run {} --resume", shell_word(&folder.path().display().to_string()))
+}
+
+/// Quotes a word for a shell, if it needs quotes.
+pub fn shell_word(text: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_string()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
+}
+
+/// Makes a path absolute, so that a run can be resumed from any folder.
+pub fn absolute(path: &str) -> String {
+    std::path::absolute(path).map_or_else(|_| path.to_string(), |path: PathBuf| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_train::ResolvedConfig;
+
+    use super::*;
+    use crate::args::Overrides;
+
+    /// The configuration of a resumed run, from the stored one and what is set now.
+    fn resumed(stored: &str, set: &[&str]) -> ResolvedConfig {
+        let stored = UserConfig::of_text(stored).unwrap();
+        let overrides = Overrides { set: set.iter().map(|set| set.to_string()).collect(), nproc: None };
+        let mut given = stored.clone().with(&overrides, &[]).unwrap();
+        let (before, now) = (stored.config().unwrap(), given.config().unwrap());
+        keep_decay(&mut given, &before, &now);
+        ResolvedConfig::new(given.config().unwrap()).unwrap()
+    }
+
+    /// Runs of earlier versions wrote no `decay_steps`.
+    #[test]
+    fn a_run_without_the_end_of_its_decay_keeps_every_rate() {
+        let old = "[schedule]\nkind = \"cosine\"\nwarmup = 10\nmin_lr = 1e-5\n[train]\nsteps = 100";
+        let before = UserConfig::of_text(old).unwrap().config().unwrap().learning_rate();
+        assert_eq!(resumed(old, &[]).learning_rate(), before);
+        let longer = resumed(old, &["train.steps=200"]);
+        assert_eq!((longer.schedule.decay_steps, longer.learning_rate()), (Some(100), before));
+        assert_eq!((100..200).map(|step| longer.learning_rate().lr(step)).fold(0.0, f64::max), 1e-5);
+        assert_eq!(resumed(old, &["train.steps=50"]).learning_rate(), before);
+        assert_eq!(
+            resumed(old, &["train.steps=200", "schedule.decay_steps=150"]).schedule.decay_steps,
+            Some(150)
+        );
+    }
+
+    /// A run that ended within its warm-up has no decay to keep.
+    #[test]
+    fn a_decay_that_never_began_follows_the_steps() {
+        let short = "[schedule]\nwarmup = 10\n[train]\nsteps = 5";
+        assert_eq!(resumed(short, &[]).schedule.decay_steps, None);
+        assert_eq!(resumed(short, &["train.steps=200"]).schedule.decay_steps, Some(200));
+    }
+
+    #[test]
+    fn a_change_of_kind_needs_no_other_key() {
+        let cosine = "[schedule]\ndecay_steps = 100\nrestart_step = 50\n[train]\nsteps = 100";
+        let constant = resumed(cosine, &["schedule.kind=constant", "train.steps=200"]);
+        assert_eq!((constant.schedule.decay_steps, constant.schedule.restart_step), (None, None));
+        let back = "[schedule]\nkind = \"constant\"\n[train]\nsteps = 100";
+        let decays = resumed(back, &["schedule.kind=linear", "train.steps=200"]);
+        assert_eq!(decays.schedule.decay_steps, Some(200));
+    }
+}

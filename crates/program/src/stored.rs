@@ -1,0 +1,205 @@
+//! The stored state of a run in its folder, checked before anything of it is used.
+//!
+//! `config.toml` counts when it is what the run wrote (`checksums.json`), or else when it says what the newest
+//! checkpoint says. A run with checkpoints of which none can be used is not started anew by itself.
+
+use anyhow::{Context, Result, bail};
+use phalanx_checkpoint::{Checkpoint, Skipped};
+use phalanx_train::RunConfig;
+use phalanx_train::dataset::DataDigests;
+use phalanx_train::metrics::damaged_lines;
+use phalanx_train::run_files::{CONFIG_FILE, METRICS_FILE};
+use serde::Deserialize;
+
+use crate::checksums::{Checksums, digest};
+use crate::keys;
+use crate::run_folder::{GIVEN_FILE, RunFolder};
+use crate::user_config::UserConfig;
+
+/// Maximum number of differences in a message.
+const SHOWN: usize = 8;
+
+/// A run that was started before.
+pub struct Stored {
+    /// Its configuration.
+    pub given: UserConfig,
+    /// The configuration file that it was first given, if needed and known.
+    pub first_given: UserConfig,
+    /// Checksum of its token file, where it is known.
+    pub tokens: Option<String>,
+    /// The newest checkpoint that can be used; `None` for a run that has saved nothing.
+    pub checkpoint: Option<Checkpoint>,
+    /// Problems that do not stop the run.
+    pub warnings: Vec<String>,
+}
+
+impl Stored {
+    /// Reads `folder`; `None` for a folder without a run.
+    ///
+    /// # Errors
+    /// Files that are damaged or were changed, and checkpoints of which none can be used.
+    pub fn read(folder: &RunFolder) -> Result<Option<Stored>> {
+        let found = folder.newest()?;
+        if found.checkpoint.is_none() {
+            refuse_all_damaged(folder, &found.skipped)?;
+        }
+        let describe = |skipped: &Skipped| format!("skipping {}: {}", skipped.path.display(), skipped.reason);
+        let mut warnings: Vec<String> = found.skipped.iter().map(describe).collect();
+        warnings.extend(metrics_warning(folder)?);
+        let checkpoint = found.checkpoint;
+        let checksums = Checksums::read(folder.path())?;
+        let path = folder.file(CONFIG_FILE);
+        let Some(text) = folder.text(CONFIG_FILE)? else {
+            let Some(checkpoint) = checkpoint else { return Ok(None) };
+            warnings.push(format!(
+                "{} is missing: using the configuration of {}",
+                path.display(),
+                checkpoint.dir().display()
+            ));
+            let given = UserConfig::of(&config_of(&checkpoint)?)?;
+            let tokens = DataDigests::of(&checkpoint).tokens;
+            let first_given = UserConfig::default();
+            return Ok(Some(Stored { given, first_given, tokens, checkpoint: Some(checkpoint), warnings }));
+        };
+        let parsed = UserConfig::parse(text.clone(), &path.display().to_string());
+        let recorded = checksums.as_ref().and_then(|checksums| checksums.config.as_deref());
+        if recorded != Some(&digest(&text)) {
+            compare(folder, &parsed, checkpoint.as_ref(), recorded.is_some())?;
+        }
+        let given = parsed?;
+        let first_given = first_given(folder, checksums.as_ref(), &mut warnings)?;
+        let tokens = match checksums {
+            Some(checksums) => checksums.tokens,
+            None => checkpoint.as_ref().and_then(|checkpoint| DataDigests::of(checkpoint).tokens),
+        };
+        Ok(Some(Stored { given, first_given, tokens, checkpoint, warnings }))
+    }
+}
+
+fn config_of(checkpoint: &Checkpoint) -> Result<RunConfig> {
+    RunConfig::deserialize(&checkpoint.state()["config"])
+        .with_context(|| format!("the configuration in {}", checkpoint.dir().display()))
+}
+
+fn refuse_all_damaged(folder: &RunFolder, skipped: &[Skipped]) -> Result<()> {
+    let Some(first) = skipped.first() else { return Ok(()) };
+    let path = folder.path().display();
+    let others = match skipped.len() - 1 {
+        0 => String::new(),
+        others => format!(" (and {others} more)"),
+    };
+    bail!(
+        "no checkpoint of {path} can be used: {}{others}; nothing was changed. `phalanx inspect {} --verify` says \
+         what is damaged; to start a new run, choose another folder with --run, or move {} away",
+        first.reason,
+        first.path.display(),
+        folder.checkpoints().display()
+    );
+}
+
+/// Refuses a configuration that the run did not write, unless it equals the one in the checkpoint.
+fn compare(
+    folder: &RunFolder,
+    parsed: &Result<UserConfig>,
+    checkpoint: Option<&Checkpoint>,
+    is_recorded: bool,
+) -> Result<()> {
+    let path = folder.file(CONFIG_FILE);
+    let path = path.display();
+    let resolved = parsed
+        .as_ref()
+        .map_err(|error| format!("{error:#}"))
+        .and_then(|given| given.config().map_err(|error| format!("{error:#}")));
+    let Some(checkpoint) = checkpoint else {
+        let reason = match (&resolved, parsed) {
+            (Err(reason), _) => reason.clone(),
+            (Ok(_), _) if is_recorded => "its checksum does not match checksums.json".to_string(),
+            (Ok(config), Ok(given)) => match missing(config, given)? {
+                Some(key) => format!("{key} is missing, but a resolved configuration has every key"),
+                None => return Ok(()),
+            },
+            (Ok(_), Err(_)) => unreachable!("a text that cannot be parsed cannot be resolved"),
+        };
+        bail!(
+            "{path} is damaged or was edited: {reason}. There is no checkpoint yet: start a new run with your \
+             configuration and another --run, or remove {path}"
+        );
+    };
+    let dir = checkpoint.dir().display();
+    let found = match resolved {
+        Err(reason) => vec![reason],
+        Ok(config) => differences(&config, &config_of(checkpoint)?)?,
+    };
+    if found.is_empty() {
+        return Ok(());
+    }
+    let more = match found.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(", and {more} more"),
+    };
+    bail!(
+        "{path} is damaged or was edited; compared with {dir}: {}{more}. To change keys, use --set TABLE.KEY=VALUE \
+         with --resume; to use the configuration of {dir}, remove {path}; nothing was changed",
+        found[..found.len().min(SHOWN)].join(", ")
+    );
+}
+
+/// `key = now (was before)` for every key that differs.
+fn differences(now: &RunConfig, before: &RunConfig) -> Result<Vec<String>> {
+    let [now, before] = [now, before].map(|config| toml::Table::try_from(config).context("a configuration"));
+    let (now, before) = (now?, before?);
+    let mut names: Vec<String> = keys::flat(&now).chain(keys::flat(&before)).map(|(name, _)| name).collect();
+    names.sort();
+    names.dedup();
+    let value = |table: &toml::Table, name: &str| {
+        keys::lookup(table, name).map_or("left out".to_string(), ToString::to_string)
+    };
+    let differs = |name: &String| keys::lookup(&now, name) != keys::lookup(&before, name);
+    let describe =
+        |name: String| format!("{name} is {} and was {}", value(&now, &name), value(&before, &name));
+    Ok(names.into_iter().filter(differs).map(describe).collect())
+}
+
+/// The first key of the resolved configuration that `given` lacks.
+fn missing(config: &RunConfig, given: &UserConfig) -> Result<Option<String>> {
+    let full = toml::Table::try_from(config).context("a configuration")?;
+    Ok(keys::flat(&full).map(|(key, _)| key).find(|key| !given.has(key)))
+}
+
+fn first_given(
+    folder: &RunFolder,
+    checksums: Option<&Checksums>,
+    warnings: &mut Vec<String>,
+) -> Result<UserConfig> {
+    let path = folder.file(GIVEN_FILE);
+    let recorded = checksums.and_then(|checksums| checksums.given.as_deref());
+    let Some(text) = folder.text(GIVEN_FILE)? else {
+        if recorded.is_some() {
+            warnings.push(format!(
+                "{} is missing: every key of a configuration file that is given now counts as changed",
+                path.display()
+            ));
+        }
+        return Ok(UserConfig::default());
+    };
+    if recorded.is_some_and(|recorded| recorded != digest(&text)) {
+        bail!(
+            "{} is damaged or was edited (its checksum does not match checksums.json): put it back, or remove it, \
+             and every key of a configuration file that is given now counts as changed; nothing was changed",
+            path.display()
+        );
+    }
+    UserConfig::parse(text, &path.display().to_string())
+}
+
+/// Lines of the metrics that will be dropped.
+fn metrics_warning(folder: &RunFolder) -> Result<Option<String>> {
+    let path = folder.file(METRICS_FILE);
+    let damaged = damaged_lines(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let Some(first) = damaged.first() else { return Ok(None) };
+    let others = match damaged.len() - 1 {
+        0 => "is not a record and will be".to_string(),
+        others => format!("and {others} more are not records and will be"),
+    };
+    Ok(Some(format!("{}: line {first} {others} left out", path.display())))
+}

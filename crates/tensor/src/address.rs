@@ -1,0 +1,96 @@
+//! Addresses of memory: of a device, or of a dry run, which has none.
+
+use std::ptr::NonNull;
+
+/// Where memory is: an address that only its device may follow, or on `Meta` which piece of what it would be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Address(pub(crate) Location);
+
+/// What an [`Address`] is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Location {
+    Memory(NonNull<u8>),
+    /// As in [`Spot`]; its fields, so that an address is two words.
+    Nowhere {
+        allocation: u32,
+        offset: u64,
+    },
+}
+
+const _: () = assert!(size_of::<Address>() == 16);
+
+/// A place in memory that a dry run has not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Spot {
+    /// Number of the allocation in the trace.
+    pub(crate) allocation: u32,
+    /// Bytes from its start.
+    pub(crate) offset: u64,
+}
+
+// SAFETY: an address is a number; the views that carry it keep the borrow rules.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+impl Address {
+    pub(crate) fn memory(at: NonNull<u8>) -> Address {
+        Address(Location::Memory(at))
+    }
+
+    pub(crate) fn nowhere(allocation: u32) -> Address {
+        Address(Location::Nowhere { allocation, offset: 0 })
+    }
+
+    /// The address `bytes` further on; inside the same allocation.
+    pub(crate) fn add(self, bytes: usize) -> Address {
+        Address(match self.0 {
+            // SAFETY: every caller checks that the offset stays inside the allocation.
+            Location::Memory(p) => Location::Memory(unsafe { p.add(bytes) }),
+            Location::Nowhere { allocation, offset } => {
+                Location::Nowhere { allocation, offset: offset + bytes as u64 }
+            }
+        })
+    }
+
+    /// The real address; None on `Meta`.
+    pub(crate) fn real(self) -> Option<NonNull<u8>> {
+        match self.0 {
+            Location::Memory(p) => Some(p),
+            Location::Nowhere { .. } => None,
+        }
+    }
+
+    /// The place in a dry run; None on a device with memory.
+    pub(crate) fn spot(self) -> Option<Spot> {
+        match self.0 {
+            Location::Memory(_) => None,
+            Location::Nowhere { allocation, offset } => Some(Spot { allocation, offset }),
+        }
+    }
+
+    /// A number that orders addresses: two ranges of one memory overlap exactly if their numbers do.
+    pub(crate) fn number(self) -> u128 {
+        match self.0 {
+            Location::Memory(p) => p.as_ptr().addr() as u128,
+            Location::Nowhere { allocation, offset } => (u128::from(allocation) << 64) | u128::from(offset),
+        }
+    }
+
+    /// The address so many bytes further on, or back, in another mapping of the same memory; unchanged on `Meta`.
+    #[must_use]
+    pub fn moved(self, bytes: isize) -> Address {
+        match self.0 {
+            Location::Memory(p) => {
+                let moved = p.as_ptr().wrapping_offset(bytes);
+                Address::memory(NonNull::new(moved).expect("a mapping is never at address zero"))
+            }
+            Location::Nowhere { .. } => self,
+        }
+    }
+
+    /// As a raw pointer; null on `Meta`.
+    pub fn as_ptr(self) -> *mut u8 {
+        self.real().map_or(std::ptr::null_mut(), |p| p.as_ptr())
+    }
+}

@@ -1,0 +1,205 @@
+//! Views: borrowed tensors.
+//!
+//! Kernels take [`View`]s (shared, read) and [`ViewMut`]s (unique, written), whose lifetimes are checked by the compiler
+//! like those of slices. On `Meta` a view has a shape and no memory.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use phalanx_trace::DType;
+
+use crate::address::Address;
+use crate::shape::Shape;
+
+/// Shared borrow of a contiguous tensor.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    address: Address,
+    dtype: DType,
+    shape: Shape,
+    life: PhantomData<&'a [u8]>,
+}
+
+/// Unique borrow of a contiguous tensor.
+pub struct ViewMut<'a> {
+    address: Address,
+    dtype: DType,
+    shape: Shape,
+    life: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> View<'a> {
+    /// A view of the memory at `address`, which is valid for `'a`.
+    pub(crate) fn at(address: Address, dtype: DType, shape: Shape) -> View<'a> {
+        View { address, dtype, shape, life: PhantomData }
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// A view of the memory at `address`, which is valid and not used otherwise for `'a`.
+    pub(crate) fn at(address: Address, dtype: DType, shape: Shape) -> ViewMut<'a> {
+        ViewMut { address, dtype, shape, life: PhantomData }
+    }
+}
+
+impl std::fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "View({}, {:?})", self.dtype.name(), self.shape)
+    }
+}
+
+impl std::fmt::Debug for ViewMut<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ViewMut({}, {:?})", self.dtype.name(), self.shape)
+    }
+}
+
+/// Rust types whose bits a tensor can hold.
+pub trait Element: bytemuck::Pod {
+    /// The matching element type.
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+impl Element for f64 {
+    const DTYPE: DType = DType::F64;
+}
+impl Element for half::bf16 {
+    const DTYPE: DType = DType::BF16;
+}
+impl Element for half::f16 {
+    const DTYPE: DType = DType::F16;
+}
+impl Element for u32 {
+    const DTYPE: DType = DType::U32;
+}
+
+macro_rules! view_basics {
+    ($view:ident) => {
+        impl<'a> $view<'a> {
+            /// Element type.
+            pub fn dtype(&self) -> DType {
+                self.dtype
+            }
+
+            /// Extents.
+            pub fn shape(&self) -> Shape {
+                self.shape
+            }
+
+            /// Extents as an array of exactly `N`.
+            #[track_caller]
+            pub fn dims<const N: usize>(&self) -> [usize; N] {
+                self.shape.dims()
+            }
+
+            /// Number of elements.
+            pub fn elements(&self) -> usize {
+                self.shape.elements()
+            }
+
+            /// Length in bytes.
+            pub fn bytes(&self) -> usize {
+                self.elements() * self.dtype.bytes()
+            }
+
+            /// Where it lies. Following it is up to the device.
+            pub fn address(&self) -> Address {
+                self.address
+            }
+
+            pub(crate) fn address_mut(&mut self) -> &mut Address {
+                &mut self.address
+            }
+
+            /// The same memory with other extents.
+            #[track_caller]
+            pub fn reshape(mut self, shape: impl Into<Shape>) -> $view<'a> {
+                let shape = shape.into();
+                assert_eq!(shape.elements(), self.shape.elements(), "reshape {:?} to {shape:?}", self.shape);
+                self.shape = shape;
+                self
+            }
+
+            /// A flat piece: elements `range` of the row-major order.
+            #[track_caller]
+            pub fn range(self, range: Range<usize>) -> $view<'a> {
+                assert!(range.start <= range.end && range.end <= self.elements(), "{range:?} of {self:?}");
+                $view {
+                    address: self.address.add(range.start * self.dtype.bytes()),
+                    dtype: self.dtype,
+                    shape: Shape::from([range.len()]),
+                    life: PhantomData,
+                }
+            }
+        }
+    };
+}
+view_basics!(View);
+view_basics!(ViewMut);
+
+impl<'a> View<'a> {
+    /// Host memory that is no tensor's, to copy from: whole elements of a type, aligned for it.
+    pub fn over_bytes(bytes: &'a [u8], dtype: DType) -> View<'a> {
+        let size = dtype.bytes();
+        assert!(bytes.len().is_multiple_of(size) && bytes.as_ptr().addr().is_multiple_of(size));
+        let address = Address::memory(std::ptr::NonNull::from(bytes).cast());
+        View { address, dtype, shape: Shape::from([bytes.len() / size]), life: PhantomData }
+    }
+
+    /// The elements, on a device whose memory the host addresses.
+    #[track_caller]
+    pub fn as_slice<T: Element>(&self) -> &'a [T] {
+        assert_eq!(T::DTYPE, self.dtype, "elements are {}", self.dtype.name());
+        let address = self.address.real().expect("memory of the Meta device cannot be read");
+        // SAFETY: the address and length lie inside one live allocation (checked where the view was
+        // made), aligned to 64 bytes plus whole elements; 'a borrows it shared, so nobody writes it.
+        // Every bit pattern is a valid T (Pod).
+        unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<T>(), self.elements()) }
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// Host memory that is no tensor's, to copy into.
+    pub fn over<T: Element>(slice: &'a mut [T]) -> ViewMut<'a> {
+        let shape = Shape::from([slice.len()]);
+        let address = std::ptr::NonNull::from(slice).cast::<u8>();
+        ViewMut { address: Address::memory(address), dtype: T::DTYPE, shape, life: PhantomData }
+    }
+
+    /// The same memory, shared for reading as long as this borrow lasts.
+    pub fn as_view(&self) -> View<'_> {
+        View { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData }
+    }
+
+    /// The same memory, borrowed again for a shorter time.
+    pub fn reborrow(&mut self) -> ViewMut<'_> {
+        ViewMut { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData }
+    }
+
+    /// The elements, on a device whose memory the host addresses.
+    #[track_caller]
+    pub fn into_slice<T: Element>(self) -> &'a mut [T] {
+        assert_eq!(T::DTYPE, self.dtype, "elements are {}", self.dtype.name());
+        let address = self.address.real().expect("memory of the Meta device cannot be written");
+        // SAFETY: as in View::as_slice; 'a borrows the memory uniquely.
+        unsafe { std::slice::from_raw_parts_mut(address.as_ptr().cast::<T>(), self.elements()) }
+    }
+
+    /// Cuts flat pieces out of the memory: ranges of elements, ascending and disjoint.
+    #[track_caller]
+    pub fn into_pieces(self, pieces: impl IntoIterator<Item = (Range<usize>, Shape)>) -> Vec<ViewMut<'a>> {
+        let mut end = 0;
+        let mut out = Vec::new();
+        for (range, shape) in pieces {
+            assert!(range.start >= end, "pieces must ascend without overlap");
+            end = range.end;
+            let whole =
+                ViewMut { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData };
+            out.push(whole.range(range).reshape(shape));
+        }
+        out
+    }
+}
