@@ -17,7 +17,7 @@ use super::pushes::Pushes;
 use crate::whole::Whole;
 use phalanx_train::spec::Spec;
 
-/// Longest sleep of a held answer without a look around.
+/// Longest sleep of a held answer between two checks.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// The server of one range of the parameters.
@@ -41,11 +41,11 @@ pub(super) struct Served {
     pub(super) version: u64,
     /// Pushes of all workers. The total includes earlier runs.
     pub(super) pushes: Pushes,
-    /// By worker: pushes of this run.
+    /// For each worker: its pushes in this run.
     pushed: Vec<u64>,
-    /// By worker: updates that the parameters of its last answer had seen.
+    /// For each worker: number of updates that the parameters of its last answer include.
     seen: Vec<u64>,
-    /// By worker.
+    /// For each worker: whether it has no more steps.
     done: Vec<bool>,
     failed: Option<CollectiveError>,
 }
@@ -77,11 +77,11 @@ impl Server {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Served> {
-        // After a panic in an update nothing of it is used but the error.
+        // After a panic in an update, only the error is used.
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// A run starts: all workers have the parameters as they are here.
+    /// Starts a run, in which all workers have the server's current parameters.
     pub(super) fn begin(&self) {
         let mut served = self.lock();
         let version = served.version;
@@ -96,13 +96,13 @@ impl Server {
         self.lock().pushes.take()
     }
 
-    /// Pushes over workers.
+    /// Number of steps: pushes divided by workers.
     pub(super) fn steps(&self) -> u64 {
         let served = self.lock();
         served.pushes.total / served.pushed.len() as u64
     }
 
-    /// Learning rate of update `number`, from 1: updates over workers are steps.
+    /// Learning rate of update `number`, from 1. Steps are updates divided by workers.
     fn lr(&self, number: u64, ranks: usize) -> f64 {
         self.schedule.lr((number - 1) / ranks as u64)
     }
@@ -139,10 +139,11 @@ impl Server {
         staleness
     }
 
-    /// The parameters of the range for the next step of `worker`, as soon as the bound lets it start.
+    /// Reads the parameters of the range for the next step of `worker`, as soon as the staleness bound allows it to
+    /// start.
     ///
     /// # Errors
-    /// When the job ends meanwhile. The wait is bounded: whoever is waited for is missed by the thread that serves it.
+    /// When the job ends meanwhile. The wait is bounded, because the thread that serves the slow worker has a deadline.
     pub(super) fn answer(&self, links: &Links, worker: usize, to: ViewMut) -> Result<(), CollectiveError> {
         let mut served = self.lock();
         while let Some(error) = served.failed.clone().map(Err).or_else(|| self.holds(&served, worker)) {
@@ -166,7 +167,7 @@ impl Server {
         held.then_some(Ok(()))
     }
 
-    /// The parameters of the range as they are.
+    /// Reads the current parameters of the range.
     pub(super) fn read(&self, served: &Served, to: ViewMut) {
         match to.dtype() {
             DType::F32 => self.device.copy(served.exact.view(), to),
@@ -174,22 +175,22 @@ impl Server {
         }
     }
 
-    /// A worker has no more steps: nobody waits for it.
+    /// Notes that a worker has no more steps, so that no other waits for it.
     pub(super) fn leave(&self, worker: usize) {
         self.lock().done[worker] = true;
         self.changed.notify_all();
     }
 
-    /// The job has ended: nobody waits any more.
+    /// Notes that the job has ended, which ends all waits.
     pub(super) fn fail(&self, error: CollectiveError) {
         self.lock().failed.get_or_insert(error);
         self.changed.notify_all();
     }
 
-    /// Serves `worker` until it is done. What is done here allocates nothing.
+    /// Serves `worker` until it is done, without allocations.
     ///
     /// # Errors
-    /// When the worker died, stalled or disagreed, or the job ended; all who wait here are told.
+    /// When the worker died, stalled or disagreed, or the job ended. All waits at this server then end with the error.
     pub(super) fn serve(
         &self,
         whole: &Whole,
@@ -212,8 +213,8 @@ impl Server {
         mail: Mail,
     ) -> Result<Mail, CollectiveError> {
         let group = links.of_worker(worker);
-        // Buffers of a call that failed are lost, and so are the others then: this rank's worker may be inside a phase,
-        // whose end counts what is live.
+        // If a call fails, its buffers are lost, and the others are not freed either: this rank's worker may be inside
+        // a phase, whose end checks the live allocations.
         let Mail { header, gradient, staleness, parameters } = mail;
         let (mut header, mut gradient) = (Kept::new(header), Kept::new(gradient));
         let (mut staleness, mut parameters) = (Kept::new(staleness), Kept::new(parameters));

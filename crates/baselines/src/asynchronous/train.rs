@@ -23,7 +23,7 @@ use phalanx_train::run_files::RunFiles;
 use phalanx_train::saving;
 use phalanx_train::state::position;
 
-/// What one rank runs on: device, groups, and callbacks to the program.
+/// The device, groups and callbacks of one rank.
 pub struct RankEnvironment<'a> {
     /// Its device, with an arena that replays this rank's part of [`plan`](super::plan).
     pub device: Device,
@@ -31,7 +31,7 @@ pub struct RankEnvironment<'a> {
     pub links: Links<'a>,
     /// Set when the user wants to stop after the current step.
     pub stop_requested: &'a AtomicBool,
-    /// Told the number of each step as it starts.
+    /// Called with the number of each step when it starts.
     pub note_step: &'a dyn Fn(u64),
     /// Bytes of other ranks' memory that are resident here because they were read.
     pub foreign_bytes: &'a dyn Fn() -> u64,
@@ -162,7 +162,7 @@ impl<'a> Session<'a> {
         Ok(path)
     }
 
-    /// `memory.json`: what every rank took at most so far.
+    /// Writes `memory.json`: the measured peak of every rank so far.
     fn write_memory(&mut self) -> Result<(), RunError> {
         let resident = resident_bytes_peak((self.foreign_bytes)());
         let files = &self.files;
@@ -178,7 +178,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The samples of step `number` (from 1) that a synchronous run would give the rank.
+/// Fills the batch with the samples of step `number` (from 1), which are those of the same rank in a synchronous run.
 fn fill(job: &Job, rank: usize, number: u64, batch: &mut Batch) -> Result<(), RunError> {
     let spec = &job.plan.spec;
     let first = (number - 1) * job.config.batch.global as u64;
