@@ -1,7 +1,7 @@
 //! The text of one step, as much of it as a line has room for.
 
 use phalanx_drawing::report;
-use phalanx_train::metrics::StepRecord;
+use phalanx_train::metrics::{Staleness, StepRecord};
 
 /// Columns of the bar.
 const BAR: usize = 24;
@@ -51,6 +51,7 @@ impl Line<'_> {
             (7, Some(bar(record.step, *steps))),
             (0, Some(format!("loss {:.4}", record.loss))),
             (3, self.val_loss.map(|loss| format!("val {loss:.4}"))),
+            (4, record.staleness.as_ref().map(staleness)),
             (4, Some(format!("{} tokens/s", report::count(record.tokens_per_s)))),
             (5, percent("mfu", record.mfu)),
             (6, percent("hfu", record.hfu)),
@@ -59,6 +60,11 @@ impl Line<'_> {
         ];
         parts.into_iter().filter_map(|(left_out, text)| Some(Part { left_out, text: text? })).collect()
     }
+}
+
+/// How many updates old the parameters of asynchronous workers were.
+fn staleness(of: &Staleness) -> String {
+    format!("staleness {:.1} (max {})", of.staleness, of.staleness_max)
 }
 
 /// Columns of the parts that stay, with two spaces between them.
