@@ -6,6 +6,8 @@
 
 mod args;
 mod bench;
+mod bench_args;
+mod byte_size;
 mod checksums;
 mod choices;
 mod colour;
@@ -26,6 +28,7 @@ mod limits;
 mod machine;
 mod mesh_report;
 mod output;
+mod overrides;
 mod plan_report;
 mod planned;
 mod progress;
@@ -58,7 +61,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 
-use args::{BenchCommand, Cli, Command};
+use args::{Cli, Command};
+use bench_args::BenchCommand;
 use environment::Environment;
 use output::OutputError;
 use phalanx_drawing::report;

@@ -31,8 +31,8 @@ impl Line<'_> {
     /// per second, validation loss, memory, time left.
     pub fn fit(&self, width: usize) -> String {
         let parts = self.parts();
-        let least = (0..=7).rev().find(|least| length(&parts, *least) <= width).unwrap_or(0);
-        let texts = parts.iter().filter(|part| part.left_out <= least).map(|part| part.text.as_str());
+        let limit = (0..=7).rev().find(|limit| length(&parts, *limit) <= width).unwrap_or(0);
+        let texts = parts.iter().filter(|part| part.left_out <= limit).map(|part| part.text.as_str());
         texts.collect::<Vec<_>>().join("  ")
     }
 
@@ -68,8 +68,8 @@ fn staleness(of: &Staleness) -> String {
 }
 
 /// Columns of the parts that stay, with two spaces between them.
-fn length(parts: &[Part], least: u8) -> usize {
-    let stay = parts.iter().filter(|part| part.left_out <= least);
+fn length(parts: &[Part], limit: u8) -> usize {
+    let stay = parts.iter().filter(|part| part.left_out <= limit);
     stay.map(|part| part.text.chars().count() + 2).sum::<usize>().saturating_sub(2)
 }
 
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_important_is_left_out_first() {
+    fn unimportant_parts_are_left_out_first() {
         let record = record();
         let line = Line {
             record: &record,
