@@ -22,6 +22,13 @@ pub enum DataError {
         error: String,
     },
 
+    /// A data source of the caller's own has no such sample.
+    #[error("the data source: {reason}")]
+    Source {
+        /// Why, in words.
+        reason: String,
+    },
+
     /// A tokenizer's name that is neither a known word nor an existing file.
     #[error(
         "unknown tokenizer {given:?}: expected \"byte\", \"char\", \"gpt2\" or the path of a \

@@ -6,6 +6,8 @@
 
 mod args;
 mod bench;
+mod bench_args;
+mod byte_size;
 mod checksums;
 mod choices;
 mod colour;
@@ -17,6 +19,7 @@ mod environment;
 mod exit_status;
 mod file_size;
 mod final_report;
+mod fit;
 mod foreign_keys;
 mod keys;
 mod launch;
@@ -25,6 +28,7 @@ mod limits;
 mod machine;
 mod mesh_report;
 mod output;
+mod overrides;
 mod plan_report;
 mod planned;
 mod progress;
@@ -57,7 +61,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 
-use args::{BenchCommand, Cli, Command};
+use args::{Cli, Command};
+use bench_args::BenchCommand;
 use environment::Environment;
 use output::OutputError;
 use phalanx_drawing::report;
@@ -92,10 +97,7 @@ fn run(command: Command) -> Result<ExitCode> {
     file_size::fail_beyond_limit()?;
     match command {
         Command::Train(args) => return commands::train::train(&args, environment),
-        Command::Rank(args) => {
-            let done = rank_process::rank(&args, environment)?;
-            return Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-        }
+        Command::Rank(args) => return rank_process::rank(&args, environment),
         Command::Plan(args) if args.draw.schedule.is_some() => commands::plan_schedule::draw(&args),
         Command::Plan(args) => commands::plan::plan(&args),
         Command::Sample(args) => commands::sample::sample(&args, environment),

@@ -1,7 +1,7 @@
 //! The text of one step, as much of it as a line has room for.
 
 use phalanx_drawing::report;
-use phalanx_train::metrics::StepRecord;
+use phalanx_train::metrics::{Staleness, StepRecord};
 
 /// Columns of the bar.
 const BAR: usize = 24;
@@ -31,8 +31,8 @@ impl Line<'_> {
     /// per second, validation loss, memory, time left.
     pub fn fit(&self, width: usize) -> String {
         let parts = self.parts();
-        let least = (0..=7).rev().find(|least| length(&parts, *least) <= width).unwrap_or(0);
-        let texts = parts.iter().filter(|part| part.left_out <= least).map(|part| part.text.as_str());
+        let limit = (0..=7).rev().find(|limit| length(&parts, *limit) <= width).unwrap_or(0);
+        let texts = parts.iter().filter(|part| part.left_out <= limit).map(|part| part.text.as_str());
         texts.collect::<Vec<_>>().join("  ")
     }
 
@@ -51,6 +51,7 @@ impl Line<'_> {
             (7, Some(bar(record.step, *steps))),
             (0, Some(format!("loss {:.4}", record.loss))),
             (3, self.val_loss.map(|loss| format!("val {loss:.4}"))),
+            (4, record.staleness.as_ref().map(staleness)),
             (4, Some(format!("{} tokens/s", report::count(record.tokens_per_s)))),
             (5, percent("mfu", record.mfu)),
             (6, percent("hfu", record.hfu)),
@@ -61,9 +62,14 @@ impl Line<'_> {
     }
 }
 
+/// How many updates old the parameters of asynchronous workers were.
+fn staleness(of: &Staleness) -> String {
+    format!("staleness {:.1} (max {})", of.staleness, of.staleness_max)
+}
+
 /// Columns of the parts that stay, with two spaces between them.
-fn length(parts: &[Part], least: u8) -> usize {
-    let stay = parts.iter().filter(|part| part.left_out <= least);
+fn length(parts: &[Part], limit: u8) -> usize {
+    let stay = parts.iter().filter(|part| part.left_out <= limit);
     stay.map(|part| part.text.chars().count() + 2).sum::<usize>().saturating_sub(2)
 }
 
@@ -92,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_important_is_left_out_first() {
+    fn unimportant_parts_are_left_out_first() {
         let record = record();
         let line = Line {
             record: &record,

@@ -247,7 +247,7 @@ mod tests {
     use phalanx_train::ResolvedConfig;
 
     use super::*;
-    use crate::args::Overrides;
+    use crate::overrides::Overrides;
 
     /// The configuration of a resumed run, from the stored one and what is set now.
     fn resumed(stored: &str, set: &[&str]) -> ResolvedConfig {

@@ -191,7 +191,7 @@ fn plan(resolved: Resolved, tokens: Tokens) -> Result<(Planned, DataDigests)> {
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
     let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new))?;
     let planned = Planned::of(resolved, data.evaluated())?;
-    planned.check_memory()?;
+    crate::fit::check_memory(&planned)?;
     let tokenizer = prepared.tokenizer.as_ref().map(Tokenizer::digest);
     Ok((planned, DataDigests { tokens: Some(blake3), tokenizer }))
 }
