@@ -88,6 +88,7 @@ impl Cost {
                 | Event::StreamWait { .. }
                 | Event::HostWait { .. }
                 | Event::Counted { .. }
+                | Event::Step { .. }
                 | Event::Use { .. } => {}
             }
         }

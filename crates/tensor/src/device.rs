@@ -208,17 +208,16 @@ impl Device {
     #[track_caller]
     pub fn run<'a, O: Describe + Into<Operation<'a>>>(&self, operation: O) {
         operation.check();
-        let (site, price) = (Site::caller(), operation.price());
+        let (site, price, name) = (Site::caller(), operation.price(), operation.name());
         if let Some(recorder) = &self.recorder {
             if recorder.is_placing() || operation.marks_zero() {
                 operation.follow(recorder, site);
             }
             let Price { flops, bytes, rate, forward_flops } = price;
-            recorder.push(Event::Kernel { name: O::NAME, flops, bytes, rate, forward_flops });
+            recorder.push(Event::Kernel { name, flops, bytes, rate, forward_flops });
         }
-        let timer = self.timer(O::NAME, price);
-        self.backend
-            .launch(Stream::Compute, Call { operation: operation.into(), name: O::NAME, site, timer });
+        let timer = self.timer(name, price);
+        self.backend.launch(Stream::Compute, Call { operation: operation.into(), name, site, timer });
     }
 
     /// Where the time of a call goes, when kernels are timed.
@@ -232,6 +231,13 @@ impl Device {
     pub fn record_counted(&self, number: usize, elements: u64) {
         if let Some(recorder) = &self.recorder {
             recorder.push(Event::Counted { parameter: number as u32, elements });
+        }
+    }
+
+    /// Notes that step `number` of the pipeline's program begins; with the number after the last, that it has ended.
+    pub fn record_step(&self, number: usize) {
+        if let Some(recorder) = &self.recorder {
+            recorder.push(Event::Step { number: number as u32 });
         }
     }
 

@@ -48,7 +48,9 @@ pub use disk::DiskMemory;
 pub use factory::{DeviceFactory, DeviceRequest};
 pub use flights::InFlight;
 pub use immediate::Immediate;
-pub use operations::{AdamWUpdate, LayerNormBackward, SgdUpdate, VocabularyLoss, VocabularyStatistics};
+pub use operations::{
+    AdamWUpdate, LayerNormBackward, OwnOperation, SgdUpdate, VocabularyLoss, VocabularyStatistics,
+};
 pub use phalanx_trace::{Category, DType, Memory};
 pub use region::Region;
 pub use shape::Shape;

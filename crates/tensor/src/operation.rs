@@ -138,6 +138,11 @@ pub trait Describe: Operands {
     /// The operation's name, in traces, profiles and tables.
     const NAME: &'static str;
 
+    /// The name of this call, where calls of one type have several.
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
     /// Stops the program, at the caller, when shapes or element types do not fit: that is a programmer's error.
     #[track_caller]
     fn check(&self);

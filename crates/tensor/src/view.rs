@@ -217,3 +217,63 @@ impl<'a> ViewMut<'a> {
         out
     }
 }
+
+/// Numbers that are computed with as f32.
+trait Float: Element {
+    fn to_f32(self) -> f32;
+    fn of_f32(number: f32) -> Self;
+}
+
+macro_rules! float {
+    ($($type:ty: $to:expr, $of:expr;)*) => {
+        $(impl Float for $type {
+            fn to_f32(self) -> f32 {
+                $to(self)
+            }
+
+            fn of_f32(number: f32) -> $type {
+                $of(number)
+            }
+        })*
+    };
+}
+float! {
+    f32: std::convert::identity, std::convert::identity;
+    half::bf16: half::bf16::to_f32, half::bf16::from_f32;
+    half::f16: half::f16::to_f32, half::f16::from_f32;
+}
+
+impl View<'_> {
+    /// Copies as many elements as `out` has, from element `start` on, of f32, bf16 or f16: for kernels of host code.
+    #[track_caller]
+    pub fn read_f32(&self, start: usize, out: &mut [f32]) {
+        fn each<T: Float>(from: &[T], out: &mut [f32]) {
+            out.iter_mut().zip(from).for_each(|(out, from)| *out = from.to_f32());
+        }
+        let here = self.range(start..start + out.len());
+        match self.dtype {
+            DType::F32 => out.copy_from_slice(here.as_slice()),
+            DType::BF16 => each(here.as_slice::<half::bf16>(), out),
+            DType::F16 => each(here.as_slice::<half::f16>(), out),
+            other => panic!("expected f32, bf16 or f16, got {}", other.name()),
+        }
+    }
+}
+
+impl ViewMut<'_> {
+    /// Overwrites as many elements as `from` has, from element `start` on, of f32, bf16 or f16; rounds to nearest even.
+    #[track_caller]
+    pub fn write_f32(&mut self, start: usize, from: &[f32]) {
+        fn each<T: Float>(to: &mut [T], from: &[f32]) {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = T::of_f32(*from));
+        }
+        let dtype = self.dtype;
+        let here = self.reborrow().range(start..start + from.len());
+        match dtype {
+            DType::F32 => here.into_slice::<f32>().copy_from_slice(from),
+            DType::BF16 => each(here.into_slice::<half::bf16>(), from),
+            DType::F16 => each(here.into_slice::<half::f16>(), from),
+            other => panic!("expected f32, bf16 or f16, got {}", other.name()),
+        }
+    }
+}

@@ -180,20 +180,20 @@ fn step(device: &Device, fault: &PlantedFault, is_planted: bool) {
 
 /// The kinds of arenas.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum TransferKind {
+enum ArenaKind {
     Recording,
     Heap,
     Unplanned,
     Replaying,
 }
 
-const KINDS: [TransferKind; 4] =
-    [TransferKind::Recording, TransferKind::Heap, TransferKind::Unplanned, TransferKind::Replaying];
+const KINDS: [ArenaKind; 4] =
+    [ArenaKind::Recording, ArenaKind::Heap, ArenaKind::Unplanned, ArenaKind::Replaying];
 
 /// A device whose memories are arenas of a kind (there is no heap on disk: unplanned there); a replaying one is planned for
 /// the step without a fault.
-fn device(kind: TransferKind, fault: &PlantedFault) -> Device {
-    if kind == TransferKind::Recording {
+fn device(kind: ArenaKind, fault: &PlantedFault) -> Device {
+    if kind == ArenaKind::Recording {
         return Device::meta_of(1, false);
     }
     let region = || Region::anonymous(MEMORY_BYTES).unwrap();
@@ -204,14 +204,14 @@ fn device(kind: TransferKind, fault: &PlantedFault) -> Device {
         plan_memory_of(&dry.take_trace(0), memory).unwrap()
     };
     let [device, host] = [Memory::Device, Memory::Host].map(|memory| match kind {
-        TransferKind::Recording => unreachable!("returned above"),
-        TransferKind::Heap => Arena::heap_of(memory),
-        TransferKind::Unplanned => Arena::unplanned_in(memory, region()),
-        TransferKind::Replaying => Arena::replaying_in(memory, plan(memory), region()),
+        ArenaKind::Recording => unreachable!("returned above"),
+        ArenaKind::Heap => Arena::heap_of(memory),
+        ArenaKind::Unplanned => Arena::unplanned_in(memory, region()),
+        ArenaKind::Replaying => Arena::replaying_in(memory, plan(memory), region()),
     });
     let file = DiskMemory::create(&std::env::temp_dir(), MEMORY_BYTES as u64).unwrap();
     let disk = match kind {
-        TransferKind::Replaying => Arena::replaying_on_disk(plan(Memory::Disk), file),
+        ArenaKind::Replaying => Arena::replaying_on_disk(plan(Memory::Disk), file),
         _ => Arena::unplanned_on_disk(file),
     };
     let backend = Immediate::with_disk_stream(Arc::new(Copies)).unwrap();

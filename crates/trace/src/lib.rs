@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize, Serializer};
 pub use interned::{StaticName, interned};
 pub use phase::PhaseName;
 pub use placement::{Axis, Fault, Placement, Placements};
-pub use tag::{describe_tag, micro_batch_tag};
+pub use tag::{describe_tag, later_tag, micro_batch_tag};
 
 /// Element type of a tensor or of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -428,6 +428,11 @@ pub enum Event {
         parameter: u32,
         /// How many.
         elements: u64,
+    },
+    /// A step of the pipeline's program begins; with the number after the last step, what comes after the program.
+    Step {
+        /// Number of the step in the rank's program, from 0.
+        number: u32,
     },
     /// A block's chunk is needed from here on.
     Use {

@@ -110,12 +110,13 @@ impl Rank {
             (stages, norm, device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count"))
         };
         let (stages, norm, count) = device.phase(PhaseName::Init, make);
+        let [program, evaluation] = spec.programs(at.pipeline);
         Rank {
             at,
             stages,
             norm,
-            program: Program::new(&spec.schedule, at.pipeline),
-            evaluation: Program::new(&spec.evaluation, at.pipeline),
+            program,
+            evaluation,
             outline,
             spec: spec.clone(),
             applied: 0,
@@ -262,7 +263,7 @@ impl Spec {
             micro_batches: self.micro_batches,
             defer: self.defer,
             precision: self.precision,
-            optimizer: self.optimizer,
+            optimizer: self.optimizer.clone(),
         };
         let tied = (0..network.parameters.len()).filter(|p| tied(&network.numbers[*p]).is_some()).collect();
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);

@@ -133,7 +133,7 @@ const OTHER_MEANINGS: [(&str, &str, &str); 4] = [
 ];
 
 /// Crates that may read arguments and environment.
-const MAY_READ_ENVIRONMENT: [&str; 3] = ["program", "reliability", "xtask"];
+const MAY_READ_ENVIRONMENT: [&str; 4] = ["program", "phalanx", "reliability", "xtask"];
 
 /// Crates that may differ by feature: the face and the leaves that wrap foreign engines.
 const MAY_HAVE_FEATURES: [&str; 5] = ["phalanx", "data", "cuda", "nccl", "mpi"];
