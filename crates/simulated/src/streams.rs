@@ -42,6 +42,7 @@ pub(crate) struct Run {
 }
 
 /// The work of a call.
+#[expect(clippy::large_enum_variant, reason = "a run is queued in a box")]
 pub(crate) enum Body {
     Kernel {
         /// Its operands lie in memory that the worker can access.
