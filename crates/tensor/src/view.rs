@@ -149,11 +149,18 @@ impl<'a> View<'a> {
         View { address, dtype, shape: Shape::from([bytes.len() / size]), life: PhantomData }
     }
 
+    /// The bytes of a tensor in memory that the host addresses.
+    pub(crate) fn host_bytes(&self) -> Result<&'a [u8], String> {
+        let address = self.address.real().ok_or("the host reads memory alone")?;
+        // SAFETY: as in `as_slice`.
+        Ok(unsafe { std::slice::from_raw_parts(address.as_ptr(), self.bytes()) })
+    }
+
     /// The elements, on a device whose memory the host addresses.
     #[track_caller]
     pub fn as_slice<T: Element>(&self) -> &'a [T] {
         assert_eq!(T::DTYPE, self.dtype, "elements are {}", self.dtype.name());
-        let address = self.address.real().expect("memory of the Meta device cannot be read");
+        let address = self.address.real().expect("the host reads memory alone: not a disk, nor a dry run");
         // SAFETY: the address and length lie inside one live allocation (checked where the view was
         // made), aligned to 64 bytes plus whole elements; 'a borrows it shared, so nobody writes it.
         // Every bit pattern is a valid T (Pod).
@@ -179,11 +186,18 @@ impl<'a> ViewMut<'a> {
         ViewMut { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData }
     }
 
+    /// The bytes of a tensor in memory that the host addresses.
+    pub(crate) fn into_host_bytes(self) -> Result<&'a mut [u8], String> {
+        let address = self.address.real().ok_or("the host writes memory alone")?;
+        // SAFETY: as in `View::as_slice`; 'a borrows the memory uniquely.
+        Ok(unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), self.bytes()) })
+    }
+
     /// The elements, on a device whose memory the host addresses.
     #[track_caller]
     pub fn into_slice<T: Element>(self) -> &'a mut [T] {
         assert_eq!(T::DTYPE, self.dtype, "elements are {}", self.dtype.name());
-        let address = self.address.real().expect("memory of the Meta device cannot be written");
+        let address = self.address.real().expect("the host writes memory alone: not a disk, nor a dry run");
         // SAFETY: as in View::as_slice; 'a borrows the memory uniquely.
         unsafe { std::slice::from_raw_parts_mut(address.as_ptr().cast::<T>(), self.elements()) }
     }

@@ -7,10 +7,13 @@
 //! [`on_threads`] runs all ranks in this process, and [`training`] is a run without a folder.
 #![forbid(unsafe_code)]
 
+mod abridged_programs;
+mod chunk_choice;
 pub mod config;
 mod cut;
 pub mod dataset;
 pub mod diagnose;
+mod dry_run;
 pub mod error;
 pub mod groups;
 pub mod job;
@@ -23,6 +26,7 @@ pub mod rank;
 pub mod run;
 pub mod run_files;
 pub mod sample;
+mod sampling;
 pub mod saving;
 pub mod source;
 pub mod spec;

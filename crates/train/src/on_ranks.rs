@@ -33,6 +33,8 @@ pub fn on_threads<T: Send>(
             threads: plan.spec.threads,
             device_plan: &own.memory,
             host_plan: &own.host,
+            disk_plan: &own.disk,
+            disk_folder: None,
             map_shared: &Region::anonymous,
         })
     };
@@ -73,6 +75,8 @@ pub fn on_endpoint<T>(
         threads: plan.spec.threads,
         device_plan: &own.memory,
         host_plan: &own.host,
+        disk_plan: &own.disk,
+        disk_folder: None,
         map_shared: &|bytes| endpoint.arena(bytes),
     })?;
     let source = if ranks > 1 { GroupSource::Host(endpoint) } else { GroupSource::Alone(Isa::detect()) };

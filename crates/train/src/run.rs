@@ -219,6 +219,7 @@ impl<'a> Session<'a> {
             hfu: utilisation(executed).filter(|_| executed != model),
             comm_bytes: communication.sent_bytes,
             exposed_comm_s: communication.exposed_s,
+            staleness: None,
         };
         self.files.write(&record)?;
         let change = loss_scale.zip(outcome.next_loss_scale).filter(|(from, to)| skipped || from != to);

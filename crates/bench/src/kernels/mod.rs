@@ -6,6 +6,7 @@
 mod calls;
 mod report;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,11 +22,11 @@ use phalanx_tensor::{Arena, DType, Device, Region};
 use phalanx_trace::PhaseName;
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
-use crate::kernel_table::Peaks;
+use crate::kernel_table::{Peaks, Work, product_types};
 use calls::Calls;
 pub use report::{Columns, Labels, to_json, to_text};
 
-/// Fewest calls of a kernel.
+/// Minimum number of calls of a kernel.
 const MIN_CALLS: usize = 5;
 
 /// Bytes to measure bandwidth with.
@@ -34,7 +35,7 @@ const MEMORY_BYTES: usize = 512 << 20;
 /// The shape of a training step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setting {
-    /// Sequences at a time.
+    /// Sequences of a micro-batch.
     pub batch: usize,
     /// Tokens of each.
     pub seq: usize,
@@ -52,11 +53,11 @@ pub struct KernelBench<'a> {
     pub setting: Setting,
     /// In which type.
     pub dtype: DType,
-    /// By how many threads, one after another.
+    /// Numbers of threads, measured one after another.
     pub threads: Vec<usize>,
     /// Only kernels whose name and size contain one of these; all where there is none.
     pub only: &'a [String],
-    /// How long each kernel is called again and again.
+    /// Time for which each kernel is called repeatedly.
     pub time: Duration,
     /// How a number of threads computes.
     pub options: &'a dyn Fn(usize) -> Options,
@@ -65,7 +66,7 @@ pub struct KernelBench<'a> {
 }
 
 /// A number of threads, and what these are capable of.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Threads {
     /// How many.
     pub threads: usize,
@@ -82,10 +83,8 @@ pub struct Measured {
     pub name: &'static str,
     /// For people.
     pub size: String,
-    /// Operations of a call.
-    pub flops: u64,
-    /// Bytes that a call reads and writes at least.
-    pub bytes: u64,
+    /// The work of a call, by the description of the operation.
+    pub work: Work,
     /// How often it was called.
     pub calls: usize,
     /// Seconds of the fastest call.
@@ -98,7 +97,7 @@ impl KernelBench<'_> {
     /// Measures: the same kernels for each number of threads.
     ///
     /// # Errors
-    /// A name that is no kernel's; memory that there is not.
+    /// An unknown kernel name; not enough memory.
     pub fn run(&self) -> Result<Vec<(Threads, Vec<Measured>)>> {
         let slice = self.logits_slice()?;
         self.check_names(slice)?;
@@ -128,14 +127,14 @@ impl KernelBench<'_> {
         self.only.is_empty() || self.only.iter().any(|only| label.contains(only.as_str()))
     }
 
-    /// Every name that is asked for is one; on a device that computes nothing.
+    /// Checks that every requested name exists, on a device that computes nothing.
     fn check_names(&self, slice: usize) -> Result<()> {
         let mut labels = Vec::new();
         Calls::new(&Device::meta(1), self.setting, self.dtype, slice)
             .each(&mut |name, size, _| labels.push(format!("{name} {size}")));
         for only in self.only {
             if !labels.iter().any(|label| label.contains(only.as_str())) {
-                bail!("--only {only}: no kernel is called so; there are:\n  {}", labels.join("\n  "));
+                bail!("--only {only}: no kernel has this name; the kernels are:\n  {}", labels.join("\n  "));
             }
         }
         Ok(())
@@ -153,9 +152,8 @@ impl KernelBench<'_> {
     fn run_with(&self, threads: usize, slice: usize) -> Result<(Threads, Vec<Measured>)> {
         let options = (self.options)(threads);
         let cpu = Cpu::with_options(options)?;
-        let flops_per_s = peak::flops_per_s(&cpu, self.dtype);
-        let bytes_per_s =
-            peak::bandwidth(&cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.max();
+        let before = peak::flops_per_s(&cpu, self.dtype);
+        let bandwidth = peak::bandwidth(&cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?;
         let plan = self.memory(threads, slice)?;
         let region = Region::anonymous(plan.arena_bytes as usize)
             .and_then(|region| cpu.populate(&region).map(|()| region))
@@ -173,9 +171,15 @@ impl KernelBench<'_> {
             measured
         });
         // Again, now that the system has spread the threads over the cores.
-        let flops_per_s = flops_per_s.max(peak::flops_per_s(&cpu, self.dtype));
+        let mut flops_per_s = BTreeMap::from([(self.dtype, before)]);
+        for dtype in product_types(measured.iter().map(|kernel| kernel.work.rate)) {
+            let after = peak::flops_per_s(&cpu, dtype);
+            flops_per_s.entry(dtype).and_modify(|before| *before = before.max(after)).or_insert(after);
+        }
         let fork_join_s = fork_join_s(&Pool::new(threads, options.spin)?);
-        Ok((Threads { threads, peaks: Peaks { flops_per_s, bytes_per_s }, fork_join_s }, measured))
+        let copied_bytes_per_s = bandwidth.copied();
+        let peaks = Peaks { flops_per_s, bytes_per_s: bandwidth.max(), copied_bytes_per_s };
+        Ok((Threads { threads, peaks, fork_join_s }, measured))
     }
 
     fn measure(
@@ -192,7 +196,7 @@ impl KernelBench<'_> {
                 profile.take().into_iter().find(|(key, _)| key.name == name).expect("it was called");
             (key, time.time.as_secs_f64())
         };
-        let (KernelKey { flops, bytes, .. }, _) = timed();
+        let (KernelKey { flops, bytes, rate, .. }, _) = timed();
         let begin = Instant::now();
         let mut seconds = Vec::new();
         while seconds.len() < MIN_CALLS || begin.elapsed() < self.time {
@@ -200,7 +204,8 @@ impl KernelBench<'_> {
         }
         seconds.sort_by(f64::total_cmp);
         let (min_s, median_s) = (seconds[0], seconds[seconds.len() / 2]);
-        Measured { name, size, flops, bytes, calls: seconds.len(), min_s, median_s }
+        let work = Work { flops, bytes, rate };
+        Measured { name, size, work, calls: seconds.len(), min_s, median_s }
     }
 }
 

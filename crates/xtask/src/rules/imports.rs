@@ -17,7 +17,7 @@ const MAY_IMPORT: [(&str, &[&str]); 27] = [
     ("host", &["files"]),
     ("plan", &["trace"]),
     ("simd", &[]),
-    ("tensor", &["trace", "plan"]),
+    ("tensor", &["trace", "plan", "files"]),
     ("cpu", &["trace", "random", "simd", "tensor"]),
     ("simulated", &["trace", "random", "plan", "tensor"]),
     ("collectives", &["trace", "simd", "host", "tensor"]),
