@@ -83,7 +83,7 @@ pub struct PlanArgs {
     pub config: Option<PathBuf>,
     #[command(flatten)]
     pub overrides: Overrides,
-    /// Text files or folders instead of data.text
+    /// Text files, .jsonl files or folders, instead of data.text
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// Memory of each rank's device, such as 80GiB; when left out memory.limit_mb, or this machine's memory
@@ -143,7 +143,7 @@ pub struct TrainArgs {
     pub config: Option<PathBuf>,
     #[command(flatten)]
     pub overrides: Overrides,
-    /// Text files or folders instead of data.text
+    /// Text files, .jsonl files or folders, instead of data.text
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// Run folder; runs/NAME-of-the-configuration when left out

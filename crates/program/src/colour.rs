@@ -1,4 +1,4 @@
-//! Colours and line ends of what people read on standard error. Files and pipes get plain text, and so does a terminal
+//! Colours and line ends of what people read on a terminal. Files and pipes get plain text, and so does a terminal
 //! when `NO_COLOR` is set (see no-color.org). Help and usage errors are coloured by clap, under the same rules.
 
 /// Begins and ends bold red letters.

@@ -54,7 +54,13 @@ pub fn print(text: &str) -> Result<(), OutputError> {
 /// # Errors
 /// As for [`print()`].
 pub fn print_line(text: &str) -> Result<(), OutputError> {
-    print(&format!("{text}\n"))
+    print(&line(text))
+}
+
+/// A line for standard output; for a terminal, it breaks between words.
+fn line(text: &str) -> String {
+    let text = terminal_width().map_or_else(|| text.to_string(), |width| wrapped(text, width));
+    text + "\n"
 }
 
 /// Writes JSON for people and scripts to standard output.
@@ -62,7 +68,7 @@ pub fn print_line(text: &str) -> Result<(), OutputError> {
 /// # Errors
 /// As for [`print()`].
 pub fn print_json(value: &impl Serialize) -> Result<()> {
-    Ok(print_line(&serde_json::to_string_pretty(value)?)?)
+    Ok(print(&(serde_json::to_string_pretty(value)? + "\n"))?)
 }
 
 /// Writes a message to standard error; on a terminal, lines break between words. A failure is ignored: there is no other
@@ -173,7 +179,7 @@ impl TrainOutput {
 
     /// Passes `text` and an end of line to the writer.
     pub fn print_line(&self, text: &str) {
-        self.print(&format!("{text}\n"));
+        self.print(&line(text));
     }
 
     /// Passes bytes to the writer.

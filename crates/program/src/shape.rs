@@ -45,8 +45,8 @@ pub fn trained_otherwise(config: &Value, model: &dyn Model) -> Option<String> {
     };
     (model.architecture() == Some(Arch::BERT)).then(|| {
         format!(
-            "transformers does not train row {row} (pad_token_id) of the token table, and Phalanx trains it like the \
-             others: losses differ slightly from the second step on"
+            "input tokens with id {row} do not train row {row} (pad_token_id) of the token table in transformers; in \
+             Phalanx they do, so losses differ slightly if the text has such tokens"
         )
     })
 }

@@ -198,6 +198,6 @@ fn damaged_tokenizer_files() {
     ];
     for (content, part) in table {
         fs::write(run.path().join(TOKENIZER_FILE), content).unwrap();
-        assert_says(Tokenizer::load(run.path()), &["tokenizer.json holds no tokenizer", part]);
+        assert_says(Tokenizer::load(run.path()), &["tokenizer.json does not hold a usable tokenizer", part]);
     }
 }
