@@ -119,7 +119,7 @@ impl Whole {
     pub(crate) fn update(
         &self,
         device: &Device,
-        (optimizer, number, lr): (Optimizer, u64, f64),
+        (optimizer, number, lr): (&Optimizer, u64, f64),
         range: Range<usize>,
         (mut exact, mut rounded): (ViewMut, Option<ViewMut>),
         (gradient, factor): (View, View),

@@ -438,8 +438,15 @@ fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) 
     let memory: Vec<_> = plan.ranks.iter().map(|rank| rank.memory.clone()).collect();
     let (config, run) = (ResolvedConfig::new(config.clone()).unwrap(), run.to_path_buf());
     let digests = DataDigests::default();
-    let job =
-        Job { config, plan: plan.into(), data: data(), run, digests, start, peak_flops_per_s: Some(1e9) };
+    let job = Job {
+        config,
+        plan: plan.into(),
+        data: Box::new(data()),
+        run,
+        digests,
+        start,
+        peak_flops_per_s: Some(1e9),
+    };
     let stop_requested = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (job, stop_requested) = (&job, &stop_requested);

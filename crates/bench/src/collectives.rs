@@ -39,18 +39,19 @@ pub struct CollectiveFigures {
     pub algbw_gbs: f64,
 }
 
-/// The memory that one rank needs for the largest measurement, on the device and on the host: the same code runs on the
-/// device that only records.
+/// The plans of one rank's memories for the largest measurement, in the order of `Memory::ALL`: the same code runs on
+/// the device that only records.
 ///
 /// # Errors
 /// None but a bug of the bench.
-pub fn plan(task: &CollectivesTask, rank: usize, ranks: usize) -> Result<[MemoryPlan; 2]> {
+pub fn plan(task: &CollectivesTask, rank: usize, ranks: usize) -> Result<[MemoryPlan; 3]> {
     let device = Device::meta(1);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let group: Arc<dyn Group> = Arc::new(MetaGroup::new("data", rank, ranks, recorder));
     measure(task, &device, &*group)?;
     let trace = device.take_trace(rank);
-    Ok([plan_memory_of(&trace, Memory::Device)?, plan_memory_of(&trace, Memory::Host)?])
+    let [device, host, disk] = Memory::ALL.map(|memory| plan_memory_of(&trace, memory));
+    Ok([device?, host?, disk?])
 }
 
 /// Times every operation with every size on `device`, whose memory replays [`plan`].

@@ -1,65 +1,114 @@
-//! Kernels beside what the machine could do: floors, rates, and the table of one step.
+//! Kernels, copies and collectives beside what the machine could do: floors, rates, and the table of one step.
 //!
 //! The floor of a call is what it would take if nothing but its operations or nothing but its bytes counted,
-//! whichever takes longer. Bytes that caches keep from one kernel to the next are moved faster than that, so
+//! whichever takes longer. Operations and bytes come from the description of the operation, and so does the rate that
+//! they count against. Bytes that caches keep from one kernel to the next are moved faster than that, so
 //! short kernels may be above 100% of their floor.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use phalanx_drawing::report::{Table, bytes, count};
+use phalanx_trace::{DType, Rate};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// What the threads of a rank are capable of, measured in the same run.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peaks {
-    /// Operations per second from registers, in the compute type.
-    pub flops_per_s: f64,
+    /// Operations per second from registers, for each element type of the matrix products.
+    pub flops_per_s: BTreeMap<DType, f64>,
     /// Bytes per second, read and written.
     pub bytes_per_s: f64,
+    /// Bytes per second that are copied, counted once: between device and host memory, and by collectives, which read the
+    /// memory of other ranks.
+    pub copied_bytes_per_s: f64,
 }
 
-/// A rate of the thing that limits a kernel.
+/// Operations and bytes of a piece of work, and the rate that they count against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Work {
+    /// Operations of matrix products.
+    pub flops: u64,
+    /// Bytes read and written at least; bytes copied or sent.
+    pub bytes: u64,
+    /// What limits it.
+    pub rate: Rate,
+}
+
+impl Work {
+    fn times(self, calls: u64) -> Work {
+        Work { flops: calls * self.flops, bytes: calls * self.bytes, ..self }
+    }
+}
+
+/// A rate that was achieved, of what limits a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rate {
+pub enum Achieved {
     /// Operations per second.
     Flops(f64),
     /// Bytes per second.
     Bytes(f64),
 }
 
-impl std::fmt::Display for Rate {
+impl std::fmt::Display for Achieved {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Rate::Flops(rate) => write!(f, "{:.1} GFLOP/s", rate / 1e9),
-            Rate::Bytes(rate) => write!(f, "{:.1} GB/s", rate / 1e9),
+            Achieved::Flops(rate) => write!(f, "{:.1} GFLOP/s", rate / 1e9),
+            Achieved::Bytes(rate) => write!(f, "{:.1} GB/s", rate / 1e9),
         }
     }
 }
 
 impl Peaks {
-    /// The shortest possible time for so many operations and bytes, in seconds.
-    pub fn floor_s(&self, flops: u64, bytes: u64) -> f64 {
-        (flops as f64 / self.flops_per_s).max(bytes as f64 / self.bytes_per_s)
+    /// Operations per second of products of `dtype`, which was measured.
+    pub fn products_per_s(&self, dtype: DType) -> f64 {
+        *self.flops_per_s.get(&dtype).expect("every element type of a product was measured")
+    }
+
+    /// The shortest possible seconds of the operations, and of the bytes.
+    fn limits_s(&self, work: Work) -> [f64; 2] {
+        let Work { flops, bytes, rate } = work;
+        let bytes = bytes as f64;
+        match rate {
+            Rate::Bandwidth => [0.0, bytes / self.bytes_per_s],
+            Rate::MatrixProduct(dtype) => {
+                [flops as f64 / self.products_per_s(dtype), bytes / self.bytes_per_s]
+            }
+            Rate::Copy | Rate::Transport => [0.0, bytes / self.copied_bytes_per_s],
+            // No disk is measured.
+            Rate::Disk => [0.0, 0.0],
+        }
+    }
+
+    /// The shortest possible time of the work, in seconds.
+    pub fn floor_s(&self, work: Work) -> f64 {
+        let [flops, bytes] = self.limits_s(work);
+        flops.max(bytes)
     }
 
     /// The achieved rate of operations or bytes, whichever decides the floor.
-    pub fn rate(&self, flops: u64, bytes: u64, seconds: f64) -> Rate {
-        if flops as f64 / self.flops_per_s < bytes as f64 / self.bytes_per_s {
-            Rate::Bytes(bytes as f64 / seconds)
-        } else {
-            Rate::Flops(flops as f64 / seconds)
+    pub fn achieved(&self, work: Work, seconds: f64) -> Achieved {
+        let [flops, bytes] = self.limits_s(work);
+        match flops > bytes {
+            true => Achieved::Flops(work.flops as f64 / seconds),
+            false => Achieved::Bytes(work.bytes as f64 / seconds),
         }
     }
 }
 
-/// One kernel at one size in one step.
+/// The element types of the matrix products among some rates.
+pub fn product_types(rates: impl Iterator<Item = Rate>) -> BTreeSet<DType> {
+    let of = |rate| if let Rate::MatrixProduct(dtype) = rate { Some(dtype) } else { None };
+    rates.filter_map(of).collect()
+}
+
+/// One kernel, or one kind of copy, at one size in one step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelFigures {
     /// As in the plan: `linear`, `attention_backward`.
     pub name: String,
-    /// Operations of one call.
-    pub flops: u64,
-    /// Bytes that one call reads and writes at least.
-    pub bytes: u64,
+    /// The work of one call.
+    pub work: Work,
     /// Calls in the step.
     pub calls: u64,
     /// Seconds of all of them.
@@ -68,7 +117,24 @@ pub struct KernelFigures {
 
 impl KernelFigures {
     fn floor_s(&self, peaks: &Peaks) -> f64 {
-        self.calls as f64 * peaks.floor_s(self.flops, self.bytes)
+        self.calls as f64 * peaks.floor_s(self.work)
+    }
+}
+
+/// The collectives of one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CollectiveTimes {
+    /// How many were completed.
+    pub calls: u64,
+    /// Bytes that they sent from this rank.
+    pub sent_bytes: u64,
+    /// Seconds in which this rank waited for them: what it did not compute meanwhile.
+    pub waited_s: f64,
+}
+
+impl CollectiveTimes {
+    fn work(&self) -> Work {
+        Work { flops: 0, bytes: self.sent_bytes, rate: Rate::Transport }
     }
 }
 
@@ -79,6 +145,8 @@ pub struct StepProfile {
     pub step_s: f64,
     /// What it called.
     pub kernels: Vec<KernelFigures>,
+    /// Its collectives.
+    pub collectives: CollectiveTimes,
 }
 
 impl StepProfile {
@@ -90,39 +158,47 @@ impl StepProfile {
             self.kernels.iter().map(|kernel| (of_name(&kernel.name), kernel.clone())).collect();
         keyed.sort_by(|(a_name_s, a), (b_name_s, b)| {
             let names = b_name_s.total_cmp(a_name_s).then_with(|| a.name.cmp(&b.name));
-            names.then_with(|| (b.flops, b.bytes).cmp(&(a.flops, a.bytes)))
+            names.then_with(|| a.work.rate.cmp(&b.work.rate)).then_with(|| b.work.cmp(&a.work))
         });
         self.kernels = keyed.into_iter().map(|(_, kernel)| kernel).collect();
     }
 
-    /// Seconds in which no kernel ran: waiting for communication, uploads, joins, bookkeeping.
+    /// Seconds in which no kernel ran and no collective was waited for: joins, bookkeeping.
     pub fn outside_s(&self) -> f64 {
-        self.step_s - self.kernels.iter().map(|kernel| kernel.seconds).sum::<f64>()
+        let kernels_s: f64 = self.kernels.iter().map(|kernel| kernel.seconds).sum();
+        self.step_s - kernels_s - self.collectives.waited_s
     }
 
-    /// Sum of the kernels' floors.
+    /// Sum of the kernels' floors. Collectives are not in it, since they run beside kernels.
     pub fn floor_s(&self, peaks: &Peaks) -> f64 {
         self.kernels.iter().map(|kernel| kernel.floor_s(peaks)).sum()
     }
 
     /// Operations of the step.
     pub fn flops(&self) -> u64 {
-        self.kernels.iter().map(|kernel| kernel.calls * kernel.flops).sum()
+        self.kernels.iter().map(|kernel| kernel.calls * kernel.work.flops).sum()
     }
 
     /// The rows as data.
     pub fn to_json(&self, peaks: &Peaks) -> Value {
         let kernel = |k: &KernelFigures| {
-            let (flops, bytes) = ((k.calls * k.flops) as f64, (k.calls * k.bytes) as f64);
+            let Work { flops, bytes, rate } = k.work;
             let floor_s = k.floor_s(peaks);
+            let (flops, bytes) = ((k.calls * flops) as f64, (k.calls * bytes) as f64);
             json!({
-                "name": k.name, "flops": k.flops, "bytes": k.bytes, "calls": k.calls, "s": k.seconds,
+                "name": k.name, "flops": k.work.flops, "bytes": k.work.bytes, "rate": rate, "calls": k.calls, "s": k.seconds,
                 "share": k.seconds / self.step_s, "flops_per_s": flops / k.seconds,
                 "bytes_per_s": bytes / k.seconds, "floor_s": floor_s, "floor_share": floor_s / k.seconds,
             })
         };
+        let CollectiveTimes { calls, sent_bytes, waited_s } = self.collectives;
+        let collectives = json!({
+            "calls": calls, "sent_bytes": sent_bytes, "rate": Rate::Transport, "waited_s": waited_s,
+            "floor_s": peaks.floor_s(self.collectives.work()),
+        });
         json!({
             "step_s": self.step_s, "kernels": self.kernels.iter().map(kernel).collect::<Vec<_>>(),
+            "collectives": collectives,
             "outside_s": self.outside_s(), "floor_s": self.floor_s(peaks),
         })
     }
@@ -135,10 +211,14 @@ impl StepProfile {
         ]);
         let ms = |seconds: f64| format!("{:.3}", seconds * 1e3);
         let share = |seconds: f64| percent(seconds / self.step_s);
-        for TableRow { label, size, calls, flops, moved, seconds, floor_s } in self.rows(peaks) {
+        for TableRow { label, size, calls, work, seconds, floor_s } in self.rows(peaks) {
             let [operations, size] = size;
-            let rate = peaks.rate(flops, moved, seconds).to_string();
-            let (calls, of_floor) = (calls.to_string(), percent(floor_s / seconds));
+            let rate =
+                if seconds > 0.0 { peaks.achieved(work, seconds).to_string() } else { "-".to_string() };
+            // What is not waited for, and what has no measured limit, is compared with nothing.
+            let is_compared = seconds > 0.0 && floor_s > 0.0;
+            let of_floor = if is_compared { percent(floor_s / seconds) } else { "-".to_string() };
+            let calls = calls.to_string();
             table.row([
                 label,
                 operations,
@@ -157,7 +237,7 @@ impl StepProfile {
         };
         table.row(row("outside of kernels", self.outside_s()));
         let floor_s = self.floor_s(peaks);
-        let rate = Rate::Flops(self.flops() as f64 / self.step_s).to_string();
+        let rate = Achieved::Flops(self.flops() as f64 / self.step_s).to_string();
         let ends = [rate, ms(floor_s), percent(floor_s / self.step_s)];
         table.row(row(total, self.step_s).into_iter().chain(ends));
         table
@@ -165,7 +245,7 @@ impl StepProfile {
 
     fn rows(&self, peaks: &Peaks) -> Vec<TableRow> {
         let mut rows = Vec::new();
-        for of_name in self.kernels.chunk_by(|a, b| a.name == b.name) {
+        for of_name in self.kernels.chunk_by(|a, b| (&a.name, a.work.rate) == (&b.name, b.work.rate)) {
             let small = |kernel: &&KernelFigures| kernel.seconds < SMALL * self.step_s;
             let (few, many): (Vec<_>, Vec<_>) = of_name.iter().partition(small);
             rows.extend(many.into_iter().map(|kernel| TableRow::of(kernel, peaks)));
@@ -173,14 +253,17 @@ impl StepProfile {
             match few.len() {
                 0 | 1 => rows.extend(few),
                 sizes => {
-                    let mut sum = TableRow {
-                        label: format!("{}, {sizes} sizes", of_name[0].name),
-                        ..TableRow::default()
-                    };
-                    few.iter().for_each(|row| sum.add(row));
-                    rows.push(sum);
+                    let label = format!("{}, {sizes} sizes", of_name[0].name);
+                    rows.extend(few.into_iter().reduce(TableRow::plus).map(|sum| TableRow {
+                        label,
+                        size: Default::default(),
+                        ..sum
+                    }));
                 }
             }
+        }
+        if self.collectives.calls > 0 {
+            rows.push(TableRow::of_collectives(&self.collectives, peaks));
         }
         rows
     }
@@ -190,39 +273,49 @@ impl StepProfile {
 const SMALL: f64 = 1e-3;
 
 /// A row for people: sums over its calls.
-#[derive(Default)]
 struct TableRow {
     label: String,
     /// Operations and bytes of one call.
     size: [String; 2],
     calls: u64,
-    flops: u64,
-    moved: u64,
+    work: Work,
     seconds: f64,
     floor_s: f64,
 }
 
 impl TableRow {
     fn of(kernel: &KernelFigures, peaks: &Peaks) -> TableRow {
-        let KernelFigures { name, flops, bytes: moved, calls, seconds } = kernel;
-        let operations = if *flops > 0 { count(*flops as f64) } else { "-".to_string() };
+        let KernelFigures { name, work, calls, seconds } = kernel;
+        let operations = if work.flops > 0 { count(work.flops as f64) } else { "-".to_string() };
         TableRow {
             label: name.clone(),
-            size: [operations, bytes(*moved)],
+            size: [operations, bytes(work.bytes)],
             calls: *calls,
-            flops: calls * flops,
-            moved: calls * moved,
+            work: work.times(*calls),
             seconds: *seconds,
             floor_s: kernel.floor_s(peaks),
         }
     }
 
-    fn add(&mut self, other: &TableRow) {
-        self.calls += other.calls;
-        self.flops += other.flops;
-        self.moved += other.moved;
-        self.seconds += other.seconds;
-        self.floor_s += other.floor_s;
+    /// The collectives of a step together; their bytes are those of all.
+    fn of_collectives(times: &CollectiveTimes, peaks: &Peaks) -> TableRow {
+        let work = times.work();
+        TableRow {
+            label: "waiting for collectives".to_string(),
+            size: ["-".to_string(), bytes(work.bytes)],
+            calls: times.calls,
+            work,
+            seconds: times.waited_s,
+            floor_s: peaks.floor_s(work),
+        }
+    }
+
+    fn plus(self, other: TableRow) -> TableRow {
+        let Work { flops, bytes, rate } = self.work;
+        let work = Work { flops: flops + other.work.flops, bytes: bytes + other.work.bytes, rate };
+        let calls = self.calls + other.calls;
+        let (seconds, floor_s) = (self.seconds + other.seconds, self.floor_s + other.floor_s);
+        TableRow { calls, work, seconds, floor_s, ..self }
     }
 }
 
@@ -235,77 +328,111 @@ pub fn percent(share: f64) -> String {
 mod tests {
     use super::*;
 
-    const PEAKS: Peaks = Peaks { flops_per_s: 100e9, bytes_per_s: 10e9 };
+    const PRODUCT: Rate = Rate::MatrixProduct(DType::F32);
 
-    fn kernel(name: &str, flops: u64, bytes: u64, calls: u64, seconds: f64) -> KernelFigures {
-        KernelFigures { name: name.to_string(), flops, bytes, calls, seconds }
+    fn peaks() -> Peaks {
+        let flops_per_s = BTreeMap::from([(DType::F32, 100e9), (DType::BF16, 200e9)]);
+        Peaks { flops_per_s, bytes_per_s: 10e9, copied_bytes_per_s: 4e9 }
+    }
+
+    fn work(flops: u64, bytes: u64, rate: Rate) -> Work {
+        Work { flops, bytes, rate }
+    }
+
+    fn kernel(name: &str, work: Work, calls: u64, seconds: f64) -> KernelFigures {
+        KernelFigures { name: name.to_string(), work, calls, seconds }
     }
 
     fn profile() -> StepProfile {
         let kernels = vec![
-            kernel("add", 0, 10_000_000, 2, 0.004),
-            kernel("linear", 100_000_000, 1_000_000, 4, 0.008),
-            kernel("linear", 400_000_000, 2_000_000, 1, 0.005),
+            kernel("add", work(0, 10_000_000, Rate::Bandwidth), 2, 0.004),
+            kernel("linear", work(100_000_000, 1_000_000, PRODUCT), 4, 0.008),
+            kernel("linear", work(400_000_000, 2_000_000, PRODUCT), 1, 0.005),
         ];
-        let mut profile = StepProfile { step_s: 0.020, kernels };
+        let collectives = CollectiveTimes { calls: 3, sent_bytes: 2_000_000, waited_s: 0.001 };
+        let mut profile = StepProfile { step_s: 0.021, kernels, collectives };
         profile.sort();
         profile
     }
 
     #[test]
-    fn the_floor_is_what_limits() {
-        assert_eq!(PEAKS.floor_s(100_000_000, 1_000_000), 1e-3);
-        assert_eq!(PEAKS.floor_s(100_000_000, 20_000_000), 2e-3);
-        assert_eq!(PEAKS.rate(100_000_000, 1_000_000, 2e-3), Rate::Flops(50e9));
-        assert_eq!(PEAKS.rate(0, 10_000_000, 2e-3), Rate::Bytes(5e9));
-        assert_eq!(PEAKS.rate(100_000_000, 20_000_000, 4e-3), Rate::Bytes(5e9));
-        assert_eq!(Rate::Flops(412.34e9).to_string(), "412.3 GFLOP/s");
+    fn the_rate_of_the_work_says_what_limits_it() {
+        for (work, floor_s, achieved) in [
+            (work(100_000_000, 1_000_000, PRODUCT), 1e-3, Achieved::Flops(50e9)),
+            (work(100_000_000, 1_000_000, Rate::MatrixProduct(DType::BF16)), 0.5e-3, Achieved::Flops(50e9)),
+            (work(100_000_000, 20_000_000, PRODUCT), 2e-3, Achieved::Bytes(10e9)),
+            (work(0, 10_000_000, Rate::Bandwidth), 1e-3, Achieved::Bytes(5e9)),
+            (work(0, 10_000_000, Rate::Copy), 2.5e-3, Achieved::Bytes(5e9)),
+            (work(0, 10_000_000, Rate::Transport), 2.5e-3, Achieved::Bytes(5e9)),
+            (work(0, 10_000_000, Rate::Disk), 0.0, Achieved::Bytes(5e9)),
+        ] {
+            assert_eq!(peaks().floor_s(work), floor_s, "{work:?}");
+            assert_eq!(peaks().achieved(work, 2e-3), achieved, "{work:?}");
+        }
+        assert_eq!(Achieved::Flops(412.34e9).to_string(), "412.3 GFLOP/s");
+        let rates = [Rate::Copy, PRODUCT, Rate::MatrixProduct(DType::BF16), PRODUCT];
+        assert!(product_types(rates.into_iter()).into_iter().eq([DType::F32, DType::BF16]));
     }
 
     #[test]
     fn rows_and_what_is_left_add_up_to_the_step() {
         let profile = profile();
-        let order: Vec<_> = profile.kernels.iter().map(|k| (k.name.as_str(), k.flops)).collect();
+        let order: Vec<_> = profile.kernels.iter().map(|k| (k.name.as_str(), k.work.flops)).collect();
         assert_eq!(order, [("linear", 400_000_000), ("linear", 100_000_000), ("add", 0)]);
         assert!((profile.outside_s() - 0.003).abs() < 1e-12);
         assert_eq!(profile.flops(), 800_000_000);
         // 4 ms and 4 x 1 ms of operations, 2 x 1 ms of bytes.
-        assert!((profile.floor_s(&PEAKS) - 0.010).abs() < 1e-12);
+        assert!((profile.floor_s(&peaks()) - 0.010).abs() < 1e-12);
     }
 
     #[test]
     fn data_and_table_say_the_same() {
-        let data = profile().to_json(&PEAKS);
+        let data = profile().to_json(&peaks());
         let add = &data["kernels"][2];
         let near =
             |value: &Value, expected: f64| (value.as_f64().unwrap() - expected).abs() < 1e-9 * expected;
         assert_eq!(
-            (&add["name"], &add["calls"], &add["bytes"]),
-            (&json!("add"), &json!(2), &json!(10_000_000))
+            (&add["name"], &add["calls"], &add["bytes"], &add["rate"]),
+            (&json!("add"), &json!(2), &json!(10_000_000), &json!("bandwidth"))
         );
-        assert!(near(&add["share"], 0.2) && near(&add["floor_share"], 0.5) && near(&add["bytes_per_s"], 5e9));
-        let text = profile().to_table(&PEAKS, "step: mfu 40.0%").to_string();
+        assert_eq!(data["kernels"][0]["rate"], json!({ "matrix_product": "f32" }));
+        assert!(
+            near(&add["share"], 4.0 / 21.0)
+                && near(&add["floor_share"], 0.5)
+                && near(&add["bytes_per_s"], 5e9)
+        );
+        let collectives = &data["collectives"];
+        assert_eq!(
+            (&collectives["rate"], &collectives["sent_bytes"]),
+            (&json!("transport"), &json!(2_000_000))
+        );
+        assert!(near(&collectives["floor_s"], 5e-4) && near(&collectives["waited_s"], 1e-3));
+        let text = profile().to_table(&peaks(), "step: mfu 40.0%").to_string();
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(
             lines[3],
-            ["add", "-", "9.5", "MiB", "2", "4.000", "20.0%", "5.0", "GB/s", "2.000", "50.0%"]
+            ["add", "-", "9.5", "MiB", "2", "4.000", "19.0%", "5.0", "GB/s", "2.000", "50.0%"]
         );
-        assert_eq!(lines[4], ["outside", "of", "kernels", "3.000", "15.0%"]);
-        let total = ["step:", "mfu", "40.0%", "20.000", "100.0%", "40.0", "GFLOP/s", "10.000", "50.0%"];
-        assert_eq!(lines[5], total);
+        let waiting = ["waiting", "for", "collectives", "-", "1.9", "MiB", "3", "1.000", "4.8%"];
+        assert_eq!(lines[4][..9], waiting);
+        assert_eq!(lines[4][9..], ["2.0", "GB/s", "0.500", "50.0%"]);
+        assert_eq!(lines[5], ["outside", "of", "kernels", "3.000", "14.3%"]);
+        let total = ["step:", "mfu", "40.0%", "21.000", "100.0%", "38.1", "GFLOP/s", "10.000", "47.6%"];
+        assert_eq!(lines[6], total);
     }
 
     #[test]
     fn sizes_that_hardly_count_share_a_row() {
+        let moved = |bytes| work(0, bytes, Rate::Bandwidth);
         let kernels = vec![
-            kernel("adamw", 0, 5_000_000, 1, 0.5),
-            kernel("adamw", 0, 2_000, 10, 0.0004),
-            kernel("adamw", 0, 1_000, 10, 0.0002),
-            kernel("norm", 0, 100, 1, 0.0001),
+            kernel("adamw", moved(5_000_000), 1, 0.5),
+            kernel("adamw", moved(2_000), 10, 0.0004),
+            kernel("adamw", moved(1_000), 10, 0.0002),
+            kernel("norm", moved(100), 1, 0.0001),
         ];
-        let profile = StepProfile { step_s: 1.0, kernels };
-        let rows = profile.rows(&PEAKS);
-        let said: Vec<_> = rows.iter().map(|row| (row.label.as_str(), row.calls, row.moved)).collect();
+        let profile = StepProfile { step_s: 1.0, kernels, ..StepProfile::default() };
+        let rows = profile.rows(&peaks());
+        let said: Vec<_> = rows.iter().map(|row| (row.label.as_str(), row.calls, row.work.bytes)).collect();
         assert_eq!(said, [("adamw", 1, 5_000_000), ("adamw, 2 sizes", 20, 30_000), ("norm", 1, 100)]);
         assert!((rows[1].seconds - 0.0006).abs() < 1e-12 && (rows[1].floor_s - 3e-6).abs() < 1e-15);
     }

@@ -1,9 +1,11 @@
 //! What one rank of `phalanx bench step` measures: training steps on random tokens.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use phalanx_collectives::Statistics;
 use phalanx_cpu::Cpu;
 use phalanx_cpu::peak;
 use phalanx_data::NOT_PREDICTED;
@@ -16,7 +18,7 @@ use phalanx_train::step::Outcome;
 use phalanx_train::{GroupSource, Groups, RunPlan, Spec};
 use serde::{Deserialize, Serialize};
 
-use crate::kernel_table::{KernelFigures, Peaks, StepProfile};
+use crate::kernel_table::{CollectiveTimes, KernelFigures, Peaks, StepProfile, Work, product_types};
 
 /// Largest number of steps whose kernel calls are timed.
 const PROFILED: usize = 3;
@@ -33,6 +35,9 @@ pub struct RankSetup<'a> {
     pub cpu: Arc<Cpu>,
     /// The device, with an arena that replays the rank's plan.
     pub device: Device,
+    /// Bytes per second of copies between the device and the host, where the device says so. Elsewhere the rate of copies
+    /// in memory is measured.
+    pub copied_bytes_per_s: Option<f64>,
     /// Where the rank's groups come from.
     pub source: GroupSource<'a>,
     /// Called with the number of each step when it starts.
@@ -174,14 +179,15 @@ impl<'a> Stepper<'a> {
         let mut profiles = Vec::new();
         for _ in 0..steps {
             let (step_s, _) = self.step()?;
+            let Statistics { calls, sent_bytes, exposed_s, .. } = self.engine.groups().take_statistics();
+            let collectives = CollectiveTimes { calls, sent_bytes, waited_s: exposed_s };
             let kernels = profile.take().into_iter().map(|(key, time)| KernelFigures {
                 name: key.name.to_string(),
-                flops: key.flops,
-                bytes: key.bytes,
+                work: Work { flops: key.flops, bytes: key.bytes, rate: key.rate },
                 calls: time.calls,
                 seconds: time.time.as_secs_f64(),
             });
-            profiles.push(StepProfile { step_s, kernels: kernels.collect() });
+            profiles.push(StepProfile { step_s, kernels: kernels.collect(), collectives });
         }
         profile.pause(true);
         self.page_faults = page_faults;
@@ -191,10 +197,11 @@ impl<'a> Stepper<'a> {
         Ok(median)
     }
 
-    /// Operations per second, measured by all ranks at the same time, as they compute in a step.
-    fn flops_per_s(&self, cpu: &Cpu, compute: DType) -> Result<f64> {
+    /// Operations per second for each of some element types, measured by all ranks at the same time, as they compute in a
+    /// step.
+    fn flops_per_s(&self, cpu: &Cpu, types: &BTreeSet<DType>) -> Result<BTreeMap<DType, f64>> {
         self.engine.group().barrier().wait()?;
-        Ok(peak::flops_per_s(cpu, compute))
+        Ok(types.iter().map(|dtype| (*dtype, peak::flops_per_s(cpu, *dtype))).collect())
     }
 }
 
@@ -203,26 +210,30 @@ impl<'a> Stepper<'a> {
 /// # Errors
 /// When the system refuses memory, or a rank dies.
 pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Result<StepFigures> {
-    let (cpu, compute) = (&*setup.cpu, plan.spec.precision.compute);
+    let cpu = &*setup.cpu;
+    let mut types = product_types(plan.of(setup.rank).step.kernels.iter().map(|kernel| kernel.rate));
+    types.insert(plan.spec.precision.compute);
     let StepCounts { seed, warmup, steps } = counts;
     let profile = Arc::new(Profile::default());
     profile.pause(true);
     let device = setup.device.clone().profiled(Arc::clone(&profile));
     let mut stepper = Stepper::new(setup, plan, seed, device)?;
-    let before = stepper.flops_per_s(cpu, compute)?;
+    let before = stepper.flops_per_s(cpu, &types)?;
     let Timed { step_s, losses, sent_bytes, exposed_s } =
         stepper.timed(warmup, steps, &mut |_, _, _| Ok(()))?;
     let profiled = steps.min(PROFILED);
     let profile = stepper.profile(&profile, profiled)?;
     let resident_bytes_peak = resident_bytes_peak((setup.foreign_bytes)());
     // Measured again, now that the system has spread the threads over the cores.
-    let flops_per_s = before.max(stepper.flops_per_s(cpu, compute)?);
+    let mut flops_per_s = stepper.flops_per_s(cpu, &types)?;
+    flops_per_s.iter_mut().for_each(|(dtype, after)| *after = after.max(before[dtype]));
     stepper.engine.group().barrier().wait()?;
-    let bytes_per_s = peak::bandwidth(cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.max();
+    let bandwidth = peak::bandwidth(cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?;
+    let copied_bytes_per_s = setup.copied_bytes_per_s.unwrap_or(bandwidth.copied());
     Ok(StepFigures {
         step_s,
         losses,
-        peaks: Peaks { flops_per_s, bytes_per_s },
+        peaks: Peaks { flops_per_s, bytes_per_s: bandwidth.max(), copied_bytes_per_s },
         profile,
         profiled,
         page_faults: stepper.page_faults,

@@ -43,7 +43,8 @@ impl Summary {
         let mut sorted = steps.clone();
         sorted.sort_by(f64::total_cmp);
         let (median, min) = (sorted[sorted.len() / 2], sorted[0]);
-        let peak_flops_per_s: f64 = ranks.iter().map(|rank| rank.peaks.flops_per_s).sum();
+        let compute = plan.spec.precision.compute;
+        let peak_flops_per_s: f64 = ranks.iter().map(|rank| rank.peaks.products_per_s(compute)).sum();
         let share = |flops: u128| flops as f64 / median / peak_flops_per_s;
         let largest =
             |which: usize| ranks.iter().map(|rank| rank.page_faults.map(|faults| faults[which])).max();
@@ -136,8 +137,8 @@ impl<'a> StepReport<'a> {
 
 /// Where the time of rank 0 goes.
 fn profile_text(plan: &RunPlan, rank: &StepFigures) -> String {
-    let (profile, peaks) = (&rank.profile, &rank.peaks);
-    let share = |flops: u64| percent(flops as f64 / profile.step_s / peaks.flops_per_s);
+    let (profile, peaks, compute) = (&rank.profile, &rank.peaks, plan.spec.precision.compute);
+    let share = |flops: u64| percent(flops as f64 / profile.step_s / peaks.products_per_s(compute));
     let step = &plan.of(0).step;
     let (model, executed) = (step.model_flops(), step.flops);
     let total = match executed == model {
@@ -146,11 +147,13 @@ fn profile_text(plan: &RunPlan, rank: &StepFigures) -> String {
     };
     format!(
         "kernels of rank 0 in one step; flops and bytes are those of a call. Of {} whose calls were timed one by one,\n\
-         not among the steps above, the median. Peaks of its threads: {:.1} GFLOP/s in {}, {:.1} GB/s of memory\n{}",
+         not among the steps above, the median. Peaks of its threads: {:.1} GFLOP/s in {}, {:.1} GB/s of memory,\n\
+         {:.1} GB/s copied\n{}",
         plural(rank.profiled, "step"),
-        peaks.flops_per_s / 1e9,
-        plan.spec.precision.compute.name(),
+        peaks.products_per_s(compute) / 1e9,
+        compute.name(),
         peaks.bytes_per_s / 1e9,
+        peaks.copied_bytes_per_s / 1e9,
         profile.to_table(peaks, &total)
     )
 }

@@ -63,6 +63,7 @@ impl Launcher for Threads {
             let setup = RankSetup {
                 rank,
                 cpu: Cpu::new(1),
+                copied_bytes_per_s: None,
                 device: Device::new(Cpu::new(1), Arena::replaying(memory, region)),
                 source: endpoint.as_ref().map_or(GroupSource::Alone(Isa::detect()), GroupSource::Host),
                 note_step: &|_| {},

@@ -34,6 +34,18 @@ pub enum CollectiveError {
         /// The call, and what the rank did last.
         report: String,
     },
+    /// A tensor that other processes cannot read was given to a collective between processes.
+    #[error(
+        "a tensor of {bytes} bytes of rank {rank} is not in memory that the ranks share, so other processes cannot read \
+         it: allocate it from a device over the rank's shared memory, as \
+         `Arena::unplanned_in(Memory::Device, endpoint.arena(bytes)?)` or an arena that replays a plan there"
+    )]
+    NotShared {
+        /// The rank whose tensor it is.
+        rank: usize,
+        /// Its length.
+        bytes: usize,
+    },
     /// The device of this rank failed.
     #[error(transparent)]
     Device(#[from] phalanx_tensor::DeviceError),

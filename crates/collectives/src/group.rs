@@ -42,6 +42,10 @@ pub trait Group: Send + Sync {
     /// Starts a call that [`Call::check`] accepts.
     fn submit(&self, call: Call) -> Pending<Buffers>;
 
+    /// Ends the job for all its ranks, with this rank as the cause: whoever waits for a call of any group returns with
+    /// `reason`. A group that has no peers does nothing.
+    fn abort(&self, _reason: &str) {}
+
     /// The statistics since the last call of this function; they start again from zero.
     fn take_statistics(&self) -> Statistics;
 }

@@ -27,6 +27,6 @@ pub use meta::MetaGroup;
 pub use pending::Pending;
 pub use phalanx_simd::Isa;
 pub use phalanx_trace::CollectiveOp;
-pub use shared_memory::{Endpoint, HostJob, Options, SealedFile, join, take_sealed, threads};
+pub use shared_memory::{Endpoint, HostJob, Options, SealedFile, join, take_file, take_sealed, threads};
 pub use solo::Solo;
 pub use statistics::Statistics;

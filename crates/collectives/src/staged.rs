@@ -6,6 +6,9 @@
 //! memory for each of them while the call lasts. The copies are operations of the device, on its copy streams, so
 //! they are in the trace of a dry run with their bytes.
 //!
+//! Where a copy fails, the device of this rank has failed, and no collective of the rank will come any more. The failure
+//! ends the job at once, before the rank waits for what it still has in flight.
+//!
 //! Cost beyond the transport's: one copy to the host of what peers read, and one back of what this rank receives.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,15 +65,30 @@ impl Group for Staged {
         match self.to_host(op, accumulate, device_buffers, site) {
             Ok((on_device, on_host)) => {
                 let sent = self.transport.submit(Call { buffers: on_host, ..call });
-                let landing = Landing { device: self.device.clone(), sent: Mutex::new(Some(sent)), op, site };
+                let (device, transport) = (self.device.clone(), Arc::clone(&self.transport));
+                let landing = Landing { device, transport, sent: Mutex::new(Some(sent)), op, site };
                 Pending::started(on_device, Arc::new(landing), 0)
             }
-            Err(error) => Pending::failed(error),
+            Err(error) => {
+                abort_for(&error, &*self.transport);
+                Pending::failed(error)
+            }
         }
+    }
+
+    fn abort(&self, reason: &str) {
+        self.transport.abort(reason);
     }
 
     fn take_statistics(&self) -> Statistics {
         self.transport.take_statistics()
+    }
+}
+
+/// Ends the job when the device of this rank failed.
+fn abort_for(error: &CollectiveError, transport: &dyn Group) {
+    if let CollectiveError::Device(failure) = error {
+        transport.abort(&failure.to_string());
     }
 }
 
@@ -121,6 +139,7 @@ impl Staged {
 /// A call of the transport whose results must still be copied to the device.
 struct Landing {
     device: Device,
+    transport: Arc<dyn Group>,
     sent: Mutex<Option<Pending<Buffers>>>,
     op: CollectiveOp,
     site: Site,
@@ -150,10 +169,13 @@ impl Progress for Landing {
     fn wait(&self, _: u64, buffers: &mut Buffers) -> Result<(), CollectiveError> {
         let Some(sent) = self.take() else { return Ok(()) };
         let Buffers { source, target } = sent.wait()?;
-        if self.writes_source(target.is_some()) {
-            self.back(source, &mut buffers.source)?;
-        }
-        self.back(target, &mut buffers.target)
+        let land = || {
+            if self.writes_source(target.is_some()) {
+                self.back(source, &mut buffers.source)?;
+            }
+            self.back(target, &mut buffers.target)
+        };
+        land().inspect_err(|error| abort_for(error, &*self.transport))
     }
 
     fn is_done(&self, _: u64) -> bool {

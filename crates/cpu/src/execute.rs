@@ -2,7 +2,7 @@
 
 use phalanx_tensor::Kernels;
 use phalanx_tensor::operations::{
-    Activations, Attentions, Elementwise, Embeddings, Normalization, Operation, Optimizers, Products,
+    Activations, Attentions, Elementwise, Embeddings, Normalization, Operation, Optimizers, Own, Products,
     Reductions, Vocabulary, VocabularyLoss,
 };
 
@@ -32,6 +32,7 @@ impl Kernels for Cpu {
             Operation::Vocabulary(operation) => self.vocabulary(operation),
             Operation::Optimizers(operation) => self.optimizer(operation),
             Operation::Reductions(operation) => self.reduction(operation),
+            Operation::Own(Own::OwnOperation(operation)) => operation.execute(),
         }
     }
 }
@@ -88,6 +89,9 @@ impl Cpu {
             Attentions::AttentionForward(o) => {
                 let extents = attention::Extents::new(o.qkv.dims(), o.heads, o.dropout);
                 attention::attention(self, extents, o.qkv, o.dropout, o.out, o.log_sum_exp);
+            }
+            Attentions::AttentionCached(o) => {
+                attention::attention_cached(self, o.qkv, o.heads, o.past, o.cache, o.out);
             }
             Attentions::AttentionBackward(o) => {
                 let extents = attention::Extents::new(o.qkv.dims(), o.heads, o.dropout);

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::backend::Immediate;
 use phalanx_tensor::factory::{DeviceFactory, DeviceRequest};
-use phalanx_tensor::{Arena, Device, Memory, Region};
+use phalanx_tensor::{Arena, Device, Immediate, Memory, Region};
 
 use crate::{Cpu, Options};
 
@@ -43,6 +42,12 @@ impl DeviceFactory for CpuFactory {
         let device = Arena::replaying(request.device_plan.clone(), region);
         let host_region = Region::anonymous(request.host_plan.arena_bytes as usize)?;
         let host = Arena::replaying_in(Memory::Host, request.host_plan.clone(), host_region);
-        Ok(Device::with_memories(Arc::new(Immediate::new(cpu)), device, host))
+        Ok(match request.make_disk()? {
+            None => Device::with_memories(Arc::new(Immediate::new(cpu)), device, host),
+            Some(disk) => {
+                let backend = Arc::new(Immediate::with_disk_stream(cpu)?);
+                Device::with_memories(backend, device, host).with_disk(disk)
+            }
+        })
     }
 }

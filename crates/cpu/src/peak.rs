@@ -187,6 +187,11 @@ impl Bandwidth {
     pub fn max(&self) -> f64 {
         self.read.max(self.copy).max(self.update)
     }
+
+    /// Bytes copied per second, each counted once.
+    pub fn copied(&self) -> f64 {
+        self.copy / 2.0
+    }
 }
 
 /// Measures with `bytes` of memory, in huge pages where available. Use more than the caches hold, or their bandwidth is

@@ -22,6 +22,13 @@ pub enum DataError {
         error: String,
     },
 
+    /// A data source of the caller's own has no such sample.
+    #[error("the data source: {reason}")]
+    Source {
+        /// Why, in words.
+        reason: String,
+    },
+
     /// A tokenizer's name that is neither a known word nor an existing file.
     #[error(
         "unknown tokenizer {given:?}: expected \"byte\", \"char\", \"gpt2\" or the path of a \
@@ -123,6 +130,20 @@ pub enum DataError {
     NoText {
         /// The paths.
         given: String,
+        /// What was found instead.
+        found: String,
+    },
+
+    /// A named `.jsonl` file of which no line has a text.
+    #[error(
+        "{} holds no text ({found}): expected one JSON object a line, as {{{key:?}: \"...\"}}; if the text has another \
+         key, name it with data.text_key (in `phalanx tokenize`: --text-key)", .path.display()
+    )]
+    NoTextLines {
+        /// The file.
+        path: PathBuf,
+        /// The key whose value is the text.
+        key: String,
         /// What was found instead.
         found: String,
     },

@@ -7,6 +7,7 @@
 //!   power cut.
 //! - [`FolderLock`]: one process at a time changes a folder; another learns who holds it.
 //! - [`HeldFolder`]: whether a folder is still the one that it was.
+//! - [`scratch_file`]: a file without a name, of a size that the disk has.
 //! - [`open_regular`], [`read_bounded`], [`read_text`]: a FIFO does not hang the reader, `/dev/zero` does
 //!   not fill its memory.
 //!
@@ -18,6 +19,7 @@ mod folder;
 mod held;
 mod lock;
 mod read;
+mod scratch;
 mod write;
 
 pub use append::append;
@@ -25,4 +27,5 @@ pub use folder::{create_folders, parent_of, remove_folder, rename, sync_folder};
 pub use held::HeldFolder;
 pub use lock::{FolderLock, LOCK_FILE, LockError};
 pub use read::{open_regular, read_bounded, read_text};
+pub use scratch::{free_bytes, scratch_file};
 pub use write::{AtomicFile, is_temporary, remove_temporary, write, write_output};

@@ -193,6 +193,6 @@ fn descriptor_path(file: &File) -> PathBuf {
 }
 
 /// A name that nobody can foresee: the standard library's hash keys come from the system's random numbers.
-fn temporary_path(folder: &Path) -> PathBuf {
+pub(crate) fn temporary_path(folder: &Path) -> PathBuf {
     folder.join(format!(".phalanx-{:016x}.tmp", RandomState::new().hash_one(folder)))
 }

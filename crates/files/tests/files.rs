@@ -2,13 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use phalanx_files::{
-    AtomicFile, FolderLock, HeldFolder, LockError, append, create_folders, is_temporary, open_regular,
-    read_bounded, read_text, remove_temporary, write, write_output,
+    AtomicFile, FolderLock, HeldFolder, LockError, append, create_folders, free_bytes, is_temporary,
+    open_regular, read_bounded, read_text, remove_temporary, scratch_file, write, write_output,
 };
 
 /// Names in a folder, sorted.
@@ -192,4 +192,27 @@ fn a_log_grows_and_does_not_follow_a_link() {
     assert_eq!(fs::read_to_string(&log).unwrap(), "one\ntwo\n");
     symlink(&log, &link).unwrap();
     assert!(append(&link).is_err());
+}
+
+#[test]
+fn a_scratch_file_has_its_bytes_and_no_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = scratch_file(folder.path(), 10_000).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 10_000);
+    // In blocks of 512 bytes: all are there, so that no write finds the disk full.
+    assert!(file.metadata().unwrap().blocks() * 512 >= 10_000);
+    assert!(names(folder.path()).is_empty());
+    assert_eq!(scratch_file(folder.path(), 0).unwrap().metadata().unwrap().len(), 0);
+}
+
+#[test]
+fn a_scratch_file_that_does_not_fit_is_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    // Far more than other programs free meanwhile.
+    let bytes = free_bytes(folder.path()).unwrap() + (1 << 50);
+    let error = scratch_file(folder.path(), bytes).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StorageFull);
+    assert!(error.to_string().starts_with(&format!("{bytes} bytes are needed, ")), "{error}");
+    let missing = scratch_file(&folder.path().join("missing"), 1).unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
 }

@@ -7,9 +7,11 @@
 
 pub mod activation;
 pub mod attention;
+pub mod cache;
 pub mod checkpointing;
 pub mod combinators;
 pub mod dropout;
+pub mod each_row;
 pub mod embedding;
 pub mod failure;
 pub mod head;
@@ -24,9 +26,11 @@ pub mod saved;
 
 pub use activation::Activation;
 pub use attention::Attention;
+pub use cache::KeyValueCache;
 pub use checkpointing::{Checkpointing, Recompute};
 pub use combinators::{Residual, Sequence};
 pub use dropout::Dropped;
+pub use each_row::{OnEachRow, RowFunction};
 pub use embedding::Embedding;
 pub use failure::{Failure, Result};
 pub use head::{Head, LinearCrossEntropy};

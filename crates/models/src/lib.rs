@@ -10,6 +10,7 @@ pub mod limits;
 pub mod model;
 mod registry;
 pub mod stored;
+pub mod with_block;
 
 pub use architecture::{Arch, Architecture, ShapeKeys};
 pub use bert::Bert;
@@ -19,3 +20,4 @@ pub use gpt2::Gpt2;
 pub use model::{Dropouts, Model, ModelShape, Objective};
 pub use registry::from_config;
 pub use stored::{Overlap, Stored};
+pub use with_block::WithBlock;

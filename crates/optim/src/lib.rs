@@ -4,8 +4,12 @@
 
 pub mod loss_scale;
 pub mod optimizer;
+pub mod own;
 pub mod schedule;
+mod update;
 
 pub use loss_scale::{LossScale, LossScaleState, LossScaling, Verdict};
-pub use optimizer::{Optimizer, Update};
-pub use schedule::Schedule;
+pub use optimizer::Optimizer;
+pub use own::{UpdateRule, UpdateStep};
+pub use schedule::{LearningRate, Schedule};
+pub use update::Update;

@@ -1,9 +1,14 @@
 //! Optimizers: how a flat range of parameters is updated from its gradient.
 
-use phalanx_tensor::{AdamW, AdamWUpdate, Device, Sgd, SgdUpdate, View, ViewMut};
+use std::sync::Arc;
+
+use phalanx_tensor::{AdamW, AdamWUpdate, Device, Sgd, SgdUpdate, ViewMut};
+
+use crate::own::{self, UpdateRule};
+use crate::update::Update;
 
 /// An optimizer with its hyperparameters.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Optimizer {
     /// Adam with decoupled weight decay (arXiv 1711.05101), as `torch.optim.AdamW`.
     AdamW {
@@ -23,26 +28,8 @@ pub enum Optimizer {
         /// Weight decay of matrices; vectors have none.
         weight_decay: f32,
     },
-}
-
-/// One update of a flat range of parameters. All tensors are flat and of the same length.
-pub struct Update<'a> {
-    /// Number of this update, from 1; steps that were skipped do not count.
-    pub number: u64,
-    /// Learning rate of this update.
-    pub lr: f32,
-    /// Whether weight decay acts on this range.
-    pub decays: bool,
-    /// The parameters, f32; they are updated.
-    pub parameters: ViewMut<'a>,
-    /// Overwritten with the updated parameters, rounded to its type.
-    pub rounded: Option<ViewMut<'a>>,
-    /// The gradient.
-    pub gradient: View<'a>,
-    /// Factor for the gradient, `[1]`.
-    pub factor: View<'a>,
-    /// The states, in the order of [`Optimizer::states`]; they are updated.
-    pub states: Vec<ViewMut<'a>>,
+    /// An optimizer of the caller's own.
+    Own(Arc<dyn UpdateRule>),
 }
 
 impl Optimizer {
@@ -51,14 +38,19 @@ impl Optimizer {
         match self {
             Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
             Optimizer::Sgd { .. } => &["momentum_buffer"],
+            Optimizer::Own(rule) => rule.states(),
         }
     }
 
     /// Updates parameters and states.
     pub fn apply(&self, device: &Device, update: Update) {
+        if let Optimizer::Own(rule) = self {
+            return own::apply(Arc::clone(rule), device, update);
+        }
         let Update { number, lr, decays, parameters: p, rounded, gradient: g, factor, states } = update;
         let decay = |weight_decay: f32| if decays { weight_decay } else { 0.0 };
         match *self {
+            Optimizer::Own(_) => unreachable!("applied above"),
             Optimizer::AdamW { beta1, beta2, eps, weight_decay } => {
                 let [m, v]: [ViewMut; 2] = states.try_into().expect("AdamW has two states");
                 let weight_decay = decay(weight_decay);

@@ -1,5 +1,31 @@
 //! The learning rate as a function of the step.
 
+use std::fmt;
+
+/// A learning rate schedule: one of the engine's ([`Schedule`]), or the caller's own. A function of the step is one.
+pub trait LearningRate: Send + Sync {
+    /// Learning rate of step `step`, counted from 0.
+    fn lr(&self, step: u64) -> f64;
+}
+
+impl<F: Fn(u64) -> f64 + Send + Sync> LearningRate for F {
+    fn lr(&self, step: u64) -> f64 {
+        self(step)
+    }
+}
+
+impl LearningRate for Schedule {
+    fn lr(&self, step: u64) -> f64 {
+        Schedule::lr(self, step)
+    }
+}
+
+impl fmt::Debug for dyn LearningRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LearningRate that begins with {}", self.lr(0))
+    }
+}
+
 /// Shape of the decay after warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {

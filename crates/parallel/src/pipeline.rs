@@ -2,18 +2,18 @@
 //!
 //! The schedule is data (`plan::pipeline`): for each rank, the actions of its stages and the messages between them.
 //! Every channel (sending rank, receiving rank) uses its own group, whose thread moves tensors while the rank
-//! computes: each receive is posted one message ahead, into its own memory, and a send waits only for the previous
-//! send. Channels that have no rank in common share a group, so a few groups serve any number of ranks.
+//! computes. A channel of depth d has d receives posted ahead, each into its own memory, and a send waits only for the
+//! d-th last one. The depth follows from the schedule (`plan::pipeline::depth`); it is 1 for most. Channels that have no rank in common share a group, so a few groups serve any number of ranks.
 //!
 //! Cost for each boundary and micro-batch: S bytes of activations in forward and S in backward; with sequence
 //! parallelism S / t on each tensor-parallel rank.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group, Pending};
 use phalanx_layers::{Activation, Context};
-use phalanx_plan::pipeline::{Action, Channel, Kind, Message, Schedule, Step, lower, messages};
+use phalanx_plan::pipeline::{Action, Kind, Message, Schedule, Step, lower_rank};
 use phalanx_tensor::{Category, CrossEntropy, Device, Shape, Tensor, View};
 use phalanx_trace::{Placements, micro_batch_tag};
 
@@ -26,21 +26,40 @@ pub struct Program {
     steps: Vec<Step>,
     /// The messages from each rank, in order.
     incoming: BTreeMap<usize, Vec<Message>>,
+    /// Messages that a channel holds on each side.
+    depth: usize,
 }
 
 impl Program {
-    /// The program of `rank` in a checked schedule.
-    pub fn new(schedule: &Schedule, rank: usize) -> Program {
-        let steps = lower(schedule).swap_remove(rank);
-        let to_here = messages(schedule).into_iter().filter(|channel| channel.to == rank);
-        Program { steps, incoming: to_here.map(|channel| (channel.from, channel.messages)).collect() }
+    /// The program of `rank` in a checked schedule, over channels of depth `depth` (`plan::pipeline::depth`).
+    pub fn new(schedule: &Schedule, rank: usize, depth: usize) -> Program {
+        Program::of(lower_rank(schedule, rank), depth)
+    }
+
+    /// The program that takes these steps.
+    pub fn of(steps: Vec<Step>, depth: usize) -> Program {
+        let mut incoming: BTreeMap<usize, Vec<Message>> = BTreeMap::new();
+        for step in &steps {
+            if let Step::Recv { from, message } = step {
+                incoming.entry(*from).or_default().push(*message);
+            }
+        }
+        Program { steps, incoming, depth: depth.max(1) }
+    }
+
+    /// What it does, in order.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
     }
 }
 
 /// Assigns a group to each channel of a schedule: two channels of one rank never share a group.
 pub fn wiring(schedule: &Schedule) -> BTreeMap<(usize, usize), usize> {
+    let neighbours = schedule.placement.windows(2).filter(|pair| pair[0] != pair[1]);
+    let channels: BTreeSet<(usize, usize)> =
+        neighbours.flat_map(|pair| [(pair[0], pair[1]), (pair[1], pair[0])]).collect();
     let mut wiring: BTreeMap<(usize, usize), usize> = BTreeMap::new();
-    for Channel { from, to, .. } in messages(schedule) {
+    for (from, to) in channels {
         let meets = |(a, b): &(usize, usize)| [*a, *b].iter().any(|rank| [from, to].contains(rank));
         let taken: Vec<usize> =
             wiring.iter().filter(|(pair, _)| meets(pair)).map(|(_, group)| *group).collect();
@@ -86,12 +105,14 @@ struct Mail<'a> {
     wires: &'a Wires,
     rank: usize,
     incoming: &'a BTreeMap<usize, Vec<Message>>,
-    /// For each sending rank: the number of the next message, and its pending receive.
-    coming: BTreeMap<usize, (usize, Option<Pending<Tensor>>)>,
-    /// For each receiving rank: the pending send.
-    going: BTreeMap<usize, Pending<Tensor>>,
-    /// Activations and gradients that were received or computed on this rank and are not used yet. Key: stage,
-    /// micro-batch, and whether it is an activation.
+    /// Messages that a channel holds on each side.
+    depth: usize,
+    /// For each sending rank: the number of the next message to ask for, and the pending receives.
+    coming: BTreeMap<usize, (usize, VecDeque<Pending<Tensor>>)>,
+    /// For each receiving rank: the pending sends.
+    going: BTreeMap<usize, VecDeque<Pending<Tensor>>>,
+    /// Activations and derivatives that were received, or stay on this rank, and are not used yet: by stage,
+    /// micro-batch, and whether they are activations.
     here: BTreeMap<(usize, usize, bool), Activation>,
 }
 
@@ -107,24 +128,23 @@ impl<'a> Mail<'a> {
     }
 
     /// Allocates memory for the next message from `from`, if there is one, and posts its receive.
-    fn post(&mut self, from: usize, number: usize) {
-        let message = self.incoming[&from].get(number);
-        let pending = message.map(|message| {
-            let Feed { device, context, boundary, placements, .. } = *self.feed;
-            let dtype = context(message.micro_batch).compute;
-            let x = device.alloc(dtype, boundary, Category::Activations, "pipeline.received");
-            device.place(x.view(), placements);
-            self.group(from, self.rank).recv(x, from, tag(message))
-        });
-        self.coming.insert(from, (number, pending));
+    fn post(&mut self, from: usize) {
+        let (number, _) = self.coming.entry(from).or_default();
+        let Some(message) = self.incoming[&from].get(*number) else { return };
+        *number += 1;
+        let Feed { device, context, boundary, placements, .. } = *self.feed;
+        let dtype = context(message.micro_batch).compute;
+        let x = device.alloc(dtype, boundary, Category::Activations, "pipeline.received");
+        device.place(x.view(), placements);
+        let pending = self.group(from, self.rank).recv(x, from, tag(message));
+        self.coming.entry(from).or_default().1.push_back(pending);
     }
 
     /// Waits for the next message from `from` and stores it.
     fn receive(&mut self, from: usize, message: &Message) -> Result<(), CollectiveError> {
-        let (number, pending) =
-            self.coming.remove(&from).expect("a receive is posted for every expected message");
-        let x = pending.expect("every expected message has a posted receive").wait()?;
-        self.post(from, number + 1);
+        let pending = self.coming.get_mut(&from).and_then(|(_, pending)| pending.pop_front());
+        let x = pending.expect("a message that was asked for").wait()?;
+        self.post(from);
         self.keep(message.stage_to, message.micro_batch, message.forward, Arc::new(x));
         Ok(())
     }
@@ -132,10 +152,13 @@ impl<'a> Mail<'a> {
     fn send(&mut self, to: usize, message: &Message) -> Result<(), CollectiveError> {
         let x = self.take(message.stage_to, message.micro_batch, message.forward);
         let x = owned(&(self.feed.context)(message.micro_batch), x);
-        if let Some(before) = self.going.remove(&to) {
+        let pending = self.going.entry(to).or_default();
+        if pending.len() >= self.depth
+            && let Some(before) = pending.pop_front()
+        {
             drop(before.wait()?);
         }
-        self.going.insert(to, self.group(self.rank, to).send(x, to, tag(message)));
+        pending.push_back(self.wires.groups[self.wires.wiring[&(self.rank, to)]].send(x, to, tag(message)));
         Ok(())
     }
 
@@ -169,13 +192,17 @@ pub fn run<'a>(
         wires,
         rank,
         incoming: &program.incoming,
+        depth: program.depth,
         coming: BTreeMap::new(),
         going: BTreeMap::new(),
         here: BTreeMap::new(),
     };
-    program.incoming.keys().for_each(|from| mail.post(*from, 0));
+    for from in program.incoming.keys() {
+        (0..program.depth).for_each(|_| mail.post(*from));
+    }
     let mut held = BetweenActions::default();
-    for step in &program.steps {
+    for (number, step) in program.steps.iter().enumerate() {
+        feed.device.record_step(number);
         match step {
             Step::Recv { from, message } => mail.receive(*from, message)?,
             Step::Send { to, message } => mail.send(*to, message)?,
@@ -186,7 +213,8 @@ pub fn run<'a>(
             }
         }
     }
-    for (_, sent) in std::mem::take(&mut mail.going) {
+    feed.device.record_step(program.steps.len());
+    for sent in std::mem::take(&mut mail.going).into_values().flatten() {
         drop(sent.wait()?);
     }
     assert!(

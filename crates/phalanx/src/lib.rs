@@ -34,12 +34,26 @@
 //! # }
 //! ```
 //!
-//! Ranks as processes: [`HostJob`] and [`join`] give each an [`Endpoint`], and [`Groups`] makes the groups of its
-//! coordinates in the [`Mesh`]. A model of your own is a [`Model`]: a [`Network`] of [`layers`], written once for
-//! [`TensorParallel`] and cut by the configuration. `examples/` has `all_reduce` on three ranks, `ddp` in a few lines,
-//! and `own_model` on a mesh of eight.
+//! [`Training`] does the same with a [`DataSource`]. What is open:
+//!
+//! - a layer of your own implements [`layers::RowFunction`], or [`layers::Layer`] with kernels as an [`OwnOperation`];
+//!   [`WithBlock`] puts it into a model;
+//! - a model is a [`Model`]: a [`Network`] of layers, written once for [`TensorParallel`] and cut by the configuration;
+//! - an optimizer is an [`UpdateRule`] ([`Spec::with_optimizer`]);
+//! - a learning rate schedule is a [`LearningRate`] or a function of the step ([`Spec::with_learning_rate`]);
+//! - a source of samples is a [`DataSource`].
+//!
+//! Ranks are threads of this process ([`on_threads`], [`Training::on_threads`]), or processes that [`processes`] starts.
+//! `examples/` has each of these in less than 60 lines: `own_layer`, `own_optimizer`, `own_data`, `processes`; and
+//! `all_reduce` on three ranks, `ddp` in a few lines, and `own_model` on a mesh of eight.
+//!
+//! The feature `tokenizers` adds the tokenizers `gpt2` and `tokenizer.json`, which take longer to build than everything
+//! else; without it there are `byte`, `char` and token files.
 #![forbid(unsafe_code)]
 
+mod launch;
+
+pub use launch::{LaunchError, Launcher, processes};
 pub use phalanx_checkpoint::{
     Checkpoint, CheckpointError, HuggingFaceDir, Newest, newest, write_hugging_face,
 };
@@ -49,16 +63,23 @@ pub use phalanx_collectives::{
 pub use phalanx_cpu::{self as cpu, Cpu, CpuFactory};
 pub use phalanx_data::{Corpus, CorpusSpec, DataError, TokenFile, Tokenizer, Tokens};
 pub use phalanx_layers::{self as layers, Network};
-pub use phalanx_models::{Bert, Dropouts, Gpt2, Model, ModelShape, Objective, from_config};
+pub use phalanx_models::{Bert, Dropouts, Gpt2, Model, ModelShape, Objective, WithBlock, from_config};
+pub use phalanx_optim::{LearningRate, Optimizer, Update, UpdateRule, UpdateStep};
 pub use phalanx_parallel::TensorParallel;
-pub use phalanx_plan::{ChunkLayout, Coordinates, MemoryPlan, Mesh, Peak, Precision, Schedule, Stage};
-pub use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Region, Tensor};
-pub use phalanx_trace::PhaseName;
+pub use phalanx_plan::{
+    ChunkLayout, Coordinates, MemoryPlan, Mesh, Peak, Precision, Schedule, Stage, plan_memory,
+};
+pub use phalanx_tensor::{
+    Access, Arena, Category, DType, Device, DeviceError, DeviceFactory, DeviceRequest, Gelu, Heads, IGNORED,
+    Layout, Memory, OwnOperation, Region, Shape, Tensor, View, ViewMut,
+};
+pub use phalanx_trace::{Axis, PhaseName, Placement, Placements, Trace};
 pub use phalanx_train::job::{Job, Start};
+pub use phalanx_train::planning::PlanError;
 pub use phalanx_train::rank::Batch;
 pub use phalanx_train::run::{RankEnvironment, train};
 pub use phalanx_train::sample::{Generator, Sampling};
 pub use phalanx_train::{
-    Dataset, GroupSource, Groups, Observer, Rank, RankPlan, ResolvedConfig, RunConfig, RunError, RunPlan,
-    Spec, Summary, config, on_threads,
+    DataSource, Dataset, GroupSource, Groups, Observer, Rank, RankPlan, ResolvedConfig, RunConfig, RunError,
+    RunPlan, Spec, SpecError, Summary, Training, config, on_endpoint, on_threads,
 };

@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::chunk_error::{ChunkError, MAX_ELEMENTS, MAX_WORLD};
 use crate::chunk_search::{Candidate, Search, search};
@@ -44,7 +44,7 @@ impl ParameterSize {
 }
 
 /// How large chunks are.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ChunkSize {
     /// The size with the least waste.
     Auto(Search),

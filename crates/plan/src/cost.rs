@@ -1,7 +1,7 @@
 //! What a phase costs: floating-point operations, bytes touched and bytes sent, by operation. Sums over
 //! the trace, nothing estimated.
 
-use phalanx_trace::{Collective, CollectiveOp, Event, Memory, Phase, StaticName, interned};
+use phalanx_trace::{Collective, CollectiveOp, Event, Memory, Phase, Rate, StaticName, interned};
 use serde::{Deserialize, Serialize};
 
 /// The cost of one phase on one rank.
@@ -17,7 +17,7 @@ pub struct Cost {
     pub sent_bytes: u64,
     /// Copies by pair of memories, in the order of their first copies.
     pub copies: Vec<CopyCost>,
-    /// By kernel, most operations first, then by name.
+    /// By kernel and rate, most operations first, then by name.
     pub kernels: Vec<KernelCost>,
     /// By collective operation, those that occur, in the order of `CollectiveOp::ALL`.
     pub collectives: Vec<CollectiveCost>,
@@ -35,6 +35,8 @@ pub struct KernelCost {
     pub flops: u64,
     /// Bytes read and written at least.
     pub bytes: u64,
+    /// What limits the calls.
+    pub rate: Rate,
 }
 
 /// All copies from one memory to another.
@@ -48,6 +50,8 @@ pub struct CopyCost {
     pub calls: u64,
     /// Bytes copied.
     pub bytes: u64,
+    /// What limits them.
+    pub rate: Rate,
 }
 
 /// All calls of one collective operation.
@@ -61,6 +65,8 @@ pub struct CollectiveCost {
     pub elements: u64,
     /// Bytes that this rank sends.
     pub sent_bytes: u64,
+    /// What limits them.
+    pub rate: Rate,
 }
 
 impl Cost {
@@ -69,11 +75,11 @@ impl Cost {
         let mut cost = Cost::default();
         for event in &phase.events {
             match event {
-                Event::Kernel { name, flops, bytes, forward_flops, .. } => {
-                    cost.add_kernel(name, *flops, *bytes);
+                Event::Kernel { name, flops, bytes, rate, forward_flops } => {
+                    cost.add_kernel(name, *flops, *bytes, *rate);
                     cost.repeated_flops += forward_flops;
                 }
-                Event::Copy { from, to, bytes, .. } => cost.add_copy([*from, *to], *bytes),
+                Event::Copy { from, to, bytes, rate, .. } => cost.add_copy([*from, *to], *bytes, *rate),
                 Event::Collective(collective) => cost.add_collective(collective),
                 Event::Alloc { .. }
                 | Event::Free { .. }
@@ -82,10 +88,11 @@ impl Cost {
                 | Event::StreamWait { .. }
                 | Event::HostWait { .. }
                 | Event::Counted { .. }
+                | Event::Step { .. }
                 | Event::Use { .. } => {}
             }
         }
-        cost.kernels.sort_by_key(|k| (std::cmp::Reverse(k.flops), k.name));
+        cost.kernels.sort_by_key(|k| (std::cmp::Reverse(k.flops), k.name, k.rate));
         cost.collectives.sort_by_key(|c| c.op as u8);
         cost
     }
@@ -102,27 +109,27 @@ impl Cost {
         self.flops - self.repeated_flops.max(0) as u64
     }
 
-    fn add_kernel(&mut self, name: &'static str, flops: u64, bytes: u64) {
+    fn add_kernel(&mut self, name: &'static str, flops: u64, bytes: u64, rate: Rate) {
         self.flops += flops;
         self.kernel_bytes += bytes;
         // A phase has a few dozen kinds of kernels: a scan is as good as a map.
-        match self.kernels.iter_mut().find(|k| k.name == name) {
+        match self.kernels.iter_mut().find(|k| (k.name, k.rate) == (name, rate)) {
             Some(kernel) => {
                 kernel.calls += 1;
                 kernel.flops += flops;
                 kernel.bytes += bytes;
             }
-            None => self.kernels.push(KernelCost { name, calls: 1, flops, bytes }),
+            None => self.kernels.push(KernelCost { name, calls: 1, flops, bytes, rate }),
         }
     }
 
-    fn add_copy(&mut self, [from, to]: [Memory; 2], bytes: u64) {
+    fn add_copy(&mut self, [from, to]: [Memory; 2], bytes: u64, rate: Rate) {
         match self.copies.iter_mut().find(|copy| [copy.from, copy.to] == [from, to]) {
             Some(copy) => {
                 copy.calls += 1;
                 copy.bytes += bytes;
             }
-            None => self.copies.push(CopyCost { from, to, calls: 1, bytes }),
+            None => self.copies.push(CopyCost { from, to, calls: 1, bytes, rate }),
         }
     }
 
@@ -135,7 +142,10 @@ impl Cost {
                 cost.elements += count;
                 cost.sent_bytes += sent_bytes;
             }
-            None => self.collectives.push(CollectiveCost { op, calls: 1, elements: count, sent_bytes }),
+            None => {
+                let rate = Rate::Transport;
+                self.collectives.push(CollectiveCost { op, calls: 1, elements: count, sent_bytes, rate });
+            }
         }
     }
 }

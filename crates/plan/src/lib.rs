@@ -8,6 +8,7 @@
 //! - [`memory`] turns the lifetimes in a [`phalanx_trace::Trace`] into offsets in one arena and its peak. [`packing`] is the
 //!   algorithm; [`peak`] measures the peak, for the plan and for the real arena.
 //! - [`agreement`] compares the collectives of the ranks of a group, and reports tensors that are placed wrongly.
+//! - [`mod@expand`] puts the repetitions of a steady state back into the trace of an abridged dry run.
 //! - [`order`] knows which chunk is needed next, and [`cost`] counts operations and bytes.
 //! - [`zero`] has the textbook formulas, which are printed for comparison and decide nothing.
 #![forbid(unsafe_code)]
@@ -17,6 +18,7 @@ pub mod chunk_error;
 pub mod chunk_search;
 pub mod chunks;
 pub mod cost;
+pub mod expand;
 pub mod memory;
 pub mod mesh;
 pub mod order;
@@ -33,6 +35,7 @@ pub use chunk_error::ChunkError;
 pub use chunk_search::{Candidate, Search};
 pub use chunks::{BLOCK, ChunkLayout, ChunkSize, ParameterSize, Placed, Segment, lay_out};
 pub use cost::{CollectiveCost, CopyCost, Cost, KernelCost};
+pub use expand::{AbridgedPhase, expand};
 pub use memory::{MemoryError, MemoryPlan, PhasePlan, plan_memory, plan_memory_of};
 pub use mesh::{Coordinates, Mesh, MeshError};
 pub use order::{Lookahead, use_order};

@@ -1,9 +1,9 @@
 //! The textbook formulas of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
-//! Trillion Parameter Models", 2020, figure 1 and section 7), for AdamW.
+//! Trillion Parameter Models", 2020, figure 1 and section 7).
 //!
-//! For P parameters in f32: 4P bytes of parameters, 4P of gradients, 8P of optimizer states (two moments). In
-//! a 16-bit type: 2P of parameters, 2P or 4P of gradients by the type that sums them, 12P of optimizer states,
-//! the f32 master weights among them. Stage 1 divides the optimizer states by N ranks, stage 2 also the
+//! For P parameters in f32: 4P bytes of parameters, 4P of gradients, 4P for each state of the optimizer (8P under AdamW,
+//! with two moments; 4P under SGD, with a momentum). In a 16-bit type: 2P of parameters, 2P or 4P of gradients by the
+//! type that sums them, and 4P more of optimizer states, the f32 master weights. Stage 1 divides the optimizer states by N ranks, stage 2 also the
 //! gradients, stage 3 also the parameters. Printed beside the plan for people; nothing is decided by them.
 
 use phalanx_trace::{Bytes, DType};
@@ -76,16 +76,17 @@ pub struct Textbook {
     pub sent_bytes: u64,
 }
 
-/// The formulas for `parameters` parameters on `world` ranks. Shares are rounded up.
+/// The formulas for `parameters` parameters on `world` ranks, with an optimizer that keeps `states` numbers for each of
+/// them. Shares are rounded up.
 ///
 /// # Panics
 /// If `world` is 0.
-pub fn textbook(parameters: u64, world: u64, stage: Stage, precision: Precision) -> Textbook {
+pub fn textbook(parameters: u64, world: u64, stage: Stage, precision: Precision, states: u64) -> Textbook {
     assert!(world > 0, "a world has at least one rank");
     let share = |sharded: bool| if sharded { parameters.div_ceil(world) } else { parameters };
     let Precision { compute, accumulate, communicate } = precision;
     let [compute, accumulate, communicate] = [compute, accumulate, communicate].map(|t| t.bytes() as u64);
-    let states = 2 + u64::from(precision.has_master());
+    let states = states + u64::from(precision.has_master());
     let state = Bytes {
         parameters: compute * share(stage >= Stage::Three),
         gradients: accumulate * share(stage >= Stage::Two),

@@ -86,11 +86,16 @@ fn costs_are_sums() {
             site,
         }))
     };
-    let copy = |from, to, bytes| Event::Copy { name: "copy", from, to, bytes, stream: Stream::ToHost };
+    let copy = |from, to, bytes| {
+        let rate = Rate::of_copy([from, to]);
+        Event::Copy { name: "copy", from, to, bytes, rate, stream: Stream::ToHost }
+    };
     let events = vec![
         copy(Memory::Device, Memory::Host, 40),
         copy(Memory::Host, Memory::Device, 5),
         copy(Memory::Device, Memory::Host, 2),
+        copy(Memory::Disk, Memory::Host, 9),
+        Event::Kernel { name: "linear", flops: 0, bytes: 6, rate: Rate::Bandwidth, forward_flops: 0 },
         kernel("gelu", 10, 80),
         kernel("linear", 100, 8),
         collective(CollectiveOp::AllGather, 64, 128),
@@ -99,11 +104,20 @@ fn costs_are_sums() {
         collective(CollectiveOp::AllGather, 32, 64),
     ];
     let cost = Cost::of(&Phase { name: PhaseName::Step, events });
-    assert_eq!((cost.flops, cost.kernel_bytes, cost.sent_bytes), (410, 112, 322));
-    let kernels: Vec<_> = cost.kernels.iter().map(|k| (k.name, k.calls, k.flops, k.bytes)).collect();
-    assert_eq!(kernels, [("linear", 2, 400, 32), ("gelu", 1, 10, 80)]);
-    let copies: Vec<_> = cost.copies.iter().map(|c| (c.from, c.to, c.calls, c.bytes)).collect();
-    assert_eq!(copies, [(Memory::Device, Memory::Host, 2, 42), (Memory::Host, Memory::Device, 1, 5)]);
+    assert_eq!((cost.flops, cost.kernel_bytes, cost.sent_bytes), (410, 118, 322));
+    let product = Rate::MatrixProduct(DType::F32);
+    let kernels: Vec<_> = cost.kernels.iter().map(|k| (k.name, k.calls, k.flops, k.bytes, k.rate)).collect();
+    let expected =
+        [("linear", 2, 400, 32, product), ("gelu", 1, 10, 80, product), ("linear", 1, 0, 6, Rate::Bandwidth)];
+    assert_eq!(kernels, expected, "a kernel has a row for each rate");
+    let copies: Vec<_> = cost.copies.iter().map(|c| ([c.from, c.to], c.calls, c.bytes, c.rate)).collect();
+    let expected = [
+        ([Memory::Device, Memory::Host], 2, 42, Rate::Copy),
+        ([Memory::Host, Memory::Device], 1, 5, Rate::Copy),
+        ([Memory::Disk, Memory::Host], 1, 9, Rate::Disk),
+    ];
+    assert_eq!(copies, expected);
+    assert!(cost.collectives.iter().all(|collective| collective.rate == Rate::Transport));
     let row = |op| cost.collective(op).map(|c| (c.calls, c.elements, c.sent_bytes));
     assert_eq!(row(CollectiveOp::AllGather), Some((2, 96, 192)));
     assert_eq!(row(CollectiveOp::ReduceScatter), Some((1, 64, 130)));
@@ -148,14 +162,17 @@ fn textbook_formulas() {
         (all_bf16, Stage::Three, 32, 32, 192, 288),
         (sent_bf16, Stage::Two, 256, 64, 128, 288),
     ] {
-        let said = textbook(64, 4, stage, precision);
+        let said = textbook(64, 4, stage, precision, 2);
         let expected = Bytes { parameters, gradients, optimizer, ..Bytes::default() };
         assert_eq!(said.state, expected, "{precision:?}, {stage:?}");
         assert_eq!(said.sent_bytes, sent_bytes, "{precision:?}, {stage:?}");
     }
+    // SGD keeps one state, in a 16-bit type with the master weights.
+    assert_eq!(textbook(64, 4, Stage::Zero, Precision::F32, 1).state.optimizer, 256);
+    assert_eq!(textbook(64, 4, Stage::One, bf16, 1).state.optimizer, 128);
     for (number, stage) in Stage::ALL.into_iter().enumerate() {
         assert_eq!(Stage::from_number(number as u8), Some(stage));
     }
     assert_eq!(Stage::from_number(4), None);
-    assert_eq!(textbook(10, 1, Stage::Three, bf16).sent_bytes, 0);
+    assert_eq!(textbook(10, 1, Stage::Three, bf16, 2).sent_bytes, 0);
 }

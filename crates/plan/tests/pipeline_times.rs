@@ -6,6 +6,8 @@ mod generator;
 use std::collections::HashMap;
 
 use generator::Generator;
+use phalanx_plan::pipeline::depth;
+use phalanx_plan::pipeline::simulate::simulate_with_depth;
 use phalanx_plan::{
     Action, Costs, Plan, Schedule, StageCost, Step, check, generate, in_flight, lower, messages, simulate,
 };
@@ -130,7 +132,7 @@ fn activations_in_flight() {
 
 /// 0F0 | message | 1F0 1B0 | message | 0B0
 #[test]
-fn messages_take_the_senders_time() {
+fn messages_take_time_between_ranks() {
     let schedule = Schedule::parse("0F0,0B0\n1F0,1B0").expect("can be read");
     let costs = Costs { message: 0.5, ..Costs::unit(2) };
     let timeline = simulate(&schedule, &costs);
@@ -141,8 +143,50 @@ fn messages_take_the_senders_time() {
     assert_eq!((timeline.makespan, timeline.idle(0), timeline.bubble_fraction()), (7.0, 4.0, 4.0 / 7.0));
 }
 
-/// The second rank is ten times slower: the first is ahead by one received message and one in flight, then waits until
-/// the receive of its last but one message is posted.
+/// The sender computes while its messages are under way.
+#[test]
+fn messages_do_not_hold_their_sender_up() {
+    let schedule = generate(Plan::GPipe, 2, 3).expect("legal");
+    let costs = Costs { message: 0.5, ..Costs::unit(2) };
+    let timeline = simulate(&schedule, &costs);
+    let starts = |rank: usize| timeline.ranks[rank].iter().take(3).map(|span| span.start).collect::<Vec<_>>();
+    assert_eq!((starts(0), starts(1)), (vec![0.0, 1.0, 2.0], vec![1.5, 2.5, 3.5]));
+}
+
+/// (p - 1)(F + B)/v over m(F + B) more, also where rounds are larger than the ranks.
+#[test]
+fn interleaved_rounds_beyond_the_ranks_idle_no_more() {
+    let (_, timeline) = unit(Plan::Interleaved { chunks: 2 }, 5, 9);
+    assert!((timeline.bubble_fraction() - 6.0 / 33.0).abs() < 1e-12, "{}", timeline.bubble_fraction());
+}
+
+/// The bubble rates that Qi et al. (arXiv 2401.10241, table 5) publish for the times that they measured: 1 - m(F + I + W)
+/// over the longest time of a rank between its first and its last action.
+#[test]
+fn published_bubble_rates_follow_from_their_times() {
+    for (p, m, [forward, input, weight, message], published) in [
+        (8, 24, [18.522, 18.086, 9.337, 0.601], [0.2431, 0.1585]),
+        (8, 32, [18.513, 18.086, 9.331, 0.626], [0.1985, 0.1242]),
+        (8, 64, [18.546, 18.097, 9.321, 0.762], [0.1240, 0.0674]),
+        (16, 48, [11.347, 11.248, 8.132, 0.377], [0.2552, 0.1397]),
+        (16, 64, [11.307, 11.254, 8.101, 0.379], [0.2082, 0.1088]),
+        (16, 128, [11.325, 11.308, 8.109, 0.378], [0.1251, 0.0576]),
+    ] {
+        for (plan, published) in [Plan::OneForwardOneBackward, Plan::ZeroBubbleH1].into_iter().zip(published)
+        {
+            let schedule = generate(plan, p, m).expect("legal");
+            let costs = Costs { stages: vec![StageCost { forward, input, weight }; p], message };
+            let timeline = simulate(&schedule, &costs);
+            let times = timeline.ranks.iter().map(|spans| spans[spans.len() - 1].end - spans[0].start);
+            let rate = 1.0 - m as f64 * (forward + input + weight) / times.fold(0.0, f64::max);
+            // The published times have five digits, the rates four.
+            assert!((rate - published).abs() < 1e-4, "{plan} p {p} m {m}: {rate:.5}, published {published}");
+        }
+    }
+}
+
+/// The second rank is ten times slower: the first is one message received and one under way ahead of it, then
+/// waits until its last but one has been asked for.
 #[test]
 fn a_slow_receiver_holds_its_sender_up() {
     let schedule = generate(Plan::GPipe, 2, 6).expect("legal");
@@ -169,9 +213,10 @@ fn places(steps: &[Vec<Step>]) -> (Places, Places) {
     (sends, receives)
 }
 
-/// The end of each step by relaxation: it is no earlier than the step before, a receive no earlier than its
-/// send, and the n-th send no earlier than the receive of the message two before it.
-fn relaxed(steps: &[Vec<Step>], costs: &Costs) -> Vec<Vec<f64>> {
+/// The end of each step by relaxation: it is no earlier than the step before, and a receive no earlier than the arrival of
+/// its message. The n-th send over channels of depth d is no earlier than the arrival of message n - d, and than the
+/// receive of message n - 2d.
+fn relaxed(steps: &[Vec<Step>], costs: &Costs, depth: usize) -> Vec<Vec<f64>> {
     let (sends, receives) = places(steps);
     let number = |places: &Places, channel, place| {
         places[&channel].iter().position(|other| *other == place).expect("every message has its place")
@@ -187,12 +232,16 @@ fn relaxed(steps: &[Vec<Step>], costs: &Costs) -> Vec<Vec<f64>> {
                     Step::Compute(action) => own + costs.of(action),
                     Step::Recv { from, .. } => {
                         let channel = (from, rank);
-                        own.max(end_of(sends[&channel][number(&receives, channel, (rank, at))]))
+                        let sent = end_of(sends[&channel][number(&receives, channel, (rank, at))]);
+                        own.max(sent + costs.message)
                     }
                     Step::Send { to, .. } => {
                         let channel = (rank, to);
-                        let freed = number(&sends, channel, (rank, at)).checked_sub(2);
-                        own.max(freed.map_or(0.0, |last| end_of(receives[&channel][last]))) + costs.message
+                        let number = number(&sends, channel, (rank, at));
+                        let arrived =
+                            number.checked_sub(depth).map(|n| end_of(sends[&channel][n]) + costs.message);
+                        let freed = number.checked_sub(2 * depth).map(|n| end_of(receives[&channel][n]));
+                        own.max(arrived.unwrap_or(0.0)).max(freed.unwrap_or(0.0))
                     }
                 };
             }
@@ -216,8 +265,9 @@ fn times_are_the_earliest_that_the_constraints_allow() {
         let stages = stages.map(|_| StageCost { forward: cost(), input: cost(), weight: cost() }).collect();
         let costs = Costs { stages, message: cost() / 4.0 };
         let steps = lower(&schedule);
-        let ends = relaxed(&steps, &costs);
-        let timeline = simulate(&schedule, &costs);
+        let depth = depth(&schedule) + round % 3;
+        let ends = relaxed(&steps, &costs, depth);
+        let timeline = simulate_with_depth(&schedule, &costs, depth);
         for (rank, row) in steps.iter().enumerate() {
             let computed = row.iter().zip(&ends[rank]).filter(|(step, _)| matches!(step, Step::Compute(_)));
             let expected: Vec<f64> = computed.map(|(_, end)| *end).collect();

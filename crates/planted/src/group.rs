@@ -150,6 +150,10 @@ impl Group for Planted {
         }
     }
 
+    fn abort(&self, reason: &str) {
+        self.group.abort(reason);
+    }
+
     fn take_statistics(&self) -> Statistics {
         self.group.take_statistics()
     }
@@ -187,6 +191,10 @@ impl Group for Renumbered {
     fn submit(&self, call: Call) -> Pending<Buffers> {
         self.group.submit(call)
     }
+    fn abort(&self, reason: &str) {
+        self.group.abort(reason);
+    }
+
     fn take_statistics(&self) -> Statistics {
         self.group.take_statistics()
     }

@@ -5,7 +5,7 @@ use phalanx_bench::collectives::{self, CollectiveFigures, CollectivesTask};
 use phalanx_bench::steps::{self, RankSetup, StepCounts, StepFigures};
 use phalanx_bench::strategies::{self, RankFigures};
 use phalanx_train::GroupSource;
-use phalanx_train::config::DeviceConfig;
+use phalanx_train::config::{DeviceChoice, DeviceConfig};
 
 use crate::environment::Environment;
 use crate::planned::Planned;
@@ -50,9 +50,9 @@ pub fn collectives(
     environment: Environment,
 ) -> Result<Vec<CollectiveFigures>> {
     let RankHost::Job(endpoint) = host else { return Ok(Vec::new()) };
-    let [device_plan, host_plan] = collectives::plan(task, host.rank(), endpoint.world_size())?;
+    let plans = collectives::plan(task, host.rank(), endpoint.world_size())?;
     let factory = environment.device_factory(&DeviceConfig::default());
-    let RankDevice { device, .. } = host.make_planned_device([&device_plan, &host_plan], 1, &*factory)?;
+    let RankDevice { device, .. } = host.make_planned_device(plans.each_ref(), 1, &*factory)?;
     collectives::measure(task, &device, &*endpoint.group("data"))
 }
 
@@ -79,6 +79,10 @@ fn on_device<T>(
         rank: host.rank(),
         cpu: environment.cpu(plan.spec.threads)?,
         device,
+        copied_bytes_per_s: match planned.config.device.choice() {
+            DeviceChoice::Cpu => None,
+            DeviceChoice::Simulated(simulated) => Some(simulated.copy_bytes_per_s),
+        },
         source,
         note_step: &|step| host.note_step(step),
         page_faults: &phalanx_host::process::page_faults,

@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use phalanx_plan::{Costs, InFlight, MemoryPlan, Stage, StageCost, in_flight, simulate};
+use phalanx_plan::{Costs, InFlight, Stage, StageCost, in_flight, simulate};
 use phalanx_train::config::Reduce;
 use phalanx_train::{RankPlan, Spec};
 use serde_json::{Value, json};
@@ -43,24 +43,22 @@ pub fn rows(planned: &Planned) -> Vec<(Range<usize>, &RankPlan)> {
 }
 
 /// Neighbouring ranks of one pipeline stage that hold the same bytes.
-fn alike(planned: &Planned) -> Vec<(Range<usize>, &MemoryPlan)> {
+fn alike(planned: &Planned) -> Vec<(Range<usize>, &RankPlan)> {
     let place = |rank: usize| planned.plan.spec.mesh.coordinates(rank).pipeline;
-    let mut groups: Vec<(Range<usize>, &MemoryPlan)> = Vec::new();
+    let mut groups: Vec<(Range<usize>, &RankPlan)> = Vec::new();
     for (range, plan) in rows(planned) {
         match groups.last_mut() {
-            Some((last, memory))
-                if memory.peak == plan.memory.peak && place(last.start) == place(range.start) =>
-            {
+            Some((last, other)) if other.peak() == plan.peak() && place(last.start) == place(range.start) => {
                 last.end = range.end;
             }
-            _ => groups.push((range, &plan.memory)),
+            _ => groups.push((range, plan)),
         }
     }
     groups
 }
 
 /// `rank 3`, `ranks 0 to 3`; for many ranks also their number.
-fn ranks(range: &Range<usize>) -> String {
+pub fn rank_names(range: &Range<usize>) -> String {
     match range.len() {
         1 => format!("rank {}", range.start),
         count if count <= ROWS => format!("ranks {} to {}", range.start, range.end - 1),
@@ -83,7 +81,7 @@ pub fn places(planned: &Planned) -> String {
         let stages: Vec<usize> = spec.schedule.stages_of(first.pipeline).collect();
         let blocks: Vec<String> = stages.iter().map(|s| blocks(&names, &spec.stages[*s])).collect();
         table.row([
-            ranks(&range),
+            rank_names(&range),
             first.pipeline.to_string(),
             span(first.data, last.data),
             span(first.tensor, last.tensor),
@@ -109,10 +107,11 @@ pub fn memory(planned: &Planned) -> String {
     headings.extend(["arena", "total, about"]);
     let mut table = Table::new(&headings);
     let outside = outside_bytes(&planned.plan.spec);
-    for (range, memory) in alike(planned) {
-        let categories = Category::ALL.map(|category| bytes(memory.peak.categories.get(category)));
-        let sums = [bytes(memory.arena_bytes), bytes(memory.arena_bytes + outside)];
-        table.row([ranks(&range)].into_iter().chain(categories).chain(sums));
+    for (range, plan) in alike(planned) {
+        let peak = plan.peak();
+        let categories = Category::ALL.map(|category| bytes(peak.categories.get(category)));
+        let sums = [bytes(plan.memory.arena_bytes), bytes(plan.memory.arena_bytes + outside)];
+        table.row([rank_names(&range)].into_iter().chain(categories).chain(sums));
     }
     let textbook = &planned.plan.textbook.state;
     let shown = |of: u64| if of == 0 { "-".to_string() } else { bytes(of) };
@@ -236,8 +235,8 @@ impl Sharding {
             zero: planned.config.parallel.zero,
             reduce: planned.config.batch.reduce,
             sent_bytes: planned.plan.collective_bytes_per_step(),
-            parameters: max(&|rank| rank.memory.peak.categories.parameters),
-            gradients: max(&|rank| rank.memory.peak.categories.gradients),
+            parameters: max(&|rank| rank.peak().categories.parameters),
+            gradients: max(&|rank| rank.peak().categories.gradients),
             arena: max(&|rank| rank.memory.arena_bytes),
         }
     }

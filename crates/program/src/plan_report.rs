@@ -3,28 +3,31 @@
 use phalanx_optim::LossScaling;
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
 use phalanx_trace::{Category, Memory};
-use phalanx_train::Spec;
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
+use phalanx_train::spec::TriedChunks;
+use phalanx_train::{RankPlan, Spec};
 use serde_json::{Value, json};
 
 use crate::mesh_report;
 use crate::planned::{Planned, outside_bytes};
 use crate::report::{Table, bytes, count, plural, whole};
 
-/// The whole plan with exact bytes. `ranks` has the format of `memory.json`; in a large world it has one rank of each
-/// pipeline stage, which stands for `ranks_alike` ranks.
+/// The whole plan with exact bytes. `ranks` has the format of `memory.json` and what it will say: the peak of a run without
+/// a diagnosis, which runs only after a step that is not finite. `arena_bytes` has room for it. In a large world `ranks` has
+/// one rank of each pipeline stage, which stands for `ranks_alike` ranks.
 pub fn to_json(planned: &Planned) -> Value {
     let plan = &planned.plan;
     let spec = &plan.spec;
-    let rank = |r: &phalanx_train::RankPlan| RankBytes {
+    let rank = |r: &RankPlan| RankBytes {
         rank: r.rank,
-        device: DeviceBytes::from(r.memory.peak),
-        host: DeviceBytes::from(r.host.peak),
+        device: DeviceBytes::from(r.peak()),
+        host: DeviceBytes::from(r.host_peak()),
         resident_bytes_peak: None,
     };
     json!({
         "ranks": plan.ranks.iter().map(rank).collect::<Vec<_>>(),
         "ranks_alike": planned.each_stands_for(),
+        "arena_bytes": plan.ranks.iter().map(|r| r.memory.arena_bytes).collect::<Vec<_>>(),
         "parameters": plan.parameters(),
         "flops_per_step": whole(plan.flops_per_step()),
         "collective_bytes_per_step": plan.collective_bytes_per_step(),
@@ -53,13 +56,14 @@ pub fn to_json(planned: &Planned) -> Value {
 }
 
 fn chunks_json(spec: &Spec) -> Value {
+    let tried = |tried: &TriedChunks| json!({ "chunks": tried.chunks, "needed_bytes": tried.bytes });
     let (layout, element) = (&spec.layout, parameter_bytes(spec));
     json!({
         "count": layout.chunks(),
         "largest_bytes": element * layout.largest_chunk(),
         "bytes": element * layout.padded_elements(),
         "waste_bytes": element * layout.waste_elements,
-        "searched": layout.searched.len(),
+        "tried": spec.tried_chunks.iter().map(tried).collect::<Vec<_>>(),
     })
 }
 
@@ -74,7 +78,7 @@ fn phases_json(memory: &MemoryPlan) -> Value {
 }
 
 fn reduce_json(other: &Planned) -> Value {
-    let gradients = other.plan.ranks[0].memory.peak.categories.gradients;
+    let gradients = other.plan.ranks[0].peak().categories.gradients;
     json!({
         "reduce": other.config.batch.reduce,
         "collective_bytes_per_step": other.plan.collective_bytes_per_step(),
@@ -182,33 +186,41 @@ fn memory_table(planned: &Planned) -> String {
     headings.extend(groups.iter().map(|(ranks, _)| ranks.as_str()));
     headings.push("textbook");
     let mut table = Table::new(&headings);
-    let mut row = |label: &str, of: &dyn Fn(&MemoryPlan) -> u64, textbook: Option<u64>| {
-        let cells = groups.iter().map(|(_, memory)| bytes(of(memory)));
+    let mut row = |label: &str, of: &dyn Fn(&RankPlan) -> u64, textbook: Option<u64>| {
+        let cells = groups.iter().map(|(_, rank)| bytes(of(rank)));
         let last = textbook.map_or(String::new(), |b| if b == 0 { "-".to_string() } else { bytes(b) });
         table.row([label.to_string()].into_iter().chain(cells).chain([last]));
     };
     for category in Category::ALL {
-        row(category.name(), &|memory| memory.peak.categories.get(category), Some(textbook.get(category)));
+        row(category.name(), &|rank| rank.peak().categories.get(category), Some(textbook.get(category)));
     }
-    row("arena", &|memory| memory.arena_bytes, None);
+    if planned.plan.ranks.iter().any(|rank| diagnosis(rank) > 0) {
+        row("for a diagnosis", &diagnosis, None);
+    }
+    row("arena", &|rank| rank.memory.arena_bytes, None);
     row("outside, about", &|_| outside, None);
-    row("total, about", &|memory| memory.arena_bytes + outside, None);
+    row("total, about", &|rank| rank.memory.arena_bytes + outside, None);
     table.to_string()
 }
 
-/// Adjacent ranks with the same bytes: their numbers, and the memory of one.
-fn alike(planned: &Planned) -> Vec<(String, &MemoryPlan)> {
-    let mut groups: Vec<(usize, usize, &MemoryPlan)> = Vec::new();
+/// Bytes of the arena that only the diagnosis of a step that is not finite uses.
+fn diagnosis(rank: &RankPlan) -> u64 {
+    rank.memory.arena_bytes - rank.peak().bytes
+}
+
+/// Neighbouring ranks with the same bytes: their numbers, and the plan of one.
+fn alike(planned: &Planned) -> Vec<(String, &RankPlan)> {
+    let mut groups: Vec<(usize, usize, &RankPlan)> = Vec::new();
     for (ranks, plan) in mesh_report::rows(planned) {
         match groups.last_mut() {
-            Some((_, last, memory)) if memory.peak == plan.memory.peak => *last = ranks.end - 1,
-            _ => groups.push((ranks.start, ranks.end - 1, &plan.memory)),
+            Some((_, last, other)) if other.peak() == plan.peak() => *last = ranks.end - 1,
+            _ => groups.push((ranks.start, ranks.end - 1, plan)),
         }
     }
     let name = |first: usize, last: usize| {
         if first == last { format!("rank {first}") } else { format!("ranks {first} to {last}") }
     };
-    groups.into_iter().map(|(first, last, memory)| (name(first, last), memory)).collect()
+    groups.into_iter().map(|(first, last, plan)| (name(first, last), plan)).collect()
 }
 
 fn phases_table(memory: &MemoryPlan) -> Table {
@@ -270,15 +282,13 @@ fn chunks(spec: &Spec) -> String {
         bytes(element * padded),
         100.0 * layout.waste_elements as f64 / padded as f64
     );
-    let (first, last) = (layout.searched.first(), layout.searched.last());
-    if let (Some(first), Some(last)) = (first, last) {
-        let worst = layout.searched.iter().map(|candidate| candidate.waste_elements).max().unwrap_or(0);
+    let tried = &spec.tried_chunks;
+    if let Some(worst) = tried.iter().max_by_key(|tried| tried.bytes) {
         text.push_str(&format!(
-            "  chosen among {} sizes from {} to {}; the worst of them would waste {}\n",
-            layout.searched.len(),
-            bytes(element * first.chunk_elements),
-            bytes(element * last.chunk_elements),
-            bytes(element * worst)
+            "  chosen among {} sizes for the smallest peak; {} chunks would need {}\n",
+            tried.len(),
+            worst.chunks,
+            bytes(worst.bytes)
         ));
     }
     text
@@ -290,12 +300,12 @@ fn reduce(planned: &Planned) -> String {
     let mut table = Table::new(&["batch.reduce", "sent by all ranks", "gradients", "arena"]);
     for (run, note) in [(planned, " (as configured)"), (&other, "")] {
         let word = mesh_report::reduce_word(run.config.batch.reduce);
-        let memory = &run.plan.ranks[0].memory;
+        let rank = &run.plan.ranks[0];
         table.row([
             format!("{word}{note}"),
             bytes(run.plan.collective_bytes_per_step()),
-            bytes(memory.peak.categories.gradients),
-            bytes(memory.arena_bytes),
+            bytes(rank.peak().categories.gradients),
+            bytes(rank.memory.arena_bytes),
         ]);
     }
     format!("Reducing gradients of {} micro-batches\n{table}", planned.plan.spec.micro_batches)

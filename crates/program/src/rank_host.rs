@@ -58,16 +58,16 @@ impl RankHost {
         threads: usize,
         factory: &dyn DeviceFactory,
     ) -> Result<RankDevice> {
-        self.make_planned_device([&plan.memory, &plan.host], threads, factory)
+        self.make_planned_device([&plan.memory, &plan.host, &plan.disk], threads, factory)
     }
 
-    /// As [`RankHost::make_device`], from the plans of the device's memory and the host's.
+    /// As [`RankHost::make_device`], from the plans of the memories in the order of `Memory::ALL`.
     ///
     /// # Errors
     /// As for [`RankHost::make_device`].
     pub fn make_planned_device(
         &self,
-        [device_plan, host_plan]: [&MemoryPlan; 2],
+        [device_plan, host_plan, disk_plan]: [&MemoryPlan; 3],
         threads: usize,
         factory: &dyn DeviceFactory,
     ) -> Result<RankDevice> {
@@ -76,7 +76,15 @@ impl RankHost {
             RankHost::Job(endpoint) => endpoint.arena(bytes),
         };
         let rank = self.rank();
-        let request = DeviceRequest { index: rank, threads, device_plan, host_plan, map_shared: &map_shared };
+        let request = DeviceRequest {
+            index: rank,
+            threads,
+            device_plan,
+            host_plan,
+            disk_plan,
+            disk_folder: None,
+            map_shared: &map_shared,
+        };
         let made = factory.make(&request);
         let out_of_memory = made.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::OutOfMemory);
         let device = made.with_context(|| match out_of_memory {

@@ -25,7 +25,7 @@ pub fn job(task: &TrainTask, planned: &Planned) -> Result<Job> {
     let Planned { config, plan } = planned.clone();
     let peak_flops_per_s = Some(task.peak_flops_per_s);
     let (run, digests) = (task.run.clone(), task.digests.clone());
-    Ok(Job { config, plan, data, run, digests, start: task.start(), peak_flops_per_s })
+    Ok(Job { config, plan, data: Box::new(data), run, digests, start: task.start(), peak_flops_per_s })
 }
 
 /// Trains one rank to the end. Rank 0 shows progress as `show` says, and writes records to `output`.
@@ -82,4 +82,9 @@ pub fn is_of_another(error: &anyhow::Error, rank: usize) -> bool {
         Some(RunError::PeerFailed { .. }) => true,
         _ => false,
     }
+}
+
+/// Whether an error says that the checkpoint to resume from cannot be used.
+pub fn is_of_checkpoint(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref::<RunError>(), Some(RunError::Restore { .. }))
 }

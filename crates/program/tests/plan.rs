@@ -1,4 +1,4 @@
-//! `phalanx plan` shows a configuration and refuses what does not fit.
+//! `phalanx plan` shows a configuration, says whether it fits and what would make it fit.
 
 mod rig;
 
@@ -58,17 +58,78 @@ fn sharding_holds_less() {
     assert!(states.is_sorted_by(|more, less| more > less), "{states:?}");
 }
 
+const LARGE: [&str; 6] =
+    ["--set", "model.hidden=16384", "--set", "model.heads=16", "--set", "model.layers=200"];
+
 #[test]
-fn more_than_the_memory_is_refused_with_the_bytes() {
+fn a_plan_of_what_does_not_fit_is_an_answer() {
     let home = Home::new();
-    let large = ["--set", "model.hidden=16384", "--set", "model.heads=16", "--set", "model.layers=200"];
     let args = |more: &[&'static str]| [&["plan", "small.toml", "--nproc", "2"], more].concat();
-    home.run(&args(&large)).refused(&["2 rank(s) need", "bytes", "available", "parallel.zero=3"]);
+    let text = home.run(&args(&LARGE)).ok().stdout;
+    for part in ["Memory of each rank", "does not fit: ", "train` would refuse", "parallel.zero=3"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let plan = home.run(&[&args(&LARGE)[..], &["--device-memory", "80GiB", "--json"]].concat()).ok().json();
+    let verdict = &plan["verdict"];
+    assert_eq!((&verdict["fits"], &verdict["device_memory_bytes"]), (&json!(false), &json!(80u64 << 30)));
+    let text = home.run(&args(&["--set", "memory.limit_mb=1"])).ok().stdout;
+    assert!(text.contains("memory.limit_mb") && text.contains("too much"), "{text}");
+    let text = home.run(&args(&["--device-memory", "80GiB"])).ok().stdout;
+    assert!(text.contains("Each rank has 80.00 GiB (--device-memory)") && text.contains("left"), "{text}");
+    home.run(&args(&["--device-memory", "80 apples"])).refused(&["apples", "80GiB"]);
+}
+
+#[test]
+fn what_would_make_a_plan_fit_was_planned() {
+    let home = Home::new();
+    let plan = |more: &[&str]| {
+        home.run(&[&["plan", "small.toml", "--nproc", "2", "--json"], more].concat()).ok().json()
+    };
+    let needed = |plan: &serde_json::Value| plan["verdict"]["needed_bytes"].as_u64().unwrap();
+    let model = ["--set", "model.hidden=512", "--set", "model.heads=8"];
+    let own = needed(&plan(&[&model[..], &["--device-memory", "1TiB"]].concat()));
+    let limit = (own - 1).to_string();
+    let told = plan(&[&model[..], &["--device-memory", &limit]].concat());
+    assert_eq!(told["verdict"]["fits"], json!(false));
+    let proposals = told["verdict"]["proposals"].as_array().unwrap();
+    assert!(proposals.len() > 1, "{proposals:?}");
+    for proposal in proposals {
+        let set = proposal["set"].as_array().unwrap().iter().flat_map(|set| ["--set", set.as_str().unwrap()]);
+        let changed = plan(&[&model[..], &["--device-memory", &limit], &set.collect::<Vec<_>>()].concat());
+        assert_eq!(needed(&changed), proposal["needed_bytes"].as_u64().unwrap(), "{proposal}");
+        assert_eq!(changed["verdict"]["fits"], proposal["fits"], "{proposal}");
+    }
+}
+
+#[test]
+fn only_training_refuses_more_than_the_memory() {
+    let home = Home::new();
+    let args = |more: &[&'static str]| [&["train", "small.toml", "--nproc", "2"], more].concat();
+    home.run(&args(&LARGE)).refused(&["2 rank(s) need", "bytes", "available", "parallel.zero=3"]);
     home.run(&args(&["--set", "memory.limit_mb=1"])).refused(&["memory.limit_mb", "1048576", "a rank needs"]);
-    let mut train = args(&large);
-    train[0] = "train";
-    home.run(&train).refused(&["available"]);
     assert!(!home.path("runs/small").exists());
+}
+
+#[test]
+fn ranks_have_the_peak_of_a_run_without_a_diagnosis() {
+    let home = Home::new();
+    let mut more_for_a_diagnosis = 0;
+    for (nproc, zero, micro) in [("1", "0", "1"), ("2", "1", "2"), ("2", "2", "1"), ("4", "3", "2")] {
+        let (zero, micro) = (format!("parallel.zero={zero}"), format!("batch.micro={micro}"));
+        let set = ["--set", &zero, "--set", &micro, "--set", "precision.compute=bf16"];
+        let plan =
+            home.run(&[&["plan", "small.toml", "--json", "--nproc", nproc], &set[..]].concat()).ok().json();
+        let peaks = |of: &dyn Fn(&str) -> bool| {
+            let phases = plan["phases"].as_array().unwrap().iter();
+            let peak = |phase: &serde_json::Value| phase["peak_bytes"].as_u64().unwrap();
+            phases.filter(|phase| of(phase["name"].as_str().unwrap())).map(peak).max().unwrap()
+        };
+        let run = peaks(&|name| name != "diagnose");
+        assert_eq!(plan["ranks"][0]["device"]["peak_bytes"].as_u64(), Some(run));
+        assert_eq!(plan["arena_bytes"][0].as_u64(), Some(peaks(&|_| true)));
+        more_for_a_diagnosis += u32::from(peaks(&|_| true) > run);
+    }
+    assert!(more_for_a_diagnosis > 0, "no plan here tells the two apart");
 }
 
 #[test]

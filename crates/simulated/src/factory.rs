@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use phalanx_tensor::{Arena, Device, DeviceFactory, DeviceRequest, Kernels, Memory};
 
-use crate::{Error, Options, Simulated};
+use crate::{Error, Failure, Options, Simulated};
 
 /// Makes the kernels of one device, which use so many threads.
 type MakeKernels = dyn Fn(usize) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync;
@@ -14,6 +14,8 @@ pub struct SimulatedFactory {
     options: Options,
     memory_bytes: Option<u64>,
     make_kernels: Box<MakeKernels>,
+    /// Number of the device, number of its call, and how that fails.
+    failures: Vec<(usize, u64, Failure)>,
 }
 
 impl SimulatedFactory {
@@ -24,7 +26,14 @@ impl SimulatedFactory {
         memory_bytes: Option<u64>,
         make_kernels: impl Fn(usize) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync + 'static,
     ) -> SimulatedFactory {
-        SimulatedFactory { options, memory_bytes, make_kernels: Box::new(make_kernels) }
+        SimulatedFactory { options, memory_bytes, make_kernels: Box::new(make_kernels), failures: Vec::new() }
+    }
+
+    /// The same, where call number `call` of device number `index` fails (see [`Simulated::fail_at`]).
+    #[must_use]
+    pub fn with_failure(mut self, index: usize, call: u64, failure: Failure) -> SimulatedFactory {
+        self.failures.push((index, call, failure));
+        self
     }
 }
 
@@ -41,7 +50,17 @@ impl DeviceFactory for SimulatedFactory {
         // Transports read host memory: that is what is shared.
         let region = (request.map_shared)(request.host_plan.arena_bytes as usize)?;
         let host = Arena::replaying_in(Memory::Host, request.host_plan.clone(), region);
-        Simulated::device(kernels, options, request.device_plan.clone(), host).map_err(refused)
+        let disk = request.make_disk()?;
+        let (simulated, memory) = Simulated::new(kernels, options).map_err(refused)?;
+        for (_, call, failure) in self.failures.iter().filter(|(index, ..)| *index == request.index) {
+            simulated.fail_at(*call, *failure);
+        }
+        let arena = memory.replaying(request.device_plan.clone()).map_err(refused)?;
+        let device = Device::with_memories(simulated, arena, host);
+        Ok(match disk {
+            None => device,
+            Some(disk) => device.with_disk(disk),
+        })
     }
 }
 

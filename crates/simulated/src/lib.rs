@@ -20,7 +20,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_tensor::backend::{Call, StreamEvent};
+use phalanx_tensor::address::Address;
+use phalanx_tensor::backend::{Call, StreamEvent, Transfer};
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::region::Region;
@@ -32,7 +33,7 @@ pub use failures::Failure;
 pub use memory::{DeviceMemory, Error};
 
 use races::Caller;
-use streams::{Run, Streams, Work};
+use streams::{Job, Run, Streams, Work};
 
 /// The device's name, in errors and reports.
 pub const NAME: &str = "simulated";
@@ -100,20 +101,6 @@ impl Simulated {
         Ok((Arc::new(simulated), memory))
     }
 
-    /// A device of `options.memory_bytes` that replays `plan` in its memory; `host` is its host memory.
-    ///
-    /// # Errors
-    /// When the plan needs more than `options.memory_bytes`, or the system gives the device no memory or no threads.
-    pub fn device(
-        kernels: Arc<dyn Kernels>,
-        options: Options,
-        plan: phalanx_plan::MemoryPlan,
-        host: Arc<Arena>,
-    ) -> Result<Device, Error> {
-        let (simulated, memory) = Simulated::new(kernels, options)?;
-        Ok(Device::with_memories(simulated, memory.replaying(plan)?, host))
-    }
-
     /// A device without a plan, for tests: it hands out its memory as it is asked for, and the host's memory is the heap.
     ///
     /// # Errors
@@ -142,7 +129,7 @@ impl Simulated {
             if operand.bytes == 0 {
                 return;
             }
-            let start = operand.address.as_ptr().addr();
+            let start = place(*operand.address);
             uses.push((start..start + operand.bytes, operand.access));
             if self.addresses.contains(&start) {
                 on_device = true;
@@ -157,7 +144,8 @@ impl Simulated {
         let refused = (on_host && !is_copy).then(|| "a kernel was given host memory".to_string());
         let Call { operation, timer, .. } = call;
         let between_memories = self.copy_time(bytes);
-        let run = Run { operation, by, timer, uploaded, between_memories, is_copy, failure: None };
+        let job = Job::Kernel { operation, timer, uploaded };
+        let run = Run { job, by, between_memories, is_copy, failure: None };
         self.streams.issue(stream, Work { run, uses, refused });
     }
 
@@ -165,6 +153,11 @@ impl Simulated {
         let seconds = bytes as f64 / self.options.copy_bytes_per_s;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
+}
+
+/// Where an operand lies, in the address space of the process or above it, on disk.
+fn place(address: Address) -> usize {
+    usize::try_from(address.number()).expect("a device with memory has addresses of 64 bits")
 }
 
 impl Backend for Simulated {
@@ -200,6 +193,22 @@ impl Backend for Simulated {
         // SAFETY: the words go with the call, and their elements do not move; `to` is kept as for `launch`.
         let operation = unsafe { operation.detach() };
         self.issue(stream, Call { operation, name: "upload", site, timer: None }, words);
+    }
+
+    fn transfer(&self, transfer: Transfer) {
+        let by = Caller { call: transfer.name, site: transfer.site };
+        // SAFETY: by the contract of `transfer`, the caller keeps the tensors valid and ordered.
+        let mut transfer = unsafe { transfer.detach() };
+        let (mut uses, mut on_device) = (Vec::new(), false);
+        transfer.copy.visit(&mut |operand| {
+            let start = place(*operand.address);
+            uses.push((start..start + operand.bytes, operand.access));
+            on_device |= self.addresses.contains(&start);
+        });
+        let refused = on_device.then(|| "a disk was given device memory".to_string());
+        let job = Job::Transfer(transfer);
+        let run = Run { job, by, between_memories: Duration::ZERO, is_copy: true, failure: None };
+        self.streams.issue(Stream::Disk, Work { run, uses, refused });
     }
 
     fn record(&self, stream: Stream) -> StreamEvent {

@@ -12,9 +12,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use phalanx_tensor::backend::{StreamEvent, Timer};
+use phalanx_tensor::backend::{StreamEvent, Timer, Transfer};
 use phalanx_tensor::operations::Operation;
-use phalanx_tensor::{Access, DeviceError, Kernels, refused_thread};
+use phalanx_tensor::{Access, DeviceError, Kernels, panic_text, refused_thread};
 use phalanx_trace::Stream;
 
 use crate::delays::delay;
@@ -33,16 +33,24 @@ pub(crate) struct Work {
 
 /// What a worker needs to run a call.
 pub(crate) struct Run {
-    /// Its operands lie in memory that the worker can access.
-    pub(crate) operation: Operation<'static>,
+    pub(crate) job: Job,
     pub(crate) by: Caller,
-    pub(crate) timer: Option<Timer>,
-    /// Host bytes that the operation reads.
-    pub(crate) uploaded: Vec<u64>,
     /// How long its bytes take between the memories.
     pub(crate) between_memories: Duration,
     pub(crate) is_copy: bool,
     pub(crate) failure: Option<Failure>,
+}
+
+/// The work of a call.
+pub(crate) enum Job {
+    Kernel {
+        /// Its operands lie in memory that the worker can access.
+        operation: Operation<'static>,
+        timer: Option<Timer>,
+        /// Host bytes that the operation reads.
+        uploaded: Vec<u64>,
+    },
+    Transfer(Transfer<'static>),
 }
 
 /// An entry of a queue.
@@ -311,7 +319,7 @@ impl Shared {
 
     /// Runs one call after its delay, unless the device has failed.
     fn run(&self, run: Run, stream: usize, number: u64) {
-        let Run { operation, by, timer, uploaded, between_memories, failure, .. } = run;
+        let Run { job, by, between_memories, failure, .. } = run;
         let Options { seed, max_delay, delayed_share, .. } = self.options;
         let has_failed = || self.has_failed.load(Ordering::Acquire);
         if has_failed() {
@@ -327,16 +335,25 @@ impl Shared {
         let start = Instant::now();
         let slow = if let Some(Failure::SlowCopy(longer)) = failure { longer } else { Duration::ZERO };
         sleep(between_memories.saturating_add(slow));
-        let ran = catch_unwind(AssertUnwindSafe(|| self.kernels.execute(operation)));
-        if let Some(timer) = timer {
-            timer.profile.add(timer.key, start.elapsed());
+        let done = catch_unwind(AssertUnwindSafe(|| self.execute(job, start)));
+        if let Err(reason) = done.unwrap_or_else(|panic| Err(panic_text("the kernel", &*panic))) {
+            self.fail(&mut self.lock(), by, reason);
         }
-        if let Err(panic) = ran {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
-            self.fail(&mut self.lock(), by, format!("the kernel panicked: {text}"));
+    }
+
+    /// `start` is when its copy between memories began.
+    fn execute(&self, job: Job, start: Instant) -> Result<(), String> {
+        match job {
+            Job::Transfer(transfer) => transfer.execute(),
+            Job::Kernel { operation, timer, uploaded } => {
+                self.kernels.execute(operation);
+                if let Some(timer) = timer {
+                    timer.profile.add(timer.key, start.elapsed());
+                }
+                drop(uploaded);
+                Ok(())
+            }
         }
-        drop(uploaded);
     }
 }
 

@@ -256,7 +256,8 @@ fn a_plan_is_replayed_if_it_fits() {
     assert_eq!(needed_bytes, 4032);
     let make = |memory_bytes| {
         let host = Arena::heap_of(Memory::Host);
-        Simulated::device(Cpu::new(1), Options::new(memory_bytes), plan.clone(), host)
+        let (simulated, memory) = Simulated::new(Cpu::new(1), Options::new(memory_bytes)).unwrap();
+        memory.replaying(plan.clone()).map(|arena| Device::with_memories(simulated, arena, host))
     };
     let device = make(needed_bytes).unwrap();
     device.phase(PhaseName::Init, || {});

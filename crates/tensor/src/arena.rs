@@ -1,4 +1,4 @@
-//! One memory of one rank: of its device, or of its host.
+//! One memory of one rank: of its device, of its host, or on disk.
 //!
 //! Four ways to hand out memory, one interface:
 //! - *recording* (`Meta`): nothing is handed out, every allocation and free is written to the trace;
@@ -8,6 +8,8 @@
 //! - *heap*: each allocation is its own zeroed memory, for tests and for programs without a plan;
 //! - *unplanned*: the first gap of one region that is large enough (see `gaps`), for tests on devices that have
 //!   a memory of their own.
+//!
+//! On disk, offsets of one file are handed out in the same ways; there is no heap.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::Range;
@@ -19,6 +21,7 @@ use phalanx_trace::{Category, Memory, PhaseName, Site};
 
 use crate::access::Access;
 use crate::address::Address;
+use crate::disk::DiskMemory;
 use crate::flights::{Flights, InFlight};
 use crate::gaps::Gaps;
 use crate::record::Recorder;
@@ -45,8 +48,43 @@ pub struct Arena {
 enum Backing {
     Recording(Arc<Recorder>),
     Heap,
-    Replaying { region: Region, replay: Mutex<Box<Replay>> },
-    Unplanned { region: Region, gaps: Mutex<Gaps> },
+    Replaying {
+        space: Space,
+        replay: Mutex<Box<Replay>>,
+    },
+    Unplanned {
+        space: Space,
+        gaps: Mutex<Gaps>,
+    },
+    /// There is no such memory.
+    Missing,
+}
+
+/// What an arena hands out ranges of.
+enum Space {
+    Mapped(Region),
+    Disk(Arc<DiskMemory>),
+}
+
+impl Space {
+    fn bytes(&self) -> u64 {
+        match self {
+            Space::Mapped(region) => region.bytes() as u64,
+            Space::Disk(disk) => disk.bytes(),
+        }
+    }
+
+    /// The address of a slot.
+    fn address(&self, offset: u64, bytes: usize) -> Address {
+        assert!(offset + bytes as u64 <= self.bytes(), "{bytes} bytes at {offset} of {}", self.bytes());
+        match self {
+            // SAFETY: the offset lies inside the region, or just behind its end for an allocation of no bytes (asserted).
+            Space::Mapped(region) => {
+                Address::memory(unsafe { NonNull::new_unchecked(region.base().add(offset as usize)) })
+            }
+            Space::Disk(_) => Address::on_disk(offset),
+        }
+    }
 }
 
 impl Arena {
@@ -66,6 +104,7 @@ impl Arena {
 
     /// The same for any memory that the host can address.
     pub fn heap_of(memory: Memory) -> Arc<Arena> {
+        assert_ne!(memory, Memory::Disk, "there is no heap on disk");
         Arena::new(memory, Backing::Heap)
     }
 
@@ -74,22 +113,42 @@ impl Arena {
         Arena::replaying_in(Memory::Device, plan, region)
     }
 
-    /// The same for any memory.
+    /// The same for any memory that is mapped.
     pub fn replaying_in(memory: Memory, plan: MemoryPlan, region: Region) -> Arc<Arena> {
-        assert!(
-            region.bytes() as u64 >= plan.arena_bytes,
-            "region {} < plan {}",
-            region.bytes(),
-            plan.arena_bytes
-        );
+        assert_ne!(memory, Memory::Disk, "the disk is not mapped");
+        Arena::replaying_over(memory, plan, Space::Mapped(region))
+    }
+
+    /// Disk memory that replays `plan`; it must be at least `plan.arena_bytes` long.
+    pub fn replaying_on_disk(plan: MemoryPlan, disk: Arc<DiskMemory>) -> Arc<Arena> {
+        Arena::replaying_over(Memory::Disk, plan, Space::Disk(disk))
+    }
+
+    fn replaying_over(memory: Memory, plan: MemoryPlan, space: Space) -> Arc<Arena> {
+        assert!(space.bytes() >= plan.arena_bytes, "region {} < plan {}", space.bytes(), plan.arena_bytes);
         let replay = Mutex::new(Box::new(Replay::new(plan)));
-        Arena::new(memory, Backing::Replaying { region, replay })
+        Arena::new(memory, Backing::Replaying { space, replay })
     }
 
     /// A memory without a plan over `region`. An allocation that finds no room stops the program.
     pub fn unplanned_in(memory: Memory, region: Region) -> Arc<Arena> {
-        let gaps = Mutex::new(Gaps::new(region.bytes()));
-        Arena::new(memory, Backing::Unplanned { region, gaps })
+        assert_ne!(memory, Memory::Disk, "the disk is not mapped");
+        Arena::unplanned_over(memory, Space::Mapped(region))
+    }
+
+    /// The same on disk.
+    pub fn unplanned_on_disk(disk: Arc<DiskMemory>) -> Arc<Arena> {
+        Arena::unplanned_over(Memory::Disk, Space::Disk(disk))
+    }
+
+    fn unplanned_over(memory: Memory, space: Space) -> Arc<Arena> {
+        let gaps = Mutex::new(Gaps::new(space.bytes() as usize));
+        Arena::new(memory, Backing::Unplanned { space, gaps })
+    }
+
+    /// A memory that the device does not have: every allocation stops the program.
+    pub(crate) fn missing(memory: Memory) -> Arc<Arena> {
+        Arena::new(memory, Backing::Missing)
     }
 
     /// Which memory this is.
@@ -102,7 +161,7 @@ impl Arena {
         or_stop(self.flights.check());
         match &self.backing {
             Backing::Recording(recorder) => recorder.begin(name),
-            Backing::Heap | Backing::Unplanned { .. } => {}
+            Backing::Heap | Backing::Unplanned { .. } | Backing::Missing => {}
             Backing::Replaying { replay, .. } => follow(replay, |replay| replay.begin(name)),
         }
     }
@@ -142,7 +201,17 @@ impl Arena {
     /// The mapped memory behind a replaying or unplanned arena.
     pub fn region(&self) -> Option<&Region> {
         match &self.backing {
-            Backing::Replaying { region, .. } | Backing::Unplanned { region, .. } => Some(region),
+            Backing::Replaying { space: Space::Mapped(region), .. }
+            | Backing::Unplanned { space: Space::Mapped(region), .. } => Some(region),
+            _ => None,
+        }
+    }
+
+    /// The storage behind a disk memory that replays a plan, or is unplanned.
+    pub(crate) fn disk(&self) -> Option<&Arc<DiskMemory>> {
+        match &self.backing {
+            Backing::Replaying { space: Space::Disk(disk), .. }
+            | Backing::Unplanned { space: Space::Disk(disk), .. } => Some(disk),
             _ => None,
         }
     }
@@ -163,22 +232,26 @@ impl Arena {
                 Allocation { address: Address::nowhere(id), bytes, slot, id }
             }
             Backing::Heap => Allocation { address: Address::memory(heap_alloc(bytes)), bytes, slot, id: 0 },
-            Backing::Replaying { region, replay } => {
+            Backing::Replaying { space, replay } => {
                 let (slot, id) = follow(replay, |replay| replay.take(&slot));
-                assert!(slot.offset + slot.bytes <= region.bytes() as u64);
-                Allocation { address: address_in(region, slot.offset as usize), bytes, slot, id }
+                Allocation { address: space.address(slot.offset, bytes), bytes, slot, id }
             }
-            Backing::Unplanned { region, gaps } => {
+            Backing::Unplanned { space, gaps } => {
                 let offset = or_stop(lock(gaps).take(bytes).ok_or_else(|| {
                     format!(
                         "{} memory of {} bytes has no room for `{name}` ({bytes} bytes, allocated at {site})",
                         self.memory.name(),
-                        region.bytes()
+                        space.bytes()
                     )
                 }));
                 let slot = Slot { offset: offset as u64, ..slot };
-                Allocation { address: address_in(region, offset), bytes, slot, id: 0 }
+                Allocation { address: space.address(slot.offset, bytes), bytes, slot, id: 0 }
             }
+            Backing::Missing => or_stop(Err(format!(
+                "the device has no {} memory for `{name}` ({bytes} bytes, allocated at {site}): its factory makes one for \
+                 the plan in `DeviceRequest`",
+                self.memory.name()
+            ))),
         };
         or_stop(self.flights.check_alloc(&range_of(allocation.address, bytes), name, site));
         allocation
@@ -202,6 +275,7 @@ impl Arena {
         match &self.backing {
             Backing::Recording(recorder) => recorder.free(self.memory, allocation.id),
             Backing::Heap => heap_free(allocation),
+            Backing::Missing => {}
             Backing::Replaying { replay, .. } => lock(replay).free(&allocation.slot, allocation.id),
             Backing::Unplanned { gaps, .. } => {
                 lock(gaps).give_back(allocation.slot.offset as usize, allocation.bytes);
@@ -224,13 +298,6 @@ fn follow<T>(replay: &Mutex<Box<Replay>>, event: impl FnOnce(&mut Replay) -> Res
 /// Stops the run when the arena was used as it may not be.
 fn or_stop<T>(result: Result<T, String>) -> T {
     result.unwrap_or_else(|fault| panic!("{fault}"))
-}
-
-/// The address of a region's byte `offset`.
-fn address_in(region: &Region, offset: usize) -> Address {
-    assert!(offset <= region.bytes());
-    // SAFETY: the offset lies inside the region, or just behind its end for an allocation of no bytes (asserted).
-    Address::memory(unsafe { NonNull::new_unchecked(region.base().add(offset)) })
 }
 
 /// The range of an allocation, in the address space of its arena.

@@ -1,9 +1,9 @@
 //! What executes the calls of a device, and when: the contract between [`Device`](crate::Device) and its machine.
 //!
 //! Work is issued to named streams. Calls of one stream run in the order in which they were issued; calls of
-//! different streams run beside each other unless an event orders them, as in CUDA. Implementations: [`Immediate`]
-//! runs each call on the caller's thread before it returns (the processor), [`Meta`](crate::meta::Meta) only
-//! records (the dry run), and the crate `simulated` queues them for worker threads.
+//! different streams run beside each other unless an event orders them, as in CUDA. Implementations:
+//! [`Immediate`](crate::Immediate) runs each call on the caller's thread before it returns (the processor),
+//! [`Meta`](crate::meta::Meta) only records (the dry run), and the crate `simulated` queues them for worker threads.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,6 +11,7 @@ use std::time::Instant;
 use phalanx_trace::{Site, Stream};
 
 use crate::access::Access;
+use crate::disk::DiskMemory;
 use crate::operations::{Copy, Operation};
 use crate::profile::{KernelKey, Profile};
 use crate::view::{View, ViewMut};
@@ -46,6 +47,53 @@ impl Call<'_> {
         let start = Instant::now();
         kernels.execute(self.operation);
         timer.profile.add(timer.key, start.elapsed());
+    }
+}
+
+/// One copy between disk memory and memory that the host addresses, on its way to whatever executes it.
+pub struct Transfer<'a> {
+    /// The disk memory.
+    pub disk: Arc<DiskMemory>,
+    /// What is copied where; exactly one of the two lies in the disk memory.
+    pub copy: Copy<'a>,
+    /// The name under which it is timed and reported.
+    pub name: &'static str,
+    /// Where it was asked for.
+    pub site: Site,
+    /// Where its time is added, when kernels are timed.
+    pub timer: Option<Timer>,
+}
+
+impl Transfer<'_> {
+    /// Reads or writes now, with its time measured.
+    ///
+    /// # Errors
+    /// Why it failed: an error of the system, or a file that ends too early. No failure ends the program here: whoever
+    /// runs transfers must go on, so that those who wait for them learn of it.
+    pub fn execute(self) -> Result<(), String> {
+        let Transfer { disk, copy: Copy { from, to }, timer, .. } = self;
+        let start = Instant::now();
+        let done = match (from.address().disk_offset(), to.address().disk_offset()) {
+            (None, Some(offset)) => from.host_bytes().and_then(|from| disk.write(from, offset)),
+            (Some(offset), None) => to.into_host_bytes().and_then(|to| disk.read(to, offset)),
+            _ => Err("it is not between disk memory and memory that the host addresses".to_string()),
+        };
+        if let Some(timer) = timer {
+            timer.profile.add(timer.key, start.elapsed());
+        }
+        done
+    }
+
+    /// The same transfer without the lifetimes of its tensors, to be queued.
+    ///
+    /// # Safety
+    /// The memory of both tensors stays valid until the transfer is over, and is used meanwhile only by work that a
+    /// stream or an event orders before or after it.
+    pub unsafe fn detach(self) -> Transfer<'static> {
+        let Transfer { disk, copy, name, site, timer } = self;
+        // SAFETY: only lifetimes change; the caller keeps the memory valid.
+        let copy = unsafe { std::mem::transmute::<Copy<'_>, Copy<'static>>(copy) };
+        Transfer { disk, copy, name, site, timer }
     }
 }
 
@@ -100,6 +148,9 @@ pub trait Backend: Send + Sync {
     /// Issues a copy of host bytes into a tensor. `from` is read before this returns.
     fn upload(&self, stream: Stream, from: &[u8], to: ViewMut, site: Site);
 
+    /// Issues a transfer to the disk stream. Its tensors are kept as the operands of [`Backend::launch`] are.
+    fn transfer(&self, transfer: Transfer);
+
     /// The end of everything that was issued to `stream` so far.
     fn record(&self, stream: Stream) -> StreamEvent;
 
@@ -119,51 +170,6 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// When it did not.
     fn check_host_access(&self, _: View, _: Access, _call: &'static str, _: Site) -> Result<(), DeviceError> {
-        Ok(())
-    }
-}
-
-/// Runs every call on the caller's thread, before the launch returns: streams need no ordering.
-pub struct Immediate {
-    kernels: Arc<dyn Kernels>,
-}
-
-impl Immediate {
-    /// Executes with `kernels`.
-    pub fn new(kernels: Arc<dyn Kernels>) -> Immediate {
-        Immediate { kernels }
-    }
-}
-
-impl Backend for Immediate {
-    fn name(&self) -> &'static str {
-        self.kernels.name()
-    }
-
-    fn threads(&self) -> usize {
-        self.kernels.threads()
-    }
-
-    fn is_host_addressable(&self) -> bool {
-        true
-    }
-
-    fn launch(&self, _: Stream, call: Call) {
-        call.execute(&*self.kernels);
-    }
-
-    fn upload(&self, _: Stream, from: &[u8], to: ViewMut, _: Site) {
-        let from = View::over_bytes(from, to.dtype());
-        self.kernels.execute(Copy { from, to }.into());
-    }
-
-    fn record(&self, stream: Stream) -> StreamEvent {
-        StreamEvent { stream, number: 0 }
-    }
-
-    fn wait(&self, _: Stream, _: StreamEvent) {}
-
-    fn synchronize(&self, _: StreamEvent) -> Result<(), DeviceError> {
         Ok(())
     }
 }

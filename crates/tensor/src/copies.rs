@@ -4,11 +4,16 @@
 //! and later kernels wait for a copy into device memory. A copy of tensors owns or borrows them until it is done
 //! ([`PendingCopy`]); in the meantime the arenas count its ranges as in flight. The dry run records each copy with
 //! its bytes, its stream and the events that order it.
+//!
+//! Copies to and from disk do not wait for kernels, so that many can be started ahead of their use, or finish behind
+//! it: whoever waits for one gets its tensors back, and only then can a kernel or another copy use them.
 
-use phalanx_trace::{Category, DType, Event, Memory, Site, Stream};
+use std::sync::Arc;
+
+use phalanx_trace::{Category, DType, Event, Memory, Rate, Site, Stream};
 
 use crate::access::Access;
-use crate::backend::{Call, DeviceError, StreamEvent};
+use crate::backend::{Call, DeviceError, StreamEvent, Transfer};
 use crate::buffer::Tensor;
 use crate::device::Device;
 use crate::flights::InFlight;
@@ -108,12 +113,12 @@ impl Device {
     #[track_caller]
     pub fn upload<T: Element>(&self, from: &[T], to: ViewMut) {
         assert_eq!((T::DTYPE, from.len()), (to.dtype(), to.elements()), "upload into {to:?}");
-        let (site, bytes) = (Site::caller(), to.bytes());
+        let (site, bytes, memories) = (Site::caller(), to.bytes(), [Memory::Host, Memory::Device]);
         if let Some(recorder) = self.recorder().filter(|recorder| recorder.is_placing()) {
             recorder.follow_write(&to, false);
         }
-        self.begin_copy("upload", [Memory::Host, Memory::Device], bytes);
-        let timer = self.timer("upload", Price::bytes(bytes));
+        self.begin_copy("upload", memories, bytes);
+        let timer = self.timer("upload", Price::copy(memories, bytes));
         let start = std::time::Instant::now();
         self.backend.upload(Stream::ToDevice, bytemuck::cast_slice(from), to, site);
         if let Some(timer) = timer {
@@ -163,6 +168,29 @@ impl Device {
         pending
     }
 
+    /// Starts to write a tensor to a disk tensor of the same element type and length. `from` lies in host memory, or in
+    /// device memory that the host can address.
+    #[track_caller]
+    pub fn copy_to_disk(&self, from: Tensor, to: Tensor) -> PendingCopy {
+        self.check_disk_copy("copy_to_disk", from.memory(), to.memory());
+        self.copy_tensors("copy_to_disk", from, to, Site::caller())
+    }
+
+    /// Starts to read a disk tensor into a tensor of the same element type and length. `to` lies in host memory, or in
+    /// device memory that the host can address.
+    #[track_caller]
+    pub fn copy_from_disk(&self, from: Tensor, to: Tensor) -> PendingCopy {
+        self.check_disk_copy("copy_from_disk", to.memory(), from.memory());
+        self.copy_tensors("copy_from_disk", from, to, Site::caller())
+    }
+
+    #[track_caller]
+    fn check_disk_copy(&self, name: &str, other: Memory, disk: Memory) {
+        assert_eq!(disk, Memory::Disk, "{name}");
+        let is_addressable = other == Memory::Host || (other == Memory::Device && self.is_host_addressable());
+        assert!(is_addressable, "{name}: {} memory is copied through host memory", other.name());
+    }
+
     /// Starts to bring single f32 numbers to the host, after everything that was issued before.
     #[track_caller]
     pub fn fetch_later<'a>(&'a self, from: &[View<'a>]) -> Fetch<'a> {
@@ -199,7 +227,7 @@ impl Device {
     /// # Errors
     /// When the device failed.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
-        [Stream::Compute, Stream::ToDevice, Stream::ToHost]
+        [Stream::Compute, Stream::ToDevice, Stream::ToHost, Stream::Disk]
             .into_iter()
             .try_for_each(|stream| self.backend.synchronize(self.backend.record(stream)))
     }
@@ -233,18 +261,35 @@ impl Device {
         }
         let bytes = operation.to.bytes();
         let stream = self.begin_copy(name, memories, bytes);
-        let timer = self.timer(name, Price::bytes(bytes));
-        self.backend.launch(stream, Call { operation: operation.into(), name, site, timer });
+        let timer = self.timer(name, Price::copy(memories, bytes));
+        match stream {
+            Stream::Disk => {
+                // None on a device that only records.
+                if let Some(disk) = self.disk_arena().disk() {
+                    let disk = Arc::clone(disk);
+                    self.backend.transfer(Transfer { disk, copy: operation, name, site, timer });
+                }
+            }
+            _ => self.backend.launch(stream, Call { operation: operation.into(), name, site, timer }),
+        }
         self.backend.record(stream)
     }
 
     /// Orders the stream of a copy after the compute stream, and records the copy.
-    fn begin_copy(&self, name: &'static str, [from, to]: [Memory; 2], bytes: usize) -> Stream {
-        let stream = if to == Memory::Device { Stream::ToDevice } else { Stream::ToHost };
-        let computed = self.backend.record(Stream::Compute);
-        self.backend.wait(stream, computed);
+    fn begin_copy(&self, name: &'static str, memories: [Memory; 2], bytes: usize) -> Stream {
+        let stream = match memories {
+            [Memory::Disk, _] | [_, Memory::Disk] => Stream::Disk,
+            [_, Memory::Device] => Stream::ToDevice,
+            [_, Memory::Host] => Stream::ToHost,
+        };
+        // Kernels use no host memory: a copy between host and disk has no kernel to wait for.
+        if memories.contains(&Memory::Device) {
+            let computed = self.backend.record(Stream::Compute);
+            self.backend.wait(stream, computed);
+        }
         if let Some(recorder) = self.recorder() {
-            recorder.push(Event::Copy { name, from, to, bytes: bytes as u64, stream });
+            let ([from, to], rate) = (memories, Rate::of_copy(memories));
+            recorder.push(Event::Copy { name, from, to, bytes: bytes as u64, rate, stream });
         }
         stream
     }

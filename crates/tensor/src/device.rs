@@ -8,8 +8,9 @@ use std::sync::Arc;
 use phalanx_trace::{Category, DType, Event, Memory, PhaseName, Site, Stream, Trace};
 
 use crate::arena::Arena;
-use crate::backend::{Backend, Call, Immediate, Kernels, Timer};
+use crate::backend::{Backend, Call, Kernels, Timer};
 use crate::buffer::Tensor;
+use crate::immediate::Immediate;
 use crate::meta::Meta;
 use crate::operation::{Describe, Price};
 use crate::operations::Operation;
@@ -26,6 +27,7 @@ pub struct Device {
     pub(crate) backend: Arc<dyn Backend>,
     arena: Arc<Arena>,
     host: Arc<Arena>,
+    disk: Arc<Arena>,
     recorder: Option<Arc<Recorder>>,
     profile: Option<Arc<Profile>>,
 }
@@ -37,10 +39,18 @@ impl Device {
         Device::with_memories(Arc::new(Immediate::new(kernels)), arena, Arena::heap_of(Memory::Host))
     }
 
-    /// A device whose calls `backend` executes, with its own memory and the host's.
+    /// A device whose calls `backend` executes, with its own memory and the host's. It has no disk memory.
     pub fn with_memories(backend: Arc<dyn Backend>, arena: Arc<Arena>, host: Arc<Arena>) -> Device {
         assert_eq!([arena.memory(), host.memory()], [Memory::Device, Memory::Host]);
-        Device { backend, arena, host, recorder: None, profile: None }
+        let disk = Arena::missing(Memory::Disk);
+        Device { backend, arena, host, disk, recorder: None, profile: None }
+    }
+
+    /// The same device with disk memory; its backend has a disk stream.
+    #[must_use]
+    pub fn with_disk(self, disk: Arc<Arena>) -> Device {
+        assert_eq!(disk.memory(), Memory::Disk);
+        Device { disk, ..self }
     }
 
     /// A device that only records, standing in for one of `threads` threads whose memory the host can address.
@@ -52,10 +62,9 @@ impl Device {
     /// could read its memory.
     pub fn meta_of(threads: usize, host_addressable: bool) -> Device {
         let recorder = Arc::new(Recorder::default());
-        let [arena, host] =
-            [Memory::Device, Memory::Host].map(|memory| Arena::recording(memory, Arc::clone(&recorder)));
+        let [arena, host, disk] = Memory::ALL.map(|memory| Arena::recording(memory, Arc::clone(&recorder)));
         let backend = Arc::new(Meta { threads, host_addressable, recorder: Arc::clone(&recorder) });
-        Device { backend, arena, host, recorder: Some(recorder), profile: None }
+        Device { backend, arena, host, disk, recorder: Some(recorder), profile: None }
     }
 
     /// The same device, every kernel of which is timed from now on (unless `profile` is paused), on this handle
@@ -73,6 +82,15 @@ impl Device {
     /// The host memory of the same rank.
     pub fn host_arena(&self) -> &Arc<Arena> {
         &self.host
+    }
+
+    /// The disk memory of the same rank.
+    pub fn disk_arena(&self) -> &Arc<Arena> {
+        &self.disk
+    }
+
+    fn arenas(&self) -> [&Arc<Arena>; 3] {
+        [&self.arena, &self.host, &self.disk]
     }
 
     /// Where a dry run writes; groups add their collectives to it.
@@ -130,18 +148,18 @@ impl Device {
     /// Says that the rest of the phase will not run (a step that is skipped has no update): its planned allocations may
     /// be missing then.
     pub fn leave_out_rest(&self) {
-        [&self.arena, &self.host].into_iter().for_each(|arena| arena.leave_out_rest());
+        self.arenas().into_iter().for_each(|arena| arena.leave_out_rest());
     }
 
     fn begin(&self, name: PhaseName) {
         match &self.recorder {
             Some(recorder) => recorder.begin(name),
-            None => [&self.arena, &self.host].into_iter().for_each(|arena| arena.begin(name)),
+            None => self.arenas().into_iter().for_each(|arena| arena.begin(name)),
         }
     }
 
     fn end(&self) {
-        [&self.arena, &self.host].into_iter().for_each(|arena| arena.end());
+        self.arenas().into_iter().for_each(|arena| arena.end());
     }
 
     /// Device memory for a tensor. Its contents are whatever was there before.
@@ -168,6 +186,18 @@ impl Device {
         self.host.alloc(dtype, shape.into(), category, name, Site::caller())
     }
 
+    /// Disk memory for a tensor. Its contents are whatever was there before. Nothing but copies use it.
+    #[track_caller]
+    pub fn alloc_disk(
+        &self,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        category: Category,
+        name: &'static str,
+    ) -> Tensor {
+        self.disk.alloc(dtype, shape.into(), category, name, Site::caller())
+    }
+
     /// Host memory for a tensor of the element type and shape of `like`, on behalf of a caller at `site`.
     pub fn alloc_host_like(&self, like: &Tensor, name: &'static str, site: Site) -> Tensor {
         self.host.alloc(like.dtype(), like.shape(), Category::Communication, name, site)
@@ -178,23 +208,22 @@ impl Device {
     #[track_caller]
     pub fn run<'a, O: Describe + Into<Operation<'a>>>(&self, operation: O) {
         operation.check();
-        let (site, price) = (Site::caller(), operation.price());
+        let (site, price, name) = (Site::caller(), operation.price(), operation.name());
         if let Some(recorder) = &self.recorder {
             if recorder.is_placing() || operation.marks_zero() {
                 operation.follow(recorder, site);
             }
             let Price { flops, bytes, rate, forward_flops } = price;
-            recorder.push(Event::Kernel { name: O::NAME, flops, bytes, rate, forward_flops });
+            recorder.push(Event::Kernel { name, flops, bytes, rate, forward_flops });
         }
-        let timer = self.timer(O::NAME, price);
-        self.backend
-            .launch(Stream::Compute, Call { operation: operation.into(), name: O::NAME, site, timer });
+        let timer = self.timer(name, price);
+        self.backend.launch(Stream::Compute, Call { operation: operation.into(), name, site, timer });
     }
 
     /// Where the time of a call goes, when kernels are timed.
     pub(crate) fn timer(&self, name: &'static str, price: Price) -> Option<Timer> {
         let profile = self.profile.as_ref().filter(|profile| !profile.is_paused())?;
-        let key = KernelKey { name, flops: price.flops, bytes: price.bytes };
+        let key = KernelKey { name, flops: price.flops, bytes: price.bytes, rate: price.rate };
         Some(Timer { profile: Arc::clone(profile), key })
     }
 
@@ -202,6 +231,13 @@ impl Device {
     pub fn record_counted(&self, number: usize, elements: u64) {
         if let Some(recorder) = &self.recorder {
             recorder.push(Event::Counted { parameter: number as u32, elements });
+        }
+    }
+
+    /// Notes that step `number` of the pipeline's program begins; with the number after the last, that it has ended.
+    pub fn record_step(&self, number: usize) {
+        if let Some(recorder) = &self.recorder {
+            recorder.push(Event::Step { number: number as u32 });
         }
     }
 

@@ -3,9 +3,15 @@
 //! Whoever starts a rank has a factory passed in, and asks it for the rank's device. The engine (`train`, `parallel`)
 //! names no kind of device.
 
+use std::io::{Error, ErrorKind};
+use std::path::Path;
+use std::sync::Arc;
+
 use phalanx_plan::MemoryPlan;
 
+use crate::arena::Arena;
 use crate::device::Device;
+use crate::disk::DiskMemory;
 use crate::region::Region;
 
 /// What the device of one rank must have.
@@ -18,9 +24,31 @@ pub struct DeviceRequest<'a> {
     pub device_plan: &'a MemoryPlan,
     /// The plan of the rank's host memory.
     pub host_plan: &'a MemoryPlan,
+    /// The plan of the rank's disk memory.
+    pub disk_plan: &'a MemoryPlan,
+    /// An existing folder for the file of the disk memory. It may be left out when the plan places nothing on disk.
+    pub disk_folder: Option<&'a Path>,
     /// Maps so many bytes of memory that the transport of the rank's collectives can read: called once, with the size of
     /// the memory from which collectives are sent.
     pub map_shared: &'a dyn Fn(usize) -> std::io::Result<Region>,
+}
+
+impl DeviceRequest<'_> {
+    /// The disk memory of the rank: an arena that replays the plan over a new file. None when the plan places nothing there.
+    ///
+    /// # Errors
+    /// A folder that is missing, that cannot be written, or whose disk is too full.
+    pub fn make_disk(&self) -> std::io::Result<Option<Arc<Arena>>> {
+        if self.disk_plan.phases.iter().all(|phase| phase.slots.is_empty()) {
+            return Ok(None);
+        }
+        let bytes = self.disk_plan.arena_bytes;
+        let folder = self.disk_folder.ok_or_else(|| {
+            let text = format!("the plan places {bytes} bytes on disk, but no folder was given for them");
+            Error::new(ErrorKind::InvalidInput, text)
+        })?;
+        Ok(Some(Arena::replaying_on_disk(self.disk_plan.clone(), DiskMemory::create(folder, bytes)?)))
+    }
 }
 
 /// Makes the devices of a run.

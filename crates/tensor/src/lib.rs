@@ -14,9 +14,12 @@ pub mod backend;
 pub mod buffer;
 pub mod copies;
 pub mod device;
+pub mod disk;
+mod disk_stream;
 pub mod factory;
 mod flights;
 mod gaps;
+mod immediate;
 pub mod meta;
 pub mod operation;
 pub mod operations;
@@ -37,15 +40,19 @@ pub use arguments::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, IGNORED, Layout, Lookup, Positions, Sgd,
     Weight, vocabulary_blocks,
 };
-pub use backend::{Backend, DeviceError, Immediate, Kernels};
+pub use backend::{Backend, DeviceError, Kernels};
 pub use buffer::Tensor;
 pub use copies::{Fetch, PendingCopy};
 pub use device::{Device, NORM_BLOCK};
+pub use disk::DiskMemory;
 pub use factory::{DeviceFactory, DeviceRequest};
 pub use flights::InFlight;
-pub use operations::{AdamWUpdate, LayerNormBackward, SgdUpdate, VocabularyLoss, VocabularyStatistics};
+pub use immediate::Immediate;
+pub use operations::{
+    AdamWUpdate, LayerNormBackward, OwnOperation, SgdUpdate, VocabularyLoss, VocabularyStatistics,
+};
 pub use phalanx_trace::{Category, DType, Memory};
 pub use region::Region;
 pub use shape::Shape;
-pub use threads::refused_thread;
+pub use threads::{panic_text, refused_thread};
 pub use view::{Element, View, ViewMut};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use phalanx_trace::{Event, Site, Stream};
 
-use crate::backend::{Backend, Call, DeviceError, StreamEvent};
+use crate::backend::{Backend, Call, DeviceError, StreamEvent, Transfer};
 use crate::record::Recorder;
 use crate::view::ViewMut;
 
@@ -19,6 +19,14 @@ pub struct Meta {
     pub host_addressable: bool,
     /// Where events of streams are written.
     pub recorder: Arc<Recorder>,
+}
+
+impl Meta {
+    /// Whether work of a stream runs later than it is issued, so that events order it. Where the host can address device
+    /// memory, calls run at once, but for transfers of the disk.
+    fn runs_later(&self, stream: Stream) -> bool {
+        !self.host_addressable || stream == Stream::Disk
+    }
 }
 
 impl Backend for Meta {
@@ -38,20 +46,21 @@ impl Backend for Meta {
 
     fn upload(&self, _: Stream, _: &[u8], _: ViewMut, _: Site) {}
 
+    fn transfer(&self, _: Transfer) {}
+
     fn record(&self, stream: Stream) -> StreamEvent {
-        // Where every call runs when it is issued there is nothing to order.
-        let number = if self.host_addressable { 0 } else { self.recorder.event(stream) };
+        let number = if self.runs_later(stream) { self.recorder.event(stream) } else { 0 };
         StreamEvent { stream, number: number.into() }
     }
 
     fn wait(&self, stream: Stream, event: StreamEvent) {
-        if !self.host_addressable {
+        if self.runs_later(event.stream) {
             self.recorder.push(Event::StreamWait { number: event.number as u32, stream });
         }
     }
 
     fn synchronize(&self, event: StreamEvent) -> Result<(), DeviceError> {
-        if !self.host_addressable {
+        if self.runs_later(event.stream) {
             self.recorder.push(Event::HostWait { number: event.number as u32 });
         }
         Ok(())

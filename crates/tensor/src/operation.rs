@@ -6,7 +6,7 @@
 //! (names and prices), and asynchronous execution: a call is data, which can be queued. To add an operation, add
 //! it to a file of `operations` and add its kernel to each device that computes.
 
-use phalanx_trace::{Rate, Site};
+use phalanx_trace::{Memory, Rate, Site};
 
 use crate::access::Access;
 use crate::address::Address;
@@ -23,7 +23,7 @@ pub struct Price {
     pub flops: u64,
     /// Bytes read and written at least.
     pub bytes: u64,
-    /// The rate of the machine that limits the call, beside its bandwidth.
+    /// The rate of the machine that limits the call.
     pub rate: Rate,
     /// How the call counts in the forward pass of a step: its `flops` for a product of the forward pass, minus the
     /// forward pass's operations for the one backward operation that every forward product has. The sum over a step
@@ -33,9 +33,14 @@ pub struct Price {
 }
 
 impl Price {
-    /// A call that is limited by the bytes that it moves.
+    /// A kernel that is limited by the bytes that it reads and writes.
     pub fn bytes(bytes: usize) -> Price {
         Price { flops: 0, bytes: bytes as u64, rate: Rate::Bandwidth, forward_flops: 0 }
+    }
+
+    /// A copy of `bytes` bytes from one memory to another.
+    pub fn copy(memories: [Memory; 2], bytes: usize) -> Price {
+        Price { rate: Rate::of_copy(memories), ..Price::bytes(bytes) }
     }
 
     /// A matrix product of elements of `dtype`, of the backward pass.
@@ -132,6 +137,11 @@ no_operands!(bool, f32, usize, AdamW, Clip, CrossEntropy, Dropout, Gelu, Heads, 
 pub trait Describe: Operands {
     /// The operation's name, in traces, profiles and tables.
     const NAME: &'static str;
+
+    /// The name of this call, where calls of one type have several.
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
 
     /// Stops the program, at the caller, when shapes or element types do not fit: that is a programmer's error.
     #[track_caller]

@@ -5,15 +5,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// One kernel at one size.
+use phalanx_trace::Rate;
+
+/// One kernel, or one kind of copy between memories, at one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelKey {
     /// As in the trace: `linear`, `attention_backward`.
     pub name: &'static str,
     /// Operations of one call (of matrix products).
     pub flops: u64,
-    /// Bytes read and written at least by one call.
+    /// Bytes read and written at least by one call; bytes copied by a copy between memories.
     pub bytes: u64,
+    /// The rate that they count against.
+    pub rate: Rate,
 }
 
 /// What was measured of it.
@@ -67,7 +71,7 @@ mod tests {
     #[test]
     fn calls_of_one_price_add_up() {
         let profile = Profile::default();
-        let key = KernelKey { name: "linear", flops: 6, bytes: 4 };
+        let key = KernelKey { name: "linear", flops: 6, bytes: 4, rate: Rate::Bandwidth };
         let ms = Duration::from_millis;
         for (key, time) in [(key, ms(3)), (KernelKey { flops: 12, ..key }, ms(9)), (key, ms(2)), (key, ms(4))]
         {

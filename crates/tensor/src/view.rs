@@ -149,11 +149,18 @@ impl<'a> View<'a> {
         View { address, dtype, shape: Shape::from([bytes.len() / size]), life: PhantomData }
     }
 
+    /// The bytes of a tensor in memory that the host addresses.
+    pub(crate) fn host_bytes(&self) -> Result<&'a [u8], String> {
+        let address = self.address.real().ok_or("the host reads memory alone")?;
+        // SAFETY: as in `as_slice`.
+        Ok(unsafe { std::slice::from_raw_parts(address.as_ptr(), self.bytes()) })
+    }
+
     /// The elements, on a device whose memory the host addresses.
     #[track_caller]
     pub fn as_slice<T: Element>(&self) -> &'a [T] {
         assert_eq!(T::DTYPE, self.dtype, "elements are {}", self.dtype.name());
-        let address = self.address.real().expect("memory of the Meta device cannot be read");
+        let address = self.address.real().expect("the host reads memory alone: not a disk, nor a dry run");
         // SAFETY: the address and length lie inside one live allocation (checked where the view was
         // made), aligned to 64 bytes plus whole elements; 'a borrows it shared, so nobody writes it.
         // Every bit pattern is a valid T (Pod).
@@ -179,11 +186,18 @@ impl<'a> ViewMut<'a> {
         ViewMut { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData }
     }
 
+    /// The bytes of a tensor in memory that the host addresses.
+    pub(crate) fn into_host_bytes(self) -> Result<&'a mut [u8], String> {
+        let address = self.address.real().ok_or("the host writes memory alone")?;
+        // SAFETY: as in `View::as_slice`; 'a borrows the memory uniquely.
+        Ok(unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), self.bytes()) })
+    }
+
     /// The elements, on a device whose memory the host addresses.
     #[track_caller]
     pub fn into_slice<T: Element>(self) -> &'a mut [T] {
         assert_eq!(T::DTYPE, self.dtype, "elements are {}", self.dtype.name());
-        let address = self.address.real().expect("memory of the Meta device cannot be written");
+        let address = self.address.real().expect("the host writes memory alone: not a disk, nor a dry run");
         // SAFETY: as in View::as_slice; 'a borrows the memory uniquely.
         unsafe { std::slice::from_raw_parts_mut(address.as_ptr().cast::<T>(), self.elements()) }
     }
@@ -201,5 +215,65 @@ impl<'a> ViewMut<'a> {
             out.push(whole.range(range).reshape(shape));
         }
         out
+    }
+}
+
+/// Numbers that are computed with as f32.
+trait Float: Element {
+    fn to_f32(self) -> f32;
+    fn of_f32(number: f32) -> Self;
+}
+
+macro_rules! float {
+    ($($type:ty: $to:expr, $of:expr;)*) => {
+        $(impl Float for $type {
+            fn to_f32(self) -> f32 {
+                $to(self)
+            }
+
+            fn of_f32(number: f32) -> $type {
+                $of(number)
+            }
+        })*
+    };
+}
+float! {
+    f32: std::convert::identity, std::convert::identity;
+    half::bf16: half::bf16::to_f32, half::bf16::from_f32;
+    half::f16: half::f16::to_f32, half::f16::from_f32;
+}
+
+impl View<'_> {
+    /// Copies as many elements as `out` has, from element `start` on, of f32, bf16 or f16: for kernels of host code.
+    #[track_caller]
+    pub fn read_f32(&self, start: usize, out: &mut [f32]) {
+        fn each<T: Float>(from: &[T], out: &mut [f32]) {
+            out.iter_mut().zip(from).for_each(|(out, from)| *out = from.to_f32());
+        }
+        let here = self.range(start..start + out.len());
+        match self.dtype {
+            DType::F32 => out.copy_from_slice(here.as_slice()),
+            DType::BF16 => each(here.as_slice::<half::bf16>(), out),
+            DType::F16 => each(here.as_slice::<half::f16>(), out),
+            other => panic!("expected f32, bf16 or f16, got {}", other.name()),
+        }
+    }
+}
+
+impl ViewMut<'_> {
+    /// Overwrites as many elements as `from` has, from element `start` on, of f32, bf16 or f16; rounds to nearest even.
+    #[track_caller]
+    pub fn write_f32(&mut self, start: usize, from: &[f32]) {
+        fn each<T: Float>(to: &mut [T], from: &[f32]) {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = T::of_f32(*from));
+        }
+        let dtype = self.dtype;
+        let here = self.reborrow().range(start..start + from.len());
+        match dtype {
+            DType::F32 => here.into_slice::<f32>().copy_from_slice(from),
+            DType::BF16 => each(here.into_slice::<half::bf16>(), from),
+            DType::F16 => each(here.into_slice::<half::f16>(), from),
+            other => panic!("expected f32, bf16 or f16, got {}", other.name()),
+        }
     }
 }

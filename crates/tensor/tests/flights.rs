@@ -1,4 +1,4 @@
-//! What the arenas refuse while copies and collectives are in flight: six mistakes, in every kind of arena.
+//! What the arenas refuse while copies and collectives are in flight: ten mistakes, in every kind of arena.
 //!
 //! `Device` and groups own the tensors of a transfer until it is over. The mistakes are those of a transfer that does
 //! not: it says what it reads and writes (`Tensor::in_flight`), and somebody else uses the tensor meanwhile.
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use phalanx_plan::plan_memory_of;
 use phalanx_tensor::operations::{Elementwise, Operation};
 use phalanx_tensor::{
-    Access, Arena, Category, DType, Device, Immediate, InFlight, Kernels, Memory, Region, Tensor,
+    Access, Arena, Category, DType, Device, DiskMemory, Immediate, InFlight, Kernels, Memory, Region, Tensor,
 };
 use phalanx_trace::{PhaseName, Site};
 
@@ -45,6 +45,8 @@ enum Meanwhile {
     Freed,
     CopiedToHost,
     CopiedToDevice,
+    CopiedToDisk,
+    CopiedFromDisk,
 }
 
 /// A transfer, and what somebody does with its tensor before it is over.
@@ -57,7 +59,7 @@ struct PlantedFault {
     words: &'static str,
 }
 
-const PLANTED_FAULTS: [PlantedFault; 6] = [
+const PLANTED_FAULTS: [PlantedFault; 10] = [
     PlantedFault {
         memory: Memory::Device,
         transfer: "copy_to_host",
@@ -100,12 +102,41 @@ const PLANTED_FAULTS: [PlantedFault; 6] = [
         meanwhile: Meanwhile::CopiedToHost,
         words: "would write host memory that send started at src/transfer.rs:7 still reads",
     },
+    PlantedFault {
+        memory: Memory::Disk,
+        transfer: "copy_to_disk",
+        access: Access::Write,
+        meanwhile: Meanwhile::Freed,
+        words: "was freed while copy_to_disk started at src/transfer.rs:7 still writes it",
+    },
+    PlantedFault {
+        memory: Memory::Disk,
+        transfer: "copy_from_disk",
+        access: Access::Read,
+        meanwhile: Meanwhile::CopiedToDisk,
+        words: "would write disk memory that copy_from_disk started at src/transfer.rs:7 still reads",
+    },
+    PlantedFault {
+        memory: Memory::Disk,
+        transfer: "copy_to_disk",
+        access: Access::Write,
+        meanwhile: Meanwhile::CopiedFromDisk,
+        words: "would read disk memory that copy_to_disk started at src/transfer.rs:7 still writes",
+    },
+    PlantedFault {
+        memory: Memory::Host,
+        transfer: "copy_to_disk",
+        access: Access::Read,
+        meanwhile: Meanwhile::CopiedFromDisk,
+        words: "would write host memory that copy_to_disk started at src/transfer.rs:7 still reads",
+    },
 ];
 
 fn tensor(device: &Device, memory: Memory, name: &'static str) -> Tensor {
     match memory {
         Memory::Device => device.alloc(DType::F32, [ELEMENTS], Category::Activations, name),
-        _ => device.alloc_host(DType::F32, [ELEMENTS], Category::Activations, name),
+        Memory::Host => device.alloc_host(DType::F32, [ELEMENTS], Category::Activations, name),
+        Memory::Disk => device.alloc_disk(DType::F32, [ELEMENTS], Category::Activations, name),
     }
 }
 
@@ -113,7 +144,12 @@ fn tensor(device: &Device, memory: Memory, name: &'static str) -> Tensor {
 fn step(device: &Device, fault: &PlantedFault, is_planted: bool) {
     let PlantedFault { memory, transfer, access, meanwhile, .. } = *fault;
     let first = tensor(device, memory, "first");
-    let other = tensor(device, if memory == Memory::Device { Memory::Host } else { Memory::Device }, "other");
+    let other = match (memory, meanwhile) {
+        (Memory::Host, Meanwhile::CopiedToDisk | Meanwhile::CopiedFromDisk) => Memory::Disk,
+        (Memory::Host, _) => Memory::Device,
+        (Memory::Device | Memory::Disk, _) => Memory::Host,
+    };
+    let other = tensor(device, other, "other");
     let mut flight: Option<InFlight> = Some(first.in_flight(access, transfer, STARTED));
     if !is_planted {
         flight = None;
@@ -129,6 +165,14 @@ fn step(device: &Device, fault: &PlantedFault, is_planted: bool) {
             let (from, to) = if on_device { (other, first) } else { (first, other) };
             drop(device.copy_to_device(from, to));
         }
+        Meanwhile::CopiedToDisk => {
+            let (from, to) = if memory == Memory::Disk { (other, first) } else { (first, other) };
+            drop(device.copy_to_disk(from, to));
+        }
+        Meanwhile::CopiedFromDisk => {
+            let (from, to) = if memory == Memory::Disk { (first, other) } else { (other, first) };
+            drop(device.copy_from_disk(from, to));
+        }
     }
     drop(tensor(device, memory, "next"));
     drop(flight);
@@ -136,19 +180,20 @@ fn step(device: &Device, fault: &PlantedFault, is_planted: bool) {
 
 /// The kinds of arenas.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum TransferKind {
+enum ArenaKind {
     Recording,
     Heap,
     Unplanned,
     Replaying,
 }
 
-const KINDS: [TransferKind; 4] =
-    [TransferKind::Recording, TransferKind::Heap, TransferKind::Unplanned, TransferKind::Replaying];
+const KINDS: [ArenaKind; 4] =
+    [ArenaKind::Recording, ArenaKind::Heap, ArenaKind::Unplanned, ArenaKind::Replaying];
 
-/// A device both of whose memories are arenas of a kind; a replaying one is planned for the step without a fault.
-fn device(kind: TransferKind, fault: &PlantedFault) -> Device {
-    if kind == TransferKind::Recording {
+/// A device whose memories are arenas of a kind (there is no heap on disk: unplanned there); a replaying one is planned for
+/// the step without a fault.
+fn device(kind: ArenaKind, fault: &PlantedFault) -> Device {
+    if kind == ArenaKind::Recording {
         return Device::meta_of(1, false);
     }
     let region = || Region::anonymous(MEMORY_BYTES).unwrap();
@@ -159,12 +204,18 @@ fn device(kind: TransferKind, fault: &PlantedFault) -> Device {
         plan_memory_of(&dry.take_trace(0), memory).unwrap()
     };
     let [device, host] = [Memory::Device, Memory::Host].map(|memory| match kind {
-        TransferKind::Recording => unreachable!("returned above"),
-        TransferKind::Heap => Arena::heap_of(memory),
-        TransferKind::Unplanned => Arena::unplanned_in(memory, region()),
-        TransferKind::Replaying => Arena::replaying_in(memory, plan(memory), region()),
+        ArenaKind::Recording => unreachable!("returned above"),
+        ArenaKind::Heap => Arena::heap_of(memory),
+        ArenaKind::Unplanned => Arena::unplanned_in(memory, region()),
+        ArenaKind::Replaying => Arena::replaying_in(memory, plan(memory), region()),
     });
-    Device::with_memories(Arc::new(Immediate::new(Arc::new(Copies))), device, host)
+    let file = DiskMemory::create(&std::env::temp_dir(), MEMORY_BYTES as u64).unwrap();
+    let disk = match kind {
+        ArenaKind::Replaying => Arena::replaying_on_disk(plan(Memory::Disk), file),
+        _ => Arena::unplanned_on_disk(file),
+    };
+    let backend = Immediate::with_disk_stream(Arc::new(Copies)).unwrap();
+    Device::with_memories(Arc::new(backend), device, host).with_disk(disk)
 }
 
 /// The text of the panic that stops `run`.
@@ -207,7 +258,11 @@ fn each_planted_fault_stops_the_run_with_both_call_sites() {
 fn nothing_goes_on_after_a_fault() {
     each_case(|device, fault, case| {
         stopped(|| device.phase(PhaseName::Step, || step(device, fault, true)));
-        let arena = if fault.memory == Memory::Device { device.arena() } else { device.host_arena() };
+        let arena = match fault.memory {
+            Memory::Device => device.arena(),
+            Memory::Host => device.host_arena(),
+            Memory::Disk => device.disk_arena(),
+        };
         let allocated = std::thread::scope(|scope| {
             let again = || stopped(|| tensor(device, fault.memory, "again"));
             scope.spawn(again).join().unwrap()

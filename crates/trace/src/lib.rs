@@ -18,10 +18,10 @@ use serde::{Deserialize, Serialize, Serializer};
 pub use interned::{StaticName, interned};
 pub use phase::PhaseName;
 pub use placement::{Axis, Fault, Placement, Placements};
-pub use tag::{describe_tag, micro_batch_tag};
+pub use tag::{describe_tag, later_tag, micro_batch_tag};
 
 /// Element type of a tensor or of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
     /// IEEE binary64: norms and their partial sums.
@@ -84,14 +84,30 @@ impl Memory {
     }
 }
 
-/// The rate of a machine that limits an operation, beside its memory bandwidth.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// The rate of a machine that limits a piece of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rate {
-    /// Only the bytes that it moves count.
+    /// Bytes that kernels read and write in device memory.
     Bandwidth,
-    /// Floating-point operations of matrix products of this element type.
+    /// Floating-point operations of matrix products of this element type, and the bytes, whichever takes longer.
     MatrixProduct(DType),
+    /// Bytes that are copied between device and host memory.
+    Copy,
+    /// Bytes that are read from or written to disk.
+    Disk,
+    /// Bytes that the transport of a group sends.
+    Transport,
+}
+
+impl Rate {
+    /// The rate that limits a copy from one memory to another.
+    pub const fn of_copy([from, to]: [Memory; 2]) -> Rate {
+        match (from, to) {
+            (Memory::Disk, _) | (_, Memory::Disk) => Rate::Disk,
+            (Memory::Device | Memory::Host, Memory::Device | Memory::Host) => Rate::Copy,
+        }
+    }
 }
 
 /// What a byte of memory is for. Every allocation has exactly one.
@@ -359,7 +375,7 @@ pub enum Event {
         flops: u64,
         /// Bytes read and written at least.
         bytes: u64,
-        /// What limits it, beside the bytes.
+        /// What limits it.
         rate: Rate,
         /// `flops` of a product of the forward pass; minus the operations of the forward pass for the one operation of
         /// the backward pass that each such product has; else 0.
@@ -367,7 +383,7 @@ pub enum Event {
     },
     /// Bytes are copied from one memory to another.
     Copy {
-        /// Name of the copy: `upload`, `download`, `copy_to_host`, `copy_to_device`, `fetch`.
+        /// Name of the copy: `upload`, `download`, `copy_to_host`, `copy_to_device`, `copy_to_disk`, `copy_from_disk`, `fetch`.
         name: &'static str,
         /// Where they are read.
         from: Memory,
@@ -375,6 +391,8 @@ pub enum Event {
         to: Memory,
         /// How many.
         bytes: u64,
+        /// What limits it.
+        rate: Rate,
         /// The stream on which it runs.
         stream: Stream,
     },
@@ -410,6 +428,11 @@ pub enum Event {
         parameter: u32,
         /// How many.
         elements: u64,
+    },
+    /// A step of the pipeline's program begins; with the number after the last step, what comes after the program.
+    Step {
+        /// Number of the step in the rank's program, from 0.
+        number: u32,
     },
     /// A block's chunk is needed from here on.
     Use {

@@ -9,6 +9,11 @@ pub fn micro_batch_tag(stage_to: usize, micro_batch: usize, forward: bool) -> u6
     PIPELINE | (stage_to as u64) << 40 | (micro_batch as u64) << 1 | u64::from(forward)
 }
 
+/// The tag of the same message of a later micro-batch; a number of a user's own stays.
+pub fn later_tag(tag: u64, micro_batches: usize) -> u64 {
+    if tag & PIPELINE == 0 { tag } else { tag + ((micro_batches as u64) << 1) }
+}
+
 /// What a message carries, to follow its size: `, activations of micro-batch 3 for stage 1`, or ` with tag 7`.
 pub fn describe_tag(tag: u64) -> String {
     if tag & PIPELINE == 0 {

@@ -6,7 +6,7 @@
 //! which a single rank would compute them, micro-batch after micro-batch. The ranks exchange the number of the first
 //! tensor that they found, and all of them name the first one, on the lowest rank.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_optim::LossScaling;
@@ -33,31 +33,74 @@ enum StepTensor {
     Sum { parameter: usize },
 }
 
-/// All tensors of a step, in the order in which a single rank computes them.
-fn places(outline: &Outline, micro_batches: usize) -> Vec<StepTensor> {
-    let mut places = Vec::new();
-    let head = outline.uses.len() - 1;
-    for micro_batch in 0..micro_batches {
-        let mut walk = |seen| places.push(StepTensor::Walk { micro_batch, seen });
-        for (block, uses) in outline.uses.iter().enumerate() {
-            (0..uses.len()).for_each(|index| walk(Seen::Parameter { block, index }));
-            walk(if block == head { Seen::Loss } else { Seen::Output { block } });
-        }
-        for (block, uses) in outline.uses.iter().enumerate().rev() {
-            (0..uses.len()).rev().for_each(|index| walk(Seen::Gradient { block, index }));
-            walk(Seen::InputGradient { block });
-        }
+/// The tensors of a step, numbered in the order in which a single rank computes them.
+struct Numbering<'a> {
+    outline: &'a Outline,
+    micro_batches: usize,
+    /// For each block: the number of its first tensor in the forward of the first micro-batch.
+    forward: Vec<usize>,
+    /// For each block: the number of its last parameter's gradient in the backward of the first micro-batch.
+    backward: Vec<usize>,
+    /// Tensors of a micro-batch.
+    each: usize,
+}
+
+impl<'a> Numbering<'a> {
+    fn new(outline: &'a Outline, micro_batches: usize) -> Numbering<'a> {
+        let mut each = 0;
+        // The parameters of a block, and what it computes.
+        let mut number = |block: usize| {
+            let first = each;
+            each += outline.uses[block].len() + 1;
+            first
+        };
+        let blocks = outline.uses.len();
+        let forward = (0..blocks).map(&mut number).collect();
+        let mut backward: Vec<usize> = (0..blocks).rev().map(&mut number).collect();
+        backward.reverse();
+        Numbering { outline, micro_batches, forward, backward, each }
     }
-    places.extend((0..outline.parameters.len()).map(|parameter| StepTensor::Sum { parameter }));
-    places
+
+    fn number(&self, tensor: StepTensor) -> usize {
+        let (micro_batch, seen) = match tensor {
+            StepTensor::Walk { micro_batch, seen } => (micro_batch, seen),
+            StepTensor::Sum { parameter } => return self.micro_batches * self.each + parameter,
+        };
+        let parameters = |block: usize| self.outline.uses[block].len();
+        let within = match seen {
+            Seen::Parameter { block, index } => self.forward[block] + index,
+            Seen::Output { block } => self.forward[block] + parameters(block),
+            Seen::Loss => self.backward[self.outline.uses.len() - 1] - 1,
+            Seen::Gradient { block, index } => self.backward[block] + parameters(block) - 1 - index,
+            Seen::InputGradient { block } => self.backward[block] + parameters(block),
+        };
+        micro_batch * self.each + within
+    }
+
+    fn tensor(&self, number: usize) -> StepTensor {
+        let (micro_batch, within) = (number / self.each, number % self.each);
+        if micro_batch >= self.micro_batches {
+            return StepTensor::Sum { parameter: number - self.micro_batches * self.each };
+        }
+        let head = self.outline.uses.len() - 1;
+        let of_block = |block: usize| {
+            let uses = 0..self.outline.uses[block].len();
+            let parameters = uses
+                .flat_map(move |index| [Seen::Parameter { block, index }, Seen::Gradient { block, index }]);
+            let output = if block == head { Seen::Loss } else { Seen::Output { block } };
+            parameters.chain([output, Seen::InputGradient { block }])
+        };
+        let all = (0..=head).flat_map(of_block).map(|seen| StepTensor::Walk { micro_batch, seen });
+        let found = all.into_iter().find(|tensor| self.number(*tensor) == micro_batch * self.each + within);
+        found.expect("every number has a tensor")
+    }
 }
 
 /// The search of a rank through the tensors of a step.
 struct Search<'a> {
     device: &'a Device,
     count: &'a mut Tensor,
-    /// The number of each tensor.
-    numbers: HashMap<StepTensor, usize>,
+    numbering: &'a Numbering<'a>,
     /// StepTensor, elements that are not finite, elements.
     found: [f64; TOLD],
     /// Set if the device failed while it counted.
@@ -68,7 +111,7 @@ impl Search<'_> {
     /// Counts the elements of `x` that are not finite, and keeps the earliest tensor that has some. The work does not
     /// depend on the values, because it is planned.
     fn look(&mut self, place: StepTensor, x: View) {
-        let number = self.numbers[&place] as f64;
+        let number = self.numbering.number(place) as f64;
         self.device.count_non_finite(x, self.count.view_mut());
         match self.device.fetch([self.count.view()]) {
             Ok([count]) if count > 0.0 && number < self.found[0] => {
@@ -124,10 +167,11 @@ impl Rank {
         let device = self.device.clone();
         device.try_phase(PhaseName::Diagnose, || {
             let mut count = self.count.take().expect("taken only here, and put back below");
-            let places = places(&self.outline, self.spec.micro_batches);
-            let numbers = places.iter().copied().zip(0..).collect();
+            let outline = Arc::clone(&self.outline);
+            let numbering = Numbering::new(&outline, self.spec.micro_batches);
             let found = [f64::INFINITY, 0.0, 0.0];
-            let mut search = Search { device: &device, count: &mut count, numbers, found, failed: None };
+            let mut search =
+                Search { device: &device, count: &mut count, numbering: &numbering, found, failed: None };
             let mut watch = |micro_batch: usize, seen: Seen, x: View| {
                 search.look(StepTensor::Walk { micro_batch, seen }, x)
             };
@@ -144,7 +188,7 @@ impl Rank {
             failed.map_or(Ok(()), Err)?;
             let first = self.first_of_all(found)?;
             Ok(first.map(|(rank, [place, count, elements])| {
-                let place = places[place as usize];
+                let place = numbering.tensor(place as usize);
                 let in_sum = matches!(place, StepTensor::Sum { .. });
                 let (count, elements) = (count as u64, elements as u64);
                 Found { tensor: self.describe(place), rank, count, elements, in_sum }
@@ -192,6 +236,44 @@ impl Rank {
             Seen::InputGradient { block } => {
                 behind(format!("gradient of the input of block {}", outline.blocks[block]))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_are_numbered_in_the_order_of_one_rank() {
+        let outline = Outline {
+            blocks: ["a", "b", "head"].map(String::from).to_vec(),
+            parameters: ["w", "x", "y"].map(String::from).to_vec(),
+            uses: vec![vec![0], vec![1, 2], vec![0]],
+        };
+        let numbering = Numbering::new(&outline, 2);
+        let walk = |seen| StepTensor::Walk { micro_batch: 1, seen };
+        let order = [
+            walk(Seen::Parameter { block: 0, index: 0 }),
+            walk(Seen::Output { block: 0 }),
+            walk(Seen::Parameter { block: 1, index: 0 }),
+            walk(Seen::Parameter { block: 1, index: 1 }),
+            walk(Seen::Output { block: 1 }),
+            walk(Seen::Parameter { block: 2, index: 0 }),
+            walk(Seen::Loss),
+            walk(Seen::Gradient { block: 2, index: 0 }),
+            walk(Seen::InputGradient { block: 2 }),
+            walk(Seen::Gradient { block: 1, index: 1 }),
+            walk(Seen::Gradient { block: 1, index: 0 }),
+            walk(Seen::InputGradient { block: 1 }),
+            walk(Seen::Gradient { block: 0, index: 0 }),
+            walk(Seen::InputGradient { block: 0 }),
+            StepTensor::Sum { parameter: 0 },
+            StepTensor::Sum { parameter: 1 },
+            StepTensor::Sum { parameter: 2 },
+        ];
+        for (number, tensor) in (14..).zip(order) {
+            assert_eq!((numbering.number(tensor), numbering.tensor(number)), (number, tensor));
         }
     }
 }

@@ -65,6 +65,12 @@ pub enum RunError {
         /// What is wrong.
         reason: String,
     },
+    /// The checkpoint that a run resumes from cannot be used.
+    #[error("{cause}")]
+    Restore {
+        /// Why.
+        cause: Box<RunError>,
+    },
     /// The weights that a run starts from cannot be used.
     #[error("model.init = {:?}: {cause}", .dir.display().to_string())]
     Init {
@@ -79,6 +85,9 @@ pub enum RunError {
         /// How many.
         ranks: usize,
     },
+    /// The system does not give the memory of the plan, or the threads.
+    #[error("the device of the rank: {0}")]
+    Memory(std::io::Error),
     /// The system cannot start a thread.
     #[error(transparent)]
     Threads(std::io::Error),

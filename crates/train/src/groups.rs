@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use phalanx_collectives::staged::on_device;
-use phalanx_collectives::{Endpoint, Group, Isa, MetaGroup, Solo, Statistics};
+use phalanx_collectives::{CollectiveError, Endpoint, Group, Isa, MetaGroup, Solo, Statistics};
 use phalanx_parallel::pipeline::{Wires, wiring};
 use phalanx_plan::Mesh;
 use phalanx_tensor::Device;
@@ -82,6 +82,14 @@ impl GroupSource<'_> {
 }
 
 impl Groups {
+    /// Ends the job for all ranks when an error says that the device of this rank failed: the others learn at once which
+    /// operation failed and where, instead of waiting for this rank.
+    pub(crate) fn abort_for(&self, error: &CollectiveError) {
+        if let CollectiveError::Device(failure) = error {
+            self.world.abort(&failure.to_string());
+        }
+    }
+
     /// Makes the groups of the rank of `source`.
     pub fn new(source: &GroupSource, spec: &Spec) -> Groups {
         let (mesh, rank) = (spec.mesh, source.rank());

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::config::ResolvedConfig;
-use crate::dataset::{DataDigests, Dataset};
+use crate::dataset::DataDigests;
 use crate::planning::RunPlan;
+use crate::source::DataSource;
 
 /// The initial state of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,8 +25,8 @@ pub struct Job {
     pub config: ResolvedConfig,
     /// The plan of the run.
     pub plan: Arc<RunPlan>,
-    /// The tokens of the run.
-    pub data: Dataset,
+    /// The samples of the run.
+    pub data: Box<dyn DataSource>,
     /// The run folder.
     pub run: PathBuf,
     /// Checksums of the data, which checkpoints store.

@@ -9,19 +9,18 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use phalanx_layers::Network;
 use phalanx_plan::{
-    Coordinates, Cost, Disagreement, MemoryError, MemoryPlan, Peak, PlacementError, Stage, Textbook, compare,
-    faults, plan_memory, plan_memory_of, textbook, use_order,
+    ChunkSize, Coordinates, Cost, Disagreement, MemoryError, MemoryPlan, Peak, PlacementError, Stage,
+    Textbook, compare, faults, plan_memory, plan_memory_of, textbook,
 };
-use phalanx_tensor::Device;
 use phalanx_trace::{Event, Memory, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
 
-use crate::groups::{GroupSource, Groups};
-use crate::rank::{Batch, Rank};
+use crate::dry_run::{DryRuns, Learned, dry_run, orders_of};
+pub use crate::dry_run::{MakeRank, Orders};
+use crate::rank::Rank;
 use crate::spec::Spec;
 
 /// The plan of one rank.
@@ -34,6 +33,8 @@ pub struct RankPlan {
     pub memory: MemoryPlan,
     /// Offsets and peaks of host memory.
     pub host: MemoryPlan,
+    /// Offsets and peaks of disk memory.
+    pub disk: MemoryPlan,
     /// For each phase: the chunks in order of use.
     pub orders: BTreeMap<PhaseName, Vec<u32>>,
     /// Cost of one step.
@@ -57,8 +58,17 @@ impl RankPlan {
         parameters: u64,
     ) -> Result<RankPlan, MemoryError> {
         let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
-        let (memory, host) = (plan_memory(trace)?, plan_memory_of(trace, Memory::Host)?);
-        Ok(RankPlan { rank: trace.rank, memory, host, orders, step, parameters })
+        let memory = plan_memory(trace)?;
+        let [host, disk] = [plan_memory_of(trace, Memory::Host)?, plan_memory_of(trace, Memory::Disk)?];
+        Ok(RankPlan { rank: trace.rank, memory, host, disk, orders, step, parameters })
+    }
+
+    /// The plan without the offsets of allocations, which are most of it.
+    pub fn without_offsets(mut self) -> RankPlan {
+        for memory in [&mut self.memory, &mut self.host, &mut self.disk] {
+            memory.phases.iter_mut().for_each(|phase| phase.slots = Vec::new());
+        }
+        self
     }
 
     /// The peak of a run without a diagnosis. A diagnosis has the tensors of a step, but may need a little more
@@ -114,6 +124,8 @@ pub struct Totals {
 pub struct PlanForAllRanks {
     /// For each pipeline stage: its blocks; the head counts as the last block.
     pub stages: Vec<Range<usize>>,
+    /// How chunks are sized; where the configuration says `auto`, as the plan has chosen.
+    pub chunks: ChunkSize,
     /// Number of threads of a rank.
     pub threads: usize,
     /// Number of windows of one evaluation, over all ranks.
@@ -166,33 +178,59 @@ impl RunPlan {
     /// # Errors
     /// The errors of [`RunPlan::new`].
     pub fn with_ranks(spec: Spec, make_rank: &MakeRank) -> Result<RunPlan, PlanError> {
+        RunPlan::of_dry_runs(spec, make_rank, true, |plan| plan)
+    }
+
+    /// Like [`RunPlan::new`], without the offsets of allocations: for a plan that is only looked at.
+    ///
+    /// # Errors
+    /// The errors of [`RunPlan::new`].
+    pub fn without_offsets(spec: Spec) -> Result<RunPlan, PlanError> {
+        RunPlan::of_dry_runs(spec, &Rank::new, true, RankPlan::without_offsets)
+    }
+
+    /// Like [`RunPlan::new`], from dry runs of every micro-batch: what tests compare with.
+    ///
+    /// # Errors
+    /// The errors of [`RunPlan::new`].
+    pub fn unabridged(spec: Spec) -> Result<RunPlan, PlanError> {
+        RunPlan::of_dry_runs(spec, &Rank::new, false, |plan| plan)
+    }
+
+    fn of_dry_runs(
+        spec: Spec,
+        make_rank: &MakeRank,
+        abridges: bool,
+        keep: fn(RankPlan) -> RankPlan,
+    ) -> Result<RunPlan, PlanError> {
+        let spec = spec.with_chosen_chunks();
         let mesh = spec.mesh;
         let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let kinds: Vec<usize> = (0..mesh.pipeline).map(first_of).collect();
+        let runs = DryRuns { spec: &spec, make_rank, abridges };
         // Where every rank holds everything, nothing is fetched, and no order is needed to trace the rank.
         let learns = spec.stage != Stage::Zero;
-        let orders: Vec<Orders> = kinds
-            .iter()
-            .map(
-                |rank| if learns { orders_of(&learning_run(&spec, *rank, make_rank)) } else { Orders::new() },
-            )
-            .collect();
+        let learned = |rank: &usize| if learns { runs.learn(*rank) } else { Learned::nothing() };
+        let orders: Vec<Learned> = kinds.iter().map(learned).collect();
         let all = mesh.world_size() <= ALL_RANKS;
         let traced = if all { (0..mesh.world_size()).collect() } else { kinds };
-        let of = |rank: &usize| dry_run(&spec, *rank, &orders[mesh.coordinates(*rank).pipeline], make_rank);
-        let traces: Vec<Trace> = traced.iter().map(of).collect();
+        let whole = spec.whole();
+        let (mut traces, mut plans) = (Vec::new(), Vec::new());
+        let mut placed = Placed::default();
+        for rank in traced {
+            let pipeline = mesh.coordinates(rank).pipeline;
+            let trace = runs.trace(rank, &orders[pipeline]);
+            let orders = if learns { orders[pipeline].whole.clone() } else { orders_of(&trace) };
+            let plan = placed.plan(&trace, orders, parameters_at(&spec, &whole, pipeline));
+            plans.push(plan.map(keep));
+            traces.push(without_memory(trace));
+        }
         faults(&traces)?;
         compare(&traces)?;
-        let whole = spec.whole();
         if all {
             check_counted(&whole, &traces)?;
         }
-        let plan = |trace: &Trace| {
-            let pipeline = mesh.coordinates(trace.rank).pipeline;
-            let orders = if learns { orders[pipeline].clone() } else { orders_of(trace) };
-            RankPlan::of(trace, orders, parameters_at(&spec, &whole, pipeline))
-        };
-        let ranks = traces.iter().map(plan).collect::<Result<Vec<_>, MemoryError>>()?;
+        let ranks = plans.into_iter().collect::<Result<Vec<_>, MemoryError>>()?;
         Ok(RunPlan::of_ranks(spec, ranks, &whole))
     }
 
@@ -216,7 +254,8 @@ impl RunPlan {
 
     fn with_totals(spec: Spec, ranks: Vec<RankPlan>, totals: Totals) -> RunPlan {
         let replicas = spec.mesh.data as u64;
-        let textbook = textbook(totals.rank_parameters_max, replicas, spec.stage, spec.precision);
+        let states = spec.optimizer.states().len() as u64;
+        let textbook = textbook(totals.rank_parameters_max, replicas, spec.stage, spec.precision, states);
         RunPlan { ranks, totals, textbook, spec }
     }
 
@@ -230,7 +269,8 @@ impl RunPlan {
     pub fn for_all_ranks(&self) -> PlanForAllRanks {
         let Spec { stages, threads, evaluation_batches, micro_batch_size, mesh, .. } = &self.spec;
         let evaluated = evaluation_batches * micro_batch_size * mesh.data;
-        PlanForAllRanks { stages: stages.clone(), threads: *threads, evaluated, totals: self.totals }
+        let (stages, chunks) = (stages.clone(), self.spec.chunk_size.clone());
+        PlanForAllRanks { stages, chunks, threads: *threads, evaluated, totals: self.totals }
     }
 
     /// The exact plan of a rank. If another rank was planned in its place, it runs dry here, since its parts may be
@@ -295,6 +335,39 @@ pub fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> u64 {
     sum / spec.mesh.tensor as u64
 }
 
+/// The allocations and frees of a trace, phase by phase.
+fn memory_events(trace: &Trace) -> Vec<(PhaseName, Vec<&Event>)> {
+    let is_memory = |event: &&Event| matches!(event, Event::Alloc { .. } | Event::Free { .. });
+    trace.phases.iter().map(|phase| (phase.name, phase.events.iter().filter(is_memory).collect())).collect()
+}
+
+/// A trace without what only the memory plan and the cost read: the rest is compared with other ranks.
+fn without_memory(mut trace: Trace) -> Trace {
+    for phase in &mut trace.phases {
+        phase.events.retain(|event| matches!(event, Event::Collective(_) | Event::Counted { .. }));
+        phase.events.shrink_to_fit();
+    }
+    trace
+}
+
+/// The last trace whose allocations were placed. Ranks that allocate the same have the same offsets.
+#[derive(Default)]
+struct Placed(Option<(Trace, RankPlan)>);
+
+impl Placed {
+    fn plan(&mut self, trace: &Trace, orders: Orders, parameters: u64) -> Result<RankPlan, MemoryError> {
+        if let Some((last, like)) = &self.0
+            && memory_events(last) == memory_events(trace)
+        {
+            let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
+            return Ok(RankPlan { rank: trace.rank, orders, step, parameters, ..like.clone() });
+        }
+        let plan = RankPlan::of(trace, orders, parameters)?;
+        self.0 = Some((trace.clone(), plan.clone()));
+        Ok(plan)
+    }
+}
+
 /// Checks that the norm counts each element of each parameter once, over all ranks.
 fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
     let mut counted = vec![0u64; whole.parameters.len()];
@@ -312,55 +385,4 @@ fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
         }
     }
     Ok(())
-}
-
-/// For each phase: the chunks in order of use.
-pub type Orders = BTreeMap<PhaseName, Vec<u32>>;
-
-/// Makes the engine of a rank from its device, its groups and the order in which it uses chunks; see [`Rank::new`].
-pub type MakeRank<'a> = dyn Fn(Device, Groups, &Spec, &Orders) -> Rank + 'a;
-
-fn orders_of(trace: &Trace) -> Orders {
-    [PhaseName::Step, PhaseName::Evaluate].map(|phase| (phase, use_order(trace, phase))).into()
-}
-
-/// Makes the engine of a rank on `Meta`.
-fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (Device, Rank) {
-    let device = Device::meta_of(spec.threads, spec.host_addressable);
-    let recorder = Arc::clone(device.recorder().expect("Meta records"));
-    let groups = Groups::new(&GroupSource::Meta(recorder, rank), spec);
-    let engine = make_rank(device.clone(), groups, spec, orders);
-    (device, engine)
-}
-
-/// Runs the phases of a rank whose order of chunks must be recorded first.
-fn learning_run(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Trace {
-    let (device, mut engine) = on_meta(spec, rank, &Orders::new(), make_rank);
-    let never = "nothing fails on Meta";
-    engine.load(|_, _, _, _, _| Ok(())).expect(never);
-    engine
-        .step(1, &Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq), false)
-        .expect(never);
-    if spec.evaluation_batches > 0 {
-        let windows = Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq);
-        engine.evaluate(&windows).expect(never);
-    }
-    device.take_trace(rank)
-}
-
-/// Runs all phases of a rank on `Meta`.
-fn dry_run(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> Trace {
-    let (device, mut engine) = on_meta(spec, rank, orders, make_rank);
-    let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
-    let windows = Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq);
-    let never = "nothing fails on Meta";
-    engine.load(|_, _, _, _, _| Ok(())).expect(never);
-    engine.step(1, &batch, false).expect(never);
-    engine.diagnose(1, &batch, 1.0).expect(never);
-    if spec.evaluation_batches > 0 {
-        engine.evaluate(&windows).expect(never);
-    }
-    engine.save(|_, _| Ok(())).expect(never);
-    engine.report(|_| Ok(())).expect(never);
-    device.take_trace(rank)
 }

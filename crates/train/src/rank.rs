@@ -110,12 +110,13 @@ impl Rank {
             (stages, norm, device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count"))
         };
         let (stages, norm, count) = device.phase(PhaseName::Init, make);
+        let [program, evaluation] = spec.programs(at.pipeline);
         Rank {
             at,
             stages,
             norm,
-            program: Program::new(&spec.schedule, at.pipeline),
-            evaluation: Program::new(&spec.evaluation, at.pipeline),
+            program,
+            evaluation,
             outline,
             spec: spec.clone(),
             applied: 0,
@@ -158,7 +159,7 @@ impl Rank {
     /// When a collective fails.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<f32, CollectiveError> {
         let device = self.device.clone();
-        device.try_phase(PhaseName::Evaluate, || {
+        let loss = device.try_phase(PhaseName::Evaluate, || {
             let mut loss = zeroed(&device, "evaluate.loss");
             let spec = &self.spec;
             let sequences = spec.micro_batch_size * spec.evaluation_batches * spec.mesh.data;
@@ -185,7 +186,8 @@ impl Rank {
             run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
             let loss = self.sum_of_replicas(loss)?;
             Ok(device.fetch([loss.view()])?[0])
-        })
+        });
+        loss.inspect_err(|error| self.groups.abort_for(error))
     }
 
     /// Sums a loss over replicas and stages; only the last stage has one.
@@ -261,7 +263,7 @@ impl Spec {
             micro_batches: self.micro_batches,
             defer: self.defer,
             precision: self.precision,
-            optimizer: self.optimizer,
+            optimizer: self.optimizer.clone(),
         };
         let tied = (0..network.parameters.len()).filter(|p| tied(&network.numbers[*p]).is_some()).collect();
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);

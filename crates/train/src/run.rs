@@ -127,6 +127,27 @@ pub fn init(
     imported.map_err(|cause| RunError::Init { dir: dir.to_path_buf(), cause: Box::new(cause) })
 }
 
+/// Opens the checkpoint `dir` and hands it to `restore`; returns its step, and the number of samples before it.
+///
+/// # Errors
+/// [`RunError::Restore`] for a checkpoint that cannot be used, and those of other ranks and of the device.
+pub fn resume(
+    dir: &Path,
+    restore: impl FnOnce(&Checkpoint) -> Result<(), RunError>,
+) -> Result<(u64, u64), RunError> {
+    let restored = Checkpoint::open(dir).map_err(RunError::from).and_then(|checkpoint| {
+        let position = position(&checkpoint)?;
+        restore(&checkpoint)?;
+        Ok(position)
+    });
+    restored.map_err(|error| match error {
+        RunError::Checkpoint(_) | RunError::Shape { .. } | RunError::State { .. } => {
+            RunError::Restore { cause: Box::new(error) }
+        }
+        other => other,
+    })
+}
+
 /// Whether an action that happens every `every` steps is due after `step`; never for 0.
 pub fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
@@ -155,9 +176,7 @@ impl<'a> Session<'a> {
             Start::Fresh => engine.initialise(job.config.train.seed)?,
             Start::Import(dir) => init(dir, |weights| engine.import(weights))?,
             Start::Resume(dir) => {
-                let checkpoint = Checkpoint::open(dir)?;
-                (step, samples) = position(&checkpoint)?;
-                engine.restore(&checkpoint)?;
+                (step, samples) = resume(dir, |checkpoint| engine.restore(checkpoint))?;
             }
         }
         let files = RunFiles::open(job, place.groups.world.rank(), step)?;
@@ -239,21 +258,9 @@ impl<'a> Session<'a> {
         self.files.write_memory(self.place.groups.world.world_size())
     }
 
-    /// Micro-batch m of a step is the m-th span of `data * micro_batch_size` samples; data-parallel rank r has its
-    /// r-th part.
     fn fill_batch(&mut self) -> Result<(), RunError> {
-        let spec = &self.job.plan.spec;
-        let rank = self.engine.at().data;
-        for m in 0..spec.micro_batches {
-            for row in 0..spec.micro_batch_size {
-                let position = self.samples + (spec.first_sample(m, rank) + row) as u64;
-                let at = (m * spec.micro_batch_size + row) * spec.seq;
-                let here = at..at + spec.seq;
-                let (tokens, targets) = (&mut self.batch.tokens[here.clone()], &mut self.batch.targets[here]);
-                self.job.data.sample(position, tokens, targets)?;
-            }
-        }
-        Ok(())
+        let (spec, data) = (&self.job.plan.spec, self.engine.at().data);
+        Ok(self.batch.fill(spec, data, self.samples, &*self.job.data)?)
     }
 
     fn fill_windows(&mut self) -> Result<(), RunError> {

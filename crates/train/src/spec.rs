@@ -11,15 +11,18 @@ use phalanx_data::Masking;
 use phalanx_layers::{Checkpointing, Draw, Network};
 use phalanx_models::{Dropouts, Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
-use phalanx_optim::{LossScaling, Optimizer, Schedule};
+use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
 use phalanx_parallel::TensorParallel;
+use phalanx_parallel::pipeline::Program;
 use phalanx_plan::{
     Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
+    pipeline::{Abridged, depth},
 };
 use phalanx_tensor::{CrossEntropy, Device};
 use phalanx_trace::Axis;
 
+pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
     self, CheckpointingWord, Chunk, ChunkWord, ConfigError, DeviceKind, Float, OptimizerKind, Reduce,
     RunConfig,
@@ -52,6 +55,8 @@ pub struct Spec {
     pub schedule: Arc<PipelineSchedule>,
     /// The pipeline schedule of an evaluation.
     pub evaluation: Arc<PipelineSchedule>,
+    /// Messages that the channels of a step, and of an evaluation, hold on each side.
+    pub depths: [usize; 2],
     /// For each stage: its blocks; the head counts as the last block.
     pub stages: Vec<Range<usize>>,
     /// Parameters of which several stages have a copy.
@@ -73,7 +78,7 @@ pub struct Spec {
     /// The optimizer.
     pub optimizer: Optimizer,
     /// The learning rate.
-    pub schedule_of_rate: Schedule,
+    pub schedule_of_rate: Arc<dyn LearningRate>,
     /// Gradients are clipped to this norm; 0 for no clipping.
     pub clip: f32,
     /// Label smoothing of training.
@@ -86,10 +91,14 @@ pub struct Spec {
     pub chunk_size: ChunkSize,
     /// The chunk layout of the whole model on one rank, for reports.
     pub layout: Arc<ChunkLayout>,
+    /// The chunk sizes that were planned to choose this one.
+    pub tried_chunks: Vec<TriedChunks>,
     /// Number of micro-batches of an evaluation on each rank; 0 without held-out data.
     pub evaluation_batches: usize,
     /// Number of threads of a rank.
     pub threads: usize,
+    /// For a dry run of one rank: its programs without repetitions.
+    pub abridged: Option<Arc<AbridgedPrograms>>,
 }
 
 /// A parameter of which several stages have a copy (a token table that is also the output projection).
@@ -99,6 +108,17 @@ pub struct Tie {
     pub number: usize,
     /// The stages that have a copy, ascending.
     pub stages: Vec<usize>,
+}
+
+/// A chunk size that was planned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TriedChunks {
+    /// The size.
+    pub size: ChunkSize,
+    /// Number of chunks of the whole model.
+    pub chunks: usize,
+    /// Bytes that the planned rank needs.
+    pub bytes: u64,
 }
 
 /// Why a specification cannot be made from a configuration.
@@ -135,7 +155,8 @@ impl Spec {
         Ok(spec)
     }
 
-    /// As [`Spec::new`], with the stages into which the plan of the run has cut the model.
+    /// As [`Spec::new`], with the stages into which the plan of the run has cut the model, and the chunk size that it has
+    /// chosen.
     ///
     /// # Errors
     /// As [`Spec::new`].
@@ -144,10 +165,11 @@ impl Spec {
         model: impl Into<Arc<dyn Model>>,
         evaluated: usize,
         threads: usize,
-        stages: Vec<Range<usize>>,
+        (stages, chunks): (Vec<Range<usize>>, ChunkSize),
     ) -> Result<Spec, SpecError> {
         let (spec, network) = Spec::uncut(config, model.into(), evaluated, threads)?;
-        Ok(Spec { ties: ties(&network, &stages), stages, ..spec })
+        let spec = Spec { ties: ties(&network, &stages), stages, ..spec };
+        Ok(spec.with_chunks(chunks)?)
     }
 
     /// Everything except the stages and what depends on them; with the whole network.
@@ -173,6 +195,7 @@ impl Spec {
             Objective::Causal => seq,
             Objective::Masked => Masking::predicted(seq),
         };
+        let evaluation = forward_only(&schedule, evaluation_batches);
         let spec = Spec {
             host_addressable: config.device.kind == DeviceKind::Cpu,
             seq,
@@ -181,7 +204,8 @@ impl Spec {
             micro_batch_size: config.micro_batch_size(),
             micro_batches: config.micro_batches(),
             mesh,
-            evaluation: Arc::new(forward_only(&schedule, evaluation_batches)),
+            depths: [depth(&schedule), depth(&evaluation)],
+            evaluation: Arc::new(evaluation),
             schedule: Arc::new(schedule),
             stages: Vec::new(),
             ties: Vec::new(),
@@ -193,7 +217,7 @@ impl Spec {
             precision: precision(config),
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
-            schedule_of_rate: config.learning_rate(),
+            schedule_of_rate: Arc::new(config.learning_rate()),
             clip: config.optimizer.clip as f32,
             label_smoothing: config.loss.label_smoothing as f32,
             z_loss: config.loss.z_loss as f32,
@@ -201,11 +225,25 @@ impl Spec {
             checkpointing,
             chunk_size,
             layout: Arc::new(layout),
+            tried_chunks: Vec::new(),
             evaluation_batches,
             threads,
+            abridged: None,
             model,
         };
         Ok((spec, network))
+    }
+
+    /// The same run with an optimizer of the caller's own.
+    #[must_use]
+    pub fn with_optimizer(self, rule: impl UpdateRule + 'static) -> Spec {
+        Spec { optimizer: Optimizer::Own(Arc::new(rule)), ..self }
+    }
+
+    /// The same run with a learning rate schedule of the caller's own.
+    #[must_use]
+    pub fn with_learning_rate(self, schedule: impl LearningRate + 'static) -> Spec {
+        Spec { schedule_of_rate: Arc::new(schedule), ..self }
     }
 
     /// The network of a rank with this group of the tensor axis: the rank's part of each layer.
@@ -227,6 +265,32 @@ impl Spec {
     fn micro_batch(&self) -> cut::MicroBatch {
         let tokens = [self.micro_batch_size, self.seq];
         cut::MicroBatch { tokens, hidden: self.model.shape().hidden, precision: self.precision }
+    }
+
+    /// The programs of a step and of an evaluation, at a coordinate of the pipeline.
+    pub(crate) fn programs(&self, pipeline: usize) -> [Program; 2] {
+        let short = self.abridged.as_deref();
+        let program = |abridged: Option<&Abridged>, schedule: &PipelineSchedule, depth| match abridged {
+            Some(abridged) => Program::of(abridged.steps.clone(), depth),
+            None => Program::new(schedule, pipeline, depth),
+        };
+        let [step, evaluation] = self.depths;
+        [
+            program(short.and_then(|short| short.step.as_ref()), &self.schedule, step),
+            program(short.and_then(|short| short.evaluation.as_ref()), &self.evaluation, evaluation),
+        ]
+    }
+
+    /// The same run with chunks of another size.
+    ///
+    /// # Errors
+    /// A size for which there is no layout.
+    pub fn with_chunks(&self, size: ChunkSize) -> Result<Spec, ChunkError> {
+        let whole = self.whole();
+        let sizes: Vec<ParameterSize> =
+            whole.parameters.iter().map(|p| ParameterSize::new(&p.name, p.elements() as u64)).collect();
+        let layout = Arc::new(lay_out(&sizes, self.mesh.data as u64, &size)?);
+        Ok(Spec { chunk_size: size, layout, ..self.clone() })
     }
 
     /// Number of ranks.

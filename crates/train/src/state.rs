@@ -67,7 +67,7 @@ impl Rank {
                             let elements = piece.in_parameter.start + within.start as u64
                                 ..piece.in_parameter.start + within.end as u64;
                             let out = &mut window[..within.len()];
-                            read(state_name(self.spec.optimizer, state), spec, &stripe, elements, out)?;
+                            read(state_name(&self.spec.optimizer, state), spec, &stripe, elements, out)?;
                             stage.zero.write(state, &piece, within, out, rounding.as_mut());
                         }
                     }
@@ -200,7 +200,7 @@ impl Saves for Rank {
                 for piece in stage.zero.spans(state, Extent::Owned) {
                     let spec = &stage.network.parameters[piece.parameter];
                     described.push(checkpoint::TensorPiece {
-                        state: state_name(self.spec.optimizer, state),
+                        state: state_name(&self.spec.optimizer, state),
                         name: spec.name.clone(),
                         shape: spec.whole_shape().to_vec(),
                         dtype: DType::F32,
@@ -219,7 +219,7 @@ impl Saves for Rank {
 }
 
 /// The name of an optimizer state in checkpoints.
-pub fn state_name(optimizer: Optimizer, state: usize) -> &'static str {
+pub fn state_name(optimizer: &Optimizer, state: usize) -> &'static str {
     match state {
         0 => PARAMETERS,
         s => optimizer.states()[s - 1],

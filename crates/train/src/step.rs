@@ -44,7 +44,7 @@ impl Rank {
         let device = self.device.clone();
         let scale = self.loss_scale.scale();
         let lr = self.spec.schedule_of_rate.lr(self.applied);
-        let (outcome, verdict) = device.try_phase(PhaseName::Step, || {
+        let done = device.try_phase(PhaseName::Step, || {
             let loss = self.gradients(number, batch, scale, None)?;
             let stop_requests = self.groups.world.all_reduce(self.stop_request(stop_requested));
             let loss = self.sum_of_replicas(loss)?;
@@ -74,7 +74,8 @@ impl Rank {
                 stop_requested: stop_requests > 0.0,
             };
             Ok::<_, CollectiveError>((outcome, verdict))
-        })?;
+        });
+        let (outcome, verdict) = done.inspect_err(|error| self.groups.abort_for(error))?;
         match verdict {
             Verdict::Apply => self.applied += 1,
             Verdict::Skip => self.skipped += 1,

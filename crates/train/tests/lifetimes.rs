@@ -305,6 +305,10 @@ impl Group for HoardingGroup {
         Pending::ready(Buffers { source: Some(other), target: None })
     }
 
+    fn abort(&self, reason: &str) {
+        self.group.abort(reason);
+    }
+
     fn take_statistics(&self) -> Statistics {
         self.group.take_statistics()
     }

@@ -4,11 +4,12 @@
 
 use std::mem::ManuallyDrop as Kept;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_optim::{Optimizer, Schedule};
+use phalanx_optim::{LearningRate, Optimizer};
 use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
 
 use super::exchange::{HEADER, Mail, Push};
@@ -26,7 +27,7 @@ pub(super) struct Server {
     pub(super) range: Range<usize>,
     max_staleness: u64,
     optimizer: Optimizer,
-    schedule: Schedule,
+    schedule: Arc<dyn LearningRate>,
     state: Mutex<Served>,
     changed: Condvar,
 }
@@ -68,8 +69,8 @@ impl Server {
         Server {
             range,
             max_staleness,
-            optimizer: spec.optimizer,
-            schedule: spec.schedule_of_rate,
+            optimizer: spec.optimizer.clone(),
+            schedule: Arc::clone(&spec.schedule_of_rate),
             state: Mutex::new(served),
             changed: Condvar::new(),
             device,
@@ -123,7 +124,7 @@ impl Server {
         if let Some(gradient_and_factor) = push {
             served.version += 1;
             let number = served.version;
-            let optimizer = (self.optimizer, number, self.lr(number, served.pushed.len()));
+            let optimizer = (&self.optimizer, number, self.lr(number, served.pushed.len()));
             let exact = (served.exact.view_mut(), None);
             whole.update(
                 &self.device,

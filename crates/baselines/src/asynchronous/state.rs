@@ -175,7 +175,7 @@ impl Asynchronous<'_> {
             let tensor = if state == 0 { &served.exact } else { &served.states[state - 1] };
             for segment in self.whole.segments(self.server.range.clone()) {
                 let numbers = read(tensor.view().range(self.local(&segment.in_chunk)));
-                let name = state_name(self.spec.optimizer, state);
+                let name = state_name(&self.spec.optimizer, state);
                 pieces.push((name, segment.parameter, segment.in_parameter, numbers));
             }
         }
@@ -235,7 +235,7 @@ impl Saves for Asynchronous<'_> {
                 let spec = &self.whole.network.parameters[segment.parameter];
                 tensors.push(tensor.view().range(self.local(&segment.in_chunk)));
                 described.push(checkpoint::TensorPiece {
-                    state: state_name(self.spec.optimizer, state),
+                    state: state_name(&self.spec.optimizer, state),
                     name: spec.name.clone(),
                     shape: spec.shape.clone(),
                     dtype: DType::F32,

@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use phalanx_checkpoint::Checkpoint;
 use phalanx_tensor::Device;
 
 use super::{Asynchronous, Done, Links, server_device};
@@ -18,10 +17,9 @@ use phalanx_train::RunError;
 use phalanx_train::job::{Job, Start};
 use phalanx_train::metrics::{DeviceBytes, EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
 use phalanx_train::rank::Batch;
-use phalanx_train::run::{Observer, ScaleChange, Summary, due, init};
+use phalanx_train::run::{Observer, ScaleChange, Summary, due, init, resume};
 use phalanx_train::run_files::RunFiles;
 use phalanx_train::saving;
-use phalanx_train::state::position;
 
 /// The device, groups and callbacks of one rank.
 pub struct RankEnvironment<'a> {
@@ -98,9 +96,7 @@ impl<'a> Session<'a> {
             Start::Fresh => engine.initialise(job.config.train.seed)?,
             Start::Import(dir) => init(dir, |weights| engine.import(weights))?,
             Start::Resume(dir) => {
-                let checkpoint = Checkpoint::open(dir)?;
-                position(&checkpoint)?;
-                engine.restore(&checkpoint)?;
+                resume(dir, |checkpoint| engine.restore(checkpoint))?;
             }
         }
         let files = RunFiles::open(job, engine.rank(), engine.steps())?;

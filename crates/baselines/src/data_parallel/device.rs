@@ -405,7 +405,7 @@ impl Replica {
                 Some(masters) => (masters.view_mut(), Some(own)),
                 None => (own, None),
             };
-            let optimizer = (spec.optimizer, held.applied, lr);
+            let optimizer = (&spec.optimizer, held.applied, lr);
             let from = (gradients.view(), held.norm.factor());
             self.whole.update(device, optimizer, 0..self.whole.elements(), written, from, &mut held.states);
         }

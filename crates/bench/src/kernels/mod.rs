@@ -6,6 +6,7 @@
 mod calls;
 mod report;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ use phalanx_tensor::{Arena, DType, Device, Region};
 use phalanx_trace::PhaseName;
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
-use crate::kernel_table::Peaks;
+use crate::kernel_table::{Peaks, Work, product_types};
 use calls::Calls;
 pub use report::{Columns, Labels, to_json, to_text};
 
@@ -65,7 +66,7 @@ pub struct KernelBench<'a> {
 }
 
 /// A number of threads, and what these are capable of.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Threads {
     /// How many.
     pub threads: usize,
@@ -82,10 +83,8 @@ pub struct Measured {
     pub name: &'static str,
     /// For people.
     pub size: String,
-    /// Operations of a call.
-    pub flops: u64,
-    /// Bytes that a call reads and writes at least.
-    pub bytes: u64,
+    /// The work of a call, by the description of the operation.
+    pub work: Work,
     /// How often it was called.
     pub calls: usize,
     /// Seconds of the fastest call.
@@ -153,9 +152,8 @@ impl KernelBench<'_> {
     fn run_with(&self, threads: usize, slice: usize) -> Result<(Threads, Vec<Measured>)> {
         let options = (self.options)(threads);
         let cpu = Cpu::with_options(options)?;
-        let flops_per_s = peak::flops_per_s(&cpu, self.dtype);
-        let bytes_per_s =
-            peak::bandwidth(&cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?.max();
+        let before = peak::flops_per_s(&cpu, self.dtype);
+        let bandwidth = peak::bandwidth(&cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?;
         let plan = self.memory(threads, slice)?;
         let region = Region::anonymous(plan.arena_bytes as usize)
             .and_then(|region| cpu.populate(&region).map(|()| region))
@@ -173,9 +171,15 @@ impl KernelBench<'_> {
             measured
         });
         // Again, now that the system has spread the threads over the cores.
-        let flops_per_s = flops_per_s.max(peak::flops_per_s(&cpu, self.dtype));
+        let mut flops_per_s = BTreeMap::from([(self.dtype, before)]);
+        for dtype in product_types(measured.iter().map(|kernel| kernel.work.rate)) {
+            let after = peak::flops_per_s(&cpu, dtype);
+            flops_per_s.entry(dtype).and_modify(|before| *before = before.max(after)).or_insert(after);
+        }
         let fork_join_s = fork_join_s(&Pool::new(threads, options.spin)?);
-        Ok((Threads { threads, peaks: Peaks { flops_per_s, bytes_per_s }, fork_join_s }, measured))
+        let copied_bytes_per_s = bandwidth.copied();
+        let peaks = Peaks { flops_per_s, bytes_per_s: bandwidth.max(), copied_bytes_per_s };
+        Ok((Threads { threads, peaks, fork_join_s }, measured))
     }
 
     fn measure(
@@ -192,7 +196,7 @@ impl KernelBench<'_> {
                 profile.take().into_iter().find(|(key, _)| key.name == name).expect("it was called");
             (key, time.time.as_secs_f64())
         };
-        let (KernelKey { flops, bytes, .. }, _) = timed();
+        let (KernelKey { flops, bytes, rate, .. }, _) = timed();
         let begin = Instant::now();
         let mut seconds = Vec::new();
         while seconds.len() < MIN_CALLS || begin.elapsed() < self.time {
@@ -200,7 +204,8 @@ impl KernelBench<'_> {
         }
         seconds.sort_by(f64::total_cmp);
         let (min_s, median_s) = (seconds[0], seconds[seconds.len() / 2]);
-        Measured { name, size, flops, bytes, calls: seconds.len(), min_s, median_s }
+        let work = Work { flops, bytes, rate };
+        Measured { name, size, work, calls: seconds.len(), min_s, median_s }
     }
 }
 

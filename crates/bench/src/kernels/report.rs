@@ -5,7 +5,7 @@ use phalanx_tensor::DType;
 use serde_json::{Value, json};
 
 use super::{Measured, Threads};
-use crate::kernel_table::percent;
+use crate::kernel_table::{Work, percent};
 
 /// What was measured, as the report names it.
 pub struct Labels {
@@ -23,18 +23,19 @@ pub type Columns = [(Threads, Vec<Measured>)];
 /// The figures for scripts.
 pub fn to_json(labels: &Labels, columns: &Columns) -> Value {
     let run = |threads: &Threads, kernel: &Measured| {
-        let Measured { flops, bytes, calls, min_s, median_s, .. } = kernel;
-        let floor_s = threads.peaks.floor_s(*flops, *bytes);
+        let Measured { work, calls, min_s, median_s, .. } = kernel;
+        let floor_s = threads.peaks.floor_s(*work);
         json!({
             "threads": threads.threads, "calls": calls, "s_min": min_s, "s_median": median_s,
-            "flops_per_s": *flops as f64 / min_s, "bytes_per_s": *bytes as f64 / min_s, "floor_s": floor_s,
+            "flops_per_s": work.flops as f64 / min_s, "bytes_per_s": work.bytes as f64 / min_s, "floor_s": floor_s,
             "floor_share": floor_s / min_s,
         })
     };
     let kernel = |(index, kernel): (usize, &Measured)| {
         let runs: Vec<Value> = columns.iter().map(|(threads, all)| run(threads, &all[index])).collect();
+        let Work { flops, bytes, rate } = kernel.work;
         json!({
-            "name": kernel.name, "size": kernel.size, "flops": kernel.flops, "bytes": kernel.bytes, "runs": runs,
+            "name": kernel.name, "size": kernel.size, "flops": flops, "bytes": bytes, "rate": rate, "runs": runs,
         })
     };
     let threads = |(threads, _): &(Threads, _)| {
@@ -57,7 +58,7 @@ pub fn to_text(labels: &Labels, columns: &Columns) -> String {
     for (Threads { threads, peaks, fork_join_s }, _) in columns {
         text.push_str(&format!(
             "{threads}t: peaks {:.1} GFLOP/s, {:.1} GB/s of memory; {:.2} us a fork and join\n",
-            peaks.flops_per_s / 1e9,
+            peaks.products_per_s(*dtype) / 1e9,
             peaks.bytes_per_s / 1e9,
             fork_join_s * 1e6
         ));
@@ -68,12 +69,12 @@ pub fn to_text(labels: &Labels, columns: &Columns) -> String {
     for (index, first) in columns[0].1.iter().enumerate() {
         let mut cells = vec![format!("{} {}", first.name, first.size)];
         for (Threads { peaks, .. }, all) in columns {
-            let Measured { flops, bytes, min_s, median_s, .. } = all[index];
+            let Measured { work, min_s, median_s, .. } = all[index];
             cells.extend([
                 ms(min_s),
                 ms(median_s),
-                peaks.rate(flops, bytes, min_s).to_string(),
-                percent(peaks.floor_s(flops, bytes) / min_s),
+                peaks.achieved(work, min_s).to_string(),
+                percent(peaks.floor_s(work) / min_s),
             ]);
         }
         cells.extend(columns.get(1).map(|(_, all)| format!("x{:.2}", first.min_s / all[index].min_s)));

@@ -86,7 +86,7 @@ impl GroupChannel {
             count: t.count as u64,
             root: t.root,
             tag: t.tag,
-            source: self.host.memory.offer(offered),
+            source: self.host.memory.offer(self.host.rank, offered)?,
             source_bytes: offered.bytes as u64,
         };
         let peer = pair.map(|q| self.members[q]);

@@ -75,7 +75,9 @@ impl Host {
             CollectiveError::Missing { rank, .. }
             | CollectiveError::Left { rank, .. }
             | CollectiveError::Unreadable { rank, .. } => (*rank, false, error.to_string()),
-            CollectiveError::Device(_) => (self.rank, false, error.to_string()),
+            CollectiveError::Device(_) | CollectiveError::NotShared { .. } => {
+                (self.rank, false, error.to_string())
+            }
         };
         self.control.abort(Abort { rank, disagreement, reason });
     }

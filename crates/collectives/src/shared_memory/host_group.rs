@@ -52,6 +52,10 @@ impl Group for HostGroup {
         Pending::started(call.buffers, Arc::clone(&self.stream) as _, ticket)
     }
 
+    fn abort(&self, reason: &str) {
+        let _ = self.host.abort(reason);
+    }
+
     fn take_statistics(&self) -> Statistics {
         self.stream.tally.take()
     }

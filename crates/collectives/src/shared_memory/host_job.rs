@@ -2,6 +2,7 @@
 //!
 //! Everything is a memfd: it lives as long as some process has it open, and has no name to clean up.
 
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -18,7 +19,7 @@ use crate::shared_memory::sealed::seal;
 pub struct HostJob {
     control_fd: OwnedFd,
     arenas: Vec<OwnedFd>,
-    /// The sealed files that [`HostJob::hand_over`] made.
+    /// The memory files of [`HostJob::hand_over`] and [`HostJob::shared_file`].
     handed: Vec<OwnedFd>,
     control: Arc<Control>,
 }
@@ -57,6 +58,18 @@ impl HostJob {
         let number = fd.as_raw_fd();
         self.handed.push(fd);
         Ok(number)
+    }
+
+    /// An empty memory file that ranks which are started later may write to, after they have taken it with
+    /// [`crate::take_file`]: the number of the descriptor that they inherit, and the file for this process to read.
+    ///
+    /// # Errors
+    /// The system's, when it refuses memory or descriptors.
+    pub fn shared_file(&mut self) -> std::io::Result<(RawFd, File)> {
+        let fd = rustix::fs::memfd_create("phalanx-results", MemfdFlags::CLOEXEC)?;
+        let (number, file) = (fd.as_raw_fd(), File::from(fd.try_clone()?));
+        self.handed.push(fd);
+        Ok((number, file))
     }
 
     /// Lets the child that `command` will start inherit [`HostJob::inherited_fds`], and what is handed over, under the

@@ -1,5 +1,6 @@
 //! File descriptors that a launcher leaves open for the processes it starts.
 
+use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 /// Takes over the descriptor `fd`, which is closed to programs that this one starts. The launcher left it open for this
@@ -21,4 +22,13 @@ pub(crate) fn take_over(fd: RawFd) -> std::io::Result<OwnedFd> {
         return Err(error.into());
     }
     Ok(fd)
+}
+
+/// The memory file that a launcher left open under number `fd` for this process ([`crate::HostJob::shared_file`]): once
+/// per descriptor.
+///
+/// # Errors
+/// A number that is not open.
+pub fn take_file(fd: RawFd) -> std::io::Result<File> {
+    take_over(fd).map(File::from)
 }

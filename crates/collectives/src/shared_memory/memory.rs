@@ -84,15 +84,11 @@ impl Arenas {
         Ok(region)
     }
 
-    fn offset(&self, span: MemoryRange) -> u64 {
-        let (base, bytes) = *self.own.get().expect("Endpoint::arena comes before the first collective");
+    /// The offset of a range in this rank's arena; None for one outside.
+    fn offset(&self, span: MemoryRange) -> Option<u64> {
+        let (base, bytes) = *self.own.get()?;
         let offset = span.address.addr().wrapping_sub(base);
-        assert!(
-            offset <= bytes && span.bytes <= bytes - offset,
-            "a tensor of {} bytes outside the rank's arena cannot be read by other processes",
-            span.bytes
-        );
-        offset as u64
+        (offset <= bytes && span.bytes <= bytes - offset).then_some(offset as u64)
     }
 
     fn mapped(&self, control: &Control, rank: usize) -> std::io::Result<&Region> {
@@ -112,12 +108,17 @@ impl Arenas {
 }
 
 impl Memory {
-    /// The number that identifies a buffer to peers: its address, or its offset in the arena.
-    pub(crate) fn offer(&self, span: MemoryRange) -> u64 {
+    /// The number that identifies a buffer of `rank`, this rank, to peers: its address, or its offset in the arena.
+    ///
+    /// # Errors
+    /// A buffer that other processes cannot read.
+    pub(crate) fn offer(&self, rank: usize, span: MemoryRange) -> Result<u64, CollectiveError> {
         match self {
-            _ if span.bytes == 0 => 0,
-            Memory::Threads => span.address.expose_provenance() as u64,
-            Memory::Processes(arenas) => arenas.offset(span),
+            _ if span.bytes == 0 => Ok(0),
+            Memory::Threads => Ok(span.address.expose_provenance() as u64),
+            Memory::Processes(arenas) => {
+                arenas.offset(span).ok_or(CollectiveError::NotShared { rank, bytes: span.bytes })
+            }
         }
     }
 

@@ -57,5 +57,6 @@ mod host_job;
 
 pub use endpoint::{Endpoint, join, threads};
 pub use host_job::HostJob;
+pub use inherited::take_file;
 pub use options::Options;
 pub use sealed::{SealedFile, take_sealed};

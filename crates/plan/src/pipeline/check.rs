@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use super::action::{Action, Kind};
+use super::depth::UNLIMITED;
 use super::error::ScheduleError;
 use super::lower::lower;
 use super::schedule::Schedule;
@@ -24,7 +25,7 @@ pub fn check(schedule: &Schedule) -> Result<(), ScheduleError> {
     let found = check_complete(schedule)?;
     check_own_rank(schedule, &found)?;
     let cost = |_: Action| 0.0;
-    match walk(&lower(schedule), cost, 0.0) {
+    match walk(&lower(schedule), cost, 0.0, UNLIMITED) {
         Ok(_) => Ok(()),
         Err(mut stuck) => {
             for entry in &mut stuck {

@@ -61,11 +61,10 @@ pub enum ScheduleError {
     },
     /// A number of micro-batches that cannot be divided into rounds.
     #[error(
-        "schedule `interleaved` on {ranks} ranks runs its micro-batches in rounds of {ranks} each, or of {} \
-         each, or all in one if there are fewer than {}, and {micro_batches} do not fall into such rounds: \
-         the nearest number of micro-batches that works is {nearest}",
-        ranks + 1,
-        2 * ranks
+        "schedule `interleaved` on {ranks} ranks runs its micro-batches in rounds of equal size, as many as there \
+         can be of at least {ranks} each, and {micro_batches} do not fall into {} such rounds: the nearest number of \
+         micro-batches that works is {nearest}",
+        micro_batches / ranks
     )]
     UnequalRounds {
         /// Pipeline ranks.

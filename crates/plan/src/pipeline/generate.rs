@@ -5,10 +5,11 @@
 
 use super::action::Action;
 use super::check::check;
+use super::depth::UNLIMITED;
 use super::error::ScheduleError;
 use super::names::Plan;
 use super::schedule::Schedule;
-use super::simulate::{Costs, StageCost, simulate};
+use super::simulate::{Costs, StageCost, simulate_with_depth};
 use super::{MAX_CELLS, MAX_RANKS, interleaved, one_chunk, zero_bubble};
 
 /// Generates the schedule `plan` for `ranks` pipeline ranks and `micro_batches` per step; it passes [`check()`].
@@ -65,7 +66,8 @@ fn is_planned(plan: Plan, ranks: usize, micro_batches: usize) -> bool {
 fn cells(schedule: &Schedule) -> Vec<Vec<Option<Action>>> {
     let parts = if schedule.splits_backward() { 1.0 } else { 0.5 };
     let cost = StageCost { forward: 1.0, input: parts, weight: parts };
-    let timeline = simulate(schedule, &Costs { stages: vec![cost; schedule.stages()], message: 0.0 });
+    let costs = Costs { stages: vec![cost; schedule.stages()], message: 0.0 };
+    let timeline = simulate_with_depth(schedule, &costs, UNLIMITED);
     let mut ranks = Vec::new();
     for spans in timeline.ranks {
         let mut row = Vec::new();

@@ -3,8 +3,8 @@
 //! Micro-batches go in rounds of equal size: a round passes the rank's chunks one after the other, all of its
 //! micro-batches through each. There are m / p rounds, rounded down, as in PyTorch's
 //! `ScheduleInterleaved1F1B`; Megatron has only rounds of p. What a round has beyond p waits on the channel
-//! from the last rank to the first, which holds two messages ([`super::walk`]): with p + 2 in each of several
-//! rounds the ranks come to wait for each other. Source: Narayanan et al., arXiv 2104.04473, section 2.2.
+//! from the last rank to the first, which is as deep as that takes ([`super::depth()`]). Source: Narayanan et al.,
+//! arXiv 2104.04473, section 2.2.
 
 use super::action::{Action, Kind};
 use super::error::ScheduleError;
@@ -14,12 +14,9 @@ fn rounds(ranks: usize, micro_batches: usize) -> usize {
     (micro_batches / ranks).max(1)
 }
 
-/// Checks that the micro-batches can be divided into valid rounds: one of any size, or several of p or p + 1.
+/// Whether the micro-batches fall into rounds of equal size.
 pub(super) fn equal_rounds(ranks: usize, micro_batches: usize) -> Result<(), ScheduleError> {
-    let works = |number: usize| {
-        let rounds = rounds(ranks, number);
-        number >= ranks && (rounds == 1 || number == rounds * ranks || number == rounds * (ranks + 1))
-    };
+    let works = |number: usize| number >= ranks && number.is_multiple_of(rounds(ranks, number));
     // Multiples of the ranks work, so one is found before the distance reaches `ranks`.
     let near = |distance| [micro_batches + distance, micro_batches.saturating_sub(distance)];
     match (0..=ranks).flat_map(near).find(|&number| works(number)) {

@@ -5,7 +5,7 @@
 //! every message in advance. A message that arrives before it is needed is kept. Neighbouring stages on the same rank need
 //! no message.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::action::{Action, Kind};
 use super::schedule::Schedule;
@@ -34,8 +34,8 @@ pub struct Channel {
     pub messages: Vec<Message>,
 }
 
-/// One step of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a rank does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Waits for the channel's next message, keeps it, and posts the receive of the one after it.
     Recv {
@@ -77,31 +77,48 @@ pub fn messages(schedule: &Schedule) -> Vec<Channel> {
 /// # Panics
 /// If an action is missing or on the wrong rank; [`super::check()`] finds that.
 pub fn lower(schedule: &Schedule) -> Vec<Vec<Step>> {
-    let channels = messages(schedule);
-    let mut numbers: HashMap<Message, usize> = HashMap::new();
-    let mut by_ranks: HashMap<(usize, usize), &Channel> = HashMap::new();
-    for channel in &channels {
-        numbers.extend(channel.messages.iter().copied().zip(0..));
-        by_ranks.insert((channel.from, channel.to), channel);
+    let mut incoming: Vec<BTreeMap<usize, Vec<Message>>> = vec![BTreeMap::new(); schedule.ranks.len()];
+    for Channel { from, to, messages } in messages(schedule) {
+        incoming[to].insert(from, messages);
     }
-    let mut ranks = Vec::new();
-    for rank in 0..schedule.ranks.len() {
-        let mut received = vec![0; schedule.ranks.len()];
-        let mut steps = Vec::new();
-        for action in schedule.actions(rank) {
-            if let Some((from, needed)) = needed(schedule, action) {
-                let next = received[from];
-                let end = next.max(numbers[&needed] + 1);
-                let taken = &by_ranks[&(from, rank)].messages[next..end];
-                steps.extend(taken.iter().map(|&message| Step::Recv { from, message }));
-                received[from] = end;
-            }
-            steps.push(Step::Compute(action));
-            steps.extend(made(schedule, action).map(|(to, message)| Step::Send { to, message }));
+    incoming.iter().enumerate().map(|(rank, incoming)| steps(schedule, rank, incoming)).collect()
+}
+
+/// The steps of one rank, as [`lower`] makes them for all.
+///
+/// # Panics
+/// As [`lower`].
+pub fn lower_rank(schedule: &Schedule, rank: usize) -> Vec<Step> {
+    let near = schedule.stages_of(rank).flat_map(|stage| [stage.checked_sub(1), Some(stage + 1)]);
+    let senders =
+        near.flatten().filter_map(|stage| schedule.placement.get(stage)).filter(|from| **from != rank);
+    let to_here = |from: usize| {
+        let made = schedule.actions(from).filter_map(|action| made(schedule, action));
+        made.filter(|(to, _)| *to == rank).map(|(_, message)| message).collect()
+    };
+    let incoming: BTreeMap<usize, Vec<Message>> = senders.map(|from| (*from, Vec::new())).collect();
+    let incoming = incoming.into_keys().map(|from| (from, to_here(from))).collect();
+    steps(schedule, rank, &incoming)
+}
+
+/// The actions of a rank with its receives, given the messages from each sending rank, and its sends.
+fn steps(schedule: &Schedule, rank: usize, incoming: &BTreeMap<usize, Vec<Message>>) -> Vec<Step> {
+    let numbers: HashMap<Message, usize> =
+        incoming.values().flat_map(|messages| messages.iter().copied().zip(0..)).collect();
+    let mut received: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut steps = Vec::new();
+    for action in schedule.actions(rank) {
+        if let Some((from, needed)) = needed(schedule, action) {
+            let next = received.entry(from).or_default();
+            let end = (*next).max(numbers[&needed] + 1);
+            let taken = &incoming[&from][*next..end];
+            steps.extend(taken.iter().map(|&message| Step::Recv { from, message }));
+            *next = end;
         }
-        ranks.push(steps);
+        steps.push(Step::Compute(action));
+        steps.extend(made(schedule, action).map(|(to, message)| Step::Send { to, message }));
     }
-    ranks
+    steps
 }
 
 /// What an action sends, and to which rank.

@@ -1,9 +1,10 @@
 //! Simulates a schedule: when each action runs, given the cost of each stage; makespan, busy time and bubble.
 //!
-//! The times are those of [`super::walk`]: a rank waits for its messages, and for room on a channel. Times have
-//! the unit of the costs.
+//! The times are those of [`super::walk`]: a rank waits for its messages, and for room on a channel, which holds as many
+//! messages as in a run ([`super::depth()`]). Times have the unit of the costs.
 
 use super::action::{Action, Kind};
+use super::depth::depth;
 use super::lower::lower;
 use super::schedule::Schedule;
 use super::timeline::Timeline;
@@ -37,8 +38,8 @@ impl StageCost {
 pub struct Costs {
     /// For each stage.
     pub stages: Vec<StageCost>,
-    /// Time of a message, which the sending rank spends before its next step, without overlap. 0 if messages overlap
-    /// with computation.
+    /// Time from the sending of a message to its arrival. The sender computes meanwhile; the receiver waits, if it has
+    /// nothing else to do.
     pub message: f64,
 }
 
@@ -55,14 +56,22 @@ impl Costs {
     }
 }
 
-/// Runs a schedule that [`super::check()`] accepts.
+/// Runs a schedule that [`super::check()`] accepts, with channels of the depth that a run gives them.
 ///
 /// # Panics
 /// If a stage has no cost, or on a schedule that `check` refuses.
 pub fn simulate(schedule: &Schedule, costs: &Costs) -> Timeline {
+    simulate_with_depth(schedule, costs, depth(schedule))
+}
+
+/// The same with channels of another depth.
+///
+/// # Panics
+/// As [`simulate`], and on a depth with which ranks wait for each other.
+pub fn simulate_with_depth(schedule: &Schedule, costs: &Costs, depth: usize) -> Timeline {
     let (stages, given) = (schedule.stages(), costs.stages.len());
     assert_eq!(stages, given, "`{}` has {stages} stages, but there are costs for {given}", schedule.name);
-    let run = walk(&lower(schedule), |action| costs.of(action), costs.message);
+    let run = walk(&lower(schedule), |action| costs.of(action), costs.message, depth);
     let ranks = run.unwrap_or_else(|stuck| {
         let stuck: Vec<String> = stuck.iter().map(Stuck::to_string).collect();
         panic!("`{}` was not checked and deadlocks: {}", schedule.name, stuck.join("; "))

@@ -1,9 +1,10 @@
 //! Runs a schedule step by step; the only module that decides when a rank waits.
 //!
-//! A rank runs its steps in order. Each channel has one receive posted ahead: the first at the start, the next whenever one
-//! completes. A send does not wait for its receiver, but each channel has only one send in flight: before the next, the
-//! sender waits until the previous one has met its receive. So a channel holds at most one message that was received but
-//! not used yet, and one in flight; then the sender blocks.
+//! A rank runs its steps in order. A channel of depth d has d receives posted ahead: the first d at the start, another
+//! whenever one completes. A send does not wait for its receiver, but a channel has at most d sends in flight: before
+//! another, the sender waits until the d-th last has met its receive. So a channel holds at most d messages that were
+//! received but not used yet, and d in flight; then the sender blocks. A message arrives some time after it was sent; its
+//! sender goes on meanwhile.
 //!
 //! Each rank is sequential and each channel a queue of bounded length with one reader and one writer, so
 //! times and deadlocks do not depend on the order in which this program looks at the ranks (Kahn, "The
@@ -54,10 +55,20 @@ impl fmt::Display for Stuck {
     }
 }
 
-/// A channel's messages so far. Message k is received at the later of `sent[k]` and `posted[k]`.
+/// A channel's messages so far: when each arrived, and when its receive completed.
+#[derive(Default)]
 struct Queue {
-    sent: Vec<f64>,
-    posted: Vec<f64>,
+    arrived: Vec<f64>,
+    received: Vec<f64>,
+}
+
+impl Queue {
+    /// When message `number` has met its receive; `None` if one of the two is missing. The receive of a message is posted
+    /// when that of the message `depth` before it completes.
+    fn met(&self, number: usize, depth: usize) -> Option<f64> {
+        let posted = number.checked_sub(depth).map_or(Some(0.0), |before| self.received.get(before).copied());
+        Some(posted?.max(*self.arrived.get(number)?))
+    }
 }
 
 /// The progress of a rank.
@@ -72,24 +83,25 @@ struct RankProgress {
 struct Walk<'a, C> {
     steps: &'a [Vec<Step>],
     cost: C,
-    message_cost: f64,
+    latency: f64,
+    depth: usize,
     rows: Vec<RankProgress>,
     /// Keyed by sending and receiving rank.
     queues: HashMap<(usize, usize), Queue>,
 }
 
-/// Runs every rank to its end and returns, for each rank, when each action ran. `message_cost` is the sender's time for
-/// a send.
+/// Runs every rank to its end: by rank, when each action ran. A message takes `latency`; channels have depth `depth`.
 ///
 /// # Errors
 /// The ranks that wait for each other; `cell` is then the number of the action among the rank's actions.
 pub(super) fn walk(
     steps: &[Vec<Step>],
     cost: impl Fn(Action) -> f64,
-    message_cost: f64,
+    latency: f64,
+    depth: usize,
 ) -> Result<Vec<Vec<Span>>, Vec<Stuck>> {
     let rows = steps.iter().map(|_| RankProgress::default()).collect();
-    let mut walk = Walk { steps, cost, message_cost, rows, queues: HashMap::new() };
+    let mut walk = Walk { steps, cost, latency, depth, rows, queues: HashMap::new() };
     let mut ready: VecDeque<usize> = (0..steps.len()).collect();
     let mut is_ready = vec![true; steps.len()];
     while let Some(rank) = ready.pop_front() {
@@ -128,38 +140,28 @@ impl<C: Fn(Action) -> f64> Walk<'_, C> {
 
     /// Completes the oldest posted receive of a channel.
     fn receive(&mut self, from: usize, to: usize) -> bool {
-        let queue = self.queue(from, to);
-        let number = queue.posted.len() - 1;
-        let Some(&sent) = queue.sent.get(number) else { return false };
-        let met = sent.max(queue.posted[number]);
+        let depth = self.depth;
+        let queue = self.queues.entry((from, to)).or_default();
+        let Some(met) = queue.met(queue.received.len(), depth) else { return false };
         let row = &mut self.rows[to];
         row.clock = row.clock.max(met);
-        let completed = row.clock;
-        self.queue(from, to).posted.push(completed);
+        queue.received.push(row.clock);
         true
     }
 
-    /// Sends, if the previous message has been received.
+    /// Sends, if the channel has room.
     fn send(&mut self, from: usize, to: usize) -> bool {
-        let queue = self.queue(from, to);
-        let number = queue.sent.len();
-        let free = match number.checked_sub(1).map(|last| (queue.sent[last], queue.posted.get(last))) {
-            None => 0.0,
-            Some((sent, Some(&posted))) => sent.max(posted),
-            Some((_, None)) => return false,
-        };
+        let depth = self.depth;
+        let queue = self.queues.entry((from, to)).or_default();
+        let before = queue.arrived.len().checked_sub(depth);
+        let Some(free) = before.map_or(Some(0.0), |before| queue.met(before, depth)) else { return false };
         let row = &mut self.rows[from];
-        row.clock = row.clock.max(free) + self.message_cost;
-        let sent = row.clock;
-        self.queue(from, to).sent.push(sent);
+        row.clock = row.clock.max(free);
+        queue.arrived.push(row.clock + self.latency);
         true
     }
 
-    fn queue(&mut self, from: usize, to: usize) -> &mut Queue {
-        self.queues.entry((from, to)).or_insert_with(|| Queue { sent: Vec::new(), posted: vec![0.0] })
-    }
-
-    /// The step at which a rank is stuck, and the action that it belongs to.
+    /// The step at which a rank has stopped, and the action that it belongs to.
     fn stuck(&self, rank: usize) -> Option<Stuck> {
         let step = *self.steps[rank].get(self.rows[rank].next)?;
         let computed = self.rows[rank].spans.len();

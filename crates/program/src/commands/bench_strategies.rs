@@ -16,10 +16,10 @@ use phalanx_models::Model;
 use phalanx_train::{ResolvedConfig, RunConfig, Spec};
 use serde_json::{Value, json};
 
-use crate::args::Overrides;
 use crate::environment::Environment;
 use crate::launch::{Output, RankProcesses};
 use crate::output::{note, print, print_json, terminal_width};
+use crate::overrides::Overrides;
 use crate::planned::{self, Planned};
 use crate::rank_host::RankHost;
 use crate::report::{bytes, count, plural};
@@ -126,7 +126,7 @@ impl Launcher for Processes<'_> {
         counts: StepCounts,
     ) -> Result<(Spec, Vec<RankFigures>)> {
         let planned = Planned::new(ResolvedConfig::new(config)?, model, 0)?;
-        planned.check_memory()?;
+        crate::fit::check_memory(&planned)?;
         let spec = planned.plan.spec.clone();
         let StepCounts { warmup, steps, .. } = counts;
         let (config, model) = (planned.config.clone(), spec.model.to_config());

@@ -8,7 +8,8 @@ use phalanx_drawing::draw_svg;
 use phalanx_plan::{Costs, Plan, Schedule, StageCost, generate};
 use phalanx_train::ResolvedConfig;
 
-use crate::args::{DrawArgs, Overrides, PlanArgs};
+use crate::args::{DrawArgs, PlanArgs};
+use crate::overrides::Overrides;
 use crate::resolve::{Purpose, Resolved, estimate_data, resolve};
 use crate::schedule_report::{Drawn, Unit, to_json, to_text};
 use crate::user_config::UserConfig;

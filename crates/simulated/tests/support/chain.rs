@@ -1,4 +1,4 @@
-//! A chain of work as a training step does it: uploads, staged weights, kernels, copies out, late numbers.
+//! A chain of work as a training step does it: uploads, staged weights, kernels, copies out, late numbers, the disk.
 //!
 //! Every wait that the chain makes, itself or through `Device`, is needed: without it some access is not ordered.
 
@@ -7,7 +7,8 @@ use std::sync::Arc;
 use phalanx_cpu::Cpu;
 use phalanx_simulated::{Options, Simulated};
 use phalanx_tensor::{
-    Arena, Backend, Category, DType, Device, DeviceError, Epilogue, Layout, Memory, Region, Tensor, Weight,
+    Arena, Backend, Category, DType, Device, DeviceError, DiskMemory, Epilogue, Immediate, Layout, Memory,
+    Region, Tensor, Weight,
 };
 
 const ROWS: usize = 16;
@@ -30,10 +31,15 @@ fn host() -> Arc<Arena> {
     Arena::unplanned_in(Memory::Host, Region::anonymous(MEMORY_BYTES).unwrap())
 }
 
+fn disk() -> Arc<Arena> {
+    let disk = DiskMemory::create(&std::env::temp_dir(), MEMORY_BYTES as u64).unwrap();
+    Arena::unplanned_on_disk(disk)
+}
+
 /// A simulated device whose calls go through `decorate`.
 pub fn simulated(options: Options, decorate: impl FnOnce(Arc<Simulated>) -> Arc<dyn Backend>) -> Device {
     let (simulated, memory) = Simulated::new(Cpu::new(1), options).unwrap();
-    Device::with_memories(decorate(simulated), memory.unplanned(), host())
+    Device::with_memories(decorate(simulated), memory.unplanned(), host()).with_disk(disk())
 }
 
 /// The numbers that the host ends with.
@@ -48,7 +54,10 @@ impl Numbers {
 
 /// The right numbers: those of the processor.
 pub fn on_the_processor() -> Numbers {
-    run(&Device::new(Cpu::new(1), Arena::heap()), &mut downloaded()).unwrap()
+    let backend = Immediate::with_disk_stream(Cpu::new(1)).unwrap();
+    let host = Arena::heap_of(Memory::Host);
+    let device = Device::with_memories(Arc::new(backend), Arena::heap(), host).with_disk(disk());
+    run(&device, &mut downloaded()).unwrap()
 }
 
 fn values(round: usize, first: usize, count: usize) -> Vec<f32> {
@@ -91,10 +100,11 @@ pub fn run(device: &Device, last: &mut [f32]) -> Result<Numbers, DeviceError> {
     device.fill(resident.total.view_mut(), 0.0);
     let mut w = device_tensor(device, "w", &[HIDDEN * HIDDEN]);
     let mut staged = host_tensor(device, "staged weights", HIDDEN * HIDDEN);
+    let mut stored = device.alloc_disk(DType::F32, [ROWS * HIDDEN], Category::Activations, "stored");
     for number in 1..=ROUNDS {
         let weights = values(number, 7, HIDDEN * HIDDEN);
         staged.host_slice_mut::<f32>().copy_from_slice(&weights);
-        (w, staged) = round(device, number, &mut resident, [w, staged], &mut numbers)?;
+        [w, staged, stored] = round(device, number, &mut resident, [w, staged, stored], &mut numbers)?;
     }
     device.download(resident.total.view(), last)?;
     numbers.extend_from_slice(last);
@@ -105,9 +115,9 @@ fn round(
     device: &Device,
     number: usize,
     resident: &mut Resident,
-    [w, staged]: [Tensor; 2],
+    [w, staged, stored]: [Tensor; 3],
     numbers: &mut Vec<f32>,
-) -> Result<(Tensor, Tensor), DeviceError> {
+) -> Result<[Tensor; 3], DeviceError> {
     let Resident { x, bias, gain, total } = resident;
     let shape = [ROWS, HIDDEN];
     // The kernels of the round before still read x: the upload waits for them, and the next kernel for it.
@@ -143,5 +153,10 @@ fn round(
     // Nobody waits for these kernels before the next round.
     device.add(reused.view(), total.view_mut());
     device.add(x.view(), total.view_mut());
-    Ok((w, staged))
+    // To the disk and back into the same tensor, beside these kernels.
+    let (mut out, stored) = device.copy_to_disk(out, stored).wait()?;
+    out.host_slice_mut::<f32>().fill(f32::NAN);
+    let (stored, out) = device.copy_from_disk(stored, out).wait()?;
+    numbers.extend(out.host_slice::<f32>());
+    Ok([w, staged, stored])
 }

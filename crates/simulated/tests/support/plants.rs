@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_simulated::Simulated;
-use phalanx_tensor::backend::{Call, StreamEvent};
+use phalanx_tensor::backend::{Call, StreamEvent, Transfer};
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::{Access, Backend, DeviceError, View, ViewMut};
 use phalanx_trace::{Site, Stream};
@@ -29,19 +29,22 @@ pub enum Plant {
     FetchReadEarly,
     HostWaitsForAnEarlierEvent,
     DownloadReadEarly,
+    HostTensorWrittenOnItsWayToDisk,
+    DiskReadEarly,
     HostReadsDeviceMemory,
 }
 
 use Plant::{
-    CopyBeforeKernelsAreDone, CopyOnAnotherStream, DeviceTensorReusedWhileCopied, DownloadReadEarly,
-    EventRecordedTooEarly, FetchBeforeKernelsAreDone, FetchReadEarly, HostReadsDeviceMemory,
-    HostTensorWrittenWhileCopied, HostWaitsForAnEarlierEvent, KernelOnAnotherStream,
-    TwoCopiesIntoOneHostTensor, UploadBeforeKernelsAreDone, UploadUnseenByKernels, WaitAfterTheCopy,
+    CopyBeforeKernelsAreDone, CopyOnAnotherStream, DeviceTensorReusedWhileCopied, DiskReadEarly,
+    DownloadReadEarly, EventRecordedTooEarly, FetchBeforeKernelsAreDone, FetchReadEarly,
+    HostReadsDeviceMemory, HostTensorWrittenOnItsWayToDisk, HostTensorWrittenWhileCopied,
+    HostWaitsForAnEarlierEvent, KernelOnAnotherStream, TwoCopiesIntoOneHostTensor,
+    UploadBeforeKernelsAreDone, UploadUnseenByKernels, WaitAfterTheCopy,
 };
 
 impl Plant {
     /// All of them, with what each does.
-    pub const ALL: [(Plant, &'static str); 15] = [
+    pub const ALL: [(Plant, &'static str); 17] = [
         (UploadUnseenByKernels, "kernels do not wait for an upload"),
         (UploadBeforeKernelsAreDone, "an upload does not wait for the kernels that read its target"),
         (CopyBeforeKernelsAreDone, "a copy to the host does not wait for the kernels"),
@@ -59,6 +62,8 @@ impl Plant {
         (FetchReadEarly, "a late fetch is read before it was waited for"),
         (HostWaitsForAnEarlierEvent, "the host waits for an event before that of its fetch"),
         (DownloadReadEarly, "a download is read before it was waited for"),
+        (HostTensorWrittenOnItsWayToDisk, "the host overwrites a tensor while it is written to disk"),
+        (DiskReadEarly, "a tensor from disk is read before it was waited for"),
         (HostReadsDeviceMemory, "the host reads device memory"),
     ];
 }
@@ -191,7 +196,7 @@ impl Backend for Planted {
                 let from = View::over_bytes(&self.zeros[..copy.to.bytes()], copy.to.dtype());
                 let operation = Copy { from, to: copy.to.reborrow() }.into();
                 let second = Call { operation, name: "second copy", site: call.site, timer: None };
-                self.inner.launch(Stream::Disk, second);
+                self.inner.launch(Stream::Communication, second);
             }
         }
         self.inner.launch(stream, call);
@@ -203,6 +208,10 @@ impl Backend for Planted {
 
     fn upload(&self, stream: Stream, from: &[u8], to: ViewMut, site: Site) {
         self.inner.upload(stream, from, to, site);
+    }
+
+    fn transfer(&self, transfer: Transfer) {
+        self.inner.transfer(transfer);
     }
 
     fn record(&self, stream: Stream) -> StreamEvent {
@@ -229,7 +238,8 @@ impl Backend for Planted {
     }
 
     fn synchronize(&self, event: StreamEvent) -> Result<(), DeviceError> {
-        // In each round the host waits for the copy of the weights, the copy out, and the fetch; in the end for the download.
+        // In each round the host waits for the copy of the weights, the copy out, and the fetch; in each round
+        // also for the disk twice; in the end for the download.
         let first = 2 * PLANTED_ROUND - 1;
         let downloads = 2 * 3 + 1;
         match event.stream {
@@ -243,6 +253,8 @@ impl Backend for Planted {
                 self.inner.synchronize(StreamEvent { number: event.number - 1, ..event })
             }
             Stream::ToHost if self.is_hit(DownloadReadEarly, downloads) => Ok(()),
+            Stream::Disk if self.is_hit(HostTensorWrittenOnItsWayToDisk, first) => Ok(()),
+            Stream::Disk if self.is_hit(DiskReadEarly, first + 1) => Ok(()),
             _ => self.inner.synchronize(event),
         }
     }

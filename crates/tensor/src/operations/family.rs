@@ -22,9 +22,7 @@ macro_rules! family {
             /// The operation's name.
             pub fn name(&self) -> &'static str {
                 match self {
-                    $($family::$operation(_) => {
-                        <$operation<'_> as $crate::operation::Describe>::NAME
-                    })*
+                    $($family::$operation(operation) => $crate::operation::Describe::name(operation),)*
                 }
             }
         }

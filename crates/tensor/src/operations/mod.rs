@@ -15,6 +15,7 @@ mod embeddings;
 mod family;
 mod normalization;
 mod optimizers;
+mod own;
 mod products;
 mod reductions;
 mod vocabulary;
@@ -27,6 +28,7 @@ pub use elementwise::*;
 pub use embeddings::*;
 pub use normalization::*;
 pub use optimizers::*;
+pub use own::*;
 pub use products::*;
 pub use reductions::*;
 pub use vocabulary::*;
@@ -69,6 +71,7 @@ operations!(
     Vocabulary,
     Optimizers,
     Reductions,
+    Own,
 );
 
 impl<'a> Operation<'a> {

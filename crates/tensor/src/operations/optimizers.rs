@@ -94,7 +94,7 @@ impl Describe for SgdUpdate<'_> {
 impl Recorder {
     /// A gradient is reduced before it is applied. A part of a replicated parameter that is updated from its part
     /// of the gradient is this rank's alone until it is gathered.
-    fn follow_update(
+    pub(crate) fn follow_update(
         &self,
         op: &'static str,
         (p, g, rounded): (&ViewMut, View, Option<&ViewMut>),

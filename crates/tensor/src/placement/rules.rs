@@ -44,7 +44,7 @@ pub(crate) struct Rule<'a> {
     pub(crate) addends: &'a [Option<Operand<'a>>],
     pub(crate) results: &'a [Operand<'a>],
     /// Letters that may not be sharded, and why.
-    pub(crate) whole: &'static [(char, &'static str)],
+    pub(crate) whole: &'a [(char, &'static str)],
 }
 
 /// The letter that is sharded along an axis.

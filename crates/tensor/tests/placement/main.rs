@@ -7,6 +7,7 @@ mod embedding;
 mod faults;
 mod layers;
 mod linear;
+mod own;
 mod reductions;
 mod vocabulary;
 

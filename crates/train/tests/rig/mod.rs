@@ -2,7 +2,7 @@
 //! the losses and the whole state.
 #![allow(dead_code, reason = "each test file uses its own part of the rig")]
 
-mod devices;
+pub mod devices;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -221,6 +221,8 @@ pub fn each_rank<T: Send>(
             threads: plan.spec.threads,
             device_plan: &own.memory,
             host_plan: &own.host,
+            disk_plan: &own.disk,
+            disk_folder: None,
             map_shared: &Region::anonymous,
         };
         let device = match build.heap {

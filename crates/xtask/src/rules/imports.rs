@@ -17,7 +17,7 @@ const MAY_IMPORT: [(&str, &str); 27] = [
     ("host", "files"),
     ("plan", "trace"),
     ("simd", ""),
-    ("tensor", "trace plan"),
+    ("tensor", "trace plan files"),
     ("cpu", "trace random simd tensor"),
     ("simulated", "trace random plan tensor"),
     ("collectives", "trace simd host tensor"),
@@ -71,7 +71,7 @@ const OTHER_MEANINGS: [(&str, &str, &str); 4] = [
 ];
 
 /// Crates that may read arguments and environment.
-const MAY_READ_ENVIRONMENT: [&str; 3] = ["program", "reliability", "xtask"];
+const MAY_READ_ENVIRONMENT: [&str; 4] = ["program", "phalanx", "reliability", "xtask"];
 
 /// Crates that may differ by feature: the face and the leaves that wrap foreign engines.
 const MAY_HAVE_FEATURES: [&str; 5] = ["phalanx", "data", "cuda", "nccl", "mpi"];

@@ -1,4 +1,4 @@
-//! All ranks of a plan as threads of this process: for examples, tests and small experiments.
+//! The engines of a plan's ranks: all of them as threads of this process, or one in a process of its own.
 
 use std::panic::resume_unwind;
 
@@ -33,15 +33,15 @@ pub fn on_threads<T: Send>(
             threads: plan.spec.threads,
             device_plan: &own.memory,
             host_plan: &own.host,
+            disk_plan: &own.disk,
+            disk_folder: None,
             map_shared: &Region::anonymous,
         })
     };
     let devices = (0..endpoints.len()).map(device).collect::<std::io::Result<Vec<_>>>()?;
     let one = |number: usize, endpoint: Option<Endpoint>, device: Device| {
         let source = endpoint.as_ref().map_or(GroupSource::Alone(Isa::detect()), GroupSource::Host);
-        let groups = Groups::new(&source, &plan.spec);
-        let mut rank = Rank::new(device, groups, &plan.spec, &plan.of(number).orders);
-        body(&mut rank)
+        body(&mut engine(plan, number, &source, device))
     };
     Ok(std::thread::scope(|scope| {
         let one = &one;
@@ -51,4 +51,39 @@ pub fn on_threads<T: Send>(
             .collect();
         spawned.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     }))
+}
+
+/// Makes the engine of the rank that `endpoint` belongs to, over memory that the other ranks can read, on a device of
+/// `factory`, and runs `body` on it: for a rank that is a process of its own.
+///
+/// # Errors
+/// The system's, when it does not have the memory that the plan asks for, or starts no more threads.
+///
+/// # Panics
+/// When the job has another number of ranks than the plan.
+pub fn on_endpoint<T>(
+    factory: &dyn DeviceFactory,
+    plan: &RunPlan,
+    endpoint: &Endpoint,
+    body: impl FnOnce(&mut Rank) -> T,
+) -> std::io::Result<T> {
+    let (ranks, planned) = (endpoint.world_size(), plan.spec.world_size());
+    assert_eq!(ranks, planned, "a job of {ranks} ranks, and a plan of {planned}");
+    let (number, own) = (endpoint.rank(), plan.of(endpoint.rank()));
+    let device = factory.make(&DeviceRequest {
+        index: number,
+        threads: plan.spec.threads,
+        device_plan: &own.memory,
+        host_plan: &own.host,
+        disk_plan: &own.disk,
+        disk_folder: None,
+        map_shared: &|bytes| endpoint.arena(bytes),
+    })?;
+    let source = if ranks > 1 { GroupSource::Host(endpoint) } else { GroupSource::Alone(Isa::detect()) };
+    Ok(body(&mut engine(plan, number, &source, device)))
+}
+
+fn engine(plan: &RunPlan, number: usize, source: &GroupSource, device: Device) -> Rank {
+    let groups = Groups::new(source, &plan.spec);
+    Rank::new(device, groups, &plan.spec, &plan.of(number).orders)
 }

@@ -1,0 +1,141 @@
+//! Layers of functions that work on each row (token) by itself, written on plain slices.
+
+use std::sync::Arc;
+
+use phalanx_tensor::{OwnOperation, View, ViewMut};
+
+use crate::activation::Activation;
+use crate::failure::Result;
+use crate::layer::{Context, Gradient, Layer, ParameterSpec, add_residual};
+use crate::saved::Saved;
+
+/// A function of one row, `[hidden] -> [hidden]`, and its derivative. Numbers are f32 whatever type tensors have.
+pub trait RowFunction: Send + Sync + 'static {
+    /// Its parameters: whole vectors.
+    fn parameters(&self) -> Vec<ParameterSpec>;
+
+    /// Overwrites `y` with the function of the row `x`.
+    fn forward(&self, parameters: &[&[f32]], x: &[f32], y: &mut [f32]);
+
+    /// Overwrites `dx`, and adds to the gradient of each parameter.
+    fn backward(
+        &self,
+        parameters: &[&[f32]],
+        x: &[f32],
+        dy: &[f32],
+        dx: &mut [f32],
+        gradients: &mut [&mut [f32]],
+    );
+}
+
+/// The layer of a [`RowFunction`]: from the description of its operands follows how its results are placed on a mesh.
+pub struct OnEachRow<F>(Arc<F>);
+
+impl<F: RowFunction> OnEachRow<F> {
+    /// The layer of `function`.
+    pub fn new(function: F) -> OnEachRow<F> {
+        OnEachRow(Arc::new(function))
+    }
+}
+
+/// Why rows may not be sharded.
+const WHOLE: &str = "the function reads whole rows";
+
+impl<F: RowFunction> Layer for OnEachRow<F> {
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        self.0.parameters()
+    }
+
+    /// x: `[batch, seq, hidden]` -> y: the same
+    fn forward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        x: Activation,
+        residual: Option<Activation>,
+    ) -> Result<(Activation, Saved)> {
+        let mut y = cx.activation(x.shape(), "on_each_row.y");
+        let call = operation("on_each_row", x.view(), parameters).write("y", "rh", y.view_mut());
+        let function = Arc::clone(&self.0);
+        let [_, hidden] = x.shape().rows_cols();
+        call.run_on_all(cx.device, move |reads, mut writes| {
+            let parameters = whole(&reads[1..]);
+            let parameters: Vec<&[f32]> = parameters.iter().map(Vec::as_slice).collect();
+            let (mut x, mut y) = (vec![0.0; hidden], vec![0.0; hidden]);
+            for start in (0..reads[0].elements()).step_by(hidden) {
+                reads[0].read_f32(start, &mut x);
+                function.forward(&parameters, &x, &mut y);
+                writes[0].write_f32(start, &y);
+            }
+        });
+        Ok((add_residual(cx, y, residual), Saved::new(()).with_input(x)))
+    }
+
+    /// dx overwrites, or adds to the residual; gradients of parameters as `gradients` says.
+    fn backward(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        gradients: &mut [Gradient],
+        saved: Saved,
+        dy: Activation,
+        residual: Option<Activation>,
+    ) -> Result<Option<Activation>> {
+        let x = saved.x.into_held();
+        let mut dx = cx.activation(x.shape(), "on_each_row.dx");
+        let mut call = operation("on_each_row_backward", x.view(), parameters)
+            .read("dy", "rh", dy.view())
+            .write("dx", "rh", dx.view_mut());
+        let mut accumulate = Vec::new();
+        for gradient in gradients {
+            let (view, accumulates) = gradient.write();
+            accumulate.push(accumulates);
+            call = call.gradient("gradient", "h", (view, accumulates));
+        }
+        let function = Arc::clone(&self.0);
+        let [_, hidden] = x.shape().rows_cols();
+        call.run_on_all(cx.device, move |reads, mut writes| {
+            let (dy, parameters) = (reads[reads.len() - 1], whole(&reads[1..reads.len() - 1]));
+            let parameters: Vec<&[f32]> = parameters.iter().map(Vec::as_slice).collect();
+            let (dx, gradients) = writes.split_first_mut().expect("dx comes first");
+            let mut sums = sums(gradients, &accumulate);
+            let mut slices: Vec<&mut [f32]> = sums.iter_mut().map(Vec::as_mut_slice).collect();
+            let [mut x_row, mut dy_row, mut dx_row] = [(); 3].map(|()| vec![0.0; hidden]);
+            for start in (0..reads[0].elements()).step_by(hidden) {
+                reads[0].read_f32(start, &mut x_row);
+                dy.read_f32(start, &mut dy_row);
+                function.backward(&parameters, &x_row, &dy_row, &mut dx_row, &mut slices);
+                dx.write_f32(start, &dx_row);
+            }
+            gradients.iter_mut().zip(&sums).for_each(|(gradient, sum)| gradient.write_f32(0, sum));
+        });
+        Ok(Some(add_residual(cx, dx, residual)))
+    }
+}
+
+/// A call that reads rows and parameters.
+fn operation<'a>(name: &'static str, x: View<'a>, parameters: &[View<'a>]) -> OwnOperation<'a> {
+    let call = OwnOperation::new(name).read("x", "rh", x).whole('h', WHOLE);
+    parameters.iter().fold(call, |call, parameter| call.read("parameter", "h", *parameter))
+}
+
+fn whole(views: &[View]) -> Vec<Vec<f32>> {
+    let read = |view: &View| {
+        let mut numbers = vec![0.0; view.elements()];
+        view.read_f32(0, &mut numbers);
+        numbers
+    };
+    views.iter().map(read).collect()
+}
+
+/// What gradients begin with: what they hold where they are added to, or zeros.
+fn sums(gradients: &[ViewMut], accumulate: &[bool]) -> Vec<Vec<f32>> {
+    let begin = |(gradient, accumulate): (&ViewMut, &bool)| {
+        let mut numbers = vec![0.0; gradient.elements()];
+        if *accumulate {
+            gradient.as_view().read_f32(0, &mut numbers);
+        }
+        numbers
+    };
+    gradients.iter().zip(accumulate).map(begin).collect()
+}

@@ -1,0 +1,89 @@
+//! A model with one more block: for a layer of the caller's own in a model that is here.
+
+use std::fmt;
+use std::sync::Arc;
+
+use phalanx_layers::{Block, BlockRole, Checkpointing, Layer, Network, ParameterSpec};
+use phalanx_parallel::TensorParallel;
+use serde_json::Value;
+
+use crate::{Arch, Dropouts, Model, ModelShape, NumberedLayers, Objective, Stored};
+
+type MakeLayer = dyn Fn(&TensorParallel) -> Box<dyn Layer> + Send + Sync;
+
+/// A model with one more block between its last and its head.
+#[derive(Clone)]
+pub struct WithBlock {
+    model: Arc<dyn Model>,
+    name: String,
+    make: Arc<MakeLayer>,
+}
+
+impl WithBlock {
+    /// `model` with a block `name`, whose layer `make` makes for a rank: `tensor` gives the rank's part of it.
+    pub fn new(
+        model: impl Into<Arc<dyn Model>>,
+        name: impl Into<String>,
+        make: impl Fn(&TensorParallel) -> Box<dyn Layer> + Send + Sync + 'static,
+    ) -> WithBlock {
+        WithBlock { model: model.into(), name: name.into(), make: Arc::new(make) }
+    }
+}
+
+impl fmt::Debug for WithBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} with block {:?}", self.model, self.name)
+    }
+}
+
+impl From<WithBlock> for Arc<dyn Model> {
+    fn from(model: WithBlock) -> Arc<dyn Model> {
+        Arc::new(model)
+    }
+}
+
+impl Model for WithBlock {
+    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
+        let Network { mut blocks, head, .. } = self.model.network(tensor, checkpointing);
+        let layer = (self.make)(tensor);
+        blocks.push(Block { name: self.name.clone(), role: BlockRole::End, layer });
+        Network::new(blocks, head.expect("a whole network has a head"))
+    }
+
+    fn shape(&self) -> ModelShape {
+        self.model.shape()
+    }
+
+    /// None: files of the model's architecture do not have the block.
+    fn architecture(&self) -> Option<Arch> {
+        None
+    }
+
+    fn objective(&self) -> Objective {
+        self.model.objective()
+    }
+
+    fn to_config(&self) -> Value {
+        Value::Null
+    }
+
+    fn stored_as(&self, parameter: &ParameterSpec) -> Vec<Stored> {
+        self.model.stored_as(parameter)
+    }
+
+    fn copies_of(&self, stored: &str) -> &'static [&'static str] {
+        self.model.copies_of(stored)
+    }
+
+    fn numbered_layers(&self) -> Option<NumberedLayers> {
+        self.model.numbered_layers()
+    }
+
+    fn is_ignored(&self, name: &str) -> bool {
+        self.model.is_ignored(name)
+    }
+
+    fn dropping(&self, dropout: Dropouts) -> Arc<dyn Model> {
+        Arc::new(WithBlock { model: self.model.dropping(dropout), ..self.clone() })
+    }
+}

@@ -1,0 +1,64 @@
+//! Where training samples come from.
+
+use phalanx_data::DataError;
+
+use crate::dataset::{DataDigests, Dataset};
+
+/// A source of training samples: a token file ([`Dataset`]), or the caller's own.
+///
+/// Every rank asks for the samples of its own part of each batch, so all ranks must answer alike.
+pub trait DataSource: Send + Sync {
+    /// Writes the sample at `position` of the run (the number of samples before it): tokens and targets, `[seq]` each.
+    /// A target is the token that follows; `phalanx_tensor::IGNORED` leaves one out of the loss.
+    ///
+    /// # Errors
+    /// [`DataError::Source`] when there is no such sample.
+    fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError>;
+
+    /// Number of windows of an evaluation: a multiple of the global batch, or 0 for no evaluation.
+    fn evaluated(&self) -> usize {
+        0
+    }
+
+    /// Writes evaluation window `index`: tokens and targets, `[seq]` each.
+    ///
+    /// # Errors
+    /// As [`DataSource::sample`].
+    fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
+        self.sample(index as u64, tokens, targets)
+    }
+
+    /// Refuses data that was changed since the run started, before a checkpoint is written.
+    ///
+    /// # Errors
+    /// Data with other checksums than `digests`.
+    fn check_unchanged(&self, _digests: &DataDigests) -> Result<(), DataError> {
+        Ok(())
+    }
+}
+
+/// A function that writes samples and cannot fail, without evaluation.
+impl<F: Fn(u64, &mut [u32], &mut [u32]) + Send + Sync> DataSource for F {
+    fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
+        self(position, tokens, targets);
+        Ok(())
+    }
+}
+
+impl DataSource for Dataset {
+    fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
+        Dataset::sample(self, position, tokens, targets)
+    }
+
+    fn evaluated(&self) -> usize {
+        Dataset::evaluated(self)
+    }
+
+    fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
+        Dataset::window(self, index, tokens, targets)
+    }
+
+    fn check_unchanged(&self, digests: &DataDigests) -> Result<(), DataError> {
+        Dataset::check_unchanged(self, digests)
+    }
+}

@@ -1,0 +1,108 @@
+//! Training from Rust, without a run folder: a specification, a source of samples, and a number of steps.
+
+use std::sync::Arc;
+
+use phalanx_collectives::Endpoint;
+use phalanx_tensor::DeviceFactory;
+
+use crate::error::RunError;
+use crate::on_ranks::{on_endpoint, on_threads};
+use crate::planning::{PlanError, RunPlan};
+use crate::rank::{Batch, Rank};
+use crate::source::DataSource;
+use crate::spec::Spec;
+use crate::step::Outcome;
+
+/// A planned training run.
+pub struct Training {
+    plan: Arc<RunPlan>,
+    data: Box<dyn DataSource>,
+    steps: u64,
+}
+
+impl Training {
+    /// Plans `steps` steps of the run that `spec` describes, on samples of `data`.
+    ///
+    /// # Errors
+    /// When ranks disagree, a collective is missing or misplaced, or a phase does not free what it must: a mistake in a
+    /// layer or model of the caller's own.
+    pub fn new(spec: Spec, data: impl DataSource + 'static, steps: u64) -> Result<Training, PlanError> {
+        Ok(Training { plan: Arc::new(RunPlan::new(spec)?), data: Box::new(data), steps })
+    }
+
+    /// The plan: the memory of every rank, and the operations of a step.
+    pub fn plan(&self) -> &RunPlan {
+        &self.plan
+    }
+
+    /// Trains all ranks as threads of this process; returns the losses of each rank's steps.
+    ///
+    /// # Errors
+    /// Those of the system, when it does not have the memory of the plan, or starts no more threads; as a rank's result
+    /// those of its steps.
+    pub fn on_threads(
+        &self,
+        factory: &dyn DeviceFactory,
+    ) -> std::io::Result<Vec<Result<Vec<f32>, RunError>>> {
+        on_threads(factory, &self.plan, |rank| self.train(rank, |_, _| {}))
+    }
+
+    /// Trains one rank of a job, in its process; returns the losses of its steps, which are the same on all ranks.
+    ///
+    /// # Errors
+    /// Memory that the system does not give, and the errors of the steps.
+    pub fn on_rank(&self, factory: &dyn DeviceFactory, endpoint: &Endpoint) -> Result<Vec<f32>, RunError> {
+        let trained = on_endpoint(factory, &self.plan, endpoint, |rank| self.train(rank, |_, _| {}));
+        trained.map_err(RunError::Memory)?
+    }
+
+    /// Initialises `rank` and runs all steps; calls `after_step` after each, which may save a checkpoint.
+    ///
+    /// # Errors
+    /// Samples that the source does not have, and the errors of [`Rank::step`].
+    pub fn train(
+        &self,
+        rank: &mut Rank,
+        mut after_step: impl FnMut(&mut Rank, &Outcome),
+    ) -> Result<Vec<f32>, RunError> {
+        let spec = &self.plan.spec;
+        rank.initialise(spec.seed)?;
+        let mut batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
+        let samples = (spec.micro_batch_size * spec.micro_batches * spec.mesh.data) as u64;
+        let mut losses = Vec::with_capacity(self.steps as usize);
+        for step in 1..=self.steps {
+            batch.fill(spec, rank.at().data, (step - 1) * samples, &*self.data)?;
+            let outcome = rank.step(step, &batch, false)?;
+            losses.push(outcome.loss);
+            after_step(rank, &outcome);
+        }
+        Ok(losses)
+    }
+}
+
+impl Batch {
+    /// Reads the samples of data-parallel rank `data`, where `position` samples of the run come before the batch.
+    ///
+    /// Micro-batch m of a step is the m-th span of `data * micro_batch_size` samples; data-parallel rank r has its r-th
+    /// part.
+    ///
+    /// # Errors
+    /// Those of the source.
+    pub fn fill(
+        &mut self,
+        spec: &Spec,
+        data: usize,
+        position: u64,
+        source: &dyn DataSource,
+    ) -> Result<(), phalanx_data::DataError> {
+        for m in 0..spec.micro_batches {
+            for row in 0..spec.micro_batch_size {
+                let position = position + (spec.first_sample(m, data) + row) as u64;
+                let at = (m * spec.micro_batch_size + row) * spec.seq;
+                let here = at..at + spec.seq;
+                source.sample(position, &mut self.tokens[here.clone()], &mut self.targets[here])?;
+            }
+        }
+        Ok(())
+    }
+}
