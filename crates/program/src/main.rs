@@ -11,6 +11,7 @@ mod choices;
 mod commands;
 mod continuation;
 mod control_group;
+mod draw_args;
 mod environment;
 mod exit_status;
 mod file_size;

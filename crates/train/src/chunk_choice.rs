@@ -56,8 +56,8 @@ fn candidates(spec: &Spec) -> Vec<Spec> {
     let least = spec.layout.searched.iter().min_by_key(|candidate| candidate.waste_elements);
     let mut sizes = vec![ChunkSize::None];
     sizes.extend(least.map(|candidate| ChunkSize::Elements(candidate.chunk_elements)));
-    // Where nothing is sharded, chunks differ in their padding only.
-    if spec.mesh.data > 1 {
+    // Where nothing is gathered or reduced chunk by chunk, chunks differ in their padding only.
+    if spec.mesh.data > 1 || spec.stage >= Stage::Two {
         sizes.extend((0..HALVINGS).map(|half| ChunkSize::Elements((quarter >> half).max(1))));
     }
     let mut specs: Vec<Spec> = Vec::new();
