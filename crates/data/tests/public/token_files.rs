@@ -205,7 +205,7 @@ fn damaged_files() {
     assert_says(TokenFile::open(&at.path().join("gone.bin")), &["no such file", "gone.bin"]);
     assert_says(TokenFile::open(at.path()), &["folder"]);
     let garbled = write(at.path().join("g"), changed(70, b'?'));
-    assert_says(TokenFile::open(&garbled).unwrap().tokenizer(), &["holds no tokenizer"]);
+    assert_says(TokenFile::open(&garbled).unwrap().tokenizer(), &["does not hold a usable tokenizer"]);
 }
 
 #[test]
