@@ -19,14 +19,15 @@ pub struct Peaks {
     pub flops_per_s: BTreeMap<DType, f64>,
     /// Bytes per second, read and written.
     pub bytes_per_s: f64,
-    /// Bytes per second that are copied, counted once: between device and host memory, and by collectives, which read the
-    /// memory of other ranks.
+    /// Bytes per second that are copied between device and host memory, counted once.
     pub copied_bytes_per_s: f64,
+    /// Bytes per second that the transport of collectives sends: the ranks of a machine copy from each other's memory.
+    pub sent_bytes_per_s: f64,
 }
 
-/// Operations and bytes of a piece of work, and the rate that they count against.
+/// The price of a call: operations and bytes, and the rate that they count against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Work {
+pub struct CallPrice {
     /// Operations of matrix products.
     pub flops: u64,
     /// Bytes read and written at least; bytes copied or sent.
@@ -35,9 +36,9 @@ pub struct Work {
     pub rate: Rate,
 }
 
-impl Work {
-    fn times(self, calls: u64) -> Work {
-        Work { flops: calls * self.flops, bytes: calls * self.bytes, ..self }
+impl CallPrice {
+    fn times(self, calls: u64) -> CallPrice {
+        CallPrice { flops: calls * self.flops, bytes: calls * self.bytes, ..self }
     }
 }
 
@@ -66,32 +67,33 @@ impl Peaks {
     }
 
     /// The shortest possible seconds of the operations, and of the bytes.
-    fn limits_s(&self, work: Work) -> [f64; 2] {
-        let Work { flops, bytes, rate } = work;
+    fn limits_s(&self, price: CallPrice) -> [f64; 2] {
+        let CallPrice { flops, bytes, rate } = price;
         let bytes = bytes as f64;
         match rate {
             Rate::Bandwidth => [0.0, bytes / self.bytes_per_s],
             Rate::MatrixProduct(dtype) => {
                 [flops as f64 / self.products_per_s(dtype), bytes / self.bytes_per_s]
             }
-            Rate::Copy | Rate::Transport => [0.0, bytes / self.copied_bytes_per_s],
+            Rate::Copy => [0.0, bytes / self.copied_bytes_per_s],
+            Rate::Transport => [0.0, bytes / self.sent_bytes_per_s],
             // No disk is measured.
             Rate::Disk => [0.0, 0.0],
         }
     }
 
-    /// The shortest possible time of the work, in seconds.
-    pub fn floor_s(&self, work: Work) -> f64 {
-        let [flops, bytes] = self.limits_s(work);
+    /// The shortest possible time of a call, in seconds.
+    pub fn floor_s(&self, price: CallPrice) -> f64 {
+        let [flops, bytes] = self.limits_s(price);
         flops.max(bytes)
     }
 
     /// The achieved rate of operations or bytes, whichever decides the floor.
-    pub fn achieved(&self, work: Work, seconds: f64) -> Achieved {
-        let [flops, bytes] = self.limits_s(work);
+    pub fn achieved(&self, price: CallPrice, seconds: f64) -> Achieved {
+        let [flops, bytes] = self.limits_s(price);
         match flops > bytes {
-            true => Achieved::Flops(work.flops as f64 / seconds),
-            false => Achieved::Bytes(work.bytes as f64 / seconds),
+            true => Achieved::Flops(price.flops as f64 / seconds),
+            false => Achieved::Bytes(price.bytes as f64 / seconds),
         }
     }
 }
@@ -107,8 +109,8 @@ pub fn product_types(rates: impl Iterator<Item = Rate>) -> BTreeSet<DType> {
 pub struct KernelFigures {
     /// As in the plan: `linear`, `attention_backward`.
     pub name: String,
-    /// The work of one call.
-    pub work: Work,
+    /// The price of one call.
+    pub price: CallPrice,
     /// Calls in the step.
     pub calls: u64,
     /// Seconds of all of them.
@@ -117,7 +119,7 @@ pub struct KernelFigures {
 
 impl KernelFigures {
     fn floor_s(&self, peaks: &Peaks) -> f64 {
-        self.calls as f64 * peaks.floor_s(self.work)
+        self.calls as f64 * peaks.floor_s(self.price)
     }
 }
 
@@ -133,8 +135,8 @@ pub struct CollectiveTimes {
 }
 
 impl CollectiveTimes {
-    fn work(&self) -> Work {
-        Work { flops: 0, bytes: self.sent_bytes, rate: Rate::Transport }
+    fn price(&self) -> CallPrice {
+        CallPrice { flops: 0, bytes: self.sent_bytes, rate: Rate::Transport }
     }
 }
 
@@ -158,7 +160,7 @@ impl StepProfile {
             self.kernels.iter().map(|kernel| (of_name(&kernel.name), kernel.clone())).collect();
         keyed.sort_by(|(a_name_s, a), (b_name_s, b)| {
             let names = b_name_s.total_cmp(a_name_s).then_with(|| a.name.cmp(&b.name));
-            names.then_with(|| a.work.rate.cmp(&b.work.rate)).then_with(|| b.work.cmp(&a.work))
+            names.then_with(|| a.price.rate.cmp(&b.price.rate)).then_with(|| b.price.cmp(&a.price))
         });
         self.kernels = keyed.into_iter().map(|(_, kernel)| kernel).collect();
     }
@@ -176,17 +178,17 @@ impl StepProfile {
 
     /// Operations of the step.
     pub fn flops(&self) -> u64 {
-        self.kernels.iter().map(|kernel| kernel.calls * kernel.work.flops).sum()
+        self.kernels.iter().map(|kernel| kernel.calls * kernel.price.flops).sum()
     }
 
     /// The rows as data.
     pub fn to_json(&self, peaks: &Peaks) -> Value {
         let kernel = |k: &KernelFigures| {
-            let Work { flops, bytes, rate } = k.work;
+            let CallPrice { flops, bytes, rate } = k.price;
             let floor_s = k.floor_s(peaks);
             let (flops, bytes) = ((k.calls * flops) as f64, (k.calls * bytes) as f64);
             json!({
-                "name": k.name, "flops": k.work.flops, "bytes": k.work.bytes, "rate": rate, "calls": k.calls, "s": k.seconds,
+                "name": k.name, "flops": k.price.flops, "bytes": k.price.bytes, "rate": rate, "calls": k.calls, "s": k.seconds,
                 "share": k.seconds / self.step_s, "flops_per_s": flops / k.seconds,
                 "bytes_per_s": bytes / k.seconds, "floor_s": floor_s, "floor_share": floor_s / k.seconds,
             })
@@ -194,7 +196,7 @@ impl StepProfile {
         let CollectiveTimes { calls, sent_bytes, waited_s } = self.collectives;
         let collectives = json!({
             "calls": calls, "sent_bytes": sent_bytes, "rate": Rate::Transport, "waited_s": waited_s,
-            "floor_s": peaks.floor_s(self.collectives.work()),
+            "floor_s": peaks.floor_s(self.collectives.price()),
         });
         json!({
             "step_s": self.step_s, "kernels": self.kernels.iter().map(kernel).collect::<Vec<_>>(),
@@ -211,10 +213,10 @@ impl StepProfile {
         ]);
         let ms = |seconds: f64| format!("{:.3}", seconds * 1e3);
         let share = |seconds: f64| percent(seconds / self.step_s);
-        for TableRow { label, size, calls, work, seconds, floor_s } in self.rows(peaks) {
+        for TableRow { label, size, calls, price, seconds, floor_s } in self.rows(peaks) {
             let [operations, size] = size;
             let rate =
-                if seconds > 0.0 { peaks.achieved(work, seconds).to_string() } else { "-".to_string() };
+                if seconds > 0.0 { peaks.achieved(price, seconds).to_string() } else { "-".to_string() };
             // What is not waited for, and what has no measured limit, is compared with nothing.
             let is_compared = seconds > 0.0 && floor_s > 0.0;
             let of_floor = if is_compared { percent(floor_s / seconds) } else { "-".to_string() };
@@ -245,7 +247,7 @@ impl StepProfile {
 
     fn rows(&self, peaks: &Peaks) -> Vec<TableRow> {
         let mut rows = Vec::new();
-        for of_name in self.kernels.chunk_by(|a, b| (&a.name, a.work.rate) == (&b.name, b.work.rate)) {
+        for of_name in self.kernels.chunk_by(|a, b| (&a.name, a.price.rate) == (&b.name, b.price.rate)) {
             let small = |kernel: &&KernelFigures| kernel.seconds < SMALL * self.step_s;
             let (few, many): (Vec<_>, Vec<_>) = of_name.iter().partition(small);
             rows.extend(many.into_iter().map(|kernel| TableRow::of(kernel, peaks)));
@@ -278,20 +280,20 @@ struct TableRow {
     /// Operations and bytes of one call.
     size: [String; 2],
     calls: u64,
-    work: Work,
+    price: CallPrice,
     seconds: f64,
     floor_s: f64,
 }
 
 impl TableRow {
     fn of(kernel: &KernelFigures, peaks: &Peaks) -> TableRow {
-        let KernelFigures { name, work, calls, seconds } = kernel;
-        let operations = if work.flops > 0 { count(work.flops as f64) } else { "-".to_string() };
+        let KernelFigures { name, price, calls, seconds } = kernel;
+        let operations = if price.flops > 0 { count(price.flops as f64) } else { "-".to_string() };
         TableRow {
             label: name.clone(),
-            size: [operations, bytes(work.bytes)],
+            size: [operations, bytes(price.bytes)],
             calls: *calls,
-            work: work.times(*calls),
+            price: price.times(*calls),
             seconds: *seconds,
             floor_s: kernel.floor_s(peaks),
         }
@@ -299,23 +301,23 @@ impl TableRow {
 
     /// The collectives of a step together; their bytes are those of all.
     fn of_collectives(times: &CollectiveTimes, peaks: &Peaks) -> TableRow {
-        let work = times.work();
+        let price = times.price();
         TableRow {
             label: "waiting for collectives".to_string(),
-            size: ["-".to_string(), bytes(work.bytes)],
+            size: ["-".to_string(), bytes(price.bytes)],
             calls: times.calls,
-            work,
+            price,
             seconds: times.waited_s,
-            floor_s: peaks.floor_s(work),
+            floor_s: peaks.floor_s(price),
         }
     }
 
     fn plus(self, other: TableRow) -> TableRow {
-        let Work { flops, bytes, rate } = self.work;
-        let work = Work { flops: flops + other.work.flops, bytes: bytes + other.work.bytes, rate };
+        let CallPrice { flops, bytes, rate } = self.price;
+        let price = CallPrice { flops: flops + other.price.flops, bytes: bytes + other.price.bytes, rate };
         let calls = self.calls + other.calls;
         let (seconds, floor_s) = (self.seconds + other.seconds, self.floor_s + other.floor_s);
-        TableRow { calls, work, seconds, floor_s, ..self }
+        TableRow { calls, price, seconds, floor_s, ..self }
     }
 }
 
@@ -332,22 +334,22 @@ mod tests {
 
     fn peaks() -> Peaks {
         let flops_per_s = BTreeMap::from([(DType::F32, 100e9), (DType::BF16, 200e9)]);
-        Peaks { flops_per_s, bytes_per_s: 10e9, copied_bytes_per_s: 4e9 }
+        Peaks { flops_per_s, bytes_per_s: 10e9, copied_bytes_per_s: 2e9, sent_bytes_per_s: 4e9 }
     }
 
-    fn work(flops: u64, bytes: u64, rate: Rate) -> Work {
-        Work { flops, bytes, rate }
+    fn price(flops: u64, bytes: u64, rate: Rate) -> CallPrice {
+        CallPrice { flops, bytes, rate }
     }
 
-    fn kernel(name: &str, work: Work, calls: u64, seconds: f64) -> KernelFigures {
-        KernelFigures { name: name.to_string(), work, calls, seconds }
+    fn kernel(name: &str, price: CallPrice, calls: u64, seconds: f64) -> KernelFigures {
+        KernelFigures { name: name.to_string(), price, calls, seconds }
     }
 
     fn profile() -> StepProfile {
         let kernels = vec![
-            kernel("add", work(0, 10_000_000, Rate::Bandwidth), 2, 0.004),
-            kernel("linear", work(100_000_000, 1_000_000, PRODUCT), 4, 0.008),
-            kernel("linear", work(400_000_000, 2_000_000, PRODUCT), 1, 0.005),
+            kernel("add", price(0, 10_000_000, Rate::Bandwidth), 2, 0.004),
+            kernel("linear", price(100_000_000, 1_000_000, PRODUCT), 4, 0.008),
+            kernel("linear", price(400_000_000, 2_000_000, PRODUCT), 1, 0.005),
         ];
         let collectives = CollectiveTimes { calls: 3, sent_bytes: 2_000_000, waited_s: 0.001 };
         let mut profile = StepProfile { step_s: 0.021, kernels, collectives };
@@ -357,17 +359,17 @@ mod tests {
 
     #[test]
     fn the_rate_of_the_work_says_what_limits_it() {
-        for (work, floor_s, achieved) in [
-            (work(100_000_000, 1_000_000, PRODUCT), 1e-3, Achieved::Flops(50e9)),
-            (work(100_000_000, 1_000_000, Rate::MatrixProduct(DType::BF16)), 0.5e-3, Achieved::Flops(50e9)),
-            (work(100_000_000, 20_000_000, PRODUCT), 2e-3, Achieved::Bytes(10e9)),
-            (work(0, 10_000_000, Rate::Bandwidth), 1e-3, Achieved::Bytes(5e9)),
-            (work(0, 10_000_000, Rate::Copy), 2.5e-3, Achieved::Bytes(5e9)),
-            (work(0, 10_000_000, Rate::Transport), 2.5e-3, Achieved::Bytes(5e9)),
-            (work(0, 10_000_000, Rate::Disk), 0.0, Achieved::Bytes(5e9)),
+        for (price, floor_s, achieved) in [
+            (price(100_000_000, 1_000_000, PRODUCT), 1e-3, Achieved::Flops(50e9)),
+            (price(100_000_000, 1_000_000, Rate::MatrixProduct(DType::BF16)), 0.5e-3, Achieved::Flops(50e9)),
+            (price(100_000_000, 20_000_000, PRODUCT), 2e-3, Achieved::Bytes(10e9)),
+            (price(0, 10_000_000, Rate::Bandwidth), 1e-3, Achieved::Bytes(5e9)),
+            (price(0, 10_000_000, Rate::Copy), 5e-3, Achieved::Bytes(5e9)),
+            (price(0, 10_000_000, Rate::Transport), 2.5e-3, Achieved::Bytes(5e9)),
+            (price(0, 10_000_000, Rate::Disk), 0.0, Achieved::Bytes(5e9)),
         ] {
-            assert_eq!(peaks().floor_s(work), floor_s, "{work:?}");
-            assert_eq!(peaks().achieved(work, 2e-3), achieved, "{work:?}");
+            assert_eq!(peaks().floor_s(price), floor_s, "{price:?}");
+            assert_eq!(peaks().achieved(price, 2e-3), achieved, "{price:?}");
         }
         assert_eq!(Achieved::Flops(412.34e9).to_string(), "412.3 GFLOP/s");
         let rates = [Rate::Copy, PRODUCT, Rate::MatrixProduct(DType::BF16), PRODUCT];
@@ -377,7 +379,7 @@ mod tests {
     #[test]
     fn rows_and_what_is_left_add_up_to_the_step() {
         let profile = profile();
-        let order: Vec<_> = profile.kernels.iter().map(|k| (k.name.as_str(), k.work.flops)).collect();
+        let order: Vec<_> = profile.kernels.iter().map(|k| (k.name.as_str(), k.price.flops)).collect();
         assert_eq!(order, [("linear", 400_000_000), ("linear", 100_000_000), ("add", 0)]);
         assert!((profile.outside_s() - 0.003).abs() < 1e-12);
         assert_eq!(profile.flops(), 800_000_000);
@@ -423,7 +425,7 @@ mod tests {
 
     #[test]
     fn sizes_that_hardly_count_share_a_row() {
-        let moved = |bytes| work(0, bytes, Rate::Bandwidth);
+        let moved = |bytes| price(0, bytes, Rate::Bandwidth);
         let kernels = vec![
             kernel("adamw", moved(5_000_000), 1, 0.5),
             kernel("adamw", moved(2_000), 10, 0.0004),
@@ -432,7 +434,7 @@ mod tests {
         ];
         let profile = StepProfile { step_s: 1.0, kernels, ..StepProfile::default() };
         let rows = profile.rows(&peaks());
-        let said: Vec<_> = rows.iter().map(|row| (row.label.as_str(), row.calls, row.work.bytes)).collect();
+        let said: Vec<_> = rows.iter().map(|row| (row.label.as_str(), row.calls, row.price.bytes)).collect();
         assert_eq!(said, [("adamw", 1, 5_000_000), ("adamw, 2 sizes", 20, 30_000), ("norm", 1, 100)]);
         assert!((rows[1].seconds - 0.0006).abs() < 1e-12 && (rows[1].floor_s - 3e-6).abs() < 1e-15);
     }

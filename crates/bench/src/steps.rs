@@ -18,7 +18,7 @@ use phalanx_train::step::Outcome;
 use phalanx_train::{GroupSource, Groups, RunPlan, Spec};
 use serde::{Deserialize, Serialize};
 
-use crate::kernel_table::{CollectiveTimes, KernelFigures, Peaks, StepProfile, Work, product_types};
+use crate::kernel_table::{CallPrice, CollectiveTimes, KernelFigures, Peaks, StepProfile, product_types};
 
 /// Largest number of steps whose kernel calls are timed.
 const PROFILED: usize = 3;
@@ -183,7 +183,7 @@ impl<'a> Stepper<'a> {
             let collectives = CollectiveTimes { calls, sent_bytes, waited_s: exposed_s };
             let kernels = profile.take().into_iter().map(|(key, time)| KernelFigures {
                 name: key.name.to_string(),
-                work: Work { flops: key.flops, bytes: key.bytes, rate: key.rate },
+                price: CallPrice { flops: key.flops, bytes: key.bytes, rate: key.rate },
                 calls: time.calls,
                 seconds: time.time.as_secs_f64(),
             });
@@ -229,11 +229,12 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
     flops_per_s.iter_mut().for_each(|(dtype, after)| *after = after.max(before[dtype]));
     stepper.engine.group().barrier().wait()?;
     let bandwidth = peak::bandwidth(cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?;
-    let copied_bytes_per_s = setup.copied_bytes_per_s.unwrap_or(bandwidth.copied());
+    let sent_bytes_per_s = bandwidth.copied();
+    let copied_bytes_per_s = setup.copied_bytes_per_s.unwrap_or(sent_bytes_per_s);
     Ok(StepFigures {
         step_s,
         losses,
-        peaks: Peaks { flops_per_s, bytes_per_s: bandwidth.max(), copied_bytes_per_s },
+        peaks: Peaks { flops_per_s, bytes_per_s: bandwidth.max(), copied_bytes_per_s, sent_bytes_per_s },
         profile,
         profiled,
         page_faults: stepper.page_faults,

@@ -162,11 +162,11 @@ fn half_precision_and_shards() {
 
     for (map, word) in [
         (json!({ "b": SECOND, "h": SECOND, "mask": SECOND }), "says that b is in"),
-        (json!({ "b": FIRST, "h": FIRST, "mask": SECOND }), "has one, too"),
+        (json!({ "b": FIRST, "h": FIRST, "mask": SECOND }), "also has it"),
         (json!({ "b": FIRST, "h": SECOND }), "does not list mask"),
         (json!({ "b": "model-00003-of-00003.safetensors" }), "download it too"),
         (json!({ "b": "../model.safetensors" }), "not the name of a file"),
-        (json!([]), "not the JSON"),
+        (json!([]), "not the expected JSON"),
     ] {
         fs::write(&index, json!({ "weight_map": map }).to_string()).unwrap();
         let error = HuggingFaceDir::open(dir).unwrap_err().to_string();

@@ -38,8 +38,6 @@ struct Flight {
     buffers: Buffers,
     /// Marks in the arenas that the buffers are in flight.
     notes: [Option<InFlight>; 2],
-    /// The call failed before it was started.
-    failed: Option<CollectiveError>,
     /// None when the call was over before it was returned.
     progress: Option<(Arc<dyn Progress>, u64)>,
 }
@@ -53,13 +51,6 @@ impl Pending<Buffers> {
     /// A call that `progress` knows as `ticket`.
     pub fn started(buffers: Buffers, progress: Arc<dyn Progress>, ticket: u64) -> Pending<Buffers> {
         Pending { flight: Flight::new(buffers, Some((progress, ticket))), finish: |buffers| buffers }
-    }
-
-    /// A call that could not be started. Its tensors are lost.
-    pub fn failed(error: CollectiveError) -> Pending<Buffers> {
-        let mut flight = Flight::new(Buffers::default(), None);
-        flight.failed = Some(error);
-        Pending { flight, finish: |buffers| buffers }
     }
 
     /// The same call; until it is over, the arenas of its buffers count them as in flight for `op` at `site`.
@@ -100,13 +91,10 @@ impl<T> Pending<T> {
 
 impl Flight {
     fn new(buffers: Buffers, progress: Option<(Arc<dyn Progress>, u64)>) -> Flight {
-        Flight { buffers, notes: [None, None], failed: None, progress }
+        Flight { buffers, notes: [None, None], progress }
     }
 
     fn wait(&mut self) -> Result<(), CollectiveError> {
-        if let Some(error) = self.failed.take() {
-            return Err(error);
-        }
         let Some((progress, ticket)) = self.progress.take() else { return Ok(()) };
         self.notes = [None, None];
         let result = progress.wait(ticket, &mut self.buffers);

@@ -7,13 +7,14 @@
 //! they are in the trace of a dry run with their bytes.
 //!
 //! Where a copy fails, the device of this rank has failed, and no collective of the rank will come any more. The failure
-//! ends the job at once, before the rank waits for what it still has in flight.
+//! ends the job at once, before the rank waits for what it still has in flight. The rank learns of it when it waits for
+//! the call; until then it allocates and frees as planned.
 //!
 //! Cost beyond the transport's: one copy to the host of what peers read, and one back of what this rank receives.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::{Device, DeviceError, Tensor};
 use phalanx_trace::{Axis, CollectiveOp, Memory, Site};
 
 use crate::call::{Buffers, Call};
@@ -62,18 +63,17 @@ impl Group for Staged {
         }
         let Call { op, accumulate, site, .. } = call;
         let device_buffers = std::mem::take(&mut call.buffers);
-        match self.to_host(op, accumulate, device_buffers, site) {
-            Ok((on_device, on_host)) => {
-                let sent = self.transport.submit(Call { buffers: on_host, ..call });
-                let (device, transport) = (self.device.clone(), Arc::clone(&self.transport));
-                let landing = Landing { device, transport, sent: Mutex::new(Some(sent)), op, site };
-                Pending::started(on_device, Arc::new(landing), 0)
-            }
+        let (on_device, on_host, staged) = self.to_host(op, accumulate, device_buffers, site);
+        let sent = match staged {
+            Ok(()) => Sent::Started(self.transport.submit(Call { buffers: on_host, ..call })),
             Err(error) => {
-                abort_for(&error, &*self.transport);
-                Pending::failed(error)
+                self.transport.abort(&error.to_string());
+                Sent::Failed { error, _held: on_host }
             }
-        }
+        };
+        let (device, transport) = (self.device.clone(), Arc::clone(&self.transport));
+        let landing = Landing { device, transport, sent: Mutex::new(Some(sent)), op, site };
+        Pending::started(on_device, Arc::new(landing), 0)
     }
 
     fn abort(&self, reason: &str) {
@@ -82,13 +82,6 @@ impl Group for Staged {
 
     fn take_statistics(&self) -> Statistics {
         self.transport.take_statistics()
-    }
-}
-
-/// Ends the job when the device of this rank failed.
-fn abort_for(error: &CollectiveError, transport: &dyn Group) {
-    if let CollectiveError::Device(failure) = error {
-        transport.abort(&failure.to_string());
     }
 }
 
@@ -107,40 +100,55 @@ impl Staged {
     }
 
     /// Host tensors for the buffers of a call, with the contents that the transport reads. Returns the buffers on the
-    /// device and on the host.
+    /// device and on the host. If a copy fails, its tensors are missing; the others are there, so that what is allocated
+    /// does not depend on failures.
     fn to_host(
         &self,
         op: CollectiveOp,
         accumulate: bool,
         buffers: Buffers,
         site: Site,
-    ) -> Result<(Buffers, Buffers), CollectiveError> {
+    ) -> (Buffers, Buffers, Result<(), DeviceError>) {
         let Buffers { source, target } = buffers;
         // An in-place all_gather has its own part in the target, and an accumulating reduce_scatter reads the target.
         let reads_target = accumulate || (op == CollectiveOp::AllGather && source.is_none());
-        let stage = |tensor: Option<Tensor>, copies: bool| -> Result<_, CollectiveError> {
-            let Some(tensor) = tensor else { return Ok((None, None)) };
+        let mut staged = Ok(());
+        let mut stage = |tensor: Option<Tensor>, copies: bool| {
+            let Some(tensor) = tensor else { return (None, None) };
             let host = self.device.alloc_host_like(&tensor, "staged", site);
-            if !copies {
+            if !copies || staged.is_err() {
                 // Its contents do not matter, but its placement does.
                 self.device.place_like(host.view(), tensor.view());
-                return Ok((Some(tensor), Some(host)));
+                return (Some(tensor), Some(host));
             }
-            let (tensor, host) = self.device.copy_to_host_at(tensor, host, site).wait()?;
-            Ok((Some(tensor), Some(host)))
+            match self.device.copy_to_host_at(tensor, host, site).wait() {
+                Ok((tensor, host)) => (Some(tensor), Some(host)),
+                Err(error) => {
+                    staged = Err(error);
+                    (None, None)
+                }
+            }
         };
-        let (source, host_source) = stage(source, true)?;
-        let (target, host_target) = stage(target, reads_target)?;
+        let (source, host_source) = stage(source, true);
+        let (target, host_target) = stage(target, reads_target);
         let on_host = Buffers { source: host_source, target: host_target };
-        Ok((Buffers { source, target }, on_host))
+        (Buffers { source, target }, on_host, staged)
     }
+}
+
+/// What became of a call.
+enum Sent {
+    /// The transport has it.
+    Started(Pending<Buffers>),
+    /// The device failed before; the host tensors are kept as long as the plan keeps them.
+    Failed { error: DeviceError, _held: Buffers },
 }
 
 /// A call of the transport whose results must still be copied to the device.
 struct Landing {
     device: Device,
     transport: Arc<dyn Group>,
-    sent: Mutex<Option<Pending<Buffers>>>,
+    sent: Mutex<Option<Sent>>,
     op: CollectiveOp,
     site: Site,
 }
@@ -152,12 +160,12 @@ impl Landing {
         matches!(self.op, AllReduce | Reduce | Broadcast) || (self.op == ReduceScatter && !has_target)
     }
 
-    fn take(&self) -> Option<Pending<Buffers>> {
+    fn take(&self) -> Option<Sent> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Copies the received values to the device and frees the host tensor.
-    fn back(&self, host: Option<Tensor>, device: &mut Option<Tensor>) -> Result<(), CollectiveError> {
+    fn back(&self, host: Option<Tensor>, device: &mut Option<Tensor>) -> Result<(), DeviceError> {
         let (Some(host), Some(tensor)) = (host, device.take()) else { return Ok(()) };
         let (_, tensor) = self.device.copy_to_device_at(host, tensor, self.site).wait()?;
         *device = Some(tensor);
@@ -167,20 +175,26 @@ impl Landing {
 
 impl Progress for Landing {
     fn wait(&self, _: u64, buffers: &mut Buffers) -> Result<(), CollectiveError> {
-        let Some(sent) = self.take() else { return Ok(()) };
-        let Buffers { source, target } = sent.wait()?;
+        let Buffers { source, target } = match self.take() {
+            None => return Ok(()),
+            Some(Sent::Failed { error, .. }) => return Err(error.into()),
+            Some(Sent::Started(pending)) => pending.wait()?,
+        };
         let land = || {
             if self.writes_source(target.is_some()) {
                 self.back(source, &mut buffers.source)?;
             }
             self.back(target, &mut buffers.target)
         };
-        land().inspect_err(|error| abort_for(error, &*self.transport))
+        Ok(land().inspect_err(|error| self.transport.abort(&error.to_string()))?)
     }
 
     fn is_done(&self, _: u64) -> bool {
         let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
-        sent.as_ref().is_none_or(Pending::is_done)
+        match &*sent {
+            Some(Sent::Started(pending)) => pending.is_done(),
+            Some(Sent::Failed { .. }) | None => true,
+        }
     }
 
     fn give_up(&self) {

@@ -1,6 +1,6 @@
 //! Initial values: a function of seed, parameter name and element index alone.
 //!
-//! The generator of [`random`](crate::random) gives element `i` its own bits, so every rank can fill any range of any
+//! The generator of the module `random` gives element `i` its own bits, so every rank can fill any range of any
 //! parameter, and initial values do not depend on the layout.
 
 use crate::random;

@@ -103,8 +103,8 @@ fn what_cannot_be_split_is_told() {
         (split(0, 3), &[36], 5, "are 4 and 6"),
         (split(0, 1), &[7], 100, "are 7"),
         (split(0, 1), &[7], 0, "over 0 ranks"),
-        (split(0, 3), &[7], 1, "no 3 equal packed parts"),
-        (split(0, 0), &[7], 1, "no 0 equal packed parts"),
+        (split(0, 3), &[7], 1, "cannot be 3 equal packed parts"),
+        (split(0, 0), &[7], 1, "cannot be 0 equal packed parts"),
         (split(0, 1), &[0], 1, "has 0 elements"),
         (split(2, 1), &[4, 10], 2, "has no dimension 2 to split: it has 2 dimensions"),
     ] {

@@ -9,6 +9,7 @@ use phalanx_models::Arch;
 
 use crate::bench_args::BenchArgs;
 use crate::byte_size::parse_bytes;
+use crate::draw_args::DrawArgs;
 use crate::overrides::Overrides;
 use crate::task::Show;
 
@@ -66,7 +67,7 @@ pub enum Command {
 /// With --schedule: draws a pipeline schedule instead, prints it in PyTorch's text form, and reports its idle time and
 /// memory. NAME is model, gpipe, 1f1b, interleaved, zb-h1 or zb-v; FILE is your own schedule in that text form, which
 /// is checked. With CONFIG the time of an action follows from the operations of its stage; without it each action takes
-/// 1. Only the files of --svg and --text are written.
+/// 1; --forward, --input, --weight and --message, or --costs FILE, give other times. Only the files of --svg and --text are written.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx plan examples/quickstart.toml\n  \
@@ -76,7 +77,8 @@ pub enum Command {
     phalanx plan examples/gpt2_124m.toml --device-memory 2GiB --json | jq .verdict\n  \
     phalanx plan examples/mesh_2x2x2.toml --schedule\n  \
     phalanx plan --schedule zb-v --pipeline 4 --micro-batches 8 --svg zb-v.svg --text zb-v.csv\n  \
-    phalanx plan --schedule zb-v.csv")]
+    phalanx plan --schedule zb-v.csv\n  \
+    phalanx plan --schedule zb-h1 --pipeline 8 --forward 18.5 --input 18.1 --weight 9.3 --message 0.6")]
 pub struct PlanArgs {
     /// Configuration (TOML); may be left out with --schedule
     #[arg(required_unless_present = "schedule")]
@@ -94,29 +96,6 @@ pub struct PlanArgs {
     pub json: bool,
     #[command(flatten)]
     pub draw: DrawArgs,
-}
-
-/// Arguments of `plan --schedule`.
-#[derive(Debug, Args)]
-pub struct DrawArgs {
-    /// Draw a pipeline schedule: that of CONFIG, or this one
-    #[arg(long, value_name = "NAME|FILE", num_args = 0..=1)]
-    pub schedule: Option<Option<String>>,
-    /// Pipeline ranks; when left out those of CONFIG, or 4
-    #[arg(long, value_name = "P", requires = "schedule")]
-    pub pipeline: Option<usize>,
-    /// Micro-batches of a step; when left out those of CONFIG, or twice the ranks
-    #[arg(long, value_name = "M", requires = "schedule")]
-    pub micro_batches: Option<usize>,
-    /// Stages of each rank under interleaved; when left out those of CONFIG, or 2
-    #[arg(long, value_name = "V", requires = "schedule")]
-    pub chunks: Option<usize>,
-    /// Write the drawing as SVG
-    #[arg(long, value_name = "FILE", requires = "schedule")]
-    pub svg: Option<PathBuf>,
-    /// Write the schedule in PyTorch's text form, which parallel.schedule = "FILE" runs
-    #[arg(long, value_name = "FILE", requires = "schedule")]
-    pub text: Option<PathBuf>,
 }
 
 /// Trains a model on text

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::environment::Environment;
 use crate::limits::MEMORY_BYTES;
 use crate::output::TrainOutput;
-use crate::planned::{Planned, outside_bytes};
+use crate::planned::Planned;
 use crate::report::{bytes, plural, seconds};
 use crate::run_folder::{RunFolder, model_of};
 use crate::{continuation, learning_rate, machine, resume};
@@ -129,7 +129,7 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
         bytes(max),
         plural(measured.ranks.len(), "rank"),
         bytes(outside),
-        bytes(outside_bytes(&planned.plan.spec))
+        bytes(planned.outside_bytes())
     ))
 }
 

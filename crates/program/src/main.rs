@@ -15,6 +15,7 @@ mod commands;
 
 mod continuation;
 mod control_group;
+mod draw_args;
 mod environment;
 mod exit_status;
 mod file_size;

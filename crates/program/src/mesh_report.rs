@@ -9,7 +9,7 @@ use phalanx_train::config::Reduce;
 use phalanx_train::{RankPlan, Spec};
 use serde_json::{Value, json};
 
-use crate::planned::{Planned, outside_bytes};
+use crate::planned::Planned;
 use crate::report::{Table, bytes, count, plural};
 use crate::schedule_report::{held_heading, held_text};
 
@@ -106,7 +106,7 @@ pub fn memory(planned: &Planned) -> String {
     headings.extend(Category::ALL.map(Category::name));
     headings.extend(["arena", "total, about"]);
     let mut table = Table::new(&headings);
-    let outside = outside_bytes(&planned.plan.spec);
+    let outside = planned.outside_bytes();
     for (range, plan) in alike(planned) {
         let peak = plan.peak();
         let categories = Category::ALL.map(|category| bytes(peak.categories.get(category)));

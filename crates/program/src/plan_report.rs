@@ -9,7 +9,7 @@ use phalanx_train::{RankPlan, Spec};
 use serde_json::{Value, json};
 
 use crate::mesh_report;
-use crate::planned::{Planned, outside_bytes};
+use crate::planned::Planned;
 use crate::report::{Table, bytes, count, plural, whole};
 
 /// The whole plan with exact bytes. `ranks` has the format of `memory.json` and what it will say: the peak of a run without
@@ -32,7 +32,7 @@ pub fn to_json(planned: &Planned) -> Value {
         "flops_per_step": whole(plan.flops_per_step()),
         "collective_bytes_per_step": plan.collective_bytes_per_step(),
         "tokens_per_step": spec.tokens_per_step(),
-        "outside_bytes_per_rank": outside_bytes(spec),
+        "outside_bytes_per_rank": planned.outside_bytes(),
         "needed_bytes": planned.needed_bytes(),
         "layout": {
             "ranks": spec.world_size(), "mesh": spec.mesh, "zero": spec.stage.number(), "micro": spec.micro_batch_size,
@@ -180,7 +180,7 @@ fn memory_table(planned: &Planned) -> String {
         return mesh_report::memory(planned);
     }
     let groups = alike(planned);
-    let outside = outside_bytes(&planned.plan.spec);
+    let outside = planned.outside_bytes();
     let textbook = &planned.plan.textbook.state;
     let mut headings: Vec<&str> = vec!["memory"];
     headings.extend(groups.iter().map(|(ranks, _)| ranks.as_str()));

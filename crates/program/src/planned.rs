@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use phalanx_baselines::asynchronous;
 use phalanx_models::Model;
+use phalanx_plan::slot::Slot;
 use phalanx_trace::DType;
 use phalanx_train::config::{Reduce, Updates};
 use phalanx_train::planning::PlanError;
@@ -94,12 +95,18 @@ impl Planned {
 
     /// Bytes that a rank needs.
     pub fn needed_by(&self, rank: &RankPlan) -> u64 {
-        own_bytes(rank) + outside_bytes(&self.plan.spec)
+        own_bytes(rank) + outside_bytes(&self.plan.spec, rank.allocations)
     }
 
     /// Bytes that the rank with the largest memory needs.
     pub fn needed_by_one(&self) -> u64 {
         self.plan.ranks.iter().map(|rank| self.needed_by(rank)).max().unwrap_or(0)
+    }
+
+    /// Estimated bytes of the rank that takes most besides its arena.
+    pub fn outside_bytes(&self) -> u64 {
+        let allocations = self.plan.ranks.iter().map(|rank| rank.allocations).max().unwrap_or(0);
+        outside_bytes(&self.plan.spec, allocations)
     }
 
     /// Whether some ranks represent others, because the plan has more ranks than one machine runs.
@@ -135,12 +142,16 @@ fn own_bytes(rank: &RankPlan) -> u64 {
     rank.memory.arena_bytes + rank.host.arena_bytes
 }
 
-/// Estimated bytes that one rank takes besides its arena: the program and its tables; for each thread a stack
-/// and buffers for packed matrices; windows through which files pass; the batches on the host.
-pub fn outside_bytes(spec: &Spec) -> u64 {
+/// Estimated bytes that one rank takes besides its arena, with so many planned allocations: the program and its tables;
+/// for each thread a stack and buffers for packed matrices; windows through which files pass; the batches on the host; and
+/// the plan that it replays, with the text from which it is read.
+pub fn outside_bytes(spec: &Spec, allocations: u64) -> u64 {
     const PROGRAM: u64 = 12 << 20;
     const THREAD: u64 = 6 << 20;
     const WINDOWS: u64 = 4 << 20;
+    // In the text, in the table (which grows by doubling), and in the books of what is live.
+    const ALLOCATION: u64 = 145 + 2 * size_of::<Slot>() as u64 + 24;
     let rows = spec.micro_batch_size * (spec.micro_batches + spec.evaluation_batches);
-    PROGRAM + WINDOWS + THREAD * spec.threads as u64 + 8 * (rows * spec.seq) as u64
+    let batches = 8 * (rows * spec.seq) as u64;
+    PROGRAM + WINDOWS + THREAD * spec.threads as u64 + batches + ALLOCATION * allocations
 }

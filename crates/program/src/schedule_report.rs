@@ -2,6 +2,7 @@
 //! schedules that have a name would do in its place.
 
 use phalanx_drawing::draw_terminal;
+use phalanx_plan::pipeline::depth;
 use phalanx_plan::{
     Costs, HeldMicroBatches, InFlight, Schedule, Timeline, check_order, in_flight, messages, simulate,
 };
@@ -18,6 +19,8 @@ const WIDTH: usize = 110;
 pub enum Unit {
     /// Every F, I and W takes 1.
     Action,
+    /// Times are those that the user gave.
+    Given,
     /// Times are operations of the stages; 1 is the forward of a stage on average.
     Operations,
 }
@@ -50,7 +53,7 @@ impl Drawn {
     /// [`Unit::Operations`].
     pub fn new(schedule: Schedule, costs: Costs, unit: Unit, others: Vec<(Schedule, Costs)>) -> Drawn {
         let operations = match unit {
-            Unit::Action => 1.0,
+            Unit::Action | Unit::Given => 1.0,
             Unit::Operations => {
                 let forward: f64 = costs.stages.iter().map(|stage| stage.forward).sum();
                 (forward / costs.stages.len() as f64).max(1.0)
@@ -110,6 +113,7 @@ pub fn to_json(drawn: &Drawn) -> Value {
         "micro_batches": schedule.micro_batches, "placement": schedule.placement, "text": schedule.to_string(),
         "bubble_fraction": timeline.bubble_fraction(), "makespan": timeline.makespan, "busy": timeline.busy,
         "operations_per_unit": (drawn.unit == Unit::Operations).then_some(drawn.operations),
+        "message": costs.message, "depth": depth(schedule),
         "costs": costs.stages.iter().map(|c| [c.forward, c.input, c.weight]).collect::<Vec<_>>(),
         "in_flight": { "stages": list(&held.stages), "ranks": list(&held.ranks) },
         "ascending": check_order(schedule).is_ok(),
@@ -122,6 +126,7 @@ pub fn to_text(drawn: &Drawn) -> String {
     let width = output::terminal_width().unwrap_or(WIDTH);
     let unit = match drawn.unit {
         Unit::Action => "F, I and W take 1 each, B = I + W takes 2; messages take no time".to_string(),
+        Unit::Given => format!("times as given, B = I + W; a message takes {}", number(drawn.costs.message)),
         Unit::Operations => format!(
             "time is counted in operations: 1 is {}, the forward of a stage on average; messages take no time",
             count(drawn.operations)
@@ -158,7 +163,10 @@ fn stages(drawn: &Drawn) -> String {
         ]);
     }
     let bubble = 100.0 * timeline.bubble_fraction();
-    format!("bubble fraction {bubble:.1}%; activations in flight, in micro-batches\n{table}")
+    let held = plural(depth(schedule), "message");
+    format!(
+        "bubble fraction {bubble:.1}%; a channel holds {held} on each side; activations in flight, in micro-batches\n{table}"
+    )
 }
 
 /// Heading of the column of [`held_text`].

@@ -214,6 +214,30 @@ fn schedules_are_drawn_with_and_without_a_configuration() {
     assert!(!home.path("runs").exists());
 }
 
+/// Qi et al. (arXiv 2401.10241, table 5): 1F1B of 8 ranks idles 24.31 % of the time between the first and the last action.
+#[test]
+fn schedules_take_the_costs_that_are_given() {
+    let home = Home::new();
+    let of = |args: &[&str]| {
+        let sizes = ["--pipeline", "8", "--micro-batches", "24", "--json"];
+        home.run(&[&["plan", "--schedule", "1f1b"], &sizes[..], args].concat())
+    };
+    let times = ["--forward", "18.522", "--input", "18.086", "--weight", "9.337", "--message", "0.601"];
+    let by_options = of(&times).ok().json();
+    assert_eq!(by_options["costs"][7], json!([18.522, 18.086, 9.337]));
+    assert_eq!((&by_options["message"], &by_options["depth"]), (&json!(0.601), &json!(1)));
+    let makespan = by_options["makespan"].as_f64().unwrap();
+    assert!((1.0 - 24.0 * 45.945 / makespan - 0.2431).abs() < 5e-3, "{makespan}");
+    home.write("costs.toml", "forward = 18.522\ninput = 18.086\nweight = 9.337\nmessage = 0.601\n");
+    let by_file = of(&["--costs", "costs.toml"]).ok().json();
+    assert_eq!(by_file["makespan"], by_options["makespan"]);
+    home.write("few.toml", "forward = [1, 2, 3]\n");
+    of(&["--costs", "few.toml"]).refused(&["forward", "3 times", "8 stages"]);
+    of(&["--forward=-1"]).refused(&["forward", "-1"]);
+    home.write("other.toml", "backward = 1\n");
+    of(&["--costs", "other.toml"]).refused(&["other.toml", "backward", "forward, input, weight"]);
+}
+
 #[test]
 fn steps_of_a_mesh_are_timed() {
     let home = Home::new();

@@ -76,7 +76,9 @@ fn a_plan_of_what_does_not_fit_is_an_answer() {
     assert!(text.contains("memory.limit_mb") && text.contains("too much"), "{text}");
     let text = home.run(&args(&["--device-memory", "80GiB"])).ok().stdout;
     assert!(text.contains("Each rank has 80.00 GiB (--device-memory)") && text.contains("left"), "{text}");
-    home.run(&args(&["--device-memory", "80 apples"])).refused(&["apples", "80GiB"]);
+    let refused = home.run(&args(&["--device-memory", "80 apples"]));
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.stderr.contains("apples") && refused.stderr.contains("80GiB"), "{}", refused.stderr);
 }
 
 #[test]

@@ -78,7 +78,7 @@ impl Report {
         format!("cargo xtask reliability --only {} --case {} --seed {}", failed.group, failed.case, self.seed)
     }
 
-    /// `document` with the table between the lines [`BEGIN`] and [`END`]; the table alone when it has no such lines.
+    /// `document` with the table between the lines `BEGIN` and `END`; the table alone when it has no such lines.
     pub fn written_into(&self, document: &str) -> String {
         let table = self.markdown();
         let parts =

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_tensor::address::Address;
-use phalanx_tensor::backend::{Call, StreamEvent, Transfer};
+use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent};
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::region::Region;
@@ -33,7 +33,7 @@ pub use failures::Failure;
 pub use memory::{DeviceMemory, Error};
 
 use races::Caller;
-use streams::{Job, Run, Streams, Work};
+use streams::{Body, Run, Streams, Work};
 
 /// The device's name, in errors and reports.
 pub const NAME: &str = "simulated";
@@ -144,8 +144,8 @@ impl Simulated {
         let refused = (on_host && !is_copy).then(|| "a kernel was given host memory".to_string());
         let Call { operation, timer, .. } = call;
         let between_memories = self.copy_time(bytes);
-        let job = Job::Kernel { operation, timer, uploaded };
-        let run = Run { job, by, between_memories, is_copy, failure: None };
+        let body = Body::Kernel { operation, timer, uploaded };
+        let run = Run { body, by, between_memories, is_copy, failure: None };
         self.streams.issue(stream, Work { run, uses, refused });
     }
 
@@ -195,7 +195,7 @@ impl Backend for Simulated {
         self.issue(stream, Call { operation, name: "upload", site, timer: None }, words);
     }
 
-    fn transfer(&self, transfer: Transfer) {
+    fn transfer(&self, transfer: DiskTransfer) {
         let by = Caller { call: transfer.name, site: transfer.site };
         // SAFETY: by the contract of `transfer`, the caller keeps the tensors valid and ordered.
         let mut transfer = unsafe { transfer.detach() };
@@ -206,8 +206,8 @@ impl Backend for Simulated {
             on_device |= self.addresses.contains(&start);
         });
         let refused = on_device.then(|| "a disk was given device memory".to_string());
-        let job = Job::Transfer(transfer);
-        let run = Run { job, by, between_memories: Duration::ZERO, is_copy: true, failure: None };
+        let body = Body::Transfer(transfer);
+        let run = Run { body, by, between_memories: Duration::ZERO, is_copy: true, failure: None };
         self.streams.issue(Stream::Disk, Work { run, uses, refused });
     }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use phalanx_tensor::backend::{StreamEvent, Timer, Transfer};
+use phalanx_tensor::backend::{DiskTransfer, StreamEvent, Timer};
 use phalanx_tensor::operations::Operation;
 use phalanx_tensor::{Access, DeviceError, Kernels, panic_text, refused_thread};
 use phalanx_trace::Stream;
@@ -33,7 +33,7 @@ pub(crate) struct Work {
 
 /// What a worker needs to run a call.
 pub(crate) struct Run {
-    pub(crate) job: Job,
+    pub(crate) body: Body,
     pub(crate) by: Caller,
     /// How long its bytes take between the memories.
     pub(crate) between_memories: Duration,
@@ -42,7 +42,8 @@ pub(crate) struct Run {
 }
 
 /// The work of a call.
-pub(crate) enum Job {
+#[expect(clippy::large_enum_variant, reason = "a run is queued in a box")]
+pub(crate) enum Body {
     Kernel {
         /// Its operands lie in memory that the worker can access.
         operation: Operation<'static>,
@@ -50,7 +51,7 @@ pub(crate) enum Job {
         /// Host bytes that the operation reads.
         uploaded: Vec<u64>,
     },
-    Transfer(Transfer<'static>),
+    Transfer(DiskTransfer<'static>),
 }
 
 /// An entry of a queue.
@@ -319,7 +320,7 @@ impl Shared {
 
     /// Runs one call after its delay, unless the device has failed.
     fn run(&self, run: Run, stream: usize, number: u64) {
-        let Run { job, by, between_memories, failure, .. } = run;
+        let Run { body, by, between_memories, failure, .. } = run;
         let Options { seed, max_delay, delayed_share, .. } = self.options;
         let has_failed = || self.has_failed.load(Ordering::Acquire);
         if has_failed() {
@@ -335,17 +336,17 @@ impl Shared {
         let start = Instant::now();
         let slow = if let Some(Failure::SlowCopy(longer)) = failure { longer } else { Duration::ZERO };
         sleep(between_memories.saturating_add(slow));
-        let done = catch_unwind(AssertUnwindSafe(|| self.execute(job, start)));
+        let done = catch_unwind(AssertUnwindSafe(|| self.execute(body, start)));
         if let Err(reason) = done.unwrap_or_else(|panic| Err(panic_text("the kernel", &*panic))) {
             self.fail(&mut self.lock(), by, reason);
         }
     }
 
     /// `start` is when its copy between memories began.
-    fn execute(&self, job: Job, start: Instant) -> Result<(), String> {
-        match job {
-            Job::Transfer(transfer) => transfer.execute(),
-            Job::Kernel { operation, timer, uploaded } => {
+    fn execute(&self, body: Body, start: Instant) -> Result<(), String> {
+        match body {
+            Body::Transfer(transfer) => transfer.execute(),
+            Body::Kernel { operation, timer, uploaded } => {
                 self.kernels.execute(operation);
                 if let Some(timer) = timer {
                     timer.profile.add(timer.key, start.elapsed());

@@ -78,8 +78,8 @@ impl Space {
     fn address(&self, offset: u64, bytes: usize) -> Address {
         assert!(offset + bytes as u64 <= self.bytes(), "{bytes} bytes at {offset} of {}", self.bytes());
         match self {
-            // SAFETY: the offset lies inside the region, or just behind its end for an allocation of no bytes (asserted).
             Space::Mapped(region) => {
+                // SAFETY: the offset lies inside the region, or just behind its end for an allocation of no bytes (asserted).
                 Address::memory(unsafe { NonNull::new_unchecked(region.base().add(offset as usize)) })
             }
             Space::Disk(_) => Address::on_disk(offset),

@@ -51,7 +51,7 @@ impl Call<'_> {
 }
 
 /// One copy between disk memory and memory that the host addresses, on its way to whatever executes it.
-pub struct Transfer<'a> {
+pub struct DiskTransfer<'a> {
     /// The disk memory.
     pub disk: Arc<DiskMemory>,
     /// What is copied where; exactly one of the two lies in the disk memory.
@@ -64,14 +64,14 @@ pub struct Transfer<'a> {
     pub timer: Option<Timer>,
 }
 
-impl Transfer<'_> {
+impl DiskTransfer<'_> {
     /// Reads or writes now, with its time measured.
     ///
     /// # Errors
     /// Why it failed: an error of the system, or a file that ends too early. No failure ends the program here: whoever
     /// runs transfers must go on, so that those who wait for them learn of it.
     pub fn execute(self) -> Result<(), String> {
-        let Transfer { disk, copy: Copy { from, to }, timer, .. } = self;
+        let DiskTransfer { disk, copy: Copy { from, to }, timer, .. } = self;
         let start = Instant::now();
         let done = match (from.address().disk_offset(), to.address().disk_offset()) {
             (None, Some(offset)) => from.host_bytes().and_then(|from| disk.write(from, offset)),
@@ -89,11 +89,11 @@ impl Transfer<'_> {
     /// # Safety
     /// The memory of both tensors stays valid until the transfer is over, and is used meanwhile only by work that a
     /// stream or an event orders before or after it.
-    pub unsafe fn detach(self) -> Transfer<'static> {
-        let Transfer { disk, copy, name, site, timer } = self;
+    pub unsafe fn detach(self) -> DiskTransfer<'static> {
+        let DiskTransfer { disk, copy, name, site, timer } = self;
         // SAFETY: only lifetimes change; the caller keeps the memory valid.
         let copy = unsafe { std::mem::transmute::<Copy<'_>, Copy<'static>>(copy) };
-        Transfer { disk, copy, name, site, timer }
+        DiskTransfer { disk, copy, name, site, timer }
     }
 }
 
@@ -149,7 +149,7 @@ pub trait Backend: Send + Sync {
     fn upload(&self, stream: Stream, from: &[u8], to: ViewMut, site: Site);
 
     /// Issues a transfer to the disk stream. Its tensors are kept as the operands of [`Backend::launch`] are.
-    fn transfer(&self, transfer: Transfer);
+    fn transfer(&self, transfer: DiskTransfer);
 
     /// The end of everything that was issued to `stream` so far.
     fn record(&self, stream: Stream) -> StreamEvent;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use phalanx_trace::{Category, DType, Event, Memory, Rate, Site, Stream};
 
 use crate::access::Access;
-use crate::backend::{Call, DeviceError, StreamEvent, Transfer};
+use crate::backend::{Call, DeviceError, DiskTransfer, StreamEvent};
 use crate::buffer::Tensor;
 use crate::device::Device;
 use crate::flights::InFlight;
@@ -267,7 +267,7 @@ impl Device {
                 // None on a device that only records.
                 if let Some(disk) = self.disk_arena().disk() {
                     let disk = Arc::clone(disk);
-                    self.backend.transfer(Transfer { disk, copy: operation, name, site, timer });
+                    self.backend.transfer(DiskTransfer { disk, copy: operation, name, site, timer });
                 }
             }
             _ => self.backend.launch(stream, Call { operation: operation.into(), name, site, timer }),

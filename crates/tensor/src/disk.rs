@@ -1,7 +1,7 @@
 //! The disk memory of a rank: one file, of which tensors have ranges.
 //!
 //! A tensor on disk has an offset instead of an address: nobody can read or write it but by a
-//! [`Transfer`](crate::backend::Transfer), which runs on the disk stream beside everything else.
+//! [`DiskTransfer`](crate::backend::DiskTransfer), which runs on the disk stream beside everything else.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// What the bytes of a disk memory are read from and written to. Each call may transfer fewer bytes than were asked for.
-pub trait Storage: Send + Sync {
+pub trait DiskStorage: Send + Sync {
     /// Reads bytes that begin at `offset`; returns how many. Zero at the end.
     ///
     /// # Errors
@@ -24,7 +24,7 @@ pub trait Storage: Send + Sync {
     fn write_at(&self, from: &[u8], offset: u64) -> Result<usize>;
 }
 
-impl Storage for File {
+impl DiskStorage for File {
     fn read_at(&self, to: &mut [u8], offset: u64) -> Result<usize> {
         FileExt::read_at(self, to, offset)
     }
@@ -36,7 +36,7 @@ impl Storage for File {
 
 /// The storage of one disk memory, and its size.
 pub struct DiskMemory {
-    storage: Box<dyn Storage>,
+    storage: Box<dyn DiskStorage>,
     bytes: u64,
     /// Where it lies, for errors.
     place: String,
@@ -63,7 +63,7 @@ impl DiskMemory {
     }
 
     /// The first `bytes` bytes of a storage; errors name its `place`.
-    pub fn over(storage: Box<dyn Storage>, bytes: u64, place: String) -> Arc<DiskMemory> {
+    pub fn over(storage: Box<dyn DiskStorage>, bytes: u64, place: String) -> Arc<DiskMemory> {
         Arc::new(DiskMemory { storage, bytes, place })
     }
 

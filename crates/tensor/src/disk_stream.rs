@@ -8,12 +8,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::backend::{DeviceError, Transfer};
+use crate::backend::{DeviceError, DiskTransfer};
 use crate::threads::{panic_text, refused_thread};
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Transfer<'static>>,
+    queue: VecDeque<DiskTransfer<'static>>,
     issued: u64,
     done: u64,
     /// The first failure.
@@ -50,7 +50,7 @@ impl DiskStream {
         Ok(DiskStream { shared, worker: Some(worker) })
     }
 
-    pub(crate) fn issue(&self, transfer: Transfer<'static>) {
+    pub(crate) fn issue(&self, transfer: DiskTransfer<'static>) {
         let mut state = self.shared.lock();
         state.queue.push_back(transfer);
         state.issued += 1;
@@ -117,7 +117,7 @@ impl Shared {
 }
 
 /// Runs a transfer. A panic would leave those who wait for it waiting: it is a failure like others.
-fn run(transfer: Transfer, device: &'static str) -> Result<(), DeviceError> {
+fn run(transfer: DiskTransfer, device: &'static str) -> Result<(), DeviceError> {
     let (call, site) = (transfer.name, transfer.site);
     let done = catch_unwind(AssertUnwindSafe(|| transfer.execute()));
     let done = done.unwrap_or_else(|panic| Err(panic_text("the transfer", &*panic)));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use phalanx_trace::{Site, Stream};
 
-use crate::backend::{Backend, Call, DeviceError, Kernels, StreamEvent, Transfer};
+use crate::backend::{Backend, Call, DeviceError, DiskTransfer, Kernels, StreamEvent};
 use crate::disk_stream::DiskStream;
 use crate::operations::Copy;
 use crate::view::{View, ViewMut};
@@ -56,7 +56,7 @@ impl Backend for Immediate {
         self.kernels.execute(Copy { from, to }.into());
     }
 
-    fn transfer(&self, transfer: Transfer) {
+    fn transfer(&self, transfer: DiskTransfer) {
         let disk = self.disk.as_ref().expect("a device with disk memory has a disk stream");
         // SAFETY: by the contract of `transfer`, the caller keeps the tensors valid and ordered until the event after it.
         disk.issue(unsafe { transfer.detach() });

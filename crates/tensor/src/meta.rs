@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use phalanx_trace::{Event, Site, Stream};
 
-use crate::backend::{Backend, Call, DeviceError, StreamEvent, Transfer};
+use crate::backend::{Backend, Call, DeviceError, DiskTransfer, StreamEvent};
 use crate::record::Recorder;
 use crate::view::ViewMut;
 
@@ -46,7 +46,7 @@ impl Backend for Meta {
 
     fn upload(&self, _: Stream, _: &[u8], _: ViewMut, _: Site) {}
 
-    fn transfer(&self, _: Transfer) {}
+    fn transfer(&self, _: DiskTransfer) {}
 
     fn record(&self, stream: Stream) -> StreamEvent {
         let number = if self.runs_later(stream) { self.recorder.event(stream) } else { 0 };

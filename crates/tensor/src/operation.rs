@@ -1,6 +1,6 @@
 //! What an operation is: its operands, its checks, its price and its placement rule, said once.
 //!
-//! Each operation is a struct of its arguments, declared with [`operation!`] in one of the files of
+//! Each operation is a struct of its arguments, declared with `operation!` in one of the files of
 //! [`operations`](crate::operations). [`Describe`] says what the call must satisfy, what it costs and how
 //! it carries placements. From that follow the device (checks), the dry run (trace and placements), the profile
 //! (names and prices), and asynchronous execution: a call is data, which can be queued. To add an operation, add

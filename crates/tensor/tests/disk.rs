@@ -4,17 +4,18 @@
 use std::io::{Error, ErrorKind, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use phalanx_cpu::{Cpu, CpuFactory};
 use phalanx_plan::{MemoryPlan, plan_memory_of};
-use phalanx_tensor::disk::Storage;
+use phalanx_tensor::disk::DiskStorage;
 use phalanx_tensor::operations::{Elementwise, Operation};
 use phalanx_tensor::{
-    Arena, Category, DType, Device, DeviceFactory, DeviceRequest, DiskMemory, Immediate, Kernels, Memory,
-    Region, Tensor,
+    Arena, Backend, Category, DType, Device, DeviceFactory, DeviceRequest, DiskMemory, Immediate, Kernels,
+    Memory, Region, Tensor,
 };
 use phalanx_trace::{Event, PhaseName, Rate, Stream};
 
@@ -38,7 +39,7 @@ impl<F: Fn(usize, usize) -> Result<usize> + Send + Sync> Scripted<F> {
     }
 }
 
-impl<F: Fn(usize, usize) -> Result<usize> + Send + Sync> Storage for Scripted<F> {
+impl<F: Fn(usize, usize) -> Result<usize> + Send + Sync> DiskStorage for Scripted<F> {
     fn read_at(&self, to: &mut [u8], offset: u64) -> Result<usize> {
         let count = self.next(to.len())?;
         to[..count].copy_from_slice(&self.bytes.lock().unwrap()[offset as usize..][..count]);
@@ -149,6 +150,30 @@ fn a_transfer_runs_beside_a_kernel() {
     let pending = device.copy_from_disk(stored, host(&device, 0.0));
     device.fill(x.view_mut(), 2.0);
     assert_eq!(pending.wait().unwrap().1.host_slice::<f32>(), [1.0; 100]);
+}
+
+/// A kernel that is to run after a transfer: its launch waits, since it would run at once.
+#[test]
+fn a_kernel_after_the_event_of_a_transfer_comes_later() {
+    let over = Arc::new(AtomicBool::new(false));
+    let each = {
+        let over = Arc::clone(&over);
+        move |_, wanted| {
+            // Long enough for a kernel that does not wait to come first.
+            std::thread::sleep(Duration::from_millis(20));
+            over.store(true, Ordering::Relaxed);
+            Ok(wanted)
+        }
+    };
+    let storage = Scripted { bytes: Mutex::new(vec![0; BYTES]), each, calls: Mutex::new(0) };
+    let disk = DiskMemory::over(Box::new(storage), BYTES as u64, "the test".to_string());
+    let backend = Arc::new(Immediate::with_disk_stream(Cpu::new(1)).unwrap());
+    let device = Device::with_memories(backend.clone(), Arena::heap(), Arena::heap_of(Memory::Host))
+        .with_disk(Arena::unplanned_on_disk(disk));
+    let pending = device.copy_to_disk(host(&device, 1.0), on_disk(&device));
+    assert_eq!(pending.done(), backend.record(Stream::Disk));
+    backend.wait(Stream::Compute, pending.done());
+    assert!(over.load(Ordering::Relaxed));
 }
 
 #[test]

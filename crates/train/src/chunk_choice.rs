@@ -9,7 +9,7 @@
 //! Each size is planned on one rank, the one of the first and the last pipeline stage that needs more.
 
 use phalanx_plan::{ChunkSize, Coordinates, Stage, plan_memory_of};
-use phalanx_trace::Memory;
+use phalanx_trace::{Memory, Trace};
 
 use crate::dry_run::{DryRuns, Learned};
 use crate::rank::Rank;
@@ -17,6 +17,9 @@ use crate::spec::{Spec, TriedChunks};
 
 /// Halvings of a quarter of a stage that are tried.
 const HALVINGS: u32 = 5;
+
+/// Sizes that are planned with all micro-batches, those that need least without.
+const EXACT: usize = 3;
 
 impl Spec {
     /// The specification with a chunk size in the place of `auto`.
@@ -30,21 +33,23 @@ impl Spec {
         let at = |pipeline| self.mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let ends = [0, self.mesh.pipeline - 1];
         let ends = &ends[..self.mesh.pipeline.min(2)];
-        let largest = ends.iter().filter_map(|end| Some((planned(&first, at(*end))?, at(*end)))).max();
+        let largest = ends.iter().filter_map(|end| Some((roughly(&first, at(*end))?, at(*end)))).max();
         let Some((bytes, rank)) = largest else { return self };
-        let tried = |spec: &Spec, bytes| TriedChunks {
+        let mut all = vec![(bytes, first)];
+        all.extend(sizes.filter_map(|spec| Some((roughly(&spec, rank)?, spec))));
+        all.sort_by_key(|(bytes, spec)| (*bytes, spec.layout.chunks()));
+        // Offsets may take a little more than what is live: those that need least are planned as a whole.
+        for (bytes, spec) in all.iter_mut().take(EXACT) {
+            *bytes = planned(spec, rank).unwrap_or(*bytes);
+        }
+        let tried = |(bytes, spec): &(u64, Spec)| TriedChunks {
             size: spec.chunk_size.clone(),
             chunks: spec.layout.chunks(),
-            bytes,
+            bytes: *bytes,
         };
-        let mut all = vec![(tried(&first, bytes), first)];
-        for spec in sizes {
-            if let Some(bytes) = planned(&spec, rank) {
-                all.push((tried(&spec, bytes), spec));
-            }
-        }
-        let tried: Vec<TriedChunks> = all.iter().map(|(tried, _)| tried.clone()).collect();
-        let best = all.into_iter().min_by_key(|(tried, _)| (tried.bytes, tried.chunks));
+        let tried: Vec<TriedChunks> = all.iter().map(tried).collect();
+        let exact = all.into_iter().take(EXACT);
+        let best = exact.min_by_key(|(bytes, spec)| (*bytes, spec.layout.chunks()));
         best.map_or(self, |(_, spec)| Spec { tried_chunks: tried, ..spec })
     }
 }
@@ -56,8 +61,8 @@ fn candidates(spec: &Spec) -> Vec<Spec> {
     let tightest = spec.layout.searched.iter().min_by_key(|candidate| candidate.waste_elements);
     let mut sizes = vec![ChunkSize::None];
     sizes.extend(tightest.map(|candidate| ChunkSize::Elements(candidate.chunk_elements)));
-    // Where nothing is sharded, chunks differ in their padding only.
-    if spec.mesh.data > 1 {
+    // Where nothing is gathered or reduced chunk by chunk, chunks differ in their padding only.
+    if spec.mesh.data > 1 || spec.stage >= Stage::Two {
         sizes.extend((0..HALVINGS).map(|half| ChunkSize::Elements((quarter >> half).max(1))));
     }
     let mut specs: Vec<Spec> = Vec::new();
@@ -75,7 +80,15 @@ fn candidates(spec: &Spec) -> Vec<Spec> {
 fn planned(spec: &Spec, rank: usize) -> Option<u64> {
     let runs = DryRuns { spec, make_rank: &Rank::new, abridges: true };
     let learned = if spec.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
-    let trace = runs.trace(rank, &learned);
-    let arena = |memory| plan_memory_of(&trace, memory).ok().map(|plan| plan.arena_bytes);
-    Some(arena(Memory::Device)? + arena(Memory::Host)?)
+    arena_bytes(&runs.trace(rank, &learned))
+}
+
+/// The same without the micro-batches that repeat themselves.
+fn roughly(spec: &Spec, rank: usize) -> Option<u64> {
+    arena_bytes(&DryRuns { spec, make_rank: &Rank::new, abridges: true }.short_trace(rank))
+}
+
+fn arena_bytes(trace: &Trace) -> Option<u64> {
+    let of = |memory| plan_memory_of(trace, memory).ok().map(|plan| plan.arena_bytes);
+    Some(of(Memory::Device)? + of(Memory::Host)?)
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_plan::pipeline::{Abridged, abridge, lower_rank};
-use phalanx_plan::use_order;
+use phalanx_plan::{Stage, use_order};
 use phalanx_tensor::Device;
 use phalanx_trace::{PhaseName, Trace};
 
@@ -71,19 +71,32 @@ impl DryRuns<'_> {
 
     /// Runs the phases of a rank whose order of chunks must be recorded before the others run dry.
     pub(crate) fn learn(&self, rank: usize) -> Learned {
-        let run = |spec: &Spec| {
-            let (device, mut engine) = on_meta(spec, rank, &Orders::new(), self.make_rank);
-            load_and_step(spec, &mut engine);
-            evaluate(spec, &mut engine);
-            device.take_trace(rank)
-        };
         if let Some((spec, programs)) = self.abridged(rank) {
-            let trace = run(&spec);
+            let trace = self.learning_run(&spec, rank);
             if let Some(whole) = programs.expand(&trace, spec.depths) {
                 return Learned { abridged: Some(orders_of(&trace)), whole: orders_of(&whole) };
             }
         }
-        Learned { abridged: None, whole: orders_of(&run(self.spec)) }
+        Learned { abridged: None, whole: orders_of(&self.learning_run(self.spec, rank)) }
+    }
+
+    fn learning_run(&self, spec: &Spec, rank: usize) -> Trace {
+        let (device, mut engine) = on_meta(spec, rank, &Orders::new(), self.make_rank);
+        load_and_step(spec, &mut engine);
+        evaluate(spec, &mut engine);
+        device.take_trace(rank)
+    }
+
+    /// Runs all phases of a rank, and leaves repeated micro-batches out of the trace. As much is live at once as in the
+    /// whole trace, but it may be placed otherwise.
+    pub(crate) fn short_trace(&self, rank: usize) -> Trace {
+        let abridged = self.abridged(rank);
+        let spec = abridged.as_ref().map_or(self.spec, |(spec, _)| spec);
+        let orders = match spec.stage {
+            Stage::Zero => Orders::new(),
+            _ => orders_of(&self.learning_run(spec, rank)),
+        };
+        dry_run(spec, rank, &orders, self.make_rank)
     }
 
     /// Runs all phases of a rank.

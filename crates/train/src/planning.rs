@@ -41,6 +41,8 @@ pub struct RankPlan {
     pub step: Cost,
     /// Number of trained parameters on this rank.
     pub parameters: u64,
+    /// Number of planned allocations in all memories.
+    pub allocations: u64,
 }
 
 impl RankPlan {
@@ -60,7 +62,10 @@ impl RankPlan {
         let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
         let memory = plan_memory(trace)?;
         let [host, disk] = [plan_memory_of(trace, Memory::Host)?, plan_memory_of(trace, Memory::Disk)?];
-        Ok(RankPlan { rank: trace.rank, memory, host, disk, orders, step, parameters })
+        let slots =
+            |memory: &MemoryPlan| memory.phases.iter().map(|phase| phase.slots.len() as u64).sum::<u64>();
+        let allocations = slots(&memory) + slots(&host) + slots(&disk);
+        Ok(RankPlan { rank: trace.rank, memory, host, disk, orders, step, parameters, allocations })
     }
 
     /// The plan without the offsets of allocations, which are most of it.

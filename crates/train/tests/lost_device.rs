@@ -5,9 +5,7 @@ mod rig;
 
 use std::time::{Duration, Instant};
 
-use phalanx_collectives::CollectiveError;
 use phalanx_simulated::Failure;
-use phalanx_tensor::DeviceError;
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{RunConfig, RunError, RunPlan, on_threads};
 use rig::devices;
@@ -51,12 +49,13 @@ fn errors(plan: &RunPlan, call: u64, failure: Failure) -> Vec<RunError> {
     on_threads(&factory, plan, until_an_error).unwrap()
 }
 
-/// The failure that an error is, if it is that of the rank's own device.
-fn failure_of(error: &RunError) -> Option<&DeviceError> {
-    match error {
-        RunError::Device(failure) | RunError::Collective(CollectiveError::Device(failure)) => Some(failure),
-        _ => None,
-    }
+/// Whether a text is "`linear` at crates/.../mlp.rs:12 failed on the simulated device: the device was lost".
+fn names_operation_and_call_site(text: &str, reason: &str) -> bool {
+    let rest = text.strip_prefix('`').and_then(|rest| rest.split_once("` at crates/"));
+    let Some((operation, rest)) = rest else { return false };
+    let Some((site, rest)) = rest.split_once(" failed on the simulated device: ") else { return false };
+    let line = site.split_once(".rs:").and_then(|(_, line)| line.parse::<u32>().ok());
+    !operation.is_empty() && line.is_some() && rest.starts_with(reason)
 }
 
 #[test]
@@ -72,17 +71,17 @@ fn all_ranks_stop_together_and_name_rank_operation_and_call_site() {
             let call = 4 * calls + calls * (1 + 2 * nth as u64) / 8;
             let what = format!("mesh {mesh:?}, ZeRO-{zero}, call {call} of {calls} in a step, {failure:?}");
             let start = Instant::now();
+            let reason = if failure == Failure::Lost { "the device was lost" } else { "out of memory" };
             let errors = errors(&plan, call, failure);
             assert!(start.elapsed() < BOUND, "{what}: {:?}", start.elapsed());
 
-            let own = failure_of(&errors[FAULTY]).unwrap_or_else(|| panic!("{what}: {}", errors[FAULTY]));
-            let reason = if failure == Failure::Lost { "the device was lost" } else { "out of memory" };
-            assert!(own.device == "simulated" && own.reason.starts_with(reason), "{what}: {own}");
-            assert!(own.site.file.ends_with(".rs") && own.site.line > 0, "{what}: {own}");
-            for (rank, error) in errors.iter().enumerate().filter(|(rank, _)| *rank != FAULTY) {
-                let expected = format!("the job ended because of rank {FAULTY}: {own}");
-                assert_eq!(error.to_string(), expected, "{what}: rank {rank}");
-            }
+            // What the others are told; the rank itself may learn it first from another call that it waits for.
+            let told = errors[0].to_string();
+            let failure = told.strip_prefix(&format!("the job ended because of rank {FAULTY}: "));
+            let failure = failure.unwrap_or_else(|| panic!("{what}: {told}"));
+            assert!(names_operation_and_call_site(failure, reason), "{what}: {failure}");
+            let own = errors[FAULTY].to_string();
+            assert!(own == failure || own == told, "{what}: {own}");
         }
     }
 }

@@ -22,7 +22,7 @@ use phalanx_tensor::{Arena, DType, Device, Region};
 use phalanx_trace::PhaseName;
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
-use crate::kernel_table::{Peaks, Work, product_types};
+use crate::kernel_table::{CallPrice, Peaks, product_types};
 use calls::Calls;
 pub use report::{Columns, Labels, to_json, to_text};
 
@@ -83,8 +83,8 @@ pub struct Measured {
     pub name: &'static str,
     /// For people.
     pub size: String,
-    /// The work of a call, by the description of the operation.
-    pub work: Work,
+    /// The price of a call, by the description of the operation.
+    pub price: CallPrice,
     /// How often it was called.
     pub calls: usize,
     /// Seconds of the fastest call.
@@ -172,13 +172,13 @@ impl KernelBench<'_> {
         });
         // Again, now that the system has spread the threads over the cores.
         let mut flops_per_s = BTreeMap::from([(self.dtype, before)]);
-        for dtype in product_types(measured.iter().map(|kernel| kernel.work.rate)) {
+        for dtype in product_types(measured.iter().map(|kernel| kernel.price.rate)) {
             let after = peak::flops_per_s(&cpu, dtype);
             flops_per_s.entry(dtype).and_modify(|before| *before = before.max(after)).or_insert(after);
         }
         let fork_join_s = fork_join_s(&Pool::new(threads, options.spin)?);
-        let copied_bytes_per_s = bandwidth.copied();
-        let peaks = Peaks { flops_per_s, bytes_per_s: bandwidth.max(), copied_bytes_per_s };
+        let (copied_bytes_per_s, sent_bytes_per_s) = (bandwidth.copied(), bandwidth.copied());
+        let peaks = Peaks { flops_per_s, bytes_per_s: bandwidth.max(), copied_bytes_per_s, sent_bytes_per_s };
         Ok((Threads { threads, peaks, fork_join_s }, measured))
     }
 
@@ -204,8 +204,8 @@ impl KernelBench<'_> {
         }
         seconds.sort_by(f64::total_cmp);
         let (min_s, median_s) = (seconds[0], seconds[seconds.len() / 2]);
-        let work = Work { flops, bytes, rate };
-        Measured { name, size, work, calls: seconds.len(), min_s, median_s }
+        let price = CallPrice { flops, bytes, rate };
+        Measured { name, size, price, calls: seconds.len(), min_s, median_s }
     }
 }
 

@@ -5,7 +5,7 @@ use phalanx_tensor::DType;
 use serde_json::{Value, json};
 
 use super::{Measured, Threads};
-use crate::kernel_table::{Work, percent};
+use crate::kernel_table::{CallPrice, percent};
 
 /// What was measured, as the report names it.
 pub struct Labels {
@@ -23,17 +23,17 @@ pub type Columns = [(Threads, Vec<Measured>)];
 /// The figures for scripts.
 pub fn to_json(labels: &Labels, columns: &Columns) -> Value {
     let run = |threads: &Threads, kernel: &Measured| {
-        let Measured { work, calls, min_s, median_s, .. } = kernel;
-        let floor_s = threads.peaks.floor_s(*work);
+        let Measured { price, calls, min_s, median_s, .. } = kernel;
+        let floor_s = threads.peaks.floor_s(*price);
         json!({
             "threads": threads.threads, "calls": calls, "s_min": min_s, "s_median": median_s,
-            "flops_per_s": work.flops as f64 / min_s, "bytes_per_s": work.bytes as f64 / min_s, "floor_s": floor_s,
+            "flops_per_s": price.flops as f64 / min_s, "bytes_per_s": price.bytes as f64 / min_s, "floor_s": floor_s,
             "floor_share": floor_s / min_s,
         })
     };
     let kernel = |(index, kernel): (usize, &Measured)| {
         let runs: Vec<Value> = columns.iter().map(|(threads, all)| run(threads, &all[index])).collect();
-        let Work { flops, bytes, rate } = kernel.work;
+        let CallPrice { flops, bytes, rate } = kernel.price;
         json!({
             "name": kernel.name, "size": kernel.size, "flops": flops, "bytes": bytes, "rate": rate, "runs": runs,
         })
@@ -69,12 +69,12 @@ pub fn to_text(labels: &Labels, columns: &Columns) -> String {
     for (index, first) in columns[0].1.iter().enumerate() {
         let mut cells = vec![format!("{} {}", first.name, first.size)];
         for (Threads { peaks, .. }, all) in columns {
-            let Measured { work, min_s, median_s, .. } = all[index];
+            let Measured { price, min_s, median_s, .. } = all[index];
             cells.extend([
                 ms(min_s),
                 ms(median_s),
-                peaks.achieved(work, min_s).to_string(),
-                percent(peaks.floor_s(work) / min_s),
+                peaks.achieved(price, min_s).to_string(),
+                percent(peaks.floor_s(price) / min_s),
             ]);
         }
         cells.extend(columns.get(1).map(|(_, all)| format!("x{:.2}", first.min_s / all[index].min_s)));

@@ -35,6 +35,8 @@ pub struct Agreement {
     pub loss: Difference,
     /// What differs by more than its bound.
     pub apart: Vec<Apart>,
+    /// Strategies that cannot be compared, because other steps overflowed (f16).
+    pub other_steps: Vec<Strategy>,
 }
 
 /// A difference and its bound. For gradients, both are relative to the norm of the gradient.
@@ -125,7 +127,13 @@ pub fn agreement(
         other_precision.ran.as_ref().map_err(|reason| format!("no run in another precision: {reason}"))?;
     let gradients = reference.gradients().ok_or("every step of the reference overflowed")?;
     let in_other = second.gradients().filter(|other| other.step == gradients.step);
-    let in_other = in_other.ok_or("the run in another precision overflowed")?;
+    let in_other = in_other.ok_or_else(|| {
+        format!(
+            "the first step that is applied is step {}, but another one in another precision: lower \
+             precision.initial_scale_power, so that no step overflows",
+            gradients.step
+        )
+    })?;
     let loss_allowed = MARGIN * (loss_difference(reference, second) + rounding.sums * reference.loss().abs());
     let mut found = Agreement {
         reference: (first, reference.loss()),
@@ -134,13 +142,17 @@ pub fn agreement(
         gradient: Difference::default(),
         loss: Difference { found: 0.0, allowed: loss_allowed },
         apart: Vec::new(),
+        other_steps: Vec::new(),
     };
     for (strategy, ran) in ran {
+        let Some(own) = ran.gradients().filter(|own| own.step == gradients.step) else {
+            found.other_steps.push(strategy);
+            continue;
+        };
         found.others += 1;
         let of_losses = Difference { found: loss_difference(reference, ran), allowed: loss_allowed };
         found.loss.found = max(found.loss.found, of_losses.found);
-        let own = ran.gradients().filter(|own| own.step == gradients.step);
-        let (parameter, worst) = worst(&gradients, &in_other, own.as_ref(), rounding);
+        let (parameter, worst) = worst(&gradients, &in_other, &own, rounding);
         if worst.used() > found.gradient.used() {
             found.gradient = worst;
         }
@@ -151,7 +163,11 @@ pub fn agreement(
             found.apart.push(Apart { strategy, parameter: None, difference: of_losses });
         }
     }
-    if found.others == 0 { Err("only one synchronous strategy ran".to_string()) } else { Ok(found) }
+    if found.others == 0 {
+        Err("only one synchronous strategy can be compared".to_string())
+    } else {
+        Ok(found)
+    }
 }
 
 impl Difference {
@@ -166,18 +182,18 @@ impl Difference {
     }
 }
 
-/// The parameter whose gradient uses most of its bound. A gradient that is missing differs infinitely.
+/// The parameter whose gradient uses most of its bound.
 fn worst(
     reference: &GradientSketch,
     in_other: &GradientSketch,
-    own: Option<&GradientSketch>,
+    own: &GradientSketch,
     rounding: Rounding,
 ) -> (usize, Difference) {
     let difference = |(parameter, gradient): (&usize, _)| {
         let norm = norm(gradient).max(f64::MIN_POSITIVE);
         let of =
             |sketch: &GradientSketch| sketch.parameters.get(parameter).map(|own| distance(own, gradient));
-        let found = own.and_then(of).unwrap_or(f64::INFINITY) / norm;
+        let found = of(own).unwrap_or(f64::INFINITY) / norm;
         let allowed = rounding.allowed(of(in_other).unwrap_or(0.0), norm) / norm;
         (*parameter, Difference { found, allowed })
     };
@@ -250,6 +266,10 @@ mod tests {
         let reason =
             |rows: &[StrategyRun], other: &StrategyRun| agreement(rows, other, F32, &names()).unwrap_err();
         assert!(reason(&rows[..1], &other).contains("only one"));
+        let mut later = rows.clone();
+        later[6].ran.as_mut().unwrap().ranks[0].gradients.as_mut().unwrap().step = 2;
+        let found = agreement(&later, &other, F32, &names()).unwrap();
+        assert_eq!((found.others, found.other_steps, found.apart), (9, vec![Strategy::Zero3], Vec::new()));
         let failed = StrategyRun { ran: Err("out of memory".into()), ..other.clone() };
         assert!(reason(&rows, &failed).contains("out of memory"));
     }

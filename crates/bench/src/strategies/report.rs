@@ -178,9 +178,18 @@ fn stacked(peak: &Peak, largest: u64, room: usize) -> String {
 
 /// The last lines: whether the strategies compute the same training.
 fn agreement_text(found: &Result<Agreement, String>) -> String {
-    let Agreement { reference: (first, loss), others, step, gradient, loss: losses, apart } = match found {
+    let found = match found {
         Ok(found) => found,
         Err(reason) => return format!("The strategies were not compared: {reason}\n"),
+    };
+    let Agreement { reference: (first, loss), others, step, gradient, loss: losses, apart, other_steps } =
+        found;
+    let left_out = match &other_steps[..] {
+        [] => String::new(),
+        left_out => {
+            let names: Vec<&str> = left_out.iter().map(|strategy| strategy.name()).collect();
+            format!("Not compared, because other steps overflowed: {}\n", names.join(", "))
+        }
     };
     let losses = format!(
         "losses differ by at most {:.1e} (a run in another precision allows {:.1e})",
@@ -189,7 +198,7 @@ fn agreement_text(found: &Result<Agreement, String>) -> String {
     if apart.is_empty() {
         return format!(
             "All {} synchronous strategies compute the same gradients in step {step} within rounding (largest difference \
-             {:.1e} of a gradient, rounding allows {:.1e} there); {losses}; last loss {loss:.5}\n",
+             {:.1e} of a gradient, rounding allows {:.1e} there); {losses}; last loss {loss:.5}\n{left_out}",
             others + 1,
             gradient.found,
             gradient.allowed
@@ -205,7 +214,7 @@ fn agreement_text(found: &Result<Agreement, String>) -> String {
         };
         text.push_str(&format!("  {}: {what}; rounding allows {allowed:.1e}\n", strategy.name()));
     }
-    text + "This is a bug of the engine\n"
+    text + "This is a bug of the engine\n" + &left_out
 }
 
 /// The comparison as JSON.
@@ -228,6 +237,7 @@ fn agreement_json(agreement: &Result<Agreement, String>) -> Value {
         "agree": found.apart.is_empty(), "reference": found.reference.0.name(), "compared": found.others,
         "step": found.step, "gradients": difference(&found.gradient), "losses": difference(&found.loss),
         "apart": found.apart.iter().map(apart).collect::<Vec<_>>(),
+        "not_compared": found.other_steps.iter().map(|strategy| strategy.name()).collect::<Vec<_>>(),
     })
 }
 
@@ -281,6 +291,7 @@ mod tests {
             gradient: Difference { found: 1e-6, allowed: 2e-5 },
             loss: Difference { found: 0.25, allowed: 0.5 },
             apart: Vec::new(),
+            other_steps: vec![Strategy::Zero1],
         };
         let text = to_text(&rows, &Ok(found.clone()), 110);
         for strategy in Strategy::ALL {
@@ -293,6 +304,7 @@ mod tests {
             "as planned",
             "All 11 synchronous strategies compute the same gradients in step 1 within rounding",
             "rounding allows 2.0e-5 there); losses differ by at most 2.5e-1",
+            "Not compared, because other steps overflowed: zero-1",
         ] {
             assert!(text.contains(words), "no {words:?} in {text}");
         }

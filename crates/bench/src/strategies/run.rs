@@ -16,7 +16,7 @@ use crate::steps::StepCounts;
 
 /// The settings that all strategies share.
 pub struct Bench<'a> {
-    /// The complete configuration; each strategy replaces its table [parallel].
+    /// The complete configuration; each strategy replaces its table `[parallel]`.
     pub config: ResolvedConfig,
     /// The model.
     pub model: Arc<dyn Model>,

@@ -2,7 +2,7 @@
 //! al., arXiv 2205.05198).
 //!
 //! A model is written once, with whole sizes. [`TensorParallel`] makes this rank's part of each layer: some columns
-//! ([`column`]) or rows ([`row`]) of a linear layer, some heads of attention, some rows of the vocabulary of the
+//! ([`mod@column`]) or rows ([`row`]) of a linear layer, some heads of attention, some rows of the vocabulary of the
 //! token table and the output projection ([`embedding`], [`head`]). Norms, and biases that are added to sums, are
 //! whole on every rank. With one rank it returns the layers unchanged.
 //!

@@ -14,7 +14,7 @@
 //! f32 master weights, which are stored with the optimizer states, and rounds them in the same pass.
 //!
 //! In a step the caller calls, for each block, `acquire`, the layer, and `release`; in backward also `open_gradients`
-//! before the layer and `reduce` after it. Then follow [`Zero::finish_gradients`], the sums over other axes ([`sums`]),
+//! before the layer and `reduce` after it. Then follow [`Zero::finish_gradients`], the sums over other axes (`sums`),
 //! [`Zero::squares`] for the norm, and [`Zero::update`], which also publishes the parameters.
 
 mod gradients;

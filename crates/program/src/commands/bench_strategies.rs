@@ -145,7 +145,7 @@ impl Launcher for Processes<'_> {
     }
 
     fn check_memory(&self, plan: &DataParallelPlan) -> Result<()> {
-        let outside = planned::outside_bytes(&plan.spec);
+        let outside = planned::outside_bytes(&plan.spec, 0);
         let needed: u64 = plan.memory.iter().map(|memory| memory.arena_bytes + outside).sum();
         if let Some(available) = machine::available().filter(|available| needed > available.bytes) {
             bail!(

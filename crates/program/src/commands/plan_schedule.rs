@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use phalanx_drawing::draw_svg;
-use phalanx_plan::{Costs, Plan, Schedule, StageCost, generate};
+use phalanx_plan::{Costs, Plan, Schedule, generate};
 use phalanx_train::ResolvedConfig;
 
-use crate::args::{DrawArgs, PlanArgs};
+use crate::args::PlanArgs;
+use crate::draw_args::{DrawArgs, scaled_to};
 use crate::overrides::Overrides;
 use crate::resolve::{Purpose, Resolved, estimate_data, resolve};
 use crate::schedule_report::{Drawn, Unit, to_json, to_text};
@@ -84,18 +85,18 @@ fn alone(args: &DrawArgs, overrides: &Overrides, wanted: &str) -> Result<Drawn> 
     };
     let (ranks, micro_batches) = (schedule.ranks.len(), schedule.micro_batches);
     let chunks = args.chunks.unwrap_or(CHUNKS);
+    let given = args.costs.of(&schedule)?;
+    let costs = given.clone().unwrap_or_else(|| Costs::unit(schedule.stages()));
     // Every schedule gives a rank the same work, divided into its number of stages.
     let others = named(|plan| {
         let plan = plan.with_chunks(chunks);
         let drawn = can_be_drawn(ranks, micro_batches, plan.chunks());
         let other = drawn.then(|| generate(plan, ranks, micro_batches).ok())??;
-        let part = schedule.stages() as f64 / other.stages() as f64;
-        let cost = StageCost { forward: part, input: part, weight: part };
-        let costs = Costs { stages: vec![cost; other.stages()], message: 0.0 };
+        let costs = scaled_to(&costs, other.stages());
         Some((other, costs))
     });
-    let costs = Costs::unit(schedule.stages());
-    Ok(Drawn::new(schedule, costs, Unit::Action, others))
+    let unit = if given.is_some() { Unit::Given } else { Unit::Action };
+    Ok(Drawn::new(schedule, costs.clone(), unit, others))
 }
 
 /// Whether a schedule of this size, of any name, has few enough cells.
@@ -137,6 +138,15 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
         Ok(((*spec.schedule).clone(), costs))
     };
     let (schedule, costs) = costed(&config)?;
+    if let Some(given) = args.draw.costs.of(&schedule)? {
+        let others = named(|plan| {
+            let config = config.with(|config| config.parallel.schedule = plan.name().to_string()).ok()?;
+            let other = config.schedule().ok()?;
+            let costs = scaled_to(&given, other.stages());
+            Some((other, costs))
+        });
+        return Ok(Drawn::new(schedule, given, Unit::Given, others));
+    }
     let others = named(|plan| {
         costed(&config.with(|config| config.parallel.schedule = plan.name().to_string()).ok()?).ok()
     });

@@ -150,13 +150,13 @@ fn round(
     device.fill(reused.view_mut(), -1.0);
     numbers.extend(late.wait()?);
     numbers.extend(out.host_slice::<f32>());
-    // Nobody waits for these kernels before the next round.
-    device.add(reused.view(), total.view_mut());
-    device.add(x.view(), total.view_mut());
-    // To the disk and back into the same tensor, beside these kernels.
+    // To the disk and back into the same tensor, beside the last kernel.
     let (mut out, stored) = device.copy_to_disk(out, stored).wait()?;
     out.host_slice_mut::<f32>().fill(f32::NAN);
     let (stored, out) = device.copy_from_disk(stored, out).wait()?;
     numbers.extend(out.host_slice::<f32>());
+    // Nobody waits for these kernels before the next round.
+    device.add(reused.view(), total.view_mut());
+    device.add(x.view(), total.view_mut());
     Ok([w, staged, stored])
 }

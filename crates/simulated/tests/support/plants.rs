@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_simulated::Simulated;
-use phalanx_tensor::backend::{Call, StreamEvent, Transfer};
+use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent};
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::{Access, Backend, DeviceError, View, ViewMut};
 use phalanx_trace::{Site, Stream};
@@ -210,7 +210,7 @@ impl Backend for Planted {
         self.inner.upload(stream, from, to, site);
     }
 
-    fn transfer(&self, transfer: Transfer) {
+    fn transfer(&self, transfer: DiskTransfer) {
         self.inner.transfer(transfer);
     }
 

@@ -5,7 +5,7 @@ macro_rules! family {
     ($(#[$meta:meta])* $family:ident { $($operation:ident,)* }) => {
         $(#[$meta])*
         pub enum $family<'a> {
-            $(#[doc = concat!("[`", stringify!($operation), "`]")] $operation($operation<'a>),)*
+            $(#[doc = concat!("[`struct@", stringify!($operation), "`]")] $operation($operation<'a>),)*
         }
 
         impl $crate::operation::Operands for $family<'_> {

@@ -239,7 +239,7 @@ impl Recorder {
 }
 
 impl Device {
-    /// As [`Device::vocabulary_statistics`], from logits `[rows, columns]` of classes `first ..` that are stored: they
+    /// As the operation [`VocabularyStatistics`], from logits `[rows, columns]` of classes `first ..` that are stored: they
     /// become exponentials, where they lie.
     #[track_caller]
     pub fn logits_statistics(

@@ -46,7 +46,7 @@ const MAX_TOKENS: u128 = 1 << 28;
 
 /// Runs of one block over one micro-batch, in the steps and evaluations of all ranks that are run dry. Each takes about
 /// 100 events and 15 KB of the trace, so all of them take less than 1 GiB.
-const MAX_DRY_RUNS: u128 = 1 << 16;
+const MAX_DRY_RUNS: u128 = 1 << 17;
 
 /// Bytes of logits that cost the dry run as much as a block: the head computes them in slices.
 const LOGITS_AS_A_BLOCK: u128 = 256 << 20;

@@ -107,13 +107,13 @@ mod tests {
         for (device, words) in [
             (
                 DeviceConfig { memory_mb: Some(8.0), ..DeviceConfig::default() },
-                "device.memory_mb = 8: applies to",
+                "device.memory_mb = 8: applies",
             ),
             (
                 DeviceConfig { copy_gb_per_s: Some(1.5), ..DeviceConfig::default() },
                 "device.copy_gb_per_s = 1.5",
             ),
-            (DeviceConfig { seed: Some(0), ..DeviceConfig::default() }, "device.seed = 0: applies to"),
+            (DeviceConfig { seed: Some(0), ..DeviceConfig::default() }, "device.seed = 0: applies"),
             (
                 DeviceConfig { memory_mb: Some(0.0), ..simulated.clone() },
                 "device.memory_mb = 0: must be a positive",
