@@ -11,7 +11,7 @@ use phalanx_optim::{Optimizer, Update};
 use phalanx_plan::{ChunkError, ChunkLayout, ChunkSize, ParameterSize, Segment, lay_out};
 use phalanx_tensor::{Category, Clip, DType, Device, Shape, Tensor, View, ViewMut};
 
-/// Why a layer of one rank cannot fail: it does not communicate.
+/// A layer of one rank cannot fail, because it does not communicate.
 pub(crate) const ALONE: &str = "a layer of one rank does not fail";
 
 /// A model whose parameters are one flat tensor.
@@ -58,7 +58,7 @@ impl Whole {
         placed.offset as usize..(placed.offset + placed.elements) as usize
     }
 
-    /// What lies in a range of the flat space.
+    /// The parameter segments in a range of the flat space.
     pub(crate) fn segments(&self, range: Range<usize>) -> impl Iterator<Item = Segment> + '_ {
         self.layout.segments(0, range.start as u64..range.end as u64)
     }
@@ -82,7 +82,7 @@ impl Whole {
         Gradients { flat, written: vec![false; self.shapes.len()] }
     }
 
-    /// tokens `[batch, seq]` u32 -> input of the head `[batch, seq, hidden]`, and what is kept by block.
+    /// tokens `[batch, seq]` u32 -> input of the head `[batch, seq, hidden]`, and the saved tensors of each block.
     pub(crate) fn forward(&self, cx: &Context, flat: View, tokens: Activation) -> (Activation, Vec<Saved>) {
         let mut x = tokens;
         let mut saved = Vec::with_capacity(self.network.blocks.len());
@@ -106,7 +106,7 @@ impl Whole {
     ) {
         let mut dy = dy;
         for (i, block) in self.network.blocks.iter().enumerate().rev() {
-            let kept = saved.pop().expect("forward saved one entry a block");
+            let kept = saved.pop().expect("forward saved one entry per block");
             let mut slots = gradients.of(self, i);
             let dx = block.layer.backward(cx, &self.parameters(i, flat), &mut slots, kept, dy, None);
             let Some(dx) = dx.expect(ALONE) else { return };

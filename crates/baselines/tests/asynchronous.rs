@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use golden::{fill, synchronous, weights};
 use phalanx_baselines::asynchronous::{
-    self, Asynchronous, Done, Links, Report, server_device, staleness_bound,
+    self, Asynchronous, Done, Links, Pushes, Report, server_device, staleness_bound,
 };
 use phalanx_checkpoint::Checkpoint;
 use phalanx_collectives::{Endpoint, Options, threads};
@@ -26,6 +26,7 @@ use phalanx_train::config::{Float, OptimizerKind, Reduce, Updates};
 use phalanx_train::dataset::{DataDigests, prepare};
 use phalanx_train::groups::GroupSource;
 use phalanx_train::job::{Job, Start};
+use phalanx_train::metrics::StepRecord;
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::run::Silent;
 use phalanx_train::{Dataset, Groups, ResolvedConfig, RunConfig, Spec, Summary};
@@ -95,6 +96,8 @@ fn own_part(config: &RunConfig, rank: usize) -> impl Fn(u64, &mut Batch) -> Resu
 struct Ran {
     report: Report,
     done: Vec<Done>,
+    /// The pushes of all workers that its server received.
+    pushes: Pushes,
     pieces: Vec<(&'static str, usize, std::ops::Range<u64>, Vec<f32>)>,
 }
 
@@ -110,7 +113,10 @@ fn run(model: &Gpt2, config: &RunConfig, steps: u64) -> Vec<Ran> {
         };
         let report = engine.run(steps, &mut |n, b| part(n, b), &mut after).unwrap();
         assert_eq!(engine.steps(), steps);
-        Ran { report, done, pieces: engine.pieces() }
+        let mut pushes = Pushes::default();
+        done.iter().for_each(|done| pushes.extend(done.pushes.clone()));
+        pushes.extend(engine.take_pushes());
+        Ran { report, done, pushes, pieces: engine.pieces() }
     };
     on_ranks(model, config, &body).into_iter().map(Option::unwrap).collect()
 }
@@ -194,6 +200,25 @@ fn several_workers_learn_within_the_bound() {
         // Every server applied every push; the staleness of all pushes adds up to the updates of other workers.
         let stale: u64 = ran.iter().flat_map(|ran| &ran.done).map(|done| done.staleness[0]).sum();
         assert!(stale > 0, "{what}: nobody was ever between two steps of another");
+        servers_know_all_workers(&what, &ran);
+    }
+}
+
+/// The statistics of every server cover each push of each worker once: losses, gradient norms and staleness.
+fn servers_know_all_workers(what: &str, ran: &[Ran]) {
+    let done: Vec<&Done> = ran.iter().flat_map(|ran| &ran.done).collect();
+    let sum = |value: &dyn Fn(&Done) -> f32| done.iter().map(|done| f64::from(value(done))).sum::<f64>();
+    let (losses, norms) = (sum(&|done| done.loss), sum(&|done| done.grad_norm));
+    for (server, Ran { pushes, .. }) in ran.iter().enumerate() {
+        assert_eq!((pushes.count, pushes.total), (done.len() as u64, done.len() as u64), "{what}");
+        // The same f64 additions in another order.
+        assert!((pushes.loss_sum - losses).abs() < 1e-9 * losses, "{what}: {} and {losses}", pushes.loss_sum);
+        assert!((pushes.grad_norm_sum - norms).abs() < 1e-9 * norms, "{what}");
+        let mut staleness = BTreeMap::new();
+        for done in &done {
+            *staleness.entry(done.staleness[server]).or_insert(0) += 1;
+        }
+        assert_eq!(pushes.staleness, staleness, "{what}");
     }
 }
 
@@ -239,6 +264,10 @@ fn a_slow_worker_holds_others_back_by_the_bound_alone() {
             };
             let mut after = |done: &Done| {
                 finished.fetch_or(rank == 0 && done.step == steps, Ordering::SeqCst);
+                if rank == 0 && done.step == 2 && last > 2 {
+                    // Only pushes that were received count: two of this worker and one of the slow one.
+                    assert_eq!(done.pushes.total, 3, "{max_staleness} ahead");
+                }
                 false
             };
             engine.run(steps, &mut next, &mut after).unwrap()
@@ -358,7 +387,7 @@ fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
         let state = serde_json::json!({ "step": 10 });
         let path = engine.save_checkpoint(folder.path(), 10, &state).unwrap();
         assert_eq!(path, folder.path().join("step-10"));
-        let ran = Ran { report, done: Vec::new(), pieces: engine.pieces() };
+        let ran = Ran { report, done: Vec::new(), pushes: engine.take_pushes(), pieces: engine.pieces() };
         // The same engine resumes from its own checkpoint with the same pieces.
         engine.restore(&Checkpoint::open(&path).unwrap()).unwrap();
         assert_eq!(engine.pieces(), ran.pieces);
@@ -394,7 +423,7 @@ fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
         };
         let report = engine.run(2, &mut next, &mut |_| false).unwrap();
         assert_eq!(numbers, [21, 22]);
-        Ran { report, done: Vec::new(), pieces }
+        Ran { report, done: Vec::new(), pushes: engine.take_pushes(), pieces }
     };
     let ran: Vec<Ran> = on_ranks(&model, &config, &body).into_iter().map(Option::unwrap).collect();
     assert_same_state("back", &merge(&model, &config, &ran), &on.state);
@@ -439,6 +468,26 @@ fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) 
     })
 }
 
+/// All workers are done with step 3 before it is saved, and with step 6 at the end: up to there, the metrics count all of
+/// their tokens and the staleness of each of their gradients.
+fn every_push_is_in_the_metrics(path: &std::path::Path, config: &RunConfig) {
+    let text = std::fs::read_to_string(path).unwrap();
+    let tokens_per_step = (config.batch.global * config.model.seq) as u64;
+    let mut gradients = 0;
+    for record in text.lines().filter_map(|line| serde_json::from_str::<StepRecord>(line).ok()) {
+        let staleness = record.staleness.unwrap();
+        gradients += staleness.staleness_counts.iter().map(|(_, count)| count).sum::<u64>();
+        let largest = staleness.staleness_counts.last().map_or(0, |(staleness, _)| *staleness);
+        assert_eq!(staleness.staleness_max, largest);
+        // Two workers, each with half of the tokens of a step.
+        assert_eq!(record.tokens, gradients * tokens_per_step / 2, "step {}", record.step);
+        if record.step % 3 == 0 {
+            assert_eq!(gradients, 2 * record.step);
+        }
+    }
+    assert_eq!(gradients, 12);
+}
+
 /// A run writes metrics with staleness, evaluations, checkpoints and `memory.json`, and resumes from the last
 /// checkpoint.
 #[test]
@@ -467,6 +516,7 @@ fn a_run_leaves_what_runs_leave() {
     }
     assert_eq!(lines("staleness_max"), [1, 2, 3, 4, 5, 6]);
     assert_eq!(lines("val_loss"), [4, 6]);
+    every_push_is_in_the_metrics(&run.join("metrics.jsonl"), &config);
     let memory: serde_json::Value =
         serde_json::from_slice(&std::fs::read(run.join("memory.json")).unwrap()).unwrap();
     assert_eq!(memory["ranks"].as_array().unwrap().len(), 2);

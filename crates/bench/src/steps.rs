@@ -14,6 +14,7 @@ use phalanx_tensor::profile::Profile;
 use phalanx_tensor::{DType, Device};
 use phalanx_train::metrics::resident_bytes_peak;
 use phalanx_train::rank::{Batch, Rank};
+use phalanx_train::step::Outcome;
 use phalanx_train::{GroupSource, Groups, RunPlan, Spec};
 use serde::{Deserialize, Serialize};
 
@@ -25,8 +26,8 @@ const PROFILED: usize = 3;
 /// Bytes to measure a rank's bandwidth with.
 const MEMORY_BYTES: usize = 256 << 20;
 
-/// What a rank measures with: its processor and device, its connections to other ranks, and what the program knows
-/// about the process.
+/// The parts with which a rank measures: its processor and device, its connections to other ranks, and callbacks about
+/// the process.
 pub struct RankSetup<'a> {
     /// This rank's number.
     pub rank: usize,
@@ -39,7 +40,7 @@ pub struct RankSetup<'a> {
     pub copied_bytes_per_s: Option<f64>,
     /// Where the rank's groups come from.
     pub source: GroupSource<'a>,
-    /// Told the number of each step as it starts.
+    /// Called with the number of each step when it starts.
     pub note_step: &'a dyn Fn(u64),
     /// Page faults of this process so far that needed no disk; `None` where the system does not tell.
     pub page_faults: &'a dyn Fn() -> Option<u64>,
@@ -83,7 +84,7 @@ pub struct StepFigures {
     pub arena_bytes: u64,
 }
 
-/// A rank that steps on random tokens.
+/// A rank that runs steps on random tokens.
 pub struct Stepper<'a> {
     setup: &'a RankSetup<'a>,
     engine: Rank,
@@ -95,7 +96,10 @@ pub struct Stepper<'a> {
     page_faults: Option<[u64; 2]>,
 }
 
-/// Some steps, one after another.
+/// Called after each step with the rank, the number of the step and its outcome.
+pub type AfterStep<'a> = dyn FnMut(&Rank, u64, &Outcome) -> Result<()> + 'a;
+
+/// Figures of some timed steps.
 pub struct Timed {
     /// As in [`StepFigures`].
     pub step_s: Vec<f64>,
@@ -122,22 +126,25 @@ impl<'a> Stepper<'a> {
         Ok(Stepper { setup, engine, spec, seed, batch, number: 0, page_faults })
     }
 
-    /// Warm-up, then timed steps.
+    /// Warm-up, then timed steps. `after` is called with the number and the outcome of each step, outside of the
+    /// measured time.
     ///
     /// # Errors
-    /// A rank that died, a step that cannot be applied.
-    pub fn timed(&mut self, warmup: usize, steps: usize) -> Result<Timed> {
+    /// A rank that died, a step that cannot be applied, errors of `after`.
+    pub fn timed(&mut self, warmup: usize, steps: usize, after: &mut AfterStep) -> Result<Timed> {
         for _ in 0..warmup {
-            self.step()?;
+            let (_, outcome) = self.step()?;
+            after(&self.engine, self.number, &outcome)?;
         }
         let mut timed = Timed { step_s: Vec::new(), losses: Vec::new(), sent_bytes: 0, exposed_s: 0.0 };
         for _ in 0..steps {
-            let (seconds, loss) = self.step()?;
+            let (seconds, outcome) = self.step()?;
             timed.step_s.push(seconds);
-            timed.losses.push(loss);
+            timed.losses.push(outcome.loss);
             let communication = self.engine.groups().take_statistics();
             timed.sent_bytes = communication.sent_bytes;
             timed.exposed_s += communication.exposed_s / steps as f64;
+            after(&self.engine, self.number, &outcome)?;
         }
         Ok(timed)
     }
@@ -147,8 +154,8 @@ impl<'a> Stepper<'a> {
         &self.engine
     }
 
-    /// One step: its seconds and loss.
-    fn step(&mut self) -> Result<(f64, f32)> {
+    /// One step: its seconds and outcome.
+    fn step(&mut self) -> Result<(f64, Outcome)> {
         self.number += 1;
         fill(&mut self.batch, &self.spec, self.seed, self.number, self.engine.at().data);
         (self.setup.note_step)(self.number);
@@ -162,7 +169,7 @@ impl<'a> Stepper<'a> {
         {
             sums[usize::from(self.number > 1)] += after - before;
         }
-        Ok((seconds, outcome.loss))
+        Ok((seconds, outcome))
     }
 
     /// The median of some steps whose kernel calls are timed. Page faults of the table are not the step's.
@@ -201,7 +208,7 @@ impl<'a> Stepper<'a> {
 /// Warm-up, then timed steps, then steps whose kernels are timed.
 ///
 /// # Errors
-/// Memory that the system does not give; a rank that died.
+/// When the system refuses memory, or a rank dies.
 pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Result<StepFigures> {
     let cpu = &*setup.cpu;
     let mut types = product_types(plan.of(setup.rank).step.kernels.iter().map(|kernel| kernel.rate));
@@ -212,11 +219,12 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
     let device = setup.device.clone().profiled(Arc::clone(&profile));
     let mut stepper = Stepper::new(setup, plan, seed, device)?;
     let before = stepper.flops_per_s(cpu, &types)?;
-    let Timed { step_s, losses, sent_bytes, exposed_s } = stepper.timed(warmup, steps)?;
+    let Timed { step_s, losses, sent_bytes, exposed_s } =
+        stepper.timed(warmup, steps, &mut |_, _, _| Ok(()))?;
     let profiled = steps.min(PROFILED);
     let profile = stepper.profile(&profile, profiled)?;
     let resident_bytes_peak = resident_bytes_peak((setup.foreign_bytes)());
-    // Again, now that the system has spread the threads over the cores.
+    // Measured again, now that the system has spread the threads over the cores.
     let mut flops_per_s = stepper.flops_per_s(cpu, &types)?;
     flops_per_s.iter_mut().for_each(|(dtype, after)| *after = after.max(before[dtype]));
     stepper.engine.group().barrier().wait()?;

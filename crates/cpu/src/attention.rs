@@ -17,6 +17,7 @@ use crate::Cpu;
 use crate::attention_pack::{fetch, fetch_to_write};
 use crate::attention_softmax::{Panel, RunningSoftmax, online_softmax};
 use crate::attention_tiles::{Left, Sheet, product, strips, sums, upper_half, width};
+use crate::elementwise::{bytes, bytes_mut};
 use crate::epilogue::MatrixPointer;
 use crate::float::{Float, by_float};
 use crate::matrix::Matrix;
@@ -179,10 +180,24 @@ struct Forward<'a> {
     isa: Isa,
     packing: Packing,
     e: Extents,
-    qkv: Matrix<'a>,
+    /// Part 0 has the queries.
+    queries: Matrix<'a>,
+    keys: Keys<'a>,
+    /// Positions before the first query.
+    past: usize,
     keep: Option<DropoutMask>,
     out: Results,
-    log_sum_exp: Shards<'a, f32>,
+    /// None when no backward follows.
+    log_sum_exp: Option<Shards<'a, f32>>,
+}
+
+/// Where the keys and values are.
+struct Keys<'a> {
+    matrix: Matrix<'a>,
+    /// Its extents: a sample may have more rows than there are queries.
+    e: Extents,
+    /// The part that has the keys; the next one has the values.
+    part: usize,
 }
 
 /// out `[batch, seq, hidden]` and log_sum_exp `[batch, heads, seq]` (both overwritten).
@@ -198,19 +213,47 @@ pub(crate) fn attention(
         isa: cpu.isa,
         packing: Packing::of(cpu.isa, qkv.dtype()),
         e,
-        qkv: Matrix::of(&qkv),
+        queries: Matrix::of(&qkv),
+        keys: Keys { matrix: Matrix::of(&qkv), e, part: 1 },
+        past: 0,
         keep: dropout.filter(|d| d.p > 0.0).map(DropoutMask::new),
         out: Results::new(&out),
-        log_sum_exp: Shards::new(log_sum_exp.into_slice()),
+        log_sum_exp: Some(Shards::new(log_sum_exp.into_slice())),
     };
-    let queries = if e.pairs() < FEW_PAIRS { TASK[0] } else { TASK[1] };
-    let parts = e.seq.div_ceil(queries);
-    cpu.pool.run(e.pairs() * parts, &|task| {
-        // With a causal mask, the last queries see the most keys, so their tasks run first.
-        let (part, pair) = (parts - 1 - task / e.pairs(), task % e.pairs());
-        let rows = part * queries..e.seq.min((part + 1) * queries);
-        with_thread_scratch(total(&forward.lengths(&rows)), |scratch| forward.run_task(pair, rows, scratch));
-    });
+    forward.run(cpu);
+}
+
+/// Stores k and v of `qkv` `[batch, new, 3 * hidden]` in rows `past ..` of `cache` `[batch, capacity, 2 * hidden]`;
+/// out `[batch, new, hidden]` (overwritten) is the attention of these rows over all rows of the cache so far.
+pub(crate) fn attention_cached(
+    cpu: &Cpu,
+    qkv: View,
+    heads: Heads,
+    past: usize,
+    mut cache: ViewMut,
+    out: ViewMut,
+) {
+    let e = Extents::new(qkv.dims(), heads, None);
+    let [_, capacity, _] = cache.dims();
+    let part = bytes(&qkv).len() / (e.batch * e.seq * 3);
+    let rows = bytes(&qkv).chunks_exact(3 * part).enumerate();
+    let to = bytes_mut(cache.reborrow());
+    for (row, from) in rows {
+        let row = row / e.seq * capacity + past + row % e.seq;
+        to[row * 2 * part..][..2 * part].copy_from_slice(&from[part..]);
+    }
+    let forward = Forward {
+        isa: cpu.isa,
+        packing: Packing::of(cpu.isa, qkv.dtype()),
+        e,
+        queries: Matrix::of(&qkv),
+        keys: Keys { matrix: Matrix::of(&cache.as_view()), e: Extents { seq: capacity, ..e }, part: 0 },
+        past,
+        keep: None,
+        out: Results::new(&out),
+        log_sum_exp: None,
+    };
+    forward.run(cpu);
 }
 
 /// The buffers and state of one task.
@@ -230,9 +273,22 @@ struct Work<'a> {
 }
 
 impl Forward<'_> {
+    /// Computes all tasks.
+    fn run(&self, cpu: &Cpu) {
+        let e = &self.e;
+        let queries = if e.pairs() < FEW_PAIRS { TASK[0] } else { TASK[1] };
+        let parts = e.seq.div_ceil(queries);
+        cpu.pool.run(e.pairs() * parts, &|task| {
+            // With a causal mask, the last queries see the most keys, so their tasks run first.
+            let (part, pair) = (parts - 1 - task / e.pairs(), task % e.pairs());
+            let rows = part * queries..e.seq.min((part + 1) * queries);
+            with_thread_scratch(total(&self.lengths(&rows)), |scratch| self.run_task(pair, rows, scratch));
+        });
+    }
+
     /// Number of keys that query `end - 1` sees.
     fn visible(&self, end: usize) -> usize {
-        if self.e.causal { end } else { self.e.seq }
+        if self.e.causal { self.past + end } else { self.e.seq }
     }
 
     /// Number of panels whose state is kept: all of them if several spans of keys are needed, else one.
@@ -293,10 +349,10 @@ impl Forward<'_> {
                     seen: RunningSoftmax { largest, total, fade: &mut *fade },
                 };
                 // SAFETY: the sheet is as long as a panel, and this task's.
-                unsafe { work.q.pack_turned(isa, packing, e.part(self.qkv, pair, 0, &rows)) };
+                unsafe { work.q.pack_turned(isa, packing, e.part(self.queries, pair, 0, &rows)) };
                 let next = rows.end..queries.end.min(rows.end + width);
                 if !next.is_empty() {
-                    fetch(e.part(self.qkv, pair, 0, &next));
+                    fetch(e.part(self.queries, pair, 0, &next));
                 }
                 fetch_to_write(isa, self.out.part(e, pair, 0, rows.start), rows.len(), e.size);
                 let last = keys.end == self.visible(rows.end);
@@ -312,13 +368,14 @@ impl Forward<'_> {
     /// Computes one panel of queries over some keys.
     fn walk(&self, pair: usize, queries: &Range<usize>, keys: Range<usize>, work: &mut Work) {
         let (isa, e) = (self.isa, &self.e);
+        let position = self.past + queries.start;
         for first in keys.clone().step_by(TILE) {
             let keys = first..keys.end.min(first + TILE);
             self.pack_keys(pair, keys.end, work);
             let panel = Panel {
                 keys: keys.len(),
                 // Keys before the diagonal are visible to all queries.
-                diagonal: (e.causal && keys.end > queries.start).then(|| queries.start - first),
+                diagonal: (e.causal && keys.end > position).then(|| position - first),
                 factor: e.factor(),
                 element: e.element(pair, first, queries.start),
                 next_key: e.seq as u64,
@@ -344,18 +401,19 @@ impl Forward<'_> {
         if end <= work.packed {
             return;
         }
-        let (isa, e, packing) = (self.isa, &self.e, self.packing);
-        let part = |which: usize, rows: &Range<usize>| e.part(self.qkv, pair, which, rows);
+        let (isa, packing) = (self.isa, self.packing);
+        let Keys { matrix, e, part: first } = &self.keys;
+        let part = |which: usize, rows: &Range<usize>| e.part(*matrix, pair, first + which, rows);
         let new = work.packed..end;
         let row = new.start - work.keys.start;
         // SAFETY: the sheets hold the span, and are this task's.
         unsafe {
-            work.k.pack_along(isa, packing, part(1, &new), row);
-            work.v.pack_across(isa, packing, part(2, &new), packing.packed(row));
+            work.k.pack_along(isa, packing, part(0, &new), row);
+            work.v.pack_across(isa, packing, part(1, &new), packing.packed(row));
         }
         let next = end..work.keys.end.min(end + new.len());
         if !next.is_empty() {
-            [1, 2].into_iter().for_each(|which| fetch(part(which, &next)));
+            [0, 1].into_iter().for_each(|which| fetch(part(which, &next)));
         }
         work.packed = end;
     }
@@ -379,12 +437,13 @@ impl Forward<'_> {
     /// Writes a panel's output rows and their log-sum-exp.
     fn store(&self, pair: usize, queries: &Range<usize>, work: &Work) {
         let e = &self.e;
-        let at = pair * e.seq + queries.start;
-        // SAFETY: this task alone writes these rows of this head.
-        let log_sum_exp = unsafe { self.log_sum_exp.piece(at..at + queries.len()) };
-        for ((lse, largest), total) in log_sum_exp.iter_mut().zip(&*work.seen.largest).zip(&*work.seen.total)
-        {
-            *lse = largest * std::f32::consts::LN_2 + total.ln();
+        if let Some(log_sum_exp) = &self.log_sum_exp {
+            let at = pair * e.seq + queries.start;
+            // SAFETY: this task alone writes these rows of this head.
+            let rows = unsafe { log_sum_exp.piece(at..at + queries.len()) };
+            for ((lse, largest), total) in rows.iter_mut().zip(&*work.seen.largest).zip(&*work.seen.total) {
+                *lse = largest * std::f32::consts::LN_2 + total.ln();
+            }
         }
         let to = self.out.part(e, pair, 0, queries.start);
         let sums = work.sums.chunks_exact(e.stride(self.isa));

@@ -90,6 +90,9 @@ impl Cpu {
                 let extents = attention::Extents::new(o.qkv.dims(), o.heads, o.dropout);
                 attention::attention(self, extents, o.qkv, o.dropout, o.out, o.log_sum_exp);
             }
+            Attentions::AttentionCached(o) => {
+                attention::attention_cached(self, o.qkv, o.heads, o.past, o.cache, o.out);
+            }
             Attentions::AttentionBackward(o) => {
                 let extents = attention::Extents::new(o.qkv.dims(), o.heads, o.dropout);
                 let [out, log_sum_exp, dout] = o.saved;

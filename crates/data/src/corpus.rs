@@ -3,13 +3,16 @@
 //! Every file is read once when the corpus is opened, so that the skipped files and the number of bytes
 //! are known before anything is tokenised. A file that the user names must be UTF-8; inside
 //! a folder, files that are not text are skipped and counted. Documents are then read again in
-//! blocks, so a corpus larger than memory is no problem.
+//! blocks, so a corpus larger than memory is no problem. A `.jsonl` file holds one document a line
+//! (see [`json_lines`]).
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use crate::json_lines::{self, LineCounts};
 use crate::limits::{CORPUS_DEPTH, CORPUS_ENTRIES, UNCUT_BYTES};
 use crate::{DataError, Result};
 
@@ -27,15 +30,37 @@ pub struct CorpusSpec {
     /// File extensions, with or without the dot, in any case. Inside folders, only files with one of them are read; if
     /// the list is empty, all text files.
     pub extensions: Vec<String>,
+    /// The key of the text in each line of a `.jsonl` file; `text` when None.
+    pub text_key: Option<String>,
 }
 
-/// One text file.
+/// One text file: one document, or many if it is a `.jsonl` file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
     /// Where it is read from.
     pub path: PathBuf,
-    /// Its size when the corpus was opened; never 0.
+    /// The size of its text when the corpus was opened; never 0.
     pub bytes: u64,
+    /// For a `.jsonl` file: the key of the text in each line.
+    pub text_key: Option<String>,
+}
+
+impl Document {
+    /// Hands out the text in parts: `take(text, last)`, where `last` ends a document. Parts of a document end where
+    /// `last_cut` says, as in [`for_each_block`].
+    ///
+    /// # Errors
+    /// Those of [`for_each_block`] and [`json_lines::for_each_text`].
+    pub(crate) fn for_each_part(
+        &self,
+        last_cut: &dyn Fn(&str) -> usize,
+        take: &mut dyn FnMut(&str, bool) -> Result<()>,
+    ) -> Result<()> {
+        match &self.text_key {
+            None => for_each_block(&self.path, last_cut, take),
+            Some(key) => json_lines::for_each_text(&self.path, key, &mut |text| take(text, true)).map(drop),
+        }
+    }
 }
 
 /// A file inside a folder that was skipped.
@@ -55,6 +80,18 @@ pub enum SkipReason {
     NotText,
     /// It has no bytes.
     Empty,
+    /// It is a `.jsonl` file, and no line of it has a text.
+    NoLines,
+}
+
+impl fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SkipReason::NotText => "not UTF-8 text",
+            SkipReason::Empty => "empty",
+            SkipReason::NoLines => "no line has a text",
+        })
+    }
 }
 
 /// The documents of a run's text; at least one.
@@ -62,6 +99,9 @@ pub enum SkipReason {
 pub struct Corpus {
     documents: Vec<Document>,
     skipped: Vec<Skipped>,
+    /// For each `.jsonl` file with skipped lines.
+    skipped_lines: Vec<(PathBuf, LineCounts)>,
+    text_key: String,
     origin: String,
     /// Number of files and folders of any kind that were found in folders.
     entries: usize,
@@ -73,11 +113,18 @@ impl Corpus {
     ///
     /// # Errors
     /// [`DataError::MissingPath`], [`DataError::NotUtf8`] for a named file that is not text,
-    /// [`DataError::NoText`] when no document is found, [`DataError::Read`] for what cannot be read.
+    /// [`DataError::NoTextLines`] for a named `.jsonl` file without a text, [`DataError::NoText`] when no document is
+    /// found, [`DataError::Read`] for what cannot be read.
     pub fn open(spec: &CorpusSpec) -> Result<Corpus> {
         let names: Vec<String> = spec.paths.iter().map(|path| path.display().to_string()).collect();
-        let mut corpus =
-            Corpus { documents: Vec::new(), skipped: Vec::new(), origin: names.join(", "), entries: 0 };
+        let mut corpus = Corpus {
+            documents: Vec::new(),
+            skipped: Vec::new(),
+            skipped_lines: Vec::new(),
+            text_key: spec.text_key.clone().unwrap_or_else(|| json_lines::TEXT_KEY.to_string()),
+            origin: names.join(", "),
+            entries: 0,
+        };
         let extensions: Vec<String> =
             spec.extensions.iter().map(|text| text.trim_start_matches('.').to_lowercase()).collect();
         for path in &spec.paths {
@@ -108,6 +155,11 @@ impl Corpus {
         &self.skipped
     }
 
+    /// The `.jsonl` files of which lines were skipped.
+    pub fn skipped_lines(&self) -> &[(PathBuf, LineCounts)] {
+        &self.skipped_lines
+    }
+
     /// The sum over the documents.
     pub fn bytes(&self) -> u64 {
         self.documents.iter().map(|document| document.bytes).sum()
@@ -119,13 +171,34 @@ impl Corpus {
     }
 
     fn add_named(&mut self, path: &Path) -> Result<()> {
-        let mut bytes = 0;
-        for_each_block(path, &|text| text.len(), &mut |text, _| {
-            bytes += text.len() as u64;
-            Ok(())
-        })?;
-        self.add(path.to_path_buf(), bytes);
+        let read = self.measure(path)?;
+        if let Some(lines) =
+            read.lines.as_ref().filter(|lines| lines.lines > 0 && lines.lines == lines.skipped())
+        {
+            let (key, found) = (self.text_key.clone(), lines.to_string());
+            return Err(DataError::NoTextLines { path: path.to_path_buf(), key, found });
+        }
+        self.add(path.to_path_buf(), read);
         Ok(())
+    }
+
+    /// Reads a whole file.
+    fn measure(&self, path: &Path) -> Result<Measured> {
+        let (mut bytes, mut zeros) = (0, false);
+        let mut count = |text: &str| {
+            bytes += text.len() as u64;
+            zeros |= text.as_bytes().contains(&0);
+            Ok(())
+        };
+        let lines = match json_lines::is_json_lines(path) {
+            true => Some(json_lines::for_each_text(path, &self.text_key, &mut count)?),
+            false => {
+                for_each_block(path, &|text| text.len(), &mut |text, _| count(text))?;
+                None
+            }
+        };
+        // A zero in the text of a line was written as an escape, on purpose.
+        Ok(Measured { bytes, zeros: zeros && lines.is_none(), lines })
     }
 
     fn walk(&mut self, folder: &Path, extensions: &[String], depth: usize) -> Result<()> {
@@ -162,15 +235,9 @@ impl Corpus {
     }
 
     fn add_found(&mut self, path: PathBuf) -> Result<()> {
-        let (mut bytes, mut zeros) = (0, false);
-        let read = for_each_block(&path, &|text| text.len(), &mut |text, _| {
-            bytes += text.len() as u64;
-            zeros |= text.as_bytes().contains(&0);
-            Ok(())
-        });
-        match read {
-            Ok(()) if !zeros => self.add(path, bytes),
-            Ok(()) | Err(DataError::NotUtf8 { .. }) => {
+        match self.measure(&path) {
+            Ok(read) if !read.zeros => self.add(path, read),
+            Ok(_) | Err(DataError::NotUtf8 { .. }) => {
                 self.skipped.push(Skipped { path, reason: SkipReason::NotText });
             }
             Err(other) => return Err(other),
@@ -178,11 +245,19 @@ impl Corpus {
         Ok(())
     }
 
-    fn add(&mut self, path: PathBuf, bytes: u64) {
-        if bytes == 0 {
-            self.skipped.push(Skipped { path, reason: SkipReason::Empty });
+    fn add(&mut self, path: PathBuf, Measured { bytes, lines, .. }: Measured) {
+        let text_key = lines.as_ref().map(|lines| lines.key.clone());
+        let reason = if lines.as_ref().is_some_and(|lines| lines.lines > 0) {
+            SkipReason::NoLines
         } else {
-            self.documents.push(Document { path, bytes });
+            SkipReason::Empty
+        };
+        self.skipped_lines
+            .extend(lines.filter(|lines| lines.skipped() > 0).map(|lines| (path.clone(), lines)));
+        if bytes == 0 {
+            self.skipped.push(Skipped { path, reason });
+        } else {
+            self.documents.push(Document { path, bytes, text_key });
         }
     }
 
@@ -191,11 +266,28 @@ impl Corpus {
         let count = |reason| self.skipped.iter().filter(|skipped| skipped.reason == reason).count();
         let (empty, not_text) = (count(SkipReason::Empty), count(SkipReason::NotText));
         let mut found = format!("{empty} empty files, {not_text} that are not UTF-8 text");
+        if count(SkipReason::NoLines) > 0 {
+            let key = &self.text_key;
+            found += &format!(
+                ", {} .jsonl files without a string {key:?} in any line",
+                count(SkipReason::NoLines)
+            );
+        }
         if !spec.extensions.is_empty() {
             found += &format!(", and no other file that ends in {}", spec.extensions.join(" or "));
         }
         DataError::NoText { given: given.to_string(), found }
     }
+}
+
+/// What reading a file whole has found.
+struct Measured {
+    /// Bytes of its text.
+    bytes: u64,
+    /// Whether it has zero bytes.
+    zeros: bool,
+    /// The lines of a `.jsonl` file.
+    lines: Option<LineCounts>,
 }
 
 /// The entries of `folder` by name, so that every machine walks in the same order.

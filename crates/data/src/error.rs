@@ -134,6 +134,20 @@ pub enum DataError {
         found: String,
     },
 
+    /// A named `.jsonl` file of which no line has a text.
+    #[error(
+        "{} holds no text ({found}): expected one JSON object a line, as {{{key:?}: \"...\"}}; if the text has another \
+         key, name it with data.text_key (in `phalanx tokenize`: --text-key)", .path.display()
+    )]
+    NoTextLines {
+        /// The file.
+        path: PathBuf,
+        /// The key whose value is the text.
+        key: String,
+        /// What was found instead.
+        found: String,
+    },
+
     /// Fewer tokens than one sample.
     #[error(
         "{origin} has {given} tokens, and one sample needs {needed} (a sequence of {} and the token \

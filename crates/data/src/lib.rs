@@ -12,6 +12,7 @@
 
 mod corpus;
 mod error;
+mod json_lines;
 mod limits;
 mod masking;
 mod permutation;
@@ -23,12 +24,13 @@ mod tokens;
 
 pub use corpus::{Corpus, CorpusSpec, Document, SkipReason, Skipped};
 pub use error::DataError;
+pub use json_lines::LineCounts;
 pub use masking::{Masking, NOT_PREDICTED};
 pub use permutation::Permutation;
 pub use sampler::{EvaluationWindows, SampleOrder, Sampler};
 pub use token_file::{Scan, TokenFile, TokenFormat, TokenWriter, Written};
 pub use tokenize::{Progress, tokenize_to_file, tokenize_to_memory};
-pub use tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerSpec};
+pub use tokenizer::{HuggingFaceFiles, SpecialToken, TOKENIZER_FILE, Tokenizer, TokenizerSpec};
 pub use tokens::Tokens;
 
 /// Every fallible call of this crate fails with a [`DataError`].

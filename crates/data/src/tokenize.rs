@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, Scope};
 
-use crate::corpus::{BLOCK_BYTES, for_each_block};
+use crate::corpus::BLOCK_BYTES;
 use crate::token_file::{TokenWriter, Written};
 use crate::tokens::TokenStore;
 use crate::{Corpus, DataError, Result, Tokenizer, Tokens};
@@ -82,11 +82,11 @@ fn encode_corpus(
         let mut line = Pipeline::new(tokenizer, workers);
         for document in corpus.documents() {
             let mut start = 0;
-            for_each_block(&document.path, &|text| tokenizer.last_cut(text), &mut |text, last| {
+            document.for_each_part(&|text| tokenizer.last_cut(text), &mut |text, last| {
                 let text = text.to_string();
                 let length = text.len();
                 line.send(TextPiece { text, document: &document.path, start, ends_document: last });
-                start += length;
+                start = if last { 0 } else { start + length };
                 while line.is_full() {
                     line.receive(progress, sink)?;
                 }

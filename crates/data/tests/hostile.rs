@@ -180,7 +180,7 @@ fn only_regular_files_of_expected_size_are_read() {
         assert!(error.contains(word) && error.contains(path.to_str().unwrap()), "{error}");
     }
     for path in [&fifo, &zero] {
-        let spec = CorpusSpec { paths: vec![path.clone()], extensions: vec![] };
+        let spec = CorpusSpec { paths: vec![path.clone()], ..CorpusSpec::default() };
         let error = Corpus::open(&spec).unwrap_err().to_string();
         assert!(error.contains("neither a file nor a folder"), "{error}");
         // Beside an invalid index, so that the file itself is opened.
@@ -198,7 +198,8 @@ fn only_regular_files_of_expected_size_are_read() {
 #[test]
 fn folders_within_folders_end_somewhere() {
     let folder = tempdir().unwrap();
-    let open = || Corpus::open(&CorpusSpec { paths: vec![folder.path().to_path_buf()], extensions: vec![] });
+    let paths = vec![folder.path().to_path_buf()];
+    let open = || Corpus::open(&CorpusSpec { paths: paths.clone(), ..CorpusSpec::default() });
     let mut deepest = folder.path().to_path_buf();
     for _ in 0..128 {
         deepest.push("a");

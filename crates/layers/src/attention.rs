@@ -5,6 +5,7 @@ use std::sync::Arc;
 use phalanx_tensor::{Dropout, Heads, Tensor, View};
 
 use crate::activation::Activation;
+use crate::cache::KeyValueCache;
 use crate::failure::Result;
 use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
 use crate::saved::{Saved, restore, restore_mut};
@@ -43,6 +44,9 @@ impl Layer for Attention {
         x: Activation,
         residual: Option<Activation>,
     ) -> Result<(Activation, Saved)> {
+        if let Some(cache) = cx.cache {
+            return Ok((self.cached(cx, cache, &x, residual), Saved::new(())));
+        }
         let [batch, seq, hidden3] = x.dims();
         let per_sample = self.all_heads * seq * seq;
         let dropout = cx.draws(self.dropout).map(|draw| {
@@ -85,6 +89,22 @@ impl Layer for Attention {
         let rows = [out.view(), log_sum_exp.view(), dy.view()];
         cx.device.attention_backward(qkv.view(), rows, self.heads, dropout, dqkv.view_mut());
         Ok(Some(add_residual(cx, dqkv, residual)))
+    }
+}
+
+impl Attention {
+    /// Forward of the rows from `cx.first_row` on, over the keys and values in `cache` and their own.
+    fn cached(
+        &self,
+        cx: &Context,
+        cache: &KeyValueCache,
+        qkv: &Activation,
+        residual: Option<Activation>,
+    ) -> Activation {
+        let [batch, new, hidden3] = qkv.dims();
+        let mut out = cx.activation([batch, new, hidden3 / 3], "attention.out");
+        cache.attend(&self.name, self.heads, cx.first_row, qkv.view(), out.view_mut());
+        add_residual(cx, out, residual)
     }
 }
 

@@ -97,7 +97,7 @@ impl Layer for Embedding {
         let [batch, seq] = x.dims();
         let mut y = cx.activation([batch, seq, self.hidden], "embedding.y");
         let lookup = Lookup::Token { first: 0, vocab: self.vocab };
-        let positions = Some(self.positions(cx, parameters[1], 0));
+        let positions = Some(self.positions(cx, parameters[1], cx.first_row));
         cx.device.embedding(x.view(), lookup, parameters[0], positions, false, y.view_mut());
         self.add_types(cx, parameters, &x, &mut y);
         Ok((add_residual(cx, y, residual), Saved::new(()).with_input(x)))

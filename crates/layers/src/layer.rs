@@ -12,6 +12,7 @@ use phalanx_plan::Stripe;
 use phalanx_tensor::{Category, DType, Device, Dropout, Shape, Tensor, View, ViewMut};
 
 use crate::activation::Activation;
+use crate::cache::KeyValueCache;
 use crate::failure::Result;
 use crate::init::Init;
 use crate::random;
@@ -32,6 +33,8 @@ pub struct Context<'a> {
     pub tokens: [usize; 2],
     /// Number of the first row of tensors that hold only some rows.
     pub first_row: usize,
+    /// In sampling: keys and values of the rows before `first_row`. Tensors then hold the rows from there on.
+    pub cache: Option<&'a KeyValueCache>,
 }
 
 /// The position of a micro-batch in the run. Random numbers are a function of it, the layer and the element, so they
@@ -49,7 +52,7 @@ pub struct Draw {
 impl<'a> Context<'a> {
     /// The context of training on whole micro-batches of `tokens` `[batch, seq]`, without dropout.
     pub fn new(device: &'a Device, compute: DType, tokens: [usize; 2]) -> Context<'a> {
-        Context { device, compute, keep: true, draw: None, tokens, first_row: 0 }
+        Context { device, compute, keep: true, draw: None, tokens, first_row: 0, cache: None }
     }
 }
 

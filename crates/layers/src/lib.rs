@@ -7,6 +7,7 @@
 
 pub mod activation;
 pub mod attention;
+pub mod cache;
 pub mod checkpointing;
 pub mod combinators;
 pub mod dropout;
@@ -25,6 +26,7 @@ pub mod saved;
 
 pub use activation::Activation;
 pub use attention::Attention;
+pub use cache::KeyValueCache;
 pub use checkpointing::{Checkpointing, Recompute};
 pub use combinators::{Residual, Sequence};
 pub use dropout::Dropped;

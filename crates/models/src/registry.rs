@@ -33,6 +33,11 @@ impl Arch {
     /// BERT.
     pub const BERT: Arch = Arch::of(&bert::ARCHITECTURE);
 
+    /// All architectures.
+    pub fn all() -> impl Iterator<Item = Arch> {
+        ARCHITECTURES.into_iter().map(Arch::of)
+    }
+
     /// The architecture with this name.
     pub fn named(name: &str) -> Option<Arch> {
         ARCHITECTURES.into_iter().find(|architecture| architecture.name == name).map(Arch::of)

@@ -4,12 +4,13 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use phalanx_trace::DType;
+use clap::{Args, Parser, Subcommand};
+use phalanx_models::Arch;
 
+use crate::bench_args::BenchArgs;
+use crate::byte_size::parse_bytes;
 use crate::draw_args::DrawArgs;
-use crate::fit::parse_bytes;
-use crate::strategies_args::BenchStrategiesArgs;
+use crate::overrides::Overrides;
 use crate::task::Show;
 
 /// The whole command line.
@@ -47,21 +48,11 @@ pub enum Command {
     Inspect(InspectArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
     /// One rank of a job; started by the launcher, never by users.
     #[command(hide = true)]
     Rank(RankArgs),
-}
-
-/// Arguments that override keys of the configuration file.
-#[derive(Clone, Debug, Default, Args)]
-pub struct Overrides {
-    /// Sets one key of the configuration, as `train.steps=200`; may be repeated
-    #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
-    pub set: Vec<String>,
-
-    /// Number of ranks (sets parallel.ranks; parallel.data follows)
-    #[arg(long, value_name = "N")]
-    pub nproc: Option<usize>,
 }
 
 /// Shows what every rank will hold, compute and send
@@ -166,7 +157,8 @@ impl TrainArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx sample runs/quickstart --prompt 'pub fn '\n  \
-    phalanx sample runs/quickstart --prompt '//! ' --tokens 400 --temperature 0.7 --top-k 20 --seed 7")]
+    phalanx sample runs/quickstart --prompt '//! ' --tokens 400 --temperature 0.7 --top-k 20 --seed 7\n  \
+    phalanx sample runs/quickstart --prompt 'fn main' --tokens 2000 --top-p 0.9 --shift 128")]
 pub struct SampleArgs {
     /// Run folder
     pub run: PathBuf,
@@ -182,6 +174,14 @@ pub struct SampleArgs {
     /// Draw from the K most likely tokens only; 0 for all
     #[arg(long, default_value_t = 0, value_name = "K")]
     pub top_k: usize,
+    /// Draw from the most likely tokens that together have this probability; 1 for all. Applies after --temperature
+    /// and --top-k
+    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    pub top_p: f32,
+    /// When the text is longer than model.seq, forget the N oldest tokens at once. 1 computes the last model.seq
+    /// tokens again for every token; more is faster, and the model sees less text after each shift
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub shift: usize,
     /// The same seed gives the same text
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
@@ -197,10 +197,14 @@ pub struct SampleArgs {
 ///
 /// The file holds the tokens and their tokenizer; `data.tokens = "FILE"` trains on it. A file that exists is
 /// replaced with --force only, and only once the new one is whole.
+///
+/// Each text file is one document. A .jsonl file holds one document a line, as {"text": "..."}; other lines are
+/// skipped and counted. Between documents goes the tokenizer's end-of-text token, if it has one.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx tokenize --tokenizer gpt2 --out books.bin books/\n  \
-    phalanx tokenize --out code.bin --extension rs --extension md crates docs")]
+    phalanx tokenize --out code.bin --extension rs --extension md crates docs\n  \
+    phalanx tokenize --tokenizer gpt2 --out web.bin --text-key content web.jsonl")]
 pub struct TokenizeArgs {
     /// Text files or folders
     #[arg(required = true, value_name = "TEXT")]
@@ -211,6 +215,9 @@ pub struct TokenizeArgs {
     /// Read only files with this extension from folders; may be repeated
     #[arg(long, value_name = "EXT")]
     pub extension: Vec<String>,
+    /// In .jsonl files: the key of the text in each line
+    #[arg(long, default_value = "text", value_name = "KEY")]
+    pub text_key: String,
     /// Token file to write
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
@@ -222,14 +229,31 @@ pub struct TokenizeArgs {
     pub json: bool,
 }
 
-/// Makes a run folder from a Hugging Face GPT-2
-///
-/// Reads config.json and the safetensors files of a folder and writes a run folder with a checkpoint of
-/// step 0, from which sample, export and train --resume work.
+/// The families of models that `import` takes.
+fn families() -> String {
+    let families: Vec<String> =
+        Arch::all().map(|arch| format!("{} (model_type {:?})", arch.title, arch.name)).collect();
+    families.join(" or ")
+}
+
+fn import_about() -> String {
+    format!("Makes a run folder from a Hugging Face folder: {}", families())
+}
+
+fn import_long_about() -> String {
+    format!(
+        "{}\n\nReads config.json, the safetensors files and, if it is there, tokenizer.json of a folder, and writes a \
+         run folder with a checkpoint of step 0, from which export, train --resume and, for a model that continues \
+         text, sample work.",
+        import_about()
+    )
+}
+
+/// Makes a run folder from a Hugging Face folder
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
+#[command(about = import_about(), long_about = import_long_about(), after_help = "Examples:\n  \
     phalanx import gpt2-folder\n  \
-    phalanx import gpt2-folder --run runs/gpt2\n  \
+    phalanx import bert-folder --run runs/bert\n  \
     phalanx train my.toml --run runs/gpt2 --resume --data my-texts/\n\n\
     Training an imported model without a checkpoint of its own: [model] init = \"gpt2-folder\".")]
 pub struct ImportArgs {
@@ -245,8 +269,9 @@ pub struct ImportArgs {
 
 /// Writes a checkpoint as a Hugging Face folder
 ///
-/// model.safetensors (f32), config.json, and tokenizer.json where the run has a Hugging Face tokenizer.
-/// The same parameters give the same bytes.
+/// model.safetensors (f32), config.json, and if the run has a tokenizer: tokenizer.json, tokenizer_config.json and, for
+/// a model that continues text, generation_config.json. transformers' AutoTokenizer then gives the ids of the run's
+/// tokenizer. The same parameters give the same bytes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx export runs/quickstart --out quickstart-hf\n  \
@@ -282,160 +307,6 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
-/// Measures steps, kernels, collectives or strategies of parallelism
-#[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// The benchmark.
-    #[command(subcommand)]
-    pub what: BenchCommand,
-}
-
-/// The benchmarks.
-#[derive(Debug, Subcommand)]
-pub enum BenchCommand {
-    Step(BenchStepArgs),
-    Kernels(BenchKernelsArgs),
-    Collectives(BenchCollectivesArgs),
-    Strategies(BenchStrategiesArgs),
-}
-
-/// Times training steps on random tokens
-///
-/// The engine, the ranks and the plan are those of `train`; data, evaluations and checkpoints are left out, and nothing
-/// is written. Then prints the time of each kernel in a step, beside the minimum that is possible on this machine.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
-    phalanx bench step examples/gpt2_mini.toml\n  \
-    phalanx bench step examples/gpt2_mini.toml --nproc 2 --set parallel.zero=3 --steps 10 --json")]
-pub struct BenchStepArgs {
-    /// Configuration (TOML)
-    pub config: PathBuf,
-    #[command(flatten)]
-    pub overrides: Overrides,
-    /// Steps that are timed
-    #[arg(long, default_value_t = 5, value_name = "K")]
-    pub steps: usize,
-    /// Steps before the first that is timed
-    #[arg(long, default_value_t = 1, value_name = "W")]
-    pub warmup: usize,
-    /// Print figures as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Times every kernel of a GPT-2 step alone
-///
-/// Each kernel is called repeatedly with the shapes of the step, by one thread and by all. Its speed is compared with
-/// peaks measured in the same run: operations on registers, and memory read and written.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
-    phalanx bench kernels\n  \
-    phalanx bench kernels --setting small --dtype bf16 --only linear --only attention\n  \
-    PHALANX_ISA=avx2 phalanx bench kernels --json | jq '.kernels[] | [.name, .size, .runs[0].floor_share]'")]
-pub struct BenchKernelsArgs {
-    /// Shapes: GPT-2 of 512 x 8, batch 8 of 256 tokens; 768 x 12, batch 4 of 256; nanoGPT's CPU setting
-    #[arg(long, value_enum, default_value_t = BenchSetting::Mini, value_name = "NAME")]
-    pub setting: BenchSetting,
-    /// Threads beside one; all cores when left out
-    #[arg(long, value_name = "N")]
-    pub threads: Option<usize>,
-    /// Type of activations and parameters
-    #[arg(long, value_enum, default_value_t = BenchDType::F32, value_name = "TYPE")]
-    pub dtype: BenchDType,
-    /// Only kernels whose name and size contain this; may be repeated
-    #[arg(long, value_name = "NAME")]
-    pub only: Vec<String>,
-    /// Milliseconds of each kernel
-    #[arg(long, default_value_t = 300, value_name = "T")]
-    pub ms: u64,
-    /// Print figures as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Shapes of `bench kernels`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BenchSetting {
-    Mini,
-    Small,
-    Nano,
-    /// For tests only.
-    #[value(hide = true)]
-    Tiny,
-}
-
-impl BenchSetting {
-    /// The text of the argument.
-    pub fn name(self) -> &'static str {
-        match self {
-            BenchSetting::Mini => "mini",
-            BenchSetting::Small => "small",
-            BenchSetting::Nano => "nano",
-            BenchSetting::Tiny => "tiny",
-        }
-    }
-}
-
-impl BenchDType {
-    /// The type itself.
-    pub fn dtype(self) -> DType {
-        match self {
-            BenchDType::F32 => DType::F32,
-            BenchDType::Bf16 => DType::BF16,
-            BenchDType::F16 => DType::F16,
-        }
-    }
-}
-
-/// Times collectives between processes
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
-    phalanx bench collectives --nproc 2\n  \
-    phalanx bench collectives --nproc 4 --op all_reduce --bytes 4096,1048576,134217728 --json\n  \
-    phalanx bench collectives --dtype bf16\n\n\
-    algbw_gbs is the size of the whole buffer over the time, in 10^9 bytes a second.")]
-pub struct BenchCollectivesArgs {
-    /// Number of ranks
-    #[arg(long, default_value_t = 2, value_name = "N")]
-    pub nproc: usize,
-    /// Operation; the first three when left out; may be repeated
-    #[arg(long, value_enum, value_name = "OP")]
-    pub op: Vec<BenchOp>,
-    /// Type of the elements
-    #[arg(long, value_enum, default_value_t = BenchDType::F32, value_name = "TYPE")]
-    pub dtype: BenchDType,
-    /// Sizes of the whole buffer
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "4096,65536,1048576,16777216,134217728",
-        value_name = "B,..."
-    )]
-    pub bytes: Vec<usize>,
-    /// Print a JSON line for each measurement
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Operations of `bench collectives`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub enum BenchOp {
-    AllReduce,
-    ReduceScatter,
-    AllGather,
-    Broadcast,
-}
-
-/// Element types of `bench`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub enum BenchDType {
-    F32,
-    Bf16,
-    F16,
-}
-
 /// Measures this machine and checks its limits
 ///
 /// Cores and instruction sets, the rates of multiply-adds in f32 and of products of bf16, memory bandwidth,
@@ -446,6 +317,25 @@ pub struct DoctorArgs {
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Prints a script that completes the command line in a shell
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx completions bash > ~/.local/share/bash-completion/completions/phalanx\n  \
+    phalanx completions zsh > ~/.zfunc/_phalanx        (with fpath+=~/.zfunc before compinit)\n  \
+    phalanx completions fish > ~/.config/fish/completions/phalanx.fish")]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}
+
+/// Writes the manual pages of the program and of each command
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  phalanx man ~/.local/share/man/man1 && man phalanx-train")]
+pub struct ManArgs {
+    /// Folder for the pages; it is made if it is not there
+    pub dir: PathBuf,
 }
 
 /// Arguments that the launcher gives to a rank.

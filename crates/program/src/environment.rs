@@ -15,6 +15,18 @@ use phalanx_train::config::{DeviceChoice, DeviceConfig};
 /// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`.
 const ISA: &str = "PHALANX_ISA";
 
+/// Set to anything, it switches colours off.
+const NO_COLOR: &str = "NO_COLOR";
+
+/// Kind of the terminal; `dumb` has no colours.
+const TERM: &str = "TERM";
+
+/// Whether a terminal may get colours.
+pub fn colours() -> bool {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    set(NO_COLOR).is_none() && set(TERM).is_none_or(|term| term != "dumb")
+}
+
 /// The values that were read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Environment {

@@ -4,6 +4,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
+/// Exit code of a rank that cannot use the checkpoint that it is to resume from.
+pub const CHECKPOINT_UNUSABLE: u8 = 3;
+
 /// Describes how a process ended; `None` when it succeeded. `done`: it had reported that its work is done.
 pub fn unexpected_end(status: ExitStatus, done: bool, sigkill: impl FnOnce() -> String) -> Option<String> {
     match (status.success(), done) {

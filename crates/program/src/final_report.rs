@@ -194,7 +194,7 @@ fn sample(
     ));
     let device = environment.unplanned_device(machine::cores())?;
     let generator = Generator::load(&*model_of(&checkpoint)?, &checkpoint, device)?;
-    let how = Sampling { temperature: 0.8, top_k: 0, seed: planned.config.train.seed };
+    let how = Sampling { temperature: 0.8, seed: planned.config.train.seed, ..Sampling::default() };
     output.print(prompt);
     let mut show = |text: &str| {
         output.print(text);

@@ -10,7 +10,7 @@ use phalanx_train::RunConfig;
 use phalanx_train::config::{Checkpointing, CheckpointingWord};
 use serde_json::{Value, json};
 
-use crate::machine::Available;
+use crate::machine::{self, Available};
 use crate::mesh_report;
 use crate::planned::Planned;
 use crate::report::{Table, bytes};
@@ -58,32 +58,6 @@ impl Budget {
             Budget::Device { bytes, .. } => *bytes,
             Budget::Machine(Available { bytes, .. }) => bytes / ranks as u64,
         }
-    }
-}
-
-/// A number of bytes as a user writes it: `80GiB`, `80GB`, `512MiB`, or a number of bytes.
-///
-/// # Errors
-/// Another text, or less than 1 byte.
-pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let factor = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "kib" => 1024.0,
-        "mib" => f64::from(1 << 20),
-        "gib" => f64::from(1 << 30),
-        "tib" => 1024.0 * f64::from(1 << 30),
-        "kb" => 1e3,
-        "mb" => 1e6,
-        "gb" => 1e9,
-        "tb" => 1e12,
-        other => return Err(format!("unknown unit `{other}`; write for example 80GiB, 80GB or 512MiB")),
-    };
-    let bytes = number.parse::<f64>().map_or(0.0, |number| number * factor);
-    match bytes.is_finite() && (1.0..1e18).contains(&bytes) {
-        true => Ok(bytes as u64),
-        false => Err("expected a number of bytes, for example 80GiB, 80GB or 512MiB".to_string()),
     }
 }
 
@@ -269,11 +243,16 @@ fn advice(planned: &Planned, budget: &Budget) -> String {
     }
 }
 
-/// Refuses a run that needs more memory than there is.
+/// Refuses a run that needs more memory than this machine has, or more than `memory.limit_mb` on a rank.
 ///
 /// # Errors
-/// With the bytes needed and available, and what would need less.
-pub fn check(planned: &Planned, budget: &Budget) -> Result<()> {
+/// The bytes needed and available, and changes that need less.
+pub fn check_memory(planned: &Planned) -> Result<()> {
+    let budgets = [limit(planned), machine::available().map(Budget::Machine)];
+    budgets.iter().flatten().try_for_each(|budget| check(planned, budget))
+}
+
+fn check(planned: &Planned, budget: &Budget) -> Result<()> {
     if budget.fits(planned) {
         return Ok(());
     }
@@ -414,25 +393,4 @@ pub fn budget_for_plan(planned: &Planned, given: Option<u64>) -> Result<Option<B
 pub fn limit(planned: &Planned) -> Option<Budget> {
     let bytes = (planned.config.memory.limit_mb? * f64::from(1 << 20)) as u64;
     Some(Budget::Device { bytes, given: "memory.limit_mb" })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse_bytes;
-
-    #[test]
-    fn sizes_have_units() {
-        for (text, bytes) in [
-            ("80GiB", 80 << 30),
-            ("80 GiB", 80 << 30),
-            ("80gb", 80_000_000_000),
-            ("1.5MiB", 3 << 19),
-            ("4096", 4096),
-        ] {
-            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "GiB", "80 apples", "-3GiB", "0", "1e99", "99999999TiB"] {
-            assert!(parse_bytes(text).is_err(), "{text}");
-        }
-    }
 }

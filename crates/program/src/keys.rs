@@ -1,7 +1,8 @@
-//! Every key of the configuration with the type of its value, and the known name that a wrong name is nearest to.
+//! Every key of the configuration with the type of its value, and the known name that a wrong name probably means.
 //!
 //! The list is the default configuration written out with its optional keys filled in, so it cannot
-//! drift from the types. A key that is not on it is an error that names the nearest one. Each value is tried alone, in a
+//! drift from the types. A key that is not on it is an error that names a key that is spelled alike, or the key that
+//! another program's name stands for. Each value is tried alone, in a
 //! configuration that is otherwise right, so the error for a wrong type names its own key.
 
 use anyhow::{Result, bail};
@@ -11,7 +12,7 @@ use serde::Deserialize;
 use strsim::levenshtein;
 use toml::{Table, Value};
 
-use crate::choices;
+use crate::{choices, foreign_keys};
 
 /// Keys whose default is a word and whose value may be a number.
 const WORD_OR_NUMBER: [&str; 2] = ["memory.chunk", "memory.checkpointing"];
@@ -76,7 +77,8 @@ pub fn check(given: &Table, origin: &str) -> Result<()> {
             }
             (None, Some(_)) => {
                 let near = nearest(name, full.keys().map(String::as_str));
-                bail!("{origin}: unknown table [{name}]; did you mean [{near}]?");
+                let meant = near.map_or_else(|| tables(&full), |near| format!("did you mean [{near}]?"));
+                bail!("{origin}: unknown table [{name}]; {meant}");
             }
             (None, None) => return Err(unknown(&full, name, origin)),
         }
@@ -155,16 +157,53 @@ fn expected(key: &str, known: &Value) -> String {
 
 fn unknown(full: &Table, key: &str, origin: &str) -> anyhow::Error {
     let keys: Vec<String> = flat(full).map(|(key, _)| key).collect();
-    let near = nearest(key, keys.iter().map(String::as_str));
-    let (table, leaf) = near.split_once('.').unwrap_or(("", near));
-    anyhow::anyhow!("{origin}: unknown key {key}; did you mean {leaf} in table [{table}] ({near})?")
+    let same_leaf = |name: &&String| leaf(name) == leaf(key);
+    let near = match keys.iter().find(same_leaf) {
+        Some(name) => Some(name.as_str()),
+        None => match foreign_keys::explain(key) {
+            Some(explained) => return anyhow::anyhow!("{origin}: unknown key {key}; {explained}"),
+            None => nearest(key, keys.iter().map(String::as_str)),
+        },
+    };
+    let table = key.split_once('.').and_then(|(table, _)| full.get_key_value(table));
+    let meant = match (near, table) {
+        (Some(near), _) => {
+            let (table, leaf) = near.split_once('.').unwrap_or(("", near));
+            format!("did you mean {leaf} in table [{table}] ({near})?")
+        }
+        (None, Some((name, Value::Table(table)))) => {
+            let keys: Vec<&str> = table.keys().map(String::as_str).collect();
+            format!("the keys of [{name}] are {}", keys.join(", "))
+        }
+        (None, _) => tables(full),
+    };
+    anyhow::anyhow!("{origin}: unknown key {key}; {meant}")
 }
 
-/// The known name that was most likely meant. A right key in a wrong table counts as one edit.
-fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> &'a str {
-    let leaf = |name: &str| name.rsplit('.').next().unwrap_or("").to_string();
-    let edits = |name: &&str| levenshtein(given, name).min(levenshtein(&leaf(given), &leaf(name)) + 1);
-    known.min_by_key(edits).unwrap_or("")
+/// Names the tables, for a name that is like no other.
+fn tables(full: &Table) -> String {
+    let names: Vec<String> = full.keys().map(|name| format!("[{name}]")).collect();
+    format!("the tables are {}, and README.md lists their keys", names.join(", "))
+}
+
+/// The name without its table.
+fn leaf(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
+}
+
+/// The known name that was most likely meant: the same name but for a third of its letters at most, or a longer or
+/// shorter form of it. Tables count for nothing.
+fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let given = leaf(given);
+    let edits = |name: &'a str| {
+        let other = leaf(name);
+        let (shorter, longer) = if other.len() < given.len() { (other, given) } else { (given, other) };
+        let edits = levenshtein(given, other);
+        let is_form = shorter.len() >= 4 && longer.split('_').any(|word| word == shorter);
+        let is_near = edits <= (longer.len() / 3).max(1) && shorter.len() > 1;
+        (is_form || is_near).then_some((edits, name))
+    };
+    known.filter_map(edits).min_by_key(|(edits, _)| *edits).map(|(_, name)| name)
 }
 
 #[cfg(test)]
@@ -188,8 +227,60 @@ mod tests {
             ("[schedule]\ndecay_step = 8", "schedule.decay_steps"),
             ("[schedule]\nlr_decay_iters = 8", "schedule.decay_steps"),
             ("[fp16]\ninitial_scale_power = 8", "precision.initial_scale_power"),
+            ("[model]\nlayer = 8", "model.layers"),
+            ("[data]\ntokeniser = \"byte\"", "data.tokenizer"),
+            ("[parallel]\nsequence = true", "parallel.sequence_parallel"),
         ] {
             assert!(refusal(text).contains(near), "{text}: {}", refusal(text));
+        }
+    }
+
+    #[test]
+    fn names_of_other_programs_are_explained() {
+        for (text, words) in [
+            ("block_size = 8", "block_size is nanoGPT's name; here it is model.seq"),
+            ("[model]\nn_layer = 8", "n_layer is nanoGPT's name; here it is model.layers"),
+            ("learning_rate = 0.1", "here it is optimizer.lr"),
+            ("train_micro_batch_size_per_gpu = 4", "is DeepSpeed's name; here it is batch.micro"),
+            (
+                "[zero_optimization]\nstage = 2",
+                "zero_optimization.stage is DeepSpeed's name; here it is parallel.zero",
+            ),
+            ("[fp16]\nenabled = true", "here it is precision.compute (set it to \"f16\")"),
+            ("[model]\nnum_hidden_layers = 8", "is Hugging Face's name; here it is model.layers"),
+            ("tensor-model-parallel-size = 2", "is Megatron's name; here it is parallel.tensor"),
+            ("[train]\nwarmup_ratio = 0.1", "here it is schedule.warmup (counted in steps"),
+            // A key of this program in another table is a key of this program.
+            ("[train]\nweight_decay = 0.1", "did you mean weight_decay in table [optimizer]"),
+        ] {
+            assert!(refusal(text).contains(words), "{text}: {}", refusal(text));
+        }
+        let text = assignment("n_head=4").unwrap_err().to_string();
+        assert!(text.contains("here it is model.heads"), "{text}");
+    }
+
+    #[test]
+    fn every_foreign_name_leads_to_a_key_and_none_is_a_key_here() {
+        let full = full();
+        let keys: Vec<String> = flat(&full).map(|(key, _)| key).collect();
+        for (name, own) in foreign_keys::names() {
+            let is_key = own.starts_with("--") || keys.iter().any(|key| key == own);
+            assert!(is_key, "{name} -> {own}");
+            assert!(!keys.iter().any(|key| leaf(key) == leaf(name)), "{name} would never be explained");
+            assert_eq!(foreign_keys::names().filter(|(other, _)| *other == name).count(), 1, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_like_no_other_is_told_what_there_is() {
+        for (text, words, without) in [
+            ("[model]\nrope_theta = 1", "the keys of [model] are arch, ", "did you mean"),
+            ("flash = true", "the tables are [batch], ", "did you mean"),
+            ("[wandb]\nproject = \"x\"", "the tables are [batch], ", "did you mean"),
+            ("[wandb]", "the tables are [batch], ", "did you mean"),
+        ] {
+            let found = refusal(text);
+            assert!(found.contains(words) && !found.contains(without), "{text}: {found}");
         }
     }
 

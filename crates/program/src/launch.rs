@@ -64,6 +64,8 @@ pub struct Failure {
     pub activity: String,
     /// Whether the signal that was to stop the run ended it before its handler was installed.
     pub interrupted: bool,
+    /// Whether the rank could not use the checkpoint that it was to resume from.
+    pub checkpoint_unusable: bool,
 }
 
 impl std::fmt::Display for Failure {
@@ -89,6 +91,8 @@ struct Running {
     /// `None` while the process is being started.
     pidfd: Option<OwnedFd>,
     ended: bool,
+    /// Whether it has ended with [`exit_status::CHECKPOINT_UNUSABLE`].
+    checkpoint_unusable: bool,
     /// The thread that gathers its standard output, if that is gathered.
     output: Option<JoinHandle<String>>,
     /// Threads that show its output.
@@ -151,8 +155,15 @@ impl RankProcesses {
         let child = command.spawn().map_err(|error| refused_thread("its process", &error))?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process number")?;
         // From here on, dropping `running` ends the process.
-        let mut running =
-            Running { child, pidfd: None, ended: false, output: None, shown: Vec::new(), shares_stderr };
+        let mut running = Running {
+            child,
+            pidfd: None,
+            ended: false,
+            checkpoint_unusable: false,
+            output: None,
+            shown: Vec::new(),
+            shares_stderr,
+        };
         running.pidfd = Some(pidfd_open(pid, PidfdFlags::empty()).context("a descriptor of its process")?);
         if let Some(stdout) = running.child.stdout.take() {
             match output {
@@ -210,6 +221,10 @@ impl RankProcesses {
             }
         }
         let gathered = self.ranks.iter_mut().map(Running::finish).collect();
+        if let Some(failure) = &mut failure {
+            let running = self.ranks.get(failure.rank);
+            failure.checkpoint_unusable = running.is_some_and(|running| running.checkpoint_unusable);
+        }
         failure.map_or(Ok(gathered), Err)
     }
 
@@ -237,6 +252,7 @@ impl RankProcesses {
         for (rank, running) in self.ranks.iter_mut().enumerate().filter(|(_, running)| !running.ended) {
             let Ok(Some(status)) = running.child.try_wait() else { continue };
             running.ended = true;
+            running.checkpoint_unusable = status.code() == Some(exit_status::CHECKPOINT_UNUSABLE.into());
             if failure.is_none()
                 && let Some(how) = exit_status::unexpected_end(status, self.job.is_done(rank), || {
                     exit_status::sigkill(&self.kills, &machine::out_of_memory_kills())
@@ -246,7 +262,7 @@ impl RankProcesses {
                 let interrupted =
                     signals.came() && status.signal().is_some_and(|signal| STOPS.contains(&signal));
                 let activity = self.job.last_activity(rank);
-                failure = Some(Failure { rank, reason, activity, interrupted });
+                failure = Some(Failure { rank, reason, activity, interrupted, checkpoint_unusable: false });
             }
         }
         failure
@@ -289,13 +305,25 @@ impl RankProcesses {
             self.timeout.as_secs(),
             others.collect::<String>(),
         );
-        Some(Failure { rank: *rank, reason, activity: self.job.last_activity(*rank), interrupted: false })
+        Some(Failure {
+            rank: *rank,
+            reason,
+            activity: self.job.last_activity(*rank),
+            interrupted: false,
+            checkpoint_unusable: false,
+        })
     }
 
     /// A failure that a rank has reported before it ended.
     fn told(&self) -> Option<Failure> {
         let (rank, reason) = self.job.aborted()?;
-        Some(Failure { rank, reason, activity: self.job.last_activity(rank), interrupted: false })
+        Some(Failure {
+            rank,
+            reason,
+            activity: self.job.last_activity(rank),
+            interrupted: false,
+            checkpoint_unusable: false,
+        })
     }
 
     /// What a stalled process waits for, as far as is visible from outside.
@@ -316,9 +344,13 @@ impl RankProcesses {
     /// The cause of the failure according to the job's record; `first` is the rank that was first seen to end or stall.
     fn cause(&self, first: Failure) -> Failure {
         let mut cause = match self.job.aborted() {
-            Some((rank, reason)) if rank != first.rank || reason != first.reason => {
-                Failure { rank, reason, activity: self.job.last_activity(rank), interrupted: false }
-            }
+            Some((rank, reason)) if rank != first.rank || reason != first.reason => Failure {
+                rank,
+                reason,
+                activity: self.job.last_activity(rank),
+                interrupted: false,
+                checkpoint_unusable: false,
+            },
             _ => first,
         };
         // A rank that named another one could not see why that one does not arrive. The number comes from a rank, so it

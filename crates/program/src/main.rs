@@ -6,9 +6,13 @@
 
 mod args;
 mod bench;
+mod bench_args;
+mod byte_size;
 mod checksums;
 mod choices;
+mod colour;
 mod commands;
+
 mod continuation;
 mod control_group;
 mod draw_args;
@@ -17,6 +21,7 @@ mod exit_status;
 mod file_size;
 mod final_report;
 mod fit;
+mod foreign_keys;
 mod keys;
 mod launch;
 mod learning_rate;
@@ -24,9 +29,11 @@ mod limits;
 mod machine;
 mod mesh_report;
 mod output;
+mod overrides;
 mod plan_report;
 mod planned;
 mod progress;
+mod progress_line;
 mod rank_host;
 mod rank_process;
 mod resolve;
@@ -55,7 +62,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 
-use args::{BenchCommand, Cli, Command};
+use args::{Cli, Command};
+use bench_args::BenchCommand;
 use environment::Environment;
 use output::OutputError;
 use phalanx_drawing::report;
@@ -81,7 +89,7 @@ fn explain(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref().is_some_and(OutputError::reader_is_gone) {
         return ExitCode::from(output::READER_GONE);
     }
-    output::note(&format!("error: {}", file_size::explain(error)));
+    output::note_error(&format!("error: {}", file_size::explain(error)));
     ExitCode::FAILURE
 }
 
@@ -90,10 +98,7 @@ fn run(command: Command) -> Result<ExitCode> {
     file_size::fail_beyond_limit()?;
     match command {
         Command::Train(args) => return commands::train::train(&args, environment),
-        Command::Rank(args) => {
-            let done = rank_process::rank(&args, environment)?;
-            return Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-        }
+        Command::Rank(args) => return rank_process::rank(&args, environment),
         Command::Plan(args) if args.draw.schedule.is_some() => commands::plan_schedule::draw(&args),
         Command::Plan(args) => commands::plan::plan(&args),
         Command::Sample(args) => commands::sample::sample(&args, environment),
@@ -102,6 +107,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Export(args) => commands::export::export(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
         Command::Doctor(args) => commands::doctor::doctor(&args, environment),
+        Command::Completions(args) => commands::completions::completions(&args),
+        Command::Man(args) => commands::man::man(&args),
         Command::Bench(args) => match args.what {
             BenchCommand::Step(args) => commands::bench_step::bench_step(&args, environment),
             BenchCommand::Kernels(args) => commands::bench_kernels::bench_kernels(&args, environment),

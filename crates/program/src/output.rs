@@ -19,6 +19,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::Serialize;
 
+use crate::colour::{self, wrapped};
+use crate::environment;
+
 /// Exit code of a command whose output is no longer read: 128 + SIGPIPE, as shells show it for other programs.
 pub const READER_GONE: u8 = 141;
 
@@ -62,9 +65,24 @@ pub fn print_json(value: &impl Serialize) -> Result<()> {
     Ok(print_line(&serde_json::to_string_pretty(value)?)?)
 }
 
-/// Writes a message to standard error. A failure is ignored: there is no other place to report it, and nothing depends
-/// on it.
+/// Writes a message to standard error; on a terminal, lines break between words. A failure is ignored: there is no other
+/// place to report it, and nothing depends on it.
 pub fn note(line: &str) {
+    match stderr_width() {
+        Some(width) => write_note(&wrapped(line, width)),
+        None => write_note(line),
+    }
+}
+
+/// Writes an error like [`note`], on a terminal in colour.
+pub fn note_error(text: &str) {
+    match stderr_width() {
+        Some(width) if environment::colours() => write_note(&colour::error(&wrapped(text, width))),
+        _ => note(text),
+    }
+}
+
+fn write_note(line: &str) {
     let stderr = io::stderr().lock();
     let _ = write_all(stderr.as_fd(), format!("{line}\n").as_bytes());
 }
@@ -83,6 +101,12 @@ pub fn print_usage(said: &clap::Error) -> Result<(), OutputError> {
 /// Width of the terminal, if standard output is one.
 pub fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|width| *width > 0)
+}
+
+/// Columns of the terminal that standard error is, if it is one.
+pub fn stderr_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stderr()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 

@@ -283,12 +283,12 @@ fn chunks(spec: &Spec) -> String {
         100.0 * layout.waste_elements as f64 / padded as f64
     );
     let tried = &spec.tried_chunks;
-    if let Some(most) = tried.iter().max_by_key(|tried| tried.bytes) {
+    if let Some(worst) = tried.iter().max_by_key(|tried| tried.bytes) {
         text.push_str(&format!(
             "  chosen among {} sizes for the smallest peak; {} chunks would need {}\n",
             tried.len(),
-            most.chunks,
-            bytes(most.bytes)
+            worst.chunks,
+            bytes(worst.bytes)
         ));
     }
     text

@@ -14,7 +14,6 @@ use phalanx_train::config::{Reduce, Updates};
 use phalanx_train::planning::PlanError;
 use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
 
-use crate::fit::{self, Budget};
 use crate::machine;
 use crate::resolve::Resolved;
 
@@ -102,15 +101,6 @@ impl Planned {
     /// Bytes that the rank with the largest memory needs.
     pub fn needed_by_one(&self) -> u64 {
         self.plan.ranks.iter().map(|rank| self.needed_by(rank)).max().unwrap_or(0)
-    }
-
-    /// Refuses a run that needs more memory than there is, or more than `memory.limit_mb` on a rank.
-    ///
-    /// # Errors
-    /// The bytes needed and available, and changes that need less.
-    pub fn check_memory(&self) -> Result<()> {
-        let budgets = [fit::limit(self), machine::available().map(Budget::Machine)];
-        budgets.iter().flatten().try_for_each(|budget| fit::check(self, budget))
     }
 
     /// Estimated bytes of the rank that takes most besides its arena.

@@ -8,11 +8,15 @@ use phalanx_train::job::Job;
 use phalanx_train::metrics::{EvaluationRecord, StepRecord};
 use phalanx_train::run::{Observer, ScaleChange};
 
-use crate::output::{TrainOutput, note};
+use crate::output::{TrainOutput, note, stderr_width};
+use crate::progress_line::Line;
 use crate::report;
 
 /// Time between two lines if there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Columns of a terminal that does not say how many it has.
+const DEFAULT_WIDTH: usize = 80;
 
 /// Shows the progress of rank 0.
 pub struct Progress {
@@ -30,9 +34,8 @@ impl Progress {
     pub fn new(job: &Job) -> Progress {
         let steps = job.config.train.steps;
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr_with_hz(5));
-        let style = ProgressStyle::with_template("{prefix} {bar:24} {pos}/{len}  {wide_msg}");
-        bar.set_style(style.expect("a template that is well formed").progress_chars("█▉▊▋▌▍▎▏ "));
-        bar.set_prefix("step");
+        let style = ProgressStyle::with_template("{wide_msg}");
+        bar.set_style(style.expect("a template that is well formed"));
         let ranks = job.plan.spec.world_size();
         let arena = report::bytes(job.plan.arena_bytes_max());
         Progress {
@@ -46,24 +49,11 @@ impl Progress {
         }
     }
 
-    fn describe(&self, record: &StepRecord) -> String {
-        let mut text = format!("loss {:.4}", record.loss);
-        if let Some(val_loss) = self.val_loss {
-            text.push_str(&format!("  val {val_loss:.4}"));
-        }
-        text.push_str(&format!("  {} tokens/s", report::count(record.tokens_per_s)));
-        for (name, share) in [("mfu", record.mfu), ("hfu", record.hfu)] {
-            if let Some(share) = share {
-                text.push_str(&format!("  {name} {:.0}%", 100.0 * share));
-            }
-        }
-        text.push_str(&format!("  {}", self.memory));
-        let done = record.step - self.first_step;
-        let left = self.started.elapsed().as_secs_f64() / done as f64 * (self.steps - record.step) as f64;
-        if record.step < self.steps && done > 0 {
-            text.push_str(&format!("  {} left", report::seconds(left)));
-        }
-        text
+    fn line<'a>(&'a self, record: &'a StepRecord) -> Line<'a> {
+        let (done, steps_left) = (record.step - self.first_step, self.steps.saturating_sub(record.step));
+        let left = self.started.elapsed().as_secs_f64() / done as f64 * steps_left as f64;
+        let left_s = (steps_left > 0 && done > 0).then_some(left);
+        Line { record, steps: self.steps, val_loss: self.val_loss, memory: &self.memory, left_s }
     }
 
     /// Prints a line that stays, above the bar if there is one.
@@ -84,13 +74,13 @@ impl Observer for Progress {
     }
 
     fn step(&mut self, record: &StepRecord) {
-        let text = self.describe(record);
         let due = Instant::now() >= self.line_due;
         if self.bar.is_hidden() && (due || record.step == self.steps) {
             self.line_due = Instant::now() + LINE_EVERY;
-            note(&format!("step {}/{}  {text}", record.step, self.steps));
+            note(&self.line(record).whole());
         }
-        self.bar.set_message(text);
+        let width = stderr_width().unwrap_or(DEFAULT_WIDTH);
+        self.bar.set_message(self.line(record).fit(width));
         self.bar.set_position(record.step);
     }
 

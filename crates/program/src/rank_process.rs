@@ -4,6 +4,7 @@
 //! that rank.
 
 use std::ffi::CString;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -12,16 +13,17 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::args::RankArgs;
 use crate::environment::Environment;
+use crate::exit_status::CHECKPOINT_UNUSABLE;
 use crate::output::{TrainOutput, print_line};
 use crate::rank_host::RankHost;
 use crate::task::Task;
 use crate::{bench, file_size, signals, task_file, training};
 
-/// Runs one rank; `Ok(false)` after an error that was reported to the launcher.
+/// Runs one rank; its exit code tells the launcher of an error that was reported to it.
 ///
 /// # Errors
 /// An error from before the rank has joined the job, where it could not be recorded.
-pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
+pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
     end_with(args.launcher)?;
     name(args.rank);
     let task = take_sealed(args.task_fd).context("the memory file of a rank's task")?;
@@ -64,7 +66,11 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<bool> {
         (Ok(()), RankHost::Job(endpoint)) => endpoint.finish(),
         (Ok(()), RankHost::Alone) => {}
     }
-    Ok(done.is_ok())
+    Ok(match &done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if training::is_of_checkpoint(error) => ExitCode::from(CHECKPOINT_UNUSABLE),
+        Err(_) => ExitCode::FAILURE,
+    })
 }
 
 /// Makes this process end when its launcher does.

@@ -100,6 +100,7 @@ pub fn resume(
     };
     let same_data = config.data.text == before.data.text
         && config.data.extensions == before.data.extensions
+        && config.data.text_key == before.data.text_key
         && config.data.tokens == before.data.tokens
         && config.data.tokenizer == before.data.tokenizer;
     // A token file that is named again may have changed.
@@ -246,7 +247,7 @@ mod tests {
     use phalanx_train::ResolvedConfig;
 
     use super::*;
-    use crate::args::Overrides;
+    use crate::overrides::Overrides;
 
     /// The configuration of a resumed run, from the stored one and what is set now.
     fn resumed(stored: &str, set: &[&str]) -> ResolvedConfig {

@@ -10,6 +10,7 @@ use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
 
 use crate::checksums::{CHECKSUMS_FILE, Checksums, digest};
 use crate::environment::Environment;
+use crate::output::note;
 use crate::planned::Planned;
 use crate::resolve::{Purpose, Resolved, Vocabulary, resolve};
 use crate::resume::Resumed;
@@ -17,7 +18,7 @@ use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
 use crate::staged::Staged;
 use crate::task::{Show, TrainTask};
 use crate::user_config::UserConfig;
-use crate::{machine, plan_report, resume, tokenizing};
+use crate::{machine, plan_report, resume, shape, tokenizing};
 
 /// A run whose files are prepared and whose plan fits; its folder has not changed yet.
 pub struct Prepares {
@@ -40,6 +41,11 @@ pub fn prepare(folder: &RunFolder, started: &Resumed, show: Show) -> Result<Prep
         Ok((tokens.vocabulary(config), tokens))
     })?;
     let imported = resolved.imported.clone();
+    if let Some(dir) = imported.as_deref().filter(|_| show == Show::Progress && started.checkpoint.is_none())
+    {
+        let (source, model) = shape::read_hugging_face(dir)?;
+        shape::trained_otherwise(source.config(), &*model).iter().for_each(|difference| note(difference));
+    }
     let (planned, digests) = plan(resolved, tokens)?;
     Ok(Prepares { staged, planned, imported, digests })
 }
@@ -151,6 +157,9 @@ fn tokens(
     let prepared = tokenizing::with_progress(show != Show::Progress, |progress| {
         dataset::prepare(&config.data, staged.path(), machine::cores(), accept, progress)
     })?;
+    if show == Show::Progress {
+        prepared.notes.iter().for_each(|line| note(line));
+    }
     Ok(Tokens { prepared, folder: staged.path().to_path_buf(), is_new: true, expected })
 }
 
@@ -171,7 +180,8 @@ fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
             path.display()
         );
     }
-    Ok(Prepared { tokens: file.len() as u64, vocab: tokenizer.vocab_size(), tokenizer: Some(tokenizer) })
+    let (tokens, vocab) = (file.len() as u64, tokenizer.vocab_size());
+    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), notes: Vec::new() })
 }
 
 /// Makes the plan, which must fit, and checks every token.
@@ -181,7 +191,7 @@ fn plan(resolved: Resolved, tokens: Tokens) -> Result<(Planned, DataDigests)> {
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
     let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new))?;
     let planned = Planned::of(resolved, data.evaluated())?;
-    planned.check_memory()?;
+    crate::fit::check_memory(&planned)?;
     let tokenizer = prepared.tokenizer.as_ref().map(Tokenizer::digest);
     Ok((planned, DataDigests { tokens: Some(blake3), tokenizer }))
 }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_layers::{Checkpointing, Network};
-use phalanx_models::{Model, ModelShape, check_contents, from_config};
+use phalanx_models::{Arch, Model, ModelShape, check_contents, from_config};
 use phalanx_parallel::TensorParallel;
 use phalanx_train::config::ModelConfig;
+use serde_json::Value;
 
 /// The whole network of a model, on one rank.
 pub fn whole(model: &dyn Model) -> Network {
@@ -32,6 +33,22 @@ pub fn read_hugging_face(dir: &Path) -> Result<(HuggingFaceDir, Arc<dyn Model>)>
     let model =
         model_in(&folder).map_err(|error| anyhow!("{} cannot be imported: {error}", dir.display()))?;
     Ok((folder, model))
+}
+
+/// What transformers trains otherwise than Phalanx, for the model of a `config.json`.
+pub fn trained_otherwise(config: &Value, model: &dyn Model) -> Option<String> {
+    // The default of transformers' BertConfig; null means that there is none.
+    let row = match &config["pad_token_id"] {
+        Value::Null if config.get("pad_token_id").is_some() => return None,
+        Value::Null => 0,
+        id => id.as_u64()?,
+    };
+    (model.architecture() == Some(Arch::BERT)).then(|| {
+        format!(
+            "transformers does not train row {row} (pad_token_id) of the token table, and Phalanx trains it like the \
+             others: losses differ slightly from the second step on"
+        )
+    })
 }
 
 /// The model of a Hugging Face folder. Checks that its tensors are exactly the weights of the model.

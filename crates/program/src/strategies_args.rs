@@ -10,8 +10,8 @@ use clap::Args;
 /// the first, or each with its own loss), as replicas (DDP) with ZeRO 1 to 3, tensor parallel with and without sequence
 /// parallelism, model parallel, in a pipeline, with asynchronous updates. Each computes the same tokens with the same
 /// number of threads: [parallel] and batch.micro of CONFIG are replaced. Prints memory by rank and category, planned
-/// and measured, step time, bytes moved and bubble, and compares the losses. A strategy that cannot run is a row that says
-/// why.
+/// and measured, step time, bytes moved and bubble, and checks that the gradients agree up to rounding. A strategy that
+/// cannot run is a row that says why.
 ///
 /// Then the classic comparison: a small BERT (examples/bert_classic.toml) on 2 ranks, model parallel against a pipeline
 /// of 4 micro-batches.

@@ -83,3 +83,8 @@ pub fn is_of_another(error: &anyhow::Error, rank: usize) -> bool {
         _ => false,
     }
 }
+
+/// Whether an error says that the checkpoint to resume from cannot be used.
+pub fn is_of_checkpoint(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref::<RunError>(), Some(RunError::Restore { .. }))
+}

@@ -10,8 +10,8 @@ use phalanx_train::RunConfig;
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use crate::args::Overrides;
 use crate::limits::CONFIG_BYTES;
+use crate::overrides::Overrides;
 use crate::{keys, schedule_file};
 
 /// Pairs of keys that determine each other.

@@ -153,3 +153,143 @@ fn samples_depend_on_the_seed_alone() {
     home.run(&["sample", "nowhere", "--prompt", "x"]).refused(&["nowhere", "no checkpoint"]);
     home.run(&["sample", "r", "--prompt", ""]).refused(&["--prompt is empty"]);
 }
+
+/// The tokenizer that an export writes is the run's own, and what is imported again has the same ids.
+#[test]
+fn an_export_has_the_tokenizer_of_its_run() {
+    let home = Home::new();
+    for (tokenizer, end) in [("byte", json!(null)), ("char", json!(null)), ("gpt2", json!(50256))] {
+        let set = format!("data.tokenizer={tokenizer}");
+        home.run(&[
+            "train",
+            "small.toml",
+            "--run",
+            tokenizer,
+            "--quiet",
+            "--set",
+            &set,
+            "--set",
+            "train.steps=1",
+        ])
+        .ok();
+        let out = format!("{tokenizer}-hf");
+        let ended = home.run(&["export", tokenizer, "--out", &out]).ok();
+        for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+            assert!(ended.stdout.contains(name) && home.path(&format!("{out}/{name}")).exists(), "{name}");
+        }
+        assert_eq!(home.json(&format!("{out}/tokenizer_config.json"))["model_max_length"], json!(16));
+        for file in ["config.json", "generation_config.json"] {
+            let file = home.json(&format!("{out}/{file}"));
+            assert_eq!((&file["eos_token_id"], &file["bos_token_id"]), (&end, &end), "{tokenizer}");
+        }
+        let ids = |tokenizer: &str| {
+            let of = home.path(tokenizer).join("tokenizer.json");
+            home.run(&[
+                "tokenize",
+                "--force",
+                "--tokenizer",
+                of.to_str().unwrap(),
+                "--out",
+                "t.bin",
+                "text.txt",
+            ])
+            .ok();
+            let file = home.read("t.bin");
+            let tokens = u64::from_le_bytes(file[24..32].try_into().unwrap()) as usize;
+            file[64..64 + 2 * tokens].to_vec()
+        };
+        assert_eq!(ids(tokenizer), ids(&out), "{tokenizer}");
+    }
+    // A model that was imported with the exported tokenizer is exported with the same one.
+    home.run(&["import", "char-hf", "--run", "again"]).ok();
+    home.run(&["export", "again", "--out", "again-hf"]).ok();
+    for name in ["tokenizer.json", "tokenizer_config.json", "config.json"] {
+        assert_eq!(home.read(&format!("char-hf/{name}")), home.read(&format!("again-hf/{name}")), "{name}");
+    }
+}
+
+/// A masked model has one more row than its tokenizer; its token is named in the export.
+#[test]
+fn the_mask_token_of_a_bert_is_exported_and_the_frozen_row_is_mentioned() {
+    let home = Home::new();
+    home.run(&[
+        "train",
+        "small.toml",
+        "--run",
+        "b",
+        "--quiet",
+        "--set",
+        "model.arch=bert",
+        "--set",
+        "train.steps=1",
+    ])
+    .ok();
+    home.run(&["export", "b", "--out", "hf"]).ok();
+    assert_eq!(home.json("hf/tokenizer_config.json")["mask_token"], json!("[MASK]"));
+    let tokenizer = home.json("hf/tokenizer.json");
+    assert_eq!(
+        (&tokenizer["added_tokens"][0]["id"], home.json("hf/config.json")["vocab_size"].as_u64()),
+        (&json!(256), Some(257))
+    );
+    assert!(!home.path("hf/generation_config.json").exists());
+    let mut config = home.json("hf/config.json");
+    for (id, words) in [(json!(0), "row 0 (pad_token_id)"), (json!(7), "row 7 (pad_token_id)")] {
+        config["pad_token_id"] = id;
+        home.write("hf/config.json", config.to_string());
+        let ended = home.run(&["import", "hf", "--run", words]).ok();
+        assert!(ended.stdout.contains(words), "{}", ended.stdout);
+    }
+    config["pad_token_id"] = json!(null);
+    home.write("hf/config.json", config.to_string());
+    assert!(!home.run(&["import", "hf", "--run", "none"]).ok().stdout.contains("pad_token_id"));
+    let help = home.run(&["import", "--help"]).ok().stdout;
+    assert!(help.contains("GPT-2") && help.contains("BERT"), "{help}");
+}
+
+#[test]
+fn json_lines_are_documents_and_skipped_lines_are_reported() {
+    let home = Home::new();
+    let text = "chunk rank shard gather ".repeat(60);
+    home.write("a.jsonl", format!("{{\"text\": {text:?}}}\noops\n{{\"id\": 1}}\n{{\"text\": {text:?}}}\n"));
+    let words =
+        "a.jsonl: skipped 2 of 4 lines: 1 not valid JSON, 1 without the key \"text\" (the first is line 2)";
+    let train = |run: &str, extra: &[&str]| {
+        let args = ["train", "small.toml", "--data", "a.jsonl", "--set", "train.steps=1", "--run", run];
+        home.run(&[&args[..], extra].concat())
+    };
+    let ended = train("r", &[]).ok();
+    assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    assert_eq!(train("q", &["--quiet"]).ok().stderr, "");
+    train("n", &["--set", "data.text_key=body"]).refused(&[
+        "a.jsonl holds no text",
+        "\"body\"",
+        "data.text_key",
+    ]);
+    let ended = home.run(&["tokenize", "--out", "a.bin", "a.jsonl"]).ok();
+    assert!(ended.stdout.contains(words) && ended.stdout.contains("2 documents"), "{}", ended.stdout);
+    let figures = home.run(&["tokenize", "--force", "--json", "--out", "a.bin", "a.jsonl"]).ok().json();
+    assert_eq!((&figures["documents"], &figures["skipped_lines"]), (&json!(2), &json!(2)));
+    assert_eq!(figures["tokens"], json!(2 * text.len()));
+}
+
+#[test]
+fn sampling_is_the_same_with_each_shift_until_the_context_is_full_and_checks_its_numbers() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "r", "--quiet"]).ok();
+    let sample = |extra: &[&str]| {
+        home.run(&[&["sample", "r", "--prompt", "ra", "--json", "--seed", "3"], extra].concat())
+    };
+    let tokens = |extra: &[&str]| sample(extra).ok().json()["tokens"].clone();
+    // The context has 16 tokens: 15 tokens fit behind two of the prompt, and the last is never read.
+    assert_eq!(tokens(&["--tokens", "15"]), tokens(&["--tokens", "15", "--shift", "8"]));
+    assert_eq!(tokens(&["--tokens", "40", "--shift", "8"]).as_array().unwrap().len(), 40);
+    // Of the most likely token alone, whatever the temperature.
+    assert_eq!(tokens(&["--top-p", "0.000001"]), tokens(&["--temperature", "0"]));
+    for (extra, words) in [
+        (["--top-p", "0"], "--top-p 0: expected more than 0"),
+        (["--top-p", "1.5"], "--top-p 1.5"),
+        (["--shift", "0"], "--shift 0: expected 1 or more"),
+    ] {
+        sample(&extra).refused(&[words]);
+    }
+}

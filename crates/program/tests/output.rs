@@ -191,3 +191,36 @@ fn signals_that_were_ignored_at_the_start_stay_ignored() {
         assert!(started.iter().all(|pid| !lives(*pid)));
     }
 }
+
+#[test]
+fn completions_and_manual_pages_cover_every_command() {
+    let home = Home::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = home.run(&["completions", shell]).ok().stdout;
+        for word in ["phalanx", "tokenize", "--top-p", "strategies"] {
+            assert!(script.contains(word.trim_start_matches("--")), "{shell}: {word}");
+        }
+    }
+    home.run(&["man", "new/man1"]).ok();
+    for page in ["phalanx", "phalanx-train", "phalanx-bench", "phalanx-bench-step", "phalanx-completions"] {
+        let text = String::from_utf8(home.read(&format!("new/man1/{page}.1"))).unwrap();
+        assert!(text.contains(".SH NAME") && text.contains(".SH SYNOPSIS"), "{page}: {text}");
+        // roff writes a hyphen as \-.
+        assert!(text.contains(&page.replace('-', "\\-")), "{page}: {text}");
+    }
+    // `rank` is for the launcher.
+    assert!(!home.path("new/man1/phalanx-rank.1").exists());
+}
+
+#[test]
+fn files_and_pipes_get_no_colours_and_no_line_breaks() {
+    let home = Home::new();
+    let long = "x".repeat(150);
+    for args in [vec!["train", "--help"], vec!["plan", &long], vec!["sample", "nowhere", "--prompt", "a"]] {
+        let ended = home.run(&args);
+        assert!(!ended.stdout.contains('\u{1b}') && !ended.stderr.contains('\u{1b}'), "{args:?}");
+    }
+    let error =
+        home.run(&["plan", "no such.toml", "--set", "train.steps=2"]).refused(&["no such.toml"]).stderr;
+    assert_eq!(error.lines().count(), 1, "{error}");
+}

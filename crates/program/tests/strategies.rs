@@ -81,8 +81,16 @@ fn every_way_holds_what_was_planned_and_all_synchronous_ones_say_the_same() {
             );
         }
     }
-    let losses = value(&figures, "losses");
-    assert_eq!((value(losses, "agree"), value(losses, "compared")), (&true.into(), &11.into()));
+    let agreement = value(&figures, "agreement");
+    assert_eq!(
+        (value(agreement, "agree"), value(agreement, "compared")),
+        (&true.into(), &11.into()),
+        "{agreement}"
+    );
+    // In f32 a gradient differs by a few roundings, and the bound is below any fault of interest.
+    let gradients = value(agreement, "gradients");
+    let (found, allowed) = (number(gradients, "largest"), number(gradients, "allowed"));
+    assert!(found > 0.0 && found <= allowed && allowed < 1e-3, "{agreement}");
     less_where_it_is_sharded(&figures);
     classic(&figures["classic"]);
     let svg = String::from_utf8(home.read("ways.svg")).unwrap();
@@ -135,13 +143,14 @@ fn only_those_that_are_named_run_and_what_cannot_is_a_row() {
     for words in [
         "tensor does not run: parallel.tensor = 3: must divide model.heads = 4; the nearest that does is",
         "zero-2, ranks 0 to 2",
-        "All 2 synchronous strategies have the same loss",
+        "All 2 synchronous strategies compute the same gradients in step 1",
     ] {
         assert!(ended.stdout.contains(words), "no {words:?} in {}", ended.stdout);
     }
     assert!(!ended.stdout.contains("asynchronous") && !ended.stdout.contains("BERT"), "{}", ended.stdout);
     let lines: Vec<&str> = ended.stderr.lines().collect();
-    assert_eq!(lines, ["[1 of 3] one-device", "[2 of 3] zero-2", "[3 of 3] tensor"]);
+    let rounding = "[rounding] one-device in another precision";
+    assert_eq!(lines, ["[1 of 3] one-device", "[2 of 3] zero-2", "[3 of 3] tensor", rounding]);
 }
 
 #[test]

@@ -58,9 +58,9 @@ impl Spec {
 fn candidates(spec: &Spec) -> Vec<Spec> {
     let elements = spec.layout.placed.iter().map(|placed| placed.elements).sum::<u64>();
     let quarter = elements / (4 * spec.mesh.tensor * spec.stages.len()).max(1) as u64;
-    let least = spec.layout.searched.iter().min_by_key(|candidate| candidate.waste_elements);
+    let tightest = spec.layout.searched.iter().min_by_key(|candidate| candidate.waste_elements);
     let mut sizes = vec![ChunkSize::None];
-    sizes.extend(least.map(|candidate| ChunkSize::Elements(candidate.chunk_elements)));
+    sizes.extend(tightest.map(|candidate| ChunkSize::Elements(candidate.chunk_elements)));
     // Where nothing is gathered or reduced chunk by chunk, chunks differ in their padding only.
     if spec.mesh.data > 1 || spec.stage >= Stage::Two {
         sizes.extend((0..HALVINGS).map(|half| ChunkSize::Elements((quarter >> half).max(1))));

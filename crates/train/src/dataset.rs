@@ -52,6 +52,8 @@ pub struct Prepared {
     pub tokens: u64,
     /// Number of rows that the token table needs; 0 when it is not known.
     pub vocab: usize,
+    /// For people: the lines of `.jsonl` files that gave no document.
+    pub notes: Vec<String>,
 }
 
 /// The tokenizer that `data` names, which may need its text.
@@ -68,7 +70,11 @@ pub fn open_tokenizer(data: &DataConfig) -> Result<(Tokenizer, Option<Corpus>), 
 }
 
 fn spec(data: &DataConfig) -> CorpusSpec {
-    CorpusSpec { paths: data.text.iter().map(Into::into).collect(), extensions: data.extensions.clone() }
+    CorpusSpec {
+        paths: data.text.iter().map(Into::into).collect(),
+        extensions: data.extensions.clone(),
+        text_key: Some(data.text_key.clone()),
+    }
 }
 
 /// Makes tokens from text, or opens the token file that `data` names, if `accept` accepts its tokenizer. Writes
@@ -91,7 +97,7 @@ pub fn prepare<E: From<DataError>>(
             tokenizer.save(folder)?;
         }
         let vocab = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
-        return Ok(Prepared { tokens: file.len() as u64, vocab, tokenizer });
+        return Ok(Prepared { tokens: file.len() as u64, vocab, tokenizer, notes: Vec::new() });
     }
     let (tokenizer, corpus) = open_tokenizer(data)?;
     accept(&tokenizer)?;
@@ -101,7 +107,13 @@ pub fn prepare<E: From<DataError>>(
     })?;
     let written = tokenize_to_file(&corpus, &tokenizer, &folder.join(TOKENS_FILE), threads, progress)?;
     tokenizer.save(folder)?;
-    Ok(Prepared { tokens: written.tokens, vocab: tokenizer.vocab_size(), tokenizer: Some(tokenizer) })
+    let (tokens, vocab) = (written.tokens, tokenizer.vocab_size());
+    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), notes: notes(&corpus) })
+}
+
+/// What to tell people about the lines of `.jsonl` files that gave no document.
+pub fn notes(corpus: &Corpus) -> Vec<String> {
+    corpus.skipped_lines().iter().map(|(path, lines)| format!("{}: {lines}", path.display())).collect()
 }
 
 impl Dataset {

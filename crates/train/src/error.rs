@@ -65,6 +65,12 @@ pub enum RunError {
         /// What is wrong.
         reason: String,
     },
+    /// The checkpoint that a run resumes from cannot be used.
+    #[error("{cause}")]
+    Restore {
+        /// Why.
+        cause: Box<RunError>,
+    },
     /// The weights that a run starts from cannot be used.
     #[error("model.init = {:?}: {cause}", .dir.display().to_string())]
     Init {

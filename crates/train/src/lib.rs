@@ -26,6 +26,7 @@ pub mod rank;
 pub mod run;
 pub mod run_files;
 pub mod sample;
+mod sampling;
 pub mod saving;
 pub mod source;
 pub mod spec;

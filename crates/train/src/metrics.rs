@@ -46,6 +46,24 @@ pub struct StepRecord {
     pub comm_bytes: u64,
     /// Seconds that rank 0 waited for communication.
     pub exposed_comm_s: f64,
+    /// With asynchronous updates: how old the parameters were for which gradients were computed. Loss, gradient norm
+    /// and tokens are then those of all workers' steps since the previous line.
+    #[serde(flatten)]
+    pub staleness: Option<Staleness>,
+}
+
+/// The staleness of the gradients that were applied since the previous line: the updates by other workers that the
+/// parameters of a gradient did not include.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Staleness {
+    /// Mean over the gradients of all workers.
+    pub staleness: f64,
+    /// Maximum.
+    pub staleness_max: u64,
+    /// The distribution: pairs of a staleness and the number of gradients with it, ascending.
+    pub staleness_counts: Vec<(u64, u64)>,
+    /// Seconds that rank 0 waited for the servers, including the staleness bound.
+    pub waited_s: f64,
 }
 
 /// JSON has no infinity or NaN; numbers that are not finite are written as null, and null is read as NaN.

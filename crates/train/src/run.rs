@@ -127,6 +127,27 @@ pub fn init(
     imported.map_err(|cause| RunError::Init { dir: dir.to_path_buf(), cause: Box::new(cause) })
 }
 
+/// Opens the checkpoint `dir` and hands it to `restore`; returns its step, and the number of samples before it.
+///
+/// # Errors
+/// [`RunError::Restore`] for a checkpoint that cannot be used, and those of other ranks and of the device.
+pub fn resume(
+    dir: &Path,
+    restore: impl FnOnce(&Checkpoint) -> Result<(), RunError>,
+) -> Result<(u64, u64), RunError> {
+    let restored = Checkpoint::open(dir).map_err(RunError::from).and_then(|checkpoint| {
+        let position = position(&checkpoint)?;
+        restore(&checkpoint)?;
+        Ok(position)
+    });
+    restored.map_err(|error| match error {
+        RunError::Checkpoint(_) | RunError::Shape { .. } | RunError::State { .. } => {
+            RunError::Restore { cause: Box::new(error) }
+        }
+        other => other,
+    })
+}
+
 /// Whether an action that happens every `every` steps is due after `step`; never for 0.
 pub fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
@@ -155,9 +176,7 @@ impl<'a> Session<'a> {
             Start::Fresh => engine.initialise(job.config.train.seed)?,
             Start::Import(dir) => init(dir, |weights| engine.import(weights))?,
             Start::Resume(dir) => {
-                let checkpoint = Checkpoint::open(dir)?;
-                (step, samples) = position(&checkpoint)?;
-                engine.restore(&checkpoint)?;
+                (step, samples) = resume(dir, |checkpoint| engine.restore(checkpoint))?;
             }
         }
         let files = RunFiles::open(job, place.groups.world.rank(), step)?;
@@ -200,6 +219,7 @@ impl<'a> Session<'a> {
             hfu: utilisation(executed).filter(|_| executed != model),
             comm_bytes: communication.sent_bytes,
             exposed_comm_s: communication.exposed_s,
+            staleness: None,
         };
         self.files.write(&record)?;
         let change = loss_scale.zip(outcome.next_loss_scale).filter(|(from, to)| skipped || from != to);

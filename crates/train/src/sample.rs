@@ -1,27 +1,19 @@
-//! Continues text with a trained model. It computes the whole context for every token, without a cache.
+//! Continues text with a trained model. Keys and values of earlier tokens are cached, so that each token is computed
+//! once, until the context is longer than the model's positions. Positions are absolute: when the oldest token is
+//! dropped, all others move, and the whole context is computed again.
 
 use std::sync::Arc;
 
 use phalanx_checkpoint::Checkpoint;
-use phalanx_layers::{Checkpointing, Context, Network};
+use phalanx_layers::{Checkpointing, Context, KeyValueCache, Network, ParameterSpec};
 use phalanx_models::Model;
 use phalanx_parallel::TensorParallel;
 use phalanx_random::{GOLDEN, SplitMix64};
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 
 use crate::error::RunError;
+pub use crate::sampling::Sampling;
 use crate::state::PARAMETERS;
-
-/// How the next token is drawn.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// Divides the logits; 0 takes the most likely token.
-    pub temperature: f32,
-    /// Only the k most likely tokens; 0 for all.
-    pub top_k: usize,
-    /// Seed of the random numbers.
-    pub seed: u64,
-}
 
 /// A model with all parameters on one rank, for forward only.
 pub struct Generator {
@@ -38,26 +30,36 @@ impl Generator {
     /// # Errors
     /// A damaged checkpoint or one of another shape.
     pub fn load(model: &dyn Model, from: &Checkpoint, device: Device) -> Result<Generator, RunError> {
+        Generator::new(model, device, |spec, values| {
+            from.expect(PARAMETERS, &spec.name, &spec.shape, DType::F32)?;
+            let elements = 0..values.len() as u64;
+            from.read(PARAMETERS, &spec.name, elements, bytemuck::cast_slice_mut(values))?;
+            Ok(())
+        })
+    }
+
+    /// Fills each parameter by `fill`, in `device`, whose memory is not planned.
+    ///
+    /// # Errors
+    /// The first of `fill`.
+    pub fn new<E>(
+        model: &dyn Model,
+        device: Device,
+        mut fill: impl FnMut(&ParameterSpec, &mut [f32]) -> Result<(), E>,
+    ) -> Result<Generator, E> {
         let network = model.network(&TensorParallel::solo(), Checkpointing::None);
         let shape_of_model = model.shape();
         let mut parameters = Vec::new();
         for spec in &network.parameters {
-            from.expect(PARAMETERS, &spec.name, &spec.shape, DType::F32)?;
+            let mut values = vec![0f32; spec.elements()];
+            fill(spec, &mut values)?;
             let shape = Shape::from(spec.shape.as_slice());
             let mut tensor = device.alloc(DType::F32, shape, Category::Parameters, "generator.parameter");
-            let mut values = vec![0f32; spec.elements()];
-            let elements = 0..values.len() as u64;
-            from.read(PARAMETERS, &spec.name, elements, bytemuck::cast_slice_mut(&mut values))?;
             device.upload(&values, tensor.view_mut());
             parameters.push(tensor);
         }
-        Ok(Generator {
-            device,
-            network,
-            parameters,
-            positions: shape_of_model.positions,
-            vocab: shape_of_model.vocab,
-        })
+        let (positions, vocab) = (shape_of_model.positions, shape_of_model.vocab);
+        Ok(Generator { device, network, parameters, positions, vocab })
     }
 
     /// Appends `count` tokens to `tokens` (not empty), and calls `seen` with each.
@@ -72,30 +74,42 @@ impl Generator {
         mut seen: impl FnMut(u32) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut random = SplitMix64::new(how.seed ^ GOLDEN);
+        let mut growing = self.growing(tokens.len() + count, how.shift);
         for _ in 0..count {
-            let start = tokens.len().saturating_sub(self.positions);
-            let mut logits = self.logits(&tokens[start..]);
-            let next = draw(&mut logits, how, random.next_fraction());
+            let logits = growing.logits(tokens);
+            let next = how.draw(&logits, random.next_fraction());
             tokens.push(next);
             seen(next)?;
         }
         Ok(())
     }
 
-    /// Logits of the token after `context`, `[vocab]`.
+    /// A text that grows by one token at a time up to `length` tokens; see [`Sampling::shift`].
+    pub fn growing(&self, length: usize, shift: usize) -> Growing<'_> {
+        Growing { generator: self, length, shift: shift.clamp(1, self.positions), start: 0, cached: None }
+    }
+
+    /// Logits of the token after `context`, `[vocab]`, computed without a cache.
     pub fn logits(&self, context: &[u32]) -> Vec<f32> {
-        let seq = context.len();
-        let cx = Context { keep: false, ..Context::new(&self.device, DType::F32, [1, seq]) };
-        let mut tokens = self.device.alloc(DType::U32, [1, seq], Category::Activations, "generator.tokens");
-        self.device.upload(context, tokens.view_mut());
+        self.forward(context, 0, None)
+    }
+
+    /// Logits of the token after `context`, whose first `past` tokens are in the cache.
+    fn forward(&self, context: &[u32], past: usize, cache: Option<&KeyValueCache>) -> Vec<f32> {
+        let new = &context[past..];
+        let whole = Context::new(&self.device, DType::F32, [1, context.len()]);
+        let cx = Context { keep: false, first_row: past, cache, ..whole };
+        let mut tokens =
+            self.device.alloc(DType::U32, [1, new.len()], Category::Activations, "generator.tokens");
+        self.device.upload(new, tokens.view_mut());
         let views = |uses: &Vec<usize>| uses.iter().map(|p| self.parameters[*p].view()).collect::<Vec<_>>();
         let mut x = Arc::new(tokens);
         for (block, uses) in self.network.blocks.iter().zip(&self.network.uses) {
             (x, _) =
                 block.layer.forward(&cx, &views(uses), x, None).expect("a model on one rank does not fail");
         }
-        let [_, _, hidden] = x.dims();
-        let last = x.view().range((seq - 1) * hidden..seq * hidden).reshape([1, hidden]);
+        let [_, rows, hidden] = x.dims();
+        let last = x.view().range((rows - 1) * hidden..rows * hidden).reshape([1, hidden]);
         let head = &self.network.uses[self.network.head_index()];
         let logits =
             self.network.head.as_ref().expect("a whole model has a head").logits(&cx, &views(head), last);
@@ -105,25 +119,37 @@ impl Generator {
     }
 }
 
-/// The token at position `at` in [0, 1) of the cumulative distribution.
-fn draw(logits: &mut [f32], how: Sampling, at: f64) -> u32 {
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
-    if how.temperature <= 0.0 {
-        return order[0];
-    }
-    if how.top_k > 0 {
-        order.truncate(how.top_k);
-    }
-    let max = logits[order[0] as usize];
-    let weight = |i: &u32| f64::from((logits[*i as usize] - max) / how.temperature).exp();
-    let total: f64 = order.iter().map(weight).sum();
-    let mut left = at * total;
-    for i in &order {
-        left -= weight(i);
-        if left < 0.0 {
-            return *i;
+/// A text that grows by one token at a time: the part of it that the model sees, and the cache of that part.
+pub struct Growing<'a> {
+    generator: &'a Generator,
+    /// Tokens of the text in the end.
+    length: usize,
+    /// Tokens that are dropped at once.
+    shift: usize,
+    /// First token that the model sees.
+    start: usize,
+    cached: Option<(KeyValueCache, usize)>,
+}
+
+impl Growing<'_> {
+    /// Logits of the token after `tokens`, `[vocab]`: those of [`Generator::logits`], bit for bit. `tokens` are those
+    /// of the last call and one more.
+    pub fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let positions = self.generator.positions;
+        if tokens.len() - self.start > positions {
+            self.start = (tokens.len() - positions + self.shift - 1).min(tokens.len() - 1);
+            self.cached = None;
         }
+        let context = &tokens[self.start..];
+        if self.cached.is_none() && context.len() == positions {
+            // The next token moves all others: what a cache holds would be of no use.
+            return self.generator.logits(context);
+        }
+        let capacity = positions.min(self.length.max(tokens.len()) - self.start);
+        let empty = || (KeyValueCache::new(&self.generator.device, capacity), 0);
+        let (cache, past) = self.cached.get_or_insert_with(empty);
+        let logits = self.generator.forward(context, *past, Some(cache));
+        *past = context.len();
+        logits
     }
-    order[0]
 }

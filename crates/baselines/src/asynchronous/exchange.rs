@@ -6,9 +6,12 @@ use phalanx_tensor::{Category, DType, Device, Tensor};
 use crate::whole::Whole;
 use phalanx_train::spec::Spec;
 
+/// Elements of the header of a push.
+pub(super) const HEADER: usize = 4;
+
 /// The buffers of one end of the exchange.
 pub(super) struct Mail {
-    /// [`Push`] and clip factor, `[2]` f32.
+    /// [`Push`], clip factor, loss and gradient norm, `[4]` f32.
     pub(super) header: Tensor,
     /// A range of the gradient, in the type of communication.
     pub(super) gradient: Tensor,
@@ -23,7 +26,7 @@ impl Mail {
         let elements = whole.part(0, spec.world_size()).len();
         let alloc = |dtype, n: usize, name| device.alloc(dtype, [n], Category::Communication, name);
         Mail {
-            header: alloc(DType::F32, 2, "push.header"),
+            header: alloc(DType::F32, HEADER, "push.header"),
             gradient: alloc(spec.precision.communicate, elements, "push.gradient"),
             staleness: alloc(DType::F32, 1, "answer.staleness"),
             parameters: alloc(spec.precision.compute, elements, "answer.parameters"),

@@ -24,6 +24,7 @@
 
 mod exchange;
 mod links;
+mod pushes;
 mod server;
 mod state;
 mod train;
@@ -38,7 +39,8 @@ use phalanx_tensor::{Device, refused_thread};
 use phalanx_trace::PhaseName;
 
 pub use links::Links;
-pub use train::{RankEnvironment, Record, train};
+pub use pushes::Pushes;
+pub use train::{RankEnvironment, train};
 pub use worker::Done;
 
 use crate::whole::Whole;
@@ -167,6 +169,11 @@ impl<'a> Asynchronous<'a> {
     /// Number of steps done: pushes divided by workers.
     pub fn steps(&self) -> u64 {
         self.server.steps()
+    }
+
+    /// Statistics over the pushes of all workers that this rank's server received since its worker's last step.
+    pub fn take_pushes(&self) -> Pushes {
+        self.server.take_pushes()
     }
 
     /// Runs `steps` steps of this worker while its server serves the others; returns when all workers are done and

@@ -12,12 +12,13 @@ use phalanx_collectives::CollectiveError;
 use phalanx_optim::{LearningRate, Optimizer};
 use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
 
-use super::exchange::{Mail, Push};
+use super::exchange::{HEADER, Mail, Push};
 use super::links::Links;
+use super::pushes::Pushes;
 use crate::whole::Whole;
 use phalanx_train::spec::Spec;
 
-/// Longest sleep of a held answer without a look around.
+/// Longest sleep of a held answer between two checks.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// The server of one range of the parameters.
@@ -39,13 +40,13 @@ pub(super) struct Served {
     pub(super) states: Vec<Tensor>,
     /// Updates applied.
     pub(super) version: u64,
-    /// Pushes that came, those that changed nothing included; over all workers and runs.
-    pub(super) pushes: u64,
-    /// By worker: pushes of this run.
+    /// Pushes of all workers. The total includes earlier runs.
+    pub(super) pushes: Pushes,
+    /// For each worker: its pushes in this run.
     pushed: Vec<u64>,
-    /// By worker: updates that the parameters of its last answer had seen.
+    /// For each worker: number of updates that the parameters of its last answer include.
     seen: Vec<u64>,
-    /// By worker.
+    /// For each worker: whether it has no more steps.
     done: Vec<bool>,
     failed: Option<CollectiveError>,
 }
@@ -59,7 +60,7 @@ impl Server {
             exact: alloc("server.parameters"),
             states: spec.optimizer.states().iter().map(|_| alloc("optimizer_state")).collect(),
             version: 0,
-            pushes: 0,
+            pushes: Pushes::default(),
             pushed: vec![0; ranks],
             seen: vec![0; ranks],
             done: vec![false; ranks],
@@ -77,35 +78,49 @@ impl Server {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Served> {
-        // After a panic in an update nothing of it is used but the error.
+        // After a panic in an update, only the error is used.
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// A run starts: all workers have the parameters as they are here.
+    /// Starts a run, in which all workers have the server's current parameters.
     pub(super) fn begin(&self) {
         let mut served = self.lock();
         let version = served.version;
         served.pushed.fill(0);
         served.seen.fill(version);
         served.done.fill(false);
+        served.pushes.take();
     }
 
-    /// Pushes over workers.
+    /// Statistics over the pushes since the last call.
+    pub(super) fn take_pushes(&self) -> Pushes {
+        self.lock().pushes.take()
+    }
+
+    /// Number of steps: pushes divided by workers.
     pub(super) fn steps(&self) -> u64 {
         let served = self.lock();
-        served.pushes / served.pushed.len() as u64
+        served.pushes.total / served.pushed.len() as u64
     }
 
-    /// Learning rate of update `number`, from 1: updates over workers are steps.
+    /// Learning rate of update `number`, from 1. Steps are updates divided by workers.
     fn lr(&self, number: u64, ranks: usize) -> f64 {
         self.schedule.lr((number - 1) / ranks as u64)
     }
 
-    /// A push of `worker`; its staleness: updates of others since its last answer.
-    pub(super) fn apply(&self, whole: &Whole, worker: usize, push: Option<(View, View)>) -> u64 {
+    /// Applies a push of `worker`: gradient and clip factor, or None for a skipped step; `numbers` are its loss and
+    /// gradient norm. Returns its staleness: the updates by other workers since its last answer.
+    pub(super) fn apply(
+        &self,
+        whole: &Whole,
+        worker: usize,
+        push: Option<(View, View)>,
+        numbers: [f32; 2],
+    ) -> u64 {
         let mut served = self.lock();
         let served = &mut *served;
         let staleness = served.version - served.seen[worker];
+        served.pushes.add(numbers, push.is_some().then_some(staleness));
         if let Some(gradient_and_factor) = push {
             served.version += 1;
             let number = served.version;
@@ -121,15 +136,15 @@ impl Server {
             );
         }
         served.pushed[worker] += 1;
-        served.pushes += 1;
         self.changed.notify_all();
         staleness
     }
 
-    /// The parameters of the range for the next step of `worker`, as soon as the bound lets it start.
+    /// Reads the parameters of the range for the next step of `worker`, as soon as the staleness bound allows it to
+    /// start.
     ///
     /// # Errors
-    /// When the job ends meanwhile. The wait is bounded: whoever is waited for is missed by the thread that serves it.
+    /// When the job ends meanwhile. The wait is bounded, because the thread that serves the slow worker has a deadline.
     pub(super) fn answer(&self, links: &Links, worker: usize, to: ViewMut) -> Result<(), CollectiveError> {
         let mut served = self.lock();
         while let Some(error) = served.failed.clone().map(Err).or_else(|| self.holds(&served, worker)) {
@@ -153,7 +168,7 @@ impl Server {
         held.then_some(Ok(()))
     }
 
-    /// The parameters of the range as they are.
+    /// Reads the current parameters of the range.
     pub(super) fn read(&self, served: &Served, to: ViewMut) {
         match to.dtype() {
             DType::F32 => self.device.copy(served.exact.view(), to),
@@ -161,22 +176,22 @@ impl Server {
         }
     }
 
-    /// A worker has no more steps: nobody waits for it.
+    /// Notes that a worker has no more steps, so that no other waits for it.
     pub(super) fn leave(&self, worker: usize) {
         self.lock().done[worker] = true;
         self.changed.notify_all();
     }
 
-    /// The job has ended: nobody waits any more.
+    /// Notes that the job has ended, which ends all waits.
     pub(super) fn fail(&self, error: CollectiveError) {
         self.lock().failed.get_or_insert(error);
         self.changed.notify_all();
     }
 
-    /// Serves `worker` until it is done. What is done here allocates nothing.
+    /// Serves `worker` until it is done, without allocations.
     ///
     /// # Errors
-    /// When the worker died, stalled or disagreed, or the job ended; all who wait here are told.
+    /// When the worker died, stalled or disagreed, or the job ended. All waits at this server then end with the error.
     pub(super) fn serve(
         &self,
         whole: &Whole,
@@ -199,16 +214,17 @@ impl Server {
         mail: Mail,
     ) -> Result<Mail, CollectiveError> {
         let group = links.of_worker(worker);
-        // Buffers of a call that failed are lost, and so are the others then: this rank's worker may be inside a phase,
-        // whose end counts what is live.
+        // If a call fails, its buffers are lost, and the others are not freed either: this rank's worker may be inside
+        // a phase, whose end checks the live allocations.
         let Mail { header, gradient, staleness, parameters } = mail;
         let (mut header, mut gradient) = (Kept::new(header), Kept::new(gradient));
         let (mut staleness, mut parameters) = (Kept::new(staleness), Kept::new(parameters));
         for tag in 1.. {
             header = Kept::new(group.recv(Kept::into_inner(header), worker, tag).wait()?);
-            let mut head = [0f32; 2];
+            let mut head = [0f32; HEADER];
             self.device.download(header.view(), &mut head)?;
-            let push = Push::from_code(head[0]);
+            let [code, _, loss, grad_norm] = head;
+            let (push, numbers) = (Push::from_code(code), [loss, grad_norm]);
             if push == Push::Done {
                 break;
             }
@@ -216,9 +232,9 @@ impl Server {
                 Push::Gradient => {
                     gradient = Kept::new(group.recv(Kept::into_inner(gradient), worker, tag).wait()?);
                     let factor = header.view().range(1..2);
-                    self.apply(whole, worker, Some((gradient.view(), factor)))
+                    self.apply(whole, worker, Some((gradient.view(), factor)), numbers)
                 }
-                _ => self.apply(whole, worker, None),
+                _ => self.apply(whole, worker, None, numbers),
             };
             self.answer(links, worker, parameters.view_mut())?;
             self.device.upload(&[stale as f32], staleness.view_mut());

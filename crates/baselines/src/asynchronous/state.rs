@@ -24,15 +24,15 @@ use phalanx_train::state::{
     LARGEST_COUNT, PARAMETERS, UPDATES, Updates, bad_state, read_imported, state_name, updates,
 };
 
-/// Key of the number of updates in the state that a checkpoint keeps.
+/// Key of the number of updates in a checkpoint's state.
 const ASYNCHRONOUS: &str = "asynchronous";
 
 impl Asynchronous<'_> {
-    /// Fills parameters, here whole and in the server's range, and the server's states, through
-    /// `read(state, parameter, elements, out)`.
+    /// Fills the worker's parameters, the server's range of them and the server's states, with `read(state, parameter,
+    /// elements, out)`.
     ///
     /// # Errors
-    /// What `read` returns.
+    /// The errors of `read`.
     pub fn load(
         &mut self,
         mut read: impl FnMut(&str, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError>,
@@ -45,7 +45,7 @@ impl Asynchronous<'_> {
             let Some(mut window) = device.host_window(WINDOW) else { return Ok(()) };
             let mut served = self.server.lock();
             let (range, parameters) = (self.server.range.clone(), &mut self.worker.parameters);
-            let parameters = parameters.as_mut().expect("between gathers they are here");
+            let parameters = parameters.as_mut().expect("parameters are absent only during a gather");
             for (p, spec) in self.whole.network.parameters.iter().enumerate() {
                 let place = self.whole.range(p);
                 for start in place.clone().step_by(WINDOW) {
@@ -80,7 +80,7 @@ impl Asynchronous<'_> {
         })
     }
 
-    /// Initial values from the seed; optimizer states at zero.
+    /// Fills parameters with initial values from the seed, and optimizer states with zeros.
     ///
     /// # Errors
     /// None of its own.
@@ -94,7 +94,7 @@ impl Asynchronous<'_> {
         })
     }
 
-    /// Weights of a Hugging Face directory; optimizer states at zero.
+    /// Fills parameters with the weights of a Hugging Face directory, and optimizer states with zeros.
     ///
     /// # Errors
     /// A tensor that is missing, of another shape, or unreadable.
@@ -109,7 +109,7 @@ impl Asynchronous<'_> {
         })
     }
 
-    /// Parameters, states and counts of a checkpoint, whoever wrote it.
+    /// Restores parameters, states and counts from a checkpoint of any run.
     ///
     /// # Errors
     /// Damage, missing tensors, another shape.
@@ -121,7 +121,7 @@ impl Asynchronous<'_> {
         {
             let mut served = self.server.lock();
             served.version = version;
-            served.pushes = from.step() * ranks;
+            served.pushes.total = from.step() * ranks;
         }
         self.load(|state, spec, elements, out| {
             from.expect(state, &spec.name, &spec.shape, DType::F32)?;
@@ -135,11 +135,12 @@ impl Asynchronous<'_> {
         })
     }
 
-    /// All workers get the parameters as their servers have them.
+    /// Gathers the servers' current parameters on all workers.
     pub(super) fn gather(&mut self) -> Result<(), CollectiveError> {
         let device = self.device.clone();
         device.try_phase(PhaseName::Gather, || {
-            let mut parameters = self.worker.parameters.take().expect("between gathers they are here");
+            let mut parameters =
+                self.worker.parameters.take().expect("parameters are absent only during a gather");
             let own = parameters.view_mut().range(self.server.range.clone());
             self.server.read(&self.server.lock(), own);
             self.worker.parameters = Some(self.links.world().all_gather_in_place(parameters).wait()?);
@@ -160,7 +161,8 @@ impl Asynchronous<'_> {
         })
     }
 
-    /// What this rank owns: name of the state, number of the parameter, elements of it, and the numbers.
+    /// The pieces that this rank owns: name of the state, number of the parameter, range of its elements, and the
+    /// values.
     pub fn pieces(&self) -> Vec<(&'static str, usize, Range<u64>, Vec<f32>)> {
         let served = self.server.lock();
         let read = |view: View| {
@@ -180,7 +182,7 @@ impl Asynchronous<'_> {
         pieces
     }
 
-    /// Elements of the server's range.
+    /// A range of the chunk as elements of the server's range.
     fn local(&self, in_chunk: &Range<u64>) -> Range<usize> {
         let start = self.server.range.start;
         in_chunk.start as usize - start..in_chunk.end as usize - start
@@ -218,7 +220,7 @@ impl Saves for Asynchronous<'_> {
         self.links.world()
     }
 
-    /// Each step ends with its answers.
+    /// Does nothing, because a step ends when all answers have arrived.
     fn settle(&mut self) -> Result<(), CollectiveError> {
         Ok(())
     }
@@ -248,16 +250,16 @@ impl Saves for Asynchronous<'_> {
     }
 }
 
-/// Elements of a parameter that lies in `place`, of a range of the flat space.
+/// A range of the flat space as elements of the parameter that lies in `place`.
 fn of_parameter(place: &Range<usize>, here: &Range<usize>) -> Range<u64> {
     (here.start - place.start) as u64..(here.end - place.start) as u64
 }
 
-/// Updates that the servers made; `None` for a checkpoint of a synchronous run.
+/// Number of updates, from a checkpoint; `None` for one of a synchronous run.
 fn version(from: &Checkpoint) -> Result<Option<u64>, RunError> {
     let Some(stored) = from.state().get(ASYNCHRONOUS) else { return Ok(None) };
     let given = &stored["updates"];
     let version = given.as_u64().filter(|updates| *updates <= LARGEST_COUNT);
-    let reason = || format!("it is {given}, and a whole number from 0 to {LARGEST_COUNT} is expected");
+    let reason = || format!("it is {given}; expected an integer from 0 to {LARGEST_COUNT}");
     version.map(Some).ok_or_else(|| bad_state(from, "asynchronous.updates", &reason()))
 }

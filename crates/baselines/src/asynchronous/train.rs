@@ -1,28 +1,27 @@
 //! A run with asynchronous updates: what `run::train` is for synchronous ones.
 //!
-//! Workers meet where the run evaluates or saves, and at its end; in between nobody waits but for the bound. Metrics
-//! are those of rank 0's worker: its own loss, its own pace, and how stale its pushes were. Where a worker is
-//! stopped early, steps are pushes over workers, and a resumed run takes up the samples there.
+//! Workers meet when the run evaluates or saves, and at its end; in between they wait only for the staleness bound. The
+//! server of rank 0 receives the pushes of all workers, with their losses. A line of metrics is written after each step
+//! of rank 0's worker and covers all pushes since the previous line; the last line before a meeting is written when all
+//! workers are done, so that no push is left out. If a worker is stopped early, the number of steps is that of pushes
+//! divided by workers, and a resumed run continues with the samples of that step.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use phalanx_checkpoint::Checkpoint;
 use phalanx_tensor::Device;
-use serde::Serialize;
 
 use super::{Asynchronous, Done, Links, server_device};
 use phalanx_train::RunError;
 use phalanx_train::job::{Job, Start};
 use phalanx_train::metrics::{DeviceBytes, EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
 use phalanx_train::rank::Batch;
-use phalanx_train::run::{Observer, ScaleChange, Summary, due, init};
+use phalanx_train::run::{Observer, ScaleChange, Summary, due, init, resume};
 use phalanx_train::run_files::RunFiles;
 use phalanx_train::saving;
-use phalanx_train::state::position;
 
-/// What one rank runs on: device, groups, and callbacks to the program.
+/// The device, groups and callbacks of one rank.
 pub struct RankEnvironment<'a> {
     /// Its device, with an arena that replays this rank's part of [`plan`](super::plan).
     pub device: Device,
@@ -30,24 +29,10 @@ pub struct RankEnvironment<'a> {
     pub links: Links<'a>,
     /// Set when the user wants to stop after the current step.
     pub stop_requested: &'a AtomicBool,
-    /// Told the number of each step as it starts.
+    /// Called with the number of each step when it starts.
     pub note_step: &'a dyn Fn(u64),
     /// Bytes of other ranks' memory that are resident here because they were read.
     pub foreign_bytes: &'a dyn Fn() -> u64,
-}
-
-/// One line of `metrics.jsonl` after a step of rank 0's worker.
-#[derive(Clone, Debug, Serialize)]
-pub struct Record {
-    /// Loss and norm are of the worker's part of the batch, tokens as if all workers were at the same step.
-    #[serde(flatten)]
-    pub step: StepRecord,
-    /// Updates of other workers that the push's parameters had not seen: mean over servers.
-    pub staleness: f64,
-    /// The largest.
-    pub staleness_max: u64,
-    /// Seconds from the push to the last answer.
-    pub waited_s: f64,
 }
 
 /// Trains one rank from the job's start to its last step. The job's plan is that of [`plan`](super::plan).
@@ -111,9 +96,7 @@ impl<'a> Session<'a> {
             Start::Fresh => engine.initialise(job.config.train.seed)?,
             Start::Import(dir) => init(dir, |weights| engine.import(weights))?,
             Start::Resume(dir) => {
-                let checkpoint = Checkpoint::open(dir)?;
-                position(&checkpoint)?;
-                engine.restore(&checkpoint)?;
+                resume(dir, |checkpoint| engine.restore(checkpoint))?;
             }
         }
         let files = RunFiles::open(job, engine.rank(), engine.steps())?;
@@ -136,29 +119,35 @@ impl<'a> Session<'a> {
         next.min().map_or(train.steps, |next| next.min(train.steps))
     }
 
-    /// Steps to the next meeting; the loss of this worker's last.
+    /// Runs the steps to the next meeting. Returns the last mean loss of all workers.
     fn run(&mut self, steps: u64, observer: &mut dyn Observer) -> Result<Option<f32>, RunError> {
         let Session { job, stop_requested, note_step, files, engine, .. } = self;
-        let rank = engine.rank();
-        let (mut before, mut failed) = (Instant::now(), None);
+        let (rank, last) = (engine.rank(), engine.steps() + steps);
+        let mut recorder = Recorder { job, files, observer, last_line: Instant::now() };
+        let (mut before, mut failed, mut held) = (Instant::now(), None, None);
         let mut next_batch = |number: u64, batch: &mut Batch| {
             note_step(number);
             fill(job, rank, number, batch)
         };
         let mut after = |done: &Done| {
-            let record = record(job, done, before.elapsed());
+            let step_s = before.elapsed();
             before = Instant::now();
-            failed = files.write(&record).err();
-            observer.step(&record.step);
-            if let Some((from, to)) = done.loss_scale.zip(done.next_loss_scale)
-                && (done.skipped || from != to)
-            {
-                observer.loss_scale(&ScaleChange { step: done.step, skipped: done.skipped, from, to });
+            let ends = done.step == last || stop_requested.load(Ordering::Relaxed);
+            if ends {
+                held = Some((done.clone(), step_s));
+            } else {
+                failed = recorder.record(done, step_s).err();
             }
-            failed.is_some() || stop_requested.load(Ordering::Relaxed)
+            failed.is_some() || ends
         };
-        let report = engine.run(steps, &mut next_batch, &mut after)?;
-        failed.map_or(Ok(report.losses.last().copied()), Err)
+        engine.run(steps, &mut next_batch, &mut after)?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let Some((mut done, step_s)) = held else { return Ok(None) };
+        done.pushes.extend(engine.take_pushes());
+        recorder.record(&done, step_s)?;
+        Ok(Some(done.pushes.loss()))
     }
 
     fn save(&mut self, step: u64) -> Result<PathBuf, RunError> {
@@ -169,7 +158,7 @@ impl<'a> Session<'a> {
         Ok(path)
     }
 
-    /// `memory.json`: what every rank took at most so far.
+    /// Writes `memory.json`: the measured peak of every rank so far.
     fn write_memory(&mut self) -> Result<(), RunError> {
         let resident = resident_bytes_peak((self.foreign_bytes)());
         let files = &self.files;
@@ -185,7 +174,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The samples of step `number` (from 1) that a synchronous run would give the rank.
+/// Fills the batch with the samples of step `number` (from 1), which are those of the same rank in a synchronous run.
 fn fill(job: &Job, rank: usize, number: u64, batch: &mut Batch) -> Result<(), RunError> {
     let spec = &job.plan.spec;
     let first = (number - 1) * job.config.batch.global as u64;
@@ -201,32 +190,56 @@ fn fill(job: &Job, rank: usize, number: u64, batch: &mut Batch) -> Result<(), Ru
     Ok(())
 }
 
-fn record(job: &Job, done: &Done, took: Duration) -> Record {
-    let seconds = took.as_secs_f64();
-    let plan = &job.plan;
-    let tokens = plan.spec.tokens_per_step();
-    let utilisation = |flops: u128| job.peak_flops_per_s.map(|peak| flops as f64 / seconds / peak);
+/// Writes the metrics of steps and passes them to the observer.
+struct Recorder<'a, 'job> {
+    job: &'a Job,
+    files: &'a mut RunFiles<'job>,
+    observer: &'a mut dyn Observer,
+    /// When the last line was written, or the first step began.
+    last_line: Instant,
+}
+
+impl Recorder<'_, '_> {
+    /// Records a step of this rank's worker, which took `step_s`, with the pushes of all workers.
+    fn record(&mut self, done: &Done, step_s: Duration) -> Result<(), RunError> {
+        let since_last_line = self.last_line.elapsed().as_secs_f64();
+        self.last_line = Instant::now();
+        let record = record(self.job, done, step_s.as_secs_f64(), since_last_line);
+        self.files.write(&record)?;
+        self.observer.step(&record);
+        if let Some((from, to)) = done.loss_scale.zip(done.next_loss_scale)
+            && (done.skipped || from != to)
+        {
+            let change = ScaleChange { step: done.step, skipped: done.skipped, from, to };
+            self.observer.loss_scale(&change);
+        }
+        Ok(())
+    }
+}
+
+/// The line of metrics for a step. Tokens are counted when the server receives a worker's push; rates refer to the time
+/// since the last line.
+fn record(job: &Job, done: &Done, step_s: f64, since_last_line: f64) -> StepRecord {
+    let (plan, pushes) = (&job.plan, &done.pushes);
+    let ranks = plan.spec.world_size() as u64;
+    let tokens_per_push = plan.spec.tokens_per_step() / ranks;
+    let steps_per_s = pushes.count as f64 / ranks as f64 / since_last_line;
+    let utilisation = |flops: u128| job.peak_flops_per_s.map(|peak| flops as f64 * steps_per_s / peak);
     let (model, executed) = (plan.model_flops_per_step(), plan.flops_per_step());
-    let staleness = &done.staleness;
-    let step = StepRecord {
+    StepRecord {
         step: done.step,
-        loss: done.loss,
-        grad_norm: done.grad_norm,
+        loss: pushes.loss(),
+        grad_norm: pushes.grad_norm(),
         loss_scale: done.loss_scale,
         skipped: done.skipped,
         lr: done.lr,
-        tokens: done.step * tokens,
-        step_s: seconds,
-        tokens_per_s: tokens as f64 / seconds,
+        tokens: pushes.total * tokens_per_push,
+        step_s,
+        tokens_per_s: (pushes.count * tokens_per_push) as f64 / since_last_line,
         mfu: utilisation(model),
         hfu: utilisation(executed).filter(|_| executed != model),
         comm_bytes: done.sent_bytes,
         exposed_comm_s: done.waited_s,
-    };
-    Record {
-        step,
-        staleness: staleness.iter().sum::<u64>() as f64 / staleness.len().max(1) as f64,
-        staleness_max: staleness.iter().copied().max().unwrap_or(0),
-        waited_s: done.waited_s,
+        staleness: Some(pushes.staleness(done.waited_s)),
     }
 }

@@ -11,6 +11,7 @@ use phalanx_trace::PhaseName;
 
 use super::exchange::{Mail, Push};
 use super::links::Links;
+use super::pushes::Pushes;
 use super::server::Server;
 use super::{NextBatch, Report};
 use crate::whole::{ALONE, Norm, Whole};
@@ -18,7 +19,7 @@ use phalanx_train::RunError;
 use phalanx_train::rank::{Batch, zeroed};
 use phalanx_train::spec::Spec;
 
-/// What a step leaves.
+/// The results of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Done {
     /// Number of the step, from 1.
@@ -31,15 +32,17 @@ pub struct Done {
     pub lr: f64,
     /// Loss scale of the step, where there is one (f16).
     pub loss_scale: Option<f32>,
-    /// That of the next.
+    /// Loss scale of the next step.
     pub next_loss_scale: Option<f32>,
     /// Whether the gradient overflowed, and nothing was pushed.
     pub skipped: bool,
-    /// By server: updates of others that the parameters of the step had not seen. Empty for a skipped step.
+    /// For each server: updates by others that the parameters of the step had not seen. Empty for a skipped step.
     pub staleness: Vec<u64>,
-    /// Seconds from the push to the last answer.
+    /// The pushes of all workers that this rank's server received since the previous step of this worker.
+    pub pushes: Pushes,
+    /// Seconds between the push and the last answer.
     pub waited_s: f64,
-    /// Bytes that this rank sent since the step before, as worker and as server.
+    /// Bytes that this rank sent since the previous step, as worker and as server.
     pub sent_bytes: u64,
 }
 
@@ -48,19 +51,19 @@ pub(super) struct Worker {
     pub(super) device: Device,
     spec: Spec,
     rank: usize,
-    /// Flat, in the type of computation; away while it is gathered.
+    /// Flat, in the compute type; None during a gather.
     pub(super) parameters: Option<Tensor>,
     /// Flat, in the type of accumulation.
     gradients: Tensor,
     norm: Norm,
-    /// Room to round a server's range of the gradient, where it crosses ranks in another type.
+    /// Buffer in which a server's range of the gradient is rounded, if it is communicated in another type.
     rounded: Option<Tensor>,
-    /// By server.
+    /// Buffers for each server.
     mails: Vec<Option<Mail>>,
     pub(super) loss_scale: LossScale,
-    /// Messages of this run.
+    /// Number of pushes in this run.
     sent: u64,
-    /// Done, those of earlier runs included.
+    /// Steps done, including earlier runs.
     pub(super) steps: u64,
 }
 
@@ -87,7 +90,7 @@ impl Worker {
         }
     }
 
-    /// `steps` steps, then the word to all servers that there are no more.
+    /// Runs `steps` steps, then tells all servers that there are no more.
     pub(super) fn work(
         &mut self,
         whole: &Whole,
@@ -119,7 +122,7 @@ impl Worker {
         Ok(report)
     }
 
-    /// One step on this worker's part of the batch, to the answers of all servers.
+    /// Runs one step on this worker's part of the batch, until all servers have answered.
     pub(super) fn step(
         &mut self,
         whole: &Whole,
@@ -143,7 +146,7 @@ impl Worker {
                 Verdict::Stuck => return Err(self.stuck(links, number, [loss, grad_norm])),
             };
             let start = Instant::now();
-            let staleness = self.exchange(whole, server, links, push, factor)?;
+            let staleness = self.exchange(whole, server, links, push, [factor, loss, grad_norm])?;
             Ok::<_, CollectiveError>(Done {
                 step: number,
                 loss,
@@ -153,6 +156,7 @@ impl Worker {
                 next_loss_scale: self.shown_loss_scale(),
                 skipped: push != Push::Gradient,
                 staleness: if push == Push::Gradient { staleness } else { Vec::new() },
+                pushes: server.take_pushes(),
                 waited_s: start.elapsed().as_secs_f64(),
                 sent_bytes: links.take_statistics().sent_bytes,
             })
@@ -161,10 +165,10 @@ impl Worker {
         Ok(done)
     }
 
-    /// Forward and backward of all micro-batches: their gradients, added where they are written, and the loss `[1]`.
+    /// Runs forward and backward of all micro-batches, which accumulate gradients in place. Returns the loss `[1]`.
     fn gradient(&mut self, whole: &Whole, number: u64, batch: &Batch, loss_scale: f32) -> Tensor {
         let Worker { device, spec, rank, parameters, gradients, .. } = self;
-        let flat = parameters.as_ref().expect("between gathers they are here").view();
+        let flat = parameters.as_ref().expect("parameters are absent only during a gather").view();
         let mut loss = zeroed(device, "step.loss");
         let mut written = whole.gradients(gradients);
         let scale = 1.0 / (spec.micro_batch_size * spec.micro_batches * spec.targets_per_sequence) as f32;
@@ -190,14 +194,15 @@ impl Worker {
         loss
     }
 
-    /// Sends every server its range of the gradient, and takes the answers: by server, the staleness of the push.
+    /// Sends every server its range of the gradient, and receives the answers. `numbers` are clip factor, loss and
+    /// gradient norm. Returns the staleness of the push for each server.
     fn exchange(
         &mut self,
         whole: &Whole,
         server: &Server,
         links: &Links,
         push: Push,
-        factor: f32,
+        [factor, loss, grad_norm]: [f32; 3],
     ) -> Result<Vec<u64>, CollectiveError> {
         self.sent += 1;
         let tag = self.sent;
@@ -206,7 +211,7 @@ impl Worker {
         let mut in_flight = Vec::with_capacity(others.len());
         for other in &others {
             let Mail { mut header, mut gradient, staleness, parameters } = self.take(*other);
-            self.device.upload(&[push.code(), factor], header.view_mut());
+            self.device.upload(&[push.code(), factor, loss, grad_norm], header.view_mut());
             self.pack(whole, *other, &mut gradient);
             let group = links.to_server(*other);
             let header = group.send(header, *other, tag);
@@ -218,8 +223,8 @@ impl Worker {
             in_flight.push((header, sent, kept, answer));
         }
         let mut staleness = vec![0; ranks];
-        staleness[rank] = self.push_here(whole, server, push);
-        let mut parameters = self.parameters.take().expect("between gathers they are here");
+        staleness[rank] = self.push_here(whole, server, push, [loss, grad_norm]);
+        let mut parameters = self.parameters.take().expect("parameters are absent only during a gather");
         server.answer(links, rank, parameters.view_mut().range(server.range.clone()))?;
         for (other, (header, sent, kept, (stale, answer))) in others.iter().zip(in_flight) {
             let header = header.wait()?;
@@ -234,17 +239,17 @@ impl Worker {
         Ok(staleness)
     }
 
-    /// The push to the server of this rank: the same, without a message.
-    fn push_here(&self, whole: &Whole, server: &Server, push: Push) -> u64 {
+    /// Pushes to the server of this rank, without a message.
+    fn push_here(&self, whole: &Whole, server: &Server, push: Push, numbers: [f32; 2]) -> u64 {
         if push != Push::Gradient {
-            return server.apply(whole, self.rank, None);
+            return server.apply(whole, self.rank, None, numbers);
         }
         let gradient = self.gradients.view().range(server.range.clone());
-        server.apply(whole, self.rank, Some((gradient, self.norm.factor())))
+        server.apply(whole, self.rank, Some((gradient, self.norm.factor())), numbers)
     }
 
-    /// Rounds the gradient to the type in which it crosses ranks, that of this rank's own range too: the result is a
-    /// function of the types, not of who serves what.
+    /// Rounds the gradient to the communication type, including this rank's own range, so that the result does not
+    /// depend on the distribution over servers.
     fn round(&mut self, whole: &Whole) {
         let Some(rounded) = &mut self.rounded else { return };
         let ranks = self.spec.world_size();
@@ -254,7 +259,7 @@ impl Worker {
         }
     }
 
-    /// The range of the gradient that is another server's.
+    /// Copies the range of the gradient that belongs to another server.
     fn pack(&self, whole: &Whole, server: usize, to: &mut Tensor) {
         let from = self.gradients.view().range(whole.part(server, self.spec.world_size()));
         match from.dtype() == to.dtype() {
@@ -263,14 +268,14 @@ impl Worker {
         }
     }
 
-    /// Tells all servers that nothing more comes.
+    /// Tells all servers that this worker is done.
     fn leave(&mut self, server: &Server, links: &Links) -> Result<(), CollectiveError> {
         server.leave(self.rank);
         let tag = self.sent + 1;
         let (ranks, rank) = (self.spec.world_size(), self.rank);
         for other in (0..ranks).filter(|other| *other != rank) {
             let mut mail = self.take(other);
-            self.device.upload(&[Push::Done.code(), 0.0], mail.header.view_mut());
+            self.device.upload(&[Push::Done.code(), 0.0, 0.0, 0.0], mail.header.view_mut());
             mail.header = links.to_server(other).send(mail.header, other, tag).wait()?;
             self.mails[other] = Some(mail);
         }
@@ -278,14 +283,14 @@ impl Worker {
     }
 
     fn take(&mut self, server: usize) -> Mail {
-        self.mails[server].take().expect("a mail is taken and put back in each exchange")
+        self.mails[server].take().expect("buffers are put back after each exchange")
     }
 
     fn shown_loss_scale(&self) -> Option<f32> {
         (self.loss_scale.scaling() != LossScaling::Off).then(|| self.loss_scale.scale())
     }
 
-    /// Ends the job: this worker cannot go on, and says why to all.
+    /// Ends the job for all ranks, because this worker cannot continue.
     fn stuck(&self, links: &Links, step: u64, [loss, grad_norm]: [f32; 2]) -> CollectiveError {
         links.abort(&format!(
             "step {step} of worker {}: loss {loss}, gradient norm {grad_norm}: training diverged and nothing was \
@@ -294,10 +299,10 @@ impl Worker {
         ))
     }
 
-    /// Mean loss over this worker's windows, its part of the mean over all, `[1]`.
+    /// This worker's part of the mean loss over all windows, `[1]`.
     pub(super) fn evaluate(&self, whole: &Whole, windows: &Batch) -> Tensor {
         let Worker { device, spec, .. } = self;
-        let flat = self.parameters.as_ref().expect("between gathers they are here").view();
+        let flat = self.parameters.as_ref().expect("parameters are absent only during a gather").view();
         let mut loss = zeroed(device, "evaluate.loss");
         let sequences = spec.micro_batch_size * spec.evaluation_batches * spec.world_size();
         let numbers = CrossEntropy::scaled(1.0 / (sequences * spec.targets_per_sequence) as f32);

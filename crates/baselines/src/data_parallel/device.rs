@@ -34,17 +34,17 @@ pub(super) struct Replica {
     /// Sequences of this device's part: the batch divided by the devices, rounded up. Sequences beyond the batch are
     /// padding, whose targets are ignored.
     rows: usize,
-    /// The state that lasts; on device 0 only.
+    /// The state that lasts from step to step; only on device 0.
     held: Option<RootState>,
 }
 
 /// Parameters, gradients and optimizer state, which last from step to step.
 struct RootState {
-    /// Flat, in the compute type; away while it is being copied.
+    /// Flat, in the compute type; None while it is being copied.
     parameters: Option<Tensor>,
     /// Flat, in the type of accumulation.
     gradients: Option<Tensor>,
-    /// f32 parameters, where computation has 16 bits.
+    /// f32 parameters, if the compute type has 16 bits.
     masters: Option<Tensor>,
     states: Vec<Tensor>,
     norm: Norm,
@@ -75,13 +75,13 @@ impl RootState {
 
     /// The f32 parameters.
     fn exact(&self) -> &Tensor {
-        let parameters = self.parameters.as_ref().expect("between steps they are here");
+        let parameters = self.parameters.as_ref().expect("absent only during a step");
         self.masters.as_ref().unwrap_or(parameters)
     }
 }
 
 impl Replica {
-    /// Allocates the lasting state, all of it on device 0.
+    /// Allocates the state that lasts, which is on device 0.
     pub(super) fn new(
         device: Device,
         group: Arc<dyn Group>,
@@ -95,7 +95,7 @@ impl Replica {
         Ok(Replica { device, group, spec: spec.clone(), whole, loss_in_forward, rows, held })
     }
 
-    /// Fills parameters; states become zero.
+    /// Fills parameters, and sets optimizer states to zero.
     pub(super) fn load(
         &mut self,
         mut read: impl FnMut(&ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError>,
@@ -108,7 +108,7 @@ impl Replica {
                 let out = &mut window[..(place.len() - start).min(WINDOW)];
                 read(spec, start as u64..(start + out.len()) as u64, out)?;
                 let here = place.start + start..place.start + start + out.len();
-                let parameters = held.parameters.as_mut().expect("between steps they are here");
+                let parameters = held.parameters.as_mut().expect("absent only during a step");
                 let own = parameters.view_mut().range(here.clone());
                 match &mut held.masters {
                     None => self.device.upload(out, own),
@@ -125,7 +125,7 @@ impl Replica {
 
     /// The f32 parameters by name.
     pub(super) fn parameters(&self) -> Vec<(String, Vec<f32>)> {
-        let exact = self.held.as_ref().expect("device 0 holds them").exact();
+        let exact = self.held.as_ref().expect("device 0 holds the state").exact();
         let one = |(p, spec): (usize, &ParameterSpec)| {
             let mut out = vec![0f32; spec.elements()];
             let view = exact.view().range(self.whole.range(p));
@@ -135,7 +135,16 @@ impl Replica {
         self.whole.network.parameters.iter().enumerate().map(one).collect()
     }
 
-    /// What its group did since this was last asked.
+    /// Calls `see` with the gradient of each parameter in the last step.
+    pub(super) fn gradients(&self, mut see: impl FnMut(&Device, usize, View)) {
+        let held = self.held.as_ref().expect("device 0 holds the state");
+        let gradients = held.gradients.as_ref().expect("absent only during a step");
+        for parameter in 0..self.whole.network.parameters.len() {
+            see(&self.device, parameter, gradients.view().range(self.whole.range(parameter)));
+        }
+    }
+
+    /// The statistics of its group since the last call.
     pub(super) fn take_statistics(&self) -> Statistics {
         self.group.take_statistics()
     }
@@ -145,7 +154,7 @@ impl Replica {
         self.device.arena().peak().expect("a planned arena measures its peak")
     }
 
-    /// Step `number` (from 1); device 0 has the batch and gives the outcome.
+    /// Runs step `number` (from 1). Device 0 has the batch and returns the outcome.
     pub(super) fn step(
         &mut self,
         number: u64,
@@ -161,7 +170,7 @@ impl Replica {
         }
     }
 
-    /// The way of a batch, top to bottom.
+    /// Runs the phases of a step in order.
     fn run(
         &mut self,
         number: u64,
@@ -189,7 +198,7 @@ impl Replica {
         self.update(scale, loss, parameters, gradients)
     }
 
-    /// Part r of `[batch, seq]` ids, which lie on device 0, to device r: `[rows, seq]`. The last may be padding.
+    /// Sends part r of the ids `[batch, seq]` on device 0 to device r: `[rows, seq]`. The last rows may be padding.
     fn scatter(
         &self,
         ids: Option<&[u32]>,
@@ -202,7 +211,7 @@ impl Replica {
         Ok(self.group.scatter(whole, part, ROOT).wait()?.1)
     }
 
-    /// Ids on device 0, `[devices * rows, seq]`.
+    /// Uploads ids to device 0, `[devices * rows, seq]`.
     fn upload(&self, ids: &[u32], padding: u32) -> Tensor {
         let (rows, seq) = (self.rows * self.group.world_size(), self.spec.seq);
         let mut whole =
@@ -219,7 +228,7 @@ impl Replica {
         whole
     }
 
-    /// Targets where the loss is taken: of this part, or all of them on device 0.
+    /// The targets on the devices that compute a loss: those of this part, or all of them on device 0.
     fn targets(&self, batch: Option<&Batch>) -> Result<Option<Tensor>, CollectiveError> {
         let targets = batch.map(|b| &b.targets[..]);
         match self.loss_in_forward {
@@ -228,7 +237,7 @@ impl Replica {
         }
     }
 
-    /// Parameters, flat: copied anew from device 0.
+    /// Copies the flat parameters from device 0.
     fn replicate(&mut self) -> Result<Tensor, CollectiveError> {
         let fresh = || {
             let elements = self.whole.elements();
@@ -236,7 +245,7 @@ impl Replica {
             self.device.alloc(compute, [elements], Category::Parameters, "replica.parameters")
         };
         let parameters = match &mut self.held {
-            Some(held) => held.parameters.take().expect("between steps they are here"),
+            Some(held) => held.parameters.take().expect("absent only during a step"),
             None => fresh(),
         };
         self.group.broadcast(parameters, ROOT).wait()
@@ -244,7 +253,7 @@ impl Replica {
 
     fn room_for_gradients(&mut self) -> Tensor {
         match &mut self.held {
-            Some(held) => held.gradients.take().expect("between steps they are here"),
+            Some(held) => held.gradients.take().expect("absent only during a step"),
             None => {
                 let elements = self.whole.elements();
                 let accumulate = self.spec.precision.accumulate;
@@ -253,13 +262,13 @@ impl Replica {
         }
     }
 
-    /// What this part draws: as a piece of the batch, whatever the number of devices.
+    /// The dropout draw of this part: its masks are a part of those of the whole batch.
     fn draw(&self, number: u64) -> Draw {
         let first_sample = (self.group.rank() * self.rows) as u64;
         Draw { seed: self.spec.seed, step: number, first_sample }
     }
 
-    /// Each device takes the loss of its own part; their sum is on device 0. dx of the head.
+    /// Each device computes the loss of its own part; the sum is on device 0. Also returns dx of the head.
     fn loss_here(
         &self,
         cx: &Context,
@@ -286,7 +295,7 @@ impl Replica {
         Ok((all.is_some().then_some(loss), dx))
     }
 
-    /// The loss scale of device 0, where there may be another than 1.
+    /// The loss scale of device 0 (f16 only; otherwise 1).
     fn share(&self, loss_scale: f32) -> Result<f32, CollectiveError> {
         if self.spec.precision.compute != DType::F16 {
             return Ok(1.0);
@@ -297,7 +306,8 @@ impl Replica {
         Ok(self.device.fetch([shared.view()])?[0])
     }
 
-    /// Logits `[rows * seq, vocab]` of all devices come to device 0, and their derivatives go back. dx of the head.
+    /// Gathers the logits `[rows * seq, vocab]` of all devices on device 0 and scatters their derivatives. Also returns
+    /// dx of the head.
     fn loss_on_root(
         &self,
         cx: &Context,
@@ -307,7 +317,7 @@ impl Replica {
         targets: Option<Tensor>,
         scale: f32,
     ) -> Result<(Option<Tensor>, Activation), CollectiveError> {
-        let head = self.whole.head().as_linear().expect("a plan without it was refused");
+        let head = self.whole.head().as_linear().expect("the plan refuses other heads");
         let own = self.whole.head_parameters(parameters);
         let rows = x.shape().rows_cols();
         let logits = self.whole.head().logits(cx, &own, x.view().reshape(rows));
@@ -327,7 +337,7 @@ impl Replica {
         Ok((loss, Arc::new(dx)))
     }
 
-    /// The loss `[1]` of all logits, which become derivatives where they lie.
+    /// The loss `[1]` of all logits, which are replaced by their derivatives.
     fn loss_of(&self, cx: &Context, mut logits: ViewMut, targets: &Tensor, scale: f32) -> Tensor {
         let [rows, vocab] = logits.dims();
         let numbers = self.spec.cross_entropy(scale);
@@ -355,7 +365,7 @@ impl Replica {
         loss
     }
 
-    /// The sum of gradients on device 0, in the type in which they cross devices.
+    /// Sums the gradients on device 0, in the communication type.
     fn reduce(&self, gradients: Tensor) -> Result<Tensor, CollectiveError> {
         let precision = self.spec.precision;
         if precision.communicate == precision.accumulate {
@@ -373,7 +383,7 @@ impl Replica {
         Ok(gradients)
     }
 
-    /// On device 0: norm, clip, one step of the optimizer. What was made for the step goes everywhere else.
+    /// On device 0: norm, clipping, one step of the optimizer. On other devices, the step's tensors are freed.
     fn update(
         &mut self,
         scale: f32,
@@ -401,6 +411,7 @@ impl Replica {
         }
         held.parameters = Some(parameters);
         held.gradients = Some(gradients);
-        Ok(Some((Outcome { loss, grad_norm, lr, skipped: verdict != Verdict::Apply }, verdict)))
+        let skipped = verdict != Verdict::Apply;
+        Ok(Some((Outcome { loss, grad_norm, lr, skipped, loss_scale: scale }, verdict)))
     }
 }

@@ -26,7 +26,7 @@ use phalanx_cpu::Cpu;
 use phalanx_cpu::Options as Computing;
 use phalanx_layers::ParameterSpec;
 use phalanx_plan::{ChunkError, Disagreement, MemoryError, MemoryPlan, Peak, compare, plan_memory};
-use phalanx_tensor::{Arena, Device, Region, refused_thread};
+use phalanx_tensor::{Arena, Device, Region, View, refused_thread};
 
 use device::Replica;
 use phalanx_train::RunError;
@@ -39,9 +39,9 @@ use phalanx_train::state::read_imported;
 pub struct DataParallelPlan {
     /// A run of one rank whose micro-batch is the whole batch.
     pub spec: Spec,
-    /// Whether each device takes its own loss.
+    /// Whether each device computes its own loss.
     pub loss_in_forward: bool,
-    /// By device: offsets and peaks by category.
+    /// For each device: offsets and peaks by category.
     pub memory: Vec<MemoryPlan>,
 }
 
@@ -51,7 +51,7 @@ impl DataParallelPlan {
         self.memory.len()
     }
 
-    /// Peak bytes of device 0 over those of device 1; none where there is one device.
+    /// Peak bytes of device 0 above those of device 1; None with a single device.
     pub fn uneven_bytes(&self) -> Option<u64> {
         let [first, second, ..] = &self.memory[..] else { return None };
         Some(first.peak.bytes.saturating_sub(second.peak.bytes))
@@ -61,13 +61,11 @@ impl DataParallelPlan {
 /// Why a run was refused or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DataParallelError {
-    /// The system starts no more threads.
+    /// The system cannot start a thread.
     #[error(transparent)]
     Threads(std::io::Error),
     /// No devices, or more than sequences.
-    #[error(
-        "{given} devices for a batch of {batch} sequences: expected 1 to {batch}, each with a part of the batch"
-    )]
+    #[error("{given} devices for a batch of {batch} sequences: expected 1 to {batch}")]
     Devices {
         /// Devices asked for.
         given: usize,
@@ -99,7 +97,7 @@ pub enum DataParallelError {
     /// A dry run cannot be placed: a bug of the engine.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Devices would not say the same to each other: a bug of the engine.
+    /// Devices would issue different collectives: a bug of the engine.
     #[error(transparent)]
     Disagreement(#[from] Disagreement),
     /// A collective between devices failed: the thread of one panicked.
@@ -120,7 +118,7 @@ pub enum DataParallelError {
         /// Its learning rate.
         lr: f64,
     },
-    /// The system gives no memory.
+    /// The system refuses memory.
     #[error("the memory of device {device}, {bytes} bytes: {source}")]
     Arena {
         /// The device.
@@ -143,17 +141,19 @@ pub struct Outcome {
     pub lr: f64,
     /// Whether gradients overflowed (f16) and nothing was updated.
     pub skipped: bool,
+    /// Loss scale of the step; 1 without one.
+    pub loss_scale: f32,
 }
 
 /// The devices of one process, with one model copied to all of them in each step.
 pub struct DataParallel {
-    /// By device; a device is driven by a thread of its own for the time of a step.
+    /// The devices; during a step, each is driven by its own thread.
     replicas: Vec<(Endpoint, Replica)>,
     steps: u64,
 }
 
 impl DataParallel {
-    /// Runs every device dry.
+    /// Plans the devices by a dry run of each.
     ///
     /// # Errors
     /// A configuration of several ranks or micro-batches, more devices than sequences, a head that gives no logits.
@@ -190,16 +190,16 @@ impl DataParallel {
         Ok(DataParallelPlan { spec: spec.clone(), loss_in_forward, memory })
     }
 
-    /// Makes the devices, each with an arena that replays its plan. They compute, sum and copy with the instruction set
-    /// `isa`. Parameters are to be loaded.
+    /// Creates the devices, each with an arena that replays its plan. They compute, sum and copy with the instruction
+    /// set `isa`. The caller loads the parameters.
     ///
     /// # Errors
-    /// When the system has not that much memory.
+    /// When the system does not have that much memory.
     pub fn new(plan: &DataParallelPlan, isa: Isa) -> Result<DataParallel, DataParallelError> {
         let spec = &plan.spec;
         let mut replicas = Vec::new();
         for (rank, endpoint) in threads(plan.devices()).into_iter().enumerate() {
-            // Every call is waited for at once: nothing is gained by a thread that runs it.
+            // Every call is waited for at once, so a thread for it would gain nothing.
             let endpoint = endpoint.with_options(Options { overlap: false, isa, ..Options::default() });
             let memory = plan.memory[rank].clone();
             let bytes = memory.arena_bytes;
@@ -220,7 +220,7 @@ impl DataParallel {
     /// Fills the parameters on device 0 through `read(parameter, elements, out)`; optimizer states become zero.
     ///
     /// # Errors
-    /// What `read` returns.
+    /// The errors of `read`.
     pub fn load(
         &mut self,
         read: impl FnMut(&ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError>,
@@ -228,7 +228,7 @@ impl DataParallel {
         self.replicas[0].1.load(read)
     }
 
-    /// Initial values from the seed.
+    /// Fills parameters with initial values from the seed.
     ///
     /// # Errors
     /// None of its own.
@@ -239,7 +239,7 @@ impl DataParallel {
         })
     }
 
-    /// Weights of a Hugging Face directory.
+    /// Fills parameters with the weights of a Hugging Face directory.
     ///
     /// # Errors
     /// A tensor that is missing, of another shape, or unreadable.
@@ -248,13 +248,13 @@ impl DataParallel {
         self.load(|spec, elements, out| read_imported(dir, &*model, spec, elements, out))
     }
 
-    /// One step on a batch of tokens and targets `[batch, seq]`.
+    /// Runs one step on a batch of tokens and targets `[batch, seq]`.
     ///
     /// # Errors
     /// A loss or norm that is not finite, with no smaller loss scale left to try.
     ///
     /// # Panics
-    /// When a device's thread does; the others end with it.
+    /// When a device's thread panics; the others end with it.
     pub fn step(&mut self, batch: &Batch) -> Result<Outcome, DataParallelError> {
         self.steps += 1;
         let number = self.steps;
@@ -269,7 +269,7 @@ impl DataParallel {
                 let work = move || drive(other, None).map(drop);
                 let started = std::thread::Builder::new().spawn_scoped(scope, work).map_err(|error| {
                     let error = refused_thread("a thread for a device", &error);
-                    // Devices that have been started wait for this one.
+                    // Devices that were already started wait for this one.
                     first.0.abort(&error.to_string());
                     DataParallelError::Threads(error)
                 });
@@ -291,12 +291,18 @@ impl DataParallel {
         self.replicas[0].1.parameters()
     }
 
-    /// By device: what it sent and waited for since this was last asked.
+    /// Calls `see` with device 0 and the gradient of each parameter in the last step, which is still multiplied by the
+    /// loss scale.
+    pub fn gradients(&self, see: impl FnMut(&Device, usize, View)) {
+        self.replicas[0].1.gradients(see);
+    }
+
+    /// For each device: the statistics of its communication since the last call.
     pub fn take_statistics(&self) -> Vec<Statistics> {
         self.replicas.iter().map(|(_, replica)| replica.take_statistics()).collect()
     }
 
-    /// By device: the measured peak.
+    /// For each device: the measured peak.
     pub fn peaks(&self) -> Vec<Peak> {
         let peak = |(_, replica): &(Endpoint, Replica)| replica.peak();
         self.replicas.iter().map(peak).collect()

@@ -26,7 +26,7 @@ use crate::kernel_table::{Peaks, Work, product_types};
 use calls::Calls;
 pub use report::{Columns, Labels, to_json, to_text};
 
-/// Fewest calls of a kernel.
+/// Minimum number of calls of a kernel.
 const MIN_CALLS: usize = 5;
 
 /// Bytes to measure bandwidth with.
@@ -35,7 +35,7 @@ const MEMORY_BYTES: usize = 512 << 20;
 /// The shape of a training step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setting {
-    /// Sequences at a time.
+    /// Sequences of a micro-batch.
     pub batch: usize,
     /// Tokens of each.
     pub seq: usize,
@@ -53,11 +53,11 @@ pub struct KernelBench<'a> {
     pub setting: Setting,
     /// In which type.
     pub dtype: DType,
-    /// By how many threads, one after another.
+    /// Numbers of threads, measured one after another.
     pub threads: Vec<usize>,
     /// Only kernels whose name and size contain one of these; all where there is none.
     pub only: &'a [String],
-    /// How long each kernel is called again and again.
+    /// Time for which each kernel is called repeatedly.
     pub time: Duration,
     /// How a number of threads computes.
     pub options: &'a dyn Fn(usize) -> Options,
@@ -97,7 +97,7 @@ impl KernelBench<'_> {
     /// Measures: the same kernels for each number of threads.
     ///
     /// # Errors
-    /// A name that is no kernel's; memory that there is not.
+    /// An unknown kernel name; not enough memory.
     pub fn run(&self) -> Result<Vec<(Threads, Vec<Measured>)>> {
         let slice = self.logits_slice()?;
         self.check_names(slice)?;
@@ -127,14 +127,14 @@ impl KernelBench<'_> {
         self.only.is_empty() || self.only.iter().any(|only| label.contains(only.as_str()))
     }
 
-    /// Every name that is asked for is one; on a device that computes nothing.
+    /// Checks that every requested name exists, on a device that computes nothing.
     fn check_names(&self, slice: usize) -> Result<()> {
         let mut labels = Vec::new();
         Calls::new(&Device::meta(1), self.setting, self.dtype, slice)
             .each(&mut |name, size, _| labels.push(format!("{name} {size}")));
         for only in self.only {
             if !labels.iter().any(|label| label.contains(only.as_str())) {
-                bail!("--only {only}: no kernel is called so; there are:\n  {}", labels.join("\n  "));
+                bail!("--only {only}: no kernel has this name; the kernels are:\n  {}", labels.join("\n  "));
             }
         }
         Ok(())

@@ -21,16 +21,16 @@ use super::run::{Bench, Launcher, StrategyFigures};
 /// The model and its batch.
 pub const CONFIG: &str = include_str!("../../../../examples/bert_classic.toml");
 
-/// Token ids of the data, which are bytes; the mask is one more.
+/// Number of token ids of the data, which are bytes; the mask token is one more.
 pub const VOCABULARY: usize = 256;
 
-/// Ranks, each with one half.
+/// Number of ranks, each with one half of the layers.
 const RANKS: usize = 2;
 
 /// Steps before the first that is timed.
 const WARMUP: usize = 2;
 
-/// What is compared: name, schedule, whether the batch is cut in micro-batches.
+/// The compared runs: name, schedule, whether the batch is cut into micro-batches.
 const RUNS: [(&str, &str, bool); 3] = [
     ("model parallel", "model", false),
     ("pipeline, gpipe", "gpipe", true),
@@ -49,7 +49,7 @@ pub struct Classic {
 /// Runs the comparison, `steps` steps each; `config` is [`CONFIG`], completed for its `model`.
 ///
 /// # Errors
-/// More memory than there is, a rank that died, a signal.
+/// Not enough memory, a rank that died, a signal.
 pub fn compare(
     (config, model): (ResolvedConfig, Arc<dyn Model>),
     steps: usize,
@@ -78,7 +78,7 @@ pub fn compare(
 }
 
 impl Classic {
-    /// Mean step of the first over that of each.
+    /// Mean step time of the first run divided by that of this run.
     fn speed_up(&self, ran: &StrategyFigures) -> f64 {
         self.runs[0].1.mean_and_deviation().0 / ran.mean_and_deviation().0
     }
@@ -89,7 +89,7 @@ fn largest_peak(ran: &StrategyFigures) -> u64 {
     ran.ranks[ran.largest_and_smallest().0].measured.bytes
 }
 
-/// For people.
+/// The comparison as text.
 pub fn to_text(classic: &Classic) -> String {
     let mut table = Table::new(&[
         "",
@@ -132,7 +132,7 @@ pub fn to_text(classic: &Classic) -> String {
     )
 }
 
-/// For scripts.
+/// The comparison as JSON.
 pub fn to_json(classic: &Classic) -> Value {
     let run = |(name, ran): &(&str, StrategyFigures)| {
         let (mean, deviation) = ran.mean_and_deviation();

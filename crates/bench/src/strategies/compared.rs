@@ -1,14 +1,7 @@
-//! Statistics over the figures of all strategies: step times, sums over ranks, and whether the losses agree.
-//!
-//! The synchronous strategies compute the same function of the same tokens and only differ in the order of additions,
-//! so their losses may differ by rounding errors alone. [`tolerance`] is the budget for that.
+//! Statistics over the figures of all ranks of a strategy: step times, sums over ranks, memory, and gradients.
 
-use phalanx_plan::Precision;
-use phalanx_trace::DType;
-use phalanx_train::Spec;
-
-use super::run::{StrategyFigures, StrategyRun};
-use super::strategy::Strategy;
+use super::run::StrategyFigures;
+use super::sketch::GradientSketch;
 
 impl StrategyFigures {
     /// Seconds of each step; a step is over when its slowest rank is done.
@@ -65,6 +58,14 @@ impl StrategyFigures {
         (largest, numbers.min_by_key(bytes).unwrap_or(0))
     }
 
+    /// Projections of the gradients of the first applied step; `None` if every step overflowed.
+    pub fn gradients(&self) -> Option<GradientSketch> {
+        let mut parts = self.ranks.iter().filter_map(|rank| rank.gradients.as_ref());
+        let mut merged = parts.next()?.clone();
+        parts.for_each(|part| merged.merge(part));
+        Some(merged)
+    }
+
     /// Loss of the last step, the mean over ranks where each has its own.
     pub fn loss(&self) -> f64 {
         let last = |losses: &[f32]| f64::from(losses[losses.len() - 1]);
@@ -72,76 +73,14 @@ impl StrategyFigures {
     }
 }
 
-/// How far the losses of `steps` steps may lie apart, as a part of the loss.
-///
-/// A sum of n terms of random sign errs by about eps sqrt(n) of its size in f32 (Higham, "Accuracy and Stability of
-/// Numerical Algorithms", 2.8); the longest sums are those over the vocabulary, the inner dimension of a block and
-/// the tokens of a batch. With 16 bits each tensor is rounded once more. A token passes about 2 such sums a layer and
-/// 2 at the ends, in each step after those that shaped its parameters; errors of different sums are independent, and
-/// add up as the root of their number. Twice that, since two strategies are compared. An update that a rounding turns
-/// around (Adam divides by the size of the gradient) is of a parameter whose gradient is as small as a rounding, and
-/// changes the loss less than that.
-pub fn tolerance(spec: &Spec, steps: usize) -> f64 {
-    let shape = spec.model.shape();
-    let tokens = spec.tokens_per_step() as usize;
-    let longest = shape.vocab.max(4 * shape.hidden).max(tokens) as f64;
-    let Precision { compute, .. } = spec.precision;
-    let rounded = match compute {
-        DType::BF16 => f64::powi(2.0, -8),
-        DType::F16 => f64::powi(2.0, -11),
-        _ => 0.0,
-    };
-    let one = f64::from(f32::EPSILON) / 2.0 * longest.sqrt() + rounded;
-    2.0 * one * ((2 * shape.layers + 2) as f64 * steps as f64).sqrt()
-}
-
-/// Whether the synchronous strategies compute the same losses.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Agreement {
-    /// The first of them, with which the others are compared; its loss.
-    pub reference: (Strategy, f64),
-    /// How many strategies were compared with it.
-    pub others: usize,
-    /// The largest difference of the losses of a step.
-    pub max_difference: f64,
-    /// The largest difference that rounding explains.
-    pub allowed: f64,
-    /// Strategies whose losses differ by more.
-    pub apart: Vec<Strategy>,
-}
-
-/// Compares the losses of every step; `None` when fewer than two synchronous strategies ran.
-pub fn agreement(rows: &[StrategyRun], tolerance: f64) -> Option<Agreement> {
-    let mut ran = rows
-        .iter()
-        .filter(|row| row.strategy.is_synchronous())
-        .filter_map(|row| Some((row.strategy, row.ran.as_ref().ok()?)));
-    let (first, reference) = ran.next()?;
-    let loss = reference.loss();
-    let mut found = Agreement {
-        reference: (first, loss),
-        others: 0,
-        max_difference: 0.0,
-        allowed: tolerance * loss.abs(),
-        apart: Vec::new(),
-    };
-    for (strategy, ran) in ran {
-        let pairs = ran.ranks[0].losses.iter().zip(&reference.ranks[0].losses);
-        let difference = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()).fold(0.0, f64::max);
-        found.others += 1;
-        found.max_difference = found.max_difference.max(difference);
-        if difference > found.allowed {
-            found.apart.push(strategy);
-        }
-    }
-    (found.others > 0).then_some(found)
-}
-
 /// Invented figures for the tests of reports and drawings.
 #[cfg(test)]
 pub mod made_up {
     use super::*;
     use crate::strategies::ranks::RankFigures;
+    use crate::strategies::run::StrategyRun;
+    use crate::strategies::sketch::PROJECTIONS;
+    use crate::strategies::strategy::Strategy;
     use phalanx_plan::Peak;
     use phalanx_trace::Bytes;
 
@@ -158,9 +97,13 @@ pub mod made_up {
                 exposed_s: 0.07,
                 planned: peak,
                 measured: peak,
+                gradients: None,
             }
         };
-        let ran = StrategyFigures { ranks: held.iter().map(rank).collect(), micro_batches: 1, bubble: None };
+        let mut ranks: Vec<RankFigures> = held.iter().map(rank).collect();
+        let parameters = [(0, [1.0; PROJECTIONS])].into();
+        ranks[0].gradients = Some(GradientSketch { step: 1, parameters });
+        let ran = StrategyFigures { ranks, micro_batches: 1, bubble: None };
         StrategyRun { strategy, ranks: held.len(), threads: 1, ran: Ok(ran) }
     }
 
@@ -179,22 +122,8 @@ pub mod made_up {
 
 #[cfg(test)]
 mod tests {
-    use super::made_up::{row, rows};
-    use super::*;
-
-    #[test]
-    fn a_strategy_whose_loss_is_another_is_named() {
-        let mut rows = rows();
-        let same = agreement(&rows, 1e-6).unwrap();
-        // Of 13 strategies one is the reference, one asynchronous, one did not run.
-        assert_eq!((same.others, same.max_difference, same.apart), (10, 0.0, Vec::new()));
-        rows[6] = row(Strategy::Zero3, &[1, 1], 5.26);
-        rows[12] = row(Strategy::Asynchronous, &[1, 1], 9.0);
-        let other = agreement(&rows, 1e-6).unwrap();
-        assert_eq!(other.apart, [Strategy::Zero3]);
-        assert!((other.max_difference - 0.01).abs() < 1e-6, "{}", other.max_difference);
-        assert_eq!(agreement(&rows[..1], 1e-6), None);
-    }
+    use super::made_up::row;
+    use crate::strategies::strategy::Strategy;
 
     #[test]
     fn times_are_those_of_the_slowest_rank() {

@@ -11,10 +11,12 @@ use phalanx_collectives::Isa;
 use phalanx_plan::{MemoryPlan, Peak};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::Updates;
-use phalanx_train::rank::Batch;
+use phalanx_train::rank::{Batch, Rank};
+use phalanx_train::step::Outcome;
 use phalanx_train::{RunConfig, RunPlan};
 use serde::{Deserialize, Serialize};
 
+use super::sketch::GradientSketch;
 use crate::steps::{self, RankSetup, StepCounts, Stepper, Timed};
 
 /// The phases of a rank's plan that run here: nothing is diagnosed, evaluated or saved.
@@ -35,6 +37,8 @@ pub struct RankFigures {
     pub planned: Peak,
     /// Measured peak of the arena, by category.
     pub measured: Peak,
+    /// Projections of its part of the gradients of the first applied step; none under asynchronous updates.
+    pub gradients: Option<GradientSketch>,
 }
 
 /// Measures the steps of one rank.
@@ -64,10 +68,19 @@ fn planned_peak(memory: &MemoryPlan) -> Peak {
 fn synchronous(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Result<RankFigures> {
     let memory = &plan.of(setup.rank).memory;
     let mut stepper = Stepper::new(setup, plan, counts.seed, setup.device.clone())?;
-    let Timed { step_s, losses, sent_bytes, exposed_s } = stepper.timed(counts.warmup, counts.steps)?;
+    let mut gradients = None;
+    let mut after = |rank: &Rank, number: u64, outcome: &Outcome| {
+        if gradients.is_none() && !outcome.skipped {
+            gradients = Some(GradientSketch::of_rank(rank, number, outcome.loss_scale)?);
+        }
+        Ok(())
+    };
+    let timed = stepper.timed(counts.warmup, counts.steps, &mut after)?;
+    let Timed { step_s, losses, sent_bytes, exposed_s } = timed;
     let measured = stepper.engine().device().arena().peak().expect("a planned arena measures its peak");
     stepper.engine().group().barrier().wait()?;
-    Ok(RankFigures { step_s, losses, sent_bytes, exposed_s, planned: planned_peak(memory), measured })
+    let planned = planned_peak(memory);
+    Ok(RankFigures { step_s, losses, sent_bytes, exposed_s, planned, measured, gradients })
 }
 
 /// Measures the worker of an asynchronous rank. A step lasts from the end of the step before.
@@ -105,6 +118,7 @@ fn asynchronous(
         exposed_s: timed.iter().map(|(_, done)| done.waited_s).sum::<f64>() / timed.len() as f64,
         planned: planned_peak(memory),
         measured: engine.device().arena().peak().expect("a planned arena measures its peak"),
+        gradients: None,
     })
 }
 
@@ -118,7 +132,7 @@ pub fn data_parallel(plan: &DataParallelPlan, isa: Isa, counts: StepCounts) -> R
     let StepCounts { seed, warmup, steps } = counts;
     engine.initialise(seed)?;
     let mut batch = Batch::with_rows(spec.micro_batch_size, spec.seq);
-    let (mut step_s, mut losses) = (Vec::new(), Vec::new());
+    let (mut step_s, mut losses, mut gradients) = (Vec::new(), Vec::new(), None);
     for number in 1..=(warmup + steps) {
         if number == warmup + 1 {
             engine.take_statistics();
@@ -126,9 +140,14 @@ pub fn data_parallel(plan: &DataParallelPlan, isa: Isa, counts: StepCounts) -> R
         steps::fill(&mut batch, spec, seed, number as u64, 0);
         let start = Instant::now();
         let outcome = engine.step(&batch)?;
+        let seconds = start.elapsed().as_secs_f64();
         if number > warmup {
-            step_s.push(start.elapsed().as_secs_f64());
+            step_s.push(seconds);
             losses.push(outcome.loss);
+        }
+        if gradients.is_none() && !outcome.skipped {
+            let scale = Some(outcome.loss_scale);
+            gradients = Some(GradientSketch::of_devices(&engine, number as u64, scale)?);
         }
     }
     let devices = plan.memory.iter().zip(engine.peaks()).zip(engine.take_statistics());
@@ -139,6 +158,7 @@ pub fn data_parallel(plan: &DataParallelPlan, isa: Isa, counts: StepCounts) -> R
         exposed_s: communication.exposed_s / steps as f64,
         planned: planned_peak(memory),
         measured,
+        gradients: gradients.take(),
     });
     Ok(figures.collect())
 }

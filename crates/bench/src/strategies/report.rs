@@ -5,7 +5,7 @@ use phalanx_plan::Peak;
 use phalanx_trace::Category;
 use serde_json::{Value, json};
 
-use super::compared::Agreement;
+use super::agreement::{Agreement, Apart, Difference};
 use super::run::{StrategyFigures, StrategyRun};
 use super::strategy::Strategy;
 
@@ -36,7 +36,7 @@ fn one_device_s(rows: &[StrategyRun]) -> Option<f64> {
 }
 
 /// The whole comparison as text, in lines of at most `width` letters.
-pub fn to_text(rows: &[StrategyRun], agreement: Option<&Agreement>, width: usize) -> String {
+pub fn to_text(rows: &[StrategyRun], agreement: &Result<Agreement, String>, width: usize) -> String {
     let left_out: Vec<String> = rows
         .iter()
         .filter_map(|row| {
@@ -49,7 +49,7 @@ pub fn to_text(rows: &[StrategyRun], agreement: Option<&Agreement>, width: usize
         left_out.concat(),
         memory(rows),
         bars(rows, width),
-        agreement.map_or(String::new(), agreement_text)
+        agreement_text(agreement)
     )
 }
 
@@ -176,39 +176,58 @@ fn stacked(peak: &Peak, largest: u64, room: usize) -> String {
     bar
 }
 
-/// The last line: whether the losses agree.
-fn agreement_text(found: &Agreement) -> String {
-    let Agreement { reference: (first, loss), others, max_difference, allowed, apart } = found;
-    let budget = format!("largest difference {max_difference:.1e}, rounding allows {allowed:.1e}");
-    match apart.is_empty() {
-        true => format!(
-            "All {} synchronous strategies have the same loss {loss:.5} within rounding ({budget})\n",
-            others + 1
-        ),
-        false => {
-            let names: Vec<&str> = apart.iter().map(|strategy| strategy.name()).collect();
-            format!(
-                "Not the same loss as {} ({loss:.5}): {}; {budget}. This is a bug of the engine\n",
-                first.name(),
-                names.join(", ")
-            )
-        }
+/// The last lines: whether the strategies compute the same training.
+fn agreement_text(found: &Result<Agreement, String>) -> String {
+    let Agreement { reference: (first, loss), others, step, gradient, loss: losses, apart } = match found {
+        Ok(found) => found,
+        Err(reason) => return format!("The strategies were not compared: {reason}\n"),
+    };
+    let losses = format!(
+        "losses differ by at most {:.1e} (a run in another precision allows {:.1e})",
+        losses.found, losses.allowed
+    );
+    if apart.is_empty() {
+        return format!(
+            "All {} synchronous strategies compute the same gradients in step {step} within rounding (largest difference \
+             {:.1e} of a gradient, rounding allows {:.1e} there); {losses}; last loss {loss:.5}\n",
+            others + 1,
+            gradient.found,
+            gradient.allowed
+        );
     }
+    let mut text = format!("Not the same training as {} (last loss {loss:.5}):\n", first.name());
+    for Apart { strategy, parameter, difference: Difference { found, allowed } } in apart {
+        let what = match parameter {
+            Some(name) => format!("the gradient of {name} in step {step} differs by {found:.1e} of its norm"),
+            None => {
+                format!("the gradients of step {step} agree, but losses of later steps differ by {found:.1e}")
+            }
+        };
+        text.push_str(&format!("  {}: {what}; rounding allows {allowed:.1e}\n", strategy.name()));
+    }
+    text + "This is a bug of the engine\n"
 }
 
 /// The comparison as JSON.
-pub fn to_json(rows: &[StrategyRun], agreement: Option<&Agreement>) -> Value {
+pub fn to_json(rows: &[StrategyRun], agreement: &Result<Agreement, String>) -> Value {
     let one = one_device_s(rows);
-    let agreement = agreement.map(|found| {
-        json!({
-            "agree": found.apart.is_empty(), "reference": found.reference.0.name(), "compared": found.others,
-            "largest_difference": found.max_difference, "allowed": found.allowed,
-            "apart": found.apart.iter().map(|strategy| strategy.name()).collect::<Vec<_>>(),
-        })
-    });
     json!({
         "ways": rows.iter().map(|row| row_json(row, one)).collect::<Vec<_>>(),
-        "losses": agreement,
+        "agreement": agreement_json(agreement),
+    })
+}
+
+fn agreement_json(agreement: &Result<Agreement, String>) -> Value {
+    let found = match agreement {
+        Ok(found) => found,
+        Err(reason) => return json!({ "reason": reason }),
+    };
+    let difference = |of: &Difference| json!({ "largest": of.found, "allowed": of.allowed });
+    let apart = |of: &Apart| json!({ "way": of.strategy.name(), "parameter": of.parameter, "difference": difference(&of.difference) });
+    json!({
+        "agree": found.apart.is_empty(), "reference": found.reference.0.name(), "compared": found.others,
+        "step": found.step, "gradients": difference(&found.gradient), "losses": difference(&found.loss),
+        "apart": found.apart.iter().map(apart).collect::<Vec<_>>(),
     })
 }
 
@@ -239,7 +258,7 @@ fn row_json(row: &StrategyRun, one: Option<f64>) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::compared::{agreement, made_up};
+    use super::super::compared::made_up;
     use super::*;
 
     #[test]
@@ -254,8 +273,16 @@ mod tests {
 
     #[test]
     fn every_strategy_has_its_rows_and_one_that_does_not_run_its_reason() {
-        let mut rows = made_up::rows();
-        let text = to_text(&rows, agreement(&rows, 1e-6).as_ref(), 110);
+        let rows = made_up::rows();
+        let mut found = Agreement {
+            reference: (Strategy::OneDevice, 5.25),
+            others: 10,
+            step: 1,
+            gradient: Difference { found: 1e-6, allowed: 2e-5 },
+            loss: Difference { found: 0.25, allowed: 0.5 },
+            apart: Vec::new(),
+        };
+        let text = to_text(&rows, &Ok(found.clone()), 110);
         for strategy in Strategy::ALL {
             assert!(text.contains(strategy.name()), "{strategy:?}: {text}");
         }
@@ -264,7 +291,8 @@ mod tests {
             "data-parallel, device 0",
             "zero-3, rank 1",
             "as planned",
-            "All 11 synchronous strategies have the same loss 5.25000",
+            "All 11 synchronous strategies compute the same gradients in step 1 within rounding",
+            "rounding allows 2.0e-5 there); losses differ by at most 2.5e-1",
         ] {
             assert!(text.contains(words), "no {words:?} in {text}");
         }
@@ -272,8 +300,15 @@ mod tests {
             text.lines().filter(|line| line.contains('█')).all(|line| line.chars().count() <= 110),
             "{text}"
         );
-        rows[3] = made_up::row(Strategy::Ddp, &[9, 9], 5.5);
-        let text = to_text(&rows, agreement(&rows, 1e-6).as_ref(), 110);
-        assert!(text.contains("Not the same loss as one-device (5.25000): ddp;"), "{text}");
+        let parameter = Some("wte.weight".to_string());
+        found.apart = vec![Apart { strategy: Strategy::Ddp, parameter, difference: found.loss }];
+        let text = to_text(&rows, &Ok(found), 110);
+        for words in
+            ["Not the same training as one-device", "ddp: the gradient of wte.weight in step 1", "bug"]
+        {
+            assert!(text.contains(words), "no {words:?} in {text}");
+        }
+        let text = to_text(&rows, &Err("a reason".into()), 110);
+        assert!(text.contains("were not compared: a reason"), "{text}");
     }
 }

@@ -7,6 +7,7 @@ use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
 use phalanx_collectives::Isa;
 use phalanx_models::Model;
 use phalanx_plan::{Costs, simulate};
+use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::{ResolvedConfig, RunConfig, Spec};
 
 use super::ranks::{self, RankFigures};
@@ -91,7 +92,24 @@ impl Bench<'_> {
     /// # Errors
     /// A signal that came meanwhile.
     pub fn row(&self, strategy: Strategy) -> Result<StrategyRun> {
-        let config = strategy.configure(&self.config, self.ranks, self.threads);
+        self.run(strategy, strategy.configure(&self.config, self.ranks, self.threads))
+    }
+
+    /// Runs a strategy once more in another precision: a run in f32 in bf16, and others in f32.
+    ///
+    /// # Errors
+    /// A signal that came meanwhile.
+    pub fn in_other_precision(&self, strategy: Strategy) -> Result<StrategyRun> {
+        let mut config = strategy.configure(&self.config, self.ranks, self.threads);
+        let compute = match config.precision.compute {
+            Float::F32 => Float::Bf16,
+            Float::Bf16 | Float::F16 => Float::F32,
+        };
+        config.precision = PrecisionConfig { compute, ..PrecisionConfig::default() };
+        self.run(strategy, config)
+    }
+
+    fn run(&self, strategy: Strategy, config: RunConfig) -> Result<StrategyRun> {
         let threads = config.train.threads.unwrap_or(1);
         let ran = match strategy {
             Strategy::DataParallel | Strategy::DataParallelLoss => {

@@ -406,3 +406,46 @@ fn a_sample_has_the_same_bits_in_any_batch() {
         }
     }
 }
+
+/// Rows computed one after another over a cache of keys and values.
+#[test]
+fn cached_attention_has_the_bits_of_the_whole() {
+    let causal = |case: &Case| case.causal;
+    for case in cases(&SHAPES).chain(cases(&[[1, 1060, 1, 8]])).filter(causal) {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let case = case.with(dtype);
+            let device = Device::new(Cpu::with_options(Options::new(2)).unwrap(), Arena::heap());
+            let qkv = case.qkv(3.0);
+            let whole = forward(&device, case, &qkv).swap_remove(0);
+            for prompt in [1, case.seq / 2 + 1] {
+                let cached = cached(&device, case, &qkv, prompt);
+                assert!(same_bits(&cached, &whole), "{case:?}: {prompt} rows at once, then one at a time");
+            }
+        }
+    }
+}
+
+/// out of all rows: the first `prompt` at once, the others one at a time, with room for three more.
+fn cached(device: &Device, case: Case, qkv: &[f32], prompt: usize) -> Vec<f32> {
+    let Case { batch, seq, dtype, .. } = case;
+    let hidden = case.hidden();
+    let mut cache = poisoned(device, dtype, [batch, seq + 3, 2 * hidden]);
+    let mut all = vec![0.0; batch * seq * hidden];
+    let mut past = 0;
+    while past < seq {
+        let new = if past == 0 { prompt } else { 1 };
+        let rows = |b: usize| (b * seq + past)..(b * seq + past + new);
+        let some: Vec<f32> = (0..batch)
+            .flat_map(|b| &qkv[rows(b).start * 3 * hidden..rows(b).end * 3 * hidden])
+            .copied()
+            .collect();
+        let some = stored(device, dtype, [batch, new, 3 * hidden], &some);
+        let mut out = poisoned(device, dtype, [batch, new, hidden]);
+        device.attention_cached(some.view(), case.heads(), past, cache.view_mut(), out.view_mut());
+        for (b, out) in read(device, &out).chunks(new * hidden).enumerate() {
+            all[rows(b).start * hidden..rows(b).end * hidden].copy_from_slice(out);
+        }
+        past += new;
+    }
+    all
+}

@@ -3,7 +3,6 @@
 
 use std::fmt;
 
-use crate::corpus::for_each_block;
 use crate::{Corpus, DataError, Result};
 
 const NOT_IN_VOCABULARY: u32 = u32::MAX;
@@ -28,7 +27,7 @@ impl CharVocabulary {
     pub(super) fn of_corpus(corpus: &Corpus) -> Result<CharVocabulary> {
         let mut seen = vec![false; CODE_POINTS];
         for document in corpus.documents() {
-            for_each_block(&document.path, &|text| text.len(), &mut |text, _| {
+            document.for_each_part(&|text| text.len(), &mut |text, _| {
                 mark(&mut seen, text);
                 Ok(())
             })?;

@@ -52,6 +52,12 @@ impl Gpt2 {
     pub(super) fn last_cut(&self, text: &str) -> usize {
         last_cut(text)
     }
+
+    /// The bytes of every token but the special one, by id.
+    pub(super) fn ordinary_tokens(&self) -> Vec<Vec<u8>> {
+        let bytes = |id: u32| BPE.with(|bpe| bpe.decode_bytes(&[id]).expect("an id of the vocabulary"));
+        (0..END_OF_TEXT).map(bytes).collect()
+    }
 }
 
 /// The ids of `text`, in which the spelling of a special token is plain text.

@@ -62,6 +62,11 @@ impl HuggingFace {
         self.vocab_size
     }
 
+    /// The id of a token of the vocabulary.
+    pub(super) fn id(&self, content: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(content)
+    }
+
     pub(super) fn separator(&self) -> Option<u32> {
         self.separator
     }

@@ -14,6 +14,7 @@ mod char_vocabulary;
 mod gpt2;
 #[cfg(feature = "tokenizers")]
 mod hugging_face;
+mod hugging_face_files;
 mod spec;
 #[cfg(not(feature = "tokenizers"))]
 mod without_feature;
@@ -23,6 +24,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+pub use hugging_face_files::{HuggingFaceFiles, SpecialToken};
 pub use spec::TokenizerSpec;
 
 use crate::limits::{self, TOKENIZER_BYTES};
@@ -124,11 +126,6 @@ impl Tokenizer {
         phalanx_files::write(&path, self.to_json()).map_err(DataError::writing(&path))
     }
 
-    /// Whether [`Tokenizer::to_json`] is a file that Hugging Face's programs read.
-    pub fn is_hugging_face(&self) -> bool {
-        matches!(self.algorithm, Algorithm::HuggingFace(_))
-    }
-
     /// The content of the tokenizer's file.
     pub fn to_json(&self) -> String {
         let (kind, chars) = match &self.algorithm {
@@ -139,6 +136,23 @@ impl Tokenizer {
         };
         let saved = SavedTokenizer { kind: Some(kind.to_string()), chars };
         serde_json::to_string(&saved).expect("two optional strings are always JSON")
+    }
+
+    /// The files for Hugging Face's programs. `mask` is the id of the token that a masked model was trained to fill; if
+    /// it is the first id behind the vocabulary, it becomes the token `[MASK]`.
+    pub fn hugging_face_files(&self, mask: Option<u32>) -> HuggingFaceFiles {
+        let files = match &self.algorithm {
+            Algorithm::Byte => HuggingFaceFiles::of_bytes(),
+            Algorithm::Char(vocabulary) => HuggingFaceFiles::of_characters(&vocabulary.to_string()),
+            Algorithm::Gpt2(gpt2) => HuggingFaceFiles::of_gpt2(&gpt2.ordinary_tokens(), gpt2.end_of_text()),
+            Algorithm::HuggingFace(known) => {
+                HuggingFaceFiles::of_file(known.content(), |token| known.id(token))
+            }
+        };
+        match mask.filter(|id| *id as usize == self.vocab_size()) {
+            Some(id) => files.with_mask(id),
+            None => files,
+        }
     }
 
     /// Checksum of everything that affects encoding and decoding, in hexadecimal. It is the same for two tokenizers

@@ -74,7 +74,7 @@ fn extensions_choose_inside_folders_only() {
     for (extensions, expected) in table {
         let paths = vec![at.path().to_path_buf(), at.path().join("a.md")];
         let extensions = extensions.iter().map(|text| text.to_string()).collect();
-        let found = Corpus::open(&CorpusSpec { paths, extensions }).unwrap();
+        let found = Corpus::open(&CorpusSpec { paths, extensions, ..CorpusSpec::default() }).unwrap();
         assert_eq!(relative(&found, at.path()), expected);
     }
 }
@@ -112,7 +112,8 @@ fn bad_paths() {
     assert_says(corpus(&[]), &["no text found", "an empty list of paths"]);
     assert_says(corpus(&[&path("b.rs"), &path("gone")]), &["gone"]);
     fs::remove_file(path("b.rs")).unwrap();
-    let spec = CorpusSpec { paths: vec![path("target")], extensions: vec!["py".to_string()] };
+    let extensions = vec!["py".to_string()];
+    let spec = CorpusSpec { paths: vec![path("target")], extensions, ..CorpusSpec::default() };
     assert_says(Corpus::open(&spec), &["no text found", "target", "ends in py"]);
 }
 

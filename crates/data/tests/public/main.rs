@@ -2,6 +2,8 @@
 //! samples that come of them. One binary, because linking the tokenizers takes longer than the tests.
 
 mod corpora;
+mod hugging_face_files;
+mod json_lines;
 mod masking;
 mod samples;
 mod token_files;
@@ -27,7 +29,7 @@ fn write(path: PathBuf, content: impl AsRef<[u8]>) -> PathBuf {
 
 fn corpus(paths: &[&Path]) -> Result<Corpus, DataError> {
     let paths = paths.iter().map(|path| path.to_path_buf()).collect();
-    Corpus::open(&CorpusSpec { paths, extensions: Vec::new() })
+    Corpus::open(&CorpusSpec { paths, ..CorpusSpec::default() })
 }
 
 /// The names in `folder`, sorted, to check that no file remains.

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use phalanx_bench::collectives::{CollectiveFigures, CollectivesTask, to_text};
 use phalanx_trace::CollectiveOp;
 
-use crate::args::{BenchCollectivesArgs, BenchOp};
+use crate::bench_args::{BenchCollectivesArgs, BenchOp};
 use crate::launch::{Output, RankProcesses};
 use crate::machine;
 use crate::output::{print, print_line};

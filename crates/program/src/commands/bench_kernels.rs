@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use phalanx_bench::kernels::{KernelBench, Labels, Setting, to_json, to_text};
 
-use crate::args::{BenchKernelsArgs, BenchSetting};
+use crate::bench_args::{BenchKernelsArgs, BenchSetting};
 use crate::environment::Environment;
 use crate::machine;
 use crate::output::{print, print_json};

@@ -5,8 +5,8 @@ use phalanx_bench::steps::StepFigures;
 use phalanx_bench::steps_report::StepReport;
 use phalanx_train::config::Updates;
 
-use crate::args::BenchStepArgs;
 use crate::bench;
+use crate::bench_args::BenchStepArgs;
 use crate::environment::Environment;
 use crate::launch::{Output, RankProcesses};
 use crate::mesh_report;
@@ -36,7 +36,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
              and `phalanx bench strategies` compares"
         );
     }
-    planned.check_memory()?;
+    crate::fit::check_memory(&planned)?;
     let task = BenchStepTask {
         config: planned.config.clone(),
         model: planned.plan.spec.model.to_config(),

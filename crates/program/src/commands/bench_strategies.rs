@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use phalanx_baselines::data_parallel::DataParallelPlan;
 use phalanx_bench::steps::StepCounts;
+use phalanx_bench::strategies::agreement::{Agreement, Rounding, agreement};
 use phalanx_bench::strategies::classic::{self, Classic};
-use phalanx_bench::strategies::compared::{Agreement, agreement, tolerance};
 use phalanx_bench::strategies::drawing::draw_svg;
 use phalanx_bench::strategies::run::{Bench, Launcher, StrategyRun};
 use phalanx_bench::strategies::strategy::Strategy;
@@ -16,10 +16,10 @@ use phalanx_models::Model;
 use phalanx_train::{ResolvedConfig, RunConfig, Spec};
 use serde_json::{Value, json};
 
-use crate::args::Overrides;
 use crate::environment::Environment;
 use crate::launch::{Output, RankProcesses};
 use crate::output::{note, print, print_json, terminal_width};
+use crate::overrides::Overrides;
 use crate::planned::{self, Planned};
 use crate::rank_host::RankHost;
 use crate::report::{bytes, count, plural};
@@ -53,12 +53,28 @@ pub fn bench_strategies(args: &BenchStrategiesArgs, environment: Environment) ->
         note(&format!("[{number} of {}] {}", strategies.len(), strategy.name()));
         rows.push(bench.row(*strategy)?);
     }
+    let found = compare(&bench, &rows)?;
     let mut progress = |name: &str| note(&format!("[BERT] {name}: {}", plural(bert_steps, "step")));
     let classic = match bert_steps {
         0 => None,
         steps => Some(classic::compare(classic_model()?, steps, bench.threads, &processes, &mut progress)?),
     };
-    show(args, &bench, &rows, classic.as_ref())
+    show(args, &bench, &rows, &found, classic.as_ref())
+}
+
+/// Compares the gradients and losses of the synchronous strategies, with one more run in another precision. The inner
+/// error is the reason why there is nothing to compare.
+fn compare(bench: &Bench, rows: &[StrategyRun]) -> Result<Result<Agreement, String>> {
+    let mut ran = rows.iter().filter(|row| row.strategy.is_synchronous() && row.ran.is_ok());
+    let (Some(reference), Some(_)) = (ran.next(), ran.next()) else {
+        return Ok(Err("fewer than two synchronous strategies ran".to_string()));
+    };
+    note(&format!("[rounding] {} in another precision", reference.strategy.name()));
+    let other_precision = bench.in_other_precision(reference.strategy)?;
+    let config = Strategy::OneDevice.configure(&bench.config, bench.ranks, bench.threads);
+    let spec = planned::spec(&config, Arc::clone(&bench.model), 0)?;
+    let names: Vec<String> = spec.whole().parameters.into_iter().map(|parameter| parameter.name).collect();
+    Ok(agreement(rows, &other_precision, Rounding::of(&spec), &names))
 }
 
 /// Refuses arguments that leave nothing to compare.
@@ -110,7 +126,7 @@ impl Launcher for Processes<'_> {
         counts: StepCounts,
     ) -> Result<(Spec, Vec<RankFigures>)> {
         let planned = Planned::new(ResolvedConfig::new(config)?, model, 0)?;
-        planned.check_memory()?;
+        crate::fit::check_memory(&planned)?;
         let spec = planned.plan.spec.clone();
         let StepCounts { warmup, steps, .. } = counts;
         let (config, model) = (planned.config.clone(), spec.model.to_config());
@@ -153,11 +169,11 @@ fn show(
     args: &BenchStrategiesArgs,
     bench: &Bench,
     rows: &[StrategyRun],
+    found: &Result<Agreement, String>,
     classic: Option<&Classic>,
 ) -> Result<()> {
     let config = Strategy::OneDevice.configure(&bench.config, bench.ranks, bench.threads);
     let spec = planned::spec(&config, Arc::clone(&bench.model), 0)?;
-    let found = agreement(rows, tolerance(&spec, bench.warmup + bench.steps));
     let heading = format!(
         "{}: {} parameters, {} tokens a step, {} in all",
         args.config.display(),
@@ -170,12 +186,12 @@ fn show(
             .with_context(|| format!("cannot write {}; choose another file", path.display()))?;
     }
     if args.json {
-        return print_json(&to_json(args, bench, rows, found.as_ref(), classic));
+        return print_json(&to_json(args, bench, rows, found, classic));
     }
     let width = terminal_width().unwrap_or(LINE);
     let timed = plural(bench.steps, "step");
     print(&format!("{heading}; {timed} after {} of warm-up\n", bench.warmup))?;
-    print(&report::to_text(rows, found.as_ref(), width))?;
+    print(&report::to_text(rows, found, width))?;
     if let Some(classic) = classic {
         print(&format!("\n{}", classic::to_text(classic)))?;
     }
@@ -186,7 +202,7 @@ fn to_json(
     args: &BenchStrategiesArgs,
     bench: &Bench,
     rows: &[StrategyRun],
-    found: Option<&Agreement>,
+    found: &Result<Agreement, String>,
     classic: Option<&Classic>,
 ) -> Value {
     let mut figures = report::to_json(rows, found);

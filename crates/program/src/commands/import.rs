@@ -50,12 +50,16 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     let tokenizer = folder.file(TOKENIZER_FILE).exists();
     let parameters = network.elements();
     if args.json {
-        return output::print_json(
-            &json!({ "run": folder.path(), "checkpoint": path, "parameters": parameters }),
-        );
+        return output::print_json(&json!({
+            "run": folder.path(), "checkpoint": path, "parameters": parameters,
+            "note": shape::trained_otherwise(source.config(), &*model),
+        }));
     }
     let run = resume::shell_word(&folder.path().display().to_string());
     output::print_line(&format!("{run}: {parameters} parameters in {}", path.display()))?;
+    if let Some(difference) = shape::trained_otherwise(source.config(), &*model) {
+        output::print_line(&format!("note  {difference}"))?;
+    }
     if tokenizer && model.objective() == Objective::Causal {
         output::print_line(&format!("next  phalanx sample {run} --prompt TEXT"))?;
     }

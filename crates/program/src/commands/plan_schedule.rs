@@ -8,8 +8,9 @@ use phalanx_drawing::draw_svg;
 use phalanx_plan::{Costs, Plan, Schedule, generate};
 use phalanx_train::ResolvedConfig;
 
-use crate::args::{Overrides, PlanArgs};
+use crate::args::PlanArgs;
 use crate::draw_args::{DrawArgs, scaled_to};
+use crate::overrides::Overrides;
 use crate::resolve::{Purpose, Resolved, estimate_data, resolve};
 use crate::schedule_report::{Drawn, Unit, to_json, to_text};
 use crate::user_config::UserConfig;

@@ -18,6 +18,12 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
     if !(args.temperature >= 0.0 && args.temperature.is_finite()) {
         bail!("--temperature {}: expected 0 or more", args.temperature);
     }
+    if !(args.top_p > 0.0 && args.top_p <= 1.0) {
+        bail!("--top-p {}: expected more than 0 and at most 1 (1 for all tokens)", args.top_p);
+    }
+    if args.shift == 0 {
+        bail!("--shift 0: expected 1 or more");
+    }
     let folder = RunFolder::at(&args.run);
     let checkpoint = folder.checkpoint(args.step)?;
     let tokenizer = folder
@@ -41,7 +47,13 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
         );
     }
     let generator = Generator::load(&*model, &checkpoint, environment.unplanned_device(machine::cores())?)?;
-    let how = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
+    let how = Sampling {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        shift: args.shift,
+        seed: args.seed,
+    };
     let given = tokens.len();
     let mut text = args.prompt.clone();
     let mut show = |piece: &str| {

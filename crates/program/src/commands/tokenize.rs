@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use phalanx_data::{Corpus, CorpusSpec, Tokenizer, tokenize_to_file};
+use phalanx_train::dataset;
 use serde_json::json;
 
 use crate::args::TokenizeArgs;
@@ -18,7 +19,11 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
             args.out.display()
         );
     }
-    let spec = CorpusSpec { paths: args.text.clone(), extensions: args.extension.clone() };
+    let spec = CorpusSpec {
+        paths: args.text.clone(),
+        extensions: args.extension.clone(),
+        text_key: Some(args.text_key.clone()),
+    };
     let corpus = Corpus::open(&spec)?;
     let tokenizer = Tokenizer::from_key(&args.tokenizer, Some(&corpus))?;
     let written = tokenizing::with_progress(args.json, |progress| {
@@ -28,6 +33,7 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         return output::print_json(&json!({
             "out": args.out, "tokens": written.tokens, "documents": written.documents, "bytes": written.bytes,
             "text_bytes": corpus.bytes(), "vocab": tokenizer.vocab_size(), "skipped": corpus.skipped().len(),
+            "skipped_lines": corpus.skipped_lines().iter().map(|(_, lines)| lines.skipped()).sum::<u64>(),
         }));
     }
     output::print_line(&format!(
@@ -40,7 +46,10 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         report::bytes(written.bytes)
     ))?;
     for skipped in corpus.skipped() {
-        output::print_line(&format!("skipped {}: {:?}", skipped.path.display(), skipped.reason))?;
+        output::print_line(&format!("skipped {}: {}", skipped.path.display(), skipped.reason))?;
+    }
+    for line in dataset::notes(&corpus) {
+        output::print_line(&line)?;
     }
     output::print_line(&format!("train on it with data.tokens = {:?}", args.out.display().to_string()))?;
     Ok(())

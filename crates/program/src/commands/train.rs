@@ -153,9 +153,11 @@ fn run_threads(
 /// Adds to an error of the training which checkpoint is on disk and how to resume.
 fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
     let newest = folder.newest().ok().and_then(|found| found.checkpoint);
-    let text = format!("{error:#}");
+    let failure = error.downcast_ref::<Failure>();
+    let unusable =
+        failure.map_or_else(|| training::is_of_checkpoint(&error), |failure| failure.checkpoint_unusable);
     let on_disk = match newest {
-        Some(checkpoint) if text.contains(&format!("{}/", checkpoint.dir().display())) => format!(
+        Some(checkpoint) if unusable => format!(
             "the checkpoint itself cannot be used; to go on from the one before it, move {} away, then: {}",
             checkpoint.dir().display(),
             resume::command(folder)
@@ -169,7 +171,7 @@ fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
         None => format!("no checkpoint was saved yet; start again with: {}", resume::command(folder)),
     };
     let reached = final_report::Reached::read(folder).unwrap_or_default().step;
-    anyhow::anyhow!("{text}\n{reached} step(s) were done; {on_disk}")
+    anyhow::anyhow!("{error:#}\n{reached} step(s) were done; {on_disk}")
 }
 
 /// A run that saved before its last step was stopped, by a signal to the launcher or to any rank.

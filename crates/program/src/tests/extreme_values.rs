@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::args::Overrides;
 use crate::keys;
+use crate::overrides::Overrides;
 use crate::planned::Planned;
 use crate::resolve::{Purpose, estimate_data, resolve};
 use crate::user_config::UserConfig;
@@ -123,7 +123,7 @@ fn plan(file: &UserConfig, set: Vec<String>) -> Result<Planned> {
     let given = file.clone().with(&Overrides { set, nproc: None }, &[])?;
     let (resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
     let planned = Planned::of(resolved, evaluated)?;
-    planned.check_memory()?;
+    crate::fit::check_memory(&planned)?;
     Ok(planned)
 }
 

@@ -1,4 +1,4 @@
-//! Attention, forward and backward.
+//! Attention: forward, forward over cached keys and values, and backward.
 
 use phalanx_trace::{DType, Site};
 
@@ -19,7 +19,7 @@ const BACKWARD_PRODUCTS: usize = 5;
 
 family! {
     /// Attention.
-    Attentions { AttentionForward, AttentionBackward, }
+    Attentions { AttentionForward, AttentionCached, AttentionBackward, }
 }
 
 operation! {
@@ -64,6 +64,63 @@ impl Describe for AttentionForward<'_> {
             factors: &[operand("qkv", "bsh", *qkv)],
             addends: &[],
             results: &[result("out", "bsh", out, false), result("log_sum_exp", "bhs", log_sum_exp, false)],
+            whole: &[('s', WHOLE_SEQUENCE)],
+        };
+        recorder.follow(&rule, site);
+    }
+}
+
+operation! {
+    /// Causal attention of new positions over all positions so far, whose keys and values are in a cache (sampling).
+    /// First stores k and v of the new positions. `out` has the bits of those rows of [`AttentionForward`] over all
+    /// positions.
+    AttentionCached {
+        /// `[batch, new, 3 * hidden]`: q, k, v of positions `past ..`.
+        qkv: View<'a>,
+        /// Number of heads; the mask is causal.
+        heads: Heads,
+        /// Positions that the cache holds. If there are any, `new` is 1.
+        past: usize,
+        /// `[batch, capacity, 2 * hidden]`: k and v side by side. Rows `past .. past + new` are overwritten.
+        cache: ViewMut<'a>,
+        /// `[batch, new, hidden]`, overwritten.
+        out: ViewMut<'a>,
+    }
+}
+
+impl Describe for AttentionCached<'_> {
+    const NAME: &'static str = "attention_cached";
+
+    fn check(&self) {
+        let AttentionCached { qkv, heads, past, cache, out } = self;
+        let ([batch, new, hidden3], [batches, capacity, hidden2]) = (qkv.dims(), cache.dims());
+        let hidden = hidden3 / 3;
+        assert!(heads.causal, "a cache holds earlier positions, which a causal mask shows: {heads:?}");
+        assert!(hidden3 == 3 * hidden && hidden % heads.heads == 0, "{hidden3} for {heads:?}");
+        assert_eq!((batches, hidden2), (batch, 2 * hidden), "{cache:?} for {qkv:?}");
+        assert!(past + new <= capacity, "{past} + {new} positions in {cache:?}");
+        assert!(*past == 0 || new == 1, "{new} positions after {past}: one at a time");
+        assert_eq!(out.elements(), batch * new * hidden);
+        same(&[qkv.dtype(), cache.dtype(), out.dtype()]);
+    }
+
+    fn price(&self) -> Price {
+        let AttentionCached { qkv, past, cache, out, .. } = self;
+        let ([batch, new, hidden3], [_, _, hidden2]) = (qkv.dims(), cache.dims());
+        let (hidden, keys) = (hidden3 / 3, past + new);
+        let pairs = new * past + new * (new + 1) / 2;
+        let read = batch * keys * hidden2 * cache.dtype().bytes();
+        let flops = FORWARD_PRODUCTS * 2 * batch * pairs * hidden;
+        Price::product(qkv.dtype(), flops, qkv.bytes() + read + out.bytes()).of_forward()
+    }
+
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let AttentionCached { qkv, cache, out, .. } = self;
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[operand("qkv", "bsh", *qkv)],
+            addends: &[],
+            results: &[result("out", "bsh", out, false), result("cache", "bch", cache, false)],
             whole: &[('s', WHOLE_SEQUENCE)],
         };
         recorder.follow(&rule, site);
@@ -137,6 +194,13 @@ impl Device {
         log_sum_exp: ViewMut,
     ) {
         self.run(AttentionForward { qkv, heads, dropout, out, log_sum_exp });
+    }
+
+    /// Causal attention of the new positions `past ..` over all positions so far. Stores their keys and values in
+    /// `cache` `[batch, capacity, 2*hidden]`; qkv `[batch, new, 3*hidden]`, out `[batch, new, hidden]`.
+    #[track_caller]
+    pub fn attention_cached(&self, qkv: View, heads: Heads, past: usize, cache: ViewMut, out: ViewMut) {
+        self.run(AttentionCached { qkv, heads, past, cache, out });
     }
 
     /// The gradient of [`Device::attention`]: dqkv is overwritten. `saved` are out, log_sum_exp and dout.

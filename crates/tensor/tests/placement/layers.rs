@@ -123,6 +123,10 @@ fn attention() {
             let kept = [y.view(), sums.view(), y.view()];
             device.attention_backward(qkv.view(), kept, heads, None, dqkv.view_mut());
             assert_eq!(of(&device, &dqkv), of(&device, &qkv), "{row}");
+            let (mut again, mut cache) =
+                (tensor(&device, "out", &[2, 4, 8]), tensor(&device, "cache", &[2, 6, 16]));
+            device.attention_cached(qkv.view(), heads, 0, cache.view_mut(), again.view_mut());
+            assert_eq!([of(&device, &again), of(&device, &cache)], [out, out], "{row}");
         }
         found(&device, words, &row);
     }

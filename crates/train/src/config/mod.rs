@@ -113,6 +113,8 @@ pub struct DataConfig {
     /// Extensions of the files that are read from folders; all text files when empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<String>,
+    /// In `.jsonl` files, which hold one document a line: the key of the text.
+    pub text_key: String,
     /// A token file, instead of text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<String>,
@@ -133,6 +135,7 @@ impl Default for DataConfig {
         DataConfig {
             text: Vec::new(),
             extensions: Vec::new(),
+            text_key: "text".into(),
             tokens: None,
             tokenizer: "byte".into(),
             mask_token: None,

@@ -1,0 +1,171 @@
+//! Random projections of gradients, to compare gradients that are held by different processes.
+//!
+//! The gradient of each parameter is multiplied with [`PROJECTIONS`] vectors of random signs. The projections are linear:
+//! those of a sharded gradient are the sums over its shards, and those of a difference are differences. The root of
+//! their mean square estimates the Euclidean norm (Johnson and Lindenstrauss; Achlioptas, "Database-friendly Random
+//! Projections", 2003): with 16 projections it is off by about 18%, and by more than a factor of 2 once in 10^4 times.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use half::{bf16, f16};
+use phalanx_baselines::data_parallel::DataParallel;
+use phalanx_parallel::zero::Extent;
+use phalanx_random::{GOLDEN, mix};
+use phalanx_tensor::{DType, Device, Element, View};
+use phalanx_train::rank::Rank;
+use serde::{Deserialize, Serialize};
+
+/// Number of random vectors.
+pub const PROJECTIONS: usize = 16;
+
+/// Elements that are downloaded at once.
+const WINDOW: usize = 1 << 16;
+
+/// The projections of one gradient.
+pub type Projections = [f64; PROJECTIONS];
+
+/// Projections of the gradients of one step, or of the part that a rank holds, without the loss scale.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GradientSketch {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// For each parameter, by its number in the model.
+    pub parameters: BTreeMap<usize, Projections>,
+}
+
+impl GradientSketch {
+    /// The part that the rank holds of the summed gradients of its last step, each element on one rank only.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn of_rank(rank: &Rank, step: u64, loss_scale: Option<f32>) -> Result<GradientSketch> {
+        let mut sketch = GradientSketch { step, ..GradientSketch::default() };
+        let mut result = Ok(());
+        for stage in rank.stages() {
+            // Of several copies of a parameter, one is owned.
+            let owned: Vec<usize> =
+                stage.zero.spans(0, Extent::Owned).iter().map(|span| span.parameter).collect();
+            stage.zero.reduced_gradients(|parameter, elements, gradient| {
+                if !owned.contains(&parameter) || result.is_err() {
+                    return;
+                }
+                let number = stage.network.numbers[parameter];
+                let stripe = stage.network.parameters[parameter].stripe();
+                result = windows(rank.device(), gradient, |start, values| {
+                    let first = elements.start + start;
+                    for (here, whole) in stripe.runs(first..first + values.len() as u64) {
+                        let here = (here.start - first) as usize..(here.end - first) as usize;
+                        sketch.add(number, whole.start, &values[here], loss_scale);
+                    }
+                });
+            });
+        }
+        result.map(|()| sketch)
+    }
+
+    /// The gradients of the last step of DataParallel, which device 0 holds.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn of_devices(engine: &DataParallel, step: u64, loss_scale: Option<f32>) -> Result<GradientSketch> {
+        let mut sketch = GradientSketch { step, ..GradientSketch::default() };
+        let mut result = Ok(());
+        engine.gradients(|device, parameter, gradient| {
+            if result.is_ok() {
+                result = windows(device, gradient, |start, values| {
+                    sketch.add(parameter, start, values, loss_scale);
+                });
+            }
+        });
+        result.map(|()| sketch)
+    }
+
+    /// Adds elements of a gradient; `first` is the index of the first of them in the whole parameter.
+    fn add(&mut self, parameter: usize, first: u64, values: &[f32], loss_scale: Option<f32>) {
+        let sums = self.parameters.entry(parameter).or_default();
+        let key = mix(parameter as u64 + 1);
+        let factor = 1.0 / f64::from(loss_scale.unwrap_or(1.0));
+        for (index, value) in (first..).zip(values) {
+            let signs = mix(key.wrapping_add(index.wrapping_mul(GOLDEN)));
+            let value = f64::from(*value) * factor;
+            for (k, sum) in sums.iter_mut().enumerate() {
+                *sum += if signs >> k & 1 == 0 { value } else { -value };
+            }
+        }
+    }
+
+    /// Adds the parts of another rank.
+    pub fn merge(&mut self, other: &GradientSketch) {
+        self.step = self.step.max(other.step);
+        for (parameter, sums) in &other.parameters {
+            let own = self.parameters.entry(*parameter).or_default();
+            own.iter_mut().zip(sums).for_each(|(own, sum)| *own += sum);
+        }
+    }
+}
+
+/// Estimates the norm of a gradient.
+pub fn norm(of: &Projections) -> f64 {
+    (of.iter().map(|sum| sum * sum).sum::<f64>() / PROJECTIONS as f64).sqrt()
+}
+
+/// Estimates the norm of the difference of two gradients.
+pub fn distance(a: &Projections, b: &Projections) -> f64 {
+    norm(&std::array::from_fn(|k| a[k] - b[k]))
+}
+
+/// Downloads a view of floats and passes it on in windows, each with the index of its first element.
+fn windows(device: &Device, view: View, mut see: impl FnMut(u64, &[f32])) -> Result<()> {
+    fn of<T: Element + Default + Into<f32>>(device: &Device, view: View) -> Result<Vec<f32>> {
+        let mut out = vec![T::default(); view.elements()];
+        device.download(view, &mut out)?;
+        Ok(out.into_iter().map(Into::into).collect())
+    }
+    for start in (0..view.elements()).step_by(WINDOW) {
+        let window = view.range(start..(start + WINDOW).min(view.elements()));
+        let values = match view.dtype() {
+            DType::BF16 => of::<bf16>(device, window)?,
+            DType::F16 => of::<f16>(device, window)?,
+            _ => of::<f32>(device, window)?,
+        };
+        see(start as u64, &values);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sketch(values: &[f32]) -> GradientSketch {
+        let mut sketch = GradientSketch::default();
+        sketch.add(3, 0, values, None);
+        sketch
+    }
+
+    #[test]
+    fn shards_add_up_to_the_whole_and_the_loss_scale_is_removed() {
+        let values: Vec<f32> = (0..1000).map(|i| ((i * 37) % 101) as f32 - 50.0).collect();
+        let mut merged = GradientSketch::default();
+        for (part, first) in values.chunks(300).zip((0..).step_by(300)) {
+            let scaled: Vec<f32> = part.iter().map(|x| 4.0 * x).collect();
+            let mut shard = GradientSketch::default();
+            shard.add(3, first, &scaled, Some(4.0));
+            merged.merge(&shard);
+        }
+        assert_eq!(merged, sketch(&values), "sums of integers are exact");
+    }
+
+    #[test]
+    fn norms_are_estimated() {
+        let values: Vec<f32> = (0..5000).map(|i| ((i * 37) % 101) as f32 - 50.0).collect();
+        let exact = values.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+        let estimated = norm(&sketch(&values).parameters[&3]);
+        assert!((0.5..2.0).contains(&(estimated / exact)), "{estimated} of {exact}");
+        // Gradients in another order have the same norm, but another sketch.
+        let reversed: Vec<f32> = values.iter().rev().copied().collect();
+        let apart = distance(&sketch(&values).parameters[&3], &sketch(&reversed).parameters[&3]);
+        assert!(apart > 0.5 * exact, "{apart} of {exact}");
+    }
+}

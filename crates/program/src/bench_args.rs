@@ -1,0 +1,163 @@
+//! What the benchmarks take on the command line, and their help.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use phalanx_trace::DType;
+
+use crate::overrides::Overrides;
+use crate::strategies_args::BenchStrategiesArgs;
+
+/// Measures steps, kernels, collectives or strategies of parallelism
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The benchmark.
+    #[command(subcommand)]
+    pub what: BenchCommand,
+}
+
+/// The benchmarks.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    Step(BenchStepArgs),
+    Kernels(BenchKernelsArgs),
+    Collectives(BenchCollectivesArgs),
+    Strategies(BenchStrategiesArgs),
+}
+
+/// Times training steps on random tokens
+///
+/// The engine, the ranks and the plan are those of `train`; data, evaluations and checkpoints are left out, and nothing
+/// is written. Then prints the time of each kernel in a step, beside the minimum that is possible on this machine.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx bench step examples/gpt2_mini.toml\n  \
+    phalanx bench step examples/gpt2_mini.toml --nproc 2 --set parallel.zero=3 --steps 10 --json")]
+pub struct BenchStepArgs {
+    /// Configuration (TOML)
+    pub config: PathBuf,
+    #[command(flatten)]
+    pub overrides: Overrides,
+    /// Steps that are timed
+    #[arg(long, default_value_t = 5, value_name = "K")]
+    pub steps: usize,
+    /// Steps before the first that is timed
+    #[arg(long, default_value_t = 1, value_name = "W")]
+    pub warmup: usize,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Times every kernel of a GPT-2 step alone
+///
+/// Each kernel is called repeatedly with the shapes of the step, by one thread and by all. Its speed is compared with
+/// peaks measured in the same run: operations on registers, and memory read and written.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx bench kernels\n  \
+    phalanx bench kernels --setting small --dtype bf16 --only linear --only attention\n  \
+    PHALANX_ISA=avx2 phalanx bench kernels --json | jq '.kernels[] | [.name, .size, .runs[0].floor_share]'")]
+pub struct BenchKernelsArgs {
+    /// Shapes: GPT-2 of 512 x 8, batch 8 of 256 tokens; 768 x 12, batch 4 of 256; nanoGPT's CPU setting
+    #[arg(long, value_enum, default_value_t = BenchSetting::Mini, value_name = "NAME")]
+    pub setting: BenchSetting,
+    /// Threads beside one; all cores when left out
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Type of activations and parameters
+    #[arg(long, value_enum, default_value_t = BenchDType::F32, value_name = "TYPE")]
+    pub dtype: BenchDType,
+    /// Only kernels whose name and size contain this; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Milliseconds of each kernel
+    #[arg(long, default_value_t = 300, value_name = "T")]
+    pub ms: u64,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Shapes of `bench kernels`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchSetting {
+    Mini,
+    Small,
+    Nano,
+    /// For tests only.
+    #[value(hide = true)]
+    Tiny,
+}
+
+impl BenchSetting {
+    /// The text of the argument.
+    pub fn name(self) -> &'static str {
+        match self {
+            BenchSetting::Mini => "mini",
+            BenchSetting::Small => "small",
+            BenchSetting::Nano => "nano",
+            BenchSetting::Tiny => "tiny",
+        }
+    }
+}
+
+impl BenchDType {
+    /// The type itself.
+    pub fn dtype(self) -> DType {
+        match self {
+            BenchDType::F32 => DType::F32,
+            BenchDType::Bf16 => DType::BF16,
+            BenchDType::F16 => DType::F16,
+        }
+    }
+}
+
+/// Times collectives between processes
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx bench collectives --nproc 2\n  \
+    phalanx bench collectives --nproc 4 --op all_reduce --bytes 4096,1048576,134217728 --json\n  \
+    phalanx bench collectives --dtype bf16\n\n\
+    algbw_gbs is the size of the whole buffer over the time, in 10^9 bytes a second.")]
+pub struct BenchCollectivesArgs {
+    /// Number of ranks
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub nproc: usize,
+    /// Operation; the first three when left out; may be repeated
+    #[arg(long, value_enum, value_name = "OP")]
+    pub op: Vec<BenchOp>,
+    /// Type of the elements
+    #[arg(long, value_enum, default_value_t = BenchDType::F32, value_name = "TYPE")]
+    pub dtype: BenchDType,
+    /// Sizes of the whole buffer
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "4096,65536,1048576,16777216,134217728",
+        value_name = "B,..."
+    )]
+    pub bytes: Vec<usize>,
+    /// Print a JSON line for each measurement
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Operations of `bench collectives`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum BenchOp {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    Broadcast,
+}
+
+/// Element types of `bench`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum BenchDType {
+    F32,
+    Bf16,
+    F16,
+}

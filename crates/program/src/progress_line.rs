@@ -1,0 +1,143 @@
+//! The text of one step, as much of it as a line has room for.
+
+use phalanx_drawing::report;
+use phalanx_train::metrics::{Staleness, StepRecord};
+
+/// Columns of the bar.
+const BAR: usize = 24;
+
+/// What is known of a step.
+pub struct Line<'a> {
+    /// The step's measurements.
+    pub record: &'a StepRecord,
+    /// Last step of the run.
+    pub steps: u64,
+    /// The last validation loss.
+    pub val_loss: Option<f32>,
+    /// Memory of all ranks.
+    pub memory: &'a str,
+    /// Seconds until the last step.
+    pub left_s: Option<f64>,
+}
+
+/// A part of the line. The larger number is left out first; 0 always stays.
+struct Part {
+    left_out: u8,
+    text: String,
+}
+
+impl Line<'_> {
+    /// The line in at most `width` columns, but always step and loss. Left out in this order: the bar, hfu, mfu, tokens
+    /// per second, validation loss, memory, time left.
+    pub fn fit(&self, width: usize) -> String {
+        let parts = self.parts();
+        let limit = (0..=7).rev().find(|limit| length(&parts, *limit) <= width).unwrap_or(0);
+        let texts = parts.iter().filter(|part| part.left_out <= limit).map(|part| part.text.as_str());
+        texts.collect::<Vec<_>>().join("  ")
+    }
+
+    /// The line without a bar, for a file.
+    pub fn whole(&self) -> String {
+        let texts = self.parts().into_iter().filter(|part| part.left_out < 7).map(|part| part.text);
+        texts.collect::<Vec<_>>().join("  ")
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let Line { record, steps, .. } = self;
+        let percent =
+            |name: &str, share: Option<f64>| share.map(|share| format!("{name} {:.0}%", 100.0 * share));
+        let parts = [
+            (0, Some(format!("step {}/{steps}", record.step))),
+            (7, Some(bar(record.step, *steps))),
+            (0, Some(format!("loss {:.4}", record.loss))),
+            (3, self.val_loss.map(|loss| format!("val {loss:.4}"))),
+            (4, record.staleness.as_ref().map(staleness)),
+            (4, Some(format!("{} tokens/s", report::count(record.tokens_per_s)))),
+            (5, percent("mfu", record.mfu)),
+            (6, percent("hfu", record.hfu)),
+            (2, Some(self.memory.to_string())),
+            (1, self.left_s.map(|left| format!("{} left", report::seconds(left)))),
+        ];
+        parts.into_iter().filter_map(|(left_out, text)| Some(Part { left_out, text: text? })).collect()
+    }
+}
+
+/// How many updates old the parameters of asynchronous workers were.
+fn staleness(of: &Staleness) -> String {
+    format!("staleness {:.1} (max {})", of.staleness, of.staleness_max)
+}
+
+/// Columns of the parts that stay, with two spaces between them.
+fn length(parts: &[Part], limit: u8) -> usize {
+    let stay = parts.iter().filter(|part| part.left_out <= limit);
+    stay.map(|part| part.text.chars().count() + 2).sum::<usize>().saturating_sub(2)
+}
+
+/// How far the run is, in eighths of a column.
+fn bar(step: u64, steps: u64) -> String {
+    const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
+    let eighths = (8 * BAR) as u64 * step.min(steps) / steps.max(1);
+    let (full, rest) = ((eighths / 8) as usize, EIGHTHS[(eighths % 8) as usize]);
+    let mut bar = "█".repeat(full);
+    if full < BAR {
+        bar.push(rest);
+    }
+    format!("{bar:BAR$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> StepRecord {
+        let json = serde_json::json!({
+            "step": 600, "loss": 3.56664, "lr": 1e-3, "grad_norm": 1.0, "tokens_per_s": 3012.0, "step_s": 0.7,
+            "mfu": 0.13, "hfu": 0.17, "tokens": 1, "comm_bytes": 0, "exposed_comm_s": 0.0,
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn unimportant_parts_are_left_out_first() {
+        let record = record();
+        let line = Line {
+            record: &record,
+            steps: 1200,
+            val_loss: Some(3.20771),
+            memory: "2 x 106.4 MiB",
+            left_s: Some(434.0),
+        };
+        let left = report::seconds(434.0);
+        for (width, expected) in [
+            (
+                120,
+                format!(
+                    "step 600/1200  loss 3.5666  val 3.2077  3.0k tokens/s  mfu 13%  hfu 17%  2 x 106.4 MiB  {left} left"
+                ),
+            ),
+            (80, format!("step 600/1200  loss 3.5666  val 3.2077  2 x 106.4 MiB  {left} left")),
+            (60, format!("step 600/1200  loss 3.5666  2 x 106.4 MiB  {left} left")),
+            (43, format!("step 600/1200  loss 3.5666  {left} left")),
+            (40, "step 600/1200  loss 3.5666".to_string()),
+            (10, "step 600/1200  loss 3.5666".to_string()),
+        ] {
+            assert_eq!(line.fit(width), expected, "{width}");
+        }
+        let wide = line.fit(150);
+        assert!(wide.contains(&format!("  {}{}  loss", "█".repeat(12), " ".repeat(12))), "{wide}");
+        assert_eq!(line.whole(), line.fit(120));
+        for width in 26..200 {
+            assert!(line.fit(width).chars().count() <= width, "{width}");
+        }
+    }
+
+    #[test]
+    fn the_bar_fills() {
+        assert_eq!(bar(0, 10), " ".repeat(24));
+        assert_eq!(bar(10, 10), "█".repeat(24));
+        assert_eq!(bar(1, 16), format!("█▌{}", " ".repeat(22)));
+        for step in 0..=1000 {
+            assert_eq!(bar(step, 1000).chars().count(), 24);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Sampling with a key/value cache against computing the whole context for every token.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use phalanx_cpu::Cpu;
+use phalanx_models::{Dropouts, Gpt2, Model};
+use phalanx_random::SplitMix64;
+use phalanx_tensor::{Arena, Device};
+use phalanx_train::sample::{Generator, Sampling};
+
+/// A GPT-2 whose logits differ clearly from token to token.
+fn generator(positions: usize, heads: usize, hidden: usize) -> Generator {
+    let model =
+        Gpt2 { layers: 2, hidden, heads, vocab: 61, positions, eps: 1e-5, dropout: Dropouts::default() };
+    let model: Arc<dyn Model> = model.into();
+    let device = Device::new(Cpu::new(2), Arena::heap());
+    let mut random = SplitMix64::new(9);
+    let fill = |_: &_, values: &mut [f32]| {
+        values.iter_mut().for_each(|x| *x = random.next_fraction() as f32 - 0.5);
+        Ok::<(), Infallible>(())
+    };
+    Generator::new(&*model, device, fill).unwrap()
+}
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Greedy tokens, computed as the definition says: the last `positions` tokens, whole, for every token.
+fn whole(generator: &Generator, prompt: &[u32], count: usize, positions: usize) -> Vec<u32> {
+    let mut tokens = prompt.to_vec();
+    for _ in 0..count {
+        let logits = generator.logits(&tokens[tokens.len().saturating_sub(positions)..]);
+        let first_max = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
+        tokens.push((0..logits.len()).fold(0, first_max) as u32);
+    }
+    tokens
+}
+
+fn greedy() -> Sampling {
+    Sampling { temperature: 0.0, ..Sampling::default() }
+}
+
+fn extended(generator: &Generator, prompt: &[u32], count: usize, how: Sampling) -> Vec<u32> {
+    let mut tokens = prompt.to_vec();
+    generator.extend(&mut tokens, count, how, |_| Ok::<(), Infallible>(())).unwrap();
+    tokens
+}
+
+#[test]
+fn cached_logits_are_those_of_the_whole_context_bit_for_bit() {
+    // Beyond one tile of keys (128) and one panel of queries (16 or 32); heads of an odd size.
+    for (heads, hidden, prompt) in [(2, 32, 1), (3, 27, 40), (1, 16, 131)] {
+        let (positions, length) = (160, 170);
+        let generator = generator(positions, heads, hidden);
+        let tokens: Vec<u32> = (0..length as u32).map(|i| (i * i + 7 * i) % 61).collect();
+        let mut growing = generator.growing(length, 1);
+        for end in prompt..length {
+            let context = &tokens[end.saturating_sub(positions)..end];
+            let (cached, whole) = (growing.logits(&tokens[..end]), generator.logits(context));
+            assert_eq!(bits(&cached), bits(&whole), "{heads} heads of {hidden}: after {end} tokens");
+        }
+    }
+}
+
+#[test]
+fn greedy_tokens_do_not_depend_on_the_cache() {
+    let positions = 24;
+    let generator = generator(positions, 2, 32);
+    // Prompts that are short, of the context's length, and longer; texts that grow beyond it.
+    for length in [1, 5, 23, 24, 25, 60] {
+        let prompt: Vec<u32> = (0..length).map(|i| (i * 17 + 3) % 61).collect();
+        let expected = whole(&generator, &prompt, 40, positions);
+        assert!(expected[length as usize..].iter().any(|t| *t != expected[length as usize]), "{expected:?}");
+        assert_eq!(extended(&generator, &prompt, 40, greedy()), expected, "prompt of {length}");
+    }
+}
+
+#[test]
+fn a_larger_shift_drops_that_many_tokens_at_once() {
+    let (positions, shift) = (24, 10);
+    let generator = generator(positions, 2, 32);
+    let prompt = [3, 20, 37];
+    let mut expected = prompt.to_vec();
+    let mut start = 0;
+    for _ in 0..60 {
+        if expected.len() - start > positions {
+            start += shift;
+        }
+        expected.extend(whole(&generator, &expected[start..], 1, positions).pop());
+    }
+    assert_eq!(extended(&generator, &prompt, 60, Sampling { shift, ..greedy() }), expected);
+    // A shift beyond the context leaves one token.
+    assert_eq!(extended(&generator, &prompt, 60, Sampling { shift: 1000, ..greedy() }).len(), 63);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_tokens() {
+    let generator = generator(24, 2, 32);
+    let how = Sampling { temperature: 1.5, top_p: 0.9, seed: 4, ..Sampling::default() };
+    let tokens = extended(&generator, &[1], 40, how);
+    assert_eq!(extended(&generator, &[1], 40, how), tokens);
+    assert_ne!(extended(&generator, &[1], 40, Sampling { seed: 5, ..how }), tokens);
+}
