@@ -97,11 +97,8 @@ impl CostArgs {
         let input = times("input", self.input, file.input)?;
         let weight = times("weight", self.weight, file.weight)?;
         let message = check("message", self.message.or(file.message).unwrap_or(0.0))?;
-        let cost = |stage: usize| StageCost {
-            forward: forward[stage],
-            input: input[stage],
-            weight: weight[stage],
-        };
+        let cost =
+            |stage: usize| StageCost { forward: forward[stage], input: input[stage], weight: weight[stage] };
         Ok(Some(Costs { stages: (0..stages).map(cost).collect(), message }))
     }
 }

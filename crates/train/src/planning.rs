@@ -62,7 +62,8 @@ impl RankPlan {
         let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
         let memory = plan_memory(trace)?;
         let [host, disk] = [plan_memory_of(trace, Memory::Host)?, plan_memory_of(trace, Memory::Disk)?];
-        let slots = |memory: &MemoryPlan| memory.phases.iter().map(|phase| phase.slots.len() as u64).sum::<u64>();
+        let slots =
+            |memory: &MemoryPlan| memory.phases.iter().map(|phase| phase.slots.len() as u64).sum::<u64>();
         let allocations = slots(&memory) + slots(&host) + slots(&disk);
         Ok(RankPlan { rank: trace.rank, memory, host, disk, orders, step, parameters, allocations })
     }
