@@ -65,7 +65,7 @@ fn the_peak_of_auto_is_the_smallest() {
 fn auto_is_not_led_by_the_token_table() {
     let auto = arena_bytes(spec(SHAPES[0]));
     let padded = spec(SHAPES[0]);
-    let least =
+    let tightest =
         padded.layout.searched.iter().min_by_key(|candidate| candidate.waste_elements).expect("sizes");
     let padded =
         arena_bytes(padded.with_chunks(ChunkSize::Elements(tightest.chunk_elements)).expect("a layout"));
