@@ -211,5 +211,5 @@ fn folders_within_folders_end_somewhere() {
     assert_eq!(open().unwrap().documents().len(), 1);
     fs::create_dir(deepest.join("a")).unwrap();
     let error = open().unwrap_err().to_string();
-    assert!(error.contains("more than 128 folders"), "{error}");
+    assert!(error.contains("nested more than 128 deep"), "{error}");
 }

@@ -24,7 +24,7 @@ fn configurations_go_both_ways_and_foreign_ones_are_refused() {
         assert_eq!(config[key], json!(number), "the decimal that was given");
     }
     for (key, value, part) in [
-        ("model_type", json!("roberta"), "model_type is \"roberta\", expected \"gpt2\" or \"bert\""),
+        ("model_type", json!("roberta"), "model_type is \"roberta\", expected \"bert\""),
         ("hidden_act", json!("gelu_new"), "hidden_act is \"gelu_new\", expected \"gelu\""),
         ("position_embedding_type", json!("relative_key"), "position_embedding_type is \"relative_key\""),
         ("type_vocab_size", json!(16), "type_vocab_size is 16, expected 2"),

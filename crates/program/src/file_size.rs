@@ -43,7 +43,7 @@ fn is_beyond_limit(error: &Error) -> bool {
     error.raw_os_error() == Some(Errno::FBIG.raw_os_error())
 }
 
-/// The system's error behind a failed write. The errors of checkpoints and of data have it as a part of their text, and
+/// The system's error behind a failed write. The errors of checkpoints, of data and of runs have it as a part of their text, and
 /// not as their source.
 fn refused_write<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Error> {
     let of_checkpoint = |error: &'a CheckpointError| match error {
@@ -57,6 +57,7 @@ fn refused_write<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a
     match error.downcast_ref::<RunError>() {
         Some(RunError::Checkpoint(error)) => return of_checkpoint(error),
         Some(RunError::Data(error)) => return of_data(error),
+        Some(RunError::Write { cause, .. }) => return Some(cause),
         _ => {}
     }
     error
@@ -83,7 +84,7 @@ mod tests {
             data().into(),
             RunError::from(checkpoint()).into(),
             RunError::from(data()).into(),
-            RunError::Write { path: path.clone(), source: system() }.into(),
+            RunError::Write { path: path.clone(), cause: system() }.into(),
         ];
         for error in errors {
             let outer = Err::<(), _>(error).context("outer").unwrap_err();

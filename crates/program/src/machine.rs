@@ -29,10 +29,10 @@ impl std::fmt::Display for Available {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Available { bytes, group } = self;
         match group {
-            None => write!(f, "this machine has {bytes} available ({})", report::bytes(*bytes)),
+            None => write!(f, "this machine has {bytes} bytes available ({})", report::bytes(*bytes)),
             Some(limit) => write!(
                 f,
-                "the control group of this process has {bytes} available ({}) of its limit of {limit}",
+                "the control group of this process has {bytes} bytes available ({}) of its limit of {limit}",
                 report::bytes(*bytes)
             ),
         }

@@ -115,7 +115,6 @@ fn only_training_refuses_more_than_the_memory() {
 #[test]
 fn ranks_have_the_peak_of_a_run_without_a_diagnosis() {
     let home = Home::new();
-    let mut more_for_a_diagnosis = 0;
     for (nproc, zero, micro) in [("1", "0", "1"), ("2", "1", "2"), ("2", "2", "1"), ("4", "3", "2")] {
         let (zero, micro) = (format!("parallel.zero={zero}"), format!("batch.micro={micro}"));
         let set = ["--set", &zero, "--set", &micro, "--set", "precision.compute=bf16"];
@@ -129,9 +128,7 @@ fn ranks_have_the_peak_of_a_run_without_a_diagnosis() {
         let run = peaks(&|name| name != "diagnose");
         assert_eq!(plan["ranks"][0]["device"]["peak_bytes"].as_u64(), Some(run));
         assert_eq!(plan["arena_bytes"][0].as_u64(), Some(peaks(&|_| true)));
-        more_for_a_diagnosis += u32::from(peaks(&|_| true) > run);
     }
-    assert!(more_for_a_diagnosis > 0, "no plan here tells the two apart");
 }
 
 #[test]

@@ -25,12 +25,12 @@ pub enum RunError {
     #[error(transparent)]
     Data(#[from] DataError),
     /// A file of the run folder could not be written.
-    #[error("{path}: {source}; free space or choose another folder with --run, then continue with --resume")]
+    #[error("{path}: {cause}; free space or choose another folder with --run, then continue with --resume")]
     Write {
         /// The file.
         path: PathBuf,
         /// The system's reason.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The run folder, or a file in it that a resume needs, was removed.
     #[error(

@@ -391,3 +391,26 @@ fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_plan::PhasePlan;
+
+    #[test]
+    fn the_peak_of_a_rank_leaves_out_the_diagnosis() {
+        let phase = |name, bytes| {
+            let peak = Peak { bytes, ..Peak::default() };
+            PhasePlan { name, slots: Vec::new(), peak }
+        };
+        let phases = vec![
+            phase(PhaseName::Init, 64),
+            phase(PhaseName::Step, 5_448_384),
+            phase(PhaseName::Diagnose, 5_464_192),
+            phase(PhaseName::Save, 128),
+        ];
+        let peak = Peak { bytes: 5_464_192, ..Peak::default() };
+        let memory = MemoryPlan { arena_bytes: peak.bytes, persistent_bytes: 64, peak, phases };
+        assert_eq!(RankPlan::peak_in(&memory).bytes, 5_448_384);
+    }
+}

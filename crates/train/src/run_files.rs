@@ -153,5 +153,5 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<(), RunError> {
 
 /// Turns an I/O error on `path` into [`RunError::Write`].
 fn writing(path: &Path) -> impl FnOnce(std::io::Error) -> RunError + '_ {
-    move |source| RunError::Write { path: path.to_path_buf(), source }
+    move |cause| RunError::Write { path: path.to_path_buf(), cause }
 }

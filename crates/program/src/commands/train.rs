@@ -8,6 +8,7 @@ use phalanx_train::job::Job;
 
 use crate::args::TrainArgs;
 use crate::environment::Environment;
+use crate::file_size;
 use crate::launch::{Failure, Output, RankProcesses};
 use crate::output::{TrainOutput, note};
 use crate::planned::Planned;
@@ -171,7 +172,7 @@ fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
         None => format!("no checkpoint was saved yet; start again with: {}", resume::command(folder)),
     };
     let reached = final_report::Reached::read(folder).unwrap_or_default().step;
-    anyhow::anyhow!("{error:#}\n{reached} step(s) were done; {on_disk}")
+    anyhow::anyhow!("{}\n{reached} step(s) were done; {on_disk}", file_size::explain(&error))
 }
 
 /// A run that saved before its last step was stopped, by a signal to the launcher or to any rank.
