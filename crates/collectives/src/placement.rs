@@ -83,8 +83,8 @@ impl Following<'_> {
         self.change(own, own, |mark, _| mark.map(|m| self.cut(m, None, whole)));
         // Outside this rank's part the contents are unspecified.
         let n = own.elements();
-        for other in (0..self.world_size).filter(|r| *r != self.rank) {
-            self.recorder.mark(whole.view().range(other * n..(other + 1) * n), None);
+        for others in [0..self.rank * n, (self.rank + 1) * n..self.world_size * n] {
+            self.recorder.mark(whole.view().range(others), None);
         }
     }
 
