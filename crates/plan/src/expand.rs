@@ -1,6 +1,6 @@
 //! Puts the repetitions of a pipeline's steady state back into the trace of an abridged dry run.
 //!
-//! A dry run of an abridged program ([`crate::pipeline::abridge`]) records one period of the steady state a few times
+//! A dry run of an abridged program ([`crate::pipeline::abridge()`]) records one period of the steady state a few times
 //! instead of as often as a step has it. [`expand`] repeats that period: the result is the trace that a dry run of the
 //! whole program would have written, event by event. What an event refers to (the allocation that it frees, the collective
 //! that it waits for) is known by the step that made it and its number among what the step made alike, so in the n-th

@@ -4,7 +4,7 @@
 //! one backward, under `interleaved` a round of them. [`abridge`] finds the longest such part and leaves out its middle
 //! periods; the micro-batches after them get lower numbers. What is left is a program of fewer micro-batches. Where
 //! leaving out periods would leave a micro-batch incomplete (as under GPipe, which runs all forwards first), nothing is
-//! left out. [`crate::expand`] puts the periods back into the trace of such a run.
+//! left out. [`crate::expand()`] puts the periods back into the trace of such a run.
 
 use std::collections::HashSet;
 
