@@ -81,6 +81,7 @@ pub fn newest(checkpoints: &Path) -> Result<Newest> {
 /// `None` when a checkpoint was removed or replaced meanwhile.
 fn search(checkpoints: &Path) -> Result<Option<Newest>> {
     let folders = steps::list(checkpoints)?;
+    let was_listed = |step| folders.iter().any(|f| f.step == step && f.stage == SaveStage::Committed);
     let mut skipped = Vec::new();
     for folder in folders.iter().filter(|folder| folder.stage != SaveStage::Unfinished) {
         let opened = undisturbed(&folder.path, || {
@@ -90,10 +91,18 @@ fn search(checkpoints: &Path) -> Result<Option<Newest>> {
         match opened {
             None => return Ok(None),
             Some(Ok(checkpoint)) => return Ok(Some(Newest { checkpoint: Some(checkpoint), skipped })),
+            // The checkpoint that replaces this one was committed meanwhile, so this one is being removed.
+            Some(Err(_)) if !was_listed(folder.step) && is_committed(checkpoints, folder.step) => {
+                return Ok(None);
+            }
             Some(Err(reason)) => skipped.push(Skipped { path: folder.path.clone(), reason }),
         }
     }
     Ok(Some(Newest { checkpoint: None, skipped }))
+}
+
+fn is_committed(checkpoints: &Path, step: u64) -> bool {
+    steps::committed(checkpoints, step).symlink_metadata().is_ok()
 }
 
 impl Checkpoint {
