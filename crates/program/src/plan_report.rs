@@ -21,7 +21,8 @@ pub fn to_json(planned: &Planned) -> Value {
     let rank = |r: &RankPlan| RankBytes {
         rank: r.rank,
         device: DeviceBytes::from(r.peak()),
-        host: DeviceBytes::from(r.host_peak()),
+        host: DeviceBytes::from(r.peak_of(Memory::Host)),
+        disk: DeviceBytes::from(r.peak_of(Memory::Disk)),
         resident_bytes_peak: None,
     };
     json!({
@@ -47,6 +48,7 @@ pub fn to_json(planned: &Planned) -> Value {
         "chunks": chunks_json(spec),
         "phases": phases_json(&plan.ranks[0].memory),
         "host_phases": phases_json(&plan.ranks[0].host),
+        "disk_phases": phases_json(&plan.ranks[0].disk),
         "copies": plan.of(0).step.copies,
         "textbook": plan.textbook,
         "kernels": plan.of(0).step.kernels,
@@ -114,7 +116,7 @@ fn headline(planned: &Planned, name: &str) -> String {
     let text = format!(
         "{name}: {} of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
          {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
-         {}\n{}",
+         {}\n{}{}",
         spec.model.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
         model.layers,
@@ -132,6 +134,7 @@ fn headline(planned: &Planned, name: &str) -> String {
         if mesh { "replica" } else { "rank" },
         precision(spec),
         staging(planned),
+        residence(planned),
     );
     text
 }
@@ -152,6 +155,31 @@ fn staging(planned: &Planned) -> String {
         bytes(rank.host.arena_bytes),
         copied(Memory::Host),
         copied(Memory::Device)
+    )
+}
+
+/// Where optimizer states lie, when it is not device memory.
+fn residence(planned: &Planned) -> String {
+    let (spec, rank) = (&planned.plan.spec, &planned.plan.ranks[0]);
+    if spec.residence == Memory::Device {
+        return String::new();
+    }
+    let place = match (spec.residence, &spec.disk_folder) {
+        (Memory::Disk, Some(folder)) => format!("in a file under {}", folder.display()),
+        (memory, _) => format!("in {} memory", memory.name()),
+    };
+    let moved = |from: Memory, to: Memory| {
+        let copies = rank.step.copies.iter().filter(|copy| copy.from == from && copy.to == to);
+        copies.map(|copy| copy.bytes).sum::<u64>()
+    };
+    let all = [Memory::Device, Memory::Host, Memory::Disk];
+    let read = all.map(|to| moved(spec.residence, to)).iter().sum();
+    let written = all.map(|from| moved(from, spec.residence)).iter().sum();
+    format!(
+        "optimizer states lie {place}, {} on each rank; a step reads {} of them and writes {}\n",
+        bytes(rank.peak_of(spec.residence).categories.optimizer),
+        bytes(read),
+        bytes(written)
     )
 }
 

@@ -4,6 +4,7 @@
 //! stages share.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use phalanx_collectives::Group;
@@ -19,7 +20,7 @@ use phalanx_plan::{
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
-use phalanx_tensor::{CrossEntropy, Device};
+use phalanx_tensor::{CrossEntropy, Device, Memory};
 use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
@@ -77,6 +78,10 @@ pub struct Spec {
     pub loss_scaling: LossScaling,
     /// The optimizer.
     pub optimizer: Optimizer,
+    /// The memory in which optimizer states and master weights lie between updates.
+    pub residence: Memory,
+    /// The folder of the disk memory.
+    pub disk_folder: Option<PathBuf>,
     /// The learning rate.
     pub schedule_of_rate: Arc<dyn LearningRate>,
     /// Gradients are clipped to this norm; 0 for no clipping.
@@ -217,6 +222,8 @@ impl Spec {
             precision: precision(config),
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
+            residence: config.memory.optimizer.memory(),
+            disk_folder: config.memory.nvme_path.as_ref().map(PathBuf::from),
             schedule_of_rate: Arc::new(config.learning_rate()),
             clip: config.optimizer.clip as f32,
             label_smoothing: config.loss.label_smoothing as f32,

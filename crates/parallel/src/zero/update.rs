@@ -71,10 +71,12 @@ impl Zero {
     /// `[1]` first.
     ///
     /// # Errors
-    /// When publishing fails.
+    /// When publishing fails, or a copy of optimizer states.
     pub fn update(&mut self, number: u64, lr: f32, factor: View) -> Result<(), CollectiveError> {
         let stage = self.options.stage;
+        self.states.begin();
         for c in 0..self.map.chunk_count() {
+            self.states.enter(c)?;
             let stepped = stepped(&self.map, stage, c);
             for segment in self.map.layout.segments(c, stepped.start as u64..stepped.end as u64) {
                 let inside = segment.in_chunk.start as usize..segment.in_chunk.end as usize;
@@ -82,11 +84,11 @@ impl Zero {
                 let gradient = self.gradients.summed(&self.map, c, inside.clone());
                 let (parameters, resident) = self.parameters.resident_mut(&self.map, c);
                 let own = parameters.range(inside.start - resident.start..inside.end - resident.start);
-                let (p, rounded) = match &mut self.masters {
-                    Some(masters) => (masters[c].view_mut().range(local.clone()), Some(own)),
+                let (states, master) = self.states.views(c, &local);
+                let (p, rounded) = match master {
+                    Some(master) => (master, Some(own)),
                     None => (own, None),
                 };
-                let states = self.states[c].iter_mut().map(|s| s.view_mut().range(local.clone())).collect();
                 let update = Update {
                     number,
                     lr,
@@ -99,10 +101,11 @@ impl Zero {
                 };
                 self.options.optimizer.apply(&self.device, update);
             }
+            self.states.leave()?;
             if matches!(stage, Stage::One | Stage::Two) {
                 self.parameters.publish(&*self.group, c, self.options.overlap)?;
             }
         }
-        Ok(())
+        Ok(self.states.finish()?)
     }
 }
