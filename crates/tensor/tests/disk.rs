@@ -173,7 +173,10 @@ fn a_kernel_after_the_event_of_a_transfer_comes_later() {
     let pending = device.copy_to_disk(host(&device, 1.0), on_disk(&device));
     assert_eq!(pending.done(), backend.record(Stream::Disk));
     backend.wait(Stream::Compute, pending.done());
-    assert!(over.load(Ordering::Relaxed));
+    let mut x = device.alloc(DType::F32, [1], Category::Activations, "x");
+    device.fill(x.view_mut(), 1.0);
+    assert!(over.load(Ordering::Relaxed), "the kernel ran before the transfer was over");
+    assert_eq!(device.fetch([x.view()]).unwrap(), [1.0]);
 }
 
 #[test]

@@ -69,7 +69,7 @@ pub enum Chunk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChunkWord {
-    /// Searched for the least waste.
+    /// Among the sizes tried, that with the smallest planned peak, or few chunks near it.
     Auto,
     /// No chunks: one tensor each.
     None,
