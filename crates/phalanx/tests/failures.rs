@@ -7,9 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use phalanx::{
-    Cpu, Dropouts, Endpoint, Gpt2, LaunchError, Launcher, RunConfig, Spec, Training,
-};
+use phalanx::{Cpu, Dropouts, Endpoint, Gpt2, LaunchError, Launcher, RunConfig, Spec, Training};
 use phalanx_host::process::is_running;
 use phalanx_simulated::{Failure, Options, SimulatedFactory};
 use rustix::process::{Signal, getpid, kill_process};
@@ -116,8 +114,7 @@ fn a_rank_that_is_stopped_is_named() {
 
 #[test]
 fn a_rank_that_waits_outside_a_collective_is_named() {
-    let reason =
-        with_one_that_stands_still("a_rank_that_waits_outside_a_collective_is_named", false, sleep);
+    let reason = with_one_that_stands_still("a_rank_that_waits_outside_a_collective_is_named", false, sleep);
     assert!(reason.contains("rank 1"), "{reason}");
 }
 

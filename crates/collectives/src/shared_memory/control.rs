@@ -314,12 +314,7 @@ impl Control {
                 return false;
             }
             // Whether woken, timed out or interrupted, the loop checks again.
-            let _ = futex::wait(
-                &self.header().abort.state,
-                futex::Flags::empty(),
-                0,
-                Some(&timespec(left)),
-            );
+            let _ = futex::wait(&self.header().abort.state, futex::Flags::empty(), 0, Some(&timespec(left)));
         }
         true
     }

@@ -157,8 +157,7 @@ fn run_threads(
 fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
     let newest = folder.newest().ok().and_then(|found| found.checkpoint);
     let failure = error.downcast_ref::<Failure>();
-    let unusable =
-        failure.map_or_else(|| training::is_of_checkpoint(&error), exit_status::is_of_checkpoint);
+    let unusable = failure.map_or_else(|| training::is_of_checkpoint(&error), exit_status::is_of_checkpoint);
     let on_disk = match newest {
         Some(checkpoint) if unusable => format!(
             "the checkpoint itself cannot be used; to go on from the one before it, move {} away, then: {}",

@@ -43,7 +43,10 @@ const MAY_IMPORT: [(&str, &str); 28] = [
         "trace random plan tensor cpu collectives layers optim parallel models checkpoint data \
          files train baselines drawing",
     ),
-    ("phalanx", "trace plan tensor cpu collectives launch layers optim parallel models checkpoint data train"),
+    (
+        "phalanx",
+        "trace plan tensor cpu collectives launch layers optim parallel models checkpoint data train",
+    ),
     (
         "program",
         "host trace plan simd tensor cpu simulated collectives launch layers optim parallel models \
