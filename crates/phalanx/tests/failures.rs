@@ -4,7 +4,6 @@
 //! A test is started once more for each rank, by its own name.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use phalanx::{Cpu, Dropouts, Endpoint, Gpt2, LaunchError, Launcher, RunConfig, Spec, Training};
