@@ -10,10 +10,6 @@ use phalanx_host::process::Activity;
 use phalanx_tensor::refused_thread;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::failure::Failure;
-use crate::hooks::Hooks;
-use crate::watch::Watch;
-
 /// A command that starts the program of this process once more, even if its file was replaced meanwhile.
 pub fn own_program() -> Command {
     Command::new("/proc/self/exe")
@@ -59,14 +55,6 @@ impl RankProcesses {
         let process = &mut self.ranks[rank];
         process.pidfd = Some(pidfd_open(pid, PidfdFlags::empty())?);
         Ok(&mut process.child)
-    }
-
-    /// Waits until all ranks have ended.
-    ///
-    /// # Errors
-    /// The rank that failed, ended early, or stalled; the others have been ended then.
-    pub fn wait(mut self, hooks: &dyn Hooks) -> std::result::Result<(), Failure> {
-        Watch::new(&mut self, hooks).run()
     }
 
     /// The ranks whose processes run, by number.

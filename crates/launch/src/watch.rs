@@ -48,8 +48,18 @@ enum Phase {
     Killed(Instant),
 }
 
+impl RankProcesses {
+    /// Waits until all ranks have ended.
+    ///
+    /// # Errors
+    /// The rank that failed, ended early, or stalled; the others have been ended then.
+    pub fn wait(mut self, hooks: &dyn Hooks) -> Result<(), Failure> {
+        Watch::new(&mut self, hooks).run()
+    }
+}
+
 /// Waits for the ranks of a job.
-pub(crate) struct Watch<'a> {
+struct Watch<'a> {
     processes: &'a mut RankProcesses,
     hooks: &'a dyn Hooks,
     phase: Phase,
@@ -62,14 +72,14 @@ pub(crate) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    pub(crate) fn new(processes: &'a mut RankProcesses, hooks: &'a dyn Hooks) -> Watch<'a> {
+    fn new(processes: &'a mut RankProcesses, hooks: &'a dyn Hooks) -> Watch<'a> {
         let stalls = StallDetector::new(processes.ranks.len());
         let (phase, looked) = (Phase::Working, Instant::now());
         Watch { processes, hooks, phase, failure: None, stalls, stopping: false, looked }
     }
 
     /// Waits until all ranks have ended.
-    pub(crate) fn run(mut self) -> Result<(), Failure> {
+    fn run(mut self) -> Result<(), Failure> {
         while self.processes.alive().next().is_some() {
             if self.sleep() {
                 self.ask_to_stop();

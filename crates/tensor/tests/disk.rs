@@ -3,7 +3,7 @@
 
 use std::io::{Error, ErrorKind, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -168,7 +168,7 @@ fn sleeps(task: &Path) {
 #[test]
 fn a_kernel_after_the_event_of_a_transfer_comes_later() {
     let over = Arc::new(AtomicBool::new(false));
-    let (waiting, waits) = channel();
+    let (waiting, waits) = channel::<PathBuf>();
     let waits = Mutex::new(waits);
     let each = {
         let over = Arc::clone(&over);
