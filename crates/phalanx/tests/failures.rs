@@ -98,7 +98,6 @@ fn with_one_that_stands_still(name: &str, all: bool, stand_still: fn()) -> Strin
     let error = launcher(3, name).run(body).unwrap_err();
     let age = notes.age(1, "still");
     notes.assert_ended(3);
-    println!("{:.2} s after rank 1 stood still: {error}", age.as_secs_f64());
     assert!(age < WITHIN, "{age:?}: {error}");
     let LaunchError::Rank { rank, reason, activity } = error else { panic!("{error}") };
     assert!(rank == 1 || all, "rank {rank}: {reason}");
@@ -185,7 +184,6 @@ fn a_device_fails_in_step_2(name: &str, failure: Failure, words: &str) {
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
     notes.assert_ended(2);
     let LaunchError::Rank { rank, reason, activity } = error else { panic!("{error}") };
-    println!("rank {rank}: {reason}; {activity}");
     assert!(rank == 1 && activity.starts_with("step 2, "), "rank {rank}: {reason}; {activity}");
     assert!(names_operation_and_call_site(&reason) && reason.contains(words), "{reason}");
     // The other rank ended with the same reason, and says whose it is.
