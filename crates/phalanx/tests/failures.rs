@@ -78,7 +78,7 @@ fn stop() {
 }
 
 fn sleep() {
-    std::thread::sleep(Duration::from_secs(3600));
+    std::thread::sleep(Duration::from_secs(60));
 }
 
 /// Rank 1 of 3 stands still in `stand_still`; rank 0 waits for it, and so does rank 2 or stands still itself. Returns the
