@@ -54,7 +54,8 @@ impl Training {
     /// # Errors
     /// Memory that the system does not give, and the errors of the steps.
     pub fn on_rank(&self, factory: &dyn DeviceFactory, endpoint: &Endpoint) -> Result<Vec<f32>, RunError> {
-        let trained = on_endpoint(factory, &self.plan, endpoint, |rank| self.train(rank, |_, _| {}));
+        let note = |step| endpoint.note(step);
+        let trained = on_endpoint(factory, &self.plan, endpoint, |rank| self.steps(rank, note, |_, _| {}));
         trained.map_err(RunError::Memory)?
     }
 
@@ -65,6 +66,16 @@ impl Training {
     pub fn train(
         &self,
         rank: &mut Rank,
+        after_step: impl FnMut(&mut Rank, &Outcome),
+    ) -> Result<Vec<f32>, RunError> {
+        self.steps(rank, |_| (), after_step)
+    }
+
+    /// As [`Training::train`]; calls `before_step` with the number of each step that begins.
+    fn steps(
+        &self,
+        rank: &mut Rank,
+        before_step: impl Fn(u64),
         mut after_step: impl FnMut(&mut Rank, &Outcome),
     ) -> Result<Vec<f32>, RunError> {
         let spec = &self.plan.spec;
@@ -76,6 +87,7 @@ impl Training {
         let samples = (spec.micro_batch_size * spec.micro_batches * spec.mesh.data) as u64;
         let mut losses = Vec::with_capacity(self.steps as usize);
         for step in 1..=self.steps {
+            before_step(step);
             batch.fill(spec, rank.at().data, (step - 1) * samples, &*self.data)?;
             let outcome = rank.step(step, &batch, false)?;
             losses.push(outcome.loss);
