@@ -65,7 +65,7 @@ pub enum Chunk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChunkWord {
-    /// Searched for the least waste.
+    /// Of a few planned sizes, the one with the fewest chunks whose peak is within 1 % of the smallest.
     Auto,
     /// No chunks: one tensor each.
     None,
