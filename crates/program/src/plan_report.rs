@@ -1,6 +1,7 @@
 //! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
 
 use phalanx_optim::LossScaling;
+use phalanx_parallel::zero::Residence;
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
 use phalanx_trace::{Category, Memory};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
@@ -158,29 +159,31 @@ fn staging(planned: &Planned) -> String {
     )
 }
 
-/// Where optimizer states lie, when it is not device memory.
+/// What lies outside of device memory, and the bytes that a step moves for it.
 fn residence(planned: &Planned) -> String {
     let (spec, rank) = (&planned.plan.spec, &planned.plan.ranks[0]);
-    if spec.residence == Memory::Device {
-        return String::new();
+    let Residence { parameters, optimizer } = spec.residence;
+    let mut text = String::new();
+    for (what, memory, category) in [
+        ("parameters", parameters, Category::Parameters),
+        ("optimizer states", optimizer, Category::Optimizer),
+    ] {
+        let stored = bytes(rank.peak_of(memory).categories.get(category));
+        let place = match (memory, &spec.disk_folder) {
+            (Memory::Device, _) => continue,
+            (Memory::Disk, Some(folder)) => format!("in a file under {}", folder.display()),
+            _ => format!("in {} memory", memory.name()),
+        };
+        text.push_str(&format!("{what} lie {place}, {stored} on each rank; "));
     }
-    let place = match (spec.residence, &spec.disk_folder) {
-        (Memory::Disk, Some(folder)) => format!("in a file under {}", folder.display()),
-        (memory, _) => format!("in {} memory", memory.name()),
-    };
-    let moved = |from: Memory, to: Memory| {
-        let copies = rank.step.copies.iter().filter(|copy| copy.from == from && copy.to == to);
-        copies.map(|copy| copy.bytes).sum::<u64>()
-    };
-    let all = [Memory::Device, Memory::Host, Memory::Disk];
-    let read = all.map(|to| moved(spec.residence, to)).iter().sum();
-    let written = all.map(|from| moved(from, spec.residence)).iter().sum();
-    format!(
-        "optimizer states lie {place}, {} on each rank; a step reads {} of them and writes {}\n",
-        bytes(rank.peak_of(spec.residence).categories.optimizer),
-        bytes(read),
-        bytes(written)
-    )
+    if text.is_empty() {
+        return text;
+    }
+    let copies = rank.step.copies.iter();
+    let moved: Vec<String> = copies
+        .map(|copy| format!("{} from {} to {}", bytes(copy.bytes), copy.from.name(), copy.to.name()))
+        .collect();
+    format!("{text}a step copies {}\n", moved.join(", "))
 }
 
 /// Describes the precision policy.

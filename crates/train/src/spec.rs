@@ -15,12 +15,13 @@ use phalanx_optim::loss_scale::Dynamic;
 use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
 use phalanx_parallel::TensorParallel;
 use phalanx_parallel::pipeline::Program;
+use phalanx_parallel::zero::Residence;
 use phalanx_plan::{
     Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
-use phalanx_tensor::{CrossEntropy, Device, Memory};
+use phalanx_tensor::{CrossEntropy, Device};
 use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
@@ -78,8 +79,8 @@ pub struct Spec {
     pub loss_scaling: LossScaling,
     /// The optimizer.
     pub optimizer: Optimizer,
-    /// The memory in which optimizer states and master weights lie between updates.
-    pub residence: Memory,
+    /// The memories in which parameters and optimizer states lie between their uses.
+    pub residence: Residence,
     /// The folder of the disk memory.
     pub disk_folder: Option<PathBuf>,
     /// The learning rate.
@@ -222,7 +223,10 @@ impl Spec {
             precision: precision(config),
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
-            residence: config.memory.optimizer.memory(),
+            residence: Residence {
+                parameters: config.memory.parameters.memory(),
+                optimizer: config.memory.optimizer.memory(),
+            },
             disk_folder: config.memory.nvme_path.as_ref().map(PathBuf::from),
             schedule_of_rate: Arc::new(config.learning_rate()),
             clip: config.optimizer.clip as f32,

@@ -42,6 +42,13 @@ const SAME: &[(&str, Change)] = &[
         on_disk(c);
         (c.parallel.zero, c.memory.chunk) = (3, Chunk::Mebibytes(0.02));
     }),
+    ("parameters in host memory, stage 3", |c| {
+        (c.parallel.zero, c.memory.parameters) = (3, Tier::Host);
+    }),
+    ("parameters and optimizer states on disk, stage 3, prefetch 2", |c| {
+        on_disk(c);
+        (c.parallel.zero, c.memory.parameters, c.memory.prefetch) = (3, Tier::Nvme, 2);
+    }),
     ("2 threads", |c| c.train.threads = Some(2)),
     ("4 threads, stage 3", |c| (c.parallel.zero, c.train.threads) = (3, Some(4))),
 ];

@@ -10,7 +10,7 @@
 //! The stages differ only in what each rank stores. All of them reduce along the same tree, compute norms over the same
 //! blocks and update element by element, so parameters and states are equal bit for bit.
 //!
-//! Optimizer states may lie in host memory or on disk between updates (`states`).
+//! Optimizer states, and under stage 3 parameters, may lie in host memory or on disk between their uses (`states`).
 //!
 //! Parameters are stored, gathered and published in the compute type. When that type has 16 bits, the optimizer updates
 //! f32 master weights, which are stored with the optimizer states, and rounds them in the same pass.
@@ -34,13 +34,14 @@ use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Gradient, Network};
 use phalanx_optim::Optimizer;
 use phalanx_plan::{ChunkLayout, Precision, Stage};
-use phalanx_tensor::{Category, DType, Device, Memory, Shape, Tensor, View};
+use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View};
 use phalanx_trace::PhaseName;
 
 use gradients::GradientChunks;
-use parameters::ParameterChunks;
+use parameters::{ParameterChunks, Source};
 use prefetch::Prefetch;
 pub use spans::{Extent, StateSpan};
+pub use states::Residence;
 use states::States;
 
 /// Options of [`Zero`]. Only `defer` and `precision` change bits of the result.
@@ -60,8 +61,8 @@ pub struct Options {
     pub precision: Precision,
     /// The optimizer; its states are allocated here.
     pub optimizer: Optimizer,
-    /// The memory in which optimizer states and master weights lie between updates.
-    pub residence: Memory,
+    /// The memories in which parameters and optimizer states lie between their uses.
+    pub residence: Residence,
 }
 
 /// Where parameters lie in chunks, and which chunks each block uses. It does not change during a run.
@@ -177,10 +178,10 @@ impl Zero {
     ) -> Zero {
         let Holding { layout, answers, first_chunk } = held;
         let map = Map::new(network, answers, layout, group.rank(), group.world_size());
-        let parameters = ParameterChunks::new(device, &map, options.stage, options.precision.compute);
+        let parameters = ParameterChunks::new(device, &map, &options);
         let gradients = GradientChunks::new(device, &map, &options);
         let stepped = (0..map.chunk_count()).map(|c| update::stepped(&map, options.stage, c).len());
-        let kinds = (options.optimizer.states().len(), options.precision.has_master());
+        let kinds = (options.optimizer.states().len(), options.precision);
         let states = States::new(device, options.residence, kinds, stepped);
         let blocks = map.layout.blocks as usize;
         let squares = device.alloc(DType::F64, [blocks], Category::Workspace, "norm.squares");
@@ -235,7 +236,9 @@ impl Zero {
         for c in &self.map.chunks[block] {
             self.device.record_use(self.first_chunk + c);
         }
-        self.parameters.acquire(&self.device, &*self.group, &self.map, prefetch, block, self.options.overlap)
+        let Zero { device, group, map, states, .. } = self;
+        let source = Source { device, group: &**group, map, states };
+        self.parameters.acquire(source, prefetch, block, self.options.overlap)
     }
 
     /// Frees the gathered chunks of `block` that are not used next.

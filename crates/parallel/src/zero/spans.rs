@@ -5,7 +5,8 @@
 
 use std::ops::Range;
 
-use phalanx_plan::Segment;
+use half::{bf16, f16};
+use phalanx_plan::{Segment, Stage};
 use phalanx_tensor::{Category, DType, DeviceError, Tensor};
 
 use super::{Zero, update};
@@ -41,7 +42,10 @@ impl Zero {
     pub fn spans(&self, state: usize, extent: Extent) -> Vec<StateSpan> {
         let range = |c: usize| match (extent, state) {
             (Extent::Owned, _) => self.map.shard(c),
-            (Extent::Resident, 0) => self.parameters.resident(&self.map, c).1,
+            (Extent::Resident, 0) => match self.options.stage {
+                Stage::Three => self.map.shard(c),
+                _ => self.map.whole(c),
+            },
             (Extent::Resident, _) => update::stepped(&self.map, self.options.stage, c),
         };
         let of_chunk = |c: usize| {
@@ -81,14 +85,14 @@ impl Zero {
     /// start. None for f32 parameters, which are stored as such.
     fn stored(&self, state: usize, chunk: usize) -> Option<(usize, usize)> {
         let index = match state {
-            0 if self.options.precision.has_master() => self.state_count() - 1,
-            0 => return None,
+            0 => self.states.exact_parameters()?,
             _ => state - 1,
         };
         Some((index, update::stepped(&self.map, self.options.stage, chunk).start))
     }
 
-    /// Memory in which [`Zero::write`] rounds at most `max_elements` elements; None when parameters are f32.
+    /// Memory in which [`Zero::write`] rounds at most `max_elements` elements; None when parameters are f32, or not in
+    /// device memory.
     pub fn rounding_window(&self, max_elements: usize) -> Option<Tensor> {
         let largest = (0..self.map.chunk_count()).map(|c| self.map.whole(c).len()).max().unwrap_or(0);
         let alloc = || {
@@ -99,7 +103,7 @@ impl Zero {
                 "load.rounding_window",
             )
         };
-        self.options.precision.has_master().then(alloc)
+        (self.options.precision.has_master() && self.states.parameters().is_none()).then(alloc)
     }
 
     /// Uploads elements `within` of a span, through the memory of [`Zero::rounding_window`]. [`Zero::settle`] must have
@@ -131,6 +135,9 @@ impl Zero {
         if state > 0 {
             return Ok(());
         }
+        if let Some(slot) = self.states.parameters() {
+            return self.write_away((chunk, slot), at.start - self.map.shard(chunk).start, from);
+        }
         let (parameters, resident) = self.parameters.resident_mut(&self.map, chunk);
         let parameters = parameters.range(at.start - resident.start..at.end - resident.start);
         if stored.is_none() {
@@ -141,5 +148,20 @@ impl Zero {
         self.device.upload(from, window.reborrow());
         self.device.convert(window.as_view(), parameters);
         Ok(())
+    }
+
+    /// Rounds f32 numbers into parameters that are not in device memory, from element `start` of this rank's shard on.
+    fn write_away(&mut self, at: (usize, usize), start: usize, from: &[f32]) -> Result<(), DeviceError> {
+        let range = start..start + from.len();
+        match self.options.precision.compute {
+            DType::BF16 => {
+                self.states.write(at, range, &from.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>())
+            }
+            DType::F16 => {
+                self.states.write(at, range, &from.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>())
+            }
+            // Written as the exact parameters.
+            _ => Ok(()),
+        }
     }
 }

@@ -25,6 +25,9 @@ pub struct MemoryConfig {
     /// Activations that backward recomputes instead of keeping them: `none`, `selective` (norms, attention, GELU), `block`
     /// (every Transformer block), or k (blocks 0, k, 2k, ...).
     pub checkpointing: Checkpointing,
+    /// Where the parameters of a rank lie between their uses (DeepSpeed's `offload_param.device`). For ZeRO stage 3, which
+    /// divides parameters into shards and brings each chunk when a block uses it.
+    pub parameters: Tier,
     /// Where optimizer states and master weights lie between updates (DeepSpeed's `offload_optimizer.device`).
     pub optimizer: Tier,
     /// The folder of the disk memory, on a local disk: one file without a name for each rank, which goes with its process.
@@ -44,6 +47,7 @@ impl Default for MemoryConfig {
             hidden_dim: None,
             prefetch: 1,
             checkpointing: Checkpointing::Word(CheckpointingWord::None),
+            parameters: Tier::Device,
             optimizer: Tier::Device,
             nvme_path: None,
             limit_mb: None,
@@ -134,18 +138,27 @@ impl RunConfig {
     }
 
     fn check_tiers(&self) -> Result<(), ConfigError> {
-        let MemoryConfig { optimizer, nvme_path, .. } = &self.memory;
-        if *optimizer != Tier::Device && self.parallel.updates == Updates::Asynchronous {
-            let expected = "works with synchronous updates only: leave it out, or leave out parallel.updates";
-            return Err(refuse("memory.optimizer", optimizer.name(), expected));
+        let MemoryConfig { parameters, optimizer, nvme_path, .. } = &self.memory;
+        let tiers = [("memory.parameters", *parameters), ("memory.optimizer", *optimizer)];
+        for (key, tier) in tiers {
+            if tier != Tier::Device && self.parallel.updates == Updates::Asynchronous {
+                let expected =
+                    "works with synchronous updates only: leave it out, or leave out parallel.updates";
+                return Err(refuse(key, tier.name(), expected));
+            }
+            if tier == Tier::Nvme && nvme_path.is_none() {
+                let expected = "needs a folder on a local disk: set memory.nvme_path";
+                return Err(refuse(key, tier.name(), expected));
+            }
+        }
+        if *parameters != Tier::Device && self.parallel.zero != 3 {
+            let expected =
+                format!("needs parallel.zero = 3 (it is {}), also on one rank", self.parallel.zero);
+            return Err(refuse("memory.parameters", parameters.name(), expected));
         }
         match nvme_path {
-            None if *optimizer == Tier::Nvme => {
-                let expected = "needs a folder on a local disk: set memory.nvme_path";
-                Err(refuse("memory.optimizer", "\"nvme\"", expected))
-            }
-            Some(path) if *optimizer != Tier::Nvme => {
-                let expected = "is used by nothing: set memory.optimizer = \"nvme\", or leave it out";
+            Some(path) if tiers.iter().all(|(_, tier)| *tier != Tier::Nvme) => {
+                let expected = "is used by nothing: set memory.optimizer or memory.parameters to \"nvme\", or leave it out";
                 Err(refuse("memory.nvme_path", path, expected))
             }
             _ => Ok(()),
@@ -188,6 +201,11 @@ mod tests {
         assert!(refusal(with(Tier::Host, Some("/scratch"))).contains("memory.nvme_path = /scratch"));
         with(Tier::Nvme, Some("/scratch")).check().unwrap();
         with(Tier::Host, None).check().unwrap();
+        let mut sharded = with(Tier::Device, Some("/scratch"));
+        sharded.memory.parameters = Tier::Nvme;
+        assert!(refusal(sharded.clone()).contains("needs parallel.zero = 3"));
+        sharded.parallel.zero = 3;
+        sharded.check().unwrap();
         let mut asynchronous = with(Tier::Host, None);
         asynchronous.parallel.updates = Updates::Asynchronous;
         assert!(asynchronous.check_tiers().unwrap_err().to_string().contains("synchronous updates only"));
