@@ -83,19 +83,21 @@ impl Spec {
     }
 }
 
-/// Offsets may take a little more than what is live: the size with the smallest peak, and those with the fewest chunks
-/// that are nearly as small, are planned as a whole. `all` begins with the smallest peak.
+/// Offsets may take more than what is live: the size with the smallest peak, and those with the fewest chunks that are
+/// nearly as small, are planned as a whole. `all` begins with the smallest peak.
 fn plan_exactly(all: &mut [Tried], rank: usize) {
+    let exactly = |tried: &mut Tried| {
+        (tried.bytes, tried.is_exact) = (planned(&tried.spec, rank).unwrap_or(tried.bytes), true);
+    };
+    exactly(&mut all[0]);
     let limit = all[0].bytes + all[0].bytes / EXCESS;
     let mut order: Vec<usize> = (1..all.len()).filter(|index| all[*index].bytes <= limit).collect();
     order.sort_by_key(|index| all[*index].chunks);
-    for index in std::iter::once(0).chain(order).take(EXACT) {
-        let tried = &mut all[index];
-        (tried.bytes, tried.is_exact) = (planned(&tried.spec, rank).unwrap_or(tried.bytes), true);
-    }
+    order.truncate(EXACT - 1);
+    order.into_iter().for_each(|index| exactly(&mut all[index]));
 }
 
-/// Of the sizes planned as a whole, the one with the fewest chunks whose peak is within 1 % of the smallest.
+/// The size with the fewest chunks whose peak is within 1 % of the smallest, of those planned as a whole.
 fn choose(all: &[Tried]) -> Option<usize> {
     let exact = || all.iter().enumerate().filter(|(_, tried)| tried.is_exact);
     let smallest = exact().map(|(_, tried)| tried.bytes).min()?;

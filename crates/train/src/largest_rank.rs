@@ -12,9 +12,9 @@ use crate::planning::{ALL_RANKS, PlanError, RankPlan, RunPlan, parameters_at};
 use crate::rank::Rank;
 use crate::spec::Spec;
 
-/// Offsets of all micro-batches take at most this part, 1/50, more than those of the micro-batches that do not repeat
+/// Offsets of all micro-batches take at most this part, 1/20, more than those of the micro-batches that do not repeat
 /// themselves: both are packed close to what is live at once, which is the same.
-const MARGIN: u64 = 50;
+const MARGIN: u64 = 20;
 
 impl RunPlan {
     /// The most that any rank of a run needs, where `needed` is what a rank with a plan needs.

@@ -50,7 +50,7 @@ fn gpt3_is_planned_by_one_rank_a_stage() {
 #[test]
 fn the_largest_need_is_found_without_planning_all_ranks() {
     // With zb-h1 and gpipe, the ranks hold nearly the same.
-    for (schedule, zero, data, most) in
+    for (schedule, zero, data, planned_max) in
         [("1f1b", 0, 1, 5), ("interleaved", 3, 2, 9), ("zb-h1", 1, 2, 10), ("gpipe", 2, 2, 10)]
     {
         let mut config = RunConfig::default();
@@ -71,7 +71,7 @@ fn the_largest_need_is_found_without_planning_all_ranks() {
         };
         let largest = RunPlan::largest_need(spec(), &needed).unwrap();
         assert_eq!(largest, RunPlan::without_offsets(spec()).unwrap().arena_bytes_max(), "{schedule}");
-        assert!(planned.get() <= most, "{schedule}: {} ranks were planned", planned.get());
+        assert!(planned.get() <= planned_max, "{schedule}: {} ranks were planned", planned.get());
     }
 }
 
