@@ -18,6 +18,7 @@ mod dry_run;
 pub mod error;
 pub mod groups;
 pub mod job;
+mod largest_rank;
 pub mod metrics;
 pub mod metrics_lines;
 pub mod non_finite;
