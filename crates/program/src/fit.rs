@@ -6,13 +6,15 @@ use std::fmt;
 use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
+use phalanx_models::ModelShape;
+use phalanx_trace::Memory;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{Checkpointing, CheckpointingWord};
+use phalanx_train::config::{Checkpointing, CheckpointingWord, Tier};
 use serde_json::{Value, json};
 
 use crate::machine::{self, Available};
 use crate::mesh_report;
-use crate::planned::Planned;
+use crate::planned::{self, Need, Planned};
 use crate::report::{Table, bytes};
 
 /// Largest number of dry runs of a block ([`RunConfig::dry_runs`]) for a smaller micro-batch that is proposed.
@@ -21,13 +23,10 @@ const MAX_DRY_RUNS: u128 = 1 << 14;
 /// The memory that a run may use.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Budget {
-    /// Each rank has a device of so many bytes.
-    Device {
-        /// Its memory.
-        bytes: u64,
-        /// The option or key that says so.
-        given: &'static str,
-    },
+    /// Each rank has a device with so many bytes of memory (`--device-memory`).
+    Device(u64),
+    /// Each rank may use so many bytes in all (`memory.limit_mb`).
+    Rank(u64),
     /// All ranks share the memory of this machine.
     Machine(Available),
 }
@@ -41,30 +40,47 @@ impl Budget {
     /// Bytes that the largest rank needs, or all ranks together.
     fn needed(&self, planned: &Planned) -> u64 {
         match self {
-            Budget::Device { .. } => planned.needed_by_one(),
+            Budget::Device(_) | Budget::Rank(_) => planned.needed_by_one(self.need()),
             Budget::Machine(_) => planned.needed_bytes(),
+        }
+    }
+
+    /// The bytes of a rank that count.
+    fn need(&self) -> Need {
+        match self {
+            Budget::Device(_) => planned::needed_on_device,
+            Budget::Rank(_) | Budget::Machine(_) => planned::needed_by,
+        }
+    }
+
+    /// The option or key that gives it.
+    fn given(&self) -> &'static str {
+        match self {
+            Budget::Device(_) => "--device-memory",
+            Budget::Rank(_) => "memory.limit_mb",
+            Budget::Machine(_) => "this machine",
         }
     }
 
     /// The same for another run, whose configuration differs in what `change` does.
     fn needed_with(&self, planned: &Planned, change: impl FnOnce(&mut RunConfig)) -> Result<u64> {
         match self {
-            Budget::Device { .. } => planned.needed_by_one_with(change),
+            Budget::Device(_) | Budget::Rank(_) => planned.needed_by_one_with(change, self.need()),
             Budget::Machine(_) => Ok(planned.with(change)?.needed_bytes()),
         }
     }
 
     fn bytes(&self) -> u64 {
         match self {
-            Budget::Device { bytes, .. } | Budget::Machine(Available { bytes, .. }) => *bytes,
+            Budget::Device(bytes) | Budget::Rank(bytes) | Budget::Machine(Available { bytes, .. }) => *bytes,
         }
     }
 
-    /// Bytes of each of so many ranks.
-    fn share(&self, ranks: usize) -> u64 {
+    /// Bytes that each rank may use; ranks of one machine share its memory as they need it.
+    fn each(&self) -> Option<u64> {
         match self {
-            Budget::Device { bytes, .. } => *bytes,
-            Budget::Machine(Available { bytes, .. }) => bytes / ranks as u64,
+            Budget::Device(bytes) | Budget::Rank(bytes) => Some(*bytes),
+            Budget::Machine(_) => None,
         }
     }
 }
@@ -74,6 +90,8 @@ impl Budget {
 enum Change {
     Zero(u8),
     Checkpointing(CheckpointingWord),
+    /// Optimizer states in host memory.
+    Offload,
     Micro(usize),
     Data(usize),
     Tensor(usize),
@@ -87,6 +105,7 @@ impl Change {
         match self {
             Change::Zero(stage) => config.parallel.zero = stage,
             Change::Checkpointing(word) => config.memory.checkpointing = Checkpointing::Word(word),
+            Change::Offload => config.memory.optimizer = Tier::Host,
             Change::Micro(size) => (config.batch.micro, config.parallel.micro_batches) = (Some(size), None),
             Change::Data(ranks) => (config.parallel.ranks, config.parallel.data) = (None, Some(ranks)),
             Change::Tensor(ranks) => {
@@ -110,6 +129,7 @@ impl fmt::Display for Change {
                 write!(f, "memory.checkpointing=selective")
             }
             Change::Checkpointing(CheckpointingWord::Block) => write!(f, "memory.checkpointing=block"),
+            Change::Offload => write!(f, "memory.optimizer=host"),
             Change::Micro(size) => write!(f, "batch.micro={size}"),
             Change::Data(ranks) => write!(f, "parallel.data={ranks}"),
             Change::Tensor(ranks) => write!(f, "parallel.tensor={ranks}"),
@@ -194,20 +214,26 @@ fn single_changes(planned: &Planned, budget: &Budget) -> Vec<Change> {
         }
     };
     changes.extend(words.iter().copied().map(Change::Checkpointing));
+    if matches!(budget, Budget::Device(_)) && spec.residence.optimizer == Memory::Device {
+        changes.push(Change::Offload);
+    }
     let few = smallest_micro(planned);
     if spec.micro_batch_size > few {
         changes.push(Change::Micro(few));
     }
     match budget {
-        Budget::Device { .. } if spec.stage.number() > 0 => changes.push(Change::Data(2 * config.data())),
         Budget::Machine(_) if config.data() > 1 => changes.push(Change::Data(config.data() / 2)),
-        Budget::Device { .. } | Budget::Machine(_) => {}
+        Budget::Machine(_) => {}
+        Budget::Device(_) | Budget::Rank(_) if spec.stage.number() > 0 => {
+            changes.push(Change::Data(2 * config.data()));
+        }
+        Budget::Device(_) | Budget::Rank(_) => {}
     }
     changes
 }
 
 /// Larger meshes, where each rank has a device of its own: more tensor ranks (up to 8, the devices of a common
-/// machine), then more pipeline ranks as well.
+/// machine, among which the heads can be divided), then more pipeline ranks as well.
 fn more_ranks(planned: &Planned, budget: &Budget) -> Vec<Vec<Change>> {
     if matches!(budget, Budget::Machine(_)) {
         return Vec::new();
@@ -216,9 +242,10 @@ fn more_ranks(planned: &Planned, budget: &Budget) -> Vec<Vec<Change>> {
     let doubled = |from: usize, to: usize| {
         std::iter::successors(Some(2 * from), |n| Some(2 * n)).take_while(move |n| *n <= to)
     };
-    let mut meshes: Vec<Vec<Change>> = doubled(mesh.tensor, 8).map(|t| vec![Change::Tensor(t)]).collect();
+    let ModelShape { layers, heads, .. } = planned.plan.spec.model.shape();
+    let tensors = doubled(mesh.tensor, 8).filter(|tensor| heads.is_multiple_of(*tensor));
+    let mut meshes: Vec<Vec<Change>> = tensors.map(|tensor| vec![Change::Tensor(tensor)]).collect();
     let tensor = meshes.last().cloned().unwrap_or_default();
-    let layers = planned.plan.spec.model.shape().layers;
     let pipelines = doubled(mesh.pipeline, layers).take(6);
     meshes.extend(pipelines.map(|p| [tensor.clone(), vec![Change::Pipeline(p)]].concat()));
     meshes
@@ -266,9 +293,10 @@ fn check(planned: &Planned, budget: &Budget) -> Result<()> {
     }
     let (needed, advice) = (budget.needed(planned), advice(planned, budget));
     match budget {
-        Budget::Device { bytes: limit, given } => bail!(
-            "a rank needs {needed} bytes ({}), and {given} allows {limit} ({}); {advice}",
+        Budget::Device(limit) | Budget::Rank(limit) => bail!(
+            "a rank needs {needed} bytes ({}), and {} allows {limit} ({}); {advice}",
             bytes(needed),
+            budget.given(),
             bytes(*limit)
         ),
         Budget::Machine(available) => bail!(
@@ -286,7 +314,6 @@ pub struct Verdict<'a> {
     needed: u64,
     /// Neighbouring ranks that need the same bytes.
     ranks: Vec<(Range<usize>, u64)>,
-    share: u64,
     proposals: Vec<Proposal>,
 }
 
@@ -296,41 +323,39 @@ impl<'a> Verdict<'a> {
         let fits = budget.fits(planned);
         let mut ranks: Vec<(Range<usize>, u64)> = Vec::new();
         for (range, plan) in mesh_report::rows(planned) {
-            let needed = planned.needed_by(plan);
+            let needed = budget.need()(&planned.plan.spec, plan);
             match ranks.last_mut() {
                 Some((last, same)) if *same == needed => last.end = range.end,
                 _ => ranks.push((range, needed)),
             }
         }
         let proposals = if fits { Vec::new() } else { proposals(planned, budget) };
-        let share = budget.share(planned.plan.spec.world_size());
-        Verdict { budget, fits, needed: budget.needed(planned), ranks, share, proposals }
+        Verdict { budget, fits, needed: budget.needed(planned), ranks, proposals }
     }
 
     /// For people.
     pub fn to_text(&self) -> String {
         let head = match self.budget {
-            Budget::Device { bytes: each, given } => {
-                format!("Does it fit? Each rank has {} ({given})", bytes(*each))
+            Budget::Device(each) | Budget::Rank(each) => {
+                format!("Does it fit? Each rank has {} ({})", bytes(*each), self.budget.given())
             }
-            Budget::Machine(available) => format!(
-                "Does it fit? All ranks together need {}, and {available}; a rank's share is {}",
-                bytes(self.needed),
-                bytes(self.share)
-            ),
+            Budget::Machine(available) => {
+                format!("Does it fit? All ranks together need {}, and {available}", bytes(self.needed))
+            }
         };
         let mut table = Table::default();
         for (range, needed) in &self.ranks {
-            let verdict = match self.share.checked_sub(*needed) {
-                Some(left) => format!("fits, {} left", bytes(left)),
-                None => format!("does not fit: {} too much", bytes(needed - self.share)),
+            let verdict = match self.budget.each().map(|each| (each.checked_sub(*needed), each)) {
+                None => String::new(),
+                Some((Some(left), _)) => format!("fits, {} left", bytes(left)),
+                Some((None, each)) => format!("does not fit: {} too much", bytes(needed - each)),
             };
             table.row([mesh_report::rank_names(range), format!("needs {}", bytes(*needed)), verdict]);
         }
         let whole = match (self.fits, self.budget) {
             (true, _) => "  yes\n".to_string(),
-            (false, Budget::Device { .. }) => "  no\n".to_string(),
             (false, Budget::Machine(_)) => "  no: `train` would refuse it on this machine\n".to_string(),
+            (false, _) => "  no\n".to_string(),
         };
         format!("{head}\n{table}{whole}{}", self.changes_text())
     }
@@ -340,8 +365,8 @@ impl<'a> Verdict<'a> {
             return String::new();
         }
         let what = match self.budget {
-            Budget::Device { .. } => "a rank then needs",
             Budget::Machine(_) => "all ranks then need",
+            Budget::Device(_) | Budget::Rank(_) => "a rank then needs",
         };
         let any = self.proposals.iter().any(|proposal| proposal.fits);
         let mut table = Table::default();
@@ -361,14 +386,19 @@ impl<'a> Verdict<'a> {
 
     /// For scripts.
     pub fn to_json(&self) -> Value {
-        let rank = |(range, needed): &(Range<usize>, u64)| json!({ "first": range.start, "last": range.end - 1, "needed_bytes": needed, "fits": *needed <= self.share });
+        let each = self.budget.each();
+        let rank = |(range, needed): &(Range<usize>, u64)| {
+            let fits = each.map(|each| *needed <= each);
+            json!({ "first": range.start, "last": range.end - 1, "needed_bytes": needed, "fits": fits })
+        };
         let proposal = |proposal: &Proposal| {
             let set: Vec<String> = proposal.changes.iter().map(Change::to_string).collect();
             json!({ "set": set, "needed_bytes": proposal.needed, "fits": proposal.fits })
         };
         json!({
             "fits": self.fits,
-            "device_memory_bytes": self.share,
+            "device_memory_bytes": each,
+            "available_bytes": self.budget.bytes(),
             "needed_bytes": self.needed,
             "ranks": self.ranks.iter().map(rank).collect::<Vec<_>>(),
             "proposals": self.proposals.iter().map(proposal).collect::<Vec<_>>(),
@@ -383,7 +413,7 @@ impl<'a> Verdict<'a> {
 /// Where the machine does not say how much memory it has.
 pub fn budget_for_plan(planned: &Planned, given: Option<u64>) -> Result<Option<Budget>> {
     if let Some(bytes) = given {
-        return Ok(Some(Budget::Device { bytes, given: "--device-memory" }));
+        return Ok(Some(Budget::Device(bytes)));
     }
     if let Some(budget) = limit(planned) {
         return Ok(Some(budget));
@@ -400,5 +430,5 @@ pub fn budget_for_plan(planned: &Planned, given: Option<u64>) -> Result<Option<B
 /// The memory that `memory.limit_mb` gives a rank, if it is set.
 pub fn limit(planned: &Planned) -> Option<Budget> {
     let bytes = (planned.config.memory.limit_mb? * f64::from(1 << 20)) as u64;
-    Some(Budget::Device { bytes, given: "memory.limit_mb" })
+    Some(Budget::Rank(bytes))
 }

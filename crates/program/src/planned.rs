@@ -74,18 +74,18 @@ impl Planned {
         Planned::by(RunPlan::without_offsets, config, Arc::clone(&self.plan.spec.model), evaluated)
     }
 
-    /// Bytes that the rank with the largest memory needs in another run, whose configuration differs in what `change` does.
+    /// The most that a rank needs, of what `need` counts, in another run, whose configuration differs in what `change` does.
     /// In a large world this takes less time than the whole plan of that run.
     ///
     /// # Errors
     /// An invalid configuration.
-    pub fn needed_by_one_with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<u64> {
+    pub fn needed_by_one_with(&self, change: impl FnOnce(&mut RunConfig), need: Need) -> Result<u64> {
         let (config, evaluated) = self.changed(change)?;
         let model = Arc::clone(&self.plan.spec.model);
         match config.parallel.updates {
-            Updates::Synchronous => Ok(RunPlan::largest_need(spec(&config, model, evaluated)?, &needed_by)?),
+            Updates::Synchronous => Ok(RunPlan::largest_need(spec(&config, model, evaluated)?, &need)?),
             Updates::Asynchronous => {
-                Ok(Planned::by(RunPlan::without_offsets, config, model, evaluated)?.needed_by_one())
+                Ok(Planned::by(RunPlan::without_offsets, config, model, evaluated)?.needed_by_one(need))
             }
         }
     }
@@ -120,9 +120,9 @@ impl Planned {
         needed_by(&self.plan.spec, rank)
     }
 
-    /// Bytes that the rank with the largest memory needs.
-    pub fn needed_by_one(&self) -> u64 {
-        self.plan.ranks.iter().map(|rank| self.needed_by(rank)).max().unwrap_or(0)
+    /// The most that a rank needs of what `need` counts.
+    pub fn needed_by_one(&self, need: Need) -> u64 {
+        self.plan.ranks.iter().map(|rank| need(&self.plan.spec, rank)).max().unwrap_or(0)
     }
 
     /// Estimated bytes of the rank that takes most besides its arena.
@@ -159,8 +159,17 @@ pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Resu
     Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))
 }
 
+/// Counts bytes that a rank needs.
+pub type Need = fn(&Spec, &RankPlan) -> u64;
+
+/// Bytes that a rank needs in the memory of its device. Where that is memory of the host, the process lies in it too.
+pub fn needed_on_device(spec: &Spec, rank: &RankPlan) -> u64 {
+    let outside = if spec.host_addressable { outside_bytes(spec, rank.allocations) } else { 0 };
+    rank.memory.arena_bytes + outside
+}
+
 /// Bytes that a rank needs.
-fn needed_by(spec: &Spec, rank: &RankPlan) -> u64 {
+pub fn needed_by(spec: &Spec, rank: &RankPlan) -> u64 {
     own_bytes(rank) + outside_bytes(spec, rank.allocations)
 }
 

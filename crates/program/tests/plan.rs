@@ -72,9 +72,10 @@ fn a_plan_of_what_does_not_fit_is_an_answer() {
     let home = Home::new();
     let args = |more: &[&'static str]| [&["plan", "small.toml", "--nproc", "2"], more].concat();
     let text = home.run(&args(&LARGE)).ok().stdout;
-    for part in ["Memory of each rank", "does not fit: ", "train` would refuse", "parallel.zero=3"] {
+    for part in ["Memory of each rank", "All ranks together need", "train` would refuse", "parallel.zero=3"] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    assert!(!text.contains("does not fit"), "ranks share this machine, so no rank is judged alone: {text}");
     let plan = home.run(&[&args(&LARGE)[..], &["--device-memory", "80GiB", "--json"]].concat()).ok().json();
     let verdict = &plan["verdict"];
     assert_eq!((&verdict["fits"], &verdict["device_memory_bytes"]), (&json!(false), &json!(80u64 << 30)));
@@ -107,6 +108,12 @@ fn what_would_make_a_plan_fit_was_planned() {
         assert_eq!(needed(&changed), proposal["needed_bytes"].as_u64().unwrap(), "{proposal}");
         assert_eq!(changed["verdict"]["fits"], proposal["fits"], "{proposal}");
     }
+    let sets = |told: &serde_json::Value| told["verdict"]["proposals"].to_string();
+    assert!(sets(&told).contains("memory.optimizer=host"), "{told}");
+    // Twelve heads are divided among 2 or 4 ranks, not among 8.
+    let heads = ["--set", "model.hidden=96", "--set", "model.heads=12", "--device-memory", "1"];
+    let sets = sets(&plan(&heads));
+    assert!(sets.contains("parallel.tensor=4") && !sets.contains("parallel.tensor=8"), "{sets}");
 }
 
 #[test]

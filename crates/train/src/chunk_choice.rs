@@ -172,7 +172,7 @@ fn planned(spec: &Spec, rank: usize) -> Option<u64> {
 }
 
 /// The same without the micro-batches that repeat themselves.
-pub(crate) fn roughly(spec: &Spec, rank: usize) -> Option<u64> {
+fn roughly(spec: &Spec, rank: usize) -> Option<u64> {
     arena_bytes(&DryRuns { spec, make_rank: &Rank::new, abridges: true }.short_trace(rank))
 }
 

@@ -6,7 +6,6 @@
 
 use phalanx_plan::{Coordinates, Stage};
 
-use crate::chunk_choice::roughly;
 use crate::dry_run::{DryRuns, Learned, orders_of};
 use crate::planning::{ALL_RANKS, PlanError, RankPlan, RunPlan, parameters_at};
 use crate::rank::Rank;
@@ -28,20 +27,27 @@ impl RunPlan {
         }
         let spec = spec.with_chosen_chunks();
         let rank_of = |pipeline| spec.mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
-        let rough = |pipeline| roughly(&spec, rank_of(pipeline)).unwrap_or(u64::MAX);
+        let counted = |plan: &RankPlan| needed(&spec, plan);
+        let rough =
+            |pipeline| rough_plan(&spec, rank_of(pipeline), pipeline).map_or(u64::MAX, |plan| counted(&plan));
         let mut order: Vec<(u64, usize)> = (0..spec.mesh.pipeline).map(|at| (rough(at), at)).collect();
         order.sort_by_key(|(bytes, at)| (std::cmp::Reverse(*bytes), *at));
-        let (mut largest, mut largest_arena) = (0, 0);
+        let mut largest = 0;
         for (bytes, pipeline) in order {
-            if bytes.saturating_add(bytes / MARGIN) < largest_arena {
+            if bytes.saturating_add(bytes / MARGIN) < largest {
                 break;
             }
             let plan = rank_plan(&spec, rank_of(pipeline), pipeline)?;
-            largest = largest.max(needed(&spec, &plan));
-            largest_arena = largest_arena.max(plan.memory.arena_bytes + plan.host.arena_bytes);
+            largest = largest.max(counted(&plan));
         }
         Ok(largest)
     }
+}
+
+/// The plan of one rank without the micro-batches that repeat themselves; `None` where it has no plan.
+fn rough_plan(spec: &Spec, rank: usize, pipeline: usize) -> Option<RankPlan> {
+    let trace = DryRuns { spec, make_rank: &Rank::new, abridges: true }.short_trace(rank);
+    RankPlan::of(&trace, orders_of(&trace), parameters_at(spec, &spec.whole(), pipeline)).ok()
 }
 
 /// The plan of one rank.
