@@ -36,6 +36,7 @@ mod resident;
 mod scratch;
 mod sgd;
 mod shards;
+mod side;
 
 pub use factory::CpuFactory;
 
