@@ -15,7 +15,7 @@ use phalanx_layers::{
 };
 use phalanx_optim::Optimizer;
 use phalanx_parallel::stage::BackwardStart;
-use phalanx_parallel::zero::Holding;
+use phalanx_parallel::zero::{Holding, Residence};
 use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
 use phalanx_plan::{ChunkSize, ParameterSize, Precision, lay_out};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, Tensor};
@@ -92,6 +92,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         defer: false,
         precision: Precision::F32,
         optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        residence: Residence::DEVICE,
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
     zero.begin(PhaseName::Step);

@@ -52,7 +52,7 @@ pub fn collectives(
     let RankHost::Job(endpoint) = host else { return Ok(Vec::new()) };
     let plans = collectives::plan(task, host.rank(), endpoint.world_size())?;
     let factory = environment.device_factory(&DeviceConfig::default());
-    let RankDevice { device, .. } = host.make_planned_device(plans.each_ref(), 1, &*factory)?;
+    let RankDevice { device, .. } = host.make_planned_device(plans.each_ref(), 1, None, &*factory)?;
     collectives::measure(task, &device, &*endpoint.group("data"))
 }
 
@@ -70,7 +70,7 @@ fn on_device<T>(
     let plan = &planned.plan;
     let factory = environment.device_factory(&planned.config.device);
     let RankDevice { device, shared_bytes } =
-        host.make_device(plan.of(host.rank()), plan.spec.threads, &*factory)?;
+        host.make_device(plan.of(host.rank()), &plan.spec, &*factory)?;
     let (source, shares_memory) = match host {
         RankHost::Alone => (GroupSource::Alone(environment.isa()), false),
         RankHost::Job(endpoint) => (GroupSource::Host(endpoint), true),

@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result, bail};
 use phalanx_models::Objective;
+use phalanx_trace::Memory;
 use phalanx_train::RunConfig;
 use phalanx_train::metrics::RankBytes;
 use phalanx_train::metrics_lines::MetricsLines;
@@ -106,9 +107,10 @@ pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
     }
     for rank in &measured.ranks {
         let own = planned.plan.of(rank.rank);
-        for (memory, took, plan) in
-            [("device", &rank.device, own.peak()), ("host", &rank.host, own.host_peak())]
+        for (memory, took) in
+            [(Memory::Device, &rank.device), (Memory::Host, &rank.host), (Memory::Disk, &rank.disk)]
         {
+            let (plan, memory) = (own.peak_of(memory), memory.name());
             if took.peak_bytes != plan.bytes || took.categories != plan.categories {
                 bail!(
                     "rank {} used {took:?} of {memory} memory, but {plan:?} was planned: please report this bug",

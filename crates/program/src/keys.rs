@@ -38,6 +38,7 @@ fn full() -> Table {
     config.device.copy_gb_per_s = Some(1.0);
     config.device.seed = Some(1);
     config.memory.hidden_dim = Some(1);
+    config.memory.nvme_path = Some(String::new());
     config.memory.limit_mb = Some(1.0);
     config.precision.communicate = Some(Float::F32);
     config.schedule.decay_steps = Some(1);

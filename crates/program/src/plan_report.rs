@@ -1,6 +1,7 @@
 //! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
 
 use phalanx_optim::LossScaling;
+use phalanx_parallel::zero::Residence;
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
 use phalanx_trace::{Category, Memory};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
@@ -21,7 +22,8 @@ pub fn to_json(planned: &Planned) -> Value {
     let rank = |r: &RankPlan| RankBytes {
         rank: r.rank,
         device: DeviceBytes::from(r.peak()),
-        host: DeviceBytes::from(r.host_peak()),
+        host: DeviceBytes::from(r.peak_of(Memory::Host)),
+        disk: DeviceBytes::from(r.peak_of(Memory::Disk)),
         resident_bytes_peak: None,
     };
     json!({
@@ -47,6 +49,7 @@ pub fn to_json(planned: &Planned) -> Value {
         "chunks": chunks_json(spec),
         "phases": phases_json(&plan.ranks[0].memory),
         "host_phases": phases_json(&plan.ranks[0].host),
+        "disk_phases": phases_json(&plan.ranks[0].disk),
         "copies": plan.of(0).step.copies,
         "textbook": plan.textbook,
         "kernels": plan.of(0).step.kernels,
@@ -114,7 +117,7 @@ fn headline(planned: &Planned, name: &str) -> String {
     let text = format!(
         "{name}: {} of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
          {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
-         {}\n{}",
+         {}\n{}{}",
         spec.model.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
         model.layers,
@@ -132,6 +135,7 @@ fn headline(planned: &Planned, name: &str) -> String {
         if mesh { "replica" } else { "rank" },
         precision(spec),
         staging(planned),
+        residence(planned),
     );
     text
 }
@@ -153,6 +157,33 @@ fn staging(planned: &Planned) -> String {
         copied(Memory::Host),
         copied(Memory::Device)
     )
+}
+
+/// What lies outside of device memory, and the bytes that a step moves for it.
+fn residence(planned: &Planned) -> String {
+    let (spec, rank) = (&planned.plan.spec, &planned.plan.ranks[0]);
+    let Residence { parameters, optimizer } = spec.residence;
+    let mut text = String::new();
+    for (what, memory, category) in [
+        ("parameters", parameters, Category::Parameters),
+        ("optimizer states", optimizer, Category::Optimizer),
+    ] {
+        let stored = bytes(rank.peak_of(memory).categories.get(category));
+        let place = match (memory, &spec.disk_folder) {
+            (Memory::Device, _) => continue,
+            (Memory::Disk, Some(folder)) => format!("in a file under {}", folder.display()),
+            _ => format!("in {} memory", memory.name()),
+        };
+        text.push_str(&format!("{what} lie {place}, {stored} on each rank; "));
+    }
+    if text.is_empty() {
+        return text;
+    }
+    let copies = rank.step.copies.iter();
+    let moved: Vec<String> = copies
+        .map(|copy| format!("{} from {} to {}", bytes(copy.bytes), copy.from.name(), copy.to.name()))
+        .collect();
+    format!("{text}a step copies {}\n", moved.join(", "))
 }
 
 /// Describes the precision policy.

@@ -3,6 +3,7 @@
 //! The engine sees a device and the groups of the mesh. Both come from here, with the memory of the plan, made resident
 //! before the first step.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,13 +56,15 @@ impl RankHost {
     pub fn make_device(
         &self,
         plan: &RankPlan,
-        threads: usize,
+        spec: &Spec,
         factory: &dyn DeviceFactory,
     ) -> Result<RankDevice> {
-        self.make_planned_device([&plan.memory, &plan.host, &plan.disk], threads, factory)
+        let plans = [&plan.memory, &plan.host, &plan.disk];
+        self.make_planned_device(plans, spec.threads, spec.disk_folder.as_deref(), factory)
     }
 
-    /// As [`RankHost::make_device`], from the plans of the memories in the order of `Memory::ALL`.
+    /// As [`RankHost::make_device`], from the plans of the memories in the order of `Memory::ALL`; the disk memory, if there
+    /// is one, lies in `disk_folder`.
     ///
     /// # Errors
     /// As for [`RankHost::make_device`].
@@ -69,6 +72,7 @@ impl RankHost {
         &self,
         [device_plan, host_plan, disk_plan]: [&MemoryPlan; 3],
         threads: usize,
+        disk_folder: Option<&Path>,
         factory: &dyn DeviceFactory,
     ) -> Result<RankDevice> {
         let map_shared = |bytes| match self {
@@ -82,7 +86,7 @@ impl RankHost {
             device_plan,
             host_plan,
             disk_plan,
-            disk_folder: None,
+            disk_folder,
             map_shared: &map_shared,
         };
         let made = factory.make(&request);

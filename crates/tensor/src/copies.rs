@@ -246,7 +246,7 @@ impl Device {
     }
 
     /// Issues a copy on the stream between two memories, after what the compute stream was given so far.
-    fn start_copy(
+    pub(crate) fn start_copy(
         &self,
         name: &'static str,
         memories: [Memory; 2],

@@ -29,6 +29,7 @@ pub mod record;
 pub mod region;
 mod replay;
 pub mod shape;
+mod stored;
 mod threads;
 pub mod view;
 mod windows;

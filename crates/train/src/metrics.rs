@@ -6,6 +6,7 @@ use std::path::Path;
 
 use phalanx_files::AtomicFile;
 use phalanx_plan::Peak;
+use phalanx_tensor::{Arena, Device};
 use phalanx_trace::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -179,9 +180,26 @@ pub struct RankBytes {
     /// Host memory: what passes through the host on its way to or from the device.
     #[serde(default)]
     pub host: DeviceBytes,
+    /// Disk memory: what lies in a file while no kernel needs it.
+    #[serde(default)]
+    pub disk: DeviceBytes,
     /// Largest measured resident size of the process in bytes, without other ranks' arenas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resident_bytes_peak: Option<u64>,
+}
+
+impl RankBytes {
+    /// What a rank has measured so far: the peaks of its arenas, where they measure one, and `resident` bytes.
+    pub fn measured(rank: usize, device: &Device, resident: u64) -> RankBytes {
+        let peak = |arena: &Arena| arena.peak().map_or(DeviceBytes::default(), DeviceBytes::from);
+        RankBytes {
+            rank,
+            device: peak(device.arena()),
+            host: peak(device.host_arena()),
+            disk: peak(device.disk_arena()),
+            resident_bytes_peak: Some(resident),
+        }
+    }
 }
 
 /// Largest resident size of this process so far in bytes (`VmHWM`), less `foreign` bytes of other ranks' memory that

@@ -34,7 +34,7 @@ pub fn on_threads<T: Send>(
             device_plan: &own.memory,
             host_plan: &own.host,
             disk_plan: &own.disk,
-            disk_folder: None,
+            disk_folder: plan.spec.disk_folder.as_deref(),
             map_shared: &Region::anonymous,
         })
     };
@@ -76,7 +76,7 @@ pub fn on_endpoint<T>(
         device_plan: &own.memory,
         host_plan: &own.host,
         disk_plan: &own.disk,
-        disk_folder: None,
+        disk_folder: plan.spec.disk_folder.as_deref(),
         map_shared: &|bytes| endpoint.arena(bytes),
     })?;
     let source = if ranks > 1 { GroupSource::Host(endpoint) } else { GroupSource::Alone(Isa::detect()) };

@@ -82,9 +82,13 @@ impl RankPlan {
         RankPlan::peak_in(&self.memory)
     }
 
-    /// The same for host memory.
-    pub fn host_peak(&self) -> Peak {
-        RankPlan::peak_in(&self.host)
+    /// The same for any memory.
+    pub fn peak_of(&self, memory: Memory) -> Peak {
+        RankPlan::peak_in(match memory {
+            Memory::Device => &self.memory,
+            Memory::Host => &self.host,
+            Memory::Disk => &self.disk,
+        })
     }
 
     fn peak_in(memory: &MemoryPlan) -> Peak {

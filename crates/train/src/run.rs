@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
-use phalanx_tensor::{Arena, Device};
+use phalanx_tensor::Device;
 
 use crate::error::RunError;
 use crate::groups::Groups;
@@ -247,13 +247,8 @@ impl<'a> Session<'a> {
         let foreign = (self.place.foreign_bytes)();
         let files = &self.files;
         self.engine.report(|engine| {
-            let peak = |arena: &Arena| arena.peak().expect("a planned arena measures its peak").into();
-            let device = peak(engine.device().arena());
-            let host = peak(engine.device().host_arena());
-            let resident = resident_bytes_peak(foreign);
-            let rank = engine.group().rank();
-            let bytes = RankBytes { rank, device, host, resident_bytes_peak: Some(resident) };
-            files.write_memory_part(&bytes)
+            let (rank, resident) = (engine.group().rank(), resident_bytes_peak(foreign));
+            files.write_memory_part(&RankBytes::measured(rank, engine.device(), resident))
         })?;
         self.files.write_memory(self.place.groups.world.world_size())
     }

@@ -4,6 +4,7 @@
 //! stages share.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use phalanx_collectives::Group;
@@ -14,6 +15,7 @@ use phalanx_optim::loss_scale::Dynamic;
 use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
 use phalanx_parallel::TensorParallel;
 use phalanx_parallel::pipeline::Program;
+use phalanx_parallel::zero::Residence;
 use phalanx_plan::{
     Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
@@ -77,6 +79,10 @@ pub struct Spec {
     pub loss_scaling: LossScaling,
     /// The optimizer.
     pub optimizer: Optimizer,
+    /// The memories in which parameters and optimizer states lie between their uses.
+    pub residence: Residence,
+    /// The folder of the disk memory.
+    pub disk_folder: Option<PathBuf>,
     /// The learning rate.
     pub schedule_of_rate: Arc<dyn LearningRate>,
     /// Gradients are clipped to this norm; 0 for no clipping.
@@ -217,6 +223,11 @@ impl Spec {
             precision: precision(config),
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
+            residence: Residence {
+                parameters: config.memory.parameters.memory(),
+                optimizer: config.memory.optimizer.memory(),
+            },
+            disk_folder: config.memory.nvme_path.as_ref().map(PathBuf::from),
             schedule_of_rate: Arc::new(config.learning_rate()),
             clip: config.optimizer.clip as f32,
             label_smoothing: config.loss.label_smoothing as f32,

@@ -68,7 +68,7 @@ impl Rank {
                                 ..piece.in_parameter.start + within.end as u64;
                             let out = &mut window[..within.len()];
                             read(state_name(&self.spec.optimizer, state), spec, &stripe, elements, out)?;
-                            stage.zero.write(state, &piece, within, out, rounding.as_mut());
+                            stage.zero.write(state, &piece, within, out, rounding.as_mut())?;
                         }
                     }
                 }

@@ -6,7 +6,7 @@ mod rig;
 
 use phalanx_train::RunConfig;
 use phalanx_train::config::{
-    Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, OptimizerKind, Reduce,
+    Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, OptimizerKind, Reduce, Tier,
 };
 use rig::{Ran, assert_same_state, same_bits};
 
@@ -34,9 +34,29 @@ const SAME: &[(&str, Change)] = &[
     ("blocks computed again, stage 3", |c| {
         (c.parallel.zero, c.memory.checkpointing) = (3, Checkpointing::Every(1));
     }),
+    ("optimizer states in host memory, stage 1", |c| {
+        (c.parallel.zero, c.memory.optimizer) = (1, Tier::Host);
+    }),
+    ("optimizer states on disk, stage 0", |c| on_disk(c)),
+    ("optimizer states on disk, small chunks, stage 3", |c| {
+        on_disk(c);
+        (c.parallel.zero, c.memory.chunk) = (3, Chunk::Mebibytes(0.02));
+    }),
+    ("parameters in host memory, stage 3", |c| {
+        (c.parallel.zero, c.memory.parameters) = (3, Tier::Host);
+    }),
+    ("parameters and optimizer states on disk, stage 3, prefetch 2", |c| {
+        on_disk(c);
+        (c.parallel.zero, c.memory.parameters, c.memory.prefetch) = (3, Tier::Nvme, 2);
+    }),
     ("2 threads", |c| c.train.threads = Some(2)),
     ("4 threads, stage 3", |c| (c.parallel.zero, c.train.threads) = (3, Some(4))),
 ];
+
+fn on_disk(config: &mut RunConfig) {
+    config.memory.optimizer = Tier::Nvme;
+    config.memory.nvme_path = Some(std::env::temp_dir().display().to_string());
+}
 
 fn check(base: RunConfig, steps: usize, what: &str) -> Ran {
     let (model, _) = rig::golden_config();

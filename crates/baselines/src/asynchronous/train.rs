@@ -15,7 +15,7 @@ use phalanx_tensor::Device;
 use super::{Asynchronous, Done, Links, server_device};
 use phalanx_train::RunError;
 use phalanx_train::job::{Job, Start};
-use phalanx_train::metrics::{DeviceBytes, EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
+use phalanx_train::metrics::{EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
 use phalanx_train::rank::Batch;
 use phalanx_train::run::{Observer, ScaleChange, Summary, due, init, resume};
 use phalanx_train::run_files::RunFiles;
@@ -163,12 +163,7 @@ impl<'a> Session<'a> {
         let resident = resident_bytes_peak((self.foreign_bytes)());
         let files = &self.files;
         saving::report(&self.engine, |engine| {
-            let device = engine.device().arena().peak().expect("a planned arena measures its peak").into();
-            // Host memory without a plan is not measured.
-            let host = engine.device().host_arena().peak().map_or(DeviceBytes::default(), DeviceBytes::from);
-            let rank = engine.rank();
-            let bytes = RankBytes { rank, device, host, resident_bytes_peak: Some(resident) };
-            files.write_memory_part(&bytes)
+            files.write_memory_part(&RankBytes::measured(engine.rank(), engine.device(), resident))
         })?;
         files.write_memory(self.job.plan.spec.world_size())
     }

@@ -10,6 +10,8 @@
 //! The stages differ only in what each rank stores. All of them reduce along the same tree, compute norms over the same
 //! blocks and update element by element, so parameters and states are equal bit for bit.
 //!
+//! Optimizer states, and under stage 3 parameters, may lie in host memory or on disk between their uses (`states`).
+//!
 //! Parameters are stored, gathered and published in the compute type. When that type has 16 bits, the optimizer updates
 //! f32 master weights, which are stored with the optimizer states, and rounds them in the same pass.
 //!
@@ -21,6 +23,7 @@ mod gradients;
 mod parameters;
 mod prefetch;
 mod spans;
+mod states;
 mod sums;
 mod update;
 
@@ -35,9 +38,11 @@ use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View};
 use phalanx_trace::PhaseName;
 
 use gradients::GradientChunks;
-use parameters::ParameterChunks;
+use parameters::{ParameterChunks, Source};
 use prefetch::Prefetch;
 pub use spans::{Extent, StateSpan};
+pub use states::Residence;
+use states::States;
 
 /// Options of [`Zero`]. Only `defer` and `precision` change bits of the result.
 #[derive(Clone, Debug)]
@@ -56,6 +61,8 @@ pub struct Options {
     pub precision: Precision,
     /// The optimizer; its states are allocated here.
     pub optimizer: Optimizer,
+    /// The memories in which parameters and optimizer states lie between their uses.
+    pub residence: Residence,
 }
 
 /// Where parameters lie in chunks, and which chunks each block uses. It does not change during a run.
@@ -148,10 +155,9 @@ pub struct Zero {
     options: Options,
     parameters: ParameterChunks,
     gradients: GradientChunks,
-    /// For each chunk, the optimizer states of the part that this rank updates.
-    states: Vec<Vec<Tensor>>,
-    /// For each chunk, the f32 parameters of the same part, when the compute type has 16 bits.
-    masters: Option<Vec<Tensor>>,
+    /// For each chunk, the optimizer states of the part that this rank updates, and the f32 parameters of the same part
+    /// when the compute type has 16 bits.
+    states: States,
     /// Sums of squares of all blocks of these parameters, `[blocks]` f64.
     squares: Option<Tensor>,
     /// Number of the first chunk in the dry run: chunks of earlier stages of this rank come before it.
@@ -172,19 +178,11 @@ impl Zero {
     ) -> Zero {
         let Holding { layout, answers, first_chunk } = held;
         let map = Map::new(network, answers, layout, group.rank(), group.world_size());
-        let parameters = ParameterChunks::new(device, &map, options.stage, options.precision.compute);
+        let parameters = ParameterChunks::new(device, &map, &options);
         let gradients = GradientChunks::new(device, &map, &options);
-        let stepped = |chunk: usize, name| {
-            let elements = update::stepped(&map, options.stage, chunk).len();
-            device.alloc(DType::F32, [elements], Category::Optimizer, name)
-        };
-        let state = |c: usize| {
-            options.optimizer.states().iter().map(|_| stepped(c, "optimizer_state")).collect::<Vec<_>>()
-        };
-        let chunks = 0..map.chunk_count();
-        let states = chunks.clone().map(state).collect();
-        let master = || chunks.map(|c| stepped(c, "master_weights")).collect();
-        let masters = options.precision.has_master().then(master);
+        let stepped = (0..map.chunk_count()).map(|c| update::stepped(&map, options.stage, c).len());
+        let kinds = (options.optimizer.states().len(), options.precision);
+        let states = States::new(device, options.residence, kinds, stepped);
         let blocks = map.layout.blocks as usize;
         let squares = device.alloc(DType::F64, [blocks], Category::Workspace, "norm.squares");
         let own = first_chunk as u32..(first_chunk + map.chunk_count()) as u32;
@@ -200,7 +198,6 @@ impl Zero {
             parameters,
             gradients,
             states,
-            masters,
             squares: Some(squares),
             first_chunk,
             orders,
@@ -239,7 +236,9 @@ impl Zero {
         for c in &self.map.chunks[block] {
             self.device.record_use(self.first_chunk + c);
         }
-        self.parameters.acquire(&self.device, &*self.group, &self.map, prefetch, block, self.options.overlap)
+        let Zero { device, group, map, states, .. } = self;
+        let source = Source { device, group: &**group, map, states };
+        self.parameters.acquire(source, prefetch, block, self.options.overlap)
     }
 
     /// Frees the gathered chunks of `block` that are not used next.

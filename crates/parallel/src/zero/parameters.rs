@@ -2,11 +2,12 @@
 
 use phalanx_collectives::{CollectiveError, Group, Pending};
 use phalanx_plan::Stage;
-use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
+use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View, ViewMut};
 use phalanx_trace::PhaseName;
 
-use super::Map;
 use super::prefetch::Prefetch;
+use super::states::{Arriving, States};
+use super::{Map, Options};
 
 /// One chunk of parameters.
 enum Chunk {
@@ -20,8 +21,23 @@ enum Chunk {
     Gathering(Pending<(Tensor, Tensor)>),
     /// This rank's shard and the whole.
     Gathered { shard: Tensor, whole: Tensor },
+    /// This rank's shard lies outside of device memory.
+    Away,
+    /// This rank's shard is on its way to the device.
+    Arriving(Arriving),
+    /// The whole; this rank's shard lies outside of device memory.
+    Copied(Tensor),
     /// Placeholder while a function changes the state.
     Moving,
+}
+
+/// What chunks are gathered from and with.
+pub(super) struct Source<'a> {
+    pub(super) device: &'a Device,
+    pub(super) group: &'a dyn Group,
+    pub(super) map: &'a Map,
+    /// Where shards lie that are not in device memory.
+    pub(super) states: &'a mut States,
 }
 
 pub(super) struct ParameterChunks {
@@ -32,11 +48,23 @@ pub(super) struct ParameterChunks {
     pub(super) phase: PhaseName,
 }
 
+impl Source<'_> {
+    /// Memory of a whole chunk.
+    fn whole(&self, compute: DType, c: usize) -> Tensor {
+        let elements = self.map.whole(c).len();
+        self.device.alloc(compute, [elements], Category::Communication, "gathered_chunk")
+    }
+}
+
 impl ParameterChunks {
-    pub(super) fn new(device: &Device, map: &Map, stage: Stage, compute: DType) -> ParameterChunks {
+    pub(super) fn new(device: &Device, map: &Map, options: &Options) -> ParameterChunks {
+        let (stage, compute) = (options.stage, options.precision.compute);
+        let is_away = options.residence.parameters != Memory::Device;
+        assert!(!is_away || stage == Stage::Three, "only shards of stage 3 lie outside of device memory");
         let alloc =
             |elements: usize| device.alloc(compute, [elements], Category::Parameters, "parameter_chunk");
         let chunk = |c: usize| match stage {
+            _ if is_away => Chunk::Away,
             Stage::Three => Chunk::Sharded(alloc(map.shard(c).len())),
             _ => Chunk::Whole(alloc(map.whole(c).len())),
         };
@@ -49,40 +77,54 @@ impl ParameterChunks {
 
     pub(super) fn acquire(
         &mut self,
-        device: &Device,
-        group: &dyn Group,
-        map: &Map,
+        mut from: Source,
         prefetch: &mut Prefetch,
         block: usize,
         overlap: bool,
     ) -> Result<(), CollectiveError> {
-        for c in &map.chunks[block] {
+        let chunks = &from.map.chunks[block];
+        for c in chunks {
             prefetch.advance(*c as u32);
-            self.fetch(device, group, map, *c);
+            self.fetch(&mut from, *c);
         }
         for c in prefetch.wanted() {
-            self.fetch(device, group, map, c as usize);
+            self.fetch(&mut from, c as usize);
             if !overlap {
-                self.arrive(c as usize)?;
+                self.receive(&mut from, c as usize)?;
             }
         }
-        map.chunks[block].iter().try_for_each(|c| self.arrive(*c))
+        chunks.iter().try_for_each(|c| self.receive(&mut from, *c))
     }
 
-    /// Starts the all_gather of a sharded chunk.
-    fn fetch(&mut self, device: &Device, group: &dyn Group, map: &Map, c: usize) {
+    /// Starts the all_gather of a sharded chunk, or the copy of a shard that is not in device memory.
+    fn fetch(&mut self, from: &mut Source, c: usize) {
+        let compute = self.compute;
         let slot = &mut self.chunks[c];
         *slot = match std::mem::replace(slot, Chunk::Moving) {
-            Chunk::Sharded(shard) => {
-                let elements = map.whole(c).len();
-                let whole = device.alloc(self.compute, [elements], Category::Communication, "gathered_chunk");
-                Chunk::Gathering(group.all_gather(shard, whole))
-            }
+            Chunk::Sharded(shard) => Chunk::Gathering(from.group.all_gather(shard, from.whole(compute, c))),
+            Chunk::Away => Chunk::Arriving(from.states.fetch_parameters(c)),
             here => here,
         };
     }
 
-    /// Waits until a chunk has arrived.
+    /// Waits until a chunk that was fetched has arrived.
+    fn receive(&mut self, from: &mut Source, c: usize) -> Result<(), CollectiveError> {
+        let compute = self.compute;
+        let slot = &mut self.chunks[c];
+        *slot = match std::mem::replace(slot, Chunk::Moving) {
+            Chunk::Arriving(arriving) => {
+                let shard = from.states.receive_parameters(c, arriving)?;
+                match from.group.world_size() {
+                    1 => Chunk::Copied(shard),
+                    _ => Chunk::Copied(from.group.all_gather(shard, from.whole(compute, c)).wait()?.1),
+                }
+            }
+            here => here,
+        };
+        self.arrive(c)
+    }
+
+    /// Waits until the collective of a chunk is over.
     fn arrive(&mut self, c: usize) -> Result<(), CollectiveError> {
         let slot = &mut self.chunks[c];
         *slot = match std::mem::replace(slot, Chunk::Moving) {
@@ -108,6 +150,7 @@ impl ParameterChunks {
         let slot = &mut self.chunks[c];
         *slot = match std::mem::replace(slot, Chunk::Moving) {
             Chunk::Gathered { shard, .. } => Chunk::Sharded(shard),
+            Chunk::Copied(_) => Chunk::Away,
             here => here,
         };
     }
@@ -121,7 +164,7 @@ impl ParameterChunks {
     pub(super) fn views(&self, map: &Map, block: usize) -> Vec<View<'_>> {
         let view = |p: &usize| {
             let chunk = match &self.chunks[map.layout.placed[*p].chunk] {
-                Chunk::Whole(whole) | Chunk::Gathered { whole, .. } => whole,
+                Chunk::Whole(whole) | Chunk::Gathered { whole, .. } | Chunk::Copied(whole) => whole,
                 _ => panic!("block {block} was not acquired"),
             };
             chunk.view().range(map.range(*p)).reshape(map.shapes[*p])
@@ -145,6 +188,14 @@ impl ParameterChunks {
             Chunk::Sharded(shard) => (shard.view_mut(), map.shard(c)),
             _ => panic!("chunk {c} is still being received or gathered; it cannot be written"),
         }
+    }
+
+    /// Checks that no copy of a chunk exists whose parameters lie elsewhere, before they are updated there.
+    pub(super) fn assert_away(&self, c: usize) {
+        assert!(
+            matches!(self.chunks[c], Chunk::Away),
+            "a copy of chunk {c} would keep parameters of the last step"
+        );
     }
 
     /// Sends this rank's updated part of a whole chunk to the others and receives theirs.

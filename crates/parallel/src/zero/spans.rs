@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
-use phalanx_plan::Segment;
-use phalanx_tensor::{Category, DType, DeviceError, Tensor, View};
+use half::{bf16, f16};
+use phalanx_plan::{Segment, Stage};
+use phalanx_tensor::{Category, DType, DeviceError, Tensor};
 
 use super::{Zero, update};
 
@@ -41,7 +42,10 @@ impl Zero {
     pub fn spans(&self, state: usize, extent: Extent) -> Vec<StateSpan> {
         let range = |c: usize| match (extent, state) {
             (Extent::Owned, _) => self.map.shard(c),
-            (Extent::Resident, 0) => self.parameters.resident(&self.map, c).1,
+            (Extent::Resident, 0) => match self.options.stage {
+                Stage::Three => self.map.shard(c),
+                _ => self.map.whole(c),
+            },
             (Extent::Resident, _) => update::stepped(&self.map, self.options.stage, c),
         };
         let of_chunk = |c: usize| {
@@ -70,24 +74,25 @@ impl Zero {
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
         let at = piece.in_chunk.start + within.start..piece.in_chunk.start + within.end;
-        let (view, start) = self.exact(state, piece.chunk);
-        self.device.download(view.range(at.start - start..at.end - start), out)
-    }
-
-    /// The f32 values of a state that this rank stores, and the element of the chunk at which they start.
-    fn exact(&self, state: usize, chunk: usize) -> (View<'_>, usize) {
-        let stepped = update::stepped(&self.map, self.options.stage, chunk);
-        match (state, &self.masters) {
-            (0, None) => {
-                let (view, resident) = self.parameters.resident(&self.map, chunk);
-                (view, resident.start)
-            }
-            (0, Some(masters)) => (masters[chunk].view(), stepped.start),
-            (s, _) => (self.states[chunk][s - 1].view(), stepped.start),
+        if let Some((index, start)) = self.stored(state, piece.chunk) {
+            return self.states.read((piece.chunk, index), at.start - start..at.end - start, out);
         }
+        let (view, resident) = self.parameters.resident(&self.map, piece.chunk);
+        self.device.download(view.range(at.start - resident.start..at.end - resident.start), out)
     }
 
-    /// Memory in which [`Zero::write`] rounds at most `max_elements` elements; None when parameters are f32.
+    /// Where the f32 values of a state lie among the tensors of the optimizer, and the element of the chunk at which they
+    /// start. None for f32 parameters, which are stored as such.
+    fn stored(&self, state: usize, chunk: usize) -> Option<(usize, usize)> {
+        let index = match state {
+            0 => self.states.exact_parameters()?,
+            _ => state - 1,
+        };
+        Some((index, update::stepped(&self.map, self.options.stage, chunk).start))
+    }
+
+    /// Memory in which [`Zero::write`] rounds at most `max_elements` elements; None when parameters are f32, or not in
+    /// device memory.
     pub fn rounding_window(&self, max_elements: usize) -> Option<Tensor> {
         let largest = (0..self.map.chunk_count()).map(|c| self.map.whole(c).len()).max().unwrap_or(0);
         let alloc = || {
@@ -98,11 +103,14 @@ impl Zero {
                 "load.rounding_window",
             )
         };
-        self.options.precision.has_master().then(alloc)
+        (self.options.precision.has_master() && self.states.parameters().is_none()).then(alloc)
     }
 
     /// Uploads elements `within` of a span, through the memory of [`Zero::rounding_window`]. [`Zero::settle`] must have
     /// been called.
+    ///
+    /// # Errors
+    /// When the device failed.
     pub fn write(
         &mut self,
         state: usize,
@@ -110,26 +118,50 @@ impl Zero {
         within: Range<usize>,
         from: &[f32],
         window: Option<&mut Tensor>,
-    ) {
+    ) -> Result<(), DeviceError> {
+        let chunk = piece.chunk;
         let at = piece.in_chunk.start + within.start..piece.in_chunk.start + within.end;
-        let stepped = update::stepped(&self.map, self.options.stage, piece.chunk);
-        if state > 0 {
-            let states = &mut self.states[piece.chunk];
-            let view = states[state - 1].view_mut();
-            return self.device.upload(from, view.range(at.start - stepped.start..at.end - stepped.start));
+        let stored = self.stored(state, chunk);
+        if let Some((index, _)) = stored {
+            // Other ranks hold the master weights of the elements that they update.
+            let stepped = update::stepped(&self.map, self.options.stage, chunk);
+            let own = at.start.max(stepped.start)..at.end.min(stepped.end);
+            if !own.is_empty() {
+                let part = &from[own.start - at.start..own.end - at.start];
+                let range = own.start - stepped.start..own.end - stepped.start;
+                self.states.write((chunk, index), range, part)?;
+            }
         }
-        let (parameters, resident) = self.parameters.resident_mut(&self.map, piece.chunk);
+        if state > 0 {
+            return Ok(());
+        }
+        if let Some(slot) = self.states.parameters() {
+            return self.write_away((chunk, slot), at.start - self.map.shard(chunk).start, from);
+        }
+        let (parameters, resident) = self.parameters.resident_mut(&self.map, chunk);
         let parameters = parameters.range(at.start - resident.start..at.end - resident.start);
-        let Some(masters) = &mut self.masters else { return self.device.upload(from, parameters) };
+        if stored.is_none() {
+            self.device.upload(from, parameters);
+            return Ok(());
+        }
         let mut window = window.expect("a rounding window").view_mut().range(0..from.len());
         self.device.upload(from, window.reborrow());
         self.device.convert(window.as_view(), parameters);
-        // Other ranks hold the master weights of the elements that they update.
-        let own = at.start.max(stepped.start)..at.end.min(stepped.end);
-        if !own.is_empty() {
-            let part = window.as_view().range(own.start - at.start..own.end - at.start);
-            let master = masters[piece.chunk].view_mut();
-            self.device.copy(part, master.range(own.start - stepped.start..own.end - stepped.start));
+        Ok(())
+    }
+
+    /// Rounds f32 numbers into parameters that are not in device memory, from element `start` of this rank's shard on.
+    fn write_away(&mut self, at: (usize, usize), start: usize, from: &[f32]) -> Result<(), DeviceError> {
+        let range = start..start + from.len();
+        match self.options.precision.compute {
+            DType::BF16 => {
+                self.states.write(at, range, &from.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>())
+            }
+            DType::F16 => {
+                self.states.write(at, range, &from.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>())
+            }
+            // Written as the exact parameters.
+            _ => Ok(()),
         }
     }
 }

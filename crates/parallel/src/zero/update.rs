@@ -7,6 +7,7 @@ use phalanx_optim::Update;
 use phalanx_plan::{Segment, Stage};
 use phalanx_tensor::{NORM_BLOCK, Tensor, View};
 
+use super::states::Updated;
 use super::{Map, Zero};
 
 /// The elements of a chunk that this rank updates: all of them under stage 0, otherwise its shard.
@@ -71,22 +72,29 @@ impl Zero {
     /// `[1]` first.
     ///
     /// # Errors
-    /// When publishing fails.
+    /// When publishing fails, or a copy of optimizer states.
     pub fn update(&mut self, number: u64, lr: f32, factor: View) -> Result<(), CollectiveError> {
         let stage = self.options.stage;
+        self.states.begin();
         for c in 0..self.map.chunk_count() {
+            self.states.enter(c)?;
+            if self.states.parameters().is_some() {
+                self.parameters.assert_away(c);
+            }
             let stepped = stepped(&self.map, stage, c);
             for segment in self.map.layout.segments(c, stepped.start as u64..stepped.end as u64) {
                 let inside = segment.in_chunk.start as usize..segment.in_chunk.end as usize;
                 let local = inside.start - stepped.start..inside.end - stepped.start;
                 let gradient = self.gradients.summed(&self.map, c, inside.clone());
-                let (parameters, resident) = self.parameters.resident_mut(&self.map, c);
-                let own = parameters.range(inside.start - resident.start..inside.end - resident.start);
-                let (p, rounded) = match &mut self.masters {
-                    Some(masters) => (masters[c].view_mut().range(local.clone()), Some(own)),
+                let Updated { states, master, parameters } = self.states.updated(c, &local);
+                let own = parameters.unwrap_or_else(|| {
+                    let (here, resident) = self.parameters.resident_mut(&self.map, c);
+                    here.range(inside.start - resident.start..inside.end - resident.start)
+                });
+                let (p, rounded) = match master {
+                    Some(master) => (master, Some(own)),
                     None => (own, None),
                 };
-                let states = self.states[c].iter_mut().map(|s| s.view_mut().range(local.clone())).collect();
                 let update = Update {
                     number,
                     lr,
@@ -99,10 +107,11 @@ impl Zero {
                 };
                 self.options.optimizer.apply(&self.device, update);
             }
+            self.states.leave()?;
             if matches!(stage, Stage::One | Stage::Two) {
                 self.parameters.publish(&*self.group, c, self.options.overlap)?;
             }
         }
-        Ok(())
+        Ok(self.states.finish()?)
     }
 }

@@ -6,7 +6,7 @@ use phalanx_models::ModelShape;
 use phalanx_plan::pipeline::{Plan, ScheduleError, check as check_schedule, generate};
 use phalanx_plan::{Mesh, pipeline::Schedule};
 
-use super::{Checkpointing, Chunk, Float, ParallelConfig, Reduce, RunConfig, Updates};
+use super::{Float, ParallelConfig, Reduce, RunConfig, Updates};
 
 /// Maximum number of ranks with asynchronous updates: the dry run runs each of them, with messages between every pair.
 const MAX_ASYNCHRONOUS: usize = 256;
@@ -282,32 +282,6 @@ impl RunConfig {
         }
         if self.batch.reduce == Reduce::Defer {
             return Err(refuse(key, given, "sends gradients after each step: leave batch.reduce out"));
-        }
-        Ok(())
-    }
-
-    fn check_memory(&self) -> Result<(), ConfigError> {
-        let memory = &self.memory;
-        if let Chunk::Mebibytes(size) = memory.chunk
-            && !(size > 0.0 && size.is_finite())
-        {
-            return Err(refuse("memory.chunk", size, "\"auto\", \"none\" or a positive number of MiB"));
-        }
-        for (key, value) in [
-            ("memory.search_range_mb", memory.search_range_mb),
-            ("memory.min_chunk_size_mb", memory.min_chunk_size_mb),
-            ("memory.limit_mb", memory.limit_mb.unwrap_or(0.0)),
-        ] {
-            if !(value >= 0.0 && value.is_finite()) {
-                return Err(refuse(key, value, "must be a number, 0 or more"));
-            }
-        }
-        if memory.checkpointing == Checkpointing::Every(0) {
-            let expected = "\"none\", \"selective\", \"block\", or k for every k-th block, at least 1";
-            return Err(refuse("memory.checkpointing", 0, expected));
-        }
-        if memory.hidden_dim == Some(0) {
-            return Err(refuse("memory.hidden_dim", 0, "must be at least 1 element"));
         }
         Ok(())
     }

@@ -12,11 +12,13 @@ mod bounds;
 pub mod check;
 pub mod device;
 mod learning_rate;
+pub mod memory;
 pub mod parallel;
 mod resolved;
 
 pub use check::ConfigError;
 pub use device::{DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
+pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier};
 pub use parallel::{CutBy, ParallelConfig, Updates};
 pub use resolved::ResolvedConfig;
 
@@ -34,7 +36,7 @@ pub struct RunConfig {
     pub parallel: ParallelConfig,
     /// The device of each rank.
     pub device: DeviceConfig,
-    /// Chunks of parameters, activation checkpointing, memory limit.
+    /// Chunks of parameters, activation checkpointing, memory limit, and what lies outside of device memory.
     pub memory: MemoryConfig,
     /// Element types.
     pub precision: PrecisionConfig,
@@ -182,86 +184,6 @@ pub enum Reduce {
     Each,
     /// After the last micro-batch. Fewer bytes are sent; whole gradients stay resident under every ZeRO stage.
     Defer,
-}
-
-/// `[memory]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MemoryConfig {
-    /// Chunk size: `auto` (searched), `none` (one tensor per chunk), or MiB.
-    pub chunk: Chunk,
-    /// Width of the search above the minimum, in units of 2^20 elements (Gemini's `search_range_mb`).
-    pub search_range_mb: f64,
-    /// Smallest chunk that the search tries, in units of 2^20 elements (Gemini's `min_chunk_size_mb`);
-    /// smaller models shrink it.
-    pub min_chunk_size_mb: f64,
-    /// Step of the search, in elements; the model's width when left out (Gemini's `hidden_dim`).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hidden_dim: Option<u64>,
-    /// Chunks gathered ahead of their use under stage 3; 0 gathers at the use.
-    pub prefetch: usize,
-    /// Activations that backward recomputes instead of keeping them: `none`, `selective` (norms, attention, GELU), `block`
-    /// (every Transformer block), or k (blocks 0, k, 2k, ...).
-    pub checkpointing: Checkpointing,
-    /// Memory limit of a rank, in MiB; this machine's memory over its ranks when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub limit_mb: Option<f64>,
-}
-
-impl Default for MemoryConfig {
-    fn default() -> Self {
-        MemoryConfig {
-            chunk: Chunk::Word(ChunkWord::Auto),
-            search_range_mb: 32.0,
-            min_chunk_size_mb: 32.0,
-            hidden_dim: None,
-            prefetch: 1,
-            checkpointing: Checkpointing::Word(CheckpointingWord::None),
-            limit_mb: None,
-        }
-    }
-}
-
-/// Chunk size as written: a word or a number of MiB.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Chunk {
-    /// `auto` or `none`.
-    Word(ChunkWord),
-    /// MiB of f32 parameters.
-    Mebibytes(f64),
-}
-
-/// The words for a chunk size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ChunkWord {
-    /// Searched for the least waste.
-    Auto,
-    /// No chunks: one tensor each.
-    None,
-}
-
-/// Activation checkpointing as written: a word or k.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Checkpointing {
-    /// `none`, `selective` or `block`.
-    Word(CheckpointingWord),
-    /// Every k-th block.
-    Every(usize),
-}
-
-/// The words for activation checkpointing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CheckpointingWord {
-    /// All activations are kept.
-    None,
-    /// Everything that needs no matrix product with weights is recomputed.
-    Selective,
-    /// Every block is recomputed.
-    Block,
 }
 
 /// `[precision]`; the keys of the loss scale are DeepSpeed's.

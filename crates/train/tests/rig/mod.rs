@@ -17,7 +17,7 @@ use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
 use phalanx_tensor::Element;
-use phalanx_tensor::{Arena, DType, Device, DeviceRequest, Region, View};
+use phalanx_tensor::{Arena, DType, Device, DeviceRequest, Memory, Region, View};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
@@ -137,6 +137,17 @@ pub fn run_between(
         assert!(same_bits(&part.grad_norms, &parts[0].grad_norms), "all ranks report the same norms");
         assert_eq!(part.skipped, parts[0].skipped, "all ranks skip the same steps");
     }
+    for (rank, part) in parts.iter().enumerate() {
+        for (memory, peak) in [Memory::Host, Memory::Disk].into_iter().zip(part.other_peaks) {
+            let planned = plan.of(rank).peak_of(memory);
+            assert_eq!(
+                peak.unwrap_or(planned),
+                planned,
+                "rank {rank}: peak == plan in {} memory",
+                memory.name()
+            );
+        }
+    }
     Ran {
         losses: parts[0].losses.clone(),
         grad_norms: parts[0].grad_norms.clone(),
@@ -222,7 +233,7 @@ pub fn each_rank<T: Send>(
             device_plan: &own.memory,
             host_plan: &own.host,
             disk_plan: &own.disk,
-            disk_folder: None,
+            disk_folder: spec.disk_folder.as_deref(),
             map_shared: &Region::anonymous,
         };
         let device = match build.heap {
@@ -262,6 +273,8 @@ struct Part {
     pieces: Pieces,
     gradients: Vec<(usize, u64, Vec<f32>)>,
     peak: Peak,
+    /// In host and disk memory, where there is one with a plan.
+    other_peaks: [Option<Peak>; 2],
     step_peak: Peak,
 }
 
@@ -306,8 +319,10 @@ fn one_rank(
             engine.save_checkpoint(dir, step, &serde_json::json!({ "step": step })).map(drop).unwrap()
         }
     }
-    let peak = engine.device().arena().peak().unwrap();
-    Part { losses, grad_norms, skipped, pieces: pieces(engine), gradients, peak, step_peak }
+    let device = engine.device();
+    let peak = device.arena().peak().unwrap();
+    let other_peaks = [device.host_arena(), device.disk_arena()].map(|arena| arena.peak());
+    Part { losses, grad_norms, skipped, pieces: pieces(engine), gradients, peak, other_peaks, step_peak }
 }
 
 /// This rank's part of the sequences of a step.

@@ -1,0 +1,352 @@
+//! Optimizer states, master weights and, where they are not in device memory, parameter shards in chunks, in the memory
+//! that the run gives them (ZeRO-Offload, arXiv 2101.06840; ZeRO-Infinity, arXiv 2104.07857).
+//!
+//! In device memory, an update works on them where they lie. In host memory or on disk, each chunk visits the device:
+//! the chunks ahead arrive while the update works on one, and the chunks behind return meanwhile. The order of the chunks
+//! is that of the update, so nothing has to be guessed. Between disk and a device that the host cannot address, they pass
+//! through host memory.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use phalanx_plan::Precision;
+use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, PendingCopy, Tensor, ViewMut};
+
+/// Chunks that arrive while the update works on an earlier one. Two keep a transfer waiting behind the one that runs, so
+/// that the stream does not idle between them.
+const AHEAD: usize = 2;
+
+/// Chunks that return while the update works on a later one.
+const BEHIND: usize = 2;
+
+/// The memories in which the parts of a rank's state lie between their uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Residence {
+    /// Parameters. Outside of device memory only under stage 3.
+    pub parameters: Memory,
+    /// Optimizer states and master weights.
+    pub optimizer: Memory,
+}
+
+impl Residence {
+    /// Everything in device memory.
+    pub const DEVICE: Residence = Residence { parameters: Memory::Device, optimizer: Memory::Device };
+}
+
+/// What is stored for each chunk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// A state of the optimizer, f32.
+    State,
+    /// Master weights, f32.
+    Master,
+    /// This rank's shard of the parameters, in the compute type.
+    Parameters,
+}
+
+/// A tensor of every chunk.
+#[derive(Clone, Copy)]
+struct Slot {
+    role: Role,
+    dtype: DType,
+    memory: Memory,
+}
+
+/// The tensors that the update of each chunk works on, beside gradients and parameters in device memory.
+pub(super) struct States {
+    device: Device,
+    /// States, then master weights, then parameters.
+    slots: Vec<Slot>,
+    /// For each chunk: where its slots are stored. Empty while the chunk is in flight or visits the device.
+    stored: Vec<Vec<Tensor>>,
+    /// Chunks that arrive on the device, in order.
+    arriving: VecDeque<Vec<Arriving>>,
+    /// Chunks that return, in order, with their numbers.
+    returning: VecDeque<(usize, Vec<Returning>)>,
+    /// The chunk that visits the device.
+    visitor: Option<Visitor>,
+}
+
+/// What an update writes of a chunk, beside parameters in device memory.
+pub(super) struct Updated<'a> {
+    pub(super) states: Vec<ViewMut<'a>>,
+    pub(super) master: Option<ViewMut<'a>>,
+    /// This rank's parameters, where they are not in device memory.
+    pub(super) parameters: Option<ViewMut<'a>>,
+}
+
+/// A chunk on the device whose place is elsewhere.
+struct Visitor {
+    chunk: usize,
+    /// For each slot: where it returns to; None for what lies in device memory.
+    stored: Vec<Option<Tensor>>,
+    /// On the device.
+    here: Vec<Tensor>,
+}
+
+/// A tensor on its way to the device.
+pub(super) enum Arriving {
+    /// It is there already, or its memory on the device is only written.
+    Ready {
+        stored: Option<Tensor>,
+        here: Tensor,
+    },
+    Direct(PendingCopy),
+    /// From disk to host memory, the first half of the way.
+    ToHost(PendingCopy),
+}
+
+/// A tensor on its way back.
+enum Returning {
+    /// It lies in device memory.
+    Ready(Tensor),
+    Direct(PendingCopy),
+    /// To host memory, the first half of the way to its place on disk.
+    ToHost(PendingCopy, Tensor),
+}
+
+impl States {
+    /// Allocates `states` states and, where parameters have 16 bits, master weights; `elements` has the elements of each
+    /// chunk that this rank updates. Parameters are stored here when they do not lie in device memory.
+    pub(super) fn new(
+        device: &Device,
+        residence: Residence,
+        (states, precision): (usize, Precision),
+        elements: impl Iterator<Item = usize>,
+    ) -> States {
+        let Residence { parameters, optimizer } = residence;
+        let f32_in = |role| Slot { role, dtype: DType::F32, memory: optimizer };
+        let mut slots = vec![f32_in(Role::State); states];
+        if precision.has_master() {
+            slots.push(f32_in(Role::Master));
+        }
+        if parameters != Memory::Device {
+            slots.push(Slot { role: Role::Parameters, dtype: precision.compute, memory: parameters });
+        }
+        let chunk = |elements: usize| slots.iter().map(|slot| slot.store(device, elements)).collect();
+        let stored = elements.map(chunk).collect();
+        let (arriving, returning, visitor) = (VecDeque::new(), VecDeque::new(), None);
+        States { device: device.clone(), slots, stored, arriving, returning, visitor }
+    }
+
+    /// Whether updates find everything in device memory.
+    fn is_at_home(&self) -> bool {
+        self.slots.iter().all(|slot| slot.memory == Memory::Device)
+    }
+
+    fn position(&self, role: Role) -> Option<usize> {
+        self.slots.iter().position(|slot| slot.role == role)
+    }
+
+    /// The number of the slot that has the f32 parameters, for checkpoints: master weights, or f32 parameters that are
+    /// stored here.
+    pub(super) fn exact_parameters(&self) -> Option<usize> {
+        let exact = |slot: &Slot| slot.role != Role::State && slot.dtype == DType::F32;
+        self.slots.iter().position(exact)
+    }
+
+    /// The number of the slot of parameters that are stored here.
+    pub(super) fn parameters(&self) -> Option<usize> {
+        self.position(Role::Parameters)
+    }
+
+    /// An update begins: the first chunks start to arrive.
+    pub(super) fn begin(&mut self) {
+        if !self.is_at_home() {
+            (0..self.stored.len().min(AHEAD)).for_each(|chunk| self.fetch(chunk));
+        }
+    }
+
+    /// Waits until `chunk` is on the device. Chunks are entered in order, from the first to the last.
+    pub(super) fn enter(&mut self, chunk: usize) -> Result<(), DeviceError> {
+        if self.is_at_home() {
+            return Ok(());
+        }
+        if chunk + AHEAD < self.stored.len() {
+            self.fetch(chunk + AHEAD);
+        }
+        let (mut stored, mut here) = (Vec::new(), Vec::new());
+        for tensor in self.arriving.pop_front().expect("each chunk is fetched before it is entered") {
+            let (from, to) = self.arrive(tensor)?;
+            stored.push(from);
+            here.push(to);
+        }
+        self.visitor = Some(Visitor { chunk, stored, here });
+        Ok(())
+    }
+
+    /// The elements `local` of this rank's part of the chunk that was entered.
+    pub(super) fn updated(&mut self, chunk: usize, local: &Range<usize>) -> Updated<'_> {
+        let tensors = match &mut self.visitor {
+            Some(visitor) if visitor.chunk == chunk => &mut visitor.here,
+            _ => &mut self.stored[chunk],
+        };
+        let mut updated = Updated { states: Vec::new(), master: None, parameters: None };
+        for (slot, tensor) in self.slots.iter().zip(tensors) {
+            let view = tensor.view_mut().range(local.clone());
+            match slot.role {
+                Role::State => updated.states.push(view),
+                Role::Master => updated.master = Some(view),
+                Role::Parameters => updated.parameters = Some(view),
+            }
+        }
+        updated
+    }
+
+    /// The update of the chunk that was entered has been issued: it returns.
+    pub(super) fn leave(&mut self) -> Result<(), DeviceError> {
+        let Some(Visitor { chunk, stored, here }) = self.visitor.take() else { return Ok(()) };
+        let returning = here.into_iter().zip(stored).map(|(here, stored)| self.send(here, stored)).collect();
+        self.returning.push_back((chunk, returning));
+        if self.returning.len() > BEHIND { self.receive() } else { Ok(()) }
+    }
+
+    /// Waits until all chunks are in their places.
+    pub(super) fn finish(&mut self) -> Result<(), DeviceError> {
+        while !self.returning.is_empty() {
+            self.receive()?;
+        }
+        Ok(())
+    }
+
+    /// Starts to bring this rank's parameters of a chunk to the device, for forward or backward.
+    pub(super) fn fetch_parameters(&mut self, chunk: usize) -> Arriving {
+        let stored = self.stored[chunk].pop().expect("parameters are the last slot, and are not fetched yet");
+        self.bring(stored)
+    }
+
+    /// Waits for the parameters of a chunk; returns them on the device. They are only read there.
+    pub(super) fn receive_parameters(
+        &mut self,
+        chunk: usize,
+        arriving: Arriving,
+    ) -> Result<Tensor, DeviceError> {
+        let (stored, here) = self.arrive(arriving)?;
+        self.stored[chunk].extend(stored);
+        Ok(here)
+    }
+
+    /// Elements `range` of state `index` of a chunk, for checkpoints; the master weights come after the states.
+    pub(super) fn read(
+        &self,
+        (chunk, index): (usize, usize),
+        range: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), DeviceError> {
+        self.device.read_stored(&self.stored[chunk][index], range, out)
+    }
+
+    /// Overwrites elements `range` of state `index` of a chunk.
+    pub(super) fn write<T: Element>(
+        &mut self,
+        (chunk, index): (usize, usize),
+        range: Range<usize>,
+        from: &[T],
+    ) -> Result<(), DeviceError> {
+        self.device.write_stored(from, &mut self.stored[chunk][index], range)
+    }
+
+    /// Starts to bring a chunk to the device.
+    fn fetch(&mut self, chunk: usize) {
+        let has_master = self.position(Role::Master).is_some();
+        let stored = std::mem::take(&mut self.stored[chunk]);
+        let arriving = self.slots.iter().zip(stored).map(|(slot, stored)| {
+            if slot.role == Role::Parameters && has_master {
+                // The update overwrites them with the rounded master weights.
+                let here = self.window(&stored);
+                return Arriving::Ready { stored: Some(stored), here };
+            }
+            self.bring(stored)
+        });
+        let arriving = arriving.collect();
+        self.arriving.push_back(arriving);
+    }
+
+    fn bring(&self, stored: Tensor) -> Arriving {
+        match stored.memory() {
+            Memory::Device => Arriving::Ready { stored: None, here: stored },
+            Memory::Host => {
+                let window = self.window(&stored);
+                Arriving::Direct(self.device.copy_to_device(stored, window))
+            }
+            Memory::Disk if self.device.is_host_addressable() => {
+                let window = self.window(&stored);
+                Arriving::Direct(self.device.copy_from_disk(stored, window))
+            }
+            Memory::Disk => {
+                let passage = self.passage(&stored);
+                Arriving::ToHost(self.device.copy_from_disk(stored, passage))
+            }
+        }
+    }
+
+    /// The tensor in its place, unless that is the device, and on the device.
+    fn arrive(&self, arriving: Arriving) -> Result<(Option<Tensor>, Tensor), DeviceError> {
+        match arriving {
+            Arriving::Ready { stored, here } => Ok((stored, here)),
+            Arriving::Direct(pending) => pending.wait().map(|(stored, here)| (Some(stored), here)),
+            Arriving::ToHost(pending) => {
+                let (disk, passage) = pending.wait()?;
+                let window = self.window(&passage);
+                let (_, window) = self.device.copy_to_device(passage, window).wait()?;
+                Ok((Some(disk), window))
+            }
+        }
+    }
+
+    fn send(&self, here: Tensor, stored: Option<Tensor>) -> Returning {
+        let Some(stored) = stored else { return Returning::Ready(here) };
+        match stored.memory() {
+            Memory::Disk if self.device.is_host_addressable() => {
+                Returning::Direct(self.device.copy_to_disk(here, stored))
+            }
+            Memory::Disk => {
+                let passage = self.passage(&here);
+                Returning::ToHost(self.device.copy_to_host(here, passage), stored)
+            }
+            _ => Returning::Direct(self.device.copy_to_host(here, stored)),
+        }
+    }
+
+    /// Waits until the chunk that returns first is in its place.
+    fn receive(&mut self) -> Result<(), DeviceError> {
+        let Some((chunk, returning)) = self.returning.pop_front() else { return Ok(()) };
+        for tensor in returning {
+            let stored = match tensor {
+                Returning::Ready(here) => here,
+                Returning::Direct(pending) => pending.wait()?.1,
+                Returning::ToHost(pending, disk) => {
+                    let (_, passage) = pending.wait()?;
+                    self.device.copy_to_disk(passage, disk).wait()?.1
+                }
+            };
+            self.stored[chunk].push(stored);
+        }
+        Ok(())
+    }
+
+    /// Device memory for a visiting tensor.
+    fn window(&self, like: &Tensor) -> Tensor {
+        self.device.alloc(like.dtype(), like.shape(), Category::Workspace, "visitor")
+    }
+
+    /// Host memory that a tensor passes between disk and device.
+    fn passage(&self, like: &Tensor) -> Tensor {
+        self.device.alloc_host(like.dtype(), like.shape(), Category::Workspace, "visitor.passage")
+    }
+}
+
+impl Slot {
+    fn store(self, device: &Device, elements: usize) -> Tensor {
+        let (category, name) = match self.role {
+            Role::State => (Category::Optimizer, "optimizer_state"),
+            Role::Master => (Category::Optimizer, "master_weights"),
+            Role::Parameters => (Category::Parameters, "parameter_chunk"),
+        };
+        match self.memory {
+            Memory::Device => device.alloc(self.dtype, [elements], category, name),
+            Memory::Host => device.alloc_host(self.dtype, [elements], category, name),
+            Memory::Disk => device.alloc_disk(self.dtype, [elements], category, name),
+        }
+    }
+}

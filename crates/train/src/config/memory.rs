@@ -1,0 +1,213 @@
+//! `[memory]`: chunks, activation checkpointing, limits, and what lies outside of device memory.
+
+use phalanx_tensor::Memory;
+use serde::{Deserialize, Serialize};
+
+use super::check::refuse;
+use super::{ConfigError, RunConfig, Updates};
+
+/// `[memory]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// Chunk size: `auto` (searched), `none` (one tensor per chunk), or MiB.
+    pub chunk: Chunk,
+    /// Width of the search above the minimum, in units of 2^20 elements (Gemini's `search_range_mb`).
+    pub search_range_mb: f64,
+    /// Smallest chunk that the search tries, in units of 2^20 elements (Gemini's `min_chunk_size_mb`);
+    /// smaller models shrink it.
+    pub min_chunk_size_mb: f64,
+    /// Step of the search, in elements; the model's width when left out (Gemini's `hidden_dim`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hidden_dim: Option<u64>,
+    /// Chunks gathered ahead of their use under stage 3; 0 gathers at the use.
+    pub prefetch: usize,
+    /// Activations that backward recomputes instead of keeping them: `none`, `selective` (norms, attention, GELU), `block`
+    /// (every Transformer block), or k (blocks 0, k, 2k, ...).
+    pub checkpointing: Checkpointing,
+    /// Where the parameters of a rank lie between their uses (DeepSpeed's `offload_param.device`). For ZeRO stage 3, which
+    /// divides parameters into shards and brings each chunk when a block uses it.
+    pub parameters: Tier,
+    /// Where optimizer states and master weights lie between updates (DeepSpeed's `offload_optimizer.device`).
+    pub optimizer: Tier,
+    /// The folder of the disk memory, on a local disk: one file without a name for each rank, which goes with its process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvme_path: Option<String>,
+    /// Memory limit of a rank, in MiB; this machine's memory over its ranks when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_mb: Option<f64>,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        MemoryConfig {
+            chunk: Chunk::Word(ChunkWord::Auto),
+            search_range_mb: 32.0,
+            min_chunk_size_mb: 32.0,
+            hidden_dim: None,
+            prefetch: 1,
+            checkpointing: Checkpointing::Word(CheckpointingWord::None),
+            parameters: Tier::Device,
+            optimizer: Tier::Device,
+            nvme_path: None,
+            limit_mb: None,
+        }
+    }
+}
+
+/// Chunk size as written: a word or a number of MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Chunk {
+    /// `auto` or `none`.
+    Word(ChunkWord),
+    /// MiB of f32 parameters.
+    Mebibytes(f64),
+}
+
+/// The words for a chunk size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChunkWord {
+    /// Searched for the least waste.
+    Auto,
+    /// No chunks: one tensor each.
+    None,
+}
+
+/// Activation checkpointing as written: a word or k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Checkpointing {
+    /// `none`, `selective` or `block`.
+    Word(CheckpointingWord),
+    /// Every k-th block.
+    Every(usize),
+}
+
+/// The words for activation checkpointing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckpointingWord {
+    /// All activations are kept.
+    None,
+    /// Everything that needs no matrix product with weights is recomputed.
+    Selective,
+    /// Every block is recomputed.
+    Block,
+}
+
+/// Memories in which a part of a rank's state can lie, with DeepSpeed's word for the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// The memory of the device.
+    #[default]
+    Device,
+    /// The memory of the host. With `device.kind = "cpu"` it is the same memory, and copies within it gain nothing.
+    Host,
+    /// A file under `memory.nvme_path`.
+    Nvme,
+}
+
+impl RunConfig {
+    pub(super) fn check_memory(&self) -> Result<(), ConfigError> {
+        let memory = &self.memory;
+        if let Chunk::Mebibytes(size) = memory.chunk
+            && !(size > 0.0 && size.is_finite())
+        {
+            return Err(refuse("memory.chunk", size, "\"auto\", \"none\" or a positive number of MiB"));
+        }
+        for (key, value) in [
+            ("memory.search_range_mb", memory.search_range_mb),
+            ("memory.min_chunk_size_mb", memory.min_chunk_size_mb),
+            ("memory.limit_mb", memory.limit_mb.unwrap_or(0.0)),
+        ] {
+            if !(value >= 0.0 && value.is_finite()) {
+                return Err(refuse(key, value, "must be a number, 0 or more"));
+            }
+        }
+        if memory.checkpointing == Checkpointing::Every(0) {
+            let expected = "\"none\", \"selective\", \"block\", or k for every k-th block, at least 1";
+            return Err(refuse("memory.checkpointing", 0, expected));
+        }
+        if memory.hidden_dim == Some(0) {
+            return Err(refuse("memory.hidden_dim", 0, "must be at least 1 element"));
+        }
+        self.check_tiers()
+    }
+
+    fn check_tiers(&self) -> Result<(), ConfigError> {
+        let MemoryConfig { parameters, optimizer, nvme_path, .. } = &self.memory;
+        let tiers = [("memory.parameters", *parameters), ("memory.optimizer", *optimizer)];
+        for (key, tier) in tiers {
+            if tier != Tier::Device && self.parallel.updates == Updates::Asynchronous {
+                let expected =
+                    "works with synchronous updates only: leave it out, or leave out parallel.updates";
+                return Err(refuse(key, tier.name(), expected));
+            }
+            if tier == Tier::Nvme && nvme_path.is_none() {
+                let expected = "needs a folder on a local disk: set memory.nvme_path";
+                return Err(refuse(key, tier.name(), expected));
+            }
+        }
+        if *parameters != Tier::Device && self.parallel.zero != 3 {
+            let expected =
+                format!("needs parallel.zero = 3 (it is {}), also on one rank", self.parallel.zero);
+            return Err(refuse("memory.parameters", parameters.name(), expected));
+        }
+        match nvme_path {
+            Some(path) if tiers.iter().all(|(_, tier)| *tier != Tier::Nvme) => {
+                let expected = "is used by nothing: set memory.optimizer or memory.parameters to \"nvme\", or leave it out";
+                Err(refuse("memory.nvme_path", path, expected))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Tier {
+    /// The memory of a rank that it names.
+    pub fn memory(self) -> Memory {
+        match self {
+            Tier::Device => Memory::Device,
+            Tier::Host => Memory::Host,
+            Tier::Nvme => Memory::Disk,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Tier::Device => "\"device\"",
+            Tier::Host => "\"host\"",
+            Tier::Nvme => "\"nvme\"",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiers_need_their_folder_and_a_folder_its_tier() {
+        let with = |optimizer, path: Option<&str>| {
+            let memory =
+                MemoryConfig { optimizer, nvme_path: path.map(str::to_string), ..MemoryConfig::default() };
+            RunConfig { memory, ..RunConfig::default() }
+        };
+        let refusal = |config: RunConfig| config.check().unwrap_err().to_string();
+        assert!(refusal(with(Tier::Nvme, None)).contains("set memory.nvme_path"));
+        assert!(refusal(with(Tier::Host, Some("/scratch"))).contains("memory.nvme_path = /scratch"));
+        with(Tier::Nvme, Some("/scratch")).check().unwrap();
+        with(Tier::Host, None).check().unwrap();
+        let mut sharded = with(Tier::Device, Some("/scratch"));
+        sharded.memory.parameters = Tier::Nvme;
+        assert!(refusal(sharded.clone()).contains("needs parallel.zero = 3"));
+        sharded.parallel.zero = 3;
+        sharded.check().unwrap();
+        let mut asynchronous = with(Tier::Host, None);
+        asynchronous.parallel.updates = Updates::Asynchronous;
+        assert!(asynchronous.check_tiers().unwrap_err().to_string().contains("synchronous updates only"));
+    }
+}
