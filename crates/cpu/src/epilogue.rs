@@ -193,7 +193,7 @@ unsafe fn finish_rows<L: Lanes, T: Float, F: Formula, const GELU: bool>(
     target: &Target,
 ) {
     let Target { to, partial, bias, add, pre, .. } = *target;
-    let add_is_f32 = add.dtype == DType::F32;
+    let (add_is_f32, exact) = (add.dtype == DType::F32, T::DTYPE == DType::F32);
     assert!(columns <= width && rows * width <= sums.len());
     assert!(partial.dtype == DType::F32 && (add_is_f32 || add.dtype == T::DTYPE));
     assert!((!bias.is_some() || bias.dtype == T::DTYPE) && (!GELU || pre.dtype == T::DTYPE));
@@ -215,14 +215,28 @@ unsafe fn finish_rows<L: Lanes, T: Float, F: Formula, const GELU: bool>(
                     x = L::add(x, load::<L, T>(add.element(row, column), count));
                 }
                 if GELU {
-                    // GELU is computed from the stored (rounded) argument, so that backward can recompute it.
                     store::<L, T>(pre.element(row, column), x, count);
-                    if T::DTYPE != DType::F32 {
-                        x = load::<L, T>(pre.element(row, column), count);
-                    }
+                }
+                if GELU && exact {
                     x = F::value::<L>(x);
                 }
-                store::<L, T>(to.element(row, column), x, count);
+                if !GELU || exact {
+                    store::<L, T>(to.element(row, column), x, count);
+                }
+            }
+        }
+    }
+    if GELU && !exact {
+        // GELU is computed from the stored (rounded) argument, so that backward can recompute it. In a loop of its own,
+        // because rounding and widening are too long a chain for the processor to overlap with it.
+        for row in 0..rows {
+            for column in (0..columns).step_by(16) {
+                let count = columns - column;
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let x = load::<L, T>(pre.element(row, column), count);
+                    store::<L, T>(to.element(row, column), F::value::<L>(x), count);
+                }
             }
         }
     }
