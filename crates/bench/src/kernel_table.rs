@@ -167,7 +167,9 @@ impl StepProfile {
 
     /// Seconds in which no kernel ran and no collective was waited for: joins, bookkeeping.
     pub fn outside_s(&self) -> f64 {
-        let kernels_s: f64 = self.kernels.iter().map(|kernel| kernel.seconds).sum();
+        // Transfers to and from a disk run beside kernels.
+        let on_host = self.kernels.iter().filter(|kernel| kernel.price.rate != Rate::Disk);
+        let kernels_s: f64 = on_host.map(|kernel| kernel.seconds).sum();
         self.step_s - kernels_s - self.collectives.waited_s
     }
 

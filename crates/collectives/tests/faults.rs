@@ -230,6 +230,24 @@ fn an_abort_carries_its_reason() {
     }
 }
 
+/// Rank 0 sleeps until rank 1 ends the job, and no longer.
+#[test]
+fn a_rank_can_wait_for_the_reason_of_another() {
+    let ready = Barrier::new(2);
+    let results = ranks(2, &Options::default(), |endpoint| {
+        assert!(!endpoint.wait_for_abort(Duration::from_millis(1)), "nobody has ended the job");
+        ready.wait();
+        if endpoint.rank() == 1 {
+            endpoint.abort("no luck");
+        }
+        (endpoint.wait_for_abort(Duration::from_secs(60)), endpoint.check())
+    });
+    for result in results {
+        let expected = CollectiveError::Aborted { rank: 1, reason: "no luck".into() };
+        assert_eq!(result.unwrap(), (true, Err(expected)));
+    }
+}
+
 #[test]
 fn a_rank_that_left_is_named() {
     let results = ranks(2, &Options::default(), |endpoint| {

@@ -11,7 +11,7 @@ use crate::saved::Saved;
 
 /// A function of one row, `[hidden] -> [hidden]`, and its derivative. Numbers are f32 whatever type tensors have.
 pub trait RowFunction: Send + Sync + 'static {
-    /// Its parameters: whole vectors.
+    /// Its parameters: vectors `[hidden]` that every rank has whole.
     fn parameters(&self) -> Vec<ParameterSpec>;
 
     /// Overwrites `y` with the function of the row `x`.

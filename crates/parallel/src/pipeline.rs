@@ -3,7 +3,8 @@
 //! The schedule is data (`plan::pipeline`): for each rank, the actions of its stages and the messages between them.
 //! Every channel (sending rank, receiving rank) uses its own group, whose thread moves tensors while the rank
 //! computes. A channel of depth d has d receives posted ahead, each into its own memory, and a send waits only for the
-//! d-th last one. The depth follows from the schedule (`plan::pipeline::depth`); it is 1 for most. Channels that have no rank in common share a group, so a few groups serve any number of ranks.
+//! d-th last one. The depth follows from the schedule (`plan::pipeline::depth`); it is 1 for most.
+//! Channels that have no rank in common share a group, so a few groups serve any number of ranks.
 //!
 //! Cost for each boundary and micro-batch: S bytes of activations in forward and S in backward; with sequence
 //! parallelism S / t on each tensor-parallel rank.

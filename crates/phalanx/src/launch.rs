@@ -1,31 +1,29 @@
 //! Ranks as processes: a program starts itself once more for each rank.
 //!
-//! The launcher makes the memory that the ranks share, starts the processes with the same arguments, and watches them. In
-//! a rank's process the same call of [`Launcher::run`] runs the body and ends the process. A rank that fails ends the
-//! job: the others' collectives return its reason, and what has not left a second later is killed. Ranks end with their
-//! launcher.
+//! The launcher starts the processes with the same arguments, and watches them with [`phalanx_launch`], as the program
+//! `phalanx` does. In a rank's process the same call of [`Launcher::run`] runs the body and ends the process. A rank that
+//! fails or stands still ends the job: the others' collectives return its reason, and a rank that has not left a second
+//! later is killed. Ranks end with their launcher.
 
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{Read, Seek, Write};
 use std::os::fd::RawFd;
-use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
-use phalanx_collectives::{Endpoint, HostJob, join, take_file};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use phalanx_collectives::{Endpoint, HostJob, Options, join, take_file};
+use phalanx_launch::{Failure, Hooks, RankProcesses, begin_rank, own_program};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Which rank a process is, for the processes that a launcher starts.
 const VARIABLE: &str = "PHALANX_RANK";
 
-/// Time that ranks have to end after one of them has failed.
-const LEAVE: Duration = Duration::from_secs(1);
-
-/// Time between two looks at the ranks.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Time for which a rank may stand still, unless [`Launcher::with_stall_timeout`] gives another: the default of
+/// `parallel.timeout_s`.
+const STALL_TIMEOUT: Duration = Duration::from_secs(300);
 
 thread_local! {
     /// Calls of [`Launcher::run`] on this thread so far.
@@ -35,7 +33,7 @@ thread_local! {
 /// Why ranks did not return their results.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The system refuses memory, descriptors or processes.
+    /// No ranks or too many, or the system refuses memory, descriptors or processes.
     #[error("ranks cannot be started: {0}")]
     Start(#[from] std::io::Error),
     /// A rank failed, and the others were ended.
@@ -69,11 +67,19 @@ pub enum LaunchError {
     },
 }
 
+impl From<Failure> for LaunchError {
+    fn from(failure: Failure) -> LaunchError {
+        let Failure { rank, reason, activity, .. } = failure;
+        LaunchError::Rank { rank, reason, activity }
+    }
+}
+
 /// Starts ranks as processes.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     world_size: usize,
     arguments: Vec<OsString>,
+    stall_timeout: Duration,
 }
 
 /// Runs `body` on `world_size` ranks, each a process of its own, and returns their results in the order of the ranks.
@@ -97,13 +103,23 @@ where
 impl Launcher {
     /// Starts `world_size` ranks with the arguments of this process.
     pub fn new(world_size: usize) -> Launcher {
-        Launcher { world_size, arguments: std::env::args_os().skip(1).collect() }
+        let arguments = std::env::args_os().skip(1).collect();
+        Launcher { world_size, arguments, stall_timeout: STALL_TIMEOUT }
     }
 
     /// The same with other arguments for the ranks: those of one test, where a test harness runs several.
     #[must_use]
     pub fn with_arguments<S: Into<OsString>>(self, arguments: impl IntoIterator<Item = S>) -> Launcher {
         Launcher { arguments: arguments.into_iter().map(Into::into).collect(), ..self }
+    }
+
+    /// The same with another time for which a rank may stand still; the default is 300 seconds.
+    ///
+    /// A rank for which others wait, or that has neither used processor time nor made a collective, for longer than this is
+    /// named as the cause and ends the job. So the timeout must exceed the longest computation between two collectives.
+    #[must_use]
+    pub fn with_stall_timeout(self, stall_timeout: Duration) -> Launcher {
+        Launcher { stall_timeout, ..self }
     }
 
     /// As [`processes`].
@@ -122,18 +138,20 @@ impl Launcher {
             if place.call != call {
                 return Err(LaunchError::Nested { call, expected: place.call });
             }
-            let done = place.run(body);
+            let done = place.run(self.stall_timeout, body);
             std::process::exit(if done { 0 } else { 1 });
         }
         let mut job = HostJob::new(self.world_size)?;
         let results: Vec<_> =
             (0..self.world_size).map(|_| job.shared_file()).collect::<std::io::Result<_>>()?;
-        let mut ranks = Ranks { job, running: Vec::new() };
-        for (rank, (result, _)) in results.iter().enumerate() {
-            let running = self.start(&ranks.job, rank, *result, call)?;
-            ranks.running.push(Some(running));
+        let commands: Vec<Command> = (results.iter().enumerate())
+            .map(|(rank, (result, _))| self.command(&job, rank, *result, call))
+            .collect();
+        let mut ranks = RankProcesses::new(job, self.stall_timeout);
+        for command in commands {
+            ranks.start(command)?;
         }
-        ranks.wait()?;
+        ranks.wait(&StallTimeout)?;
         let read = |(rank, (_, mut file)): (usize, (RawFd, std::fs::File))| {
             let mut text = String::new();
             file.rewind()?;
@@ -143,15 +161,23 @@ impl Launcher {
         results.into_iter().enumerate().map(read).collect()
     }
 
-    fn start(&self, job: &HostJob, rank: usize, result: RawFd, call: usize) -> std::io::Result<Child> {
+    /// The command that starts a rank.
+    fn command(&self, job: &HostJob, rank: usize, result: RawFd, call: usize) -> Command {
         let numbers = [std::process::id() as usize, call, rank, self.world_size];
         let fds = job.inherited_fds().into_iter().chain([result]).map(|fd| fd as usize);
         let text: Vec<String> = numbers.into_iter().chain(fds).map(|number| number.to_string()).collect();
-        // The program that runs, even if its file was replaced meanwhile.
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = own_program();
         command.args(&self.arguments).env(VARIABLE, text.join(","));
-        job.pass_to(&mut command);
-        command.spawn()
+        command
+    }
+}
+
+/// Names the limit in errors.
+struct StallTimeout;
+
+impl Hooks for StallTimeout {
+    fn timeout_setting(&self, timeout: Duration) -> String {
+        format!("Launcher::with_stall_timeout: {timeout:?}")
     }
 }
 
@@ -185,10 +211,15 @@ impl Place {
     }
 
     /// Runs the body and writes its result; false, after the job was ended, when it failed.
-    fn run<T: Serialize, E: Display>(self, body: impl FnOnce(&Endpoint) -> Result<T, E>) -> bool {
-        let Ok(endpoint) = join(self.fds[0], &self.fds[1..], self.rank, self.world_size) else {
-            return false;
-        };
+    fn run<T: Serialize, E: Display>(
+        self,
+        deadline: Duration,
+        body: impl FnOnce(&Endpoint) -> Result<T, E>,
+    ) -> bool {
+        let joined = begin_rank(self.rank, self.launcher)
+            .and_then(|()| join(self.fds[0], &self.fds[1..], self.rank, self.world_size));
+        let Ok(endpoint) = joined else { return false };
+        let endpoint = endpoint.with_options(Options { deadline, ..Options::default() });
         let done = self.try_run(&endpoint, body);
         match &done {
             Ok(()) => endpoint.finish(),
@@ -202,79 +233,9 @@ impl Place {
         endpoint: &Endpoint,
         body: impl FnOnce(&Endpoint) -> Result<T, E>,
     ) -> Result<(), String> {
-        set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| error.to_string())?;
-        if getppid() != Pid::from_raw(self.launcher) {
-            return Err(format!("the launcher {} has gone", self.launcher));
-        }
         let result = body(endpoint).map_err(|error| error.to_string())?;
         let text = serde_json::to_vec(&result).map_err(|error| format!("its result: {error}"))?;
         let written = take_file(self.result).and_then(|mut file| file.write_all(&text));
         written.map_err(|error| format!("its result: {error}"))
-    }
-}
-
-/// The processes of a job, ended when this is dropped.
-struct Ranks {
-    job: HostJob,
-    /// By rank; None for one that has ended.
-    running: Vec<Option<Child>>,
-}
-
-impl Ranks {
-    /// Waits until all have ended.
-    fn wait(&mut self) -> Result<(), LaunchError> {
-        let mut failed_at = None;
-        while self.running.iter().any(Option::is_some) {
-            if let Some((rank, reason)) = self.look()
-                && failed_at.is_none()
-            {
-                // The first reason counts: this one, unless a rank has reported another before.
-                self.job.abort(rank, &reason);
-                failed_at = Some(Instant::now());
-            }
-            if failed_at.is_some_and(|at: Instant| at.elapsed() > LEAVE) {
-                self.kill();
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
-        match self.job.aborted() {
-            Some((rank, reason)) => {
-                Err(LaunchError::Rank { rank, reason, activity: self.job.last_activity(rank) })
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Notes which ranks have ended; the first that failed, and how.
-    fn look(&mut self) -> Option<(usize, String)> {
-        let mut failed = None;
-        for (rank, running) in self.running.iter_mut().enumerate() {
-            let Some(status) = running.as_mut().and_then(|child| child.try_wait().ok()?) else { continue };
-            *running = None;
-            if !status.success() || !self.job.is_done(rank) {
-                let reason = match status.success() {
-                    true => "its process ended before its work was done".to_string(),
-                    false => format!("its process ended with {status}"),
-                };
-                failed = failed.or(Some((rank, reason)));
-            }
-        }
-        failed
-    }
-
-    fn kill(&mut self) {
-        for child in self.running.iter_mut().flatten() {
-            // One that has just ended needs no signal.
-            let _ = child.kill();
-        }
-    }
-}
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        self.kill();
-        for child in self.running.iter_mut().flatten() {
-            let _ = child.wait();
-        }
     }
 }

@@ -63,7 +63,9 @@ pub use phalanx_collectives::{
 pub use phalanx_cpu::{self as cpu, Cpu, CpuFactory};
 pub use phalanx_data::{Corpus, CorpusSpec, DataError, TokenFile, Tokenizer, Tokens};
 pub use phalanx_layers::{self as layers, Network};
-pub use phalanx_models::{Bert, Dropouts, Gpt2, Model, ModelShape, Objective, WithBlock, from_config};
+pub use phalanx_models::{
+    Arch, Bert, Dropouts, Gpt2, Model, ModelShape, NumberedLayers, Objective, Stored, WithBlock, from_config,
+};
 pub use phalanx_optim::{LearningRate, Optimizer, Update, UpdateRule, UpdateStep};
 pub use phalanx_parallel::TensorParallel;
 pub use phalanx_plan::{
@@ -74,11 +76,15 @@ pub use phalanx_tensor::{
     Layout, Memory, OwnOperation, Region, Shape, Tensor, View, ViewMut,
 };
 pub use phalanx_trace::{Axis, PhaseName, Placement, Placements, Trace};
+pub use phalanx_train::dataset::DataDigests;
 pub use phalanx_train::job::{Job, Start};
+pub use phalanx_train::metrics::{EvaluationRecord, StepRecord};
+pub use phalanx_train::non_finite::NonFinite;
 pub use phalanx_train::planning::PlanError;
 pub use phalanx_train::rank::Batch;
-pub use phalanx_train::run::{RankEnvironment, train};
+pub use phalanx_train::run::{RankEnvironment, ScaleChange, train};
 pub use phalanx_train::sample::{Generator, Sampling};
+pub use phalanx_train::step::Outcome;
 pub use phalanx_train::{
     DataSource, Dataset, GroupSource, Groups, Observer, Rank, RankPlan, ResolvedConfig, RunConfig, RunError,
     RunPlan, Spec, SpecError, Summary, Training, config, on_endpoint, on_threads,

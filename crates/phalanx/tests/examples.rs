@@ -111,5 +111,5 @@ fn a_rank_that_dies_is_named() {
         processes::sum(rank).map_err(|error| error.to_string())
     };
     let error = launcher(2, "a_rank_that_dies_is_named").run(dies).unwrap_err().to_string();
-    assert!(error.contains("rank 1 failed") && error.contains("exit status: 7"), "{error}");
+    assert!(error.contains("rank 1 failed") && error.contains("exit code 7"), "{error}");
 }

@@ -3,8 +3,9 @@
 //!
 //! For P parameters in f32: 4P bytes of parameters, 4P of gradients, 4P for each state of the optimizer (8P under AdamW,
 //! with two moments; 4P under SGD, with a momentum). In a 16-bit type: 2P of parameters, 2P or 4P of gradients by the
-//! type that sums them, and 4P more of optimizer states, the f32 master weights. Stage 1 divides the optimizer states by N ranks, stage 2 also the
-//! gradients, stage 3 also the parameters. Printed beside the plan for people; nothing is decided by them.
+//! type that sums them, and 4P more of optimizer states, the f32 master weights. Stage 1 divides the optimizer states by
+//! N ranks, stage 2 also the gradients, stage 3 also the parameters. Printed beside the plan for people; nothing is
+//! decided by them.
 
 use phalanx_trace::{Bytes, DType};
 use serde::Serialize;

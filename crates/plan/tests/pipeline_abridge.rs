@@ -15,9 +15,15 @@ fn whole(Abridged { steps, omitted }: &Abridged) -> Vec<Step> {
 
 #[test]
 fn what_is_left_out_is_what_repeats() {
-    for (name, chunks) in
-        [("model", 1), ("1f1b", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved", 2), ("interleaved", 3)]
-    {
+    for (name, chunks) in [
+        ("model", 1),
+        ("1f1b", 1),
+        ("zb-h1", 1),
+        ("zb-h2", 1),
+        ("zb-v", 2),
+        ("interleaved", 2),
+        ("interleaved", 3),
+    ] {
         let plan = name.parse::<Plan>().expect("a name").with_chunks(chunks);
         for (ranks, micro_batches) in [(1, 9), (2, 16), (4, 40), (6, 72)] {
             let schedule = generate(plan, ranks, micro_batches).expect("legal");

@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 
 use phalanx_plan::pipeline::depth;
-use phalanx_plan::{Action, Kind, Plan, Schedule, ScheduleError, check, check_order, generate};
+use phalanx_plan::{
+    Action, Costs, Kind, Plan, Schedule, ScheduleError, check, check_order, generate, simulate,
+};
 
 /// Every named plan, interleaved with one to four chunks.
 fn plans() -> Vec<Plan> {
@@ -40,7 +42,7 @@ fn named_schedules_are_complete_and_in_order() {
     each(|plan, ranks, micro_batches, schedule| {
         let case = format!("{plan} p {ranks} m {micro_batches} v {}", plan.chunks());
         assert_eq!(schedule.stages(), ranks * plan.chunks(), "{case}");
-        let split = matches!(plan, Plan::ZeroBubbleH1 | Plan::ZeroBubbleV);
+        let split = plan.name().starts_with("zb-");
         let kinds: &[Kind] = if split {
             &[Kind::Forward, Kind::Input, Kind::Weight]
         } else {
@@ -117,6 +119,12 @@ fn small_schedules_are_those_of_the_papers() {
             "0F0,0F1,2F0,2F1,,2B0,,2B1,0B0,0B1\n,1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1\n",
         ),
         (Plan::ZeroBubbleH1, 2, 2, "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1F1,1I1,1W0,1W1\n"),
+        (
+            Plan::ZeroBubbleH2,
+            2,
+            3,
+            "0F0,0F1,0F2,0I0,0W0,0I1,0W1,0I2,0W2\n,1F0,1I0,1F1,1I1,1F2,1I2,1W0,1W1,1W2\n",
+        ),
         (Plan::ZeroBubbleV, 1, 1, "0F0,1F0,1I0,1W0,0I0,0W0\n"),
     ] {
         let schedule = generate(plan, ranks, micro_batches).expect("small and legal");
@@ -139,7 +147,7 @@ fn names() {
     let problem = "1F1B".parse::<Plan>().expect_err("names are lower case").to_string();
     assert_eq!(
         problem,
-        "there is no pipeline schedule `1F1B`: expected one of model, gpipe, 1f1b, interleaved, zb-h1, zb-v"
+        "there is no pipeline schedule `1F1B`: expected one of model, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v"
     );
 }
 
@@ -281,7 +289,7 @@ fn channels_are_as_deep_as_a_schedule_needs() {
         assert_eq!(check(&schedule), Ok(()));
         assert_eq!(depth(&schedule), (micro_batches - 1).div_ceil(2), "{micro_batches}");
     }
-    for name in ["model", "gpipe", "1f1b", "zb-h1", "zb-v"] {
+    for name in ["model", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v"] {
         let plan: Plan = name.parse().expect("a name");
         for (ranks, micro_batches) in [(1, 4), (2, 2), (4, 8), (5, 19), (8, 16)] {
             assert_eq!(depth(&generate(plan, ranks, micro_batches).expect("legal")), 1, "{name} {ranks}");
@@ -346,4 +354,19 @@ fn contradictions_are_refused() {
     assert!(matches!(refused(|s| s.micro_batches = usize::MAX), ScheduleError::Missing { .. }));
     assert!(matches!(refused(|s| s.ranks.clear()), ScheduleError::Empty));
     assert!(matches!(refused(|s| s.ranks.push(vec![None])), ScheduleError::EmptyRank { rank: 2 }));
+}
+
+/// PyTorch's `ScheduleInterleavedZeroBubble` for p = 5, m = 10 and v = 3; `tools/check_schedules.py` compares it with
+/// PyTorch. It idles (p - 1)(F + I - W) of one of the v stages.
+#[test]
+fn the_interleaved_zero_bubble_schedule_of_pytorch_runs() {
+    let text = include_str!("schedules/interleaved-zero-bubble-p5-m10-v3.csv");
+    let schedule = Schedule::parse(text).expect("can be read");
+    assert_eq!((check(&schedule), check_order(&schedule)), (Ok(()), Ok(())));
+    assert_eq!(schedule.placement, (0..15).map(|stage| stage % 5).collect::<Vec<_>>());
+    assert_eq!((schedule.micro_batches, schedule.splits_backward()), (10, true));
+    let timeline = simulate(&schedule, &Costs::unit(15));
+    for rank in 0..5 {
+        assert_eq!((timeline.busy[rank], timeline.idle(rank)), (90.0, 4.0), "rank {rank}");
+    }
 }

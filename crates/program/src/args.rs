@@ -65,7 +65,7 @@ pub enum Command {
 /// answer is printed with exit code 0 in either case; only `train` refuses a run that does not fit.
 ///
 /// With --schedule: draws a pipeline schedule instead, prints it in PyTorch's text form, and reports its idle time and
-/// memory. NAME is model, gpipe, 1f1b, interleaved, zb-h1 or zb-v; FILE is your own schedule in that text form, which
+/// memory. NAME is model, gpipe, 1f1b, interleaved, zb-h1, zb-h2 or zb-v; FILE is your own schedule in that text form, which
 /// is checked. With CONFIG the time of an action follows from the operations of its stage; without it each action takes
 /// 1; --forward, --input, --weight and --message, or --costs FILE, give other times. Only the files of --svg and --text are written.
 #[derive(Debug, Args)]

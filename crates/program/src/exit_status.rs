@@ -1,20 +1,27 @@
-//! Describes how a rank's process ended when it failed.
+//! What the end of a rank's process says to the program, beyond that the rank failed.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::ExitStatus;
+
+use phalanx_launch::Failure;
+
+use crate::signals::Signals;
 
 /// Exit code of a rank that cannot use the checkpoint that it is to resume from.
 pub const CHECKPOINT_UNUSABLE: u8 = 3;
 
-/// Describes how a process ended; `None` when it succeeded. `done`: it had reported that its work is done.
-pub fn unexpected_end(status: ExitStatus, done: bool, sigkill: impl FnOnce() -> String) -> Option<String> {
-    match (status.success(), done) {
-        (true, true) => None,
-        (true, false) => Some("ended with exit code 0 before its work was done".into()),
-        (false, _) if status.signal() == Some(9) => Some(sigkill()),
-        (false, _) => Some(death(status)),
-    }
+/// SIGHUP, SIGINT, SIGTERM.
+const STOPS: [i32; 3] = [1, 2, 15];
+
+/// Whether the rank that failed could not use the checkpoint that it was to resume from.
+pub fn is_of_checkpoint(failure: &Failure) -> bool {
+    failure.status.and_then(|status| status.code()) == Some(CHECKPOINT_UNUSABLE.into())
+}
+
+/// Whether the signal that was to stop the run ended the rank, before the rank had installed its handler.
+pub fn is_interrupted(failure: &Failure, signals: &Signals) -> bool {
+    let signal = failure.status.and_then(|status| status.signal());
+    signals.came() && signal.is_some_and(|signal| STOPS.contains(&signal))
 }
 
 /// Describes a SIGKILL: whether memory ran out, by the count of out-of-memory kills before the ranks started and after
@@ -33,40 +40,9 @@ pub fn sigkill(before: &Option<(PathBuf, u64)>, after: &Option<(PathBuf, u64)>) 
     format!("was killed by signal 9 (SIGKILL){words}")
 }
 
-/// Describes a signal or exit code that ended a process.
-fn death(status: ExitStatus) -> String {
-    match (status.signal(), status.code()) {
-        (Some(7), _) => {
-            "was killed by signal 7 (SIGBUS): shared memory could not be allocated; is memory full?".into()
-        }
-        (Some(6), _) => {
-            "was ended by signal 6 (SIGABRT): an allocation failed, or a panic could not be reported; its message is above; \
-             `ulimit -v` and `ulimit -d` limit memory"
-                .into()
-        }
-        (Some(signal), _) => format!("was killed by signal {signal}"),
-        (None, Some(101)) => "panicked; its message is above".into(),
-        (None, code) => format!("ended with exit code {}", code.unwrap_or(-1)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_rank_that_leaves_in_good_order_before_its_work_is_done_has_failed() {
-        let status = ExitStatus::from_raw;
-        let end = |raw, done| unexpected_end(status(raw), done, || sigkill(&None, &None));
-        assert_eq!(end(0, true), None);
-        assert!(end(0, false).unwrap().contains("before its work was done"));
-        // A rank that dies after its work is done may have lost output.
-        for (raw, words) in [(9, "SIGKILL"), (101 << 8, "panicked"), (3 << 8, "exit code 3")] {
-            for done in [false, true] {
-                assert!(end(raw, done).unwrap().contains(words));
-            }
-        }
-    }
 
     #[test]
     fn the_count_of_kills_tells_whether_memory_ran_out() {

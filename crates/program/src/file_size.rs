@@ -22,7 +22,7 @@ use crate::report::bytes;
 /// # Errors
 /// The system's.
 pub fn fail_beyond_limit() -> Result<()> {
-    // Nobody asks whether the signal came: the write says so.
+    // The flag is not read: the failed write reports the limit.
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))
         .context("the handler of SIGXFSZ")?;
     Ok(())

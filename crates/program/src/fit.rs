@@ -46,6 +46,14 @@ impl Budget {
         }
     }
 
+    /// The same for another run, whose configuration differs in what `change` does.
+    fn needed_with(&self, planned: &Planned, change: impl FnOnce(&mut RunConfig)) -> Result<u64> {
+        match self {
+            Budget::Device { .. } => planned.needed_by_one_with(change),
+            Budget::Machine(_) => Ok(planned.with(change)?.needed_bytes()),
+        }
+    }
+
     fn bytes(&self) -> u64 {
         match self {
             Budget::Device { bytes, .. } | Budget::Machine(Available { bytes, .. }) => *bytes,
@@ -141,8 +149,8 @@ pub fn proposals(planned: &Planned, budget: &Budget) -> Vec<Proposal> {
             return false;
         }
         let change = |config: &mut RunConfig| changes.iter().for_each(|change| change.apply(config));
-        let Ok(other) = planned.with(change) else { return false };
-        let (needed, fits) = (budget.needed(&other), budget.fits(&other));
+        let Ok(needed) = budget.needed_with(planned, change) else { return false };
+        let fits = needed <= budget.bytes();
         if needed < own {
             tried.push(Proposal { changes, needed, fits });
         }

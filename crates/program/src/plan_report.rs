@@ -59,7 +59,7 @@ pub fn to_json(planned: &Planned) -> Value {
 }
 
 fn chunks_json(spec: &Spec) -> Value {
-    let tried = |tried: &TriedChunks| json!({ "chunks": tried.chunks, "needed_bytes": tried.bytes });
+    let tried = |tried: &TriedChunks| json!({ "chunks": tried.chunks, "needed_bytes": tried.bytes, "chosen": tried.size == spec.chunk_size });
     let (layout, element) = (&spec.layout, parameter_bytes(spec));
     json!({
         "count": layout.chunks(),
@@ -313,16 +313,27 @@ fn chunks(spec: &Spec) -> String {
         bytes(element * padded),
         100.0 * layout.waste_elements as f64 / padded as f64
     );
-    let tried = &spec.tried_chunks;
-    if let Some(worst) = tried.iter().max_by_key(|tried| tried.bytes) {
-        text.push_str(&format!(
-            "  chosen among {} sizes for the smallest peak; {} chunks would need {}\n",
-            tried.len(),
-            worst.chunks,
-            bytes(worst.bytes)
-        ));
+    if !spec.tried_chunks.is_empty() {
+        text.push_str(&tried_chunks(spec));
     }
     text
+}
+
+/// The chunk sizes among which `memory.chunk = "auto"` has chosen.
+fn tried_chunks(spec: &Spec) -> String {
+    let mut table = Table::default();
+    for tried in &spec.tried_chunks {
+        let chosen = if tried.size == spec.chunk_size { "chosen" } else { "" };
+        table.row([
+            format!("  {} chunks", tried.chunks),
+            format!("need {}", bytes(tried.bytes)),
+            chosen.into(),
+        ]);
+    }
+    format!(
+        "  of {} sizes, the one with the fewest chunks whose peak is within 1% of the smallest:\n{table}",
+        spec.tried_chunks.len()
+    )
 }
 
 /// Bytes sent and held for both values of `batch.reduce`, when micro-batches are accumulated over ranks.

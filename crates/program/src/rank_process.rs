@@ -3,13 +3,12 @@
 //! An error of this rank is recorded in the job, and the launcher prints it. An error of another rank is reported by
 //! that rank.
 
-use std::ffi::CString;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use phalanx_collectives::{Options, join, take_sealed};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use phalanx_launch::begin_rank;
 
 use crate::args::RankArgs;
 use crate::environment::Environment;
@@ -19,13 +18,15 @@ use crate::rank_host::RankHost;
 use crate::task::Task;
 use crate::{bench, file_size, signals, task_file, training};
 
+/// Time in which a rank that failed says why.
+const TELL: Duration = Duration::from_millis(500);
+
 /// Runs one rank; its exit code tells the launcher of an error that was reported to it.
 ///
 /// # Errors
 /// An error from before the rank has joined the job, where it could not be recorded.
 pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
-    end_with(args.launcher)?;
-    name(args.rank);
+    begin_rank(args.rank, args.launcher).context("ending with the launcher")?;
     let task = take_sealed(args.task_fd).context("the memory file of a rank's task")?;
     let (task, planned) = task_file::read(&task, args.rank).context("the task of a rank")?;
     let planned = || planned.context("the task of a rank comes without a plan");
@@ -73,24 +74,6 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
     })
 }
 
-/// Makes this process end when its launcher does.
-fn end_with(launcher: i32) -> Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL)).context("ending with the launcher")?;
-    if getppid() != Pid::from_raw(launcher) {
-        bail!("the launcher {launcher} has ended");
-    }
-    Ok(())
-}
-
-/// Sets the name of this process for `top`, `ps` and the kernel's log; otherwise it would be `exe`, the name of the
-/// link that started it. The system keeps 15 bytes.
-fn name(rank: usize) {
-    let long = format!("phalanx-rank-{rank}");
-    let name = if long.len() <= 15 { long } else { format!("phalanx-{rank}") };
-    // If this fails, the process only has a worse name.
-    let _ = CString::new(name).map(|name| rustix::thread::set_name(&name));
-}
-
 /// Sends figures to the launcher: one line on standard output.
 fn tell(figures: &impl serde::Serialize) -> Result<()> {
     Ok(print_line(&serde_json::to_string(figures)?)?)
@@ -103,8 +86,5 @@ fn tell_error(error: &anyhow::Error, host: &RankHost) {
         return;
     }
     // Another rank failed and is about to report why; leaving first would look like the cause.
-    let timeout = Instant::now() + Duration::from_millis(500);
-    while endpoint.check().is_ok() && Instant::now() < timeout {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    endpoint.wait_for_abort(TELL);
 }

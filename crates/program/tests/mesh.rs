@@ -205,6 +205,10 @@ fn schedules_are_drawn_with_and_without_a_configuration() {
         assert_eq!(value(&named, key), value(&read, key));
     }
     assert_eq!(named["text"].as_str().unwrap().as_bytes(), home.read("a.csv"));
+    let pytorch =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../plan/tests/schedules/interleaved-zero-bubble-p5-m10-v3.csv");
+    let pytorch = of(&[pytorch]).stdout;
+    assert!(pytorch.contains("5 ranks, 15 stages, 10 micro-batches; bubble 4.3 %"), "{pytorch}");
     let costed =
         ["plan", "small.toml", "--schedule", "gpipe", "--pipeline", "2", "--micro-batches", "4", "--json"];
     let costed = home.run(&costed).ok().json();

@@ -43,6 +43,12 @@ fn tables_name_ranks_phases_chunks_and_the_textbook() {
     {
         assert!(text.contains(word), "{word}: {text}");
     }
+    let rule = "sizes, the one with the fewest chunks whose peak is within 1% of the smallest";
+    assert!(text.contains(rule), "{text}");
+    let sizes: Vec<&str> =
+        text.lines().filter(|line| line.contains(" chunk") && line.contains("need ")).collect();
+    assert!(sizes.len() > 1, "{text}");
+    assert_eq!(sizes.iter().filter(|line| line.ends_with("chosen")).count(), 1, "{text}");
 }
 
 #[test]

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_tensor::address::Address;
-use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent};
+use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::region::Region;
@@ -181,7 +181,7 @@ impl Backend for Simulated {
         self.issue(stream, Call { operation, name, site, timer }, Vec::new());
     }
 
-    fn upload(&self, stream: Stream, from: &[u8], to: ViewMut, site: Site) {
+    fn upload(&self, stream: Stream, from: &[u8], to: ViewMut, site: Site, timer: Option<Timer>) {
         let start = from.as_ptr().addr();
         self.streams.host_reads(&(start..start + from.len()), Caller { call: "upload", site });
         // Words, so that elements of every type are aligned.
@@ -192,7 +192,7 @@ impl Backend for Simulated {
         let operation = Operation::from(Copy { from: View::over_bytes(bytes, dtype), to });
         // SAFETY: the words go with the call, and their elements do not move; `to` is kept as for `launch`.
         let operation = unsafe { operation.detach() };
-        self.issue(stream, Call { operation, name: "upload", site, timer: None }, words);
+        self.issue(stream, Call { operation, name: "upload", site, timer }, words);
     }
 
     fn transfer(&self, transfer: DiskTransfer) {

@@ -22,7 +22,7 @@ pub(crate) enum Location {
 
 const _: () = assert!(size_of::<Address>() == 16);
 
-/// A place in memory that a dry run has not.
+/// A position within an allocation of a dry run, which has no memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Spot {
     /// Number of the allocation in the trace.

@@ -10,7 +10,7 @@ const MESSAGE: &[u8] =
     b"error: the system gives no more memory to this program; `ulimit -d` and `ulimit -v` limit it, \
 and `phalanx plan` says what needs less\n";
 
-/// See above. For `#[global_allocator]` in a program.
+/// The system's allocator, which ends the program with a message when there is no memory left: for `#[global_allocator]`.
 pub struct OrEnd;
 
 // SAFETY: every call goes to the system's allocator with the arguments that came, so its guarantees are kept; a null

@@ -145,8 +145,8 @@ pub trait Backend: Send + Sync {
     /// call has run: [`Device`](crate::Device) and the arenas keep that.
     fn launch(&self, stream: Stream, call: Call);
 
-    /// Issues a copy of host bytes into a tensor. `from` is read before this returns.
-    fn upload(&self, stream: Stream, from: &[u8], to: ViewMut, site: Site);
+    /// Issues a copy of host bytes into a tensor. `from` is read before this returns; the time of the copy goes to `timer`.
+    fn upload(&self, stream: Stream, from: &[u8], to: ViewMut, site: Site, timer: Option<Timer>);
 
     /// Issues a transfer to the disk stream. Its tensors are kept as the operands of [`Backend::launch`] are.
     fn transfer(&self, transfer: DiskTransfer);

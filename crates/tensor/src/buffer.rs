@@ -103,12 +103,12 @@ impl Tensor {
         self.buffer.arena.in_flight(view.address(), view.bytes(), access, by, site)
     }
 
-    /// To read.
+    /// A shared view, for operations that read the tensor.
     pub fn view(&self) -> View<'_> {
         View::at(self.buffer.allocation.address, self.dtype, self.shape)
     }
 
-    /// To write.
+    /// A unique view, for operations that write the tensor.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
         ViewMut::at(self.buffer.allocation.address, self.dtype, self.shape)
     }

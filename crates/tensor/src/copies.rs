@@ -119,11 +119,7 @@ impl Device {
         }
         self.begin_copy("upload", memories, bytes);
         let timer = self.timer("upload", Price::copy(memories, bytes));
-        let start = std::time::Instant::now();
-        self.backend.upload(Stream::ToDevice, bytemuck::cast_slice(from), to, site);
-        if let Some(timer) = timer {
-            timer.profile.add(timer.key, start.elapsed());
-        }
+        self.backend.upload(Stream::ToDevice, bytemuck::cast_slice(from), to, site, timer);
         self.compute_after(Stream::ToDevice);
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use phalanx_trace::{Site, Stream};
 
-use crate::backend::{Backend, Call, DeviceError, DiskTransfer, Kernels, StreamEvent};
+use crate::backend::{Backend, Call, DeviceError, DiskTransfer, Kernels, StreamEvent, Timer};
 use crate::disk_stream::DiskStream;
 use crate::operations::Copy;
 use crate::view::{View, ViewMut};
@@ -51,9 +51,9 @@ impl Backend for Immediate {
         call.execute(&*self.kernels);
     }
 
-    fn upload(&self, _: Stream, from: &[u8], to: ViewMut, _: Site) {
-        let from = View::over_bytes(from, to.dtype());
-        self.kernels.execute(Copy { from, to }.into());
+    fn upload(&self, _: Stream, from: &[u8], to: ViewMut, site: Site, timer: Option<Timer>) {
+        let operation = Copy { from: View::over_bytes(from, to.dtype()), to }.into();
+        Call { operation, name: "upload", site, timer }.execute(&*self.kernels);
     }
 
     fn transfer(&self, transfer: DiskTransfer) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use phalanx_trace::{Event, Site, Stream};
 
-use crate::backend::{Backend, Call, DeviceError, DiskTransfer, StreamEvent};
+use crate::backend::{Backend, Call, DeviceError, DiskTransfer, StreamEvent, Timer};
 use crate::record::Recorder;
 use crate::view::ViewMut;
 
@@ -44,7 +44,7 @@ impl Backend for Meta {
 
     fn launch(&self, _: Stream, _: Call) {}
 
-    fn upload(&self, _: Stream, _: &[u8], _: ViewMut, _: Site) {}
+    fn upload(&self, _: Stream, _: &[u8], _: ViewMut, _: Site, _: Option<Timer>) {}
 
     fn transfer(&self, _: DiskTransfer) {}
 

@@ -3,7 +3,7 @@
 
 use std::io::{Error, ErrorKind, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -152,15 +152,29 @@ fn a_transfer_runs_beside_a_kernel() {
     assert_eq!(pending.wait().unwrap().1.host_slice::<f32>(), [1.0; 100]);
 }
 
+/// Returns when the thread `task`, a path in `/proc`, sleeps.
+fn sleeps(task: &Path) {
+    let stat = Path::new("/proc").join(task).join("stat");
+    let state = || {
+        let stat = std::fs::read_to_string(&stat).ok()?;
+        stat.rsplit(')').next()?.trim_start().chars().next()
+    };
+    while state().is_some_and(|state| state != 'S') {
+        std::thread::yield_now();
+    }
+}
+
 /// A kernel that is to run after a transfer: its launch waits, since it would run at once.
 #[test]
 fn a_kernel_after_the_event_of_a_transfer_comes_later() {
     let over = Arc::new(AtomicBool::new(false));
+    let (waiting, waits) = channel::<PathBuf>();
+    let waits = Mutex::new(waits);
     let each = {
         let over = Arc::clone(&over);
         move |_, wanted| {
-            // Long enough for a kernel that does not wait to come first.
-            std::thread::sleep(Duration::from_millis(20));
+            // If the launch does not wait, the test has ended by then.
+            sleeps(&waits.lock().unwrap().recv_timeout(PATIENCE).map_err(Error::other)?);
             over.store(true, Ordering::Relaxed);
             Ok(wanted)
         }
@@ -172,8 +186,12 @@ fn a_kernel_after_the_event_of_a_transfer_comes_later() {
         .with_disk(Arena::unplanned_on_disk(disk));
     let pending = device.copy_to_disk(host(&device, 1.0), on_disk(&device));
     assert_eq!(pending.done(), backend.record(Stream::Disk));
+    waiting.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
     backend.wait(Stream::Compute, pending.done());
-    assert!(over.load(Ordering::Relaxed));
+    let mut x = device.alloc(DType::F32, [1], Category::Activations, "x");
+    device.fill(x.view_mut(), 1.0);
+    assert!(over.load(Ordering::Relaxed), "the kernel ran before the transfer was over");
+    assert_eq!(device.fetch([x.view()]).unwrap(), [1.0]);
 }
 
 #[test]

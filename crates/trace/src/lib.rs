@@ -155,17 +155,17 @@ impl Category {
 /// Bytes by category.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bytes {
-    /// See [`Category::Parameters`].
+    /// Parameters.
     pub parameters: u64,
-    /// See [`Category::Gradients`].
+    /// Gradients.
     pub gradients: u64,
-    /// See [`Category::Optimizer`].
+    /// Optimizer states and master weights.
     pub optimizer: u64,
-    /// See [`Category::Activations`].
+    /// Activations.
     pub activations: u64,
-    /// See [`Category::Communication`].
+    /// Buffers of collectives.
     pub communication: u64,
-    /// See [`Category::Workspace`].
+    /// Scratch memory of operations and copies.
     pub workspace: u64,
 }
 

@@ -1,25 +1,56 @@
-//! Chooses the chunk size under `memory.chunk = "auto"`: the one with the smallest planned peak.
+//! Chooses the chunk size under `memory.chunk = "auto"`: of the sizes that are planned, the one with the fewest chunks
+//! whose peak is within 1 % of the smallest.
 //!
 //! Large chunks need large buffers, and a chunk that is gathered or reduced holds all that it has. Small chunks are padded
 //! more: each is a whole number of blocks on every rank, so on many ranks a small tensor in a chunk of its own takes as much
-//! as a large one. Which of the two is more depends on the model and the mesh. So a few sizes are planned, from one tensor a
-//! chunk up to a quarter of a stage, and the one that pads least (`plan::chunk_search`). Of sizes with the same peak, the
-//! one with fewest chunks is taken: it communicates least often. Results do not depend on the size.
+//! as a large one. And each chunk has collectives of its own. Which of these weighs most depends on the model and the mesh.
+//! So a few sizes are planned: one tensor a chunk; the size that pads the whole model least (`plan::chunk_search`); and,
+//! from a quarter of a stage downwards, the size that pads least of each range from a size to its half. Results do not
+//! depend on the size.
 //!
 //! Each size is planned on one rank, the one of the first and the last pipeline stage that needs more.
 
-use phalanx_plan::{ChunkSize, Coordinates, Stage, plan_memory_of};
+use std::sync::Arc;
+
+use phalanx_plan::{
+    BLOCK, ChunkLayout, ChunkSize, Coordinates, ParameterSize, Stage, lay_out, plan_memory_of,
+};
+use phalanx_tensor::Device;
 use phalanx_trace::{Memory, Trace};
 
 use crate::dry_run::{DryRuns, Learned};
-use crate::rank::Rank;
+use crate::groups::{GroupSource, Groups};
+use crate::rank::{Rank, reserved};
 use crate::spec::{Spec, TriedChunks};
 
-/// Halvings of a quarter of a stage that are tried.
-const HALVINGS: u32 = 5;
+/// The peak may exceed the smallest by its hundredth for fewer chunks. Each chunk costs the latency of its collectives in
+/// every step; so little memory seldom decides whether a model fits.
+const EXCESS: u64 = 100;
 
-/// Sizes that are planned with all micro-batches, those that need least without.
+/// Parts of a stage that a chunk has at most one of, so that collectives of some chunks run while others are computed.
+const MIN_PARTS: usize = 4;
+
+/// Ranges of sizes of which one size each is tried; each range ends where the one above begins.
+const RANGES: u32 = 6;
+
+/// The same where nothing is gathered or reduced chunk by chunk, and chunks differ in their padding only.
+const RANGES_OF_RESIDENT: u32 = 2;
+
+/// Sizes of a range that are packed to find the one that pads least.
+const PACKED: u64 = 32;
+
+/// Sizes that are planned with all micro-batches, of those that may be chosen.
 const EXACT: usize = 3;
+
+/// A size that is tried.
+struct Tried {
+    spec: Spec,
+    /// Number of chunks of the whole model, in the parts that a tensor rank has.
+    chunks: usize,
+    bytes: u64,
+    /// Whether `bytes` are of a plan with all micro-batches.
+    is_exact: bool,
+}
 
 impl Spec {
     /// The specification with a chunk size in the place of `auto`.
@@ -28,52 +59,109 @@ impl Spec {
             return self;
         }
         let mut sizes = candidates(&self).into_iter();
-        let Some(first) = sizes.next() else { return self };
+        let Some((first, chunks)) = sizes.next() else { return self };
         // The rank that needs most stands for all.
         let at = |pipeline| self.mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let ends = [0, self.mesh.pipeline - 1];
         let ends = &ends[..self.mesh.pipeline.min(2)];
         let largest = ends.iter().filter_map(|end| Some((roughly(&first, at(*end))?, at(*end)))).max();
         let Some((bytes, rank)) = largest else { return self };
-        let mut all = vec![(bytes, first)];
-        all.extend(sizes.filter_map(|spec| Some((roughly(&spec, rank)?, spec))));
-        all.sort_by_key(|(bytes, spec)| (*bytes, spec.layout.chunks()));
-        // Offsets may take a little more than what is live: those that need least are planned as a whole.
-        for (bytes, spec) in all.iter_mut().take(EXACT) {
-            *bytes = planned(spec, rank).unwrap_or(*bytes);
-        }
-        let tried = |(bytes, spec): &(u64, Spec)| TriedChunks {
-            size: spec.chunk_size.clone(),
-            chunks: spec.layout.chunks(),
-            bytes: *bytes,
+        let mut all = vec![Tried { spec: first, chunks, bytes, is_exact: false }];
+        all.extend(sizes.filter_map(|(spec, chunks)| {
+            Some(Tried { bytes: roughly(&spec, rank)?, spec, chunks, is_exact: false })
+        }));
+        all.sort_by_key(|tried| (tried.bytes, tried.chunks));
+        plan_exactly(&mut all, rank);
+        let Some(best) = choose(&all) else { return self };
+        let listed = |tried: &Tried| TriedChunks {
+            size: tried.spec.chunk_size.clone(),
+            chunks: tried.chunks,
+            bytes: tried.bytes,
         };
-        let tried: Vec<TriedChunks> = all.iter().map(tried).collect();
-        let exact = all.into_iter().take(EXACT);
-        let best = exact.min_by_key(|(bytes, spec)| (*bytes, spec.layout.chunks()));
-        best.map_or(self, |(_, spec)| Spec { tried_chunks: tried, ..spec })
+        let tried_chunks = all.iter().map(listed).collect();
+        Spec { tried_chunks, ..all.swap_remove(best).spec }
     }
 }
 
-/// The specifications with the sizes that are tried, each layout once; first that with one tensor a chunk.
-fn candidates(spec: &Spec) -> Vec<Spec> {
-    let elements = spec.layout.placed.iter().map(|placed| placed.elements).sum::<u64>();
-    let quarter = elements / (4 * spec.mesh.tensor * spec.stages.len()).max(1) as u64;
-    let tightest = spec.layout.searched.iter().min_by_key(|candidate| candidate.waste_elements);
+/// Offsets may take more than what is live: the size with the smallest peak, and those with the fewest chunks that are
+/// nearly as small, are planned as a whole. `all` begins with the smallest peak.
+fn plan_exactly(all: &mut [Tried], rank: usize) {
+    let exactly = |tried: &mut Tried| {
+        (tried.bytes, tried.is_exact) = (planned(&tried.spec, rank).unwrap_or(tried.bytes), true);
+    };
+    exactly(&mut all[0]);
+    let limit = all[0].bytes + all[0].bytes / EXCESS;
+    let mut order: Vec<usize> = (1..all.len()).filter(|index| all[*index].bytes <= limit).collect();
+    order.sort_by_key(|index| all[*index].chunks);
+    order.truncate(EXACT - 1);
+    order.into_iter().for_each(|index| exactly(&mut all[index]));
+}
+
+/// The size with the fewest chunks whose peak is within 1 % of the smallest, of those planned as a whole.
+fn choose(all: &[Tried]) -> Option<usize> {
+    let exact = || all.iter().enumerate().filter(|(_, tried)| tried.is_exact);
+    let smallest = exact().map(|(_, tried)| tried.bytes).min()?;
+    let small = exact().filter(|(_, tried)| tried.bytes <= smallest + smallest / EXCESS);
+    small.min_by_key(|(_, tried)| (tried.chunks, tried.bytes)).map(|(index, _)| index)
+}
+
+/// The specifications with the sizes that are tried, each layout once, with the numbers of their chunks; first that with
+/// one tensor a chunk.
+fn candidates(spec: &Spec) -> Vec<(Spec, usize)> {
+    let parts = parts(spec);
+    let resident = spec.mesh.data == 1 && spec.stage < Stage::Two;
+    let ranges = if resident { RANGES_OF_RESIDENT } else { RANGES };
+    let elements: u64 = parts.iter().map(|part| part.reserved).sum();
+    let largest = elements / (MIN_PARTS * spec.stages.len()).max(1) as u64;
+    let searched = spec.layout.searched.iter().min_by_key(|candidate| candidate.waste_elements);
     let mut sizes = vec![ChunkSize::None];
-    sizes.extend(tightest.map(|candidate| ChunkSize::Elements(candidate.chunk_elements)));
-    // Where nothing is gathered or reduced chunk by chunk, chunks differ in their padding only.
-    if spec.mesh.data > 1 || spec.stage >= Stage::Two {
-        sizes.extend((0..HALVINGS).map(|half| ChunkSize::Elements((quarter >> half).max(1))));
-    }
-    let mut specs: Vec<Spec> = Vec::new();
+    sizes.extend(searched.map(|candidate| ChunkSize::Elements(candidate.chunk_elements)));
+    sizes.extend((0..ranges).filter_map(|half| tightest(spec, &parts, largest >> half)));
+    let mut specs: Vec<(Spec, usize)> = Vec::new();
     for size in sizes {
         if let Ok(candidate) = spec.with_chunks(size)
-            && specs.iter().all(|other| other.layout.chunk_elements != candidate.layout.chunk_elements)
+            && specs.iter().all(|(other, _)| other.layout.chunk_elements != candidate.layout.chunk_elements)
+            && let Ok(layout) = candidate.lay_out(&parts)
         {
-            specs.push(candidate);
+            specs.push((candidate, layout.chunks()));
         }
     }
     specs
+}
+
+/// The parameters of the whole model, in the parts that a tensor rank has.
+fn parts(spec: &Spec) -> Vec<ParameterSize> {
+    let device = Device::meta_of(spec.threads, spec.host_addressable);
+    let recorder = Arc::clone(device.recorder().expect("Meta records"));
+    let groups = Groups::new(&GroupSource::Meta(recorder, 0), spec);
+    let network = spec.network(&groups.tensor);
+    let part = |p: &phalanx_layers::ParameterSpec| ParameterSize {
+        reserved: reserved(p),
+        ..ParameterSize::new(&p.name, p.elements() as u64)
+    };
+    network.parameters.iter().map(part).collect()
+}
+
+/// The size from half of `largest` up to `largest` that pads least.
+fn tightest(spec: &Spec, parts: &[ParameterSize], largest: u64) -> Option<ChunkSize> {
+    let data = spec.mesh.data as u64;
+    let layout = |size| lay_out(parts, data, &ChunkSize::Elements(size)).ok();
+    let step = (largest / (2 * PACKED)).max(1);
+    let sizes = (0..PACKED).map(|steps| largest.saturating_sub(steps * step).max(1));
+    let tight = sizes.filter_map(|size| {
+        // Chunks are whole blocks on every rank.
+        let size = size.next_multiple_of(BLOCK * data);
+        let size = fill(&layout(size)?, size)?;
+        Some((layout(size)?.waste_elements, size))
+    });
+    let best = tight.min_by_key(|(waste, size)| (*waste, std::cmp::Reverse(*size)));
+    best.map(|(_, size)| ChunkSize::Elements(size))
+}
+
+/// What the fullest chunk holds of those that several parameters may share: no more is needed for the same layout.
+fn fill(layout: &ChunkLayout, size: u64) -> Option<u64> {
+    let ends = layout.placed.iter().map(|placed| (placed.offset + placed.elements).next_multiple_of(BLOCK));
+    ends.filter(|end| *end <= size).max()
 }
 
 /// Bytes that a rank needs in its memories; `None` where it has no plan.
@@ -84,7 +172,7 @@ fn planned(spec: &Spec, rank: usize) -> Option<u64> {
 }
 
 /// The same without the micro-batches that repeat themselves.
-fn roughly(spec: &Spec, rank: usize) -> Option<u64> {
+pub(crate) fn roughly(spec: &Spec, rank: usize) -> Option<u64> {
     arena_bytes(&DryRuns { spec, make_rank: &Rank::new, abridges: true }.short_trace(rank))
 }
 

@@ -170,7 +170,7 @@ mod tests {
     fn random_spec(random: &mut SplitMix64) -> Option<(String, Spec)> {
         let mut config = RunConfig::default();
         let mut pick = |count: usize| (random.next_u64() % count as u64) as usize;
-        let schedules = ["model", "1f1b", "1f1b", "interleaved", "zb-h1", "zb-v", "gpipe"];
+        let schedules = ["model", "1f1b", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "gpipe"];
         let (pipeline, data, tensor) = ([1, 1, 2, 3, 4][pick(5)], [1, 2, 3][pick(3)], [1, 2][pick(2)]);
         let parallel = &mut config.parallel;
         (parallel.pipeline, parallel.data, parallel.tensor) = (pipeline, Some(data), tensor);

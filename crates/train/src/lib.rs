@@ -3,7 +3,8 @@
 //! [`config`] is what the user said; [`dataset`] the tokens; [`spec`] what both make of a model; [`planning`] the
 //! dry run of every rank and what follows from it; [`groups`] who speaks to whom; [`rank`] one rank's engine, with
 //! [`step`] as the way of a batch and [`diagnose`] for one that is not finite; [`state`] fills, saves and restores;
-//! [`run`] trains a [`job`]: it loops over steps and tells an [`run::Observer`], [`run_files`] is what it writes; [`sample`] continues text;
+//! [`run`] trains a [`job`]: it loops over steps and tells an [`run::Observer`], [`run_files`] is what it writes;
+//! [`sample`] continues text;
 //! [`on_threads`] runs all ranks in this process, and [`training`] is a run without a folder.
 #![forbid(unsafe_code)]
 
@@ -17,6 +18,7 @@ mod dry_run;
 pub mod error;
 pub mod groups;
 pub mod job;
+mod largest_rank;
 pub mod metrics;
 pub mod metrics_lines;
 pub mod non_finite;

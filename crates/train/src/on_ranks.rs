@@ -1,19 +1,22 @@
 //! The engines of a plan's ranks: all of them as threads of this process, or one in a process of its own.
 
+use std::borrow::Cow;
+use std::io::{Error, ErrorKind};
 use std::panic::resume_unwind;
 
 use phalanx_collectives::{Endpoint, Isa, threads};
-use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, Region};
+use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, Region, refused_thread};
 
 use crate::groups::{GroupSource, Groups};
-use crate::planning::RunPlan;
+use crate::planning::{RankPlan, RunPlan};
 use crate::rank::Rank;
 
 /// Makes the engine of every rank, over memory that replays its plan, on the devices of `factory`; runs `body` on each,
 /// and returns their results in the order of the ranks. A rank that panics ends the others' collectives and this call.
 ///
 /// # Errors
-/// When the system does not have the memory that the plan needs, or cannot start a thread.
+/// Devices for which the run was not planned ([`Spec::for_devices`](crate::Spec::for_devices)); when the system does not have
+/// the memory that the plan needs, or cannot start a thread.
 ///
 /// # Panics
 /// When a rank panics, with the message of the first rank that did.
@@ -26,38 +29,35 @@ pub fn on_threads<T: Send>(
         1 => vec![None],
         world => threads(world).into_iter().map(Some).collect(),
     };
-    let device = |rank: usize| {
-        let own = plan.of(rank);
-        factory.make(&DeviceRequest {
-            index: rank,
-            threads: plan.spec.threads,
-            device_plan: &own.memory,
-            host_plan: &own.host,
-            disk_plan: &own.disk,
-            disk_folder: plan.spec.disk_folder.as_deref(),
-            map_shared: &Region::anonymous,
-        })
+    let prepare = |rank: usize| {
+        let own = exact_plan(plan, rank)?;
+        let device = factory.make(&request(plan, &own, &Region::anonymous))?;
+        Ok((own, device))
     };
-    let devices = (0..endpoints.len()).map(device).collect::<std::io::Result<Vec<_>>>()?;
-    let one = |number: usize, endpoint: Option<Endpoint>, device: Device| {
+    check_addressing(factory, plan)?;
+    let prepared = (0..endpoints.len()).map(prepare).collect::<std::io::Result<Vec<_>>>()?;
+    let one = |endpoint: Option<Endpoint>, (own, device): (Cow<RankPlan>, Device)| {
         let source = endpoint.as_ref().map_or(GroupSource::Alone(Isa::detect()), GroupSource::Host);
-        body(&mut engine(plan, number, &source, device))
+        body(&mut engine(plan, &own, &source, device))
     };
-    Ok(std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let one = &one;
-        let ranks = endpoints.into_iter().zip(devices).enumerate();
-        let spawned: Vec<_> = ranks
-            .map(|(number, (endpoint, device))| scope.spawn(move || one(number, endpoint, device)))
-            .collect();
-        spawned.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
-    }))
+        let start = |(endpoint, prepared)| {
+            let rank = std::thread::Builder::new().spawn_scoped(scope, move || one(endpoint, prepared));
+            rank.map_err(|error| refused_thread("the thread of a rank", &error))
+        };
+        let ranks = endpoints.into_iter().zip(prepared);
+        let started = ranks.map(start).collect::<std::io::Result<Vec<_>>>()?;
+        Ok(started.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic))).collect())
+    })
 }
 
 /// Makes the engine of the rank that `endpoint` belongs to, over memory that the other ranks can read, on a device of
 /// `factory`, and runs `body` on it: for a rank that is a process of its own.
 ///
 /// # Errors
-/// The system's, when it does not have the memory that the plan asks for, or starts no more threads.
+/// Devices for which the run was not planned; the system's, when it does not have the memory that the plan asks for, or starts
+/// no more threads.
 ///
 /// # Panics
 /// When the job has another number of ranks than the plan.
@@ -69,21 +69,51 @@ pub fn on_endpoint<T>(
 ) -> std::io::Result<T> {
     let (ranks, planned) = (endpoint.world_size(), plan.spec.world_size());
     assert_eq!(ranks, planned, "a job of {ranks} ranks, and a plan of {planned}");
-    let (number, own) = (endpoint.rank(), plan.of(endpoint.rank()));
-    let device = factory.make(&DeviceRequest {
-        index: number,
+    check_addressing(factory, plan)?;
+    let own = exact_plan(plan, endpoint.rank())?;
+    let device = factory.make(&request(plan, &own, &|bytes| endpoint.arena(bytes)))?;
+    let source = if ranks > 1 { GroupSource::Host(endpoint) } else { GroupSource::Alone(Isa::detect()) };
+    Ok(body(&mut engine(plan, &own, &source, device)))
+}
+
+/// The plan of a rank itself, also where another rank was planned in its place.
+fn exact_plan(plan: &RunPlan, rank: usize) -> std::io::Result<Cow<'_, RankPlan>> {
+    plan.exact(rank).map_err(Error::other)
+}
+
+/// The device that a rank needs.
+fn request<'a>(
+    plan: &'a RunPlan,
+    own: &'a RankPlan,
+    map_shared: &'a dyn Fn(usize) -> std::io::Result<Region>,
+) -> DeviceRequest<'a> {
+    DeviceRequest {
+        index: own.rank,
         threads: plan.spec.threads,
         device_plan: &own.memory,
         host_plan: &own.host,
         disk_plan: &own.disk,
         disk_folder: plan.spec.disk_folder.as_deref(),
-        map_shared: &|bytes| endpoint.arena(bytes),
-    })?;
-    let source = if ranks > 1 { GroupSource::Host(endpoint) } else { GroupSource::Alone(Isa::detect()) };
-    Ok(body(&mut engine(plan, number, &source, device)))
+        map_shared,
+    }
 }
 
-fn engine(plan: &RunPlan, number: usize, source: &GroupSource, device: Device) -> Rank {
+/// Refuses devices for which the run was not planned.
+fn check_addressing(factory: &dyn DeviceFactory, plan: &RunPlan) -> std::io::Result<()> {
+    if factory.is_host_addressable() == plan.spec.host_addressable {
+        return Ok(());
+    }
+    let word = |addressable| if addressable { "can" } else { "cannot" };
+    let text = format!(
+        "the host {} read the memory of these devices, but the run was planned for devices whose memory it {} read: call \
+         `Spec::for_devices` with the factory before planning",
+        word(factory.is_host_addressable()),
+        word(plan.spec.host_addressable)
+    );
+    Err(Error::new(ErrorKind::InvalidInput, text))
+}
+
+fn engine(plan: &RunPlan, own: &RankPlan, source: &GroupSource, device: Device) -> Rank {
     let groups = Groups::new(source, &plan.spec);
-    Rank::new(device, groups, &plan.spec, &plan.of(number).orders)
+    Rank::new(device, groups, &plan.spec, &own.orders)
 }

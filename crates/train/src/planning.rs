@@ -230,7 +230,12 @@ impl RunPlan {
             let pipeline = mesh.coordinates(rank).pipeline;
             let trace = runs.trace(rank, &orders[pipeline]);
             let orders = if learns { orders[pipeline].whole.clone() } else { orders_of(&trace) };
-            let plan = placed.plan(&trace, orders, parameters_at(&spec, &whole, pipeline));
+            let parameters = parameters_at(&spec, &whole, pipeline);
+            // Ranks of different stages seldom allocate the same.
+            let plan = match all {
+                true => placed.plan(&trace, orders, parameters),
+                false => RankPlan::of(&trace, orders, parameters),
+            };
             plans.push(plan.map(keep));
             traces.push(without_memory(trace));
         }

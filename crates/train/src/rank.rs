@@ -302,7 +302,7 @@ impl Spec {
 }
 
 /// Number of elements that a parameter takes in the layout: those of the largest rank's part.
-fn reserved(spec: &ParameterSpec) -> u64 {
+pub(crate) fn reserved(spec: &ParameterSpec) -> u64 {
     let here = spec.elements() as u64;
     spec.part.as_ref().map_or(here, |part| {
         let whole: usize = part.whole.iter().product();

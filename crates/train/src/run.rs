@@ -80,7 +80,7 @@ pub struct Summary {
 /// Trains one rank from the initial state to the last step.
 ///
 /// # Errors
-/// See [`RunError`].
+/// The errors of [`RunError`]: files, the device, other ranks, numbers that are not finite.
 pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> Result<Summary, RunError> {
     let mut session = Session::start(job, place)?;
     observer.starts(session.step);
@@ -259,13 +259,7 @@ impl<'a> Session<'a> {
     }
 
     fn fill_windows(&mut self) -> Result<(), RunError> {
-        let spec = &self.job.plan.spec;
-        let rows = spec.micro_batch_size * spec.evaluation_batches;
-        for row in 0..rows {
-            let here = row * spec.seq..(row + 1) * spec.seq;
-            let (tokens, targets) = (&mut self.windows.tokens[here.clone()], &mut self.windows.targets[here]);
-            self.job.data.window(self.engine.at().data * rows + row, tokens, targets)?;
-        }
-        Ok(())
+        let (seq, data) = (self.job.plan.spec.seq, self.engine.at().data);
+        Ok(self.windows.fill_windows(seq, data, &*self.job.data)?)
     }
 }

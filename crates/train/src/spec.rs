@@ -21,7 +21,7 @@ use phalanx_plan::{
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
-use phalanx_tensor::{CrossEntropy, Device};
+use phalanx_tensor::{CrossEntropy, Device, DeviceFactory};
 use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
@@ -93,6 +93,8 @@ pub struct Spec {
     pub z_loss: f32,
     /// Seed of dropout and initial values.
     pub seed: u64,
+    /// A Hugging Face directory whose weights training starts from, instead of initial values.
+    pub init: Option<PathBuf>,
     /// How chunks are sized.
     pub chunk_size: ChunkSize,
     /// The chunk layout of the whole model on one rank, for reports.
@@ -142,12 +144,12 @@ pub enum SpecError {
 }
 
 impl Spec {
-    /// Makes the specification from a checked configuration and a model whose vocabulary is known. The dropout
+    /// Makes the specification from a configuration and a model whose vocabulary is known. The dropout
     /// probabilities of the configuration replace those of the model. `evaluated`: windows of one evaluation over all
     /// ranks.
     ///
     /// # Errors
-    /// When no chunk layout, mesh, schedule or cut into stages exists for the model.
+    /// An invalid configuration, or one for which no chunk layout, mesh, schedule or cut into stages exists.
     pub fn new(
         config: &RunConfig,
         model: impl Into<Arc<dyn Model>>,
@@ -185,6 +187,7 @@ impl Spec {
         evaluated: usize,
         threads: usize,
     ) -> Result<(Spec, Network), SpecError> {
+        config.check()?;
         let model = model.dropping(dropouts(config));
         let checkpointing = checkpointing(config);
         let network = model.network(&TensorParallel::solo(), checkpointing);
@@ -233,6 +236,7 @@ impl Spec {
             label_smoothing: config.loss.label_smoothing as f32,
             z_loss: config.loss.z_loss as f32,
             seed: config.train.seed,
+            init: config.model.init.as_ref().map(PathBuf::from),
             checkpointing,
             chunk_size,
             layout: Arc::new(layout),
@@ -243,6 +247,12 @@ impl Spec {
             model,
         };
         Ok((spec, network))
+    }
+
+    /// The same run on devices of `factory`, whose memory the host may or may not be able to read in place.
+    #[must_use]
+    pub fn for_devices(self, factory: &dyn DeviceFactory) -> Spec {
+        Spec { host_addressable: factory.is_host_addressable(), ..self }
     }
 
     /// The same run with an optimizer of the caller's own.

@@ -9,6 +9,7 @@ use crate::error::RunError;
 use crate::on_ranks::{on_endpoint, on_threads};
 use crate::planning::{PlanError, RunPlan};
 use crate::rank::{Batch, Rank};
+use crate::run::init;
 use crate::source::DataSource;
 use crate::spec::Spec;
 use crate::step::Outcome;
@@ -21,7 +22,8 @@ pub struct Training {
 }
 
 impl Training {
-    /// Plans `steps` steps of the run that `spec` describes, on samples of `data`.
+    /// Plans `steps` steps of the run that `spec` describes, on samples of `data`. There is no evaluation: the windows of
+    /// `data` are not used, and [`Rank::evaluate`] takes those of the caller.
     ///
     /// # Errors
     /// When ranks disagree, a collective is missing or misplaced, or a phase does not free what it must: a mistake in a
@@ -52,25 +54,40 @@ impl Training {
     /// # Errors
     /// Memory that the system does not give, and the errors of the steps.
     pub fn on_rank(&self, factory: &dyn DeviceFactory, endpoint: &Endpoint) -> Result<Vec<f32>, RunError> {
-        let trained = on_endpoint(factory, &self.plan, endpoint, |rank| self.train(rank, |_, _| {}));
+        let note = |step| endpoint.note(step);
+        let trained = on_endpoint(factory, &self.plan, endpoint, |rank| self.steps(rank, note, |_, _| {}));
         trained.map_err(RunError::Memory)?
     }
 
-    /// Initialises `rank` and runs all steps; calls `after_step` after each, which may save a checkpoint.
+    /// Fills the parameters of `rank` with initial values, or with the weights of `Spec::init`, and runs all steps; calls `after_step` after each, which may save a checkpoint.
     ///
     /// # Errors
-    /// Samples that the source does not have, and the errors of [`Rank::step`].
+    /// Weights that cannot be imported, samples that the source does not have, and the errors of [`Rank::step`].
     pub fn train(
         &self,
         rank: &mut Rank,
+        after_step: impl FnMut(&mut Rank, &Outcome),
+    ) -> Result<Vec<f32>, RunError> {
+        self.steps(rank, |_| (), after_step)
+    }
+
+    /// As [`Training::train`]; calls `before_step` with the number of each step that begins.
+    fn steps(
+        &self,
+        rank: &mut Rank,
+        before_step: impl Fn(u64),
         mut after_step: impl FnMut(&mut Rank, &Outcome),
     ) -> Result<Vec<f32>, RunError> {
         let spec = &self.plan.spec;
-        rank.initialise(spec.seed)?;
+        match &spec.init {
+            None => rank.initialise(spec.seed)?,
+            Some(dir) => init(dir, |weights| rank.import(weights))?,
+        }
         let mut batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
         let samples = (spec.micro_batch_size * spec.micro_batches * spec.mesh.data) as u64;
         let mut losses = Vec::with_capacity(self.steps as usize);
         for step in 1..=self.steps {
+            before_step(step);
             batch.fill(spec, rank.at().data, (step - 1) * samples, &*self.data)?;
             let outcome = rank.step(step, &batch, false)?;
             losses.push(outcome.loss);
@@ -102,6 +119,25 @@ impl Batch {
                 let here = at..at + spec.seq;
                 source.sample(position, &mut self.tokens[here.clone()], &mut self.targets[here])?;
             }
+        }
+        Ok(())
+    }
+
+    /// Reads the evaluation windows of data-parallel rank `data`: the `data`-th part of all windows, one row for each row of
+    /// the batch.
+    ///
+    /// # Errors
+    /// Those of the source.
+    pub fn fill_windows(
+        &mut self,
+        seq: usize,
+        data: usize,
+        source: &dyn DataSource,
+    ) -> Result<(), phalanx_data::DataError> {
+        let rows = self.tokens.len() / seq;
+        for row in 0..rows {
+            let here = row * seq..(row + 1) * seq;
+            source.window(data * rows + row, &mut self.tokens[here.clone()], &mut self.targets[here])?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! `memory.chunk = "auto"` has the smallest planned peak of the sizes that are tried.
+//! `memory.chunk = "auto"` has the fewest chunks of the sizes whose planned peak is within 1 % of the smallest.
 
 use phalanx_models::{Dropouts, Gpt2};
 use phalanx_plan::ChunkSize;
@@ -46,18 +46,31 @@ fn arena_bytes(spec: Spec) -> u64 {
     RunPlan::without_offsets(spec).expect("a plan").arena_bytes_max()
 }
 
+/// A peak with fewer chunks than the chosen size must be more than 1 % above the smallest; the peaks of sizes that were not
+/// planned with all micro-batches may be a thousandth smaller than they are.
 #[test]
-fn the_peak_of_auto_is_the_smallest() {
+fn auto_has_the_fewest_chunks_within_one_percent_of_the_smallest_peak() {
+    let mut traded = 0;
     for shape in SHAPES {
         let auto = RunPlan::without_offsets(spec(shape)).expect("a plan");
         let tried = &auto.spec.tried_chunks;
         assert!(tried.iter().any(|tried| tried.size == ChunkSize::None), "{shape:?}: {tried:?}");
-        for other in tried {
-            let peak = arena_bytes(spec(shape).with_chunks(other.size.clone()).expect("a layout"));
-            let own = auto.arena_bytes_max();
-            assert!(own <= peak, "{shape:?}: auto needs {own} bytes, {:?} needs {peak}", other.size);
+        let own = auto.arena_bytes_max();
+        let peak = |size: &ChunkSize| arena_bytes(spec(shape).with_chunks(size.clone()).expect("a layout"));
+        let peaks: Vec<u64> = tried.iter().map(|tried| peak(&tried.size)).collect();
+        let smallest = *peaks.iter().min().expect("sizes");
+        assert!(own <= smallest + smallest / 100, "{shape:?}: auto needs {own} bytes, another {smallest}");
+        let chosen = tried.iter().find(|tried| tried.size == auto.spec.chunk_size).expect("one of them");
+        for (other, peak) in tried.iter().zip(&peaks).filter(|(other, _)| other.chunks < chosen.chunks) {
+            let above = (*peak as f64 - smallest as f64) / smallest as f64;
+            assert!(
+                above > 0.009,
+                "{shape:?}: {other:?} has fewer chunks than {chosen:?}, {above} more bytes"
+            );
         }
+        traded += usize::from(own > smallest);
     }
+    assert!(traded > 0, "no size was chosen for its fewer chunks");
 }
 
 /// The token table is not an ordinary tensor: a chunk size that suits it would pad every layer.

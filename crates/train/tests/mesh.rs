@@ -63,7 +63,7 @@ fn no_schedule_changes_a_bit() {
     let steps = &rig::golden_steps()[..4];
     for mesh in [[2, 1, 1], [2, 2, 2]] {
         let mut first: Option<Ran> = None;
-        for schedule in ["1f1b", "model", "gpipe", "interleaved", "zb-h1", "zb-v"] {
+        for schedule in ["1f1b", "model", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"] {
             for zero in [0, 1, 2, 3] {
                 let mut config = config(mesh);
                 (config.parallel.zero, config.parallel.schedule) = (zero, schedule.into());

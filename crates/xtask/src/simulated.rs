@@ -6,8 +6,9 @@ use std::process::{Command, ExitCode};
 /// Seeds that are run where nobody says how many.
 const SEEDS: u64 = 20;
 
-/// Tests of `train` that take their devices from the environment: goldens, bit tables, meshes, checkpoints, faults.
-const TESTS: [&str; 5] = ["goldens", "bits", "mesh", "resume", "faults"];
+/// Tests of `train` that take their devices from the environment: goldens, bit tables, meshes, checkpoints, faults,
+/// and state outside of device memory.
+const TESTS: [&str; 6] = ["goldens", "bits", "mesh", "resume", "faults", "tiers"];
 
 /// The selection of `--short`.
 const SHORT: [&str; 2] = ["goldens", "faults"];

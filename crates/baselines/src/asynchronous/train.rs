@@ -38,7 +38,7 @@ pub struct RankEnvironment<'a> {
 /// Trains one rank from the job's start to its last step. The job's plan is that of [`plan`](super::plan).
 ///
 /// # Errors
-/// See [`RunError`].
+/// The errors of [`RunError`]: files, the device, other ranks, numbers that are not finite.
 pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> Result<Summary, RunError> {
     let mut session = Session::start(job, place)?;
     let first = session.engine.steps();
@@ -102,11 +102,7 @@ impl<'a> Session<'a> {
         let files = RunFiles::open(job, engine.rank(), engine.steps())?;
         let rows = spec.micro_batch_size * spec.evaluation_batches;
         let mut windows = Batch::with_rows(rows, spec.seq);
-        for row in 0..rows {
-            let here = row * spec.seq..(row + 1) * spec.seq;
-            let (tokens, targets) = (&mut windows.tokens[here.clone()], &mut windows.targets[here]);
-            job.data.window(engine.rank() * rows + row, tokens, targets)?;
-        }
+        windows.fill_windows(spec.seq, engine.rank(), &*job.data)?;
         Ok(Session { job, stop_requested, note_step, foreign_bytes, engine, windows, files })
     }
 
@@ -127,7 +123,8 @@ impl<'a> Session<'a> {
         let (mut before, mut failed, mut held) = (Instant::now(), None, None);
         let mut next_batch = |number: u64, batch: &mut Batch| {
             note_step(number);
-            fill(job, rank, number, batch)
+            let first = (number - 1) * job.config.batch.global as u64;
+            Ok(batch.fill(&job.plan.spec, rank, first, &*job.data)?)
         };
         let mut after = |done: &Done| {
             let step_s = before.elapsed();
@@ -167,22 +164,6 @@ impl<'a> Session<'a> {
         })?;
         files.write_memory(self.job.plan.spec.world_size())
     }
-}
-
-/// Fills the batch with the samples of step `number` (from 1), which are those of the same rank in a synchronous run.
-fn fill(job: &Job, rank: usize, number: u64, batch: &mut Batch) -> Result<(), RunError> {
-    let spec = &job.plan.spec;
-    let first = (number - 1) * job.config.batch.global as u64;
-    for m in 0..spec.micro_batches {
-        for row in 0..spec.micro_batch_size {
-            let position = first + (spec.first_sample(m, rank) + row) as u64;
-            let at = (m * spec.micro_batch_size + row) * spec.seq;
-            let here = at..at + spec.seq;
-            let (tokens, targets) = (&mut batch.tokens[here.clone()], &mut batch.targets[here]);
-            job.data.sample(position, tokens, targets)?;
-        }
-    }
-    Ok(())
 }
 
 /// Writes the metrics of steps and passes them to the observer.

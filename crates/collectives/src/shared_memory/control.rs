@@ -9,7 +9,7 @@
 //! (sequentially consistent) and read after a peer has seen the counter (acquire).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use phalanx_tensor::Region;
 use rustix::thread::futex;
@@ -178,7 +178,7 @@ impl ChannelSlot {
 
     /// Sleeps while the counter is at `seen`, for `limit` at most.
     pub(crate) fn sleep(&self, seen: u32, limit: Duration) {
-        let limit = futex::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        let limit = timespec(limit);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         if self.counter.load(Ordering::SeqCst) == seen {
             // Whether woken, timed out, interrupted or already changed: the caller checks the counter again.
@@ -186,6 +186,10 @@ impl ChannelSlot {
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+fn timespec(time: Duration) -> futex::Timespec {
+    futex::Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
 }
 
 /// Cores that this process may use.
@@ -296,8 +300,23 @@ impl Control {
             record.disagreement.store(abort.disagreement.into(), Ordering::Relaxed);
             record.reason.write(&abort.reason, 0);
             record.state.store(2, Ordering::SeqCst);
+            let _ = futex::wake(&record.state, futex::Flags::empty(), i32::MAX as u32);
         }
         self.wake_all();
+    }
+
+    /// Sleeps until the job ends, for `limit` at most. Returns whether it has ended.
+    pub(crate) fn wait_aborted(&self, limit: Duration) -> bool {
+        let start = Instant::now();
+        while !self.is_aborted() {
+            let left = limit.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            // Whether woken, timed out or interrupted, the loop checks again.
+            let _ = futex::wait(&self.header().abort.state, futex::Flags::empty(), 0, Some(&timespec(left)));
+        }
+        true
     }
 
     /// The reason why the job ended, if it did.

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use phalanx_simd::Isa;
 use phalanx_tensor::Region;
@@ -159,6 +160,12 @@ impl Endpoint {
     /// The reason why it has ended.
     pub fn check(&self) -> Result<(), CollectiveError> {
         self.host.aborted()
+    }
+
+    /// Waits until the job ends, for `limit` at most; returns whether it has ended. For a rank that knows that another one
+    /// is about to say why it failed.
+    pub fn wait_for_abort(&self, limit: Duration) -> bool {
+        self.host.control.wait_aborted(limit)
     }
 }
 

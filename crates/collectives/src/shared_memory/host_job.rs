@@ -12,7 +12,7 @@ use std::time::Duration;
 use phalanx_tensor::Region;
 use rustix::fs::MemfdFlags;
 
-use crate::shared_memory::control::{Abort, Control, cores};
+use crate::shared_memory::control::{Abort, Control, MAX_WORLD, cores};
 use crate::shared_memory::sealed::seal;
 
 /// A job whose ranks are processes of this host, as its launcher holds it.
@@ -28,8 +28,12 @@ impl HostJob {
     /// The shared memory of `world_size` ranks; arenas are empty until their ranks size them.
     ///
     /// # Errors
-    /// Errors of the system, when it refuses memory or descriptors.
+    /// No ranks, or more than one machine holds; errors of the system, when it refuses memory or descriptors.
     pub fn new(world_size: usize) -> std::io::Result<HostJob> {
+        if !(1..=MAX_WORLD).contains(&world_size) {
+            let text = format!("{world_size} ranks: one machine holds 1 to {MAX_WORLD}");
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
+        }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let control_fd = rustix::fs::memfd_create("phalanx-control", flags)?;
         let bytes = Control::bytes(world_size);

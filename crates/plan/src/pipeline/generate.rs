@@ -37,7 +37,8 @@ pub fn generate(plan: Plan, ranks: usize, micro_batches: usize) -> Result<Schedu
         Plan::GPipe => one_chunk::gpipe(rank, micro_batches),
         Plan::OneForwardOneBackward => one_chunk::one_forward_one_backward(rank, ranks, micro_batches),
         Plan::Interleaved { chunks } => interleaved::order(rank, ranks, chunks, micro_batches),
-        Plan::ZeroBubbleH1 => zero_bubble::h1(rank, ranks, micro_batches),
+        Plan::ZeroBubbleH1 => zero_bubble::h(1, rank, ranks, micro_batches),
+        Plan::ZeroBubbleH2 => zero_bubble::h(2, rank, ranks, micro_batches),
         Plan::ZeroBubbleV => zero_bubble::v(rank, ranks, micro_batches),
     };
     let mut schedule = Schedule {

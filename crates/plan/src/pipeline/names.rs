@@ -10,10 +10,11 @@
 //! | `1f1b`        | (p - 1)(F + B)     | min(p - r, m)                          |
 //! | `interleaved` | (p - 1)(F + B)/v   | (v - 1)p + 2(p - r - 1) + 1, in chunks |
 //! | `zb-h1`       | (p - 1)(F + I - W) | p - r; until W: p                      |
+//! | `zb-h2`       | p - 1              | 2(p - r) - 1; until W: 2p - 1          |
 //! | `zb-v`        | p - 1              | at most 2p, in chunks                  |
 //!
-//! `interleaved` is given for m a multiple of p, `zb-v` for m >= 2p - 1 and each chunk's F = I = W = 1; there
-//! no rank idles between its first and its last action.
+//! `interleaved` is given for m a multiple of p, `zb-h2` and `zb-v` for m >= 2p - 1 and F = I = W = 1 of each stage;
+//! there no rank idles between its first and its last action.
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,6 +36,8 @@ pub enum Plan {
     },
     /// `zb-h1`: 1F1B with split backward, whose weight parts fill most of the bubble.
     ZeroBubbleH1,
+    /// `zb-h2`: `zb-h1` with twice as many forwards ahead: no bubble in between, for twice the activations of 1F1B.
+    ZeroBubbleH2,
     /// `zb-v`: split backward with two chunks per rank, placed from the first rank to the last and back: no bubble in
     /// between.
     ZeroBubbleV,
@@ -50,7 +53,7 @@ pub struct UnknownSchedule {
 
 impl Plan {
     /// The names in configurations.
-    pub const NAMES: [&'static str; 6] = ["model", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"];
+    pub const NAMES: [&'static str; 7] = ["model", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -60,6 +63,7 @@ impl Plan {
             Plan::OneForwardOneBackward => "1f1b",
             Plan::Interleaved { .. } => "interleaved",
             Plan::ZeroBubbleH1 => "zb-h1",
+            Plan::ZeroBubbleH2 => "zb-h2",
             Plan::ZeroBubbleV => "zb-v",
         }
     }
@@ -111,6 +115,7 @@ impl FromStr for Plan {
             Plan::OneForwardOneBackward,
             Plan::Interleaved { chunks: 2 },
             Plan::ZeroBubbleH1,
+            Plan::ZeroBubbleH2,
             Plan::ZeroBubbleV,
         ];
         let found = all.into_iter().find(|plan| plan.name() == name);

@@ -1,28 +1,29 @@
 //! The zero-bubble schedules of Qi et al., arXiv 2401.10241: weight gradients wait to fill bubbles.
 //!
 //! ZB-H1 is 1F1B with the weight parts r behind on rank r: the stage below gets its gradient earlier, and the
-//! ranks idle (p - 1)(F + I - W). ZB-V gives each rank two chunks, stage s and stage 2p - 1 - s, so that the
-//! last stage sits on the first rank and backward starts there at once; where F = I = W no rank waits
-//! between its first and its last action, once there are 2p - 1 micro-batches. The phases of both are
-//! PyTorch's (`ScheduleInterleavedZeroBubble` with one stage a rank, `ScheduleZBVZeroBubble`).
+//! ranks idle (p - 1)(F + I - W). ZB-H2 runs twice as many forwards ahead and has the weight parts twice as far behind:
+//! where F = I = W no rank waits between its first and its last action, once there are 2p - 1 micro-batches. ZB-V gives each rank two chunks, stage s and stage 2p - 1 - s, so that the
+//! last stage sits on the first rank and backward starts there at once; it waits as little as ZB-H2. The phases of ZB-H1
+//! and ZB-V are PyTorch's (`ScheduleInterleavedZeroBubble` with one stage a rank, `ScheduleZBVZeroBubble`).
 
 use super::action::{Action, Kind};
 
-/// ZB-H1: holds p - r micro-batches until I, and p until W.
-pub(super) fn h1(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
+/// ZB-H1 (`distance` 1): holds p - r micro-batches until I, and p until W. ZB-H2 (`distance` 2): 2(p - r) - 1 and 2p - 1.
+/// Forwards are `distance` micro-batches ahead of I, and W behind it, for each rank on that side.
+pub(super) fn h(distance: usize, rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
     let action = |kind, micro_batch| Action { stage: rank, kind, micro_batch };
-    let ahead = ranks - rank - 1;
+    let [ahead, behind] = [ranks - rank - 1, rank].map(|others| (distance * others).min(micro_batches));
     let mut order: Vec<Action> = (0..ahead).map(|number| action(Kind::Forward, number)).collect();
     for number in 0..micro_batches {
         if number + ahead < micro_batches {
             order.push(action(Kind::Forward, number + ahead));
         }
         order.push(action(Kind::Input, number));
-        if number >= rank {
-            order.push(action(Kind::Weight, number - rank));
+        if number >= behind {
+            order.push(action(Kind::Weight, number - behind));
         }
     }
-    order.extend((micro_batches - rank..micro_batches).map(|number| action(Kind::Weight, number)));
+    order.extend((micro_batches - behind..micro_batches).map(|number| action(Kind::Weight, number)));
     order
 }
 

@@ -5,9 +5,10 @@ use phalanx_bench::collectives::{CollectiveFigures, CollectivesTask, to_text};
 use phalanx_trace::CollectiveOp;
 
 use crate::bench_args::{BenchCollectivesArgs, BenchOp};
-use crate::launch::{Output, RankProcesses};
+use crate::launch::RankProcesses;
 use crate::machine;
 use crate::output::{print, print_line};
+use crate::rank_output::Output;
 use crate::signals::Signals;
 use crate::task::Task;
 

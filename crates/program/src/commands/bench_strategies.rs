@@ -17,11 +17,12 @@ use phalanx_train::{ResolvedConfig, RunConfig, Spec};
 use serde_json::{Value, json};
 
 use crate::environment::Environment;
-use crate::launch::{Output, RankProcesses};
+use crate::launch::RankProcesses;
 use crate::output::{note, print, print_json, terminal_width};
 use crate::overrides::Overrides;
 use crate::planned::{self, Planned};
 use crate::rank_host::RankHost;
+use crate::rank_output::Output;
 use crate::report::{bytes, count, plural};
 use crate::resolve::{Purpose, Resolved, Vocabulary, random_tokens, resolve};
 use crate::signals::Signals;

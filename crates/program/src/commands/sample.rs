@@ -10,6 +10,22 @@ use crate::environment::Environment;
 use crate::run_folder::{RunFolder, model_of};
 use crate::{continuation, machine, output};
 
+/// Tokens beyond the model's positions from which on [`slow_beyond`] gives its advice.
+const MANY: usize = 64;
+
+/// Advice for a text of `length` tokens that is much longer than the model's positions, where every token moves the
+/// window.
+fn slow_beyond(positions: usize, length: usize, shift: usize) -> Option<String> {
+    let quarter = (positions / 4).max(2);
+    (shift == 1 && length > positions + MANY).then(|| {
+        format!(
+            "note: beyond {positions} tokens, which is what the model sees at once, each token computes the whole window \
+             again. --shift {quarter} drops {quarter} tokens at a time and is several times as fast; the text is another \
+             one from there on"
+        )
+    })
+}
+
 /// Continues the prompt.
 ///
 /// # Errors
@@ -55,6 +71,9 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
         seed: args.seed,
     };
     let given = tokens.len();
+    if let Some(hint) = slow_beyond(model.shape().positions, given + args.tokens, args.shift) {
+        output::note(&hint);
+    }
     let mut text = args.prompt.clone();
     let mut show = |piece: &str| {
         if args.json {
@@ -75,4 +94,17 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
         );
     }
     Ok(output::print_line("")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_long_texts_that_move_by_single_tokens_get_advice() {
+        assert!(slow_beyond(256, 500, 1).unwrap().contains("--shift 64"));
+        assert_eq!(slow_beyond(256, 500, 64), None);
+        assert_eq!(slow_beyond(256, 256 + MANY, 1), None);
+        assert_eq!(slow_beyond(1024, 500, 1), None);
+    }
 }

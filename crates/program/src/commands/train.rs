@@ -4,15 +4,17 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use phalanx_collectives::threads;
+use phalanx_launch::Failure;
 use phalanx_train::job::Job;
 
 use crate::args::TrainArgs;
 use crate::environment::Environment;
 use crate::file_size;
-use crate::launch::{Failure, Output, RankProcesses};
+use crate::launch::RankProcesses;
 use crate::output::{TrainOutput, note};
 use crate::planned::Planned;
 use crate::rank_host::RankHost;
+use crate::rank_output::Output;
 use crate::resume::Resumed;
 use crate::run_folder::RunFolder;
 use crate::run_folder_lock::RunFolderLock;
@@ -20,7 +22,7 @@ use crate::setup::Prepares;
 use crate::signals::{STOPPED, Signals};
 use crate::task::{Show, Task, TrainTask};
 use crate::user_config::UserConfig;
-use crate::{final_report, learning_rate, plan_report, resume, setup, training};
+use crate::{exit_status, final_report, learning_rate, plan_report, resume, setup, training};
 
 /// Plans and trains.
 ///
@@ -66,7 +68,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     // The run removes old checkpoints, and a file that is still open here would keep its disk space.
     drop(started);
     if let Err(error) = run_ranks(&task, &planned, environment, args.threads_as_ranks, &signals, output) {
-        if error.downcast_ref::<Failure>().is_some_and(|failure| failure.interrupted) {
+        if error.downcast_ref().is_some_and(|failure| exit_status::is_interrupted(failure, &signals)) {
             note(&format!("stopped before the ranks had started; resume with: {}", resume::command(&folder)));
             return Ok(ExitCode::from(STOPPED));
         }
@@ -155,8 +157,7 @@ fn run_threads(
 fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
     let newest = folder.newest().ok().and_then(|found| found.checkpoint);
     let failure = error.downcast_ref::<Failure>();
-    let unusable =
-        failure.map_or_else(|| training::is_of_checkpoint(&error), |failure| failure.checkpoint_unusable);
+    let unusable = failure.map_or_else(|| training::is_of_checkpoint(&error), exit_status::is_of_checkpoint);
     let on_disk = match newest {
         Some(checkpoint) if unusable => format!(
             "the checkpoint itself cannot be used; to go on from the one before it, move {} away, then: {}",

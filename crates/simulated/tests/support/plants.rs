@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_simulated::Simulated;
-use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent};
+use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::{Access, Backend, DeviceError, View, ViewMut};
 use phalanx_trace::{Site, Stream};
@@ -206,8 +206,8 @@ impl Backend for Planted {
         }
     }
 
-    fn upload(&self, stream: Stream, from: &[u8], to: ViewMut, site: Site) {
-        self.inner.upload(stream, from, to, site);
+    fn upload(&self, stream: Stream, from: &[u8], to: ViewMut, site: Site, timer: Option<Timer>) {
+        self.inner.upload(stream, from, to, site, timer);
     }
 
     fn transfer(&self, transfer: DiskTransfer) {

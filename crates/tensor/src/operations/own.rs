@@ -117,6 +117,39 @@ impl<'a> OwnOperation<'a> {
         self
     }
 
+    /// Checks that each operand has as many dimensions as letters, and that equal letters have equal extents.
+    fn check_letters(&self) {
+        let OwnPlacement::Letters { reads, writes, whole } = &self.placement else { return };
+        let read = reads.iter().zip(self.reads.iter().map(View::shape));
+        let written = writes.iter().map(|(named, _)| named).zip(self.writes.iter().map(ViewMut::shape));
+        let mut extents: Vec<(char, usize, &str)> = Vec::new();
+        for (Named { name: operand, letters }, shape) in read.chain(written) {
+            let name = self.name;
+            let dims: &[usize] = shape.as_slice();
+            let own = letters.strip_prefix('r').unwrap_or(letters);
+            let fits =
+                if own.len() == letters.len() { dims.len() == own.len() } else { dims.len() >= own.len() };
+            assert!(fits, "`{name}` describes `{operand}` of shape {shape:?} by the letters \"{letters}\"");
+            let rows: usize = dims[..dims.len() - own.len()].iter().product();
+            let leading = (own.len() < letters.len()).then_some(('r', rows));
+            for (letter, extent) in
+                leading.into_iter().chain(own.chars().zip(dims[dims.len() - own.len()..].iter().copied()))
+            {
+                match extents.iter().find(|(known, ..)| *known == letter) {
+                    None => extents.push((letter, extent, operand)),
+                    Some((_, other, first)) => assert_eq!(
+                        extent, *other,
+                        "`{name}`: the dimension `{letter}` of `{operand}` and of `{first}` must be equal"
+                    ),
+                }
+            }
+        }
+        for (letter, _) in whole {
+            let is_known = extents.iter().any(|(known, ..)| known == letter);
+            assert!(is_known, "`{}` needs the dimension `{letter}` whole, but no operand has it", self.name);
+        }
+    }
+
     /// Runs `kernel` on the operands, read ones and written ones each in the order in which they were described.
     ///
     /// # Panics
@@ -172,6 +205,7 @@ impl Describe for OwnOperation<'_> {
             let (p, g) = (&self.writes[0], &self.reads[0]);
             assert_eq!(p.elements(), g.elements(), "`{}` updates {p:?} from {g:?}", self.name);
         }
+        self.check_letters();
     }
 
     fn price(&self) -> Price {

@@ -69,7 +69,7 @@ pub enum Chunk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChunkWord {
-    /// Searched for the least waste.
+    /// The size with the fewest chunks whose peak is within 1 % of the smallest, of a few that are planned.
     Auto,
     /// No chunks: one tensor each.
     None,

@@ -20,7 +20,7 @@ pub struct ParallelConfig {
     pub sequence_parallel: bool,
     /// ZeRO stage, 0 to 3, over the data axis.
     pub zero: u8,
-    /// Pipeline schedule: `model`, `gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zb-v`, the path of a file in PyTorch's
+    /// Pipeline schedule: `model`, `gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zb-h2`, `zb-v`, the path of a file in PyTorch's
     /// text form, or that text.
     pub schedule: String,
     /// Stages of each rank under `interleaved`.

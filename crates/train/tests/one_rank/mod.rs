@@ -13,7 +13,7 @@ use crate::rig::{self, Ran, State, Steps, pairs, relative_difference, same_bits}
 const SEQ: usize = 8;
 const VOCAB: usize = 67;
 /// Every generated schedule.
-pub const SCHEDULES: [&str; 6] = ["model", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"];
+pub const SCHEDULES: [&str; 7] = ["model", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"];
 
 /// Sizes of a tiny model and its batch that a mesh divides evenly.
 #[derive(Clone, Copy)]

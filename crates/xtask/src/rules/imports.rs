@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &str); 27] = [
+const MAY_IMPORT: [(&str, &str); 28] = [
     ("trace", ""),
     ("random", ""),
     ("host", "files"),
@@ -21,6 +21,7 @@ const MAY_IMPORT: [(&str, &str); 27] = [
     ("cpu", "trace random simd tensor"),
     ("simulated", "trace random plan tensor"),
     ("collectives", "trace simd host tensor"),
+    ("launch", "host tensor collectives"),
     ("layers", "trace random plan tensor"),
     ("optim", "trace tensor"),
     ("parallel", "trace plan tensor collectives layers optim"),
@@ -42,10 +43,13 @@ const MAY_IMPORT: [(&str, &str); 27] = [
         "trace random plan tensor cpu collectives layers optim parallel models checkpoint data \
          files train baselines drawing",
     ),
-    ("phalanx", "trace plan tensor cpu collectives layers optim parallel models checkpoint data train"),
+    (
+        "phalanx",
+        "trace plan tensor cpu collectives launch layers optim parallel models checkpoint data train",
+    ),
     (
         "program",
-        "host trace plan simd tensor cpu simulated collectives layers optim parallel models \
+        "host trace plan simd tensor cpu simulated collectives launch layers optim parallel models \
          checkpoint data files train baselines bench drawing",
     ),
     ("reliability", "host hostile"),

@@ -1,6 +1,6 @@
 //! Detects stalled ranks from outside: the launcher looks at their processes while it waits for them.
 //!
-//! Ranks that wait for each other give up after `parallel.timeout_s` by themselves. They cannot notice that all of them
+//! Ranks that wait for each other give up after a timeout by themselves. They cannot notice that all of them
 //! are stalled: stopped by a signal, deadlocked, or blocked on a pipe that nobody reads. So the launcher looks, too. A rank
 //! makes progress when one of these holds:
 //!
@@ -9,7 +9,7 @@
 //!   collectives may take as long as it likes;
 //! - one of its threads is ready to run: a rank that gets no core on a busy machine is not to blame.
 //!
-//! A rank without progress for `parallel.timeout_s` is stalled. A rank that computes in an endless loop is not noticed
+//! A rank without progress for the timeout is stalled. A rank that computes in an endless loop is not noticed
 //! here; the ranks that wait for it name it.
 //!
 //! Time in which the launcher itself did not run counts for little: Ctrl-Z stops launcher and ranks together, and all go

@@ -1,0 +1,25 @@
+//! Ranks as processes of this machine: starts them, watches them, and ends them together.
+//!
+//! A launcher makes the memory that the ranks share (a [`HostJob`](phalanx_collectives::HostJob)), starts one process for
+//! each rank, which inherits this memory as descriptors, and holds a pidfd of each ([`RankProcesses`]). It waits for
+//! events: a process ends, the caller asks the ranks to stop, or it is time to search for ranks that stand still
+//! ([`StallDetector`]). When a rank dies, ends before its work is done, reports an error or stalls, the launcher aborts the
+//! job in the name of the rank that was the cause, gives the others a second to end, kills those that are left, and
+//! returns the [`Failure`]. The system kills the ranks when the launcher dies ([`begin_rank`]).
+//!
+//! The program and the library start their ranks with this crate. What differs between them, they say with [`Hooks`].
+#![forbid(unsafe_code)]
+
+mod exit_status;
+mod failure;
+mod hooks;
+mod processes;
+mod rank;
+mod stall;
+mod watch;
+
+pub use failure::Failure;
+pub use hooks::Hooks;
+pub use processes::{RankProcesses, own_program};
+pub use rank::begin_rank;
+pub use stall::{Observation, StallDetector};

@@ -1,0 +1,99 @@
+//! The processes of a job's ranks.
+
+use std::io::Result;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
+
+use phalanx_collectives::HostJob;
+use phalanx_host::process::Activity;
+use phalanx_tensor::refused_thread;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// A command that starts the program of this process once more, even if its file was replaced meanwhile.
+pub fn own_program() -> Command {
+    Command::new("/proc/self/exe")
+}
+
+/// The processes of a job's ranks. They are killed when this is dropped.
+pub struct RankProcesses {
+    pub(crate) job: HostJob,
+    /// Time for which a rank may stand still.
+    pub(crate) timeout: Duration,
+    pub(crate) ranks: Vec<RankProcess>,
+}
+
+/// The process of one rank.
+pub(crate) struct RankProcess {
+    pub(crate) child: Child,
+    /// `None` while the process is being started.
+    pub(crate) pidfd: Option<OwnedFd>,
+    /// `None` while it runs.
+    pub(crate) status: Option<ExitStatus>,
+    /// Whether the launcher no longer waits for it, although it runs.
+    pub(crate) given_up: bool,
+}
+
+impl RankProcesses {
+    /// A job without processes. A rank that stands still for longer than `timeout` ends the job.
+    pub fn new(job: HostJob, timeout: Duration) -> RankProcesses {
+        RankProcesses { job, timeout, ranks: Vec::new() }
+    }
+
+    /// Starts the next rank, beginning with rank 0: `command` inherits the descriptors of the job. Returns the process, so
+    /// that the caller can take its pipes.
+    ///
+    /// # Errors
+    /// When the system refuses a process or a descriptor.
+    pub fn start(&mut self, mut command: Command) -> Result<&mut Child> {
+        self.job.pass_to(&mut command);
+        let child = command.spawn().map_err(|error| refused_thread("its process", &error))?;
+        let pid = Pid::from_child(&child);
+        let rank = self.ranks.len();
+        // From here on, dropping `self` ends the process.
+        self.ranks.push(RankProcess { child, pidfd: None, status: None, given_up: false });
+        let process = &mut self.ranks[rank];
+        process.pidfd = Some(pidfd_open(pid, PidfdFlags::empty())?);
+        Ok(&mut process.child)
+    }
+
+    /// The ranks whose processes run, by number.
+    pub(crate) fn alive(&self) -> impl Iterator<Item = (usize, &RankProcess)> {
+        self.ranks.iter().enumerate().filter(|(_, process)| process.is_alive())
+    }
+
+    /// Sends a signal to the processes of all ranks that run.
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.alive().for_each(|(_, process)| process.signal(signal));
+    }
+}
+
+impl RankProcess {
+    pub(crate) fn is_alive(&self) -> bool {
+        self.status.is_none() && !self.given_up
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        if let Some(pidfd) = &self.pidfd {
+            // Fails if the process has just ended, which is fine.
+            let _ = pidfd_send_signal(pidfd, signal);
+        }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn activity(&self) -> Activity {
+        Activity::read(self.pid())
+    }
+}
+
+impl Drop for RankProcess {
+    fn drop(&mut self) {
+        if self.is_alive() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
