@@ -238,7 +238,7 @@ unsafe fn strip_tile<
     if !whole {
         // SAFETY: the caller's promise; the tile has written its rows.
         unsafe {
-            let sums = std::slice::from_raw_parts_mut(to, rows * WIDTH);
+            let sums = std::slice::from_raw_parts(to, rows * WIDTH);
             finish::<L>(sums, WIDTH, [rows, columns], target);
         }
     }

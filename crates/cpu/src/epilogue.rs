@@ -1,10 +1,10 @@
 //! The epilogue of a matrix product: adds bias and residual to a tile's sums, applies GELU, rounds, and stores.
 //!
-//! Tiles are finished from a buffer in L1, in one pass for each step of the epilogue; a whole tile of f32 without bias is
-//! stored straight from registers.
+//! A whole tile of f32 without GELU is finished and stored straight from registers, every other tile from a buffer in L1,
+//! vector by vector.
 
 use half::{bf16, f16};
-use phalanx_simd::{Lanes, Number};
+use phalanx_simd::Lanes;
 use phalanx_tensor::arguments::Gelu;
 use phalanx_trace::DType;
 
@@ -42,6 +42,12 @@ impl MatrixPointer {
         }
         let bytes = (row * self.stride + column) * self.dtype.bytes();
         MatrixPointer { at: self.at.wrapping_add(bytes), ..self }
+    }
+
+    /// The element at (row, column); `T` is the element type.
+    #[inline(always)]
+    fn element<T>(self, row: usize, column: usize) -> *mut T {
+        self.at.cast::<T>().wrapping_add(row * self.stride + column)
     }
 }
 
@@ -87,8 +93,8 @@ impl Target {
     pub(crate) fn is_plain(&self) -> bool {
         self.to.dtype == DType::F32
             && self.add.dtype == DType::F32
+            && self.bias.dtype == DType::F32
             && !self.partial.is_some()
-            && !self.bias.is_some()
             && !self.pre.is_some()
     }
 
@@ -111,7 +117,7 @@ impl Target {
     }
 }
 
-/// Stores a whole tile of a plain target from registers.
+/// Finishes a whole tile of a plain target in registers, and stores it.
 ///
 /// # Safety
 /// Compiled for `L`; the target is valid for the tile.
@@ -123,6 +129,14 @@ pub(crate) unsafe fn finish_plain<L: Lanes, const ROWS: usize, const VECTORS: us
     let to = target.to.at.cast::<f32>();
     // SAFETY: the caller's promise. The loops are apart so that each unrolls and the sums stay in registers.
     unsafe {
+        if target.bias.is_some() {
+            let bias = target.bias.at.cast::<f32>();
+            for sums in &mut sums {
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    *sum = L::add(*sum, L::load(bias.add(v * 16)));
+                }
+            }
+        }
         if target.add.is_some() {
             let add = target.add.at.cast::<f32>();
             for (r, sums) in sums.iter_mut().enumerate() {
@@ -139,119 +153,103 @@ pub(crate) unsafe fn finish_plain<L: Lanes, const ROWS: usize, const VECTORS: us
     }
 }
 
-/// Finishes `rows x columns` sums, rows of which are `width` apart in `buffer`.
+/// Finishes `rows x columns` sums, rows of which are `width` apart.
 ///
 /// # Safety
 /// Compiled for `L`; the target is valid for them.
 #[inline(always)]
-pub(crate) unsafe fn finish<L: Lanes>(buffer: &mut [f32], width: usize, size: [usize; 2], target: &Target) {
-    let [rows, columns] = size;
-    assert!(columns <= width && rows * width <= buffer.len());
-    // SAFETY: the caller's promise; the buffer holds the sums (asserted).
+pub(crate) unsafe fn finish<L: Lanes>(sums: &[f32], width: usize, size: [usize; 2], target: &Target) {
+    // SAFETY: the caller's promise.
     unsafe {
-        add_rows::<L>(buffer, width, size, target.partial);
-        if target.bias.is_some() {
-            add_rows::<L>(buffer, width, size, MatrixPointer { stride: 0, ..target.bias });
+        match target.to.dtype {
+            DType::BF16 => finish_as::<L, bf16>(sums, width, size, target),
+            DType::F16 => finish_as::<L, f16>(sums, width, size, target),
+            _ => finish_as::<L, f32>(sums, width, size, target),
         }
-        add_rows::<L>(buffer, width, size, target.add);
-        if target.pre.is_some() {
-            store_rows::<L>(buffer, width, size, target.pre);
-            // GELU is computed from the stored (rounded) argument, so that backward can recompute it.
-            copy_rows::<L>(buffer, width, size, target.pre);
-            match target.gelu {
-                Gelu::Tanh => gelu_all::<L, Tanh>(&mut buffer[..rows * width]),
-                Gelu::Erf => gelu_all::<L, Erf>(&mut buffer[..rows * width]),
-            }
-        }
-        store_rows::<L>(buffer, width, size, target.to);
     }
 }
 
-/// Applies GELU to whole vectors.
+#[inline(always)]
+unsafe fn finish_as<L: Lanes, T: Float>(sums: &[f32], width: usize, size: [usize; 2], target: &Target) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match target.gelu {
+            _ if !target.pre.is_some() => finish_rows::<L, T, Tanh, false>(sums, width, size, target),
+            Gelu::Tanh => finish_rows::<L, T, Tanh, true>(sums, width, size, target),
+            Gelu::Erf => finish_rows::<L, T, Erf, true>(sums, width, size, target),
+        }
+    }
+}
+
+/// Finishes sums into results of type `T`, vector by vector.
 ///
 /// # Safety
-/// Compiled for `L`.
+/// As [`finish`].
 #[inline(always)]
-unsafe fn gelu_all<L: Lanes, F: Formula>(sums: &mut [f32]) {
-    for x in sums.chunks_exact_mut(16) {
-        // SAFETY: the caller's promise; 16 numbers.
-        unsafe { L::store(x.as_mut_ptr(), F::value::<L>(L::load(x.as_ptr()))) };
+unsafe fn finish_rows<L: Lanes, T: Float, F: Formula, const GELU: bool>(
+    sums: &[f32],
+    width: usize,
+    [rows, columns]: [usize; 2],
+    target: &Target,
+) {
+    let Target { to, partial, bias, add, pre, .. } = *target;
+    let (add_is_f32, exact) = (add.dtype == DType::F32, T::DTYPE == DType::F32);
+    assert!(columns <= width && rows * width <= sums.len());
+    assert!(partial.dtype == DType::F32 && (add_is_f32 || add.dtype == T::DTYPE));
+    assert!((!bias.is_some() || bias.dtype == T::DTYPE) && (!GELU || pre.dtype == T::DTYPE));
+    for row in 0..rows {
+        for column in (0..columns).step_by(16) {
+            let count = columns - column;
+            // SAFETY: the caller's promise; the vector lies in the sums (asserted), and the types are right (asserted).
+            unsafe {
+                let mut x = L::load(sums.as_ptr().add(row * width + column));
+                if partial.is_some() {
+                    x = L::add(x, load::<L, f32>(partial.element(row, column), count));
+                }
+                if bias.is_some() {
+                    x = L::add(x, load::<L, T>(bias.element(0, column), count));
+                }
+                if add.is_some() && add_is_f32 {
+                    x = L::add(x, load::<L, f32>(add.element(row, column), count));
+                } else if add.is_some() {
+                    x = L::add(x, load::<L, T>(add.element(row, column), count));
+                }
+                if GELU {
+                    store::<L, T>(pre.element(row, column), x, count);
+                }
+                if GELU && exact {
+                    x = F::value::<L>(x);
+                }
+                if !GELU || exact {
+                    store::<L, T>(to.element(row, column), x, count);
+                }
+            }
+        }
     }
-}
-
-/// Runs `$body` for every vector of the sums: index in the buffer, row, first column, number of valid lanes.
-macro_rules! for_vectors {
-    ($size:expr, $width:expr, |$index:ident, $row:ident, $column:ident, $count:ident| $body:expr) => {
-        for $row in 0..$size[0] {
-            for $column in (0..$size[1]).step_by(16) {
-                let $index = $row * $width + $column;
-                let $count = $size[1] - $column;
-                $body
+    if GELU && !exact {
+        // GELU is computed from the stored (rounded) argument, so that backward can recompute it. In a loop of its own,
+        // because rounding and widening are too long a chain for the processor to overlap with it.
+        for row in 0..rows {
+            for column in (0..columns).step_by(16) {
+                let count = columns - column;
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let x = load::<L, T>(pre.element(row, column), count);
+                    store::<L, T>(to.element(row, column), F::value::<L>(x), count);
+                }
             }
         }
-    };
-}
-
-/// Runs `$body` with `T` the element type of a matrix.
-macro_rules! by_place {
-    ($place:expr, $T:ident => $body:expr) => {
-        match $place.dtype {
-            DType::BF16 => {
-                type $T = bf16;
-                $body
-            }
-            DType::F16 => {
-                type $T = f16;
-                $body
-            }
-            _ => {
-                type $T = f32;
-                $body
-            }
-        }
-    };
-}
-
-#[inline(always)]
-unsafe fn add_rows<L: Lanes>(sums: &mut [f32], width: usize, size: [usize; 2], from: MatrixPointer) {
-    if !from.is_some() {
-        return;
     }
-    by_place!(from, T => for_vectors!(size, width, |index, row, column, count| {
-        // SAFETY: the caller's promise; the vector lies in the sums.
-        unsafe {
-            let x = load::<L, T>(from.at.cast::<T>().add(row * from.stride + column), count);
-            let sum = sums.as_mut_ptr().add(index);
-            L::store(sum, L::add(L::load(sum), x));
-        }
-    }));
-}
-
-#[inline(always)]
-unsafe fn copy_rows<L: Lanes>(sums: &mut [f32], width: usize, size: [usize; 2], from: MatrixPointer) {
-    by_place!(from, T => for_vectors!(size, width, |index, row, column, count| {
-        // SAFETY: the caller's promise; the vector lies in the sums.
-        unsafe {
-            let x = load::<L, T>(from.at.cast::<T>().add(row * from.stride + column), count);
-            L::store(sums.as_mut_ptr().add(index), x);
-        }
-    }));
-}
-
-#[inline(always)]
-unsafe fn store_rows<L: Lanes>(sums: &[f32], width: usize, size: [usize; 2], to: MatrixPointer) {
-    by_place!(to, T => for_vectors!(size, width, |index, row, column, count| {
-        // SAFETY: the caller's promise; the vector lies in the sums.
-        unsafe {
-            let x = L::load(sums.as_ptr().add(index));
-            let to = to.at.cast::<T>().add(row * to.stride + column);
-            if count >= 16 { T::store::<L>(to, x) } else { T::store_first::<L>(to, x, count) }
-        }
-    }));
 }
 
 #[inline(always)]
 unsafe fn load<L: Lanes, T: Float>(from: *const T, count: usize) -> L::V {
     // SAFETY: the caller's promise.
     unsafe { if count >= 16 { T::load::<L>(from) } else { T::load_first::<L>(from, count) } }
+}
+
+#[inline(always)]
+unsafe fn store<L: Lanes, T: Float>(to: *mut T, x: L::V, count: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { if count >= 16 { T::store::<L>(to, x) } else { T::store_first::<L>(to, x, count) } }
 }

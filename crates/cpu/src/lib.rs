@@ -36,6 +36,7 @@ mod resident;
 mod scratch;
 mod sgd;
 mod shards;
+mod side;
 
 pub use factory::CpuFactory;
 
@@ -60,9 +61,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// Options for `threads` threads and the best instruction set of this processor.
+    /// Options for `threads` threads and the fastest instruction set of this processor.
     pub fn new(threads: usize) -> Options {
-        Options { threads, isa: Isa::detect(), spin: Duration::from_micros(50) }
+        Options { threads, isa: Isa::fastest(), spin: Duration::from_micros(50) }
     }
 }
 

@@ -17,9 +17,9 @@ use crate::Cpu;
 use crate::epilogue::{MatrixPointer, Target};
 use crate::matrix::Matrix;
 use crate::microkernel::{self, Packing, Panels, PanelsA, PanelsB};
-use crate::packing::{MatrixBlock, PanelLayout, pack};
+use crate::packing::pack;
 use crate::scratch::with_thread_scratch;
-use crate::shards::Shards;
+use crate::side::Side;
 
 /// The weight as a matrix `[in, out]`, whatever its layout.
 pub(crate) fn weight<'a>(w: &Weight<'a>) -> Matrix<'a> {
@@ -120,80 +120,6 @@ fn depth(to: DType, packed: usize) -> usize {
     packed.clamp(1, depth_max)
 }
 
-/// One operand in its packed layout: steps of depth by lanes.
-#[derive(Clone, Copy)]
-struct Side<'a> {
-    matrix: Matrix<'a>,
-    packing: Packing,
-    /// Depth of a block, in packed elements.
-    depth: usize,
-    /// Lanes of a panel.
-    panel: usize,
-    /// Elements between two steps of a panel.
-    width: usize,
-}
-
-impl Side<'_> {
-    fn lanes(&self) -> usize {
-        self.matrix.columns
-    }
-
-    fn panels(&self) -> usize {
-        self.lanes().div_ceil(self.panel)
-    }
-
-    /// Packed elements of one step of depth.
-    fn packed(&self) -> usize {
-        self.panels() * self.width
-    }
-
-    /// The unpacked block that becomes the packed steps `packed` of some lanes.
-    fn block(&self, packed: Range<usize>, lanes: Range<usize>) -> MatrixBlock {
-        let inner = self.packing.inner(packed.start)..self.packing.inner(packed.end).min(self.matrix.rows);
-        self.matrix.block(inner, lanes)
-    }
-
-    fn layout(&self, depth: usize) -> PanelLayout {
-        PanelLayout {
-            packing: self.packing,
-            lanes: self.panel,
-            width: self.width,
-            stride: self.width * depth,
-        }
-    }
-
-    /// Packs the steps `depth` on all threads: block by block, each with all its panels in order.
-    fn pack_all(&self, cpu: &Cpu, depth: Range<usize>, packed: &mut [f32]) {
-        // Contiguous rows are read whole, and tasks split the steps; other layouts are read panel by panel.
-        let [steps, panels] = if self.matrix.column_stride == 1 {
-            [(crate::GRAIN / self.packed()).clamp(1, self.depth), self.panels()]
-        } else {
-            [self.depth, (crate::GRAIN / (self.width * self.depth)).max(1)]
-        };
-        let groups = self.panels().div_ceil(panels);
-        let pieces = self.depth.div_ceil(steps);
-        let packed = Shards::new(packed);
-        cpu.pool.run(depth.len().div_ceil(self.depth) * pieces * groups, &|task| {
-            let (block, piece, group) = (task / groups / pieces, task / groups % pieces, task % groups);
-            let block = block * self.depth..depth.len().min((block + 1) * self.depth);
-            let piece = block.start + piece * steps..block.end.min(block.start + (piece + 1) * steps);
-            if piece.is_empty() {
-                return;
-            }
-            let lanes = group * panels * self.panel..self.lanes().min((group + 1) * panels * self.panel);
-            let layout = self.layout(block.len());
-            let at = block.start * self.packed()
-                + group * panels * layout.stride
-                + (piece.start - block.start) * self.width;
-            assert!(at < packed.len());
-            let from = self.block(depth.start + piece.start..depth.start + piece.end, lanes);
-            // SAFETY: only this task writes these steps of these panels, and they lie inside the buffer, which holds
-            // all panels of all blocks; `Matrix::block` checked what is read.
-            unsafe { pack(cpu.isa, from, layout, packed.base().add(at)) };
-        });
-    }
-}
-
 /// What all tasks of a product share.
 struct Plan<'a> {
     isa: Isa,
@@ -235,14 +161,15 @@ pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Targe
     let shared = other.packed() + if plan.packs_own { 0 } else { own.packed() };
     let span = (SHARED_ELEMENTS / shared / plan.depth).max(1) * plan.depth;
     let keeps = target.to.dtype != DType::F32 && k > plan.depth;
+    let lengths = plan.lengths(span.min(k));
     cpu.scratch.with(|buffer| {
-        let length = shared * span.min(k);
+        let length = lengths.iter().sum();
         let (packed, partial) =
             buffer.slice::<f32>(length + if keeps { m * n } else { 0 }).split_at_mut(length);
         if keeps {
             plan.partial = MatrixPointer::of(partial.as_mut_ptr(), n);
         }
-        let (other_packed, own_packed) = packed.split_at_mut(other.packed() * span.min(k));
+        let (own_packed, other_packed) = packed.split_at_mut(lengths[0]);
         for start in (0..k.max(1)).step_by(span) {
             let depth = start..k.min(start + span);
             other.pack_all(cpu, depth.clone(), other_packed);
@@ -278,9 +205,8 @@ pub(crate) fn product_into(cpu: &Cpu, a: Matrix, b: Matrix, consume: &Consume) {
     let depth = 0..plan.packing.packed(k);
     let (own, other) = plan.sides();
     cpu.scratch.with(|buffer| {
-        let length = other.packed() * depth.len();
-        let rest = if plan.packs_own { 0 } else { own.packed() * depth.len() };
-        let (other_packed, own_packed) = buffer.slice::<f32>(length + rest).split_at_mut(length);
+        let lengths = plan.lengths(depth.len());
+        let (own_packed, other_packed) = buffer.slice::<f32>(lengths.iter().sum()).split_at_mut(lengths[0]);
         other.pack_all(cpu, depth.clone(), other_packed);
         if !plan.packs_own {
             own.pack_all(cpu, depth.clone(), own_packed);
@@ -329,6 +255,13 @@ impl<'a> Plan<'a> {
         if self.cut_rows { (self.a, self.b) } else { (self.b, self.a) }
     }
 
+    /// Elements of what is packed before the tasks run, for `steps` steps: own and other operand.
+    fn lengths(&self, steps: usize) -> [usize; 2] {
+        let (own, other) = self.sides();
+        let own = if self.packs_own { 0 } else { own.length(own.panels(), steps) };
+        [own, other.length(other.panels(), steps)]
+    }
+
     /// The panels of its own operand that a task computes.
     fn panels_of(&self, task: usize) -> Range<usize> {
         let (own, _) = self.sides();
@@ -346,21 +279,20 @@ impl<'a> Plan<'a> {
         let (own, other) = self.sides();
         let panels = self.panels_of(task);
         let lanes = panels.start * own.panel..own.lanes().min(panels.end * own.panel);
-        let length = if self.packs_own { panels.len() * own.width * self.depth } else { 0 };
+        let length = if self.packs_own { own.length(panels.len(), self.depth) } else { 0 };
         with_thread_scratch(length, |scratch| {
             for start in (depth.start..depth.end.max(depth.start + 1)).step_by(self.depth) {
                 let steps = start..depth.end.min(start + self.depth);
                 let count = steps.len();
                 let at = start - depth.start;
-                let other_packed = &packed[1][at * other.packed()..][..count * other.packed()];
+                let other_packed = other.slice(packed[1], at, count, 0..other.panels());
                 let own_packed = if self.packs_own {
                     let from = own.block(steps.clone(), lanes.clone());
                     // SAFETY: the scratch holds the panels; `Matrix::block` checked what is read.
                     unsafe { pack(self.isa, from, own.layout(count), scratch.as_mut_ptr()) };
                     &*scratch
                 } else {
-                    &packed[0][at * own.packed() + panels.start * own.width * count..]
-                        [..panels.len() * own.width * count]
+                    own.slice(packed[0], at, count, panels.clone())
                 };
                 let target = self.block_target(&steps);
                 // SAFETY: the panels are packed; the target is the caller's promise.
@@ -379,22 +311,21 @@ impl<'a> Plan<'a> {
         // With one block of the inner dimension, rows are processed in pieces that stay in L2 with their results.
         let blocks = depth.len().div_ceil(self.depth);
         let piece = if self.cut_rows || blocks > 1 { rows.len() } else { self.row_piece(self.depth) };
-        let pack_len = if self.packs_own { panels.len() * own.width * self.depth } else { 0 };
+        let pack_len = if self.packs_own { own.length(panels.len(), self.depth) } else { 0 };
         with_thread_scratch(pack_len + piece.min(rows.len()) * columns.len(), |scratch| {
             let (packing, sums) = scratch.split_at_mut(pack_len);
             let to = MatrixPointer::of(sums.as_mut_ptr(), columns.len());
             for start in (0..depth.end.max(1)).step_by(self.depth) {
                 let steps = start..depth.end.min(start + self.depth);
                 let count = steps.len();
-                let other_packed = &packed[1][start * other.packed()..][..count * other.packed()];
+                let other_packed = other.slice(packed[1], start, count, 0..other.panels());
                 let own_packed = if self.packs_own {
                     let from = own.block(steps, lanes.clone());
                     // SAFETY: the scratch holds the panels; `Matrix::block` checked what is read.
                     unsafe { pack(self.isa, from, own.layout(count), packing.as_mut_ptr()) };
                     &*packing
                 } else {
-                    &packed[0][start * own.packed() + panels.start * own.width * count..]
-                        [..panels.len() * own.width * count]
+                    own.slice(packed[0], start, count, panels.clone())
                 };
                 let [a, b] =
                     if self.cut_rows { [own_packed, other_packed] } else { [other_packed, own_packed] };
@@ -402,7 +333,7 @@ impl<'a> Plan<'a> {
                     Target { add: if start == 0 { MatrixPointer::none() } else { to }, ..Target::new(to) };
                 for top in (0..rows.len()).step_by(piece) {
                     let some = top..rows.len().min(top + piece);
-                    let a = &a[top / self.a.panel * self.a.width * count..];
+                    let a = &a[top / self.a.panel * self.a.stride(count)..];
                     let size = [some.len(), columns.len(), count];
                     // SAFETY: the panels are packed, the sums are this thread's and as large as the piece.
                     unsafe { self.block(size, a, b, &target) };
@@ -462,7 +393,7 @@ impl<'a> Plan<'a> {
         }
         let piece = self.row_piece(depth);
         for top in (0..self.a.lanes()).step_by(piece) {
-            let a = &other[top / self.a.panel * self.a.width * depth..];
+            let a = &other[top / self.a.panel * self.a.stride(depth)..];
             let size = [piece.min(self.a.lanes() - top), lanes.len(), depth];
             // SAFETY: the caller's promise.
             unsafe { self.block(size, a, own, &target.at(top, lanes.start)) };
@@ -474,8 +405,8 @@ impl<'a> Plan<'a> {
     /// # Safety
     /// The slices hold `rows` and `columns`; the target is valid for them, and nobody else uses it.
     unsafe fn block(&self, [rows, columns, depth]: [usize; 3], a: &[f32], b: &[f32], target: &Target) {
-        let a = PanelsA { from: a.as_ptr(), step: self.a.width, panel: self.a.width * depth };
-        let b = PanelsB { from: b.as_ptr(), panel: self.b.width * depth };
+        let a = PanelsA { from: a.as_ptr(), step: self.a.width, panel: self.a.stride(depth) };
+        let b = PanelsB { from: b.as_ptr(), panel: self.b.stride(depth) };
         // SAFETY: the caller's promise.
         unsafe { microkernel::block(self.isa, self.packing, [rows, columns, depth], a, b, target) }
     }

@@ -68,7 +68,7 @@ pub(crate) struct Panels {
 pub(crate) fn panels(isa: Isa) -> Panels {
     match isa {
         Isa::Avx512 | Isa::Avx512Bf16 => Panels { rows: 14, row_width: 16, columns: 32 },
-        Isa::Avx2 => Panels { rows: 6, row_width: 16, columns: 16 },
+        Isa::Avx2 => Panels { rows: 6, row_width: 8, columns: 16 },
         Isa::Portable => Panels { rows: 2, row_width: 16, columns: 16 },
     }
 }
@@ -187,19 +187,28 @@ unsafe fn tiles<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usiz
     target: &Target,
 ) {
     let width = VECTORS * 16;
+    // Not zeroed: whole tiles of a plain target do not use it.
+    let mut buffer = std::mem::MaybeUninit::<[f32; 14 * 32]>::uninit();
     for left in (0..columns).step_by(width) {
         let count = width.min(columns - left);
+        let plain = count == width && target.is_plain();
+        let sums = if plain { std::ptr::null_mut() } else { buffer.as_mut_ptr().cast::<f32>() };
         for top in (0..rows).step_by(ROWS) {
-            // SAFETY: panel (left / width) of b and (top / ROWS) of a exist (the caller's promise).
+            let rows = ROWS.min(rows - top);
+            // SAFETY: panel (left / width) of b and (top / ROWS) of a exist (the caller's promise). The tile has written
+            // its rows of the buffer.
             unsafe {
                 let b = b.from.add(left / width * b.panel);
                 let a = PanelsA { from: a.from.add(top / ROWS * a.panel), ..a };
                 let target = target.at(top, left);
-                let rows = rows - top;
-                if rows < ROWS {
-                    last_rows::<L, M, VECTORS>([rows, count, depth], a, b, &target);
+                if rows == ROWS {
+                    tile::<L, M, ROWS, VECTORS>(depth, a, b, &target, sums);
                 } else {
-                    tile::<L, M, ROWS, VECTORS>([count, depth], a, b, &target);
+                    last_rows::<L, M, ROWS, VECTORS>(rows, depth, a, b, &target, sums);
+                }
+                if !plain {
+                    let sums = std::slice::from_raw_parts(sums, rows * width);
+                    finish::<L>(sums, width, [rows, count], &target);
                 }
             }
         }
@@ -208,43 +217,36 @@ unsafe fn tiles<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usiz
 
 /// Computes a tile with fewer rows.
 #[inline(always)]
-unsafe fn last_rows<L: Lanes, M: Multiply<L>, const VECTORS: usize>(
-    [rows, columns, depth]: [usize; 3],
+unsafe fn last_rows<L: Lanes, M: Multiply<L>, const ROWS_MAX: usize, const VECTORS: usize>(
+    rows: usize,
+    depth: usize,
     a: PanelsA,
     b: *const f32,
     target: &Target,
+    buffer: *mut f32,
 ) {
-    let size = [columns, depth];
-    // SAFETY: the caller's promise.
-    unsafe {
-        match rows {
-            1 => tile::<L, M, 1, VECTORS>(size, a, b, target),
-            2 => tile::<L, M, 2, VECTORS>(size, a, b, target),
-            3 => tile::<L, M, 3, VECTORS>(size, a, b, target),
-            4 => tile::<L, M, 4, VECTORS>(size, a, b, target),
-            5 => tile::<L, M, 5, VECTORS>(size, a, b, target),
-            6 => tile::<L, M, 6, VECTORS>(size, a, b, target),
-            7 => tile::<L, M, 7, VECTORS>(size, a, b, target),
-            8 => tile::<L, M, 8, VECTORS>(size, a, b, target),
-            9 => tile::<L, M, 9, VECTORS>(size, a, b, target),
-            10 => tile::<L, M, 10, VECTORS>(size, a, b, target),
-            11 => tile::<L, M, 11, VECTORS>(size, a, b, target),
-            12 => tile::<L, M, 12, VECTORS>(size, a, b, target),
-            13 => tile::<L, M, 13, VECTORS>(size, a, b, target),
-            _ => unreachable!("no instruction set has more rows in a tile"),
-        }
+    macro_rules! by_rows {
+        ($($n:literal)*) => {
+            match rows {
+                // SAFETY: the caller's promise.
+                $($n if $n < ROWS_MAX => unsafe { tile::<L, M, $n, VECTORS>(depth, a, b, target, buffer) },)*
+                _ => unreachable!("no instruction set has more rows in a tile"),
+            }
+        };
     }
+    by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13);
 }
 
-/// Computes one tile.
+/// Computes the sums of a tile into `buffer`, or, if it is null, directly into the target.
 #[inline(always)]
 unsafe fn tile<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize>(
-    [columns, depth]: [usize; 2],
+    depth: usize,
     a: PanelsA,
     b: *const f32,
     target: &Target,
+    buffer: *mut f32,
 ) {
-    // SAFETY: `a` and `b` hold `depth` steps, the target `ROWS x columns` elements.
+    // SAFETY: `a` and `b` hold `depth` steps, the target and the buffer `ROWS` rows.
     unsafe {
         // Prefetches the target while the sums are computed.
         target.prefetch::<L>(ROWS, VECTORS * 16);
@@ -265,17 +267,13 @@ unsafe fn tile<L: Lanes, M: Multiply<L>, const ROWS: usize, const VECTORS: usize
             a = a.wrapping_add(step);
             b = b.wrapping_add(VECTORS * 16);
         }
-        if target.is_plain() && columns == VECTORS * 16 {
-            finish_plain::<L, ROWS, VECTORS>(sums, target);
-        } else {
-            // The sums pass through a buffer in L1, so that one function finishes tiles of all shapes.
-            let mut buffer = [0f32; 14 * 32];
-            for (r, sums) in sums.iter().enumerate() {
-                for (v, sum) in sums.iter().enumerate() {
-                    L::store(buffer.as_mut_ptr().add((r * VECTORS + v) * 16), *sum);
-                }
+        if buffer.is_null() {
+            return finish_plain::<L, ROWS, VECTORS>(sums, target);
+        }
+        for (r, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                L::store(buffer.add((r * VECTORS + v) * 16), *sum);
             }
-            finish::<L>(&mut buffer, VECTORS * 16, [ROWS, columns], target);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Packs matrices into panels for the [`microkernel`](crate::microkernel). A panel is a strip of a matrix, copied so that
-//! the inner loop reads memory in order. A strip is `[depth][width]` packed numbers, lanes beyond the matrix zero.
+//! the inner loop reads memory in order. A strip is `[depth][width]` packed numbers. Lanes beyond the matrix are zero;
+//! lanes between those of a panel and its width are unspecified, and nobody reads them.
 //!
 //! f32 are copied, 16-bit numbers widened; or bf16 stay as they are and lie in pairs of neighbouring steps,
 //! the last one beside a zero where their number is odd.
@@ -40,7 +41,7 @@ pub(crate) struct PanelLayout {
 ///
 /// # Safety
 /// The block is valid to read; `to` is valid for all panels of the block, and nobody else uses them; the processor has
-/// the instruction set; the width is a multiple of 16 and at least the panel's lanes.
+/// the instruction set; the width is a multiple of 8 and at least the panel's lanes.
 pub(crate) unsafe fn pack(isa: Isa, block: MatrixBlock, layout: PanelLayout, to: *mut f32) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
@@ -177,7 +178,7 @@ unsafe fn pack_block<L: Lanes, S: Packer>(block: MatrixBlock, layout: PanelLayou
                 for vector in (0..width).step_by(16) {
                     let count = lanes.saturating_sub(vector).min(16);
                     let from = from.wrapping_add(vector * block.lane_stride);
-                    turn_strip::<L, S>(block, from, count, width, to.add(vector));
+                    turn_strip::<L, S>(block, from, count, [width, width - vector], to.add(vector));
                 }
             } else {
                 gather_panel::<S>(block, from, lanes, width, to);
@@ -207,13 +208,16 @@ unsafe fn copy_panels<L: Lanes, S: Packer>(
             let mut from = from.add(step * block.step_stride);
             let whole = step + S::STEPS <= block.depth;
             let mut to = to.add(index * width);
-            for _ in 0..all {
+            for strip in 0..all {
+                let left = block.lanes - strip * panel;
                 for vector in (0..width).step_by(16) {
                     let from = from.add(vector);
                     for s in 0..S::STEPS {
                         L::prefetch(from.wrapping_add(ahead + s * block.step_stride).cast());
                     }
-                    L::store(to.add(vector), S::across::<L>(from, block.step_stride, whole, panel - vector));
+                    // As many lanes as there are, because a part of a vector is slower to read.
+                    let x = S::across::<L>(from, block.step_stride, whole, left - vector);
+                    store_lanes::<L>(to.add(vector), x, width - vector);
                 }
                 from = from.add(panel);
                 to = to.wrapping_add(stride);
@@ -222,20 +226,28 @@ unsafe fn copy_panels<L: Lanes, S: Packer>(
                 for vector in (0..width).step_by(16) {
                     let count = rest.saturating_sub(vector).min(16);
                     let x = S::across::<L>(from.wrapping_add(vector), block.step_stride, whole, count);
-                    L::store(to.add(vector), x);
+                    store_lanes::<L>(to.add(vector), x, width - vector);
                 }
             }
         }
     }
 }
 
-/// For contiguous steps: transposes squares of 16 x 16 packed elements in registers.
+/// Stores the lanes that a panel has room for: 8, or 16.
+#[inline(always)]
+unsafe fn store_lanes<L: Lanes>(to: *mut f32, x: L::V, room: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { if room >= 16 { L::store(to, x) } else { L::store_half(to, x) } }
+}
+
+/// For contiguous steps: transposes squares of 16 x 16 packed elements in registers, or 8 x 16 where a panel has room for
+/// fewer than 16 lanes.
 #[inline(always)]
 unsafe fn turn_strip<L: Lanes, S: Packer>(
     block: MatrixBlock,
     from: *const S::T,
     count: usize,
-    width: usize,
+    [width, room]: [usize; 2],
     to: *mut f32,
 ) {
     let square_steps = 16 * S::STEPS;
@@ -251,14 +263,22 @@ unsafe fn turn_strip<L: Lanes, S: Packer>(
                 *row = S::along::<L>(from, steps);
             }
             let to = to.add(step / S::STEPS * width);
-            let turned = L::transpose(square);
-            if steps >= square_steps {
-                for (i, row) in turned.into_iter().enumerate() {
-                    L::store(to.add(i * width), row);
+            let packed = steps.div_ceil(S::STEPS).min(16);
+            match square.first_chunk() {
+                Some(half) if room < 16 => {
+                    for (i, row) in L::transpose_half(*half).into_iter().enumerate().take(packed) {
+                        L::store_half(to.add(i * width), row);
+                    }
                 }
-            } else {
-                for (i, row) in turned.into_iter().enumerate().take(steps.div_ceil(S::STEPS)) {
-                    L::store(to.add(i * width), row);
+                _ if packed == 16 => {
+                    for (i, row) in L::transpose(square).into_iter().enumerate() {
+                        L::store(to.add(i * width), row);
+                    }
+                }
+                _ => {
+                    for (i, row) in L::transpose(square).into_iter().enumerate().take(packed) {
+                        L::store(to.add(i * width), row);
+                    }
                 }
             }
         }

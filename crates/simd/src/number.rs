@@ -20,15 +20,7 @@ pub trait Number: Copy + Default + Send + Sync + 'static {
     unsafe fn store<L: Lanes>(to: *mut Self, x: L::V);
 
     /// The first `count` numbers, the other lanes 0.
-    #[inline(always)]
-    unsafe fn load_first<L: Lanes>(from: *const Self, count: usize) -> L::V {
-        let mut all = [Self::default(); 16];
-        // SAFETY: the caller's promise; the array has 16 numbers.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from, all.as_mut_ptr(), count.min(16));
-            Self::load::<L>(all.as_ptr())
-        }
-    }
+    unsafe fn load_first<L: Lanes>(from: *const Self, count: usize) -> L::V;
 
     /// The first `count` lanes.
     #[inline(always)]
@@ -88,6 +80,11 @@ impl Number for bf16 {
         unsafe { L::load_bf16(from) }
     }
     #[inline(always)]
+    unsafe fn load_first<L: Lanes>(from: *const bf16, count: usize) -> L::V {
+        // SAFETY: the caller's promise.
+        unsafe { L::load_first_bf16(from, count) }
+    }
+    #[inline(always)]
     unsafe fn store<L: Lanes>(to: *mut bf16, x: L::V) {
         // SAFETY: the caller's promise.
         unsafe { L::store_bf16(to, x) }
@@ -107,6 +104,11 @@ impl Number for f16 {
     unsafe fn load<L: Lanes>(from: *const f16) -> L::V {
         // SAFETY: the caller's promise.
         unsafe { L::load_f16(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_first<L: Lanes>(from: *const f16, count: usize) -> L::V {
+        // SAFETY: the caller's promise.
+        unsafe { L::load_first_f16(from, count) }
     }
     #[inline(always)]
     unsafe fn store<L: Lanes>(to: *mut f16, x: L::V) {

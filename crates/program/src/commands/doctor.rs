@@ -29,7 +29,8 @@ const FEW_FILES: u64 = 1024;
 pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let cores = machine::cores();
     let processors = [environment.processor(1)?, environment.processor(cores)?];
-    let isa = processors[0].isa().name();
+    let isa = processors[0].isa();
+    let (isa, why) = (isa.name(), isa.why_not_best());
     let [f32_flops, bf16_flops] =
         best_rates(ROUNDS, |dtype| processors.each_ref().map(|each| each.flops_per_s(dtype)));
     let size = (MEMORY_BYTES[0] * cores).min(MEMORY_BYTES[1]);
@@ -45,6 +46,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
         return print_json(&json!({
             "cores": cores, "processor": machine::processor(), "kernel": machine::kernel(),
             "instruction_sets": machine::instruction_sets(), "kernels_use": isa,
+            "kernels_use_because": why,
             "peak_flops_per_s_thread": f32_flops[0], "peak_flops_per_s": f32_flops[1],
             "peak_bf16_flops_per_s_thread": bf16_flops[0], "peak_bf16_flops_per_s": bf16_flops[1],
             "read_bytes_per_s_thread": bandwidth[0].read, "read_bytes_per_s": bandwidth[1].read,
@@ -77,7 +79,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
          limits            memlock {}, nofile {}, nproc {}\n{table}",
         machine::processor(),
         machine::instruction_sets().join(" "),
-        isa,
+        why.map_or(isa.to_string(), |why| format!("{isa}: {why}")),
         machine::kernel(),
         available.map_or("?".into(), bytes),
         phalanx_host::total_bytes().map_or("?".into(), bytes),

@@ -5,19 +5,27 @@
 //! they must be inlined into a function that has the instruction set's features; calling them elsewhere is
 //! undefined behaviour on a processor without these.
 
-mod rows;
 #[cfg(target_arch = "x86_64")]
-mod x86;
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod rows;
 
 use half::{bf16, f16};
 
 pub use crate::{fold_row, sum_row};
-pub use rows::{exp, exp2, largest, load, max_row, store, sum};
 #[cfg(target_arch = "x86_64")]
-pub use x86::{Avx2, Avx512};
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use rows::{exp, exp2, largest, load, max_row, store, sum};
 
 /// The NaN that [`Lanes::one_nan`] leaves.
 const ONE_NAN: f32 = f32::from_bits(0x7fc0_0000);
+
+/// The upper half of [`ONE_NAN`]: `bf16::NAN`.
+#[cfg(target_arch = "x86_64")]
+const ONE_NAN_BF16: i32 = 0x7fc0;
 
 /// A vector of 16 f32, with the instructions of one instruction set.
 ///
@@ -43,6 +51,12 @@ pub trait Lanes: Copy + 'static {
     unsafe fn store(to: *mut f32, x: Self::V);
     /// The first `count` lanes.
     unsafe fn store_first(to: *mut f32, x: Self::V, count: usize);
+    /// The first 8 lanes.
+    #[inline(always)]
+    unsafe fn store_half(to: *mut f32, x: Self::V) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::store_first(to, x, 8) };
+    }
     /// The first `count` lanes of `x`, the others of `rest`.
     unsafe fn keep_first(x: Self::V, rest: Self::V, count: usize) -> Self::V;
     /// `a * b + c`.
@@ -63,14 +77,44 @@ pub trait Lanes: Copy + 'static {
     unsafe fn scale2(x: Self::V, n: Self::V, gate: Self::V, gate_min: Self::V) -> Self::V;
     /// Lane i of vector j becomes lane j of vector i.
     unsafe fn transpose(x: [Self::V; 16]) -> [Self::V; 16];
+    /// The same for 8 vectors; the other lanes become 0.
+    #[inline(always)]
+    unsafe fn transpose_half(x: [Self::V; 8]) -> [Self::V; 16] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut all = [Self::splat(0.0); 16];
+            all[..8].copy_from_slice(&x);
+            Self::transpose(all)
+        }
+    }
     /// Loads 16 bf16, widened.
     unsafe fn load_bf16(from: *const bf16) -> Self::V;
+    /// Loads the first `count` of 16 bf16, widened; the other lanes 0.
+    #[inline(always)]
+    unsafe fn load_first_bf16(from: *const bf16, count: usize) -> Self::V {
+        let mut all = [bf16::ZERO; 16];
+        // SAFETY: the caller's promise; the array has 16 numbers.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, all.as_mut_ptr(), count.min(16));
+            Self::load_bf16(all.as_ptr())
+        }
+    }
     /// Stores 16 bf16, rounded to nearest even; NaN stays NaN.
     unsafe fn store_bf16(to: *mut bf16, x: Self::V);
     /// The same, but every NaN becomes `bf16::NAN`.
     unsafe fn store_bf16_one_nan(to: *mut bf16, x: Self::V);
     /// Loads 16 f16, widened.
     unsafe fn load_f16(from: *const f16) -> Self::V;
+    /// Loads the first `count` of 16 f16, widened; the other lanes 0.
+    #[inline(always)]
+    unsafe fn load_first_f16(from: *const f16, count: usize) -> Self::V {
+        let mut all = [f16::ZERO; 16];
+        // SAFETY: the caller's promise; the array has 16 numbers.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, all.as_mut_ptr(), count.min(16));
+            Self::load_f16(all.as_ptr())
+        }
+    }
     /// Stores 16 f16, rounded to nearest even; infinite beyond 65,504.
     unsafe fn store_f16(to: *mut f16, x: Self::V);
     /// Replaces every NaN by 0x7fc0_0000, which rounds to `bf16::NAN` and `f16::NAN`.
@@ -247,34 +291,89 @@ impl Lanes for Portable {
 mod tests {
     use super::*;
 
-    /// A closure does not inherit target features, so each instruction set has its function.
-    fn transposed<L: Lanes>() {
-        let x: [[f32; 16]; 16] = std::array::from_fn(|i| std::array::from_fn(|j| (i * 16 + j) as f32));
-        // SAFETY: the caller checked the features; loads and stores are of whole rows.
-        let y = unsafe {
-            let y = L::transpose(x.map(|row| L::load(row.as_ptr())));
-            let mut out = [[0f32; 16]; 16];
-            out.iter_mut().zip(y).for_each(|(o, y)| L::store(o.as_mut_ptr(), y));
-            out
-        };
-        for i in 0..16 {
-            for j in 0..16 {
-                assert_eq!(y[i][j], x[j][i], "{i} {j}");
+    use crate::{Isa, vectorized};
+
+    /// Numbers of many sizes and both signs, NaN and infinities among them.
+    fn numbers(seed: u32) -> [f32; 16] {
+        std::array::from_fn(|i| match (i as u32 * 7 + seed) % 16 {
+            0 => f32::NAN,
+            1 => f32::INFINITY,
+            2 => f32::NEG_INFINITY,
+            3 => -0.0,
+            4 => f32::from_bits(0xff80_0001 + seed),
+            n => (n as f32 - 9.5) * (seed as f32 + 0.37).powi(n as i32 - 8),
+        })
+    }
+
+    vectorized!(fn every_operation(x: &[f32; 16], y: &[f32; 16], out: &mut Vec<[f32; 16]>) = every_operation_body);
+    /// Appends the results of all operations that have the same bits on every instruction set.
+    #[inline(always)]
+    fn every_operation_body<L: Lanes>(x: &[f32; 16], y: &[f32; 16], out: &mut Vec<[f32; 16]>) {
+        const BEYOND: f32 = 77.0;
+        // SAFETY: compiled for L; the arrays have 16 numbers, and twice as many bf16 or f16.
+        unsafe {
+            let (a, b) = (L::load(x.as_ptr()), L::load(y.as_ptr()));
+            macro_rules! push {
+                ($($value:expr),*) => {
+                    $(
+                        let mut to = [0f32; 16];
+                        L::store(to.as_mut_ptr(), $value);
+                        out.push(to);
+                    )*
+                };
+            }
+            push!(L::add(a, b), L::sub(a, b), L::mul(a, b), L::div(a, b), L::max(a, b), L::min(a, b));
+            push!(
+                L::one_nan(a),
+                L::pair_bf16(a, b),
+                L::load_bf16(x.as_ptr().cast()),
+                L::load_f16(y.as_ptr().cast())
+            );
+            for n in [-126.0, -1.0, 0.0, 7.0, 128.0] {
+                push!(L::scale2(a, L::splat(n), b, L::splat(0.5)));
+            }
+            let mut half = [BEYOND; 16];
+            L::store_half(half.as_mut_ptr(), a);
+            out.push(half);
+            for count in 0..=17 {
+                push!(L::load_first(x.as_ptr(), count), L::keep_first(a, b, count));
+                push!(
+                    L::load_first_bf16(x.as_ptr().cast(), count),
+                    L::load_first_f16(x.as_ptr().cast(), count)
+                );
+                let mut to = [BEYOND; 16];
+                L::store_first(to.as_mut_ptr(), a, count);
+                out.push(to);
+            }
+            let mut square = [a; 16];
+            for (i, row) in square.iter_mut().enumerate() {
+                *row = L::add(L::splat(i as f32), if i % 2 == 0 { a } else { b });
+            }
+            for row in L::transpose(square) {
+                push!(row);
+            }
+            for row in L::transpose_half(*square.first_chunk().unwrap()) {
+                push!(row);
             }
         }
     }
 
     #[test]
-    fn transpose() {
-        use crate::Isa;
-        transposed::<Portable>();
-        #[cfg(target_arch = "x86_64")]
-        {
-            if Isa::detect() >= Isa::Avx2 {
-                transposed::<Avx2>();
-            }
-            if Isa::detect() >= Isa::Avx512 {
-                transposed::<Avx512>();
+    fn operations_have_the_same_bits_on_every_instruction_set() {
+        for isa in Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect()) {
+            for seed in 0..16 {
+                let (x, y) = (numbers(seed), numbers(seed * 5 + 3));
+                let [mut wanted, mut got] = [Vec::new(), Vec::new()];
+                every_operation(Isa::Portable, &x, &y, &mut wanted);
+                every_operation(isa, &x, &y, &mut got);
+                assert_eq!(got.len(), wanted.len());
+                for (index, (got, wanted)) in got.iter().zip(&wanted).enumerate() {
+                    for lane in 0..16 {
+                        let (got, wanted) = (got[lane], wanted[lane]);
+                        let same = got.to_bits() == wanted.to_bits() || got.is_nan() && wanted.is_nan();
+                        assert!(same, "{}, result {index}, lane {lane}: {got}, not {wanted}", isa.name());
+                    }
+                }
             }
         }
     }

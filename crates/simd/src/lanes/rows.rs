@@ -156,7 +156,7 @@ pub unsafe fn largest<L: Lanes>(x: L::V) -> f32 {
 pub unsafe fn exp<L: Lanes>(x: L::V) -> L::V {
     // SAFETY: the caller's promise.
     unsafe {
-        let splat = |x: f32| L::splat(x);
+        let splat = L::splat;
         // 1.5 * 2^23: adding it rounds to a whole number.
         let round = splat(12_582_912.0);
         // The bounds come first, so that NaN stays NaN.
