@@ -53,6 +53,13 @@ impl Budget {
         }
     }
 
+    /// Whether a rank's states alone exceed it after some changes, so that nothing needs to be planned.
+    fn is_below_states(&self, planned: &Planned, changes: &[Change]) -> bool {
+        let Some(each) = self.each() else { return false };
+        let states = planned.min_states_with(|config| apply_all(changes, config));
+        states.is_ok_and(|states| states > each)
+    }
+
     /// The option or key that gives it.
     fn given(&self) -> &'static str {
         match self {
@@ -120,6 +127,10 @@ impl Change {
     }
 }
 
+fn apply_all(changes: &[Change], config: &mut RunConfig) {
+    changes.iter().for_each(|change| change.apply(config));
+}
+
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -148,6 +159,12 @@ pub struct Proposal {
 }
 
 impl Proposal {
+    /// Plans what changes need; `None` for an invalid configuration.
+    fn planned(planned: &Planned, budget: &Budget, changes: Vec<Change>) -> Option<Proposal> {
+        let needed = budget.needed_with(planned, |config| apply_all(&changes, config)).ok()?;
+        Some(Proposal { fits: needed <= budget.bytes(), changes, needed })
+    }
+
     /// `parallel.zero=3 with batch.micro=1`
     fn words(&self) -> String {
         self.changes.iter().map(Change::to_string).collect::<Vec<_>>().join(" with ")
@@ -164,15 +181,20 @@ impl Proposal {
 pub fn proposals(planned: &Planned, budget: &Budget) -> Vec<Proposal> {
     let own = budget.needed(planned);
     let mut tried: Vec<Proposal> = Vec::new();
+    // Changes with which the states of a rank alone are too large: they are planned only if nothing fits.
+    let mut hopeless: Vec<Vec<Change>> = Vec::new();
     let mut try_all = |changes: Vec<Change>| {
         if changes.is_empty() || tried.iter().any(|other| other.changes == changes) {
             return false;
         }
-        let change = |config: &mut RunConfig| changes.iter().for_each(|change| change.apply(config));
-        let Ok(needed) = budget.needed_with(planned, change) else { return false };
-        let fits = needed <= budget.bytes();
-        if needed < own {
-            tried.push(Proposal { changes, needed, fits });
+        if budget.is_below_states(planned, &changes) {
+            hopeless.push(changes);
+            return false;
+        }
+        let Some(proposal) = Proposal::planned(planned, budget, changes) else { return false };
+        let fits = proposal.fits;
+        if proposal.needed < own {
+            tried.push(proposal);
         }
         fits
     };
@@ -193,6 +215,10 @@ pub fn proposals(planned: &Planned, budget: &Budget) -> Vec<Proposal> {
     }
     for more in more_ranks(planned, budget) {
         found = found || try_all([strongest.clone(), more].concat());
+    }
+    if !found {
+        let less = hopeless.into_iter().filter_map(|changes| Proposal::planned(planned, budget, changes));
+        tried.extend(less.filter(|proposal| proposal.needed < own));
     }
     tried
 }

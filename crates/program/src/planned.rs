@@ -11,7 +11,7 @@ use phalanx_models::Model;
 use phalanx_plan::slot::Slot;
 use phalanx_trace::DType;
 use phalanx_train::config::{Reduce, Updates};
-use phalanx_train::planning::PlanError;
+use phalanx_train::planning::{PlanError, min_device_states};
 use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
 
 use crate::machine;
@@ -88,6 +88,15 @@ impl Planned {
                 Ok(Planned::by(RunPlan::without_offsets, config, model, evaluated)?.needed_by_one(need))
             }
         }
+    }
+
+    /// Bytes in device memory that the largest rank of another run has in any case.
+    ///
+    /// # Errors
+    /// An invalid configuration.
+    pub fn min_states_with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<u64> {
+        let (config, evaluated) = self.changed(change)?;
+        Ok(min_device_states(&spec(&config, Arc::clone(&self.plan.spec.model), evaluated)?))
     }
 
     /// The configuration of another run, and the windows of one of its evaluations.

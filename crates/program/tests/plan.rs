@@ -65,7 +65,7 @@ fn sharding_holds_less() {
 }
 
 const LARGE: [&str; 6] =
-    ["--set", "model.hidden=16384", "--set", "model.heads=16", "--set", "model.layers=200"];
+    ["--set", "model.hidden=16384", "--set", "model.heads=16", "--set", "model.layers=60"];
 
 #[test]
 fn a_plan_of_what_does_not_fit_is_an_answer() {

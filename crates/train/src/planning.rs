@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use phalanx_layers::Network;
+use phalanx_parallel::zero::Residence;
 use phalanx_plan::{
     ChunkSize, Coordinates, Cost, Disagreement, MemoryError, MemoryPlan, Peak, PlacementError, Stage,
     Textbook, compare, faults, plan_memory, plan_memory_of, textbook,
@@ -267,9 +268,7 @@ impl RunPlan {
     }
 
     fn with_totals(spec: Spec, ranks: Vec<RankPlan>, totals: Totals) -> RunPlan {
-        let replicas = spec.mesh.data as u64;
-        let states = spec.optimizer.states().len() as u64;
-        let textbook = textbook(totals.rank_parameters_max, replicas, spec.stage, spec.precision, states);
+        let textbook = textbook_of(&spec, totals.rank_parameters_max);
         RunPlan { ranks, totals, textbook, spec }
     }
 
@@ -334,6 +333,24 @@ impl RunPlan {
     pub fn collective_bytes_per_step(&self) -> u64 {
         self.totals.collective_bytes_per_step
     }
+}
+
+/// The formulas of the papers for a rank with so many parameters.
+fn textbook_of(spec: &Spec, parameters: u64) -> Textbook {
+    let states = spec.optimizer.states().len() as u64;
+    textbook(parameters, spec.mesh.data as u64, spec.stage, spec.precision, states)
+}
+
+/// Bytes of parameters, gradients and optimizer states that the rank with most parameters has in device memory, by the
+/// formulas of the papers: its plan needs no less. No rank runs dry for it.
+pub fn min_device_states(spec: &Spec) -> u64 {
+    let whole = spec.whole();
+    let stages = 0..spec.mesh.pipeline;
+    let parameters = stages.map(|stage| parameters_at(spec, &whole, stage)).max().unwrap_or(0);
+    let state = textbook_of(spec, parameters).state;
+    let here = |memory: Memory, bytes: u64| if memory == Memory::Device { bytes } else { 0 };
+    let Residence { parameters, optimizer } = spec.residence;
+    state.gradients + here(parameters, state.parameters) + here(optimizer, state.optimizer)
 }
 
 /// Number of trained parameters on each rank of one pipeline stage.
