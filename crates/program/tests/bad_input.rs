@@ -104,7 +104,10 @@ fn sizes_beyond_any_model_are_answered_at_once() {
     let set = ["batch.global=16384", "model.seq=4096", "model.hidden=4096", "data.validation=0"];
     let sets: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
     let answer = run(&[&["plan", "small.toml"], &sets[..]].concat()).ok().stdout;
-    assert!(answer.contains("batch.micro=") && answer.contains("would refuse it on this machine"), "{answer}");
+    assert!(
+        answer.contains("batch.micro=") && answer.contains("would refuse it on this machine"),
+        "{answer}"
+    );
 }
 
 #[test]
