@@ -89,7 +89,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// Memory of each rank's device, such as 80GiB; when left out memory.limit_mb, or this machine's memory
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "schedule")]
     pub device_memory: Option<u64>,
     /// Print figures as JSON, bytes exact
     #[arg(long)]

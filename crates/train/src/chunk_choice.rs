@@ -18,9 +18,9 @@ use phalanx_plan::{
 use phalanx_tensor::Device;
 use phalanx_trace::{Memory, Trace};
 
-use crate::dry_run::{DryRuns, Learned};
+use crate::dry_run::{DryRuns, Learned, MakeRank};
 use crate::groups::{GroupSource, Groups};
-use crate::rank::{Rank, reserved};
+use crate::rank::reserved;
 use crate::spec::{Spec, TriedChunks};
 
 /// The peak may exceed the smallest by its hundredth for fewer chunks. Each chunk costs the latency of its collectives in
@@ -53,8 +53,8 @@ struct Tried {
 }
 
 impl Spec {
-    /// The specification with a chunk size in the place of `auto`.
-    pub(crate) fn with_chosen_chunks(self) -> Spec {
+    /// The specification with a chunk size in the place of `auto`, for engines that `make_rank` makes.
+    pub(crate) fn with_chosen_chunks(self, make_rank: &MakeRank) -> Spec {
         if !matches!(self.chunk_size, ChunkSize::Auto(_)) {
             return self;
         }
@@ -64,14 +64,15 @@ impl Spec {
         let at = |pipeline| self.mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let ends = [0, self.mesh.pipeline - 1];
         let ends = &ends[..self.mesh.pipeline.min(2)];
-        let largest = ends.iter().filter_map(|end| Some((roughly(&first, at(*end))?, at(*end)))).max();
+        let largest =
+            ends.iter().filter_map(|end| Some((roughly(&first, at(*end), make_rank)?, at(*end)))).max();
         let Some((bytes, rank)) = largest else { return self };
         let mut all = vec![Tried { spec: first, chunks, bytes, is_exact: false }];
         all.extend(sizes.filter_map(|(spec, chunks)| {
-            Some(Tried { bytes: roughly(&spec, rank)?, spec, chunks, is_exact: false })
+            Some(Tried { bytes: roughly(&spec, rank, make_rank)?, spec, chunks, is_exact: false })
         }));
         all.sort_by_key(|tried| (tried.bytes, tried.chunks));
-        plan_exactly(&mut all, rank);
+        plan_exactly(&mut all, rank, make_rank);
         let Some(best) = choose(&all) else { return self };
         let listed = |tried: &Tried| TriedChunks {
             size: tried.spec.chunk_size.clone(),
@@ -85,9 +86,9 @@ impl Spec {
 
 /// Offsets may take more than what is live: the size with the smallest peak, and those with the fewest chunks that are
 /// nearly as small, are planned as a whole. `all` begins with the smallest peak.
-fn plan_exactly(all: &mut [Tried], rank: usize) {
+fn plan_exactly(all: &mut [Tried], rank: usize, make_rank: &MakeRank) {
     let exactly = |tried: &mut Tried| {
-        (tried.bytes, tried.is_exact) = (planned(&tried.spec, rank).unwrap_or(tried.bytes), true);
+        (tried.bytes, tried.is_exact) = (planned(&tried.spec, rank, make_rank).unwrap_or(tried.bytes), true);
     };
     exactly(&mut all[0]);
     let limit = all[0].bytes + all[0].bytes / EXCESS;
@@ -165,15 +166,15 @@ fn fill(layout: &ChunkLayout, size: u64) -> Option<u64> {
 }
 
 /// Bytes that a rank needs in its memories; `None` where it has no plan.
-fn planned(spec: &Spec, rank: usize) -> Option<u64> {
-    let runs = DryRuns { spec, make_rank: &Rank::new, abridges: true };
+fn planned(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Option<u64> {
+    let runs = DryRuns { spec, make_rank, abridges: true };
     let learned = if spec.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
     arena_bytes(&runs.trace(rank, &learned))
 }
 
 /// The same without the micro-batches that repeat themselves.
-fn roughly(spec: &Spec, rank: usize) -> Option<u64> {
-    arena_bytes(&DryRuns { spec, make_rank: &Rank::new, abridges: true }.short_trace(rank))
+fn roughly(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Option<u64> {
+    arena_bytes(&DryRuns { spec, make_rank, abridges: true }.short_trace(rank))
 }
 
 fn arena_bytes(trace: &Trace) -> Option<u64> {

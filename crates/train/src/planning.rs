@@ -213,7 +213,7 @@ impl RunPlan {
         abridges: bool,
         keep: fn(RankPlan) -> RankPlan,
     ) -> Result<RunPlan, PlanError> {
-        let spec = spec.with_chosen_chunks();
+        let spec = spec.with_chosen_chunks(make_rank);
         let mesh = spec.mesh;
         let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let kinds: Vec<usize> = (0..mesh.pipeline).map(first_of).collect();

@@ -94,6 +94,8 @@ pub(super) enum Arriving {
     Direct(PendingCopy),
     /// From disk to host memory, the first half of the way.
     ToHost(PendingCopy),
+    /// From host memory to the device, the second half; with the place on disk.
+    FromHost(Tensor, PendingCopy),
 }
 
 /// A tensor on its way back.
@@ -198,6 +200,12 @@ impl States {
         let Some(Visitor { chunk, stored, here }) = self.visitor.take() else { return Ok(()) };
         let returning = here.into_iter().zip(stored).map(|(here, stored)| self.send(here, stored)).collect();
         self.returning.push_back((chunk, returning));
+        // While the device works on this chunk, the next one goes on from host memory to the device.
+        if let Some(next) = self.arriving.pop_front() {
+            let next = next.into_iter().map(|tensor| self.continue_arrival(tensor));
+            let next = next.collect::<Result<_, _>>()?;
+            self.arriving.push_front(next);
+        }
         if self.returning.len() > BEHIND { self.receive() } else { Ok(()) }
     }
 
@@ -285,13 +293,24 @@ impl States {
         match arriving {
             Arriving::Ready { stored, here } => Ok((stored, here)),
             Arriving::Direct(pending) => pending.wait().map(|(stored, here)| (Some(stored), here)),
+            Arriving::FromHost(disk, pending) => pending.wait().map(|(_, here)| (Some(disk), here)),
+            Arriving::ToHost(_) => {
+                let arriving = self.continue_arrival(arriving)?;
+                self.arrive(arriving)
+            }
+        }
+    }
+
+    /// Starts the second half of a way that leads through host memory.
+    fn continue_arrival(&self, arriving: Arriving) -> Result<Arriving, DeviceError> {
+        Ok(match arriving {
             Arriving::ToHost(pending) => {
                 let (disk, passage) = pending.wait()?;
                 let window = self.window(&passage);
-                let (_, window) = self.device.copy_to_device(passage, window).wait()?;
-                Ok((Some(disk), window))
+                Arriving::FromHost(disk, self.device.copy_to_device(passage, window))
             }
-        }
+            other => other,
+        })
     }
 
     fn send(&self, here: Tensor, stored: Option<Tensor>) -> Returning {
@@ -308,21 +327,38 @@ impl States {
         }
     }
 
-    /// Waits until the chunk that returns first is in its place.
+    /// Waits until the chunk that returns first is in its place; those behind it start the second half of their way.
     fn receive(&mut self) -> Result<(), DeviceError> {
         let Some((chunk, returning)) = self.returning.pop_front() else { return Ok(()) };
+        let (mut tensors, mut on_their_way) = (Vec::new(), Vec::new());
         for tensor in returning {
-            let stored = match tensor {
+            on_their_way.push(self.continue_return(tensor)?);
+        }
+        if let Some((behind, returning)) = self.returning.pop_front() {
+            let next = returning.into_iter().map(|tensor| self.continue_return(tensor));
+            let next = next.collect::<Result<Vec<_>, _>>()?;
+            self.returning.push_front((behind, next));
+        }
+        for tensor in on_their_way {
+            tensors.push(match tensor {
                 Returning::Ready(here) => here,
                 Returning::Direct(pending) => pending.wait()?.1,
-                Returning::ToHost(pending, disk) => {
-                    let (_, passage) = pending.wait()?;
-                    self.device.copy_to_disk(passage, disk).wait()?.1
-                }
-            };
-            self.stored[chunk].push(stored);
+                Returning::ToHost(..) => unreachable!("the second half has begun"),
+            });
         }
+        self.stored[chunk] = tensors;
         Ok(())
+    }
+
+    /// Starts the second half of a way that leads through host memory.
+    fn continue_return(&self, returning: Returning) -> Result<Returning, DeviceError> {
+        Ok(match returning {
+            Returning::ToHost(pending, disk) => {
+                let (_, passage) = pending.wait()?;
+                Returning::Direct(self.device.copy_to_disk(passage, disk))
+            }
+            other => other,
+        })
     }
 
     /// Device memory for a visiting tensor.

@@ -41,6 +41,9 @@ pub fn draw(args: &PlanArgs) -> Result<()> {
     };
     let drawn = match &config {
         Some(path) => of_config(path, args, wanted.as_deref())?,
+        None if !args.data.is_empty() => {
+            bail!("--data is for a configuration: give one, or leave it out");
+        }
         None => alone(&args.draw, &args.overrides, wanted.as_deref().unwrap_or(SCHEDULE))?,
     };
     let svg = || draw_svg(&drawn.schedule, &drawn.timeline);
