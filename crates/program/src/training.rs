@@ -41,6 +41,10 @@ pub fn rank(
     output: &TrainOutput,
 ) -> Result<()> {
     let rank = host.rank();
+    if matches!(host, RankHost::Alone) {
+        // This process has prepared the run before.
+        phalanx_tensor::return_freed_memory();
+    }
     let factory = environment.device_factory(&job.config.device);
     let RankDevice { device, shared_bytes } =
         host.make_device(job.plan.of(rank), &job.plan.spec, &*factory)?;

@@ -35,7 +35,7 @@ pub mod view;
 mod windows;
 
 pub use access::Access;
-pub use allocator::OrEnd;
+pub use allocator::{OrEnd, return_freed_memory};
 pub use arena::Arena;
 pub use arguments::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, IGNORED, Layout, Lookup, Positions, Sgd,
