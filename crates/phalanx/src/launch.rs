@@ -218,14 +218,9 @@ impl Place {
     ) -> bool {
         let joined = begin_rank(self.rank, self.launcher)
             .and_then(|()| join(self.fds[0], &self.fds[1..], self.rank, self.world_size));
-        let endpoint = match joined {
-            Ok(endpoint) => endpoint,
-            Err(cause) => {
-                // Without the memory of the job, the launcher sees only how the process ends.
-                eprintln!("rank {} cannot join its job: {cause}", self.rank);
-                return false;
-            }
-        };
+        // Without the memory of the job, the launcher sees only how the process ends; the panic says why.
+        let endpoint =
+            joined.unwrap_or_else(|cause| panic!("rank {} cannot join its job: {cause}", self.rank));
         let endpoint = endpoint.with_options(Options { deadline, ..Options::default() });
         let done = self.try_run(&endpoint, body);
         match &done {

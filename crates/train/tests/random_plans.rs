@@ -72,7 +72,8 @@ fn run(engine: &mut Rank, rank: usize, rows: usize, seq: usize) -> Measured {
     engine.initialise(1).unwrap();
     note(engine, PhaseName::Load);
     let mut batch = Batch::with_rows(rows, seq);
-    (batch.tokens.fill(3), batch.targets.fill(5));
+    batch.tokens.fill(3);
+    batch.targets.fill(5);
     for step in 1..=2 {
         engine.step(step, &batch, false).unwrap();
         note(engine, PhaseName::Step);
