@@ -75,7 +75,7 @@ fn a_checkpoint_resumes_into_any_tier() {
     assert_eq!(names.len(), TIERS.len(), "disk memory leaves no file: {names:?}");
 }
 
-/// Of three chunks each: one at home on the device, one with a part elsewhere, one with all parts elsewhere.
+/// Chunks at home on the device between chunks of which one part or both lie elsewhere.
 fn mixed(with_parameters: bool) -> Residence {
     let lies = |parameters, optimizer| ChunkResidence {
         parameters: if with_parameters { parameters } else { Memory::Device },
