@@ -10,6 +10,7 @@ pub mod norm;
 pub mod pipeline;
 pub mod stage;
 pub mod tensor;
+mod ways;
 pub mod zero;
 
 pub use norm::GradientNorm;
