@@ -93,6 +93,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         precision: Precision::F32,
         optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
         residence: Residence::DEVICE,
+        buffer: 1 << 20,
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
     zero.begin(PhaseName::Step);

@@ -265,6 +265,7 @@ impl Spec {
             precision: self.precision,
             optimizer: self.optimizer.clone(),
             residence: self.residence[index].clone(),
+            buffer: self.buffer,
         };
         let tied = (0..network.parameters.len()).filter(|p| tied(&network.numbers[*p]).is_some()).collect();
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);

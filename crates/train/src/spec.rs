@@ -81,6 +81,8 @@ pub struct Spec {
     pub optimizer: Optimizer,
     /// For each pipeline stage: the memories in which the parts of its chunks lie between their uses.
     pub residence: Vec<Residence>,
+    /// Elements of the largest tile in which something outside of device memory visits it.
+    pub buffer: usize,
     /// The folder of the disk memory.
     pub disk_folder: Option<PathBuf>,
     /// The learning rate.
@@ -228,6 +230,7 @@ impl Spec {
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
             residence,
+            buffer: config.memory.buffer(),
             disk_folder: config.memory.nvme_path.as_ref().map(PathBuf::from),
             schedule_of_rate: Arc::new(config.learning_rate()),
             clip: config.optimizer.clip as f32,

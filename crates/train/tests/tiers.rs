@@ -6,11 +6,11 @@ mod rig;
 use std::path::Path;
 
 use phalanx_parallel::zero::{ChunkResidence, Residence};
-use phalanx_tensor::Memory;
+use phalanx_tensor::{Memory, NORM_BLOCK};
 use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::{Chunk, Float, Tier};
-use phalanx_train::{RunConfig, RunPlan, on_threads};
-use rig::{assert_same_state, devices};
+use phalanx_train::{RunConfig, RunPlan, Spec, on_threads};
+use rig::{assert_same_state, devices, same_bits};
 
 const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Nvme];
 
@@ -91,32 +91,83 @@ fn mixed(with_parameters: bool) -> Residence {
     Residence::of_chunks(three.repeat(3), lies(Memory::Host, Memory::Host))
 }
 
+/// Runs a few steps with everything on the device, and with the changes of `place`; on the processor and on a simulated
+/// device. `place` is the only difference.
+fn check_places(what: &str, config: &RunConfig, folder: &Path, place: &dyn Fn(&mut Spec)) {
+    let (model, _) = rig::golden_config();
+    let steps = &rig::golden_steps()[..4];
+    let expected = rig::run(&model, config, steps);
+    for host_addressable in [true, false] {
+        let mut spec = rig::spec(&model, config);
+        spec.disk_folder = Some(folder.to_path_buf());
+        spec.host_addressable &= host_addressable;
+        place(&mut spec);
+        let ran = rig::run_spec(spec, config, steps, &rig::Checkpoints::default());
+        let what = format!("{what}, host addresses device memory: {host_addressable}");
+        assert_eq!(ran.peaks, ran.planned, "{what}: peak == plan");
+        assert_same_state(&what, &expected.state, &ran.state);
+        assert!(same_bits(&expected.grad_norms, &ran.grad_norms), "{what}: norms differ");
+    }
+}
+
+/// Compute type, ranks, ZeRO stage, prefetch.
+const PLACED: [(Float, usize, u8, usize); 6] = [
+    (Float::F32, 1, 0, 1),
+    (Float::Bf16, 2, 0, 1),
+    (Float::Bf16, 2, 1, 1),
+    (Float::Bf16, 2, 3, 2),
+    (Float::F32, 2, 3, 0),
+    (Float::F32, 1, 3, 1),
+];
+
 #[test]
 fn each_chunk_may_lie_elsewhere() {
-    let (model, _) = rig::golden_config();
     let folder = tempfile::tempdir().unwrap();
-    let checkpoints = rig::Checkpoints::default();
-    for (compute, world, zero, prefetch) in [
-        (Float::F32, 1, 0, 1),
-        (Float::Bf16, 2, 1, 1),
-        (Float::Bf16, 2, 3, 2),
-        (Float::F32, 2, 3, 0),
-        (Float::F32, 1, 3, 1),
-    ] {
+    for (compute, world, zero, prefetch) in PLACED {
         let mut config = config(Tier::Device, folder.path(), world, zero);
         config.precision.compute = compute;
         (config.memory.chunk, config.memory.prefetch) = (Chunk::Mebibytes(0.02), prefetch);
-        let steps = &rig::golden_steps()[..4];
-        let expected = rig::run(&model, &config, steps);
-        let mut spec = rig::spec(&model, &config);
-        assert!(spec.layout.chunk_elements.len() > 6, "chunks of each kind");
-        spec.residence = vec![mixed(zero == 3)];
-        spec.disk_folder = Some(folder.path().to_path_buf());
-        let ran = rig::run_spec(spec, &config, steps, &checkpoints);
         let what = format!("{compute:?}, {world} ranks, stage {zero}");
-        assert_eq!(ran.peaks, ran.planned, "{what}: peak == plan");
-        assert_same_state(&what, &expected.state, &ran.state);
+        check_places(&what, &config, folder.path(), &|spec| {
+            assert!(spec.layout.chunk_elements.len() > 6, "chunks of each kind");
+            spec.residence = vec![mixed(zero == 3)];
+        });
     }
+}
+
+#[test]
+fn chunks_larger_than_a_buffer_visit_in_tiles() {
+    let folder = tempfile::tempdir().unwrap();
+    for (compute, world, zero, prefetch) in PLACED {
+        let mut config = config(Tier::Device, folder.path(), world, zero);
+        config.precision.compute = compute;
+        (config.memory.chunk, config.memory.prefetch) = (Chunk::Mebibytes(64.0), prefetch);
+        for memory in [Memory::Host, Memory::Disk] {
+            let what = format!("{compute:?}, {world} ranks, stage {zero}, {memory:?}");
+            check_places(&what, &config, folder.path(), &|spec| {
+                let parameters = if zero == 3 { memory } else { Memory::Device };
+                spec.residence = vec![Residence::uniform(ChunkResidence { parameters, optimizer: memory })];
+                let chunk = spec.layout.chunk_elements[0] as usize / world;
+                spec.buffer = 3 * NORM_BLOCK;
+                assert!(chunk % spec.buffer != 0 && chunk / spec.buffer >= 2, "{chunk} in {}", spec.buffer);
+            });
+        }
+    }
+}
+
+#[test]
+fn the_buffer_bounds_what_an_update_needs_on_the_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(Tier::Nvme, folder.path(), 1, 3);
+    config.memory.chunk = Chunk::Mebibytes(64.0);
+    let visitors = [64.0, 1.0 / 64.0].map(|buffer_mb| {
+        config.memory.buffer_mb = buffer_mb;
+        let plan = plan(&config);
+        let step = plan.of(0).memory.phase(PhaseName::Step).unwrap();
+        step.slots.iter().filter(|slot| slot.name == "visitor").map(|slot| slot.bytes).max().unwrap()
+    });
+    assert_eq!(visitors[1], (NORM_BLOCK * 4) as u64, "a buffer of one block");
+    assert!(visitors[0] > 4 * visitors[1], "{visitors:?}");
 }
 
 #[test]

@@ -26,7 +26,9 @@ mod residence;
 mod spans;
 mod states;
 mod sums;
+mod tiles;
 mod update;
+mod visits;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,6 +66,8 @@ pub struct Options {
     pub optimizer: Optimizer,
     /// The memories in which parameters and optimizer states of each chunk lie between their uses.
     pub residence: Residence,
+    /// Elements of the largest tile of what lies where an update cannot reach it; a multiple of the norm's block.
+    pub buffer: usize,
 }
 
 /// Where parameters lie in chunks, and which chunks each block uses. It does not change during a run.
@@ -183,7 +187,7 @@ impl Zero {
         let gradients = GradientChunks::new(device, &map, &options);
         let stepped = (0..map.chunk_count()).map(|c| update::stepped(&map, options.stage, c).len());
         let kinds = (options.optimizer.states().len(), options.precision);
-        let states = States::new(device, &options.residence, kinds, stepped);
+        let states = States::new(device, &options.residence, kinds, stepped, options.buffer);
         let blocks = map.layout.blocks as usize;
         let squares = device.alloc(DType::F64, [blocks], Category::Workspace, "norm.squares");
         let own = first_chunk as u32..(first_chunk + map.chunk_count()) as u32;

@@ -8,6 +8,7 @@ use phalanx_plan::{Segment, Stage};
 use phalanx_tensor::{NORM_BLOCK, Tensor, View};
 
 use super::states::Updated;
+use super::visits::Tile;
 use super::{Map, Zero};
 
 /// The elements of a chunk that this rank updates: all of them under stage 0, otherwise its shard.
@@ -77,41 +78,50 @@ impl Zero {
         let stage = self.options.stage;
         self.states.begin();
         for c in 0..self.map.chunk_count() {
-            self.states.enter(c)?;
             if self.states.parameters(c).is_some() {
                 self.parameters.assert_away(c);
             }
-            let stepped = stepped(&self.map, stage, c);
-            for segment in self.map.layout.segments(c, stepped.start as u64..stepped.end as u64) {
-                let inside = segment.in_chunk.start as usize..segment.in_chunk.end as usize;
-                let local = inside.start - stepped.start..inside.end - stepped.start;
-                let gradient = self.gradients.summed(&self.map, c, inside.clone());
-                let Updated { states, master, parameters } = self.states.updated(c, &local);
-                let own = parameters.unwrap_or_else(|| {
-                    let (here, resident) = self.parameters.resident_mut(&self.map, c);
-                    here.range(inside.start - resident.start..inside.end - resident.start)
-                });
-                let (p, rounded) = match master {
-                    Some(master) => (master, Some(own)),
-                    None => (own, None),
-                };
-                let update = Update {
-                    number,
-                    lr,
-                    decays: self.map.decays[segment.parameter],
-                    parameters: p,
-                    rounded,
-                    gradient,
-                    factor,
-                    states,
-                };
-                self.options.optimizer.apply(&self.device, update);
+            for (t, tile) in self.states.tiles(c).into_iter().enumerate() {
+                self.states.enter((c, t))?;
+                self.update_tile((c, t), tile, (number, lr), factor);
+                self.states.leave()?;
             }
-            self.states.leave()?;
             if matches!(stage, Stage::One | Stage::Two) {
                 self.parameters.publish(&*self.group, c, self.options.overlap)?;
             }
         }
         Ok(self.states.finish()?)
+    }
+
+    /// Updates elements `tile` of this rank's part of a chunk.
+    fn update_tile(&mut self, at: Tile, tile: Range<usize>, (number, lr): (u64, f32), factor: View) {
+        let c = at.0;
+        let first = stepped(&self.map, self.options.stage, c).start;
+        let range = (first + tile.start) as u64..(first + tile.end) as u64;
+        for segment in self.map.layout.segments(c, range) {
+            let inside = segment.in_chunk.start as usize..segment.in_chunk.end as usize;
+            let local = inside.start - first..inside.end - first;
+            let gradient = self.gradients.summed(&self.map, c, inside.clone());
+            let Updated { states, master, parameters } = self.states.updated(at, &local);
+            let own = parameters.unwrap_or_else(|| {
+                let (here, resident) = self.parameters.resident_mut(&self.map, c);
+                here.range(inside.start - resident.start..inside.end - resident.start)
+            });
+            let (p, rounded) = match master {
+                Some(master) => (master, Some(own)),
+                None => (own, None),
+            };
+            let update = Update {
+                number,
+                lr,
+                decays: self.map.decays[segment.parameter],
+                parameters: p,
+                rounded,
+                gradient,
+                factor,
+                states,
+            };
+            self.options.optimizer.apply(&self.device, update);
+        }
     }
 }

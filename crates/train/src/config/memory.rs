@@ -1,7 +1,7 @@
 //! `[memory]`: chunks, activation checkpointing, limits, and what lies outside of device memory.
 
 use phalanx_parallel::zero::ChunkResidence;
-use phalanx_tensor::Memory;
+use phalanx_tensor::{Memory, NORM_BLOCK};
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
@@ -31,6 +31,9 @@ pub struct MemoryConfig {
     pub parameters: Tier,
     /// Where optimizer states and master weights lie between updates (DeepSpeed's `offload_optimizer.device`).
     pub optimizer: Tier,
+    /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
+    /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them.
+    pub buffer_mb: f64,
     /// The folder of the disk memory, on a local disk: one file without a name for each rank, which goes with its process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvme_path: Option<String>,
@@ -50,6 +53,7 @@ impl Default for MemoryConfig {
             checkpointing: Checkpointing::Word(CheckpointingWord::None),
             parameters: Tier::Device,
             optimizer: Tier::Device,
+            buffer_mb: 16.0,
             nvme_path: None,
             limit_mb: None,
         }
@@ -57,6 +61,12 @@ impl Default for MemoryConfig {
 }
 
 impl MemoryConfig {
+    /// Elements of the largest tile: whole blocks of the norm, at least one.
+    pub(crate) fn buffer(&self) -> usize {
+        let blocks = (self.buffer_mb * (1 << 20) as f64 / 4.0) as usize / NORM_BLOCK;
+        blocks.max(1) * NORM_BLOCK
+    }
+
     /// The memories of every chunk.
     pub(crate) fn residence(&self) -> ChunkResidence {
         ChunkResidence { parameters: self.parameters.memory(), optimizer: self.optimizer.memory() }
@@ -134,6 +144,13 @@ impl RunConfig {
             if !(value >= 0.0 && value.is_finite()) {
                 return Err(refuse(key, value, "must be a number, 0 or more"));
             }
+        }
+        if !(memory.buffer_mb > 0.0 && memory.buffer_mb.is_finite()) {
+            return Err(refuse(
+                "memory.buffer_mb",
+                memory.buffer_mb,
+                "must be a number of MiB above 0, as 16",
+            ));
         }
         if memory.checkpointing == Checkpointing::Every(0) {
             let expected = "\"none\", \"selective\", \"block\", or k for every k-th block, at least 1";

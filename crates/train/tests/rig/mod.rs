@@ -243,7 +243,7 @@ pub fn each_rank<T: Send>(
             map_shared: &Region::anonymous,
         };
         let device = match build.heap {
-            false => devices::factory().make(&request).unwrap(),
+            false => devices::factory_for(&plan.spec).make(&request).unwrap(),
             true => Device::new(Cpu::new(plan.spec.threads), Arena::heap()),
         };
         let source = endpoint
