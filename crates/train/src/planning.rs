@@ -352,7 +352,7 @@ pub fn min_device_states(spec: &Spec) -> u64 {
     let here = |of: fn(&ChunkResidence) -> Memory, bytes: u64| {
         if described().all(|chunk| of(&chunk) == Memory::Device) { bytes } else { 0 }
     };
-    state.gradients
+    here(|chunk| chunk.gradients, state.gradients)
         + here(|chunk| chunk.parameters, state.parameters)
         + here(|chunk| chunk.optimizer, state.optimizer)
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_tensor::{Memory, NORM_BLOCK};
 use phalanx_trace::{Category, PhaseName};
-use phalanx_train::config::{Chunk, Float, Tier};
+use phalanx_train::config::{Chunk, Float, Reduce, Tier};
 use phalanx_train::{RunConfig, RunPlan, Spec, on_threads};
 use rig::{assert_same_state, devices, same_bits};
 
@@ -80,6 +80,7 @@ fn mixed(with_parameters: bool) -> Residence {
     let lies = |parameters, optimizer| ChunkResidence {
         parameters: if with_parameters { parameters } else { Memory::Device },
         optimizer,
+        ..ChunkResidence::DEVICE
     };
     let three = [
         ChunkResidence::DEVICE,
@@ -146,7 +147,11 @@ fn chunks_larger_than_a_buffer_visit_in_tiles() {
             let what = format!("{compute:?}, {world} ranks, stage {zero}, {memory:?}");
             check_places(&what, &config, folder.path(), &|spec| {
                 let parameters = if zero == 3 { memory } else { Memory::Device };
-                spec.residence = vec![Residence::uniform(ChunkResidence { parameters, optimizer: memory })];
+                spec.residence = vec![Residence::uniform(ChunkResidence {
+                    parameters,
+                    optimizer: memory,
+                    ..ChunkResidence::DEVICE
+                })];
                 let chunk = spec.layout.chunk_elements[0] as usize / world;
                 spec.buffer = 3 * NORM_BLOCK;
                 assert!(chunk % spec.buffer != 0 && chunk / spec.buffer >= 2, "{chunk} in {}", spec.buffer);
@@ -180,4 +185,92 @@ fn a_folder_that_cannot_hold_the_states_is_refused_before_training() {
     for words in [&missing.display().to_string(), &bytes, "give a folder that exists"] {
         assert!(error.contains(words), "no {words:?} in: {error}");
     }
+}
+
+/// Runs with gradients in each tier, for every way in which they are buffered.
+fn check_gradients(what: &str, world: usize, zero: u8, change: &dyn Fn(&mut RunConfig)) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(Tier::Device, folder.path(), world, zero);
+    config.memory.chunk = Chunk::Mebibytes(0.3);
+    change(&mut config);
+    for gradients in [Memory::Host, Memory::Disk] {
+        for optimizer in [Memory::Device, gradients] {
+            let what = format!("{what}, {world} ranks, stage {zero}, {gradients:?}, optimizer {optimizer:?}");
+            check_places(&what, &config, folder.path(), &|spec| {
+                let lies = ChunkResidence { gradients, optimizer, ..ChunkResidence::DEVICE };
+                // The first chunks stay on the device.
+                let first = vec![ChunkResidence::DEVICE, lies, ChunkResidence::DEVICE];
+                spec.residence = vec![Residence::of_chunks(first, lies); spec.residence.len()];
+                spec.buffer = 3 * NORM_BLOCK;
+            });
+        }
+    }
+}
+
+#[test]
+fn gradients_leave_and_come_back_after_one_micro_batch() {
+    for (world, zero) in [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (3, 3)] {
+        check_gradients("one micro-batch", world, zero, &|c| {
+            c.batch.global = 6;
+            c.precision.compute = Float::F32;
+        });
+    }
+}
+
+#[test]
+fn gradients_leave_and_come_back_between_micro_batches() {
+    for (world, zero) in [(1, 0), (1, 3), (2, 0), (2, 1), (2, 3)] {
+        check_gradients("reduced each", world, zero, &|c| c.batch.micro = Some(1));
+        check_gradients("deferred", world, zero, &|c| {
+            (c.batch.micro, c.batch.reduce) = (Some(2), Reduce::Defer);
+        });
+    }
+}
+
+#[test]
+fn gradients_of_16_bits_or_rounded_for_other_ranks_leave_and_come_back() {
+    for (world, zero) in [(1, 0), (2, 0), (2, 1), (2, 3)] {
+        check_gradients("bf16", world, zero, &|c| {
+            (c.batch.micro, c.precision.accumulate) = (Some(2), Float::Bf16);
+        });
+        check_gradients("sent in bf16", world, zero, &|c| {
+            (c.batch.micro, c.precision.communicate) = (Some(2), Some(Float::Bf16));
+        });
+        check_gradients("sent in bf16, no overlap", world, zero, &|c| {
+            (c.parallel.overlap, c.precision.communicate) = (false, Some(Float::Bf16));
+        });
+    }
+}
+
+/// Overflows skip steps, whose gradients are never used.
+#[test]
+fn skipped_steps_leave_nothing_behind() {
+    check_gradients("f16", 2, 1, &|c| {
+        c.precision.compute = Float::F16;
+        c.precision.initial_scale_power = 24;
+        (c.precision.hysteresis, c.precision.loss_scale_window) = (1, 2);
+    });
+}
+
+#[test]
+fn gradients_are_summed_over_tensor_and_pipeline_axes_wherever_they_lie() {
+    for (pipeline, tensor, zero) in [(2, 2, 1), (2, 1, 3), (1, 2, 0)] {
+        check_gradients("a mesh", 2, zero, &|c| {
+            (c.parallel.pipeline, c.parallel.tensor) = (pipeline, tensor);
+            c.parallel.sequence_parallel = tensor > 1;
+            c.batch.micro = Some(1);
+        });
+    }
+}
+
+#[test]
+fn gradients_take_memory_of_their_tier_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(Tier::Device, folder.path(), 2, 2);
+    let init = |memory: &phalanx_plan::MemoryPlan| memory.phase(PhaseName::Init).unwrap().peak.categories;
+    let here = init(&plan(&config).of(0).memory).get(Category::Gradients);
+    config.memory.gradients = Tier::Host;
+    let plan = plan(&config);
+    assert_eq!(init(&plan.of(0).memory).get(Category::Gradients), 0);
+    assert_eq!(init(&plan.of(0).host).get(Category::Gradients), here);
 }

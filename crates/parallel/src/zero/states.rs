@@ -1,17 +1,18 @@
-//! Optimizer states, master weights and, where they are not in device memory, parameter shards in chunks, in the memory
-//! that the run gives them (ZeRO-Offload, arXiv 2101.06840; ZeRO-Infinity, arXiv 2104.07857).
+//! Optimizer states, master weights and, where they are not in device memory, parameter shards and gradients in chunks, in
+//! the memory that the run gives them (ZeRO-Offload, arXiv 2101.06840; ZeRO-Infinity, arXiv 2104.07857).
 //!
 //! What an update can reach, it works on where it lies: in device memory, and in host memory where that is the same. The
 //! rest is stored in tiles of at most one buffer, which visit the device (`visits`). So an update needs memory for a few
 //! tiles, however large a chunk is.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use phalanx_plan::Precision;
-use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, Tensor, ViewMut};
+use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, Tensor, View, ViewMut};
 
 use super::residence::{ChunkResidence, Residence};
-use super::tiles::{self, Arriving};
+use super::tiles::{self, Arriving, Leaving};
 use super::visits::Visits;
 
 /// What is stored for each chunk.
@@ -23,6 +24,8 @@ pub(super) enum Role {
     Master,
     /// This rank's shard of the parameters, in the compute type.
     Parameters,
+    /// Gradients, in the type in which they accumulate; an update only reads them.
+    Gradients,
 }
 
 /// One part of a chunk, in one memory.
@@ -30,6 +33,9 @@ pub(super) struct Slot {
     pub(super) role: Role,
     dtype: DType,
     pub(super) memory: Memory,
+    elements: usize,
+    /// Elements of each tile but the last.
+    tile: usize,
     /// One tensor where updates reach it, tiles elsewhere. None while a tile is in flight.
     pub(super) tiles: Vec<Option<Tensor>>,
 }
@@ -37,8 +43,8 @@ pub(super) struct Slot {
 /// What is stored of one chunk.
 pub(super) struct Stored {
     /// Elements of the chunk that this rank updates.
-    elements: usize,
-    /// States, then master weights, then parameters that are not in device memory.
+    pub(super) elements: usize,
+    /// States, then master weights, then parameters and gradients that are not in device memory.
     pub(super) slots: Vec<Slot>,
 }
 
@@ -49,6 +55,8 @@ pub(super) struct States {
     buffer: usize,
     pub(super) chunks: Vec<Stored>,
     pub(super) visits: Visits,
+    /// Gradients on their way to where they stay, in order, with their chunks.
+    pub(super) leaving: VecDeque<(usize, Leaving)>,
 }
 
 /// What an update writes of a chunk, beside parameters in device memory.
@@ -57,6 +65,16 @@ pub(super) struct Updated<'a> {
     pub(super) master: Option<ViewMut<'a>>,
     /// This rank's parameters, where they are not in device memory.
     pub(super) parameters: Option<ViewMut<'a>>,
+    /// The gradient, where it is not in device memory.
+    pub(super) gradient: Option<View<'a>>,
+}
+
+/// The elements of a chunk that a rank stores.
+pub(super) struct Elements {
+    /// Those that it updates.
+    pub(super) updated: usize,
+    /// Those of gradients outside of device memory.
+    pub(super) gradients: usize,
 }
 
 /// Whether kernels of the device compute in this memory.
@@ -65,23 +83,27 @@ pub(super) fn is_in_reach(device: &Device, memory: Memory) -> bool {
 }
 
 impl States {
-    /// Allocates `states` states and, where parameters have 16 bits, master weights; `elements` has the elements of each
-    /// chunk that this rank updates, `buffer` those of a tile. Parameters are stored here when they do not lie in device
+    /// Allocates `states` states and, where parameters have 16 bits, master weights; `elements` has those of each chunk,
+    /// `buffer` is the number of elements of a tile. Parameters and gradients are stored here when they do not lie in device
     /// memory.
     pub(super) fn new(
         device: &Device,
         residence: &Residence,
         (states, precision): (usize, Precision),
-        elements: impl Iterator<Item = usize>,
+        elements: impl Iterator<Item = Elements>,
         buffer: usize,
     ) -> States {
-        let chunk = |(chunk, elements): (usize, usize)| {
+        let chunk = |(chunk, elements): (usize, Elements)| {
             let parts = parts(residence.of(chunk), states, precision);
-            let slot = |part| Slot::new(device, part, elements, buffer);
-            Stored { elements, slots: parts.into_iter().map(slot).collect() }
+            let slot = |part: (Role, DType, Memory)| {
+                let elements = if part.0 == Role::Gradients { elements.gradients } else { elements.updated };
+                Slot::new(device, part, elements, buffer)
+            };
+            Stored { elements: elements.updated, slots: parts.into_iter().map(slot).collect() }
         };
         let chunks: Vec<Stored> = elements.enumerate().map(chunk).collect();
-        let mut states = States { device: device.clone(), buffer, chunks, visits: Visits::default() };
+        let (visits, leaving) = (Visits::default(), VecDeque::new());
+        let mut states = States { device: device.clone(), buffer, chunks, visits, leaving };
         let chunks = (0..states.chunks.len()).filter(|chunk| states.travels(*chunk));
         let tiles = chunks.flat_map(|chunk| (0..states.tiles(chunk).len()).map(move |tile| (chunk, tile)));
         states.visits = Visits::new(tiles.collect());
@@ -105,7 +127,8 @@ impl States {
     /// The number of the slot that has the f32 parameters of a chunk, for checkpoints: master weights, or f32 parameters
     /// that are stored here.
     pub(super) fn exact_parameters(&self, chunk: usize) -> Option<usize> {
-        let exact = |slot: &Slot| slot.role != Role::State && slot.dtype == DType::F32;
+        let exact =
+            |slot: &Slot| matches!(slot.role, Role::Master | Role::Parameters) && slot.dtype == DType::F32;
         self.chunks[chunk].slots.iter().position(exact)
     }
 
@@ -123,19 +146,20 @@ impl States {
             here[slot] = Some(tensor);
         }
         let first = tile * self.buffer;
-        let mut updated = Updated { states: Vec::new(), master: None, parameters: None };
+        let mut updated = Updated { states: Vec::new(), master: None, parameters: None, gradient: None };
         for (slot, visiting) in self.chunks[chunk].slots.iter_mut().zip(here) {
-            let view = match visiting {
-                Some(tensor) => tensor.view_mut().range(local.start - first..local.end - first),
+            let (tensor, range) = match visiting {
+                Some(tensor) => (tensor, local.start - first..local.end - first),
                 None => {
                     let tensor = slot.tiles[0].as_mut().expect("what is in reach never travels in an update");
-                    tensor.view_mut().range(local.clone())
+                    (tensor, local.clone())
                 }
             };
             match slot.role {
-                Role::State => updated.states.push(view),
-                Role::Master => updated.master = Some(view),
-                Role::Parameters => updated.parameters = Some(view),
+                Role::State => updated.states.push(tensor.view_mut().range(range)),
+                Role::Master => updated.master = Some(tensor.view_mut().range(range)),
+                Role::Parameters => updated.parameters = Some(tensor.view_mut().range(range)),
+                Role::Gradients => updated.gradient = Some(tensor.view().range(range)),
             }
         }
         updated
@@ -199,6 +223,9 @@ fn parts(lies: ChunkResidence, states: usize, precision: Precision) -> Vec<(Role
     if lies.parameters != Memory::Device {
         parts.push((Role::Parameters, precision.compute, lies.parameters));
     }
+    if lies.gradients != Memory::Device {
+        parts.push((Role::Gradients, precision.accumulate, lies.gradients));
+    }
     parts
 }
 
@@ -212,7 +239,7 @@ impl Stored {
         self.slots.iter().position(|slot| slot.role == role)
     }
 
-    fn slot_mut(&mut self, role: Role) -> &mut Slot {
+    pub(super) fn slot_mut(&mut self, role: Role) -> &mut Slot {
         let position = self.position(role).expect("the chunk has such a part outside of device memory");
         &mut self.slots[position]
     }
@@ -229,6 +256,7 @@ impl Slot {
             Role::State => (Category::Optimizer, "optimizer_state"),
             Role::Master => (Category::Optimizer, "master_weights"),
             Role::Parameters => (Category::Parameters, "parameter_chunk"),
+            Role::Gradients => (Category::Gradients, "gradient_chunk"),
         };
         let tile = |elements| {
             Some(match memory {
@@ -241,30 +269,28 @@ impl Slot {
             true => vec![tile(elements)],
             false => tiles_of(elements, buffer).into_iter().map(|range| tile(range.len())).collect(),
         };
-        Slot { role, dtype, memory, tiles }
+        let first = if is_in_reach(device, memory) { elements } else { buffer };
+        Slot { role, dtype, memory, elements, tile: first, tiles }
     }
 
-    fn take(&mut self) -> Vec<Tensor> {
+    pub(super) fn take(&mut self) -> Vec<Tensor> {
         let tiles = self.tiles.iter_mut().map(|tile| tile.take().expect("it is not in flight yet"));
         tiles.collect()
     }
 
-    fn put(&mut self, tiles: Vec<Tensor>) {
+    pub(super) fn put(&mut self, tiles: Vec<Tensor>) {
         self.tiles = tiles.into_iter().map(Some).collect();
     }
 
     /// Each tile that has elements of `range`: its number, which of its elements these are, and their place in the range.
-    fn split(&self, range: &Range<usize>) -> Vec<(usize, Range<usize>, Range<usize>)> {
-        let mut begin = 0;
+    pub(super) fn split(&self, range: &Range<usize>) -> Vec<(usize, Range<usize>, Range<usize>)> {
         let mut parts = Vec::new();
-        for (number, tile) in self.tiles.iter().enumerate() {
-            let end = begin + tile.as_ref().map_or(0, |tile| tile.shape().elements());
-            let inside = range.start.max(begin)..range.end.min(end);
+        for (number, tile) in tiles_of(self.elements, self.tile.max(1)).into_iter().enumerate() {
+            let inside = range.start.max(tile.start)..range.end.min(tile.end);
             if !inside.is_empty() {
                 let within = inside.start - range.start..inside.end - range.start;
-                parts.push((number, inside.start - begin..inside.end - begin, within));
+                parts.push((number, inside.start - tile.start..inside.end - tile.start, within));
             }
-            begin = end;
         }
         parts
     }

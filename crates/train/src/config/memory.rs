@@ -29,6 +29,8 @@ pub struct MemoryConfig {
     /// Where the parameters of a rank lie between their uses (DeepSpeed's `offload_param.device`). For ZeRO stage 3, which
     /// divides parameters into shards and brings each chunk when a block uses it.
     pub parameters: Tier,
+    /// Where gradients lie from their reduction to the update, and between micro-batches. They leave while backward runs.
+    pub gradients: Tier,
     /// Where optimizer states and master weights lie between updates (DeepSpeed's `offload_optimizer.device`).
     pub optimizer: Tier,
     /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
@@ -52,6 +54,7 @@ impl Default for MemoryConfig {
             prefetch: 1,
             checkpointing: Checkpointing::Word(CheckpointingWord::None),
             parameters: Tier::Device,
+            gradients: Tier::Device,
             optimizer: Tier::Device,
             buffer_mb: 16.0,
             nvme_path: None,
@@ -69,7 +72,11 @@ impl MemoryConfig {
 
     /// The memories of every chunk.
     pub(crate) fn residence(&self) -> ChunkResidence {
-        ChunkResidence { parameters: self.parameters.memory(), optimizer: self.optimizer.memory() }
+        ChunkResidence {
+            parameters: self.parameters.memory(),
+            gradients: self.gradients.memory(),
+            optimizer: self.optimizer.memory(),
+        }
     }
 }
 
@@ -163,8 +170,12 @@ impl RunConfig {
     }
 
     fn check_tiers(&self) -> Result<(), ConfigError> {
-        let MemoryConfig { parameters, optimizer, nvme_path, .. } = &self.memory;
-        let tiers = [("memory.parameters", *parameters), ("memory.optimizer", *optimizer)];
+        let MemoryConfig { parameters, gradients, optimizer, nvme_path, .. } = &self.memory;
+        let tiers = [
+            ("memory.parameters", *parameters),
+            ("memory.gradients", *gradients),
+            ("memory.optimizer", *optimizer),
+        ];
         for (key, tier) in tiers {
             if tier != Tier::Device && self.parallel.updates == Updates::Asynchronous {
                 let expected =
@@ -183,7 +194,7 @@ impl RunConfig {
         }
         match nvme_path {
             Some(path) if tiers.iter().all(|(_, tier)| *tier != Tier::Nvme) => {
-                let expected = "is used by nothing: set memory.optimizer or memory.parameters to \"nvme\", or leave it out";
+                let expected = "is used by nothing: set memory.optimizer, memory.gradients or memory.parameters to \"nvme\", or leave it out";
                 Err(refuse("memory.nvme_path", path, expected))
             }
             _ => Ok(()),
