@@ -79,8 +79,8 @@ pub struct Spec {
     pub loss_scaling: LossScaling,
     /// The optimizer.
     pub optimizer: Optimizer,
-    /// The memories in which parameters and optimizer states lie between their uses.
-    pub residence: Residence,
+    /// For each pipeline stage: the memories in which the parts of its chunks lie between their uses.
+    pub residence: Vec<Residence>,
     /// The memory in which the inputs of Transformer blocks wait for backward.
     pub block_inputs: Memory,
     /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
@@ -209,6 +209,7 @@ impl Spec {
             Objective::Masked => Masking::predicted(seq),
         };
         let evaluation = forward_only(&schedule, evaluation_batches);
+        let residence = vec![Residence::uniform(config.memory.residence()); schedule.stages()];
         let spec = Spec {
             host_addressable: config.device.kind == DeviceKind::Cpu,
             seq,
@@ -230,10 +231,7 @@ impl Spec {
             precision: precision(config),
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
-            residence: Residence {
-                parameters: config.memory.parameters.memory(),
-                optimizer: config.memory.optimizer.memory(),
-            },
+            residence,
             block_inputs: config.memory.activations.memory(),
             partition_activations: config.memory.partition_activations,
             disk_folder: config.memory.nvme_path.as_ref().map(PathBuf::from),
