@@ -6,6 +6,7 @@
 //! process groups are always passed as arguments.
 #![forbid(unsafe_code)]
 
+mod block_inputs;
 pub mod norm;
 pub mod pipeline;
 pub mod stage;
@@ -13,6 +14,7 @@ pub mod tensor;
 mod ways;
 pub mod zero;
 
+pub use block_inputs::BlockInputs;
 pub use norm::GradientNorm;
 pub use stage::{Seen, Stage, Watch};
 pub use tensor::TensorParallel;

@@ -21,7 +21,7 @@ use phalanx_plan::{
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
-use phalanx_tensor::{CrossEntropy, Device, DeviceFactory};
+use phalanx_tensor::{CrossEntropy, Device, DeviceFactory, Memory};
 use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
@@ -83,6 +83,10 @@ pub struct Spec {
     pub residence: Vec<Residence>,
     /// Elements of the largest tile in which something outside of device memory visits it.
     pub buffer: usize,
+    /// The memory in which the inputs of Transformer blocks wait for backward.
+    pub block_inputs: Memory,
+    /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
+    pub partition_activations: bool,
     /// The folder of the disk memory.
     pub disk_folder: Option<PathBuf>,
     /// The learning rate.
@@ -231,6 +235,8 @@ impl Spec {
             optimizer: optimizer(config),
             residence,
             buffer: config.memory.buffer(),
+            block_inputs: config.memory.activations.memory(),
+            partition_activations: config.memory.partition_activations,
             disk_folder: config.memory.nvme_path.as_ref().map(PathBuf::from),
             schedule_of_rate: Arc::new(config.learning_rate()),
             clip: config.optimizer.clip as f32,
