@@ -274,3 +274,30 @@ fn gradients_take_memory_of_their_tier_alone() {
     assert_eq!(init(&plan.of(0).memory).get(Category::Gradients), 0);
     assert_eq!(init(&plan.of(0).host).get(Category::Gradients), here);
 }
+
+/// The norm is computed before they leave, so that they come back only once.
+#[test]
+fn gradients_of_one_micro_batch_travel_once_each_way() {
+    let (model, _) = rig::golden_config();
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(Tier::Device, folder.path(), 2, 2);
+    config.memory.chunk = Chunk::Mebibytes(0.3);
+    let here = plan(&config).of(0).memory.phase(PhaseName::Init).unwrap().peak.categories;
+    config.memory.gradients = Tier::Host;
+    let mut spec = rig::spec(&model, &config);
+    spec.host_addressable = false;
+    let moved = |spec: Spec| {
+        let plan = RunPlan::new(spec).unwrap();
+        [Memory::Host, Memory::Device].map(|to| {
+            let copies = plan.of(0).step.copies.iter().filter(|copy| copy.to == to);
+            copies.map(|copy| copy.bytes).sum::<u64>()
+        })
+    };
+    let with = moved(spec.clone());
+    spec.residence[0] = Residence::DEVICE;
+    let without = moved(spec);
+    let gradients = here.get(Category::Gradients);
+    for (with, without) in with.into_iter().zip(without) {
+        assert_eq!(with - without, gradients);
+    }
+}
