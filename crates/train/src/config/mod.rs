@@ -18,7 +18,7 @@ mod resolved;
 
 pub use check::ConfigError;
 pub use device::{DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
-pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier};
+pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use parallel::{CutBy, ParallelConfig, Updates};
 pub use resolved::ResolvedConfig;
 
