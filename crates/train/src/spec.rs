@@ -85,6 +85,8 @@ pub struct Spec {
     pub buffer: usize,
     /// Whether the host updates chunks whose optimizer states lie outside of the memory of a device of its own.
     pub updates_on_host: bool,
+    /// Whether the host computes each update during the next step.
+    pub delayed_update: bool,
     /// The memory in which the inputs of Transformer blocks wait for backward.
     pub block_inputs: Memory,
     /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
@@ -238,6 +240,7 @@ impl Spec {
             residence,
             buffer: config.memory.buffer(),
             updates_on_host: config.memory.update != UpdateOn::Device,
+            delayed_update: config.memory.delayed_update,
             block_inputs: config.memory.activations.memory(),
             partition_activations: config.memory.partition_activations,
             disk_folder: config.memory.nvme_path.as_ref().map(PathBuf::from),

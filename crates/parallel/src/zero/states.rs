@@ -128,12 +128,17 @@ impl States {
         self.chunks[chunk].is_updated_on_host
     }
 
+    /// Host memory for elements of `dtype` of this rank's part of a chunk, in the tiles of its update.
+    pub(super) fn in_host_memory(&self, chunk: &Stored, dtype: DType) -> Slot {
+        Slot::new(&self.device, (Role::Parameters, dtype, Memory::Host), chunk.elements, self.buffer)
+    }
+
     /// The elements of this rank's part of a chunk that an update works on at a time.
     pub(super) fn tiles(&self, chunk: usize) -> Vec<Range<usize>> {
         let elements = self.chunks[chunk].elements;
         match self.travels(chunk) {
             true => tiles_of(elements, self.buffer),
-            false => vec![0..elements],
+            false => std::iter::once(0..elements).collect(),
         }
     }
 
@@ -284,6 +289,11 @@ impl Slot {
         };
         let first = if is_in_reach(device, memory) { elements } else { buffer };
         Slot { role, dtype, memory, elements, tile: first, tiles }
+    }
+
+    /// Memory for the same elements.
+    pub(super) fn twin(&self, device: &Device) -> Slot {
+        Slot::new(device, (self.role, self.dtype, self.memory), self.elements, self.tile)
     }
 
     pub(super) fn take(&mut self) -> Vec<Tensor> {
