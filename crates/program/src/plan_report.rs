@@ -3,6 +3,7 @@
 use phalanx_optim::LossScaling;
 use phalanx_parallel::zero::Residence;
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
+use phalanx_tensor::DiskOptions;
 use phalanx_trace::{Category, Memory};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::spec::TriedChunks;
@@ -169,9 +170,9 @@ fn residence(planned: &Planned) -> String {
         ("optimizer states", optimizer, Category::Optimizer),
     ] {
         let stored = bytes(rank.peak_of(memory).categories.get(category));
-        let place = match (memory, &spec.disk_folder) {
+        let place = match (memory, &spec.disk) {
             (Memory::Device, _) => continue,
-            (Memory::Disk, Some(folder)) => format!("in a file under {}", folder.display()),
+            (Memory::Disk, Some(disk)) => in_files(disk),
             _ => format!("in {} memory", memory.name()),
         };
         text.push_str(&format!("{what} lie {place}, {stored} on each rank; "));
@@ -184,6 +185,14 @@ fn residence(planned: &Planned) -> String {
         .map(|copy| format!("{} from {} to {}", bytes(copy.bytes), copy.from.name(), copy.to.name()))
         .collect();
     format!("{text}a step copies {}\n", moved.join(", "))
+}
+
+/// Where disk memory lies.
+fn in_files(disk: &DiskOptions) -> String {
+    let folders: Vec<String> = disk.folders.iter().map(|folder| folder.display().to_string()).collect();
+    let files = if folders.len() == 1 { "a file" } else { "files" };
+    let checks = if disk.checksums { ", with checksums" } else { "" };
+    format!("in {files} under {}{checks}", folders.join(" and "))
 }
 
 /// Describes the precision policy.

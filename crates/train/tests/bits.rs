@@ -55,7 +55,7 @@ const SAME: &[(&str, Change)] = &[
 
 fn on_disk(config: &mut RunConfig) {
     config.memory.optimizer = Tier::Nvme;
-    config.memory.nvme_path = Some(std::env::temp_dir().display().to_string());
+    config.memory.nvme_path = Some(std::env::temp_dir().as_path().into());
 }
 
 fn check(base: RunConfig, steps: usize, what: &str) -> Ran {

@@ -18,7 +18,7 @@ fn config(tier: Tier, folder: &Path, world: usize, zero: u8) -> RunConfig {
     (config.parallel.data, config.parallel.zero) = (Some(world), zero);
     config.precision.compute = Float::Bf16;
     config.memory.optimizer = tier;
-    config.memory.nvme_path = (tier == Tier::Nvme).then(|| folder.display().to_string());
+    config.memory.nvme_path = (tier == Tier::Nvme).then(|| folder.into());
     config
 }
 
