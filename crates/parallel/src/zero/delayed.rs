@@ -31,7 +31,7 @@ pub(super) struct Delayed {
 /// Memory on the device for the parameters of a tile.
 enum Window {
     /// They come from host memory.
-    Arriving(PendingCopy),
+    Arriving(Box<PendingCopy>),
     /// No update was running. The memory is taken nevertheless, so that all steps are alike.
     Unused(Tensor),
 }
@@ -129,7 +129,7 @@ impl Zero {
                     None => Window::Unused(window),
                     Some(work) => {
                         let rounded = self.take_back(&mut delayed, (c, t), work.wait()?);
-                        Window::Arriving(self.device.copy_to_device(rounded, window))
+                        Window::Arriving(Box::new(self.device.copy_to_device(rounded, window)))
                     }
                 };
                 if let Some((tile, window)) = last.replace(((c, t), window)) {

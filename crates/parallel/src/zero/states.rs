@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn tiles_cover_their_elements_once() {
         assert_eq!(tiles_of(10, 4), [0..4, 4..8, 8..10]);
-        assert_eq!(tiles_of(8, 8), [0..8]);
+        assert_eq!(tiles_of(8, 4), [0..4, 4..8]);
         assert!(tiles_of(0, 8).is_empty());
     }
 }
