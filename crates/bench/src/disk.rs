@@ -17,7 +17,7 @@ use phalanx_tensor::{
 use serde::Serialize;
 
 /// Bytes of a chunk: those of Gemini's smallest chunk in 16 bits.
-const CHUNK: u64 = 64 << 20;
+pub const CHUNK: u64 = 64 << 20;
 
 /// Chunks in memory at a time.
 const WINDOW: usize = 5;
@@ -32,6 +32,8 @@ pub struct DiskTask {
     pub options: DiskOptions,
     /// Bytes that are written and read in each round; rounded to whole chunks.
     pub bytes: u64,
+    /// Bytes of a chunk; less if there are fewer.
+    pub chunk: u64,
     /// Rounds; the best of each rate counts.
     pub rounds: usize,
 }
@@ -90,7 +92,7 @@ struct Chunks {
 impl DiskTask {
     /// Bytes of a chunk and how many there are.
     fn chunks(&self) -> (u64, usize) {
-        let chunk = CHUNK.min(self.bytes / 4096 * 4096).max(4096);
+        let chunk = self.chunk.min(self.bytes / 4096 * 4096).max(4096);
         (chunk, (self.bytes / chunk).max(1) as usize)
     }
 
@@ -294,7 +296,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let options = DiskOptions::new(vec![folder.path().to_path_buf()]);
         for bytes in [1, 4096, 3 * 65536] {
-            let task = DiskTask { options: options.clone(), bytes, rounds: 2 };
+            let task = DiskTask { options: options.clone(), bytes, chunk: CHUNK, rounds: 2 };
             let mut passes = Vec::new();
             let figures =
                 task.measure(&mut |pass, share| passes.push((pass, share)), &mut || Ok(())).unwrap();

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use phalanx_bench::disk::{DiskFigures, DiskTask, FioFigures, Pass, to_text};
+use phalanx_bench::disk::{CHUNK, DiskFigures, DiskTask, FioFigures, Pass, to_text};
 use phalanx_tensor::DiskOptions;
 use phalanx_tensor::disk::{DEPTH, STRIPE, survey};
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ pub fn bench_disk(args: &BenchDiskArgs) -> Result<()> {
     let mut figures = Vec::new();
     for folders in sets {
         let options = DiskOptions { checksums: args.checksums, ..DiskOptions::new(folders) };
-        let task = DiskTask { bytes: size(args, &options)?, rounds: args.rounds, options };
+        let task = DiskTask { bytes: size(args, &options)?, chunk: CHUNK, rounds: args.rounds, options };
         check_memory(&task)?;
         // Notes come once for each folder: the set of all says them again.
         let notes = survey(&task.options, &[task.bytes])?.notes;
