@@ -182,6 +182,11 @@ fn locked_memory_beyond_the_limit_is_refused_or_done_without() {
         assert_eq!(notes, noted, "{run}: {}", ended.stderr);
     }
     assert_eq!(home.losses("auto"), home.losses("never"));
+    // Memory that cannot be registered for transfers is used as it is.
+    let on_disk = [&["train", "small.toml", "--quiet", "--run", "disk-run"][..], &ON_DISK].concat();
+    with_memlock(&home, "16", &on_disk).unwrap().ok();
+    home.run(&["train", "small.toml", "--quiet", "--run", "whole"]).ok();
+    assert_eq!(home.losses("disk-run"), home.losses("whole"));
 }
 
 #[test]
