@@ -114,6 +114,7 @@ fn run(command: Command) -> Result<ExitCode> {
             BenchCommand::Step(args) => commands::bench_step::bench_step(&args, environment),
             BenchCommand::Kernels(args) => commands::bench_kernels::bench_kernels(&args, environment),
             BenchCommand::Collectives(args) => commands::bench_collectives::bench_collectives(&args),
+            BenchCommand::Disk(args) => commands::bench_disk::bench_disk(&args),
             BenchCommand::Strategies(args) => {
                 commands::bench_strategies::bench_strategies(&args, environment)
             }
