@@ -1,7 +1,7 @@
 //! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
 
 use phalanx_optim::LossScaling;
-use phalanx_parallel::zero::Residence;
+use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
 use phalanx_trace::{Category, Memory};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
@@ -162,19 +162,22 @@ fn staging(planned: &Planned) -> String {
 /// What lies outside of device memory, and the bytes that a step moves for it.
 fn residence(planned: &Planned) -> String {
     let (spec, rank) = (&planned.plan.spec, &planned.plan.ranks[0]);
-    let Residence { parameters, optimizer } = spec.residence;
     let mut text = String::new();
-    for (what, memory, category) in [
-        ("parameters", parameters, Category::Parameters),
-        ("optimizer states", optimizer, Category::Optimizer),
-    ] {
-        let stored = bytes(rank.peak_of(memory).categories.get(category));
-        let place = match (memory, &spec.disk_folder) {
-            (Memory::Device, _) => continue,
-            (Memory::Disk, Some(folder)) => format!("in a file under {}", folder.display()),
-            _ => format!("in {} memory", memory.name()),
-        };
-        text.push_str(&format!("{what} lie {place}, {stored} on each rank; "));
+    let parts: [(&str, fn(ChunkResidence) -> Memory, Category); 2] = [
+        ("parameters", |chunk| chunk.parameters, Category::Parameters),
+        ("optimizer states", |chunk| chunk.optimizer, Category::Optimizer),
+    ];
+    for (what, of, category) in parts {
+        let lies =
+            |memory| spec.residence.iter().flat_map(Residence::described).any(|chunk| of(chunk) == memory);
+        for memory in [Memory::Host, Memory::Disk].into_iter().filter(|memory| lies(*memory)) {
+            let stored = bytes(rank.peak_of(memory).categories.get(category));
+            let place = match (memory, &spec.disk_folder) {
+                (Memory::Disk, Some(folder)) => format!("in a file under {}", folder.display()),
+                _ => format!("in {} memory", memory.name()),
+            };
+            text.push_str(&format!("{what} lie {place}, {stored} on each rank; "));
+        }
     }
     if text.is_empty() {
         return text;

@@ -264,7 +264,7 @@ impl Spec {
             defer: self.defer,
             precision: self.precision,
             optimizer: self.optimizer.clone(),
-            residence: self.residence,
+            residence: self.residence[index].clone(),
         };
         let tied = (0..network.parameters.len()).filter(|p| tied(&network.numbers[*p]).is_some()).collect();
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);

@@ -79,8 +79,8 @@ pub struct Spec {
     pub loss_scaling: LossScaling,
     /// The optimizer.
     pub optimizer: Optimizer,
-    /// The memories in which parameters and optimizer states lie between their uses.
-    pub residence: Residence,
+    /// For each pipeline stage: the memories in which the parts of its chunks lie between their uses.
+    pub residence: Vec<Residence>,
     /// The folder of the disk memory.
     pub disk_folder: Option<PathBuf>,
     /// The learning rate.
@@ -205,6 +205,7 @@ impl Spec {
             Objective::Masked => Masking::predicted(seq),
         };
         let evaluation = forward_only(&schedule, evaluation_batches);
+        let residence = vec![Residence::uniform(config.memory.residence()); schedule.stages()];
         let spec = Spec {
             host_addressable: config.device.kind == DeviceKind::Cpu,
             seq,
@@ -226,10 +227,7 @@ impl Spec {
             precision: precision(config),
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
-            residence: Residence {
-                parameters: config.memory.parameters.memory(),
-                optimizer: config.memory.optimizer.memory(),
-            },
+            residence,
             disk_folder: config.memory.nvme_path.as_ref().map(PathBuf::from),
             schedule_of_rate: Arc::new(config.learning_rate()),
             clip: config.optimizer.clip as f32,

@@ -5,9 +5,10 @@ mod rig;
 
 use std::path::Path;
 
+use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_tensor::Memory;
 use phalanx_trace::{Category, PhaseName};
-use phalanx_train::config::{Float, Tier};
+use phalanx_train::config::{Chunk, Float, Tier};
 use phalanx_train::{RunConfig, RunPlan, on_threads};
 use rig::{assert_same_state, devices};
 
@@ -72,6 +73,50 @@ fn a_checkpoint_resumes_into_any_tier() {
     let names: Vec<_> =
         std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), TIERS.len(), "disk memory leaves no file: {names:?}");
+}
+
+/// Chunks at home on the device between chunks of which one part or both lie elsewhere.
+fn mixed(with_parameters: bool) -> Residence {
+    let lies = |parameters, optimizer| ChunkResidence {
+        parameters: if with_parameters { parameters } else { Memory::Device },
+        optimizer,
+    };
+    let three = [
+        ChunkResidence::DEVICE,
+        lies(Memory::Host, Memory::Device),
+        lies(Memory::Disk, Memory::Disk),
+        ChunkResidence::DEVICE,
+        lies(Memory::Device, Memory::Host),
+    ];
+    Residence::of_chunks(three.repeat(3), lies(Memory::Host, Memory::Host))
+}
+
+#[test]
+fn each_chunk_may_lie_elsewhere() {
+    let (model, _) = rig::golden_config();
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = rig::Checkpoints::default();
+    for (compute, world, zero, prefetch) in [
+        (Float::F32, 1, 0, 1),
+        (Float::Bf16, 2, 1, 1),
+        (Float::Bf16, 2, 3, 2),
+        (Float::F32, 2, 3, 0),
+        (Float::F32, 1, 3, 1),
+    ] {
+        let mut config = config(Tier::Device, folder.path(), world, zero);
+        config.precision.compute = compute;
+        (config.memory.chunk, config.memory.prefetch) = (Chunk::Mebibytes(0.02), prefetch);
+        let steps = &rig::golden_steps()[..4];
+        let expected = rig::run(&model, &config, steps);
+        let mut spec = rig::spec(&model, &config);
+        assert!(spec.layout.chunk_elements.len() > 6, "chunks of each kind");
+        spec.residence = vec![mixed(zero == 3)];
+        spec.disk_folder = Some(folder.path().to_path_buf());
+        let ran = rig::run_spec(spec, &config, steps, &checkpoints);
+        let what = format!("{compute:?}, {world} ranks, stage {zero}");
+        assert_eq!(ran.peaks, ran.planned, "{what}: peak == plan");
+        assert_same_state(&what, &expected.state, &ran.state);
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@
 mod gradients;
 mod parameters;
 mod prefetch;
+mod residence;
 mod spans;
 mod states;
 mod sums;
@@ -40,8 +41,8 @@ use phalanx_trace::PhaseName;
 use gradients::GradientChunks;
 use parameters::{ParameterChunks, Source};
 use prefetch::Prefetch;
+pub use residence::{ChunkResidence, Residence};
 pub use spans::{Extent, StateSpan};
-pub use states::Residence;
 use states::States;
 
 /// Options of [`Zero`]. Only `defer` and `precision` change bits of the result.
@@ -61,7 +62,7 @@ pub struct Options {
     pub precision: Precision,
     /// The optimizer; its states are allocated here.
     pub optimizer: Optimizer,
-    /// The memories in which parameters and optimizer states lie between their uses.
+    /// The memories in which parameters and optimizer states of each chunk lie between their uses.
     pub residence: Residence,
 }
 
@@ -182,7 +183,7 @@ impl Zero {
         let gradients = GradientChunks::new(device, &map, &options);
         let stepped = (0..map.chunk_count()).map(|c| update::stepped(&map, options.stage, c).len());
         let kinds = (options.optimizer.states().len(), options.precision);
-        let states = States::new(device, options.residence, kinds, stepped);
+        let states = States::new(device, &options.residence, kinds, stepped);
         let blocks = map.layout.blocks as usize;
         let squares = device.alloc(DType::F64, [blocks], Category::Workspace, "norm.squares");
         let own = first_chunk as u32..(first_chunk + map.chunk_count()) as u32;

@@ -1,8 +1,8 @@
 //! Optimizer states, master weights and, where they are not in device memory, parameter shards in chunks, in the memory
 //! that the run gives them (ZeRO-Offload, arXiv 2101.06840; ZeRO-Infinity, arXiv 2104.07857).
 //!
-//! In device memory, an update works on them where they lie. In host memory or on disk, each chunk visits the device:
-//! the chunks ahead arrive while the update works on one, and the chunks behind return meanwhile. The order of the chunks
+//! In device memory, an update works on them where they lie. Chunks with a part in host memory or on disk visit the device:
+//! the visitors ahead arrive while the update works on a chunk, and those behind return meanwhile. The order of the chunks
 //! is that of the update, so nothing has to be guessed. Between disk and a device that the host cannot address, they pass
 //! through host memory.
 
@@ -12,26 +12,14 @@ use std::ops::Range;
 use phalanx_plan::Precision;
 use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, PendingCopy, Tensor, ViewMut};
 
-/// Chunks that arrive while the update works on an earlier one. Two keep a transfer waiting behind the one that runs, so
+use super::residence::{ChunkResidence, Residence};
+
+/// Visitors that arrive while the update works on an earlier one. Two keep a transfer waiting behind the one that runs, so
 /// that the stream does not idle between them.
 const AHEAD: usize = 2;
 
-/// Chunks that return while the update works on a later one.
+/// Visitors that return while the update works on a later one.
 const BEHIND: usize = 2;
-
-/// The memories in which the parts of a rank's state lie between their uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Residence {
-    /// Parameters. Outside of device memory only under stage 3.
-    pub parameters: Memory,
-    /// Optimizer states and master weights.
-    pub optimizer: Memory,
-}
-
-impl Residence {
-    /// Everything in device memory.
-    pub const DEVICE: Residence = Residence { parameters: Memory::Device, optimizer: Memory::Device };
-}
 
 /// What is stored for each chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,7 +32,7 @@ enum Role {
     Parameters,
 }
 
-/// A tensor of every chunk.
+/// A tensor of a chunk.
 #[derive(Clone, Copy)]
 struct Slot {
     role: Role,
@@ -52,13 +40,22 @@ struct Slot {
     memory: Memory,
 }
 
+/// What is stored of one chunk.
+struct Stored {
+    /// States, then master weights, then parameters that are not in device memory.
+    slots: Vec<Slot>,
+    /// One for each slot. Empty while the chunk is in flight or visits the device.
+    tensors: Vec<Tensor>,
+}
+
 /// The tensors that the update of each chunk works on, beside gradients and parameters in device memory.
 pub(super) struct States {
     device: Device,
-    /// States, then master weights, then parameters.
-    slots: Vec<Slot>,
-    /// For each chunk: where its slots are stored. Empty while the chunk is in flight or visits the device.
-    stored: Vec<Vec<Tensor>>,
+    chunks: Vec<Stored>,
+    /// The chunks that visit the device in an update, in order.
+    visitors: Vec<usize>,
+    /// How many of them this update has begun to fetch.
+    fetched: usize,
     /// Chunks that arrive on the device, in order.
     arriving: VecDeque<Vec<Arriving>>,
     /// Chunks that return, in order, with their numbers.
@@ -112,63 +109,47 @@ impl States {
     /// chunk that this rank updates. Parameters are stored here when they do not lie in device memory.
     pub(super) fn new(
         device: &Device,
-        residence: Residence,
+        residence: &Residence,
         (states, precision): (usize, Precision),
         elements: impl Iterator<Item = usize>,
     ) -> States {
-        let Residence { parameters, optimizer } = residence;
-        let f32_in = |role| Slot { role, dtype: DType::F32, memory: optimizer };
-        let mut slots = vec![f32_in(Role::State); states];
-        if precision.has_master() {
-            slots.push(f32_in(Role::Master));
-        }
-        if parameters != Memory::Device {
-            slots.push(Slot { role: Role::Parameters, dtype: precision.compute, memory: parameters });
-        }
-        let chunk = |elements: usize| slots.iter().map(|slot| slot.store(device, elements)).collect();
-        let stored = elements.map(chunk).collect();
+        let chunk = |(chunk, elements): (usize, usize)| {
+            let slots = Stored::slots(residence.of(chunk), states, precision);
+            let tensors = slots.iter().map(|slot| slot.store(device, elements)).collect();
+            Stored { slots, tensors }
+        };
+        let chunks: Vec<Stored> = elements.enumerate().map(chunk).collect();
+        let visitors = (0..chunks.len()).filter(|chunk| chunks[*chunk].visits()).collect();
         let (arriving, returning, visitor) = (VecDeque::new(), VecDeque::new(), None);
-        States { device: device.clone(), slots, stored, arriving, returning, visitor }
+        States { device: device.clone(), chunks, visitors, fetched: 0, arriving, returning, visitor }
     }
 
-    /// Whether updates find everything in device memory.
-    fn is_at_home(&self) -> bool {
-        self.slots.iter().all(|slot| slot.memory == Memory::Device)
-    }
-
-    fn position(&self, role: Role) -> Option<usize> {
-        self.slots.iter().position(|slot| slot.role == role)
-    }
-
-    /// The number of the slot that has the f32 parameters, for checkpoints: master weights, or f32 parameters that are
-    /// stored here.
-    pub(super) fn exact_parameters(&self) -> Option<usize> {
+    /// The number of the slot that has the f32 parameters of a chunk, for checkpoints: master weights, or f32 parameters
+    /// that are stored here.
+    pub(super) fn exact_parameters(&self, chunk: usize) -> Option<usize> {
         let exact = |slot: &Slot| slot.role != Role::State && slot.dtype == DType::F32;
-        self.slots.iter().position(exact)
+        self.chunks[chunk].slots.iter().position(exact)
     }
 
-    /// The number of the slot of parameters that are stored here.
-    pub(super) fn parameters(&self) -> Option<usize> {
-        self.position(Role::Parameters)
+    /// The number of the slot of a chunk's parameters, when they are stored here.
+    pub(super) fn parameters(&self, chunk: usize) -> Option<usize> {
+        self.chunks[chunk].position(Role::Parameters)
     }
 
-    /// An update begins: the first chunks start to arrive.
+    /// An update begins: the first visitors start to arrive.
     pub(super) fn begin(&mut self) {
-        if !self.is_at_home() {
-            (0..self.stored.len().min(AHEAD)).for_each(|chunk| self.fetch(chunk));
-        }
+        self.fetched = 0;
+        (0..AHEAD).for_each(|_| self.fetch_next());
     }
 
     /// Waits until `chunk` is on the device. Chunks are entered in order, from the first to the last.
     pub(super) fn enter(&mut self, chunk: usize) -> Result<(), DeviceError> {
-        if self.is_at_home() {
+        if !self.chunks[chunk].visits() {
             return Ok(());
         }
-        if chunk + AHEAD < self.stored.len() {
-            self.fetch(chunk + AHEAD);
-        }
+        self.fetch_next();
         let (mut stored, mut here) = (Vec::new(), Vec::new());
-        for tensor in self.arriving.pop_front().expect("each chunk is fetched before it is entered") {
+        for tensor in self.arriving.pop_front().expect("each visitor is fetched before it is entered") {
             let (from, to) = self.arrive(tensor)?;
             stored.push(from);
             here.push(to);
@@ -179,12 +160,13 @@ impl States {
 
     /// The elements `local` of this rank's part of the chunk that was entered.
     pub(super) fn updated(&mut self, chunk: usize, local: &Range<usize>) -> Updated<'_> {
+        let Stored { slots, tensors } = &mut self.chunks[chunk];
         let tensors = match &mut self.visitor {
             Some(visitor) if visitor.chunk == chunk => &mut visitor.here,
-            _ => &mut self.stored[chunk],
+            _ => tensors,
         };
         let mut updated = Updated { states: Vec::new(), master: None, parameters: None };
-        for (slot, tensor) in self.slots.iter().zip(tensors) {
+        for (slot, tensor) in slots.iter().zip(tensors) {
             let view = tensor.view_mut().range(local.clone());
             match slot.role {
                 Role::State => updated.states.push(view),
@@ -219,7 +201,8 @@ impl States {
 
     /// Starts to bring this rank's parameters of a chunk to the device, for forward or backward.
     pub(super) fn fetch_parameters(&mut self, chunk: usize) -> Arriving {
-        let stored = self.stored[chunk].pop().expect("parameters are the last slot, and are not fetched yet");
+        let stored =
+            self.chunks[chunk].tensors.pop().expect("parameters are the last slot, and are not fetched yet");
         self.bring(stored)
     }
 
@@ -230,7 +213,7 @@ impl States {
         arriving: Arriving,
     ) -> Result<Tensor, DeviceError> {
         let (stored, here) = self.arrive(arriving)?;
-        self.stored[chunk].extend(stored);
+        self.chunks[chunk].tensors.extend(stored);
         Ok(here)
     }
 
@@ -241,7 +224,7 @@ impl States {
         range: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
-        self.device.read_stored(&self.stored[chunk][index], range, out)
+        self.device.read_stored(&self.chunks[chunk].tensors[index], range, out)
     }
 
     /// Overwrites elements `range` of state `index` of a chunk.
@@ -251,14 +234,18 @@ impl States {
         range: Range<usize>,
         from: &[T],
     ) -> Result<(), DeviceError> {
-        self.device.write_stored(from, &mut self.stored[chunk][index], range)
+        self.device.write_stored(from, &mut self.chunks[chunk].tensors[index], range)
     }
 
-    /// Starts to bring a chunk to the device.
-    fn fetch(&mut self, chunk: usize) {
-        let has_master = self.position(Role::Master).is_some();
-        let stored = std::mem::take(&mut self.stored[chunk]);
-        let arriving = self.slots.iter().zip(stored).map(|(slot, stored)| {
+    /// Starts to bring the next visitor to the device, if there is one.
+    fn fetch_next(&mut self) {
+        let Some(chunk) = self.visitors.get(self.fetched) else { return };
+        self.fetched += 1;
+        let chunk = &mut self.chunks[*chunk];
+        let has_master = chunk.position(Role::Master).is_some();
+        let stored = std::mem::take(&mut chunk.tensors);
+        let slots = chunk.slots.clone();
+        let arriving = slots.iter().zip(stored).map(|(slot, stored)| {
             if slot.role == Role::Parameters && has_master {
                 // The update overwrites them with the rounded master weights.
                 let here = self.window(&stored);
@@ -346,7 +333,7 @@ impl States {
                 Returning::ToHost(..) => unreachable!("the second half has begun"),
             });
         }
-        self.stored[chunk] = tensors;
+        self.chunks[chunk].tensors = tensors;
         Ok(())
     }
 
@@ -369,6 +356,29 @@ impl States {
     /// Host memory that a tensor passes between disk and device.
     fn passage(&self, like: &Tensor) -> Tensor {
         self.device.alloc_host(like.dtype(), like.shape(), Category::Workspace, "visitor.passage")
+    }
+}
+
+impl Stored {
+    fn slots(lies: ChunkResidence, states: usize, precision: Precision) -> Vec<Slot> {
+        let f32_with = |role| Slot { role, dtype: DType::F32, memory: lies.optimizer };
+        let mut slots = vec![f32_with(Role::State); states];
+        if precision.has_master() {
+            slots.push(f32_with(Role::Master));
+        }
+        if lies.parameters != Memory::Device {
+            slots.push(Slot { role: Role::Parameters, dtype: precision.compute, memory: lies.parameters });
+        }
+        slots
+    }
+
+    /// Whether an update must bring something to the device.
+    fn visits(&self) -> bool {
+        self.slots.iter().any(|slot| slot.memory != Memory::Device)
+    }
+
+    fn position(&self, role: Role) -> Option<usize> {
+        self.slots.iter().position(|slot| slot.role == role)
     }
 }
 

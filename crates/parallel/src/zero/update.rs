@@ -78,7 +78,7 @@ impl Zero {
         self.states.begin();
         for c in 0..self.map.chunk_count() {
             self.states.enter(c)?;
-            if self.states.parameters().is_some() {
+            if self.states.parameters(c).is_some() {
                 self.parameters.assert_away(c);
             }
             let stepped = stepped(&self.map, stage, c);

@@ -1,5 +1,6 @@
 //! `[memory]`: chunks, activation checkpointing, limits, and what lies outside of device memory.
 
+use phalanx_parallel::zero::ChunkResidence;
 use phalanx_tensor::Memory;
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +53,13 @@ impl Default for MemoryConfig {
             nvme_path: None,
             limit_mb: None,
         }
+    }
+}
+
+impl MemoryConfig {
+    /// The memories of every chunk.
+    pub(crate) fn residence(&self) -> ChunkResidence {
+        ChunkResidence { parameters: self.parameters.memory(), optimizer: self.optimizer.memory() }
     }
 }
 

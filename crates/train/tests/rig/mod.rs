@@ -129,9 +129,14 @@ pub fn run_between(
     steps: &[Vec<Vec<u32>>],
     checkpoints: &Checkpoints,
 ) -> Ran {
+    run_spec(spec(model, config), config, steps, checkpoints)
+}
+
+/// Like [`run_between`], with a specification that says more than the configuration.
+pub fn run_spec(spec: Spec, config: &RunConfig, steps: &[Vec<Vec<u32>>], checkpoints: &Checkpoints) -> Ran {
+    let plan = RunPlan::new(spec).unwrap();
     let network = |spec: &Spec, groups: &Groups| spec.network(&groups.tensor);
-    let (plan, parts) =
-        on_ranks(model, config, &network, &|engine, _| one_rank(engine, config, steps, checkpoints));
+    let parts = on_planned_ranks(&plan, &network, &|engine, _| one_rank(engine, config, steps, checkpoints));
     for part in &parts {
         assert!(same_bits(&part.losses, &parts[0].losses), "all ranks report the same losses");
         assert!(same_bits(&part.grad_norms, &parts[0].grad_norms), "all ranks report the same norms");
