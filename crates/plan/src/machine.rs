@@ -104,8 +104,7 @@ impl TransferRate {
             }
             TransferRate::Measured { bytes_us } => {
                 let ascend = bytes_us.windows(2).all(|pair| pair[0].0 < pair[1].0);
-                let positive =
-                    bytes_us.iter().all(|(bytes, us)| *bytes > 0 && us.is_finite() && *us > 0.0);
+                let positive = bytes_us.iter().all(|(bytes, us)| *bytes > 0 && us.is_finite() && *us > 0.0);
                 !bytes_us.is_empty() && ascend && positive
             }
         }

@@ -253,7 +253,10 @@ mod tests {
             kernel(1),
         ];
         let time = time(events).unwrap();
-        assert_eq!([time.seconds, time.compute_s, time.to_device_s, time.exposed_copy_s], [6.0, 4.0, 5.0, 2.0]);
+        assert_eq!(
+            [time.seconds, time.compute_s, time.to_device_s, time.exposed_copy_s],
+            [6.0, 4.0, 5.0, 2.0]
+        );
         assert_eq!((time.floor_s(), time.limit()), (5.0, "copies to the device"));
     }
 

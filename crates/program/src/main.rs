@@ -10,6 +10,7 @@ mod bench_args;
 mod byte_size;
 mod checksums;
 mod choices;
+mod chunk_report;
 mod colour;
 mod commands;
 
@@ -27,6 +28,7 @@ mod launch;
 mod learning_rate;
 mod limits;
 mod machine;
+mod machine_profile;
 mod mesh_report;
 mod output;
 mod overrides;
@@ -47,6 +49,7 @@ mod setup;
 mod shape;
 mod signals;
 mod staged;
+mod step_time;
 mod stored;
 mod strategies_args;
 mod task;
@@ -100,7 +103,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Train(args) => return commands::train::train(&args, environment),
         Command::Rank(args) => return rank_process::rank(&args, environment),
         Command::Plan(args) if args.draw.schedule.is_some() => commands::plan_schedule::draw(&args),
-        Command::Plan(args) => commands::plan::plan(&args),
+        Command::Plan(args) => commands::plan::plan(&args, environment),
         Command::Sample(args) => commands::sample::sample(&args, environment),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Import(args) => commands::import::import(&args),

@@ -162,3 +162,37 @@ fn the_examples_can_be_planned() {
         assert!(plan["parameters"].as_u64().unwrap() > 100_000, "{name}");
     }
 }
+
+#[test]
+fn chunk_sizes_are_compared_with_what_they_move() {
+    let home = Home::new();
+    let given = ["plan", "small.toml", "--nproc", "2", "--set", "parallel.zero=3", "--chunks", "--machine", "h200"];
+    let text = home.run(&given).ok().stdout;
+    for words in ["Gemini's search: min_chunk_size_mb = 32", "one tensor each", "all_gather", "the fewest of the sizes"] {
+        assert!(text.contains(words), "no {words:?} in: {text}");
+    }
+    let plan = home.run(&[&given[..], &["--json"]].concat()).ok().json();
+    let compared = plan["chunks"]["compared"]["alternatives"].as_array().unwrap();
+    let tried = plan["chunks"]["tried"].as_array().unwrap();
+    assert_eq!(compared.len(), tried.len());
+    let chosen: Vec<_> = compared.iter().filter(|size| size["chosen"] == json!(true)).collect();
+    assert_eq!(chosen.len(), 1);
+    // The plan of the run has the chosen chunks.
+    assert_eq!(chosen[0]["chunks"], plan["chunks"]["count"]);
+    assert_eq!(chosen[0]["device_peak_bytes"].as_u64(), plan["arena_bytes"][0].as_u64());
+    for size in compared {
+        let moved = size["traffic"].as_array().unwrap();
+        assert!(moved.iter().any(|part| part["movement"] == json!("all_gather")), "{size}");
+        assert!(size["moving_s"].as_f64().unwrap() > 0.0 && size["gathered_peak_bytes"].as_u64().unwrap() > 0);
+    }
+    // Fewer chunks are fewer messages, which lose less time to latency.
+    let of = |most: bool| {
+        let key = |size: &&serde_json::Value| size["chunks"].as_u64().unwrap();
+        let one = if most { compared.iter().max_by_key(key) } else { compared.iter().min_by_key(key) };
+        one.unwrap()["moving_s"].as_f64().unwrap()
+    };
+    assert!(of(false) < of(true));
+    let fixed = home.run(&[&given[..], &["--set", "memory.chunk=0.25"]].concat()).ok().stdout;
+    assert!(fixed.contains("chosen: memory.chunk = 0.25"), "{fixed}");
+    home.run(&["plan", "small.toml", "--machine", "h2000"]).fails_with("expected here (measured on this machine), h200");
+}

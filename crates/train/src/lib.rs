@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod abridged_programs;
+pub mod chunk_alternatives;
 mod chunk_choice;
 pub mod config;
 mod cut;

@@ -13,8 +13,8 @@ use std::ops::Range;
 use phalanx_layers::Network;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{
-    ChunkSize, Coordinates, Cost, Disagreement, MemoryError, MemoryPlan, Peak, PlacementError, Stage,
-    Textbook, compare, faults, plan_memory, plan_memory_of, textbook,
+    ChunkSize, Coordinates, Cost, Disagreement, Machine, MemoryError, MemoryPlan, Peak, PhaseTime,
+    PlacementError, Stage, Textbook, compare, faults, phase_time, plan_memory, plan_memory_of, textbook,
 };
 use phalanx_trace::{Event, Memory, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
@@ -284,6 +284,15 @@ impl RunPlan {
         let evaluated = evaluation_batches * micro_batch_size * mesh.data;
         let (stages, chunks) = (stages.clone(), self.spec.chunk_size.clone());
         PlanForAllRanks { stages, chunks, threads: *threads, evaluated, totals: self.totals }
+    }
+
+    /// The time of a step on a machine, for each planned rank; `None` where the machine lacks a rate that the step needs.
+    pub fn step_times(&self, machine: &Machine) -> Vec<Option<PhaseTime>> {
+        let time = |plan: &RankPlan| {
+            let trace = dry_run(&self.spec, plan.rank, &plan.orders, &Rank::new);
+            phase_time(&trace, PhaseName::Step, machine)
+        };
+        self.ranks.iter().map(time).collect()
     }
 
     /// The exact plan of a rank. If another rank was planned in its place, it runs dry here, since its parts may be
