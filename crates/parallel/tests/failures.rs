@@ -14,6 +14,7 @@ use phalanx_layers::{
     Block, BlockRole, Context, Embedding, Init, Layer, LinearCrossEntropy, Network, ParameterSpec, Recompute,
 };
 use phalanx_optim::Optimizer;
+use phalanx_parallel::BlockInputs;
 use phalanx_parallel::stage::BackwardStart;
 use phalanx_parallel::zero::{Holding, Residence};
 use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
@@ -96,7 +97,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
     zero.begin(PhaseName::Step);
-    Stage { index: 0, network, zero, tied: Vec::new() }
+    Stage { index: 0, network, zero, tied: Vec::new(), inputs: BlockInputs::ON_DEVICE }
 }
 
 fn ids(device: &Device) -> Tensor {

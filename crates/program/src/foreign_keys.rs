@@ -40,6 +40,8 @@ const NAMES: &[Foreign] = &[
     (DEEPSPEED, "zero_optimization.stage", "parallel.zero", ""),
     (DEEPSPEED, "zero_optimization.offload_optimizer.device", "memory.optimizer", "\"host\" for \"cpu\""),
     (DEEPSPEED, "zero_optimization.offload_param.device", "memory.parameters", "\"host\" for \"cpu\""),
+    (DEEPSPEED, "activation_checkpointing.partition_activations", "memory.partition_activations", ""),
+    (DEEPSPEED, "activation_checkpointing.cpu_checkpointing", "memory.activations", "\"host\" for true"),
     (DEEPSPEED, "zero_optimization.overlap_comm", "parallel.overlap", ""),
     (DEEPSPEED, "zero_optimization.reduce_bucket_size", "memory.chunk", "in MiB"),
     (DEEPSPEED, "zero_optimization.allgather_bucket_size", "memory.chunk", "in MiB"),

@@ -172,12 +172,14 @@ fn residence(planned: &Planned) -> String {
             |memory| spec.residence.iter().flat_map(Residence::described).any(|chunk| of(chunk) == memory);
         for memory in [Memory::Host, Memory::Disk].into_iter().filter(|memory| lies(*memory)) {
             let stored = bytes(rank.peak_of(memory).categories.get(category));
-            let place = match (memory, &spec.disk_folder) {
-                (Memory::Disk, Some(folder)) => format!("in a file under {}", folder.display()),
-                _ => format!("in {} memory", memory.name()),
-            };
+            let place = place_of(spec, memory);
             text.push_str(&format!("{what} lie {place}, {stored} on each rank; "));
         }
+    }
+    let inputs = spec.block_inputs;
+    if inputs != Memory::Device {
+        let peak = rank.peak_of(inputs).categories.get(Category::Activations);
+        text.push_str(&format!("inputs of blocks wait {}, up to {}; ", place_of(spec, inputs), bytes(peak)));
     }
     if text.is_empty() {
         return text;
@@ -187,6 +189,13 @@ fn residence(planned: &Planned) -> String {
         .map(|copy| format!("{} from {} to {}", bytes(copy.bytes), copy.from.name(), copy.to.name()))
         .collect();
     format!("{text}a step copies {}\n", moved.join(", "))
+}
+
+fn place_of(spec: &Spec, memory: Memory) -> String {
+    match (memory, &spec.disk_folder) {
+        (Memory::Disk, Some(folder)) => format!("in a file under {}", folder.display()),
+        _ => format!("in {} memory", memory.name()),
+    }
 }
 
 /// Describes the precision policy.

@@ -11,7 +11,7 @@ use phalanx_layers::{Activation, Context, Network, ParameterSpec};
 use phalanx_optim::LossScale;
 use phalanx_parallel::pipeline::{Feed, Program, run};
 use phalanx_parallel::zero::Holding;
-use phalanx_parallel::{GradientNorm, Options, Stage, Zero};
+use phalanx_parallel::{BlockInputs, GradientNorm, Options, Stage, Zero};
 use phalanx_plan::{Coordinates, ParameterSize};
 use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor};
 use phalanx_trace::{Axis, PhaseName, Placement, Placements};
@@ -268,7 +268,9 @@ impl Spec {
         };
         let tied = (0..network.parameters.len()).filter(|p| tied(&network.numbers[*p]).is_some()).collect();
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);
-        Stage { index, network, zero, tied }
+        let parts = self.partition_activations.then(|| Arc::clone(&groups.tensor));
+        let inputs = BlockInputs { memory: self.block_inputs, parts };
+        Stage { index, network, zero, tied, inputs }
     }
 
     /// Number of the first row of the residual stream on a tensor-parallel rank.

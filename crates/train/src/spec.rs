@@ -21,7 +21,7 @@ use phalanx_plan::{
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
-use phalanx_tensor::{CrossEntropy, Device, DeviceFactory};
+use phalanx_tensor::{CrossEntropy, Device, DeviceFactory, Memory};
 use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
@@ -81,6 +81,10 @@ pub struct Spec {
     pub optimizer: Optimizer,
     /// For each pipeline stage: the memories in which the parts of its chunks lie between their uses.
     pub residence: Vec<Residence>,
+    /// The memory in which the inputs of Transformer blocks wait for backward.
+    pub block_inputs: Memory,
+    /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
+    pub partition_activations: bool,
     /// The folder of the disk memory.
     pub disk_folder: Option<PathBuf>,
     /// The learning rate.
@@ -228,6 +232,8 @@ impl Spec {
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
             residence,
+            block_inputs: config.memory.activations.memory(),
+            partition_activations: config.memory.partition_activations,
             disk_folder: config.memory.nvme_path.as_ref().map(PathBuf::from),
             schedule_of_rate: Arc::new(config.learning_rate()),
             clip: config.optimizer.clip as f32,

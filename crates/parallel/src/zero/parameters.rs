@@ -6,8 +6,9 @@ use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View, ViewMut};
 use phalanx_trace::PhaseName;
 
 use super::prefetch::Prefetch;
-use super::states::{Arriving, States};
+use super::states::States;
 use super::{Map, Options};
+use crate::ways::Arriving;
 
 /// One chunk of parameters.
 enum Chunk {

@@ -10,7 +10,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use phalanx_plan::Precision;
-use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, PendingCopy, Tensor, ViewMut};
+use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, Tensor, ViewMut};
+
+use crate::ways::{Arriving, Leaving, Ways};
 
 use super::residence::{ChunkResidence, Residence};
 
@@ -59,7 +61,7 @@ pub(super) struct States {
     /// Chunks that arrive on the device, in order.
     arriving: VecDeque<Vec<Arriving>>,
     /// Chunks that return, in order, with their numbers.
-    returning: VecDeque<(usize, Vec<Returning>)>,
+    returning: VecDeque<(usize, Vec<Leaving>)>,
     /// The chunk that visits the device.
     visitor: Option<Visitor>,
 }
@@ -79,29 +81,6 @@ struct Visitor {
     stored: Vec<Option<Tensor>>,
     /// On the device.
     here: Vec<Tensor>,
-}
-
-/// A tensor on its way to the device.
-pub(super) enum Arriving {
-    /// It is there already, or its memory on the device is only written.
-    Ready {
-        stored: Option<Tensor>,
-        here: Tensor,
-    },
-    Direct(PendingCopy),
-    /// From disk to host memory, the first half of the way.
-    ToHost(PendingCopy),
-    /// From host memory to the device, the second half; with the place on disk.
-    FromHost(Tensor, PendingCopy),
-}
-
-/// A tensor on its way back.
-enum Returning {
-    /// It lies in device memory.
-    Ready(Tensor),
-    Direct(PendingCopy),
-    /// To host memory, the first half of the way to its place on disk.
-    ToHost(PendingCopy, Tensor),
 }
 
 impl States {
@@ -150,7 +129,7 @@ impl States {
         self.fetch_next();
         let (mut stored, mut here) = (Vec::new(), Vec::new());
         for tensor in self.arriving.pop_front().expect("each visitor is fetched before it is entered") {
-            let (from, to) = self.arrive(tensor)?;
+            let (from, to) = ways(&self.device).arrive(tensor)?;
             stored.push(from);
             here.push(to);
         }
@@ -180,11 +159,15 @@ impl States {
     /// The update of the chunk that was entered has been issued: it returns.
     pub(super) fn leave(&mut self) -> Result<(), DeviceError> {
         let Some(Visitor { chunk, stored, here }) = self.visitor.take() else { return Ok(()) };
-        let returning = here.into_iter().zip(stored).map(|(here, stored)| self.send(here, stored)).collect();
+        let returning = here
+            .into_iter()
+            .zip(stored)
+            .map(|(here, stored)| ways(&self.device).send(here, stored))
+            .collect();
         self.returning.push_back((chunk, returning));
         // While the device works on this chunk, the next one goes on from host memory to the device.
         if let Some(next) = self.arriving.pop_front() {
-            let next = next.into_iter().map(|tensor| self.continue_arrival(tensor));
+            let next = next.into_iter().map(|tensor| ways(&self.device).continue_arrival(tensor));
             let next = next.collect::<Result<_, _>>()?;
             self.arriving.push_front(next);
         }
@@ -203,7 +186,7 @@ impl States {
     pub(super) fn fetch_parameters(&mut self, chunk: usize) -> Arriving {
         let stored =
             self.chunks[chunk].tensors.pop().expect("parameters are the last slot, and are not fetched yet");
-        self.bring(stored)
+        ways(&self.device).bring(stored)
     }
 
     /// Waits for the parameters of a chunk; returns them on the device. They are only read there.
@@ -212,7 +195,7 @@ impl States {
         chunk: usize,
         arriving: Arriving,
     ) -> Result<Tensor, DeviceError> {
-        let (stored, here) = self.arrive(arriving)?;
+        let (stored, here) = ways(&self.device).arrive(arriving)?;
         self.chunks[chunk].tensors.extend(stored);
         Ok(here)
     }
@@ -248,115 +231,35 @@ impl States {
         let arriving = slots.iter().zip(stored).map(|(slot, stored)| {
             if slot.role == Role::Parameters && has_master {
                 // The update overwrites them with the rounded master weights.
-                let here = self.window(&stored);
+                let here = ways(&self.device).window(&stored);
                 return Arriving::Ready { stored: Some(stored), here };
             }
-            self.bring(stored)
+            ways(&self.device).bring(stored)
         });
         let arriving = arriving.collect();
         self.arriving.push_back(arriving);
     }
 
-    fn bring(&self, stored: Tensor) -> Arriving {
-        match stored.memory() {
-            Memory::Device => Arriving::Ready { stored: None, here: stored },
-            Memory::Host => {
-                let window = self.window(&stored);
-                Arriving::Direct(self.device.copy_to_device(stored, window))
-            }
-            Memory::Disk if self.device.is_host_addressable() => {
-                let window = self.window(&stored);
-                Arriving::Direct(self.device.copy_from_disk(stored, window))
-            }
-            Memory::Disk => {
-                let passage = self.passage(&stored);
-                Arriving::ToHost(self.device.copy_from_disk(stored, passage))
-            }
-        }
-    }
-
-    /// The tensor in its place, unless that is the device, and on the device.
-    fn arrive(&self, arriving: Arriving) -> Result<(Option<Tensor>, Tensor), DeviceError> {
-        match arriving {
-            Arriving::Ready { stored, here } => Ok((stored, here)),
-            Arriving::Direct(pending) => pending.wait().map(|(stored, here)| (Some(stored), here)),
-            Arriving::FromHost(disk, pending) => pending.wait().map(|(_, here)| (Some(disk), here)),
-            Arriving::ToHost(_) => {
-                let arriving = self.continue_arrival(arriving)?;
-                self.arrive(arriving)
-            }
-        }
-    }
-
-    /// Starts the second half of a way that leads through host memory.
-    fn continue_arrival(&self, arriving: Arriving) -> Result<Arriving, DeviceError> {
-        Ok(match arriving {
-            Arriving::ToHost(pending) => {
-                let (disk, passage) = pending.wait()?;
-                let window = self.window(&passage);
-                Arriving::FromHost(disk, self.device.copy_to_device(passage, window))
-            }
-            other => other,
-        })
-    }
-
-    fn send(&self, here: Tensor, stored: Option<Tensor>) -> Returning {
-        let Some(stored) = stored else { return Returning::Ready(here) };
-        match stored.memory() {
-            Memory::Disk if self.device.is_host_addressable() => {
-                Returning::Direct(self.device.copy_to_disk(here, stored))
-            }
-            Memory::Disk => {
-                let passage = self.passage(&here);
-                Returning::ToHost(self.device.copy_to_host(here, passage), stored)
-            }
-            _ => Returning::Direct(self.device.copy_to_host(here, stored)),
-        }
-    }
-
     /// Waits until the chunk that returns first is in its place; those behind it start the second half of their way.
     fn receive(&mut self) -> Result<(), DeviceError> {
         let Some((chunk, returning)) = self.returning.pop_front() else { return Ok(()) };
-        let (mut tensors, mut on_their_way) = (Vec::new(), Vec::new());
-        for tensor in returning {
-            on_their_way.push(self.continue_return(tensor)?);
+        let ways = ways(&self.device);
+        let go_on = |returning: Vec<Leaving>| -> Result<Vec<Leaving>, DeviceError> {
+            returning.into_iter().map(|tensor| ways.continue_departure(tensor)).collect()
+        };
+        let returning = go_on(returning)?;
+        if let Some((behind, next)) = self.returning.pop_front() {
+            self.returning.push_front((behind, go_on(next)?));
         }
-        if let Some((behind, returning)) = self.returning.pop_front() {
-            let next = returning.into_iter().map(|tensor| self.continue_return(tensor));
-            let next = next.collect::<Result<Vec<_>, _>>()?;
-            self.returning.push_front((behind, next));
-        }
-        for tensor in on_their_way {
-            tensors.push(match tensor {
-                Returning::Ready(here) => here,
-                Returning::Direct(pending) => pending.wait()?.1,
-                Returning::ToHost(..) => unreachable!("the second half has begun"),
-            });
-        }
-        self.chunks[chunk].tensors = tensors;
+        let tensors = returning.into_iter().map(|tensor| ways.depart(tensor));
+        self.chunks[chunk].tensors = tensors.collect::<Result<_, _>>()?;
         Ok(())
     }
+}
 
-    /// Starts the second half of a way that leads through host memory.
-    fn continue_return(&self, returning: Returning) -> Result<Returning, DeviceError> {
-        Ok(match returning {
-            Returning::ToHost(pending, disk) => {
-                let (_, passage) = pending.wait()?;
-                Returning::Direct(self.device.copy_to_disk(passage, disk))
-            }
-            other => other,
-        })
-    }
-
-    /// Device memory for a visiting tensor.
-    fn window(&self, like: &Tensor) -> Tensor {
-        self.device.alloc(like.dtype(), like.shape(), Category::Workspace, "visitor")
-    }
-
-    /// Host memory that a tensor passes between disk and device.
-    fn passage(&self, like: &Tensor) -> Tensor {
-        self.device.alloc_host(like.dtype(), like.shape(), Category::Workspace, "visitor.passage")
-    }
+/// The ways of chunks that visit the device.
+fn ways(device: &Device) -> Ways<'_> {
+    Ways { device, category: Category::Workspace, name: "visitor" }
 }
 
 impl Stored {

@@ -31,6 +31,12 @@ pub struct MemoryConfig {
     pub parameters: Tier,
     /// Where optimizer states and master weights lie between updates (DeepSpeed's `offload_optimizer.device`).
     pub optimizer: Tier,
+    /// Where the inputs of Transformer blocks wait for backward. With `checkpointing = "block"` they are all that blocks
+    /// save (DeepSpeed's `cpu_checkpointing`).
+    pub activations: Tier,
+    /// Whether each tensor-parallel rank keeps a part of the inputs of Transformer blocks, of which otherwise every rank
+    /// keeps the whole (DeepSpeed's `partition_activations`). For tensor parallelism without `sequence_parallel`.
+    pub partition_activations: bool,
     /// The folder of the disk memory, on a local disk: one file without a name for each rank, which goes with its process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvme_path: Option<String>,
@@ -50,6 +56,8 @@ impl Default for MemoryConfig {
             checkpointing: Checkpointing::Word(CheckpointingWord::None),
             parameters: Tier::Device,
             optimizer: Tier::Device,
+            activations: Tier::Device,
+            partition_activations: false,
             nvme_path: None,
             limit_mb: None,
         }
@@ -146,14 +154,17 @@ impl RunConfig {
     }
 
     fn check_tiers(&self) -> Result<(), ConfigError> {
-        let MemoryConfig { parameters, optimizer, nvme_path, .. } = &self.memory;
-        let tiers = [("memory.parameters", *parameters), ("memory.optimizer", *optimizer)];
-        for (key, tier) in tiers {
+        let MemoryConfig { parameters, optimizer, activations, nvme_path, .. } = &self.memory;
+        let updated = [("memory.parameters", *parameters), ("memory.optimizer", *optimizer)];
+        let tiers = [updated[0], updated[1], ("memory.activations", *activations)];
+        for (key, tier) in updated {
             if tier != Tier::Device && self.parallel.updates == Updates::Asynchronous {
                 let expected =
                     "works with synchronous updates only: leave it out, or leave out parallel.updates";
                 return Err(refuse(key, tier.name(), expected));
             }
+        }
+        for (key, tier) in tiers {
             if tier == Tier::Nvme && nvme_path.is_none() {
                 let expected = "needs a folder on a local disk: set memory.nvme_path";
                 return Err(refuse(key, tier.name(), expected));
@@ -164,9 +175,20 @@ impl RunConfig {
                 format!("needs parallel.zero = 3 (it is {}), also on one rank", self.parallel.zero);
             return Err(refuse("memory.parameters", parameters.name(), expected));
         }
+        if self.memory.partition_activations {
+            let refused = |expected| Err(refuse("memory.partition_activations", true, expected));
+            if self.parallel.tensor < 2 {
+                return refused("needs parallel.tensor of 2 or more: a single rank has nothing to divide");
+            }
+            if self.parallel.sequence_parallel {
+                return refused(
+                    "is not needed with parallel.sequence_parallel: each rank has its own rows already",
+                );
+            }
+        }
         match nvme_path {
             Some(path) if tiers.iter().all(|(_, tier)| *tier != Tier::Nvme) => {
-                let expected = "is used by nothing: set memory.optimizer or memory.parameters to \"nvme\", or leave it out";
+                let expected = "is used by nothing: set memory.optimizer, memory.parameters or memory.activations to \"nvme\", or leave it out";
                 Err(refuse("memory.nvme_path", path, expected))
             }
             _ => Ok(()),
