@@ -90,7 +90,14 @@ impl<'a> ChunkReport<'a> {
     /// For each size: a row for each kind of message.
     fn moves(&self) -> Table {
         let mut table = Table::new(&[
-            "chunks", "", "calls", "largest message", "mean message", "sent or copied", "GB/s", "time",
+            "chunks",
+            "",
+            "calls",
+            "largest message",
+            "mean message",
+            "sent or copied",
+            "GB/s",
+            "time",
         ]);
         for alternative in self.all {
             for moved in by_movement(&alternative.traffic) {

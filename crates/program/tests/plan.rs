@@ -166,9 +166,15 @@ fn the_examples_can_be_planned() {
 #[test]
 fn chunk_sizes_are_compared_with_what_they_move() {
     let home = Home::new();
-    let given = ["plan", "small.toml", "--nproc", "2", "--set", "parallel.zero=3", "--chunks", "--machine", "h200"];
+    let given =
+        ["plan", "small.toml", "--nproc", "2", "--set", "parallel.zero=3", "--chunks", "--machine", "h200"];
     let text = home.run(&given).ok().stdout;
-    for words in ["Gemini's search: min_chunk_size_mb = 32", "one tensor each", "all_gather", "the fewest of the sizes"] {
+    for words in [
+        "Gemini's search: min_chunk_size_mb = 32",
+        "one tensor each",
+        "all_gather",
+        "the fewest of the sizes",
+    ] {
         assert!(text.contains(words), "no {words:?} in: {text}");
     }
     let plan = home.run(&[&given[..], &["--json"]].concat()).ok().json();
@@ -183,7 +189,9 @@ fn chunk_sizes_are_compared_with_what_they_move() {
     for size in compared {
         let moved = size["traffic"].as_array().unwrap();
         assert!(moved.iter().any(|part| part["movement"] == json!("all_gather")), "{size}");
-        assert!(size["moving_s"].as_f64().unwrap() > 0.0 && size["gathered_peak_bytes"].as_u64().unwrap() > 0);
+        assert!(
+            size["moving_s"].as_f64().unwrap() > 0.0 && size["gathered_peak_bytes"].as_u64().unwrap() > 0
+        );
     }
     // Fewer chunks are fewer messages, which lose less time to latency.
     let of = |most: bool| {
@@ -194,5 +202,6 @@ fn chunk_sizes_are_compared_with_what_they_move() {
     assert!(of(false) < of(true));
     let fixed = home.run(&[&given[..], &["--set", "memory.chunk=0.25"]].concat()).ok().stdout;
     assert!(fixed.contains("chosen: memory.chunk = 0.25"), "{fixed}");
-    home.run(&["plan", "small.toml", "--machine", "h2000"]).fails_with("expected here (measured on this machine), h200");
+    home.run(&["plan", "small.toml", "--machine", "h2000"])
+        .fails_with("expected here (measured on this machine), h200");
 }

@@ -5,7 +5,7 @@ use phalanx_tensor::Memory;
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
-use super::{ConfigError, RunConfig, Updates};
+use super::{ConfigError, Placement, RunConfig, Updates};
 
 /// `[memory]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,6 +37,28 @@ pub struct MemoryConfig {
     /// Whether each tensor-parallel rank keeps a part of the inputs of Transformer blocks, of which otherwise every rank
     /// keeps the whole (DeepSpeed's `partition_activations`). For tensor parallelism without `sequence_parallel`.
     pub partition_activations: bool,
+    /// Where chunks lie between their uses, decided by one policy (Gemini's `placement_policy`); without it `parameters` and
+    /// `optimizer` say so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
+    /// The fraction of parameters that are sharded (Gemini's `shard_param_frac`), which `parallel.zero` decides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard_param_frac: Option<f64>,
+    /// The fraction of optimizer states and master weights outside of device memory (Gemini's `offload_optim_frac`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_optim_frac: Option<f64>,
+    /// The fraction of parameters outside of device memory (Gemini's `offload_param_frac`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_param_frac: Option<f64>,
+    /// Device memory that `placement = "auto"` may fill, in MiB for each rank. When left out, the memory of a simulated
+    /// device; else this rank's share of what the machine has available, or of `limit_mb`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_budget_mb: Option<f64>,
+    /// Host memory that `placement = "auto"` may fill, in MiB for each rank; what does not fit lies on disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_budget_mb: Option<f64>,
+    /// The share of the device budget that `placement = "auto"` leaves free, for what the plan does not count.
+    pub headroom: f64,
     /// The folder of the disk memory, on a local disk: one file without a name for each rank, which goes with its process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvme_path: Option<String>,
@@ -58,6 +80,13 @@ impl Default for MemoryConfig {
             optimizer: Tier::Device,
             activations: Tier::Device,
             partition_activations: false,
+            placement: None,
+            shard_param_frac: None,
+            offload_optim_frac: None,
+            offload_param_frac: None,
+            device_budget_mb: None,
+            host_budget_mb: None,
+            headroom: 0.02,
             nvme_path: None,
             limit_mb: None,
         }
@@ -150,6 +179,7 @@ impl RunConfig {
         if memory.hidden_dim == Some(0) {
             return Err(refuse("memory.hidden_dim", 0, "must be at least 1 element"));
         }
+        self.check_placement()?;
         self.check_tiers()
     }
 
@@ -187,8 +217,11 @@ impl RunConfig {
             }
         }
         match nvme_path {
-            Some(path) if tiers.iter().all(|(_, tier)| *tier != Tier::Nvme) => {
-                let expected = "is used by nothing: set memory.optimizer, memory.parameters or memory.activations to \"nvme\", or leave it out";
+            Some(path)
+                if tiers.iter().all(|(_, tier)| *tier != Tier::Nvme)
+                    && !self.memory.placement_uses_disk() =>
+            {
+                let expected = "is used by nothing: set memory.placement, memory.optimizer, memory.parameters or memory.activations to \"nvme\", or leave it out";
                 Err(refuse("memory.nvme_path", path, expected))
             }
             _ => Ok(()),
