@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use phalanx_trace::DType;
 
+use crate::memory_args::BenchMemoryArgs;
 use crate::overrides::Overrides;
 use crate::strategies_args::BenchStrategiesArgs;
 
-/// Measures steps, kernels, collectives or strategies of parallelism
+/// Measures steps, placements in memory, kernels, collectives or strategies of parallelism
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// The benchmark.
@@ -20,6 +21,7 @@ pub struct BenchArgs {
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     Step(BenchStepArgs),
+    Memory(BenchMemoryArgs),
     Kernels(BenchKernelsArgs),
     Collectives(BenchCollectivesArgs),
     Strategies(BenchStrategiesArgs),

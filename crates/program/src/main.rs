@@ -29,9 +29,12 @@ mod learning_rate;
 mod limits;
 mod machine;
 mod machine_profile;
+mod memory_args;
 mod mesh_report;
 mod output;
 mod overrides;
+mod placement_budget;
+mod placement_report;
 mod plan_report;
 mod planned;
 mod progress;
@@ -114,6 +117,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Man(args) => commands::man::man(&args),
         Command::Bench(args) => match args.what {
             BenchCommand::Step(args) => commands::bench_step::bench_step(&args, environment),
+            BenchCommand::Memory(args) => commands::bench_memory::bench_memory(&args, environment),
             BenchCommand::Kernels(args) => commands::bench_kernels::bench_kernels(&args, environment),
             BenchCommand::Collectives(args) => commands::bench_collectives::bench_collectives(&args),
             BenchCommand::Strategies(args) => {

@@ -24,6 +24,7 @@ pub mod metrics;
 pub mod metrics_lines;
 pub mod non_finite;
 mod on_ranks;
+pub mod placement_table;
 mod placing;
 pub mod planning;
 pub mod rank;

@@ -73,6 +73,18 @@ pub enum BudgetError {
     Memory(#[from] MemoryError),
 }
 
+impl BudgetError {
+    /// The error of several ranks that is reported: the one with the largest budget that would do for its rank, since that
+    /// does for the others; device memory first.
+    fn weight(&self) -> (u8, u64) {
+        match self {
+            BudgetError::Memory(_) => (2, 0),
+            BudgetError::Device { smallest_bytes, .. } => (1, *smallest_bytes),
+            BudgetError::Host { smallest_bytes, .. } => (0, *smallest_bytes),
+        }
+    }
+}
+
 /// Bytes as a value of a key in MiB, rounded up to a thousandth.
 fn mebibytes(bytes: u64) -> String {
     let thousandths = (u128::from(bytes) * 1000).div_ceil(1 << 20);
@@ -131,12 +143,20 @@ impl Spec {
                 }
             }
             PlacementRule::Auto(auto) => {
+                let mut refused: Option<BudgetError> = None;
                 for pipeline in 0..self.mesh.pipeline {
-                    let residence =
-                        Search::new(&self, first_rank(&self, pipeline), make_rank, auto).place(reserve)?;
-                    for (stage, residence) in residence {
-                        self.residence[stage] = residence;
+                    let search = Search::new(&self, first_rank(&self, pipeline), make_rank, auto);
+                    match search.place(reserve) {
+                        Ok(residence) => {
+                            residence.into_iter().for_each(|(stage, lies)| self.residence[stage] = lies);
+                        }
+                        Err(error) => {
+                            refused = refused.into_iter().chain([error]).max_by_key(BudgetError::weight)
+                        }
                     }
+                }
+                if let Some(error) = refused {
+                    return Err(error);
                 }
             }
         }

@@ -14,7 +14,8 @@ use phalanx_layers::Network;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{
     ChunkSize, Coordinates, Cost, Disagreement, Machine, MemoryError, MemoryPlan, Peak, PhaseTime,
-    PlacementError, Stage, Textbook, compare, faults, phase_time, plan_memory, plan_memory_of, textbook,
+    PlacementError, Stage, Textbook, compare, faults, live_bytes, phase_time, plan_memory, plan_memory_of,
+    textbook,
 };
 use phalanx_trace::{Event, Memory, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
@@ -329,6 +330,12 @@ impl RunPlan {
         self.ranks.iter().map(time).collect()
     }
 
+    /// Bytes that a planned rank has in a memory over a step: at its beginning, and after each allocation and free.
+    pub fn live_bytes(&self, rank: usize, memory: Memory) -> Vec<u64> {
+        let own = self.of(rank);
+        live_bytes(&dry_run(&self.spec, own.rank, &own.orders, &Rank::new), PhaseName::Step, memory)
+    }
+
     /// The exact plan of a rank. If another rank was planned in its place, it runs dry here, since its parts may be
     /// smaller where parts are uneven.
     ///
@@ -392,8 +399,9 @@ pub fn min_device_states(spec: &Spec) -> u64 {
     let parameters = stages.map(|stage| parameters_at(spec, &whole, stage)).max().unwrap_or(0);
     let state = textbook_of(spec, parameters).state;
     let described = || spec.residence.iter().flat_map(Residence::described);
+    let is_decided = matches!(spec.placement, PlacementRule::Uniform(_));
     let here = |of: fn(&ChunkResidence) -> Memory, bytes: u64| {
-        if described().all(|chunk| of(&chunk) == Memory::Device) { bytes } else { 0 }
+        if is_decided && described().all(|chunk| of(&chunk) == Memory::Device) { bytes } else { 0 }
     };
     state.gradients
         + here(|chunk| chunk.parameters, state.parameters)

@@ -1,18 +1,19 @@
 //! `phalanx plan`: what every rank will hold, compute and send. Writes nothing.
 
 use anyhow::{Context, Result, bail};
-use phalanx_train::config::Updates;
+use phalanx_train::config::{Placement, Updates};
 use serde_json::json;
 
 use crate::args::PlanArgs;
 use crate::chunk_report::{self, ChunkReport};
 use crate::environment::Environment;
 use crate::fit::{self, Verdict};
+use crate::placement_report::PlacementReport;
 use crate::planned::Planned;
 use crate::resolve::{Purpose, estimate_data, resolve};
 use crate::step_time::StepTime;
 use crate::user_config::UserConfig;
-use crate::{machine, machine_profile, output, plan_report};
+use crate::{machine, machine_profile, output, placement_budget, plan_report};
 
 /// Plans a configuration and prints the plan, whether it fits, and what would make it fit.
 ///
@@ -21,12 +22,15 @@ use crate::{machine, machine_profile, output, plan_report};
 pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     let path = args.config.as_deref().context("give a configuration (TOML), as examples/quickstart.toml")?;
     let given = UserConfig::read(path)?.with(&args.overrides, &args.data)?;
-    let (resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let (mut resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    if let (Some(Placement::Auto), Some(bytes)) = (resolved.config.memory.placement, args.device_memory) {
+        resolved.config = resolved.config.with(|config| placement_budget::set_device(config, bytes))?;
+    }
     let planned = Planned::to_show(resolved, evaluated)?;
     if planned.config.parallel.updates == Updates::Asynchronous
-        && (args.machine.is_some() || args.draw.chunks.is_some())
+        && (args.machine.is_some() || args.draw.chunks.is_some() || args.placement)
     {
-        bail!("--chunks and --machine need synchronous updates: leave out parallel.updates");
+        bail!("--chunks, --placement and --machine need synchronous updates: leave out parallel.updates");
     }
     match args.draw.chunks {
         Some(Some(stages)) => bail!("--chunks {stages}: the number of stages is for --schedule interleaved"),
@@ -39,8 +43,10 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     };
     let budget = fit::budget_for_plan(&planned, args.device_memory)?;
     let verdict = budget.as_ref().map(|budget| Verdict::of(&planned, budget));
+    let placement = || PlacementReport::new(&planned);
     if args.json {
         let mut figures = plan_report::to_json(&planned);
+        figures["placement"] = if args.placement { placement().to_json() } else { json!(null) };
         figures["available_bytes"] = json!(machine::available().map(|available| available.bytes));
         figures["verdict"] = json!(verdict.as_ref().map(Verdict::to_json));
         figures["step_time"] = json!(step_time.as_ref().map(StepTime::to_json));
@@ -48,7 +54,10 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     } else {
         let time = step_time.map_or(String::new(), |time| format!("\n{}", time.to_text()));
         let verdict = verdict.map_or(String::new(), |verdict| format!("\n{}", verdict.to_text()));
-        let long = plan_report::long(&planned, &path.display().to_string());
+        let long = match args.placement {
+            true => placement().to_text(),
+            false => plan_report::long(&planned, &path.display().to_string()),
+        };
         output::print(&format!("{long}{time}{verdict}"))?;
     }
     if budget.is_none() {
