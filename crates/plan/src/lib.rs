@@ -43,8 +43,8 @@ pub use expand::{AbridgedPhase, expand};
 pub use machine::{CollectiveRate, Machine, TransferRate};
 pub use memory::{MemoryError, MemoryPlan, PhasePlan, plan_memory, plan_memory_of};
 pub use mesh::{Coordinates, Mesh, MeshError};
-pub use order::{Lookahead, blocks_in_order, fetch_counts, use_order, uses_before_peak};
-pub use packing::ALIGN;
+pub use order::{Lookahead, use_order, uses_before_peak};
+pub use packing::{ALIGN, DISK_ALIGN};
 pub use peak::{Peak, PeakMeter};
 pub use pipeline::{
     Action, Channel, Costs, HeldMicroBatches, InFlight, Kind, Message, Plan, Schedule, ScheduleError, Span,

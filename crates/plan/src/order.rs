@@ -5,47 +5,13 @@
 //! for a virtual-storage computer", 1966). A phase ends where it ends: what the next step needs
 //! first is not looked up, because the optimizer changes it in between.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use phalanx_trace::{Event, Memory, PhaseName, Trace};
 
 /// Chunks in the order in which blocks use them, one entry per use; empty if there is no such phase.
 pub fn use_order(trace: &Trace, phase: PhaseName) -> Vec<u32> {
     trace.phase(phase).map(|p| p.uses().collect()).unwrap_or_default()
-}
-
-/// The chunks of each block that a phase runs, in order: uses that follow each other directly are those of one block.
-pub fn blocks_in_order(trace: &Trace, phase: PhaseName) -> Vec<Vec<u32>> {
-    let mut blocks: Vec<Vec<u32>> = Vec::new();
-    let mut open = false;
-    for event in trace.phase(phase).map(|p| &p.events[..]).unwrap_or_default() {
-        match event {
-            Event::Use { chunk } if open => blocks.last_mut().expect("an open block").push(*chunk),
-            Event::Use { chunk } => blocks.push(vec![*chunk]),
-            _ => {}
-        }
-        open = matches!(event, Event::Use { .. });
-    }
-    blocks
-}
-
-/// How often each chunk is brought when blocks use chunks in this order, each brought `depth` distinct chunks ahead and
-/// kept while it is among the next `depth`, at least one.
-pub fn fetch_counts(blocks: &[Vec<u32>], depth: usize) -> BTreeMap<u32, u64> {
-    let lookahead = Lookahead::new(blocks.concat());
-    let (mut here, mut counts, mut position) = (BTreeSet::new(), BTreeMap::new(), 0);
-    for block in blocks {
-        position += block.len();
-        let ahead = lookahead.upcoming(position).take(depth);
-        for chunk in block.iter().copied().chain(ahead) {
-            if here.insert(chunk) {
-                *counts.entry(chunk).or_insert(0) += 1;
-            }
-        }
-        let kept: Vec<u32> = lookahead.upcoming(position).take(depth.max(1)).collect();
-        here.retain(|chunk| !block.contains(chunk) || kept.contains(chunk));
-    }
-    counts
 }
 
 /// Number of uses of chunks in a phase before device memory is fullest.
@@ -115,22 +81,5 @@ impl Lookahead {
     pub fn next_use(&self, chunk: u32, position: usize) -> Option<usize> {
         let index = self.uses.partition_point(|used| *used <= (chunk, position));
         self.uses.get(index).filter(|(found, _)| *found == chunk).map(|(_, at)| *at)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chunks_are_brought_once_while_they_are_kept() {
-        // Forward over three blocks and back: the last block's chunk is used twice in a row.
-        let blocks = [vec![0, 1], vec![2], vec![3], vec![3], vec![2], vec![0, 1]];
-        let counts: Vec<u64> = fetch_counts(&blocks, 1).into_values().collect();
-        assert_eq!(counts, [2, 2, 2, 1]);
-        // Two chunks ahead, chunk 2 stays as well.
-        let counts: Vec<u64> = fetch_counts(&blocks, 2).into_values().collect();
-        assert_eq!(counts, [2, 2, 1, 1]);
-        assert_eq!(fetch_counts(&blocks, 0), fetch_counts(&blocks, 1));
     }
 }

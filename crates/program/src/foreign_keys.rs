@@ -47,6 +47,7 @@ const NAMES: &[Foreign] = &[
     (GEMINI, "search_range_m", "memory.search_range_mb", ""),
     (GEMINI, "min_chunk_size_m", "memory.min_chunk_size_mb", ""),
     (GEMINI, "steady_cuda_cap_ratio", "memory.headroom", "the share that stays free"),
+    (DEEPSPEED, "zero_optimization.sub_group_size", "memory.buffer_mb", "in MiB of f32"),
     (DEEPSPEED, "zero_optimization.overlap_comm", "parallel.overlap", ""),
     (DEEPSPEED, "zero_optimization.reduce_bucket_size", "memory.chunk", "in MiB"),
     (DEEPSPEED, "zero_optimization.allgather_bucket_size", "memory.chunk", "in MiB"),

@@ -3,6 +3,7 @@
 use phalanx_optim::LossScaling;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
+use phalanx_tensor::DiskOptions;
 use phalanx_trace::{Category, Memory};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::spec::TriedChunks;
@@ -163,8 +164,9 @@ fn staging(planned: &Planned) -> String {
 fn residence(planned: &Planned) -> String {
     let (spec, rank) = (&planned.plan.spec, &planned.plan.ranks[0]);
     let mut text = String::new();
-    let parts: [(&str, fn(ChunkResidence) -> Memory, Category); 2] = [
+    let parts: [(&str, fn(ChunkResidence) -> Memory, Category); 3] = [
         ("parameters", |chunk| chunk.parameters, Category::Parameters),
+        ("gradients", |chunk| chunk.gradients, Category::Gradients),
         ("optimizer states", |chunk| chunk.optimizer, Category::Optimizer),
     ];
     for (what, of, category) in parts {
@@ -192,10 +194,18 @@ fn residence(planned: &Planned) -> String {
 }
 
 fn place_of(spec: &Spec, memory: Memory) -> String {
-    match (memory, &spec.disk_folder) {
-        (Memory::Disk, Some(folder)) => format!("in a file under {}", folder.display()),
+    match (memory, &spec.disk) {
+        (Memory::Disk, Some(disk)) => in_files(disk),
         _ => format!("in {} memory", memory.name()),
     }
+}
+
+/// Where disk memory lies.
+fn in_files(disk: &DiskOptions) -> String {
+    let folders: Vec<String> = disk.folders.iter().map(|folder| folder.display().to_string()).collect();
+    let files = if folders.len() == 1 { "a file" } else { "files" };
+    let checks = if disk.checksums { ", with checksums" } else { "" };
+    format!("in {files} under {}{checks}", folders.join(" and "))
 }
 
 /// Describes the precision policy.

@@ -2,8 +2,8 @@
 //!
 //! Under `placement = "auto"`, parts of chunks leave device memory until the plan fits its budget. What is used latest
 //! leaves first (Belady, as in PatrickStar and Gemini, but exact: the dry run has the order of all uses): optimizer states,
-//! which are used once a step, from the chunk that is updated last; then parameters under ZeRO stage 3, whose next use
-//! after the peak is farthest. How many must leave is found by bisection over exact plans, since the peak falls with each
+//! which are used once a step, and gradients, from the chunk that is updated last; then parameters under ZeRO stage 3, whose
+//! next use after the peak is farthest. How many must leave is found by bisection over exact plans, since the peak falls with each
 //! (nearly: the windows of the first may raise it). Then those that fit again come back. What leaves first goes to disk
 //! where host memory has no room for all.
 //!
@@ -105,6 +105,7 @@ fn host_advice(smallest_bytes: u64, has_disk: bool) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Optimizer,
+    Gradients,
     Parameters,
 }
 
@@ -191,8 +192,9 @@ fn of_fractions(elements: &[u64], fractions: Fractions) -> Residence {
             if leaves { away } else { Memory::Device }
         })
     };
-    let chunks = spread(parameters).zip(spread(optimizer));
-    let chunks = chunks.map(|(parameters, optimizer)| ChunkResidence { parameters, optimizer });
+    // Gradients go where the update of their chunk finds the states.
+    let of_chunk = |(parameters, optimizer)| ChunkResidence { parameters, gradients: optimizer, optimizer };
+    let chunks = spread(parameters).zip(spread(optimizer)).map(of_chunk);
     Residence::of_chunks(chunks.collect(), ChunkResidence::DEVICE)
 }
 
@@ -241,7 +243,15 @@ impl<'a> Search<'a> {
             };
             self.stages.iter().flat_map(of_stage).collect::<Vec<Move>>()
         };
-        let mut moves = if states == 0 { Vec::new() } else { all(Part::Optimizer, 4 * states) };
+        let optimizer = if states == 0 { Vec::new() } else { all(Part::Optimizer, 4 * states) };
+        let gradients = all(Part::Gradients, precision.accumulate.bytes() as u64);
+        let mut moves: Vec<Move> = if self.spec.micro_batches == 1 && states > 0 {
+            // Gradients are used as often as states, and the host updates a chunk where it finds both.
+            gradients.into_iter().zip(optimizer).flat_map(|(gradients, states)| [gradients, states]).collect()
+        } else {
+            // Each micro-batch adds to them.
+            gradients.into_iter().chain(optimizer).collect()
+        };
         moves.reverse();
         if self.spec.stage == Stage::Three {
             let parameters = all(Part::Parameters, precision.compute.bytes() as u64);
@@ -282,6 +292,7 @@ impl<'a> Search<'a> {
             {
                 match moved.part {
                     Part::Optimizer => chunks[moved.chunk].optimizer = *memory,
+                    Part::Gradients => chunks[moved.chunk].gradients = *memory,
                     Part::Parameters => chunks[moved.chunk].parameters = *memory,
                 }
             }

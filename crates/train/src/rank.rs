@@ -255,7 +255,9 @@ impl Spec {
             first && (spec.part.is_some() || everywhere)
         };
         let answers = network.parameters.iter().enumerate().map(answers).collect();
-        let held = Holding { layout: Arc::new(layout), answers, first_chunk };
+        let has_copies: Vec<bool> = network.numbers.iter().map(|number| tied(number).is_some()).collect();
+        let tied = (0..has_copies.len()).filter(|p| has_copies[*p]).collect();
+        let held = Holding { layout: Arc::new(layout), answers, tied: has_copies, first_chunk };
         let options = Options {
             stage: self.stage,
             overlap: self.overlap,
@@ -265,8 +267,8 @@ impl Spec {
             precision: self.precision,
             optimizer: self.optimizer.clone(),
             residence: self.residence[index].clone(),
+            buffer: self.buffer,
         };
-        let tied = (0..network.parameters.len()).filter(|p| tied(&network.numbers[*p]).is_some()).collect();
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);
         let parts = self.partition_activations.then(|| Arc::clone(&groups.tensor));
         let inputs = BlockInputs { memory: self.block_inputs, parts };

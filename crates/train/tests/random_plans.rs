@@ -6,6 +6,7 @@ use phalanx_models::{Dropouts, Gpt2};
 use phalanx_plan::Peak;
 use phalanx_random::SplitMix64;
 use phalanx_trace::{Memory, PhaseName};
+use phalanx_train::config::memory::Folders;
 use phalanx_train::config::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, Placement, Reduce};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::planning::{BudgetError, PlanError};
@@ -143,7 +144,7 @@ fn with_budget(
     memory.device_budget_mb = Some(need as f64 * (15 + pick(90)) as f64 / 100.0 / MIB);
     memory.headroom = [0.0, 0.02, 0.1][pick(3)];
     let tiers = pick(3);
-    memory.nvme_path = (tiers > 0).then(|| folder.display().to_string());
+    memory.nvme_path = (tiers > 0).then(|| Folders::One(folder.display().to_string()));
     memory.host_budget_mb = (tiers != 1).then(|| [64.0, 0.02, 0.5][pick(3)]);
     config
 }

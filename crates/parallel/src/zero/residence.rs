@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 pub struct ChunkResidence {
     /// Parameters. Outside of device memory only under stage 3.
     pub parameters: Memory,
+    /// Gradients, from their reduction to the update.
+    pub gradients: Memory,
     /// Optimizer states and master weights.
     pub optimizer: Memory,
 }
@@ -15,7 +17,7 @@ pub struct ChunkResidence {
 impl ChunkResidence {
     /// Everything in device memory.
     pub const DEVICE: ChunkResidence =
-        ChunkResidence { parameters: Memory::Device, optimizer: Memory::Device };
+        ChunkResidence { parameters: Memory::Device, gradients: Memory::Device, optimizer: Memory::Device };
 }
 
 /// The memories of the chunks of one stage on one rank.

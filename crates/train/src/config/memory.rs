@@ -1,7 +1,10 @@
 //! `[memory]`: chunks, activation checkpointing, limits, and what lies outside of device memory.
 
+use std::path::{Path, PathBuf};
+
 use phalanx_parallel::zero::ChunkResidence;
-use phalanx_tensor::Memory;
+use phalanx_tensor::disk::DiskOptions;
+use phalanx_tensor::{Memory, NORM_BLOCK};
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
@@ -29,8 +32,13 @@ pub struct MemoryConfig {
     /// Where the parameters of a rank lie between their uses (DeepSpeed's `offload_param.device`). For ZeRO stage 3, which
     /// divides parameters into shards and brings each chunk when a block uses it.
     pub parameters: Tier,
+    /// Where gradients lie from their reduction to the update, and between micro-batches. They leave while backward runs.
+    pub gradients: Tier,
     /// Where optimizer states and master weights lie between updates (DeepSpeed's `offload_optimizer.device`).
     pub optimizer: Tier,
+    /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
+    /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them.
+    pub buffer_mb: f64,
     /// Where the inputs of Transformer blocks wait for backward. With `checkpointing = "block"` they are all that blocks
     /// save (DeepSpeed's `cpu_checkpointing`).
     pub activations: Tier,
@@ -59,9 +67,16 @@ pub struct MemoryConfig {
     pub host_budget_mb: Option<f64>,
     /// The share of the device budget that `placement = "auto"` leaves free, for what the plan does not count.
     pub headroom: f64,
-    /// The folder of the disk memory, on a local disk: one file without a name for each rank, which goes with its process.
+    /// The folder of the disk memory, or a list of folders on different disks, over which it is striped: one file without a
+    /// name for each rank in each folder, which goes with its process.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub nvme_path: Option<String>,
+    pub nvme_path: Option<Folders>,
+    /// Whether a checksum of each block on disk is kept in memory, and compared whenever the block is read.
+    pub nvme_checksums: bool,
+    /// Whether the pages of host memory are locked (DeepSpeed's `pin_memory`). Left out: where a device copies from host
+    /// memory by itself and the system allows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pin_memory: Option<bool>,
     /// Memory limit of a rank, in MiB; this machine's memory over its ranks when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_mb: Option<f64>,
@@ -77,7 +92,9 @@ impl Default for MemoryConfig {
             prefetch: 1,
             checkpointing: Checkpointing::Word(CheckpointingWord::None),
             parameters: Tier::Device,
+            gradients: Tier::Device,
             optimizer: Tier::Device,
+            buffer_mb: 16.0,
             activations: Tier::Device,
             partition_activations: false,
             placement: None,
@@ -88,15 +105,27 @@ impl Default for MemoryConfig {
             host_budget_mb: None,
             headroom: 0.02,
             nvme_path: None,
+            nvme_checksums: false,
+            pin_memory: None,
             limit_mb: None,
         }
     }
 }
 
 impl MemoryConfig {
+    /// Elements of the largest tile: whole blocks of the norm, at least one.
+    pub(crate) fn buffer(&self) -> usize {
+        let blocks = (self.buffer_mb * (1 << 20) as f64 / 4.0) as usize / NORM_BLOCK;
+        blocks.max(1) * NORM_BLOCK
+    }
+
     /// The memories of every chunk.
     pub(crate) fn residence(&self) -> ChunkResidence {
-        ChunkResidence { parameters: self.parameters.memory(), optimizer: self.optimizer.memory() }
+        ChunkResidence {
+            parameters: self.parameters.memory(),
+            gradients: self.gradients.memory(),
+            optimizer: self.optimizer.memory(),
+        }
     }
 }
 
@@ -142,6 +171,32 @@ pub enum CheckpointingWord {
     Block,
 }
 
+/// One folder or several, as written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Folders {
+    /// One.
+    One(String),
+    /// Several.
+    Several(Vec<String>),
+}
+
+impl Folders {
+    /// The folders.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        match self {
+            Folders::One(folder) => vec![PathBuf::from(folder)],
+            Folders::Several(folders) => folders.iter().map(PathBuf::from).collect(),
+        }
+    }
+}
+
+impl From<&Path> for Folders {
+    fn from(folder: &Path) -> Folders {
+        Folders::One(folder.display().to_string())
+    }
+}
+
 /// Memories in which a part of a rank's state can lie, with DeepSpeed's word for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -172,6 +227,13 @@ impl RunConfig {
                 return Err(refuse(key, value, "must be a number, 0 or more"));
             }
         }
+        if !(memory.buffer_mb > 0.0 && memory.buffer_mb.is_finite()) {
+            return Err(refuse(
+                "memory.buffer_mb",
+                memory.buffer_mb,
+                "must be a number of MiB above 0, as 16",
+            ));
+        }
         if memory.checkpointing == Checkpointing::Every(0) {
             let expected = "\"none\", \"selective\", \"block\", or k for every k-th block, at least 1";
             return Err(refuse("memory.checkpointing", 0, expected));
@@ -184,9 +246,13 @@ impl RunConfig {
     }
 
     fn check_tiers(&self) -> Result<(), ConfigError> {
-        let MemoryConfig { parameters, optimizer, activations, nvme_path, .. } = &self.memory;
-        let updated = [("memory.parameters", *parameters), ("memory.optimizer", *optimizer)];
-        let tiers = [updated[0], updated[1], ("memory.activations", *activations)];
+        let MemoryConfig { parameters, gradients, optimizer, activations, nvme_path, .. } = &self.memory;
+        let updated = [
+            ("memory.parameters", *parameters),
+            ("memory.gradients", *gradients),
+            ("memory.optimizer", *optimizer),
+        ];
+        let tiers = [updated[0], updated[1], updated[2], ("memory.activations", *activations)];
         for (key, tier) in updated {
             if tier != Tier::Device && self.parallel.updates == Updates::Asynchronous {
                 let expected =
@@ -216,16 +282,32 @@ impl RunConfig {
                 );
             }
         }
-        match nvme_path {
-            Some(path)
-                if tiers.iter().all(|(_, tier)| *tier != Tier::Nvme)
-                    && !self.memory.placement_uses_disk() =>
-            {
-                let expected = "is used by nothing: set memory.placement, memory.optimizer, memory.parameters or memory.activations to \"nvme\", or leave it out";
-                Err(refuse("memory.nvme_path", path, expected))
-            }
-            _ => Ok(()),
+        let is_unused =
+            tiers.iter().all(|(_, tier)| *tier != Tier::Nvme) && !self.memory.placement_uses_disk();
+        let unused = "is used by nothing: set memory.placement, memory.optimizer, memory.gradients, memory.parameters or memory.activations to \"nvme\", or leave it out";
+        if self.memory.nvme_checksums && is_unused {
+            return Err(refuse("memory.nvme_checksums", true, unused));
         }
+        let Some(folders) = nvme_path else { return Ok(()) };
+        let folders = folders.paths();
+        let written =
+            folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
+        let expected = match () {
+            () if is_unused => unused,
+            () if folders.is_empty() => "needs at least one folder",
+            () if folders.iter().any(|folder| folder.as_os_str().is_empty()) => "has a folder without a name",
+            () if (1..folders.len()).any(|at| folders[..at].contains(&folders[at])) => {
+                "names a folder twice: several folders are for several disks"
+            }
+            () => return Ok(()),
+        };
+        Err(refuse("memory.nvme_path", written, expected))
+    }
+
+    /// Where disk memory lies, if anything does.
+    pub fn disk(&self) -> Option<DiskOptions> {
+        let folders = self.memory.nvme_path.as_ref()?.paths();
+        Some(DiskOptions { checksums: self.memory.nvme_checksums, ..DiskOptions::new(folders) })
     }
 }
 
@@ -255,8 +337,11 @@ mod tests {
     #[test]
     fn tiers_need_their_folder_and_a_folder_its_tier() {
         let with = |optimizer, path: Option<&str>| {
-            let memory =
-                MemoryConfig { optimizer, nvme_path: path.map(str::to_string), ..MemoryConfig::default() };
+            let memory = MemoryConfig {
+                optimizer,
+                nvme_path: path.map(|path| Path::new(path).into()),
+                ..MemoryConfig::default()
+            };
             RunConfig { memory, ..RunConfig::default() }
         };
         let refusal = |config: RunConfig| config.check().unwrap_err().to_string();
@@ -264,6 +349,20 @@ mod tests {
         assert!(refusal(with(Tier::Host, Some("/scratch"))).contains("memory.nvme_path = /scratch"));
         with(Tier::Nvme, Some("/scratch")).check().unwrap();
         with(Tier::Host, None).check().unwrap();
+        for (folders, words) in [
+            (vec![], "at least one folder"),
+            (vec!["/a", ""], "without a name"),
+            (vec!["/a", "/b", "/a"], "memory.nvme_path = /a, /b, /a: names a folder twice"),
+        ] {
+            let mut several = with(Tier::Nvme, None);
+            several.memory.nvme_path =
+                Some(Folders::Several(folders.iter().map(|name| name.to_string()).collect()));
+            let text = refusal(several);
+            assert!(text.contains(words), "{text}");
+        }
+        let mut checked = with(Tier::Host, None);
+        checked.memory.nvme_checksums = true;
+        assert!(refusal(checked).contains("memory.nvme_checksums = true"));
         let mut sharded = with(Tier::Device, Some("/scratch"));
         sharded.memory.parameters = Tier::Nvme;
         assert!(refusal(sharded.clone()).contains("needs parallel.zero = 3"));

@@ -17,7 +17,7 @@ pub enum Placement {
     /// Everything in device memory (Gemini's `cuda`).
     #[serde(alias = "cuda")]
     Device,
-    /// Optimizer states, and parameters under ZeRO stage 3, in host memory (Gemini's `cpu`).
+    /// Optimizer states and gradients, and parameters under ZeRO stage 3, in host memory (Gemini's `cpu`).
     #[serde(alias = "cpu")]
     Host,
     /// The same on disk.
@@ -44,7 +44,7 @@ pub struct Fractions {
     pub away: Memory,
     /// Of the parameters: the share that lies outside of device memory.
     pub parameters: f64,
-    /// Of the optimizer states and master weights: the share that lies outside of device memory.
+    /// Of the optimizer states, master weights and gradients: the share that lies outside of device memory.
     pub optimizer: f64,
 }
 
@@ -104,6 +104,11 @@ impl MemoryConfig {
         matches!(self.placement, Some(Placement::Nvme | Placement::Auto))
     }
 
+    /// Whether parts have memories of their own.
+    fn has_parts(&self) -> bool {
+        [self.parameters, self.gradients, self.optimizer].iter().any(|tier| *tier != Tier::Device)
+    }
+
     fn has_fractions(&self) -> bool {
         self.fractions().iter().any(|(_, fraction)| fraction.is_some())
     }
@@ -131,7 +136,7 @@ impl RunConfig {
             Some(placement) => {
                 let away = placement.memory().unwrap_or(Memory::Device);
                 let parameters = if self.parallel.zero == 3 { away } else { Memory::Device };
-                PlacementRule::Uniform(ChunkResidence { parameters, optimizer: away })
+                PlacementRule::Uniform(ChunkResidence { parameters, gradients: away, optimizer: away })
             }
         })
     }
@@ -176,8 +181,10 @@ impl RunConfig {
         let Some(placement) = memory.placement else { return Ok(()) };
         let given = placement.name();
         let refused = |expected: &str| Err(refuse("memory.placement", given, expected));
-        if memory.parameters != Tier::Device || memory.optimizer != Tier::Device {
-            return refused("decides where all parts lie: leave out memory.parameters and memory.optimizer");
+        if memory.has_parts() {
+            return refused(
+                "decides where all parts lie: leave out memory.parameters, memory.gradients and memory.optimizer",
+            );
         }
         if placement != Placement::Device && self.parallel.updates == Updates::Asynchronous {
             return refused(
@@ -210,8 +217,10 @@ impl RunConfig {
                     "is a fraction of what lies elsewhere: set memory.placement to \"host\" or \"nvme\", or leave it out",
                 );
             }
-            if memory.parameters != Tier::Device || memory.optimizer != Tier::Device {
-                return refused("decides where chunks lie: leave out memory.parameters and memory.optimizer");
+            if memory.has_parts() {
+                return refused(
+                    "decides where chunks lie: leave out memory.parameters, memory.gradients and memory.optimizer",
+                );
             }
             if self.parallel.updates == Updates::Asynchronous {
                 return refused(
@@ -245,6 +254,10 @@ impl RunConfig {
 mod tests {
     use super::*;
 
+    fn folder() -> super::super::memory::Folders {
+        super::super::memory::Folders::One("/scratch".into())
+    }
+
     fn config(change: impl FnOnce(&mut MemoryConfig)) -> RunConfig {
         let mut config = RunConfig::default();
         config.parallel.zero = 3;
@@ -259,7 +272,7 @@ mod tests {
         let cases: [(Change, &str); 9] = [
             (
                 &|m| (m.placement, m.optimizer) = (Some(Placement::Host), Tier::Host),
-                "leave out memory.parameters",
+                "leave out memory.parameters, memory.gradients",
             ),
             (&|m| m.placement = Some(Placement::Nvme), "set memory.nvme_path"),
             (&auto, "nowhere to place"),
@@ -278,7 +291,7 @@ mod tests {
             assert!(error.contains(words), "no {words:?} in: {error}");
         }
         let unlimited =
-            config(|m| (m.placement, m.nvme_path) = (Some(Placement::Auto), Some("/scratch".into())));
+            config(|m| (m.placement, m.nvme_path) = (Some(Placement::Auto), Some(folder())));
         unlimited.check().unwrap();
         assert!(unlimited.placement_rule().unwrap_err().to_string().contains("memory.device_budget_mb"));
     }
@@ -287,12 +300,12 @@ mod tests {
     fn a_policy_says_where_parts_lie() {
         let rule = |placement, zero| {
             let mut config =
-                config(|m| (m.placement, m.nvme_path) = (Some(placement), Some("/scratch".into())));
+                config(|m| (m.placement, m.nvme_path) = (Some(placement), Some(folder())));
             config.parallel.zero = zero;
             config.placement_rule().unwrap()
         };
         let uniform =
-            |parameters, optimizer| PlacementRule::Uniform(ChunkResidence { parameters, optimizer });
+            |parameters, optimizer| PlacementRule::Uniform(ChunkResidence { parameters, gradients: optimizer, optimizer });
         assert_eq!(rule(Placement::Device, 3), uniform(Memory::Device, Memory::Device));
         assert_eq!(rule(Placement::Host, 2), uniform(Memory::Device, Memory::Host));
         assert_eq!(rule(Placement::Host, 3), uniform(Memory::Host, Memory::Host));
