@@ -56,6 +56,8 @@ pub struct Machine {
     pub tflops: BTreeMap<DType, f64>,
     /// 10^9 bytes per second that kernels read and write in device memory.
     pub memory_gb_per_s: f64,
+    /// 10^9 bytes per second that the host's processor reads and writes in host memory for a rank.
+    pub host_gb_per_s: f64,
     /// Copies between the memories of host and device, in each direction.
     pub copy: TransferRate,
     /// Reads of the disk.
@@ -135,8 +137,11 @@ impl Machine {
         if let Some((dtype, tflops)) = self.tflops.iter().find(|(_, tflops)| !positive(**tflops)) {
             return Err(format!("tflops.{} = {tflops}: expected more than 0", dtype.name()));
         }
-        if !positive(self.memory_gb_per_s) {
-            return Err(format!("memory_gb_per_s = {}: expected more than 0", self.memory_gb_per_s));
+        for (key, rate) in [("memory_gb_per_s", self.memory_gb_per_s), ("host_gb_per_s", self.host_gb_per_s)]
+        {
+            if !positive(rate) {
+                return Err(format!("{key} = {rate}: expected more than 0"));
+            }
         }
         if self.memory_bytes == 0 || self.host_bytes == 0 {
             return Err("memory_bytes and host_bytes: expected at least 1".to_string());
@@ -153,7 +158,8 @@ impl Machine {
 
     /// Seconds of a kernel at least. Operations of an unknown rate take no time.
     pub fn kernel_s(&self, flops: u64, bytes: u64, rate: Rate) -> f64 {
-        let moved = bytes as f64 / (self.memory_gb_per_s * 1e9);
+        let gb_per_s = if rate == Rate::Host { self.host_gb_per_s } else { self.memory_gb_per_s };
+        let moved = bytes as f64 / (gb_per_s * 1e9);
         let computed = match rate {
             Rate::MatrixProduct(dtype) => {
                 self.flops_per_s(dtype).map_or(0.0, |flops_per_s| flops as f64 / flops_per_s)

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use phalanx_trace::{Event, Phase, PhaseName, Stream, Trace};
+use phalanx_trace::{Event, Phase, PhaseName, Rate, Stream, Trace};
 use serde::Serialize;
 
 use crate::machine::Machine;
@@ -20,6 +20,8 @@ pub struct PhaseTime {
     pub compute_s: f64,
     /// Seconds in which compute waited for copies between memories, at its end included.
     pub exposed_copy_s: f64,
+    /// Seconds in which compute waited for operations of the host's processor, such as updates.
+    pub exposed_host_s: f64,
     /// Seconds in which compute waited for collectives.
     pub exposed_collective_s: f64,
     /// Seconds of all copies from the host to the device.
@@ -28,6 +30,8 @@ pub struct PhaseTime {
     pub to_host_s: f64,
     /// Seconds of all transfers of the disk.
     pub disk_s: f64,
+    /// Seconds of all operations of the host's processor.
+    pub host_s: f64,
     /// Seconds of all collectives.
     pub collective_s: f64,
 }
@@ -35,21 +39,24 @@ pub struct PhaseTime {
 impl PhaseTime {
     /// The shortest possible time if nothing waited: that of the busiest stream.
     pub fn floor_s(&self) -> f64 {
-        let streams = [self.compute_s, self.to_device_s, self.to_host_s, self.disk_s, self.collective_s];
-        streams.into_iter().fold(0.0, f64::max)
+        self.streams().into_iter().map(|(seconds, _)| seconds).fold(0.0, f64::max)
     }
 
     /// The stream that gives the floor.
     pub fn limit(&self) -> &'static str {
-        let streams = [
+        let longest = |a: (f64, &'static str), b: (f64, &'static str)| if b.0 > a.0 { b } else { a };
+        self.streams().into_iter().reduce(longest).map_or("compute", |(_, name)| name)
+    }
+
+    fn streams(&self) -> [(f64, &'static str); 6] {
+        [
             (self.compute_s, "compute"),
             (self.to_device_s, "copies to the device"),
             (self.to_host_s, "copies to the host"),
             (self.disk_s, "the disk"),
+            (self.host_s, "the host's processor"),
             (self.collective_s, "collectives"),
-        ];
-        let longest = |a: (f64, &'static str), b: (f64, &'static str)| if b.0 > a.0 { b } else { a };
-        streams.into_iter().reduce(longest).map_or("compute", |(_, name)| name)
+        ]
     }
 }
 
@@ -67,6 +74,7 @@ pub fn phase_time(trace: &Trace, phase: PhaseName, machine: &Machine) -> Option<
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Cause {
     Copies,
+    Host,
     Collectives,
 }
 
@@ -75,7 +83,7 @@ struct Clocks {
     /// When the host issues the next call, and what it waited for last.
     host: (f64, Option<Cause>),
     /// When each stream has finished what was issued, in the order of [`slot`].
-    free: [f64; 5],
+    free: [f64; 6],
     /// Times of recorded events, with their streams.
     events: HashMap<u32, (f64, Stream)>,
     /// Ends of the collectives of this phase.
@@ -92,6 +100,7 @@ fn slot(stream: Stream) -> usize {
         Stream::ToDevice => 2,
         Stream::ToHost => 3,
         Stream::Disk => 4,
+        Stream::Host => 5,
     }
 }
 
@@ -99,6 +108,7 @@ fn cause(stream: Stream) -> Option<Cause> {
     match stream {
         Stream::Compute => None,
         Stream::Communication => Some(Cause::Collectives),
+        Stream::Host => Some(Cause::Host),
         Stream::ToDevice | Stream::ToHost | Stream::Disk => Some(Cause::Copies),
     }
 }
@@ -107,6 +117,11 @@ impl Clocks {
     fn play(&mut self, phase: &Phase, machine: &Machine) -> Option<()> {
         for event in &phase.events {
             match event {
+                Event::Kernel { bytes, rate: Rate::Host, .. } => {
+                    let seconds = machine.kernel_s(0, *bytes, Rate::Host);
+                    self.run(Stream::Host, seconds);
+                    self.time.host_s += seconds;
+                }
                 Event::Kernel { flops, bytes, rate, .. } => {
                     let seconds = machine.kernel_s(*flops, *bytes, *rate);
                     self.compute_from(self.host.0, self.host.1);
@@ -182,6 +197,7 @@ impl Clocks {
     fn expose(&mut self, seconds: f64, cause: Option<Cause>) {
         match cause {
             Some(Cause::Copies) => self.time.exposed_copy_s += seconds,
+            Some(Cause::Host) => self.time.exposed_host_s += seconds,
             Some(Cause::Collectives) => self.time.exposed_collective_s += seconds,
             None => {}
         }
@@ -190,10 +206,13 @@ impl Clocks {
     fn end(mut self) -> PhaseTime {
         let copies = [Stream::ToDevice, Stream::ToHost, Stream::Disk].map(|stream| self.free[slot(stream)]);
         let copied = copies.into_iter().fold(0.0, f64::max);
-        let sent = self.free[slot(Stream::Communication)];
-        self.compute_from(sent.min(copied), Some(Cause::Collectives));
-        self.compute_from(copied, Some(Cause::Copies));
-        self.compute_from(sent, Some(Cause::Collectives));
+        let mut ends = [
+            (copied, Cause::Copies),
+            (self.free[slot(Stream::Host)], Cause::Host),
+            (self.free[slot(Stream::Communication)], Cause::Collectives),
+        ];
+        ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+        ends.into_iter().for_each(|(at, cause)| self.compute_from(at, Some(cause)));
         self.compute_from(self.host.0, self.host.1);
         self.time.seconds = self.free[0];
         self.time
@@ -219,6 +238,7 @@ mod tests {
             host_bytes: 1,
             tflops: BTreeMap::new(),
             memory_gb_per_s: 1.0,
+            host_gb_per_s: 0.25,
             copy: rate(1.0),
             disk_read: Some(rate(0.5)),
             disk_write: None,
@@ -274,6 +294,20 @@ mod tests {
         let time = time(events).unwrap();
         // 2 s of the disk; then the copy and the kernel side by side.
         assert_eq!([time.seconds, time.exposed_copy_s, time.disk_s], [3.0, 1.0, 2.0]);
+    }
+
+    #[test]
+    fn the_host_computes_beside_the_device() {
+        let update = Event::Kernel { name: "u", flops: 0, bytes: GB, rate: Rate::Host, forward_flops: 0 };
+        let events = vec![
+            update,
+            Event::Record { number: 0, stream: Stream::Host },
+            kernel(3),
+            Event::HostWait { number: 0 },
+        ];
+        let time = time(events).unwrap();
+        assert_eq!([time.seconds, time.compute_s, time.host_s, time.exposed_host_s], [4.0, 3.0, 4.0, 1.0]);
+        assert_eq!(time.limit(), "the host's processor");
     }
 
     #[test]

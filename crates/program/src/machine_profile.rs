@@ -87,6 +87,7 @@ fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Resul
         host_bytes: available,
         tflops,
         memory_gb_per_s: bandwidth.max() / 1e9,
+        host_gb_per_s: bandwidth.max() / 1e9,
         copy: line(copy_gb_per_s),
         disk_read: None,
         disk_write: None,

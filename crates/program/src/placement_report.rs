@@ -72,7 +72,7 @@ impl<'a> PlacementReport<'a> {
                 names(chunk),
                 chunk.elements.to_string(),
                 chunk.lies.parameters.name().to_string(),
-                Memory::Device.name().to_string(),
+                chunk.lies.gradients.name().to_string(),
                 chunk.lies.optimizer.name().to_string(),
                 if chunk.moved_bytes == 0 { "-".to_string() } else { bytes(chunk.moved_bytes) },
             ]);

@@ -52,8 +52,10 @@ impl StepTime {
         row("copies to the device", time.to_device_s, share(time.to_device_s));
         row("copies to the host", time.to_host_s, share(time.to_host_s));
         row("disk", time.disk_s, share(time.disk_s));
+        row("the host's processor", time.host_s, share(time.host_s));
         row("collectives", time.collective_s, share(time.collective_s));
         row("exposed: compute waits for copies", time.exposed_copy_s, share(time.exposed_copy_s));
+        row("exposed: for the host's processor", time.exposed_host_s, share(time.exposed_host_s));
         row("exposed: for collectives", time.exposed_collective_s, share(time.exposed_collective_s));
         let pipeline = match self.is_of_pipeline {
             true => "  of the slowest pipeline stage; the bubble comes on top\n",

@@ -7,7 +7,7 @@
 //! (nearly: the windows of the first may raise it). Then those that fit again come back. What leaves first goes to disk
 //! where host memory has no room for all.
 //!
-//! Each pipeline coordinate is decided on its own, on one rank, whose plan stands for its replicas and tensor ranks.
+//! Each pipeline coordinate is decided on its own, on its first and its last rank, whose plans stand for the others.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -301,6 +301,14 @@ impl<'a> Search<'a> {
         self.stages.iter().map(of_stage).collect()
     }
 
+    /// The first and the last rank of the pipeline coordinate: others do not allocate anything that neither does.
+    fn ranks(&self) -> Vec<usize> {
+        let mesh = self.spec.mesh;
+        let at = mesh.coordinates(self.rank);
+        let last = mesh.rank(Coordinates { data: mesh.data - 1, tensor: mesh.tensor - 1, ..at });
+        if last == self.rank { vec![self.rank] } else { vec![self.rank, last] }
+    }
+
     /// The planned peaks of device and host memory.
     fn peaks(&self, away: &Away) -> Result<[u64; 2], BudgetError> {
         if let Some(peaks) = self.known.borrow().get(away) {
@@ -311,100 +319,112 @@ impl<'a> Search<'a> {
             spec.residence[stage] = residence;
         }
         let runs = DryRuns { spec: &spec, make_rank: self.make_rank, abridges: true };
-        let trace = runs.trace(self.rank, &self.learned);
-        let peak = |memory| plan_memory_of(&trace, memory).map(|plan| plan.arena_bytes);
-        let peaks = [peak(Memory::Device)?, peak(Memory::Host)?];
+        let mut peaks = [0; 2];
+        for rank in self.ranks() {
+            let trace = runs.trace(rank, &self.learned);
+            let peak = |memory| plan_memory_of(&trace, memory).map(|plan| plan.arena_bytes);
+            peaks = [peaks[0].max(peak(Memory::Device)?), peaks[1].max(peak(Memory::Host)?)];
+        }
         self.known.borrow_mut().insert(away.clone(), peaks);
         Ok(peaks)
     }
 
     fn place(&self, reserve: u64) -> Result<Vec<(usize, Residence)>, BudgetError> {
         let limit = self.auto.usable_bytes().saturating_sub(reserve);
-        let mut count = self.fewest(limit, reserve)?;
-        let mut away = loop {
-            let away = self.away(count, self.fewest_on_disk(count)?);
-            if self.peaks(&away)?[0] <= limit || count == self.moves.len() {
-                break away;
-            }
-            // Passing through host memory has changed the windows on the device.
-            count += 1;
-        };
+        let count = self.fewest(limit, reserve)?;
+        let Some(on_disk) = self.fewest_on_disk(count)? else { return Err(self.host_is_too_small(count)?) };
+        let mut away = self.away(count, on_disk);
         self.bring_back(&mut away, limit)?;
         Ok(self.residence(&away))
     }
 
+    /// The peak of device memory when so many moves are away, on disk where host memory has no room.
+    fn device(&self, count: usize) -> Result<u64, BudgetError> {
+        let on_disk = self.fewest_on_disk(count)?.unwrap_or(if self.auto.disk { count } else { 0 });
+        Ok(self.peaks(&self.away(count, on_disk))?[0])
+    }
+
     /// The fewest moves with which device memory suffices.
     fn fewest(&self, limit: u64, reserve: u64) -> Result<usize, BudgetError> {
-        let device = |count| self.peaks(&self.away(count, 0)).map(|[device, _]| device);
-        let all = self.moves.len();
-        let Some(mut enough) = self.first_enough(limit, &device)? else {
-            let least = self.known.borrow().values().map(|[device, _]| *device).min().unwrap_or(0);
-            let AutoPlacement { device_bytes, headroom, .. } = self.auto;
-            // The headroom rounds down: a byte more makes up for it.
-            let smallest = ((least + reserve) as f64 / (1.0 - headroom)).ceil() as u64 + 1;
-            return Err(BudgetError::Device {
-                rank: self.rank,
-                least_bytes: least,
-                budget_bytes: device_bytes,
-                usable_bytes: limit,
-                headroom_percent: (100.0 * headroom).round() as u64,
-                smallest_bytes: smallest,
-            });
+        let mut enough = match self.first_enough(limit)? {
+            Ok(enough) => enough,
+            Err(least) => return Err(self.device_is_too_small(least, limit, reserve)),
         };
-        let mut too_few = None;
-        while enough > too_few.map_or(0, |few: usize| few + 1) {
-            let middle = too_few.map_or(0, |few| few + 1).midpoint(enough - 1);
-            match device(middle)? <= limit {
+        // The first number that may suffice.
+        let mut first = 0;
+        while first < enough {
+            let middle = first.midpoint(enough - 1);
+            match self.device(middle)? <= limit {
                 true => enough = middle,
-                false => too_few = Some(middle),
+                false => first = middle + 1,
             }
         }
-        debug_assert!(enough <= all);
         Ok(enough)
     }
 
-    /// Some number of moves that suffices: none, all, or one of a few between.
-    fn first_enough(
-        &self,
-        limit: u64,
-        device: &dyn Fn(usize) -> Result<u64, BudgetError>,
-    ) -> Result<Option<usize>, BudgetError> {
+    /// Some number of moves that suffices: none, all, all but parameters, or one of a few between. Or else the smallest peak
+    /// of them.
+    fn first_enough(&self, limit: u64) -> Result<Result<usize, u64>, BudgetError> {
         let all = self.moves.len();
-        let states = self.moves.iter().filter(|moved| moved.part == Part::Optimizer).count();
+        let without_parameters = self.moves.iter().filter(|moved| moved.part != Part::Parameters).count();
         let between = (1..LOOKS).map(|look| all * look / LOOKS);
-        for count in [0, all, states].into_iter().chain(between) {
-            if device(count)? <= limit {
-                return Ok(Some(count));
+        let mut least = u64::MAX;
+        for count in [0, all, without_parameters].into_iter().chain(between) {
+            let device = self.device(count)?;
+            if device <= limit {
+                return Ok(Ok(count));
             }
+            least = least.min(device);
         }
-        Ok(None)
+        Ok(Err(least))
     }
 
-    /// The fewest moves to disk, of `count` that leave, with which host memory suffices.
-    fn fewest_on_disk(&self, count: usize) -> Result<usize, BudgetError> {
-        let Some(limit) = self.auto.host_bytes else { return Ok(count) };
-        let host = |on_disk| self.peaks(&self.away(count, on_disk)).map(|[_, host]| host);
-        let fits = |on_disk| host(on_disk).map(|bytes| bytes <= limit);
-        if count == 0 || fits(0)? {
-            return Ok(0);
+    fn device_is_too_small(&self, least: u64, limit: u64, reserve: u64) -> BudgetError {
+        let AutoPlacement { device_bytes, headroom, .. } = self.auto;
+        // The headroom rounds down: a byte more makes up for it.
+        let smallest = ((least + reserve) as f64 / (1.0 - headroom)).ceil() as u64 + 1;
+        BudgetError::Device {
+            rank: self.rank,
+            least_bytes: least,
+            budget_bytes: device_bytes,
+            usable_bytes: limit,
+            headroom_percent: (100.0 * headroom).round() as u64,
+            smallest_bytes: smallest,
         }
+    }
+
+    fn host_is_too_small(&self, count: usize) -> Result<BudgetError, BudgetError> {
         let has_disk = self.auto.disk;
-        if !has_disk || !fits(count)? {
-            let smallest = if has_disk { host(count)? } else { host(0)? };
-            return Err(BudgetError::Host {
-                rank: self.rank,
-                needed_bytes: smallest,
-                budget_bytes: limit,
-                smallest_bytes: smallest,
-                has_disk,
-            });
+        let needed = self.host(count, if has_disk { count } else { 0 })?;
+        Ok(BudgetError::Host {
+            rank: self.rank,
+            needed_bytes: needed,
+            budget_bytes: self.auto.host_bytes.unwrap_or(0),
+            smallest_bytes: needed,
+            has_disk,
+        })
+    }
+
+    fn host(&self, count: usize, on_disk: usize) -> Result<u64, BudgetError> {
+        Ok(self.peaks(&self.away(count, on_disk))?[1])
+    }
+
+    /// The fewest moves to disk, of `count` that leave, with which host memory suffices; `None` if it never does.
+    fn fewest_on_disk(&self, count: usize) -> Result<Option<usize>, BudgetError> {
+        let Some(limit) = self.auto.host_bytes else { return Ok(Some(count)) };
+        let fits = |on_disk| self.host(count, on_disk).map(|bytes| bytes <= limit);
+        if count == 0 || limit == u64::MAX || fits(0)? {
+            return Ok(Some(0));
+        }
+        if !self.auto.disk || !fits(count)? {
+            return Ok(None);
         }
         let (mut too_few, mut enough) = (0, count);
         while enough > too_few + 1 {
             let middle = too_few.midpoint(enough);
             if fits(middle)? { enough = middle } else { too_few = middle }
         }
-        Ok(enough)
+        Ok(Some(enough))
     }
 
     /// Brings parts back to the device that fit into what is left, the largest first.

@@ -27,7 +27,7 @@ use phalanx_trace::Axis;
 pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
     self, CheckpointingWord, Chunk, ChunkWord, ConfigError, DeviceKind, Float, OptimizerKind, PlacementRule,
-    Reduce, RunConfig,
+    Reduce, RunConfig, UpdateOn,
 };
 use crate::cut;
 
@@ -85,6 +85,8 @@ pub struct Spec {
     pub residence: Vec<Residence>,
     /// Elements of the largest tile in which something outside of device memory visits it.
     pub buffer: usize,
+    /// Whether the host updates chunks whose optimizer states lie outside of the memory of a device of its own.
+    pub updates_on_host: bool,
     /// The memory in which the inputs of Transformer blocks wait for backward.
     pub block_inputs: Memory,
     /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
@@ -246,6 +248,7 @@ impl Spec {
             placement,
             residence,
             buffer: config.memory.buffer(),
+            updates_on_host: config.memory.update != UpdateOn::Device,
             block_inputs: config.memory.activations.memory(),
             partition_activations: config.memory.partition_activations,
             disk: config.disk(),

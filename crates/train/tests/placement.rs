@@ -210,7 +210,8 @@ fn the_table_lists_every_byte_that_moves() {
             };
             let table = placed.placed_chunks(0);
             let moved: u64 = table.iter().map(|chunk| chunk.moved_bytes).sum();
-            assert!(moved > 0, "{world} ranks, stage {zero}");
+            // On the processor, kernels work on host memory where it is.
+            assert!(moved > 0 || !disk, "{world} ranks, stage {zero}");
             assert_eq!(moved, copied(&placed) - copied(&home), "{world} ranks, stage {zero}, {compute:?}");
             assert_eq!(table.len(), placed.spec.residence[0].described().count() - 1);
             assert!(table[0].first.starts_with("wte") || table[0].first.contains("wte"), "{:?}", table[0]);

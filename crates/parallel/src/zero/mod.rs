@@ -22,6 +22,7 @@
 mod floats;
 mod gradient_buffers;
 mod gradients;
+mod host_update;
 mod parameters;
 mod prefetch;
 mod residence;
@@ -75,6 +76,8 @@ pub struct Options {
     pub residence: Residence,
     /// Elements of the largest tile of what lies where an update cannot reach it; a multiple of the norm's block.
     pub buffer: usize,
+    /// Whether the host updates the chunks whose optimizer states lie where kernels of the device do not reach.
+    pub updates_on_host: bool,
 }
 
 /// Where parameters lie in chunks, and which chunks each block uses. It does not change during a run.
@@ -206,8 +209,7 @@ impl Zero {
             updated: update::stepped(&map, options.stage, c).len(),
             gradients: stored_elements(&map, &options, c),
         });
-        let kinds = (options.optimizer.states().len(), options.precision);
-        let states = States::new(device, &options.residence, kinds, elements, options.buffer);
+        let states = States::new(device, &options, elements);
         let squares = Squares::new(device, &map);
         let own = first_chunk as u32..(first_chunk + map.chunk_count()) as u32;
         let of_own =

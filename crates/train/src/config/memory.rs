@@ -36,6 +36,9 @@ pub struct MemoryConfig {
     pub gradients: Tier,
     /// Where optimizer states and master weights lie between updates (DeepSpeed's `offload_optimizer.device`).
     pub optimizer: Tier,
+    /// What computes the update of parameters whose optimizer states lie outside of device memory. On the processor, which
+    /// addresses both memories, the choices are the same.
+    pub update: UpdateOn,
     /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
     /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them.
     pub buffer_mb: f64,
@@ -94,6 +97,7 @@ impl Default for MemoryConfig {
             parameters: Tier::Device,
             gradients: Tier::Device,
             optimizer: Tier::Device,
+            update: UpdateOn::Auto,
             buffer_mb: 16.0,
             activations: Tier::Device,
             partition_activations: false,
@@ -157,6 +161,20 @@ pub enum Checkpointing {
     Word(CheckpointingWord),
     /// Every k-th block.
     Every(usize),
+}
+
+/// What computes updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UpdateOn {
+    /// The host, where optimizer states lie in its memory or on disk: then only gradients and parameters cross to and from a
+    /// device with a memory of its own. The device otherwise.
+    #[default]
+    Auto,
+    /// The device, which states visit.
+    Device,
+    /// The host (ZeRO-Offload).
+    Host,
 }
 
 /// The words for activation checkpointing.
@@ -281,6 +299,13 @@ impl RunConfig {
                     "is not needed with parallel.sequence_parallel: each rank has its own rows already",
                 );
             }
+        }
+        let leaves = !matches!(self.memory.placement, None | Some(Placement::Device));
+        let leaves = leaves || self.memory.offload_optim_frac.is_some();
+        if self.memory.update == UpdateOn::Host && *optimizer == Tier::Device && !leaves {
+            let expected =
+                "needs memory.optimizer = \"host\" or \"nvme\": the host does not reach device memory";
+            return Err(refuse("memory.update", "\"host\"", expected));
         }
         let is_unused =
             tiers.iter().all(|(_, tier)| *tier != Tier::Nvme) && !self.memory.placement_uses_disk();

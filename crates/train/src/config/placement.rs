@@ -290,8 +290,7 @@ mod tests {
             let error = config(change).check().unwrap_err().to_string();
             assert!(error.contains(words), "no {words:?} in: {error}");
         }
-        let unlimited =
-            config(|m| (m.placement, m.nvme_path) = (Some(Placement::Auto), Some(folder())));
+        let unlimited = config(|m| (m.placement, m.nvme_path) = (Some(Placement::Auto), Some(folder())));
         unlimited.check().unwrap();
         assert!(unlimited.placement_rule().unwrap_err().to_string().contains("memory.device_budget_mb"));
     }
@@ -299,13 +298,13 @@ mod tests {
     #[test]
     fn a_policy_says_where_parts_lie() {
         let rule = |placement, zero| {
-            let mut config =
-                config(|m| (m.placement, m.nvme_path) = (Some(placement), Some(folder())));
+            let mut config = config(|m| (m.placement, m.nvme_path) = (Some(placement), Some(folder())));
             config.parallel.zero = zero;
             config.placement_rule().unwrap()
         };
-        let uniform =
-            |parameters, optimizer| PlacementRule::Uniform(ChunkResidence { parameters, gradients: optimizer, optimizer });
+        let uniform = |parameters, optimizer| {
+            PlacementRule::Uniform(ChunkResidence { parameters, gradients: optimizer, optimizer })
+        };
         assert_eq!(rule(Placement::Device, 3), uniform(Memory::Device, Memory::Device));
         assert_eq!(rule(Placement::Host, 2), uniform(Memory::Device, Memory::Host));
         assert_eq!(rule(Placement::Host, 3), uniform(Memory::Host, Memory::Host));
