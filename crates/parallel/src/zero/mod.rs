@@ -244,6 +244,16 @@ impl Zero {
         self.map.chunk_count()
     }
 
+    /// The positions of the parameters in the chunks.
+    pub fn layout(&self) -> &ChunkLayout {
+        &self.map.layout
+    }
+
+    /// Number of elements of a chunk that this rank updates.
+    pub fn updated_elements(&self, chunk: usize) -> u64 {
+        update::stepped(&self.map, self.options.stage, chunk).len() as u64
+    }
+
     /// Ranks of the data axis.
     pub fn data_ranks(&self) -> usize {
         self.group.world_size()
