@@ -7,7 +7,9 @@ use phalanx_plan::Peak;
 use phalanx_random::SplitMix64;
 use phalanx_trace::{Memory, PhaseName};
 use phalanx_train::config::memory::Folders;
-use phalanx_train::config::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, Placement, Reduce};
+use phalanx_train::config::{
+    Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, Placement, Reduce, Tier, UpdateOn,
+};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::planning::{BudgetError, PlanError};
 use phalanx_train::rank::{Batch, Rank};
@@ -59,6 +61,27 @@ fn random(random: &mut SplitMix64) -> Option<(Gpt2, RunConfig)> {
     Some((model, config))
 }
 
+/// Where the parts of a rank's state lie, and what updates them.
+fn place(config: &mut RunConfig, numbers: &mut SplitMix64) {
+    let mut pick = |count: usize| (numbers.next_u64() % count as u64) as usize;
+    let mut tier = || [Tier::Device, Tier::Device, Tier::Host, Tier::Nvme][pick(4)];
+    let [parameters, gradients, optimizer] = [tier(), tier(), tier()];
+    let memory = &mut config.memory;
+    (memory.gradients, memory.optimizer) = (gradients, optimizer);
+    if config.parallel.zero == 3 {
+        memory.parameters = parameters;
+    }
+    if [memory.parameters, gradients, optimizer].contains(&Tier::Nvme) {
+        memory.nvme_path = Some(std::env::temp_dir().as_path().into());
+    }
+    memory.buffer_mb = [1.0 / 64.0, 1.0 / 32.0, 16.0][pick(3)];
+    memory.update = [UpdateOn::Auto, UpdateOn::Device][pick(2)];
+    memory.delayed_update = [gradients, optimizer] == [Tier::Host; 2]
+        && memory.parameters == Tier::Device
+        && memory.update == UpdateOn::Auto
+        && config.precision.compute != Float::F32;
+}
+
 /// The peaks of the phases that a rank ran, in order, and what it reports to `memory.json` before the diagnosis.
 struct Measured {
     phases: Vec<(PhaseName, Peak)>,
@@ -97,11 +120,16 @@ fn compare(seed: u64, wanted: usize) -> (usize, usize) {
     let mut numbers = SplitMix64::new(seed);
     let (mut done, mut ranks, mut compared) = (0, 0, 0);
     while done < wanted {
-        let Some((model, config)) = random(&mut numbers) else { continue };
+        let Some((model, mut config)) = random(&mut numbers) else { continue };
+        place(&mut config, &mut numbers);
         let rows = config.batch.global / config.data();
         let whole = |spec: &Spec, groups: &phalanx_train::Groups| spec.network(&groups.tensor);
         let body = |engine: &mut Rank, rank: usize| run(engine, rank, rows, config.model.seq);
-        let (plan, measured): (RunPlan, Vec<Measured>) = rig::on_ranks(&model, &config, &whole, &body);
+        let spec = rig::spec(&model, &config);
+        // Every other one runs on simulated devices.
+        let host_addressable = spec.host_addressable && done % 2 == 0;
+        let plan = RunPlan::new(Spec { host_addressable, ..spec }).unwrap();
+        let measured: Vec<Measured> = rig::on_planned_ranks(&plan, &whole, &body);
         for (rank, measured) in measured.iter().enumerate() {
             let own = plan.of(rank);
             for (name, peak) in &measured.phases {

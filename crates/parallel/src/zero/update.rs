@@ -101,7 +101,8 @@ impl Zero {
     }
 
     /// Calls `see` with the summed gradients of this rank's shards as f32 in host memory, after a step: as
-    /// [`Zero::reduced_gradients`], in pieces of any length.
+    /// [`Zero::reduced_gradients`], in pieces of any length. With delayed updates they belong to the update that runs; those of
+    /// the step before are shown.
     ///
     /// # Errors
     /// When the device failed.

@@ -94,6 +94,9 @@ fn bench_of<'a>(args: &BenchStrategiesArgs, launcher: &'a Processes<'a>) -> Resu
     let overrides = Overrides { set: args.set.clone(), nproc: None };
     let given = UserConfig::read(&args.config)?.with(&overrides, &[])?;
     let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    if config.memory.delayed_update {
+        bail!("memory.delayed_update changes the result by which strategies are compared: leave it out");
+    }
     let ranks = args.nproc;
     let threads = config.train.threads.map_or(machine::cores().max(ranks), |each| each * ranks);
     let (warmup, steps) = (args.warmup, args.steps);
