@@ -42,6 +42,8 @@ pub enum PlacementRule {
 pub struct Fractions {
     /// The memory of what is not in device memory.
     pub away: Memory,
+    /// Of the parameters: the share that is sharded under ZeRO stage 3; the rest is whole on every rank.
+    pub sharded: f64,
     /// Of the parameters: the share that lies outside of device memory.
     pub parameters: f64,
     /// Of the optimizer states, master weights and gradients: the share that lies outside of device memory.
@@ -126,6 +128,7 @@ impl RunConfig {
             let of = |fraction: Option<f64>| fraction.unwrap_or(0.0);
             return Ok(PlacementRule::Fractions(Fractions {
                 away,
+                sharded: memory.shard_param_frac.unwrap_or(1.0),
                 parameters: of(memory.offload_param_frac),
                 optimizer: of(memory.offload_optim_frac),
             }));
@@ -229,9 +232,9 @@ impl RunConfig {
             }
         }
         if let Some(fraction) = memory.shard_param_frac
-            && fraction != 1.0
+            && self.parallel.zero != 3
         {
-            let expected = "must be 1: parallel.zero = 3 shards all parameters, and parallel.zero = 2 none";
+            let expected = "needs parallel.zero = 3; below, every rank has all parameters";
             return Err(refuse("memory.shard_param_frac", fraction, expected));
         }
         let Some(fraction) = memory.offload_param_frac.filter(|fraction| *fraction > 0.0) else {
@@ -240,6 +243,11 @@ impl RunConfig {
         let refused = |expected: &str| Err(refuse("memory.offload_param_frac", fraction, expected));
         if self.parallel.zero != 3 {
             return refused("needs parallel.zero = 3, also on one rank");
+        }
+        if memory.shard_param_frac.is_some_and(|sharded| sharded != 1.0) {
+            return refused(
+                "needs memory.shard_param_frac = 1: what every rank has whole stays on the device",
+            );
         }
         if memory.offload_optim_frac != Some(1.0) {
             return refused(
@@ -279,7 +287,10 @@ mod tests {
             (&|m| m.device_budget_mb = Some(4.0), "is for memory.placement"),
             (&|m| m.offload_optim_frac = Some(1.5), "memory.offload_optim_frac = 1.5"),
             (&|m| m.offload_param_frac = Some(0.5), "needs memory.offload_optim_frac = 1"),
-            (&|m| m.shard_param_frac = Some(0.5), "memory.shard_param_frac = 0.5"),
+            (
+                &|m| (m.shard_param_frac, m.offload_param_frac) = (Some(0.5), Some(0.5)),
+                "needs memory.shard_param_frac = 1",
+            ),
             (
                 &|m| (m.placement, m.offload_optim_frac) = (Some(Placement::Auto), Some(0.5)),
                 "fraction of what lies",
@@ -310,7 +321,7 @@ mod tests {
         assert_eq!(rule(Placement::Host, 3), uniform(Memory::Host, Memory::Host));
         assert_eq!(rule(Placement::Nvme, 3), uniform(Memory::Disk, Memory::Disk));
         let half = config(|m| m.offload_optim_frac = Some(0.5)).placement_rule().unwrap();
-        let fractions = Fractions { away: Memory::Host, parameters: 0.0, optimizer: 0.5 };
+        let fractions = Fractions { away: Memory::Host, sharded: 1.0, parameters: 0.0, optimizer: 0.5 };
         assert_eq!(half, PlacementRule::Fractions(fractions));
         let words: Vec<Placement> =
             ["cuda", "cpu"].map(|word| serde_json::from_str(&format!("{word:?}")).unwrap()).into();
