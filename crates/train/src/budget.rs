@@ -7,7 +7,7 @@ use phalanx_plan::MemoryError;
 pub enum BudgetError {
     /// Device memory.
     #[error(
-        "memory.placement = \"auto\": rank {rank} needs at least {least_bytes} bytes of device memory, with as much as possible \
+        "memory.placement = \"auto\": rank {rank} needs at least {min_bytes} bytes of device memory, with as much as possible \
          elsewhere, and its budget has {usable_bytes} ({budget_bytes} less a headroom of {headroom_percent}%); the smallest that \
          would do is memory.device_budget_mb = {}",
         mebibytes(*smallest_bytes)
@@ -16,7 +16,7 @@ pub enum BudgetError {
         /// The rank.
         rank: usize,
         /// The smallest peak of all placements.
-        least_bytes: u64,
+        min_bytes: u64,
         /// The budget.
         budget_bytes: u64,
         /// What the headroom leaves of it.
@@ -68,12 +68,12 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 fn host_advice(smallest_bytes: u64, has_disk: bool) -> String {
-    let least = mebibytes(smallest_bytes);
+    let mib = mebibytes(smallest_bytes);
     match has_disk {
         true => {
-            format!("the smallest that would do, with all else on disk, is memory.host_budget_mb = {least}")
+            format!("the smallest that would do, with all else on disk, is memory.host_budget_mb = {mib}")
         }
-        false => format!("set memory.nvme_path for the rest, or memory.host_budget_mb = {least}"),
+        false => format!("set memory.nvme_path for the rest, or memory.host_budget_mb = {mib}"),
     }
 }
 

@@ -279,7 +279,7 @@ impl<'a> Search<'a> {
     fn fewest(&self, limit: u64, reserve: u64) -> Result<usize, BudgetError> {
         let mut enough = match self.first_enough(limit)? {
             Ok(enough) => enough,
-            Err(least) => return Err(self.device_is_too_small(least, limit, reserve)),
+            Err(min) => return Err(self.device_is_too_small(min, limit, reserve)),
         };
         // The first number that may suffice.
         let mut first = 0;
@@ -299,24 +299,24 @@ impl<'a> Search<'a> {
         let all = self.moves.len();
         let without_parameters = self.moves.iter().filter(|moved| moved.part != Part::Parameters).count();
         let between = (1..LOOKS).map(|look| all * look / LOOKS);
-        let mut least = u64::MAX;
+        let mut min = u64::MAX;
         for count in [0, all, without_parameters].into_iter().chain(between) {
             let device = self.device(count)?;
             if device <= limit {
                 return Ok(Ok(count));
             }
-            least = least.min(device);
+            min = min.min(device);
         }
-        Ok(Err(least))
+        Ok(Err(min))
     }
 
-    fn device_is_too_small(&self, least: u64, limit: u64, reserve: u64) -> BudgetError {
+    fn device_is_too_small(&self, min: u64, limit: u64, reserve: u64) -> BudgetError {
         let AutoPlacement { device_bytes, headroom, .. } = self.auto;
         // The headroom rounds down: a byte more makes up for it.
-        let smallest = ((least + reserve) as f64 / (1.0 - headroom)).ceil() as u64 + 1;
+        let smallest = ((min + reserve) as f64 / (1.0 - headroom)).ceil() as u64 + 1;
         BudgetError::Device {
             rank: self.rank,
-            least_bytes: least,
+            min_bytes: min,
             budget_bytes: device_bytes,
             usable_bytes: limit,
             headroom_percent: (100.0 * headroom).round() as u64,

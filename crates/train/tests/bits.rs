@@ -55,6 +55,15 @@ const SAME: &[(&str, Change)] = &[
         c.memory.activations = Tier::Nvme;
         c.memory.nvme_path = Some(std::env::temp_dir().as_path().into());
     }),
+    ("gradients in host memory, stage 0", |c| c.memory.gradients = Tier::Host),
+    ("gradients in host memory, small chunks, stage 1", |c| {
+        (c.parallel.zero, c.memory.gradients, c.memory.chunk) = (1, Tier::Host, Chunk::Mebibytes(0.02));
+    }),
+    ("everything on disk in tiles of one block, stage 3", |c| {
+        on_disk(c);
+        (c.parallel.zero, c.memory.parameters, c.memory.gradients) = (3, Tier::Nvme, Tier::Nvme);
+        c.memory.buffer_mb = 1.0 / 64.0;
+    }),
     ("2 threads", |c| c.train.threads = Some(2)),
     ("4 threads, stage 3", |c| (c.parallel.zero, c.train.threads) = (3, Some(4))),
 ];

@@ -206,8 +206,8 @@ fn a_fraction_of_the_parameters_may_stay_whole() {
         let (shards, sent) = (parameters(&base), gathered(&base));
         let mut stage_two = base.clone();
         stage_two.parallel.zero = 2;
-        let (whole, least) = (parameters(&stage_two), gathered(&stage_two));
-        let (mut last, mut last_sent) = (whole, least);
+        let (whole, sent_whole) = (parameters(&stage_two), gathered(&stage_two));
+        let (mut last, mut last_sent) = (whole, sent_whole);
         for fraction in [0.0, 0.25, 0.5, 1.0] {
             let mut config = base.clone();
             config.memory.shard_param_frac = Some(fraction);
@@ -221,7 +221,7 @@ fn a_fraction_of_the_parameters_may_stay_whole() {
                 "{what}: {here} after {last}, {moved} after {last_sent}"
             );
             (last, last_sent) = (here, moved);
-            assert!(fraction != 0.0 || (here, moved) == (whole, least), "{what}: {here}, {moved}");
+            assert!(fraction != 0.0 || (here, moved) == (whole, sent_whole), "{what}: {here}, {moved}");
         }
         assert_eq!((last, last_sent), (shards, sent));
     }

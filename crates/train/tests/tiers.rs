@@ -154,7 +154,11 @@ fn chunks_larger_than_a_buffer_visit_in_tiles() {
                 })];
                 let chunk = spec.layout.chunk_elements[0] as usize / world;
                 (spec.buffer, spec.updates_on_host) = (3 * NORM_BLOCK, false);
-                assert!(chunk % spec.buffer != 0 && chunk / spec.buffer >= 2, "{chunk} in {}", spec.buffer);
+                assert!(
+                    !chunk.is_multiple_of(spec.buffer) && chunk / spec.buffer >= 2,
+                    "{chunk} in {}",
+                    spec.buffer
+                );
             });
         }
     }
@@ -368,4 +372,28 @@ fn an_update_on_the_host_moves_gradients_and_parameters_alone() {
     assert_eq!(moved(UpdateOn::Device), [12, 12]);
     assert_eq!(moved(UpdateOn::Host), [2, 2]);
     assert_eq!(moved(UpdateOn::Auto), [2, 2]);
+}
+
+/// The dry run leaves out repetitions of a schedule and copies them into the trace.
+#[test]
+fn the_plan_of_many_micro_batches_is_that_of_their_dry_run() {
+    let (model, _) = rig::golden_config();
+    let folder = tempfile::tempdir().unwrap();
+    for (gradients, zero, reduce) in [
+        (Tier::Host, 1, Reduce::Each),
+        (Tier::Host, 0, Reduce::Defer),
+        (Tier::Nvme, 3, Reduce::Each),
+        (Tier::Nvme, 2, Reduce::Defer),
+    ] {
+        let mut config = config(gradients, folder.path(), 2, zero);
+        config.memory.gradients = gradients;
+        config.memory.chunk = Chunk::Mebibytes(0.02);
+        (config.batch.global, config.batch.micro, config.batch.reduce) = (64, Some(1), reduce);
+        config.parallel.pipeline = 2;
+        for host_addressable in [true, false] {
+            let spec = Spec { host_addressable, ..rig::spec(&model, &config) };
+            let [short, long] = [RunPlan::new(spec.clone()), RunPlan::unabridged(spec)].map(Result::unwrap);
+            assert_eq!(short.ranks, long.ranks, "{gradients:?}, stage {zero}, {reduce:?}");
+        }
+    }
 }

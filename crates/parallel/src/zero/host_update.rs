@@ -29,7 +29,7 @@ const BEHIND: usize = 2;
 
 /// A part of a tile, in host memory during its update.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+pub(super) enum Part {
     /// A part that stays outside of device memory: the number of its slot.
     Slot(usize),
     /// The gradient, from device memory.
@@ -193,7 +193,7 @@ impl Zero {
     }
 
     /// Issues the update of elements `range` of this rank's part of a chunk.
-    fn issue_on_host(
+    pub(super) fn issue_on_host(
         &self,
         host: &Device,
         (chunk, range): (usize, &Range<usize>),
@@ -275,10 +275,7 @@ impl Zero {
                 Part::Slot(slot) => self.states.chunks[chunk].slots[slot].tiles[tile] = tensor,
                 Part::Gradient | Part::Parameters => {
                     let window = tensor.expect("a copy gives back its target");
-                    let in_chunk = in_chunk(&self.map, self.options.stage, chunk, &tiles[tile]);
-                    let (here, first) = self.parameters.resident_mut(&self.map, chunk);
-                    let here = here.range(in_chunk.start - first.start..in_chunk.end - first.start);
-                    self.device.copy(window.view(), here);
+                    self.overwrite_parameters(chunk, &tiles[tile], &window);
                 }
             }
         }
@@ -286,6 +283,14 @@ impl Zero {
             self.publish_updated(chunk)?;
         }
         Ok(())
+    }
+
+    /// Copies updated parameters, on the device, over elements `range` of this rank's part of a chunk.
+    pub(super) fn overwrite_parameters(&mut self, chunk: usize, range: &Range<usize>, updated: &Tensor) {
+        let in_chunk = in_chunk(&self.map, self.options.stage, chunk, range);
+        let (here, first) = self.parameters.resident_mut(&self.map, chunk);
+        let here = here.range(in_chunk.start - first.start..in_chunk.end - first.start);
+        self.device.copy(updated.view(), here);
     }
 }
 

@@ -128,12 +128,17 @@ impl States {
         self.chunks[chunk].is_updated_on_host
     }
 
+    /// Host memory for elements of `dtype` of this rank's part of a chunk, in the tiles of its update.
+    pub(super) fn in_host_memory(&self, chunk: &Stored, dtype: DType) -> Slot {
+        Slot::new(&self.device, (Role::Parameters, dtype, Memory::Host), chunk.elements, self.buffer)
+    }
+
     /// The elements of this rank's part of a chunk that an update works on at a time.
     pub(super) fn tiles(&self, chunk: usize) -> Vec<Range<usize>> {
         let elements = self.chunks[chunk].elements;
         match self.travels(chunk) {
             true => tiles_of(elements, self.buffer),
-            false => vec![0..elements],
+            false => std::iter::once(0..elements).collect(),
         }
     }
 
@@ -286,6 +291,11 @@ impl Slot {
         Slot { role, dtype, memory, elements, tile: first, tiles }
     }
 
+    /// Memory for the same elements.
+    pub(super) fn twin(&self, device: &Device) -> Slot {
+        Slot::new(device, (self.role, self.dtype, self.memory), self.elements, self.tile)
+    }
+
     pub(super) fn take(&mut self) -> Vec<Tensor> {
         let tiles = self.tiles.iter_mut().map(|tile| tile.take().expect("it is not in flight yet"));
         tiles.collect()
@@ -316,7 +326,7 @@ mod tests {
     #[test]
     fn tiles_cover_their_elements_once() {
         assert_eq!(tiles_of(10, 4), [0..4, 4..8, 8..10]);
-        assert_eq!(tiles_of(8, 8), [0..8]);
+        assert_eq!(tiles_of(8, 4), [0..4, 4..8]);
         assert!(tiles_of(0, 8).is_empty());
     }
 }

@@ -140,6 +140,9 @@ impl Zero {
     /// When publishing fails, or a copy of optimizer states.
     pub fn update(&mut self, number: u64, lr: f32, factor: View) -> Result<(), CollectiveError> {
         let step = Step { number, lr };
+        if self.delayed.is_some() {
+            return self.update_delayed(step, factor);
+        }
         let mut on_host = self.begin_on_host(factor)?;
         self.states.begin();
         for c in 0..self.map.chunk_count() {

@@ -8,7 +8,7 @@ use phalanx_tensor::{Memory, NORM_BLOCK};
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
-use super::{ConfigError, Placement, RunConfig, Updates};
+use super::{ConfigError, Float, Placement, RunConfig, Updates};
 
 /// `[memory]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +39,10 @@ pub struct MemoryConfig {
     /// What computes the update of parameters whose optimizer states lie outside of device memory. On the processor, which
     /// addresses both memories, the choices are the same.
     pub update: UpdateOn,
+    /// Whether the host computes each update during the next step, which so lacks it (ZeRO-Offload's one-step delayed
+    /// parameter update). For 16-bit parameters on the device, with gradients and optimizer states in host memory. A save
+    /// waits for the update.
+    pub delayed_update: bool,
     /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
     /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them.
     pub buffer_mb: f64,
@@ -99,6 +103,7 @@ impl Default for MemoryConfig {
             gradients: Tier::Device,
             optimizer: Tier::Device,
             update: UpdateOn::Auto,
+            delayed_update: false,
             buffer_mb: 16.0,
             activations: Tier::Device,
             partition_activations: false,
@@ -264,6 +269,28 @@ impl RunConfig {
         self.check_tiers()
     }
 
+    fn check_delayed_update(&self) -> Result<(), ConfigError> {
+        let MemoryConfig { parameters, gradients, optimizer, update, .. } = &self.memory;
+        let refused = |expected: &str| Err(refuse("memory.delayed_update", true, expected));
+        if [*gradients, *optimizer] != [Tier::Host; 2] {
+            return refused("needs memory.gradients = \"host\" and memory.optimizer = \"host\"");
+        }
+        if *parameters != Tier::Device {
+            return refused(
+                "needs memory.parameters = \"device\": the host writes new parameters beside those in use",
+            );
+        }
+        if self.precision.compute == Float::F32 {
+            return refused(
+                "needs precision.compute = \"bf16\" or \"f16\": the host updates f32 master weights",
+            );
+        }
+        if *update == UpdateOn::Device {
+            return refused("needs memory.update = \"host\" or \"auto\"");
+        }
+        Ok(())
+    }
+
     fn check_tiers(&self) -> Result<(), ConfigError> {
         let MemoryConfig { parameters, gradients, optimizer, activations, nvme_path, .. } = &self.memory;
         let updated = [
@@ -307,6 +334,9 @@ impl RunConfig {
             let expected =
                 "needs memory.optimizer = \"host\" or \"nvme\": the host does not reach device memory";
             return Err(refuse("memory.update", "\"host\"", expected));
+        }
+        if self.memory.delayed_update {
+            self.check_delayed_update()?;
         }
         let is_unused =
             tiers.iter().all(|(_, tier)| *tier != Tier::Nvme) && !self.memory.placement_uses_disk();

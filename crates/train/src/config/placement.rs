@@ -1,6 +1,6 @@
 //! Placement in `[memory]`: in which memories chunks lie between their uses, under one policy instead of part by part.
 
-use phalanx_parallel::zero::ChunkResidence;
+use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_tensor::Memory;
 use serde::{Deserialize, Serialize};
 
@@ -42,11 +42,11 @@ pub enum PlacementRule {
 pub struct Fractions {
     /// The memory of what is not in device memory.
     pub away: Memory,
-    /// Of the parameters: the share that is sharded under ZeRO stage 3; the rest is whole on every rank.
+    /// The share of the parameters that is sharded under ZeRO stage 3; the rest is whole on every rank.
     pub sharded: f64,
-    /// Of the parameters: the share that lies outside of device memory.
+    /// The share of the parameters that lies outside of device memory.
     pub parameters: f64,
-    /// Of the optimizer states, master weights and gradients: the share that lies outside of device memory.
+    /// The share of the optimizer states, master weights and gradients that lies outside of device memory.
     pub optimizer: f64,
 }
 
@@ -67,6 +67,16 @@ impl AutoPlacement {
     /// Bytes of device memory that may be used.
     pub fn usable_bytes(&self) -> u64 {
         (self.device_bytes as f64 * (1.0 - self.headroom)) as u64
+    }
+}
+
+impl PlacementRule {
+    /// The memories of the chunks of a stage; everything on the device where dry runs decide.
+    pub(crate) fn before_dry_runs(&self) -> Residence {
+        match self {
+            PlacementRule::Uniform(chunk) => Residence::uniform(*chunk),
+            PlacementRule::Fractions(_) | PlacementRule::Auto(_) => Residence::DEVICE,
+        }
     }
 }
 
