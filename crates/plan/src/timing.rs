@@ -84,8 +84,10 @@ struct Clocks {
     host: (f64, Option<Cause>),
     /// When each stream has finished what was issued, in the order of [`slot`].
     free: [f64; 6],
-    /// Times of recorded events, with their streams.
-    events: HashMap<u32, (f64, Stream)>,
+    /// Times of recorded events, with what whoever waits for one waits for.
+    events: HashMap<u32, (f64, Option<Cause>)>,
+    /// Whether each stream waited for the host's processor last: what waits for the stream then waits for the host.
+    delayed_by_host: [bool; 6],
     /// Ends of the collectives of this phase.
     collectives: Vec<f64>,
     /// Collectives of earlier phases.
@@ -152,20 +154,27 @@ impl Clocks {
                     self.compute_from(end.unwrap_or(0.0), Some(Cause::Collectives));
                 }
                 Event::Record { number, stream } => {
-                    self.events.insert(*number, (self.free[slot(*stream)], *stream));
+                    let delayed = self.delayed_by_host[slot(*stream)];
+                    let cause = if delayed { Some(Cause::Host) } else { cause(*stream) };
+                    self.events.insert(*number, (self.free[slot(*stream)], cause));
                 }
                 Event::StreamWait { number, stream } => {
-                    let Some((at, of)) = self.events.get(number).copied() else { continue };
+                    let Some((at, cause)) = self.events.get(number).copied() else { continue };
+                    let stream = slot(*stream);
                     match stream {
-                        Stream::Compute => self.compute_from(at, cause(of)),
-                        _ => self.free[slot(*stream)] = self.free[slot(*stream)].max(at),
+                        0 => self.compute_from(at, cause),
+                        _ if at > self.free[stream] => {
+                            self.free[stream] = at;
+                            self.delayed_by_host[stream] = cause == Some(Cause::Host);
+                        }
+                        _ => {}
                     }
                 }
                 Event::HostWait { number } => {
-                    if let Some((at, of)) = self.events.get(number).copied()
+                    if let Some((at, cause)) = self.events.get(number).copied()
                         && at > self.host.0
                     {
-                        self.host = (at, cause(of));
+                        self.host = (at, cause);
                     }
                 }
                 Event::Alloc { .. }
@@ -181,6 +190,9 @@ impl Clocks {
     /// Work of a stream; returns its end.
     fn run(&mut self, stream: Stream, seconds: f64) -> f64 {
         let free = &mut self.free[slot(stream)];
+        if self.host.0 > *free {
+            self.delayed_by_host[slot(stream)] = self.host.1 == Some(Cause::Host);
+        }
         *free = free.max(self.host.0) + seconds;
         *free
     }
@@ -308,6 +320,20 @@ mod tests {
         let time = time(events).unwrap();
         assert_eq!([time.seconds, time.compute_s, time.host_s, time.exposed_host_s], [4.0, 3.0, 4.0, 1.0]);
         assert_eq!(time.limit(), "the host's processor");
+        // A copy behind the update waits for it, and so does a kernel that needs the copy.
+        let up = Stream::ToDevice;
+        let update = Event::Kernel { name: "u", flops: 0, bytes: GB, rate: Rate::Host, forward_flops: 0 };
+        let events = vec![
+            update,
+            Event::Record { number: 0, stream: Stream::Host },
+            Event::StreamWait { number: 0, stream: up },
+            copy(Memory::Host, Memory::Device, 1, up),
+            Event::Record { number: 1, stream: up },
+            Event::StreamWait { number: 1, stream: Stream::Compute },
+            kernel(1),
+        ];
+        let behind = self::time(events).unwrap();
+        assert_eq!([behind.seconds, behind.exposed_host_s, behind.exposed_copy_s], [6.0, 5.0, 0.0]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub struct PlacementReport<'a> {
 }
 
 impl<'a> PlacementReport<'a> {
-    /// Of the rank with the most device memory.
+    /// The placement on the rank with the most device memory.
     pub fn new(planned: &'a Planned) -> PlacementReport<'a> {
         let plan = &planned.plan;
         let largest = plan.ranks.iter().max_by_key(|rank| rank.memory.arena_bytes);

@@ -195,9 +195,9 @@ fn chunk_sizes_are_compared_with_what_they_move() {
         );
     }
     // Fewer chunks are fewer messages, which lose less time to latency.
-    let of = |most: bool| {
+    let of = |largest: bool| {
         let key = |size: &&serde_json::Value| size["chunks"].as_u64().unwrap();
-        let one = if most { compared.iter().max_by_key(key) } else { compared.iter().min_by_key(key) };
+        let one = if largest { compared.iter().max_by_key(key) } else { compared.iter().min_by_key(key) };
         one.unwrap()["moving_s"].as_f64().unwrap()
     };
     assert!(of(false) < of(true));

@@ -8,24 +8,11 @@ use phalanx_plan::{
 };
 use phalanx_trace::{Category, Memory, PhaseName};
 
+pub use crate::chunk_choice::Origin;
 use crate::chunk_choice::{Sized, candidates, largest_end};
 use crate::dry_run::{DryRuns, Learned};
 use crate::rank::Rank;
 use crate::spec::Spec;
-
-/// Where a chunk size comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Origin {
-    /// One tensor per chunk (`memory.chunk = "none"`).
-    None,
-    /// The size that pads least in Gemini's search.
-    Search,
-    /// The size that pads least of those from half of a part of a stage up to that part.
-    Range,
-    /// The size in `memory.chunk`.
-    Fixed,
-}
 
 /// A chunk size with its plan on one rank.
 #[derive(Clone, Debug, PartialEq)]

@@ -18,7 +18,6 @@ use phalanx_plan::{
 use phalanx_tensor::Device;
 use phalanx_trace::{Memory, Trace};
 
-use crate::chunk_alternatives::Origin;
 use crate::dry_run::{DryRuns, Learned, MakeRank};
 use crate::groups::{GroupSource, Groups};
 use crate::rank::reserved;
@@ -107,6 +106,20 @@ fn choose(all: &[Tried]) -> Option<usize> {
     let smallest = exact().map(|(_, tried)| tried.bytes).min()?;
     let small = exact().filter(|(_, tried)| tried.bytes <= smallest + smallest / EXCESS);
     small.min_by_key(|(_, tried)| (tried.chunks, tried.bytes)).map(|(index, _)| index)
+}
+
+/// Where a chunk size comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// One tensor per chunk (`memory.chunk = "none"`).
+    None,
+    /// The size that pads least in Gemini's search.
+    Search,
+    /// The size that pads least of those from half of a part of a stage up to that part.
+    Range,
+    /// The size in `memory.chunk`.
+    Fixed,
 }
 
 /// A specification with a chunk size in the place of `auto`.

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod abridged_programs;
+mod budget;
 pub mod chunk_alternatives;
 mod chunk_choice;
 pub mod config;
@@ -27,6 +28,7 @@ mod on_ranks;
 pub mod placement_table;
 mod placing;
 pub mod planning;
+mod played;
 pub mod rank;
 pub mod run;
 pub mod run_files;

@@ -76,7 +76,8 @@ fn with_chunk_on_device(spec: &Spec, stage: &Stage, chunk: usize) -> Spec {
     let lies = |other| if other == chunk { ChunkResidence::DEVICE } else { residence.of(other) };
     let chunks = (0..stage.zero.chunks()).map(lies).collect();
     let mut spec = spec.clone();
-    spec.residence[stage.index] = Residence::of_chunks(chunks, ChunkResidence::DEVICE);
+    let whole: Vec<usize> = (0..stage.zero.chunks()).filter(|chunk| residence.is_whole(*chunk)).collect();
+    spec.residence[stage.index] = Residence::of_chunks(chunks, ChunkResidence::DEVICE).with_whole(whole);
     spec
 }
 

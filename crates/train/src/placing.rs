@@ -13,9 +13,10 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use phalanx_parallel::zero::{ChunkResidence, Residence};
-use phalanx_plan::{Coordinates, Lookahead, MemoryError, Stage, plan_memory_of, uses_before_peak};
+use phalanx_plan::{Coordinates, Lookahead, Stage, plan_memory_of, uses_before_peak};
 use phalanx_trace::{Memory, PhaseName};
 
+use crate::budget::BudgetError;
 use crate::config::{AutoPlacement, Fractions, PlacementRule};
 use crate::dry_run::{DryRuns, Learned, MakeRank, on_meta_without_order};
 use crate::spec::Spec;
@@ -25,81 +26,6 @@ const RETURNS: usize = 8;
 
 /// Places where the peak is looked at before a budget is refused.
 const LOOKS: usize = 8;
-
-/// A budget is too small for any placement.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BudgetError {
-    /// Device memory.
-    #[error(
-        "memory.placement = \"auto\": rank {rank} needs at least {least_bytes} bytes of device memory, with as much as possible \
-         elsewhere, and its budget has {usable_bytes} ({budget_bytes} less a headroom of {headroom_percent}%); the smallest that \
-         would do is memory.device_budget_mb = {}",
-        mebibytes(*smallest_bytes)
-    )]
-    Device {
-        /// The rank.
-        rank: usize,
-        /// The smallest peak of all placements.
-        least_bytes: u64,
-        /// The budget.
-        budget_bytes: u64,
-        /// What the headroom leaves of it.
-        usable_bytes: u64,
-        /// The headroom.
-        headroom_percent: u64,
-        /// The smallest budget that would do.
-        smallest_bytes: u64,
-    },
-    /// Host memory, without a disk below.
-    #[error(
-        "memory.placement = \"auto\": rank {rank} needs {needed_bytes} bytes of host memory for what does not fit its device, and \
-         its budget has {budget_bytes}; {}",
-        host_advice(*smallest_bytes, *has_disk)
-    )]
-    Host {
-        /// The rank.
-        rank: usize,
-        /// Bytes that it needs.
-        needed_bytes: u64,
-        /// The budget.
-        budget_bytes: u64,
-        /// The smallest budget that would do.
-        smallest_bytes: u64,
-        /// Whether a disk was given.
-        has_disk: bool,
-    },
-    /// The trace cannot be planned: a bug of the engine.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-}
-
-impl BudgetError {
-    /// The error of several ranks that is reported: the one with the largest budget that would do for its rank, since that
-    /// does for the others; device memory first.
-    fn weight(&self) -> (u8, u64) {
-        match self {
-            BudgetError::Memory(_) => (2, 0),
-            BudgetError::Device { smallest_bytes, .. } => (1, *smallest_bytes),
-            BudgetError::Host { smallest_bytes, .. } => (0, *smallest_bytes),
-        }
-    }
-}
-
-/// Bytes as a value of a key in MiB, rounded up to a thousandth.
-fn mebibytes(bytes: u64) -> String {
-    let thousandths = (u128::from(bytes) * 1000).div_ceil(1 << 20);
-    format!("{}.{:03}", thousandths / 1000, thousandths % 1000)
-}
-
-fn host_advice(smallest_bytes: u64, has_disk: bool) -> String {
-    let least = mebibytes(smallest_bytes);
-    match has_disk {
-        true => {
-            format!("the smallest that would do, with all else on disk, is memory.host_budget_mb = {least}")
-        }
-        false => format!("set memory.nvme_path for the rest, or memory.host_budget_mb = {least}"),
-    }
-}
 
 /// A part of a chunk that may lie elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,21 +107,26 @@ fn stage_chunks(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Vec<StageChun
 /// Memories by fractions of bytes, spread over the chunks: the bytes elsewhere differ from the fraction by half a chunk at
 /// most.
 fn of_fractions(elements: &[u64], fractions: Fractions) -> Residence {
-    let Fractions { away, parameters, optimizer } = fractions;
-    let spread = |fraction: f64| {
-        let (mut moved, mut seen) = (0.0, 0.0);
-        elements.iter().map(move |elements| {
-            let elements = *elements as f64;
-            seen += elements;
-            let leaves = moved + elements / 2.0 <= fraction * seen;
-            moved += if leaves { elements } else { 0.0 };
-            if leaves { away } else { Memory::Device }
-        })
-    };
+    let Fractions { away, sharded, parameters, optimizer } = fractions;
+    let memory = |leaves: bool| if leaves { away } else { Memory::Device };
     // Gradients go where the update of their chunk finds the states.
     let of_chunk = |(parameters, optimizer)| ChunkResidence { parameters, gradients: optimizer, optimizer };
-    let chunks = spread(parameters).zip(spread(optimizer)).map(of_chunk);
-    Residence::of_chunks(chunks.collect(), ChunkResidence::DEVICE)
+    let chunks = spread(elements, parameters).zip(spread(elements, optimizer));
+    let chunks = chunks.map(|(parameters, optimizer)| of_chunk((memory(parameters), memory(optimizer))));
+    let whole = (0..).zip(spread(elements, sharded)).filter(|(_, sharded)| !sharded).map(|(chunk, _)| chunk);
+    Residence::of_chunks(chunks.collect(), ChunkResidence::DEVICE).with_whole(whole)
+}
+
+/// For each chunk whether it is among those that make up a fraction of all elements.
+fn spread(elements: &[u64], fraction: f64) -> impl Iterator<Item = bool> {
+    let (mut taken, mut seen) = (0.0, 0.0);
+    elements.iter().map(move |elements| {
+        let elements = *elements as f64;
+        seen += elements;
+        let is_taken = taken + elements / 2.0 <= fraction * seen;
+        taken += if is_taken { elements } else { 0.0 };
+        is_taken
+    })
 }
 
 /// Where the parts of one rank lie: for each move, in order.
@@ -348,7 +279,7 @@ impl<'a> Search<'a> {
     fn fewest(&self, limit: u64, reserve: u64) -> Result<usize, BudgetError> {
         let mut enough = match self.first_enough(limit)? {
             Ok(enough) => enough,
-            Err(least) => return Err(self.device_is_too_small(least, limit, reserve)),
+            Err(min) => return Err(self.device_is_too_small(min, limit, reserve)),
         };
         // The first number that may suffice.
         let mut first = 0;
@@ -368,24 +299,24 @@ impl<'a> Search<'a> {
         let all = self.moves.len();
         let without_parameters = self.moves.iter().filter(|moved| moved.part != Part::Parameters).count();
         let between = (1..LOOKS).map(|look| all * look / LOOKS);
-        let mut least = u64::MAX;
+        let mut min = u64::MAX;
         for count in [0, all, without_parameters].into_iter().chain(between) {
             let device = self.device(count)?;
             if device <= limit {
                 return Ok(Ok(count));
             }
-            least = least.min(device);
+            min = min.min(device);
         }
-        Ok(Err(least))
+        Ok(Err(min))
     }
 
-    fn device_is_too_small(&self, least: u64, limit: u64, reserve: u64) -> BudgetError {
+    fn device_is_too_small(&self, min: u64, limit: u64, reserve: u64) -> BudgetError {
         let AutoPlacement { device_bytes, headroom, .. } = self.auto;
         // The headroom rounds down: a byte more makes up for it.
-        let smallest = ((least + reserve) as f64 / (1.0 - headroom)).ceil() as u64 + 1;
+        let smallest = ((min + reserve) as f64 / (1.0 - headroom)).ceil() as u64 + 1;
         BudgetError::Device {
             rank: self.rank,
-            least_bytes: least,
+            min_bytes: min,
             budget_bytes: device_bytes,
             usable_bytes: limit,
             headroom_percent: (100.0 * headroom).round() as u64,
@@ -463,23 +394,17 @@ mod tests {
         let total: u64 = elements.iter().sum();
         for tenths in 0..=10 {
             let fraction = f64::from(tenths) / 10.0;
-            let fractions = Fractions { away: Memory::Host, parameters: 0.0, optimizer: fraction };
+            let fractions =
+                Fractions { away: Memory::Host, sharded: fraction, parameters: 0.0, optimizer: fraction };
             let residence = of_fractions(&elements, fractions);
             let is_away = |chunk: usize| residence.of(chunk).optimizer == Memory::Host;
             let away: u64 =
                 (0..elements.len()).filter(|chunk| is_away(*chunk)).map(|chunk| elements[chunk]).sum();
             assert!((away as f64 - fraction * total as f64).abs() <= 50.0, "{fraction}: {away} of {total}");
+            assert!((0..elements.len()).all(|chunk| residence.is_whole(chunk) != is_away(chunk)));
             assert!(tenths > 0 || away == 0);
             assert!(tenths < 10 || away == total);
             assert!((0..elements.len()).all(|chunk| residence.of(chunk).parameters == Memory::Device));
         }
-    }
-
-    #[test]
-    fn bytes_are_rounded_up_to_a_thousandth_of_a_mebibyte() {
-        assert_eq!(
-            [mebibytes(1 << 20), mebibytes((1 << 20) + 1), mebibytes(3 << 19)],
-            ["1.000", "1.001", "1.500"]
-        );
     }
 }

@@ -13,17 +13,16 @@ use std::ops::Range;
 use phalanx_layers::Network;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{
-    ChunkSize, Coordinates, Cost, Disagreement, Machine, MemoryError, MemoryPlan, Peak, PhaseTime,
-    PlacementError, Stage, Textbook, compare, faults, live_bytes, phase_time, plan_memory, plan_memory_of,
-    textbook,
+    ChunkSize, Coordinates, Cost, Disagreement, MemoryError, MemoryPlan, Peak, PlacementError, Stage,
+    Textbook, compare, faults, plan_memory, plan_memory_of, textbook,
 };
 use phalanx_trace::{Event, Memory, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
 
+pub use crate::budget::BudgetError;
 use crate::config::PlacementRule;
 use crate::dry_run::{DryRuns, Learned, dry_run, orders_of};
 pub use crate::dry_run::{MakeRank, Orders};
-pub use crate::placing::BudgetError;
 use crate::rank::Rank;
 use crate::spec::Spec;
 
@@ -319,21 +318,6 @@ impl RunPlan {
         let (stages, chunks) = (stages.clone(), self.spec.chunk_size.clone());
         let residence = self.spec.residence.clone();
         PlanForAllRanks { stages, chunks, residence, threads: *threads, evaluated, totals: self.totals }
-    }
-
-    /// The time of a step on a machine, for each planned rank; `None` where the machine lacks a rate that the step needs.
-    pub fn step_times(&self, machine: &Machine) -> Vec<Option<PhaseTime>> {
-        let time = |plan: &RankPlan| {
-            let trace = dry_run(&self.spec, plan.rank, &plan.orders, &Rank::new);
-            phase_time(&trace, PhaseName::Step, machine)
-        };
-        self.ranks.iter().map(time).collect()
-    }
-
-    /// Bytes that a planned rank has in a memory over a step: at its beginning, and after each allocation and free.
-    pub fn live_bytes(&self, rank: usize, memory: Memory) -> Vec<u64> {
-        let own = self.of(rank);
-        live_bytes(&dry_run(&self.spec, own.rank, &own.orders, &Rank::new), PhaseName::Step, memory)
     }
 
     /// The exact plan of a rank. If another rank was planned in its place, it runs dry here, since its parts may be

@@ -15,7 +15,7 @@ use phalanx_optim::loss_scale::Dynamic;
 use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
 use phalanx_parallel::TensorParallel;
 use phalanx_parallel::pipeline::Program;
-use phalanx_parallel::zero::{ChunkResidence, Residence};
+use phalanx_parallel::zero::Residence;
 use phalanx_plan::{
     Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
@@ -208,10 +208,8 @@ impl Spec {
         let (mesh, schedule) = (config.mesh()?, config.schedule()?);
         config.check_model_on(mesh, &model.shape())?;
         config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
-        let size = |p: &phalanx_layers::ParameterSpec| ParameterSize::new(&p.name, p.elements() as u64);
-        let sizes: Vec<_> = network.parameters.iter().map(size).collect();
         let chunk_size = chunk_size(config, model.shape().hidden);
-        let layout = lay_out(&sizes, mesh.data as u64, &chunk_size)?;
+        let layout = lay_out(&sizes(&network), mesh.data as u64, &chunk_size)?;
         let seq = config.model.seq;
         let evaluation_batches = evaluated / (config.micro_batch_size() * mesh.data);
         let targets_per_sequence = match model.objective() {
@@ -220,12 +218,6 @@ impl Spec {
         };
         let evaluation = forward_only(&schedule, evaluation_batches);
         let placement = config.placement_rule()?;
-        let everywhere = match placement {
-            PlacementRule::Uniform(chunk) => chunk,
-            // Until chunks are placed.
-            PlacementRule::Fractions(_) | PlacementRule::Auto(_) => ChunkResidence::DEVICE,
-        };
-        let residence = vec![Residence::uniform(everywhere); schedule.stages()];
         let spec = Spec {
             host_addressable: config.device.kind == DeviceKind::Cpu,
             seq,
@@ -236,7 +228,6 @@ impl Spec {
             mesh,
             depths: [depth(&schedule), depth(&evaluation)],
             evaluation: Arc::new(evaluation),
-            schedule: Arc::new(schedule),
             stages: Vec::new(),
             ties: Vec::new(),
             sequence_parallel: config.parallel.sequence_parallel,
@@ -248,7 +239,8 @@ impl Spec {
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
             placement,
-            residence,
+            residence: vec![placement.before_dry_runs(); schedule.stages()],
+            schedule: Arc::new(schedule),
             buffer: config.memory.buffer(),
             updates_on_host: config.memory.update != UpdateOn::Device,
             delayed_update: config.memory.delayed_update,
@@ -333,9 +325,7 @@ impl Spec {
     /// A size for which there is no layout.
     pub fn with_chunks(&self, size: ChunkSize) -> Result<Spec, ChunkError> {
         let whole = self.whole();
-        let sizes: Vec<ParameterSize> =
-            whole.parameters.iter().map(|p| ParameterSize::new(&p.name, p.elements() as u64)).collect();
-        let layout = Arc::new(lay_out(&sizes, self.mesh.data as u64, &size)?);
+        let layout = Arc::new(lay_out(&sizes(&whole), self.mesh.data as u64, &size)?);
         Ok(Spec { chunk_size: size, layout, ..self.clone() })
     }
 
@@ -403,6 +393,11 @@ fn forward_only(schedule: &PipelineSchedule, micro_batches: usize) -> PipelineSc
         placement: schedule.placement.clone(),
         micro_batches,
     }
+}
+
+/// The sizes of the parameters of a network.
+fn sizes(network: &Network) -> Vec<ParameterSize> {
+    network.parameters.iter().map(|p| ParameterSize::new(&p.name, p.elements() as u64)).collect()
 }
 
 /// The parameters that blocks of several stages use.

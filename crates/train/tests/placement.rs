@@ -190,6 +190,43 @@ fn fractions_move_their_share_of_the_bytes() {
     }
 }
 
+/// Parameters that are whole on every rank are gathered once after the update, and not in forward or backward.
+#[test]
+fn a_fraction_of_the_parameters_may_stay_whole() {
+    let (model, _) = rig::golden_config();
+    let steps = &rig::golden_steps()[..6];
+    for (world, compute) in [(2, Float::Bf16), (4, Float::F32)] {
+        let base = config(world, 3, compute);
+        let expected = rig::run(&model, &base, steps);
+        let parameters = |config: &RunConfig| {
+            let init = plan(config).unwrap().of(0).memory.phase(PhaseName::Init).unwrap().peak.categories;
+            init.get(Category::Parameters)
+        };
+        let gathered = |config: &RunConfig| plan(config).unwrap().of(0).step.sent_bytes;
+        let (shards, sent) = (parameters(&base), gathered(&base));
+        let mut stage_two = base.clone();
+        stage_two.parallel.zero = 2;
+        let (whole, sent_whole) = (parameters(&stage_two), gathered(&stage_two));
+        let (mut last, mut last_sent) = (whole, sent_whole);
+        for fraction in [0.0, 0.25, 0.5, 1.0] {
+            let mut config = base.clone();
+            config.memory.shard_param_frac = Some(fraction);
+            let measured = rig::run(&model, &config, steps);
+            let what = format!("{world} ranks, {compute:?}, {fraction}");
+            assert_eq!(measured.peaks, measured.planned, "{what}: peak == plan");
+            assert_same_state(&what, &expected.state, &measured.state);
+            let (here, moved) = (parameters(&config), gathered(&config));
+            assert!(
+                here <= last && moved >= last_sent,
+                "{what}: {here} after {last}, {moved} after {last_sent}"
+            );
+            (last, last_sent) = (here, moved);
+            assert!(fraction != 0.0 || (here, moved) == (whole, sent_whole), "{what}: {here}, {moved}");
+        }
+        assert_eq!((last, last_sent), (shards, sent));
+    }
+}
+
 /// What the table lists is what the dry run copies: the copies of a step that everything on the device does not have.
 #[test]
 fn the_table_lists_every_byte_that_moves() {

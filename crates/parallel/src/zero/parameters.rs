@@ -65,7 +65,7 @@ impl ParameterChunks {
         let chunk = |c: usize| match stage {
             Stage::Three if is_away(c) => Chunk::Away,
             _ if is_away(c) => panic!("only shards of stage 3 lie outside of device memory"),
-            Stage::Three => Chunk::Sharded(alloc(map.shard(c).len())),
+            Stage::Three if !options.residence.is_whole(c) => Chunk::Sharded(alloc(map.shard(c).len())),
             _ => Chunk::Whole(alloc(map.whole(c).len())),
         };
         ParameterChunks {

@@ -1,5 +1,7 @@
 //! The memories in which chunks lie between their uses.
 
+use std::collections::BTreeSet;
+
 use phalanx_tensor::Memory;
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +29,9 @@ pub struct Residence {
     chunks: Vec<ChunkResidence>,
     /// All chunks behind them.
     rest: ChunkResidence,
+    /// The chunks whose parameters every rank keeps whole under stage 3, as under stage 2.
+    #[serde(default)]
+    whole: BTreeSet<usize>,
 }
 
 impl Residence {
@@ -35,12 +40,23 @@ impl Residence {
 
     /// The same memories for every chunk.
     pub const fn uniform(chunk: ChunkResidence) -> Residence {
-        Residence { chunks: Vec::new(), rest: chunk }
+        Residence { chunks: Vec::new(), rest: chunk, whole: BTreeSet::new() }
     }
 
     /// Memories for each of the first chunks, and those of all chunks behind them.
     pub fn of_chunks(chunks: Vec<ChunkResidence>, rest: ChunkResidence) -> Residence {
-        Residence { chunks, rest }
+        Residence { chunks, rest, whole: BTreeSet::new() }
+    }
+
+    /// The same with the parameters of some chunks whole on every rank under stage 3, in device memory.
+    #[must_use]
+    pub fn with_whole(self, whole: impl IntoIterator<Item = usize>) -> Residence {
+        Residence { whole: whole.into_iter().collect(), ..self }
+    }
+
+    /// Whether every rank keeps the parameters of chunk number `chunk` whole under stage 3.
+    pub fn is_whole(&self, chunk: usize) -> bool {
+        self.whole.contains(&chunk)
     }
 
     /// The memories of chunk number `chunk` of the stage.

@@ -43,7 +43,7 @@ impl Zero {
         let range = |c: usize| match (extent, state) {
             (Extent::Owned, _) => self.map.shard(c),
             (Extent::Resident, 0) => match self.options.stage {
-                Stage::Three => self.map.shard(c),
+                Stage::Three if !self.options.residence.is_whole(c) => self.map.shard(c),
                 _ => self.map.whole(c),
             },
             (Extent::Resident, _) => update::stepped(&self.map, self.options.stage, c),

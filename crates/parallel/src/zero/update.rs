@@ -173,11 +173,14 @@ impl Zero {
         Ok(self.states.finish()?)
     }
 
-    /// Under stages 1 and 2, starts to send this rank's updated part of a chunk to the other ranks.
+    /// Starts to send this rank's updated part of a chunk to the other ranks, where they have all of it.
     pub(super) fn publish_updated(&mut self, c: usize) -> Result<(), CollectiveError> {
         match self.options.stage {
-            Stage::One | Stage::Two => self.parameters.publish(&*self.group, c, self.options.overlap),
-            Stage::Zero | Stage::Three => Ok(()),
+            Stage::Three if !self.options.residence.is_whole(c) => Ok(()),
+            Stage::One | Stage::Two | Stage::Three => {
+                self.parameters.publish(&*self.group, c, self.options.overlap)
+            }
+            Stage::Zero => Ok(()),
         }
     }
 

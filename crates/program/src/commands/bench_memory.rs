@@ -8,7 +8,7 @@ use phalanx_bench::memory::{MemoryFigures, MemoryRan, MemoryRun, drawing, report
 use phalanx_models::Model;
 use phalanx_plan::{Machine, PhaseTime};
 use phalanx_trace::Memory;
-use phalanx_train::config::{DeviceKind, MemoryConfig, Placement, Updates};
+use phalanx_train::config::{DeviceKind, Placement, Updates};
 use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
 
@@ -16,6 +16,7 @@ use crate::environment::Environment;
 use crate::launch::RankProcesses;
 use crate::memory_args::BenchMemoryArgs;
 use crate::output::{note, print, print_json};
+use crate::overrides::Overrides;
 use crate::planned::Planned;
 use crate::rank_host::RankHost;
 use crate::rank_output::Output;
@@ -50,6 +51,8 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
     }
     let signals = Signals::take_over()?;
     let given = UserConfig::read(&args.config)?.with(&args.overrides, &[])?;
+    let host_budget = given.config()?.memory.host_budget_mb;
+    let given = given.with(&any_placement(host_budget), &[])?;
     let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
     if config.parallel.updates == Updates::Asynchronous {
         bail!(
@@ -58,7 +61,7 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
     }
     phalanx_files::create_folders(&args.out)
         .with_context(|| format!("cannot make {}; choose another folder with --out", args.out.display()))?;
-    let sweep = Sweep { args, config, model, environment, signals };
+    let sweep = Sweep { args, config, host_budget, model, environment, signals };
     let runs = sweep.runs()?;
     sweep.write(&runs)?;
     if args.json {
@@ -73,6 +76,8 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
 struct Sweep<'a> {
     args: &'a BenchMemoryArgs,
     config: ResolvedConfig,
+    /// The budget that the user has given, in MiB.
+    host_budget: Option<f64>,
     model: Arc<dyn Model>,
     environment: Environment,
     signals: Signals,
@@ -121,7 +126,7 @@ impl Sweep<'_> {
 
     /// The plan with a placement; `budget` is that of `auto`.
     fn planned(&self, placement: Placement, budget: Option<u64>) -> Result<Planned> {
-        let config = self.config.with(|config| place(config, placement, budget))?;
+        let config = self.config.with(|config| place(config, placement, budget, self.host_budget))?;
         Planned::new(config, Arc::clone(&self.model), 0)
     }
 
@@ -175,21 +180,29 @@ fn write_file(path: &Path, content: String) -> Result<()> {
         .with_context(|| format!("cannot write {}; choose another folder with --out", path.display()))
 }
 
+/// A configuration whose chunks may lie anywhere: what it says of memories is replaced for each run.
+fn any_placement(host_budget: Option<f64>) -> Overrides {
+    let parts = ["parameters", "gradients", "optimizer"].map(|part| format!("memory.{part}=device"));
+    let any = [
+        "memory.placement=auto".to_string(),
+        format!("memory.host_budget_mb={}", host_budget.unwrap_or(ANY_MB)),
+    ];
+    Overrides { set: parts.into_iter().chain(any).collect(), nproc: None }
+}
+
 /// Replaces what the configuration says of the placement of chunks.
-fn place(config: &mut RunConfig, placement: Placement, budget: Option<u64>) {
-    let defaults = MemoryConfig::default();
+fn place(config: &mut RunConfig, placement: Placement, budget: Option<u64>, host_budget: Option<f64>) {
     let memory = &mut config.memory;
-    (memory.parameters, memory.optimizer) = (defaults.parameters, defaults.optimizer);
     (memory.shard_param_frac, memory.offload_optim_frac, memory.offload_param_frac) = (None, None, None);
     memory.placement = Some(placement);
     memory.device_budget_mb = budget.map(|bytes| bytes as f64 / MIB);
     let is_auto = placement == Placement::Auto;
     let needs_disk = is_auto || placement == Placement::Nvme;
     if !needs_disk {
-        memory.nvme_path = None;
+        (memory.nvme_path, memory.nvme_checksums) = (None, false);
     }
     let nowhere = config.device.kind == DeviceKind::Cpu && memory.nvme_path.is_none();
-    let host = memory.host_budget_mb.or(nowhere.then_some(ANY_MB));
+    let host = host_budget.or(nowhere.then_some(ANY_MB));
     memory.host_budget_mb = host.filter(|_| is_auto);
     memory.headroom = if is_auto { 0.0 } else { memory.headroom };
 }

@@ -56,7 +56,8 @@ pub struct MemoryConfig {
     /// `optimizer` say so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
-    /// The fraction of parameters that are sharded (Gemini's `shard_param_frac`), which `parallel.zero` decides.
+    /// Under ZeRO stage 3, the fraction of parameters that are sharded; every rank has the others whole, as under stage 2
+    /// (Gemini's `shard_param_frac`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shard_param_frac: Option<f64>,
     /// The fraction of optimizer states and master weights outside of device memory (Gemini's `offload_optim_frac`).

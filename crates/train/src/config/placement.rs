@@ -1,6 +1,6 @@
 //! Placement in `[memory]`: in which memories chunks lie between their uses, under one policy instead of part by part.
 
-use phalanx_parallel::zero::ChunkResidence;
+use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_tensor::Memory;
 use serde::{Deserialize, Serialize};
 
@@ -42,9 +42,11 @@ pub enum PlacementRule {
 pub struct Fractions {
     /// The memory of what is not in device memory.
     pub away: Memory,
-    /// Of the parameters: the share that lies outside of device memory.
+    /// The share of the parameters that is sharded under ZeRO stage 3; the rest is whole on every rank.
+    pub sharded: f64,
+    /// The share of the parameters that lies outside of device memory.
     pub parameters: f64,
-    /// Of the optimizer states, master weights and gradients: the share that lies outside of device memory.
+    /// The share of the optimizer states, master weights and gradients that lies outside of device memory.
     pub optimizer: f64,
 }
 
@@ -65,6 +67,16 @@ impl AutoPlacement {
     /// Bytes of device memory that may be used.
     pub fn usable_bytes(&self) -> u64 {
         (self.device_bytes as f64 * (1.0 - self.headroom)) as u64
+    }
+}
+
+impl PlacementRule {
+    /// The memories of the chunks of a stage; everything on the device where dry runs decide.
+    pub(crate) fn before_dry_runs(&self) -> Residence {
+        match self {
+            PlacementRule::Uniform(chunk) => Residence::uniform(*chunk),
+            PlacementRule::Fractions(_) | PlacementRule::Auto(_) => Residence::DEVICE,
+        }
     }
 }
 
@@ -126,6 +138,7 @@ impl RunConfig {
             let of = |fraction: Option<f64>| fraction.unwrap_or(0.0);
             return Ok(PlacementRule::Fractions(Fractions {
                 away,
+                sharded: memory.shard_param_frac.unwrap_or(1.0),
                 parameters: of(memory.offload_param_frac),
                 optimizer: of(memory.offload_optim_frac),
             }));
@@ -229,9 +242,9 @@ impl RunConfig {
             }
         }
         if let Some(fraction) = memory.shard_param_frac
-            && fraction != 1.0
+            && self.parallel.zero != 3
         {
-            let expected = "must be 1: parallel.zero = 3 shards all parameters, and parallel.zero = 2 none";
+            let expected = "needs parallel.zero = 3; below, every rank has all parameters";
             return Err(refuse("memory.shard_param_frac", fraction, expected));
         }
         let Some(fraction) = memory.offload_param_frac.filter(|fraction| *fraction > 0.0) else {
@@ -240,6 +253,11 @@ impl RunConfig {
         let refused = |expected: &str| Err(refuse("memory.offload_param_frac", fraction, expected));
         if self.parallel.zero != 3 {
             return refused("needs parallel.zero = 3, also on one rank");
+        }
+        if memory.shard_param_frac.is_some_and(|sharded| sharded != 1.0) {
+            return refused(
+                "needs memory.shard_param_frac = 1: what every rank has whole stays on the device",
+            );
         }
         if memory.offload_optim_frac != Some(1.0) {
             return refused(
@@ -279,7 +297,10 @@ mod tests {
             (&|m| m.device_budget_mb = Some(4.0), "is for memory.placement"),
             (&|m| m.offload_optim_frac = Some(1.5), "memory.offload_optim_frac = 1.5"),
             (&|m| m.offload_param_frac = Some(0.5), "needs memory.offload_optim_frac = 1"),
-            (&|m| m.shard_param_frac = Some(0.5), "memory.shard_param_frac = 0.5"),
+            (
+                &|m| (m.shard_param_frac, m.offload_param_frac) = (Some(0.5), Some(0.5)),
+                "needs memory.shard_param_frac = 1",
+            ),
             (
                 &|m| (m.placement, m.offload_optim_frac) = (Some(Placement::Auto), Some(0.5)),
                 "fraction of what lies",
@@ -310,7 +331,7 @@ mod tests {
         assert_eq!(rule(Placement::Host, 3), uniform(Memory::Host, Memory::Host));
         assert_eq!(rule(Placement::Nvme, 3), uniform(Memory::Disk, Memory::Disk));
         let half = config(|m| m.offload_optim_frac = Some(0.5)).placement_rule().unwrap();
-        let fractions = Fractions { away: Memory::Host, parameters: 0.0, optimizer: 0.5 };
+        let fractions = Fractions { away: Memory::Host, sharded: 1.0, parameters: 0.0, optimizer: 0.5 };
         assert_eq!(half, PlacementRule::Fractions(fractions));
         let words: Vec<Placement> =
             ["cuda", "cpu"].map(|word| serde_json::from_str(&format!("{word:?}")).unwrap()).into();

@@ -1,0 +1,25 @@
+//! What the dry run of a planned rank says beside its plan: the time of its step on a machine, and what lives over a step.
+
+use phalanx_plan::{Machine, PhaseTime, live_bytes, phase_time};
+use phalanx_trace::{Memory, PhaseName};
+
+use crate::dry_run::dry_run;
+use crate::planning::{RankPlan, RunPlan};
+use crate::rank::Rank;
+
+impl RunPlan {
+    /// The time of a step on a machine, for each planned rank; `None` where the machine lacks a rate that the step needs.
+    pub fn step_times(&self, machine: &Machine) -> Vec<Option<PhaseTime>> {
+        let time = |plan: &RankPlan| {
+            let trace = dry_run(&self.spec, plan.rank, &plan.orders, &Rank::new);
+            phase_time(&trace, PhaseName::Step, machine)
+        };
+        self.ranks.iter().map(time).collect()
+    }
+
+    /// Bytes that a planned rank has in a memory over a step: at its beginning, and after each allocation and free.
+    pub fn live_bytes(&self, rank: usize, memory: Memory) -> Vec<u64> {
+        let own = self.of(rank);
+        live_bytes(&dry_run(&self.spec, own.rank, &own.orders, &Rank::new), PhaseName::Step, memory)
+    }
+}
