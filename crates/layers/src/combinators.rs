@@ -12,7 +12,7 @@ use phalanx_tensor::View;
 use crate::activation::Activation;
 use crate::failure::Result;
 use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
-use crate::saved::{Deferred, Saved, restore};
+use crate::saved::{Deferred, Saved, Shared, restore, restore_mut};
 
 /// One layer after another. Parameters are those of the layers, in order.
 pub struct Sequence {
@@ -130,6 +130,13 @@ impl Layer for Sequence {
         Ok(Saved::new(SavedSequence { layers }))
     }
 
+    fn each_input(&self, saved: &mut Saved, see: &mut dyn FnMut(&mut Shared)) {
+        let SavedSequence { layers } = restore_mut(&mut *saved.own);
+        if let Some(first) = layers.first_mut() {
+            self.layers[0].layer.each_input(first, see);
+        }
+    }
+
     /// The residual is added by the first layer, the last to run.
     fn backward(
         &self,
@@ -214,6 +221,10 @@ impl<L: Layer> Layer for Residual<L> {
     /// The addition itself saves nothing.
     fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
         self.0.save(cx, parameters, x)
+    }
+
+    fn each_input(&self, saved: &mut Saved, see: &mut dyn FnMut(&mut Shared)) {
+        self.0.each_input(saved, see);
     }
 
     fn backward(

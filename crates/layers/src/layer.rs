@@ -16,7 +16,7 @@ use crate::cache::KeyValueCache;
 use crate::failure::Result;
 use crate::init::Init;
 use crate::random;
-use crate::saved::{Deferred, Saved};
+use crate::saved::{Deferred, Saved, Shared};
 
 /// The device, types and positions with which a layer runs.
 #[derive(Clone, Copy)]
@@ -199,6 +199,12 @@ pub trait Layer: Send + Sync {
         None
     }
 
+    /// Calls `see` with each place in `saved` that holds the layer's input, so that whoever runs the layer can keep the
+    /// input elsewhere until backward. Layers that hold it in their own struct name those places instead.
+    fn each_input(&self, saved: &mut Saved, see: &mut dyn FnMut(&mut Shared)) {
+        see(&mut saved.x);
+    }
+
     /// `dx = fᵀ(dy)`, or `residual + fᵀ(dy)`; parameter gradients are written where `gradients` says.
     /// `None` when the input has no gradient (token ids).
     ///
@@ -277,6 +283,10 @@ impl Layer for Box<dyn Layer> {
 
     fn rebuild(&self) -> Option<&dyn Rebuild> {
         (**self).rebuild()
+    }
+
+    fn each_input(&self, saved: &mut Saved, see: &mut dyn FnMut(&mut Shared)) {
+        (**self).each_input(saved, see);
     }
 
     fn backward(

@@ -59,7 +59,7 @@ pub enum Shared {
     Unread,
     /// It is saved.
     Held(Activation),
-    /// It was freed, and is recomputed before backward.
+    /// It was freed or given away, and is put back before backward.
     Forgotten,
 }
 
@@ -92,13 +92,22 @@ impl Shared {
 
     /// Frees the tensor, if it is saved.
     pub(crate) fn forget(&mut self) {
-        if matches!(self, Shared::Held(_)) {
-            *self = Shared::Forgotten;
+        drop(self.take());
+    }
+
+    /// Gives the tensor away, if it is saved: [`Shared::recall`] must put it back before backward.
+    pub fn take(&mut self) -> Option<Activation> {
+        match std::mem::replace(self, Shared::Forgotten) {
+            Shared::Held(tensor) => Some(tensor),
+            other => {
+                *self = other;
+                None
+            }
         }
     }
 
-    /// Puts the tensor back, if it was freed.
-    pub(crate) fn recall(&mut self, tensor: &Activation) {
+    /// Puts the tensor back, if it was freed or given away.
+    pub fn recall(&mut self, tensor: &Activation) {
         if self.is_forgotten() {
             *self = Shared::Held(tensor.clone());
         }

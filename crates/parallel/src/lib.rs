@@ -6,12 +6,15 @@
 //! process groups are always passed as arguments.
 #![forbid(unsafe_code)]
 
+mod block_inputs;
 pub mod norm;
 pub mod pipeline;
 pub mod stage;
 pub mod tensor;
+mod ways;
 pub mod zero;
 
+pub use block_inputs::BlockInputs;
 pub use norm::GradientNorm;
 pub use stage::{Seen, Stage, Watch};
 pub use tensor::TensorParallel;

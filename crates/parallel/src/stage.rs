@@ -11,6 +11,7 @@ use phalanx_layers::{Activation, Context, Deferred, Failure, Network, ParameterS
 use phalanx_tensor::{CrossEntropy, Device, Tensor, View};
 use phalanx_trace::{Axis, Placement, Placements};
 
+use crate::block_inputs::{BlockInputs, Kept};
 use crate::zero::Zero;
 
 /// A tensor that forward or backward shows to a watcher, in the order in which they compute it. Blocks are numbered
@@ -58,6 +59,8 @@ pub struct Stage {
     pub zero: Zero,
     /// Parameters of this stage of which other stages have copies: each stage's gradient is one term of the sum.
     pub tied: Vec<usize>,
+    /// Where the inputs of its Transformer blocks are between forward and backward.
+    pub inputs: BlockInputs,
 }
 
 /// The placement of a parameter on the mesh.
@@ -70,6 +73,8 @@ fn tensor_placement(spec: &ParameterSpec) -> Placements {
 pub struct SavedStage {
     /// What each block saved.
     saved: Vec<Saved>,
+    /// The inputs of blocks that are not where their block left them.
+    inputs: Kept,
     /// The input of the head, in the last stage.
     head: Option<Activation>,
 }
@@ -121,19 +126,25 @@ impl Stage {
     ) -> Result<(Activation, SavedStage), CollectiveError> {
         let mut x = x;
         let mut saved = Vec::with_capacity(self.network.blocks.len());
+        let mut inputs = Kept::default();
         for i in 0..self.network.blocks.len() {
             let _scope = cx.device.scope(self.network.block_name(i));
             self.enter(cx, i)?;
             self.show_parameters(watch, i);
             let layer = &self.network.blocks[i].layer;
-            let (y, kept) = layer.forward(cx, &self.zero.parameters(i), x, None).map_err(cause)?;
+            let (y, mut kept) = layer.forward(cx, &self.zero.parameters(i), x, None).map_err(cause)?;
             self.zero.release(i);
             show(watch, Seen::Output { block: self.network.first_block + i }, &y);
             x = y;
-            saved.push(kept);
+            if cx.keep {
+                let block = &self.network.blocks[i];
+                self.inputs.leave(cx, &mut inputs, block, &mut kept, i)?;
+                saved.push(kept);
+            }
         }
+        self.inputs.settle(cx, &mut inputs, 0)?;
         let head = self.is_last().then(|| x.clone());
-        Ok((x, SavedStage { saved, head }))
+        Ok((x, SavedStage { saved, inputs, head }))
     }
 
     /// Runs the whole backward. Gradients are in `zero`; their reductions may still run when this returns.
@@ -147,12 +158,14 @@ impl Stage {
         from: BackwardStart,
         watch: &mut Watch,
     ) -> Result<BackwardResult, CollectiveError> {
-        let SavedStage { mut saved, head } = kept;
+        let SavedStage { mut saved, mut inputs, head } = kept;
+        self.inputs.fetch(cx, &mut inputs, usize::MAX)?;
         let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
         for i in (0..self.network.blocks.len()).rev() {
-            let kept = saved.pop().expect("forward saved one entry per block");
+            let mut kept = saved.pop().expect("forward saved one entry per block");
             let _scope = cx.device.scope(self.network.block_name(i));
             self.enter(cx, i)?;
+            self.inputs.put_back(cx, &mut inputs, &self.network.blocks[i], &mut kept, i)?;
             self.show_parameters(watch, i);
             self.zero.open_gradients(i)?;
             let layer = &self.network.blocks[i].layer;
@@ -180,13 +193,15 @@ impl Stage {
         from: BackwardStart,
         watch: &mut Watch,
     ) -> Result<(BackwardResult, DeferredStage), CollectiveError> {
-        let SavedStage { mut saved, head } = kept;
+        let SavedStage { mut saved, mut inputs, head } = kept;
+        self.inputs.fetch(cx, &mut inputs, usize::MAX)?;
         let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
         let mut later = Vec::with_capacity(self.network.blocks.len());
         for i in (0..self.network.blocks.len()).rev() {
-            let kept = saved.pop().expect("forward saved one entry per block");
+            let mut kept = saved.pop().expect("forward saved one entry per block");
             let _scope = cx.device.scope(self.network.block_name(i));
             self.enter(cx, i)?;
+            self.inputs.put_back(cx, &mut inputs, &self.network.blocks[i], &mut kept, i)?;
             self.show_parameters(watch, i);
             let layer = &self.network.blocks[i].layer;
             let parameters = self.zero.parameters(i);

@@ -14,6 +14,7 @@ use phalanx_layers::{
     Block, BlockRole, Context, Embedding, Init, Layer, LinearCrossEntropy, Network, ParameterSpec, Recompute,
 };
 use phalanx_optim::Optimizer;
+use phalanx_parallel::BlockInputs;
 use phalanx_parallel::stage::BackwardStart;
 use phalanx_parallel::zero::{Holding, Residence};
 use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
@@ -83,7 +84,12 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
     let size = |p: &ParameterSpec| ParameterSize::new(&p.name, p.elements() as u64);
     let sizes: Vec<ParameterSize> = network.parameters.iter().map(size).collect();
     let layout = Arc::new(lay_out(&sizes, 1, &ChunkSize::None).unwrap());
-    let held = Holding { layout, answers: vec![true; network.parameters.len()], first_chunk: 0 };
+    let held = Holding {
+        layout,
+        answers: vec![true; network.parameters.len()],
+        tied: vec![false; network.parameters.len()],
+        first_chunk: 0,
+    };
     let options = Options {
         stage: phalanx_plan::Stage::Zero,
         overlap: false,
@@ -93,10 +99,11 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         precision: Precision::F32,
         optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
         residence: Residence::DEVICE,
+        buffer: 1 << 20,
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
     zero.begin(PhaseName::Step);
-    Stage { index: 0, network, zero, tied: Vec::new() }
+    Stage { index: 0, network, zero, tied: Vec::new(), inputs: BlockInputs::ON_DEVICE }
 }
 
 fn ids(device: &Device) -> Tensor {

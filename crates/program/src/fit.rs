@@ -7,7 +7,6 @@ use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
 use phalanx_models::ModelShape;
-use phalanx_trace::Memory;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Checkpointing, CheckpointingWord, Tier};
 use serde_json::{Value, json};
@@ -240,7 +239,7 @@ fn single_changes(planned: &Planned, budget: &Budget) -> Vec<Change> {
         }
     };
     changes.extend(words.iter().copied().map(Change::Checkpointing));
-    if matches!(budget, Budget::Device(_)) && spec.residence.optimizer == Memory::Device {
+    if matches!(budget, Budget::Device(_)) && config.memory.optimizer == Tier::Device {
         changes.push(Change::Offload);
     }
     let few = smallest_micro(planned);

@@ -1,7 +1,7 @@
 //! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
 
 use phalanx_optim::LossScaling;
-use phalanx_parallel::zero::Residence;
+use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
 use phalanx_tensor::DiskOptions;
 use phalanx_trace::{Category, Memory};
@@ -163,19 +163,25 @@ fn staging(planned: &Planned) -> String {
 /// What lies outside of device memory, and the bytes that a step moves for it.
 fn residence(planned: &Planned) -> String {
     let (spec, rank) = (&planned.plan.spec, &planned.plan.ranks[0]);
-    let Residence { parameters, optimizer } = spec.residence;
     let mut text = String::new();
-    for (what, memory, category) in [
-        ("parameters", parameters, Category::Parameters),
-        ("optimizer states", optimizer, Category::Optimizer),
-    ] {
-        let stored = bytes(rank.peak_of(memory).categories.get(category));
-        let place = match (memory, &spec.disk) {
-            (Memory::Device, _) => continue,
-            (Memory::Disk, Some(disk)) => in_files(disk),
-            _ => format!("in {} memory", memory.name()),
-        };
-        text.push_str(&format!("{what} lie {place}, {stored} on each rank; "));
+    let parts: [(&str, fn(ChunkResidence) -> Memory, Category); 3] = [
+        ("parameters", |chunk| chunk.parameters, Category::Parameters),
+        ("gradients", |chunk| chunk.gradients, Category::Gradients),
+        ("optimizer states", |chunk| chunk.optimizer, Category::Optimizer),
+    ];
+    for (what, of, category) in parts {
+        let lies =
+            |memory| spec.residence.iter().flat_map(Residence::described).any(|chunk| of(chunk) == memory);
+        for memory in [Memory::Host, Memory::Disk].into_iter().filter(|memory| lies(*memory)) {
+            let stored = bytes(rank.peak_of(memory).categories.get(category));
+            let place = place_of(spec, memory);
+            text.push_str(&format!("{what} lie {place}, {stored} on each rank; "));
+        }
+    }
+    let inputs = spec.block_inputs;
+    if inputs != Memory::Device {
+        let peak = rank.peak_of(inputs).categories.get(Category::Activations);
+        text.push_str(&format!("inputs of blocks wait {}, up to {}; ", place_of(spec, inputs), bytes(peak)));
     }
     if text.is_empty() {
         return text;
@@ -185,6 +191,13 @@ fn residence(planned: &Planned) -> String {
         .map(|copy| format!("{} from {} to {}", bytes(copy.bytes), copy.from.name(), copy.to.name()))
         .collect();
     format!("{text}a step copies {}\n", moved.join(", "))
+}
+
+fn place_of(spec: &Spec, memory: Memory) -> String {
+    match (memory, &spec.disk) {
+        (Memory::Disk, Some(disk)) => in_files(disk),
+        _ => format!("in {} memory", memory.name()),
+    }
 }
 
 /// Where disk memory lies.

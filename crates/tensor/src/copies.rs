@@ -229,7 +229,7 @@ impl Device {
     }
 
     /// Later work of the compute stream runs after what was issued to `stream` so far.
-    fn compute_after(&self, stream: Stream) {
+    pub(crate) fn compute_after(&self, stream: Stream) {
         let done = self.backend.record(stream);
         self.backend.wait(Stream::Compute, done);
     }

@@ -31,6 +31,7 @@ mod replay;
 pub mod shape;
 mod stored;
 mod threads;
+mod tiles;
 pub mod view;
 mod windows;
 
@@ -56,4 +57,5 @@ pub use phalanx_trace::{Category, DType, Memory};
 pub use region::Region;
 pub use shape::Shape;
 pub use threads::{panic_text, refused_thread};
+pub use tiles::PendingTiles;
 pub use view::{Element, View, ViewMut};

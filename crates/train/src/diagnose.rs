@@ -177,11 +177,11 @@ impl Rank {
             };
             self.gradients(number, batch, loss_scale, Some(&mut watch))?;
             self.finish_gradients()?;
-            for stage in &self.stages {
-                let number = |p: usize| stage.network.numbers[p];
-                stage
-                    .zero
-                    .reduced_gradients(|p, _, x| search.look(StepTensor::Sum { parameter: number(p) }, x));
+            for stage in &mut self.stages {
+                let numbers = &stage.network.numbers;
+                stage.zero.reduced_gradients(|p, _, x| {
+                    search.look(StepTensor::Sum { parameter: numbers[p] }, x);
+                })?;
             }
             let Search { found, failed, .. } = search;
             self.count = Some(count);

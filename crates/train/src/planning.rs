@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use phalanx_layers::Network;
-use phalanx_parallel::zero::Residence;
+use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{
     ChunkSize, Coordinates, Cost, Disagreement, MemoryError, MemoryPlan, Peak, PlacementError, Stage,
     Textbook, compare, faults, plan_memory, plan_memory_of, textbook,
@@ -348,9 +348,13 @@ pub fn min_device_states(spec: &Spec) -> u64 {
     let stages = 0..spec.mesh.pipeline;
     let parameters = stages.map(|stage| parameters_at(spec, &whole, stage)).max().unwrap_or(0);
     let state = textbook_of(spec, parameters).state;
-    let here = |memory: Memory, bytes: u64| if memory == Memory::Device { bytes } else { 0 };
-    let Residence { parameters, optimizer } = spec.residence;
-    state.gradients + here(parameters, state.parameters) + here(optimizer, state.optimizer)
+    let described = || spec.residence.iter().flat_map(Residence::described);
+    let here = |of: fn(&ChunkResidence) -> Memory, bytes: u64| {
+        if described().all(|chunk| of(&chunk) == Memory::Device) { bytes } else { 0 }
+    };
+    here(|chunk| chunk.gradients, state.gradients)
+        + here(|chunk| chunk.parameters, state.parameters)
+        + here(|chunk| chunk.optimizer, state.optimizer)
 }
 
 /// Number of trained parameters on each rank of one pipeline stage.

@@ -11,7 +11,7 @@ use phalanx_layers::{Activation, Context, Network, ParameterSpec};
 use phalanx_optim::LossScale;
 use phalanx_parallel::pipeline::{Feed, Program, run};
 use phalanx_parallel::zero::Holding;
-use phalanx_parallel::{GradientNorm, Options, Stage, Zero};
+use phalanx_parallel::{BlockInputs, GradientNorm, Options, Stage, Zero};
 use phalanx_plan::{Coordinates, ParameterSize};
 use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor};
 use phalanx_trace::{Axis, PhaseName, Placement, Placements};
@@ -255,7 +255,9 @@ impl Spec {
             first && (spec.part.is_some() || everywhere)
         };
         let answers = network.parameters.iter().enumerate().map(answers).collect();
-        let held = Holding { layout: Arc::new(layout), answers, first_chunk };
+        let has_copies: Vec<bool> = network.numbers.iter().map(|number| tied(number).is_some()).collect();
+        let tied = (0..has_copies.len()).filter(|p| has_copies[*p]).collect();
+        let held = Holding { layout: Arc::new(layout), answers, tied: has_copies, first_chunk };
         let options = Options {
             stage: self.stage,
             overlap: self.overlap,
@@ -264,11 +266,13 @@ impl Spec {
             defer: self.defer,
             precision: self.precision,
             optimizer: self.optimizer.clone(),
-            residence: self.residence,
+            residence: self.residence[index].clone(),
+            buffer: self.buffer,
         };
-        let tied = (0..network.parameters.len()).filter(|p| tied(&network.numbers[*p]).is_some()).collect();
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);
-        Stage { index, network, zero, tied }
+        let parts = self.partition_activations.then(|| Arc::clone(&groups.tensor));
+        let inputs = BlockInputs { memory: self.block_inputs, parts };
+        Stage { index, network, zero, tied, inputs }
     }
 
     /// Number of the first row of the residual stream on a tensor-parallel rank.

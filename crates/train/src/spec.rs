@@ -21,7 +21,7 @@ use phalanx_plan::{
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
-use phalanx_tensor::{CrossEntropy, Device, DeviceFactory, DiskOptions};
+use phalanx_tensor::{CrossEntropy, Device, DeviceFactory, DiskOptions, Memory};
 use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
@@ -79,8 +79,14 @@ pub struct Spec {
     pub loss_scaling: LossScaling,
     /// The optimizer.
     pub optimizer: Optimizer,
-    /// The memories in which parameters and optimizer states lie between their uses.
-    pub residence: Residence,
+    /// For each pipeline stage: the memories in which the parts of its chunks lie between their uses.
+    pub residence: Vec<Residence>,
+    /// Elements of the largest tile in which something outside of device memory visits it.
+    pub buffer: usize,
+    /// The memory in which the inputs of Transformer blocks wait for backward.
+    pub block_inputs: Memory,
+    /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
+    pub partition_activations: bool,
     /// Where disk memory lies, if anything does.
     pub disk: Option<DiskOptions>,
     /// Whether host memory is locked; None where a device copies from it by itself, and the system allows it.
@@ -207,6 +213,7 @@ impl Spec {
             Objective::Masked => Masking::predicted(seq),
         };
         let evaluation = forward_only(&schedule, evaluation_batches);
+        let residence = vec![Residence::uniform(config.memory.residence()); schedule.stages()];
         let spec = Spec {
             host_addressable: config.device.kind == DeviceKind::Cpu,
             seq,
@@ -228,10 +235,10 @@ impl Spec {
             precision: precision(config),
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
-            residence: Residence {
-                parameters: config.memory.parameters.memory(),
-                optimizer: config.memory.optimizer.memory(),
-            },
+            residence,
+            buffer: config.memory.buffer(),
+            block_inputs: config.memory.activations.memory(),
+            partition_activations: config.memory.partition_activations,
             disk: config.disk(),
             pin_host: config.memory.pin_memory,
             schedule_of_rate: Arc::new(config.learning_rate()),

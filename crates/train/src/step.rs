@@ -142,13 +142,13 @@ impl Rank {
         for (tie, group) in self.spec.ties.iter().zip(&self.groups.ties) {
             let mut own = self.stages.iter_mut().filter(|stage| tie.stages.contains(&stage.index));
             let Some(first) = own.next() else { continue };
-            let mut sum = first.zero.take_summed(tie.number);
+            let mut sum = first.zero.take_summed(tie.number)?;
             if sum.shape().elements() == 0 {
                 continue;
             }
-            let others: Vec<_> = own.collect();
-            for other in &others {
-                self.device.add(other.zero.take_summed(tie.number).view(), sum.view_mut());
+            let mut others: Vec<_> = own.collect();
+            for other in &mut others {
+                self.device.add(other.zero.take_summed(tie.number)?.view(), sum.view_mut());
             }
             if let Some(group) = group {
                 sum = group.all_reduce(sum).wait()?;
@@ -157,9 +157,9 @@ impl Rank {
                 let placements = self.device.placements(sum.view());
                 self.device.place(sum.view(), placements.with(Axis::Pipeline, Placement::Replicated));
             }
-            first.zero.put_summed(tie.number, &sum);
+            first.zero.put_summed(tie.number, &sum)?;
             for other in others {
-                other.zero.put_summed(tie.number, &sum);
+                other.zero.put_summed(tie.number, &sum)?;
             }
         }
         Ok(())

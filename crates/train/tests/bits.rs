@@ -49,6 +49,12 @@ const SAME: &[(&str, Change)] = &[
         on_disk(c);
         (c.parallel.zero, c.memory.parameters, c.memory.prefetch) = (3, Tier::Nvme, 2);
     }),
+    ("block inputs in host memory", |c| c.memory.activations = Tier::Host),
+    ("block inputs on disk, blocks computed again, stage 3", |c| {
+        (c.parallel.zero, c.memory.checkpointing) = (3, Checkpointing::Every(1));
+        c.memory.activations = Tier::Nvme;
+        c.memory.nvme_path = Some(std::env::temp_dir().as_path().into());
+    }),
     ("2 threads", |c| c.train.threads = Some(2)),
     ("4 threads, stage 3", |c| (c.parallel.zero, c.train.threads) = (3, Some(4))),
 ];

@@ -5,11 +5,12 @@ mod rig;
 
 use std::path::Path;
 
-use phalanx_tensor::Memory;
+use phalanx_parallel::zero::{ChunkResidence, Residence};
+use phalanx_tensor::{Memory, NORM_BLOCK};
 use phalanx_trace::{Category, PhaseName};
-use phalanx_train::config::{Float, Tier};
-use phalanx_train::{RunConfig, RunPlan, on_threads};
-use rig::{assert_same_state, devices};
+use phalanx_train::config::{Chunk, Float, Reduce, Tier};
+use phalanx_train::{RunConfig, RunPlan, Spec, on_threads};
+use rig::{assert_same_state, devices, same_bits};
 
 const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Nvme];
 
@@ -74,6 +75,106 @@ fn a_checkpoint_resumes_into_any_tier() {
     assert_eq!(names.len(), TIERS.len(), "disk memory leaves no file: {names:?}");
 }
 
+/// Chunks at home on the device between chunks of which one part or both lie elsewhere.
+fn mixed(with_parameters: bool) -> Residence {
+    let lies = |parameters, optimizer| ChunkResidence {
+        parameters: if with_parameters { parameters } else { Memory::Device },
+        optimizer,
+        ..ChunkResidence::DEVICE
+    };
+    let three = [
+        ChunkResidence::DEVICE,
+        lies(Memory::Host, Memory::Device),
+        lies(Memory::Disk, Memory::Disk),
+        ChunkResidence::DEVICE,
+        lies(Memory::Device, Memory::Host),
+    ];
+    Residence::of_chunks(three.repeat(3), lies(Memory::Host, Memory::Host))
+}
+
+/// Runs a few steps with everything on the device, and with the changes of `place`; on the processor and on a simulated
+/// device. `place` is the only difference.
+fn check_places(what: &str, config: &RunConfig, folder: &Path, place: &dyn Fn(&mut Spec)) {
+    let (model, _) = rig::golden_config();
+    let steps = &rig::golden_steps()[..4];
+    let expected = rig::run(&model, config, steps);
+    for host_addressable in [true, false] {
+        let mut spec = rig::spec(&model, config);
+        spec.disk = Some(phalanx_tensor::DiskOptions::new(vec![folder.to_path_buf()]));
+        spec.host_addressable &= host_addressable;
+        place(&mut spec);
+        let ran = rig::run_spec(spec, config, steps, &rig::Checkpoints::default());
+        let what = format!("{what}, host addresses device memory: {host_addressable}");
+        assert_eq!(ran.peaks, ran.planned, "{what}: peak == plan");
+        assert_same_state(&what, &expected.state, &ran.state);
+        assert!(same_bits(&expected.grad_norms, &ran.grad_norms), "{what}: norms differ");
+    }
+}
+
+/// Compute type, ranks, ZeRO stage, prefetch.
+const PLACED: [(Float, usize, u8, usize); 6] = [
+    (Float::F32, 1, 0, 1),
+    (Float::Bf16, 2, 0, 1),
+    (Float::Bf16, 2, 1, 1),
+    (Float::Bf16, 2, 3, 2),
+    (Float::F32, 2, 3, 0),
+    (Float::F32, 1, 3, 1),
+];
+
+#[test]
+fn each_chunk_may_lie_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    for (compute, world, zero, prefetch) in PLACED {
+        let mut config = config(Tier::Device, folder.path(), world, zero);
+        config.precision.compute = compute;
+        (config.memory.chunk, config.memory.prefetch) = (Chunk::Mebibytes(0.02), prefetch);
+        let what = format!("{compute:?}, {world} ranks, stage {zero}");
+        check_places(&what, &config, folder.path(), &|spec| {
+            assert!(spec.layout.chunk_elements.len() > 6, "chunks of each kind");
+            spec.residence = vec![mixed(zero == 3)];
+        });
+    }
+}
+
+#[test]
+fn chunks_larger_than_a_buffer_visit_in_tiles() {
+    let folder = tempfile::tempdir().unwrap();
+    for (compute, world, zero, prefetch) in PLACED {
+        let mut config = config(Tier::Device, folder.path(), world, zero);
+        config.precision.compute = compute;
+        (config.memory.chunk, config.memory.prefetch) = (Chunk::Mebibytes(64.0), prefetch);
+        for memory in [Memory::Host, Memory::Disk] {
+            let what = format!("{compute:?}, {world} ranks, stage {zero}, {memory:?}");
+            check_places(&what, &config, folder.path(), &|spec| {
+                let parameters = if zero == 3 { memory } else { Memory::Device };
+                spec.residence = vec![Residence::uniform(ChunkResidence {
+                    parameters,
+                    optimizer: memory,
+                    ..ChunkResidence::DEVICE
+                })];
+                let chunk = spec.layout.chunk_elements[0] as usize / world;
+                spec.buffer = 3 * NORM_BLOCK;
+                assert!(chunk % spec.buffer != 0 && chunk / spec.buffer >= 2, "{chunk} in {}", spec.buffer);
+            });
+        }
+    }
+}
+
+#[test]
+fn the_buffer_bounds_what_an_update_needs_on_the_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(Tier::Nvme, folder.path(), 1, 3);
+    config.memory.chunk = Chunk::Mebibytes(64.0);
+    let visitors = [64.0, 1.0 / 64.0].map(|buffer_mb| {
+        config.memory.buffer_mb = buffer_mb;
+        let plan = plan(&config);
+        let step = plan.of(0).memory.phase(PhaseName::Step).unwrap();
+        step.slots.iter().filter(|slot| slot.name == "visitor").map(|slot| slot.bytes).max().unwrap()
+    });
+    assert_eq!(visitors[1], (NORM_BLOCK * 4) as u64, "a buffer of one block");
+    assert!(visitors[0] > 4 * visitors[1], "{visitors:?}");
+}
+
 #[test]
 fn a_folder_that_cannot_hold_the_states_is_refused_before_training() {
     let folder = tempfile::tempdir().unwrap();
@@ -83,5 +184,120 @@ fn a_folder_that_cannot_hold_the_states_is_refused_before_training() {
     let bytes = plan.of(0).disk.arena_bytes.to_string();
     for words in [&missing.display().to_string(), &bytes, "give a folder that exists"] {
         assert!(error.contains(words), "no {words:?} in: {error}");
+    }
+}
+
+/// Runs with gradients in each tier, for every way in which they are buffered.
+fn check_gradients(what: &str, world: usize, zero: u8, change: &dyn Fn(&mut RunConfig)) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(Tier::Device, folder.path(), world, zero);
+    config.memory.chunk = Chunk::Mebibytes(0.3);
+    change(&mut config);
+    for gradients in [Memory::Host, Memory::Disk] {
+        for optimizer in [Memory::Device, gradients] {
+            let what = format!("{what}, {world} ranks, stage {zero}, {gradients:?}, optimizer {optimizer:?}");
+            check_places(&what, &config, folder.path(), &|spec| {
+                let lies = ChunkResidence { gradients, optimizer, ..ChunkResidence::DEVICE };
+                // The first chunks stay on the device.
+                let first = vec![ChunkResidence::DEVICE, lies, ChunkResidence::DEVICE];
+                spec.residence = vec![Residence::of_chunks(first, lies); spec.residence.len()];
+                spec.buffer = 3 * NORM_BLOCK;
+            });
+        }
+    }
+}
+
+#[test]
+fn gradients_leave_and_come_back_after_one_micro_batch() {
+    for (world, zero) in [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (3, 3)] {
+        check_gradients("one micro-batch", world, zero, &|c| {
+            c.batch.global = 6;
+            c.precision.compute = Float::F32;
+        });
+    }
+}
+
+#[test]
+fn gradients_leave_and_come_back_between_micro_batches() {
+    for (world, zero) in [(1, 0), (1, 3), (2, 0), (2, 1), (2, 3)] {
+        check_gradients("reduced each", world, zero, &|c| c.batch.micro = Some(1));
+        check_gradients("deferred", world, zero, &|c| {
+            (c.batch.micro, c.batch.reduce) = (Some(2), Reduce::Defer);
+        });
+    }
+}
+
+#[test]
+fn gradients_of_16_bits_or_rounded_for_other_ranks_leave_and_come_back() {
+    for (world, zero) in [(1, 0), (2, 0), (2, 1), (2, 3)] {
+        check_gradients("bf16", world, zero, &|c| {
+            (c.batch.micro, c.precision.accumulate) = (Some(2), Float::Bf16);
+        });
+        check_gradients("sent in bf16", world, zero, &|c| {
+            (c.batch.micro, c.precision.communicate) = (Some(2), Some(Float::Bf16));
+        });
+        check_gradients("sent in bf16, no overlap", world, zero, &|c| {
+            (c.parallel.overlap, c.precision.communicate) = (false, Some(Float::Bf16));
+        });
+    }
+}
+
+/// Overflows skip steps, whose gradients are never used.
+#[test]
+fn skipped_steps_leave_nothing_behind() {
+    check_gradients("f16", 2, 1, &|c| {
+        c.precision.compute = Float::F16;
+        c.precision.initial_scale_power = 24;
+        (c.precision.hysteresis, c.precision.loss_scale_window) = (1, 2);
+    });
+}
+
+#[test]
+fn gradients_are_summed_over_tensor_and_pipeline_axes_wherever_they_lie() {
+    for (pipeline, tensor, zero) in [(2, 2, 1), (2, 1, 3), (1, 2, 0)] {
+        check_gradients("a mesh", 2, zero, &|c| {
+            (c.parallel.pipeline, c.parallel.tensor) = (pipeline, tensor);
+            c.parallel.sequence_parallel = tensor > 1;
+            c.batch.micro = Some(1);
+        });
+    }
+}
+
+#[test]
+fn gradients_take_memory_of_their_tier_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(Tier::Device, folder.path(), 2, 2);
+    let init = |memory: &phalanx_plan::MemoryPlan| memory.phase(PhaseName::Init).unwrap().peak.categories;
+    let here = init(&plan(&config).of(0).memory).get(Category::Gradients);
+    config.memory.gradients = Tier::Host;
+    let plan = plan(&config);
+    assert_eq!(init(&plan.of(0).memory).get(Category::Gradients), 0);
+    assert_eq!(init(&plan.of(0).host).get(Category::Gradients), here);
+}
+
+/// The norm is computed before they leave, so that they come back only once.
+#[test]
+fn gradients_of_one_micro_batch_travel_once_each_way() {
+    let (model, _) = rig::golden_config();
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(Tier::Device, folder.path(), 2, 2);
+    config.memory.chunk = Chunk::Mebibytes(0.3);
+    let here = plan(&config).of(0).memory.phase(PhaseName::Init).unwrap().peak.categories;
+    config.memory.gradients = Tier::Host;
+    let mut spec = rig::spec(&model, &config);
+    spec.host_addressable = false;
+    let moved = |spec: Spec| {
+        let plan = RunPlan::new(spec).unwrap();
+        [Memory::Host, Memory::Device].map(|to| {
+            let copies = plan.of(0).step.copies.iter().filter(|copy| copy.to == to);
+            copies.map(|copy| copy.bytes).sum::<u64>()
+        })
+    };
+    let with = moved(spec.clone());
+    spec.residence[0] = Residence::DEVICE;
+    let without = moved(spec);
+    let gradients = here.get(Category::Gradients);
+    for (with, without) in with.into_iter().zip(without) {
+        assert_eq!(with - without, gradients);
     }
 }

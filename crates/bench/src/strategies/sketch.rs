@@ -41,27 +41,22 @@ impl GradientSketch {
     /// When the device failed.
     pub fn of_rank(rank: &Rank, step: u64, loss_scale: Option<f32>) -> Result<GradientSketch> {
         let mut sketch = GradientSketch { step, ..GradientSketch::default() };
-        let mut result = Ok(());
         for stage in rank.stages() {
             // Of several copies of a parameter, one is owned.
             let owned: Vec<usize> =
                 stage.zero.spans(0, Extent::Owned).iter().map(|span| span.parameter).collect();
-            stage.zero.reduced_gradients(|parameter, elements, gradient| {
-                if !owned.contains(&parameter) || result.is_err() {
+            stage.zero.read_gradients(|parameter, elements, values| {
+                if !owned.contains(&parameter) {
                     return;
                 }
                 let number = stage.network.numbers[parameter];
-                let stripe = stage.network.parameters[parameter].stripe();
-                result = windows(rank.device(), gradient, |start, values| {
-                    let first = elements.start + start;
-                    for (here, whole) in stripe.runs(first..first + values.len() as u64) {
-                        let here = (here.start - first) as usize..(here.end - first) as usize;
-                        sketch.add(number, whole.start, &values[here], loss_scale);
-                    }
-                });
-            });
+                for (here, whole) in stage.network.parameters[parameter].stripe().runs(elements.clone()) {
+                    let here = (here.start - elements.start) as usize..(here.end - elements.start) as usize;
+                    sketch.add(number, whole.start, &values[here], loss_scale);
+                }
+            })?;
         }
-        result.map(|()| sketch)
+        Ok(sketch)
     }
 
     /// The gradients of the last step of DataParallel, which device 0 holds.

@@ -3,7 +3,9 @@
 //! The computation is unchanged. Its parameter gradients are sums over this rank's rows, so they are terms of the
 //! whole sum.
 
-use phalanx_layers::{Activation, Context, Deferred, Gradient, Layer, ParameterSpec, Rebuild, Result, Saved};
+use phalanx_layers::{
+    Activation, Context, Deferred, Gradient, Layer, ParameterSpec, Rebuild, Result, Saved, Shared,
+};
 use phalanx_tensor::View;
 
 /// A layer whose parameter gradients are terms of a sum over the tensor axis.
@@ -30,6 +32,10 @@ impl<L: Layer> Layer for OnRows<L> {
 
     fn rebuild(&self) -> Option<&dyn Rebuild> {
         self.0.rebuild()
+    }
+
+    fn each_input(&self, saved: &mut Saved, see: &mut dyn FnMut(&mut Shared)) {
+        self.0.each_input(saved, see);
     }
 
     fn backward(

@@ -8,6 +8,10 @@
 //! - *transient*: the buffer of the whole chunk exists only from its first gradient to its reduction; a shard is kept
 //!   (stages 2 and 3).
 //!
+//! Gradients that stay in another memory than the device's are on the device from their first writer in a micro-batch
+//! to its end, or to their reduction: in place, the whole buffer then leaves and comes back for the next micro-batch; in the
+//! other kinds, the shard leaves after each reduction and comes back for the next one, and the whole is transient.
+//!
 //! Buffers have the accumulation type. When gradients are communicated in another type, a copy is rounded to that
 //! type and reduced, and the result is written or added to the sum. This happens on one rank too, so that the result
 //! depends on the types and not on the number of ranks.
@@ -15,60 +19,34 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use phalanx_collectives::{CollectiveError, Group, Pending};
+use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::Gradient;
 use phalanx_plan::{Precision, Stage};
-use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
+use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View, ViewMut};
 
-use super::{Map, Options};
+use super::gradient_buffers::{Chunk, GradientBuffering, GradientBuffers, ReducingCopy};
+use super::squares::Squares;
+use super::states::States;
+use super::{Map, Options, update};
 
 /// Largest number of reductions in flight; each holds a whole chunk.
 const IN_FLIGHT: usize = 2;
 
-/// Which buffers a chunk of gradients has.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum GradientBuffering {
-    /// A whole buffer, reduced in place.
-    InPlace,
-    /// A whole buffer and a shard, both kept.
-    Pair,
-    /// A shard that is kept, and a whole buffer until it is reduced.
-    Transient,
-}
-
-/// The buffers of a chunk that no collective uses.
-enum GradientBuffers {
-    /// A whole buffer (in place).
-    Whole(Tensor),
-    /// This rank's shard of the sum (transient, between uses).
-    Shard(Tensor),
-    /// A whole buffer that layers write, and this rank's shard of the sum.
-    Both { whole: Tensor, shard: Tensor },
-}
-
-/// One chunk of gradients.
-enum Chunk {
-    /// No collective uses it.
-    Here(GradientBuffers),
-    /// A whole buffer is being reduced in place.
-    ReducingWhole(Pending<Tensor>),
-    /// A whole buffer is being reduced into this rank's shard.
-    ReducingBoth(Pending<(Tensor, Tensor)>),
-    /// A copy in the communication type is being reduced.
-    ReducingCopy(Box<ReducingCopy>),
-    /// Placeholder while a function changes the state.
-    Moving,
-}
-
-/// A copy that is being reduced in place, and the buffers that its sum is written or added to.
-struct ReducingCopy {
-    copy: Pending<Tensor>,
-    held: GradientBuffers,
-    accumulate: bool,
+/// What gradients are reduced with, and where they go.
+pub(super) struct Surroundings<'a> {
+    pub(super) device: &'a Device,
+    pub(super) group: &'a dyn Group,
+    pub(super) map: &'a Map,
+    /// Where gradients lie that are not in device memory.
+    pub(super) states: &'a mut States,
+    /// The norm's sums: gradients are counted before they leave the device.
+    pub(super) squares: &'a mut Squares,
 }
 
 pub(super) struct GradientChunks {
     buffering: GradientBuffering,
+    /// For each chunk: whether its gradients stay in another memory than the device's.
+    away: Vec<bool>,
     stage: Stage,
     overlap: bool,
     precision: Precision,
@@ -89,18 +67,12 @@ pub(super) struct GradientChunks {
 impl GradientChunks {
     pub(super) fn new(device: &Device, map: &Map, options: &Options) -> GradientChunks {
         let Options { stage, overlap, precision, .. } = *options;
-        let several = options.micro_batches > 1;
-        // With one rank and equal types, nothing is communicated or rounded, so micro-batches accumulate in one buffer.
-        let alone = map.world == 1 && precision.communicate == precision.accumulate;
-        let buffering = match stage {
-            _ if alone || (several && options.defer) => GradientBuffering::InPlace,
-            Stage::Zero | Stage::One if several => GradientBuffering::Pair,
-            Stage::Zero | Stage::One => GradientBuffering::InPlace,
-            Stage::Two | Stage::Three => GradientBuffering::Transient,
-        };
+        let buffering = GradientBuffering::of(map, options);
+        let is_away = |c: usize| options.residence.of(c).gradients != Memory::Device;
         let alloc =
             |elements| device.alloc(precision.accumulate, [elements], Category::Gradients, "gradient_chunk");
         let held = |c: usize| match buffering {
+            _ if is_away(c) => GradientBuffers::Away,
             GradientBuffering::InPlace => GradientBuffers::Whole(alloc(map.whole(c).len())),
             GradientBuffering::Pair => {
                 GradientBuffers::Both { whole: alloc(map.whole(c).len()), shard: alloc(map.shard(c).len()) }
@@ -111,6 +83,7 @@ impl GradientChunks {
         map.chunks.iter().flatten().for_each(|c| writers[*c] += 1);
         GradientChunks {
             buffering,
+            away: (0..map.chunk_count()).map(is_away).collect(),
             stage,
             overlap,
             precision,
@@ -127,7 +100,7 @@ impl GradientChunks {
     /// Starts a step: every chunk waits for its first micro-batch.
     pub(super) fn begin(&mut self, device: &Device) {
         for chunk in &self.chunks {
-            if let Chunk::Here(GradientBuffers::Whole(whole) | GradientBuffers::Both { whole, .. }) = chunk {
+            if let Some(whole) = chunk.whole() {
                 device.forget_placements(whole.view());
             }
         }
@@ -135,22 +108,42 @@ impl GradientChunks {
         self.done.fill(0);
     }
 
-    pub(super) fn open(&mut self, device: &Device, map: &Map, block: usize) -> Result<(), CollectiveError> {
-        for c in &map.chunks[block] {
-            self.arrive(device, map, *c)?;
-            let accumulate = self.precision.accumulate;
-            let slot = &mut self.chunks[*c];
-            *slot = match std::mem::replace(slot, Chunk::Moving) {
+    pub(super) fn open(&mut self, cx: &mut Surroundings, block: usize) -> Result<(), CollectiveError> {
+        for c in &cx.map.chunks[block] {
+            self.arrive(cx, *c)?;
+            self.chunks[*c] = match std::mem::replace(&mut self.chunks[*c], Chunk::Moving) {
                 Chunk::Here(GradientBuffers::Shard(shard)) => {
-                    let elements = map.whole(*c).len();
-                    let whole =
-                        device.alloc(accumulate, [elements], Category::Communication, "gradient_bucket");
-                    Chunk::Here(GradientBuffers::Both { whole, shard })
+                    Chunk::Here(GradientBuffers::Both { whole: self.bucket(cx, *c), shard })
                 }
+                Chunk::Here(GradientBuffers::Away) => Chunk::Here(self.open_away(cx, *c)?),
                 here => here,
             };
         }
         Ok(())
+    }
+
+    /// Memory of a whole chunk that exists until it is reduced.
+    fn bucket(&self, cx: &Surroundings, c: usize) -> Tensor {
+        let elements = cx.map.whole(c).len();
+        let accumulate = self.precision.accumulate;
+        cx.device.alloc(accumulate, [elements], Category::Communication, "gradient_bucket")
+    }
+
+    /// The buffers of a chunk whose gradients stay elsewhere, for its next micro-batch.
+    fn open_away(&self, cx: &mut Surroundings, c: usize) -> Result<GradientBuffers, CollectiveError> {
+        let is_first = self.done[c] == 0;
+        if self.buffering == GradientBuffering::InPlace {
+            return Ok(GradientBuffers::Whole(if is_first {
+                self.bucket(cx, c)
+            } else {
+                let arriving = cx.states.fetch_gradients(c, cx.map.whole(c).len())?;
+                cx.states.fetched_gradients(c, arriving)?
+            }));
+        }
+        let whole = self.bucket(cx, c);
+        let shard = cx.map.shard(c).len();
+        let sum = if is_first { None } else { Some(cx.states.fetch_gradients(c, shard)?) };
+        Ok(GradientBuffers::Bucket { whole, sum })
     }
 
     pub(super) fn slots(&mut self, map: &Map, block: usize) -> Vec<Gradient<'_>> {
@@ -181,24 +174,14 @@ impl GradientChunks {
     pub(super) fn written(&self, map: &Map, block: usize) -> Vec<(usize, View<'_>)> {
         let view = |(index, p): (usize, &usize)| {
             let c = map.layout.placed[*p].chunk;
-            let Chunk::Here(GradientBuffers::Whole(whole) | GradientBuffers::Both { whole, .. }) =
-                &self.chunks[c]
-            else {
-                panic!("chunk {c} holds no gradients")
-            };
+            let Some(whole) = self.chunks[c].whole() else { panic!("chunk {c} holds no gradients") };
             (index, whole.view().range(map.range(*p)).reshape(map.shapes[*p]))
         };
         map.uses[block].iter().enumerate().filter(|(_, p)| self.written[**p]).map(view).collect()
     }
 
-    pub(super) fn reduce(
-        &mut self,
-        device: &Device,
-        group: &dyn Group,
-        map: &Map,
-        block: usize,
-    ) -> Result<(), CollectiveError> {
-        for c in &map.chunks[block] {
+    pub(super) fn reduce(&mut self, cx: &mut Surroundings, block: usize) -> Result<(), CollectiveError> {
+        for c in &cx.map.chunks[block] {
             self.awaited[*c] -= 1;
             if self.awaited[*c] > 0 {
                 continue;
@@ -207,18 +190,29 @@ impl GradientChunks {
             let first = self.done[*c] == 0;
             self.done[*c] += 1;
             if self.buffering == GradientBuffering::InPlace && self.done[*c] < self.micro_batches {
+                self.leave_unreduced(cx, *c)?;
                 continue;
             }
-            self.clear_unwritten(device, map, *c);
-            self.start(device, group, *c, first);
+            self.clear_unwritten(cx.device, cx.map, *c);
+            self.start(cx, *c, first)?;
             self.in_flight.push_back(*c);
             let allowed = if self.overlap { IN_FLIGHT } else { 0 };
             while self.in_flight.len() > allowed {
                 let oldest = self.in_flight.pop_front().expect("not empty");
-                self.arrive(device, map, oldest)?;
+                self.arrive(cx, oldest)?;
             }
         }
         Ok(())
+    }
+
+    /// A micro-batch is over, and the next one accumulates in the same buffer: if it stays elsewhere, it leaves until then.
+    fn leave_unreduced(&mut self, cx: &mut Surroundings, c: usize) -> Result<(), CollectiveError> {
+        if !self.away[c] {
+            return Ok(());
+        }
+        let held = std::mem::replace(&mut self.chunks[c], Chunk::Here(GradientBuffers::Away));
+        let Chunk::Here(GradientBuffers::Whole(whole)) = held else { panic!("chunk {c} holds no gradients") };
+        Ok(cx.states.send_gradients(c, whole, cx.map.whole(c))?)
     }
 
     /// Sets the gradients that no layer has written to zero: their memory holds old values.
@@ -232,27 +226,50 @@ impl GradientChunks {
     }
 
     /// Starts the reduction of a micro-batch; `first` says whether it is the first of the step.
-    fn start(&mut self, device: &Device, group: &dyn Group, c: usize, first: bool) {
+    fn start(&mut self, cx: &mut Surroundings, c: usize, first: bool) -> Result<(), CollectiveError> {
         let Chunk::Here(held) = std::mem::replace(&mut self.chunks[c], Chunk::Moving) else {
             panic!("chunk {c} holds no gradients")
         };
+        let held = match held {
+            GradientBuffers::Bucket { whole, sum } => {
+                let shard = match sum {
+                    Some(arriving) => cx.states.fetched_gradients(c, arriving)?,
+                    None => self.shard_window(cx, c),
+                };
+                GradientBuffers::Both { whole, shard }
+            }
+            held => held,
+        };
         self.chunks[c] = match held {
             held if self.precision.communicate != self.precision.accumulate => {
-                self.start_copy(device, group, held, first)
+                self.start_copy(cx, held, (c, first))
             }
             GradientBuffers::Whole(whole) if self.stage == Stage::Zero => {
-                Chunk::ReducingWhole(group.all_reduce(whole))
+                Chunk::ReducingWhole(cx.group.all_reduce(whole))
             }
-            GradientBuffers::Whole(whole) => Chunk::ReducingWhole(group.reduce_scatter_in_place(whole)),
+            GradientBuffers::Whole(whole) => Chunk::ReducingWhole(cx.group.reduce_scatter_in_place(whole)),
             GradientBuffers::Both { whole, shard } => {
-                Chunk::ReducingBoth(group.reduce_scatter(whole, shard, !first))
+                Chunk::ReducingBoth(cx.group.reduce_scatter(whole, shard, !first))
             }
-            GradientBuffers::Shard(_) => panic!("chunk {c} holds no gradients"),
+            _ => panic!("chunk {c} holds no gradients"),
         };
+        Ok(())
+    }
+
+    /// Device memory for the shard of a chunk that stays elsewhere.
+    fn shard_window(&self, cx: &Surroundings, c: usize) -> Tensor {
+        let elements = cx.map.shard(c).len();
+        cx.device.alloc(self.precision.accumulate, [elements], Category::Workspace, "visitor")
+    }
+
+    /// Whether the whole buffer of a chunk exists only until it is reduced.
+    fn is_transient(&self, c: usize) -> bool {
+        self.buffering == GradientBuffering::Transient || self.away[c]
     }
 
     /// Rounds the gradients to the communication type and starts to reduce the copy. A transient buffer is freed.
-    fn start_copy(&self, device: &Device, group: &dyn Group, held: GradientBuffers, first: bool) -> Chunk {
+    fn start_copy(&self, cx: &Surroundings, held: GradientBuffers, (c, first): (usize, bool)) -> Chunk {
+        let Surroundings { device, group, .. } = cx;
         let (GradientBuffers::Whole(whole) | GradientBuffers::Both { whole, .. }) = &held else {
             panic!("no gradients are held")
         };
@@ -260,9 +277,7 @@ impl GradientChunks {
         let mut copy = device.alloc(communicate, whole.shape(), Category::Communication, "gradient_copy");
         device.convert(whole.view(), copy.view_mut());
         let held = match held {
-            GradientBuffers::Both { shard, .. } if self.buffering == GradientBuffering::Transient => {
-                GradientBuffers::Shard(shard)
-            }
+            GradientBuffers::Both { shard, .. } if self.is_transient(c) => GradientBuffers::Shard(shard),
             held => held,
         };
         let copy = match held {
@@ -273,68 +288,101 @@ impl GradientChunks {
         Chunk::ReducingCopy(Box::new(ReducingCopy { copy, held, accumulate }))
     }
 
-    /// Waits for the reduction of a chunk. A transient buffer is freed.
-    fn arrive(&mut self, device: &Device, map: &Map, c: usize) -> Result<(), CollectiveError> {
-        let slot = &mut self.chunks[c];
-        *slot = match std::mem::replace(slot, Chunk::Moving) {
-            Chunk::ReducingWhole(pending) => Chunk::Here(GradientBuffers::Whole(pending.wait()?)),
+    /// Waits for the reduction of a chunk. A transient buffer is freed, and what stays elsewhere leaves.
+    fn arrive(&mut self, cx: &mut Surroundings, c: usize) -> Result<(), CollectiveError> {
+        let reduced = match std::mem::replace(&mut self.chunks[c], Chunk::Moving) {
+            Chunk::ReducingWhole(pending) => GradientBuffers::Whole(pending.wait()?),
             Chunk::ReducingBoth(pending) => {
                 let (whole, shard) = pending.wait()?;
-                let transient = self.buffering == GradientBuffering::Transient;
-                Chunk::Here(if transient {
+                if self.is_transient(c) {
                     GradientBuffers::Shard(shard)
                 } else {
                     GradientBuffers::Both { whole, shard }
-                })
-            }
-            Chunk::ReducingCopy(reducing) => {
-                let ReducingCopy { copy, mut held, accumulate } = *reducing;
-                let copy = copy.wait()?;
-                let (part, sum) = match &mut held {
-                    GradientBuffers::Whole(whole) if self.stage == Stage::Zero => {
-                        (map.whole(c), whole.view_mut())
-                    }
-                    GradientBuffers::Whole(whole) => (map.shard(c), whole.view_mut().range(map.shard(c))),
-                    GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
-                        (map.shard(c), shard.view_mut())
-                    }
-                };
-                let arrived = copy.view().range(part);
-                if accumulate {
-                    device.add(arrived, sum)
-                } else {
-                    device.convert(arrived, sum)
                 }
-                Chunk::Here(held)
             }
-            here => here,
+            Chunk::ReducingCopy(reducing) => self.add_copy(cx, *reducing, c)?,
+            here => {
+                self.chunks[c] = here;
+                return Ok(());
+            }
         };
+        self.chunks[c] = Chunk::Here(if self.away[c] { self.put_away(cx, reduced, c)? } else { reduced });
         Ok(())
     }
 
+    /// Waits for a reduced copy and writes or adds it to the sum.
+    fn add_copy(
+        &self,
+        cx: &Surroundings,
+        reducing: ReducingCopy,
+        c: usize,
+    ) -> Result<GradientBuffers, CollectiveError> {
+        let ReducingCopy { copy, mut held, accumulate } = reducing;
+        let copy = copy.wait()?;
+        let (part, sum) = match &mut held {
+            GradientBuffers::Whole(whole) if self.stage == Stage::Zero => (cx.map.whole(c), whole.view_mut()),
+            GradientBuffers::Whole(whole) => (cx.map.shard(c), whole.view_mut().range(cx.map.shard(c))),
+            GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
+                (cx.map.shard(c), shard.view_mut())
+            }
+            GradientBuffers::Away | GradientBuffers::Bucket { .. } => panic!("chunk {c} holds no sum"),
+        };
+        let arrived = copy.view().range(part);
+        if accumulate {
+            cx.device.add(arrived, sum)
+        } else {
+            cx.device.convert(arrived, sum)
+        }
+        Ok(held)
+    }
+
+    /// Gradients that were reduced leave for the memory in which they stay. The last ones of a step are counted in the norm
+    /// before, if nothing is added to them later.
+    fn put_away(
+        &self,
+        cx: &mut Surroundings,
+        reduced: GradientBuffers,
+        c: usize,
+    ) -> Result<GradientBuffers, CollectiveError> {
+        let is_last = self.done[c] == self.micro_batches;
+        let (buffer, start) = match reduced {
+            GradientBuffers::Whole(whole) => (whole, 0),
+            GradientBuffers::Shard(shard) if is_last && self.stage == Stage::Zero => {
+                let mut whole = self.bucket(cx, c);
+                cx.device.copy(shard.view(), whole.view_mut().range(cx.map.shard(c)));
+                (cx.group.all_gather_in_place(whole).wait()?, 0)
+            }
+            GradientBuffers::Shard(shard) => (shard, cx.map.shard(c).start),
+            _ => panic!("chunk {c} holds no sum"),
+        };
+        let part = |range: Range<usize>| range.start - start..range.end - start;
+        if is_last && cx.map.is_summed_over_data_alone(c) {
+            let shard = buffer.view().range(part(cx.map.shard(c)));
+            cx.squares.count(cx.device, cx.map, c, shard);
+        }
+        let stays = if is_last { update::stepped(cx.map, self.stage, c) } else { cx.map.shard(c) };
+        cx.states.send_gradients(c, buffer, part(stays))?;
+        Ok(GradientBuffers::Away)
+    }
+
     /// Waits for all reductions; under stage 0 every rank then has the whole sum.
-    pub(super) fn finish(
-        &mut self,
-        device: &Device,
-        group: &dyn Group,
-        map: &Map,
-    ) -> Result<(), CollectiveError> {
+    pub(super) fn finish(&mut self, cx: &mut Surroundings) -> Result<(), CollectiveError> {
         self.in_flight.clear();
         for c in 0..self.chunks.len() {
-            self.arrive(device, map, c)?;
-            if self.buffering == GradientBuffering::Pair && self.stage == Stage::Zero {
+            self.arrive(cx, c)?;
+            if self.buffering == GradientBuffering::Pair && self.stage == Stage::Zero && !self.away[c] {
                 let slot = &mut self.chunks[c];
                 let Chunk::Here(GradientBuffers::Both { mut whole, shard }) =
                     std::mem::replace(slot, Chunk::Moving)
                 else {
                     panic!("chunk {c} holds no sum")
                 };
-                device.copy(shard.view(), whole.view_mut().range(map.shard(c)));
-                let whole = group.all_gather_in_place(whole).wait()?;
+                cx.device.copy(shard.view(), whole.view_mut().range(cx.map.shard(c)));
+                let whole = cx.group.all_gather_in_place(whole).wait()?;
                 self.chunks[c] = Chunk::Here(GradientBuffers::Both { whole, shard });
             }
         }
-        Ok(())
+        Ok(cx.states.settle_gradients()?)
     }
 
     /// The summed gradient of elements `range` of chunk `c`: elements of this rank's shard, or under stage 0 any
@@ -349,6 +397,7 @@ impl GradientChunks {
             GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
                 (shard.view(), map.shard(c).start)
             }
+            _ => panic!("gradients of chunk {c} are not in device memory"),
         };
         view.range(range.start - start..range.end - start)
     }
@@ -365,6 +414,7 @@ impl GradientChunks {
             GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
                 (shard.view_mut(), map.shard(c).start)
             }
+            _ => panic!("gradients of chunk {c} are not in device memory"),
         };
         view.range(range.start - start..range.end - start)
     }
@@ -372,17 +422,5 @@ impl GradientChunks {
     /// The accumulation type.
     pub(super) fn accumulate(&self) -> DType {
         self.precision.accumulate
-    }
-}
-
-impl Chunk {
-    /// The whole buffer of chunk `c`, mutable.
-    fn whole_mut(&mut self, c: usize) -> ViewMut<'_> {
-        match self {
-            Chunk::Here(GradientBuffers::Whole(whole) | GradientBuffers::Both { whole, .. }) => {
-                whole.view_mut()
-            }
-            _ => panic!("gradients of chunk {c} were not opened"),
-        }
     }
 }

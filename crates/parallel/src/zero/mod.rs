@@ -19,13 +19,21 @@
 //! before the layer and `reduce` after it. Then follow [`Zero::finish_gradients`], the sums over other axes (`sums`),
 //! [`Zero::squares`] for the norm, and [`Zero::update`], which also publishes the parameters.
 
+mod floats;
+mod gradient_buffers;
 mod gradients;
 mod parameters;
 mod prefetch;
+mod residence;
 mod spans;
+mod squares;
 mod states;
+mod stored_gradients;
 mod sums;
+mod tiles;
 mod update;
+mod visiting;
+mod visits;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,15 +42,17 @@ use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Gradient, Network};
 use phalanx_optim::Optimizer;
 use phalanx_plan::{ChunkLayout, Precision, Stage};
-use phalanx_tensor::{Category, DType, Device, Shape, Tensor, View};
+use phalanx_tensor::{Device, Shape, View};
 use phalanx_trace::PhaseName;
 
-use gradients::GradientChunks;
+use gradient_buffers::stored_elements;
+use gradients::{GradientChunks, Surroundings};
 use parameters::{ParameterChunks, Source};
 use prefetch::Prefetch;
+pub use residence::{ChunkResidence, Residence};
 pub use spans::{Extent, StateSpan};
-pub use states::Residence;
-use states::States;
+use squares::Squares;
+use states::{Elements, States};
 
 /// Options of [`Zero`]. Only `defer` and `precision` change bits of the result.
 #[derive(Clone, Debug)]
@@ -61,8 +71,10 @@ pub struct Options {
     pub precision: Precision,
     /// The optimizer; its states are allocated here.
     pub optimizer: Optimizer,
-    /// The memories in which parameters and optimizer states lie between their uses.
+    /// The memories in which parameters and optimizer states of each chunk lie between their uses.
     pub residence: Residence,
+    /// Elements of the largest tile of what lies where an update cannot reach it; a multiple of the norm's block.
+    pub buffer: usize,
 }
 
 /// Where parameters lie in chunks, and which chunks each block uses. It does not change during a run.
@@ -77,6 +89,8 @@ struct Map {
     answers: Vec<bool>,
     /// For each parameter: whether its gradient is one term of a sum over the tensor axis.
     partial: Vec<bool>,
+    /// For each parameter: whether several stages have a copy, each with one term of its gradient.
+    tied: Vec<bool>,
     /// For each parameter: its number in the whole model.
     numbers: Vec<usize>,
     /// For each block, the head last: its parameters, in the layer's order.
@@ -90,7 +104,7 @@ struct Map {
 impl Map {
     fn new(
         network: &Network,
-        answers: Vec<bool>,
+        (answers, tied): (Vec<bool>, Vec<bool>),
         layout: Arc<ChunkLayout>,
         rank: usize,
         world: usize,
@@ -107,6 +121,7 @@ impl Map {
             partial: network.parameters.iter().map(|p| p.partial).collect(),
             numbers: network.numbers.clone(),
             answers,
+            tied,
             chunks: network.uses.iter().map(chunks_of).collect(),
             uses: network.uses.clone(),
             layout,
@@ -129,6 +144,11 @@ impl Map {
         range.start as usize..range.end as usize
     }
 
+    /// Whether the sum of a chunk's gradients over the data axis is all: no sum over another axis follows.
+    fn is_summed_over_data_alone(&self, chunk: usize) -> bool {
+        self.layout.parameters(chunk).all(|p| !self.partial[p] && !self.tied[p])
+    }
+
     /// The elements of a chunk that are a parameter.
     fn range(&self, parameter: usize) -> std::ops::Range<usize> {
         let placed = &self.layout.placed[parameter];
@@ -143,6 +163,8 @@ pub struct Holding {
     /// For each parameter: whether this copy counts in norms and is written to checkpoints. Where several ranks or
     /// stages have a copy (a tied table, a norm under tensor parallelism), one of them counts.
     pub answers: Vec<bool>,
+    /// For each parameter: whether several stages have a copy, each with one term of its gradient. It is alone in its chunk.
+    pub tied: Vec<bool>,
     /// Number of chunks that earlier stages of this rank have.
     pub first_chunk: usize,
 }
@@ -158,8 +180,8 @@ pub struct Zero {
     /// For each chunk, the optimizer states of the part that this rank updates, and the f32 parameters of the same part
     /// when the compute type has 16 bits.
     states: States,
-    /// Sums of squares of all blocks of these parameters, `[blocks]` f64.
-    squares: Option<Tensor>,
+    /// Sums of squares of all blocks of these parameters.
+    squares: Squares,
     /// Number of the first chunk in the dry run: chunks of earlier stages of this rank come before it.
     first_chunk: usize,
     orders: BTreeMap<PhaseName, Prefetch>,
@@ -176,15 +198,17 @@ impl Zero {
         options: Options,
         orders: &BTreeMap<PhaseName, Vec<u32>>,
     ) -> Zero {
-        let Holding { layout, answers, first_chunk } = held;
-        let map = Map::new(network, answers, layout, group.rank(), group.world_size());
+        let Holding { layout, answers, tied, first_chunk } = held;
+        let map = Map::new(network, (answers, tied), layout, group.rank(), group.world_size());
         let parameters = ParameterChunks::new(device, &map, &options);
         let gradients = GradientChunks::new(device, &map, &options);
-        let stepped = (0..map.chunk_count()).map(|c| update::stepped(&map, options.stage, c).len());
+        let elements = (0..map.chunk_count()).map(|c| Elements {
+            updated: update::stepped(&map, options.stage, c).len(),
+            gradients: stored_elements(&map, &options, c),
+        });
         let kinds = (options.optimizer.states().len(), options.precision);
-        let states = States::new(device, options.residence, kinds, stepped);
-        let blocks = map.layout.blocks as usize;
-        let squares = device.alloc(DType::F64, [blocks], Category::Workspace, "norm.squares");
+        let states = States::new(device, &options.residence, kinds, elements, options.buffer);
+        let squares = Squares::new(device, &map);
         let own = first_chunk as u32..(first_chunk + map.chunk_count()) as u32;
         let of_own =
             |order: &Vec<u32>| order.iter().filter(|c| own.contains(c)).map(|c| c - own.start).collect();
@@ -198,7 +222,7 @@ impl Zero {
             parameters,
             gradients,
             states,
-            squares: Some(squares),
+            squares,
             first_chunk,
             orders,
         }
@@ -225,6 +249,7 @@ impl Zero {
         prefetch.restart();
         self.parameters.phase = phase;
         self.gradients.begin(&self.device);
+        self.squares.restart();
     }
 
     /// Makes the parameters of `block` readable, and starts to gather the chunks that are used next.
@@ -273,7 +298,8 @@ impl Zero {
     /// # Errors
     /// When an earlier reduction of the same chunk fails.
     pub fn open_gradients(&mut self, block: usize) -> Result<(), CollectiveError> {
-        self.gradients.open(&self.device, &self.map, block)
+        let (gradients, mut cx) = self.gradients_in_surroundings();
+        gradients.open(&mut cx, block)
     }
 
     /// Notes that the gradients of `block` are written, and starts the reduction of every chunk that is then complete.
@@ -281,7 +307,8 @@ impl Zero {
     /// # Errors
     /// When an earlier reduction fails.
     pub fn reduce(&mut self, block: usize) -> Result<(), CollectiveError> {
-        self.gradients.reduce(&self.device, &*self.group, &self.map, block)
+        let (gradients, mut cx) = self.gradients_in_surroundings();
+        gradients.reduce(&mut cx, block)
     }
 
     /// Waits until the gradients of the step are reduced and in the memory from which the update reads them.
@@ -289,7 +316,13 @@ impl Zero {
     /// # Errors
     /// When a reduction fails.
     pub fn finish_gradients(&mut self) -> Result<(), CollectiveError> {
-        self.gradients.finish(&self.device, &*self.group, &self.map)
+        let (gradients, mut cx) = self.gradients_in_surroundings();
+        gradients.finish(&mut cx)
+    }
+
+    fn gradients_in_surroundings(&mut self) -> (&mut GradientChunks, Surroundings<'_>) {
+        let Zero { device, group, map, states, squares, gradients, .. } = self;
+        (gradients, Surroundings { device, group: &**group, map, states, squares })
     }
 
     /// Waits until every rank has received the updated parameters.

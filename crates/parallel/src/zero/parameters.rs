@@ -6,9 +6,9 @@ use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View, ViewMut};
 use phalanx_trace::PhaseName;
 
 use super::prefetch::Prefetch;
-use super::states::{Arriving, States};
+use super::states::States;
+use super::tiles::Arriving;
 use super::{Map, Options};
-
 /// One chunk of parameters.
 enum Chunk {
     /// Every rank has all of it.
@@ -59,12 +59,12 @@ impl Source<'_> {
 impl ParameterChunks {
     pub(super) fn new(device: &Device, map: &Map, options: &Options) -> ParameterChunks {
         let (stage, compute) = (options.stage, options.precision.compute);
-        let is_away = options.residence.parameters != Memory::Device;
-        assert!(!is_away || stage == Stage::Three, "only shards of stage 3 lie outside of device memory");
+        let is_away = |c: usize| options.residence.of(c).parameters != Memory::Device;
         let alloc =
             |elements: usize| device.alloc(compute, [elements], Category::Parameters, "parameter_chunk");
         let chunk = |c: usize| match stage {
-            _ if is_away => Chunk::Away,
+            Stage::Three if is_away(c) => Chunk::Away,
+            _ if is_away(c) => panic!("only shards of stage 3 lie outside of device memory"),
             Stage::Three => Chunk::Sharded(alloc(map.shard(c).len())),
             _ => Chunk::Whole(alloc(map.whole(c).len())),
         };

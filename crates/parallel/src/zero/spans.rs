@@ -85,14 +85,14 @@ impl Zero {
     /// start. None for f32 parameters, which are stored as such.
     fn stored(&self, state: usize, chunk: usize) -> Option<(usize, usize)> {
         let index = match state {
-            0 => self.states.exact_parameters()?,
+            0 => self.states.exact_parameters(chunk)?,
             _ => state - 1,
         };
         Some((index, update::stepped(&self.map, self.options.stage, chunk).start))
     }
 
-    /// Memory in which [`Zero::write`] rounds at most `max_elements` elements; None when parameters are f32, or not in
-    /// device memory.
+    /// Memory in which [`Zero::write`] rounds at most `max_elements` elements; None when parameters are f32, or none
+    /// lie in device memory.
     pub fn rounding_window(&self, max_elements: usize) -> Option<Tensor> {
         let largest = (0..self.map.chunk_count()).map(|c| self.map.whole(c).len()).max().unwrap_or(0);
         let alloc = || {
@@ -103,7 +103,8 @@ impl Zero {
                 "load.rounding_window",
             )
         };
-        (self.options.precision.has_master() && self.states.parameters().is_none()).then(alloc)
+        let rounds_here = |c: usize| self.states.parameters(c).is_none();
+        (self.options.precision.has_master() && (0..self.map.chunk_count()).any(rounds_here)).then(alloc)
     }
 
     /// Uploads elements `within` of a span, through the memory of [`Zero::rounding_window`]. [`Zero::settle`] must have
@@ -135,7 +136,7 @@ impl Zero {
         if state > 0 {
             return Ok(());
         }
-        if let Some(slot) = self.states.parameters() {
+        if let Some(slot) = self.states.parameters(chunk) {
             return self.write_away((chunk, slot), at.start - self.map.shard(chunk).start, from);
         }
         let (parameters, resident) = self.parameters.resident_mut(&self.map, chunk);

@@ -1,70 +1,62 @@
-//! Optimizer states, master weights and, where they are not in device memory, parameter shards in chunks, in the memory
-//! that the run gives them (ZeRO-Offload, arXiv 2101.06840; ZeRO-Infinity, arXiv 2104.07857).
+//! Optimizer states, master weights and, where they are not in device memory, parameter shards and gradients in chunks, in
+//! the memory that the run gives them (ZeRO-Offload, arXiv 2101.06840; ZeRO-Infinity, arXiv 2104.07857).
 //!
-//! In device memory, an update works on them where they lie. In host memory or on disk, each chunk visits the device:
-//! the chunks ahead arrive while the update works on one, and the chunks behind return meanwhile. The order of the chunks
-//! is that of the update, so nothing has to be guessed. Between disk and a device that the host cannot address, they pass
-//! through host memory.
+//! What an update can reach, it works on where it lies: in device memory, and in host memory where that is the same. The
+//! rest is stored in tiles of at most one buffer, which visit the device (`visits`). So an update needs memory for a few
+//! tiles, however large a chunk is.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use phalanx_plan::Precision;
-use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, PendingCopy, Tensor, ViewMut};
+use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, Tensor, View, ViewMut};
 
-/// Chunks that arrive while the update works on an earlier one. Two keep a transfer waiting behind the one that runs, so
-/// that the stream does not idle between them.
-const AHEAD: usize = 2;
-
-/// Chunks that return while the update works on a later one.
-const BEHIND: usize = 2;
-
-/// The memories in which the parts of a rank's state lie between their uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Residence {
-    /// Parameters. Outside of device memory only under stage 3.
-    pub parameters: Memory,
-    /// Optimizer states and master weights.
-    pub optimizer: Memory,
-}
-
-impl Residence {
-    /// Everything in device memory.
-    pub const DEVICE: Residence = Residence { parameters: Memory::Device, optimizer: Memory::Device };
-}
+use super::residence::{ChunkResidence, Residence};
+use super::tiles::{self, Arriving, Leaving};
+use super::visits::Visits;
 
 /// What is stored for each chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+pub(super) enum Role {
     /// A state of the optimizer, f32.
     State,
     /// Master weights, f32.
     Master,
     /// This rank's shard of the parameters, in the compute type.
     Parameters,
+    /// Gradients, in the type in which they accumulate; an update only reads them.
+    Gradients,
 }
 
-/// A tensor of every chunk.
-#[derive(Clone, Copy)]
-struct Slot {
-    role: Role,
+/// One part of a chunk, in one memory.
+pub(super) struct Slot {
+    pub(super) role: Role,
     dtype: DType,
-    memory: Memory,
+    pub(super) memory: Memory,
+    elements: usize,
+    /// Elements of each tile but the last.
+    tile: usize,
+    /// One tensor where updates reach it, tiles elsewhere. None while a tile is in flight.
+    pub(super) tiles: Vec<Option<Tensor>>,
+}
+
+/// What is stored of one chunk.
+pub(super) struct Stored {
+    /// Elements of the chunk that this rank updates.
+    pub(super) elements: usize,
+    /// States, then master weights, then parameters and gradients that are not in device memory.
+    pub(super) slots: Vec<Slot>,
 }
 
 /// The tensors that the update of each chunk works on, beside gradients and parameters in device memory.
 pub(super) struct States {
-    device: Device,
-    /// States, then master weights, then parameters.
-    slots: Vec<Slot>,
-    /// For each chunk: where its slots are stored. Empty while the chunk is in flight or visits the device.
-    stored: Vec<Vec<Tensor>>,
-    /// Chunks that arrive on the device, in order.
-    arriving: VecDeque<Vec<Arriving>>,
-    /// Chunks that return, in order, with their numbers.
-    returning: VecDeque<(usize, Vec<Returning>)>,
-    /// The chunk that visits the device.
-    visitor: Option<Visitor>,
+    pub(super) device: Device,
+    /// Elements of the largest tile.
+    buffer: usize,
+    pub(super) chunks: Vec<Stored>,
+    pub(super) visits: Visits,
+    /// Gradients on their way to where they stay, in order, with their chunks.
+    pub(super) leaving: VecDeque<(usize, Leaving)>,
 }
 
 /// What an update writes of a chunk, beside parameters in device memory.
@@ -73,154 +65,111 @@ pub(super) struct Updated<'a> {
     pub(super) master: Option<ViewMut<'a>>,
     /// This rank's parameters, where they are not in device memory.
     pub(super) parameters: Option<ViewMut<'a>>,
+    /// The gradient, where it is not in device memory.
+    pub(super) gradient: Option<View<'a>>,
 }
 
-/// A chunk on the device whose place is elsewhere.
-struct Visitor {
-    chunk: usize,
-    /// For each slot: where it returns to; None for what lies in device memory.
-    stored: Vec<Option<Tensor>>,
-    /// On the device.
-    here: Vec<Tensor>,
+/// The elements of a chunk that a rank stores.
+pub(super) struct Elements {
+    /// Those that it updates.
+    pub(super) updated: usize,
+    /// Those of gradients outside of device memory.
+    pub(super) gradients: usize,
 }
 
-/// A tensor on its way to the device.
-pub(super) enum Arriving {
-    /// It is there already, or its memory on the device is only written.
-    Ready {
-        stored: Option<Tensor>,
-        here: Tensor,
-    },
-    Direct(PendingCopy),
-    /// From disk to host memory, the first half of the way.
-    ToHost(PendingCopy),
-    /// From host memory to the device, the second half; with the place on disk.
-    FromHost(Tensor, PendingCopy),
-}
-
-/// A tensor on its way back.
-enum Returning {
-    /// It lies in device memory.
-    Ready(Tensor),
-    Direct(PendingCopy),
-    /// To host memory, the first half of the way to its place on disk.
-    ToHost(PendingCopy, Tensor),
+/// Whether kernels of the device compute in this memory.
+pub(super) fn is_in_reach(device: &Device, memory: Memory) -> bool {
+    memory == Memory::Device || (memory == Memory::Host && device.is_host_addressable())
 }
 
 impl States {
-    /// Allocates `states` states and, where parameters have 16 bits, master weights; `elements` has the elements of each
-    /// chunk that this rank updates. Parameters are stored here when they do not lie in device memory.
+    /// Allocates `states` states and, where parameters have 16 bits, master weights; `elements` has those of each chunk,
+    /// `buffer` is the number of elements of a tile. Parameters and gradients are stored here when they do not lie in device
+    /// memory.
     pub(super) fn new(
         device: &Device,
-        residence: Residence,
+        residence: &Residence,
         (states, precision): (usize, Precision),
-        elements: impl Iterator<Item = usize>,
+        elements: impl Iterator<Item = Elements>,
+        buffer: usize,
     ) -> States {
-        let Residence { parameters, optimizer } = residence;
-        let f32_in = |role| Slot { role, dtype: DType::F32, memory: optimizer };
-        let mut slots = vec![f32_in(Role::State); states];
-        if precision.has_master() {
-            slots.push(f32_in(Role::Master));
-        }
-        if parameters != Memory::Device {
-            slots.push(Slot { role: Role::Parameters, dtype: precision.compute, memory: parameters });
-        }
-        let chunk = |elements: usize| slots.iter().map(|slot| slot.store(device, elements)).collect();
-        let stored = elements.map(chunk).collect();
-        let (arriving, returning, visitor) = (VecDeque::new(), VecDeque::new(), None);
-        States { device: device.clone(), slots, stored, arriving, returning, visitor }
-    }
-
-    /// Whether updates find everything in device memory.
-    fn is_at_home(&self) -> bool {
-        self.slots.iter().all(|slot| slot.memory == Memory::Device)
-    }
-
-    fn position(&self, role: Role) -> Option<usize> {
-        self.slots.iter().position(|slot| slot.role == role)
-    }
-
-    /// The number of the slot that has the f32 parameters, for checkpoints: master weights, or f32 parameters that are
-    /// stored here.
-    pub(super) fn exact_parameters(&self) -> Option<usize> {
-        let exact = |slot: &Slot| slot.role != Role::State && slot.dtype == DType::F32;
-        self.slots.iter().position(exact)
-    }
-
-    /// The number of the slot of parameters that are stored here.
-    pub(super) fn parameters(&self) -> Option<usize> {
-        self.position(Role::Parameters)
-    }
-
-    /// An update begins: the first chunks start to arrive.
-    pub(super) fn begin(&mut self) {
-        if !self.is_at_home() {
-            (0..self.stored.len().min(AHEAD)).for_each(|chunk| self.fetch(chunk));
-        }
-    }
-
-    /// Waits until `chunk` is on the device. Chunks are entered in order, from the first to the last.
-    pub(super) fn enter(&mut self, chunk: usize) -> Result<(), DeviceError> {
-        if self.is_at_home() {
-            return Ok(());
-        }
-        if chunk + AHEAD < self.stored.len() {
-            self.fetch(chunk + AHEAD);
-        }
-        let (mut stored, mut here) = (Vec::new(), Vec::new());
-        for tensor in self.arriving.pop_front().expect("each chunk is fetched before it is entered") {
-            let (from, to) = self.arrive(tensor)?;
-            stored.push(from);
-            here.push(to);
-        }
-        self.visitor = Some(Visitor { chunk, stored, here });
-        Ok(())
-    }
-
-    /// The elements `local` of this rank's part of the chunk that was entered.
-    pub(super) fn updated(&mut self, chunk: usize, local: &Range<usize>) -> Updated<'_> {
-        let tensors = match &mut self.visitor {
-            Some(visitor) if visitor.chunk == chunk => &mut visitor.here,
-            _ => &mut self.stored[chunk],
+        let chunk = |(chunk, elements): (usize, Elements)| {
+            let parts = parts(residence.of(chunk), states, precision);
+            let slot = |part: (Role, DType, Memory)| {
+                let elements = if part.0 == Role::Gradients { elements.gradients } else { elements.updated };
+                Slot::new(device, part, elements, buffer)
+            };
+            Stored { elements: elements.updated, slots: parts.into_iter().map(slot).collect() }
         };
-        let mut updated = Updated { states: Vec::new(), master: None, parameters: None };
-        for (slot, tensor) in self.slots.iter().zip(tensors) {
-            let view = tensor.view_mut().range(local.clone());
+        let chunks: Vec<Stored> = elements.enumerate().map(chunk).collect();
+        let (visits, leaving) = (Visits::default(), VecDeque::new());
+        let mut states = States { device: device.clone(), buffer, chunks, visits, leaving };
+        let chunks = (0..states.chunks.len()).filter(|chunk| states.travels(*chunk));
+        let tiles = chunks.flat_map(|chunk| (0..states.tiles(chunk).len()).map(move |tile| (chunk, tile)));
+        states.visits = Visits::new(tiles.collect());
+        states
+    }
+
+    /// Whether an update must bring something of a chunk to the device.
+    fn travels(&self, chunk: usize) -> bool {
+        self.chunks[chunk].slots.iter().any(|slot| !is_in_reach(&self.device, slot.memory))
+    }
+
+    /// The elements of this rank's part of a chunk that an update works on at a time.
+    pub(super) fn tiles(&self, chunk: usize) -> Vec<Range<usize>> {
+        let elements = self.chunks[chunk].elements;
+        match self.travels(chunk) {
+            true => tiles_of(elements, self.buffer),
+            false => vec![0..elements],
+        }
+    }
+
+    /// The number of the slot that has the f32 parameters of a chunk, for checkpoints: master weights, or f32 parameters
+    /// that are stored here.
+    pub(super) fn exact_parameters(&self, chunk: usize) -> Option<usize> {
+        let exact =
+            |slot: &Slot| matches!(slot.role, Role::Master | Role::Parameters) && slot.dtype == DType::F32;
+        self.chunks[chunk].slots.iter().position(exact)
+    }
+
+    /// The number of the slot of a chunk's parameters, when they are stored here.
+    pub(super) fn parameters(&self, chunk: usize) -> Option<usize> {
+        self.chunks[chunk].position(Role::Parameters)
+    }
+
+    /// The elements `local` of this rank's part of a chunk, of which they are in tile `tile`, which was entered.
+    pub(super) fn updated(&mut self, (chunk, tile): (usize, usize), local: &Range<usize>) -> Updated<'_> {
+        let visitor = self.visits.visitor_mut((chunk, tile));
+        let mut here: Vec<Option<&mut Tensor>> = Vec::new();
+        here.resize_with(self.chunks[chunk].slots.len(), || None);
+        for (slot, tensor) in visitor.into_iter().flatten() {
+            here[slot] = Some(tensor);
+        }
+        let first = tile * self.buffer;
+        let mut updated = Updated { states: Vec::new(), master: None, parameters: None, gradient: None };
+        for (slot, visiting) in self.chunks[chunk].slots.iter_mut().zip(here) {
+            let (tensor, range) = match visiting {
+                Some(tensor) => (tensor, local.start - first..local.end - first),
+                None => {
+                    let tensor = slot.tiles[0].as_mut().expect("what is in reach never travels in an update");
+                    (tensor, local.clone())
+                }
+            };
             match slot.role {
-                Role::State => updated.states.push(view),
-                Role::Master => updated.master = Some(view),
-                Role::Parameters => updated.parameters = Some(view),
+                Role::State => updated.states.push(tensor.view_mut().range(range)),
+                Role::Master => updated.master = Some(tensor.view_mut().range(range)),
+                Role::Parameters => updated.parameters = Some(tensor.view_mut().range(range)),
+                Role::Gradients => updated.gradient = Some(tensor.view().range(range)),
             }
         }
         updated
     }
 
-    /// The update of the chunk that was entered has been issued: it returns.
-    pub(super) fn leave(&mut self) -> Result<(), DeviceError> {
-        let Some(Visitor { chunk, stored, here }) = self.visitor.take() else { return Ok(()) };
-        let returning = here.into_iter().zip(stored).map(|(here, stored)| self.send(here, stored)).collect();
-        self.returning.push_back((chunk, returning));
-        // While the device works on this chunk, the next one goes on from host memory to the device.
-        if let Some(next) = self.arriving.pop_front() {
-            let next = next.into_iter().map(|tensor| self.continue_arrival(tensor));
-            let next = next.collect::<Result<_, _>>()?;
-            self.arriving.push_front(next);
-        }
-        if self.returning.len() > BEHIND { self.receive() } else { Ok(()) }
-    }
-
-    /// Waits until all chunks are in their places.
-    pub(super) fn finish(&mut self) -> Result<(), DeviceError> {
-        while !self.returning.is_empty() {
-            self.receive()?;
-        }
-        Ok(())
-    }
-
     /// Starts to bring this rank's parameters of a chunk to the device, for forward or backward.
     pub(super) fn fetch_parameters(&mut self, chunk: usize) -> Arriving {
-        let stored = self.stored[chunk].pop().expect("parameters are the last slot, and are not fetched yet");
-        self.bring(stored)
+        let elements = self.chunks[chunk].elements;
+        let tiles = self.chunks[chunk].slot_mut(Role::Parameters).take();
+        tiles::bring(&self.device, tiles, 0..elements)
     }
 
     /// Waits for the parameters of a chunk; returns them on the device. They are only read there.
@@ -229,8 +178,8 @@ impl States {
         chunk: usize,
         arriving: Arriving,
     ) -> Result<Tensor, DeviceError> {
-        let (stored, here) = self.arrive(arriving)?;
-        self.stored[chunk].extend(stored);
+        let (tiles, here) = tiles::arrive(&self.device, arriving)?;
+        self.chunks[chunk].slot_mut(Role::Parameters).put(tiles);
         Ok(here)
     }
 
@@ -241,7 +190,12 @@ impl States {
         range: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
-        self.device.read_stored(&self.stored[chunk][index], range, out)
+        let slot = &self.chunks[chunk].slots[index];
+        for (tile, inside, within) in slot.split(&range) {
+            let tile = slot.tiles[tile].as_ref().expect("no tile is in flight between phases");
+            self.device.read_stored(tile, inside, &mut out[within])?;
+        }
+        Ok(())
     }
 
     /// Overwrites elements `range` of state `index` of a chunk.
@@ -251,138 +205,105 @@ impl States {
         range: Range<usize>,
         from: &[T],
     ) -> Result<(), DeviceError> {
-        self.device.write_stored(from, &mut self.stored[chunk][index], range)
-    }
-
-    /// Starts to bring a chunk to the device.
-    fn fetch(&mut self, chunk: usize) {
-        let has_master = self.position(Role::Master).is_some();
-        let stored = std::mem::take(&mut self.stored[chunk]);
-        let arriving = self.slots.iter().zip(stored).map(|(slot, stored)| {
-            if slot.role == Role::Parameters && has_master {
-                // The update overwrites them with the rounded master weights.
-                let here = self.window(&stored);
-                return Arriving::Ready { stored: Some(stored), here };
-            }
-            self.bring(stored)
-        });
-        let arriving = arriving.collect();
-        self.arriving.push_back(arriving);
-    }
-
-    fn bring(&self, stored: Tensor) -> Arriving {
-        match stored.memory() {
-            Memory::Device => Arriving::Ready { stored: None, here: stored },
-            Memory::Host => {
-                let window = self.window(&stored);
-                Arriving::Direct(self.device.copy_to_device(stored, window))
-            }
-            Memory::Disk if self.device.is_host_addressable() => {
-                let window = self.window(&stored);
-                Arriving::Direct(self.device.copy_from_disk(stored, window))
-            }
-            Memory::Disk => {
-                let passage = self.passage(&stored);
-                Arriving::ToHost(self.device.copy_from_disk(stored, passage))
-            }
+        let slot = &mut self.chunks[chunk].slots[index];
+        for (tile, inside, within) in slot.split(&range) {
+            let tile = slot.tiles[tile].as_mut().expect("no tile is in flight between phases");
+            self.device.write_stored(&from[within], tile, inside)?;
         }
-    }
-
-    /// The tensor in its place, unless that is the device, and on the device.
-    fn arrive(&self, arriving: Arriving) -> Result<(Option<Tensor>, Tensor), DeviceError> {
-        match arriving {
-            Arriving::Ready { stored, here } => Ok((stored, here)),
-            Arriving::Direct(pending) => pending.wait().map(|(stored, here)| (Some(stored), here)),
-            Arriving::FromHost(disk, pending) => pending.wait().map(|(_, here)| (Some(disk), here)),
-            Arriving::ToHost(_) => {
-                let arriving = self.continue_arrival(arriving)?;
-                self.arrive(arriving)
-            }
-        }
-    }
-
-    /// Starts the second half of a way that leads through host memory.
-    fn continue_arrival(&self, arriving: Arriving) -> Result<Arriving, DeviceError> {
-        Ok(match arriving {
-            Arriving::ToHost(pending) => {
-                let (disk, passage) = pending.wait()?;
-                let window = self.window(&passage);
-                Arriving::FromHost(disk, self.device.copy_to_device(passage, window))
-            }
-            other => other,
-        })
-    }
-
-    fn send(&self, here: Tensor, stored: Option<Tensor>) -> Returning {
-        let Some(stored) = stored else { return Returning::Ready(here) };
-        match stored.memory() {
-            Memory::Disk if self.device.is_host_addressable() => {
-                Returning::Direct(self.device.copy_to_disk(here, stored))
-            }
-            Memory::Disk => {
-                let passage = self.passage(&here);
-                Returning::ToHost(self.device.copy_to_host(here, passage), stored)
-            }
-            _ => Returning::Direct(self.device.copy_to_host(here, stored)),
-        }
-    }
-
-    /// Waits until the chunk that returns first is in its place; those behind it start the second half of their way.
-    fn receive(&mut self) -> Result<(), DeviceError> {
-        let Some((chunk, returning)) = self.returning.pop_front() else { return Ok(()) };
-        let (mut tensors, mut on_their_way) = (Vec::new(), Vec::new());
-        for tensor in returning {
-            on_their_way.push(self.continue_return(tensor)?);
-        }
-        if let Some((behind, returning)) = self.returning.pop_front() {
-            let next = returning.into_iter().map(|tensor| self.continue_return(tensor));
-            let next = next.collect::<Result<Vec<_>, _>>()?;
-            self.returning.push_front((behind, next));
-        }
-        for tensor in on_their_way {
-            tensors.push(match tensor {
-                Returning::Ready(here) => here,
-                Returning::Direct(pending) => pending.wait()?.1,
-                Returning::ToHost(..) => unreachable!("the second half has begun"),
-            });
-        }
-        self.stored[chunk] = tensors;
         Ok(())
     }
+}
 
-    /// Starts the second half of a way that leads through host memory.
-    fn continue_return(&self, returning: Returning) -> Result<Returning, DeviceError> {
-        Ok(match returning {
-            Returning::ToHost(pending, disk) => {
-                let (_, passage) = pending.wait()?;
-                Returning::Direct(self.device.copy_to_disk(passage, disk))
-            }
-            other => other,
-        })
+/// The parts of a chunk that are stored, with their element types and memories.
+fn parts(lies: ChunkResidence, states: usize, precision: Precision) -> Vec<(Role, DType, Memory)> {
+    let mut parts = vec![(Role::State, DType::F32, lies.optimizer); states];
+    if precision.has_master() {
+        parts.push((Role::Master, DType::F32, lies.optimizer));
+    }
+    if lies.parameters != Memory::Device {
+        parts.push((Role::Parameters, precision.compute, lies.parameters));
+    }
+    if lies.gradients != Memory::Device {
+        parts.push((Role::Gradients, precision.accumulate, lies.gradients));
+    }
+    parts
+}
+
+/// Elements cut into pieces of at most `buffer`.
+fn tiles_of(elements: usize, buffer: usize) -> Vec<Range<usize>> {
+    (0..elements).step_by(buffer).map(|start| start..(start + buffer).min(elements)).collect()
+}
+
+impl Stored {
+    pub(super) fn position(&self, role: Role) -> Option<usize> {
+        self.slots.iter().position(|slot| slot.role == role)
     }
 
-    /// Device memory for a visiting tensor.
-    fn window(&self, like: &Tensor) -> Tensor {
-        self.device.alloc(like.dtype(), like.shape(), Category::Workspace, "visitor")
-    }
-
-    /// Host memory that a tensor passes between disk and device.
-    fn passage(&self, like: &Tensor) -> Tensor {
-        self.device.alloc_host(like.dtype(), like.shape(), Category::Workspace, "visitor.passage")
+    pub(super) fn slot_mut(&mut self, role: Role) -> &mut Slot {
+        let position = self.position(role).expect("the chunk has such a part outside of device memory");
+        &mut self.slots[position]
     }
 }
 
 impl Slot {
-    fn store(self, device: &Device, elements: usize) -> Tensor {
-        let (category, name) = match self.role {
+    fn new(
+        device: &Device,
+        (role, dtype, memory): (Role, DType, Memory),
+        elements: usize,
+        buffer: usize,
+    ) -> Slot {
+        let (category, name) = match role {
             Role::State => (Category::Optimizer, "optimizer_state"),
             Role::Master => (Category::Optimizer, "master_weights"),
             Role::Parameters => (Category::Parameters, "parameter_chunk"),
+            Role::Gradients => (Category::Gradients, "gradient_chunk"),
         };
-        match self.memory {
-            Memory::Device => device.alloc(self.dtype, [elements], category, name),
-            Memory::Host => device.alloc_host(self.dtype, [elements], category, name),
-            Memory::Disk => device.alloc_disk(self.dtype, [elements], category, name),
+        let tile = |elements| {
+            Some(match memory {
+                Memory::Device => device.alloc(dtype, [elements], category, name),
+                Memory::Host => device.alloc_host(dtype, [elements], category, name),
+                Memory::Disk => device.alloc_disk(dtype, [elements], category, name),
+            })
+        };
+        let tiles = match is_in_reach(device, memory) {
+            true => vec![tile(elements)],
+            false => tiles_of(elements, buffer).into_iter().map(|range| tile(range.len())).collect(),
+        };
+        let first = if is_in_reach(device, memory) { elements } else { buffer };
+        Slot { role, dtype, memory, elements, tile: first, tiles }
+    }
+
+    pub(super) fn take(&mut self) -> Vec<Tensor> {
+        let tiles = self.tiles.iter_mut().map(|tile| tile.take().expect("it is not in flight yet"));
+        tiles.collect()
+    }
+
+    pub(super) fn put(&mut self, tiles: Vec<Tensor>) {
+        self.tiles = tiles.into_iter().map(Some).collect();
+    }
+
+    /// Each tile that has elements of `range`: its number, which of its elements these are, and their place in the range.
+    pub(super) fn split(&self, range: &Range<usize>) -> Vec<(usize, Range<usize>, Range<usize>)> {
+        let mut parts = Vec::new();
+        for (number, tile) in tiles_of(self.elements, self.tile.max(1)).into_iter().enumerate() {
+            let inside = range.start.max(tile.start)..range.end.min(tile.end);
+            if !inside.is_empty() {
+                let within = inside.start - range.start..inside.end - range.start;
+                parts.push((number, inside.start - tile.start..inside.end - tile.start, within));
+            }
         }
+        parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_their_elements_once() {
+        assert_eq!(tiles_of(10, 4), [0..4, 4..8, 8..10]);
+        assert_eq!(tiles_of(8, 8), [0..8]);
+        assert!(tiles_of(0, 8).is_empty());
     }
 }

@@ -12,9 +12,10 @@
 use std::ops::Range;
 
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_tensor::{Category, Tensor};
+use phalanx_tensor::{Category, Tensor, View};
 use phalanx_trace::{Axis, Placement};
 
+use super::stored_gradients::Part;
 use super::{Zero, update};
 
 impl Zero {
@@ -33,45 +34,87 @@ impl Zero {
         let mut at = 0;
         for (c, range) in &places {
             let to = packed.view_mut().range(at..at + range.len());
-            self.device.copy(self.gradients.summed(&self.map, *c, range.clone()), to);
             at += range.len();
+            match self.states.has_gradients(*c) {
+                true => {
+                    let here = self.states.read_gradients(self.part(*c, range.clone()))?;
+                    self.device.copy(here.view(), to);
+                }
+                false => self.device.copy(self.gradients.summed(&self.map, *c, range.clone()), to),
+            }
         }
         let packed = tensor.all_reduce(packed).wait()?;
         at = 0;
         for (c, range) in places {
             let from = packed.view().range(at..at + range.len());
             at += range.len();
-            self.device.copy(from, self.gradients.summed_mut(&self.map, c, range));
+            self.put(c, range, from)?;
         }
         Ok(())
+    }
+
+    /// Overwrites the summed gradient of elements of a chunk.
+    fn put(&mut self, c: usize, range: Range<usize>, from: View) -> Result<(), CollectiveError> {
+        if !self.states.has_gradients(c) {
+            self.device.copy(from, self.gradients.summed_mut(&self.map, c, range));
+            return Ok(());
+        }
+        let mut here =
+            self.device.alloc(from.dtype(), [range.len()], Category::Communication, "summed_gradients");
+        self.device.copy(from, here.view_mut());
+        let start = self.part(c, range).1.start;
+        Ok(self.states.write_gradients(c, start, here)?)
+    }
+
+    /// Elements of a chunk, as elements of the part of it that this rank updates.
+    fn part(&self, c: usize, range: Range<usize>) -> Part {
+        let first = update::stepped(&self.map, self.options.stage, c).start;
+        (c, range.start - first..range.end - first)
     }
 
     /// Marks, in a dry run, the summed gradient of parameter `p` of the stage as one term of a sum over `axis`.
     pub fn place_terms(&self, p: usize, axis: Axis) {
         let wanted: Vec<bool> = (0..self.map.shapes.len()).map(|other| other == p).collect();
-        for (c, range) in self.places(&wanted) {
-            let view = self.gradients.summed(&self.map, c, range);
+        let mark = |view| {
             self.device.place(view, self.device.placements(view).with(axis, Placement::Partial));
+        };
+        for (c, range) in self.places(&wanted) {
+            match self.states.has_gradients(c) {
+                true => {
+                    let views = self.states.gradient_views(self.part(c, range));
+                    views.into_iter().for_each(|(_, view)| mark(view));
+                }
+                false => mark(self.gradients.summed(&self.map, c, range)),
+            }
         }
     }
 
     /// Copies this rank's part of the summed gradient of parameter `number` of the model into a new tensor.
-    pub fn take_summed(&self, number: usize) -> Tensor {
+    ///
+    /// # Errors
+    /// When gradients lie outside of device memory, and the device failed.
+    pub fn take_summed(&mut self, number: usize) -> Result<Tensor, CollectiveError> {
         let places = self.tied(number);
+        if let Some((c, range)) = places.first()
+            && self.states.has_gradients(*c)
+        {
+            return Ok(self.states.read_gradients(self.part(*c, range.clone()))?);
+        }
         let elements = places.iter().map(|(_, range)| range.len()).sum();
         let dtype = self.gradients.accumulate();
         let mut own: Tensor = self.device.alloc(dtype, [elements], Category::Communication, "tied_gradient");
         for (c, range) in places {
             self.device.copy(self.gradients.summed(&self.map, c, range), own.view_mut());
         }
-        own
+        Ok(own)
     }
 
     /// Writes `sum` over the part that [`Zero::take_summed`] copied.
-    pub fn put_summed(&mut self, number: usize, sum: &Tensor) {
-        for (c, range) in self.tied(number) {
-            self.device.copy(sum.view(), self.gradients.summed_mut(&self.map, c, range));
-        }
+    ///
+    /// # Errors
+    /// As for [`Zero::take_summed`].
+    pub fn put_summed(&mut self, number: usize, sum: &Tensor) -> Result<(), CollectiveError> {
+        self.tied(number).into_iter().try_for_each(|(c, range)| self.put(c, range, sum.view()))
     }
 
     /// Chunk and elements of this rank's part of a tied parameter: none, or one span, since it is alone in its chunk.

@@ -4,11 +4,16 @@ use std::ops::Range;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_optim::Update;
-use phalanx_plan::{Segment, Stage};
-use phalanx_tensor::{NORM_BLOCK, Tensor, View};
+use phalanx_plan::Stage;
+use phalanx_tensor::{DeviceError, Tensor, View};
 
+use super::floats::Numbers;
 use super::states::Updated;
+use super::visits::Tile;
 use super::{Map, Zero};
+
+/// Elements that are read at a time for host memory.
+const WINDOW: usize = 1 << 20;
 
 /// The elements of a chunk that this rank updates: all of them under stage 0, otherwise its shard.
 pub(super) fn stepped(map: &Map, stage: Stage, chunk: usize) -> Range<usize> {
@@ -27,15 +32,19 @@ impl Zero {
     /// # Errors
     /// When the all_reduce of the block sums fails.
     pub fn squares(&mut self, sums: &mut Tensor, slots: usize, slot: usize) -> Result<(), CollectiveError> {
-        let mut squares = self.squares.take().expect("taken only here, and put back below");
-        self.device.fill(squares.view_mut(), 0.0);
-        self.reduced(|c, segment, gradient| {
-            let start = segment.in_chunk.start as usize;
-            assert!(start.is_multiple_of(NORM_BLOCK), "shards and parameters start at whole blocks");
-            let block = self.map.layout.first_block[c] as usize + start / NORM_BLOCK;
-            let blocks = gradient.elements().div_ceil(NORM_BLOCK);
-            self.device.block_squares(gradient, squares.view_mut().range(block..block + blocks));
-        });
+        let Zero { device, map, states, gradients, squares, options, .. } = self;
+        let (away, here): (Vec<usize>, Vec<usize>) =
+            squares.begin_rest(device).into_iter().partition(|c| states.has_gradients(*c));
+        for c in here {
+            let shard = map.shard(c);
+            squares.count(device, map, c, gradients.summed(map, c, shard));
+        }
+        let first = |c| stepped(map, options.stage, c).start;
+        let shard = |c| (c, map.shard(c).start - first(c)..map.shard(c).end - first(c));
+        states.show_gradients(away.into_iter().map(shard).collect(), |c, part, gradient| {
+            squares.add(device, map, c, first(c) + part.start..first(c) + part.end, gradient);
+        })?;
+        let squares = self.squares.blocks.take().expect("taken only here, and put back below");
         let squares = self.group.all_reduce(squares).wait()?;
         if self.group.rank() == 0 {
             for (p, number) in self.map.numbers.iter().enumerate().filter(|(p, _)| self.map.answers[*p]) {
@@ -46,25 +55,74 @@ impl Zero {
                 self.device.tree_sum(blocks, sums.view_mut().range(place..place + 1));
             }
         }
-        self.squares = Some(squares);
+        self.squares.blocks = Some(squares);
         Ok(())
     }
 
-    /// Calls `see` with the summed gradients of this rank's shards: the parameter of the stage's network, the
-    /// elements of this rank's part of it, and the gradient, which is still multiplied by the loss scale. Over the
-    /// data axis each element comes once.
-    pub fn reduced_gradients(&self, mut see: impl FnMut(usize, Range<u64>, View)) {
-        self.reduced(|_, segment, gradient| see(segment.parameter, segment.in_parameter, gradient));
-    }
-
-    fn reduced(&self, mut see: impl FnMut(usize, Segment, View)) {
-        for c in 0..self.map.chunk_count() {
-            let shard = self.map.shard(c);
-            for segment in self.map.layout.segments(c, shard.start as u64..shard.end as u64) {
-                let inside = segment.in_chunk.start as usize..segment.in_chunk.end as usize;
-                see(c, segment, self.gradients.summed(&self.map, c, inside));
+    /// Calls `see` with the summed gradients of this rank's shards, on the device: the parameter of the stage's network, the
+    /// elements of this rank's part of it, and the gradient, which is still multiplied by the loss scale. Over the data axis
+    /// each element comes once.
+    ///
+    /// # Errors
+    /// When gradients lie outside of device memory, and the device failed.
+    pub fn reduced_gradients(
+        &mut self,
+        mut see: impl FnMut(usize, Range<u64>, View),
+    ) -> Result<(), CollectiveError> {
+        let Zero { map, states, gradients, options, .. } = self;
+        let mut of_chunk = |c: usize, range: Range<usize>, gradient: View| {
+            for segment in map.layout.segments(c, range.start as u64..range.end as u64) {
+                let inside = segment.in_chunk.start as usize - range.start
+                    ..segment.in_chunk.end as usize - range.start;
+                see(segment.parameter, segment.in_parameter, gradient.range(inside));
+            }
+        };
+        let first = |c| stepped(map, options.stage, c).start;
+        for c in 0..map.chunk_count() {
+            let shard = map.shard(c);
+            match states.has_gradients(c) {
+                true => {
+                    let part = shard.start - first(c)..shard.end - first(c);
+                    states.show_gradients(vec![(c, part)], |c, part, gradient| {
+                        of_chunk(c, first(c) + part.start..first(c) + part.end, gradient);
+                    })?;
+                }
+                false => of_chunk(c, shard.clone(), gradients.summed(map, c, shard)),
             }
         }
+        Ok(())
+    }
+
+    /// Calls `see` with the summed gradients of this rank's shards as f32 in host memory, after a step: as
+    /// [`Zero::reduced_gradients`], in pieces of any length.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn read_gradients(&self, mut see: impl FnMut(usize, Range<u64>, &[f32])) -> Result<(), DeviceError> {
+        let Zero { device, map, states, gradients, .. } = self;
+        for c in 0..map.chunk_count() {
+            let first = stepped(map, self.options.stage, c).start;
+            let shard = map.shard(c);
+            for start in shard.clone().step_by(WINDOW) {
+                let window = start..(start + WINDOW).min(shard.end);
+                let pieces = match states.has_gradients(c) {
+                    true => states.gradient_pieces((c, start - first..window.end - first))?,
+                    false => {
+                        let here = Numbers::Device(gradients.summed(map, c, window.clone()));
+                        vec![(start - first, here.read(device)?)]
+                    }
+                };
+                for (start, piece) in pieces {
+                    let range = first + start..first + start + piece.len();
+                    for segment in map.layout.segments(c, range.start as u64..range.end as u64) {
+                        let inside = segment.in_chunk.start as usize - range.start
+                            ..segment.in_chunk.end as usize - range.start;
+                        see(segment.parameter, segment.in_parameter, &piece[inside]);
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Updates the parameters that this rank owns, chunk by chunk. Under stages 1 and 2 each chunk is sent to the
@@ -77,41 +135,50 @@ impl Zero {
         let stage = self.options.stage;
         self.states.begin();
         for c in 0..self.map.chunk_count() {
-            self.states.enter(c)?;
-            if self.states.parameters().is_some() {
+            if self.states.parameters(c).is_some() {
                 self.parameters.assert_away(c);
             }
-            let stepped = stepped(&self.map, stage, c);
-            for segment in self.map.layout.segments(c, stepped.start as u64..stepped.end as u64) {
-                let inside = segment.in_chunk.start as usize..segment.in_chunk.end as usize;
-                let local = inside.start - stepped.start..inside.end - stepped.start;
-                let gradient = self.gradients.summed(&self.map, c, inside.clone());
-                let Updated { states, master, parameters } = self.states.updated(c, &local);
-                let own = parameters.unwrap_or_else(|| {
-                    let (here, resident) = self.parameters.resident_mut(&self.map, c);
-                    here.range(inside.start - resident.start..inside.end - resident.start)
-                });
-                let (p, rounded) = match master {
-                    Some(master) => (master, Some(own)),
-                    None => (own, None),
-                };
-                let update = Update {
-                    number,
-                    lr,
-                    decays: self.map.decays[segment.parameter],
-                    parameters: p,
-                    rounded,
-                    gradient,
-                    factor,
-                    states,
-                };
-                self.options.optimizer.apply(&self.device, update);
+            for (t, tile) in self.states.tiles(c).into_iter().enumerate() {
+                self.states.enter((c, t))?;
+                self.update_tile((c, t), tile, (number, lr), factor);
+                self.states.leave()?;
             }
-            self.states.leave()?;
             if matches!(stage, Stage::One | Stage::Two) {
                 self.parameters.publish(&*self.group, c, self.options.overlap)?;
             }
         }
         Ok(self.states.finish()?)
+    }
+
+    /// Updates elements `tile` of this rank's part of a chunk.
+    fn update_tile(&mut self, at: Tile, tile: Range<usize>, (number, lr): (u64, f32), factor: View) {
+        let c = at.0;
+        let first = stepped(&self.map, self.options.stage, c).start;
+        let range = (first + tile.start) as u64..(first + tile.end) as u64;
+        for segment in self.map.layout.segments(c, range) {
+            let inside = segment.in_chunk.start as usize..segment.in_chunk.end as usize;
+            let local = inside.start - first..inside.end - first;
+            let Updated { states, master, parameters, gradient } = self.states.updated(at, &local);
+            let gradient = gradient.unwrap_or_else(|| self.gradients.summed(&self.map, c, inside.clone()));
+            let own = parameters.unwrap_or_else(|| {
+                let (here, resident) = self.parameters.resident_mut(&self.map, c);
+                here.range(inside.start - resident.start..inside.end - resident.start)
+            });
+            let (p, rounded) = match master {
+                Some(master) => (master, Some(own)),
+                None => (own, None),
+            };
+            let update = Update {
+                number,
+                lr,
+                decays: self.map.decays[segment.parameter],
+                parameters: p,
+                rounded,
+                gradient,
+                factor,
+                states,
+            };
+            self.options.optimizer.apply(&self.device, update);
+        }
     }
 }

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use phalanx_tensor::Memory;
+use phalanx_parallel::zero::ChunkResidence;
 use phalanx_tensor::disk::DiskOptions;
+use phalanx_tensor::{Memory, NORM_BLOCK};
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
@@ -31,8 +32,19 @@ pub struct MemoryConfig {
     /// Where the parameters of a rank lie between their uses (DeepSpeed's `offload_param.device`). For ZeRO stage 3, which
     /// divides parameters into shards and brings each chunk when a block uses it.
     pub parameters: Tier,
+    /// Where gradients lie from their reduction to the update, and between micro-batches. They leave while backward runs.
+    pub gradients: Tier,
     /// Where optimizer states and master weights lie between updates (DeepSpeed's `offload_optimizer.device`).
     pub optimizer: Tier,
+    /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
+    /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them.
+    pub buffer_mb: f64,
+    /// Where the inputs of Transformer blocks wait for backward. With `checkpointing = "block"` they are all that blocks
+    /// save (DeepSpeed's `cpu_checkpointing`).
+    pub activations: Tier,
+    /// Whether each tensor-parallel rank keeps a part of the inputs of Transformer blocks, of which otherwise every rank
+    /// keeps the whole (DeepSpeed's `partition_activations`). For tensor parallelism without `sequence_parallel`.
+    pub partition_activations: bool,
     /// The folder of the disk memory, or a list of folders on different disks, over which it is striped: one file without a
     /// name for each rank in each folder, which goes with its process.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -58,11 +70,32 @@ impl Default for MemoryConfig {
             prefetch: 1,
             checkpointing: Checkpointing::Word(CheckpointingWord::None),
             parameters: Tier::Device,
+            gradients: Tier::Device,
             optimizer: Tier::Device,
+            buffer_mb: 16.0,
+            activations: Tier::Device,
+            partition_activations: false,
             nvme_path: None,
             nvme_checksums: false,
             pin_memory: None,
             limit_mb: None,
+        }
+    }
+}
+
+impl MemoryConfig {
+    /// Elements of the largest tile: whole blocks of the norm, at least one.
+    pub(crate) fn buffer(&self) -> usize {
+        let blocks = (self.buffer_mb * (1 << 20) as f64 / 4.0) as usize / NORM_BLOCK;
+        blocks.max(1) * NORM_BLOCK
+    }
+
+    /// The memories of every chunk.
+    pub(crate) fn residence(&self) -> ChunkResidence {
+        ChunkResidence {
+            parameters: self.parameters.memory(),
+            gradients: self.gradients.memory(),
+            optimizer: self.optimizer.memory(),
         }
     }
 }
@@ -165,6 +198,13 @@ impl RunConfig {
                 return Err(refuse(key, value, "must be a number, 0 or more"));
             }
         }
+        if !(memory.buffer_mb > 0.0 && memory.buffer_mb.is_finite()) {
+            return Err(refuse(
+                "memory.buffer_mb",
+                memory.buffer_mb,
+                "must be a number of MiB above 0, as 16",
+            ));
+        }
         if memory.checkpointing == Checkpointing::Every(0) {
             let expected = "\"none\", \"selective\", \"block\", or k for every k-th block, at least 1";
             return Err(refuse("memory.checkpointing", 0, expected));
@@ -176,14 +216,21 @@ impl RunConfig {
     }
 
     fn check_tiers(&self) -> Result<(), ConfigError> {
-        let MemoryConfig { parameters, optimizer, nvme_path, .. } = &self.memory;
-        let tiers = [("memory.parameters", *parameters), ("memory.optimizer", *optimizer)];
-        for (key, tier) in tiers {
+        let MemoryConfig { parameters, gradients, optimizer, activations, nvme_path, .. } = &self.memory;
+        let updated = [
+            ("memory.parameters", *parameters),
+            ("memory.gradients", *gradients),
+            ("memory.optimizer", *optimizer),
+        ];
+        let tiers = [updated[0], updated[1], updated[2], ("memory.activations", *activations)];
+        for (key, tier) in updated {
             if tier != Tier::Device && self.parallel.updates == Updates::Asynchronous {
                 let expected =
                     "works with synchronous updates only: leave it out, or leave out parallel.updates";
                 return Err(refuse(key, tier.name(), expected));
             }
+        }
+        for (key, tier) in tiers {
             if tier == Tier::Nvme && nvme_path.is_none() {
                 let expected = "needs a folder on a local disk: set memory.nvme_path";
                 return Err(refuse(key, tier.name(), expected));
@@ -194,9 +241,19 @@ impl RunConfig {
                 format!("needs parallel.zero = 3 (it is {}), also on one rank", self.parallel.zero);
             return Err(refuse("memory.parameters", parameters.name(), expected));
         }
+        if self.memory.partition_activations {
+            let refused = |expected| Err(refuse("memory.partition_activations", true, expected));
+            if self.parallel.tensor < 2 {
+                return refused("needs parallel.tensor of 2 or more: a single rank has nothing to divide");
+            }
+            if self.parallel.sequence_parallel {
+                return refused(
+                    "is not needed with parallel.sequence_parallel: each rank has its own rows already",
+                );
+            }
+        }
         let is_unused = tiers.iter().all(|(_, tier)| *tier != Tier::Nvme);
-        let unused =
-            "is used by nothing: set memory.optimizer or memory.parameters to \"nvme\", or leave it out";
+        let unused = "is used by nothing: set memory.optimizer, memory.gradients, memory.parameters or memory.activations to \"nvme\", or leave it out";
         if self.memory.nvme_checksums && is_unused {
             return Err(refuse("memory.nvme_checksums", true, unused));
         }

@@ -24,6 +24,13 @@ pub fn factory() -> Box<dyn DeviceFactory> {
     }
 }
 
+/// The factory that the plan of `spec` is for: a plan for memory that the host cannot address runs on simulated devices
+/// whatever the environment says.
+pub fn factory_for(spec: &Spec) -> Box<dyn DeviceFactory> {
+    let selected = factory();
+    if selected.is_host_addressable() && !spec.host_addressable { Box::new(simulated(1)) } else { selected }
+}
+
 /// Simulated accelerators that compute with the kernels of the processor.
 pub fn simulated(seed: u64) -> SimulatedFactory {
     let kernels =

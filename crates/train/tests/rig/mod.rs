@@ -16,8 +16,7 @@ use phalanx_layers::Network;
 use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
-use phalanx_tensor::Element;
-use phalanx_tensor::{Arena, DType, Device, DeviceRequest, Memory, Region, View};
+use phalanx_tensor::{Arena, Device, DeviceRequest, Memory, Region};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
@@ -129,9 +128,14 @@ pub fn run_between(
     steps: &[Vec<Vec<u32>>],
     checkpoints: &Checkpoints,
 ) -> Ran {
+    run_spec(spec(model, config), config, steps, checkpoints)
+}
+
+/// Like [`run_between`], with a specification that says more than the configuration.
+pub fn run_spec(spec: Spec, config: &RunConfig, steps: &[Vec<Vec<u32>>], checkpoints: &Checkpoints) -> Ran {
+    let plan = RunPlan::new(spec).unwrap();
     let network = |spec: &Spec, groups: &Groups| spec.network(&groups.tensor);
-    let (plan, parts) =
-        on_ranks(model, config, &network, &|engine, _| one_rank(engine, config, steps, checkpoints));
+    let parts = on_planned_ranks(&plan, &network, &|engine, _| one_rank(engine, config, steps, checkpoints));
     for part in &parts {
         assert!(same_bits(&part.losses, &parts[0].losses), "all ranks report the same losses");
         assert!(same_bits(&part.grad_norms, &parts[0].grad_norms), "all ranks report the same norms");
@@ -239,7 +243,7 @@ pub fn each_rank<T: Send>(
             map_shared: &Region::anonymous,
         };
         let device = match build.heap {
-            false => devices::factory().make(&request).unwrap(),
+            false => devices::factory_for(&plan.spec).make(&request).unwrap(),
             true => Device::new(Cpu::new(plan.spec.threads), Arena::heap()),
         };
         let source = endpoint
@@ -371,32 +375,18 @@ pub fn pieces(engine: &Rank) -> Pieces {
     pieces
 }
 
-/// A view of any float type as f32.
-fn floats(device: &Device, view: View) -> Vec<f32> {
-    fn of<T: Element + Into<f32>>(device: &Device, view: View) -> Vec<f32> {
-        let mut out = vec![T::zeroed(); view.elements()];
-        device.download(view, &mut out).unwrap();
-        out.into_iter().map(Into::into).collect()
-    }
-    match view.dtype() {
-        DType::F32 => of::<f32>(device, view),
-        DType::BF16 => of::<half::bf16>(device, view),
-        _ => of::<half::f16>(device, view),
-    }
-}
-
 /// Downloads a rank's part of the summed gradients: number of the parameter in the whole model, first element,
 /// elements.
 fn gradients(engine: &Rank) -> Vec<(usize, u64, Vec<f32>)> {
     let mut found = Vec::new();
     for stage in engine.stages() {
-        stage.zero.reduced_gradients(|p, local, view| {
-            let out = floats(engine.device(), view);
+        let read = stage.zero.read_gradients(|p, local, values| {
             for (here, whole) in stage.network.parameters[p].stripe().runs(local.clone()) {
                 let here = (here.start - local.start) as usize..(here.end - local.start) as usize;
-                found.push((stage.network.numbers[p], whole.start, out[here].to_vec()));
+                found.push((stage.network.numbers[p], whole.start, values[here].to_vec()));
             }
         });
+        read.unwrap();
     }
     found
 }

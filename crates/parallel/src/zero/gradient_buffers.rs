@@ -1,0 +1,103 @@
+//! The buffers of a chunk of gradients, and what happens to them.
+
+use phalanx_collectives::Pending;
+use phalanx_plan::{Precision, Stage};
+use phalanx_tensor::{Tensor, ViewMut};
+
+use super::tiles::Arriving;
+use super::{Map, Options, update};
+
+/// Which buffers a chunk of gradients has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum GradientBuffering {
+    /// A whole buffer, reduced in place.
+    InPlace,
+    /// A whole buffer and a shard, both kept.
+    Pair,
+    /// A shard that is kept, and a whole buffer until it is reduced.
+    Transient,
+}
+
+impl GradientBuffering {
+    pub(super) fn of(map: &Map, options: &Options) -> GradientBuffering {
+        let Precision { accumulate, communicate, .. } = options.precision;
+        let several = options.micro_batches > 1;
+        // With one rank and equal types, nothing is communicated or rounded, so micro-batches accumulate in one buffer.
+        let alone = map.world == 1 && communicate == accumulate;
+        match options.stage {
+            _ if alone || (several && options.defer) => GradientBuffering::InPlace,
+            Stage::Zero | Stage::One if several => GradientBuffering::Pair,
+            Stage::Zero | Stage::One => GradientBuffering::InPlace,
+            Stage::Two | Stage::Three => GradientBuffering::Transient,
+        }
+    }
+}
+
+/// Elements of a chunk's gradients where they are stored outside of device memory: the sum, or the whole buffer in which
+/// micro-batches accumulate.
+pub(super) fn stored_elements(map: &Map, options: &Options, c: usize) -> usize {
+    let accumulates_whole =
+        GradientBuffering::of(map, options) == GradientBuffering::InPlace && options.micro_batches > 1;
+    if accumulates_whole { map.whole(c).len() } else { update::stepped(map, options.stage, c).len() }
+}
+
+/// The buffers of a chunk that no collective uses.
+pub(super) enum GradientBuffers {
+    /// A whole buffer (in place).
+    Whole(Tensor),
+    /// This rank's shard of the sum (transient, between uses).
+    Shard(Tensor),
+    /// A whole buffer that layers write, and this rank's shard of the sum.
+    Both { whole: Tensor, shard: Tensor },
+    /// Nothing on the device: what is stored elsewhere is the sum so far.
+    Away,
+    /// A whole buffer that layers write; the shard of the sum so far arrives from elsewhere, if there is one.
+    Bucket { whole: Tensor, sum: Option<Arriving> },
+}
+
+/// One chunk of gradients.
+pub(super) enum Chunk {
+    /// No collective uses it.
+    Here(GradientBuffers),
+    /// A whole buffer is being reduced in place.
+    ReducingWhole(Pending<Tensor>),
+    /// A whole buffer is being reduced into this rank's shard.
+    ReducingBoth(Pending<(Tensor, Tensor)>),
+    /// A copy in the communication type is being reduced.
+    ReducingCopy(Box<ReducingCopy>),
+    /// Placeholder while a function changes the state.
+    Moving,
+}
+
+/// A copy that is being reduced in place, and the buffers that its sum is written or added to.
+pub(super) struct ReducingCopy {
+    pub(super) copy: Pending<Tensor>,
+    pub(super) held: GradientBuffers,
+    pub(super) accumulate: bool,
+}
+
+impl Chunk {
+    /// The whole buffer, while no collective uses it.
+    pub(super) fn whole(&self) -> Option<&Tensor> {
+        match self {
+            Chunk::Here(
+                GradientBuffers::Whole(whole)
+                | GradientBuffers::Both { whole, .. }
+                | GradientBuffers::Bucket { whole, .. },
+            ) => Some(whole),
+            _ => None,
+        }
+    }
+
+    /// The whole buffer of chunk `c`, mutable.
+    pub(super) fn whole_mut(&mut self, c: usize) -> ViewMut<'_> {
+        match self {
+            Chunk::Here(
+                GradientBuffers::Whole(whole)
+                | GradientBuffers::Both { whole, .. }
+                | GradientBuffers::Bucket { whole, .. },
+            ) => whole.view_mut(),
+            _ => panic!("gradients of chunk {c} were not opened"),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Tiles that visit the device in an update: those ahead arrive while the update works on one, and those behind return
+//! meanwhile. The order is that of the update, so nothing has to be guessed.
+
+use phalanx_tensor::DeviceError;
+
+use super::states::{Role, States, is_in_reach};
+use super::tiles::{self, Leaving};
+use super::visits::{Coming, Tile, Visitor};
+
+/// Tiles that arrive while the update works on an earlier one. Two keep a transfer waiting behind the one that runs, so
+/// that the stream does not idle between them.
+const AHEAD: usize = 2;
+
+/// Tiles that return while the update works on a later one.
+const BEHIND: usize = 2;
+
+impl States {
+    /// An update begins: the first tiles start to arrive.
+    pub(super) fn begin(&mut self) {
+        self.visits.fetched = 0;
+        (0..AHEAD).for_each(|_| self.fetch_next());
+    }
+
+    /// Waits until a tile is on the device, if it is one that visits it. Tiles are entered in order.
+    pub(super) fn enter(&mut self, tile: Tile) -> Result<(), DeviceError> {
+        let entered = self.visits.fetched - self.visits.arriving.len();
+        if self.visits.tiles.get(entered) != Some(&tile) {
+            return Ok(());
+        }
+        self.fetch_next();
+        let arriving = self.visits.arriving.pop_front().expect("each tile is fetched before it is entered");
+        let mut slots = Vec::with_capacity(arriving.len());
+        for (slot, coming) in arriving {
+            slots.push(match coming {
+                Coming::Unread(stored) => {
+                    let here = tiles::window(&self.device, stored.dtype(), stored.shape().elements());
+                    (slot, Some(stored), here)
+                }
+                Coming::Arriving(arriving) => {
+                    let (mut stored, here) = tiles::arrive(&self.device, arriving)?;
+                    let place = &mut self.chunks[tile.0].slots[slot];
+                    if place.role == Role::Gradients {
+                        place.tiles[tile.1] = stored.pop();
+                    }
+                    (slot, stored.pop(), here)
+                }
+            });
+        }
+        self.visits.visitor = Some(Visitor { tile, slots });
+        Ok(())
+    }
+
+    /// The update of the tile that was entered has been issued: it returns.
+    pub(super) fn leave(&mut self) -> Result<(), DeviceError> {
+        let Some(Visitor { tile, slots }) = self.visits.visitor.take() else { return Ok(()) };
+        let mut leaving = Vec::with_capacity(slots.len());
+        for (slot, stored, here) in slots {
+            let Some(stored) = stored else { continue };
+            let all = 0..here.shape().elements();
+            leaving.push((slot, tiles::send(&self.device, here, all, vec![stored], 0)));
+        }
+        self.visits.leaving.push_back((tile, leaving));
+        // While the device works on this tile, the next one goes on from host memory to the device.
+        if let Some(next) = self.visits.arriving.pop_front() {
+            let mut gone_on = Vec::with_capacity(next.len());
+            for (slot, coming) in next {
+                gone_on.push((slot, self.go_on(coming)?));
+            }
+            self.visits.arriving.push_front(gone_on);
+        }
+        if self.visits.leaving.len() > BEHIND { self.receive() } else { Ok(()) }
+    }
+
+    /// Waits until all tiles are in their places.
+    pub(super) fn finish(&mut self) -> Result<(), DeviceError> {
+        while !self.visits.leaving.is_empty() {
+            self.receive()?;
+        }
+        Ok(())
+    }
+
+    /// Starts to bring the next tile to the device, if there is one.
+    fn fetch_next(&mut self) {
+        let Some((chunk, tile)) = self.visits.tiles.get(self.visits.fetched).copied() else { return };
+        self.visits.fetched += 1;
+        let has_master = self.chunks[chunk].position(Role::Master).is_some();
+        let elements = self.tiles(chunk)[tile].len();
+        let mut arriving = Vec::new();
+        for (number, slot) in self.chunks[chunk].slots.iter_mut().enumerate() {
+            if is_in_reach(&self.device, slot.memory) {
+                continue;
+            }
+            let stored = slot.tiles[tile].take().expect("it is not in flight yet");
+            // An update overwrites parameters with the rounded master weights.
+            let coming = match slot.role == Role::Parameters && has_master {
+                true => Coming::Unread(stored),
+                false => Coming::Arriving(tiles::bring(&self.device, vec![stored], 0..elements)),
+            };
+            arriving.push((number, coming));
+        }
+        self.visits.arriving.push_back(arriving);
+    }
+
+    fn go_on(&self, coming: Coming) -> Result<Coming, DeviceError> {
+        Ok(match coming {
+            Coming::Arriving(arriving) => Coming::Arriving(tiles::continue_arrival(&self.device, arriving)?),
+            unread => unread,
+        })
+    }
+
+    /// Waits until the tile that returns first is in its place; the one behind it starts the second half of its way.
+    fn receive(&mut self) -> Result<(), DeviceError> {
+        let Some(((chunk, tile), leaving)) = self.visits.leaving.pop_front() else { return Ok(()) };
+        let go_on = |leaving: Vec<(usize, Leaving)>| -> Result<Vec<_>, DeviceError> {
+            let each = |(slot, leaving)| Ok((slot, tiles::continue_departure(&self.device, leaving)?));
+            leaving.into_iter().map(each).collect()
+        };
+        let leaving = go_on(leaving)?;
+        if let Some((behind, next)) = self.visits.leaving.pop_front() {
+            self.visits.leaving.push_front((behind, go_on(next)?));
+        }
+        for (slot, leaving) in leaving {
+            let stored = tiles::depart(&self.device, leaving)?.pop();
+            self.chunks[chunk].slots[slot].tiles[tile] = stored;
+        }
+        Ok(())
+    }
+}

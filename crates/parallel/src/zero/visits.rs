@@ -1,0 +1,52 @@
+//! Which tiles visit the device in an update, and where each of them is (`visiting` moves them).
+
+use std::collections::VecDeque;
+
+use phalanx_tensor::Tensor;
+
+use super::tiles::{Arriving, Leaving};
+
+/// A chunk and one of its tiles.
+pub(super) type Tile = (usize, usize);
+
+/// The tiles that visit the device, and how far they have come.
+#[derive(Default)]
+pub(super) struct Visits {
+    /// All of them, in order.
+    pub(super) tiles: Vec<Tile>,
+    /// How many of them have begun to arrive.
+    pub(super) fetched: usize,
+    /// Tiles that arrive: for each, its slots.
+    pub(super) arriving: VecDeque<Vec<(usize, Coming)>>,
+    pub(super) visitor: Option<Visitor>,
+    /// Tiles that return: for each, its slots.
+    pub(super) leaving: VecDeque<(Tile, Vec<(usize, Leaving)>)>,
+}
+
+/// One slot of a tile that arrives.
+pub(super) enum Coming {
+    Arriving(Arriving),
+    /// It is only written on the device.
+    Unread(Tensor),
+}
+
+/// A tile on the device whose place is elsewhere.
+pub(super) struct Visitor {
+    pub(super) tile: Tile,
+    /// For each of its slots that visit: the number, the place to which it returns (None for what was only read), and the
+    /// tensor on the device.
+    pub(super) slots: Vec<(usize, Option<Tensor>, Tensor)>,
+}
+
+impl Visits {
+    /// Visits of `tiles`, in this order.
+    pub(super) fn new(tiles: Vec<Tile>) -> Visits {
+        Visits { tiles, ..Visits::default() }
+    }
+
+    /// The slots of a tile that are on the device as visitors; None for a tile that does not visit.
+    pub(super) fn visitor_mut(&mut self, tile: Tile) -> Option<impl Iterator<Item = (usize, &mut Tensor)>> {
+        let visitor = self.visitor.as_mut().filter(|visitor| visitor.tile == tile)?;
+        Some(visitor.slots.iter_mut().map(|(slot, _, here)| (*slot, here)))
+    }
+}
