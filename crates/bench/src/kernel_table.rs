@@ -73,7 +73,8 @@ impl Peaks {
         let CallPrice { flops, bytes, rate } = price;
         let bytes = bytes as f64;
         match rate {
-            Rate::Bandwidth => [0.0, bytes / self.bytes_per_s],
+            // Operations of the host run on the processor whose bandwidth was measured.
+            Rate::Bandwidth | Rate::Host => [0.0, bytes / self.bytes_per_s],
             Rate::MatrixProduct(dtype) => {
                 [flops as f64 / self.products_per_s(dtype), bytes / self.bytes_per_s]
             }
@@ -168,8 +169,9 @@ impl StepProfile {
 
     /// Seconds in which no kernel ran and no collective was waited for: joins, bookkeeping.
     pub fn outside_s(&self) -> f64 {
-        // Transfers to and from a disk run beside kernels.
-        let on_host = self.kernels.iter().filter(|kernel| kernel.price.rate != Rate::Disk);
+        // Transfers to and from a disk, and operations of the host for a device of its own, run beside kernels.
+        let is_beside = |rate| matches!(rate, Rate::Disk | Rate::Host);
+        let on_host = self.kernels.iter().filter(|kernel| !is_beside(kernel.price.rate));
         let kernels_s: f64 = on_host.map(|kernel| kernel.seconds).sum();
         self.step_s - kernels_s - self.collectives.waited_s
     }

@@ -6,10 +6,11 @@ use clap::{Args, Subcommand, ValueEnum};
 use phalanx_trace::DType;
 
 use crate::byte_size::parse_bytes;
+use crate::memory_args::BenchMemoryArgs;
 use crate::overrides::Overrides;
 use crate::strategies_args::BenchStrategiesArgs;
 
-/// Measures steps, kernels, collectives, disks or strategies of parallelism
+/// Measures steps, placements in memory, kernels, collectives, disks or strategies of parallelism
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// The benchmark.
@@ -21,6 +22,7 @@ pub struct BenchArgs {
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     Step(BenchStepArgs),
+    Memory(BenchMemoryArgs),
     Kernels(BenchKernelsArgs),
     Collectives(BenchCollectivesArgs),
     Disk(BenchDiskArgs),
