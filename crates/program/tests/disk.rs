@@ -65,7 +65,7 @@ fn folders_that_cannot_hold_the_state_are_refused_before_anything_is_written() {
         ("file", "this is a file; give a folder"),
         ("[\"disk\", \"missing\"]", "bytes in missing: "),
         ("[\"disk\", \"disk\"]", "names a folder twice"),
-        ("[]", "needs at min one folder"),
+        ("[]", "needs at least one folder"),
     ] {
         let set = format!("memory.nvme_path={path}");
         home.run(&[&train[..], &ON_DISK, &["--set", &set]].concat()).refused(&[words]);
@@ -133,7 +133,7 @@ fn a_disk_that_others_fill_during_a_step_changes_nothing() {
     let args =
         ["train", "small.toml", "--run", "r", "--nproc", "2", "--quiet", "--set", "train.steps=1000000"];
     let fill = "(until grep -q '\"step\":5,' r/metrics.jsonl 2>/dev/null; do sleep 0.02; done; \
-                 dd if=/dev/zero of=disk/filler bs=4k 2>/dev/null; df disk > filled) &";
+                 dd if=/dev/zero of=disk/filler bs=4k 2>/dev/null; df disk > full; mv full filled) &";
     let Some(child) = on_small_disk(&home, "8m", fill, &[&args[..], &ON_DISK].concat()) else { return };
     wait("the disk to be full", || home.path("filled").exists());
     let full = String::from_utf8(home.read("filled")).unwrap();
