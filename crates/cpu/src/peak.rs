@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn every_instruction_set_has_a_rate_for_every_type() {
         for isa in Isa::ALL {
-            let cpu = Cpu::with_options(Options { isa, ..Options::new(1) }).unwrap();
+            let cpu = Cpu::with_options(Options { isa, tiles: None, ..Options::new(1) }).unwrap();
             for dtype in [DType::F32, DType::BF16, DType::F16] {
                 assert!(flops_per_s(&cpu, dtype) > 1e8, "{isa:?} {dtype:?}");
             }
