@@ -7,8 +7,8 @@
 //! An element is, for each block of the inner dimension, the sum over its packed steps ([`STEPS`](crate::tile_packing)
 //! of the inner dimension each), ascending; each adds its products as [`Tiles::multiply_bf16`] says. The blocks' sums are
 //! added in order, in the [`epilogue`](crate::epilogue). Nothing else enters. Numbers of several parts add, in every
-//! packed step, the products of their parts, the largest one (that of the first parts) last; products below the smallest
-//! of f32 are left out.
+//! packed step, the products of their parts, the largest one (that of the first parts) last. Of three parts, the products
+//! of the second with the third and of the third with the third are left out: together at most 2^-26 of the product.
 //!
 //! Tails: the last rows have registers of exactly their size, and up to 16 last columns have one register instead of two.
 
