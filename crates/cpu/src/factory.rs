@@ -41,6 +41,7 @@ impl DeviceFactory for CpuFactory {
         }
         let device = Arena::replaying(request.device_plan.clone(), region);
         let host_region = Region::anonymous(request.host_plan.arena_bytes as usize)?;
+        request.pin(&host_region, false)?;
         let host = Arena::replaying_in(Memory::Host, request.host_plan.clone(), host_region);
         Ok(match request.make_disk()? {
             None => Device::with_memories(Arc::new(Immediate::new(cpu)), device, host),

@@ -27,5 +27,5 @@ pub use folder::{create_folders, parent_of, remove_folder, rename, sync_folder};
 pub use held::HeldFolder;
 pub use lock::{FolderLock, LOCK_FILE, LockError};
 pub use read::{open_regular, read_bounded, read_text};
-pub use scratch::{free_bytes, scratch_file};
+pub use scratch::{file_system_of, free_bytes, is_in_memory, scratch_file, set_buffered, set_direct};
 pub use write::{AtomicFile, is_temporary, remove_temporary, write, write_output};

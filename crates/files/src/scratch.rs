@@ -1,18 +1,22 @@
 //! A file without a name, for bytes that only this process needs: it is gone when it is closed, also after a crash.
 //!
-//! All its blocks are allocated when it is created, so that no later write finds the disk full.
+//! All its blocks are allocated when it is created, so that no later write finds the disk full. Where the file system can,
+//! its transfers go past the page cache (`O_DIRECT`).
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
-use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open, statvfs};
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fcntl_getfl, fcntl_setfl, open, statfs, statvfs};
 use rustix::io::Errno;
 
 use crate::write::temporary_path;
 
 /// Bytes that are written at a time where the file system cannot allocate blocks otherwise.
 const ZEROS_BYTES: usize = 1 << 20;
+
+/// The types of file systems whose files are memory: tmpfs and ramfs.
+const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// Creates a file of `bytes` bytes, all zero, in an existing folder.
 ///
@@ -22,12 +26,57 @@ const ZEROS_BYTES: usize = 1 << 20;
 pub fn scratch_file(folder: &Path, bytes: u64) -> io::Result<File> {
     let file = without_name(folder)?;
     let free = free_bytes(folder)?;
-    if bytes > free {
+    let full = |free| {
         let text = format!("{bytes} bytes are needed, {free} are free");
-        return Err(io::Error::new(ErrorKind::StorageFull, text));
+        io::Error::new(ErrorKind::StorageFull, text)
+    };
+    if bytes > free {
+        return Err(full(free));
     }
-    allocate(&file, bytes)?;
-    Ok(file)
+    match allocate(&file, bytes) {
+        // Others have taken them meanwhile.
+        Err(error) if error.kind() == ErrorKind::StorageFull => Err(full(free_bytes(folder).unwrap_or(0))),
+        done => done.map(|()| file),
+    }
+}
+
+/// From now on, transfers of a file go past the page cache: their offset, length and address must be multiples of the
+/// device's block size. False where the file system has no such transfers; nothing changes then.
+///
+/// # Errors
+/// The system's.
+pub fn set_direct(file: &File) -> io::Result<bool> {
+    match fcntl_setfl(file, fcntl_getfl(file)? | OFlags::DIRECT) {
+        Ok(()) => Ok(true),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes transfers of a file go through the page cache again.
+///
+/// # Errors
+/// The system's.
+pub fn set_buffered(file: &File) -> io::Result<()> {
+    Ok(fcntl_setfl(file, fcntl_getfl(file)? & !OFlags::DIRECT)?)
+}
+
+/// Whether the files of a folder are memory (tmpfs, ramfs).
+///
+/// # Errors
+/// The system's: a folder that is missing.
+pub fn is_in_memory(folder: &Path) -> io::Result<bool> {
+    let kind = statfs(folder)?.f_type;
+    Ok(IN_MEMORY.contains(&(kind as u64 & 0xffff_ffff)))
+}
+
+/// A number that is the same for folders on the same file system.
+///
+/// # Errors
+/// The system's: a folder that is missing.
+pub fn file_system_of(folder: &Path) -> io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(fs::metadata(folder)?.dev())
 }
 
 /// Bytes that the file system of a folder has left for this user.

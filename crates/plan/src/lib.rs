@@ -39,7 +39,7 @@ pub use expand::{AbridgedPhase, expand};
 pub use memory::{MemoryError, MemoryPlan, PhasePlan, plan_memory, plan_memory_of};
 pub use mesh::{Coordinates, Mesh, MeshError};
 pub use order::{Lookahead, use_order};
-pub use packing::ALIGN;
+pub use packing::{ALIGN, DISK_ALIGN};
 pub use peak::{Peak, PeakMeter};
 pub use pipeline::{
     Action, Channel, Costs, HeldMicroBatches, InFlight, Kind, Message, Plan, Schedule, ScheduleError, Span,

@@ -7,7 +7,7 @@
 use phalanx_trace::{Event, Memory, Phase, PhaseName, Site, Trace};
 use serde::{Deserialize, Serialize};
 
-use crate::packing::{Lifetime, aligned, pack};
+use crate::packing::{ALIGN, DISK_ALIGN, Lifetime, pack};
 use crate::peak::{Peak, PeakMeter};
 use crate::slot::Slot;
 
@@ -28,6 +28,8 @@ pub struct PhasePlan {
 /// The plan of an arena.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
+    /// Bytes to which every allocation is aligned: `ALIGN`, or `DISK_ALIGN` if the rank has disk memory.
+    pub align: u64,
     /// Bytes of the arena: the maximum over the phases.
     pub arena_bytes: u64,
     /// Bytes that `init` leaves at the bottom of the arena.
@@ -158,26 +160,34 @@ pub fn plan_memory_of(trace: &Trace, memory: Memory) -> Result<MemoryPlan, Memor
         let found = begins.map_or("nothing".to_owned(), |name| format!("`{name}`"));
         return Err(MemoryError::NoInit { found });
     }
-    let mut meter = PeakMeter::new();
+    let align = alignment(trace);
+    let mut meter = PeakMeter::new(align);
     let mut phases = Vec::with_capacity(trace.phases.len());
     let mut persistent_bytes = 0;
     let mut first_id = 0;
     for (number, phase) in trace.phases.iter().enumerate() {
         let mut taking = PhaseAllocations::new(phase, first_id, memory)?;
         if number == 0 {
-            persistent_bytes = place_kept(&mut taking.allocations);
+            persistent_bytes = place_kept(&mut taking.allocations, align);
         } else {
             refuse_kept(phase, &taking.allocations)?;
             meter.start_phase();
         }
-        place_transients(&mut taking.allocations, persistent_bytes);
+        place_transients(&mut taking.allocations, persistent_bytes, align);
         taking.feed(&mut meter, phase);
         first_id += taking.indices.len() as u32;
         let slots = taking.allocations.iter().map(|t| t.slot).collect();
         phases.push(PhasePlan { name: phase.name, slots, peak: meter.phase_peak() });
     }
     let peak = meter.peak();
-    Ok(MemoryPlan { arena_bytes: peak.bytes, persistent_bytes, peak, phases })
+    Ok(MemoryPlan { align, arena_bytes: peak.bytes, persistent_bytes, peak, phases })
+}
+
+/// The alignment of a rank's allocations.
+fn alignment(trace: &Trace) -> u64 {
+    let is_on_disk = |event: &Event| matches!(event, Event::Alloc { memory: Memory::Disk, .. });
+    let has_disk = trace.phases.iter().flat_map(|phase| &phase.events).any(is_on_disk);
+    if has_disk { DISK_ALIGN } else { ALIGN }
 }
 
 impl PhaseAllocations {
@@ -245,11 +255,11 @@ impl PhaseAllocations {
 }
 
 /// Places allocations that are never freed at the bottom, in order; returns their end.
-fn place_kept(allocations: &mut [Allocation]) -> u64 {
+fn place_kept(allocations: &mut [Allocation], align: u64) -> u64 {
     let mut end = 0;
     for kept in allocations.iter_mut().filter(|t| t.end.is_none()) {
         kept.slot.offset = end;
-        end = kept.slot.end();
+        end = kept.slot.end(align);
     }
     end
 }
@@ -264,12 +274,13 @@ fn refuse_kept(phase: &Phase, allocations: &[Allocation]) -> Result<(), MemoryEr
 }
 
 /// Places allocations that are freed within the phase above `base`.
-fn place_transients(allocations: &mut [Allocation], base: u64) {
+fn place_transients(allocations: &mut [Allocation], base: u64, align: u64) {
     let mut items = Vec::with_capacity(allocations.len());
     let mut transients: Vec<&mut Slot> = Vec::with_capacity(allocations.len());
     for one in allocations.iter_mut() {
         if let Some(end) = one.end {
-            items.push(Lifetime { start: one.start, end, bytes: aligned(one.slot.bytes) });
+            let bytes = one.slot.bytes.next_multiple_of(align);
+            items.push(Lifetime { start: one.start, end, bytes });
             transients.push(&mut one.slot);
         }
     }

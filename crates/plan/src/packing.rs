@@ -15,6 +15,10 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Bytes to which every allocation is aligned: a cache line, and a vector register of AVX-512.
 pub const ALIGN: u64 = 64;
 
+/// The same for a rank with disk memory, in all its memories: direct transfers of a disk go in whole blocks, from and to
+/// addresses that are aligned as blocks are.
+pub const DISK_ALIGN: u64 = 4096;
+
 /// Comparisons that greedy by size may spend: all of 5,600 items, a few hundredths of a second.
 const GREEDY_COMPARISONS: u64 = 16_000_000;
 
@@ -28,7 +32,7 @@ pub struct Lifetime {
     pub start: usize,
     /// Time of the free, after `start`.
     pub end: usize,
-    /// Bytes, a multiple of [`ALIGN`].
+    /// Bytes, a multiple of the alignment.
     pub bytes: u64,
 }
 
@@ -39,11 +43,6 @@ pub struct Packing {
     pub offsets: Vec<u64>,
     /// End of the highest item.
     pub arena_bytes: u64,
-}
-
-/// Bytes rounded up to [`ALIGN`].
-pub const fn aligned(bytes: u64) -> u64 {
-    bytes.next_multiple_of(ALIGN)
 }
 
 /// The smallest packing found.

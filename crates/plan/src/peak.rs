@@ -8,7 +8,6 @@
 use phalanx_trace::{Bytes, Category};
 use serde::{Deserialize, Serialize};
 
-use crate::packing::aligned;
 use crate::slot::Slot;
 
 /// The peak of an arena: its size, and the categories that used it.
@@ -21,14 +20,25 @@ pub struct Peak {
     /// Largest number of activation bytes that were live at once.
     #[serde(default)]
     pub activations: u64,
+    /// Bytes that were not live then: gaps and alignment.
+    #[serde(default)]
+    pub gaps: u64,
+}
+
+impl Peak {
+    /// Whether it is larger than another: of two of one size, the one with more live bytes.
+    pub fn is_above(&self, other: &Peak) -> bool {
+        (self.bytes, self.bytes - self.gaps) > (other.bytes, other.bytes - other.gaps)
+    }
 }
 
 /// Follows the allocations and frees of an arena.
 ///
 /// Relies on a guarantee of `plan_memory`: allocations that are live at the start of a phase are packed at the bottom
 /// without gaps, so their end is the sum of their aligned bytes.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct PeakMeter {
+    align: u64,
     live: Bytes,
     live_bytes: u64,
     live_aligned: u64,
@@ -46,17 +56,24 @@ struct Extent {
 }
 
 impl PeakMeter {
-    /// A meter of an empty arena, in its first phase.
-    pub fn new() -> PeakMeter {
-        PeakMeter::default()
+    /// A meter of an empty arena, in its first phase. Allocations are aligned to `align` bytes.
+    pub fn new(align: u64) -> PeakMeter {
+        PeakMeter {
+            align,
+            live: Bytes::default(),
+            live_bytes: 0,
+            live_aligned: 0,
+            phase: Extent::default(),
+            earlier: Peak::default(),
+        }
     }
 
     /// Counts an allocation.
     pub fn alloc(&mut self, slot: &Slot) {
         *self.live.slot(slot.category) += slot.bytes;
         self.live_bytes += slot.bytes;
-        self.live_aligned += aligned(slot.bytes);
-        self.phase.end = self.phase.end.max(slot.end());
+        self.live_aligned += slot.bytes.next_multiple_of(self.align);
+        self.phase.end = self.phase.end.max(slot.end(self.align));
         self.phase.activations = self.phase.activations.max(self.live.activations);
         if self.live_bytes > self.phase.live_bytes_max {
             self.phase.live_max = self.live;
@@ -73,7 +90,7 @@ impl PeakMeter {
         assert!(*live >= slot.bytes, "`{}` is freed but not live", slot.name);
         *live -= slot.bytes;
         self.live_bytes -= slot.bytes;
-        self.live_aligned -= aligned(slot.bytes);
+        self.live_aligned -= slot.bytes.next_multiple_of(self.align);
     }
 
     /// Starts a new phase: live allocations stay, and the peak of the phase restarts.
@@ -97,13 +114,15 @@ impl PeakMeter {
         let Extent { end, live_max, live_bytes_max, activations } = self.phase;
         assert!(end >= live_bytes_max, "slots that are live together overlap");
         let mut categories = live_max;
-        *categories.slot(Category::Workspace) += end - live_bytes_max;
-        Peak { bytes: end, categories, activations }
+        let gaps = end - live_bytes_max;
+        *categories.slot(Category::Workspace) += gaps;
+        Peak { bytes: end, categories, activations, gaps }
     }
 
-    /// The largest peak of all phases (the first of equals).
+    /// The largest peak of all phases (the first of equals). A phase that was left early may have the size of a whole one,
+    /// and less that is live.
     pub fn peak(&self) -> Peak {
         let phase = self.phase_peak();
-        if phase.bytes > self.earlier.bytes { phase } else { self.earlier }
+        if phase.is_above(&self.earlier) { phase } else { self.earlier }
     }
 }

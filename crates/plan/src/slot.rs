@@ -3,12 +3,10 @@
 use phalanx_trace::{Category, Site, StaticName, interned};
 use serde::{Deserialize, Serialize};
 
-use crate::packing::aligned;
-
 /// The position of one allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
-    /// First byte in the arena, a multiple of `ALIGN`.
+    /// First byte in the arena, a multiple of the plan's alignment.
     pub offset: u64,
     /// Bytes, as requested.
     pub bytes: u64,
@@ -23,7 +21,7 @@ pub struct Slot {
 
 impl Slot {
     /// First byte after the slot and its alignment.
-    pub fn end(&self) -> u64 {
-        self.offset + aligned(self.bytes)
+    pub fn end(&self, align: u64) -> u64 {
+        self.offset + self.bytes.next_multiple_of(align)
     }
 }

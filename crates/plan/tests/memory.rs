@@ -70,7 +70,7 @@ fn random_trace(random: &mut Generator, later_phases: u64, allocations: u64) -> 
 
 /// Checks the properties that hold for every plan. Returns the maximum of live bytes in the last phase.
 fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
-    let mut meter = PeakMeter::new();
+    let mut meter = PeakMeter::new(ALIGN);
     let mut live: Vec<(u32, u64, u64)> = Vec::new();
     let mut first_id = 0;
     let mut largest = Peak::default();
@@ -90,7 +90,7 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
                 Event::Alloc { id, bytes, .. } => {
                     let slot = planned.slots[(id - first_id) as usize];
                     assert_eq!((slot.bytes, slot.offset % ALIGN), (bytes, 0));
-                    let (start, end) = (slot.offset, slot.end());
+                    let (start, end) = (slot.offset, slot.end(ALIGN));
                     let free =
                         live.iter().all(|(_, s, e)| end <= *s || *e <= start || start == end || s == e);
                     assert!(free, "{slot:?} overlaps what is live");
@@ -108,11 +108,11 @@ fn check(trace: &Trace, plan: &MemoryPlan) -> u64 {
         first_id += planned.slots.len() as u32;
         assert_eq!(planned.peak, meter.phase_peak());
         assert_eq!(planned.peak.categories.total(), planned.peak.bytes);
-        let ends = planned.slots.iter().map(|s| s.end()).max().unwrap_or(0);
+        let ends = planned.slots.iter().map(|s| s.end(ALIGN)).max().unwrap_or(0);
         let floor = if number == 0 { 0 } else { plan.persistent_bytes };
         assert_eq!(planned.peak.bytes, ends.max(floor));
         assert!(planned.peak.bytes >= max_live);
-        if planned.peak.bytes > largest.bytes {
+        if planned.peak.is_above(&largest) {
             largest = planned.peak;
         }
     }
@@ -148,10 +148,12 @@ fn a_step_is_planned_as_drawn() {
     assert_eq!(offsets(PhaseName::Step), [192, 832, 832]);
     // 1000 bytes of staging end at 192 + 1024; most was live before the optimizer came.
     let init = Bytes { parameters: 100, workspace: 1116, ..Bytes::default() };
-    assert_eq!(plan.phases[0].peak, Peak { bytes: 1216, categories: init, activations: init.activations });
+    let activations = init.activations;
+    assert_eq!(plan.phases[0].peak, Peak { bytes: 1216, categories: init, activations, gaps: 116 });
     let step =
         Bytes { parameters: 100, optimizer: 64, activations: 640, workspace: 300 + 48, ..Bytes::default() };
-    assert_eq!(plan.phases[1].peak, Peak { bytes: 1152, categories: step, activations: step.activations });
+    let activations = step.activations;
+    assert_eq!(plan.phases[1].peak, Peak { bytes: 1152, categories: step, activations, gaps: 48 });
     assert_eq!(plan.peak, plan.phases[0].peak);
     assert_eq!(plan.arena_bytes, 1216);
 }
@@ -172,7 +174,7 @@ fn repeated_phases_do_not_change_the_peak() {
     let mut random = Generator(4);
     let trace = random_trace(&mut random, 1, 200);
     let plan = plan_memory(&trace).unwrap();
-    let mut meter = PeakMeter::new();
+    let mut meter = PeakMeter::new(ALIGN);
     let mut play = |number: usize, first_id: u32| {
         for event in &trace.phases[number].events {
             match *event {
@@ -331,4 +333,27 @@ fn each_memory_has_its_own_plan() {
     assert_eq!(offsets(Memory::Device), (512, 448, vec![vec![(0, 100), (128, 300)], vec![(448, 50)]]));
     assert_eq!(offsets(Memory::Host), (1088, 64, vec![vec![(0, 10)], vec![(64, 1000), (64, 500)]]));
     assert_eq!(offsets(Memory::Disk), (0, 0, vec![vec![], vec![]]));
+}
+
+#[test]
+fn a_rank_with_disk_memory_aligns_everything_to_blocks_of_a_disk() {
+    let site = Site { file: "block.rs", line: 1 };
+    let (category, name) = (Category::Workspace, "tensor");
+    let alloc = |id, memory, bytes| Event::Alloc { id, memory, bytes, category, name, site };
+    let init = vec![alloc(0, Memory::Disk, 5000), alloc(1, Memory::Device, 100), alloc(2, Memory::Disk, 1)];
+    let step = vec![
+        alloc(3, Memory::Device, 4096),
+        alloc(4, Memory::Host, 1),
+        Event::Free { id: 4, memory: Memory::Host },
+        Event::Free { id: 3, memory: Memory::Device },
+    ];
+    let phases =
+        vec![Phase { name: PhaseName::Init, events: init }, Phase { name: PhaseName::Step, events: step }];
+    let trace = Trace { rank: 0, phases, faults: Vec::new() };
+    for (memory, bytes) in [(Memory::Disk, 3 * 4096), (Memory::Device, 2 * 4096), (Memory::Host, 4096)] {
+        let plan = plan_memory_of(&trace, memory).unwrap();
+        assert_eq!((plan.align, plan.arena_bytes, plan.peak.bytes), (4096, bytes, bytes), "{memory:?}");
+        let slots = plan.phases.iter().flat_map(|phase| &phase.slots);
+        assert!(slots.into_iter().all(|slot| slot.offset % 4096 == 0), "{memory:?}");
+    }
 }

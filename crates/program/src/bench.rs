@@ -52,7 +52,7 @@ pub fn collectives(
     let RankHost::Job(endpoint) = host else { return Ok(Vec::new()) };
     let plans = collectives::plan(task, host.rank(), endpoint.world_size())?;
     let factory = environment.device_factory(&DeviceConfig::default());
-    let RankDevice { device, .. } = host.make_planned_device(plans.each_ref(), 1, None, &*factory)?;
+    let RankDevice { device, .. } = host.make_planned_device(plans.each_ref(), 1, (None, None), &*factory)?;
     collectives::measure(task, &device, &*endpoint.group("data"))
 }
 

@@ -5,6 +5,8 @@
 //! another program's name stands for. Each value is tried alone, in a
 //! configuration that is otherwise right, so the error for a wrong type names its own key.
 
+use std::path::Path;
+
 use anyhow::{Result, bail};
 use phalanx_train::RunConfig;
 use phalanx_train::config::Float;
@@ -16,6 +18,9 @@ use crate::{choices, foreign_keys};
 
 /// Keys whose default is a word and whose value may be a number.
 const WORD_OR_NUMBER: [&str; 2] = ["memory.chunk", "memory.checkpointing"];
+
+/// A key whose value is a text or a list of texts.
+const TEXT_OR_LIST: &str = "memory.nvme_path";
 
 /// The configuration with a value of the right type for every key.
 fn full() -> Table {
@@ -38,7 +43,8 @@ fn full() -> Table {
     config.device.copy_gb_per_s = Some(1.0);
     config.device.seed = Some(1);
     config.memory.hidden_dim = Some(1);
-    config.memory.nvme_path = Some(String::new());
+    config.memory.nvme_path = Some(Path::new("").into());
+    config.memory.pin_memory = Some(true);
     config.memory.limit_mb = Some(1.0);
     config.precision.communicate = Some(Float::F32);
     config.schedule.decay_steps = Some(1);
@@ -101,6 +107,7 @@ pub fn assignment(text: &str) -> Result<(String, Value)> {
     let parsed = toml::from_str::<Table>(&format!("value = {raw}")).ok();
     let parsed = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
     let value = match (known, parsed) {
+        (Value::String(_), Some(value)) if value.is_array() && key == TEXT_OR_LIST => value,
         (Value::String(_), Some(value)) if !value.is_str() && !WORD_OR_NUMBER.contains(&key) => {
             Value::String(raw.into())
         }
@@ -143,6 +150,9 @@ fn expected(key: &str, known: &Value) -> String {
         ("memory.chunk", _) => "\"auto\", \"none\" or a number of MiB".to_string(),
         ("memory.checkpointing", _) => {
             "\"none\", \"selective\", \"block\", or k for every k-th block".to_string()
+        }
+        (TEXT_OR_LIST, _) => {
+            "a folder in quotes, or a list of folders, as [\"/mnt/a\", \"/mnt/b\"]".to_string()
         }
         ("parallel.zero", _) => "a ZeRO stage: 0, 1, 2 or 3".to_string(),
         (_, Value::String(_)) => match choices::of(key) {

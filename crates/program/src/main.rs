@@ -15,6 +15,7 @@ mod commands;
 
 mod continuation;
 mod control_group;
+mod disk_check;
 mod draw_args;
 mod environment;
 mod exit_status;

@@ -3,6 +3,7 @@
 use phalanx_optim::LossScaling;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
+use phalanx_tensor::DiskOptions;
 use phalanx_trace::{Category, Memory};
 use phalanx_train::config::Products;
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
@@ -194,10 +195,18 @@ fn residence(planned: &Planned) -> String {
 }
 
 fn place_of(spec: &Spec, memory: Memory) -> String {
-    match (memory, &spec.disk_folder) {
-        (Memory::Disk, Some(folder)) => format!("in a file under {}", folder.display()),
+    match (memory, &spec.disk) {
+        (Memory::Disk, Some(disk)) => in_files(disk),
         _ => format!("in {} memory", memory.name()),
     }
+}
+
+/// Where disk memory lies.
+fn in_files(disk: &DiskOptions) -> String {
+    let folders: Vec<String> = disk.folders.iter().map(|folder| folder.display().to_string()).collect();
+    let files = if folders.len() == 1 { "a file" } else { "files" };
+    let checks = if disk.checksums { ", with checksums" } else { "" };
+    format!("in {files} under {}{checks}", folders.join(" and "))
 }
 
 /// Describes the precision policy.

@@ -136,8 +136,7 @@ impl Planned {
 
     /// Estimated bytes of the rank that takes most besides its arena.
     pub fn outside_bytes(&self) -> u64 {
-        let allocations = self.plan.ranks.iter().map(|rank| rank.allocations).max().unwrap_or(0);
-        outside_bytes(&self.plan.spec, allocations)
+        self.plan.ranks.iter().map(|rank| outside_of(&self.plan.spec, rank)).max().unwrap_or(0)
     }
 
     /// Whether some ranks represent others, because the plan has more ranks than one machine runs.
@@ -173,13 +172,13 @@ pub type Need = fn(&Spec, &RankPlan) -> u64;
 
 /// Bytes that a rank needs in the memory of its device. Where that is memory of the host, the process lies in it too.
 pub fn needed_on_device(spec: &Spec, rank: &RankPlan) -> u64 {
-    let outside = if spec.host_addressable { outside_bytes(spec, rank.allocations) } else { 0 };
+    let outside = if spec.host_addressable { outside_of(spec, rank) } else { 0 };
     rank.memory.arena_bytes + outside
 }
 
 /// Bytes that a rank needs.
 pub fn needed_by(spec: &Spec, rank: &RankPlan) -> u64 {
-    own_bytes(rank) + outside_bytes(spec, rank.allocations)
+    own_bytes(rank) + outside_of(spec, rank)
 }
 
 /// Bytes that a rank plans in its two memories, both of which are memory of this machine.
@@ -187,8 +186,14 @@ fn own_bytes(rank: &RankPlan) -> u64 {
     rank.memory.arena_bytes + rank.host.arena_bytes
 }
 
-/// Estimated bytes that one rank takes besides its arena, with so many planned allocations: the program and its tables;
-/// for each thread a stack and buffers for packed matrices; windows through which files pass; the batches on the host; and
+/// Estimated bytes that one rank takes besides its arena.
+fn outside_of(spec: &Spec, rank: &RankPlan) -> u64 {
+    let disk = spec.disk.as_ref().map_or(0, |disk| disk.bytes_in_memory(rank.disk.arena_bytes));
+    outside_bytes(spec, rank.allocations) + disk
+}
+
+/// Estimated bytes that one rank takes besides its arena, with so many planned allocations: the program and its tables; for each thread a stack and buffers for
+/// packed matrices; windows through which files pass; the batches on the host; and
 /// the plan that it replays, with the text from which it is read.
 pub fn outside_bytes(spec: &Spec, allocations: u64) -> u64 {
     const PROGRAM: u64 = 12 << 20;

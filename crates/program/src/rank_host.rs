@@ -3,7 +3,6 @@
 //! The engine sees a device and the groups of the mesh. Both come from here, with the memory of the plan, made resident
 //! before the first step.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use anyhow::{Context, Result};
 use phalanx_baselines::asynchronous::Links;
 use phalanx_collectives::{Endpoint, Isa, Options};
 use phalanx_plan::MemoryPlan;
-use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, Region};
+use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, DiskOptions, Region};
 use phalanx_train::{GroupSource, Groups, RankPlan, RunConfig, Spec};
 
 use crate::output;
@@ -60,11 +59,11 @@ impl RankHost {
         factory: &dyn DeviceFactory,
     ) -> Result<RankDevice> {
         let plans = [&plan.memory, &plan.host, &plan.disk];
-        self.make_planned_device(plans, spec.threads, spec.disk_folder.as_deref(), factory)
+        self.make_planned_device(plans, spec.threads, (spec.disk.as_ref(), spec.pin_host), factory)
     }
 
-    /// As [`RankHost::make_device`], from the plans of the memories in the order of `Memory::ALL`; the disk memory, if there
-    /// is one, lies in `disk_folder`.
+    /// As [`RankHost::make_device`], from the plans of the memories in the order of `Memory::ALL`; `disk` is where the disk
+    /// memory lies, if there is one, and `pin_host` whether host memory is locked.
     ///
     /// # Errors
     /// As for [`RankHost::make_device`].
@@ -72,7 +71,7 @@ impl RankHost {
         &self,
         [device_plan, host_plan, disk_plan]: [&MemoryPlan; 3],
         threads: usize,
-        disk_folder: Option<&Path>,
+        (disk, pin_host): (Option<&DiskOptions>, Option<bool>),
         factory: &dyn DeviceFactory,
     ) -> Result<RankDevice> {
         let map_shared = |bytes| match self {
@@ -86,7 +85,8 @@ impl RankHost {
             device_plan,
             host_plan,
             disk_plan,
-            disk_folder,
+            disk,
+            pin_host,
             map_shared: &map_shared,
         };
         let made = factory.make(&request);

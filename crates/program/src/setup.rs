@@ -18,7 +18,7 @@ use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
 use crate::staged::Staged;
 use crate::task::{Show, TrainTask};
 use crate::user_config::UserConfig;
-use crate::{machine, plan_report, resume, shape, tokenizing};
+use crate::{disk_check, machine, plan_report, resume, shape, tokenizing};
 
 /// A run whose files are prepared and whose plan fits; its folder has not changed yet.
 pub struct Prepares {
@@ -51,7 +51,7 @@ pub fn prepare(
         let (source, model) = shape::read_hugging_face(dir)?;
         shape::trained_otherwise(source.config(), &*model).iter().for_each(|difference| note(difference));
     }
-    let (planned, digests) = plan(resolved, tokens)?;
+    let (planned, digests) = plan(resolved, tokens, show)?;
     Ok(Prepares { staged, planned, imported, digests })
 }
 
@@ -190,13 +190,17 @@ fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
 }
 
 /// Makes the plan, which must fit, and checks every token.
-fn plan(resolved: Resolved, tokens: Tokens) -> Result<(Planned, DataDigests)> {
+fn plan(resolved: Resolved, tokens: Tokens, show: Show) -> Result<(Planned, DataDigests)> {
     let Tokens { prepared, folder, is_new, expected } = tokens;
     let Resolved { config, model, .. } = &resolved;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
     let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new))?;
     let planned = Planned::of(resolved, data.evaluated())?;
     crate::fit::check_memory(&planned)?;
+    let notes = disk_check::check(&planned)?;
+    if show == Show::Progress {
+        notes.iter().for_each(|line| note(line));
+    }
     let tokenizer = prepared.tokenizer.as_ref().map(Tokenizer::digest);
     Ok((planned, DataDigests { tokens: Some(blake3), tokenizer }))
 }

@@ -49,6 +49,7 @@ impl DeviceFactory for SimulatedFactory {
         let options = Options { memory_bytes, seed, ..self.options };
         // Transports read host memory: that is what is shared.
         let region = (request.map_shared)(request.host_plan.arena_bytes as usize)?;
+        request.pin(&region, true)?;
         let host = Arena::replaying_in(Memory::Host, request.host_plan.clone(), region);
         let disk = request.make_disk()?;
         let (simulated, memory) = Simulated::new(kernels, options).map_err(refused)?;

@@ -12,8 +12,8 @@ use phalanx_plan::{MemoryPlan, plan_memory_of};
 use phalanx_simulated::{Failure, Options, Simulated, SimulatedFactory};
 use phalanx_tensor::operations::{Elementwise, Operation};
 use phalanx_tensor::{
-    Arena, Category, DType, Device, DeviceError, DeviceFactory, DeviceRequest, DiskMemory, Kernels, Memory,
-    PendingCopy, Region, Tensor,
+    Arena, Category, DType, Device, DeviceError, DeviceFactory, DeviceRequest, DiskMemory, DiskOptions,
+    Kernels, Memory, PendingCopy, Region, Tensor,
 };
 use phalanx_trace::{Event, PhaseName, Stream, Trace};
 
@@ -142,14 +142,15 @@ fn train_as_planned(factory: &dyn DeviceFactory) {
     let trace = trace(factory.is_host_addressable());
     let plans: [MemoryPlan; 3] = Memory::ALL.map(|memory| plan_memory_of(&trace, memory).unwrap());
     let [device_plan, host_plan, disk_plan] = &plans;
-    let disk_folder = Some(std::env::temp_dir());
+    let disk = DiskOptions::new(vec![std::env::temp_dir()]);
     let request = DeviceRequest {
         index: 0,
         threads: 1,
         device_plan,
         host_plan,
         disk_plan,
-        disk_folder: disk_folder.as_deref(),
+        disk: Some(&disk),
+        pin_host: None,
         map_shared: &Region::anonymous,
     };
     let device = factory.make(&request).unwrap();

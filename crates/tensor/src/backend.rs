@@ -6,12 +6,13 @@
 //! [`Meta`](crate::meta::Meta) only records (the dry run), and the crate `simulated` queues them for worker threads.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use phalanx_trace::{Site, Stream};
 
 use crate::access::Access;
-use crate::disk::DiskMemory;
+use crate::address::Address;
+use crate::disk::{DiskMemory, Transfer};
 use crate::operations::{Copy, Operation};
 use crate::profile::{KernelKey, Profile};
 use crate::view::{View, ViewMut};
@@ -65,23 +66,40 @@ pub struct DiskTransfer<'a> {
 }
 
 impl DiskTransfer<'_> {
-    /// Reads or writes now, with its time measured.
+    /// Reads or writes now, with its time measured. No other transfer of the disk memory runs meanwhile.
     ///
     /// # Errors
     /// Why it failed: an error of the system, or a file that ends too early. No failure ends the program here: whoever
     /// runs transfers must go on, so that those who wait for them learn of it.
     pub fn execute(self) -> Result<(), String> {
-        let DiskTransfer { disk, copy: Copy { from, to }, timer, .. } = self;
-        let start = Instant::now();
-        let done = match (from.address().disk_offset(), to.address().disk_offset()) {
-            (None, Some(offset)) => from.host_bytes().and_then(|from| disk.write(from, offset)),
-            (Some(offset), None) => to.into_host_bytes().and_then(|to| disk.read(to, offset)),
-            _ => Err("it is not between disk memory and memory that the host addresses".to_string()),
-        };
-        if let Some(timer) = timer {
-            timer.profile.add(timer.key, start.elapsed());
+        // SAFETY: the transfer borrows its memory, and is over when this returns.
+        unsafe { self.disk.start(0, self.bytes()?) };
+        loop {
+            if let Some(over) = self.disk.progress().pop() {
+                self.note_time(over.time);
+                return over.result;
+            }
         }
-        done
+    }
+
+    /// What is moved.
+    fn bytes(&self) -> Result<Transfer, String> {
+        let (from, to) = (self.copy.from.address(), self.copy.to.address());
+        let memory = |address: Address| address.real().map(|memory| memory.as_ptr().expose_provenance());
+        let (writes, at, memory) = match (from.disk_offset(), to.disk_offset()) {
+            (None, Some(offset)) => (true, offset, memory(from)),
+            (Some(offset), None) => (false, offset, memory(to)),
+            _ => (false, 0, None),
+        };
+        let memory = memory.ok_or("it is not between disk memory and memory that the host addresses")?;
+        Ok(Transfer { writes, at, memory, bytes: self.copy.to.bytes() })
+    }
+
+    /// Adds the time that it has taken.
+    pub(crate) fn note_time(&self, time: Duration) {
+        if let Some(timer) = &self.timer {
+            timer.profile.add(timer.key, time);
+        }
     }
 
     /// The same transfer without the lifetimes of its tensors, to be queued.
@@ -94,6 +112,19 @@ impl DiskTransfer<'_> {
         // SAFETY: only lifetimes change; the caller keeps the memory valid.
         let copy = unsafe { std::mem::transmute::<Copy<'_>, Copy<'static>>(copy) };
         DiskTransfer { disk, copy, name, site, timer }
+    }
+}
+
+impl DiskTransfer<'static> {
+    /// Starts it under a number of its own; its disk memory says when it is over.
+    ///
+    /// # Errors
+    /// When it is not between disk memory and memory that the host addresses.
+    pub(crate) fn start(&self, number: u64) -> Result<(), String> {
+        let bytes = self.bytes()?;
+        // SAFETY: `detach` says that the memory stays valid and ordered until the transfer is over.
+        unsafe { self.disk.start(number, bytes) };
+        Ok(())
     }
 }
 

@@ -10,6 +10,7 @@ use phalanx_trace::{Category, DType, Event, Memory, PhaseName, Site, Stream, Tra
 use crate::arena::Arena;
 use crate::backend::{Backend, Call, Kernels, Timer};
 use crate::buffer::Tensor;
+use crate::disk::Mapping;
 use crate::immediate::Immediate;
 use crate::meta::Meta;
 use crate::operation::{Describe, Price};
@@ -20,6 +21,13 @@ use crate::shape::Shape;
 
 /// Elements of one block of a norm; parameters start at multiples of it in every layout.
 pub const NORM_BLOCK: usize = phalanx_plan::BLOCK as usize;
+
+/// The mapped memory of an arena.
+fn mapping(arena: &Arc<Arena>) -> Option<Mapping> {
+    let region = arena.region()?;
+    let (start, bytes) = (region.base().expose_provenance(), region.bytes());
+    Some(Mapping { start, bytes, _owner: Arc::clone(arena) as _ })
+}
 
 /// Handle of a device; cheap to clone.
 #[derive(Clone)]
@@ -50,6 +58,11 @@ impl Device {
     #[must_use]
     pub fn with_disk(self, disk: Arc<Arena>) -> Device {
         assert_eq!(disk.memory(), Memory::Disk);
+        if let Some(memory) = disk.disk() {
+            let addressable = self.is_host_addressable().then_some(&self.arena);
+            let arenas = addressable.into_iter().chain([&self.host]);
+            memory.use_memory(arenas.filter_map(mapping).collect());
+        }
         Device { disk, ..self }
     }
 

@@ -4,14 +4,13 @@
 //! names no kind of device.
 
 use std::io::{Error, ErrorKind};
-use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_plan::MemoryPlan;
 
 use crate::arena::Arena;
 use crate::device::Device;
-use crate::disk::DiskMemory;
+use crate::disk::{DiskMemory, DiskOptions};
 use crate::region::Region;
 
 /// What the device of one rank must have.
@@ -26,14 +25,30 @@ pub struct DeviceRequest<'a> {
     pub host_plan: &'a MemoryPlan,
     /// The plan of the rank's disk memory.
     pub disk_plan: &'a MemoryPlan,
-    /// An existing folder for the file of the disk memory. It may be left out when the plan places nothing on disk.
-    pub disk_folder: Option<&'a Path>,
+    /// Where the disk memory lies. It may be left out when the plan places nothing on disk.
+    pub disk: Option<&'a DiskOptions>,
+    /// Whether the pages of host memory are locked, so that the system keeps them where they are. None: where the device
+    /// copies from host memory by itself, and the system allows it.
+    pub pin_host: Option<bool>,
     /// Maps so many bytes of memory that the transport of the rank's collectives can read: called once, with the size of
     /// the memory from which collectives are sent.
     pub map_shared: &'a dyn Fn(usize) -> std::io::Result<Region>,
 }
 
 impl DeviceRequest<'_> {
+    /// Locks the pages of a rank's host memory if the request says so. `copies_by_itself`: whether the device does.
+    ///
+    /// # Errors
+    /// Where the request wants locked memory and the system refuses it.
+    pub fn pin(&self, host: &Region, copies_by_itself: bool) -> std::io::Result<()> {
+        match self.pin_host {
+            Some(false) => Ok(()),
+            Some(true) => host.lock(),
+            None if copies_by_itself => host.lock().or(Ok(())),
+            None => Ok(()),
+        }
+    }
+
     /// The disk memory of the rank: an arena that replays the plan over a new file. None when the plan places nothing there.
     ///
     /// # Errors
@@ -43,11 +58,12 @@ impl DeviceRequest<'_> {
             return Ok(None);
         }
         let bytes = self.disk_plan.arena_bytes;
-        let folder = self.disk_folder.ok_or_else(|| {
+        let options = self.disk.ok_or_else(|| {
             let text = format!("the plan places {bytes} bytes on disk, but no folder was given for them");
             Error::new(ErrorKind::InvalidInput, text)
         })?;
-        Ok(Some(Arena::replaying_on_disk(self.disk_plan.clone(), DiskMemory::create(folder, bytes)?)))
+        let disk = DiskMemory::with_options(options, bytes)?;
+        Ok(Some(Arena::replaying_on_disk(self.disk_plan.clone(), disk)))
     }
 }
 

@@ -46,7 +46,7 @@ pub use backend::{Backend, DeviceError, Kernels};
 pub use buffer::Tensor;
 pub use copies::{Fetch, PendingCopy};
 pub use device::{Device, NORM_BLOCK};
-pub use disk::DiskMemory;
+pub use disk::{DiskMemory, DiskOptions};
 pub use factory::{DeviceFactory, DeviceRequest};
 pub use flights::InFlight;
 pub use immediate::Immediate;

@@ -96,6 +96,27 @@ impl Region {
         Ok(())
     }
 
+    /// Locks the pages in memory, which makes them resident.
+    ///
+    /// # Errors
+    /// Where the system lets this process lock fewer bytes: the error says how many, and how to raise the limit.
+    pub fn lock(&self) -> std::io::Result<()> {
+        // SAFETY: the range is mapped; locking its pages does not change them. They are unlocked when they are unmapped.
+        let locked = unsafe { rustix::mm::mlock(self.base.as_ptr().cast(), self.bytes) };
+        locked.map_err(|error| {
+            let error = std::io::Error::from(error);
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+            let limit = limit.map_or("no limit".to_string(), |limit| format!("{limit} bytes"));
+            let text = format!(
+                "{} bytes of host memory cannot be locked: {error}; the limit of this process (RLIMIT_MEMLOCK) is {limit}: \
+                 raise it with `ulimit -l unlimited`, LimitMEMLOCK= of systemd or --ulimit memlock=-1 of a container, or \
+                 leave out memory.pin_memory",
+                self.bytes
+            );
+            std::io::Error::new(error.kind(), text)
+        })
+    }
+
     /// First byte.
     pub fn base(&self) -> *mut u8 {
         self.base.as_ptr()

@@ -48,7 +48,7 @@ impl Replay {
         // Never more are live than are allocated in `init` and one phase: nothing grows during a step.
         let max = plan.phases.iter().map(|phase| phase.slots.len()).max().unwrap_or(0);
         let live = Vec::with_capacity(plan.phases.first().map_or(0, |init| init.slots.len()) + max);
-        let meter = PeakMeter::new();
+        let meter = PeakMeter::new(plan.align);
         Replay {
             plan,
             phase: None,
@@ -152,7 +152,8 @@ impl Replay {
         };
         let number = self.next as u32;
         if slot.bytes > 0 {
-            let live = Live { offset: slot.offset, end: slot.end(), phase: index as u32, number };
+            let live =
+                Live { offset: slot.offset, end: slot.end(self.plan.align), phase: index as u32, number };
             // Ranges do not overlap: of those that begin below this one's end, the last also ends last.
             let above = self.live.partition_point(|other| other.offset < live.end);
             if let Some(other) = self.live[..above].last().filter(|other| other.end > live.offset) {

@@ -149,13 +149,6 @@ impl<'a> View<'a> {
         View { address, dtype, shape: Shape::from([bytes.len() / size]), life: PhantomData }
     }
 
-    /// The bytes of a tensor in memory that the host addresses.
-    pub(crate) fn host_bytes(&self) -> Result<&'a [u8], String> {
-        let address = self.address.real().ok_or("the host reads memory alone")?;
-        // SAFETY: as in `as_slice`.
-        Ok(unsafe { std::slice::from_raw_parts(address.as_ptr(), self.bytes()) })
-    }
-
     /// The elements, on a device whose memory the host addresses.
     #[track_caller]
     pub fn as_slice<T: Element>(&self) -> &'a [T] {
@@ -184,13 +177,6 @@ impl<'a> ViewMut<'a> {
     /// The same memory, borrowed again for a shorter time.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
         ViewMut { address: self.address, dtype: self.dtype, shape: self.shape, life: PhantomData }
-    }
-
-    /// The bytes of a tensor in memory that the host addresses.
-    pub(crate) fn into_host_bytes(self) -> Result<&'a mut [u8], String> {
-        let address = self.address.real().ok_or("the host writes memory alone")?;
-        // SAFETY: as in `View::as_slice`; 'a borrows the memory uniquely.
-        Ok(unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), self.bytes()) })
     }
 
     /// The elements, on a device whose memory the host addresses.

@@ -14,8 +14,8 @@ use phalanx_plan::{MemoryPlan, plan_memory_of};
 use phalanx_tensor::disk::DiskStorage;
 use phalanx_tensor::operations::{Elementwise, Operation};
 use phalanx_tensor::{
-    Arena, Backend, Category, DType, Device, DeviceFactory, DeviceRequest, DiskMemory, Immediate, Kernels,
-    Memory, Region, Tensor,
+    Arena, Backend, Category, DType, Device, DeviceFactory, DeviceRequest, DiskMemory, DiskOptions,
+    Immediate, Kernels, Memory, Region, Tensor,
 };
 use phalanx_trace::{Event, PhaseName, Rate, Stream};
 
@@ -272,6 +272,7 @@ fn a_tensor_on_disk_is_no_operand() {
 
 /// Makes a device on the processor whose plan has a tensor on disk.
 fn make(folder: Option<&Path>, elements: usize) -> Result<Device> {
+    let disk = folder.map(|folder| DiskOptions::new(vec![folder.to_path_buf()]));
     let dry = Device::meta(1);
     let alloc = |device: &Device| device.alloc_disk(DType::F32, [elements], Category::Optimizer, "stored");
     let kept = dry.phase(PhaseName::Init, || alloc(&dry));
@@ -284,7 +285,8 @@ fn make(folder: Option<&Path>, elements: usize) -> Result<Device> {
         device_plan: &plan(Memory::Device),
         host_plan: &plan(Memory::Host),
         disk_plan: &plan(Memory::Disk),
-        disk_folder: folder,
+        disk: disk.as_ref(),
+        pin_host: None,
         map_shared: &Region::anonymous,
     };
     let device = CpuFactory::new().make(&request)?;
@@ -297,10 +299,10 @@ fn a_folder_that_cannot_hold_the_disk_memory_is_refused_before_the_first_step() 
     let folder = tempfile::tempdir().unwrap();
     make(Some(folder.path()), 1000).unwrap();
     let error = |folder, elements| make(folder, elements).err().unwrap().to_string();
-    assert_eq!(error(None, 1000), "the plan places 4032 bytes on disk, but no folder was given for them");
+    assert_eq!(error(None, 1000), "the plan places 4096 bytes on disk, but no folder was given for them");
     let missing = folder.path().join("missing");
     let text = error(Some(&missing), 1000);
-    let expected = format!("disk memory of 4032 bytes in {}: ", missing.display());
+    let expected = format!("disk memory of 4096 bytes in {}: ", missing.display());
     assert!(text.starts_with(&expected) && text.contains("give a folder that exists"), "{text}");
     let text = error(Some(folder.path()), 1 << 55);
     let expected = format!("disk memory of {} bytes in {}: ", 4u64 << 55, folder.path().display());

@@ -41,7 +41,8 @@ fn events(plan: &MemoryPlan) -> Vec<Event> {
     let (mut live, mut events) = (Vec::<usize>::new(), Vec::new());
     for (number, slot) in slots.iter().enumerate() {
         live.retain(|other| {
-            let apart = slots[*other].end() <= slot.offset || slot.end() <= slots[*other].offset;
+            let apart =
+                slots[*other].end(plan.align) <= slot.offset || slot.end(plan.align) <= slots[*other].offset;
             if !apart {
                 events.push(Event::Free(*other));
             }

@@ -93,7 +93,8 @@ fn request<'a>(
         device_plan: &own.memory,
         host_plan: &own.host,
         disk_plan: &own.disk,
-        disk_folder: plan.spec.disk_folder.as_deref(),
+        disk: plan.spec.disk.as_ref(),
+        pin_host: plan.spec.pin_host,
         map_shared,
     }
 }

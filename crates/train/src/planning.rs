@@ -94,7 +94,7 @@ impl RankPlan {
 
     fn peak_in(memory: &MemoryPlan) -> Peak {
         let phases = memory.phases.iter().filter(|phase| phase.name != PhaseName::Diagnose);
-        let larger = |max: Peak, peak: Peak| if peak.bytes > max.bytes { peak } else { max };
+        let larger = |max: Peak, peak: Peak| if peak.is_above(&max) { peak } else { max };
         phases.map(|phase| phase.peak).fold(Peak::default(), larger)
     }
 }
@@ -440,7 +440,7 @@ mod tests {
             phase(PhaseName::Save, 128),
         ];
         let peak = Peak { bytes: 5_464_192, ..Peak::default() };
-        let memory = MemoryPlan { arena_bytes: peak.bytes, persistent_bytes: 64, peak, phases };
+        let memory = MemoryPlan { align: 64, arena_bytes: peak.bytes, persistent_bytes: 64, peak, phases };
         assert_eq!(RankPlan::peak_in(&memory).bytes, 5_448_384);
     }
 }

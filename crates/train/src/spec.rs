@@ -21,7 +21,7 @@ use phalanx_plan::{
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
-use phalanx_tensor::{CrossEntropy, Device, DeviceFactory, Memory};
+use phalanx_tensor::{CrossEntropy, Device, DeviceFactory, DiskOptions, Memory};
 use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
@@ -87,8 +87,10 @@ pub struct Spec {
     pub block_inputs: Memory,
     /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
     pub partition_activations: bool,
-    /// The folder of the disk memory.
-    pub disk_folder: Option<PathBuf>,
+    /// Where disk memory lies, if anything does.
+    pub disk: Option<DiskOptions>,
+    /// Whether host memory is locked; None where a device copies from it by itself, and the system allows it.
+    pub pin_host: Option<bool>,
     /// The learning rate.
     pub schedule_of_rate: Arc<dyn LearningRate>,
     /// Gradients are clipped to this norm; 0 for no clipping.
@@ -237,7 +239,8 @@ impl Spec {
             buffer: config.memory.buffer(),
             block_inputs: config.memory.activations.memory(),
             partition_activations: config.memory.partition_activations,
-            disk_folder: config.memory.nvme_path.as_ref().map(PathBuf::from),
+            disk: config.disk(),
+            pin_host: config.memory.pin_memory,
             schedule_of_rate: Arc::new(config.learning_rate()),
             clip: config.optimizer.clip as f32,
             label_smoothing: config.loss.label_smoothing as f32,

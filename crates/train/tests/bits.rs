@@ -53,7 +53,7 @@ const SAME: &[(&str, Change)] = &[
     ("block inputs on disk, blocks computed again, stage 3", |c| {
         (c.parallel.zero, c.memory.checkpointing) = (3, Checkpointing::Every(1));
         c.memory.activations = Tier::Nvme;
-        c.memory.nvme_path = Some(std::env::temp_dir().display().to_string());
+        c.memory.nvme_path = Some(std::env::temp_dir().as_path().into());
     }),
     ("2 threads", |c| c.train.threads = Some(2)),
     ("4 threads, stage 3", |c| (c.parallel.zero, c.train.threads) = (3, Some(4))),
@@ -61,7 +61,7 @@ const SAME: &[(&str, Change)] = &[
 
 fn on_disk(config: &mut RunConfig) {
     config.memory.optimizer = Tier::Nvme;
-    config.memory.nvme_path = Some(std::env::temp_dir().display().to_string());
+    config.memory.nvme_path = Some(std::env::temp_dir().as_path().into());
 }
 
 fn check(base: RunConfig, steps: usize, what: &str) -> Ran {

@@ -17,7 +17,7 @@ fn config(folder: &Path, [pipeline, data, tensor]: [usize; 3]) -> RunConfig {
     let (_, mut config) = rig::golden_config();
     (config.parallel.pipeline, config.parallel.data, config.parallel.tensor) = (pipeline, Some(data), tensor);
     config.precision.compute = Float::Bf16;
-    config.memory.nvme_path = Some(folder.display().to_string());
+    config.memory.nvme_path = Some(folder.into());
     config
 }
 

@@ -19,7 +19,7 @@ fn config(tier: Tier, folder: &Path, world: usize, zero: u8) -> RunConfig {
     (config.parallel.data, config.parallel.zero) = (Some(world), zero);
     config.precision.compute = Float::Bf16;
     config.memory.optimizer = tier;
-    config.memory.nvme_path = (tier == Tier::Nvme).then(|| folder.display().to_string());
+    config.memory.nvme_path = (tier == Tier::Nvme).then(|| folder.into());
     config
 }
 
@@ -100,7 +100,7 @@ fn check_places(what: &str, config: &RunConfig, folder: &Path, place: &dyn Fn(&m
     let expected = rig::run(&model, config, steps);
     for host_addressable in [true, false] {
         let mut spec = rig::spec(&model, config);
-        spec.disk_folder = Some(folder.to_path_buf());
+        spec.disk = Some(phalanx_tensor::DiskOptions::new(vec![folder.to_path_buf()]));
         spec.host_addressable &= host_addressable;
         place(&mut spec);
         let ran = rig::run_spec(spec, config, steps, &rig::Checkpoints::default());

@@ -89,7 +89,7 @@ pub mod made_up {
         let rank = |bytes: &u64| {
             let categories =
                 Bytes { parameters: bytes / 2, activations: bytes - bytes / 2, ..Bytes::default() };
-            let peak = Peak { bytes: *bytes, categories, activations: bytes - bytes / 2 };
+            let peak = Peak { bytes: *bytes, categories, activations: bytes - bytes / 2, gaps: 0 };
             RankFigures {
                 step_s: vec![0.25, 0.5, 0.125],
                 losses: vec![5.5, 5.4, loss],

@@ -10,7 +10,7 @@ use crate::bench_args::BenchStepArgs;
 use crate::environment::Environment;
 use crate::launch::RankProcesses;
 use crate::mesh_report;
-use crate::output::{print, print_json};
+use crate::output::{note, print, print_json};
 use crate::planned::Planned;
 use crate::rank_host::RankHost;
 use crate::rank_output::Output;
@@ -38,6 +38,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
         );
     }
     crate::fit::check_memory(&planned)?;
+    crate::disk_check::check(&planned)?.iter().for_each(|line| note(line));
     let task = BenchStepTask {
         config: planned.config.clone(),
         model: planned.plan.spec.model.to_config(),

@@ -1,6 +1,9 @@
 //! `[memory]`: chunks, activation checkpointing, limits, and what lies outside of device memory.
 
+use std::path::{Path, PathBuf};
+
 use phalanx_parallel::zero::ChunkResidence;
+use phalanx_tensor::disk::DiskOptions;
 use phalanx_tensor::{Memory, NORM_BLOCK};
 use serde::{Deserialize, Serialize};
 
@@ -42,9 +45,16 @@ pub struct MemoryConfig {
     /// Whether each tensor-parallel rank keeps a part of the inputs of Transformer blocks, of which otherwise every rank
     /// keeps the whole (DeepSpeed's `partition_activations`). For tensor parallelism without `sequence_parallel`.
     pub partition_activations: bool,
-    /// The folder of the disk memory, on a local disk: one file without a name for each rank, which goes with its process.
+    /// The folder of the disk memory, or a list of folders on different disks, over which it is striped: one file without a
+    /// name for each rank in each folder, which goes with its process.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub nvme_path: Option<String>,
+    pub nvme_path: Option<Folders>,
+    /// Whether a checksum of each block on disk is kept in memory, and compared whenever the block is read.
+    pub nvme_checksums: bool,
+    /// Whether the pages of host memory are locked (DeepSpeed's `pin_memory`). Left out: where a device copies from host
+    /// memory by itself and the system allows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pin_memory: Option<bool>,
     /// Memory limit of a rank, in MiB; this machine's memory over its ranks when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_mb: Option<f64>,
@@ -66,6 +76,8 @@ impl Default for MemoryConfig {
             activations: Tier::Device,
             partition_activations: false,
             nvme_path: None,
+            nvme_checksums: false,
+            pin_memory: None,
             limit_mb: None,
         }
     }
@@ -128,6 +140,32 @@ pub enum CheckpointingWord {
     Selective,
     /// Every block is recomputed.
     Block,
+}
+
+/// One folder or several, as written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Folders {
+    /// One.
+    One(String),
+    /// Several.
+    Several(Vec<String>),
+}
+
+impl Folders {
+    /// The folders.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        match self {
+            Folders::One(folder) => vec![PathBuf::from(folder)],
+            Folders::Several(folders) => folders.iter().map(PathBuf::from).collect(),
+        }
+    }
+}
+
+impl From<&Path> for Folders {
+    fn from(folder: &Path) -> Folders {
+        Folders::One(folder.display().to_string())
+    }
 }
 
 /// Memories in which a part of a rank's state can lie, with DeepSpeed's word for the disk.
@@ -214,13 +252,31 @@ impl RunConfig {
                 );
             }
         }
-        match nvme_path {
-            Some(path) if tiers.iter().all(|(_, tier)| *tier != Tier::Nvme) => {
-                let expected = "is used by nothing: set memory.optimizer, memory.gradients, memory.parameters or memory.activations to \"nvme\", or leave it out";
-                Err(refuse("memory.nvme_path", path, expected))
-            }
-            _ => Ok(()),
+        let is_unused = tiers.iter().all(|(_, tier)| *tier != Tier::Nvme);
+        let unused = "is used by nothing: set memory.optimizer, memory.gradients, memory.parameters or memory.activations to \"nvme\", or leave it out";
+        if self.memory.nvme_checksums && is_unused {
+            return Err(refuse("memory.nvme_checksums", true, unused));
         }
+        let Some(folders) = nvme_path else { return Ok(()) };
+        let folders = folders.paths();
+        let written =
+            folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
+        let expected = match () {
+            () if is_unused => unused,
+            () if folders.is_empty() => "needs at least one folder",
+            () if folders.iter().any(|folder| folder.as_os_str().is_empty()) => "has a folder without a name",
+            () if (1..folders.len()).any(|at| folders[..at].contains(&folders[at])) => {
+                "names a folder twice: several folders are for several disks"
+            }
+            () => return Ok(()),
+        };
+        Err(refuse("memory.nvme_path", written, expected))
+    }
+
+    /// Where disk memory lies, if anything does.
+    pub fn disk(&self) -> Option<DiskOptions> {
+        let folders = self.memory.nvme_path.as_ref()?.paths();
+        Some(DiskOptions { checksums: self.memory.nvme_checksums, ..DiskOptions::new(folders) })
     }
 }
 
@@ -250,8 +306,11 @@ mod tests {
     #[test]
     fn tiers_need_their_folder_and_a_folder_its_tier() {
         let with = |optimizer, path: Option<&str>| {
-            let memory =
-                MemoryConfig { optimizer, nvme_path: path.map(str::to_string), ..MemoryConfig::default() };
+            let memory = MemoryConfig {
+                optimizer,
+                nvme_path: path.map(|path| Path::new(path).into()),
+                ..MemoryConfig::default()
+            };
             RunConfig { memory, ..RunConfig::default() }
         };
         let refusal = |config: RunConfig| config.check().unwrap_err().to_string();
@@ -259,6 +318,20 @@ mod tests {
         assert!(refusal(with(Tier::Host, Some("/scratch"))).contains("memory.nvme_path = /scratch"));
         with(Tier::Nvme, Some("/scratch")).check().unwrap();
         with(Tier::Host, None).check().unwrap();
+        for (folders, words) in [
+            (vec![], "at least one folder"),
+            (vec!["/a", ""], "without a name"),
+            (vec!["/a", "/b", "/a"], "memory.nvme_path = /a, /b, /a: names a folder twice"),
+        ] {
+            let mut several = with(Tier::Nvme, None);
+            several.memory.nvme_path =
+                Some(Folders::Several(folders.iter().map(|name| name.to_string()).collect()));
+            let text = refusal(several);
+            assert!(text.contains(words), "{text}");
+        }
+        let mut checked = with(Tier::Host, None);
+        checked.memory.nvme_checksums = true;
+        assert!(refusal(checked).contains("memory.nvme_checksums = true"));
         let mut sharded = with(Tier::Device, Some("/scratch"));
         sharded.memory.parameters = Tier::Nvme;
         assert!(refusal(sharded.clone()).contains("needs parallel.zero = 3"));

@@ -238,7 +238,8 @@ pub fn each_rank<T: Send>(
             device_plan: &own.memory,
             host_plan: &own.host,
             disk_plan: &own.disk,
-            disk_folder: spec.disk_folder.as_deref(),
+            disk: spec.disk.as_ref(),
+            pin_host: spec.pin_host,
             map_shared: &Region::anonymous,
         };
         let device = match build.heap {
