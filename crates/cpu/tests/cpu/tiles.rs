@@ -152,8 +152,8 @@ fn multiply(device: &Device, dtype: DType, [m, k, n]: [usize; 3], x: &[f32], w: 
 }
 
 /// The root of the mean square of `|error| / (|a| · |b|)` at 512 steps. In theory, an error of half a unit in the last
-/// place per rounding of a growing sum: 512 roundings in a chain of multiply-adds, 96 (6 products in each of 16 packed
-/// steps) in parts. The bound of the parts is half of the measured error of the chain.
+/// place per rounding of a growing sum: 512 roundings in a chain of multiply-adds, which gives 2.8e-8; in parts 96 (6
+/// products in each of 16 packed steps), of two blocks with half of the squared sums, so 0.31 times that: 8.5e-9.
 #[test]
 fn f32_in_parts_is_more_accurate_than_a_chain_of_multiply_adds() {
     let size @ [m, k, n] = [32, 512, 32];
@@ -170,7 +170,7 @@ fn f32_in_parts_is_more_accurate_than_a_chain_of_multiply_adds() {
     let [chain, parts] = [rms(&chain), rms(&multiply(&tiled().cpu(1), DType::F32, size, &a, &b))];
     println!("chain {chain:.2e}, parts {parts:.2e}");
     assert!((2e-8..4e-8).contains(&chain), "{chain:e}");
-    assert!(parts < 1.5e-8 && parts < chain / 2.0, "{parts:e}");
+    assert!((7e-9..1e-8).contains(&parts), "{parts:e}");
 }
 
 /// Normally distributed numbers (sums of 12 uniform ones).

@@ -5,6 +5,7 @@
 //! multiply-add then. Other products take the slow path.
 
 use super::{REGISTERS, ROW_BYTES, ROWS, Shapes, Tiles};
+use crate::{Isa, Lanes, vectorized};
 
 /// Words of a row.
 const WORDS: usize = ROW_BYTES / 4;
@@ -47,12 +48,22 @@ impl Tiles for Model {
         // Other shapes raise an exception in the processor.
         assert_eq!([rows, ROWS], [self.shapes.rows(A), self.shapes.rows(B)]);
         let [a, b] = [A, B].map(|register| self.registers[register]);
-        multiply(&mut self.registers[SUMS][..rows], &a, &b);
+        multiply(Isa::detect(), &mut self.registers[SUMS][..rows], &a, &b);
     }
 }
 
-fn multiply(sums: &mut [[u32; WORDS]], a: &Register, b: &Register) {
-    let [even, odd] = [low, high].map(|half| b.map(|row| row.map(half)));
+// Compiled for each instruction set only to be faster: every operation is one of single numbers.
+vectorized!(fn multiply(sums: &mut [[u32; WORDS]], a: &Register, b: &Register) = multiply_body);
+
+#[inline(always)]
+fn multiply_body<L: Lanes>(sums: &mut [[u32; WORDS]], a: &Register, b: &Register) {
+    let [mut even, mut odd] = [[[0f32; WORDS]; ROWS]; 2];
+    for step in 0..ROWS {
+        for column in 0..WORDS {
+            even[step][column] = low(b[step][column]);
+            odd[step][column] = high(b[step][column]);
+        }
+    }
     for (sums, a) in sums.iter_mut().zip(a) {
         let mut chains = [[0f32; WORDS]; 2];
         for (step, pair) in a.iter().enumerate() {
@@ -95,12 +106,20 @@ fn add_products(sums: &mut [f32; WORDS], a: f32, b: &[f32; WORDS]) {
         exact &= (size > f32::MIN_POSITIVE) & (size < f32::INFINITY) | (a == 0.0) | (b[i] == 0.0);
         out[i] = flush(product + sums[i]);
     }
-    if !exact {
-        for i in 0..WORDS {
-            out[i] = fused(a, b[i], sums[i]);
-        }
+    if exact {
+        *sums = out;
+    } else {
+        add_fused(sums, a, b);
     }
-    *sums = out;
+}
+
+/// The same for any numbers.
+#[cold]
+#[inline(never)]
+fn add_fused(sums: &mut [f32; WORDS], a: f32, b: &[f32; WORDS]) {
+    for (sum, b) in sums.iter_mut().zip(b) {
+        *sum = fused(a, *b, *sum);
+    }
 }
 
 /// `a * b + c`, rounded once, flushed if it is subnormal after it was rounded to 24 bits.

@@ -198,7 +198,8 @@ pub struct PrecisionConfig {
     /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communicate: Option<Float>,
-    /// How products of f32 and f16 are computed.
+    /// How products of f32 and f16 are computed. The program makes devices accordingly; a program that makes its own
+    /// devices chooses with the options of the device (`ProductMethod`).
     pub products: Products,
     /// A static loss scale, or 0 for a dynamic one. This key and those below are for `compute = "f16"`.
     pub loss_scale: f64,
