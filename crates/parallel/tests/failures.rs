@@ -100,6 +100,8 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
         residence: Residence::DEVICE,
         buffer: 1 << 20,
+        updates_on_host: true,
+        delayed_update: false,
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
     zero.begin(PhaseName::Step);

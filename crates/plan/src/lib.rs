@@ -10,6 +10,7 @@
 //! - [`agreement`] compares the collectives of the ranks of a group, and reports tensors that are placed wrongly.
 //! - [`mod@expand`] puts the repetitions of a steady state back into the trace of an abridged dry run.
 //! - [`order`] knows which chunk is needed next, and [`cost`] counts operations and bytes.
+//! - [`machine`] has the rates of a machine; [`timing`] plays a trace on them; [`traffic`] lists what moves by message size.
 //! - [`zero`] has the textbook formulas, which are printed for comparison and decide nothing.
 #![forbid(unsafe_code)]
 
@@ -19,6 +20,7 @@ pub mod chunk_search;
 pub mod chunks;
 pub mod cost;
 pub mod expand;
+pub mod machine;
 pub mod memory;
 pub mod mesh;
 pub mod order;
@@ -28,6 +30,8 @@ pub mod pipeline;
 pub mod slot;
 pub mod split;
 pub mod stages;
+pub mod timing;
+pub mod traffic;
 pub mod zero;
 
 pub use agreement::{Disagreement, PlacementError, compare, faults};
@@ -36,9 +40,10 @@ pub use chunk_search::{Candidate, Search};
 pub use chunks::{BLOCK, ChunkLayout, ChunkSize, ParameterSize, Placed, Segment, lay_out};
 pub use cost::{CollectiveCost, CopyCost, Cost, KernelCost};
 pub use expand::{AbridgedPhase, expand};
+pub use machine::{CollectiveRate, Machine, TransferRate};
 pub use memory::{MemoryError, MemoryPlan, PhasePlan, plan_memory, plan_memory_of};
 pub use mesh::{Coordinates, Mesh, MeshError};
-pub use order::{Lookahead, use_order};
+pub use order::{Lookahead, use_order, uses_before_peak};
 pub use packing::{ALIGN, DISK_ALIGN};
 pub use peak::{Peak, PeakMeter};
 pub use pipeline::{
@@ -49,4 +54,6 @@ pub use pipeline::{
 pub use slot::Slot;
 pub use split::{Split, SplitError, Stripe, nearest_divisors};
 pub use stages::{BlockCost, Cut, CutError, cut};
+pub use timing::{PhaseTime, phase_time};
+pub use traffic::{Movement, Traffic, category_peak, live_bytes, traffic};
 pub use zero::{Precision, Stage, Textbook, textbook};

@@ -5,11 +5,34 @@
 //! for a virtual-storage computer", 1966). A phase ends where it ends: what the next step needs
 //! first is not looked up, because the optimizer changes it in between.
 
-use phalanx_trace::{PhaseName, Trace};
+use std::collections::BTreeMap;
+
+use phalanx_trace::{Event, Memory, PhaseName, Trace};
 
 /// Chunks in the order in which blocks use them, one entry per use; empty if there is no such phase.
 pub fn use_order(trace: &Trace, phase: PhaseName) -> Vec<u32> {
     trace.phase(phase).map(|p| p.uses().collect()).unwrap_or_default()
+}
+
+/// Number of uses of chunks in a phase before device memory is fullest.
+pub fn uses_before_peak(trace: &Trace, phase: PhaseName) -> usize {
+    let mut sizes = BTreeMap::new();
+    let (mut live, mut peak, mut uses, mut before) = (0u64, 0, 0, 0);
+    for event in trace.phase(phase).map(|p| &p.events[..]).unwrap_or_default() {
+        match event {
+            Event::Alloc { id, memory: Memory::Device, bytes, .. } => {
+                sizes.insert(*id, *bytes);
+                live += bytes;
+                if live > peak {
+                    (peak, before) = (live, uses);
+                }
+            }
+            Event::Free { id, memory: Memory::Device } => live -= sizes.remove(id).unwrap_or(0),
+            Event::Use { .. } => uses += 1,
+            _ => {}
+        }
+    }
+    before
 }
 
 /// Answers queries about the order of uses. Building it takes n log n; queries do not allocate.

@@ -64,6 +64,11 @@ pub enum Command {
 /// memory.limit_mb, else this machine's memory for all ranks), and if not, which changes would make it fit. The
 /// answer is printed with exit code 0 in either case; only `train` refuses a run that does not fit.
 ///
+/// With --chunks: compares the chunk sizes that the run could have instead: padding, the peak of each memory, and what a
+/// step moves at each message size, with its time on --machine (measured here when left out).
+///
+/// With --placement: lists the memory of each chunk's parts as memory.placement has decided it.
+///
 /// With --schedule: draws a pipeline schedule instead, prints it in PyTorch's text form, and reports its idle time and
 /// memory. NAME is model, gpipe, 1f1b, interleaved, zb-h1, zb-h2 or zb-v; FILE is your own schedule in that text form, which
 /// is checked. With CONFIG the time of an action follows from the operations of its stage; without it each action takes
@@ -75,6 +80,9 @@ pub enum Command {
     phalanx plan examples/gpt2_124m.toml --json | jq '.ranks[0].device'\n  \
     phalanx plan examples/gpt2_124m.toml --nproc 8 --device-memory 80GiB\n  \
     phalanx plan examples/gpt2_124m.toml --device-memory 2GiB --json | jq .verdict\n  \
+    phalanx plan examples/quickstart.toml --chunks\n  \
+    phalanx plan examples/gpt2_124m.toml --nproc 8 --set parallel.zero=3 --machine h200\n  \
+    phalanx plan examples/gpt3_13b_h200.toml --placement\n  \
     phalanx plan examples/mesh_2x2x2.toml --schedule\n  \
     phalanx plan --schedule zb-v --pipeline 4 --micro-batches 8 --svg zb-v.svg --text zb-v.csv\n  \
     phalanx plan --schedule zb-v.csv\n  \
@@ -91,6 +99,12 @@ pub struct PlanArgs {
     /// Memory of each rank's device, such as 80GiB; when left out memory.limit_mb, or this machine's memory
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "schedule")]
     pub device_memory: Option<u64>,
+    /// Show where each chunk lies, what a step moves for it, and the memories side by side
+    #[arg(long, conflicts_with_all = ["schedule", "chunks"])]
+    pub placement: bool,
+    /// Predict the time of a step on a machine: h200, here (measured now), or a profile file (TOML)
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "schedule")]
+    pub machine: Option<String>,
     /// Print figures as JSON, bytes exact
     #[arg(long)]
     pub json: bool,

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use phalanx_bench::collectives::{self, CollectiveFigures, CollectivesTask};
+use phalanx_bench::memory::{self, MemoryFigures};
 use phalanx_bench::steps::{self, RankSetup, StepCounts, StepFigures};
 use phalanx_bench::strategies::{self, RankFigures};
 use phalanx_train::GroupSource;
@@ -38,6 +39,19 @@ pub fn strategy(
     on_device(planned, host, environment, |setup| {
         strategies::measure(setup, &planned.plan, &planned.config, counts(task))
     })
+}
+
+/// Times steps under one placement, and records what each memory holds over a step.
+///
+/// # Errors
+/// As [`steps`].
+pub fn memory(
+    task: &BenchStepTask,
+    planned: &Planned,
+    host: &RankHost,
+    environment: Environment,
+) -> Result<MemoryFigures> {
+    on_device(planned, host, environment, |setup| memory::measure(setup, &planned.plan, counts(task)))
 }
 
 /// Times collectives.

@@ -21,9 +21,10 @@ pub struct DrawArgs {
     /// Micro-batches of a step; when left out those of CONFIG, or twice the ranks
     #[arg(long, value_name = "M", requires = "schedule")]
     pub micro_batches: Option<usize>,
-    /// Stages of each rank under interleaved; when left out those of CONFIG, or 2
-    #[arg(long, value_name = "V", requires = "schedule")]
-    pub chunks: Option<usize>,
+    /// Compare the chunk sizes that CONFIG could have. With --schedule: stages of each rank under interleaved; when left
+    /// out those of CONFIG, or 2
+    #[arg(long, value_name = "V", num_args = 0..=1)]
+    pub chunks: Option<Option<usize>>,
     #[command(flatten)]
     pub costs: CostArgs,
     /// Write the drawing as SVG

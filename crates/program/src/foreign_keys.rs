@@ -5,6 +5,7 @@ const NANOGPT: &str = "nanoGPT's";
 const DEEPSPEED: &str = "DeepSpeed's";
 const HUGGING_FACE: &str = "Hugging Face's";
 const MEGATRON: &str = "Megatron's";
+const GEMINI: &str = "Colossal-AI's";
 
 /// A name elsewhere: the program, the name, the key here, and what differs ("" for nothing).
 type Foreign = (&'static str, &'static str, &'static str, &'static str);
@@ -42,6 +43,10 @@ const NAMES: &[Foreign] = &[
     (DEEPSPEED, "zero_optimization.offload_param.device", "memory.parameters", "\"host\" for \"cpu\""),
     (DEEPSPEED, "activation_checkpointing.partition_activations", "memory.partition_activations", ""),
     (DEEPSPEED, "activation_checkpointing.cpu_checkpointing", "memory.activations", "\"host\" for true"),
+    (GEMINI, "placement_policy", "memory.placement", "\"device\" for \"cuda\", \"host\" for \"cpu\""),
+    (GEMINI, "search_range_m", "memory.search_range_mb", ""),
+    (GEMINI, "min_chunk_size_m", "memory.min_chunk_size_mb", ""),
+    (GEMINI, "steady_cuda_cap_ratio", "memory.headroom", "the share that stays free"),
     (DEEPSPEED, "zero_optimization.sub_group_size", "memory.buffer_mb", "in MiB of f32"),
     (DEEPSPEED, "zero_optimization.overlap_comm", "parallel.overlap", ""),
     (DEEPSPEED, "zero_optimization.reduce_bucket_size", "memory.chunk", "in MiB"),

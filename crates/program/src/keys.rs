@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use phalanx_train::RunConfig;
-use phalanx_train::config::Float;
+use phalanx_train::config::{Float, Placement};
 use serde::Deserialize;
 use strsim::levenshtein;
 use toml::{Table, Value};
@@ -46,6 +46,12 @@ fn full() -> Table {
     config.memory.nvme_path = Some(Path::new("").into());
     config.memory.pin_memory = Some(true);
     config.memory.limit_mb = Some(1.0);
+    config.memory.placement = Some(Placement::Device);
+    config.memory.shard_param_frac = Some(1.0);
+    config.memory.offload_optim_frac = Some(1.0);
+    config.memory.offload_param_frac = Some(1.0);
+    config.memory.device_budget_mb = Some(1.0);
+    config.memory.host_budget_mb = Some(1.0);
     config.precision.communicate = Some(Float::F32);
     config.schedule.decay_steps = Some(1);
     config.schedule.restart_step = Some(1);

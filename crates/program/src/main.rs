@@ -10,6 +10,7 @@ mod bench_args;
 mod byte_size;
 mod checksums;
 mod choices;
+mod chunk_report;
 mod colour;
 mod commands;
 
@@ -28,9 +29,13 @@ mod launch;
 mod learning_rate;
 mod limits;
 mod machine;
+mod machine_profile;
+mod memory_args;
 mod mesh_report;
 mod output;
 mod overrides;
+mod placement_budget;
+mod placement_report;
 mod plan_report;
 mod planned;
 mod progress;
@@ -48,6 +53,7 @@ mod setup;
 mod shape;
 mod signals;
 mod staged;
+mod step_time;
 mod stored;
 mod strategies_args;
 mod task;
@@ -101,7 +107,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Train(args) => return commands::train::train(&args, environment),
         Command::Rank(args) => return rank_process::rank(&args, environment),
         Command::Plan(args) if args.draw.schedule.is_some() => commands::plan_schedule::draw(&args),
-        Command::Plan(args) => commands::plan::plan(&args),
+        Command::Plan(args) => commands::plan::plan(&args, environment),
         Command::Sample(args) => commands::sample::sample(&args, environment),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Import(args) => commands::import::import(&args),
@@ -112,8 +118,10 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Man(args) => commands::man::man(&args),
         Command::Bench(args) => match args.what {
             BenchCommand::Step(args) => commands::bench_step::bench_step(&args, environment),
+            BenchCommand::Memory(args) => commands::bench_memory::bench_memory(&args, environment),
             BenchCommand::Kernels(args) => commands::bench_kernels::bench_kernels(&args, environment),
             BenchCommand::Collectives(args) => commands::bench_collectives::bench_collectives(&args),
+            BenchCommand::Disk(args) => commands::bench_disk::bench_disk(&args),
             BenchCommand::Strategies(args) => {
                 commands::bench_strategies::bench_strategies(&args, environment)
             }

@@ -36,7 +36,7 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
     // Dropped last, so that a rank has reported its error before others see it leave.
     let host = match &task {
         Task::Train(task) => RankHost::in_job(endpoint, &task.config, environment.isa()),
-        Task::BenchStep(task) | Task::BenchStrategy(task) => {
+        Task::BenchStep(task) | Task::BenchStrategy(task) | Task::BenchMemory(task) => {
             RankHost::in_job(endpoint, &task.config, environment.isa())
         }
         Task::BenchCollectives(_) => {
@@ -57,6 +57,9 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
         }
         Task::BenchStrategy(task) => {
             planned().and_then(|planned| tell(&bench::strategy(task, &planned, &host, environment)?))
+        }
+        Task::BenchMemory(task) => {
+            planned().and_then(|planned| tell(&bench::memory(task, &planned, &host, environment)?))
         }
         Task::BenchCollectives(task) => {
             bench::collectives(task, &host, environment).and_then(|figures| tell(&figures))

@@ -16,7 +16,7 @@ use phalanx_train::{Dataset, ResolvedConfig, RunConfig, dataset};
 use crate::environment::Environment;
 use crate::shape::{read_hugging_face, write};
 use crate::user_config::UserConfig;
-use crate::{machine, resume};
+use crate::{machine, placement_budget, resume};
 
 /// Rows of the token table beyond the tokenizer's are padding up to a multiple of this; more is a mistake.
 const PADDING: usize = 64;
@@ -80,6 +80,7 @@ pub fn resolve<T>(
         config.train.threads = config.train.threads.or(Some(machine::threads_per_rank(config.world_size())));
         config.precision.products = environment.choose(&config.precision)?;
     }
+    placement_budget::fill(&mut config);
     let (vocabulary, found) = data(&config)?;
     let model = complete(&mut config, fixed.or(initial.as_ref()), vocabulary)?;
     Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported }, found))

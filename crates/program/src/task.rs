@@ -23,6 +23,8 @@ pub enum Task {
     BenchStep(BenchStepTask),
     /// Time steps of one strategy of parallelism.
     BenchStrategy(BenchStepTask),
+    /// Time steps under one placement of chunks.
+    BenchMemory(BenchStepTask),
     /// Time collectives.
     BenchCollectives(CollectivesTask),
 }
@@ -33,7 +35,8 @@ impl Task {
         match self {
             Task::Train(TrainTask { config, model, .. })
             | Task::BenchStep(BenchStepTask { config, model, .. })
-            | Task::BenchStrategy(BenchStepTask { config, model, .. }) => Some((config, model)),
+            | Task::BenchStrategy(BenchStepTask { config, model, .. })
+            | Task::BenchMemory(BenchStepTask { config, model, .. }) => Some((config, model)),
             Task::BenchCollectives(_) => None,
         }
     }
@@ -43,7 +46,8 @@ impl Task {
         match self {
             Task::Train(TrainTask { config, .. })
             | Task::BenchStep(BenchStepTask { config, .. })
-            | Task::BenchStrategy(BenchStepTask { config, .. }) => rank_host::timeout(config),
+            | Task::BenchStrategy(BenchStepTask { config, .. })
+            | Task::BenchMemory(BenchStepTask { config, .. }) => rank_host::timeout(config),
             Task::BenchCollectives(_) => Options::default().deadline,
         }
     }

@@ -3,7 +3,7 @@
 mod rig;
 
 use rig::{Home, list, number, value};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 #[test]
 fn steps_are_timed_on_any_number_of_ranks() {
@@ -128,4 +128,38 @@ fn the_doctor_measures() {
         assert!(number(&figures, key) > 0.0, "{key}");
     }
     assert!(figures.get("memlock_bytes").is_some() && figures["instruction_sets"].is_array());
+}
+
+#[test]
+fn memory_compares_placements_and_budgets() {
+    let home = Home::new();
+    let given =
+        ["bench", "memory", "small.toml", "--set", "parallel.zero=3", "--budgets", "80,5", "--steps", "1"];
+    let simulated = ["--set", "device.kind=simulated", "--out", "sweep", "--json"];
+    let figures = home.run(&[&given[..], &simulated].concat()).ok().json();
+    let runs = figures["runs"].as_array().unwrap();
+    let names: Vec<&str> = runs.iter().map(|run| run["placement"].as_str().unwrap()).collect();
+    assert_eq!(names, ["device", "host", "auto", "auto"]);
+    let device = |run: &Value| run["peaks"]["device"]["measured_bytes"].as_u64().unwrap();
+    for run in &runs[..3] {
+        assert_eq!(run["as_planned"], json!(true), "{run}");
+        assert_eq!(run["losses"], runs[0]["losses"], "no placement changes a bit");
+        assert!(run["step_s_median"].as_f64().unwrap() > 0.0);
+    }
+    assert!(device(&runs[2]) * 10 <= device(&runs[0]) * 8 && device(&runs[1]) < device(&runs[0]));
+    assert!(runs[2]["moved_bytes"].as_u64().unwrap() > runs[0]["moved_bytes"].as_u64().unwrap());
+    // 5% are too little, and the row says what would do.
+    assert!(runs[3]["reason"].as_str().unwrap().contains("the smallest that would do"), "{}", runs[3]);
+    for file in ["table.md", "memory.json", "budgets.svg", "timeline-device.svg", "timeline-auto-80.svg"] {
+        assert!(!home.read(&format!("sweep/{file}")).is_empty(), "{file}");
+    }
+    let svg = String::from_utf8(home.read("sweep/timeline-auto-80.svg")).unwrap();
+    assert!(svg.contains("host memory over a step") && svg.contains(">budget<"), "{svg}");
+    let folder = format!("memory.nvme_path={}", home.path("").display());
+    let ranks = ["--nproc", "2", "--set", &folder, "--out", "two", "--budgets", "60"];
+    let text = home.run(&[&given[..5], &["--steps", "1"], &ranks].concat()).ok().stdout;
+    for words in ["nvme", "auto, 60%", "as planned"] {
+        assert!(text.contains(words), "no {words:?} in: {text}");
+    }
+    assert!(!text.contains("DIFFERS"), "{text}");
 }

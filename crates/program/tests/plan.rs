@@ -155,10 +155,92 @@ fn the_examples_can_be_planned() {
         ("gpt2_124m.toml", &["--nproc", "2", "--set", "parallel.zero=3"]),
         ("mesh_2x2x2.toml", &["--data", "text.txt"]),
         ("bert_classic.toml", &["--data", "text.txt"]),
+        ("gpt3_13b_h200.toml", &[]),
     ] {
         let path = examples.join(name).display().to_string();
         let plan =
             home.run(&[&["plan", &path, "--json", "--set", "memory.limit_mb=1e6"], data].concat()).json();
         assert!(plan["parameters"].as_u64().unwrap() > 100_000, "{name}");
     }
+}
+
+#[test]
+fn chunk_sizes_are_compared_with_what_they_move() {
+    let home = Home::new();
+    let given =
+        ["plan", "small.toml", "--nproc", "2", "--set", "parallel.zero=3", "--chunks", "--machine", "h200"];
+    let text = home.run(&given).ok().stdout;
+    for words in [
+        "Gemini's search: min_chunk_size_mb = 32",
+        "one tensor each",
+        "all_gather",
+        "the fewest of the sizes",
+    ] {
+        assert!(text.contains(words), "no {words:?} in: {text}");
+    }
+    let plan = home.run(&[&given[..], &["--json"]].concat()).ok().json();
+    let compared = plan["chunks"]["compared"]["alternatives"].as_array().unwrap();
+    let tried = plan["chunks"]["tried"].as_array().unwrap();
+    assert_eq!(compared.len(), tried.len());
+    let chosen: Vec<_> = compared.iter().filter(|size| size["chosen"] == json!(true)).collect();
+    assert_eq!(chosen.len(), 1);
+    // The plan of the run has the chosen chunks.
+    assert_eq!(chosen[0]["chunks"], plan["chunks"]["count"]);
+    assert_eq!(chosen[0]["device_peak_bytes"].as_u64(), plan["arena_bytes"][0].as_u64());
+    for size in compared {
+        let moved = size["traffic"].as_array().unwrap();
+        assert!(moved.iter().any(|part| part["movement"] == json!("all_gather")), "{size}");
+        assert!(
+            size["moving_s"].as_f64().unwrap() > 0.0 && size["gathered_peak_bytes"].as_u64().unwrap() > 0
+        );
+    }
+    // Fewer chunks are fewer messages, which lose less time to latency.
+    let of = |most: bool| {
+        let key = |size: &&serde_json::Value| size["chunks"].as_u64().unwrap();
+        let one = if most { compared.iter().max_by_key(key) } else { compared.iter().min_by_key(key) };
+        one.unwrap()["moving_s"].as_f64().unwrap()
+    };
+    assert!(of(false) < of(true));
+    let fixed = home.run(&[&given[..], &["--set", "memory.chunk=0.25"]].concat()).ok().stdout;
+    assert!(fixed.contains("chosen: memory.chunk = 0.25"), "{fixed}");
+    home.run(&["plan", "small.toml", "--machine", "h2000"]).refused(&["expected here (measured", "h200"]);
+}
+
+#[test]
+fn placement_follows_the_budget_and_is_replayed() {
+    let home = Home::new();
+    let base = ["plan", "small.toml", "--nproc", "2", "--set", "parallel.zero=3", "--json"];
+    let need = home.run(&base).ok().json()["arena_bytes"][0].as_u64().unwrap();
+    let set = |key: &str, value: f64| format!("memory.{key}={value}");
+    let budget = |share: f64| set("device_budget_mb", share * need as f64 / 1_048_576.0);
+    let auto = |share: f64| {
+        let given = [budget(share), set("host_budget_mb", 64.0), "memory.placement=auto".into()];
+        given.into_iter().flat_map(|set| ["--set".to_string(), set]).collect::<Vec<_>>()
+    };
+    let run = |share: f64, more: &[&str]| {
+        let given = auto(share);
+        let given: Vec<&str> = base
+            .iter()
+            .copied()
+            .chain(given.iter().map(String::as_str))
+            .chain(more.iter().copied())
+            .collect();
+        home.run(&given)
+    };
+    let plan = run(0.8, &["--placement"]).ok().json();
+    assert!(plan["arena_bytes"][0].as_u64().unwrap() * 10 <= need * 8);
+    let chunks = plan["placement"]["chunks"].as_array().unwrap();
+    assert!(chunks.iter().any(|chunk| chunk["optimizer"] == json!("host")), "{chunks:?}");
+    let moved: u64 = chunks.iter().map(|chunk| chunk["moved_bytes"].as_u64().unwrap()).sum();
+    assert_eq!(plan["placement"]["moved_bytes_per_step"].as_u64(), Some(moved));
+    run(0.05, &[]).refused(&["needs at least", "the smallest that would do is memory.device_budget_mb = "]);
+    // A run with this placement resumes with it, and into any other.
+    let given = auto(0.8);
+    let given: Vec<&str> = given.iter().map(String::as_str).collect();
+    let train = ["train", "small.toml", "--nproc", "2", "--set", "parallel.zero=3", "--run", "placed"];
+    home.run(&[&train[..], &given].concat()).ok();
+    assert_eq!(home.json("placed/plan.json")["arena_bytes"], plan["arena_bytes"]);
+    let steps = ["train", "--run", "placed", "--resume", "--set", "train.steps=10"];
+    home.run(&steps).ok();
+    assert_eq!(home.json("placed/plan.json")["arena_bytes"], plan["arena_bytes"]);
 }

@@ -141,7 +141,10 @@ impl Simulated {
         let is_copy = matches!(&call.operation, Operation::Elementwise(Elementwise::Copy(_)));
         // The operands of a copy have one length.
         let bytes = if on_device && on_host { uses.first().map_or(0, |(range, _)| range.len()) } else { 0 };
-        let refused = (on_host && !is_copy).then(|| "a kernel was given host memory".to_string());
+        let refused = match stream {
+            Stream::Host => on_device.then(|| "an operation of the host was given device memory".to_string()),
+            _ => (on_host && !is_copy).then(|| "a kernel was given host memory".to_string()),
+        };
         let Call { operation, timer, .. } = call;
         let between_memories = self.copy_time(bytes);
         let body = Body::Kernel { operation, timer, uploaded };

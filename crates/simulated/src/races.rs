@@ -14,7 +14,7 @@ use phalanx_tensor::Access;
 use phalanx_trace::{Site, Stream};
 
 /// Number of streams.
-pub(crate) const STREAMS: usize = 5;
+pub(crate) const STREAMS: usize = 6;
 
 /// The number of a stream, from 0.
 pub(crate) fn index(stream: Stream) -> usize {
@@ -24,11 +24,13 @@ pub(crate) fn index(stream: Stream) -> usize {
         Stream::ToDevice => 2,
         Stream::ToHost => 3,
         Stream::Disk => 4,
+        Stream::Host => 5,
     }
 }
 
 /// The names of the streams, by their number.
-pub(crate) const STREAM_NAMES: [&str; STREAMS] = ["compute", "communication", "to_device", "to_host", "disk"];
+pub(crate) const STREAM_NAMES: [&str; STREAMS] =
+    ["compute", "communication", "to_device", "to_host", "disk", "host"];
 
 /// For each stream: how many of its entries are over.
 type Clock = [u64; STREAMS];

@@ -208,6 +208,38 @@ fn a_kernel_is_not_given_host_memory() {
 }
 
 #[test]
+fn the_host_computes_in_its_own_memory_beside_kernels() {
+    let (_, device) = device_of(Options::new(MEMORY_BYTES));
+    let host = |name| device.alloc_host(DType::F32, [16], Category::Workspace, name);
+    let (_, x) = device.copy_to_host(tensor(&device, &[1.5; 16]), host("x")).wait().unwrap();
+    let work = device.run_on_host("test", vec![x, host("y")], |host, tensors| {
+        let [x, y] = tensors else { unreachable!() };
+        host.fill(y.view_mut(), 2.0);
+        host.add(x.view(), y.view_mut());
+    });
+    let y = work.wait().unwrap().pop().unwrap();
+    assert_eq!(y.host_slice::<f32>(), [3.5; 16]);
+    let on_device = device.alloc(DType::F32, [16], Category::Workspace, "device");
+    let (_, back) = device.copy_to_device(y, on_device).wait().unwrap();
+    let mut numbers = [0f32; 16];
+    device.download(back.view(), &mut numbers).unwrap();
+    assert_eq!(numbers, [3.5; 16]);
+}
+
+#[test]
+fn the_host_is_not_given_device_memory() {
+    let (_, device) = device_of(Options::new(MEMORY_BYTES));
+    let x = tensor(&device, &[1.0; 16]);
+    let y = device.alloc_host(DType::F32, [16], Category::Workspace, "host");
+    let work = device.run_on_host("test", vec![y], |host, tensors| host.add(x.view(), tensors[0].view_mut()));
+    let error = work.wait().unwrap_err();
+    assert_eq!(
+        (error.call, error.reason.as_str()),
+        ("add", "an operation of the host was given device memory")
+    );
+}
+
+#[test]
 fn a_pending_copy_that_is_dropped_is_waited_for() {
     let (_, device) = device_of(Options::new(MEMORY_BYTES));
     for _ in 0..3 {

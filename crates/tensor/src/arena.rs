@@ -15,6 +15,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use phalanx_plan::{ALIGN, MemoryPlan, Peak, Slot};
 use phalanx_trace::{Category, Memory, PhaseName, Site};
@@ -195,6 +196,21 @@ impl Arena {
         match &self.backing {
             Backing::Replaying { replay, .. } => Some(lock(replay).meter().phase_peak()),
             _ => None,
+        }
+    }
+
+    /// Records the live bytes after each allocation and free from here on, if the arena replays a plan.
+    pub fn record_timeline(&self) {
+        if let Backing::Replaying { replay, .. } = &self.backing {
+            lock(replay).record_timeline();
+        }
+    }
+
+    /// Ends the recording of [`Arena::record_timeline`] and returns it: times and live bytes.
+    pub fn take_timeline(&self) -> Vec<(Instant, u64)> {
+        match &self.backing {
+            Backing::Replaying { replay, .. } => lock(replay).take_timeline(),
+            _ => Vec::new(),
         }
     }
 

@@ -223,7 +223,7 @@ impl Device {
     /// # Errors
     /// When the device failed.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
-        [Stream::Compute, Stream::ToDevice, Stream::ToHost, Stream::Disk]
+        [Stream::Compute, Stream::ToDevice, Stream::ToHost, Stream::Disk, Stream::Host]
             .into_iter()
             .try_for_each(|stream| self.backend.synchronize(self.backend.record(stream)))
     }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use phalanx_trace::{Category, DType, Event, Memory, PhaseName, Site, Stream, Trace};
+use phalanx_trace::{Category, DType, Event, Memory, PhaseName, Rate, Site, Stream, Trace};
 
 use crate::arena::Arena;
 use crate::backend::{Backend, Call, Kernels, Timer};
@@ -38,6 +38,8 @@ pub struct Device {
     disk: Arc<Arena>,
     recorder: Option<Arc<Recorder>>,
     profile: Option<Arc<Profile>>,
+    /// The stream of operations.
+    stream: Stream,
 }
 
 impl Device {
@@ -51,7 +53,7 @@ impl Device {
     pub fn with_memories(backend: Arc<dyn Backend>, arena: Arc<Arena>, host: Arc<Arena>) -> Device {
         assert_eq!([arena.memory(), host.memory()], [Memory::Device, Memory::Host]);
         let disk = Arena::missing(Memory::Disk);
-        Device { backend, arena, host, disk, recorder: None, profile: None }
+        Device { backend, arena, host, disk, recorder: None, profile: None, stream: Stream::Compute }
     }
 
     /// The same device with disk memory; its backend has a disk stream.
@@ -77,7 +79,8 @@ impl Device {
         let recorder = Arc::new(Recorder::default());
         let [arena, host, disk] = Memory::ALL.map(|memory| Arena::recording(memory, Arc::clone(&recorder)));
         let backend = Arc::new(Meta { threads, host_addressable, recorder: Arc::clone(&recorder) });
-        Device { backend, arena, host, disk, recorder: Some(recorder), profile: None }
+        let recorder = Some(recorder);
+        Device { backend, arena, host, disk, recorder, profile: None, stream: Stream::Compute }
     }
 
     /// The same device, every kernel of which is timed from now on (unless `profile` is paused), on this handle
@@ -85,6 +88,11 @@ impl Device {
     #[must_use]
     pub fn profiled(self, profile: Arc<Profile>) -> Device {
         Device { profile: Some(profile), ..self }
+    }
+
+    /// The same device, whose operations go to another stream.
+    pub(crate) fn on_stream(&self, stream: Stream) -> Device {
+        Device { stream, ..self.clone() }
     }
 
     /// The device's own memory.
@@ -216,12 +224,13 @@ impl Device {
         self.host.alloc(like.dtype(), like.shape(), Category::Communication, name, site)
     }
 
-    /// Checks, prices and issues one operation to the compute stream. In a dry run its price and its placements go
+    /// Checks, prices and issues one operation to the compute stream, or to that of [`Device::run_on_host`]. In a dry run its price and its placements go
     /// to the trace.
     #[track_caller]
     pub fn run<'a, O: Describe + Into<Operation<'a>>>(&self, operation: O) {
         operation.check();
         let (site, price, name) = (Site::caller(), operation.price(), operation.name());
+        let price = if self.stream == Stream::Host { Price { rate: Rate::Host, ..price } } else { price };
         if let Some(recorder) = &self.recorder {
             if recorder.is_placing() || operation.marks_zero() {
                 operation.follow(recorder, site);
@@ -230,7 +239,7 @@ impl Device {
             recorder.push(Event::Kernel { name, flops, bytes, rate, forward_flops });
         }
         let timer = self.timer(name, price);
-        self.backend.launch(Stream::Compute, Call { operation: operation.into(), name, site, timer });
+        self.backend.launch(self.stream, Call { operation: operation.into(), name, site, timer });
     }
 
     /// Where the time of a call goes, when kernels are timed.

@@ -19,6 +19,7 @@ mod disk_stream;
 pub mod factory;
 mod flights;
 mod gaps;
+mod host_work;
 mod immediate;
 pub mod meta;
 pub mod operation;
@@ -49,6 +50,7 @@ pub use device::{Device, NORM_BLOCK};
 pub use disk::{DiskMemory, DiskOptions};
 pub use factory::{DeviceFactory, DeviceRequest};
 pub use flights::InFlight;
+pub use host_work::PendingHostWork;
 pub use immediate::Immediate;
 pub use operations::{
     AdamWUpdate, LayerNormBackward, OwnOperation, SgdUpdate, VocabularyLoss, VocabularyStatistics,

@@ -10,6 +10,8 @@
 //! moves of what lies above, a few hundred entries of 24 bytes (`cargo run --release -p phalanx-train --example
 //! arena`).
 
+use std::time::Instant;
+
 use phalanx_plan::{MemoryPlan, PeakMeter, Slot};
 use phalanx_trace::PhaseName;
 
@@ -32,6 +34,8 @@ pub(crate) struct Replay {
     /// The program said that it leaves out the rest of the phase.
     leaves_out_rest: bool,
     fault: Option<String>,
+    /// When it is recorded: the live bytes after each allocation and free.
+    timeline: Option<Vec<(Instant, u64)>>,
 }
 
 /// A range of memory in use, and whose it is: allocation `number` of `phase`.
@@ -59,6 +63,23 @@ impl Replay {
             meter,
             leaves_out_rest: false,
             fault: None,
+            timeline: None,
+        }
+    }
+
+    /// Records the live bytes from here on.
+    pub(crate) fn record_timeline(&mut self) {
+        self.timeline = Some(Vec::new());
+    }
+
+    /// What was recorded; nothing is recorded from here on.
+    pub(crate) fn take_timeline(&mut self) -> Vec<(Instant, u64)> {
+        self.timeline.take().unwrap_or_default()
+    }
+
+    fn note_live(&mut self) {
+        if let Some(timeline) = &mut self.timeline {
+            timeline.push((Instant::now(), self.meter.live().total()));
         }
     }
 
@@ -165,6 +186,7 @@ impl Replay {
         self.next += 1;
         self.count += 1;
         self.meter.alloc(&slot);
+        self.note_live();
         Ok((slot, number))
     }
 
@@ -192,6 +214,7 @@ impl Replay {
         }
         self.count -= 1;
         self.meter.free(slot);
+        self.note_live();
     }
 
     /// Bytes of all live ranges, with their alignment.

@@ -5,6 +5,7 @@
 //! it, `plan` turns it into decisions, and the real run replays those. Nothing here computes.
 #![forbid(unsafe_code)]
 
+mod dtype;
 mod interned;
 mod phase;
 mod placement;
@@ -15,48 +16,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+pub use dtype::DType;
 pub use interned::{StaticName, interned};
 pub use phase::PhaseName;
 pub use placement::{Axis, Fault, Placement, Placements};
 pub use tag::{describe_tag, later_tag, micro_batch_tag};
-
-/// Element type of a tensor or of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DType {
-    /// IEEE binary64: norms and their partial sums.
-    F64,
-    /// IEEE binary32.
-    F32,
-    /// Upper half of binary32.
-    BF16,
-    /// IEEE binary16.
-    F16,
-    /// Token ids and other indices.
-    U32,
-}
-
-impl DType {
-    /// Bytes of one element.
-    pub const fn bytes(self) -> usize {
-        match self {
-            DType::F64 => 8,
-            DType::F32 | DType::U32 => 4,
-            DType::BF16 | DType::F16 => 2,
-        }
-    }
-
-    /// Name as configurations and files spell it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::F64 => "f64",
-            DType::F32 => "f32",
-            DType::BF16 => "bf16",
-            DType::F16 => "f16",
-            DType::U32 => "u32",
-        }
-    }
-}
 
 /// A memory of a rank. Each has its own arena, its own plan and its own peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -92,6 +56,8 @@ pub enum Rate {
     Bandwidth,
     /// Floating-point operations of matrix products of this element type, and the bytes, whichever takes longer.
     MatrixProduct(DType),
+    /// Bytes that the host's processor reads and writes in host memory.
+    Host,
     /// Bytes that are copied between device and host memory.
     Copy,
     /// Bytes that are read from or written to disk.
@@ -239,6 +205,8 @@ pub enum Stream {
     ToHost,
     /// Reads and writes of files.
     Disk,
+    /// Operations of the host's processor on host memory.
+    Host,
 }
 
 /// The collective operations of a group.

@@ -18,6 +18,7 @@ use phalanx_plan::{
 use phalanx_tensor::Device;
 use phalanx_trace::{Memory, Trace};
 
+use crate::chunk_alternatives::Origin;
 use crate::dry_run::{DryRuns, Learned, MakeRank};
 use crate::groups::{GroupSource, Groups};
 use crate::rank::reserved;
@@ -59,16 +60,10 @@ impl Spec {
             return self;
         }
         let mut sizes = candidates(&self).into_iter();
-        let Some((first, chunks)) = sizes.next() else { return self };
-        // The rank that needs most stands for all.
-        let at = |pipeline| self.mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
-        let ends = [0, self.mesh.pipeline - 1];
-        let ends = &ends[..self.mesh.pipeline.min(2)];
-        let largest =
-            ends.iter().filter_map(|end| Some((roughly(&first, at(*end), make_rank)?, at(*end)))).max();
-        let Some((bytes, rank)) = largest else { return self };
+        let Some(Sized { spec: first, chunks, .. }) = sizes.next() else { return self };
+        let Some((bytes, rank)) = largest_end(&first, make_rank) else { return self };
         let mut all = vec![Tried { spec: first, chunks, bytes, is_exact: false }];
-        all.extend(sizes.filter_map(|(spec, chunks)| {
+        all.extend(sizes.filter_map(|Sized { spec, chunks, .. }| {
             Some(Tried { bytes: roughly(&spec, rank, make_rank)?, spec, chunks, is_exact: false })
         }));
         all.sort_by_key(|tried| (tried.bytes, tried.chunks));
@@ -82,6 +77,14 @@ impl Spec {
         let tried_chunks = all.iter().map(listed).collect();
         Spec { tried_chunks, ..all.swap_remove(best).spec }
     }
+}
+
+/// The rank of the first and the last pipeline stage that needs more, which stands for all, with its bytes.
+pub(crate) fn largest_end(spec: &Spec, make_rank: &MakeRank) -> Option<(u64, usize)> {
+    let at = |pipeline| spec.mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
+    let ends = [0, spec.mesh.pipeline - 1];
+    let ends = &ends[..spec.mesh.pipeline.min(2)];
+    ends.iter().filter_map(|end| Some((roughly(spec, at(*end), make_rank)?, at(*end)))).max()
 }
 
 /// Offsets may take more than what is live: the size with the smallest peak, and those with the fewest chunks that are
@@ -106,28 +109,36 @@ fn choose(all: &[Tried]) -> Option<usize> {
     small.min_by_key(|(_, tried)| (tried.chunks, tried.bytes)).map(|(index, _)| index)
 }
 
-/// The specifications with the sizes that are tried, each layout once, with the numbers of their chunks; first that with
-/// one tensor a chunk.
-fn candidates(spec: &Spec) -> Vec<(Spec, usize)> {
+/// A specification with a chunk size in the place of `auto`.
+pub(crate) struct Sized {
+    pub(crate) spec: Spec,
+    /// As in [`Tried`].
+    pub(crate) chunks: usize,
+    pub(crate) origin: Origin,
+}
+
+/// The specifications with the sizes that are tried, each layout once; first that with one tensor a chunk.
+pub(crate) fn candidates(spec: &Spec) -> Vec<Sized> {
     let parts = parts(spec);
     let resident = spec.mesh.data == 1 && spec.stage < Stage::Two;
     let ranges = if resident { RANGES_OF_RESIDENT } else { RANGES };
     let elements: u64 = parts.iter().map(|part| part.reserved).sum();
     let largest = elements / (MIN_PARTS * spec.stages.len()).max(1) as u64;
     let searched = spec.layout.searched.iter().min_by_key(|candidate| candidate.waste_elements);
-    let mut sizes = vec![ChunkSize::None];
-    sizes.extend(searched.map(|candidate| ChunkSize::Elements(candidate.chunk_elements)));
-    sizes.extend((0..ranges).filter_map(|half| tightest(spec, &parts, largest >> half)));
-    let mut specs: Vec<(Spec, usize)> = Vec::new();
-    for size in sizes {
-        if let Ok(candidate) = spec.with_chunks(size)
-            && specs.iter().all(|(other, _)| other.layout.chunk_elements != candidate.layout.chunk_elements)
-            && let Ok(layout) = candidate.lay_out(&parts)
+    let mut sizes = vec![(Origin::None, ChunkSize::None)];
+    sizes.extend(searched.map(|best| (Origin::Search, ChunkSize::Elements(best.chunk_elements))));
+    let range = |half| Some((Origin::Range, tightest(spec, &parts, largest >> half)?));
+    sizes.extend((0..ranges).filter_map(range));
+    let mut all: Vec<Sized> = Vec::new();
+    for (origin, size) in sizes {
+        if let Ok(sized) = spec.with_chunks(size)
+            && all.iter().all(|other| other.spec.layout.chunk_elements != sized.layout.chunk_elements)
+            && let Ok(layout) = sized.lay_out(&parts)
         {
-            specs.push((candidate, layout.chunks()));
+            all.push(Sized { spec: sized, chunks: layout.chunks(), origin });
         }
     }
-    specs
+    all
 }
 
 /// The parameters of the whole model, in the parts that a tensor rank has.

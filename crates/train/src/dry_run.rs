@@ -130,6 +130,11 @@ fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (
     (device, engine)
 }
 
+/// The engine of a rank on `Meta`, of a run whose order of chunks is not known.
+pub(crate) fn on_meta_without_order(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Rank {
+    on_meta(spec, rank, &Orders::new(), make_rank).1
+}
+
 const NEVER: &str = "nothing fails on Meta";
 
 fn load_and_step(spec: &Spec, engine: &mut Rank) -> Batch {

@@ -25,7 +25,7 @@ impl RunPlan {
             let plan = RunPlan::without_offsets(spec)?;
             return Ok(plan.ranks.iter().map(|rank| needed(&plan.spec, rank)).max().unwrap_or(0));
         }
-        let spec = spec.with_chosen_chunks(&Rank::new);
+        let spec = spec.with_chosen_chunks(&Rank::new).with_placed_chunks(&Rank::new, 0)?;
         let rank_of = |pipeline| spec.mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let counted = |plan: &RankPlan| needed(&spec, plan);
         let rough =

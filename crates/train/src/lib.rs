@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod abridged_programs;
+pub mod chunk_alternatives;
 mod chunk_choice;
 pub mod config;
 mod cut;
@@ -23,6 +24,8 @@ pub mod metrics;
 pub mod metrics_lines;
 pub mod non_finite;
 mod on_ranks;
+pub mod placement_table;
+mod placing;
 pub mod planning;
 pub mod rank;
 pub mod run;

@@ -13,14 +13,17 @@ use std::ops::Range;
 use phalanx_layers::Network;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{
-    ChunkSize, Coordinates, Cost, Disagreement, MemoryError, MemoryPlan, Peak, PlacementError, Stage,
-    Textbook, compare, faults, plan_memory, plan_memory_of, textbook,
+    ChunkSize, Coordinates, Cost, Disagreement, Machine, MemoryError, MemoryPlan, Peak, PhaseTime,
+    PlacementError, Stage, Textbook, compare, faults, live_bytes, phase_time, plan_memory, plan_memory_of,
+    textbook,
 };
 use phalanx_trace::{Event, Memory, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
 
+use crate::config::PlacementRule;
 use crate::dry_run::{DryRuns, Learned, dry_run, orders_of};
 pub use crate::dry_run::{MakeRank, Orders};
+pub use crate::placing::BudgetError;
 use crate::rank::Rank;
 use crate::spec::Spec;
 
@@ -136,6 +139,8 @@ pub struct PlanForAllRanks {
     pub stages: Vec<Range<usize>>,
     /// How chunks are sized; where the configuration says `auto`, as the plan has chosen.
     pub chunks: ChunkSize,
+    /// For each pipeline stage: the memories of its chunks.
+    pub residence: Vec<Residence>,
     /// Number of threads of a rank.
     pub threads: usize,
     /// Number of windows of one evaluation, over all ranks.
@@ -166,6 +171,9 @@ pub enum PlanError {
         /// Elements that ranks count, in all.
         counted: u64,
     },
+    /// A budget is too small for any placement of chunks.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
     /// The trace cannot be placed: a bug of the engine.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -214,6 +222,32 @@ impl RunPlan {
         keep: fn(RankPlan) -> RankPlan,
     ) -> Result<RunPlan, PlanError> {
         let spec = spec.with_chosen_chunks(make_rank);
+        let mut reserve = 0;
+        loop {
+            let placed = spec.clone().with_placed_chunks(make_rank, reserve)?;
+            let plan = RunPlan::of_placed(placed, make_rank, abridges, keep)?;
+            match plan.excess() {
+                0 => return Ok(plan),
+                excess => reserve += excess,
+            }
+        }
+    }
+
+    /// Bytes by which the largest rank exceeds the device budget of `placement = "auto"`. A placement is decided on one rank
+    /// of each pipeline coordinate; others may differ by a little.
+    fn excess(&self) -> u64 {
+        match self.spec.placement {
+            PlacementRule::Auto(auto) => self.arena_bytes_max().saturating_sub(auto.usable_bytes()),
+            PlacementRule::Uniform(_) | PlacementRule::Fractions(_) => 0,
+        }
+    }
+
+    fn of_placed(
+        spec: Spec,
+        make_rank: &MakeRank,
+        abridges: bool,
+        keep: fn(RankPlan) -> RankPlan,
+    ) -> Result<RunPlan, PlanError> {
         let mesh = spec.mesh;
         let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let kinds: Vec<usize> = (0..mesh.pipeline).map(first_of).collect();
@@ -283,7 +317,23 @@ impl RunPlan {
         let Spec { stages, threads, evaluation_batches, micro_batch_size, mesh, .. } = &self.spec;
         let evaluated = evaluation_batches * micro_batch_size * mesh.data;
         let (stages, chunks) = (stages.clone(), self.spec.chunk_size.clone());
-        PlanForAllRanks { stages, chunks, threads: *threads, evaluated, totals: self.totals }
+        let residence = self.spec.residence.clone();
+        PlanForAllRanks { stages, chunks, residence, threads: *threads, evaluated, totals: self.totals }
+    }
+
+    /// The time of a step on a machine, for each planned rank; `None` where the machine lacks a rate that the step needs.
+    pub fn step_times(&self, machine: &Machine) -> Vec<Option<PhaseTime>> {
+        let time = |plan: &RankPlan| {
+            let trace = dry_run(&self.spec, plan.rank, &plan.orders, &Rank::new);
+            phase_time(&trace, PhaseName::Step, machine)
+        };
+        self.ranks.iter().map(time).collect()
+    }
+
+    /// Bytes that a planned rank has in a memory over a step: at its beginning, and after each allocation and free.
+    pub fn live_bytes(&self, rank: usize, memory: Memory) -> Vec<u64> {
+        let own = self.of(rank);
+        live_bytes(&dry_run(&self.spec, own.rank, &own.orders, &Rank::new), PhaseName::Step, memory)
     }
 
     /// The exact plan of a rank. If another rank was planned in its place, it runs dry here, since its parts may be
@@ -349,8 +399,9 @@ pub fn min_device_states(spec: &Spec) -> u64 {
     let parameters = stages.map(|stage| parameters_at(spec, &whole, stage)).max().unwrap_or(0);
     let state = textbook_of(spec, parameters).state;
     let described = || spec.residence.iter().flat_map(Residence::described);
+    let is_decided = matches!(spec.placement, PlacementRule::Uniform(_));
     let here = |of: fn(&ChunkResidence) -> Memory, bytes: u64| {
-        if described().all(|chunk| of(&chunk) == Memory::Device) { bytes } else { 0 }
+        if is_decided && described().all(|chunk| of(&chunk) == Memory::Device) { bytes } else { 0 }
     };
     here(|chunk| chunk.gradients, state.gradients)
         + here(|chunk| chunk.parameters, state.parameters)

@@ -268,6 +268,8 @@ impl Spec {
             optimizer: self.optimizer.clone(),
             residence: self.residence[index].clone(),
             buffer: self.buffer,
+            updates_on_host: self.updates_on_host,
+            delayed_update: self.delayed_update,
         };
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);
         let parts = self.partition_activations.then(|| Arc::clone(&groups.tensor));

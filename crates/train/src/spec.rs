@@ -15,7 +15,7 @@ use phalanx_optim::loss_scale::Dynamic;
 use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
 use phalanx_parallel::TensorParallel;
 use phalanx_parallel::pipeline::Program;
-use phalanx_parallel::zero::Residence;
+use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{
     Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
@@ -26,8 +26,8 @@ use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
-    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, DeviceKind, Float, OptimizerKind, Reduce,
-    RunConfig,
+    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, DeviceKind, Float, OptimizerKind, PlacementRule,
+    Reduce, RunConfig, UpdateOn,
 };
 use crate::cut;
 
@@ -79,10 +79,16 @@ pub struct Spec {
     pub loss_scaling: LossScaling,
     /// The optimizer.
     pub optimizer: Optimizer,
+    /// How the memories of chunks are decided.
+    pub placement: PlacementRule,
     /// For each pipeline stage: the memories in which the parts of its chunks lie between their uses.
     pub residence: Vec<Residence>,
     /// Elements of the largest tile in which something outside of device memory visits it.
     pub buffer: usize,
+    /// Whether the host updates chunks whose optimizer states lie outside of the memory of a device of its own.
+    pub updates_on_host: bool,
+    /// Whether the host computes each update during the next step.
+    pub delayed_update: bool,
     /// The memory in which the inputs of Transformer blocks wait for backward.
     pub block_inputs: Memory,
     /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
@@ -171,8 +177,8 @@ impl Spec {
         Ok(spec)
     }
 
-    /// As [`Spec::new`], with the stages into which the plan of the run has cut the model, and the chunk size that it has
-    /// chosen.
+    /// As [`Spec::new`], with the stages into which the plan of the run has cut the model, the chunk size that it has
+    /// chosen, and the memories of all chunks.
     ///
     /// # Errors
     /// As [`Spec::new`].
@@ -181,10 +187,10 @@ impl Spec {
         model: impl Into<Arc<dyn Model>>,
         evaluated: usize,
         threads: usize,
-        (stages, chunks): (Vec<Range<usize>>, ChunkSize),
+        (stages, chunks, residence): (Vec<Range<usize>>, ChunkSize, Vec<Residence>),
     ) -> Result<Spec, SpecError> {
         let (spec, network) = Spec::uncut(config, model.into(), evaluated, threads)?;
-        let spec = Spec { ties: ties(&network, &stages), stages, ..spec };
+        let spec = Spec { ties: ties(&network, &stages), stages, residence, ..spec };
         Ok(spec.with_chunks(chunks)?)
     }
 
@@ -213,7 +219,13 @@ impl Spec {
             Objective::Masked => Masking::predicted(seq),
         };
         let evaluation = forward_only(&schedule, evaluation_batches);
-        let residence = vec![Residence::uniform(config.memory.residence()); schedule.stages()];
+        let placement = config.placement_rule()?;
+        let everywhere = match placement {
+            PlacementRule::Uniform(chunk) => chunk,
+            // Until chunks are placed.
+            PlacementRule::Fractions(_) | PlacementRule::Auto(_) => ChunkResidence::DEVICE,
+        };
+        let residence = vec![Residence::uniform(everywhere); schedule.stages()];
         let spec = Spec {
             host_addressable: config.device.kind == DeviceKind::Cpu,
             seq,
@@ -235,8 +247,11 @@ impl Spec {
             precision: precision(config),
             loss_scaling: loss_scaling(config),
             optimizer: optimizer(config),
+            placement,
             residence,
             buffer: config.memory.buffer(),
+            updates_on_host: config.memory.update != UpdateOn::Device,
+            delayed_update: config.memory.delayed_update,
             block_inputs: config.memory.activations.memory(),
             partition_activations: config.memory.partition_activations,
             disk: config.disk(),

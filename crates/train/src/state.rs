@@ -189,7 +189,10 @@ impl Saves for Rank {
     }
 
     fn settle(&mut self) -> Result<(), CollectiveError> {
-        self.stages.iter_mut().try_for_each(|stage| stage.zero.settle())
+        self.stages.iter_mut().try_for_each(|stage| {
+            stage.zero.finish_update()?;
+            stage.zero.settle()
+        })
     }
 
     fn write_pieces(&self, tmp: &Path) -> Result<(), RunError> {

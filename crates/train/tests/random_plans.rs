@@ -6,8 +6,10 @@ use phalanx_models::{Dropouts, Gpt2};
 use phalanx_plan::Peak;
 use phalanx_random::SplitMix64;
 use phalanx_trace::{Memory, PhaseName};
-use phalanx_train::config::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, Reduce};
+use phalanx_train::config::memory::Folders;
+use phalanx_train::config::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, Placement, Reduce};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
+use phalanx_train::planning::{BudgetError, PlanError};
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
@@ -122,4 +124,89 @@ fn compare(seed: u64, wanted: usize) -> (usize, usize) {
 fn random_configurations_hold_what_was_planned() {
     let (ranks, phases) = compare(7, 12);
     assert!(ranks >= 24 && phases == 8 * ranks, "{ranks} ranks, {phases} phases");
+}
+
+/// The number of random budgets that are tried; 12 when left out.
+const BUDGETS: &str = "PHALANX_RANDOM_BUDGETS";
+
+/// A random budget for `need` bytes of device memory, with the memories below it.
+fn with_budget(
+    config: &RunConfig,
+    need: u64,
+    folder: &std::path::Path,
+    numbers: &mut SplitMix64,
+) -> RunConfig {
+    const MIB: f64 = 1_048_576.0;
+    let mut pick = |count: usize| (numbers.next_u64() % count as u64) as usize;
+    let mut config = config.clone();
+    let memory = &mut config.memory;
+    memory.placement = Some(Placement::Auto);
+    memory.device_budget_mb = Some(need as f64 * (15 + pick(90)) as f64 / 100.0 / MIB);
+    memory.headroom = [0.0, 0.02, 0.1][pick(3)];
+    let tiers = pick(3);
+    memory.nvme_path = (tiers > 0).then(|| Folders::One(folder.display().to_string()));
+    memory.host_budget_mb = (tiers != 1).then(|| [64.0, 0.02, 0.5][pick(3)]);
+    config
+}
+
+/// Runs a plan whose budget suffices, and checks that no memory exceeds it.
+fn run_within(plan: &RunPlan, config: &RunConfig) {
+    let rows = config.batch.global / config.data();
+    let whole = |spec: &Spec, groups: &phalanx_train::Groups| spec.network(&groups.tensor);
+    let body = |engine: &mut Rank, rank: usize| run(engine, rank, rows, config.model.seq);
+    let usable =
+        (config.memory.device_budget_mb.unwrap() * 1_048_576.0 * (1.0 - config.memory.headroom)) as u64;
+    for (rank, measured) in rig::on_planned_ranks(plan, &whole, &body).iter().enumerate() {
+        let own = plan.of(rank);
+        for (name, peak) in &measured.phases {
+            assert_eq!(*peak, own.memory.phase(*name).unwrap().peak, "{name} of rank {rank}: {config:?}");
+            assert!(peak.bytes <= usable, "{name} of rank {rank}: {} of {usable}: {config:?}", peak.bytes);
+        }
+        let RankBytes { device, host, disk, .. } = &measured.reported;
+        let planned = Memory::ALL.map(|memory| DeviceBytes::from(own.peak_of(memory)));
+        assert_eq!([device, host, disk], planned.each_ref(), "rank {rank}: {config:?}");
+        let host_budget = config.memory.host_budget_mb.map_or(u64::MAX, |mib| (mib * 1_048_576.0) as u64);
+        assert!(own.host.arena_bytes <= host_budget, "rank {rank}: {config:?}");
+    }
+}
+
+/// Every budget either runs, in the memory that was planned, or is refused at plan time with one that would do.
+#[test]
+fn random_budgets_run_as_planned_or_are_refused() {
+    let wanted = std::env::var(BUDGETS).map_or(12, |count| count.parse().expect("a number of budgets"));
+    let folder = tempfile::tempdir().unwrap();
+    let mut numbers = SplitMix64::new(29);
+    let (mut ran, mut refused, mut away) = (0, 0, 0);
+    while ran + refused < wanted {
+        let Some((model, config)) = random(&mut numbers) else { continue };
+        let need = RunPlan::without_offsets(rig::spec(&model, &config)).unwrap().arena_bytes_max();
+        let mut config = with_budget(&config, need, folder.path(), &mut numbers);
+        if config.check().is_err() {
+            continue;
+        }
+        // At most one refusal for each memory: the refused budget is replaced by the one that would do.
+        let mut refusals = 0;
+        let plan = loop {
+            match RunPlan::new(rig::spec(&model, &config)) {
+                Ok(plan) => break plan,
+                Err(PlanError::Budget(BudgetError::Device { smallest_bytes, .. })) => {
+                    config.memory.device_budget_mb = Some(smallest_bytes as f64 / 1_048_576.0);
+                }
+                Err(PlanError::Budget(BudgetError::Host { smallest_bytes, .. })) => {
+                    config.memory.host_budget_mb = Some(smallest_bytes as f64 / 1_048_576.0);
+                }
+                Err(other) => panic!("{other}: {config:?}"),
+            }
+            refusals += 1;
+            assert!(refusals <= 2, "{config:?}");
+        };
+        run_within(&plan, &config);
+        (ran, refused) = if refusals > 0 { (ran, refused + 1) } else { (ran + 1, refused) };
+        away +=
+            usize::from(plan.ranks.iter().any(|rank| rank.disk.arena_bytes + rank.host.arena_bytes > 4096));
+    }
+    assert!(
+        ran >= wanted / 4 && refused > 0 && away > wanted / 3,
+        "{ran} ran, {refused} refused, {away} away"
+    );
 }

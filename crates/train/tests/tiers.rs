@@ -8,7 +8,7 @@ use std::path::Path;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_tensor::{Memory, NORM_BLOCK};
 use phalanx_trace::{Category, PhaseName};
-use phalanx_train::config::{Chunk, Float, Reduce, Tier};
+use phalanx_train::config::{Chunk, Float, OptimizerKind, Reduce, Tier, UpdateOn};
 use phalanx_train::{RunConfig, RunPlan, Spec, on_threads};
 use rig::{assert_same_state, devices, same_bits};
 
@@ -131,7 +131,7 @@ fn each_chunk_may_lie_elsewhere() {
         let what = format!("{compute:?}, {world} ranks, stage {zero}");
         check_places(&what, &config, folder.path(), &|spec| {
             assert!(spec.layout.chunk_elements.len() > 6, "chunks of each kind");
-            spec.residence = vec![mixed(zero == 3)];
+            (spec.residence, spec.updates_on_host) = (vec![mixed(zero == 3)], false);
         });
     }
 }
@@ -153,8 +153,12 @@ fn chunks_larger_than_a_buffer_visit_in_tiles() {
                     ..ChunkResidence::DEVICE
                 })];
                 let chunk = spec.layout.chunk_elements[0] as usize / world;
-                spec.buffer = 3 * NORM_BLOCK;
-                assert!(chunk % spec.buffer != 0 && chunk / spec.buffer >= 2, "{chunk} in {}", spec.buffer);
+                (spec.buffer, spec.updates_on_host) = (3 * NORM_BLOCK, false);
+                assert!(
+                    !chunk.is_multiple_of(spec.buffer) && chunk / spec.buffer >= 2,
+                    "{chunk} in {}",
+                    spec.buffer
+                );
             });
         }
     }
@@ -201,7 +205,7 @@ fn check_gradients(what: &str, world: usize, zero: u8, change: &dyn Fn(&mut RunC
                 // The first chunks stay on the device.
                 let first = vec![ChunkResidence::DEVICE, lies, ChunkResidence::DEVICE];
                 spec.residence = vec![Residence::of_chunks(first, lies); spec.residence.len()];
-                spec.buffer = 3 * NORM_BLOCK;
+                (spec.buffer, spec.updates_on_host) = (3 * NORM_BLOCK, false);
             });
         }
     }
@@ -300,4 +304,72 @@ fn gradients_of_one_micro_batch_travel_once_each_way() {
     for (with, without) in with.into_iter().zip(without) {
         assert_eq!(with - without, gradients);
     }
+}
+
+/// Updates on the host and on the device, with everything that the host may find elsewhere.
+#[test]
+fn the_host_updates_with_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    for (compute, world, zero, prefetch) in PLACED {
+        let mut config = config(Tier::Device, folder.path(), world, zero);
+        config.precision.compute = compute;
+        (config.memory.chunk, config.memory.prefetch) = (Chunk::Mebibytes(0.3), prefetch);
+        for (optimizer, elsewhere) in
+            [Memory::Host, Memory::Disk].iter().flat_map(|o| Memory::ALL.map(|elsewhere| (*o, elsewhere)))
+        {
+            let what = format!("{compute:?}, {world} ranks, stage {zero}, {optimizer:?}, {elsewhere:?}");
+            check_places(&what, &config, folder.path(), &|spec| {
+                let parameters = if zero == 3 { elsewhere } else { Memory::Device };
+                let lies = ChunkResidence { parameters, gradients: elsewhere, optimizer };
+                // The device updates the first chunk, and the third one visits it.
+                let visits = ChunkResidence { optimizer: Memory::Device, ..lies };
+                spec.residence = vec![Residence::of_chunks(vec![ChunkResidence::DEVICE, lies, visits], lies)];
+                (spec.buffer, spec.updates_on_host) = (3 * NORM_BLOCK, true);
+            });
+        }
+    }
+}
+
+#[test]
+fn skipped_steps_and_other_optimizers_work_on_the_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let on_host = |spec: &mut Spec| {
+        let lies = ChunkResidence { optimizer: Memory::Host, ..ChunkResidence::DEVICE };
+        spec.residence = vec![Residence::uniform(lies)];
+        assert!(spec.updates_on_host, "the default");
+    };
+    let mut scaled = config(Tier::Device, folder.path(), 2, 1);
+    scaled.precision.compute = Float::F16;
+    scaled.precision.initial_scale_power = 24;
+    (scaled.precision.hysteresis, scaled.precision.loss_scale_window) = (1, 2);
+    check_places("f16", &scaled, folder.path(), &on_host);
+    let mut sgd = config(Tier::Device, folder.path(), 2, 1);
+    (sgd.optimizer.kind, sgd.optimizer.lr) = (OptimizerKind::Sgd, 0.05);
+    check_places("SGD", &sgd, folder.path(), &on_host);
+}
+
+/// For each parameter, a bf16 gradient comes to the host and a bf16 parameter goes back; states stay there.
+#[test]
+fn an_update_on_the_host_moves_gradients_and_parameters_alone() {
+    let (model, _) = rig::golden_config();
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(Tier::Host, folder.path(), 1, 0);
+    config.precision.accumulate = Float::Bf16;
+    config.memory.chunk = Chunk::Mebibytes(0.3);
+    let moved = |update| {
+        let mut config = config.clone();
+        config.memory.update = update;
+        let spec = Spec { host_addressable: false, ..rig::spec(&model, &config) };
+        let elements: u64 = spec.layout.chunk_elements.iter().sum();
+        let plan = RunPlan::new(spec).unwrap();
+        let bytes = |to| {
+            let copies = plan.of(0).step.copies.iter().filter(|copy| copy.to == to);
+            copies.map(|copy| copy.bytes).sum::<u64>()
+        };
+        [Memory::Host, Memory::Device].map(|to| bytes(to) / elements)
+    };
+    // Two moments and master weights, each way.
+    assert_eq!(moved(UpdateOn::Device), [12, 12]);
+    assert_eq!(moved(UpdateOn::Host), [2, 2]);
+    assert_eq!(moved(UpdateOn::Auto), [2, 2]);
 }

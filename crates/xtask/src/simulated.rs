@@ -7,8 +7,9 @@ use std::process::{Command, ExitCode};
 const SEEDS: u64 = 20;
 
 /// Tests of `train` that take their devices from the environment: goldens, bit tables, meshes, checkpoints, faults,
-/// and state outside of device memory.
-const TESTS: [&str; 6] = ["goldens", "bits", "mesh", "resume", "faults", "tiers"];
+/// state outside of device memory, and random plans.
+const TESTS: [&str; 8] =
+    ["goldens", "bits", "mesh", "resume", "faults", "tiers", "placement", "random_plans"];
 
 /// The selection of `--short`.
 const SHORT: [&str; 2] = ["goldens", "faults"];

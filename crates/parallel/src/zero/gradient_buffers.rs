@@ -52,7 +52,7 @@ pub(super) enum GradientBuffers {
     /// Nothing on the device: what is stored elsewhere is the sum so far.
     Away,
     /// A whole buffer that layers write; the shard of the sum so far arrives from elsewhere, if there is one.
-    Bucket { whole: Tensor, sum: Option<Arriving> },
+    Bucket { whole: Tensor, sum: Option<Box<Arriving>> },
 }
 
 /// One chunk of gradients.

@@ -142,7 +142,7 @@ impl GradientChunks {
         }
         let whole = self.bucket(cx, c);
         let shard = cx.map.shard(c).len();
-        let sum = if is_first { None } else { Some(cx.states.fetch_gradients(c, shard)?) };
+        let sum = if is_first { None } else { Some(Box::new(cx.states.fetch_gradients(c, shard)?)) };
         Ok(GradientBuffers::Bucket { whole, sum })
     }
 
@@ -233,7 +233,7 @@ impl GradientChunks {
         let held = match held {
             GradientBuffers::Bucket { whole, sum } => {
                 let shard = match sum {
-                    Some(arriving) => cx.states.fetched_gradients(c, arriving)?,
+                    Some(arriving) => cx.states.fetched_gradients(c, *arriving)?,
                     None => self.shard_window(cx, c),
                 };
                 GradientBuffers::Both { whole, shard }

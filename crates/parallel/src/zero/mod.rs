@@ -19,9 +19,11 @@
 //! before the layer and `reduce` after it. Then follow [`Zero::finish_gradients`], the sums over other axes (`sums`),
 //! [`Zero::squares`] for the norm, and [`Zero::update`], which also publishes the parameters.
 
+mod delayed;
 mod floats;
 mod gradient_buffers;
 mod gradients;
+mod host_update;
 mod parameters;
 mod prefetch;
 mod residence;
@@ -45,6 +47,7 @@ use phalanx_plan::{ChunkLayout, Precision, Stage};
 use phalanx_tensor::{Device, Shape, View};
 use phalanx_trace::PhaseName;
 
+use delayed::Delayed;
 use gradient_buffers::stored_elements;
 use gradients::{GradientChunks, Surroundings};
 use parameters::{ParameterChunks, Source};
@@ -54,7 +57,7 @@ pub use spans::{Extent, StateSpan};
 use squares::Squares;
 use states::{Elements, States};
 
-/// Options of [`Zero`]. Only `defer` and `precision` change bits of the result.
+/// Options of [`Zero`]. Only `defer`, `precision` and `delayed_update` change bits of the result.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// ZeRO stage: which of parameters, gradients and states are sharded.
@@ -75,6 +78,10 @@ pub struct Options {
     pub residence: Residence,
     /// Elements of the largest tile of what lies where an update cannot reach it; a multiple of the norm's block.
     pub buffer: usize,
+    /// Whether the host updates the chunks whose optimizer states lie where kernels of the device do not reach.
+    pub updates_on_host: bool,
+    /// Whether the host computes each update during the next step. This changes the result.
+    pub delayed_update: bool,
 }
 
 /// Where parameters lie in chunks, and which chunks each block uses. It does not change during a run.
@@ -180,6 +187,8 @@ pub struct Zero {
     /// For each chunk, the optimizer states of the part that this rank updates, and the f32 parameters of the same part
     /// when the compute type has 16 bits.
     states: States,
+    /// What delayed updates need.
+    delayed: Option<Delayed>,
     /// Sums of squares of all blocks of these parameters.
     squares: Squares,
     /// Number of the first chunk in the dry run: chunks of earlier stages of this rank come before it.
@@ -206,8 +215,9 @@ impl Zero {
             updated: update::stepped(&map, options.stage, c).len(),
             gradients: stored_elements(&map, &options, c),
         });
-        let kinds = (options.optimizer.states().len(), options.precision);
-        let states = States::new(device, &options.residence, kinds, elements, options.buffer);
+        let states = States::new(device, &options, elements);
+        let delayed =
+            options.delayed_update.then(|| Delayed::new(device, &states, options.precision.compute));
         let squares = Squares::new(device, &map);
         let own = first_chunk as u32..(first_chunk + map.chunk_count()) as u32;
         let of_own =
@@ -222,6 +232,7 @@ impl Zero {
             parameters,
             gradients,
             states,
+            delayed,
             squares,
             first_chunk,
             orders,
@@ -231,6 +242,16 @@ impl Zero {
     /// Number of chunks.
     pub fn chunks(&self) -> usize {
         self.map.chunk_count()
+    }
+
+    /// The positions of the parameters in the chunks.
+    pub fn layout(&self) -> &ChunkLayout {
+        &self.map.layout
+    }
+
+    /// Number of elements of a chunk that this rank updates.
+    pub fn updated_elements(&self, chunk: usize) -> u64 {
+        update::stepped(&self.map, self.options.stage, chunk).len() as u64
     }
 
     /// Ranks of the data axis.

@@ -11,7 +11,8 @@ use std::ops::Range;
 use phalanx_plan::Precision;
 use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, Tensor, View, ViewMut};
 
-use super::residence::{ChunkResidence, Residence};
+use super::Options;
+use super::residence::ChunkResidence;
 use super::tiles::{self, Arriving, Leaving};
 use super::visits::Visits;
 
@@ -44,6 +45,8 @@ pub(super) struct Slot {
 pub(super) struct Stored {
     /// Elements of the chunk that this rank updates.
     pub(super) elements: usize,
+    /// Whether the host updates the chunk, in its own memory.
+    is_updated_on_host: bool,
     /// States, then master weights, then parameters and gradients that are not in device memory.
     pub(super) slots: Vec<Slot>,
 }
@@ -83,36 +86,51 @@ pub(super) fn is_in_reach(device: &Device, memory: Memory) -> bool {
 }
 
 impl States {
-    /// Allocates `states` states and, where parameters have 16 bits, master weights; `elements` has those of each chunk,
-    /// `buffer` is the number of elements of a tile. Parameters and gradients are stored here when they do not lie in device
+    /// Allocates states and, where parameters have 16 bits, master weights; `elements` has those of each chunk. Parameters and gradients are stored here when they do not lie in device
     /// memory.
     pub(super) fn new(
         device: &Device,
-        residence: &Residence,
-        (states, precision): (usize, Precision),
+        options: &Options,
         elements: impl Iterator<Item = Elements>,
-        buffer: usize,
     ) -> States {
+        let Options { residence, precision, buffer, .. } = options;
+        let states = options.optimizer.states().len();
+        // Where the host addresses device memory, kernels of the device are the host's.
+        let has_own_host = options.updates_on_host && !device.is_host_addressable();
+        let is_updated_on_host = |lies: ChunkResidence| has_own_host && lies.optimizer != Memory::Device;
         let chunk = |(chunk, elements): (usize, Elements)| {
-            let parts = parts(residence.of(chunk), states, precision);
+            let parts = parts(residence.of(chunk), states, *precision);
             let slot = |part: (Role, DType, Memory)| {
                 let elements = if part.0 == Role::Gradients { elements.gradients } else { elements.updated };
-                Slot::new(device, part, elements, buffer)
+                Slot::new(device, part, elements, *buffer)
             };
-            Stored { elements: elements.updated, slots: parts.into_iter().map(slot).collect() }
+            let slots = parts.into_iter().map(slot).collect();
+            let is_updated_on_host = is_updated_on_host(residence.of(chunk));
+            Stored { elements: elements.updated, is_updated_on_host, slots }
         };
         let chunks: Vec<Stored> = elements.enumerate().map(chunk).collect();
         let (visits, leaving) = (Visits::default(), VecDeque::new());
-        let mut states = States { device: device.clone(), buffer, chunks, visits, leaving };
-        let chunks = (0..states.chunks.len()).filter(|chunk| states.travels(*chunk));
+        let mut states = States { device: device.clone(), buffer: *buffer, chunks, visits, leaving };
+        let visits = |chunk: &usize| states.travels(*chunk) && !states.is_updated_on_host(*chunk);
+        let chunks = (0..states.chunks.len()).filter(visits);
         let tiles = chunks.flat_map(|chunk| (0..states.tiles(chunk).len()).map(move |tile| (chunk, tile)));
         states.visits = Visits::new(tiles.collect());
         states
     }
 
-    /// Whether an update must bring something of a chunk to the device.
+    /// Whether kernels of the device cannot work on a part of a chunk where it lies.
     fn travels(&self, chunk: usize) -> bool {
         self.chunks[chunk].slots.iter().any(|slot| !is_in_reach(&self.device, slot.memory))
+    }
+
+    /// Whether the host updates a chunk, in its own memory.
+    pub(super) fn is_updated_on_host(&self, chunk: usize) -> bool {
+        self.chunks[chunk].is_updated_on_host
+    }
+
+    /// Host memory for elements of `dtype` of this rank's part of a chunk, in the tiles of its update.
+    pub(super) fn in_host_memory(&self, chunk: &Stored, dtype: DType) -> Slot {
+        Slot::new(&self.device, (Role::Parameters, dtype, Memory::Host), chunk.elements, self.buffer)
     }
 
     /// The elements of this rank's part of a chunk that an update works on at a time.
@@ -120,7 +138,7 @@ impl States {
         let elements = self.chunks[chunk].elements;
         match self.travels(chunk) {
             true => tiles_of(elements, self.buffer),
-            false => vec![0..elements],
+            false => std::iter::once(0..elements).collect(),
         }
     }
 
@@ -273,6 +291,11 @@ impl Slot {
         Slot { role, dtype, memory, elements, tile: first, tiles }
     }
 
+    /// Memory for the same elements.
+    pub(super) fn twin(&self, device: &Device) -> Slot {
+        Slot::new(device, (self.role, self.dtype, self.memory), self.elements, self.tile)
+    }
+
     pub(super) fn take(&mut self) -> Vec<Tensor> {
         let tiles = self.tiles.iter_mut().map(|tile| tile.take().expect("it is not in flight yet"));
         tiles.collect()
@@ -303,7 +326,7 @@ mod tests {
     #[test]
     fn tiles_cover_their_elements_once() {
         assert_eq!(tiles_of(10, 4), [0..4, 4..8, 8..10]);
-        assert_eq!(tiles_of(8, 8), [0..8]);
+        assert_eq!(tiles_of(8, 4), [0..4, 4..8]);
         assert!(tiles_of(0, 8).is_empty());
     }
 }

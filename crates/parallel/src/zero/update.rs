@@ -15,6 +15,13 @@ use super::{Map, Zero};
 /// Elements that are read at a time for host memory.
 const WINDOW: usize = 1 << 20;
 
+/// The numbers of one update: its number, from 1, and the learning rate.
+#[derive(Clone, Copy)]
+pub(super) struct Step {
+    pub(super) number: u64,
+    pub(super) lr: f32,
+}
+
 /// The elements of a chunk that this rank updates: all of them under stage 0, otherwise its shard.
 pub(super) fn stepped(map: &Map, stage: Stage, chunk: usize) -> Range<usize> {
     match stage {
@@ -132,26 +139,50 @@ impl Zero {
     /// # Errors
     /// When publishing fails, or a copy of optimizer states.
     pub fn update(&mut self, number: u64, lr: f32, factor: View) -> Result<(), CollectiveError> {
-        let stage = self.options.stage;
+        let step = Step { number, lr };
+        if self.delayed.is_some() {
+            return self.update_delayed(step, factor);
+        }
+        let mut on_host = self.begin_on_host(factor)?;
         self.states.begin();
         for c in 0..self.map.chunk_count() {
             if self.states.parameters(c).is_some() {
                 self.parameters.assert_away(c);
             }
-            for (t, tile) in self.states.tiles(c).into_iter().enumerate() {
-                self.states.enter((c, t))?;
-                self.update_tile((c, t), tile, (number, lr), factor);
-                self.states.leave()?;
+            let tiles = self.states.tiles(c).into_iter().enumerate();
+            match on_host.as_mut().filter(|_| self.states.is_updated_on_host(c)) {
+                Some(on_host) => {
+                    for (t, tile) in tiles {
+                        self.update_on_host(on_host, (c, t), tile, step)?;
+                    }
+                }
+                None => {
+                    for (t, tile) in tiles {
+                        self.states.enter((c, t))?;
+                        self.update_tile((c, t), tile, step, factor);
+                        self.states.leave()?;
+                    }
+                    self.publish_updated(c)?;
+                }
             }
-            if matches!(stage, Stage::One | Stage::Two) {
-                self.parameters.publish(&*self.group, c, self.options.overlap)?;
-            }
+        }
+        if let Some(on_host) = on_host {
+            self.finish_on_host(on_host)?;
         }
         Ok(self.states.finish()?)
     }
 
+    /// Under stages 1 and 2, starts to send this rank's updated part of a chunk to the other ranks.
+    pub(super) fn publish_updated(&mut self, c: usize) -> Result<(), CollectiveError> {
+        match self.options.stage {
+            Stage::One | Stage::Two => self.parameters.publish(&*self.group, c, self.options.overlap),
+            Stage::Zero | Stage::Three => Ok(()),
+        }
+    }
+
     /// Updates elements `tile` of this rank's part of a chunk.
-    fn update_tile(&mut self, at: Tile, tile: Range<usize>, (number, lr): (u64, f32), factor: View) {
+    fn update_tile(&mut self, at: Tile, tile: Range<usize>, step: Step, factor: View) {
+        let Step { number, lr } = step;
         let c = at.0;
         let first = stepped(&self.map, self.options.stage, c).start;
         let range = (first + tile.start) as u64..(first + tile.end) as u64;

@@ -37,7 +37,7 @@ impl States {
                     (slot, Some(stored), here)
                 }
                 Coming::Arriving(arriving) => {
-                    let (mut stored, here) = tiles::arrive(&self.device, arriving)?;
+                    let (mut stored, here) = tiles::arrive(&self.device, *arriving)?;
                     let place = &mut self.chunks[tile.0].slots[slot];
                     if place.role == Role::Gradients {
                         place.tiles[tile.1] = stored.pop();
@@ -94,7 +94,7 @@ impl States {
             // An update overwrites parameters with the rounded master weights.
             let coming = match slot.role == Role::Parameters && has_master {
                 true => Coming::Unread(stored),
-                false => Coming::Arriving(tiles::bring(&self.device, vec![stored], 0..elements)),
+                false => Coming::Arriving(Box::new(tiles::bring(&self.device, vec![stored], 0..elements))),
             };
             arriving.push((number, coming));
         }
@@ -103,7 +103,9 @@ impl States {
 
     fn go_on(&self, coming: Coming) -> Result<Coming, DeviceError> {
         Ok(match coming {
-            Coming::Arriving(arriving) => Coming::Arriving(tiles::continue_arrival(&self.device, arriving)?),
+            Coming::Arriving(arriving) => {
+                Coming::Arriving(Box::new(tiles::continue_arrival(&self.device, *arriving)?))
+            }
             unread => unread,
         })
     }

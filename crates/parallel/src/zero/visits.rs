@@ -25,7 +25,7 @@ pub(super) struct Visits {
 
 /// One slot of a tile that arrives.
 pub(super) enum Coming {
-    Arriving(Arriving),
+    Arriving(Box<Arriving>),
     /// It is only written on the device.
     Unread(Tensor),
 }

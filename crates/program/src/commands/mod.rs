@@ -1,7 +1,9 @@
 //! One command a file.
 
 pub mod bench_collectives;
+pub mod bench_disk;
 pub mod bench_kernels;
+pub mod bench_memory;
 pub mod bench_step;
 pub mod bench_strategies;
 pub mod completions;

@@ -70,7 +70,7 @@ fn alone(args: &DrawArgs, overrides: &Overrides, wanted: &str) -> Result<Drawn> 
         Ok(plan) => {
             let ranks = args.pipeline.unwrap_or(PIPELINE);
             let micro_batches = args.micro_batches.unwrap_or(ranks.saturating_mul(2));
-            let plan = plan.with_chunks(args.chunks.unwrap_or(CHUNKS));
+            let plan = plan.with_chunks(args.chunks.flatten().unwrap_or(CHUNKS));
             if !can_be_drawn(ranks, micro_batches, plan.chunks()) {
                 bail!(
                     "{ranks} ranks x {micro_batches} micro-batches x {} stages per rank are more than can be drawn; \
@@ -87,7 +87,7 @@ fn alone(args: &DrawArgs, overrides: &Overrides, wanted: &str) -> Result<Drawn> 
         }
     };
     let (ranks, micro_batches) = (schedule.ranks.len(), schedule.micro_batches);
-    let chunks = args.chunks.unwrap_or(CHUNKS);
+    let chunks = args.chunks.flatten().unwrap_or(CHUNKS);
     let given = args.costs.of(&schedule)?;
     let costs = given.clone().unwrap_or_else(|| Costs::unit(schedule.stages()));
     // Every schedule gives a rank the same work, divided into its number of stages.
@@ -129,7 +129,7 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
         ("parallel.schedule", wanted.map(String::from)),
         ("parallel.pipeline", number(args.draw.pipeline)),
         ("parallel.micro_batches", number(args.draw.micro_batches)),
-        ("parallel.chunks", number(args.draw.chunks)),
+        ("parallel.chunks", number(args.draw.chunks.flatten())),
     ] {
         overrides.set.extend(value.map(|value| format!("{key}={value}")));
     }

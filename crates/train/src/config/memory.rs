@@ -8,7 +8,7 @@ use phalanx_tensor::{Memory, NORM_BLOCK};
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
-use super::{ConfigError, RunConfig, Updates};
+use super::{ConfigError, Float, Placement, RunConfig, Updates};
 
 /// `[memory]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,6 +36,13 @@ pub struct MemoryConfig {
     pub gradients: Tier,
     /// Where optimizer states and master weights lie between updates (DeepSpeed's `offload_optimizer.device`).
     pub optimizer: Tier,
+    /// What computes the update of parameters whose optimizer states lie outside of device memory. On the processor, which
+    /// addresses both memories, the choices are the same.
+    pub update: UpdateOn,
+    /// Whether the host computes each update during the next step, which so lacks it (ZeRO-Offload's one-step delayed
+    /// parameter update). For 16-bit parameters on the device, with gradients and optimizer states in host memory. A save
+    /// waits for the update.
+    pub delayed_update: bool,
     /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
     /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them.
     pub buffer_mb: f64,
@@ -45,6 +52,28 @@ pub struct MemoryConfig {
     /// Whether each tensor-parallel rank keeps a part of the inputs of Transformer blocks, of which otherwise every rank
     /// keeps the whole (DeepSpeed's `partition_activations`). For tensor parallelism without `sequence_parallel`.
     pub partition_activations: bool,
+    /// Where chunks lie between their uses, decided by one policy (Gemini's `placement_policy`); without it `parameters` and
+    /// `optimizer` say so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
+    /// The fraction of parameters that are sharded (Gemini's `shard_param_frac`), which `parallel.zero` decides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard_param_frac: Option<f64>,
+    /// The fraction of optimizer states and master weights outside of device memory (Gemini's `offload_optim_frac`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_optim_frac: Option<f64>,
+    /// The fraction of parameters outside of device memory (Gemini's `offload_param_frac`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_param_frac: Option<f64>,
+    /// Device memory that `placement = "auto"` may fill, in MiB for each rank. When left out, the memory of a simulated
+    /// device; else this rank's share of what the machine has available, or of `limit_mb`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_budget_mb: Option<f64>,
+    /// Host memory that `placement = "auto"` may fill, in MiB for each rank; what does not fit lies on disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_budget_mb: Option<f64>,
+    /// The share of the device budget that `placement = "auto"` leaves free, for what the plan does not count.
+    pub headroom: f64,
     /// The folder of the disk memory, or a list of folders on different disks, over which it is striped: one file without a
     /// name for each rank in each folder, which goes with its process.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,9 +101,18 @@ impl Default for MemoryConfig {
             parameters: Tier::Device,
             gradients: Tier::Device,
             optimizer: Tier::Device,
+            update: UpdateOn::Auto,
+            delayed_update: false,
             buffer_mb: 16.0,
             activations: Tier::Device,
             partition_activations: false,
+            placement: None,
+            shard_param_frac: None,
+            offload_optim_frac: None,
+            offload_param_frac: None,
+            device_budget_mb: None,
+            host_budget_mb: None,
+            headroom: 0.02,
             nvme_path: None,
             nvme_checksums: false,
             pin_memory: None,
@@ -128,6 +166,20 @@ pub enum Checkpointing {
     Word(CheckpointingWord),
     /// Every k-th block.
     Every(usize),
+}
+
+/// What computes updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UpdateOn {
+    /// The host, where optimizer states lie in its memory or on disk: then only gradients and parameters cross to and from a
+    /// device with a memory of its own. The device otherwise.
+    #[default]
+    Auto,
+    /// The device, which states visit.
+    Device,
+    /// The host (ZeRO-Offload).
+    Host,
 }
 
 /// The words for activation checkpointing.
@@ -212,7 +264,30 @@ impl RunConfig {
         if memory.hidden_dim == Some(0) {
             return Err(refuse("memory.hidden_dim", 0, "must be at least 1 element"));
         }
+        self.check_placement()?;
         self.check_tiers()
+    }
+
+    fn check_delayed_update(&self) -> Result<(), ConfigError> {
+        let MemoryConfig { parameters, gradients, optimizer, update, .. } = &self.memory;
+        let refused = |expected: &str| Err(refuse("memory.delayed_update", true, expected));
+        if [*gradients, *optimizer] != [Tier::Host; 2] {
+            return refused("needs memory.gradients = \"host\" and memory.optimizer = \"host\"");
+        }
+        if *parameters != Tier::Device {
+            return refused(
+                "needs memory.parameters = \"device\": the host writes new parameters beside those in use",
+            );
+        }
+        if self.precision.compute == Float::F32 {
+            return refused(
+                "needs precision.compute = \"bf16\" or \"f16\": the host updates f32 master weights",
+            );
+        }
+        if *update == UpdateOn::Device {
+            return refused("needs memory.update = \"host\" or \"auto\"");
+        }
+        Ok(())
     }
 
     fn check_tiers(&self) -> Result<(), ConfigError> {
@@ -252,8 +327,19 @@ impl RunConfig {
                 );
             }
         }
-        let is_unused = tiers.iter().all(|(_, tier)| *tier != Tier::Nvme);
-        let unused = "is used by nothing: set memory.optimizer, memory.gradients, memory.parameters or memory.activations to \"nvme\", or leave it out";
+        let leaves = !matches!(self.memory.placement, None | Some(Placement::Device));
+        let leaves = leaves || self.memory.offload_optim_frac.is_some();
+        if self.memory.update == UpdateOn::Host && *optimizer == Tier::Device && !leaves {
+            let expected =
+                "needs memory.optimizer = \"host\" or \"nvme\": the host does not reach device memory";
+            return Err(refuse("memory.update", "\"host\"", expected));
+        }
+        if self.memory.delayed_update {
+            self.check_delayed_update()?;
+        }
+        let is_unused =
+            tiers.iter().all(|(_, tier)| *tier != Tier::Nvme) && !self.memory.placement_uses_disk();
+        let unused = "is used by nothing: set memory.placement, memory.optimizer, memory.gradients, memory.parameters or memory.activations to \"nvme\", or leave it out";
         if self.memory.nvme_checksums && is_unused {
             return Err(refuse("memory.nvme_checksums", true, unused));
         }

@@ -14,12 +14,14 @@ pub mod device;
 mod learning_rate;
 pub mod memory;
 pub mod parallel;
+pub mod placement;
 mod resolved;
 
 pub use check::ConfigError;
 pub use device::{DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
-pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier};
+pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use parallel::{CutBy, ParallelConfig, Updates};
+pub use placement::{AutoPlacement, Fractions, Placement, PlacementRule};
 pub use resolved::ResolvedConfig;
 
 /// The whole configuration.

@@ -1,0 +1,116 @@
+//! The sweep of placements and budgets as a table: for a terminal, as Markdown and as JSON.
+
+use phalanx_drawing::report::{Table, bytes};
+use phalanx_trace::Memory;
+use serde_json::{Value, json};
+
+use super::{MemoryRan, MemoryRun};
+
+/// What the columns are called.
+const HEADINGS: [&str; 10] = [
+    "placement",
+    "budget",
+    "device",
+    "host",
+    "disk",
+    "moved",
+    "step",
+    "above device",
+    "waits for copies",
+    "plan",
+];
+
+/// The cells of a row; `device_s` is the step with everything on the device.
+fn cells(run: &MemoryRun, device_s: Option<f64>) -> Vec<String> {
+    let budget = run.budget.map_or("-".to_string(), |(_, budget)| bytes(budget));
+    let ran = match &run.ran {
+        Ok(ran) => ran,
+        Err(reason) => return vec![run.name(), budget, format!("does not run: {reason}")],
+    };
+    let peak = |memory| match ran.peaks(memory)[1] {
+        0 => "-".to_string(),
+        peak => bytes(peak),
+    };
+    let ms = |seconds: f64| format!("{:.1} ms", 1e3 * seconds);
+    let above = device_s.map_or("-".to_string(), |device_s| ms(ran.step_s() - device_s));
+    vec![
+        run.name(),
+        budget,
+        peak(0),
+        peak(1),
+        peak(2),
+        bytes(ran.moved_bytes()),
+        ms(ran.step_s()),
+        above,
+        ran.exposed_s.map_or("-".to_string(), ms),
+        if is_as_planned(ran) { "as planned" } else { "DIFFERS" }.to_string(),
+    ]
+}
+
+/// Whether every rank held in a step what was planned, in all memories.
+fn is_as_planned(ran: &MemoryRan) -> bool {
+    ran.ranks.iter().all(|rank| rank.planned == rank.measured)
+}
+
+fn device_s(runs: &[MemoryRun]) -> Option<f64> {
+    let device = runs.iter().find(|run| run.placement == "device")?;
+    device.ran.as_ref().ok().map(MemoryRan::step_s)
+}
+
+/// For a terminal.
+pub fn to_text(runs: &[MemoryRun]) -> String {
+    let mut table = Table::new(&HEADINGS);
+    let device_s = device_s(runs);
+    runs.iter().for_each(|run| table.row(cells(run, device_s)));
+    table.to_string()
+}
+
+/// As Markdown.
+pub fn to_markdown(runs: &[MemoryRun], heading: &str) -> String {
+    let row = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let mut text = format!("# Placements and budgets\n\n{heading}\n\n");
+    text.push_str(&row(&HEADINGS.map(String::from)));
+    text.push_str(&format!("|{}\n", "---|".repeat(HEADINGS.len())));
+    let device_s = device_s(runs);
+    for run in runs {
+        let mut cells = cells(run, device_s);
+        cells.resize(HEADINGS.len(), String::new());
+        text.push_str(&row(&cells));
+    }
+    text.push_str(
+        "\nPeaks are those of a step, of the largest rank, measured. *above device*: the median step less that with everything on \
+         the device. *waits for copies*: by the trace, at the rates of this machine; `-` where the rate of a disk is needed.\n",
+    );
+    text
+}
+
+/// For scripts.
+pub fn to_json(runs: &[MemoryRun]) -> Value {
+    let copy = |(from, to, bytes): &(Memory, Memory, u64)| json!({ "from": from, "to": to, "bytes": bytes });
+    let run = |run: &MemoryRun| {
+        let ran = run.ran.as_ref().ok();
+        let peaks = ran.map(|ran| {
+            Memory::ALL.into_iter().enumerate().map(|(index, memory)| {
+                let [planned, measured] = ran.peaks(index);
+                (memory.name().to_string(), json!({ "planned_bytes": planned, "measured_bytes": measured }))
+            })
+        });
+        json!({
+            "placement": run.placement,
+            "budget_share": run.budget.map(|(share, _)| share),
+            "budget_bytes": run.budget.map(|(_, bytes)| bytes),
+            "reason": run.ran.as_ref().err(),
+            "step_s_median": ran.map(MemoryRan::step_s),
+            "step_s": ran.map(|ran| ran.ranks.iter().map(|rank| rank.step_s.clone()).collect::<Vec<_>>()),
+            "losses": ran.map(|ran| ran.ranks.first().map(|rank| rank.losses.clone())),
+            "needed_device_bytes": ran.map(|ran| ran.device_bytes),
+            "moved_bytes": ran.map(MemoryRan::moved_bytes),
+            "copies": ran.map(|ran| ran.copies.iter().map(copy).collect::<Vec<_>>()),
+            "waits_for_copies_s": ran.and_then(|ran| ran.exposed_s),
+            "waits_for_collectives_s": ran.map(|ran| ran.ranks.iter().map(|rank| rank.waited_s).fold(0.0, f64::max)),
+            "peaks": peaks.map(serde_json::Map::from_iter),
+            "as_planned": ran.map(is_as_planned),
+        })
+    };
+    json!({ "runs": runs.iter().map(run).collect::<Vec<_>>() })
+}

@@ -1,0 +1,320 @@
+//! The time of a phase on a machine: its trace, played on the streams of a rank.
+//!
+//! Each stream runs its work in order, beside the others. Work starts when the host has issued it and its stream is free;
+//! events order streams, and the host waits where the trace says so. A call takes what the machine's rates allow at least,
+//! and issuing takes no time. Where compute waits, the trace says for what: copies between memories, or collectives.
+
+use std::collections::HashMap;
+
+use phalanx_trace::{Event, Phase, PhaseName, Rate, Stream, Trace};
+use serde::Serialize;
+
+use crate::machine::Machine;
+
+/// The planned time of a phase on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PhaseTime {
+    /// Seconds from the first call to the end of the last.
+    pub seconds: f64,
+    /// Seconds of all kernels.
+    pub compute_s: f64,
+    /// Seconds in which compute waited for copies between memories, at its end included.
+    pub exposed_copy_s: f64,
+    /// Seconds in which compute waited for operations of the host's processor, such as updates.
+    pub exposed_host_s: f64,
+    /// Seconds in which compute waited for collectives.
+    pub exposed_collective_s: f64,
+    /// Seconds of all copies from the host to the device.
+    pub to_device_s: f64,
+    /// Seconds of all copies from the device to the host.
+    pub to_host_s: f64,
+    /// Seconds of all transfers of the disk.
+    pub disk_s: f64,
+    /// Seconds of all operations of the host's processor.
+    pub host_s: f64,
+    /// Seconds of all collectives.
+    pub collective_s: f64,
+}
+
+impl PhaseTime {
+    /// The shortest possible time if nothing waited: that of the busiest stream.
+    pub fn floor_s(&self) -> f64 {
+        self.streams().into_iter().map(|(seconds, _)| seconds).fold(0.0, f64::max)
+    }
+
+    /// The stream that gives the floor.
+    pub fn limit(&self) -> &'static str {
+        let longest = |a: (f64, &'static str), b: (f64, &'static str)| if b.0 > a.0 { b } else { a };
+        self.streams().into_iter().reduce(longest).map_or("compute", |(_, name)| name)
+    }
+
+    fn streams(&self) -> [(f64, &'static str); 6] {
+        [
+            (self.compute_s, "compute"),
+            (self.to_device_s, "copies to the device"),
+            (self.to_host_s, "copies to the host"),
+            (self.disk_s, "the disk"),
+            (self.host_s, "the host's processor"),
+            (self.collective_s, "collectives"),
+        ]
+    }
+}
+
+/// Plays a phase of a trace. `None` if there is no such phase, or if it uses a disk or a transport whose rate the machine
+/// does not have.
+pub fn phase_time(trace: &Trace, phase: PhaseName, machine: &Machine) -> Option<PhaseTime> {
+    let at = trace.phases.iter().position(|p| p.name == phase)?;
+    let earlier = trace.phases[..at].iter().map(|p| p.collectives().count()).sum();
+    let mut clocks = Clocks { first_collective: earlier, ..Clocks::default() };
+    clocks.play(&trace.phases[at], machine)?;
+    Some(clocks.end())
+}
+
+/// Why a stream would be idle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    Copies,
+    Host,
+    Collectives,
+}
+
+#[derive(Default)]
+struct Clocks {
+    /// When the host issues the next call, and what it waited for last.
+    host: (f64, Option<Cause>),
+    /// When each stream has finished what was issued, in the order of [`slot`].
+    free: [f64; 6],
+    /// Times of recorded events, with their streams.
+    events: HashMap<u32, (f64, Stream)>,
+    /// Ends of the collectives of this phase.
+    collectives: Vec<f64>,
+    /// Collectives of earlier phases.
+    first_collective: usize,
+    time: PhaseTime,
+}
+
+fn slot(stream: Stream) -> usize {
+    match stream {
+        Stream::Compute => 0,
+        Stream::Communication => 1,
+        Stream::ToDevice => 2,
+        Stream::ToHost => 3,
+        Stream::Disk => 4,
+        Stream::Host => 5,
+    }
+}
+
+fn cause(stream: Stream) -> Option<Cause> {
+    match stream {
+        Stream::Compute => None,
+        Stream::Communication => Some(Cause::Collectives),
+        Stream::Host => Some(Cause::Host),
+        Stream::ToDevice | Stream::ToHost | Stream::Disk => Some(Cause::Copies),
+    }
+}
+
+impl Clocks {
+    fn play(&mut self, phase: &Phase, machine: &Machine) -> Option<()> {
+        for event in &phase.events {
+            match event {
+                Event::Kernel { bytes, rate: Rate::Host, .. } => {
+                    let seconds = machine.kernel_s(0, *bytes, Rate::Host);
+                    self.run(Stream::Host, seconds);
+                    self.time.host_s += seconds;
+                }
+                Event::Kernel { flops, bytes, rate, .. } => {
+                    let seconds = machine.kernel_s(*flops, *bytes, *rate);
+                    self.compute_from(self.host.0, self.host.1);
+                    self.free[0] += seconds;
+                    self.time.compute_s += seconds;
+                }
+                Event::Copy { from, to, bytes, stream, .. } => {
+                    let seconds = machine.copy_s([*from, *to], *bytes)?;
+                    self.run(*stream, seconds);
+                    match stream {
+                        Stream::ToDevice => self.time.to_device_s += seconds,
+                        Stream::ToHost => self.time.to_host_s += seconds,
+                        _ => self.time.disk_s += seconds,
+                    }
+                }
+                Event::Collective(collective) => {
+                    let seconds = machine.collective_s(collective)?;
+                    let inputs = self.free[0];
+                    let free = &mut self.free[slot(Stream::Communication)];
+                    *free = free.max(inputs);
+                    let end = self.run(Stream::Communication, seconds);
+                    self.collectives.push(end);
+                    self.time.collective_s += seconds;
+                }
+                Event::Wait { collective } => {
+                    let own = (*collective as usize).checked_sub(self.first_collective);
+                    let end = own.and_then(|number| self.collectives.get(number)).copied();
+                    self.compute_from(end.unwrap_or(0.0), Some(Cause::Collectives));
+                }
+                Event::Record { number, stream } => {
+                    self.events.insert(*number, (self.free[slot(*stream)], *stream));
+                }
+                Event::StreamWait { number, stream } => {
+                    let Some((at, of)) = self.events.get(number).copied() else { continue };
+                    match stream {
+                        Stream::Compute => self.compute_from(at, cause(of)),
+                        _ => self.free[slot(*stream)] = self.free[slot(*stream)].max(at),
+                    }
+                }
+                Event::HostWait { number } => {
+                    if let Some((at, of)) = self.events.get(number).copied()
+                        && at > self.host.0
+                    {
+                        self.host = (at, cause(of));
+                    }
+                }
+                Event::Alloc { .. }
+                | Event::Free { .. }
+                | Event::Counted { .. }
+                | Event::Step { .. }
+                | Event::Use { .. } => {}
+            }
+        }
+        Some(())
+    }
+
+    /// Work of a stream; returns its end.
+    fn run(&mut self, stream: Stream, seconds: f64) -> f64 {
+        let free = &mut self.free[slot(stream)];
+        *free = free.max(self.host.0) + seconds;
+        *free
+    }
+
+    /// Compute continues at `at` at the earliest; the time until then was spent waiting.
+    fn compute_from(&mut self, at: f64, cause: Option<Cause>) {
+        let waited = at - self.free[0];
+        if waited > 0.0 {
+            self.free[0] = at;
+            self.expose(waited, cause);
+        }
+    }
+
+    fn expose(&mut self, seconds: f64, cause: Option<Cause>) {
+        match cause {
+            Some(Cause::Copies) => self.time.exposed_copy_s += seconds,
+            Some(Cause::Host) => self.time.exposed_host_s += seconds,
+            Some(Cause::Collectives) => self.time.exposed_collective_s += seconds,
+            None => {}
+        }
+    }
+
+    fn end(mut self) -> PhaseTime {
+        let copies = [Stream::ToDevice, Stream::ToHost, Stream::Disk].map(|stream| self.free[slot(stream)]);
+        let copied = copies.into_iter().fold(0.0, f64::max);
+        let mut ends = [
+            (copied, Cause::Copies),
+            (self.free[slot(Stream::Host)], Cause::Host),
+            (self.free[slot(Stream::Communication)], Cause::Collectives),
+        ];
+        ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+        ends.into_iter().for_each(|(at, cause)| self.compute_from(at, Some(cause)));
+        self.compute_from(self.host.0, self.host.1);
+        self.time.seconds = self.free[0];
+        self.time
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use phalanx_trace::{Memory, Rate};
+
+    use super::*;
+    use crate::machine::TransferRate;
+
+    /// A second for 10^9 bytes of a kernel, of a copy, and 2 s on disk.
+    fn machine() -> Machine {
+        let rate = |gb_per_s| TransferRate::Line { latency_us: 0.0, gb_per_s };
+        Machine {
+            name: "test".into(),
+            sources: Vec::new(),
+            memory_bytes: 1,
+            host_bytes: 1,
+            tflops: BTreeMap::new(),
+            memory_gb_per_s: 1.0,
+            host_gb_per_s: 0.25,
+            copy: rate(1.0),
+            disk_read: Some(rate(0.5)),
+            disk_write: None,
+            transport: None,
+            collectives: Vec::new(),
+        }
+    }
+
+    const GB: u64 = 1_000_000_000;
+
+    fn kernel(gb: u64) -> Event {
+        Event::Kernel { name: "k", flops: 0, bytes: gb * GB, rate: Rate::Bandwidth, forward_flops: 0 }
+    }
+
+    fn copy(from: Memory, to: Memory, gb: u64, stream: Stream) -> Event {
+        Event::Copy { name: "c", from, to, bytes: gb * GB, rate: Rate::of_copy([from, to]), stream }
+    }
+
+    fn time(events: Vec<Event>) -> Option<PhaseTime> {
+        let phases = vec![Phase { name: PhaseName::Step, events }];
+        phase_time(&Trace { rank: 0, phases, faults: Vec::new() }, PhaseName::Step, &machine())
+    }
+
+    #[test]
+    fn a_copy_runs_beside_kernels_and_is_waited_for_where_they_need_it() {
+        let stream = Stream::ToDevice;
+        let events = vec![
+            copy(Memory::Host, Memory::Device, 5, stream),
+            Event::Record { number: 0, stream },
+            kernel(3),
+            Event::StreamWait { number: 0, stream: Stream::Compute },
+            kernel(1),
+        ];
+        let time = time(events).unwrap();
+        assert_eq!(
+            [time.seconds, time.compute_s, time.to_device_s, time.exposed_copy_s],
+            [6.0, 4.0, 5.0, 2.0]
+        );
+        assert_eq!((time.floor_s(), time.limit()), (5.0, "copies to the device"));
+    }
+
+    #[test]
+    fn what_the_host_waits_for_delays_all_later_calls() {
+        let (disk, up) = (Stream::Disk, Stream::ToDevice);
+        let events = vec![
+            copy(Memory::Disk, Memory::Host, 1, disk),
+            Event::Record { number: 7, stream: disk },
+            kernel(1),
+            Event::HostWait { number: 7 },
+            copy(Memory::Host, Memory::Device, 1, up),
+            kernel(1),
+        ];
+        let time = time(events).unwrap();
+        // 2 s of the disk; then the copy and the kernel side by side.
+        assert_eq!([time.seconds, time.exposed_copy_s, time.disk_s], [3.0, 1.0, 2.0]);
+    }
+
+    #[test]
+    fn the_host_computes_beside_the_device() {
+        let update = Event::Kernel { name: "u", flops: 0, bytes: GB, rate: Rate::Host, forward_flops: 0 };
+        let events = vec![
+            update,
+            Event::Record { number: 0, stream: Stream::Host },
+            kernel(3),
+            Event::HostWait { number: 0 },
+        ];
+        let time = time(events).unwrap();
+        assert_eq!([time.seconds, time.compute_s, time.host_s, time.exposed_host_s], [4.0, 3.0, 4.0, 1.0]);
+        assert_eq!(time.limit(), "the host's processor");
+    }
+
+    #[test]
+    fn copies_behind_the_last_kernel_are_exposed_and_unknown_rates_give_no_time() {
+        let down = |gb| copy(Memory::Device, Memory::Host, gb, Stream::ToHost);
+        let ended = time(vec![kernel(1), down(3)]).unwrap();
+        assert_eq!([ended.seconds, ended.exposed_copy_s], [3.0, 2.0]);
+        assert_eq!(time(vec![copy(Memory::Host, Memory::Disk, 1, Stream::Disk)]), None);
+    }
+}

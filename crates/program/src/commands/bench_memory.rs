@@ -1,0 +1,195 @@
+//! `phalanx bench memory`: one model under each placement, and under shrinking budgets of device memory.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use phalanx_bench::memory::{MemoryFigures, MemoryRan, MemoryRun, drawing, report};
+use phalanx_models::Model;
+use phalanx_plan::{Machine, PhaseTime};
+use phalanx_trace::Memory;
+use phalanx_train::config::{DeviceKind, MemoryConfig, Placement, Updates};
+use phalanx_train::{ResolvedConfig, RunConfig};
+use serde_json::json;
+
+use crate::environment::Environment;
+use crate::launch::RankProcesses;
+use crate::memory_args::BenchMemoryArgs;
+use crate::output::{note, print, print_json};
+use crate::planned::Planned;
+use crate::rank_host::RankHost;
+use crate::rank_output::Output;
+use crate::report::{bytes, count, plural};
+use crate::resolve::{Purpose, Resolved, random_tokens, resolve};
+use crate::signals::Signals;
+use crate::task::{BenchStepTask, Task};
+use crate::user_config::UserConfig;
+use crate::{bench, machine_profile};
+
+/// Bytes of a unit of the `_mb` keys.
+const MIB: f64 = 1_048_576.0;
+
+/// Host memory of `auto` on the processor without a disk, in MiB: as much as it wants.
+const ANY_MB: f64 = 1e9;
+
+/// A placement that is measured, with the share of device memory that `auto` may fill.
+type Case = (&'static str, Placement, Option<f64>);
+
+/// Measures all placements, prints the table and writes the folder.
+///
+/// # Errors
+/// An invalid configuration, a folder that cannot be written, a signal. A placement that cannot run is not an error.
+pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<()> {
+    if args.steps == 0 {
+        bail!("--steps 0: there is nothing to measure; give at least 1");
+    }
+    if let Some(budget) = args.budgets.iter().find(|budget| !(**budget > 0.0 && budget.is_finite())) {
+        bail!(
+            "--budgets {budget}: expected percentages of the device memory that is needed, such as 100,75,50,25"
+        );
+    }
+    let signals = Signals::take_over()?;
+    let given = UserConfig::read(&args.config)?.with(&args.overrides, &[])?;
+    let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    if config.parallel.updates == Updates::Asynchronous {
+        bail!(
+            "parallel.updates = \"asynchronous\": everything stays on the device; leave it out to compare placements"
+        );
+    }
+    phalanx_files::create_folders(&args.out)
+        .with_context(|| format!("cannot make {}; choose another folder with --out", args.out.display()))?;
+    let sweep = Sweep { args, config, model, environment, signals };
+    let runs = sweep.runs()?;
+    sweep.write(&runs)?;
+    if args.json {
+        let mut figures = report::to_json(&runs);
+        figures["config"] = json!(args.config.display().to_string());
+        return print_json(&figures);
+    }
+    print(&format!("{}\n{}", sweep.heading(), report::to_text(&runs)))?;
+    Ok(print(&format!("\ntable and plots: {}\n", args.out.display()))?)
+}
+
+struct Sweep<'a> {
+    args: &'a BenchMemoryArgs,
+    config: ResolvedConfig,
+    model: Arc<dyn Model>,
+    environment: Environment,
+    signals: Signals,
+}
+
+impl Sweep<'_> {
+    fn heading(&self) -> String {
+        let planned = &self.config;
+        format!(
+            "{}: {}, ZeRO-{}, {} after {} of warm-up",
+            self.args.config.display(),
+            plural(planned.world_size(), "rank"),
+            planned.parallel.zero,
+            plural(self.args.steps, "timed step"),
+            count(self.args.warmup as f64)
+        )
+    }
+
+    fn runs(&self) -> Result<Vec<MemoryRun>> {
+        let on_device = self.planned(Placement::Device, None)?;
+        let need = on_device.plan.arena_bytes_max();
+        let rates = machine_profile::load("here", &on_device, &[], self.environment)?;
+        let mut cases: Vec<Case> = vec![("device", Placement::Device, None), ("host", Placement::Host, None)];
+        if self.config.memory.nvme_path.is_some() {
+            cases.push(("nvme", Placement::Nvme, None));
+        } else {
+            note("memory.nvme_path is not set: nothing is measured on disk");
+        }
+        cases
+            .extend(self.args.budgets.iter().map(|percent| ("auto", Placement::Auto, Some(percent / 100.0))));
+        let mut runs = Vec::new();
+        for (number, (name, placement, share)) in (1..).zip(&cases) {
+            let budget = share.map(|share| (share, (share * need as f64) as u64));
+            let mut run = MemoryRun { placement: name, budget, ran: Err(String::new()) };
+            note(&format!("[{number} of {}] {}", cases.len(), run.name()));
+            let planned = self.planned(*placement, budget.map(|(_, bytes)| bytes));
+            let ran = planned.and_then(|planned| self.run(&planned, &rates));
+            if self.signals.came() {
+                bail!("stopped by a signal before everything was measured; nothing was written");
+            }
+            run.ran = ran.map_err(|error| format!("{error:#}"));
+            runs.push(run);
+        }
+        Ok(runs)
+    }
+
+    /// The plan with a placement; `budget` is that of `auto`.
+    fn planned(&self, placement: Placement, budget: Option<u64>) -> Result<Planned> {
+        let config = self.config.with(|config| place(config, placement, budget))?;
+        Planned::new(config, Arc::clone(&self.model), 0)
+    }
+
+    fn run(&self, planned: &Planned, rates: &Machine) -> Result<MemoryRan> {
+        crate::fit::check_memory(planned)?;
+        let plan = &planned.plan;
+        let (config, model) = (planned.config.clone(), plan.spec.model.to_config());
+        let task = BenchStepTask { config, model, warmup: self.args.warmup, steps: self.args.steps };
+        let ranks = match plan.spec.world_size() {
+            1 => vec![bench::memory(&task, planned, &RankHost::Alone, self.environment)?],
+            world => {
+                let task = Task::BenchMemory(task);
+                let processes = RankProcesses::start(world, &task, Some(plan), &Output::Gathered)?;
+                let lines = processes.wait(&self.signals)?;
+                let parse = |line: &String| serde_json::from_str(line).context("the figures of a rank");
+                lines.iter().map(parse).collect::<Result<Vec<MemoryFigures>>>()?
+            }
+        };
+        let times: Option<Vec<PhaseTime>> = plan.step_times(rates).into_iter().collect();
+        let copies = plan.of(0).step.copies.iter().map(|copy| (copy.from, copy.to, copy.bytes)).collect();
+        Ok(MemoryRan {
+            ranks,
+            device_bytes: plan.arena_bytes_max(),
+            copies,
+            planned_lines: Memory::ALL.map(|memory| plan.live_bytes(0, memory)),
+            exposed_s: times.map(|times| times.iter().map(|time| time.exposed_copy_s).fold(0.0, f64::max)),
+        })
+    }
+
+    fn write(&self, runs: &[MemoryRun]) -> Result<()> {
+        let write = |name: &str, content: String| -> Result<()> {
+            let path = self.args.out.join(name);
+            write_file(&path, content)
+        };
+        write("table.md", report::to_markdown(runs, &self.heading()))?;
+        write("memory.json", format!("{:#}\n", report::to_json(runs)))?;
+        write("budgets.svg", drawing::budgets(runs, &self.heading()))?;
+        for run in runs {
+            if let Ok(ran) = &run.ran {
+                let heading =
+                    format!("{}: {}, {}", self.args.config.display(), run.name(), bytes(ran.device_bytes));
+                write(&format!("timeline-{}.svg", run.file_stem()), drawing::timeline(run, ran, &heading))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_file(path: &Path, content: String) -> Result<()> {
+    phalanx_files::write_output(path, content)
+        .with_context(|| format!("cannot write {}; choose another folder with --out", path.display()))
+}
+
+/// Replaces what the configuration says of the placement of chunks.
+fn place(config: &mut RunConfig, placement: Placement, budget: Option<u64>) {
+    let defaults = MemoryConfig::default();
+    let memory = &mut config.memory;
+    (memory.parameters, memory.optimizer) = (defaults.parameters, defaults.optimizer);
+    (memory.shard_param_frac, memory.offload_optim_frac, memory.offload_param_frac) = (None, None, None);
+    memory.placement = Some(placement);
+    memory.device_budget_mb = budget.map(|bytes| bytes as f64 / MIB);
+    let is_auto = placement == Placement::Auto;
+    let needs_disk = is_auto || placement == Placement::Nvme;
+    if !needs_disk {
+        memory.nvme_path = None;
+    }
+    let nowhere = config.device.kind == DeviceKind::Cpu && memory.nvme_path.is_none();
+    let host = memory.host_budget_mb.or(nowhere.then_some(ANY_MB));
+    memory.host_budget_mb = host.filter(|_| is_auto);
+    memory.headroom = if is_auto { 0.0 } else { memory.headroom };
+}

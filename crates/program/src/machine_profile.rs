@@ -1,0 +1,149 @@
+//! Machine profiles: the rates behind predicted times. Either of a known machine, from a file, or measured here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use phalanx_bench::collectives::{CollectiveFigures, CollectivesTask};
+use phalanx_plan::{CollectiveRate, Machine, TransferRate};
+use phalanx_trace::{CollectiveOp, DType};
+use phalanx_train::config::DeviceChoice;
+
+use crate::environment::Environment;
+use crate::launch::RankProcesses;
+use crate::limits::CONFIG_BYTES;
+use crate::machine;
+use crate::output::note;
+use crate::planned::Planned;
+use crate::rank_output::Output;
+use crate::signals::Signals;
+use crate::task::Task;
+
+/// The word for this machine, whose rates are measured.
+const HERE: &str = "here";
+
+/// The profiles that the program has, by name.
+const KNOWN: [(&str, &str); 1] = [("h200", include_str!("../machines/h200.toml"))];
+
+/// Largest number of ranks whose collectives are measured on this machine.
+const MAX_RANKS: usize = 16;
+
+/// Bytes to measure the bandwidth of memory with.
+const MEMORY_BYTES: usize = 256 << 20;
+
+/// The collectives that move chunks.
+const OPS: [CollectiveOp; 3] =
+    [CollectiveOp::AllReduce, CollectiveOp::ReduceScatter, CollectiveOp::AllGather];
+
+/// The profile called `name`: one of the program, `here`, or a TOML file. `sizes` are the message sizes of the collectives
+/// of `planned`, which are measured `here`.
+///
+/// # Errors
+/// An unknown name, a file that is not a profile, collectives that cannot be measured.
+pub fn load(name: &str, planned: &Planned, sizes: &[u64], environment: Environment) -> Result<Machine> {
+    if name == HERE {
+        return measured(planned, sizes, environment);
+    }
+    let (text, path) = match KNOWN.iter().find(|(known, _)| *known == name) {
+        Some((_, text)) => (text.to_string(), name),
+        None if name.ends_with(".toml") => {
+            (phalanx_files::read_text(Path::new(name), CONFIG_BYTES).map_err(anyhow::Error::from)?, name)
+        }
+        None => {
+            let known: Vec<&str> = KNOWN.iter().map(|(known, _)| *known).collect();
+            bail!(
+                "--machine {name}: expected {HERE} (measured on this machine), {} or a profile file ending in .toml",
+                known.join(", ")
+            );
+        }
+    };
+    let machine: Machine = toml::from_str(&text).with_context(|| format!("{path}: not a machine profile"))?;
+    machine.check().map_err(|error| anyhow::anyhow!("{path}: {error}"))?;
+    Ok(machine)
+}
+
+/// Measures this machine: products, memory, copies, and the collectives of the data axis at some sizes.
+fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Result<Machine> {
+    let (spec, ranks) = (&planned.plan.spec, planned.plan.spec.mesh.data);
+    let types = BTreeSet::from([DType::F32, spec.precision.compute]);
+    let processor = environment.processor(spec.threads)?;
+    let tflops: BTreeMap<DType, f64> =
+        types.into_iter().map(|dtype| (dtype, processor.flops_per_s(dtype) / 1e12)).collect();
+    let bandwidth = processor.bandwidth(MEMORY_BYTES).context("memory to measure its bandwidth")?;
+    let copy_gb_per_s = match planned.config.device.choice() {
+        DeviceChoice::Cpu => bandwidth.copied() / 1e9,
+        DeviceChoice::Simulated(simulated) => simulated.copy_bytes_per_s / 1e9,
+    };
+    let line = |gb_per_s| TransferRate::Line { latency_us: 0.0, gb_per_s };
+    let available = machine::available().map_or(u64::MAX, |available| available.bytes);
+    let collectives = if ranks == 1 { Vec::new() } else { measured_collectives(ranks, sizes, available)? };
+    Ok(Machine {
+        name: format!("this machine ({})", machine::processor()),
+        sources: vec![format!(
+            "measured now, with {} per rank",
+            crate::report::plural(spec.threads, "thread")
+        )],
+        memory_bytes: available,
+        host_bytes: available,
+        tflops,
+        memory_gb_per_s: bandwidth.max() / 1e9,
+        host_gb_per_s: bandwidth.max() / 1e9,
+        copy: line(copy_gb_per_s),
+        disk_read: None,
+        disk_write: None,
+        transport: Some(line(bandwidth.copied() / 1e9)),
+        collectives,
+    })
+}
+
+fn measured_collectives(ranks: usize, sizes: &[u64], available: u64) -> Result<Vec<CollectiveRate>> {
+    let smallest = (DType::F32.bytes() * ranks) as u64;
+    let fitting = |size: &u64| *size >= smallest && 2 * ranks as u64 * size <= available;
+    let sizes: BTreeSet<u64> = sizes.iter().copied().filter(fitting).collect();
+    if ranks > MAX_RANKS || sizes.is_empty() {
+        note(&format!(
+            "collectives of {ranks} ranks are not measured on this machine; their times follow from the bandwidth of its memory"
+        ));
+        return Ok(Vec::new());
+    }
+    let bytes = sizes.iter().map(|size| *size as usize).collect();
+    let task = CollectivesTask { ops: OPS.to_vec(), dtype: DType::F32, bytes };
+    let processes = RankProcesses::start(ranks, &Task::BenchCollectives(task), None, &Output::Gathered)?;
+    let lines = processes.wait(&Signals::take_over()?)?;
+    let first = lines.first().context("the figures of rank 0")?;
+    let figures: Vec<CollectiveFigures> = serde_json::from_str(first).context("the figures of rank 0")?;
+    let of = |op: CollectiveOp| {
+        let own = figures.iter().filter(|figure| figure.op == op);
+        let bytes_us = own.map(|figure| (figure.bytes as u64, figure.us)).collect();
+        CollectiveRate { op, ranks, time: TransferRate::Measured { bytes_us } }
+    };
+    Ok(OPS.into_iter().map(of).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_profiles_of_the_program_are_valid() {
+        for (name, text) in KNOWN {
+            let machine: Machine = toml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+            machine.check().unwrap();
+            assert!(!machine.sources.is_empty(), "{name}");
+            assert!(machine.flops_per_s(DType::BF16) > machine.flops_per_s(DType::F32), "{name}");
+        }
+    }
+
+    #[test]
+    fn rates_that_are_not_positive_are_refused_with_their_key() {
+        let (_, text) = KNOWN[0];
+        for (from, to, key) in [
+            ("gb_per_s = 64.0", "gb_per_s = 0.0", "copy"),
+            ("bf16 = 989.0", "bf16 = -1.0", "tflops.bf16"),
+            ("memory_gb_per_s = 4800.0", "memory_gb_per_s = nan", "memory_gb_per_s"),
+        ] {
+            let machine: Machine = toml::from_str(&text.replace(from, to)).unwrap();
+            assert!(machine.check().unwrap_err().contains(key), "{key}");
+        }
+    }
+}

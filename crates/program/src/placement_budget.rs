@@ -1,0 +1,65 @@
+//! The budget of `memory.placement = "auto"` where the configuration gives none: a rank's share of this machine's memory.
+//!
+//! It is filled in when the configuration is resolved, so a run folder has it, and a resumed run places chunks as before.
+
+use phalanx_train::RunConfig;
+use phalanx_train::config::{DeviceKind, Placement};
+
+use crate::machine;
+
+/// Bytes of a unit of the `_mb` keys.
+const MIB: f64 = 1_048_576.0;
+
+/// Estimated bytes of a process beside its arena and its threads: the program, its plan, batches and windows of files.
+const PROGRAM: u64 = 48 << 20;
+
+/// Estimated bytes of each thread: its stack and its buffers for packed matrices.
+const THREAD: u64 = 6 << 20;
+
+/// Fills in `memory.device_budget_mb` for `auto`: what `memory.limit_mb` or this machine's available memory leaves each rank.
+/// The memory of a simulated device, where it is given, is its budget.
+pub fn fill(config: &mut RunConfig) {
+    if config.memory.placement != Some(Placement::Auto) || config.memory.device_budget_mb.is_some() {
+        return;
+    }
+    let simulated = config.device.kind == DeviceKind::Simulated;
+    if simulated && config.device.memory_mb.is_some() {
+        return;
+    }
+    let share = machine::available().map(|available| available.bytes / config.world_size() as u64);
+    let limit = config.memory.limit_mb.map(|mib| (mib * MIB) as u64);
+    if let Some(bytes) = [share, limit].into_iter().flatten().min() {
+        set_device(config, bytes);
+    }
+}
+
+/// Sets the budget so that a rank fits a device of `bytes`: where that is memory of the host, the process lies in it too.
+pub fn set_device(config: &mut RunConfig, bytes: u64) {
+    let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
+    let outside = match config.device.kind {
+        DeviceKind::Cpu => PROGRAM + THREAD * threads as u64,
+        DeviceKind::Simulated => 0,
+    };
+    let whole = bytes.saturating_sub(outside).max(1 << 20) >> 20;
+    config.memory.device_budget_mb = Some(whole as f64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_becomes_the_budget_and_a_given_budget_stays() {
+        let mut config = RunConfig::default();
+        config.train.threads = Some(2);
+        config.memory.limit_mb = Some(100.0);
+        fill(&mut config);
+        assert_eq!(config.memory.device_budget_mb, None, "without auto there is no budget");
+        config.memory.placement = Some(Placement::Auto);
+        fill(&mut config);
+        assert_eq!(config.memory.device_budget_mb, Some(40.0));
+        config.memory.limit_mb = Some(200.0);
+        fill(&mut config);
+        assert_eq!(config.memory.device_budget_mb, Some(40.0));
+    }
+}

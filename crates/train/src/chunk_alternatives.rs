@@ -1,0 +1,102 @@
+//! The chunk sizes that a run could have, side by side: what `phalanx plan --chunks` shows.
+//!
+//! Gemini's search looks at padding alone. Here each size is planned with all micro-batches on one rank: the peak of each
+//! memory, the buffers of collectives, and what moves by message size, which decides how fast it moves.
+
+use phalanx_plan::{
+    BLOCK, ChunkSize, MemoryError, Search, Stage, Traffic, category_peak, plan_memory_of, traffic,
+};
+use phalanx_trace::{Category, Memory, PhaseName};
+
+use crate::chunk_choice::{Sized, candidates, largest_end};
+use crate::dry_run::{DryRuns, Learned};
+use crate::rank::Rank;
+use crate::spec::Spec;
+
+/// Where a chunk size comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// One tensor per chunk (`memory.chunk = "none"`).
+    None,
+    /// The size that pads least in Gemini's search.
+    Search,
+    /// The size that pads least of those from half of a part of a stage up to that part.
+    Range,
+    /// The size in `memory.chunk`.
+    Fixed,
+}
+
+/// A chunk size with its plan on one rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChunkAlternative {
+    /// Where the size comes from.
+    pub origin: Origin,
+    /// The size.
+    pub size: ChunkSize,
+    /// Whether the run has it.
+    pub chosen: bool,
+    /// Number of chunks of the whole model, in the parts that a tensor rank has.
+    pub chunks: usize,
+    /// Bytes of the largest chunk.
+    pub largest_bytes: u64,
+    /// Bytes of all chunks.
+    pub padded_bytes: u64,
+    /// Bytes of all chunks that hold no parameter.
+    pub waste_bytes: u64,
+    /// Planned peaks of device, host and disk memory.
+    pub peaks: [u64; 3],
+    /// Most bytes that a step has in buffers of collectives: gathered chunks, and gradients on their way.
+    pub gathered_bytes: u64,
+    /// What a step moves over the data axis and between memories.
+    pub traffic: Vec<Traffic>,
+}
+
+impl Spec {
+    /// The sizes that `memory.chunk = "auto"` tries with the knobs of `search`, and the own size of this run, which is
+    /// chosen; on the rank that needs most. Sizes without a plan are left out.
+    ///
+    /// # Errors
+    /// When a memory cannot be planned: a bug of the engine.
+    pub fn chunk_alternatives(&self, search: Search) -> Result<Vec<ChunkAlternative>, MemoryError> {
+        let mut sized = match self.with_chunks(ChunkSize::Auto(search)) {
+            Ok(auto) => candidates(&auto),
+            Err(_) => Vec::new(),
+        };
+        let own = |other: &Sized| other.spec.layout.chunk_elements == self.layout.chunk_elements;
+        if !sized.iter().any(own) {
+            let chunks = self.layout.chunks();
+            let origin = if self.chunk_size == ChunkSize::None { Origin::None } else { Origin::Fixed };
+            sized.insert(0, Sized { spec: self.clone(), chunks, origin });
+        }
+        let Some((_, rank)) = largest_end(self, &Rank::new) else { return Ok(Vec::new()) };
+        sized.iter().map(|other| other.planned(rank, own(other))).collect()
+    }
+}
+
+impl Sized {
+    fn planned(&self, rank: usize, chosen: bool) -> Result<ChunkAlternative, MemoryError> {
+        let Sized { spec, chunks, origin } = self;
+        let runs = DryRuns { spec, make_rank: &Rank::new, abridges: true };
+        let learned = if spec.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
+        let trace = runs.trace(rank, &learned);
+        let peak = |memory| plan_memory_of(&trace, memory).map(|plan| plan.arena_bytes);
+        let [device, host, disk] = Memory::ALL.map(peak);
+        let element = spec.precision.compute.bytes() as u64;
+        let step = trace.phase(PhaseName::Step).expect("every dry run has a step");
+        // A chunk has at least one block on each rank.
+        let smallest = element * BLOCK;
+        Ok(ChunkAlternative {
+            origin: *origin,
+            size: spec.chunk_size.clone(),
+            chosen,
+            chunks: *chunks,
+            largest_bytes: element * spec.layout.largest_chunk(),
+            padded_bytes: element * spec.layout.padded_elements(),
+            waste_bytes: element * spec.layout.waste_elements,
+            peaks: [device?, host?, disk?],
+            gathered_bytes: category_peak(&trace, PhaseName::Step, Memory::Device, Category::Communication),
+            traffic: traffic(step, smallest),
+        })
+    }
+}

@@ -1,0 +1,88 @@
+//! Where every chunk of a rank lies, and what a step moves for it: what `phalanx plan --placement` shows.
+
+use phalanx_parallel::Stage;
+use phalanx_parallel::zero::{ChunkResidence, Residence};
+use phalanx_trace::{Event, PhaseName};
+use serde::Serialize;
+
+use crate::dry_run::{DryRuns, Learned, on_meta_without_order};
+use crate::planning::RunPlan;
+use crate::rank::Rank;
+use crate::spec::Spec;
+
+/// A chunk of a rank.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlacedChunk {
+    /// Number of the pipeline stage.
+    pub stage: usize,
+    /// Number of the chunk in its stage.
+    pub chunk: usize,
+    /// Its first parameter.
+    pub first: String,
+    /// Its last parameter.
+    pub last: String,
+    /// Elements of the whole chunk, padding included.
+    pub elements: u64,
+    /// Where its parts lie between their uses.
+    #[serde(flatten)]
+    pub lies: ChunkResidence,
+    /// Bytes that a step copies for it; where they pass another memory on their way, those of each part of the way.
+    pub moved_bytes: u64,
+}
+
+impl RunPlan {
+    /// The chunks of a rank, in order. What a step moves for a chunk is what it would not move if the chunk lay in device
+    /// memory: the rank runs dry once for each chunk with a part elsewhere.
+    pub fn placed_chunks(&self, rank: usize) -> Vec<PlacedChunk> {
+        let spec = &self.spec;
+        let engine = on_meta_without_order(spec, rank, &Rank::new);
+        let runs = DryRuns { spec, make_rank: &Rank::new, abridges: true };
+        let learned = if spec.stage.number() == 0 { Learned::nothing() } else { runs.learn(rank) };
+        let copied = |spec: &Spec| copied_bytes(spec, rank, &learned);
+        let all = copied(spec);
+        let mut placed = Vec::new();
+        for stage in engine.stages() {
+            for chunk in 0..stage.zero.chunks() {
+                let lies = spec.residence[stage.index].of(chunk);
+                let moved_bytes = match lies {
+                    ChunkResidence::DEVICE => 0,
+                    _ => all - copied(&with_chunk_on_device(spec, stage, chunk)),
+                };
+                placed.push(of_chunk(stage, (chunk, lies), moved_bytes));
+            }
+        }
+        placed
+    }
+}
+
+fn of_chunk(stage: &Stage, (chunk, lies): (usize, ChunkResidence), moved_bytes: u64) -> PlacedChunk {
+    let layout = stage.zero.layout();
+    let parameters = layout.parameters(chunk);
+    let name = |parameter: usize| stage.network.parameters[parameter].name.clone();
+    PlacedChunk {
+        stage: stage.index,
+        chunk,
+        first: name(parameters.start),
+        last: name(parameters.end - 1),
+        elements: layout.chunk_elements[chunk],
+        lies,
+        moved_bytes,
+    }
+}
+
+/// The same run with one chunk in device memory.
+fn with_chunk_on_device(spec: &Spec, stage: &Stage, chunk: usize) -> Spec {
+    let residence = &spec.residence[stage.index];
+    let lies = |other| if other == chunk { ChunkResidence::DEVICE } else { residence.of(other) };
+    let chunks = (0..stage.zero.chunks()).map(lies).collect();
+    let mut spec = spec.clone();
+    spec.residence[stage.index] = Residence::of_chunks(chunks, ChunkResidence::DEVICE);
+    spec
+}
+
+/// Bytes that a step of a rank copies between memories.
+fn copied_bytes(spec: &Spec, rank: usize, learned: &Learned) -> u64 {
+    let trace = DryRuns { spec, make_rank: &Rank::new, abridges: true }.trace(rank, learned);
+    let bytes = |event: &Event| if let Event::Copy { bytes, .. } = event { *bytes } else { 0 };
+    trace.phase(PhaseName::Step).map_or(0, |step| step.events.iter().map(bytes).sum())
+}

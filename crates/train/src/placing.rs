@@ -1,0 +1,485 @@
+//! Decides in which memory each chunk lies, where the configuration gives fractions or a budget.
+//!
+//! Under `placement = "auto"`, parts of chunks leave device memory until the plan fits its budget. What is used latest
+//! leaves first (Belady, as in PatrickStar and Gemini, but exact: the dry run has the order of all uses): optimizer states,
+//! which are used once a step, and gradients, from the chunk that is updated last; then parameters under ZeRO stage 3, whose
+//! next use after the peak is farthest. How many must leave is found by bisection over exact plans, since the peak falls with each
+//! (nearly: the windows of the first may raise it). Then those that fit again come back. What leaves first goes to disk
+//! where host memory has no room for all.
+//!
+//! Each pipeline coordinate is decided on its own, on its first and its last rank, whose plans stand for the others.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use phalanx_parallel::zero::{ChunkResidence, Residence};
+use phalanx_plan::{Coordinates, Lookahead, MemoryError, Stage, plan_memory_of, uses_before_peak};
+use phalanx_trace::{Memory, PhaseName};
+
+use crate::config::{AutoPlacement, Fractions, PlacementRule};
+use crate::dry_run::{DryRuns, Learned, MakeRank, on_meta_without_order};
+use crate::spec::Spec;
+
+/// Parts that are tried to come back after the bisection.
+const RETURNS: usize = 8;
+
+/// Places where the peak is looked at before a budget is refused.
+const LOOKS: usize = 8;
+
+/// A budget is too small for any placement.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BudgetError {
+    /// Device memory.
+    #[error(
+        "memory.placement = \"auto\": rank {rank} needs at least {least_bytes} bytes of device memory, with as much as possible \
+         elsewhere, and its budget has {usable_bytes} ({budget_bytes} less a headroom of {headroom_percent}%); the smallest that \
+         would do is memory.device_budget_mb = {}",
+        mebibytes(*smallest_bytes)
+    )]
+    Device {
+        /// The rank.
+        rank: usize,
+        /// The smallest peak of all placements.
+        least_bytes: u64,
+        /// The budget.
+        budget_bytes: u64,
+        /// What the headroom leaves of it.
+        usable_bytes: u64,
+        /// The headroom.
+        headroom_percent: u64,
+        /// The smallest budget that would do.
+        smallest_bytes: u64,
+    },
+    /// Host memory, without a disk below.
+    #[error(
+        "memory.placement = \"auto\": rank {rank} needs {needed_bytes} bytes of host memory for what does not fit its device, and \
+         its budget has {budget_bytes}; {}",
+        host_advice(*smallest_bytes, *has_disk)
+    )]
+    Host {
+        /// The rank.
+        rank: usize,
+        /// Bytes that it needs.
+        needed_bytes: u64,
+        /// The budget.
+        budget_bytes: u64,
+        /// The smallest budget that would do.
+        smallest_bytes: u64,
+        /// Whether a disk was given.
+        has_disk: bool,
+    },
+    /// The trace cannot be planned: a bug of the engine.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+impl BudgetError {
+    /// The error of several ranks that is reported: the one with the largest budget that would do for its rank, since that
+    /// does for the others; device memory first.
+    fn weight(&self) -> (u8, u64) {
+        match self {
+            BudgetError::Memory(_) => (2, 0),
+            BudgetError::Device { smallest_bytes, .. } => (1, *smallest_bytes),
+            BudgetError::Host { smallest_bytes, .. } => (0, *smallest_bytes),
+        }
+    }
+}
+
+/// Bytes as a value of a key in MiB, rounded up to a thousandth.
+fn mebibytes(bytes: u64) -> String {
+    let thousandths = (u128::from(bytes) * 1000).div_ceil(1 << 20);
+    format!("{}.{:03}", thousandths / 1000, thousandths % 1000)
+}
+
+fn host_advice(smallest_bytes: u64, has_disk: bool) -> String {
+    let least = mebibytes(smallest_bytes);
+    match has_disk {
+        true => {
+            format!("the smallest that would do, with all else on disk, is memory.host_budget_mb = {least}")
+        }
+        false => format!("set memory.nvme_path for the rest, or memory.host_budget_mb = {least}"),
+    }
+}
+
+/// A part of a chunk that may lie elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Optimizer,
+    Gradients,
+    Parameters,
+}
+
+/// A part of one chunk.
+#[derive(Clone, Copy, Debug)]
+struct Move {
+    /// Stage and chunk of the stage.
+    stage: usize,
+    chunk: usize,
+    part: Part,
+    bytes: u64,
+}
+
+/// The chunks of one stage.
+struct StageChunks {
+    index: usize,
+    /// Elements of each chunk that this rank updates.
+    elements: Vec<u64>,
+}
+
+impl Spec {
+    /// The specification with the memories of all chunks decided. `reserve`: bytes of the device budget that stay free
+    /// beside the headroom.
+    pub(crate) fn with_placed_chunks(
+        mut self,
+        make_rank: &MakeRank,
+        reserve: u64,
+    ) -> Result<Spec, BudgetError> {
+        match self.placement {
+            PlacementRule::Uniform(_) => {}
+            PlacementRule::Fractions(fractions) => {
+                for pipeline in 0..self.mesh.pipeline {
+                    for chunks in stage_chunks(&self, first_rank(&self, pipeline), make_rank) {
+                        self.residence[chunks.index] = of_fractions(&chunks.elements, fractions);
+                    }
+                }
+            }
+            PlacementRule::Auto(auto) => {
+                let mut refused: Option<BudgetError> = None;
+                for pipeline in 0..self.mesh.pipeline {
+                    let search = Search::new(&self, first_rank(&self, pipeline), make_rank, auto);
+                    match search.place(reserve) {
+                        Ok(residence) => {
+                            residence.into_iter().for_each(|(stage, lies)| self.residence[stage] = lies);
+                        }
+                        Err(error) => {
+                            refused = refused.into_iter().chain([error]).max_by_key(BudgetError::weight)
+                        }
+                    }
+                }
+                if let Some(error) = refused {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(self)
+    }
+}
+
+fn first_rank(spec: &Spec, pipeline: usize) -> usize {
+    spec.mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 })
+}
+
+fn stage_chunks(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Vec<StageChunks> {
+    let engine = on_meta_without_order(spec, rank, make_rank);
+    let of = |stage: &phalanx_parallel::Stage| StageChunks {
+        index: stage.index,
+        elements: (0..stage.zero.chunks()).map(|chunk| stage.zero.updated_elements(chunk)).collect(),
+    };
+    engine.stages().iter().map(of).collect()
+}
+
+/// Memories by fractions of bytes, spread over the chunks: the bytes elsewhere differ from the fraction by half a chunk at
+/// most.
+fn of_fractions(elements: &[u64], fractions: Fractions) -> Residence {
+    let Fractions { away, parameters, optimizer } = fractions;
+    let spread = |fraction: f64| {
+        let (mut moved, mut seen) = (0.0, 0.0);
+        elements.iter().map(move |elements| {
+            let elements = *elements as f64;
+            seen += elements;
+            let leaves = moved + elements / 2.0 <= fraction * seen;
+            moved += if leaves { elements } else { 0.0 };
+            if leaves { away } else { Memory::Device }
+        })
+    };
+    // Gradients go where the update of their chunk finds the states.
+    let of_chunk = |(parameters, optimizer)| ChunkResidence { parameters, gradients: optimizer, optimizer };
+    let chunks = spread(parameters).zip(spread(optimizer)).map(of_chunk);
+    Residence::of_chunks(chunks.collect(), ChunkResidence::DEVICE)
+}
+
+/// Where the parts of one rank lie: for each move, in order.
+type Away = Vec<Memory>;
+
+/// The search for the placement of one rank.
+struct Search<'a> {
+    spec: &'a Spec,
+    rank: usize,
+    make_rank: &'a MakeRank<'a>,
+    auto: AutoPlacement,
+    stages: Vec<StageChunks>,
+    learned: Learned,
+    /// What may leave, first what is used latest.
+    moves: Vec<Move>,
+    /// Peaks of device and host memory that are known.
+    known: RefCell<HashMap<Away, [u64; 2]>>,
+}
+
+impl<'a> Search<'a> {
+    fn new(spec: &'a Spec, rank: usize, make_rank: &'a MakeRank<'a>, auto: AutoPlacement) -> Search<'a> {
+        let stages = stage_chunks(spec, rank, make_rank);
+        let runs = DryRuns { spec, make_rank, abridges: true };
+        let learned = if spec.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
+        let known = RefCell::default();
+        let mut search = Search { spec, rank, make_rank, auto, stages, learned, moves: Vec::new(), known };
+        search.moves = search.moves_in_order();
+        search
+    }
+
+    fn moves_in_order(&self) -> Vec<Move> {
+        let Spec { precision, optimizer, .. } = self.spec;
+        let states = optimizer.states().len() as u64 + u64::from(precision.has_master());
+        let all = |part, bytes: u64| {
+            let of_stage = move |stage: &'_ StageChunks| {
+                let index = stage.index;
+                let each = stage.elements.iter().enumerate();
+                let each = each.map(move |(chunk, elements)| Move {
+                    stage: index,
+                    chunk,
+                    part,
+                    bytes: bytes * elements,
+                });
+                each.collect::<Vec<_>>()
+            };
+            self.stages.iter().flat_map(of_stage).collect::<Vec<Move>>()
+        };
+        let optimizer = if states == 0 { Vec::new() } else { all(Part::Optimizer, 4 * states) };
+        let gradients = all(Part::Gradients, precision.accumulate.bytes() as u64);
+        let mut moves: Vec<Move> = if self.spec.micro_batches == 1 && states > 0 {
+            // Gradients are used as often as states, and the host updates a chunk where it finds both.
+            gradients.into_iter().zip(optimizer).flat_map(|(gradients, states)| [gradients, states]).collect()
+        } else {
+            // Each micro-batch adds to them.
+            gradients.into_iter().chain(optimizer).collect()
+        };
+        moves.reverse();
+        if self.spec.stage == Stage::Three {
+            let parameters = all(Part::Parameters, precision.compute.bytes() as u64);
+            let distance = self.next_uses(parameters.len());
+            let mut order: Vec<usize> = (0..parameters.len()).collect();
+            order.sort_by_key(|chunk| (std::cmp::Reverse(distance[*chunk]), *chunk));
+            moves.extend(order.into_iter().map(|chunk| parameters[chunk]));
+        }
+        moves
+    }
+
+    /// For each chunk: how many uses after the peak it is used again. The uses of a step repeat.
+    fn next_uses(&self, chunks: usize) -> Vec<usize> {
+        let runs = DryRuns { spec: self.spec, make_rank: self.make_rank, abridges: true };
+        let trace = runs.trace(self.rank, &self.learned);
+        let peak = uses_before_peak(&trace, PhaseName::Step);
+        let order = self.learned.whole.get(&PhaseName::Step).cloned().unwrap_or_default();
+        let length = order.len();
+        let lookahead = Lookahead::new([order.clone(), order].concat());
+        let at = peak.saturating_sub(1);
+        (0..chunks).map(|chunk| lookahead.next_use(chunk as u32, at).unwrap_or(at + length) - at).collect()
+    }
+
+    /// The first `count` moves away, the first `on_disk` of them on disk.
+    fn away(&self, count: usize, on_disk: usize) -> Away {
+        let lies = |index| match index {
+            index if index >= count => Memory::Device,
+            index if index < on_disk || self.auto.host_bytes.is_none() => Memory::Disk,
+            _ => Memory::Host,
+        };
+        (0..self.moves.len()).map(lies).collect()
+    }
+
+    fn residence(&self, away: &Away) -> Vec<(usize, Residence)> {
+        let of_stage = |stage: &StageChunks| {
+            let mut chunks = vec![ChunkResidence::DEVICE; stage.elements.len()];
+            for (moved, memory) in self.moves.iter().zip(away).filter(|(moved, _)| moved.stage == stage.index)
+            {
+                match moved.part {
+                    Part::Optimizer => chunks[moved.chunk].optimizer = *memory,
+                    Part::Gradients => chunks[moved.chunk].gradients = *memory,
+                    Part::Parameters => chunks[moved.chunk].parameters = *memory,
+                }
+            }
+            (stage.index, Residence::of_chunks(chunks, ChunkResidence::DEVICE))
+        };
+        self.stages.iter().map(of_stage).collect()
+    }
+
+    /// The first and the last rank of the pipeline coordinate: others do not allocate anything that neither does.
+    fn ranks(&self) -> Vec<usize> {
+        let mesh = self.spec.mesh;
+        let at = mesh.coordinates(self.rank);
+        let last = mesh.rank(Coordinates { data: mesh.data - 1, tensor: mesh.tensor - 1, ..at });
+        if last == self.rank { vec![self.rank] } else { vec![self.rank, last] }
+    }
+
+    /// The planned peaks of device and host memory.
+    fn peaks(&self, away: &Away) -> Result<[u64; 2], BudgetError> {
+        if let Some(peaks) = self.known.borrow().get(away) {
+            return Ok(*peaks);
+        }
+        let mut spec = self.spec.clone();
+        for (stage, residence) in self.residence(away) {
+            spec.residence[stage] = residence;
+        }
+        let runs = DryRuns { spec: &spec, make_rank: self.make_rank, abridges: true };
+        let mut peaks = [0; 2];
+        for rank in self.ranks() {
+            let trace = runs.trace(rank, &self.learned);
+            let peak = |memory| plan_memory_of(&trace, memory).map(|plan| plan.arena_bytes);
+            peaks = [peaks[0].max(peak(Memory::Device)?), peaks[1].max(peak(Memory::Host)?)];
+        }
+        self.known.borrow_mut().insert(away.clone(), peaks);
+        Ok(peaks)
+    }
+
+    fn place(&self, reserve: u64) -> Result<Vec<(usize, Residence)>, BudgetError> {
+        let limit = self.auto.usable_bytes().saturating_sub(reserve);
+        let count = self.fewest(limit, reserve)?;
+        let Some(on_disk) = self.fewest_on_disk(count)? else { return Err(self.host_is_too_small(count)?) };
+        let mut away = self.away(count, on_disk);
+        self.bring_back(&mut away, limit)?;
+        Ok(self.residence(&away))
+    }
+
+    /// The peak of device memory when so many moves are away, on disk where host memory has no room.
+    fn device(&self, count: usize) -> Result<u64, BudgetError> {
+        let on_disk = self.fewest_on_disk(count)?.unwrap_or(if self.auto.disk { count } else { 0 });
+        Ok(self.peaks(&self.away(count, on_disk))?[0])
+    }
+
+    /// The fewest moves with which device memory suffices.
+    fn fewest(&self, limit: u64, reserve: u64) -> Result<usize, BudgetError> {
+        let mut enough = match self.first_enough(limit)? {
+            Ok(enough) => enough,
+            Err(least) => return Err(self.device_is_too_small(least, limit, reserve)),
+        };
+        // The first number that may suffice.
+        let mut first = 0;
+        while first < enough {
+            let middle = first.midpoint(enough - 1);
+            match self.device(middle)? <= limit {
+                true => enough = middle,
+                false => first = middle + 1,
+            }
+        }
+        Ok(enough)
+    }
+
+    /// Some number of moves that suffices: none, all, all but parameters, or one of a few between. Or else the smallest peak
+    /// of them.
+    fn first_enough(&self, limit: u64) -> Result<Result<usize, u64>, BudgetError> {
+        let all = self.moves.len();
+        let without_parameters = self.moves.iter().filter(|moved| moved.part != Part::Parameters).count();
+        let between = (1..LOOKS).map(|look| all * look / LOOKS);
+        let mut least = u64::MAX;
+        for count in [0, all, without_parameters].into_iter().chain(between) {
+            let device = self.device(count)?;
+            if device <= limit {
+                return Ok(Ok(count));
+            }
+            least = least.min(device);
+        }
+        Ok(Err(least))
+    }
+
+    fn device_is_too_small(&self, least: u64, limit: u64, reserve: u64) -> BudgetError {
+        let AutoPlacement { device_bytes, headroom, .. } = self.auto;
+        // The headroom rounds down: a byte more makes up for it.
+        let smallest = ((least + reserve) as f64 / (1.0 - headroom)).ceil() as u64 + 1;
+        BudgetError::Device {
+            rank: self.rank,
+            least_bytes: least,
+            budget_bytes: device_bytes,
+            usable_bytes: limit,
+            headroom_percent: (100.0 * headroom).round() as u64,
+            smallest_bytes: smallest,
+        }
+    }
+
+    fn host_is_too_small(&self, count: usize) -> Result<BudgetError, BudgetError> {
+        let has_disk = self.auto.disk;
+        let needed = self.host(count, if has_disk { count } else { 0 })?;
+        Ok(BudgetError::Host {
+            rank: self.rank,
+            needed_bytes: needed,
+            budget_bytes: self.auto.host_bytes.unwrap_or(0),
+            smallest_bytes: needed,
+            has_disk,
+        })
+    }
+
+    fn host(&self, count: usize, on_disk: usize) -> Result<u64, BudgetError> {
+        Ok(self.peaks(&self.away(count, on_disk))?[1])
+    }
+
+    /// The fewest moves to disk, of `count` that leave, with which host memory suffices; `None` if it never does.
+    fn fewest_on_disk(&self, count: usize) -> Result<Option<usize>, BudgetError> {
+        let Some(limit) = self.auto.host_bytes else { return Ok(Some(count)) };
+        let fits = |on_disk| self.host(count, on_disk).map(|bytes| bytes <= limit);
+        if count == 0 || limit == u64::MAX || fits(0)? {
+            return Ok(Some(0));
+        }
+        if !self.auto.disk || !fits(count)? {
+            return Ok(None);
+        }
+        let (mut too_few, mut enough) = (0, count);
+        while enough > too_few + 1 {
+            let middle = too_few.midpoint(enough);
+            if fits(middle)? { enough = middle } else { too_few = middle }
+        }
+        Ok(Some(enough))
+    }
+
+    /// Brings parts back to the device that fit into what is left, the largest first.
+    fn bring_back(&self, away: &mut Away, limit: u64) -> Result<(), BudgetError> {
+        let mut device = self.peaks(away)?[0];
+        let mut order: Vec<usize> = (0..away.len()).filter(|index| away[*index] != Memory::Device).collect();
+        order.sort_by_key(|index| std::cmp::Reverse(self.moves[*index].bytes));
+        let mut looks = 0;
+        for index in order {
+            if looks == RETURNS {
+                break;
+            }
+            if device + self.moves[index].bytes > limit {
+                continue;
+            }
+            looks += 1;
+            let back = std::mem::replace(&mut away[index], Memory::Device);
+            let [with, host] = self.peaks(away)?;
+            if with <= limit && self.auto.host_bytes.is_none_or(|bytes| host <= bytes) {
+                device = with;
+            } else {
+                away[index] = back;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fractions_are_those_of_bytes_up_to_half_a_chunk() {
+        let elements = [100, 7, 3, 40, 40, 40, 1, 60, 9];
+        let total: u64 = elements.iter().sum();
+        for tenths in 0..=10 {
+            let fraction = f64::from(tenths) / 10.0;
+            let fractions = Fractions { away: Memory::Host, parameters: 0.0, optimizer: fraction };
+            let residence = of_fractions(&elements, fractions);
+            let is_away = |chunk: usize| residence.of(chunk).optimizer == Memory::Host;
+            let away: u64 =
+                (0..elements.len()).filter(|chunk| is_away(*chunk)).map(|chunk| elements[chunk]).sum();
+            assert!((away as f64 - fraction * total as f64).abs() <= 50.0, "{fraction}: {away} of {total}");
+            assert!(tenths > 0 || away == 0);
+            assert!(tenths < 10 || away == total);
+            assert!((0..elements.len()).all(|chunk| residence.of(chunk).parameters == Memory::Device));
+        }
+    }
+
+    #[test]
+    fn bytes_are_rounded_up_to_a_thousandth_of_a_mebibyte() {
+        assert_eq!(
+            [mebibytes(1 << 20), mebibytes((1 << 20) + 1), mebibytes(3 << 19)],
+            ["1.000", "1.001", "1.500"]
+        );
+    }
+}
