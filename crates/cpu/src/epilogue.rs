@@ -98,6 +98,12 @@ impl Target {
             && !self.pre.is_some()
     }
 
+    /// Whether the sums are the result, in f32.
+    #[inline(always)]
+    pub(crate) fn is_overwritten(&self) -> bool {
+        self.is_plain() && !self.bias.is_some() && !self.add.is_some()
+    }
+
     /// Prefetches the `rows x width` block that [`finish`] will read and write.
     #[inline(always)]
     pub(crate) fn prefetch<L: Lanes>(&self, rows: usize, width: usize) {

@@ -21,6 +21,7 @@ mod epilogue;
 mod execute;
 mod factory;
 mod float;
+mod format;
 mod gelu;
 mod layer_norm;
 mod matmul;
@@ -37,6 +38,8 @@ mod scratch;
 mod sgd;
 mod shards;
 mod side;
+mod tile_kernel;
+mod tile_packing;
 
 pub use factory::CpuFactory;
 
@@ -45,9 +48,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_simd::Isa;
+use phalanx_simd::tiles::TileUnit;
 use pool::Pool;
 use scratch::Scratch;
 use shards::Shards;
+
+/// How products of f32 and f16 are computed. Products of bf16 use tile registers where a [`Cpu`] has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProductMethod {
+    /// By multiply-adds of f32.
+    Fma,
+    /// On tile registers, in parts of bf16: an f32 is the sum of three, an f16 of two. Without tile registers, this is
+    /// [`ProductMethod::Fma`].
+    Split,
+}
 
 /// How a [`Cpu`] computes.
 #[derive(Clone, Copy, Debug)]
@@ -56,14 +70,24 @@ pub struct Options {
     pub threads: usize,
     /// Instruction set; at most what the processor has.
     pub isa: Isa,
+    /// Tile registers for matrix products, if available.
+    pub tiles: Option<TileUnit>,
+    /// How products of f32 and f16 are computed.
+    pub products: ProductMethod,
     /// How long an idle worker spins before it sleeps.
     pub spin: Duration,
 }
 
 impl Options {
-    /// Options for `threads` threads and the fastest instruction set of this processor.
+    /// Options for `threads` threads, the fastest instruction set of this processor, and its tile registers.
     pub fn new(threads: usize) -> Options {
-        Options { threads, isa: Isa::fastest(), spin: Duration::from_micros(50) }
+        Options {
+            threads,
+            isa: Isa::fastest(),
+            tiles: TileUnit::detect(),
+            products: ProductMethod::Fma,
+            spin: Duration::from_micros(50),
+        }
     }
 }
 
@@ -71,6 +95,8 @@ impl Options {
 pub struct Cpu {
     pool: Pool,
     isa: Isa,
+    tiles: Option<TileUnit>,
+    products: ProductMethod,
     scratch: Scratch,
 }
 
@@ -89,13 +115,20 @@ impl Cpu {
     /// When the system starts fewer threads.
     pub fn with_options(options: Options) -> std::io::Result<Arc<Cpu>> {
         let isa = options.isa.limit(Isa::detect());
+        // Asks for permission before the threads start.
+        let tiles = options.tiles.filter(|unit| unit.is_available());
         let pool = Pool::new(options.threads, options.spin)?;
-        Ok(Arc::new(Cpu { pool, isa, scratch: Scratch::default() }))
+        Ok(Arc::new(Cpu { pool, isa, tiles, products: options.products, scratch: Scratch::default() }))
     }
 
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// The tile registers in use.
+    pub fn tiles(&self) -> Option<TileUnit> {
+        self.tiles
     }
 
     /// Cuts `0..len` into pieces of `grain` (the last may be short) and runs `task` on each.

@@ -3,7 +3,7 @@
 //! Operands are f32, bf16 or f16, and so are results; sums are f32. The smaller of the two operands (by its free
 //! dimension) is packed once, by all threads, into panels that they share; the larger is cut along its free
 //! dimension into tasks, each of which packs its own block and runs over the whole of the other (see
-//! [`microkernel`](crate::microkernel)). So nothing is packed twice, and a long inner dimension goes in pieces
+//! [`microkernel`](crate::microkernel) for vectors and [`tile_kernel`](crate::tile_kernel) for tile registers). So nothing is packed twice, and a long inner dimension goes in pieces
 //! that fit the cache. How an element is summed does not depend on any of this.
 
 use std::ops::Range;
@@ -15,11 +15,13 @@ use phalanx_trace::DType;
 
 use crate::Cpu;
 use crate::epilogue::{MatrixPointer, Target};
+use crate::format::Format;
 use crate::matrix::Matrix;
-use crate::microkernel::{self, Packing, Panels, PanelsA, PanelsB};
-use crate::packing::pack;
+use crate::microkernel::{self, PanelsA, PanelsB};
 use crate::scratch::with_thread_scratch;
 use crate::side::Side;
+use crate::tile_kernel::{self, TilePanels};
+use crate::tile_packing::Operand;
 
 /// The weight as a matrix `[in, out]`, whatever its layout.
 pub(crate) fn weight<'a>(w: &Weight<'a>) -> Matrix<'a> {
@@ -97,34 +99,17 @@ pub(crate) fn product(cpu: &Cpu, a: Matrix, b: Matrix, c: ViewMut, accumulate: b
 /// Packed elements that tasks share at once: 8 MiB, so that they stay in the L3 cache.
 const SHARED_ELEMENTS: usize = 2 << 20;
 
-/// Maximum packed elements of a task's own operand: 384 KiB, less than half of an L2 cache.
-const OWN_ELEMENTS: usize = 96 << 10;
-
-/// A task has at least this many operations, about 10 microseconds.
-const TASK_FLOPS: usize = 2 << 20;
-
 /// With enough work, the number of tasks is a multiple of this, so that 2, 3, 4, 6 or 8 threads finish together.
 const EVEN: usize = 24;
 
 /// Rows shorter than this are slow to read strip by strip.
 const NARROW: usize = 96;
 
-/// Depth of a block of the inner dimension, out of `packed` in total. Results in f32 hold the sums between blocks
-/// themselves; others need scratch for them, so they are cut only where necessary.
-fn depth(to: DType, packed: usize) -> usize {
-    let depth_max = match to {
-        DType::F32 => 512,
-        _ if packed <= 2048 => 2048,
-        _ => 512,
-    };
-    packed.clamp(1, depth_max)
-}
-
 /// What all tasks of a product share.
 struct Plan<'a> {
     isa: Isa,
-    packing: Packing,
-    /// Depth of a block of the inner dimension, in packed elements.
+    format: Format,
+    /// Depth of a block of the inner dimension, in packed steps.
     depth: usize,
     a: Side<'a>,
     b: Side<'a>,
@@ -155,8 +140,8 @@ pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Targe
     if m * n == 0 {
         return;
     }
-    let mut plan = Plan::new(cpu.isa, a, b, target, 1);
-    let k = plan.packing.packed(k);
+    let mut plan = Plan::new(cpu, a, b, target, 1);
+    let k = plan.format.packed(k);
     let (own, other) = plan.sides();
     let shared = other.packed() + if plan.packs_own { 0 } else { own.packed() };
     let span = (SHARED_ELEMENTS / shared / plan.depth).max(1) * plan.depth;
@@ -199,10 +184,9 @@ pub(crate) fn product_into(cpu: &Cpu, a: Matrix, b: Matrix, consume: &Consume) {
     if m * n == 0 {
         return;
     }
-    let columns = microkernel::panels(cpu.isa).columns;
     let nowhere = Target::new(MatrixPointer { dtype: DType::F16, ..MatrixPointer::none() });
-    let plan = Plan::new(cpu.isa, a, b, nowhere, TOGETHER / columns);
-    let depth = 0..plan.packing.packed(k);
+    let plan = Plan::new(cpu, a, b, nowhere, TOGETHER);
+    let depth = 0..plan.format.packed(k);
     let (own, other) = plan.sides();
     cpu.scratch.with(|buffer| {
         let lengths = plan.lengths(depth.len());
@@ -217,27 +201,29 @@ pub(crate) fn product_into(cpu: &Cpu, a: Matrix, b: Matrix, consume: &Consume) {
 }
 
 impl<'a> Plan<'a> {
-    fn new(isa: Isa, a: Matrix<'a>, b: Matrix<'a>, target: Target, unit: usize) -> Plan<'a> {
+    /// The plan of `a · b`, in which tasks that divide columns keep `together` of them together.
+    fn new(cpu: &Cpu, a: Matrix<'a>, b: Matrix<'a>, target: Target, together: usize) -> Plan<'a> {
         let [m, n, k] = [a.rows, b.columns, a.columns];
-        let Panels { rows, row_width, columns } = microkernel::panels(isa);
-        let packing = Packing::of(isa, a.dtype);
-        let depth = depth(target.to.dtype, packing.packed(k));
-        let a = Side { matrix: a.t(), packing, depth, panel: rows, width: row_width };
-        let b = Side { matrix: b, packing, depth, panel: columns, width: columns };
+        let (isa, format) = (cpu.isa, Format::of(cpu, a.dtype));
+        let depth = format.depth(target.to.dtype, format.packed(k));
+        let a = Side::new(a.t(), Operand::Left, (isa, format), depth);
+        let b = Side::new(b, Operand::Right, (isa, format), depth);
         let cut_rows = m >= n;
         let own = if cut_rows { a } else { b };
-        let panels_max = (OWN_ELEMENTS / (own.width * depth)).max(1);
-        let unit = if cut_rows { 1 } else { unit };
+        let panels_max = (format.own_elements() / (own.width * depth)).max(1);
+        let unit = if cut_rows { 1 } else { (together / b.panel).max(1) };
         let units = own.panels().div_ceil(unit);
         let tasks_min = own.panels().div_ceil(panels_max.max(unit)).min(units);
         // With few panels, tasks are larger, because each reads all of the other operand.
         let even = if units < 2 * EVEN { EVEN / 4 } else { EVEN };
-        let tasks =
-            tasks_min.next_multiple_of(even).min(units).min((2 * m * n * k / TASK_FLOPS).max(tasks_min));
+        let tasks = tasks_min
+            .next_multiple_of(even)
+            .min(units)
+            .min((2 * m * n * k / format.task_flops()).max(tasks_min));
         let narrow = own.matrix.column_stride == 1 && own.lanes() / tasks < NARROW && own.lanes() > NARROW;
         Plan {
             isa,
-            packing,
+            format,
             depth,
             a,
             b,
@@ -289,7 +275,7 @@ impl<'a> Plan<'a> {
                 let own_packed = if self.packs_own {
                     let from = own.block(steps.clone(), lanes.clone());
                     // SAFETY: the scratch holds the panels; `Matrix::block` checked what is read.
-                    unsafe { pack(self.isa, from, own.layout(count), scratch.as_mut_ptr()) };
+                    unsafe { own.pack(self.isa, from, count, scratch.as_mut_ptr()) };
                     &*scratch
                 } else {
                     own.slice(packed[0], at, count, panels.clone())
@@ -322,7 +308,7 @@ impl<'a> Plan<'a> {
                 let own_packed = if self.packs_own {
                     let from = own.block(steps, lanes.clone());
                     // SAFETY: the scratch holds the panels; `Matrix::block` checked what is read.
-                    unsafe { pack(self.isa, from, own.layout(count), packing.as_mut_ptr()) };
+                    unsafe { own.pack(self.isa, from, count, packing.as_mut_ptr()) };
                     &*packing
                 } else {
                     own.slice(packed[0], start, count, panels.clone())
@@ -350,7 +336,7 @@ impl<'a> Plan<'a> {
 
     /// Whether `steps` is the last block of the inner dimension.
     fn is_last(&self, steps: &Range<usize>) -> bool {
-        steps.end >= self.packing.packed(self.a.matrix.rows)
+        steps.end >= self.format.packed(self.a.matrix.rows)
     }
 
     /// The target of the block `steps`: the first block adds the existing values, the last one applies the rest and
@@ -378,7 +364,7 @@ impl<'a> Plan<'a> {
 
     /// Number of rows that stay in L2, packed, while panels of columns are read.
     fn row_piece(&self, depth: usize) -> usize {
-        (OWN_ELEMENTS / (self.a.width * depth).max(1)).max(1) * self.a.panel
+        (self.format.own_elements() / (self.a.width * depth).max(1)).max(1) * self.a.panel
     }
 
     /// Multiplies one block of the inner dimension for a task.
@@ -405,9 +391,21 @@ impl<'a> Plan<'a> {
     /// # Safety
     /// The slices hold `rows` and `columns`; the target is valid for them, and nobody else uses it.
     unsafe fn block(&self, [rows, columns, depth]: [usize; 3], a: &[f32], b: &[f32], target: &Target) {
-        let a = PanelsA { from: a.as_ptr(), step: self.a.width, panel: self.a.stride(depth) };
-        let b = PanelsB { from: b.as_ptr(), panel: self.b.stride(depth) };
-        // SAFETY: the caller's promise.
-        unsafe { microkernel::block(self.isa, self.packing, [rows, columns, depth], a, b, target) }
+        let strides = [self.a.stride(depth), self.b.stride(depth)];
+        let size = [rows, columns, depth];
+        match self.format {
+            Format::Vectors(packing) => {
+                let a = PanelsA { from: a.as_ptr(), step: self.a.width, panel: strides[0] };
+                let b = PanelsB { from: b.as_ptr(), panel: strides[1] };
+                // SAFETY: the caller's promise.
+                unsafe { microkernel::block(self.isa, packing, size, a, b, target) }
+            }
+            Format::Tiles { unit, parts } => {
+                let a = TilePanels { from: a.as_ptr(), panel: strides[0] };
+                let b = TilePanels { from: b.as_ptr(), panel: strides[1] };
+                // SAFETY: the caller's promise; `Cpu::with_options` has made sure of the unit.
+                unsafe { tile_kernel::block((unit, self.isa), parts, size, [a, b], target) }
+            }
+        }
     }
 }

@@ -3,12 +3,16 @@
 use std::time::{Duration, Instant};
 
 #[cfg(target_arch = "x86_64")]
+use phalanx_simd::tiles::Amx;
+use phalanx_simd::tiles::{Model, ROWS, Shapes, TileUnit, Tiles};
+#[cfg(target_arch = "x86_64")]
 use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes};
 use phalanx_tensor::region::Region;
 use phalanx_trace::DType;
 
 use crate::Cpu;
+use crate::format::Format;
 
 /// How long operations are measured. The best of many runs under a millisecond counts: in some of them, every thread
 /// has a core to itself.
@@ -20,25 +24,34 @@ const ROUNDS: usize = 100_000;
 /// Repetitions of a bandwidth measurement; the best counts.
 const TIMES: usize = 5;
 
-/// Operations per second of all threads on numbers of `dtype`, multiply-adds from registers counted as two.
-/// Products of bf16 have instructions of their own under [`Isa::Avx512Bf16`]; everything else is computed in
-/// f32.
+/// Operations per second of all threads on numbers of `dtype`, multiply-adds from registers counted as two: with the
+/// instructions that matrix products of this type use. Numbers in parts need several products for one.
 pub fn flops_per_s(cpu: &Cpu, dtype: DType) -> f64 {
-    let threads = cpu.pool.threads();
-    let run = match (dtype, cpu.isa) {
+    match (Format::of(cpu, dtype), dtype, cpu.isa) {
+        (Format::Tiles { unit, parts }, ..) => {
+            let products = [1, 4, 6][parts - 1] as f64;
+            let rounds = if unit == TileUnit::Model { ROUNDS / MODEL_SLOWER } else { ROUNDS };
+            rate(cpu, rounds, TILE_SUMS * TILE_OPERATIONS, |rounds| multiply_tiles(unit, rounds)) / products
+        }
         #[cfg(target_arch = "x86_64")]
-        (DType::BF16, Isa::Avx512Bf16) => products_of_pairs,
-        _ => multiply_adds,
-    };
+        (_, DType::BF16, Isa::Avx512Bf16) => {
+            rate(cpu, ROUNDS, CHAINS_512 * 64, |rounds| products_of_pairs(cpu.isa, rounds))
+        }
+        (_, _, isa) => rate(cpu, ROUNDS, operations_per_round(isa), |rounds| multiply_adds(isa, rounds)),
+    }
+}
+
+/// Operations per second of all threads: the best of many runs of `rounds` rounds of `operations`.
+fn rate(cpu: &Cpu, rounds: usize, operations: usize, run: impl Fn(usize) -> f32 + Sync) -> f64 {
+    let threads = cpu.pool.threads();
     let begin = Instant::now();
     let mut best = 0f64;
     while best == 0.0 || begin.elapsed() < FLOPS_TIME {
         let start = Instant::now();
         cpu.pool.run(threads, &|_| {
-            std::hint::black_box(run(cpu.isa, std::hint::black_box(ROUNDS)));
+            std::hint::black_box(run(std::hint::black_box(rounds)));
         });
-        let flops = ROUNDS * operations_per_round(cpu.isa, dtype) * threads;
-        best = best.max(flops as f64 / start.elapsed().as_secs_f64());
+        best = best.max((rounds * operations * threads) as f64 / start.elapsed().as_secs_f64());
     }
     best
 }
@@ -49,14 +62,52 @@ const CHAINS_512: usize = 16;
 const CHAINS_256: usize = 6;
 const CHAINS_128: usize = 3;
 
-/// Operations of one thread in one round: chains x elements per chain x 2 (multiply and add).
-fn operations_per_round(isa: Isa, dtype: DType) -> usize {
-    match (dtype, isa) {
-        (DType::BF16, Isa::Avx512Bf16) => CHAINS_512 * 64,
-        (_, Isa::Avx512 | Isa::Avx512Bf16) => CHAINS_512 * 32,
-        (_, Isa::Avx2) => CHAINS_256 * 32,
-        (_, Isa::Portable) => CHAINS_128 * 32,
+/// Operations of one thread in one round of multiply-adds: chains x elements per chain x 2 (multiply and add).
+fn operations_per_round(isa: Isa) -> usize {
+    match isa {
+        Isa::Avx512 | Isa::Avx512Bf16 => CHAINS_512 * 32,
+        Isa::Avx2 => CHAINS_256 * 32,
+        Isa::Portable => CHAINS_128 * 32,
     }
+}
+
+/// Registers of sums, each a chain.
+const TILE_SUMS: usize = 4;
+
+/// Operations of one multiplication of tiles: 16 x 16 sums of 32 products.
+const TILE_OPERATIONS: usize = 16 * 16 * 32 * 2;
+
+/// The model is measured in fewer rounds, because it is slow.
+const MODEL_SLOWER: usize = 2000;
+
+fn multiply_tiles(unit: TileUnit, rounds: usize) -> f32 {
+    // SAFETY: `Cpu::with_options` has made sure of the unit.
+    unsafe {
+        match unit {
+            TileUnit::Model => multiply_tiles_of::<Model>(rounds),
+            #[cfg(target_arch = "x86_64")]
+            TileUnit::Amx => multiply_tiles_of::<Amx>(rounds),
+            #[cfg(not(target_arch = "x86_64"))]
+            TileUnit::Amx => unreachable!("only x86-64 has AMX"),
+        }
+    }
+}
+
+/// Multiplies registers that hold zeros, which takes as long as other numbers.
+unsafe fn multiply_tiles_of<T: Tiles>(rounds: usize) -> f32 {
+    let mut out = [[0f32; 16]; ROWS];
+    // SAFETY: the caller's promise; the array has the rows of a register.
+    unsafe {
+        let mut tiles = T::new(&Shapes::new([ROWS; 8]));
+        for _ in 0..rounds {
+            tiles.multiply_bf16::<0, 4, 6>();
+            tiles.multiply_bf16::<1, 4, 7>();
+            tiles.multiply_bf16::<2, 5, 6>();
+            tiles.multiply_bf16::<3, 5, 7>();
+        }
+        tiles.store::<0>(out.as_mut_ptr().cast(), 64);
+    }
+    out[0][0]
 }
 
 fn multiply_adds(isa: Isa, rounds: usize) -> f32 {
@@ -248,16 +299,20 @@ fn best_of(times: usize, amount: usize, mut work: impl FnMut()) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Options;
+    use crate::{Options, ProductMethod::Split};
 
     #[test]
     fn every_instruction_set_has_a_rate_for_every_type() {
         for isa in Isa::ALL {
-            let cpu = Cpu::with_options(Options { isa, ..Options::new(1) }).unwrap();
+            let cpu = Cpu::with_options(Options { isa, tiles: None, ..Options::new(1) }).unwrap();
             for dtype in [DType::F32, DType::BF16, DType::F16] {
                 assert!(flops_per_s(&cpu, dtype) > 1e8, "{isa:?} {dtype:?}");
             }
         }
+        let tiles = Some(TileUnit::Model);
+        let cpu = Cpu::with_options(Options { tiles, products: Split, ..Options::new(1) }).unwrap();
+        let [whole, parts] = [DType::BF16, DType::F32].map(|dtype| flops_per_s(&cpu, dtype));
+        assert!(parts > 1e6 && parts < whole, "{parts} {whole}");
         let bandwidth = bandwidth(&Cpu::new(2), 1 << 20).unwrap();
         let min = bandwidth.read.min(bandwidth.copy).min(bandwidth.update);
         assert!(min > 1e8 && bandwidth.max() >= min, "{bandwidth:?}");

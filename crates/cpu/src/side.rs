@@ -1,12 +1,15 @@
-//! One operand of a matrix product, packed into panels for the [`microkernel`](crate::microkernel).
+//! One operand of a matrix product, packed into panels for the kernel of its [`Format`].
 
 use std::ops::Range;
 
+use phalanx_simd::Isa;
+
 use crate::Cpu;
+use crate::format::{Format, PanelSize};
 use crate::matrix::Matrix;
-use crate::microkernel::Packing;
 use crate::packing::{MatrixBlock, PanelLayout, pack};
 use crate::shards::Shards;
+use crate::tile_packing::{self, Operand};
 
 /// Elements between two panels: one cache line. Without them, panels lie a power of two apart, so that the same step of
 /// all panels, which is packed in turn, falls into one set of the L1 cache and one or two of L2.
@@ -16,8 +19,9 @@ const GAP: usize = 16;
 #[derive(Clone, Copy)]
 pub(crate) struct Side<'a> {
     pub(crate) matrix: Matrix<'a>,
-    pub(crate) packing: Packing,
-    /// Depth of a block, in packed elements.
+    pub(crate) operand: Operand,
+    pub(crate) format: Format,
+    /// Depth of a block, in packed steps.
     pub(crate) depth: usize,
     /// Lanes of a panel.
     pub(crate) panel: usize,
@@ -25,7 +29,18 @@ pub(crate) struct Side<'a> {
     pub(crate) width: usize,
 }
 
-impl Side<'_> {
+impl<'a> Side<'a> {
+    /// `matrix`, whose columns are the lanes, as an operand that is packed for `isa`.
+    pub(crate) fn new(
+        matrix: Matrix<'a>,
+        operand: Operand,
+        (isa, format): (Isa, Format),
+        depth: usize,
+    ) -> Side<'a> {
+        let PanelSize { lanes, width } = format.panel(isa, operand);
+        Side { matrix, operand, format, depth, panel: lanes, width }
+    }
+
     pub(crate) fn lanes(&self) -> usize {
         self.matrix.columns
     }
@@ -63,16 +78,26 @@ impl Side<'_> {
 
     /// The unpacked block that becomes the packed steps `packed` of some lanes.
     pub(crate) fn block(&self, packed: Range<usize>, lanes: Range<usize>) -> MatrixBlock {
-        let inner = self.packing.inner(packed.start)..self.packing.inner(packed.end).min(self.matrix.rows);
+        let inner = self.format.inner(packed.start)..self.format.inner(packed.end).min(self.matrix.rows);
         self.matrix.block(inner, lanes)
     }
 
-    pub(crate) fn layout(&self, depth: usize) -> PanelLayout {
-        PanelLayout {
-            packing: self.packing,
-            lanes: self.panel,
-            width: self.width,
-            stride: self.stride(depth),
+    /// Packs a block into panels of `depth` steps.
+    ///
+    /// # Safety
+    /// `to` is valid for all panels of the block, from the step on at which the block starts, and nobody else uses them;
+    /// the processor has the instruction set.
+    pub(crate) unsafe fn pack(&self, isa: Isa, block: MatrixBlock, depth: usize, to: *mut f32) {
+        let stride = self.stride(depth);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.format {
+                Format::Vectors(packing) => {
+                    let layout = PanelLayout { packing, lanes: self.panel, width: self.width, stride };
+                    pack(isa, block, layout, to);
+                }
+                Format::Tiles { .. } => tile_packing::pack(isa, self.operand, block, stride, to),
+            }
         }
     }
 
@@ -95,15 +120,14 @@ impl Side<'_> {
                 return;
             }
             let lanes = group * panels * self.panel..self.lanes().min((group + 1) * panels * self.panel);
-            let layout = self.layout(block.len());
             let at = self.length(self.panels(), block.start)
-                + group * panels * layout.stride
+                + group * panels * self.stride(block.len())
                 + (piece.start - block.start) * self.width;
             assert!(at < packed.len());
             let from = self.block(depth.start + piece.start..depth.start + piece.end, lanes);
             // SAFETY: only this task writes these steps of these panels, and they lie inside the buffer, which holds
             // all panels of all blocks; `Matrix::block` checked what is read.
-            unsafe { pack(cpu.isa, from, layout, packed.base().add(at)) };
+            unsafe { self.pack(cpu.isa, from, block.len(), packed.base().add(at)) };
         });
     }
 }

@@ -26,8 +26,8 @@ use crate::task::Show;
                   phalanx train examples/quickstart.toml    train it on this repository's text\n  \
                   phalanx COMMAND --help                    examples for each command\n\n\
                   Environment:\n  \
-                  PHALANX_ISA=portable|avx2|avx512|avx512bf16   instruction set of the kernels, instead of\n  \
-                  \u{20}                                             the best that the processor has",
+                  PHALANX_ISA=portable|avx2|avx512|avx512bf16|amx   instruction set of the kernels, instead of\n  \
+                  \u{20}                                                 the best that the processor has",
     infer_long_args = true
 )]
 pub struct Cli {

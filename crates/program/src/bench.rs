@@ -82,6 +82,7 @@ fn on_device<T>(
     measure: impl FnOnce(&RankSetup<'_>) -> Result<T>,
 ) -> Result<T> {
     let plan = &planned.plan;
+    let environment = environment.with(&planned.config.precision)?;
     let factory = environment.device_factory(&planned.config.device);
     let RankDevice { device, shared_bytes } =
         host.make_device(plan.of(host.rank()), &plan.spec, &*factory)?;

@@ -6,13 +6,15 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use phalanx_cpu::peak::{self, Bandwidth};
-use phalanx_cpu::{Cpu, CpuFactory, Options};
+use phalanx_cpu::{Cpu, CpuFactory, Options, ProductMethod};
 use phalanx_simd::Isa;
+use phalanx_simd::tiles::{self, NoAmx, TileUnit};
 use phalanx_simulated::SimulatedFactory;
 use phalanx_tensor::{Arena, DType, Device, DeviceFactory, Kernels};
-use phalanx_train::config::{DeviceChoice, DeviceConfig};
+use phalanx_train::config::{DeviceChoice, DeviceConfig, Float, PrecisionConfig, Products};
 
-/// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`.
+/// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`; or tile registers for matrix products,
+/// beside the fastest of these: `amx`, or `amx-model`, which computes what they would.
 const ISA: &str = "PHALANX_ISA";
 
 /// Set to anything, it switches colours off.
@@ -28,20 +30,26 @@ pub fn colours() -> bool {
 }
 
 /// The values that were read.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Environment {
     isa: Isa,
+    tiles: Option<TileUnit>,
+    products: ProductMethod,
+    /// Whether the user chose the instruction set.
+    is_chosen: bool,
 }
 
 impl Environment {
-    /// Reads the environment. Called once per program.
+    /// Reads the environment. Called once per program, before it starts threads: this is where the system is asked for the
+    /// processor's tile registers.
     ///
     /// # Errors
     /// An unknown value, or one that this processor does not support.
     pub fn read() -> Result<Environment> {
-        let isa = std::env::var_os(ISA).unwrap_or_default();
-        let sets = [Isa::fastest(), Isa::detect()];
-        Ok(Environment { isa: instruction_set(&isa.to_string_lossy(), sets)? })
+        let name = std::env::var_os(ISA).unwrap_or_default();
+        let (isa, tiles) =
+            instruction_set(&name.to_string_lossy(), [Isa::fastest(), Isa::detect()], tiles::amx())?;
+        Ok(Environment { isa, tiles, products: ProductMethod::Fma, is_chosen: !name.is_empty() })
     }
 
     /// Instruction set of the kernels.
@@ -49,9 +57,52 @@ impl Environment {
         self.isa
     }
 
+    /// Tile registers of the kernels.
+    pub fn tiles(self) -> Option<TileUnit> {
+        self.tiles
+    }
+
+    /// Why the processor's tile registers are not used although it has some, if the user has not chosen that.
+    pub fn refused_tiles(self) -> Option<String> {
+        let refused = tiles::amx().err().filter(|why| !self.is_chosen && *why != NoAmx::Processor);
+        refused.map(|why| format!("{why}; matrix products use {} instead", self.isa.name()))
+    }
+
+    /// How products are computed that `precision` asks for: never [`Products::Auto`].
+    ///
+    /// # Errors
+    /// When this processor cannot compute them that way.
+    pub fn choose(self, precision: &PrecisionConfig) -> Result<Products> {
+        match (precision.products, self.tiles) {
+            (Products::Split, None) => bail!(
+                "precision.products = \"split\": there are no tile registers for it ({}); give \"fma\" or leave it out",
+                match tiles::amx() {
+                    Err(why) => why.to_string(),
+                    Ok(()) => format!("{ISA} has chosen {}", self.isa.name()),
+                }
+            ),
+            (Products::Auto, Some(_)) if precision.compute != Float::Bf16 => Ok(Products::Split),
+            (Products::Auto, _) => Ok(Products::Fma),
+            (chosen, _) => Ok(chosen),
+        }
+    }
+
+    /// The same with the products that `precision` asks for.
+    ///
+    /// # Errors
+    /// As for [`Environment::choose`].
+    pub fn with(self, precision: &PrecisionConfig) -> Result<Environment> {
+        let products = match self.choose(precision)? {
+            Products::Split => ProductMethod::Split,
+            Products::Auto | Products::Fma => ProductMethod::Fma,
+        };
+        Ok(Environment { products, ..self })
+    }
+
     /// Options of a processor device with `threads` threads.
     pub fn options(self, threads: usize) -> Options {
-        Options { isa: self.isa, ..Options::new(threads) }
+        let Environment { isa, tiles, products, .. } = self;
+        Options { isa, tiles, products, ..Options::new(threads) }
     }
 
     /// The factory for the devices of a run: the one place where `device.kind` becomes a device.
@@ -118,21 +169,40 @@ impl Processor {
     pub fn isa(&self) -> Isa {
         self.0.isa()
     }
+
+    /// The tile registers of the kernels.
+    pub fn tiles(&self) -> Option<TileUnit> {
+        self.0.tiles()
+    }
 }
 
-/// The instruction set called `name`; for an empty name the `fastest` of the processor, whose best is `best`.
-fn instruction_set(name: &str, [fastest, best]: [Isa; 2]) -> Result<Isa> {
+/// The instruction set called `name`, with tile registers if it names some; for an empty name the `fastest` of the
+/// processor, whose best is `best`, with the tile registers that it has.
+fn instruction_set(
+    name: &str,
+    [fastest, best]: [Isa; 2],
+    amx: Result<(), NoAmx>,
+) -> Result<(Isa, Option<TileUnit>)> {
     if name.is_empty() {
-        return Ok(fastest);
+        return Ok((fastest, amx.is_ok().then_some(TileUnit::Amx)));
+    }
+    if let Some(unit) = TileUnit::ALL.into_iter().find(|unit| unit.name() == name) {
+        return match (unit, amx) {
+            (TileUnit::Amx, Err(why)) => {
+                bail!("{ISA}={name}: {why}; give {} or a weaker one, or amx-model for tests", best.name())
+            }
+            _ => Ok((fastest, Some(unit))),
+        };
     }
     let Some(isa) = Isa::ALL.into_iter().find(|isa| isa.name() == name) else {
         let known = Isa::ALL.map(Isa::name).join(", ");
-        bail!("{ISA}={name}: there is no such instruction set; known are {known}");
+        let units = TileUnit::ALL.map(TileUnit::name).join(", ");
+        bail!("{ISA}={name}: there is no such instruction set; known are {known}, {units}");
     };
     if isa > best {
         bail!("{ISA}={name}: this processor has at most {}; give that or a weaker one", best.name());
     }
-    Ok(isa)
+    Ok((isa, None))
 }
 
 #[cfg(test)]
@@ -141,18 +211,60 @@ mod tests {
 
     #[test]
     fn names_are_taken_up_to_what_the_processor_has() {
-        assert_eq!(instruction_set("", [Isa::Avx2; 2]).unwrap(), Isa::Avx2);
-        assert_eq!(instruction_set("portable", [Isa::Avx2; 2]).unwrap(), Isa::Portable);
+        let none = Err(NoAmx::Processor);
+        let taken = |name, sets| instruction_set(name, sets, none).unwrap();
+        assert_eq!(taken("", [Isa::Avx2; 2]), (Isa::Avx2, None));
+        assert_eq!(taken("portable", [Isa::Avx2; 2]), (Isa::Portable, None));
         let slow_pairs = [Isa::Avx512, Isa::Avx512Bf16];
-        assert_eq!(instruction_set("", slow_pairs).unwrap(), Isa::Avx512);
-        assert_eq!(instruction_set("avx512bf16", slow_pairs).unwrap(), Isa::Avx512Bf16);
-        let refused = |name, best| instruction_set(name, [best; 2]).unwrap_err().to_string();
+        assert_eq!(taken("", slow_pairs), (Isa::Avx512, None));
+        assert_eq!(taken("avx512bf16", slow_pairs), (Isa::Avx512Bf16, None));
+        let refused = |name, best| instruction_set(name, [best; 2], none).unwrap_err().to_string();
         let unknown = refused("sse9", Isa::Avx512);
         assert!(
-            unknown.contains("sse9") && unknown.contains("portable, avx2, avx512, avx512bf16"),
+            unknown.contains("sse9")
+                && unknown.contains("portable, avx2, avx512, avx512bf16, amx, amx-model"),
             "{unknown}"
         );
         let above = refused("avx512", Isa::Avx2);
         assert!(above.contains("PHALANX_ISA=avx512") && above.contains("at most avx2"), "{above}");
+    }
+
+    #[test]
+    fn tile_registers_are_used_where_they_are_and_refused_elsewhere() {
+        let sets = [Isa::Avx512, Isa::Avx512Bf16];
+        let amx = Some(TileUnit::Amx);
+        assert_eq!(instruction_set("", sets, Ok(())).unwrap(), (Isa::Avx512, amx));
+        assert_eq!(instruction_set("amx", sets, Ok(())).unwrap(), (Isa::Avx512, amx));
+        assert_eq!(instruction_set("avx512bf16", sets, Ok(())).unwrap(), (Isa::Avx512Bf16, None));
+        for why in [NoAmx::Processor, NoAmx::System, NoAmx::Refused(22)] {
+            assert_eq!(instruction_set("", sets, Err(why)).unwrap(), (Isa::Avx512, None));
+            let model = instruction_set("amx-model", sets, Err(why)).unwrap();
+            assert_eq!(model, (Isa::Avx512, Some(TileUnit::Model)));
+            let refused = instruction_set("amx", sets, Err(why)).unwrap_err().to_string();
+            assert!(refused.contains("PHALANX_ISA=amx: ") && refused.contains(&why.to_string()), "{refused}");
+        }
+    }
+
+    #[test]
+    fn products_are_chosen_by_what_the_processor_has() {
+        let precision = |compute, products| PrecisionConfig { compute, products, ..Default::default() };
+        let products = ProductMethod::Fma;
+        let with = |tiles| Environment { isa: Isa::Portable, tiles, products, is_chosen: true };
+        let [without, tiled] = [None, Some(TileUnit::Model)].map(with);
+        for compute in [Float::F32, Float::F16] {
+            let chosen = |of: Environment, products| of.choose(&precision(compute, products));
+            assert_eq!(chosen(without, Products::Auto).unwrap(), Products::Fma);
+            assert_eq!(chosen(tiled, Products::Auto).unwrap(), Products::Split);
+            assert_eq!(chosen(tiled, Products::Fma).unwrap(), Products::Fma);
+            assert_eq!(chosen(tiled, Products::Split).unwrap(), Products::Split);
+            let refused = chosen(without, Products::Split).unwrap_err().to_string();
+            assert!(
+                refused.contains("precision.products = \"split\"") && refused.contains("fma"),
+                "{refused}"
+            );
+        }
+        assert_eq!(tiled.choose(&precision(Float::Bf16, Products::Auto)).unwrap(), Products::Fma);
+        let split = tiled.with(&precision(Float::F32, Products::Split)).unwrap();
+        assert_eq!(split.options(1).products, ProductMethod::Split);
     }
 }

@@ -5,6 +5,7 @@ use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
 use phalanx_tensor::DiskOptions;
 use phalanx_trace::{Category, Memory};
+use phalanx_train::config::Products;
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::spec::TriedChunks;
 use phalanx_train::{RankPlan, Spec};
@@ -45,7 +46,7 @@ pub fn to_json(planned: &Planned) -> Value {
         },
         "pipeline": mesh_report::pipeline_json(planned),
         "zero_one": mesh_report::sharding_json(planned),
-        "precision": spec.precision,
+        "precision": spec.precision, "products": planned.config.precision.products,
         "model": spec.model.to_config(),
         "chunks": chunks_json(spec),
         "phases": phases_json(&plan.ranks[0].memory),
@@ -134,7 +135,7 @@ fn headline(planned: &Planned, name: &str) -> String {
         plural(spec.micro_batches, "micro-batch"),
         spec.micro_batch_size,
         if mesh { "replica" } else { "rank" },
-        precision(spec),
+        precision(planned),
         staging(planned),
         residence(planned),
     );
@@ -209,7 +210,8 @@ fn in_files(disk: &DiskOptions) -> String {
 }
 
 /// Describes the precision policy.
-fn precision(spec: &Spec) -> String {
+fn precision(planned: &Planned) -> String {
+    let spec = &planned.plan.spec;
     let Precision { compute, accumulate, communicate } = spec.precision;
     let master = if spec.precision.has_master() { " with f32 master weights" } else { "" };
     let crossing = if communicate == accumulate {
@@ -222,8 +224,12 @@ fn precision(spec: &Spec) -> String {
         LossScaling::Static(scale) => format!("; loss scale {scale}"),
         LossScaling::Dynamic(dynamic) => format!("; dynamic loss scale from {}", dynamic.initial),
     };
+    let products = match planned.config.precision.products {
+        Products::Split => " (products split into parts of bf16)",
+        Products::Fma | Products::Auto => "",
+    };
     let (compute, accumulate) = (compute.name(), accumulate.name());
-    format!("computed in {compute}{master}; gradients summed in {accumulate}{crossing}{scale}")
+    format!("computed in {compute}{products}{master}; gradients summed in {accumulate}{crossing}{scale}")
 }
 
 /// A column for each group of equal ranks, beside the textbook's values for the model states. For a mesh: a row for

@@ -13,6 +13,7 @@ use phalanx_models::{Model, ModelShape, Objective};
 use phalanx_train::config::ModelConfig;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, dataset};
 
+use crate::environment::Environment;
 use crate::shape::{read_hugging_face, write};
 use crate::user_config::UserConfig;
 use crate::{machine, placement_budget, resume};
@@ -25,8 +26,9 @@ const PADDING: usize = 64;
 pub enum Purpose {
     /// For planning or measuring.
     Plan,
-    /// For a run folder: paths are made absolute, and the number of threads is filled in.
-    Train,
+    /// For a run folder: paths are made absolute, and what depends on the machine is filled in: the number of threads, and
+    /// how products are computed.
+    Train(Environment),
 }
 
 /// A resolved configuration and its model.
@@ -72,10 +74,11 @@ pub fn resolve<T>(
     let imported = config.model.init.clone().map(PathBuf::from);
     let initial = imported.as_deref().map(|dir| import_shape(&mut config, given, dir)).transpose()?;
     config.check()?;
-    if purpose == Purpose::Train {
+    if let Purpose::Train(environment) = purpose {
         config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
         config.model.init = config.model.init.as_deref().map(resume::absolute);
         config.train.threads = config.train.threads.or(Some(machine::threads_per_rank(config.world_size())));
+        config.precision.products = environment.choose(&config.precision)?;
     }
     placement_budget::fill(&mut config);
     let (vocabulary, found) = data(&config)?;

@@ -12,7 +12,7 @@ use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{Float, OptimizerKind, PrecisionConfig, ScheduleKind};
+use phalanx_train::config::{Float, OptimizerKind, PrecisionConfig, Products, ScheduleKind};
 use phalanx_train::dataset::DataDigests;
 use serde::Deserialize;
 
@@ -215,7 +215,9 @@ fn precision_note(now: &PrecisionConfig, checkpoint: &Checkpoint) -> Option<Stri
     let stored = &checkpoint.state()["config"]["precision"];
     let before = PrecisionConfig::deserialize(stored).ok()?;
     if before.compute == now.compute {
-        return None;
+        let [was, is] = [before.products, now.products].map(Products::name);
+        let differs = was != is && before.products != Products::Auto;
+        return differs.then(|| format!("precision.products was {was} and is {is} from here on"));
     }
     let [was, is] = [before.compute, now.compute].map(|compute| DType::from(compute).name());
     let scale = if now.compute == Float::F16 { "; the loss scale starts anew" } else { "" };

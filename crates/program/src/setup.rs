@@ -33,10 +33,15 @@ pub struct Prepares {
 ///
 /// # Errors
 /// Errors of the user's input; then nothing in the run folder has changed.
-pub fn prepare(folder: &RunFolder, started: &Resumed, show: Show) -> Result<Prepares> {
+pub fn prepare(
+    folder: &RunFolder,
+    started: &Resumed,
+    show: Show,
+    environment: Environment,
+) -> Result<Prepares> {
     let staged = Staged::new(folder.path())?;
     let fixed = started.checkpoint.as_ref().map(|(_, model)| model);
-    let (resolved, tokens) = resolve(&started.given, Purpose::Train, fixed, |config| {
+    let (resolved, tokens) = resolve(&started.given, Purpose::Train(environment), fixed, |config| {
         let tokens = tokens(folder, &staged, started, config, show)?;
         Ok((tokens.vocabulary(config), tokens))
     })?;
@@ -226,5 +231,5 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) 
 fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
     let spec = &planned.plan.spec;
     let threads = (spec.world_size() * spec.threads).min(machine::cores());
-    Ok(environment.processor(threads)?.flops_per_s(planned.compute()))
+    Ok(environment.with(&planned.config.precision)?.processor(threads)?.flops_per_s(planned.compute()))
 }

@@ -4,6 +4,7 @@
 mod rig;
 
 use phalanx_simd::Isa;
+use phalanx_simd::tiles::TileUnit;
 use rig::{Home, pairs};
 
 /// Largest relative difference of a loss between two instruction sets after some steps. Each fuses and orders sums in
@@ -25,13 +26,16 @@ fn every_instruction_set_trains_alike() {
             };
             let portable = run("portable");
             assert_eq!(portable.len(), 8);
-            for isa in Isa::ALL.into_iter().filter(|isa| (Isa::Avx2..=Isa::detect()).contains(isa)) {
-                let losses = run(isa.name());
+            let sets = Isa::ALL.into_iter().filter(|isa| (Isa::Avx2..=Isa::detect()).contains(isa));
+            // Products of f32 are split into parts on tile registers.
+            let units = TileUnit::ALL.into_iter().filter(|unit| unit.is_available());
+            for name in sets.map(Isa::name).chain(units.map(TileUnit::name)) {
+                let losses = run(name);
                 let apart = |(a, b): (&f64, &f64)| ((a - b) / a).abs();
                 let worst = pairs(&portable, &losses).map(apart).fold(0.0, f64::max);
-                println!("{compute}, {nproc} ranks, {}: {worst:.1e}", isa.name());
+                println!("{compute}, {nproc} ranks, {name}: {worst:.1e}");
                 assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
-                assert!(worst <= tolerance, "{compute}, {nproc} ranks, {}: {worst}", isa.name());
+                assert!(worst <= tolerance, "{compute}, {nproc} ranks, {name}: {worst}");
             }
         }
     }
@@ -48,4 +52,43 @@ fn what_the_processor_has_not_is_refused_and_what_it_has_is_used() {
             assert_eq!(ended.ok().json()["kernels_use"], isa.name());
         }
     }
+}
+
+#[test]
+fn tile_registers_are_refused_where_there_are_none_and_the_model_is_used_everywhere() {
+    let home = Home::new();
+    for unit in TileUnit::ALL {
+        let ended = home.run_with(("PHALANX_ISA", unit.name()), &["doctor", "--json"]);
+        if unit.is_available() {
+            let told = ended.ok().json();
+            assert_eq!([&told["tile_registers"], &told["f32_products"]], [unit.name(), "split"]);
+        } else {
+            ended.refused(&["PHALANX_ISA=amx", "AMX", "amx-model", Isa::detect().name()]);
+        }
+    }
+}
+
+/// A run records how its products are computed, and a resumed run computes them the same way or says why it cannot.
+#[test]
+fn a_run_keeps_its_way_to_compute_products() {
+    let home = Home::new();
+    let (model, portable) = (("PHALANX_ISA", "amx-model"), ("PHALANX_ISA", "portable"));
+    let wants = ["train", "small.toml", "--run", "run", "--quiet", "--set", "precision.products=split"];
+    home.run_with(portable, &wants).refused(&["precision.products = \"split\"", "\"fma\""]);
+    assert!(!home.path("run").exists());
+    let short = ["--set", "train.steps=2"];
+    home.run_with(model, &[&["train", "small.toml", "--run", "run", "--quiet"], &short[..]].concat()).ok();
+    let recorded = || String::from_utf8(home.read("run/config.toml")).unwrap();
+    assert!(recorded().contains("products = \"split\""), "{}", recorded());
+    let plan = String::from_utf8(home.read("run/plan.json")).unwrap();
+    assert!(plan.contains("\"products\": \"split\""), "{plan}");
+
+    let resume = ["train", "--resume", "--run", "run", "--set", "train.steps=4"];
+    home.run_with(portable, &resume).refused(&["precision.products = \"split\"", "\"fma\""]);
+    home.run_with(model, &resume).ok();
+    let change = ["train", "--resume", "--run", "run", "--set", "train.steps=6"];
+    let changed = home.run_with(portable, &[&change[..], &["--set", "precision.products=fma"]].concat()).ok();
+    assert!(changed.stderr.contains("precision.products was split and is fma"), "{}", changed.stderr);
+    assert!(recorded().contains("products = \"fma\""), "{}", recorded());
+    assert_eq!(home.losses("run").len(), 6);
 }

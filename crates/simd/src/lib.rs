@@ -1,4 +1,4 @@
-//! Instruction sets of the processor, and vectors of 16 f32 on each of them.
+//! Instruction sets of the processor, vectors of 16 f32 on each of them, and [tile registers](tiles).
 //!
 //! A loop is written once, as an `#[inline(always)]` function over slices or over the vectors of [`Lanes`], and
 //! [`vectorized!`] compiles it three times: for AVX-512, for AVX2 with FMA, and for any processor. The caller
@@ -7,11 +7,14 @@
 //! [`Lanes::mul_add`] are fused only where the processor fuses, so bits may differ between instruction sets, never
 //! between positions or thread counts.
 
+mod cache;
 mod copy;
 mod isa;
 pub mod lanes;
 mod number;
+pub mod tiles;
 
+pub use cache::l2_bytes;
 pub use copy::copy;
 pub use isa::Isa;
 #[cfg(target_arch = "x86_64")]

@@ -14,3 +14,4 @@ mod optimizers;
 mod oracle;
 mod pointwise;
 mod pool;
+mod tiles;

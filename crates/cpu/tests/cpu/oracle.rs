@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use half::{bf16, f16};
-use phalanx_cpu::Cpu;
-use phalanx_cpu::Options;
+use phalanx_cpu::{Cpu, Options, ProductMethod};
 use phalanx_random::GOLDEN;
 use phalanx_simd::Isa;
+use phalanx_simd::tiles::TileUnit;
 use phalanx_simulated::Simulated;
 use phalanx_tensor::{Arena, Category, DType, Device, Shape, Tensor};
 
@@ -171,19 +171,58 @@ pub fn read_f32(device: &Device, t: &Tensor) -> Vec<f32> {
     }
 }
 
+/// One way in which a processor computes.
+#[derive(Clone, Copy)]
+pub struct Way {
+    pub isa: Isa,
+    /// Tile registers for all matrix products: bf16 as they are, f32 and f16 in parts.
+    pub tiles: Option<TileUnit>,
+}
+
+impl Way {
+    /// The ways of this machine: every instruction set without tile registers; the model of tile registers beside the
+    /// best one, and the processor's own if it has some.
+    pub fn all() -> impl Iterator<Item = Way> {
+        let sets = Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect());
+        let units = TileUnit::ALL.into_iter().filter(|unit| unit.is_available());
+        sets.map(|isa| Way { isa, tiles: None })
+            .chain(units.map(|unit| Way { isa: Isa::detect(), tiles: Some(unit) }))
+    }
+
+    /// More than one thread, which must give the same bits.
+    fn more_threads(self) -> std::ops::RangeInclusive<usize> {
+        // The model is slow.
+        if self.tiles == Some(TileUnit::Model) { 3..=3 } else { 2..=4 }
+    }
+
+    pub fn name(self) -> String {
+        self.tiles.map_or(self.isa.name(), TileUnit::name).to_owned()
+    }
+
+    fn options(self, threads: usize) -> Options {
+        let Way { isa, tiles } = self;
+        Options { isa, tiles, products: ProductMethod::Split, ..Options::new(threads) }
+    }
+
+    pub fn cpu(self, threads: usize) -> Device {
+        Device::new(Cpu::with_options(self.options(threads)).unwrap(), Arena::heap())
+    }
+
+    /// A simulated accelerator that computes with one thread of the processor.
+    pub fn simulated(self) -> Device {
+        let kernels = Cpu::with_options(self.options(1)).unwrap();
+        let max_delay = Duration::from_micros(20);
+        let options = phalanx_simulated::Options { max_delay, ..phalanx_simulated::Options::new(1 << 30) };
+        Simulated::unplanned_device(kernels, options).unwrap()
+    }
+}
+
+/// A processor that computes with an instruction set, without tile registers.
 pub fn cpu(threads: usize, isa: Isa) -> Device {
-    Device::new(Cpu::with_options(Options { isa, ..Options::new(threads) }).unwrap(), Arena::heap())
+    Way { isa, tiles: None }.cpu(threads)
 }
 
-/// A simulated accelerator that computes with one thread of the processor.
-pub fn simulated(isa: Isa) -> Device {
-    let kernels = Cpu::with_options(Options { isa, ..Options::new(1) }).unwrap();
-    let max_delay = Duration::from_micros(20);
-    let options = phalanx_simulated::Options { max_delay, ..phalanx_simulated::Options::new(1 << 30) };
-    Simulated::unplanned_device(kernels, options).unwrap()
-}
-
-/// Runs `kernel` with every instruction set and checks the results, and on 1 to 4 threads, whose bits must be equal.
+/// Runs `kernel` in every [`Way`] and checks the results, and on 1 to 4 threads, whose bits must be equal.
 #[track_caller]
 pub fn check(what: &str, kernel: impl Fn(&Device) -> Vec<Vec<f32>>, expected: &[Expected]) {
     check_as(what, kernel, expected, &vec![DType::F32; expected.len()]);
@@ -197,24 +236,21 @@ pub fn check_as(
     expected: &[Expected],
     stored: &[DType],
 ) {
-    for isa in Isa::ALL {
-        if isa > Isa::detect() {
-            continue;
-        }
-        let outputs = kernel(&cpu(1, isa));
+    for way in Way::all() {
+        let outputs = kernel(&way.cpu(1));
         assert_eq!([expected.len(), stored.len()], [outputs.len(); 2]);
         for (index, (output, expected)) in outputs.iter().zip(expected).enumerate() {
-            let what = format!("{what}, output {index} in {}, {}", stored[index].name(), isa.name());
+            let what = format!("{what}, output {index} in {}, {}", stored[index].name(), way.name());
             compare_as(&what, output, expected, stored[index]);
         }
-        for threads in 2..=4 {
-            let others = kernel(&cpu(threads, isa));
+        for threads in way.more_threads() {
+            let others = kernel(&way.cpu(threads));
             assert_eq!(outputs.len(), others.len(), "{what} on {threads} threads");
             for (index, (a, b)) in outputs.iter().zip(&others).enumerate() {
                 assert!(
                     same_bits(a, b),
                     "{what}, output {index}: other bits on {threads} threads ({})",
-                    isa.name()
+                    way.name()
                 );
             }
         }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use phalanx_simd::tiles::TileUnit;
 use phalanx_trace::DType;
+use phalanx_train::config::PrecisionConfig;
 use serde_json::json;
 
 use crate::args::DoctorArgs;
@@ -31,6 +33,8 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let processors = [environment.processor(1)?, environment.processor(cores)?];
     let isa = processors[0].isa();
     let (isa, why) = (isa.name(), isa.why_not_best());
+    let tiles = processors[0].tiles().map(TileUnit::name);
+    let products = environment.choose(&PrecisionConfig::default())?.name();
     let [f32_flops, bf16_flops] =
         best_rates(ROUNDS, |dtype| processors.each_ref().map(|each| each.flops_per_s(dtype)));
     let size = (MEMORY_BYTES[0] * cores).min(MEMORY_BYTES[1]);
@@ -46,7 +50,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
         return print_json(&json!({
             "cores": cores, "processor": machine::processor(), "kernel": machine::kernel(),
             "instruction_sets": machine::instruction_sets(), "kernels_use": isa,
-            "kernels_use_because": why,
+            "kernels_use_because": why, "tile_registers": tiles, "f32_products": products,
             "peak_flops_per_s_thread": f32_flops[0], "peak_flops_per_s": f32_flops[1],
             "peak_bf16_flops_per_s_thread": bf16_flops[0], "peak_bf16_flops_per_s": bf16_flops[1],
             "read_bytes_per_s_thread": bandwidth[0].read, "read_bytes_per_s": bandwidth[1].read,
@@ -73,6 +77,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let mut text = format!(
         "processor         {} ({cores} cores for this process)\n\
          instruction sets  {}; kernels use {}\n\
+         matrix products   {}\n\
          kernel            {}\n\
          memory            {} available of {}; huge pages: private {private}, shared {shared}\n\
          control group     memory limit {}\n\
@@ -80,6 +85,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
         machine::processor(),
         machine::instruction_sets().join(" "),
         why.map_or(isa.to_string(), |why| format!("{isa}: {why}")),
+        matrix_products(environment, products),
         machine::kernel(),
         available.map_or("?".into(), bytes),
         phalanx_host::total_bytes().map_or("?".into(), bytes),
@@ -93,6 +99,15 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
         false => advice.iter().for_each(|line| text.push_str(&format!("note: {line}\n"))),
     }
     Ok(print(&text)?)
+}
+
+/// Describes what computes matrix products; `f32` is the value of `precision.products` that a run of f32 would have.
+fn matrix_products(environment: Environment, f32: &str) -> String {
+    match (environment.tiles(), environment.refused_tiles()) {
+        (Some(unit), _) => format!("{}: bf16 on tile registers, f32 by \"{f32}\"", unit.name()),
+        (None, Some(refused)) => refused,
+        (None, None) => "by the kernels' instruction set; no tile registers (AMX)".to_string(),
+    }
 }
 
 /// The best of several measurements of operations per second in f32 and bf16, by one thread and by all. Another program

@@ -44,7 +44,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     }
     // Locked before the folder is read, because another run may be using it.
     let lock = RunFolderLock::acquire(&folder)?;
-    let (started, prepared) = match set_up(&folder, args, file.as_ref()) {
+    let (started, prepared) = match set_up(&folder, args, file.as_ref(), environment) {
         Ok(set_up) => set_up,
         Err(error) => {
             lock.remove_if_new();
@@ -52,7 +52,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
         }
     };
     if args.show() == Show::Progress {
-        started.notes.iter().for_each(|line| note(line));
+        started.notes.iter().chain(&environment.refused_tiles()).for_each(|line| note(line));
         output.print(&plan_report::short(&prepared.planned, &folder.path().display().to_string()));
     }
     let steps = prepared.planned.config.train.steps;
@@ -78,12 +78,17 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
 }
 
 /// Resolves what to train and prepares it; the run folder, which is locked, does not change.
-fn set_up(folder: &RunFolder, args: &TrainArgs, file: Option<&UserConfig>) -> Result<(Resumed, Prepares)> {
+fn set_up(
+    folder: &RunFolder,
+    args: &TrainArgs,
+    file: Option<&UserConfig>,
+    environment: Environment,
+) -> Result<(Resumed, Prepares)> {
     let started = match args.resume {
         true => resume::resume(folder, args, file.cloned(), &mut |warning| note(warning))?,
         false => start(folder, args, file.cloned())?,
     };
-    let prepared = setup::prepare(folder, &started, args.show())?;
+    let prepared = setup::prepare(folder, &started, args.show(), environment)?;
     Ok((started, prepared))
 }
 

@@ -6,7 +6,7 @@ use phalanx_models::ModelShape;
 use phalanx_plan::pipeline::{Plan, ScheduleError, check as check_schedule, generate};
 use phalanx_plan::{Mesh, pipeline::Schedule};
 
-use super::{Float, ParallelConfig, Reduce, RunConfig, Updates};
+use super::{Float, ParallelConfig, Products, Reduce, RunConfig, Updates};
 
 /// Maximum number of ranks with asynchronous updates: the dry run runs each of them, with messages between every pair.
 const MAX_ASYNCHRONOUS: usize = 256;
@@ -296,6 +296,10 @@ impl RunConfig {
             };
             return Err(refuse("precision.accumulate", accumulate, expected));
         }
+        if p.products == Products::Split && p.compute == Float::Bf16 {
+            let expected = "is for precision.compute = \"f32\" or \"f16\": bf16 has one part; leave it out";
+            return Err(refuse("precision.products", "\"split\"", expected));
+        }
         let scale = p.loss_scale as f32;
         if p.compute != Float::F16 && ![0.0, 1.0].contains(&scale) {
             let expected = format!(
@@ -394,9 +398,13 @@ mod tests {
     #[test]
     fn precision_that_cannot_work_names_key_value_and_what_it_must_be() {
         type Change = fn(&mut PrecisionConfig);
-        let refused: [(Change, &str); 13] = [
+        let refused: [(Change, &str); 14] = [
             (|p| p.accumulate = Float::Bf16, "precision.accumulate = bf16: must be \"f32\""),
             (|p| (p.compute, p.accumulate) = (Float::F16, Float::Bf16), "precision.compute = \"f16\""),
+            (
+                |p| (p.compute, p.products) = (Float::Bf16, Products::Split),
+                "precision.products = \"split\": is for precision.compute = \"f32\" or \"f16\"",
+            ),
             (|p| p.loss_scale = 128.0, "precision.loss_scale = 128: must be 0 or left out"),
             (|p| (p.compute, p.loss_scale) = (Float::Bf16, 2.0), "it is \"bf16\""),
             (|p| (p.compute, p.loss_scale) = (Float::F16, -2.0), "precision.loss_scale = -2"),

@@ -200,6 +200,9 @@ pub struct PrecisionConfig {
     /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communicate: Option<Float>,
+    /// How products of f32 and f16 are computed. The program makes devices accordingly; a program that makes its own
+    /// devices chooses with the options of the device (`ProductMethod`).
+    pub products: Products,
     /// A static loss scale, or 0 for a dynamic one. This key and those below are for `compute = "f16"`.
     pub loss_scale: f64,
     /// The first dynamic scale, as a power of 2.
@@ -220,12 +223,37 @@ impl Default for PrecisionConfig {
             compute: Float::F32,
             accumulate: Float::F32,
             communicate: None,
+            products: Products::Auto,
             loss_scale: 0.0,
             initial_scale_power: 16,
             loss_scale_window: 1000,
             hysteresis: 2,
             consecutive_hysteresis: false,
             min_loss_scale: 1.0,
+        }
+    }
+}
+
+/// Ways to compute matrix products of f32 and f16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Products {
+    /// In parts where the processor has tile registers (AMX), else by multiply-adds. A run records which.
+    #[default]
+    Auto,
+    /// By multiply-adds of f32.
+    Fma,
+    /// On tile registers: an f32 as the sum of three bf16, an f16 of two.
+    Split,
+}
+
+impl Products {
+    /// The name in configurations.
+    pub fn name(self) -> &'static str {
+        match self {
+            Products::Auto => "auto",
+            Products::Fma => "fma",
+            Products::Split => "split",
         }
     }
 }

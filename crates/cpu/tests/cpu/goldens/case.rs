@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use half::{bf16, f16};
-use phalanx_simd::Isa;
 use phalanx_tensor::Element;
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 use safetensors::{Dtype, SafeTensors};
 
-use crate::oracle::{EPS, cpu, simulated};
+use crate::oracle::{EPS, Way};
 
 /// Inputs and outputs of one call, by name.
 pub struct Case<'a> {
@@ -119,14 +118,14 @@ impl Case<'_> {
     /// simulated accelerator, whose bits must be the same.
     #[track_caller]
     pub fn check(&self, what: &str, kernel: impl Fn(&Device) -> Vec<Tensor>, wanted: &[Wanted]) {
-        for isa in Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect()) {
-            let one = cpu(1, isa);
+        for way in Way::all() {
+            let one = way.cpu(1);
             let outputs = kernel(&one);
             assert_eq!(outputs.len(), wanted.len());
-            let others = [("3 threads", cpu(3, isa)), ("the simulated accelerator", simulated(isa))];
+            let others = [("3 threads", way.cpu(3)), ("the simulated accelerator", way.simulated())];
             let others = others.map(|(name, device)| (name, kernel(&device), device));
             for (index, (output, wanted)) in outputs.iter().zip(wanted).enumerate() {
-                let what = format!("{}, {what}, output {index}, {}", self.prefix, isa.name());
+                let what = format!("{}, {what}, output {index}, {}", self.prefix, way.name());
                 let values = read(&one, output);
                 wanted.compare(&what, output.dtype(), &values);
                 for (name, others, device) in &others {

@@ -62,7 +62,7 @@ const NUMBERS: [&str; 32] = [
 ];
 
 /// Keys whose value is a word.
-const WORDS: [&str; 14] = [
+const WORDS: [&str; 15] = [
     "model.arch",
     "model.init",
     "data.tokenizer",
@@ -75,6 +75,7 @@ const WORDS: [&str; 14] = [
     "precision.compute",
     "precision.accumulate",
     "precision.communicate",
+    "precision.products",
     "optimizer.kind",
     "schedule.kind",
 ];
