@@ -164,16 +164,6 @@ impl Processor {
     pub fn bandwidth(&self, bytes: usize) -> std::io::Result<Bandwidth> {
         peak::bandwidth(&self.0, bytes)
     }
-
-    /// The instruction set of the kernels.
-    pub fn isa(&self) -> Isa {
-        self.0.isa()
-    }
-
-    /// The tile registers of the kernels.
-    pub fn tiles(&self) -> Option<TileUnit> {
-        self.0.tiles()
-    }
 }
 
 /// The instruction set called `name`, with tile registers if it names some; for an empty name the `fastest` of the

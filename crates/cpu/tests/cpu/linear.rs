@@ -3,7 +3,7 @@
 use phalanx_simd::Isa;
 use phalanx_tensor::{Device, Epilogue, Layout, Weight};
 
-use crate::oracle::{Expected, Way, check, cpu, numbers, output, poisoned, read, tensor};
+use crate::oracle::{Expected, KernelPath, check, cpu, numbers, output, poisoned, read, tensor};
 
 /// (rows, in, out).
 const SHAPES: [[usize; 3]; 14] = [
@@ -179,8 +179,8 @@ fn bias_gradient() {
 fn a_row_depends_on_itself_alone() {
     let (inner, out) = (600, 131);
     let (x, w) = (numbers(1, 257 * inner), numbers(2, inner * out));
-    for way in Way::all() {
-        let device = way.cpu(2);
+    for path in KernelPath::all() {
+        let device = path.cpu(2);
         let product = |rows: std::ops::Range<usize>| {
             let x = tensor(&device, [rows.len(), inner], &x[rows.start * inner..rows.end * inner]);
             let w = tensor(&device, [inner, out], &w);
@@ -196,7 +196,7 @@ fn a_row_depends_on_itself_alone() {
                 .iter()
                 .zip(&part)
                 .all(|(a, b)| a.to_bits() == b.to_bits());
-            assert!(same, "rows {rows:?} on {}", way.name());
+            assert!(same, "rows {rows:?} on {}", path.name());
         }
     }
 }

@@ -171,22 +171,22 @@ pub fn read_f32(device: &Device, t: &Tensor) -> Vec<f32> {
     }
 }
 
-/// One way in which a processor computes.
+/// One path through the kernels.
 #[derive(Clone, Copy)]
-pub struct Way {
+pub struct KernelPath {
     pub isa: Isa,
     /// Tile registers for all matrix products: bf16 as they are, f32 and f16 in parts.
     pub tiles: Option<TileUnit>,
 }
 
-impl Way {
-    /// The ways of this machine: every instruction set without tile registers; the model of tile registers beside the
+impl KernelPath {
+    /// The paths of this machine: every instruction set without tile registers; the model of tile registers beside the
     /// best one, and the processor's own if it has some.
-    pub fn all() -> impl Iterator<Item = Way> {
+    pub fn all() -> impl Iterator<Item = KernelPath> {
         let sets = Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect());
         let units = TileUnit::ALL.into_iter().filter(|unit| unit.is_available());
-        sets.map(|isa| Way { isa, tiles: None })
-            .chain(units.map(|unit| Way { isa: Isa::detect(), tiles: Some(unit) }))
+        sets.map(|isa| KernelPath { isa, tiles: None })
+            .chain(units.map(|unit| KernelPath { isa: Isa::detect(), tiles: Some(unit) }))
     }
 
     /// More than one thread, which must give the same bits.
@@ -200,7 +200,7 @@ impl Way {
     }
 
     fn options(self, threads: usize) -> Options {
-        let Way { isa, tiles } = self;
+        let KernelPath { isa, tiles } = self;
         Options { isa, tiles, products: ProductMethod::Split, ..Options::new(threads) }
     }
 
@@ -219,10 +219,10 @@ impl Way {
 
 /// A processor that computes with an instruction set, without tile registers.
 pub fn cpu(threads: usize, isa: Isa) -> Device {
-    Way { isa, tiles: None }.cpu(threads)
+    KernelPath { isa, tiles: None }.cpu(threads)
 }
 
-/// Runs `kernel` in every [`Way`] and checks the results, and on 1 to 4 threads, whose bits must be equal.
+/// Runs `kernel` in every [`KernelPath`] and checks the results, and on 1 to 4 threads, whose bits must be equal.
 #[track_caller]
 pub fn check(what: &str, kernel: impl Fn(&Device) -> Vec<Vec<f32>>, expected: &[Expected]) {
     check_as(what, kernel, expected, &vec![DType::F32; expected.len()]);
@@ -236,21 +236,21 @@ pub fn check_as(
     expected: &[Expected],
     stored: &[DType],
 ) {
-    for way in Way::all() {
-        let outputs = kernel(&way.cpu(1));
+    for path in KernelPath::all() {
+        let outputs = kernel(&path.cpu(1));
         assert_eq!([expected.len(), stored.len()], [outputs.len(); 2]);
         for (index, (output, expected)) in outputs.iter().zip(expected).enumerate() {
-            let what = format!("{what}, output {index} in {}, {}", stored[index].name(), way.name());
+            let what = format!("{what}, output {index} in {}, {}", stored[index].name(), path.name());
             compare_as(&what, output, expected, stored[index]);
         }
-        for threads in way.more_threads() {
-            let others = kernel(&way.cpu(threads));
+        for threads in path.more_threads() {
+            let others = kernel(&path.cpu(threads));
             assert_eq!(outputs.len(), others.len(), "{what} on {threads} threads");
             for (index, (a, b)) in outputs.iter().zip(&others).enumerate() {
                 assert!(
                     same_bits(a, b),
                     "{what}, output {index}: other bits on {threads} threads ({})",
-                    way.name()
+                    path.name()
                 );
             }
         }

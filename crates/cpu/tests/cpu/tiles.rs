@@ -5,8 +5,8 @@ use phalanx_simd::tiles::TileUnit;
 use phalanx_tensor::{DType, Device, Epilogue, Gelu, Layout, Weight};
 
 use crate::oracle::{
-    Expected, Way, check_as, gradient_types, numbers, output_as, poisoned, poisoned_as, read, read_f32,
-    rounded, tensor, tensor_as,
+    Expected, KernelPath, check_as, gradient_types, numbers, output_as, poisoned, poisoned_as, read,
+    read_f32, rounded, tensor, tensor_as,
 };
 
 /// (rows, in, out): whole panels; tails of every dimension, of less and more than a tile; one row, column and step; more
@@ -30,8 +30,8 @@ const LAYOUTS: [Layout; 2] = [Layout::InOut, Layout::OutIn];
 /// The types that only tile registers multiply in 16 bits here.
 const TYPES: [DType; 2] = [DType::BF16, DType::F16];
 
-fn tiled() -> Way {
-    Way { isa: Isa::detect(), tiles: Some(TileUnit::Model) }
+fn tiled() -> KernelPath {
+    KernelPath { isa: Isa::detect(), tiles: Some(TileUnit::Model) }
 }
 
 /// `a · b` in f64 with the sizes of its terms; `a` is `[m, k]`, `b` `[k, n]`.
@@ -213,15 +213,15 @@ fn small_f32_lose_bits_only_where_said() {
 /// What is not finite is found in the result, in its own row, and does not reach others through the padding.
 #[test]
 fn what_is_not_finite_stays_in_its_row_and_is_reported() {
-    for way in Way::all() {
+    for path in KernelPath::all() {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-                let device = way.cpu(1);
+                let device = path.cpu(1);
                 let size @ [m, k, n] = [37, 35, 39];
                 let (mut x, w) = (numbers(1, m * k), numbers(2, k * n));
                 x[36 * k + 34] = bad;
                 let y = multiply(&device, dtype, size, &x, &w);
-                let what = format!("{} {bad} {}", dtype.name(), way.name());
+                let what = format!("{} {bad} {}", dtype.name(), path.name());
                 assert!(y[36 * n..].iter().all(|y| !y.is_finite()), "{what}");
                 assert!(y[..36 * n].iter().all(|y| y.is_finite()), "{what}");
                 let (y, mut count) = (tensor(&device, [m, n], &y), poisoned(&device, [1]));

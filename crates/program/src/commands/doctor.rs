@@ -31,9 +31,7 @@ const FEW_FILES: u64 = 1024;
 pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let cores = machine::cores();
     let processors = [environment.processor(1)?, environment.processor(cores)?];
-    let isa = processors[0].isa();
-    let (isa, why) = (isa.name(), isa.why_not_best());
-    let tiles = processors[0].tiles().map(TileUnit::name);
+    let (isa, why) = (environment.isa().name(), environment.isa().why_not_best());
     let products = environment.choose(&PrecisionConfig::default())?.name();
     let [f32_flops, bf16_flops] =
         best_rates(ROUNDS, |dtype| processors.each_ref().map(|each| each.flops_per_s(dtype)));
@@ -42,15 +40,15 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
         |each: &Processor| each.bandwidth(size).context("cannot allocate memory to measure its bandwidth");
     let bandwidth = [measure(&processors[0])?, measure(&processors[1])?];
     let advice = advice();
-    let available = machine::available().map(|available| available.bytes);
-    let limit = machine::memory_limit();
+    let (available, limit) = (machine::available().map(|a| a.bytes), machine::memory_limit());
     let [memlock, nofile, nproc] = machine::limits();
     let [private, shared] = machine::huge_pages();
     if args.json {
         return print_json(&json!({
             "cores": cores, "processor": machine::processor(), "kernel": machine::kernel(),
             "instruction_sets": machine::instruction_sets(), "kernels_use": isa,
-            "kernels_use_because": why, "tile_registers": tiles, "f32_products": products,
+            "kernels_use_because": why, "f32_products": products,
+            "tile_registers": environment.tiles().map(TileUnit::name),
             "peak_flops_per_s_thread": f32_flops[0], "peak_flops_per_s": f32_flops[1],
             "peak_bf16_flops_per_s_thread": bf16_flops[0], "peak_bf16_flops_per_s": bf16_flops[1],
             "read_bytes_per_s_thread": bandwidth[0].read, "read_bytes_per_s": bandwidth[1].read,

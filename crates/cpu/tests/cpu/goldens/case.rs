@@ -9,7 +9,7 @@ use phalanx_tensor::Element;
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 use safetensors::{Dtype, SafeTensors};
 
-use crate::oracle::{EPS, Way};
+use crate::oracle::{EPS, KernelPath};
 
 /// Inputs and outputs of one call, by name.
 pub struct Case<'a> {
@@ -118,14 +118,14 @@ impl Case<'_> {
     /// simulated accelerator, whose bits must be the same.
     #[track_caller]
     pub fn check(&self, what: &str, kernel: impl Fn(&Device) -> Vec<Tensor>, wanted: &[Wanted]) {
-        for way in Way::all() {
-            let one = way.cpu(1);
+        for path in KernelPath::all() {
+            let one = path.cpu(1);
             let outputs = kernel(&one);
             assert_eq!(outputs.len(), wanted.len());
-            let others = [("3 threads", way.cpu(3)), ("the simulated accelerator", way.simulated())];
+            let others = [("3 threads", path.cpu(3)), ("the simulated accelerator", path.simulated())];
             let others = others.map(|(name, device)| (name, kernel(&device), device));
             for (index, (output, wanted)) in outputs.iter().zip(wanted).enumerate() {
-                let what = format!("{}, {what}, output {index}, {}", self.prefix, way.name());
+                let what = format!("{}, {what}, output {index}, {}", self.prefix, path.name());
                 let values = read(&one, output);
                 wanted.compare(&what, output.dtype(), &values);
                 for (name, others, device) in &others {
@@ -161,7 +161,7 @@ impl Wanted {
         assert_eq!(output.len(), self.value.len(), "{what}");
         let mut worst = 0f64;
         for (i, (x, value)) in output.iter().zip(&self.value).enumerate() {
-            // Subnormal f32 may be flushed to zero on the way.
+            // Subnormal f32 may be flushed to zero on the path.
             let allowed = half_step(dtype, *value) + self.tolerance[i] + f64::from(f32::MIN_POSITIVE);
             let error = (x - value).abs();
             assert!(
