@@ -16,7 +16,7 @@ use phalanx_layers::{Activation, Block, BlockRole, Context, Saved};
 use phalanx_tensor::{Category, DeviceError, Memory, Shape, Tensor};
 use phalanx_trace::{Axis, Placement, Placements};
 
-use crate::ways::{Arriving, Leaving, Ways};
+use crate::tiles::{self, Arriving, Leaving};
 
 /// Inputs that leave while later blocks compute. Those on the way to disk may have two halves of a way before them, each
 /// during one block.
@@ -66,10 +66,6 @@ impl BlockInputs {
         self.memory == Memory::Device && self.parts.is_none()
     }
 
-    fn ways<'a>(&self, cx: &Context<'a>) -> Ways<'a> {
-        Ways { device: cx.device, category: Category::Activations, name: "block_input" }
-    }
-
     /// Block `number` has computed: its input leaves, unless something else than the block holds it.
     pub(crate) fn leave(
         &self,
@@ -85,11 +81,16 @@ impl BlockInputs {
         let Some(input) = take(block, saved) else { return Ok(()) };
         let (shape, placements) = (input.shape(), cx.device.placements(input.view()));
         let part = self.part(cx, input);
-        let stored = self.store(cx, &part);
-        let place = Place::Leaving(self.ways(cx).send(part, stored));
+        let place = match self.store(cx, &part) {
+            None => Place::There(part),
+            Some(stored) => {
+                let all = 0..part.shape().elements();
+                Place::Leaving(tiles::send(cx.device, part, all, vec![stored], 0))
+            }
+        };
         for earlier in kept.leaving.clone() {
             kept.place(earlier).change(|place| match place {
-                Place::Leaving(leaving) => Ok(Place::Leaving(self.ways(cx).continue_departure(leaving)?)),
+                Place::Leaving(leaving) => Ok(Place::Leaving(tiles::continue_departure(cx.device, leaving)?)),
                 other => Ok(other),
             })?;
         }
@@ -108,7 +109,7 @@ impl BlockInputs {
         while kept.leaving.len() > leaving {
             let number = kept.leaving.pop_front().expect("not empty");
             kept.place(number).change(|place| match place {
-                Place::Leaving(leaving) => Ok(Place::There(self.ways(cx).depart(leaving)?)),
+                Place::Leaving(leaving) => Ok(Place::There(only(tiles::depart(cx.device, leaving)?))),
                 other => Ok(other),
             })?;
         }
@@ -121,9 +122,13 @@ impl BlockInputs {
             kept.inputs.range(..before).rev().take(AHEAD).map(|(number, _)| *number).collect();
         for (distance, number) in next.into_iter().enumerate() {
             kept.place(number).change(|place| match place {
-                Place::There(stored) => Ok(Place::Arriving(self.ways(cx).bring(stored))),
+                Place::There(stored) if stored.memory() != Memory::Device => {
+                    let all = 0..stored.shape().elements();
+                    let arriving = tiles::bring_as(cx.device, vec![stored], all, Category::Activations);
+                    Ok(Place::Arriving(arriving))
+                }
                 Place::Arriving(arriving) if distance == 0 => {
-                    Ok(Place::Arriving(self.ways(cx).continue_arrival(arriving)?))
+                    Ok(Place::Arriving(tiles::continue_arrival(cx.device, arriving)?))
                 }
                 other => Ok(other),
             })?;
@@ -142,8 +147,11 @@ impl BlockInputs {
     ) -> Result<(), CollectiveError> {
         self.fetch(cx, kept, number + 1)?;
         let Some(Input { place, shape, placements }) = kept.inputs.remove(&number) else { return Ok(()) };
-        let Place::Arriving(arriving) = place else { unreachable!("it was fetched") };
-        let (_, part) = self.ways(cx).arrive(arriving)?;
+        let part = match place {
+            Place::There(part) => part,
+            Place::Arriving(arriving) => tiles::arrive(cx.device, arriving)?.1,
+            Place::Leaving(_) | Place::Moving => unreachable!("forward waits for what leaves"),
+        };
         let input = self.whole(cx, part, shape)?;
         cx.device.place(input.view(), placements);
         let input = Arc::new(input);
@@ -166,7 +174,7 @@ impl BlockInputs {
 
     /// The whole input from the parts of all ranks.
     fn whole(&self, cx: &Context, part: Tensor, shape: Shape) -> Result<Tensor, CollectiveError> {
-        let Some(group) = &self.parts else { return Ok(part) };
+        let Some(group) = &self.parts else { return Ok(part.reshape(shape)) };
         let cut = Placements::REPLICATED.with(Axis::Tensor, Placement::Shard(0));
         cx.device.place(part.view(), cut);
         let whole = cx.activation([shape.elements()], "block_input");
@@ -199,6 +207,10 @@ impl Place {
         *self = change(std::mem::replace(self, Place::Moving))?;
         Ok(())
     }
+}
+
+fn only(mut tensors: Vec<Tensor>) -> Tensor {
+    tensors.pop().expect("one tensor")
 }
 
 /// Takes the input of a block out of what it saved, if only the block holds it.

@@ -11,7 +11,7 @@ pub mod norm;
 pub mod pipeline;
 pub mod stage;
 pub mod tensor;
-mod ways;
+mod tiles;
 pub mod zero;
 
 pub use block_inputs::BlockInputs;

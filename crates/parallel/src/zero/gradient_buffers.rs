@@ -4,8 +4,8 @@ use phalanx_collectives::Pending;
 use phalanx_plan::{Precision, Stage};
 use phalanx_tensor::{Tensor, ViewMut};
 
-use super::tiles::Arriving;
 use super::{Map, Options, update};
+use crate::tiles::Arriving;
 
 /// Which buffers a chunk of gradients has.
 #[derive(Clone, Copy, PartialEq, Eq)]

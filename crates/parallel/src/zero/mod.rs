@@ -32,7 +32,6 @@ mod squares;
 mod states;
 mod stored_gradients;
 mod sums;
-mod tiles;
 mod update;
 mod visiting;
 mod visits;

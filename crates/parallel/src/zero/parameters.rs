@@ -7,8 +7,8 @@ use phalanx_trace::PhaseName;
 
 use super::prefetch::Prefetch;
 use super::states::States;
-use super::tiles::Arriving;
 use super::{Map, Options};
+use crate::tiles::Arriving;
 /// One chunk of parameters.
 enum Chunk {
     /// Every rank has all of it.

@@ -13,8 +13,8 @@ use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, Tens
 
 use super::Options;
 use super::residence::ChunkResidence;
-use super::tiles::{self, Arriving, Leaving};
 use super::visits::Visits;
+use crate::tiles::{self, Arriving, Leaving};
 
 /// What is stored for each chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]

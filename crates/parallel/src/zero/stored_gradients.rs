@@ -8,7 +8,7 @@ use phalanx_tensor::{DeviceError, Tensor, View};
 
 use super::floats::Numbers;
 use super::states::{Role, States, is_in_reach};
-use super::tiles::{self, Arriving, Leaving};
+use crate::tiles::{self, Arriving, Leaving};
 
 /// Chunks of gradients that leave while backward goes on; each holds its buffer.
 const LEAVING: usize = 2;
@@ -166,7 +166,7 @@ impl States {
         Ok(())
     }
 
-    /// Starts the second half of ways that lead through host memory.
+    /// Starts the second half of transfers that lead through host memory.
     fn continue_leaving(&mut self) -> Result<(), DeviceError> {
         for (chunk, leaving) in std::mem::take(&mut self.leaving) {
             let leaving: Leaving = tiles::continue_departure(&self.device, leaving)?;

@@ -4,8 +4,8 @@
 use phalanx_tensor::DeviceError;
 
 use super::states::{Role, States, is_in_reach};
-use super::tiles::{self, Leaving};
 use super::visits::{Coming, Tile, Visitor};
+use crate::tiles::{self, Leaving};
 
 /// Tiles that arrive while the update works on an earlier one. Two keep a transfer waiting behind the one that runs, so
 /// that the stream does not idle between them.

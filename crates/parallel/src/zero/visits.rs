@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use phalanx_tensor::Tensor;
 
-use super::tiles::{Arriving, Leaving};
+use crate::tiles::{Arriving, Leaving};
 
 /// A chunk and one of its tiles.
 pub(super) type Tile = (usize, usize);

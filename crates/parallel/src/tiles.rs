@@ -1,4 +1,4 @@
-//! Ways of tiles between the memory in which they stay and device memory. What is larger than a buffer is stored in tiles;
+//! Transfers of tiles between the memory in which they stay and device memory. What is larger than a buffer is stored in tiles;
 //! forward wants all of a chunk at once, an update one tile after another.
 //!
 //! Host memory is one copy away. Disk is one copy away from a device whose memory the host can address; otherwise elements
@@ -9,37 +9,48 @@ use std::ops::Range;
 use phalanx_tensor::{Category, DType, Device, DeviceError, Memory, PendingCopy, PendingTiles, Tensor};
 
 /// Elements of tiles on their way to the device.
-pub(super) enum Arriving {
+pub(crate) enum Arriving {
     Direct(PendingTiles),
-    /// From disk to host memory, the first half of the way.
-    ToHost(PendingTiles),
+    /// From disk to host memory, the first half of the way; with what they are on the device.
+    ToHost(PendingTiles, Category),
     /// From host memory to the device, the second half; with the tiles on disk.
     FromHost(Vec<Tensor>, PendingCopy),
 }
 
 /// Elements on their way to their tiles.
-pub(super) enum Leaving {
+pub(crate) enum Leaving {
     Direct(PendingTiles),
     /// To host memory, the first half of the way to the tiles on disk, from this element of their row on.
     ToHost(PendingTiles, Vec<Tensor>, usize),
 }
 
 /// Starts to bring elements `span` of the row of tiles into a new tensor on the device.
-pub(super) fn bring(device: &Device, tiles: Vec<Tensor>, span: Range<usize>) -> Arriving {
+pub(crate) fn bring(device: &Device, tiles: Vec<Tensor>, span: Range<usize>) -> Arriving {
+    bring_as(device, tiles, span, Category::Workspace)
+}
+
+/// As [`bring`], into memory of another category.
+pub(crate) fn bring_as(
+    device: &Device,
+    tiles: Vec<Tensor>,
+    span: Range<usize>,
+    category: Category,
+) -> Arriving {
     let dtype = tiles[0].dtype();
     if is_two_copies_away(device, &tiles) {
         let passage = passage(device, dtype, span.len());
-        return Arriving::ToHost(device.copy_from_tiles(tiles, span.start, passage));
+        return Arriving::ToHost(device.copy_from_tiles(tiles, span.start, passage), category);
     }
-    Arriving::Direct(device.copy_from_tiles(tiles, span.start, window(device, dtype, span.len())))
+    let window = device.alloc(dtype, [span.len()], category, "visitor");
+    Arriving::Direct(device.copy_from_tiles(tiles, span.start, window))
 }
 
 /// Starts the second half of a way to the device that leads through host memory.
-pub(super) fn continue_arrival(device: &Device, arriving: Arriving) -> Result<Arriving, DeviceError> {
+pub(crate) fn continue_arrival(device: &Device, arriving: Arriving) -> Result<Arriving, DeviceError> {
     Ok(match arriving {
-        Arriving::ToHost(pending) => {
+        Arriving::ToHost(pending, category) => {
             let (passage, tiles) = pending.wait()?;
-            let window = window(device, passage.dtype(), passage.shape().elements());
+            let window = device.alloc(passage.dtype(), passage.shape(), category, "visitor");
             Arriving::FromHost(tiles, device.copy_to_device(passage, window))
         }
         other => other,
@@ -47,17 +58,17 @@ pub(super) fn continue_arrival(device: &Device, arriving: Arriving) -> Result<Ar
 }
 
 /// Waits for elements: the tiles, and the tensor on the device.
-pub(super) fn arrive(device: &Device, arriving: Arriving) -> Result<(Vec<Tensor>, Tensor), DeviceError> {
+pub(crate) fn arrive(device: &Device, arriving: Arriving) -> Result<(Vec<Tensor>, Tensor), DeviceError> {
     match continue_arrival(device, arriving)? {
         Arriving::Direct(pending) => pending.wait().map(|(here, tiles)| (tiles, here)),
         Arriving::FromHost(tiles, pending) => pending.wait().map(|(_, here)| (tiles, here)),
-        Arriving::ToHost(_) => unreachable!("the second half has begun"),
+        Arriving::ToHost(..) => unreachable!("the second half has begun"),
     }
 }
 
 /// Starts to move elements `part` of a tensor on the device to element `start` of the row of tiles and those behind it. The
 /// tensor is freed when it was read.
-pub(super) fn send(
+pub(crate) fn send(
     device: &Device,
     here: Tensor,
     part: Range<usize>,
@@ -72,7 +83,7 @@ pub(super) fn send(
 }
 
 /// Starts the second half of a way from the device that leads through host memory.
-pub(super) fn continue_departure(device: &Device, leaving: Leaving) -> Result<Leaving, DeviceError> {
+pub(crate) fn continue_departure(device: &Device, leaving: Leaving) -> Result<Leaving, DeviceError> {
     Ok(match leaving {
         Leaving::ToHost(pending, tiles, start) => {
             let (_, mut passage) = pending.wait()?;
@@ -85,7 +96,7 @@ pub(super) fn continue_departure(device: &Device, leaving: Leaving) -> Result<Le
 }
 
 /// Waits until elements are in their tiles.
-pub(super) fn depart(device: &Device, leaving: Leaving) -> Result<Vec<Tensor>, DeviceError> {
+pub(crate) fn depart(device: &Device, leaving: Leaving) -> Result<Vec<Tensor>, DeviceError> {
     match continue_departure(device, leaving)? {
         Leaving::Direct(pending) => pending.wait().map(|(_, tiles)| tiles),
         Leaving::ToHost(..) => unreachable!("the second half has begun"),
@@ -93,7 +104,7 @@ pub(super) fn depart(device: &Device, leaving: Leaving) -> Result<Vec<Tensor>, D
 }
 
 /// Device memory for what visits the device.
-pub(super) fn window(device: &Device, dtype: DType, elements: usize) -> Tensor {
+pub(crate) fn window(device: &Device, dtype: DType, elements: usize) -> Tensor {
     device.alloc(dtype, [elements], Category::Workspace, "visitor")
 }
 
