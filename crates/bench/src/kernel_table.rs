@@ -23,6 +23,8 @@ pub struct Peaks {
     pub copied_bytes_per_s: f64,
     /// Bytes per second that the transport of collectives sends: the ranks of a machine copy from each other's memory.
     pub sent_bytes_per_s: f64,
+    /// Bytes per second that are read and written, both together, in the folders of disk memory. None without disk memory.
+    pub disk_bytes_per_s: Option<f64>,
 }
 
 /// The price of a call: operations and bytes, and the rate that they count against.
@@ -78,8 +80,7 @@ impl Peaks {
             }
             Rate::Copy => [0.0, bytes / self.copied_bytes_per_s],
             Rate::Transport => [0.0, bytes / self.sent_bytes_per_s],
-            // No disk is measured.
-            Rate::Disk => [0.0, 0.0],
+            Rate::Disk => [0.0, self.disk_bytes_per_s.map_or(0.0, |rate| bytes / rate)],
         }
     }
 
@@ -175,9 +176,14 @@ impl StepProfile {
         self.step_s - kernels_s - self.collectives.waited_s
     }
 
-    /// Sum of the kernels' floors. Collectives are not in it, since they run beside kernels.
+    /// Sum of the kernels' floors, or of those of the transfers to and from disk, which run beside kernels: whichever is
+    /// larger. Collectives are not in it, since they run beside kernels, too.
     pub fn floor_s(&self, peaks: &Peaks) -> f64 {
-        self.kernels.iter().map(|kernel| kernel.floor_s(peaks)).sum()
+        let sum = |on_disk: bool| -> f64 {
+            let chosen = self.kernels.iter().filter(|kernel| (kernel.price.rate == Rate::Disk) == on_disk);
+            chosen.map(|kernel| kernel.floor_s(peaks)).sum()
+        };
+        sum(false).max(sum(true))
     }
 
     /// Operations of the step.
@@ -338,7 +344,13 @@ mod tests {
 
     fn peaks() -> Peaks {
         let flops_per_s = BTreeMap::from([(DType::F32, 100e9), (DType::BF16, 200e9)]);
-        Peaks { flops_per_s, bytes_per_s: 10e9, copied_bytes_per_s: 2e9, sent_bytes_per_s: 4e9 }
+        Peaks {
+            flops_per_s,
+            bytes_per_s: 10e9,
+            copied_bytes_per_s: 2e9,
+            sent_bytes_per_s: 4e9,
+            disk_bytes_per_s: Some(1e9),
+        }
     }
 
     fn price(flops: u64, bytes: u64, rate: Rate) -> CallPrice {
@@ -370,7 +382,7 @@ mod tests {
             (price(0, 10_000_000, Rate::Bandwidth), 1e-3, Achieved::Bytes(5e9)),
             (price(0, 10_000_000, Rate::Copy), 5e-3, Achieved::Bytes(5e9)),
             (price(0, 10_000_000, Rate::Transport), 2.5e-3, Achieved::Bytes(5e9)),
-            (price(0, 10_000_000, Rate::Disk), 0.0, Achieved::Bytes(5e9)),
+            (price(0, 10_000_000, Rate::Disk), 1e-2, Achieved::Bytes(5e9)),
         ] {
             assert_eq!(peaks().floor_s(price), floor_s, "{price:?}");
             assert_eq!(peaks().achieved(price, 2e-3), achieved, "{price:?}");
@@ -389,6 +401,15 @@ mod tests {
         assert_eq!(profile.flops(), 800_000_000);
         // 4 ms and 4 x 1 ms of operations, 2 x 1 ms of bytes.
         assert!((profile.floor_s(&peaks()) - 0.010).abs() < 1e-12);
+        // Transfers run beside the kernels: less than theirs is hidden, more is not.
+        for (bytes, floor_s) in [(4_000_000, 0.010), (15_000_000, 0.015)] {
+            let mut profile = profile.clone();
+            profile.kernels.push(kernel("copy_to_disk", price(0, bytes, Rate::Disk), 1, 0.1));
+            assert!((profile.floor_s(&peaks()) - floor_s).abs() < 1e-12, "{bytes}");
+            assert!((profile.outside_s() - 0.003).abs() < 1e-12);
+            let unknown = Peaks { disk_bytes_per_s: None, ..peaks() };
+            assert!((profile.floor_s(&unknown) - 0.010).abs() < 1e-12, "{bytes}");
+        }
     }
 
     #[test]

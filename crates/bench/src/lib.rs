@@ -1,12 +1,14 @@
 //! The benchmarks behind `phalanx bench`.
 //!
-//! [`steps`] times training steps, [`collectives`] times collectives, [`kernels`] times kernels one by one, and
-//! [`memory`] compares placements under several budgets, and [`strategies`] compares ways to train one model in parallel. [`kernel_table`] holds measured kernels against what
+//! [`steps`] times training steps, [`memory`] compares placements under several budgets, [`collectives`] times collectives,
+//! [`kernels`] times kernels one by one, [`disk`] times disk memory, and [`strategies`] compares ways to train one model in
+//! parallel. [`kernel_table`] holds measured kernels against what
 //! the machine could do. The program `phalanx` reads the arguments, starts the ranks and prints what these modules
 //! return.
 #![forbid(unsafe_code)]
 
 pub mod collectives;
+pub mod disk;
 pub mod kernel_table;
 pub mod kernels;
 pub mod memory;

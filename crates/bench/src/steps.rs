@@ -18,6 +18,7 @@ use phalanx_train::step::Outcome;
 use phalanx_train::{GroupSource, Groups, RunPlan, Spec};
 use serde::{Deserialize, Serialize};
 
+use crate::disk::{self, DiskTask};
 use crate::kernel_table::{CallPrice, CollectiveTimes, KernelFigures, Peaks, StepProfile, product_types};
 
 /// Largest number of steps whose kernel calls are timed.
@@ -58,6 +59,10 @@ pub struct StepCounts {
     /// Steps that are timed.
     pub steps: usize,
 }
+
+/// Bytes that are read and written to measure a disk, and those of a chunk of them: little memory and time beside a step.
+const DISK_BYTES: u64 = 256 << 20;
+const DISK_CHUNK: u64 = 8 << 20;
 
 /// What one rank measured of steps.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -231,10 +236,18 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
     let bandwidth = peak::bandwidth(cpu, MEMORY_BYTES).context("memory to measure its bandwidth")?;
     let sent_bytes_per_s = bandwidth.copied();
     let copied_bytes_per_s = setup.copied_bytes_per_s.unwrap_or(sent_bytes_per_s);
+    stepper.engine.group().barrier().wait()?;
+    let disk_bytes_per_s = disk_rate(&plan.spec);
     Ok(StepFigures {
         step_s,
         losses,
-        peaks: Peaks { flops_per_s, bytes_per_s: bandwidth.max(), copied_bytes_per_s, sent_bytes_per_s },
+        peaks: Peaks {
+            flops_per_s,
+            bytes_per_s: bandwidth.max(),
+            copied_bytes_per_s,
+            sent_bytes_per_s,
+            disk_bytes_per_s,
+        },
         profile,
         profiled,
         page_faults: stepper.page_faults,
@@ -243,6 +256,15 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
         resident_bytes_peak,
         arena_bytes: plan.of(setup.rank).memory.arena_bytes,
     })
+}
+
+/// Bytes per second of the folders of disk memory, while each of the ranks uses them. None without disk memory, or where the
+/// disk has no room beside it.
+fn disk_rate(spec: &Spec) -> Option<f64> {
+    let options = spec.disk.clone()?;
+    let task = DiskTask { options, bytes: DISK_BYTES, chunk: DISK_CHUNK, rounds: 1 };
+    let figures = task.measure(&mut |_, _| {}, &mut || Ok(())).ok()?;
+    Some(disk::best(&figures.both_bytes_per_s))
 }
 
 /// Random tokens and targets of step `number` (from 1) for the ranks at `data` on the data axis. Each sequence is a

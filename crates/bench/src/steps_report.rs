@@ -148,12 +148,13 @@ fn profile_text(plan: &RunPlan, rank: &StepFigures) -> String {
     format!(
         "kernels of rank 0 in one step; flops and bytes are those of a call. Of {} whose calls were timed one by one,\n\
          not among the steps above, the median. Peaks of its threads: {:.1} GFLOP/s in {}, {:.1} GB/s of memory,\n\
-         {:.1} GB/s copied\n{}",
+         {:.1} GB/s copied{}\n{}",
         plural(rank.profiled, "step"),
         peaks.products_per_s(compute) / 1e9,
         compute.name(),
         peaks.bytes_per_s / 1e9,
         peaks.copied_bytes_per_s / 1e9,
+        peaks.disk_bytes_per_s.map_or(String::new(), |rate| format!(", {:.1} GB/s of disk", rate / 1e9)),
         profile.to_table(peaks, &total)
     )
 }

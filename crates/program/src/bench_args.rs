@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use phalanx_trace::DType;
 
+use crate::byte_size::parse_bytes;
 use crate::memory_args::BenchMemoryArgs;
 use crate::overrides::Overrides;
 use crate::strategies_args::BenchStrategiesArgs;
 
-/// Measures steps, placements in memory, kernels, collectives or strategies of parallelism
+/// Measures steps, placements in memory, kernels, collectives, disks or strategies of parallelism
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// The benchmark.
@@ -24,6 +25,7 @@ pub enum BenchCommand {
     Memory(BenchMemoryArgs),
     Kernels(BenchKernelsArgs),
     Collectives(BenchCollectivesArgs),
+    Disk(BenchDiskArgs),
     Strategies(BenchStrategiesArgs),
 }
 
@@ -141,6 +143,39 @@ pub struct BenchCollectivesArgs {
     )]
     pub bytes: Vec<usize>,
     /// Print a JSON line for each measurement
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Measures how fast disk memory is read and written
+///
+/// Chunks of 64 MiB go through the engine's own disk memory in the given folders, as in training with
+/// memory.optimizer = "nvme": in pieces of 1 MiB, several in flight, past the page cache. Each round writes all chunks, reads
+/// all, and reads and writes each as an update does; the best round counts. With several folders, each is measured alone, and
+/// then all together, striped. Where fio is installed, it moves the same bytes in the same folders by the same requests.
+/// Nothing stays in the folders.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx bench disk /mnt/nvme\n  \
+    phalanx bench disk /mnt/nvme0 /mnt/nvme1 --size 8GiB --rounds 5\n  \
+    phalanx bench disk /mnt/nvme --checksums --no-fio --json | jq '.[0].read_bytes_per_s'")]
+pub struct BenchDiskArgs {
+    /// Folders, on local disks
+    #[arg(required = true, value_name = "FOLDER")]
+    pub folders: Vec<PathBuf>,
+    /// Bytes of each pass; 2 GiB when left out, or half of what is free
+    #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
+    pub size: Option<u64>,
+    /// Rounds; the best counts
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub rounds: usize,
+    /// Keep and compare checksums, as memory.nvme_checksums does
+    #[arg(long)]
+    pub checksums: bool,
+    /// Do not run fio
+    #[arg(long)]
+    pub no_fio: bool,
+    /// Print figures as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -121,6 +121,7 @@ fn run(command: Command) -> Result<ExitCode> {
             BenchCommand::Memory(args) => commands::bench_memory::bench_memory(&args, environment),
             BenchCommand::Kernels(args) => commands::bench_kernels::bench_kernels(&args, environment),
             BenchCommand::Collectives(args) => commands::bench_collectives::bench_collectives(&args),
+            BenchCommand::Disk(args) => commands::bench_disk::bench_disk(&args),
             BenchCommand::Strategies(args) => {
                 commands::bench_strategies::bench_strategies(&args, environment)
             }

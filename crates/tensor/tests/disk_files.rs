@@ -242,3 +242,42 @@ fn a_survey_refuses_folders_that_cannot_hold_the_memory_and_notes_what_is_slow()
         );
     }
 }
+
+/// Lets io_uring fail in this thread, as the profiles of containers do: io_uring_setup returns EPERM.
+fn refuse_io_uring() {
+    let statement = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let mut filter = [
+        // The number of the system call.
+        statement((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, 0, 0, 0),
+        statement(
+            (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+            0,
+            1,
+            libc::SYS_io_uring_setup as u32,
+        ),
+        statement((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        statement((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the call takes numbers alone.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+    // SAFETY: the program has the length that it says and lives during the call, which copies it.
+    let done = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn where_io_uring_is_refused_threads_transfer_and_the_survey_says_so() {
+    let refused = std::thread::spawn(|| {
+        refuse_io_uring();
+        let rig = rig(1, |_| {});
+        rig.check_order(7, 60);
+        let folder = tempfile::tempdir().unwrap();
+        let options = DiskOptions::new(vec![folder.path().to_path_buf(), std::env::temp_dir()]);
+        (rig.disk.how().to_string(), survey(&options, &[1]).unwrap().notes)
+    });
+    let (how, notes) = refused.join().unwrap();
+    assert!(how.starts_with("threads, "), "{how}");
+    let said = notes.iter().filter(|note| note.contains("refuses io_uring (Operation not permitted"));
+    assert_eq!(said.count(), 1, "{notes:?}");
+}

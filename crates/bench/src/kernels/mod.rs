@@ -178,7 +178,13 @@ impl KernelBench<'_> {
         }
         let fork_join_s = fork_join_s(&Pool::new(threads, options.spin)?);
         let (copied_bytes_per_s, sent_bytes_per_s) = (bandwidth.copied(), bandwidth.copied());
-        let peaks = Peaks { flops_per_s, bytes_per_s: bandwidth.max(), copied_bytes_per_s, sent_bytes_per_s };
+        let peaks = Peaks {
+            flops_per_s,
+            bytes_per_s: bandwidth.max(),
+            copied_bytes_per_s,
+            sent_bytes_per_s,
+            disk_bytes_per_s: None,
+        };
         Ok((Threads { threads, peaks, fork_join_s }, measured))
     }
 

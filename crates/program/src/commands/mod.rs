@@ -1,6 +1,7 @@
 //! One command a file.
 
 pub mod bench_collectives;
+pub mod bench_disk;
 pub mod bench_kernels;
 pub mod bench_memory;
 pub mod bench_step;

@@ -33,7 +33,7 @@ use transfers::Transfers;
 pub const BLOCK: usize = phalanx_plan::DISK_ALIGN as usize;
 
 /// Reads in flight for each folder, and as many writes. On disks of several GB/s, more pieces of a MiB bring nothing.
-const DEPTH: usize = 8;
+pub const DEPTH: usize = 8;
 
 /// What the bytes of a disk memory are read from and written to. Each call may transfer fewer bytes than were asked for.
 pub trait DiskStorage: Send + Sync {

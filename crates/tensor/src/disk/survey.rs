@@ -31,20 +31,16 @@ impl DiskOptions {
 /// A folder that is missing or cannot be written, or a file system with too few bytes left for all ranks together: the
 /// error says which folder, how many bytes are needed and free, and what to do.
 pub fn survey(options: &DiskOptions, bytes: &[u64]) -> Result<DiskSurvey> {
+    let needed = |number: usize| {
+        let folders = options.folders.len();
+        let stripes = bytes.iter().map(|bytes| Stripes::new(bytes.next_multiple_of(BLOCK as u64), folders));
+        stripes.map(|stripes| stripes.bytes_in(number)).sum::<u64>()
+    };
+    check_room(options, &needed)?;
     let mut notes = Vec::new();
-    let mut file_systems: Vec<(u64, &Path, u64)> = Vec::new();
     for (number, folder) in options.folders.iter().enumerate() {
-        let in_folder = |bytes: &u64| {
-            Stripes::new(bytes.next_multiple_of(BLOCK as u64), options.folders.len()).bytes_in(number)
-        };
-        let needed = bytes.iter().map(in_folder).sum::<u64>();
-        let refused = |error| refused(folder, needed, &error);
+        let refused = |error| refused(folder, needed(number), &error);
         let file = phalanx_files::scratch_file(folder, BLOCK as u64).map_err(refused)?;
-        let system = phalanx_files::file_system_of(folder).map_err(refused)?;
-        match file_systems.iter_mut().find(|(known, ..)| *known == system) {
-            Some((_, _, sum)) => *sum += needed,
-            None => file_systems.push((system, folder, needed)),
-        }
         let place = folder.display();
         if phalanx_files::is_in_memory(folder).map_err(refused)? {
             notes.push(format!(
@@ -65,6 +61,21 @@ pub fn survey(options: &DiskOptions, bytes: &[u64]) -> Result<DiskSurvey> {
             ));
         }
     }
+    Ok(DiskSurvey { notes })
+}
+
+/// Refuses file systems with less than what the folders on them need; `needed` says what each does.
+fn check_room(options: &DiskOptions, needed: &dyn Fn(usize) -> u64) -> Result<()> {
+    let mut file_systems: Vec<(u64, &Path, u64)> = Vec::new();
+    for (number, folder) in options.folders.iter().enumerate() {
+        let needed = needed(number);
+        let system =
+            phalanx_files::file_system_of(folder).map_err(|error| refused(folder, needed, &error))?;
+        match file_systems.iter_mut().find(|(known, ..)| *known == system) {
+            Some((_, _, sum)) => *sum += needed,
+            None => file_systems.push((system, folder, needed)),
+        }
+    }
     for (_, folder, needed) in file_systems {
         let free = phalanx_files::free_bytes(folder)?;
         if needed > free {
@@ -72,7 +83,7 @@ pub fn survey(options: &DiskOptions, bytes: &[u64]) -> Result<DiskSurvey> {
             return Err(refused(folder, needed, &Error::new(ErrorKind::StorageFull, text)));
         }
     }
-    Ok(DiskSurvey { notes })
+    Ok(())
 }
 
 /// Why a folder cannot have `bytes` bytes of disk memory, and what to do.
