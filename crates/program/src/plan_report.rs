@@ -165,7 +165,8 @@ fn staging(planned: &Planned) -> String {
 fn residence(planned: &Planned) -> String {
     let (spec, rank) = (&planned.plan.spec, &planned.plan.ranks[0]);
     let mut text = String::new();
-    let parts: [(&str, fn(ChunkResidence) -> Memory, Category); 3] = [
+    type Lies = fn(ChunkResidence) -> Memory;
+    let parts: [(&str, Lies, Category); 3] = [
         ("parameters", |chunk| chunk.parameters, Category::Parameters),
         ("gradients", |chunk| chunk.gradients, Category::Gradients),
         ("optimizer states", |chunk| chunk.optimizer, Category::Optimizer),

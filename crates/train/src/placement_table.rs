@@ -2,6 +2,7 @@
 
 use phalanx_parallel::Stage;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
+use phalanx_plan::Lookahead;
 use phalanx_trace::{Event, PhaseName};
 use serde::Serialize;
 
@@ -32,7 +33,7 @@ pub struct PlacedChunk {
 
 impl RunPlan {
     /// The chunks of a rank, in order. What a step moves for a chunk is what it would not move if the chunk lay in device
-    /// memory: the rank runs dry once for each chunk with a part elsewhere.
+    /// memory: the rank runs dry once more for each kind of chunk with a part elsewhere.
     pub fn placed_chunks(&self, rank: usize) -> Vec<PlacedChunk> {
         let spec = &self.spec;
         let engine = on_meta_without_order(spec, rank, &Rank::new);
@@ -40,19 +41,39 @@ impl RunPlan {
         let learned = if spec.stage.number() == 0 { Learned::nothing() } else { runs.learn(rank) };
         let copied = |spec: &Spec| copied_bytes(spec, rank, &learned);
         let all = copied(spec);
-        let mut placed = Vec::new();
+        let order = learned.whole.get(&PhaseName::Step).map_or(&[][..], |order| order);
+        let (mut placed, mut first_chunk) = (Vec::new(), 0);
+        // Chunks of one size that lie alike and are used alike move as many bytes.
+        let mut known: Vec<(Kind, u64)> = Vec::new();
         for stage in engine.stages() {
+            let own = first_chunk..first_chunk + stage.zero.chunks() as u32;
+            let uses = Lookahead::new(order.iter().copied().filter(|chunk| own.contains(chunk)).collect());
             for chunk in 0..stage.zero.chunks() {
                 let lies = spec.residence[stage.index].of(chunk);
-                let moved_bytes = match lies {
-                    ChunkResidence::DEVICE => 0,
-                    _ => all - copied(&with_chunk_on_device(spec, stage, chunk)),
+                let used = used(&uses, first_chunk + chunk as u32, spec.prefetch.max(1));
+                let kind = (stage.index, stage.zero.updated_elements(chunk), lies, used);
+                let moved_bytes = match known.iter().find(|(same, _)| *same == kind) {
+                    _ if lies == ChunkResidence::DEVICE => 0,
+                    Some((_, moved_bytes)) => *moved_bytes,
+                    None => all - copied(&with_chunk_on_device(spec, stage, chunk)),
                 };
+                known.push((kind, moved_bytes));
                 placed.push(of_chunk(stage, (chunk, lies), moved_bytes));
             }
+            first_chunk = own.end;
         }
         placed
     }
+}
+
+/// What decides how many bytes a step moves for a chunk: its stage, its elements, where it lies, and how it is used.
+type Kind = (usize, u64, ChunkResidence, [usize; 2]);
+
+/// Number of uses of a chunk, and of those after which it is used again so soon that it is kept.
+fn used(uses: &Lookahead, chunk: u32, depth: usize) -> [usize; 2] {
+    let at = (0..uses.order().len()).filter(|at| uses.order()[*at] == chunk);
+    let is_kept = |at: usize| uses.upcoming(at + 1).take(depth).any(|next| next == chunk);
+    at.fold([0, 0], |[count, kept], at| [count + 1, kept + usize::from(is_kept(at))])
 }
 
 fn of_chunk(stage: &Stage, (chunk, lies): (usize, ChunkResidence), moved_bytes: u64) -> PlacedChunk {

@@ -84,9 +84,10 @@ pub fn budgets(runs: &[MemoryRun], heading: &str) -> String {
     let seconds = |ran: &MemoryRan| ran.step_s();
     let moved = |ran: &MemoryRan| ran.moved_bytes() as f64;
     type Value<'a> = &'a dyn Fn(&MemoryRan) -> f64;
+    type Label<'a> = &'a dyn Fn(f64) -> String;
     let ms = |value: f64| format!("{:.0} ms", 1e3 * value);
     let size = |value: f64| bytes(value as u64);
-    let plots: [(&str, Value, &dyn Fn(f64) -> String); 2] =
+    let plots: [(&str, Value, Label); 2] =
         [("step time against device memory", &seconds, &ms), ("bytes moved by a step", &moved, &size)];
     for (number, (title, value, label)) in (0..).zip(plots) {
         let y_max = ran().map(|(_, ran)| value(ran)).fold(0.0, f64::max) * 1.1;
