@@ -94,7 +94,10 @@ impl Sweep<'_> {
     fn runs(&self) -> Result<Vec<MemoryRun>> {
         let on_device = self.planned(Placement::Device, None)?;
         let need = on_device.plan.arena_bytes_max();
-        let rates = machine_profile::load("here", &on_device, &[], self.environment)?;
+        let mut rates = machine_profile::load("here", &on_device, &[], self.environment)?;
+        if let Some(disk) = self.config.disk() {
+            machine_profile::measure_disk(&mut rates, &disk, self.config.world_size());
+        }
         let mut cases: Vec<Case> = vec![("device", Placement::Device, None), ("host", Placement::Host, None)];
         if self.config.memory.nvme_path.is_some() {
             cases.push(("nvme", Placement::Nvme, None));
@@ -187,6 +190,7 @@ fn place(config: &mut RunConfig, placement: Placement, budget: Option<u64>) {
     let needs_disk = is_auto || placement == Placement::Nvme;
     if !needs_disk {
         memory.nvme_path = None;
+        memory.nvme_checksums = false;
     }
     let nowhere = config.device.kind == DeviceKind::Cpu && memory.nvme_path.is_none();
     let host = memory.host_budget_mb.or(nowhere.then_some(ANY_MB));
