@@ -41,7 +41,6 @@ const NAMES: &[Foreign] = &[
     (DEEPSPEED, "zero_optimization.stage", "parallel.zero", ""),
     (DEEPSPEED, "zero_optimization.offload_optimizer.device", "memory.optimizer", "\"host\" for \"cpu\""),
     (DEEPSPEED, "zero_optimization.offload_param.device", "memory.parameters", "\"host\" for \"cpu\""),
-    (DEEPSPEED, "activation_checkpointing.partition_activations", "memory.partition_activations", ""),
     (DEEPSPEED, "activation_checkpointing.cpu_checkpointing", "memory.activations", "\"host\" for true"),
     (GEMINI, "placement_policy", "memory.placement", "\"device\" for \"cuda\", \"host\" for \"cpu\""),
     (GEMINI, "search_range_m", "memory.search_range_mb", ""),

@@ -1,4 +1,5 @@
 //! State on disk: kills, disks that are too small, full or no disks, locked memory, several folders; and the benchmark of disks.
+#![allow(clippy::print_stderr, reason = "a test that cannot run says why")]
 
 mod rig;
 
