@@ -5,7 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use phalanx_bench::collectives::{CollectiveFigures, CollectivesTask};
+use phalanx_bench::disk::{self, DiskTask};
 use phalanx_plan::{CollectiveRate, Machine, TransferRate};
+use phalanx_tensor::DiskOptions;
 use phalanx_trace::{CollectiveOp, DType};
 use phalanx_train::config::DeviceChoice;
 
@@ -30,6 +32,10 @@ const MAX_RANKS: usize = 16;
 
 /// Bytes to measure the bandwidth of memory with.
 const MEMORY_BYTES: usize = 256 << 20;
+
+/// Bytes that are read and written to measure a disk, and those of a chunk of them.
+const DISK_BYTES: u64 = 512 << 20;
+const DISK_CHUNK: u64 = 16 << 20;
 
 /// The collectives that move chunks.
 const OPS: [CollectiveOp; 3] =
@@ -62,7 +68,7 @@ pub fn load(name: &str, planned: &Planned, sizes: &[u64], environment: Environme
     Ok(machine)
 }
 
-/// Measures this machine: products, memory, copies, and the collectives of the data axis at some sizes.
+/// Measures this machine: products, memory, copies, the folders of disk memory, and the collectives of the data axis at some sizes.
 fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Result<Machine> {
     let (spec, ranks) = (&planned.plan.spec, planned.plan.spec.mesh.data);
     let types = BTreeSet::from([DType::F32, spec.precision.compute]);
@@ -77,7 +83,7 @@ fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Resul
     let line = |gb_per_s| TransferRate::Line { latency_us: 0.0, gb_per_s };
     let available = machine::available().map_or(u64::MAX, |available| available.bytes);
     let collectives = if ranks == 1 { Vec::new() } else { measured_collectives(ranks, sizes, available)? };
-    Ok(Machine {
+    let mut measured = Machine {
         name: format!("this machine ({})", machine::processor()),
         sources: vec![format!(
             "measured now, with {} per rank",
@@ -93,7 +99,27 @@ fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Resul
         disk_write: None,
         transport: Some(line(bandwidth.copied() / 1e9)),
         collectives,
-    })
+    };
+    if let Some(disk) = &spec.disk {
+        measure_disk(&mut measured, disk, spec.world_size());
+    }
+    Ok(measured)
+}
+
+/// Measures the folders of disk memory, whose rates `ranks` ranks share.
+pub fn measure_disk(machine: &mut Machine, options: &DiskOptions, ranks: usize) {
+    let (options, chunk) = (options.clone(), DISK_CHUNK);
+    let task = DiskTask { options, bytes: DISK_BYTES, chunk, rounds: 2 };
+    let figures = match task.measure(&mut |_, _| {}, &mut || Ok(())) {
+        Ok(figures) => figures,
+        Err(error) => return note(&format!("the disk is not measured: {error:#}")),
+    };
+    let rate = |rates: &[f64]| {
+        let gb_per_s = disk::best(rates) / 1e9 / ranks as f64;
+        Some(TransferRate::Line { latency_us: 0.0, gb_per_s })
+    };
+    machine.disk_read = rate(&figures.read_bytes_per_s);
+    machine.disk_write = rate(&figures.write_bytes_per_s);
 }
 
 fn measured_collectives(ranks: usize, sizes: &[u64], available: u64) -> Result<Vec<CollectiveRate>> {

@@ -1,4 +1,5 @@
 //! State on disk: kills, disks that are too small, full or no disks, locked memory, several folders; and the benchmark of disks.
+#![allow(clippy::print_stderr, reason = "a test that cannot run says why")]
 
 mod rig;
 
@@ -226,4 +227,15 @@ fn the_rates_of_a_disk_are_measured() {
     assert_eq!([names(&home, "disk"), names(&home, "other")], [0, 0]);
     home.run(&["bench", "disk", "missing"]).refused(&["missing"]);
     home.run(&[&bench[..5], &["--rounds", "0"]].concat()).refused(&["--rounds 0"]);
+}
+
+#[test]
+fn predicted_times_count_the_measured_disk() {
+    let home = home();
+    let plan = |more: &[&str]| {
+        home.run(&[&["plan", "small.toml", "--machine", "here", "--json"][..], more].concat())
+    };
+    let disk_s = |plan: Ended| plan.ok().json()["step_time"]["time"]["disk_s"].as_f64();
+    assert!(disk_s(plan(&ON_DISK)).is_some_and(|seconds| seconds > 0.0));
+    assert_eq!(disk_s(plan(&[])), Some(0.0));
 }

@@ -55,6 +55,10 @@ impl Tiles for Model {
 // Compiled for each instruction set only to be faster: every operation is one of single numbers.
 vectorized!(fn multiply(sums: &mut [[u32; WORDS]], a: &Register, b: &Register) = multiply_body);
 
+#[expect(
+    clippy::extra_unused_type_parameters,
+    reason = "`vectorized!` passes the instruction set, which a body without calls of its own does not name"
+)]
 #[inline(always)]
 fn multiply_body<L: Lanes>(sums: &mut [[u32; WORDS]], a: &Register, b: &Register) {
     let [mut even, mut odd] = [[[0f32; WORDS]; ROWS]; 2];
