@@ -60,6 +60,7 @@ vectorized!(fn multiply(sums: &mut [[u32; WORDS]], a: &Register, b: &Register) =
     reason = "`vectorized!` passes the instruction set, which a body without calls of its own does not name"
 )]
 #[inline(always)]
+#[expect(clippy::extra_unused_type_parameters, reason = "what the macro calls")]
 fn multiply_body<L: Lanes>(sums: &mut [[u32; WORDS]], a: &Register, b: &Register) {
     let [mut even, mut odd] = [[[0f32; WORDS]; ROWS]; 2];
     for step in 0..ROWS {
