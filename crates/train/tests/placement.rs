@@ -62,9 +62,9 @@ fn stored(plan: &RunPlan) -> [u64; 3] {
 }
 
 /// The smallest budget that a refusal names; the plan with it.
-fn smallest(config: &RunConfig, budget: u64) -> Result<(u64, RunPlan), RunPlan> {
+fn smallest(config: &RunConfig, budget: u64) -> Result<(u64, RunPlan), Box<RunPlan>> {
     match plan(&auto(config, budget)) {
-        Ok(plan) => Err(plan),
+        Ok(plan) => Err(Box::new(plan)),
         Err(PlanError::Budget(BudgetError::Device { smallest_bytes, .. })) => {
             assert!(smallest_bytes > budget, "{smallest_bytes} of {budget}");
             let plan = plan(&auto(config, smallest_bytes)).expect("the smallest budget that would do");
@@ -98,7 +98,7 @@ fn auto_keeps_every_bit_and_its_budgets() {
                     refused += 1;
                     (smallest, plan)
                 }
-                Err(plan) => (need * percent / 100, plan),
+                Err(plan) => (need * percent / 100, *plan),
             };
             for rank in &plan.ranks {
                 assert!(rank.memory.arena_bytes <= budget, "{what}: {} of {budget}", rank.memory.arena_bytes);
@@ -243,7 +243,7 @@ fn the_table_lists_every_byte_that_moves() {
             let elsewhere = if disk { on_disk(base, folder.path()) } else { in_host(base, 64.0) };
             let placed = match smallest(&elsewhere, budget) {
                 Ok((_, plan)) => plan,
-                Err(plan) => plan,
+                Err(plan) => *plan,
             };
             let table = placed.placed_chunks(0);
             let moved: u64 = table.iter().map(|chunk| chunk.moved_bytes).sum();

@@ -55,10 +55,6 @@ impl Tiles for Model {
 // Compiled for each instruction set only to be faster: every operation is one of single numbers.
 vectorized!(fn multiply(sums: &mut [[u32; WORDS]], a: &Register, b: &Register) = multiply_body);
 
-#[expect(
-    clippy::extra_unused_type_parameters,
-    reason = "`vectorized!` passes the instruction set, which a body without calls of its own does not name"
-)]
 #[inline(always)]
 #[expect(clippy::extra_unused_type_parameters, reason = "what the macro calls")]
 fn multiply_body<L: Lanes>(sums: &mut [[u32; WORDS]], a: &Register, b: &Register) {
