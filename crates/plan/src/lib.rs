@@ -10,7 +10,7 @@
 //! - [`agreement`] compares the collectives of the ranks of a group, and reports tensors that are placed wrongly.
 //! - [`mod@expand`] puts the repetitions of a steady state back into the trace of an abridged dry run.
 //! - [`order`] knows which chunk is needed next, and [`cost`] counts operations and bytes.
-//! - [`machine`] has the rates of a machine; [`timing`] plays a trace on them; [`traffic`] lists what moves by message size.
+//! - [`machine`] has the rates of a machine; [`timing`] plays a trace on them; [`mod@traffic`] lists what moves by message size.
 //! - [`zero`] has the textbook formulas, which are printed for comparison and decide nothing.
 #![forbid(unsafe_code)]
 
