@@ -70,7 +70,8 @@ pub struct Options {
     pub threads: usize,
     /// Instruction set; at most what the processor has.
     pub isa: Isa,
-    /// Tile registers for matrix products, if available.
+    /// Tile registers for matrix products, which the processor must have. The kernels for them were never run on a
+    /// processor, so nobody gets them without asking.
     pub tiles: Option<TileUnit>,
     /// How products of f32 and f16 are computed.
     pub products: ProductMethod,
@@ -79,12 +80,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Options for `threads` threads, the fastest instruction set of this processor, and its tile registers.
+    /// Options for `threads` threads, and the fastest instruction set of this processor, without tile registers.
     pub fn new(threads: usize) -> Options {
         Options {
             threads,
             isa: Isa::fastest(),
-            tiles: TileUnit::detect(),
+            tiles: None,
             products: ProductMethod::Fma,
             spin: Duration::from_micros(50),
         }

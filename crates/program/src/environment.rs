@@ -62,10 +62,18 @@ impl Environment {
         self.tiles
     }
 
-    /// Why the processor's tile registers are not used although it has some, if the user has not chosen that.
-    pub fn refused_tiles(self) -> Option<String> {
-        let refused = tiles::amx().err().filter(|why| !self.is_chosen && *why != NoAmx::Processor);
-        refused.map(|why| format!("{why}; matrix products use {} instead", self.isa.name()))
+    /// What there is to say of tile registers that the processor has and matrix products do not use.
+    pub fn unused_tiles(self) -> Option<String> {
+        match (self.tiles, tiles::amx()) {
+            (None, Ok(())) => Some(format!(
+                "by the kernels' instruction set; {ISA}=amx tries the tile registers (AMX), for which the kernels were \
+                 never run on a processor"
+            )),
+            (None, Err(why)) if why != NoAmx::Processor => {
+                Some(format!("{why}; matrix products use {} instead", self.isa.name()))
+            }
+            _ => None,
+        }
     }
 
     /// How products are computed that `precision` asks for: never [`Products::Auto`].
@@ -167,14 +175,14 @@ impl Processor {
 }
 
 /// The instruction set called `name`, with tile registers if it names some; for an empty name the `fastest` of the
-/// processor, whose best is `best`, with the tile registers that it has.
+/// processor, whose best is `best`, without tile registers: their kernels were never run on a processor.
 fn instruction_set(
     name: &str,
     [fastest, best]: [Isa; 2],
     amx: Result<(), NoAmx>,
 ) -> Result<(Isa, Option<TileUnit>)> {
     if name.is_empty() {
-        return Ok((fastest, amx.is_ok().then_some(TileUnit::Amx)));
+        return Ok((fastest, None));
     }
     if let Some(unit) = TileUnit::ALL.into_iter().find(|unit| unit.name() == name) {
         return match (unit, amx) {
@@ -220,10 +228,10 @@ mod tests {
     }
 
     #[test]
-    fn tile_registers_are_used_where_they_are_and_refused_elsewhere() {
+    fn tile_registers_are_used_where_they_are_asked_for_and_refused_elsewhere() {
         let sets = [Isa::Avx512, Isa::Avx512Bf16];
         let amx = Some(TileUnit::Amx);
-        assert_eq!(instruction_set("", sets, Ok(())).unwrap(), (Isa::Avx512, amx));
+        assert_eq!(instruction_set("", sets, Ok(())).unwrap(), (Isa::Avx512, None));
         assert_eq!(instruction_set("amx", sets, Ok(())).unwrap(), (Isa::Avx512, amx));
         assert_eq!(instruction_set("avx512bf16", sets, Ok(())).unwrap(), (Isa::Avx512Bf16, None));
         for why in [NoAmx::Processor, NoAmx::System, NoAmx::Refused(22)] {

@@ -101,9 +101,9 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
 
 /// Describes what computes matrix products; `f32` is the value of `precision.products` that a run of f32 would have.
 fn matrix_products(environment: Environment, f32: &str) -> String {
-    match (environment.tiles(), environment.refused_tiles()) {
+    match (environment.tiles(), environment.unused_tiles()) {
         (Some(unit), _) => format!("{}: bf16 on tile registers, f32 by \"{f32}\"", unit.name()),
-        (None, Some(refused)) => refused,
+        (None, Some(unused)) => unused,
         (None, None) => "by the kernels' instruction set; no tile registers (AMX)".to_string(),
     }
 }

@@ -52,7 +52,7 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
         }
     };
     if args.show() == Show::Progress {
-        started.notes.iter().chain(&environment.refused_tiles()).for_each(|line| note(line));
+        started.notes.iter().for_each(|line| note(line));
         output.print(&plan_report::short(&prepared.planned, &folder.path().display().to_string()));
     }
     let steps = prepared.planned.config.train.steps;

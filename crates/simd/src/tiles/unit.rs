@@ -24,11 +24,6 @@ impl TileUnit {
         }
     }
 
-    /// The tile registers of this processor, if it has some and the process may use them.
-    pub fn detect() -> Option<TileUnit> {
-        amx().is_ok().then_some(TileUnit::Amx)
-    }
-
     /// Whether this process may use them.
     pub fn is_available(self) -> bool {
         self == TileUnit::Model || amx().is_ok()

@@ -238,7 +238,7 @@ impl Default for PrecisionConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Products {
-    /// In parts where the processor has tile registers (AMX), else by multiply-adds. A run records which.
+    /// In parts where tile registers are used (`PHALANX_ISA=amx`), else by multiply-adds. A run records which.
     #[default]
     Auto,
     /// By multiply-adds of f32.
