@@ -3,7 +3,7 @@
 //! Under checkpointing, they are all that blocks save. They can wait in host memory or on disk (ZeRO-Infinity, arXiv
 //! 2104.07857), and where every tensor-parallel rank has the same input, each can keep its part of it (ZeRO-R's
 //! partitioned activations, arXiv 1910.02054). An input leaves when its block has computed, and the next ones compute
-//! meanwhile; backward fetches each one block ahead.
+//! meanwhile; backward fetches each up to two blocks ahead.
 //!
 //! Cost for an input of S bytes: S to its place and back, S / t where t ranks keep parts, and then one all_gather of S
 //! over the tensor axis in backward, which nothing overlaps.
@@ -88,8 +88,8 @@ impl BlockInputs {
                 Place::Leaving(tiles::send(cx.device, part, all, vec![stored], 0))
             }
         };
-        for earlier in kept.leaving.clone() {
-            kept.place(earlier).change(|place| match place {
+        for index in 0..kept.leaving.len() {
+            kept.place(kept.leaving[index]).change(|place| match place {
                 Place::Leaving(leaving) => Ok(Place::Leaving(tiles::continue_departure(cx.device, leaving)?)),
                 other => Ok(other),
             })?;
