@@ -96,14 +96,7 @@ struct Clocks {
 }
 
 fn slot(stream: Stream) -> usize {
-    match stream {
-        Stream::Compute => 0,
-        Stream::Communication => 1,
-        Stream::ToDevice => 2,
-        Stream::ToHost => 3,
-        Stream::Disk => 4,
-        Stream::Host => 5,
-    }
+    stream as usize
 }
 
 fn cause(stream: Stream) -> Option<Cause> {

@@ -18,14 +18,7 @@ pub(crate) const STREAMS: usize = 6;
 
 /// The number of a stream, from 0.
 pub(crate) fn index(stream: Stream) -> usize {
-    match stream {
-        Stream::Compute => 0,
-        Stream::Communication => 1,
-        Stream::ToDevice => 2,
-        Stream::ToHost => 3,
-        Stream::Disk => 4,
-        Stream::Host => 5,
-    }
+    stream as usize
 }
 
 /// The names of the streams, by their number.
