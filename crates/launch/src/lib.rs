@@ -12,14 +12,21 @@
 
 mod exit_status;
 mod failure;
+mod foreign;
 mod hooks;
+mod hostfile;
 mod processes;
 mod rank;
 mod stall;
 mod watch;
 
 pub use failure::Failure;
+pub use foreign::{
+    CHOICE as LAUNCHER_CHOICE, EnvironmentError, ForeignLauncher, ForeignRank, RENDEZVOUS, Variables,
+    expand_nodes, foreign_rank,
+};
 pub use hooks::Hooks;
+pub use hostfile::{HostSlots, filter_hosts, parse_hostfile};
 pub use processes::{RankProcesses, own_program};
 pub use rank::begin_rank;
 pub use stall::{Observation, StallDetector};
