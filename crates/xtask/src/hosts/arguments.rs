@@ -12,6 +12,7 @@ Usage: cargo xtask hosts [OPTIONS] CONFIG [-- OPTIONS OF TRAIN]
 Options:
   --hosts N       hosts, 2 by default
   --nproc N       ranks of each host, 1 by default
+  --ssh           host 0 starts the launchers of all hosts over ssh, from a hostfile; needs OpenSSH
   --binary FILE   the program to try; by default it is built (--release)
   --delay MS      each packet is late by so many milliseconds
   --rate RATE     of each host's link, as `tc` writes it: 1gbit
@@ -55,6 +56,8 @@ pub struct Arguments {
     /// Ranks of each host.
     pub nproc: usize,
     pub binary: Option<PathBuf>,
+    /// Whether one launcher starts the others over ssh.
+    pub ssh: bool,
     pub link: Link,
     /// The fault, its host, and the time of it after the start.
     pub fault: Option<(Fault, usize, Duration)>,
@@ -78,6 +81,7 @@ impl Arguments {
             hosts: 2,
             nproc: 1,
             binary: None,
+            ssh: false,
             link: Link::default(),
             fault: None,
             timeout: Duration::from_secs(300),
@@ -86,6 +90,10 @@ impl Arguments {
         };
         let mut rest = own.iter();
         while let Some(arg) = rest.next() {
+            if *arg == "--ssh" {
+                arguments.ssh = true;
+                continue;
+            }
             if !arg.starts_with("--") {
                 arguments.config = PathBuf::from(arg);
                 continue;
@@ -103,6 +111,9 @@ impl Arguments {
                 "the fault is on a host that there is not: hosts are 0 to {}",
                 arguments.hosts - 1
             )),
+            () if arguments.ssh && matches!(arguments.fault, Some((Fault::Kill, 1.., _))) => {
+                Err("--kill with --ssh: only the launcher of host 0 is a process of this trial".to_string())
+            }
             () => Ok(arguments),
         }
     }
@@ -143,12 +154,13 @@ mod tests {
 
     #[test]
     fn reads_a_whole_command_line() {
-        let args = "--hosts 3 --nproc 2 --delay 1 --rate 1gbit --loss 0.5 --cut 2@1.5 c.toml -- --set a=1";
+        let args =
+            "--hosts 3 --nproc 2 --delay 1 --rate 1gbit --loss 0.5 --cut 2@1.5 --ssh c.toml -- --set a=1";
         let args = Arguments::parse(&Vec::from_iter(args.split(' '))).unwrap();
         assert_eq!((args.hosts, args.nproc, args.config), (3, 2, PathBuf::from("c.toml")));
         let link = Link { delay_ms: Some(1.0), rate: Some("1gbit".into()), loss_percent: Some(0.5) };
         assert_eq!((args.link, args.fault), (link, Some((Fault::Cut, 2, Duration::from_millis(1500)))));
-        assert_eq!(args.more, ["--set", "a=1"]);
+        assert_eq!((args.ssh, args.more), (true, vec!["--set".to_string(), "a=1".to_string()]));
     }
 
     #[test]
@@ -161,6 +173,7 @@ mod tests {
             ("--nproc 0 c", "at least 1"),
             ("--cut 2@1 c", "hosts are 0 to 1"),
             ("--cut 1 c", "HOST@SECONDS"),
+            ("--ssh --kill 1@1 c", "only the launcher of host 0"),
             ("--colour 1 c", "unknown option --colour"),
         ] {
             let args = Vec::from_iter(args.split(' ').filter(|arg| !arg.is_empty()));

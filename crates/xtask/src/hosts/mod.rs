@@ -3,11 +3,12 @@
 //!
 //! Every namespace lives as long as a process that waits for this one ([`namespace`]), so nothing remains after any end,
 //! and nothing has a name in the system. The hosts are connected by a bridge in a namespace of its own ([`network`]), and
-//! start their ranks with `phalanx launch` ([`trial`]). All of it needs root, and `ip` and `tc` of iproute2.
+//! start their ranks with `phalanx launch` ([`trial`]), by hand or over [`ssh`]. All of it needs root, and `ip` and `tc` of iproute2.
 
 mod arguments;
 mod namespace;
 mod network;
+mod ssh;
 mod trial;
 
 use std::process::ExitCode;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::hosts::arguments::{Arguments, Fault};
 use crate::hosts::network::{Network, address};
+use crate::hosts::ssh::Servers;
 use crate::release;
 
 /// The port of the rendezvous; in a network of its own, nothing else uses it.
@@ -77,17 +78,17 @@ impl Trial<'_> {
 
     /// Trains on several hosts and does `fault` to one of them: all launchers have to end, in time.
     fn fail(&self, fault: Fault, host: usize, after: Duration) -> Result<bool, String> {
-        let mut launchers = self.launch(&self.folder.0.join("many"))?;
+        let mut launched = self.launch(&self.folder.0.join("many"))?;
         std::thread::sleep(after);
         match fault {
             Fault::Cut => self.network.cut(host)?,
             Fault::Kill => {
-                let _ = launchers[host].kill();
+                let _ = launched.launchers[host].kill();
             }
         }
         println!("{fault:?} of host {host} after {after:?}");
         let start = Instant::now();
-        let ends = wait(launchers, NOTICED);
+        let ends = wait(launched, NOTICED);
         println!("all ended {:.1} s after the fault:", start.elapsed().as_secs_f64());
         let mut right = true;
         for (number, end) in ends.iter().enumerate() {
@@ -97,8 +98,19 @@ impl Trial<'_> {
         Ok(right)
     }
 
-    /// Starts the launcher of each host.
-    fn launch(&self, run: &Path) -> Result<Vec<Child>, String> {
+    /// Starts the launcher of each host, or one that starts them over ssh.
+    fn launch(&self, run: &Path) -> Result<Launched, String> {
+        if self.arguments.ssh {
+            let Arguments { hosts, nproc, config, more, .. } = self.arguments;
+            let servers = Servers::start(&self.network, *hosts, *nproc, &self.folder.0)?;
+            let mut command = self.network.host(0).command(&self.binary.to_string_lossy());
+            command.arg("launch").arg("--hostfile").arg(&servers.hostfile);
+            command.arg(config).arg("--run").arg(run).args(more).stdin(Stdio::null());
+            let path = std::env::var("PATH").unwrap_or_default();
+            command.env("PATH", format!("{}:{path}", servers.programs.display()));
+            let launcher = command.spawn().map_err(|error| format!("setpriv (util-linux): {error}"))?;
+            return Ok(Launched { launchers: vec![launcher], _servers: Some(servers) });
+        }
         let secret = self.folder.secret()?;
         let (hosts, nproc) = (self.arguments.hosts.to_string(), self.arguments.nproc.to_string());
         let rendezvous = format!("{}:{PORT}", address(0));
@@ -111,12 +123,20 @@ impl Trial<'_> {
             command.stdin(Stdio::null());
             command.spawn().map_err(|error| format!("setpriv (util-linux): {error}"))
         };
-        (0..self.arguments.hosts).map(start).collect()
+        let launchers = (0..self.arguments.hosts).map(start).collect::<Result<_, _>>()?;
+        Ok(Launched { launchers, _servers: None })
     }
 }
 
+/// The launchers of a run, and the ssh servers that they need.
+struct Launched {
+    launchers: Vec<Child>,
+    _servers: Option<Servers>,
+}
+
 /// Waits for the launchers, for `limit` at most: how each has ended. Those that are left are killed.
-fn wait(mut launchers: Vec<Child>, limit: Duration) -> Vec<Option<ExitStatus>> {
+fn wait(launched: Launched, limit: Duration) -> Vec<Option<ExitStatus>> {
+    let Launched { mut launchers, _servers } = launched;
     let until = Instant::now() + limit;
     let mut ends = vec![None; launchers.len()];
     while ends.iter().any(Option::is_none) && Instant::now() < until {
