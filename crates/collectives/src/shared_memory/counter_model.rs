@@ -177,7 +177,7 @@ fn the_end_of_the_job_wakes_those_who_wait_for_it() {
     });
 }
 
-/// Of two ranks that end the job, one writes the reason, and whoever sees it complete reads all of it.
+/// One of two ranks that end the job writes the reason, and whoever sees it complete reads all of it.
 #[test]
 fn one_reason_is_written_and_read_whole() {
     struct Record(WrittenOnce<ModelWord>, [Shared; 2]);
