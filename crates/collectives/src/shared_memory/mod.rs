@@ -8,7 +8,7 @@
 //!
 //! The files, from the lowest to the highest; each imports only files above it in this list:
 //!
-//! 1. `text`, `descriptor`: what lies in shared memory; `control`: the shared block; `waits`: who waits for whom in it.
+//! 1. `text`, `descriptor`, `counter`: what lies in shared memory; `control`: the shared block; `waits`: who waits for whom in it.
 //! 2. `inherited`, `sealed`: descriptors from the launcher; `memory`: how a rank's buffers are read by its peers.
 //! 3. `options`; `host`: a rank's share of its job; `transfer`: what one call moves.
 //! 4. `participation`: a rank's part in one call; `watch`: what a waiting rank looks at; `meeting`: one call's counters
@@ -21,6 +21,10 @@
 //! Nothing has a name in a file system: when the processes are gone, everything is.
 
 mod text;
+
+mod counter;
+#[cfg(test)]
+mod counter_model;
 
 mod control;
 mod descriptor;
