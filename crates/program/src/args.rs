@@ -366,4 +366,13 @@ pub struct RankArgs {
     /// Descriptor of the memory file with the work, as JSON
     #[arg(long)]
     pub task_fd: i32,
+    /// Descriptor of the memory file that says how to reach the ranks of other hosts
+    #[arg(long, requires = "listener_fd")]
+    pub network_fd: Option<i32>,
+    /// Descriptor of the socket at which ranks of other hosts reach this one
+    #[arg(long)]
+    pub listener_fd: Option<i32>,
+    /// Cores to which the rank is bound
+    #[arg(long, value_delimiter = ',')]
+    pub cores: Vec<usize>,
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use phalanx_collectives::Hosts;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
 
 use crate::control::link::{Arrival, Inbox, Link};
 use crate::control::message::Message;
@@ -19,10 +20,12 @@ pub enum Event {
 }
 
 /// A host of the job, as its launcher introduced it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostInfo {
     /// The name of the host.
     pub name: String,
+    /// What differs between machines: several hosts may be one machine.
+    pub machine: String,
     /// Number of ranks that it runs.
     pub ranks: usize,
 }

@@ -27,12 +27,20 @@ const TELL_EVERY: Duration = Duration::from_secs(5);
 pub struct Introduction {
     /// The name of the host.
     pub name: String,
+    /// What differs between machines: several hosts may be one machine.
+    pub machine: String,
     /// Its number.
     pub host: usize,
     /// Number of hosts that it expects.
     pub hosts: usize,
     /// Number of ranks that it runs.
     pub ranks: usize,
+}
+
+impl Introduction {
+    fn info(&self) -> HostInfo {
+        HostInfo { name: self.name.clone(), machine: self.machine.clone(), ranks: self.ranks }
+    }
 }
 
 /// A control plane whose launchers have all met.
@@ -99,7 +107,7 @@ impl Meeting {
         let inbox = Inbox::new().map_err(|error| error.to_string())?;
         let mut address = self.listener.local_addr().map_err(|error| error.to_string())?.ip();
         let (mut links, mut infos) = (BTreeMap::new(), BTreeMap::new());
-        infos.insert(0, HostInfo { name: own.name.clone(), ranks: own.ranks });
+        infos.insert(0, own.info());
         let until = Instant::now() + limit;
         let mut tell = Instant::now() + TELL_EVERY;
         let (sender, authenticated) = mpsc::channel();
@@ -131,10 +139,10 @@ impl Meeting {
                     if let Ok(local) = socket.local_addr() {
                         address = local.ip();
                     }
-                    let Introduction { host, name, ranks, .. } = introduction;
+                    let host = introduction.host;
                     let link = Link::new(connection, socket, host, &inbox).map_err(|error| error.to_string())?;
                     links.insert(host, link);
-                    infos.insert(host, HostInfo { name, ranks });
+                    infos.insert(host, introduction.info());
                 }
                 Ok(Err(why)) => note(&format!("a connection was refused: {why}")),
                 Err(_) => {}
