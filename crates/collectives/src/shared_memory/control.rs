@@ -179,7 +179,7 @@ impl ChannelSlot {
 
     /// Visits the words that other hosts need to report on the slot's rank.
     pub(crate) fn for_each_word(&self, mut visit: impl FnMut(Word)) {
-        visit(Word::Four(&self.counter));
+        visit(Word::Four(self.counter.word()));
         visit(Word::Eight(&self.wait));
         self.descriptors.iter().for_each(|descriptor| descriptor.for_each_word(&mut visit));
         self.name.for_each_word(&mut visit);
