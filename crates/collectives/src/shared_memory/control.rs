@@ -2,7 +2,7 @@
 //!
 //! One mapping, all atomics, valid when zero: a header with the abort record, a cell per rank (what it
 //! does, for people), then for every channel (a group) a slot per rank and a slot per ordered pair of
-//! ranks. A slot is written by its owner alone: a counter on which peers sleep, and two descriptors, of
+//! ranks, then a flight record per rank. A slot is written by its owner alone: a counter on which peers sleep, and two descriptors, of
 //! which the older may still be read while the newer is written.
 //!
 //! Memory order: a descriptor, or data in an arena, is written before its owner advances the counter
@@ -15,12 +15,14 @@ use phalanx_tensor::Region;
 
 use crate::shared_memory::counter::{Counter, WrittenOnce};
 use crate::shared_memory::descriptor::DescriptorCell;
+use crate::shared_memory::flight::FlightRecord;
+use crate::shared_memory::mirror::Word;
 use crate::shared_memory::text::Text;
 
 /// Groups that one endpoint can make: a mesh has some for the world and each axis, and two for each neighbour in
 /// the pipeline. The block is sparse, so channels that nobody opens cost addresses, not memory.
 pub(crate) const CHANNELS: usize = 64;
-/// Maximum number of ranks on one host. It limits the size of the block and is checked on joining.
+/// Maximum number of ranks of a job. It limits the size of the block and is checked on joining.
 pub(crate) const MAX_WORLD: usize = 1024;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX1");
@@ -120,6 +122,26 @@ impl RankCell {
         (channel < CHANNELS).then_some(channel)
     }
 
+    /// The channel of the newest call, and the other end of a message. The numbers come from the peer: checked.
+    pub(crate) fn last_place(&self, world_size: usize) -> Option<(usize, Option<usize>)> {
+        let LastCall { channel, peer, .. } = self.last_call()?;
+        (channel < CHANNELS && peer.is_none_or(|peer| peer < world_size)).then_some((channel, peer))
+    }
+
+    /// Visits the words that other hosts need to report on the rank.
+    pub(crate) fn for_each_word(&self, mut visit: impl FnMut(Word)) {
+        visit(Word::Four(&self.life));
+        visit(Word::Four(&self.done));
+        [&self.last_call, &self.step, &self.blocked_on].into_iter().for_each(|word| visit(Word::Eight(word)));
+    }
+
+    /// Notes for a rank of another host how long it has given no sign of life; `u64::MAX`: it has not joined.
+    pub(crate) fn set_silent(&self, silent_ms: u64) {
+        if silent_ms != u64::MAX {
+            self.heartbeat_ms.store(now_ms().saturating_sub(silent_ms).max(1), Ordering::Relaxed);
+        }
+    }
+
     fn last_call(&self) -> Option<LastCall> {
         let packed = self.last_call.load(Ordering::Relaxed);
         let channel = (packed >> 32).checked_sub(1)? as usize;
@@ -153,6 +175,14 @@ impl ChannelSlot {
     /// The counter of the rank's steps.
     pub(crate) fn counter(&self) -> u32 {
         self.counter.value()
+    }
+
+    /// Visits the words that other hosts need to report on the slot's rank.
+    pub(crate) fn for_each_word(&self, mut visit: impl FnMut(Word)) {
+        visit(Word::Four(self.counter.word()));
+        visit(Word::Eight(&self.wait));
+        self.descriptors.iter().for_each(|descriptor| descriptor.for_each_word(&mut visit));
+        self.name.for_each_word(&mut visit);
     }
 
     /// The descriptor that was written last.
@@ -189,15 +219,19 @@ const fn slots_at(world: usize) -> usize {
     (RANKS_AT + world * size_of::<RankCell>()).next_multiple_of(128)
 }
 
+const fn flights_at(world: usize) -> usize {
+    slots_at(world) + CHANNELS * (world + world * world) * size_of::<ChannelSlot>()
+}
+
 impl Control {
     /// Bytes of the block of a world.
     pub(crate) fn bytes(world: usize) -> usize {
-        slots_at(world) + CHANNELS * (world + world * world) * size_of::<ChannelSlot>()
+        flights_at(world) + world * size_of::<FlightRecord>()
     }
 
     /// Fills in a zeroed block.
     pub(crate) fn create(region: Region, world: usize, cores: usize) -> Control {
-        assert!((1..=MAX_WORLD).contains(&world), "{world} ranks on one host; the maximum is {MAX_WORLD}");
+        assert!((1..=MAX_WORLD).contains(&world), "{world} ranks; the maximum is {MAX_WORLD}");
         assert!(region.bytes() >= Control::bytes(world));
         let control = Control { region, world };
         let header = control.header();
@@ -239,7 +273,7 @@ impl Control {
         let start = offset + index * size_of::<T>();
         assert!(start + size_of::<T>() <= self.region.bytes() && start.is_multiple_of(align_of::<T>()));
         // SAFETY: the range lies in the mapping (asserted), which lives as long as self and starts at a
-        // page; T (private callers: Header, RankCell, Slot) is made of atomics only, for which every
+        // page; T (private callers: Header, RankCell, Slot, FlightRecord) is made of atomics only, for which every
         // bit pattern is valid and concurrent writes by other processes are defined.
         unsafe { &*self.region.base().add(start).cast::<T>() }
     }
@@ -259,6 +293,11 @@ impl Control {
         self.header().channels.fetch_max(channel as u32 + 1, Ordering::SeqCst);
     }
 
+    /// Number of channels that some rank of this host has opened.
+    pub(crate) fn open_channels(&self) -> usize {
+        (self.header().channels.load(Ordering::SeqCst) as usize).min(CHANNELS)
+    }
+
     /// The slot of `rank` for collectives of a channel.
     pub(crate) fn slot(&self, channel: usize, rank: usize) -> &ChannelSlot {
         assert!(channel < CHANNELS && rank < self.world);
@@ -270,6 +309,12 @@ impl Control {
         assert!(channel < CHANNELS && rank < self.world && peer < self.world);
         let row = channel * (self.world + self.world * self.world) + (1 + rank) * self.world;
         self.at(slots_at(self.world), row + peer)
+    }
+
+    /// The flight record of `rank`.
+    pub(crate) fn flight(&self, rank: usize) -> &FlightRecord {
+        assert!(rank < self.world);
+        self.at(flights_at(self.world), rank)
     }
 
     /// Ends the job for everybody; only the first reason stays.
@@ -324,8 +369,7 @@ impl Control {
 
     /// Wakes every sleeper, so that it checks whether the job has ended. Channels that nobody opened are not touched: they take no memory.
     pub(crate) fn wake_all(&self) {
-        let opened = self.header().channels.load(Ordering::SeqCst) as usize;
-        for channel in 0..opened.min(CHANNELS) {
+        for channel in 0..self.open_channels() {
             for rank in 0..self.world {
                 self.slot(channel, rank).counter.wake_sleepers();
                 for peer in 0..self.world {
@@ -400,13 +444,14 @@ mod tests {
         assert!(control.aborted().is_none());
     }
 
-    /// 64 channels of 8 slots for the group and 64 for the pairs, of 512 bytes each, and the tables before them.
+    /// 64 channels of 8 slots for the group and 64 for the pairs, of 512 bytes each, the tables before them, and 8 flight
+    /// records.
     #[test]
     fn the_block_of_eight_ranks_is_small() {
         let bytes = Control::bytes(8);
         println!("control block of 8 ranks: {bytes} bytes, {} a channel", 72 * size_of::<ChannelSlot>());
         assert_eq!(size_of::<ChannelSlot>(), 512);
-        assert!((64 * 72 * 512..64 * 72 * 512 + (8 << 10)).contains(&bytes), "{bytes}");
+        assert!((64 * 72 * 512..64 * 72 * 512 + (8 << 10) + (8 * 66 << 10)).contains(&bytes), "{bytes}");
     }
 
     #[test]

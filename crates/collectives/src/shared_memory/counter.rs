@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::thread::futex;
 
 /// A word in memory that threads of several processes share, and on which they can sleep.
-pub(crate) trait Word {
+pub(crate) trait SharedWord {
     fn load(&self, order: Ordering) -> u32;
     fn store(&self, value: u32, order: Ordering);
     /// Adds, wrapping, sequentially consistent.
@@ -25,7 +25,7 @@ pub(crate) trait Word {
     fn wake(&self);
 }
 
-impl Word for AtomicU32 {
+impl SharedWord for AtomicU32 {
     fn load(&self, order: Ordering) -> u32 {
         self.load(order)
     }
@@ -56,7 +56,14 @@ pub(crate) struct Counter<W = AtomicU32> {
     sleepers: W,
 }
 
-impl<W: Word> Counter<W> {
+impl Counter {
+    /// The word that holds the value, for the copy of it on other hosts.
+    pub(crate) fn word(&self) -> &AtomicU32 {
+        &self.value
+    }
+}
+
+impl<W: SharedWord> Counter<W> {
     /// A counter whose words are zero.
     #[cfg(test)]
     pub(crate) fn new(value: W, sleepers: W) -> Counter<W> {
@@ -102,7 +109,7 @@ pub(crate) struct WrittenOnce<W = AtomicU32> {
     state: W,
 }
 
-impl<W: Word> WrittenOnce<W> {
+impl<W: SharedWord> WrittenOnce<W> {
     const BEGUN: u32 = 1;
     const COMPLETE: u32 = 2;
 

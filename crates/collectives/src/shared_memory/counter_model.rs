@@ -11,7 +11,7 @@ use loom::sync::atomic::{AtomicU32, fence};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-use crate::shared_memory::counter::{Counter, Word, WrittenOnce};
+use crate::shared_memory::counter::{Counter, SharedWord, WrittenOnce};
 
 /// A word whose sleepers wait for a condition, as those of a futex do: comparing and falling asleep is one step.
 struct ModelWord {
@@ -26,7 +26,7 @@ impl ModelWord {
     }
 }
 
-impl Word for ModelWord {
+impl SharedWord for ModelWord {
     fn load(&self, order: Ordering) -> u32 {
         self.value.load(order)
     }
