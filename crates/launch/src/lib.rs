@@ -24,13 +24,13 @@ mod stalled;
 mod watch;
 
 pub use control::{
-    ControlPlane, Event, FailureReport, HostInfo, Introduction, Meeting, Message, Met, connect, create_secret, from_digits,
-    read_secret, to_digits,
+    ControlPlane, Event, FailureReport, HostInfo, Introduction, Meeting, Message, Met, connect,
+    create_secret, from_digits, read_secret, to_digits,
 };
 pub use failure::Failure;
 pub use foreign::{
     CHOICE as LAUNCHER_CHOICE, EnvironmentError, ForeignLauncher, ForeignRank, RENDEZVOUS, Variables,
-    expand_nodes, foreign_rank,
+    expand_nodes, foreign_rank, host_and_port,
 };
 pub use hooks::Hooks;
 pub use hostfile::{HostSlots, filter_hosts, parse_hostfile};

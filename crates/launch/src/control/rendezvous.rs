@@ -39,7 +39,7 @@ pub struct Introduction {
 
 impl Introduction {
     fn info(&self) -> HostInfo {
-        HostInfo { name: self.name.clone(), machine: self.machine.clone(), ranks: self.ranks }
+        HostInfo { name: self.name.clone(), id: self.host, machine: self.machine.clone(), ranks: self.ranks }
     }
 }
 
@@ -110,6 +110,7 @@ impl Meeting {
         infos.insert(0, own.info());
         let until = Instant::now() + limit;
         let mut tell = Instant::now() + TELL_EVERY;
+        let mut strangers = Strangers::default();
         let (sender, authenticated) = mpsc::channel();
         let mut open = 0;
         while infos.len() < own.hosts {
@@ -140,11 +141,12 @@ impl Meeting {
                         address = local.ip();
                     }
                     let host = introduction.host;
-                    let link = Link::new(connection, socket, host, &inbox).map_err(|error| error.to_string())?;
+                    let link =
+                        Link::new(connection, socket, host, &inbox).map_err(|error| error.to_string())?;
                     links.insert(host, link);
                     infos.insert(host, introduction.info());
                 }
-                Ok(Err(why)) => note(&format!("a connection was refused: {why}")),
+                Ok(Err(why)) => strangers.note(&why, note),
                 Err(_) => {}
             }
             let now = Instant::now();
@@ -166,10 +168,32 @@ impl Meeting {
     }
 }
 
+/// Connections that were refused; a port scan must not fill the terminal.
+#[derive(Default)]
+struct Strangers {
+    told: Option<Instant>,
+    untold: usize,
+}
+
+impl Strangers {
+    fn note(&mut self, why: &str, note: &dyn Fn(&str)) {
+        self.untold += 1;
+        if self.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+            return;
+        }
+        let more = if self.untold > 1 { format!(" (and {} more)", self.untold - 1) } else { String::new() };
+        note(&format!("a connection was refused: {why}{more}"));
+        (self.told, self.untold) = (Some(Instant::now()), 0);
+    }
+}
+
 /// The hosts that have not come yet.
 fn waited_for(own: &Introduction, infos: &BTreeMap<usize, HostInfo>) -> String {
-    let missing: Vec<String> =
-        (0..own.hosts).filter(|host| !infos.contains_key(host)).take(8).map(|host| host.to_string()).collect();
+    let missing: Vec<String> = (0..own.hosts)
+        .filter(|host| !infos.contains_key(host))
+        .take(8)
+        .map(|host| host.to_string())
+        .collect();
     let more = own.hosts - infos.len() - missing.len();
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     format!("{} {}{more}", if own.hosts - infos.len() == 1 { "host" } else { "hosts" }, missing.join(", "))
@@ -179,7 +203,10 @@ fn waited_for(own: &Introduction, infos: &BTreeMap<usize, HostInfo>) -> String {
 fn refusal(own: &Introduction, other: &Introduction, missing: impl Fn(usize) -> bool) -> Option<String> {
     let Introduction { host, hosts, ranks, .. } = other;
     if *hosts != own.hosts {
-        return Some(format!("it expects {hosts} hosts, and host 0 {}: give all the same --nnodes", own.hosts));
+        return Some(format!(
+            "it expects {hosts} hosts, and host 0 {}: give all the same --nnodes",
+            own.hosts
+        ));
     }
     if *host == 0 || *host >= own.hosts {
         return Some(format!("it is host {host} (--node-rank) of {}", own.hosts));
@@ -198,9 +225,10 @@ fn authenticate(socket: TcpStream, secret: &Secret, protection: Protection) -> R
     socket.set_nonblocking(false).map_err(|error| from(error.to_string()))?;
     let own = socket.try_clone().map_err(|error| from(error.to_string()))?;
     let until = Instant::now() + secure::HANDSHAKE_TIME;
-    let (connection, hello) =
-        secure::accept(socket, secret, &IDENTITY, protection, until).map_err(|error| from(error.to_string()))?;
-    let introduction = serde_json::from_slice(&hello).map_err(|_| from("it did not introduce itself".into()))?;
+    let (connection, hello) = secure::accept(socket, secret, &IDENTITY, protection, until)
+        .map_err(|error| from(error.to_string()))?;
+    let introduction =
+        serde_json::from_slice(&hello).map_err(|_| from("it did not introduce itself".into()))?;
     Ok((connection, own, introduction))
 }
 
@@ -297,7 +325,9 @@ fn meet(own: &Introduction, connection: Connection, socket: TcpStream) -> Result
 }
 
 fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
-    let found = (host, port).to_socket_addrs().map_err(|error| format!("the name {host} cannot be resolved: {error}"))?;
+    let found = (host, port)
+        .to_socket_addrs()
+        .map_err(|error| format!("the name {host} cannot be resolved: {error}"))?;
     let addresses: Vec<SocketAddr> = found.collect();
     if addresses.is_empty() { Err(format!("the name {host} has no address")) } else { Ok(addresses) }
 }
