@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use phalanx_tensor::Region;
-use rustix::thread::futex;
 
+use crate::shared_memory::counter::{Counter, WrittenOnce};
 use crate::shared_memory::descriptor::DescriptorCell;
 use crate::shared_memory::flight::FlightRecord;
 use crate::shared_memory::text::Text;
@@ -27,10 +27,10 @@ pub(crate) const MAX_WORLD: usize = 1024;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX1");
 
-/// Why the job ended. `state`: 0 running, 1 being written, 2 written.
+/// Why the job ended.
 #[repr(C, align(64))]
 pub(crate) struct AbortRecord {
-    state: AtomicU32,
+    written: WrittenOnce,
     rank: AtomicU32,
     disagreement: AtomicU32,
     reason: Text<512>,
@@ -165,9 +165,7 @@ pub(crate) type GroupName = Text<4>;
 #[repr(C, align(128))]
 pub(crate) struct ChannelSlot {
     /// Advances by one at every step of every collective, wrapping.
-    counter: AtomicU32,
-    /// Threads asleep on the counter.
-    sleepers: AtomicU32,
+    counter: Counter,
     /// Used in the slot for calls of the whole group: the rank for which this one waits in this channel, in a call of
     /// the group or in a message. Packed ([`Wait`](super::waits::Wait)).
     pub(crate) wait: AtomicU64,
@@ -178,13 +176,14 @@ pub(crate) struct ChannelSlot {
 }
 
 impl ChannelSlot {
+    /// The counter of the rank's steps.
     pub(crate) fn counter(&self) -> u32 {
-        self.counter.load(Ordering::Acquire)
+        self.counter.value()
     }
 
     /// Visits the words that other hosts need to report on the slot's rank.
     pub(crate) fn for_each_word(&self, mut visit: impl FnMut(Word)) {
-        visit(Word::Four(&self.counter));
+        visit(Word::Four(self.counter.word()));
         visit(Word::Eight(&self.wait));
         self.descriptors.iter().for_each(|descriptor| descriptor.for_each_word(&mut visit));
         self.name.for_each_word(&mut visit);
@@ -198,32 +197,13 @@ impl ChannelSlot {
 
     /// Advances the counter to `value` and wakes the threads that sleep on it.
     pub(crate) fn publish(&self, value: u32) {
-        // Sequentially consistent, like the sleeper's two steps: either the sleeper sees the new value, or this thread
-        // sees the sleeper.
-        self.counter.store(value, Ordering::SeqCst);
-        if self.sleepers.load(Ordering::SeqCst) != 0 {
-            self.wake();
-        }
+        self.counter.publish(value);
     }
 
-    pub(crate) fn wake(&self) {
-        let _ = futex::wake(&self.counter, futex::Flags::empty(), i32::MAX as u32);
-    }
-
-    /// Sleeps while the counter is at `seen`, for `limit` at most.
+    /// Sleeps while the counter is at `seen`, for `limit` at most, or until [`Control::wake_all`].
     pub(crate) fn sleep(&self, seen: u32, limit: Duration) {
-        let limit = timespec(limit);
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        if self.counter.load(Ordering::SeqCst) == seen {
-            // Whether woken, timed out, interrupted or already changed: the caller checks the counter again.
-            let _ = futex::wait(&self.counter, futex::Flags::empty(), seen, Some(&limit));
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.counter.sleep(seen, limit);
     }
-}
-
-fn timespec(time: Duration) -> futex::Timespec {
-    futex::Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
 }
 
 /// Cores that this process may use.
@@ -344,13 +324,11 @@ impl Control {
     /// Ends the job for everybody; only the first reason stays.
     pub(crate) fn abort(&self, abort: Abort) {
         let record = &self.header().abort;
-        if record.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        record.written.write(|| {
             record.rank.store(abort.rank as u32, Ordering::Relaxed);
             record.disagreement.store(abort.disagreement.into(), Ordering::Relaxed);
             record.reason.write(&abort.reason, 0);
-            record.state.store(2, Ordering::SeqCst);
-            let _ = futex::wake(&record.state, futex::Flags::empty(), i32::MAX as u32);
-        }
+        });
         self.wake_all();
     }
 
@@ -363,7 +341,7 @@ impl Control {
                 return false;
             }
             // Whether woken, timed out or interrupted, the loop checks again.
-            let _ = futex::wait(&self.header().abort.state, futex::Flags::empty(), 0, Some(&timespec(left)));
+            self.header().abort.written.sleep(left);
         }
         true
     }
@@ -371,12 +349,12 @@ impl Control {
     /// The reason why the job ended, if it did.
     pub(crate) fn aborted(&self) -> Option<Abort> {
         let record = &self.header().abort;
-        if record.state.load(Ordering::Acquire) == 0 {
+        if !record.written.has_begun() {
             return None;
         }
         // The writer may be between its two steps, or may have died there, so the wait is bounded.
         for _ in 0..100 {
-            if record.state.load(Ordering::Acquire) == 2 {
+            if record.written.is_complete() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -390,24 +368,18 @@ impl Control {
 
     /// Whether the job has ended. This check is cheap.
     pub(crate) fn is_aborted(&self) -> bool {
-        self.header().abort.state.load(Ordering::Relaxed) != 0
+        self.header().abort.written.has_begun()
     }
 
     /// Wakes every sleeper, so that it checks whether the job has ended. Channels that nobody opened are not touched: they take no memory.
     pub(crate) fn wake_all(&self) {
         for channel in 0..self.open_channels() {
             for rank in 0..self.world {
-                self.wake_sleepers(self.slot(channel, rank));
+                self.slot(channel, rank).counter.wake_sleepers();
                 for peer in 0..self.world {
-                    self.wake_sleepers(self.pair(channel, rank, peer));
+                    self.pair(channel, rank, peer).counter.wake_sleepers();
                 }
             }
-        }
-    }
-
-    fn wake_sleepers(&self, slot: &ChannelSlot) {
-        if slot.sleepers.load(Ordering::SeqCst) != 0 {
-            slot.wake();
         }
     }
 

@@ -8,8 +8,8 @@
 //!
 //! The files, from the lowest to the highest; each imports only files above it in this list:
 //!
-//! 1. `word`, `text`, `descriptor`, `flight`: what lies in shared memory; `control`: the shared block; `waits`: who waits for
-//!    whom in it; `mirror`: the state of a rank of another host.
+//! 1. `word`, `text`, `descriptor`, `counter`, `flight`: what lies in shared memory; `control`: the shared block; `waits`:
+//!    who waits for whom in it; `mirror`: the state of a rank of another host.
 //! 2. `inherited`, `sealed`: descriptors from the launcher; `memory`: how a rank's buffers are read by its peers.
 //! 3. `options`; `host`: a rank's share of its job; `transfer`: what one call moves.
 //! 4. `participation`: a rank's part in one call; `watch`: what a waiting rank looks at; `meeting`: one call's counters
@@ -23,6 +23,10 @@
 
 pub(crate) mod text;
 pub(crate) mod word;
+
+mod counter;
+#[cfg(test)]
+mod counter_model;
 
 pub(crate) mod control;
 pub(crate) mod descriptor;
