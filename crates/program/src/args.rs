@@ -315,14 +315,15 @@ pub struct ExportArgs {
     pub json: bool,
 }
 
-/// Describes a checkpoint, run folder, token file or Hugging Face folder
+/// Describes a checkpoint, run folder, token file, Hugging Face folder or flight record
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx inspect runs/quickstart\n  \
+    phalanx inspect runs/quickstart/flight            what each rank did before the run failed\n  \
     phalanx inspect runs/quickstart/checkpoints/step-500 --verify\n  \
     phalanx inspect train.bin --json")]
 pub struct InspectArgs {
-    /// A step-N folder, a run folder, a token file or a Hugging Face folder
+    /// A step-N folder, a run folder, a token file, a Hugging Face folder, or the folder `flight` of a run
     pub path: PathBuf,
     /// Read everything: compare checksums, give statistics of every tensor
     #[arg(long)]
