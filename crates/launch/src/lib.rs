@@ -24,8 +24,8 @@ mod stalled;
 mod watch;
 
 pub use control::{
-    ControlPlane, Event, FailureReport, HostInfo, Introduction, Meeting, Message, Met, connect, create_secret, from_digits,
-    read_secret, to_digits,
+    ControlPlane, Event, FailureReport, HostInfo, Introduction, Meeting, Message, Met, connect,
+    create_secret, from_digits, read_secret, to_digits,
 };
 pub use failure::Failure;
 pub use foreign::{

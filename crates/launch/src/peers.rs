@@ -53,7 +53,9 @@ impl Watch<'_> {
                 Event::Message(..) => None,
             };
             first = match (first, failure) {
-                (Some(first), Some(failure)) if !first.is_first_hand && failure.is_first_hand => Some(failure),
+                (Some(first), Some(failure)) if !first.is_first_hand && failure.is_first_hand => {
+                    Some(failure)
+                }
                 (None, failure) => failure,
                 (first, _) => first,
             };
@@ -82,7 +84,12 @@ impl Watch<'_> {
         let activities: Vec<String> = (ranks.clone().take(4))
             .map(|rank| format!("rank {rank}: {}", self.processes.job.last_activity(rank)))
             .collect();
-        let reason = format!("{} is lost, with ranks {} to {}: {why}", plane.describe(host), ranks.start, ranks.end - 1);
+        let reason = format!(
+            "{} is lost, with ranks {} to {}: {why}",
+            plane.describe(host),
+            ranks.start,
+            ranks.end - 1
+        );
         let failure = Failure::new(ranks.start, reason, activities.join("; "));
         Failure { is_remote: true, host_lost: true, place: plane.describe(host), ..failure }
     }

@@ -66,7 +66,9 @@ impl RankProcesses {
         let task_fd = job.hand_over(start.task).context("the memory file of the ranks' task")?;
         let network_fd = match start.network {
             None => None,
-            Some(network) => Some(job.hand_over(&serde_json::to_vec(network)?).context("the memory file of the hosts")?),
+            Some(network) => {
+                Some(job.hand_over(&serde_json::to_vec(network)?).context("the memory file of the hosts")?)
+            }
         };
         let fds: Vec<String> = job.inherited_fds().iter().map(i32::to_string).collect();
         let kills = machine::out_of_memory_kills();
@@ -78,7 +80,10 @@ impl RankProcesses {
         for rank in ranks.clone() {
             let own = Inherited { fds: &fds, task_fd, network_fd, cores: cores.get(rank - first) };
             started.start_rank(rank, &own, start.output).with_context(|| {
-                format!("rank {rank} of {} could not be started; see the limits in `phalanx doctor`", ranks.end)
+                format!(
+                    "rank {rank} of {} could not be started; see the limits in `phalanx doctor`",
+                    ranks.end
+                )
             })?;
         }
         Ok(started)

@@ -83,7 +83,8 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
 fn network(args: &RankArgs) -> Result<Option<(Network, i32)>> {
     let (Some(network), Some(listener)) = (args.network_fd, args.listener_fd) else { return Ok(None) };
     let file = take_sealed(network).context("the memory file of the hosts")?;
-    let network = serde_json::from_slice(&file.read(0..file.bytes())?).context("the memory file of the hosts")?;
+    let network =
+        serde_json::from_slice(&file.read(0..file.bytes())?).context("the memory file of the hosts")?;
     Ok(Some((network, listener)))
 }
 

@@ -141,7 +141,13 @@ mod tests {
             let cut = &bytes[..bytes.len() - 1];
             assert_ne!(Message::decode(cut).as_ref(), Some(message));
         }
-        for wrong in [&[][..], &[9], &[ALIVE, 1], &[ACTIVITY, 1, 0, 0, 0, 255, 255, 255, 255], &[RANKS_ENDED, 2, 0, 0, 0, 0]] {
+        for wrong in [
+            &[][..],
+            &[9],
+            &[ALIVE, 1],
+            &[ACTIVITY, 1, 0, 0, 0, 255, 255, 255, 255],
+            &[RANKS_ENDED, 2, 0, 0, 0, 0],
+        ] {
             assert_eq!(Message::decode(wrong), None, "{wrong:?}");
         }
     }

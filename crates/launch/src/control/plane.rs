@@ -39,7 +39,12 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    pub(crate) fn new(own: usize, hosts: Vec<HostInfo>, inbox: Inbox, links: BTreeMap<usize, Link>) -> ControlPlane {
+    pub(crate) fn new(
+        own: usize,
+        hosts: Vec<HostInfo>,
+        inbox: Inbox,
+        links: BTreeMap<usize, Link>,
+    ) -> ControlPlane {
         ControlPlane { own, hosts, inbox, links }
     }
 

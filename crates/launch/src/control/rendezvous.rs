@@ -140,7 +140,8 @@ impl Meeting {
                         address = local.ip();
                     }
                     let host = introduction.host;
-                    let link = Link::new(connection, socket, host, &inbox).map_err(|error| error.to_string())?;
+                    let link =
+                        Link::new(connection, socket, host, &inbox).map_err(|error| error.to_string())?;
                     links.insert(host, link);
                     infos.insert(host, introduction.info());
                 }
@@ -168,8 +169,11 @@ impl Meeting {
 
 /// The hosts that have not come yet.
 fn waited_for(own: &Introduction, infos: &BTreeMap<usize, HostInfo>) -> String {
-    let missing: Vec<String> =
-        (0..own.hosts).filter(|host| !infos.contains_key(host)).take(8).map(|host| host.to_string()).collect();
+    let missing: Vec<String> = (0..own.hosts)
+        .filter(|host| !infos.contains_key(host))
+        .take(8)
+        .map(|host| host.to_string())
+        .collect();
     let more = own.hosts - infos.len() - missing.len();
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     format!("{} {}{more}", if own.hosts - infos.len() == 1 { "host" } else { "hosts" }, missing.join(", "))
@@ -179,7 +183,10 @@ fn waited_for(own: &Introduction, infos: &BTreeMap<usize, HostInfo>) -> String {
 fn refusal(own: &Introduction, other: &Introduction, missing: impl Fn(usize) -> bool) -> Option<String> {
     let Introduction { host, hosts, ranks, .. } = other;
     if *hosts != own.hosts {
-        return Some(format!("it expects {hosts} hosts, and host 0 {}: give all the same --nnodes", own.hosts));
+        return Some(format!(
+            "it expects {hosts} hosts, and host 0 {}: give all the same --nnodes",
+            own.hosts
+        ));
     }
     if *host == 0 || *host >= own.hosts {
         return Some(format!("it is host {host} (--node-rank) of {}", own.hosts));
@@ -198,9 +205,10 @@ fn authenticate(socket: TcpStream, secret: &Secret, protection: Protection) -> R
     socket.set_nonblocking(false).map_err(|error| from(error.to_string()))?;
     let own = socket.try_clone().map_err(|error| from(error.to_string()))?;
     let until = Instant::now() + secure::HANDSHAKE_TIME;
-    let (connection, hello) =
-        secure::accept(socket, secret, &IDENTITY, protection, until).map_err(|error| from(error.to_string()))?;
-    let introduction = serde_json::from_slice(&hello).map_err(|_| from("it did not introduce itself".into()))?;
+    let (connection, hello) = secure::accept(socket, secret, &IDENTITY, protection, until)
+        .map_err(|error| from(error.to_string()))?;
+    let introduction =
+        serde_json::from_slice(&hello).map_err(|_| from("it did not introduce itself".into()))?;
     Ok((connection, own, introduction))
 }
 
@@ -297,7 +305,9 @@ fn meet(own: &Introduction, connection: Connection, socket: TcpStream) -> Result
 }
 
 fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
-    let found = (host, port).to_socket_addrs().map_err(|error| format!("the name {host} cannot be resolved: {error}"))?;
+    let found = (host, port)
+        .to_socket_addrs()
+        .map_err(|error| format!("the name {host} cannot be resolved: {error}"))?;
     let addresses: Vec<SocketAddr> = found.collect();
     if addresses.is_empty() { Err(format!("the name {host} has no address")) } else { Ok(addresses) }
 }

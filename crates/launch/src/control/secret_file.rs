@@ -33,7 +33,8 @@ pub fn from_digits(text: &str) -> Option<Secret> {
 /// `NotFound` while it is not there. A file of another user, one that others can read or write, one that is no regular file,
 /// or that holds no secret.
 pub fn read_secret(path: &Path) -> Result<Secret> {
-    let refused = |text: String| Error::new(ErrorKind::PermissionDenied, format!("{} {text}", path.display()));
+    let refused =
+        |text: String| Error::new(ErrorKind::PermissionDenied, format!("{} {text}", path.display()));
     // A FIFO must not hold the reader up.
     let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
     let file = File::from(file);
@@ -47,7 +48,9 @@ pub fn read_secret(path: &Path) -> Result<Secret> {
     }
     if metadata.mode() & 0o077 != 0 {
         let mode = metadata.mode() & 0o777;
-        return Err(refused(format!("can be used by other users (mode {mode:03o}): chmod 600 it, or remove it")));
+        return Err(refused(format!(
+            "can be used by other users (mode {mode:03o}): chmod 600 it, or remove it"
+        )));
     }
     let mut text = String::new();
     let read = file.take(BYTES as u64 + 1).read_to_string(&mut text);
@@ -67,7 +70,8 @@ pub fn create_secret(path: &Path) -> Result<Secret> {
     let beside = path.with_extension(format!("new-{}", std::process::id()));
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mut file = File::from(open(&beside, flags, Mode::from_raw_mode(0o600))?);
-    let written = file.write_all(format!("{}\n", to_digits(&secret)).as_bytes()).and_then(|()| file.sync_all());
+    let written =
+        file.write_all(format!("{}\n", to_digits(&secret)).as_bytes()).and_then(|()| file.sync_all());
     let linked = written.and_then(|()| std::fs::hard_link(&beside, path));
     let _ = std::fs::remove_file(&beside);
     linked.map(|()| secret)
