@@ -89,6 +89,8 @@ pub struct Spec {
     pub updates_on_host: bool,
     /// Whether the host computes each update during the next step.
     pub delayed_update: bool,
+    /// Whether reduced gradients take the place of parameters, in chunks that lie in device memory with all their parts.
+    pub gradients_in_place: bool,
     /// The memory in which the inputs of Transformer blocks wait for backward.
     pub block_inputs: Memory,
     /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
@@ -243,6 +245,7 @@ impl Spec {
             buffer: config.memory.buffer(),
             updates_on_host: config.memory.update != UpdateOn::Device,
             delayed_update: config.memory.delayed_update,
+            gradients_in_place: config.memory.gradients_in_place,
             block_inputs: config.memory.activations.memory(),
             partition_activations: config.memory.partition_activations,
             disk: config.disk(),
