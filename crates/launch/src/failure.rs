@@ -19,6 +19,8 @@ pub struct Failure {
     pub status: Option<ExitStatus>,
     /// Ranks whose processes SIGKILL has not ended.
     pub left: Vec<usize>,
+    /// Number of ranks of the job.
+    pub world_size: usize,
     /// For each rank of this host, what it did last.
     pub flights: Vec<(usize, Vec<FlightEvent>)>,
     /// Whether ranks made different calls.
@@ -40,6 +42,7 @@ impl Failure {
             activity,
             status: None,
             left: Vec::new(),
+            world_size: 0,
             flights: Vec::new(),
             disagreement: false,
             is_first_hand: true,

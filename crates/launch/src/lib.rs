@@ -30,7 +30,7 @@ pub use control::{
 pub use failure::Failure;
 pub use foreign::{
     CHOICE as LAUNCHER_CHOICE, EnvironmentError, ForeignLauncher, ForeignRank, RENDEZVOUS, Variables,
-    expand_nodes, foreign_rank,
+    expand_nodes, foreign_rank, host_and_port,
 };
 pub use hooks::Hooks;
 pub use hostfile::{HostSlots, filter_hosts, parse_hostfile};

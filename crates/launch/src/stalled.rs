@@ -12,6 +12,9 @@ use crate::watch::Watch;
 /// Time for which a rank may be stalled after the ranks were asked to finish early.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// Time that a disk may take to answer, also after a signal.
+const DISK: Duration = Duration::from_secs(300);
+
 /// The launcher gives up this much later than the ranks, which know better for which rank they wait.
 const PRECEDENCE: Duration = Duration::from_millis(500);
 
@@ -29,9 +32,11 @@ impl Watch<'_> {
         for (rank, process) in self.processes.alive() {
             let activity = process.activity();
             let silent = self.processes.job.silent_for(rank);
-            self.stalls.note(rank - first, &Observation { silent, process: activity }, since);
-            // A disk may be as slow after a signal as without one.
-            let limit = if activity.in_disk { whole } else { timeout };
+            let events = self.processes.job.events(rank);
+            if self.stalls.note(rank - first, &Observation { silent, process: activity, events }, since) {
+                self.processes.job.note_work(rank);
+            }
+            let limit = if activity.in_disk { whole.max(DISK) } else { timeout };
             if self.stalls.time(rank - first) >= limit.saturating_add(PRECEDENCE) {
                 still.push((rank, activity));
             }

@@ -141,6 +141,8 @@ impl<'a> Watch<'a> {
         // The number may come from a rank, so it is checked.
         failure.status = self.processes.process(failure.rank).and_then(|process| process.status);
         let job = &self.processes.job;
+        failure.world_size =
+            self.plane.as_ref().map_or(self.processes.ranks.len(), |plane| plane.ranks().world_size());
         failure.flights = job.ranks().map(|rank| (rank, job.flight_record(rank))).collect();
         Err(failure)
     }

@@ -29,6 +29,11 @@ pub fn colours() -> bool {
     set(NO_COLOR).is_none() && set(TERM).is_none_or(|term| term != "dumb")
 }
 
+/// The variables that launchers on other hosts need, too.
+pub fn for_other_hosts() -> Vec<(&'static str, String)> {
+    [ISA, NO_COLOR].into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?))).collect()
+}
+
 /// The values that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Environment {

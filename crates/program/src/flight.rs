@@ -49,9 +49,9 @@ pub fn is_flight(path: &Path) -> bool {
         let number = name.strip_prefix("rank-").and_then(|name| name.strip_suffix(".json"));
         number.is_some_and(|number| number.parse::<usize>().is_ok()) && path.is_file()
     };
-    is_record(path) || std::fs::read_dir(path).is_ok_and(|mut entries| {
-        entries.any(|entry| entry.is_ok_and(|entry| is_record(&entry.path())))
-    })
+    is_record(path)
+        || std::fs::read_dir(path)
+            .is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(|entry| is_record(&entry.path()))))
 }
 
 /// The records in a folder, or the one in a file, by rank.
@@ -88,7 +88,8 @@ pub fn describe(flights: &[RankFlight], shown: usize) -> String {
             continue;
         };
         let left_out = events.len().saturating_sub(shown);
-        let before = if left_out > 0 { format!("; the {left_out} before are in the file") } else { String::new() };
+        let before =
+            if left_out > 0 { format!("; the {left_out} before are in the file") } else { String::new() };
         text.push_str(&format!("rank {rank}: its last {} events{before}\n", events.len() - left_out));
         let mut table = Table::new(&["seconds before its last", "event"]);
         for event in &events[left_out..] {

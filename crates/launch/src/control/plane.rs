@@ -24,6 +24,8 @@ pub enum Event {
 pub struct HostInfo {
     /// The name of the host.
     pub name: String,
+    /// The number with which it came. Hosts that are lost leave gaps, and the hosts of a job are numbered without.
+    pub id: usize,
     /// What differs between machines: several hosts may be one machine.
     pub machine: String,
     /// Number of ranks that it runs.
@@ -32,33 +34,40 @@ pub struct HostInfo {
 
 /// The connections of a launcher to the other launchers of its job: of host 0 to all, of the others to host 0.
 pub struct ControlPlane {
-    own: usize,
+    own_id: usize,
+    /// The hosts of the job; those that run no ranks of it are not listed.
     hosts: Vec<HostInfo>,
     inbox: Inbox,
+    /// By the id of the host.
     links: BTreeMap<usize, Link>,
 }
 
 impl ControlPlane {
     pub(crate) fn new(
-        own: usize,
+        own_id: usize,
         hosts: Vec<HostInfo>,
         inbox: Inbox,
         links: BTreeMap<usize, Link>,
     ) -> ControlPlane {
-        ControlPlane { own, hosts, inbox, links }
+        ControlPlane { own_id, hosts, inbox, links }
     }
 
-    /// The number of this launcher's host.
+    /// The id of this launcher's host.
+    pub fn own_id(&self) -> usize {
+        self.own_id
+    }
+
+    /// The number of this launcher's host among those of the job.
     pub fn own_host(&self) -> usize {
-        self.own
+        self.number(self.own_id)
     }
 
-    /// The hosts, as far as this launcher knows them: host 0's knows all of them.
+    /// The hosts of the job, as far as this launcher knows them: host 0's knows all of them.
     pub fn hosts(&self) -> &[HostInfo] {
         &self.hosts
     }
 
-    /// Sets what the launcher of host 0 has said about the hosts.
+    /// Sets the hosts of the job that runs from now on.
     pub fn set_hosts(&mut self, hosts: Vec<HostInfo>) {
         self.hosts = hosts;
     }
@@ -66,6 +75,16 @@ impl ControlPlane {
     /// Which ranks run on which host.
     pub fn ranks(&self) -> Hosts {
         Hosts::new(self.hosts.iter().map(|host| host.ranks).collect())
+    }
+
+    /// The number of the host with this id.
+    fn number(&self, id: usize) -> usize {
+        self.hosts.iter().position(|host| host.id == id).unwrap_or(id)
+    }
+
+    /// The ids of the hosts with which this launcher is connected.
+    pub fn connected(&self) -> Vec<usize> {
+        self.links.keys().copied().collect()
     }
 
     /// A host, for messages: `host 1 (node2)`.
@@ -76,11 +95,6 @@ impl ControlPlane {
         }
     }
 
-    /// The hosts with which this launcher is connected.
-    pub fn connected(&self) -> Vec<usize> {
-        self.links.keys().copied().collect()
-    }
-
     /// Readable when something has come.
     pub(crate) fn wake(&self) -> BorrowedFd<'_> {
         self.inbox.wake()
@@ -89,17 +103,20 @@ impl ControlPlane {
     /// What has come. Host 0 passes on what concerns the others.
     pub fn events(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
-        for (host, arrival) in self.inbox.take() {
+        for (id, arrival) in self.inbox.take() {
+            let host = self.number(id);
             match arrival {
                 Arrival::Message(message) => {
-                    if self.own == 0 && !matches!(message, Message::Program(_)) {
-                        self.send_to(|other| other != host, &message);
+                    if self.own_id == 0 && !matches!(message, Message::Program(_)) {
+                        self.send_to(|other| other != id, &message);
                     }
                     events.push(Event::Message(host, message));
                 }
                 Arrival::Closed(why) => {
-                    self.links.remove(&host);
-                    events.push(Event::Lost(host, why));
+                    // A host that was given up closes its side later.
+                    if self.links.remove(&id).is_some() {
+                        events.push(Event::Lost(host, why));
+                    }
                 }
             }
         }
@@ -118,9 +135,10 @@ impl ControlPlane {
         self.send_to(|_| true, message);
     }
 
-    /// Sends to the launcher of one host.
+    /// Sends to the launcher of one host of the job.
     pub fn send(&self, host: usize, message: &Message) {
-        self.send_to(|other| other == host, message);
+        let id = self.hosts.get(host).map_or(host, |host| host.id);
+        self.send_to(|other| other == id, message);
     }
 
     fn send_to(&self, to: impl Fn(usize) -> bool, message: &Message) {
@@ -133,12 +151,13 @@ impl ControlPlane {
 
     /// The hosts that have not been heard for `limit`, with the time.
     pub fn silent(&self, limit: Duration) -> Vec<(usize, Duration)> {
-        let silent = self.links.iter().map(|(host, link)| (*host, link.silent_for()));
+        let silent = self.links.iter().map(|(id, link)| (self.number(*id), link.silent_for()));
         silent.filter(|(_, time)| *time >= limit).collect()
     }
 
-    /// Closes the connection with a host.
+    /// Closes the connection with a host of the job.
     pub fn give_up(&mut self, host: usize) {
-        self.links.remove(&host);
+        let id = self.hosts.get(host).map_or(host, |host| host.id);
+        self.links.remove(&id);
     }
 }

@@ -39,7 +39,7 @@ pub struct Introduction {
 
 impl Introduction {
     fn info(&self) -> HostInfo {
-        HostInfo { name: self.name.clone(), machine: self.machine.clone(), ranks: self.ranks }
+        HostInfo { name: self.name.clone(), id: self.host, machine: self.machine.clone(), ranks: self.ranks }
     }
 }
 
@@ -110,6 +110,7 @@ impl Meeting {
         infos.insert(0, own.info());
         let until = Instant::now() + limit;
         let mut tell = Instant::now() + TELL_EVERY;
+        let mut strangers = Strangers::default();
         let (sender, authenticated) = mpsc::channel();
         let mut open = 0;
         while infos.len() < own.hosts {
@@ -145,7 +146,7 @@ impl Meeting {
                     links.insert(host, link);
                     infos.insert(host, introduction.info());
                 }
-                Ok(Err(why)) => note(&format!("a connection was refused: {why}")),
+                Ok(Err(why)) => strangers.note(&why, note),
                 Err(_) => {}
             }
             let now = Instant::now();
@@ -164,6 +165,25 @@ impl Meeting {
         }
         let plane = ControlPlane::new(0, infos.into_values().collect(), inbox, links);
         Ok(Met { plane, address })
+    }
+}
+
+/// Connections that were refused; a port scan must not fill the terminal.
+#[derive(Default)]
+struct Strangers {
+    told: Option<Instant>,
+    untold: usize,
+}
+
+impl Strangers {
+    fn note(&mut self, why: &str, note: &dyn Fn(&str)) {
+        self.untold += 1;
+        if self.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+            return;
+        }
+        let more = if self.untold > 1 { format!(" (and {} more)", self.untold - 1) } else { String::new() };
+        note(&format!("a connection was refused: {why}{more}"));
+        (self.told, self.untold) = (Some(Instant::now()), 0);
     }
 }
 

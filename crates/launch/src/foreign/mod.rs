@@ -13,7 +13,7 @@ mod torchrun;
 mod variables;
 
 pub use node_list::expand_nodes;
-pub use variables::{EnvironmentError, Variables};
+pub use variables::{EnvironmentError, Variables, host_and_port};
 
 /// A launcher whose variables are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +141,7 @@ pub fn foreign_rank(variables: &Variables<'_>) -> Result<Option<ForeignRank>, En
     };
     let Some(mut found) = found.filter(|found| found.world_size > 1) else { return Ok(None) };
     if let Some(address) = variables.text(RENDEZVOUS) {
-        found.rendezvous = Some(variables::host_and_port(RENDEZVOUS, &address)?);
+        found.rendezvous = Some(variables::host_and_port(RENDEZVOUS, &address, false)?);
     }
     found.checked().map(Some)
 }

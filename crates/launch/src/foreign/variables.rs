@@ -73,8 +73,12 @@ pub(crate) fn port(name: &str, text: &str) -> Result<u16, EnvironmentError> {
     port.ok_or_else(|| EnvironmentError(format!("{name}={text}: expected a port from 1 to 65535")))
 }
 
-/// Splits `HOST:PORT`; an IPv6 address stands in brackets. Port 0 is refused.
-pub(crate) fn host_and_port(name: &str, text: &str) -> Result<(String, u16), EnvironmentError> {
+/// Splits `HOST:PORT` of the variable or option `name`; an IPv6 address stands in brackets. `any_port`: whether port 0 may
+/// stand for any port.
+///
+/// # Errors
+/// A text of another form.
+pub fn host_and_port(name: &str, text: &str, any_port: bool) -> Result<(String, u16), EnvironmentError> {
     let expected = || {
         EnvironmentError(format!("{name}={text}: expected HOST:PORT, such as node1:29500 or [fe80::1]:29500"))
     };
@@ -88,5 +92,6 @@ pub(crate) fn host_and_port(name: &str, text: &str) -> Result<(String, u16), Env
     if host.is_empty() || host.contains(char::is_whitespace) {
         return Err(expected());
     }
-    Ok((host.to_string(), port(name, port_text)?))
+    let port = if any_port && port_text == "0" { 0 } else { port(name, port_text)? };
+    Ok((host.to_string(), port))
 }

@@ -54,7 +54,9 @@ pub fn meet(place: &Place, source: &SecretSource) -> Result<(Met, Secret)> {
     let (host, port) = (place.rendezvous.0.as_str(), place.rendezvous.1);
     if place.host == 0 {
         if port == 0 && !place.announces {
-            bail!("--rendezvous {host}:0: the other hosts could not know the port; give one that is free on host 0");
+            bail!(
+                "--rendezvous {host}:0: the other hosts could not know the port; give one that is free on host 0"
+            );
         }
         let secret = own_secret(source)?;
         let meeting = Meeting::listen(host, port).map_err(|why| anyhow!("{why}"))?;
@@ -62,7 +64,8 @@ pub fn meet(place: &Place, source: &SecretSource) -> Result<(Met, Secret)> {
             let port = meeting.port().context("the port of the rendezvous")?;
             print_line(&format!("{{\"rendezvous_port\":{port}}}"))?;
         }
-        let met = meeting.gather(own, &secret, protection, place.limit, &note).map_err(|why| anyhow!("{why}"))?;
+        let met =
+            meeting.gather(own, &secret, protection, place.limit, &note).map_err(|why| anyhow!("{why}"))?;
         return Ok((met, secret));
     }
     if port == 0 {
@@ -81,7 +84,8 @@ pub fn meet(place: &Place, source: &SecretSource) -> Result<(Met, Secret)> {
         used.replace(found.clone());
         Ok(found)
     };
-    let met = connect((host, port), &secret, &own, protection, place.limit, &note).map_err(|why| anyhow!("{why}"))?;
+    let met = connect((host, port), &secret, &own, protection, place.limit, &note)
+        .map_err(|why| anyhow!("{why}"))?;
     let secret = used.take().context("a connection without a secret")?;
     Ok((met, secret))
 }

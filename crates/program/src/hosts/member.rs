@@ -90,14 +90,16 @@ impl Member<'_> {
     }
 
     fn try_prepare(&mut self, preparation: &Preparation) -> Result<(HostJob, Vec<std::net::SocketAddr>)> {
-        let sizes = preparation.hosts.iter().map(|host| host.ranks).collect();
-        let hosts = Hosts::try_from(Vec::from_iter::<Vec<usize>>(sizes)).map_err(|why| anyhow!("{why}"))?;
-        if self.plane.own_host() >= hosts.len() {
+        let sizes: Vec<usize> = preparation.hosts.iter().map(|host| host.ranks).collect();
+        let hosts = Hosts::try_from(sizes).map_err(|why| anyhow!("{why}"))?;
+        let own = self.plane.own_id();
+        if !preparation.hosts.iter().any(|host| host.id == own) {
             bail!("host 0 starts {} hosts without this one", hosts.len());
         }
         check_folder(&preparation.run, &preparation.token)?;
         self.plane.set_hosts(preparation.hosts.clone());
-        let mut job = HostJob::on_host(&hosts, self.plane.own_host()).context("the memory that ranks share")?;
+        let mut job =
+            HostJob::on_host(&hosts, self.plane.own_host()).context("the memory that ranks share")?;
         let addresses = listen(&mut job, self.address)?;
         Ok((job, addresses))
     }
@@ -121,7 +123,7 @@ impl Member<'_> {
         let timeout = Duration::from_secs(preparation.stall_timeout_s);
         let start = Start { task, network: Some(&network), timeout, pin: self.pin, output: &output };
         let ended = RankProcesses::start_in(job, &start)?.wait_with(self.signals, self.plane);
-        ended.map_err(|failure| explain(failure, &preparation.run))
+        ended.map(drop).map_err(|failure| explain(failure, &preparation.run))
     }
 }
 

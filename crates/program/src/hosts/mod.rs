@@ -7,8 +7,10 @@
 mod meet;
 mod member;
 mod protocol;
+mod supervise;
 mod team;
 
 pub use meet::{Place, SecretSource, meet};
 pub use member::follow;
+pub use supervise::{lead_from_stdin, supervise};
 pub use team::Team;

@@ -98,7 +98,7 @@ impl Team {
     ) -> Result<()> {
         let file = task_file::encode(task, Some(plan))?;
         let token = Token::write(run)?;
-        let hosts = self.plane.ranks();
+        let hosts = self.take_ranks(plan.spec.world_size())?;
         let mut job = HostJob::on_host(&hosts, 0).context("the memory that ranks share")?;
         let own = listen(&mut job, self.address)?;
         let preparation = Preparation {
@@ -110,10 +110,10 @@ impl Team {
             stall_timeout_s: task.timeout().as_secs(),
             streams: self.streams,
         };
-        self.tell(&FromLeader::Prepare(preparation), &[])?;
+        self.tell_job(&FromLeader::Prepare(preparation), &[])?;
         let addresses = self.gather_addresses(&hosts, own)?;
         drop(token);
-        self.tell(&FromLeader::Start { addresses: addresses.clone() }, &file)?;
+        self.tell_job(&FromLeader::Start { addresses: addresses.clone() }, &file)?;
         let network = Network {
             hosts,
             host: 0,
@@ -125,7 +125,8 @@ impl Team {
             streams: self.streams,
         };
         self.epoch += 1;
-        let start = Start { task: &file, network: Some(&network), timeout: task.timeout(), pin: task.pin(), output };
+        let start =
+            Start { task: &file, network: Some(&network), timeout: task.timeout(), pin: task.pin(), output };
         let ranks = RankProcesses::start_in(job, &start)?;
         ranks.wait_with(signals, &mut self.plane)?;
         Ok(())
@@ -135,7 +136,8 @@ impl Team {
     fn gather_addresses(&mut self, hosts: &Hosts, own: Vec<SocketAddr>) -> Result<Vec<SocketAddr>> {
         let mut by_host = BTreeMap::from([(0, own)]);
         while by_host.len() < hosts.len() {
-            let said = receive_program(&mut self.plane, SILENCE, |_, _| ()).map_err(|why| anyhow!("{why}"))?;
+            let said =
+                receive_program(&mut self.plane, SILENCE, |_, _| ()).map_err(|why| anyhow!("{why}"))?;
             for (host, bytes) in said {
                 match decode::<FromMember>(&bytes)?.0 {
                     FromMember::Ready { addresses } if addresses.len() == hosts.ranks(host).len() => {
@@ -155,13 +157,49 @@ impl Team {
 
     /// Says to the other launchers that the job is over.
     pub fn finish(self, code: u8) {
-        if let Err(error) = self.tell(&FromLeader::Finish { code }, &[]) {
+        if let Err(error) = self.tell_all(&FromLeader::Finish { code }) {
             note(&error.to_string());
         }
     }
 
-    fn tell(&self, message: &FromLeader, blob: &[u8]) -> Result<()> {
-        self.plane.broadcast(&Message::Program(encode(message, blob)?));
+    /// Divides the ranks of a start over the hosts: as many on each as it can run, in their order.
+    fn take_ranks(&mut self, world_size: usize) -> Result<Hosts> {
+        let mut left = world_size;
+        let mut used = Vec::new();
+        for host in &self.capacity {
+            let ranks = host.ranks.min(left);
+            left -= ranks;
+            used.extend((ranks > 0).then(|| HostInfo { ranks, ..host.clone() }));
+        }
+        if left > 0 {
+            bail!(
+                "the configuration has {world_size} ranks, and the hosts run {}: {}; give each launcher its number of ranks \
+                 with --nproc, or leave out parallel.ranks",
+                self.world_size(),
+                self.describe()
+            );
+        }
+        self.plane.set_hosts(used);
+        Ok(self.plane.ranks())
+    }
+
+    /// Forgets the hosts that are not connected any more. Returns the number of ranks that the others can run.
+    pub fn leave_out_lost(&mut self) -> usize {
+        let connected = self.plane.connected();
+        self.capacity.retain(|host| host.id == self.plane.own_id() || connected.contains(&host.id));
+        self.world_size()
+    }
+
+    /// Says something to the launchers of the hosts of this start.
+    fn tell_job(&self, message: &FromLeader, blob: &[u8]) -> Result<()> {
+        let bytes = Message::Program(encode(message, blob)?);
+        (1..self.plane.hosts().len()).for_each(|host| self.plane.send(host, &bytes));
+        Ok(())
+    }
+
+    /// Says something to all launchers.
+    fn tell_all(&self, message: &FromLeader) -> Result<()> {
+        self.plane.broadcast(&Message::Program(encode(message, &[])?));
         Ok(())
     }
 }
@@ -171,8 +209,8 @@ impl Team {
 /// # Errors
 /// The system's.
 pub fn listen(job: &mut HostJob, address: IpAddr) -> Result<Vec<SocketAddr>> {
-    let listen = |rank| job.listen(rank, address);
-    let addresses = job.ranks().map(listen).collect::<std::io::Result<Vec<_>>>();
+    let ranks = job.ranks();
+    let addresses = ranks.map(|rank| job.listen(rank, address)).collect::<std::io::Result<Vec<_>>>();
     addresses.with_context(|| format!("the listeners of this host's ranks at {address}"))
 }
 

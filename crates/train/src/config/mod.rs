@@ -50,6 +50,23 @@ pub struct RunConfig {
     pub schedule: ScheduleConfig,
     /// Steps, evaluations, checkpoints, seed and threads.
     pub train: TrainConfig,
+    /// How ranks are watched.
+    pub run: WatchConfig,
+}
+
+/// `[run]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WatchConfig {
+    /// Seconds after which a rank is stalled that neither computes, nor communicates, nor waits for a disk, and after which
+    /// ranks have that all wait for each other. A rank that computes is never stalled, however long others wait for it.
+    pub stall_timeout_s: u64,
+}
+
+impl Default for WatchConfig {
+    fn default() -> Self {
+        WatchConfig { stall_timeout_s: 10 }
+    }
 }
 
 /// `[model]`
