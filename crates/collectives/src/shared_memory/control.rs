@@ -16,8 +16,8 @@ use phalanx_tensor::Region;
 use crate::shared_memory::counter::{Counter, WrittenOnce};
 use crate::shared_memory::descriptor::DescriptorCell;
 use crate::shared_memory::flight::FlightRecord;
-use crate::shared_memory::mirror::Word;
 use crate::shared_memory::text::Text;
+use crate::shared_memory::word::Word;
 
 /// Groups that one endpoint can make: a mesh has some for the world and each axis, and two for each neighbour in
 /// the pipeline. The block is sparse, so channels that nobody opens cost addresses, not memory.
@@ -37,6 +37,7 @@ pub(crate) struct AbortRecord {
 }
 
 /// What a reader finds in the abort record.
+#[derive(Clone)]
 pub(crate) struct Abort {
     pub(crate) rank: usize,
     pub(crate) disagreement: bool,
@@ -171,6 +172,9 @@ impl Life {
     pub(crate) const LEFT: u32 = 2;
 }
 
+/// The name of a group.
+pub(crate) type GroupName = Text<4>;
+
 /// What one rank shares in a channel. Counter and sleepers share the line that waiting peers watch.
 #[repr(C, align(128))]
 pub(crate) struct ChannelSlot {
@@ -182,7 +186,7 @@ pub(crate) struct ChannelSlot {
     /// Descriptors of the calls with even and with odd numbers.
     pub(crate) descriptors: [DescriptorCell; 2],
     /// The group's name in this rank.
-    pub(crate) name: Text<4>,
+    pub(crate) name: GroupName,
 }
 
 impl ChannelSlot {

@@ -24,7 +24,7 @@ pub struct HostJob {
     hosts: Hosts,
     host: usize,
     control_fd: OwnedFd,
-    /// Of the host's own ranks.
+    /// One for each of the host's own ranks.
     arenas: Vec<OwnedFd>,
     /// Where the host's own ranks listen for ranks of other hosts.
     listeners: Vec<Option<TcpListener>>,
