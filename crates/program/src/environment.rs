@@ -86,8 +86,9 @@ impl Environment {
     /// When this processor cannot compute them that way.
     pub fn choose(self, precision: &PrecisionConfig) -> Result<Products> {
         match (precision.products, self.tiles) {
-            (Products::Split, None) => bail!(
-                "precision.products = \"split\": there are no tile registers for it ({}); give \"fma\" or leave it out",
+            (asked @ (Products::Split | Products::Split2), None) => bail!(
+                "precision.products = \"{}\": there are no tile registers for it ({}); give \"fma\" or leave it out",
+                asked.name(),
                 match tiles::amx() {
                     Err(why) => why.to_string(),
                     Ok(()) => format!("{ISA} has chosen {}", self.isa.name()),
@@ -95,6 +96,7 @@ impl Environment {
             ),
             _ => Ok(match self.options(1).with_products(precision.product_method())?.products {
                 ProductMethod::Split => Products::Split,
+                ProductMethod::Split2 => Products::Split2,
                 ProductMethod::Fma => Products::Fma,
             }),
         }

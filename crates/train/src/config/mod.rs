@@ -241,6 +241,7 @@ impl PrecisionConfig {
             Products::Auto => None,
             Products::Fma => Some(ProductMethod::Fma),
             Products::Split => Some(ProductMethod::Split),
+            Products::Split2 => Some(ProductMethod::Split2),
         }
     }
 }
@@ -273,6 +274,8 @@ pub enum Products {
     Fma,
     /// On tile registers: an f32 as the sum of three bf16, an f16 of two.
     Split,
+    /// On tile registers: an f32 rounded to the sum of two bf16, in half the products of `Split`: 16 bits, where TF32 has 11.
+    Split2,
 }
 
 impl Products {
@@ -282,6 +285,7 @@ impl Products {
             Products::Auto => "auto",
             Products::Fma => "fma",
             Products::Split => "split",
+            Products::Split2 => "split2",
         }
     }
 }
