@@ -22,6 +22,7 @@ pub(crate) fn run(x: &mut Exchange, t: &Transfer) -> Result<(), CollectiveError>
         }
         x.kick()?;
     }
+    x.agree()?;
     copy_locals(x, t, bytes);
     x.settle()?;
     if let Some(slice) = &slice {
