@@ -16,6 +16,7 @@ mod failure;
 mod foreign;
 mod hooks;
 mod hostfile;
+mod local;
 mod peers;
 mod processes;
 mod rank;
@@ -34,6 +35,7 @@ pub use foreign::{
 };
 pub use hooks::Hooks;
 pub use hostfile::{HostSlots, filter_hosts, parse_hostfile};
+pub use local::{LocalGroup, LocalHello, LocalLeader, LocalMember};
 pub use peers::receive_program;
 pub use processes::{RankProcesses, own_program};
 pub use rank::begin_rank;
