@@ -155,7 +155,7 @@ fn a_stopped_rank_is_named_on_all_hosts_after_the_timeout() {
     signal(started[2].1, Signal::STOP);
     let at = Instant::now();
     for ended in launched.ends() {
-        ended.refused(&["rank 2 on host 1", "is stopped", "run.stall_timeout_s = 3"]);
+        ended.refused(&["rank 2 on host 1", "is stopped, by a signal", "all_reduce", ".rs:"]);
     }
     // The timeout and a second, and what a busy machine adds.
     assert!(at.elapsed() < Duration::from_secs(4) + WITHIN, "{:?}", at.elapsed());
