@@ -89,8 +89,8 @@ fn two_hosts_train_to_the_bits_of_one() {
             assert!(checkpoint(&one) == checkpoint("r"), "{name} {run}: the checkpoints differ");
         }
     }
-    let mode = std::fs::metadata(home.path("secret")).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600);
+    // The hosts have met, and nobody needs the file any more.
+    assert!(!home.path("secret").exists());
 }
 
 #[test]
@@ -147,15 +147,15 @@ fn a_host_whose_launcher_is_killed_is_named_by_the_others() {
 }
 
 #[test]
-fn a_stopped_rank_or_launcher_is_named_after_the_timeout() {
+fn a_stopped_rank_is_named_on_all_hosts_after_the_timeout() {
     let home = Home::new();
-    let launched = Launched::start(&home, &[2, 1], &ENDLESS);
+    let launched = Launched::start(&home, &[2, 2], &ENDLESS);
     home.wait_for_step("r", 3);
     let started = launched.ranks();
     signal(started[2].1, Signal::STOP);
     let at = Instant::now();
     for ended in launched.ends() {
-        ended.refused(&["rank 2 on host 1", "is stopped", "run.stall_timeout_s = 3"]);
+        ended.refused(&["rank 2 on host 1", "is stopped, by a signal", "all_reduce", ".rs:"]);
     }
     // The timeout and a second, and what a busy machine adds.
     assert!(at.elapsed() < Duration::from_secs(4) + WITHIN, "{:?}", at.elapsed());
@@ -192,7 +192,7 @@ fn a_launcher_with_another_secret_is_refused() {
         )
     };
     for secret in ["one", "two"] {
-        home.write(secret, secret.repeat(22)[..64].replace(['o', 'n', 't', 'w'], "7") + "\n");
+        home.write(secret, "7".repeat(64) + "\n");
         std::fs::set_permissions(home.path(secret), PermissionsExt::from_mode(0o600)).unwrap();
     }
     home.write("two", "8".repeat(64));
@@ -208,9 +208,11 @@ fn a_launcher_with_another_secret_is_refused() {
 #[test]
 fn the_secret_is_in_no_argument_environment_log_or_file_of_the_run() {
     let home = Home::new();
+    let secret: String = (0..64).map(|i| char::from_digit(i * i * 7 % 16, 16).unwrap()).collect();
+    home.write("secret", &secret);
+    std::fs::set_permissions(home.path("secret"), PermissionsExt::from_mode(0o600)).unwrap();
     let launched = Launched::start(&home, &[1, 1], &ENDLESS);
     home.wait_for_step("r", 3);
-    let secret = String::from_utf8(home.read("secret")).unwrap();
     let started = launched.ranks();
     let pids = launched
         .launchers
