@@ -71,6 +71,8 @@ pub(crate) struct RankCell {
     blocked_on: AtomicU64,
     /// Bytes of the rank's arena; 0 until it has one.
     pub(crate) arena_bytes: AtomicU64,
+    /// Advances while the launcher sees the rank work: compute, make calls, wait for a disk.
+    work: AtomicU64,
 }
 
 /// Identifies the descriptor that a rank wrote last.
@@ -100,6 +102,16 @@ impl RankCell {
     pub(crate) fn silent_for(&self) -> Option<Duration> {
         let last_ms = self.heartbeat_ms.load(Ordering::Relaxed);
         (last_ms != 0).then(|| Duration::from_millis(now_ms().saturating_sub(last_ms)))
+    }
+
+    /// Notes that the rank was seen to work.
+    pub(crate) fn note_work(&self) {
+        self.work.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A number that changes while the rank works.
+    pub(crate) fn work(&self) -> u64 {
+        self.work.load(Ordering::Relaxed)
     }
 
     /// Notes that the rank has done its work.
@@ -133,7 +145,9 @@ impl RankCell {
     pub(crate) fn for_each_word(&self, mut visit: impl FnMut(Word)) {
         visit(Word::Four(&self.life));
         visit(Word::Four(&self.done));
-        [&self.last_call, &self.step, &self.blocked_on].into_iter().for_each(|word| visit(Word::Eight(word)));
+        [&self.last_call, &self.step, &self.blocked_on, &self.work]
+            .into_iter()
+            .for_each(|word| visit(Word::Eight(word)));
     }
 
     /// Notes for a rank of another host how long it has given no sign of life; `u64::MAX`: it has not joined.

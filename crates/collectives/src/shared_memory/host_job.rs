@@ -197,6 +197,17 @@ impl HostJob {
         self.control.rank(rank).silent_for()
     }
 
+    /// Notes that an own rank was seen to work: to compute, to make calls or to wait for a disk. Ranks that wait for it, also
+    /// on other hosts, are patient then.
+    pub fn note_work(&self, rank: usize) {
+        self.control.rank(rank).note_work();
+    }
+
+    /// Number of events in the flight record of an own rank so far: it changes with each call and each step.
+    pub fn events(&self, rank: usize) -> u64 {
+        self.control.flight(rank).count()
+    }
+
     /// Whether a rank has said that its work is done ([`crate::Endpoint::finish`]).
     pub fn is_done(&self, rank: usize) -> bool {
         self.control.rank(rank).is_done()

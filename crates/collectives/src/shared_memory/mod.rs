@@ -9,7 +9,8 @@
 //! The files, from the lowest to the highest; each imports only files above it in this list:
 //!
 //! 1. `word`, `text`, `descriptor`, `counter`, `flight`: what lies in shared memory; `control`: the shared block; `waits`:
-//!    who waits for whom in it; `mirror`: the state of a rank of another host.
+//!    who waits for whom in it; `work`: whether the rank that is waited for works; `mirror`: the state of a rank of another
+//!    host.
 //! 2. `inherited`, `sealed`: descriptors from the launcher; `memory`: how a rank's buffers are read by its peers.
 //! 3. `options`; `host`: a rank's share of its job; `transfer`: what one call moves.
 //! 4. `participation`: a rank's part in one call; `watch`: what a waiting rank looks at; `meeting`: one call's counters
@@ -33,6 +34,7 @@ pub(crate) mod descriptor;
 mod flight;
 pub(crate) mod mirror;
 pub(crate) mod waits;
+mod work;
 
 mod inherited;
 pub(crate) mod memory;

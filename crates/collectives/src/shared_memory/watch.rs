@@ -8,7 +8,8 @@ use crate::error::CollectiveError;
 use crate::shared_memory::control::{GroupName, Life};
 use crate::shared_memory::descriptor::{Descriptor, DescriptorCell};
 use crate::shared_memory::participation::Participation;
-use crate::shared_memory::waits::Wait;
+use crate::shared_memory::waits::{Chain, Wait};
+use crate::shared_memory::work::WorkSeen;
 
 /// A wait for a peer that is in progress.
 pub(crate) struct Watch<'a> {
@@ -16,6 +17,7 @@ pub(crate) struct Watch<'a> {
     /// Time of the last check; None before the wait has become slow.
     looked: Option<Instant>,
     waited: Duration,
+    work: WorkSeen,
     noticed: bool,
 }
 
@@ -33,7 +35,13 @@ impl<'a> Watch<'a> {
     const SILENCE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
     pub(crate) fn new(participation: Participation<'a>) -> Watch<'a> {
-        Watch { participation, looked: None, waited: Duration::ZERO, noticed: false }
+        Watch {
+            participation,
+            looked: None,
+            waited: Duration::ZERO,
+            work: WorkSeen::default(),
+            noticed: false,
+        }
     }
 
     /// The part in the call that waits.
@@ -93,6 +101,9 @@ impl<'a> Watch<'a> {
         let now = Instant::now();
         let Some(looked) = self.looked.replace(now) else { return Ok(()) };
         self.waited += now.duration_since(looked).min(Self::COUNTED_MAX).min(options.deadline / 4);
+        if self.work.is_due(self.waited) {
+            self.waited = self.work.waited(&host.control, self.waited, options.deadline, self.cause(wait));
+        }
         if let Some(cell) = self.crossing(q) {
             return Err(self.disagreement(q, cell, &self.participation.slot_of_group(q).name.read()));
         }
@@ -139,12 +150,19 @@ impl<'a> Watch<'a> {
     /// The rank that causes this wait, which may differ from the one that it waits for directly, and a description of
     /// the chain of waits.
     fn report(&self, wait: Wait) -> (usize, String) {
+        let chain = self.chain(wait);
+        (chain.cause(), self.participation.host.control.describe_chain(&chain, self.waited))
+    }
+
+    fn cause(&self, wait: Wait) -> usize {
+        self.chain(wait).cause()
+    }
+
+    fn chain(&self, wait: Wait) -> Chain {
         let Participation { host, options, channel, .. } = self.participation;
         let [min, max] = Self::SILENCE;
         let silence = (options.deadline / 2).clamp(min, max);
-        let chain = host.control.chain(channel, host.rank, wait, silence);
-        let cause = chain.ranks[chain.ranks.len() - 1];
-        (cause, host.control.describe_chain(&chain, self.waited))
+        host.control.chain(channel, host.rank, wait, silence)
     }
 }
 
