@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &str); 28] = [
+const MAY_IMPORT: [(&str, &str); 29] = [
     ("trace", ""),
     ("random", ""),
     ("host", "files"),
@@ -55,6 +55,7 @@ const MAY_IMPORT: [(&str, &str); 28] = [
     ("reliability", "host hostile"),
     ("xtask", ""),
     ("cuda", "trace tensor"),
+    ("cuda-emulator", "random"),
 ];
 
 /// The folders that a crate may import; `None` for a crate without a row.
