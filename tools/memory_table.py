@@ -64,49 +64,61 @@ def row(phalanx, config, ranks, stage, run):
     assert [r["device"] for r in plan["ranks"]] == [r["device"] for r in memory["ranks"]], "peak == plan"
 
 
+# Of the table of placements: the name of a case, its keys, and where parts that leave the device lie.
+CASES = {
+    "device": ([], None),
+    "in place": (["precision.accumulate=bf16", "memory.gradients_in_place=true"], None),
+    "host": (["memory.placement=host"], "host"),
+    "nvme": (["memory.placement=nvme"], "disk"),
+}
+
+
 def placements(phalanx):
     """Bytes per parameter in bf16 with AdamW, in each memory: formula / plan / measured."""
-    print("| ranks | stage | placement | parameters | gradients | optimizer | elsewhere: parameters | optimizer |")
-    print("|---|---|---|---|---|---|---|---|")
+    parts = ["parameters", "gradients", "optimizer"]
+    print("|", " | ".join(["ranks", "stage", "placement", *parts, *(f"elsewhere: {part}" for part in parts)]), "|")
+    print("|" + "---|" * 9)
     with tempfile.TemporaryDirectory() as folder:
         config = pathlib.Path(folder) / "memory.toml"
         config.write_text(CONFIG)
         for ranks in (1, 2, 4, 8):
             for stage in range(4):
-                for placement in ("device", "host", "nvme"):
-                    run = pathlib.Path(folder) / f"run-{ranks}-{stage}-{placement}"
-                    placed_row(phalanx, config, (ranks, stage, placement), folder, run)
+                for name in CASES:
+                    run = pathlib.Path(folder) / f"run-{ranks}-{stage}-{name}"
+                    placed_row(phalanx, config, (ranks, stage, name), folder, run)
 
 
 def placed_row(phalanx, config, case, folder, run):
-    ranks, stage, placement = case
-    keys = [f"parallel.zero={stage}", "precision.compute=bf16", f"memory.placement={placement}"]
-    if placement == "nvme":
+    ranks, stage, name = case
+    keys, away = CASES[name]
+    keys = [f"parallel.zero={stage}", "precision.compute=bf16", *keys]
+    if away == "disk":
         keys.append(f"memory.nvme_path={folder}")
     options = ["--nproc", str(ranks), *(word for key in keys for word in ("--set", key))]
     subprocess.run([phalanx, "train", config, "--run", run, "--quiet", *options], check=True, capture_output=True)
     plan = json.loads((run / "plan.json").read_text())
     memory = json.loads((run / "memory.json").read_text())
-    away = {"device": None, "host": "host", "nvme": "disk"}[placement]
-    share = [each / ranks if stage >= least else each for each, least in ((2, 3), (4, 2), (12, 1))]
-    moved = [away is not None and stage == 3, away is not None]
-    formula = [0 if moved[0] else share[0], share[1], 0 if moved[1] else share[2]]
-    formula += [share[0] if moved[0] else 0, share[2] if moved[1] else 0]
+    bytes_each = (2, 0 if name == "in place" else 4, 12)
+    share = [each / ranks if stage >= least else each for each, least in zip(bytes_each, (3, 2, 1))]
+    # Below stage 3, every rank keeps whole parameters on the device.
+    moved = [away is not None and (part > 0 or stage == 3) for part in range(3)]
+    formula = [0 if leaves else each for each, leaves in zip(share, moved)]
+    formula += [each if leaves else 0 for each, leaves in zip(share, moved)]
 
     def figures(source):
         rank = max(source["ranks"], key=lambda rank: rank["device"]["peak_bytes"])
-        held = [rank["device"]["categories"][name] for name in CATEGORIES[:3]]
-        other = rank[away]["categories"] if away else {"parameters": 0, "optimizer": 0}
-        return [each / plan["parameters"] for each in [*held, other["parameters"], other["optimizer"]]]
+        memories = [rank["device"], rank[away] if away else None]
+        held = [m["categories"][part] if m else 0 for m in memories for part in CATEGORIES[:3]]
+        return [each / plan["parameters"] for each in held]
 
     planned, measured = figures(plan), figures(memory)
     assert planned == measured, f"{case}: {planned}, {measured}"
 
     def cell(of):
-        return " / ".join(f"{each:.2f}" for each in of) if of[1] else "-"
+        return " / ".join(f"{each:.2f}" for each in of) if any(of) else "-"
 
     cells = [cell(of) for of in zip(formula, planned, measured)]
-    print("|", " | ".join([str(ranks), str(stage), placement, *cells]), "|", flush=True)
+    print("|", " | ".join([str(ranks), str(stage), name, *cells]), "|", flush=True)
 
 
 if __name__ == "__main__":

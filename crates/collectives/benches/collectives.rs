@@ -69,7 +69,7 @@ fn rank(args: &[String]) -> ExitCode {
     let plan = phalanx_plan::memory::plan_memory(&recorder.take(rank)).expect("a plan");
 
     let options = Options { overlap: args[5] == "overlap", ..Options::default() };
-    let endpoint = join(fds[0], &fds[1..], rank, world_size).expect("a job").with_options(options);
+    let endpoint = join(fds[0], &fds[1..], rank, None).expect("a job").with_options(options);
     let region = endpoint.arena(plan.arena_bytes as usize).expect("memory");
     let cpu = Cpu::new(1);
     cpu.populate(&region).expect("memory");

@@ -2,19 +2,22 @@
 //!
 //! [`Group`] is the one trait that the rest of the engine sees, always passed, never ambient. Work in
 //! flight owns its buffers ([`Pending`]). Implementations: [`Solo`] for a world of one,
-//! [`shared_memory`] for ranks of one host as threads or as processes, [`MetaGroup`] that only
-//! records. Every reduction adds along one fixed tree ([`reduction`]), so whoever moves the bytes,
+//! [`shared_memory`] for ranks of one host as threads or as processes, [`network`] for ranks of several hosts, [`MetaGroup`]
+//! that only records. Every reduction adds along one fixed tree ([`reduction`]), so whoever moves the bytes,
 //! the sums have the same bits. Every call is compared with the peers' before a byte moves.
 
 pub mod bench;
 pub mod call;
 pub mod error;
 pub mod group;
+pub mod hosts;
 pub mod meta;
+pub mod network;
 mod parts;
 pub mod pending;
 mod placement;
 pub mod reduction;
+pub mod secure;
 pub mod shared_memory;
 pub mod solo;
 pub mod staged;
@@ -23,10 +26,14 @@ pub mod statistics;
 pub use call::{Buffers, Call};
 pub use error::CollectiveError;
 pub use group::Group;
+pub use hosts::Hosts;
 pub use meta::MetaGroup;
+pub use network::Network;
 pub use pending::Pending;
 pub use phalanx_simd::Isa;
 pub use phalanx_trace::CollectiveOp;
-pub use shared_memory::{Endpoint, HostJob, Options, SealedFile, join, take_file, take_sealed, threads};
+pub use shared_memory::{
+    Endpoint, FlightEvent, HostJob, Options, SealedFile, join, take_file, take_sealed, threads,
+};
 pub use solo::Solo;
 pub use statistics::Statistics;

@@ -68,7 +68,7 @@ fn start(job: &HostJob, scenario: &str, world: usize) -> Vec<Rank> {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args(["one_rank", "--exact", "--nocapture", "--test-threads=1"])
-            .env(SCENARIO, format!("{scenario} {rank} {world} {fds}"))
+            .env(SCENARIO, format!("{scenario} {rank} {fds}"))
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
@@ -88,10 +88,10 @@ fn start(job: &HostJob, scenario: &str, world: usize) -> Vec<Rank> {
 fn one_rank() {
     let Ok(line) = std::env::var(SCENARIO) else { return };
     let words: Vec<&str> = line.split(' ').collect();
-    let [scenario, rank, world, fds] = words[..] else { panic!("{line}") };
+    let [scenario, rank, fds] = words[..] else { panic!("{line}") };
     let fds: Vec<i32> = fds.split(',').map(|fd| fd.parse().unwrap()).collect();
-    let (rank, world) = (rank.parse().unwrap(), world.parse().unwrap());
-    let endpoint = join(fds[0], &fds[1..], rank, world).unwrap();
+    let rank = rank.parse().unwrap();
+    let endpoint = join(fds[0], &fds[1..], rank, None).unwrap();
     match scenario {
         "sums" => planned(&endpoint, sums),
         "die" => planned(&endpoint, wait_for_the_dead),
@@ -311,10 +311,10 @@ fn descriptors_of_another_world_are_refused() {
             |fd: &i32| unsafe { BorrowedFd::borrow_raw(*fd) }.try_clone_to_owned().unwrap().into_raw_fd();
         job.inherited_fds().iter().map(copy).collect()
     };
-    let error = join(copies[0], &copies[1..2], 0, 1).err().expect("made for two ranks");
+    let error = join(copies[0], &copies[1..2], 0, None).err().expect("made for two ranks");
     assert!(error.to_string().contains("made for 2 ranks"), "{error}");
-    let error = join(0, &copies[2..], 0, 1).err().expect("standard input is not a control block");
+    let error = join(0, &copies[2..], 0, None).err().expect("standard input is not a control block");
     assert!(error.to_string().contains("descriptor 0 is not one of a job"), "{error}");
-    let error = join(copies[0], &copies[1..2], 3, 1).err().expect("there is one rank");
+    let error = join(copies[0], &copies[1..2], 3, None).err().expect("there is one rank");
     assert!(error.to_string().contains("rank 3 of 1 ranks"), "{error}");
 }

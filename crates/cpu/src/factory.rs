@@ -9,7 +9,8 @@ use crate::{Cpu, Options};
 
 /// Gives every rank a processor device, with memory that its transport reads in place.
 pub struct CpuFactory {
-    /// Instruction set, and how long idle threads spin. The number of threads comes with each request.
+    /// Instruction set, tile registers, and how long idle threads spin. The number of threads, and how products are computed,
+    /// come with each request.
     pub options: Options,
     /// Whether every page is made resident before the device is used.
     pub populate: bool,
@@ -19,6 +20,16 @@ impl CpuFactory {
     /// The best instruction set of this processor; pages become resident when they are first used.
     pub fn new() -> CpuFactory {
         CpuFactory { options: Options::new(1), populate: false }
+    }
+
+    /// The kernels of the device that `request` describes; a device that computes with the processor's kernels has them, too.
+    ///
+    /// # Errors
+    /// When the system starts fewer threads, or the processor cannot compute products as the request says.
+    pub fn kernels(&self, request: &DeviceRequest) -> std::io::Result<Arc<Cpu>> {
+        let options = Options { threads: request.threads, ..self.options };
+
+        Cpu::with_options(options.with_products(request.products)?)
     }
 }
 
@@ -34,7 +45,7 @@ impl DeviceFactory for CpuFactory {
     }
 
     fn make(&self, request: &DeviceRequest) -> std::io::Result<Device> {
-        let cpu = Cpu::with_options(Options { threads: request.threads, ..self.options })?;
+        let cpu = self.kernels(request)?;
         let region = (request.map_shared)(request.device_plan.arena_bytes as usize)?;
         if self.populate {
             cpu.populate(&region)?;

@@ -42,7 +42,9 @@ mod tile_kernel;
 mod tile_packing;
 
 pub use factory::CpuFactory;
+pub use phalanx_tensor::ProductMethod;
 
+use std::io::{Error, ErrorKind};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,16 +54,6 @@ use phalanx_simd::tiles::TileUnit;
 use pool::Pool;
 use scratch::Scratch;
 use shards::Shards;
-
-/// How products of f32 and f16 are computed. Products of bf16 use tile registers where a [`Cpu`] has them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProductMethod {
-    /// By multiply-adds of f32.
-    Fma,
-    /// On tile registers, in parts of bf16: an f32 is the sum of three, an f16 of two. Without tile registers, this is
-    /// [`ProductMethod::Fma`].
-    Split,
-}
 
 /// How a [`Cpu`] computes.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +65,7 @@ pub struct Options {
     /// Tile registers for matrix products, which the processor must have. The kernels for them were never run on a
     /// processor, so nobody gets them without asking.
     pub tiles: Option<TileUnit>,
-    /// How products of f32 and f16 are computed.
+    /// How products of f32 and f16 are computed. Without tile registers, all are [`ProductMethod::Fma`].
     pub products: ProductMethod,
     /// How long an idle worker spins before it sleeps.
     pub spin: Duration,
@@ -89,6 +81,24 @@ impl Options {
             products: ProductMethod::Fma,
             spin: Duration::from_micros(50),
         }
+    }
+
+    /// The same with the products that a run asks for; None for tile registers where there are some, else multiply-adds.
+    ///
+    /// # Errors
+    /// [`ProductMethod::Split`] without tile registers.
+    pub fn with_products(self, wanted: Option<ProductMethod>) -> std::io::Result<Options> {
+        let has_tiles = self.tiles.is_some_and(TileUnit::is_available);
+        let products = match wanted {
+            Some(ProductMethod::Split) if !has_tiles => {
+                let text = "precision.products = \"split\": the processor's kernels have no tile registers for it; give \"fma\" or leave it out";
+                return Err(Error::new(ErrorKind::InvalidInput, text));
+            }
+            Some(wanted) => wanted,
+            None if has_tiles => ProductMethod::Split,
+            None => ProductMethod::Fma,
+        };
+        Ok(Options { products, ..self })
     }
 }
 

@@ -210,7 +210,7 @@ impl<'a> Watch<'a> {
 
     /// A failure that a rank has reported before it ended.
     fn told(&self) -> Option<Failure> {
-        let (rank, reason) = self.processes.job.aborted()?;
+        let (rank, reason, _) = self.processes.job.aborted()?;
         Some(Failure::new(rank, reason, self.processes.job.last_activity(rank)))
     }
 
@@ -233,7 +233,7 @@ impl<'a> Watch<'a> {
     fn cause(&self, first: Failure) -> Failure {
         let job = &self.processes.job;
         let mut cause = match job.aborted() {
-            Some((rank, reason)) if rank != first.rank || reason != first.reason => {
+            Some((rank, reason, _)) if rank != first.rank || reason != first.reason => {
                 Failure::new(rank, reason, job.last_activity(rank))
             }
             _ => first,

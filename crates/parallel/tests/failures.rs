@@ -102,6 +102,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         buffer: 1 << 20,
         updates_on_host: true,
         delayed_update: false,
+        gradients_in_place: false,
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
     zero.begin(PhaseName::Step);

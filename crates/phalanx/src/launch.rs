@@ -186,7 +186,6 @@ struct Place {
     launcher: i32,
     call: usize,
     rank: usize,
-    world_size: usize,
     /// The control block, then the arena of each rank.
     fds: Vec<RawFd>,
     result: RawFd,
@@ -207,7 +206,7 @@ impl Place {
         if fds.len() != world_size + 1 || rank >= world_size {
             return Err(wrong());
         }
-        Ok(Place { launcher, call, rank, world_size, fds: fds.to_vec(), result })
+        Ok(Place { launcher, call, rank, fds: fds.to_vec(), result })
     }
 
     /// Runs the body and writes its result; false, after the job was ended, when it failed.
@@ -217,7 +216,7 @@ impl Place {
         body: impl FnOnce(&Endpoint) -> Result<T, E>,
     ) -> bool {
         let joined = begin_rank(self.rank, self.launcher)
-            .and_then(|()| join(self.fds[0], &self.fds[1..], self.rank, self.world_size));
+            .and_then(|()| join(self.fds[0], &self.fds[1..], self.rank, None));
         // Without the memory of the job, the launcher sees only how the process ends; the panic says why.
         let endpoint =
             joined.unwrap_or_else(|cause| panic!("rank {} cannot join its job: {cause}", self.rank));

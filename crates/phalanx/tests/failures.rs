@@ -156,7 +156,7 @@ fn failing_in_step_2(training: &Training, failure: Failure) -> SimulatedFactory 
     let copies: u64 = step.copies.iter().map(|copy| copy.calls).sum();
     let calls = step.kernels.iter().map(|kernel| kernel.calls).sum::<u64>() + copies;
     let options = Options { delayed_share: 0.05, ..Options::new(0) };
-    let factory = SimulatedFactory::new(options, None, |threads| Ok(Cpu::new(threads)));
+    let factory = SimulatedFactory::new(options, None, |request| Ok(Cpu::new(request.threads)));
     factory.with_failure(1, calls + calls / 2, failure)
 }
 

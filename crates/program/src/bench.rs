@@ -66,7 +66,7 @@ pub fn collectives(
     let RankHost::Job(endpoint) = host else { return Ok(Vec::new()) };
     let plans = collectives::plan(task, host.rank(), endpoint.world_size())?;
     let factory = environment.device_factory(&DeviceConfig::default());
-    let RankDevice { device, .. } = host.make_planned_device(plans.each_ref(), 1, (None, None), &*factory)?;
+    let RankDevice { device, .. } = host.make_planned_device(plans.each_ref(), &*factory)?;
     collectives::measure(task, &device, &*endpoint.group("data"))
 }
 
@@ -82,7 +82,6 @@ fn on_device<T>(
     measure: impl FnOnce(&RankSetup<'_>) -> Result<T>,
 ) -> Result<T> {
     let plan = &planned.plan;
-    let environment = environment.with(&planned.config.precision)?;
     let factory = environment.device_factory(&planned.config.device);
     let RankDevice { device, shared_bytes } =
         host.make_device(plan.of(host.rank()), &plan.spec, &*factory)?;
@@ -92,7 +91,7 @@ fn on_device<T>(
     };
     let setup = RankSetup {
         rank: host.rank(),
-        cpu: environment.cpu(plan.spec.threads)?,
+        cpu: environment.cpu(plan.spec.threads, plan.spec.products)?,
         device,
         copied_bytes_per_s: match planned.config.device.choice() {
             DeviceChoice::Cpu => None,

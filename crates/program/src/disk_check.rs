@@ -2,7 +2,6 @@
 //! that a refused run has changed nothing, and what is slower than it could be is said once for all ranks.
 
 use anyhow::{Result, bail};
-use phalanx_tensor::disk::survey;
 use phalanx_train::config::DeviceKind;
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -15,12 +14,7 @@ use crate::planned::Planned;
 /// Folders that cannot hold the disk memory of all ranks; a limit of locked memory that is too small for
 /// `memory.pin_memory = true`.
 pub fn check(planned: &Planned) -> Result<Vec<String>> {
-    let plan = &planned.plan;
-    let mut notes = Vec::new();
-    let bytes: Vec<u64> = (0..plan.spec.world_size()).map(|rank| plan.of(rank).disk.arena_bytes).collect();
-    if let Some(disk) = plan.spec.disk.as_ref().filter(|_| bytes.iter().any(|bytes| *bytes > 0)) {
-        notes.extend(survey(disk, &bytes)?.notes);
-    }
+    let mut notes = planned.plan.disk_notes()?;
     notes.extend(check_locked(planned)?);
     Ok(notes)
 }

@@ -10,7 +10,7 @@ use phalanx_cpu::{Cpu, CpuFactory, Options, ProductMethod};
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::{self, NoAmx, TileUnit};
 use phalanx_simulated::SimulatedFactory;
-use phalanx_tensor::{Arena, DType, Device, DeviceFactory, Kernels};
+use phalanx_tensor::{Arena, DType, Device, DeviceFactory, DeviceRequest, Kernels};
 use phalanx_train::config::{DeviceChoice, DeviceConfig, Float, PrecisionConfig, Products};
 
 /// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`; or tile registers for matrix products,
@@ -34,7 +34,6 @@ pub fn colours() -> bool {
 pub struct Environment {
     isa: Isa,
     tiles: Option<TileUnit>,
-    products: ProductMethod,
     /// Whether the user chose the instruction set.
     is_chosen: bool,
 }
@@ -49,7 +48,7 @@ impl Environment {
         let name = std::env::var_os(ISA).unwrap_or_default();
         let (isa, tiles) =
             instruction_set(&name.to_string_lossy(), [Isa::fastest(), Isa::detect()], tiles::amx())?;
-        Ok(Environment { isa, tiles, products: ProductMethod::Fma, is_chosen: !name.is_empty() })
+        Ok(Environment { isa, tiles, is_chosen: !name.is_empty() })
     }
 
     /// Instruction set of the kernels.
@@ -89,62 +88,51 @@ impl Environment {
                     Ok(()) => format!("{ISA} has chosen {}", self.isa.name()),
                 }
             ),
-            (Products::Auto, Some(_)) if precision.compute != Float::Bf16 => Ok(Products::Split),
-            (Products::Auto, _) => Ok(Products::Fma),
-            (chosen, _) => Ok(chosen),
+            _ => Ok(match self.options(1).with_products(precision.product_method())?.products {
+                ProductMethod::Split => Products::Split,
+                ProductMethod::Fma => Products::Fma,
+            }),
         }
-    }
-
-    /// The same with the products that `precision` asks for.
-    ///
-    /// # Errors
-    /// As for [`Environment::choose`].
-    pub fn with(self, precision: &PrecisionConfig) -> Result<Environment> {
-        let products = match self.choose(precision)? {
-            Products::Split => ProductMethod::Split,
-            Products::Auto | Products::Fma => ProductMethod::Fma,
-        };
-        Ok(Environment { products, ..self })
     }
 
     /// Options of a processor device with `threads` threads.
     pub fn options(self, threads: usize) -> Options {
-        let Environment { isa, tiles, products, .. } = self;
-        Options { isa, tiles, products, ..Options::new(threads) }
+        Options { isa: self.isa, tiles: self.tiles, ..Options::new(threads) }
     }
 
     /// The factory for the devices of a run: the one place where `device.kind` becomes a device.
     pub fn device_factory(self, device: &DeviceConfig) -> Box<dyn DeviceFactory> {
+        let processor = CpuFactory { options: self.options(1), populate: true };
         match device.choice() {
-            DeviceChoice::Cpu => Box::new(CpuFactory { options: self.options(1), populate: true }),
+            DeviceChoice::Cpu => Box::new(processor),
             DeviceChoice::Simulated(simulated) => {
                 let options = phalanx_simulated::Options {
                     copy_bytes_per_s: simulated.copy_bytes_per_s,
                     seed: simulated.seed,
                     ..phalanx_simulated::Options::new(0)
                 };
-                let kernels = move |threads| -> std::io::Result<Arc<dyn Kernels>> {
-                    Ok(Cpu::with_options(self.options(threads))?)
+                let kernels = move |request: &DeviceRequest| -> std::io::Result<Arc<dyn Kernels>> {
+                    Ok(processor.kernels(request)?)
                 };
                 Box::new(SimulatedFactory::new(options, simulated.memory_bytes, kernels))
             }
         }
     }
 
-    /// The processor's kernels on `threads` threads, for the benchmark of kernels.
+    /// The processor's kernels on `threads` threads, with the products that a run asks for.
     ///
     /// # Errors
-    /// When the system starts fewer threads.
-    pub fn cpu(self, threads: usize) -> Result<Arc<Cpu>> {
-        Ok(Cpu::with_options(self.options(threads))?)
+    /// When the system starts fewer threads, or this processor cannot compute products that way.
+    pub fn cpu(self, threads: usize, products: Option<ProductMethod>) -> Result<Arc<Cpu>> {
+        Ok(Cpu::with_options(self.options(threads).with_products(products)?)?)
     }
 
-    /// The processor with `threads` threads, for measurements.
+    /// The processor with `threads` threads, for measurements; else as [`Environment::cpu`].
     ///
     /// # Errors
-    /// When the system starts fewer threads.
-    pub fn processor(self, threads: usize) -> Result<Processor> {
-        Ok(Processor(self.cpu(threads)?))
+    /// As for [`Environment::cpu`].
+    pub fn processor(self, threads: usize, products: Option<ProductMethod>) -> Result<Processor> {
+        Ok(Processor(self.cpu(threads, products)?))
     }
 
     /// A device of `threads` threads whose memory is not planned.
@@ -152,7 +140,7 @@ impl Environment {
     /// # Errors
     /// When the system starts fewer threads.
     pub fn unplanned_device(self, threads: usize) -> Result<Device> {
-        Ok(Device::new(self.cpu(threads)?, Arena::heap()))
+        Ok(Device::new(self.cpu(threads, Some(ProductMethod::Fma))?, Arena::heap()))
     }
 }
 
@@ -246,8 +234,7 @@ mod tests {
     #[test]
     fn products_are_chosen_by_what_the_processor_has() {
         let precision = |compute, products| PrecisionConfig { compute, products, ..Default::default() };
-        let products = ProductMethod::Fma;
-        let with = |tiles| Environment { isa: Isa::Portable, tiles, products, is_chosen: true };
+        let with = |tiles| Environment { isa: Isa::Portable, tiles, is_chosen: true };
         let [without, tiled] = [None, Some(TileUnit::Model)].map(with);
         for compute in [Float::F32, Float::F16] {
             let chosen = |of: Environment, products| of.choose(&precision(compute, products));
@@ -262,7 +249,5 @@ mod tests {
             );
         }
         assert_eq!(tiled.choose(&precision(Float::Bf16, Products::Auto)).unwrap(), Products::Fma);
-        let split = tiled.with(&precision(Float::F32, Products::Split)).unwrap();
-        assert_eq!(split.options(1).products, ProductMethod::Split);
     }
 }

@@ -72,7 +72,7 @@ pub fn load(name: &str, planned: &Planned, sizes: &[u64], environment: Environme
 fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Result<Machine> {
     let (spec, ranks) = (&planned.plan.spec, planned.plan.spec.mesh.data);
     let types = BTreeSet::from([DType::F32, spec.precision.compute]);
-    let processor = environment.processor(spec.threads)?;
+    let processor = environment.processor(spec.threads, spec.products)?;
     let tflops: BTreeMap<DType, f64> =
         types.into_iter().map(|dtype| (dtype, processor.flops_per_s(dtype) / 1e12)).collect();
     let bandwidth = processor.bandwidth(MEMORY_BYTES).context("memory to measure its bandwidth")?;

@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use phalanx_baselines::asynchronous::Links;
 use phalanx_collectives::{Endpoint, Isa, Options};
 use phalanx_plan::MemoryPlan;
-use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, DiskOptions, Region};
-use phalanx_train::{GroupSource, Groups, RankPlan, RunConfig, Spec};
+use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, Region};
+use phalanx_train::{GroupSource, Groups, RankPlan, RunConfig, Spec, device_request};
 
 use crate::output;
 
@@ -58,44 +58,55 @@ impl RankHost {
         spec: &Spec,
         factory: &dyn DeviceFactory,
     ) -> Result<RankDevice> {
-        let plans = [&plan.memory, &plan.host, &plan.disk];
-        self.make_planned_device(plans, spec.threads, (spec.disk.as_ref(), spec.pin_host), factory)
+        let map_shared = |bytes| self.map_shared(bytes);
+        self.make_requested_device(&device_request(spec, self.rank(), plan, &map_shared), factory)
     }
 
-    /// As [`RankHost::make_device`], from the plans of the memories in the order of `Memory::ALL`; `disk` is where the disk
-    /// memory lies, if there is one, and `pin_host` whether host memory is locked.
+    /// As [`RankHost::make_device`], with one thread and no disk memory, from the plans of the memories in the order of
+    /// `Memory::ALL`.
     ///
     /// # Errors
     /// As for [`RankHost::make_device`].
     pub fn make_planned_device(
         &self,
         [device_plan, host_plan, disk_plan]: [&MemoryPlan; 3],
-        threads: usize,
-        (disk, pin_host): (Option<&DiskOptions>, Option<bool>),
         factory: &dyn DeviceFactory,
     ) -> Result<RankDevice> {
-        let map_shared = |bytes| match self {
-            RankHost::Alone => Region::anonymous(bytes),
-            RankHost::Job(endpoint) => endpoint.arena(bytes),
-        };
-        let rank = self.rank();
         let request = DeviceRequest {
-            index: rank,
-            threads,
+            index: self.rank(),
+            threads: 1,
+            products: None,
             device_plan,
             host_plan,
             disk_plan,
-            disk,
-            pin_host,
-            map_shared: &map_shared,
+            disk: None,
+            pin_host: None,
+            map_shared: &|bytes| self.map_shared(bytes),
         };
-        let made = factory.make(&request);
+        self.make_requested_device(&request, factory)
+    }
+
+    /// Maps memory that the other ranks of the job can read.
+    fn map_shared(&self, bytes: usize) -> std::io::Result<Region> {
+        match self {
+            RankHost::Alone => Region::anonymous(bytes),
+            RankHost::Job(endpoint) => endpoint.arena(bytes),
+        }
+    }
+
+    fn make_requested_device(
+        &self,
+        request: &DeviceRequest,
+        factory: &dyn DeviceFactory,
+    ) -> Result<RankDevice> {
+        let rank = request.index;
+        let made = factory.make(request);
         let out_of_memory = made.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::OutOfMemory);
         let device = made.with_context(|| match out_of_memory {
             true => format!(
                 "rank {rank} cannot have its {} bytes of memory; see `phalanx plan` for what needs less, and `ulimit -v` \
                  and `ulimit -d` for limits",
-                device_plan.arena_bytes + host_plan.arena_bytes
+                request.device_plan.arena_bytes + request.host_plan.arena_bytes
             ),
             false => format!("rank {rank}"),
         })?;

@@ -31,7 +31,7 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
     let (task, planned) = task_file::read(&task, args.rank).context("the task of a rank")?;
     let planned = || planned.context("the task of a rank comes without a plan");
     let Some((control, arenas)) = args.fds.split_first() else { bail!("a rank without descriptors") };
-    let endpoint = join(*control, arenas, args.rank, arenas.len()).context("joining the job")?;
+    let endpoint = join(*control, arenas, args.rank, None).context("joining the job")?;
     let stop = signals::stop_on_signal()?;
     // Dropped last, so that a rank has reported its error before others see it leave.
     let host = match &task {

@@ -231,5 +231,5 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) 
 fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
     let spec = &planned.plan.spec;
     let threads = (spec.world_size() * spec.threads).min(machine::cores());
-    Ok(environment.with(&planned.config.precision)?.processor(threads)?.flops_per_s(planned.compute()))
+    Ok(environment.processor(threads, spec.products)?.flops_per_s(planned.compute()))
 }

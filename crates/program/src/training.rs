@@ -45,7 +45,7 @@ pub fn rank(
         // This process has prepared the run before.
         phalanx_tensor::return_freed_memory();
     }
-    let factory = environment.with(&job.config.precision)?.device_factory(&job.config.device);
+    let factory = environment.device_factory(&job.config.device);
     let RankDevice { device, shared_bytes } =
         host.make_device(job.plan.of(rank), &job.plan.spec, &*factory)?;
     let shares_memory = matches!(host, RankHost::Job(_));

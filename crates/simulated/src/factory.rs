@@ -6,8 +6,8 @@ use phalanx_tensor::{Arena, Device, DeviceFactory, DeviceRequest, Kernels, Memor
 
 use crate::{Error, Failure, Options, Simulated};
 
-/// Makes the kernels of one device, which use so many threads.
-type MakeKernels = dyn Fn(usize) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync;
+/// Makes the kernels of the device that a request describes.
+type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync;
 
 /// Every rank computes on a simulated accelerator of its own.
 pub struct SimulatedFactory {
@@ -20,11 +20,12 @@ pub struct SimulatedFactory {
 
 impl SimulatedFactory {
     /// Devices with `options`; the delays of each rank have a seed of their own, derived from `options.seed`. The memory of
-    /// each device has `memory_bytes`, or as much as its plan needs. `make_kernels` is called with a number of threads.
+    /// each device has `memory_bytes`, or as much as its plan needs. `make_kernels` makes the kernels of each, such as
+    /// `CpuFactory::kernels`.
     pub fn new(
         options: Options,
         memory_bytes: Option<u64>,
-        make_kernels: impl Fn(usize) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync + 'static,
+        make_kernels: impl Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync + 'static,
     ) -> SimulatedFactory {
         SimulatedFactory { options, memory_bytes, make_kernels: Box::new(make_kernels), failures: Vec::new() }
     }
@@ -43,7 +44,7 @@ impl DeviceFactory for SimulatedFactory {
     }
 
     fn make(&self, request: &DeviceRequest) -> std::io::Result<Device> {
-        let kernels = (self.make_kernels)(request.threads)?;
+        let kernels = (self.make_kernels)(request)?;
         let memory_bytes = self.memory_bytes.unwrap_or(request.device_plan.arena_bytes);
         let seed = self.options.seed.wrapping_mul(1 << 16).wrapping_add(request.index as u64);
         let options = Options { memory_bytes, seed, ..self.options };

@@ -146,6 +146,7 @@ fn train_as_planned(factory: &dyn DeviceFactory) {
     let request = DeviceRequest {
         index: 0,
         threads: 1,
+        products: None,
         device_plan,
         host_plan,
         disk_plan,
@@ -174,7 +175,7 @@ fn chunks_stream_through_a_window_on_the_processor() {
 fn chunks_stream_through_a_window_on_the_simulated_device() {
     for seed in 0..20 {
         let options = Options { seed, ..Options::new(0) };
-        train_as_planned(&SimulatedFactory::new(options, None, |threads| Ok(Cpu::new(threads))));
+        train_as_planned(&SimulatedFactory::new(options, None, |request| Ok(Cpu::new(request.threads))));
     }
 }
 

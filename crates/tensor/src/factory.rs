@@ -13,12 +13,23 @@ use crate::device::Device;
 use crate::disk::{DiskMemory, DiskOptions};
 use crate::region::Region;
 
+/// How matrix products of f32 and f16 are computed. Those of bf16 use tile registers where a processor has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProductMethod {
+    /// By multiply-adds of f32.
+    Fma,
+    /// On tile registers, in parts of bf16: an f32 is the sum of three, an f16 of two.
+    Split,
+}
+
 /// What the device of one rank must have.
 pub struct DeviceRequest<'a> {
     /// Number of the device among those of the run.
     pub index: usize,
     /// Threads that compute.
     pub threads: usize,
+    /// How matrix products are computed where a device has several ways; None for the way that the device chooses.
+    pub products: Option<ProductMethod>,
     /// The plan of the device's own memory.
     pub device_plan: &'a MemoryPlan,
     /// The plan of the rank's host memory.

@@ -48,7 +48,7 @@ pub use buffer::Tensor;
 pub use copies::{Fetch, PendingCopy};
 pub use device::{Device, NORM_BLOCK};
 pub use disk::{DiskMemory, DiskOptions};
-pub use factory::{DeviceFactory, DeviceRequest};
+pub use factory::{DeviceFactory, DeviceRequest, ProductMethod};
 pub use flights::InFlight;
 pub use host_work::PendingHostWork;
 pub use immediate::Immediate;

@@ -282,6 +282,7 @@ fn make(folder: Option<&Path>, elements: usize) -> Result<Device> {
     let request = DeviceRequest {
         index: 0,
         threads: 1,
+        products: None,
         device_plan: &plan(Memory::Device),
         host_plan: &plan(Memory::Host),
         disk_plan: &plan(Memory::Disk),

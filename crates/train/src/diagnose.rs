@@ -183,6 +183,7 @@ impl Rank {
                     search.look(StepTensor::Sum { parameter: numbers[p] }, x);
                 })?;
             }
+            self.stages.iter_mut().for_each(|stage| stage.zero.restore_parameters());
             let Search { found, failed, .. } = search;
             self.count = Some(count);
             failed.map_or(Ok(()), Err)?;

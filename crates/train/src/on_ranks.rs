@@ -3,13 +3,15 @@
 use std::borrow::Cow;
 use std::io::{Error, ErrorKind};
 use std::panic::resume_unwind;
+use std::sync::Arc;
 
-use phalanx_collectives::{Endpoint, Isa, threads};
+use phalanx_collectives::{Endpoint, Isa, Options, threads};
 use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, Region, refused_thread};
 
 use crate::groups::{GroupSource, Groups};
 use crate::planning::{RankPlan, RunPlan};
 use crate::rank::Rank;
+use crate::spec::Spec;
 
 /// Makes the engine of every rank, over memory that replays its plan, on the devices of `factory`; runs `body` on each,
 /// and returns their results in the order of the ranks. A rank that panics ends the others' collectives and this call.
@@ -25,13 +27,27 @@ pub fn on_threads<T: Send>(
     plan: &RunPlan,
     body: impl Fn(&mut Rank) -> T + Sync,
 ) -> std::io::Result<Vec<T>> {
+    on_noticing_threads(factory, plan, &Options::default().notice, body)
+}
+
+/// As [`on_threads`]; `notice` is called with a line when a rank is missing for long.
+///
+/// # Errors
+/// As for [`on_threads`].
+pub(crate) fn on_noticing_threads<T: Send>(
+    factory: &dyn DeviceFactory,
+    plan: &RunPlan,
+    notice: &Arc<dyn Fn(&str) + Send + Sync>,
+    body: impl Fn(&mut Rank) -> T + Sync,
+) -> std::io::Result<Vec<T>> {
+    let options = || Options { notice: Arc::clone(notice), ..Options::default() };
     let endpoints: Vec<Option<Endpoint>> = match plan.spec.world_size() {
         1 => vec![None],
-        world => threads(world).into_iter().map(Some).collect(),
+        world => threads(world).into_iter().map(|rank| Some(rank.with_options(options()))).collect(),
     };
     let prepare = |rank: usize| {
         let own = exact_plan(plan, rank)?;
-        let device = factory.make(&request(plan, &own, &Region::anonymous))?;
+        let device = factory.make(&device_request(&plan.spec, rank, &own, &Region::anonymous))?;
         Ok((own, device))
     };
     check_addressing(factory, plan)?;
@@ -71,7 +87,8 @@ pub fn on_endpoint<T>(
     assert_eq!(ranks, planned, "a job of {ranks} ranks, and a plan of {planned}");
     check_addressing(factory, plan)?;
     let own = exact_plan(plan, endpoint.rank())?;
-    let device = factory.make(&request(plan, &own, &|bytes| endpoint.arena(bytes)))?;
+    let map_shared = |bytes| endpoint.arena(bytes);
+    let device = factory.make(&device_request(&plan.spec, endpoint.rank(), &own, &map_shared))?;
     let source = if ranks > 1 { GroupSource::Host(endpoint) } else { GroupSource::Alone(Isa::detect()) };
     Ok(body(&mut engine(plan, &own, &source, device)))
 }
@@ -81,20 +98,23 @@ fn exact_plan(plan: &RunPlan, rank: usize) -> std::io::Result<Cow<'_, RankPlan>>
     plan.exact(rank).map_err(Error::other)
 }
 
-/// The device that a rank needs.
-fn request<'a>(
-    plan: &'a RunPlan,
+/// The device that rank `index` needs in the run that `spec` describes. `map_shared` maps memory that the transport of its
+/// collectives can read.
+pub fn device_request<'a>(
+    spec: &'a Spec,
+    index: usize,
     own: &'a RankPlan,
     map_shared: &'a dyn Fn(usize) -> std::io::Result<Region>,
 ) -> DeviceRequest<'a> {
     DeviceRequest {
-        index: own.rank,
-        threads: plan.spec.threads,
+        index,
+        threads: spec.threads,
+        products: spec.products,
         device_plan: &own.memory,
         host_plan: &own.host,
         disk_plan: &own.disk,
-        disk: plan.spec.disk.as_ref(),
-        pin_host: plan.spec.pin_host,
+        disk: spec.disk.as_ref(),
+        pin_host: spec.pin_host,
         map_shared,
     }
 }

@@ -372,7 +372,8 @@ impl RunPlan {
 /// The formulas of the papers for a rank with so many parameters.
 fn textbook_of(spec: &Spec, parameters: u64) -> Textbook {
     let states = spec.optimizer.states().len() as u64;
-    textbook(parameters, spec.mesh.data as u64, spec.stage, spec.precision, states)
+    let textbook = textbook(parameters, spec.mesh.data as u64, spec.stage, spec.precision, states);
+    if spec.gradients_in_place { textbook.with_gradients_in_place() } else { textbook }
 }
 
 /// Bytes of parameters, gradients and optimizer states that the rank with most parameters has in device memory, by the

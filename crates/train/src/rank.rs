@@ -270,6 +270,7 @@ impl Spec {
             buffer: self.buffer,
             updates_on_host: self.updates_on_host,
             delayed_update: self.delayed_update,
+            gradients_in_place: self.gradients_in_place,
         };
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);
         let parts = self.partition_activations.then(|| Arc::clone(&groups.tensor));

@@ -21,7 +21,7 @@ use phalanx_plan::{
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
-use phalanx_tensor::{CrossEntropy, Device, DeviceFactory, DiskOptions, Memory};
+use phalanx_tensor::{CrossEntropy, Device, DeviceFactory, DiskOptions, Memory, ProductMethod};
 use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
@@ -89,6 +89,8 @@ pub struct Spec {
     pub updates_on_host: bool,
     /// Whether the host computes each update during the next step.
     pub delayed_update: bool,
+    /// Whether reduced gradients take the place of parameters, in chunks that lie in device memory with all their parts.
+    pub gradients_in_place: bool,
     /// The memory in which the inputs of Transformer blocks wait for backward.
     pub block_inputs: Memory,
     /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
@@ -119,6 +121,8 @@ pub struct Spec {
     pub evaluation_batches: usize,
     /// Number of threads of a rank.
     pub threads: usize,
+    /// How devices compute matrix products; None where a device chooses by what it has.
+    pub products: Option<ProductMethod>,
     /// For a dry run of one rank: its programs without repetitions.
     pub abridged: Option<Arc<AbridgedPrograms>>,
 }
@@ -212,10 +216,7 @@ impl Spec {
         let layout = lay_out(&sizes(&network), mesh.data as u64, &chunk_size)?;
         let seq = config.model.seq;
         let evaluation_batches = evaluated / (config.micro_batch_size() * mesh.data);
-        let targets_per_sequence = match model.objective() {
-            Objective::Causal => seq,
-            Objective::Masked => Masking::predicted(seq),
-        };
+        let targets_per_sequence = targets_per_sequence(&*model, seq);
         let evaluation = forward_only(&schedule, evaluation_batches);
         let placement = config.placement_rule()?;
         let spec = Spec {
@@ -244,6 +245,7 @@ impl Spec {
             buffer: config.memory.buffer(),
             updates_on_host: config.memory.update != UpdateOn::Device,
             delayed_update: config.memory.delayed_update,
+            gradients_in_place: config.memory.gradients_in_place,
             block_inputs: config.memory.activations.memory(),
             partition_activations: config.memory.partition_activations,
             disk: config.disk(),
@@ -260,6 +262,7 @@ impl Spec {
             tried_chunks: Vec::new(),
             evaluation_batches,
             threads,
+            products: config.precision.product_method(),
             abridged: None,
             model,
         };
@@ -440,6 +443,13 @@ fn checkpointing(config: &RunConfig) -> Checkpointing {
         config::Checkpointing::Word(CheckpointingWord::Selective) => Checkpointing::Selective,
         config::Checkpointing::Word(CheckpointingWord::Block) => Checkpointing::Blocks { every: 1 },
         config::Checkpointing::Every(every) => Checkpointing::Blocks { every },
+    }
+}
+
+fn targets_per_sequence(model: &dyn Model, seq: usize) -> usize {
+    match model.objective() {
+        Objective::Causal => seq,
+        Objective::Masked => Masking::predicted(seq),
     }
 }
 

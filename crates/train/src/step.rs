@@ -57,6 +57,7 @@ impl Rank {
             let loss_scale = self.shown_loss_scale();
             let verdict = self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite());
             if verdict != Verdict::Apply {
+                self.stages.iter_mut().for_each(|stage| stage.zero.restore_parameters());
                 device.leave_out_rest();
             } else {
                 for stage in &mut self.stages {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use phalanx_collectives::Endpoint;
 use phalanx_tensor::DeviceFactory;
+use phalanx_tensor::disk::survey_folders;
 
 use crate::error::RunError;
-use crate::on_ranks::{on_endpoint, on_threads};
+use crate::on_ranks::{on_endpoint, on_noticing_threads};
 use crate::planning::{PlanError, RunPlan};
 use crate::rank::{Batch, Rank};
 use crate::run::init;
@@ -19,7 +20,11 @@ pub struct Training {
     plan: Arc<RunPlan>,
     data: Box<dyn DataSource>,
     steps: u64,
+    notice: Notice,
 }
+
+/// Receives lines for the user.
+type Notice = Arc<dyn Fn(&str) + Send + Sync>;
 
 impl Training {
     /// Plans `steps` steps of the run that `spec` describes, on samples of `data`. There is no evaluation: the windows of
@@ -29,7 +34,19 @@ impl Training {
     /// When ranks disagree, a collective is missing or misplaced, or a phase does not free what it must: a mistake in a
     /// layer or model of the caller's own.
     pub fn new(spec: Spec, data: impl DataSource + 'static, steps: u64) -> Result<Training, PlanError> {
-        Ok(Training { plan: Arc::new(RunPlan::new(spec)?), data: Box::new(data), steps })
+        Ok(Training {
+            plan: Arc::new(RunPlan::new(spec)?),
+            data: Box::new(data),
+            steps,
+            notice: Arc::new(|_| ()),
+        })
+    }
+
+    /// The same, where `notice` is called with each line that a user should read: what is slower than it could be where
+    /// disk memory lies, and ranks for which others wait long. Without it, nothing is said.
+    #[must_use]
+    pub fn with_notices(self, notice: impl Fn(&str) + Send + Sync + 'static) -> Training {
+        Training { notice: Arc::new(notice), ..self }
     }
 
     /// The plan: the memory of every rank, and the operations of a step.
@@ -40,13 +57,14 @@ impl Training {
     /// Trains all ranks as threads of this process; returns the losses of each rank's steps.
     ///
     /// # Errors
-    /// Those of the system, when it does not have the memory of the plan, or starts no more threads; as a rank's result
-    /// those of its steps.
+    /// Those of the system, when it does not have the memory or the disk space of the plan, or starts no more threads; as a
+    /// rank's result those of its steps.
     pub fn on_threads(
         &self,
         factory: &dyn DeviceFactory,
     ) -> std::io::Result<Vec<Result<Vec<f32>, RunError>>> {
-        on_threads(factory, &self.plan, |rank| self.train(rank, |_, _| {}))
+        self.plan.disk_notes()?.iter().for_each(|note| (self.notice)(note));
+        on_noticing_threads(factory, &self.plan, &self.notice, |rank| self.train(rank, |_, _| {}))
     }
 
     /// Trains one rank of a job, in its process; returns the losses of its steps, which are the same on all ranks.
@@ -54,6 +72,12 @@ impl Training {
     /// # Errors
     /// Memory that the system does not give, and the errors of the steps.
     pub fn on_rank(&self, factory: &dyn DeviceFactory, endpoint: &Endpoint) -> Result<Vec<f32>, RunError> {
+        if endpoint.rank() == 0
+            && let Some(disk) = self.plan.used_disk()
+        {
+            let notes = survey_folders(disk).map_err(RunError::Memory)?.notes;
+            notes.iter().for_each(|note| (self.notice)(note));
+        }
         let note = |step| endpoint.note(step);
         let trained = on_endpoint(factory, &self.plan, endpoint, |rank| self.steps(rank, note, |_, _| {}));
         trained.map_err(RunError::Memory)?

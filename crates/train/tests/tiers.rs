@@ -168,7 +168,7 @@ fn chunks_larger_than_a_buffer_visit_in_tiles() {
 fn the_buffer_bounds_what_an_update_needs_on_the_device() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(Tier::Nvme, folder.path(), 1, 3);
-    config.memory.chunk = Chunk::Mebibytes(64.0);
+    (config.memory.chunk, config.memory.update) = (Chunk::Mebibytes(64.0), UpdateOn::Device);
     let visitors = [64.0, 1.0 / 64.0].map(|buffer_mb| {
         config.memory.buffer_mb = buffer_mb;
         let plan = plan(&config);

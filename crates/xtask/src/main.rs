@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the checks of the source that a program can make; `cargo xtask reliability`: the fault campaign;
-//! `cargo xtask simulated`: the engine's tests on the simulated accelerator.
+//! `cargo xtask simulated`: the engine's tests on the simulated accelerator; `cargo xtask hosts`: training over hosts that
+//! network namespaces play.
 //!
 //! `tidy` reads the workspace as text, with the standard library alone, so it builds and runs in a moment.
 //! Each rule is a file under `rules/`; [`source`] tells code from comments, literals and tests. The campaign is a program
@@ -8,7 +9,9 @@
 #![forbid(unsafe_code)]
 
 mod finding;
+mod hosts;
 mod manifest;
+mod release;
 mod reliability;
 mod rules;
 mod simulated;
@@ -29,10 +32,12 @@ Usage: cargo xtask tidy
        cargo xtask reliability [--short] [--only GROUP] [--case K] [--cases N] [--seed N] [--jobs N]
                                [--json FILE] [--markdown FILE]
        cargo xtask simulated [--seeds N] [--short]
+       cargo xtask hosts [OPTIONS] CONFIG [-- OPTIONS OF TRAIN]
 
 reliability builds the release binary and tries generated faults against it; --help lists its options.
 simulated runs the engine's tests (goldens, bits, meshes, resume, faults) on the simulated accelerator, with
 20 seeds or N; --short runs goldens and faults alone.
+hosts trains over network namespaces that play several hosts (needs root); --help lists its options.
 
 Rules of tidy, each with the place, what is wrong and what to do:
   circles    no circles of imports between the files of a crate
@@ -66,6 +71,7 @@ fn main() -> ExitCode {
         ["tidy"] => {}
         ["reliability", ref more @ ..] => return reliability::run(more),
         ["simulated", ref more @ ..] => return simulated::run(more),
+        ["hosts", ref more @ ..] => return hosts::run(more),
         ["-h" | "--help" | "help"] | ["tidy", "-h" | "--help"] => {
             print!("{HELP}");
             return ExitCode::SUCCESS;

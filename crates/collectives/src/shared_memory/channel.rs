@@ -88,10 +88,13 @@ impl GroupChannel {
             tag: t.tag,
             source: self.host.memory.offer(self.host.rank, offered)?,
             source_bytes: offered.bytes as u64,
+            target: 0,
         };
         let peer = pair.map(|q| self.members[q]);
         let call = LastCall { channel: self.index, peer, parity: descriptor.parity() };
         self.host.control.rank(self.host.rank).begin(call);
+        let flight = self.host.control.flight(self.host.rank);
+        flight.begin(self.index, &descriptor, t.site);
         let participation = Participation {
             host: &self.host,
             options: &self.options,
@@ -118,6 +121,7 @@ impl GroupChannel {
             // All members have arrived, so the barrier is done.
             CollectiveOp::Barrier => Ok(()),
         }?;
+        flight.end(self.index, &descriptor);
         Ok(call::sent_bytes(t.op, t.dtype, t.count, t.root, rank, world_size))
     }
 }

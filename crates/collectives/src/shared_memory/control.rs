@@ -2,7 +2,7 @@
 //!
 //! One mapping, all atomics, valid when zero: a header with the abort record, a cell per rank (what it
 //! does, for people), then for every channel (a group) a slot per rank and a slot per ordered pair of
-//! ranks. A slot is written by its owner alone: a counter on which peers sleep, and two descriptors, of
+//! ranks, then a flight record per rank. A slot is written by its owner alone: a counter on which peers sleep, and two descriptors, of
 //! which the older may still be read while the newer is written.
 //!
 //! Memory order: a descriptor, or data in an arena, is written before its owner advances the counter
@@ -12,23 +12,25 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use phalanx_tensor::Region;
-use rustix::thread::futex;
 
+use crate::shared_memory::counter::{Counter, WrittenOnce};
 use crate::shared_memory::descriptor::DescriptorCell;
+use crate::shared_memory::flight::FlightRecord;
+use crate::shared_memory::mirror::Word;
 use crate::shared_memory::text::Text;
 
 /// Groups that one endpoint can make: a mesh has some for the world and each axis, and two for each neighbour in
 /// the pipeline. The block is sparse, so channels that nobody opens cost addresses, not memory.
 pub(crate) const CHANNELS: usize = 64;
-/// Maximum number of ranks on one host. It limits the size of the block and is checked on joining.
+/// Maximum number of ranks of a job. It limits the size of the block and is checked on joining.
 pub(crate) const MAX_WORLD: usize = 1024;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX1");
 
-/// Why the job ended. `state`: 0 running, 1 being written, 2 written.
+/// Why the job ended.
 #[repr(C, align(64))]
 pub(crate) struct AbortRecord {
-    state: AtomicU32,
+    written: WrittenOnce,
     rank: AtomicU32,
     disagreement: AtomicU32,
     reason: Text<512>,
@@ -120,6 +122,26 @@ impl RankCell {
         (channel < CHANNELS).then_some(channel)
     }
 
+    /// The channel of the newest call, and the other end of a message. The numbers come from the peer: checked.
+    pub(crate) fn last_place(&self, world_size: usize) -> Option<(usize, Option<usize>)> {
+        let LastCall { channel, peer, .. } = self.last_call()?;
+        (channel < CHANNELS && peer.is_none_or(|peer| peer < world_size)).then_some((channel, peer))
+    }
+
+    /// Visits the words that other hosts need to report on the rank.
+    pub(crate) fn for_each_word(&self, mut visit: impl FnMut(Word)) {
+        visit(Word::Four(&self.life));
+        visit(Word::Four(&self.done));
+        [&self.last_call, &self.step, &self.blocked_on].into_iter().for_each(|word| visit(Word::Eight(word)));
+    }
+
+    /// Notes for a rank of another host how long it has given no sign of life; `u64::MAX`: it has not joined.
+    pub(crate) fn set_silent(&self, silent_ms: u64) {
+        if silent_ms != u64::MAX {
+            self.heartbeat_ms.store(now_ms().saturating_sub(silent_ms).max(1), Ordering::Relaxed);
+        }
+    }
+
     fn last_call(&self) -> Option<LastCall> {
         let packed = self.last_call.load(Ordering::Relaxed);
         let channel = (packed >> 32).checked_sub(1)? as usize;
@@ -139,9 +161,7 @@ impl Life {
 #[repr(C, align(128))]
 pub(crate) struct ChannelSlot {
     /// Advances by one at every step of every collective, wrapping.
-    counter: AtomicU32,
-    /// Threads asleep on the counter.
-    sleepers: AtomicU32,
+    counter: Counter,
     /// Used in the slot for calls of the whole group: the rank for which this one waits in this channel, in a call of
     /// the group or in a message. Packed ([`Wait`](super::waits::Wait)).
     pub(crate) wait: AtomicU64,
@@ -152,8 +172,17 @@ pub(crate) struct ChannelSlot {
 }
 
 impl ChannelSlot {
+    /// The counter of the rank's steps.
     pub(crate) fn counter(&self) -> u32 {
-        self.counter.load(Ordering::Acquire)
+        self.counter.value()
+    }
+
+    /// Visits the words that other hosts need to report on the slot's rank.
+    pub(crate) fn for_each_word(&self, mut visit: impl FnMut(Word)) {
+        visit(Word::Four(self.counter.word()));
+        visit(Word::Eight(&self.wait));
+        self.descriptors.iter().for_each(|descriptor| descriptor.for_each_word(&mut visit));
+        self.name.for_each_word(&mut visit);
     }
 
     /// The descriptor that was written last.
@@ -164,32 +193,13 @@ impl ChannelSlot {
 
     /// Advances the counter to `value` and wakes the threads that sleep on it.
     pub(crate) fn publish(&self, value: u32) {
-        // Sequentially consistent, like the sleeper's two steps: either the sleeper sees the new value, or this thread
-        // sees the sleeper.
-        self.counter.store(value, Ordering::SeqCst);
-        if self.sleepers.load(Ordering::SeqCst) != 0 {
-            self.wake();
-        }
+        self.counter.publish(value);
     }
 
-    pub(crate) fn wake(&self) {
-        let _ = futex::wake(&self.counter, futex::Flags::empty(), i32::MAX as u32);
-    }
-
-    /// Sleeps while the counter is at `seen`, for `limit` at most.
+    /// Sleeps while the counter is at `seen`, for `limit` at most, or until [`Control::wake_all`].
     pub(crate) fn sleep(&self, seen: u32, limit: Duration) {
-        let limit = timespec(limit);
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        if self.counter.load(Ordering::SeqCst) == seen {
-            // Whether woken, timed out, interrupted or already changed: the caller checks the counter again.
-            let _ = futex::wait(&self.counter, futex::Flags::empty(), seen, Some(&limit));
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.counter.sleep(seen, limit);
     }
-}
-
-fn timespec(time: Duration) -> futex::Timespec {
-    futex::Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
 }
 
 /// Cores that this process may use.
@@ -209,15 +219,19 @@ const fn slots_at(world: usize) -> usize {
     (RANKS_AT + world * size_of::<RankCell>()).next_multiple_of(128)
 }
 
+const fn flights_at(world: usize) -> usize {
+    slots_at(world) + CHANNELS * (world + world * world) * size_of::<ChannelSlot>()
+}
+
 impl Control {
     /// Bytes of the block of a world.
     pub(crate) fn bytes(world: usize) -> usize {
-        slots_at(world) + CHANNELS * (world + world * world) * size_of::<ChannelSlot>()
+        flights_at(world) + world * size_of::<FlightRecord>()
     }
 
     /// Fills in a zeroed block.
     pub(crate) fn create(region: Region, world: usize, cores: usize) -> Control {
-        assert!((1..=MAX_WORLD).contains(&world), "{world} ranks on one host; the maximum is {MAX_WORLD}");
+        assert!((1..=MAX_WORLD).contains(&world), "{world} ranks; the maximum is {MAX_WORLD}");
         assert!(region.bytes() >= Control::bytes(world));
         let control = Control { region, world };
         let header = control.header();
@@ -259,7 +273,7 @@ impl Control {
         let start = offset + index * size_of::<T>();
         assert!(start + size_of::<T>() <= self.region.bytes() && start.is_multiple_of(align_of::<T>()));
         // SAFETY: the range lies in the mapping (asserted), which lives as long as self and starts at a
-        // page; T (private callers: Header, RankCell, Slot) is made of atomics only, for which every
+        // page; T (private callers: Header, RankCell, Slot, FlightRecord) is made of atomics only, for which every
         // bit pattern is valid and concurrent writes by other processes are defined.
         unsafe { &*self.region.base().add(start).cast::<T>() }
     }
@@ -279,6 +293,11 @@ impl Control {
         self.header().channels.fetch_max(channel as u32 + 1, Ordering::SeqCst);
     }
 
+    /// Number of channels that some rank of this host has opened.
+    pub(crate) fn open_channels(&self) -> usize {
+        (self.header().channels.load(Ordering::SeqCst) as usize).min(CHANNELS)
+    }
+
     /// The slot of `rank` for collectives of a channel.
     pub(crate) fn slot(&self, channel: usize, rank: usize) -> &ChannelSlot {
         assert!(channel < CHANNELS && rank < self.world);
@@ -292,16 +311,20 @@ impl Control {
         self.at(slots_at(self.world), row + peer)
     }
 
+    /// The flight record of `rank`.
+    pub(crate) fn flight(&self, rank: usize) -> &FlightRecord {
+        assert!(rank < self.world);
+        self.at(flights_at(self.world), rank)
+    }
+
     /// Ends the job for everybody; only the first reason stays.
     pub(crate) fn abort(&self, abort: Abort) {
         let record = &self.header().abort;
-        if record.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        record.written.write(|| {
             record.rank.store(abort.rank as u32, Ordering::Relaxed);
             record.disagreement.store(abort.disagreement.into(), Ordering::Relaxed);
             record.reason.write(&abort.reason, 0);
-            record.state.store(2, Ordering::SeqCst);
-            let _ = futex::wake(&record.state, futex::Flags::empty(), i32::MAX as u32);
-        }
+        });
         self.wake_all();
     }
 
@@ -314,7 +337,7 @@ impl Control {
                 return false;
             }
             // Whether woken, timed out or interrupted, the loop checks again.
-            let _ = futex::wait(&self.header().abort.state, futex::Flags::empty(), 0, Some(&timespec(left)));
+            self.header().abort.written.sleep(left);
         }
         true
     }
@@ -322,12 +345,12 @@ impl Control {
     /// The reason why the job ended, if it did.
     pub(crate) fn aborted(&self) -> Option<Abort> {
         let record = &self.header().abort;
-        if record.state.load(Ordering::Acquire) == 0 {
+        if !record.written.has_begun() {
             return None;
         }
         // The writer may be between its two steps, or may have died there, so the wait is bounded.
         for _ in 0..100 {
-            if record.state.load(Ordering::Acquire) == 2 {
+            if record.written.is_complete() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -341,25 +364,18 @@ impl Control {
 
     /// Whether the job has ended. This check is cheap.
     pub(crate) fn is_aborted(&self) -> bool {
-        self.header().abort.state.load(Ordering::Relaxed) != 0
+        self.header().abort.written.has_begun()
     }
 
     /// Wakes every sleeper, so that it checks whether the job has ended. Channels that nobody opened are not touched: they take no memory.
     pub(crate) fn wake_all(&self) {
-        let opened = self.header().channels.load(Ordering::SeqCst) as usize;
-        for channel in 0..opened.min(CHANNELS) {
+        for channel in 0..self.open_channels() {
             for rank in 0..self.world {
-                self.wake_sleepers(self.slot(channel, rank));
+                self.slot(channel, rank).counter.wake_sleepers();
                 for peer in 0..self.world {
-                    self.wake_sleepers(self.pair(channel, rank, peer));
+                    self.pair(channel, rank, peer).counter.wake_sleepers();
                 }
             }
-        }
-    }
-
-    fn wake_sleepers(&self, slot: &ChannelSlot) {
-        if slot.sleepers.load(Ordering::SeqCst) != 0 {
-            slot.wake();
         }
     }
 
@@ -428,13 +444,14 @@ mod tests {
         assert!(control.aborted().is_none());
     }
 
-    /// 64 channels of 8 slots for the group and 64 for the pairs, of 512 bytes each, and the tables before them.
+    /// 64 channels of 8 slots for the group and 64 for the pairs, of 512 bytes each, the tables before them, and 8 flight
+    /// records.
     #[test]
     fn the_block_of_eight_ranks_is_small() {
         let bytes = Control::bytes(8);
         println!("control block of 8 ranks: {bytes} bytes, {} a channel", 72 * size_of::<ChannelSlot>());
         assert_eq!(size_of::<ChannelSlot>(), 512);
-        assert!((64 * 72 * 512..64 * 72 * 512 + (8 << 10)).contains(&bytes), "{bytes}");
+        assert!((64 * 72 * 512..64 * 72 * 512 + (8 << 10) + (8 * 66 << 10)).contains(&bytes), "{bytes}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use phalanx_trace::{CollectiveOp, DType, Site, describe_tag};
 
+use crate::shared_memory::mirror::Word;
 use crate::shared_memory::text::Text;
 
 /// One rank's side of a call.
@@ -29,6 +30,9 @@ pub(crate) struct Descriptor {
     /// and its length in bytes.
     pub(crate) source: u64,
     pub(crate) source_bytes: u64,
+    /// In a group of several hosts, the start of the buffer that receives, and that peers on the same host write; 0 for
+    /// none.
+    pub(crate) target: u64,
 }
 
 /// A descriptor in shared memory.
@@ -41,10 +45,12 @@ pub(crate) struct DescriptorCell {
     tag: AtomicU64,
     source: AtomicU64,
     source_bytes: AtomicU64,
-    site: Text<16>,
+    target: AtomicU64,
+    site: Text<15>,
 }
 
-const DTYPES: [DType; 5] = [DType::F64, DType::F32, DType::BF16, DType::F16, DType::U32];
+/// Element types by their number in a descriptor.
+pub(crate) const DTYPES: [DType; 5] = [DType::F64, DType::F32, DType::BF16, DType::F16, DType::U32];
 
 impl DescriptorCell {
     /// Written by the owner before it advances its counter.
@@ -59,7 +65,17 @@ impl DescriptorCell {
         self.tag.store(d.tag.unwrap_or(0), Ordering::Relaxed);
         self.source.store(d.source, Ordering::Relaxed);
         self.source_bytes.store(d.source_bytes, Ordering::Relaxed);
+        self.target.store(d.target, Ordering::Relaxed);
         self.site.write(site.file, site.line);
+    }
+
+    /// Visits the words of the cell.
+    pub(crate) fn for_each_word(&self, visit: &mut impl FnMut(Word)) {
+        let DescriptorCell { kind, sequence, count, root, tag, source, source_bytes, target, site } = self;
+        for word in [kind, sequence, count, root, tag, source, source_bytes, target] {
+            visit(Word::Eight(word));
+        }
+        site.for_each_word(visit);
     }
 
     /// None when the numbers name no operation or type: another program, or another version.
@@ -77,6 +93,7 @@ impl DescriptorCell {
             root: (root != u64::MAX).then_some(root as usize),
             source: self.source.load(Ordering::Relaxed),
             source_bytes: self.source_bytes.load(Ordering::Relaxed),
+            target: self.target.load(Ordering::Relaxed),
         })
     }
 
@@ -129,8 +146,8 @@ impl Descriptor {
 
     /// Whether two ranks of a group call the same collective. Buffers may differ.
     pub(crate) fn agrees_with(&self, peer: &Descriptor) -> bool {
-        let own = Descriptor { source: 0, source_bytes: 0, ..*self };
-        own == Descriptor { source: 0, source_bytes: 0, ..*peer }
+        let own = Descriptor { source: 0, source_bytes: 0, target: 0, ..*self };
+        own == Descriptor { source: 0, source_bytes: 0, target: 0, ..*peer }
     }
 
     /// Whether this call of rank `a` and the call `other` of rank `b` are the two ends of one message.

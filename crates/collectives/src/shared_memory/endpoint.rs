@@ -10,6 +10,8 @@ use phalanx_tensor::Region;
 
 use crate::error::CollectiveError;
 use crate::group::Group;
+use crate::hosts::Hosts;
+use crate::network::Network;
 use crate::shared_memory::channel::GroupChannel;
 use crate::shared_memory::control::{CHANNELS, Control, cores};
 use crate::shared_memory::host::Host;
@@ -34,21 +36,33 @@ pub fn threads(world_size: usize) -> Vec<Endpoint> {
     (0..world_size).map(|rank| Endpoint::new(host(rank))).collect()
 }
 
-/// The endpoint of `rank` in a process that a launcher started with the descriptors of
+/// The endpoint of the world rank `rank` in a process that a launcher started with the descriptors of
 /// [`crate::HostJob::inherited_fds`], which it takes over: once per process. They are closed to programs
-/// that this one starts.
+/// that this one starts. In a job of several hosts the launcher also hands over what the rank needs to reach the others,
+/// and the rank's listener ([`crate::HostJob::pass_listener`]).
 ///
 /// # Errors
-/// When a descriptor is not open, or the control block was made for another world.
+/// When a descriptor is not open, the control block was made for another world, or the parts do not fit.
 pub fn join(
     control_fd: RawFd,
     arena_fds: &[RawFd],
     rank: usize,
-    world_size: usize,
+    network: Option<(Network, RawFd)>,
 ) -> std::io::Result<Endpoint> {
     let invalid = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
-    if rank >= world_size || arena_fds.len() != world_size {
-        return Err(invalid(format!("rank {rank} of {world_size} ranks with {} arenas", arena_fds.len())));
+    if let Some((network, _)) = &network {
+        network.check()?;
+    }
+    let hosts = network.as_ref().map(|(network, _)| network.hosts.clone());
+    let (hosts, host) = match hosts {
+        Some(hosts) => (hosts, network.as_ref().map_or(0, |(network, _)| network.host)),
+        None if arena_fds.is_empty() => return Err(invalid("a job without arenas".into())),
+        None => (Hosts::one(arena_fds.len()), 0),
+    };
+    let own = hosts.ranks(host);
+    if !own.contains(&rank) || arena_fds.len() != own.len() {
+        let text = format!("rank {rank} of {} ranks {own:?} with {} arenas", own.len(), arena_fds.len());
+        return Err(invalid(text));
     }
     let control_fd = take_over(control_fd)?;
     let arenas = arena_fds.iter().map(|fd| take_over(*fd)).collect::<std::io::Result<Vec<_>>>()?;
@@ -56,9 +70,10 @@ pub fn join(
     if bytes < Control::bytes(1) {
         return Err(invalid(format!("a control block of {bytes} bytes")));
     }
-    let control = Control::open(Region::shared(control_fd.as_fd(), bytes)?, world_size)?;
-    let memory = Memory::Processes(Arenas::new(arenas));
-    Ok(Endpoint::new(Host::new(Arc::new(control), memory, rank)))
+    let control = Control::open(Region::shared(control_fd.as_fd(), bytes)?, hosts.world_size())?;
+    let memory = Memory::Processes(Arenas::new(own.start, arenas));
+    let host = Host::new(Arc::new(control), memory, rank);
+    Ok(Endpoint::new(host))
 }
 
 impl Endpoint {
@@ -73,7 +88,7 @@ impl Endpoint {
         self
     }
 
-    /// This rank's number on the host.
+    /// This rank's number in the job.
     pub fn rank(&self) -> usize {
         self.host.rank
     }

@@ -32,6 +32,7 @@ impl Host {
         let cell = self.control.rank(self.rank);
         cell.step.store(step + 1, Ordering::Relaxed);
         cell.sign();
+        self.control.flight(self.rank).step(step);
     }
 
     /// The reason why the job has ended, if it has.

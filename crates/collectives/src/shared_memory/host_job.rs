@@ -3,6 +3,7 @@
 //! Everything is a memfd: it lives as long as some process has it open, and has no name to clean up.
 
 use std::fs::File;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -12,26 +13,49 @@ use std::time::Duration;
 use phalanx_tensor::Region;
 use rustix::fs::MemfdFlags;
 
-use crate::shared_memory::control::{Abort, Control, MAX_WORLD, cores};
+use crate::hosts::Hosts;
+use crate::shared_memory::control::{Abort, CHANNELS, Control, MAX_WORLD, cores};
+use crate::shared_memory::flight::FlightEvent;
+use crate::shared_memory::mirror;
 use crate::shared_memory::sealed::seal;
 
-/// A job whose ranks are processes of this host, as its launcher holds it.
+/// The share of this host in a job, whose ranks are processes, as its launcher holds it.
 pub struct HostJob {
+    hosts: Hosts,
+    host: usize,
     control_fd: OwnedFd,
+    /// Of the host's own ranks.
     arenas: Vec<OwnedFd>,
+    /// Where the host's own ranks listen for ranks of other hosts.
+    listeners: Vec<Option<TcpListener>>,
     /// The memory files of [`HostJob::hand_over`] and [`HostJob::shared_file`].
     handed: Vec<OwnedFd>,
     control: Arc<Control>,
 }
 
 impl HostJob {
-    /// The shared memory of `world_size` ranks; arenas are empty until their ranks size them.
+    /// The shared memory of `world_size` ranks on this host; arenas are empty until their ranks size them.
     ///
     /// # Errors
-    /// No ranks, or more than one machine holds; errors of the system, when it refuses memory or descriptors.
+    /// No ranks, or more than a job holds; errors of the system, when it refuses memory or descriptors.
     pub fn new(world_size: usize) -> std::io::Result<HostJob> {
-        if !(1..=MAX_WORLD).contains(&world_size) {
-            let text = format!("{world_size} ranks: one machine holds 1 to {MAX_WORLD}");
+        if world_size == 0 {
+            let text = format!("0 ranks: a job has 1 to {MAX_WORLD}");
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
+        }
+        HostJob::on_host(&Hosts::one(world_size), 0)
+    }
+
+    /// The shared memory of one host's ranks in a job of several hosts. It has cells for all ranks: the own ranks write
+    /// theirs, the launcher writes those of the others ([`HostJob::mirror`]).
+    ///
+    /// # Errors
+    /// More ranks than a job holds; errors of the system, when it refuses memory or descriptors.
+    pub fn on_host(hosts: &Hosts, host: usize) -> std::io::Result<HostJob> {
+        let world_size = hosts.world_size();
+        if world_size > MAX_WORLD || host >= hosts.len() {
+            let text =
+                format!("host {host} of {} with {world_size} ranks: a job has 1 to {MAX_WORLD}", hosts.len());
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
         }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -41,9 +65,42 @@ impl HostJob {
         rustix::fs::fcntl_add_seals(&control_fd, rustix::fs::SealFlags::SHRINK)?;
         let region = Region::shared(control_fd.as_fd(), bytes)?;
         let arena = |rank: usize| rustix::fs::memfd_create(format!("phalanx-arena-{rank}"), flags);
-        let arenas = (0..world_size).map(arena).collect::<Result<Vec<_>, _>>()?;
+        let arenas = hosts.ranks(host).map(arena).collect::<Result<Vec<_>, _>>()?;
+        let listeners = arenas.iter().map(|_| None).collect();
         let control = Arc::new(Control::create(region, world_size, cores()));
-        Ok(HostJob { control_fd, arenas, handed: Vec::new(), control })
+        Ok(HostJob { hosts: hosts.clone(), host, control_fd, arenas, listeners, handed: Vec::new(), control })
+    }
+
+    /// The world ranks of this host.
+    pub fn ranks(&self) -> std::ops::Range<usize> {
+        self.hosts.ranks(self.host)
+    }
+
+    /// Opens the listener of an own rank, on a port that the system chooses: ranks of other hosts connect to the address
+    /// that is returned. [`HostJob::pass_listener`] hands it to the rank.
+    ///
+    /// # Errors
+    /// The system's, when the address is not one of this host's.
+    pub fn listen(&mut self, rank: usize, ip: IpAddr) -> std::io::Result<SocketAddr> {
+        let own = self.own(rank);
+        let listener = TcpListener::bind((ip, 0))?;
+        let address = listener.local_addr()?;
+        self.listeners[own] = Some(listener);
+        Ok(address)
+    }
+
+    /// Lets the child that `command` will start as `rank` inherit the rank's listener; returns its number.
+    pub fn pass_listener(&self, rank: usize, command: &mut Command) -> Option<RawFd> {
+        let fd = self.listeners[self.own(rank)].as_ref()?.as_raw_fd();
+        keep_open(command, vec![fd]);
+        Some(fd)
+    }
+
+    /// The index of an own rank on this host.
+    fn own(&self, rank: usize) -> usize {
+        let ranks = self.ranks();
+        assert!(ranks.contains(&rank), "rank {rank} is not on host {} with ranks {ranks:?}", self.host);
+        rank - ranks.start
     }
 
     /// The descriptors that a rank needs, by their numbers in this process: the control block, then the
@@ -81,18 +138,7 @@ impl HostJob {
     pub fn pass_to(&self, command: &mut Command) {
         let handed = self.handed.iter().map(|fd| fd.as_raw_fd());
         let fds: Vec<RawFd> = self.inherited_fds().into_iter().chain(handed).collect();
-        let keep = move || {
-            for fd in &fds {
-                // SAFETY: only borrowed for this call; the child has its own copy of the parent's table,
-                // where the number is open because the HostJob outlived the fork.
-                let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(*fd) };
-                rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
-            }
-            Ok(())
-        };
-        // SAFETY: between fork and exec the closure makes system calls only; it neither allocates nor
-        // locks.
-        unsafe { command.pre_exec(keep) };
+        keep_open(command, fds);
     }
 
     /// Ends the job for all ranks, naming the one that caused it.
@@ -100,9 +146,44 @@ impl HostJob {
         self.control.abort(Abort { rank, disagreement: false, reason: reason.to_string() });
     }
 
-    /// The rank that ended the job, and why; None while it runs.
-    pub fn aborted(&self) -> Option<(usize, String)> {
-        self.control.aborted().map(|a| (a.rank, a.reason))
+    /// The same for a reason that comes from another host. `disagreement`: whether ranks made different calls.
+    pub fn abort_as(&self, rank: usize, reason: &str, disagreement: bool) {
+        self.control.abort(Abort { rank, disagreement, reason: reason.to_string() });
+    }
+
+    /// The rank that ended the job, why, and whether it ended because ranks made different calls; None while it runs.
+    pub fn aborted(&self) -> Option<(usize, String, bool)> {
+        self.control.aborted().map(|a| (a.rank, a.reason, a.disagreement))
+    }
+
+    /// Waits until the job ends, for `limit` at most; returns whether it has ended.
+    pub fn wait_aborted(&self, limit: Duration) -> bool {
+        self.control.wait_aborted(limit)
+    }
+
+    /// The state of an own rank as the launchers of other hosts pass it to [`HostJob::mirror`]: what it does, its calls
+    /// and waits, and how long it has been silent.
+    pub fn activity(&self, rank: usize) -> Vec<u8> {
+        self.own(rank);
+        mirror::write(&self.control, rank)
+    }
+
+    /// Takes over the state of a rank of another host, so that reports of this host name what it does. The bytes come
+    /// from another machine: what makes no sense is ignored.
+    pub fn mirror(&self, rank: usize, activity: &[u8]) {
+        if rank < self.hosts.world_size() && !self.ranks().contains(&rank) {
+            mirror::read(&self.control, rank, activity);
+        }
+    }
+
+    /// The last thousand events of an own rank, also of one that is gone.
+    pub fn flight_record(&self, rank: usize) -> Vec<FlightEvent> {
+        self.own(rank);
+        let name = |channel: usize| match channel < CHANNELS {
+            true => self.control.slot(channel, rank).name.read(),
+            false => format!("{channel}?"),
+        };
+        self.control.flight(rank).read(&name)
     }
 
     /// What a rank did last: its step, its last collective and where that was asked for.
@@ -120,4 +201,20 @@ impl HostJob {
     pub fn is_done(&self, rank: usize) -> bool {
         self.control.rank(rank).is_done()
     }
+}
+
+/// Lets the child that `command` will start keep these descriptors, under the same numbers.
+fn keep_open(command: &mut Command, fds: Vec<RawFd>) {
+    let keep = move || {
+        for fd in &fds {
+            // SAFETY: only borrowed for this call; the child has its own copy of the parent's table,
+            // where the number is open because the HostJob outlived the fork.
+            let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(*fd) };
+            rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes system calls only; it neither allocates nor
+    // locks.
+    unsafe { command.pre_exec(keep) };
 }

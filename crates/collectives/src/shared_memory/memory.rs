@@ -57,7 +57,9 @@ pub(crate) enum Memory {
 }
 
 pub(crate) struct Arenas {
-    /// A file per rank.
+    /// The first rank of this host.
+    first: usize,
+    /// A file per rank of this host.
     files: Vec<OwnedFd>,
     /// Base and bytes of this rank's own mapping.
     own: OnceLock<(usize, usize)>,
@@ -65,15 +67,16 @@ pub(crate) struct Arenas {
 }
 
 impl Arenas {
-    pub(crate) fn new(files: Vec<OwnedFd>) -> Arenas {
+    /// The arenas of the ranks of this host, of which `first` is the first.
+    pub(crate) fn new(first: usize, files: Vec<OwnedFd>) -> Arenas {
         let peers = files.iter().map(|_| OnceLock::new()).collect();
-        Arenas { files, own: OnceLock::new(), peers }
+        Arenas { first, files, own: OnceLock::new(), peers }
     }
 
     /// Gives this rank's arena its size and maps it.
     pub(crate) fn create(&self, rank: usize, bytes: usize) -> std::io::Result<Region> {
         let bytes = bytes.max(1).next_multiple_of(4096);
-        let file = &self.files[rank];
+        let file = &self.files[rank - self.first];
         rustix::fs::ftruncate(file, bytes as u64)?;
         // Peers will map the file, so from here on no process, including this one, can shrink it.
         let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
@@ -92,18 +95,20 @@ impl Arenas {
     }
 
     fn mapped(&self, control: &Control, rank: usize) -> std::io::Result<&Region> {
-        if let Some(region) = self.peers[rank].get() {
+        let place = rank - self.first;
+        if let Some(region) = self.peers[place].get() {
             return Ok(region);
         }
+        let file = &self.files[place];
         let bytes = control.rank(rank).arena_bytes.load(Ordering::Acquire);
-        let length = rustix::fs::fstat(&self.files[rank])?.st_size as u64;
-        let sealed = rustix::fs::fcntl_get_seals(&self.files[rank])?;
+        let length = rustix::fs::fstat(file)?.st_size as u64;
+        let sealed = rustix::fs::fcntl_get_seals(file)?;
         if bytes == 0 || bytes > length || !sealed.contains(rustix::fs::SealFlags::SHRINK) {
             let text = format!("an arena of {bytes} bytes in a file of {length}, seals {sealed:?}");
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
         }
-        let region = Region::shared(self.files[rank].as_fd(), bytes as usize)?;
-        Ok(self.peers[rank].get_or_init(|| region))
+        let region = Region::shared(file.as_fd(), bytes as usize)?;
+        Ok(self.peers[place].get_or_init(|| region))
     }
 }
 
@@ -160,7 +165,7 @@ mod tests {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let files: Vec<OwnedFd> = (0..2).map(|_| rustix::fs::memfd_create("test", flags).unwrap()).collect();
         let copies = files.iter().map(|f| f.try_clone().unwrap()).collect();
-        let (own, peer) = (Memory::Processes(Arenas::new(files)), Arenas::new(copies));
+        let (own, peer) = (Memory::Processes(Arenas::new(0, files)), Arenas::new(0, copies));
         let find = |source, bytes| own.find(&control, 1, source, bytes);
 
         assert!(find(0, 64).is_err(), "no arena yet");

@@ -8,7 +8,8 @@
 //!
 //! The files, from the lowest to the highest; each imports only files above it in this list:
 //!
-//! 1. `text`, `descriptor`: what lies in shared memory; `control`: the shared block; `waits`: who waits for whom in it.
+//! 1. `text`, `descriptor`, `counter`, `flight`: what lies in shared memory; `control`: the shared block; `waits`: who
+//!    waits for whom in it; `mirror`: the state of a rank of another host.
 //! 2. `inherited`, `sealed`: descriptors from the launcher; `memory`: how a rank's buffers are read by its peers.
 //! 3. `options`; `host`: a rank's share of its job; `transfer`: what one call moves.
 //! 4. `participation`: a rank's part in one call; `watch`: what a waiting rank looks at; `meeting`: one call's counters
@@ -22,8 +23,14 @@
 
 mod text;
 
+mod counter;
+#[cfg(test)]
+mod counter_model;
+
 mod control;
 mod descriptor;
+mod flight;
+mod mirror;
 mod waits;
 
 mod inherited;
@@ -56,6 +63,7 @@ mod endpoint;
 mod host_job;
 
 pub use endpoint::{Endpoint, join, threads};
+pub use flight::FlightEvent;
 pub use host_job::HostJob;
 pub use inherited::take_file;
 pub use options::Options;

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::shared_memory::mirror::Word;
+
 /// Text in shared memory, stored in words. Of text that is too long, the end is kept.
 #[repr(C)]
 pub(crate) struct Text<const WORDS: usize> {
@@ -21,6 +23,13 @@ impl<const WORDS: usize> Text<WORDS> {
         }
         self.line.store(line, Ordering::Relaxed);
         self.length.store(bytes.len() as u32, Ordering::Release);
+    }
+
+    /// Visits the words of the text.
+    pub(crate) fn for_each_word(&self, visit: &mut impl FnMut(Word)) {
+        visit(Word::Four(&self.line));
+        self.words.iter().for_each(|word| visit(Word::Eight(word)));
+        visit(Word::Four(&self.length));
     }
 
     pub(crate) fn read(&self) -> String {

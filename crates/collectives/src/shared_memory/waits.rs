@@ -54,13 +54,16 @@ pub(crate) struct Chain {
 }
 
 impl Control {
+    /// The wait that `rank` has noted in `channel`, whether or not it is over. The numbers come from the rank: checked.
+    pub(crate) fn noted(&self, channel: usize, rank: usize) -> Option<Wait> {
+        let wait = Wait::unpack(self.slot(channel, rank).wait.load(Ordering::Relaxed));
+        wait.filter(|wait| wait.peer < self.world_size())
+    }
+
     /// The peer for which `rank` waits in `channel`, if that peer has indeed not arrived. The numbers come from the
     /// peer, so they are checked.
     fn waits(&self, channel: usize, rank: usize) -> Option<(usize, Wait)> {
-        let wait = Wait::unpack(self.slot(channel, rank).wait.load(Ordering::Relaxed))?;
-        if wait.peer >= self.world_size() {
-            return None;
-        }
+        let wait = self.noted(channel, rank)?;
         let slot = self.wait_slot(channel, wait.peer, rank, wait.pair);
         let has_come = slot.counter().wrapping_sub(wait.until) as i32 >= 0;
         (!has_come).then_some((channel, wait))

@@ -2,8 +2,9 @@
 
 use phalanx_collectives::Pending;
 use phalanx_plan::{Precision, Stage};
-use phalanx_tensor::{Tensor, ViewMut};
+use phalanx_tensor::{Memory, Tensor, ViewMut};
 
+use super::residence::ChunkResidence;
 use super::{Map, Options, update};
 use crate::tiles::Arriving;
 
@@ -33,6 +34,32 @@ impl GradientBuffering {
     }
 }
 
+/// Where the reduced gradients of a chunk lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum GradientPlace {
+    /// In a buffer of their own in device memory.
+    Buffer,
+    /// In another memory than the device's.
+    Elsewhere,
+    /// In the place of the chunk's parameters.
+    Parameters,
+}
+
+impl GradientPlace {
+    /// Gradients take the place of parameters in chunks that lie in device memory with all their parts: a step that is
+    /// skipped restores the parameters from the master weights there.
+    pub(super) fn of(options: &Options, c: usize) -> GradientPlace {
+        let lies = options.residence.of(c);
+        match lies.gradients {
+            Memory::Device if options.gradients_in_place && lies == ChunkResidence::DEVICE => {
+                GradientPlace::Parameters
+            }
+            Memory::Device => GradientPlace::Buffer,
+            Memory::Host | Memory::Disk => GradientPlace::Elsewhere,
+        }
+    }
+}
+
 /// Elements of a chunk's gradients where they are stored outside of device memory: the sum, or the whole buffer in which
 /// micro-batches accumulate.
 pub(super) fn stored_elements(map: &Map, options: &Options, c: usize) -> usize {
@@ -49,7 +76,7 @@ pub(super) enum GradientBuffers {
     Shard(Tensor),
     /// A whole buffer that layers write, and this rank's shard of the sum.
     Both { whole: Tensor, shard: Tensor },
-    /// Nothing on the device: what is stored elsewhere is the sum so far.
+    /// No buffer on the device: the sum so far is stored elsewhere, or lies in the place of parameters.
     Away,
     /// A whole buffer that layers write; the shard of the sum so far arrives from elsewhere, if there is one.
     Bucket { whole: Tensor, sum: Option<Box<Arriving>> },

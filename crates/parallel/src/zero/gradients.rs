@@ -8,6 +8,10 @@
 //! - *transient*: the buffer of the whole chunk exists only from its first gradient to its reduction; a shard is kept
 //!   (stages 2 and 3).
 //!
+//! Gradients *in the place of parameters* (Gemini's reuse of chunks) have no memory of their own: the buffer of the whole
+//! chunk exists until its reduction, and the sum then overwrites the parameters, which nothing uses any more in the step. The
+//! update reads it there and writes the new parameters over it. So there is one micro-batch, and master weights.
+//!
 //! Gradients that stay in another memory than the device's are on the device from their first writer in a micro-batch
 //! to its end, or to their reduction: in place, the whole buffer then leaves and comes back for the next micro-batch; in the
 //! other kinds, the shard leaves after each reduction and comes back for the next one, and the whole is transient.
@@ -22,9 +26,10 @@ use std::ops::Range;
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::Gradient;
 use phalanx_plan::{Precision, Stage};
-use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View, ViewMut};
+use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
 
-use super::gradient_buffers::{Chunk, GradientBuffering, GradientBuffers, ReducingCopy};
+use super::gradient_buffers::{Chunk, GradientBuffering, GradientBuffers, GradientPlace, ReducingCopy};
+use super::parameters::ParameterChunks;
 use super::squares::Squares;
 use super::states::States;
 use super::{Map, Options, update};
@@ -41,12 +46,14 @@ pub(super) struct Surroundings<'a> {
     pub(super) states: &'a mut States,
     /// The norm's sums: gradients are counted before they leave the device.
     pub(super) squares: &'a mut Squares,
+    /// Parameters, whose place gradients may take.
+    pub(super) parameters: &'a mut ParameterChunks,
 }
 
 pub(super) struct GradientChunks {
     buffering: GradientBuffering,
-    /// For each chunk: whether its gradients stay in another memory than the device's.
-    away: Vec<bool>,
+    /// For each chunk: where its gradients lie when they are reduced.
+    places: Vec<GradientPlace>,
     stage: Stage,
     overlap: bool,
     precision: Precision,
@@ -68,11 +75,11 @@ impl GradientChunks {
     pub(super) fn new(device: &Device, map: &Map, options: &Options) -> GradientChunks {
         let Options { stage, overlap, precision, .. } = *options;
         let buffering = GradientBuffering::of(map, options);
-        let is_away = |c: usize| options.residence.of(c).gradients != Memory::Device;
+        let place = |c: usize| GradientPlace::of(options, c);
         let alloc =
             |elements| device.alloc(precision.accumulate, [elements], Category::Gradients, "gradient_chunk");
         let held = |c: usize| match buffering {
-            _ if is_away(c) => GradientBuffers::Away,
+            _ if place(c) != GradientPlace::Buffer => GradientBuffers::Away,
             GradientBuffering::InPlace => GradientBuffers::Whole(alloc(map.whole(c).len())),
             GradientBuffering::Pair => {
                 GradientBuffers::Both { whole: alloc(map.whole(c).len()), shard: alloc(map.shard(c).len()) }
@@ -83,7 +90,7 @@ impl GradientChunks {
         map.chunks.iter().flatten().for_each(|c| writers[*c] += 1);
         GradientChunks {
             buffering,
-            away: (0..map.chunk_count()).map(is_away).collect(),
+            places: (0..map.chunk_count()).map(place).collect(),
             stage,
             overlap,
             precision,
@@ -132,6 +139,9 @@ impl GradientChunks {
     /// The buffers of a chunk whose gradients stay elsewhere, for its next micro-batch.
     fn open_away(&self, cx: &mut Surroundings, c: usize) -> Result<GradientBuffers, CollectiveError> {
         let is_first = self.done[c] == 0;
+        if self.is_in_parameters(c) {
+            return Ok(GradientBuffers::Whole(self.bucket(cx, c)));
+        }
         if self.buffering == GradientBuffering::InPlace {
             return Ok(GradientBuffers::Whole(if is_first {
                 self.bucket(cx, c)
@@ -207,7 +217,7 @@ impl GradientChunks {
 
     /// A micro-batch is over, and the next one accumulates in the same buffer: if it stays elsewhere, it leaves until then.
     fn leave_unreduced(&mut self, cx: &mut Surroundings, c: usize) -> Result<(), CollectiveError> {
-        if !self.away[c] {
+        if self.places[c] != GradientPlace::Elsewhere {
             return Ok(());
         }
         let held = std::mem::replace(&mut self.chunks[c], Chunk::Here(GradientBuffers::Away));
@@ -264,7 +274,12 @@ impl GradientChunks {
 
     /// Whether the whole buffer of a chunk exists only until it is reduced.
     fn is_transient(&self, c: usize) -> bool {
-        self.buffering == GradientBuffering::Transient || self.away[c]
+        self.buffering == GradientBuffering::Transient || self.places[c] != GradientPlace::Buffer
+    }
+
+    /// Whether the reduced gradients of a chunk lie in the place of its parameters.
+    pub(super) fn is_in_parameters(&self, c: usize) -> bool {
+        self.places[c] == GradientPlace::Parameters
     }
 
     /// Rounds the gradients to the communication type and starts to reduce the copy. A transient buffer is freed.
@@ -276,13 +291,14 @@ impl GradientChunks {
         let communicate = self.precision.communicate;
         let mut copy = device.alloc(communicate, whole.shape(), Category::Communication, "gradient_copy");
         device.convert(whole.view(), copy.view_mut());
-        let held = match held {
-            GradientBuffers::Both { shard, .. } if self.is_transient(c) => GradientBuffers::Shard(shard),
-            held => held,
-        };
         let copy = match held {
             GradientBuffers::Whole(_) if self.stage == Stage::Zero => group.all_reduce(copy),
             _ => group.reduce_scatter_in_place(copy),
+        };
+        let held = match held {
+            GradientBuffers::Both { shard, .. } if self.is_transient(c) => GradientBuffers::Shard(shard),
+            GradientBuffers::Whole(_) if self.is_in_parameters(c) => GradientBuffers::Away,
+            held => held,
         };
         let accumulate = !first && self.buffering != GradientBuffering::InPlace;
         Chunk::ReducingCopy(Box::new(ReducingCopy { copy, held, accumulate }))
@@ -306,14 +322,33 @@ impl GradientChunks {
                 return Ok(());
             }
         };
-        self.chunks[c] = Chunk::Here(if self.away[c] { self.put_away(cx, reduced, c)? } else { reduced });
+        self.chunks[c] = Chunk::Here(match self.places[c] {
+            GradientPlace::Buffer => reduced,
+            GradientPlace::Elsewhere => self.put_away(cx, reduced, c)?,
+            GradientPlace::Parameters => self.put_over_parameters(cx, reduced, c),
+        });
         Ok(())
+    }
+
+    /// A sum overwrites the parameters of this rank. A reduced copy has done so when it was converted.
+    fn put_over_parameters(
+        &self,
+        cx: &mut Surroundings,
+        reduced: GradientBuffers,
+        c: usize,
+    ) -> GradientBuffers {
+        if let GradientBuffers::Whole(whole) = reduced {
+            let stepped = update::stepped(cx.map, self.stage, c);
+            let place = cx.parameters.part_mut(cx.map, c, &stepped);
+            cx.device.copy(whole.view().range(stepped), place);
+        }
+        GradientBuffers::Away
     }
 
     /// Waits for a reduced copy and writes or adds it to the sum.
     fn add_copy(
         &self,
-        cx: &Surroundings,
+        cx: &mut Surroundings,
         reducing: ReducingCopy,
         c: usize,
     ) -> Result<GradientBuffers, CollectiveError> {
@@ -324,6 +359,10 @@ impl GradientChunks {
             GradientBuffers::Whole(whole) => (cx.map.shard(c), whole.view_mut().range(cx.map.shard(c))),
             GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
                 (cx.map.shard(c), shard.view_mut())
+            }
+            GradientBuffers::Away if self.is_in_parameters(c) => {
+                let stepped = update::stepped(cx.map, self.stage, c);
+                (stepped.clone(), cx.parameters.part_mut(cx.map, c, &stepped))
             }
             GradientBuffers::Away | GradientBuffers::Bucket { .. } => panic!("chunk {c} holds no sum"),
         };
@@ -370,7 +409,10 @@ impl GradientChunks {
         self.in_flight.clear();
         for c in 0..self.chunks.len() {
             self.arrive(cx, c)?;
-            if self.buffering == GradientBuffering::Pair && self.stage == Stage::Zero && !self.away[c] {
+            if self.buffering == GradientBuffering::Pair
+                && self.stage == Stage::Zero
+                && self.places[c] == GradientPlace::Buffer
+            {
                 let slot = &mut self.chunks[c];
                 let Chunk::Here(GradientBuffers::Both { mut whole, shard }) =
                     std::mem::replace(slot, Chunk::Moving)
@@ -387,7 +429,21 @@ impl GradientChunks {
 
     /// The summed gradient of elements `range` of chunk `c`: elements of this rank's shard, or under stage 0 any
     /// elements.
-    pub(super) fn summed(&self, map: &Map, c: usize, range: Range<usize>) -> View<'_> {
+    pub(super) fn summed<'a>(
+        &'a self,
+        parameters: &'a ParameterChunks,
+        map: &Map,
+        c: usize,
+        range: Range<usize>,
+    ) -> View<'a> {
+        match self.is_in_parameters(c) {
+            true => parameters.part(map, c, &range),
+            false => self.summed_in_buffer(map, c, range),
+        }
+    }
+
+    /// The same of a chunk whose gradients have a buffer of their own.
+    pub(super) fn summed_in_buffer(&self, map: &Map, c: usize, range: Range<usize>) -> View<'_> {
         let Chunk::Here(held) = &self.chunks[c] else {
             panic!("gradients of chunk {c} are still being reduced")
         };
@@ -403,7 +459,16 @@ impl GradientChunks {
     }
 
     /// The mutable form of [`GradientChunks::summed`].
-    pub(super) fn summed_mut(&mut self, map: &Map, c: usize, range: Range<usize>) -> ViewMut<'_> {
+    pub(super) fn summed_mut<'a>(
+        &'a mut self,
+        parameters: &'a mut ParameterChunks,
+        map: &Map,
+        c: usize,
+        range: Range<usize>,
+    ) -> ViewMut<'a> {
+        if self.is_in_parameters(c) {
+            return parameters.part_mut(map, c, &range);
+        }
         let stage = self.stage;
         let Chunk::Here(held) = &mut self.chunks[c] else {
             panic!("gradients of chunk {c} are still being reduced")

@@ -150,7 +150,7 @@ impl Zero {
         }
         let in_chunk = in_chunk(&self.map, self.options.stage, chunk, &range);
         if !self.states.has_gradients(chunk) {
-            let gradient = self.gradients.summed(&self.map, chunk, in_chunk.clone());
+            let gradient = self.gradients.summed(&self.parameters, &self.map, chunk, in_chunk.clone());
             parts.push((Part::Gradient, Inbound::FromDevice(self.copy_to_host(gradient))));
         }
         if self.states.parameters(chunk).is_none() {

@@ -24,6 +24,7 @@ mod floats;
 mod gradient_buffers;
 mod gradients;
 mod host_update;
+mod in_place;
 mod parameters;
 mod prefetch;
 mod residence;
@@ -81,6 +82,9 @@ pub struct Options {
     pub updates_on_host: bool,
     /// Whether the host computes each update during the next step. This changes the result.
     pub delayed_update: bool,
+    /// Whether reduced gradients take the place of the parameters of their chunk, where all of its parts lie in device memory.
+    /// For one micro-batch and master weights, with gradients that accumulate in the type of the parameters.
+    pub gradients_in_place: bool,
 }
 
 /// Where parameters lie in chunks, and which chunks each block uses. It does not change during a run.
@@ -207,6 +211,12 @@ impl Zero {
         orders: &BTreeMap<PhaseName, Vec<u32>>,
     ) -> Zero {
         let Holding { layout, answers, tied, first_chunk } = held;
+        let Precision { compute, accumulate, .. } = options.precision;
+        assert!(
+            !options.gradients_in_place
+                || (options.micro_batches == 1 && options.precision.has_master() && accumulate == compute),
+            "gradients cannot take the place of parameters: {options:?}"
+        );
         let map = Map::new(network, (answers, tied), layout, group.rank(), group.world_size());
         let parameters = ParameterChunks::new(device, &map, &options);
         let gradients = GradientChunks::new(device, &map, &options);
@@ -341,8 +351,8 @@ impl Zero {
     }
 
     fn gradients_in_surroundings(&mut self) -> (&mut GradientChunks, Surroundings<'_>) {
-        let Zero { device, group, map, states, squares, gradients, .. } = self;
-        (gradients, Surroundings { device, group: &**group, map, states, squares })
+        let Zero { device, group, map, states, squares, gradients, parameters, .. } = self;
+        (gradients, Surroundings { device, group: &**group, map, states, squares, parameters })
     }
 
     /// Waits until every rank has received the updated parameters.

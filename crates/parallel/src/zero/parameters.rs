@@ -1,5 +1,7 @@
 //! Parameters in chunks: stored whole (stages 0 to 2), or gathered when a block uses them (stage 3).
 
+use std::ops::Range;
+
 use phalanx_collectives::{CollectiveError, Group, Pending};
 use phalanx_plan::Stage;
 use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View, ViewMut};
@@ -9,6 +11,7 @@ use super::prefetch::Prefetch;
 use super::states::States;
 use super::{Map, Options};
 use crate::tiles::Arriving;
+
 /// One chunk of parameters.
 enum Chunk {
     /// Every rank has all of it.
@@ -173,7 +176,7 @@ impl ParameterChunks {
     }
 
     /// What this rank stores of a chunk, and which elements of the chunk these are.
-    pub(super) fn resident(&self, map: &Map, c: usize) -> (View<'_>, std::ops::Range<usize>) {
+    pub(super) fn resident(&self, map: &Map, c: usize) -> (View<'_>, Range<usize>) {
         match &self.chunks[c] {
             Chunk::Whole(whole) => (whole.view(), map.whole(c)),
             Chunk::Sharded(shard) | Chunk::Gathered { shard, .. } => (shard.view(), map.shard(c)),
@@ -182,12 +185,24 @@ impl ParameterChunks {
     }
 
     /// The mutable form of [`ParameterChunks::resident`]. Gathered copies must not exist.
-    pub(super) fn resident_mut(&mut self, map: &Map, c: usize) -> (ViewMut<'_>, std::ops::Range<usize>) {
+    pub(super) fn resident_mut(&mut self, map: &Map, c: usize) -> (ViewMut<'_>, Range<usize>) {
         match &mut self.chunks[c] {
             Chunk::Whole(whole) => (whole.view_mut(), map.whole(c)),
             Chunk::Sharded(shard) => (shard.view_mut(), map.shard(c)),
             _ => panic!("chunk {c} is still being received or gathered; it cannot be written"),
         }
+    }
+
+    /// Elements `range` of a chunk, of what this rank stores of it.
+    pub(super) fn part(&self, map: &Map, c: usize, range: &Range<usize>) -> View<'_> {
+        let (here, resident) = self.resident(map, c);
+        here.range(range.start - resident.start..range.end - resident.start)
+    }
+
+    /// The mutable form of [`ParameterChunks::part`].
+    pub(super) fn part_mut(&mut self, map: &Map, c: usize, range: &Range<usize>) -> ViewMut<'_> {
+        let (here, resident) = self.resident_mut(map, c);
+        here.range(range.start - resident.start..range.end - resident.start)
     }
 
     /// Checks that no copy of a chunk exists whose parameters lie elsewhere, before they are updated there.

@@ -248,7 +248,7 @@ fn parts(lies: ChunkResidence, states: usize, precision: Precision) -> Vec<(Role
 }
 
 /// Elements cut into pieces of at most `buffer`.
-fn tiles_of(elements: usize, buffer: usize) -> Vec<Range<usize>> {
+pub(super) fn tiles_of(elements: usize, buffer: usize) -> Vec<Range<usize>> {
     (0..elements).step_by(buffer).map(|start| start..(start + buffer).min(elements)).collect()
 }
 

@@ -40,7 +40,9 @@ impl Zero {
                     let here = self.states.read_gradients(self.part(*c, range.clone()))?;
                     self.device.copy(here.view(), to);
                 }
-                false => self.device.copy(self.gradients.summed(&self.map, *c, range.clone()), to),
+                false => self
+                    .device
+                    .copy(self.gradients.summed(&self.parameters, &self.map, *c, range.clone()), to),
             }
         }
         let packed = tensor.all_reduce(packed).wait()?;
@@ -56,7 +58,7 @@ impl Zero {
     /// Overwrites the summed gradient of elements of a chunk.
     fn put(&mut self, c: usize, range: Range<usize>, from: View) -> Result<(), CollectiveError> {
         if !self.states.has_gradients(c) {
-            self.device.copy(from, self.gradients.summed_mut(&self.map, c, range));
+            self.device.copy(from, self.gradients.summed_mut(&mut self.parameters, &self.map, c, range));
             return Ok(());
         }
         let mut here =
@@ -84,7 +86,7 @@ impl Zero {
                     let views = self.states.gradient_views(self.part(c, range));
                     views.into_iter().for_each(|(_, view)| mark(view));
                 }
-                false => mark(self.gradients.summed(&self.map, c, range)),
+                false => mark(self.gradients.summed(&self.parameters, &self.map, c, range)),
             }
         }
     }
@@ -104,7 +106,7 @@ impl Zero {
         let dtype = self.gradients.accumulate();
         let mut own: Tensor = self.device.alloc(dtype, [elements], Category::Communication, "tied_gradient");
         for (c, range) in places {
-            self.device.copy(self.gradients.summed(&self.map, c, range), own.view_mut());
+            self.device.copy(self.gradients.summed(&self.parameters, &self.map, c, range), own.view_mut());
         }
         Ok(own)
     }

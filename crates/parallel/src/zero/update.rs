@@ -39,12 +39,12 @@ impl Zero {
     /// # Errors
     /// When the all_reduce of the block sums fails.
     pub fn squares(&mut self, sums: &mut Tensor, slots: usize, slot: usize) -> Result<(), CollectiveError> {
-        let Zero { device, map, states, gradients, squares, options, .. } = self;
+        let Zero { device, map, states, gradients, squares, options, parameters, .. } = self;
         let (away, here): (Vec<usize>, Vec<usize>) =
             squares.begin_rest(device).into_iter().partition(|c| states.has_gradients(*c));
         for c in here {
             let shard = map.shard(c);
-            squares.count(device, map, c, gradients.summed(map, c, shard));
+            squares.count(device, map, c, gradients.summed(parameters, map, c, shard));
         }
         let first = |c| stepped(map, options.stage, c).start;
         let shard = |c| (c, map.shard(c).start - first(c)..map.shard(c).end - first(c));
@@ -76,7 +76,7 @@ impl Zero {
         &mut self,
         mut see: impl FnMut(usize, Range<u64>, View),
     ) -> Result<(), CollectiveError> {
-        let Zero { map, states, gradients, options, .. } = self;
+        let Zero { map, states, gradients, options, parameters, .. } = self;
         let mut of_chunk = |c: usize, range: Range<usize>, gradient: View| {
             for segment in map.layout.segments(c, range.start as u64..range.end as u64) {
                 let inside = segment.in_chunk.start as usize - range.start
@@ -94,7 +94,7 @@ impl Zero {
                         of_chunk(c, first(c) + part.start..first(c) + part.end, gradient);
                     })?;
                 }
-                false => of_chunk(c, shard.clone(), gradients.summed(map, c, shard)),
+                false => of_chunk(c, shard.clone(), gradients.summed(parameters, map, c, shard)),
             }
         }
         Ok(())
@@ -106,9 +106,13 @@ impl Zero {
     ///
     /// # Errors
     /// When the device failed.
+    ///
+    /// # Panics
+    /// With [`Options::gradients_in_place`](super::Options::gradients_in_place): the update overwrites them.
     pub fn read_gradients(&self, mut see: impl FnMut(usize, Range<u64>, &[f32])) -> Result<(), DeviceError> {
-        let Zero { device, map, states, gradients, .. } = self;
+        let Zero { device, map, states, gradients, parameters, .. } = self;
         for c in 0..map.chunk_count() {
+            assert!(!gradients.is_in_parameters(c), "the update has overwritten the gradients of chunk {c}");
             let first = stepped(map, self.options.stage, c).start;
             let shard = map.shard(c);
             for start in shard.clone().step_by(WINDOW) {
@@ -116,7 +120,7 @@ impl Zero {
                 let pieces = match states.has_gradients(c) {
                     true => states.gradient_pieces((c, start - first..window.end - first))?,
                     false => {
-                        let here = Numbers::Device(gradients.summed(map, c, window.clone()));
+                        let here = Numbers::Device(gradients.summed(parameters, map, c, window.clone()));
                         vec![(start - first, here.read(device)?)]
                     }
                 };
@@ -150,7 +154,7 @@ impl Zero {
             if self.states.parameters(c).is_some() {
                 self.parameters.assert_away(c);
             }
-            let tiles = self.states.tiles(c).into_iter().enumerate();
+            let tiles = self.update_tiles(c).into_iter().enumerate();
             match on_host.as_mut().filter(|_| self.states.is_updated_on_host(c)) {
                 Some(on_host) => {
                     for (t, tile) in tiles {
@@ -189,16 +193,17 @@ impl Zero {
         let Step { number, lr } = step;
         let c = at.0;
         let first = stepped(&self.map, self.options.stage, c).start;
-        let range = (first + tile.start) as u64..(first + tile.end) as u64;
-        for segment in self.map.layout.segments(c, range) {
+        let range = first + tile.start..first + tile.end;
+        let in_place = self.gradients_from_place(c, &range);
+        for segment in self.map.layout.segments(c, range.start as u64..range.end as u64) {
             let inside = segment.in_chunk.start as usize..segment.in_chunk.end as usize;
             let local = inside.start - first..inside.end - first;
             let Updated { states, master, parameters, gradient } = self.states.updated(at, &local);
-            let gradient = gradient.unwrap_or_else(|| self.gradients.summed(&self.map, c, inside.clone()));
-            let own = parameters.unwrap_or_else(|| {
-                let (here, resident) = self.parameters.resident_mut(&self.map, c);
-                here.range(inside.start - resident.start..inside.end - resident.start)
+            let gradient = gradient.unwrap_or_else(|| match &in_place {
+                Some(window) => window.view().range(inside.start - range.start..inside.end - range.start),
+                None => self.gradients.summed_in_buffer(&self.map, c, inside.clone()),
             });
+            let own = parameters.unwrap_or_else(|| self.parameters.part_mut(&self.map, c, &inside));
             let (p, rounded) = match master {
                 Some(master) => (master, Some(own)),
                 None => (own, None),

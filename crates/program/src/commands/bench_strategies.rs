@@ -94,6 +94,11 @@ fn bench_of<'a>(args: &BenchStrategiesArgs, launcher: &'a Processes<'a>) -> Resu
     let overrides = Overrides { set: args.set.clone(), nproc: None };
     let given = UserConfig::read(&args.config)?.with(&overrides, &[])?;
     let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    if config.memory.gradients_in_place {
+        bail!(
+            "memory.gradients_in_place = true: the gradients by which strategies are compared are gone after a step; leave it out"
+        );
+    }
     if config.memory.delayed_update {
         bail!("memory.delayed_update changes the result by which strategies are compared: leave it out");
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use phalanx_simd::tiles::TileUnit;
+use phalanx_tensor::ProductMethod;
 use phalanx_trace::DType;
 use phalanx_train::config::PrecisionConfig;
 use serde_json::json;
@@ -30,7 +31,7 @@ const FEW_FILES: u64 = 1024;
 /// Memory that the system does not give.
 pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let cores = machine::cores();
-    let processors = [environment.processor(1)?, environment.processor(cores)?];
+    let processors = [processor(environment, 1)?, processor(environment, cores)?];
     let (isa, why) = (environment.isa().name(), environment.isa().why_not_best());
     let products = environment.choose(&PrecisionConfig::default())?.name();
     let [f32_flops, bf16_flops] =
@@ -97,6 +98,11 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
         false => advice.iter().for_each(|line| text.push_str(&format!("note: {line}\n"))),
     }
     Ok(print(&text)?)
+}
+
+/// The processor with `threads` threads, whose f32 rate is that of multiply-adds.
+fn processor(environment: Environment, threads: usize) -> Result<Processor> {
+    environment.processor(threads, Some(ProductMethod::Fma))
 }
 
 /// Describes what computes matrix products; `f32` is the value of `precision.products` that a run of f32 would have.

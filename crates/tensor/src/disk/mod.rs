@@ -25,7 +25,7 @@ use engine::{Engine, Inline, Threads};
 use ring::Ring;
 pub use stripes::STRIPE;
 use stripes::Stripes;
-pub use survey::{DiskSurvey, survey};
+pub use survey::{DiskSurvey, survey, survey_folders};
 pub(crate) use transfers::Transfer;
 use transfers::Transfers;
 

@@ -37,6 +37,18 @@ pub fn survey(options: &DiskOptions, bytes: &[u64]) -> Result<DiskSurvey> {
         stripes.map(|stripes| stripes.bytes_in(number)).sum::<u64>()
     };
     check_room(options, &needed)?;
+    survey_speed(options, &needed)
+}
+
+/// Looks at what is slower than it could be in the folders of a run, whose ranks may have their disk memories already.
+///
+/// # Errors
+/// A folder that is missing or cannot be written.
+pub fn survey_folders(options: &DiskOptions) -> Result<DiskSurvey> {
+    survey_speed(options, &|_| BLOCK as u64)
+}
+
+fn survey_speed(options: &DiskOptions, needed: &dyn Fn(usize) -> u64) -> Result<DiskSurvey> {
     let mut notes = Vec::new();
     for (number, folder) in options.folders.iter().enumerate() {
         let refused = |error| refused(folder, needed(number), &error);

@@ -5,7 +5,7 @@
 //! allocated. The binary reads files and `--set` into this type; each room receives only its part.
 
 use phalanx_models::Arch;
-use phalanx_tensor::DType;
+use phalanx_tensor::{DType, ProductMethod};
 use serde::{Deserialize, Serialize};
 
 mod bounds;
@@ -200,8 +200,7 @@ pub struct PrecisionConfig {
     /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communicate: Option<Float>,
-    /// How products of f32 and f16 are computed. The program makes devices accordingly; a program that makes its own
-    /// devices chooses with the options of the device (`ProductMethod`).
+    /// How products of f32 and f16 are computed.
     pub products: Products,
     /// A static loss scale, or 0 for a dynamic one. This key and those below are for `compute = "f16"`.
     pub loss_scale: f64,
@@ -215,6 +214,18 @@ pub struct PrecisionConfig {
     pub consecutive_hysteresis: bool,
     /// The smallest scale; an overflow at this scale ends the run.
     pub min_loss_scale: f64,
+}
+
+impl PrecisionConfig {
+    /// How devices compute products; None where a device chooses by what it has.
+    pub fn product_method(&self) -> Option<ProductMethod> {
+        match self.products {
+            Products::Auto if self.compute == Float::Bf16 => Some(ProductMethod::Fma),
+            Products::Auto => None,
+            Products::Fma => Some(ProductMethod::Fma),
+            Products::Split => Some(ProductMethod::Split),
+        }
+    }
 }
 
 impl Default for PrecisionConfig {

@@ -5,7 +5,7 @@ use phalanx_tensor::Memory;
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
-use super::{ConfigError, DeviceKind, MemoryConfig, RunConfig, Tier, Updates};
+use super::{ConfigError, DeviceKind, Float, MemoryConfig, RunConfig, Tier, Updates};
 
 /// Bytes of a unit of the `_mb` keys.
 const MIB: f64 = 1_048_576.0;
@@ -212,6 +212,44 @@ impl RunConfig {
             return refused(
                 "has nowhere to place what does not fit: device.kind = \"cpu\" computes in host memory; set memory.nvme_path \
                  (or, to try it, memory.host_budget_mb)",
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_gradients_in_place(&self) -> Result<(), ConfigError> {
+        let (memory, precision) = (&self.memory, &self.precision);
+        if !memory.gradients_in_place {
+            return Ok(());
+        }
+        let refused = |expected: &str| Err(refuse("memory.gradients_in_place", true, expected));
+        if self.parallel.updates == Updates::Asynchronous {
+            return refused("works with synchronous updates only: leave out parallel.updates");
+        }
+        if precision.compute == Float::F32 {
+            return refused(
+                "needs precision.compute = \"bf16\" or \"f16\", with master weights: f32 parameters have no second copy",
+            );
+        }
+        if precision.accumulate != precision.compute {
+            return refused(
+                "needs precision.accumulate of the type of precision.compute: a gradient of f32 does not fit in the place of \
+                 a parameter of 16 bits",
+            );
+        }
+        let micro_batches = self.micro_batches();
+        if micro_batches > 1 {
+            let expected = format!(
+                "needs one micro-batch per step, but each rank has {micro_batches}, and the next one uses the parameters: \
+                 raise batch.micro, or lower batch.global"
+            );
+            return refused(&expected);
+        }
+        let away = matches!(memory.placement, Some(Placement::Host | Placement::Nvme));
+        let all_leave = if memory.has_fractions() { memory.offload_optim_frac == Some(1.0) } else { away };
+        if memory.has_parts() || all_leave {
+            return refused(
+                "needs parameters, gradients and optimizer states in device memory: gradients that leave take no place there",
             );
         }
         Ok(())

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use phalanx_cpu::{Cpu, CpuFactory, Options as CpuOptions};
+use phalanx_cpu::CpuFactory;
 use phalanx_simulated::{Options, SimulatedFactory};
-use phalanx_tensor::{DeviceFactory, Kernels};
+use phalanx_tensor::{DeviceFactory, DeviceRequest, Kernels};
 use phalanx_train::Spec;
 
 /// The device on which tests run.
@@ -33,8 +33,9 @@ pub fn factory_for(spec: &Spec) -> Box<dyn DeviceFactory> {
 
 /// Simulated accelerators that compute with the kernels of the processor.
 pub fn simulated(seed: u64) -> SimulatedFactory {
-    let kernels =
-        |threads| -> std::io::Result<Arc<dyn Kernels>> { Ok(Cpu::with_options(CpuOptions::new(threads))?) };
+    let kernels = |request: &DeviceRequest| -> std::io::Result<Arc<dyn Kernels>> {
+        Ok(CpuFactory::new().kernels(request)?)
+    };
     // A run has many thousand calls; each that sleeps takes about 60 microseconds more than its delay.
     let options = Options { seed, delayed_share: 0.05, ..Options::new(0) };
     SimulatedFactory::new(options, None, kernels)

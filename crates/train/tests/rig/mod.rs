@@ -16,11 +16,11 @@ use phalanx_layers::Network;
 use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
-use phalanx_tensor::{Arena, Device, DeviceRequest, Memory, Region};
+use phalanx_tensor::{Arena, Device, Memory, Region};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
-use phalanx_train::{GroupSource, Groups, RunConfig, RunPlan, Spec};
+use phalanx_train::{GroupSource, Groups, RunConfig, RunPlan, Spec, device_request};
 
 /// The folder of golden values.
 pub fn golden() -> PathBuf {
@@ -232,16 +232,7 @@ pub fn each_rank<T: Send>(
     };
     let one = |rank: usize, endpoint: Option<Endpoint>| {
         let own = plan.of(rank);
-        let request = DeviceRequest {
-            index: rank,
-            threads: plan.spec.threads,
-            device_plan: &own.memory,
-            host_plan: &own.host,
-            disk_plan: &own.disk,
-            disk: spec.disk.as_ref(),
-            pin_host: spec.pin_host,
-            map_shared: &Region::anonymous,
-        };
+        let request = device_request(spec, rank, own, &Region::anonymous);
         let device = match build.heap {
             false => devices::factory_for(&plan.spec).make(&request).unwrap(),
             true => Device::new(Cpu::new(plan.spec.threads), Arena::heap()),
@@ -313,7 +304,8 @@ fn one_rank(
         grad_norms.push(outcome.grad_norm);
         skipped.push(outcome.skipped);
     }
-    let gradients = gradients(engine);
+    let is_kept = !config.memory.gradients_in_place;
+    let gradients = if is_kept { gradients(engine) } else { Vec::new() };
     let step_peak = engine.device().arena().phase_peak().unwrap_or_default();
     let mut windows = Batch::with_rows(config.batch.global / config.data(), config.model.seq);
     windows.tokens.fill(1);

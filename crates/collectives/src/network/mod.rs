@@ -1,0 +1,60 @@
+//! Ranks of several hosts: what a rank needs to know of the others to connect to them.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::hosts::Hosts;
+use crate::secure::{Identity, Protection, Secret};
+
+/// What a rank needs to reach the ranks of other hosts. Its launcher hands it over in a sealed memory file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Network {
+    /// The hosts of the job.
+    pub hosts: Hosts,
+    /// The host of this rank.
+    pub host: usize,
+    /// The job's random number.
+    pub job: [u8; 16],
+    /// Which start of the job this is.
+    pub epoch: u32,
+    /// The job's secret.
+    pub secret: Secret,
+    /// Where each world rank listens.
+    pub addresses: Vec<SocketAddr>,
+    /// Whether traffic between hosts is not encrypted. Peers authenticate each other all the same.
+    pub plaintext: bool,
+    /// Connections between two ranks of a group, at least one, over which large messages are divided.
+    pub streams: usize,
+}
+
+impl Network {
+    /// What the data connections of the job belong to.
+    pub(crate) fn identity(&self) -> Identity {
+        Identity { job: self.job, epoch: self.epoch, purpose: "data" }
+    }
+
+    /// How traffic between hosts is protected.
+    pub(crate) fn protection(&self) -> Protection {
+        if self.plaintext { Protection::Plaintext } else { Protection::Encrypted }
+    }
+
+    /// Checks that the parts fit each other.
+    ///
+    /// # Errors
+    /// A number of addresses, a host or a number of streams that cannot be.
+    pub(crate) fn check(&self) -> std::io::Result<()> {
+        let world = self.hosts.world_size();
+        if self.addresses.len() != world || self.host >= self.hosts.len() || self.streams == 0 {
+            let text = format!(
+                "host {} of {} with {} addresses for {world} ranks and {} streams",
+                self.host,
+                self.hosts.len(),
+                self.addresses.len(),
+                self.streams
+            );
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,39 @@
+//! `cargo xtask hosts`: trains over several hosts, which are network namespaces of this machine, and compares the result
+//! with that of one host.
+//!
+//! Every namespace lives as long as a process that waits for this one ([`namespace`]), so nothing remains after any end,
+//! and nothing has a name in the system. The hosts are connected by a bridge in a namespace of its own ([`network`]), and
+//! start their ranks with `phalanx launch` ([`trial`]), by hand or over [`ssh`]. All of it needs root, and `ip` and `tc` of iproute2.
+
+mod arguments;
+mod namespace;
+mod network;
+mod ssh;
+mod trial;
+
+use std::process::ExitCode;
+
+use arguments::Arguments;
+
+/// Runs the trial that `args` describe.
+pub fn run(args: &[&str]) -> ExitCode {
+    if matches!(args, ["-h" | "--help"]) {
+        print!("{}", arguments::HELP);
+        return ExitCode::SUCCESS;
+    }
+    let arguments = match Arguments::parse(args) {
+        Ok(arguments) => arguments,
+        Err(cause) => {
+            eprintln!("{cause}\n\n{}", arguments::HELP);
+            return ExitCode::from(2);
+        }
+    };
+    match trial::run(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(cause) => {
+            eprintln!("the trial could not run: {cause}");
+            ExitCode::from(2)
+        }
+    }
+}
