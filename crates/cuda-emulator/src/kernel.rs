@@ -33,6 +33,8 @@ pub struct Kernel {
     pub words: Vec<(u16, u32)>,
     /// Slots that hold constants of 64 bits.
     pub longs: Vec<(u16, u64)>,
+    /// Predicates that are set in all lanes.
+    pub set_predicates: Vec<u16>,
     /// Slots that hold special registers.
     pub specials: Vec<(u16, Special)>,
 }

@@ -8,6 +8,7 @@
 pub mod alu;
 pub mod checks;
 pub mod decode;
+pub mod driver;
 pub mod execute;
 pub mod kernel;
 mod mapping;
@@ -15,4 +16,5 @@ pub mod memory;
 pub mod module;
 pub mod numbers;
 pub mod ptx;
+pub mod queues;
 pub mod registers;

@@ -132,6 +132,15 @@ impl DeviceMemory {
         self.live.get(&self.offset(address)).copied()
     }
 
+    /// Whether a range lies within one of reserved addresses.
+    pub fn is_reserved(&self, address: u64, bytes: usize) -> bool {
+        let at = self.offset(address);
+        let before = self.live.range(..=at).next_back();
+        before.is_some_and(|(&start, &(size, kind))| {
+            kind == RangeKind::Reservation && at + bytes <= start + size
+        })
+    }
+
     fn offset(&self, address: u64) -> usize {
         address.wrapping_sub(DEVICE_BASE) as usize
     }

@@ -136,7 +136,10 @@ impl Cell {
         } else {
             self.reads = [now, first];
         }
-        (!accessor.is_ordered(self.write, lane, bytes)).then_some(self.write)
+        // Atomic accesses among the reads are those of other warps, see `write`.
+        let atomics =
+            [first, second].map(|access| if access.is_atomic() { access } else { Access::default() });
+        [self.write].into_iter().chain(atomics).find(|&earlier| !accessor.is_ordered(earlier, lane, bytes))
     }
 
     /// A write of some bytes by a lane: the access that it is not ordered after, if any.
@@ -145,14 +148,16 @@ impl Cell {
         let now = accessor.access(lane, bytes);
         let accesses = [self.write, self.reads[0], self.reads[1]];
         let conflict = accesses.into_iter().find(|&earlier| !accessor.is_ordered(earlier, lane, bytes));
-        self.write = if self.write.is_beside(now) { self.write.joined(now) } else { now };
-        self.reads = [Access::default(); 2];
+        let earlier = self.write;
+        // Atomic writes do not order each other, so those of one other warp are kept.
+        let is_hidden = accessor.atomic && earlier.is_atomic() && earlier.operation == now.operation;
+        self.reads = if earlier.is_beside(now) {
+            self.reads.map(|read| if accessor.atomic && read.is_atomic() { read } else { Access::default() })
+        } else {
+            [if is_hidden { earlier } else { Access::default() }, Access::default()]
+        };
+        self.write = if earlier.is_beside(now) { earlier.joined(now) } else { now };
         conflict
-    }
-
-    /// Whether the last write is this access: tells a report which of the two wrote.
-    pub fn was_written_by(&self, access: Access) -> bool {
-        self.write == access
     }
 }
 

@@ -91,6 +91,7 @@ impl<'a> Decoder<'a> {
             registers: RegisterCounts::default(),
             words: Vec::new(),
             longs: Vec::new(),
+            set_predicates: Vec::new(),
             specials: Vec::new(),
         };
         Self {
@@ -253,7 +254,13 @@ impl<'a> Decoder<'a> {
         let constant = |decoder: &mut Self, value: u64| match class {
             Class::Word => Ok(Register { class, slot: decoder.word(value as u32) }),
             Class::Long => Ok(Register { class, slot: decoder.long(value) }),
-            Class::Predicate => Err(decoder.error("a constant in place of a predicate is not supported")),
+            Class::Predicate => {
+                let register = decoder.register(class);
+                if value != 0 {
+                    decoder.kernel.set_predicates.push(register.slot);
+                }
+                Ok(register)
+            }
         };
         match operand {
             Operand::Integer(value) | Operand::Float64(value) => constant(self, *value),

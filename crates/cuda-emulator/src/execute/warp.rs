@@ -101,6 +101,9 @@ impl Warp {
         for &(slot, value) in &kernel.longs {
             registers.longs[usize::from(slot)] = Longs([value; LANES]);
         }
+        for &slot in &kernel.set_predicates {
+            registers.predicates[usize::from(slot)] = u32::MAX;
+        }
         Self {
             number,
             registers,

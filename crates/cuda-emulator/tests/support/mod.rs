@@ -13,6 +13,7 @@ pub struct Device {
     pub reports: Reports,
     pub checks: Checks,
     pub seed: u64,
+    pub limit: u64,
     module: LoadedModule,
     operations: u32,
 }
@@ -45,7 +46,7 @@ impl Device {
         let mut memory = DeviceMemory::new(1 << 30).unwrap();
         let module = LoadedModule::load(ptx, &mut memory).unwrap();
         let (reports, checks) = (Reports::default(), Checks::default());
-        Self { memory, reports, checks, seed: 0, module, operations: 0 }
+        Self { memory, reports, checks, seed: 0, limit: 1 << 30, module, operations: 0 }
     }
 
     /// Memory that holds values.
@@ -115,7 +116,7 @@ impl Device {
             order: &|_| true,
             checks: self.checks,
             seed: self.seed,
-            limit: 1 << 30,
+            limit: self.limit,
         };
         run(&launch, &mut self.memory, &mut self.reports)
     }

@@ -76,7 +76,7 @@ const OTHER_MEANINGS: [(&str, &str, &str); 4] = [
 ];
 
 /// Crates that may read arguments and environment.
-const MAY_READ_ENVIRONMENT: [&str; 4] = ["program", "phalanx", "reliability", "xtask"];
+const MAY_READ_ENVIRONMENT: [&str; 5] = ["program", "phalanx", "reliability", "xtask", "cuda-emulator"];
 
 /// Crates that may differ by feature: the face and the leaves that wrap foreign engines.
 const MAY_HAVE_FEATURES: [&str; 5] = ["phalanx", "data", "cuda", "nccl", "mpi"];
