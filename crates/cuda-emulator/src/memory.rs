@@ -152,7 +152,8 @@ impl DeviceMemory {
     #[inline]
     pub fn place(&mut self, address: u64, bytes: usize) -> Result<usize, Fault> {
         let at = self.offset(address);
-        if at % bytes == 0 && at < self.space {
+        // The number of bytes is a power of two.
+        if at & (bytes - 1) == 0 && at < self.space {
             let mask = ones(bytes) << (at % 8);
             if self.bits(at, false) & mask == mask {
                 return Ok(at);
@@ -210,7 +211,7 @@ impl DeviceMemory {
         let freed = self.freed.range(..=at).next_back();
         if let Some((&start, &(size, kind))) = live.filter(|&(&start, &(size, _))| at < start + size) {
             let place = format!("{bytes} bytes at byte {} of {size}", at - start);
-            if at + bytes <= start + size && at % bytes.max(1) != 0 && bytes <= 16 {
+            if at + bytes <= start + size && !at.is_multiple_of(bytes.max(1)) && bytes <= 16 {
                 return Fault { finding: Finding::Misaligned, detail: place };
             }
             return out_of_bounds(match kind {

@@ -33,6 +33,13 @@ fn integer(name: &str, kind: ScalarType) -> Option<Alu> {
     }
 }
 
+/// Whether an operand is a NaN.
+macro_rules! unordered {
+    ($a:expr, $b:expr) => {
+        $a.is_nan() | $b.is_nan()
+    };
+}
+
 macro_rules! real {
     ($kind:expr, $lambda:tt) => {
         typed!($kind, [F32: f32, F64: f64], $lambda)
@@ -43,19 +50,19 @@ macro_rules! real {
 fn float(name: &str, kind: ScalarType) -> Option<Alu> {
     match name {
         "eq" => real!(kind, (|a: T, b: T| -> bool { a == b })),
-        "ne" => real!(kind, (|a: T, b: T| -> bool { a < b || a > b })),
+        "ne" => real!(kind, (|a: T, b: T| -> bool { (a != b) & !unordered!(a, b) })),
         "lt" => real!(kind, (|a: T, b: T| -> bool { a < b })),
         "le" => real!(kind, (|a: T, b: T| -> bool { a <= b })),
         "gt" => real!(kind, (|a: T, b: T| -> bool { a > b })),
         "ge" => real!(kind, (|a: T, b: T| -> bool { a >= b })),
-        "equ" => real!(kind, (|a: T, b: T| -> bool { !(a < b || a > b) })),
+        "equ" => real!(kind, (|a: T, b: T| -> bool { (a == b) | unordered!(a, b) })),
         "neu" => real!(kind, (|a: T, b: T| -> bool { a != b })),
-        "ltu" => real!(kind, (|a: T, b: T| -> bool { !(a >= b) })),
-        "leu" => real!(kind, (|a: T, b: T| -> bool { !(a > b) })),
-        "gtu" => real!(kind, (|a: T, b: T| -> bool { !(a <= b) })),
-        "geu" => real!(kind, (|a: T, b: T| -> bool { !(a < b) })),
-        "num" => real!(kind, (|a: T, b: T| -> bool { !a.is_nan() && !b.is_nan() })),
-        "nan" => real!(kind, (|a: T, b: T| -> bool { a.is_nan() || b.is_nan() })),
+        "ltu" => real!(kind, (|a: T, b: T| -> bool { (a < b) | unordered!(a, b) })),
+        "leu" => real!(kind, (|a: T, b: T| -> bool { (a <= b) | unordered!(a, b) })),
+        "gtu" => real!(kind, (|a: T, b: T| -> bool { (a > b) | unordered!(a, b) })),
+        "geu" => real!(kind, (|a: T, b: T| -> bool { (a >= b) | unordered!(a, b) })),
+        "num" => real!(kind, (|a: T, b: T| -> bool { !unordered!(a, b) })),
+        "nan" => real!(kind, (|a: T, b: T| -> bool { unordered!(a, b) })),
         _ => None,
     }
 }

@@ -20,7 +20,7 @@ pub(super) const DEFAULT_SHARED: usize = 48 * 1024;
 /// Attributes of the device, as numbered by `CUdevice_attribute`. Those that would need a card are not known.
 fn attribute(number: c_int) -> Option<c_int> {
     Some(match number {
-        1 | 2 | 3 => MAX_THREADS as c_int,
+        1..=3 => MAX_THREADS as c_int,
         4 => 64,
         5 => c_int::MAX,
         6 | 7 => 65535,

@@ -101,7 +101,7 @@ impl Driver {
 
     fn fill(&mut self, to: u64, pattern: Vec<u8>, count: usize, stream: usize) -> Result<(), Status> {
         let stream = self.stream(stream)?;
-        if to % pattern.len() as u64 != 0 {
+        if !to.is_multiple_of(pattern.len() as u64) {
             return Err(Status::INVALID_VALUE);
         }
         if count > 0 {

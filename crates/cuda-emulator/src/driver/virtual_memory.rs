@@ -18,7 +18,7 @@ entry_points! {
 
     /// Reserves addresses.
     cuMemAddressReserve(out: *mut u64, bytes: usize, align: usize, _wanted: u64, flags: c_ulonglong) call_in_context |driver| {
-        if bytes == 0 || bytes % GRANULARITY != 0 || flags != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || flags != 0 {
             return Err(Status::INVALID_VALUE);
         }
         let range = driver.queues.memory.reserve(bytes, align.max(GRANULARITY), RangeKind::Reservation);
@@ -37,7 +37,7 @@ entry_points! {
 
     /// Creates memory without an address.
     cuMemCreate(out: *mut u64, bytes: usize, _properties: *const c_void, flags: c_ulonglong) call_in_context |driver| {
-        if bytes == 0 || bytes % GRANULARITY != 0 || flags != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || flags != 0 {
             return Err(Status::INVALID_VALUE);
         }
         driver.take_memory(bytes)?;
@@ -63,7 +63,7 @@ entry_points! {
     /// Maps memory to reserved addresses. It can be used when access was set.
     cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) call_in_context |driver| {
         let &(size, mapped) = driver.physical.get(&handle).ok_or(Status::INVALID_VALUE)?;
-        if flags != 0 || offset != 0 || address % GRANULARITY as u64 != 0 {
+        if flags != 0 || offset != 0 || !address.is_multiple_of(GRANULARITY as u64) {
             return Err(Status::INVALID_VALUE);
         }
         if size != bytes || mapped.is_some() {

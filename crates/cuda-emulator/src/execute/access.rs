@@ -297,8 +297,8 @@ impl Block<'_> {
     fn local(&self, warp: &Warp, address: u64, count: usize, who: Who) -> Result<usize, Stop> {
         let size = self.launch.kernel.local_bytes;
         let at = address as usize;
-        if at % count != 0 || at >= size || at + count > size {
-            let finding = if at % count != 0 { Finding::Misaligned } else { Finding::OutOfBounds };
+        if !at.is_multiple_of(count) || at >= size || at + count > size {
+            let finding = if !at.is_multiple_of(count) { Finding::Misaligned } else { Finding::OutOfBounds };
             let detail = format!("{count} bytes in the thread's {size} bytes of local memory");
             return Err(self.stop(Fault { finding, detail }, address, who));
         }

@@ -50,10 +50,11 @@ impl SharedMemory {
     #[inline]
     pub fn place(&self, address: u64, bytes: usize) -> Result<usize, Fault> {
         let at = address as usize;
-        if at % bytes == 0 && at < self.size && at + bytes <= self.size {
+        // The number of bytes is a power of two.
+        if at & (bytes - 1) == 0 && at < self.size && at + bytes <= self.size {
             return Ok(at);
         }
-        let finding = if at % bytes != 0 { Finding::Misaligned } else { Finding::OutOfBounds };
+        let finding = if !at.is_multiple_of(bytes) { Finding::Misaligned } else { Finding::OutOfBounds };
         Err(Fault {
             finding,
             detail: format!("{bytes} bytes in the block's {} bytes of shared memory", self.size),
