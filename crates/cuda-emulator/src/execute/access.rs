@@ -17,12 +17,13 @@ enum Place {
     Local(u64),
 }
 
-/// A thread and its instruction.
+/// A thread at its instruction.
 #[derive(Clone, Copy)]
-pub(super) struct Who {
-    pub warp: usize,
+pub(super) struct Who<'b> {
+    /// Its warp, and what that is ordered after.
+    pub by: &'b Accessor<'b>,
+    /// Its lane.
     pub lane: usize,
-    pub at: usize,
 }
 
 /// The addresses of all lanes.
@@ -72,12 +73,12 @@ impl Block<'_> {
     ) -> Result<(), Stop> {
         let total = load.bytes * load.values.len();
         let addresses = addresses(warp, &load.address);
+        let by = self.accessor(warp.number, at, false);
         for lane in lanes(active) {
-            let mut bytes = [0u8; 16];
-            if load.space == StateSpace::Param {
-                self.parameter(addresses[lane], &mut bytes[..total], Who { warp: warp.number, lane, at })?;
-            } else {
-                self.read(warp, load.space, addresses[lane], &mut bytes[..total], (lane, at))?;
+            let (mut bytes, who) = ([0u8; 16], Who { by: &by, lane });
+            match load.space {
+                StateSpace::Param => self.parameter(addresses[lane], &mut bytes[..total], who)?,
+                space => self.read(warp, space, addresses[lane], &mut bytes[..total], who)?,
             }
             for (&register, chunk) in load.values.iter().zip(bytes.chunks_exact(load.bytes)) {
                 set_lane(warp, register, lane, extended(chunk, load.signed));
@@ -88,10 +89,9 @@ impl Block<'_> {
 
     fn parameter(&self, address: u64, out: &mut [u8], who: Who) -> Result<(), Stop> {
         let at = address as usize;
-        let found = self.launch.parameters.get(at..at.saturating_add(out.len()));
-        let Some(found) = found else {
-            let detail = format!("{} bytes at byte {at} of the kernel's parameters", out.len());
-            return Err(Box::new(self.report(Finding::OutOfBounds, who.at, (who.warp, who.lane), detail)));
+        let Some(found) = self.launch.parameters.get(at..at.saturating_add(out.len())) else {
+            let detail = format!("{} bytes of the kernel's parameters", out.len());
+            return Err(self.stop(Fault { finding: Finding::OutOfBounds, detail }, address, who));
         };
         out.copy_from_slice(found);
         Ok(())
@@ -107,12 +107,13 @@ impl Block<'_> {
     ) -> Result<(), Stop> {
         let total = store.bytes * store.values.len();
         let addresses = addresses(warp, &store.address);
+        let by = self.accessor(warp.number, at, false);
         for lane in lanes(active) {
             let mut bytes = [0u8; 16];
             for (&register, chunk) in store.values.iter().zip(bytes.chunks_exact_mut(store.bytes)) {
                 chunk.copy_from_slice(&lane_bits(warp, register, lane).to_le_bytes()[..store.bytes]);
             }
-            self.write(warp, store.space, addresses[lane], &bytes[..total], (lane, at))?;
+            self.write(warp, store.space, addresses[lane], &bytes[..total], Who { by: &by, lane })?;
         }
         Ok(())
     }
@@ -125,9 +126,8 @@ impl Block<'_> {
         space: StateSpace,
         address: u64,
         out: &mut [u8],
-        (lane, at): (usize, usize),
+        who: Who,
     ) -> Result<(), Stop> {
-        let who = Who { warp: warp.number, lane, at };
         match locate(space, address) {
             Place::Global(address) => self.read_global(address, out, who),
             Place::Shared(address) => self.read_shared(address, out, who),
@@ -152,14 +152,8 @@ impl Block<'_> {
             self.note(Finding::Unwritten, "global memory", address, who);
         }
         if self.launch.checks.races {
-            let accessor = Self::accessor(
-                self.launch,
-                &self.known,
-                (self.linear, who.warp, self.phases[who.warp]),
-                who.at,
-            );
             let cells = self.memory.cells(place, count);
-            if let Some(found) = touch(cells, &accessor, who.lane, byte_mask(place, count), false) {
+            if let Some(found) = touch::<false>(cells, who.by, who.lane, byte_mask(place, count), false) {
                 self.race("global", address, found, false, who);
             }
         }
@@ -177,14 +171,8 @@ impl Block<'_> {
             self.note(finding, "shared memory", address, who);
         }
         if self.launch.checks.races {
-            let accessor = Self::accessor(
-                self.launch,
-                &self.known,
-                (self.linear, who.warp, self.phases[who.warp]),
-                who.at,
-            );
             let cells = self.shared.cells(place, count);
-            if let Some(found) = touch(cells, &accessor, who.lane, byte_mask(place, count), false) {
+            if let Some(found) = touch::<true>(cells, who.by, who.lane, byte_mask(place, count), false) {
                 self.race("shared", address, found, false, who);
             }
         }
@@ -200,16 +188,15 @@ impl Block<'_> {
         space: StateSpace,
         address: u64,
         bytes: &[u8],
-        (lane, at): (usize, usize),
+        who: Who,
     ) -> Result<(), Stop> {
-        let who = Who { warp: warp.number, lane, at };
         match locate(space, address) {
             Place::Global(address) => {
-                let place = self.global_for_writing(address, bytes.len(), who, false)?;
+                let place = self.global_for_writing(address, bytes.len(), who)?;
                 self.memory.bytes(place, bytes.len()).copy_from_slice(bytes);
             }
             Place::Shared(address) => {
-                let place = self.shared_for_writing(address, bytes.len(), who, false)?;
+                let place = self.shared_for_writing(address, bytes.len(), who)?;
                 self.shared.bytes(place, bytes.len()).copy_from_slice(bytes);
                 self.shared.mark_written(place, bytes.len());
             }
@@ -224,28 +211,15 @@ impl Block<'_> {
 
     /// The place of a write to global memory, which counts as written.
     #[inline]
-    pub(super) fn global_for_writing(
-        &mut self,
-        address: u64,
-        count: usize,
-        who: Who,
-        atomic: bool,
-    ) -> Result<usize, Stop> {
+    pub(super) fn global_for_writing(&mut self, address: u64, count: usize, who: Who) -> Result<usize, Stop> {
         let place = self.memory.place(address, count).map_err(|fault| self.stop(fault, address, who))?;
-        if atomic && self.launch.checks.unwritten && !self.memory.is_written(place, count) {
+        if who.by.atomic && self.launch.checks.unwritten && !self.memory.is_written(place, count) {
             self.note(Finding::Unwritten, "global memory", address, who);
         }
         self.memory.mark_written(place, count);
         if self.launch.checks.races {
-            let accessor = Self::accessor(
-                self.launch,
-                &self.known,
-                (self.linear, who.warp, self.phases[who.warp]),
-                who.at,
-            );
-            let accessor = Accessor { atomic, ..accessor };
             let cells = self.memory.cells(place, count);
-            if let Some(found) = touch(cells, &accessor, who.lane, byte_mask(place, count), true) {
+            if let Some(found) = touch::<false>(cells, who.by, who.lane, byte_mask(place, count), true) {
                 self.race("global", address, found, true, who);
             }
         }
@@ -254,31 +228,18 @@ impl Block<'_> {
 
     /// The place of a write to shared memory. The caller marks it as written.
     #[inline]
-    pub(super) fn shared_for_writing(
-        &mut self,
-        address: u64,
-        count: usize,
-        who: Who,
-        atomic: bool,
-    ) -> Result<usize, Stop> {
+    pub(super) fn shared_for_writing(&mut self, address: u64, count: usize, who: Who) -> Result<usize, Stop> {
         let place = self.shared.place(address, count).map_err(|fault| self.stop(fault, address, who))?;
         if self.launch.checks.unwritten {
             if self.shared.is_pending(place, count) {
                 self.note(Finding::UnfinishedCopy, "shared memory", address, who);
-            } else if atomic && self.shared.state(place, count).is_some() {
+            } else if who.by.atomic && self.shared.state(place, count).is_some() {
                 self.note(Finding::Unwritten, "shared memory", address, who);
             }
         }
         if self.launch.checks.races {
-            let accessor = Self::accessor(
-                self.launch,
-                &self.known,
-                (self.linear, who.warp, self.phases[who.warp]),
-                who.at,
-            );
-            let accessor = Accessor { atomic, ..accessor };
             let cells = self.shared.cells(place, count);
-            if let Some(found) = touch(cells, &accessor, who.lane, byte_mask(place, count), true) {
+            if let Some(found) = touch::<true>(cells, who.by, who.lane, byte_mask(place, count), true) {
                 self.race("shared", address, found, true, who);
             }
         }
@@ -309,14 +270,14 @@ impl Block<'_> {
     /// The report of an access that ends the kernel.
     #[cold]
     pub(super) fn stop(&self, fault: Fault, address: u64, who: Who) -> Stop {
-        let report = self.report(fault.finding, who.at, (who.warp, who.lane), fault.detail);
+        let report = self.report(fault.finding, who.by.instruction, (who.by.warp, who.lane), fault.detail);
         Box::new(Report { address: Some(address), ..report })
     }
 
     /// Reports a finding after which the kernel goes on.
     #[cold]
     pub(super) fn note(&mut self, finding: Finding, detail: &str, address: u64, who: Who) {
-        let report = self.report(finding, who.at, (who.warp, who.lane), detail.to_string());
+        let report = self.report(finding, who.by.instruction, (who.by.warp, who.lane), detail.to_string());
         self.reports.add(Report { address: Some(address), ..report });
     }
 
@@ -324,46 +285,50 @@ impl Block<'_> {
     #[cold]
     pub(super) fn race(&mut self, space: &str, address: u64, other: Access, write: bool, who: Who) {
         let verb = if write { "writes" } else { "reads" };
-        let (finding, detail) = if other.operation != self.launch.operation {
-            let operation = other.operation;
+        let (finding, other) = if other.operation != self.launch.operation {
             let what = if other.block == HOST_BLOCK { "a copy" } else { "a kernel" };
-            let detail = format!(
-                "{verb} {space} memory that {what} (operation {operation}) uses; no event or stream orders them"
-            );
-            (Finding::StreamOrder, detail)
+            let number = other.operation;
+            (
+                Finding::StreamOrder,
+                format!("{what} (operation {number}) uses; no event or stream orders them"),
+            )
+        } else if other.block == self.linear {
+            (Finding::Race, format!("{}; no barrier orders them", self.use_by(other)))
         } else {
-            let line =
-                self.launch.kernel.lines.get(usize::from(other.instruction)).map_or(0, |(line, _)| *line);
-            let source = self.launch.kernel.source(usize::from(other.instruction));
-            let place = source.map_or(format!("PTX line {line}"), |(file, line)| format!("{file}:{line}"));
-            let thread = match other.lane() {
-                Some(lane) => format!("thread {:?}", self.thread(other.warp(), lane as usize)),
-                None => format!("several threads of warp {}", other.warp()),
-            };
-            if other.block == self.linear {
-                (
-                    Finding::Race,
-                    format!("{verb} {space} memory that {thread} uses at {place}; no barrier orders them"),
-                )
-            } else {
-                let block = other.block;
-                (
-                    Finding::RaceBetweenBlocks,
-                    format!("{verb} {space} memory that {thread} of block number {block} uses at {place}"),
-                )
-            }
+            (Finding::RaceBetweenBlocks, format!("{}, in block number {}", self.use_by(other), other.block))
         };
-        self.note(finding, &detail, address, who);
+        self.note(finding, &format!("{verb} {space} memory that {other}"), address, who);
+    }
+
+    /// The thread and place in the code of an earlier access of this launch.
+    fn use_by(&self, other: Access) -> String {
+        let (kernel, at) = (self.launch.kernel, usize::from(other.instruction));
+        let place = match kernel.source(at) {
+            Some((file, line)) => format!("{file}:{line}"),
+            None => format!("PTX line {}", kernel.lines.get(at).map_or(0, |(line, _)| *line)),
+        };
+        match other.lane() {
+            Some(lane) => format!("thread {:?} uses at {place}", self.thread(other.warp(), lane as usize)),
+            None => format!("several threads of warp {} use at {place}", other.warp()),
+        }
     }
 }
 
 /// Records an access in the cells of its words: the first access that it is not ordered after.
 #[inline]
-fn touch(cells: &mut [Cell], accessor: &Accessor, lane: usize, bytes: u16, write: bool) -> Option<Access> {
+fn touch<const SHARED: bool>(
+    cells: &mut [Cell],
+    by: &Accessor,
+    lane: usize,
+    bytes: u16,
+    write: bool,
+) -> Option<Access> {
     let mut found = None;
     for cell in cells {
-        let conflict =
-            if write { cell.write(accessor, lane, bytes) } else { cell.read(accessor, lane, bytes) };
+        let conflict = match write {
+            true => cell.write::<SHARED>(by, lane, bytes),
+            false => cell.read::<SHARED>(by, lane, bytes),
+        };
         found = found.or(conflict);
     }
     found

@@ -21,9 +21,10 @@ impl Block<'_> {
         at: usize,
     ) -> Result<(), Stop> {
         let (to, from) = (addresses(warp, &copy.to), addresses(warp, &copy.from));
+        let by = self.accessor(warp.number, at, false);
         for lane in lanes(active) {
-            let who = Who { warp: warp.number, lane, at };
-            let place = self.shared_for_writing(to[lane], copy.bytes, who, false)?;
+            let who = Who { by: &by, lane };
+            let place = self.shared_for_writing(to[lane], copy.bytes, who)?;
             self.shared.mark_pending(place, copy.bytes);
             let asked =
                 copy.source_bytes.map(|slot| warp.registers.words[usize::from(slot)].0[lane] as usize);
@@ -81,7 +82,9 @@ impl Block<'_> {
     /// Ends a copy: its bytes are written now, by the thread that waits.
     fn land(&mut self, warp: &mut Warp, copy: Copy, at: usize) -> Result<(), Stop> {
         let mut bytes = [0u8; 16];
-        let who = Who { warp: warp.number, lane: copy.lane, at: copy.at };
+        let (read, write) =
+            (self.accessor(warp.number, copy.at, false), self.accessor(warp.number, at, false));
+        let who = Who { by: &read, lane: copy.lane };
         if copy.source_bytes == copy.bytes {
             self.read_global(copy.from, &mut bytes[..copy.bytes], who)?;
         } else {
@@ -91,7 +94,13 @@ impl Block<'_> {
         }
         let place = self.shared.place(copy.to, copy.bytes).map_err(|fault| self.stop(fault, copy.to, who))?;
         self.shared.mark_written(place, copy.bytes);
-        self.write(warp, StateSpace::Shared, copy.to, &bytes[..copy.bytes], (copy.lane, at))
+        self.write(
+            warp,
+            StateSpace::Shared,
+            copy.to,
+            &bytes[..copy.bytes],
+            Who { by: &write, lane: copy.lane },
+        )
     }
 
     /// Reports copies for which lanes that end did not wait.
@@ -99,7 +108,8 @@ impl Block<'_> {
         let groups = warp.groups.iter().flat_map(|group| &group.copies);
         let unfinished = warp.open.iter().chain(groups).find(|copy| ended >> copy.lane & 1 == 1);
         if let Some(copy) = unfinished.copied().filter(|_| self.launch.checks.unwritten) {
-            let who = Who { warp: warp.number, lane: copy.lane, at: copy.at };
+            let by = self.accessor(warp.number, copy.at, false);
+            let who = Who { by: &by, lane: copy.lane };
             let detail = format!(
                 "the thread ends (PTX line {}) without a wait for it",
                 self.launch.kernel.lines[at].0
