@@ -4,7 +4,7 @@ use crate::checks::Finding;
 use crate::kernel::{Atomic, AtomicOperation};
 use crate::memory::Fault;
 
-use super::access::{Who, addresses, extended, lane_bits, set_lane};
+use super::access::{Who, addresses, lane_bits, set_lane};
 use super::block::{Block, Stop};
 use super::warp::{Warp, lanes};
 
@@ -44,7 +44,9 @@ impl Block<'_> {
                     self.memory.bytes(place, atomic.bytes)
                 }
             };
-            let before = extended(bytes, false);
+            let mut all = [0u8; 8];
+            all[..atomic.bytes].copy_from_slice(bytes);
+            let before = u64::from_le_bytes(all);
             bytes.copy_from_slice(&apply(before).to_le_bytes()[..atomic.bytes]);
             if let Some(result) = atomic.result {
                 set_lane(warp, result, lane, before);

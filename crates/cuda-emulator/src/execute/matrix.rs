@@ -39,8 +39,7 @@ impl Block<'_> {
                         who,
                     ));
                 };
-                let mut bytes = [0u8; 16];
-                self.read_shared(address, &mut bytes, who)?;
+                let bytes: [u8; 16] = self.read_shared(address, who)?;
                 for (element, pair) in elements.iter_mut().zip(bytes.chunks_exact(2)) {
                     *element = u16::from_le_bytes([pair[0], pair[1]]);
                 }
