@@ -2,7 +2,7 @@
 
     cargo build --release
     python tools/memory_table.py target/release/phalanx               # in MiB, on 1, 2 and 4 ranks
-    python tools/memory_table.py target/release/phalanx --placements  # in bytes per parameter, on 1, 2, 4 and 8 ranks
+    python tools/memory_table.py target/release/phalanx --placements  # in bytes per parameter, on 1 to 8 ranks
 
 Trains one step of each configuration in a temporary folder, on this repository's text; needs nothing but Python.
 """
@@ -103,6 +103,8 @@ def placed_row(phalanx, config, case, folder, run):
     # Below stage 3, every rank keeps whole parameters on the device.
     moved = [away is not None and (part > 0 or stage == 3) for part in range(3)]
     formula = [0 if leaves else each for each, leaves in zip(share, moved)]
+    # What leaves is the part that this rank updates.
+    share[1] = bytes_each[1] / ranks if stage >= 1 else bytes_each[1]
     formula += [each if leaves else 0 for each, leaves in zip(share, moved)]
 
     def figures(source):

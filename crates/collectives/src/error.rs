@@ -34,6 +34,14 @@ pub enum CollectiveError {
         /// The call, and what the rank did last.
         report: String,
     },
+    /// The connection to a rank of another host could not be made, or broke.
+    #[error("rank {rank} cannot be reached: {report}")]
+    Disconnected {
+        /// The rank at the other end.
+        rank: usize,
+        /// Its host and address, the system's error, the call, and what the rank did last.
+        report: String,
+    },
     /// A tensor that other processes cannot read was given to a collective between processes.
     #[error(
         "a tensor of {bytes} bytes of rank {rank} is not in memory that the ranks share, so other processes cannot read \

@@ -16,6 +16,7 @@ pub mod network;
 mod parts;
 pub mod pending;
 mod placement;
+pub mod pretended;
 pub mod reduction;
 pub mod secure;
 pub mod shared_memory;

@@ -8,6 +8,7 @@
 //! in tiles that stay in the first-level cache, eight at a time, which is the same tree because its cuts lie at multiples
 //! of eight. Tiles hold sums, so f32 also for 16-bit elements.
 
+mod partial;
 mod summand;
 #[cfg(test)]
 mod tests;
@@ -15,11 +16,12 @@ mod tests;
 use std::marker::PhantomData;
 
 use half::{bf16, f16};
+pub use partial::{Partial, SumTree, combine, sum_wide, wide_bytes};
 use phalanx_simd::{Isa, Lanes, vectorized};
 use phalanx_tensor::DType;
 use summand::{Sum, Summand};
 
-/// Bytes of a tile when more than eight ranks are summed.
+/// Bytes of a tile of a sum that takes several passes.
 const TILE_BYTES: usize = 4096;
 /// Maximum number of sources in one pass.
 const PASS_SOURCES: usize = 8;

@@ -1,24 +1,27 @@
-//! Every operation on 1 to 8 ranks as threads, with and without overlap, against a naive oracle, bit for
-//! bit; a world of one is held against `Solo`.
+//! Every operation on 1 to 8 ranks as threads, on one host and on several, with and without overlap, against a naive
+//! oracle, bit for bit; a world of one is held against `Solo`.
 
 mod support;
 
 use half::{bf16, f16};
 use phalanx_collectives::{Group, Solo};
 use phalanx_tensor::DType;
-use support::{Sample, accumulated, groups, host, same_bits, sample, summed, tensor, tree, values, zeros};
+use support::{
+    HOSTS, Layout, Sample, accumulated, groups, groups_on, host, same_bits, sample, summed, tensor, tree,
+    values, zeros,
+};
 
 const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 /// Odd counts, whole cache lines, several blocks per part.
 const COUNTS: [usize; 8] = [0, 1, 3, 17, 100, 1000, 4096, 300_001];
 const PARTS: [usize; 5] = [0, 1, 5, 64, 3000];
 
-/// Runs `body` on every world, with and without overlap, and as `Solo`.
+/// Runs `body` on every world and on several hosts, with and without overlap, and as `Solo`.
 fn everywhere(body: impl Fn(&dyn Group) + Sync) {
     body(&Solo::new("data"));
-    for world in WORLDS {
+    for layout in WORLDS.map(Layout::Shared).into_iter().chain(HOSTS) {
         for overlap in [false, true] {
-            groups(world, overlap, &body);
+            groups_on(layout, overlap, &body);
         }
     }
 }
@@ -167,9 +170,10 @@ fn long_copies() {
 /// A ring of messages, even ranks sending first, between collectives of the whole group.
 #[test]
 fn messages_reach_their_peer() {
-    for world in [2, 3, 4, 5, 8] {
+    for layout in [2, 3, 4, 5, 8].map(Layout::Shared).into_iter().chain(HOSTS) {
+        let world = layout.world();
         for overlap in [false, true] {
-            groups(world, overlap, |g| {
+            groups_on(layout, overlap, |g| {
                 let (device, rank) = (host(), g.rank());
                 let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
                 for count in COUNTS {

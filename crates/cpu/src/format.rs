@@ -5,7 +5,7 @@ use phalanx_simd::tiles::TileUnit;
 use phalanx_trace::DType;
 
 use crate::microkernel::{self, Packing, Panels};
-use crate::tile_packing::{self, Operand};
+use crate::tile_packing::{self, Cut, Operand};
 use crate::{Cpu, ProductMethod};
 
 /// The layout of packed operands.
@@ -13,8 +13,8 @@ use crate::{Cpu, ProductMethod};
 pub(crate) enum Format {
     /// Panels for vectors. A packed step is one step of the inner dimension, or two.
     Vectors(Packing),
-    /// Tiles of bf16, in so many parts. A packed step is 32 steps of the inner dimension.
-    Tiles { unit: TileUnit, parts: usize },
+    /// Tiles of bf16, of numbers that are cut. A packed step is 32 steps of the inner dimension.
+    Tiles { unit: TileUnit, cut: Cut },
 }
 
 /// Sizes of the panels of one operand.
@@ -30,8 +30,8 @@ impl Format {
     /// How `cpu` multiplies operands stored as `dtype`.
     pub(crate) fn of(cpu: &Cpu, dtype: DType) -> Format {
         match cpu.tiles {
-            Some(unit) if dtype == DType::BF16 || cpu.products == ProductMethod::Split => {
-                Format::Tiles { unit, parts: tile_packing::parts(dtype) }
+            Some(unit) if dtype == DType::BF16 || cpu.products != ProductMethod::Fma => {
+                Format::Tiles { unit, cut: Cut::of(dtype, cpu.products) }
             }
             _ => Format::Vectors(Packing::of(cpu.isa, dtype)),
         }
@@ -56,8 +56,8 @@ impl Format {
     /// The panels of an operand.
     pub(crate) fn panel(self, isa: Isa, operand: Operand) -> PanelSize {
         match (self, operand) {
-            (Format::Tiles { parts, .. }, _) => {
-                PanelSize { lanes: tile_packing::LANES, width: parts * tile_packing::BLOCK }
+            (Format::Tiles { cut, .. }, _) => {
+                PanelSize { lanes: tile_packing::LANES, width: cut.parts() * tile_packing::BLOCK }
             }
             (Format::Vectors(_), Operand::Left) => {
                 let Panels { rows, row_width, .. } = microkernel::panels(isa);
@@ -77,7 +77,7 @@ impl Format {
         let [block, all] = match self {
             Format::Vectors(_) => [512, 2048],
             // Of the right operand, 32 KiB a panel stay in L1, or 48 of three parts; and 128 to 192 KiB in L2.
-            Format::Tiles { parts: 1, .. } => [16, 64],
+            Format::Tiles { cut: Cut::One, .. } => [16, 64],
             Format::Tiles { .. } => [8, 32],
         };
         packed.clamp(1, if to != DType::F32 && packed <= all { all } else { block })
@@ -87,7 +87,7 @@ impl Format {
     pub(crate) fn task_flops(self) -> usize {
         match self {
             Format::Vectors(_) => 2 << 20,
-            Format::Tiles { parts: 1, .. } => 16 << 20,
+            Format::Tiles { cut: Cut::One, .. } => 16 << 20,
             Format::Tiles { .. } => 4 << 20,
         }
     }

@@ -400,11 +400,11 @@ impl<'a> Plan<'a> {
                 // SAFETY: the caller's promise.
                 unsafe { microkernel::block(self.isa, packing, size, a, b, target) }
             }
-            Format::Tiles { unit, parts } => {
+            Format::Tiles { unit, cut } => {
                 let a = TilePanels { from: a.as_ptr(), panel: strides[0] };
                 let b = TilePanels { from: b.as_ptr(), panel: strides[1] };
                 // SAFETY: the caller's promise; `Cpu::with_options` has made sure of the unit.
-                unsafe { tile_kernel::block((unit, self.isa), parts, size, [a, b], target) }
+                unsafe { tile_kernel::block((unit, self.isa), cut, size, [a, b], target) }
             }
         }
     }

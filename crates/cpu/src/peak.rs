@@ -28,8 +28,8 @@ const TIMES: usize = 5;
 /// instructions that matrix products of this type use. Numbers in parts need several products for one.
 pub fn flops_per_s(cpu: &Cpu, dtype: DType) -> f64 {
     match (Format::of(cpu, dtype), dtype, cpu.isa) {
-        (Format::Tiles { unit, parts }, ..) => {
-            let products = [1, 4, 6][parts - 1] as f64;
+        (Format::Tiles { unit, cut }, ..) => {
+            let products = cut.products() as f64;
             let rounds = if unit == TileUnit::Model { ROUNDS / MODEL_SLOWER } else { ROUNDS };
             rate(cpu, rounds, TILE_SUMS * TILE_OPERATIONS, |rounds| multiply_tiles(unit, rounds)) / products
         }

@@ -96,7 +96,7 @@ impl<'a> Side<'a> {
                     let layout = PanelLayout { packing, lanes: self.panel, width: self.width, stride };
                     pack(isa, block, layout, to);
                 }
-                Format::Tiles { .. } => tile_packing::pack(isa, self.operand, block, stride, to),
+                Format::Tiles { cut, .. } => tile_packing::pack((isa, cut), self.operand, block, stride, to),
             }
         }
     }

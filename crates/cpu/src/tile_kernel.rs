@@ -8,7 +8,8 @@
 //! of the inner dimension each), ascending; each adds its products as [`Tiles::multiply_bf16`] says. The blocks' sums are
 //! added in order, in the [`epilogue`](crate::epilogue). Nothing else enters. Numbers of several parts add, in every
 //! packed step, the products of their parts, the largest one (that of the first parts) last. Of three parts, the products
-//! of the second with the third and of the third with the third are left out: together at most 2^-26 of the product.
+//! of the second with the third and of the third with the third are left out: together at most 2^-26 of the product. Of
+//! f32 in two parts, the product of the second parts is left out, too, which is smaller than what two parts lack.
 //!
 //! Tails: the last rows have registers of exactly their size, and up to 16 last columns have one register instead of two.
 
@@ -20,7 +21,7 @@ use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes, Portable};
 
 use crate::epilogue::{Target, finish};
-use crate::tile_packing::{BLOCK, LANES};
+use crate::tile_packing::{BLOCK, Cut, LANES};
 
 /// Most rows of a register.
 const ROWS: usize = 16;
@@ -47,30 +48,51 @@ struct Sums([f32; LANES * LANES]);
 /// `to = a · b`, finished as `target` says, for a block of `[rows, columns, depth]`, with depth in packed steps.
 ///
 /// # Safety
-/// `a` and `b` hold `depth` steps of `rows` and `columns` in `parts` parts; the process may use the unit and the processor
+/// `a` and `b` hold `depth` steps of `rows` and `columns`, so `cut`; the process may use the unit and the processor
 /// has the instruction set; the target is valid for the block, and nobody else uses it.
 pub(crate) unsafe fn block(
     (unit, isa): (TileUnit, Isa),
-    parts: usize,
+    cut: Cut,
     size: [usize; 3],
     [a, b]: [TilePanels; 2],
     target: &Target,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        match (unit, parts) {
-            (TileUnit::Model, 1) => panels::<Model, 1>(isa, size, a, b, target),
-            (TileUnit::Model, 2) => panels::<Model, 2>(isa, size, a, b, target),
-            (TileUnit::Model, _) => panels::<Model, 3>(isa, size, a, b, target),
+        match unit {
+            TileUnit::Model => cut_panels::<Model>(isa, cut, size, [a, b], target),
             #[cfg(target_arch = "x86_64")]
-            (TileUnit::Amx, 1) => panels::<Amx, 1>(isa, size, a, b, target),
-            #[cfg(target_arch = "x86_64")]
-            (TileUnit::Amx, 2) => panels::<Amx, 2>(isa, size, a, b, target),
-            #[cfg(target_arch = "x86_64")]
-            (TileUnit::Amx, _) => panels::<Amx, 3>(isa, size, a, b, target),
+            TileUnit::Amx => cut_panels::<Amx>(isa, cut, size, [a, b], target),
             #[cfg(not(target_arch = "x86_64"))]
-            (TileUnit::Amx, _) => unreachable!("only x86-64 has AMX"),
+            TileUnit::Amx => unreachable!("only x86-64 has AMX"),
         }
+    }
+}
+
+unsafe fn cut_panels<T: Tiles>(
+    isa: Isa,
+    cut: Cut,
+    size: [usize; 3],
+    [a, b]: [TilePanels; 2],
+    target: &Target,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match cut {
+            Cut::One => panels::<T, 1>(isa, size, a, b, target),
+            Cut::Two => panels::<T, 4>(isa, size, a, b, target),
+            Cut::TwoOfThree => panels::<T, 3>(isa, size, a, b, target),
+            Cut::Three => panels::<T, 6>(isa, size, a, b, target),
+        }
+    }
+}
+
+/// Parts of the numbers of which so many products are added.
+const fn parts(products: usize) -> usize {
+    match products {
+        1 => 1,
+        3 | 4 => 2,
+        _ => 3,
     }
 }
 
@@ -83,7 +105,7 @@ fn shapes(rows: usize) -> Shapes {
 }
 
 /// Computes all blocks: whole panels of rows first, then the rows that are left.
-unsafe fn panels<T: Tiles, const PARTS: usize>(
+unsafe fn panels<T: Tiles, const PRODUCTS: usize>(
     isa: Isa,
     [rows, columns, depth]: [usize; 3],
     a: TilePanels,
@@ -95,7 +117,7 @@ unsafe fn panels<T: Tiles, const PARTS: usize>(
     // SAFETY: the process may use the unit (the caller's promise), and this thread has no other value of it.
     let mut tiles = unsafe { T::new(&shapes(first)) };
     let sums = Sums([0.0; LANES * LANES]);
-    let mut task = Blocks::<T, PARTS> { tiles: &mut tiles, sums, isa, depth, a, b, target };
+    let mut task = Blocks::<T, PRODUCTS> { tiles: &mut tiles, sums, isa, depth, a, b, target };
     // SAFETY: the caller's promise; the registers are configured for these rows.
     unsafe {
         for left in (0..columns).step_by(LANES) {
@@ -116,7 +138,7 @@ unsafe fn panels<T: Tiles, const PARTS: usize>(
 }
 
 /// Panels, and the registers that multiply them.
-struct Blocks<'a, T, const PARTS: usize> {
+struct Blocks<'a, T, const PRODUCTS: usize> {
     tiles: &'a mut T,
     sums: Sums,
     isa: Isa,
@@ -126,7 +148,7 @@ struct Blocks<'a, T, const PARTS: usize> {
     target: &'a Target,
 }
 
-impl<T: Tiles, const PARTS: usize> Blocks<'_, T, PARTS> {
+impl<T: Tiles, const PRODUCTS: usize> Blocks<'_, T, PRODUCTS> {
     /// Computes the block of `[rows, columns]` that starts at `[top, left]`.
     ///
     /// # Safety
@@ -186,9 +208,9 @@ impl<T: Tiles, const PARTS: usize> Blocks<'_, T, PARTS> {
             self.tiles.zero::<2>();
             self.tiles.zero::<3>();
             for _ in 0..self.depth {
-                Step::<T, DOWN, ACROSS> { tiles: self.tiles, a, b }.add_parts::<PARTS>();
-                a = a.wrapping_add(PARTS * BLOCK);
-                b = b.wrapping_add(PARTS * BLOCK);
+                Step::<T, DOWN, ACROSS> { tiles: self.tiles, a, b }.add_products::<PRODUCTS>();
+                a = a.wrapping_add(parts(PRODUCTS) * BLOCK);
+                b = b.wrapping_add(parts(PRODUCTS) * BLOCK);
             }
             let (to, bytes) = (to.cast::<u8>(), stride * 4);
             self.tiles.store::<0>(to, bytes);
@@ -215,13 +237,21 @@ struct Step<'t, T, const DOWN: usize, const ACROSS: usize> {
 impl<T: Tiles, const DOWN: usize, const ACROSS: usize> Step<'_, T, DOWN, ACROSS> {
     /// Adds the products of the parts, in an order that loads few tiles anew.
     #[inline(always)]
-    unsafe fn add_parts<const PARTS: usize>(mut self) {
+    unsafe fn add_products<const PRODUCTS: usize>(mut self) {
         // SAFETY: the panels hold the parts (the caller's promise).
         unsafe {
             self.left(0);
-            match PARTS {
+            match PRODUCTS {
                 1 => self.right(0),
-                2 => {
+                3 => {
+                    self.right(1);
+                    self.multiply();
+                    self.left(1);
+                    self.right(0);
+                    self.multiply();
+                    self.left(0);
+                }
+                4 => {
                     self.right(1);
                     self.multiply();
                     self.left(1);

@@ -5,7 +5,7 @@
 //! numbers; a tile is 16 rows of 64 bytes. The left operand's tiles are `[lane][pair]`, the right one's `[pair][lane]`,
 //! where a pair is two neighbouring steps. Lanes and steps beyond the matrix are zero.
 //!
-//! bf16 have one part, themselves. f32 and f16 are cut into [`parts`]: the number rounded to bf16, then what is left
+//! bf16 have one part, themselves. f32 and f16 are [cut](Cut) into parts: the number rounded to bf16, then what is left
 //! rounded to bf16, and so on. Three parts hold the 24 bits of an f32, two the 11 of an f16, exactly, unless a part is
 //! smaller than the smallest normal number (2^-126), which the processor takes as zero: f32 below about 2^-110 lose bits.
 //! The first part of a number beyond 3.39e38 is infinite, and what is left of an infinite number is NaN.
@@ -16,6 +16,7 @@ use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes, Portable};
 use phalanx_trace::DType;
 
+use crate::ProductMethod;
 use crate::float::Float;
 use crate::packing::MatrixBlock;
 
@@ -34,12 +35,47 @@ const TILE: usize = SIDE * SIDE;
 /// Elements of four bytes in a block: two tiles.
 pub(crate) const BLOCK: usize = 2 * TILE;
 
-/// Parts of a number of `dtype`.
-pub(crate) fn parts(dtype: DType) -> usize {
-    match dtype {
-        DType::BF16 => 1,
-        DType::F16 => 2,
-        _ => 3,
+/// How numbers are cut into bf16, and which products of their parts are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// bf16: themselves.
+    One,
+    /// f16: two parts, and all four products.
+    Two,
+    /// f32: two parts, and the products with a first part.
+    TwoOfThree,
+    /// f32: three parts, and the six products that matter.
+    Three,
+}
+
+impl Cut {
+    /// How numbers of `dtype` are cut.
+    pub(crate) fn of(dtype: DType, products: ProductMethod) -> Cut {
+        match (dtype, products) {
+            (DType::BF16, _) => Cut::One,
+            (DType::F16, _) => Cut::Two,
+            (_, ProductMethod::Split2) => Cut::TwoOfThree,
+            _ => Cut::Three,
+        }
+    }
+
+    /// Parts of a number.
+    pub(crate) fn parts(self) -> usize {
+        match self {
+            Cut::One => 1,
+            Cut::Two | Cut::TwoOfThree => 2,
+            Cut::Three => 3,
+        }
+    }
+
+    /// Products of parts in a product of two numbers.
+    pub(crate) fn products(self) -> usize {
+        match self {
+            Cut::One => 1,
+            Cut::Two => 4,
+            Cut::TwoOfThree => 3,
+            Cut::Three => 6,
+        }
     }
 }
 
@@ -55,40 +91,47 @@ pub(crate) enum Operand {
 /// # Safety
 /// The block is valid to read; `to` is valid for all panels of the block, and nobody else uses them; the processor has
 /// the instruction set.
-pub(crate) unsafe fn pack(isa: Isa, operand: Operand, block: MatrixBlock, stride: usize, to: *mut f32) {
+pub(crate) unsafe fn pack(
+    (isa, cut): (Isa, Cut),
+    operand: Operand,
+    block: MatrixBlock,
+    stride: usize,
+    to: *mut f32,
+) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
-    unsafe fn avx512(operand: Operand, block: MatrixBlock, stride: usize, to: *mut f32) {
+    unsafe fn avx512(cut: Cut, operand: Operand, block: MatrixBlock, stride: usize, to: *mut f32) {
         // SAFETY: the caller's promise.
-        unsafe { pack_with::<Avx512>(operand, block, stride, to) }
+        unsafe { pack_with::<Avx512>(cut, operand, block, stride, to) }
     }
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn avx2(operand: Operand, block: MatrixBlock, stride: usize, to: *mut f32) {
+    unsafe fn avx2(cut: Cut, operand: Operand, block: MatrixBlock, stride: usize, to: *mut f32) {
         // SAFETY: the caller's promise.
-        unsafe { pack_with::<Avx2>(operand, block, stride, to) }
+        unsafe { pack_with::<Avx2>(cut, operand, block, stride, to) }
     }
     // SAFETY: the caller's promise.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 => avx512(operand, block, stride, to),
+            Isa::Avx512 | Isa::Avx512Bf16 => avx512(cut, operand, block, stride, to),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2(operand, block, stride, to),
-            _ => pack_with::<Portable>(operand, block, stride, to),
+            Isa::Avx2 => avx2(cut, operand, block, stride, to),
+            _ => pack_with::<Portable>(cut, operand, block, stride, to),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn pack_with<L: Lanes>(operand: Operand, block: MatrixBlock, stride: usize, to: *mut f32) {
+unsafe fn pack_with<L: Lanes>(cut: Cut, operand: Operand, block: MatrixBlock, stride: usize, to: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
-        match block.dtype {
-            DType::BF16 => pack_panels::<L, bf16, 1>(operand, block, stride, to),
-            DType::F16 => pack_panels::<L, f16, 2>(operand, block, stride, to),
-            DType::F32 => pack_panels::<L, f32, 3>(operand, block, stride, to),
-            other => panic!("kernels compute with f32, bf16 and f16, not with {}", other.name()),
+        match (block.dtype, cut) {
+            (DType::BF16, _) => pack_panels::<L, bf16, 1>(operand, block, stride, to),
+            (DType::F16, _) => pack_panels::<L, f16, 2>(operand, block, stride, to),
+            (DType::F32, Cut::TwoOfThree) => pack_panels::<L, f32, 2>(operand, block, stride, to),
+            (DType::F32, _) => pack_panels::<L, f32, 3>(operand, block, stride, to),
+            (other, _) => panic!("kernels compute with f32, bf16 and f16, not with {}", other.name()),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! every caller can do without it.
 #![forbid(unsafe_code)]
 
+pub mod cores;
 pub mod process;
 
 use std::path::Path;

@@ -2,30 +2,59 @@
 
 use std::process::ExitStatus;
 
+use phalanx_collectives::FlightEvent;
+
 /// Why a job ended early.
 #[derive(Debug)]
 pub struct Failure {
-    /// The rank that was the cause.
+    /// The rank that was the cause; of a host that was lost, its first rank.
     pub rank: usize,
+    /// The rank, and its host if there are several: `rank 2 on host 1 (node2)`.
+    pub place: String,
     /// Its error, or how its process ended.
     pub reason: String,
     /// Its last activity.
     pub activity: String,
-    /// How its process ended; `None` if SIGKILL has not ended it.
+    /// How its process ended; `None` if SIGKILL has not ended it, or if it ran on another host.
     pub status: Option<ExitStatus>,
     /// Ranks whose processes SIGKILL has not ended.
     pub left: Vec<usize>,
+    /// Number of ranks of the job.
+    pub world_size: usize,
+    /// For each rank of this host, what it did last.
+    pub flights: Vec<(usize, Vec<FlightEvent>)>,
+    /// Whether ranks made different calls.
+    pub(crate) disagreement: bool,
+    /// Whether the launcher of the rank's host says so, which knows best.
+    pub(crate) is_first_hand: bool,
+    /// Whether another launcher has reported it.
+    pub(crate) is_remote: bool,
+    /// Whether the whole host of the rank was lost.
+    pub(crate) host_lost: bool,
 }
 
 impl Failure {
     pub(crate) fn new(rank: usize, reason: String, activity: String) -> Failure {
-        Failure { rank, reason, activity, status: None, left: Vec::new() }
+        Failure {
+            rank,
+            place: format!("rank {rank}"),
+            reason,
+            activity,
+            status: None,
+            left: Vec::new(),
+            world_size: 0,
+            flights: Vec::new(),
+            disagreement: false,
+            is_first_hand: true,
+            is_remote: false,
+            host_lost: false,
+        }
     }
 }
 
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "rank {} failed: {}\nit was at: {}", self.rank, self.reason, self.activity)
+        write!(f, "{} failed: {}\nit was at: {}", self.place, self.reason, self.activity)
     }
 }
 

@@ -10,16 +10,31 @@
 //! The program and the library start their ranks with this crate. What differs between them, they say with [`Hooks`].
 #![forbid(unsafe_code)]
 
+mod control;
 mod exit_status;
 mod failure;
+mod foreign;
 mod hooks;
+mod hostfile;
+mod peers;
 mod processes;
 mod rank;
 mod stall;
+mod stalled;
 mod watch;
 
+pub use control::{
+    ControlPlane, Event, FailureReport, HostInfo, Introduction, Meeting, Message, Met, connect,
+    create_secret, from_digits, read_secret, to_digits,
+};
 pub use failure::Failure;
+pub use foreign::{
+    CHOICE as LAUNCHER_CHOICE, EnvironmentError, ForeignLauncher, ForeignRank, RENDEZVOUS, Variables,
+    expand_nodes, foreign_rank, host_and_port,
+};
 pub use hooks::Hooks;
+pub use hostfile::{HostSlots, filter_hosts, parse_hostfile};
+pub use peers::receive_program;
 pub use processes::{RankProcesses, own_program};
 pub use rank::begin_rank;
 pub use stall::{Observation, StallDetector};

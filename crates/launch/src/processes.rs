@@ -40,7 +40,22 @@ impl RankProcesses {
         RankProcesses { job, timeout, ranks: Vec::new() }
     }
 
-    /// Starts the next rank, beginning with rank 0: `command` inherits the descriptors of the job. Returns the process, so
+    /// The memory of the job.
+    pub fn job(&self) -> &HostJob {
+        &self.job
+    }
+
+    /// World rank of the first process.
+    pub(crate) fn first(&self) -> usize {
+        self.job.ranks().start
+    }
+
+    /// The process of a world rank, if it runs here.
+    pub(crate) fn process(&self, rank: usize) -> Option<&RankProcess> {
+        self.ranks.get(rank.checked_sub(self.first())?)
+    }
+
+    /// Starts the next rank, beginning with the first one of this host: `command` inherits the descriptors of the job. Returns the process, so
     /// that the caller can take its pipes.
     ///
     /// # Errors
@@ -49,17 +64,17 @@ impl RankProcesses {
         self.job.pass_to(&mut command);
         let child = command.spawn().map_err(|error| refused_thread("its process", &error))?;
         let pid = Pid::from_child(&child);
-        let rank = self.ranks.len();
         // From here on, dropping `self` ends the process.
         self.ranks.push(RankProcess { child, pidfd: None, status: None, given_up: false });
-        let process = &mut self.ranks[rank];
+        let process = self.ranks.last_mut().expect("it has just been added");
         process.pidfd = Some(pidfd_open(pid, PidfdFlags::empty())?);
         Ok(&mut process.child)
     }
 
-    /// The ranks whose processes run, by number.
+    /// The ranks whose processes run, by world rank.
     pub(crate) fn alive(&self) -> impl Iterator<Item = (usize, &RankProcess)> {
-        self.ranks.iter().enumerate().filter(|(_, process)| process.is_alive())
+        let ranks = (self.first()..).zip(&self.ranks);
+        ranks.filter(|(_, process)| process.is_alive())
     }
 
     /// Sends a signal to the processes of all ranks that run.

@@ -21,8 +21,8 @@ use serde::de::DeserializeOwned;
 /// Which rank a process is, for the processes that a launcher starts.
 const VARIABLE: &str = "PHALANX_RANK";
 
-/// Time for which a rank may stand still, unless [`Launcher::with_stall_timeout`] gives another: the default of
-/// `parallel.timeout_s`.
+/// Time for which a rank may stand still, unless [`Launcher::with_stall_timeout`] gives another. It is long because a body may
+/// wait for anything.
 const STALL_TIMEOUT: Duration = Duration::from_secs(300);
 
 thread_local! {
@@ -115,8 +115,8 @@ impl Launcher {
 
     /// The same with another time for which a rank may stand still; the default is 300 seconds.
     ///
-    /// A rank for which others wait, or that has neither used processor time nor made a collective, for longer than this is
-    /// named as the cause and ends the job. So the timeout must exceed the longest computation between two collectives.
+    /// A rank that for longer than this has neither used processor time nor made a collective is named as the cause and ends
+    /// the job, and so is one for which others wait that does not work. A rank that computes is never stalled.
     #[must_use]
     pub fn with_stall_timeout(self, stall_timeout: Duration) -> Launcher {
         Launcher { stall_timeout, ..self }

@@ -10,6 +10,7 @@ use phalanx_models::Arch;
 use crate::bench_args::BenchArgs;
 use crate::byte_size::parse_bytes;
 use crate::draw_args::DrawArgs;
+use crate::launch_args::LaunchArgs;
 use crate::overrides::Overrides;
 use crate::task::Show;
 
@@ -41,6 +42,7 @@ pub struct Cli {
 pub enum Command {
     Plan(PlanArgs),
     Train(TrainArgs),
+    Launch(LaunchArgs),
     Sample(SampleArgs),
     Tokenize(TokenizeArgs),
     Import(ImportArgs),
@@ -117,7 +119,7 @@ pub struct PlanArgs {
 /// Plans the run and shows the plan, then trains: one rank in this process, or N ranks as processes of
 /// this machine. Ctrl-C finishes the step, saves a checkpoint and prints how to resume (exit code 130); a
 /// second Ctrl-C ends the run at once. Exit code 0 means that the last step was reached.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx train examples/quickstart.toml\n  \
     phalanx train examples/quickstart.toml --data my-texts/ --run runs/mine\n  \
@@ -151,6 +153,15 @@ pub struct TrainArgs {
     /// Print the lines of metrics.jsonl as they are written, and one at the end
     #[arg(long, conflicts_with = "quiet")]
     pub json: bool,
+    /// Do not bind each rank to cores of its own
+    #[arg(long)]
+    pub no_pin: bool,
+    /// When a rank or a host fails, start all ranks again from the newest checkpoint, so many times
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_restarts: usize,
+    /// With --max-restarts: go on with fewer ranks if need be, down to this many
+    #[arg(long, value_name = "N", requires = "max_restarts")]
+    pub min_nproc: Option<usize>,
     /// Run ranks as threads of this process (for tests)
     #[arg(long, hide = true)]
     pub threads_as_ranks: bool,
@@ -366,4 +377,13 @@ pub struct RankArgs {
     /// Descriptor of the memory file with the work, as JSON
     #[arg(long)]
     pub task_fd: i32,
+    /// Descriptor of the memory file that says how to reach the ranks of other hosts
+    #[arg(long, requires = "listener_fd")]
+    pub network_fd: Option<i32>,
+    /// Descriptor of the socket at which ranks of other hosts reach this one
+    #[arg(long)]
+    pub listener_fd: Option<i32>,
+    /// Cores to which the rank is bound
+    #[arg(long, value_delimiter = ',')]
+    pub cores: Vec<usize>,
 }

@@ -29,6 +29,11 @@ pub fn colours() -> bool {
     set(NO_COLOR).is_none() && set(TERM).is_none_or(|term| term != "dumb")
 }
 
+/// The variables that launchers on other hosts need, too.
+pub fn for_other_hosts() -> Vec<(&'static str, String)> {
+    [ISA, NO_COLOR].into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?))).collect()
+}
+
 /// The values that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Environment {
@@ -81,8 +86,9 @@ impl Environment {
     /// When this processor cannot compute them that way.
     pub fn choose(self, precision: &PrecisionConfig) -> Result<Products> {
         match (precision.products, self.tiles) {
-            (Products::Split, None) => bail!(
-                "precision.products = \"split\": there are no tile registers for it ({}); give \"fma\" or leave it out",
+            (asked @ (Products::Split | Products::Split2), None) => bail!(
+                "precision.products = \"{}\": there are no tile registers for it ({}); give \"fma\" or leave it out",
+                asked.name(),
                 match tiles::amx() {
                     Err(why) => why.to_string(),
                     Ok(()) => format!("{ISA} has chosen {}", self.isa.name()),
@@ -90,6 +96,7 @@ impl Environment {
             ),
             _ => Ok(match self.options(1).with_products(precision.product_method())?.products {
                 ProductMethod::Split => Products::Split,
+                ProductMethod::Split2 => Products::Split2,
                 ProductMethod::Fma => Products::Fma,
             }),
         }

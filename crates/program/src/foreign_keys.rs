@@ -7,11 +7,20 @@ const HUGGING_FACE: &str = "Hugging Face's";
 const MEGATRON: &str = "Megatron's";
 const GEMINI: &str = "Colossal-AI's";
 
+/// An earlier version of this program.
+const EARLIER: &str = "an earlier version's";
+
 /// A name elsewhere: the program, the name, the key here, and what differs ("" for nothing).
 type Foreign = (&'static str, &'static str, &'static str, &'static str);
 
 /// All names that are known. Names of one table are written `table.key`. Names that a key here has, too, are not listed.
 const NAMES: &[Foreign] = &[
+    (
+        EARLIER,
+        "timeout_s",
+        "run.stall_timeout_s",
+        "10 by default: it need not exceed any computation, because a rank that computes is never stalled",
+    ),
     (NANOGPT, "block_size", "model.seq", ""),
     (NANOGPT, "n_layer", "model.layers", ""),
     (NANOGPT, "n_head", "model.heads", ""),

@@ -7,26 +7,42 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use phalanx_collectives::HostJob;
-use phalanx_launch::{Failure, Hooks, own_program};
+use phalanx_collectives::{HostJob, Network};
+use phalanx_launch::{ControlPlane, Failure, Hooks, own_program};
 use phalanx_train::RunPlan;
 
 use crate::rank_output::{Output, RankOutput, connect, shares_stderr};
 use crate::signals::Signals;
 use crate::task::Task;
-use crate::{exit_status, machine, output, task_file};
+use crate::{exit_status, machine, output, pinning, task_file};
 
-/// The ranks of a task.
+/// What ranks of this host start with.
+pub struct Start<'a> {
+    /// The content of their task file.
+    pub task: &'a [u8],
+    /// How they reach the ranks of other hosts, if there are some.
+    pub network: Option<&'a Network>,
+    /// Time for which a rank may be stalled.
+    pub timeout: Duration,
+    /// Whether each rank is bound to cores of its own.
+    pub pin: bool,
+    /// Where their output goes.
+    pub output: &'a Output,
+}
+
+/// The ranks of a task that run on this host.
 pub struct RankProcesses {
     processes: phalanx_launch::RankProcesses,
-    /// By rank.
+    /// World rank of the first.
+    first: usize,
+    /// By rank of this host.
     outputs: Vec<RankOutput>,
     /// Number of processes that the system had killed because memory ran out, before the ranks started.
     kills: Option<(PathBuf, u64)>,
 }
 
 impl RankProcesses {
-    /// Starts `world` ranks on a task, with the plan of its run.
+    /// Starts `world` ranks on a task, all on this host, with the plan of its run.
     ///
     /// # Errors
     /// When the system refuses that many processes or descriptors; ranks that were started are ended.
@@ -36,26 +52,57 @@ impl RankProcesses {
         plan: Option<&RunPlan>,
         output: &Output,
     ) -> Result<RankProcesses> {
-        let mut job = HostJob::new(world).context("the memory that ranks share")?;
-        let task_fd =
-            job.hand_over(&task_file::encode(task, plan)?).context("the memory file of the ranks' task")?;
+        let job = HostJob::new(world).context("the memory that ranks share")?;
+        let file = task_file::encode(task, plan)?;
+        let start = Start { task: &file, network: None, timeout: task.timeout(), pin: task.pin(), output };
+        RankProcesses::start_in(job, &start)
+    }
+
+    /// Starts the ranks of this host in a job.
+    ///
+    /// # Errors
+    /// As for [`RankProcesses::start`].
+    pub fn start_in(mut job: HostJob, start: &Start<'_>) -> Result<RankProcesses> {
+        let task_fd = job.hand_over(start.task).context("the memory file of the ranks' task")?;
+        let network_fd = match start.network {
+            None => None,
+            Some(network) => {
+                Some(job.hand_over(&serde_json::to_vec(network)?).context("the memory file of the hosts")?)
+            }
+        };
         let fds: Vec<String> = job.inherited_fds().iter().map(i32::to_string).collect();
         let kills = machine::out_of_memory_kills();
-        let processes = phalanx_launch::RankProcesses::new(job, task.timeout());
-        let mut started = RankProcesses { processes, outputs: Vec::new(), kills };
-        for rank in 0..world {
-            started.start_rank(rank, &fds.join(","), task_fd, output).with_context(|| {
-                format!("rank {rank} of {world} could not be started; see the limits in `phalanx doctor`")
+        let ranks = job.ranks();
+        let cores = if start.pin { pinning::cores_of_ranks(ranks.len()) } else { Vec::new() };
+        let processes = phalanx_launch::RankProcesses::new(job, start.timeout);
+        let (fds, first) = (fds.join(","), ranks.start);
+        let mut started = RankProcesses { processes, first, outputs: Vec::new(), kills };
+        for rank in ranks.clone() {
+            let own = Inherited { fds: &fds, task_fd, network_fd, cores: cores.get(rank - first) };
+            started.start_rank(rank, &own, start.output).with_context(|| {
+                format!(
+                    "rank {rank} of {} could not be started; see the limits in `phalanx doctor`",
+                    ranks.end
+                )
             })?;
         }
         Ok(started)
     }
 
-    fn start_rank(&mut self, rank: usize, fds: &str, task_fd: i32, output: &Output) -> Result<()> {
+    fn start_rank(&mut self, rank: usize, inherited: &Inherited<'_>, output: &Output) -> Result<()> {
         let mut command = own_program();
+        let Inherited { fds, task_fd, network_fd, cores } = inherited;
         // What `ps` shows: `phalanx rank 3 ...`. The task is not shown: it may hold a prompt.
         command.arg0("phalanx").args(["rank", &rank.to_string(), "--fds", fds]);
         command.args(["--launcher", &std::process::id().to_string(), "--task-fd", &task_fd.to_string()]);
+        if let Some(network_fd) = network_fd {
+            let listener = self.processes.job().pass_listener(rank, &mut command);
+            let listener = listener.context("a rank without a listener")?;
+            command.args(["--network-fd", &network_fd.to_string(), "--listener-fd", &listener.to_string()]);
+        }
+        if let Some(cores) = cores {
+            command.args(["--cores", &pinning::list(cores)]);
+        }
         connect(rank, &mut command);
         let child = self.processes.start(command)?;
         self.outputs.push(RankOutput::read(rank, child, output)?);
@@ -67,14 +114,38 @@ impl RankProcesses {
     /// # Errors
     /// The first rank that failed, ended early, or stalled; the others have been ended then.
     pub fn wait(self, signals: &Signals) -> Result<Vec<String>, Failure> {
-        let RankProcesses { processes, outputs, kills } = self;
-        let ended = processes.wait(&Watched { signals, kills });
+        self.wait_for(signals, None)
+    }
+
+    /// The same for the ranks of one of several hosts.
+    ///
+    /// # Errors
+    /// As for [`RankProcesses::wait`], on any host; also a host that is lost.
+    pub fn wait_with(self, signals: &Signals, plane: &mut ControlPlane) -> Result<Vec<String>, Failure> {
+        self.wait_for(signals, Some(plane))
+    }
+
+    fn wait_for(self, signals: &Signals, plane: Option<&mut ControlPlane>) -> Result<Vec<String>, Failure> {
+        let RankProcesses { processes, first, outputs, kills } = self;
+        let hooks = Watched { signals, kills };
+        let ended = match plane {
+            None => processes.wait(&hooks),
+            Some(plane) => processes.wait_with(&hooks, plane),
+        };
         let left = ended.as_ref().err().map_or(&[][..], |failure| &failure.left);
         // What a process holds open that SIGKILL has not ended is not read to its end.
-        let outputs = outputs.into_iter().enumerate().filter(|(rank, _)| !left.contains(rank));
+        let outputs = (first..).zip(outputs).filter(|(rank, _)| !left.contains(rank));
         let gathered = outputs.map(|(_, output)| output.finish()).collect();
         ended.map(|()| gathered)
     }
+}
+
+/// What one rank inherits.
+struct Inherited<'a> {
+    fds: &'a str,
+    task_fd: i32,
+    network_fd: Option<i32>,
+    cores: Option<&'a Vec<usize>>,
 }
 
 /// What the program knows about its ranks.
@@ -98,6 +169,6 @@ impl Hooks for Watched<'_> {
     }
 
     fn timeout_setting(&self, timeout: Duration) -> String {
-        format!("parallel.timeout_s = {}", timeout.as_secs())
+        format!("run.stall_timeout_s = {}", timeout.as_secs())
     }
 }

@@ -23,9 +23,12 @@ mod exit_status;
 mod file_size;
 mod final_report;
 mod fit;
+mod flight;
 mod foreign_keys;
+mod hosts;
 mod keys;
 mod launch;
+mod launch_args;
 mod learning_rate;
 mod limits;
 mod machine;
@@ -34,6 +37,7 @@ mod memory_args;
 mod mesh_report;
 mod output;
 mod overrides;
+mod pinning;
 mod placement_budget;
 mod placement_report;
 mod plan_report;
@@ -44,6 +48,7 @@ mod rank_host;
 mod rank_output;
 mod rank_process;
 mod resolve;
+mod restarts;
 mod resume;
 mod run_folder;
 mod run_folder_lock;
@@ -105,6 +110,7 @@ fn run(command: Command) -> Result<ExitCode> {
     file_size::fail_beyond_limit()?;
     match command {
         Command::Train(args) => return commands::train::train(&args, environment),
+        Command::Launch(args) => return commands::launch::launch(&args, environment),
         Command::Rank(args) => return rank_process::rank(&args, environment),
         Command::Plan(args) if args.draw.schedule.is_some() => commands::plan_schedule::draw(&args),
         Command::Plan(args) => commands::plan::plan(&args, environment),

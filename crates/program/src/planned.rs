@@ -24,6 +24,8 @@ pub struct Planned {
     pub config: ResolvedConfig,
     /// The plan of its run.
     pub plan: Arc<RunPlan>,
+    /// How many of its ranks one machine runs, if not all.
+    ranks_here: Option<usize>,
 }
 
 impl Planned {
@@ -62,7 +64,7 @@ impl Planned {
             Updates::Synchronous => synchronous(spec)?,
             Updates::Asynchronous => asynchronous::plan(spec)?,
         };
-        Ok(Planned { config, plan: Arc::new(plan) })
+        Ok(Planned { config, plan: Arc::new(plan), ranks_here: None })
     }
 
     /// The plan of another run, to look at: its configuration differs in what `change` does.
@@ -113,10 +115,24 @@ impl Planned {
         self.plan.spec.precision.compute
     }
 
-    /// Bytes that all ranks together need.
+    /// The same, for ranks of which one machine runs so many, if not all.
+    #[must_use]
+    pub fn on_one_of_several(self, ranks_here: Option<usize>) -> Planned {
+        Planned { ranks_here, ..self }
+    }
+
+    /// The plan as one of its ranks has it.
+    pub fn of_one_rank(config: ResolvedConfig, plan: RunPlan) -> Planned {
+        Planned { config, plan: Arc::new(plan), ranks_here: None }
+    }
+
+    /// Bytes that all ranks of one machine together need; of several machines, an estimate from the largest rank.
     pub fn needed_bytes(&self) -> u64 {
-        let traced: u64 = self.plan.ranks.iter().map(|rank| self.needed_by(rank)).sum();
-        traced * self.each_stands_for() as u64
+        let needed = self.plan.ranks.iter().map(|rank| self.needed_by(rank));
+        match self.ranks_here {
+            None => needed.sum::<u64>() * self.each_stands_for() as u64,
+            Some(ranks) => needed.max().unwrap_or(0) * ranks as u64,
+        }
     }
 
     /// Number of ranks that each planned rank represents, including itself.

@@ -40,6 +40,13 @@ impl RankHost {
         RankHost::Job(endpoint.with_options(options))
     }
 
+    /// A rank that is a thread of this process, as [`RankHost::in_job`]. No launcher sees whether it computes, so other ranks
+    /// wait for it as long as the library's do.
+    pub fn on_thread(endpoint: Endpoint, config: &RunConfig, isa: Isa) -> RankHost {
+        let options = Options { overlap: config.parallel.overlap, isa, ..Options::default() };
+        RankHost::Job(endpoint.with_options(options))
+    }
+
     /// This rank's number.
     pub fn rank(&self) -> usize {
         match self {
@@ -142,7 +149,7 @@ impl RankHost {
 
 /// Time that a rank waits for another before it gives up.
 pub fn timeout(config: &RunConfig) -> Duration {
-    Duration::from_secs(config.parallel.timeout_s.max(1))
+    Duration::from_secs(config.run.stall_timeout_s.max(1))
 }
 
 /// Bytes of other ranks' arenas that are resident here because they were read: shared memory beyond this

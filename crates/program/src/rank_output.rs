@@ -1,6 +1,7 @@
 //! What the ranks write: threads of the launcher show it, or gather it.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 
@@ -9,14 +10,52 @@ use phalanx_tensor::refused_thread;
 
 use crate::output::{TrainOutput, note};
 
-/// Destination of the ranks' standard output.
+/// Destination of what the ranks write.
 #[derive(Clone)]
 pub enum Output {
     /// Rank 0's output unchanged; that of others on standard error, with the rank number before each line.
-    Shown(TrainOutput),
+    Shown(Shown),
     /// To the caller of [`RankProcesses::wait`](crate::launch::RankProcesses::wait).
     Gathered,
 }
+
+/// Where output that is shown goes.
+#[derive(Clone)]
+pub struct Shown {
+    output: TrainOutput,
+    /// The host, if there are several.
+    host: Option<String>,
+    /// Folder of the logs.
+    logs: Option<PathBuf>,
+}
+
+impl Output {
+    /// Shown: that of rank 0 on `output`.
+    pub fn shown(output: TrainOutput) -> Output {
+        Output::Shown(Shown { output, host: None, logs: None })
+    }
+
+    /// The same with the name of the host behind the numbers of ranks.
+    #[must_use]
+    pub fn on_host(self, host: Option<String>) -> Output {
+        match self {
+            Output::Shown(shown) => Output::Shown(Shown { host, ..shown }),
+            Output::Gathered => Output::Gathered,
+        }
+    }
+
+    /// The same, and what each rank writes also in a file of the run folder, `logs/rank-N.log`.
+    #[must_use]
+    pub fn with_logs(self, run: &Path) -> Output {
+        match self {
+            Output::Shown(shown) => Output::Shown(Shown { logs: Some(run.join(LOGS)), ..shown }),
+            Output::Gathered => Output::Gathered,
+        }
+    }
+}
+
+/// Folder of the logs in a run folder.
+const LOGS: &str = "logs";
 
 /// The threads that read what one rank writes. Standard error of rank 0 is that of this process.
 #[derive(Default)]
@@ -51,16 +90,23 @@ impl RankOutput {
         if let Some(stdout) = child.stdout.take() {
             match output {
                 Output::Gathered => threads.gathered = Some(reader(rank, move || gather(stdout))?),
-                Output::Shown(output) if rank == 0 => {
-                    let output = output.clone();
+                Output::Shown(shown) if rank == 0 => {
+                    let output = shown.output.clone();
                     let forward = move || each_line(stdout, |line| output.write(line));
                     threads.shown.push(reader(rank, forward)?);
                 }
-                Output::Shown(_) => threads.shown.push(reader(rank, move || show(rank, stdout))?),
+                Output::Shown(shown) => {
+                    let lines = Lines::new(rank, shown);
+                    threads.shown.push(reader(rank, move || lines.show(stdout))?);
+                }
             }
         }
         if let Some(stderr) = child.stderr.take() {
-            threads.shown.push(reader(rank, move || show(rank, stderr))?);
+            let lines = match output {
+                Output::Shown(shown) => Lines::new(rank, shown),
+                Output::Gathered => Lines { prefix: format!("[rank {rank}]"), log: None },
+            };
+            threads.shown.push(reader(rank, move || lines.show(stderr))?);
         }
         Ok(threads)
     }
@@ -83,9 +129,45 @@ fn reader<T: Send + 'static>(
     Ok(builder.spawn(read).map_err(|error| refused_thread("the thread that reads what it writes", &error))?)
 }
 
-/// Shows lines on standard error with the number of their rank.
-fn show(rank: usize, from: impl Read) {
-    each_line(from, |line| note(&format!("[rank {rank}] {}", String::from_utf8_lossy(line).trim_end())));
+/// Where lines of a rank go.
+struct Lines {
+    prefix: String,
+    /// The rank's log, made with its first line.
+    log: Option<PathBuf>,
+}
+
+impl Lines {
+    fn new(rank: usize, shown: &Shown) -> Lines {
+        let prefix = match &shown.host {
+            None => format!("[rank {rank}]"),
+            Some(host) => format!("[rank {rank} on {host}]"),
+        };
+        let log = shown.logs.as_ref().map(|logs| logs.join(format!("rank-{rank}.log")));
+        Lines { prefix, log }
+    }
+
+    /// Shows lines on standard error with the number of their rank, and writes them into its log.
+    fn show(mut self, from: impl Read) {
+        each_line(from, |line| {
+            let text = String::from_utf8_lossy(line);
+            self.write_log(line);
+            note(&format!("{} {}", self.prefix, text.trim_end()));
+        });
+    }
+
+    fn write_log(&mut self, line: &[u8]) {
+        let Some(path) = &self.log else { return };
+        if let Err(error) = append_line(path, line) {
+            note(&format!("{} cannot be written, and nothing more goes there: {error}", path.display()));
+            self.log = None;
+        }
+    }
+}
+
+fn append_line(path: &Path, line: &[u8]) -> std::io::Result<()> {
+    std::fs::create_dir_all(phalanx_files::parent_of(path))?;
+    let mut log = std::fs::OpenOptions::new().append(true).create(true).open(path)?;
+    log.write_all(line)
 }
 
 /// Reads to the end, line by line (with line ends), so that a rank is never blocked by a full pipe.

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use phalanx_collectives::{Options, join, take_sealed};
+use phalanx_collectives::{Network, Options, join, take_sealed};
 use phalanx_launch::begin_rank;
 
 use crate::args::RankArgs;
@@ -16,7 +16,7 @@ use crate::exit_status::CHECKPOINT_UNUSABLE;
 use crate::output::{TrainOutput, print_line};
 use crate::rank_host::RankHost;
 use crate::task::Task;
-use crate::{bench, file_size, signals, task_file, training};
+use crate::{bench, file_size, pinning, signals, task_file, training};
 
 /// Time in which a rank that failed says why.
 const TELL: Duration = Duration::from_millis(500);
@@ -27,11 +27,13 @@ const TELL: Duration = Duration::from_millis(500);
 /// An error from before the rank has joined the job, where it could not be recorded.
 pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
     begin_rank(args.rank, args.launcher).context("ending with the launcher")?;
+    // Before the first thread, so that all threads are bound.
+    pinning::bind(&args.cores);
     let task = take_sealed(args.task_fd).context("the memory file of a rank's task")?;
     let (task, planned) = task_file::read(&task, args.rank).context("the task of a rank")?;
     let planned = || planned.context("the task of a rank comes without a plan");
     let Some((control, arenas)) = args.fds.split_first() else { bail!("a rank without descriptors") };
-    let endpoint = join(*control, arenas, args.rank, None).context("joining the job")?;
+    let endpoint = join(*control, arenas, args.rank, network(args)?).context("joining the job")?;
     let stop = signals::stop_on_signal()?;
     // Dropped last, so that a rank has reported its error before others see it leave.
     let host = match &task {
@@ -75,6 +77,15 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
         Err(error) if training::is_of_checkpoint(error) => ExitCode::from(CHECKPOINT_UNUSABLE),
         Err(_) => ExitCode::FAILURE,
     })
+}
+
+/// How this rank reaches the ranks of other hosts, and the socket at which they reach it.
+fn network(args: &RankArgs) -> Result<Option<(Network, i32)>> {
+    let (Some(network), Some(listener)) = (args.network_fd, args.listener_fd) else { return Ok(None) };
+    let file = take_sealed(network).context("the memory file of the hosts")?;
+    let network =
+        serde_json::from_slice(&file.read(0..file.bytes())?).context("the memory file of the hosts")?;
+    Ok(Some((network, listener)))
 }
 
 /// Sends figures to the launcher: one line on standard output.

@@ -29,7 +29,7 @@ pub struct Prepares {
     digests: DataDigests,
 }
 
-/// Checks the configuration, prepares tokens, and plans.
+/// Checks the configuration, prepares tokens, and plans. `ranks_here`: how many of the ranks one machine runs, if not all.
 ///
 /// # Errors
 /// Errors of the user's input; then nothing in the run folder has changed.
@@ -38,6 +38,7 @@ pub fn prepare(
     started: &Resumed,
     show: Show,
     environment: Environment,
+    ranks_here: Option<usize>,
 ) -> Result<Prepares> {
     let staged = Staged::new(folder.path())?;
     let fixed = started.checkpoint.as_ref().map(|(_, model)| model);
@@ -51,7 +52,7 @@ pub fn prepare(
         let (source, model) = shape::read_hugging_face(dir)?;
         shape::trained_otherwise(source.config(), &*model).iter().for_each(|difference| note(difference));
     }
-    let (planned, digests) = plan(resolved, tokens, show)?;
+    let (planned, digests) = plan(resolved, tokens, show, ranks_here)?;
     Ok(Prepares { staged, planned, imported, digests })
 }
 
@@ -82,6 +83,7 @@ impl Prepares {
             digests,
             show,
             peak_flops_per_s: peak_flops_per_s(&planned, environment)?,
+            pin: true,
         };
         Ok((task, planned))
     }
@@ -190,12 +192,17 @@ fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
 }
 
 /// Makes the plan, which must fit, and checks every token.
-fn plan(resolved: Resolved, tokens: Tokens, show: Show) -> Result<(Planned, DataDigests)> {
+fn plan(
+    resolved: Resolved,
+    tokens: Tokens,
+    show: Show,
+    ranks_here: Option<usize>,
+) -> Result<(Planned, DataDigests)> {
     let Tokens { prepared, folder, is_new, expected } = tokens;
     let Resolved { config, model, .. } = &resolved;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
     let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new))?;
-    let planned = Planned::of(resolved, data.evaluated())?;
+    let planned = Planned::of(resolved, data.evaluated())?.on_one_of_several(ranks_here);
     crate::fit::check_memory(&planned)?;
     let notes = disk_check::check(&planned)?;
     if show == Show::Progress {

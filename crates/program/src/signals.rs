@@ -61,6 +61,12 @@ impl Signals {
         &self.state.stop
     }
 
+    /// Does what a signal does, on behalf of who has started this program.
+    pub fn ask(&self) -> impl Fn() + Send + use<> {
+        let state = Arc::clone(&self.state);
+        move || state.signal()
+    }
+
     /// Whether a signal has arrived.
     pub fn came(&self) -> bool {
         self.state.stop.load(Ordering::Relaxed)

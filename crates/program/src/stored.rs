@@ -61,7 +61,7 @@ impl Stored {
             let first_given = UserConfig::default();
             return Ok(Some(Stored { given, first_given, tokens, checkpoint: Some(checkpoint), warnings }));
         };
-        let parsed = UserConfig::parse(text.clone(), &path.display().to_string());
+        let parsed = UserConfig::parse_stored(text.clone(), &path.display().to_string());
         let recorded = checksums.as_ref().and_then(|checksums| checksums.config.as_deref());
         if recorded != Some(&digest(&text)) {
             compare(folder, &parsed, checkpoint.as_ref(), recorded.is_some())?;
@@ -189,7 +189,7 @@ fn first_given(
             path.display()
         );
     }
-    UserConfig::parse(text, &path.display().to_string())
+    UserConfig::parse_stored(text, &path.display().to_string())
 }
 
 /// Lines of the metrics that will be dropped.

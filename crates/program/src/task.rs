@@ -41,6 +41,11 @@ impl Task {
         }
     }
 
+    /// Whether each rank is bound to cores of its own, if there are enough.
+    pub fn pin(&self) -> bool {
+        matches!(self, Task::Train(TrainTask { pin: true, .. }))
+    }
+
     /// Time that a rank waits for another, and for which it may be stalled.
     pub fn timeout(&self) -> Duration {
         match self {
@@ -72,6 +77,8 @@ pub struct TrainTask {
     pub show: Show,
     /// Peak floating-point operations per second of the threads of all ranks together, in the compute type.
     pub peak_flops_per_s: f64,
+    /// Whether each rank is bound to cores of its own.
+    pub pin: bool,
 }
 
 /// Output of a training run.

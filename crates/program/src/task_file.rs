@@ -11,7 +11,6 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use phalanx_collectives::SealedFile;
@@ -88,7 +87,7 @@ fn planned(task: &Task, shared: PlanForAllRanks, own: RankPlan) -> Result<Planne
     let PlanForAllRanks { stages, chunks, residence, threads, evaluated, totals } = shared;
     let spec =
         Spec::with_stages(config, from_config(model)?, evaluated, threads, (stages, chunks, residence))?;
-    Ok(Planned { config: config.clone(), plan: Arc::new(RunPlan::of_one_rank(spec, totals, own)) })
+    Ok(Planned::of_one_rank(config.clone(), RunPlan::of_one_rank(spec, totals, own)))
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use crate::task::{Show, TrainTask};
 /// Data that cannot be used.
 pub fn job(task: &TrainTask, planned: &Planned) -> Result<Job> {
     let data = Dataset::open(&task.config, &task.run)?;
-    let Planned { config, plan } = planned.clone();
+    let Planned { config, plan, .. } = planned.clone();
     let peak_flops_per_s = Some(task.peak_flops_per_s);
     let (run, digests) = (task.run.clone(), task.digests.clone());
     Ok(Job { config, plan, data: Box::new(data), run, digests, start: task.start(), peak_flops_per_s })

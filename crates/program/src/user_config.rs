@@ -18,6 +18,9 @@ use crate::{keys, schedule_file};
 const RANKS: [&str; 2] = ["parallel.ranks", "parallel.data"];
 const MICRO: [&str; 2] = ["batch.micro", "parallel.micro_batches"];
 
+/// Keys of earlier versions that mean nothing any more.
+const EARLIER_KEYS: [&str; 1] = ["parallel.timeout_s"];
+
 /// Keys that were given, each known and of the right type.
 #[derive(Clone, Debug, Default)]
 pub struct UserConfig {
@@ -51,6 +54,18 @@ impl UserConfig {
         let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is not valid TOML"))?;
         keys::check(&tables, origin)?;
         Ok(UserConfig { tables, text })
+    }
+
+    /// The content of a configuration file that a run folder holds, perhaps since an earlier version.
+    ///
+    /// # Errors
+    /// As for [`UserConfig::read`].
+    pub fn parse_stored(text: String, origin: &str) -> Result<UserConfig> {
+        let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is not valid TOML"))?;
+        let mut stored = UserConfig { tables, text };
+        EARLIER_KEYS.iter().for_each(|key| stored.leave_out(key));
+        keys::check(&stored.tables, origin)?;
+        Ok(stored)
     }
 
     /// A configuration from a text.

@@ -83,7 +83,7 @@ fn sizes_beyond_any_model_are_answered_at_once() {
             &["model.arch=bert", "data.mask_token=4294967295"],
             &["data.mask_token = 4294967295: must be at most"],
         ),
-        (&["parallel.timeout_s=9223372036854775807"], &["parallel.timeout_s", "31536000"]),
+        (&["run.stall_timeout_s=9223372036854775807"], &["run.stall_timeout_s", "31536000"]),
         (&["parallel.schedule=rows.csv"], &["parallel.schedule", "line 2049", "at most 2048 lines"]),
         (&["model.init=deep"], &["n_layer is 1000000", bounds]),
         (&["model.init=deeper"], &["n_layer is 1000000000", bounds]),

@@ -24,7 +24,7 @@ fn threads_and_memory_that_the_system_refuses_are_an_error_that_names_the_limit(
     for (number, kib) in [2500, 3500, 4500, 5000, 6000, 7000, 8000, 10_000].into_iter().enumerate() {
         for ranks in ["1", "2"] {
             let run = format!("r-{number}-{ranks}");
-            let sets = ["--set", "train.threads=2", "--set", "parallel.timeout_s=2"];
+            let sets = ["--set", "train.threads=2", "--set", "run.stall_timeout_s=2"];
             let args = [&["train", "small.toml", "--run", &run, "--nproc", ranks], &sets[..]].concat();
             let ended = below(&home, &format!("-d {kib}"), &args);
             if ended.code != Some(0) {
@@ -48,7 +48,7 @@ fn a_file_beyond_the_limit_is_an_error_that_names_it() {
         for ranks in ["1", "2"] {
             let run = format!("r-{number}-{ranks}");
             let sets =
-                ["--set", "train.steps=300", "--set", "train.save_every=0", "--set", "parallel.timeout_s=5"];
+                ["--set", "train.steps=300", "--set", "train.save_every=0", "--set", "run.stall_timeout_s=5"];
             let args = [&["train", "small.toml", "--run", &run, "--nproc", ranks], &sets[..]].concat();
             let ended = below(&home, &format!("-f {limit}"), &args);
             ended.refused(&["ulimit -f", "File too large"]);

@@ -106,7 +106,7 @@ fn a_reader_that_stands_still_holds_up_no_step() {
     let home = Home::new();
     for nproc in ["1", "2"] {
         let more =
-            ["--set", "train.steps=400", "--set", "parallel.timeout_s=2", "--set", "train.save_every=0"];
+            ["--set", "train.steps=400", "--set", "run.stall_timeout_s=2", "--set", "train.save_every=0"];
         let args = [&["train", "small.toml", "--run", nproc, "--nproc", nproc, "--json"][..], &more].concat();
         let mut child = home.start(&args);
         home.wait_for_step(nproc, 400);

@@ -20,7 +20,7 @@ const ENDLESS: [&str; 10] = [
     "--set",
     "train.save_every=0",
     "--set",
-    "parallel.timeout_s=2",
+    "run.stall_timeout_s=2",
 ];
 
 /// Beyond the timeout: half a second in which ranks may name each other first, a quarter between two looks, a second for
@@ -50,7 +50,7 @@ fn when_all_ranks_are_stopped_the_launcher_names_them() {
     let stopped = Instant::now();
     let ended = end_of(child);
     assert!(stopped.elapsed() < WITHIN, "{:?}", stopped.elapsed());
-    let ended = ended.refused(&["is stalled", "no sign of life", "timeout_s = 2", "step "]);
+    let ended = ended.refused(&["is stalled", "no sign of life", "stall_timeout_s = 2", "step "]);
     for (rank, pid) in started {
         assert!(ended.stderr.contains(&format!("process {pid} is stopped")), "{}", ended.stderr);
         assert!(ended.stderr.contains(&format!("rank {rank}")), "{}", ended.stderr);
@@ -89,7 +89,7 @@ fn a_stopped_rank_of_a_mesh_is_named_and_so_is_what_the_others_wait_for() {
 #[test]
 fn a_signal_to_the_launcher_lets_stopped_ranks_finish_their_step_and_save() {
     let home = Home::new();
-    let (child, started) = start(&home, &["--nproc", "2", "--set", "parallel.timeout_s=60"]);
+    let (child, started) = start(&home, &["--nproc", "2", "--set", "run.stall_timeout_s=60"]);
     started.iter().for_each(|(_, pid)| signal(*pid, Signal::STOP));
     signal(child.id() as i32, Signal::TERM);
     let ended = end_of(child);
@@ -102,7 +102,7 @@ fn a_signal_to_the_launcher_lets_stopped_ranks_finish_their_step_and_save() {
 #[test]
 fn a_job_that_was_stopped_as_a_whole_goes_on() {
     let home = Home::new();
-    let (child, started) = start(&home, &["--nproc", "2", "--set", "parallel.timeout_s=1"]);
+    let (child, started) = start(&home, &["--nproc", "2", "--set", "run.stall_timeout_s=1"]);
     let all: Vec<i32> = started.iter().map(|(_, pid)| *pid).chain([child.id() as i32]).collect();
     all.iter().for_each(|pid| signal(*pid, Signal::STOP));
     std::thread::sleep(Duration::from_millis(2600));
@@ -158,7 +158,7 @@ fn a_rank_whose_output_nobody_reads_is_named_with_the_reason() {
 fn a_signal_ends_a_job_that_cannot_finish_its_step() {
     let home = Home::new();
     let start = Instant::now();
-    let text = unread(&home, &["--set", "parallel.timeout_s=50"], |child| {
+    let text = unread(&home, &["--set", "run.stall_timeout_s=50"], |child| {
         home.wait_for_step("r", 1);
         signal(child.id() as i32, Signal::TERM);
     });

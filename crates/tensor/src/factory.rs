@@ -20,6 +20,9 @@ pub enum ProductMethod {
     Fma,
     /// On tile registers, in parts of bf16: an f32 is the sum of three, an f16 of two.
     Split,
+    /// The same, but an f32 is rounded to the sum of two (16 bits): half as many products of numbers with 16 bits, where
+    /// TF32 has 11.
+    Split2,
 }
 
 /// What the device of one rank must have.

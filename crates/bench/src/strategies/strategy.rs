@@ -124,14 +124,13 @@ impl Strategy {
         let mut config = base.clone();
         config.batch = BatchConfig { global: base.batch.global, micro: None, reduce: Reduce::Each };
         config.train.threads = Some((threads / self.devices(ranks)).max(1));
-        let ParallelConfig { cut, chunks, max_staleness, overlap, timeout_s, .. } = base.parallel;
+        let ParallelConfig { cut, chunks, max_staleness, overlap, .. } = base.parallel;
         let one = ParallelConfig {
             data: Some(1),
             cut,
             chunks,
             max_staleness,
             overlap,
-            timeout_s,
             ..ParallelConfig::default()
         };
         let shared = ParallelConfig { data: Some(ranks), ..one.clone() };

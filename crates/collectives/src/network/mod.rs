@@ -1,4 +1,35 @@
-//! Ranks of several hosts: what a rank needs to know of the others to connect to them.
+//! Ranks of several hosts: shared memory within a host, TCP between hosts.
+//!
+//! The files, from the lowest to the highest; each imports only files above it in this list:
+//!
+//! 1. `frame`: a call on the wire; `line`: one connection, which never blocks; `door`: who connects to this rank; `node`:
+//!    a rank's place in the network.
+//! 2. `link`: a group's connections to one member; `layout`: how a group lies on its hosts; `exchange`: a call in
+//!    progress and its waits.
+//! 3. `staging`, `partial_sums`: sums over hosts; `parcels`: copies over hosts. One file per algorithm: what moves.
+//! 4. `channel`: the algorithm of each call.
+//!
+//! A ring or a tree of hosts would change the order of additions: see `partial_sums`.
+
+mod all_gather;
+mod all_reduce;
+mod all_to_all;
+mod broadcast;
+pub(crate) mod channel;
+mod door;
+mod exchange;
+mod frame;
+mod gather;
+mod layout;
+mod line;
+mod link;
+pub(crate) mod node;
+mod parcels;
+mod partial_sums;
+mod reduce;
+mod reduce_scatter;
+mod scatter;
+mod staging;
 
 use std::net::SocketAddr;
 

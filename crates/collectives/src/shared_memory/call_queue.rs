@@ -15,7 +15,7 @@ use std::time::Instant;
 use crate::call::Buffers;
 use crate::error::CollectiveError;
 use crate::pending::Progress;
-use crate::shared_memory::channel::GroupChannel;
+use crate::shared_memory::channel::Channel;
 use crate::shared_memory::host::Host;
 use crate::shared_memory::participation::Patience;
 use crate::shared_memory::transfer::Transfer;
@@ -27,7 +27,7 @@ pub(crate) struct CallQueue {
     work: Condvar,
     /// Waiting callers sleep here until a call is over.
     done: Condvar,
-    channel: Mutex<GroupChannel>,
+    channel: Mutex<Box<dyn Channel>>,
     host: Arc<Host>,
     /// The channel's number.
     index: usize,
@@ -52,13 +52,14 @@ struct State {
 }
 
 impl CallQueue {
-    pub(crate) fn new(channel: GroupChannel) -> CallQueue {
+    pub(crate) fn new(channel: Box<dyn Channel>) -> CallQueue {
+        let membership = channel.membership();
         CallQueue {
             state: Mutex::default(),
             work: Condvar::new(),
             done: Condvar::new(),
-            host: Arc::clone(&channel.host),
-            index: channel.index,
+            host: Arc::clone(&membership.host),
+            index: membership.index,
             channel: Mutex::new(channel),
             tally: Tally::default(),
         }

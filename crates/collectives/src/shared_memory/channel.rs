@@ -1,110 +1,62 @@
-//! The calls of one group in one rank, in their order: numbers them, announces them, and runs the
-//! algorithm of each.
-
-use std::sync::Arc;
+//! The calls of one group in one rank, in their order: the algorithm of each.
 
 use phalanx_trace::CollectiveOp;
 
 use crate::call;
 use crate::error::CollectiveError;
-use crate::shared_memory::control::LastCall;
-use crate::shared_memory::descriptor::Descriptor;
-use crate::shared_memory::host::Host;
 use crate::shared_memory::meeting::{Meeting, Tables};
-use crate::shared_memory::options::Options;
-use crate::shared_memory::participation::{Participation, Patience};
+use crate::shared_memory::membership::{Announced, Membership};
+use crate::shared_memory::memory::MemoryRange;
+use crate::shared_memory::participation::Patience;
 use crate::shared_memory::transfer::Transfer;
 use crate::shared_memory::{
     all_gather, all_reduce, all_to_all, broadcast, gather, point_to_point, reduce, reduce_scatter, scatter,
 };
 
-/// The collectives of one group, as one rank runs them.
-pub(crate) struct GroupChannel {
-    pub(crate) host: Arc<Host>,
-    options: Options,
-    pub(crate) group: &'static str,
-    hash: u32,
-    pub(crate) index: usize,
-    pub(crate) members: Vec<usize>,
-    rank: usize,
-    /// Calls of the whole group so far.
-    calls: u64,
-    /// Messages with each member so far.
-    messages: Vec<u64>,
-    tables: Tables,
-}
+/// The collectives of one group, as one rank runs them: how bytes move depends on where the members run.
+pub(crate) trait Channel: Send {
+    fn membership(&self) -> &Membership;
 
-impl GroupChannel {
-    /// `members` are world ranks, among them this host's.
-    pub(crate) fn new(
-        host: Arc<Host>,
-        options: Options,
-        group: &'static str,
-        index: usize,
-        members: Vec<usize>,
-    ) -> GroupChannel {
-        let rank = members.iter().position(|m| *m == host.rank);
-        let rank =
-            rank.unwrap_or_else(|| panic!("rank {} is not a member of group {group} {members:?}", host.rank));
-        host.control.open_channel(index);
-        host.control.slot(index, host.rank).name.write(group, 0);
-        let (messages, tables) = (vec![0; members.len()], Tables::new(members.len()));
-        let hash = hash(group, &members);
-        GroupChannel { host, options, group, hash, index, members, rank, calls: 0, messages, tables }
-    }
-
-    pub(crate) fn rank(&self) -> usize {
-        self.rank
-    }
-
-    pub(crate) fn world_size(&self) -> usize {
-        self.members.len()
-    }
+    /// Runs one call to its end.
+    fn attempt(&mut self, t: &Transfer, patience: Patience) -> Result<(), CollectiveError>;
 
     /// Runs one call to its end; returns the bytes that peers have read here. A failure ends the job for
     /// everybody.
-    pub(crate) fn execute(&mut self, t: &Transfer, patience: Patience) -> Result<u64, CollectiveError> {
-        let result = self.host.aborted().and_then(|()| self.attempt(t, patience));
-        if let Err(error) = &result {
-            self.host.abort_because(error);
+    fn execute(&mut self, t: &Transfer, patience: Patience) -> Result<u64, CollectiveError> {
+        let result = self.membership().host.aborted().and_then(|()| self.attempt(t, patience));
+        let Membership { host, rank, members, .. } = self.membership();
+        match result {
+            Ok(()) => Ok(call::sent_bytes(t.op, t.dtype, t.count, t.root, *rank, members.len())),
+            Err(error) => {
+                host.abort_because(&error);
+                Err(error)
+            }
         }
-        result
+    }
+}
+
+/// The collectives of a group whose members all run on this host.
+pub(crate) struct HostChannel {
+    membership: Membership,
+    tables: Tables,
+}
+
+impl HostChannel {
+    pub(crate) fn new(membership: Membership) -> HostChannel {
+        let tables = Tables::new(membership.members.len());
+        HostChannel { membership, tables }
+    }
+}
+
+impl Channel for HostChannel {
+    fn membership(&self) -> &Membership {
+        &self.membership
     }
 
-    fn attempt(&mut self, t: &Transfer, patience: Patience) -> Result<u64, CollectiveError> {
-        let pair = if matches!(t.op, CollectiveOp::Send | CollectiveOp::Recv) { t.root } else { None };
-        let number = pair.map_or(&mut self.calls, |peer| &mut self.messages[peer]);
-        *number += 1;
-        let (rank, world_size) = (self.rank, self.members.len());
-        let offered = t.offered(rank, world_size);
-        let descriptor = Descriptor {
-            group: self.hash,
-            sequence: *number,
-            op: t.op,
-            dtype: t.dtype,
-            accumulate: t.accumulate,
-            count: t.count as u64,
-            root: t.root,
-            tag: t.tag,
-            source: self.host.memory.offer(self.host.rank, offered)?,
-            source_bytes: offered.bytes as u64,
-            target: 0,
-        };
-        let peer = pair.map(|q| self.members[q]);
-        let call = LastCall { channel: self.index, peer, parity: descriptor.parity() };
-        self.host.control.rank(self.host.rank).begin(call);
-        let flight = self.host.control.flight(self.host.rank);
-        flight.begin(self.index, &descriptor, t.site);
-        let participation = Participation {
-            host: &self.host,
-            options: &self.options,
-            group: self.group,
-            channel: self.index,
-            members: &self.members,
-            rank,
-            pair,
-            patience,
-        };
+    fn attempt(&mut self, t: &Transfer, patience: Patience) -> Result<(), CollectiveError> {
+        let Announced { descriptor, pair } = self.membership.begin(t, MemoryRange::EMPTY)?;
+        let participation = self.membership.participation(pair, patience);
+        let offered = t.offered(participation.rank, participation.members.len());
         let mut meeting = Meeting::new(participation, &mut self.tables);
         meeting.meet(&descriptor, t.site, offered.address)?;
         let m = &mut meeting;
@@ -121,14 +73,7 @@ impl GroupChannel {
             // All members have arrived, so the barrier is done.
             CollectiveOp::Barrier => Ok(()),
         }?;
-        flight.end(self.index, &descriptor);
-        Ok(call::sent_bytes(t.op, t.dtype, t.count, t.root, rank, world_size))
+        self.membership.end(&descriptor);
+        Ok(())
     }
-}
-
-/// FNV-1a over the name and the members.
-fn hash(group: &str, members: &[usize]) -> u32 {
-    let members = members.iter().flat_map(|m| (*m as u32).to_le_bytes());
-    let bytes = group.bytes().chain([0]).chain(members);
-    bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }

@@ -16,8 +16,8 @@ use phalanx_tensor::Region;
 use crate::shared_memory::counter::{Counter, WrittenOnce};
 use crate::shared_memory::descriptor::DescriptorCell;
 use crate::shared_memory::flight::FlightRecord;
-use crate::shared_memory::mirror::Word;
 use crate::shared_memory::text::Text;
+use crate::shared_memory::word::Word;
 
 /// Groups that one endpoint can make: a mesh has some for the world and each axis, and two for each neighbour in
 /// the pipeline. The block is sparse, so channels that nobody opens cost addresses, not memory.
@@ -37,6 +37,7 @@ pub(crate) struct AbortRecord {
 }
 
 /// What a reader finds in the abort record.
+#[derive(Clone)]
 pub(crate) struct Abort {
     pub(crate) rank: usize,
     pub(crate) disagreement: bool,
@@ -70,6 +71,8 @@ pub(crate) struct RankCell {
     blocked_on: AtomicU64,
     /// Bytes of the rank's arena; 0 until it has one.
     pub(crate) arena_bytes: AtomicU64,
+    /// Advances while the launcher sees the rank work: compute, make calls, wait for a disk.
+    work: AtomicU64,
 }
 
 /// Identifies the descriptor that a rank wrote last.
@@ -99,6 +102,16 @@ impl RankCell {
     pub(crate) fn silent_for(&self) -> Option<Duration> {
         let last_ms = self.heartbeat_ms.load(Ordering::Relaxed);
         (last_ms != 0).then(|| Duration::from_millis(now_ms().saturating_sub(last_ms)))
+    }
+
+    /// Notes that the rank was seen to work.
+    pub(crate) fn note_work(&self) {
+        self.work.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A number that changes while the rank works.
+    pub(crate) fn work(&self) -> u64 {
+        self.work.load(Ordering::Relaxed)
     }
 
     /// Notes that the rank has done its work.
@@ -132,7 +145,9 @@ impl RankCell {
     pub(crate) fn for_each_word(&self, mut visit: impl FnMut(Word)) {
         visit(Word::Four(&self.life));
         visit(Word::Four(&self.done));
-        [&self.last_call, &self.step, &self.blocked_on].into_iter().for_each(|word| visit(Word::Eight(word)));
+        [&self.last_call, &self.step, &self.blocked_on, &self.work]
+            .into_iter()
+            .for_each(|word| visit(Word::Eight(word)));
     }
 
     /// Notes for a rank of another host how long it has given no sign of life; `u64::MAX`: it has not joined.
@@ -157,6 +172,9 @@ impl Life {
     pub(crate) const LEFT: u32 = 2;
 }
 
+/// The name of a group.
+pub(crate) type GroupName = Text<4>;
+
 /// What one rank shares in a channel. Counter and sleepers share the line that waiting peers watch.
 #[repr(C, align(128))]
 pub(crate) struct ChannelSlot {
@@ -168,7 +186,7 @@ pub(crate) struct ChannelSlot {
     /// Descriptors of the calls with even and with odd numbers.
     pub(crate) descriptors: [DescriptorCell; 2],
     /// The group's name in this rank.
-    pub(crate) name: Text<4>,
+    pub(crate) name: GroupName,
 }
 
 impl ChannelSlot {

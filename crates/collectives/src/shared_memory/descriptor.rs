@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use phalanx_trace::{CollectiveOp, DType, Site, describe_tag};
 
-use crate::shared_memory::mirror::Word;
 use crate::shared_memory::text::Text;
+use crate::shared_memory::word::Word;
 
 /// One rank's side of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,7 @@ pub(crate) struct Descriptor {
 }
 
 /// A descriptor in shared memory.
+#[derive(Default)]
 #[repr(C, align(64))]
 pub(crate) struct DescriptorCell {
     kind: AtomicU64,
@@ -140,6 +141,19 @@ impl Descriptor {
             Gather if !is_root => self.count / world_size as u64,
             AllGather => self.count / world_size as u64,
             Broadcast | Scatter | Gather | Recv | Barrier => 0,
+        };
+        elements * self.dtype.bytes() as u64
+    }
+
+    /// Bytes that peers on the same host may write in member `rank`'s target, in a group of several hosts.
+    pub(crate) fn written_bytes(&self, rank: usize, world_size: usize) -> u64 {
+        use CollectiveOp::*;
+        let is_root = self.root == Some(rank);
+        let elements = match self.op {
+            AllReduce | Broadcast | AllGather | AllToAll => self.count,
+            Reduce | Gather if is_root => self.count,
+            ReduceScatter | Scatter => self.count / world_size as u64,
+            Reduce | Gather | Send | Recv | Barrier => 0,
         };
         elements * self.dtype.bytes() as u64
     }

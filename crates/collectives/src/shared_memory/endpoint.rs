@@ -1,5 +1,6 @@
 //! A rank's access to its job: joins it, gets an arena that peers can read, makes groups.
 
+use std::net::TcpListener;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,17 +13,22 @@ use crate::error::CollectiveError;
 use crate::group::Group;
 use crate::hosts::Hosts;
 use crate::network::Network;
-use crate::shared_memory::channel::GroupChannel;
+use crate::network::channel::HostsChannel;
+use crate::network::node::Node;
+use crate::shared_memory::channel::{Channel, HostChannel};
 use crate::shared_memory::control::{CHANNELS, Control, cores};
 use crate::shared_memory::host::Host;
-use crate::shared_memory::host_group::HostGroup;
 use crate::shared_memory::inherited::take_over;
+use crate::shared_memory::membership::Membership;
 use crate::shared_memory::memory::{Arenas, Memory};
 use crate::shared_memory::options::Options;
+use crate::shared_memory::rank_group::RankGroup;
 
 /// One rank's access to the job that it belongs to. Dropping it while its thread panics ends the job.
 pub struct Endpoint {
     host: Arc<Host>,
+    /// How this rank reaches those of other hosts; None in a job of one host.
+    node: Option<Arc<Node>>,
     options: Options,
     channels: AtomicUsize,
 }
@@ -32,8 +38,8 @@ pub struct Endpoint {
 pub fn threads(world_size: usize) -> Vec<Endpoint> {
     let region = Region::anonymous(Control::bytes(world_size)).expect("memory for a control block");
     let control = Arc::new(Control::create(region, world_size, cores()));
-    let host = |rank| Host::new(Arc::clone(&control), Memory::Threads, rank);
-    (0..world_size).map(|rank| Endpoint::new(host(rank))).collect()
+    let host = |rank| Host::new(Arc::clone(&control), Memory::Threads, rank, 0..world_size);
+    (0..world_size).map(|rank| Endpoint::new(host(rank), None)).collect()
 }
 
 /// The endpoint of the world rank `rank` in a process that a launcher started with the descriptors of
@@ -72,13 +78,17 @@ pub fn join(
     }
     let control = Control::open(Region::shared(control_fd.as_fd(), bytes)?, hosts.world_size())?;
     let memory = Memory::Processes(Arenas::new(own.start, arenas));
-    let host = Host::new(Arc::new(control), memory, rank);
-    Ok(Endpoint::new(host))
+    let node = network.map(|(network, listener_fd)| {
+        let listener = TcpListener::from(take_over(listener_fd)?);
+        std::io::Result::Ok(Arc::new(Node::new(network, rank, listener)?))
+    });
+    let host = Host::new(Arc::new(control), memory, rank, own);
+    Ok(Endpoint::new(host, node.transpose()?))
 }
 
 impl Endpoint {
-    fn new(host: Arc<Host>) -> Endpoint {
-        Endpoint { host, options: Options::default(), channels: AtomicUsize::new(0) }
+    pub(crate) fn new(host: Arc<Host>, node: Option<Arc<Node>>) -> Endpoint {
+        Endpoint { host, node, options: Options::default(), channels: AtomicUsize::new(0) }
     }
 
     /// The same endpoint, with other options for the groups that it will make.
@@ -150,8 +160,13 @@ impl Endpoint {
         let index = self.channels.fetch_add(1, Ordering::Relaxed);
         assert!(index < CHANNELS, "an endpoint makes at most {CHANNELS} groups");
         let host = Arc::clone(&self.host);
-        let channel = GroupChannel::new(host, self.options.clone(), name, index, members.to_vec());
-        Arc::new(HostGroup::new(channel, overlap))
+        let membership = Membership::new(host, self.options.clone(), name, index, members.to_vec());
+        let here = members.iter().all(|member| self.host.ranks.contains(member));
+        let channel: Box<dyn Channel> = match &self.node {
+            Some(node) if !here => Box::new(HostsChannel::new(membership, Arc::clone(node))),
+            _ => Box::new(HostChannel::new(membership)),
+        };
+        Arc::new(RankGroup::new(channel, overlap))
     }
 
     /// Notes the step of this rank, for error messages of other ranks.

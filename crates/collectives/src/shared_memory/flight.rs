@@ -113,6 +113,11 @@ impl FlightRecord {
         u16::MAX
     }
 
+    /// Number of events so far.
+    pub(crate) fn count(&self) -> u64 {
+        self.events.load(Ordering::Relaxed)
+    }
+
     /// The events, oldest first. `group` gives the name of a channel's group.
     pub(crate) fn read(&self, group: &dyn Fn(usize) -> String) -> Vec<FlightEvent> {
         let events = self.events.load(Ordering::Acquire);

@@ -1,5 +1,6 @@
 //! A rank's share of its job: the control block, the memory that peers read, and the ways in which a job ends.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
@@ -13,17 +14,19 @@ pub(crate) struct Host {
     pub(crate) control: Arc<Control>,
     pub(crate) memory: Memory,
     pub(crate) rank: usize,
+    /// The world ranks of this host.
+    pub(crate) ranks: Range<usize>,
     /// The thread that notes steps: while it waits, the rank makes no progress. Other threads may wait for messages
     /// that are not due yet. Unknown before the first note, when there is only one thread.
     main: OnceLock<ThreadId>,
 }
 
 impl Host {
-    pub(crate) fn new(control: Arc<Control>, memory: Memory, rank: usize) -> Arc<Host> {
+    pub(crate) fn new(control: Arc<Control>, memory: Memory, rank: usize, ranks: Range<usize>) -> Arc<Host> {
         let cell = control.rank(rank);
         cell.sign();
         cell.life.store(Life::JOINED, Ordering::Release);
-        Arc::new(Host { control, memory, rank, main: OnceLock::new() })
+        Arc::new(Host { control, memory, rank, ranks, main: OnceLock::new() })
     }
 
     /// Notes the step that the calling thread, this rank's main thread, begins.
@@ -75,6 +78,7 @@ impl Host {
             CollectiveError::Aborted { rank, reason } => (*rank, false, reason.clone()),
             CollectiveError::Missing { rank, .. }
             | CollectiveError::Left { rank, .. }
+            | CollectiveError::Disconnected { rank, .. }
             | CollectiveError::Unreadable { rank, .. } => (*rank, false, error.to_string()),
             CollectiveError::Device(_) | CollectiveError::NotShared { .. } => {
                 (self.rank, false, error.to_string())

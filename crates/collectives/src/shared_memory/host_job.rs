@@ -24,7 +24,7 @@ pub struct HostJob {
     hosts: Hosts,
     host: usize,
     control_fd: OwnedFd,
-    /// Of the host's own ranks.
+    /// One for each of the host's own ranks.
     arenas: Vec<OwnedFd>,
     /// Where the host's own ranks listen for ranks of other hosts.
     listeners: Vec<Option<TcpListener>>,
@@ -195,6 +195,17 @@ impl HostJob {
     /// collective, and every 50 ms while it waits for another. It gives none while it computes.
     pub fn silent_for(&self, rank: usize) -> Option<Duration> {
         self.control.rank(rank).silent_for()
+    }
+
+    /// Notes that an own rank was seen to work: to compute, to make calls or to wait for a disk. Ranks that wait for it, also
+    /// on other hosts, are patient then.
+    pub fn note_work(&self, rank: usize) {
+        self.control.rank(rank).note_work();
+    }
+
+    /// Number of events in the flight record of an own rank so far: it changes with each call and each step.
+    pub fn events(&self, rank: usize) -> u64 {
+        self.control.flight(rank).count()
     }
 
     /// Whether a rank has said that its work is done ([`crate::Endpoint::finish`]).

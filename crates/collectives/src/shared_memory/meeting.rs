@@ -24,6 +24,8 @@ pub(crate) struct Tables {
     sources: Vec<*const u8>,
     /// The same addresses, advanced by an offset.
     shifted: Vec<*const u8>,
+    /// In a group of several hosts: the address, in this rank, of each member's buffer that receives. Null for others.
+    targets: Vec<*mut u8>,
     /// Whether the member's descriptor was compared.
     compared: Vec<bool>,
 }
@@ -34,7 +36,8 @@ unsafe impl Send for Tables {}
 impl Tables {
     pub(crate) fn new(world_size: usize) -> Tables {
         let pointers = vec![std::ptr::null(); world_size];
-        Tables { sources: pointers.clone(), shifted: pointers, compared: vec![false; world_size] }
+        let targets = vec![std::ptr::null_mut(); world_size];
+        Tables { sources: pointers.clone(), shifted: pointers, targets, compared: vec![false; world_size] }
     }
 }
 
@@ -65,10 +68,23 @@ impl<'a> Meeting<'a> {
         self.participation.members.len()
     }
 
-    /// The other members of the call, beginning with the next rank, so that not all ranks begin with the same peer.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + use<> {
-        let (rank, world, pair) = (self.rank(), self.world_size(), self.participation.pair);
-        (1..world).map(move |i| (rank + i) % world).filter(move |q| pair.is_none_or(|p| p == *q))
+    /// The other members of the call on this host, beginning with the next rank, so that not all ranks begin with the same
+    /// peer.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + use<'a> {
+        let Participation { rank, pair, here, .. } = self.participation;
+        let world = here.len();
+        let peers = (1..world).map(move |i| (rank + i) % world).filter(move |q| here[*q]);
+        peers.filter(move |q| pair.is_none_or(|p| p == *q))
+    }
+
+    /// This rank's part in the call.
+    pub(crate) fn participation(&self) -> Participation<'a> {
+        self.participation
+    }
+
+    /// The value of the counters when everybody has made `ticks`.
+    pub(crate) fn count_at(&self, ticks: u32) -> u32 {
+        self.base.wrapping_add(ticks)
     }
 
     /// Announces this rank's call, waits for every peer's call in any order, compares it with its own and finds the
@@ -79,10 +95,31 @@ impl<'a> Meeting<'a> {
         site: Site,
         source: *const u8,
     ) -> Result<(), CollectiveError> {
+        self.announce(own, site);
+        self.tables.sources[self.participation.rank] = source;
+        self.gather_peers(own)
+    }
+
+    /// Announces this rank's call to the peers on this host.
+    pub(crate) fn announce(&mut self, own: &Descriptor, site: Site) {
         self.participation.slot(self.rank()).descriptors[own.parity()].write(own, site);
         self.tick();
-        self.tables.compared.fill(false);
+    }
+
+    /// The same as [`Meeting::meet`] for a call that was announced, with the buffer that receives.
+    pub(crate) fn meet_announced(
+        &mut self,
+        own: &Descriptor,
+        source: *const u8,
+        target: *mut u8,
+    ) -> Result<(), CollectiveError> {
         self.tables.sources[self.participation.rank] = source;
+        self.tables.targets[self.participation.rank] = target;
+        self.gather_peers(own)
+    }
+
+    fn gather_peers(&mut self, own: &Descriptor) -> Result<(), CollectiveError> {
+        self.tables.compared.fill(false);
         let mut watch = Watch::new(self.participation);
         loop {
             let mut late = None;
@@ -91,7 +128,7 @@ impl<'a> Meeting<'a> {
                     continue;
                 }
                 if self.progress(q) >= 1 || late.is_none() && self.spin(q, 1) {
-                    self.tables.sources[q] = watch.compare(own, q)?;
+                    (self.tables.sources[q], self.tables.targets[q]) = watch.compare(own, q)?;
                     self.tables.compared[q] = true;
                 } else if late.is_none() {
                     late = Some(q);
@@ -105,6 +142,11 @@ impl<'a> Meeting<'a> {
     /// The address, in this rank, of the buffer that member `q` offered; `q` may be this rank.
     pub(crate) fn source(&self, q: usize) -> *const u8 {
         self.tables.sources[q]
+    }
+
+    /// The address, in this rank, of the buffer of member `q` of this host that receives; `q` may be this rank.
+    pub(crate) fn target(&self, q: usize) -> *mut u8 {
+        self.tables.targets[q]
     }
 
     /// The addresses, in this rank, of byte `offset` of every member's offered buffer, by rank.

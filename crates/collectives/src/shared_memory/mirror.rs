@@ -5,8 +5,6 @@
 //! written to the same places of the other host's control block, where nothing but reports reads them. Every number
 //! comes from another machine: places are checked here, contents where they are read, as those of any other rank are.
 
-use std::sync::atomic::Ordering;
-
 use crate::shared_memory::control::{CHANNELS, ChannelSlot, Control};
 
 /// Maximum number of slots of one rank that are sent.
@@ -80,26 +78,4 @@ fn places(control: &Control, rank: usize) -> Vec<(usize, Option<usize>)> {
 
 fn slot(control: &Control, rank: usize, channel: usize, peer: Option<usize>) -> &ChannelSlot {
     peer.map_or(control.slot(channel, rank), |peer| control.pair(channel, rank, peer))
-}
-
-/// A word in shared memory, of 4 or 8 bytes.
-pub(crate) enum Word<'a> {
-    Four(&'a std::sync::atomic::AtomicU32),
-    Eight(&'a std::sync::atomic::AtomicU64),
-}
-
-impl Word<'_> {
-    fn load(&self) -> u64 {
-        match self {
-            Word::Four(word) => word.load(Ordering::Acquire).into(),
-            Word::Eight(word) => word.load(Ordering::Relaxed),
-        }
-    }
-
-    fn store(&self, value: u64) {
-        match self {
-            Word::Four(word) => word.store(value as u32, Ordering::Release),
-            Word::Eight(word) => word.store(value, Ordering::Relaxed),
-        }
-    }
 }

@@ -8,58 +8,62 @@
 //!
 //! The files, from the lowest to the highest; each imports only files above it in this list:
 //!
-//! 1. `text`, `descriptor`, `counter`, `flight`: what lies in shared memory; `control`: the shared block; `waits`: who
-//!    waits for whom in it; `mirror`: the state of a rank of another host.
+//! 1. `word`, `text`, `descriptor`, `counter`, `flight`: what lies in shared memory; `control`: the shared block; `waits`:
+//!    who waits for whom in it; `work`: whether the rank that is waited for works; `mirror`: the state of a rank of another
+//!    host.
 //! 2. `inherited`, `sealed`: descriptors from the launcher; `memory`: how a rank's buffers are read by its peers.
 //! 3. `options`; `host`: a rank's share of its job; `transfer`: what one call moves.
 //! 4. `participation`: a rank's part in one call; `watch`: what a waiting rank looks at; `meeting`: one call's counters
-//!    and waits.
+//!    and waits; `membership`: a rank's calls in a group.
 //! 5. One file per algorithm: what moves.
-//! 6. `channel`: a group's calls in their order; `call_queue`: runs them, beside the caller or by it; `host_group`: the group that the
-//!    engine sees.
+//! 6. `channel`: the algorithm of each call; `call_queue`: runs calls in their order, beside the caller or by it;
+//!    `rank_group`: the group that the engine sees.
 //! 7. `endpoint`: a rank's access to its job; `host_job`: the launcher's.
 //!
 //! Nothing has a name in a file system: when the processes are gone, everything is.
 
-mod text;
+pub(crate) mod text;
+pub(crate) mod word;
 
 mod counter;
 #[cfg(test)]
 mod counter_model;
 
-mod control;
-mod descriptor;
+pub(crate) mod control;
+pub(crate) mod descriptor;
 mod flight;
-mod mirror;
+pub(crate) mod mirror;
 mod waits;
+mod work;
 
 mod inherited;
-mod memory;
+pub(crate) mod memory;
 mod sealed;
 
-mod host;
-mod options;
-mod transfer;
+pub(crate) mod host;
+pub(crate) mod options;
+pub(crate) mod transfer;
 
-mod meeting;
-mod participation;
-mod watch;
+pub(crate) mod meeting;
+pub(crate) mod membership;
+pub(crate) mod participation;
+pub(crate) mod watch;
 
 mod all_gather;
 mod all_reduce;
 mod all_to_all;
 mod broadcast;
 mod gather;
-mod point_to_point;
+pub(crate) mod point_to_point;
 mod reduce;
 mod reduce_scatter;
 mod scatter;
 
 mod call_queue;
-mod channel;
-mod host_group;
+pub(crate) mod channel;
+pub(crate) mod rank_group;
 
-mod endpoint;
+pub(crate) mod endpoint;
 mod host_job;
 
 pub use endpoint::{Endpoint, join, threads};

@@ -33,6 +33,8 @@ pub(crate) struct Participation<'a> {
     pub(crate) channel: usize,
     /// World ranks of the group, by group rank.
     pub(crate) members: &'a [usize],
+    /// Which members run on this host, by group rank.
+    pub(crate) here: &'a [bool],
     /// This rank's group rank.
     pub(crate) rank: usize,
     /// The other end of a send or recv; None for a call of all members.

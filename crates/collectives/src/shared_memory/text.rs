@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::shared_memory::mirror::Word;
+use crate::shared_memory::word::Word;
 
 /// Text in shared memory, stored in words. Of text that is too long, the end is kept.
 #[repr(C)]
@@ -10,6 +10,12 @@ pub(crate) struct Text<const WORDS: usize> {
     length: AtomicU32,
     line: AtomicU32,
     words: [AtomicU64; WORDS],
+}
+
+impl<const WORDS: usize> Default for Text<WORDS> {
+    fn default() -> Text<WORDS> {
+        Text { length: 0.into(), line: 0.into(), words: std::array::from_fn(|_| 0.into()) }
+    }
 }
 
 impl<const WORDS: usize> Text<WORDS> {
@@ -49,7 +55,7 @@ mod tests {
 
     #[test]
     fn long_text_keeps_its_tail() {
-        let text = Text::<2> { length: 0.into(), line: 0.into(), words: Default::default() };
+        let text = Text::<2>::default();
         text.write("a/very/long/path/to/file.rs", 7);
         assert_eq!(text.read(), "/path/to/file.rs:7");
     }

@@ -56,6 +56,20 @@ impl Transfer {
         self.root.expect("Call::check has checked the root")
     }
 
+    /// The memory of member `rank` that peers on the same host may write, in a group of several hosts.
+    pub(crate) fn written(&self, rank: usize, world_size: usize) -> MemoryRange {
+        use CollectiveOp::*;
+        match self.op {
+            AllReduce | Broadcast | Reduce => self.source,
+            ReduceScatter if self.in_place() => {
+                let part = parts::equal(self.count, world_size, rank);
+                self.source.range(part.start * self.dtype.bytes(), part.len() * self.dtype.bytes())
+            }
+            ReduceScatter | AllGather | Gather | Scatter | AllToAll => self.target,
+            Send | Recv | Barrier => MemoryRange::EMPTY,
+        }
+    }
+
     /// The memory of member `rank` that peers may read.
     pub(crate) fn offered(&self, rank: usize, world_size: usize) -> MemoryRange {
         if self.op != CollectiveOp::AllGather || !self.in_place() {

@@ -53,6 +53,13 @@ pub(crate) struct Chain {
     calls: Vec<String>,
 }
 
+impl Chain {
+    /// The rank at the end, which does not wait for another.
+    pub(crate) fn cause(&self) -> usize {
+        self.ranks[self.ranks.len() - 1]
+    }
+}
+
 impl Control {
     /// The wait that `rank` has noted in `channel`, whether or not it is over. The numbers come from the rank: checked.
     pub(crate) fn noted(&self, channel: usize, rank: usize) -> Option<Wait> {
@@ -132,7 +139,7 @@ impl Control {
                 if text.is_empty() { format!(" {:.1} s", waited.as_secs_f64()) } else { String::new() };
             text.push_str(&format!("rank {} waits{time} for rank {} in {call}; ", pair[0], pair[1]));
         }
-        let cause = chain.ranks[chain.ranks.len() - 1];
+        let cause = chain.cause();
         text.push_str(&format!("rank {cause}: {}", self.last_activity(cause)));
         let others: Vec<usize> = (0..self.world_size()).filter(|rank| !chain.ranks.contains(rank)).collect();
         for rank in others.iter().take(MAX_OTHERS) {

@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::CollectiveError;
-use crate::shared_memory::control::Life;
+use crate::shared_memory::control::{GroupName, Life};
 use crate::shared_memory::descriptor::{Descriptor, DescriptorCell};
 use crate::shared_memory::participation::Participation;
-use crate::shared_memory::waits::Wait;
+use crate::shared_memory::waits::{Chain, Wait};
+use crate::shared_memory::work::WorkSeen;
 
 /// A wait for a peer that is in progress.
 pub(crate) struct Watch<'a> {
@@ -16,6 +17,7 @@ pub(crate) struct Watch<'a> {
     /// Time of the last check; None before the wait has become slow.
     looked: Option<Instant>,
     waited: Duration,
+    work: WorkSeen,
     noticed: bool,
 }
 
@@ -33,24 +35,53 @@ impl<'a> Watch<'a> {
     const SILENCE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
     pub(crate) fn new(participation: Participation<'a>) -> Watch<'a> {
-        Watch { participation, looked: None, waited: Duration::ZERO, noticed: false }
+        Watch {
+            participation,
+            looked: None,
+            waited: Duration::ZERO,
+            work: WorkSeen::default(),
+            noticed: false,
+        }
     }
 
-    /// Called when member `q` has announced its call: the address of its buffer, if it is the same call.
-    pub(crate) fn compare(&self, own: &Descriptor, q: usize) -> Result<*const u8, CollectiveError> {
-        let Participation { host, members, rank, pair, .. } = self.participation;
+    /// The part in the call that waits.
+    pub(crate) fn participation(&self) -> Participation<'a> {
+        self.participation
+    }
+
+    /// Called when member `q` of this host has announced its call: the addresses of its buffers that are read and
+    /// written, if it is the same call.
+    pub(crate) fn compare(
+        &self,
+        own: &Descriptor,
+        q: usize,
+    ) -> Result<(*const u8, *mut u8), CollectiveError> {
+        let Participation { host, members, .. } = self.participation;
         let cell = &self.participation.slot(q).descriptors[own.parity()];
-        let same = |peer: &Descriptor| match pair {
-            None => own.agrees_with(peer),
-            Some(_) => own.complements(rank, peer, q),
-        };
-        let Some(peer) = cell.read().filter(same) else { return Err(self.disagreement(q, cell)) };
+        let peer = self.agreed(own, q, cell, &self.participation.slot_of_group(q).name)?;
         let needed = peer.offered_bytes(q, members.len());
         if peer.source_bytes < needed {
             let report = format!("{} bytes are offered, but {needed} are read", peer.source_bytes);
             return Err(CollectiveError::Unreadable { rank: members[q], report });
         }
-        host.memory.find(&host.control, members[q], peer.source, needed)
+        let source = host.memory.find(&host.control, members[q], peer.source, needed)?;
+        let written = if peer.target == 0 { 0 } else { peer.written_bytes(q, members.len()) };
+        Ok((source, host.memory.find(&host.control, members[q], peer.target, written)?.cast_mut()))
+    }
+
+    /// The call of member `q`, which it has written to `cell`, if it is the same call. `name` is its name of the group.
+    pub(crate) fn agreed(
+        &self,
+        own: &Descriptor,
+        q: usize,
+        cell: &DescriptorCell,
+        name: &GroupName,
+    ) -> Result<Descriptor, CollectiveError> {
+        let same = |peer: &Descriptor| match self.participation.pair {
+            None => own.agrees_with(peer),
+            Some(_) => own.complements(self.participation.rank, peer, q),
+        };
+        cell.read().filter(same).ok_or_else(|| self.disagreement(q, cell, &name.read()))
     }
 
     /// Returns an error if the wait for member `q`, which ends when its counter reaches `until`, cannot succeed. Called
@@ -64,8 +95,11 @@ impl<'a> Watch<'a> {
         let now = Instant::now();
         let Some(looked) = self.looked.replace(now) else { return Ok(()) };
         self.waited += now.duration_since(looked).min(Self::COUNTED_MAX).min(options.deadline / 4);
+        if self.work.is_due(self.waited) {
+            self.waited = self.work.waited(&host.control, self.waited, options.deadline, self.cause(wait));
+        }
         if let Some(cell) = self.crossing(q) {
-            return Err(self.disagreement(q, cell));
+            return Err(self.disagreement(q, cell, &self.participation.slot_of_group(q).name.read()));
         }
         if host.control.rank(members[q]).life.load(Ordering::Acquire) == Life::LEFT {
             return Err(CollectiveError::Left { rank: members[q], report: self.report(wait).1 });
@@ -92,23 +126,37 @@ impl<'a> Watch<'a> {
         ahead.then(|| theirs.newest())
     }
 
-    fn disagreement(&self, q: usize, theirs: &DescriptorCell) -> CollectiveError {
+    fn disagreement(&self, q: usize, theirs: &DescriptorCell, name: &str) -> CollectiveError {
         let Participation { members, rank, group, .. } = self.participation;
         let own = self.participation.slot(rank).newest().describe(group);
-        let theirs = theirs.describe(&self.participation.slot_of_group(q).name.read());
+        let theirs = theirs.describe(name);
         let report = format!("rank {}: {own}; rank {}: {theirs}", members[rank], members[q]);
         CollectiveError::Disagreement { report }
+    }
+
+    /// A description of the call in progress and of what `rank` did last.
+    pub(crate) fn describe(&self, rank: usize) -> String {
+        let Participation { host, group, .. } = self.participation;
+        let own = self.participation.slot(self.participation.rank).newest().describe(group);
+        format!("rank {} is in {own}; rank {rank}: {}", host.rank, host.control.last_activity(rank))
     }
 
     /// The rank that causes this wait, which may differ from the one that it waits for directly, and a description of
     /// the chain of waits.
     fn report(&self, wait: Wait) -> (usize, String) {
+        let chain = self.chain(wait);
+        (chain.cause(), self.participation.host.control.describe_chain(&chain, self.waited))
+    }
+
+    fn cause(&self, wait: Wait) -> usize {
+        self.chain(wait).cause()
+    }
+
+    fn chain(&self, wait: Wait) -> Chain {
         let Participation { host, options, channel, .. } = self.participation;
         let [min, max] = Self::SILENCE;
         let silence = (options.deadline / 2).clamp(min, max);
-        let chain = host.control.chain(channel, host.rank, wait, silence);
-        let cause = chain.ranks[chain.ranks.len() - 1];
-        (cause, host.control.describe_chain(&chain, self.waited))
+        host.control.chain(channel, host.rank, wait, silence)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use half::{bf16, f16};
+use phalanx_collectives::pretended::hosts_of_threads;
 use phalanx_collectives::{Endpoint, Group, Options, threads};
 use phalanx_tensor::Element;
 use phalanx_tensor::operations::Operation;
@@ -128,12 +129,56 @@ pub fn same_bits<T: Sample>(got: &[T], expected: &[T], what: &str) {
     }
 }
 
+/// Where the ranks of a test run.
+#[derive(Clone, Copy, Debug)]
+pub enum Layout {
+    /// On one host, in shared memory.
+    Shared(usize),
+    /// On hosts with these numbers of ranks, which speak TCP to each other.
+    Hosts(&'static [usize]),
+}
+
+impl Layout {
+    pub fn world(self) -> usize {
+        match self {
+            Layout::Shared(world) => world,
+            Layout::Hosts(sizes) => sizes.iter().sum(),
+        }
+    }
+}
+
+/// Hosts of one rank, of several, and of different numbers.
+pub const HOSTS: [Layout; 6] = [
+    Layout::Hosts(&[1, 1]),
+    Layout::Hosts(&[1, 1, 1]),
+    Layout::Hosts(&[2, 1]),
+    Layout::Hosts(&[2, 2]),
+    Layout::Hosts(&[3, 2]),
+    Layout::Hosts(&[1, 4, 3]),
+];
+
 /// Runs `body` once per rank on its own thread with an endpoint; results by rank. A panic is returned.
 pub fn ranks<R: Send>(
     world: usize,
     options: &Options,
     body: impl Fn(Endpoint) -> R + Sync,
 ) -> Vec<std::thread::Result<R>> {
+    ranks_on(Layout::Shared(world), options, body)
+}
+
+/// The same anywhere. Between hosts, traffic is encrypted unless calls overlap.
+pub fn ranks_on<R: Send>(
+    layout: Layout,
+    options: &Options,
+    body: impl Fn(Endpoint) -> R + Sync,
+) -> Vec<std::thread::Result<R>> {
+    let (endpoints, _launchers) = match layout {
+        Layout::Shared(world) => (threads(world), None),
+        Layout::Hosts(sizes) => {
+            let (endpoints, launchers) = hosts_of_threads(sizes, options.overlap, 2).unwrap();
+            (endpoints, Some(launchers))
+        }
+    };
     std::thread::scope(|scope| {
         let run = |endpoint: Endpoint| {
             let (body, options) = (&body, options.clone());
@@ -141,15 +186,20 @@ pub fn ranks<R: Send>(
             let builder = std::thread::Builder::new().name(name);
             builder.spawn_scoped(scope, move || body(endpoint.with_options(options))).unwrap()
         };
-        let handles: Vec<_> = threads(world).into_iter().map(run).collect();
+        let handles: Vec<_> = endpoints.into_iter().map(run).collect();
         handles.into_iter().map(|h| h.join()).collect()
     })
 }
 
 /// The same for ranks that must not panic, given a group of all.
 pub fn groups<R: Send>(world: usize, overlap: bool, body: impl Fn(&dyn Group) -> R + Sync) -> Vec<R> {
+    groups_on(Layout::Shared(world), overlap, body)
+}
+
+/// The same anywhere.
+pub fn groups_on<R: Send>(layout: Layout, overlap: bool, body: impl Fn(&dyn Group) -> R + Sync) -> Vec<R> {
     let options = Options { overlap, ..Options::default() };
-    let results = ranks(world, &options, |endpoint| body(&*endpoint.group("data")));
+    let results = ranks_on(layout, &options, |endpoint| body(&*endpoint.group("data")));
     results.into_iter().map(|r| r.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
 }
 

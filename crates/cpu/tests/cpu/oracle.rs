@@ -202,7 +202,7 @@ impl KernelPath {
         self.tiles.map_or(self.isa.name(), TileUnit::name).to_owned()
     }
 
-    fn options(self, threads: usize) -> Options {
+    pub fn options(self, threads: usize) -> Options {
         let KernelPath { isa, tiles } = self;
         Options { isa, tiles, products: ProductMethod::Split, ..Options::new(threads) }
     }

@@ -1,8 +1,9 @@
 //! Matrix products on tile registers: of bf16, and of f32 and f16 in parts of bf16. The shapes of f32 are in `linear`.
 
+use phalanx_cpu::{Cpu, Options, ProductMethod};
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::TileUnit;
-use phalanx_tensor::{DType, Device, Epilogue, Gelu, Layout, Weight};
+use phalanx_tensor::{Arena, DType, Device, Epilogue, Gelu, Layout, Weight};
 
 use crate::oracle::{
     Expected, KernelPath, check_as, gradient_types, numbers, output_as, poisoned, poisoned_as, read,
@@ -156,14 +157,9 @@ fn multiply(device: &Device, dtype: DType, [m, k, n]: [usize; 3], x: &[f32], w: 
 /// products in each of 16 packed steps), of two blocks with half of the squared sums, so 0.31 times that: 8.5e-9.
 #[test]
 fn f32_in_parts_is_more_accurate_than_a_chain_of_multiply_adds() {
-    let size @ [m, k, n] = [32, 512, 32];
-    let [a, b] = [normal(1, m * k), normal(2, k * n)];
+    let (size @ [m, k, n], [a, b]) = ([32, 512, 32], normal_operands());
     let exact = product(size, &a, &b, |_, _| 0.0);
-    let rms = |y: &[f32]| {
-        let terms = y.iter().zip(&exact.value).zip(&exact.magnitude);
-        let squares = terms.map(|((y, value), size)| ((f64::from(*y) - value) / size).powi(2));
-        (squares.sum::<f64>() / y.len() as f64).sqrt()
-    };
+    let rms = |y: &[f32]| relative_rms(y, &exact);
     let chain: Vec<f32> = (0..m * n)
         .map(|at| (0..k).fold(0f32, |sum, l| a[at / n * k + l].mul_add(b[l * n + at % n], sum)))
         .collect();
@@ -171,6 +167,31 @@ fn f32_in_parts_is_more_accurate_than_a_chain_of_multiply_adds() {
     println!("chain {chain:.2e}, parts {parts:.2e}");
     assert!((2e-8..4e-8).contains(&chain), "{chain:e}");
     assert!((7e-9..1e-8).contains(&parts), "{parts:e}");
+}
+
+/// Two parts hold 16 bits, so that a number is off by 2^-17 of itself at most, and in the mean square of its mantissas by
+/// 2^-17 / sqrt(3) / 1.44 = 3.1e-6; a product by sqrt(2) times that, and a sum of 512 products by 4.3e-6 / sqrt(512) * sqrt(pi
+/// / 2)^2 of |a| |b|: 3e-7.
+#[test]
+fn f32_in_two_parts_has_sixteen_bits() {
+    let (size, [a, b]) = ([32, 512, 32], normal_operands());
+    let options = Options { products: ProductMethod::Split2, ..tiled().options(1) };
+    let device = Device::new(Cpu::with_options(options).unwrap(), Arena::heap());
+    let rms = relative_rms(&multiply(&device, DType::F32, size, &a, &b), &product(size, &a, &b, |_, _| 0.0));
+    println!("two parts {rms:.2e}");
+    assert!((2e-7..4e-7).contains(&rms), "{rms:e}");
+}
+
+/// Operands `[32, 512]` and `[512, 32]` of normally distributed numbers.
+fn normal_operands() -> [Vec<f32>; 2] {
+    [normal(1, 32 * 512), normal(2, 512 * 32)]
+}
+
+/// The root of the mean square of `|error| / (|a| · |b|)`.
+fn relative_rms(y: &[f32], exact: &Expected) -> f64 {
+    let terms = y.iter().zip(&exact.value).zip(&exact.magnitude);
+    let squares = terms.map(|((y, value), size)| ((f64::from(*y) - value) / size).powi(2));
+    (squares.sum::<f64>() / y.len() as f64).sqrt()
 }
 
 /// Normally distributed numbers (sums of 12 uniform ones).

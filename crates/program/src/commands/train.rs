@@ -2,19 +2,21 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::threads;
 use phalanx_launch::Failure;
 use phalanx_train::job::Job;
 
 use crate::args::TrainArgs;
 use crate::environment::Environment;
-use crate::file_size;
+use crate::hosts::Team;
 use crate::launch::RankProcesses;
-use crate::output::{TrainOutput, note};
+use crate::output::{TrainOutput, note, note_error};
+use crate::overrides::Overrides;
 use crate::planned::Planned;
 use crate::rank_host::RankHost;
 use crate::rank_output::Output;
+use crate::restarts::Restarts;
 use crate::resume::Resumed;
 use crate::run_folder::RunFolder;
 use crate::run_folder_lock::RunFolderLock;
@@ -22,7 +24,10 @@ use crate::setup::Prepares;
 use crate::signals::{STOPPED, Signals};
 use crate::task::{Show, Task, TrainTask};
 use crate::user_config::UserConfig;
-use crate::{exit_status, final_report, learning_rate, plan_report, resume, setup, training};
+use crate::{
+    exit_status, file_size, final_report, flight, learning_rate, machine, plan_report, resume, setup,
+    training,
+};
 
 /// Plans and trains.
 ///
@@ -30,13 +35,23 @@ use crate::{exit_status, final_report, learning_rate, plan_report, resume, setup
 /// Errors of the user's input, and failures of the run. Committed checkpoints stay.
 pub fn train(args: &TrainArgs, environment: Environment) -> Result<ExitCode> {
     let output = TrainOutput::default();
-    let ended = train_into(args, environment, &output);
+    let signals = Signals::take_over()?;
+    let ended = train_with(args, environment, &signals, &output, None);
     output.finish();
-    ended
+    ended.map(ExitCode::from)
 }
 
-fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) -> Result<ExitCode> {
-    let signals = Signals::take_over()?;
+/// Plans and trains, on the hosts of `team` if there are several. Returns the exit code.
+///
+/// # Errors
+/// As for [`train`].
+pub fn train_with(
+    args: &TrainArgs,
+    environment: Environment,
+    signals: &Signals,
+    output: &TrainOutput,
+    team: Option<&mut Team>,
+) -> Result<u8> {
     let file = args.config.as_deref().map(UserConfig::read).transpose()?;
     let folder = RunFolder::named(args.run.as_deref(), args.config.as_deref())?;
     if args.resume && file.is_none() && !folder.path().exists() {
@@ -44,52 +59,184 @@ fn train_into(args: &TrainArgs, environment: Environment, output: &TrainOutput) 
     }
     // Locked before the folder is read, because another run may be using it.
     let lock = RunFolderLock::acquire(&folder)?;
-    let (started, prepared) = match set_up(&folder, args, file.as_ref(), environment) {
-        Ok(set_up) => set_up,
-        Err(error) => {
-            lock.remove_if_new();
-            return Err(error);
-        }
-    };
-    if args.show() == Show::Progress {
-        started.notes.iter().for_each(|line| note(line));
-        output.print(&plan_report::short(&prepared.planned, &folder.path().display().to_string()));
-    }
-    let steps = prepared.planned.config.train.steps;
-    if started.checkpoint.as_ref().is_some_and(|(checkpoint, _)| checkpoint.step() >= steps) {
-        let more = learning_rate::more_steps(&prepared.planned.config);
-        note(&format!("all {steps} steps are done; to train further, give more: {more}"));
-        return Ok(ExitCode::SUCCESS);
-    }
-    let (task, planned) = prepared.commit(&folder, &started, file.as_ref(), args.show(), environment)?;
-    if planned.plan.spec.world_size() > 1 {
-        lock.share_with_ranks()?;
-    }
-    // The run removes old checkpoints, and a file that is still open here would keep its disk space.
-    drop(started);
-    if let Err(error) = run_ranks(&task, &planned, environment, args.threads_as_ranks, &signals, output) {
-        if error.downcast_ref().is_some_and(|failure| exit_status::is_interrupted(failure, &signals)) {
-            note(&format!("stopped before the ranks had started; resume with: {}", resume::command(&folder)));
-            return Ok(ExitCode::from(STOPPED));
-        }
-        return Err(explain(error, &folder));
-    }
-    finish(&folder, &planned, args.show(), environment, output)
+    let run = Run { folder, file, new_lock: Some(lock), lock: None, environment, signals, output, team };
+    run.to_its_end(args)
 }
 
-/// Resolves what to train and prepares it; the run folder, which is locked, does not change.
-fn set_up(
-    folder: &RunFolder,
-    args: &TrainArgs,
-    file: Option<&UserConfig>,
+/// A run of `train`, which may start its ranks several times.
+struct Run<'a> {
+    folder: RunFolder,
+    /// The configuration file.
+    file: Option<UserConfig>,
+    /// The lock of the run folder, before its first start was prepared.
+    new_lock: Option<RunFolderLock>,
+    /// The lock afterwards.
+    lock: Option<RunFolderLock>,
     environment: Environment,
-) -> Result<(Resumed, Prepares)> {
-    let started = match args.resume {
-        true => resume::resume(folder, args, file.cloned(), &mut |warning| note(warning))?,
-        false => start(folder, args, file.cloned())?,
-    };
-    let prepared = setup::prepare(folder, &started, args.show(), environment)?;
-    Ok((started, prepared))
+    signals: &'a Signals,
+    output: &'a TrainOutput,
+    /// The hosts, if there are several.
+    team: Option<&'a mut Team>,
+}
+
+/// Why a start has ended.
+enum Stop {
+    /// Nothing was started.
+    Refused(anyhow::Error),
+    /// Ranks were started and have failed.
+    Failed(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Stop {
+    fn from(error: anyhow::Error) -> Stop {
+        Stop::Refused(error)
+    }
+}
+
+impl Run<'_> {
+    /// Trains until the run has ended or must not be started again.
+    fn to_its_end(mut self, args: &TrainArgs) -> Result<u8> {
+        let mut args = args.clone();
+        let mut restarts = Restarts::new(&args);
+        loop {
+            let error = match self.once(&args, restarts.allowed() > 0) {
+                Ok(code) => return Ok(code),
+                Err(Stop::Refused(error)) => return Err(error),
+                Err(Stop::Failed(error)) => error,
+            };
+            let text = explained(&error, &self.folder);
+            let left = self.team.as_mut().map(|team| team.leave_out_lost());
+            let ranks_fit = |ranks: usize| fits(&args, self.file.as_ref(), ranks);
+            let Some(ranks) = restarts.next(&error, &self.folder, self.signals, left, ranks_fit) else {
+                return Err(anyhow!("{text}"));
+            };
+            note_error(&format!("error: {text}"));
+            note(&restarts.describe(&self.folder, ranks));
+            args.resume = true;
+            args.overrides.nproc = Some(ranks);
+        }
+    }
+
+    /// Prepares the run and trains. `is_watched`: one rank alone has a process of its own, too.
+    fn once(&mut self, args: &TrainArgs, is_watched: bool) -> Result<u8, Stop> {
+        let args = &self.with_threads(args);
+        let (started, prepared) = match self.set_up(args) {
+            Ok(set_up) => set_up,
+            Err(error) => {
+                // Only the folder of a first start may be removed again.
+                if let Some(lock) = self.new_lock.take() {
+                    lock.remove_if_new();
+                }
+                return Err(Stop::Refused(error));
+            }
+        };
+        if self.lock.is_none() {
+            self.lock = self.new_lock.take();
+        }
+        let Run { folder, output, .. } = &*self;
+        if args.show() == Show::Progress {
+            started.notes.iter().for_each(|line| note(line));
+            output.print(&plan_report::short(&prepared.planned, &folder.path().display().to_string()));
+        }
+        let steps = prepared.planned.config.train.steps;
+        if started.checkpoint.as_ref().is_some_and(|(checkpoint, _)| checkpoint.step() >= steps) {
+            let more = learning_rate::more_steps(&prepared.planned.config);
+            note(&format!("all {steps} steps are done; to train further, give more: {more}"));
+            return Ok(0);
+        }
+        let (mut task, planned) =
+            prepared.commit(folder, &started, self.file.as_ref(), args.show(), self.environment)?;
+        task.pin = !args.no_pin;
+        let processes = planned.plan.spec.world_size() > 1 || is_watched;
+        if processes && let Some(lock) = &self.lock {
+            lock.share_with_ranks()?;
+        }
+        // The run removes old checkpoints, and a file that is still open here would keep its disk space.
+        drop(started);
+        if let Err(error) = self.run_ranks(&mut task, &planned, args.threads_as_ranks, processes) {
+            return self.ended_by(error);
+        }
+        Ok(finish(&self.folder, &planned, args.show(), self.environment, self.output)?)
+    }
+
+    /// The exit code of a run that a signal has stopped before it began, or the error.
+    fn ended_by(&self, error: anyhow::Error) -> Result<u8, Stop> {
+        let folder = &self.folder;
+        if error.downcast_ref().is_some_and(|failure| exit_status::is_interrupted(failure, self.signals)) {
+            note(&format!("stopped before the ranks had started; resume with: {}", resume::command(folder)));
+            return Ok(STOPPED);
+        }
+        let flights = error.downcast_ref::<Failure>().map_or(&[][..], |failure| &failure.flights);
+        if let Err(error) = flight::write(folder.path(), flights) {
+            note(&format!("the flight records could not be written: {error:#}"));
+        }
+        Err(Stop::Failed(error))
+    }
+
+    /// The same arguments, with the threads of each rank on the machine that runs most ranks, unless the user chose them.
+    fn with_threads(&self, args: &TrainArgs) -> TrainArgs {
+        let mut args = args.clone();
+        let said = args.overrides.set.iter().any(|set| set.trim_start().starts_with("train.threads"));
+        let in_file = self.file.as_ref().is_some_and(|file| file.has("train.threads"));
+        if let Some(team) = self.team.as_ref().filter(|_| !said && !in_file) {
+            let threads = machine::threads_per_rank(team.ranks_of_a_machine());
+            args.overrides.set.push(format!("train.threads={threads}"));
+        }
+        args
+    }
+
+    /// Resolves what to train and prepares it; the run folder, which is locked, does not change.
+    fn set_up(&self, args: &TrainArgs) -> Result<(Resumed, Prepares)> {
+        let file = self.file.clone();
+        let started = match args.resume {
+            true => resume::resume(&self.folder, args, file, &mut |warning| note(warning))?,
+            false => start(&self.folder, args, file)?,
+        };
+        let here = self.team.as_ref().map(|team| team.ranks_of_a_machine());
+        let prepared = setup::prepare(&self.folder, &started, args.show(), self.environment, here)?;
+        Ok((started, prepared))
+    }
+
+    /// Trains: a single rank in this process, several ranks as processes (or, for tests, as threads).
+    fn run_ranks(
+        &mut self,
+        task: &mut TrainTask,
+        planned: &Planned,
+        as_threads: bool,
+        processes: bool,
+    ) -> Result<()> {
+        let Run { folder, environment, signals, output, .. } = self;
+        let world = planned.plan.spec.world_size();
+        let shown = Output::shown(output.clone()).with_logs(folder.path());
+        if let Some(team) = self.team.as_mut().filter(|_| world > 1) {
+            // Ranks of other hosts have another working folder.
+            task.run = std::path::absolute(&task.run).context("the run folder")?;
+            task.resume =
+                task.resume.take().map(std::path::absolute).transpose().context("the checkpoint")?;
+            signals.training_starts();
+            return team.run(folder.path(), &Task::Train(task.clone()), &planned.plan, &shown, signals);
+        }
+        if !processes {
+            let job = training::job(task, planned)?;
+            signals.training_starts();
+            return training::rank(&job, &RankHost::Alone, *environment, signals.stop(), task.show, output);
+        }
+        signals.training_starts();
+        if as_threads {
+            return run_threads(&training::job(task, planned)?, *environment, signals, task.show, output);
+        }
+        let task = Task::Train(task.clone());
+        RankProcesses::start(world, &task, Some(&planned.plan), &shown)?.wait(signals)?;
+        Ok(())
+    }
+}
+
+/// Whether the layout of the configuration allows so many ranks.
+fn fits(args: &TrainArgs, file: Option<&UserConfig>, ranks: usize) -> bool {
+    let Some(file) = file else { return true };
+    let overrides = Overrides { nproc: Some(ranks), ..args.overrides.clone() };
+    let config = file.clone().with(&overrides, &args.data).and_then(|given| given.config());
+    config.is_ok_and(|config| config.world_size() == ranks && config.check().is_ok())
 }
 
 /// Sets up a new run.
@@ -98,35 +245,6 @@ fn start(folder: &RunFolder, args: &TrainArgs, file: Option<UserConfig>) -> Resu
     let given = file.with(&args.overrides, &args.data)?;
     folder.refuse_results()?;
     Ok(Resumed::start(given, Vec::new()))
-}
-
-/// Trains: a single rank in this process, several ranks as processes (or, for tests, as threads).
-fn run_ranks(
-    task: &TrainTask,
-    planned: &Planned,
-    environment: Environment,
-    as_threads: bool,
-    signals: &Signals,
-    output: &TrainOutput,
-) -> Result<()> {
-    let world = planned.plan.spec.world_size();
-    if world == 1 {
-        let job = training::job(task, planned)?;
-        signals.training_starts();
-        return training::rank(&job, &RankHost::Alone, environment, signals.stop(), task.show, output);
-    }
-    signals.training_starts();
-    if as_threads {
-        return run_threads(&training::job(task, planned)?, environment, signals, task.show, output);
-    }
-    let processes = RankProcesses::start(
-        world,
-        &Task::Train(task.clone()),
-        Some(&planned.plan),
-        &Output::Shown(output.clone()),
-    )?;
-    processes.wait(signals)?;
-    Ok(())
 }
 
 /// Runs ranks as threads. Reports the first error that is a rank's own.
@@ -143,7 +261,7 @@ fn run_threads(
             .map(|endpoint| {
                 scope.spawn(move || {
                     let rank = endpoint.rank();
-                    let host = RankHost::in_job(endpoint, &job.config, environment.isa());
+                    let host = RankHost::on_thread(endpoint, &job.config, environment.isa());
                     let done = training::rank(job, &host, environment, signals.stop(), show, output);
                     done.map_err(|error| (training::is_of_another(&error, rank), error))
                 })
@@ -158,11 +276,11 @@ fn run_threads(
     }
 }
 
-/// Adds to an error of the training which checkpoint is on disk and how to resume.
-fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
+/// An error of the training, with which checkpoint is on disk and how to resume.
+fn explained(error: &anyhow::Error, folder: &RunFolder) -> String {
     let newest = folder.newest().ok().and_then(|found| found.checkpoint);
     let failure = error.downcast_ref::<Failure>();
-    let unusable = failure.map_or_else(|| training::is_of_checkpoint(&error), exit_status::is_of_checkpoint);
+    let unusable = failure.map_or_else(|| training::is_of_checkpoint(error), exit_status::is_of_checkpoint);
     let on_disk = match newest {
         Some(checkpoint) if unusable => format!(
             "the checkpoint itself cannot be used; to go on from the one before it, move {} away, then: {}",
@@ -178,7 +296,7 @@ fn explain(error: anyhow::Error, folder: &RunFolder) -> anyhow::Error {
         None => format!("no checkpoint was saved yet; start again with: {}", resume::command(folder)),
     };
     let reached = final_report::Reached::read(folder).unwrap_or_default().step;
-    anyhow::anyhow!("{}\n{reached} step(s) were done; {on_disk}", file_size::explain(&error))
+    format!("{}\n{reached} step(s) were done; {on_disk}", file_size::explain(error))
 }
 
 /// A run that saved before its last step was stopped, by a signal to the launcher or to any rank.
@@ -188,14 +306,14 @@ fn finish(
     show: Show,
     environment: Environment,
     output: &TrainOutput,
-) -> Result<ExitCode> {
+) -> Result<u8> {
     let saved = folder.newest()?.checkpoint.map_or(0, |checkpoint| checkpoint.step());
     if saved < planned.config.train.steps {
         note(&format!(
             "stopped after step {saved}, which is saved; resume with: {}",
             resume::command(folder)
         ));
-        return Ok(ExitCode::from(STOPPED));
+        return Ok(STOPPED);
     }
     match show {
         Show::Progress => final_report::complete(folder, planned, environment, output)?,
@@ -205,5 +323,5 @@ fn finish(
         }
         Show::Nothing => final_report::memory(folder, planned).map(drop)?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(0)
 }

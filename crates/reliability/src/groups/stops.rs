@@ -1,6 +1,6 @@
 //! Ranks that stand still (SIGSTOP), and runs that are asked to stop (SIGINT, SIGTERM, SIGHUP).
 //!
-//! A rank that stands still is named within `parallel.timeout_s` and one second, and another second on a machine that
+//! A rank that stands still is named within `run.stall_timeout_s` and one second, and another second on a machine that
 //! does other work beside; all ranks that stand still end the job, too. A run that is asked to stop saves and resumes
 //! to the same bits.
 
@@ -16,7 +16,7 @@ use crate::trial::Trial;
 use crate::world::{Case, World};
 use phalanx_hostile::Random;
 
-/// Time beyond `parallel.timeout_s` until a job has ended: one second by its promise, one for a busy machine.
+/// Time beyond `run.stall_timeout_s` until a job has ended: one second by its promise, one for a busy machine.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Longest time from the second request to stop to the end of the job.
@@ -72,7 +72,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
 fn stand_still(case: &Case<'_>, mesh: &Mesh, rank: Option<usize>, random: &mut Random) -> Result<(), String> {
     let reference = case.world.reference(mesh)?;
     let timeout = Duration::from_secs(1 + random.below(2) as u64);
-    let set = format!("parallel.timeout_s={}", timeout.as_secs());
+    let set = format!("run.stall_timeout_s={}", timeout.as_secs());
     let run = case.path("r");
     let mut running = case.phalanx(mesh.train(&["--quiet", "--set", &set])).start()?;
     let step = 1 + random.below(20) as u64;

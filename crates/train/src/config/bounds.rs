@@ -90,7 +90,7 @@ impl RunConfig {
         let sizes = sizes.map(|(key, given, max)| (key, given as u64, max as u64));
         let counts = [
             ("parallel.max_staleness", p.max_staleness, 1 << 20),
-            ("parallel.timeout_s", p.timeout_s, MAX_SECONDS),
+            ("run.stall_timeout_s", self.run.stall_timeout_s, MAX_SECONDS),
             ("memory.hidden_dim", self.memory.hidden_dim.unwrap_or(1), 1 << 40),
             ("precision.loss_scale_window", self.precision.loss_scale_window, MAX_STEPS),
             ("schedule.warmup", self.schedule.warmup, MAX_STEPS),

@@ -50,6 +50,23 @@ pub struct RunConfig {
     pub schedule: ScheduleConfig,
     /// Steps, evaluations, checkpoints, seed and threads.
     pub train: TrainConfig,
+    /// How ranks are watched.
+    pub run: WatchConfig,
+}
+
+/// `[run]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WatchConfig {
+    /// Seconds after which a rank is stalled that neither computes, nor communicates, nor waits for a disk, and after which
+    /// ranks have that all wait for each other. A rank that computes is never stalled, however long others wait for it.
+    pub stall_timeout_s: u64,
+}
+
+impl Default for WatchConfig {
+    fn default() -> Self {
+        WatchConfig { stall_timeout_s: 10 }
+    }
 }
 
 /// `[model]`
@@ -224,6 +241,7 @@ impl PrecisionConfig {
             Products::Auto => None,
             Products::Fma => Some(ProductMethod::Fma),
             Products::Split => Some(ProductMethod::Split),
+            Products::Split2 => Some(ProductMethod::Split2),
         }
     }
 }
@@ -256,6 +274,8 @@ pub enum Products {
     Fma,
     /// On tile registers: an f32 as the sum of three bf16, an f16 of two.
     Split,
+    /// On tile registers: an f32 rounded to the sum of two bf16, in half the products of `Split`: 16 bits, where TF32 has 11.
+    Split2,
 }
 
 impl Products {
@@ -265,6 +285,7 @@ impl Products {
             Products::Auto => "auto",
             Products::Fma => "fma",
             Products::Split => "split",
+            Products::Split2 => "split2",
         }
     }
 }

@@ -37,10 +37,14 @@ pub struct ParallelConfig {
     pub max_staleness: u64,
     /// Whether communication runs beside computation.
     pub overlap: bool,
-    /// Seconds that a rank waits for another before it gives up and names the one that keeps it waiting; also the seconds
-    /// for which a rank may be stalled (no sign of life, no processor time) before the launcher ends the job. It must exceed
-    /// the longest computation of a rank between two collectives.
-    pub timeout_s: u64,
+    /// Read from runs of earlier versions, and not used: `run.stall_timeout_s` has taken its place.
+    #[serde(skip_serializing, deserialize_with = "ignored")]
+    pub timeout_s: (),
+}
+
+/// Reads a value of any type, and forgets it.
+fn ignored<'de, D: serde::Deserializer<'de>>(value: D) -> Result<(), D::Error> {
+    serde::de::IgnoredAny::deserialize(value).map(drop)
 }
 
 impl Default for ParallelConfig {
@@ -59,7 +63,7 @@ impl Default for ParallelConfig {
             updates: Updates::Synchronous,
             max_staleness: 4,
             overlap: true,
-            timeout_s: 300,
+            timeout_s: (),
         }
     }
 }

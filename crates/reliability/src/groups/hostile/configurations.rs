@@ -29,7 +29,7 @@ const COUNTS: [&str; 17] = [
 const NUMBERS: [&str; 32] = [
     "parallel.zero",
     "parallel.max_staleness",
-    "parallel.timeout_s",
+    "run.stall_timeout_s",
     "memory.search_range_mb",
     "memory.min_chunk_size_mb",
     "memory.hidden_dim",

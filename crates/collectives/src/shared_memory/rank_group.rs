@@ -1,4 +1,4 @@
-//! A group of ranks of one host, as the engine sees it: submits calls to the group's stream.
+//! A group of ranks, as the engine sees it: submits calls to the group's stream.
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -9,13 +9,14 @@ use crate::call::{Buffers, Call};
 use crate::group::Group;
 use crate::pending::Pending;
 use crate::shared_memory::call_queue::CallQueue;
-use crate::shared_memory::channel::GroupChannel;
+use crate::shared_memory::channel::Channel;
 use crate::shared_memory::host::Host;
+use crate::shared_memory::membership::Membership;
 use crate::shared_memory::transfer::Transfer;
 use crate::statistics::Statistics;
 
-/// A group of ranks of one host.
-pub(crate) struct HostGroup {
+/// A group of ranks.
+pub(crate) struct RankGroup {
     name: &'static str,
     members: Vec<usize>,
     rank: usize,
@@ -27,7 +28,7 @@ pub(crate) struct HostGroup {
     owner: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Group for HostGroup {
+impl Group for RankGroup {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -61,15 +62,16 @@ impl Group for HostGroup {
     }
 }
 
-impl HostGroup {
+impl RankGroup {
     /// The group of a channel. With `overlap`, its calls run on a thread of the group.
-    pub(crate) fn new(channel: GroupChannel, overlap: bool) -> HostGroup {
-        HostGroup {
-            name: channel.group,
-            members: channel.members.clone(),
-            rank: channel.rank(),
-            world_size: channel.world_size(),
-            host: Arc::clone(&channel.host),
+    pub(crate) fn new(channel: Box<dyn Channel>, overlap: bool) -> RankGroup {
+        let Membership { host, group, members, rank, .. } = channel.membership();
+        RankGroup {
+            name: group,
+            members: members.clone(),
+            rank: *rank,
+            world_size: members.len(),
+            host: Arc::clone(host),
             overlap,
             stream: Arc::new(CallQueue::new(channel)),
             owner: Mutex::new(None),
@@ -92,7 +94,7 @@ impl HostGroup {
     }
 }
 
-impl Drop for HostGroup {
+impl Drop for RankGroup {
     fn drop(&mut self) {
         self.host.abort_if_panicking();
         self.stream.close();

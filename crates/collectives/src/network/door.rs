@@ -1,0 +1,219 @@
+//! Where ranks of other hosts connect to this rank: one thread accepts them, authenticates many at a time, and keeps the
+//! connections until a group takes them.
+//!
+//! Whoever is not authenticated costs little: at most [`GUESTS_MAX`] connections are open before their handshake is over,
+//! each with less than 4 KiB of buffers and for at most 5 seconds. When another one comes, the guest goes that has been
+//! silent longest. Only a peer that knows the job's secret gets a place in the table, and only one that fits the job.
+
+use std::collections::HashMap;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::Network;
+use super::line::Line;
+use crate::secure::{HANDSHAKE_TIME, Handshake, Waiting};
+use crate::shared_memory::control::CHANNELS;
+
+/// Maximum number of connections that are not authenticated yet.
+const GUESTS_MAX: usize = 128;
+/// Maximum number of connections that are accepted before those that are open get their turn.
+const ACCEPTED_MAX: usize = 32;
+
+/// Which connection of which group this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LineKey {
+    pub(crate) channel: usize,
+    /// World rank of the connecting side.
+    pub(crate) from: usize,
+    pub(crate) stream: usize,
+}
+
+impl LineKey {
+    /// The hello of the connecting side: the key, and the world rank that it wants to reach.
+    pub(crate) fn hello(self, to: usize) -> [u8; 16] {
+        let numbers = [self.channel, self.from, self.stream, to].map(|number| (number as u32).to_le_bytes());
+        numbers.as_flattened().try_into().expect("4 numbers of 4 bytes")
+    }
+
+    /// None for a hello of a peer that this rank of the job has no place for.
+    fn from_hello(hello: &[u8], network: &Network, own: usize) -> Option<LineKey> {
+        let numbers: [u8; 16] = hello.try_into().ok()?;
+        let number = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| numbers[4 * at + i])) as usize;
+        let (key, to) = (LineKey { channel: number(0), from: number(1), stream: number(2) }, number(3));
+        // Of two ranks, the one with the higher number connects, and only ranks of other hosts do.
+        let fits = key.channel < CHANNELS
+            && key.stream < network.streams
+            && to == own
+            && key.from > own
+            && key.from < network.hosts.world_size()
+            && !network.hosts.ranks(network.host).contains(&key.from);
+        fits.then_some(key)
+    }
+}
+
+/// The listener of a rank, and the connections that wait for their group.
+pub(crate) struct Door {
+    arrivals: Arc<Arrivals>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Arrivals {
+    lines: Mutex<HashMap<LineKey, Line>>,
+    arrived: Condvar,
+    closed: AtomicBool,
+    /// Wakes the thread when the door closes.
+    wake: OwnedFd,
+}
+
+impl Door {
+    /// Starts to accept connections to the world rank `rank`.
+    ///
+    /// # Errors
+    /// When the system refuses a thread or a descriptor.
+    pub(crate) fn open(listener: TcpListener, network: Network, rank: usize) -> std::io::Result<Door> {
+        listener.set_nonblocking(true)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let (lines, arrived, closed) = (Mutex::default(), Condvar::new(), AtomicBool::new(false));
+        let arrivals = Arc::new(Arrivals { lines, arrived, closed, wake });
+        let reception =
+            Reception { listener, network, rank, arrivals: Arc::clone(&arrivals), guests: Vec::new() };
+        let builder = std::thread::Builder::new().name("connections".into());
+        let thread = Some(builder.spawn(move || reception.serve())?);
+        Ok(Door { arrivals, thread })
+    }
+
+    /// The connection, if it arrives within `limit`.
+    pub(crate) fn take(&self, key: LineKey, limit: Duration) -> Option<Line> {
+        let lines = self.arrivals.lock();
+        let absent = |lines: &mut HashMap<LineKey, Line>| !lines.contains_key(&key);
+        let waited = self.arrivals.arrived.wait_timeout_while(lines, limit, absent);
+        let (mut lines, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        lines.remove(&key)
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.arrivals.closed.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.arrivals.wake, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Arrivals {
+    fn lock(&self) -> MutexGuard<'_, HashMap<LineKey, Line>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection before the end of its handshake.
+struct Guest {
+    socket: TcpStream,
+    handshake: Handshake,
+    since: Instant,
+    waiting: Waiting,
+}
+
+/// The thread's state.
+struct Reception {
+    listener: TcpListener,
+    network: Network,
+    rank: usize,
+    arrivals: Arc<Arrivals>,
+    guests: Vec<Guest>,
+}
+
+impl Reception {
+    fn serve(mut self) {
+        while !self.arrivals.closed.load(Ordering::Acquire) {
+            let Some(ready) = self.wait() else { return };
+            let now = Instant::now();
+            // From the last to the first, so that removing one does not move those that are still to come.
+            for index in (0..self.guests.len()).rev() {
+                if ready[index] {
+                    self.advance(index);
+                } else if now.duration_since(self.guests[index].since) >= HANDSHAKE_TIME {
+                    self.guests.swap_remove(index);
+                }
+            }
+            self.accept();
+        }
+    }
+
+    /// Waits until something happens. Returns which guests can go on; None when the system refuses to say.
+    fn wait(&self) -> Option<Vec<bool>> {
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.arrivals.wake.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
+        ];
+        fds.extend(self.guests.iter().map(|guest| {
+            let flags = if guest.waiting == Waiting::ToWrite { PollFlags::OUT } else { PollFlags::IN };
+            PollFd::from_borrowed_fd(guest.socket.as_fd(), flags)
+        }));
+        let limit = Timespec { tv_sec: 1, tv_nsec: 0 };
+        match poll(&mut fds, if self.guests.is_empty() { None } else { Some(&limit) }) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return None,
+        }
+        Some(fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect())
+    }
+
+    fn advance(&mut self, index: usize) {
+        let guest = &mut self.guests[index];
+        match guest.handshake.advance(&guest.socket) {
+            Ok(Waiting::Done) => {
+                let Guest { socket, handshake, .. } = self.guests.swap_remove(index);
+                self.admit(socket, handshake);
+            }
+            Ok(waiting) => guest.waiting = waiting,
+            Err(_) => drop(self.guests.swap_remove(index)),
+        }
+    }
+
+    /// Keeps an authenticated connection, unless this rank has no place for it or has it already.
+    fn admit(&self, socket: TcpStream, handshake: Handshake) {
+        let established = handshake.finish();
+        let Some(key) = LineKey::from_hello(&established.hello, &self.network, self.rank) else { return };
+        let Ok(line) = Line::new(socket, established) else { return };
+        self.arrivals.lock().entry(key).or_insert(line);
+        self.arrivals.arrived.notify_all();
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTED_MAX {
+            match self.listener.accept() {
+                Ok((socket, _)) => self.welcome(socket),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    // Out of descriptors, or the connection is gone already. The listener stays readable in the first
+                    // case, so this thread must not spin.
+                    std::thread::sleep(Duration::from_millis(20));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn welcome(&mut self, socket: TcpStream) {
+        let (identity, protection) = (self.network.identity(), self.network.protection());
+        let Ok(handshake) = Handshake::accepting(&self.network.secret, &identity, protection) else { return };
+        if socket.set_nonblocking(true).is_err() {
+            return;
+        }
+        if self.guests.len() == GUESTS_MAX {
+            let silent = |guest: &&Guest| (guest.handshake.has_heard(), guest.since);
+            let oldest = (0..GUESTS_MAX).min_by_key(|index| silent(&&self.guests[*index]));
+            self.guests.swap_remove(oldest.expect("there are guests"));
+        }
+        self.guests.push(Guest { socket, handshake, since: Instant::now(), waiting: Waiting::ToRead });
+        self.advance(self.guests.len() - 1);
+    }
+}

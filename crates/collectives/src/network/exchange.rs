@@ -1,0 +1,226 @@
+//! One call of a group of several hosts, in progress, as one rank runs it: what it sends and receives, and the waits.
+//!
+//! A rank without a lane only meets the members of its host. One with a lane also sends its call to the members that have
+//! the same lane, compares theirs, and moves bytes. The loop that moves them never blocks on one connection: it tries all
+//! of them, then sleeps until one is ready, for 50 ms at most, and looks around ([`Watch`]).
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use phalanx_trace::Site;
+use rustix::event::{PollFd, Timespec, poll};
+
+use super::door::LineKey;
+use super::frame;
+use super::layout::Layout;
+use super::link::Link;
+use super::node::Node;
+use crate::error::CollectiveError;
+use crate::shared_memory::descriptor::Descriptor;
+use crate::shared_memory::meeting::Meeting;
+use crate::shared_memory::memory::MemoryRange;
+use crate::shared_memory::participation::Participation;
+use crate::shared_memory::watch::Watch;
+
+/// Time that the launcher has to say why a rank is gone, before this rank says only that its connection is.
+const GRACE: Duration = Duration::from_millis(300);
+/// Counts of a call in every rank of the group: announced, and over.
+const ANNOUNCED: u32 = 1;
+const OVER: u32 = 2;
+
+/// The links of a group, by group rank; None until they are needed.
+pub(crate) type Links = Vec<Option<Box<Link>>>;
+
+/// One call in progress.
+pub(crate) struct Exchange<'a> {
+    pub(crate) meeting: Meeting<'a>,
+    pub(crate) layout: &'a Layout,
+    node: &'a Node,
+    links: &'a mut Links,
+    own: Descriptor,
+    /// The members that this rank exchanges bytes with, by group rank.
+    peers: Vec<usize>,
+}
+
+impl<'a> Exchange<'a> {
+    /// A call in which this rank exchanges bytes with `peers`, which are on other hosts.
+    pub(crate) fn new(
+        meeting: Meeting<'a>,
+        layout: &'a Layout,
+        node: &'a Node,
+        links: &'a mut Links,
+        own: Descriptor,
+        peers: Vec<usize>,
+    ) -> Exchange<'a> {
+        Exchange { meeting, layout, node, links, own, peers }
+    }
+
+    /// Connects to the peers where that was not done yet, and sends them this rank's call.
+    pub(crate) fn begin(&mut self, site: Site) -> Result<(), CollectiveError> {
+        for at in 0..self.peers.len() {
+            let q = self.peers[at];
+            if self.links[q].is_none() {
+                self.links[q] = Some(Box::new(self.connect(q)?));
+            }
+            let participation = self.meeting.participation();
+            let name = &participation.slot_of_group(participation.rank).name;
+            let link = self.links[q].as_mut().expect("just made");
+            link.begin(|frame| frame::write(&self.own, site, name, frame));
+        }
+        self.kick()
+    }
+
+    /// Members of this host in the call, this rank among them.
+    pub(crate) fn locals(&self) -> &'a [usize] {
+        self.layout.members(self.layout.own)
+    }
+
+    /// This rank's lane, and the number of lanes.
+    pub(crate) fn lane(&self) -> Option<(usize, usize)> {
+        self.layout.lane.map(|lane| (lane, self.layout.lanes))
+    }
+
+    /// Sends a buffer to this rank's lane of a host. It stays as it is until [`Exchange::settle`].
+    pub(crate) fn send(&mut self, host: usize, buffer: MemoryRange) {
+        self.send_to(self.layout.peer(host), buffer);
+    }
+
+    /// Receives a buffer from this rank's lane of a host. It is filled after [`Exchange::settle`].
+    pub(crate) fn receive(&mut self, host: usize, buffer: MemoryRange) {
+        self.receive_from(self.layout.peer(host), buffer);
+    }
+
+    /// Sends a buffer to member `q`, one of the peers.
+    pub(crate) fn send_to(&mut self, q: usize, buffer: MemoryRange) {
+        self.links[q].as_mut().expect("a peer of this call").send(buffer);
+    }
+
+    /// Receives a buffer from member `q`, one of the peers.
+    pub(crate) fn receive_from(&mut self, q: usize, buffer: MemoryRange) {
+        self.links[q].as_mut().expect("a peer of this call").receive(buffer);
+    }
+
+    /// Moves what can be moved without waiting.
+    pub(crate) fn kick(&mut self) -> Result<(), CollectiveError> {
+        let watch = Watch::new(self.meeting.participation());
+        self.advance(&watch).map(drop)
+    }
+
+    /// Waits until everything is sent and received, and every peer's call was compared.
+    pub(crate) fn settle(&mut self) -> Result<(), CollectiveError> {
+        let participation = self.meeting.participation();
+        let mut watch = Watch::new(participation);
+        let mut waited = false;
+        loop {
+            if self.advance(&watch)? {
+                if waited {
+                    (watch, waited) = (Watch::new(participation), false);
+                } else if participation.host.control.is_aborted() {
+                    participation.host.aborted()?;
+                }
+                continue;
+            }
+            let Some(late) = self.late() else { return Ok(()) };
+            waited = true;
+            watch.look_around(late, self.awaited(late))?;
+            self.sleep();
+        }
+    }
+
+    /// The end of the call, when this rank's part is settled: nobody on this host uses its buffers any more.
+    pub(crate) fn leave(&mut self) -> Result<(), CollectiveError> {
+        self.meeting.leave()
+    }
+
+    /// Moves what can be moved now, and compares the calls that have arrived. Returns whether something has happened.
+    fn advance(&mut self, watch: &Watch) -> Result<bool, CollectiveError> {
+        let mut moved = false;
+        for q in &self.peers {
+            let Some(link) = &mut self.links[*q] else { continue };
+            moved |= link.advance().map_err(|error| self.node.lost(watch, *q, &error))?;
+            if let Some(heard) = link.heard() {
+                watch.agreed(&self.own, *q, &heard.descriptor, &heard.name)?;
+                link.agree();
+                moved = true;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// The first peer that this rank still waits for: one that has not sent everything, or else one that has not taken
+    /// everything.
+    fn late(&self) -> Option<usize> {
+        let open = |is_over: fn(&Link) -> bool| {
+            let open = |q: &&usize| self.links[**q].as_ref().is_some_and(|link| !is_over(link));
+            self.peers.iter().find(open).copied()
+        };
+        open(Link::is_received).or_else(|| open(Link::is_sent))
+    }
+
+    /// The count that ends the wait for `q`.
+    fn awaited(&self, q: usize) -> u32 {
+        let link = self.links[q].as_ref().expect("a peer of this call");
+        self.meeting.count_at(if link.has_agreed() { OVER } else { ANNOUNCED })
+    }
+
+    /// Sleeps until a connection is ready.
+    fn sleep(&self) {
+        let links = self.peers.iter().filter_map(|q| self.links[*q].as_ref());
+        let mut fds: Vec<PollFd> = links
+            .flat_map(|link| link.waiting())
+            .map(|(line, flags)| PollFd::from_borrowed_fd(line.socket.as_fd(), flags))
+            .collect();
+        let slice = Timespec { tv_sec: 0, tv_nsec: Watch::SLICE.as_nanos() as i64 };
+        // Whether ready, timed out or interrupted: the caller tries again.
+        let _ = poll(&mut fds, Some(&slice));
+    }
+
+    /// Connects to member `q`: of two ranks, the one with the higher number in the world connects.
+    fn connect(&self, q: usize) -> Result<Link, CollectiveError> {
+        let participation = self.meeting.participation();
+        let Participation { host, members, channel, .. } = participation;
+        let until = self.meeting.count_at(ANNOUNCED);
+        let watch = RefCell::new(Watch::new(participation));
+        let failure = Cell::new(None);
+        let look_around = || {
+            watch.borrow_mut().look_around(q, until).map_err(|error| {
+                failure.set(Some(error));
+                std::io::Error::other("the wait is over")
+            })
+        };
+        let streams = 0..self.node.network.streams;
+        let lines = streams.map(|stream| {
+            let key = LineKey { channel, from: host.rank.max(members[q]), stream };
+            if host.rank > members[q] {
+                return self.node.connect(key, members[q], &look_around);
+            }
+            loop {
+                if let Some(line) = self.node.door.take(key, Watch::SLICE) {
+                    return Ok(line);
+                }
+                look_around()?;
+            }
+        });
+        let lines = lines.collect::<std::io::Result<Vec<_>>>();
+        let lost = |error| failure.take().unwrap_or_else(|| self.node.lost(&watch.borrow(), q, &error));
+        Ok(Link::new(lines.map_err(lost)?))
+    }
+}
+
+impl Node {
+    /// The error for a connection to member `q` that broke: what the launcher says about it, if it says so soon.
+    fn lost(&self, watch: &Watch, q: usize, error: &std::io::Error) -> CollectiveError {
+        let Participation { host, members, .. } = watch.participation();
+        if host.control.wait_aborted(GRACE)
+            && let Err(told) = host.aborted()
+        {
+            return told;
+        }
+        let rank = members[q];
+        let (on, address) = (self.network.hosts.host_of(rank), self.network.addresses[rank]);
+        let report =
+            format!("{error}, on the connection to host {on} at {address}; {}", watch.describe(rank));
+        CollectiveError::Disconnected { rank, report }
+    }
+}

@@ -1,0 +1,148 @@
+//! One TCP connection between two ranks, as a stream of bytes in both directions that never blocks.
+//!
+//! In plaintext the bytes go as they are. Encrypted, they go in records, for which the line has buffers of fixed size.
+
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::net::TcpStream;
+
+use crate::secure::{Established, Opener, RECORD_MAX, Sealer};
+
+/// Bytes of the buffer for records that arrive: two of the longest.
+const INCOMING_BYTES: usize = 2 * (2 + RECORD_MAX);
+/// Maximum number of bytes that are given to the system at once, so that both directions take turns.
+const TURN_BYTES: usize = 1 << 20;
+
+/// A connection to a rank of another host.
+pub(crate) struct Line {
+    pub(crate) socket: TcpStream,
+    ciphers: Option<Box<Ciphers>>,
+}
+
+struct Ciphers {
+    sealer: Sealer,
+    opener: Opener,
+    /// A record, of which the bytes before `written` were sent.
+    outgoing: Vec<u8>,
+    written: usize,
+    /// What was received and not decrypted yet.
+    incoming: Vec<u8>,
+    received: usize,
+    /// What was decrypted and not read yet.
+    payload: Vec<u8>,
+    unread: std::ops::Range<usize>,
+}
+
+impl Line {
+    /// The line on which a handshake is over.
+    pub(crate) fn new(socket: TcpStream, established: Established) -> Result<Line> {
+        socket.set_nodelay(true)?;
+        socket.set_nonblocking(true)?;
+        let ciphers = established.keys.map(|(sealer, opener)| {
+            Box::new(Ciphers {
+                sealer,
+                opener,
+                outgoing: Vec::with_capacity(2 + RECORD_MAX),
+                written: 0,
+                incoming: vec![0; INCOMING_BYTES],
+                received: 0,
+                payload: vec![0; RECORD_MAX],
+                unread: 0..0,
+            })
+        });
+        Ok(Line { socket, ciphers })
+    }
+
+    /// Sends what can be sent now; returns how many of `bytes` were taken.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        let Some(ciphers) = &mut self.ciphers else {
+            return now(self.socket.write(&bytes[..bytes.len().min(TURN_BYTES)]));
+        };
+        if !ciphers.flush(&mut self.socket)? || bytes.is_empty() {
+            return Ok(0);
+        }
+        let bytes = &bytes[..bytes.len().min(Sealer::PAYLOAD_MAX)];
+        ciphers.outgoing.resize(2 + RECORD_MAX, 0);
+        let record = ciphers.sealer.seal(bytes, &mut ciphers.outgoing)?;
+        ciphers.outgoing.truncate(record);
+        ciphers.written = 0;
+        ciphers.flush(&mut self.socket)?;
+        Ok(bytes.len())
+    }
+
+    /// Sends what was taken and is not sent yet. Returns whether nothing is left.
+    pub(crate) fn flush(&mut self) -> Result<bool> {
+        self.ciphers.as_mut().map_or(Ok(true), |ciphers| ciphers.flush(&mut self.socket))
+    }
+
+    /// Reads what is there now; returns how many bytes of `target` were filled.
+    pub(crate) fn read(&mut self, target: &mut [u8]) -> Result<usize> {
+        let Some(ciphers) = &mut self.ciphers else {
+            let limit = target.len().min(TURN_BYTES);
+            return end_is_error(now_or_end(self.socket.read(&mut target[..limit])));
+        };
+        while ciphers.unread.is_empty() {
+            if !ciphers.open_next()? {
+                let room = &mut ciphers.incoming[ciphers.received..];
+                match end_is_error(now_or_end(self.socket.read(room)))? {
+                    0 => return Ok(0),
+                    bytes => ciphers.received += bytes,
+                }
+            }
+        }
+        let bytes = ciphers.unread.len().min(target.len());
+        let start = ciphers.unread.start;
+        target[..bytes].copy_from_slice(&ciphers.payload[start..start + bytes]);
+        ciphers.unread.start += bytes;
+        Ok(bytes)
+    }
+}
+
+impl Ciphers {
+    fn flush(&mut self, socket: &mut TcpStream) -> Result<bool> {
+        while self.written < self.outgoing.len() {
+            match now(socket.write(&self.outgoing[self.written..]))? {
+                0 => return Ok(false),
+                bytes => self.written += bytes,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Decrypts the first record that has arrived. Returns whether there was one.
+    fn open_next(&mut self) -> Result<bool> {
+        let Some(length) = self.incoming[..self.received].first_chunk::<2>() else { return Ok(false) };
+        let end = 2 + usize::from(u16::from_le_bytes(*length));
+        if self.received < end {
+            return Ok(false);
+        }
+        let bytes = self.opener.open(&self.incoming[2..end], &mut self.payload)?;
+        self.unread = 0..bytes;
+        self.incoming.copy_within(end..self.received, 0);
+        self.received -= end;
+        Ok(true)
+    }
+}
+
+/// 0 where the system would have to wait.
+fn now(result: Result<usize>) -> Result<usize> {
+    match result {
+        Ok(0) => Err(ErrorKind::WriteZero.into()),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
+        other => other,
+    }
+}
+
+/// None at the end of the stream.
+fn now_or_end(result: Result<usize>) -> Result<Option<usize>> {
+    match result {
+        Ok(0) => Ok(None),
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(Some(0)),
+        Err(error) => Err(error),
+    }
+}
+
+fn end_is_error(result: Result<Option<usize>>) -> Result<usize> {
+    let ended = || Error::new(ErrorKind::UnexpectedEof, "the peer closed the connection");
+    result.and_then(|bytes| bytes.ok_or_else(ended))
+}

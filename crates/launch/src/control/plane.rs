@@ -1,0 +1,163 @@
+//! All connections of a launcher to the other launchers of its job.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use phalanx_collectives::Hosts;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+
+use crate::control::link::{Arrival, Inbox, Link};
+use crate::control::message::Message;
+
+/// What another launcher said of itself, or what happened to it.
+pub enum Event {
+    /// A message of the launcher of a host.
+    Message(usize, Message),
+    /// The connection with the launcher of a host is lost; the reason.
+    Lost(usize, String),
+}
+
+/// A host of the job, as its launcher introduced it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostInfo {
+    /// The name of the host.
+    pub name: String,
+    /// The number with which it came. Hosts that are lost leave gaps, and the hosts of a job are numbered without.
+    pub id: usize,
+    /// What differs between machines: several hosts may be one machine.
+    pub machine: String,
+    /// Number of ranks that it runs.
+    pub ranks: usize,
+}
+
+/// The connections of a launcher to the other launchers of its job: of host 0 to all, of the others to host 0.
+pub struct ControlPlane {
+    own_id: usize,
+    /// The hosts of the job; those that run no ranks of it are not listed.
+    hosts: Vec<HostInfo>,
+    inbox: Inbox,
+    /// By the id of the host.
+    links: BTreeMap<usize, Link>,
+}
+
+impl ControlPlane {
+    pub(crate) fn new(
+        own_id: usize,
+        hosts: Vec<HostInfo>,
+        inbox: Inbox,
+        links: BTreeMap<usize, Link>,
+    ) -> ControlPlane {
+        ControlPlane { own_id, hosts, inbox, links }
+    }
+
+    /// The id of this launcher's host.
+    pub fn own_id(&self) -> usize {
+        self.own_id
+    }
+
+    /// The number of this launcher's host among those of the job.
+    pub fn own_host(&self) -> usize {
+        self.number(self.own_id)
+    }
+
+    /// The hosts of the job, as far as this launcher knows them: host 0's knows all of them.
+    pub fn hosts(&self) -> &[HostInfo] {
+        &self.hosts
+    }
+
+    /// Sets the hosts of the job that runs from now on.
+    pub fn set_hosts(&mut self, hosts: Vec<HostInfo>) {
+        self.hosts = hosts;
+    }
+
+    /// Which ranks run on which host.
+    pub fn ranks(&self) -> Hosts {
+        Hosts::new(self.hosts.iter().map(|host| host.ranks).collect())
+    }
+
+    /// The number of the host with this id.
+    fn number(&self, id: usize) -> usize {
+        self.hosts.iter().position(|host| host.id == id).unwrap_or(id)
+    }
+
+    /// The ids of the hosts with which this launcher is connected.
+    pub fn connected(&self) -> Vec<usize> {
+        self.links.keys().copied().collect()
+    }
+
+    /// A host, for messages: `host 1 (node2)`.
+    pub fn describe(&self, host: usize) -> String {
+        match self.hosts.get(host) {
+            Some(HostInfo { name, .. }) => format!("host {host} ({name})"),
+            None => format!("host {host}"),
+        }
+    }
+
+    /// Readable when something has come.
+    pub(crate) fn wake(&self) -> BorrowedFd<'_> {
+        self.inbox.wake()
+    }
+
+    /// What has come. Host 0 passes on what concerns the others.
+    pub fn events(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (id, arrival) in self.inbox.take() {
+            let host = self.number(id);
+            match arrival {
+                Arrival::Message(message) => {
+                    if self.own_id == 0 && !matches!(message, Message::Program(_)) {
+                        self.send_to(|other| other != id, &message);
+                    }
+                    events.push(Event::Message(host, message));
+                }
+                Arrival::Closed(why) => {
+                    // A host that was given up closes its side later.
+                    if self.links.remove(&id).is_some() {
+                        events.push(Event::Lost(host, why));
+                    }
+                }
+            }
+        }
+        events
+    }
+
+    /// Waits for something to come, for `limit` at most.
+    pub fn wait(&self, limit: Duration) {
+        let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        // Whether interrupted or timed out, the caller looks.
+        let _ = poll(&mut [PollFd::from_borrowed_fd(self.inbox.wake(), PollFlags::IN)], Some(&limit));
+    }
+
+    /// Sends to all that this launcher is connected with; host 0 passes it on.
+    pub fn broadcast(&self, message: &Message) {
+        self.send_to(|_| true, message);
+    }
+
+    /// Sends to the launcher of one host of the job.
+    pub fn send(&self, host: usize, message: &Message) {
+        let id = self.hosts.get(host).map_or(host, |host| host.id);
+        self.send_to(|other| other == id, message);
+    }
+
+    fn send_to(&self, to: impl Fn(usize) -> bool, message: &Message) {
+        let may_be_left_out = matches!(message, Message::Activity(_));
+        let bytes = message.encode();
+        for (_, link) in self.links.iter().filter(|(host, _)| to(**host)) {
+            link.send(bytes.clone(), may_be_left_out);
+        }
+    }
+
+    /// The hosts that have not been heard for `limit`, with the time.
+    pub fn silent(&self, limit: Duration) -> Vec<(usize, Duration)> {
+        let silent = self.links.iter().map(|(id, link)| (self.number(*id), link.silent_for()));
+        silent.filter(|(_, time)| *time >= limit).collect()
+    }
+
+    /// Closes the connection with a host of the job.
+    pub fn give_up(&mut self, host: usize) {
+        let id = self.hosts.get(host).map_or(host, |host| host.id);
+        self.links.remove(&id);
+    }
+}

@@ -1,0 +1,225 @@
+//! What a launcher hears from the launchers of other hosts while it waits for its ranks, and what it tells them.
+//!
+//! A failure is reported by the launcher of the host where it happened, which sees how a process ended. Ranks of other hosts
+//! may see a closed connection before this report arrives; then the report corrects what they said.
+
+use std::time::{Duration, Instant};
+
+use crate::control::{ControlPlane, Event, FailureReport, Message};
+use crate::failure::Failure;
+use crate::watch::{TELL_EVERY, Watch};
+
+/// Time for which a failure of another host's rank waits for the report of its launcher.
+const CORRECTION: Duration = Duration::from_millis(500);
+
+impl Watch<'_> {
+    /// Whether the ranks of other hosts still run, or the launcher of one may still say why the job failed.
+    pub(crate) fn waits_for_others(&mut self) -> bool {
+        let Some(plane) = &self.plane else { return false };
+        match (&self.failure, self.failed_at) {
+            (Some(failure), Some(at)) => !failure.is_first_hand && at.elapsed() < CORRECTION,
+            _ => {
+                let own = plane.own_host();
+                if self.ended.insert(own) {
+                    plane.broadcast(&Message::RanksEnded(own, true));
+                }
+                self.ended.len() < plane.hosts().len()
+            }
+        }
+    }
+
+    /// Takes in what other launchers have said; returns the first reason to end the job.
+    pub(crate) fn hear(&mut self) -> Option<Failure> {
+        let events = self.plane.as_mut()?.events();
+        let mut first: Option<Failure> = None;
+        for event in events {
+            let failure = match event {
+                Event::Message(_, Message::Activity(states)) => {
+                    states.iter().for_each(|(rank, state)| self.processes.job.mirror(*rank, state));
+                    None
+                }
+                Event::Message(_, Message::Stop) if !self.stopping => {
+                    self.ask_to_stop();
+                    None
+                }
+                Event::Message(_, Message::RanksEnded(host, true)) => {
+                    self.ended.insert(host);
+                    None
+                }
+                Event::Message(_, Message::Failed(report)) => self.failure_of(report),
+                // A launcher whose ranks have ended well may leave.
+                Event::Lost(host, _) if self.ended.contains(&host) && host != 0 => None,
+                Event::Lost(host, why) => Some(self.lost(host, &format!("its connection ended: {why}"))),
+                Event::Message(..) => None,
+            };
+            first = match (first, failure) {
+                (Some(first), Some(failure)) if !first.is_first_hand && failure.is_first_hand => {
+                    Some(failure)
+                }
+                (None, failure) => failure,
+                (first, _) => first,
+            };
+        }
+        first.or_else(|| self.silent())
+    }
+
+    /// A host whose launcher has not been heard for the timeout.
+    fn silent(&mut self) -> Option<Failure> {
+        let limit = self.processes.timeout;
+        let plane = self.plane.as_mut()?;
+        let (host, time) = plane.silent(limit).into_iter().next()?;
+        plane.give_up(host);
+        let setting = self.hooks.timeout_setting(limit);
+        let why = format!(
+            "its launcher has sent nothing for {:.1} s ({setting}): it is stopped, or the network is cut",
+            time.as_secs_f64()
+        );
+        Some(self.lost(host, &why))
+    }
+
+    /// The failure of a host that cannot be reached any more.
+    fn lost(&self, host: usize, why: &str) -> Failure {
+        let Some(plane) = &self.plane else { return Failure::new(0, why.to_string(), String::new()) };
+        let ranks = plane.ranks().ranks(host);
+        let activities: Vec<String> = (ranks.clone().take(4))
+            .map(|rank| format!("rank {rank}: {}", self.processes.job.last_activity(rank)))
+            .collect();
+        let reason = format!(
+            "{} is lost, with ranks {} to {}: {why}",
+            plane.describe(host),
+            ranks.start,
+            ranks.end - 1
+        );
+        let failure = Failure::new(ranks.start, reason, activities.join("; "));
+        Failure { is_remote: true, host_lost: true, place: plane.describe(host), ..failure }
+    }
+
+    /// The failure that another launcher has reported; what it says is checked.
+    fn failure_of(&self, report: FailureReport) -> Option<Failure> {
+        let plane = self.plane.as_ref()?;
+        let FailureReport { reporter, rank, reason, activity, host_lost, disagreement } = report;
+        let hosts = plane.ranks();
+        if rank >= hosts.world_size() || reporter >= hosts.len() {
+            return None;
+        }
+        let is_first_hand = host_lost || hosts.host_of(rank) == reporter;
+        let failure = Failure::new(rank, reason, activity);
+        let mut failure = Failure { is_remote: true, host_lost, disagreement, ..failure };
+        self.place(&mut failure);
+        failure.is_first_hand = is_first_hand;
+        Some(failure)
+    }
+
+    /// Adds the host to what names a failed rank.
+    pub(crate) fn place(&self, failure: &mut Failure) {
+        let Some(plane) = &self.plane else { return };
+        let hosts = plane.ranks();
+        if failure.rank >= hosts.world_size() {
+            return;
+        }
+        let host = hosts.host_of(failure.rank);
+        failure.place = match failure.host_lost {
+            true => plane.describe(host),
+            false => format!("rank {} on {}", failure.rank, plane.describe(host)),
+        };
+        if !failure.is_remote {
+            failure.is_first_hand = host == plane.own_host();
+        }
+    }
+
+    /// Tells the other launchers why the job ends.
+    pub(crate) fn report(&self, failure: &Failure) {
+        let Some(plane) = &self.plane else { return };
+        // What another launcher has said is passed on by that of host 0, except that a host is lost, which it sees itself.
+        if failure.is_remote && !failure.host_lost {
+            return;
+        }
+        plane.broadcast(&Message::Failed(FailureReport {
+            reporter: plane.own_host(),
+            rank: failure.rank,
+            reason: failure.reason.clone(),
+            activity: failure.activity.clone(),
+            host_lost: failure.host_lost,
+            disagreement: failure.disagreement,
+        }));
+    }
+
+    /// Takes a better report in the place of what the job ended with.
+    pub(crate) fn correct(&mut self, heard: Option<Failure>) {
+        let is_first_hand = self.failure.as_ref().is_some_and(|failure| failure.is_first_hand);
+        if let Some(failure) = heard.filter(|heard| heard.is_first_hand && !is_first_hand) {
+            self.report(&failure);
+            self.failure = Some(failure);
+        }
+    }
+
+    pub(crate) fn pass_on_stop(&self) {
+        if let Some(plane) = &self.plane {
+            plane.broadcast(&Message::Stop);
+        }
+    }
+
+    /// Tells the other launchers what the ranks of this host do, if it has changed.
+    pub(crate) fn tell_states(&mut self, now: Instant) {
+        let Some(plane) = &self.plane else { return };
+        if now.saturating_duration_since(self.told_at) < TELL_EVERY {
+            return;
+        }
+        self.told_at = now;
+        let mut changed = Vec::new();
+        for (rank, told) in self.processes.job.ranks().zip(&mut self.told) {
+            let state = self.processes.job.activity(rank);
+            if state != *told {
+                told.clone_from(&state);
+                changed.push((rank, state));
+            }
+        }
+        if !changed.is_empty() {
+            plane.broadcast(&Message::Activity(changed));
+        }
+    }
+
+    /// Says that the ranks of this host have ended.
+    pub(crate) fn tell_end(&self) {
+        if let (Some(plane), Some(_)) = (&self.plane, &self.failure) {
+            plane.broadcast(&Message::RanksEnded(plane.own_host(), false));
+        }
+    }
+}
+
+/// Waits for what the launcher of `host` says to the program of this one, with `handle` for everything else.
+///
+/// # Errors
+/// When the connection with that launcher is lost, or it was silent for `silence`.
+pub fn receive_program(
+    plane: &mut ControlPlane,
+    silence: Duration,
+    mut handle: impl FnMut(usize, &Message),
+) -> Result<Vec<(usize, Vec<u8>)>, String> {
+    loop {
+        let mut messages = Vec::new();
+        for event in plane.events() {
+            match event {
+                Event::Message(host, Message::Program(bytes)) => messages.push((host, bytes)),
+                Event::Message(_, Message::Refused(reason)) => {
+                    return Err(format!("host 0 does not take this host into the job: {reason}"));
+                }
+                Event::Message(host, message) => handle(host, &message),
+                Event::Lost(host, why) => {
+                    return Err(format!("the launcher of {} is gone: {why}", plane.describe(host)));
+                }
+            }
+        }
+        if !messages.is_empty() {
+            return Ok(messages);
+        }
+        if let Some((host, time)) = plane.silent(silence).first() {
+            return Err(format!(
+                "the launcher of {} has sent nothing for {:.0} s: it is stopped, or the network is cut",
+                plane.describe(*host),
+                time.as_secs_f64()
+            ));
+        }
+        plane.wait(Duration::from_millis(100));
+    }
+}

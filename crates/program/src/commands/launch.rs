@@ -1,0 +1,109 @@
+//! `phalanx launch`: trains on several hosts, of which this process launches the ranks of one, or starts the launchers of all.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use phalanx_launch::host_and_port;
+
+use crate::args::TrainArgs;
+use crate::commands::train::train_with;
+use crate::environment::Environment;
+use crate::hosts::{Place, SecretSource, Team, follow, lead_from_stdin, meet, supervise};
+use crate::launch_args::LaunchArgs;
+use crate::output::{TrainOutput, note};
+use crate::signals::Signals;
+use crate::task::Show;
+use crate::user_config::UserConfig;
+
+/// Launches.
+///
+/// # Errors
+/// Errors of the user's input, hosts that do not meet, and failures of the run.
+pub fn launch(args: &LaunchArgs, environment: Environment) -> Result<ExitCode> {
+    if args.hostfile.is_some() || args.hosts.is_some() {
+        return supervise(args);
+    }
+    let (Some(hosts), Some(host)) = (args.nnodes, args.node_rank) else {
+        bail!(
+            "give --nnodes, --node-rank and --rendezvous (one launcher per host), or --hostfile (all hosts over ssh), or \
+             --hosts (several hosts on this machine); `phalanx train` trains on one host"
+        )
+    };
+    if host >= hosts {
+        bail!("--node-rank {host}: hosts are numbered from 0, and --nnodes is {hosts}");
+    }
+    let signals = Signals::take_over()?;
+    let source = match (args.from_stdin, &args.secret_file) {
+        (true, _) => SecretSource::Known(lead_from_stdin(&signals)?),
+        (false, Some(path)) => SecretSource::File(path.clone()),
+        (false, None) => bail!(
+            "give --secret-file FILE: a file that only you can read, the same on all hosts; host 0 makes it if it is not there"
+        ),
+    };
+    let rendezvous = args.rendezvous.as_deref().context("--rendezvous HOST:PORT is missing")?;
+    let place = Place {
+        hosts,
+        host,
+        rendezvous: host_and_port("--rendezvous", rendezvous, args.from_stdin)?,
+        ranks: ranks_of_a_host(&args.train, hosts)?,
+        plaintext: args.plaintext,
+        limit: Duration::from_secs(args.join_timeout),
+        announces: args.from_stdin && host == 0,
+    };
+    let output = TrainOutput::default();
+    let ended = meet_and_train(args, &place, &source, environment, &signals, &output);
+    output.finish();
+    ended
+}
+
+fn meet_and_train(
+    args: &LaunchArgs,
+    place: &Place,
+    source: &SecretSource,
+    environment: Environment,
+    signals: &Signals,
+    output: &TrainOutput,
+) -> Result<ExitCode> {
+    let (mut met, secret) = meet(place, source)?;
+    if place.host > 0 {
+        let how = (secret, args.plaintext, !args.train.no_pin);
+        return follow(&mut met.plane, met.address, how, signals, output);
+    }
+    let mut team = Team::new(met.plane, met.address, secret, args.plaintext, args.streams.into())?;
+    let mut train = args.train.clone();
+    train.overrides.nproc = Some(team.world_size());
+    if args.train.show() == Show::Progress {
+        note(&team.describe());
+    }
+    let ended = train_with(&train, environment, signals, output, Some(&mut team));
+    // The run has ended on this host; the others report the same end with the same code.
+    team.finish(match &ended {
+        Ok(code) => *code,
+        Err(_) => 1,
+    });
+    ended.map(ExitCode::from)
+}
+
+/// Number of ranks of each of `hosts` hosts: `--nproc`, or an equal share of the ranks of the configuration.
+///
+/// # Errors
+/// Ranks that cannot be divided evenly.
+pub fn ranks_of_a_host(args: &TrainArgs, hosts: usize) -> Result<usize> {
+    match (args.overrides.nproc, &args.config) {
+        (Some(0), _) => bail!("--nproc 0: a host runs at least one rank"),
+        (Some(ranks), _) => Ok(ranks),
+        (None, None) => bail!("give --nproc, the number of ranks of each host"),
+        (None, Some(file)) => {
+            let given = UserConfig::read(file)?.with(&args.overrides, &[])?;
+            let ranks = given.config()?.world_size();
+            if !ranks.is_multiple_of(hosts) {
+                bail!(
+                    "the configuration has {ranks} ranks, which cannot be divided evenly over {hosts} hosts: give --nproc, the \
+                     number of ranks of this host"
+                );
+            }
+            Ok(ranks / hosts)
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The launchers of a job's hosts meet: who they are, where, and where the secret comes from.
+
+use std::cell::RefCell;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use phalanx_collectives::secure::{Protection, Secret};
+use phalanx_host::cores::{boot_id, host_name};
+use phalanx_launch::{Introduction, Meeting, Met, connect, create_secret, read_secret};
+
+use crate::output::{note, print_line};
+
+/// Where the job's secret comes from.
+pub enum SecretSource {
+    /// A file that only this user can read; host 0 makes it if it is not there.
+    File(PathBuf),
+    /// It was handed over already.
+    Known(Secret),
+}
+
+/// The place of this host among those of a job.
+pub struct Place {
+    /// Number of hosts.
+    pub hosts: usize,
+    /// Number of this one.
+    pub host: usize,
+    /// Where the launcher of host 0 listens.
+    pub rendezvous: (String, u16),
+    /// Number of ranks of this host.
+    pub ranks: usize,
+    /// Whether traffic between hosts is not encrypted.
+    pub plaintext: bool,
+    /// Time in which all hosts have to come.
+    pub limit: Duration,
+    /// Whether host 0 prints the port at which it listens, for who has started it.
+    pub announces: bool,
+}
+
+/// Meets the launchers of the other hosts; host 0 waits for all of them, the others for host 0.
+///
+/// # Errors
+/// Hosts that do not come in time, do not know the secret or contradict each other, and a secret that others can read.
+pub fn meet(place: &Place, source: &SecretSource) -> Result<(Met, Secret)> {
+    let protection = if place.plaintext { Protection::Plaintext } else { Protection::Encrypted };
+    let own = Introduction {
+        name: host_name(),
+        machine: boot_id(),
+        host: place.host,
+        hosts: place.hosts,
+        ranks: place.ranks,
+    };
+    let (host, port) = (place.rendezvous.0.as_str(), place.rendezvous.1);
+    if place.host == 0 {
+        if port == 0 && !place.announces {
+            bail!(
+                "--rendezvous {host}:0: the other hosts could not know the port; give one that is free on host 0"
+            );
+        }
+        let secret = own_secret(source)?;
+        let meeting = Meeting::listen(host, port).map_err(|why| anyhow!("{why}"))?;
+        if place.announces {
+            let port = meeting.port().context("the port of the rendezvous")?;
+            print_line(&format!("{{\"rendezvous_port\":{port}}}"))?;
+        }
+        let met =
+            meeting.gather(own, &secret, protection, place.limit, &note).map_err(|why| anyhow!("{why}"))?;
+        return Ok((met, secret));
+    }
+    if port == 0 {
+        bail!("--rendezvous {host}:0: give the port at which host 0 listens");
+    }
+    let used = RefCell::new(None);
+    let secret = || {
+        let found = match source {
+            SecretSource::Known(secret) => Some(secret.clone()),
+            SecretSource::File(path) => match read_secret(path) {
+                Ok(secret) => Some(secret),
+                Err(error) if error.kind() == ErrorKind::NotFound => None,
+                Err(error) => return Err(format!("the secret: {error}")),
+            },
+        };
+        used.replace(found.clone());
+        Ok(found)
+    };
+    let met = connect((host, port), &secret, &own, protection, place.limit, &note)
+        .map_err(|why| anyhow!("{why}"))?;
+    let secret = used.take().context("a connection without a secret")?;
+    Ok((met, secret))
+}
+
+/// The secret of the host that leads, which makes it if it is not there.
+fn own_secret(source: &SecretSource) -> Result<Secret> {
+    let path = match source {
+        SecretSource::Known(secret) => return Ok(secret.clone()),
+        SecretSource::File(path) => path,
+    };
+    match read_secret(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        other => return other.context("the secret"),
+    }
+    let made = create_secret(path).with_context(|| format!("cannot make the secret {}", path.display()))?;
+    note(&format!(
+        "made the secret {}: the other hosts need the same file, on a shared file system or as a copy",
+        path.display()
+    ));
+    Ok(made)
+}

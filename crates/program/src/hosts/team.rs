@@ -1,0 +1,244 @@
+//! The leader's view of the hosts: prepares a start of the ranks on all of them, starts them, and waits for their end.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use phalanx_collectives::secure::Secret;
+use phalanx_collectives::{HostJob, Hosts, Network};
+use phalanx_launch::{ControlPlane, HostInfo, Message, receive_program};
+
+use crate::hosts::protocol::{FromLeader, FromMember, Preparation, decode, encode};
+use crate::launch::{RankProcesses, Start};
+use crate::output::note;
+use crate::rank_output::Output;
+use crate::signals::Signals;
+use crate::task::Task;
+use crate::task_file;
+use phalanx_train::RunPlan;
+
+/// Time after which a launcher that says nothing counts as lost, while no ranks run.
+pub const SILENCE: Duration = Duration::from_secs(30);
+
+/// The hosts of a job, as the launcher of host 0 leads them.
+pub struct Team {
+    plane: ControlPlane,
+    /// Ranks that each host can run.
+    capacity: Vec<HostInfo>,
+    /// The address of this host by which the others reach it.
+    address: IpAddr,
+    secret: Secret,
+    job: [u8; 16],
+    epoch: u32,
+    plaintext: bool,
+    streams: usize,
+}
+
+impl Team {
+    /// The hosts that have met.
+    ///
+    /// # Errors
+    /// When the system gives no random number.
+    pub fn new(
+        plane: ControlPlane,
+        address: IpAddr,
+        secret: Secret,
+        plaintext: bool,
+        streams: usize,
+    ) -> Result<Team> {
+        let capacity = plane.hosts().to_vec();
+        let random = Secret::generate().context("a random number for the job")?.to_bytes();
+        let mut job = [0; 16];
+        job.copy_from_slice(&random[..16]);
+        Ok(Team { plane, capacity, address, secret, job, epoch: 0, plaintext, streams })
+    }
+
+    /// Number of ranks of all hosts.
+    pub fn world_size(&self) -> usize {
+        self.capacity.iter().map(|host| host.ranks).sum()
+    }
+
+    /// Largest number of ranks on one machine.
+    pub fn ranks_of_a_machine(&self) -> usize {
+        let mut machines: BTreeMap<&str, usize> = BTreeMap::new();
+        for host in &self.capacity {
+            *machines.entry(&host.machine).or_default() += host.ranks;
+        }
+        machines.into_values().max().unwrap_or(1)
+    }
+
+    /// The hosts in words: `4 ranks on 2 hosts: node1 (2), node2 (2)`.
+    pub fn describe(&self) -> String {
+        const SHOWN: usize = 8;
+        let hosts = self.capacity.iter().take(SHOWN).map(|host| format!("{} ({})", host.name, host.ranks));
+        let more = self.capacity.len().saturating_sub(SHOWN);
+        let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+        format!(
+            "{} ranks on {} hosts: {}{more}",
+            self.world_size(),
+            self.capacity.len(),
+            hosts.collect::<Vec<_>>().join(", ")
+        )
+    }
+
+    /// Trains: starts the ranks of all hosts and waits until they have ended.
+    ///
+    /// # Errors
+    /// A host that cannot start its ranks or does not see the run folder; and a
+    /// [`Failure`](phalanx_launch::Failure) of a rank or a host.
+    pub fn run(
+        &mut self,
+        run: &Path,
+        task: &Task,
+        plan: &RunPlan,
+        output: &Output,
+        signals: &Signals,
+    ) -> Result<()> {
+        let file = task_file::encode(task, Some(plan))?;
+        let token = Token::write(run)?;
+        let hosts = self.take_ranks(plan.spec.world_size())?;
+        let mut job = HostJob::on_host(&hosts, 0).context("the memory that ranks share")?;
+        let own = listen(&mut job, self.address)?;
+        let preparation = Preparation {
+            hosts: self.plane.hosts().to_vec(),
+            run: std::path::absolute(run).context("the run folder")?,
+            token: token.text(),
+            job: self.job,
+            epoch: self.epoch,
+            stall_timeout_s: task.timeout().as_secs(),
+            streams: self.streams,
+        };
+        self.tell_job(&FromLeader::Prepare(preparation), &[])?;
+        let addresses = self.gather_addresses(&hosts, own)?;
+        drop(token);
+        self.tell_job(&FromLeader::Start { addresses: addresses.clone() }, &file)?;
+        let network = Network {
+            hosts,
+            host: 0,
+            job: self.job,
+            epoch: self.epoch,
+            secret: self.secret.clone(),
+            addresses,
+            plaintext: self.plaintext,
+            streams: self.streams,
+        };
+        self.epoch += 1;
+        let start =
+            Start { task: &file, network: Some(&network), timeout: task.timeout(), pin: task.pin(), output };
+        let ranks = RankProcesses::start_in(job, &start)?;
+        ranks.wait_with(signals, &mut self.plane)?;
+        Ok(())
+    }
+
+    /// Waits until every other host has said where its ranks listen.
+    fn gather_addresses(&mut self, hosts: &Hosts, own: Vec<SocketAddr>) -> Result<Vec<SocketAddr>> {
+        let mut by_host = BTreeMap::from([(0, own)]);
+        while by_host.len() < hosts.len() {
+            let said =
+                receive_program(&mut self.plane, SILENCE, |_, _| ()).map_err(|why| anyhow!("{why}"))?;
+            for (host, bytes) in said {
+                match decode::<FromMember>(&bytes)?.0 {
+                    FromMember::Ready { addresses } if addresses.len() == hosts.ranks(host).len() => {
+                        by_host.insert(host, addresses);
+                    }
+                    FromMember::Ready { addresses } => {
+                        bail!("{} listens for {} ranks", self.plane.describe(host), addresses.len())
+                    }
+                    FromMember::Cannot { reason } => {
+                        bail!("{} cannot start its ranks: {reason}", self.plane.describe(host))
+                    }
+                }
+            }
+        }
+        Ok(by_host.into_values().flatten().collect())
+    }
+
+    /// Says to the other launchers that the job is over.
+    pub fn finish(self, code: u8) {
+        if let Err(error) = self.tell_all(&FromLeader::Finish { code }) {
+            note(&error.to_string());
+        }
+    }
+
+    /// Divides the ranks of a start over the hosts: as many on each as it can run, in their order.
+    fn take_ranks(&mut self, world_size: usize) -> Result<Hosts> {
+        let mut left = world_size;
+        let mut used = Vec::new();
+        for host in &self.capacity {
+            let ranks = host.ranks.min(left);
+            left -= ranks;
+            used.extend((ranks > 0).then(|| HostInfo { ranks, ..host.clone() }));
+        }
+        if left > 0 {
+            bail!(
+                "the configuration has {world_size} ranks, and the hosts run {}: {}; give each launcher its number of ranks \
+                 with --nproc, or leave out parallel.ranks",
+                self.world_size(),
+                self.describe()
+            );
+        }
+        self.plane.set_hosts(used);
+        Ok(self.plane.ranks())
+    }
+
+    /// Forgets the hosts that are not connected any more. Returns the number of ranks that the others can run.
+    pub fn leave_out_lost(&mut self) -> usize {
+        let connected = self.plane.connected();
+        self.capacity.retain(|host| host.id == self.plane.own_id() || connected.contains(&host.id));
+        self.world_size()
+    }
+
+    /// Says something to the launchers of the hosts of this start.
+    fn tell_job(&self, message: &FromLeader, blob: &[u8]) -> Result<()> {
+        let bytes = Message::Program(encode(message, blob)?);
+        (1..self.plane.hosts().len()).for_each(|host| self.plane.send(host, &bytes));
+        Ok(())
+    }
+
+    /// Says something to all launchers.
+    fn tell_all(&self, message: &FromLeader) -> Result<()> {
+        self.plane.broadcast(&Message::Program(encode(message, &[])?));
+        Ok(())
+    }
+}
+
+/// Opens the listeners of the ranks of this host.
+///
+/// # Errors
+/// The system's.
+pub fn listen(job: &mut HostJob, address: IpAddr) -> Result<Vec<SocketAddr>> {
+    let ranks = job.ranks();
+    let addresses = ranks.map(|rank| job.listen(rank, address)).collect::<std::io::Result<Vec<_>>>();
+    addresses.with_context(|| format!("the listeners of this host's ranks at {address}"))
+}
+
+/// A file in the run folder for a moment, by which other hosts see that it is the same folder.
+struct Token {
+    path: std::path::PathBuf,
+    name: String,
+    content: String,
+}
+
+impl Token {
+    fn write(run: &Path) -> Result<Token> {
+        let random = Secret::generate().context("a random number")?.to_bytes();
+        let content: String = random[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = format!(".hosts-{}", &content[..8]);
+        let path = run.join(&name);
+        phalanx_files::write(&path, &content).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Token { path, name, content })
+    }
+
+    fn text(&self) -> (String, String) {
+        (self.name.clone(), self.content.clone())
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        // What remains after a crash is removed by the next start, which makes the folder its own.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
