@@ -54,7 +54,7 @@ const MAY_IMPORT: [(&str, &str); 28] = [
     ),
     ("reliability", "host hostile"),
     ("xtask", ""),
-    ("cuda", "trace tensor"),
+    ("cuda", "trace plan tensor files"),
 ];
 
 /// The folders that a crate may import; `None` for a crate without a row.
