@@ -3,6 +3,7 @@
 //! Operations of the host's stream run on the processor when they are issued, after what they wait for; transfers of the disk
 //! run on a thread of their own. Everything else returns at once.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,6 +25,9 @@ use crate::streams::{Streams, index};
 /// Bytes of a slot of the buffer through which host bytes are uploaded, and the number of slots.
 const SLOT_BYTES: usize = 1 << 20;
 const SLOTS: usize = 8;
+
+/// Where scratch begins in its memory.
+const SCRATCH_START: u64 = 256;
 
 /// A card that computes.
 pub(crate) struct Cuda {
@@ -74,16 +78,20 @@ impl Cuda {
     pub(crate) fn new(parts: Parts) -> Result<Cuda, Error> {
         let Parts { context, modules, tensors, scratch_bytes, registered, host, disk, tf32 } = parts;
         let buffer = HostBuffer::new(&context, SLOTS * SLOT_BYTES)?;
+        // The word of faults lies in front of the scratch.
+        let scratch = CardMemory::new(&context, SCRATCH_START + scratch_bytes, "scratch of kernels")?;
+        let mut streams = Streams::new(&context)?;
+        let compute = streams.issue(index(Stream::Compute).unwrap_or_default());
         let state = State {
-            streams: Streams::new(&context)?,
-            faults: Faults::new(&context)?,
+            faults: Faults::new(&context, scratch.start(), compute)?,
+            streams,
             staging: Staging { buffer, used: [0; SLOTS], next: 0 },
             failure: None,
         };
         Ok(Cuda {
             state: Mutex::new(state),
             modules,
-            scratch: CardMemory::new(&context, scratch_bytes, "scratch of kernels")?,
+            scratch,
             tensors,
             _registered: registered,
             disk,
@@ -92,6 +100,12 @@ impl Cuda {
             has_failed: AtomicBool::new(false),
             context,
         })
+    }
+
+    /// The addresses of scratch.
+    fn scratch(&self) -> Range<u64> {
+        let start = self.scratch.start();
+        start + SCRATCH_START..start + self.scratch.bytes() as u64
     }
 
     /// Nothing panics under this lock but programmer's errors.
@@ -139,7 +153,8 @@ impl Cuda {
         let mut issue = Issue {
             modules: &self.modules,
             stream: streams.issue(queue),
-            scratch: (stream == Stream::Compute).then_some(&self.scratch),
+            card: self.tensors.on_card(),
+            scratch: (stream == Stream::Compute).then(|| self.scratch()),
             multiprocessors: u64::from(self.context.card.multiprocessors),
             tf32: self.tf32,
             faults,
@@ -168,7 +183,7 @@ impl Cuda {
             unsafe {
                 let at = staging.buffer.base().add(slot * SLOT_BYTES);
                 std::ptr::copy_nonoverlapping(piece.as_ptr(), at, piece.len());
-                driver!(cuMemcpyAsync(to, at.expose_provenance() as u64, piece.len(), streams.issue(queue)))?;
+                driver!(cuMemcpyHtoDAsync_v2(to, at.cast(), piece.len(), streams.issue(queue)))?;
             }
             staging.used[slot] = streams.record(queue)?;
         }

@@ -72,6 +72,27 @@ impl CudaFactory {
     }
 }
 
+/// A device without a plan, for tests: it hands out `memory_bytes` of the memory of card 0 as they are asked for, and the host's
+/// memory is the heap. `host` computes operations on host memory.
+///
+/// # Errors
+/// Those of the driver, the card and the compiler.
+pub fn unplanned_device(
+    options: &Options,
+    memory_bytes: u64,
+    host: Arc<dyn Kernels>,
+) -> Result<Device, Error> {
+    let context = Arc::new(Context::new(Card::open(0)?)?);
+    let compiler = Compiler::load(options.nvrtc.as_deref())?;
+    let modules = Modules::new(&context, compiler, options.cache.as_ref(), options.code);
+    let (tensors, addresses) = TensorMemory::new(&context, memory_bytes)?;
+    let (scratch_bytes, registered, tf32) = (options.scratch_bytes, Vec::new(), options.tf32);
+    let cuda =
+        Cuda::new(Parts { context, modules, tensors, scratch_bytes, registered, host, disk: None, tf32 })?;
+    let arena = Arena::unplanned_in(Memory::Device, addresses);
+    Ok(Device::with_memories(Arc::new(cuda), arena, Arena::heap_of(Memory::Host)))
+}
+
 impl DeviceFactory for CudaFactory {
     fn is_host_addressable(&self) -> bool {
         false

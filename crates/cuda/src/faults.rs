@@ -1,19 +1,23 @@
 //! Faults that only the data shows, such as a token outside of the vocabulary: a kernel writes the number of its call and what
-//! it found to a word of host memory, which the host reads when it waits.
+//! it found to a word of the card's memory. A copy brings it to the host behind the kernel, and the host reads it when it waits.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUstream;
 use phalanx_tensor::DeviceError;
 use phalanx_trace::Site;
 
 use crate::NAME;
-use crate::driver::Context;
+use crate::driver::{Context, driver};
 use crate::error::Error;
 use crate::memory::HostBuffer;
 
 /// Calls that are remembered. A call's fault is read at the next wait of the host, of which every step has some.
 const CALLS_MAX: usize = 1 << 16;
+
+/// Length of the word.
+const BYTES: usize = size_of::<u64>();
 
 /// What a kernel checks.
 #[derive(Clone, Copy, Debug)]
@@ -45,20 +49,28 @@ struct CheckedCall {
 
 /// The word that kernels write, and the calls that may.
 pub(crate) struct Faults {
+    /// The host's copy.
     word: HostBuffer,
-    for_kernels: u64,
+    /// The address of the word on the card.
+    on_card: u64,
     calls: VecDeque<CheckedCall>,
     issued: u32,
 }
 
-// SAFETY: the word is read and written whole, by kernels and under the lock of the device.
-unsafe impl Send for Faults {}
-
 impl Faults {
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Faults, Error> {
-        let word = HostBuffer::new(context, size_of::<u64>())?;
-        let for_kernels = word.for_kernels()?;
-        Ok(Faults { word, for_kernels, calls: VecDeque::new(), issued: 0 })
+    /// `on_card`: the address of a word of the card's memory, for this alone. It is set to 0 on `stream`.
+    pub(crate) fn new(context: &Arc<Context>, on_card: u64, stream: CUstream) -> Result<Faults, Error> {
+        // The memory is zero-filled.
+        let word = HostBuffer::new(context, BYTES)?;
+        // SAFETY: both are as long as a word, and live until the streams of the device are drained.
+        unsafe { driver!(cuMemcpyHtoDAsync_v2(on_card, word.base().cast(), BYTES, stream))? };
+        Ok(Faults { word, on_card, calls: VecDeque::new(), issued: 0 })
+    }
+
+    /// Brings the word to the host, behind what was issued to the stream.
+    pub(crate) fn fetch(&self, stream: CUstream) -> Result<(), Error> {
+        // SAFETY: as in `new`.
+        unsafe { driver!(cuMemcpyDtoHAsync_v2(self.word.base().cast(), self.on_card, BYTES, stream)) }
     }
 
     /// Notes a call that checks its data: the address of the word, and the number of the call.
@@ -69,12 +81,12 @@ impl Faults {
             self.calls.pop_front();
         }
         self.calls.push_back(CheckedCall { number: self.issued, checked, call, site });
-        (self.for_kernels, self.issued)
+        (self.on_card, self.issued)
     }
 
     /// The fault that was written, if any.
     pub(crate) fn found(&self) -> Option<DeviceError> {
-        // SAFETY: the buffer has a whole, aligned word; kernels write it at any time, and the read is volatile.
+        // SAFETY: the buffer has a whole, aligned word; a copy may write it meanwhile, and the read is volatile.
         let word = unsafe { self.word.base().cast::<u64>().read_volatile() };
         let (number, found) = ((word >> 32) as u32, word as u32);
         let call = self.calls.iter().find(|call| call.number == number)?;

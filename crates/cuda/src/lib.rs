@@ -42,7 +42,7 @@ pub mod programs;
 mod streams;
 
 pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
-pub use factory::{CudaFactory, Options};
+pub use factory::{CudaFactory, Options, unplanned_device};
 
 /// The device's name, in errors and reports.
 pub const NAME: &str = "cuda";

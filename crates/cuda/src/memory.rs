@@ -16,8 +16,8 @@ use rustix::fs::MemfdFlags;
 use crate::driver::{Context, driver};
 use crate::error::Error;
 
-/// Flags of registered memory: usable by all contexts, and by kernels.
-const REGISTERED: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+/// Flag of registered memory: usable by all contexts.
+const REGISTERED: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE;
 
 /// A range of the card's addresses with memory behind it.
 pub(crate) struct CardMemory {
@@ -157,6 +157,11 @@ impl TensorMemory {
         Ok((TensorMemory { addresses: start..start + region.bytes(), memory }, region))
     }
 
+    /// The addresses of this memory on the card.
+    pub(crate) fn on_card(&self) -> Range<u64> {
+        self.memory.start()..self.memory.start() + self.memory.bytes() as u64
+    }
+
     /// The distance from a tensor's address to the card's, if the tensor lies in this memory.
     pub(crate) fn distance(&self, address: usize) -> Option<isize> {
         let there = self.memory.start() as usize;
@@ -183,15 +188,6 @@ impl Registered {
         unsafe { driver!(cuMemHostRegister_v2(region.base().cast(), region.bytes(), REGISTERED))? };
         Ok(Registered { context: Arc::clone(context), start: region.base().expose_provenance() })
     }
-
-    /// The address of the memory's first byte for kernels.
-    pub(crate) fn for_kernels(&self) -> Result<u64, Error> {
-        let mut address = 0;
-        let start = std::ptr::with_exposed_provenance_mut(self.start);
-        // SAFETY: the memory is registered, for use by kernels.
-        unsafe { driver!(cuMemHostGetDevicePointer_v2(&mut address, start, 0))? };
-        Ok(address)
-    }
 }
 
 impl Drop for Registered {
@@ -206,7 +202,7 @@ impl Drop for Registered {
 
 /// Host memory of the device's own, registered.
 pub(crate) struct HostBuffer {
-    registered: Registered,
+    _registered: Registered,
     /// Declared last: unmapped after it was unregistered.
     region: Region,
 }
@@ -217,16 +213,11 @@ impl HostBuffer {
             Region::anonymous(bytes).map_err(|error| Error::Addresses { bytes: bytes as u64, error })?;
         // SAFETY: the region is dropped after `registered`.
         let registered = unsafe { Registered::new(context, &region)? };
-        Ok(HostBuffer { registered, region })
+        Ok(HostBuffer { _registered: registered, region })
     }
 
     /// The first byte, for the host.
     pub(crate) fn base(&self) -> *mut u8 {
         self.region.base()
-    }
-
-    /// The first byte, for kernels.
-    pub(crate) fn for_kernels(&self) -> Result<u64, Error> {
-        self.registered.for_kernels()
     }
 }

@@ -10,6 +10,8 @@ mod products;
 mod rows;
 mod sums;
 
+use std::ops::Range;
+
 use cudarc::driver::sys::CUstream;
 use phalanx_tensor::operations::{Operation, Own};
 use phalanx_tensor::{View, ViewMut};
@@ -18,7 +20,6 @@ use phalanx_trace::Site;
 use crate::driver::driver;
 use crate::error::Error;
 use crate::faults::{Checked, Faults};
-use crate::memory::CardMemory;
 use crate::modules::{Launch, Modules};
 use crate::programs::Program;
 
@@ -29,8 +30,10 @@ const THREADS: u32 = 256;
 pub(crate) struct Issue<'a> {
     pub(crate) modules: &'a Modules,
     pub(crate) stream: CUstream,
+    /// The addresses of tensors on the card.
+    pub(crate) card: Range<u64>,
     /// Memory for kernels, which calls of the compute stream use one after the other. None on other streams.
-    pub(crate) scratch: Option<&'a CardMemory>,
+    pub(crate) scratch: Option<Range<u64>>,
     pub(crate) multiprocessors: u64,
     /// Whether products of f32 are computed as TF32.
     pub(crate) tf32: bool,
@@ -81,7 +84,7 @@ pub(crate) use numbers;
 
 /// Where a tensor lies on the card: its address was moved there before.
 fn address(view: View) -> u64 {
-    view.address().as_ptr().addr() as u64
+    view.address().as_ptr().expose_provenance() as u64
 }
 
 impl Issue<'_> {
@@ -108,13 +111,23 @@ impl Issue<'_> {
         }
     }
 
-    /// Copies a tensor, from or to any memory that the driver knows.
+    /// Copies a tensor within the card, to it, or from it.
     pub(crate) fn copy(&self, from: View, to: &ViewMut) -> Result<(), Error> {
-        if to.bytes() == 0 {
+        let (bytes, stream) = (to.bytes(), self.stream);
+        let (from, to) = (address(from), address(to.as_view()));
+        if bytes == 0 {
             return Ok(());
         }
+        let of_host = |address: u64| std::ptr::with_exposed_provenance_mut(address as usize);
         // SAFETY: the backend made the context current, and keeps both tensors valid and ordered until the copy is over.
-        unsafe { driver!(cuMemcpyAsync(address(to.as_view()), address(from), to.bytes(), self.stream)) }
+        unsafe {
+            match (self.card.contains(&from), self.card.contains(&to)) {
+                (true, true) => driver!(cuMemcpyDtoDAsync_v2(to, from, bytes, stream)),
+                (true, false) => driver!(cuMemcpyDtoHAsync_v2(of_host(to), from, bytes, stream)),
+                (false, true) => driver!(cuMemcpyHtoDAsync_v2(to, of_host(from), bytes, stream)),
+                (false, false) => Err(Error::Unsupported("a copy within host memory".to_string())),
+            }
+        }
     }
 
     /// Launches one kernel.
@@ -173,21 +186,26 @@ impl Issue<'_> {
 
     /// The address of `bytes` bytes for this operation alone.
     fn scratch(&self, bytes: usize) -> Result<u64, Error> {
-        let scratch = self.scratch.ok_or_else(|| {
+        let scratch = self.scratch.as_ref().ok_or_else(|| {
             Error::Unsupported(format!("`{}` needs scratch, which the compute stream alone has", self.call))
         })?;
-        if bytes > scratch.bytes() {
+        let available = scratch.end - scratch.start;
+        if bytes as u64 > available {
             return Err(Error::Unsupported(format!(
-                "`{}` needs {bytes} bytes of scratch, and the device has {}: give it more (`Options::scratch_bytes`)",
-                self.call,
-                scratch.bytes()
+                "`{}` needs {bytes} bytes of scratch, and the device has {available}: give it more (`Options::scratch_bytes`)",
+                self.call
             )));
         }
-        Ok(scratch.start())
+        Ok(scratch.start)
     }
 
-    /// What a kernel that checks its data is given: where it reports, and its number.
+    /// What a kernel that checks its data is given: where it reports, and its number. [`Issue::fetch_fault`] follows.
     fn checked(&mut self, checked: Checked) -> (u64, u32) {
         self.faults.note(checked, self.call, self.site)
+    }
+
+    /// Brings what the kernels before reported to the host.
+    fn fetch_fault(&self) -> Result<(), Error> {
+        self.faults.fetch(self.stream)
     }
 }
