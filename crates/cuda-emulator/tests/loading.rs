@@ -24,6 +24,7 @@ fn inside(test: &str, seed: &str) -> Output {
         .args(["--exact", test, "--nocapture"])
         .env("LD_LIBRARY_PATH", folder.path())
         .env("PHALANX_EMULATOR_SEED", seed)
+        .env("PHALANX_EMULATOR_MEMORY_MB", "64")
         .env(INSIDE, "1")
         .output()
         .unwrap()
@@ -79,4 +80,18 @@ fn a_fault_is_an_error_of_the_driver_and_a_report() {
     assert!(output.status.success(), "{text}");
     let report = "cuda-emulator: access out of bounds in add at sequences.cu:10 (PTX line ";
     assert!(text.contains(report) && text.contains("past the end of an allocation of 4000 bytes"), "{text}");
+}
+
+#[test]
+fn the_size_of_memory_comes_from_the_environment() {
+    if is_inside() {
+        let _context = CudaContext::new(0).unwrap();
+        assert_eq!(cudarc::driver::result::mem_get_info().unwrap().1, 64 << 20);
+        let stream = CudaContext::new(0).unwrap().default_stream();
+        let error = stream.alloc_zeros::<u8>((64 << 20) + 1).unwrap_err();
+        assert_eq!(error.0, cudarc::driver::sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        return;
+    }
+    let output = inside("the_size_of_memory_comes_from_the_environment", "0");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -153,13 +153,13 @@ impl Cell {
         } else {
             self.reads = [now, first];
         }
+        if !accessor.is_ordered::<SHARED>(self.write, lane, bytes) {
+            return Some(self.write);
+        }
         // Atomic accesses among the reads are those of other warps, see `write`.
-        let atomics =
-            [first, second].map(|access| if access.is_atomic() { access } else { Access::default() });
-        [self.write]
-            .into_iter()
-            .chain(atomics)
-            .find(|&earlier| !accessor.is_ordered::<SHARED>(earlier, lane, bytes))
+        let is_conflict =
+            |earlier: &Access| earlier.is_atomic() && !accessor.is_ordered::<SHARED>(*earlier, lane, bytes);
+        [first, second].into_iter().find(is_conflict)
     }
 
     /// A write of some bytes by a lane: the access that it is not ordered after, if any.

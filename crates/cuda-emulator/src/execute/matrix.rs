@@ -61,19 +61,19 @@ impl Block<'_> {
     pub(super) fn multiply(&mut self, warp: &mut Warp, multiply: &Multiply, at: usize) -> Result<(), Stop> {
         self.whole_warp(warp, at)?;
         self.statistics.multiplies += 1;
-        let mut a = [[0f32; ROWS]; ROWS];
-        let mut b = [[0f32; COLUMNS]; ROWS];
+        let mut a: Left = [[0.0; ROWS]; ROWS];
+        let mut b: Right = [[0.0; COLUMNS]; ROWS];
         for (index, &slot) in multiply.a.iter().enumerate() {
             let row_offset = index % 2 * 8;
             let words = &warp.registers.words[usize::from(slot)].0;
             each_element(multiply.kind, words, |lane, column, value| {
-                a[lane / 4 + row_offset][column_offset(multiply, index / 2) + column] = value;
+                a[lane / 4 + row_offset][column_offset(multiply, index / 2) + column] = f64::from(value);
             });
         }
         for (index, &slot) in multiply.b.iter().enumerate() {
             let words = &warp.registers.words[usize::from(slot)].0;
             each_element(multiply.kind, words, |lane, row, value| {
-                b[column_offset(multiply, index) + row][lane / 4] = value;
+                b[column_offset(multiply, index) + row][lane / 4] = f64::from(value);
             });
         }
         let mut sums = sums(warp, multiply);
@@ -84,7 +84,7 @@ impl Block<'_> {
                 add_products_vector(&a, &b, multiply.depth, &mut sums)
             };
         } else {
-            add_products(&a, &b, multiply.depth, &mut sums);
+            add_products(&a, &b, multiply.depth, &mut sums, |left, right, sum| left * right + sum);
         }
         store_sums(warp, multiply, &sums);
         Ok(())
@@ -100,26 +100,30 @@ impl Block<'_> {
     }
 }
 
-type Left = [[f32; ROWS]; ROWS];
-type Right = [[f32; COLUMNS]; ROWS];
+/// Rows of a.
+type Left = [[f64; ROWS]; ROWS];
+/// Rows of b.
+type Right = [[f64; COLUMNS]; ROWS];
+/// Rows of the sums.
 type Sums = [[f64; COLUMNS]; ROWS];
 
-/// Adds the products of rows and columns to the sums.
+/// Adds the products of rows and columns to the sums. The products are exact in f64, so that a fused operation gives the
+/// same bits as two.
 #[inline(always)]
-fn add_products(a: &Left, b: &Right, depth: usize, sums: &mut Sums) {
+fn add_products(a: &Left, b: &Right, depth: usize, sums: &mut Sums, add: impl Fn(f64, f64, f64) -> f64) {
     for (row, sums) in a.iter().zip(sums) {
         for (&left, right) in row.iter().zip(b).take(depth) {
             for (sum, &right) in sums.iter_mut().zip(right) {
-                *sum += f64::from(left) * f64::from(right);
+                *sum = add(left, right, *sum);
             }
         }
     }
 }
 
-/// `add_products` for processors with AVX2.
+/// `add_products` for processors with AVX2 and FMA.
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma"))]
 fn add_products_vector(a: &Left, b: &Right, depth: usize, sums: &mut Sums) {
-    add_products(a, b, depth, sums);
+    add_products(a, b, depth, sums, f64::mul_add);
 }
 
 /// Where the elements of a register begin in the dimension that is summed over.
