@@ -107,7 +107,10 @@ impl<'a> Watch<'a> {
         if let Some(cell) = self.crossing(q) {
             return Err(self.disagreement(q, cell, &self.participation.slot_of_group(q).name.read()));
         }
-        if host.control.rank(members[q]).life.load(Ordering::Acquire) == Life::LEFT {
+        let peer = host.control.rank(members[q]);
+        // What a rank of another host has sent before it left may still be under way.
+        let may_arrive = peer.is_done() && !host.ranks.contains(&members[q]);
+        if peer.life.load(Ordering::Acquire) == Life::LEFT && !may_arrive {
             return Err(CollectiveError::Left { rank: members[q], report: self.report(wait).1 });
         }
         if self.waited >= options.deadline {
