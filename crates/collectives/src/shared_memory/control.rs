@@ -469,7 +469,7 @@ mod tests {
         let bytes = Control::bytes(8);
         println!("control block of 8 ranks: {bytes} bytes, {} a channel", 72 * size_of::<ChannelSlot>());
         assert_eq!(size_of::<ChannelSlot>(), 512);
-        assert!((64 * 72 * 512..64 * 72 * 512 + (8 << 10) + (8 * 66 << 10)).contains(&bytes), "{bytes}");
+        assert!((64 * 72 * 512..64 * 72 * 512 + (8 << 10) + 8 * (66 << 10)).contains(&bytes), "{bytes}");
     }
 
     #[test]
