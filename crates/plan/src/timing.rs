@@ -190,11 +190,8 @@ impl Clocks {
                     }
                 }
                 Event::HostWait { number } => {
-                    if let Some((at, cause)) = self.events.get(number).copied()
-                        && at > self.host.0
-                    {
-                        self.host = (at, cause);
-                    }
+                    let event = self.events.get(number).copied();
+                    self.host = event.filter(|(at, _)| *at > self.host.0).unwrap_or(self.host);
                 }
                 Event::Alloc { .. }
                 | Event::Free { .. }

@@ -13,7 +13,7 @@ use phalanx_simd::Isa;
 use phalanx_simd::tiles::{self, NoAmx, TileUnit};
 use phalanx_simulated::SimulatedFactory;
 use phalanx_tensor::{Arena, DType, Device, DeviceFactory, DeviceRequest, Kernels};
-use phalanx_train::config::{DeviceChoice, DeviceConfig, Float, PrecisionConfig, Products};
+use phalanx_train::config::{DeviceChoice, DeviceConfig, PrecisionConfig, Products};
 
 use crate::launch_args::NetworkArgs;
 
@@ -222,6 +222,8 @@ fn instruction_set(
 
 #[cfg(test)]
 mod tests {
+    use phalanx_train::config::Float;
+
     use super::*;
 
     #[test]

@@ -8,12 +8,12 @@ use phalanx_train::config::{
     Checkpointing, Chunk, Float, OptimizerKind, Placement, PrecisionConfig, Reduce, Tier, Updates,
 };
 use phalanx_train::{RunConfig, RunPlan};
-use rig::{assert_same_state, same_bits};
+use rig::{Policy, assert_same_state, same_bits};
 
 type Change = fn(&mut RunConfig);
 
 /// Policies whose gradients have the type of parameters.
-const POLICIES: [(&str, fn(&mut PrecisionConfig)); 4] = [
+const POLICIES: [Policy; 4] = [
     ("bf16", |p| (p.compute, p.accumulate) = (Float::Bf16, Float::Bf16)),
     ("bf16, sent in f32", |p| {
         (p.compute, p.accumulate, p.communicate) = (Float::Bf16, Float::Bf16, Some(Float::F32));

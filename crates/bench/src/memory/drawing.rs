@@ -5,25 +5,17 @@ use std::fmt::Write;
 use phalanx_drawing::report::bytes;
 use phalanx_trace::Memory;
 
+use super::svg::{LEFT, MEASURED, PLANNED, RIGHT_EDGE, TICKS, WIDTH, text, ticks};
 use super::{MemoryRan, MemoryRun, lanes};
 
 /// Pixels of a plot and around it.
-const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 200.0;
-pub(super) const LEFT: f64 = 90.0;
 const RIGHT: f64 = 150.0;
-pub(super) const RIGHT_EDGE: f64 = LEFT + WIDTH;
 const TOP: f64 = 56.0;
 const GAP: f64 = 64.0;
 
-/// Ticks of an axis.
-const TICKS: usize = 4;
-
 /// Largest number of points of a line: more are thinned, with the smallest and the largest of each part kept.
 const POINTS: usize = 4000;
-
-pub(super) const PLANNED: &str = "#e08a3c";
-pub(super) const MEASURED: &str = "#4878b0";
 
 /// The area of a plot.
 struct Plot {
@@ -203,22 +195,6 @@ fn polyline(svg: &mut String, points: &[[f64; 2]], colour: &str, style: &str) {
     let list: Vec<String> = points.iter().map(|[x, y]| format!("{x:.1},{y:.1}")).collect();
     let list = list.join(" ");
     let _ = writeln!(svg, "<polyline points=\"{list}\" stroke=\"{colour}\" fill=\"none\"{style}/>");
-}
-
-/// Labelled ticks under a plot that ends at `bottom`.
-pub(super) fn ticks(svg: &mut String, bottom: f64, x_max: f64, label: &dyn Fn(f64) -> String) {
-    for tick in 0..=TICKS {
-        let share = tick as f64 / TICKS as f64;
-        let x = LEFT + WIDTH * share;
-        let _ = writeln!(svg, "<path d=\"M{x:.1} {bottom:.1}v4\" stroke=\"#888\" fill=\"none\"/>");
-        text(svg, [x, bottom + 16.0], "middle", "", &label(share * x_max));
-    }
-}
-
-/// A line of text; `style` is further attributes, each after a blank.
-pub(super) fn text(svg: &mut String, [x, y]: [f64; 2], anchor: &str, style: &str, content: &str) {
-    let content = content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\"{style}>{content}</text>");
 }
 
 #[cfg(test)]

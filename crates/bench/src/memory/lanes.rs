@@ -6,11 +6,14 @@ use phalanx_plan::{LANES, Lanes};
 use phalanx_trace::Stream;
 
 use super::MemoryRan;
-use super::drawing::{LEFT, MEASURED, PLANNED, RIGHT_EDGE, text, ticks};
+use super::svg::{LEFT, MEASURED, PLANNED, RIGHT_EDGE, text, ticks};
 
 /// Pixels of a lane, and of one of its two rows.
 const LANE: f64 = 30.0;
 const ROW: f64 = 11.0;
+
+/// Stretches of a lane, planned and measured.
+type Rows<'a> = [&'a [(f64, f64)]; 2];
 
 /// Seconds of a step, planned or measured, whichever is longer.
 fn x_max(ran: &MemoryRan) -> f64 {
@@ -19,7 +22,7 @@ fn x_max(ran: &MemoryRan) -> f64 {
 }
 
 /// The lanes in which anything works, with their planned and measured stretches.
-fn used(ran: &MemoryRan) -> Vec<(usize, [&[(f64, f64)]; 2])> {
+fn used(ran: &MemoryRan) -> Vec<(usize, Rows<'_>)> {
     let of = |lanes: Option<&'_ Lanes>, lane: usize| lanes.map_or(0, |lanes| lanes[lane].len());
     let all = 0..LANES.len();
     let is_used =

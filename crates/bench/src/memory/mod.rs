@@ -3,6 +3,7 @@
 pub mod drawing;
 mod lanes;
 pub mod report;
+mod svg;
 
 use std::sync::Arc;
 use std::time::Instant;
