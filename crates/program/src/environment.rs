@@ -13,9 +13,9 @@ use phalanx_simd::Isa;
 use phalanx_simd::tiles::{self, NoAmx, TileUnit};
 use phalanx_simulated::SimulatedFactory;
 use phalanx_tensor::{Arena, DType, Device, DeviceFactory, DeviceRequest, Kernels};
-use phalanx_train::config::{DeviceChoice, DeviceConfig, Float, PrecisionConfig, Products};
+use phalanx_train::config::{DeviceChoice, DeviceConfig, PrecisionConfig, Products};
 
-use crate::launch_args::NetworkArgs;
+use crate::network_args::NetworkArgs;
 
 /// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`; or tile registers for matrix products,
 /// beside the fastest of these: `amx`, or `amx-model`, which computes what they would.
@@ -222,6 +222,8 @@ fn instruction_set(
 
 #[cfg(test)]
 mod tests {
+    use phalanx_train::config::Float;
+
     use super::*;
 
     #[test]
