@@ -1,6 +1,6 @@
 //! `cargo xtask tidy`: the checks of the source that a program can make; `cargo xtask reliability`: the fault campaign;
 //! `cargo xtask simulated`: the engine's tests on the simulated accelerator; `cargo xtask hosts`: training over hosts that
-//! network namespaces play.
+//! network namespaces play; `cargo xtask cuda-kernels`: the kernels of GPUs, compiled and measured without one.
 //!
 //! `tidy` reads the workspace as text, with the standard library alone, so it builds and runs in a moment.
 //! Each rule is a file under `rules/`; [`source`] tells code from comments, literals and tests. The campaign is a program
@@ -8,6 +8,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 #![forbid(unsafe_code)]
 
+mod cuda_kernels;
 mod finding;
 mod hosts;
 mod manifest;
@@ -33,11 +34,14 @@ Usage: cargo xtask tidy
                                [--json FILE] [--markdown FILE]
        cargo xtask simulated [--seeds N] [--short]
        cargo xtask hosts [OPTIONS] CONFIG [-- OPTIONS OF TRAIN]
+       cargo xtask cuda-kernels [--nvrtc FOLDER]
 
 reliability builds the release binary and tries generated faults against it; --help lists its options.
 simulated runs the engine's tests (goldens, bits, meshes, resume, faults) on the simulated accelerator, with
 20 seeds or N; --short runs goldens and faults alone.
 hosts trains over network namespaces that play several hosts (needs root); --help lists its options.
+cuda-kernels compiles the kernels of GPUs for sm_80, sm_90 and sm_100 and compares their registers, spills, shared memory
+and tensor-core instructions with crates/cuda/kernels/table; it installs NVRTC with pip unless its folder is given.
 
 Rules of tidy, each with the place, what is wrong and what to do:
   circles    no circles of imports between the files of a crate
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
         ["reliability", ref more @ ..] => return reliability::run(more),
         ["simulated", ref more @ ..] => return simulated::run(more),
         ["hosts", ref more @ ..] => return hosts::run(more),
+        ["cuda-kernels", ref more @ ..] => return cuda_kernels::run(more),
         ["-h" | "--help" | "help"] | ["tidy", "-h" | "--help"] => {
             print!("{HELP}");
             return ExitCode::SUCCESS;

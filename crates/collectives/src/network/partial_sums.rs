@@ -35,7 +35,7 @@ pub(crate) struct Region {
 pub(crate) struct Sums {
     /// Two, because one chunk is under way while another is added.
     staging: [Staging; 2],
-    own: Staging,
+    pub(crate) own: Staging,
     /// The partial sums of the own regions of the chunks in `staging`, by region and subtree.
     partials: [Vec<Partial>; 2],
 }

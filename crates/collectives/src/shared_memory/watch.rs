@@ -65,8 +65,14 @@ impl<'a> Watch<'a> {
             return Err(CollectiveError::Unreadable { rank: members[q], report });
         }
         let source = host.memory.find(&host.control, members[q], peer.source, needed)?;
-        let written = if peer.target == 0 { 0 } else { peer.written_bytes(q, members.len()) };
-        Ok((source, host.memory.find(&host.control, members[q], peer.target, written)?.cast_mut()))
+        let target = match peer.target.checked_sub(1) {
+            Some(target) => {
+                let written = peer.written_bytes(q, members.len());
+                host.memory.find(&host.control, members[q], target, written)?.cast_mut()
+            }
+            None => std::ptr::null_mut(),
+        };
+        Ok((source, target))
     }
 
     /// The call of member `q`, which it has written to `cell`, if it is the same call. `name` is its name of the group.

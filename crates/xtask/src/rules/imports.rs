@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &str); 28] = [
+const MAY_IMPORT: [(&str, &str); 29] = [
     ("trace", ""),
     ("random", ""),
     ("host", "files"),
@@ -54,7 +54,8 @@ const MAY_IMPORT: [(&str, &str); 28] = [
     ),
     ("reliability", "host hostile"),
     ("xtask", ""),
-    ("cuda", "trace tensor"),
+    ("cuda", "trace plan tensor files"),
+    ("cuda-emulator", "random"),
 ];
 
 /// The folders that a crate may import; `None` for a crate without a row.
@@ -75,7 +76,7 @@ const OTHER_MEANINGS: [(&str, &str, &str); 4] = [
 ];
 
 /// Crates that may read arguments and environment.
-const MAY_READ_ENVIRONMENT: [&str; 4] = ["program", "phalanx", "reliability", "xtask"];
+const MAY_READ_ENVIRONMENT: [&str; 5] = ["program", "phalanx", "reliability", "xtask", "cuda-emulator"];
 
 /// Crates that may differ by feature: the face and the leaves that wrap foreign engines.
 const MAY_HAVE_FEATURES: [&str; 5] = ["phalanx", "data", "cuda", "nccl", "mpi"];

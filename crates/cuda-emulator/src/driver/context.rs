@@ -1,0 +1,151 @@
+//! Start, device and context. There is one device with one context, its primary one.
+
+use std::ffi::{c_char, c_int, c_uint};
+
+use super::{CONTEXT, Status, call, call_early, call_in_context, entry_points, put};
+use crate::execute::{MAX_SHARED, MAX_THREADS};
+
+/// The handle of the primary context.
+const PRIMARY: usize = 0xc0;
+
+/// The version of the driver interface: 12.8.
+const VERSION: c_int = 12080;
+
+/// What `cuDeviceGetName` says.
+const NAME: &[u8] = b"Phalanx CUDA emulator";
+
+/// Shared memory of a block that a launch may use without asking (`cuFuncSetAttribute`).
+pub(super) const DEFAULT_SHARED: usize = 48 * 1024;
+
+/// Attributes of the device, as numbered by `CUdevice_attribute`. Those that would need a card are not known.
+fn attribute(number: c_int) -> Option<c_int> {
+    Some(match number {
+        1..=3 => MAX_THREADS as c_int,
+        4 => 64,
+        5 => c_int::MAX,
+        6 | 7 => 65535,
+        8 => DEFAULT_SHARED as c_int,
+        9 => 65536,
+        10 => 32,
+        12 | 82 => 65536,
+        // One multiprocessor: blocks run one after the other.
+        16 => 1,
+        39 => 2048,
+        81 => (MAX_SHARED + 1024) as c_int,
+        97 => MAX_SHARED as c_int,
+        106 => 32,
+        111 => 1024,
+        // Compute capability 8.0.
+        75 => 8,
+        76 => 0,
+        // Overlap, mapped host memory, concurrent kernels, copy engines, unified addresses, streams with priorities,
+        // registered host memory, virtual memory, allocations in stream order.
+        15 | 19 | 31 | 41 | 78 | 99 | 102 | 115 => 1,
+        40 => 2,
+        // No limit of time, integrated memory, compute mode, correction of errors, board group, managed memory,
+        // cooperative launches.
+        17 | 18 | 20 | 32 | 33 | 34 | 35 | 50 | 83 | 84 | 85 | 88 | 89 | 95 | 96 => 0,
+        _ => return None,
+    })
+}
+
+entry_points! {
+    /// Starts the driver.
+    cuInit(flags: c_uint) call_early |driver| {
+        if flags != 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        driver.is_initialized = true;
+        Ok(())
+    }
+
+    /// The version of the driver interface.
+    cuDriverGetVersion(out: *mut c_int) call_early |_driver| { put(out, VERSION) }
+
+    /// How many devices there are: one.
+    cuDeviceGetCount(out: *mut c_int) call |_driver| { put(out, 1) }
+
+    /// The handle of a device.
+    cuDeviceGet(out: *mut c_int, ordinal: c_int) call |_driver| {
+        if ordinal != 0 {
+            return Err(Status::INVALID_DEVICE);
+        }
+        put(out, 0)
+    }
+
+    /// An attribute of the device.
+    cuDeviceGetAttribute(out: *mut c_int, number: c_int, device: c_int) call |_driver| {
+        if device != 0 {
+            return Err(Status::INVALID_DEVICE);
+        }
+        put(out, attribute(number).ok_or(Status::INVALID_VALUE)?)
+    }
+
+    /// The name of the device.
+    cuDeviceGetName(out: *mut c_char, bytes: c_int, device: c_int) call |_driver| {
+        if device != 0 || bytes < 1 || out.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        let length = NAME.len().min(bytes as usize - 1);
+        // SAFETY: the caller gives room for `bytes`, of which the name and its end use at most as many.
+        unsafe {
+            out.cast::<u8>().copy_from_nonoverlapping(NAME.as_ptr(), length);
+            out.add(length).write(0);
+        }
+        Ok(())
+    }
+
+    /// The identity of the device.
+    cuDeviceGetUuid_v2(out: *mut [u8; 16], device: c_int) call |_driver| {
+        if device != 0 {
+            return Err(Status::INVALID_DEVICE);
+        }
+        put(out, *b"phalanx-emulator")
+    }
+
+    /// The size of the device's memory.
+    cuDeviceTotalMem_v2(out: *mut usize, _device: c_int) call |driver| { put(out, driver.config.memory) }
+
+    /// The primary context.
+    cuDevicePrimaryCtxRetain(out: *mut usize, device: c_int) call |_driver| {
+        if device != 0 {
+            return Err(Status::INVALID_DEVICE);
+        }
+        put(out, PRIMARY)
+    }
+
+    /// Gives the primary context back. It stays as long as the process.
+    cuDevicePrimaryCtxRelease_v2(device: c_int) call |_driver| {
+        if device == 0 { Ok(()) } else { Err(Status::INVALID_DEVICE) }
+    }
+
+    /// Makes a context that of the thread.
+    cuCtxSetCurrent(context: usize) call |_driver| {
+        if context != 0 && context != PRIMARY {
+            return Err(Status::INVALID_CONTEXT);
+        }
+        CONTEXT.set(context);
+        Ok(())
+    }
+
+    /// The context of the thread.
+    cuCtxGetCurrent(out: *mut usize) call |_driver| { put(out, CONTEXT.get()) }
+
+    /// The device of the current context.
+    cuCtxGetDevice(out: *mut c_int) call_in_context |_driver| { put(out, 0) }
+
+    /// Waits for all work of the device.
+    cuCtxSynchronize() call_in_context |driver| {
+        if driver.queues.is_any_capturing() {
+            return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        driver.queues.synchronize_all();
+        Ok(())
+    }
+
+    /// The range of priorities of streams: priorities make no difference here.
+    cuCtxGetStreamPriorityRange(lowest: *mut c_int, highest: *mut c_int) call_in_context |_driver| {
+        put(lowest, 0)?;
+        put(highest, 0)
+    }
+}

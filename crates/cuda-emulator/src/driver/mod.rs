@@ -1,0 +1,212 @@
+//! The driver's C interface: what `libcuda.so` exports, for one device.
+//!
+//! One lock guards the whole driver; calls are short, except those that wait, which do the waited-for work themselves.
+//! Files are by family of functions. Handles are numbers that no memory has.
+
+mod config;
+mod context;
+mod events;
+mod functions;
+mod graphs;
+mod handles;
+mod host_memory;
+mod launches;
+mod memory;
+mod modules;
+mod status;
+mod streams;
+mod transfers;
+mod virtual_memory;
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::checks::Finding;
+use crate::memory::DeviceMemory;
+use crate::module::LoadedModule;
+use crate::queues::{CaptureError, Graph, Queues, ReadyGraph, StreamId};
+
+pub use config::Config;
+pub use context::*;
+pub use events::*;
+pub use functions::*;
+pub use graphs::*;
+pub use host_memory::*;
+pub use launches::*;
+pub use memory::*;
+pub use modules::*;
+pub use status::*;
+pub use streams::*;
+pub use transfers::*;
+pub use virtual_memory::*;
+
+use events::Event;
+use handles::Handles;
+use modules::Function;
+use virtual_memory::Physical;
+
+/// The driver and its device.
+pub struct Driver {
+    config: Config,
+    queues: Queues,
+    is_initialized: bool,
+    /// Device memory that is allocated or created.
+    used: usize,
+    modules: Handles<LoadedModule>,
+    functions: Handles<Function>,
+    events: Handles<Event>,
+    graphs: Handles<Graph>,
+    ready_graphs: Handles<Arc<ReadyGraph>>,
+    /// Pinned host memory: address to size.
+    pinned: BTreeMap<usize, usize>,
+    /// Memory of `cuMemCreate` by handle.
+    physical: HashMap<u64, Physical>,
+    next_physical: u64,
+    /// How many reports were printed.
+    printed: usize,
+}
+
+static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
+
+thread_local! {
+    /// The current context of the thread, 0 if there is none.
+    static CONTEXT: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Driver {
+    fn new(config: Config) -> Option<Self> {
+        let memory = DeviceMemory::new(config.address_space).ok()?;
+        Some(Self {
+            queues: Queues::new(memory, config.seed, config.checks),
+            config,
+            is_initialized: false,
+            used: 0,
+            modules: Handles::new(0x1_0000),
+            functions: Handles::new(0x2_0000_0000),
+            events: Handles::new(0x3_0000_0000),
+            graphs: Handles::new(0x4_0000_0000),
+            ready_graphs: Handles::new(0x5_0000_0000),
+            pinned: BTreeMap::new(),
+            physical: HashMap::new(),
+            next_physical: 1,
+            printed: 0,
+        })
+    }
+
+    /// Whether the device has failed, as the code that all calls return from then on.
+    fn check(&self) -> Result<(), Status> {
+        match self.queues.failure() {
+            None => Ok(()),
+            Some(finding) => Err(status_of(finding)),
+        }
+    }
+
+    /// The stream of a handle. 1 is the default stream under its own name.
+    fn stream(&self, handle: usize) -> Result<StreamId, Status> {
+        let id = if handle == 1 { 0 } else { handle as StreamId };
+        if self.queues.has_stream(id) { Ok(id) } else { Err(Status::INVALID_HANDLE) }
+    }
+
+    /// Prints reports that are new to standard error, where a test's output shows them.
+    fn print_reports(&mut self) {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "reports of a test double go where its test's output goes"
+        )]
+        let mut out = std::io::stderr();
+        for report in &self.queues.reports.all()[self.printed..] {
+            // Whoever closed standard error does not read reports.
+            let _ = writeln!(out, "cuda-emulator: {report}");
+        }
+        self.printed = self.queues.reports.all().len();
+    }
+}
+
+/// The status of a finding that ended the work of the device.
+fn status_of(finding: Finding) -> Status {
+    match finding {
+        Finding::OutOfBounds | Finding::UseAfterFree => Status::ILLEGAL_ADDRESS,
+        Finding::Misaligned => Status::MISALIGNED_ADDRESS,
+        Finding::Endless => Status::LAUNCH_TIMEOUT,
+        _ => Status::LAUNCH_FAILED,
+    }
+}
+
+impl From<CaptureError> for Status {
+    fn from(error: CaptureError) -> Self {
+        match error {
+            CaptureError::IllegalState => Self::ILLEGAL_STATE,
+            CaptureError::Unsupported => Self::STREAM_CAPTURE_UNSUPPORTED,
+            CaptureError::Merge => Self::STREAM_CAPTURE_MERGE,
+            CaptureError::Unmatched => Self::STREAM_CAPTURE_UNMATCHED,
+            CaptureError::Unjoined => Self::STREAM_CAPTURE_UNJOINED,
+            CaptureError::Isolation => Self::STREAM_CAPTURE_ISOLATION,
+        }
+    }
+}
+
+/// Runs a call under the lock, whether the driver is initialised or not.
+fn call_early(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
+    let mut guard = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+    if guard.is_none() {
+        *guard = Driver::new(Config::from_environment());
+    }
+    let Some(driver) = guard.as_mut() else { return Status::OUT_OF_MEMORY };
+    let result = body(driver);
+    driver.print_reports();
+    match result {
+        Ok(()) => Status::SUCCESS,
+        Err(status) => status,
+    }
+}
+
+/// Runs a call that needs an initialised driver.
+fn call(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
+    call_early(|driver| if driver.is_initialized { body(driver) } else { Err(Status::NOT_INITIALIZED) })
+}
+
+/// Runs a call that needs a current context and a device that has not failed.
+fn call_in_context(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
+    call(|driver| {
+        if CONTEXT.get() == 0 {
+            return Err(Status::INVALID_CONTEXT);
+        }
+        driver.check()?;
+        body(driver)?;
+        driver.check()
+    })
+}
+
+/// Writes a result through a pointer of the caller.
+fn put<T>(out: *mut T, value: T) -> Result<(), Status> {
+    if out.is_null() {
+        return Err(Status::INVALID_VALUE);
+    }
+    // SAFETY: callers of the driver's functions promise that their result pointers are valid.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// Declares functions of the driver. Each runs its body by the named way of calling.
+macro_rules! entry_points {
+    ($($(#[$meta:meta])* $name:ident($($arg:ident: $kind:ty),* $(,)?) $call:ident |$driver:ident| $body:block)*) => {$(
+        $(#[$meta])*
+        ///
+        /// # Safety
+        /// Pointers must be valid as the manual of the driver says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $kind),*) -> Status {
+            $call(|$driver| $body)
+        }
+    )*
+
+        /// The functions of this file with their names.
+        pub(super) fn table() -> Vec<(&'static str, *const ())> {
+            vec![$((stringify!($name), $name as *const ())),*]
+        }
+    };
+}
+
+use entry_points;

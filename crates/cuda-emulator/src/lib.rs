@@ -1,0 +1,25 @@
+//! A double of the CUDA driver for tests: it executes PTX, the very text that a card would get, on the host processor,
+//! and checks every access to memory.
+//!
+//! - `ptx` reads the text, `decode` gives it a meaning, `alu` has the instructions that compute.
+//! - `execute` runs a launch; `memory` is the device's memory.
+//! - `checks` reports races, unwritten memory, addresses out of bounds and so on, with kernel, source line and thread.
+//! - `queues` has streams, events and graphs, whose work runs in an order that a seed decides; `driver` is the C interface
+//!   over all of this.
+//!
+//! What a card does differently: `mma.sync` and the approximate functions have other last bits, memory models are weaker,
+//! clocks run. Clusters, the tensor memory accelerator, textures, cooperative launches, and 8-bit floats are refused.
+
+pub mod alu;
+pub mod checks;
+pub mod decode;
+pub mod driver;
+pub mod execute;
+pub mod kernel;
+mod mapping;
+pub mod memory;
+pub mod module;
+pub mod numbers;
+pub mod ptx;
+pub mod queues;
+pub mod registers;

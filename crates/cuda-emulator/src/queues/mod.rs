@@ -1,0 +1,209 @@
+//! Streams, events and graphs: work that is queued, and the order in which it runs.
+//!
+//! Nothing says when queued work runs, except streams and events. So the seed decides: as late as possible (only what
+//! somebody waits for), as early as possible, or in between at random. A program that lacks an event computes wrong
+//! results under some seed; and under every seed, `StreamOrder` reports the accesses that nothing orders.
+
+mod capture;
+mod clock;
+mod copies;
+mod graph;
+mod perform;
+mod schedule;
+mod work;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use phalanx_random::SplitMix64;
+
+use crate::checks::{Checks, Finding, Report, Reports};
+use crate::execute::Statistics;
+use crate::memory::DeviceMemory;
+
+pub use capture::CaptureError;
+pub use clock::{Clock, Point};
+pub use graph::{Graph, ReadyGraph};
+pub use work::{Copy, Fill, HostCall, Launch, Location, Work};
+
+use capture::Capture;
+use clock::Operations;
+
+/// A stream's number. 0 is the default stream.
+pub type StreamId = u64;
+
+/// The most instructions of warps in a launch, which then counts as endless.
+const INSTRUCTION_LIMIT: u64 = 1 << 33;
+
+/// Work in a stream, with what the host knew when it queued it.
+struct Queued {
+    work: Work,
+    host: Clock,
+}
+
+/// A stream.
+struct Stream {
+    queue: VecDeque<Queued>,
+    /// Its place in clocks.
+    index: usize,
+    /// What work that runs next is ordered after.
+    clock: Clock,
+    /// Whether it is ordered with the default stream.
+    blocking: bool,
+    /// The capture that takes its work.
+    capture: Option<usize>,
+}
+
+/// When queued work runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Eagerness {
+    Late,
+    Early,
+    Random,
+}
+
+/// The streams of a device, and what their work uses.
+pub struct Queues {
+    /// The device's memory.
+    pub memory: DeviceMemory,
+    /// What was found.
+    pub reports: Reports,
+    /// Which checks run.
+    pub checks: Checks,
+    /// What all launches did together.
+    pub statistics: Statistics,
+    streams: BTreeMap<StreamId, Stream>,
+    next_stream: StreamId,
+    captures: Vec<Option<Capture>>,
+    operations: Operations,
+    /// What the host has waited for.
+    host: Clock,
+    seed: u64,
+    random: SplitMix64,
+    eagerness: Eagerness,
+    /// The first finding, which every later call returns. Work goes on after one that is not fatal, to find others.
+    failure: Option<Finding>,
+}
+
+impl Queues {
+    /// Streams over a memory, with the default stream.
+    pub fn new(memory: DeviceMemory, seed: u64, checks: Checks) -> Self {
+        let eagerness = match seed % 4 {
+            0 => Eagerness::Late,
+            1 => Eagerness::Early,
+            _ => Eagerness::Random,
+        };
+        let mut queues = Self {
+            memory,
+            reports: Reports::default(),
+            checks,
+            statistics: Statistics::default(),
+            streams: BTreeMap::new(),
+            next_stream: 0x100,
+            captures: Vec::new(),
+            operations: Operations::default(),
+            host: Clock::default(),
+            seed,
+            random: SplitMix64::new(seed),
+            eagerness,
+            failure: None,
+        };
+        queues.add_stream(0, true);
+        queues
+    }
+
+    fn add_stream(&mut self, id: StreamId, blocking: bool) {
+        let index = self.operations.add_stream();
+        let (queue, clock) = (VecDeque::new(), Clock::default());
+        self.streams.insert(id, Stream { queue, index, clock, blocking, capture: None });
+    }
+
+    /// Makes a stream; a blocking one is ordered with the default stream.
+    pub fn create_stream(&mut self, blocking: bool) -> StreamId {
+        let id = self.next_stream;
+        self.next_stream += 0x10;
+        self.add_stream(id, blocking);
+        id
+    }
+
+    /// Whether there is such a stream.
+    pub fn has_stream(&self, stream: StreamId) -> bool {
+        self.streams.contains_key(&stream)
+    }
+
+    /// Finishes a stream's work and removes it.
+    pub fn destroy_stream(&mut self, stream: StreamId) {
+        self.synchronize(stream);
+        self.streams.remove(&stream);
+    }
+
+    /// The finding that every call returns the status of.
+    pub fn failure(&self) -> Option<Finding> {
+        self.failure
+    }
+
+    /// Queues work.
+    ///
+    /// # Errors
+    /// If the stream is captured and the work cannot be.
+    pub fn enqueue(&mut self, stream: StreamId, work: Work) -> Result<(), CaptureError> {
+        if self.is_capturing(stream) {
+            return self.capture_work(stream, work);
+        }
+        if stream == 0 {
+            let others: Vec<StreamId> = self
+                .streams
+                .iter()
+                .filter(|(id, other)| **id != 0 && other.blocking)
+                .map(|(id, _)| *id)
+                .collect();
+            others.into_iter().for_each(|other| self.join(0, other));
+        } else if self.streams[&stream].blocking {
+            self.join(stream, 0);
+        }
+        self.push(stream, work);
+        self.advance();
+        Ok(())
+    }
+
+    /// Lets the next work of a stream wait for all that another has queued.
+    fn join(&mut self, stream: StreamId, other: StreamId) {
+        let point = Point::default();
+        self.push(other, Work::Record(point.clone()));
+        self.push(stream, Work::Wait(point));
+    }
+
+    fn push(&mut self, stream: StreamId, work: Work) {
+        let host = self.host.clone();
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.queue.push_back(Queued { work, host });
+        }
+    }
+
+    /// A random number below `count`.
+    fn pick(&mut self, count: usize) -> usize {
+        (self.random.next_u64() % count as u64) as usize
+    }
+
+    /// Adds a report that is not of a kernel.
+    pub fn report(&mut self, finding: Finding, operation: &str, address: Option<u64>, detail: String) {
+        self.reports.add(Report {
+            finding,
+            operation: operation.to_string(),
+            source: None,
+            ptx_line: 0,
+            block: [0; 3],
+            thread: None,
+            address,
+            detail,
+        });
+        self.fail(finding);
+    }
+
+    /// Remembers the first finding; a fatal one counts more.
+    fn fail(&mut self, finding: Finding) {
+        let first = self.failure.get_or_insert(finding);
+        if finding.is_fatal() && !first.is_fatal() {
+            *first = finding;
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Doing one piece of work.
+
+use crate::checks::Finding;
+use crate::execute;
+use crate::memory::RangeKind;
+
+use super::{Clock, INSTRUCTION_LIMIT, Launch, Queues, Work};
+
+impl Queues {
+    /// Does the work of a place in clocks. A device that has failed fatally does nothing more.
+    pub(super) fn perform(&mut self, work: Work, index: usize, clock: &mut Clock) {
+        match work {
+            Work::Record(point) => return point.reach(clock.clone()),
+            Work::Wait(point) => {
+                if let Some(reached) = point.clock() {
+                    clock.join(&reached);
+                }
+                return;
+            }
+            _ if self.failure.is_some_and(Finding::is_fatal) => return,
+            Work::Graph(graph) => return self.run_graph(&graph, clock),
+            Work::Call(call) => {
+                // SAFETY: the caller of the driver keeps the function and its argument valid until it is called.
+                return unsafe { (call.function)(call.argument as *mut _) };
+            }
+            _ => {}
+        }
+        let operation = self.operations.begin(index, clock);
+        match work {
+            Work::Launch(launch) => self.launch(&launch, operation, clock),
+            Work::Copy(copy) => self.copy(&copy, operation, clock),
+            Work::Fill(fill) => self.fill(&fill, operation, clock),
+            Work::Free(address) => self.free(address, operation, clock),
+            _ => {}
+        }
+    }
+
+    fn launch(&mut self, launch: &Launch, operation: u32, clock: &Clock) {
+        let before = self.reports.all().len();
+        let operations = &self.operations;
+        let order = |earlier: u32| operations.is_before(earlier, clock);
+        let statistics = execute::run(
+            &execute::Launch {
+                kernel: &launch.kernel,
+                grid: launch.grid,
+                block: launch.block,
+                parameters: &launch.parameters,
+                dynamic_shared: launch.dynamic_shared,
+                operation,
+                order: &order,
+                checks: self.checks,
+                seed: self.seed,
+                limit: INSTRUCTION_LIMIT,
+            },
+            &mut self.memory,
+            &mut self.reports,
+        );
+        self.statistics.warp_instructions += statistics.warp_instructions;
+        self.statistics.lane_instructions += statistics.lane_instructions;
+        self.statistics.multiplies += statistics.multiplies;
+        let found: Vec<Finding> = self.reports.all()[before..].iter().map(|report| report.finding).collect();
+        found.into_iter().for_each(|finding| self.fail(finding));
+    }
+
+    /// Frees an allocation, which counts as a write: all uses must be ordered before it.
+    fn free(&mut self, address: u64, operation: u32, clock: &Clock) {
+        if let Some((bytes, RangeKind::Allocation)) = self.memory.range(address) {
+            self.range("a free", address, bytes, true, (operation, clock));
+        }
+        if let Err(what) = self.memory.free(address, RangeKind::Allocation) {
+            self.report(Finding::UseAfterFree, "a free", Some(address), what);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! How fast the emulator is. Run with `--nocapture` to see the rates; the assertion only catches a machine that no test
+//! could use.
+
+mod support;
+
+use phalanx_cuda_emulator::checks::Checks;
+use phalanx_cuda_emulator::numbers::{Bfloat16, Narrow};
+use rustix::time::{ClockId, clock_gettime};
+use support::Parameter::{Address, Integer};
+use support::{Device, numbers};
+
+const PTX: &str = include_str!("kernels/numerics.ptx");
+
+/// The processor time of this thread in seconds, in which other work of the machine does not count.
+fn processor_time() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// The kernel's launch: grid, threads, parameters.
+fn launch(device: &mut Device, name: &str) -> (u32, u32, Vec<support::Parameter>) {
+    let bf16 =
+        |count| numbers(count, 1).iter().map(|&value| Bfloat16::nearest(value).0).collect::<Vec<u16>>();
+    match name {
+        "rate" => (1, 256, vec![Address(device.empty::<f32>(256)), Integer(4000)]),
+        "gelu" => {
+            let n = 1 << 16;
+            let (x, y) = (device.put(&numbers(n, 1)), device.empty::<f32>(n));
+            (n as u32 / 256, 256, vec![Address(x), Address(y), Integer(n as i32)])
+        }
+        "layer_norm" => {
+            let (rows, n) = (64, 768);
+            let inputs =
+                [device.put(&bf16(rows * n)), device.put(&numbers(n, 2)), device.put(&numbers(n, 3))];
+            let outputs = [device.empty::<u16>(rows * n), device.empty::<f32>(rows)];
+            let addresses = inputs.into_iter().chain(outputs).map(Address);
+            (rows as u32, 256, addresses.chain([Integer(n as i32)]).collect())
+        }
+        _ => {
+            let size = 64;
+            let (a, b, c) = (
+                device.put(&bf16(size * size)),
+                device.put(&bf16(size * size)),
+                device.empty::<f32>(size * size),
+            );
+            let sizes = [Integer(size as i32); 3];
+            (1, 128, [Address(a), Address(b), Address(c)].into_iter().chain(sizes).collect())
+        }
+    }
+}
+
+fn rate(name: &str, checks: Checks) -> f64 {
+    let mut device = Device::new(PTX);
+    device.checks = checks;
+    let (grid, threads, parameters) = launch(&mut device, name);
+    // The first launch meets memory that the system has not given yet.
+    device.launch(name, [grid, 1, 1], [threads, 1, 1], &parameters);
+    let start = processor_time();
+    let mut instructions = 0;
+    for _ in 0..3 {
+        instructions += device.launch(name, [grid, 1, 1], [threads, 1, 1], &parameters).lane_instructions;
+    }
+    device.assert_clean();
+    instructions as f64 / (processor_time() - start)
+}
+
+#[test]
+fn rates() {
+    for name in ["rate", "gelu", "layer_norm", "product_bf16"] {
+        let all = rate(name, Checks::default());
+        let none = rate(name, Checks { unwritten: false, races: false });
+        println!(
+            "{name}: {:.0} M lane instructions a second with all checks, {:.0} without",
+            all / 1e6,
+            none / 1e6
+        );
+        assert!(all > 1e6, "{name}: {all} lane instructions a second");
+    }
+}

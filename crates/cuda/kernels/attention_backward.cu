@@ -1,0 +1,197 @@
+// Attention backward in tiles: probabilities are computed again from log_sum_exp (Dao et al., arXiv 2307.08691).
+//
+// With p = exp(scale q·kᵀ - lse): dv = pᵀ·dout, ds = p * (dout·vᵀ - delta) * scale, dk = dsᵀ·q, dq = ds·k, where delta is the
+// sum of dout * out of a query. Under dropout p is dropped in dv, dout·vᵀ in ds.
+//
+// dk and dv are sums over queries, dq is one over keys. One kernel computes dk and dv of a tile of keys, another dq of a tile of
+// queries; each computes its scores itself. So nothing is added atomically, and every sum has one order.
+#include "attention.cuh"
+
+// Rows that a block computes, 16 in each warp: those that stay in shared memory.
+#define STAYING (HEAD * sizeof(ELEMENT) <= 256 ? 64 : 32)
+#define THREADS (STAYING / 16 * WARP)
+
+// delta[pair, row] = the sum of dout * out over a head: a warp computes a row. out, dout `[batch, seq, heads * size]`.
+extern "C" __global__ void attention_delta(const ELEMENT *out, const ELEMENT *dout, f32 *delta, u64 rows, u64 seq, u64 heads,
+                                           u64 size) {
+    const int lane = lane_index();
+    // `rows` are batch * heads * seq.
+    FOR_ROWS(index, rows) {
+        const u64 pair = index / seq, row = index % seq;
+        const u64 at = ((pair / heads * seq + row) * heads + pair % heads) * size;
+        f32 sum = 0.0f;
+        for (u64 i = lane; i < size; i += WARP) sum = fmaf(to_f32(out[at + i]), to_f32(dout[at + i]), sum);
+        sum = warp_sum(sum);
+        if (lane == 0) delta[index] = sum;
+    }
+}
+
+struct Backward {
+    // `[batch, seq, 3 * hidden]`
+    const ELEMENT *qkv;
+    // `[batch, seq, hidden]`
+    const ELEMENT *dout;
+    // `[batch, heads, seq]`
+    const f32 *log_sum_exp, *delta;
+    // `[batch, seq, 3 * hidden]`
+    ELEMENT *dqkv;
+    // 1 / sqrt(size).
+    f32 scale;
+};
+
+// Rows of q (0), k (1) or v (2) of a head.
+__device__ __forceinline__ Rows part(const Backward &b, const Extents &e, u64 pair, int which) {
+    const u64 hidden = e.heads * e.size;
+    return {b.qkv + pair / e.heads * e.queries * 3 * hidden + which * hidden + pair % e.heads * e.size, 3 * hidden};
+}
+
+__device__ __forceinline__ Rows dout_of(const Backward &b, const Extents &e, u64 pair) {
+    const u64 hidden = e.heads * e.size;
+    return {b.dout + pair / e.heads * e.queries * hidden + pair % e.heads * e.size, hidden};
+}
+
+__device__ __forceinline__ void store_part(const f32 (&sums)[HEAD / 8][4], const Backward &b, const Extents &e, u64 pair, int which,
+                                           u64 first) {
+    const u64 hidden = e.heads * e.size;
+    ELEMENT *to = b.dqkv + pair / e.heads * e.queries * 3 * hidden + which * hidden + pair % e.heads * e.size;
+    store_rows(sums, to, 3 * hidden, first, e.queries, e.size, {1.0f, 1.0f});
+}
+
+// One score s and one derivative dp of its probability: p (dropped) and ds take their places. `lse` is in powers of two.
+template <bool DROPS>
+__device__ __forceinline__ void differentiate(f32 &s, f32 &dp, const Backward &b, const Extents &e, f32 lse, f32 delta, u64 query,
+                                              u64 key, const DropoutMask &mask, u64 counter) {
+    const bool visible = query < e.queries && is_visible(e, query, key);
+    f32 p = visible ? fast_power_of_two(fmaf(s, e.factor, -lse)) : 0.0f;
+    f32 kept = p;
+    if constexpr (DROPS) {
+        const f32 factor = dropout_factor(mask, counter + key * e.queries + query);
+        kept *= factor;
+        dp *= factor;
+    }
+    s = kept;
+    dp = p * ((dp - delta) * b.scale);
+}
+
+// dk (where KEYS) and dv (where VALUES) of a tile of keys.
+template <bool DROPS, bool KEYS, bool VALUES>
+__device__ __forceinline__ void keys_values(const Backward &b, const Extents &e, u64 pairs, const AttentionDropout &dropout) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    ELEMENT *k_tile = (ELEMENT *)memory, *v_tile = k_tile + STAYING * STRIDE;
+    ELEMENT *q_tile = v_tile + STAYING * STRIDE, *dout_tile = q_tile + PASSING * STRIDE;
+    __shared__ f32 lses[PASSING], deltas[PASSING];
+    const int lane = lane_index(), warp = threadIdx.x / WARP;
+    const u64 pair = blockIdx.x % pairs, first = blockIdx.x / pairs * STAYING;
+    const Rows q = part(b, e, pair, 0), k = part(b, e, pair, 1), v = part(b, e, pair, 2), dout = dout_of(b, e, pair);
+    const u64 key = first + warp * 16, counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
+
+    f32 dk[KEYS ? HEAD / 8 : 1][4], dv[VALUES ? HEAD / 8 : 1][4];
+    clear(dk);
+    clear(dv);
+    load_rows<STAYING, THREADS>(k_tile, k, first, e.queries, e.size);
+    load_rows<STAYING, THREADS>(v_tile, v, first, e.queries, e.size);
+    // Under a causal mask, earlier queries do not see these keys.
+    for (u64 query = e.causal ? first / PASSING * PASSING : 0; query < e.queries; query += PASSING) {
+        load_rows<PASSING, THREADS>(q_tile, q, query, e.queries, e.size);
+        load_rows<PASSING, THREADS>(dout_tile, dout, query, e.queries, e.size);
+        commit_copies();
+        for (int i = threadIdx.x; i < PASSING; i += THREADS) {
+            const bool valid = query + i < e.queries;
+            lses[i] = valid ? b.log_sum_exp[pair * e.queries + query + i] * LOG2_E : 0.0f;
+            deltas[i] = valid ? b.delta[pair * e.queries + query + i] : 0.0f;
+        }
+        wait_copies<0>();
+        __syncthreads();
+        // [key][query]
+        f32 s[PASSING / 8][4], dp[PASSING / 8][4];
+        clear(s);
+        clear(dp);
+        multiply_rows<ELEMENT, PASSING / 8, HEAD>(s, k_tile + warp * 16 * STRIDE, q_tile, lane);
+        if constexpr (KEYS) multiply_rows<ELEMENT, PASSING / 8, HEAD>(dp, v_tile + warp * 16 * STRIDE, dout_tile, lane);
+#pragma unroll
+        for (int n = 0; n < PASSING / 8; n++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int column = n * 8 + lane % 4 * 2 + c % 2;
+                differentiate<DROPS>(s[n][c], dp[n][c], b, e, lses[column], deltas[column], query + column,
+                                     key + lane / 4 + c / 2 * 8, dropout.mask, counter);
+            }
+        if constexpr (VALUES) multiply_sums<ELEMENT, HEAD / 8, PASSING / 8>(dv, s, dout_tile, lane);
+        if constexpr (KEYS) multiply_sums<ELEMENT, HEAD / 8, PASSING / 8>(dk, dp, q_tile, lane);
+        __syncthreads();
+    }
+    if constexpr (KEYS) store_part(dk, b, e, pair, 1, key);
+    if constexpr (VALUES) store_part(dv, b, e, pair, 2, key);
+}
+
+// dq of a tile of queries.
+template <bool DROPS>
+__device__ __forceinline__ void queries(const Backward &b, const Extents &e, u64 pairs, const AttentionDropout &dropout) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    ELEMENT *q_tile = (ELEMENT *)memory, *dout_tile = q_tile + STAYING * STRIDE;
+    ELEMENT *k_tile = dout_tile + STAYING * STRIDE, *v_tile = k_tile + PASSING * STRIDE;
+    const int lane = lane_index(), warp = threadIdx.x / WARP;
+    const u64 tiles = (e.queries + STAYING - 1) / STAYING;
+    const u64 pair = blockIdx.x % pairs, first = (tiles - 1 - blockIdx.x / pairs) * STAYING;
+    const Rows q = part(b, e, pair, 0), k = part(b, e, pair, 1), v = part(b, e, pair, 2), dout = dout_of(b, e, pair);
+    const u64 query = first + warp * 16, counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
+    const u64 end = e.causal && first + STAYING < e.queries ? first + STAYING : e.queries;
+
+    f32 lses[2], deltas[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u64 row = query + lane / 4 + half * 8;
+        lses[half] = row < e.queries ? b.log_sum_exp[pair * e.queries + row] * LOG2_E : 0.0f;
+        deltas[half] = row < e.queries ? b.delta[pair * e.queries + row] : 0.0f;
+    }
+    f32 dq[HEAD / 8][4];
+    clear(dq);
+    load_rows<STAYING, THREADS>(q_tile, q, first, e.queries, e.size);
+    load_rows<STAYING, THREADS>(dout_tile, dout, first, e.queries, e.size);
+    for (u64 key = 0; key < end; key += PASSING) {
+        load_rows<PASSING, THREADS>(k_tile, k, key, e.queries, e.size);
+        load_rows<PASSING, THREADS>(v_tile, v, key, e.queries, e.size);
+        commit_copies();
+        wait_copies<0>();
+        __syncthreads();
+        // [query][key]
+        f32 s[PASSING / 8][4], dp[PASSING / 8][4];
+        clear(s);
+        clear(dp);
+        multiply_rows<ELEMENT, PASSING / 8, HEAD>(s, q_tile + warp * 16 * STRIDE, k_tile, lane);
+        multiply_rows<ELEMENT, PASSING / 8, HEAD>(dp, dout_tile + warp * 16 * STRIDE, v_tile, lane);
+#pragma unroll
+        for (int n = 0; n < PASSING / 8; n++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                differentiate<DROPS>(s[n][c], dp[n][c], b, e, lses[c / 2], deltas[c / 2], query + lane / 4 + c / 2 * 8,
+                                     key + n * 8 + lane % 4 * 2 + c % 2, dropout.mask, counter);
+        multiply_sums<ELEMENT, HEAD / 8, PASSING / 8>(dq, dp, k_tile, lane);
+        __syncthreads();
+    }
+    store_part(dq, b, e, pair, 0, query);
+}
+
+// All take what `Backward`, `Extents` and `AttentionDropout` hold. Grid: pairs * tiles of STAYING rows.
+#define BACKWARD(NAME, CALL)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                            \
+        NAME(const ELEMENT *qkv, const ELEMENT *dout, const f32 *log_sum_exp, const f32 *delta, ELEMENT *dqkv,          \
+             u64 pairs, u64 heads, u64 size, u64 seq, int causal, f32 factor, f32 scale, u64 dropout_key, u64 kept_min, \
+             f32 kept_factor, u64 dropout_first, u64 dropout_sample) {                                                  \
+        const Backward b = {qkv, dout, log_sum_exp, delta, dqkv, scale};                                                \
+        const Extents e = {heads, size, seq, seq, 0, causal, factor};                                                   \
+        CALL(b, e, pairs, AttentionDropout{{dropout_key, kept_min, kept_factor}, dropout_first, dropout_sample});       \
+    }
+
+BACKWARD(attention_queries, queries<false>)
+BACKWARD(attention_queries_with_dropout, queries<true>)
+#if HEAD <= 128
+BACKWARD(attention_keys_values, (keys_values<false, true, true>))
+BACKWARD(attention_keys_values_with_dropout, (keys_values<true, true, true>))
+#else
+// The sums of both do not fit into registers.
+BACKWARD(attention_keys, (keys_values<false, true, false>))
+BACKWARD(attention_keys_with_dropout, (keys_values<true, true, false>))
+BACKWARD(attention_values, (keys_values<false, false, true>))
+BACKWARD(attention_values_with_dropout, (keys_values<true, false, true>))
+#endif

@@ -1,0 +1,32 @@
+// fill, convert, add: each element by itself, bound by memory.
+#include "numbers.cuh"
+
+// x = value, rounded.
+extern "C" __global__ void fill(ELEMENT *x, u64 n, f32 value) {
+    const bool aligned = is_aligned(x);
+    const f32 values[4] = {value, value, value, value};
+    FOR_FOURS(i, n) store4(x, i, n, aligned, values);
+}
+
+// to = from, rounded.
+extern "C" __global__ void convert(const ELEMENT *from, OTHER *to, u64 n) {
+    const bool from_aligned = is_aligned(from), to_aligned = is_aligned(to);
+    FOR_FOURS(i, n) {
+        f32 x[4];
+        load4(from, i, n, from_aligned, x);
+        store4(to, i, n, to_aligned, x);
+    }
+}
+
+// into += from, rounded once.
+extern "C" __global__ void add(const ELEMENT *from, OTHER *into, u64 n) {
+    const bool from_aligned = is_aligned(from), into_aligned = is_aligned(into);
+    FOR_FOURS(i, n) {
+        f32 x[4], y[4];
+        load4(from, i, n, from_aligned, x);
+        load4((const OTHER *)into, i, n, into_aligned, y);
+#pragma unroll
+        for (int j = 0; j < 4; j++) y[j] += x[j];
+        store4(into, i, n, into_aligned, y);
+    }
+}

@@ -1,0 +1,315 @@
+//! The executor of a card: it turns calls into launches and copies on the card's streams, and keeps the first failure.
+//!
+//! Operations of the host's stream run on the processor when they are issued, after what they wait for; transfers of the disk
+//! run on a thread of their own. Everything else returns at once.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
+use phalanx_tensor::operation::Operands;
+use phalanx_tensor::operations::{Elementwise, Operation};
+use phalanx_tensor::{Backend, DeviceError, Immediate, Kernels, ViewMut};
+use phalanx_trace::{Site, Stream};
+
+use crate::NAME;
+use crate::driver::{Context, driver};
+use crate::error::Error;
+use crate::faults::Faults;
+use crate::launch::Issue;
+use crate::memory::{CardMemory, HostBuffer, Registered, TensorMemory};
+use crate::modules::Modules;
+use crate::streams::{Streams, index};
+
+/// Bytes of a slot of the buffer through which host bytes are uploaded, and the number of slots.
+const SLOT_BYTES: usize = 1 << 20;
+const SLOTS: usize = 8;
+
+/// Where scratch begins in its memory.
+const SCRATCH_START: u64 = 256;
+
+/// A card that computes.
+pub(crate) struct Cuda {
+    // In the order in which they are dropped: the streams wait for all work first.
+    state: Mutex<State>,
+    modules: Modules,
+    scratch: CardMemory,
+    tensors: TensorMemory,
+    _registered: Vec<Registered>,
+    disk: Option<Immediate>,
+    host: Arc<dyn Kernels>,
+    tf32: bool,
+    has_failed: AtomicBool,
+    context: Arc<Context>,
+}
+
+/// What is used under a lock.
+struct State {
+    streams: Streams,
+    faults: Faults,
+    staging: Staging,
+    /// The first failure.
+    failure: Option<DeviceError>,
+}
+
+/// Registered memory through which uploads pass, because their bytes may be gone when the card reads them.
+struct Staging {
+    buffer: HostBuffer,
+    /// The entry of the stream of uploads that used each slot last.
+    used: [u64; SLOTS],
+    next: usize,
+}
+
+/// What a [`Cuda`] is made of.
+pub(crate) struct Parts {
+    pub(crate) context: Arc<Context>,
+    pub(crate) modules: Modules,
+    pub(crate) tensors: TensorMemory,
+    pub(crate) scratch_bytes: u64,
+    /// Host memory of the rank that the driver knows. It stays mapped as long as the device.
+    pub(crate) registered: Vec<Registered>,
+    pub(crate) host: Arc<dyn Kernels>,
+    pub(crate) disk: Option<Immediate>,
+    pub(crate) tf32: bool,
+}
+
+impl Cuda {
+    pub(crate) fn new(parts: Parts) -> Result<Cuda, Error> {
+        let Parts { context, modules, tensors, scratch_bytes, registered, host, disk, tf32 } = parts;
+        let buffer = HostBuffer::new(&context, SLOTS * SLOT_BYTES)?;
+        // The word of faults lies in front of the scratch.
+        let scratch = CardMemory::new(&context, SCRATCH_START + scratch_bytes, "scratch of kernels")?;
+        let mut streams = Streams::new(&context)?;
+        let compute = streams.issue(index(Stream::Compute).unwrap_or_default());
+        let state = State {
+            faults: Faults::new(&context, scratch.start(), compute)?,
+            streams,
+            staging: Staging { buffer, used: [0; SLOTS], next: 0 },
+            failure: None,
+        };
+        Ok(Cuda {
+            state: Mutex::new(state),
+            modules,
+            scratch,
+            tensors,
+            _registered: registered,
+            disk,
+            host,
+            tf32,
+            has_failed: AtomicBool::new(false),
+            context,
+        })
+    }
+
+    /// The addresses of scratch.
+    fn scratch(&self) -> Range<u64> {
+        let start = self.scratch.start();
+        start + SCRATCH_START..start + self.scratch.bytes() as u64
+    }
+
+    /// Nothing panics under this lock but programmer's errors.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a failure, if it is the first.
+    fn keep(&self, state: &mut State, result: Result<(), Error>, call: &'static str, site: Site) {
+        if let Err(error) = result {
+            state.failure.get_or_insert(DeviceError { device: NAME, call, site, reason: error.to_string() });
+            self.has_failed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Gives operands the addresses of the card. Whether each of the memories has some: the card's, the host's.
+    fn move_operands(&self, operation: &mut Operation) -> [bool; 2] {
+        let mut memories = [false, false];
+        operation.visit(&mut |operand| {
+            if operand.bytes == 0 {
+                return;
+            }
+            match self.tensors.distance(operand.address.as_ptr().addr()) {
+                Some(distance) => {
+                    *operand.address = operand.address.moved(distance);
+                    memories[0] = true;
+                }
+                None => memories[1] = true,
+            }
+        });
+        memories
+    }
+
+    /// Issues a call to a stream of the card.
+    fn issue(&self, state: &mut State, stream: Stream, mut call: Call) -> Result<(), Error> {
+        let Some(queue) = index(stream) else { return Ok(()) };
+        self.context.enter()?;
+        let [_, on_host] = self.move_operands(&mut call.operation);
+        let is_copy = matches!(call.operation, Operation::Elementwise(Elementwise::Copy(_)));
+        if on_host && !is_copy {
+            return Err(Error::Unsupported("a kernel was given host memory".to_string()));
+        }
+        let State { streams, faults, .. } = state;
+        let start = call.timer.is_some().then(|| streams.start_timing(queue)).transpose()?;
+        let mut issue = Issue {
+            modules: &self.modules,
+            stream: streams.issue(queue),
+            card: self.tensors.on_card(),
+            scratch: (stream == Stream::Compute).then(|| self.scratch()),
+            multiprocessors: u64::from(self.context.card.multiprocessors),
+            tf32: self.tf32,
+            faults,
+            call: call.name,
+            site: call.site,
+        };
+        issue.operation(call.operation)?;
+        match start.zip(call.timer) {
+            Some((start, timer)) => streams.end_timing(queue, start, timer),
+            None => Ok(()),
+        }
+    }
+
+    /// Copies host bytes through the staging buffer.
+    fn stage(&self, state: &mut State, from: &[u8], to: u64, timer: Option<Timer>) -> Result<(), Error> {
+        let Some(queue) = index(Stream::ToDevice) else { return Ok(()) };
+        self.context.enter()?;
+        let State { streams, staging, .. } = state;
+        let start = timer.is_some().then(|| streams.start_timing(queue)).transpose()?;
+        for (number, piece) in from.chunks(SLOT_BYTES).enumerate() {
+            let slot = staging.next;
+            staging.next = (slot + 1) % SLOTS;
+            streams.synchronize(queue, staging.used[slot])?;
+            let to = to + (number * SLOT_BYTES) as u64;
+            // SAFETY: the slot lies inside the buffer, and the copy that used it last is over.
+            unsafe {
+                let at = staging.buffer.base().add(slot * SLOT_BYTES);
+                std::ptr::copy_nonoverlapping(piece.as_ptr(), at, piece.len());
+                driver!(cuMemcpyHtoDAsync_v2(to, at.cast(), piece.len(), streams.issue(queue)))?;
+            }
+            staging.used[slot] = streams.record(queue)?;
+        }
+        match start.zip(timer) {
+            Some((start, timer)) => streams.end_timing(queue, start, timer),
+            None => Ok(()),
+        }
+    }
+
+    /// Blocks until entry `number` of a stream of the card is over.
+    fn wait_for(&self, queue: usize, number: u64) -> Result<(), DeviceError> {
+        let mut state = self.lock();
+        let result = self.context.enter().and_then(|()| state.streams.synchronize(queue, number));
+        if result.is_err() {
+            self.keep(&mut state, result, "synchronize", Site::caller());
+        }
+        if state.failure.is_none() {
+            state.failure = state.faults.found();
+        }
+        let Some(failure) = state.failure.clone() else { return Ok(()) };
+        self.has_failed.store(true, Ordering::Release);
+        // What was issued before runs to its end: nobody may free its memory meanwhile.
+        let _ = state.streams.drain();
+        Err(failure)
+    }
+}
+
+impl Backend for Cuda {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn threads(&self) -> usize {
+        self.host.threads()
+    }
+
+    fn is_host_addressable(&self) -> bool {
+        false
+    }
+
+    fn launch(&self, stream: Stream, call: Call) {
+        if self.has_failed.load(Ordering::Acquire) {
+            return;
+        }
+        if stream == Stream::Host {
+            return call.execute(&*self.host);
+        }
+        let (name, site) = (call.name, call.site);
+        let mut state = self.lock();
+        let result = self.issue(&mut state, stream, call);
+        self.keep(&mut state, result, name, site);
+    }
+
+    fn upload(&self, _: Stream, from: &[u8], to: ViewMut, site: Site, timer: Option<Timer>) {
+        if self.has_failed.load(Ordering::Acquire) {
+            return;
+        }
+        let address = to.address().as_ptr().addr();
+        let to = self.tensors.distance(address).map(|distance| address.wrapping_add_signed(distance) as u64);
+        let mut state = self.lock();
+        let result = match to {
+            Some(to) => self.stage(&mut state, from, to, timer),
+            None => Err(Error::Unsupported("an upload was given host memory to write".to_string())),
+        };
+        self.keep(&mut state, result, "upload", site);
+    }
+
+    fn transfer(&self, transfer: DiskTransfer) {
+        match &self.disk {
+            Some(disk) => disk.transfer(transfer),
+            None => {
+                let (call, site) = (transfer.name, transfer.site);
+                let result = Err(Error::Unsupported("the device has no disk memory".to_string()));
+                self.keep(&mut self.lock(), result, call, site);
+            }
+        }
+    }
+
+    #[track_caller]
+    fn record(&self, stream: Stream) -> StreamEvent {
+        let Some(queue) = index(stream) else {
+            let on_disk = self.disk.as_ref().filter(|_| stream == Stream::Disk);
+            return on_disk.map_or(StreamEvent { stream, number: 0 }, |disk| disk.record(stream));
+        };
+        if self.has_failed.load(Ordering::Acquire) {
+            return StreamEvent { stream, number: 0 };
+        }
+        let mut state = self.lock();
+        let number = self.context.enter().and_then(|()| state.streams.record(queue));
+        let number = number.unwrap_or_else(|error| {
+            self.keep(&mut state, Err(error), "record", Site::caller());
+            0
+        });
+        StreamEvent { stream, number }
+    }
+
+    #[track_caller]
+    fn wait(&self, stream: Stream, event: StreamEvent) {
+        if self.has_failed.load(Ordering::Acquire) {
+            return;
+        }
+        match (index(stream), index(event.stream)) {
+            (Some(queue), Some(of)) => {
+                let mut state = self.lock();
+                let result = self.context.enter().and_then(|()| state.streams.wait(queue, of, event.number));
+                self.keep(&mut state, result, "wait", Site::caller());
+            }
+            // What the host's stream or the disk is given next runs at once, or may.
+            (None, Some(of)) => {
+                // The failure is kept, for the next synchronisation.
+                let _ = self.wait_for(of, event.number);
+            }
+            // Work of the host's stream is over when it was issued.
+            (_, None) => {
+                if let Some(disk) = self.disk.as_ref().filter(|_| event.stream == Stream::Disk) {
+                    disk.wait(stream, event);
+                }
+            }
+        }
+    }
+
+    fn synchronize(&self, event: StreamEvent) -> Result<(), DeviceError> {
+        match (index(event.stream), &self.disk) {
+            (Some(queue), _) => self.wait_for(queue, event.number),
+            (None, Some(disk)) if event.stream == Stream::Disk => disk.synchronize(event),
+            (None, _) => self.lock().failure.clone().map_or(Ok(()), Err),
+        }
+    }
+}

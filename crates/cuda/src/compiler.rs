@@ -1,0 +1,215 @@
+//! NVRTC: finding it, and compiling programs with it.
+//!
+//! It is loaded by name or from a given place, in any version from 12 on, so that a wheel of the Python package index serves as
+//! well as the toolkit. Its functions are looked up here, because a binding is for one version.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+
+use libloading::{Library, Symbol};
+
+use crate::error::Error;
+use crate::programs::{HEADERS, OPTIONS, Program};
+
+type NvrtcProgram = *mut c_void;
+type NvrtcResult = c_int;
+
+/// Names that the dynamic loader is asked for.
+const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+
+/// What is made of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// Instructions of one architecture.
+    Cubin,
+    /// PTX, which the driver compiles; for a driver that executes PTX itself.
+    Ptx,
+}
+
+/// A program that was compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// For the driver. PTX ends with 0.
+    pub image: Vec<u8>,
+    /// What the compiler said, with registers, spills and shared memory of each kernel.
+    pub log: String,
+}
+
+/// NVRTC, loaded.
+pub struct Compiler {
+    library: Library,
+    version: (i32, i32),
+}
+
+impl Compiler {
+    /// Loads NVRTC: from `place`, a file or a folder that has one, or else by its names.
+    ///
+    /// # Errors
+    /// [`Error::NoCompiler`] and [`Error::UnusableCompiler`].
+    pub fn load(place: Option<&Path>) -> Result<Compiler, Error> {
+        let candidates: Vec<PathBuf> = match place {
+            None => NAMES.iter().map(PathBuf::from).collect(),
+            Some(file) if file.is_file() => vec![file.to_path_buf()],
+            Some(folder) => NAMES.iter().map(|name| folder.join(name)).collect(),
+        };
+        for candidate in &candidates {
+            // SAFETY: NVRTC's initialisers have no requirements.
+            if let Ok(library) = unsafe { Library::new(candidate) } {
+                return Compiler::of(library, candidate);
+            }
+        }
+        let looked: Vec<String> = candidates.iter().map(|path| path.display().to_string()).collect();
+        Err(Error::NoCompiler { looked: looked.join(", ") })
+    }
+
+    fn of(library: Library, path: &Path) -> Result<Compiler, Error> {
+        let unusable = |reason: String| Error::UnusableCompiler { path: path.display().to_string(), reason };
+        type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> NvrtcResult;
+        let (mut major, mut minor) = (0, 0);
+        let result = {
+            // SAFETY: the type is that of nvrtcVersion in every version.
+            let version: Result<Symbol<Version>, _> = unsafe { library.get(b"nvrtcVersion") };
+            let version = version.map_err(|error| unusable(error.to_string()))?;
+            // SAFETY: both numbers are there to be written.
+            unsafe { version(&mut major, &mut minor) }
+        };
+        if result != 0 || major < 12 {
+            return Err(unusable(format!("its version is {major}.{minor}; 12.0 or newer is needed")));
+        }
+        Ok(Compiler { library, version: (major, minor) })
+    }
+
+    /// NVRTC's version.
+    pub fn version(&self) -> (i32, i32) {
+        self.version
+    }
+
+    /// The options with which `program` is compiled for an architecture such as `sm_90`.
+    pub fn options(program: &Program, architecture: &str) -> Vec<String> {
+        let mut options = vec![format!("--gpu-architecture={architecture}")];
+        options.extend(OPTIONS.map(str::to_string));
+        options.extend(program.definitions());
+        options
+    }
+
+    /// Compiles a program.
+    ///
+    /// # Errors
+    /// [`Error::Compile`] with NVRTC's log.
+    pub fn compile(&self, program: &Program, architecture: &str, code: Code) -> Result<Compiled, Error> {
+        let (name, text) = program.source.file();
+        let terminated = |text: &str| CString::new(text).expect("the sources have no byte 0");
+        let headers = HEADERS.map(|(_, text)| terminated(text));
+        let header_names = HEADERS.map(|(name, _)| terminated(name));
+        let options: Vec<CString> =
+            Compiler::options(program, architecture).iter().map(|option| terminated(option)).collect();
+        let job = Job {
+            compiler: self,
+            handle: self.create(&terminated(text), &terminated(name), &headers, &header_names)?,
+        };
+        let result = job.compile(&options)?;
+        let log = job.text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog")?;
+        let log = String::from_utf8_lossy(&log).trim_end_matches('\0').to_string();
+        if result != 0 {
+            let (program, architecture) = (program.describe(), architecture.to_string());
+            return Err(Error::Compile { program, architecture, version: self.version, log });
+        }
+        let image = match code {
+            Code::Cubin => job.text("nvrtcGetCUBINSize", "nvrtcGetCUBIN")?,
+            Code::Ptx => job.text("nvrtcGetPTXSize", "nvrtcGetPTX")?,
+        };
+        Ok(Compiled { image, log })
+    }
+
+    fn create(
+        &self,
+        text: &CString,
+        name: &CString,
+        headers: &[CString],
+        header_names: &[CString],
+    ) -> Result<NvrtcProgram, Error> {
+        type Create = unsafe extern "C" fn(
+            *mut NvrtcProgram,
+            *const c_char,
+            *const c_char,
+            c_int,
+            *const *const c_char,
+            *const *const c_char,
+        ) -> NvrtcResult;
+        let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
+        let (headers, names) = (pointers(headers), pointers(header_names));
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the type is nvrtcCreateProgram's; all strings end with 0 and live until it returns, which copies them.
+        let result = unsafe {
+            let create = self.function::<Create>("nvrtcCreateProgram")?;
+            let count = headers.len() as c_int;
+            create(&mut handle, text.as_ptr(), name.as_ptr(), count, headers.as_ptr(), names.as_ptr())
+        };
+        self.check(result, "nvrtcCreateProgram")?;
+        Ok(handle)
+    }
+
+    /// A function of NVRTC.
+    ///
+    /// # Safety
+    /// `F` is its type.
+    unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F, Error> {
+        // SAFETY: the caller's promise; the library stays loaded as long as `self`.
+        let found = unsafe { self.library.get::<F>(name.as_bytes()) };
+        found.map(|symbol| *symbol).map_err(|error| self.failed(format!("{name}: {error}")))
+    }
+
+    fn check(&self, result: NvrtcResult, call: &'static str) -> Result<(), Error> {
+        if result == 0 { Ok(()) } else { Err(self.failed(format!("{call} gives error {result}"))) }
+    }
+
+    fn failed(&self, reason: String) -> Error {
+        Error::UnusableCompiler { path: format!("NVRTC {}.{}", self.version.0, self.version.1), reason }
+    }
+}
+
+/// A program that NVRTC holds.
+struct Job<'a> {
+    compiler: &'a Compiler,
+    handle: NvrtcProgram,
+}
+
+impl Job<'_> {
+    /// Compiles it; NVRTC's result.
+    fn compile(&self, options: &[CString]) -> Result<NvrtcResult, Error> {
+        type Compile = unsafe extern "C" fn(NvrtcProgram, c_int, *const *const c_char) -> NvrtcResult;
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the type is nvrtcCompileProgram's; the options end with 0 and live until it returns.
+        unsafe {
+            let compile = self.compiler.function::<Compile>("nvrtcCompileProgram")?;
+            Ok(compile(self.handle, options.len() as c_int, options.as_ptr()))
+        }
+    }
+
+    /// What a pair of functions gives: a length, and that many bytes.
+    fn text(&self, size: &'static str, get: &'static str) -> Result<Vec<u8>, Error> {
+        type Size = unsafe extern "C" fn(NvrtcProgram, *mut usize) -> NvrtcResult;
+        type Get = unsafe extern "C" fn(NvrtcProgram, *mut c_char) -> NvrtcResult;
+        let mut bytes = 0;
+        // SAFETY: the types are those of all such functions; the buffer is as long as NVRTC says.
+        unsafe {
+            self.compiler.check(self.compiler.function::<Size>(size)?(self.handle, &mut bytes), size)?;
+            let mut text = vec![0u8; bytes];
+            self.compiler
+                .check(self.compiler.function::<Get>(get)?(self.handle, text.as_mut_ptr().cast()), get)?;
+            Ok(text)
+        }
+    }
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        type Destroy = unsafe extern "C" fn(*mut NvrtcProgram) -> NvrtcResult;
+        // SAFETY: the type is nvrtcDestroyProgram's; the program is destroyed once. A failure leaks it.
+        unsafe {
+            if let Ok(destroy) = self.compiler.function::<Destroy>("nvrtcDestroyProgram") {
+                destroy(&mut self.handle);
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The driver: loading it, its errors, and one card.
+//!
+//! The driver is loaded when it is first asked for, so the program starts on machines without one. Calls go to cudarc's `sys`
+//! layer: its safe layer records an event for each slice that a stream uses, and its pinned memory is write-combined.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
+
+use crate::error::{CAPABILITY_MIN, DRIVER_MIN, Error};
+
+/// An error of the driver, unless the call succeeded.
+pub(crate) fn check(result: CUresult, call: &'static str) -> Result<(), Error> {
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let text_of = |get: unsafe fn(CUresult, *mut *const c_char) -> CUresult| {
+        let mut text = std::ptr::null();
+        // SAFETY: the driver is loaded, and writes the address of a static string, or null.
+        let found = unsafe { get(result, &mut text) };
+        if found != CUresult::CUDA_SUCCESS || text.is_null() {
+            return "unknown".to_string();
+        }
+        // SAFETY: a static string that ends with 0.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    };
+    Err(Error::Driver { call, name: text_of(sys::cuGetErrorName), text: text_of(sys::cuGetErrorString) })
+}
+
+/// `driver!(cuFunction(arguments))`: calls a function of the driver and checks its result. Inside `unsafe`.
+macro_rules! driver {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        $crate::driver::check(cudarc::driver::sys::$function($($argument),*), stringify!($function))
+    };
+}
+pub(crate) use driver;
+
+/// Loads the driver, if it is not loaded yet.
+///
+/// # Errors
+/// [`Error::NoDriver`] and [`Error::DriverTooOld`].
+pub fn load() -> Result<(), Error> {
+    // SAFETY: loading the driver runs its initialisers, which any program may do.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::NoDriver);
+    }
+    let mut version = 0;
+    // SAFETY: the driver is present; both calls may be made at any time, by any thread.
+    unsafe {
+        driver!(cuInit(0))?;
+        driver!(cuDriverGetVersion(&mut version))?;
+    }
+    if version < DRIVER_MIN { Err(Error::DriverTooOld { version }) } else { Ok(()) }
+}
+
+/// Number of cards that the driver finds.
+///
+/// # Errors
+/// Those of [`load`], and the driver's.
+pub fn count_cards() -> Result<usize, Error> {
+    load()?;
+    let mut count = 0;
+    // SAFETY: the driver is loaded and initialised.
+    unsafe { driver!(cuDeviceGetCount(&mut count))? };
+    Ok(count as usize)
+}
+
+/// What a card is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Its number, from 0.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of its memory.
+    pub memory_bytes: u64,
+    /// Bytes of shared memory that a block may have.
+    pub shared_bytes: u32,
+    pub(crate) device: c_int,
+}
+
+impl Card {
+    /// Describes a card.
+    ///
+    /// # Errors
+    /// Those of [`load`]; a card that is not there or too old; the driver's.
+    pub fn open(index: usize) -> Result<Card, Error> {
+        let count = count_cards()?;
+        if index >= count {
+            return Err(Error::NoCard { index, count: count as i32 });
+        }
+        let (mut device, mut name, mut memory_bytes) = (0, [0 as c_char; 256], 0usize);
+        // SAFETY: the driver is initialised; each call writes what it is given, the name at most 256 bytes with its end.
+        let name = unsafe {
+            driver!(cuDeviceGet(&mut device, index as c_int))?;
+            driver!(cuDeviceGetName(name.as_mut_ptr(), 256, device))?;
+            driver!(cuDeviceTotalMem_v2(&mut memory_bytes, device))?;
+            CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+        };
+        let attribute = |attribute| attribute_of(device, attribute);
+        use CUdevice_attribute as Attribute;
+        let capability = (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        if capability < CAPABILITY_MIN {
+            return Err(Error::CardTooOld { index, name, capability });
+        }
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        let shared_bytes =
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32;
+        let memory_bytes = memory_bytes as u64;
+        Ok(Card { index, name, capability, multiprocessors, memory_bytes, shared_bytes, device })
+    }
+
+    /// The architecture for which its kernels are compiled, such as `sm_90`.
+    pub fn architecture(&self) -> String {
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+}
+
+fn attribute_of(device: c_int, attribute: CUdevice_attribute) -> Result<i32, Error> {
+    let mut value = 0;
+    // SAFETY: the device is one that the driver gave.
+    unsafe { driver!(cuDeviceGetAttribute(&mut value, attribute, device))? };
+    Ok(value)
+}
+
+/// The primary context of a card, held.
+pub(crate) struct Context {
+    pub(crate) card: Card,
+    context: sys::CUcontext,
+}
+
+// SAFETY: a context may be used by any thread; `enter` makes it the current one of the thread that calls.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver has its own locks.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(crate) fn new(card: Card) -> Result<Context, Error> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the device is one that the driver gave.
+        unsafe { driver!(cuDevicePrimaryCtxRetain(&mut context, card.device))? };
+        let context = Context { card, context };
+        context.enter()?;
+        Ok(context)
+    }
+
+    /// Makes this the context of the calling thread.
+    pub(crate) fn enter(&self) -> Result<(), Error> {
+        // SAFETY: the context is retained until it is dropped.
+        unsafe { driver!(cuCtxSetCurrent(self.context)) }
+    }
+
+    /// Bytes of the card's memory that are free, and all.
+    pub(crate) fn memory(&self) -> Result<(u64, u64), Error> {
+        self.enter()?;
+        let (mut free, mut total) = (0usize, 0usize);
+        // SAFETY: the context is current.
+        unsafe { driver!(cuMemGetInfo_v2(&mut free, &mut total))? };
+        Ok((free as u64, total as u64))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once, in `new`. What was made in the context holds it, and is gone. A failure leaves it retained.
+        let _ = unsafe { driver!(cuDevicePrimaryCtxRelease_v2(self.card.device)) };
+    }
+}

@@ -1,0 +1,128 @@
+//! Why there is no device, or why it failed: each error names the package or the setting that helps.
+
+use std::path::PathBuf;
+
+/// The oldest driver: the one of CUDA 12.0.
+pub const DRIVER_MIN: i32 = 12000;
+
+/// The oldest card: compute capability 8.0 (A100), which has bf16 and asynchronous copies into shared memory.
+pub const CAPABILITY_MIN: (i32, i32) = (8, 0);
+
+/// What went wrong with a card, its driver, or the compiler of its kernels.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The dynamic loader finds no driver.
+    #[error(
+        "no CUDA driver: the dynamic loader finds no libcuda.so. It belongs to NVIDIA's driver (Debian and Ubuntu: package \
+         `nvidia-driver` or `libcuda1`; containers: run them with the NVIDIA Container Toolkit, `--gpus all`)"
+    )]
+    NoDriver,
+    /// The driver is too old.
+    #[error(
+        "the CUDA driver is of CUDA {}.{}, and {}.{} or newer is needed: update NVIDIA's driver",
+        version / 1000, version % 1000 / 10, DRIVER_MIN / 1000, DRIVER_MIN % 1000 / 10
+    )]
+    DriverTooOld {
+        /// As the driver gives it: 12040 for CUDA 12.4.
+        version: i32,
+    },
+    /// The driver knows no such card.
+    #[error(
+        "there is no card number {index}: the driver finds {count}, counted from 0 (CUDA_VISIBLE_DEVICES limits which)"
+    )]
+    NoCard {
+        /// The number that was asked for.
+        index: usize,
+        /// Cards that the driver finds.
+        count: i32,
+    },
+    /// The card is too old.
+    #[error(
+        "card {index} ({name}) has compute capability {}.{}; {}.{} or newer is needed (A100, RTX 30 and later)",
+        capability.0, capability.1, CAPABILITY_MIN.0, CAPABILITY_MIN.1
+    )]
+    CardTooOld {
+        /// Its number.
+        index: usize,
+        /// Its name.
+        name: String,
+        /// Its compute capability.
+        capability: (i32, i32),
+    },
+    /// There is no compiler of kernels.
+    #[error(
+        "no NVRTC, which compiles the kernels: looked for {looked}. Install it with `pip install nvidia-cuda-nvrtc` and give the \
+         folder of libnvrtc.so, or install the CUDA toolkit (Debian and Ubuntu: package `cuda-nvrtc-12-8` or newer)"
+    )]
+    NoCompiler {
+        /// The names and paths that were tried.
+        looked: String,
+    },
+    /// The library that was found is not NVRTC as it should be.
+    #[error("{path} is no NVRTC that can be used: {reason}")]
+    UnusableCompiler {
+        /// Which library.
+        path: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A program did not compile.
+    #[error("{program} does not compile for {architecture} with NVRTC {}.{}:\n{log}", version.0, version.1)]
+    Compile {
+        /// The program with its definitions.
+        program: String,
+        /// For instance `sm_90`.
+        architecture: String,
+        /// NVRTC's version.
+        version: (i32, i32),
+        /// What NVRTC says.
+        log: String,
+    },
+    /// The cache of compiled programs cannot be written.
+    #[error("the compiled program cannot be kept in {path}: {error}", path = path.display())]
+    Cache {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        error: std::io::Error,
+    },
+    /// The card has too little free memory.
+    #[error(
+        "card {index} has {free_bytes} of {total_bytes} bytes free, and {needed_bytes} are needed for {purpose}: end other \
+         programs on the card (`nvidia-smi` lists them), or change the plan so that it needs less (`phalanx plan CONFIG \
+         --device-memory` says how)"
+    )]
+    OutOfMemory {
+        /// The card.
+        index: usize,
+        /// Bytes that are needed.
+        needed_bytes: u64,
+        /// Bytes that are free.
+        free_bytes: u64,
+        /// Bytes of the card.
+        total_bytes: u64,
+        /// What for.
+        purpose: &'static str,
+    },
+    /// A call of the driver failed.
+    #[error("{call}: {name} ({text})")]
+    Driver {
+        /// The function of the driver.
+        call: &'static str,
+        /// The name of its error.
+        name: String,
+        /// What the driver says about it.
+        text: String,
+    },
+    /// The system refused memory.
+    #[error("the system refuses {bytes} bytes of addresses for device memory: {error}")]
+    Addresses {
+        /// How many.
+        bytes: u64,
+        /// Its answer.
+        error: std::io::Error,
+    },
+    /// An operation that this device cannot compute.
+    #[error("{0}")]
+    Unsupported(String),
+}

@@ -1,0 +1,161 @@
+//! Makes cards as the devices of ranks.
+
+use std::io::{Error as IoError, ErrorKind};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use phalanx_tensor::{
+    Arena, Device, DeviceFactory, DeviceRequest, Immediate, Kernels, Memory, ProductMethod,
+};
+
+use crate::backend::{Cuda, Parts};
+use crate::compiler::{Code, Compiler};
+use crate::driver::{Card, Context, count_cards};
+use crate::error::Error;
+use crate::memory::{Registered, TensorMemory};
+use crate::modules::Modules;
+
+/// Makes the kernels of the host's processor for the device that a request describes.
+type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync;
+
+/// How a card is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Where NVRTC is: a file, or the folder of `libnvrtc.so`. None: where the dynamic loader finds it.
+    pub nvrtc: Option<PathBuf>,
+    /// The folder in which compiled programs are kept. None: they are compiled by each process.
+    pub cache: Option<PathBuf>,
+    /// What is compiled: instructions of the card, or PTX.
+    pub code: Code,
+    /// Bytes of the card's memory for partial sums of kernels, beside the plan's.
+    pub scratch_bytes: u64,
+    /// Whether products of f32 are computed as TF32: faster, with 10 bits of the mantissa.
+    pub tf32: bool,
+    /// Whether ranks share cards when there are more ranks than cards.
+    pub share_cards: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let scratch_bytes = 64 << 20;
+        Options {
+            nvrtc: None,
+            cache: None,
+            code: Code::Cubin,
+            scratch_bytes,
+            tf32: false,
+            share_cards: false,
+        }
+    }
+}
+
+/// Every rank computes on a card.
+pub struct CudaFactory {
+    options: Options,
+    make_kernels: Box<MakeKernels>,
+}
+
+impl CudaFactory {
+    /// Cards with `options`. `make_kernels` makes the kernels for operations on host memory, such as `CpuFactory::kernels`.
+    pub fn new(
+        options: Options,
+        make_kernels: impl Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync + 'static,
+    ) -> CudaFactory {
+        CudaFactory { options, make_kernels: Box::new(make_kernels) }
+    }
+
+    /// The card of device number `index` of the run.
+    fn card(&self, index: usize) -> Result<Card, Error> {
+        let count = count_cards()?;
+        let index = if self.options.share_cards && count > 0 { index % count } else { index };
+        Card::open(index)
+    }
+}
+
+/// A device without a plan, for tests: it hands out `memory_bytes` of the memory of card 0 as they are asked for, and the host's
+/// memory is the heap. `host` computes operations on host memory.
+///
+/// # Errors
+/// Those of the driver, the card and the compiler.
+pub fn unplanned_device(
+    options: &Options,
+    memory_bytes: u64,
+    host: Arc<dyn Kernels>,
+) -> Result<Device, Error> {
+    let context = Arc::new(Context::new(Card::open(0)?)?);
+    let compiler = Compiler::load(options.nvrtc.as_deref())?;
+    let modules = Modules::new(&context, compiler, options.cache.as_ref(), options.code);
+    let (tensors, addresses) = TensorMemory::new(&context, memory_bytes)?;
+    let (scratch_bytes, registered, tf32) = (options.scratch_bytes, Vec::new(), options.tf32);
+    let cuda =
+        Cuda::new(Parts { context, modules, tensors, scratch_bytes, registered, host, disk: None, tf32 })?;
+    let arena = Arena::unplanned_in(Memory::Device, addresses);
+    Ok(Device::with_memories(Arc::new(cuda), arena, Arena::heap_of(Memory::Host)))
+}
+
+impl DeviceFactory for CudaFactory {
+    fn is_host_addressable(&self) -> bool {
+        false
+    }
+
+    fn make(&self, request: &DeviceRequest) -> std::io::Result<Device> {
+        if request.products == Some(ProductMethod::Split) {
+            let text = "precision.products = \"split\" is for processors with tile registers; on a card give \"fma\" or leave it out";
+            return Err(IoError::new(ErrorKind::InvalidInput, text));
+        }
+        let host_kernels = (self.make_kernels)(request)?;
+        let context = Arc::new(self.card(request.index).and_then(Context::new).map_err(refused)?);
+        let compiler = Compiler::load(self.options.nvrtc.as_deref()).map_err(refused)?;
+        let modules = Modules::new(&context, compiler, self.options.cache.as_ref(), self.options.code);
+        let (tensors, addresses) =
+            TensorMemory::new(&context, request.device_plan.arena_bytes).map_err(refused)?;
+        // Transports read host memory: that is what is shared.
+        let host = (request.map_shared)(request.host_plan.arena_bytes as usize)?;
+        let registered = match request.pin_host {
+            Some(false) => Vec::new(),
+            pin => {
+                // SAFETY: the region becomes the host arena of the device, which holds its backend no longer than its arenas:
+                // `Device` drops its backend first.
+                match unsafe { Registered::new(&context, &host) } {
+                    Ok(registered) => vec![registered],
+                    Err(error) if pin == Some(true) => return Err(refused(error)),
+                    // Copies from memory that is not registered pass through the driver's own.
+                    Err(_) => Vec::new(),
+                }
+            }
+        };
+        let disk = request.make_disk()?;
+        let disk_stream =
+            disk.as_ref().map(|_| Immediate::with_disk_stream(Arc::clone(&host_kernels))).transpose()?;
+        let cuda = Cuda::new(Parts {
+            context,
+            modules,
+            tensors,
+            scratch_bytes: self.options.scratch_bytes,
+            registered,
+            host: host_kernels,
+            disk: disk_stream,
+            tf32: self.options.tf32,
+        })
+        .map_err(refused)?;
+        let arena = Arena::replaying(request.device_plan.clone(), addresses);
+        let host = Arena::replaying_in(Memory::Host, request.host_plan.clone(), host);
+        let device = Device::with_memories(Arc::new(cuda), arena, host);
+        Ok(match disk {
+            None => device,
+            Some(disk) => device.with_disk(disk),
+        })
+    }
+}
+
+fn refused(error: Error) -> IoError {
+    let kind = match &error {
+        Error::OutOfMemory { .. } | Error::Addresses { .. } => ErrorKind::OutOfMemory,
+        Error::NoDriver | Error::NoCard { .. } | Error::NoCompiler { .. } => ErrorKind::NotFound,
+        Error::DriverTooOld { .. } | Error::CardTooOld { .. } | Error::Unsupported(_) => {
+            ErrorKind::Unsupported
+        }
+        _ => ErrorKind::Other,
+    };
+    IoError::new(kind, error)
+}

@@ -1,0 +1,253 @@
+//! Attention: tiles, their shared memory, and where queries, keys and values lie.
+
+use phalanx_tensor::arguments::{Dropout, Heads};
+use phalanx_tensor::operations::{AttentionBackward, AttentionCached, AttentionForward, Attentions};
+use phalanx_tensor::{DType, View, ViewMut};
+
+use crate::error::Error;
+use crate::launch::elementwise::kept;
+use crate::launch::products::PADDING;
+use crate::launch::{Issue, address, numbers};
+use crate::modules::Launch;
+use crate::programs::{HEADS, Program, Source};
+
+/// Queries of a block in the forward pass, and its threads.
+const QUERIES: usize = 64;
+const FORWARD_THREADS: u32 = 128;
+
+/// The tiles of an attention, as in `attention.cuh` and `attention_backward.cu`.
+#[derive(Clone, Copy, Debug)]
+struct HeadTiles {
+    /// Bytes of a row in shared memory.
+    row_bytes: usize,
+    /// Rows of the tiles that pass through shared memory.
+    passing: usize,
+    /// Rows of the tiles that stay in it, in the backward pass.
+    staying: usize,
+}
+
+impl HeadTiles {
+    fn new(head: u32, element: DType) -> HeadTiles {
+        let bytes = head as usize * element.bytes();
+        let passing = if bytes <= 128 { 64 } else { 32 };
+        let staying = if bytes <= 256 { 64 } else { 32 };
+        HeadTiles { row_bytes: bytes + PADDING, passing, staying }
+    }
+
+    fn forward_bytes(self) -> u32 {
+        ((QUERIES + 2 * self.passing) * self.row_bytes) as u32
+    }
+
+    fn backward_bytes(self) -> u32 {
+        (2 * (self.staying + self.passing) * self.row_bytes) as u32
+    }
+
+    /// Threads of a block of the backward pass: a warp for 16 rows.
+    fn backward_threads(self) -> u32 {
+        (self.staying / 16 * 32) as u32
+    }
+}
+
+/// The sizes of an attention.
+#[derive(Clone, Copy)]
+struct Extents {
+    batch: usize,
+    rows: usize,
+    hidden: usize,
+    heads: usize,
+    size: usize,
+    causal: bool,
+}
+
+impl Extents {
+    fn new(qkv: View, Heads { heads, causal }: Heads) -> Extents {
+        let [batch, rows, hidden3] = qkv.dims();
+        let hidden = hidden3 / 3;
+        Extents { batch, rows, hidden, heads, size: hidden / heads, causal }
+    }
+
+    fn pairs(&self) -> usize {
+        self.batch * self.heads
+    }
+
+    /// Factor that turns scores into exponents of 2.
+    fn factor(&self) -> f32 {
+        (std::f64::consts::LOG2_E / (self.size as f64).sqrt()) as f32
+    }
+}
+
+/// Keys and values of a forward pass.
+struct Keys {
+    /// Addresses of the first key and the first value.
+    at: [u64; 2],
+    /// Elements between rows, and between samples.
+    strides: [usize; 2],
+    /// Keys of a sample, and positions before the first query.
+    count: usize,
+    past: usize,
+}
+
+/// The dropout numbers of a kernel: key, smallest kept number, factor, first counter, counters of a sample.
+fn dropout_numbers(dropout: Option<Dropout>) -> [u64; 5] {
+    dropout.map_or([0; 5], |dropout| {
+        let (kept_min, factor) = kept(dropout);
+        [dropout.key, kept_min, u64::from(factor.to_bits()), dropout.first, dropout.sample]
+    })
+}
+
+impl Issue<'_> {
+    pub(super) fn attention(&mut self, operation: Attentions) -> Result<(), Error> {
+        match operation {
+            Attentions::AttentionForward(o) => self.attention_forward(o),
+            Attentions::AttentionCached(o) => self.attention_cached(o),
+            Attentions::AttentionBackward(o) => self.attention_backward(o),
+        }
+    }
+
+    /// The program of a file for heads of this size.
+    fn attention_program(&self, source: Source, element: DType, e: &Extents) -> Result<Program, Error> {
+        let program = Program { tf32: self.tf32 && element == DType::F32, ..Program::of(source, element) };
+        program.with_head(e.size).ok_or_else(|| {
+            let max = HEADS[HEADS.len() - 1];
+            Error::Unsupported(format!(
+                "a head has {} elements; a card computes heads of at most {max}",
+                e.size
+            ))
+        })
+    }
+
+    fn attention_forward(&mut self, o: AttentionForward) -> Result<(), Error> {
+        let e = Extents::new(o.qkv, o.heads);
+        let part = (e.hidden * o.qkv.dtype().bytes()) as u64;
+        let start = address(o.qkv);
+        let keys = Keys {
+            at: [start + part, start + 2 * part],
+            strides: [3 * e.hidden, e.rows * 3 * e.hidden],
+            count: e.rows,
+            past: 0,
+        };
+        let dropout = o.dropout.filter(|dropout| dropout.p > 0.0);
+        self.forward(&e, o.qkv, &keys, dropout, (&o.out, Some(&o.log_sum_exp)))
+    }
+
+    fn attention_cached(&mut self, o: AttentionCached) -> Result<(), Error> {
+        let e = Extents::new(o.qkv, o.heads);
+        let [_, capacity, _] = o.cache.dims();
+        let program = self.attention_program(Source::Attention, o.qkv.dtype(), &e)?;
+        let arguments = numbers![o.qkv, &o.cache, e.batch, e.rows, e.hidden, o.past, capacity];
+        self.over_fours(program, "store_keys_values", e.batch * e.rows * 2 * e.hidden, arguments)?;
+        let start = address(o.cache.as_view());
+        let keys = Keys {
+            at: [start, start + (e.hidden * o.qkv.dtype().bytes()) as u64],
+            strides: [2 * e.hidden, capacity * 2 * e.hidden],
+            count: o.past + e.rows,
+            past: o.past,
+        };
+        self.forward(&e, o.qkv, &keys, None, (&o.out, None))
+    }
+
+    fn forward(
+        &mut self,
+        e: &Extents,
+        qkv: View,
+        keys: &Keys,
+        dropout: Option<Dropout>,
+        (out, log_sum_exp): (&ViewMut, Option<&ViewMut>),
+    ) -> Result<(), Error> {
+        let element = qkv.dtype();
+        let program = self.attention_program(Source::Attention, element, e)?;
+        let tiles = HeadTiles::new(program.head.unwrap_or_default(), element);
+        let launch = Launch {
+            program,
+            kernel: if dropout.is_some() { "attention_with_dropout" } else { "attention" },
+            grid: [(e.pairs() * e.rows.div_ceil(QUERIES)) as u64, 1],
+            threads: FORWARD_THREADS,
+            shared_bytes: tiles.forward_bytes(),
+        };
+        let [row, sample] = keys.strides;
+        let arguments = numbers![
+            qkv,
+            keys.at[0],
+            keys.at[1],
+            3 * e.hidden,
+            e.rows * 3 * e.hidden,
+            row,
+            sample,
+            out,
+            log_sum_exp,
+            e.pairs(),
+            e.heads,
+            e.size,
+            e.rows,
+            keys.count,
+            keys.past,
+            e.causal,
+            e.factor()
+        ];
+        let mut arguments = arguments.to_vec();
+        if dropout.is_some() {
+            arguments.extend(dropout_numbers(dropout));
+        }
+        self.launch(launch, &mut arguments)
+    }
+
+    fn attention_backward(&mut self, o: AttentionBackward) -> Result<(), Error> {
+        let e = Extents::new(o.qkv, o.heads);
+        let element = o.qkv.dtype();
+        let [out, log_sum_exp, dout] = o.saved;
+        let program = self.attention_program(Source::AttentionBackward, element, &e)?;
+        let head = program.head.unwrap_or_default();
+        let tiles = HeadTiles::new(head, element);
+        let rows = e.pairs() * e.rows;
+        let delta = self.scratch(rows * size_of::<f32>())?;
+        let arguments = numbers![out, dout, delta, rows, e.rows, e.heads, e.size];
+        self.over_rows(program, "attention_delta", rows, arguments)?;
+        let dropout = o.dropout.filter(|dropout| dropout.p > 0.0);
+        let scale = 1.0 / (e.size as f32).sqrt();
+        for kernel in backward_kernels(head, dropout.is_some()) {
+            let launch = Launch {
+                program,
+                kernel,
+                grid: [(e.pairs() * e.rows.div_ceil(tiles.staying)) as u64, 1],
+                threads: tiles.backward_threads(),
+                shared_bytes: tiles.backward_bytes(),
+            };
+            let [key, kept_min, factor, first, sample] = dropout_numbers(dropout);
+            let arguments = numbers![
+                o.qkv,
+                dout,
+                log_sum_exp,
+                delta,
+                &o.dqkv,
+                e.pairs(),
+                e.heads,
+                e.size,
+                e.rows,
+                e.causal,
+                e.factor(),
+                scale,
+                key,
+                kept_min,
+                factor,
+                first,
+                sample
+            ];
+            self.launch(launch, arguments)?;
+        }
+        Ok(())
+    }
+}
+
+/// The kernels of the backward pass: keys and values in one, or in two where their sums do not fit into registers.
+fn backward_kernels(head: u32, drops: bool) -> &'static [&'static str] {
+    match (head <= 128, drops) {
+        (true, false) => &["attention_queries", "attention_keys_values"],
+        (true, true) => &["attention_queries_with_dropout", "attention_keys_values_with_dropout"],
+        (false, false) => &["attention_queries", "attention_keys", "attention_values"],
+        (false, true) => &[
+            "attention_queries_with_dropout",
+            "attention_keys_with_dropout",
+            "attention_values_with_dropout",
+        ],
+    }
+}

@@ -1,0 +1,164 @@
+//! Elementwise operations, activation functions, dropout, and optimizer steps.
+
+use phalanx_tensor::arguments::{AdamW, Dropout, Gelu};
+use phalanx_tensor::operations::{Activations, Elementwise, Optimizers};
+use phalanx_tensor::{AdamWUpdate, DType, SgdUpdate};
+
+use crate::error::Error;
+use crate::launch::sums::RowBlocks;
+use crate::launch::{Issue, numbers};
+use crate::programs::{Program, Source};
+
+/// The form of GELU as kernels take it.
+pub(crate) fn form(gelu: Gelu) -> u32 {
+    match gelu {
+        Gelu::Tanh => 0,
+        Gelu::Erf => 1,
+    }
+}
+
+/// A dropout as kernels take it: the smallest random number whose element is kept, and 1 / (1 - p).
+pub(crate) fn kept(dropout: Dropout) -> (u64, f32) {
+    let p = f64::from(dropout.p);
+    ((p * 4_294_967_296.0).round() as u64, (1.0 / (1.0 - p)) as f32)
+}
+
+/// The numbers of an AdamW step as f32, rounded once from f64 as PyTorch does: keep, blend1, beta2, blend2, step size, root of
+/// the second correction, eps.
+fn factors(step: AdamW) -> [f32; 7] {
+    let (lr, beta1, beta2) = (f64::from(step.lr), f64::from(step.beta1), f64::from(step.beta2));
+    let power = |beta: f64| beta.powf(step.step as f64);
+    [
+        (1.0 - lr * f64::from(step.weight_decay)) as f32,
+        (1.0 - beta1) as f32,
+        step.beta2,
+        (1.0 - beta2) as f32,
+        (lr / (1.0 - power(beta1))) as f32,
+        (1.0 - power(beta2)).sqrt() as f32,
+        step.eps,
+    ]
+}
+
+impl Issue<'_> {
+    pub(super) fn elementwise(&mut self, operation: Elementwise) -> Result<(), Error> {
+        let f64s = Program::of_f64(Source::ElementwiseF64);
+        match operation {
+            Elementwise::Fill(o) if o.x.dtype() == DType::F64 => {
+                let n = o.x.elements();
+                self.over_fours(f64s, "fill_f64", n, numbers![&o.x, n, o.value])
+            }
+            Elementwise::Fill(o) => {
+                let (n, program) = (o.x.elements(), Program::of(Source::Elementwise, o.x.dtype()));
+                self.over_fours(program, "fill", n, numbers![&o.x, n, o.value])
+            }
+            Elementwise::Copy(o) => self.copy(o.from, &o.to),
+            Elementwise::Convert(o) if o.from.dtype() == o.to.dtype() => self.copy(o.from, &o.to),
+            Elementwise::Convert(o) => {
+                let program = Program::of(Source::Elementwise, o.from.dtype()).with_other(o.to.dtype());
+                let n = o.to.elements();
+                self.over_fours(program, "convert", n, numbers![o.from, &o.to, n])
+            }
+            Elementwise::Add(o) if o.into.dtype() == DType::F64 => {
+                let n = o.into.elements();
+                self.over_fours(f64s, "add_f64", n, numbers![o.from, &o.into, n])
+            }
+            Elementwise::Add(o) => {
+                let program = Program::of(Source::Elementwise, o.from.dtype()).with_other(o.into.dtype());
+                let n = o.into.elements();
+                self.over_fours(program, "add", n, numbers![o.from, &o.into, n])
+            }
+            Elementwise::Scaled(o) => {
+                let one = crate::modules::Launch {
+                    program: f64s,
+                    kernel: "scaled",
+                    grid: [1, 1],
+                    threads: 1,
+                    shared_bytes: 0,
+                };
+                self.launch(one, numbers![o.x, o.scale, &o.out])
+            }
+        }
+    }
+
+    pub(super) fn activation(&mut self, operation: Activations) -> Result<(), Error> {
+        match operation {
+            Activations::GeluForward(o) => {
+                let (program, n) = (Program::of(Source::Gelu, o.x.dtype()), o.x.elements());
+                self.over_fours(program, "gelu", n, numbers![o.x, &o.y, n, form(o.gelu)])
+            }
+            Activations::GeluBackward(o) => {
+                let [rows, columns] = o.x.shape().rows_cols();
+                let blocks = RowBlocks::new(rows, columns, 1);
+                let partial = self.scratch(blocks.bytes())?;
+                let arguments = numbers![o.x, &o.dy, partial, rows, columns, blocks.grain, form(o.gelu)];
+                self.over_blocks(
+                    Program::of(Source::Gelu, o.x.dtype()),
+                    "gelu_backward",
+                    &blocks,
+                    arguments,
+                )?;
+                self.add_blocks(&blocks, [&o.db], o.accumulate, partial, o.x.dtype())
+            }
+            Activations::DropoutForward(o) => {
+                let program = Program::of(Source::Dropout, o.from.dtype());
+                let (n, (kept_min, factor)) = (o.to.elements(), kept(o.dropout));
+                let (key, first) = (o.dropout.key, o.dropout.first);
+                let arguments = numbers![o.from, o.residual, &o.to, n, key, kept_min, factor, first];
+                self.over_fours(program, "dropout", n, arguments)
+            }
+        }
+    }
+
+    pub(super) fn optimizer(&mut self, operation: Optimizers) -> Result<(), Error> {
+        match operation {
+            Optimizers::AdamWUpdate(o) => self.adamw(o),
+            Optimizers::SgdUpdate(o) => self.sgd(o),
+        }
+    }
+
+    fn adamw(&mut self, o: AdamWUpdate) -> Result<(), Error> {
+        let rounded = o.rounded.as_ref();
+        let program = Program::of(Source::AdamW, o.g.dtype())
+            .with_other(rounded.map_or(DType::F32, |rounded| rounded.dtype()));
+        let n = o.p.elements();
+        let [keep, blend1, beta2, blend2, step_size, root_correction2, eps] = factors(o.step);
+        let [m, v] = &o.moments;
+        let arguments = numbers![
+            &o.p,
+            o.g,
+            m,
+            v,
+            o.gradient_scale,
+            rounded,
+            n,
+            keep,
+            blend1,
+            beta2,
+            blend2,
+            step_size,
+            root_correction2,
+            eps
+        ];
+        self.over_fours(program, "adamw", n, arguments)
+    }
+
+    fn sgd(&mut self, o: SgdUpdate) -> Result<(), Error> {
+        let rounded = o.rounded.as_ref();
+        let program = Program::of(Source::Sgd, o.g.dtype())
+            .with_other(rounded.map_or(DType::F32, |rounded| rounded.dtype()));
+        let (n, step) = (o.p.elements(), o.step);
+        let arguments = numbers![
+            &o.p,
+            o.g,
+            &o.velocity,
+            o.gradient_scale,
+            rounded,
+            n,
+            step.lr,
+            step.momentum,
+            step.weight_decay,
+            step.first
+        ];
+        self.over_fours(program, "sgd", n, arguments)
+    }
+}

@@ -1,0 +1,125 @@
+//! Operations on rows: layer norm, and the cross entropy of a vocabulary.
+
+use phalanx_tensor::arguments::{VOCABULARY_BLOCK, vocabulary_blocks};
+use phalanx_tensor::operations::{Normalization, Vocabulary};
+use phalanx_tensor::{LayerNormBackward, VocabularyLoss, VocabularyStatistics};
+
+use crate::error::Error;
+use crate::faults::Checked;
+use crate::launch::products::{Layouts, Tiles};
+use crate::launch::sums::RowBlocks;
+use crate::launch::{Issue, numbers};
+use crate::modules::Launch;
+use crate::programs::{Program, Source};
+use phalanx_tensor::Layout;
+
+impl Issue<'_> {
+    pub(super) fn normalization(&mut self, operation: Normalization) -> Result<(), Error> {
+        match operation {
+            Normalization::LayerNorm(o) => {
+                let [rows, hidden] = o.x.shape().rows_cols();
+                let program = Program::of(Source::LayerNorm, o.x.dtype());
+                let ([gamma, beta], [mean, rstd]) = (o.parameters, &o.statistics);
+                let arguments = numbers![o.x, gamma, beta, &o.y, mean, rstd, rows, hidden, o.eps];
+                self.over_rows(program, "layer_norm", rows, arguments)
+            }
+            Normalization::LayerNormBackward(o) => self.layer_norm_backward(o),
+        }
+    }
+
+    fn layer_norm_backward(&mut self, o: LayerNormBackward) -> Result<(), Error> {
+        let [rows, hidden] = o.x.shape().rows_cols();
+        let program = Program::of(Source::LayerNorm, o.x.dtype());
+        let [mean, rstd] = o.statistics;
+        let blocks = RowBlocks::new(rows, hidden, 2);
+        let partial = self.scratch(blocks.bytes())?;
+        let arguments = numbers![o.x, mean, rstd, o.dy, partial, rows, hidden, blocks.grain];
+        self.over_blocks(program, "layer_norm_parameter_sums", &blocks, arguments)?;
+        let [dgamma, dbeta] = &o.gradients;
+        self.add_blocks(&blocks, [dgamma, dbeta], o.accumulate_parameters, partial, o.x.dtype())?;
+        let arguments = numbers![o.x, o.gamma, mean, rstd, o.dy, &o.dx, rows, hidden, o.accumulate_input];
+        self.over_rows(program, "layer_norm_backward", rows, arguments)
+    }
+
+    pub(super) fn vocabulary(&mut self, operation: Vocabulary) -> Result<(), Error> {
+        match operation {
+            Vocabulary::VocabularyStatistics(o) => self.vocabulary_statistics(o),
+            Vocabulary::LogitsStatistics(o) => {
+                let [rows, columns] = o.logits.dims();
+                let (program, count) =
+                    (Program::of(Source::CrossEntropy, o.logits.dtype()), vocabulary_blocks(columns));
+                let arguments = numbers![&o.logits, o.targets, o.first, &o.blocks, rows, columns];
+                self.over_rows(program, "logits_statistics", rows * count, arguments)?;
+                let arguments = numbers![&o.blocks, &o.statistics, rows, count];
+                self.over_rows(program, "join_statistics", rows, arguments)
+            }
+            Vocabulary::VocabularyLoss(o) => self.vocabulary_loss(o),
+        }
+    }
+
+    fn vocabulary_statistics(&mut self, o: VocabularyStatistics) -> Result<(), Error> {
+        let [rows, hidden] = o.x.shape().rows_cols();
+        let [_, columns] = o.w.in_out();
+        let element = o.x.dtype();
+        let program = Program { tf32: self.tf32, ..Program::of(Source::CrossEntropy, element) };
+        let (kernel, layouts) = match o.w.layout {
+            Layout::InOut => ("vocabulary_statistics", Layouts::Plain),
+            Layout::OutIn => ("vocabulary_statistics_with_transposed", Layouts::RightTransposed),
+        };
+        let tiles = Tiles::LARGE;
+        assert_eq!(tiles.columns, VOCABULARY_BLOCK, "a tile is as wide as a block of statistics");
+        let launch = Launch {
+            program,
+            kernel,
+            grid: [tiles.blocks(rows, columns), 1],
+            threads: tiles.threads,
+            shared_bytes: tiles.shared_bytes(layouts, element),
+        };
+        let arguments = numbers![
+            o.x,
+            o.w.matrix,
+            o.bias,
+            o.targets,
+            o.first,
+            o.exponentials.as_ref(),
+            &o.blocks,
+            rows,
+            columns,
+            hidden
+        ];
+        self.launch(launch, arguments)?;
+        let arguments = numbers![&o.blocks, &o.statistics, rows, vocabulary_blocks(columns)];
+        self.over_rows(program, "join_statistics", rows, arguments)
+    }
+
+    fn vocabulary_loss(&mut self, o: VocabularyLoss) -> Result<(), Error> {
+        let [parts, rows, _] = o.statistics.dims();
+        let exponentials = o.exponentials.as_ref();
+        let columns = exponentials.map_or(0, |e| e.shape().rows_cols()[1]);
+        // Without exponentials, any type serves: nothing is written.
+        let element = exponentials.map_or(phalanx_tensor::DType::F32, |e| e.dtype());
+        let losses = self.scratch(rows * size_of::<f64>())?;
+        let (fault, call) = self.checked(Checked::Target { classes: o.classes });
+        let arguments = numbers![
+            o.statistics,
+            parts,
+            o.blocks,
+            o.targets,
+            o.first,
+            o.classes,
+            o.numbers.gradient_scale,
+            o.numbers.label_smoothing,
+            o.numbers.z_loss,
+            exponentials,
+            losses,
+            rows,
+            columns,
+            fault,
+            call
+        ];
+        self.by_block(Program::of(Source::CrossEntropy, element), "vocabulary_loss", rows, arguments)?;
+        self.fetch_fault()?;
+        let arguments = numbers![losses, rows, &o.loss, o.accumulate];
+        self.one_block(Program::of_f64(Source::NormF64), "sum_losses", arguments)
+    }
+}

@@ -1,0 +1,133 @@
+//! Sums: over rows in blocks, and of whole tensors.
+
+use phalanx_tensor::operations::Reductions;
+use phalanx_tensor::{DType, NORM_BLOCK, ViewMut};
+
+use crate::error::Error;
+use crate::launch::{Issue, numbers};
+use crate::modules::Launch;
+use crate::programs::{Program, Source};
+
+/// Elements that a block of rows has at least.
+const GRAIN: usize = 16 * 1024;
+
+/// Most blocks of a sum over rows.
+const BLOCKS_MAX: usize = 64;
+
+/// Threads of a block that sums columns.
+const COLUMN_THREADS: u32 = 128;
+
+/// Numbers that the tree of one block of threads sums.
+const TREE_MAX: usize = 2048 * 2048;
+
+/// A sum over rows: how they are cut into blocks, by shape alone and as on the processor.
+pub(super) struct RowBlocks {
+    columns: usize,
+    /// Lines of sums of a block.
+    lines: usize,
+    /// Rows of a block.
+    pub(super) grain: usize,
+    blocks: usize,
+}
+
+impl RowBlocks {
+    pub(super) fn new(rows: usize, columns: usize, lines: usize) -> RowBlocks {
+        let grain = (GRAIN / columns.max(1)).max(1).max(rows.div_ceil(BLOCKS_MAX));
+        RowBlocks { columns, lines, grain, blocks: rows.div_ceil(grain) }
+    }
+
+    /// Bytes of the table of partial sums.
+    pub(super) fn bytes(&self) -> usize {
+        self.blocks * self.lines * self.columns * size_of::<f32>()
+    }
+}
+
+impl Issue<'_> {
+    /// Launches a kernel that sums columns over each block of rows.
+    pub(super) fn over_blocks(
+        &self,
+        program: Program,
+        kernel: &'static str,
+        blocks: &RowBlocks,
+        arguments: &mut [u64],
+    ) -> Result<(), Error> {
+        let across = (blocks.columns as u64).div_ceil(u64::from(COLUMN_THREADS));
+        let grid = [across, blocks.blocks as u64];
+        self.launch(Launch { program, kernel, grid, threads: COLUMN_THREADS, shared_bytes: 0 }, arguments)
+    }
+
+    /// Adds the blocks' lines in order; line k goes to `out[k]`.
+    pub(super) fn add_blocks<const K: usize>(
+        &self,
+        blocks: &RowBlocks,
+        out: [&ViewMut; K],
+        accumulate: bool,
+        partial: u64,
+        element: DType,
+    ) -> Result<(), Error> {
+        let across = (blocks.columns as u64).div_ceil(u64::from(COLUMN_THREADS));
+        for (k, out) in out.into_iter().enumerate() {
+            let program = Program::of(Source::Bias, element).with_other(out.dtype());
+            let launch = Launch {
+                program,
+                kernel: "add_blocks",
+                grid: [across, 1],
+                threads: COLUMN_THREADS,
+                shared_bytes: 0,
+            };
+            let line = partial + (k * blocks.columns * size_of::<f32>()) as u64;
+            let stride = K * blocks.columns;
+            self.launch(launch, numbers![line, blocks.blocks, stride, blocks.columns, out, accumulate])?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn reduction(&mut self, operation: Reductions) -> Result<(), Error> {
+        let f64s = Program::of_f64(Source::NormF64);
+        match operation {
+            Reductions::BlockSquares(o) => {
+                let (n, program) = (o.x.elements(), Program::of(Source::Norm, o.x.dtype()));
+                // 16 threads for a block of squares.
+                let blocks = (n.div_ceil(NORM_BLOCK) as u64).div_ceil(16);
+                let grid = [blocks.min(64 * self.multiprocessors), 1];
+                let launch = Launch { program, kernel: "block_squares", grid, threads: 256, shared_bytes: 0 };
+                self.launch(launch, numbers![o.x, n, &o.squares])
+            }
+            Reductions::TreeSum(o) => {
+                self.check_tree(o.x.elements())?;
+                self.one_block(f64s, "tree_sum", numbers![o.x, o.x.elements(), &o.out])
+            }
+            Reductions::Norm(o) => {
+                let n = o.squares.elements();
+                self.check_tree(n)?;
+                let (max_norm, loss_scale) = (o.clip.max_norm, o.clip.loss_scale);
+                let arguments = numbers![o.squares, n, max_norm, loss_scale, &o.norm, &o.factor];
+                self.one_block(f64s, "gradient_norm", arguments)
+            }
+            Reductions::CountNonFinite(o) => {
+                let (n, program) = (o.x.elements(), Program::of(Source::Norm, o.x.dtype()));
+                let blocks = (n as u64).div_ceil(1024).min(1024);
+                let counts = self.scratch(blocks as usize * size_of::<u32>())?;
+                let launch = Launch {
+                    program,
+                    kernel: "count_non_finite",
+                    grid: [blocks, 1],
+                    threads: 256,
+                    shared_bytes: 0,
+                };
+                self.launch(launch, numbers![o.x, n, counts])?;
+                self.one_block(f64s, "sum_counts", numbers![counts, blocks as u32, &o.count])
+            }
+        }
+    }
+
+    fn check_tree(&self, n: usize) -> Result<(), Error> {
+        if n <= TREE_MAX {
+            return Ok(());
+        }
+        Err(Error::Unsupported(format!(
+            "`{}` sums {n} numbers; a card sums at most {TREE_MAX} at once",
+            self.call
+        )))
+    }
+}

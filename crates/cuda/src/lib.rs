@@ -1,0 +1,48 @@
+//! The device of NVIDIA GPUs.
+//!
+//! [`CudaFactory`] makes a card the device of a rank, behind the same contract as the processor. The driver and NVRTC are
+//! loaded when a device is made, so one program serves machines with and without CUDA. Nothing selects this device yet: the
+//! configuration has no key for it until its tests run on an emulator of the driver.
+//!
+//! - **Kernels** (`kernels/*.cu`, [`programs`]) have the names of the processor's files. NVRTC compiles them for the card
+//!   ([`compiler`]), and a folder keeps what was compiled ([`cache`]).
+//! - **Operations** (`launch`) become launches. Results do not depend on the number of blocks, and no float is added
+//!   atomically.
+//! - **Memory** (`memory`) is taken once, when the device is made: the plan's bytes, and scratch for partial sums.
+//! - **Streams** (`streams`) are those of the trace, ordered by events.
+//! - **Failures**: the first is kept, with the call that failed. What only the data shows (`faults`), such as a token outside of
+//!   the vocabulary, is reported by the next wait.
+//!
+//! | operation | kernels |
+//! |---|---|
+//! | `fill`, `convert`, `add`, `scaled`; `copy` | `elementwise.cu`, `elementwise_f64.cu`; the driver's copy |
+//! | `linear`, `linear_gelu`, `linear_input_gradient`, `linear_weight_gradient` | `matmul.cu`: `product`, `product_with_transposed`, `product_of_transposed` |
+//! | `bias_gradient`, and the last step of other sums over rows | `bias.cu`: `bias_sums`, `add_blocks` |
+//! | `layer_norm`, `layer_norm_backward` | `layer_norm.cu` |
+//! | `gelu`, `gelu_backward` | `gelu.cu` |
+//! | `dropout` | `dropout.cu` |
+//! | `attention`, `attention_cached` | `attention.cu`; `store_keys_values` fills the cache |
+//! | `attention_backward` | `attention_backward.cu`: delta, queries, keys and values |
+//! | `embedding`, `add_positions`, `embedding_backward`, `position_gradient` | `embedding.cu` |
+//! | `vocabulary_statistics`, `logits_statistics`, `vocabulary_loss` | `cross_entropy.cu`; `sum_losses` of `norm_f64.cu` |
+//! | `adamw`, `sgd` | `adamw.cu`, `sgd.cu` |
+//! | `block_squares`, `count_non_finite`; `tree_sum`, `norm` | `norm.cu`; `norm_f64.cu` |
+
+mod backend;
+pub mod cache;
+pub mod compiler;
+pub mod driver;
+mod error;
+mod factory;
+mod faults;
+mod launch;
+mod memory;
+mod modules;
+pub mod programs;
+mod streams;
+
+pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
+pub use factory::{CudaFactory, Options, unplanned_device};
+
+/// The device's name, in errors and reports.
+pub const NAME: &str = "cuda";

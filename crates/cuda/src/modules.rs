@@ -1,0 +1,173 @@
+//! Kernels that are ready to be launched: programs are compiled when one of their kernels is first needed.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys;
+
+use crate::cache::Cache;
+use crate::compiler::{Code, Compiler};
+use crate::driver::{Context, driver};
+use crate::error::Error;
+use crate::programs::Program;
+
+/// Bytes of dynamic shared memory that a kernel has without asking.
+const SHARED_UNASKED: u32 = 48 << 10;
+
+/// One launch of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launch {
+    pub(crate) program: Program,
+    pub(crate) kernel: &'static str,
+    /// Blocks in x and y.
+    pub(crate) grid: [u64; 2],
+    pub(crate) threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub(crate) shared_bytes: u32,
+}
+
+/// The programs of one card.
+pub(crate) struct Modules {
+    context: Arc<Context>,
+    compiler: Compiler,
+    cache: Option<Cache>,
+    code: Code,
+    loaded: Mutex<Loaded>,
+}
+
+#[derive(Default)]
+struct Loaded {
+    modules: HashMap<Program, sys::CUmodule>,
+    /// With the dynamic shared memory that they may have.
+    kernels: HashMap<(Program, &'static str), (sys::CUfunction, u32)>,
+}
+
+// SAFETY: modules and functions are handles of the driver, which may be used by any thread in which their context is current.
+unsafe impl Send for Loaded {}
+
+impl Modules {
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        compiler: Compiler,
+        cache: Option<&PathBuf>,
+        code: Code,
+    ) -> Modules {
+        let cache = cache.map(|folder| Cache::new(folder));
+        Modules { context: Arc::clone(context), compiler, cache, code, loaded: Mutex::default() }
+    }
+
+    /// Issues a launch to a stream. `arguments` are the kernel's, each in the lower bytes of a number.
+    ///
+    /// # Safety
+    /// The context is current, the stream is of it; the arguments are those of the kernel, and what they point to stays valid
+    /// until the stream has run the launch.
+    pub(crate) unsafe fn launch(
+        &self,
+        stream: sys::CUstream,
+        launch: &Launch,
+        arguments: &mut [u64],
+    ) -> Result<(), Error> {
+        let [blocks_x, blocks_y] = launch.grid;
+        if blocks_x == 0 || blocks_y == 0 {
+            return Ok(());
+        }
+        let too_many = || Error::Unsupported(format!("{launch:?} has too many blocks for a card"));
+        let blocks_x = u32::try_from(blocks_x).ok().filter(|x| *x <= i32::MAX as u32).ok_or_else(too_many)?;
+        let blocks_y = u32::try_from(blocks_y).ok().filter(|y| *y <= 65535).ok_or_else(too_many)?;
+        let function = self.function(launch)?;
+        let mut places: Vec<*mut c_void> =
+            arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast()).collect();
+        // SAFETY: the caller's promise. The driver reads the arguments before it returns.
+        unsafe {
+            driver!(cuLaunchKernel(
+                function,
+                blocks_x,
+                blocks_y,
+                1,
+                launch.threads,
+                1,
+                1,
+                launch.shared_bytes,
+                stream,
+                places.as_mut_ptr(),
+                std::ptr::null_mut(),
+            ))
+        }
+    }
+
+    /// The function of a kernel, allowed to have the shared memory of the launch.
+    fn function(&self, launch: &Launch) -> Result<sys::CUfunction, Error> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (launch.program, launch.kernel);
+        let (function, allowed) = match loaded.kernels.get(&key) {
+            Some(known) => *known,
+            None => (self.find(&mut loaded, launch)?, SHARED_UNASKED),
+        };
+        let mut allowed = allowed;
+        if launch.shared_bytes > allowed {
+            self.allow_shared(function, launch)?;
+            allowed = launch.shared_bytes;
+        }
+        loaded.kernels.insert(key, (function, allowed));
+        Ok(function)
+    }
+
+    fn allow_shared(&self, function: sys::CUfunction, launch: &Launch) -> Result<(), Error> {
+        let Launch { program, kernel, shared_bytes, .. } = launch;
+        let max = self.context.card.shared_bytes;
+        if *shared_bytes > max {
+            return Err(Error::Unsupported(format!(
+                "`{kernel}` of {} needs {shared_bytes} bytes of shared memory; a block of {} may have {max}",
+                program.describe(),
+                self.context.card.name
+            )));
+        }
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is of this context.
+        unsafe { driver!(cuFuncSetAttribute(function, attribute, *shared_bytes as i32)) }
+    }
+
+    fn find(&self, loaded: &mut Loaded, launch: &Launch) -> Result<sys::CUfunction, Error> {
+        let module = match loaded.modules.get(&launch.program) {
+            Some(module) => *module,
+            None => {
+                let module = self.load(&launch.program)?;
+                loaded.modules.insert(launch.program, module);
+                module
+            }
+        };
+        let name = CString::new(launch.kernel).expect("names of kernels have no byte 0");
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded, the name ends with 0.
+        unsafe { driver!(cuModuleGetFunction(&mut function, module, name.as_ptr()))? };
+        Ok(function)
+    }
+
+    /// Compiles a program, or takes it from the cache, and gives it to the driver.
+    fn load(&self, program: &Program) -> Result<sys::CUmodule, Error> {
+        let architecture = self.context.card.architecture();
+        let image = match &self.cache {
+            Some(cache) => cache.image(&self.compiler, program, &architecture, self.code)?,
+            None => self.compiler.compile(program, &architecture, self.code)?.image,
+        };
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the context is current; the image is a whole one, and PTX ends with 0.
+        unsafe { driver!(cuModuleLoadData(&mut module, image.as_ptr().cast()))? };
+        Ok(module)
+    }
+}
+
+impl Drop for Modules {
+    fn drop(&mut self) {
+        if self.context.enter().is_err() {
+            return;
+        }
+        let loaded = self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for module in loaded.modules.values() {
+            // SAFETY: loaded once; whoever drops the device has waited for its work. A failure leaves it loaded.
+            let _ = unsafe { driver!(cuModuleUnload(*module)) };
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Streams and events of the card.
+//!
+//! An event is the number of entries (calls and waits) that were issued to a stream so far, as on the simulated device. For
+//! each such number that somebody asked for, a stream keeps an event of the driver until it has happened.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
+use phalanx_tensor::backend::Timer;
+use phalanx_trace::Stream;
+
+use crate::driver::{Context, check, driver};
+use crate::error::Error;
+
+/// Streams that are the card's.
+const STREAMS: usize = 4;
+
+/// The number of a stream of the card; None for those of the host.
+pub(crate) fn index(stream: Stream) -> Option<usize> {
+    match stream {
+        Stream::Compute => Some(0),
+        Stream::Communication => Some(1),
+        Stream::ToDevice => Some(2),
+        Stream::ToHost => Some(3),
+        Stream::Disk | Stream::Host => None,
+    }
+}
+
+/// One stream.
+struct Queue {
+    stream: CUstream,
+    /// Entries that were issued.
+    issued: u64,
+    /// The numbers of entries that were recorded, ascending, with events that may not have happened yet.
+    recorded: VecDeque<(u64, CUevent)>,
+}
+
+/// A call whose time is taken.
+struct Timing {
+    start: CUevent,
+    end: CUevent,
+    timer: Timer,
+}
+
+/// The streams of a device.
+pub(crate) struct Streams {
+    context: Arc<Context>,
+    queues: Vec<Queue>,
+    /// Events that have happened, to be used again.
+    free: Vec<CUevent>,
+    timings: Vec<Timing>,
+}
+
+// SAFETY: streams and events are handles of the driver, which may be used by any thread in which their context is current.
+unsafe impl Send for Streams {}
+
+impl Streams {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Streams, Error> {
+        context.enter()?;
+        // Made first: those that were created before a failure are destroyed with it.
+        let mut streams = Streams {
+            context: Arc::clone(context),
+            queues: Vec::new(),
+            free: Vec::new(),
+            timings: Vec::new(),
+        };
+        for _ in 0..STREAMS {
+            let mut stream = std::ptr::null_mut();
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: the context is current.
+            unsafe { driver!(cuStreamCreate(&mut stream, flags))? };
+            streams.queues.push(Queue { stream, issued: 0, recorded: VecDeque::new() });
+        }
+        Ok(streams)
+    }
+
+    /// The driver's stream, to which one entry is issued now.
+    pub(crate) fn issue(&mut self, stream: usize) -> CUstream {
+        self.queues[stream].issued += 1;
+        self.queues[stream].stream
+    }
+
+    /// Records everything that was issued to a stream so far; its number.
+    pub(crate) fn record(&mut self, stream: usize) -> Result<u64, Error> {
+        self.collect(stream)?;
+        let number = self.queues[stream].issued;
+        let known = self.queues[stream].recorded.back().is_some_and(|(last, _)| *last == number);
+        if !known && number > 0 {
+            let event = self.event()?;
+            // SAFETY: both are of this context.
+            unsafe { driver!(cuEventRecord(event, self.queues[stream].stream))? };
+            self.queues[stream].recorded.push_back((number, event));
+        }
+        Ok(number)
+    }
+
+    /// The driver's event for a number; None when it has happened.
+    fn pending(&self, stream: usize, number: u64) -> Option<CUevent> {
+        // A later event includes it.
+        self.queues[stream].recorded.iter().find(|(recorded, _)| *recorded >= number).map(|(_, event)| *event)
+    }
+
+    /// What is issued to `stream` from here on runs after entry `number` of another stream.
+    pub(crate) fn wait(&mut self, stream: usize, of: usize, number: u64) -> Result<(), Error> {
+        if stream == of {
+            return Ok(());
+        }
+        if let Some(event) = self.pending(of, number) {
+            let stream = self.issue(stream);
+            // SAFETY: both are of this context.
+            unsafe { driver!(cuStreamWaitEvent(stream, event, 0))? };
+        }
+        Ok(())
+    }
+
+    /// Blocks the host until entry `number` of a stream is over.
+    pub(crate) fn synchronize(&mut self, stream: usize, number: u64) -> Result<(), Error> {
+        if let Some(event) = self.pending(stream, number) {
+            // SAFETY: the event is of this context.
+            unsafe { driver!(cuEventSynchronize(event))? };
+        }
+        self.collect(stream)?;
+        self.add_times()
+    }
+
+    /// Blocks the host until everything is over, whatever fails.
+    pub(crate) fn drain(&self) -> Result<(), Error> {
+        let mut first = Ok(());
+        for queue in &self.queues {
+            // SAFETY: the stream is of this context.
+            let over = unsafe { driver!(cuStreamSynchronize(queue.stream)) };
+            first = first.and(over);
+        }
+        first
+    }
+
+    /// Takes back the events that have happened.
+    fn collect(&mut self, stream: usize) -> Result<(), Error> {
+        let queue = &mut self.queues[stream];
+        // The newest stays, so that recording again without new work needs no event.
+        while queue.recorded.len() > 1 {
+            let Some((_, event)) = queue.recorded.front() else { break };
+            if !has_happened(*event)? {
+                break;
+            }
+            self.free.extend(queue.recorded.pop_front().map(|(_, event)| event));
+        }
+        Ok(())
+    }
+
+    fn event(&mut self) -> Result<CUevent, Error> {
+        match self.free.pop() {
+            Some(event) => Ok(event),
+            None => new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING),
+        }
+    }
+
+    /// Starts to take the time of what is issued next to a stream.
+    pub(crate) fn start_timing(&mut self, stream: usize) -> Result<CUevent, Error> {
+        self.timing_event(stream)
+    }
+
+    /// Ends it: the time goes to `timer` once it is known.
+    pub(crate) fn end_timing(&mut self, stream: usize, start: CUevent, timer: Timer) -> Result<(), Error> {
+        let end = self.timing_event(stream)?;
+        self.timings.push(Timing { start, end, timer });
+        Ok(())
+    }
+
+    fn timing_event(&self, stream: usize) -> Result<CUevent, Error> {
+        let event = new_event(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
+        // SAFETY: both are of this context.
+        unsafe { driver!(cuEventRecord(event, self.queues[stream].stream))? };
+        Ok(event)
+    }
+
+    /// Adds the times of calls that are over to their profiles.
+    fn add_times(&mut self) -> Result<(), Error> {
+        let mut rest = Vec::new();
+        for timing in std::mem::take(&mut self.timings) {
+            if !has_happened(timing.end)? {
+                rest.push(timing);
+                continue;
+            }
+            let mut milliseconds = 0f32;
+            // SAFETY: both events were recorded with timing and have happened; they are destroyed once.
+            unsafe {
+                driver!(cuEventElapsedTime(&mut milliseconds, timing.start, timing.end))?;
+                driver!(cuEventDestroy_v2(timing.start))?;
+                driver!(cuEventDestroy_v2(timing.end))?;
+            }
+            let time = Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) * 1e-3);
+            timing.timer.profile.add(timing.timer.key, time);
+        }
+        self.timings = rest;
+        Ok(())
+    }
+}
+
+fn new_event(flags: sys::CUevent_flags) -> Result<CUevent, Error> {
+    let mut event = std::ptr::null_mut();
+    // SAFETY: the context is current.
+    unsafe { driver!(cuEventCreate(&mut event, flags as u32))? };
+    Ok(event)
+}
+
+fn has_happened(event: CUevent) -> Result<bool, Error> {
+    // SAFETY: the event is of the current context.
+    match unsafe { sys::cuEventQuery(event) } {
+        CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        result => check(result, "cuEventQuery").map(|()| true),
+    }
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        if self.context.enter().is_err() {
+            return;
+        }
+        // A lost card reports its failure again; there is nothing left to do about it.
+        let _ = self.drain();
+        let recorded =
+            self.queues.iter_mut().flat_map(|queue| queue.recorded.drain(..)).map(|(_, event)| event);
+        let timed = self.timings.drain(..).flat_map(|timing| [timing.start, timing.end]);
+        for event in recorded.chain(timed).chain(self.free.drain(..)) {
+            // SAFETY: created in this context, destroyed once.
+            let _ = unsafe { driver!(cuEventDestroy_v2(event)) };
+        }
+        for queue in &self.queues {
+            // SAFETY: as above.
+            let _ = unsafe { driver!(cuStreamDestroy_v2(queue.stream)) };
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Compiles every kernel for three architectures, without a card, and compares registers, spills, shared memory and tensor-core
+//! instructions with the tables in `kernels/table`.
+//!
+//! `PHALANX_NVRTC` is the folder of NVRTC's library (`cargo xtask cuda-kernels` installs the right one and runs these tests).
+//! Without it the tests say so and check nothing. With another version than the tables', only spills are checked.
+#![allow(clippy::print_stderr, reason = "a test that checks nothing says so")]
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use phalanx_cuda::compiler::{Code, Compiler};
+use phalanx_cuda::programs::{Program, Source};
+use phalanx_trace::DType;
+
+/// The version of NVRTC whose figures are in the tables.
+const TABLE_VERSION: (i32, i32) = (13, 5);
+
+const ELEMENTS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+
+/// The programs of the tables: all kernels, in the types and sizes that training uses.
+fn programs() -> Vec<Program> {
+    let mut all = vec![Program::of_f64(Source::ElementwiseF64), Program::of_f64(Source::NormF64)];
+    for element in ELEMENTS {
+        for source in [Source::CrossEntropy, Source::Dropout, Source::Gelu, Source::LayerNorm, Source::Norm] {
+            all.push(Program::of(source, element));
+        }
+        for source in [Source::AdamW, Source::Bias, Source::Elementwise, Source::Embedding, Source::Sgd] {
+            all.push(Program::of(source, element));
+        }
+        let results = if element == DType::F32 { vec![element] } else { vec![element, DType::F32] };
+        for result in results {
+            for small in [false, true] {
+                all.push(Program { small, ..Program::of(Source::Matmul, element).with_other(result) });
+            }
+        }
+        let sizes: &[usize] = if element == DType::BF16 { &[32, 64, 128, 256] } else { &[64, 128] };
+        for size in sizes {
+            for source in [Source::Attention, Source::AttentionBackward] {
+                all.extend(Program::of(source, element).with_head(*size));
+            }
+        }
+    }
+    let tf32 = |program: Program| Program { tf32: true, ..program };
+    all.push(tf32(Program::of(Source::Matmul, DType::F32)));
+    all.push(tf32(Program::of(Source::CrossEntropy, DType::F32)));
+    for source in [Source::Attention, Source::AttentionBackward] {
+        all.extend(Program::of(source, DType::F32).with_head(64).map(tf32));
+    }
+    all
+}
+
+/// What a kernel uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Usage {
+    registers: u32,
+    spill_bytes: u32,
+    /// Static shared memory.
+    shared_bytes: u32,
+    /// Tensor-core instructions in the program's text.
+    products: u32,
+}
+
+/// The number before `word` in a line such as "Used 40 registers, used 1 barriers, 512 bytes smem".
+fn number_before(line: &str, word: &str) -> u32 {
+    let before = line.split(word).next().filter(|before| before.len() < line.len()).unwrap_or_default();
+    let digits = before.trim_end().rsplit(|letter: char| !letter.is_ascii_digit()).next().unwrap_or_default();
+    digits.parse().unwrap_or(0)
+}
+
+/// The kernels of a program: from what the assembler says, and from the PTX.
+fn usages(log: &str, ptx: &str) -> BTreeMap<String, Usage> {
+    let mut found: BTreeMap<String, Usage> = BTreeMap::new();
+    let mut name = String::new();
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            name = rest.split('\'').next().unwrap_or_default().to_string();
+            found.insert(name.clone(), Usage::default());
+        }
+        let Some(usage) = found.get_mut(&name) else { continue };
+        if line.contains("spill stores") {
+            usage.spill_bytes = number_before(line, "bytes spill stores");
+        }
+        if line.contains("registers") {
+            usage.registers = number_before(line, "registers");
+            usage.shared_bytes = number_before(line, "bytes smem");
+        }
+    }
+    for entry in ptx.split(".entry ").skip(1) {
+        let name = entry.split(['(', '\n']).next().unwrap_or_default().trim();
+        if let Some(usage) = found.get_mut(name) {
+            usage.products = entry.matches("mma.sync").count() as u32;
+        }
+    }
+    found
+}
+
+fn compiler(test: &str) -> Option<Compiler> {
+    let Some(folder) = std::env::var_os("PHALANX_NVRTC") else {
+        eprintln!(
+            "{test}: skipped, because PHALANX_NVRTC names no folder of NVRTC (`cargo xtask cuda-kernels` installs one)"
+        );
+        return None;
+    };
+    Some(Compiler::load(Some(Path::new(&folder))).unwrap())
+}
+
+/// Compiles all programs for an architecture and compares them with its table.
+fn check(architecture: &str) {
+    let Some(compiler) = compiler(architecture) else { return };
+    let mut table = String::from("program,kernel,registers,spill_bytes,shared_bytes,mma\n");
+    let mut spills = Vec::new();
+    for program in programs() {
+        let compiled = compiler.compile(&program, architecture, Code::Ptx).unwrap();
+        let ptx = String::from_utf8_lossy(&compiled.image);
+        let kernels = usages(&compiled.log, &ptx);
+        assert!(!kernels.is_empty(), "the log of {} names no kernel:\n{}", program.describe(), compiled.log);
+        for (kernel, usage) in kernels {
+            let Usage { registers, spill_bytes, shared_bytes, products } = usage;
+            assert!(registers > 0, "{kernel} of {}: {}", program.describe(), compiled.log);
+            if spill_bytes > 0 {
+                spills.push(format!("{kernel} of {}: {spill_bytes} bytes", program.describe()));
+            }
+            let program = program.describe();
+            writeln!(table, "{program},{kernel},{registers},{spill_bytes},{shared_bytes},{products}")
+                .unwrap();
+        }
+    }
+    assert!(spills.is_empty(), "kernels that spill registers:\n{}", spills.join("\n"));
+    if compiler.version() != TABLE_VERSION {
+        let (major, minor) = compiler.version();
+        eprintln!(
+            "{architecture}: not compared with the table, which is of another NVRTC than {major}.{minor}"
+        );
+        return;
+    }
+    compare(architecture, &table);
+}
+
+fn compare(architecture: &str, table: &str) {
+    let name = format!("{architecture}.csv");
+    let committed = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels/table").join(&name);
+    let expected = std::fs::read_to_string(&committed).unwrap_or_default();
+    if expected == table {
+        return;
+    }
+    let new = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);
+    std::fs::write(&new, table).unwrap();
+    let different: Vec<String> = table
+        .lines()
+        .filter(|line| !expected.lines().any(|other| other == *line))
+        .map(|line| format!("now      {line}"))
+        .chain(
+            expected
+                .lines()
+                .filter(|line| !table.lines().any(|other| other == *line))
+                .map(|line| format!("expected {line}")),
+        )
+        .collect();
+    panic!(
+        "{} kernels differ from {}; if that is meant, copy {} there:\n{}",
+        different.len(),
+        committed.display(),
+        new.display(),
+        different.join("\n")
+    );
+}
+
+#[test]
+fn kernels_for_sm_80() {
+    check("sm_80");
+}
+
+#[test]
+fn kernels_for_sm_90() {
+    check("sm_90");
+}
+
+#[test]
+fn kernels_for_sm_100() {
+    check("sm_100");
+}
+
+#[test]
+fn a_wrong_program_is_an_error_with_the_compilers_words() {
+    let Some(compiler) = compiler("a wrong program") else { return };
+    // No head: attention cannot be compiled.
+    let program = Program::of(Source::Attention, DType::BF16);
+    let error = compiler.compile(&program, "sm_80", Code::Ptx).unwrap_err().to_string();
+    assert!(error.starts_with("attention.cu ELEMENT=bf16 does not compile for sm_80 with NVRTC "), "{error}");
+    assert!(error.contains("\"HEAD\" is undefined"), "{error}");
+}
+
+#[test]
+fn no_compiler_is_an_error_that_names_the_package() {
+    let error = Compiler::load(Some(Path::new("/nonexistent"))).err().unwrap().to_string();
+    assert!(error.contains("pip install nvidia-cuda-nvrtc"), "{error}");
+    assert!(error.contains("/nonexistent/libnvrtc.so"), "{error}");
+}
+
+#[test]
+fn what_the_assembler_says_is_read() {
+    let log = "ptxas info    : Compiling entry function 'a' for 'sm_80'\n\
+               ptxas         .     8 bytes stack frame, 24 bytes spill stores, 16 bytes spill loads\n\
+               ptxas info    : Used 168 registers, used 1 barriers, 512 bytes smem, 480 bytes cmem[0]\n\
+               ptxas info    : Compiling entry function 'b' for 'sm_80'\n\
+               ptxas info    : Used 17 registers, used 0 barriers\n";
+    let ptx = ".visible .entry b(\n)\n{ add; }\n.visible .entry a(\n)\n{ mma.sync; mma.sync; }\n";
+    let expected = [
+        ("a".to_string(), Usage { registers: 168, spill_bytes: 24, shared_bytes: 512, products: 2 }),
+        ("b".to_string(), Usage { registers: 17, ..Usage::default() }),
+    ];
+    assert_eq!(usages(log, ptx), BTreeMap::from(expected));
+}

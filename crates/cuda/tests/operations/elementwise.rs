@@ -1,0 +1,181 @@
+//! Elementwise operations, activations, dropout, optimizer steps and sums: most have the processor's very bits.
+
+use phalanx_tensor::arguments::{AdamW, Clip, Dropout, Gelu, Sgd};
+use phalanx_tensor::operations::{Copy, DropoutForward, Scaled};
+use phalanx_tensor::{AdamWUpdate, Category, DType, SgdUpdate};
+
+use crate::bench::{Bench, FLOATS, numbers, random, read, tensor, tolerance};
+
+/// Lengths around the groups of four, and unaligned starts.
+const LENGTHS: [usize; 4] = [1, 7, 64, 4099];
+
+#[test]
+fn conversions_and_sums() {
+    let Some(bench) = Bench::new("conversions_and_sums") else { return };
+    for from in FLOATS {
+        for to in FLOATS {
+            for n in LENGTHS {
+                bench.compare(&format!("convert {from:?} to {to:?}, {n}"), 0.0, |device| {
+                    let x = random(device, from, &[n + 1], 1);
+                    let mut y = random(device, to, &[n], 2);
+                    let mut z = random(device, to, &[n], 3);
+                    // The first element is left out, so that the start is not aligned.
+                    device.convert(x.view().range(1..n + 1), y.view_mut());
+                    device.add(x.view().range(0..n), z.view_mut());
+                    vec![("converted", read(device, y.view())), ("sum", read(device, z.view()))]
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn fill_copy_and_f64() {
+    let Some(bench) = Bench::new("fill_copy_and_f64") else { return };
+    for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
+        bench.compare(&format!("fill {dtype:?}"), 0.0, |device| {
+            let mut x = random(device, dtype, &[1001], 1);
+            device.fill(x.view_mut().range(1..1000), -1.375);
+            let mut y = random(device, dtype, &[1001], 2);
+            device.run(Copy { from: x.view(), to: y.view_mut() });
+            vec![("filled", read(device, x.view())), ("copied", read(device, y.view()))]
+        });
+    }
+    bench.compare("f64", 0.0, |device| {
+        let x = random(device, DType::F64, &[1], 1);
+        let mut y = random(device, DType::F64, &[1], 2);
+        device.add(x.view(), y.view_mut());
+        let mut out = device.alloc(DType::F32, [1], Category::Workspace, "out");
+        device.run(Scaled { x: y.view(), scale: 0.3, out: out.view_mut() });
+        vec![("sum", read(device, y.view())), ("scaled", read(device, out.view()))]
+    });
+}
+
+#[test]
+fn gelu_forward_and_backward() {
+    let Some(bench) = Bench::new("gelu") else { return };
+    let values: Vec<f32> = numbers(1, 37 * 21).iter().map(|x| x * 8.0).collect();
+    for dtype in FLOATS {
+        for gelu in [Gelu::Tanh, Gelu::Erf] {
+            let tolerance = if dtype == DType::F32 { 1e-6 } else { tolerance(dtype) };
+            bench.compare(&format!("{gelu:?} {dtype:?}"), tolerance, |device| {
+                let x = tensor(device, dtype, &[37, 21], &values);
+                let mut y = random(device, dtype, &[37, 21], 2);
+                device.gelu(x.view(), gelu, y.view_mut());
+                let mut dy = random(device, dtype, &[37, 21], 3);
+                let mut db = random(device, DType::F32, &[21], 4);
+                device.gelu_backward(x.view(), gelu, dy.view_mut(), db.view_mut(), true);
+                vec![
+                    ("y", read(device, y.view())),
+                    ("dx", read(device, dy.view())),
+                    ("db", read(device, db.view())),
+                ]
+            });
+        }
+    }
+}
+
+#[test]
+fn dropout_drops_the_processors_elements() {
+    let Some(bench) = Bench::new("dropout") else { return };
+    for dtype in FLOATS {
+        for first in [0, 1, (1 << 33) + 3] {
+            bench.compare(&format!("dropout {dtype:?} from {first}"), 0.0, |device| {
+                let from = random(device, dtype, &[1003], 1);
+                let residual = random(device, dtype, &[1003], 2);
+                let mut to = random(device, dtype, &[1003], 3);
+                let dropout = Dropout { p: 0.3, key: 77, first, sample: 0 };
+                device.run(DropoutForward {
+                    from: from.view(),
+                    dropout,
+                    residual: Some(residual.view()),
+                    to: to.view_mut(),
+                });
+                let mut plain = random(device, dtype, &[1003], 3);
+                device.dropout(from.view(), dropout, None, plain.view_mut());
+                vec![("to", read(device, to.view())), ("plain", read(device, plain.view()))]
+            });
+        }
+    }
+}
+
+#[test]
+fn optimizer_steps() {
+    let Some(bench) = Bench::new("optimizer_steps") else { return };
+    let step = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
+    let sgd = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, first: false };
+    for gradient in FLOATS {
+        for rounded in [None, Some(DType::BF16), Some(DType::F16)] {
+            bench.compare(&format!("{gradient:?}, copy {rounded:?}"), 1e-7, |device| {
+                let n = 1001;
+                let moment: Vec<f32> = numbers(4, n).iter().map(|x| x.abs()).collect();
+                let [mut p, mut q] = [1, 1].map(|seed| random(device, DType::F32, &[n], seed));
+                let g = random(device, gradient, &[n], 2);
+                let [mut m, mut velocity] = [3, 3].map(|seed| random(device, DType::F32, &[n], seed));
+                let mut v = tensor(device, DType::F32, &[n], &moment);
+                let scale = tensor(device, DType::F32, &[1], &[0.5]);
+                let [mut a, mut b] = [0, 0].map(|_| rounded.map(|dtype| random(device, dtype, &[n], 9)));
+                device.run(AdamWUpdate {
+                    step,
+                    p: p.view_mut(),
+                    g: g.view(),
+                    moments: [m.view_mut(), v.view_mut()],
+                    gradient_scale: scale.view(),
+                    rounded: a.as_mut().map(|a| a.view_mut()),
+                });
+                for first in [true, false] {
+                    device.run(SgdUpdate {
+                        step: Sgd { first, ..sgd },
+                        p: q.view_mut(),
+                        g: g.view(),
+                        velocity: velocity.view_mut(),
+                        gradient_scale: scale.view(),
+                        rounded: b.as_mut().map(|b| b.view_mut()),
+                    });
+                }
+                let tensors = [("p", &p), ("m", &m), ("v", &v), ("q", &q), ("velocity", &velocity)];
+                let copies = [("adamw copy", &a), ("sgd copy", &b)];
+                let copies = copies.iter().filter_map(|(name, copy)| copy.as_ref().map(|copy| (*name, copy)));
+                tensors.into_iter().chain(copies).map(|(name, x)| (name, read(device, x.view()))).collect()
+            });
+        }
+    }
+}
+
+#[test]
+fn norms_have_the_processors_bits() {
+    let Some(bench) = Bench::new("norms") else { return };
+    for dtype in FLOATS {
+        for n in [1usize, 4096, 4097, 5 * 4096 + 17] {
+            bench.compare(&format!("norm of {n} {dtype:?}"), 0.0, |device| {
+                let x = random(device, dtype, &[n], 1);
+                let mut squares =
+                    device.alloc(DType::F64, [n.div_ceil(4096)], Category::Workspace, "squares");
+                device.block_squares(x.view(), squares.view_mut());
+                let [mut norm, mut factor, mut count] =
+                    [0, 1, 2].map(|_| device.alloc(DType::F32, [1], Category::Workspace, "number"));
+                let clip = Clip { max_norm: 0.5, loss_scale: 8.0 };
+                device.norm(squares.view(), clip, norm.view_mut(), factor.view_mut());
+                device.count_non_finite(x.view(), count.view_mut());
+                let all = [("squares", &squares), ("norm", &norm), ("factor", &factor), ("count", &count)];
+                all.map(|(name, x)| (name, read(device, x.view()))).into()
+            });
+        }
+    }
+    for n in [1usize, 2, 3, 2047, 2048, 2049, 6000] {
+        bench.compare(&format!("tree of {n}"), 0.0, |device| {
+            let x = random(device, DType::F64, &[n], 1);
+            let mut out = device.alloc(DType::F64, [1], Category::Workspace, "sum");
+            device.tree_sum(x.view(), out.view_mut());
+            vec![("sum", read(device, out.view()))]
+        });
+    }
+    bench.compare("not finite", 0.0, |device| {
+        let mut values = numbers(1, 3000);
+        (values[0], values[1500], values[2999]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
+        let x = tensor(device, DType::F32, &[3000], &values);
+        let mut count = device.alloc(DType::F32, [1], Category::Workspace, "count");
+        device.count_non_finite(x.view(), count.view_mut());
+        vec![("count", read(device, count.view()))]
+    });
+}

@@ -1,0 +1,209 @@
+//! Layer norm, embeddings, and the cross entropy of a vocabulary; and what a card says about ids that cannot be.
+
+use phalanx_tensor::arguments::{
+    CrossEntropy, IGNORED, Layout, Lookup, Positions, Weight, vocabulary_blocks,
+};
+use phalanx_tensor::{
+    Category, DType, Device, LayerNormBackward, Tensor, VocabularyLoss, VocabularyStatistics,
+};
+
+use crate::bench::{Bench, FLOATS, ids, random, read, tensor, tolerance};
+
+#[test]
+fn layer_norm_and_its_gradients() {
+    let Some(bench) = Bench::new("layer norm") else { return };
+    for dtype in FLOATS {
+        for [rows, hidden] in [[3, 5], [37, 96], [9, 770]] {
+            bench.compare(&format!("layer norm {dtype:?} {rows} x {hidden}"), tolerance(dtype), |device| {
+                let x = random(device, dtype, &[rows, hidden], 1);
+                let [gamma, beta] = [2, 3].map(|seed| random(device, dtype, &[hidden], seed));
+                let [mut y, mut dx] = [4, 5].map(|seed| random(device, dtype, &[rows, hidden], seed));
+                let [mut mean, mut rstd] = [6, 7].map(|seed| random(device, DType::F32, &[rows], seed));
+                let statistics = [mean.view_mut(), rstd.view_mut()];
+                device.layer_norm(x.view(), [gamma.view(), beta.view()], 1e-5, y.view_mut(), statistics);
+                let dy = random(device, dtype, &[rows, hidden], 8);
+                let [mut dgamma, mut dbeta] = [9, 10].map(|seed| random(device, DType::F32, &[hidden], seed));
+                device.run(LayerNormBackward {
+                    x: x.view(),
+                    gamma: gamma.view(),
+                    statistics: [mean.view(), rstd.view()],
+                    dy: dy.view(),
+                    dx: dx.view_mut(),
+                    accumulate_input: true,
+                    gradients: [dgamma.view_mut(), dbeta.view_mut()],
+                    accumulate_parameters: true,
+                });
+                let all = [
+                    ("y", &y),
+                    ("mean", &mean),
+                    ("rstd", &rstd),
+                    ("dx", &dx),
+                    ("dgamma", &dgamma),
+                    ("dbeta", &dbeta),
+                ];
+                all.map(|(name, x)| (name, read(device, x.view()))).into()
+            });
+        }
+    }
+}
+
+/// Ids with repeats, some of type 1.
+fn some_ids(n: usize, vocab: u32) -> Vec<u32> {
+    (0..n as u32).map(|i| (i * i * 7 + i / 3) % vocab | (i % 3 / 2) << 31).collect()
+}
+
+#[test]
+fn embeddings_and_their_gradients() {
+    let Some(bench) = Bench::new("embeddings") else { return };
+    let (n, vocab, hidden, seq) = (300, 50, 133, 128);
+    for dtype in FLOATS {
+        for (first, rows) in [(0, 50), (20, 17)] {
+            for gradient in [dtype, DType::F32] {
+                // Sums of f32 have the processor's order, so results have its bits.
+                bench.compare(&format!("embedding {dtype:?} rows {first}.. {gradient:?}"), 0.0, |device| {
+                    let ids = ids(device, &some_ids(n, vocab));
+                    let lookup = Lookup::Token { first, vocab: vocab as usize };
+                    let table = random(device, dtype, &[rows, hidden], 1);
+                    let types = random(device, dtype, &[2, hidden], 2);
+                    let positions = random(device, dtype, &[seq + 2, hidden], 3);
+                    let positions = Positions { table: positions.view(), first_row: 60, seq };
+                    let mut y = random(device, dtype, &[n, hidden], 4);
+                    device.embedding(ids.view(), lookup, table.view(), Some(positions), false, y.view_mut());
+                    device.embedding(ids.view(), Lookup::Type, types.view(), None, true, y.view_mut());
+                    device.add_positions(positions, y.view_mut());
+                    let dy = random(device, dtype, &[n, hidden], 5);
+                    let mut dtable = random(device, gradient, &[rows, hidden], 6);
+                    let mut dtypes = random(device, gradient, &[2, hidden], 7);
+                    let mut dpositions = random(device, gradient, &[seq + 2, hidden], 8);
+                    let accumulate = gradient == dtype;
+                    device.embedding_backward(ids.view(), lookup, dy.view(), dtable.view_mut(), accumulate);
+                    device.embedding_backward(
+                        ids.view(),
+                        Lookup::Type,
+                        dy.view(),
+                        dtypes.view_mut(),
+                        accumulate,
+                    );
+                    device.position_gradient(dy.view(), 60, seq, dpositions.view_mut(), accumulate);
+                    let all =
+                        [("y", &y), ("dtable", &dtable), ("dtypes", &dtypes), ("dpositions", &dpositions)];
+                    all.map(|(name, x)| (name, read(device, x.view()))).into()
+                });
+            }
+        }
+    }
+}
+
+/// Rows, hidden, classes.
+const VOCABULARIES: [[usize; 3]; 2] = [[7, 16, 40], [70, 24, 301]];
+
+fn targets(rows: usize, classes: usize) -> Vec<u32> {
+    (0..rows).map(|row| if row % 5 == 3 { IGNORED } else { (row * 37 % classes) as u32 }).collect()
+}
+
+/// Statistics of two parts of the classes, as tensors: `[2, rows, 4]` and the blocks of each.
+struct Parts {
+    statistics: Tensor,
+    blocks: [Tensor; 2],
+    exponentials: [Tensor; 2],
+}
+
+fn statistics(
+    device: &Device,
+    dtype: DType,
+    [rows, hidden, classes]: [usize; 3],
+    cut: usize,
+    stored: bool,
+) -> Parts {
+    let f32s = |dims: &[usize]| device.alloc(DType::F32, dims, Category::Workspace, "statistics");
+    let ids = ids(device, &targets(rows, classes));
+    let mut statistics = f32s(&[2, rows, 4]);
+    let part = |part: usize, statistics: &mut Tensor| {
+        let (first, columns) = if part == 0 { (0, cut) } else { (cut, classes - cut) };
+        let mut blocks = f32s(&[rows, 4 * vocabulary_blocks(columns)]);
+        let mut exponentials = random(device, dtype, &[rows, columns], 20 + part as u64);
+        let range = part * rows * 4..(part + 1) * rows * 4;
+        let of_part = statistics.view_mut().range(range).reshape([rows, 4]);
+        if stored {
+            device.logits_statistics(exponentials.view_mut(), ids.view(), first, blocks.view_mut(), of_part);
+            return (blocks, exponentials);
+        }
+        let layout = if part == 0 { Layout::OutIn } else { Layout::InOut };
+        let dims = if part == 0 { [columns, hidden] } else { [hidden, columns] };
+        let x = random(device, dtype, &[rows, hidden], 1);
+        let w = random(device, dtype, &dims, 2 + part as u64);
+        let bias = random(device, dtype, &[columns], 9);
+        device.run(VocabularyStatistics {
+            x: x.view(),
+            w: Weight { matrix: w.view(), layout },
+            bias: (part == 1).then(|| bias.view()),
+            targets: ids.view(),
+            first,
+            exponentials: Some(exponentials.view_mut()),
+            blocks: blocks.view_mut(),
+            statistics: of_part,
+        });
+        (blocks, exponentials)
+    };
+    let (first, second) = (part(0, &mut statistics), part(1, &mut statistics));
+    Parts { statistics, blocks: [first.0, second.0], exponentials: [first.1, second.1] }
+}
+
+#[test]
+fn cross_entropy_of_a_vocabulary_in_parts() {
+    let Some(bench) = Bench::new("cross entropy") else { return };
+    let numbers = CrossEntropy { scale: 1.0, gradient_scale: 3.0, label_smoothing: 0.1, z_loss: 0.01 };
+    for dtype in FLOATS {
+        for size in VOCABULARIES {
+            for stored in [false, true] {
+                bench.compare(&format!("{dtype:?} {size:?} stored {stored}"), tolerance(dtype), |device| {
+                    let [rows, _, classes] = size;
+                    let cut = classes / 3;
+                    let Parts { statistics, blocks, mut exponentials } =
+                        statistics(device, dtype, size, cut, stored);
+                    let seen = read(device, statistics.view());
+                    let ids = ids(device, &targets(rows, classes));
+                    let mut loss = tensor(device, DType::F64, &[1], &[2.0]);
+                    for (part, exponentials) in exponentials.iter_mut().enumerate() {
+                        device.run(VocabularyLoss {
+                            statistics: statistics.view(),
+                            blocks: blocks[part].view(),
+                            targets: ids.view(),
+                            first: part * cut,
+                            classes,
+                            numbers,
+                            exponentials: Some(exponentials.view_mut()),
+                            loss: loss.view_mut(),
+                            accumulate: part == 0,
+                        });
+                    }
+                    vec![
+                        ("statistics", seen),
+                        ("loss", read(device, loss.view())),
+                        ("first part", read(device, exponentials[0].view())),
+                        ("second part", read(device, exponentials[1].view())),
+                    ]
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn an_id_that_cannot_be_is_an_error_that_names_the_call() {
+    let Some(bench) = Bench::new("ids that cannot be") else { return };
+    let device = bench.card();
+    let ids = ids(device, &[1, 70, 2]);
+    let table = random(device, DType::F32, &[50, 8], 1);
+    let mut y = random(device, DType::F32, &[3, 8], 2);
+    device.embedding(ids.view(), Lookup::whole(50), table.view(), None, false, y.view_mut());
+    let line = line!() - 1;
+    let error = device.synchronize().unwrap_err().to_string();
+    let expected = format!("rows.rs:{line}:");
+    assert!(
+        error.contains("token 70 is outside the vocabulary of 50") && error.contains(&expected),
+        "{error}"
+    );
+    // Nothing runs after a failure, and every wait returns it.
+    assert_eq!(device.download(y.view(), &mut [0f32; 24]).unwrap_err().to_string(), error);
+}
