@@ -102,6 +102,11 @@ impl Watch<'_> {
         if rank >= hosts.world_size() || reporter >= hosts.len() {
             return None;
         }
+        if !host_lost && hosts.host_of(rank) == plane.own_host() {
+            // Ranks elsewhere wait for a rank of this host, whose process only this launcher sees.
+            let failure = Failure::new(rank, reason, self.processes.job.last_activity(rank));
+            return Some(Failure { disagreement, ..failure });
+        }
         let is_first_hand = host_lost || hosts.host_of(rank) == reporter;
         let failure = Failure::new(rank, reason, activity);
         let mut failure = Failure { is_remote: true, host_lost, disagreement, ..failure };

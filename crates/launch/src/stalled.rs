@@ -60,12 +60,21 @@ impl Watch<'_> {
         };
         let asked = if self.stopping { "; a signal has asked the run to end" } else { "" };
         format!(
-            "it is stalled: {}; for {:.1} s it has given no sign of life and has used no processor time ({}{asked}){}{more}",
+            "it is stalled: {}; for {:.1} s it has given no sign of life and has used no processor time ({}{asked}){}{more}{}",
             self.held_up_by(*rank, first),
             self.stalls.time(*rank - self.processes.first()).as_secs_f64(),
             self.hooks.timeout_setting(self.processes.timeout),
             others.collect::<String>(),
+            self.describe_rest(still),
         )
+    }
+
+    /// What the ranks of all hosts did last that do not stand still.
+    fn describe_rest(&self, still: &[(usize, Activity)]) -> String {
+        let job = &self.processes.job;
+        let world = self.plane.as_ref().map_or(job.ranks().end, |plane| plane.ranks().world_size());
+        let rest = (0..world).filter(|rank| !still.iter().any(|(stalled, _)| stalled == rank));
+        rest.take(MAX_NAMED).map(|rank| format!("\nrank {rank}: {}", job.last_activity(rank))).collect()
     }
 
     /// What a stalled process waits for, as far as is visible from outside.

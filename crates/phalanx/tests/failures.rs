@@ -126,6 +126,40 @@ fn ranks_that_all_stand_still_are_named_by_the_launcher() {
     }
 }
 
+/// Rank 0 waits for a rank that computes for several timeouts.
+#[test]
+fn a_rank_that_computes_is_never_stalled() {
+    let body = |rank: &Endpoint| {
+        let barrier = rank.group("all");
+        barrier.barrier().wait().map_err(|error| error.to_string())?;
+        let start = Instant::now();
+        while rank.rank() == 1 && start.elapsed() < 3 * TIMEOUT {
+            std::hint::spin_loop();
+        }
+        barrier.barrier().wait().map_err(|error| error.to_string())
+    };
+    launcher(2, "a_rank_that_computes_is_never_stalled").run(body).unwrap();
+}
+
+/// Each waits in a call that the other does not make, and none computes.
+#[test]
+fn ranks_that_wait_for_each_other_are_named() {
+    let name = "ranks_that_wait_for_each_other_are_named";
+    let notes = Notes::new(name);
+    let body = |rank: &Endpoint| {
+        notes.write(rank, "pid", &std::process::id().to_string());
+        let groups = [rank.group("first"), rank.group("second")];
+        groups[0].barrier().wait().map_err(|error| error.to_string())?;
+        notes.write(rank, "still", "");
+        groups[rank.rank()].barrier().wait().map_err(|error| error.to_string())
+    };
+    let error = launcher(2, name).run(body).unwrap_err().to_string();
+    let age = notes.age(1, "still");
+    notes.assert_ended(2);
+    assert!(age < WITHIN, "{age:?}: {error}");
+    assert!(error.contains("group first") && error.contains("group second"), "{error}");
+}
+
 #[test]
 fn a_number_of_ranks_that_no_machine_holds_is_an_error() {
     for ranks in [0, 5000] {

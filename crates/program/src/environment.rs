@@ -15,7 +15,7 @@ use phalanx_simulated::SimulatedFactory;
 use phalanx_tensor::{Arena, DType, Device, DeviceFactory, DeviceRequest, Kernels};
 use phalanx_train::config::{DeviceChoice, DeviceConfig, PrecisionConfig, Products};
 
-use crate::launch_args::NetworkArgs;
+use crate::network_args::NetworkArgs;
 
 /// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`; or tile registers for matrix products,
 /// beside the fastest of these: `amx`, or `amx-model`, which computes what they would.

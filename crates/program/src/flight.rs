@@ -32,7 +32,7 @@ pub fn write(run: &Path, flights: &[(usize, Vec<FlightEvent>)]) -> Result<()> {
         return Ok(());
     }
     let folder = run.join(FLIGHT);
-    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    phalanx_files::create_folders(&folder).with_context(|| folder.display().to_string())?;
     for (rank, events) in flights {
         let path = folder.join(format!("rank-{rank}.json"));
         let flight = RankFlight { rank: *rank, events: events.clone() };

@@ -35,6 +35,7 @@ mod machine;
 mod machine_profile;
 mod memory_args;
 mod mesh_report;
+mod network_args;
 mod output;
 mod overrides;
 mod pinning;
@@ -66,6 +67,7 @@ mod task_file;
 #[cfg(test)]
 mod tests;
 mod tokenizing;
+mod train_args;
 mod training;
 mod user_config;
 
@@ -109,7 +111,12 @@ fn run(command: Command) -> Result<ExitCode> {
     let environment = Environment::read()?;
     file_size::fail_beyond_limit()?;
     match command {
-        Command::Train(args) => return commands::train::train(&args, environment),
+        Command::Train(args) => {
+            return match environment::foreign_rank()?.filter(|_| !args.threads_as_ranks) {
+                Some(rank) => hosts::joined::train(&args, environment, &rank),
+                None => commands::train::train(&args, environment),
+            };
+        }
         Command::Launch(args) => return commands::launch::launch(&args, environment),
         Command::Rank(args) => return rank_process::rank(&args, environment),
         Command::Plan(args) if args.draw.schedule.is_some() => commands::plan_schedule::draw(&args),

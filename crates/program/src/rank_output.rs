@@ -165,9 +165,8 @@ impl Lines {
 }
 
 fn append_line(path: &Path, line: &[u8]) -> std::io::Result<()> {
-    std::fs::create_dir_all(phalanx_files::parent_of(path))?;
-    let mut log = std::fs::OpenOptions::new().append(true).create(true).open(path)?;
-    log.write_all(line)
+    phalanx_files::create_folders(phalanx_files::parent_of(path))?;
+    phalanx_files::append(path)?.write_all(line)
 }
 
 /// Reads to the end, line by line (with line ends), so that a rank is never blocked by a full pipe.

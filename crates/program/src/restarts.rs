@@ -2,11 +2,11 @@
 
 use phalanx_launch::Failure;
 
-use crate::args::TrainArgs;
 use crate::exit_status;
 use crate::final_report::Reached;
 use crate::run_folder::RunFolder;
 use crate::signals::Signals;
+use crate::train_args::TrainArgs;
 
 /// The restarts of a run.
 pub struct Restarts {
@@ -77,8 +77,8 @@ fn choose(
     fits: impl Fn(usize) -> bool,
 ) -> Option<usize> {
     let Some(min) = min else { return (left >= before).then_some(before) };
-    let most = left.min(if stuck { before.saturating_sub(1).max(min) } else { before });
-    (min.max(1)..=most).rev().find(|ranks| *ranks == before || fits(*ranks))
+    let max = left.min(if stuck { before.saturating_sub(1).max(min) } else { before });
+    (min.max(1)..=max).rev().find(|ranks| *ranks == before || fits(*ranks))
 }
 
 #[cfg(test)]

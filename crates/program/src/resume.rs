@@ -16,10 +16,10 @@ use phalanx_train::config::{Float, OptimizerKind, PrecisionConfig, Products, Sch
 use phalanx_train::dataset::DataDigests;
 use serde::Deserialize;
 
-use crate::args::TrainArgs;
 use crate::learning_rate;
 use crate::run_folder::{RunFolder, model_of};
 use crate::stored::Stored;
+use crate::train_args::TrainArgs;
 use crate::user_config::UserConfig;
 
 /// Everything from which a run is resumed.

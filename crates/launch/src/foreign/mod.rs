@@ -3,7 +3,7 @@
 //!
 //! The variables are read by a function that the caller passes, so everything here is a function of data. A process may
 //! carry the variables of several launchers (`mpirun` inside of an `srun`, Slurm with PMI). Those that are complete must
-//! agree on rank and world size; the one that says most is taken. A world of one rank is no job of another launcher: shells
+//! agree on rank and world size; the one that says the most is taken. A world of one rank is no job of another launcher: shells
 //! inside of an allocation carry such variables too.
 
 mod mpi;
@@ -158,7 +158,7 @@ pub fn foreign_rank(variables: &Variables<'_>) -> Result<Option<ForeignRank>, En
     };
     let found = match chosen {
         Some(chosen) => Some(chosen),
-        None => the_one_that_says_most(variables)?,
+        None => first_complete(variables)?,
     };
     let Some(mut found) = found.filter(|found| found.world_size > 1) else { return Ok(None) };
     if let Some(address) = variables.text(RENDEZVOUS) {
@@ -167,8 +167,8 @@ pub fn foreign_rank(variables: &Variables<'_>) -> Result<Option<ForeignRank>, En
     found.checked().map(Some)
 }
 
-/// Of the launchers whose variables are set, the first whose variables are complete; they must agree.
-fn the_one_that_says_most(variables: &Variables<'_>) -> Result<Option<ForeignRank>, EnvironmentError> {
+/// The first launcher whose variables are complete; all whose variables are must agree.
+fn first_complete(variables: &Variables<'_>) -> Result<Option<ForeignRank>, EnvironmentError> {
     let read = ForeignLauncher::ALL.map(|launcher| launcher.read(variables));
     let (mut found, mut incomplete): (Vec<ForeignRank>, Vec<EnvironmentError>) = Default::default();
     for result in read {

@@ -6,15 +6,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use phalanx_launch::host_and_port;
 
-use crate::args::TrainArgs;
 use crate::commands::train::train_with;
 use crate::environment::{self, Environment};
+use crate::hosts::shares::ranks_of_a_host;
 use crate::hosts::{How, Place, SecretSource, Team, follow, lead_from_stdin, meet, supervise};
 use crate::launch_args::LaunchArgs;
 use crate::output::{TrainOutput, note};
 use crate::signals::Signals;
 use crate::task::Show;
-use crate::user_config::UserConfig;
 
 /// Launches.
 ///
@@ -90,27 +89,4 @@ fn meet_and_train(
         Err(_) => 1,
     });
     ended.map(ExitCode::from)
-}
-
-/// Number of ranks of each of `hosts` hosts: `--nproc`, or an equal share of the ranks of the configuration.
-///
-/// # Errors
-/// Ranks that cannot be divided evenly.
-pub fn ranks_of_a_host(args: &TrainArgs, hosts: usize) -> Result<usize> {
-    match (args.overrides.nproc, &args.config) {
-        (Some(0), _) => bail!("--nproc 0: a host runs at least one rank"),
-        (Some(ranks), _) => Ok(ranks),
-        (None, None) => bail!("give --nproc, the number of ranks of each host"),
-        (None, Some(file)) => {
-            let given = UserConfig::read(file)?.with(&args.overrides, &[])?;
-            let ranks = given.config()?.world_size();
-            if !ranks.is_multiple_of(hosts) {
-                bail!(
-                    "the configuration has {ranks} ranks, which cannot be divided evenly over {hosts} hosts: give --nproc, the \
-                     number of ranks of this host"
-                );
-            }
-            Ok(ranks / hosts)
-        }
-    }
 }

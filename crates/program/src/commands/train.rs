@@ -8,9 +8,9 @@ use phalanx_collectives::{HostJob, threads};
 use phalanx_launch::{Failure, LocalLeader};
 use phalanx_train::job::Job;
 
-use crate::args::TrainArgs;
-use crate::environment::{self, Environment};
-use crate::hosts::{Team, joined};
+use crate::environment::Environment;
+use crate::hosts::Team;
+use crate::hosts::shares::threads_per_rank;
 use crate::launch::{RankProcesses, Start};
 use crate::output::{TrainOutput, note, note_error};
 use crate::overrides::Overrides;
@@ -24,10 +24,11 @@ use crate::run_folder_lock::RunFolderLock;
 use crate::setup::Prepares;
 use crate::signals::{STOPPED, Signals};
 use crate::task::{Show, Task, TrainTask};
+use crate::train_args::TrainArgs;
 use crate::user_config::UserConfig;
 use crate::{
-    exit_status, file_size, final_report, flight, learning_rate, machine, plan_report, resume, setup, task_file,
-    training,
+    exit_status, file_size, final_report, flight, learning_rate, machine, plan_report, resume, setup,
+    task_file, training,
 };
 
 /// Plans and trains.
@@ -35,9 +36,6 @@ use crate::{
 /// # Errors
 /// Errors of the user's input, and failures of the run. Committed checkpoints stay.
 pub fn train(args: &TrainArgs, environment: Environment) -> Result<ExitCode> {
-    if let Some(rank) = environment::foreign_rank()?.filter(|_| !args.threads_as_ranks) {
-        return joined::train(args, environment, &rank);
-    }
     let output = TrainOutput::default();
     let signals = Signals::take_over()?;
     let ended = train_with(args, environment, &signals, &output, None, None);
@@ -188,7 +186,7 @@ impl Run<'_> {
         let said = args.overrides.set.iter().any(|set| set.trim_start().starts_with("train.threads"));
         let in_file = self.file.as_ref().is_some_and(|file| file.has("train.threads"));
         let threads = match (&self.helpers, &self.team) {
-            (Some(helpers), _) => Some(joined::threads_per_rank(helpers)),
+            (Some(helpers), _) => Some(threads_per_rank(helpers)),
             (None, Some(team)) => Some(machine::threads_per_rank(team.ranks_of_a_machine())),
             (None, None) => None,
         };

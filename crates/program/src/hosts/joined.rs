@@ -13,7 +13,6 @@ use anyhow::{Context, Result, bail};
 use phalanx_launch::{ForeignRank, LocalGroup, LocalHello, LocalLeader, LocalMember};
 use phalanx_tensor::refused_thread;
 
-use crate::args::TrainArgs;
 use crate::commands::train::train_with;
 use crate::environment::{self, Environment};
 use crate::hosts::{How, Place, SecretSource, Team, follow, meet};
@@ -23,6 +22,7 @@ use crate::pinning;
 use crate::rank_output::Output;
 use crate::signals::Signals;
 use crate::task::Show;
+use crate::train_args::TrainArgs;
 
 /// Trains as the rank that another launcher has given to this process.
 ///
@@ -61,15 +61,6 @@ fn job_name(rank: &ForeignRank) -> String {
         true => format!("{}-{}-{first}", rank.job, parent_id()),
         false => format!("{}-{first}", rank.job),
     }
-}
-
-/// Compute threads of each rank of this host: those of its own cores, or a share of cores that all have.
-pub fn threads_per_rank(helpers: &LocalLeader) -> usize {
-    let own = pinning::allowed();
-    let all: Vec<&LocalHello> = helpers.hellos().collect();
-    let shared = all.iter().all(|hello| hello.cores == own);
-    let cores = crate::machine::cores();
-    if shared { (cores / (all.len() + 1)).max(1) } else { cores.max(1) }
 }
 
 /// The launcher of this host.
@@ -141,7 +132,7 @@ fn across(
         return follow(&mut met.plane, met.address, how, signals, output);
     }
     let team = Team::new(met.plane, met.address, secret, plaintext, args.network.streams.into())?;
-    let mut team = team.with_helpers(helpers.clone());
+    let mut team = team.with_starters(helpers.clone());
     let ended = train_with(args, environment, signals, output, Some(&mut team), helpers);
     team.finish(*ended.as_ref().unwrap_or(&1));
     ended

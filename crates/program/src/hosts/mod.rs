@@ -11,6 +11,7 @@ pub mod joined;
 mod meet;
 mod member;
 mod protocol;
+pub mod shares;
 mod supervise;
 mod team;
 

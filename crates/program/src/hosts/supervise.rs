@@ -15,7 +15,7 @@ use phalanx_launch::{HostSlots, filter_hosts, from_digits, own_program, parse_ho
 use phalanx_tensor::refused_thread;
 use serde::Deserialize;
 
-use crate::commands::launch::ranks_of_a_host;
+use crate::hosts::shares::ranks_of_a_host;
 use crate::launch_args::LaunchArgs;
 use crate::output::{TrainOutput, note};
 use crate::resume::shell_word;

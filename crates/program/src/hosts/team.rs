@@ -59,7 +59,7 @@ impl Team {
 
     /// The same, where other processes start the other ranks of this host.
     #[must_use]
-    pub fn with_helpers(self, helpers: Option<Arc<LocalLeader>>) -> Team {
+    pub fn with_starters(self, helpers: Option<Arc<LocalLeader>>) -> Team {
         Team { helpers, ..self }
     }
 

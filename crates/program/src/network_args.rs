@@ -1,0 +1,24 @@
+//! The arguments that say how hosts find and reach each other.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// How hosts find and reach each other; for one host nothing of it matters.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Several hosts")]
+pub struct NetworkArgs {
+    /// File with the job's secret (mode 0600), which host 0 makes for the time in which the hosts meet if it is not there; or
+    /// the variable PHALANX_SECRET_FILE
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+    /// Do not encrypt traffic between hosts; they authenticate each other all the same
+    #[arg(long)]
+    pub plaintext: bool,
+    /// Connections between two ranks of different hosts
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub streams: u16,
+    /// Seconds in which all hosts have to come to the rendezvous
+    #[arg(long, value_name = "S", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub join_timeout: u64,
+}
