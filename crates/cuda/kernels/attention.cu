@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
               ELEMENT *out, f32 *log_sum_exp, u64 pairs, u64 heads, u64 size, u64 queries, u64 keys, u64 past, int causal,
               f32 factor) {
     const Forward f = {q, k, v, q_stride, q_sample, k_stride, k_sample, out, log_sum_exp};
-    forward<false>(f, Extents{heads, size, queries, keys, past, causal, factor}, pairs, AttentionDropout{});
+    forward<false>(f, Extents{heads, size, (u32)queries, (u32)keys, (u32)past, causal, factor}, pairs, AttentionDropout{});
 }
 
 // The same with dropout of the probabilities.
@@ -147,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                            u64 dropout_first, u64 dropout_sample) {
     const Forward f = {q, k, v, q_stride, q_sample, k_stride, k_sample, out, log_sum_exp};
     const AttentionDropout dropout = {{dropout_key, kept_min, kept_factor}, dropout_first, dropout_sample};
-    forward<true>(f, Extents{heads, size, queries, keys, past, causal, factor}, pairs, dropout);
+    forward<true>(f, Extents{heads, size, (u32)queries, (u32)keys, (u32)past, causal, factor}, pairs, dropout);
 }
 
 // Copies k and v of qkv `[batch, rows, 3 * hidden]` to rows `past ..` of cache `[batch, capacity, 2 * hidden]`.
