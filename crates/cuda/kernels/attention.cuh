@@ -7,8 +7,6 @@
 #define LOG2_E 1.44269504088896f
 #define LN_2 0.693147180559945f
 
-// Rows of the tiles that pass through shared memory.
-#define PASSING (HEAD * sizeof(ELEMENT) <= 128 ? 64 : 32)
 #define STRIDE padded<ELEMENT>(HEAD)
 
 // The sizes of an attention.

@@ -10,6 +10,8 @@
 // Rows that a block computes, 16 in each warp: those that stay in shared memory.
 #define STAYING (HEAD * sizeof(ELEMENT) <= 256 ? 64 : 32)
 #define THREADS (STAYING / 16 * WARP)
+// Rows of the tiles that pass through it. A warp holds two tiles of sums over them, and up to two over the head.
+#define PASSING (HEAD * sizeof(ELEMENT) <= 64 ? 64 : 32)
 
 // delta[pair, row] = the sum of dout * out over a head: a warp computes a row. out, dout `[batch, seq, heads * size]`.
 extern "C" __global__ void attention_delta(const ELEMENT *out, const ELEMENT *dout, f32 *delta, u64 rows, u64 seq, u64 heads,
