@@ -40,29 +40,15 @@ pub fn hosts_of_threads(
     plaintext: bool,
     streams: usize,
 ) -> std::io::Result<(Vec<Endpoint>, Launchers)> {
+    let networks = networks(sizes, plaintext, streams, &Secret::generate()?)?;
     let hosts = Hosts::new(sizes.to_vec());
     let world = hosts.world_size();
-    let listeners = (0..world).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
-    let listeners = listeners.collect::<std::io::Result<Vec<_>>>()?;
-    let addresses =
-        listeners.iter().map(TcpListener::local_addr).collect::<std::io::Result<Vec<SocketAddr>>>()?;
-    let (secret, job) = (Secret::generate()?, *b"pretended hosts.");
     let controls = (0..hosts.len())
         .map(|_| Ok(Arc::new(Control::create(Region::anonymous(Control::bytes(world))?, world, cores()))));
     let controls = controls.collect::<std::io::Result<Vec<_>>>()?;
     let mut endpoints = Vec::with_capacity(world);
-    for (rank, listener) in listeners.into_iter().enumerate() {
-        let host = hosts.host_of(rank);
-        let network = Network {
-            hosts: hosts.clone(),
-            host,
-            job,
-            epoch: 0,
-            secret: secret.clone(),
-            addresses: addresses.clone(),
-            plaintext,
-            streams,
-        };
+    for (rank, (network, listener)) in networks.into_iter().enumerate() {
+        let host = network.host;
         let node = Arc::new(Node::new(network, rank, listener)?);
         let host = Host::new(Arc::clone(&controls[host]), Memory::Threads, rank, hosts.ranks(host));
         endpoints.push(Endpoint::new(host, Some(node)));
@@ -76,6 +62,31 @@ pub fn hosts_of_threads(
         }
     })?;
     Ok((endpoints, Launchers { over, thread: Some(thread) }))
+}
+
+/// What each rank of such a job knows of the others, and its listener.
+fn networks(
+    sizes: &[usize],
+    plaintext: bool,
+    streams: usize,
+    secret: &Secret,
+) -> std::io::Result<Vec<(Network, TcpListener)>> {
+    let hosts = Hosts::new(sizes.to_vec());
+    let listeners = (0..hosts.world_size()).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
+    let listeners = listeners.collect::<std::io::Result<Vec<_>>>()?;
+    let addresses =
+        listeners.iter().map(TcpListener::local_addr).collect::<std::io::Result<Vec<SocketAddr>>>()?;
+    let network = |rank: usize| Network {
+        hosts: hosts.clone(),
+        host: hosts.host_of(rank),
+        job: *b"pretended hosts.",
+        epoch: 0,
+        secret: secret.clone(),
+        addresses: addresses.clone(),
+        plaintext,
+        streams,
+    };
+    Ok(listeners.into_iter().enumerate().map(|(rank, listener)| (network(rank), listener)).collect())
 }
 
 /// Passes on what the launchers of real hosts would.
@@ -99,6 +110,52 @@ impl Drop for Launchers {
         self.over.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_hostile::Random;
+
+    use crate::error::CollectiveError;
+    use crate::network::door::LineKey;
+    use crate::network::frame::FRAME_BYTES;
+    use crate::shared_memory::options::Options;
+
+    /// Rank 1 knows the secret, and sends `bytes` in place of its call. The error of rank 0.
+    fn error_of_a_rank_whose_peer_sends(bytes: &[u8]) -> CollectiveError {
+        let networks = networks(&[1, 1], true, 1, &Secret::from_bytes([9; 32])).unwrap();
+        let mut networks = networks.into_iter();
+        let control = || Control::create(Region::anonymous(Control::bytes(2)).unwrap(), 2, 1);
+        let (network, listener) = networks.next().unwrap();
+        let node = Arc::new(Node::new(network, 0, listener).unwrap());
+        let host = Host::new(Arc::new(control()), Memory::Threads, 0, 0..1);
+        let options = Options { overlap: false, deadline: Duration::from_secs(20), ..Options::default() };
+        let endpoint = Endpoint::new(host, Some(node)).with_options(options);
+        let (network, listener) = networks.next().unwrap();
+        let hostile = Node::new(network, 1, listener).unwrap();
+        let key = LineKey { channel: 0, from: 1, stream: 0 };
+        let mut line = hostile.connect(key, 0, &|| Ok(())).unwrap();
+        assert_eq!(line.write(bytes).unwrap(), bytes.len());
+        endpoint.group("data").barrier().wait().expect_err("the peer makes no call")
+    }
+
+    #[test]
+    fn an_authenticated_peer_that_sends_no_call_is_named() {
+        let text = error_of_a_rank_whose_peer_sends(&[0xee; FRAME_BYTES]).to_string();
+        for word in
+            ["rank 1", "the peer sent something else than a call", "to host 1 at 127.0.0.1:", "barrier"]
+        {
+            assert!(text.contains(word), "no '{word}' in {text}");
+        }
+        for number in 0..8 {
+            let mut random = Random::of_case("calls of a hostile peer", number);
+            let mut frame = random.bytes(FRAME_BYTES);
+            frame[..8].copy_from_slice(b"PHXCALL1");
+            let error = error_of_a_rank_whose_peer_sends(&frame);
+            assert!(matches!(error, CollectiveError::Disagreement { .. }), "{error}");
         }
     }
 }

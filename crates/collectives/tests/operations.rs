@@ -18,8 +18,17 @@ const PARTS: [usize; 5] = [0, 1, 5, 64, 3000];
 
 /// Runs `body` on every world and on several hosts, with and without overlap, and as `Solo`.
 fn everywhere(body: impl Fn(&dyn Group) + Sync) {
+    on_worlds_and(&HOSTS, body);
+}
+
+/// The same on few hosts: for types that only their width tells from others.
+fn nearly_everywhere(body: impl Fn(&dyn Group) + Sync) {
+    on_worlds_and(&HOSTS[2..3], body);
+}
+
+fn on_worlds_and(hosts: &[Layout], body: impl Fn(&dyn Group) + Sync) {
     body(&Solo::new("data"));
-    for layout in WORLDS.map(Layout::Shared).into_iter().chain(HOSTS) {
+    for layout in WORLDS.map(Layout::Shared).into_iter().chain(hosts.iter().copied()) {
         for overlap in [false, true] {
             groups_on(layout, overlap, &body);
         }
@@ -64,7 +73,7 @@ fn sums_of_f32() {
 
 #[test]
 fn sums_of_f64() {
-    everywhere(sums::<f64>);
+    nearly_everywhere(sums::<f64>);
 }
 
 #[test]
@@ -74,7 +83,7 @@ fn sums_of_bf16() {
 
 #[test]
 fn sums_of_f16() {
-    everywhere(sums::<f16>);
+    nearly_everywhere(sums::<f16>);
 }
 
 /// With more ranks than one pass sums, the result is still rounded once.
@@ -137,17 +146,44 @@ fn copies_of_f32() {
 
 #[test]
 fn copies_of_f64() {
-    everywhere(copies::<f64>);
+    nearly_everywhere(copies::<f64>);
 }
 
 #[test]
 fn copies_of_bf16() {
-    everywhere(copies::<bf16>);
+    nearly_everywhere(copies::<bf16>);
 }
 
 #[test]
 fn copies_of_u32() {
     everywhere(copies::<u32>);
+}
+
+/// Many hosts add by halving and doubling, and gather in a ring, at sizes that few hosts or short buffers do not have.
+#[test]
+fn many_hosts() {
+    for layout in
+        [Layout::Hosts(&[1; 8]), Layout::Hosts(&[2; 8]), Layout::Hosts(&[1; 5]), Layout::Hosts(&[2, 1, 2, 1])]
+    {
+        let world = layout.world();
+        groups_on(layout, false, |g| {
+            sums_at::<f32>(g, &[20_000, 100_003, 400_000]);
+            sums_at::<bf16>(g, &[40_001]);
+            sums_at::<f64>(g, &[30_000]);
+            let (device, part) = (host(), 150_001);
+            let own = tensor(&device, &sample::<f32>(g.rank(), part));
+            let (_, whole) = g.all_gather(own, zeros(&device, DType::F32, part * world)).wait().unwrap();
+            let all: Vec<f32> = (0..world).flat_map(|r| sample(r, part)).collect();
+            same_bits(&values::<f32>(&whole), &all, "all_gather");
+        });
+    }
+}
+
+fn sums_at<T: Sample>(g: &dyn Group, counts: &[usize]) {
+    for count in counts {
+        let x = g.all_reduce(tensor(&host(), &sample::<T>(g.rank(), *count))).wait().unwrap();
+        same_bits(&values::<T>(&x), &summed(g.world_size(), *count), &format!("all_reduce of {count}"));
+    }
 }
 
 /// Long copies use a different code path than short ones.

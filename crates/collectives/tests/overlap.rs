@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use phalanx_collectives::{Group, Pending};
 use phalanx_tensor::{DType, Tensor};
-use support::{groups, host, same_bits, sample, summed, tensor, values, zeros};
+use support::{HOSTS, Layout, groups, groups_on, host, same_bits, sample, summed, tensor, values, zeros};
 
 const IN_FLIGHT: usize = 60;
 
@@ -50,9 +50,10 @@ fn sample_at(rank: usize, k: usize) -> f32 {
 
 #[test]
 fn calls_are_waited_for_in_any_order() {
-    for world in [1, 2, 3, 8] {
+    for layout in [1, 2, 3, 8].map(Layout::Shared).into_iter().chain(HOSTS) {
+        let world = layout.world();
         for overlap in [false, true] {
-            groups(world, overlap, |g| {
+            groups_on(layout, overlap, |g| {
                 let mut flights: Vec<Option<Flight>> = (0..IN_FLIGHT).map(|i| Some(start(g, i))).collect();
                 // Each rank waits in a different order; 7 and 60 have no common divisor.
                 for k in 0..IN_FLIGHT {
@@ -121,8 +122,14 @@ fn groups_do_not_wait_for_each_other() {
 /// Four ranks as two pairs and as two columns: sub-groups of one name with other members.
 #[test]
 fn sub_groups_sum_over_their_members() {
+    for layout in [Layout::Shared(4), Layout::Hosts(&[2, 2]), Layout::Hosts(&[1, 3])] {
+        sub_groups(layout);
+    }
+}
+
+fn sub_groups(layout: Layout) {
     let options = phalanx_collectives::Options::default();
-    let results = support::ranks(4, &options, |endpoint| {
+    let results = support::ranks_on(layout, &options, |endpoint| {
         let rank = endpoint.rank();
         let rows = endpoint.sub_group("tensor", if rank < 2 { &[0, 1] } else { &[2, 3] });
         let columns = endpoint.sub_group("data", if rank % 2 == 0 { &[0, 2] } else { &[1, 3] });

@@ -14,7 +14,10 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
-use phalanx_collectives::{CollectiveError, Endpoint, Group, HostJob, MetaGroup, join};
+use phalanx_collectives::secure::Secret;
+use phalanx_collectives::{
+    CollectiveError, Endpoint, Group, HostJob, Hosts, MetaGroup, Network, join, take_sealed,
+};
 use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
 use phalanx_trace::PhaseName;
 use support::{Sample, accumulated, same_bits, sample, summed, values};
@@ -63,12 +66,21 @@ impl Rank {
 }
 
 fn start(job: &HostJob, scenario: &str, world: usize) -> Vec<Rank> {
+    assert_eq!(job.ranks(), 0..world);
+    start_host(job, scenario, None)
+}
+
+/// Starts the ranks of one host. `network`: the descriptor of what each of them needs to reach the others.
+fn start_host(job: &HostJob, scenario: &str, network: Option<i32>) -> Vec<Rank> {
     let fds = job.inherited_fds().iter().map(|fd| fd.to_string()).collect::<Vec<_>>().join(",");
     let start = |rank: usize| {
         let mut command = Command::new(std::env::current_exe().unwrap());
+        let listener = job.pass_listener(rank, &mut command);
+        let reach =
+            network.zip(listener).map_or(String::new(), |(task, listener)| format!(" {task} {listener}"));
         command
             .args(["one_rank", "--exact", "--nocapture", "--test-threads=1"])
-            .env(SCENARIO, format!("{scenario} {rank} {fds}"))
+            .env(SCENARIO, format!("{scenario} {rank} {fds}{reach}"))
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
@@ -80,7 +92,36 @@ fn start(job: &HostJob, scenario: &str, world: usize) -> Vec<Rank> {
         std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         Rank { child, lines }
     };
-    (0..world).map(start).collect()
+    job.ranks().map(start).collect()
+}
+
+/// Hosts with these numbers of ranks, each with a launcher of its own: the jobs, and their ranks by world rank.
+fn start_hosts(sizes: &[usize], scenario: &str) -> (Vec<HostJob>, Vec<Rank>) {
+    let hosts = Hosts::new(sizes.to_vec());
+    let mut jobs: Vec<HostJob> =
+        (0..hosts.len()).map(|host| HostJob::on_host(&hosts, host).unwrap()).collect();
+    let loopback = std::net::Ipv4Addr::LOCALHOST.into();
+    let addresses: Vec<_> = jobs
+        .iter_mut()
+        .flat_map(|job| job.ranks().map(|rank| job.listen(rank, loopback).unwrap()).collect::<Vec<_>>())
+        .collect();
+    let secret = Secret::generate().unwrap();
+    let ranks = jobs.iter_mut().enumerate().flat_map(|(host, job)| {
+        let network = Network {
+            hosts: hosts.clone(),
+            host,
+            job: [6; 16],
+            epoch: 1,
+            secret: secret.clone(),
+            addresses: addresses.clone(),
+            plaintext: false,
+            streams: 2,
+        };
+        let task = job.hand_over(&serde_json::to_vec(&network).unwrap()).unwrap();
+        start_host(job, scenario, Some(task))
+    });
+    let ranks = ranks.collect();
+    (jobs, ranks)
 }
 
 /// The process of one rank: a test that does nothing unless it was started by another.
@@ -88,10 +129,15 @@ fn start(job: &HostJob, scenario: &str, world: usize) -> Vec<Rank> {
 fn one_rank() {
     let Ok(line) = std::env::var(SCENARIO) else { return };
     let words: Vec<&str> = line.split(' ').collect();
-    let [scenario, rank, fds] = words[..] else { panic!("{line}") };
+    let [scenario, rank, fds, ref network @ ..] = words[..] else { panic!("{line}") };
     let fds: Vec<i32> = fds.split(',').map(|fd| fd.parse().unwrap()).collect();
     let rank = rank.parse().unwrap();
-    let endpoint = join(fds[0], &fds[1..], rank, None).unwrap();
+    let network = network.first_chunk::<2>().map(|words| {
+        let [task, listener] = words.map(|word| word.parse().unwrap());
+        let task = take_sealed(task).unwrap();
+        (serde_json::from_slice::<Network>(&task.read(0..task.bytes()).unwrap()).unwrap(), listener)
+    });
+    let endpoint = join(fds[0], &fds[1..], rank, network).unwrap();
     match scenario {
         "sums" => planned(&endpoint, sums),
         "die" => planned(&endpoint, wait_for_the_dead),
@@ -204,6 +250,26 @@ fn sums_through_arenas_have_the_same_bits() {
     }
 }
 
+#[test]
+fn sums_of_several_hosts_have_the_same_bits() {
+    for sizes in [&[1, 1][..], &[2, 1], &[2, 3]] {
+        let (jobs, ranks) = start_hosts(sizes, "sums");
+        for mut rank in ranks {
+            rank.line_with("all sums are right");
+            assert_eq!(rank.finish(), Some(0));
+        }
+        assert!(jobs.iter().all(|job| job.aborted().is_none()));
+        let record = jobs[1].flight_record(sizes[0]);
+        let has = |text: &str| record.iter().any(|event| event.event.contains(text));
+        assert!(
+            has("step 5")
+                && has("begin all_reduce of 300001 f32 (call 7 of group data) at ")
+                && has("end barrier")
+        );
+        assert!(record.windows(2).all(|pair| pair[0].at_us <= pair[1].at_us));
+    }
+}
+
 /// Rank 1 makes the first barrier and nothing more; the others wait for it.
 fn wait_for_the_dead(device: &Device, g: &dyn Group) {
     let x = filled::<f32>(device, g.rank(), 100);
@@ -240,6 +306,43 @@ fn kill_one(world: usize) -> Duration {
     job.abort(1, &format!("{status}; {}", job.last_activity(1)));
     let mut texts = Vec::new();
     for rank in [0].into_iter().chain(2..world) {
+        texts.push(ranks[rank].line_with("error: "));
+        assert_eq!(ranks[rank].finish(), Some(3));
+    }
+    let time = killed.elapsed();
+    let record = job.flight_record(1);
+    let last = &record.last().expect("rank 1 has done something").event;
+    assert!(last.starts_with("end barrier of 0 u32 (call 1 of group data)"), "{last}");
+    for text in texts {
+        for word in ["because of rank 1", "signal: 9", "step 5, barrier", "tests/processes.rs:"] {
+            assert!(text.contains(word), "no '{word}' in {text}");
+        }
+    }
+    time
+}
+
+/// A rank of another host is killed: its launcher says so, and the launcher of the survivors passes it on.
+#[test]
+fn a_rank_that_is_killed_on_another_host_frees_the_others_within_a_second() {
+    for sizes in [&[1, 1][..], &[1, 2]] {
+        support::within_a_second("freeing the others", || kill_on_another_host(sizes));
+    }
+}
+
+fn kill_on_another_host(sizes: &[usize]) -> Duration {
+    let (jobs, mut ranks) = start_hosts(sizes, "die");
+    ranks.iter().for_each(|rank| drop(rank.line_with("ready")));
+    let killed = Instant::now();
+    ranks[1].child.kill().unwrap();
+    let status = ranks[1].child.wait().unwrap();
+    jobs[1].abort(1, &format!("{status}; {}", jobs[1].last_activity(1)));
+    let (rank, reason, disagreement) = jobs[1].aborted().unwrap();
+    // As long as the launchers need to tell each other; meanwhile the survivors have seen the connection break.
+    std::thread::sleep(Duration::from_millis(50));
+    jobs[0].abort_as(rank, &reason, disagreement);
+    let survivors: Vec<usize> = (0..ranks.len()).filter(|rank| *rank != 1).collect();
+    let mut texts = Vec::new();
+    for rank in survivors {
         texts.push(ranks[rank].line_with("error: "));
         assert_eq!(ranks[rank].finish(), Some(3));
     }

@@ -4,6 +4,11 @@
 //! - `ptx` reads the text, `decode` gives it a meaning, `alu` has the instructions that compute.
 //! - `execute` runs a launch; `memory` is the device's memory.
 //! - `checks` reports races, unwritten memory, addresses out of bounds and so on, with kernel, source line and thread.
+//! - `queues` has streams, events and graphs, whose work runs in an order that a seed decides; `driver` is the C interface
+//!   over all of this.
+//!
+//! What a card does differently: `mma.sync` and the approximate functions have other last bits, memory models are weaker,
+//! clocks run. Clusters, the tensor memory accelerator, textures, cooperative launches, and 8-bit floats are refused.
 
 pub mod alu;
 pub mod checks;

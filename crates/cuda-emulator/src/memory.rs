@@ -277,7 +277,11 @@ impl DeviceMemory {
     ) -> Option<(usize, Access)> {
         let mut conflict = None;
         for (index, cell) in self.cells(at, bytes).iter_mut().enumerate() {
-            let found = if write { cell.write(accessor, 0, 15) } else { cell.read(accessor, 0, 15) };
+            let found = if write {
+                cell.write::<false>(accessor, 0, 15)
+            } else {
+                cell.read::<false>(accessor, 0, 15)
+            };
             conflict = conflict.or(found.map(|access| ((at / 4 + index) * 4, access)));
         }
         conflict

@@ -385,6 +385,39 @@ fn variables_and_dynamic_shared_memory() {
 }
 
 #[test]
+fn virtual_memory_is_mapped_and_given_back() {
+    let session = Session::new(2);
+    let size = 2 << 20;
+    // SAFETY: pointers are to local values; properties are not read.
+    unsafe {
+        let free = || result::<usize>(|out| cuMemGetInfo_v2(out, &mut 0));
+        let before = free();
+        let range: u64 = result(|out| cuMemAddressReserve(out, 4 * size, 0, 0, 0));
+        assert_eq!(free(), before, "addresses take no memory");
+        let handles = [0, 1].map(|_| result::<u64>(|out| cuMemCreate(out, size, std::ptr::null(), 0)));
+        assert_eq!(free(), before - 2 * size);
+        for (piece, handle) in handles.into_iter().enumerate() {
+            ok(cuMemMap(range + (piece * size) as u64, size, 0, handle, 0));
+            assert_eq!(cuMemMap(range + (3 * size) as u64, size, 0, handle, 0), Status::NOT_SUPPORTED);
+            ok(cuMemRelease(handle));
+        }
+        assert_eq!(free(), before - 2 * size, "memory stays while it is mapped");
+        ok(cuMemSetAccess(range, 2 * size, std::ptr::null(), 1));
+        assert_eq!(cuMemSetAccess(range, 3 * size, std::ptr::null(), 1), Status::INVALID_VALUE);
+        // Across both pieces.
+        let middle = range + size as u64 - 200;
+        ok(session.fill(middle, COUNT, 3.0, 0));
+        assert_eq!(session.read(middle, COUNT), [3.0; COUNT]);
+        assert_eq!(cuMemAddressFree(range, 4 * size), Status::INVALID_VALUE);
+        ok(cuMemUnmap(range, size));
+        assert_eq!(free(), before - size);
+        ok(cuMemUnmap(range + size as u64, size));
+        ok(cuMemAddressFree(range, 4 * size));
+        assert_eq!(free(), before);
+    }
+}
+
+#[test]
 fn wrong_calls_have_their_status() {
     let session = Session::new(0);
     // SAFETY: pointers are to local values.

@@ -16,6 +16,11 @@ pub trait Hooks {
         "was killed by signal 9 (SIGKILL): out of memory? The kernel's log says so (`dmesg`)".to_string()
     }
 
+    /// The ranks of this host that other processes have started and that are lost with those.
+    fn lost_ranks(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
     /// What a rank that sleeps waits for, if the caller knows: "its standard error to be read".
     fn waits_for(&self, _rank: usize) -> Option<String> {
         None

@@ -1,4 +1,4 @@
-//! Ranks as processes of this machine: starts them, watches them, and ends them together.
+//! Ranks as processes: starts those of one host, watches them, and ends the job on all hosts together.
 //!
 //! A launcher makes the memory that the ranks share (a [`HostJob`](phalanx_collectives::HostJob)), starts one process for
 //! each rank, which inherits this memory as descriptors, and holds a pidfd of each ([`RankProcesses`]). It waits for
@@ -6,6 +6,10 @@
 //! ([`StallDetector`]). When a rank dies, ends before its work is done, reports an error or stalls, the launcher aborts the
 //! job in the name of the rank that was the cause, gives the others a second to end, kills those that are left, and
 //! returns the [`Failure`]. The system kills the ranks when the launcher dies ([`begin_rank`]).
+//!
+//! Several hosts have a launcher each. They meet and prove that they know the job's secret, and then tell each other what
+//! their ranks do and how the job ends ([`ControlPlane`]). Ranks that another launcher has started are found in variables
+//! ([`foreign_rank`]); their processes find each other with [`LocalGroup`].
 //!
 //! The program and the library start their ranks with this crate. What differs between them, they say with [`Hooks`].
 #![forbid(unsafe_code)]
@@ -16,6 +20,7 @@ mod failure;
 mod foreign;
 mod hooks;
 mod hostfile;
+mod local;
 mod peers;
 mod processes;
 mod rank;
@@ -34,6 +39,7 @@ pub use foreign::{
 };
 pub use hooks::Hooks;
 pub use hostfile::{HostSlots, filter_hosts, parse_hostfile};
+pub use local::{LocalGroup, LocalHello, LocalLeader, LocalMember};
 pub use peers::receive_program;
 pub use processes::{RankProcesses, own_program};
 pub use rank::begin_rank;

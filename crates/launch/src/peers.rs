@@ -197,10 +197,13 @@ pub fn receive_program(
     mut handle: impl FnMut(usize, &Message),
 ) -> Result<Vec<(usize, Vec<u8>)>, String> {
     loop {
-        let mut messages = Vec::new();
-        for event in plane.events() {
+        let events = plane.events();
+        let messages = plane.take_for_program();
+        if !messages.is_empty() {
+            return Ok(messages);
+        }
+        for event in events {
             match event {
-                Event::Message(host, Message::Program(bytes)) => messages.push((host, bytes)),
                 Event::Message(_, Message::Refused(reason)) => {
                     return Err(format!("host 0 does not take this host into the job: {reason}"));
                 }
@@ -210,8 +213,8 @@ pub fn receive_program(
                 }
             }
         }
-        if !messages.is_empty() {
-            return Ok(messages);
+        if plane.connected().is_empty() {
+            return Err("the launchers of the other hosts are gone".to_string());
         }
         if let Some((host, time)) = plane.silent(silence).first() {
             return Err(format!(

@@ -21,6 +21,10 @@ pub struct RankProcesses {
     /// Time for which a rank may stand still.
     pub(crate) timeout: Duration,
     pub(crate) ranks: Vec<RankProcess>,
+    /// World rank of the first process.
+    first: usize,
+    /// Whether another process of this host leads: it tells the other hosts and waits for them.
+    pub(crate) follows: bool,
 }
 
 /// The process of one rank.
@@ -37,7 +41,13 @@ pub(crate) struct RankProcess {
 impl RankProcesses {
     /// A job without processes. A rank that stands still for longer than `timeout` ends the job.
     pub fn new(job: HostJob, timeout: Duration) -> RankProcesses {
-        RankProcesses { job, timeout, ranks: Vec::new() }
+        let first = job.ranks().start;
+        RankProcesses { job, timeout, ranks: Vec::new(), first, follows: false }
+    }
+
+    /// A job of another process of this host, of which this one starts `rank` alone. That process waits for the ranks of all.
+    pub fn following(job: HostJob, timeout: Duration, rank: usize) -> RankProcesses {
+        RankProcesses { job, timeout, ranks: Vec::new(), first: rank, follows: true }
     }
 
     /// The memory of the job.
@@ -47,7 +57,13 @@ impl RankProcesses {
 
     /// World rank of the first process.
     pub(crate) fn first(&self) -> usize {
-        self.job.ranks().start
+        self.first
+    }
+
+    /// Whether ranks of this host that other processes have started have not done their work yet.
+    pub(crate) fn others_work(&self) -> bool {
+        let started = self.first..self.first + self.ranks.len();
+        !self.follows && self.job.ranks().any(|rank| !started.contains(&rank) && !self.job.is_done(rank))
     }
 
     /// The process of a world rank, if it runs here.

@@ -91,6 +91,7 @@ impl<'a> Watch<'a> {
         plane: Option<&'a mut ControlPlane>,
     ) -> Watch<'a> {
         let (ranks, now) = (processes.ranks.len(), Instant::now());
+        let told = vec![Vec::new(); processes.job.ranks().len()];
         Watch {
             processes,
             hooks,
@@ -101,7 +102,7 @@ impl<'a> Watch<'a> {
             stopping: false,
             failed_at: None,
             searched: now,
-            told: vec![Vec::new(); ranks],
+            told,
             told_at: now,
             ended: BTreeSet::new(),
         }
@@ -109,13 +110,13 @@ impl<'a> Watch<'a> {
 
     /// Waits until all ranks have ended.
     fn run(mut self) -> Result<(), Failure> {
-        while self.processes.alive().next().is_some() || self.waits_for_others() {
+        while self.processes.alive().next().is_some() || self.waits_for_local() || self.waits_for_others() {
             if self.sleep() {
                 self.ask_to_stop();
                 self.pass_on_stop();
             }
             let now = Instant::now();
-            let ended = self.note_ends();
+            let ended = self.note_ends().or_else(|| self.lost_locally());
             let heard = self.hear();
             match self.phase {
                 Phase::Working => {
@@ -145,6 +146,19 @@ impl<'a> Watch<'a> {
             self.plane.as_ref().map_or(self.processes.ranks.len(), |plane| plane.ranks().world_size());
         failure.flights = job.ranks().map(|rank| (rank, job.flight_record(rank))).collect();
         Err(failure)
+    }
+
+    /// Whether ranks of this host that other processes have started still work.
+    fn waits_for_local(&self) -> bool {
+        matches!(self.phase, Phase::Working) && self.processes.others_work()
+    }
+
+    /// A rank of this host that another process has started, and that is lost with that process.
+    fn lost_locally(&self) -> Option<Failure> {
+        let lost = |rank: &usize| !self.processes.job.is_done(*rank);
+        let rank = self.hooks.lost_ranks().into_iter().find(lost)?;
+        let reason = "the process that has started it has ended".to_string();
+        Some(Failure::new(rank, reason, self.processes.job.last_activity(rank)))
     }
 
     /// Sleeps until a rank ends, the ranks are to stop, another launcher says something, or a time is over. Returns whether

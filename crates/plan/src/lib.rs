@@ -54,6 +54,6 @@ pub use pipeline::{
 pub use slot::Slot;
 pub use split::{Split, SplitError, Stripe, nearest_divisors};
 pub use stages::{BlockCost, Cut, CutError, cut};
-pub use timing::{PhaseTime, phase_time};
+pub use timing::{LANES, Lanes, PhaseTime, add_to_lane, phase_lanes, phase_time};
 pub use traffic::{Movement, Traffic, category_peak, live_bytes, traffic};
 pub use zero::{Precision, Stage, Textbook, textbook};

@@ -63,11 +63,35 @@ impl PhaseTime {
 /// Plays a phase of a trace. `None` if there is no such phase, or if it uses a disk or a transport whose rate the machine
 /// does not have.
 pub fn phase_time(trace: &Trace, phase: PhaseName, machine: &Machine) -> Option<PhaseTime> {
+    played(trace, phase, machine).map(|clocks| clocks.end())
+}
+
+/// When each stream works, in seconds from the first call: for each of [`LANES`], stretches without a gap, ascending.
+pub type Lanes = [Vec<(f64, f64)>; 6];
+
+/// The streams of [`Lanes`], in order.
+pub const LANES: [Stream; 6] =
+    [Stream::Compute, Stream::Communication, Stream::ToDevice, Stream::ToHost, Stream::Disk, Stream::Host];
+
+/// As [`phase_time`]: when each stream works.
+pub fn phase_lanes(trace: &Trace, phase: PhaseName, machine: &Machine) -> Option<Lanes> {
+    played(trace, phase, machine).map(|clocks| clocks.lanes)
+}
+
+fn played(trace: &Trace, phase: PhaseName, machine: &Machine) -> Option<Clocks> {
     let at = trace.phases.iter().position(|p| p.name == phase)?;
     let earlier = trace.phases[..at].iter().map(|p| p.collectives().count()).sum();
     let mut clocks = Clocks { first_collective: earlier, ..Clocks::default() };
     clocks.play(&trace.phases[at], machine)?;
-    Some(clocks.end())
+    Some(clocks)
+}
+
+/// Adds a stretch of work behind those of a lane; it continues the last one if that ends no more than `gap` seconds before.
+pub fn add_to_lane(lane: &mut Vec<(f64, f64)>, (start, end): (f64, f64), gap: f64) {
+    match lane.last_mut() {
+        Some(last) if start <= last.1 + gap => last.1 = last.1.max(end),
+        _ => lane.push((start, end)),
+    }
 }
 
 /// Why a stream would be idle.
@@ -92,6 +116,7 @@ struct Clocks {
     collectives: Vec<f64>,
     /// Collectives of earlier phases.
     first_collective: usize,
+    lanes: Lanes,
     time: PhaseTime,
 }
 
@@ -121,6 +146,7 @@ impl Clocks {
                     let seconds = machine.kernel_s(*flops, *bytes, *rate);
                     self.compute_from(self.host.0, self.host.1);
                     self.free[0] += seconds;
+                    self.note(Stream::Compute, seconds);
                     self.time.compute_s += seconds;
                 }
                 Event::Copy { from, to, bytes, stream, .. } => {
@@ -187,7 +213,14 @@ impl Clocks {
             self.delayed_by_host[slot(stream)] = self.host.1 == Some(Cause::Host);
         }
         *free = free.max(self.host.0) + seconds;
-        *free
+        self.note(stream, seconds);
+        self.free[slot(stream)]
+    }
+
+    /// Notes work of a stream that ends when the stream is free.
+    fn note(&mut self, stream: Stream, seconds: f64) {
+        let end = self.free[slot(stream)];
+        add_to_lane(&mut self.lanes[slot(stream)], (end - seconds, end), 0.0);
     }
 
     /// Compute continues at `at` at the earliest; the time until then was spent waiting.
@@ -283,6 +316,26 @@ mod tests {
             [6.0, 4.0, 5.0, 2.0]
         );
         assert_eq!((time.floor_s(), time.limit()), (5.0, "copies to the device"));
+    }
+
+    #[test]
+    fn lanes_show_when_each_stream_works() {
+        let stream = Stream::ToDevice;
+        let events = vec![
+            copy(Memory::Host, Memory::Device, 5, stream),
+            Event::Record { number: 0, stream },
+            kernel(1),
+            kernel(2),
+            Event::StreamWait { number: 0, stream: Stream::Compute },
+            kernel(1),
+        ];
+        let phases = vec![Phase { name: PhaseName::Step, events }];
+        let trace = Trace { rank: 0, phases, faults: Vec::new() };
+        let lanes = phase_lanes(&trace, PhaseName::Step, &machine()).unwrap();
+        assert_eq!(lanes[slot(Stream::Compute)], [(0.0, 3.0), (5.0, 6.0)]);
+        assert_eq!(lanes[slot(stream)], [(0.0, 5.0)]);
+        assert!(LANES.iter().enumerate().all(|(number, stream)| slot(*stream) == number));
+        assert!(lanes[slot(Stream::Disk)].is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use phalanx_models::Arch;
 use crate::bench_args::BenchArgs;
 use crate::byte_size::parse_bytes;
 use crate::draw_args::DrawArgs;
-use crate::launch_args::LaunchArgs;
+use crate::launch_args::{LaunchArgs, NetworkArgs};
 use crate::overrides::Overrides;
 use crate::task::Show;
 
@@ -125,7 +125,10 @@ pub struct PlanArgs {
     phalanx train examples/quickstart.toml --data my-texts/ --run runs/mine\n  \
     phalanx train examples/quickstart.toml --nproc 4 --set parallel.zero=3 --set train.steps=200\n  \
     phalanx train --run runs/quickstart --resume\n  \
-    phalanx train examples/quickstart.toml --json | jq .loss\n\n\
+    phalanx train examples/quickstart.toml --json | jq .loss\n  \
+    srun -n 8 phalanx train my.toml                   one process per rank: srun, mpirun or torchrun\n\n\
+    For several hosts see phalanx launch --help. Started by srun, mpirun or torchrun, each process is the rank that their\n\
+    variables say.\n\
     The run folder holds config.toml (resolved), plan.json, memory.json, metrics.jsonl and checkpoints/.\n\
     One process at a time works in it.\n\
     On --resume the configuration is the stored one with what CONFIG and --set change since; the mesh, its\n\
@@ -162,6 +165,8 @@ pub struct TrainArgs {
     /// With --max-restarts: go on with fewer ranks if need be, down to this many
     #[arg(long, value_name = "N", requires = "max_restarts")]
     pub min_nproc: Option<usize>,
+    #[command(flatten)]
+    pub network: NetworkArgs,
     /// Run ranks as threads of this process (for tests)
     #[arg(long, hide = true)]
     pub threads_as_ranks: bool,
@@ -315,14 +320,15 @@ pub struct ExportArgs {
     pub json: bool,
 }
 
-/// Describes a checkpoint, run folder, token file or Hugging Face folder
+/// Describes a checkpoint, run folder, token file, Hugging Face folder or flight record
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx inspect runs/quickstart\n  \
+    phalanx inspect runs/quickstart/flight            what each rank did before the run failed\n  \
     phalanx inspect runs/quickstart/checkpoints/step-500 --verify\n  \
     phalanx inspect train.bin --json")]
 pub struct InspectArgs {
-    /// A step-N folder, a run folder, a token file or a Hugging Face folder
+    /// A step-N folder, a run folder, a token file, a Hugging Face folder, or the folder `flight` of a run
     pub path: PathBuf,
     /// Read everything: compare checksums, give statistics of every tensor
     #[arg(long)]

@@ -117,13 +117,19 @@ impl BenchDType {
     }
 }
 
-/// Times collectives between processes
+/// Times collectives between ranks
+///
+/// With --transport shared, ranks are processes that share memory. With tcp, each rank is on a host of its own, and with
+/// hierarchical they are on two hosts: these hosts are pretended by threads of one process, which speak TCP over the loopback
+/// device.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx bench collectives --nproc 2\n  \
     phalanx bench collectives --nproc 4 --op all_reduce --bytes 4096,1048576,134217728 --json\n  \
-    phalanx bench collectives --dtype bf16\n\n\
-    algbw_gbs is the size of the whole buffer over the time, in 10^9 bytes a second.")]
+    phalanx bench collectives --dtype bf16\n  \
+    phalanx bench collectives --nproc 4 --transport hierarchical --plaintext\n\n\
+    GB/s (algbw_gbs) is the size of the whole buffer over the time, in 10^9 bytes a second; bus GB/s is what each rank sends by \
+    the best algorithm known; the limit is the rate of copies in memory, or of one connection over the loopback device.")]
 pub struct BenchCollectivesArgs {
     /// Number of ranks
     #[arg(long, default_value_t = 2, value_name = "N")]
@@ -134,6 +140,15 @@ pub struct BenchCollectivesArgs {
     /// Type of the elements
     #[arg(long, value_enum, default_value_t = BenchDType::F32, value_name = "TYPE")]
     pub dtype: BenchDType,
+    /// What carries the bytes between ranks
+    #[arg(long, value_enum, default_value_t = BenchTransport::Shared, value_name = "TRANSPORT")]
+    pub transport: BenchTransport,
+    /// Do not encrypt traffic between hosts
+    #[arg(long)]
+    pub plaintext: bool,
+    /// Connections between two ranks of different hosts, over which large messages are divided [default: 2]
+    #[arg(long, value_name = "N")]
+    pub streams: Option<usize>,
     /// Sizes of the whole buffer
     #[arg(
         long,
@@ -188,6 +203,15 @@ pub enum BenchOp {
     ReduceScatter,
     AllGather,
     Broadcast,
+}
+
+/// Transports of `bench collectives`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum BenchTransport {
+    Shared,
+    Tcp,
+    Hierarchical,
 }
 
 /// Element types of `bench`.

@@ -2,16 +2,20 @@
 //!
 //! They decide how devices compute, so the factory that makes devices is here, too.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use phalanx_cpu::peak::{self, Bandwidth};
 use phalanx_cpu::{Cpu, CpuFactory, Options, ProductMethod};
+use phalanx_launch::{ForeignRank, Variables};
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::{self, NoAmx, TileUnit};
 use phalanx_simulated::SimulatedFactory;
 use phalanx_tensor::{Arena, DType, Device, DeviceFactory, DeviceRequest, Kernels};
 use phalanx_train::config::{DeviceChoice, DeviceConfig, Float, PrecisionConfig, Products};
+
+use crate::launch_args::NetworkArgs;
 
 /// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`; or tile registers for matrix products,
 /// beside the fastest of these: `amx`, or `amx-model`, which computes what they would.
@@ -27,6 +31,24 @@ const TERM: &str = "TERM";
 pub fn colours() -> bool {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     set(NO_COLOR).is_none() && set(TERM).is_none_or(|term| term != "dumb")
+}
+
+/// Path of the file with the secret of a job of several hosts.
+const SECRET_FILE: &str = "PHALANX_SECRET_FILE";
+
+/// The file with the job's secret, by its option or its variable.
+pub fn secret_file(network: &NetworkArgs) -> Option<PathBuf> {
+    let variable = || std::env::var_os(SECRET_FILE).filter(|path| !path.is_empty()).map(PathBuf::from);
+    network.secret_file.clone().or_else(variable)
+}
+
+/// The rank that another launcher has given to this process, if one did.
+///
+/// # Errors
+/// Variables that are missing or contradict each other.
+pub fn foreign_rank() -> Result<Option<ForeignRank>> {
+    let read = |name: &str| std::env::var(name).ok();
+    Ok(phalanx_launch::foreign_rank(&Variables::new(&read))?)
 }
 
 /// The variables that launchers on other hosts need, too.

@@ -1,15 +1,17 @@
 //! The launcher of `phalanx`: starts the program once more for each rank of a task (`phalanx rank`), and shows or gathers
 //! what the ranks write. Watching and ending them is [`phalanx_launch`]'s.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use phalanx_collectives::{HostJob, Network};
-use phalanx_launch::{ControlPlane, Failure, Hooks, own_program};
+use phalanx_collectives::{HostJob, Hosts, Network};
+use phalanx_launch::{ControlPlane, Failure, Hooks, LocalLeader, own_program};
 use phalanx_train::RunPlan;
+use serde::{Deserialize, Serialize};
 
 use crate::rank_output::{Output, RankOutput, connect, shares_stderr};
 use crate::signals::Signals;
@@ -28,6 +30,23 @@ pub struct Start<'a> {
     pub pin: bool,
     /// Where their output goes.
     pub output: &'a Output,
+    /// The processes that start all ranks of this host but the first, if another launcher has started one for each.
+    pub helpers: Option<Arc<LocalLeader>>,
+}
+
+/// What a helper needs to start its rank, beside the descriptors.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Begin {
+    /// The rank.
+    pub rank: usize,
+    /// The hosts of the job.
+    pub hosts: Hosts,
+    /// The number of this host.
+    pub host: usize,
+    /// Seconds for which a rank may be stalled.
+    pub stall_timeout_s: u64,
+    /// Whether the second of the files that are handed over says how to reach other hosts.
+    pub network: bool,
 }
 
 /// The ranks of a task that run on this host.
@@ -39,6 +58,7 @@ pub struct RankProcesses {
     outputs: Vec<RankOutput>,
     /// Number of processes that the system had killed because memory ran out, before the ranks started.
     kills: Option<(PathBuf, u64)>,
+    helpers: Option<Arc<LocalLeader>>,
 }
 
 impl RankProcesses {
@@ -54,7 +74,14 @@ impl RankProcesses {
     ) -> Result<RankProcesses> {
         let job = HostJob::new(world).context("the memory that ranks share")?;
         let file = task_file::encode(task, plan)?;
-        let start = Start { task: &file, network: None, timeout: task.timeout(), pin: task.pin(), output };
+        let start = Start {
+            task: &file,
+            network: None,
+            timeout: task.timeout(),
+            pin: task.pin(),
+            output,
+            helpers: None,
+        };
         RankProcesses::start_in(job, &start)
     }
 
@@ -76,8 +103,13 @@ impl RankProcesses {
         let cores = if start.pin { pinning::cores_of_ranks(ranks.len()) } else { Vec::new() };
         let processes = phalanx_launch::RankProcesses::new(job, start.timeout);
         let (fds, first) = (fds.join(","), ranks.start);
-        let mut started = RankProcesses { processes, first, outputs: Vec::new(), kills };
-        for rank in ranks.clone() {
+        let helpers = start.helpers.clone();
+        let mut started = RankProcesses { processes, first, outputs: Vec::new(), kills, helpers };
+        if let Some(helpers) = &started.helpers {
+            started.begin(helpers, start).context("the processes of the other ranks of this host")?;
+        }
+        let here = if start.helpers.is_some() { first..first + 1 } else { ranks.clone() };
+        for rank in here {
             let own = Inherited { fds: &fds, task_fd, network_fd, cores: cores.get(rank - first) };
             started.start_rank(rank, &own, start.output).with_context(|| {
                 format!(
@@ -86,6 +118,45 @@ impl RankProcesses {
                 )
             })?;
         }
+        Ok(started)
+    }
+
+    /// Lets the processes of the other ranks of this host start them.
+    fn begin(&self, helpers: &LocalLeader, start: &Start<'_>) -> Result<()> {
+        let job = self.processes.job();
+        for rank in job.ranks().skip(1) {
+            let (hosts, host) = match start.network {
+                Some(network) => (network.hosts.clone(), network.host),
+                None => (Hosts::one(job.ranks().len()), 0),
+            };
+            let stall_timeout_s = start.timeout.as_secs();
+            let begin = Begin { rank, hosts, host, stall_timeout_s, network: start.network.is_some() };
+            helpers.send(rank, &serde_json::to_vec(&Order::Begin(begin))?, &job.descriptors(rank))?;
+        }
+        Ok(())
+    }
+
+    /// Starts the rank of this process, for a job that another process of this host has made.
+    ///
+    /// # Errors
+    /// Descriptors that are not those of such a job; as for [`RankProcesses::start`].
+    pub fn start_own(begin: &Begin, fds: Vec<OwnedFd>, output: &Output) -> Result<RankProcesses> {
+        let Begin { rank, hosts, host, stall_timeout_s, network } = begin;
+        let job = HostJob::adopt(hosts, *host, *rank, fds).context("the memory that ranks share")?;
+        let fds: Vec<String> = job.inherited_fds().iter().map(i32::to_string).collect();
+        let handed = job.handed_fds();
+        let task_fd = *handed.first().context("a job without a task")?;
+        let network_fd =
+            if *network { Some(*handed.get(1).context("a job without its hosts")?) } else { None };
+        let timeout = Duration::from_secs(*stall_timeout_s);
+        let processes = phalanx_launch::RankProcesses::following(job, timeout, *rank);
+        let kills = machine::out_of_memory_kills();
+        let mut started =
+            RankProcesses { processes, first: *rank, outputs: Vec::new(), kills, helpers: None };
+        let own = Inherited { fds: &fds.join(","), task_fd, network_fd, cores: None };
+        started
+            .start_rank(*rank, &own, output)
+            .with_context(|| format!("rank {rank} could not be started"))?;
         Ok(started)
     }
 
@@ -126,8 +197,8 @@ impl RankProcesses {
     }
 
     fn wait_for(self, signals: &Signals, plane: Option<&mut ControlPlane>) -> Result<Vec<String>, Failure> {
-        let RankProcesses { processes, first, outputs, kills } = self;
-        let hooks = Watched { signals, kills };
+        let RankProcesses { processes, first, outputs, kills, helpers } = self;
+        let hooks = Watched { signals, kills, helpers };
         let ended = match plane {
             None => processes.wait(&hooks),
             Some(plane) => processes.wait_with(&hooks, plane),
@@ -138,6 +209,19 @@ impl RankProcesses {
         let gathered = outputs.map(|(_, output)| output.finish()).collect();
         ended.map(|()| gathered)
     }
+}
+
+/// What the process that leads those of a host says to them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case")]
+pub enum Order {
+    /// Start the rank.
+    Begin(Begin),
+    /// The run is over.
+    Finish {
+        /// Its exit code.
+        code: u8,
+    },
 }
 
 /// What one rank inherits.
@@ -152,9 +236,14 @@ struct Inherited<'a> {
 struct Watched<'a> {
     signals: &'a Signals,
     kills: Option<(PathBuf, u64)>,
+    helpers: Option<Arc<LocalLeader>>,
 }
 
 impl Hooks for Watched<'_> {
+    fn lost_ranks(&self) -> Vec<usize> {
+        self.helpers.as_ref().map(|helpers| helpers.lost()).unwrap_or_default()
+    }
+
     fn stop_event(&self) -> Option<BorrowedFd<'_>> {
         Some(self.signals.wake())
     }

@@ -42,9 +42,6 @@ pub struct LaunchArgs {
     /// Where host 0 listens, and the others find it
     #[arg(long, value_name = "HOST:PORT")]
     pub rendezvous: Option<String>,
-    /// File with the job's secret (mode 0600), which host 0 makes if it is not there
-    #[arg(long, value_name = "FILE")]
-    pub secret_file: Option<PathBuf>,
     /// Start the launchers of all hosts in this file over ssh; its lines are `host slots=n`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nnodes", "secret_file"])]
     pub hostfile: Option<PathBuf>,
@@ -57,6 +54,19 @@ pub struct LaunchArgs {
     /// Play so many hosts on this machine, each with --nproc ranks
     #[arg(long, value_name = "M", conflicts_with_all = ["nnodes", "hostfile", "secret_file", "rendezvous"])]
     pub hosts: Option<usize>,
+    /// Read the secret from standard input, and end with it (set by --hostfile and --hosts)
+    #[arg(long, hide = true, requires = "nnodes", conflicts_with = "secret_file")]
+    pub from_stdin: bool,
+}
+
+/// How hosts find and reach each other; for one host nothing of it matters.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Several hosts")]
+pub struct NetworkArgs {
+    /// File with the job's secret (mode 0600), which host 0 makes for the time in which the hosts meet if it is not there; or
+    /// the variable PHALANX_SECRET_FILE
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
     /// Do not encrypt traffic between hosts; they authenticate each other all the same
     #[arg(long)]
     pub plaintext: bool,
@@ -66,7 +76,4 @@ pub struct LaunchArgs {
     /// Seconds in which all hosts have to come to the rendezvous
     #[arg(long, value_name = "S", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub join_timeout: u64,
-    /// Read the secret from standard input, and end with it (set by --hostfile and --hosts)
-    #[arg(long, hide = true, requires = "nnodes", conflicts_with = "secret_file")]
-    pub from_stdin: bool,
 }

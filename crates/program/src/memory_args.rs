@@ -11,7 +11,7 @@ use crate::overrides::Overrides;
 /// Runs steps on random tokens with everything on the device, in host memory, on disk (with memory.nvme_path), and with
 /// memory.placement = "auto" under shares of the device memory that the first needs. Writes into a folder: table.md and
 /// memory.json (peaks, bytes moved, step times); budgets.svg (step time and bytes moved against the budget); and for each run
-/// timeline-RUN.svg, what each memory holds over a step, planned and measured. A budget that is too small for any placement is
+/// timeline-RUN.svg, what each memory holds over a step and when each stream works, planned and measured. A budget that is too small for any placement is
 /// a row that says so.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -32,6 +32,9 @@ pub struct BenchMemoryArgs {
     /// Steps before the first that is timed
     #[arg(long, default_value_t = 1, value_name = "W")]
     pub warmup: usize,
+    /// Rounds in which all placements take turns; each has K timed steps
+    #[arg(long, default_value_t = 1, value_name = "R")]
+    pub rounds: usize,
     /// Folder for the table and the plots; it is made if it is not there
     #[arg(long, default_value = "bench-memory", value_name = "DIR")]
     pub out: PathBuf,

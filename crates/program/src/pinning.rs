@@ -6,9 +6,13 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The cores of each of `ranks` ranks; empty if there are fewer cores than ranks, or if the system does not say.
 pub fn cores_of_ranks(ranks: usize) -> Vec<Vec<usize>> {
+    shares(&by_place(allowed()), ranks)
+}
+
+/// The cores that this process may use; none if the system does not say.
+pub fn allowed() -> Vec<usize> {
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
-    let allowed = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
-    shares(&by_place(allowed), ranks)
+    (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect()
 }
 
 /// Divides `cores` among `ranks` ranks; what does not divide evenly goes to the first ranks.

@@ -13,7 +13,7 @@ use phalanx_launch::begin_rank;
 use crate::args::RankArgs;
 use crate::environment::Environment;
 use crate::exit_status::CHECKPOINT_UNUSABLE;
-use crate::output::{TrainOutput, print_line};
+use crate::output::{TrainOutput, note, print_line};
 use crate::rank_host::RankHost;
 use crate::task::Task;
 use crate::{bench, file_size, pinning, signals, task_file, training};
@@ -101,4 +101,7 @@ fn tell_error(error: &anyhow::Error, host: &RankHost) {
     }
     // Another rank failed and is about to report why; leaving first would look like the cause.
     endpoint.wait_for_abort(TELL);
+    if let Err(reason) = endpoint.check() {
+        note(&format!("this rank ends: {reason}"));
+    }
 }

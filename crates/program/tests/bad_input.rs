@@ -260,5 +260,7 @@ fn more_ranks_than_the_machine_holds() {
     let args = ["train", "small.toml", "--nproc", "2000", "--set", "batch.global=2000"];
     home.run(&args).refused(&["2000 rank"]);
     home.run(&["bench", "collectives", "--nproc", "2", "--bytes", "4"]).refused(&["--bytes 4"]);
+    home.run(&["bench", "collectives", "--plaintext"]).refused(&["--plaintext", "shared memory"]);
+    home.run(&["bench", "collectives", "--transport", "tcp", "--nproc", "1"]).refused(&["--nproc 1"]);
     home.run(&["bench", "collectives", "--nproc", "2", "--bytes", "99999999999999"]).refused(&["available"]);
 }

@@ -118,6 +118,25 @@ fn collectives_are_a_line_each() {
     }
 }
 
+/// Ranks on pretended hosts: other transports, other algorithms.
+#[test]
+fn collectives_between_hosts_name_transport_and_algorithm() {
+    let home = Home::new();
+    let args =
+        ["bench", "collectives", "--nproc", "3", "--op", "all_reduce", "--bytes", "6144,1048576", "--json"];
+    for (transport, more) in [("tcp", &["--plaintext"][..]), ("hierarchical", &["--streams", "1"])] {
+        let ended = home.run(&[&args[..], &["--transport", transport], more].concat()).ok();
+        let lines: Vec<Value> =
+            ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.iter().map(|line| &line["algorithm"]).collect::<Vec<_>>(), ["one step", "direct"]);
+        for line in lines {
+            assert_eq!(line["transport"], transport);
+            assert!(number(&line, "us") > 0.0 && number(&line, "busbw_gbs") > 0.0);
+            assert!(number(&line, "limit_share") > 0.0, "{line}");
+        }
+    }
+}
+
 #[test]
 fn the_doctor_measures() {
     let home = Home::new();

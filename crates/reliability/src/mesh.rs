@@ -51,7 +51,17 @@ pub(crate) const MESHES: [Mesh; 21] = [
 impl Mesh {
     /// `train small.toml --run r` on this mesh.
     pub(crate) fn train(&self, more: &[&str]) -> Vec<String> {
-        let mut words: Vec<String> = ["train", "small.toml", "--run", "r"].map(String::from).into();
+        self.words(&["train", "small.toml", "--run", "r"], more)
+    }
+
+    /// The same over so many hosts, which this machine plays.
+    pub(crate) fn launch(&self, hosts: usize, more: &[&str]) -> Vec<String> {
+        let (count, nproc) = (hosts.to_string(), (self.ranks / hosts).to_string());
+        self.words(&["launch", "--hosts", &count, "--nproc", &nproc, "small.toml", "--run", "r"], more)
+    }
+
+    fn words(&self, command: &[&str], more: &[&str]) -> Vec<String> {
+        let mut words: Vec<String> = command.iter().map(|word| word.to_string()).collect();
         for set in self.sets {
             words.extend(["--set".to_string(), format!("parallel.{set}")]);
         }

@@ -23,6 +23,36 @@ pub(crate) fn ranks(launcher: i32) -> Vec<(usize, i32)> {
     ranks
 }
 
+/// All processes below `pid`, itself first.
+fn tree(pid: u32) -> Vec<u32> {
+    let mut all = vec![pid];
+    let mut next = 0;
+    while next < all.len() {
+        all.extend(children(all[next]));
+        next += 1;
+    }
+    all
+}
+
+/// The process of a rank, which the launcher or a launcher below it has started.
+pub(crate) fn rank_below(launcher: i32, rank: usize) -> Option<i32> {
+    let pid = tree(launcher.unsigned_abs()).into_iter().find(|pid| rank_number(*pid) == Some(rank))?;
+    Some(pid as i32)
+}
+
+/// The launcher of a host that `launcher`, of host 0, has started.
+pub(crate) fn launcher_of(launcher: i32, host: usize) -> Option<i32> {
+    if host == 0 {
+        return Some(launcher);
+    }
+    let number = host.to_string();
+    let is_host = |pid: &u32| {
+        let words = arguments(*pid).unwrap_or_default();
+        words.iter().zip(words.iter().skip(1)).any(|(name, value)| name == "--node-rank" && *value == number)
+    };
+    tree(launcher.unsigned_abs()).into_iter().find(is_host).map(|pid| pid as i32)
+}
+
 /// The number of a rank, from its arguments or its name.
 fn rank_number(pid: u32) -> Option<usize> {
     let words = arguments(pid)?;

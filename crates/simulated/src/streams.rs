@@ -349,7 +349,7 @@ impl Shared {
             Body::Kernel { operation, timer, uploaded } => {
                 self.kernels.execute(operation);
                 if let Some(timer) = timer {
-                    timer.profile.add(timer.key, start.elapsed());
+                    timer.add(start.elapsed());
                 }
                 drop(uploaded);
                 Ok(())

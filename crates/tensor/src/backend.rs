@@ -47,7 +47,7 @@ impl Call<'_> {
         let Some(timer) = self.timer else { return kernels.execute(self.operation) };
         let start = Instant::now();
         kernels.execute(self.operation);
-        timer.profile.add(timer.key, start.elapsed());
+        timer.add(start.elapsed());
     }
 }
 
@@ -98,7 +98,7 @@ impl DiskTransfer<'_> {
     /// Adds the time that it has taken.
     pub(crate) fn note_time(&self, time: Duration) {
         if let Some(timer) = &self.timer {
-            timer.profile.add(timer.key, time);
+            timer.add(time);
         }
     }
 
@@ -134,6 +134,16 @@ pub struct Timer {
     pub profile: Arc<Profile>,
     /// What it is counted under.
     pub key: KernelKey,
+    /// The stream on which it runs.
+    pub stream: Stream,
+}
+
+impl Timer {
+    /// Adds the time of a call that ends now.
+    pub fn add(&self, time: Duration) {
+        self.profile.add(self.key, time);
+        self.profile.add_span(self.stream, time);
+    }
 }
 
 /// The end of everything that was issued to a stream up to some moment.

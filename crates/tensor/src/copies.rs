@@ -1,9 +1,9 @@
 //! Copies between memories: uploads, downloads, staging, and numbers that are read late.
 //!
-//! Copies run on streams of their own. Each starts after everything that the compute stream was given before it,
-//! and later kernels wait for a copy into device memory. A copy of tensors owns or borrows them until it is done
-//! ([`PendingCopy`]); in the meantime the arenas count its ranges as in flight. The dry run records each copy with
-//! its bytes, its stream and the events that order it.
+//! Copies run on streams of their own. Each starts after everything that the compute stream was given before it.
+//! A copy of tensors owns them until it is waited for ([`PendingCopy`]), so kernels that are issued meanwhile cannot use
+//! them and run beside it; in the meantime the arenas count its ranges as in flight. Later kernels wait for an upload, which
+//! borrows its target only. The dry run records each copy with its bytes, its stream and the events that order it.
 //!
 //! Copies to and from disk do not wait for kernels, so that many can be started ahead of their use, or finish behind
 //! it: whoever waits for one gets its tensors back, and only then can a kernel or another copy use them.
@@ -118,7 +118,7 @@ impl Device {
             recorder.follow_write(&to, false);
         }
         self.begin_copy("upload", memories, bytes);
-        let timer = self.timer("upload", Price::copy(memories, bytes));
+        let timer = self.timer("upload", Price::copy(memories, bytes), Stream::ToDevice);
         self.backend.upload(Stream::ToDevice, bytemuck::cast_slice(from), to, site, timer);
         self.compute_after(Stream::ToDevice);
     }
@@ -150,7 +150,8 @@ impl Device {
         self.copy_tensors("copy_to_host", from, to, site)
     }
 
-    /// Starts to copy a host tensor into a device tensor of the same element type and length; later kernels see it.
+    /// Starts to copy a host tensor into a device tensor of the same element type and length. Kernels that are issued before
+    /// it is waited for run beside it.
     #[track_caller]
     pub fn copy_to_device(&self, from: Tensor, to: Tensor) -> PendingCopy {
         self.copy_to_device_at(from, to, Site::caller())
@@ -159,9 +160,7 @@ impl Device {
     /// As [`Device::copy_to_device`], on behalf of a caller at `site`.
     pub fn copy_to_device_at(&self, from: Tensor, to: Tensor, site: Site) -> PendingCopy {
         assert_eq!([from.memory(), to.memory()], [Memory::Host, Memory::Device], "copy_to_device");
-        let pending = self.copy_tensors("copy_to_device", from, to, site);
-        self.compute_after(Stream::ToDevice);
-        pending
+        self.copy_tensors("copy_to_device", from, to, site)
     }
 
     /// Starts to write a tensor to a disk tensor of the same element type and length. `from` lies in host memory, or in
@@ -229,7 +228,7 @@ impl Device {
     }
 
     /// Later work of the compute stream runs after what was issued to `stream` so far.
-    pub(crate) fn compute_after(&self, stream: Stream) {
+    fn compute_after(&self, stream: Stream) {
         let done = self.backend.record(stream);
         self.backend.wait(Stream::Compute, done);
     }
@@ -257,7 +256,7 @@ impl Device {
         }
         let bytes = operation.to.bytes();
         let stream = self.begin_copy(name, memories, bytes);
-        let timer = self.timer(name, Price::copy(memories, bytes));
+        let timer = self.timer(name, Price::copy(memories, bytes), stream);
         match stream {
             Stream::Disk => {
                 // None on a device that only records.

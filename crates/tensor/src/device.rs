@@ -238,15 +238,15 @@ impl Device {
             let Price { flops, bytes, rate, forward_flops } = price;
             recorder.push(Event::Kernel { name, flops, bytes, rate, forward_flops });
         }
-        let timer = self.timer(name, price);
+        let timer = self.timer(name, price, self.stream);
         self.backend.launch(self.stream, Call { operation: operation.into(), name, site, timer });
     }
 
-    /// Where the time of a call goes, when kernels are timed.
-    pub(crate) fn timer(&self, name: &'static str, price: Price) -> Option<Timer> {
+    /// Where the time of a call on `stream` goes, when kernels are timed.
+    pub(crate) fn timer(&self, name: &'static str, price: Price, stream: Stream) -> Option<Timer> {
         let profile = self.profile.as_ref().filter(|profile| !profile.is_paused())?;
         let key = KernelKey { name, flops: price.flops, bytes: price.bytes, rate: price.rate };
-        Some(Timer { profile: Arc::clone(profile), key })
+        Some(Timer { profile: Arc::clone(profile), key, stream })
     }
 
     /// Notes that so many elements of parameter `number`'s gradient are counted in the norm.

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use phalanx_trace::Rate;
+use phalanx_trace::{Rate, Stream};
 
 /// One kernel, or one kind of copy between memories, at one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,11 +31,24 @@ pub struct KernelTime {
     pub min: Duration,
 }
 
+/// A stretch of time in which a stream ran a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// The stream.
+    pub stream: Stream,
+    /// When the call began.
+    pub start: Instant,
+    /// Its time.
+    pub time: Duration,
+}
+
 /// Times of kernels since it was made or last taken.
 #[derive(Default)]
 pub struct Profile {
     paused: AtomicBool,
     times: Mutex<BTreeMap<KernelKey, KernelTime>>,
+    /// Calls one by one, while they are recorded.
+    spans: Mutex<Option<Vec<Span>>>,
 }
 
 impl Profile {
@@ -56,6 +69,28 @@ impl Profile {
         entry.min = if entry.calls == 0 { time } else { entry.min.min(time) };
         entry.calls += 1;
         entry.time += time;
+    }
+
+    /// From here on, each call is also recorded with the time at which it ran, until [`Profile::take_spans`].
+    pub fn record_spans(&self) {
+        *self.lock_spans() = Some(Vec::new());
+    }
+
+    /// Ends the recording of [`Profile::record_spans`] and returns it, in the order in which calls ended.
+    pub fn take_spans(&self) -> Vec<Span> {
+        self.lock_spans().take().unwrap_or_default()
+    }
+
+    /// Records a call on `stream` that ends now, if calls are recorded.
+    pub(crate) fn add_span(&self, stream: Stream, time: Duration) {
+        if let Some(spans) = &mut *self.lock_spans() {
+            let now = Instant::now();
+            spans.push(Span { stream, start: now.checked_sub(time).unwrap_or(now), time });
+        }
+    }
+
+    fn lock_spans(&self) -> MutexGuard<'_, Option<Vec<Span>>> {
+        self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What was measured so far; starts again.
@@ -81,5 +116,18 @@ mod tests {
         assert_eq!(times.len(), 2);
         assert_eq!(times[&key], KernelTime { calls: 3, time: ms(9), min: ms(2) });
         assert!(profile.take().is_empty());
+    }
+
+    #[test]
+    fn calls_are_recorded_one_by_one_from_when_they_are_wanted() {
+        let profile = Profile::default();
+        profile.add_span(Stream::Compute, Duration::from_millis(1));
+        profile.record_spans();
+        profile.add_span(Stream::Disk, Duration::from_millis(2));
+        profile.add_span(Stream::Compute, Duration::from_millis(3));
+        let spans = profile.take_spans();
+        assert_eq!(spans.iter().map(|span| span.stream).collect::<Vec<_>>(), [Stream::Disk, Stream::Compute]);
+        assert_eq!(spans[1].time, Duration::from_millis(3));
+        assert!(profile.take_spans().is_empty());
     }
 }

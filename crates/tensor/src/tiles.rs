@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use phalanx_trace::{Memory, Site, Stream};
+use phalanx_trace::{Memory, Site};
 
 use crate::access::Access;
 use crate::backend::{DeviceError, StreamEvent};
@@ -81,7 +81,7 @@ fn name([from, to]: [Memory; 2]) -> &'static str {
 
 impl Device {
     /// Starts to copy elements of tiles, from element `start` of their row on, into the whole of a tensor of the same
-    /// element type. Later kernels see a copy from host memory to the device; one from disk must be waited for.
+    /// element type. Kernels that are issued before it is waited for run beside it.
     #[track_caller]
     pub fn copy_from_tiles(&self, from: Vec<Tensor>, start: usize, mut to: Tensor) -> PendingTiles {
         let site = Site::caller();
@@ -93,9 +93,6 @@ impl Device {
         for (number, inside, at) in parts(&from, &span) {
             let part = from[number].view().range(at..at + inside.len());
             done = Some(self.start_copy(name(memories), memories, part, to.view_mut().range(inside), site));
-        }
-        if memories == [Memory::Host, Memory::Device] {
-            self.compute_after(Stream::ToDevice);
         }
         let done = done.expect("at least one part");
         PendingTiles { device: self.clone(), tensors: Some((to, from)), flights, done }

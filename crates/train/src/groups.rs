@@ -35,7 +35,7 @@ pub struct Groups {
 pub enum GroupSource<'a> {
     /// One rank: groups of one, which sum with this instruction set.
     Alone(Isa),
-    /// Ranks of this machine, in shared memory.
+    /// Ranks of a job, on one host or on several.
     Host(&'a Endpoint),
     /// A dry run of a rank, which records its collectives here.
     Meta(Arc<Recorder>, usize),

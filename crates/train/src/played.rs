@@ -1,6 +1,6 @@
 //! What the dry run of a planned rank says beside its plan: the time of its step on a machine, and what lives over a step.
 
-use phalanx_plan::{Machine, PhaseTime, live_bytes, phase_time};
+use phalanx_plan::{Lanes, Machine, PhaseTime, live_bytes, phase_lanes, phase_time};
 use phalanx_trace::{Memory, PhaseName};
 
 use crate::dry_run::dry_run;
@@ -15,6 +15,12 @@ impl RunPlan {
             phase_time(&trace, PhaseName::Step, machine)
         };
         self.ranks.iter().map(time).collect()
+    }
+
+    /// When each stream of a planned rank works in a step on a machine; `None` where the machine lacks a rate.
+    pub fn step_lanes(&self, rank: usize, machine: &Machine) -> Option<Lanes> {
+        let own = self.of(rank);
+        phase_lanes(&dry_run(&self.spec, own.rank, &own.orders, &Rank::new), PhaseName::Step, machine)
     }
 
     /// Bytes that a planned rank has in a memory over a step: at its beginning, and after each allocation and free.

@@ -1,5 +1,5 @@
 //! What may not change a bit of parameters and optimizer states: ZeRO stage, chunk size, overlap,
-//! prefetch, threads of a rank, what backward computes again. Checked after steps with clipping, with and
+//! prefetch, threads of a rank, what backward computes again, on how many hosts the ranks run. Checked after steps with clipping, with and
 //! without accumulation, in every precision.
 
 mod rig;
@@ -74,6 +74,11 @@ fn on_disk(config: &mut RunConfig) {
 }
 
 fn check(base: RunConfig, steps: usize, what: &str) -> Ran {
+    check_on(&[], base, steps, what)
+}
+
+/// `hosts`: the number of ranks on each host; empty: one host. The first run is on one host in any case.
+fn check_on(hosts: &[usize], base: RunConfig, steps: usize, what: &str) -> Ran {
     let (model, _) = rig::golden_config();
     let steps = &rig::golden_steps()[..steps];
     let expected = rig::run(&model, &base, steps);
@@ -81,7 +86,7 @@ fn check(base: RunConfig, steps: usize, what: &str) -> Ran {
         let mut config = base.clone();
         change(&mut config);
         let what = format!("{what}, {name}");
-        let got = rig::run(&model, &config, steps);
+        let got = rig::on_hosts(hosts, || rig::run(&model, &config, steps));
         assert_eq!(got.peaks, got.planned, "{what}: peak == plan");
         // The state first: a difference there names the tensor.
         assert_same_state(&what, &expected.state, &got.state);
@@ -191,6 +196,29 @@ fn policies_on_four_ranks_with_sgd() {
         c.batch.micro = Some(1);
         (c.optimizer.kind, c.optimizer.lr) = (OptimizerKind::Sgd, 0.05);
     });
+}
+
+/// Each rank on a host of its own: TCP alone.
+#[test]
+fn two_hosts_of_one_rank() {
+    check_on(&[1, 1], base(2), 4, "2 hosts");
+}
+
+/// Hosts of different size, whose ranks do not divide the tree: shared memory and TCP.
+#[test]
+fn a_host_of_two_ranks_and_one_of_one() {
+    let mut config = base(3);
+    (config.batch.global, config.batch.micro) = (6, Some(1));
+    config.precision.compute = Float::Bf16;
+    check_on(&[2, 1], config, 4, "hosts of 2 ranks and 1");
+}
+
+/// Two ranks on each of two hosts, with 16-bit sums.
+#[test]
+fn two_hosts_of_two_ranks() {
+    let mut config = base(4);
+    (config.precision.compute, config.precision.communicate) = (Float::Bf16, Some(Float::Bf16));
+    check_on(&[2, 2], config, 4, "2 hosts of 2 ranks");
 }
 
 /// Otherwise the result would depend on the number of ranks by more than the order of sums.

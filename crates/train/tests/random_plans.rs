@@ -66,6 +66,7 @@ fn place(config: &mut RunConfig, numbers: &mut SplitMix64) {
     let mut pick = |count: usize| (numbers.next_u64() % count as u64) as usize;
     let mut tier = || [Tier::Device, Tier::Device, Tier::Host, Tier::Nvme][pick(4)];
     let [parameters, gradients, optimizer] = [tier(), tier(), tier()];
+    let micro_batches = config.micro_batches();
     let memory = &mut config.memory;
     (memory.gradients, memory.optimizer) = (gradients, optimizer);
     if config.parallel.zero == 3 {
@@ -76,6 +77,11 @@ fn place(config: &mut RunConfig, numbers: &mut SplitMix64) {
     }
     memory.buffer_mb = [1.0 / 64.0, 1.0 / 32.0, 16.0][pick(3)];
     memory.update = [UpdateOn::Auto, UpdateOn::Device][pick(2)];
+    let is_here = [memory.parameters, gradients, optimizer] == [Tier::Device; 3];
+    let has_one_type =
+        config.precision.compute != Float::F32 && config.precision.accumulate == config.precision.compute;
+    let wanted = pick(2) == 0;
+    memory.gradients_in_place = wanted && is_here && has_one_type && micro_batches == 1;
     memory.delayed_update = [gradients, optimizer] == [Tier::Host; 2]
         && memory.parameters == Tier::Device
         && memory.update == UpdateOn::Auto

@@ -6,6 +6,7 @@ mod rig;
 use std::path::Path;
 
 use phalanx_parallel::zero::{ChunkResidence, Residence};
+use phalanx_plan::Machine;
 use phalanx_tensor::{Memory, NORM_BLOCK};
 use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::{Chunk, Float, OptimizerKind, Reduce, Tier, UpdateOn};
@@ -265,6 +266,31 @@ fn gradients_are_summed_over_tensor_and_pipeline_axes_wherever_they_lie() {
             c.batch.micro = Some(1);
         });
     }
+}
+
+/// Micro-batches accumulate in buffers that come back from the host for each of them: while later layers compute, so that
+/// compute waits less for copies, and not in place of other copies.
+#[test]
+fn gradients_come_back_before_the_next_micro_batch_needs_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(Tier::Device, folder.path(), 1, 0);
+    (config.batch.micro, config.memory.gradients) = (Some(2), Tier::Host);
+    config.memory.chunk = Chunk::Mebibytes(0.05);
+    let machine: Machine = serde_json::from_value(serde_json::json!({
+        "name": "test", "memory_bytes": 1, "host_bytes": 1, "memory_gb_per_s": 1.0, "host_gb_per_s": 1.0,
+        "copy": { "latency_us": 0.0, "gb_per_s": 1.0 }, "tflops": { "f32": 0.01, "bf16": 0.01 },
+    }))
+    .unwrap();
+    let mut time = |overlap| {
+        config.parallel.overlap = overlap;
+        let mut spec = rig::spec(&rig::golden_config().0, &config);
+        spec.host_addressable = false;
+        RunPlan::new(spec).unwrap().step_times(&machine)[0].unwrap()
+    };
+    let [ahead, at_need] = [true, false].map(&mut time);
+    assert!(ahead.to_device_s == at_need.to_device_s && ahead.to_device_s > 0.0);
+    let (waits, waited) = (ahead.exposed_copy_s, at_need.exposed_copy_s);
+    assert!(waits < 0.8 * waited, "waits for copies: {waits} s with, {waited} s without");
 }
 
 #[test]

@@ -5,13 +5,14 @@ use std::fmt::Write;
 use phalanx_drawing::report::bytes;
 use phalanx_trace::Memory;
 
-use super::{MemoryRan, MemoryRun};
+use super::{MemoryRan, MemoryRun, lanes};
 
 /// Pixels of a plot and around it.
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 200.0;
-const LEFT: f64 = 90.0;
+pub(super) const LEFT: f64 = 90.0;
 const RIGHT: f64 = 150.0;
+pub(super) const RIGHT_EDGE: f64 = LEFT + WIDTH;
 const TOP: f64 = 56.0;
 const GAP: f64 = 64.0;
 
@@ -21,8 +22,8 @@ const TICKS: usize = 4;
 /// Largest number of points of a line: more are thinned, with the smallest and the largest of each part kept.
 const POINTS: usize = 4000;
 
-const PLANNED: &str = "#e08a3c";
-const MEASURED: &str = "#4878b0";
+pub(super) const PLANNED: &str = "#e08a3c";
+pub(super) const MEASURED: &str = "#4878b0";
 
 /// The area of a plot.
 struct Plot {
@@ -51,13 +52,14 @@ impl Plot {
         text(svg, [LEFT, self.top - 10.0], "start", " font-weight=\"bold\"", title);
         for tick in 0..=TICKS {
             let share = tick as f64 / TICKS as f64;
-            let (x, y) = (self.x(share * self.x_max), self.y(share * self.y_max));
-            let (bottom, right) = (self.top + HEIGHT, LEFT + WIDTH);
-            let _ = writeln!(svg, "<path d=\"M{LEFT:.1} {y:.1}H{right:.1}\" stroke=\"#ddd\" fill=\"none\"/>");
-            let _ = writeln!(svg, "<path d=\"M{x:.1} {bottom:.1}v4\" stroke=\"#888\" fill=\"none\"/>");
+            let y = self.y(share * self.y_max);
+            let _ = writeln!(
+                svg,
+                "<path d=\"M{LEFT:.1} {y:.1}H{RIGHT_EDGE:.1}\" stroke=\"#ddd\" fill=\"none\"/>"
+            );
             text(svg, [LEFT - 6.0, y + 4.0], "end", "", &y_label(share * self.y_max));
-            text(svg, [x, bottom + 16.0], "middle", "", &x_label(share * self.x_max));
         }
+        ticks(svg, self.top + HEIGHT, self.x_max, x_label);
     }
 }
 
@@ -118,12 +120,14 @@ pub fn budgets(runs: &[MemoryRun], heading: &str) -> String {
     svg
 }
 
-/// What each memory of rank 0 holds over a step: measured, and planned event by event.
+/// What each memory of rank 0 holds over a step: measured, and planned event by event; and when each stream works: measured,
+/// and planned at the machine's rates.
 pub fn timeline(run: &MemoryRun, ran: &MemoryRan, heading: &str) -> String {
     let rank = &ran.ranks[0];
     let used: Vec<usize> = (0..3).filter(|memory| rank.planned[*memory].bytes > 0).collect();
     let mut svg = String::new();
-    begin(&mut svg, TOP + used.len() as f64 * (HEIGHT + GAP), heading);
+    let lanes_top = TOP + used.len() as f64 * (HEIGHT + GAP);
+    begin(&mut svg, lanes_top + lanes::height(ran), heading);
     for (number, memory) in (0..).zip(&used) {
         let budget = run.budget.filter(|_| *memory == 0).map(|(_, bytes)| bytes);
         let top = TOP + f64::from(number) * (HEIGHT + GAP);
@@ -162,6 +166,7 @@ pub fn timeline(run: &MemoryRun, ran: &MemoryRan, heading: &str) -> String {
             text(&mut svg, [right + 6.0, y], "start", &format!(" fill=\"{colour}\""), words);
         }
     }
+    lanes::draw(&mut svg, lanes_top, ran);
     svg.push_str("</svg>\n");
     svg
 }
@@ -200,8 +205,18 @@ fn polyline(svg: &mut String, points: &[[f64; 2]], colour: &str, style: &str) {
     let _ = writeln!(svg, "<polyline points=\"{list}\" stroke=\"{colour}\" fill=\"none\"{style}/>");
 }
 
+/// Labelled ticks under a plot that ends at `bottom`.
+pub(super) fn ticks(svg: &mut String, bottom: f64, x_max: f64, label: &dyn Fn(f64) -> String) {
+    for tick in 0..=TICKS {
+        let share = tick as f64 / TICKS as f64;
+        let x = LEFT + WIDTH * share;
+        let _ = writeln!(svg, "<path d=\"M{x:.1} {bottom:.1}v4\" stroke=\"#888\" fill=\"none\"/>");
+        text(svg, [x, bottom + 16.0], "middle", "", &label(share * x_max));
+    }
+}
+
 /// A line of text; `style` is further attributes, each after a blank.
-fn text(svg: &mut String, [x, y]: [f64; 2], anchor: &str, style: &str, content: &str) {
+pub(super) fn text(svg: &mut String, [x, y]: [f64; 2], anchor: &str, style: &str, content: &str) {
     let content = content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\"{style}>{content}</text>");
 }
@@ -223,12 +238,22 @@ mod tests {
             planned: [peak(1000), peak(0), peak(0)],
             measured: [peak(1000), peak(0), peak(0)],
             lines: [line, Vec::new(), Vec::new()],
+            lanes: [vec![(0.0, step_s)], vec![], vec![(0.0, 0.1 * step_s)], vec![], vec![], vec![]],
             recorded_s: step_s,
             resident_bytes_peak: 0,
         };
         let copies = vec![(Memory::Host, Memory::Device, 64)];
         let planned_lines = [vec![500, 600, 1000, 500], Vec::new(), Vec::new()];
-        let ran = MemoryRan { ranks: vec![rank], device_bytes: 1000, copies, planned_lines, exposed_s: None };
+        let planned_lanes =
+            Some([vec![(0.0, 0.4 * step_s), (0.6 * step_s, step_s)], vec![], vec![], vec![], vec![], vec![]]);
+        let ran = MemoryRan {
+            ranks: vec![rank],
+            device_bytes: 1000,
+            copies,
+            planned_lines,
+            planned_lanes,
+            exposed_s: None,
+        };
         MemoryRun { placement, budget, ran: Ok(ran) }
     }
 
@@ -259,6 +284,17 @@ mod tests {
         assert_eq!(lines.len(), 2);
         assert_eq!(points(lines[0]), points(lines[1]));
         assert!(svg.contains(">budget<") && svg.contains("device memory over a step"), "{svg}");
+    }
+
+    #[test]
+    fn lanes_show_planned_and_measured_work_of_the_streams_that_have_some() {
+        let run = run("host", None, 0.2);
+        let svg = timeline(&run, run.ran.as_ref().unwrap(), "a model");
+        let lanes: Vec<&str> = svg.lines().filter(|line| line.starts_with("<rect class=\"lane\"")).collect();
+        let of = |colour: &str| lanes.iter().filter(|lane| lane.contains(colour)).count();
+        assert_eq!([of(PLANNED), of(MEASURED)], [2, 2], "{svg}");
+        assert!(svg.contains(">compute<") && svg.contains(">to device<") && !svg.contains(">disk<"), "{svg}");
+        assert!(lanes[0].contains(&format!("width=\"{:.1}\"", 0.4 * WIDTH)), "{}", lanes[0]);
     }
 
     #[test]

@@ -1,18 +1,24 @@
 //! `phalanx bench memory`: steps under several placements and budgets, with what each memory held over a step.
 
 pub mod drawing;
+mod lanes;
 pub mod report;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use phalanx_plan::Peak;
+use phalanx_plan::{LANES, Lanes, Peak, add_to_lane};
+use phalanx_tensor::profile::{Profile, Span};
 use phalanx_trace::{Memory, PhaseName};
 use phalanx_train::RunPlan;
 use phalanx_train::metrics::resident_bytes_peak;
 use serde::{Deserialize, Serialize};
 
 use crate::steps::{RankSetup, StepCounts, Stepper, Timed};
+
+/// Parts of a step that a plot can tell apart.
+const STRETCHES: f64 = 2000.0;
 
 /// The bytes that are live in a memory, each time they change: seconds since the step began, and bytes.
 pub type Line = Vec<(f64, u64)>;
@@ -32,6 +38,8 @@ pub struct MemoryFigures {
     pub measured: [Peak; 3],
     /// For the same memories: what the last step held.
     pub lines: [Line; 3],
+    /// When each stream worked in the last step, in the order of `phalanx_plan::LANES`. Collectives are not recorded.
+    pub lanes: Lanes,
     /// Seconds of the last step, whose lines were recorded.
     pub recorded_s: f64,
     /// Peak of the resident bytes of the process, without other ranks' memory.
@@ -45,14 +53,20 @@ pub struct MemoryFigures {
 pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Result<MemoryFigures> {
     let StepCounts { seed, warmup, steps } = counts;
     let own = plan.of(setup.rank);
-    let mut stepper = Stepper::new(setup, plan, seed, setup.device.clone())?;
+    let profile = Arc::new(Profile::default());
+    profile.pause(true);
+    let mut stepper = Stepper::new(setup, plan, seed, setup.device.clone().profiled(Arc::clone(&profile)))?;
     let Timed { step_s, losses, exposed_s, .. } = stepper.timed(warmup, steps, &mut |_, _, _| Ok(()))?;
     let device = setup.device.clone();
     let arenas = || [device.arena(), device.host_arena(), device.disk_arena()];
     arenas().into_iter().for_each(|arena| arena.record_timeline());
+    profile.record_spans();
+    profile.pause(false);
     let begin = Instant::now();
     stepper.timed(0, 1, &mut |_, _, _| Ok(()))?;
     let recorded_s = begin.elapsed().as_secs_f64();
+    profile.pause(true);
+    let lanes = lanes(profile.take_spans(), begin, recorded_s / STRETCHES);
     let lines = arenas().map(|arena| {
         let events = arena.take_timeline().into_iter();
         events.map(|(at, bytes)| (at.saturating_duration_since(begin).as_secs_f64(), bytes)).collect()
@@ -69,9 +83,22 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
         planned,
         measured,
         lines,
+        lanes,
         recorded_s,
         resident_bytes_peak,
     })
+}
+
+/// The stretches of each stream in seconds since `begin`; shorter gaps than `gap` are not shown.
+fn lanes(mut spans: Vec<Span>, begin: Instant, gap: f64) -> Lanes {
+    spans.sort_by_key(|span| span.start);
+    let mut lanes = Lanes::default();
+    for Span { stream, start, time } in spans {
+        let start = start.saturating_duration_since(begin).as_secs_f64();
+        let lane = LANES.iter().position(|lane| *lane == stream).expect("every stream has a lane");
+        add_to_lane(&mut lanes[lane], (start, start + time.as_secs_f64()), gap);
+    }
+    lanes
 }
 
 impl MemoryFigures {
@@ -105,6 +132,8 @@ pub struct MemoryRan {
     pub copies: Vec<(Memory, Memory, u64)>,
     /// What the step of rank 0 held by plan, after each allocation and free, in each memory.
     pub planned_lines: [Vec<u64>; 3],
+    /// When each stream of rank 0 works by plan, at the machine's rates; `None` where a rate is unknown.
+    pub planned_lanes: Option<Lanes>,
     /// Seconds in which compute waits for copies, by the trace at the machine's rates; `None` where a rate is unknown.
     pub exposed_s: Option<f64>,
 }
@@ -128,6 +157,16 @@ impl MemoryRan {
 }
 
 impl MemoryRun {
+    /// Adds the steps of another round; everything else is that of the latest round.
+    pub fn add_round(&mut self, latest: Result<MemoryRan, String>) {
+        let earlier = std::mem::replace(&mut self.ran, latest);
+        let (Ok(earlier), Ok(latest)) = (earlier, &mut self.ran) else { return };
+        for (rank, earlier) in latest.ranks.iter_mut().zip(earlier.ranks) {
+            rank.step_s.splice(..0, earlier.step_s);
+            rank.losses.splice(..0, earlier.losses);
+        }
+    }
+
     /// `auto, 50%`
     pub fn name(&self) -> String {
         match self.budget {

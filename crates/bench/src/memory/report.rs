@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{MemoryRan, MemoryRun};
 
 /// What the columns are called.
-const HEADINGS: [&str; 10] = [
+const HEADINGS: [&str; 11] = [
     "placement",
     "budget",
     "device",
@@ -16,12 +16,13 @@ const HEADINGS: [&str; 10] = [
     "moved",
     "step",
     "above device",
+    "of host",
     "waits for copies",
     "plan",
 ];
 
-/// The cells of a row; `device_s` is the step with everything on the device.
-fn cells(run: &MemoryRun, device_s: Option<f64>) -> Vec<String> {
+/// The cells of a row; `device_s` and `host_s` are the steps with everything on the device, and in host memory.
+fn cells(run: &MemoryRun, [device_s, host_s]: [Option<f64>; 2]) -> Vec<String> {
     let budget = run.budget.map_or("-".to_string(), |(_, budget)| bytes(budget));
     let ran = match &run.ran {
         Ok(ran) => ran,
@@ -42,6 +43,7 @@ fn cells(run: &MemoryRun, device_s: Option<f64>) -> Vec<String> {
         bytes(ran.moved_bytes()),
         ms(ran.step_s()),
         above,
+        host_s.map_or("-".to_string(), |host_s| format!("{:.2}", ran.step_s() / host_s)),
         ran.exposed_s.map_or("-".to_string(), ms),
         if is_as_planned(ran) { "as planned" } else { "DIFFERS" }.to_string(),
     ]
@@ -52,16 +54,19 @@ fn is_as_planned(ran: &MemoryRan) -> bool {
     ran.ranks.iter().all(|rank| rank.planned == rank.measured)
 }
 
-fn device_s(runs: &[MemoryRun]) -> Option<f64> {
-    let device = runs.iter().find(|run| run.placement == "device")?;
-    device.ran.as_ref().ok().map(MemoryRan::step_s)
+/// The steps with which others are compared.
+fn compared_s(runs: &[MemoryRun]) -> [Option<f64>; 2] {
+    ["device", "host"].map(|placement| {
+        let run = runs.iter().find(|run| run.placement == placement)?;
+        run.ran.as_ref().ok().map(MemoryRan::step_s)
+    })
 }
 
 /// For a terminal.
 pub fn to_text(runs: &[MemoryRun]) -> String {
     let mut table = Table::new(&HEADINGS);
-    let device_s = device_s(runs);
-    runs.iter().for_each(|run| table.row(cells(run, device_s)));
+    let compared_s = compared_s(runs);
+    runs.iter().for_each(|run| table.row(cells(run, compared_s)));
     table.to_string()
 }
 
@@ -71,15 +76,15 @@ pub fn to_markdown(runs: &[MemoryRun], heading: &str) -> String {
     let mut text = format!("# Placements and budgets\n\n{heading}\n\n");
     text.push_str(&row(&HEADINGS.map(String::from)));
     text.push_str(&format!("|{}\n", "---|".repeat(HEADINGS.len())));
-    let device_s = device_s(runs);
+    let compared_s = compared_s(runs);
     for run in runs {
-        let mut cells = cells(run, device_s);
+        let mut cells = cells(run, compared_s);
         cells.resize(HEADINGS.len(), String::new());
         text.push_str(&row(&cells));
     }
     text.push_str(
         "\nPeaks are those of a step, of the largest rank, measured. *above device*: the median step less that with everything on \
-         the device. *waits for copies*: by the trace, at the rates of this machine; `-` where the rate of a disk is needed.\n",
+         the device; *of host*: divided by that in host memory. *waits for copies*: by the trace, at the rates of this machine; `-` where the rate of a disk is needed.\n",
     );
     text
 }
@@ -87,6 +92,7 @@ pub fn to_markdown(runs: &[MemoryRun], heading: &str) -> String {
 /// For scripts.
 pub fn to_json(runs: &[MemoryRun]) -> Value {
     let copy = |(from, to, bytes): &(Memory, Memory, u64)| json!({ "from": from, "to": to, "bytes": bytes });
+    let [_, host_s] = compared_s(runs);
     let run = |run: &MemoryRun| {
         let ran = run.ran.as_ref().ok();
         let peaks = ran.map(|ran| {
@@ -101,6 +107,7 @@ pub fn to_json(runs: &[MemoryRun]) -> Value {
             "budget_bytes": run.budget.map(|(_, bytes)| bytes),
             "reason": run.ran.as_ref().err(),
             "step_s_median": ran.map(MemoryRan::step_s),
+            "step_of_host": ran.zip(host_s).map(|(ran, host_s)| ran.step_s() / host_s),
             "step_s": ran.map(|ran| ran.ranks.iter().map(|rank| rank.step_s.clone()).collect::<Vec<_>>()),
             "losses": ran.map(|ran| ran.ranks.first().map(|rank| rank.losses.clone())),
             "needed_device_bytes": ran.map(|ran| ran.device_bytes),

@@ -3,13 +3,19 @@
 
 use crate::error::CollectiveError;
 use crate::network::exchange::Exchange;
-use crate::network::parcels::{at, copy_to_locals, shift, slice};
+use crate::network::parcels::{at, copy_locals, copy_to_locals, shift, slice};
+use crate::network::{choice, ring_all_gather};
 use crate::parts;
 use crate::shared_memory::transfer::Transfer;
 
 pub(crate) fn run(x: &mut Exchange, t: &Transfer) -> Result<(), CollectiveError> {
     let part = parts::equal(t.count, x.meeting.world_size(), 0).len();
     let slice = slice(x, part, t.dtype.bytes());
+    // A rank without a lane only copies what others write and read: the same with both algorithms.
+    let received = slice.as_ref().map_or(0, |slice| slice.len() * x.meeting.world_size());
+    if choice::gathers_in_ring(x.layout, received) {
+        return ring_all_gather::run(x, t);
+    }
     let bytes = part * t.dtype.bytes();
     if let Some(slice) = &slice {
         for host in x.layout.others() {
@@ -22,6 +28,7 @@ pub(crate) fn run(x: &mut Exchange, t: &Transfer) -> Result<(), CollectiveError>
         }
         x.kick()?;
     }
+    x.agree()?;
     copy_locals(x, t, bytes);
     x.settle()?;
     if let Some(slice) = &slice {
@@ -32,15 +39,4 @@ pub(crate) fn run(x: &mut Exchange, t: &Transfer) -> Result<(), CollectiveError>
         }
     }
     Ok(())
-}
-
-/// Copies the parts of this host's members into this rank's target.
-pub(crate) fn copy_locals(x: &Exchange, t: &Transfer, bytes: usize) {
-    let own = x.meeting.rank();
-    // In place, this rank's own part is already where it belongs.
-    for q in x.locals().iter().filter(|q| **q != own || !t.in_place()) {
-        // SAFETY: the source is a whole part (Meeting compared) that its owner keeps until this rank leaves; these bytes
-        // of the target are this rank's alone, and no part that a peer reads.
-        unsafe { t.target.range(q * bytes, bytes).fill_from(x.meeting.isa(), x.meeting.source(*q)) };
-    }
 }

@@ -1,26 +1,29 @@
 //! All_reduce in place: P ranks on H hosts, S bytes.
 //!
-//! Small (at most [`SMALL_BYTES`] a lane): 1 step. Every lane sends the host's sums of its slice to all other hosts, and
-//! each adds all of them; (H-1)S bytes leave each host for each of its subtrees.
+//! Small ([`choice`]): 1 step. Every lane sends the host's sums of its slice to all other hosts, and each adds all of them;
+//! (H-1)S bytes leave each host for each of its subtrees.
 //!
-//! Otherwise: 2 steps. Each lane's slice is cut into one part for each host; a host adds its part of the sum, then sends it
+//! Large: 2 steps. Each lane's slice is cut into one part for each host; a host adds its part of the sum, then sends it
 //! to the others. 2S(H-1)/H bytes leave each host, as with a ring, which would take 2(H-1) steps.
 
 use crate::error::CollectiveError;
+use crate::network::choice::{self, AllReduce};
 use crate::network::exchange::Exchange;
+use crate::network::halving;
 use crate::network::partial_sums::{self, Region, Sums};
 use crate::parts;
 use crate::shared_memory::memory::MemoryRange;
 use crate::shared_memory::transfer::Transfer;
 
-/// Maximum number of bytes of a lane's slice that all hosts add.
-pub(crate) const SMALL_BYTES: usize = 32 << 10;
-
 pub(crate) fn run(x: &mut Exchange, t: &Transfer, sums: &mut Sums) -> Result<(), CollectiveError> {
     let Some((lane, lanes)) = x.lane() else { return Ok(()) };
     let (hosts, width) = (x.layout.hosts(), t.dtype.bytes());
     let slice = parts::uneven(t.count, lanes, lane);
-    let small = slice.len() * width <= SMALL_BYTES;
+    let small = match choice::all_reduce(x.layout, slice.len() * width) {
+        AllReduce::OneStep => true,
+        AllReduce::Halving => return halving::run(x, t, sums, slice),
+        AllReduce::Direct => false,
+    };
     let part = |host: usize| {
         let part = parts::uneven(slice.len(), hosts, host);
         if small { slice.clone() } else { slice.start + part.start..slice.start + part.end }

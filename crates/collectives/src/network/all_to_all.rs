@@ -23,6 +23,7 @@ pub(crate) fn run(x: &mut Exchange, t: &Transfer) -> Result<(), CollectiveError>
         }
         x.kick()?;
     }
+    x.agree()?;
     for q in locals {
         let source = x.meeting.source(*q).wrapping_add(own * bytes);
         // SAFETY: the source holds the whole (Meeting compared) and its owner keeps it until this rank leaves; these

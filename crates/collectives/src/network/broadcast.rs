@@ -15,6 +15,7 @@ pub(crate) fn run(x: &mut Exchange, t: &Transfer) -> Result<(), CollectiveError>
             x.layout.others().for_each(|other| x.send(other, buffer));
             x.kick()?;
         }
+        x.agree()?;
         if x.meeting.rank() != t.root() {
             // SAFETY: the root keeps its whole buffer (Meeting compared) until this rank leaves; the target is this
             // rank's alone, and nobody reads it.

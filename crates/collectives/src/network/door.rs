@@ -217,3 +217,52 @@ impl Reception {
         self.advance(self.guests.len() - 1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_hostile::Random;
+
+    use crate::hosts::Hosts;
+    use crate::secure::Secret;
+
+    /// Two hosts of two ranks.
+    fn network() -> Network {
+        Network {
+            hosts: Hosts::new(vec![2, 2]),
+            host: 0,
+            job: [1; 16],
+            epoch: 0,
+            secret: Secret::from_bytes([2; 32]),
+            addresses: vec!["127.0.0.1:1".parse().unwrap(); 4],
+            plaintext: false,
+            streams: 2,
+        }
+    }
+
+    #[test]
+    fn only_connections_that_the_job_can_need_get_a_place() {
+        let (network, key) = (network(), LineKey { channel: 3, from: 2, stream: 1 });
+        let from = |key: LineKey, to: usize| LineKey::from_hello(&key.hello(to), &network, 1);
+        assert_eq!(from(key, 1), Some(key));
+        // To another rank, from the own host or a rank below, of a channel, a stream or a rank that does not exist.
+        assert_eq!(from(key, 0), None);
+        for other in [
+            LineKey { from: 0, ..key },
+            LineKey { from: 1, ..key },
+            LineKey { from: 4, ..key },
+            LineKey { channel: CHANNELS, ..key },
+            LineKey { stream: 2, ..key },
+        ] {
+            assert_eq!(from(other, 1), None, "{other:?}");
+        }
+        for number in 0..1000 {
+            let mut random = Random::of_case("hellos", number);
+            let length = random.below(40);
+            let hello = random.bytes(length);
+            if let Some(key) = LineKey::from_hello(&hello, &network, 1) {
+                assert!(key.channel < CHANNELS && key.from < 4 && key.stream < 2 && length == 16);
+            }
+        }
+    }
+}

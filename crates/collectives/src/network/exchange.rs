@@ -25,9 +25,10 @@ use crate::shared_memory::watch::Watch;
 
 /// Time that the launcher has to say why a rank is gone, before this rank says only that its connection is.
 const GRACE: Duration = Duration::from_millis(300);
-/// Counts of a call in every rank of the group: announced, and over.
+/// Counts of a call in every rank of the group: announced; agreed with all hosts; over.
 const ANNOUNCED: u32 = 1;
-const OVER: u32 = 2;
+const AGREED: u32 = 2;
+const OVER: u32 = 3;
 
 /// The links of a group, by group rank; None until they are needed.
 pub(crate) type Links = Vec<Option<Box<Link>>>;
@@ -41,6 +42,8 @@ pub(crate) struct Exchange<'a> {
     own: Descriptor,
     /// The members that this rank exchanges bytes with, by group rank.
     peers: Vec<usize>,
+    /// Whether this rank knows that all members make the same call.
+    agreed: bool,
 }
 
 impl<'a> Exchange<'a> {
@@ -53,7 +56,7 @@ impl<'a> Exchange<'a> {
         own: Descriptor,
         peers: Vec<usize>,
     ) -> Exchange<'a> {
-        Exchange { meeting, layout, node, links, own, peers }
+        Exchange { meeting, layout, node, links, own, peers, agreed: false }
     }
 
     /// Connects to the peers where that was not done yet, and sends them this rank's call.
@@ -107,55 +110,79 @@ impl<'a> Exchange<'a> {
         self.advance(&watch).map(drop)
     }
 
+    /// Waits until all members are known to make the same call; before that, no buffer is written. One lane knows it from
+    /// its peers, because each has met its own host before, and a rank without a lane knows it from the first lane.
+    pub(crate) fn agree(&mut self) -> Result<(), CollectiveError> {
+        if self.agreed {
+            return Ok(());
+        }
+        if self.peers.is_empty() {
+            self.meeting.wait(self.locals()[0], AGREED)?;
+        } else {
+            self.wait_until(Link::has_agreed)?;
+        }
+        self.agreed = true;
+        self.meeting.tick();
+        Ok(())
+    }
+
     /// Waits until everything is sent and received, and every peer's call was compared.
     pub(crate) fn settle(&mut self) -> Result<(), CollectiveError> {
+        self.wait_until(|link| link.is_received() && link.is_sent())
+    }
+
+    /// Moves bytes until `is_over` for all links of the call.
+    fn wait_until(&mut self, is_over: fn(&Link) -> bool) -> Result<(), CollectiveError> {
         let participation = self.meeting.participation();
         let mut watch = Watch::new(participation);
         let mut waited = false;
         loop {
-            if self.advance(&watch)? {
-                if waited {
-                    (watch, waited) = (Watch::new(participation), false);
-                } else if participation.host.control.is_aborted() {
-                    participation.host.aborted()?;
-                }
-                continue;
+            let moved = self.advance(&watch)?;
+            let Some(late) = self.late(is_over) else { return Ok(()) };
+            if !moved {
+                waited = true;
+                watch.look_around(late, self.awaited(late))?;
+                self.sleep();
+            } else if waited {
+                (watch, waited) = (Watch::new(participation), false);
+            } else if participation.host.control.is_aborted() {
+                participation.host.aborted()?;
             }
-            let Some(late) = self.late() else { return Ok(()) };
-            waited = true;
-            watch.look_around(late, self.awaited(late))?;
-            self.sleep();
         }
     }
 
-    /// The end of the call, when this rank's part is settled: nobody on this host uses its buffers any more.
+    /// The end of the call, when this rank's part is settled. When this returns, nobody on this host
+    /// uses its buffers any more.
     pub(crate) fn leave(&mut self) -> Result<(), CollectiveError> {
+        self.agree()?;
         self.meeting.leave()
     }
 
     /// Moves what can be moved now, and compares the calls that have arrived. Returns whether something has happened.
     fn advance(&mut self, watch: &Watch) -> Result<bool, CollectiveError> {
         let mut moved = false;
+        let mut newly_agreed = false;
         for q in &self.peers {
             let Some(link) = &mut self.links[*q] else { continue };
             moved |= link.advance().map_err(|error| self.node.lost(watch, *q, &error))?;
             if let Some(heard) = link.heard() {
                 watch.agreed(&self.own, *q, &heard.descriptor, &heard.name)?;
                 link.agree();
-                moved = true;
+                newly_agreed = true;
             }
         }
-        Ok(moved)
+        let links = || self.peers.iter().filter_map(|q| self.links[*q].as_ref());
+        if newly_agreed && links().count() == self.peers.len() && links().all(|link| link.has_agreed()) {
+            self.peers.iter().for_each(|q| self.links[*q].iter_mut().for_each(|link| link.open()));
+        }
+        Ok(moved || newly_agreed)
     }
 
     /// The first peer that this rank still waits for: one that has not sent everything, or else one that has not taken
     /// everything.
-    fn late(&self) -> Option<usize> {
-        let open = |is_over: fn(&Link) -> bool| {
-            let open = |q: &&usize| self.links[**q].as_ref().is_some_and(|link| !is_over(link));
-            self.peers.iter().find(open).copied()
-        };
-        open(Link::is_received).or_else(|| open(Link::is_sent))
+    fn late(&self, is_over: fn(&Link) -> bool) -> Option<usize> {
+        let open = self.peers.iter().filter(|q| self.links[**q].as_ref().is_some_and(|link| !is_over(link)));
+        open.copied().min_by_key(|q| self.links[*q].as_ref().is_some_and(|link| link.is_received()))
     }
 
     /// The count that ends the wait for `q`.

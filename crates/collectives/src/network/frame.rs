@@ -46,3 +46,60 @@ impl HeardCall {
         magic == MAGIC
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_hostile::{mutate, survive};
+    use phalanx_trace::{CollectiveOp, DType};
+
+    fn sent() -> (Descriptor, [u8; FRAME_BYTES]) {
+        let own = Descriptor {
+            group: 0x1234_5678,
+            sequence: 9,
+            op: CollectiveOp::Send,
+            dtype: DType::BF16,
+            accumulate: false,
+            count: 1 << 40,
+            root: Some(3),
+            tag: Some(77),
+            source: 0xdead_beef,
+            source_bytes: 5,
+            target: 0xfeed,
+        };
+        let (name, mut frame) = (GroupName::default(), [0xff; FRAME_BYTES]);
+        name.write("pipeline", 0);
+        write(&own, Site { file: "crates/models/src/gpt2.rs", line: 12 }, &name, &mut frame);
+        (own, frame)
+    }
+
+    #[test]
+    fn a_frame_carries_the_call_and_no_address() {
+        let (own, frame) = sent();
+        let heard = HeardCall::default();
+        assert!(heard.read(&frame));
+        let expected = Descriptor { source: 0, source_bytes: 0, target: 0, ..own };
+        assert_eq!(heard.descriptor.read(), Some(expected));
+        let text = heard.descriptor.describe(&heard.name.read());
+        assert!(text.contains("send to rank 3 of 1099511627776 bf16"), "{text}");
+        assert!(text.contains("group pipeline) at crates/models/src/gpt2.rs:12"), "{text}");
+    }
+
+    #[test]
+    fn frames_of_a_hostile_peer_are_read_without_panics() {
+        let (_, frame) = sent();
+        survive(
+            "frames",
+            20_000,
+            64 << 10,
+            |random| mutate(random, &frame),
+            |bytes| {
+                let Ok(frame) = bytes.try_into() else { return false };
+                let heard = HeardCall::default();
+                let is_frame = heard.read(frame);
+                heard.descriptor.describe(&heard.name.read());
+                is_frame && heard.descriptor.read().is_some()
+            },
+        );
+    }
+}

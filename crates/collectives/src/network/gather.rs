@@ -24,6 +24,7 @@ pub(crate) fn run(x: &mut Exchange, t: &Transfer) -> Result<(), CollectiveError>
         }
         x.kick()?;
     }
+    x.agree()?;
     if own == root {
         for q in x.locals() {
             // SAFETY: the source is a whole part (Meeting compared) that its owner keeps until the root leaves; these

@@ -85,6 +85,17 @@ impl Layout {
         self.hosts[host][self.lane.expect("a rank with a lane")]
     }
 
+    /// Whether the hosts are a power of two, each one subtree, and all of one size.
+    pub(crate) fn is_balanced(&self) -> bool {
+        let ranks = self.hosts[0].len();
+        let one_each =
+            |(host, subtree): (usize, &Subtree)| subtree.host == host && subtree.ranks.len() == ranks;
+        self.hosts.len().is_power_of_two()
+            && ranks.is_power_of_two()
+            && self.subtrees.len() == self.hosts.len()
+            && self.subtrees.iter().enumerate().all(one_each)
+    }
+
     /// The subtrees that a host adds, with their places among all.
     pub(crate) fn subtrees_of(&self, host: usize) -> impl Iterator<Item = (usize, &Subtree)> {
         self.subtrees.iter().enumerate().filter(move |(_, subtree)| subtree.host == host)
@@ -127,6 +138,16 @@ mod tests {
         assert_eq!((odd.lanes, odd.lane), (2, None));
         let flat = layout(&[1, 1, 1], &all(3), 1);
         assert!((0..3).all(|host| subtrees(&flat, host).iter().eq([&(host..host + 1)])));
+    }
+
+    #[test]
+    fn balanced_hosts_are_neighbouring_subtrees_of_one_size() {
+        let is_balanced =
+            |sizes: &[usize]| layout(sizes, &Vec::from_iter(0..sizes.iter().sum()), 0).is_balanced();
+        assert!([&[1, 1][..], &[1; 8], &[2, 2], &[4; 4]].into_iter().all(is_balanced));
+        assert!(![&[1, 1, 1][..], &[2, 1], &[3, 3], &[3, 1], &[1, 4, 3]].into_iter().any(is_balanced));
+        // Members in another order are other leaves of the tree.
+        assert!(!layout(&[1, 1], &[1, 0], 0).is_balanced());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A call's frame and small buffers go over the first connection. A large buffer is cut into one part for each. Both
 //! sides know the lengths from the call on which they agree, so nothing but the bytes is sent. What is received goes
-//! straight to its place, and not before the peer's frame was compared.
+//! straight to its place, and not before the frames of all peers were compared.
 
 use std::collections::VecDeque;
 use std::io::{Error, ErrorKind, Result};
@@ -30,6 +30,8 @@ pub(crate) struct Link {
     heard: HeardCall,
     /// Whether the peer's frame was compared with this rank's call.
     agreed: bool,
+    /// Whether all peers' frames were compared, so that buffers are filled.
+    open: bool,
 }
 
 impl Link {
@@ -44,6 +46,7 @@ impl Link {
             frame_bytes: 0,
             heard: HeardCall::default(),
             agreed: false,
+            open: false,
         }
     }
 
@@ -52,7 +55,7 @@ impl Link {
         write(&mut self.frame_out);
         let frame = MemoryRange { address: self.frame_out.as_mut_ptr(), bytes: FRAME_BYTES };
         self.outgoing[0].push_back(frame);
-        (self.frame_bytes, self.agreed) = (0, false);
+        (self.frame_bytes, self.agreed, self.open) = (0, false, false);
     }
 
     /// Appends a buffer to what is sent. It stays as it is until [`Link::is_sent`].
@@ -87,7 +90,11 @@ impl Link {
     /// The connections that wait for the system, and for what.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (&Line, PollFlags)> {
         self.lines.iter().enumerate().filter_map(|(index, line)| {
-            let reads = if self.agreed { !self.incoming[index].is_empty() } else { index == 0 };
+            let reads = match (self.agreed, self.open) {
+                (false, _) => index == 0,
+                (true, false) => false,
+                (true, true) => !self.incoming[index].is_empty(),
+            };
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, reads);
             flags.set(PollFlags::OUT, !self.outgoing[index].is_empty());
@@ -95,9 +102,14 @@ impl Link {
         })
     }
 
-    /// The peer makes the same call: from here on, buffers are filled.
+    /// The peer makes the same call.
     pub(crate) fn agree(&mut self) {
         self.agreed = true;
+    }
+
+    /// All peers make the same call: from here on, buffers are filled.
+    pub(crate) fn open(&mut self) {
+        self.open = true;
     }
 
     /// Moves what can be moved now. Returns whether something was.
@@ -107,7 +119,7 @@ impl Link {
     pub(crate) fn advance(&mut self) -> Result<bool> {
         let mut moved = self.send_some()?;
         moved |= self.receive_frame()?;
-        if self.agreed {
+        if self.open {
             moved |= self.receive_some()?;
         }
         Ok(moved)

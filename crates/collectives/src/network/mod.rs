@@ -6,33 +6,38 @@
 //!    a rank's place in the network.
 //! 2. `link`: a group's connections to one member; `layout`: how a group lies on its hosts; `exchange`: a call in
 //!    progress and its waits.
-//! 3. `staging`, `partial_sums`: sums over hosts; `parcels`: copies over hosts. One file per algorithm: what moves.
+//! 3. `staging`, `partial_sums`: sums over hosts; `parcels`: copies over hosts; `choice`: which algorithm a call uses. One
+//!    file per algorithm: what moves.
 //! 4. `channel`: the algorithm of each call.
 //!
-//! A ring or a tree of hosts would change the order of additions: see `partial_sums`.
+//! No ring adds: it would change the order of additions (`partial_sums`).
 
 mod all_gather;
 mod all_reduce;
 mod all_to_all;
 mod broadcast;
 pub(crate) mod channel;
-mod door;
+mod choice;
+pub(crate) mod door;
 mod exchange;
-mod frame;
+pub(crate) mod frame;
 mod gather;
+mod halving;
 mod layout;
-mod line;
+pub(crate) mod line;
 mod link;
 pub(crate) mod node;
 mod parcels;
 mod partial_sums;
 mod reduce;
 mod reduce_scatter;
+mod ring_all_gather;
 mod scatter;
 mod staging;
 
 use std::net::SocketAddr;
 
+pub use choice::algorithm;
 use serde::{Deserialize, Serialize};
 
 use crate::hosts::Hosts;

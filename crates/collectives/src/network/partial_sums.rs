@@ -35,7 +35,7 @@ pub(crate) struct Region {
 pub(crate) struct Sums {
     /// Two, because one chunk is under way while another is added.
     staging: [Staging; 2],
-    own: Staging,
+    pub(crate) own: Staging,
     /// The partial sums of the own regions of the chunks in `staging`, by region and subtree.
     partials: [Vec<Partial>; 2],
 }
@@ -81,10 +81,10 @@ pub(crate) fn run(
 /// Elements of a chunk of a region, the same in every rank.
 fn chunk_elements(x: &Exchange, t: &Transfer, regions: &[Region]) -> usize {
     let hosts = x.layout.hosts();
-    let most = |count: &dyn Fn(usize) -> usize| (0..hosts).map(count).max().unwrap_or(1).max(1);
+    let max = |count: &dyn Fn(usize) -> usize| (0..hosts).map(count).max().unwrap_or(1).max(1);
     // Every rank lists the regions of all hosts.
-    let parts = most(&|host| regions.iter().filter(|region| region.host == host).count());
-    let subtrees = most(&|host| x.layout.subtrees_of(host).count());
+    let parts = max(&|host| regions.iter().filter(|region| region.host == host).count());
+    let subtrees = max(&|host| x.layout.subtrees_of(host).count());
     let bytes = (CHUNKS_BYTES / (hosts - 1).max(1)).min(CHUNK_BYTES) / (parts * subtrees);
     (bytes / reduction::wide_bytes(t.dtype)).max(CHUNK_ALIGN) / CHUNK_ALIGN * CHUNK_ALIGN
 }

@@ -24,6 +24,7 @@ pub(crate) fn run(x: &mut Exchange, t: &Transfer) -> Result<(), CollectiveError>
         }
         x.kick()?;
     }
+    x.agree()?;
     if host == x.layout.own {
         let part = x.meeting.source(root).wrapping_add(own * bytes);
         // SAFETY: the root keeps its whole buffer (Meeting compared) until this rank leaves; the target is this rank's

@@ -127,18 +127,16 @@ impl Handshake {
     /// Reads no byte beyond the message. Returns whether it is complete.
     fn read_message(&mut self, mut socket: &TcpStream) -> Result<bool> {
         loop {
-            let wanted = match self.incoming.get(..2) {
-                None => 2,
-                Some(length) => 2 + usize::from(u16::from_le_bytes([length[0], length[1]])),
-            };
-            if wanted > 2 + MESSAGE_MAX {
-                return Err(Error::new(ErrorKind::InvalidData, format!("a message of {wanted} bytes")));
+            let body = self.incoming.first_chunk().map(|length| usize::from(u16::from_le_bytes(*length)));
+            if let Some(bytes) = body.filter(|bytes| !(1..=MESSAGE_MAX).contains(bytes)) {
+                return Err(Error::new(ErrorKind::InvalidData, format!("a message of {bytes} bytes")));
             }
-            if wanted > 2 && self.incoming.len() == wanted {
+            let wanted = 2 + body.unwrap_or(0) - self.incoming.len();
+            if wanted == 0 {
                 return Ok(true);
             }
             let mut buffer = [0; 2 + MESSAGE_MAX];
-            match socket.read(&mut buffer[..(wanted - self.incoming.len()).max(1)]) {
+            match socket.read(&mut buffer[..wanted]) {
                 Ok(0) => return Err(closed()),
                 Ok(bytes) => self.incoming.extend_from_slice(&buffer[..bytes]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),

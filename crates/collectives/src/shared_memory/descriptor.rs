@@ -30,8 +30,8 @@ pub(crate) struct Descriptor {
     /// and its length in bytes.
     pub(crate) source: u64,
     pub(crate) source_bytes: u64,
-    /// In a group of several hosts, the start of the buffer that receives, and that peers on the same host write; 0 for
-    /// none.
+    /// In a group of several hosts: 1 + the start of the buffer that receives, and that peers on the same host write; 0
+    /// for none.
     pub(crate) target: u64,
 }
 

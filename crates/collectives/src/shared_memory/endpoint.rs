@@ -1,6 +1,6 @@
 //! A rank's access to its job: joins it, gets an arena that peers can read, makes groups.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -101,6 +101,11 @@ impl Endpoint {
     /// This rank's number in the job.
     pub fn rank(&self) -> usize {
         self.host.rank
+    }
+
+    /// Where ranks of other hosts reach this one; None in a job of one host.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.node.as_ref().map(|node| node.network.addresses[self.rank()])
     }
 
     /// The instruction set that the groups sum and copy with.

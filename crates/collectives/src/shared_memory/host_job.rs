@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
@@ -69,6 +69,54 @@ impl HostJob {
         let listeners = arenas.iter().map(|_| None).collect();
         let control = Arc::new(Control::create(region, world_size, cores()));
         Ok(HostJob { hosts: hosts.clone(), host, control_fd, arenas, listeners, handed: Vec::new(), control })
+    }
+
+    /// The job of another process of this host, from its descriptors in the order of [`HostJob::descriptors`]. Ranks that are
+    /// started here belong to the same job.
+    ///
+    /// # Errors
+    /// Descriptors that are not those of a job of these hosts.
+    pub fn adopt(hosts: &Hosts, host: usize, rank: usize, fds: Vec<OwnedFd>) -> std::io::Result<HostJob> {
+        let invalid = |text: &str| std::io::Error::new(std::io::ErrorKind::InvalidInput, text.to_string());
+        if host >= hosts.len() || !hosts.ranks(host).contains(&rank) {
+            return Err(invalid("a rank that is not on this host"));
+        }
+        let mut fds = fds.into_iter();
+        let control_fd = fds.next().ok_or_else(|| invalid("a job without a control block"))?;
+        let arenas: Vec<OwnedFd> = fds.by_ref().take(hosts.ranks(host).len()).collect();
+        if arenas.len() != hosts.ranks(host).len() {
+            return Err(invalid("a job without the arenas of its ranks"));
+        }
+        let mut listeners: Vec<Option<TcpListener>> = arenas.iter().map(|_| None).collect();
+        if hosts.len() > 1 {
+            let listener = fds.next().ok_or_else(|| invalid("a rank without a listener"))?;
+            listeners[rank - hosts.ranks(host).start] = Some(listener.into());
+        }
+        let bytes = rustix::fs::fstat(&control_fd)?.st_size as usize;
+        let region = Region::shared(control_fd.as_fd(), bytes)?;
+        let control = Arc::new(Control::open(region, hosts.world_size())?);
+        Ok(HostJob {
+            hosts: hosts.clone(),
+            host,
+            control_fd,
+            arenas,
+            listeners,
+            handed: fds.collect(),
+            control,
+        })
+    }
+
+    /// The descriptors with which another process of this host can start `rank`: the control block, the arenas, the rank's
+    /// listener if there are several hosts, and what was handed over.
+    pub fn descriptors(&self, rank: usize) -> Vec<BorrowedFd<'_>> {
+        let listener = self.listeners[self.own(rank)].as_ref().map(AsFd::as_fd);
+        let own = std::iter::once(&self.control_fd).chain(&self.arenas).map(AsFd::as_fd);
+        own.chain(listener).chain(self.handed.iter().map(AsFd::as_fd)).collect()
+    }
+
+    /// The numbers of the descriptors that were handed over, in their order.
+    pub fn handed_fds(&self) -> Vec<RawFd> {
+        self.handed.iter().map(AsRawFd::as_raw_fd).collect()
     }
 
     /// The world ranks of this host.

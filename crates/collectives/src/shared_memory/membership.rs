@@ -77,7 +77,7 @@ impl Membership {
             tag: t.tag,
             source: memory.offer(*rank, offered)?,
             source_bytes: offered.bytes as u64,
-            target: memory.offer(*rank, written)?,
+            target: if written.bytes == 0 { 0 } else { memory.offer(*rank, written)? + 1 },
         };
         let peer = pair.map(|q| self.members[q]);
         control.rank(*rank).begin(LastCall { channel: self.index, peer, parity: descriptor.parity() });

@@ -79,3 +79,83 @@ fn places(control: &Control, rank: usize) -> Vec<(usize, Option<usize>)> {
 fn slot(control: &Control, rank: usize, channel: usize, peer: Option<usize>) -> &ChannelSlot {
     peer.map_or(control.slot(channel, rank), |peer| control.pair(channel, rank, peer))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    use phalanx_hostile::{mutate, survive};
+    use phalanx_tensor::Region;
+    use phalanx_trace::{CollectiveOp, DType, Site};
+
+    use crate::shared_memory::control::{LastCall, Life};
+    use crate::shared_memory::descriptor::Descriptor;
+    use crate::shared_memory::waits::Wait;
+
+    fn control() -> Control {
+        Control::create(Region::anonymous(Control::bytes(4)).unwrap(), 4, 2)
+    }
+
+    /// Rank 2 waits in channel 5 for rank 3.
+    fn busy() -> Control {
+        let control = control();
+        control.open_channel(5);
+        let cell = control.rank(2);
+        cell.life.store(Life::JOINED, Ordering::Release);
+        cell.step.store(8, Ordering::Relaxed);
+        let own = Descriptor {
+            group: 1,
+            sequence: 4,
+            op: CollectiveOp::AllReduce,
+            dtype: DType::F32,
+            accumulate: false,
+            count: 100,
+            root: None,
+            tag: None,
+            source: 0,
+            source_bytes: 0,
+            target: 0,
+        };
+        let slot = control.slot(5, 2);
+        slot.name.write("data", 0);
+        slot.descriptors[0].write(&own, Site { file: "src/x.rs", line: 10 });
+        cell.begin(LastCall { channel: 5, peer: None, parity: 0 });
+        slot.publish(7);
+        slot.note_wait(Some(Wait { peer: 3, pair: false, until: 7 }));
+        cell.block_on(Some(5));
+        control
+    }
+
+    #[test]
+    fn reports_on_another_host_say_what_the_rank_does() {
+        let (own, other) = (busy(), control());
+        read(&other, 2, &write(&own, 2));
+        assert!(
+            other
+                .last_activity(2)
+                .contains("step 7, all_reduce of 100 f32 (call 4 of group data) at src/x.rs:10")
+        );
+        assert_eq!((other.noted(5, 2), other.rank(2).blocked_on()), (own.noted(5, 2), Some(5)));
+        assert!(other.rank(2).silent_for().unwrap() < Duration::from_secs(5));
+        assert_eq!(other.slot(5, 2).counter(), 7);
+        // Who waits for rank 2 finds that it waits for rank 3.
+        let wait = Wait { peer: 2, pair: false, until: 8 };
+        other.slot(6, 0).note_wait(Some(wait));
+        assert_eq!(other.chain(6, 0, wait, Duration::from_secs(60)).ranks, [0, 2, 3]);
+    }
+
+    #[test]
+    fn a_state_from_a_hostile_host_harms_no_report() {
+        let (state, other) = (write(&busy(), 2), control());
+        let wait = Wait { peer: 2, pair: false, until: 8 };
+        other.slot(5, 0).note_wait(Some(wait));
+        let read = |bytes: &[u8]| {
+            read(&other, 2, bytes);
+            let chain = other.chain(5, 0, wait, Duration::from_secs(60));
+            other.describe_chain(&chain, Duration::from_secs(1)).len() < 100_000
+        };
+        assert_eq!(survive("states of ranks", 5000, 1 << 20, |random| mutate(random, &state), read), 5000);
+    }
+}

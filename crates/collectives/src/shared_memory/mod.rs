@@ -33,7 +33,7 @@ pub(crate) mod control;
 pub(crate) mod descriptor;
 mod flight;
 pub(crate) mod mirror;
-mod waits;
+pub(crate) mod waits;
 mod work;
 
 mod inherited;

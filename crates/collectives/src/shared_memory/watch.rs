@@ -65,8 +65,14 @@ impl<'a> Watch<'a> {
             return Err(CollectiveError::Unreadable { rank: members[q], report });
         }
         let source = host.memory.find(&host.control, members[q], peer.source, needed)?;
-        let written = if peer.target == 0 { 0 } else { peer.written_bytes(q, members.len()) };
-        Ok((source, host.memory.find(&host.control, members[q], peer.target, written)?.cast_mut()))
+        let target = match peer.target.checked_sub(1) {
+            Some(target) => {
+                let written = peer.written_bytes(q, members.len());
+                host.memory.find(&host.control, members[q], target, written)?.cast_mut()
+            }
+            None => std::ptr::null_mut(),
+        };
+        Ok((source, target))
     }
 
     /// The call of member `q`, which it has written to `cell`, if it is the same call. `name` is its name of the group.
@@ -101,7 +107,10 @@ impl<'a> Watch<'a> {
         if let Some(cell) = self.crossing(q) {
             return Err(self.disagreement(q, cell, &self.participation.slot_of_group(q).name.read()));
         }
-        if host.control.rank(members[q]).life.load(Ordering::Acquire) == Life::LEFT {
+        let peer = host.control.rank(members[q]);
+        // What a rank of another host has sent before it left may still be under way.
+        let may_arrive = peer.is_done() && !host.ranks.contains(&members[q]);
+        if peer.life.load(Ordering::Acquire) == Life::LEFT && !may_arrive {
             return Err(CollectiveError::Left { rank: members[q], report: self.report(wait).1 });
         }
         if self.waited >= options.deadline {

@@ -61,7 +61,6 @@ impl Access {
 }
 
 /// The thread that accesses memory now, and what it is ordered after.
-#[derive(Clone, Copy)]
 pub struct Accessor<'a> {
     /// The operation.
     pub operation: u32,
@@ -72,13 +71,15 @@ pub struct Accessor<'a> {
     /// The phase of the warp.
     pub phase: u32,
     /// Up to which phase of each warp this one is ordered after it.
-    pub known: &'a [u32; 32],
+    pub known: [u32; 32],
     /// The instruction.
     pub instruction: usize,
     /// Whether the access is atomic.
     pub atomic: bool,
     /// Which operations are ordered before this one.
     pub order: &'a dyn Fn(u32) -> bool,
+    /// The operation that was last found to be ordered before this one: most accesses meet the same.
+    pub last_ordered: std::cell::Cell<u32>,
 }
 
 impl Accessor<'_> {
@@ -93,20 +94,31 @@ impl Accessor<'_> {
         }
     }
 
-    /// Whether an earlier access is ordered before that of a lane.
+    fn is_before(&self, operation: u32) -> bool {
+        if self.last_ordered.get() == operation {
+            return true;
+        }
+        let is_before = (self.order)(operation);
+        if is_before {
+            self.last_ordered.set(operation);
+        }
+        is_before
+    }
+
+    /// Whether an earlier access is ordered before that of a lane. Shared memory is new for each block.
     #[inline]
-    fn is_ordered(&self, earlier: Access, lane: usize, bytes: u16) -> bool {
+    fn is_ordered<const SHARED: bool>(&self, earlier: Access, lane: usize, bytes: u16) -> bool {
         if earlier.operation == 0 || earlier.bytes() & bytes == 0 {
             return true;
         }
         if earlier.operation != self.operation {
-            return (self.order)(earlier.operation);
+            return SHARED || self.is_before(earlier.operation);
         }
         if self.atomic && earlier.is_atomic() {
             return true;
         }
         if earlier.block != self.block {
-            return false;
+            return SHARED;
         }
         let same_thread = earlier.warp() == self.warp && usize::from(earlier.who & 63) == lane;
         // Several lanes of this warp: this one may be all of them.
@@ -126,7 +138,12 @@ pub struct Cell {
 impl Cell {
     /// A read of some bytes by a lane: the write that it is not ordered after, if any.
     #[inline]
-    pub fn read(&mut self, accessor: &Accessor, lane: usize, bytes: u16) -> Option<Access> {
+    pub fn read<const SHARED: bool>(
+        &mut self,
+        accessor: &Accessor,
+        lane: usize,
+        bytes: u16,
+    ) -> Option<Access> {
         let now = accessor.access(lane, bytes);
         let [first, second] = self.reads;
         if first.is_beside(now) {
@@ -139,15 +156,24 @@ impl Cell {
         // Atomic accesses among the reads are those of other warps, see `write`.
         let atomics =
             [first, second].map(|access| if access.is_atomic() { access } else { Access::default() });
-        [self.write].into_iter().chain(atomics).find(|&earlier| !accessor.is_ordered(earlier, lane, bytes))
+        [self.write]
+            .into_iter()
+            .chain(atomics)
+            .find(|&earlier| !accessor.is_ordered::<SHARED>(earlier, lane, bytes))
     }
 
     /// A write of some bytes by a lane: the access that it is not ordered after, if any.
     #[inline]
-    pub fn write(&mut self, accessor: &Accessor, lane: usize, bytes: u16) -> Option<Access> {
+    pub fn write<const SHARED: bool>(
+        &mut self,
+        accessor: &Accessor,
+        lane: usize,
+        bytes: u16,
+    ) -> Option<Access> {
         let now = accessor.access(lane, bytes);
         let accesses = [self.write, self.reads[0], self.reads[1]];
-        let conflict = accesses.into_iter().find(|&earlier| !accessor.is_ordered(earlier, lane, bytes));
+        let conflict =
+            accesses.into_iter().find(|&earlier| !accessor.is_ordered::<SHARED>(earlier, lane, bytes));
         let earlier = self.write;
         // Atomic writes do not order each other, so those of one other warp are kept.
         let is_hidden = accessor.atomic && earlier.is_atomic() && earlier.operation == now.operation;
@@ -168,10 +194,12 @@ mod tests {
     fn accessor<'a>(
         warp: usize,
         phase: u32,
-        known: &'a [u32; 32],
+        known: &[u32; 32],
         order: &'a dyn Fn(u32) -> bool,
     ) -> Accessor<'a> {
-        Accessor { operation: 1, block: 0, warp, phase, known, instruction: 0, atomic: false, order }
+        let (known, last_ordered) = (*known, Default::default());
+        let (operation, block, instruction, atomic) = (1, 0, 0, false);
+        Accessor { operation, block, warp, phase, known, instruction, atomic, order, last_ordered }
     }
 
     #[test]
@@ -179,11 +207,14 @@ mod tests {
         let never = |_| false;
         let fresh = [0; 32];
         let mut cell = Cell::default();
-        assert_eq!(cell.write(&accessor(0, 1, &fresh, &never), 3, 15), None);
-        assert!(cell.read(&accessor(1, 1, &fresh, &never), 3, 15).is_some());
+        assert_eq!(cell.write::<false>(&accessor(0, 1, &fresh, &never), 3, 15), None);
+        assert!(cell.read::<false>(&accessor(1, 1, &fresh, &never), 3, 15).is_some());
         let after = [1; 32];
-        assert_eq!(cell.read(&accessor(1, 2, &after, &never), 3, 15), None);
-        assert!(cell.write(&accessor(0, 2, &after, &never), 3, 15).is_some(), "a write after a read");
+        assert_eq!(cell.read::<false>(&accessor(1, 2, &after, &never), 3, 15), None);
+        assert!(
+            cell.write::<false>(&accessor(0, 2, &after, &never), 3, 15).is_some(),
+            "a write after a read"
+        );
     }
 
     #[test]
@@ -191,11 +222,11 @@ mod tests {
         let never = |_| false;
         let fresh = [0; 32];
         let mut cell = Cell::default();
-        assert_eq!(cell.write(&accessor(0, 1, &fresh, &never), 0, 0b0011), None);
-        assert_eq!(cell.write(&accessor(0, 1, &fresh, &never), 1, 0b1100), None);
+        assert_eq!(cell.write::<false>(&accessor(0, 1, &fresh, &never), 0, 0b0011), None);
+        assert_eq!(cell.write::<false>(&accessor(0, 1, &fresh, &never), 1, 0b1100), None);
         let mut cell = Cell::default();
-        assert_eq!(cell.write(&accessor(0, 1, &fresh, &never), 0, 15), None);
-        assert!(cell.write(&accessor(0, 1, &fresh, &never), 1, 15).is_some());
+        assert_eq!(cell.write::<false>(&accessor(0, 1, &fresh, &never), 0, 15), None);
+        assert!(cell.write::<false>(&accessor(0, 1, &fresh, &never), 1, 15).is_some());
     }
 
     #[test]
@@ -203,9 +234,9 @@ mod tests {
         let fresh = [0; 32];
         let (never, always) = (|_| false, |_| true);
         let mut cell = Cell::default();
-        assert_eq!(cell.write(&accessor(0, 1, &fresh, &never), 0, 15), None);
+        assert_eq!(cell.write::<false>(&accessor(0, 1, &fresh, &never), 0, 15), None);
         let next = |order| Accessor { operation: 2, ..accessor(4, 1, &fresh, order) };
-        assert!(cell.read(&next(&never), 7, 15).is_some());
-        assert_eq!(cell.read(&next(&always), 7, 15), None);
+        assert!(cell.read::<false>(&next(&never), 7, 15).is_some());
+        assert_eq!(cell.read::<false>(&next(&always), 7, 15), None);
     }
 }

@@ -106,6 +106,9 @@ impl Decoder<'_> {
         }
         let bytes = words.kind.bytes();
         let class = if bytes == 8 { Class::Long } else { Class::Word };
+        if bytes * words.count > 16 {
+            return Err(self.error("accesses of more than 16 bytes are not supported"));
+        }
         let values = values.iter().map(|value| self.value(value, class)).collect::<Result<Vec<_>, _>>()?;
         if values
             .iter()

@@ -45,6 +45,7 @@ pub use virtual_memory::*;
 use events::Event;
 use handles::Handles;
 use modules::Function;
+use virtual_memory::Physical;
 
 /// The driver and its device.
 pub struct Driver {
@@ -60,8 +61,8 @@ pub struct Driver {
     ready_graphs: Handles<Arc<ReadyGraph>>,
     /// Pinned host memory: address to size.
     pinned: BTreeMap<usize, usize>,
-    /// Memory of `cuMemCreate`: size, and where it is mapped.
-    physical: HashMap<u64, (usize, Option<u64>)>,
+    /// Memory of `cuMemCreate` by handle.
+    physical: HashMap<u64, Physical>,
     next_physical: u64,
     /// How many reports were printed.
     printed: usize,

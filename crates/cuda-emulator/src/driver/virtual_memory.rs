@@ -10,6 +10,22 @@ use crate::memory::RangeKind;
 /// Sizes and addresses of mappings are multiples of this.
 const GRANULARITY: usize = 2 << 20;
 
+/// Memory without an address of its own.
+#[derive(Clone, Copy)]
+pub(super) struct Physical {
+    bytes: usize,
+    mapped: Option<u64>,
+    /// Whether its handle was given back; the memory stays until it is no longer mapped.
+    is_released: bool,
+}
+
+impl Physical {
+    /// Whether it is mapped to addresses within a range.
+    fn overlaps(&self, address: u64, bytes: usize) -> bool {
+        self.mapped.is_some_and(|at| at < address + bytes as u64 && address < at + self.bytes as u64)
+    }
+}
+
 entry_points! {
     /// What sizes must be multiples of.
     cuMemGetAllocationGranularity(out: *mut usize, _properties: *const c_void, _option: c_int) call_in_context |_driver| {
@@ -27,7 +43,7 @@ entry_points! {
 
     /// Gives reserved addresses back.
     cuMemAddressFree(address: u64, bytes: usize) call_in_context |driver| {
-        let is_mapped = driver.physical.values().any(|(_, at)| at.is_some_and(|at| at >= address && at < address + bytes as u64));
+        let is_mapped = driver.physical.values().any(|memory| memory.overlaps(address, bytes));
         match driver.queues.memory.range(address) {
             Some((size, RangeKind::Reservation)) if size == bytes && !is_mapped => {}
             _ => return Err(Status::INVALID_VALUE),
@@ -43,46 +59,44 @@ entry_points! {
         driver.take_memory(bytes)?;
         let handle = driver.next_physical;
         driver.next_physical += 1;
-        driver.physical.insert(handle, (bytes, None));
+        driver.physical.insert(handle, Physical { bytes, mapped: None, is_released: false });
         put(out, handle)
     }
 
-    /// Gives memory back, which must not be mapped: this driver does not keep it until then.
+    /// Gives a handle back. The memory stays as long as it is mapped.
     cuMemRelease(handle: u64) call_in_context |driver| {
-        match driver.physical.get(&handle) {
-            Some(&(bytes, None)) => {
-                driver.physical.remove(&handle);
-                driver.used -= bytes;
-                Ok(())
-            }
-            Some(_) => Err(Status::NOT_SUPPORTED),
-            None => Err(Status::INVALID_VALUE),
+        let memory = driver.physical.get_mut(&handle).filter(|memory| !memory.is_released);
+        let memory = memory.ok_or(Status::INVALID_VALUE)?;
+        memory.is_released = true;
+        if memory.mapped.is_none() {
+            driver.used -= memory.bytes;
+            driver.physical.remove(&handle);
         }
+        Ok(())
     }
 
     /// Maps memory to reserved addresses. It can be used when access was set.
     cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) call_in_context |driver| {
-        let &(size, mapped) = driver.physical.get(&handle).ok_or(Status::INVALID_VALUE)?;
-        if flags != 0 || offset != 0 || !address.is_multiple_of(GRANULARITY as u64) {
+        let memory = *driver.physical.get(&handle).ok_or(Status::INVALID_VALUE)?;
+        if flags != 0 || offset != 0 || memory.is_released || !address.is_multiple_of(GRANULARITY as u64) {
             return Err(Status::INVALID_VALUE);
         }
-        if size != bytes || mapped.is_some() {
+        if memory.bytes != bytes || memory.mapped.is_some() {
             return Err(Status::NOT_SUPPORTED);
         }
-        let end = address + bytes as u64;
-        let overlaps = driver.physical.values().any(|&(size, at)| at.is_some_and(|at| at < end && address < at + size as u64));
+        let overlaps = driver.physical.values().any(|other| other.overlaps(address, bytes));
         if overlaps || !driver.queues.memory.is_reserved(address, bytes) {
             return Err(Status::INVALID_VALUE);
         }
-        driver.physical.insert(handle, (size, Some(address)));
+        driver.physical.insert(handle, Physical { mapped: Some(address), ..memory });
         Ok(())
     }
 
     /// Lets the device use mapped memory.
     cuMemSetAccess(address: u64, bytes: usize, _access: *const c_void, count: usize) call_in_context |driver| {
-        let mut mapped: Vec<(u64, usize)> =
-            driver.physical.values().filter_map(|&(size, at)| Some((at?, size))).collect();
-        mapped.retain(|&(at, size)| at >= address && at + size as u64 <= address + bytes as u64);
+        let mapped = driver.physical.values().filter_map(|memory| Some((memory.mapped?, memory.bytes)));
+        let within = |&(at, size): &(u64, usize)| at >= address && at + size as u64 <= address + bytes as u64;
+        let mapped: Vec<(u64, usize)> = mapped.filter(within).collect();
         if count != 1 || mapped.iter().map(|(_, size)| size).sum::<usize>() != bytes {
             return Err(Status::INVALID_VALUE);
         }
@@ -92,12 +106,18 @@ entry_points! {
 
     /// Ends a mapping. Work that uses it must have ended; what still uses it is reported.
     cuMemUnmap(address: u64, bytes: usize) call_in_context |driver| {
-        let found = driver.physical.iter().find(|(_, (size, at))| *at == Some(address) && *size == bytes);
-        let handle = *found.ok_or(Status::INVALID_VALUE)?.0;
+        let is_here = |memory: &Physical| memory.mapped == Some(address) && memory.bytes == bytes;
+        let found = driver.physical.iter().find(|(_, memory)| is_here(memory));
+        let (&handle, &memory) = found.ok_or(Status::INVALID_VALUE)?;
         driver.queues.synchronize_all();
         driver.check()?;
         driver.queues.memory.invalidate(address, bytes);
-        driver.physical.insert(handle, (bytes, None));
+        if memory.is_released {
+            driver.used -= bytes;
+            driver.physical.remove(&handle);
+        } else {
+            driver.physical.insert(handle, Physical { mapped: None, ..memory });
+        }
         Ok(())
     }
 }

@@ -1,5 +1,7 @@
 //! Loads and stores of threads, each access checked: bounds, alignment, written before, ordered after others.
 
+use std::ops::Range;
+
 use crate::checks::{Access, Accessor, Cell, Finding, HOST_BLOCK, Report};
 use crate::kernel::{Address, Register, Transfer};
 use crate::memory::{Fault, LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
@@ -17,12 +19,13 @@ enum Place {
     Local(u64),
 }
 
-/// A thread and its instruction.
+/// A thread at its instruction.
 #[derive(Clone, Copy)]
-pub(super) struct Who {
-    pub warp: usize,
+pub(super) struct Who<'b> {
+    /// Its warp, and what that is ordered after.
+    pub by: &'b Accessor<'b>,
+    /// Its lane.
     pub lane: usize,
-    pub at: usize,
 }
 
 /// The addresses of all lanes.
@@ -70,31 +73,47 @@ impl Block<'_> {
         active: u32,
         at: usize,
     ) -> Result<(), Stop> {
-        let total = load.bytes * load.values.len();
+        match load.bytes * load.values.len() {
+            1 => self.load_sized::<1>(warp, load, active, at),
+            2 => self.load_sized::<2>(warp, load, active, at),
+            4 => self.load_sized::<4>(warp, load, active, at),
+            8 => self.load_sized::<8>(warp, load, active, at),
+            _ => self.load_sized::<16>(warp, load, active, at),
+        }
+    }
+
+    /// `load` of `N` bytes a thread.
+    fn load_sized<const N: usize>(
+        &mut self,
+        warp: &mut Warp,
+        load: &Transfer,
+        active: u32,
+        at: usize,
+    ) -> Result<(), Stop> {
         let addresses = addresses(warp, &load.address);
+        let by = self.accessor(warp.number, at, false);
         for lane in lanes(active) {
-            let mut bytes = [0u8; 16];
-            if load.space == StateSpace::Param {
-                self.parameter(addresses[lane], &mut bytes[..total], Who { warp: warp.number, lane, at })?;
-            } else {
-                self.read(warp, load.space, addresses[lane], &mut bytes[..total], (lane, at))?;
-            }
-            for (&register, chunk) in load.values.iter().zip(bytes.chunks_exact(load.bytes)) {
-                set_lane(warp, register, lane, extended(chunk, load.signed));
+            let who = Who { by: &by, lane };
+            let bytes: [u8; N] = match load.space {
+                StateSpace::Param => self.parameter(addresses[lane], who)?,
+                space => self.read(warp, space, addresses[lane], who)?,
+            };
+            let mut rest = widened(bytes);
+            for &register in &load.values {
+                set_lane(warp, register, lane, extended(rest as u64, load.bytes, load.signed));
+                rest = rest.checked_shr(8 * load.bytes as u32).unwrap_or(0);
             }
         }
         Ok(())
     }
 
-    fn parameter(&self, address: u64, out: &mut [u8], who: Who) -> Result<(), Stop> {
+    fn parameter<const N: usize>(&self, address: u64, who: Who) -> Result<[u8; N], Stop> {
         let at = address as usize;
-        let found = self.launch.parameters.get(at..at.saturating_add(out.len()));
-        let Some(found) = found else {
-            let detail = format!("{} bytes at byte {at} of the kernel's parameters", out.len());
-            return Err(Box::new(self.report(Finding::OutOfBounds, who.at, (who.warp, who.lane), detail)));
-        };
-        out.copy_from_slice(found);
-        Ok(())
+        let found = self.launch.parameters.get(at..at.saturating_add(N));
+        found.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| {
+            let detail = format!("{N} bytes of the kernel's parameters");
+            self.stop(Fault { finding: Finding::OutOfBounds, detail }, address, who)
+        })
     }
 
     /// Writes registers to memory.
@@ -105,147 +124,133 @@ impl Block<'_> {
         active: u32,
         at: usize,
     ) -> Result<(), Stop> {
-        let total = store.bytes * store.values.len();
+        match store.bytes * store.values.len() {
+            1 => self.store_sized::<1>(warp, store, active, at),
+            2 => self.store_sized::<2>(warp, store, active, at),
+            4 => self.store_sized::<4>(warp, store, active, at),
+            8 => self.store_sized::<8>(warp, store, active, at),
+            _ => self.store_sized::<16>(warp, store, active, at),
+        }
+    }
+
+    /// `store` of `N` bytes a thread.
+    fn store_sized<const N: usize>(
+        &mut self,
+        warp: &mut Warp,
+        store: &Transfer,
+        active: u32,
+        at: usize,
+    ) -> Result<(), Stop> {
         let addresses = addresses(warp, &store.address);
+        let by = self.accessor(warp.number, at, false);
         for lane in lanes(active) {
-            let mut bytes = [0u8; 16];
-            for (&register, chunk) in store.values.iter().zip(bytes.chunks_exact_mut(store.bytes)) {
-                chunk.copy_from_slice(&lane_bits(warp, register, lane).to_le_bytes()[..store.bytes]);
+            let mut whole = 0u128;
+            for &register in store.values.iter().rev() {
+                let bits = extended(lane_bits(warp, register, lane), store.bytes, false);
+                whole = whole.checked_shl(8 * store.bytes as u32).unwrap_or(0) | u128::from(bits);
             }
-            self.write(warp, store.space, addresses[lane], &bytes[..total], (lane, at))?;
+            let bytes = std::array::from_fn(|byte| (whole >> (8 * byte)) as u8);
+            self.write::<N>(warp, store.space, addresses[lane], bytes, Who { by: &by, lane })?;
         }
         Ok(())
     }
 
     /// Reads the bytes of one thread.
     #[inline]
-    pub(super) fn read(
+    fn read<const N: usize>(
         &mut self,
         warp: &Warp,
         space: StateSpace,
         address: u64,
-        out: &mut [u8],
-        (lane, at): (usize, usize),
-    ) -> Result<(), Stop> {
-        let who = Who { warp: warp.number, lane, at };
+        who: Who,
+    ) -> Result<[u8; N], Stop> {
         match locate(space, address) {
-            Place::Global(address) => self.read_global(address, out, who),
-            Place::Shared(address) => self.read_shared(address, out, who),
+            Place::Global(address) => self.read_global(address, who),
+            Place::Shared(address) => self.read_shared(address, who),
             Place::Local(address) => {
-                let start = self.local(warp, address, out.len(), who)?;
-                if self.launch.checks.unwritten
-                    && !warp.local_written[start..start + out.len()].iter().all(|set| *set)
-                {
+                let range = self.local(warp, address, N, who)?;
+                if self.launch.checks.unwritten && !warp.local_written[range.clone()].iter().all(|set| *set) {
                     self.note(Finding::Unwritten, "local memory", address, who);
                 }
-                out.copy_from_slice(&warp.local[start..start + out.len()]);
-                Ok(())
+                Ok(array(&warp.local[range]))
             }
         }
     }
 
+    /// Reads bytes of global memory.
     #[inline]
-    pub(super) fn read_global(&mut self, address: u64, out: &mut [u8], who: Who) -> Result<(), Stop> {
-        let count = out.len();
-        let place = self.memory.place(address, count).map_err(|fault| self.stop(fault, address, who))?;
-        if self.launch.checks.unwritten && !self.memory.is_written(place, count) {
+    pub(super) fn read_global<const N: usize>(&mut self, address: u64, who: Who) -> Result<[u8; N], Stop> {
+        let place = self.memory.place(address, N).map_err(|fault| self.stop(fault, address, who))?;
+        if self.launch.checks.unwritten && !self.memory.is_written(place, N) {
             self.note(Finding::Unwritten, "global memory", address, who);
         }
         if self.launch.checks.races {
-            let accessor = Self::accessor(
-                self.launch,
-                &self.known,
-                (self.linear, who.warp, self.phases[who.warp]),
-                who.at,
-            );
-            let cells = self.memory.cells(place, count);
-            if let Some(found) = touch(cells, &accessor, who.lane, byte_mask(place, count), false) {
+            let cells = self.memory.cells(place, N);
+            if let Some(found) = touch::<false>(cells, who.by, who.lane, byte_mask(place, N), false) {
                 self.race("global", address, found, false, who);
             }
         }
-        out.copy_from_slice(self.memory.bytes(place, count));
-        Ok(())
+        Ok(array(self.memory.bytes(place, N)))
     }
 
+    /// Reads bytes of shared memory.
     #[inline]
-    pub(super) fn read_shared(&mut self, address: u64, out: &mut [u8], who: Who) -> Result<(), Stop> {
-        let count = out.len();
-        let place = self.shared.place(address, count).map_err(|fault| self.stop(fault, address, who))?;
+    pub(super) fn read_shared<const N: usize>(&mut self, address: u64, who: Who) -> Result<[u8; N], Stop> {
+        let place = self.shared.place(address, N).map_err(|fault| self.stop(fault, address, who))?;
         if self.launch.checks.unwritten
-            && let Some(finding) = self.shared.state(place, count)
+            && let Some(finding) = self.shared.state(place, N)
         {
             self.note(finding, "shared memory", address, who);
         }
         if self.launch.checks.races {
-            let accessor = Self::accessor(
-                self.launch,
-                &self.known,
-                (self.linear, who.warp, self.phases[who.warp]),
-                who.at,
-            );
-            let cells = self.shared.cells(place, count);
-            if let Some(found) = touch(cells, &accessor, who.lane, byte_mask(place, count), false) {
+            let cells = self.shared.cells(place, N);
+            if let Some(found) = touch::<true>(cells, who.by, who.lane, byte_mask(place, N), false) {
                 self.race("shared", address, found, false, who);
             }
         }
-        out.copy_from_slice(self.shared.bytes(place, count));
-        Ok(())
+        Ok(array(self.shared.bytes(place, N)))
     }
 
     /// Writes the bytes of one thread.
     #[inline]
-    pub(super) fn write(
+    pub(super) fn write<const N: usize>(
         &mut self,
         warp: &mut Warp,
         space: StateSpace,
         address: u64,
-        bytes: &[u8],
-        (lane, at): (usize, usize),
+        bytes: [u8; N],
+        who: Who,
     ) -> Result<(), Stop> {
-        let who = Who { warp: warp.number, lane, at };
         match locate(space, address) {
             Place::Global(address) => {
-                let place = self.global_for_writing(address, bytes.len(), who, false)?;
-                self.memory.bytes(place, bytes.len()).copy_from_slice(bytes);
+                let place = self.global_for_writing(address, N, who)?;
+                self.memory.bytes(place, N).copy_from_slice(&bytes);
             }
             Place::Shared(address) => {
-                let place = self.shared_for_writing(address, bytes.len(), who, false)?;
-                self.shared.bytes(place, bytes.len()).copy_from_slice(bytes);
-                self.shared.mark_written(place, bytes.len());
+                let place = self.shared_for_writing(address, N, who)?;
+                self.shared.bytes(place, N).copy_from_slice(&bytes);
+                self.shared.mark_written(place, N);
             }
             Place::Local(address) => {
-                let start = self.local(warp, address, bytes.len(), who)?;
-                warp.local[start..start + bytes.len()].copy_from_slice(bytes);
-                warp.local_written[start..start + bytes.len()].fill(true);
+                let range = self.local(warp, address, N, who)?;
+                warp.local[range.clone()].copy_from_slice(&bytes);
+                warp.local_written[range].fill(true);
             }
         }
         Ok(())
     }
 
     /// The place of a write to global memory, which counts as written.
-    #[inline]
-    pub(super) fn global_for_writing(
-        &mut self,
-        address: u64,
-        count: usize,
-        who: Who,
-        atomic: bool,
-    ) -> Result<usize, Stop> {
+    #[inline(always)]
+    pub(super) fn global_for_writing(&mut self, address: u64, count: usize, who: Who) -> Result<usize, Stop> {
         let place = self.memory.place(address, count).map_err(|fault| self.stop(fault, address, who))?;
-        if atomic && self.launch.checks.unwritten && !self.memory.is_written(place, count) {
+        if who.by.atomic && self.launch.checks.unwritten && !self.memory.is_written(place, count) {
             self.note(Finding::Unwritten, "global memory", address, who);
         }
         self.memory.mark_written(place, count);
         if self.launch.checks.races {
-            let accessor = Self::accessor(
-                self.launch,
-                &self.known,
-                (self.linear, who.warp, self.phases[who.warp]),
-                who.at,
-            );
-            let accessor = Accessor { atomic, ..accessor };
             let cells = self.memory.cells(place, count);
-            if let Some(found) = touch(cells, &accessor, who.lane, byte_mask(place, count), true) {
+            if let Some(found) = touch::<false>(cells, who.by, who.lane, byte_mask(place, count), true) {
                 self.race("global", address, found, true, who);
             }
         }
@@ -253,32 +258,19 @@ impl Block<'_> {
     }
 
     /// The place of a write to shared memory. The caller marks it as written.
-    #[inline]
-    pub(super) fn shared_for_writing(
-        &mut self,
-        address: u64,
-        count: usize,
-        who: Who,
-        atomic: bool,
-    ) -> Result<usize, Stop> {
+    #[inline(always)]
+    pub(super) fn shared_for_writing(&mut self, address: u64, count: usize, who: Who) -> Result<usize, Stop> {
         let place = self.shared.place(address, count).map_err(|fault| self.stop(fault, address, who))?;
         if self.launch.checks.unwritten {
             if self.shared.is_pending(place, count) {
                 self.note(Finding::UnfinishedCopy, "shared memory", address, who);
-            } else if atomic && self.shared.state(place, count).is_some() {
+            } else if who.by.atomic && self.shared.state(place, count).is_some() {
                 self.note(Finding::Unwritten, "shared memory", address, who);
             }
         }
         if self.launch.checks.races {
-            let accessor = Self::accessor(
-                self.launch,
-                &self.known,
-                (self.linear, who.warp, self.phases[who.warp]),
-                who.at,
-            );
-            let accessor = Accessor { atomic, ..accessor };
             let cells = self.shared.cells(place, count);
-            if let Some(found) = touch(cells, &accessor, who.lane, byte_mask(place, count), true) {
+            if let Some(found) = touch::<true>(cells, who.by, who.lane, byte_mask(place, count), true) {
                 self.race("shared", address, found, true, who);
             }
         }
@@ -293,8 +285,8 @@ impl Block<'_> {
         }
     }
 
-    /// The index of a thread's local bytes.
-    fn local(&self, warp: &Warp, address: u64, count: usize, who: Who) -> Result<usize, Stop> {
+    /// Where a thread's local bytes are in those of its warp.
+    fn local(&self, warp: &Warp, address: u64, count: usize, who: Who) -> Result<Range<usize>, Stop> {
         let size = self.launch.kernel.local_bytes;
         let at = address as usize;
         if !at.is_multiple_of(count) || at >= size || at + count > size {
@@ -303,20 +295,21 @@ impl Block<'_> {
             return Err(self.stop(Fault { finding, detail }, address, who));
         }
         debug_assert_eq!(warp.local.len(), size * LANES);
-        Ok(who.lane * size + at)
+        let start = who.lane * size + at;
+        Ok(start..start + count)
     }
 
     /// The report of an access that ends the kernel.
     #[cold]
     pub(super) fn stop(&self, fault: Fault, address: u64, who: Who) -> Stop {
-        let report = self.report(fault.finding, who.at, (who.warp, who.lane), fault.detail);
+        let report = self.report(fault.finding, who.by.instruction, (who.by.warp, who.lane), fault.detail);
         Box::new(Report { address: Some(address), ..report })
     }
 
     /// Reports a finding after which the kernel goes on.
     #[cold]
     pub(super) fn note(&mut self, finding: Finding, detail: &str, address: u64, who: Who) {
-        let report = self.report(finding, who.at, (who.warp, who.lane), detail.to_string());
+        let report = self.report(finding, who.by.instruction, (who.by.warp, who.lane), detail.to_string());
         self.reports.add(Report { address: Some(address), ..report });
     }
 
@@ -324,59 +317,76 @@ impl Block<'_> {
     #[cold]
     pub(super) fn race(&mut self, space: &str, address: u64, other: Access, write: bool, who: Who) {
         let verb = if write { "writes" } else { "reads" };
-        let (finding, detail) = if other.operation != self.launch.operation {
-            let operation = other.operation;
+        let (finding, other) = if other.operation != self.launch.operation {
             let what = if other.block == HOST_BLOCK { "a copy" } else { "a kernel" };
-            let detail = format!(
-                "{verb} {space} memory that {what} (operation {operation}) uses; no event or stream orders them"
-            );
-            (Finding::StreamOrder, detail)
+            let number = other.operation;
+            (
+                Finding::StreamOrder,
+                format!("{what} (operation {number}) uses; no event or stream orders them"),
+            )
+        } else if other.block == self.linear {
+            (Finding::Race, format!("{}; no barrier orders them", self.use_by(other)))
         } else {
-            let line =
-                self.launch.kernel.lines.get(usize::from(other.instruction)).map_or(0, |(line, _)| *line);
-            let source = self.launch.kernel.source(usize::from(other.instruction));
-            let place = source.map_or(format!("PTX line {line}"), |(file, line)| format!("{file}:{line}"));
-            let thread = match other.lane() {
-                Some(lane) => format!("thread {:?}", self.thread(other.warp(), lane as usize)),
-                None => format!("several threads of warp {}", other.warp()),
-            };
-            if other.block == self.linear {
-                (
-                    Finding::Race,
-                    format!("{verb} {space} memory that {thread} uses at {place}; no barrier orders them"),
-                )
-            } else {
-                let block = other.block;
-                (
-                    Finding::RaceBetweenBlocks,
-                    format!("{verb} {space} memory that {thread} of block number {block} uses at {place}"),
-                )
-            }
+            (Finding::RaceBetweenBlocks, format!("{}, in block number {}", self.use_by(other), other.block))
         };
-        self.note(finding, &detail, address, who);
+        self.note(finding, &format!("{verb} {space} memory that {other}"), address, who);
+    }
+
+    /// The thread and place in the code of an earlier access of this launch.
+    fn use_by(&self, other: Access) -> String {
+        let (kernel, at) = (self.launch.kernel, usize::from(other.instruction));
+        let place = match kernel.source(at) {
+            Some((file, line)) => format!("{file}:{line}"),
+            None => format!("PTX line {}", kernel.lines.get(at).map_or(0, |(line, _)| *line)),
+        };
+        match other.lane() {
+            Some(lane) => format!("thread {:?} uses at {place}", self.thread(other.warp(), lane as usize)),
+            None => format!("several threads of warp {} use at {place}", other.warp()),
+        }
     }
 }
 
 /// Records an access in the cells of its words: the first access that it is not ordered after.
 #[inline]
-fn touch(cells: &mut [Cell], accessor: &Accessor, lane: usize, bytes: u16, write: bool) -> Option<Access> {
+fn touch<const SHARED: bool>(
+    cells: &mut [Cell],
+    by: &Accessor,
+    lane: usize,
+    bytes: u16,
+    write: bool,
+) -> Option<Access> {
     let mut found = None;
     for cell in cells {
-        let conflict =
-            if write { cell.write(accessor, lane, bytes) } else { cell.read(accessor, lane, bytes) };
+        let conflict = match write {
+            true => cell.write::<SHARED>(by, lane, bytes),
+            false => cell.read::<SHARED>(by, lane, bytes),
+        };
         found = found.or(conflict);
     }
     found
 }
 
-/// Up to 8 bytes as a number, with zeros or the sign before it.
+/// A slice of `N` bytes as an array.
 #[inline]
-pub(super) fn extended(bytes: &[u8], signed: bool) -> u64 {
-    let mut all = [0u8; 8];
-    all[..bytes.len()].copy_from_slice(bytes);
-    let value = u64::from_le_bytes(all);
-    let unused = 64 - 8 * bytes.len() as u32;
-    if signed { (((value << unused) as i64) >> unused) as u64 } else { value }
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(bytes);
+    out
+}
+
+/// Bytes as a number.
+#[inline]
+fn widened<const N: usize>(bytes: [u8; N]) -> u128 {
+    let mut all = [0u8; 16];
+    all[..N].copy_from_slice(&bytes);
+    u128::from_le_bytes(all)
+}
+
+/// The low bytes of a number, with zeros or the sign before them.
+#[inline]
+pub(super) fn extended(bits: u64, bytes: usize, signed: bool) -> u64 {
+    let unused = 64 - 8 * bytes as u32;
+    if signed { (((bits << unused) as i64) >> unused) as u64 } else { bits << unused >> unused }
 }
 
 /// The bits of a lane of a register.

@@ -21,9 +21,10 @@ impl Block<'_> {
         at: usize,
     ) -> Result<(), Stop> {
         let (to, from) = (addresses(warp, &copy.to), addresses(warp, &copy.from));
+        let by = self.accessor(warp.number, at, false);
         for lane in lanes(active) {
-            let who = Who { warp: warp.number, lane, at };
-            let place = self.shared_for_writing(to[lane], copy.bytes, who, false)?;
+            let who = Who { by: &by, lane };
+            let place = self.shared_for_writing(to[lane], copy.bytes, who)?;
             self.shared.mark_pending(place, copy.bytes);
             let asked =
                 copy.source_bytes.map(|slot| warp.registers.words[usize::from(slot)].0[lane] as usize);
@@ -80,18 +81,28 @@ impl Block<'_> {
 
     /// Ends a copy: its bytes are written now, by the thread that waits.
     fn land(&mut self, warp: &mut Warp, copy: Copy, at: usize) -> Result<(), Stop> {
-        let mut bytes = [0u8; 16];
-        let who = Who { warp: warp.number, lane: copy.lane, at: copy.at };
-        if copy.source_bytes == copy.bytes {
-            self.read_global(copy.from, &mut bytes[..copy.bytes], who)?;
+        match copy.bytes {
+            4 => self.land_sized::<4>(warp, copy, at),
+            8 => self.land_sized::<8>(warp, copy, at),
+            _ => self.land_sized::<16>(warp, copy, at),
+        }
+    }
+
+    fn land_sized<const N: usize>(&mut self, warp: &mut Warp, copy: Copy, at: usize) -> Result<(), Stop> {
+        let (read, write) =
+            (self.accessor(warp.number, copy.at, false), self.accessor(warp.number, at, false));
+        let who = Who { by: &read, lane: copy.lane };
+        let mut bytes = [0u8; N];
+        if copy.source_bytes == N {
+            bytes = self.read_global(copy.from, who)?;
         } else {
             for (byte, out) in bytes[..copy.source_bytes].iter_mut().enumerate() {
-                self.read_global(copy.from + byte as u64, std::slice::from_mut(out), who)?;
+                [*out] = self.read_global(copy.from + byte as u64, who)?;
             }
         }
-        let place = self.shared.place(copy.to, copy.bytes).map_err(|fault| self.stop(fault, copy.to, who))?;
-        self.shared.mark_written(place, copy.bytes);
-        self.write(warp, StateSpace::Shared, copy.to, &bytes[..copy.bytes], (copy.lane, at))
+        let place = self.shared.place(copy.to, N).map_err(|fault| self.stop(fault, copy.to, who))?;
+        self.shared.mark_written(place, N);
+        self.write(warp, StateSpace::Shared, copy.to, bytes, Who { by: &write, lane: copy.lane })
     }
 
     /// Reports copies for which lanes that end did not wait.
@@ -99,7 +110,8 @@ impl Block<'_> {
         let groups = warp.groups.iter().flat_map(|group| &group.copies);
         let unfinished = warp.open.iter().chain(groups).find(|copy| ended >> copy.lane & 1 == 1);
         if let Some(copy) = unfinished.copied().filter(|_| self.launch.checks.unwritten) {
-            let who = Who { warp: warp.number, lane: copy.lane, at: copy.at };
+            let by = self.accessor(warp.number, copy.at, false);
+            let who = Who { by: &by, lane: copy.lane };
             let detail = format!(
                 "the thread ends (PTX line {}) without a wait for it",
                 self.launch.kernel.lines[at].0

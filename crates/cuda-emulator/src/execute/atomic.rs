@@ -4,7 +4,7 @@ use crate::checks::Finding;
 use crate::kernel::{Atomic, AtomicOperation};
 use crate::memory::Fault;
 
-use super::access::{Who, addresses, extended, lane_bits, set_lane};
+use super::access::{Who, addresses, lane_bits, set_lane};
 use super::block::{Block, Stop};
 use super::warp::{Warp, lanes};
 
@@ -18,8 +18,9 @@ impl Block<'_> {
         at: usize,
     ) -> Result<(), Stop> {
         let addresses = addresses(warp, &atomic.address);
+        let by = self.accessor(warp.number, at, true);
         for lane in lanes(active) {
-            let who = Who { warp: warp.number, lane, at };
+            let who = Who { by: &by, lane };
             let operand = lane_bits(warp, atomic.operand, lane);
             let new = atomic.new.map_or(0, |register| lane_bits(warp, register, lane));
             let apply = |before: u64| match atomic.operation {
@@ -30,7 +31,7 @@ impl Block<'_> {
             let address = addresses[lane];
             let bytes = match Self::shared_address(atomic.space, address) {
                 Some(address) => {
-                    let place = self.shared_for_writing(address, atomic.bytes, who, true)?;
+                    let place = self.shared_for_writing(address, atomic.bytes, who)?;
                     self.shared.mark_written(place, atomic.bytes);
                     self.shared.bytes(place, atomic.bytes)
                 }
@@ -39,11 +40,13 @@ impl Block<'_> {
                     return Err(self.stop(Fault { finding: Finding::OutOfBounds, detail }, address, who));
                 }
                 None => {
-                    let place = self.global_for_writing(address, atomic.bytes, who, true)?;
+                    let place = self.global_for_writing(address, atomic.bytes, who)?;
                     self.memory.bytes(place, atomic.bytes)
                 }
             };
-            let before = extended(bytes, false);
+            let mut all = [0u8; 8];
+            all[..atomic.bytes].copy_from_slice(bytes);
+            let before = u64::from_le_bytes(all);
             bytes.copy_from_slice(&apply(before).to_le_bytes()[..atomic.bytes]);
             if let Some(result) = atomic.result {
                 set_lane(warp, result, lane, before);

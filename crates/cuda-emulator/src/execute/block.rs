@@ -54,8 +54,8 @@ impl<'a> Block<'a> {
     }
 
     /// Runs all warps to their end.
-    pub(super) fn run(&mut self) -> Result<(), Stop> {
-        let mut warps = self.warps();
+    pub(super) fn run(&mut self, warps: &mut Vec<Warp>) -> Result<(), Stop> {
+        self.restart(warps);
         let count = warps.len();
         loop {
             let mut moved = false;
@@ -71,26 +71,27 @@ impl<'a> Block<'a> {
             if warps.iter().all(Warp::has_ended) {
                 return Ok(());
             }
-            moved |= self.complete_barriers(&mut warps);
+            moved |= self.complete_barriers(warps);
             if !moved {
-                return Err(self.deadlock(&warps));
+                return Err(self.deadlock(warps));
             }
         }
     }
 
-    fn warps(&self) -> Vec<Warp> {
+    /// Makes the warps those of this block; the first block of a launch has none yet.
+    fn restart(&self, warps: &mut Vec<Warp>) {
         let threads: u32 = self.launch.block.iter().product();
-        let count = threads.div_ceil(LANES as u32);
-        let warps = (0..count).map(|number| {
-            let lanes = (threads - number * LANES as u32).min(LANES as u32);
-            let live = if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 };
-            let mut warp = Warp::new(self.launch.kernel, number as usize, live);
-            for &(slot, special) in &self.launch.kernel.specials {
-                warp.registers.words[usize::from(slot)] = Words(self.special(number, special));
+        let kernel = self.launch.kernel;
+        for number in warps.len()..threads.div_ceil(LANES as u32) as usize {
+            warps.push(Warp::new(kernel, number));
+        }
+        for (number, warp) in warps.iter_mut().enumerate() {
+            let lanes = (threads - (number * LANES) as u32).min(LANES as u32);
+            warp.restart(if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 });
+            for &(slot, special) in &kernel.specials {
+                warp.registers.words[usize::from(slot)] = Words(self.special(number as u32, special));
             }
-            warp
-        });
-        warps.collect()
+        }
     }
 
     /// The place of a thread in the block.
@@ -145,22 +146,17 @@ impl<'a> Block<'a> {
     }
 
     /// Who accesses memory at an instruction of a warp.
-    pub(super) fn accessor<'b>(
-        launch: &'b Launch<'b>,
-        known: &'b [[u32; 32]; 32],
-        place: (u32, usize, u32),
-        instruction: usize,
-    ) -> Accessor<'b> {
-        let (block, warp, phase) = place;
+    pub(super) fn accessor(&self, warp: usize, instruction: usize, atomic: bool) -> Accessor<'a> {
         Accessor {
-            operation: launch.operation,
-            block,
+            operation: self.launch.operation,
+            block: self.linear,
             warp,
-            phase,
-            known: &known[warp],
+            phase: self.phases[warp],
+            known: self.known[warp],
             instruction,
-            atomic: false,
-            order: launch.order,
+            atomic,
+            order: self.launch.order,
+            last_ordered: Default::default(),
         }
     }
 

@@ -3,6 +3,7 @@
 //! Products are exact in f64 and summed in f64 in the order of k, then rounded once: a tensor core's sum has other
 //! roundings, which are not documented. Tests against a card need a tolerance for the length of the sum.
 
+use crate::alu::has_vectors;
 use crate::checks::Finding;
 use crate::kernel::{LoadMatrix, MatrixKind, Multiply};
 use crate::memory::Fault;
@@ -24,11 +25,12 @@ impl Block<'_> {
     pub(super) fn load_matrix(&mut self, warp: &mut Warp, load: &LoadMatrix, at: usize) -> Result<(), Stop> {
         self.whole_warp(warp, at)?;
         let addresses = addresses(warp, &load.address);
+        let by = self.accessor(warp.number, at, false);
         for (matrix, &slot) in load.results.iter().enumerate() {
             let mut rows = [[0u16; 8]; 8];
             for (row, elements) in rows.iter_mut().enumerate() {
                 let lane = matrix * 8 + row;
-                let who = Who { warp: warp.number, lane, at };
+                let who = Who { by: &by, lane };
                 let Some(address) = Self::shared_address(load.space, addresses[lane]) else {
                     let detail = "a row of a matrix is not in shared memory".to_string();
                     return Err(self.stop(
@@ -37,8 +39,7 @@ impl Block<'_> {
                         who,
                     ));
                 };
-                let mut bytes = [0u8; 16];
-                self.read_shared(address, &mut bytes, who)?;
+                let bytes: [u8; 16] = self.read_shared(address, who)?;
                 for (element, pair) in elements.iter_mut().zip(bytes.chunks_exact(2)) {
                     *element = u16::from_le_bytes([pair[0], pair[1]]);
                 }
@@ -76,12 +77,14 @@ impl Block<'_> {
             });
         }
         let mut sums = sums(warp, multiply);
-        for (row, sums) in a.iter().zip(&mut sums) {
-            for (&left, right) in row.iter().zip(&b).take(multiply.depth) {
-                for (sum, &right) in sums.iter_mut().zip(right) {
-                    *sum += f64::from(left) * f64::from(right);
-                }
-            }
+        if has_vectors() {
+            #[allow(unused_unsafe)] // On other processors there are no such instructions.
+            // SAFETY: the processor has the instructions, as just asked.
+            unsafe {
+                add_products_vector(&a, &b, multiply.depth, &mut sums)
+            };
+        } else {
+            add_products(&a, &b, multiply.depth, &mut sums);
         }
         store_sums(warp, multiply, &sums);
         Ok(())
@@ -95,6 +98,28 @@ impl Block<'_> {
         let detail = format!("a matrix instruction needs all lanes, found {:#010x}", warp.active);
         Err(Box::new(self.report(Finding::Divergence, at, (warp.number, lane), detail)))
     }
+}
+
+type Left = [[f32; ROWS]; ROWS];
+type Right = [[f32; COLUMNS]; ROWS];
+type Sums = [[f64; COLUMNS]; ROWS];
+
+/// Adds the products of rows and columns to the sums.
+#[inline(always)]
+fn add_products(a: &Left, b: &Right, depth: usize, sums: &mut Sums) {
+    for (row, sums) in a.iter().zip(sums) {
+        for (&left, right) in row.iter().zip(b).take(depth) {
+            for (sum, &right) in sums.iter_mut().zip(right) {
+                *sum += f64::from(left) * f64::from(right);
+            }
+        }
+    }
+}
+
+/// `add_products` for processors with AVX2.
+#[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma"))]
+fn add_products_vector(a: &Left, b: &Right, depth: usize, sums: &mut Sums) {
+    add_products(a, b, depth, sums);
 }
 
 /// Where the elements of a register begin in the dimension that is summed over.
@@ -125,7 +150,7 @@ fn each_element(kind: MatrixKind, words: &[u32; LANES], mut visit: impl FnMut(us
 }
 
 /// The matrix c.
-fn sums(warp: &Warp, multiply: &Multiply) -> [[f64; COLUMNS]; ROWS] {
+fn sums(warp: &Warp, multiply: &Multiply) -> Sums {
     let mut sums = [[0f64; COLUMNS]; ROWS];
     for (index, &slot) in multiply.c.iter().enumerate() {
         for (lane, &word) in warp.registers.words[usize::from(slot)].0.iter().enumerate() {
@@ -142,7 +167,7 @@ fn sums(warp: &Warp, multiply: &Multiply) -> [[f64; COLUMNS]; ROWS] {
     sums
 }
 
-fn store_sums(warp: &mut Warp, multiply: &Multiply, sums: &[[f64; COLUMNS]; ROWS]) {
+fn store_sums(warp: &mut Warp, multiply: &Multiply, sums: &Sums) {
     for (index, &slot) in multiply.d.iter().enumerate() {
         let row = std::array::from_fn(|lane| {
             let column = lane % 4 * 2;

@@ -67,13 +67,14 @@ pub fn run(launch: &Launch, memory: &mut DeviceMemory, reports: &mut Reports) ->
     let blocks: u64 = launch.grid.iter().map(|&count| u64::from(count)).product();
     let mut statistics = Statistics::default();
     let mut shared = SharedMemory::new(launch.kernel.static_shared + launch.dynamic_shared);
+    let mut warps = Vec::new();
     for turn in 0..blocks {
         // Odd seeds run the blocks backwards.
         let linear = if launch.seed & 1 == 0 { turn } else { blocks - 1 - turn };
         shared.begin();
         let mut block = Block::new(launch, linear as u32, memory, &mut shared, reports);
         block.statistics = statistics;
-        let result = block.run();
+        let result = block.run(&mut warps);
         statistics = block.statistics;
         if let Err(report) = result {
             reports.add(*report);

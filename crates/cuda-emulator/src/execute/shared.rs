@@ -40,7 +40,6 @@ impl SharedMemory {
     pub fn begin(&mut self) {
         self.units.fill([POISON; 2]);
         self.states.fill(Byte::Unwritten);
-        self.cells.fill(Cell::default());
     }
 
     /// The place of an access of at most 16 bytes, aligned to their number.

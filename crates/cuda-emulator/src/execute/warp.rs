@@ -87,8 +87,8 @@ pub enum Switch {
 }
 
 impl Warp {
-    /// A warp whose lanes of the mask are at the first instruction.
-    pub fn new(kernel: &Kernel, number: usize, live: u32) -> Self {
+    /// A warp that has ended, with the constants of a kernel in its registers.
+    pub fn new(kernel: &Kernel, number: usize) -> Self {
         let counts = kernel.registers;
         let mut registers = Registers {
             words: vec![Words([0; LANES]); counts.words],
@@ -107,8 +107,8 @@ impl Warp {
         Self {
             number,
             registers,
-            live,
-            active: live,
+            live: 0,
+            active: 0,
             counter: 0,
             counters: [0; LANES],
             blocked: 0,
@@ -119,6 +119,20 @@ impl Warp {
             open: Vec::new(),
             groups: VecDeque::new(),
         }
+    }
+
+    /// Begins anew with the lanes of a mask. Registers that are not constants keep what they had, which a kernel never
+    /// reads: each is written first.
+    pub fn restart(&mut self, live: u32) {
+        self.live = live;
+        self.active = live;
+        self.counter = 0;
+        self.blocked = 0;
+        self.next_counter = usize::MAX;
+        self.waiting = None;
+        self.local_written.fill(false);
+        self.open.clear();
+        self.groups.clear();
     }
 
     /// Whether all lanes have ended.

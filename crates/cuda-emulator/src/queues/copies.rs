@@ -4,9 +4,6 @@ use crate::checks::{Access, Accessor, Finding, HOST_BLOCK};
 
 use super::{Clock, Copy, Fill, Location, Queues};
 
-/// Copies know no warps.
-const NO_WARPS: [u32; 32] = [0; 32];
-
 impl Location {
     /// The location some bytes further.
     fn host_at(&self, offset: usize) -> Option<*mut u8> {
@@ -130,10 +127,11 @@ impl Queues {
                 block: HOST_BLOCK,
                 warp: 0,
                 phase: 0,
-                known: &NO_WARPS,
+                known: [0; 32],
                 instruction: 0,
                 atomic: false,
                 order: &order,
+                last_ordered: Default::default(),
             };
             if let Some((at, other)) = self.memory.record(place, bytes, write, &accessor) {
                 let detail = unordered(write, other);

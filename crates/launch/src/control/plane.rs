@@ -40,6 +40,8 @@ pub struct ControlPlane {
     inbox: Inbox,
     /// By the id of the host.
     links: BTreeMap<usize, Link>,
+    /// Messages for the launchers' program that have come and were not taken yet, by host.
+    for_program: Vec<(usize, Vec<u8>)>,
 }
 
 impl ControlPlane {
@@ -49,7 +51,7 @@ impl ControlPlane {
         inbox: Inbox,
         links: BTreeMap<usize, Link>,
     ) -> ControlPlane {
-        ControlPlane { own_id, hosts, inbox, links }
+        ControlPlane { own_id, hosts, inbox, links, for_program: Vec::new() }
     }
 
     /// The id of this launcher's host.
@@ -100,14 +102,20 @@ impl ControlPlane {
         self.inbox.wake()
     }
 
-    /// What has come. Host 0 passes on what concerns the others.
+    /// The messages for the program that have come, by host.
+    pub(crate) fn take_for_program(&mut self) -> Vec<(usize, Vec<u8>)> {
+        std::mem::take(&mut self.for_program)
+    }
+
+    /// What has come, but for messages for the program. Host 0 passes on what concerns the others.
     pub fn events(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         for (id, arrival) in self.inbox.take() {
             let host = self.number(id);
             match arrival {
+                Arrival::Message(Message::Program(bytes)) => self.for_program.push((host, bytes)),
                 Arrival::Message(message) => {
-                    if self.own_id == 0 && !matches!(message, Message::Program(_)) {
+                    if self.own_id == 0 {
                         self.send_to(|other| other != id, &message);
                     }
                     events.push(Event::Message(host, message));

@@ -72,6 +72,8 @@ pub struct ForeignRank {
     pub local_rank: usize,
     /// Number of ranks of its host.
     pub local_world_size: usize,
+    /// Number of this host and of all hosts, if the variables say so.
+    pub hosts: Option<(usize, usize)>,
     /// A name of the job that all its ranks know and no other job of this user has at the same time.
     pub job: String,
     /// Where the launchers of several hosts meet, if the variables say so: the host of rank 0, and a port.
@@ -87,6 +89,25 @@ impl ForeignRank {
     /// The first rank of its host; ranks of a host are numbered consecutively.
     pub fn first_of_host(&self) -> usize {
         self.rank - self.local_rank
+    }
+
+    /// The number of this host and of all hosts: as the variables say, or as follows from hosts that all run as many ranks.
+    ///
+    /// # Errors
+    /// Hosts that run different numbers of ranks, if the variables do not number them.
+    pub fn host(&self) -> Result<(usize, usize), EnvironmentError> {
+        let (first, local, world) = (self.first_of_host(), self.local_world_size, self.world_size);
+        match self.hosts {
+            Some(hosts) => Ok(hosts),
+            None if world.is_multiple_of(local) && first.is_multiple_of(local) => {
+                Ok((first / local, world / local))
+            }
+            None => Err(EnvironmentError(format!(
+                "the variables of {} do not number the hosts, and {world} ranks are not {local} on each: start as many ranks on \
+                 every host",
+                self.launcher.name()
+            ))),
+        }
     }
 
     /// Refuses numbers that contradict each other.

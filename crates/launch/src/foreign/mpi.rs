@@ -16,6 +16,7 @@ pub(crate) fn open_mpi(variables: &Variables<'_>) -> Result<Option<ForeignRank>,
         world_size: variables.number("OMPI_COMM_WORLD_SIZE", RANK)?,
         local_rank: variables.number("OMPI_COMM_WORLD_LOCAL_RANK", RANK)?,
         local_world_size: variables.number("OMPI_COMM_WORLD_LOCAL_SIZE", RANK)?,
+        hosts: None,
         job: format!("openmpi-{}", id.unwrap_or_else(|| "local".to_string())),
         rendezvous: variables.master()?,
     }))
@@ -32,6 +33,7 @@ pub(crate) fn hydra(variables: &Variables<'_>) -> Result<Option<ForeignRank>, En
         world_size: variables.number("PMI_SIZE", RANK)?,
         local_rank: variables.number("MPI_LOCALRANKID", RANK)?,
         local_world_size: variables.number("MPI_LOCALNRANKS", RANK)?,
+        hosts: None,
         job: format!("hydra-{}", variables.text("PMI_JOBID").unwrap_or_else(|| "local".to_string())),
         rendezvous: variables.master()?,
     }))

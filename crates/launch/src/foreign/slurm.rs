@@ -57,6 +57,7 @@ pub(crate) fn read(variables: &Variables<'_>) -> Result<Option<ForeignRank>, Env
         world_size,
         local_rank,
         local_world_size,
+        hosts: Some((node, nodes.len())),
         job: format!("slurm-{job}-{step}"),
         rendezvous: Some(rendezvous),
     }))

@@ -34,9 +34,11 @@ pub(crate) fn read(variables: &Variables<'_>) -> Result<Option<ForeignRank>, Env
             EnvironmentError("MASTER_PORT=65535: torchrun listens there, and no port above it is left".into())
         })?;
     }
-    let id = variables.text("TORCHELASTIC_RUN_ID").filter(|id| id != "none");
-    let master = rendezvous.as_ref().map(|(host, port)| format!("{host}-{port}"));
-    let job = format!("torchrun-{}", id.or(master).unwrap_or_else(|| "local".to_string()));
+    let id = variables.text("TORCHELASTIC_RUN_ID").unwrap_or_default();
+    let master = rendezvous.as_ref().map_or("local".to_string(), |(host, port)| format!("{host}-{port}"));
+    let job = format!("torchrun-{id}-{master}");
+    let group = variables.number_if_set("GROUP_RANK")?;
+    let hosts = group.zip(variables.number_if_set("GROUP_WORLD_SIZE")?);
     let launcher = ForeignLauncher::Torchrun;
-    Ok(Some(ForeignRank { launcher, rank, world_size, local_rank, local_world_size, job, rendezvous }))
+    Ok(Some(ForeignRank { launcher, rank, world_size, local_rank, local_world_size, hosts, job, rendezvous }))
 }

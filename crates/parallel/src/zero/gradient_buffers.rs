@@ -78,6 +78,8 @@ pub(super) enum GradientBuffers {
     Both { whole: Tensor, shard: Tensor },
     /// No buffer on the device: the sum so far is stored elsewhere, or lies in the place of parameters.
     Away,
+    /// The whole buffer, in which micro-batches accumulate elsewhere, is on its way to the device.
+    Coming(Box<Arriving>),
     /// A whole buffer that layers write; the shard of the sum so far arrives from elsewhere, if there is one.
     Bucket { whole: Tensor, sum: Option<Box<Arriving>> },
 }

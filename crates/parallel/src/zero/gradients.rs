@@ -26,7 +26,7 @@ use std::ops::Range;
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::Gradient;
 use phalanx_plan::{Precision, Stage};
-use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
+use phalanx_tensor::{Category, DType, Device, Tensor, View};
 
 use super::gradient_buffers::{Chunk, GradientBuffering, GradientBuffers, GradientPlace, ReducingCopy};
 use super::parameters::ParameterChunks;
@@ -54,10 +54,10 @@ pub(super) struct GradientChunks {
     buffering: GradientBuffering,
     /// For each chunk: where its gradients lie when they are reduced.
     places: Vec<GradientPlace>,
-    stage: Stage,
+    pub(super) stage: Stage,
     overlap: bool,
     precision: Precision,
-    chunks: Vec<Chunk>,
+    pub(super) chunks: Vec<Chunk>,
     /// For each parameter: whether this micro-batch has written its gradient.
     written: Vec<bool>,
     /// For each chunk: the number of blocks that write to it in a micro-batch.
@@ -123,10 +123,45 @@ impl GradientChunks {
                     Chunk::Here(GradientBuffers::Both { whole: self.bucket(cx, *c), shard })
                 }
                 Chunk::Here(GradientBuffers::Away) => Chunk::Here(self.open_away(cx, *c)?),
+                Chunk::Here(GradientBuffers::Coming(arriving)) => {
+                    let whole = cx.states.fetched_gradients(*c, *arriving)?;
+                    Chunk::Here(GradientBuffers::Whole(whole))
+                }
                 here => here,
             };
         }
+        if self.overlap { self.fetch_for_next(cx, block) } else { Ok(()) }
+    }
+
+    /// Starts to bring the whole buffers back into which the micro-batch accumulates next: those of the nearest earlier block
+    /// that has any, since backward runs from the last block to the first.
+    fn fetch_for_next(&mut self, cx: &mut Surroundings, block: usize) -> Result<(), CollectiveError> {
+        if self.buffering != GradientBuffering::InPlace {
+            return Ok(());
+        }
+        let is_coming = |chunk: &Chunk| matches!(chunk, Chunk::Here(GradientBuffers::Coming(_)));
+        for earlier in (0..block).rev() {
+            let chunks = &cx.map.chunks[earlier];
+            if chunks.iter().any(|c| is_coming(&self.chunks[*c])) {
+                return Ok(());
+            }
+            let awaited: Vec<usize> = chunks.iter().copied().filter(|c| self.comes_back(*c)).collect();
+            for c in &awaited {
+                let arriving = cx.states.fetch_gradients(*c, cx.map.whole(*c).len())?;
+                self.chunks[*c] = Chunk::Here(GradientBuffers::Coming(Box::new(arriving)));
+            }
+            if !awaited.is_empty() {
+                return Ok(());
+            }
+        }
         Ok(())
+    }
+
+    /// Whether the sum of earlier micro-batches lies elsewhere, and another micro-batch will add to it.
+    fn comes_back(&self, c: usize) -> bool {
+        self.places[c] == GradientPlace::Elsewhere
+            && matches!(self.chunks[c], Chunk::Here(GradientBuffers::Away))
+            && (1..self.micro_batches).contains(&self.done[c])
     }
 
     /// Memory of a whole chunk that exists until it is reduced.
@@ -364,7 +399,7 @@ impl GradientChunks {
                 let stepped = update::stepped(cx.map, self.stage, c);
                 (stepped.clone(), cx.parameters.part_mut(cx.map, c, &stepped))
             }
-            GradientBuffers::Away | GradientBuffers::Bucket { .. } => panic!("chunk {c} holds no sum"),
+            _ => panic!("chunk {c} holds no sum"),
         };
         let arrived = copy.view().range(part);
         if accumulate {
@@ -425,63 +460,6 @@ impl GradientChunks {
             }
         }
         Ok(cx.states.settle_gradients()?)
-    }
-
-    /// The summed gradient of elements `range` of chunk `c`: elements of this rank's shard, or under stage 0 any
-    /// elements.
-    pub(super) fn summed<'a>(
-        &'a self,
-        parameters: &'a ParameterChunks,
-        map: &Map,
-        c: usize,
-        range: Range<usize>,
-    ) -> View<'a> {
-        match self.is_in_parameters(c) {
-            true => parameters.part(map, c, &range),
-            false => self.summed_in_buffer(map, c, range),
-        }
-    }
-
-    /// The same of a chunk whose gradients have a buffer of their own.
-    pub(super) fn summed_in_buffer(&self, map: &Map, c: usize, range: Range<usize>) -> View<'_> {
-        let Chunk::Here(held) = &self.chunks[c] else {
-            panic!("gradients of chunk {c} are still being reduced")
-        };
-        let (view, start) = match held {
-            GradientBuffers::Whole(whole) => (whole.view(), 0),
-            GradientBuffers::Both { whole, .. } if self.stage == Stage::Zero => (whole.view(), 0),
-            GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
-                (shard.view(), map.shard(c).start)
-            }
-            _ => panic!("gradients of chunk {c} are not in device memory"),
-        };
-        view.range(range.start - start..range.end - start)
-    }
-
-    /// The mutable form of [`GradientChunks::summed`].
-    pub(super) fn summed_mut<'a>(
-        &'a mut self,
-        parameters: &'a mut ParameterChunks,
-        map: &Map,
-        c: usize,
-        range: Range<usize>,
-    ) -> ViewMut<'a> {
-        if self.is_in_parameters(c) {
-            return parameters.part_mut(map, c, &range);
-        }
-        let stage = self.stage;
-        let Chunk::Here(held) = &mut self.chunks[c] else {
-            panic!("gradients of chunk {c} are still being reduced")
-        };
-        let (view, start) = match held {
-            GradientBuffers::Whole(whole) => (whole.view_mut(), 0),
-            GradientBuffers::Both { whole, .. } if stage == Stage::Zero => (whole.view_mut(), 0),
-            GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
-                (shard.view_mut(), map.shard(c).start)
-            }
-            _ => panic!("gradients of chunk {c} are not in device memory"),
-        };
-        view.range(range.start - start..range.end - start)
     }
 
     /// The accumulation type.

@@ -32,6 +32,7 @@ mod spans;
 mod squares;
 mod states;
 mod stored_gradients;
+mod summed;
 mod sums;
 mod update;
 mod visiting;

@@ -44,6 +44,9 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
     if args.steps == 0 {
         bail!("--steps 0: there is nothing to measure; give at least 1");
     }
+    if args.rounds == 0 {
+        bail!("--rounds 0: there is nothing to measure; give at least 1");
+    }
     if let Some(budget) = args.budgets.iter().find(|budget| !(**budget > 0.0 && budget.is_finite())) {
         bail!(
             "--budgets {budget}: expected percentages of the device memory that is needed, such as 100,75,50,25"
@@ -111,18 +114,27 @@ impl Sweep<'_> {
         }
         cases
             .extend(self.args.budgets.iter().map(|percent| ("auto", Placement::Auto, Some(percent / 100.0))));
-        let mut runs = Vec::new();
-        for (number, (name, placement, share)) in (1..).zip(&cases) {
-            let budget = share.map(|share| (share, (share * need as f64) as u64));
-            let mut run = MemoryRun { placement: name, budget, ran: Err(String::new()) };
-            note(&format!("[{number} of {}] {}", cases.len(), run.name()));
-            let planned = self.planned(*placement, budget.map(|(_, bytes)| bytes));
-            let ran = planned.and_then(|planned| self.run(&planned, &rates));
-            if self.signals.came() {
-                bail!("stopped by a signal before everything was measured; nothing was written");
+        let budget = |share: f64| (share, (share * need as f64) as u64);
+        let of_case = |(name, _, share): &Case| MemoryRun {
+            placement: name,
+            budget: share.map(budget),
+            ran: Err(String::new()),
+        };
+        let mut runs: Vec<MemoryRun> = cases.iter().map(of_case).collect();
+        // In turn, so that what else the machine does slows all of them.
+        for round in 0..self.args.rounds {
+            for (number, (run, (_, placement, _))) in (1..).zip(runs.iter_mut().zip(&cases)) {
+                if round > 0 && run.ran.is_err() {
+                    continue;
+                }
+                note(&format!("[{number} of {}, round {}] {}", cases.len(), round + 1, run.name()));
+                let planned = self.planned(*placement, run.budget.map(|(_, bytes)| bytes));
+                let ran = planned.and_then(|planned| self.run(&planned, &rates));
+                if self.signals.came() {
+                    bail!("stopped by a signal before everything was measured; nothing was written");
+                }
+                run.add_round(ran.map_err(|error| format!("{error:#}")));
             }
-            run.ran = ran.map_err(|error| format!("{error:#}"));
-            runs.push(run);
         }
         Ok(runs)
     }
@@ -154,6 +166,7 @@ impl Sweep<'_> {
             ranks,
             device_bytes: plan.arena_bytes_max(),
             copies,
+            planned_lanes: plan.step_lanes(0, rates),
             planned_lines: Memory::ALL.map(|memory| plan.live_bytes(0, memory)),
             exposed_s: times.map(|times| times.iter().map(|time| time.exposed_copy_s).fold(0.0, f64::max)),
         })

@@ -1,4 +1,4 @@
-//! `phalanx inspect`: what is in a checkpoint, run folder, token file or Hugging Face folder.
+//! `phalanx inspect`: what is in a checkpoint, run folder, token file, Hugging Face folder or flight record.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,10 +10,14 @@ use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
 use crate::final_report::Reached;
+use crate::flight;
 use crate::output::{print, print_json, print_line};
 use crate::report::{Table, bytes};
 use crate::run_folder::RunFolder;
 use crate::shape;
+
+/// Number of events of a rank's flight record that are shown.
+const SHOWN_EVENTS: usize = 40;
 
 /// Number of tokens of a token file that are shown.
 const SHOWN_TOKENS: usize = 64;
@@ -21,7 +25,7 @@ const SHOWN_TOKENS: usize = 64;
 /// Describes the contents of a path.
 ///
 /// # Errors
-/// A path that is none of the four, or damaged.
+/// A path that is none of these, or damaged.
 pub fn inspect(args: &InspectArgs) -> Result<()> {
     let path = &args.path;
     if path.join("manifest.json").is_file() {
@@ -33,14 +37,26 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
     if path.join("config.json").is_file() {
         return hugging_face(path, args);
     }
+    if flight::is_flight(path) {
+        return flight_records(path, args);
+    }
     if path.is_dir() {
         bail!(
             "{} is neither a run folder (config.toml, checkpoints), nor a checkpoint (manifest.json), nor a Hugging Face \
-             folder (config.json)",
+             folder (config.json), nor a folder of flight records (rank-N.json)",
             path.display()
         );
     }
     token_file(path, args)
+}
+
+/// What ranks did before a run failed.
+fn flight_records(path: &Path, args: &InspectArgs) -> Result<()> {
+    let flights = flight::read(path)?;
+    if args.json {
+        return print_json(&json!({ "kind": "flight", "path": path, "ranks": flights }));
+    }
+    Ok(print(&flight::describe(&flights, SHOWN_EVENTS))?)
 }
 
 /// Reads everything if `--verify` was given.

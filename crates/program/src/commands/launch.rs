@@ -8,8 +8,8 @@ use phalanx_launch::host_and_port;
 
 use crate::args::TrainArgs;
 use crate::commands::train::train_with;
-use crate::environment::Environment;
-use crate::hosts::{Place, SecretSource, Team, follow, lead_from_stdin, meet, supervise};
+use crate::environment::{self, Environment};
+use crate::hosts::{How, Place, SecretSource, Team, follow, lead_from_stdin, meet, supervise};
 use crate::launch_args::LaunchArgs;
 use crate::output::{TrainOutput, note};
 use crate::signals::Signals;
@@ -34,9 +34,9 @@ pub fn launch(args: &LaunchArgs, environment: Environment) -> Result<ExitCode> {
         bail!("--node-rank {host}: hosts are numbered from 0, and --nnodes is {hosts}");
     }
     let signals = Signals::take_over()?;
-    let source = match (args.from_stdin, &args.secret_file) {
+    let source = match (args.from_stdin, environment::secret_file(&args.train.network)) {
         (true, _) => SecretSource::Known(lead_from_stdin(&signals)?),
-        (false, Some(path)) => SecretSource::File(path.clone()),
+        (false, Some(path)) => SecretSource::File(path),
         (false, None) => bail!(
             "give --secret-file FILE: a file that only you can read, the same on all hosts; host 0 makes it if it is not there"
         ),
@@ -47,8 +47,8 @@ pub fn launch(args: &LaunchArgs, environment: Environment) -> Result<ExitCode> {
         host,
         rendezvous: host_and_port("--rendezvous", rendezvous, args.from_stdin)?,
         ranks: ranks_of_a_host(&args.train, hosts)?,
-        plaintext: args.plaintext,
-        limit: Duration::from_secs(args.join_timeout),
+        plaintext: args.train.network.plaintext,
+        limit: Duration::from_secs(args.train.network.join_timeout),
         announces: args.from_stdin && host == 0,
     };
     let output = TrainOutput::default();
@@ -67,16 +67,23 @@ fn meet_and_train(
 ) -> Result<ExitCode> {
     let (mut met, secret) = meet(place, source)?;
     if place.host > 0 {
-        let how = (secret, args.plaintext, !args.train.no_pin);
-        return follow(&mut met.plane, met.address, how, signals, output);
+        let how =
+            How { secret, plaintext: args.train.network.plaintext, pin: !args.train.no_pin, helpers: None };
+        return follow(&mut met.plane, met.address, how, signals, output).map(ExitCode::from);
     }
-    let mut team = Team::new(met.plane, met.address, secret, args.plaintext, args.streams.into())?;
+    let mut team = Team::new(
+        met.plane,
+        met.address,
+        secret,
+        args.train.network.plaintext,
+        args.train.network.streams.into(),
+    )?;
     let mut train = args.train.clone();
     train.overrides.nproc = Some(team.world_size());
     if args.train.show() == Show::Progress {
         note(&team.describe());
     }
-    let ended = train_with(&train, environment, signals, output, Some(&mut team));
+    let ended = train_with(&train, environment, signals, output, Some(&mut team), None);
     // The run has ended on this host; the others report the same end with the same code.
     team.finish(match &ended {
         Ok(code) => *code,

@@ -1,16 +1,17 @@
 //! `phalanx train`: from a configuration to a run folder with a trained model.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
-use phalanx_collectives::threads;
-use phalanx_launch::Failure;
+use phalanx_collectives::{HostJob, threads};
+use phalanx_launch::{Failure, LocalLeader};
 use phalanx_train::job::Job;
 
 use crate::args::TrainArgs;
-use crate::environment::Environment;
-use crate::hosts::Team;
-use crate::launch::RankProcesses;
+use crate::environment::{self, Environment};
+use crate::hosts::{Team, joined};
+use crate::launch::{RankProcesses, Start};
 use crate::output::{TrainOutput, note, note_error};
 use crate::overrides::Overrides;
 use crate::planned::Planned;
@@ -25,7 +26,7 @@ use crate::signals::{STOPPED, Signals};
 use crate::task::{Show, Task, TrainTask};
 use crate::user_config::UserConfig;
 use crate::{
-    exit_status, file_size, final_report, flight, learning_rate, machine, plan_report, resume, setup,
+    exit_status, file_size, final_report, flight, learning_rate, machine, plan_report, resume, setup, task_file,
     training,
 };
 
@@ -34,14 +35,18 @@ use crate::{
 /// # Errors
 /// Errors of the user's input, and failures of the run. Committed checkpoints stay.
 pub fn train(args: &TrainArgs, environment: Environment) -> Result<ExitCode> {
+    if let Some(rank) = environment::foreign_rank()?.filter(|_| !args.threads_as_ranks) {
+        return joined::train(args, environment, &rank);
+    }
     let output = TrainOutput::default();
     let signals = Signals::take_over()?;
-    let ended = train_with(args, environment, &signals, &output, None);
+    let ended = train_with(args, environment, &signals, &output, None, None);
     output.finish();
     ended.map(ExitCode::from)
 }
 
-/// Plans and trains, on the hosts of `team` if there are several. Returns the exit code.
+/// Plans and trains, on the hosts of `team` if there are several; `helpers` start the other ranks of this host, if another
+/// launcher has started a process for each. Returns the exit code.
 ///
 /// # Errors
 /// As for [`train`].
@@ -51,6 +56,7 @@ pub fn train_with(
     signals: &Signals,
     output: &TrainOutput,
     team: Option<&mut Team>,
+    helpers: Option<Arc<LocalLeader>>,
 ) -> Result<u8> {
     let file = args.config.as_deref().map(UserConfig::read).transpose()?;
     let folder = RunFolder::named(args.run.as_deref(), args.config.as_deref())?;
@@ -59,7 +65,8 @@ pub fn train_with(
     }
     // Locked before the folder is read, because another run may be using it.
     let lock = RunFolderLock::acquire(&folder)?;
-    let run = Run { folder, file, new_lock: Some(lock), lock: None, environment, signals, output, team };
+    let run =
+        Run { folder, file, new_lock: Some(lock), lock: None, environment, signals, output, team, helpers };
     run.to_its_end(args)
 }
 
@@ -77,6 +84,8 @@ struct Run<'a> {
     output: &'a TrainOutput,
     /// The hosts, if there are several.
     team: Option<&'a mut Team>,
+    /// The processes that start the other ranks of this host.
+    helpers: Option<Arc<LocalLeader>>,
 }
 
 /// Why a start has ended.
@@ -178,8 +187,12 @@ impl Run<'_> {
         let mut args = args.clone();
         let said = args.overrides.set.iter().any(|set| set.trim_start().starts_with("train.threads"));
         let in_file = self.file.as_ref().is_some_and(|file| file.has("train.threads"));
-        if let Some(team) = self.team.as_ref().filter(|_| !said && !in_file) {
-            let threads = machine::threads_per_rank(team.ranks_of_a_machine());
+        let threads = match (&self.helpers, &self.team) {
+            (Some(helpers), _) => Some(joined::threads_per_rank(helpers)),
+            (None, Some(team)) => Some(machine::threads_per_rank(team.ranks_of_a_machine())),
+            (None, None) => None,
+        };
+        if let Some(threads) = threads.filter(|_| !said && !in_file) {
             args.overrides.set.push(format!("train.threads={threads}"));
         }
         args
@@ -226,7 +239,16 @@ impl Run<'_> {
             return run_threads(&training::job(task, planned)?, *environment, signals, task.show, output);
         }
         let task = Task::Train(task.clone());
-        RankProcesses::start(world, &task, Some(&planned.plan), &shown)?.wait(signals)?;
+        let Some(helpers) = &self.helpers else {
+            RankProcesses::start(world, &task, Some(&planned.plan), &shown)?.wait(signals)?;
+            return Ok(());
+        };
+        let job = HostJob::new(world).context("the memory that ranks share")?;
+        let file = task_file::encode(&task, Some(&planned.plan))?;
+        let helpers = Some(Arc::clone(helpers));
+        let timeout = task.timeout();
+        let start = Start { task: &file, network: None, timeout, pin: false, output: &shown, helpers };
+        RankProcesses::start_in(job, &start)?.wait(signals)?;
         Ok(())
     }
 }

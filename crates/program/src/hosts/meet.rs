@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -58,7 +58,7 @@ pub fn meet(place: &Place, source: &SecretSource) -> Result<(Met, Secret)> {
                 "--rendezvous {host}:0: the other hosts could not know the port; give one that is free on host 0"
             );
         }
-        let secret = own_secret(source)?;
+        let (secret, _made) = own_secret(source)?;
         let meeting = Meeting::listen(host, port).map_err(|why| anyhow!("{why}"))?;
         if place.announces {
             let port = meeting.port().context("the port of the rendezvous")?;
@@ -90,20 +90,31 @@ pub fn meet(place: &Place, source: &SecretSource) -> Result<(Met, Secret)> {
     Ok((met, secret))
 }
 
+/// A secret file that this launcher has made. It is there while the hosts meet.
+struct Made<'a>(&'a Path);
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        // A file that remains holds the secret of the next job.
+        let _ = std::fs::remove_file(self.0);
+    }
+}
+
 /// The secret of the host that leads, which makes it if it is not there.
-fn own_secret(source: &SecretSource) -> Result<Secret> {
+fn own_secret(source: &SecretSource) -> Result<(Secret, Option<Made<'_>>)> {
     let path = match source {
-        SecretSource::Known(secret) => return Ok(secret.clone()),
+        SecretSource::Known(secret) => return Ok((secret.clone(), None)),
         SecretSource::File(path) => path,
     };
     match read_secret(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
-        other => return other.context("the secret"),
+        other => return other.map(|secret| (secret, None)).context("the secret"),
     }
-    let made = create_secret(path).with_context(|| format!("cannot make the secret {}", path.display()))?;
+    let secret = create_secret(path).with_context(|| format!("cannot make the secret {}", path.display()))?;
     note(&format!(
-        "made the secret {}: the other hosts need the same file, on a shared file system or as a copy",
+        "made the secret {} for the time in which the hosts meet: the others read it there, so it must lie on a file system \
+         that all share",
         path.display()
     ));
-    Ok(made)
+    Ok((secret, Some(Made(path))))
 }

@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 use std::path::Path;
-use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::secure::Secret;
 use phalanx_collectives::{HostJob, Hosts, Network};
-use phalanx_launch::{ControlPlane, Failure, Message, receive_program};
+use phalanx_launch::{ControlPlane, Failure, LocalLeader, Message, receive_program};
 
 use crate::flight;
 use crate::hosts::protocol::{FromLeader, FromMember, Preparation, decode, encode};
@@ -31,9 +31,22 @@ struct Member<'a> {
     secret: Secret,
     plaintext: bool,
     pin: bool,
+    helpers: Option<Arc<LocalLeader>>,
     signals: &'a Signals,
     output: TrainOutput,
     prepared: Option<Prepared>,
+}
+
+/// How a launcher that follows starts its ranks.
+pub struct How {
+    /// The job's secret.
+    pub secret: Secret,
+    /// Whether traffic between hosts is not encrypted.
+    pub plaintext: bool,
+    /// Whether each rank is bound to cores of its own.
+    pub pin: bool,
+    /// The processes that start the other ranks of this host, if another launcher has started one for each.
+    pub helpers: Option<Arc<LocalLeader>>,
 }
 
 /// Follows the launcher of host 0 until the job is over; returns its exit code. `address` is this host's.
@@ -43,26 +56,28 @@ struct Member<'a> {
 pub fn follow(
     plane: &mut ControlPlane,
     address: IpAddr,
-    (secret, plaintext, pin): (Secret, bool, bool),
+    how: How,
     signals: &Signals,
     output: &TrainOutput,
-) -> Result<ExitCode> {
+) -> Result<u8> {
     let output = output.clone();
-    let mut member = Member { plane, address, secret, plaintext, pin, signals, output, prepared: None };
+    let How { secret, plaintext, pin, helpers } = how;
+    let mut member =
+        Member { plane, address, secret, plaintext, pin, helpers, signals, output, prepared: None };
     signals.training_starts();
     let mut failed = false;
     loop {
         let said = match receive_program(member.plane, SILENCE, |_, _| ()) {
             Ok(said) => said,
             // How the job ended was reported already.
-            Err(_) if failed => return Ok(ExitCode::FAILURE),
+            Err(_) if failed => return Ok(1),
             Err(why) => bail!("{why}"),
         };
         for (_, bytes) in said {
             let (message, blob) = decode(&bytes)?;
             match message {
                 FromLeader::Prepare(preparation) => member.prepare(preparation)?,
-                FromLeader::Finish { code } => return Ok(ExitCode::from(code)),
+                FromLeader::Finish { code } => return Ok(code),
                 FromLeader::Start { addresses } => {
                     let ended = member.start(addresses, blob);
                     failed = ended.is_err();
@@ -121,7 +136,8 @@ impl Member<'_> {
         let name = self.plane.hosts().get(self.plane.own_host()).map(|host| host.name.clone());
         let output = Output::shown(self.output.clone()).on_host(name).with_logs(&preparation.run);
         let timeout = Duration::from_secs(preparation.stall_timeout_s);
-        let start = Start { task, network: Some(&network), timeout, pin: self.pin, output: &output };
+        let helpers = self.helpers.clone();
+        let start = Start { task, network: Some(&network), timeout, pin: self.pin, output: &output, helpers };
         let ended = RankProcesses::start_in(job, &start)?.wait_with(self.signals, self.plane);
         ended.map(drop).map_err(|failure| explain(failure, &preparation.run))
     }

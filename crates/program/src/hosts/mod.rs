@@ -2,8 +2,12 @@
 //! and the plans of all ranks to the others ([`protocol`]), writes the run folder and reports the end ([`team`]). Each
 //! launcher starts the ranks of its own host and watches them; the others follow what the leader says ([`member`]).
 //!
+//! Where another launcher (srun, mpirun, torchrun) has started a process for each rank, the first process of each host is its
+//! launcher, and the others start their own rank for it ([`joined`]).
+//!
 //! How launchers find and trust each other, and how they tell each other of failures, is [`phalanx_launch`]'s.
 
+pub mod joined;
 mod meet;
 mod member;
 mod protocol;
@@ -11,6 +15,6 @@ mod supervise;
 mod team;
 
 pub use meet::{Place, SecretSource, meet};
-pub use member::follow;
+pub use member::{How, follow};
 pub use supervise::{lead_from_stdin, supervise};
 pub use team::Team;

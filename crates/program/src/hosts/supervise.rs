@@ -148,8 +148,8 @@ fn launcher_words(
     add("--node-rank", &number.to_string());
     add("--rendezvous", rendezvous);
     add("--nproc", &ranks.to_string());
-    add("--streams", &args.streams.to_string());
-    add("--join-timeout", &args.join_timeout.to_string());
+    add("--streams", &args.train.network.streams.to_string());
+    add("--join-timeout", &args.train.network.join_timeout.to_string());
     let train = &args.train;
     train.overrides.set.iter().for_each(|set| add("--set", set));
     let path = |path: &std::path::Path| {
@@ -172,7 +172,7 @@ fn launcher_words(
         ("--quiet", train.quiet),
         ("--json", train.json),
         ("--no-pin", train.no_pin),
-        ("--plaintext", args.plaintext),
+        ("--plaintext", args.train.network.plaintext),
     ];
     words.extend(flags.iter().filter(|(_, given)| *given).map(|(name, _)| name.to_string()));
     if !train.data.is_empty() {

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::secure::Secret;
 use phalanx_collectives::{HostJob, Hosts, Network};
-use phalanx_launch::{ControlPlane, HostInfo, Message, receive_program};
+use phalanx_launch::{ControlPlane, HostInfo, LocalLeader, Message, receive_program};
 
 use crate::hosts::protocol::{FromLeader, FromMember, Preparation, decode, encode};
 use crate::launch::{RankProcesses, Start};
@@ -34,6 +35,7 @@ pub struct Team {
     epoch: u32,
     plaintext: bool,
     streams: usize,
+    helpers: Option<Arc<LocalLeader>>,
 }
 
 impl Team {
@@ -52,7 +54,13 @@ impl Team {
         let random = Secret::generate().context("a random number for the job")?.to_bytes();
         let mut job = [0; 16];
         job.copy_from_slice(&random[..16]);
-        Ok(Team { plane, capacity, address, secret, job, epoch: 0, plaintext, streams })
+        Ok(Team { plane, capacity, address, secret, job, epoch: 0, plaintext, streams, helpers: None })
+    }
+
+    /// The same, where other processes start the other ranks of this host.
+    #[must_use]
+    pub fn with_helpers(self, helpers: Option<Arc<LocalLeader>>) -> Team {
+        Team { helpers, ..self }
     }
 
     /// Number of ranks of all hosts.
@@ -125,8 +133,15 @@ impl Team {
             streams: self.streams,
         };
         self.epoch += 1;
-        let start =
-            Start { task: &file, network: Some(&network), timeout: task.timeout(), pin: task.pin(), output };
+        let output = &output.clone().on_host(self.capacity.first().map(|host| host.name.clone()));
+        let start = Start {
+            task: &file,
+            network: Some(&network),
+            timeout: task.timeout(),
+            pin: task.pin(),
+            output,
+            helpers: self.helpers.clone(),
+        };
         let ranks = RankProcesses::start_in(job, &start)?;
         ranks.wait_with(signals, &mut self.plane)?;
         Ok(())

@@ -3,6 +3,7 @@
 mod damage;
 mod full_disk;
 mod hostile;
+mod hosts;
 mod kills;
 mod pipes;
 mod settings;
@@ -24,9 +25,10 @@ pub(crate) struct Group {
     pub(crate) case: fn(&World, &mut Random, usize) -> Trial,
 }
 
-pub(crate) const GROUPS: [Group; 8] = [
+pub(crate) const GROUPS: [Group; 9] = [
     Group { name: "kills", cases: 630, short: 10, case: kills::case },
     Group { name: "stops", cases: 240, short: 8, case: stops::case },
+    Group { name: "hosts", cases: 300, short: 10, case: hosts::case },
     Group { name: "damage", cases: 2112, short: 44, case: damage::case },
     Group { name: "hostile", cases: 2400, short: 48, case: hostile::case },
     Group { name: "full-disk", cases: 240, short: 6, case: full_disk::case },

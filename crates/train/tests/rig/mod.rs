@@ -4,11 +4,13 @@
 
 pub mod devices;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
+use phalanx_collectives::pretended::{Launchers, hosts_of_threads};
 use phalanx_collectives::{Endpoint, threads};
 use phalanx_cpu::Cpu;
 use phalanx_data::{Masking, NOT_PREDICTED};
@@ -110,6 +112,31 @@ pub struct Checkpoints {
 pub trait AnyModel: Clone + Into<Arc<dyn Model>> {}
 
 impl<M: Clone + Into<Arc<dyn Model>>> AnyModel for M {}
+
+thread_local! {
+    /// The number of ranks on each host, for runs that this thread starts; empty: one host.
+    static HOSTS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `body`, whose ranks run on hosts with these numbers of ranks, which speak TCP to each other.
+pub fn on_hosts<T>(sizes: &[usize], body: impl FnOnce() -> T) -> T {
+    HOSTS.set(sizes.to_vec());
+    let result = body();
+    HOSTS.take();
+    result
+}
+
+fn endpoints(world: usize) -> (Vec<Option<Endpoint>>, Option<Launchers>) {
+    let hosts = HOSTS.with_borrow(Vec::clone);
+    if world == 1 {
+        (vec![None], None)
+    } else if hosts.is_empty() {
+        (threads(world).into_iter().map(Some).collect(), None)
+    } else {
+        let (endpoints, launchers) = hosts_of_threads(&hosts, false, 2).unwrap();
+        (endpoints.into_iter().map(Some).collect(), Some(launchers))
+    }
+}
 
 /// Trains from the golden weights on `steps`, on as many threads-as-ranks as the configuration says.
 pub fn run(model: &impl AnyModel, config: &RunConfig, steps: &[Vec<Vec<u32>>]) -> Ran {
@@ -226,10 +253,7 @@ pub fn each_rank<T: Send>(
     build: &Build,
     body: &(dyn Fn(&mut Rank, usize) -> T + Sync),
 ) -> Vec<Result<T, String>> {
-    let endpoints: Vec<Option<Endpoint>> = match plan.spec.world_size() {
-        1 => vec![None],
-        world => threads(world).into_iter().map(Some).collect(),
-    };
+    let (endpoints, _launchers) = endpoints(plan.spec.world_size());
     let one = |rank: usize, endpoint: Option<Endpoint>| {
         let own = plan.of(rank);
         let request = device_request(spec, rank, own, &Region::anonymous);

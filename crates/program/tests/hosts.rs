@@ -1,0 +1,335 @@
+//! Several hosts on this machine: one launcher each, over loopback. They train to the bits of one host, and every failure has
+//! a name on all of them.
+
+mod rig;
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use rig::{Ended, Home, lives, ranks, signal, wait};
+use rustix::process::Signal;
+
+/// A run that never reaches its end.
+const ENDLESS: [&str; 6] =
+    ["--set", "train.steps=1000000", "--set", "train.save_every=0", "--set", "run.stall_timeout_s=3"];
+
+/// A second for ranks to leave, half of one for the report of another host, and what a busy machine adds.
+const WITHIN: Duration = Duration::from_secs(8);
+
+/// The launchers of hosts with two ranks each.
+struct Launched {
+    launchers: Vec<Child>,
+}
+
+/// A port that is free, and stays free for long enough: the system gives others first.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+impl Launched {
+    /// Starts a launcher for each host of `ranks` ranks.
+    fn start(home: &Home, ranks: &[usize], more: &[&str]) -> Launched {
+        let rendezvous = format!("127.0.0.1:{}", free_port());
+        let (hosts, secret) = (ranks.len().to_string(), home.path("secret"));
+        let start = |(host, ranks): (usize, &usize)| {
+            let (host, ranks) = (host.to_string(), ranks.to_string());
+            let place = ["launch", "--nnodes", &hosts, "--node-rank", &host, "--rendezvous", &rendezvous];
+            let own =
+                ["--nproc", &ranks, "--secret-file", secret.to_str().unwrap(), "small.toml", "--run", "r"];
+            home.start(&[&place[..], &own, more].concat())
+        };
+        Launched { launchers: ranks.iter().enumerate().map(start).collect() }
+    }
+
+    fn ends(self) -> Vec<Ended> {
+        self.launchers.into_iter().map(|launcher| Ended::from(launcher.wait_with_output().unwrap())).collect()
+    }
+
+    /// All ranks with their processes.
+    fn ranks(&self) -> Vec<(usize, i32)> {
+        let mut all: Vec<_> = self.launchers.iter().flat_map(|launcher| ranks(launcher.id())).collect();
+        all.sort();
+        all
+    }
+}
+
+/// Asserts that nothing of these processes is left within two seconds.
+#[track_caller]
+fn nothing_left(pids: &[(usize, i32)]) {
+    let start = Instant::now();
+    while pids.iter().any(|(_, pid)| lives(*pid)) {
+        assert!(start.elapsed() < Duration::from_secs(2), "a rank that lives on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn two_hosts_train_to_the_bits_of_one() {
+    let home = Home::new();
+    for (name, more) in
+        [("zero", &["--set", "parallel.zero=3"][..]), ("mesh", &["--set", "parallel.tensor=2"])]
+    {
+        let one = format!("{name}-one");
+        home.run(&[&["train", "small.toml", "--nproc", "4", "--run", &one, "--quiet"][..], more].concat())
+            .ok();
+        for (sizes, run) in [(&[2, 2][..], "a"), (&[1, 3], "b"), (&[1, 1, 2], "c")] {
+            let _ = std::fs::remove_dir_all(home.path("r"));
+            for ended in Launched::start(&home, sizes, more).ends() {
+                ended.ok();
+            }
+            assert_eq!(home.losses(&one), home.losses("r"), "{name} {run}");
+            let checkpoint = |run: &str| {
+                let files = home.snapshot(&format!("{run}/checkpoints/step-8"));
+                let tensors = files
+                    .into_iter()
+                    .filter(|(path, _)| path.extension().is_some_and(|e| e == "safetensors"));
+                tensors.map(|(path, bytes)| (path.file_name().unwrap().to_owned(), bytes)).collect::<Vec<_>>()
+            };
+            assert!(checkpoint(&one) == checkpoint("r"), "{name} {run}: the checkpoints differ");
+        }
+    }
+    // The hosts have met, and nobody needs the file any more.
+    assert!(!home.path("secret").exists());
+}
+
+#[test]
+fn a_killed_rank_is_named_on_all_hosts_with_what_it_did() {
+    let home = Home::new();
+    let launched = Launched::start(&home, &[2, 2], &ENDLESS);
+    home.wait_for_step("r", 3);
+    let started = launched.ranks();
+    assert_eq!(started.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    let victim = started[3].1;
+    signal(victim, Signal::KILL);
+    let killed = Instant::now();
+    for (host, ended) in launched.ends().into_iter().enumerate() {
+        let ended = ended.refused(&[
+            "rank 3 on host 1",
+            &format!("process {victim} was killed by signal 9"),
+            "step ",
+        ]);
+        assert!(ended.stderr.contains(".rs:"), "host {host} names no call site: {}", ended.stderr);
+        // Every survivor says it, too.
+        for rank in if host == 0 { vec![1] } else { vec![2] } {
+            let line = ended.stderr.lines().find(|line| line.starts_with(&format!("[rank {rank} on ")));
+            assert!(line.is_some_and(|line| line.contains("rank 3")), "rank {rank}: {}", ended.stderr);
+        }
+    }
+    assert!(killed.elapsed() < WITHIN, "{:?}", killed.elapsed());
+    nothing_left(&started);
+    // All ranks have left a record of what they did last, the dead one, too.
+    let shown = home.run(&["inspect", "r/flight"]).ok().stdout;
+    for rank in 0..4 {
+        assert!(shown.contains(&format!("rank {rank}: its last")), "{shown}");
+    }
+    assert!(shown.contains("begin all_reduce") && shown.contains("step "), "{shown}");
+    assert!(home.run(&["inspect", "r/flight/rank-3.json", "--json"]).ok().json()["ranks"][0]["rank"] == 3);
+}
+
+#[test]
+fn a_host_whose_launcher_is_killed_is_named_by_the_others() {
+    for lost in [1, 0] {
+        let home = Home::new();
+        let mut launched = Launched::start(&home, &[1, 2, 1], &ENDLESS);
+        home.wait_for_step("r", 3);
+        let started = launched.ranks();
+        let mut killed = launched.launchers.remove(lost);
+        killed.kill().unwrap();
+        let at = Instant::now();
+        killed.wait().unwrap();
+        for ended in launched.ends() {
+            ended.refused(&[&format!("host {lost} ("), "is lost, with rank"]);
+        }
+        assert!(at.elapsed() < WITHIN, "{:?}", at.elapsed());
+        nothing_left(&started);
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_named_on_all_hosts_after_the_timeout() {
+    let home = Home::new();
+    let launched = Launched::start(&home, &[2, 2], &ENDLESS);
+    home.wait_for_step("r", 3);
+    let started = launched.ranks();
+    signal(started[2].1, Signal::STOP);
+    let at = Instant::now();
+    for ended in launched.ends() {
+        ended.refused(&["rank 2 on host 1", "is stopped, by a signal", "all_reduce", ".rs:"]);
+    }
+    // The timeout and a second, and what a busy machine adds.
+    assert!(at.elapsed() < Duration::from_secs(4) + WITHIN, "{:?}", at.elapsed());
+    nothing_left(&started);
+}
+
+#[test]
+fn ctrl_c_on_any_host_saves_on_all_and_the_run_resumes_on_one() {
+    let home = Home::new();
+    let launched = Launched::start(&home, &[1, 1], &ENDLESS);
+    home.wait_for_step("r", 3);
+    signal(launched.launchers[1].id() as i32, Signal::INT);
+    for ended in launched.ends() {
+        assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+    }
+    let saved = home.newest("r");
+    assert!(saved >= 3);
+    let steps = format!("train.steps={}", saved + 2);
+    home.run(&["train", "--run", "r", "--resume", "--set", &steps, "--quiet"]).ok();
+    assert_eq!(home.losses("r").len() as u64, saved + 2);
+}
+
+#[test]
+fn a_launcher_with_another_secret_is_refused() {
+    let home = Home::new();
+    let port = free_port();
+    let start = |host: &str, secret: &str| {
+        let rendezvous = format!("127.0.0.1:{port}");
+        let place =
+            ["launch", "--nnodes", "2", "--node-rank", host, "--rendezvous", &rendezvous, "--nproc", "1"];
+        home.start(
+            &[&place[..], &["--secret-file", secret, "small.toml", "--run", "r", "--join-timeout", "8"]]
+                .concat(),
+        )
+    };
+    for secret in ["one", "two"] {
+        home.write(secret, "7".repeat(64) + "\n");
+        std::fs::set_permissions(home.path(secret), PermissionsExt::from_mode(0o600)).unwrap();
+    }
+    home.write("two", "8".repeat(64));
+    let [leader, stranger] = [start("0", "one"), start("1", "two")];
+    let ended = |child: Child| Ended::from(child.wait_with_output().unwrap());
+    ended(stranger).refused(&["do not trust each other", "the secret"]);
+    ended(leader).refused(&["host 1 did not come to the rendezvous", "a connection was refused"]);
+    assert!(!home.path("r/metrics.jsonl").exists());
+    std::fs::set_permissions(home.path("one"), PermissionsExt::from_mode(0o644)).unwrap();
+    ended(start("0", "one")).refused(&["other users", "chmod 600"]);
+}
+
+#[test]
+fn the_secret_is_in_no_argument_environment_log_or_file_of_the_run() {
+    let home = Home::new();
+    let secret: String = (0..64).map(|i| char::from_digit(i * i * 7 % 16, 16).unwrap()).collect();
+    home.write("secret", &secret);
+    std::fs::set_permissions(home.path("secret"), PermissionsExt::from_mode(0o600)).unwrap();
+    let launched = Launched::start(&home, &[1, 1], &ENDLESS);
+    home.wait_for_step("r", 3);
+    let started = launched.ranks();
+    let pids = launched
+        .launchers
+        .iter()
+        .map(|launcher| launcher.id() as i32)
+        .chain(started.iter().map(|(_, pid)| *pid));
+    for pid in pids {
+        for file in ["cmdline", "environ"] {
+            let bytes = std::fs::read(format!("/proc/{pid}/{file}")).unwrap();
+            assert!(!String::from_utf8_lossy(&bytes).contains(secret.trim()));
+        }
+    }
+    signal(started[1].1, Signal::KILL);
+    let bytes: Vec<u8> = secret
+        .trim()
+        .as_bytes()
+        .chunks(2)
+        .map(|two| u8::from_str_radix(std::str::from_utf8(two).unwrap(), 16).unwrap())
+        .collect();
+    for ended in launched.ends() {
+        assert!(!(ended.stdout + &ended.stderr).contains(secret.trim()));
+    }
+    for (path, content) in home.snapshot("r") {
+        let holds = |part: &[u8]| content.windows(part.len()).any(|window| window == part);
+        assert!(!holds(&bytes) && !holds(secret.trim().as_bytes()), "{}", path.display());
+    }
+}
+
+/// One command plays several hosts, and starts their launchers itself.
+#[test]
+fn one_command_plays_hosts_here_or_starts_them_over_ssh() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--nproc", "4", "--run", "one", "--quiet"]).ok();
+    let ended =
+        home.run(&["launch", "--hosts", "2", "--nproc", "2", "small.toml", "--run", "played", "--json"]).ok();
+    assert_eq!(
+        ended.stdout.lines().count(),
+        11,
+        "8 steps, 2 evaluations and the last line: {}",
+        ended.stdout
+    );
+    assert_eq!(home.losses("one"), home.losses("played"));
+    // An `ssh` that runs the command here, and shows what it was asked for.
+    let ssh = "#!/bin/sh\necho \"$@\" >> asked\nwhile [ \"$1\" != -- ]; do shift; done\nshift 2\nexec sh -c \"$*\"\n";
+    std::fs::create_dir(home.path("bin")).unwrap();
+    home.write("bin/ssh", ssh);
+    std::fs::set_permissions(home.path("bin/ssh"), PermissionsExt::from_mode(0o755)).unwrap();
+    home.write("hosts.txt", "127.0.0.1 slots=3 # this one\nlocalhost slots=2\nother slots=9\n");
+    let path = format!("{}:{}", home.path("bin").display(), std::env::var("PATH").unwrap());
+    let args = [
+        "launch",
+        "--hostfile",
+        "hosts.txt",
+        "--include",
+        "127.0.0.1@localhost:1",
+        "small.toml",
+        "--run",
+        "far",
+    ];
+    home.run_with(("PATH", &path), &args).ok();
+    assert_eq!(home.losses("one"), home.losses("far"));
+    let asked = String::from_utf8(home.read("asked")).unwrap();
+    assert!(
+        asked.contains("-- 127.0.0.1 cd ") && asked.contains("-- localhost cd ") && !asked.contains("other"),
+        "{asked}"
+    );
+}
+
+/// The launchers end when the connection over which they were started does.
+#[test]
+fn nothing_is_left_when_the_one_that_has_started_the_launchers_is_killed() {
+    let home = Home::new();
+    let args = ["launch", "--hosts", "2", "--nproc", "1", "small.toml", "--run", "r"];
+    let mut child = home
+        .command(&[&args[..], &ENDLESS].concat())
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    home.wait_for_step("r", 3);
+    let launchers = phalanx_host::process::children(child.id());
+    assert_eq!(launchers.len(), 2);
+    let started: Vec<_> = launchers.iter().flat_map(|launcher| ranks(*launcher)).collect();
+    assert_eq!(started.len(), 2);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    nothing_left(&launchers.iter().map(|pid| (0, *pid as i32)).chain(started).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_failed_run_starts_again_from_its_checkpoint() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--nproc", "2", "--run", "one", "--set", "train.steps=400", "--quiet"])
+        .ok();
+    let steps = ["--set", "train.steps=400", "--max-restarts", "2"];
+    let child = home.start(&[&["train", "small.toml", "--nproc", "2", "--run", "r"][..], &steps].concat());
+    wait("a checkpoint", || home.newest("r") >= 4);
+    let victim = ranks(child.id())[1].1;
+    signal(victim, Signal::KILL);
+    let ended = Ended::from(child.wait_with_output().unwrap()).ok();
+    assert!(ended.stderr.contains("was killed by signal 9"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("restart 1 of 2: 2 rank(s) start again from the checkpoint of step"),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(home.losses("one"), home.losses("r"));
+}
+
+#[test]
+fn hosts_that_are_left_go_on_with_fewer_ranks() {
+    let home = Home::new();
+    let more = ["--set", "train.steps=300", "--max-restarts", "1", "--min-nproc", "1"];
+    let mut launched = Launched::start(&home, &[1, 1], &more);
+    wait("a checkpoint", || home.newest("r") >= 4);
+    launched.launchers.pop().unwrap().kill().unwrap();
+    let ended = launched.ends().remove(0).ok();
+    assert!(ended.stderr.contains("restart 1 of 1: 1 rank(s) start again"), "{}", ended.stderr);
+    assert_eq!(home.losses("r").len(), 300);
+}

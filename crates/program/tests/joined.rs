@@ -1,0 +1,140 @@
+//! One process for each rank, as srun, mpirun and torchrun start them: here they are started with these launchers' variables.
+
+mod rig;
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use rig::{Ended, Home, lives, ranks, signal};
+use rustix::process::Signal;
+
+const ENDLESS: [&str; 6] =
+    ["--set", "train.steps=1000000", "--set", "train.save_every=0", "--set", "run.stall_timeout_s=5"];
+
+/// A second for ranks to leave, and what a busy machine adds.
+const WITHIN: Duration = Duration::from_secs(8);
+
+type Variables = Vec<(&'static str, String)>;
+
+/// The variables of torchrun for each rank of hosts that run `local` ranks each.
+fn torchrun(world: usize, local: usize) -> Vec<Variables> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let of = |rank: usize| {
+        vec![
+            ("RANK", rank.to_string()),
+            ("LOCAL_RANK", (rank % local).to_string()),
+            ("WORLD_SIZE", world.to_string()),
+            ("LOCAL_WORLD_SIZE", local.to_string()),
+            ("MASTER_ADDR", "127.0.0.1".to_string()),
+            ("MASTER_PORT", port.to_string()),
+            ("PHALANX_SECRET_FILE", "secret".to_string()),
+        ]
+    };
+    (0..world).map(of).collect()
+}
+
+/// The variables of Open MPI for each rank of one host.
+fn open_mpi(world: usize) -> Vec<Variables> {
+    let of = |rank: usize| {
+        let [rank, world] = [rank, world].map(|number| number.to_string());
+        vec![
+            ("OMPI_COMM_WORLD_RANK", rank.clone()),
+            ("OMPI_COMM_WORLD_SIZE", world.clone()),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", rank),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", world),
+        ]
+    };
+    (0..world).map(of).collect()
+}
+
+/// Starts a process for each rank.
+fn start(home: &Home, variables: &[Variables], args: &[&str]) -> Vec<Child> {
+    let start = |variables: &Variables| {
+        let mut command = home.command(args);
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    variables.iter().map(start).collect()
+}
+
+fn ends(children: Vec<Child>) -> Vec<Ended> {
+    children.into_iter().map(|child| Ended::from(child.wait_with_output().unwrap())).collect()
+}
+
+#[test]
+fn processes_of_other_launchers_train_to_the_bits_of_one_that_starts_its_ranks() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--nproc", "4", "--run", "one", "--quiet"]).ok();
+    for (name, variables) in
+        [("mpi", open_mpi(4)), ("torchrun", torchrun(4, 4)), ("two-hosts", torchrun(4, 2))]
+    {
+        let children = start(&home, &variables, &["train", "small.toml", "--run", name]);
+        for ended in ends(children) {
+            ended.ok();
+        }
+        assert_eq!(home.losses("one"), home.losses(name), "{name}");
+    }
+    assert!(!home.path("secret").exists());
+}
+
+#[test]
+fn each_process_runs_its_own_rank_and_a_killed_one_is_named() {
+    for victim in ["rank", "process"] {
+        let home = Home::new();
+        let children = start(
+            &home,
+            &open_mpi(3),
+            &[&["train", "small.toml", "--run", "r", "--set", "batch.global=6"], &ENDLESS[..]].concat(),
+        );
+        home.wait_for_step("r", 3);
+        let own: Vec<(usize, i32)> = children
+            .iter()
+            .map(|child| {
+                let own = ranks(child.id());
+                assert_eq!(own.len(), 1);
+                own[0]
+            })
+            .collect();
+        assert_eq!(own.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [0, 1, 2]);
+        signal(if victim == "rank" { own[2].1 } else { children[2].id() as i32 }, Signal::KILL);
+        let at = Instant::now();
+        let ended = ends(children);
+        assert!(at.elapsed() < WITHIN, "{:?}", at.elapsed());
+        assert!(ended.iter().all(|ended| ended.code != Some(0)));
+        assert!(ended[0].stderr.contains("rank 2 failed: "), "{victim}: {}", ended[0].stderr);
+        assert!(ended[0].stderr.contains("it was at: step "), "{}", ended[0].stderr);
+        let start = Instant::now();
+        while own.iter().any(|(_, pid)| lives(*pid)) {
+            assert!(start.elapsed() < Duration::from_secs(2), "a rank that lives on");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn what_contradicts_itself_or_is_missing_is_said() {
+    let home = Home::new();
+    let refused = |variables: Variables, args: &[&str], words: &[&str]| {
+        let args = [&["train", "small.toml", "--run", "r"], args].concat();
+        let ended = ends(start(&home, &[variables], &args)).remove(0);
+        ended.refused(words);
+    };
+    let mut missing = torchrun(2, 2).remove(0);
+    missing.retain(|(name, _)| *name != "LOCAL_WORLD_SIZE");
+    missing.push(("LOCAL_RANK", "1".to_string()));
+    refused(missing, &[], &["LOCAL_WORLD_SIZE"]);
+    refused(open_mpi(2).remove(0), &["--nproc", "3"], &["--nproc 3", "openmpi has started 2 ranks"]);
+    refused(open_mpi(2).remove(1), &["--join-timeout", "1"], &["local rank 0 has not come"]);
+    refused(open_mpi(2).remove(0), &["--join-timeout", "1"], &["1 of 2 processes of this host"]);
+    let mut nowhere = torchrun(2, 1).remove(0);
+    nowhere.retain(|(name, _)| *name != "MASTER_ADDR");
+    refused(nowhere, &[], &["MASTER_ADDR and MASTER_PORT"]);
+    let mut open = torchrun(2, 1).remove(0);
+    open.retain(|(name, _)| *name != "PHALANX_SECRET_FILE");
+    refused(open, &[], &["--secret-file FILE", "PHALANX_SECRET_FILE"]);
+    assert!(!home.path("r").exists());
+    // With the variable that says so, the others mean nothing.
+    let mut alone = open_mpi(2).remove(1);
+    alone.push(("PHALANX_LAUNCHER", "none".to_string()));
+    ends(start(&home, &[alone], &["train", "small.toml", "--run", "r"])).remove(0).ok();
+}

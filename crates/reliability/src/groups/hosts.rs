@@ -1,0 +1,126 @@
+//! Faults of ranks and hosts where ranks speak over TCP, or over shared memory and TCP: SIGKILL and SIGSTOP of a rank,
+//! SIGKILL of a host's launcher.
+//!
+//! One machine plays the hosts (`phalanx launch --hosts`). The job ends in time on all of them, every launcher that lives
+//! names the cause, nothing is left behind, and what was saved resumes, also on one host, to the losses and bytes of a run
+//! on one host that nobody disturbed.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::command::Ended;
+use crate::mesh::{MESHES, Mesh};
+use crate::phase::{Phase, await_moment};
+use crate::processes;
+use crate::trial::Trial;
+use crate::world::{Case, World};
+use phalanx_hostile::Random;
+
+/// Longest time from a kill to the end of the job on all hosts.
+const END: Duration = Duration::from_millis(2000);
+
+/// `run.stall_timeout_s` of the cases in which a rank stands still.
+const STALL: Duration = Duration::from_secs(1);
+
+/// Who is struck.
+#[derive(Clone, Copy, Debug)]
+enum Victim {
+    Killed(usize),
+    Stopped(usize),
+    /// The launcher of a host.
+    Launcher(usize),
+}
+
+pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
+    let several = MESHES.iter().filter(|mesh| mesh.ranks > 1).collect::<Vec<_>>();
+    let mesh = several[number % several.len()];
+    // Meshes of two ranks have two hosts; those of four have two hosts of two ranks, or four of one.
+    let hosts = if mesh.ranks == 4 && random.chance(0.5) { 4 } else { 2 };
+    let phase = *random.pick(&Phase::ALL);
+    let rank = random.below(mesh.ranks);
+    let victim = match number % 5 {
+        0 => Victim::Stopped(rank),
+        1 => Victim::Launcher(random.below(hosts)),
+        _ => Victim::Killed(rank),
+    };
+    let fault = match victim {
+        Victim::Killed(_) => format!("SIGKILL of a rank: {}", phase.name()),
+        Victim::Stopped(_) => "SIGSTOP of a rank".to_string(),
+        Victim::Launcher(_) => "SIGKILL of a host's launcher".to_string(),
+    };
+    let detail = format!("{victim:?} on {hosts} hosts, {}, in the phase {}", mesh.name, phase.name());
+    let result = world.case().and_then(|case| strike(&case, (mesh, hosts), victim, phase, random));
+    Trial { fault, detail, result }
+}
+
+fn strike(
+    case: &Case<'_>,
+    (mesh, hosts): (&Mesh, usize),
+    victim: Victim,
+    phase: Phase,
+    random: &mut Random,
+) -> Result<(), String> {
+    let reference = case.world.reference(mesh)?;
+    let run = case.path("r");
+    let stall = format!("run.stall_timeout_s={}", STALL.as_secs());
+    let mut running = case.phalanx(mesh.launch(hosts, &["--quiet", "--set", &stall])).start()?;
+    await_moment(&mut running, &run, phase, &reference, random);
+    let first = running.pid();
+    let mut target = None;
+    running.wait_for(Duration::from_secs(5), || {
+        target = match victim {
+            Victim::Killed(rank) | Victim::Stopped(rank) => processes::rank_below(first, rank),
+            Victim::Launcher(host) => processes::launcher_of(first, host),
+        };
+        target.is_some()
+    });
+    let struck = Instant::now();
+    let signal = if matches!(victim, Victim::Stopped(_)) { Signal::STOP } else { Signal::KILL };
+    let hit = target.is_some_and(|pid| processes::send(pid, signal));
+    let ended = running.finish();
+    ended.bounded()?;
+    if hit && ended.code != Some(0) {
+        let took = ended.ended_at - struck;
+        let limit = if signal == Signal::STOP { STALL + END } else { END };
+        if took > limit {
+            return ended.wrong(&format!("ended {} ms after {victim:?}", took.as_millis()));
+        }
+        named(&ended, victim, hosts).or_else(|what| ended.wrong(&what))?;
+    } else if ended.code != Some(0) {
+        return ended.wrong(&format!("ended with {:?}, signal {:?}", ended.code, ended.signal));
+    }
+    // A run of several hosts goes on where it was, or on one.
+    let resume =
+        if random.chance(0.5) { mesh.resume() } else { mesh.launch(hosts, &["--resume", "--quiet"]) };
+    case.phalanx(resume).run()?.success()?;
+    reference.is_equal(&run)
+}
+
+/// Whether every launcher that lives names the victim, and no other.
+fn named(ended: &Ended, victim: Victim, hosts: usize) -> Result<(), String> {
+    let (who, expected) = match victim {
+        Victim::Killed(rank) | Victim::Stopped(rank) => (format!("rank {rank} on host "), hosts),
+        // Nobody shows what the other launchers say after the first one is gone.
+        Victim::Launcher(0) => return Ok(()),
+        Victim::Launcher(host) => (format!("the launcher of host {host} "), hosts - 1),
+    };
+    let errors = ended.stderr.lines().filter(|line| is_error(line)).collect::<Vec<_>>();
+    let right = errors.iter().filter(|line| line.contains(&who)).count();
+    if right < expected {
+        return Err(format!("{right} of {expected} launchers named {who:?}"));
+    }
+    match errors.iter().find(|line| line.contains(" failed: ") && !line.contains(&who)) {
+        Some(line) => Err(format!("another was named: {line:?}")),
+        None => Ok(()),
+    }
+}
+
+/// Whether a launcher wrote this line as the reason for its end.
+fn is_error(line: &str) -> bool {
+    let line = match line.strip_prefix("[host ").and_then(|rest| rest.split_once("] ")) {
+        Some((_, line)) => line,
+        None => line,
+    };
+    line.starts_with("error: ")
+}
