@@ -7,6 +7,8 @@
 
 #define QUERIES 64
 #define THREADS 128
+// Keys of a tile, which passes through shared memory.
+#define PASSING (HEAD * sizeof(ELEMENT) <= 128 ? 64 : 32)
 
 struct Forward {
     // The first row of sample 0, head 0: queries, keys and values.
@@ -131,23 +133,23 @@ template <bool DROPS> __device__ __forceinline__ void forward(const Forward &f, 
 }
 
 // q, k, v are those of sample 0, head 0; out `[batch, queries, heads * size]`. Grid: pairs * tiles of queries.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention(const ELEMENT *q, const ELEMENT *k, const ELEMENT *v, u64 q_stride, u64 q_sample, u64 k_stride, u64 k_sample,
               ELEMENT *out, f32 *log_sum_exp, u64 pairs, u64 heads, u64 size, u64 queries, u64 keys, u64 past, int causal,
               f32 factor) {
     const Forward f = {q, k, v, q_stride, q_sample, k_stride, k_sample, out, log_sum_exp};
-    forward<false>(f, Extents{heads, size, queries, keys, past, causal, factor}, pairs, AttentionDropout{});
+    forward<false>(f, Extents{heads, size, (u32)queries, (u32)keys, (u32)past, causal, factor}, pairs, AttentionDropout{});
 }
 
 // The same with dropout of the probabilities.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_with_dropout(const ELEMENT *q, const ELEMENT *k, const ELEMENT *v, u64 q_stride, u64 q_sample, u64 k_stride,
                            u64 k_sample, ELEMENT *out, f32 *log_sum_exp, u64 pairs, u64 heads, u64 size, u64 queries,
                            u64 keys, u64 past, int causal, f32 factor, u64 dropout_key, u64 kept_min, f32 kept_factor,
                            u64 dropout_first, u64 dropout_sample) {
     const Forward f = {q, k, v, q_stride, q_sample, k_stride, k_sample, out, log_sum_exp};
     const AttentionDropout dropout = {{dropout_key, kept_min, kept_factor}, dropout_first, dropout_sample};
-    forward<true>(f, Extents{heads, size, queries, keys, past, causal, factor}, pairs, dropout);
+    forward<true>(f, Extents{heads, size, (u32)queries, (u32)keys, (u32)past, causal, factor}, pairs, dropout);
 }
 
 // Copies k and v of qkv `[batch, rows, 3 * hidden]` to rows `past ..` of cache `[batch, capacity, 2 * hidden]`.

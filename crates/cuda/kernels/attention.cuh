@@ -7,17 +7,15 @@
 #define LOG2_E 1.44269504088896f
 #define LN_2 0.693147180559945f
 
-// Rows of the tiles that pass through shared memory.
-#define PASSING (HEAD * sizeof(ELEMENT) <= 128 ? 64 : 32)
 #define STRIDE padded<ELEMENT>(HEAD)
 
 // The sizes of an attention.
 struct Extents {
     u64 heads, size;
     // Queries of a sample, and keys that there are for them.
-    u64 queries, keys;
+    u32 queries, keys;
     // Positions before the first query.
-    u64 past;
+    u32 past;
     int causal;
     // log2(e) / sqrt(size).
     f32 factor;
@@ -47,7 +45,7 @@ __device__ __forceinline__ void load_rows(ELEMENT *tile, const Rows &rows, u64 f
     load_tile<ELEMENT, ROWS, HEAD, THREADS>(tile, source, first, 0, end, size);
 }
 
-__device__ __forceinline__ bool is_visible(const Extents &e, u64 query, u64 key) {
+__device__ __forceinline__ bool is_visible(const Extents &e, u32 query, u32 key) {
     return key < e.keys && (!e.causal || key <= e.past + query);
 }
 

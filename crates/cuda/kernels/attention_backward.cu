@@ -10,6 +10,8 @@
 // Rows that a block computes, 16 in each warp: those that stay in shared memory.
 #define STAYING (HEAD * sizeof(ELEMENT) <= 256 ? 64 : 32)
 #define THREADS (STAYING / 16 * WARP)
+// Rows of the tiles that pass through it. A warp holds two tiles of sums over them, and up to two over the head.
+#define PASSING (HEAD * sizeof(ELEMENT) <= 64 ? 64 : 32)
 
 // delta[pair, row] = the sum of dout * out over a head: a warp computes a row. out, dout `[batch, seq, heads * size]`.
 extern "C" __global__ void attention_delta(const ELEMENT *out, const ELEMENT *dout, f32 *delta, u64 rows, u64 seq, u64 heads,
@@ -59,13 +61,13 @@ __device__ __forceinline__ void store_part(const f32 (&sums)[HEAD / 8][4], const
 
 // One score s and one derivative dp of its probability: p (dropped) and ds take their places. `lse` is in powers of two.
 template <bool DROPS>
-__device__ __forceinline__ void differentiate(f32 &s, f32 &dp, const Backward &b, const Extents &e, f32 lse, f32 delta, u64 query,
-                                              u64 key, const DropoutMask &mask, u64 counter) {
+__device__ __forceinline__ void differentiate(f32 &s, f32 &dp, const Backward &b, const Extents &e, f32 lse, f32 delta, u32 query,
+                                              u32 key, const DropoutMask &mask, u64 counter) {
     const bool visible = query < e.queries && is_visible(e, query, key);
     f32 p = visible ? fast_power_of_two(fmaf(s, e.factor, -lse)) : 0.0f;
     f32 kept = p;
     if constexpr (DROPS) {
-        const f32 factor = dropout_factor(mask, counter + key * e.queries + query);
+        const f32 factor = dropout_factor(mask, counter + (u64)key * e.queries + query);
         kept *= factor;
         dp *= factor;
     }
@@ -83,7 +85,8 @@ __device__ __forceinline__ void keys_values(const Backward &b, const Extents &e,
     const int lane = lane_index(), warp = threadIdx.x / WARP;
     const u64 pair = blockIdx.x % pairs, first = blockIdx.x / pairs * STAYING;
     const Rows q = part(b, e, pair, 0), k = part(b, e, pair, 1), v = part(b, e, pair, 2), dout = dout_of(b, e, pair);
-    const u64 key = first + warp * 16, counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
+    const u32 key = (u32)(first + warp * 16);
+    const u64 counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
 
     f32 dk[KEYS ? HEAD / 8 : 1][4], dv[VALUES ? HEAD / 8 : 1][4];
     clear(dk);
@@ -91,7 +94,7 @@ __device__ __forceinline__ void keys_values(const Backward &b, const Extents &e,
     load_rows<STAYING, THREADS>(k_tile, k, first, e.queries, e.size);
     load_rows<STAYING, THREADS>(v_tile, v, first, e.queries, e.size);
     // Under a causal mask, earlier queries do not see these keys.
-    for (u64 query = e.causal ? first / PASSING * PASSING : 0; query < e.queries; query += PASSING) {
+    for (u32 query = e.causal ? (u32)(first / PASSING * PASSING) : 0; query < e.queries; query += PASSING) {
         load_rows<PASSING, THREADS>(q_tile, q, query, e.queries, e.size);
         load_rows<PASSING, THREADS>(dout_tile, dout, query, e.queries, e.size);
         commit_copies();
@@ -134,7 +137,8 @@ __device__ __forceinline__ void queries(const Backward &b, const Extents &e, u64
     const u64 tiles = (e.queries + STAYING - 1) / STAYING;
     const u64 pair = blockIdx.x % pairs, first = (tiles - 1 - blockIdx.x / pairs) * STAYING;
     const Rows q = part(b, e, pair, 0), k = part(b, e, pair, 1), v = part(b, e, pair, 2), dout = dout_of(b, e, pair);
-    const u64 query = first + warp * 16, counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
+    const u32 query = (u32)(first + warp * 16);
+    const u64 counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
     const u64 end = e.causal && first + STAYING < e.queries ? first + STAYING : e.queries;
 
     f32 lses[2], deltas[2];
@@ -148,7 +152,7 @@ __device__ __forceinline__ void queries(const Backward &b, const Extents &e, u64
     clear(dq);
     load_rows<STAYING, THREADS>(q_tile, q, first, e.queries, e.size);
     load_rows<STAYING, THREADS>(dout_tile, dout, first, e.queries, e.size);
-    for (u64 key = 0; key < end; key += PASSING) {
+    for (u32 key = 0; key < end; key += PASSING) {
         load_rows<PASSING, THREADS>(k_tile, k, key, e.queries, e.size);
         load_rows<PASSING, THREADS>(v_tile, v, key, e.queries, e.size);
         commit_copies();
@@ -179,7 +183,7 @@ __device__ __forceinline__ void queries(const Backward &b, const Extents &e, u64
              u64 pairs, u64 heads, u64 size, u64 seq, int causal, f32 factor, f32 scale, u64 dropout_key, u64 kept_min, \
              f32 kept_factor, u64 dropout_first, u64 dropout_sample) {                                                  \
         const Backward b = {qkv, dout, log_sum_exp, delta, dqkv, scale};                                                \
-        const Extents e = {heads, size, seq, seq, 0, causal, factor};                                                   \
+        const Extents e = {heads, size, (u32)seq, (u32)seq, 0, causal, factor};                                                   \
         CALL(b, e, pairs, AttentionDropout{{dropout_key, kept_min, kept_factor}, dropout_first, dropout_sample});       \
     }
 

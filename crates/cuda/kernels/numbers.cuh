@@ -260,7 +260,7 @@ __device__ __forceinline__ void dropout_factors(const DropoutMask &mask, u64 cou
 
 // ---- Mistakes of the caller that only the data shows, such as a token outside of the vocabulary.
 
-// `fault` is one word of memory: the number of the call, and the value that was found. Of several, any one is kept.
+// `fault` is one word of memory: the number of the call, and the value that was found; 0 for none. The first one is kept.
 __device__ __forceinline__ void report_fault(u64 *fault, u32 call, u32 value) {
-    *(volatile u64 *)fault = (u64)call << 32 | value;
+    atomicCAS(fault, 0ull, (u64)call << 32 | value);
 }

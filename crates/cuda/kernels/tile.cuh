@@ -260,8 +260,9 @@ template <> struct Multiply<f32> {
 template <class T, int N, int DEPTH>
 __device__ __forceinline__ void multiply_rows(f32 (&sums)[N][4], const T *a, const T *b, int lane) {
     using M = Multiply<T>;
-    constexpr int STRIDE = padded<T>(DEPTH);
-#pragma unroll
+    // Multiply-adds of f32 hold whole fragments in registers: those of one step at a time.
+    constexpr int STRIDE = padded<T>(DEPTH), UNROLLED = sizeof(T) == 4 ? 1 : DEPTH / M::STEP;
+#pragma unroll UNROLLED
     for (int step = 0; step < DEPTH; step += M::STEP) {
         typename M::A left;
         M::load_a(left, a + step, STRIDE, lane);

@@ -25,6 +25,7 @@ pub(crate) struct CardMemory {
     start: u64,
     /// Rounded up to what the card maps at once.
     bytes: usize,
+    handle: sys::CUmemGenericAllocationHandle,
 }
 
 impl CardMemory {
@@ -43,7 +44,7 @@ impl CardMemory {
             driver!(cuMemGetAllocationGranularity(&mut granularity, &property, kind))?;
         }
         let bytes = (bytes.max(1) as usize).next_multiple_of(granularity);
-        let mut memory = CardMemory { context: Arc::clone(context), start: 0, bytes: 0 };
+        let mut memory = CardMemory { context: Arc::clone(context), start: 0, bytes: 0, handle: 0 };
         let mapped = memory.map(bytes, granularity, &property);
         mapped.map_err(|error| memory.explain(error, bytes as u64, purpose))?;
         Ok(memory)
@@ -56,18 +57,16 @@ impl CardMemory {
         granularity: usize,
         property: &sys::CUmemAllocationProp,
     ) -> Result<(), Error> {
-        let mut handle = 0;
-        // SAFETY: sizes are multiples of the granularity; the handle is released once, after its memory is mapped, which keeps
-        // the memory.
+        // SAFETY: sizes are multiples of the granularity; what fails undoes what was done before.
         unsafe {
-            driver!(cuMemCreate(&mut handle, bytes, property, 0))?;
+            driver!(cuMemCreate(&mut self.handle, bytes, property, 0))?;
             let reserved = driver!(cuMemAddressReserve(&mut self.start, bytes, granularity, 0, 0));
-            let mapped = reserved.and_then(|()| driver!(cuMemMap(self.start, bytes, 0, handle, 0)));
-            driver!(cuMemRelease(handle))?;
+            let mapped = reserved.and_then(|()| driver!(cuMemMap(self.start, bytes, 0, self.handle, 0)));
             if let Err(error) = mapped {
                 if self.start != 0 {
                     driver!(cuMemAddressFree(self.start, bytes))?;
                 }
+                driver!(cuMemRelease(self.handle))?;
                 return Err(error);
             }
             self.bytes = bytes;
@@ -112,6 +111,7 @@ impl Drop for CardMemory {
         // failure leaves it to the end of the process.
         unsafe {
             let _ = driver!(cuMemUnmap(self.start, self.bytes));
+            let _ = driver!(cuMemRelease(self.handle));
             let _ = driver!(cuMemAddressFree(self.start, self.bytes));
         }
     }

@@ -33,6 +33,8 @@ struct Queue {
     stream: CUstream,
     /// Entries that were issued.
     issued: u64,
+    /// The largest number that is known to have happened.
+    done: u64,
     /// The numbers of entries that were recorded, ascending, with events that may not have happened yet.
     recorded: VecDeque<(u64, CUevent)>,
 }
@@ -71,7 +73,7 @@ impl Streams {
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             // SAFETY: the context is current.
             unsafe { driver!(cuStreamCreate(&mut stream, flags))? };
-            streams.queues.push(Queue { stream, issued: 0, recorded: VecDeque::new() });
+            streams.queues.push(Queue { stream, issued: 0, done: 0, recorded: VecDeque::new() });
         }
         Ok(streams)
     }
@@ -98,8 +100,12 @@ impl Streams {
 
     /// The driver's event for a number; None when it has happened.
     fn pending(&self, stream: usize, number: u64) -> Option<CUevent> {
+        let queue = &self.queues[stream];
+        if number <= queue.done {
+            return None;
+        }
         // A later event includes it.
-        self.queues[stream].recorded.iter().find(|(recorded, _)| *recorded >= number).map(|(_, event)| *event)
+        queue.recorded.iter().find(|(recorded, _)| *recorded >= number).map(|(_, event)| *event)
     }
 
     /// What is issued to `stream` from here on runs after entry `number` of another stream.
@@ -120,6 +126,8 @@ impl Streams {
         if let Some(event) = self.pending(stream, number) {
             // SAFETY: the event is of this context.
             unsafe { driver!(cuEventSynchronize(event))? };
+            let done = &mut self.queues[stream].done;
+            *done = number.max(*done);
         }
         self.collect(stream)?;
         self.add_times()
@@ -141,10 +149,11 @@ impl Streams {
         let queue = &mut self.queues[stream];
         // The newest stays, so that recording again without new work needs no event.
         while queue.recorded.len() > 1 {
-            let Some((_, event)) = queue.recorded.front() else { break };
+            let Some((number, event)) = queue.recorded.front() else { break };
             if !has_happened(*event)? {
                 break;
             }
+            queue.done = queue.done.max(*number);
             self.free.extend(queue.recorded.pop_front().map(|(_, event)| event));
         }
         Ok(())

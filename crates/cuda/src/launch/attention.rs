@@ -20,8 +20,8 @@ const FORWARD_THREADS: u32 = 128;
 struct HeadTiles {
     /// Bytes of a row in shared memory.
     row_bytes: usize,
-    /// Rows of the tiles that pass through shared memory.
-    passing: usize,
+    /// Rows of the tiles that pass through shared memory, forward and backward.
+    passing: [usize; 2],
     /// Rows of the tiles that stay in it, in the backward pass.
     staying: usize,
 }
@@ -29,17 +29,17 @@ struct HeadTiles {
 impl HeadTiles {
     fn new(head: u32, element: DType) -> HeadTiles {
         let bytes = head as usize * element.bytes();
-        let passing = if bytes <= 128 { 64 } else { 32 };
+        let passing = [128, 64].map(|max| if bytes <= max { 64 } else { 32 });
         let staying = if bytes <= 256 { 64 } else { 32 };
         HeadTiles { row_bytes: bytes + PADDING, passing, staying }
     }
 
     fn forward_bytes(self) -> u32 {
-        ((QUERIES + 2 * self.passing) * self.row_bytes) as u32
+        ((QUERIES + 2 * self.passing[0]) * self.row_bytes) as u32
     }
 
     fn backward_bytes(self) -> u32 {
-        (2 * (self.staying + self.passing) * self.row_bytes) as u32
+        (2 * (self.staying + self.passing[1]) * self.row_bytes) as u32
     }
 
     /// Threads of a block of the backward pass: a warp for 16 rows.

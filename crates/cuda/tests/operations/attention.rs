@@ -19,7 +19,7 @@ const CASES: [Case; 5] = [
     Case { batch: 2, seq: 5, heads: 2, size: 8, causal: true, dropout: false },
     Case { batch: 1, seq: 70, heads: 2, size: 16, causal: true, dropout: true },
     Case { batch: 1, seq: 67, heads: 3, size: 5, causal: false, dropout: true },
-    Case { batch: 1, seq: 130, heads: 1, size: 64, causal: true, dropout: false },
+    Case { batch: 1, seq: 130, heads: 1, size: 40, causal: true, dropout: false },
     Case { batch: 1, seq: 40, heads: 1, size: 72, causal: false, dropout: false },
 ];
 
@@ -73,7 +73,7 @@ fn cached_attention_has_the_bits_of_the_whole_sequence() {
         let mut cache = random(device, dtype, &[1, seq + 3, 2 * hidden], 3);
         let mut cached = random(device, dtype, &[1, seq, hidden], 4);
         let first = 60;
-        for rows in [0..first].into_iter().chain((first..seq).map(|row| row..row + 1)) {
+        for rows in std::iter::once(0..first).chain((first..seq).map(|row| row..row + 1)) {
             let new = rows.len();
             let part = qkv.view().range(rows.start * 3 * hidden..rows.end * 3 * hidden);
             let out = cached.view_mut().range(rows.start * hidden..rows.end * hidden);

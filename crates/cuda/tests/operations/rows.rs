@@ -49,7 +49,7 @@ fn layer_norm_and_its_gradients() {
 
 /// Ids with repeats, some of type 1.
 fn some_ids(n: usize, vocab: u32) -> Vec<u32> {
-    (0..n as u32).map(|i| (i * i * 7 + i / 3) % vocab | (i % 3 / 2) << 31).collect()
+    (0..n as u32).map(|i| ((i * i * 7 + i / 3) % vocab) | ((i % 3 / 2) << 31)).collect()
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn an_id_that_cannot_be_is_an_error_that_names_the_call() {
     device.embedding(ids.view(), Lookup::whole(50), table.view(), None, false, y.view_mut());
     let line = line!() - 1;
     let error = device.synchronize().unwrap_err().to_string();
-    let expected = format!("rows.rs:{line}:");
+    let expected = format!("rows.rs:{line} ");
     assert!(
         error.contains("token 70 is outside the vocabulary of 50") && error.contains(&expected),
         "{error}"
