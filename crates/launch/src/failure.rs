@@ -10,19 +10,19 @@ pub struct Failure {
     /// The rank that was the cause; of a host that was lost, its first rank.
     pub rank: usize,
     /// The rank, and its host if there are several: `rank 2 on host 1 (node2)`.
-    pub place: String,
+    pub place: Box<str>,
     /// Its error, or how its process ended.
     pub reason: String,
     /// Its last activity.
-    pub activity: String,
+    pub activity: Box<str>,
     /// How its process ended; `None` if SIGKILL has not ended it, or if it ran on another host.
     pub status: Option<ExitStatus>,
     /// Ranks whose processes SIGKILL has not ended.
-    pub left: Vec<usize>,
+    pub left: Box<[usize]>,
     /// Number of ranks of the job.
     pub world_size: usize,
     /// For each rank of this host, what it did last.
-    pub flights: Vec<(usize, Vec<FlightEvent>)>,
+    pub flights: Box<[(usize, Vec<FlightEvent>)]>,
     /// Whether ranks made different calls.
     pub(crate) disagreement: bool,
     /// Whether the launcher of the rank's host says so, which knows best.
@@ -37,13 +37,13 @@ impl Failure {
     pub(crate) fn new(rank: usize, reason: String, activity: String) -> Failure {
         Failure {
             rank,
-            place: format!("rank {rank}"),
+            place: format!("rank {rank}").into(),
             reason,
-            activity,
+            activity: activity.into(),
             status: None,
-            left: Vec::new(),
+            left: Box::default(),
             world_size: 0,
-            flights: Vec::new(),
+            flights: Box::default(),
             disagreement: false,
             is_first_hand: true,
             is_remote: false,

@@ -91,7 +91,7 @@ impl Watch<'_> {
             ranks.end - 1
         );
         let failure = Failure::new(ranks.start, reason, activities.join("; "));
-        Failure { is_remote: true, host_lost: true, place: plane.describe(host), ..failure }
+        Failure { is_remote: true, host_lost: true, place: plane.describe(host).into(), ..failure }
     }
 
     /// The failure that another launcher has reported; what it says is checked.
@@ -124,8 +124,8 @@ impl Watch<'_> {
         }
         let host = hosts.host_of(failure.rank);
         failure.place = match failure.host_lost {
-            true => plane.describe(host),
-            false => format!("rank {} on {}", failure.rank, plane.describe(host)),
+            true => plane.describe(host).into(),
+            false => format!("rank {} on {}", failure.rank, plane.describe(host)).into(),
         };
         if !failure.is_remote {
             failure.is_first_hand = host == plane.own_host();
@@ -143,7 +143,7 @@ impl Watch<'_> {
             reporter: plane.own_host(),
             rank: failure.rank,
             reason: failure.reason.clone(),
-            activity: failure.activity.clone(),
+            activity: failure.activity.to_string(),
             host_lost: failure.host_lost,
             disagreement: failure.disagreement,
         }));

@@ -268,7 +268,7 @@ impl<'a> Watch<'a> {
         let Some(process) = self.processes.process(cause.rank) else { return cause };
         let activity = process.activity();
         if process.is_alive() && (activity.stopped || self.hooks.waits_for(cause.rank).is_some()) {
-            cause.activity = format!("{}; {}", cause.activity, self.held_up_by(cause.rank, &activity));
+            cause.activity = format!("{}; {}", cause.activity, self.held_up_by(cause.rank, &activity)).into();
         }
         cause
     }
@@ -288,7 +288,7 @@ impl<'a> Watch<'a> {
             failure
                 .reason
                 .push_str(&format!("; processes that SIGKILL has not ended: {pids} (a disk that hangs?)"));
-            failure.left = ranks;
+            failure.left = ranks.into();
         }
     }
 }

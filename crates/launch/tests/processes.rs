@@ -45,7 +45,7 @@ fn a_process_that_ends_is_named_at_once_and_the_others_are_ended() {
         // The other has a second to leave.
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
         assert_eq!(failure.rank, 1, "{failure}");
-        assert!(failure.reason.contains(words) && failure.activity == "has not joined", "{failure}");
+        assert!(failure.reason.contains(words) && &*failure.activity == "has not joined", "{failure}");
         assert!(failure.status.is_some_and(|status| status.code().unwrap_or(-1) != 1));
     }
 }

@@ -70,7 +70,7 @@ pub enum LaunchError {
 impl From<Failure> for LaunchError {
     fn from(failure: Failure) -> LaunchError {
         let Failure { rank, reason, activity, .. } = failure;
-        LaunchError::Rank { rank, reason, activity }
+        LaunchError::Rank { rank, reason, activity: activity.into() }
     }
 }
 

@@ -65,7 +65,7 @@ pub fn train_with(
     let lock = RunFolderLock::acquire(&folder)?;
     let run =
         Run { folder, file, new_lock: Some(lock), lock: None, environment, signals, output, team, helpers };
-    run.to_its_end(args)
+    run.run_to_end(args)
 }
 
 /// A run of `train`, which may start its ranks several times.
@@ -102,7 +102,7 @@ impl From<anyhow::Error> for Stop {
 
 impl Run<'_> {
     /// Trains until the run has ended or must not be started again.
-    fn to_its_end(mut self, args: &TrainArgs) -> Result<u8> {
+    fn run_to_end(mut self, args: &TrainArgs) -> Result<u8> {
         let mut args = args.clone();
         let mut restarts = Restarts::new(&args);
         loop {
