@@ -26,8 +26,8 @@ use crate::signals::{STOPPED, Signals};
 use crate::task::{Show, Task, TrainTask};
 use crate::user_config::UserConfig;
 use crate::{
-    exit_status, file_size, final_report, flight, learning_rate, machine, plan_report, resume, setup, task_file,
-    training,
+    exit_status, file_size, final_report, flight, learning_rate, machine, plan_report, resume, setup,
+    task_file, training,
 };
 
 /// Plans and trains.
