@@ -1,8 +1,8 @@
 //! The device of NVIDIA GPUs.
 //!
 //! [`CudaFactory`] makes a card the device of a rank, behind the same contract as the processor. The driver and NVRTC are
-//! loaded when a device is made, so one program serves machines with and without CUDA. Nothing selects this device yet: the
-//! configuration has no key for it until its tests run on an emulator of the driver.
+//! loaded when a device is made, so one program serves machines with and without CUDA. Nothing selects this device yet: its
+//! operations and copies are tested on an emulator of the driver, whole training runs are not.
 //!
 //! - **Kernels** (`kernels/*.cu`, [`programs`]) have the names of the processor's files. NVRTC compiles them for the card
 //!   ([`compiler`]), and a folder keeps what was compiled ([`cache`]).

@@ -6,6 +6,7 @@
 
 mod attention;
 mod bench;
+mod copies;
 mod elementwise;
 mod products;
 mod rows;
