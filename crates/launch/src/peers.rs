@@ -84,12 +84,11 @@ impl Watch<'_> {
         let activities: Vec<String> = (ranks.clone().take(4))
             .map(|rank| format!("rank {rank}: {}", self.processes.job.last_activity(rank)))
             .collect();
-        let reason = format!(
-            "{} is lost, with ranks {} to {}: {why}",
-            plane.describe(host),
-            ranks.start,
-            ranks.end - 1
-        );
+        let which = match ranks.len() {
+            1 => format!("rank {}", ranks.start),
+            _ => format!("ranks {} to {}", ranks.start, ranks.end - 1),
+        };
+        let reason = format!("{} is lost, with {which}: {why}", plane.describe(host));
         let failure = Failure::new(ranks.start, reason, activities.join("; "));
         Failure { is_remote: true, host_lost: true, place: plane.describe(host).into(), ..failure }
     }

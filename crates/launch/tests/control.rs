@@ -127,7 +127,7 @@ fn a_host_whose_launcher_is_gone_is_named_by_the_others() {
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
         for reason in reasons {
             assert!(reason.starts_with(&format!("host {lost} (node{lost}) failed: ")), "{reason}");
-            assert!(reason.contains("is lost, with ranks"), "{reason}");
+            assert!(reason.contains("is lost, with rank"), "{reason}");
         }
     }
 }

@@ -164,7 +164,7 @@ fn ranks_that_wait_for_each_other_are_named() {
 fn a_number_of_ranks_that_no_machine_holds_is_an_error() {
     for ranks in [0, 5000] {
         let error = Launcher::new(ranks).run(|_| Ok::<_, String>(())).unwrap_err().to_string();
-        assert!(error.contains(&format!("{ranks} ranks: one machine holds 1 to 1024")), "{error}");
+        assert!(error.contains(&format!("{ranks} ranks: a job has 1 to 1024")), "{error}");
     }
 }
 

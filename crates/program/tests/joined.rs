@@ -3,6 +3,7 @@
 mod rig;
 
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rig::{Ended, Home, lives, ranks, signal};
@@ -33,8 +34,10 @@ fn torchrun(world: usize, local: usize) -> Vec<Variables> {
     (0..world).map(of).collect()
 }
 
-/// The variables of Open MPI for each rank of one host.
+/// The variables of Open MPI for each rank of one host. Every job has a name of its own, as tests run at the same time.
 fn open_mpi(world: usize) -> Vec<Variables> {
+    static JOBS: AtomicUsize = AtomicUsize::new(0);
+    let job = format!("{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
     let of = |rank: usize| {
         let [rank, world] = [rank, world].map(|number| number.to_string());
         vec![
@@ -42,6 +45,7 @@ fn open_mpi(world: usize) -> Vec<Variables> {
             ("OMPI_COMM_WORLD_SIZE", world.clone()),
             ("OMPI_COMM_WORLD_LOCAL_RANK", rank),
             ("OMPI_COMM_WORLD_LOCAL_SIZE", world),
+            ("PMIX_NAMESPACE", job.clone()),
         ]
     };
     (0..world).map(of).collect()

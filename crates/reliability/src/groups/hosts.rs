@@ -103,7 +103,7 @@ fn named(ended: &Ended, victim: Victim, hosts: usize) -> Result<(), String> {
         Victim::Killed(rank) | Victim::Stopped(rank) => (format!("rank {rank} on host "), hosts),
         // Nobody shows what the other launchers say after the first one is gone.
         Victim::Launcher(0) => return Ok(()),
-        Victim::Launcher(host) => (format!("the launcher of host {host} "), hosts - 1),
+        Victim::Launcher(host) => (format!("host {host} ("), hosts - 1),
     };
     let errors = ended.stderr.lines().filter(|line| is_error(line)).collect::<Vec<_>>();
     let right = errors.iter().filter(|line| line.contains(&who)).count();
