@@ -85,3 +85,25 @@ impl Identity {
         bytes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The handshake of two sides fails unless both prologues are the same.
+    #[test]
+    fn every_part_of_an_identity_changes_the_prologue() {
+        let identity = Identity { job: [1; 16], epoch: 2, purpose: "data" };
+        let mut prologues = vec![
+            identity.prologue("0.1.0", Protection::Encrypted),
+            identity.prologue("0.1.1", Protection::Encrypted),
+            identity.prologue("0.1.0", Protection::Plaintext),
+            Identity { job: [2; 16], ..identity.clone() }.prologue("0.1.0", Protection::Encrypted),
+            Identity { epoch: 3, ..identity.clone() }.prologue("0.1.0", Protection::Encrypted),
+            Identity { purpose: "control", ..identity }.prologue("0.1.0", Protection::Encrypted),
+        ];
+        prologues.sort();
+        prologues.dedup();
+        assert_eq!(prologues.len(), 6);
+    }
+}
