@@ -19,6 +19,8 @@ pub(crate) struct Watch<'a> {
     waited: Duration,
     work: WorkSeen,
     noticed: bool,
+    /// Whether the wait ended because of the deadline.
+    gave_up: bool,
 }
 
 impl<'a> Watch<'a> {
@@ -41,6 +43,7 @@ impl<'a> Watch<'a> {
             waited: Duration::ZERO,
             work: WorkSeen::default(),
             noticed: false,
+            gave_up: false,
         }
     }
 
@@ -115,6 +118,7 @@ impl<'a> Watch<'a> {
         }
         if self.waited >= options.deadline {
             let (rank, report) = self.report(wait);
+            self.gave_up = true;
             return Err(CollectiveError::Missing { rank, report });
         }
         if self.waited >= options.notice_after && !self.noticed {
@@ -171,12 +175,50 @@ impl<'a> Watch<'a> {
 
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
-        if self.looked.is_some() {
+        // The note of a rank that gives up stays: another one, whose time ends in this moment, follows it to the cause.
+        if self.looked.is_some() && !self.gave_up {
             self.participation
                 .host
                 .control
                 .slot(self.participation.channel, self.participation.host.rank)
                 .note_wait(None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use phalanx_tensor::Region;
+
+    use crate::shared_memory::control::Control;
+    use crate::shared_memory::host::Host;
+    use crate::shared_memory::memory::Memory;
+    use crate::shared_memory::options::Options;
+    use crate::shared_memory::participation::Patience;
+
+    /// Rank 0 waits for rank 1, which waits for rank 2. When rank 1 gives up first, rank 0 still finds rank 2.
+    #[test]
+    fn the_note_of_a_rank_that_gave_up_leads_to_the_cause() {
+        let region = Region::anonymous(Control::bytes(3)).unwrap();
+        let control = Arc::new(Control::create(region, 3, 2));
+        let hosts = [0, 1, 2].map(|rank| Host::new(Arc::clone(&control), Memory::Threads, rank, 0..3));
+        let options = Options { deadline: Duration::ZERO, ..Options::default() };
+        let gives_up = |rank: usize, peer: usize| {
+            let (host, patience) = (&*hosts[rank], Patience::CALLER);
+            let (options, members, here) = (&options, &[0, 1, 2], &[true; 3]);
+            let group = "data";
+            let part =
+                Participation { host, options, group, channel: 0, members, here, rank, pair: None, patience };
+            let mut watch = Watch::new(part);
+            watch.look_around(peer, 1).unwrap();
+            watch.look_around(peer, 1).unwrap_err()
+        };
+        for (rank, peer) in [(1, 2), (0, 1)] {
+            let error = gives_up(rank, peer);
+            assert!(matches!(error, CollectiveError::Missing { rank: 2, .. }), "{error}");
         }
     }
 }
