@@ -24,7 +24,7 @@ pub(crate) fn ranks(launcher: i32) -> Vec<(usize, i32)> {
 }
 
 /// All processes below `pid`, itself first.
-fn tree(pid: u32) -> Vec<u32> {
+pub(crate) fn tree(pid: u32) -> Vec<u32> {
     let mut all = vec![pid];
     let mut next = 0;
     while next < all.len() {
@@ -40,17 +40,14 @@ pub(crate) fn rank_below(launcher: i32, rank: usize) -> Option<i32> {
     Some(pid as i32)
 }
 
-/// The launcher of a host that `launcher`, of host 0, has started.
-pub(crate) fn launcher_of(launcher: i32, host: usize) -> Option<i32> {
-    if host == 0 {
-        return Some(launcher);
-    }
+/// The launcher of a host, which the process `starter` has started.
+pub(crate) fn launcher_of(starter: i32, host: usize) -> Option<i32> {
     let number = host.to_string();
     let is_host = |pid: &u32| {
         let words = arguments(*pid).unwrap_or_default();
         words.iter().zip(words.iter().skip(1)).any(|(name, value)| name == "--node-rank" && *value == number)
     };
-    tree(launcher.unsigned_abs()).into_iter().find(is_host).map(|pid| pid as i32)
+    tree(starter.unsigned_abs()).into_iter().find(is_host).map(|pid| pid as i32)
 }
 
 /// The number of a rank, from its arguments or its name.

@@ -1,5 +1,5 @@
 //! Faults of ranks and hosts where ranks speak over TCP, or over shared memory and TCP: SIGKILL and SIGSTOP of a rank,
-//! SIGKILL of a host's launcher.
+//! SIGKILL of a host's launcher, or of the process that has started them.
 //!
 //! One machine plays the hosts (`phalanx launch --hosts`). The job ends in time on all of them, every launcher that lives
 //! names the cause, nothing is left behind, and what was saved resumes, also on one host, to the losses and bytes of a run
@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use crate::command::Ended;
 use crate::mesh::{MESHES, Mesh};
-use crate::phase::{Phase, await_moment};
+use crate::phase::{Phase, await_moment, pause};
 use crate::processes;
 use crate::trial::Trial;
 use crate::world::{Case, World};
@@ -19,6 +19,9 @@ use phalanx_hostile::Random;
 
 /// Longest time from a kill to the end of the job on all hosts.
 const END: Duration = Duration::from_millis(2000);
+
+/// Longest time for which a process may live on.
+const LEFT: Duration = Duration::from_secs(2);
 
 /// `run.stall_timeout_s` of the cases in which a rank stands still.
 const STALL: Duration = Duration::from_secs(1);
@@ -30,6 +33,8 @@ enum Victim {
     Stopped(usize),
     /// The launcher of a host.
     Launcher(usize),
+    /// The process that has started all launchers.
+    Starter,
 }
 
 pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
@@ -41,6 +46,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     let rank = random.below(mesh.ranks);
     let victim = match number % 5 {
         0 => Victim::Stopped(rank),
+        1 if random.chance(0.25) => Victim::Starter,
         1 => Victim::Launcher(random.below(hosts)),
         _ => Victim::Killed(rank),
     };
@@ -48,6 +54,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
         Victim::Killed(_) => format!("SIGKILL of a rank: {}", phase.name()),
         Victim::Stopped(_) => "SIGSTOP of a rank".to_string(),
         Victim::Launcher(_) => "SIGKILL of a host's launcher".to_string(),
+        Victim::Starter => "SIGKILL of what started the launchers".to_string(),
     };
     let detail = format!("{victim:?} on {hosts} hosts, {}, in the phase {}", mesh.name, phase.name());
     let result = world.case().and_then(|case| strike(&case, (mesh, hosts), victim, phase, random));
@@ -72,14 +79,17 @@ fn strike(
         target = match victim {
             Victim::Killed(rank) | Victim::Stopped(rank) => processes::rank_below(first, rank),
             Victim::Launcher(host) => processes::launcher_of(first, host),
+            Victim::Starter => Some(first),
         };
         target.is_some()
     });
+    let started = processes::tree(first.unsigned_abs());
     let struck = Instant::now();
     let signal = if matches!(victim, Victim::Stopped(_)) { Signal::STOP } else { Signal::KILL };
     let hit = target.is_some_and(|pid| processes::send(pid, signal));
     let ended = running.finish();
     ended.bounded()?;
+    nothing_left(&started).or_else(|what| ended.wrong(&what))?;
     if hit && ended.code != Some(0) {
         let took = ended.ended_at - struck;
         let limit = if signal == Signal::STOP { STALL + END } else { END };
@@ -97,12 +107,24 @@ fn strike(
     reference.is_equal(&run)
 }
 
+/// Whether none of these processes lives, two seconds after the end of the one that has started them.
+fn nothing_left(started: &[u32]) -> Result<(), String> {
+    let end = Instant::now();
+    while let Some(pid) = started.iter().find(|pid| processes::lives(**pid as i32)) {
+        if end.elapsed() > LEFT {
+            return Err(format!("left process {pid} behind"));
+        }
+        pause(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
 /// Whether every launcher that lives names the victim, and no other.
 fn named(ended: &Ended, victim: Victim, hosts: usize) -> Result<(), String> {
     let (who, expected) = match victim {
         Victim::Killed(rank) | Victim::Stopped(rank) => (format!("rank {rank} on host "), hosts),
-        // Nobody shows what the other launchers say after the first one is gone.
-        Victim::Launcher(0) => return Ok(()),
+        // Nobody shows what the launchers say.
+        Victim::Starter => return Ok(()),
         Victim::Launcher(host) => (format!("host {host} ("), hosts - 1),
     };
     let errors = ended.stderr.lines().filter(|line| is_error(line)).collect::<Vec<_>>();
