@@ -4,7 +4,7 @@
 //! ended, or the ssh connection is lost. A line `stop` asks it to finish the step and save.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -29,6 +29,9 @@ const HOSTFILE_BYTES: u64 = 16 << 20;
 
 /// Time that the other launchers have to end after the first one has.
 const LEAVE: Duration = Duration::from_secs(15);
+
+/// The same after one was killed: those that knew it end at once, those that still wait for it would wait in vain.
+const LEAVE_KILLED: Duration = Duration::from_secs(2);
 
 /// Reads the secret from standard input, and from then on does what comes there: a line `stop` is a signal, and the end of it
 /// the end of this process. Ranks end with their launcher.
@@ -321,7 +324,12 @@ fn wait(launchers: &mut Vec<Launcher>, signals: &Signals) -> u8 {
         {
             if let Ok(Some(status)) = launcher.child.try_wait() {
                 *code = Some(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1));
-                deadline.get_or_insert_with(|| Instant::now() + LEAVE);
+                let mut until = Instant::now() + LEAVE;
+                if let Some(signal) = status.signal() {
+                    note(&format!("error: the launcher of {} was killed by signal {signal}", launcher.name));
+                    until = Instant::now() + LEAVE_KILLED;
+                }
+                deadline = Some(deadline.map_or(until, |known: Instant| known.min(until)));
             }
         }
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {

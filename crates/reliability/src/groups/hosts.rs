@@ -20,6 +20,9 @@ use phalanx_hostile::Random;
 /// Longest time from a kill to the end of the job on all hosts.
 const END: Duration = Duration::from_millis(2000);
 
+/// What is added if a launcher was killed: others that still wait for it at the rendezvous are given two seconds.
+const MEETING: Duration = Duration::from_millis(2500);
+
 /// Longest time for which a process may live on.
 const LEFT: Duration = Duration::from_secs(2);
 
@@ -92,11 +95,15 @@ fn strike(
     nothing_left(&started).or_else(|what| ended.wrong(&what))?;
     if hit && ended.code != Some(0) {
         let took = ended.ended_at - struck;
-        let limit = if signal == Signal::STOP { STALL + END } else { END };
+        let limit = match victim {
+            Victim::Stopped(_) => STALL + END,
+            Victim::Launcher(_) => END + MEETING,
+            Victim::Killed(_) | Victim::Starter => END,
+        };
         if took > limit {
             return ended.wrong(&format!("ended {} ms after {victim:?}", took.as_millis()));
         }
-        named(&ended, victim, hosts).or_else(|what| ended.wrong(&what))?;
+        named(&ended, victim, phase, hosts).or_else(|what| ended.wrong(&what))?;
     } else if ended.code != Some(0) {
         return ended.wrong(&format!("ended with {:?}, signal {:?}", ended.code, ended.signal));
     }
@@ -120,12 +127,14 @@ fn nothing_left(started: &[u32]) -> Result<(), String> {
 }
 
 /// Whether every launcher that lives names the victim, and no other.
-fn named(ended: &Ended, victim: Victim, hosts: usize) -> Result<(), String> {
+fn named(ended: &Ended, victim: Victim, phase: Phase, hosts: usize) -> Result<(), String> {
     let (who, expected) = match victim {
         Victim::Killed(rank) | Victim::Stopped(rank) => (format!("rank {rank} on host "), hosts),
         // Nobody shows what the launchers say.
         Victim::Starter => return Ok(()),
-        Victim::Launcher(host) => (format!("host {host} ("), hosts - 1),
+        // What started the launchers names it, and all others that have met it.
+        Victim::Launcher(host) if phase == Phase::Start => (format!("host {host} "), 1),
+        Victim::Launcher(host) => (format!("host {host} "), hosts),
     };
     let errors = ended.stderr.lines().filter(|line| is_error(line)).collect::<Vec<_>>();
     let right = errors.iter().filter(|line| line.contains(&who)).count();
