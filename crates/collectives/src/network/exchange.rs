@@ -25,8 +25,7 @@ use crate::shared_memory::watch::Watch;
 
 /// Time that the launcher has to say why a rank is gone, before this rank says only that its connection is.
 const GRACE: Duration = Duration::from_millis(300);
-/// Counts of a call in every rank of the group: announced; agreed with all hosts; over.
-const ANNOUNCED: u32 = 1;
+/// Counts of a call in every rank of the group, which has announced it with the first: agreed with all hosts; over.
 const AGREED: u32 = 2;
 const OVER: u32 = 3;
 
@@ -141,7 +140,7 @@ impl<'a> Exchange<'a> {
             let Some(late) = self.late(is_over) else { return Ok(()) };
             if !moved {
                 waited = true;
-                watch.look_around(late, self.awaited(late))?;
+                watch.look_around(late, self.awaited())?;
                 self.sleep();
             } else if waited {
                 (watch, waited) = (Watch::new(participation), false);
@@ -185,10 +184,10 @@ impl<'a> Exchange<'a> {
         open.copied().min_by_key(|q| self.links[*q].as_ref().is_some_and(|link| link.is_received()))
     }
 
-    /// The count that ends the wait for `q`.
-    fn awaited(&self, q: usize) -> u32 {
-        let link = self.links[q].as_ref().expect("a peer of this call");
-        self.meeting.count_at(if link.has_agreed() { OVER } else { ANNOUNCED })
+    /// The count that ends the wait for `q`: that of its whole call. A rank that has announced its call may have been stopped
+    /// before it sent it.
+    fn awaited(&self) -> u32 {
+        self.meeting.count_at(OVER)
     }
 
     /// Sleeps until a connection is ready.
@@ -207,7 +206,7 @@ impl<'a> Exchange<'a> {
     fn connect(&self, q: usize) -> Result<Link, CollectiveError> {
         let participation = self.meeting.participation();
         let Participation { host, members, channel, .. } = participation;
-        let until = self.meeting.count_at(ANNOUNCED);
+        let until = self.awaited();
         let watch = RefCell::new(Watch::new(participation));
         let failure = Cell::new(None);
         let look_around = || {
