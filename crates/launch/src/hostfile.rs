@@ -1,6 +1,8 @@
 //! Hostfiles as DeepSpeed has them: one `host slots=n` a line, with `#` comments; and what `--include` and `--exclude` choose
 //! from them: `host1@host2:0,2` (a host with all its slots, or some of them).
 
+use std::collections::HashSet;
+
 /// A host, and the number of ranks that it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostSlots {
@@ -22,6 +24,7 @@ const MAX_NAME: usize = 300;
 /// A line that is none of a hostfile, a host that occurs twice, no hosts; with the number of the line.
 pub fn parse_hostfile(text: &str) -> Result<Vec<HostSlots>, String> {
     let mut hosts: Vec<HostSlots> = Vec::new();
+    let mut known = HashSet::new();
     for (number, line) in text.lines().enumerate() {
         let content = line.split('#').next().unwrap_or("").trim();
         if content.is_empty() {
@@ -49,7 +52,7 @@ pub fn parse_hostfile(text: &str) -> Result<Vec<HostSlots>, String> {
                 "{word:?} behind `{host} slots={slots}`: expected nothing, or a comment after #"
             )));
         }
-        if hosts.iter().any(|known| known.host == host) {
+        if !known.insert(host.clone()) {
             return Err(at(format!("the host {host} occurs twice")));
         }
         if hosts.len() == MAX {
