@@ -29,7 +29,7 @@ pub use error::CollectiveError;
 pub use group::Group;
 pub use hosts::Hosts;
 pub use meta::MetaGroup;
-pub use network::Network;
+pub use network::{Network, describe_frame};
 pub use pending::Pending;
 pub use phalanx_simd::Isa;
 pub use phalanx_trace::CollectiveOp;

@@ -47,6 +47,12 @@ impl HeardCall {
     }
 }
 
+/// What a frame says, as a peer's call is described in an error; None for bytes that are no frame.
+pub fn describe_frame(bytes: &[u8]) -> Option<String> {
+    let heard = HeardCall::default();
+    heard.read(bytes.try_into().ok()?).then(|| heard.descriptor.describe(&heard.name.read()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,10 +83,10 @@ mod tests {
     fn a_frame_carries_the_call_and_no_address() {
         let (own, frame) = sent();
         let heard = HeardCall::default();
-        assert!(heard.read(&frame));
+        assert!(heard.read(&frame) && describe_frame(&frame[1..]).is_none());
         let expected = Descriptor { source: 0, source_bytes: 0, target: 0, ..own };
         assert_eq!(heard.descriptor.read(), Some(expected));
-        let text = heard.descriptor.describe(&heard.name.read());
+        let text = describe_frame(&frame).unwrap();
         assert!(text.contains("send to rank 3 of 1099511627776 bf16"), "{text}");
         assert!(text.contains("group pipeline) at crates/models/src/gpt2.rs:12"), "{text}");
     }
@@ -97,8 +103,7 @@ mod tests {
                 let Ok(frame) = bytes.try_into() else { return false };
                 let heard = HeardCall::default();
                 let is_frame = heard.read(frame);
-                heard.descriptor.describe(&heard.name.read());
-                is_frame && heard.descriptor.read().is_some()
+                is_frame && describe_frame(bytes).is_some() && heard.descriptor.read().is_some()
             },
         );
     }

@@ -38,6 +38,7 @@ mod staging;
 use std::net::SocketAddr;
 
 pub use choice::algorithm;
+pub use frame::describe_frame;
 use serde::{Deserialize, Serialize};
 
 use crate::hosts::Hosts;

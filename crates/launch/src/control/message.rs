@@ -51,7 +51,7 @@ const REFUSED: u8 = 6;
 
 impl Message {
     /// The bytes of the message.
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    pub fn encode(&self) -> Vec<u8> {
         match self {
             Message::Alive => vec![ALIVE],
             Message::Stop => vec![STOP],
@@ -77,7 +77,7 @@ impl Message {
     }
 
     /// The message in `bytes`; `None` if they are none.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Message> {
+    pub fn decode(bytes: &[u8]) -> Option<Message> {
         let (kind, content) = bytes.split_first()?;
         match (*kind, content) {
             (ALIVE, []) => Some(Message::Alive),
