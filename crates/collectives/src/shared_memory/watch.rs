@@ -19,6 +19,8 @@ pub(crate) struct Watch<'a> {
     waited: Duration,
     work: WorkSeen,
     noticed: bool,
+    /// Since when a peer of another host has been seen in another call.
+    crossed: Option<Instant>,
     /// Whether the wait ended because of the deadline.
     gave_up: bool,
 }
@@ -36,6 +38,10 @@ impl<'a> Watch<'a> {
     /// wait.
     const SILENCE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
+    /// How long a peer of another host must be seen in another call. What it has sent before may still be under way, and what
+    /// its launcher says about it be faster. A wait to which something arrives is another wait.
+    const CROSSED: Duration = Duration::from_millis(600);
+
     pub(crate) fn new(participation: Participation<'a>) -> Watch<'a> {
         Watch {
             participation,
@@ -43,6 +49,7 @@ impl<'a> Watch<'a> {
             waited: Duration::ZERO,
             work: WorkSeen::default(),
             noticed: false,
+            crossed: None,
             gave_up: false,
         }
     }
@@ -107,7 +114,9 @@ impl<'a> Watch<'a> {
         if self.work.is_due(self.waited) {
             self.waited = self.work.waited(&host.control, self.waited, options.deadline, self.cause(wait));
         }
-        if let Some(cell) = self.crossing(q) {
+        if let Some(cell) =
+            self.crossing(q).filter(|_| host.ranks.contains(&members[q]) || self.has_stood(now))
+        {
             return Err(self.disagreement(q, cell, &self.participation.slot_of_group(q).name.read()));
         }
         let peer = host.control.rank(members[q]);
@@ -137,6 +146,11 @@ impl<'a> Watch<'a> {
         // This rank is between two calls in that slot, so a peer that is ahead is inside a call.
         let ahead = theirs.counter().wrapping_sub(own.counter()) as i32 > 0;
         ahead.then(|| theirs.newest())
+    }
+
+    /// Whether a peer of another host, which is seen in another call, was seen there long ago.
+    fn has_stood(&mut self, now: Instant) -> bool {
+        now.duration_since(*self.crossed.get_or_insert(now)) >= Self::CROSSED
     }
 
     fn disagreement(&self, q: usize, theirs: &DescriptorCell, name: &str) -> CollectiveError {
