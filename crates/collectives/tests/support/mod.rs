@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test binary uses its part
 
 mod post;
+pub mod table;
 
 use std::sync::Arc;
 use std::time::Duration;

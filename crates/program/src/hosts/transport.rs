@@ -1,6 +1,6 @@
 //! What carries bytes between hosts: TCP, or the MPI whose mpirun has started the ranks.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use phalanx_collectives::Wire;
 use phalanx_launch::ForeignLauncher;
 use phalanx_mpi::MpiError;
@@ -23,9 +23,9 @@ pub struct Transport {
 /// MPI.
 pub fn without_launcher(choice: TransportChoice) -> Result<()> {
     if choice == TransportChoice::Mpi {
-        phalanx_mpi::library()?;
+        let library = phalanx_mpi::library().context("--transport mpi")?;
         bail!(
-            "--transport mpi: ranks of MPI are started by mpirun (mpirun -n N phalanx train CONFIG) or srun; leave out \
+            "--transport mpi: mpirun (mpirun -n N phalanx train CONFIG) or srun starts the ranks of {library}; leave out \
              --transport"
         );
     }

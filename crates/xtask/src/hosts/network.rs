@@ -49,6 +49,9 @@ impl Network {
     }
 }
 
+/// The addresses of all hosts.
+pub const NETWORK: &str = "10.77.0.0/16";
+
 /// The address of host `number`.
 pub fn address(number: usize) -> String {
     format!("10.77.{}.{}", number / 200, number % 200 + 1)
