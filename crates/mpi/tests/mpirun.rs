@@ -171,7 +171,7 @@ fn a_mismatch_is_named_on_every_rank() {
         for word in ["rank 1: broadcast with root 0 of 1000 f32", "all_reduce of 1000 f32", "group data"] {
             assert!(line.contains(word), "no {word:?} in {line}");
         }
-        assert_eq!(line.matches("tests/operations.rs:").count(), 2, "{line}");
+        assert_eq!(line.matches("tests/mpirun.rs:").count(), 2, "{line}");
     }
 }
 
