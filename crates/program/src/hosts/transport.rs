@@ -71,6 +71,8 @@ fn choose_with(
             Wire::Mpi,
             format!("{library}, whose traffic phalanx does not encrypt (--transport tcp does)"),
         ),
+        // Nobody has started this for MPI, so nobody misses it.
+        (TransportChoice::Auto, Err(_)) if pmi == Pmi::None => over(Wire::Tcp, "TCP".to_string()),
         (TransportChoice::Auto, Err(why)) => over(Wire::Tcp, format!("TCP, because {why}")),
         (TransportChoice::Mpi, Err(why)) => bail!("--transport mpi: {why}"),
     }
@@ -110,6 +112,7 @@ mod tests {
         assert!(missing.contains("--transport mpi: ") && missing.contains("--features mpi"), "{missing}");
         let auto = chosen(None, TransportChoice::Auto, Pmi::Pmix, false).unwrap().describe;
         assert!(auto.starts_with("TCP, because") && auto.contains("--features mpi"), "{auto}");
+        assert_eq!(chosen(None, TransportChoice::Auto, Pmi::None, false).unwrap().describe, "TCP");
         let open = Some("Open MPI v4.1.4");
         let restarts = chosen(open, TransportChoice::Mpi, Pmi::Pmix, true).unwrap_err().to_string();
         assert!(restarts.contains("--max-restarts"), "{restarts}");
