@@ -51,9 +51,9 @@ pub fn foreign_rank() -> Result<Option<ForeignRank>> {
     Ok(phalanx_launch::foreign_rank(&Variables::new(&read))?)
 }
 
-/// What a launcher gives to processes of MPI to find each other, by its variables.
+/// By which protocol a launcher lets processes of MPI find each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pmi {
+pub enum RankDiscovery {
     /// PMIx, as Open MPI needs it.
     Pmix,
     /// PMI 1 or 2, as MPICH needs it.
@@ -63,12 +63,12 @@ pub enum Pmi {
 }
 
 /// What another launcher has given to this process for MPI.
-pub fn pmi() -> Pmi {
+pub fn pmi() -> RankDiscovery {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     match (set("PMIX_RANK"), set("PMI_RANK") || set("PMI_FD")) {
-        (true, _) => Pmi::Pmix,
-        (false, true) => Pmi::Pmi,
-        (false, false) => Pmi::None,
+        (true, _) => RankDiscovery::Pmix,
+        (false, true) => RankDiscovery::Pmi,
+        (false, false) => RankDiscovery::None,
     }
 }
 

@@ -5,7 +5,7 @@ use phalanx_collectives::Wire;
 use phalanx_launch::ForeignLauncher;
 use phalanx_mpi::MpiError;
 
-use crate::environment::Pmi;
+use crate::environment::RankDiscovery;
 use crate::network_args::TransportChoice;
 
 /// The choice, and what there is to say about it.
@@ -40,7 +40,7 @@ pub fn without_launcher(choice: TransportChoice) -> Result<()> {
 pub fn choose(
     choice: TransportChoice,
     launcher: ForeignLauncher,
-    pmi: Pmi,
+    pmi: RankDiscovery,
     restarts: bool,
 ) -> Result<Transport> {
     choose_with(phalanx_mpi::library(), choice, launcher, pmi, restarts)
@@ -50,7 +50,7 @@ fn choose_with(
     library: Result<String, MpiError>,
     choice: TransportChoice,
     launcher: ForeignLauncher,
-    pmi: Pmi,
+    pmi: RankDiscovery,
     restarts: bool,
 ) -> Result<Transport> {
     let over = |wire: Wire, describe: String| Ok(Transport { wire, describe });
@@ -59,10 +59,12 @@ fn choose_with(
         if restarts {
             return Err("MPI cannot start ranks again (--max-restarts)".to_string());
         }
-        let needed = if library.starts_with("Open MPI") { Pmi::Pmix } else { Pmi::Pmi };
+        let needed = if library.starts_with("Open MPI") { RankDiscovery::Pmix } else { RankDiscovery::Pmi };
         match pmi == needed {
             true => Ok(library),
-            false => Err(format!("this build has {library}, and {name} has not started it for that")),
+            false => Err(format!(
+                "this build has {library}, which cannot find the other ranks when {name} starts it"
+            )),
         }
     });
     match (choice, possible) {
@@ -72,7 +74,7 @@ fn choose_with(
             format!("{library}, whose traffic phalanx does not encrypt (--transport tcp does)"),
         ),
         // Nobody has started this for MPI, so nobody misses it.
-        (TransportChoice::Auto, Err(_)) if pmi == Pmi::None => over(Wire::Tcp, "TCP".to_string()),
+        (TransportChoice::Auto, Err(_)) if pmi == RankDiscovery::None => over(Wire::Tcp, "TCP".to_string()),
         (TransportChoice::Auto, Err(why)) => over(Wire::Tcp, format!("TCP, because {why}")),
         (TransportChoice::Mpi, Err(why)) => bail!("--transport mpi: {why}"),
     }
@@ -82,7 +84,12 @@ fn choose_with(
 mod tests {
     use super::*;
 
-    fn chosen(library: Option<&str>, choice: TransportChoice, pmi: Pmi, restarts: bool) -> Result<Transport> {
+    fn chosen(
+        library: Option<&str>,
+        choice: TransportChoice,
+        pmi: RankDiscovery,
+        restarts: bool,
+    ) -> Result<Transport> {
         let library = library.map(str::to_string).ok_or(MpiError::NotBuilt);
         choose_with(library, choice, ForeignLauncher::OpenMpi, pmi, restarts)
     }
@@ -91,12 +98,12 @@ mod tests {
     fn mpi_is_taken_where_its_own_launcher_has_started_the_ranks() {
         let (open, mpich) = (Some("Open MPI v4.1.4"), Some("MPICH 4.0.2"));
         for (library, pmi, wire) in [
-            (open, Pmi::Pmix, Wire::Mpi),
-            (mpich, Pmi::Pmi, Wire::Mpi),
-            (open, Pmi::Pmi, Wire::Tcp),
-            (mpich, Pmi::Pmix, Wire::Tcp),
-            (open, Pmi::None, Wire::Tcp),
-            (None, Pmi::Pmix, Wire::Tcp),
+            (open, RankDiscovery::Pmix, Wire::Mpi),
+            (mpich, RankDiscovery::Pmi, Wire::Mpi),
+            (open, RankDiscovery::Pmi, Wire::Tcp),
+            (mpich, RankDiscovery::Pmix, Wire::Tcp),
+            (open, RankDiscovery::None, Wire::Tcp),
+            (None, RankDiscovery::Pmix, Wire::Tcp),
         ] {
             let auto = chosen(library, TransportChoice::Auto, pmi, false).unwrap();
             assert_eq!(auto.wire, wire, "{library:?} {pmi:?}: {}", auto.describe);
@@ -108,16 +115,16 @@ mod tests {
 
     #[test]
     fn what_is_not_possible_is_said() {
-        let missing = chosen(None, TransportChoice::Mpi, Pmi::Pmix, false).unwrap_err().to_string();
+        let missing = chosen(None, TransportChoice::Mpi, RankDiscovery::Pmix, false).unwrap_err().to_string();
         assert!(missing.contains("--transport mpi: ") && missing.contains("--features mpi"), "{missing}");
-        let auto = chosen(None, TransportChoice::Auto, Pmi::Pmix, false).unwrap().describe;
+        let auto = chosen(None, TransportChoice::Auto, RankDiscovery::Pmix, false).unwrap().describe;
         assert!(auto.starts_with("TCP, because") && auto.contains("--features mpi"), "{auto}");
-        assert_eq!(chosen(None, TransportChoice::Auto, Pmi::None, false).unwrap().describe, "TCP");
+        assert_eq!(chosen(None, TransportChoice::Auto, RankDiscovery::None, false).unwrap().describe, "TCP");
         let open = Some("Open MPI v4.1.4");
-        let restarts = chosen(open, TransportChoice::Mpi, Pmi::Pmix, true).unwrap_err().to_string();
+        let restarts = chosen(open, TransportChoice::Mpi, RankDiscovery::Pmix, true).unwrap_err().to_string();
         assert!(restarts.contains("--max-restarts"), "{restarts}");
-        assert_eq!(chosen(open, TransportChoice::Auto, Pmi::Pmix, true).unwrap().wire, Wire::Tcp);
-        let taken = chosen(open, TransportChoice::Auto, Pmi::Pmix, false).unwrap().describe;
+        assert_eq!(chosen(open, TransportChoice::Auto, RankDiscovery::Pmix, true).unwrap().wire, Wire::Tcp);
+        let taken = chosen(open, TransportChoice::Auto, RankDiscovery::Pmix, false).unwrap().describe;
         assert!(taken.contains("Open MPI v4.1.4") && taken.contains("not encrypt"), "{taken}");
     }
 }
