@@ -235,4 +235,35 @@ mod tests {
             assert!(matches!(error, CollectiveError::Missing { rank: 2, .. }), "{error}");
         }
     }
+
+    /// Rank 0 waits in a call of the group for rank 1, which is already in a message to it. On the same host they disagree.
+    /// From another host, what ends the wait may still be under way.
+    #[test]
+    fn a_peer_of_another_host_may_be_ahead_for_a_moment() {
+        for (ranks, is_here) in [(0..2, true), (0..1, false)] {
+            let region = Region::anonymous(Control::bytes(2)).unwrap();
+            let host = Host::new(Arc::new(Control::create(region, 2, 2)), Memory::Threads, 0, ranks);
+            host.control.open_channel(0);
+            host.control.pair(0, 1, 0).publish(1);
+            let (host, options, patience) = (&*host, &Options::default(), Patience::CALLER);
+            let (members, here, group) = (&[0, 1], &[true, is_here], "data");
+            let part = Participation {
+                host,
+                options,
+                group,
+                channel: 0,
+                members,
+                here,
+                rank: 0,
+                pair: None,
+                patience,
+            };
+            let mut watch = Watch::new(part);
+            watch.look_around(1, 1).unwrap();
+            assert_eq!(watch.look_around(1, 1).is_ok(), !is_here);
+            std::thread::sleep(Watch::CROSSED);
+            let error = watch.look_around(1, 1).unwrap_err();
+            assert!(matches!(error, CollectiveError::Disagreement { .. }), "{error}");
+        }
+    }
 }
