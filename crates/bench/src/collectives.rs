@@ -91,6 +91,8 @@ pub enum Transport {
     Tcp,
     /// Two hosts: shared memory within, TCP between them.
     Hierarchical,
+    /// MPI, each rank as if alone on its host.
+    Mpi,
 }
 
 impl Transport {
@@ -98,7 +100,7 @@ impl Transport {
     pub fn hosts(self, ranks: usize) -> Hosts {
         match self {
             Transport::Shared => Hosts::one(ranks),
-            Transport::Tcp => Hosts::new(vec![1; ranks]),
+            Transport::Tcp | Transport::Mpi => Hosts::new(vec![1; ranks]),
             Transport::Hierarchical => Hosts::new(vec![ranks.div_ceil(2), ranks / 2]),
         }
     }
@@ -108,6 +110,7 @@ impl Transport {
             Transport::Shared => "shared",
             Transport::Tcp => "tcp",
             Transport::Hierarchical => "hierarchical",
+            Transport::Mpi => "mpi",
         }
     }
 }
@@ -125,21 +128,23 @@ pub fn measure_over_hosts(
 ) -> Result<Vec<CollectiveFigures>> {
     let sizes: Vec<usize> = hosts.clone().into();
     let (endpoints, _launchers) = hosts_of_threads(&sizes, plaintext, streams)?;
-    let options = Options { overlap: false, ..Options::default() };
-    let one = |endpoint: Endpoint| {
-        let device = Device::new(Cpu::new(1), Arena::heap());
-        measure(task, &device, &*endpoint.group("data"))
-    };
+    let one = |endpoint| measure_as(task, endpoint);
     let results: Vec<Result<Vec<CollectiveFigures>>> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = endpoints
-            .into_iter()
-            .map(|endpoint| endpoint.with_options(options.clone()))
-            .map(|endpoint| scope.spawn(|| one(endpoint)))
-            .collect();
+        let ranks: Vec<_> = endpoints.into_iter().map(|endpoint| scope.spawn(|| one(endpoint))).collect();
         ranks.into_iter().map(|rank| rank.join().expect("a rank does not panic")).collect()
     });
     let mut all = results.into_iter().collect::<Result<Vec<_>>>()?;
     Ok(all.swap_remove(0))
+}
+
+/// Times every operation with every size as the rank of `endpoint`, which is not beside others on its host.
+///
+/// # Errors
+/// A rank that died.
+pub fn measure_as(task: &CollectivesTask, endpoint: Endpoint) -> Result<Vec<CollectiveFigures>> {
+    let endpoint = endpoint.with_options(Options { overlap: false, ..Options::default() });
+    let device = Device::new(Cpu::new(1), Arena::heap());
+    measure(task, &device, &*endpoint.group("data"))
 }
 
 /// 10^9 bytes a second that one TCP connection of the loopback device carries.

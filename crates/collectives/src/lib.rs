@@ -29,12 +29,12 @@ pub use error::CollectiveError;
 pub use group::Group;
 pub use hosts::Hosts;
 pub use meta::MetaGroup;
-pub use network::{Network, describe_frame};
+pub use network::{Carrier, InFlight, Messenger, Network, Wire, describe_frame};
 pub use pending::Pending;
 pub use phalanx_simd::Isa;
 pub use phalanx_trace::CollectiveOp;
 pub use shared_memory::{
-    Endpoint, FlightEvent, HostJob, Options, SealedFile, join, take_file, take_sealed, threads,
+    Endpoint, FlightEvent, HostJob, Options, SealedFile, join, join_carried, take_file, take_sealed, threads,
 };
 pub use solo::Solo;
 pub use statistics::Statistics;

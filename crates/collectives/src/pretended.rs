@@ -1,5 +1,5 @@
 //! Several hosts pretended by threads of one process: each has a control block of its own, and they speak TCP over the
-//! loopback device, as ranks of real hosts do. For tests and benchmarks.
+//! loopback device, as ranks of real hosts do, or through a carrier. For tests and benchmarks.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use std::time::Duration;
 use phalanx_tensor::Region;
 
 use crate::hosts::Hosts;
-use crate::network::Network;
 use crate::network::node::Node;
+use crate::network::{Carrier, Network, Wire};
 use crate::secure::Secret;
 use crate::shared_memory::Endpoint;
 use crate::shared_memory::control::{Control, cores};
@@ -41,17 +41,49 @@ pub fn hosts_of_threads(
     streams: usize,
 ) -> std::io::Result<(Vec<Endpoint>, Launchers)> {
     let networks = networks(sizes, plaintext, streams, &Secret::generate()?)?;
+    let nodes = networks.into_iter().enumerate();
+    let nodes = nodes.map(|(rank, (network, listener))| Node::new(network, rank, listener));
+    endpoints(sizes, nodes.collect::<std::io::Result<_>>()?)
+}
+
+/// The same, where rank r exchanges messages through the r-th carrier.
+///
+/// # Errors
+/// When the system refuses memory or threads.
+pub fn carried_hosts_of_threads(
+    sizes: &[usize],
+    carriers: Vec<Arc<dyn Carrier>>,
+) -> std::io::Result<(Vec<Endpoint>, Launchers)> {
+    let hosts = Hosts::new(sizes.to_vec());
+    let carriers = carriers.into_iter().enumerate();
+    let nodes = carriers.map(|(rank, carrier)| Node::carried(carried(&hosts, rank), carrier));
+    endpoints(sizes, nodes.collect())
+}
+
+/// The endpoint of rank `rank` of `world` ranks, each alone on its host, which exchange messages through a carrier. Other
+/// processes have the other ranks, and nobody watches them.
+///
+/// # Errors
+/// When the system refuses memory.
+pub fn lone_rank(rank: usize, world: usize, carrier: Arc<dyn Carrier>) -> std::io::Result<Endpoint> {
+    let control = Control::create(Region::anonymous(Control::bytes(world))?, world, cores());
+    let host = Host::new(Arc::new(control), Memory::Threads, rank, rank..rank + 1);
+    let network = carried(&Hosts::new(vec![1; world]), rank);
+    Ok(Endpoint::new(host, Some(Arc::new(Node::carried(network, carrier)))))
+}
+
+/// The endpoints of a job by world rank, and what launchers would do for it.
+fn endpoints(sizes: &[usize], nodes: Vec<Node>) -> std::io::Result<(Vec<Endpoint>, Launchers)> {
     let hosts = Hosts::new(sizes.to_vec());
     let world = hosts.world_size();
     let controls = (0..hosts.len())
         .map(|_| Ok(Arc::new(Control::create(Region::anonymous(Control::bytes(world))?, world, cores()))));
     let controls = controls.collect::<std::io::Result<Vec<_>>>()?;
     let mut endpoints = Vec::with_capacity(world);
-    for (rank, (network, listener)) in networks.into_iter().enumerate() {
-        let host = network.host;
-        let node = Arc::new(Node::new(network, rank, listener)?);
+    for (rank, node) in nodes.into_iter().enumerate() {
+        let host = node.network.host;
         let host = Host::new(Arc::clone(&controls[host]), Memory::Threads, rank, hosts.ranks(host));
-        endpoints.push(Endpoint::new(host, Some(node)));
+        endpoints.push(Endpoint::new(host, Some(Arc::new(node))));
     }
     let over = Arc::new(AtomicBool::new(false));
     let watched = Arc::clone(&over);
@@ -85,22 +117,38 @@ fn networks(
         addresses: addresses.clone(),
         plaintext,
         streams,
+        wire: Wire::Tcp,
     };
     Ok(listeners.into_iter().enumerate().map(|(rank, listener)| (network(rank), listener)).collect())
 }
 
-/// Passes on what the launchers of real hosts would.
+/// What a rank knows of the others that it reaches through a carrier. They have no addresses.
+fn carried(hosts: &Hosts, rank: usize) -> Network {
+    Network {
+        hosts: hosts.clone(),
+        host: hosts.host_of(rank),
+        job: *b"pretended hosts.",
+        epoch: 0,
+        secret: Secret::from_bytes([0; 32]),
+        addresses: vec![SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)); hosts.world_size()],
+        plaintext: true,
+        streams: 1,
+        wire: Wire::Mpi,
+    }
+}
+
+/// Passes on what the launchers of real hosts would. Why a rank has left comes before that it has.
 fn relay(hosts: &Hosts, controls: &[Arc<Control>]) {
     for (own, control) in controls.iter().enumerate() {
         let others =
             || controls.iter().enumerate().filter(move |(host, _)| *host != own).map(|(_, other)| other);
-        for rank in hosts.ranks(own) {
-            let state = mirror::write(control, rank);
-            others().for_each(|other| mirror::read(other, rank, &state));
-        }
+        let states: Vec<_> = hosts.ranks(own).map(|rank| (rank, mirror::write(control, rank))).collect();
         if control.is_aborted() && others().any(|other| !other.is_aborted()) {
             let abort = control.aborted().expect("it has ended");
             others().for_each(|other| other.abort(abort.clone()));
+        }
+        for (rank, state) in &states {
+            others().for_each(|other| mirror::read(other, *rank, state));
         }
     }
 }

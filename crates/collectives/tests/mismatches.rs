@@ -1,5 +1,5 @@
 //! Generated mismatches: of the same call on all ranks, one rank changes one thing. Every rank fails, both call sites are
-//! named, and no buffer has changed: shared memory, TCP, and both together.
+//! named, and no buffer has changed: shared memory, TCP, carried messages, and several hosts of several ranks.
 
 mod support;
 
@@ -8,7 +8,7 @@ use phalanx_hostile::Random;
 use phalanx_tensor::{DType, Tensor};
 use support::{HOSTS, Layout, host, ranks_on, zeros};
 
-/// Mismatches for each of the eight layouts, unless the environment says how many: 125 make a thousand in all.
+/// Mismatches for each of the eleven layouts, unless the environment says how many: 125 make more than a thousand in all.
 const CASES: usize = 20;
 const CASES_VARIABLE: &str = "PHALANX_TEST_MISMATCHES";
 

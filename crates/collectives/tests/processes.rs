@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 use phalanx_collectives::secure::Secret;
 use phalanx_collectives::{
-    CollectiveError, Endpoint, Group, HostJob, Hosts, MetaGroup, Network, join, take_sealed,
+    CollectiveError, Endpoint, Group, HostJob, Hosts, MetaGroup, Network, Wire, join, take_sealed,
 };
 use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
 use phalanx_trace::PhaseName;
@@ -116,6 +116,7 @@ fn start_hosts(sizes: &[usize], scenario: &str) -> (Vec<HostJob>, Vec<Rank>) {
             addresses: addresses.clone(),
             plaintext: false,
             streams: 2,
+            wire: Wire::Tcp,
         };
         let task = job.hand_over(&serde_json::to_vec(&network).unwrap()).unwrap();
         start_host(job, scenario, Some(task))

@@ -121,19 +121,21 @@ impl BenchDType {
 ///
 /// With --transport shared, ranks are processes that share memory. With tcp, each rank is on a host of its own, and with
 /// hierarchical they are on two hosts: these hosts are pretended by threads of one process, which speak TCP over the loopback
-/// device.
+/// device. With mpi, the ranks are the processes that mpirun has started, each as if alone on its host; this needs a build with
+/// MPI.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx bench collectives --nproc 2\n  \
     phalanx bench collectives --nproc 4 --op all_reduce --bytes 4096,1048576,134217728 --json\n  \
     phalanx bench collectives --dtype bf16\n  \
-    phalanx bench collectives --nproc 4 --transport hierarchical --plaintext\n\n\
+    phalanx bench collectives --nproc 4 --transport hierarchical --plaintext\n  \
+    mpirun -n 2 phalanx bench collectives --transport mpi\n\n\
     GB/s (algbw_gbs) is the size of the whole buffer over the time, in 10^9 bytes a second; bus GB/s is what each rank sends by \
     the best algorithm known; the limit is the rate of copies in memory, or of one connection over the loopback device.")]
 pub struct BenchCollectivesArgs {
-    /// Number of ranks
-    #[arg(long, default_value_t = 2, value_name = "N")]
-    pub nproc: usize,
+    /// Number of ranks, 2 when left out; with --transport mpi those of mpirun
+    #[arg(long, value_name = "N")]
+    pub nproc: Option<usize>,
     /// Operation; the first three when left out; may be repeated
     #[arg(long, value_enum, value_name = "OP")]
     pub op: Vec<BenchOp>,
@@ -212,6 +214,7 @@ pub enum BenchTransport {
     Shared,
     Tcp,
     Hierarchical,
+    Mpi,
 }
 
 /// Element types of `bench`.

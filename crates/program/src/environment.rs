@@ -51,6 +51,27 @@ pub fn foreign_rank() -> Result<Option<ForeignRank>> {
     Ok(phalanx_launch::foreign_rank(&Variables::new(&read))?)
 }
 
+/// By which protocol a launcher lets processes of MPI find each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankDiscovery {
+    /// PMIx, as Open MPI needs it.
+    Pmix,
+    /// PMI 1 or 2, as MPICH needs it.
+    Pmi,
+    /// Nothing.
+    None,
+}
+
+/// What another launcher has given to this process for MPI.
+pub fn pmi() -> RankDiscovery {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    match (set("PMIX_RANK"), set("PMI_RANK") || set("PMI_FD")) {
+        (true, _) => RankDiscovery::Pmix,
+        (false, true) => RankDiscovery::Pmi,
+        (false, false) => RankDiscovery::None,
+    }
+}
+
 /// The variables that launchers on other hosts need, too.
 pub fn for_other_hosts() -> Vec<(&'static str, String)> {
     [ISA, NO_COLOR].into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?))).collect()

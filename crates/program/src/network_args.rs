@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 /// How hosts find and reach each other; for one host nothing of it matters.
 #[derive(Clone, Debug, Args)]
@@ -15,10 +15,36 @@ pub struct NetworkArgs {
     /// Do not encrypt traffic between hosts; they authenticate each other all the same
     #[arg(long)]
     pub plaintext: bool,
-    /// Connections between two ranks of different hosts
+    /// What carries bytes between the ranks of different hosts; mpi needs a build with it, and mpirun or srun. MPI's traffic is
+    /// not encrypted
+    #[arg(long, value_enum, value_name = "TRANSPORT", default_value_t = TransportChoice::Auto)]
+    pub transport: TransportChoice,
+    /// TCP connections between two ranks of different hosts
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub streams: u16,
     /// Seconds in which all hosts have to come to the rendezvous
     #[arg(long, value_name = "S", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub join_timeout: u64,
+}
+
+/// What carries bytes between hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TransportChoice {
+    /// MPI if mpirun or srun has started the ranks for the MPI that this build has, else TCP
+    Auto,
+    /// TCP, encrypted unless --plaintext is given
+    Tcp,
+    /// MPI
+    Mpi,
+}
+
+impl TransportChoice {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            TransportChoice::Auto => "auto",
+            TransportChoice::Tcp => "tcp",
+            TransportChoice::Mpi => "mpi",
+        }
+    }
 }

@@ -4,11 +4,13 @@
 //! that rank.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use phalanx_collectives::{Network, Options, join, take_sealed};
+use phalanx_collectives::{Carrier, Network, Options, Wire, join_carried, take_sealed};
 use phalanx_launch::begin_rank;
+use phalanx_mpi::{LONGEST_MESSAGE, MpiJob};
 
 use crate::args::RankArgs;
 use crate::environment::Environment;
@@ -33,7 +35,10 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
     let (task, planned) = task_file::read(&task, args.rank).context("the task of a rank")?;
     let planned = || planned.context("the task of a rank comes without a plan");
     let Some((control, arenas)) = args.fds.split_first() else { bail!("a rank without descriptors") };
-    let endpoint = join(*control, arenas, args.rank, network(args)?).context("joining the job")?;
+    let network = network(args)?;
+    let mpi = network.as_ref().map(|(network, _)| mpi(args.rank, network)).transpose()?.flatten();
+    let carrier = mpi.clone().map(|mpi| mpi as Arc<dyn Carrier>);
+    let endpoint = join_carried(*control, arenas, args.rank, network, carrier).context("joining the job")?;
     let stop = signals::stop_on_signal()?;
     // Dropped last, so that a rank has reported its error before others see it leave.
     let host = match &task {
@@ -72,6 +77,10 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
         (Ok(()), RankHost::Job(endpoint)) => endpoint.finish(),
         (Ok(()), RankHost::Alone) => {}
     }
+    if let (Ok(()), Some(mpi)) = (&done, &mpi) {
+        // Waits for the other ranks. If one of them fails, the launcher ends this process.
+        mpi.finish();
+    }
     Ok(match &done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if training::is_of_checkpoint(error) => ExitCode::from(CHECKPOINT_UNUSABLE),
@@ -86,6 +95,15 @@ fn network(args: &RankArgs) -> Result<Option<(Network, i32)>> {
     let network =
         serde_json::from_slice(&file.read(0..file.bytes())?).context("the memory file of the hosts")?;
     Ok(Some((network, listener)))
+}
+
+/// This process as one of MPI, if that connects the hosts.
+fn mpi(rank: usize, network: &Network) -> Result<Option<Arc<MpiJob>>> {
+    if network.wire == Wire::Tcp {
+        return Ok(None);
+    }
+    let job = phalanx_mpi::start(rank, network.hosts.world_size(), LONGEST_MESSAGE);
+    Ok(Some(Arc::new(job.context("starting MPI")?)))
 }
 
 /// Sends figures to the launcher: one line on standard output.

@@ -73,9 +73,9 @@ fn processes_of_other_launchers_train_to_the_bits_of_one_that_starts_its_ranks()
         [("mpi", open_mpi(4)), ("torchrun", torchrun(4, 4)), ("two-hosts", torchrun(4, 2))]
     {
         let children = start(&home, &variables, &["train", "small.toml", "--run", name]);
-        for ended in ends(children) {
-            ended.ok();
-        }
+        let ended: Vec<Ended> = ends(children).into_iter().map(Ended::ok).collect();
+        let between = if name == "two-hosts" { "2 host(s); between hosts: TCP" } else { "they share memory" };
+        assert!(ended[0].stderr.contains(between), "{name}: {}", ended[0].stderr);
         assert_eq!(home.losses("one"), home.losses(name), "{name}");
     }
     assert!(!home.path("secret").exists());
@@ -128,6 +128,9 @@ fn what_contradicts_itself_or_is_missing_is_said() {
     missing.push(("LOCAL_RANK", "1".to_string()));
     refused(missing, &[], &["LOCAL_WORLD_SIZE"]);
     refused(open_mpi(2).remove(0), &["--nproc", "3"], &["--nproc 3", "openmpi has started 2 ranks"]);
+    // Where nobody says how processes of MPI find each other, there is no MPI, whatever the build has.
+    refused(torchrun(2, 1).remove(0), &["--transport", "mpi"], &["--transport mpi: "]);
+    refused(Vec::new(), &["--transport", "mpi"], &["--transport mpi: "]);
     refused(open_mpi(2).remove(1), &["--join-timeout", "1"], &["local rank 0 has not come"]);
     refused(open_mpi(2).remove(0), &["--join-timeout", "1"], &["1 of 2 processes of this host"]);
     let mut nowhere = torchrun(2, 1).remove(0);

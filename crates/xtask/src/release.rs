@@ -9,10 +9,18 @@ use std::process::Command;
 /// # Errors
 /// When a build fails.
 pub fn built(packages: &[&str]) -> Result<PathBuf, String> {
+    built_with(packages, "")
+}
+
+/// The same with features, separated by commas, of each package.
+///
+/// # Errors
+/// When a build fails.
+pub fn built_with(packages: &[&str], features: &str) -> Result<PathBuf, String> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // One after the other: built together they would share features, and the binary would not be the usual one.
     for package in packages {
-        let args = ["build", "--release", "--package", package];
+        let args = ["build", "--release", "--package", package, "--features", features];
         let status = Command::new(&cargo).args(args).status().map_err(|error| format!("cargo: {error}"))?;
         if !status.success() {
             return Err(format!("the release build of {package} failed"));

@@ -1,4 +1,5 @@
-//! The collectives of a group whose members run on several hosts: shared memory within a host, TCP between hosts.
+//! The collectives of a group whose members run on several hosts: shared memory within a host; between hosts TCP,
+//! or a library that carries messages.
 //!
 //! A call, seen from one rank: (1) meet the members on the own host, as on one host; (2) with a lane, exchange calls with
 //! the same lane of the other hosts and compare; since each has met its own host before, all members make the same call;
@@ -12,6 +13,8 @@ use phalanx_trace::CollectiveOp;
 
 use super::exchange::{Exchange, Links};
 use super::layout::Layout;
+use super::link::Link;
+use super::messages::Messages;
 use super::node::Node;
 use super::partial_sums::Sums;
 use super::{all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter};
@@ -34,21 +37,17 @@ pub(crate) struct HostsChannel {
 }
 
 impl HostsChannel {
+    /// The channel of a group. Where a library carries messages, this waits for the other members. If that fails, the job
+    /// ends.
     pub(crate) fn new(membership: Membership, node: Arc<Node>) -> HostsChannel {
         let world_size = membership.members.len();
         let layout = Layout::new(&node.network.hosts, &membership.members, membership.rank);
         let (tables, sums) = (Tables::new(world_size), Sums::default());
-        let links = (0..world_size).map(|_| None).collect();
+        let links = links(&membership, &node);
         HostsChannel { membership, tables, node, layout, links, sums }
     }
-}
 
-impl Channel for HostsChannel {
-    fn membership(&self) -> &Membership {
-        &self.membership
-    }
-
-    fn attempt(&mut self, t: &Transfer, patience: Patience) -> Result<(), CollectiveError> {
+    fn run(&mut self, t: &Transfer, patience: Patience) -> Result<(), CollectiveError> {
         let (rank, world_size) = (self.membership.rank, self.membership.members.len());
         let written = t.written(rank, world_size);
         let Announced { descriptor, pair } = self.membership.begin(t, written)?;
@@ -77,6 +76,50 @@ impl Channel for HostsChannel {
         x.leave()?;
         self.membership.end(&descriptor);
         Ok(())
+    }
+}
+
+impl Channel for HostsChannel {
+    fn membership(&self) -> &Membership {
+        &self.membership
+    }
+
+    fn attempt(&mut self, t: &Transfer, patience: Patience) -> Result<(), CollectiveError> {
+        let mut call = Unfinished { node: Arc::clone(&self.node), is_over: false };
+        self.run(t, patience)?;
+        call.is_over = true;
+        Ok(())
+    }
+}
+
+/// The links of a group that need no connection: none over TCP, where each is made when it is needed.
+fn links(membership: &Membership, node: &Node) -> Links {
+    let Membership { host, group, index, members, .. } = membership;
+    let Some(carrier) = node.carrier() else { return members.iter().map(|_| None).collect() };
+    let messenger = carrier.open(*index, members).map_err(|error| {
+        host.abort(&format!("{} opens no messages for group {group}: {error}", carrier.name()))
+    });
+    let link = |q: usize| {
+        let (messenger, longest) = (messenger.as_ref().ok()?, carrier.max_message_bytes());
+        let path = Messages::new(Arc::clone(messenger), q, longest);
+        (!membership.is_here(q)).then(|| Box::new(Link::new(Box::new(path))))
+    };
+    (0..members.len()).map(link).collect()
+}
+
+/// A call that has not come to its end. If it never does, by an error or a panic, nothing may touch its buffers any more.
+struct Unfinished {
+    node: Arc<Node>,
+    is_over: bool,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if !self.is_over
+            && let Some(carrier) = self.node.carrier()
+        {
+            carrier.close();
+        }
     }
 }
 

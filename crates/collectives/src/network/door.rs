@@ -242,6 +242,7 @@ mod tests {
     use phalanx_hostile::Random;
 
     use crate::hosts::Hosts;
+    use crate::network::Wire;
     use crate::secure::Secret;
 
     /// Two hosts of two ranks.
@@ -255,6 +256,7 @@ mod tests {
             addresses: vec!["127.0.0.1:1".parse().unwrap(); 4],
             plaintext: false,
             streams: 2,
+            wire: Wire::Tcp,
         }
     }
 

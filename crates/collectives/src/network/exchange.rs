@@ -2,11 +2,11 @@
 //!
 //! A rank without a lane only meets the members of its host. One with a lane also sends its call to the members that have
 //! the same lane, compares theirs, and moves bytes. The loop that moves them never blocks on one connection: it tries all
-//! of them, then sleeps until one is ready, for 50 ms at most, and looks around ([`Watch`]).
+//! of them, then sleeps until one is ready, for 50 ms at most, and looks around ([`Watch`]). A library that carries messages
+//! wakes nobody: there the loop tries again at once for a while, then sleeps for moments.
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use phalanx_trace::Site;
 use rustix::event::{PollFd, Timespec, poll};
@@ -14,17 +14,20 @@ use rustix::event::{PollFd, Timespec, poll};
 use super::door::LineKey;
 use super::frame;
 use super::layout::Layout;
+use super::lines::Lines;
 use super::link::Link;
 use super::node::Node;
 use crate::error::CollectiveError;
 use crate::shared_memory::descriptor::Descriptor;
 use crate::shared_memory::meeting::Meeting;
 use crate::shared_memory::memory::MemoryRange;
-use crate::shared_memory::participation::Participation;
+use crate::shared_memory::participation::{Participation, Patience};
 use crate::shared_memory::watch::Watch;
 
 /// Time that the launcher has to say why a rank is gone, before this rank says only that its connection is.
 const GRACE: Duration = Duration::from_millis(300);
+/// Sleep of a rank that waits for a message: at least and at most. In between, a sixteenth of the time that it waited.
+const NAP: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 /// Counts of a call in every rank of the group, which has announced it with the first: agreed with all hosts; over.
 const AGREED: u32 = 2;
 const OVER: u32 = 3;
@@ -63,7 +66,7 @@ impl<'a> Exchange<'a> {
         for at in 0..self.peers.len() {
             let q = self.peers[at];
             if self.links[q].is_none() {
-                self.links[q] = Some(Box::new(self.connect(q)?));
+                self.links[q] = Some(Box::new(Link::new(Box::new(self.connect(q)?))));
             }
             let participation = self.meeting.participation();
             let name = &participation.slot_of_group(participation.rank).name;
@@ -134,16 +137,15 @@ impl<'a> Exchange<'a> {
     fn wait_until(&mut self, is_over: fn(&Link) -> bool) -> Result<(), CollectiveError> {
         let participation = self.meeting.participation();
         let mut watch = Watch::new(participation);
-        let mut waited = false;
+        let mut idle: Option<Idle> = None;
         loop {
             let moved = self.advance(&watch)?;
             let Some(late) = self.late(is_over) else { return Ok(()) };
             if !moved {
-                waited = true;
                 watch.look_around(late, self.awaited())?;
-                self.sleep();
-            } else if waited {
-                (watch, waited) = (Watch::new(participation), false);
+                self.sleep(idle.get_or_insert_with(Idle::begin));
+            } else if idle.is_some() {
+                (watch, idle) = (Watch::new(participation), None);
             } else if participation.host.control.is_aborted() {
                 participation.host.aborted()?;
             }
@@ -190,20 +192,20 @@ impl<'a> Exchange<'a> {
         self.meeting.count_at(OVER)
     }
 
-    /// Sleeps until a connection is ready.
-    fn sleep(&self) {
-        let links = self.peers.iter().filter_map(|q| self.links[*q].as_ref());
-        let mut fds: Vec<PollFd> = links
-            .flat_map(|link| link.waiting())
-            .map(|(line, flags)| PollFd::from_borrowed_fd(line.socket.as_fd(), flags))
-            .collect();
+    /// Sleeps until a connection is ready; without connections, for a moment.
+    fn sleep(&self, idle: &mut Idle) {
+        if self.node.carrier().is_some() {
+            return idle.pause(self.meeting.participation().patience);
+        }
+        let mut fds: Vec<PollFd> = Vec::new();
+        self.peers.iter().filter_map(|q| self.links[*q].as_ref()).for_each(|link| link.add_fds(&mut fds));
         let slice = Timespec { tv_sec: 0, tv_nsec: Watch::SLICE.as_nanos() as i64 };
         // Whether ready, timed out or interrupted: the caller tries again.
         let _ = poll(&mut fds, Some(&slice));
     }
 
     /// Connects to member `q`: of two ranks, the one with the higher number in the world connects.
-    fn connect(&self, q: usize) -> Result<Link, CollectiveError> {
+    fn connect(&self, q: usize) -> Result<Lines, CollectiveError> {
         let participation = self.meeting.participation();
         let Participation { host, members, channel, .. } = participation;
         let until = self.awaited();
@@ -222,7 +224,7 @@ impl<'a> Exchange<'a> {
                 return self.node.connect(key, members[q], &look_around);
             }
             loop {
-                if let Some(line) = self.node.door.take(key, Watch::SLICE) {
+                if let Some(line) = self.node.take(key, Watch::SLICE) {
                     return Ok(line);
                 }
                 look_around()?;
@@ -230,7 +232,32 @@ impl<'a> Exchange<'a> {
         });
         let lines = lines.collect::<std::io::Result<Vec<_>>>();
         let lost = |error| failure.take().unwrap_or_else(|| self.node.lost(&watch.borrow(), q, &error));
-        Ok(Link::new(lines.map_err(lost)?))
+        Ok(Lines::new(lines.map_err(lost)?))
+    }
+}
+
+/// A wait in which nothing has moved yet.
+struct Idle {
+    since: Instant,
+    tries: u32,
+}
+
+impl Idle {
+    fn begin() -> Idle {
+        Idle { since: Instant::now(), tries: 0 }
+    }
+
+    /// Passes a moment before the next try: first nothing, then the time of a yield, then of a sleep.
+    fn pause(&mut self, patience: Patience) {
+        self.tries = self.tries.saturating_add(1);
+        let waited = self.since.elapsed();
+        if self.tries < patience.spins {
+            std::hint::spin_loop();
+        } else if waited < patience.yields {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep((waited / 16).clamp(NAP[0], NAP[1]));
+        }
     }
 }
 
@@ -244,9 +271,12 @@ impl Node {
             return told;
         }
         let rank = members[q];
-        let (on, address) = (self.network.hosts.host_of(rank), self.network.addresses[rank]);
-        let report =
-            format!("{error}, on the connection to host {on} at {address}; {}", watch.describe(rank));
+        let on = self.network.hosts.host_of(rank);
+        let path = match self.carrier() {
+            None => format!("on the connection to host {on} at {}", self.network.addresses[rank]),
+            Some(carrier) => format!("in a message of {} to or from host {on}", carrier.name()),
+        };
+        let report = format!("{error}, {path}; {}", watch.describe(rank));
         CollectiveError::Disconnected { rank, report }
     }
 }

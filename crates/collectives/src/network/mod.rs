@@ -1,10 +1,11 @@
-//! Ranks of several hosts: shared memory within a host, TCP between hosts.
+//! Ranks of several hosts: shared memory within a host; between hosts TCP, or a library that carries messages.
 //!
 //! The files, from the lowest to the highest; each imports only files above it in this list:
 //!
-//! 1. `frame`: a call on the wire; `line`: one connection, which never blocks; `door`: who connects to this rank; `node`:
-//!    a rank's place in the network.
-//! 2. `link`: a group's connections to one member; `layout`: how a group lies on its hosts; `exchange`: a call in
+//! 1. `frame`: a call on the wire; `line`: one connection, which never blocks; `door`: who connects to this rank; `carrier`:
+//!    what can take the place of TCP; `node`: a rank's place in the network.
+//! 2. `peer_path`: what a link needs of either; `lines`: a path over TCP; `messages`: a path over a carrier; `link`: a group's link
+//!    to one member; `layout`: how a group lies on its hosts; `exchange`: a call in
 //!    progress and its waits.
 //! 3. `staging`, `partial_sums`: sums over hosts; `parcels`: copies over hosts; `choice`: which algorithm a call uses. One
 //!    file per algorithm: what moves.
@@ -16,6 +17,7 @@ mod all_gather;
 mod all_reduce;
 mod all_to_all;
 mod broadcast;
+mod carrier;
 pub(crate) mod channel;
 mod choice;
 pub(crate) mod door;
@@ -25,10 +27,13 @@ mod gather;
 mod halving;
 mod layout;
 pub(crate) mod line;
+mod lines;
 mod link;
+mod messages;
 pub(crate) mod node;
 mod parcels;
 mod partial_sums;
+mod peer_path;
 mod reduce;
 mod reduce_scatter;
 mod ring_all_gather;
@@ -37,12 +42,24 @@ mod staging;
 
 use std::net::SocketAddr;
 
+pub use carrier::{Carrier, InFlight, Messenger};
 pub use choice::algorithm;
 pub use frame::describe_frame;
 use serde::{Deserialize, Serialize};
 
 use crate::hosts::Hosts;
 use crate::secure::{Identity, Protection, Secret};
+
+/// What carries bytes between hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wire {
+    /// TCP connections of this crate: authenticated, and encrypted unless somebody asked for plaintext.
+    #[default]
+    Tcp,
+    /// Messages of MPI, by a [`Carrier`]. Nothing here authenticates or encrypts them.
+    Mpi,
+}
 
 /// What a rank needs to reach the ranks of other hosts. Its launcher hands it over in a sealed memory file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -63,6 +80,8 @@ pub struct Network {
     pub plaintext: bool,
     /// Connections between two ranks of a group, at least one, over which large messages are divided.
     pub streams: usize,
+    /// What carries bytes between hosts. With [`Wire::Mpi`], secret, addresses and streams of this rank go unused.
+    pub wire: Wire,
 }
 
 impl Network {

@@ -3,6 +3,7 @@
 use std::io::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,6 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::Network;
+use super::carrier::Carrier;
 use super::door::{Door, LineKey};
 use super::line::Line;
 use crate::secure::{Handshake, complete};
@@ -17,7 +19,15 @@ use crate::secure::{Handshake, complete};
 /// One rank's place in the network.
 pub(crate) struct Node {
     pub(crate) network: Network,
-    pub(crate) door: Door,
+    reach: Reach,
+}
+
+/// How this rank and those of other hosts reach each other.
+enum Reach {
+    /// They connect to this rank's door, or it to theirs.
+    Tcp(Door),
+    /// A library knows how.
+    Carrier(Arc<dyn Carrier>),
 }
 
 impl Node {
@@ -27,7 +37,28 @@ impl Node {
     /// When the system refuses a thread or a descriptor.
     pub(crate) fn new(network: Network, rank: usize, listener: TcpListener) -> Result<Node> {
         let door = Door::open(listener, network.clone(), rank)?;
-        Ok(Node { network, door })
+        Ok(Node { network, reach: Reach::Tcp(door) })
+    }
+
+    /// The place of a rank that exchanges messages through `carrier`.
+    pub(crate) fn carried(network: Network, carrier: Arc<dyn Carrier>) -> Node {
+        Node { network, reach: Reach::Carrier(carrier) }
+    }
+
+    /// What carries messages in place of TCP.
+    pub(crate) fn carrier(&self) -> Option<&dyn Carrier> {
+        match &self.reach {
+            Reach::Tcp(_) => None,
+            Reach::Carrier(carrier) => Some(&**carrier),
+        }
+    }
+
+    /// Waits up to `limit` for the connection `key` of a rank that connects to this one.
+    pub(crate) fn take(&self, key: LineKey, limit: Duration) -> Option<Line> {
+        match &self.reach {
+            Reach::Tcp(door) => door.take(key, limit),
+            Reach::Carrier(_) => None,
+        }
     }
 
     /// Connects to the world rank `to`. `interrupted` says from time to time whether to go on.

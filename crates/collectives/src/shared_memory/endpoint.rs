@@ -12,9 +12,9 @@ use phalanx_tensor::Region;
 use crate::error::CollectiveError;
 use crate::group::Group;
 use crate::hosts::Hosts;
-use crate::network::Network;
 use crate::network::channel::HostsChannel;
 use crate::network::node::Node;
+use crate::network::{Carrier, Network, Wire};
 use crate::shared_memory::channel::{Channel, HostChannel};
 use crate::shared_memory::control::{CHANNELS, Control, cores};
 use crate::shared_memory::host::Host;
@@ -55,9 +55,29 @@ pub fn join(
     rank: usize,
     network: Option<(Network, RawFd)>,
 ) -> std::io::Result<Endpoint> {
+    join_carried(control_fd, arena_fds, rank, network, None)
+}
+
+/// The same, with what carries messages between hosts if [`Network::wire`] is not TCP.
+///
+/// # Errors
+/// As for [`join`].
+pub fn join_carried(
+    control_fd: RawFd,
+    arena_fds: &[RawFd],
+    rank: usize,
+    network: Option<(Network, RawFd)>,
+    carrier: Option<Arc<dyn Carrier>>,
+) -> std::io::Result<Endpoint> {
     let invalid = |text: String| std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
     if let Some((network, _)) = &network {
         network.check()?;
+        if (network.wire == Wire::Mpi) != carrier.is_some() {
+            return Err(invalid(format!(
+                "hosts that are connected by {:?}, and another carrier",
+                network.wire
+            )));
+        }
     }
     let hosts = network.as_ref().map(|(network, _)| network.hosts.clone());
     let (hosts, host) = match hosts {
@@ -80,7 +100,10 @@ pub fn join(
     let memory = Memory::Processes(Arenas::new(own.start, arenas));
     let node = network.map(|(network, listener_fd)| {
         let listener = TcpListener::from(take_over(listener_fd)?);
-        std::io::Result::Ok(Arc::new(Node::new(network, rank, listener)?))
+        std::io::Result::Ok(Arc::new(match carrier {
+            Some(carrier) => Node::carried(network, carrier),
+            None => Node::new(network, rank, listener)?,
+        }))
     });
     let host = Host::new(Arc::new(control), memory, rank, own);
     Ok(Endpoint::new(host, node.transpose()?))

@@ -66,7 +66,7 @@ pub(crate) mod rank_group;
 pub(crate) mod endpoint;
 mod host_job;
 
-pub use endpoint::{Endpoint, join, threads};
+pub use endpoint::{Endpoint, join, join_carried, threads};
 pub use flight::FlightEvent;
 pub use host_job::HostJob;
 pub use inherited::take_file;

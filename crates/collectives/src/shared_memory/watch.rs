@@ -19,6 +19,8 @@ pub(crate) struct Watch<'a> {
     waited: Duration,
     work: WorkSeen,
     noticed: bool,
+    /// Since when a peer of another host has been seen in another call.
+    crossed: Option<Instant>,
     /// Whether the wait ended because of the deadline.
     gave_up: bool,
 }
@@ -36,6 +38,10 @@ impl<'a> Watch<'a> {
     /// wait.
     const SILENCE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
+    /// How long a peer of another host must be seen in another call. What it has sent before may still be under way, and what
+    /// its launcher says about it be faster. A wait to which something arrives is another wait.
+    const CROSSED: Duration = Duration::from_millis(600);
+
     pub(crate) fn new(participation: Participation<'a>) -> Watch<'a> {
         Watch {
             participation,
@@ -43,6 +49,7 @@ impl<'a> Watch<'a> {
             waited: Duration::ZERO,
             work: WorkSeen::default(),
             noticed: false,
+            crossed: None,
             gave_up: false,
         }
     }
@@ -107,7 +114,9 @@ impl<'a> Watch<'a> {
         if self.work.is_due(self.waited) {
             self.waited = self.work.waited(&host.control, self.waited, options.deadline, self.cause(wait));
         }
-        if let Some(cell) = self.crossing(q) {
+        if let Some(cell) =
+            self.crossing(q).filter(|_| host.ranks.contains(&members[q]) || self.has_stood(now))
+        {
             return Err(self.disagreement(q, cell, &self.participation.slot_of_group(q).name.read()));
         }
         let peer = host.control.rank(members[q]);
@@ -137,6 +146,11 @@ impl<'a> Watch<'a> {
         // This rank is between two calls in that slot, so a peer that is ahead is inside a call.
         let ahead = theirs.counter().wrapping_sub(own.counter()) as i32 > 0;
         ahead.then(|| theirs.newest())
+    }
+
+    /// Whether a peer of another host, which is seen in another call, was seen there long ago.
+    fn has_stood(&mut self, now: Instant) -> bool {
+        now.duration_since(*self.crossed.get_or_insert(now)) >= Self::CROSSED
     }
 
     fn disagreement(&self, q: usize, theirs: &DescriptorCell, name: &str) -> CollectiveError {
@@ -219,6 +233,37 @@ mod tests {
         for (rank, peer) in [(1, 2), (0, 1)] {
             let error = gives_up(rank, peer);
             assert!(matches!(error, CollectiveError::Missing { rank: 2, .. }), "{error}");
+        }
+    }
+
+    /// Rank 0 waits in a call of the group for rank 1, which is already in a message to it. On the same host they disagree.
+    /// From another host, what ends the wait may still be under way.
+    #[test]
+    fn a_peer_of_another_host_may_be_ahead_for_a_moment() {
+        for (ranks, is_here) in [(0..2, true), (0..1, false)] {
+            let region = Region::anonymous(Control::bytes(2)).unwrap();
+            let host = Host::new(Arc::new(Control::create(region, 2, 2)), Memory::Threads, 0, ranks);
+            host.control.open_channel(0);
+            host.control.pair(0, 1, 0).publish(1);
+            let (host, options, patience) = (&*host, &Options::default(), Patience::CALLER);
+            let (members, here, group) = (&[0, 1], &[true, is_here], "data");
+            let part = Participation {
+                host,
+                options,
+                group,
+                channel: 0,
+                members,
+                here,
+                rank: 0,
+                pair: None,
+                patience,
+            };
+            let mut watch = Watch::new(part);
+            watch.look_around(1, 1).unwrap();
+            assert_eq!(watch.look_around(1, 1).is_ok(), !is_here);
+            std::thread::sleep(Watch::CROSSED);
+            let error = watch.look_around(1, 1).unwrap_err();
+            assert!(matches!(error, CollectiveError::Disagreement { .. }), "{error}");
         }
     }
 }

@@ -1,11 +1,14 @@
 //! What the tests of groups share: tensors with known values, ranks as threads, the naive oracle.
 #![allow(dead_code)] // each test binary uses its part
 
+mod post;
+pub mod table;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use half::{bf16, f16};
-use phalanx_collectives::pretended::hosts_of_threads;
+use phalanx_collectives::pretended::{carried_hosts_of_threads, hosts_of_threads};
 use phalanx_collectives::{Endpoint, Group, Options, threads};
 use phalanx_tensor::Element;
 use phalanx_tensor::operations::Operation;
@@ -136,25 +139,30 @@ pub enum Layout {
     Shared(usize),
     /// On hosts with these numbers of ranks, which speak TCP to each other.
     Hosts(&'static [usize]),
+    /// The same, but something else than TCP carries messages between the hosts.
+    Carried(&'static [usize]),
 }
 
 impl Layout {
     pub fn world(self) -> usize {
         match self {
             Layout::Shared(world) => world,
-            Layout::Hosts(sizes) => sizes.iter().sum(),
+            Layout::Hosts(sizes) | Layout::Carried(sizes) => sizes.iter().sum(),
         }
     }
 }
 
 /// Hosts of one rank, of several, and of different numbers.
-pub const HOSTS: [Layout; 6] = [
+pub const HOSTS: [Layout; 9] = [
     Layout::Hosts(&[1, 1]),
     Layout::Hosts(&[1, 1, 1]),
     Layout::Hosts(&[2, 1]),
     Layout::Hosts(&[2, 2]),
     Layout::Hosts(&[3, 2]),
     Layout::Hosts(&[1, 4, 3]),
+    Layout::Carried(&[1, 1]),
+    Layout::Carried(&[2, 2]),
+    Layout::Carried(&[3, 1, 2]),
 ];
 
 /// Runs `body` once per rank on its own thread with an endpoint; results by rank. A panic is returned.
@@ -176,6 +184,11 @@ pub fn ranks_on<R: Send>(
         Layout::Shared(world) => (threads(world), None),
         Layout::Hosts(sizes) => {
             let (endpoints, launchers) = hosts_of_threads(sizes, options.overlap, 2).unwrap();
+            (endpoints, Some(launchers))
+        }
+        Layout::Carried(sizes) => {
+            let carriers = post::Post::carriers(layout.world());
+            let (endpoints, launchers) = carried_hosts_of_threads(sizes, carriers).unwrap();
             (endpoints, Some(launchers))
         }
     };

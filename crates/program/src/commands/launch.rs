@@ -4,12 +4,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use phalanx_collectives::Wire;
 use phalanx_launch::host_and_port;
 
 use crate::commands::train::train_with;
 use crate::environment::{self, Environment};
 use crate::hosts::shares::ranks_of_a_host;
-use crate::hosts::{How, Place, SecretSource, Team, follow, lead_from_stdin, meet, supervise};
+use crate::hosts::{
+    Between, How, Place, SecretSource, Team, follow, lead_from_stdin, meet, supervise, without_launcher,
+};
 use crate::launch_args::LaunchArgs;
 use crate::output::{TrainOutput, note};
 use crate::signals::Signals;
@@ -20,6 +23,7 @@ use crate::task::Show;
 /// # Errors
 /// Errors of the user's input, hosts that do not meet, and failures of the run.
 pub fn launch(args: &LaunchArgs, environment: Environment) -> Result<ExitCode> {
+    without_launcher(args.train.network.transport)?;
     if args.hostfile.is_some() || args.hosts.is_some() {
         return supervise(args);
     }
@@ -70,13 +74,9 @@ fn meet_and_train(
             How { secret, plaintext: args.train.network.plaintext, pin: !args.train.no_pin, helpers: None };
         return follow(&mut met.plane, met.address, how, signals, output).map(ExitCode::from);
     }
-    let mut team = Team::new(
-        met.plane,
-        met.address,
-        secret,
-        args.train.network.plaintext,
-        args.train.network.streams.into(),
-    )?;
+    let network = &args.train.network;
+    let between = Between { wire: Wire::Tcp, plaintext: network.plaintext, streams: network.streams.into() };
+    let mut team = Team::new(met.plane, met.address, secret, between)?;
     let mut train = args.train.clone();
     train.overrides.nproc = Some(team.world_size());
     if args.train.show() == Show::Progress {

@@ -9,8 +9,8 @@ use phalanx_launch::{Failure, LocalLeader};
 use phalanx_train::job::Job;
 
 use crate::environment::Environment;
-use crate::hosts::Team;
 use crate::hosts::shares::threads_per_rank;
+use crate::hosts::{Team, without_launcher};
 use crate::launch::{RankProcesses, Start};
 use crate::output::{TrainOutput, note, note_error};
 use crate::overrides::Overrides;
@@ -36,6 +36,7 @@ use crate::{
 /// # Errors
 /// Errors of the user's input, and failures of the run. Committed checkpoints stay.
 pub fn train(args: &TrainArgs, environment: Environment) -> Result<ExitCode> {
+    without_launcher(args.network.transport)?;
     let output = TrainOutput::default();
     let signals = Signals::take_over()?;
     let ended = train_with(args, environment, &signals, &output, None, None);

@@ -10,12 +10,13 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use phalanx_collectives::Wire;
 use phalanx_launch::{ForeignRank, LocalGroup, LocalHello, LocalLeader, LocalMember};
 use phalanx_tensor::refused_thread;
 
 use crate::commands::train::train_with;
 use crate::environment::{self, Environment};
-use crate::hosts::{How, Place, SecretSource, Team, follow, meet};
+use crate::hosts::{Between, How, Place, SecretSource, Team, Transport, choose, follow, meet};
 use crate::launch::{Order, RankProcesses};
 use crate::output::{TrainOutput, note, note_error};
 use crate::pinning;
@@ -37,12 +38,14 @@ pub fn train(args: &TrainArgs, environment: Environment, rank: &ForeignRank) -> 
             rank.world_size
         );
     }
+    // What this build cannot do is said by every process, before they wait for each other.
+    let transport = transport(args, rank)?;
     let group = LocalGroup::new(&job_name(rank), rank.local_world_size);
     let limit = Duration::from_secs(args.network.join_timeout);
     let signals = Signals::take_over()?;
     let output = TrainOutput::default();
     let ended = match rank.local_rank {
-        0 => lead(args, environment, rank, &group, &signals, &output),
+        0 => lead(args, environment, rank, &transport, &group, &signals, &output),
         _ => {
             let hello = LocalHello { rank: rank.rank, cores: pinning::allowed() };
             let member = group.follow(&hello, limit).context("joining the processes of this host")?;
@@ -52,6 +55,11 @@ pub fn train(args: &TrainArgs, environment: Environment, rank: &ForeignRank) -> 
     };
     output.finish();
     ended.map(ExitCode::from)
+}
+
+/// What carries bytes between hosts.
+fn transport(args: &TrainArgs, rank: &ForeignRank) -> Result<Transport> {
+    choose(args.network.transport, rank.launcher, environment::pmi(), args.max_restarts > 0)
 }
 
 /// The name of the job on this host. Launchers that name no job start the processes of a host from one process.
@@ -68,6 +76,7 @@ fn lead(
     args: &TrainArgs,
     environment: Environment,
     rank: &ForeignRank,
+    transport: &Transport,
     group: &LocalGroup,
     signals: &Signals,
     output: &TrainOutput,
@@ -76,13 +85,18 @@ fn lead(
     let helpers = Arc::new(group.lead(limit).context("waiting for the processes of this host")?);
     let (host, hosts) = rank.host()?;
     if rank.rank == 0 && args.show() == Show::Progress {
-        note(&format!("{} has started {} ranks on {hosts} host(s)", rank.launcher.name(), rank.world_size));
+        let between = match hosts {
+            1 => "they share memory",
+            _ => &format!("between hosts: {}", transport.describe),
+        };
+        let (name, ranks) = (rank.launcher.name(), rank.world_size);
+        note(&format!("{name} has started {ranks} ranks on {hosts} host(s); {between}"));
     }
     let mut train = args.clone();
     train.overrides.nproc = Some(rank.world_size);
     let ended = match hosts {
         1 => train_with(&train, environment, signals, output, None, Some(Arc::clone(&helpers))),
-        _ => across(&train, environment, rank, (host, hosts), (signals, output), &helpers),
+        _ => across(&train, environment, rank, transport.wire, (host, hosts), (signals, output), &helpers),
     };
     let code = *ended.as_ref().unwrap_or(&1);
     let finish = serde_json::to_vec(&Order::Finish { code })?;
@@ -99,6 +113,7 @@ fn across(
     args: &TrainArgs,
     environment: Environment,
     rank: &ForeignRank,
+    wire: Wire,
     (host, hosts): (usize, usize),
     (signals, output): (&Signals, &TrainOutput),
     helpers: &Arc<LocalLeader>,
@@ -131,7 +146,8 @@ fn across(
         let how = How { secret, plaintext, pin: false, helpers };
         return follow(&mut met.plane, met.address, how, signals, output);
     }
-    let team = Team::new(met.plane, met.address, secret, plaintext, args.network.streams.into())?;
+    let between = Between { wire, plaintext, streams: args.network.streams.into() };
+    let team = Team::new(met.plane, met.address, secret, between)?;
     let mut team = team.with_starters(helpers.clone());
     let ended = train_with(args, environment, signals, output, Some(&mut team), helpers);
     team.finish(*ended.as_ref().unwrap_or(&1));

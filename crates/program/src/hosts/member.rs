@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::secure::Secret;
-use phalanx_collectives::{HostJob, Hosts, Network};
+use phalanx_collectives::{HostJob, Hosts, Network, Wire};
 use phalanx_launch::{ControlPlane, Failure, LocalLeader, Message, receive_program};
 
 use crate::flight;
@@ -112,6 +112,9 @@ impl Member<'_> {
             bail!("host 0 starts {} hosts without this one", hosts.len());
         }
         check_folder(&preparation.run, &preparation.token)?;
+        if preparation.wire == Wire::Mpi {
+            phalanx_mpi::library().context("host 0 has chosen MPI")?;
+        }
         self.plane.set_hosts(preparation.hosts.clone());
         let mut job =
             HostJob::on_host(&hosts, self.plane.own_host()).context("the memory that ranks share")?;
@@ -132,6 +135,7 @@ impl Member<'_> {
             addresses,
             plaintext: self.plaintext,
             streams: preparation.streams,
+            wire: preparation.wire,
         };
         let name = self.plane.hosts().get(self.plane.own_host()).map(|host| host.name.clone());
         let output = Output::shown(self.output.clone()).on_host(name).with_logs(&preparation.run);

@@ -5,6 +5,8 @@
 //! Where another launcher (srun, mpirun, torchrun) has started a process for each rank, the first process of each host is its
 //! launcher, and the others start their own rank for it ([`joined`]).
 //!
+//! Ranks of several hosts exchange bytes over TCP, or through MPI if mpirun has started them ([`transport`]).
+//!
 //! How launchers find and trust each other, and how they tell each other of failures, is [`phalanx_launch`]'s.
 
 pub mod joined;
@@ -14,8 +16,10 @@ mod protocol;
 pub mod shares;
 mod supervise;
 mod team;
+mod transport;
 
 pub use meet::{Place, SecretSource, meet};
 pub use member::{How, follow};
 pub use supervise::{lead_from_stdin, supervise};
-pub use team::Team;
+pub use team::{Between, Team};
+pub use transport::{Transport, choose, without_launcher};

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use phalanx_collectives::Wire;
 use phalanx_launch::HostInfo;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,8 @@ pub struct Preparation {
     pub stall_timeout_s: u64,
     /// Connections between two ranks.
     pub streams: usize,
+    /// What carries bytes between hosts.
+    pub wire: Wire,
 }
 
 /// What the launchers of other hosts answer.

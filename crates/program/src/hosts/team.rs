@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::secure::Secret;
-use phalanx_collectives::{HostJob, Hosts, Network};
+use phalanx_collectives::{HostJob, Hosts, Network, Wire};
 use phalanx_launch::{ControlPlane, HostInfo, LocalLeader, Message, receive_program};
 
 use crate::hosts::protocol::{FromLeader, FromMember, Preparation, decode, encode};
@@ -33,9 +33,19 @@ pub struct Team {
     secret: Secret,
     job: [u8; 16],
     epoch: u32,
-    plaintext: bool,
-    streams: usize,
+    between: Between,
     helpers: Option<Arc<LocalLeader>>,
+}
+
+/// How ranks of different hosts exchange bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Between {
+    /// What carries them.
+    pub wire: Wire,
+    /// Whether TCP is not encrypted.
+    pub plaintext: bool,
+    /// TCP connections between two ranks.
+    pub streams: usize,
 }
 
 impl Team {
@@ -43,18 +53,12 @@ impl Team {
     ///
     /// # Errors
     /// When the system gives no random number.
-    pub fn new(
-        plane: ControlPlane,
-        address: IpAddr,
-        secret: Secret,
-        plaintext: bool,
-        streams: usize,
-    ) -> Result<Team> {
+    pub fn new(plane: ControlPlane, address: IpAddr, secret: Secret, between: Between) -> Result<Team> {
         let capacity = plane.hosts().to_vec();
         let random = Secret::generate().context("a random number for the job")?.to_bytes();
         let mut job = [0; 16];
         job.copy_from_slice(&random[..16]);
-        Ok(Team { plane, capacity, address, secret, job, epoch: 0, plaintext, streams, helpers: None })
+        Ok(Team { plane, capacity, address, secret, job, epoch: 0, between, helpers: None })
     }
 
     /// The same, where other processes start the other ranks of this host.
@@ -116,7 +120,8 @@ impl Team {
             job: self.job,
             epoch: self.epoch,
             stall_timeout_s: task.timeout().as_secs(),
-            streams: self.streams,
+            streams: self.between.streams,
+            wire: self.between.wire,
         };
         self.tell_job(&FromLeader::Prepare(preparation), &[])?;
         let addresses = self.gather_addresses(&hosts, own)?;
@@ -129,8 +134,9 @@ impl Team {
             epoch: self.epoch,
             secret: self.secret.clone(),
             addresses,
-            plaintext: self.plaintext,
-            streams: self.streams,
+            plaintext: self.between.plaintext,
+            streams: self.between.streams,
+            wire: self.between.wire,
         };
         self.epoch += 1;
         let output = &output.clone().on_host(self.capacity.first().map(|host| host.name.clone()));

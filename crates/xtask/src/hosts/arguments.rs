@@ -13,6 +13,7 @@ Options:
   --hosts N       hosts, 2 by default
   --nproc N       ranks of each host, 1 by default
   --ssh           host 0 starts the launchers of all hosts over ssh, from a hostfile; needs OpenSSH
+  --mpirun        mpirun of Open MPI starts the ranks over ssh, and MPI connects them; builds with --features mpi
   --binary FILE   the program to try; by default it is built (--release)
   --delay MS      each packet is late by so many milliseconds
   --rate RATE     of what each host sends: 1gbit, 100mbit
@@ -28,6 +29,7 @@ Examples:
   cargo xtask hosts --hosts 2 examples/quickstart.toml -- --set train.steps=20
   cargo xtask hosts --hosts 4 --delay 1 --rate 1gbit --loss 1 examples/quickstart.toml -- --set train.steps=20
   cargo xtask hosts --hosts 3 --cut 2@5 examples/quickstart.toml
+  cargo xtask hosts --hosts 2 --nproc 2 --mpirun examples/quickstart.toml -- --set train.steps=20
 
 Exit code: 0 when the runs ended as they should, with the same checkpoints; 1 when not; 2 when the trial could not run.
 ";
@@ -68,6 +70,8 @@ pub struct Arguments {
     pub binary: Option<PathBuf>,
     /// Whether one launcher starts the others over ssh.
     pub ssh: bool,
+    /// Whether Open MPI's mpirun starts the ranks, over ssh.
+    pub mpirun: bool,
     pub link: Link,
     /// The fault, its host, and the time of it after the start.
     pub fault: Option<(Fault, usize, Duration)>,
@@ -92,6 +96,7 @@ impl Arguments {
             nproc: 1,
             binary: None,
             ssh: false,
+            mpirun: false,
             link: Link::default(),
             fault: None,
             timeout: Duration::from_secs(300),
@@ -100,8 +105,12 @@ impl Arguments {
         };
         let mut rest = own.iter();
         while let Some(arg) = rest.next() {
-            if *arg == "--ssh" {
-                arguments.ssh = true;
+            match *arg {
+                "--ssh" => arguments.ssh = true,
+                "--mpirun" => arguments.mpirun = true,
+                _ => {}
+            }
+            if matches!(*arg, "--ssh" | "--mpirun") {
                 continue;
             }
             if !arg.starts_with("--") {
@@ -121,8 +130,14 @@ impl Arguments {
                 "the fault is on a host that there is not: hosts are 0 to {}",
                 arguments.hosts - 1
             )),
-            () if arguments.ssh && matches!(arguments.fault, Some((Fault::Kill, 1.., _))) => {
-                Err("--kill with --ssh: only the launcher of host 0 is a process of this trial".to_string())
+            () if arguments.ssh && arguments.mpirun => {
+                Err("--ssh and --mpirun: one of them starts the ranks".to_string())
+            }
+            () if (arguments.ssh || arguments.mpirun)
+                && matches!(arguments.fault, Some((Fault::Kill, 1.., _))) =>
+            {
+                Err("--kill with --ssh or --mpirun: only what runs on host 0 is a process of this trial"
+                    .to_string())
             }
             () => Ok(arguments),
         }
@@ -196,7 +211,9 @@ mod tests {
             ("--rate fast c", "as in 1gbit"),
             ("--cut 2@1 c", "hosts are 0 to 1"),
             ("--cut 1 c", "HOST@SECONDS"),
-            ("--ssh --kill 1@1 c", "only the launcher of host 0"),
+            ("--ssh --kill 1@1 c", "only what runs on host 0"),
+            ("--mpirun --kill 1@1 c", "only what runs on host 0"),
+            ("--mpirun --ssh c", "one of them"),
             ("--colour 1 c", "unknown option --colour"),
         ] {
             let args = Vec::from_iter(args.split(' ').filter(|arg| !arg.is_empty()));

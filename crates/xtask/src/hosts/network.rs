@@ -35,7 +35,7 @@ impl Network {
         }
         network.relay = Some(network.start_relay(link)?);
         for (number, host) in network.hosts.iter().enumerate() {
-            network.connect(number, host, "cable", &tunnel_address(number).to_string())?;
+            network.connect(number, host, "cable", &relay::tunnel_address(number).to_string())?;
             open_tunnel(number, host)?;
         }
         Ok(network)
@@ -82,6 +82,9 @@ impl Network {
     }
 }
 
+/// The addresses of all hosts.
+pub const NETWORK: &str = "10.77.0.0/16";
+
 impl Drop for Network {
     fn drop(&mut self) {
         if let Some(relay) = &mut self.relay {
@@ -96,7 +99,7 @@ const RELAY: Ipv4Addr = Ipv4Addr::new(10, 78, 255, 254);
 
 /// Makes the host's interface the end of a tunnel to the relay. The tunnel takes 50 bytes of each packet.
 fn open_tunnel(number: usize, host: &Namespace) -> Result<(), String> {
-    let (own, port, hardware) = (tunnel_address(number), relay::PORT, relay::hardware_address(number));
+    let (own, port, hardware) = (relay::tunnel_address(number), relay::PORT, relay::hardware_address(number));
     host.run(&format!(
         "ip link add eth0 type vxlan id 1 dstport {port} local {own} remote {RELAY} nolearning"
     ))?;
@@ -105,11 +108,6 @@ fn open_tunnel(number: usize, host: &Namespace) -> Result<(), String> {
     host.run("ethtool -K eth0 tx off")?;
     host.run(&format!("ip address add {}/16 dev eth0", address(number)))?;
     host.run("ip link set eth0 up")
-}
-
-/// Where the tunnel of host `number` ends.
-pub fn tunnel_address(number: usize) -> Ipv4Addr {
-    Ipv4Addr::new(10, 78, (number / 200) as u8, (number % 200 + 1) as u8)
 }
 
 /// The address of host `number`.

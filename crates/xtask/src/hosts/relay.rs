@@ -12,7 +12,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use crate::hosts::arguments::Link;
-use crate::hosts::network::tunnel_address;
 
 /// The port of VXLAN.
 pub const PORT: u16 = 4789;
@@ -151,6 +150,11 @@ fn send_in_time(socket: &UdpSocket, packets: &mpsc::Receiver<Reverse<Scheduled>>
             Err(RecvTimeoutError::Disconnected) => return,
         }
     }
+}
+
+/// Where the tunnel of host `number` ends.
+pub fn tunnel_address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 78, (number / 200) as u8, (number % 200 + 1) as u8)
 }
 
 #[cfg(test)]

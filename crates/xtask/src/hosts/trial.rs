@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::hosts::arguments::{Arguments, Fault};
-use crate::hosts::network::{Network, address};
+use crate::hosts::network::{NETWORK, Network, address};
 use crate::hosts::ssh::Servers;
 use crate::release;
 
@@ -26,6 +26,7 @@ const NOTICED: Duration = Duration::from_secs(22);
 pub fn run(arguments: &Arguments) -> Result<bool, String> {
     let binary = match &arguments.binary {
         Some(binary) => fs::canonicalize(binary).map_err(|error| format!("{}: {error}", binary.display()))?,
+        None if arguments.mpirun => release::built_with(&["phalanx-program"], "mpi")?.join("phalanx"),
         None => release::built(&["phalanx-program"])?.join("phalanx"),
     };
     let folder = Folder::new()?;
@@ -100,6 +101,9 @@ impl Trial<'_> {
 
     /// Starts the launcher of each host, or one that starts them over ssh.
     fn launch(&self, run: &Path) -> Result<Launched, String> {
+        if self.arguments.mpirun {
+            return self.mpirun(run);
+        }
         if self.arguments.ssh {
             let Arguments { hosts, nproc, config, more, .. } = self.arguments;
             let servers = Servers::start(&self.network, *hosts, *nproc, &self.folder.0)?;
@@ -125,6 +129,30 @@ impl Trial<'_> {
         };
         let launchers = (0..self.arguments.hosts).map(start).collect::<Result<_, _>>()?;
         Ok(Launched { launchers, _servers: None })
+    }
+}
+
+impl Trial<'_> {
+    /// Lets Open MPI's mpirun start the ranks of all hosts, over ssh.
+    fn mpirun(&self, run: &Path) -> Result<Launched, String> {
+        let Arguments { hosts, nproc, config, more, .. } = self.arguments;
+        let servers = Servers::start(&self.network, *hosts, *nproc, &self.folder.0)?;
+        let secret = self.folder.secret()?;
+        let mut command = self.network.host(0).command("mpirun");
+        command.args(["--allow-run-as-root", "--bind-to", "none", "--map-by", "slot"]);
+        command.arg("--hostfile").arg(&servers.hostfile).args(["-n", &(hosts * nproc).to_string()]);
+        command.args(["--mca", "plm_rsh_agent"]).arg(servers.programs.join("ssh"));
+        for (name, value) in
+            [("btl", "tcp,self"), ("btl_tcp_if_include", NETWORK), ("oob_tcp_if_include", NETWORK)]
+        {
+            command.args(["--mca", name, value]);
+        }
+        command.args(["-x", &format!("PHALANX_RENDEZVOUS={}:{PORT}", address(0))]);
+        command.args(["-x", &format!("PHALANX_SECRET_FILE={}", secret.display())]);
+        command.arg(&self.binary).arg("train").arg(config).arg("--run").arg(run);
+        command.args(["--transport", "mpi"]).args(more).stdin(Stdio::null());
+        let launcher = command.spawn().map_err(|error| format!("setpriv (util-linux): {error}"))?;
+        Ok(Launched { launchers: vec![launcher], _servers: Some(servers) })
     }
 }
 

@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &str); 29] = [
+const MAY_IMPORT: [(&str, &str); 30] = [
     ("trace", ""),
     ("random", ""),
     ("host", "files"),
@@ -22,6 +22,7 @@ const MAY_IMPORT: [(&str, &str); 29] = [
     ("simulated", "trace random plan tensor"),
     ("collectives", "trace simd host tensor"),
     ("launch", "host tensor collectives"),
+    ("mpi", "collectives"),
     ("layers", "trace random plan tensor"),
     ("optim", "trace tensor"),
     ("parallel", "trace plan tensor collectives layers optim"),
@@ -49,7 +50,7 @@ const MAY_IMPORT: [(&str, &str); 29] = [
     ),
     (
         "program",
-        "host trace plan simd tensor cpu simulated collectives launch layers optim parallel models \
+        "host trace plan simd tensor cpu simulated collectives launch mpi layers optim parallel models \
          checkpoint data files train baselines bench drawing",
     ),
     ("reliability", "host hostile"),
