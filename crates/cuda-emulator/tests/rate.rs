@@ -6,7 +6,7 @@ mod support;
 use phalanx_cuda_emulator::checks::Checks;
 use phalanx_cuda_emulator::numbers::{Bfloat16, Narrow};
 use rustix::time::{ClockId, clock_gettime};
-use support::Parameter::{Address, Integer};
+use support::Parameter::{Address, Float, Integer};
 use support::{Device, numbers};
 
 const PTX: &str = include_str!("kernels/numerics.ptx");
@@ -36,6 +36,14 @@ fn launch(device: &mut Device, name: &str) -> (u32, u32, Vec<support::Parameter>
             let addresses = inputs.into_iter().chain(outputs).map(Address);
             (rows as u32, 256, addresses.chain([Integer(n as i32)]).collect())
         }
+        "attention" => {
+            let (heads, t, d) = (2, 128, 64);
+            let inputs = [1, 2, 3].map(|_| Address(device.put(&bf16(heads * t * d))));
+            let outputs = [device.empty::<u16>(heads * t * d), device.empty::<f32>(heads * t)];
+            let addresses = inputs.into_iter().chain(outputs.map(Address));
+            let parameters = addresses.chain([Integer(t as i32), Float(0.125)]).collect();
+            (t as u32 / 64, 128, parameters)
+        }
         _ => {
             let size = 64;
             let (a, b, c) = (
@@ -57,7 +65,8 @@ fn rate(name: &str, checks: Checks) -> f64 {
     device.launch(name, [grid, 1, 1], [threads, 1, 1], &parameters);
     let start = processor_time();
     let mut instructions = 0;
-    for _ in 0..3 {
+    let rounds = std::env::var("ROUNDS").map_or(3, |v| v.parse().unwrap());
+    for _ in 0..rounds {
         instructions += device.launch(name, [grid, 1, 1], [threads, 1, 1], &parameters).lane_instructions;
     }
     device.assert_clean();
@@ -66,7 +75,11 @@ fn rate(name: &str, checks: Checks) -> f64 {
 
 #[test]
 fn rates() {
-    for name in ["rate", "gelu", "layer_norm", "product_bf16"] {
+    let only = std::env::var("ONLY").unwrap_or_default();
+    for name in ["rate", "gelu", "layer_norm", "product_bf16", "attention"]
+        .into_iter()
+        .filter(|n| only.is_empty() || *n == only)
+    {
         let all = rate(name, Checks::default());
         let none = rate(name, Checks { unwritten: false, races: false });
         println!(

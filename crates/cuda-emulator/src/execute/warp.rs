@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 use crate::kernel::Kernel;
 use crate::registers::{LANES, Longs, Registers, Words};
 
+use super::spans::Span;
+
 /// A warp of a block.
 pub struct Warp {
     /// Its place in the block.
@@ -33,9 +35,9 @@ pub struct Warp {
     /// Which bytes of it were written.
     pub local_written: Vec<bool>,
     /// Asynchronous copies that belong to no group yet.
-    pub open: Vec<Copy>,
+    pub(super) open: Vec<Copy>,
     /// Groups of asynchronous copies that may be unfinished, the oldest first.
-    pub groups: VecDeque<CopyGroup>,
+    pub(super) groups: VecDeque<CopyGroup>,
 }
 
 /// A warp at a barrier.
@@ -49,26 +51,31 @@ pub struct Waiting {
     pub instruction: usize,
 }
 
-/// A copy that has not ended.
+/// A copy of one lane, or of several that follow each other at both ends, that has not ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Copy {
-    /// The lane that started it.
-    pub lane: usize,
-    /// Where it writes in shared memory.
-    pub to: u64,
-    /// Where it reads in global memory.
+pub(super) struct Copy {
+    /// The lanes, and where they write in shared memory.
+    pub to: Span,
+    /// Where the first reads in global memory.
     pub from: u64,
-    /// How many bytes it writes.
+    /// How many bytes each writes.
     pub bytes: usize,
-    /// How many bytes it reads; the others are zeros.
+    /// How many bytes each reads; the others are zeros.
     pub source_bytes: usize,
-    /// Its instruction.
+    /// The instruction.
     pub at: usize,
+}
+
+impl Copy {
+    /// The lanes as a mask.
+    pub fn lanes(&self) -> u32 {
+        u32::MAX >> (LANES - self.to.lanes) << self.to.lane
+    }
 }
 
 /// Copies that lanes committed together.
 #[derive(Debug)]
-pub struct CopyGroup {
+pub(super) struct CopyGroup {
     /// Lanes that have not waited for the group.
     pub lanes: u32,
     /// Their copies.
