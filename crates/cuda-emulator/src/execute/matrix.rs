@@ -238,48 +238,76 @@ fn halves_of_sums(rows: &[[f64; COLUMNS]]) -> [u32; LANES] {
 }
 
 /// Adds the products of rows and columns to the sums. The products are exact in f64, so that a fused operation gives the
-/// same bits as two. `TOGETHER` rows are summed at a time: as many as registers hold.
-#[inline(always)]
-fn add_products<const TOGETHER: usize, const FUSED: bool>(
-    a: &Left,
-    b: &Right,
-    depth: usize,
-    sums: &mut Sums,
-) {
-    for (rows, sums) in a.as_chunks::<TOGETHER>().0.iter().zip(sums.as_chunks_mut::<TOGETHER>().0) {
-        let mut all = *sums;
-        for (step, right) in b.iter().enumerate().take(depth) {
-            for (sums, left) in all.iter_mut().zip(rows) {
-                for (sum, &right) in sums.iter_mut().zip(right) {
-                    let left = left[step];
-                    *sum = if FUSED { left.mul_add(right, *sum) } else { left * right + *sum };
-                }
-            }
-        }
-        *sums = all;
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn add_avx2(a: &Left, b: &Right, depth: usize, sums: &mut Sums) {
-    add_products::<4, true>(a, b, depth, sums);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl")]
-fn add_avx512(a: &Left, b: &Right, depth: usize, sums: &mut Sums) {
-    add_products::<8, true>(a, b, depth, sums);
-}
-
+/// same bits as two.
 fn add(a: &Left, b: &Right, depth: usize, sums: &mut Sums) {
     match level() {
         // SAFETY: the processor has the instructions of its level.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => unsafe { add_avx512(a, b, depth, sums) },
+        Level::Avx512 => unsafe { vectors::add_avx512(a, b, depth, sums) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => unsafe { add_avx2(a, b, depth, sums) },
-        _ => add_products::<4, false>(a, b, depth, sums),
+        Level::Avx2 => unsafe { vectors::add_avx2(a, b, depth, sums) },
+        _ => {
+            for (row, sums) in a.iter().zip(sums) {
+                for (&left, right) in row.iter().zip(b).take(depth) {
+                    for (sum, &right) in sums.iter_mut().zip(right) {
+                        *sum += left * right;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `add` with the sums of several rows in registers. Left to itself, the compiler gathers and scatters them.
+#[cfg(target_arch = "x86_64")]
+mod vectors {
+    use std::arch::x86_64::*;
+
+    use super::{Left, Right, Sums};
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn add_avx512(a: &Left, b: &Right, depth: usize, sums: &mut Sums) {
+        for (rows, sums) in a.as_chunks::<8>().0.iter().zip(sums.as_chunks_mut::<8>().0) {
+            // SAFETY: each row of sums has 8 numbers.
+            let mut all: [__m512d; 8] = std::array::from_fn(|row| unsafe { _mm512_loadu_pd(sums[row].as_ptr()) });
+            for (step, right) in b.iter().enumerate().take(depth) {
+                // SAFETY: each row of b has 8 numbers.
+                let right = unsafe { _mm512_loadu_pd(right.as_ptr()) };
+                for row in 0..8 {
+                    all[row] = _mm512_fmadd_pd(_mm512_set1_pd(rows[row][step]), right, all[row]);
+                }
+            }
+            for row in 0..8 {
+                // SAFETY: each row of sums has 8 numbers.
+                unsafe { _mm512_storeu_pd(sums[row].as_mut_ptr(), all[row]) };
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn add_avx2(a: &Left, b: &Right, depth: usize, sums: &mut Sums) {
+        for (rows, sums) in a.as_chunks::<4>().0.iter().zip(sums.as_chunks_mut::<4>().0) {
+            let halves = |row: &[f64; 8]| {
+                // SAFETY: the row has 8 numbers.
+                unsafe { [_mm256_loadu_pd(row.as_ptr()), _mm256_loadu_pd(row[4..].as_ptr())] }
+            };
+            let mut all: [[__m256d; 2]; 4] = std::array::from_fn(|row| halves(&sums[row]));
+            for (step, right) in b.iter().enumerate().take(depth) {
+                let right = halves(right);
+                for row in 0..4 {
+                    let left = _mm256_set1_pd(rows[row][step]);
+                    for half in 0..2 {
+                        all[row][half] = _mm256_fmadd_pd(left, right[half], all[row][half]);
+                    }
+                }
+            }
+            for row in 0..4 {
+                for half in 0..2 {
+                    // SAFETY: the row has 8 numbers.
+                    unsafe { _mm256_storeu_pd(sums[row][4 * half..].as_mut_ptr(), all[row][half]) };
+                }
+            }
+        }
     }
 }
