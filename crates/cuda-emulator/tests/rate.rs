@@ -89,11 +89,17 @@ fn rate(name: &str, checks: Checks, seconds: f64) -> Rate {
 /// Prints the rates of each kernel with and without checks, by turns. `PHALANX_RATE_SECONDS` measures longer.
 #[test]
 fn rates() {
+    let only = std::env::var("ONLY").unwrap_or_default();
     let given = std::env::var("PHALANX_RATE_SECONDS").ok();
     let seconds = given.map_or(0.01, |text| text.parse().expect("a number of seconds"));
     let none = Checks { unwritten: false, races: false };
-    println!("processor time of one thread; G a second: lane instructions, with those of mma.sync by multiply-adds");
-    for name in ["rate", "gelu", "layer_norm", "product_bf16", "attention"] {
+    println!(
+        "processor time of one thread; G a second: lane instructions, with those of mma.sync by multiply-adds"
+    );
+    for name in ["rate", "gelu", "layer_norm", "product_bf16", "attention"]
+        .into_iter()
+        .filter(|name| name.contains(&only))
+    {
         for (what, checks) in [("all checks", Checks::default()), ("bounds only", none)] {
             let Rate { lane_instructions, multiply_adds } = rate(name, checks, seconds);
             let together = lane_instructions + multiply_adds;

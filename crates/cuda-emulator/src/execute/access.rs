@@ -181,7 +181,9 @@ impl Block<'_> {
             conflict = parts.shadow.touch::<SPACE>(at, count, span.which(N), by, false);
         }
         let (out, bytes) = (&mut lanes[span.lane..span.lane + span.lanes], &parts.bytes[at..at + count]);
-        if span.same {
+        if let [one] = out {
+            *one = array(bytes);
+        } else if span.same {
             out.fill(array(bytes));
         } else {
             out.as_flattened_mut().copy_from_slice(bytes);

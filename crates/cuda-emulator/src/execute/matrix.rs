@@ -87,7 +87,8 @@ impl Block<'_> {
                 }
             }
         }
-        add(&a, &b, multiply.depth, &mut sums);
+        let order = if multiply.kind == MatrixKind::Tf32 { &IN_ORDER } else { &PAIRS };
+        add(&a, &b, &order[..multiply.depth], &mut sums);
         for (index, half) in sums.chunks_exact(8).enumerate() {
             let mut put = |slot: u16, row: [u32; LANES]| warp.registers.words[usize::from(slot)] = Words(row);
             if multiply.half_sum {
@@ -133,8 +134,14 @@ vectorised! {
     }
 }
 
-/// Rows of a.
+/// Rows of a, in the order of `PAIRS` or of the summed dimension.
 type Left = [[f64; DEPTH]; ROWS];
+/// Where the elements of a row of a are, if registers hold single elements.
+const IN_ORDER: [usize; DEPTH] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+/// Where they are, if registers hold pairs.
+const PAIRS: [usize; DEPTH] = [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15];
+
 /// Rows of b, in the order of columns of the sums.
 type Right = [[f64; COLUMNS]; DEPTH];
 /// Rows of the sums: even columns, then odd ones.
@@ -144,13 +151,13 @@ type Sums = [[f64; COLUMNS]; ROWS];
 macro_rules! fragments {
     ($($kind:ident: $left:ident, $right:ident;)*) => {$(
         vectorised! {
-            /// 8 rows of 8 elements of a, at a column.
+            /// 8 rows of 8 elements of a, at a column: even ones, then odd ones.
             fn $left(rows: &mut [[f64; DEPTH]], first: usize, words: &[u32; LANES]) {
                 for (row, words) in rows.iter_mut().zip(words.as_chunks::<4>().0) {
                     let row = &mut row[first..first + 8];
                     for pair in 0..4 {
-                        row[2 * pair] = f64::from($kind(words[pair] as u16).wide());
-                        row[2 * pair + 1] = f64::from($kind((words[pair] >> 16) as u16).wide());
+                        row[pair] = f64::from($kind(words[pair] as u16).wide());
+                        row[4 + pair] = f64::from($kind((words[pair] >> 16) as u16).wide());
                     }
                 }
             }
@@ -239,19 +246,19 @@ fn halves_of_sums(rows: &[[f64; COLUMNS]]) -> [u32; LANES] {
 
 /// Adds the products of rows and columns to the sums. The products are exact in f64, so that a fused operation gives the
 /// same bits as two.
-fn add(a: &Left, b: &Right, depth: usize, sums: &mut Sums) {
+fn add(a: &Left, b: &Right, order: &[usize], sums: &mut Sums) {
     match level() {
         // SAFETY: the processor has the instructions of its level.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => unsafe { vectors::add_avx512(a, b, depth, sums) },
+        Level::Avx512 => unsafe { vectors::add_avx512(a, b, order, sums) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => unsafe { vectors::add_avx2(a, b, depth, sums) },
+        Level::Avx2 => unsafe { vectors::add_avx2(a, b, order, sums) },
         _ => {
             for (row, sums) in a.iter().zip(sums) {
-                for (&left, right) in row.iter().zip(b).take(depth) {
+                for (&step, right) in order.iter().zip(b) {
                     for (sum, &right) in sums.iter_mut().zip(right) {
-                        *sum += left * right;
+                        *sum += row[step] * right;
                     }
                 }
             }
@@ -267,11 +274,12 @@ mod vectors {
     use super::{Left, Right, Sums};
 
     #[target_feature(enable = "avx512f")]
-    pub(super) fn add_avx512(a: &Left, b: &Right, depth: usize, sums: &mut Sums) {
+    pub(super) fn add_avx512(a: &Left, b: &Right, order: &[usize], sums: &mut Sums) {
         for (rows, sums) in a.as_chunks::<8>().0.iter().zip(sums.as_chunks_mut::<8>().0) {
             // SAFETY: each row of sums has 8 numbers.
-            let mut all: [__m512d; 8] = std::array::from_fn(|row| unsafe { _mm512_loadu_pd(sums[row].as_ptr()) });
-            for (step, right) in b.iter().enumerate().take(depth) {
+            let mut all: [__m512d; 8] =
+                std::array::from_fn(|row| unsafe { _mm512_loadu_pd(sums[row].as_ptr()) });
+            for (&step, right) in order.iter().zip(b) {
                 // SAFETY: each row of b has 8 numbers.
                 let right = unsafe { _mm512_loadu_pd(right.as_ptr()) };
                 for row in 0..8 {
@@ -286,14 +294,14 @@ mod vectors {
     }
 
     #[target_feature(enable = "avx2,fma")]
-    pub(super) fn add_avx2(a: &Left, b: &Right, depth: usize, sums: &mut Sums) {
+    pub(super) fn add_avx2(a: &Left, b: &Right, order: &[usize], sums: &mut Sums) {
         for (rows, sums) in a.as_chunks::<4>().0.iter().zip(sums.as_chunks_mut::<4>().0) {
             let halves = |row: &[f64; 8]| {
                 // SAFETY: the row has 8 numbers.
                 unsafe { [_mm256_loadu_pd(row.as_ptr()), _mm256_loadu_pd(row[4..].as_ptr())] }
             };
             let mut all: [[__m256d; 2]; 4] = std::array::from_fn(|row| halves(&sums[row]));
-            for (step, right) in b.iter().enumerate().take(depth) {
+            for (&step, right) in order.iter().zip(b) {
                 let right = halves(right);
                 for row in 0..4 {
                     let left = _mm256_set1_pd(rows[row][step]);
