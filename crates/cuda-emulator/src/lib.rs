@@ -21,6 +21,7 @@ mod mapping;
 pub mod memory;
 pub mod module;
 pub mod numbers;
+mod parts;
 pub mod ptx;
 pub mod queues;
 pub mod registers;

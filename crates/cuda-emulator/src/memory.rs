@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use crate::bits;
 use crate::checks::{Accessor, Cell, Conflict, Finding, Lanes, ROW, Shadow};
 use crate::mapping::Mapping;
-pub use crate::shared::SharedMemory;
+pub use crate::parts::{Fault, Parts};
+use crate::shared::SharedMemory;
 
 /// Where generic addresses of shared memory begin.
 pub const SHARED_WINDOW: u64 = 1 << 47;
@@ -28,15 +29,6 @@ const ALIGN: usize = 512;
 /// Unused bytes behind each allocation.
 const GAP: usize = 512;
 
-/// An access that hardware or driver would refuse.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// What is wrong.
-    pub finding: Finding,
-    /// The allocation that is near, or was there.
-    pub detail: String,
-}
-
 /// What an address range holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeKind {
@@ -44,18 +36,6 @@ pub enum RangeKind {
     Allocation,
     /// `cuMemAddressReserve`: no memory until it is mapped.
     Reservation,
-}
-
-/// A memory as its accesses see it.
-pub struct Parts<'a> {
-    /// Its bytes.
-    pub bytes: &'a mut [u8],
-    /// Bytes that were written.
-    pub written: &'a mut [u64],
-    /// Bytes that an asynchronous copy will write. None of global memory.
-    pub pending: &'a mut [u64],
-    /// Who used it.
-    pub shadow: Shadow<'a>,
 }
 
 /// The memory of the device.

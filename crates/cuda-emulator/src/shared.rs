@@ -2,8 +2,10 @@
 
 use crate::bits;
 use crate::checks::{Cell, Finding, ROW, Shadow};
-use crate::execute::MAX_SHARED;
-use crate::memory::{Fault, Parts};
+use crate::parts::{Fault, Parts};
+
+/// The largest shared memory of a block: that of a card of compute capability 8.0, less what the system keeps.
+pub const MAX_SHARED: usize = 163 * 1024;
 
 /// What shared memory holds before it is written: a NaN in every format.
 const POISON: u64 = 0x7fff_7fff_7fff_7fff;
@@ -20,16 +22,18 @@ pub struct SharedMemory {
     size: usize,
 }
 
-impl SharedMemory {
+impl Default for SharedMemory {
     /// A memory without bytes, until a block begins.
-    pub fn new() -> Self {
+    fn default() -> Self {
         let bits = bits::words_for(MAX_SHARED);
         let cells = |count| vec![Cell::default(); count];
         let (rows, words) = (cells(MAX_SHARED / ROW), cells(MAX_SHARED / 4));
         let units = vec![POISON; MAX_SHARED / 8];
         Self { units, written: vec![0; bits], pending: vec![0; bits], rows, words, size: 0 }
     }
+}
 
+impl SharedMemory {
     /// Makes the memory that of a new block.
     pub fn begin(&mut self, size: usize) {
         assert!(size <= MAX_SHARED, "a launch of more shared memory is refused");

@@ -45,14 +45,11 @@ fn launch(device: &mut Device, name: &str) -> ([u32; 3], u32, Vec<support::Param
             ([t as u32 / 64, heads as u32, 1], 128, parameters)
         }
         _ => {
-            let size = 64;
-            let (a, b, c) = (
-                device.put(&bf16(size * size)),
-                device.put(&bf16(size * size)),
-                device.empty::<f32>(size * size),
-            );
-            let sizes = [Integer(size as i32); 3];
-            ([1; 3], 128, [Address(a), Address(b), Address(c)].into_iter().chain(sizes).collect())
+            let (m, n, k) = (64, 64, 768);
+            let (a, b) = (device.put(&bf16(m * k)), device.put(&bf16(k * n)));
+            let addresses = [a, b, device.empty::<f32>(m * n)].map(Address);
+            let sizes = [m, n, k].map(|size| Integer(size as i32));
+            ([1; 3], 128, addresses.into_iter().chain(sizes).collect())
         }
     }
 }
@@ -89,17 +86,13 @@ fn rate(name: &str, checks: Checks, seconds: f64) -> Rate {
 /// Prints the rates of each kernel with and without checks, by turns. `PHALANX_RATE_SECONDS` measures longer.
 #[test]
 fn rates() {
-    let only = std::env::var("ONLY").unwrap_or_default();
     let given = std::env::var("PHALANX_RATE_SECONDS").ok();
     let seconds = given.map_or(0.01, |text| text.parse().expect("a number of seconds"));
     let none = Checks { unwritten: false, races: false };
     println!(
         "processor time of one thread; G a second: lane instructions, with those of mma.sync by multiply-adds"
     );
-    for name in ["rate", "gelu", "layer_norm", "product_bf16", "attention"]
-        .into_iter()
-        .filter(|name| name.contains(&only))
-    {
+    for name in ["rate", "gelu", "layer_norm", "product_bf16", "attention"] {
         for (what, checks) in [("all checks", Checks::default()), ("bounds only", none)] {
             let Rate { lane_instructions, multiply_adds } = rate(name, checks, seconds);
             let together = lane_instructions + multiply_adds;

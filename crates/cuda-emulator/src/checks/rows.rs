@@ -224,5 +224,93 @@ fn joined(first: Access, now: Access) -> Option<Access> {
     }
     let several = first.lane_bits() == SEVERAL || now.lane_bits() == SEVERAL;
     // Lanes that follow each other alike, but begin with another, differ in every word.
-    (several || first.bytes() == now.bytes()).then(|| Access { who: now.who | SEVERAL, ..now })
+    (several || first.bytes() == now.bytes()).then_some(Access { who: now.who | SEVERAL, ..now })
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_random::SplitMix64;
+
+    use super::*;
+
+    const BYTES: usize = 256;
+
+    /// The same access lane by lane and word by word, without rows.
+    fn touch_each(
+        cells: &mut [Cell],
+        at: usize,
+        count: usize,
+        lanes: Lanes,
+        by: &Accessor,
+        write: bool,
+    ) -> bool {
+        let each = if lanes.several { count } else { 1 << lanes.shift };
+        let mut found = false;
+        for first in (at..at + count).step_by(each) {
+            let lanes_here = if lanes.several { lanes.first..lanes.first + 3 } else { 0..1 };
+            for several in lanes_here {
+                let lane = if lanes.several { several as u16 } else { lanes.at(first - at) };
+                let size = each.min(4);
+                for byte in (first..first + each).step_by(size) {
+                    let mask = ((1u16 << size) - 1) << (byte % 4);
+                    found |= match write {
+                        true => cells[byte / 4].write::<false>(by, lane, mask),
+                        false => cells[byte / 4].read::<false>(by, lane, mask),
+                    }
+                    .is_some();
+                }
+            }
+        }
+        found
+    }
+
+    /// Random accesses by eight warps, with barriers and new operations between them: rows find what words find.
+    #[test]
+    fn rows_find_what_words_find() {
+        let mut conflicts = [0; 2];
+        for seed in 0..300 {
+            let mut random = SplitMix64::new(seed);
+            let mut pick = |count: usize| (random.next_u64() % count as u64) as usize;
+            let (mut rows, mut words) =
+                (vec![Cell::default(); BYTES / ROW], vec![Cell::default(); BYTES / 4]);
+            let mut cells = words.clone();
+            let (mut operation, mut phase, mut known) = (1, 1, [0; 32]);
+            for step in 0..40 {
+                match pick(8) {
+                    0 => (phase, known) = (phase + 1, [phase; 32]),
+                    1 => operation += 1,
+                    _ => {}
+                }
+                let shift = pick(5) as u32;
+                let write = pick(3) == 0;
+                let several = !write && pick(4) == 0;
+                let lanes_max = if several { 1 } else { [1, 4, 8, 16][pick(4)] };
+                let count = (lanes_max << shift).min(BYTES);
+                let at = pick((BYTES - count >> shift) + 1) << shift;
+                let lanes = Lanes { first: pick(16), shift, several };
+                // Every other operation is ordered before those after it.
+                let order = |earlier: u32| earlier % 2 == 0;
+                let by = Accessor {
+                    operation,
+                    block: 0,
+                    warp: pick(2),
+                    phase,
+                    known,
+                    instruction: step,
+                    atomic: pick(12) == 0 && shift >= 2,
+                    order: &order,
+                    last_ordered: Default::default(),
+                };
+                let mut shadow = Shadow { rows: &mut rows, words: &mut words };
+                let found = shadow.touch::<false>(at, count, lanes, &by, write).is_some();
+                let expected = touch_each(&mut cells, at, count, lanes, &by, write);
+                assert_eq!(found, expected, "seed {seed}, step {step}: {count} bytes at {at} by {lanes:?}");
+                conflicts[usize::from(found)] += 1;
+                if found {
+                    break;
+                }
+            }
+        }
+        assert!(conflicts[0] > 1000 && conflicts[1] > 200, "{conflicts:?}");
+    }
 }

@@ -74,6 +74,9 @@ fn check_size(function: &Function, config: &LaunchConfig) -> Result<(), Status> 
     if dynamic > function.max_dynamic_shared {
         return Err(Status::INVALID_VALUE);
     }
+    if function.kernel.static_shared + dynamic > MAX_SHARED {
+        return Err(Status::LAUNCH_OUT_OF_RESOURCES);
+    }
     Ok(())
 }
 

@@ -55,7 +55,7 @@ impl Block<'_> {
         let (parts, count) = (self.parts::<SHARED>(), copy.to.bytes(copy.bytes));
         bits::remove(parts.written, place, count);
         bits::add(parts.pending, place, count);
-        if copy.from % copy.bytes as u64 != 0 {
+        if !copy.from.is_multiple_of(copy.bytes as u64) {
             let detail = format!("a source of {} bytes", copy.bytes);
             return Err(self.stop(Fault { finding: Finding::Misaligned, detail }, copy.to.at(copy.from), by));
         }
@@ -109,10 +109,10 @@ impl Block<'_> {
         if copy.source_bytes == N {
             self.read::<GLOBAL, N>(from, &read, &mut bytes)?;
         } else {
-            for byte in 0..copy.source_bytes {
+            for (address, byte) in (copy.from..).zip(&mut bytes[from.lane][..copy.source_bytes]) {
                 let mut one = [[0u8; 1]; LANES];
-                self.read::<GLOBAL, 1>(from.at(copy.from + byte as u64), &read, &mut one)?;
-                [bytes[from.lane][byte]] = one[from.lane];
+                self.read::<GLOBAL, 1>(from.at(address), &read, &mut one)?;
+                [*byte] = one[from.lane];
             }
         }
         let place = self.shared.place(copy.to.address, N, copy.to.bytes(N));

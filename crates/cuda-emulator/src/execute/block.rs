@@ -2,8 +2,9 @@
 
 use crate::checks::{Accessor, Finding, Report, Reports};
 use crate::kernel::{MaskOf, Special};
-use crate::memory::{DeviceMemory, SharedMemory};
+use crate::memory::DeviceMemory;
 use crate::registers::{LANES, Words};
+use crate::shared::SharedMemory;
 
 use super::warp::Warp;
 use super::{Launch, Statistics};

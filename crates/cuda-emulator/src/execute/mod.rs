@@ -17,7 +17,8 @@ mod warp;
 
 use crate::checks::{Checks, Reports};
 use crate::kernel::Kernel;
-use crate::memory::{DeviceMemory, SharedMemory};
+use crate::memory::DeviceMemory;
+pub use crate::shared::MAX_SHARED;
 
 use block::Block;
 
@@ -61,14 +62,11 @@ pub struct Statistics {
 /// The most threads in a block.
 pub const MAX_THREADS: u32 = 1024;
 
-/// The most shared memory of a block: that of a card of compute capability 8.0, less what the system keeps.
-pub const MAX_SHARED: usize = 163 * 1024;
-
 /// Runs a launch. Findings are added to the reports; a fatal one ends the launch early.
 pub fn run(launch: &Launch, memory: &mut DeviceMemory, reports: &mut Reports) -> Statistics {
     let blocks: u64 = launch.grid.iter().map(|&count| u64::from(count)).product();
     let mut statistics = Statistics::default();
-    let mut shared = memory.shared.take().unwrap_or_else(SharedMemory::new);
+    let mut shared = memory.shared.take().unwrap_or_default();
     let mut warps = Vec::new();
     for turn in 0..blocks {
         // Odd seeds run the blocks backwards.

@@ -91,15 +91,15 @@ impl Iterator for Spans<'_> {
         }
         let lane = self.rest.trailing_zeros() as usize;
         let address = self.addresses[lane];
-        let most = (self.rest >> lane).trailing_ones() as usize;
+        let lanes_max = (self.rest >> lane).trailing_ones() as usize;
         let mut lanes = 1;
         let mut same = false;
-        if most > 1 {
+        if lanes_max > 1 {
             let step = self.addresses[lane + 1].wrapping_sub(address);
             same = self.same && step == 0;
             if same || step == self.bytes {
                 lanes = 2;
-                while lanes < most
+                while lanes < lanes_max
                     && self.addresses[lane + lanes].wrapping_sub(self.addresses[lane + lanes - 1]) == step
                 {
                     lanes += 1;
