@@ -5,7 +5,7 @@
 //! - `execute` runs a launch; `memory` is the device's memory.
 //! - `checks` reports races, unwritten memory, addresses out of bounds and so on, with kernel, source line and thread.
 //! - `queues` has streams, events and graphs, whose work runs in an order that a seed decides; `driver` is the C interface
-//!   over all of this.
+//!   over all of this; `cublaslt` is that of cuBLASLt.
 //!
 //! What a card does differently: `mma.sync` and the approximate functions have other last bits, memory models are weaker,
 //! clocks run. Clusters, the tensor memory accelerator, textures, cooperative launches, and 8-bit floats are refused.
@@ -13,6 +13,7 @@
 pub mod alu;
 mod bits;
 pub mod checks;
+pub mod cublaslt;
 pub mod decode;
 pub mod driver;
 pub mod execute;

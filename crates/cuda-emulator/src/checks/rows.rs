@@ -286,10 +286,10 @@ mod tests {
                 let several = !write && pick(4) == 0;
                 let lanes_max = if several { 1 } else { [1, 4, 8, 16][pick(4)] };
                 let count = (lanes_max << shift).min(BYTES);
-                let at = pick((BYTES - count >> shift) + 1) << shift;
+                let at = pick(((BYTES - count) >> shift) + 1) << shift;
                 let lanes = Lanes { first: pick(16), shift, several };
                 // Every other operation is ordered before those after it.
-                let order = |earlier: u32| earlier % 2 == 0;
+                let order = |earlier: u32| earlier.is_multiple_of(2);
                 let by = Accessor {
                     operation,
                     block: 0,

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::checks::Finding;
 use crate::memory::DeviceMemory;
 use crate::module::LoadedModule;
-use crate::queues::{CaptureError, Graph, Queues, ReadyGraph, StreamId};
+use crate::queues::{CaptureError, Graph, Product, Queues, ReadyGraph, StreamId, Work};
 
 pub use config::Config;
 pub use context::*;
@@ -177,6 +177,20 @@ fn call_in_context(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Stat
         body(driver)?;
         driver.check()
     })
+}
+
+/// Whether the thread has a context.
+pub(crate) fn has_context() -> bool {
+    CONTEXT.get() != 0
+}
+
+/// Queues a product of a library, like a call of the driver.
+pub(crate) fn queue_product(stream: usize, product: Product) -> Result<(), Status> {
+    let status = call_in_context(|driver| {
+        let stream = driver.stream(stream)?;
+        Ok(driver.queues.enqueue(stream, Work::Product(Box::new(product)))?)
+    });
+    if status == Status::SUCCESS { Ok(()) } else { Err(status) }
 }
 
 /// Writes a result through a pointer of the caller.

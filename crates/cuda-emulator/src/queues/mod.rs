@@ -9,6 +9,7 @@ mod clock;
 mod copies;
 mod graph;
 mod perform;
+mod product;
 mod schedule;
 mod work;
 
@@ -23,6 +24,7 @@ use crate::memory::DeviceMemory;
 pub use capture::CaptureError;
 pub use clock::{Clock, Point};
 pub use graph::{Graph, ReadyGraph};
+pub use product::{Element, Matrix, Product};
 pub use work::{Copy, Fill, HostCall, Launch, Location, Work};
 
 use capture::Capture;

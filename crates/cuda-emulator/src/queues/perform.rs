@@ -30,6 +30,7 @@ impl Queues {
             Work::Launch(launch) => self.launch(&launch, operation, clock),
             Work::Copy(copy) => self.copy(&copy, operation, clock),
             Work::Fill(fill) => self.fill(&fill, operation, clock),
+            Work::Product(product) => self.product(&product, (operation, clock)),
             Work::Free(address) => self.free(address, operation, clock),
             _ => {}
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::kernel::Kernel;
 
-use super::{Point, ReadyGraph};
+use super::{Point, Product, ReadyGraph};
 
 /// Work of a stream.
 #[derive(Clone)]
@@ -16,6 +16,8 @@ pub enum Work {
     Copy(Copy),
     /// Fills device memory.
     Fill(Fill),
+    /// Multiplies matrices.
+    Product(Box<Product>),
     /// Calls a function of the host.
     Call(HostCall),
     /// Frees an allocation.
