@@ -78,6 +78,16 @@ pub enum Error {
         /// What NVRTC says.
         log: String,
     },
+    /// The driver does not understand what NVRTC makes.
+    #[error(
+        "the driver is older than NVRTC {}.{} and takes neither its instructions nor its PTX: update NVIDIA's driver, or install \
+         an NVRTC of the driver's version (`pip install 'nvidia-cuda-nvrtc-cu12'` for CUDA 12) and give the folder of libnvrtc.so",
+        version.0, version.1
+    )]
+    CompilerTooNew {
+        /// NVRTC's version.
+        version: (i32, i32),
+    },
     /// The cache of compiled programs cannot be written.
     #[error("the compiled program cannot be kept in {path}: {error}", path = path.display())]
     Cache {

@@ -9,7 +9,7 @@ use phalanx_tensor::{
 };
 
 use crate::backend::{Cuda, Parts};
-use crate::compiler::{Code, Compiler};
+use crate::compiler::Compiler;
 use crate::driver::{Card, Context, count_cards};
 use crate::error::Error;
 use crate::memory::{Registered, TensorMemory};
@@ -25,8 +25,6 @@ pub struct Options {
     pub nvrtc: Option<PathBuf>,
     /// The folder in which compiled programs are kept. None: they are compiled by each process.
     pub cache: Option<PathBuf>,
-    /// What is compiled: instructions of the card, or PTX.
-    pub code: Code,
     /// Bytes of the card's memory for partial sums of kernels, beside the plan's.
     pub scratch_bytes: u64,
     /// Whether products of f32 are computed as TF32: faster, with 10 bits of the mantissa.
@@ -41,7 +39,6 @@ impl Default for Options {
         Options {
             nvrtc: None,
             cache: None,
-            code: Code::Cubin,
             scratch_bytes,
             tf32: false,
             share_cards: false,
@@ -84,7 +81,7 @@ pub fn unplanned_device(
 ) -> Result<Device, Error> {
     let context = Arc::new(Context::new(Card::open(0)?)?);
     let compiler = Compiler::load(options.nvrtc.as_deref())?;
-    let modules = Modules::new(&context, compiler, options.cache.as_ref(), options.code);
+    let modules = Modules::new(&context, compiler, options.cache.as_ref());
     let (tensors, addresses) = TensorMemory::new(&context, memory_bytes)?;
     let (scratch_bytes, registered, tf32) = (options.scratch_bytes, Vec::new(), options.tf32);
     let cuda =
@@ -106,9 +103,10 @@ impl DeviceFactory for CudaFactory {
         let host_kernels = (self.make_kernels)(request)?;
         let context = Arc::new(self.card(request.index).and_then(Context::new).map_err(refused)?);
         let compiler = Compiler::load(self.options.nvrtc.as_deref()).map_err(refused)?;
-        let modules = Modules::new(&context, compiler, self.options.cache.as_ref(), self.options.code);
+        let modules = Modules::new(&context, compiler, self.options.cache.as_ref());
         let (tensors, addresses) =
             TensorMemory::new(&context, request.device_plan.arena_bytes).map_err(refused)?;
+        tensors.clear().map_err(refused)?;
         // Transports read host memory: that is what is shared.
         let host = (request.map_shared)(request.host_plan.arena_bytes as usize)?;
         let registered = match request.pin_host {

@@ -91,6 +91,17 @@ impl CardMemory {
         }
     }
 
+    /// Sets all bytes to 0.
+    fn clear(&self) -> Result<(), Error> {
+        self.context.enter()?;
+        let stream = std::ptr::null_mut();
+        // SAFETY: the memory is mapped; null is the context's first stream, which is there without being created.
+        unsafe {
+            driver!(cuMemsetD8Async(self.start, 0, self.bytes, stream))?;
+            driver!(cuStreamSynchronize(stream))
+        }
+    }
+
     /// The first address.
     pub(crate) fn start(&self) -> u64 {
         self.start
@@ -155,6 +166,11 @@ impl TensorMemory {
         let region = map().map_err(|error| Error::Addresses { bytes, error })?;
         let start = region.base().addr();
         Ok((TensorMemory { addresses: start..start + region.bytes(), memory }, region))
+    }
+
+    /// Sets all bytes to 0, as memory of the host is when a process gets it: what lies between tensors is copied with them.
+    pub(crate) fn clear(&self) -> Result<(), Error> {
+        self.memory.clear()
     }
 
     /// The addresses of this memory on the card.
