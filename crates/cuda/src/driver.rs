@@ -4,6 +4,8 @@
 //! layer: its safe layer records an event for each slice that a stream uses, and its pinned memory is write-combined.
 
 use std::ffi::{CStr, c_char, c_int};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 
@@ -130,9 +132,37 @@ fn attribute_of(device: c_int, attribute: CUdevice_attribute) -> Result<i32, Err
     Ok(value)
 }
 
+/// What devices have asked the driver to make so far: a step asks for nothing once its kernels are loaded.
+#[derive(Debug, Default)]
+pub struct Made {
+    allocations: AtomicU64,
+    objects: AtomicU64,
+}
+
+impl Made {
+    /// Allocations and registrations of memory.
+    pub fn allocations(&self) -> u64 {
+        self.allocations.load(Ordering::Relaxed)
+    }
+
+    /// Modules, streams and events.
+    pub fn objects(&self) -> u64 {
+        self.objects.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_allocation(&self) {
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_object(&self) {
+        self.objects.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// The primary context of a card, held.
 pub(crate) struct Context {
     pub(crate) card: Card,
+    pub(crate) made: Arc<Made>,
     context: sys::CUcontext,
 }
 
@@ -142,11 +172,11 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    pub(crate) fn new(card: Card) -> Result<Context, Error> {
+    pub(crate) fn new(card: Card, made: &Arc<Made>) -> Result<Context, Error> {
         let mut context = std::ptr::null_mut();
         // SAFETY: the device is one that the driver gave.
         unsafe { driver!(cuDevicePrimaryCtxRetain(&mut context, card.device))? };
-        let context = Context { card, context };
+        let context = Context { card, made: Arc::clone(made), context };
         context.enter()?;
         Ok(context)
     }

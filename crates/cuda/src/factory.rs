@@ -10,7 +10,7 @@ use phalanx_tensor::{
 
 use crate::backend::{Cuda, Parts};
 use crate::compiler::Compiler;
-use crate::driver::{Card, Context, count_cards};
+use crate::driver::{Card, Context, Made, count_cards};
 use crate::error::Error;
 use crate::memory::{Registered, TensorMemory};
 use crate::modules::Modules;
@@ -49,6 +49,7 @@ impl Default for Options {
 /// Every rank computes on a card.
 pub struct CudaFactory {
     options: Options,
+    made: Arc<Made>,
     make_kernels: Box<MakeKernels>,
 }
 
@@ -58,7 +59,12 @@ impl CudaFactory {
         options: Options,
         make_kernels: impl Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync + 'static,
     ) -> CudaFactory {
-        CudaFactory { options, make_kernels: Box::new(make_kernels) }
+        CudaFactory { options, made: Arc::default(), make_kernels: Box::new(make_kernels) }
+    }
+
+    /// What its devices have asked the driver to make.
+    pub fn made(&self) -> &Made {
+        &self.made
     }
 
     /// The card of device number `index` of the run.
@@ -66,6 +72,10 @@ impl CudaFactory {
         let count = count_cards()?;
         let index = if self.options.share_cards && count > 0 { index % count } else { index };
         Card::open(index)
+    }
+
+    fn context(&self, index: usize) -> Result<Context, Error> {
+        Context::new(self.card(index)?, &self.made)
     }
 }
 
@@ -79,7 +89,7 @@ pub fn unplanned_device(
     memory_bytes: u64,
     host: Arc<dyn Kernels>,
 ) -> Result<Device, Error> {
-    let context = Arc::new(Context::new(Card::open(0)?)?);
+    let context = Arc::new(Context::new(Card::open(0)?, &Arc::default())?);
     let compiler = Compiler::load(options.nvrtc.as_deref())?;
     let modules = Modules::new(&context, compiler, options.cache.as_ref());
     let (tensors, addresses) = TensorMemory::new(&context, memory_bytes)?;
@@ -101,7 +111,7 @@ impl DeviceFactory for CudaFactory {
             return Err(IoError::new(ErrorKind::InvalidInput, text));
         }
         let host_kernels = (self.make_kernels)(request)?;
-        let context = Arc::new(self.card(request.index).and_then(Context::new).map_err(refused)?);
+        let context = Arc::new(self.context(request.index).map_err(refused)?);
         let compiler = Compiler::load(self.options.nvrtc.as_deref()).map_err(refused)?;
         let modules = Modules::new(&context, compiler, self.options.cache.as_ref());
         let (tensors, addresses) =

@@ -36,6 +36,7 @@ impl CardMemory {
         purpose: &'static str,
     ) -> Result<CardMemory, Error> {
         context.enter()?;
+        context.made.count_allocation();
         let property = property_of(context);
         let mut granularity = 0usize;
         // SAFETY: the context is current; the property describes memory of its card.
@@ -200,6 +201,7 @@ impl Registered {
     /// The region stays mapped until what is returned is dropped.
     pub(crate) unsafe fn new(context: &Arc<Context>, region: &Region) -> Result<Registered, Error> {
         context.enter()?;
+        context.made.count_allocation();
         // SAFETY: the region is mapped (the caller's promise), and the flags are those of the function.
         unsafe { driver!(cuMemHostRegister_v2(region.base().cast(), region.bytes(), REGISTERED))? };
         Ok(Registered { context: Arc::clone(context), start: region.base().expose_provenance() })

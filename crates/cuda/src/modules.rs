@@ -167,6 +167,7 @@ impl Modules {
             None => self.compiler.compile(program, &architecture, code)?.image,
         };
         let mut module = std::ptr::null_mut();
+        self.context.made.count_object();
         // SAFETY: the context is current; the image is a whole one, and PTX ends with 0.
         unsafe { driver!(cuModuleLoadData(&mut module, image.as_ptr().cast()))? };
         Ok(module)

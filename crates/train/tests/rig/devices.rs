@@ -5,6 +5,7 @@
 //! card that the dynamic loader's `libcuda.so` drives, which may be the emulator, with NVRTC from the folder `PHALANX_NVRTC`;
 //! `cargo xtask cuda-emulator` does that for the tests that an emulator can run.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use phalanx_cpu::CpuFactory;
@@ -16,8 +17,24 @@ use phalanx_train::Spec;
 /// The device on which tests run.
 const DEVICE: &str = "PHALANX_TEST_DEVICE";
 
-/// The factory selected by the environment.
+thread_local! {
+    /// Whether runs that this thread starts are on cards, whatever the environment says.
+    static ON_CARDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `body`, whose runs are on cards.
+pub fn on_cards<T>(body: impl FnOnce() -> T) -> T {
+    ON_CARDS.set(true);
+    let result = body();
+    ON_CARDS.set(false);
+    result
+}
+
+/// The factory selected by the environment, or by [`on_cards`].
 pub fn factory() -> Box<dyn DeviceFactory> {
+    if ON_CARDS.get() {
+        return Box::new(cuda());
+    }
     match std::env::var(DEVICE) {
         Err(_) => Box::new(CpuFactory::new()),
         Ok(name) if name == "cuda" => Box::new(cuda()),
@@ -43,7 +60,7 @@ pub fn simulated(seed: u64) -> SimulatedFactory {
 }
 
 /// Cards, which ranks share. Compiled kernels are kept in the target folder.
-fn cuda() -> CudaFactory {
+pub fn cuda() -> CudaFactory {
     let options = phalanx_cuda::Options {
         nvrtc: std::env::var_os("PHALANX_NVRTC").map(Into::into),
         cache: Some(concat!(env!("CARGO_TARGET_TMPDIR"), "/cuda-programs").into()),
