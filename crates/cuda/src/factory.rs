@@ -10,13 +10,21 @@ use phalanx_tensor::{
 
 use crate::backend::{Cuda, Parts};
 use crate::compiler::Compiler;
-use crate::driver::{Card, Context, Made, count_cards};
+use crate::driver::{Card, Context, Made};
 use crate::error::Error;
+use crate::found::usable_cards;
 use crate::memory::{Registered, TensorMemory};
 use crate::modules::Modules;
 
 /// Makes the kernels of the host's processor for the device that a request describes.
 type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync;
+
+/// Bytes of the scratch of kernels, unless the options say otherwise.
+pub const SCRATCH_BYTES: u64 = 64 << 20;
+
+/// Bytes that the driver takes of a card for the context of a process and for kernels, about: an allowance, which no card has been
+/// asked for.
+pub const CONTEXT_BYTES: u64 = 512 << 20;
 
 /// How a card is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,19 +37,21 @@ pub struct Options {
     pub scratch_bytes: u64,
     /// Whether products of f32 are computed as TF32: faster, with 10 bits of the mantissa.
     pub tf32: bool,
+    /// Bytes that a device may take of its card at most, in all. None: what is free.
+    pub memory_bytes: Option<u64>,
     /// Whether ranks share cards when there are more ranks than cards.
     pub share_cards: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        let scratch_bytes = 64 << 20;
         Options {
             nvrtc: None,
             cache: None,
-            scratch_bytes,
+            scratch_bytes: SCRATCH_BYTES,
             tf32: false,
-            share_cards: false,
+            memory_bytes: None,
+            share_cards: true,
         }
     }
 }
@@ -69,9 +79,21 @@ impl CudaFactory {
 
     /// The card of device number `index` of the run.
     fn card(&self, index: usize) -> Result<Card, Error> {
-        let count = count_cards()?;
-        let index = if self.options.share_cards && count > 0 { index % count } else { index };
-        Card::open(index)
+        let mut cards = usable_cards()?;
+        let count = cards.len();
+        if index >= count && !self.options.share_cards {
+            return Err(Error::NoCard { index, count: count as i32 });
+        }
+        Ok(cards.swap_remove(index % count))
+    }
+
+    /// Refuses a plan for which the device may not take enough of its card.
+    fn check_limit(&self, request: &DeviceRequest) -> Result<(), Error> {
+        let needed_bytes = request.device_plan.arena_bytes + self.options.scratch_bytes + CONTEXT_BYTES;
+        match self.options.memory_bytes {
+            Some(limit_bytes) if needed_bytes > limit_bytes => Err(Error::Limit { needed_bytes, limit_bytes }),
+            _ => Ok(()),
+        }
     }
 
     fn context(&self, index: usize) -> Result<Context, Error> {
@@ -105,11 +127,16 @@ impl DeviceFactory for CudaFactory {
         false
     }
 
+    fn beside_plan(&self) -> Option<u64> {
+        Some(self.options.scratch_bytes + CONTEXT_BYTES)
+    }
+
     fn make(&self, request: &DeviceRequest) -> std::io::Result<Device> {
         if request.products == Some(ProductMethod::Split) {
             let text = "precision.products = \"split\" is for processors with tile registers; on a card give \"fma\" or leave it out";
             return Err(IoError::new(ErrorKind::InvalidInput, text));
         }
+        self.check_limit(request).map_err(refused)?;
         let host_kernels = (self.make_kernels)(request)?;
         let context = Arc::new(self.context(request.index).map_err(refused)?);
         let compiler = Compiler::load(self.options.nvrtc.as_deref()).map_err(refused)?;
@@ -158,7 +185,7 @@ impl DeviceFactory for CudaFactory {
 
 fn refused(error: Error) -> IoError {
     let kind = match &error {
-        Error::OutOfMemory { .. } | Error::Addresses { .. } => ErrorKind::OutOfMemory,
+        Error::OutOfMemory { .. } | Error::Limit { .. } | Error::Addresses { .. } => ErrorKind::OutOfMemory,
         Error::NoDriver | Error::NoCard { .. } | Error::NoCompiler { .. } => ErrorKind::NotFound,
         Error::DriverTooOld { .. } | Error::CardTooOld { .. } | Error::Unsupported(_) => {
             ErrorKind::Unsupported

@@ -63,8 +63,7 @@ pub fn simulated(seed: u64) -> SimulatedFactory {
 pub fn cuda() -> CudaFactory {
     let options = phalanx_cuda::Options {
         nvrtc: std::env::var_os("PHALANX_NVRTC").map(Into::into),
-        cache: Some(concat!(env!("CARGO_TARGET_TMPDIR"), "/cuda-programs").into()),
-        share_cards: true,
+        cache: Some(concat!(env!("CARGO_TARGET_TMPDIR"), "/phalanx/cuda").into()),
         ..phalanx_cuda::Options::default()
     };
     CudaFactory::new(options, kernels)
@@ -77,5 +76,5 @@ fn kernels(request: &DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> {
 
 /// The plan for devices of `factory`.
 pub fn on(factory: &dyn DeviceFactory, spec: Spec) -> Spec {
-    Spec { host_addressable: factory.is_host_addressable(), ..spec }
+    spec.for_devices(factory)
 }
