@@ -118,14 +118,19 @@ impl<'a> Watch<'a> {
             let now = Instant::now();
             let ended = self.note_ends().or_else(|| self.lost_locally());
             let heard = self.hear();
-            match self.phase {
-                Phase::Working => {
-                    let first = ended.or(heard).or_else(|| self.search(now)).or_else(|| self.told());
+            match (self.phase, ended) {
+                // Both at once: what another launcher says may be better than what ranks of this host could see.
+                (Phase::Working, Some(ended)) => {
+                    self.end_job(ended, now);
+                    self.correct(heard);
+                }
+                (Phase::Working, None) => {
+                    let first = heard.or_else(|| self.search(now)).or_else(|| self.told());
                     if let Some(first) = first {
                         self.end_job(first, now);
                     }
                 }
-                Phase::Leaving(_) | Phase::Killed(_) => self.correct(heard),
+                (Phase::Leaving(_) | Phase::Killed(_), _) => self.correct(heard),
             }
             match self.phase {
                 Phase::Leaving(until) if now >= until => {

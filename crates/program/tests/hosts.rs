@@ -154,13 +154,9 @@ fn a_stopped_rank_is_named_on_all_hosts_after_the_timeout() {
     let started = launched.ranks();
     signal(started[2].1, Signal::STOP);
     let at = Instant::now();
-    let mut seen = false;
     for ended in launched.ends() {
-        let ended = ended.refused(&["rank 2 on host 1", "all_reduce", ".rs:"]);
-        seen |= ended.stderr.contains("is stopped, by a signal");
+        ended.refused(&["rank 2 on host 1", "all_reduce", ".rs:", "is stopped, by a signal"]);
     }
-    // Its own launcher sees that; another one that noticed the wait first may end before it hears of it.
-    assert!(seen, "no launcher says that the process is stopped");
     // The timeout and a second, and what a busy machine adds.
     assert!(at.elapsed() < Duration::from_secs(4) + WITHIN, "{:?}", at.elapsed());
     nothing_left(&started);

@@ -150,8 +150,8 @@ pub(crate) struct Running {
     shown: String,
     child: Child,
     started: Instant,
-    stdout: Option<JoinHandle<String>>,
-    stderr: Option<JoinHandle<String>>,
+    stdout: Option<JoinHandle<Gathered>>,
+    stderr: Option<JoinHandle<Gathered>>,
 }
 
 impl Running {
@@ -214,13 +214,15 @@ impl Running {
         let left = self.left_behind();
         self.end_group();
         let text =
-            |thread: Option<JoinHandle<String>>| thread.and_then(|it| it.join().ok()).unwrap_or_default();
+            |thread: Option<JoinHandle<Gathered>>| thread.and_then(|it| it.join().ok()).unwrap_or_default();
+        let stderr = text(self.stderr.take());
         Ended {
             shown: self.shown.clone(),
             code: status.and_then(|status| status.code()),
             signal: status.and_then(|status| status.signal()),
-            stdout: text(self.stdout.take()),
-            stderr: text(self.stderr.take()),
+            stdout: text(self.stdout.take()).text,
+            stderr: stderr.text,
+            arrivals: stderr.arrivals,
             started: self.started,
             ended_at,
             breach,
@@ -262,6 +264,8 @@ pub(crate) struct Ended {
     pub(crate) signal: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
+    /// Bytes of standard error that had come at a moment.
+    arrivals: Vec<(usize, Instant)>,
     pub(crate) started: Instant,
     pub(crate) ended_at: Instant,
     /// The limit that it broke.
@@ -326,6 +330,17 @@ impl Ended {
         }
     }
 
+    /// When the last line of standard error had come that `is` picks.
+    pub(crate) fn said_at(&self, is: impl Fn(&str) -> bool) -> Option<Instant> {
+        let mut end = 0;
+        let ends = self.stderr.split_inclusive('\n').filter_map(|line| {
+            end += line.len();
+            is(line).then_some(end)
+        });
+        let end = ends.last()?;
+        self.arrivals.iter().find(|(bytes, _)| *bytes >= end).map(|(_, at)| *at)
+    }
+
     /// An error about this command: what it did, the command, and the end of its standard error.
     pub(crate) fn wrong<T>(&self, what: &str) -> Result<T, String> {
         let tail: String = {
@@ -354,15 +369,26 @@ fn shell_word(text: &str) -> String {
     }
 }
 
+/// What a command has written.
+#[derive(Default)]
+struct Gathered {
+    text: String,
+    /// Bytes that had come at a moment.
+    arrivals: Vec<(usize, Instant)>,
+}
+
 /// Reads everything, and keeps its first part.
-fn gather(mut from: impl Read) -> String {
-    let (mut kept, mut buffer) = (Vec::new(), [0u8; 1 << 16]);
+fn gather(mut from: impl Read) -> Gathered {
+    let (mut kept, mut buffer, mut arrivals) = (Vec::new(), [0u8; 1 << 16], Vec::new());
     while let Ok(count) = from.read(&mut buffer) {
         if count == 0 {
             break;
         }
         let room = KEPT.saturating_sub(kept.len()).min(count);
         kept.extend_from_slice(&buffer[..room]);
+        if room > 0 {
+            arrivals.push((kept.len(), Instant::now()));
+        }
     }
-    String::from_utf8_lossy(&kept).into_owned()
+    Gathered { text: String::from_utf8_lossy(&kept).into_owned(), arrivals }
 }

@@ -109,7 +109,7 @@ fn campaign(options: &Options) -> Result<bool, String> {
     if !report.failed.is_empty() {
         println!("{}", report.failures());
     }
-    print!("{}", report.markdown());
+    print!("{}\n{}", report.markdown(), report.times());
     let times = report.seconds.iter().map(|(group, seconds)| format!("{group} {seconds:.0} s"));
     println!("\ntime of the cases: {}", times.collect::<Vec<_>>().join(", "));
     println!("{} cases in {:.0} s, seed {}", report.trials(), started.elapsed().as_secs_f64(), report.seed);

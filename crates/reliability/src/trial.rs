@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -19,6 +20,20 @@ pub(crate) struct Trial {
     pub(crate) detail: String,
     /// What went otherwise than the rule says.
     pub(crate) result: Result<(), String>,
+    /// Time from the fault until all who live had named it, where that is measured.
+    pub(crate) named_after: Option<Duration>,
+}
+
+impl Trial {
+    pub(crate) fn new(fault: impl Into<String>, detail: String, result: Result<(), String>) -> Trial {
+        Trial { fault: fault.into(), detail, result, named_after: None }
+    }
+
+    /// A case in which the time is measured until a fault is named, if it strikes.
+    pub(crate) fn timed(fault: String, detail: String, result: Result<Option<Duration>, String>) -> Trial {
+        let named_after = result.as_ref().ok().copied().flatten();
+        Trial { fault, detail, result: result.map(drop), named_after }
+    }
 }
 
 /// A case that failed.
@@ -52,13 +67,18 @@ pub struct Report {
     pub rows: BTreeMap<(&'static str, String), Tally>,
     /// By group and number.
     pub failed: Vec<Failed>,
+    /// Group and fault, with the milliseconds until it was named, in the cases in which that is measured.
+    pub named_after_ms: BTreeMap<(&'static str, String), Vec<f64>>,
     /// What cases took together, by group.
     pub seconds: BTreeMap<&'static str, f64>,
 }
 
 impl Report {
     pub(crate) fn add(&mut self, group: &'static str, case: usize, trial: Trial, seconds: f64) {
-        let Trial { fault, detail, result } = trial;
+        let Trial { fault, detail, result, named_after } = trial;
+        if let Some(time) = named_after {
+            self.named_after_ms.entry((group, fault.clone())).or_default().push(time.as_secs_f64() * 1e3);
+        }
         let tally = self.rows.entry((group, fault)).or_default();
         tally.trials += 1;
         tally.passed += usize::from(result.is_ok());
@@ -106,6 +126,40 @@ impl Report {
         text
     }
 
+    /// The times until faults were named, as Markdown; empty when none was measured.
+    pub fn times(&self) -> String {
+        if self.named_after_ms.is_empty() {
+            return String::new();
+        }
+        let mut text = String::from(
+            "| group | fault | cases | named after: median | 99 of 100 | longest |\n|---|---|---:|---:|---:|---:|\n",
+        );
+        let mut row = |group: &str, fault: &str, times: &[f64]| {
+            let mut times = times.to_vec();
+            times.sort_by(f64::total_cmp);
+            // The smallest time that this part of the cases does not exceed.
+            let of = |part: f64| times[((times.len() as f64 * part).ceil() as usize).max(1) - 1];
+            writeln!(
+                text,
+                "| {group} | {fault} | {} | {:.0} ms | {:.0} ms | {:.0} ms |",
+                times.len(),
+                of(0.5),
+                of(0.99),
+                of(1.0)
+            )
+            .expect("text grows");
+        };
+        for ((group, fault), times) in &self.named_after_ms {
+            row(group, fault, times);
+        }
+        let kills = self.named_after_ms.iter().filter(|((_, fault), _)| fault.starts_with("SIGKILL"));
+        let kills: Vec<f64> = kills.flat_map(|(_, times)| times).copied().collect();
+        if !kills.is_empty() {
+            row("**all**", "**SIGKILL**", &kills);
+        }
+        text
+    }
+
     /// The failures with the commands that repeat them.
     pub fn failures(&self) -> String {
         let mut text = String::new();
@@ -126,8 +180,11 @@ impl Report {
             json!({ "group": failed.group, "case": failed.case, "detail": failed.detail, "what": failed.what,
                     "repeat": self.repeats(failed) })
         });
+        let times = self.named_after_ms.iter().map(
+            |((group, fault), times)| json!({ "group": group, "fault": fault, "named_after_ms": times }),
+        );
         json!({ "seed": self.seed, "rows": rows.collect::<Vec<_>>(), "failed": failed.collect::<Vec<_>>(),
-                "seconds": self.seconds })
+                "named": times.collect::<Vec<_>>(), "seconds": self.seconds })
     }
 }
 
@@ -138,8 +195,9 @@ mod tests {
     #[test]
     fn the_table_counts_and_the_failures_say_how_to_repeat_them() {
         let mut report = Report { seed: 7, ..Report::default() };
-        let trial = |result| Trial { fault: "cut".into(), detail: "cut at 3".into(), result };
+        let trial = |result| Trial::new("cut", "cut at 3".into(), result);
         report.add("damage", 0, trial(Ok(())), 0.1);
+        assert_eq!(report.times(), "");
         report.add("damage", 1, trial(Err("hung".into())), 0.1);
         assert!(
             report
@@ -157,5 +215,16 @@ mod tests {
         let failures = report.failures();
         assert!(failures.contains("cargo xtask reliability --only damage --case 1 --seed 7"), "{failures}");
         assert_eq!(report.json()["failed"][0]["what"], "hung");
+    }
+
+    #[test]
+    fn times_are_shown_by_rank_among_all_cases() {
+        let mut report = Report::default();
+        for ms in 1..=200 {
+            let result = Ok(Some(Duration::from_millis(ms)));
+            report.add("kills", 0, Trial::timed("SIGKILL".into(), String::new(), result), 0.1);
+        }
+        let row = "| kills | SIGKILL | 200 | 100 ms | 198 ms | 200 ms |\n";
+        assert!(report.times().contains(row), "{}", report.times());
     }
 }

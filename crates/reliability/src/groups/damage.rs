@@ -62,7 +62,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
         Err(error) => ("preparation".to_string(), Err(error)),
     };
     let detail = format!("{damage}: {file} of the run \"{name}\", then {command}");
-    Trial { fault: kind(Path::new(&file)), detail, result }
+    Trial::new(kind(Path::new(&file)), detail, result)
 }
 
 /// A row of the table: the file's name, or what rank files have in common.

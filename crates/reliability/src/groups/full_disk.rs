@@ -29,7 +29,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
         },
         Err(error) => ("preparation", Err(error)),
     };
-    Trial { fault: name.to_string(), detail: format!("{name}, {}", mesh.name), result }
+    Trial::new(name, format!("{name}, {}", mesh.name), result)
 }
 
 fn on_small_disk(case: &Case<'_>, disk: Disk, mesh: &Mesh, random: &mut Random) -> Result<(), String> {

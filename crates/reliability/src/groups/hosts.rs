@@ -61,7 +61,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     };
     let detail = format!("{victim:?} on {hosts} hosts, {}, in the phase {}", mesh.name, phase.name());
     let result = world.case().and_then(|case| strike(&case, (mesh, hosts), victim, phase, random));
-    Trial { fault, detail, result }
+    Trial::timed(fault, detail, result)
 }
 
 fn strike(
@@ -70,7 +70,7 @@ fn strike(
     victim: Victim,
     phase: Phase,
     random: &mut Random,
-) -> Result<(), String> {
+) -> Result<Option<Duration>, String> {
     let reference = case.world.reference(mesh)?;
     let run = case.path("r");
     let stall = format!("run.stall_timeout_s={}", STALL.as_secs());
@@ -111,7 +111,9 @@ fn strike(
     let resume =
         if random.chance(0.5) { mesh.resume() } else { mesh.launch(hosts, &["--resume", "--quiet"]) };
     case.phalanx(resume).run()?.success()?;
-    reference.is_equal(&run)
+    reference.is_equal(&run)?;
+    let names = matches!(victim, Victim::Killed(_) | Victim::Launcher(_));
+    Ok(ended.said_at(is_error).filter(|_| names && hit).map(|at| at - struck))
 }
 
 /// Whether none of these processes lives, two seconds after the end of the one that has started them.

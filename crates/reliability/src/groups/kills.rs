@@ -30,7 +30,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
         None => format!("SIGKILL of the launcher, {}, in the phase {}", mesh.name, phase.name()),
     };
     let result = world.case().and_then(|case| kill(&case, mesh, phase, rank, random));
-    Trial { fault: format!("SIGKILL of a {who}: {}", phase.name()), detail, result }
+    Trial::timed(format!("SIGKILL of a {who}: {}", phase.name()), detail, result)
 }
 
 fn kill(
@@ -39,7 +39,7 @@ fn kill(
     phase: Phase,
     rank: Option<usize>,
     random: &mut Random,
-) -> Result<(), String> {
+) -> Result<Option<Duration>, String> {
     let reference = case.world.reference(mesh)?;
     let run = case.path("r");
     let mut running = case.phalanx(mesh.train(&["--quiet"])).start()?;
@@ -66,7 +66,9 @@ fn kill(
         _ => return ended.wrong(&format!("ended with {:?}, signal {:?}", ended.code, ended.signal)),
     }
     case.phalanx(mesh.resume()).run()?.success()?;
-    reference.is_equal(&run)
+    reference.is_equal(&run)?;
+    let said_at = rank.and_then(|rank| ended.said_at(|line| line.contains(&format!("rank {rank} failed"))));
+    Ok(said_at.map(|at| at - killed))
 }
 
 /// The process of a rank, as soon as there is one.

@@ -69,7 +69,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
         let detail = format!("{}: {which} {stream:?}", words.join(" "));
         ("other commands", detail, world.case().and_then(|case| other(&case, words, stream, on_error)))
     };
-    Trial { fault: format!("{which} lost: {who}"), detail, result }
+    Trial::new(format!("{which} lost: {who}"), detail, result)
 }
 
 fn train(case: &Case<'_>, mesh: &Mesh, show: &[&str], stream: Stream, on_error: bool) -> Result<(), String> {

@@ -44,7 +44,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
         }
         Err(error) => ("preparation", String::new(), Err(error)),
     };
-    Trial { fault: fault.to_string(), detail, result }
+    Trial::new(fault, detail, result)
 }
 
 /// What is set for a command.

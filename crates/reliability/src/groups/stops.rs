@@ -66,7 +66,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
             (fault, detail, world.case().and_then(|case| ask(&case, mesh, phase, signal, random)))
         }
     };
-    Trial { fault: fault.to_string(), detail, result }
+    Trial::new(fault, detail, result)
 }
 
 fn stand_still(case: &Case<'_>, mesh: &Mesh, rank: Option<usize>, random: &mut Random) -> Result<(), String> {

@@ -28,7 +28,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
         2 => ("two resumes", world.case().and_then(|case| two_writers(&case, mesh, [true, true], random))),
         _ => ("readers beside a purge", world.case().and_then(|case| readers(&case, random, number))),
     };
-    Trial { fault: fault.to_string(), detail: format!("{fault}, {}", mesh.name), result }
+    Trial::new(fault, format!("{fault}, {}", mesh.name), result)
 }
 
 fn two_writers(case: &Case<'_>, mesh: &Mesh, resumes: [bool; 2], random: &mut Random) -> Result<(), String> {

@@ -62,7 +62,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
         Ok((attempt.input.clone(), judge(&attempt, &ended)))
     });
     let (detail, result) = tried.unwrap_or_else(|error| ("preparation".to_string(), Err(error)));
-    Trial { fault: kind.to_string(), detail, result }
+    Trial::new(kind, detail, result)
 }
 
 fn judge(attempt: &Attempt, ended: &Ended) -> Result<(), String> {
