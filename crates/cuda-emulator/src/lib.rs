@@ -11,6 +11,7 @@
 //! clocks run. Clusters, the tensor memory accelerator, textures, cooperative launches, and 8-bit floats are refused.
 
 pub mod alu;
+mod bits;
 pub mod checks;
 pub mod decode;
 pub mod driver;
@@ -23,3 +24,5 @@ pub mod numbers;
 pub mod ptx;
 pub mod queues;
 pub mod registers;
+mod shared;
+mod vectors;

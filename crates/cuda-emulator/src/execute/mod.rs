@@ -10,16 +10,16 @@ mod barrier;
 mod block;
 mod exchange;
 mod matrix;
-mod shared;
+mod spans;
 mod step;
+mod values;
 mod warp;
 
 use crate::checks::{Checks, Reports};
 use crate::kernel::Kernel;
-use crate::memory::DeviceMemory;
+use crate::memory::{DeviceMemory, SharedMemory};
 
 use block::Block;
-use shared::SharedMemory;
 
 /// A launch of a kernel.
 pub struct Launch<'a> {
@@ -54,6 +54,8 @@ pub struct Statistics {
     pub lane_instructions: u64,
     /// `mma.sync` instructions.
     pub multiplies: u64,
+    /// Products that these added.
+    pub multiply_adds: u64,
 }
 
 /// The most threads in a block.
@@ -66,12 +68,12 @@ pub const MAX_SHARED: usize = 163 * 1024;
 pub fn run(launch: &Launch, memory: &mut DeviceMemory, reports: &mut Reports) -> Statistics {
     let blocks: u64 = launch.grid.iter().map(|&count| u64::from(count)).product();
     let mut statistics = Statistics::default();
-    let mut shared = SharedMemory::new(launch.kernel.static_shared + launch.dynamic_shared);
+    let mut shared = memory.shared.take().unwrap_or_else(SharedMemory::new);
     let mut warps = Vec::new();
     for turn in 0..blocks {
         // Odd seeds run the blocks backwards.
         let linear = if launch.seed & 1 == 0 { turn } else { blocks - 1 - turn };
-        shared.begin();
+        shared.begin(launch.kernel.static_shared + launch.dynamic_shared);
         let mut block = Block::new(launch, linear as u32, memory, &mut shared, reports);
         block.statistics = statistics;
         let result = block.run(&mut warps);
@@ -81,5 +83,6 @@ pub fn run(launch: &Launch, memory: &mut DeviceMemory, reports: &mut Reports) ->
             break;
         }
     }
+    memory.shared = Some(shared);
     statistics
 }

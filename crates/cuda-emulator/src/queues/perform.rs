@@ -58,6 +58,7 @@ impl Queues {
         self.statistics.warp_instructions += statistics.warp_instructions;
         self.statistics.lane_instructions += statistics.lane_instructions;
         self.statistics.multiplies += statistics.multiplies;
+        self.statistics.multiply_adds += statistics.multiply_adds;
         let found: Vec<Finding> = self.reports.all()[before..].iter().map(|report| report.finding).collect();
         found.into_iter().for_each(|finding| self.fail(finding));
     }
