@@ -52,7 +52,8 @@ impl Compiler {
     pub fn load(place: Option<&Path>) -> Result<Compiler, Error> {
         let candidates: Vec<PathBuf> = match place {
             None => {
-                let toolkits = TOOLKITS.iter().flat_map(|folder| NAMES.map(|name| Path::new(folder).join(name)));
+                let toolkits =
+                    TOOLKITS.iter().flat_map(|folder| NAMES.map(|name| Path::new(folder).join(name)));
                 NAMES.iter().map(PathBuf::from).chain(toolkits).collect()
             }
             Some(file) if file.is_file() => vec![file.to_path_buf()],

@@ -144,7 +144,8 @@ impl Card {
 
 fn clocks_of(device: c_int) -> Option<Clocks> {
     use CUdevice_attribute as Attribute;
-    let positive = |attribute| u32::try_from(attribute_of(device, attribute).ok()?).ok().filter(|value| *value > 0);
+    let positive =
+        |attribute| u32::try_from(attribute_of(device, attribute).ok()?).ok().filter(|value| *value > 0);
     Some(Clocks {
         multiprocessor_khz: positive(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
         memory_khz: positive(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?,

@@ -91,7 +91,9 @@ impl CudaFactory {
     fn check_limit(&self, request: &DeviceRequest) -> Result<(), Error> {
         let needed_bytes = request.device_plan.arena_bytes + self.options.scratch_bytes + CONTEXT_BYTES;
         match self.options.memory_bytes {
-            Some(limit_bytes) if needed_bytes > limit_bytes => Err(Error::Limit { needed_bytes, limit_bytes }),
+            Some(limit_bytes) if needed_bytes > limit_bytes => {
+                Err(Error::Limit { needed_bytes, limit_bytes })
+            }
             _ => Ok(()),
         }
     }

@@ -50,7 +50,8 @@ impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Found { driver, cards, nvrtc } = self;
         let first = &cards[0];
-        let count = if cards.len() == 1 { String::new() } else { format!("{} cards, the first ", cards.len()) };
+        let count =
+            if cards.len() == 1 { String::new() } else { format!("{} cards, the first ", cards.len()) };
         write!(
             f,
             "{count}{} (compute capability {}.{}, {:.1} GiB), driver of CUDA {}.{}, NVRTC {}.{}",

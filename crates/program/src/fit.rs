@@ -12,9 +12,9 @@ use phalanx_train::config::{Checkpointing, CheckpointingWord, DeviceKind, Tier};
 use serde_json::{Value, json};
 
 use crate::machine::{self, Available};
-use crate::{cards, mesh_report};
 use crate::planned::{self, Need, Planned};
 use crate::report::{Table, bytes};
+use crate::{cards, mesh_report};
 
 /// Largest number of dry runs of a block ([`RunConfig::dry_runs`]) for a smaller micro-batch that is proposed.
 const MAX_DRY_RUNS: u128 = 1 << 14;

@@ -44,7 +44,8 @@ fn fill_card(config: &mut RunConfig) {
     }
     let share = machine::available().map(|available| available.bytes / config.world_size() as u64);
     if let (Some(bytes), None) = (share, config.memory.host_budget_mb) {
-        config.memory.host_budget_mb = Some((bytes.saturating_sub(process(config)).max(1 << 20) >> 20) as f64);
+        config.memory.host_budget_mb =
+            Some((bytes.saturating_sub(process(config)).max(1 << 20) >> 20) as f64);
     }
 }
 

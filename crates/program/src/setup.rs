@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::{TOKENIZER_FILE, TokenFile, Tokenizer};
+use phalanx_train::config::DeviceKind;
 use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
 use phalanx_train::run_files::CONFIG_FILE;
-use phalanx_train::config::DeviceKind;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
 
 use crate::checksums::{CHECKSUMS_FILE, Checksums, digest};

@@ -13,7 +13,15 @@ use rig::{Ended, Home, assert_as_planned};
 
 const CARD: [&str; 2] = ["--set", "device.kind=cuda"];
 const TINY: [&str; 10] = [
-    "--set", "model.layers=1", "--set", "model.hidden=16", "--set", "train.steps=3", "--set", "batch.global=4", "--set",
+    "--set",
+    "model.layers=1",
+    "--set",
+    "model.hidden=16",
+    "--set",
+    "train.steps=3",
+    "--set",
+    "batch.global=4",
+    "--set",
     "train.eval_samples=4",
 ];
 
@@ -23,7 +31,9 @@ fn has_emulator(test: &str) -> bool {
     let emulated = cards.is_ok_and(|cards| cards[0].name == "Phalanx CUDA emulator");
     let usable = emulated && std::env::var_os("PHALANX_NVRTC").is_some();
     if !usable {
-        eprintln!("{test}: skipped, because there is no emulator of the driver (`cargo xtask cuda-emulator` runs it with one)");
+        eprintln!(
+            "{test}: skipped, because there is no emulator of the driver (`cargo xtask cuda-emulator` runs it with one)"
+        );
     }
     usable
 }
@@ -65,10 +75,14 @@ fn losses_are_near_the_processors_and_every_memory_is_as_planned() {
         assert!(config.contains("kind = \"cuda\""), "a resumed run computes on the same device: {config}");
         let (expected, found) = (home.losses(&cpu), home.losses(&card));
         assert_eq!(expected.len(), found.len());
-        for (expected, found) in expected.iter().zip(&found) {
+        let losses = |of: &[(u64, String, String)]| -> Vec<f64> {
+            of.iter().map(|(_, loss, _)| loss.parse().unwrap()).collect()
+        };
+        for (expected, found) in losses(&expected).into_iter().zip(losses(&found)) {
             assert!((expected - found).abs() < tolerance, "{layout:?}: {found} for {expected}");
         }
-        let (plan, memory) = (home.json(&format!("{card}/plan.json")), home.json(&format!("{card}/memory.json")));
+        let (plan, memory) =
+            (home.json(&format!("{card}/plan.json")), home.json(&format!("{card}/memory.json")));
         assert_as_planned(&plan, &memory);
         assert_eq!(plan["ranks"][0]["host"], memory["ranks"][0]["host"], "host memory");
         assert_eq!(plan["beside_plan"]["scratch_bytes"], 64 << 20);
@@ -83,12 +97,24 @@ fn what_is_missing_is_named_with_what_helps() {
     let home = Home::new();
     let train = [&["train", "small.toml", "--run", "refused", "--nproc", "1"], &TINY[..]].concat();
     let cases: [(&str, &str, &[&str]); 6] = [
-        ("PHALANX_EMULATOR_DRIVER", "11080", &["driver is of CUDA 11.8", "12.0 or newer", "update NVIDIA's driver"]),
+        (
+            "PHALANX_EMULATOR_DRIVER",
+            "11080",
+            &["driver is of CUDA 11.8", "12.0 or newer", "update NVIDIA's driver"],
+        ),
         ("PHALANX_EMULATOR_CARDS", "0", &["the driver finds 0", "CUDA_VISIBLE_DEVICES"]),
         ("PHALANX_EMULATOR_CAPABILITY", "75", &["compute capability 7.5", "8.0 or newer"]),
-        ("PHALANX_NVRTC", "/nonexistent", &["no NVRTC", "pip install nvidia-cuda-nvrtc", "/nonexistent/libnvrtc.so"]),
-        ("PHALANX_EMULATOR_MEMORY_MB", "128", &["needs", "a rank's share of its card", "device"]),
-        ("PHALANX_EMULATOR_LOST_AT", "150", &["failed on the cuda device", "CUDA_ERROR_ECC_UNCORRECTABLE", "nvidia-smi"]),
+        (
+            "PHALANX_NVRTC",
+            "/nonexistent",
+            &["no NVRTC", "pip install nvidia-cuda-nvrtc", "/nonexistent/libnvrtc.so"],
+        ),
+        ("PHALANX_EMULATOR_MEMORY_MB", "128", &["needs", "a rank's share of its card", "128.0 MiB"]),
+        (
+            "PHALANX_EMULATOR_LOST_AT",
+            "150",
+            &["failed on the cuda device", "CUDA_ERROR_ECC_UNCORRECTABLE", "nvidia-smi"],
+        ),
     ];
     for (name, value, words) in cases {
         run(&home, &[&train[..], &CARD].concat(), (name, value)).refused(words);
@@ -99,7 +125,11 @@ fn what_is_missing_is_named_with_what_helps() {
             let auto = [&["train", "small.toml", "--run", &dir, "--nproc", "1"], &TINY[..]].concat();
             let ended = run(&home, &auto, (name, value)).ok();
             let line = ended.stderr.lines().find(|line| line.contains("computing on the processor"));
-            assert!(line.is_some_and(|line| words.iter().all(|word| line.contains(word))), "{}", ended.stderr);
+            assert!(
+                line.is_some_and(|line| words.iter().all(|word| line.contains(word))),
+                "{}",
+                ended.stderr
+            );
         }
     }
     let limited = [&train[..], &CARD, &["--set", "device.memory_mb=500"]].concat();
@@ -116,7 +146,8 @@ fn without_a_driver_cuda_is_refused_and_auto_is_the_processor() {
     home.run(&[&train[..], &CARD].concat()).refused(&["no CUDA driver", "libcuda.so", "device.kind=cpu"]);
     let ended = home.run(&train).ok();
     assert!(ended.stderr.contains("computing on the processor (device.kind = \"auto\")"), "{}", ended.stderr);
-    home.run(&[&train[..], &["--set", "device.memory_mb=100"]].concat()).refused(&["device.memory_mb = 100", "driver"]);
+    home.run(&[&train[..], &["--set", "device.memory_mb=100"]].concat())
+        .refused(&["device.memory_mb = 100", "driver"]);
     // A plan needs no card.
     let plan = ["plan", "small.toml", "--device-memory", "80GiB", "--set", "device.kind=cuda"];
     let planned = home.run(&plan).ok();

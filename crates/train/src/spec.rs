@@ -26,8 +26,8 @@ use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
-    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, PlacementRule,
-    Reduce, RunConfig, UpdateOn,
+    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, PlacementRule, Reduce,
+    RunConfig, UpdateOn,
 };
 use crate::cut;
 

@@ -76,8 +76,9 @@ fn driver_folder() -> Result<PathBuf> {
         std::fs::remove_file(&link)?;
     }
     let built = target.join("debug").join(BUILT);
-    std::os::unix::fs::symlink(&built, &link)
-        .map_err(|error| Error::new(error.kind(), format!("{} as {}: {error}", built.display(), link.display())))?;
+    std::os::unix::fs::symlink(&built, &link).map_err(|error| {
+        Error::new(error.kind(), format!("{} as {}: {error}", built.display(), link.display()))
+    })?;
     Ok(folder)
 }
 

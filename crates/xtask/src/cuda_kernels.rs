@@ -102,6 +102,20 @@ fn install() -> Result<PathBuf> {
 
 fn pip_install(folder: &Path) -> Result<bool> {
     let mut command = Command::new("python3");
-    command.args(["-m", "pip", "install", "--quiet", "--no-deps", "--retries", "1", "--timeout", "20", "--target"]).arg(folder).arg(PACKAGE);
+    command
+        .args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--retries",
+            "1",
+            "--timeout",
+            "20",
+            "--target",
+        ])
+        .arg(folder)
+        .arg(PACKAGE);
     Ok(command.status()?.success())
 }

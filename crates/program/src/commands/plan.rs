@@ -65,7 +65,9 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
         output::print(&format!("{long}{time}{verdict}"))?;
     }
     if budget.is_none() && planned.config.device.kind == DeviceKind::Cuda {
-        output::note("no card was found here: give --device-memory, for example 80GiB, to see whether the ranks fit");
+        output::note(
+            "no card was found here: give --device-memory, for example 80GiB, to see whether the ranks fit",
+        );
     } else if budget.is_none() {
         output::note(&format!(
             "{} ranks are more than one machine runs: give --device-memory, for example 80GiB, to see whether they fit",

@@ -109,9 +109,15 @@ impl RunConfig {
             let expected = "works with synchronous updates only: leave out parallel.updates, or set device.kind = \"cpu\"";
             return Err(refuse("device.kind", format!("{:?}", device.kind.name()), expected));
         }
-        if device.kind == DeviceKind::Cuda && matches!(self.precision.products, Products::Split | Products::Split2) {
+        if device.kind == DeviceKind::Cuda
+            && matches!(self.precision.products, Products::Split | Products::Split2)
+        {
             let expected = "is for processors with tile registers: on a card leave it out";
-            return Err(refuse("precision.products", format!("{:?}", self.precision.products.name()), expected));
+            return Err(refuse(
+                "precision.products",
+                format!("{:?}", self.precision.products.name()),
+                expected,
+            ));
         }
         let rates = [("device.memory_mb", device.memory_mb), ("device.copy_gb_per_s", device.copy_gb_per_s)];
         for (key, value) in rates {
@@ -128,7 +134,8 @@ impl RunConfig {
             };
             if let Some(value) = value.filter(|_| !applies) {
                 let (kind, set) = (device.kind.name(), "device.kind = \"simulated\"");
-                let expected = format!("applies to {kinds}, but device.kind is {kind:?}: leave it out, or set {set}");
+                let expected =
+                    format!("applies to {kinds}, but device.kind is {kind:?}: leave it out, or set {set}");
                 return Err(refuse(key, value, expected));
             }
         }
