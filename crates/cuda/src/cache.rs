@@ -20,10 +20,10 @@ impl Cache {
         Cache { folder: folder.to_path_buf() }
     }
 
-    /// The image of a program: the one that was kept, or a new one, which is kept.
+    /// The image of a program: the one that was kept, or a new one, which is kept where the folder can be written.
     ///
     /// # Errors
-    /// Those of [`Compiler::compile`], and a folder that cannot be written.
+    /// Those of [`Compiler::compile`].
     pub fn image(
         &self,
         compiler: &Compiler,
@@ -38,9 +38,9 @@ impl Cache {
             return Ok(image);
         }
         let Compiled { image, .. } = compiler.compile(program, architecture, code)?;
-        let kept = phalanx_files::create_folders(&self.folder)
+        // A folder that cannot be written costs the time of compiling again, and stops no run.
+        let _ = phalanx_files::create_folders(&self.folder)
             .and_then(|()| phalanx_files::write(&path, sealed(&image)));
-        kept.map_err(|error| Error::Cache { path, error })?;
         Ok(image)
     }
 }

@@ -1,8 +1,7 @@
 //! The device of NVIDIA GPUs.
 //!
 //! [`CudaFactory`] makes a card the device of a rank, behind the same contract as the processor. The driver and NVRTC are
-//! loaded when a device is made, so one program serves machines with and without CUDA. Nothing selects this device yet: its
-//! operations and copies are tested on an emulator of the driver, whole training runs are not.
+//! loaded when a device is made, so one program serves machines with and without CUDA. [`Found::look`] says whether there are any.
 //!
 //! - **Kernels** (`kernels/*.cu`, [`programs`]) have the names of the processor's files. NVRTC compiles them for the card
 //!   ([`compiler`]), and a folder keeps what was compiled ([`cache`]).
@@ -35,14 +34,18 @@ pub mod driver;
 mod error;
 mod factory;
 mod faults;
+mod found;
 mod launch;
+mod limits;
 mod memory;
 mod modules;
 pub mod programs;
 mod streams;
 
 pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
-pub use factory::{CudaFactory, Options, unplanned_device};
+pub use factory::{CONTEXT_BYTES, CudaFactory, Options, SCRATCH_BYTES, unplanned_device};
+pub use found::{Found, usable_cards};
+pub use limits::{Clocks, Limits};
 
 /// The device's name, in errors and reports.
 pub const NAME: &str = "cuda";

@@ -8,6 +8,7 @@ use phalanx_bench::strategies::{self, RankFigures};
 use phalanx_train::GroupSource;
 use phalanx_train::config::{DeviceChoice, DeviceConfig};
 
+use crate::cards;
 use crate::environment::Environment;
 use crate::planned::Planned;
 use crate::rank_host::{self, RankDevice, RankHost};
@@ -95,6 +96,7 @@ fn on_device<T>(
         device,
         copied_bytes_per_s: match planned.config.device.choice() {
             DeviceChoice::Cpu => None,
+            DeviceChoice::Cuda { .. } => Some(cards::COPY_BYTES_PER_S),
             DeviceChoice::Simulated(simulated) => Some(simulated.copy_bytes_per_s),
         },
         source,

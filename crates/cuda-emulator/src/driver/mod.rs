@@ -66,6 +66,8 @@ pub struct Driver {
     next_physical: u64,
     /// How many reports were printed.
     printed: usize,
+    /// Calls that use the device so far.
+    uses: u64,
 }
 
 static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
@@ -92,11 +94,15 @@ impl Driver {
             physical: HashMap::new(),
             next_physical: 1,
             printed: 0,
+            uses: 0,
         })
     }
 
     /// Whether the device has failed, as the code that all calls return from then on.
     fn check(&self) -> Result<(), Status> {
+        if self.config.lost_at.is_some_and(|call| self.uses >= call) {
+            return Err(Status::ECC_UNCORRECTABLE);
+        }
         match self.queues.failure() {
             None => Ok(()),
             Some(finding) => Err(status_of(finding)),
@@ -173,6 +179,7 @@ fn call_in_context(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Stat
         if CONTEXT.get() == 0 {
             return Err(Status::INVALID_CONTEXT);
         }
+        driver.uses += 1;
         driver.check()?;
         body(driver)?;
         driver.check()

@@ -3,7 +3,6 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use phalanx_cpu::Cpu;
-use phalanx_cuda::compiler::Code;
 use phalanx_cuda::{Error, Options, unplanned_device};
 use phalanx_random::SplitMix64;
 use phalanx_tensor::{Arena, Category, DType, Device, Tensor, View};
@@ -28,7 +27,7 @@ impl Bench {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let cpu = Cpu::new(1);
         let nvrtc = std::env::var_os("PHALANX_NVRTC").map(Into::into);
-        let options = Options { nvrtc, code: Code::Ptx, ..Options::default() };
+        let options = Options { nvrtc, ..Options::default() };
         match unplanned_device(&options, 64 << 20, cpu.clone()) {
             Ok(card) => Some(Bench { devices: [Device::new(cpu, Arena::heap()), card], _turn: turn }),
             Err(error @ (Error::NoDriver | Error::NoCompiler { .. })) => {

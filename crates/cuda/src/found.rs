@@ -1,0 +1,87 @@
+//! What a machine has for this device: a driver, cards, and the compiler of kernels.
+
+use std::fmt;
+
+use crate::compiler::Compiler;
+use crate::driver::{Card, count_cards, version};
+use crate::error::Error;
+use crate::factory::Options;
+
+/// A driver with cards that can be used, and a compiler.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The driver's version, as it gives it: 12040 for CUDA 12.4.
+    pub driver: i32,
+    /// The cards that are new enough, by their numbers.
+    pub cards: Vec<Card>,
+    /// NVRTC's version.
+    pub nvrtc: (i32, i32),
+}
+
+impl Found {
+    /// Looks for all of it.
+    ///
+    /// # Errors
+    /// What is missing or too old, with the package or setting that helps.
+    pub fn look(options: &Options) -> Result<Found, Error> {
+        let cards = usable_cards()?;
+        let nvrtc = Compiler::load(options.nvrtc.as_deref())?.version();
+        Ok(Found { driver: version()?, cards, nvrtc })
+    }
+
+    /// The card of a rank: ranks share cards where there are more ranks than cards.
+    pub fn card_of(&self, rank: usize) -> &Card {
+        &self.cards[rank % self.cards.len()]
+    }
+
+    /// Ranks on the card that has most of `ranks`.
+    pub fn ranks_per_card(&self, ranks: usize) -> usize {
+        ranks.div_ceil(self.cards.len()).max(1)
+    }
+
+    /// Bytes of the card that each of `ranks` may take at most.
+    pub fn share_bytes(&self, ranks: usize) -> u64 {
+        let least = self.cards.iter().map(|card| card.memory_bytes).min().unwrap_or(0);
+        least / self.ranks_per_card(ranks) as u64
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Found { driver, cards, nvrtc } = self;
+        let first = &cards[0];
+        let count =
+            if cards.len() == 1 { String::new() } else { format!("{} cards, the first ", cards.len()) };
+        write!(
+            f,
+            "{count}{} (compute capability {}.{}, {:.1} GiB), driver of CUDA {}.{}, NVRTC {}.{}",
+            first.name,
+            first.capability.0,
+            first.capability.1,
+            first.memory_bytes as f64 / f64::from(1 << 30),
+            driver / 1000,
+            driver % 1000 / 10,
+            nvrtc.0,
+            nvrtc.1
+        )
+    }
+}
+
+/// The cards that are new enough: at least one.
+///
+/// # Errors
+/// No driver, no card, or only older ones.
+pub fn usable_cards() -> Result<Vec<Card>, Error> {
+    let count = count_cards()?;
+    let opened: Vec<_> = (0..count).map(Card::open).collect();
+    let mut first = Error::NoCard { index: 0, count: count as i32 };
+    let mut cards = Vec::new();
+    for (index, card) in opened.into_iter().enumerate() {
+        match card {
+            Ok(card) => cards.push(card),
+            Err(error) if index == 0 => first = error,
+            Err(_) => {}
+        }
+    }
+    if cards.is_empty() { Err(first) } else { Ok(cards) }
+}
