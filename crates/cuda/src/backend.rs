@@ -14,6 +14,7 @@ use phalanx_tensor::{Backend, DeviceError, Immediate, Kernels, ViewMut};
 use phalanx_trace::{Site, Stream};
 
 use crate::NAME;
+use crate::blas::Blas;
 use crate::driver::{Context, driver};
 use crate::error::Error;
 use crate::faults::Faults;
@@ -34,6 +35,7 @@ pub(crate) struct Cuda {
     // In the order in which they are dropped: the streams wait for all work first.
     state: Mutex<State>,
     modules: Modules,
+    blas: Option<Blas>,
     scratch: CardMemory,
     tensors: TensorMemory,
     _registered: Vec<Registered>,
@@ -65,6 +67,8 @@ struct Staging {
 pub(crate) struct Parts {
     pub(crate) context: Arc<Context>,
     pub(crate) modules: Modules,
+    /// The library for products, if it is there.
+    pub(crate) blas: Option<Blas>,
     pub(crate) tensors: TensorMemory,
     pub(crate) scratch_bytes: u64,
     /// Host memory of the rank that the driver knows. It stays mapped as long as the device.
@@ -76,7 +80,7 @@ pub(crate) struct Parts {
 
 impl Cuda {
     pub(crate) fn new(parts: Parts) -> Result<Cuda, Error> {
-        let Parts { context, modules, tensors, scratch_bytes, registered, host, disk, tf32 } = parts;
+        let Parts { context, modules, blas, tensors, scratch_bytes, registered, host, disk, tf32 } = parts;
         let buffer = HostBuffer::new(&context, SLOTS * SLOT_BYTES)?;
         // The word of faults lies in front of the scratch.
         let scratch = CardMemory::new(&context, SCRATCH_START + scratch_bytes, "scratch of kernels")?;
@@ -91,6 +95,7 @@ impl Cuda {
         Ok(Cuda {
             state: Mutex::new(state),
             modules,
+            blas,
             scratch,
             tensors,
             _registered: registered,
@@ -152,6 +157,7 @@ impl Cuda {
         let start = call.timer.is_some().then(|| streams.start_timing(queue)).transpose()?;
         let mut issue = Issue {
             modules: &self.modules,
+            blas: self.blas.as_ref(),
             stream: streams.issue(queue),
             card: self.tensors.on_card(),
             scratch: (stream == Stream::Compute).then(|| self.scratch()),

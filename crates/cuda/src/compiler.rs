@@ -15,7 +15,7 @@ type NvrtcProgram = *mut c_void;
 type NvrtcResult = c_int;
 
 /// Folders in which the CUDA toolkit is where the dynamic loader does not look.
-const TOOLKITS: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
+pub(crate) const TOOLKITS: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
 
 /// Names that the dynamic loader is asked for.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];

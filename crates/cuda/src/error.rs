@@ -116,6 +116,14 @@ pub enum Error {
         /// Bytes that it may take.
         limit_bytes: u64,
     },
+    /// A call of cuBLASLt failed.
+    #[error("{call}: status {status} of cuBLASLt (`cublasStatus_t`)")]
+    Blas {
+        /// The function.
+        call: &'static str,
+        /// What it returned.
+        status: u32,
+    },
     /// A call of the driver failed.
     #[error("{call}: {name} ({text}){}", advice(name))]
     Driver {

@@ -9,6 +9,7 @@ use phalanx_tensor::{
 };
 
 use crate::backend::{Cuda, Parts};
+use crate::blas::Blas;
 use crate::compiler::Compiler;
 use crate::driver::{Card, Context, Made};
 use crate::error::Error;
@@ -31,6 +32,10 @@ pub const CONTEXT_BYTES: u64 = 512 << 20;
 pub struct Options {
     /// Where NVRTC is: a file, or the folder of `libnvrtc.so`. None: where the dynamic loader finds it.
     pub nvrtc: Option<PathBuf>,
+    /// Where cuBLASLt is: a file, or the folder of `libcublasLt.so`. None: where the dynamic loader finds it.
+    pub cublas: Option<PathBuf>,
+    /// Whether products are computed by cuBLASLt where it is found; else always by kernels of this crate.
+    pub library_products: bool,
     /// The folder in which compiled programs are kept. None: they are compiled by each process.
     pub cache: Option<PathBuf>,
     /// Bytes of the card's memory for partial sums of kernels, beside the plan's.
@@ -47,12 +52,21 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             nvrtc: None,
+            cublas: None,
+            library_products: true,
             cache: None,
             scratch_bytes: SCRATCH_BYTES,
             tf32: false,
             memory_bytes: None,
             share_cards: true,
         }
+    }
+}
+
+impl Options {
+    /// cuBLASLt, if it is wanted and found. A context is current.
+    pub(crate) fn load_blas(&self) -> Option<Blas> {
+        if self.library_products { Blas::load(self.cublas.as_deref()) } else { None }
     }
 }
 
@@ -116,10 +130,20 @@ pub fn unplanned_device(
     let context = Arc::new(Context::new(Card::open(0)?, &Arc::default())?);
     let compiler = Compiler::load(options.nvrtc.as_deref())?;
     let modules = Modules::new(&context, compiler, options.cache.as_ref());
+    let blas = options.load_blas();
     let (tensors, addresses) = TensorMemory::new(&context, memory_bytes)?;
     let (scratch_bytes, registered, tf32) = (options.scratch_bytes, Vec::new(), options.tf32);
-    let cuda =
-        Cuda::new(Parts { context, modules, tensors, scratch_bytes, registered, host, disk: None, tf32 })?;
+    let cuda = Cuda::new(Parts {
+        context,
+        modules,
+        blas,
+        tensors,
+        scratch_bytes,
+        registered,
+        host,
+        disk: None,
+        tf32,
+    })?;
     let arena = Arena::unplanned_in(Memory::Device, addresses);
     Ok(Device::with_memories(Arc::new(cuda), arena, Arena::heap_of(Memory::Host)))
 }
@@ -143,6 +167,7 @@ impl DeviceFactory for CudaFactory {
         let context = Arc::new(self.context(request.index).map_err(refused)?);
         let compiler = Compiler::load(self.options.nvrtc.as_deref()).map_err(refused)?;
         let modules = Modules::new(&context, compiler, self.options.cache.as_ref());
+        let blas = self.options.load_blas();
         let (tensors, addresses) =
             TensorMemory::new(&context, request.device_plan.arena_bytes).map_err(refused)?;
         tensors.clear().map_err(refused)?;
@@ -167,6 +192,7 @@ impl DeviceFactory for CudaFactory {
         let cuda = Cuda::new(Parts {
             context,
             modules,
+            blas,
             tensors,
             scratch_bytes: self.options.scratch_bytes,
             registered,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::blas;
 use crate::compiler::Compiler;
 use crate::driver::{Card, count_cards, version};
 use crate::error::Error;
@@ -16,6 +17,8 @@ pub struct Found {
     pub cards: Vec<Card>,
     /// NVRTC's version.
     pub nvrtc: (i32, i32),
+    /// The version of cuBLASLt, as it gives it, if there is one: 120800 for CUDA 12.8.
+    pub cublas: Option<usize>,
 }
 
 impl Found {
@@ -26,7 +29,8 @@ impl Found {
     pub fn look(options: &Options) -> Result<Found, Error> {
         let cards = usable_cards()?;
         let nvrtc = Compiler::load(options.nvrtc.as_deref())?.version();
-        Ok(Found { driver: version()?, cards, nvrtc })
+        let cublas = if options.library_products { blas::version(options.cublas.as_deref()) } else { None };
+        Ok(Found { driver: version()?, cards, nvrtc, cublas })
     }
 
     /// The card of a rank: ranks share cards where there are more ranks than cards.
@@ -48,7 +52,7 @@ impl Found {
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Found { driver, cards, nvrtc } = self;
+        let Found { driver, cards, nvrtc, cublas } = self;
         let first = &cards[0];
         let count =
             if cards.len() == 1 { String::new() } else { format!("{} cards, the first ", cards.len()) };
@@ -63,7 +67,13 @@ impl fmt::Display for Found {
             driver % 1000 / 10,
             nvrtc.0,
             nvrtc.1
-        )
+        )?;
+        match cublas {
+            Some(version) => {
+                write!(f, ", products by cuBLASLt {}.{}", version / 10_000, version % 10_000 / 100)
+            }
+            None => f.write_str(", products by its own kernels (no cuBLASLt)"),
+        }
     }
 }
 

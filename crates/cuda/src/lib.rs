@@ -15,7 +15,7 @@
 //! | operation | kernels |
 //! |---|---|
 //! | `fill`, `convert`, `add`, `scaled`; `copy` | `elementwise.cu`, `elementwise_f64.cu`; the driver's copy |
-//! | `linear`, `linear_gelu`, `linear_input_gradient`, `linear_weight_gradient` | `matmul.cu`: `product`, `product_with_transposed`, `product_of_transposed` |
+//! | `linear`, `linear_gelu`, `linear_input_gradient`, `linear_weight_gradient` | cuBLASLt ([`Options::library_products`]), or `matmul.cu`: `product`, `product_with_transposed`, `product_of_transposed` |
 //! | `bias_gradient`, and the last step of other sums over rows | `bias.cu`: `bias_sums`, `add_blocks` |
 //! | `layer_norm`, `layer_norm_backward` | `layer_norm.cu` |
 //! | `gelu`, `gelu_backward` | `gelu.cu` |
@@ -28,6 +28,7 @@
 //! | `block_squares`, `count_non_finite`; `tree_sum`, `norm` | `norm.cu`; `norm_f64.cu` |
 
 mod backend;
+mod blas;
 pub mod cache;
 pub mod compiler;
 pub mod driver;

@@ -31,6 +31,9 @@ const TERM: &str = "TERM";
 /// Where NVRTC is, which compiles the kernels of NVIDIA GPUs: a folder or a file.
 const NVRTC: &str = "PHALANX_NVRTC";
 
+/// Where cuBLASLt is, which multiplies matrices on NVIDIA GPUs: a folder or a file.
+const CUBLAS: &str = "PHALANX_CUBLAS";
+
 /// The folder of what a program may compute again, and the home folder, which has one.
 const CACHE_HOME: &str = "XDG_CACHE_HOME";
 const HOME: &str = "HOME";
@@ -41,6 +44,7 @@ pub fn cuda_options(memory_bytes: Option<u64>) -> phalanx_cuda::Options {
     let cache = folder(CACHE_HOME).or_else(|| Some(folder(HOME)?.join(".cache")));
     phalanx_cuda::Options {
         nvrtc: folder(NVRTC),
+        cublas: folder(CUBLAS),
         cache: cache.map(|folder| folder.join("phalanx/cuda")),
         memory_bytes,
         ..phalanx_cuda::Options::default()
@@ -73,7 +77,10 @@ pub fn foreign_rank() -> Result<Option<ForeignRank>> {
 
 /// The variables that launchers on other hosts need, too.
 pub fn for_other_hosts() -> Vec<(&'static str, String)> {
-    [ISA, NO_COLOR, NVRTC].into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?))).collect()
+    [ISA, NO_COLOR, NVRTC, CUBLAS]
+        .into_iter()
+        .filter_map(|name| Some((name, std::env::var(name).ok()?)))
+        .collect()
 }
 
 /// The values that were read.

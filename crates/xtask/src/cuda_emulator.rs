@@ -8,9 +8,9 @@ use std::process::{Command, ExitCode};
 
 use crate::cuda_kernels::{self, Arguments};
 
-/// The file that the emulator is built as, and the name by which the dynamic loader looks for a driver.
+/// The file that the emulator is built as, and the names by which the dynamic loader looks for a driver and for cuBLASLt.
 const BUILT: &str = "libphalanx_cuda_emulator.so";
-const DRIVER: &str = "libcuda.so";
+const NAMES: [&str; 2] = ["libcuda.so", "libcublasLt.so"];
 
 /// Test files: every operation beside the processor's, and training.
 const TESTS: [&str; 2] = ["operations", "cuda"];
@@ -66,19 +66,20 @@ fn tests(nvrtc: &Path, seeds: u64) -> Result<bool> {
     Ok(true)
 }
 
-/// A folder in which the dynamic loader finds the emulator as the driver.
+/// A folder in which the dynamic loader finds the emulator as the driver and as cuBLASLt.
 fn driver_folder() -> Result<PathBuf> {
     let target = cuda_kernels::target()?;
     let folder = target.join("emulator");
     std::fs::create_dir_all(&folder)?;
-    let link = folder.join(DRIVER);
-    if std::fs::symlink_metadata(&link).is_ok() {
-        std::fs::remove_file(&link)?;
-    }
     let built = target.join("debug").join(BUILT);
-    std::os::unix::fs::symlink(&built, &link).map_err(|error| {
-        Error::new(error.kind(), format!("{} as {}: {error}", built.display(), link.display()))
-    })?;
+    for link in NAMES.map(|name| folder.join(name)) {
+        if std::fs::symlink_metadata(&link).is_ok() {
+            std::fs::remove_file(&link)?;
+        }
+        std::os::unix::fs::symlink(&built, &link).map_err(|error| {
+            Error::new(error.kind(), format!("{} as {}: {error}", built.display(), link.display()))
+        })?;
+    }
     Ok(folder)
 }
 

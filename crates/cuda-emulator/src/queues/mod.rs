@@ -73,6 +73,8 @@ pub struct Queues {
     pub checks: Checks,
     /// What all launches did together.
     pub statistics: Statistics,
+    /// How many products libraries have computed.
+    pub products: usize,
     streams: BTreeMap<StreamId, Stream>,
     next_stream: StreamId,
     captures: Vec<Option<Capture>>,
@@ -99,6 +101,7 @@ impl Queues {
             reports: Reports::default(),
             checks,
             statistics: Statistics::default(),
+            products: 0,
             streams: BTreeMap::new(),
             next_stream: 0x100,
             captures: Vec::new(),

@@ -96,7 +96,9 @@ type By<'a> = (u32, &'a Clock);
 impl Queues {
     /// Computes a product. Without its matrices, it does nothing more.
     pub(super) fn product(&mut self, product: &Product, by: By) {
-        let _ = self.try_product(product, by);
+        if self.try_product(product, by).is_some() {
+            self.products += 1;
+        }
     }
 
     fn try_product(&mut self, product: &Product, by: By) -> Option<()> {

@@ -24,10 +24,15 @@ pub type Results = Vec<(&'static str, Vec<f64>)>;
 impl Bench {
     /// None, with a line that says why, where there is no driver or no compiler.
     pub fn new(test: &str) -> Option<Bench> {
+        Bench::with(test, Options::default())
+    }
+
+    /// With options of the card.
+    pub fn with(test: &str, options: Options) -> Option<Bench> {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let cpu = Cpu::new(1);
         let nvrtc = std::env::var_os("PHALANX_NVRTC").map(Into::into);
-        let options = Options { nvrtc, ..Options::default() };
+        let options = Options { nvrtc, ..options };
         match unplanned_device(&options, 64 << 20, cpu.clone()) {
             Ok(card) => Some(Bench { devices: [Device::new(cpu, Arena::heap()), card], _turn: turn }),
             Err(error @ (Error::NoDriver | Error::NoCompiler { .. })) => {
