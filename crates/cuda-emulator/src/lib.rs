@@ -25,6 +25,7 @@ pub mod numbers;
 mod parts;
 pub mod ptx;
 pub mod queues;
+mod regions;
 pub mod registers;
 mod shared;
 mod vectors;

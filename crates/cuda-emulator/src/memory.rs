@@ -9,6 +9,7 @@ use crate::bits;
 use crate::checks::{Accessor, Cell, Conflict, Finding, Lanes, ROW, Shadow};
 use crate::mapping::Mapping;
 pub use crate::parts::{Fault, Parts};
+use crate::regions::Regions;
 use crate::shared::SharedMemory;
 
 /// Where generic addresses of shared memory begin.
@@ -53,6 +54,8 @@ pub struct DeviceMemory {
     next: usize,
     live: BTreeMap<usize, (usize, RangeKind)>,
     freed: BTreeMap<usize, usize>,
+    /// Regions within allocations that the program announced.
+    pub(crate) regions: Regions,
 }
 
 impl DeviceMemory {
@@ -72,6 +75,7 @@ impl DeviceMemory {
             next: 0,
             live: BTreeMap::new(),
             freed: BTreeMap::new(),
+            regions: Regions::default(),
         })
     }
 
@@ -100,10 +104,36 @@ impl DeviceMemory {
         bits::add(self.valid.all(), at, bytes);
     }
 
+    /// The allocation or mapped range around a range, as its place and size.
+    pub(crate) fn around(&self, address: u64, bytes: usize) -> Option<(usize, usize)> {
+        let at = self.offset(address);
+        let (&start, &(size, _)) = self.live.range(..=at).next_back()?;
+        (address >= DEVICE_BASE && at + bytes <= start + size).then_some((start, size))
+    }
+
+    /// The addresses of the allocation or mapped range around a range.
+    pub fn range_around(&self, address: u64, bytes: usize) -> Option<std::ops::Range<u64>> {
+        let (start, size) = self.around(address, bytes)?;
+        let start = DEVICE_BASE + start as u64;
+        Some(start..start + size as u64)
+    }
+
+    /// Refuses accesses to a range, whose bytes stay.
+    pub(crate) fn take_valid(&mut self, at: usize, bytes: usize) {
+        bits::remove(self.valid.all(), at, bytes);
+    }
+
+    /// Allows accesses to a range whose bytes count as not written.
+    pub(crate) fn give_new(&mut self, at: usize, bytes: usize) {
+        bits::add(self.valid.all(), at, bytes);
+        bits::remove(self.written.all(), at, bytes);
+    }
+
     /// Takes the memory of a range away.
     pub fn invalidate(&mut self, address: u64, bytes: usize) {
         let at = self.offset(address);
         let end = (at + bytes).next_multiple_of(ALIGN);
+        self.regions.forget(at, bytes);
         self.valid.clear(at / 64, (end - at) / 64);
         self.written.clear(at / 64, (end - at) / 64);
         self.bytes.clear(at, bytes);
@@ -141,7 +171,7 @@ impl DeviceMemory {
         })
     }
 
-    fn offset(&self, address: u64) -> usize {
+    pub(crate) fn offset(&self, address: u64) -> usize {
         address.wrapping_sub(DEVICE_BASE) as usize
     }
 
@@ -188,8 +218,12 @@ impl DeviceMemory {
         let freed = self.freed.range(..=at).next_back();
         if let Some((&start, &(size, kind))) = live.filter(|&(&start, &(size, _))| at < start + size) {
             let place = format!("{bytes} bytes at byte {} of {size}", at - start);
-            if at + bytes <= start + size && !at.is_multiple_of(bytes.max(1)) && bytes <= 16 {
+            let is_there = at + bytes <= start + size && self.valid_at(at);
+            if is_there && !at.is_multiple_of(bytes.max(1)) && bytes <= 16 {
                 return Fault { finding: Finding::Misaligned, detail: place };
+            }
+            if let Some(fault) = self.regions.explain((start, size), at, bytes) {
+                return fault;
             }
             return out_of_bounds(match kind {
                 RangeKind::Allocation => place,
@@ -206,6 +240,12 @@ impl DeviceMemory {
             }
             None => format!("{bytes} bytes in no allocation of device memory"),
         })
+    }
+
+    fn valid_at(&self, at: usize) -> bool {
+        // SAFETY: the word is within the mapping, as `at` checks.
+        let word = unsafe { *self.valid.at(at / 64, 1) };
+        word >> (at % 64) & 1 == 1
     }
 
     /// The place of a range that a copy uses.

@@ -18,6 +18,7 @@ fn functions() -> impl Iterator<Item = (&'static str, *const ())> {
         launches::table(),
         memory::table(),
         modules::table(),
+        regions::table(),
         streams::table(),
         transfers::table(),
         virtual_memory::table(),

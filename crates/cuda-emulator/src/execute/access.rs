@@ -249,13 +249,29 @@ impl Block<'_> {
             SHARED => self.shared.place(span.address, of_lane, span.bytes(of_lane)),
             GLOBAL => self.memory.place(span.address, of_lane, span.bytes(of_lane)),
         };
+        let operands = self.launch.operands;
+        let allow = |span: Span| {
+            SPACE == SHARED
+                || operands.ranges.is_empty()
+                || operands.allow(span.address, span.bytes(of_lane) as u64)
+        };
+        let mut find = |span: Span| {
+            let place = find(span)?;
+            if allow(span) {
+                return Ok(place);
+            }
+            Err(Fault { finding: Finding::OutOfBounds, detail: operands.near(span.address, of_lane) })
+        };
         let fault = match find(span) {
             Ok(at) => return Ok(at),
             Err(fault) => fault,
         };
-        let first = span.each(of_lane).find_map(|one| Some((find(one).err()?, one)));
-        let (fault, one) = first.unwrap_or((fault, span));
-        Err(self.stop(fault, one, by))
+        let mut places = span.each(of_lane).map(|one| (find(one), one));
+        match places.find(|(place, _)| place.is_err()) {
+            Some((Err(fault), one)) => Err(self.stop(fault, one, by)),
+            // Each lane has an operand of its own, and these follow each other.
+            _ => find(Span { lanes: 1, ..span }).map_err(|_| self.stop(fault, span, by)),
+        }
     }
 
     /// A memory as accesses see it.

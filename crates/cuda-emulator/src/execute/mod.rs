@@ -10,6 +10,7 @@ mod barrier;
 mod block;
 mod exchange;
 mod matrix;
+mod operands;
 mod spans;
 mod step;
 mod values;
@@ -21,6 +22,7 @@ use crate::memory::DeviceMemory;
 pub use crate::shared::MAX_SHARED;
 
 use block::Block;
+pub use operands::Operands;
 
 /// A launch of a kernel.
 pub struct Launch<'a> {
@@ -34,6 +36,8 @@ pub struct Launch<'a> {
     pub parameters: &'a [u8],
     /// Bytes of dynamic shared memory.
     pub dynamic_shared: usize,
+    /// What it may use of the allocations that these lie in.
+    pub operands: &'a Operands,
     /// Number of this operation, from 1.
     pub operation: u32,
     /// Which earlier operations are ordered before this one.

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use crate::execute::Operands;
 use crate::kernel::Kernel;
 
 use super::{Point, Product, ReadyGraph};
@@ -22,6 +23,10 @@ pub enum Work {
     Call(HostCall),
     /// Frees an allocation.
     Free(u64),
+    /// Begins a region of an allocation: address, bytes, name.
+    BeginRegion(u64, usize, String),
+    /// Ends the region at an address.
+    EndRegion(u64),
     /// Marks a point as reached.
     Record(Point),
     /// Waits until a point is reached.
@@ -43,6 +48,8 @@ pub struct Launch {
     pub parameters: Vec<u8>,
     /// Bytes of dynamic shared memory.
     pub dynamic_shared: usize,
+    /// What it may use of the allocations that these lie in.
+    pub operands: Arc<Operands>,
 }
 
 /// One end of a copy.
