@@ -15,6 +15,7 @@ use phalanx_trace::{Site, Stream};
 
 use crate::NAME;
 use crate::blas::Blas;
+use crate::bounds::Bounds;
 use crate::driver::{Context, driver};
 use crate::error::Error;
 use crate::faults::Faults;
@@ -42,6 +43,7 @@ pub(crate) struct Cuda {
     disk: Option<Immediate>,
     host: Arc<dyn Kernels>,
     tf32: bool,
+    bounds: Bounds,
     has_failed: AtomicBool,
     context: Arc<Context>,
 }
@@ -102,6 +104,7 @@ impl Cuda {
             disk,
             host,
             tf32,
+            bounds: Bounds::find(),
             has_failed: AtomicBool::new(false),
             context,
         })
@@ -126,9 +129,9 @@ impl Cuda {
         }
     }
 
-    /// Gives operands the addresses of the card. Whether each of the memories has some: the card's, the host's.
-    fn move_operands(&self, operation: &mut Operation) -> [bool; 2] {
-        let mut memories = [false, false];
+    /// Gives operands the addresses of the card. Whether any is in host memory; and where the others are, if that is checked.
+    fn move_operands(&self, operation: &mut Operation) -> (bool, Vec<(u64, usize)>) {
+        let (mut on_host, mut on_card) = (false, Vec::new());
         operation.visit(&mut |operand| {
             if operand.bytes == 0 {
                 return;
@@ -136,19 +139,21 @@ impl Cuda {
             match self.tensors.distance(operand.address.as_ptr().addr()) {
                 Some(distance) => {
                     *operand.address = operand.address.moved(distance);
-                    memories[0] = true;
+                    if self.bounds.are_checked() {
+                        on_card.push((operand.address.as_ptr().addr() as u64, operand.bytes));
+                    }
                 }
-                None => memories[1] = true,
+                None => on_host = true,
             }
         });
-        memories
+        (on_host, on_card)
     }
 
     /// Issues a call to a stream of the card.
     fn issue(&self, state: &mut State, stream: Stream, mut call: Call) -> Result<(), Error> {
         let Some(queue) = index(stream) else { return Ok(()) };
         self.context.enter()?;
-        let [_, on_host] = self.move_operands(&mut call.operation);
+        let (on_host, on_card) = self.move_operands(&mut call.operation);
         let is_copy = matches!(call.operation, Operation::Elementwise(Elementwise::Copy(_)));
         if on_host && !is_copy {
             return Err(Error::Unsupported("a kernel was given host memory".to_string()));
@@ -167,7 +172,7 @@ impl Cuda {
             call: call.name,
             site: call.site,
         };
-        issue.operation(call.operation)?;
+        self.bounds.within(&on_card, || issue.operation(call.operation))?;
         match start.zip(call.timer) {
             Some((start, timer)) => streams.end_timing(queue, start, timer),
             None => Ok(()),

@@ -29,6 +29,7 @@
 
 mod backend;
 mod blas;
+mod bounds;
 pub mod cache;
 pub mod compiler;
 pub mod driver;
