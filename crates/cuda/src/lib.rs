@@ -29,6 +29,7 @@
 
 mod backend;
 pub mod cache;
+pub mod checks;
 pub mod compiler;
 pub mod driver;
 mod error;
@@ -36,15 +37,18 @@ mod factory;
 mod faults;
 mod found;
 mod launch;
+mod libraries;
 mod limits;
 mod memory;
 mod modules;
 pub mod programs;
 mod streams;
 
+pub use driver::Card;
 pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
 pub use factory::{CONTEXT_BYTES, CudaFactory, Options, SCRATCH_BYTES, unplanned_device};
 pub use found::{Found, usable_cards};
+pub use libraries::{LibraryState, libraries};
 pub use limits::{Clocks, Limits};
 
 /// The device's name, in errors and reports.

@@ -10,6 +10,7 @@ use phalanx_train::config::PrecisionConfig;
 use serde_json::json;
 
 use crate::args::DoctorArgs;
+use crate::card_report::{self, Kernels};
 use crate::environment::{Environment, Processor};
 use crate::machine;
 use crate::output::{print, print_json};
@@ -30,6 +31,9 @@ const FEW_FILES: u64 = 1024;
 /// # Errors
 /// Memory that the system does not give.
 pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
+    if args.kernels {
+        return kernels(args, environment);
+    }
     let cores = machine::cores();
     let processors = [processor(environment, 1)?, processor(environment, cores)?];
     let (isa, why) = (environment.isa().name(), environment.isa().why_not_best());
@@ -59,7 +63,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
             "memory_limit_bytes": limit.as_ref().map(|limit| limit.limit_bytes),
             "memory_limit_file": limit.as_ref().map(|limit| &limit.file),
             "memlock_bytes": memlock.1, "nofile": nofile.1, "nproc": nproc.1,
-            "huge_pages": private, "huge_pages_shared": shared, "advice": advice,
+            "huge_pages": private, "huge_pages_shared": shared, "advice": advice, "gpus": card_report::to_json(),
         }));
     }
     let mut table = Table::default();
@@ -93,11 +97,22 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
         number(nofile.1),
         number(nproc.1),
     );
+    text.push_str(&card_report::to_text());
     match advice.is_empty() {
         true => text.push_str("no limit stands in the way of a run\n"),
         false => advice.iter().for_each(|line| text.push_str(&format!("note: {line}\n"))),
     }
     Ok(print(&text)?)
+}
+
+/// Checks the kernels of the first GPU.
+fn kernels(args: &DoctorArgs, environment: Environment) -> Result<()> {
+    let checked = Kernels::check(environment)?;
+    match args.json {
+        true => print_json(&checked.to_json())?,
+        false => print(&format!("{}\n{}", card_report::to_text(), checked.to_text()))?,
+    }
+    checked.verdict()
 }
 
 /// The processor with `threads` threads, whose f32 rate is that of multiply-adds.
