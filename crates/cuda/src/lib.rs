@@ -44,12 +44,12 @@ mod modules;
 pub mod programs;
 mod streams;
 
-pub use driver::Card;
+pub use driver::{Card, Clocks, usable_cards};
 pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
 pub use factory::{CONTEXT_BYTES, CudaFactory, Options, SCRATCH_BYTES, unplanned_device};
-pub use found::{Found, usable_cards};
+pub use found::Found;
 pub use libraries::{LibraryState, libraries};
-pub use limits::{Clocks, Limits};
+pub use limits::Limits;
 
 /// The device's name, in errors and reports.
 pub const NAME: &str = "cuda";

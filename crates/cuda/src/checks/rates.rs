@@ -61,11 +61,11 @@ impl Rate {
 
     /// The share of what the card can do at most.
     pub fn share(&self, limits: &Limits) -> f64 {
-        let most = match self.work {
+        let limit = match self.work {
             Work::Flops(dtype, _) => limits.flops_per_s(dtype),
             Work::Bytes(_) => limits.memory_bytes_per_s,
         };
-        self.per_s() / most
+        self.per_s() / limit
     }
 }
 
