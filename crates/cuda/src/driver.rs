@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 
 use crate::error::{CAPABILITY_MIN, DRIVER_MIN, Error};
-use crate::limits::Clocks;
 
 /// An error of the driver, unless the call succeeded.
 pub(crate) fn check(result: CUresult, call: &'static str) -> Result<(), Error> {
@@ -81,6 +80,17 @@ pub fn count_cards() -> Result<usize, Error> {
     Ok(count as usize)
 }
 
+/// The highest clocks of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clocks {
+    /// Clock of a multiprocessor, in kHz.
+    pub multiprocessor_khz: u32,
+    /// Clock of memory, in kHz; two transfers a clock.
+    pub memory_khz: u32,
+    /// Width of memory's bus.
+    pub memory_bits: u32,
+}
+
 /// What a card is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
@@ -140,6 +150,25 @@ impl Card {
     pub fn architecture(&self) -> String {
         format!("sm_{}{}", self.capability.0, self.capability.1)
     }
+}
+
+/// The cards that are new enough: at least one.
+///
+/// # Errors
+/// No driver, no card, or only older ones.
+pub fn usable_cards() -> Result<Vec<Card>, Error> {
+    let count = count_cards()?;
+    let opened: Vec<_> = (0..count).map(Card::open).collect();
+    let mut first = Error::NoCard { index: 0, count: count as i32 };
+    let mut cards = Vec::new();
+    for (index, card) in opened.into_iter().enumerate() {
+        match card {
+            Ok(card) => cards.push(card),
+            Err(error) if index == 0 => first = error,
+            Err(_) => {}
+        }
+    }
+    if cards.is_empty() { Err(first) } else { Ok(cards) }
 }
 
 fn clocks_of(device: c_int) -> Option<Clocks> {

@@ -11,9 +11,8 @@ use phalanx_tensor::{
 use crate::backend::{Cuda, Parts};
 use crate::blas::Blas;
 use crate::compiler::Compiler;
-use crate::driver::{Card, Context, Made};
+use crate::driver::{Card, Context, Made, usable_cards};
 use crate::error::Error;
-use crate::found::usable_cards;
 use crate::memory::{Registered, TensorMemory};
 use crate::modules::Modules;
 

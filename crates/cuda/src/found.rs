@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::blas;
 use crate::compiler::Compiler;
-use crate::driver::{Card, count_cards, version};
+use crate::driver::{Card, usable_cards, version};
 use crate::error::Error;
 use crate::factory::Options;
 
@@ -45,8 +45,8 @@ impl Found {
 
     /// Bytes of the card that each of `ranks` may take at most.
     pub fn share_bytes(&self, ranks: usize) -> u64 {
-        let least = self.cards.iter().map(|card| card.memory_bytes).min().unwrap_or(0);
-        least / self.ranks_per_card(ranks) as u64
+        let smallest = self.cards.iter().map(|card| card.memory_bytes).min().unwrap_or(0);
+        smallest / self.ranks_per_card(ranks) as u64
     }
 }
 
@@ -75,23 +75,4 @@ impl fmt::Display for Found {
             None => f.write_str(", products by its own kernels (no cuBLASLt)"),
         }
     }
-}
-
-/// The cards that are new enough: at least one.
-///
-/// # Errors
-/// No driver, no card, or only older ones.
-pub fn usable_cards() -> Result<Vec<Card>, Error> {
-    let count = count_cards()?;
-    let opened: Vec<_> = (0..count).map(Card::open).collect();
-    let mut first = Error::NoCard { index: 0, count: count as i32 };
-    let mut cards = Vec::new();
-    for (index, card) in opened.into_iter().enumerate() {
-        match card {
-            Ok(card) => cards.push(card),
-            Err(error) if index == 0 => first = error,
-            Err(_) => {}
-        }
-    }
-    if cards.is_empty() { Err(first) } else { Ok(cards) }
 }

@@ -31,6 +31,7 @@ mod backend;
 mod blas;
 mod bounds;
 pub mod cache;
+pub mod checks;
 pub mod compiler;
 pub mod driver;
 mod error;
@@ -38,16 +39,19 @@ mod factory;
 mod faults;
 mod found;
 mod launch;
+mod libraries;
 mod limits;
 mod memory;
 mod modules;
 pub mod programs;
 mod streams;
 
+pub use driver::{Card, Clocks, usable_cards};
 pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
 pub use factory::{CONTEXT_BYTES, CudaFactory, Options, SCRATCH_BYTES, unplanned_device};
-pub use found::{Found, usable_cards};
-pub use limits::{Clocks, Limits};
+pub use found::Found;
+pub use libraries::{LibraryState, libraries};
+pub use limits::Limits;
 
 /// The device's name, in errors and reports.
 pub const NAME: &str = "cuda";

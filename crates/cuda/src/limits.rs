@@ -28,17 +28,6 @@ impl Limits {
     }
 }
 
-/// What a card reports about its speed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Clocks {
-    /// Of a multiprocessor, in kHz.
-    pub multiprocessor_khz: u32,
-    /// Of memory, in kHz; two transfers a clock.
-    pub memory_khz: u32,
-    /// Width of memory's bus.
-    pub memory_bits: u32,
-}
-
 impl Card {
     /// Its limits; None where it does not report its clocks (the emulator has none), or its capability is not known here.
     pub fn limits(&self) -> Option<Limits> {
@@ -65,6 +54,7 @@ fn flops_per_clock(capability: (i32, i32)) -> Option<[f64; 2]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::Clocks;
 
     fn card(capability: (i32, i32), multiprocessors: u32, clocks: Option<Clocks>) -> Card {
         let (index, name) = (0, "a card".to_string());

@@ -272,10 +272,17 @@ pub struct InspectArgs {
 /// Measures this machine and checks its limits
 ///
 /// Cores and instruction sets, the rates of multiply-adds in f32 and of products of bf16, memory bandwidth,
-/// memory available, and the limits of the system that matter to a run.
+/// memory available, and the limits of the system that matter to a run; NVIDIA's driver, GPUs and libraries, and which
+/// package has what is missing.
+///
+/// With --kernels: compares every kernel of the first GPU with the processor's instead, and prints rates of the most important
+/// ones beside what the GPU can do at most by published figures of its architecture. Takes about a minute.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  phalanx doctor\n  phalanx doctor --json")]
+#[command(after_help = "Examples:\n  phalanx doctor\n  phalanx doctor --json\n  phalanx doctor --kernels")]
 pub struct DoctorArgs {
+    /// Check the kernels of the GPU instead
+    #[arg(long)]
+    pub kernels: bool,
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,

@@ -6,7 +6,7 @@ use phalanx_bench::memory::{self, MemoryFigures};
 use phalanx_bench::steps::{self, RankSetup, StepCounts, StepFigures};
 use phalanx_bench::strategies::{self, RankFigures};
 use phalanx_train::GroupSource;
-use phalanx_train::config::{DeviceChoice, DeviceConfig};
+use phalanx_train::config::{DeviceChoice, DeviceConfig, DeviceKind};
 
 use crate::cards;
 use crate::environment::Environment;
@@ -98,6 +98,10 @@ fn on_device<T>(
             DeviceChoice::Cpu => None,
             DeviceChoice::Cuda { .. } => Some(cards::COPY_BYTES_PER_S),
             DeviceChoice::Simulated(simulated) => Some(simulated.copy_bytes_per_s),
+        },
+        limits: match planned.config.device.kind {
+            DeviceKind::Cuda => cards::limits_of(host.rank()),
+            _ => None,
         },
         source,
         note_step: &|step| host.note_step(step),

@@ -1,6 +1,7 @@
 //! Which device a run computes on: where `device.kind` is decided, and what a rank may take of its card.
 
 use anyhow::{Context, Result, bail};
+use phalanx_bench::steps::DeviceLimits;
 use phalanx_cuda::{Error, Found};
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
@@ -80,4 +81,14 @@ pub fn peak_flops_per_s(dtype: DType, ranks: usize) -> f64 {
     let Ok(found) = look() else { return 0.0 };
     let used = found.cards.iter().take(ranks);
     used.filter_map(|card| Some(card.limits()?.flops_per_s(dtype))).sum()
+}
+
+/// What the card of a rank can do at most, by published figures.
+pub fn limits_of(rank: usize) -> Option<DeviceLimits> {
+    let limits = look().ok()?.card_of(rank).limits()?;
+    Some(DeviceLimits {
+        f32_flops_per_s: limits.f32_flops_per_s,
+        half_flops_per_s: limits.half_flops_per_s,
+        bytes_per_s: limits.memory_bytes_per_s,
+    })
 }

@@ -65,7 +65,7 @@ impl Budget {
     fn given(&self) -> &'static str {
         match self {
             Budget::Device(_) => "--device-memory",
-            Budget::Card(_) => "a rank's share of its card",
+            Budget::Card(_) => "its share of the card (device.memory_mb)",
             Budget::Rank(_) => "memory.limit_mb",
             Budget::Machine(_) => "this machine",
         }

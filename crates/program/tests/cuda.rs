@@ -109,7 +109,7 @@ fn what_is_missing_is_named_with_what_helps() {
             "/nonexistent",
             &["no NVRTC", "pip install nvidia-cuda-nvrtc", "/nonexistent/libnvrtc.so"],
         ),
-        ("PHALANX_EMULATOR_MEMORY_MB", "128", &["needs", "a rank's share of its card", "128.0 MiB"]),
+        ("PHALANX_EMULATOR_MEMORY_MB", "128", &["needs", "its share of the card", "128.0 MiB"]),
         (
             "PHALANX_EMULATOR_LOST_AT",
             "150",
@@ -154,4 +154,26 @@ fn without_a_driver_cuda_is_refused_and_auto_is_the_processor() {
     for words in ["an NVIDIA GPU", "scratch of kernels", "driver, about", "fits"] {
         assert!(planned.stdout.contains(words), "no {words:?} in: {}", planned.stdout);
     }
+}
+
+#[test]
+fn the_doctor_checks_every_kernel() {
+    let home = Home::new();
+    if !has_emulator("doctor") {
+        home.run(&["doctor", "--kernels"]).refused(&["no CUDA driver"]);
+        return;
+    }
+    let ended = on_emulator(&home, &["doctor", "--kernels"]).output().unwrap();
+    let said = Ended::from(ended).ok().stdout;
+    for words in [
+        "GPU 0",
+        "NVRTC",
+        "\"auto\" is \"cuda\"",
+        "attention and its gradient",
+        "same numbers",
+        "rates mean nothing",
+    ] {
+        assert!(said.contains(words), "no {words:?} in: {said}");
+    }
+    assert!(!said.contains("FAILED"), "{said}");
 }

@@ -6,6 +6,7 @@
 //! `cargo xtask cuda-emulator` does that for the tests that an emulator can run.
 
 use std::cell::Cell;
+use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_cpu::CpuFactory;
@@ -63,7 +64,7 @@ pub fn simulated(seed: u64) -> SimulatedFactory {
 pub fn cuda() -> CudaFactory {
     let options = phalanx_cuda::Options {
         nvrtc: std::env::var_os("PHALANX_NVRTC").map(Into::into),
-        cache: Some(concat!(env!("CARGO_TARGET_TMPDIR"), "/phalanx/cuda").into()),
+        cache: option_env!("CARGO_TARGET_TMPDIR").map(|folder| Path::new(folder).join("phalanx/cuda")),
         ..phalanx_cuda::Options::default()
     };
     CudaFactory::new(options, kernels)

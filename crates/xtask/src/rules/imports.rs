@@ -54,7 +54,7 @@ const MAY_IMPORT: [(&str, &str); 29] = [
     ),
     ("reliability", "host hostile"),
     ("xtask", ""),
-    ("cuda", "trace plan tensor files"),
+    ("cuda", "random trace plan tensor files"),
     ("cuda-emulator", "random"),
 ];
 

@@ -1,0 +1,69 @@
+//! Matrix products of linear layers, in both layouts of the weight, with their epilogues.
+
+use phalanx_tensor::arguments::{Epilogue, Gelu, Layout, Weight};
+use phalanx_tensor::{DType, Device, Tensor};
+
+use super::bench::{Bench, FLOATS, random, read, tolerance};
+
+/// Rows, inputs, outputs: less than a tile, rows that are not whole chunks of 16 bytes, several tiles.
+const SIZES: [[usize; 3]; 4] = [[5, 8, 16], [33, 37, 21], [70, 96, 72], [130, 40, 136]];
+
+fn weight(device: &Device, dtype: DType, layout: Layout, [inner, out]: [usize; 2]) -> Tensor {
+    let dims = match layout {
+        Layout::InOut => [inner, out],
+        Layout::OutIn => [out, inner],
+    };
+    random(device, dtype, &dims, 2)
+}
+
+pub(super) fn linear_with_epilogues(bench: &Bench) {
+    for dtype in FLOATS {
+        for [rows, inner, out] in SIZES {
+            for layout in [Layout::InOut, Layout::OutIn] {
+                let name = format!("linear {dtype:?} {rows} x {inner} x {out} {layout:?}");
+                bench.compare(&name, tolerance(dtype), |device| {
+                    let x = random(device, dtype, &[rows, inner], 1);
+                    let w = weight(device, dtype, layout, [inner, out]);
+                    let w = Weight { matrix: w.view(), layout };
+                    let bias = random(device, dtype, &[out], 3);
+                    let residual = random(device, dtype, &[rows, out], 4);
+                    let [mut y, mut plain, mut pre, mut act] =
+                        [5, 6, 7, 8].map(|seed| random(device, dtype, &[rows, out], seed));
+                    let epilogue = Epilogue { bias: Some(bias.view()), residual: Some(residual.view()) };
+                    device.linear(x.view(), w, epilogue, y.view_mut());
+                    device.linear(x.view(), w, Epilogue::default(), plain.view_mut());
+                    device.linear_gelu(x.view(), w, bias.view(), Gelu::Tanh, pre.view_mut(), act.view_mut());
+                    let all = [("y", &y), ("plain", &plain), ("pre", &pre), ("act", &act)];
+                    all.map(|(name, x)| (name, read(device, x.view()))).into()
+                });
+            }
+        }
+    }
+}
+
+pub(super) fn gradients_of_linear(bench: &Bench) {
+    for dtype in FLOATS {
+        for [rows, inner, out] in SIZES {
+            for layout in [Layout::InOut, Layout::OutIn] {
+                for (gradient, accumulate) in [(dtype, false), (DType::F32, true)] {
+                    let name =
+                        format!("gradients {dtype:?} {rows} x {inner} x {out} {layout:?} {gradient:?}");
+                    bench.compare(&name, tolerance(dtype), |device| {
+                        let x = random(device, dtype, &[rows, inner], 1);
+                        let w = weight(device, dtype, layout, [inner, out]);
+                        let dy = random(device, dtype, &[rows, out], 3);
+                        let mut dx = random(device, dtype, &[rows, inner], 4);
+                        let mut dw = weight(device, gradient, layout, [inner, out]);
+                        let mut db = random(device, gradient, &[out], 5);
+                        let w = Weight { matrix: w.view(), layout };
+                        device.linear_input_gradient(dy.view(), w, dx.view_mut(), accumulate);
+                        device.linear_weight_gradient(x.view(), dy.view(), dw.view_mut(), layout, accumulate);
+                        device.bias_gradient(dy.view(), db.view_mut(), accumulate);
+                        let all = [("dx", &dx), ("dw", &dw), ("db", &db)];
+                        all.map(|(name, x)| (name, read(device, x.view()))).into()
+                    });
+                }
+            }
+        }
+    }
+}
