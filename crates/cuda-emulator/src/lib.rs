@@ -11,6 +11,7 @@
 //! clocks run. Clusters, the tensor memory accelerator, textures, cooperative launches, and 8-bit floats are refused.
 
 pub mod alu;
+mod arenas;
 mod bits;
 pub mod checks;
 pub mod cublaslt;
