@@ -178,11 +178,6 @@ impl Running {
         }
     }
 
-    /// Ranks that it has started: number and process.
-    pub(crate) fn ranks(&self) -> Vec<(usize, i32)> {
-        processes::ranks(self.pid())
-    }
-
     /// Waits until it ends; ends it when it takes too long or too much memory.
     pub(crate) fn finish(mut self) -> Ended {
         let mut breach = None;

@@ -1,6 +1,6 @@
 //! The processes of a run: the ranks of a launcher, members of a process group, memory.
 
-use phalanx_host::process::{arguments, children, is_running, name, resident_bytes_peak};
+use phalanx_host::process::{arguments, children, is_running, resident_bytes_peak};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Whether a process runs; one that has ended and that nobody has waited for does not.
@@ -11,16 +11,6 @@ pub(crate) fn lives(pid: i32) -> bool {
 /// Processes of a group that run.
 pub(crate) fn group_members(group: i32) -> Vec<i32> {
     phalanx_host::process::group_members(group.unsigned_abs()).into_iter().map(|pid| pid as i32).collect()
-}
-
-/// The ranks that a launcher has started: number and process.
-pub(crate) fn ranks(launcher: i32) -> Vec<(usize, i32)> {
-    let mut ranks: Vec<_> = children(launcher.unsigned_abs())
-        .into_iter()
-        .filter_map(|pid| Some((rank_number(pid)?, pid as i32)))
-        .collect();
-    ranks.sort_unstable();
-    ranks
 }
 
 /// All processes below `pid`, itself first.
@@ -50,13 +40,12 @@ pub(crate) fn launcher_of(starter: i32, host: usize) -> Option<i32> {
     tree(starter.unsigned_abs()).into_iter().find(is_host).map(|pid| pid as i32)
 }
 
-/// The number of a rank, from its arguments or its name.
+/// The number of a rank, from the arguments of its process: `phalanx rank NUMBER ...`.
 fn rank_number(pid: u32) -> Option<usize> {
-    let words = arguments(pid)?;
-    if let Some(at) = words.iter().position(|word| word == "--rank") {
-        return words.get(at + 1)?.parse().ok();
+    match &arguments(pid)?[..] {
+        [_, command, number, ..] if command == "rank" => number.parse().ok(),
+        _ => None,
     }
-    name(pid)?.strip_prefix("phalanx rank ")?.parse().ok()
 }
 
 /// Most bytes that were resident so far in a process and in its children, each for itself.

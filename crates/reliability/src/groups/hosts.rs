@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::command::Ended;
+use crate::groups::kills::found;
 use crate::mesh::{MESHES, Mesh};
 use crate::phase::{Phase, await_moment, pause};
 use crate::processes;
@@ -77,15 +78,11 @@ fn strike(
     let mut running = case.phalanx(mesh.launch(hosts, &["--quiet", "--set", &stall])).start()?;
     await_moment(&mut running, &run, phase, &reference, random);
     let first = running.pid();
-    let mut target = None;
-    running.wait_for(Duration::from_secs(5), || {
-        target = match victim {
-            Victim::Killed(rank) | Victim::Stopped(rank) => processes::rank_below(first, rank),
-            Victim::Launcher(host) => processes::launcher_of(first, host),
-            Victim::Starter => Some(first),
-        };
-        target.is_some()
-    });
+    let target = found(&mut running, &format!("{victim:?}"), |first| match victim {
+        Victim::Killed(rank) | Victim::Stopped(rank) => processes::rank_below(first, rank),
+        Victim::Launcher(host) => processes::launcher_of(first, host),
+        Victim::Starter => Some(first),
+    })?;
     let started = processes::tree(first.unsigned_abs());
     let struck = Instant::now();
     let signal = if matches!(victim, Victim::Stopped(_)) { Signal::STOP } else { Signal::KILL };

@@ -18,6 +18,9 @@ use phalanx_hostile::Random;
 /// Longest time from a kill to the end of the job.
 const END: Duration = Duration::from_millis(1500);
 
+/// Time within which a job starts its processes.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     let mesh = &MESHES[number % MESHES.len()];
     // Every mesh in every phase within 105 cases, and every phase within the first five.
@@ -45,7 +48,7 @@ fn kill(
     let mut running = case.phalanx(mesh.train(&["--quiet"])).start()?;
     await_moment(&mut running, &run, phase, &reference, random);
     let target = match rank {
-        Some(rank) => process_of(&mut running, rank),
+        Some(rank) => process_of(&mut running, rank)?,
         None => Some(running.pid()),
     };
     let killed = Instant::now();
@@ -71,16 +74,33 @@ fn kill(
     Ok(said_at.map(|at| at - killed))
 }
 
-/// The process of a rank, as soon as there is one.
-pub(crate) fn process_of(running: &mut Running, rank: usize) -> Option<i32> {
-    let launcher = running.pid();
+/// The process of a rank, as soon as there is one; None when the job has ended before.
+///
+/// # Errors
+/// When the job runs and no process of the rank is found: the case would try nothing.
+pub(crate) fn process_of(running: &mut Running, rank: usize) -> Result<Option<i32>, String> {
+    found(running, &format!("rank {rank}"), |launcher| processes::rank_below(launcher, rank))
+}
+
+/// What `search` finds below the process that was started, as soon as it finds it; None when that process has ended before.
+///
+/// # Errors
+/// When the process runs and `search` finds nothing: the case would try nothing.
+pub(crate) fn found(
+    running: &mut Running,
+    what: &str,
+    search: impl Fn(i32) -> Option<i32>,
+) -> Result<Option<i32>, String> {
+    let first = running.pid();
     let mut found = None;
-    running.wait_for(Duration::from_secs(5), || {
-        found =
-            processes::ranks(launcher).into_iter().find(|(number, _)| *number == rank).map(|(_, pid)| pid);
+    running.wait_for(PATIENCE, || {
+        found = search(first);
         found.is_some()
     });
-    found
+    match found.is_none() && !running.has_ended() {
+        true => Err(format!("found no process of {what} within {} s", PATIENCE.as_secs())),
+        false => Ok(found),
+    }
 }
 
 /// Whether a message names this rank as the one that failed, and no other.

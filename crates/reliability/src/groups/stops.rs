@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use crate::command::Running;
 use crate::groups::kills::{named, process_of};
 use crate::mesh::{MESHES, Mesh};
 use crate::phase::{Phase, await_moment, pause, reached};
@@ -78,8 +79,8 @@ fn stand_still(case: &Case<'_>, mesh: &Mesh, rank: Option<usize>, random: &mut R
     let step = 1 + random.below(20) as u64;
     running.wait_for(Duration::from_secs(8), || reached(&run, step));
     let targets: Vec<i32> = match rank {
-        Some(rank) => process_of(&mut running, rank).into_iter().collect(),
-        None => running.ranks().into_iter().map(|(_, pid)| pid).collect(),
+        Some(rank) => process_of(&mut running, rank)?.into_iter().collect(),
+        None => all_ranks(&mut running, mesh)?,
     };
     let stopped = Instant::now();
     let hit = !targets.is_empty() && targets.iter().all(|pid| processes::send(*pid, Signal::STOP));
@@ -104,6 +105,15 @@ fn stand_still(case: &Case<'_>, mesh: &Mesh, rank: Option<usize>, random: &mut R
     reference.is_equal(&run)
 }
 
+/// The processes of all ranks; of fewer when the job ends.
+///
+/// # Errors
+/// When the job runs without one of them.
+fn all_ranks(running: &mut Running, mesh: &Mesh) -> Result<Vec<i32>, String> {
+    let ranks = (0..mesh.ranks).map(|rank| process_of(running, rank));
+    Ok(ranks.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+}
+
 /// All ranks stand still, long before any timeout; the second request to stop ends the job at once.
 fn leave(case: &Case<'_>, mesh: &Mesh, random: &mut Random) -> Result<(), String> {
     let reference = case.world.reference(mesh)?;
@@ -112,7 +122,7 @@ fn leave(case: &Case<'_>, mesh: &Mesh, random: &mut Random) -> Result<(), String
     let step = 1 + random.below(20) as u64;
     running.wait_for(Duration::from_secs(8), || reached(&run, step));
     let launcher = running.pid();
-    for (_, pid) in running.ranks() {
+    for pid in all_ranks(&mut running, mesh)? {
         processes::send(pid, Signal::STOP);
     }
     for _ in 0..2 {

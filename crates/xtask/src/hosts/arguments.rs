@@ -15,14 +15,14 @@ Options:
   --ssh           host 0 starts the launchers of all hosts over ssh, from a hostfile; needs OpenSSH
   --binary FILE   the program to try; by default it is built (--release)
   --delay MS      each packet is late by so many milliseconds
-  --rate RATE     of each host's link, as `tc` writes it: 1gbit
+  --rate RATE     of what each host sends: 1gbit, 100mbit
   --loss PERCENT  of packets are lost
   --cut H@S       the cable of host H is cut S seconds after the start; the run has to end with its name
   --kill H@S      the launcher of host H gets SIGKILL S seconds after the start; likewise
   --timeout S     the trial has failed after so many seconds, 300 by default
 
-Needs root, and `ip` and `tc` (iproute2), `unshare`, `nsenter` and `setpriv` (util-linux). Delays need a kernel
-with `netem`; without it, rates are made by `tbf` and losses by `iptables`.
+Needs root, and `ip` (iproute2), `unshare`, `nsenter` and `setpriv` (util-linux). Delays, rates and losses are made
+by a program between the hosts, and need a kernel with VXLAN, and `ethtool`.
 
 Examples:
   cargo xtask hosts --hosts 2 examples/quickstart.toml -- --set train.steps=20
@@ -42,11 +42,21 @@ pub enum Fault {
 }
 
 /// The quality of every host's link.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Link {
-    pub delay_ms: Option<f64>,
-    pub rate: Option<String>,
-    pub loss_percent: Option<f64>,
+    /// Milliseconds from one host to another.
+    pub delay_ms: f64,
+    /// Bits a second that a host can send.
+    pub rate_bits: f64,
+    /// Share of the packets that do not arrive.
+    pub loss_percent: f64,
+}
+
+impl Default for Link {
+    /// A link without limits.
+    fn default() -> Link {
+        Link { delay_ms: 0.0, rate_bits: f64::INFINITY, loss_percent: 0.0 }
+    }
 }
 
 /// What to try.
@@ -124,9 +134,9 @@ impl Arguments {
             "--hosts" => self.hosts = number()? as usize,
             "--nproc" => self.nproc = number()? as usize,
             "--binary" => self.binary = Some(PathBuf::from(value)),
-            "--delay" => self.link.delay_ms = Some(number()?),
-            "--rate" => self.link.rate = Some(value.to_string()),
-            "--loss" => self.link.loss_percent = Some(number()?),
+            "--delay" => self.link.delay_ms = number()?,
+            "--rate" => self.link.rate_bits = rate(value)?,
+            "--loss" => self.link.loss_percent = number()?,
             "--timeout" => self.timeout = Duration::from_secs_f64(number()?),
             "--cut" => self.fault = Some(fault(Fault::Cut, option, value)?),
             "--kill" => self.fault = Some(fault(Fault::Kill, option, value)?),
@@ -139,6 +149,18 @@ impl Arguments {
 fn positive(option: &str, value: &str) -> Result<f64, String> {
     let number = value.parse::<f64>().ok().filter(|number| (0.0..1e6).contains(number));
     number.ok_or_else(|| format!("{option} {value}: expected a number from 0 to 1,000,000"))
+}
+
+/// Bits a second.
+fn rate(value: &str) -> Result<f64, String> {
+    let units = [("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)];
+    let bits = units.iter().find_map(|(unit, factor)| {
+        let number = value.strip_suffix(unit)?.parse::<f64>().ok()?;
+        (number > 0.0 && number < 1e6).then_some(number * factor)
+    });
+    bits.ok_or_else(|| {
+        format!("--rate {value}: expected a number with its unit, as in 1gbit, 100mbit or 500kbit")
+    })
 }
 
 fn fault(kind: Fault, option: &str, value: &str) -> Result<(Fault, usize, Duration), String> {
@@ -158,7 +180,7 @@ mod tests {
             "--hosts 3 --nproc 2 --delay 1 --rate 1gbit --loss 0.5 --cut 2@1.5 --ssh c.toml -- --set a=1";
         let args = Arguments::parse(&Vec::from_iter(args.split(' '))).unwrap();
         assert_eq!((args.hosts, args.nproc, args.config), (3, 2, PathBuf::from("c.toml")));
-        let link = Link { delay_ms: Some(1.0), rate: Some("1gbit".into()), loss_percent: Some(0.5) };
+        let link = Link { delay_ms: 1.0, rate_bits: 1e9, loss_percent: 0.5 };
         assert_eq!((args.link, args.fault), (link, Some((Fault::Cut, 2, Duration::from_millis(1500)))));
         assert_eq!((args.ssh, args.more), (true, vec!["--set".to_string(), "a=1".to_string()]));
     }
@@ -171,6 +193,7 @@ mod tests {
             ("--hosts x c", "expected a number"),
             ("--hosts", "needs a value"),
             ("--nproc 0 c", "at least 1"),
+            ("--rate fast c", "as in 1gbit"),
             ("--cut 2@1 c", "hosts are 0 to 1"),
             ("--cut 1 c", "HOST@SECONDS"),
             ("--ssh --kill 1@1 c", "only the launcher of host 0"),

@@ -3,11 +3,13 @@
 //!
 //! Every namespace lives as long as a process that waits for this one ([`namespace`]), so nothing remains after any end,
 //! and nothing has a name in the system. The hosts are connected by a bridge in a namespace of its own ([`network`]), and
-//! start their ranks with `phalanx launch` ([`trial`]), by hand or over [`ssh`]. All of it needs root, and `ip` and `tc` of iproute2.
+//! start their ranks with `phalanx launch` ([`trial`]), by hand or over [`ssh`]. Slow links are made by a [`relay`]. All of it needs root, and
+//! `ip` of iproute2.
 
 mod arguments;
 mod namespace;
 mod network;
+mod relay;
 mod ssh;
 mod trial;
 
@@ -20,6 +22,9 @@ pub fn run(args: &[&str]) -> ExitCode {
     if matches!(args, ["-h" | "--help"]) {
         print!("{}", arguments::HELP);
         return ExitCode::SUCCESS;
+    }
+    if let ["relay", more @ ..] = args {
+        return relay::run(more);
     }
     let arguments = match Arguments::parse(args) {
         Ok(arguments) => arguments,

@@ -1,12 +1,19 @@
-//! The hosts and what connects them: one namespace for each host, and one for the bridge that their cables lead to.
+//! The hosts and what connects them: one namespace for each host, and one for the bridge that their cables lead to. If
+//! links are to be slow, late or lossy, the hosts reach each other through a [`relay`] in the namespace of the bridge.
+
+use std::io::{BufRead, BufReader};
+use std::net::Ipv4Addr;
+use std::process::{Child, Stdio};
 
 use crate::hosts::arguments::Link;
 use crate::hosts::namespace::Namespace;
+use crate::hosts::relay;
 
 /// Hosts that reach each other.
 pub struct Network {
     bridge: Namespace,
     hosts: Vec<Namespace>,
+    relay: Option<Child>,
 }
 
 impl Network {
@@ -19,20 +26,46 @@ impl Network {
         bridge.run("ip link add bridge type bridge")?;
         bridge.run("ip link set bridge up")?;
         let hosts = (0..hosts).map(|_| Namespace::new()).collect::<Result<Vec<_>, _>>()?;
-        let network = Network { bridge, hosts };
+        let mut network = Network { bridge, hosts, relay: None };
+        if *link == Link::default() {
+            for (number, host) in network.hosts.iter().enumerate() {
+                network.connect(number, host, "eth0", &address(number))?;
+            }
+            return Ok(network);
+        }
+        network.relay = Some(network.start_relay(link)?);
         for (number, host) in network.hosts.iter().enumerate() {
-            network.connect(number, host)?;
-            limit(host, link)?;
+            network.connect(number, host, "cable", &tunnel_address(number).to_string())?;
+            open_tunnel(number, host)?;
         }
         Ok(network)
     }
 
-    fn connect(&self, number: usize, host: &Namespace) -> Result<(), String> {
+    /// Lays a cable from the bridge to the host's interface `interface`, with this address.
+    fn connect(&self, number: usize, host: &Namespace, interface: &str, address: &str) -> Result<(), String> {
         let pid = host.pid();
-        self.bridge.run(&format!("ip link add cable{number} type veth peer name eth0 netns {pid}"))?;
+        self.bridge.run(&format!("ip link add cable{number} type veth peer name {interface} netns {pid}"))?;
         self.bridge.run(&format!("ip link set cable{number} master bridge up"))?;
-        host.run(&format!("ip address add {}/16 dev eth0", address(number)))?;
-        host.run("ip link set eth0 up")
+        host.run(&format!("ip address add {address}/16 dev {interface}"))?;
+        host.run(&format!("ip link set {interface} up"))
+    }
+
+    /// Starts the relay through which all packets go.
+    fn start_relay(&self, link: &Link) -> Result<Child, String> {
+        self.bridge.run(&format!("ip address add {RELAY}/16 dev bridge"))?;
+        let program =
+            std::env::current_exe().map_err(|error| format!("the path of this program: {error}"))?;
+        let mut command = self.bridge.command(&program.to_string_lossy());
+        command.arg("hosts").args(relay::arguments(self.hosts.len(), link)).stdout(Stdio::piped());
+        let mut relay = command.spawn().map_err(|error| format!("setpriv (util-linux): {error}"))?;
+        let mut line = String::new();
+        if let Some(stdout) = relay.stdout.as_mut() {
+            let _ = BufReader::new(stdout).read_line(&mut line);
+        }
+        match line.trim() {
+            "ready" => Ok(relay),
+            _ => Err(format!("the relay ended: {:?}", relay.wait())),
+        }
     }
 
     /// The namespace of host `number`.
@@ -49,38 +82,39 @@ impl Network {
     }
 }
 
+impl Drop for Network {
+    fn drop(&mut self) {
+        if let Some(relay) = &mut self.relay {
+            let _ = relay.kill();
+            let _ = relay.wait();
+        }
+    }
+}
+
+/// Where the relay is.
+const RELAY: Ipv4Addr = Ipv4Addr::new(10, 78, 255, 254);
+
+/// Makes the host's interface the end of a tunnel to the relay. The tunnel takes 50 bytes of each packet.
+fn open_tunnel(number: usize, host: &Namespace) -> Result<(), String> {
+    let (own, port, hardware) = (tunnel_address(number), relay::PORT, relay::hardware_address(number));
+    host.run(&format!(
+        "ip link add eth0 type vxlan id 1 dstport {port} local {own} remote {RELAY} nolearning"
+    ))?;
+    host.run(&format!("ip link set eth0 address {hardware} mtu 1450"))?;
+    // Else the kernel leaves checksums to a card, and hands on many packets as one.
+    host.run("ethtool -K eth0 tx off")?;
+    host.run(&format!("ip address add {}/16 dev eth0", address(number)))?;
+    host.run("ip link set eth0 up")
+}
+
+/// Where the tunnel of host `number` ends.
+pub fn tunnel_address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 78, (number / 200) as u8, (number % 200 + 1) as u8)
+}
+
 /// The address of host `number`.
 pub fn address(number: usize) -> String {
     format!("10.77.{}.{}", number / 200, number % 200 + 1)
-}
-
-/// Makes what the host sends late, slow or lost: with `netem`, or else with what the kernel has.
-fn limit(host: &Namespace, link: &Link) -> Result<(), String> {
-    if *link == Link::default() {
-        return Ok(());
-    }
-    let part = |name: &str, value: Option<String>| value.map_or(String::new(), |v| format!(" {name} {v}"));
-    let delay = part("delay", link.delay_ms.map(|ms| format!("{ms}ms")));
-    let rate = part("rate", link.rate.clone());
-    let loss = part("loss", link.loss_percent.map(|percent| format!("{percent}%")));
-    let refused = match host.run(&format!("tc qdisc add dev eth0 root netem limit 100000{delay}{rate}{loss}"))
-    {
-        Ok(()) => return Ok(()),
-        Err(refused) => refused,
-    };
-    if link.delay_ms.is_some() {
-        return Err(format!("{refused}: without netem in the kernel there are no delays; leave out --delay"));
-    }
-    if let Some(rate) = &link.rate {
-        host.run(&format!("tc qdisc add dev eth0 root tbf rate {rate} burst 256k latency 50ms"))?;
-    }
-    if let Some(percent) = link.loss_percent {
-        let probability = percent / 100.0;
-        host.run(&format!(
-            "iptables -A INPUT -i eth0 -m statistic --mode random --probability {probability} -j DROP"
-        ))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
