@@ -104,7 +104,7 @@ pub struct PlanArgs {
     /// Show where each chunk lies, what a step moves for it, and the memories side by side
     #[arg(long, conflicts_with_all = ["schedule", "chunks"])]
     pub placement: bool,
-    /// Predict the time of a step on a machine: h200, here (measured now), or a profile file (TOML)
+    /// Predict the time of a step on a machine: h100, h200, here (measured now), or a profile file (TOML)
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "schedule")]
     pub machine: Option<String>,
     /// Print figures as JSON, bytes exact
