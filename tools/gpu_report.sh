@@ -37,9 +37,9 @@ number() {
   python3 -c 'import json,sys; data=json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2" 2>/dev/null || echo "see $1"
 }
 
-kernels=$(step kernels 120 "$phalanx" doctor --kernels)
-bench=$(step step 150 "$phalanx" bench step "${gpt2[@]}" --steps 10 --warmup 3 --json)
-train=$(step train 100 "$phalanx" train "${quickstart[@]}")
+kernels=$(step kernels 180 "$phalanx" doctor --kernels)
+bench=$(step step 120 "$phalanx" bench step "${gpt2[@]}" --steps 10 --warmup 3 --json)
+train=$(step train 60 "$phalanx" train "${quickstart[@]}")
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
   torch=$(step torch 110 python3 tools/gpu_report_torch.py)
 else

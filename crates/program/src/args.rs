@@ -276,7 +276,7 @@ pub struct InspectArgs {
 /// package has what is missing.
 ///
 /// With --kernels: compares every kernel of the first GPU with the processor's instead, and prints rates of the most important
-/// ones beside what the GPU can do at most by published figures of its architecture. Takes about a minute.
+/// ones beside what the GPU can do at most by published figures of its architecture. Takes about a minute, or two where kernels must be compiled first.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  phalanx doctor\n  phalanx doctor --json\n  phalanx doctor --kernels")]
 pub struct DoctorArgs {
