@@ -17,6 +17,8 @@ out=${1:-$(mktemp -d)}
 mkdir -p "$out"
 gpt2=(examples/gpt2_124m.toml --nproc 1 --set device.kind=cuda --set precision.compute=bf16
   --set model.seq=1024 --set batch.global=4)
+quickstart=(examples/quickstart.toml --data README.md --run "$out/run" --nproc 1 --set device.kind=cuda
+  --set precision.compute=bf16 --set train.steps=50)
 
 # Runs a command for at most so many seconds, with its output in a file; says whether it succeeded.
 step() {
@@ -35,10 +37,9 @@ number() {
   python3 -c 'import json,sys; data=json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2" 2>/dev/null || echo "see $1"
 }
 
-kernels=$(step kernels 120 "$phalanx" doctor --kernels)
-bench=$(step step 150 "$phalanx" bench step "${gpt2[@]}" --steps 10 --warmup 3 --json)
-train=$(step train 100 "$phalanx" train examples/quickstart.toml --data README.md --run "$out/run" --nproc 1
-  --set device.kind=cuda --set precision.compute=bf16 --set train.steps=50)
+kernels=$(step kernels 180 "$phalanx" doctor --kernels)
+bench=$(step step 120 "$phalanx" bench step "${gpt2[@]}" --steps 10 --warmup 3 --json)
+train=$(step train 60 "$phalanx" train "${quickstart[@]}")
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
   torch=$(step torch 110 python3 tools/gpu_report_torch.py)
 else

@@ -104,7 +104,7 @@ pub struct PlanArgs {
     /// Show where each chunk lies, what a step moves for it, and the memories side by side
     #[arg(long, conflicts_with_all = ["schedule", "chunks"])]
     pub placement: bool,
-    /// Predict the time of a step on a machine: h200, here (measured now), or a profile file (TOML)
+    /// Predict the time of a step on a machine: h100, h200, here (measured now), or a profile file (TOML)
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "schedule")]
     pub machine: Option<String>,
     /// Print figures as JSON, bytes exact
@@ -276,7 +276,7 @@ pub struct InspectArgs {
 /// package has what is missing.
 ///
 /// With --kernels: compares every kernel of the first GPU with the processor's instead, and prints rates of the most important
-/// ones beside what the GPU can do at most by published figures of its architecture. Takes about a minute.
+/// ones beside what the GPU can do at most by published figures of its architecture. Takes about a minute, or two where kernels must be compiled first.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  phalanx doctor\n  phalanx doctor --json\n  phalanx doctor --kernels")]
 pub struct DoctorArgs {

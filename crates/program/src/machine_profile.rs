@@ -26,7 +26,8 @@ use crate::task::Task;
 const HERE: &str = "here";
 
 /// The profiles that the program has, by name.
-const KNOWN: [(&str, &str); 1] = [("h200", include_str!("../machines/h200.toml"))];
+const KNOWN: [(&str, &str); 2] =
+    [("h100", include_str!("../machines/h100.toml")), ("h200", include_str!("../machines/h200.toml"))];
 
 /// Largest number of ranks whose collectives are measured on this machine.
 const MAX_RANKS: usize = 16;

@@ -146,7 +146,8 @@ fn without_a_driver_cuda_is_refused_and_auto_is_the_processor() {
     home.run(&[&train[..], &CARD].concat()).refused(&["no CUDA driver", "libcuda.so", "device.kind=cpu"]);
     let ended = home.run(&train).ok();
     assert!(ended.stderr.contains("computing on the processor (device.kind = \"auto\")"), "{}", ended.stderr);
-    home.run(&[&train[..], &["--set", "device.memory_mb=100"]].concat())
+    let limited = [&["train", "small.toml", "--run", "limited", "--nproc", "1"], &TINY[..]].concat();
+    home.run(&[&limited[..], &["--set", "device.memory_mb=100"]].concat())
         .refused(&["device.memory_mb = 100", "driver"]);
     // A plan needs no card.
     let plan = ["plan", "small.toml", "--device-memory", "80GiB", "--set", "device.kind=cuda"];

@@ -12,8 +12,9 @@ use crate::factory::{Options, unplanned_device};
 
 pub(super) const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-/// Bytes of the card's memory for tensors.
-const MEMORY_BYTES: u64 = 64 << 20;
+/// Bytes of the card's memory for tensors: on a card, more than its caches hold.
+const CARD_BYTES: u64 = 1 << 30;
+const EMULATOR_BYTES: u64 = 64 << 20;
 
 /// The processor and a card.
 pub struct Bench {
@@ -47,7 +48,9 @@ impl Bench {
     /// # Errors
     /// No driver, card or compiler.
     pub fn new(options: &Options, kernels: Arc<dyn Kernels>) -> Result<Bench, Error> {
-        let card = unplanned_device(options, MEMORY_BYTES, Arc::clone(&kernels))?;
+        // A card without clocks is the emulator.
+        let memory_bytes = if Card::open(0)?.clocks.is_some() { CARD_BYTES } else { EMULATOR_BYTES };
+        let card = unplanned_device(options, memory_bytes, Arc::clone(&kernels))?;
         let processor = Device::with_memories(
             Arc::new(Immediate::new(kernels)),
             Arena::heap(),

@@ -26,7 +26,7 @@ pub struct Sizes {
 
 impl Sizes {
     /// Sizes of GPT-2's small model, which fit the memory of a [`Bench`].
-    pub const CARD: Sizes = Sizes { rows: 2048, seq: 1024, heads: 12, parameters: 2 << 20, calls: 20 };
+    pub const CARD: Sizes = Sizes { rows: 2048, seq: 1024, heads: 12, parameters: 32 << 20, calls: 20 };
     /// As small as an emulator needs them: times that mean nothing.
     pub const EMULATOR: Sizes = Sizes { rows: 64, seq: 64, heads: 1, parameters: 4096, calls: 1 };
 }
